@@ -1,0 +1,171 @@
+/* A communicator: this rank's arena, the peers' arenas, and the edges between them. */
+#include <stdlib.h>
+#include <string.h>
+#include "internal.h"
+
+static int check_options(const struct pc_options *o)
+{
+    if (o->size == 0 || o->size > UINT16_MAX || o->rank >= o->size)
+        return PC_INVALID;
+    if (o->slots < 2 || (o->slots & (o->slots - 1)) != 0 || o->slots > 1024)
+        return PC_INVALID;
+    if (o->slot_bytes == 0 || o->slot_bytes % PC_PAGE != 0 || o->slot_bytes > (1u << 30))
+        return PC_INVALID;
+    if (o->heap_bytes % PC_PAGE != 0 || o->heap_bytes > (UINT64_C(1) << 46))
+        return PC_INVALID;
+    return PC_OK;
+}
+
+static void resolve(struct pc_comm *comm, uint32_t peer, char *theirs)
+{
+    const struct pc_layout *l = &comm->layout;
+    uint32_t me = comm->options.rank;
+    comm->peers[peer].arena = theirs;
+    comm->dones[peer].peer = peer;
+    comm->dones[peer].out = pc__done_line(theirs, l, me);
+    comm->dones[peer].in = pc__done_line(comm->arena, l, peer);
+    for (uint32_t c = 0; c < PC_MAX_CHANNELS; c++)
+        comm->fifos[(size_t)peer * PC_MAX_CHANNELS + c] = (struct pc_fifo){
+            .out_lines = pc__slot_lines(theirs, l, me, c),
+            .out_data = pc__slot_data(theirs, l, me, c),
+            .out_credit = pc__credit_line(comm->arena, l, peer, c),
+            .in_lines = pc__slot_lines(comm->arena, l, peer, c),
+            .in_data = pc__slot_data(comm->arena, l, peer, c),
+            .in_credit = pc__credit_line(theirs, l, me, c),
+            .peer = peer,
+        };
+    comm->connected++;
+}
+
+static void write_header(struct pc_comm *comm)
+{
+    struct pc_arena *a = (struct pc_arena *)comm->arena;
+    a->version = PC_VERSION;
+    a->rank = comm->options.rank;
+    a->size = comm->options.size;
+    a->slots = comm->options.slots;
+    a->slot_bytes = comm->options.slot_bytes;
+    a->heap_bytes = comm->options.heap_bytes;
+    a->magic = PC_ARENA_MAGIC;
+}
+
+static int check_header(struct pc_comm *comm, uint32_t peer, const char *arena)
+{
+    const struct pc_arena *a = (const struct pc_arena *)arena;
+    const struct pc_options *o = &comm->options;
+    if (a->magic != PC_ARENA_MAGIC || a->version != PC_VERSION)
+        return pc__fail(&comm->error, PC_INVALID, (int)peer,
+                        "memory of rank %u has magic %#x version %u, want %#x version %u", peer,
+                        a->magic, a->version, PC_ARENA_MAGIC, PC_VERSION);
+    if (a->rank != peer || a->size != o->size || a->slots != o->slots
+        || a->slot_bytes != o->slot_bytes || a->heap_bytes != o->heap_bytes)
+        return pc__fail(&comm->error, PC_INVALID, (int)peer,
+                        "rank %u of %u has %u slots of %u bytes, want rank %u of %u with %u of %u",
+                        a->rank, a->size, a->slots, a->slot_bytes, peer, o->size, o->slots,
+                        o->slot_bytes);
+    return PC_OK;
+}
+
+int pc_comm_open(const struct pc_options *options, struct pc_comm **out)
+{
+    *out = NULL;
+    struct pc_comm *comm = calloc(1, sizeof *comm);
+    if (comm == NULL)
+        return PC_NOMEM;
+    *out = comm; /* also on failure: it holds the error */
+    comm->options = *options;
+    comm->call.comm = comm;
+    if (check_options(options) != PC_OK)
+        return pc__fail(&comm->error, PC_INVALID, -1,
+                        "rank %u of %u, %u slots of %u bytes, heap of %llu bytes: out of range",
+                        options->rank, options->size, options->slots, options->slot_bytes,
+                        (unsigned long long)options->heap_bytes);
+    comm->layout = pc__layout(options);
+    pthread_mutex_init(&comm->queue_lock, NULL);
+    pthread_cond_init(&comm->queue_moved, NULL);
+    comm->peers = calloc(options->size, sizeof *comm->peers);
+    comm->dones = calloc(options->size, sizeof *comm->dones);
+    comm->fifos = calloc((size_t)options->size * PC_MAX_CHANNELS, sizeof *comm->fifos);
+    if (!comm->peers || !comm->dones || !comm->fifos)
+        return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for %u peers", options->size);
+    int rc = pc__shm.open(comm->layout.end, options->rank, options->size, &comm->error,
+                          &comm->device);
+    if (rc != PC_OK)
+        return rc;
+    comm->arena = pc__shm.arena(comm->device);
+    write_header(comm);
+    resolve(comm, options->rank, comm->arena);
+    return PC_OK;
+}
+
+int pc_comm_address(struct pc_comm *comm, void *blob, size_t capacity)
+{
+    return pc__shm.address(comm->device, blob, capacity);
+}
+
+int pc_comm_connect(struct pc_comm *comm, uint32_t peer, const void *blob, size_t nbytes)
+{
+    if (peer >= comm->options.size)
+        return pc__fail(&comm->error, PC_INVALID, (int)peer, "rank %u of %u", peer,
+                        comm->options.size);
+    if (comm->peers[peer].arena != NULL)
+        return PC_OK;
+    char *arena;
+    int rc = pc__shm.connect(comm->device, peer, blob, nbytes, &arena);
+    if (rc == PC_OK)
+        rc = check_header(comm, peer, arena);
+    if (rc == PC_OK)
+        resolve(comm, peer, arena);
+    return rc;
+}
+
+int pc_comm_poll(struct pc_comm *comm)
+{
+    return pc__shm.poll(comm->device);
+}
+
+int pc_comm_wakeup(struct pc_comm *comm)
+{
+    return pc__shm.wakeup(comm->device);
+}
+
+int pc_comm_sealed(struct pc_comm *comm)
+{
+    if (comm->connected != comm->options.size)
+        return pc__fail(&comm->error, PC_INVALID, -1, "%u of %u ranks are connected",
+                        comm->connected, comm->options.size);
+    pc__shm.seal(comm->device);
+    return PC_OK;
+}
+
+void pc_comm_close(struct pc_comm *comm)
+{
+    if (comm == NULL)
+        return;
+    pc__progress_stop(comm);
+    if (comm->arena != NULL)
+        atomic_store(&((struct pc_arena *)comm->arena)->state, PC_BOARD_CLOSED);
+    if (comm->device != NULL)
+        pc__shm.close(comm->device);
+    pthread_cond_destroy(&comm->queue_moved);
+    pthread_mutex_destroy(&comm->queue_lock);
+    free(comm->blocks);
+    free(comm->peers);
+    free(comm->dones);
+    free(comm->fifos);
+    free(comm);
+}
+
+const struct pc_error *pc_comm_error(struct pc_comm *comm)
+{
+    return &comm->error;
+}
+
+/* The child has no progress thread and must not touch the counts that its parent owns. */
+int pc_comm_forked(struct pc_comm *comm)
+{
+    comm->threaded = false;
+    comm->arena = NULL;
+    atomic_store(&comm->broken, PC_BROKEN);
+    return PC_OK;
+}

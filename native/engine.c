@@ -1,0 +1,246 @@
+/* The progress loop: one call at a time, its channels stepped until all have finished. */
+#include <math.h>
+#include <string.h>
+#include "interpreter.h"
+
+#define PC_DESCRIBE_AFTER_NS UINT64_C(1000000) /* then the caller says on the board what it does */
+
+int pc__enter(struct pc_comm *comm)
+{
+    int free = 0;
+    return atomic_compare_exchange_strong_explicit(&comm->entered, &free, 1, memory_order_acquire,
+                                                   memory_order_relaxed)
+               ? PC_OK
+               : PC_BUSY;
+}
+
+void pc__leave(struct pc_comm *comm)
+{
+    atomic_store_explicit(&comm->entered, 0, memory_order_release);
+}
+
+static void start(struct pc_call *call, const struct pc_program *program, int form)
+{
+    call->program = program;
+    call->bounds = call->plan->bounds[form];
+    call->ntiles = call->plan->ntiles[form];
+    call->running = program->nchannels;
+    for (uint32_t c = 0; c < program->nchannels; c++)
+        call->channels[c] = (struct pc_channel){.pc = program->code + program->starts[c]};
+}
+
+/* Where an array lies in this rank's heap, plus one; 0 when it is not registered. */
+static uint64_t registered(const struct pc_comm *comm, const char *array, uint64_t nbytes)
+{
+    const char *heap = comm->arena + comm->layout.heap;
+    if (array < heap || array + nbytes > comm->arena + comm->layout.end)
+        return 0;
+    return (uint64_t)(array - heap) + 1;
+}
+
+static void publish_ready(struct pc_comm *comm)
+{
+    const struct pc_call *call = &comm->call;
+    uint64_t n = ++comm->ready_calls, nbytes = call->plan->spec.nbytes;
+    struct pc_ready mine = {registered(comm, call->in, nbytes), registered(comm, call->out, nbytes)};
+    for (uint32_t p = 0; p < comm->options.size; p++) {
+        if (p == comm->options.rank)
+            continue;
+        struct pc_line *line
+            = pc__ready_line(comm->peers[p].arena, &comm->layout, comm->options.rank, n);
+        line->signature = call->plan->spec.signature;
+        memcpy(line->bytes, &mine, sizeof mine);
+        if (pc__raise(line, n))
+            pc__ring(comm->peers[p].arena);
+    }
+    comm->call.all_registered = mine.in && mine.out;
+}
+
+/* Reads the peers' READY, in order of rank. 1 when all have been read, 0 to wait, or a code. */
+static int read_ready(struct pc_comm *comm)
+{
+    struct pc_call *call = &comm->call;
+    for (; call->ready < comm->options.size; call->ready++) {
+        uint32_t p = call->ready;
+        if (p == comm->options.rank)
+            continue;
+        struct pc_line *line = pc__ready_line(comm->arena, &comm->layout, p, comm->ready_calls);
+        if (pc__count(line) < comm->ready_calls) {
+            call->channels[0].line = line;
+            call->channels[0].want = comm->ready_calls;
+            return 0;
+        }
+        if (line->signature != call->plan->spec.signature)
+            return pc__fail(&comm->error, PC_MISMATCH, (int)p, "READY of rank %u is of another call",
+                            p);
+        struct pc_ready theirs;
+        memcpy(&theirs, line->bytes, sizeof theirs);
+        uint64_t limit = comm->options.heap_bytes - call->plan->spec.nbytes + 1;
+        if (theirs.in == 0 || theirs.out == 0) {
+            call->all_registered = false;
+        } else if (theirs.in > limit || theirs.out > limit) {
+            return pc__fail(&comm->error, PC_INVALID, (int)p,
+                            "READY of rank %u points outside its heap", p);
+        } else {
+            char *heap = comm->peers[p].arena + comm->layout.heap;
+            comm->peers[p].in = heap + theirs.in - 1;
+            comm->peers[p].out = heap + theirs.out - 1;
+        }
+    }
+    return 1;
+}
+
+int pc__begin(struct pc_comm *comm, const struct pc_plan *plan, const void *in, void *out,
+              double timeout)
+{
+    struct pc_call *call = &comm->call;
+    if (atomic_load_explicit(&comm->broken, memory_order_relaxed))
+        return PC_BROKEN;
+    call->plan = plan;
+    call->in = (char *)(uintptr_t)in;
+    call->out = out;
+    call->timeout = timeout;
+    call->deadline = 0;
+    call->active = true;
+    pc__board_enter(comm, plan->spec.signature);
+    if (plan->direct == NULL) {
+        start(call, plan->staged, 0);
+    } else {
+        call->program = NULL;
+        call->channels[0] = (struct pc_channel){0};
+        call->running = 1;
+        call->ready = 0;
+        publish_ready(comm);
+    }
+    return PC_OK;
+}
+
+int pc__advance(struct pc_comm *comm, uint64_t patience_ns)
+{
+    struct pc_call *call = &comm->call;
+    uint64_t until = 0;
+    int rc;
+    for (;;) {
+        rc = 0;
+        if (call->program == NULL) {
+            rc = read_ready(comm);
+            if (rc > 0)
+                start(call, call->all_registered ? call->plan->direct : call->plan->staged,
+                      call->all_registered);
+        } else {
+            int stepped = 0;
+            for (uint32_t c = 0; c < call->program->nchannels && stepped >= 0; c++)
+                if (!call->channels[c].finished) {
+                    stepped = pc__step(call, &call->channels[c]);
+                    rc |= stepped;
+                }
+            if (stepped < 0)
+                rc = stepped;
+        }
+        if (rc >= 0 && call->running == 0) {
+            call->active = false;
+            pc__board_leave(comm);
+            return PC_OK;
+        }
+        if (rc > 0)
+            continue;
+        if (rc == 0) {
+            if (until == 0 && patience_ns != 0)
+                until = pc__now() + patience_ns;
+            rc = pc__idle(comm, until);
+            if (rc == PC_OK)
+                continue;
+        }
+        if (rc != PC_AGAIN)
+            atomic_store(&comm->broken, rc);
+        return rc;
+    }
+}
+
+static int finish(struct pc_comm *comm, int rc)
+{
+    if (rc != PC_AGAIN)
+        pc__leave(comm);
+    return rc;
+}
+
+static int run(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out,
+               double timeout, uint64_t patience_ns)
+{
+    int rc = pc__enter(comm);
+    if (rc != PC_OK)
+        return rc;
+    if (atomic_load_explicit(&comm->queued, memory_order_acquire))
+        return finish(comm, pc__join_queue(comm, plan, in, out, timeout, (double)patience_ns * 1e-9));
+    rc = pc__begin(comm, plan, in, out, timeout);
+    if (rc == PC_OK)
+        rc = pc__advance(comm, patience_ns);
+    return finish(comm, rc);
+}
+
+int pc_run(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out, double timeout)
+{
+    return run(comm, plan, in, out, timeout, PC_DESCRIBE_AFTER_NS);
+}
+
+int pc__try(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out, double timeout)
+{
+    return run(comm, plan, in, out, timeout, 0);
+}
+
+int pc_resume(struct pc_comm *comm, double seconds)
+{
+    uint64_t patience = seconds > 0 ? (uint64_t)(seconds * 1e9) : 1;
+    if (comm->joined != NULL)
+        return finish(comm, pc__joined_wait(comm, seconds));
+    if (!comm->call.active)
+        return pc__fail(&comm->error, PC_INVALID, -1, "no call to resume");
+    return finish(comm, pc__advance(comm, patience));
+}
+
+int pc_comm_stuck(struct pc_comm *comm, struct pc_stuck *out)
+{
+    const struct pc_call *call = &comm->call;
+    memset(out, 0, sizeof *out);
+    out->peer = -1;
+    if (!call->active)
+        return 0;
+    if (call->program == NULL) {
+        out->peer = (int32_t)call->ready;
+        out->direction = PC_DIRECTION_RECV;
+        out->want = comm->ready_calls;
+        return 1;
+    }
+    for (uint32_t c = 0; c < call->program->nchannels; c++) {
+        const struct pc_channel *channel = &call->channels[c];
+        const struct pc_code_line *i = channel->pc;
+        if (channel->finished || !pc__waits(i) || i->step == PC_STEP_WAIT_LOCAL)
+            continue;
+        out->channel = c;
+        out->instruction = (uint32_t)(i - call->program->code);
+        out->peer = (int32_t)(i->step == PC_STEP_WAIT_DONE ? i->at.token->peer : i->at.fifo->peer);
+        out->direction
+            = i->step == PC_STEP_WAIT_CREDIT ? PC_DIRECTION_SEND : PC_DIRECTION_RECV;
+        out->want = channel->want;
+        out->got = pc__count(channel->line);
+        return 1;
+    }
+    return 1;
+}
+
+int pc_comm_broken(struct pc_comm *comm)
+{
+    return atomic_load(&comm->broken);
+}
+
+int pc_comm_abort(struct pc_comm *comm, int cause, int peer, const char *text)
+{
+    int first = 0;
+    if (!atomic_compare_exchange_strong(&comm->abort_claimed, &first, 1))
+        return PC_OK; /* the first cause is the one to report */
+    pc__fail(&comm->abort_error, PC_ABORTED, peer, "%s", text);
+    comm->abort_error.cause = cause;
+    atomic_store(&comm->aborted, 1);
+    pc__ring(comm->arena);
+    return PC_OK;
+}

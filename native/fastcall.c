@@ -1,0 +1,412 @@
+/* Module _fastcall: the call that every collective makes, without a wrapper in between.
+ *
+ * A Launcher remembers plans by (bytes, element type, operator) and starts one for arrays that
+ * speak the buffer protocol. Whatever it does not serve it hands back untouched (None), and the
+ * Python path finds the plan or the reason. Limited API, so one build serves every Python. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdlib.h>
+#include <string.h>
+#include "internal.h"
+
+/* Below this the lock of the interpreter is held while polling: giving it away and taking it back
+ * costs more than the whole call. */
+#define PC_KEEP_LOCK_BYTES (32u << 10)
+
+struct entry {
+    uint64_t nbytes;
+    uint32_t kind; /* dtype and op, plus one so that zero is an empty place */
+    struct pc_plan *plan;
+};
+
+struct launcher {
+    PyObject_HEAD
+    struct pc_comm *comm;
+    double timeout;
+    struct entry *entries; /* open addressing, capacity a power of two */
+    size_t capacity;
+    size_t used;
+};
+
+struct bound { /* a persistent plan */
+    PyObject_HEAD
+    struct pc_comm *comm;
+    struct pc_plan *plan;
+    void *in, *out;
+    double timeout;
+    PyObject *result;
+};
+
+/* The buffer protocol's letter for each element type; 'l' and 'L' are as long as a pointer. */
+static int dtype_of(const char *format)
+{
+    if (format == NULL)
+        return PC_DTYPE_UINT8;
+    if (format[0] == '@' || format[0] == '=' || format[0] == '<')
+        format++;
+    if (format[0] == 0 || format[1] != 0)
+        return -1;
+    switch (format[0]) {
+    case 'd':
+        return PC_DTYPE_FLOAT64;
+    case 'f':
+        return PC_DTYPE_FLOAT32;
+    case 'e':
+        return PC_DTYPE_FLOAT16;
+    case 'b':
+        return PC_DTYPE_INT8;
+    case 'B':
+        return PC_DTYPE_UINT8;
+    case 'i':
+        return PC_DTYPE_INT32;
+    case 'I':
+        return PC_DTYPE_UINT32;
+    case 'l':
+        return sizeof(long) == 8 ? PC_DTYPE_INT64 : PC_DTYPE_INT32;
+    case 'L':
+        return sizeof(long) == 8 ? PC_DTYPE_UINT64 : PC_DTYPE_UINT32;
+    case 'q':
+        return PC_DTYPE_INT64;
+    case 'Q':
+        return PC_DTYPE_UINT64;
+    default:
+        return -1;
+    }
+}
+
+static uint32_t kind_of(uint32_t dtype, uint32_t op)
+{
+    return (dtype << 8 | op) + 1;
+}
+
+static size_t place_of(const struct launcher *l, uint64_t nbytes, uint32_t kind)
+{
+    uint64_t h = (nbytes * UINT64_C(0x9E3779B97F4A7C15)) ^ (kind * UINT64_C(0xC2B2AE3D27D4EB4F));
+    return (size_t)(h >> 32) & (l->capacity - 1);
+}
+
+static struct pc_plan *find(const struct launcher *l, uint64_t nbytes, uint32_t kind)
+{
+    for (size_t i = place_of(l, nbytes, kind); l->used && l->entries[i].kind;
+         i = (i + 1) & (l->capacity - 1))
+        if (l->entries[i].nbytes == nbytes && l->entries[i].kind == kind)
+            return l->entries[i].plan;
+    return NULL;
+}
+
+static void put(struct launcher *l, struct entry e)
+{
+    size_t i = place_of(l, e.nbytes, e.kind);
+    while (l->entries[i].kind && (l->entries[i].nbytes != e.nbytes || l->entries[i].kind != e.kind))
+        i = (i + 1) & (l->capacity - 1);
+    l->used += l->entries[i].kind == 0;
+    l->entries[i] = e;
+}
+
+static int grow(struct launcher *l)
+{
+    if (2 * (l->used + 1) <= l->capacity)
+        return 0;
+    struct launcher bigger = *l;
+    bigger.capacity = l->capacity ? 2 * l->capacity : 64;
+    bigger.used = 0;
+    bigger.entries = calloc(bigger.capacity, sizeof *bigger.entries);
+    if (bigger.entries == NULL)
+        return -1;
+    for (size_t i = 0; i < l->capacity; i++)
+        if (l->entries[i].kind)
+            put(&bigger, l->entries[i]);
+    free(l->entries);
+    l->entries = bigger.entries;
+    l->capacity = bigger.capacity;
+    l->used = bigger.used;
+    return 0;
+}
+
+/* Runs a plan for at most a millisecond. */
+static int launch(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out,
+                  double timeout)
+{
+    int rc;
+    if (plan->spec.nbytes < PC_KEEP_LOCK_BYTES && comm->options.spin != 0) {
+        rc = pc__try(comm, plan, in, out, timeout);
+        if (rc != PC_AGAIN)
+            return rc;
+        Py_BEGIN_ALLOW_THREADS
+        rc = pc_resume(comm, 1e-3);
+        Py_END_ALLOW_THREADS
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        rc = pc_run(comm, plan, in, out, timeout);
+        Py_END_ALLOW_THREADS
+    }
+    return rc;
+}
+
+static PyObject *answer(int rc, PyObject *result)
+{
+    if (rc != PC_OK)
+        return PyLong_FromLong(rc);
+    Py_INCREF(result);
+    return result;
+}
+
+static bool overlap_partly(const Py_buffer *a, const Py_buffer *b)
+{
+    const char *p = a->buf, *q = b->buf;
+    return p != q && p < q + b->len && q < p + a->len;
+}
+
+static int op_of(PyObject *name)
+{
+    static const char *const names[PC_NREDUCE] = {
+        [PC_REDUCE_SUM] = "sum", [PC_REDUCE_PROD] = "prod", [PC_REDUCE_MIN] = "min",
+        [PC_REDUCE_MAX] = "max", [PC_REDUCE_AVG] = "avg",
+    };
+    for (uint32_t op = 0; op < PC_NREDUCE; op++)
+        if (PyUnicode_CompareWithASCIIString(name, names[op]) == 0)
+            return (int)op;
+    return -1;
+}
+
+static PyObject *launcher_buffers(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    struct launcher *l = (struct launcher *)self;
+    if (nargs != 3 || !PyUnicode_Check(args[2])) {
+        if (nargs == 3)
+            Py_RETURN_NONE;
+        PyErr_SetString(PyExc_TypeError, "buffers(x, out, op) takes 3 arguments");
+        return NULL;
+    }
+    PyObject *x = args[0], *out = args[1] == Py_None ? args[0] : args[1];
+    int op = op_of(args[2]);
+    Py_buffer in_view, out_view;
+    if (op < 0)
+        Py_RETURN_NONE;
+    if (PyObject_GetBuffer(out, &out_view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT)) {
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    int dtype = dtype_of(out_view.format);
+    const void *in = out_view.buf;
+    bool served = dtype >= 0;
+    if (x != out && served) {
+        if (PyObject_GetBuffer(x, &in_view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)) {
+            PyErr_Clear();
+            PyBuffer_Release(&out_view);
+            Py_RETURN_NONE;
+        }
+        in = in_view.buf;
+        served = dtype_of(in_view.format) == dtype && in_view.len == out_view.len
+                 && in_view.ndim == out_view.ndim && !overlap_partly(&in_view, &out_view)
+                 && (in_view.ndim == 0
+                     || memcmp(in_view.shape, out_view.shape,
+                               (size_t)in_view.ndim * sizeof *in_view.shape)
+                            == 0);
+    }
+    struct pc_plan *plan
+        = served ? find(l, (uint64_t)out_view.len, kind_of((uint32_t)dtype, (uint32_t)op)) : NULL;
+    int rc = plan ? launch(l->comm, plan, in, out_view.buf, l->timeout) : 0;
+    if (x != out && dtype >= 0)
+        PyBuffer_Release(&in_view);
+    PyBuffer_Release(&out_view);
+    if (plan == NULL)
+        Py_RETURN_NONE;
+    return answer(rc, out);
+}
+
+static PyObject *launcher_pointers(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    struct launcher *l = (struct launcher *)self;
+    if (nargs != 5) {
+        PyErr_SetString(PyExc_TypeError, "pointers(in, out, nbytes, dtype, op) takes 5 arguments");
+        return NULL;
+    }
+    void *in = PyLong_AsVoidPtr(args[0]), *out = PyLong_AsVoidPtr(args[1]);
+    uint64_t nbytes = PyLong_AsUnsignedLongLong(args[2]);
+    uint32_t dtype = (uint32_t)PyLong_AsUnsignedLong(args[3]);
+    uint32_t op = (uint32_t)PyLong_AsUnsignedLong(args[4]);
+    if (PyErr_Occurred())
+        return NULL;
+    struct pc_plan *plan = find(l, nbytes, kind_of(dtype, op));
+    if (plan == NULL)
+        Py_RETURN_NONE;
+    return PyLong_FromLong(launch(l->comm, plan, in, out, l->timeout));
+}
+
+static PyObject *launcher_add(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    struct launcher *l = (struct launcher *)self;
+    if (nargs != 4) {
+        PyErr_SetString(PyExc_TypeError, "add(nbytes, dtype, op, plan) takes 4 arguments");
+        return NULL;
+    }
+    struct entry e = {.nbytes = PyLong_AsUnsignedLongLong(args[0]),
+                      .kind = kind_of((uint32_t)PyLong_AsUnsignedLong(args[1]),
+                                      (uint32_t)PyLong_AsUnsignedLong(args[2])),
+                      .plan = PyLong_AsVoidPtr(args[3])};
+    if (PyErr_Occurred())
+        return NULL;
+    if (grow(l) != 0)
+        return PyErr_NoMemory();
+    put(l, e);
+    Py_RETURN_NONE;
+}
+
+static PyObject *launcher_drop(PyObject *self, PyObject *unused)
+{
+    struct launcher *l = (struct launcher *)self;
+    (void)unused;
+    free(l->entries);
+    l->entries = NULL;
+    l->capacity = l->used = 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    unsigned long long comm;
+    double timeout;
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "Kd:Launcher", &comm, &timeout))
+        return NULL;
+    struct launcher *l = (struct launcher *)PyType_GenericAlloc(type, 0);
+    if (l == NULL)
+        return NULL;
+    l->comm = (struct pc_comm *)(uintptr_t)comm;
+    l->timeout = timeout;
+    return (PyObject *)l;
+}
+
+static void launcher_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    free(((struct launcher *)self)->entries);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef launcher_methods[] = {
+    {"buffers", (PyCFunction)(void (*)(void))launcher_buffers, METH_FASTCALL,
+     "buffers(x, out, op): run the plan for these arrays; None when there is none."},
+    {"pointers", (PyCFunction)(void (*)(void))launcher_pointers, METH_FASTCALL,
+     "pointers(in, out, nbytes, dtype, op): the same for addresses."},
+    {"add", (PyCFunction)(void (*)(void))launcher_add, METH_FASTCALL,
+     "add(nbytes, dtype, op, plan): remember a plan."},
+    {"drop", launcher_drop, METH_NOARGS, "drop(): forget every plan."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot launcher_slots[] = {
+    {Py_tp_new, launcher_new},
+    {Py_tp_dealloc, launcher_dealloc},
+    {Py_tp_methods, launcher_methods},
+    {Py_tp_doc, "Launcher(comm, timeout): plans of one communicator, by message."},
+    {0, NULL},
+};
+
+static PyType_Spec launcher_spec = {.name = "pycoll._fastcall.Launcher",
+                                    .basicsize = sizeof(struct launcher),
+                                    .flags = Py_TPFLAGS_DEFAULT,
+                                    .slots = launcher_slots};
+
+static PyObject *bound_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    unsigned long long comm, plan, in, out;
+    double timeout;
+    PyObject *result;
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "KKKKdO:Plan", &comm, &plan, &in, &out, &timeout, &result))
+        return NULL;
+    struct bound *b = (struct bound *)PyType_GenericAlloc(type, 0);
+    if (b == NULL)
+        return NULL;
+    b->comm = (struct pc_comm *)(uintptr_t)comm;
+    b->plan = (struct pc_plan *)(uintptr_t)plan;
+    b->in = (void *)(uintptr_t)in;
+    b->out = (void *)(uintptr_t)out;
+    b->timeout = timeout;
+    b->result = Py_NewRef(result);
+    return (PyObject *)b;
+}
+
+static PyObject *bound_call(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    struct bound *b = (struct bound *)self;
+    if (PyTuple_Size(args) != 0 || (kwargs && PyDict_Size(kwargs) != 0)) {
+        PyErr_SetString(PyExc_TypeError, "a plan takes no arguments");
+        return NULL;
+    }
+    if (b->plan == NULL)
+        return PyLong_FromLong(PC_BROKEN);
+    return answer(launch(b->comm, b->plan, b->in, b->out, b->timeout), b->result);
+}
+
+/* The communicator is closed: its plans are gone. */
+static PyObject *bound_drop(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    ((struct bound *)self)->plan = NULL;
+    Py_RETURN_NONE;
+}
+
+static int bound_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((struct bound *)self)->result);
+    return 0;
+}
+
+static int bound_clear(PyObject *self)
+{
+    Py_CLEAR(((struct bound *)self)->result);
+    return 0;
+}
+
+static void bound_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    bound_clear(self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef bound_methods[] = {
+    {"drop", bound_drop, METH_NOARGS, "drop(): never run again."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot bound_slots[] = {
+    {Py_tp_new, bound_new},
+    {Py_tp_call, bound_call},
+    {Py_tp_traverse, bound_traverse},
+    {Py_tp_clear, bound_clear},
+    {Py_tp_dealloc, bound_dealloc},
+    {Py_tp_methods, bound_methods},
+    {Py_tp_doc, "Plan(comm, plan, in, out, timeout, result): a plan bound to its arrays."},
+    {0, NULL},
+};
+
+static PyType_Spec bound_spec = {.name = "pycoll._fastcall.Plan",
+                                 .basicsize = sizeof(struct bound),
+                                 .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC
+                                          | Py_TPFLAGS_BASETYPE,
+                                 .slots = bound_slots};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_fastcall",
+                                    "The per-call path; see native/fastcall.c.", -1, NULL, NULL,
+                                    NULL, NULL, NULL};
+
+__attribute__((visibility("default"))) PyMODINIT_FUNC PyInit__fastcall(void)
+{
+    PyObject *m = PyModule_Create(&module);
+    PyObject *launcher = m ? PyType_FromSpec(&launcher_spec) : NULL;
+    PyObject *bound = launcher ? PyType_FromSpec(&bound_spec) : NULL;
+    if (bound == NULL || PyModule_AddObjectRef(m, "Launcher", launcher) < 0
+        || PyModule_AddObjectRef(m, "Plan", bound) < 0)
+        Py_CLEAR(m);
+    Py_XDECREF(launcher);
+    Py_XDECREF(bound);
+    return m;
+}

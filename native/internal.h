@@ -1,0 +1,214 @@
+/* The engine's own structures. Nothing outside native/ sees them. */
+#ifndef PC_INTERNAL_H
+#define PC_INTERNAL_H
+#include <pthread.h>
+#include <stdbool.h>
+#include "layout.h"
+#include "reduce.h"
+#include "transport.h"
+
+/* Both directions between this rank and one peer on one channel. The counts live as long as the
+ * communicator; calls follow one another on them without ever resetting them. */
+struct pc_fifo {
+    uint64_t sent;               /* messages this rank has signalled */
+    uint64_t credit;             /* of those, consumed as last seen */
+    uint64_t received;           /* messages this rank has consumed */
+    struct pc_line *out_lines;   /* in the peer's arena */
+    char *out_data;              /* in the peer's arena */
+    struct pc_line *out_credit;  /* in this rank's arena, raised by the peer */
+    struct pc_line *in_lines;    /* in this rank's arena */
+    char *in_data;               /* in this rank's arena */
+    struct pc_line *in_credit;   /* in the peer's arena, raised by this rank */
+    uint32_t peer;
+};
+
+/* Counts without slots: LOCAL (two channels of this rank) and DONE (per peer). */
+struct pc_token {
+    uint64_t sent;
+    uint64_t received;
+    struct pc_line *out; /* DONE: in the peer's arena */
+    struct pc_line *in;  /* DONE: in this rank's arena */
+    uint32_t peer;
+};
+
+/* An instruction as the interpreter likes it: the edge resolved, the opcode split by its kind. */
+enum pc_step {
+    PC_STEP_END,
+    PC_STEP_REDUCE_COPY,
+    PC_STEP_FILL,         /* SIGNAL, sending end of a FIFO */
+    PC_STEP_CONSUME,      /* SIGNAL, receiving end */
+    PC_STEP_SIGNAL_LOCAL,
+    PC_STEP_SIGNAL_DONE,
+    PC_STEP_WAIT_CREDIT,  /* WAIT, sending end of a FIFO */
+    PC_STEP_WAIT_MESSAGE, /* WAIT, receiving end */
+    PC_STEP_WAIT_LOCAL,
+    PC_STEP_WAIT_DONE,
+    PC_STEP_LOOP,
+    PC_STEP_END_LOOP,
+};
+
+struct pc_code_line {
+    uint8_t step; /* enum pc_step */
+    uint8_t flags;
+    uint8_t nsrc;
+    uint8_t ndst;
+    uint32_t target;
+    union {
+        struct pc_fifo *fifo;
+        struct pc_token *token;
+        const struct pc_place *places; /* REDUCE_COPY: sources, then destinations */
+    } at;
+};
+
+/* An operand; all operands of one instruction name the same chunks. */
+struct pc_place {
+    uint8_t space; /* enum pc_space */
+    uint32_t place;
+    uint32_t chunk;
+    uint32_t nchunks;
+    uint32_t peer;        /* PEER_IN, PEER_OUT */
+    bool receiving;       /* SLOT: which end of the FIFO */
+    struct pc_fifo *fifo; /* SLOT */
+};
+
+struct pc_program {
+    _Atomic uint32_t references;
+    uint32_t flags;
+    uint32_t nchunks;
+    uint32_t nscratch;
+    uint32_t widest;
+    uint32_t nchannels;
+    uint32_t starts[PC_MAX_CHANNELS];
+    struct pc_code_line *code;
+    struct pc_place *places;
+};
+
+struct pc_plan {
+    struct pc_plan_spec spec;
+    struct pc_program *staged;
+    struct pc_program *direct;   /* or NULL */
+    pc_fold_fn fold;
+    uint32_t itemsize_log2;
+    uint32_t divisor;            /* of SCALE; 0 when the op is not an average */
+    uint64_t *bounds[2];         /* of chunks: staged, direct */
+    uint64_t ntiles[2];
+    char *scratch;
+};
+
+struct pc_channel {
+    const struct pc_code_line *pc;
+    uint64_t tile;
+    bool finished;
+    /* Where it waits, when it does. */
+    struct pc_line *line;
+    uint64_t want;
+    uint32_t peer;
+    uint32_t direction;
+};
+
+/* The one call in progress. */
+struct pc_call {
+    struct pc_comm *comm;
+    const struct pc_plan *plan;
+    const struct pc_program *program; /* NULL while READY is being exchanged */
+    const uint64_t *bounds;
+    uint64_t ntiles;
+    char *in;
+    char *out;
+    uint32_t running; /* channels not finished */
+    uint32_t ready;   /* peers whose READY has been seen */
+    bool all_registered;
+    bool active;
+    double timeout;
+    uint64_t deadline; /* ns; 0 until the call first has to wait */
+    struct pc_channel channels[PC_MAX_CHANNELS];
+};
+
+enum pc_work_state { PC_WORK_QUEUED, PC_WORK_FINISHED };
+
+struct pc_work {
+    struct pc_comm *comm;
+    struct pc_plan *plan;
+    char *in;
+    char *out;
+    double timeout;
+    char where[232]; /* as long as the board's text */
+    struct pc_work *next;
+    _Atomic uint32_t state; /* futex; enum pc_work_state */
+    int result;
+};
+
+struct pc_peer {
+    char *arena;
+    const char *in;  /* READY of the present call */
+    char *out;
+};
+
+struct pc_block { /* of the heap; in order of offset */
+    size_t offset;
+    size_t bytes;
+    bool used;
+};
+
+struct pc_comm {
+    struct pc_options options;
+    struct pc_layout layout;
+    struct pc_device *device;
+    char *arena;
+    struct pc_peer *peers;
+    struct pc_fifo *fifos;   /* [peer][channel] */
+    struct pc_token *dones;  /* [peer] */
+    struct pc_token locals[PC_MAX_CHANNELS][PC_MAX_CHANNELS];
+    uint64_t ready_calls;
+    uint32_t connected;
+    struct pc_error error;
+    _Atomic int broken;      /* the code that broke it, or 0 */
+    _Atomic int aborted;
+    _Atomic int abort_claimed;
+    struct pc_error abort_error;
+    _Atomic int entered;     /* a thread is inside a call */
+    struct pc_call call;
+
+    pthread_t thread;        /* progress thread, started by the first pc_submit */
+    bool threaded;
+    _Atomic int stopping;
+    pthread_mutex_t queue_lock;
+    pthread_cond_t queue_moved;
+    struct pc_work *head;
+    struct pc_work *tail;
+    _Atomic uint32_t queued; /* submitted and not finished */
+    struct pc_work *joined;  /* a blocking call that stands in the queue */
+
+    struct pc_block *blocks;
+    size_t nblocks;
+};
+
+/* error.c */
+int pc__fail(struct pc_error *error, int code, int peer, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* engine.c: the caller owns the communicator (comm->entered or the progress thread). */
+int pc__begin(struct pc_comm *comm, const struct pc_plan *plan, const void *in, void *out,
+              double timeout);
+int pc__advance(struct pc_comm *comm, uint64_t patience_ns);
+/* pc_run that only polls: AGAIN soon, and never sleeps. */
+int pc__try(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out, double timeout);
+int pc__enter(struct pc_comm *comm);
+void pc__leave(struct pc_comm *comm);
+uint64_t pc__now(void);
+
+/* work.c */
+void pc__progress_stop(struct pc_comm *comm);
+int pc__join_queue(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out,
+                   double timeout, double seconds);
+int pc__joined_wait(struct pc_comm *comm, double seconds);
+
+/* wait.c */
+void pc__ring(char *arena);
+int pc__idle(struct pc_comm *comm, uint64_t until_ns);
+
+/* board.c */
+void pc__board_enter(struct pc_comm *comm, uint64_t signature);
+void pc__board_leave(struct pc_comm *comm);
+void pc__board_describe(struct pc_comm *comm, const char *text);
+#endif

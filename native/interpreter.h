@@ -1,0 +1,206 @@
+/* The interpreter: control flow, addressing and synchronisation of a Program.
+ *
+ * It is a header so that each target compiles it with its own counts and element loop; nothing
+ * here is atomic or knows how memory is moved. */
+#ifndef PC_INTERPRETER_H
+#define PC_INTERPRETER_H
+#include "target_cpu.h"
+
+#define PC_FLAG_PIECEWISE 0x80 /* set by the loader: a range of SCRATCH is not one span */
+#define PC_MAX_OPERANDS (PC_MAX_SOURCES + PC_MAX_DESTINATIONS)
+
+/* Whether a WAIT would pass now; if not, which count it needs to reach what. */
+static inline bool pc__passes(struct pc_call *call, const struct pc_code_line *i,
+                              struct pc_line **line, uint64_t *want)
+{
+    switch ((enum pc_step)i->step) {
+    case PC_STEP_WAIT_CREDIT: {
+        struct pc_fifo *f = i->at.fifo;
+        uint32_t slots = call->comm->layout.slots;
+        if (f->sent - f->credit < slots)
+            return true;
+        f->credit = pc__count(f->out_credit);
+        *line = f->out_credit;
+        *want = f->sent - slots + 1;
+        return f->credit >= *want;
+    }
+    case PC_STEP_WAIT_MESSAGE: {
+        struct pc_fifo *f = i->at.fifo;
+        *line = &f->in_lines[f->received & (call->comm->layout.slots - 1)];
+        *want = f->received + 1;
+        return pc__count(*line) >= *want;
+    }
+    case PC_STEP_WAIT_DONE:
+        *line = i->at.token->in;
+        *want = i->at.token->received + 1;
+        return pc__count(*line) >= *want;
+    case PC_STEP_WAIT_LOCAL:
+        *line = NULL; /* another channel of this rank: nothing to sleep on */
+        *want = i->at.token->received + 1;
+        return i->at.token->sent >= *want;
+    case PC_STEP_END:
+    case PC_STEP_REDUCE_COPY:
+    case PC_STEP_FILL:
+    case PC_STEP_CONSUME:
+    case PC_STEP_SIGNAL_LOCAL:
+    case PC_STEP_SIGNAL_DONE:
+    case PC_STEP_LOOP:
+    case PC_STEP_END_LOOP:
+        break;
+    }
+    return true;
+}
+
+static inline bool pc__waits(const struct pc_code_line *i)
+{
+    return i->step >= PC_STEP_WAIT_CREDIT && i->step <= PC_STEP_WAIT_DONE;
+}
+
+/* Where the bytes of an operand begin. `offset` is that of the piece in the message, `packed` that
+ * in a slot; a slot of at most PC_INLINE_BYTES in all lies in its count's line. */
+static inline char *pc__address(struct pc_call *call, const struct pc_place *p, uint32_t piece,
+                                uint64_t offset, uint64_t packed, uint64_t total)
+{
+    const struct pc_layout *layout = &call->comm->layout;
+    switch ((enum pc_space)p->space) {
+    case PC_SPACE_IN:
+        return call->in + offset;
+    case PC_SPACE_OUT:
+        return call->out + offset;
+    case PC_SPACE_SCRATCH:
+        return call->plan->scratch + (uint64_t)(p->place + piece) * call->plan->spec.tile;
+    case PC_SPACE_PEER_IN:
+        return (char *)call->comm->peers[p->peer].in + offset;
+    case PC_SPACE_PEER_OUT:
+        return call->comm->peers[p->peer].out + offset;
+    case PC_SPACE_SLOT:
+        break;
+    }
+    struct pc_fifo *f = p->fifo;
+    uint64_t slot = (p->receiving ? f->received : f->sent) & (layout->slots - 1);
+    if (total <= PC_INLINE_BYTES)
+        return (char *)(p->receiving ? f->in_lines : f->out_lines)[slot].bytes + packed;
+    return (p->receiving ? f->in_data : f->out_data) + slot * layout->slot_bytes + packed;
+}
+
+/* The part of chunk c that belongs to the present tile: its length, and its offset. */
+static inline uint64_t pc__piece(const struct pc_call *call, uint64_t tile, uint32_t c,
+                                 uint64_t *offset)
+{
+    uint64_t size = call->plan->spec.tile, end = call->bounds[c + 1];
+    *offset = call->bounds[c] + tile * size;
+    if (*offset >= end)
+        return 0;
+    return end - *offset < size ? end - *offset : size;
+}
+
+static inline void pc__reduce_copy(struct pc_call *call, const struct pc_channel *channel,
+                                   const struct pc_code_line *i)
+{
+    const struct pc_place *places = i->at.places;
+    uint32_t n = (uint32_t)i->nsrc + i->ndst, first = places[0].chunk, width = places[0].nchunks;
+    uint64_t offset, total = 0;
+    void *address[PC_MAX_OPERANDS];
+    uint32_t stream = 0;
+    if (call->plan->spec.stream)
+        for (uint32_t k = 0; k < i->ndst; k++)
+            if (places[i->nsrc + k].space == PC_SPACE_OUT
+                || places[i->nsrc + k].space == PC_SPACE_PEER_OUT)
+                stream |= 1u << k;
+
+    if (call->ntiles == 1 && !(i->flags & PC_FLAG_PIECEWISE)) { /* the range is one span */
+        offset = call->bounds[first];
+        total = call->bounds[first + width] - offset;
+        width = 1;
+    } else if (width == 1) {
+        total = pc__piece(call, channel->tile, first, &offset);
+    } else {
+        for (uint32_t k = 0; k < width; k++)
+            total += pc__piece(call, channel->tile, first + k, &offset);
+    }
+    if (total == 0)
+        return;
+    uint64_t packed = 0, nbytes = total;
+    for (uint32_t k = 0; k < width; k++) {
+        if (width > 1)
+            nbytes = pc__piece(call, channel->tile, first + k, &offset);
+        if (nbytes == 0)
+            continue;
+        for (uint32_t j = 0; j < n; j++)
+            address[j] = pc__address(call, &places[j], k, offset, packed, total);
+        pc__span(call->plan, address + i->nsrc, i->ndst, (const void *const *)address, i->nsrc,
+                 nbytes, i->flags, stream);
+        packed += nbytes;
+    }
+}
+
+/* Runs a channel until it waits, has finished a tile, or is done. Returns 1 when it moved, 0 when
+ * it still waits, or a code. */
+static inline int pc__step(struct pc_call *call, struct pc_channel *channel)
+{
+    const struct pc_code_line *i = channel->pc, *code = call->program->code;
+    const struct pc_code_line *from = i;
+    for (;; i++) {
+        switch ((enum pc_step)i->step) {
+        case PC_STEP_REDUCE_COPY:
+            pc__reduce_copy(call, channel, i);
+            break;
+        case PC_STEP_FILL: {
+            struct pc_fifo *f = i->at.fifo;
+            struct pc_line *line = &f->out_lines[f->sent & (call->comm->layout.slots - 1)];
+            line->signature = call->plan->spec.signature;
+            if (pc__raise(line, ++f->sent))
+                pc__ring(call->comm->peers[f->peer].arena);
+            break;
+        }
+        case PC_STEP_CONSUME: {
+            struct pc_fifo *f = i->at.fifo;
+            if (pc__raise(f->in_credit, ++f->received))
+                pc__ring(call->comm->peers[f->peer].arena);
+            break;
+        }
+        case PC_STEP_SIGNAL_LOCAL:
+            i->at.token->sent++;
+            break;
+        case PC_STEP_SIGNAL_DONE:
+            if (pc__raise(i->at.token->out, ++i->at.token->sent))
+                pc__ring(call->comm->peers[i->at.token->peer].arena);
+            break;
+        case PC_STEP_WAIT_CREDIT:
+        case PC_STEP_WAIT_MESSAGE:
+        case PC_STEP_WAIT_LOCAL:
+        case PC_STEP_WAIT_DONE:
+            if (!pc__passes(call, i, &channel->line, &channel->want)) {
+                channel->pc = i;
+                return i != from;
+            }
+            if (i->step == PC_STEP_WAIT_MESSAGE
+                && channel->line->signature != call->plan->spec.signature) {
+                channel->pc = i;
+                return pc__fail(&call->comm->error, PC_MISMATCH, (int)i->at.fifo->peer,
+                                "message %llu from rank %u belongs to another call",
+                                (unsigned long long)i->at.fifo->received, i->at.fifo->peer);
+            }
+            if (i->step == PC_STEP_WAIT_LOCAL || i->step == PC_STEP_WAIT_DONE)
+                i->at.token->received++;
+            break;
+        case PC_STEP_LOOP:
+            break;
+        case PC_STEP_END_LOOP:
+            if (++channel->tile < call->ntiles) {
+                i = code + i->target;
+                if (call->program->nchannels > 1) { /* tile by tile, so that channels overlap */
+                    channel->pc = i + 1;
+                    return 1;
+                }
+            }
+            break;
+        case PC_STEP_END:
+            channel->pc = i;
+            channel->finished = true;
+            call->running--;
+            return 1;
+        }
+    }
+}
+#endif

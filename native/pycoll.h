@@ -1,0 +1,128 @@
+/* The whole ABI of the engine. cffi reads this file as it stands, after isa.h.
+ *
+ * Every function that returns int gives 0 (or a count) or one of enum pc_code; the text that
+ * explains a failure is in pc_comm_error(). Only pc_comm_abort may be called while another
+ * thread is inside a call on the same communicator. */
+#ifndef PC_PYCOLL_H
+#define PC_PYCOLL_H
+#include <stddef.h>
+#include <stdint.h>
+#include "isa.h"
+
+enum pc_code {
+    PC_OK = 0,
+    PC_AGAIN = -1,       /* not finished yet; call again */
+    PC_INVALID = -2,     /* an argument, program or peer's blob is not right */
+    PC_NOMEM = -3,       /* out of memory or address space */
+    PC_SYSTEM = -4,      /* the operating system refused; see error.errnum */
+    PC_UNMAPPABLE = -5,  /* the peer's memory cannot be mapped from here */
+    PC_TIMEDOUT = -6,    /* the call's deadline passed */
+    PC_MISMATCH = -7,    /* error.peer sent the bytes of another call */
+    PC_ABORTED = -8,     /* pc_comm_abort was called: error.cause says with which code */
+    PC_BUSY = -9,        /* another thread is inside a call on this communicator */
+    PC_BROKEN = -10,     /* an earlier call failed */
+};
+
+enum pc_board_state { PC_BOARD_IDLE = 0, PC_BOARD_CALLING = 1, PC_BOARD_CLOSED = 2 };
+
+struct pc_options {
+    uint32_t rank;
+    uint32_t size;
+    uint32_t slots;      /* per edge; a power of two, at least 2 */
+    uint32_t slot_bytes; /* a multiple of 4096 */
+    uint64_t heap_bytes; /* address space for pc_heap_alloc; memory appears at first touch */
+    uint32_t spin;       /* microseconds to poll before sleeping; 0 when ranks outnumber cores */
+    uint32_t reserved;
+};
+
+struct pc_error {
+    int32_t code;
+    int32_t cause; /* ABORTED: the code given to pc_comm_abort */
+    int32_t peer;  /* rank at fault, or -1 */
+    int32_t errnum;
+    char text[240];
+};
+
+struct pc_plan_spec {
+    uint64_t signature; /* of the call; travels with every message and must be equal on all ranks */
+    uint64_t nbytes;    /* of the message; a multiple of the element size */
+    uint32_t dtype;     /* enum pc_dtype */
+    uint32_t op;        /* enum pc_reduce_op */
+    uint32_t tile;      /* bytes of a chunk per turn of the loop; a multiple of 64 */
+    uint32_t stream;    /* 1: write OUT past the cache */
+};
+
+struct pc_board {       /* what a rank says it is doing */
+    uint64_t sequence;  /* calls entered so far */
+    uint64_t signature; /* of the last call entered */
+    uint32_t state;     /* enum pc_board_state */
+    uint32_t described; /* low 32 bits of the sequence number that text is about */
+    char text[232];
+};
+
+struct pc_stuck {         /* where a call stands that has not finished */
+    uint32_t channel;
+    uint32_t instruction;
+    int32_t peer;         /* rank that the wait is for */
+    uint32_t direction;   /* enum pc_direction: SEND waits for a free slot, RECV for a message */
+    uint64_t want;
+    uint64_t got;
+};
+
+struct pc_comm;
+struct pc_program;
+struct pc_plan;
+struct pc_work;
+
+/* Build and machine. */
+const char *pc_version(void);
+const char *pc_compiler(void);
+const char *pc_cpu_features(void);
+const char *pc_code_name(int code);
+
+/* A communicator: this rank's memory and its view of the peers'. */
+int pc_comm_open(const struct pc_options *options, struct pc_comm **out);
+int pc_comm_address(struct pc_comm *comm, void *blob, size_t capacity); /* returns its length */
+int pc_comm_connect(struct pc_comm *comm, uint32_t peer, const void *blob, size_t nbytes);
+int pc_comm_poll(struct pc_comm *comm); /* serves peers that connect; returns how many it served */
+int pc_comm_wakeup(struct pc_comm *comm); /* a file descriptor, readable when poll has work */
+int pc_comm_sealed(struct pc_comm *comm); /* all peers are connected: stop serving */
+void pc_comm_close(struct pc_comm *comm);
+const struct pc_error *pc_comm_error(struct pc_comm *comm);
+int pc_comm_abort(struct pc_comm *comm, int cause, int peer, const char *text);
+int pc_comm_broken(struct pc_comm *comm); /* 0, or the code that broke it */
+int pc_comm_forked(struct pc_comm *comm); /* in the child of a fork: detach from the peers */
+
+/* Registered memory, reachable by every mapped peer. NULL when the heap is full. */
+void *pc_heap_alloc(struct pc_comm *comm, size_t nbytes);
+int pc_heap_free(struct pc_comm *comm, void *address);
+
+/* Programs and plans. A plan keeps its programs alive. */
+int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes,
+                    struct pc_program **out);
+void pc_program_free(struct pc_program *program);
+int pc_plan_create(struct pc_comm *comm, const struct pc_plan_spec *spec,
+                   struct pc_program *staged, struct pc_program *direct, struct pc_plan **out);
+void pc_plan_free(struct pc_plan *plan);
+
+/* A blocking call. AGAIN after a millisecond: describe the call on the board, then resume, which
+ * waits for at most `seconds`. `timeout` is the deadline of the whole call in seconds. */
+int pc_run(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out, double timeout);
+int pc_resume(struct pc_comm *comm, double seconds);
+int pc_comm_stuck(struct pc_comm *comm, struct pc_stuck *out); /* 1 when a call is unfinished */
+
+/* Calls on the progress thread, in the order of submission; pc_run joins the queue. `where`
+ * describes the call on the board. wait: AGAIN when `seconds` pass. free: only when finished. */
+int pc_submit(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out,
+              double timeout, const char *where, struct pc_work **work);
+int pc_work_wait(struct pc_work *work, double seconds);
+void pc_work_free(struct pc_work *work);
+
+/* The call board. */
+int pc_board_describe(struct pc_comm *comm, const char *text);
+int pc_board_read(struct pc_comm *comm, uint32_t peer, struct pc_board *out);
+
+/* For tests of the kernels. */
+int pc_fold_test(uint32_t dtype, uint32_t op, void **dst, uint32_t ndst, const void **src,
+                 uint32_t nsrc, size_t count, uint32_t divisor, uint32_t stream);
+#endif

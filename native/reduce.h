@@ -1,0 +1,35 @@
+/* The fold of a REDUCE_COPY on the CPU: dst = ((src0 op src1) op src2) ... over elements.
+ *
+ * The bits of a result depend on nothing but the bits of the operands: not on the CPU, not on
+ * count, alignment or streaming.
+ *   float16, bfloat16  computed in float32 and rounded to nearest even after each op
+ *   denormals          kept (as long as the caller's MXCSR or FPCR says so: that is its default)
+ *   NaN                a result that is NaN is the quiet NaN with sign 0 and payload 0, since
+ *                      which operand's payload survives an addition differs between compilers
+ *   min, max           any NaN operand makes NaN; -0 < +0
+ *   integers           wrap; an average truncates towards zero, as C does
+ * One source and no divisor is a copy, which keeps every bit. */
+#ifndef PC_REDUCE_H
+#define PC_REDUCE_H
+#include <stddef.h>
+#include <stdint.h>
+
+/* 1 to 8 sources of count elements, 1 or 2 destinations. A destination is one of the sources or
+ * overlaps none. Pointers need no alignment; the fold is fastest when they are all 64-byte aligned.
+ * divisor: what a sum is divided by at the end; 0 for not at all (and for every other op).
+ * stream: bit j asks for stores to destination j that pass by the caches, for what will not be read
+ * again soon; they are ordered like any other store by the time the fold returns. Ignored where the
+ * destination's address is not a multiple of the element's size. */
+typedef void (*pc_fold_fn)(void *const dst[], uint32_t ndst, const void *const src[],
+                           uint32_t nsrc, size_t count, uint32_t divisor, uint32_t stream);
+
+/* NULL for a dtype or op (enum pc_dtype, enum pc_reduce_op) that does not exist. */
+pc_fold_fn pc__fold(uint32_t dtype, uint32_t op);
+
+/* The instructions that pc__fold chose for this CPU, to be shown to people. */
+const char *pc__cpu_features(void);
+
+/* For tests: from now on choose the kernels of this level (0: any CPU of this architecture), or the
+ * best again (-1). Returns the level in force, or -1 and changes nothing if this CPU has no such. */
+int pc__reduce_level(int level);
+#endif

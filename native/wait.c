@@ -1,0 +1,140 @@
+/* Waiting: poll while that is cheap, yield once, then sleep until a peer rings.
+ *
+ * With more ranks than cores a polling rank only keeps the core from the rank it waits for, so
+ * options.spin is 0 there. A sleeper marks the counts that it needs (PC_ASLEEP) and sleeps on its
+ * doorbell; whoever raises a marked count moves the doorbell. */
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#include "interpreter.h"
+
+#define PC_POLLS_PER_CLOCK 64
+
+uint64_t pc__now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+void pc__ring(char *arena)
+{
+    struct pc_arena *peer = (struct pc_arena *)arena;
+    atomic_fetch_add_explicit(&peer->doorbell, 1, memory_order_release);
+    syscall(SYS_futex, &peer->doorbell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+static bool reached(const struct pc_channel *channel)
+{
+    return channel->line == NULL || pc__count(channel->line) >= channel->want;
+}
+
+/* Whether some channel could move. Channels that wait for another channel of this rank do not
+ * count: they move when that one does. */
+static bool moved(const struct pc_call *call, uint32_t nchannels)
+{
+    for (uint32_t c = 0; c < nchannels; c++)
+        if (!call->channels[c].finished && call->channels[c].line && reached(&call->channels[c]))
+            return true;
+    return false;
+}
+
+/* Of the WAITs that stand in a row, all must pass before anything else happens: sleep on the last
+ * that does not, so that one wake-up serves them all. */
+static struct pc_line *sleep_on(struct pc_call *call, struct pc_channel *channel, uint64_t *want)
+{
+    struct pc_line *line = channel->line, *other;
+    *want = channel->want;
+    if (call->program == NULL)
+        return line;
+    for (const struct pc_code_line *i = channel->pc; pc__waits(i); i++) {
+        uint64_t n;
+        if (!pc__passes(call, i, &other, &n) && other != NULL) {
+            line = other;
+            *want = n;
+        }
+    }
+    return line;
+}
+
+/* Marks `line`; false when the count is there already. */
+static bool mark(struct pc_line *line, uint64_t want)
+{
+    uint64_t seen = atomic_load_explicit(&line->count, memory_order_acquire);
+    while ((seen & ~PC_ASLEEP) < want)
+        if (seen & PC_ASLEEP
+            || atomic_compare_exchange_weak_explicit(&line->count, &seen, seen | PC_ASLEEP,
+                                                     memory_order_acq_rel, memory_order_acquire))
+            return true;
+    return false;
+}
+
+static void doze(struct pc_comm *comm, uint32_t nchannels, uint64_t ns)
+{
+    struct pc_arena *arena = (struct pc_arena *)comm->arena;
+    uint32_t doorbell = atomic_load_explicit(&arena->doorbell, memory_order_acquire);
+    struct pc_line *marked[PC_MAX_CHANNELS];
+    uint32_t n = 0;
+    bool asleep = true;
+    for (uint32_t c = 0; c < nchannels && asleep; c++) {
+        struct pc_channel *channel = &comm->call.channels[c];
+        if (channel->finished || channel->line == NULL)
+            continue;
+        uint64_t want;
+        marked[n] = sleep_on(&comm->call, channel, &want);
+        asleep = mark(marked[n], want);
+        n += asleep;
+    }
+    /* pc_comm_abort and pc__progress_stop ring after they have written, so nothing is missed. */
+    if (asleep && !atomic_load(&comm->aborted)) {
+        struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+        syscall(SYS_futex, &arena->doorbell, FUTEX_WAIT, doorbell, &t, NULL, 0);
+    }
+    while (n > 0) /* a mark left behind would cost its signaller a system call */
+        atomic_fetch_and_explicit(&marked[--n]->count, ~PC_ASLEEP, memory_order_relaxed);
+}
+
+int pc__idle(struct pc_comm *comm, uint64_t until_ns)
+{
+    struct pc_call *call = &comm->call;
+    uint32_t nchannels = call->program ? call->program->nchannels : 1;
+    uint64_t spin_until = 0, now = 0;
+    for (uint32_t polls = 1;; polls++) {
+        if (moved(call, nchannels))
+            return PC_OK;
+        if (comm->options.spin == 0)
+            break;
+        pc__relax();
+        if (polls % PC_POLLS_PER_CLOCK == 0) {
+            now = pc__now();
+            if (spin_until == 0)
+                spin_until = now + comm->options.spin * UINT64_C(1000);
+            if (now >= spin_until || now >= until_ns || atomic_load(&comm->aborted))
+                break;
+        }
+    }
+    if (until_ns == 0) /* the caller only wanted to poll */
+        return PC_AGAIN;
+    sched_yield();
+    for (;;) {
+        if (atomic_load(&comm->aborted)) {
+            comm->error = comm->abort_error;
+            return PC_ABORTED;
+        }
+        if (moved(call, nchannels))
+            return PC_OK;
+        now = pc__now();
+        if (call->deadline == 0)
+            call->deadline = now + (uint64_t)(call->timeout * 1e9);
+        if (now >= call->deadline)
+            return pc__fail(&comm->error, PC_TIMEDOUT, -1, "no progress for %.3g s", call->timeout);
+        if (now >= until_ns)
+            return PC_AGAIN;
+        uint64_t limit = until_ns < call->deadline ? until_ns : call->deadline;
+        doze(comm, nchannels, limit - now);
+    }
+}

@@ -1,0 +1,67 @@
+"""Every exception that pycoll raises.
+
+A message says what happened, where, what was got and what was wanted. Each
+class also inherits the builtin that a caller would expect to catch.
+"""
+
+from __future__ import annotations
+
+
+class PycollError(Exception):
+    """Base of every error that pycoll raises."""
+
+
+class UsageError(PycollError, ValueError):
+    """The caller passed something that pycoll does not serve; the message says what to do."""
+
+
+class ScheduleError(PycollError):
+    """A schedule or program is not correct. Base of the verifier's findings."""
+
+
+class PostconditionError(ScheduleError):
+    """A place does not hold, at the end, what the collective promises."""
+
+
+class RaceError(ScheduleError):
+    """Two accesses to one place, at least one a write, with no order between them."""
+
+
+class DeadlockError(ScheduleError):
+    """Some rank waits for a signal that no rank will ever send."""
+
+
+class UnavailableError(PycollError):
+    """Something this machine or build lacks; the message names the command that mends it."""
+
+
+class BootstrapError(PycollError):
+    """The ranks could not find or authenticate each other."""
+
+
+class TransportError(PycollError, OSError):
+    """The operating system or the fabric refused an operation."""
+
+
+class PeerLostError(TransportError):
+    """A rank of the job is gone."""
+
+
+class MismatchError(PycollError):
+    """Ranks called different collectives, or one collective with different arguments."""
+
+
+class CollectiveTimeout(PycollError, TimeoutError):
+    """A collective reached its deadline; the message says who waits for whom."""
+
+
+class ClosedError(PycollError):
+    """The communicator was closed by its owner."""
+
+
+class BrokenError(PycollError):
+    """An earlier failure broke the communicator; see ``__cause__``."""
+
+
+class InternalError(PycollError):
+    """A bug in pycoll. Please report it with the message."""

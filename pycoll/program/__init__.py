@@ -1,0 +1,1 @@
+"""Programs: the instruction set, lowering, disassembly and the reference interpreter."""

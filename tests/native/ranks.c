@@ -1,0 +1,207 @@
+/* Ranks as threads of one process, so that ThreadSanitizer and AddressSanitizer see every access.
+ *
+ *   ranks FOLDER SIZE ITERATIONS ALGORITHM...
+ *
+ * FOLDER holds ALGORITHM.RANK (staged) and, where the algorithm has one, ALGORITHM.RANK.direct,
+ * for SIZE ranks. Calls follow each other without a pause and mix algorithms, sizes, in place and
+ * out of place, registered arrays, blocking and queued; every element is checked. */
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "pycoll.h"
+
+#define MAX_RANKS 8
+#define MAX_ALGORITHMS 16
+#define MAX_COUNT 3000
+#define DEPTH 8 /* calls queued at once */
+
+static const char *folder;
+static char *const *algorithms;
+static uint32_t size, nalgorithms;
+static int iterations;
+static pthread_barrier_t barrier;
+static char blobs[MAX_RANKS][256];
+static int blob_bytes[MAX_RANKS];
+
+static void die(struct pc_comm *comm, const char *what, int rc)
+{
+    fprintf(stderr, "%s: %s: %s\n", what, pc_code_name(rc), pc_comm_error(comm)->text);
+    exit(1);
+}
+
+static struct pc_program *load(struct pc_comm *comm, const char *algorithm, uint32_t rank,
+                               const char *suffix)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s.%u%s", folder, algorithm, rank, suffix);
+    FILE *file = fopen(path, "rb");
+    if (file == NULL)
+        return NULL;
+    static _Thread_local char bytes[1 << 20];
+    size_t n = fread(bytes, 1, sizeof bytes, file);
+    fclose(file);
+    struct pc_program *program;
+    int rc = pc_program_load(comm, bytes, n, &program);
+    if (rc != PC_OK)
+        die(comm, path, rc);
+    return program;
+}
+
+static int32_t value(uint32_t rank, int call, uint32_t i)
+{
+    return (int32_t)((rank + 1) * 1000003u + (uint32_t)call * 7919u + i * 31u);
+}
+
+/* All ranks draw the same numbers, so they agree on every call. */
+static uint32_t draw(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*state >> 33);
+}
+
+struct slot {
+    struct pc_plan *plan;
+    struct pc_work *work;
+    int32_t *in, *out;
+    uint32_t count;
+    int call;
+};
+
+static void check(const struct slot *s)
+{
+    for (uint32_t i = 0; i < s->count; i++) {
+        int32_t want = 0;
+        for (uint32_t r = 0; r < size; r++)
+            want = (int32_t)((uint32_t)want + (uint32_t)value(r, s->call, i));
+        if (s->out[i] != want) {
+            fprintf(stderr, "call %d element %u of %u: got %d, want %d\n", s->call, i, s->count,
+                    s->out[i], want);
+            exit(1);
+        }
+    }
+}
+
+static void finish(struct pc_comm *comm, struct slot *s)
+{
+    int rc = PC_OK;
+    if (s->work != NULL) {
+        while ((rc = pc_work_wait(s->work, 1.0)) == PC_AGAIN) {
+        }
+        pc_work_free(s->work);
+        s->work = NULL;
+    }
+    if (rc != PC_OK)
+        die(comm, "work", rc);
+    if (s->plan != NULL)
+        check(s);
+    pc_plan_free(s->plan);
+    s->plan = NULL;
+}
+
+static void run_calls(struct pc_comm *comm, uint32_t rank)
+{
+    struct pc_program *staged[MAX_ALGORITHMS], *direct[MAX_ALGORITHMS];
+    struct slot slots[DEPTH] = {{0}};
+    int32_t *heap[2 * DEPTH], *plain[2 * DEPTH];
+    for (int i = 0; i < 2 * DEPTH; i++) {
+        heap[i] = pc_heap_alloc(comm, MAX_COUNT * sizeof(int32_t));
+        plain[i] = malloc((MAX_COUNT + 1) * sizeof(int32_t));
+    }
+    for (uint32_t a = 0; a < nalgorithms; a++) {
+        staged[a] = load(comm, algorithms[a], rank, "");
+        direct[a] = load(comm, algorithms[a], rank, ".direct");
+    }
+    uint64_t state = 42;
+    for (int call = 0; call < iterations; call++) {
+        uint32_t a = draw(&state) % nalgorithms, count = draw(&state) % MAX_COUNT;
+        if (draw(&state) % 3 == 0)
+            count %= 12; /* as many small ones, whose bytes lie in the count's line */
+        bool in_place = draw(&state) % 2, queued = draw(&state) % 2;
+        bool registered = draw(&state) % 3 != 0, offset = draw(&state) % 2;
+        uint32_t tile = 64u << draw(&state) % 4;
+        struct slot *s = &slots[call % DEPTH];
+        finish(comm, s);
+        /* sometimes only some ranks use registered memory: then nobody may take the direct form */
+        bool mine = registered && (draw(&state) % 4 != 0 || rank % 2 == 0);
+        int32_t **arrays = mine ? heap : plain;
+        s->in = arrays[2 * (call % DEPTH)] + (mine ? 0 : offset);
+        s->out = in_place ? s->in : arrays[2 * (call % DEPTH) + 1] + (mine ? 0 : offset);
+        s->count = count;
+        s->call = call;
+        memset(s->out, 0x55, count * sizeof(int32_t));
+        for (uint32_t i = 0; i < count; i++)
+            s->in[i] = value(rank, call, i);
+        struct pc_plan_spec spec = {.signature = (uint64_t)call + 1, .nbytes = count * 4u,
+                                    .dtype = PC_DTYPE_INT32, .op = PC_REDUCE_SUM, .tile = tile};
+        int rc = pc_plan_create(comm, &spec, staged[a], direct[a], &s->plan);
+        if (rc == PC_OK && queued) {
+            rc = pc_submit(comm, s->plan, s->in, s->out, 100, "queued", &s->work);
+        } else if (rc == PC_OK) {
+            rc = pc_run(comm, s->plan, s->in, s->out, 100);
+            while (rc == PC_AGAIN)
+                rc = pc_resume(comm, 1.0);
+        }
+        if (rc != PC_OK)
+            die(comm, algorithms[a], rc);
+    }
+    for (int i = 0; i < DEPTH; i++)
+        finish(comm, &slots[i]);
+    for (uint32_t a = 0; a < nalgorithms; a++) {
+        pc_program_free(staged[a]);
+        pc_program_free(direct[a]);
+    }
+    for (int i = 0; i < 2 * DEPTH; i++) {
+        pc_heap_free(comm, heap[i]);
+        free(plain[i]);
+    }
+}
+
+static void *rank_main(void *argument)
+{
+    uint32_t rank = (uint32_t)(uintptr_t)argument;
+    struct pc_options options = {.rank = rank, .size = size, .slots = 2, .slot_bytes = 1 << 16,
+                                 .heap_bytes = 1 << 20, .spin = 0};
+    struct pc_comm *comm;
+    int rc = pc_comm_open(&options, &comm);
+    if (rc != PC_OK)
+        die(comm, "open", rc);
+    blob_bytes[rank] = pc_comm_address(comm, blobs[rank], sizeof blobs[rank]);
+    pthread_barrier_wait(&barrier);
+    for (uint32_t peer = 0; peer < size;) {
+        rc = pc_comm_connect(comm, peer, blobs[peer], (size_t)blob_bytes[peer]);
+        if (rc != PC_OK && rc != PC_AGAIN)
+            die(comm, "connect", rc);
+        pc_comm_poll(comm);
+        peer += rc == PC_OK;
+    }
+    pthread_barrier_wait(&barrier);
+    pc_comm_poll(comm);
+    pthread_barrier_wait(&barrier);
+    run_calls(comm, rank);
+    pthread_barrier_wait(&barrier); /* the arenas are shared: nobody unmaps before all are done */
+    pc_comm_close(comm);
+    return NULL;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 5) {
+        fprintf(stderr, "usage: %s FOLDER SIZE ITERATIONS ALGORITHM...\n", argv[0]);
+        return 2;
+    }
+    folder = argv[1];
+    size = (uint32_t)atoi(argv[2]);
+    iterations = atoi(argv[3]);
+    algorithms = argv + 4;
+    nalgorithms = (uint32_t)(argc - 4);
+    pthread_t threads[MAX_RANKS];
+    pthread_barrier_init(&barrier, NULL, size);
+    for (uint32_t r = 0; r < size; r++)
+        pthread_create(&threads[r], NULL, rank_main, (void *)(uintptr_t)r);
+    for (uint32_t r = 0; r < size; r++)
+        pthread_join(threads[r], NULL);
+    printf("%d calls on %u ranks\n", iterations, size);
+    return 0;
+}
