@@ -16,7 +16,15 @@ class UsageError(PycollError, ValueError):
 
 
 class ScheduleError(PycollError):
-    """A schedule or program is not correct. Base of the verifier's findings."""
+    """A schedule or program is not correct. Base of the verifier's findings.
+
+    Where the finding has a place, the attributes say which; else they are None.
+    """
+
+    rank: int | None = None
+    channel: int | None = None
+    instruction: int | None = None
+    chunk: int | None = None
 
 
 class PostconditionError(ScheduleError):

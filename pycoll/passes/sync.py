@@ -1,0 +1,101 @@
+"""Sync: every move gets the waits before it and the signals behind it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pycoll.passes.moves import Move, Where
+from pycoll.schedule.order import Access, cross_channel
+
+
+class Link(enum.IntEnum):
+    """What a count orders; numbered as ``isa.EdgeKind``."""
+
+    DATA = 0
+    LOCAL = 1
+    DONE = 2
+
+
+class End(NamedTuple):
+    """One end of an edge."""
+
+    link: Link
+    sending: bool
+    peer: int
+    channel: int
+    other: int = 0
+
+
+class Wait(NamedTuple):
+    """Until a slot is free (sending) or a message or signal is there."""
+
+    end: End
+
+
+class Signal(NamedTuple):
+    """A slot is filled (sending) or consumed."""
+
+    end: End
+
+
+Item = Move | Wait | Signal
+
+
+def sync(moves: Sequence[Move], rank: int) -> dict[int, list[Item]]:
+    """Return every channel's items in order."""
+    single = len({move.channel for move in moves}) < 2
+    after = [()] * len(moves) if single else cross_channel([_access(m) for m in moves])
+    awaited: dict[int, list[int]] = {}  # move -> channels that wait for it
+    for i, earlier in enumerate(after):
+        for j in earlier:
+            awaited.setdefault(j, []).append(moves[i].channel)
+    channels: dict[int, list[Item]] = {}
+    for i, move in enumerate(moves):
+        c = move.channel
+        stream = channels.setdefault(c, [])
+        for j in after[i]:
+            stream.append(Wait(End(Link.LOCAL, False, rank, moves[j].channel, c)))
+        filled = [
+            End(Link.DATA, True, d.peer, c) for d in move.destinations if d.where is Where.SLOT
+        ]
+        emptied = [End(Link.DATA, False, s.peer, c) for s in move.sources if s.where is Where.SLOT]
+        # Credit first: it is nearly always there already, and data is worth waiting for last.
+        stream += [Wait(end) for end in filled + emptied]
+        stream.append(move)
+        # The peer that waits for data is on the critical path, the one that waits for credit not.
+        stream += [Signal(end) for end in filled + emptied]
+        for other in awaited.get(i, ()):
+            stream.append(Signal(End(Link.LOCAL, True, rank, c, other)))
+    return channels
+
+
+def _access(move: Move) -> Access:
+    return Access(
+        move.channel,
+        [k for s in move.sources for k in s.memory()],
+        [k for d in move.destinations for k in d.memory()],
+    )
+
+
+def release(moves: Sequence[Sequence[Move]]) -> list[list[Item]]:
+    """Return what every rank does at the end of a direct form: say and hear DONE."""
+    touches = [
+        sorted(
+            {
+                p.peer
+                for move in mine
+                for p in move.sources + move.destinations
+                if p.where is Where.PEER_IN or p.where is Where.PEER_OUT
+            }
+        )
+        for mine in moves
+    ]
+    tails: list[list[Item]] = [
+        [Signal(End(Link.DONE, True, peer, 0)) for peer in peers] for peers in touches
+    ]
+    for rank, peers in enumerate(touches):
+        for peer in peers:
+            tails[peer].append(Wait(End(Link.DONE, False, rank, 0)))
+    return tails

@@ -1,0 +1,45 @@
+"""Algorithm: an SPMD function and the collective that it computes."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pycoll.schedule.collective import Collective
+
+if TYPE_CHECKING:
+    from pycoll.schedule.builder import ScheduleBuilder
+
+
+@dataclass(frozen=True, eq=False)
+class Algorithm:
+    """One rank's side of a collective, as a function over a ScheduleBuilder."""
+
+    function: Callable[[ScheduleBuilder], None]
+    collective: Collective
+
+    @property
+    def name(self) -> str:
+        """Name of the function."""
+        return self.function.__name__
+
+    def __call__(self, b: ScheduleBuilder) -> None:
+        """Write one rank's steps into ``b``."""
+        self.function(b)
+
+    def digest(self) -> str:
+        """Return a hex digest of the source, or of the bytecode where there is no source."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        try:
+            text = inspect.getsource(self.function).encode()
+        except OSError:
+            code = self.function.__code__
+            text = code.co_code + repr((code.co_names, code.co_consts)).encode()
+        return hashlib.blake2b(text, digest_size=16).hexdigest()

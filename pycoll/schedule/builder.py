@@ -1,0 +1,156 @@
+"""ScheduleBuilder: the only object that an algorithm sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from pycoll.errors import ScheduleError
+from pycoll.schedule.chunk import Buffer, ChunkArray, Chunks
+from pycoll.schedule.step import Kind, Step, places
+
+CHANNELS = 4  #: ordered streams that a rank may open
+
+
+class ScheduleBuilder:
+    """Collects one rank's steps; the order of the calls is their meaning."""
+
+    def __init__(self, size: int, rank: int) -> None:
+        """Start an empty side of a schedule for ``rank`` of ``size`` ranks."""
+        self.size = size
+        self.rank = rank
+        self.scratch = ChunkArray(Buffer.SCRATCH, 0)
+        self.steps: list[Step] = []
+        self.nscratch = 0
+        self._channel = 0
+        self._chunks_fixed = False
+        self._written: set[int] = set()
+        self._scratch_channel: dict[int, int] = {}
+        self._cut(size)
+
+    @property
+    def nchunks(self) -> int:
+        """Number of pieces that the input and the output are cut into."""
+        return len(self.output)
+
+    def chunks(self, n: int) -> None:
+        """Cut the input and the output into ``n`` chunks (default: size); call it first."""
+        if self._chunks_fixed or self.steps:
+            raise ScheduleError(f"rank {self.rank}: chunks({n}) must be the first call, once")
+        if not isinstance(n, int) or n < 1:
+            raise ScheduleError(f"rank {self.rank}: chunks({n!r}), want an int of at least 1")
+        self._chunks_fixed = True
+        self._cut(n)
+
+    def _cut(self, n: int) -> None:
+        self.input = ChunkArray(Buffer.INPUT, n)
+        self.output = ChunkArray(Buffer.OUTPUT, n)
+
+    @contextmanager
+    def channel(self, channel: int) -> Iterator[None]:
+        """Open ordered stream ``channel``; steps outside of any are in channel 0."""
+        if channel not in range(CHANNELS):
+            raise ScheduleError(f"rank {self.rank}: channel {channel}, want 0..{CHANNELS - 1}")
+        outer, self._channel = self._channel, channel
+        try:
+            yield
+        finally:
+            self._channel = outer
+
+    def send(self, chunks: Chunks, to: int) -> None:
+        """Send ``chunks`` to rank ``to``."""
+        self._peer("send", to)
+        self._reading(chunks)
+        self._add(Step(Kind.SEND, self._channel, chunks, (to,)))
+
+    def recv(self, chunks: Chunks, frm: int) -> None:
+        """Overwrite ``chunks`` with the next message of rank ``frm``."""
+        self._peer("recv", frm)
+        self._writing(chunks)
+        self._add(Step(Kind.RECV, self._channel, chunks, (frm,)))
+
+    def recv_reduce(self, chunks: Chunks, frm: int | Sequence[int]) -> None:
+        """Fold what ``frm`` sends into ``chunks``.
+
+        With one rank: the present value, then the incoming one. With a sequence the fold is in
+        the order listed; this rank, listed once, stands for the present value.
+        """
+        order = (self.rank, frm) if isinstance(frm, int) else tuple(frm)
+        if order.count(self.rank) != 1 or len(set(order)) != len(order):
+            raise ScheduleError(
+                f"rank {self.rank}: recv_reduce from {order}, want every rank at most once and "
+                f"{self.rank} (the present value) exactly once"
+            )
+        for peer in order:
+            if peer != self.rank:
+                self._peer("recv_reduce", peer)
+        if len(order) == 1:
+            return
+        self._reading(chunks)
+        self._writing(chunks)
+        self._add(Step(Kind.RECV_REDUCE, self._channel, chunks, order))
+
+    def copy(self, src: Chunks, dst: Chunks) -> None:
+        """Copy ``src`` to ``dst``, both of this rank."""
+        self._local("copy", src, dst)
+        self._writing(dst)
+        self._add(Step(Kind.COPY, self._channel, dst, source=src))
+
+    def reduce(self, src: Chunks, into: Chunks) -> None:
+        """Fold ``src`` into ``into``, both of this rank."""
+        self._local("reduce", src, into)
+        self._reading(into)
+        self._writing(into)
+        self._add(Step(Kind.REDUCE, self._channel, into, source=src))
+
+    def _add(self, step: Step) -> None:
+        self.steps.append(step)
+
+    def _peer(self, call: str, peer: int) -> None:
+        if not 0 <= peer < self.size or peer == self.rank:
+            raise ScheduleError(
+                f"rank {self.rank}: {call} with rank {peer}, want another of 0..{self.size - 1}"
+            )
+
+    def _local(self, call: str, src: Chunks, dst: Chunks) -> None:
+        if src.nchunks != dst.nchunks:
+            raise ScheduleError(f"rank {self.rank}: {call} {src} to {dst}: the counts differ")
+        if Buffer.SCRATCH not in (src.buffer, dst.buffer) and src.chunk != dst.chunk:
+            raise ScheduleError(
+                f"rank {self.rank}: {call} {src} to {dst}: place i of in and out holds chunk i; "
+                "only scratch may hold any"
+            )
+        self._reading(src)
+
+    def _reading(self, chunks: Chunks) -> None:
+        if chunks.buffer is Buffer.OUTPUT:
+            return
+        if chunks.buffer is Buffer.SCRATCH:
+            self._touch_scratch(chunks)
+            missing = [p for p in places(chunks) if p not in self._written]
+            if missing:
+                raise ScheduleError(
+                    f"rank {self.rank}: reads scratch[{-1 - missing[0]}], which nothing has written"
+                )
+        elif not self._written.isdisjoint(places(chunks)):
+            raise ScheduleError(
+                f"rank {self.rank}: reads {chunks} after out was written there; in place they are "
+                "the same memory"
+            )
+
+    def _writing(self, chunks: Chunks) -> None:
+        if chunks.buffer is Buffer.INPUT:
+            raise ScheduleError(f"rank {self.rank}: writes {chunks}; the input is read only")
+        if chunks.buffer is Buffer.SCRATCH:
+            self._touch_scratch(chunks)
+            self.nscratch = max(self.nscratch, chunks.place + chunks.nchunks)
+        self._written.update(places(chunks))
+
+    def _touch_scratch(self, chunks: Chunks) -> None:
+        for place in range(chunks.place, chunks.place + chunks.nchunks):
+            channel = self._scratch_channel.setdefault(place, self._channel)
+            if channel != self._channel:
+                raise ScheduleError(
+                    f"rank {self.rank}: scratch[{place}] is used from channels {channel} and "
+                    f"{self._channel}; scratch belongs to one channel"
+                )

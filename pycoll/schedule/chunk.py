@@ -1,0 +1,68 @@
+"""Chunks: a range of equal pieces of one of a rank's buffers, the unit an algorithm moves."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from pycoll.errors import ScheduleError
+
+
+class Buffer(enum.IntEnum):
+    """Where chunks lie."""
+
+    INPUT = 0  #: read only; the same memory as OUTPUT when the caller works in place
+    OUTPUT = 1  #: stands for the input until it is written
+    SCRATCH = 2  #: this rank's own; a place may hold any chunk
+
+
+BUFFER_NAMES = {Buffer.INPUT: "in", Buffer.OUTPUT: "out", Buffer.SCRATCH: "scratch"}
+
+
+class Chunks(NamedTuple):
+    """``nchunks`` places of a buffer from ``place`` on, holding chunks from ``chunk`` on."""
+
+    buffer: Buffer
+    place: int
+    chunk: int  #: equals place in INPUT and OUTPUT; -1 in SCRATCH until the senders are known
+    nchunks: int
+
+    def __str__(self) -> str:
+        at = f"{self.place}:{self.place + self.nchunks}" if self.nchunks != 1 else str(self.place)
+        text = f"{BUFFER_NAMES[self.buffer]}[{at}]"
+        return f"{text}@{self.chunk}" if self.buffer is Buffer.SCRATCH else text
+
+
+class ChunkArray:
+    """A buffer as an algorithm sees it: ``x[i]`` wraps round, ``x[i:j]`` and ``x[:]`` do not."""
+
+    def __init__(self, buffer: Buffer, nchunks: int) -> None:
+        """Make the view; ``nchunks`` is 0 for scratch, which grows as it is used."""
+        self._buffer = buffer
+        self._nchunks = nchunks
+        self._single = [Chunks(buffer, i, i, 1) for i in range(nchunks)]
+
+    def __getitem__(self, index: int | slice) -> Chunks:
+        """Return the chunk at ``index`` (modulo the number of chunks) or a range of chunks."""
+        if isinstance(index, slice):
+            return self._range(index)
+        if self._nchunks:
+            return self._single[index % self._nchunks]
+        if index < 0:
+            raise ScheduleError(f"scratch[{index}]: places of scratch are counted from 0")
+        return Chunks(self._buffer, index, -1, 1)
+
+    def __len__(self) -> int:
+        return self._nchunks
+
+    def _range(self, index: slice) -> Chunks:
+        name, n = BUFFER_NAMES[self._buffer], self._nchunks
+        start = 0 if index.start is None else index.start
+        stop = n if index.stop is None else index.stop
+        if index.step not in (None, 1):
+            raise ScheduleError(f"{name}[{start}:{stop}:{index.step}]: a range has step 1")
+        if start < 0 or stop <= start or (n and stop > n):
+            limit = f"within 0:{n}" if n else "with both ends given, counted from 0"
+            raise ScheduleError(f"{name}[{start}:{stop}]: want a range that is not empty, {limit}")
+        chunk = -1 if self._buffer is Buffer.SCRATCH else start
+        return Chunks(self._buffer, start, chunk, stop - start)

@@ -1,0 +1,151 @@
+"""Schedule: every rank's steps for one collective. Immutable; no dtype, bytes or transport."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from pycoll.errors import ScheduleError, UsageError
+from pycoll.schedule.algorithm import Algorithm
+from pycoll.schedule.builder import ScheduleBuilder
+from pycoll.schedule.chunk import Buffer, Chunks
+from pycoll.schedule.collective import Collective
+from pycoll.schedule.step import Kind, Step
+
+
+class NotDirect(ScheduleError):
+    """The schedule has no direct (zero-copy) form; the message says which step prevents it."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All ranks' steps; ``ranks[r]`` are those of rank r in the order of the builder's calls."""
+
+    name: str
+    collective: Collective
+    size: int
+    nchunks: int
+    nscratch: int  #: places of scratch, the most that any rank uses
+    ranks: tuple[tuple[Step, ...], ...]
+
+    def __hash__(self) -> int:
+        """Hash by digest, so that a cache keyed by schedules does not walk them."""
+        return self.digest
+
+    @cached_property
+    def digest(self) -> int:
+        """64 bits that tell this schedule from others; the same in every process."""
+        head = (self.collective.name, self.size, self.nchunks, self.nscratch)
+        state = hashlib.blake2b(repr(head).encode(), digest_size=8)
+        # A step's text is the same on many ranks: format each distinct step once.
+        lines: dict[Step, str] = {}
+        for steps in self.ranks:
+            parts = []
+            for step in steps:
+                line = lines.get(step)
+                if line is None:
+                    line = lines[step] = f"{step.channel} {step}\n"
+                parts.append(line)
+            state.update(("".join(parts) + "\f").encode())
+        return int.from_bytes(state.digest(), "little")
+
+    @cached_property
+    def widest(self) -> int:
+        """Chunks in the widest message of any rank; 1 where there is none."""
+        return max(
+            (s.chunks.nchunks for r in self.ranks for s in r if s.kind is Kind.SEND), default=1
+        )
+
+    @cached_property
+    def nchannels(self) -> int:
+        """Channels that any rank uses."""
+        return max((s.channel for r in self.ranks for s in r), default=0) + 1
+
+    def __str__(self) -> str:
+        """Return the text form."""
+        from pycoll.schedule.text import dump
+
+        return dump(self)
+
+
+def _trace(algorithm: Algorithm, size: int, rank: int) -> ScheduleBuilder:
+    builder = ScheduleBuilder(size, rank)
+    algorithm(builder)
+    return builder
+
+
+def trace(algorithm: Algorithm, size: int, rank: int) -> tuple[Step, ...]:
+    """Return the steps that ``algorithm`` writes for one rank, unchecked against its peers."""
+    return tuple(_trace(algorithm, size, rank).steps)
+
+
+@lru_cache(maxsize=64)
+def schedule(algorithm: Algorithm, size: int) -> Schedule:
+    """Return ``algorithm``'s schedule for ``size`` ranks; every message has both its ends."""
+    if size < 1:
+        raise UsageError(f"{algorithm.name}: size is {size}, want at least 1")
+    builders = [_trace(algorithm, size, rank) for rank in range(size)]
+    nchunks = builders[0].nchunks
+    for b in builders:
+        if b.nchunks != nchunks:
+            raise ScheduleError(
+                f"{algorithm.name}: rank {b.rank} cuts {b.nchunks} chunks and rank 0 {nchunks}; "
+                "the number may depend on the size only"
+            )
+    result = Schedule(
+        algorithm.name,
+        algorithm.collective,
+        size,
+        nchunks,
+        max(b.nscratch for b in builders),
+        tuple(tuple(b.steps) for b in builders),
+    )
+    check_messages(result)
+    if result.nscratch:
+        # Which chunk a place of scratch holds is known only to the sender.
+        from pycoll.schedule.evaluate import evaluate
+
+        return evaluate(result).resolved
+    return result
+
+
+EdgeKey = tuple[int, int, int]  #: source, destination, channel
+
+
+def messages(s: Schedule) -> Iterator[tuple[EdgeKey, list[Chunks], list[Chunks]]]:
+    """Yield every edge with what is sent and what is received on it, in order."""
+    sent: dict[EdgeKey, list[Chunks]] = defaultdict(list)
+    received: dict[EdgeKey, list[Chunks]] = defaultdict(list)
+    for rank, steps in enumerate(s.ranks):
+        for step in steps:
+            if step.kind is Kind.SEND:
+                sent[rank, step.peers[0], step.channel].append(step.chunks)
+            elif step.peers:
+                for peer in step.peers:
+                    if peer != rank:
+                        received[peer, rank, step.channel].append(step.chunks)
+    for edge in sent.keys() | received.keys():
+        yield edge, sent.get(edge, []), received.get(edge, [])
+
+
+def check_messages(s: Schedule) -> None:
+    """Raise ScheduleError unless the n-th send and receive of every edge carry the same chunks."""
+    for (source, destination, channel), sends, receives in messages(s):
+        where = f"{s.name}: channel {channel}: rank {source}"
+        if len(sends) != len(receives):
+            raise ScheduleError(
+                f"{where} sends {len(sends)} messages to rank {destination}, "
+                f"which receives {len(receives)}"
+            )
+        for n, (sent, received) in enumerate(zip(sends, receives, strict=True)):
+            if sent.nchunks != received.nchunks or (
+                Buffer.SCRATCH not in (sent.buffer, received.buffer)
+                and sent.chunk != received.chunk
+            ):
+                raise ScheduleError(
+                    f"{where} sends {sent} as message {n} to rank {destination}, "
+                    f"which receives it into {received}"
+                )

@@ -1,0 +1,50 @@
+from pycoll.passes.moves import Move, Place, Where
+from pycoll.passes.sync import End, Link, Signal, Wait, release, sync
+
+X = Place(Where.OUT, 0, 0, 0, 1)
+IN = Place(Where.IN, 0, 0, 0, 1)
+
+
+def slot(peer: int) -> Place:
+    return Place(Where.SLOT, peer, 0, 0, 1)
+
+
+def data(sending: bool, peer: int, channel: int = 0) -> End:
+    return End(Link.DATA, sending, peer, channel)
+
+
+def test_waits_stand_before_and_signals_behind_data_first() -> None:
+    move = Move(0, (slot(1), IN, slot(2)), (X, slot(3)))
+    assert sync([move], 0) == {
+        0: [
+            Wait(data(True, 3)),
+            Wait(data(False, 1)),
+            Wait(data(False, 2)),
+            move,
+            Signal(data(True, 3)),
+            Signal(data(False, 1)),
+            Signal(data(False, 2)),
+        ]
+    }
+
+
+def test_a_value_that_crosses_channels_gets_a_local_edge() -> None:
+    up, down = Move(0, (IN,), (slot(1),)), Move(1, (slot(1),), (X,))
+    channels = sync([up, down], 5)
+    # In place, up reads what down writes.
+    assert channels[0][-1] == Signal(End(Link.LOCAL, True, 5, 0, 1))
+    assert channels[1][0] == Wait(End(Link.LOCAL, False, 5, 0, 1))
+
+
+def test_release_pairs_every_toucher_with_its_owner() -> None:
+    push = Move(0, (X,), (Place(Where.PEER_OUT, 1, 0, 0, 1),))
+    pull = Move(0, (Place(Where.PEER_IN, 0, 0, 0, 1),), (X,))
+
+    def done(sending: bool, peer: int) -> End:
+        return End(Link.DONE, sending, peer, 0)
+
+    assert release([[push], [], [pull]]) == [
+        [Signal(done(True, 1)), Wait(done(False, 2))],
+        [Wait(done(False, 0))],
+        [Signal(done(True, 0))],
+    ]

@@ -1,0 +1,100 @@
+from collections.abc import Callable
+
+import pytest
+
+from pycoll.errors import ScheduleError
+from pycoll.schedule import Buffer, Chunks, Kind, ScheduleBuilder, Step
+
+OUT0 = Chunks(Buffer.OUTPUT, 0, 0, 1)
+
+
+def test_calls_become_steps_in_order() -> None:
+    b = ScheduleBuilder(3, 1)
+    b.send(b.output[0], to=2)
+    with b.channel(2):
+        b.recv(b.output[0], frm=0)
+        b.recv_reduce(b.output[0], frm=0)
+    b.recv_reduce(b.output[0], frm=range(3))
+    assert b.steps == [
+        Step(Kind.SEND, 0, OUT0, (2,)),
+        Step(Kind.RECV, 2, OUT0, (0,)),
+        Step(Kind.RECV_REDUCE, 2, OUT0, (1, 0)),
+        Step(Kind.RECV_REDUCE, 0, OUT0, (0, 1, 2)),
+    ]
+
+
+def test_a_fold_of_the_rank_alone_is_no_step() -> None:
+    b = ScheduleBuilder(1, 0)
+    b.recv_reduce(b.output[0], frm=[0])
+    assert b.steps == []
+
+
+def test_channels_nest() -> None:
+    b = ScheduleBuilder(2, 0)
+    with b.channel(1):
+        with b.channel(3):
+            b.send(b.output[0], to=1)
+        b.send(b.output[0], to=1)
+    b.send(b.output[0], to=1)
+    assert [step.channel for step in b.steps] == [3, 1, 0]
+
+
+def test_chunks_default_to_size() -> None:
+    b = ScheduleBuilder(5, 0)
+    assert b.nchunks == 5
+    b.chunks(2)
+    assert b.nchunks == len(b.input) == 2
+
+
+def test_local_steps_and_scratch() -> None:
+    b = ScheduleBuilder(2, 0)
+    b.copy(b.input[1], b.scratch[3])
+    b.reduce(b.scratch[3], into=b.output[1])
+    assert [step.kind for step in b.steps] == [Kind.COPY, Kind.REDUCE]
+    assert b.nscratch == 4
+
+
+def late_chunks(b: ScheduleBuilder) -> None:
+    b.send(b.output[0], to=1)
+    b.chunks(2)
+
+
+def scratch_in_two_channels(b: ScheduleBuilder) -> None:
+    b.recv(b.scratch[0], frm=1)
+    with b.channel(1):
+        b.send(b.scratch[0], to=1)
+
+
+def input_after_output(b: ScheduleBuilder) -> None:
+    b.recv(b.output[0], frm=1)
+    b.send(b.input[0], to=1)
+
+
+def open_channel(b: ScheduleBuilder) -> None:
+    with b.channel(4):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (late_chunks, r"chunks\(2\) must be the first call, once"),
+        (lambda b: (b.chunks(1), b.chunks(1)), r"chunks\(1\) must be the first call, once"),
+        (lambda b: b.chunks(0), r"chunks\(0\), want an int of at least 1"),
+        (lambda b: b.send(b.output[0], to=0), r"send with rank 0, want another of 0\.\.2"),
+        (lambda b: b.recv(b.output[0], frm=3), r"recv with rank 3, want another of 0\.\.2"),
+        (lambda b: b.recv_reduce(b.output[0], frm=[0, 5]), r"recv_reduce with rank 5"),
+        (lambda b: b.recv_reduce(b.output[0], frm=[1, 2]), r"from \(1, 2\), want every rank"),
+        (lambda b: b.recv_reduce(b.output[0], frm=[0, 1, 1]), r"from \(0, 1, 1\), want every"),
+        (lambda b: b.recv(b.input[0], frm=1), r"writes in\[0\]; the input is read only"),
+        (input_after_output, r"reads in\[0\] after out was written there; in place"),
+        (lambda b: b.send(b.scratch[2], to=1), r"reads scratch\[2\], which nothing has written"),
+        (scratch_in_two_channels, r"scratch\[0\] is used from channels 0 and 1"),
+        (open_channel, r"channel 4, want 0\.\.3"),
+        (lambda b: b.copy(b.input[0:2], b.output[0]), r"copy in\[0:2\] to out\[0\]: the counts"),
+        (lambda b: b.reduce(b.input[0], b.output[1]), r"reduce in\[0\] to out\[1\]: place i"),
+    ],
+)
+def test_a_wrong_call_is_refused(write: Callable[[ScheduleBuilder], object], message: str) -> None:
+    with pytest.raises(ScheduleError, match=f"^rank 0: .*{message}"):
+        write(ScheduleBuilder(3, 0))
