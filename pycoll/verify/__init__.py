@@ -1,0 +1,23 @@
+"""Prove the Programs of all ranks before any of them runs.
+
+``pycoll.verify`` is this package and can be called: ``pycoll.verify("ring", size=8)``.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+from pycoll.verify.gate import gate
+from pycoll.verify.prove import Verdict, verify, verify_programs
+
+__all__ = ["Verdict", "gate", "verify", "verify_programs"]
+
+
+class _CallablePackage(types.ModuleType):
+    def __call__(self, *args: Any, **kwargs: Any) -> Verdict:
+        return verify(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

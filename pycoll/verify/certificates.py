@@ -1,0 +1,80 @@
+"""Certificates: what was proved of the built-in algorithms when this version was made.
+
+``python -m pycoll.verify.certify`` makes ``certificates.json``. A certificate is tied by digest
+to the text of every file between an algorithm and its Programs; an edit voids it, and the gate
+proves anew until the certificates are made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from pycoll.algorithms import BUILTIN, Algorithm
+
+PACKAGE = Path(__file__).parents[1]
+FILE = Path(__file__).with_name("certificates.json")
+PIPELINE = (
+    "algorithms/*.py",
+    "schedule/*.py",
+    "passes/*.py",
+    "program/isa.py",
+    "program/lower.py",
+    "program/program.py",
+)
+PROVER = ("verify/*.py",)
+
+
+class Form(NamedTuple):
+    """One of the Programs that an algorithm lowers to."""
+
+    direct: bool
+    average: bool
+
+    def __str__(self) -> str:
+        return ("direct" if self.direct else "staged") + (" average" if self.average else "")
+
+
+FORMS = tuple(Form(direct, average) for direct in (False, True) for average in (False, True))
+
+
+@cache
+def source_digest(patterns: tuple[str, ...] = PIPELINE) -> str:
+    """Return a digest of the package's files that match, or "" where there is no source."""
+    state = hashlib.sha256()
+    for pattern in patterns:
+        paths = sorted(PACKAGE.glob(pattern))
+        if not paths:
+            return ""
+        for path in paths:
+            state.update(f"{path.relative_to(PACKAGE)}\n".encode() + path.read_bytes())
+    return state.hexdigest()
+
+
+def digest(algorithm: Algorithm) -> str:
+    """Return what a built-in's certificate must name: its source and the pipeline's."""
+    return hashlib.sha256(f"{algorithm.digest()} {source_digest()}".encode()).hexdigest()
+
+
+@cache
+def certificates() -> dict[str, dict[str, object]]:
+    """Return the certificates by collective and name; none if the file is not there."""
+    if not FILE.exists():
+        return {}
+    table: dict[str, dict[str, object]] = json.loads(FILE.read_text())
+    return table
+
+
+def certified(algorithm: Algorithm, size: int, slots: int, form: Form) -> bool:
+    """Tell whether a certificate covers this; a user's algorithm has none, whatever its name."""
+    if algorithm not in BUILTIN or not source_digest():
+        return False
+    match certificates().get(f"{algorithm.collective.name}/{algorithm.name}"):
+        case {"digest": str(d), "slots": int(least), "forms": {**forms}}:
+            spans = forms.get(str(form))
+            proved = isinstance(spans, list) and any(low <= size <= high for low, high in spans)
+            return proved and slots >= least and d == digest(algorithm)
+    return False

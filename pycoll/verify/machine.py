@@ -1,0 +1,255 @@
+"""Symbolic execution of a network on one maximal run.
+
+Each count has one signaller and control flow never depends on data, so the run is one of a
+deterministic dataflow network: whatever the interleaving, the same instructions run, and once
+every conflicting pair of accesses is ordered they see the same values. One maximal run therefore
+decides for all.
+
+A free slot orders slots only: that memory elsewhere may be used again is never concluded from
+credit. So what is proved with n slots per edge holds with more, as more slots cannot make a
+dataflow network deadlock.
+"""
+
+from __future__ import annotations
+
+from pycoll.errors import PostconditionError, RaceError, ScheduleError
+from pycoll.verify.finding import At, finding
+from pycoll.verify.network import (
+    AGAIN,
+    AWAIT_COUNT,
+    AWAIT_MESSAGE,
+    AWAIT_SLOT,
+    CONSUME,
+    FILL,
+    FOLD,
+    INPUT,
+    MESSAGE,
+    RAISE,
+    SCRATCH,
+    STOP,
+    Network,
+    Step,
+)
+from pycoll.verify.order import Order, Release
+from pycoll.verify.values import Values, WrongValueError
+
+
+class Machine:
+    """The state of one run of every thread through ``tiles`` tiles.
+
+    With ``empty_last`` the last tile is behind the end of every chunk: its instructions move no
+    data, and still wait and signal. A partial tile runs as a full one, since no instruction
+    depends on the number of bytes.
+    """
+
+    def __init__(
+        self, network: Network, values: Values, *, slots: int, tiles: int, empty_last: bool = False
+    ) -> None:
+        self.network = network
+        self.values = values
+        self.slots = slots
+        self.tiles = tiles
+        self.full_tiles = tiles - empty_last
+        self.tile_stride = network.size * network.stride
+        self.memory = [0] * (self.tile_stride * self.full_tiles)
+        self.inputs = values.inputs(network.stride)
+        threads, links = len(network.threads), len(network.links)
+        self.steps = [0] * threads  # where each thread stands
+        self.offsets = [0] * threads  # its tile, times tile_stride
+        self.ended = [False] * threads
+        # Counts of each link: what the source asked for and filled (a plain count: raised),
+        # what the target awaited and consumed.
+        self.asked = [0] * links
+        self.filled = [0] * links
+        self.awaited = [0] * links
+        self.consumed = [0] * links
+        self.source_sleeps = [False] * links
+        self.target_sleeps = [False] * links
+        # Values in the slot to be filled next, and in all those that were filled.
+        self.pending: list[list[int] | None] = [None] * links
+        self.messages: list[list[list[int] | None]] = [[] for _ in range(links)]
+        self.order = Order(network) if network.shared else None
+        self.fills: list[list[Release]] = [[] for _ in range(links)]
+
+    def run(self) -> None:
+        """Run until no thread can go on; raise what is wrong on the way."""
+        # Taken from the end, so rank 0 runs first; a finding is the same every time.
+        ready = list(range(len(self.network.threads) - 1, -1, -1))
+        while ready:
+            self._run_thread(ready.pop(), ready)
+
+    def _run_thread(self, thread: int, ready: list[int]) -> None:
+        """Run one thread until it waits or ends, adding to ``ready`` the threads it wakes."""
+        code, links, order = self.network.threads[thread].code, self.network.links, self.order
+        asked, filled, awaited, consumed = self.asked, self.filled, self.awaited, self.consumed
+        slots, end = self.slots, len(self.memory)
+        offset, at = self.offsets[thread], self.steps[thread]
+        while True:
+            step = code[at]
+            kind = step[0]
+            if kind == FOLD:
+                if offset < end:
+                    self._fold(thread, at, step, offset)
+            elif kind in (AWAIT_MESSAGE, AWAIT_COUNT):
+                link = step[1]
+                if kind == AWAIT_MESSAGE and awaited[link] > consumed[link]:
+                    text = "waits for a message before it has consumed the last one"
+                    raise self._wrong(thread, at, text, kind=ScheduleError)
+                if awaited[link] >= filled[link]:
+                    self.target_sleeps[link] = True
+                    break
+                if order is not None:
+                    order.acquire(thread, self.fills[link][awaited[link]])
+                awaited[link] += 1
+            elif kind == AWAIT_SLOT:
+                link = step[1]
+                if asked[link] > filled[link]:
+                    text = "waits for a slot before it has filled the last one"
+                    raise self._wrong(thread, at, text, kind=ScheduleError)
+                if asked[link] >= consumed[link] + slots:
+                    self.source_sleeps[link] = True
+                    break
+                asked[link] += 1
+            elif kind in (FILL, RAISE):
+                link = step[1]
+                if kind == FILL:
+                    if asked[link] <= filled[link]:
+                        raise self._unpaired(thread, at, link, "fills a slot that may be in use")
+                    self.messages[link].append(self.pending[link])
+                    self.pending[link] = None
+                if order is not None:
+                    self.fills[link].append(order.release(thread))
+                filled[link] += 1
+                if self.target_sleeps[link]:
+                    self.target_sleeps[link] = False
+                    ready.append(links[link].target)
+            elif kind == CONSUME:
+                link = step[1]
+                if awaited[link] <= consumed[link]:
+                    raise self._unpaired(thread, at, link, "consumes what may not be there")
+                consumed[link] += 1
+                if self.source_sleeps[link]:
+                    self.source_sleeps[link] = False
+                    ready.append(links[link].source)
+            elif kind == AGAIN:
+                offset += self.tile_stride
+                if offset < self.tile_stride * self.tiles:
+                    at = step[1]
+                    continue
+            elif kind == STOP:
+                self.ended[thread] = True
+                break
+            at += 1
+        self.offsets[thread], self.steps[thread] = offset, at
+
+    def _fold(self, thread: int, at: int, step: Step, offset: int) -> None:
+        """Run one REDUCE_COPY; a range of chunks is a list of values."""
+        _, n, chunk, sources, destinations, scale = step
+        memory, values = self.memory, self.values
+        if self.order is not None:
+            self.order.access(thread, at, step, offset)
+        total: list[int] | None = None
+        folds = values.folds
+        for kind, index in sources:
+            if kind == MESSAGE:
+                got = self._message(thread, at, index, chunk, n)
+            elif kind == INPUT:
+                got = self.inputs[index : index + n]
+                present = memory[index + offset : index + offset + n]
+                if any(present) and any(p not in (0, g) for p, g in zip(present, got, strict=True)):
+                    place = self.network.place(index)
+                    raise self._wrong(
+                        thread,
+                        at,
+                        f"reads the input at {place} after the output was written there; "
+                        "in place they are one memory",
+                        chunk,
+                        RaceError,
+                    )
+            else:
+                got = memory[index + offset : index + offset + n]
+            if kind != MESSAGE:
+                if 0 in got:
+                    place = self.network.place(index + got.index(0))
+                    raise self._wrong(thread, at, f"reads {place}, which was never written", chunk)
+                if kind == SCRATCH:
+                    held = [values.chunks[v] for v in got]
+                    if held != [*range(chunk, chunk + n)]:
+                        text = f"reads chunk {chunk} at {self.network.place(index)}, which holds"
+                        raise self._wrong(thread, at, f"{text} chunk {held[0]}", chunk)
+            if total is None:
+                total = got
+            else:
+                try:
+                    total = [
+                        folds.get((a, b) if a < b else (b, a)) or values.fold(a, b)
+                        for a, b in zip(total, got, strict=True)
+                    ]
+                except WrongValueError as wrong:
+                    raise self._wrong(thread, at, str(wrong), chunk) from None
+        assert total is not None
+        if scale:
+            try:
+                total = [values.scale(v) for v in total]
+            except WrongValueError as wrong:
+                raise self._wrong(thread, at, str(wrong), chunk) from None
+        for kind, index in destinations:
+            if kind == MESSAGE:
+                if self.asked[index] <= self.filled[index]:
+                    raise self._unpaired(thread, at, index, "writes a slot that may be in use")
+                self.pending[index] = total
+            else:
+                memory[index + offset : index + offset + n] = total
+
+    def _message(self, thread: int, at: int, link: int, chunk: int, n: int) -> list[int]:
+        """Return what the next slot of ``link`` holds, if it is there and is these chunks."""
+        number = self.consumed[link]
+        if self.awaited[link] <= number:
+            raise self._unpaired(thread, at, link, "reads a slot that may not be filled yet")
+        got = self.messages[link][number]
+        if got is None:
+            raise self._wrong(thread, at, "reads a slot that was signalled but never filled", chunk)
+        first = self.values.chunks[got[0]]
+        if first != chunk or len(got) != n:
+            raise self._wrong(
+                thread,
+                at,
+                f"reads chunks {chunk} to {chunk + n - 1} from a slot that holds {first} to "
+                f"{first + len(got) - 1}",
+                chunk,
+            )
+        return got
+
+    def _wrong(
+        self,
+        thread: int,
+        at: int,
+        text: str,
+        chunk: int | None = None,
+        kind: type[ScheduleError] = PostconditionError,
+    ) -> ScheduleError:
+        """Return the finding at a step, drawn with the peer whose message it handles last."""
+        code = self.network.threads[thread].code
+        peers = []
+        for kind_, *rest in code[at::-1]:
+            if kind_ == FOLD:
+                peers = [i for k, i in rest[2] if k == MESSAGE]
+                break
+        others = dict.fromkeys(self.network.links[p].source for p in peers)
+        places = [self._place(thread, at), *(self._place(t, self.steps[t]) for t in others)]
+        return finding(kind, text, *places, chunk=chunk)
+
+    def _unpaired(self, thread: int, at: int, link: int, text: str) -> ScheduleError:
+        """Return the finding of a slot that is used without its WAIT."""
+        ends = self.network.links[link]
+        other = ends.target if thread == ends.source else ends.source
+        peer = self.network.threads[other].program.rank
+        return finding(
+            RaceError,
+            f"{text}: no WAIT orders it after rank {peer}'s signal",
+            self._place(thread, at),
+            self._place(other, self.steps[other]),
+        )
+
+    def _place(self, thread: int, at: int) -> At:
+        return self.network.threads[thread].at(at)

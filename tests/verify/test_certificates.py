@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pycoll.algorithms import BUILTIN, get
+from pycoll.verify import certificates, certify
+from pycoll.verify.certificates import FILE, Form, certified, digest, source_digest
+
+STAGED = Form(direct=False, average=False)
+
+
+def test_the_certificates_in_the_tree_are_of_this_source() -> None:
+    table = json.loads(FILE.read_text())
+    for a in BUILTIN:
+        entry = table[f"{a.collective.name}/{a.name}"]
+        assert entry["digest"] == digest(a), "the pipeline changed: make certificates"
+        for form in (STAGED, Form(direct=False, average=True)):
+            assert all(certified(a, size, 2, form) for size in range(2, 65))
+
+
+def test_certificates_are_made_for_the_sizes_where_a_form_exists() -> None:
+    table = certify.certify((1, 3), workers=1)
+    assert list(table) == [f"{a.collective.name}/{a.name}" for a in BUILTIN]
+    shot = table["allreduce/one_shot"]["forms"]
+    assert isinstance(shot, dict)
+    assert shot["staged"] == shot["staged average"] == [(1, 3)]
+    assert "direct" not in shot or shot["direct"] == [(1, 1)]
+
+
+def test_sizes_with_gaps_are_written_as_intervals() -> None:
+    assert certify.spans([2, 3, 4, 8, 16, 17]) == [(2, 4), (8, 8), (16, 17)]
+
+
+def test_the_command_writes_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(certify, "FILE", tmp_path / "certificates.json")
+    monkeypatch.setattr(certify, "SIZES", (2, 2))
+    monkeypatch.setattr(sys, "argv", ["certify", "--workers", "1"])
+    certify.main()
+    table = json.loads((tmp_path / "certificates.json").read_text())
+    assert table["allreduce/ring"]["forms"]["staged"] == [[2, 2]]
+    assert "allreduce/ring: " in capsys.readouterr().out
+
+
+def test_without_source_or_file_nothing_is_certified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "FILE", tmp_path / "none.json")
+    certificates.certificates.cache_clear()
+    assert certificates.certificates() == {}
+    certificates.certificates.cache_clear()
+    assert source_digest(("no/such/*.py",)) == ""
+    monkeypatch.setattr(certificates, "source_digest", lambda: "")
+    assert not certified(get("ring"), 4, 2, STAGED)
+
+
+def test_the_command_line_is_documented() -> None:
+    command = [sys.executable, "-m", "pycoll.verify.certify", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "prove every built-in" in done.stdout

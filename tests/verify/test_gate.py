@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pycoll.algorithms import algorithm, get
+from pycoll.errors import DeadlockError, PostconditionError, ScheduleError
+from pycoll.schedule import NotDirect, ScheduleBuilder, allreduce
+from pycoll.verify import certificates, gate
+from pycoll.verify.certificates import digest
+
+
+@algorithm(allreduce)
+def mine(b: ScheduleBuilder) -> None:
+    get("ring")(b)
+
+
+@algorithm(allreduce)
+def wrong(b: ScheduleBuilder) -> None:
+    b.chunks(1)
+
+
+@pytest.fixture
+def certified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A certificate for the ring at 2 to 64 ranks, whatever the file in the tree says."""
+    entry = {"digest": digest(get("ring")), "slots": 2, "forms": {"staged": [[2, 64]]}}
+    monkeypatch.setattr(certificates, "certificates", lambda: {"allreduce/ring": entry})
+
+
+@pytest.fixture
+def uncertified(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certificates, "certificates", dict)
+
+
+@pytest.mark.usefixtures("certified")
+def test_a_certificate_opens_for_what_it_covers() -> None:
+    ring = get("ring")
+    assert gate(ring, 64).origin == "certificate"
+    assert gate(ring, 8, slots=4).origin == "certificate"
+    with pytest.raises(DeadlockError, match="1 of 1 filled"):
+        gate(ring, 8, slots=1)
+    assert gate(ring, 8, average=True).origin == "proof"
+    assert gate(ring, 65).origin == "proof"
+    assert gate(get("one_shot"), 4).origin == "proof"
+
+
+@pytest.mark.usefixtures("certified")
+def test_a_users_algorithm_has_no_certificate_even_by_the_name_of_a_builtin() -> None:
+    @algorithm(allreduce)
+    def ring(b: ScheduleBuilder) -> None:
+        get("ring")(b)
+
+    assert gate(ring, 4).origin == "proof"
+
+
+def test_an_edit_voids_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {"digest": "of another text", "slots": 2, "forms": {"staged": [[2, 64]]}}
+    monkeypatch.setattr(certificates, "certificates", lambda: {"allreduce/ring": entry})
+    assert gate(get("ring"), 4).origin == "proof"
+
+
+def test_a_proof_is_kept_and_found_again(tmp_path: Path) -> None:
+    first = gate(mine, 4, cache=tmp_path / "new")
+    again = gate(mine, 4, cache=tmp_path / "new")
+    assert (first.origin, again.origin) == ("proof", "cache")
+    assert (again.name, again.tiles, again.instructions) == ("mine", (1, 2, 4), first.instructions)
+    assert gate(mine, 5, cache=tmp_path / "new").origin == "proof"
+    assert gate(mine, 4, slots=3, cache=tmp_path / "new").origin == "proof"
+    assert gate(mine, 4, average=True, cache=tmp_path / "new").origin == "proof"
+    assert not list(tmp_path.glob("**/*.part"))
+
+
+def test_a_change_that_the_source_does_not_show_is_proved_again(tmp_path: Path) -> None:
+    roots = [0]
+
+    @algorithm(allreduce)
+    def star(b: ScheduleBuilder) -> None:
+        b.chunks(1)
+        root = roots[0]
+        for peer in range(b.size):
+            if b.rank == root != peer:
+                b.recv_reduce(b.output[0], frm=peer)
+        if b.rank == root:
+            for peer in range(b.size):
+                if peer != root:
+                    b.send(b.output[0], to=peer)
+        else:
+            b.send(b.output[0], to=root)
+            b.recv(b.output[0], frm=root)
+
+    def proved() -> str:
+        # A process has one Algorithm per function; a later process has another.
+        return gate(algorithm(allreduce)(star.function), 3, cache=tmp_path).origin
+
+    assert [proved(), proved()] == ["proof", "cache"]
+    roots[0] = 1
+    assert [proved(), proved()] == ["proof", "cache"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"key": 1, "verdict": 2}'])
+def test_a_corrupt_entry_is_proved_again(tmp_path: Path, text: str) -> None:
+    gate(mine, 3, cache=tmp_path)
+    (entry,) = tmp_path.iterdir()
+    entry.write_text(text)
+    assert gate(mine, 3, cache=tmp_path).origin == "proof"
+    assert gate(mine, 3, cache=tmp_path).origin == "cache"
+
+
+def test_an_entry_that_was_altered_or_moved_is_proved_again(tmp_path: Path) -> None:
+    gate(mine, 3, cache=tmp_path)
+    (entry,) = tmp_path.iterdir()
+    text = json.loads(entry.read_text())
+    text["verdict"]["size"] = 4
+    entry.write_text(json.dumps(text))
+    assert gate(mine, 3, cache=tmp_path).origin == "proof"
+    gate(mine, 4, cache=tmp_path)
+    (other,) = set(tmp_path.iterdir()) - {entry}
+    entry.write_text(other.read_text())
+    assert gate(mine, 3, cache=tmp_path).origin == "proof"
+
+
+def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert gate(mine, 3, cache=tmp_path / "file").origin == "proof"
+    # The entry's own name is taken by a folder: the temporary file goes again.
+    gate(mine, 3, cache=tmp_path)
+    (entry,) = set(tmp_path.glob("*.json"))
+    entry.unlink()
+    entry.mkdir()
+    assert gate(mine, 3, cache=tmp_path).origin == "proof"
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_nothing_wrong_is_kept(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(PostconditionError, match="lacks the contribution"):
+            gate(wrong, 2, cache=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_above_the_limit_only_who_asks_for_it_runs_unproved() -> None:
+    message = "mine at 9 ranks has no certificate, and above 8 ranks nothing is proved on the spot"
+    with pytest.raises(ScheduleError, match=message):
+        gate(mine, 9, limit=8)
+    assert gate(mine, 9, limit=8, unproved=True).origin == "unproved"
+    assert gate(mine, 8, limit=8, unproved=True).origin == "proof"
+
+
+@pytest.mark.usefixtures("uncertified")
+def test_a_form_that_does_not_exist_is_not_let_through() -> None:
+    with pytest.raises(NotDirect, match="one_shot"):
+        gate(get("one_shot"), 4, direct=True)
