@@ -1,0 +1,54 @@
+"""Bootstrap: who am I, who are the others, and small blobs to and from all of them."""
+
+from __future__ import annotations
+
+import itertools
+
+from pycoll.bootstrap.control import Control, OnAbort, OnLost
+from pycoll.bootstrap.member import Member
+from pycoll.bootstrap.reactor import CLOSED
+from pycoll.bootstrap.rendezvous import Star
+
+
+class Bootstrap:
+    """A job whose ranks have met. How they found each other is `name`; nothing else differs."""
+
+    def __init__(self, name: str, star: Star, timeout: float) -> None:
+        self.name = name  #: "mpi4py", "torchrun", "environment", "spawn" or "single"
+        self.rank = star.rank
+        self.size = star.size
+        self.members: tuple[Member, ...] = star.members
+        self._timeout = timeout
+        self._numbers = itertools.count()
+        self._control = Control(star)
+        host = self.members[self.rank].host
+        near = [rank for rank, member in enumerate(self.members) if member.host == host]
+        self.local_rank = near.index(self.rank)
+        self.local_size = len(near)
+
+    def allgather(self, blob: bytes, timeout: float | None = None) -> list[bytes]:
+        """Give every rank's blob to every rank; every rank calls it in the same order.
+
+        Args:
+            blob: At most 1 MiB.
+            timeout: Seconds; the job's timeout by default.
+        """
+        key = f"bootstrap {next(self._numbers)}"
+        return self._control.exchange(key, blob, self._timeout if timeout is None else timeout)
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Wait until every rank has come here."""
+        self.allgather(b"", timeout)
+
+    def control(self, on_lost: OnLost, on_abort: OnAbort) -> Control:
+        """Set what the control thread calls, and return the control plane; at most once."""
+        self._control.attach(on_lost, on_abort)
+        return self._control
+
+    def describe(self, rank: int) -> str:
+        """Return "rank 3 (process 4711 on node7)", for messages."""
+        return f"rank {rank} ({self.members[rank]})"
+
+    def close(self, calls: int = 0, *, reason: str = CLOSED) -> None:
+        """Close the control plane; see `Control.close`."""
+        self._control.close(calls, reason=reason)

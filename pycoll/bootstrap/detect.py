@@ -1,0 +1,63 @@
+"""Which launcher started this process, and meeting the other ranks in its way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from pycoll.bootstrap import environment, job, mpi, torchrun
+from pycoll.bootstrap.base import Bootstrap
+from pycoll.bootstrap.member import Member
+from pycoll.bootstrap.rendezvous import Star
+from pycoll.config import Config
+from pycoll.errors import UsageError
+
+
+def launcher(config: Config, environ: Mapping[str, str] | None = None) -> str:
+    """Name the way in which `detect` would find the other ranks.
+
+    What is nearest to the process wins: `pycoll.spawn` over PYCOLL_RANK, which someone set on
+    purpose, over the launchers; a torchrun that mpirun started on every node over that mpirun.
+    """
+    environ = os.environ if environ is None else environ
+    if job.current():
+        return "spawn"
+    if environment.launched(config):
+        return "environment"
+    if torchrun.innermost(environ):
+        return "torchrun"
+    if mpi.launched(environ):
+        return "mpi4py"
+    if torchrun.launched(environ):
+        return "torchrun"
+    if config.address is not None:
+        raise UsageError(
+            "PYCOLL_ADDRESS is set, but nothing says which rank this is: set PYCOLL_RANK"
+        )
+    return "single"
+
+
+def detect(config: Config | None = None) -> Bootstrap:
+    """Find out who this process is, and meet the other ranks of its job.
+
+    Args:
+        config: The settings; read from the environment by default.
+
+    Raises:
+        BootstrapError: The ranks could not find or authenticate each other before the timeout.
+        UnavailableError: An MPI launcher started this process, and mpi4py is missing.
+        UsageError: A bad setting.
+    """
+    config = config or Config.load()
+    name = launcher(config)
+    if name == "spawn":
+        star = job.meet(config)
+    elif name == "environment":
+        star = environment.meet(config)
+    elif name == "mpi4py":
+        star = mpi.meet(config, os.environ)
+    elif name == "torchrun":
+        star = torchrun.meet(config, os.environ)
+    else:
+        star = Star(0, 1, (Member.me(),))
+    return Bootstrap(name, star, config.timeout)

@@ -1,0 +1,86 @@
+"""Who may join: challenge and response with the job's secret, before anything else is read.
+
+Both sides send a preface as soon as they are connected. The connecting side then proves that
+it knows the secret, and then the listening side does. A proof covers both prefaces and the side
+that speaks, so it can be neither replayed nor reflected, and version, rank and size are believed
+only after it. The layout of preface and proof never changes: ranks with different versions of
+pycoll can still authenticate each other, and so can say what is wrong.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import os
+import struct
+from typing import NamedTuple
+
+from pycoll.errors import BootstrapError
+
+PROTOCOL = 1  #: raise it when frames change their meaning
+MAGIC = b"pycoll"
+PREFACE = struct.Struct("<6sHII32s")
+PROOF_BYTES = 32
+REFUSAL = bytes(PROOF_BYTES)  #: the listening side's answer to a proof that does not hold
+
+
+class Side(enum.Enum):
+    """Which end of the connection speaks; its value is part of the proof."""
+
+    CONNECTING = b"connecting"
+    LISTENING = b"listening"
+
+
+class Preface(NamedTuple):
+    """What each side says first, in the clear and not yet believed."""
+
+    rank: int
+    size: int
+    version: int
+    nonce: bytes
+
+    @classmethod
+    def make(cls, rank: int, size: int) -> Preface:
+        """Return this process's preface with a fresh challenge."""
+        return cls(rank, size, PROTOCOL, os.urandom(32))
+
+    @classmethod
+    def parse(cls, data: bytes) -> Preface:
+        """Read a preface; BootstrapError if the other side is not pycoll."""
+        magic, version, rank, size, nonce = PREFACE.unpack(data)
+        if magic != MAGIC:
+            raise BootstrapError(f"what answered is not pycoll: it began with {data[:8]!r}")
+        return cls(rank, size, version, nonce)
+
+    def encode(self) -> bytes:
+        """Return the preface's bytes."""
+        return PREFACE.pack(MAGIC, self.version, self.rank, self.size, self.nonce)
+
+
+def proof(secret: bytes, side: Side, own: Preface, peer: Preface) -> bytes:
+    """Return what shows that `side` knows the secret, in this one conversation."""
+    text = side.value + own.encode() + peer.encode()
+    return hmac.new(secret, text, hashlib.sha256).digest()
+
+
+def proves(given: bytes, secret: bytes, side: Side, speaker: Preface, listener: Preface) -> bool:
+    """Tell whether `given` is `side`'s proof, in constant time."""
+    return hmac.compare_digest(given, proof(secret, side, speaker, listener))
+
+
+def check(peer: Preface, rank: int, size: int) -> None:
+    """Compare an authenticated peer's preface with this process's own.
+
+    Raises:
+        BootstrapError: Another protocol, another size or an impossible rank.
+    """
+    if peer.version != PROTOCOL:
+        raise BootstrapError(
+            f"rank {peer.rank} speaks protocol {peer.version}, rank {rank} wants {PROTOCOL}: "
+            "same pycoll version on all ranks?"
+        )
+    if peer.size != size:
+        raise BootstrapError(f"rank {peer.rank} has size {peer.size}, rank {rank} has size {size}")
+    if not 0 <= peer.rank < size:
+        raise BootstrapError(f"a process says it is rank {peer.rank}, want 0 to {size - 1}")

@@ -1,0 +1,49 @@
+"""Member: what the ranks tell each other about themselves when they meet."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from typing import NamedTuple
+
+from pycoll.errors import BootstrapError
+
+_LAYOUT = struct.Struct("<IQ")  # process id, inode of its process-id namespace
+
+
+class Member(NamedTuple):
+    """Where a rank lives."""
+
+    pid: int
+    namespace: int  #: process ids mean the same to two processes only within one namespace
+    host: str  #: name and boot id: two machines may share either, hardly both
+
+    @classmethod
+    def me(cls) -> Member:
+        """Describe this process."""
+        try:
+            with open("/proc/sys/kernel/random/boot_id") as file:
+                boot = file.read().strip()
+            namespace = os.stat("/proc/self/ns/pid").st_ino
+        except OSError:  # no /proc: an unknown machine is only known by its name
+            boot, namespace = "", 0
+        return cls(os.getpid(), namespace, f"{socket.gethostname()[:200]}/{boot}")
+
+    def encode(self) -> bytes:
+        """Return the bytes that HELLO carries."""
+        return _LAYOUT.pack(self.pid, self.namespace) + self.host.encode()
+
+    @classmethod
+    def parse(cls, data: bytes) -> Member:
+        """Read what `encode` wrote."""
+        if len(data) < _LAYOUT.size:
+            raise BootstrapError(f"hello: {len(data)} bytes, want at least {_LAYOUT.size}")
+        pid, namespace = _LAYOUT.unpack_from(data)
+        try:
+            return cls(pid, namespace, data[_LAYOUT.size :].decode())
+        except UnicodeDecodeError:
+            raise BootstrapError("hello: the host's name is not UTF-8") from None
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host.partition('/')[0]}"

@@ -1,0 +1,153 @@
+"""mpi4py: MPI hands out rank 0's address and the job's secret, and is then left alone.
+
+The only importer of mpi4py. MPI is used for two nonblocking allgathers on COMM_WORLD, which are
+polled against a deadline: a blocking call could not say which rank never came, nor be
+interrupted by Ctrl-C. Being collectives they cannot match a message of the user's program.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pycoll.bootstrap import rendezvous
+from pycoll.bootstrap.framing import pack_blobs, unpack_blobs
+from pycoll.bootstrap.member import Member
+from pycoll.bootstrap.rendezvous import Address, Star
+from pycoll.config import Config
+from pycoll.errors import BootstrapError, UnavailableError
+
+#: Number of ranks, as the launchers of Open MPI and of MPICH and its kin give it.
+SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+#: Says only that there is a PMIx launcher; srun and prterun set it.
+PMIX_VARIABLES = ("PMIX_RANK", "PMIX_NAMESPACE")
+
+BLOB_BYTES = 1024  #: what a rank gives to an allgather, padded
+
+#: Requests that a deadline left open: MPI may still write to their buffers.
+_abandoned: list[object] = []
+
+
+def launched(environ: Mapping[str, str]) -> bool:
+    """Tell whether an MPI launcher started this process, or the program has MPI running."""
+    if any(name in environ for name in SIZE_VARIABLES):
+        return launched_size(environ) != 1
+    if all(name in environ for name in PMIX_VARIABLES):
+        return True
+    module = sys.modules.get("mpi4py.MPI")
+    return bool(
+        module
+        and module.Is_initialized()
+        and not module.Is_finalized()
+        and module.COMM_WORLD.Get_size() > 1
+    )
+
+
+def launched_size(environ: Mapping[str, str]) -> int:
+    """Return the number of ranks that the launcher says it started, or 0 if it does not say."""
+    for name in SIZE_VARIABLES:
+        text = environ.get(name, "")
+        if text.isascii() and text.isdigit():
+            return int(text)
+    return 0
+
+
+def meet(config: Config, environ: Mapping[str, str]) -> Star:
+    """Learn rank 0's address through MPI and meet the others there."""
+    deadline = time.monotonic() + config.timeout
+    world = _world(environ)
+    rank, size = world.Get_rank(), world.Get_size()
+    if size == 1:
+        return Star(0, 1, (Member.me(),))
+    hosts = _allgather(world, Member.me().host.encode(), deadline)
+    near = all(host == hosts[0] for host in hosts)
+    if rank:
+        offer = _allgather(world, b"", deadline)[0]
+        secret, port, names = unpack_blobs(offer, 3)
+        return rendezvous.join(_addresses(port, names), rank, size, secret, deadline)
+    with rendezvous.listen("127.0.0.1" if near else "", 0, backlog=4 * size + 64) as listener:
+        secret = config.secret or os.urandom(32)
+        port = struct.pack("<H", listener.getsockname()[1])
+        names = b" ".join(name.encode() for name in (["127.0.0.1"] if near else _names()))
+        _allgather(world, pack_blobs([secret, port, names]), deadline)
+        return rendezvous.gather(listener, size, secret, deadline)
+
+
+def _world(environ: Mapping[str, str]) -> Any:
+    """Return COMM_WORLD of an MPI that runs and agrees with the launcher."""
+    try:
+        # Importing it calls MPI_Init, unless the program has said otherwise.
+        from mpi4py import MPI
+    except ImportError as error:
+        raise UnavailableError(
+            f"started by an MPI launcher, but mpi4py cannot be imported ({error}): "
+            "pip install mpi4py"
+        ) from error
+    if MPI.Is_finalized() or not MPI.Is_initialized():
+        state = "is finalized" if MPI.Is_finalized() else "is not initialized"
+        raise BootstrapError(f"mpi4py: MPI {state}: call pycoll.init() between Init and Finalize")
+    world = MPI.COMM_WORLD
+    wanted = launched_size(environ)
+    if wanted and world.Get_size() != wanted:
+        library = MPI.Get_library_version().partition(",")[0].split("\n")[0].strip()
+        raise BootstrapError(
+            f"the MPI launcher started {wanted} ranks, but mpi4py's MPI ({library}) sees "
+            f"{world.Get_size()}: use the mpirun of that MPI"
+        )
+    return world
+
+
+def _allgather(world: Any, blob: bytes, deadline: float) -> list[bytes]:
+    """Give every rank's blob to every rank, or fail at the deadline."""
+    size = world.Get_size()
+    if len(blob) > BLOB_BYTES - 2:
+        raise BootstrapError(f"mpi4py: a blob has {len(blob)} bytes, at most {BLOB_BYTES - 2}")
+    mine = bytearray(BLOB_BYTES)
+    struct.pack_into(f"<H{len(blob)}s", mine, 0, len(blob), blob)
+    everyone = bytearray(size * BLOB_BYTES)
+    request = world.Iallgather(mine, everyone)
+    pause = 0.0
+    while not request.Test():
+        if time.monotonic() > deadline:
+            _abandoned.append((request, mine, everyone))
+            raise BootstrapError(
+                f"mpi4py: not all {size} ranks came to pycoll.init() before the deadline "
+                f"(rank {world.Get_rank()} did)"
+            )
+        time.sleep(pause)  # at first a mere yield: ranks may share a core
+        pause = min(pause + 1e-5, 1e-3)
+    blobs = []
+    for start in range(0, len(everyone), BLOB_BYTES):
+        (count,) = struct.unpack_from("<H", everyone, start)
+        blobs.append(bytes(everyone[start + 2 : start + 2 + count]))
+    return blobs
+
+
+def _names() -> list[str]:
+    """Return names and addresses under which other machines may reach this one, best first."""
+    found = [socket.gethostname(), socket.getfqdn()]
+    try:
+        import fcntl
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            for _, interface in socket.if_nameindex():
+                request = struct.pack("16s16x8x", interface.encode()[:15])
+                try:  # SIOCGIFADDR; an interface may have no IPv4 address
+                    answer = fcntl.ioctl(probe.fileno(), 0x8915, request)
+                except OSError:
+                    continue
+                found.append(socket.inet_ntoa(answer[20:24]))
+    except OSError:
+        pass
+    kept = [name for name in dict.fromkeys(found) if not rendezvous.is_loopback(name)]
+    return kept[:16]
+
+
+def _addresses(port: bytes, names: bytes) -> list[Address]:
+    (number,) = struct.unpack("<H", port)
+    return [(name, number) for name in names.decode().split()]

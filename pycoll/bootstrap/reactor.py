@@ -1,0 +1,247 @@
+"""Reactor: the control plane's one thread, with the sockets and processes that it watches.
+
+It sleeps in a selector until a socket, a peer's process or the calling thread wakes it. On rank
+0 it also runs the `Hub`. What the frames mean to this rank is the affair of `Control`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from pycoll.bootstrap.framing import MAX_BLOB, Frame, Kind, encode
+from pycoll.bootstrap.hub import SECONDS, Hub, Outgoing
+from pycoll.bootstrap.link import Link
+from pycoll.bootstrap.rendezvous import Star
+from pycoll.errors import BootstrapError
+
+#: Why a rank is gone, as `on_lost` is told.
+DIED = "died"  # the process ended without a word
+EXITED = "exited"  # the process ended in good order, but without close()
+CLOSED = "closed"  # the rank called close()
+GARBLED = "garbled"  # the rank sent what no rank of this version sends
+
+PIDFD_SECONDS = 0.75  #: how long a dead process's last words may take by way of rank 0
+FLUSH_SECONDS = 1.0  #: how long the end of the thread may take to send what is queued
+
+
+class Reactor:
+    """Sends this rank's frames and hands it what comes, both by way of rank 0.
+
+    Args:
+        star: The sockets, which are closed when the thread ends.
+        deliver: Called on the thread with each frame that is for this rank.
+        after: Called on the thread after each round.
+        ended: Called on the thread at its end, with the error if it was one.
+    """
+
+    def __init__(
+        self,
+        star: Star,
+        deliver: Callable[[Frame], None],
+        after: Callable[[], None],
+        ended: Callable[[Exception | None], None],
+    ) -> None:
+        self._star = star
+        self._deliver_here, self._after, self._ended = deliver, after, ended
+        self._hub = Hub(star.size) if star.rank == 0 else None
+        self._outbox: deque[Frame] = deque()
+        self._stopping = False
+        self._suspects: dict[int, float] = {}  # rank whose process ended → when to give it up
+        self._selector = selectors.DefaultSelector()
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._woken.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        limit = MAX_BLOB + SECONDS.size if self._hub else star.size * (MAX_BLOB + 4)
+        self._links = {peer: Link(peer, sock, limit) for peer, sock in star.links.items()}
+        for link in self._links.values():
+            self._selector.register(link.sock, selectors.EVENT_READ, link)
+        self._pidfds = self._watch_processes()
+        self._thread = threading.Thread(target=self._run, name="pycoll-control", daemon=True)
+        self._thread.start()
+
+    def post(self, *frames: Frame) -> None:
+        """Send frames to rank 0; none just wakes the thread. For any thread."""
+        self._outbox.extend(frames)
+        with contextlib.suppress(OSError):  # full: it is awake already; closed: it has ended
+            self._waker.send(b"\0")
+
+    def stop(self, farewell: Frame) -> None:
+        """Send a last frame, end the thread and free everything."""
+        self._outbox.append(farewell)
+        self._stopping = True  # in this order: once it sees the flag, it only empties the outbox
+        self.post()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def forget(self) -> None:
+        """Run in a forked child: let go of what is the parent's without a word to anyone.
+
+        The selector is only closed: unregistering would change the epoll that the parent shares.
+        """
+        with contextlib.suppress(OSError):
+            self._selector.close()
+        self._close_all()
+
+    def suspected(self, rank: int) -> None:
+        """Drop the suspicion against a rank whose end is explained."""
+        self._suspects.pop(rank, None)
+
+    def report(self, error: Exception) -> None:
+        """Show an error of a callback as Python shows one that ends a thread."""
+        details = (type(error), error, error.__traceback__, self._thread)
+        threading.excepthook(threading.ExceptHookArgs(details))
+
+    def _watch_processes(self) -> dict[int, int]:
+        """Watch the processes of this machine themselves; return pidfd → rank.
+
+        A socket stays open as long as any process holds it, so a child that a rank forked
+        behind Python's back would hide that rank's death.
+        """
+        members = self._star.members
+        mine = members[self._star.rank]
+        pidfds: dict[int, int] = {}
+        for rank, member in enumerate(members):
+            near = member.host == mine.host and member.namespace == mine.namespace
+            if near and member.namespace and member.pid != mine.pid:
+                try:
+                    fd = os.pidfd_open(member.pid)
+                except OSError:  # gone already, which its socket will say; or an old kernel
+                    continue
+                pidfds[fd] = rank
+                self._selector.register(fd, selectors.EVENT_READ)
+        return pidfds
+
+    # What follows runs on the thread.
+
+    def _run(self) -> None:
+        failure = None
+        try:
+            while not self._stopping:
+                self._turn(self._pause())
+            self._flush()
+        except Exception as error:
+            failure = error
+            self.report(error)
+        finally:
+            self._selector.close()
+            self._close_all()
+            self._ended(failure)
+
+    def _pause(self) -> float | None:
+        due = min(self._suspects.values(), default=math.inf)
+        if self._hub:
+            due = min(due, self._hub.next_deadline())
+        return None if due == math.inf else max(0.0, due - time.monotonic())
+
+    def _turn(self, pause: float | None) -> None:
+        for key, events in self._selector.select(pause):
+            if key.fileobj is self._woken:
+                with contextlib.suppress(BlockingIOError):
+                    self._woken.recv(4096)
+            elif key.fd in self._pidfds:
+                self._suspect(key.fd)
+            elif events & selectors.EVENT_READ:
+                self._read(key.data)
+        while self._outbox:
+            self._dispatch(self._outbox.popleft())
+        now = time.monotonic()
+        for rank in [rank for rank, due in self._suspects.items() if due <= now]:
+            del self._suspects[rank]
+            self._lose(rank, DIED)
+        if self._hub:
+            self._deliver(self._hub.expire(now))
+        for link in self._links.values():
+            self._send(link)
+        self._after()
+
+    def _dispatch(self, frame: Frame) -> None:
+        """Send a frame of this rank to rank 0, which may be this process."""
+        if self._hub:
+            self._deliver(self._hub.receive(0, frame, time.monotonic()))
+        else:
+            self._queue(0, frame)
+
+    def _deliver(self, out: list[Outgoing]) -> None:
+        """Send what the hub says; this rank last, since what it then does may be to die."""
+        here = [frame for rank, frame in out if rank == self._star.rank]
+        for rank, frame in out:
+            if rank != self._star.rank:
+                self._queue(rank, frame)
+                self._send(self._links[rank])
+        for frame in here:
+            self._deliver_here(frame)
+
+    def _queue(self, rank: int, frame: Frame) -> None:
+        link = self._links[rank]
+        if link.open:
+            link.unsent += encode(frame)
+
+    def _send(self, link: Link) -> None:
+        if not link.open:
+            return
+        if link.unsent:
+            link.send()
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0)
+        if wanted != link.events:
+            link.events = wanted
+            self._selector.modify(link.sock, wanted, link)
+
+    def _read(self, link: Link) -> None:
+        try:
+            data = link.receive()
+            for frame in link.decoder.feed(data):
+                if self._hub:
+                    self._deliver(self._hub.receive(link.peer, frame, time.monotonic()))
+                else:
+                    self._deliver_here(frame)
+            reason = "" if data else DIED
+        except BlockingIOError:
+            reason = ""
+        except (BootstrapError, UnicodeDecodeError, struct.error):
+            reason = GARBLED
+        if reason:
+            self._selector.unregister(link.sock)
+            link.open = False
+            link.sock.close()
+            self._lose(link.peer, reason)
+
+    def _suspect(self, fd: int) -> None:
+        rank = self._pidfds.pop(fd)
+        self._selector.unregister(fd)
+        os.close(fd)
+        self._suspects[rank] = time.monotonic() + PIDFD_SECONDS
+
+    def _lose(self, rank: int, reason: str) -> None:
+        """Note what this process itself saw; on rank 0, tell the others."""
+        if self._hub:
+            self._deliver(self._hub.lost(rank, reason))
+        else:
+            self._deliver_here(Frame(Kind.LOST, rank, reason))
+
+    def _flush(self) -> None:
+        """Send what is queued, the farewell last, but not for ever."""
+        until = time.monotonic() + FLUSH_SECONDS
+        self._turn(0)
+        while (left := until - time.monotonic()) > 0:
+            if not any(link.unsent and link.open for link in self._links.values()):
+                break
+            self._turn(left)
+
+    def _close_all(self) -> None:
+        for link in self._links.values():
+            link.sock.close()
+        for fd in self._pidfds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._waker.close()
+        self._woken.close()

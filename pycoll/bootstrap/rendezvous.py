@@ -1,0 +1,382 @@
+"""Rendezvous: rank 0 listens, the others connect, and an authenticated star of sockets is left.
+
+Nothing that a stranger does to the port harms the job: until a connection has proved the job's
+secret it can only be dropped. What an authenticated rank does wrong ends the bootstrap on every
+rank, with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from pycoll.bootstrap import handshake
+from pycoll.bootstrap.framing import Decoder, Frame, Kind, encode, pack_blobs, unpack_blobs
+from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES, Preface, Side
+from pycoll.bootstrap.hub import rank_list
+from pycoll.bootstrap.member import Member
+from pycoll.errors import BootstrapError
+
+HELLO_LIMIT = 1024  #: bytes of a Member
+GUEST_SECONDS = 5.0  #: how long a connection may take to prove itself
+ATTEMPT_SECONDS = 2.0  #: how long one of several addresses may keep a rank waiting
+GRACE_SECONDS = 2.0  #: how long past its deadline a rank waits for rank 0 to say who is missing
+
+Address = tuple[str, int]
+
+
+class Star(NamedTuple):
+    """Sockets from rank 0 to every other rank, of which this process holds its own ends."""
+
+    rank: int
+    size: int
+    members: tuple[Member, ...]
+    links: Mapping[int, socket.socket] = MappingProxyType({})  #: peer → socket
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether `host` only reaches this machine."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def listen(host: str, port: int, backlog: int) -> socket.socket:
+    """Listen for the other ranks: on loopback if `host` is that, else on every interface.
+
+    A node's name often resolves, on that node itself, to an address that no one else reaches.
+    """
+    if is_loopback(host):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=backlog)
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # a kernel without IPv6, or a family in use
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog
+            )
+    return socket.create_server(("", port), backlog=backlog)
+
+
+def gather(listener: socket.socket, size: int, secret: bytes, deadline: float) -> Star:
+    """Be rank 0: wait for the ranks 1 to size - 1. The listener stays open.
+
+    Args:
+        listener: A listening socket.
+        size: Number of ranks.
+        secret: What every rank of this job knows.
+        deadline: When to give up, by `time.monotonic`.
+
+    Raises:
+        BootstrapError: A rank did not come, went away, or does not fit the job.
+    """
+    with _Reception(listener, size, secret) as reception:
+        started = time.monotonic()
+        try:
+            while len(reception.arrived) < size - 1:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    absent = [r for r in range(1, size) if r not in reception.arrived]
+                    raise BootstrapError(
+                        f"rank 0 waited {round(deadline - started, 2):g} s for "
+                        f"{rank_list(absent)} of {size}, and {'they' if absent[1:] else 'it'} "
+                        f"never came{reception.turned_away()}"
+                    )
+                reception.serve(min(remaining, 1.0))
+            return reception.welcome(deadline)
+        except BootstrapError as error:
+            reception.refuse(str(error))
+            raise
+
+
+class _Guest:
+    """A connection on its way from stranger to rank."""
+
+    def __init__(self, sock: socket.socket, where: str, own: Preface) -> None:
+        self.sock = sock
+        self.where = where
+        self.own = own
+        self.until = time.monotonic() + GUEST_SECONDS
+        self.peer: Preface | None = None
+        self.proved = False
+        self.held = bytearray()
+        self.decoder = Decoder(HELLO_LIMIT)
+        self.member: Member | None = None
+
+    def take(self, count: int) -> bytes | None:
+        """Return the next `count` bytes, or None if they have not all come."""
+        if len(self.held) < count:
+            return None
+        data = bytes(self.held[:count])
+        del self.held[:count]
+        return data
+
+
+class _Stranger(Exception):
+    """A connection that is not of this job; it is dropped and only counted."""
+
+
+class _Reception:
+    """Rank 0's side of the rendezvous: one selector over the listener and all guests."""
+
+    def __init__(self, listener: socket.socket, size: int, secret: bytes) -> None:
+        self.arrived: dict[int, _Guest] = {}
+        self._listener, self._size, self._secret = listener, size, secret
+        self._guests: dict[socket.socket, _Guest] = {}  # not yet arrived, oldest first
+        self._refusals: list[str] = []
+        self._selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> _Reception:
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._selector.close()
+        kept = {} if kind else self.arrived
+        for guest in [*self._guests.values(), *(self.arrived.values() if not kept else ())]:
+            guest.sock.close()
+
+    def serve(self, seconds: float) -> None:
+        """Wait for something to happen, at most `seconds`, and deal with it."""
+        for key, _ in self._selector.select(seconds):
+            if key.fileobj is self._listener:
+                self._accept()
+            else:
+                self._read(key.data)
+        now = time.monotonic()
+        for guest in [g for g in self._guests.values() if g.until <= now]:
+            self._drop(guest, f"nothing but silence after {GUEST_SECONDS:g} s")
+
+    def welcome(self, deadline: float) -> Star:
+        """Tell all ranks that all have come, and hand over the sockets."""
+        guests = [self.arrived[rank] for rank in range(1, self._size)]
+        members = (Member.me(), *(guest.member for guest in guests if guest.member))
+        frame = encode(Frame(Kind.WELCOME, 0, "", pack_blobs([m.encode() for m in members])))
+        for rank, guest in enumerate(guests, start=1):
+            guest.sock.settimeout(max(deadline - time.monotonic(), 0.1))
+            try:
+                guest.sock.sendall(frame)
+            except OSError as error:
+                raise BootstrapError(f"rank {rank} ({guest.member}) went away: {error}") from None
+        links = {rank: guest.sock for rank, guest in enumerate(guests, start=1)}
+        return Star(0, self._size, members, links)
+
+    def refuse(self, text: str) -> None:
+        """Tell everyone who has proved to be of this job why it does not start."""
+        frame = encode(Frame(Kind.REFUSED, 0, "", text.encode()))
+        for guest in [*self.arrived.values(), *self._guests.values()]:
+            if guest.proved and guest.peer and guest.peer.version == handshake.PROTOCOL:
+                with contextlib.suppress(OSError):
+                    guest.sock.send(frame)
+
+    def turned_away(self) -> str:
+        """Return a clause about the connections that were dropped; empty if there were none."""
+        if not self._refusals:
+            return ""
+        return f" ({len(self._refusals)} connections turned away, the last: {self._refusals[-1]})"
+
+    def _accept(self) -> None:
+        try:
+            sock, address = self._listener.accept()
+        except OSError:  # it was gone before we looked
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        where = f"{address[0]}:{address[1]}"
+        own = Preface.make(0, self._size)
+        guest = _Guest(sock, where, own)
+        self._guests[sock] = guest
+        self._selector.register(sock, selectors.EVENT_READ, guest)
+        if len(self._guests) > 4 * self._size + 64:  # a flood: the oldest had their chance
+            self._drop(next(iter(self._guests.values())), "too many connections at once")
+        with contextlib.suppress(OSError):
+            sock.send(own.encode())
+
+    def _drop(self, guest: _Guest, why: str) -> None:
+        claim = f", says it is rank {guest.peer.rank}" if guest.peer else ""
+        self._refusals.append(f"{guest.where}{claim}: {why}")
+        self._selector.unregister(guest.sock)
+        del self._guests[guest.sock]
+        guest.sock.close()
+
+    def _read(self, guest: _Guest) -> None:
+        if guest.sock.fileno() < 0:  # dropped earlier in this round
+            return
+        try:
+            data = guest.sock.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if guest.member:
+            rank = guest.peer.rank if guest.peer else -1
+            what = "spoke out of turn" if data else "went away before all ranks had come"
+            raise BootstrapError(f"rank {rank} ({guest.member}) {what}")
+        if not data:
+            self._drop(guest, "it hung up")
+            return
+        guest.held += data
+        try:
+            self._advance(guest)
+        except _Stranger as stranger:
+            self._drop(guest, str(stranger))
+        except OSError as error:
+            self._drop(guest, str(error))
+
+    def _advance(self, guest: _Guest) -> None:
+        if guest.peer is None and (data := guest.take(PREFACE.size)):
+            try:
+                guest.peer = Preface.parse(data)
+            except BootstrapError as error:
+                raise _Stranger(str(error)) from None
+        if guest.peer and not guest.proved and (given := guest.take(PROOF_BYTES)):
+            if not handshake.proves(given, self._secret, Side.CONNECTING, guest.peer, guest.own):
+                guest.sock.send(handshake.REFUSAL)
+                raise _Stranger("it does not know the job's secret")
+            guest.proved = True
+            own = handshake.proof(self._secret, Side.LISTENING, guest.own, guest.peer)
+            guest.sock.send(own)
+            handshake.check(guest.peer, 0, self._size)
+        if guest.peer and guest.proved and (data := guest.take(len(guest.held))):
+            frames = guest.decoder.feed(data)
+            if frames:
+                self._arrive(guest, guest.peer.rank, frames)
+
+    def _arrive(self, guest: _Guest, rank: int, frames: list[Frame]) -> None:
+        first = frames[0]
+        if first.kind is not Kind.HELLO or first.rank != rank or len(frames) > 1:
+            raise BootstrapError(
+                f"rank {rank} began with {first.kind.name} of rank {first.rank}, want HELLO"
+            )
+        guest.member = Member.parse(first.body)
+        if rank == 0 or rank in self.arrived:
+            other = self.arrived[rank].member if rank else Member.me()
+            raise BootstrapError(
+                f"two processes say they are rank {rank}: {other}, and {guest.member}"
+            )
+        del self._guests[guest.sock]
+        self.arrived[rank] = guest
+
+
+def join(
+    addresses: Sequence[Address], rank: int, size: int, secret: bytes, deadline: float
+) -> Star:
+    """Be a rank other than 0: find rank 0 at one of `addresses` and wait until all have come.
+
+    Raises:
+        BootstrapError: Rank 0 is not there, is not of this job, or ended the bootstrap.
+    """
+    alone = len(addresses) == 1
+    started = time.monotonic()
+    problem = "no address to try"
+    pause = 0.001
+    while True:
+        for address in addresses:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                tried = ", ".join(f"{host}:{port}" for host, port in addresses[:4])
+                raise BootstrapError(
+                    f"rank {rank} did not reach rank 0 at {tried} within "
+                    f"{round(deadline - started, 2):g} s: {problem}"
+                )
+            limit = remaining if alone else min(remaining, ATTEMPT_SECONDS)
+            sock = None
+            try:
+                sock = socket.create_connection(address, timeout=limit)
+                server = _authenticate(sock, rank, size, secret, time.monotonic() + limit)
+                handshake.check(server, rank, size)
+                members = _hello(sock, rank, size, deadline)
+            except _NotRankZero as error:
+                problem = f"{address[0]}:{address[1]}: {error}"
+                if alone and error.final:
+                    raise BootstrapError(f"rank {rank}: {problem}") from None
+            except OSError as error:
+                problem = f"{address[0]}:{address[1]}: {error.strerror or error}"
+            else:
+                link, sock = sock, None
+                return Star(rank, size, members, {0: link})
+            finally:
+                if sock:
+                    sock.close()
+        time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+        pause = min(2 * pause, 0.1)
+
+
+class _NotRankZero(Exception):
+    """What answered at an address is not this job's rank 0 (yet)."""
+
+    def __init__(self, text: str, *, final: bool) -> None:
+        super().__init__(text)
+        self.final = final  # trying again would change nothing
+
+
+def _authenticate(
+    sock: socket.socket, rank: int, size: int, secret: bytes, until: float
+) -> Preface:
+    """Prove this rank to the listening side, have it prove itself, and return its preface."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    own = Preface.make(rank, size)
+    sock.sendall(own.encode())
+    data = _receive(sock, PREFACE.size, until)
+    if data is None:  # also a listener of an earlier rendezvous that has just been closed
+        raise _NotRankZero("it hung up at once", final=False)
+    try:
+        server = Preface.parse(data)
+    except BootstrapError as error:
+        raise _NotRankZero(str(error), final=False) from None
+    sock.sendall(handshake.proof(secret, Side.CONNECTING, own, server))
+    given = _receive(sock, PROOF_BYTES, until)
+    if given is None:  # too slow for a busy rank 0, say
+        raise _NotRankZero("it hung up before it proved to be rank 0", final=False)
+    if given == handshake.REFUSAL:
+        text = "rank 0 turned us away: is PYCOLL_SECRET the same on all ranks?"
+        raise _NotRankZero(text, final=True)
+    if not handshake.proves(given, secret, Side.LISTENING, server, own):
+        raise _NotRankZero("what listens there does not know the job's secret", final=True)
+    return server
+
+
+def _hello(sock: socket.socket, rank: int, size: int, deadline: float) -> tuple[Member, ...]:
+    """Say who this rank is and wait until rank 0 says that all have come."""
+    sock.sendall(encode(Frame(Kind.HELLO, rank, "", Member.me().encode())))
+    decoder = Decoder(size * (HELLO_LIMIT + 4))
+    frames: list[Frame] = []
+    until = deadline + GRACE_SECONDS
+    while not frames:
+        try:
+            # Not a byte more than WELCOME: what follows it belongs to the control plane.
+            data = _receive(sock, decoder.missing(), until)
+        except TimeoutError:
+            raise BootstrapError(
+                f"rank {rank} reached rank 0, but not all {size} ranks came in time"
+            ) from None
+        if data is None:
+            raise BootstrapError(f"rank {rank}: rank 0 went away before all ranks had come")
+        frames = decoder.feed(data)
+    first = frames[0]
+    if first.kind is Kind.REFUSED:
+        raise BootstrapError(first.body.decode(errors="replace"))
+    if first.kind is not Kind.WELCOME:
+        raise BootstrapError(f"rank {rank}: rank 0 answered {first.kind.name}, want WELCOME")
+    return tuple(Member.parse(blob) for blob in unpack_blobs(first.body, size))
+
+
+def _receive(sock: socket.socket, count: int, until: float) -> bytes | None:
+    """Return exactly `count` bytes, or None when the other side hung up."""
+    data = b""
+    while len(data) < count:
+        remaining = until - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError("no answer in time")
+        sock.settimeout(remaining)
+        try:
+            piece = sock.recv(count - len(data))
+        except ConnectionError:
+            piece = b""
+        if not piece:
+            return None
+        data += piece
+    return data

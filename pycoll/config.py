@@ -1,0 +1,213 @@
+"""Config: every setting of pycoll, and the only reader of ``PYCOLL_*`` variables."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from pycoll.errors import UsageError
+
+PREFIX = "PYCOLL_"
+
+
+def _text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("a name that is not empty")
+    return value.strip()
+
+
+def _seconds(value: str | float) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    # A day is longer than any wait that is meant, and keeps timeouts inside what poll() takes.
+    if not 0 < seconds <= 86400:
+        raise ValueError("seconds, more than 0 and at most 86400")
+    return seconds
+
+
+def _integer(lowest: int, highest: int) -> Callable[[str | int], int]:
+    def parse(value: str | int) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            number = lowest - 1
+        if not lowest <= number <= highest:
+            raise ValueError(f"an integer from {lowest} to {highest}")
+        return number
+
+    return parse
+
+
+def _address(value: str) -> str:
+    host, colon, port = value.strip().rpartition(":")
+    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError("host:port of rank 0, such as node7:29400 or [::1]:29400")
+    return value.strip()
+
+
+def _secret(value: str | bytes) -> bytes:
+    try:
+        secret = bytes.fromhex(value) if isinstance(value, str) else bytes(value)
+    except ValueError:
+        secret = b""
+    if len(secret) < 16:
+        raise ValueError("at least 32 hexadecimal digits, as `openssl rand -hex 32` prints")
+    return secret
+
+
+def _cache(environ: Mapping[str, str]) -> Path:
+    base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "~", ".cache").expanduser()
+    return Path(base, "pycoll")
+
+
+class Setting(NamedTuple):
+    """One row of the table of settings."""
+
+    name: str  #: field of Config
+    default: str  #: as `pycoll info` prints it
+    type: str  #: what a value is, in words
+    parse: Callable[[Any], Any]  #: ValueError says what is wanted
+    why: str  #: why the library cannot decide itself
+
+    @property
+    def variable(self) -> str:
+        """Environment variable that gives this setting."""
+        return PREFIX + self.name.upper()
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "algorithm",
+        "chosen by cost",
+        "name",
+        _text,
+        "Comparing algorithms means running one that the cost model would not choose.",
+    ),
+    Setting(
+        "timeout",
+        "300",
+        "seconds",
+        _seconds,
+        "How long another rank may rightly be late is known to the job, not to the library.",
+    ),
+    Setting(
+        "cache",
+        "$XDG_CACHE_HOME/pycoll",
+        "directory",
+        Path,
+        "Where a site wants files kept, and which of its disks all nodes share, is its own affair.",
+    ),
+    Setting(
+        "rank",
+        "from the launcher",
+        "integer",
+        _integer(0, 65535),
+        "A process that no known launcher started cannot find its number.",
+    ),
+    Setting(
+        "size",
+        "from the launcher",
+        "integer",
+        _integer(1, 65536),
+        "A process that no known launcher started cannot count the others.",
+    ),
+    Setting(
+        "address",
+        "from the launcher",
+        "host:port",
+        _address,
+        "Without a launcher nothing says where rank 0 is, or which port a firewall lets through.",
+    ),
+    Setting(
+        "secret",
+        "from the launcher",
+        "hexadecimal digits",
+        _secret,
+        "Only the user has a private way to hand the ranks a key before they have met.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every setting, with where each value came from. Made by `Config.load`."""
+
+    algorithm: str | None = None
+    timeout: float = 300.0
+    cache: Path = field(default_factory=lambda: _cache(os.environ))
+    rank: int | None = None
+    size: int | None = None
+    address: str | None = None
+    secret: bytes | None = field(default=None, repr=False)
+    #: setting's name → "default", "environment" or "argument"
+    origins: Mapping[str, str] = field(
+        default_factory=lambda: MappingProxyType({s.name: "default" for s in SETTINGS}),
+        compare=False,
+        repr=False,
+    )
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
+        """Read the settings; an argument that is not None beats the environment.
+
+        Args:
+            environ: The variables to read; the process's own by default.
+            **arguments: Settings by name, as a function's caller gave them.
+
+        Raises:
+            UsageError: An unknown ``PYCOLL_*`` variable, an unknown argument or a bad value.
+        """
+        environ = os.environ if environ is None else environ
+        given = {name: value for name, value in environ.items() if name.startswith(PREFIX)}
+        _reject_unknown(given, [s.variable for s in SETTINGS], "is set, but is not a variable")
+        _reject_unknown(arguments, [s.name for s in SETTINGS], "was given, but is not a setting")
+        values: dict[str, Any] = {"cache": _cache(environ)}
+        origins: dict[str, str] = {}
+        for setting in SETTINGS:
+            name, variable = setting.name, setting.variable
+            if arguments.get(name) is not None:
+                values[name] = _parse(setting, name, arguments[name])
+                origins[name] = "argument"
+            elif given.get(variable, "").strip():
+                values[name] = _parse(setting, variable, given[variable])
+                origins[name] = "environment"
+            else:  # an empty variable is how shells and schedulers unset one
+                origins[name] = "default"
+        return cls(**values, origins=MappingProxyType(origins))
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Return (variable, value, origin, why) per setting, for `pycoll info`."""
+        return [(s.variable, self._shown(s), self.origins[s.name], s.why) for s in SETTINGS]
+
+    def _shown(self, setting: Setting) -> str:
+        value = getattr(self, setting.name)
+        if value is None:
+            return setting.default
+        if isinstance(value, bytes):
+            return f"({len(value)} bytes, not shown)"
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _parse(setting: Setting, source: str, value: object) -> Any:
+    try:
+        return setting.parse(value)
+    except (TypeError, ValueError) as error:
+        got = "a value that is not shown" if setting.name == "secret" else repr(value)
+        wanted = setting.type if isinstance(error, TypeError) else error
+        raise UsageError(f"{source} is {got}, want {wanted}") from None
+
+
+def _reject_unknown(given: Mapping[str, Any], known: list[str], what: str) -> None:
+    for name in given:
+        if name not in known:
+            import difflib  # only now: it is slow to load
+
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
+            raise UsageError(f"{name} {what} of pycoll; did you mean {near}?")

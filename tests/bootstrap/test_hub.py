@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import contextlib
+import math
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pycoll.bootstrap.framing import Frame, Kind, unpack_blobs
+from pycoll.bootstrap.hub import CALLS, SECONDS, Hub, rank_list
+from pycoll.errors import BootstrapError
+
+
+def contribution(rank: int, key: str = "k", seconds: float = 5, blob: bytes = b"") -> Frame:
+    return Frame(Kind.CONTRIBUTE, rank, key, SECONDS.pack(seconds) + blob)
+
+
+def test_an_exchange_is_complete_when_the_last_rank_has_come():
+    hub = Hub(3)
+    assert hub.receive(2, contribution(2, blob=b"two"), 0) == []
+    assert hub.receive(0, contribution(0, blob=b"zero"), 0) == []
+    out = hub.receive(1, contribution(1, blob=b"one"), 0)
+    assert [rank for rank, _ in out] == [0, 1, 2]
+    assert {frame.kind for _, frame in out} == {Kind.GATHERED}
+    assert unpack_blobs(out[0][1].body, 3) == [b"zero", b"one", b"two"]
+    assert hub.next_deadline() == math.inf
+
+
+def test_exchanges_of_different_names_do_not_mix():
+    hub = Hub(2)
+    assert hub.receive(0, contribution(0, "a"), 0) == []
+    assert hub.receive(1, contribution(1, "b"), 0) == []
+    assert len(hub.receive(1, contribution(1, "a"), 0)) == 2
+
+
+def test_the_earliest_deadline_fails_an_exchange_and_names_the_missing():
+    hub = Hub(4)
+    hub.receive(0, contribution(0, seconds=9), 100)
+    hub.receive(2, contribution(2, seconds=3), 101)
+    assert hub.next_deadline() == 104
+    assert hub.expire(103.9) == []
+    out = hub.expire(104)
+    assert [rank for rank, _ in out] == [0, 2]
+    assert out[0][1] == Frame(Kind.MISSING, 0, "k", b"ranks 1, 3 did not come within 3 s")
+    assert hub.next_deadline() == math.inf
+
+
+def test_who_comes_after_the_deadline_is_told_at_once():
+    hub = Hub(2)
+    hub.receive(0, contribution(0, seconds=1), 0)
+    hub.expire(1)
+    missing = Frame(Kind.MISSING, 0, "k", b"rank 1 did not come within 1 s")
+    assert hub.receive(1, contribution(1), 2) == [(1, missing)]
+
+
+def test_a_rank_that_tries_again_replaces_what_it_said():
+    hub = Hub(2)
+    hub.receive(1, contribution(1, blob=b"old"), 0)
+    hub.receive(1, contribution(1, blob=b"new"), 0)
+    out = hub.receive(0, contribution(0), 0)
+    assert unpack_blobs(out[0][1].body, 2) == [b"", b"new"]
+
+
+def test_an_abort_goes_to_everyone_else():
+    frame = Frame(Kind.ABORT, 1, "error", b"text")
+    assert Hub(3).receive(1, frame, 0) == [(0, frame), (2, frame)]
+
+
+def test_a_loss_is_told_once_and_not_after_a_clean_close():
+    hub = Hub(4)
+    closed = Frame(Kind.CLOSED, 2, "closed", CALLS.pack(7))
+    assert hub.receive(2, closed, 0) == [(0, closed), (1, closed), (3, closed)]
+    assert hub.lost(2, "died") == []
+    lost = Frame(Kind.LOST, 3, "died")
+    assert hub.lost(3, "died") == [(0, lost), (1, lost)]
+    assert hub.lost(3, "died") == []
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (Frame(Kind.ABORT, 2, "error"), r"^rank 1 sent a frame of rank 2$"),
+        (Frame(Kind.GATHERED, 1, "k"), r"^rank 1 sent GATHERED, which only rank 0 sends$"),
+        (Frame(Kind.CLOSED, 1, "closed", b""), r"^rank 1 sent CLOSED with 0 bytes, want 8$"),
+        (Frame(Kind.CONTRIBUTE, 1, "k", b"1234"), r"^rank 1 sent a contribution of 4 bytes$"),
+        (contribution(1, seconds=math.nan), r"^rank 1 sent a timeout of nan s$"),
+        (contribution(1, seconds=-1), r"^rank 1 sent a timeout of -1\.0 s$"),
+    ],
+)
+def test_a_frame_that_no_rank_sends(frame, message):
+    with pytest.raises(BootstrapError, match=message):
+        Hub(3).receive(1, frame, 0)
+
+
+def test_long_lists_of_ranks_are_cut():
+    assert rank_list([4]) == "rank 4"
+    assert rank_list([1, 2]) == "ranks 1, 2"
+    assert rank_list(list(range(20))) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more"
+
+
+def test_the_layouts_on_the_wire_do_not_depend_on_the_machine():
+    assert SECONDS.pack(1.5) == struct.pack("<d", 1.5)
+    assert CALLS.pack(258) == b"\x02\x01" + bytes(6)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2),
+            st.builds(
+                Frame,
+                st.sampled_from(Kind),
+                st.integers(0, 3),
+                st.sampled_from(["", "k", "other"]),
+                st.one_of(st.binary(max_size=20), st.just(SECONDS.pack(1.0) + b"blob")),
+            ),
+        ),
+        max_size=12,
+    )
+)
+def test_any_frames_from_any_ranks_are_served_or_refused(received):
+    hub = Hub(3)
+    for now, (rank, frame) in enumerate(received):
+        with contextlib.suppress(BootstrapError):
+            assert {to for to, _ in hub.receive(rank, frame, now)} <= {0, 1, 2}
+        assert {to for to, _ in hub.expire(now)} <= {0, 1, 2}

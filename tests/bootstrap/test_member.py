@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pycoll.bootstrap.member import Member
+from pycoll.bootstrap.rendezvous import HELLO_LIMIT
+from pycoll.errors import BootstrapError
+
+
+def test_this_process_describes_itself():
+    me = Member.me()
+    assert me.pid == os.getpid()
+    assert str(me) == f"process {os.getpid()} on {socket.gethostname()}"
+    assert Member.parse(me.encode()) == me
+    assert len(me.encode()) <= HELLO_LIMIT
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_a_member_or_a_bootstrap_error(data):
+    try:
+        member = Member.parse(data)
+    except BootstrapError:
+        return
+    assert member.encode() == data
+
+
+def test_a_short_hello_is_refused():
+    with pytest.raises(BootstrapError, match=r"^hello: 3 bytes, want at least 12$"):
+        Member.parse(b"abc")
+
+
+def test_a_host_that_is_not_text_is_refused():
+    with pytest.raises(BootstrapError, match=r"^hello: the host's name is not UTF-8$"):
+        Member.parse(bytes(12) + b"\xff")
