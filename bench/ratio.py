@@ -1,0 +1,50 @@
+"""Times of one launch set against each other: the numbers that the claims are about."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+Row = dict[str, Any]
+MPIS = ("openmpi", "mpich")
+
+
+def ratio(
+    rows: Iterable[Row], nbytes: int, mpi: str, library: str, call: str, arrays: str
+) -> float | None:
+    """Return pycoll's time over another library's, the median over the launches under one MPI.
+
+    Both times come from one launch, so what the machine did that minute cancels.
+    """
+    own: dict[int, float] = {}
+    other: dict[int, float] = {}
+    for row in rows:
+        if (row["nbytes"], row["mpi"]) != (nbytes, mpi):
+            continue
+        median = row["time_us"]["median"]
+        if (row["library"], row["call"], row["arrays"]) == ("pycoll", call, arrays):
+            own[row["round"]] = median
+        elif row["library"] == library:
+            other[row["round"]] = median
+    shared = own.keys() & other.keys()
+    return statistics.median(own[r] / other[r] for r in shared) if shared else None
+
+
+def worst(
+    rows: Iterable[Row],
+    nbytes: int,
+    library: str = "mpi4py",
+    call: str = "call",
+    arrays: str = "numpy",
+) -> float | None:
+    """Return the ratio to the better MPI: the larger of the two."""
+    rows = list(rows)
+    found = [ratio(rows, nbytes, mpi, library, call, arrays) for mpi in MPIS]
+    known = [value for value in found if value is not None]
+    return max(known) if known else None
+
+
+def sizes(rows: Iterable[Row]) -> list[int]:
+    """Return the message sizes, ascending."""
+    return sorted({row["nbytes"] for row in rows})

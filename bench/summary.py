@@ -1,0 +1,177 @@
+"""Which of the claims do the committed results bear out?
+
+Run: python bench/summary.py [--results DIR]; exit code 1 if a claim is not met or not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from launch import RESULTS
+from ratio import MPIS, Row, ratio, sizes, worst
+
+MIB = 1 << 20
+
+
+class Claim(NamedTuple):
+    """What is promised, and what was measured (None: nothing was)."""
+
+    text: str
+    measured: float | None
+    limit: float
+    unit: str
+    least: bool = False  #: the measured figure must be at least the limit; else at most
+
+    @property
+    def verdict(self) -> str:
+        """Say whether the claim holds."""
+        if self.measured is None or math.isnan(self.measured):
+            return "not measured"
+        good = self.measured >= self.limit if self.least else self.measured <= self.limit
+        return "pass" if good else "short"
+
+    def __str__(self) -> str:
+        got = "-" if self.measured is None else f"{self.measured:.4g}"
+        sign = ">=" if self.least else "<="
+        return f"{self.verdict:<13}{got:>9} {sign} {self.limit:<5g} {self.unit:<5} {self.text}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    folder = parser.parse_args().results
+    results = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    for name, result in results.items():
+        meta = result["meta"]
+        print(f"# {name}: commit {meta['commit']}, {meta['date']}, {meta['machine']['cpu']}")
+    claims = [claim for part in PARTS for claim in part(results)]
+    print(*claims, sep="\n")
+    sys.exit(any(claim.verdict != "pass" for claim in claims))
+
+
+def rows_of(results: dict[str, Any], name: str) -> list[Row]:
+    """Return the rows of one result; none when it is not there."""
+    rows: list[Row] = results.get(name, {}).get("rows", [])
+    return rows
+
+
+def extreme(pick: Callable[..., float], values: Iterator[float | None]) -> float | None:
+    """Return the largest or smallest of what was measured."""
+    known = [value for value in values if value is not None]
+    return pick(known) if known else None
+
+
+def two_ranks(results: dict[str, Any]) -> Iterator[Claim]:
+    rows = rows_of(results, "allreduce-2")
+    by_four = [n for n in sizes(rows) if n != 8]
+    times = {n: worst(rows, n) for n in sizes(rows)}
+    yield Claim(
+        "2 ranks: time over the better MPI's, worst size",
+        extreme(max, iter(times.values())),
+        1.05,
+        "x",
+    )
+    known = [1 / t for n in by_four if (t := times[n])]
+    mean = statistics.geometric_mean(known) if known else None
+    yield Claim("2 ranks: faster than the better MPI, geometric mean", mean, 2.5, "x", True)
+    for text, name, limit in (
+        ("out of place", "allreduce-2", 3.0),
+        ("in place", "allreduce-2-in-place", 2.7),
+    ):
+        found = rows_of(results, name)
+        large = [n for n in sizes(found) if n >= 64 * MIB]
+        faster = extreme(min, (1 / t if (t := worst(found, n)) else None for n in large))
+        yield Claim(f"2 ranks: faster at 64 MiB and above, {text}", faster, limit, "x", True)
+    gloo = extreme(min, (1 / t if (t := worst(rows, n, "gloo")) else None for n in by_four))
+    yield Claim("2 ranks: faster than Gloo, worst size", gloo, 4, "x", True)
+    for call, limit in (("call", 0.6), ("plan", 0.5)):
+        tiny = extreme(max, (worst(rows, n, call=call) for n in (4, 8)))
+        yield Claim(f"2 ranks: 4 B and 8 B, {call}: time over mpi4py's", tiny, limit, "x")
+
+
+def engine(results: dict[str, Any]) -> Iterator[Claim]:
+    times: dict[tuple[int, str, str], float] = {}
+    for row in rows_of(results, "interpreter"):
+        # The cached and the past-the-cache loops are one twin: the faster counts.
+        key = (row["nbytes"], row["library"].split()[0], row["arrays"])
+        median = row["time_us"]["median"]
+        times[key] = min(median, times.get(key, math.inf))
+
+    def over(n: int, own: tuple[str, str], other: tuple[str, str]) -> float | None:
+        pair = times.get((n, *own)), times.get((n, *other))
+        return pair[0] / pair[1] if pair[0] and pair[1] else None
+
+    found = sorted({key[0] for key in times})
+    share = extreme(
+        min,
+        (
+            1 / t if (t := over(n, ("pycoll", "empty"), ("limit", "empty"))) else None
+            for n in found
+            if n >= 16 * MIB
+        ),
+    )
+    yield Claim(
+        "comm.empty at 16 MiB and above: share of the machine's limit", share, 0.85, "", True
+    )
+    slower = extreme(
+        max, (over(n, ("pycoll", "numpy"), ("twin", "numpy")) for n in found if n >= 64 << 10)
+    )
+    yield Claim("interpreter over C written by hand, from 64 KiB", slower, 1.05, "x")
+    pair = times.get((8, "pycoll", "numpy")), times.get((8, "twin", "numpy"))
+    extra = (pair[0] - pair[1]) * 1e3 if pair[0] and pair[1] else None
+    yield Claim("interpreter beyond C written by hand, 8 B", extra, 100, "ns")
+    ratios = results.get("user-algorithm", {}).get("ratios", [])
+    own = extreme(max, (entry["ratio"] for entry in ratios))
+    yield Claim("built-in's source under a user's decorator", own, 1.05, "x")
+
+
+def oversubscribed(results: dict[str, Any]) -> Iterator[Claim]:
+    every = rows_of(results, "oversubscribed")
+    quiet = [row for row in every if not row["foreign"]]
+    for ranks in (4, 8):
+        rows = [row for row in quiet if row["ranks"] == ranks]
+        slowest = extreme(max, (worst(rows, n) for n in sizes(rows) if n >= 1024))
+        yield Claim(f"{ranks} ranks: time over the best MPI's, worst size", slowest, 1.05, "x")
+    eight = [row for row in quiet if row["ranks"] == 8]
+    small = ratio(eight, 4, "openmpi", "mpi4py", "call", "numpy")
+    yield Claim("8 ranks, 4 B: time over Open MPI's", small, 0.6, "x")
+    busy = [row for row in every if row["foreign"]]
+    for mpi in MPIS:
+        found = ratio(busy, 4, mpi, "mpi4py", "call", "numpy")
+        faster = 1 / found if found else None
+        yield Claim(f"8 ranks, 4 B, one foreign process: faster than {mpi}", faster, 50, "x", True)
+    many = [row["time_us"]["median"] for row in quiet if row["ranks"] == 64]
+    yield Claim("64 ranks, 4 B", max(many, default=None), 1000, "us")
+    shares = [
+        s for entry in results.get("oversubscribed", {}).get("idle", []) for s in entry["share"]
+    ]
+    yield Claim("share of a core of a waiting rank after 1 s", max(shares, default=None), 0.05, "")
+
+
+def rest(results: dict[str, Any]) -> Iterator[Claim]:
+    medians = results.get("startup", {}).get("median_ms", {})
+    yield Claim("import pycoll", medians.get("import"), 80, "ms")
+    yield Claim("pycoll.init() of 2 ranks after MPI_Init", medians.get("init"), 60, "ms")
+    slots = [row["mib_per_rank"] for row in rows_of(results, "startup") if row["what"] == "slots"]
+    yield Claim("slots per rank at 8 ranks", max(slots, default=None), 32, "MiB")
+    proof = [
+        row["seconds"]
+        for row in rows_of(results, "verification")
+        if (row["algorithm"], row["ranks"]) == ("ring", 64)
+    ]
+    yield Claim("proof of the ring at 64 ranks", max(proof, default=None), 1, "s")
+    wrong = [row["wrong"] for r in results.values() for row in r["rows"] if "wrong" in row]
+    yield Claim("wrong elements in all results", sum(wrong) if wrong else None, 0, "")
+
+
+PARTS = (two_ranks, engine, oversubscribed, rest)
+
+if __name__ == "__main__":
+    main()

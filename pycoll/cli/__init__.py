@@ -1,0 +1,55 @@
+"""The ``pycoll`` command: info, verify, show and bench.
+
+Each command is one module with ``add(commands)``, which declares its arguments, and a function
+that runs it and returns the exit code: 0 done, 1 a wrong result or a failed run, 2 bad arguments
+or something this machine lacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from pycoll.cli import bench, info, show, verify
+from pycoll.errors import PycollError, UnavailableError, UsageError
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with errors of one line, as all of pycoll's are."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    top = _Parser(
+        prog="pycoll",
+        description="Write, verify, draw, run and time collective algorithms.",
+    )
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for module in (info, verify, show, bench):
+        module.add(commands)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    options = parser().parse_args(argv)
+    try:
+        code: int = options.run(options)
+    except (UsageError, UnavailableError) as error:
+        print(f"pycoll {options.command}: {error}", file=sys.stderr)
+        return 2
+    except PycollError as error:
+        print(f"pycoll {options.command}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `pycoll show ... | head`
+        sys.stderr.close()  # or Python would complain once more while it flushes at exit
+        return 1
+    except KeyboardInterrupt:
+        print(f"pycoll {options.command}: interrupted", file=sys.stderr)
+        return 130
+    return code

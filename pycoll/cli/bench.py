@@ -1,0 +1,258 @@
+"""``pycoll bench``: time a collective against other libraries, every result checked."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pycoll
+from pycoll.bootstrap import launcher
+from pycoll.cli import peers, plot, report, target
+from pycoll.cli.data import Array, Problem
+from pycoll.cli.measure import Case, Gather, measure
+from pycoll.config import Config
+from pycoll.dtypes import BY_NAME, OPS, reduce_op
+from pycoll.errors import UsageError
+
+_SUFFIXES = {"": 0, "K": 10, "M": 20, "G": 30}
+_DAY = 86400.0  #: a benchmark may take long; a rank that waits for another has its own deadline
+_SHARED_TEXT = 64  #: bytes of the longest text that ranks share (a port)
+
+
+def nbytes(text: str) -> int:
+    """Parse a message size such as 8, 4K or 256M; K, M and G are powers of 1024."""
+    match = re.fullmatch(r"([1-9][0-9]*)([KMG]?)(?:i?B)?", text, re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size, want such as 8, 4K or 256M")
+    return int(match[1]) << _SUFFIXES[match[2].upper()]
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}, want an integer of at least 1")
+    return int(text)
+
+
+def _factor(text: str) -> int:
+    if _positive(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r}, want an integer of at least 2")
+    return int(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name for name in text.split(",") if name)
+    for name in names:
+        if name not in peers.NAMES:
+            want = ", ".join(peers.NAMES)
+            raise argparse.ArgumentTypeError(f"{name!r} is not served, want some of {want}")
+    return tuple(dict.fromkeys(names))
+
+
+def add(commands: Any) -> None:
+    """Declare the command's arguments."""
+    bench = commands.add_parser(
+        "bench",
+        help="time a collective against other libraries",
+        description="Start it with `mpirun -n 2 pycoll bench ...`, with "
+        "`torchrun --nproc-per-node 2 -m -- pycoll bench ...` or with --ranks 2.",
+    )
+    collectives = bench.add_subparsers(dest="collective", metavar="COLLECTIVE", required=True)
+    parser = collectives.add_parser(
+        "allreduce", help="time all-reduce", description=bench.description
+    )
+    option = parser.add_argument
+    option("--min", type=nbytes, default=8, metavar="SIZE", help="smallest message (default 8)")
+    option("--max", type=nbytes, default=256 << 20, metavar="SIZE", help="largest (default 256M)")
+    option("--factor", type=_factor, default=4, metavar="N", help="between sizes (default 4)")
+    option("--dtype", default="float32", choices=[n for n in BY_NAME if n != "bfloat16"])
+    option("--op", default="sum", choices=list(OPS))
+    option("--against", type=_names, default=(), metavar="NAMES", help="mpi4py,gloo")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--in-place", action="store_true", dest="in_place")
+    place.add_argument("--out-of-place", action="store_false", dest="in_place", help="(default)")
+    option(
+        "--arrays", default="numpy", choices=("numpy", "empty", "both"), help="numpy, or comm.empty"
+    )
+    option("--call", default="call", choices=("call", "plan", "both"), help="how pycoll is called")
+    option("--algorithm", metavar="NAME", help="a built-in, or file.py:function")
+    option("--repeats", type=_positive, default=7, metavar="N", help="turns of each (default 7)")
+    option("--ranks", type=_positive, metavar="N", help="start N ranks here, without a launcher")
+    option("--json", type=Path, metavar="FILE", help="write the rows and how they were measured")
+    option("--plot", type=Path, metavar="FILE", help="draw time against size (needs matplotlib)")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check what can be checked before any rank waits for another, then measure."""
+    itemsize = BY_NAME[options.dtype].itemsize
+    if not itemsize <= options.min <= options.max:
+        raise UsageError(
+            f"--min is {options.min} and --max {options.max}, want {itemsize} (one "
+            f"{options.dtype}) <= min <= max"
+        )
+    for path in (options.json, options.plot):
+        if path is not None and not path.parent.is_dir():
+            raise UsageError(f"{path}: {path.parent} is not a directory")
+    if options.plot is not None:
+        plot.require()
+    if options.algorithm is not None:
+        target.load(options.algorithm)
+    options = argparse.Namespace(**{k: v for k, v in vars(options).items() if k != "run"})
+    if options.ranks is None:
+        return work(options)
+    started_by = launcher(Config.load())
+    if started_by != "single":
+        raise UsageError(f"--ranks starts ranks, but {started_by} has done so; leave --ranks out")
+    codes: list[int] = pycoll.spawn(work, options.ranks, options, timeout=_DAY)
+    return max(codes)
+
+
+def sizes(smallest: int, largest: int, factor: int, itemsize: int) -> Iterator[int]:
+    """Yield the message sizes, each a whole number of elements."""
+    size = smallest
+    while size <= largest:
+        yield size - size % itemsize
+        size *= factor
+
+
+def work(options: argparse.Namespace) -> int:
+    """Be one rank of the benchmark; returns 1 if any element was wrong."""
+    rows: list[report.Row] = []
+    with contextlib.ExitStack() as stack:
+        comm = stack.enter_context(pycoll.init())
+        first = comm.rank == 0
+        others = []
+        for name in options.against:
+            others.append(peers.open_peer(name, comm.rank, comm.size, share(comm)))
+            stack.callback(others[-1].close)
+        versions = {"pycoll": pycoll.__version__}
+        for other in others:
+            versions |= other.versions
+        meta = report.meta(comm.launcher, comm.size, versions)
+        if first:
+            print(report.head(meta, options.in_place), flush=True)
+        own = _Own(comm, options)
+        for size in sizes(
+            options.min, options.max, options.factor, BY_NAME[options.dtype].itemsize
+        ):
+            cases = [*own.cases(size), *_others(others, own.arrays("numpy", size), options)]
+            problem = Problem(
+                cases[0].x.size, options.dtype, reduce_op(options.op), comm.rank, comm.size
+            )
+            progress = _progress(first, report.nbytes(size))
+            timings = measure(cases, problem, gather(comm), options.repeats, progress=progress)
+            progress("")
+            for case, timing in zip(cases, timings, strict=True):
+                rows.append(report.row(case, timing, options.op, comm.size))
+                if first:
+                    print(report.line(rows[-1]), flush=True)
+    if first:
+        _finish(meta, rows, options)
+    return int(any(row["wrong"] for row in rows))
+
+
+class _Own:
+    """pycoll's arrays and cases: every mix of arrays and call that was asked for."""
+
+    def __init__(self, comm: Any, options: argparse.Namespace) -> None:
+        self._comm = comm
+        self._options = options
+        chosen = options.algorithm
+        if chosen is not None and ":" in chosen:
+            chosen = target.load(chosen)
+        self._algorithm = {} if chosen is None else {"algorithm": chosen}
+        self._op = {} if options.op == "sum" else {"op": options.op}
+        count = options.max // BY_NAME[options.dtype].itemsize
+        # Allocated once at the largest size: page faults are not what is measured.
+        self._pools = {"numpy": self._pair(np.empty, count)}
+        if options.arrays != "numpy":
+            self._pools["empty"] = self._pair(comm.empty, count)
+
+    def _pair(self, make: Callable[..., Array], count: int) -> tuple[Array, Array]:
+        x = make(count, self._options.dtype)
+        return x, x if self._options.in_place else make(count, self._options.dtype)
+
+    def arrays(self, kind: str, size: int) -> tuple[Array, Array]:
+        """Return views of `size` bytes; the same object twice when in place."""
+        x, out = self._pools[kind]
+        count = size // x.itemsize
+        view = x[:count]
+        return view, view if out is x else out[:count]
+
+    def cases(self, size: int) -> Iterator[Case]:
+        """Yield pycoll's cases for one size."""
+        for kind in self._pools if self._options.arrays != "empty" else ["empty"]:
+            x, out = self.arrays(kind, size)
+            place = (x,) if out is x else (x, out)
+            plan = self._comm.plan("allreduce", *place, **self._op, **self._algorithm)
+            call = functools.partial(self._comm.allreduce, *place, **self._op, **self._algorithm)
+            for form, runner in (("call", call), ("plan", plan)):
+                if self._options.call in (form, "both"):
+                    yield Case("pycoll", plan.algorithm, plan.transport, kind, form, x, out, runner)
+
+
+def _others(
+    others: Sequence[peers.Peer], arrays: tuple[Array, Array], options: argparse.Namespace
+) -> Iterator[Case]:
+    x, out = arrays
+    for other in others:
+        call = other.bind(x, out, reduce_op(options.op))
+        yield Case(other.name, "default", "default", "numpy", "call", x, out, call)
+
+
+def gather(comm: Any) -> Gather:
+    """Return the ranks' way to compare times: an all-reduce of one place per rank."""
+
+    def exchange(value: float) -> list[float]:
+        places = np.zeros(comm.size)
+        places[comm.rank] = value
+        comm.allreduce(places)
+        return [float(place) for place in places]
+
+    return exchange
+
+
+def share(comm: Any) -> peers.Share:
+    """Return the ranks' way to pass a short text on from rank 0."""
+
+    def pass_on(text: str) -> str:
+        places = np.zeros(_SHARED_TEXT, np.uint8)
+        if comm.rank == 0:
+            data = text.encode()
+            places[: len(data)] = list(data)
+        comm.allreduce(places, op="max")
+        return bytes(places).rstrip(b"\0").decode()
+
+    return pass_on
+
+
+def _progress(first: bool, what: str) -> Callable[[str], None]:
+    """Return a line on the terminal that rewrites itself; silent in a file or a pipe."""
+    if not first or not sys.stderr.isatty():
+        return lambda text: None
+
+    def show(text: str) -> None:
+        line = f"{what}: {text}" if text else ""
+        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _finish(meta: dict[str, Any], rows: Sequence[report.Row], options: argparse.Namespace) -> None:
+    if wrong := sum(row["wrong"] for row in rows):
+        print(f"# {wrong} wrong elements", flush=True)
+    if meta["ranks"] == 1:
+        print("# one rank: nothing was sent; start with mpirun -n 2, or add --ranks 2")
+    if options.json is not None:
+        options.json.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
+    if options.plot is not None:
+        plot.plot(rows, options.plot)

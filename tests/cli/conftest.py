@@ -1,0 +1,80 @@
+"""What the tests of the command line share: a way to run it, and an algorithm that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from pycoll.cli import main
+
+FILE = '''
+from pycoll.algorithms import algorithm
+from pycoll.schedule import ScheduleBuilder, allreduce
+
+
+@algorithm(allreduce)
+def star(b: ScheduleBuilder) -> None:
+    """Rank 0 folds, then sends to all."""
+    b.chunks(1)
+    x = b.output[:]
+    if b.rank == 0:
+        b.recv_reduce(x, frm=range(b.size))
+        for peer in range(1, b.size):
+            b.send(x, to=peer)
+    else:
+        b.send(x, to=0)
+        b.recv(x, frm=0)
+
+
+@algorithm(allreduce)
+def forgetful(b: ScheduleBuilder) -> None:
+    """Rank 0 receives the last rank's input and leaves it out."""
+    b.chunks(1)
+    x = b.output[:]
+    if b.rank == 0:
+        b.recv_reduce(x, frm=range(b.size - 1))
+        b.recv(b.scratch[0], frm=b.size - 1)
+        for peer in range(1, b.size):
+            b.send(x, to=peer)
+    else:
+        b.send(x, to=0)
+        b.recv(x, frm=0)
+
+
+def plain(b: ScheduleBuilder) -> None:
+    """Lacks the decorator."""
+'''
+
+
+class Done(NamedTuple):
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Run the command line in this process."""
+
+    def run(*arguments: str) -> Done:
+        try:
+            code = main(arguments)
+        except SystemExit as end:  # argparse
+            code = end.code if isinstance(end.code, int) else 1
+        captured = capsys.readouterr()
+        return Done(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    """A file with a right algorithm, a wrong one and a function that is none."""
+    path = tmp_path / "own.py"
+    path.write_text(FILE)
+    return str(path)

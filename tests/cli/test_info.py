@@ -1,0 +1,62 @@
+"""``pycoll info`` tells what there is, what is missing and why."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import pycoll
+
+WITHOUT_ENGINE = """
+import sys
+sys.modules["pycoll._native"] = None  # what an import of it finds
+from pycoll.cli import main
+sys.exit(main(["info"]))
+"""
+
+
+def test_info_works_without_the_engine_and_says_why(root):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_ENGINE],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"pycoll:       {pycoll.__version__}" in done.stdout
+    engine = next(line for line in done.stdout.splitlines() if line.startswith("engine:"))
+    assert "missing" in engine
+    assert "install" in engine
+    assert "shm         missing" in done.stdout
+    assert "PYCOLL_TIMEOUT" in done.stdout
+
+
+def test_settings_come_with_their_origin(cli, monkeypatch):
+    monkeypatch.setenv("PYCOLL_TIMEOUT", "12.5")
+    lines = cli("info").out.splitlines()
+    timeout = next(line for line in lines if "PYCOLL_TIMEOUT" in line)
+    algorithm = next(line for line in lines if "PYCOLL_ALGORITHM" in line)
+    assert timeout.split()[1:3] == ["12.5", "environment"]
+    assert "default" in algorithm
+
+
+def test_an_unknown_variable_is_one_line_and_code_2(cli, monkeypatch):
+    monkeypatch.setenv("PYCOLL_TIMEOT", "12")
+    done = cli("info")
+    assert done.code == 2
+    assert "did you mean PYCOLL_TIMEOUT?" in done.err
+
+
+@pytest.mark.native
+def test_info_names_the_engine_and_the_machine(cli):
+    done = cli("info")
+    assert done.code == 0
+    assert "engine:       version" in done.out
+    assert "CPU features:" in done.out
+    assert f"{len(os.sched_getaffinity(0))} cores" in done.out
+    assert "missing" not in done.out

@@ -1,0 +1,111 @@
+"""The timing rules, on libraries that take as long as the test says."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+from pycoll.cli.data import Problem
+from pycoll.cli.measure import Case, Timing, measure
+from pycoll.dtypes import ReduceOp
+
+
+class Fake:
+    """Sums over two ranks of which this is rank 0; its clock stands still between blocks."""
+
+    def __init__(self, name, seconds, problem, log, *, wrong=0, in_place=False):
+        self.name, self.each, self.problem, self.log = name, seconds, problem, log
+        self.wrong = wrong
+        self.x = np.empty_like(problem.input)
+        self.out = self.x if in_place else np.empty_like(problem.input)
+
+    def run(self):
+        if np.array_equal(self.x, self.problem.input):
+            self.out[:] = self.problem.expected
+            self.out[: self.wrong] += 1
+
+    def block(self, calls):
+        self.log.append((self.name, calls, gc.isenabled()))
+        self.run()
+        return self.each * calls
+
+    def case(self):
+        return Case(self.name, "a", "t", "numpy", "call", self.x, self.out, self.run, self.block)
+
+
+@pytest.fixture
+def problem():
+    return Problem(100, "float32", ReduceOp.SUM, 0, 2)
+
+
+def alone(value):
+    return [value]
+
+
+def test_time_per_call_is_the_blocks_time_over_its_calls(problem):
+    log = []
+    timing = measure([Fake("a", 5e-6, problem, log).case()], problem, alone, repeats=3)[0]
+    assert timing.samples == pytest.approx([5.0] * 3)
+    assert timing.wrong == 0
+    assert log[-1][1] * 5e-6 >= 0.002
+
+
+def test_a_call_longer_than_a_block_is_called_once(problem):
+    log = []
+    measure([Fake("a", 1.0, problem, log).case()], problem, alone, repeats=2)
+    assert {calls for _, calls, _ in log} == {1}
+
+
+def test_libraries_alternate_and_the_order_rotates(problem):
+    log = []
+    cases = [Fake(name, 1.0, problem, log).case() for name in "abc"]
+    measure(cases, problem, alone, repeats=3)
+    order = "".join(name for name, _, _ in log[::2])  # each block is preceded by a warm-up
+    assert order == "abc" + "abc" + "bca" + "cab"
+
+
+def test_the_slowest_rank_counts(problem):
+    fake = Fake("a", 1e-3, problem, [])
+    timing = measure([fake.case()], problem, lambda value: [value, 3 * value], repeats=1)[0]
+    assert timing.median == pytest.approx(3000.0)
+
+
+def test_the_garbage_collector_is_off_in_blocks_and_on_again_behind(problem):
+    log = []
+    measure([Fake("a", 1.0, problem, log).case()], problem, alone, repeats=1)
+    assert not any(enabled for _, _, enabled in log)
+    assert gc.isenabled()
+
+
+def test_wrong_elements_of_all_ranks_are_counted(problem):
+    fake = Fake("a", 1.0, problem, [], wrong=2)
+    timing = measure([fake.case()], problem, lambda value: [value, value], repeats=3)[0]
+    assert timing.wrong == 2 * 3 * 2 * 2  # elements, repeats, checked call and block, ranks
+
+
+def test_a_library_that_does_nothing_is_wrong_everywhere(problem):
+    fake = Fake("a", 1.0, problem, [])
+    idle = Case("a", "a", "t", "numpy", "call", fake.x, fake.out, lambda: None)
+    timing = measure([idle], problem, alone, repeats=1, block_seconds=0)[0]
+    assert timing.wrong == 2 * problem.input.size
+
+
+def test_in_place_starts_every_check_from_the_input(problem):
+    fake = Fake("a", 1.0, problem, [], in_place=True)
+    assert measure([fake.case()], problem, alone, repeats=4)[0].wrong == 0
+    assert not fake.x.any()  # the timed calls sum zeros, which no number of calls overflows
+
+
+def test_without_a_block_of_its_own_a_case_is_timed_by_the_clock(problem):
+    fake = Fake("a", 0, problem, [])
+    case = Case("a", "a", "t", "numpy", "call", fake.x, fake.out, fake.run)
+    assert case.seconds(10) > 0
+
+
+def test_statistics_over_the_repeats():
+    timing = Timing(tuple(float(i) for i in range(1, 8)), 0)
+    assert (timing.low, timing.median, timing.p99) == (1.0, 4.0, 7.0)
+    many = Timing(tuple(float(i) for i in range(1, 201)), 0)
+    assert many.p99 == 198.0

@@ -1,0 +1,42 @@
+"""Schedules and programs as text."""
+
+from __future__ import annotations
+
+from pycoll.algorithms import get
+from pycoll.schedule import parse, schedule
+
+
+def test_the_schedule_reads_back_as_itself(cli):
+    done = cli("show", "ring", "--size", "3")
+    assert done.code == 0
+    assert parse(done.out) == schedule(get("ring"), 3)
+
+
+def test_one_rank_of_a_schedule(cli):
+    whole = cli("show", "ring", "--size", "12").out
+    parts = [cli("show", "ring", "--size", "12", "--rank", str(r)).out for r in range(12)]
+    head = whole.splitlines(keepends=True)[0]
+    assert all(part.startswith(head) for part in parts)
+    assert head + "".join(part.removeprefix(head) for part in parts) == whole
+
+
+def test_the_programs_of_all_ranks_and_of_one(cli):
+    whole = cli("show", "two_shot", "--size", "3", "--program")
+    assert whole.code == 0
+    assert whole.out.count("program of rank") == 3
+    one = cli("show", "two_shot", "--size", "3", "--program", "--rank", "1")
+    assert "program of rank 1 of 3" in one.out
+    assert one.out in whole.out
+
+
+def test_the_direct_form_touches_peers_memory(cli):
+    staged = cli("show", "two_shot", "--size", "3", "--program").out
+    direct = cli("show", "two_shot", "--size", "3", "--program", "--direct").out
+    assert "staged" in staged
+    assert "direct" in direct
+    assert "slot" not in direct.lower()
+
+
+def test_ones_own_algorithm(cli, own):
+    done = cli("show", f"{own}:star", "--size", "2")
+    assert done.out.startswith("schedule star allreduce size 2 chunks 1")

@@ -1,0 +1,54 @@
+"""Names of algorithms: built-in, or file.py:function."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pycoll.cli import target
+from pycoll.errors import UsageError
+
+
+def test_a_builtin_by_name():
+    assert target.load("two_shot").name == "two_shot"
+
+
+def test_a_function_of_a_file_with_imports_beside_it(tmp_path, own):
+    (tmp_path / "beside.py").write_text("from own import star\n")
+    path = list(sys.path)
+    assert target.load(f"{tmp_path / 'beside.py'}:star").name == "star"
+    assert sys.path == path
+
+
+def test_a_file_may_be_called_like_a_module_that_is_loaded(tmp_path, own):
+    renamed = tmp_path / "argparse.py"
+    renamed.write_text(Path(own).read_text())
+    module = sys.modules["argparse"]
+    assert target.load(f"{renamed}:star").name == "star"
+    assert sys.modules["argparse"] is module
+
+
+def test_a_plain_function_is_refused(own):
+    with pytest.raises(UsageError, match=r"own.py:plain is a function, want a function under @"):
+        target.load(f"{own}:plain")
+
+
+def test_an_unknown_function_lists_the_algorithms_of_the_file(own):
+    with pytest.raises(UsageError, match=r"has no 'ring', want one of star, forgetful"):
+        target.load(f"{own}:ring")
+
+
+def test_a_file_that_does_not_load_says_why(tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("import a_module_that_is_not_there\n")
+    with pytest.raises(UsageError, match=r"broken.py does not load: ModuleNotFoundError: No mod"):
+        target.load(f"{path}:f")
+
+
+def test_a_file_that_is_not_python(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("")
+    with pytest.raises(UsageError, match=r"notes.txt is not a Python file"):
+        target.load(f"{path}:f")

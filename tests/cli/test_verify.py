@@ -1,0 +1,38 @@
+"""The verdict, or the counterexample and exit code 1."""
+
+from __future__ import annotations
+
+
+def test_a_builtin_is_right(cli):
+    done = cli("verify", "ring", "--size", "8")
+    assert done.code == 0
+    assert done.out.startswith("ring at 8 ranks is right: proved in ")
+    assert "2 slots per edge" in done.out
+
+
+def test_the_direct_form_is_proved_on_request(cli):
+    done = cli("verify", "two_shot", "--size", "4", "--direct")
+    assert done.code == 0
+    assert "direct form" in done.out
+
+
+def test_no_direct_form_is_a_failure_with_its_reason(cli):
+    done = cli("verify", "one_shot", "--size", "4", "--direct")
+    assert done.code == 1
+    assert "one_shot" in done.out
+    assert "no direct form" in done.out
+
+
+def test_ones_own_algorithm_is_right(cli, own):
+    done = cli("verify", f"{own}:star", "--size", "5", "--slots", "4")
+    assert done.code == 0
+    assert done.out.startswith("star at 5 ranks is right")
+    assert "4 slots per edge" in done.out
+
+
+def test_a_wrong_algorithm_gives_its_counterexample_and_code_1(cli, own):
+    done = cli("verify", f"{own}:forgetful", "--size", "3")
+    assert done.code == 1
+    assert done.out.startswith("forgetful at 3 ranks: PostconditionError\nrank 0")
+    assert "lacks the contribution of rank 2" in done.out
+    assert done.err == ""
