@@ -96,6 +96,11 @@ int pc__begin(struct pc_comm *comm, const struct pc_plan *plan, const void *in, 
     struct pc_call *call = &comm->call;
     if (atomic_load_explicit(&comm->broken, memory_order_relaxed))
         return PC_BROKEN;
+    if (atomic_load_explicit(&comm->aborted, memory_order_acquire)) {
+        comm->error = comm->abort_error;
+        atomic_store(&comm->broken, PC_ABORTED);
+        return PC_ABORTED;
+    }
     call->plan = plan;
     call->in = (char *)(uintptr_t)in;
     call->out = out;

@@ -102,7 +102,7 @@ static inline void pc__reduce_copy(struct pc_call *call, const struct pc_channel
     uint64_t offset, total = 0;
     void *address[PC_MAX_OPERANDS];
     uint32_t stream = 0;
-    if (call->plan->spec.stream)
+    if (call->plan->spec.stream && call->in != call->out) /* in place the lines are cached anyway */
         for (uint32_t k = 0; k < i->ndst; k++)
             if (places[i->nsrc + k].space == PC_SPACE_OUT
                 || places[i->nsrc + k].space == PC_SPACE_PEER_OUT)

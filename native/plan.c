@@ -55,6 +55,8 @@ int pc_plan_create(struct pc_comm *comm, const struct pc_plan_spec *spec,
 {
     *out = NULL;
     struct pc_program *programs[2] = {staged, direct};
+    if (staged == NULL)
+        return pc__fail(&comm->error, PC_INVALID, -1, "plan: no staged program");
     for (int form = 0; form < 2; form++) {
         int rc = programs[form] ? check(comm, spec, programs[form], form == 1) : PC_OK;
         if (rc != PC_OK)

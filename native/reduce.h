@@ -15,13 +15,14 @@
 #include <stdint.h>
 
 /* 1 to 8 sources of count elements, 1 or 2 destinations. A destination is one of the sources or
- * overlaps none. Pointers need no alignment; the fold is fastest when they are all 64-byte aligned.
- * divisor: what a sum is divided by at the end; 0 for not at all (and for every other op).
- * stream: bit j asks for stores to destination j that pass by the caches, for what will not be read
- * again soon; they are ordered like any other store by the time the fold returns. Ignored where the
- * destination's address is not a multiple of the element's size. */
-typedef void (*pc_fold_fn)(void *const dst[], uint32_t ndst, const void *const src[],
-                           uint32_t nsrc, size_t count, uint32_t divisor, uint32_t stream);
+ * overlaps none. Nothing has to be aligned; what is 64-byte aligned is fastest.
+ * divisor: what a sum is divided by at the end, or 0 for not at all; 0 with every other op.
+ * stream: bit j asks for stores to destination j that pass by the caches: for what exceeds them and
+ * is not read again soon, as waiting for these stores costs 100 to 400 ns at the end. They are then
+ * ordered like any other. Ignored where a destination is not a multiple of the element's size away
+ * from a vector's alignment (with two, from the other's). */
+typedef void (*pc_fold_fn)(void *const dst[], uint32_t ndst, const void *const src[], uint32_t nsrc,
+                           size_t count, uint32_t divisor, uint32_t stream);
 
 /* NULL for a dtype or op (enum pc_dtype, enum pc_reduce_op) that does not exist. */
 pc_fold_fn pc__fold(uint32_t dtype, uint32_t op);
@@ -30,6 +31,6 @@ pc_fold_fn pc__fold(uint32_t dtype, uint32_t op);
 const char *pc__cpu_features(void);
 
 /* For tests: from now on choose the kernels of this level (0: any CPU of this architecture), or the
- * best again (-1). Returns the level in force, or -1 and changes nothing if this CPU has no such. */
+ * best again (-1). Returns the level in force; -1, changing nothing, if this CPU has no such. */
 int pc__reduce_level(int level);
 #endif

@@ -1,10 +1,10 @@
 /* Part of the template reduce_level.h: sums and products of the 16-bit floats, in float32. */
 
-#define JOIN_PARTS(name, op)                                                                       \
-    KERNEL struct V(acc) V(name)(struct V(acc) x, struct V(acc) y)                                 \
-    {                                                                                              \
-        return (struct V(acc)){(V(u32))((V(f32))x.a op (V(f32))y.a),                               \
-                               (V(u32))((V(f32))x.b op (V(f32))y.b)};                              \
+#define JOIN_PARTS(name, op) \
+    KERNEL struct V(acc) V(name)(struct V(acc) x, struct V(acc) y) \
+    { \
+        return (struct V(acc)){(V(u32))((V(f32))x.a op (V(f32))y.a), \
+                               (V(u32))((V(f32))x.b op (V(f32))y.b)}; \
     }
 JOIN_PARTS(add_half, +)
 JOIN_PARTS(mul_half, *)
@@ -75,9 +75,9 @@ KERNEL V(u32) V(narrow_float16)(V(u32) x)
 {
     V(u32) sign = x & 0x80000000, size = x ^ sign;
     V(u32) normal = (size - (112u << 23) + (0xfff + ((size >> 13) & 1))) >> 13;
-    /* The sum with one half has float16's smallest denormal as its last bit: the addition rounds. */
+    /* The last bit of a half and less is float16's least denormal: the addition rounds to it. */
     V(u32) denormal = (V(u32))((V(f32))size + 0.5f) - 0x3f000000;
-    V(u32) beyond = SELECT(size > 0x7f800000, (V(u32)){} + 0x7e00, (V(u32)){} + 0x7c00);
+    V(u32) beyond = SELECT(size > 0x7f800000, (V(u32)){0} + 0x7e00, (V(u32)){0} + 0x7c00);
     V(u32) value = SELECT(size < 0x38800000, denormal, normal);
     return SELECT(size >= 0x47800000, beyond, value) | sign >> 16;
 }
@@ -99,16 +99,16 @@ KERNEL struct V(acc) V(settle_float16)(struct V(acc) x)
 }
 
 /* A NaN has stayed one, but whose? */
-#define CLOSE_HALF(name, infinity, quiet)                                                          \
-    KERNEL V(u32) V(close_##name)(struct V(acc) x, uint32_t divisor)                               \
-    {                                                                                              \
-        if (divisor) {                                                                             \
-            x = V(settle_##name)(x);                                                               \
-            x.a = (V(u32))((V(f32))x.a / (float)divisor);                                          \
-            x.b = (V(u32))((V(f32))x.b / (float)divisor);                                          \
-        }                                                                                          \
-        V(u16) value = (V(u16))V(pack_##name)(x);                                                  \
-        return SELECT((value & 0x7fff) > infinity, (V(u16)){} + quiet, value);                     \
+#define CLOSE_HALF(name, infinity, quiet) \
+    KERNEL V(u32) V(close_##name)(struct V(acc) x, uint32_t divisor) \
+    { \
+        if (divisor) { \
+            x = V(settle_##name)(x); \
+            x.a = (V(u32))((V(f32))x.a / (float)divisor); \
+            x.b = (V(u32))((V(f32))x.b / (float)divisor); \
+        } \
+        V(u16) value = (V(u16))V(pack_##name)(x); \
+        return SELECT((value & 0x7fff) > infinity, (V(u16)){0} + quiet, value); \
     }
 CLOSE_HALF(float16, 0x7c00, 0x7e00)
 CLOSE_HALF(bfloat16, 0x7f80, 0x7fc0)

@@ -6,6 +6,7 @@
  * for SIZE ranks. Calls follow each other without a pause and mix algorithms, sizes, in place and
  * out of place, registered arrays, blocking and queued; every element is checked. */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,6 +25,7 @@ static int iterations;
 static pthread_barrier_t barrier;
 static char blobs[MAX_RANKS][256];
 static int blob_bytes[MAX_RANKS];
+static _Atomic uint32_t connected;
 
 static void die(struct pc_comm *comm, const char *what, int rc)
 {
@@ -176,9 +178,9 @@ static void *rank_main(void *argument)
         pc_comm_poll(comm);
         peer += rc == PC_OK;
     }
-    pthread_barrier_wait(&barrier);
-    pc_comm_poll(comm);
-    pthread_barrier_wait(&barrier);
+    atomic_fetch_add(&connected, 1);
+    while (atomic_load(&connected) < size) /* the others need an answer from this one */
+        pc_comm_poll(comm);
     run_calls(comm, rank);
     pthread_barrier_wait(&barrier); /* the arenas are shared: nobody unmaps before all are done */
     pc_comm_close(comm);

@@ -1,0 +1,146 @@
+# make demo   its own environment, the build, an MPI launcher, then 2 ranks run the benchmark
+# make test   the same environment with the test tools, then every test this machine can run
+#
+# Variables: PYTHON=python3.12   MPI=openmpi|mpich (demo, bench)   RANKS=2   ARGS="..." (pytest)
+
+SHELL := /bin/bash
+PYTHON ?= python3
+MPI ?= openmpi
+RANKS ?= 2
+ARGS ?=
+CC ?= cc
+
+VENV := .venv
+MPICH := .venv-mpich
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip -qq --disable-pip-version-check
+NATIVE := $(wildcard native/*.c native/*.h)
+# isa.h is generated; reduce_*.h is a template by macros, which clang-format cannot read.
+FORMATTED := $(filter-out native/isa.h native/reduce_%.h,$(NATIVE)) $(wildcard tests/native/*.c bench/*.c)
+
+# Both MPI wheels own bin/mpirun, so each has an environment of its own; mpi4py takes the libmpi
+# of the environment it runs in. Open MPI refuses root and more ranks than cores unless told.
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+RUN_openmpi := $(VENV)/bin/mpirun --oversubscribe -n $(RANKS) $(PY)
+RUN_mpich := $(MPICH)/bin/mpirun -n $(RANKS) $(MPICH)/bin/python
+MPI_openmpi := $(VENV)/.base
+MPI_mpich := $(MPICH)/.base
+comma := ,
+GLOO = $(if $(wildcard $(VENV)/lib/python*/site-packages/torch),$(comma)gloo)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo build test torch lint fmt isa golden certificates asan tsan bench clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n '1,4s/^# \{0,1\}//p' Makefile
+	@echo "Also: build torch lint fmt isa golden certificates asan tsan bench clean"
+
+demo: $(VENV)/.built $(MPI_$(MPI))
+	$(RUN_$(MPI)) -m pycoll bench allreduce --against mpi4py$(GLOO) --min 4 --max 64M --factor 16
+
+build: $(VENV)/.built
+
+test: $(VENV)/.built $(VENV)/.test $(MPICH)/.base
+	@$(PY) -m pytest $(ARGS)
+
+# Gloo and torch tensors. A local version is only ever a CPU build: without it the index may
+# send several GB of GPU libraries.
+TORCH ?= torch==2.13.0+cpu
+torch: $(VENV)/.torch
+$(VENV)/.torch: $(VENV)/.base
+	@echo "installing $(TORCH)"
+	@$(PIP) install "$(TORCH)" 2>/dev/null \
+	|| echo "$(TORCH) is not to be had here; what needs torch is skipped. Install any CPU build into $(VENV)"
+	@touch $@
+
+$(VENV)/.base: pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "no $(PYTHON): apt-get install python3 python3-venv python3-dev"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "pycoll needs Python 3.11 or later; $(PYTHON) is older. Name another: make PYTHON=python3.12"; \
+	  exit 1; }
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV) || { \
+	  rm -rf $(VENV); echo "to mend it: apt-get install python3-venv python3-dev"; exit 1; }
+	@echo "installing numpy, cffi, mpi4py and Open MPI into $(VENV)"
+	@$(PIP) install "setuptools>=77" "cffi>=1.17" "numpy>=1.26" "mpi4py>=4.1" openmpi
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.base $(NATIVE) native/build.py setup.py pyproject.toml
+	@command -v $(firstword $(CC)) >/dev/null || { \
+	  echo "no C compiler ($(CC)): apt-get install gcc python3-dev"; exit 1; }
+	@echo "building pycoll"
+	@$(PIP) install --no-build-isolation --no-deps -e . || { cat pycoll/_native_missing.txt; exit 1; }
+	@test ! -e pycoll/_native_missing.txt || { \
+	  $(PY) setup.py -q build_ext --inplace; cat pycoll/_native_missing.txt; exit 1; }
+	@touch $@
+
+# The MPICH environment is mpirun and libmpi; all else is seen through to $(VENV).
+$(MPICH)/.base: $(VENV)/.base
+	@echo "installing MPICH into $(MPICH)"
+	@test -x $(MPICH)/bin/python || $(PYTHON) -m venv --without-pip $(MPICH)
+	@$(PIP) --python $(MPICH)/bin/python install --no-deps mpich
+	@for site in $(MPICH)/lib/python*/site-packages; do \
+	  { ls -d $(CURDIR)/$(VENV)/lib/python*/site-packages; echo $(CURDIR); } > $$site/base.pth; done
+	@touch $@
+
+# The requirement lists have one home, pyproject.toml.
+define extra
+$(PY) -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(1)'], sep='\n')"
+endef
+
+$(VENV)/.test: $(VENV)/.base $(VENV)/.torch
+	@echo "installing the test tools"
+	@$(call extra,test) | $(PIP) install -r /dev/stdin
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.base $(VENV)/.torch
+	@echo "installing matplotlib"
+	@$(PIP) install matplotlib
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	@echo "installing the lint tools"
+	@$(call extra,dev) | $(PIP) install -r /dev/stdin
+	@touch $@
+
+lint: $(VENV)/.dev
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(VENV)/bin/clang-format --dry-run -Werror $(FORMATTED)
+	diff native/isa.h <($(PY) -c "from pycoll.program.isa import header_text as h; print(h(), end='')")
+
+fmt: $(VENV)/.dev
+	$(PY) -m ruff check --fix-only -q .
+	$(PY) -m ruff format .
+	$(VENV)/bin/clang-format -i $(FORMATTED)
+
+isa: $(VENV)/.base
+	$(PY) -m pycoll.program.isa
+
+# Rewrites the golden files; review the difference.
+golden: $(VENV)/.built $(VENV)/.test
+	$(PY) -m pytest -q tests -k golden --golden-write $(ARGS)
+
+certificates: $(VENV)/.base
+	$(PY) -m pycoll.verify.certify
+
+# The engine and its C drivers under the sanitizers; `make test` runs both too.
+asan: $(VENV)/.built $(VENV)/.test
+	$(PY) -m pytest tests/native/test_sanitizers.py -k "stray or damaged" $(ARGS)
+
+tsan: $(VENV)/.built $(VENV)/.test
+	$(PY) -m pytest tests/native/test_sanitizers.py -k "race or weakened" $(ARGS)
+
+# Each file answers one question and writes bench/results/; the machine should be quiet.
+QUESTIONS := allreduce_two_ranks oversubscribed startup interpreter user_algorithm verification
+bench: $(VENV)/.built $(VENV)/.bench $(MPICH)/.base
+	@for name in $(QUESTIONS); do echo "# bench/$$name.py"; $(PY) bench/$$name.py || exit 1; done
+	$(PY) bench/allreduce_two_ranks.py --in-place
+	$(PY) bench/summary.py
+
+clean:
+	rm -rf $(VENV) $(MPICH) build dist *.egg-info pycoll/_native*.so pycoll/_native_missing.txt
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

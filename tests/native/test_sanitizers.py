@@ -1,0 +1,125 @@
+"""The engine under ThreadSanitizer, AddressSanitizer and UndefinedBehaviorSanitizer."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from pycoll.algorithms import get, names
+from pycoll.program.lower import compile_program
+from pycoll.schedule import NotDirect
+
+NATIVE = Path(__file__).parents[2] / "native"
+HERE = Path(__file__).parent
+SOURCES = sorted(p for p in NATIVE.glob("*.c") if p.name != "fastcall.c")
+TSAN = ("-fsanitize=thread", "-DPC_RANKS_ARE_THREADS")
+ASAN = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+# Every ordering weakened: x86 hides that, ThreadSanitizer does not.
+RELAXED = """
+#include <stdatomic.h>
+#define memory_order_acquire memory_order_relaxed
+#define memory_order_release memory_order_relaxed
+#define memory_order_acq_rel memory_order_relaxed
+"""
+
+
+def build(folder: Path, driver: str, flags: Iterable[str]) -> Path:
+    """Compile the engine and one driver; skip where the compiler has no such sanitizer."""
+    cc = shutil.which("cc")
+    if cc is None:
+        pytest.skip("no C compiler: apt-get install gcc")
+    probe = folder / "probe.c"
+    probe.write_text("int main(void) { return 0; }\n")
+    command = [cc, "-std=gnu11", "-O1", "-g", "-pthread", "-D_GNU_SOURCE", *flags, f"-I{NATIVE}"]
+    if subprocess.run([*command, probe, "-o", folder / "probe"], capture_output=True).returncode:
+        pytest.skip(f"the compiler cannot link {' '.join(flags)}")
+    binary = folder / driver
+    jobs = []
+    for source in [*SOURCES, HERE / f"{driver}.c"]:
+        # the kernels are many and generated: optimising them under a sanitizer takes a minute
+        level = ["-O0"] if source.name == "reduce.c" else []
+        output = folder / f"{source.stem}.o"
+        jobs.append(subprocess.Popen([*command, *level, "-c", source, "-o", output]))
+    assert all(job.wait() == 0 for job in jobs)
+    objects = [folder / f"{source.stem}.o" for source in [*SOURCES, HERE / f"{driver}.c"]]
+    subprocess.run([*command, *objects, "-o", binary], check=True)
+    return binary
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder SIZE/ALGORITHM.RANK of every all-reduce for 2, 3 and 4 ranks."""
+    root = tmp_path_factory.mktemp("programs")
+    for size in (2, 3, 4):
+        folder = root / str(size)
+        folder.mkdir()
+        for name in names("allreduce"):
+            for rank in range(size):
+                blob = compile_program(get(name), size, rank).to_bytes()
+                (folder / f"{name}.{rank}").write_bytes(blob)
+                try:
+                    blob = compile_program(get(name), size, rank, direct=True).to_bytes()
+                except NotDirect:
+                    continue
+                (folder / f"{name}.{rank}.direct").write_bytes(blob)
+    return root
+
+
+@pytest.fixture(scope="module")
+def tsan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("tsan"), "ranks", TSAN)
+
+
+@pytest.fixture(scope="module")
+def asan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("asan"), "ranks", ASAN)
+
+
+def run(*command: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_no_race(tsan: Path, programs: Path, size: int) -> None:
+    done = run(tsan, programs / str(size), size, 200, *names("allreduce"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"200 calls on {size} ranks\n"
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_no_stray_access(asan: Path, programs: Path, size: int) -> None:
+    done = run(asan, programs / str(size), size, 400, *names("allreduce"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"400 calls on {size} ranks\n"
+
+
+def test_a_weakened_order_is_caught(tmp_path: Path, programs: Path) -> None:
+    header = tmp_path / "relaxed.h"
+    header.write_text(RELAXED)
+    binary = build(tmp_path, "ranks", [*TSAN, "-include", str(header)])
+    done = run(binary, programs / "2", 2, 50, "ring")
+    assert "WARNING: ThreadSanitizer: data race" in done.stderr
+    assert done.returncode != 0
+
+
+def test_damaged_programs_and_addresses(
+    tmp_path_factory: pytest.TempPathFactory, programs: Path
+) -> None:
+    binary = build(tmp_path_factory.mktemp("fuzz"), "fuzz", ASAN)
+    staged = sorted((programs / "2").glob("*.0"))
+    direct = sorted((programs / "2").glob("*.0.direct"))
+    accepted = 0
+    for seed in (1, 2, 3):
+        done = run(binary, seed, 2000, *staged, *direct)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("2000 programs, ")
+        accepted += int(done.stdout.split()[2])
+    # the test must reach the interpreter, not only the loader's refusals
+    assert 300 < accepted < 5700

@@ -1,0 +1,179 @@
+"""The architecture, held by a walk over every import, attribute and string of the package."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "pycoll").rglob("*.py"))
+
+ABOVE = ("bootstrap", "runtime", "arrays", "communicator", "cli", "__init__", "__main__")
+
+#: All rules. A module imports only from its own step or one to its left; a name appears only in
+#: the places (prefixes of the path below pycoll/) that `only_in` lists for it.
+LAW = {
+    "order": (
+        {"errors", "config", "dtypes"},
+        {"schedule"},
+        {"algorithms", "passes"},
+        {"program"},
+        {"verify", "cost"},
+        {"bootstrap", "runtime", "arrays"},
+        {"communicator"},
+        {"cli", "__init__", "__main__"},
+    ),
+    "only_in": {
+        # imports and attributes
+        "pycoll._native": ("runtime/bindings.py",),
+        "pycoll.runtime.bindings": ("runtime/", "communicator", "cli/"),
+        "cffi": (),
+        "ctypes": ("bootstrap/", "runtime/"),
+        "mmap": ("bootstrap/", "runtime/"),
+        "socket": ("bootstrap/", "runtime/"),
+        "multiprocessing": ("bootstrap/",),
+        "subprocess": ("bootstrap/", "cli/"),
+        "threading": ABOVE,
+        "os.environ": ("config.py", "bootstrap/"),
+        "os.getenv": (),
+        "numpy": ("program/reference.py", "program/arithmetic.py", *ABOVE),
+        "mpi4py": ("bootstrap/mpi.py", "cli/peers.py"),
+        "torch": ("arrays.py", "cli/peers.py"),
+        "matplotlib": ("cli/",),
+        "cupy": (),
+        "pyverbs": (),
+    },
+    # imported when first needed, never by `import pycoll`
+    "lazy": ("mpi4py", "torch", "matplotlib"),
+    # whole string literals
+    "strings": {
+        r"pycoll\._native": ("runtime/bindings.py",),
+        r"PYCOLL_[A-Z_]+": ("config.py",),
+        r"(OMPI|PMI|PMIX|SLURM|MPI|TORCHELASTIC)_\w+": ("bootstrap/",),
+        r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT": ("bootstrap/",),
+    },
+    # words that must not occur at all, comments included
+    "words": {
+        r"shm|tcp|verbs|cuda|memfd": ("algorithms/", "passes/", "schedule/"),
+    },
+}
+
+
+def step(name: str) -> int:
+    """Return where a part of the package stands in the order."""
+    for index, parts in enumerate(LAW["order"]):
+        if name in parts:
+            return index
+    raise AssertionError(f"pycoll/{name} has no place in LAW['order']: give it one")
+
+
+def part(path: str) -> str:
+    """Return the part of the package that a file belongs to."""
+    return path.removeprefix("pycoll/").split("/")[0].removesuffix(".py")
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield every imported module and every name taken from it, dotted."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute"
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", node.lineno
+
+
+def attributes(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield every `module.attribute` that stands in the code."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield f"{node.value.id}.{node.attr}", node.lineno
+
+
+def top_level(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yield what is imported as soon as the module is."""
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from imports(ast.Module([node], []))
+
+
+def within(name: str, rule: str) -> bool:
+    """Tell whether a dotted name is `rule` or lies inside it."""
+    return name == rule or name.startswith(rule + ".")
+
+
+def breaches(path: str, source: str) -> Iterator[str]:
+    """Yield every way in which a file breaks the law."""
+    tree = ast.parse(source)
+    place = path.removeprefix("pycoll/")
+    here = step(part(path))
+    for name, line in imports(tree):
+        if within(name, "pycoll"):
+            to = (*name.split("."), "__init__")[1]
+            if to == "_native":
+                to = "runtime"
+            elif not any(to in parts for parts in LAW["order"]):
+                to = "__init__"  # a name that the package itself hands out
+            if step(to) > here:
+                yield f"{path}:{line}: imports {name}, which stands to its right"
+    for name, line in (*imports(tree), *attributes(tree)):
+        for rule, homes in LAW["only_in"].items():
+            if within(name, rule) and not place.startswith(homes):
+                yield f"{path}:{line}: {rule} belongs in {homes or 'no file yet'}"
+    for name, line in top_level(tree):
+        for rule in LAW["lazy"]:
+            if within(name, rule):
+                yield f"{path}:{line}: {rule} must be imported where it is first needed"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            for pattern, homes in LAW["strings"].items():
+                if re.fullmatch(pattern, node.value) and not place.startswith(homes):
+                    yield f"{path}:{node.lineno}: {node.value} is read in {homes} only"
+    for pattern, places in LAW["words"].items():
+        if place.startswith(places):
+            for match in re.finditer(rf"\b({pattern})\b", source, re.IGNORECASE):
+                line = source.count("\n", 0, match.start()) + 1
+                yield f"{path}:{line}: says {match[0]}; an algorithm knows no transport"
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_file_keeps_the_law(path: str) -> None:
+    assert list(breaches(path, (ROOT / path).read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "breach"),
+    [
+        ("pycoll/schedule/chunk.py", "from pycoll.program import isa", "to its right"),
+        ("pycoll/runtime/plan.py", "import pycoll.communicator", "to its right"),
+        ("pycoll/verify/run.py", "from pycoll import algorithm", "to its right"),
+        ("pycoll/verify/run.py", "from pycoll import runtime", "to its right"),
+        ("pycoll/program/lower.py", "import numpy as np", "numpy belongs"),
+        ("pycoll/program/lower.py", "from os import environ", "os.environ belongs"),
+        ("pycoll/program/lower.py", "import os\nx = os.environ['A']", "os.environ belongs"),
+        ("pycoll/runtime/engine.py", "from pycoll import _native", "_native belongs"),
+        ("pycoll/runtime/engine.py", "import os\nos.getenv('A')", "os.getenv belongs"),
+        ("pycoll/bootstrap/mpi.py", "from mpi4py import MPI", "first needed"),
+        ("pycoll/bootstrap/tcp.py", "def f():\n    import mpi4py", "mpi4py belongs"),
+        ("pycoll/communicator.py", "x = 'PYCOLL_TIMEOUT'", "read in"),
+        ("pycoll/communicator.py", "x = 'OMPI_COMM_WORLD_RANK'", "read in"),
+        ("pycoll/algorithms/ring.py", "# fast over TCP", "knows no transport"),
+    ],
+)
+def test_a_planted_breach_is_found(path: str, source: str, breach: str) -> None:
+    assert any(breach in found for found in breaches(path, source))
+
+
+def test_what_the_law_allows_passes() -> None:
+    source = "def f():\n    from mpi4py import MPI\n    return MPI, os.environ['RANK']\nimport os"
+    assert list(breaches("pycoll/bootstrap/mpi.py", source)) == []
+
+
+def test_a_part_without_a_place_is_named() -> None:
+    with pytest.raises(AssertionError, match=r"pycoll/utils has no place"):
+        step("utils")

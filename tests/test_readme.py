@@ -1,0 +1,69 @@
+"""What README shows runs as it stands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+OWN = next(block for block in BLOCKS if "@pycoll.algorithm" in block)
+SUM = next(block for block in BLOCKS if "1000" in block)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("block", BLOCKS)
+def test_block_runs_alone(block: str, tmp_path: Path) -> None:
+    script = tmp_path / "block.py"
+    script.write_text(block)  # a file: an algorithm's digest is that of its source
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script],
+        env={"PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.mpi
+def test_five_lines_sum_over_the_ranks(launcher, tmp_path: Path) -> None:
+    script = tmp_path / "sum.py"
+    script.write_text(SUM + "\nassert np.array_equal(x, np.full(1000, 10.0)), x\n")
+    launcher.run(4, str(script))
+
+
+@pytest.mark.mpi
+def test_own_algorithm_runs_over_the_ranks(launcher, tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(OWN + "\nassert np.array_equal(x, comm.size * np.arange(10.0)), x\n")
+    launcher.run(3, str(script))
+
+
+def test_own_algorithm_with_recv_for_recv_reduce_is_refused() -> None:
+    import pycoll
+
+    text = OWN.split("print(")[0].replace("recv_reduce(", "recv(")
+    names: dict[str, object] = {}
+    exec(compile(text, "README.md", "exec"), names)
+    drawn = r"(?s)rank 0.* lacks the contribution of ranks 1, 2.*\n-> #\d+ END"
+    with pytest.raises(pycoll.PostconditionError, match=drawn):
+        pycoll.verify(names["there_and_back"], size=3)
+
+
+def test_the_table_lists_every_algorithm() -> None:
+    from pycoll.algorithms import names
+
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.M)
+    assert sorted(rows) == sorted(names("allreduce"))
+
+
+def test_every_linked_file_exists() -> None:
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+            assert (ROOT / target).exists(), f"{page.name} links to {target}"
