@@ -47,12 +47,20 @@ enum pc_step {
     PC_STEP_END_LOOP,
 };
 
+/* How an instruction that fills a slot should store; see target_cpu.h. */
+struct pc_probe {
+    uint32_t turn;
+    bool stream;      /* past the cache, for now */
+    uint64_t cost[2]; /* clock ticks per KiB: through the cache, past it */
+};
+
 struct pc_code_line {
     uint8_t step; /* enum pc_step */
     uint8_t flags;
     uint8_t nsrc;
     uint8_t ndst;
     uint32_t target;
+    struct pc_probe *probe; /* REDUCE_COPY that fills a slot, else NULL */
     union {
         struct pc_fifo *fifo;
         struct pc_token *token;
@@ -81,6 +89,7 @@ struct pc_program {
     uint32_t starts[PC_MAX_CHANNELS];
     struct pc_code_line *code;
     struct pc_place *places;
+    struct pc_probe *probes;
 };
 
 struct pc_plan {

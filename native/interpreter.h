@@ -101,13 +101,6 @@ static inline void pc__reduce_copy(struct pc_call *call, const struct pc_channel
     uint32_t n = (uint32_t)i->nsrc + i->ndst, first = places[0].chunk, width = places[0].nchunks;
     uint64_t offset, total = 0;
     void *address[PC_MAX_OPERANDS];
-    uint32_t stream = 0;
-    if (call->plan->spec.stream && call->in != call->out) /* in place the lines are cached anyway */
-        for (uint32_t k = 0; k < i->ndst; k++)
-            if (places[i->nsrc + k].space == PC_SPACE_OUT
-                || places[i->nsrc + k].space == PC_SPACE_PEER_OUT)
-                stream |= 1u << k;
-
     if (call->ntiles == 1 && !(i->flags & PC_FLAG_PIECEWISE)) { /* the range is one span */
         offset = call->bounds[first];
         total = call->bounds[first + width] - offset;
@@ -120,7 +113,17 @@ static inline void pc__reduce_copy(struct pc_call *call, const struct pc_channel
     }
     if (total == 0)
         return;
-    uint64_t packed = 0, nbytes = total;
+    bool stream_out = call->plan->spec.stream && call->in != call->out; /* else cached anyway */
+    bool stream_slot;
+    uint64_t ticks = 0, packed = 0, nbytes = total;
+    enum pc_form form = pc__probe_begin(i->probe, total, &stream_slot, &ticks);
+    uint32_t stream = 0;
+    if (stream_out || stream_slot)
+        for (uint32_t k = 0; k < i->ndst; k++) {
+            enum pc_space space = places[i->nsrc + k].space;
+            bool slot = space == PC_SPACE_SLOT, own = space == PC_SPACE_SCRATCH;
+            stream |= (uint32_t)(slot ? stream_slot : stream_out && !own) << k;
+        }
     for (uint32_t k = 0; k < width; k++) {
         if (width > 1)
             nbytes = pc__piece(call, channel->tile, first + k, &offset);
@@ -132,6 +135,7 @@ static inline void pc__reduce_copy(struct pc_call *call, const struct pc_channel
                  nbytes, i->flags, stream);
         packed += nbytes;
     }
+    pc__probe_end(i->probe, form, total, ticks);
 }
 
 /* Runs a channel until it waits, has finished a tile, or is done. Returns 1 when it moved, 0 when

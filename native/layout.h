@@ -44,6 +44,7 @@ struct pc_arena {
     uint32_t slot_bytes;
     uint64_t heap_bytes;
     _Alignas(PC_LINE_BYTES) _Atomic uint32_t doorbell; /* futex: moves when a sleeper must look */
+    _Alignas(PC_LINE_BYTES) _Atomic uint32_t core;     /* where the rank last waited, plus one */
     _Alignas(PC_LINE_BYTES) _Atomic uint64_t sequence; /* the board; see struct pc_board */
     _Atomic uint64_t signature;
     _Atomic uint32_t state;

@@ -264,6 +264,9 @@ static struct pc_code_line decode(const struct blob *b, const struct pc_program 
     case PC_OP_REDUCE_COPY:
         line.step = PC_STEP_REDUCE_COPY;
         line.at.places = program->places + i.operand;
+        for (uint32_t k = i.nsrc; k < (uint32_t)i.nsrc + i.ndst; k++)
+            if (line.at.places[k].space == PC_SPACE_SLOT)
+                line.probe = &program->probes[at];
         for (uint32_t k = 0; k < (uint32_t)i.nsrc + i.ndst; k++)
             if (line.at.places[k].space == PC_SPACE_SCRATCH && line.at.places[k].nchunks > 1)
                 line.flags |= PC_FLAG_PIECEWISE;
@@ -307,7 +310,8 @@ int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes,
                                    .widest = b.header.widest, .nchannels = b.header.nchannels};
     program->code = calloc(b.header.ninstructions, sizeof *program->code);
     program->places = calloc(b.header.noperands + 1, sizeof *program->places);
-    if (program->code == NULL || program->places == NULL) {
+    program->probes = calloc(b.header.ninstructions, sizeof *program->probes);
+    if (program->code == NULL || program->places == NULL || program->probes == NULL) {
         pc_program_free(program);
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a program");
     }
@@ -326,5 +330,6 @@ void pc_program_free(struct pc_program *program)
         return;
     free(program->code);
     free(program->places);
+    free(program->probes);
     free(program);
 }

@@ -31,7 +31,7 @@ struct pc_options {
     uint32_t slots;      /* per edge; a power of two, at least 2 */
     uint32_t slot_bytes; /* a multiple of 4096 */
     uint64_t heap_bytes; /* address space for pc_heap_alloc; memory appears at first touch */
-    uint32_t spin;       /* microseconds to poll before sleeping; 0 when ranks outnumber cores */
+    uint32_t spin;       /* microseconds to poll at most; 0 when ranks outnumber cores */
     uint32_t reserved;
 };
 

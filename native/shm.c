@@ -233,6 +233,8 @@ static int adopt(struct pc_device *d, uint32_t peer, int fd, char **arena)
         return pc__fail(d->error, PC_INVALID, (int)peer,
                         "memory of rank %u has %lld bytes, seals %#x; want %zu bytes, seals %#x",
                         peer, (long long)st.st_size, (unsigned)seals, d->bytes, PC_SEALS);
+    if (d->peers[peer] != NULL) /* an earlier one that the communicator refused */
+        munmap(d->peers[peer], d->bytes);
     *arena = d->peers[peer] = map(fd, d->bytes);
     return *arena ? PC_OK : SYSTEM(d, (int)peer, "mmap of a peer's memory");
 }
@@ -252,9 +254,11 @@ static int receive_memory(struct pc_device *d, uint32_t peer, char **arena)
         return PC_AGAIN;
     struct cmsghdr *c = n > 0 ? CMSG_FIRSTHDR(&message) : NULL;
     int fd = -1;
-    if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS
-        && c->cmsg_len == CMSG_LEN(sizeof fd))
-        memcpy(&fd, CMSG_DATA(c), sizeof fd);
+    if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
+        for (size_t at = 0; at + CMSG_LEN(sizeof fd) <= c->cmsg_len; at += sizeof fd) {
+            close_fd(&fd); /* the space for one holds two by its alignment */
+            memcpy(&fd, CMSG_DATA(c) + at, sizeof fd);
+        }
     int rc = fd >= 0 && magic == PC_SHM_MAGIC
                  ? adopt(d, peer, fd, arena)
                  : pc__fail(d->error, PC_INVALID, (int)peer,
@@ -288,18 +292,20 @@ static int shm_connect(struct pc_device *d, uint32_t peer, const void *blob, siz
     return send_hello(d, peer, &a);
 }
 
-/* Answers a client whose hello has come. 1 when it is done with, served or not. */
-static int answer(struct pc_device *d, int fd)
+enum answer { WAITING, SERVED, REFUSED };
+
+/* Answers a client whose hello has come. */
+static enum answer answer(struct pc_device *d, int fd)
 {
     struct hello hello;
     ssize_t n = recv(fd, &hello, sizeof hello, MSG_DONTWAIT | MSG_TRUNC);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return 0;
+        return WAITING;
     unsigned char differ = 0;
     for (int i = 0; n == sizeof hello && i < PC_TOKEN_BYTES; i++) /* in constant time */
         differ |= (unsigned char)(hello.token[i] ^ d->address.token[i]);
     if (n != sizeof hello || hello.magic != PC_SHM_MAGIC || differ || hello.rank >= d->size)
-        return 1;
+        return REFUSED;
     uint32_t magic = PC_SHM_MAGIC;
     union {
         char bytes[CMSG_SPACE(sizeof(int))];
@@ -313,8 +319,7 @@ static int answer(struct pc_device *d, int fd)
     c->cmsg_type = SCM_RIGHTS;
     c->cmsg_len = CMSG_LEN(sizeof(int));
     memcpy(CMSG_DATA(c), &d->memfd, sizeof(int));
-    (void)sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    return 1;
+    return sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) > 0 ? SERVED : REFUSED;
 }
 
 /* An abstract address can be reached by every user of the host. */
@@ -325,29 +330,36 @@ static bool same_user(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &length) == 0 && who.uid == getuid();
 }
 
+static void forget_client(struct pc_device *d, uint32_t i)
+{
+    close_fd(&d->clients[i]);
+    d->nclients--;
+    memmove(d->clients + i, d->clients + i + 1, (d->nclients - i) * sizeof *d->clients);
+}
+
 static int shm_poll(struct pc_device *d)
 {
     int served = 0;
-    while (d->nclients < d->size) {
+    for (;;) {
+        for (uint32_t i = 0; i < d->nclients;) {
+            enum answer what = answer(d, d->clients[i]);
+            served += what == SERVED;
+            if (what == WAITING)
+                i++;
+            else
+                forget_client(d, i);
+        }
         int fd = accept4(d->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0)
-            break;
+            return served;
         if (!same_user(fd) || watch(d, fd) != 0) {
             close(fd);
             continue;
         }
+        if (d->nclients == d->size) /* a peer speaks at once; who is silent longest is none */
+            forget_client(d, 0);
         d->clients[d->nclients++] = fd;
     }
-    for (uint32_t i = 0; i < d->nclients;) {
-        if (!answer(d, d->clients[i])) {
-            i++;
-            continue;
-        }
-        close_fd(&d->clients[i]);
-        d->clients[i] = d->clients[--d->nclients];
-        served++;
-    }
-    return served;
 }
 
 static int shm_wakeup(struct pc_device *d)

@@ -1,7 +1,9 @@
 /* Waiting: poll while that is cheap, yield once, then sleep until a peer rings.
  *
  * With more ranks than cores a polling rank only keeps the core from the rank it waits for, so
- * options.spin is 0 there. A sleeper marks the counts that it needs (PC_ASLEEP) and sleeps on its
+ * options.spin is 0 there. Elsewhere a foreign process may still push two ranks onto one core: a
+ * rank that has polled for a moment says where it runs, and does not go on beside a peer there.
+ * A sleeper marks the counts that it needs (PC_ASLEEP) and sleeps on its
  * doorbell; whoever raises a marked count moves the doorbell. */
 #include <errno.h>
 #include <limits.h>
@@ -73,6 +75,22 @@ static bool mark(struct pc_line *line, uint64_t want)
     return false;
 }
 
+/* Whether a peer was last seen on the core that this rank runs on. */
+static bool shares_core(struct pc_comm *comm)
+{
+    struct pc_arena *mine = (struct pc_arena *)comm->arena;
+    uint32_t core = (uint32_t)sched_getcpu() + 1; /* zero: not known yet */
+    if (atomic_load_explicit(&mine->core, memory_order_relaxed) != core)
+        atomic_store_explicit(&mine->core, core, memory_order_relaxed);
+    for (uint32_t p = 0; p < comm->options.size; p++) {
+        struct pc_arena *peer = (struct pc_arena *)comm->peers[p].arena;
+        if (p != comm->options.rank
+            && atomic_load_explicit(&peer->core, memory_order_relaxed) == core)
+            return true;
+    }
+    return false;
+}
+
 static void doze(struct pc_comm *comm, uint32_t nchannels, uint64_t ns)
 {
     struct pc_arena *arena = (struct pc_arena *)comm->arena;
@@ -112,8 +130,8 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
         if (polls % PC_POLLS_PER_CLOCK == 0) {
             now = pc__now();
             if (spin_until == 0)
-                spin_until = now + comm->options.spin * UINT64_C(1000);
-            if (now >= spin_until || now >= until_ns || atomic_load(&comm->aborted))
+                spin_until = shares_core(comm) ? now : now + comm->options.spin * UINT64_C(1000);
+            if (now >= spin_until || atomic_load(&comm->aborted))
                 break;
         }
     }

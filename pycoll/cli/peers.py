@@ -91,8 +91,8 @@ class Gloo:
             from torch import distributed
         except ImportError as error:
             raise UnavailableError(
-                f"gloo needs torch, which does not load ({_line(error)}); pip install torch "
-                "--index-url https://download.pytorch.org/whl/cpu"
+                f"gloo needs torch, which does not load ({_line(error)}); "
+                "pip install torch (a CPU build is enough)"
             ) from error
         self._torch: Any = torch
         self._distributed: Any = distributed

@@ -1,0 +1,96 @@
+"""Collective communication: short Python algorithms, proved, then run natively.
+
+Importing this package loads names only; numpy and the native engine come with `init`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from pycoll.errors import (
+    BootstrapError,
+    BrokenError,
+    ClosedError,
+    CollectiveTimeout,
+    DeadlockError,
+    InternalError,
+    MismatchError,
+    PeerLostError,
+    PostconditionError,
+    PycollError,
+    RaceError,
+    ScheduleError,
+    TransportError,
+    UnavailableError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from pycoll.algorithms import Algorithm, algorithm
+    from pycoll.bootstrap import spawn
+    from pycoll.communicator import Communicator, init
+    from pycoll.runtime.persistent import Plan
+    from pycoll.runtime.work import Work
+    from pycoll.schedule import ScheduleBuilder, allreduce
+    from pycoll.verify import verify
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Algorithm",
+    "BootstrapError",
+    "BrokenError",
+    "ClosedError",
+    "CollectiveTimeout",
+    "Communicator",
+    "DeadlockError",
+    "InternalError",
+    "MismatchError",
+    "PeerLostError",
+    "Plan",
+    "PostconditionError",
+    "PycollError",
+    "RaceError",
+    "ScheduleBuilder",
+    "ScheduleError",
+    "TransportError",
+    "UnavailableError",
+    "UsageError",
+    "Work",
+    "__version__",
+    "algorithm",
+    "allreduce",
+    "init",
+    "spawn",
+    "verify",
+]
+
+#: Where the names live that are loaded at first use.
+_HOMES = {
+    "Algorithm": "pycoll.algorithms",
+    "algorithm": "pycoll.algorithms",
+    "spawn": "pycoll.bootstrap",
+    "Communicator": "pycoll.communicator",
+    "init": "pycoll.communicator",
+    "Plan": "pycoll.runtime.persistent",
+    "Work": "pycoll.runtime.work",
+    "ScheduleBuilder": "pycoll.schedule",
+    "allreduce": "pycoll.schedule",
+    "verify": "pycoll.verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'pycoll' has no attribute {name!r}")
+    module = importlib.import_module(home)
+    # `pycoll.verify` is a package that can be called: importing it already bound the name.
+    value = globals().get(name) or getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

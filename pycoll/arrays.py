@@ -1,0 +1,223 @@
+"""Any array as an ArrayView: where its bytes lie and what they are.
+
+Arrays of numpy and torch (on the CPU), and whatever offers the buffer protocol or DLPack. This is
+the slow path, taken at the first call of a kind: it is here that an array which cannot be served
+is refused with the reason. Later calls find their plan in `_fastcall` and come past here no more.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pycoll.dtypes import BY_NAME, DTYPES, DType
+from pycoll.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy
+
+#: Buffer-protocol format characters whose size is not in their name: by kind and itemsize.
+_SIGNED, _UNSIGNED, _FLOATS = "bhilqn", "BHILQN", "efd"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayView:
+    """A contiguous array on the host."""
+
+    owner: Any  #: what keeps the memory alive; what the user passed
+    address: int
+    count: int  #: elements
+    dtype: DType
+    shape: tuple[int, ...]
+    writable: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return self.count * self.dtype.itemsize
+
+    def overlaps(self, other: ArrayView) -> bool:
+        """Tell whether the two share memory without being the same memory."""
+        if self.address == other.address and self.nbytes == other.nbytes:
+            return False
+        return (
+            self.address < other.address + other.nbytes
+            and other.address < self.address + self.nbytes
+        )
+
+
+def view(x: Any, who: str) -> ArrayView:
+    """Look at an array.
+
+    Args:
+        x: The array.
+        who: What it is to the user, such as ``allreduce: x``; begins every message.
+
+    Raises:
+        UsageError: It is not an array, not contiguous, on a device, or of a dtype not served.
+    """
+    torch = sys.modules.get("torch")  # its tensors exist only where it has been imported
+    if torch is not None and isinstance(x, torch.Tensor):
+        return _of_torch(x, who)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(x, numpy.ndarray):
+        return _of_numpy(x, x, who)
+    try:
+        buffer = memoryview(x)
+    except TypeError:
+        return _of_dlpack(x, who)
+    return _of_buffer(x, buffer, who)
+
+
+def result(x: ArrayView, out: Any, who: str) -> ArrayView:
+    """Look at ``out`` (None: in place) and check that it can take the result of ``x``.
+
+    Raises:
+        UsageError: It is read-only, differs from ``x`` in dtype or shape, or overlaps it partly.
+    """
+    if out is None or out is x.owner:
+        if not x.writable:
+            raise UsageError(f"{who}: x is read-only; pass an array to write the result to as out=")
+        return x
+    y = view(out, f"{who}: out")
+    if y.dtype is not x.dtype:
+        raise UsageError(f"{who}: out has dtype {y.dtype.name}, want {x.dtype.name} as x has")
+    if y.shape != x.shape:
+        raise UsageError(f"{who}: out has shape {y.shape}, want {x.shape} as x has")
+    if not y.writable:
+        raise UsageError(f"{who}: out is read-only; pass an array that can be written")
+    if x.overlaps(y):
+        raise UsageError(
+            f"{who}: out begins {y.address - x.address} bytes from x and overlaps it; "
+            "pass the same array (in place) or one that shares no memory with x"
+        )
+    return y
+
+
+def served(name: str, who: str) -> DType:
+    """Return the DType called ``name``; UsageError says what to do where there is none."""
+    try:
+        return BY_NAME[name]
+    except KeyError:
+        names = ", ".join(d.name for d in DTYPES)
+        raise UsageError(
+            f"{who} has dtype {name}, which is not served; {_cure(name)} (served: {names})"
+        ) from None
+
+
+def _cure(name: str) -> str:
+    if name.startswith("complex"):
+        return "pass its real and imaginary parts as one real array, x.view('float64')"
+    if name.startswith("bool"):
+        return "pass x.view('uint8'): max is any, min is all"
+    return "convert it to one that is"
+
+
+#: numpy.dtype → DType of those that were served; a dtype takes long to tell its name.
+_NUMPY_DTYPES: dict[Any, DType] = {}
+
+
+def _of_numpy(x: numpy.ndarray[Any, Any], owner: Any, who: str) -> ArrayView:
+    dtype = _NUMPY_DTYPES.get(x.dtype) or served(x.dtype.name, who)
+    if not x.dtype.isnative:
+        raise UsageError(
+            f"{who} has dtype {x.dtype.str!r}, whose bytes are swapped; "
+            "pass x.astype(x.dtype.newbyteorder('='))"
+        )
+    if not x.flags.c_contiguous:
+        raise UsageError(
+            f"{who} is not contiguous (shape {x.shape}, strides {x.strides}); "
+            f"pass numpy.ascontiguousarray({who.rpartition(' ')[2]}) with out="
+        )
+    _NUMPY_DTYPES[x.dtype] = dtype
+    address: int = x.__array_interface__["data"][0]
+    return ArrayView(owner, address, x.size, dtype, x.shape, x.flags.writeable)
+
+
+def _of_torch(x: Any, who: str) -> ArrayView:
+    if x.device.type != "cpu":
+        raise UsageError(f"{who} is on {x.device}, which is not served; pass x.cpu()")
+    if str(x.layout) != "torch.strided":
+        raise UsageError(f"{who} has layout {x.layout}, which is not served; pass x.to_dense()")
+    dtype = served(str(x.dtype).removeprefix("torch."), who)
+    if not x.is_contiguous():
+        raise UsageError(
+            f"{who} is not contiguous (shape {tuple(x.shape)}, strides {x.stride()}); "
+            f"pass {who.rpartition(' ')[2]}.contiguous() with out="
+        )
+    return ArrayView(x, x.data_ptr(), x.numel(), dtype, tuple(x.shape), True)
+
+
+def _of_buffer(x: Any, buffer: memoryview, who: str) -> ArrayView:
+    form = buffer.format.lstrip("@=<") if sys.byteorder == "little" else buffer.format
+    kind = next(
+        (
+            kind
+            for kind, letters in (("int", _SIGNED), ("uint", _UNSIGNED), ("float", _FLOATS))
+            if len(form) == 1 and form in letters
+        ),
+        None,
+    )
+    dtype = served(f"{kind}{8 * buffer.itemsize}" if kind else f"format {buffer.format!r}", who)
+    if not buffer.c_contiguous:
+        raise UsageError(
+            f"{who} is not contiguous (shape {buffer.shape}, strides {buffer.strides}); "
+            "pass a copy with out="
+        )
+    import numpy
+
+    flat = numpy.frombuffer(buffer, numpy.uint8) if buffer.nbytes else numpy.empty(0, numpy.uint8)
+    address: int = flat.__array_interface__["data"][0]
+    shape = buffer.shape or ()
+    count = buffer.nbytes // buffer.itemsize
+    return ArrayView(x, address, count, dtype, tuple(shape), not buffer.readonly)
+
+
+def _of_dlpack(x: Any, who: str) -> ArrayView:
+    if not hasattr(x, "__dlpack__"):
+        raise UsageError(
+            f"{who} is a {type(x).__name__}, want an array (numpy, torch, the buffer protocol or "
+            "DLPack) or a list of them; for a number pass numpy.array([x])"
+        )
+    import numpy
+
+    try:
+        shared = numpy.from_dlpack(x)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{who} is a {type(x).__name__} whose memory cannot be shared: {error}"
+        ) from error
+    return _of_numpy(shared, x, who)
+
+
+#: torch.dtype → number that native code knows it by; filled at the first tensor.
+_TORCH_CODES: dict[Any, int] = {}
+
+
+def tensors(x: Any, out: Any) -> tuple[int, int, int, int] | None:
+    """Return the addresses, bytes and dtype's code of torch tensors that need no second look.
+
+    The per-call path of torch. None sends the caller to `view`, which finds the reason.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(x, torch.Tensor):
+        return None
+    if not _TORCH_CODES:
+        named = ((getattr(torch, d.name, None), d.code) for d in DTYPES)
+        _TORCH_CODES.update((dtype, code) for dtype, code in named if dtype is not None)
+    code = _TORCH_CODES.get(x.dtype)
+    if code is None or not (x.is_cpu and x.layout is torch.strided and x.is_contiguous()):
+        return None
+    start: int = x.data_ptr()
+    nbytes: int = x.nbytes
+    if out is None or out is x:
+        return start, start, nbytes, code
+    if not (isinstance(out, torch.Tensor) and out.dtype is x.dtype and out.shape == x.shape):
+        return None
+    if not (out.is_cpu and out.layout is torch.strided and out.is_contiguous()):
+        return None
+    target: int = out.data_ptr()
+    if start != target and start < target + nbytes and target < start + nbytes:
+        return None
+    return start, target, nbytes, code

@@ -1,0 +1,55 @@
+"""Which algorithm runs a collective: a pure function, so that all ranks choose alike."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pycoll.cost import model
+from pycoll.errors import UsageError
+
+#: From here the direct form, where a call has it, beats staging: READY and DONE are two rounds
+#: among all ranks and must be earned back by the copies saved.
+DIRECT_BYTES = 256 << 10
+#: Results larger than this will not be read from a cache, so they are written past it.
+STREAM_BYTES = 16 << 20
+#: Bytes of a chunk per turn of the loop. Small enough that a slot stays in the second-level
+#: cache between its writer and its reader; large enough that a signal per tile costs nothing.
+TILE_BYTES = 128 << 10
+
+
+class Choice(NamedTuple):
+    """How a collective of one size is to run."""
+
+    algorithm: str
+    tile: int  #: bytes wanted of a chunk per turn of the loop; a multiple of 64
+    stream: bool  #: write the result past the cache
+    direct: str | None  #: whose direct form to use where every array allows it
+    reason: str
+
+
+def choose(
+    collective: str, nbytes: int, size: int, cores: int, algorithm: str | None = None
+) -> Choice:
+    """Choose the algorithm that the model finds fastest.
+
+    Args:
+        collective: "allreduce" or "barrier".
+        nbytes: Bytes of the message.
+        size: Number of ranks.
+        cores: Cores that the ranks may run on, as rank 0 counts them.
+        algorithm: The user's choice, which beats the model's; its tile is still chosen.
+
+    Raises:
+        UsageError: There is no such collective.
+    """
+    if collective not in ("allreduce", "barrier"):
+        raise UsageError(f"collective is {collective!r}, want 'allreduce' or 'barrier'")
+    stream = nbytes >= STREAM_BYTES
+    wide = nbytes >= DIRECT_BYTES and size > 1
+    if algorithm is not None:
+        return Choice(algorithm, TILE_BYTES, stream, algorithm if wide else None, "asked for")
+    machine = model.Machine(size, cores)
+    times = {name: model.seconds(name, nbytes, machine) for name in model.WORK}
+    best = min(times, key=times.__getitem__)
+    reason = f"{times[best] * 1e6:.1f} us by the model"
+    return Choice(best, TILE_BYTES, stream, "two_shot" if wide else None, reason)

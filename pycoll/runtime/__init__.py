@@ -1,0 +1,1 @@
+"""What runs plans: the native engine, and the Python that surrounds its waits."""

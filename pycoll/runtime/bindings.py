@@ -1,0 +1,354 @@
+"""One function per function of ``native/pycoll.h``; the only importer of the native module.
+
+Each checks its return code, turns a failure into an exception and adds no policy. The functions
+through which a call runs (`run`, `resume`, `work_wait`, `submit`) return their code instead:
+what it means depends on the call, and `faults` knows. Importing this module raises
+UnavailableError where the engine is not built.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from importlib.machinery import ExtensionFileLoader
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from pycoll.errors import (
+    BrokenError,
+    CollectiveTimeout,
+    InternalError,
+    MismatchError,
+    PycollError,
+    TransportError,
+    UnavailableError,
+    UsageError,
+)
+
+#: Written by the build when it could not compile the engine: the reason and the cure.
+_RECORD = Path(__file__).parents[1] / "_native_missing.txt"
+_CURE = "apt-get install gcc python3-dev, then pip install --force-reinstall --no-deps ."
+
+
+def _missing(error: ImportError) -> UnavailableError:
+    why = _RECORD.read_text(encoding="utf-8").strip() if _RECORD.exists() else ""
+    why = why or f"{error}; to mend it: {_CURE}"
+    return UnavailableError(f"pycoll's native engine is not there, so nothing can run: {why}")
+
+
+def _load() -> tuple[Any, Any]:
+    """Load the shared object as the two modules that it holds."""
+    try:
+        native = importlib.import_module("pycoll._native")
+    except ImportError as error:
+        raise _missing(error) from error
+    loader = ExtensionFileLoader("pycoll._fastcall", native.__file__ or "")
+    spec = importlib.util.spec_from_file_location("pycoll._fastcall", loader=loader)
+    if spec is None:  # cannot be: a loader was given
+        raise InternalError(f"{native.__file__} gives no module spec")
+    fastcall = importlib.util.module_from_spec(spec)
+    loader.exec_module(fastcall)
+    return native, fastcall
+
+
+_native, fastcall = _load()
+ffi: Any = _native.ffi
+_lib: Any = _native.lib
+
+AGAIN: int = _lib.PC_AGAIN
+INVALID: int = _lib.PC_INVALID
+TIMEDOUT: int = _lib.PC_TIMEDOUT
+MISMATCH: int = _lib.PC_MISMATCH
+ABORTED: int = _lib.PC_ABORTED
+BUSY: int = _lib.PC_BUSY
+BROKEN: int = _lib.PC_BROKEN
+UNMAPPABLE: int = _lib.PC_UNMAPPABLE
+IDLE: int = _lib.PC_BOARD_IDLE
+CALLING: int = _lib.PC_BOARD_CALLING
+CLOSED: int = _lib.PC_BOARD_CLOSED
+
+#: An address blob is smaller than this.
+ADDRESS_CAPACITY = 1024
+#: Bytes of a board's text without its closing zero.
+BOARD_TEXT: int = ffi.sizeof(ffi.new("struct pc_board *").text) - 1
+_ERROR_TEXT: int = ffi.sizeof(ffi.new("struct pc_error *").text) - 1
+
+
+class Error(NamedTuple):
+    """What the engine says about its last failure."""
+
+    code: int
+    cause: int  #: ABORTED: what was given to `comm_abort`
+    peer: int
+    errnum: int
+    text: str
+
+
+class Board(NamedTuple):
+    """What a rank says it is doing."""
+
+    sequence: int  #: calls entered so far
+    signature: int  #: of the last call entered
+    state: int
+    text: str  #: about that call; empty when it has not been described
+
+
+class Stuck(NamedTuple):
+    """Where an unfinished call stands."""
+
+    channel: int
+    instruction: int
+    peer: int
+    sending: bool  #: waits for a free slot; else for a message
+
+
+def _text(chars: Any) -> str:
+    return bytes(ffi.string(chars)).decode("utf-8", "replace")
+
+
+def _bytes(text: str, limit: int) -> bytes:
+    return text.encode("utf-8", "replace").replace(b"\0", b"?")[:limit]
+
+
+def version() -> str:
+    """Return the version that the native engine was built as."""
+    return _text(_lib.pc_version())
+
+
+def compiler() -> str:
+    """Return what compiled the engine."""
+    return _text(_lib.pc_compiler())
+
+
+def cpu_features() -> str:
+    """Return the instruction sets that the reduce kernels use here."""
+    return _text(_lib.pc_cpu_features())
+
+
+def code_name(code: int) -> str:
+    """Return the name of a return code."""
+    return _text(_lib.pc_code_name(code))
+
+
+_EXCEPTIONS: dict[int, type[PycollError]] = {
+    _lib.PC_NOMEM: UnavailableError,
+    _lib.PC_SYSTEM: TransportError,
+    UNMAPPABLE: UnavailableError,
+    TIMEDOUT: CollectiveTimeout,
+    MISMATCH: MismatchError,
+    BUSY: UsageError,
+    BROKEN: BrokenError,
+}
+
+
+def check(code: int, comm: Any, what: str) -> int:
+    """Return a code that is not negative; raise what a negative one means."""
+    if code >= 0:
+        return code
+    raise_for(code, comm, what)
+
+
+def raise_for(code: int, comm: Any, what: str) -> NoReturn:
+    """Raise the exception of a negative code, with the engine's own text."""
+    error = Error(code, 0, -1, 0, "") if comm is None else comm_error(comm)
+    text = error.text if error.code == code and error.text else code_name(code)
+    kind = _EXCEPTIONS.get(code, InternalError)
+    if kind is TransportError and error.errnum:
+        raise TransportError(error.errnum, f"{what}: {text}: {os.strerror(error.errnum)}")
+    raise kind(f"{what}: {text}")
+
+
+def comm_open(
+    rank: int, size: int, *, slots: int, slot_bytes: int, heap_bytes: int, spin: int
+) -> Any:
+    """Create this rank's memory."""
+    options = ffi.new(
+        "struct pc_options *",
+        {
+            "rank": rank,
+            "size": size,
+            "slots": slots,
+            "slot_bytes": slot_bytes,
+            "heap_bytes": heap_bytes,
+            "spin": spin,
+        },
+    )
+    out = ffi.new("struct pc_comm **")
+    code = _lib.pc_comm_open(options, out)
+    try:
+        check(code, out[0] or None, f"rank {rank} could not create its memory")
+    except PycollError:
+        comm_close(out[0])  # until here it held the reason
+        raise
+    return out[0]
+
+
+def comm_address(comm: Any) -> bytes:
+    """Return the blob by which peers find this rank."""
+    blob = ffi.new("char[]", ADDRESS_CAPACITY)
+    n = check(_lib.pc_comm_address(comm, blob, ADDRESS_CAPACITY), comm, "address of this rank")
+    return bytes(ffi.buffer(blob, n))
+
+
+def comm_connect(comm: Any, peer: int, blob: bytes) -> int:
+    """Map a peer's memory; AGAIN until the peer has answered, or another code."""
+    return int(_lib.pc_comm_connect(comm, peer, ffi.from_buffer(blob), len(blob)))
+
+
+def comm_poll(comm: Any) -> int:
+    """Serve peers that connect; return how many were served."""
+    return check(_lib.pc_comm_poll(comm), comm, "serving a peer that connects")
+
+
+def comm_wakeup(comm: Any) -> int:
+    """Return a file descriptor that is readable when `comm_poll` has work."""
+    return check(_lib.pc_comm_wakeup(comm), comm, "descriptor of connecting")
+
+
+def comm_sealed(comm: Any) -> None:
+    """Stop serving: all peers are connected."""
+    check(_lib.pc_comm_sealed(comm), comm, "end of connecting")
+
+
+def comm_close(comm: Any) -> None:
+    """Give everything back."""
+    _lib.pc_comm_close(comm)
+
+
+def comm_error(comm: Any) -> Error:
+    """Return what the engine says about its last failure."""
+    e = _lib.pc_comm_error(comm)
+    return Error(e.code, e.cause, e.peer, e.errnum, _text(e.text))
+
+
+def comm_abort(comm: Any, cause: int, peer: int, text: str) -> None:
+    """End the call in progress, if any, and all later ones; any thread may say so."""
+    _lib.pc_comm_abort(comm, cause, peer, _bytes(text, _ERROR_TEXT))
+
+
+def comm_broken(comm: Any) -> int:
+    """Return 0, or the code that broke the communicator."""
+    return int(_lib.pc_comm_broken(comm))
+
+
+def comm_forked(comm: Any) -> None:
+    """Detach from the peers, in the child of a fork."""
+    _lib.pc_comm_forked(comm)
+
+
+def comm_number(comm: Any) -> int:
+    """Return the pointer as the number that `fastcall` takes."""
+    return int(ffi.cast("uintptr_t", comm))
+
+
+def heap_alloc(comm: Any, nbytes: int) -> int | None:
+    """Allocate memory that peers can reach; None when the heap is full."""
+    address = _lib.pc_heap_alloc(comm, nbytes)
+    return int(ffi.cast("uintptr_t", address)) or None
+
+
+def heap_free(comm: Any, address: int) -> None:
+    """Free what `heap_alloc` gave."""
+    check(_lib.pc_heap_free(comm, ffi.cast("void *", address)), comm, "free of empty() memory")
+
+
+def heap_buffer(address: int, nbytes: int) -> Any:
+    """Return allocated memory as a writable buffer object."""
+    return ffi.buffer(ffi.cast("char *", address), nbytes)
+
+
+def program_load(comm: Any, blob: bytes) -> Any:
+    """Load a Program after checking every instruction of it."""
+    out = ffi.new("struct pc_program **")
+    code = _lib.pc_program_load(comm, ffi.from_buffer(blob), len(blob), out)
+    check(code, comm, "program rejected by the loader")
+    return ffi.gc(out[0], _lib.pc_program_free)
+
+
+def plan_create(
+    comm: Any,
+    staged: Any,
+    direct: Any | None,
+    *,
+    signature: int,
+    nbytes: int,
+    dtype: int,
+    op: int,
+    tile: int,
+    stream: bool,
+) -> Any:
+    """Bind Programs to a message's size and type."""
+    spec = ffi.new("struct pc_plan_spec *")
+    spec.signature, spec.nbytes, spec.dtype, spec.op = signature, nbytes, dtype, op
+    spec.tile, spec.stream = tile, int(stream)
+    out = ffi.new("struct pc_plan **")
+    code = _lib.pc_plan_create(comm, spec, staged, ffi.NULL if direct is None else direct, out)
+    check(code, comm, "plan rejected by the engine")
+    return ffi.gc(out[0], _lib.pc_plan_free)
+
+
+def plan_number(plan: Any) -> int:
+    """Return the pointer as the number that `fastcall` takes."""
+    return int(ffi.cast("uintptr_t", plan))
+
+
+def release(handle: Any) -> None:
+    """Free a program or plan now, not when Python collects it."""
+    ffi.release(handle)
+
+
+def run(comm: Any, plan: Any, x: int, out: int, timeout: float) -> int:
+    """Run a call; AGAIN after a millisecond, then go on with `resume`."""
+    return int(_lib.pc_run(comm, plan, ffi.cast("void *", x), ffi.cast("void *", out), timeout))
+
+
+def resume(comm: Any, seconds: float) -> int:
+    """Go on with an unfinished call for at most so long."""
+    return int(_lib.pc_resume(comm, seconds))
+
+
+def comm_stuck(comm: Any) -> Stuck | None:
+    """Return where the unfinished call stands, or None when there is none."""
+    s = ffi.new("struct pc_stuck *")
+    if _lib.pc_comm_stuck(comm, s) != 1:
+        return None
+    return Stuck(s.channel, s.instruction, s.peer, s.direction == _lib.PC_DIRECTION_SEND)
+
+
+def submit(comm: Any, plan: Any, x: int, out: int, timeout: float, where: str) -> tuple[int, Any]:
+    """Queue a call for the progress thread; return the code and the work."""
+    work = ffi.new("struct pc_work **")
+    code = _lib.pc_submit(
+        comm,
+        plan,
+        ffi.cast("void *", x),
+        ffi.cast("void *", out),
+        timeout,
+        _bytes(where, BOARD_TEXT),
+        work,
+    )
+    return int(code), work[0]
+
+
+def work_wait(work: Any, seconds: float) -> int:
+    """Wait at most so long for queued work; AGAIN when it is not finished."""
+    return int(_lib.pc_work_wait(work, seconds))
+
+
+def work_free(work: Any) -> None:
+    """Give finished work back."""
+    _lib.pc_work_free(work)
+
+
+def board_describe(comm: Any, text: str) -> None:
+    """Say on this rank's board what its present call is."""
+    _lib.pc_board_describe(comm, _bytes(text, BOARD_TEXT))
+
+
+def board_read(comm: Any, peer: int) -> Board:
+    """Read a rank's board."""
+    b = ffi.new("struct pc_board *")
+    check(_lib.pc_board_read(comm, peer, b), comm, f"board of rank {peer}")
+    described = b.described == b.sequence & 0xFFFFFFFF and b.sequence > 0
+    return Board(b.sequence, b.signature, b.state, _text(b.text) if described else "")

@@ -1,0 +1,142 @@
+"""A list of arrays as one call: small ones of a dtype share a message, big ones go alone."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pycoll import arrays
+from pycoll.arrays import ArrayView
+from pycoll.dtypes import DType, ReduceOp
+from pycoll.errors import UsageError
+from pycoll.runtime.plan import Call
+
+if TYPE_CHECKING:
+    from pycoll.runtime.region import Heap
+
+#: From here an array is a message of its own: copying it would cost more than it saves.
+ALONE_BYTES = 1 << 20
+#: A shared message is at most this long, so that its buffer stays small.
+SHARED_BYTES = 8 << 20
+
+#: An array and where its result goes.
+Pair = tuple[ArrayView, ArrayView]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Arrays of one dtype that travel together; a single one travels as it lies."""
+
+    dtype: DType
+    pairs: list[Pair]
+
+    @property
+    def count(self) -> int:
+        """Elements of all arrays."""
+        return sum(x.count for x, _ in self.pairs)
+
+    def call(self, op: ReduceOp) -> Call:
+        """Return what all ranks must ask for alike."""
+        pieces = () if len(self.pairs) == 1 else tuple(x.count for x, _ in self.pairs)
+        return Call("allreduce", op, self.dtype, self.count, pieces)
+
+
+def pairs(xs: Sequence[Any], outs: Any, who: str) -> list[Pair]:
+    """Look at every array of a list and at where its result goes (None: in place).
+
+    Raises:
+        UsageError: The lists differ in length, or arrays share memory that is written.
+    """
+    if outs is not None and not isinstance(outs, list | tuple):
+        raise UsageError(f"{who}: x is a list of arrays and out is a {type(outs).__name__}")
+    if outs is not None and len(outs) != len(xs):
+        raise UsageError(f"{who}: out has {len(outs)} arrays, want {len(xs)} as x has")
+    found = []
+    for i, x in enumerate(xs):
+        view = arrays.view(x, f"{who}: x[{i}]")
+        out = None if outs is None else outs[i]
+        found.append((view, arrays.result(view, out, f"{who}, array {i}")))
+    _check_disjoint(found, who)
+    return found
+
+
+def _check_disjoint(found: list[Pair], who: str) -> None:
+    """Refuse a result that another array of the call shares memory with."""
+    spans = [(y.address, y.address + y.nbytes, i, True) for i, (_, y) in enumerate(found)]
+    spans += [
+        (x.address, x.address + x.nbytes, i, False)
+        for i, (x, y) in enumerate(found)
+        if x.address != y.address
+    ]
+    spans = sorted(span for span in spans if span[0] < span[1])
+    reach: tuple[int, int, int, bool] | None = None  # of the spans so far, the furthest written
+    end = 0  # and the end of any
+    for span in spans:
+        if (reach is not None and span[0] < reach[1]) or (span[3] and span[0] < end):
+            raise UsageError(
+                f"{who}: array {span[2]} shares memory with another array whose result is "
+                "written there; pass every array once"
+            )
+        end = max(end, span[1])
+        if span[3] and (reach is None or span[1] > reach[1]):
+            reach = span
+
+
+def messages(found: Iterable[Pair]) -> list[Message]:
+    """Group arrays into messages, the same on all ranks whose arrays are alike."""
+    done: list[Message] = []
+    open_: dict[DType, tuple[Message, int]] = {}  # and its bytes so far
+    for x, out in found:
+        if x.nbytes >= ALONE_BYTES:
+            done.append(Message(x.dtype, [(x, out)]))
+            continue
+        message, nbytes = open_.get(x.dtype, (None, 0))
+        if message is None or nbytes + x.nbytes > SHARED_BYTES:
+            message, nbytes = Message(x.dtype, []), 0
+            done.append(message)
+        message.pairs.append((x, out))
+        open_[x.dtype] = message, nbytes + x.nbytes
+    return done
+
+
+class Packing:
+    """The buffer that a shared message lies in."""
+
+    def __init__(self, message: Message, buffer: Any) -> None:
+        self._pairs = message.pairs
+        self._buffer = buffer  # keeps the memory alive
+        self.address: int = buffer.__array_interface__["data"][0]
+
+    def pack(self) -> None:
+        """Copy the arrays in."""
+        place = self.address
+        for x, _ in self._pairs:
+            ctypes.memmove(place, x.address, x.nbytes)
+            place += x.nbytes
+
+    def unpack(self) -> None:
+        """Copy the results out."""
+        place = self.address
+        for x, out in self._pairs:
+            ctypes.memmove(out.address, place, x.nbytes)
+            place += x.nbytes
+
+
+class Buffers:
+    """The buffer that blocking coalesced calls use again and again."""
+
+    def __init__(self, heap: Heap) -> None:
+        self._heap = heap
+        self._buffer: Any = None
+
+    def shared(self, nbytes: int) -> Any:
+        """Return at least ``nbytes`` bytes that the next call may use, too."""
+        if self._buffer is None or self._buffer.size < nbytes:
+            self._buffer = self.own(max(nbytes, 1 << 16))
+        return self._buffer
+
+    def own(self, nbytes: int) -> Any:
+        """Return ``nbytes`` bytes that nobody else uses."""
+        return self._heap.empty(max(1, nbytes), "uint8")

@@ -1,0 +1,240 @@
+"""Engine: one rank's native communicator, from joining to closing, and its waits."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pycoll.bootstrap import Bootstrap
+from pycoll.bootstrap.reactor import CLOSED, EXITED
+from pycoll.config import Config
+from pycoll.errors import ClosedError, UsageError
+from pycoll.runtime import bindings
+from pycoll.runtime.faults import Faults
+from pycoll.runtime.join import World, join
+from pycoll.runtime.region import Heap
+
+if TYPE_CHECKING:
+    from pycoll.runtime.work import Work
+
+#: A native wait returns to Python this often, for Ctrl-C and a look at the other ranks' boards.
+_SLICE_SECONDS = 0.1
+#: A rank that has waited this long says what it is doing; large messages take milliseconds anyway.
+_QUIET_SECONDS = 0.01
+
+
+class Revocable(Protocol):
+    """Something that holds pointers into the engine, and lets go of them."""
+
+    def revoke(self, refuse: Callable[..., Any]) -> None:
+        """Never use the engine again: calls go to ``refuse``, which raises."""
+
+
+class Engine:
+    """One rank's side of a communicator. Communicator is what users hold."""
+
+    def __init__(self, bootstrap: Bootstrap, config: Config) -> None:
+        self.timeout = config.timeout
+        self.bootstrap = bootstrap
+        self.cache = config.cache
+        self._closed = False
+        self._parent = 0  #: in the child of a fork, the process that the communicator belongs to
+        self._pid = os.getpid()
+        self._waiter = 0  #: the thread that waits for an unfinished call
+        self._revocable: weakref.WeakSet[Revocable] = weakref.WeakSet()
+        self._handles: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._pending: set[Work] = set()
+        self.world: World
+        self.world, self.comm = join(bootstrap, config.algorithm, config.timeout)
+        self.number = bindings.comm_number(self.comm)
+        #: Starts cached plans without Python's help; `Plans` fills it.
+        self.launcher = bindings.fastcall.Launcher(self.number, self.timeout)
+        self.heap = Heap(self.comm)
+        self.faults = Faults(self.comm, self.world.rank, self.world.size, bootstrap.describe)
+        try:
+            control = bootstrap.control(self.faults.on_lost, self.faults.on_abort)
+        except BaseException:
+            bindings.comm_close(self.comm)
+            raise
+        self.faults.control = control
+        _open(self)
+
+    # Calls.
+
+    def call(self, plan: Any, x: int, out: int, timeout: float | None = None) -> None:
+        """Run a plan on the arrays at two addresses, to its end."""
+        seconds = self.timeout if timeout is None else timeout
+        try:
+            code = bindings.run(self.comm, plan, x, out, seconds)
+            if code:
+                self.finish(code, seconds)
+        except BaseException as error:
+            self.interrupted(error)
+            raise
+
+    def finish(self, code: int, timeout: float | None = None) -> None:
+        """Carry a call that gave ``code`` instead of a result to its end, or raise."""
+        if code == bindings.AGAIN:
+            self._waiter = threading.get_ident()
+            code = bindings.resume(self.comm, _QUIET_SECONDS)
+            while code == bindings.AGAIN:
+                self.faults.describe()
+                self.faults.look()
+                code = bindings.resume(self.comm, _SLICE_SECONDS)
+            self._waiter = 0
+        if code:
+            self.faults.raise_for(code, self.timeout if timeout is None else timeout)
+
+    def interrupted(self, error: BaseException) -> None:
+        """Break the communicator if ``error`` left a call unfinished in this thread."""
+        mine = self._waiter in (0, threading.get_ident())
+        if mine and not (self._closed or self._parent):
+            self._waiter = 0
+            self.faults.interrupted(error)
+
+    def submit(self, plan: Any, x: int, out: int, timeout: float | None, where: str) -> Any:
+        """Queue a plan behind what was queued before; return the native work."""
+        seconds = self.timeout if timeout is None else timeout
+        code, work = bindings.submit(self.comm, plan, x, out, seconds, where)
+        if code:
+            self.faults.raise_for(code, seconds)
+        return work
+
+    def wait(self, work: Any, seconds: float) -> int | None:
+        """Wait for native work for at most so long; return its code, or None."""
+        until = time.monotonic() + seconds
+        while True:
+            left = max(0.0, until - time.monotonic())
+            code = bindings.work_wait(work, min(left, _SLICE_SECONDS))
+            if code != bindings.AGAIN:
+                return code
+            if left <= 0:
+                return None
+            self.faults.look()
+
+    def free(self, work: Any) -> None:
+        """Give finished native work back."""
+        bindings.work_free(work)
+
+    def track(self, work: Work) -> None:
+        """Keep ``work``, and so its arrays, until it is finished."""
+        for old in [w for w in self._pending if w.done()]:
+            self._pending.discard(old)
+        self._pending.add(work)
+
+    # Life.
+
+    def keep(self, handle: Any) -> Any:
+        """Free a native program or plan when the engine closes, if nobody did before."""
+        self._handles.add(handle)
+        return handle
+
+    def lend(self, holder: Revocable) -> None:
+        """Have ``holder`` let go of its pointers when the engine closes."""
+        self._revocable.add(holder)
+
+    def require_usable(self, what: str) -> None:
+        """Raise what keeps this engine from being used, if anything does."""
+        if self._parent:
+            raise UsageError(
+                f"{what}: this communicator belongs to process {self._parent}, and this is its "
+                f"child {os.getpid()}: call pycoll.init() in the process that uses it"
+            )
+        if self._closed:
+            raise ClosedError(f"{what}: the communicator is closed")
+
+    def refuse(self, *arguments: Any) -> Any:
+        """Stand in for what was revoked."""
+        self.require_usable("call")
+        raise ClosedError("the communicator is closed")
+
+    def close(self, reason: str = CLOSED) -> None:
+        """Finish queued work, take leave of the other ranks and free everything."""
+        if self._closed or self._parent:
+            return
+        for work in list(self._pending):
+            work.settle()
+        if self._calling():
+            raise UsageError("close: another thread is inside a call on this communicator")
+        self.leave(reason)
+
+    def leave(self, reason: str = EXITED) -> None:
+        """Take leave without waiting for anything; what is queued is dropped."""
+        if self._closed or self._parent:
+            return
+        self._closed = True
+        _live.discard(self)
+        for holder in list(self._revocable):
+            holder.revoke(self.refuse)
+        own = bindings.board_read(self.comm, self.world.rank)
+        calls = own.sequence - (own.state == bindings.CALLING)
+        if self._pending:
+            bindings.comm_abort(self.comm, 0, -1, "the communicator was closed")
+            for work in list(self._pending):
+                work.settle()
+            self._pending.clear()
+        self.bootstrap.close(calls, reason=reason)
+        if self._calling():  # a thread sleeps in a call, and the process ends: it may sleep on
+            return
+        for handle in list(self._handles):
+            bindings.release(handle)
+        self.heap.close()
+
+    def leave_after(self, error: BaseException) -> None:
+        """Take leave because of an exception of the user's; the others are told which."""
+        self.leave(failed(error))
+
+    def forked(self) -> None:
+        """In the child of a fork: let go; everything belongs to the parent."""
+        self._parent, comm = self._pid, self.comm
+        for holder in list(self._revocable):
+            holder.revoke(self.refuse)
+        self.heap.forked()
+        bindings.comm_forked(comm)
+
+    def _calling(self) -> bool:
+        """Tell whether a call is under way; one that failed stays on the board."""
+        own = bindings.board_read(self.comm, self.world.rank)
+        return own.state == bindings.CALLING and not bindings.comm_broken(self.comm)
+
+
+#: Engines of this process that are open.
+_live: set[Engine] = set()
+_registered = 0  #: process whose exit handlers have `_leave_all`
+
+
+def _open(engine: Engine) -> None:
+    # Registered late and per process. Late: handlers run last in, first out, and the control
+    # plane's own farewell, registered before, cannot say how many calls were made. Per process:
+    # a forked rank starts with no handlers.
+    global _registered
+    _live.add(engine)
+    if _registered != os.getpid():
+        _registered = os.getpid()
+        atexit.register(_leave_all)
+
+
+def _leave_all() -> None:
+    error = getattr(sys, "last_value", None)  # what ends the interpreter, if anything does
+    for engine in list(_live):
+        engine.leave(EXITED if error is None else failed(error))
+
+
+def failed(error: BaseException) -> str:
+    """Return the reason to leave with because of an exception."""
+    return f"failed with {type(error).__name__}: {error}"[:160]
+
+
+def _forget_all() -> None:
+    for engine in list(_live):
+        engine.forked()
+    _live.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)

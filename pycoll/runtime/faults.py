@@ -1,0 +1,312 @@
+"""What went wrong with a call, told alike to every rank.
+
+A communicator breaks once: the first failure is kept, whatever thread sees it, and the native
+engine is told so that a call in progress ends. The rank that sees a failure tells the others over
+the control plane. Nothing here runs on the good path, except that a rank which has waited for a
+millisecond says on its board what it is doing.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+from pycoll.bootstrap.reactor import CLOSED, DIED, EXITED, GARBLED
+from pycoll.errors import (
+    BrokenError,
+    CollectiveTimeout,
+    MismatchError,
+    PeerLostError,
+    PycollError,
+    UsageError,
+)
+from pycoll.runtime import bindings
+from pycoll.runtime.bindings import Board
+
+#: How long a rank that knows of a failure waits for what the others have to say about it.
+_SAY_SECONDS = 1.0
+#: Modules whose frames are not the user's.
+_OURS = ("pycoll.communicator", "pycoll.runtime.", "pycoll.interop.")
+
+
+class Cause(enum.IntEnum):
+    """Why this rank aborted its own engine."""
+
+    LOST = 1
+    MISMATCH = 2
+    TIMEOUT = 3
+    ERROR = 4
+
+
+class _Departed(NamedTuple):
+    """A rank that is gone."""
+
+    calls: int  #: that it finished
+    how: str
+
+
+#: How to say why a rank is gone; a reason that is not here says it itself.
+_LEFT = {
+    DIED: "died",
+    EXITED: "exited",
+    CLOSED: "closed its communicator",
+    GARBLED: "sent what no rank of this version sends",
+}
+
+
+class Control(Protocol):
+    """What is used here of the control plane."""
+
+    def abort(self, kind: str, text: str) -> None:
+        """Tell every other rank that this rank gives up, and why."""
+
+    def calls_of(self, rank: int) -> int | None:
+        """Return how many calls a rank had made when it left in good order."""
+
+    def close(self, calls: int = 0, *, reason: str = ...) -> None:
+        """Take leave."""
+
+
+def user_line() -> str:
+    """Return ``file:line`` of the user's frame that called into pycoll."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(_OURS):
+        frame = frame.f_back
+    try:
+        here = os.getcwd() + os.sep
+    except FileNotFoundError:  # somebody removed the directory
+        here = ""
+    return f"{frame.f_code.co_filename.removeprefix(here)}:{frame.f_lineno}"
+
+
+class Faults:
+    """The failure of one communicator, and how its ranks come to agree on it."""
+
+    def __init__(self, comm: Any, rank: int, size: int, name: Callable[[int], str]) -> None:
+        self.control: Control | None = None
+        #: The first; never raised itself: its traceback would keep the user's frames alive.
+        self.failure: PycollError | None = None
+        self.texts: dict[int, str] = {}  #: signature of a call → what it is called
+        self._comm = comm
+        self._rank = rank
+        self._size = size
+        self._name = name  #: rank → "rank 2 (process 71 on node7)"
+        self._reported = False  #: the failure was raised to the user once
+        self._departed: dict[int, _Departed] = {}
+        self._mismatched = sys.maxsize  #: number of the first call that ranks disagree on
+        self._said: dict[int, str] = {}  #: mismatch: what the ranks say that they called
+        self._moved = threading.Condition()
+
+    # The control thread comes in here.
+
+    def on_lost(self, rank: int, reason: str) -> None:
+        """Note that a rank is gone: it died, or it left in good order."""
+        assert self.control is not None
+        calls = self.control.calls_of(rank)
+        if calls is None:  # it died without a word, but its board outlives it
+            board = self._board(rank)
+            calls = board.sequence - (board.state == bindings.CALLING)
+        self._departed[rank] = _Departed(calls, _LEFT.get(reason, reason))
+        self._look_for_departed(self._board(self._rank))
+
+    def on_abort(self, rank: int, kind: str, text: str) -> None:
+        """Note that a rank gave up, and why."""
+        if kind == "mismatch":
+            number, _, call = text.partition(" ")
+            with self._moved:
+                self._said[rank] = call
+                self._mismatched = min(self._mismatched, int(number))
+                self._moved.notify_all()
+            self._look_for_mismatch(self._board(self._rank))
+        elif kind == "timeout":
+            self._break(CollectiveTimeout(text), Cause.TIMEOUT, rank)
+        else:
+            self._break(BrokenError(f"{self._name(rank)} gave up: {text}"), Cause.ERROR, rank)
+
+    # The caller's thread comes in here.
+
+    def describe(self, where: str = "") -> str:
+        """Say on the board what this rank's present call is; return it.
+
+        Args:
+            where: The text of a queued call; believed if the present call is of that kind.
+        """
+        own = self._board(self._rank)
+        if own.text:
+            return own.text
+        call = self.texts.get(own.signature, "a call")
+        text = where if where.startswith(f"{call} at ") else f"{call} at {user_line()}"
+        bindings.board_describe(self._comm, text)
+        return text
+
+    def look(self) -> None:
+        """Compare this rank's board with the others'; abort the call if it can never end.
+
+        It finds what no message tells: a rank that waits, elsewhere in the same numbered call, for
+        ranks that do not send to this one, and a rank that has left.
+        """
+        own = self._board(self._rank)
+        if own.state != bindings.CALLING:
+            return
+        for rank in range(self._size):
+            if rank != self._rank and self._differs(own, rank):
+                self._mismatched = min(self._mismatched, own.sequence)
+        self._look_for_mismatch(own)
+        self._look_for_departed(own)
+
+    def _look_for_mismatch(self, own: Board) -> None:
+        # A rank may still be in an earlier call, which ends well: all others have done their part.
+        if own.state == bindings.CALLING and own.sequence >= self._mismatched:
+            self._break(MismatchError("ranks called different things"), Cause.MISMATCH, -1)
+
+    def _look_for_departed(self, own: Board) -> None:
+        # The same: who has finished call n is not missed by those that are still in it.
+        for rank, departed in list(self._departed.items()):
+            if own.state == bindings.CALLING and own.sequence > departed.calls:
+                call = own.text or self.texts.get(own.signature, "a call")
+                text = (
+                    f"{self._name(rank)} {departed.how} after {_calls(departed.calls)} "
+                    f"and takes no part in call {own.sequence}, {call}"
+                )
+                self._break(PeerLostError(text), Cause.LOST, rank)
+
+    def _differs(self, own: Board, rank: int) -> bool:
+        # Read twice: the owner writes the signature, the sequence and the state one after the
+        # other, and leaves IDLE before it does. Equal readings cannot straddle that.
+        seen = self._board(rank)[:3]
+        wrong = (own.sequence, bindings.CALLING) == (seen[0], seen[2]) and seen[1] != own.signature
+        return wrong and seen == self._board(rank)[:3]
+
+    def interrupted(self, error: BaseException) -> None:
+        """End the call that an exception (Ctrl-C) left unfinished, on every rank."""
+        if isinstance(error, PycollError) or bindings.comm_broken(self._comm):
+            return
+        if bindings.resume(self._comm, 0) != bindings.AGAIN:
+            return
+        what = f"{type(error).__name__} inside {self.describe()}"
+        failure = BrokenError(f"rank {self._rank} stopped by {what}")
+        self._reported = True  # the user sees `error` itself
+        self._break(failure, Cause.ERROR, self._rank)
+        while bindings.resume(self._comm, 1) == bindings.AGAIN:
+            pass
+        self._tell("error", what)
+
+    def raise_for(self, code: int, timeout: float, where: str = "") -> NoReturn:
+        """Raise what a call that ended with ``code`` means."""
+        if code == bindings.BUSY:
+            raise UsageError(
+                "another thread is inside a call on this communicator; "
+                "give each thread a communicator of its own"
+            )
+        if code == bindings.BROKEN and self.failure is None:
+            # A queued call broke it, and its Work has not been waited for.
+            code = bindings.comm_broken(self._comm) or code
+        if where:
+            self.describe(where)
+        if code == bindings.TIMEDOUT:
+            self._time_out(timeout)
+        elif code == bindings.MISMATCH:
+            peer = bindings.comm_error(self._comm).peer
+            self._break(MismatchError("ranks called different things"), Cause.MISMATCH, peer)
+        elif code not in (bindings.ABORTED, bindings.BROKEN):
+            self._unexpected(code)
+        failure = self.failure
+        if failure is None:
+            failure = BrokenError("the communicator was closed inside this call")
+        first, self._reported = not self._reported, True
+        if first and isinstance(failure, MismatchError):
+            failure = self.failure = self._agree_on_mismatch()
+        in_call = code != bindings.BROKEN
+        if first and (in_call or isinstance(failure, PeerLostError | MismatchError)):
+            raise _copy(failure)
+        raise BrokenError(f"an earlier failure broke the communicator: {failure}") from _copy(
+            failure
+        )
+
+    def _unexpected(self, code: int) -> None:
+        try:
+            bindings.raise_for(code, self._comm, self.describe())
+        except PycollError as error:
+            self._break(_copy(error), Cause.ERROR, self._rank)
+            self._tell("error", str(error))
+
+    def _break(self, failure: PycollError, cause: Cause, peer: int) -> None:
+        with self._moved:
+            if self.failure is None:
+                self.failure = failure
+            self._moved.notify_all()
+        bindings.comm_abort(self._comm, cause, peer, str(failure))
+
+    def _tell(self, kind: str, text: str) -> None:
+        if self.control is not None:
+            try:
+                self.control.abort(kind, text)
+            except PycollError:  # closed meanwhile: there is nobody to tell
+                return
+
+    def _time_out(self, timeout: float) -> None:
+        own, stuck, call = self._board(self._rank), bindings.comm_stuck(self._comm), self.describe()
+        boards = {rank: self._board(rank) for rank in range(self._size) if rank != self._rank}
+        late = [rank for rank, board in boards.items() if board.sequence < own.sequence]
+        with self._moved:
+            # Where nobody is late now, somebody was: whoever saw it is about to say so.
+            told = self._moved.wait_for(
+                lambda: self.failure is not None, 0 if late else _SAY_SECONDS
+            )
+        if told:
+            return
+        text = f"{call} did not finish within {timeout:g} s"
+        if stuck is not None and stuck.peer >= 0:
+            text += f": rank {self._rank} waits for rank {stuck.peer}"
+        for rank in late[:8]:
+            text += f"; {self._late(rank, boards[rank], own)}"
+        if len(late) > 8:
+            text += f"; and {len(late) - 8} ranks more"
+        if not late:
+            text += "; every rank has made this call, so one is stopped or starved inside it"
+        self._break(CollectiveTimeout(text), Cause.TIMEOUT, self._rank)
+        self._tell("timeout", text)
+
+    def _late(self, rank: int, board: Board, own: Board) -> str:
+        call = self.texts.get(own.signature, "it").partition("(")[0]
+        if not board.sequence:
+            return f"rank {rank} has made no call yet"
+        last = board.text or self.texts.get(board.signature, "another call")
+        if board.state == bindings.CALLING:
+            return f"rank {rank} is in call {board.sequence}, {last}, before this one"
+        made = _calls(board.sequence)
+        return f"rank {rank} has made {made}, last {last}, and has not called this {call}"
+
+    def _agree_on_mismatch(self) -> MismatchError:
+        mine = self.describe()
+        own, others = self._board(self._rank), set(range(self._size)) - {self._rank}
+        self._tell("mismatch", f"{own.sequence} {mine}")
+        with self._moved:
+            self._moved.wait_for(lambda: self._said.keys() >= others, _SAY_SECONDS)
+            said = {**self._said, self._rank: mine}
+        lines = []
+        for rank in range(self._size):
+            board = self._board(rank)
+            lines.append(f"rank {rank}: {said.get(rank) or self._guess(board, own)}")
+        failure = MismatchError("ranks called different things: " + "; ".join(lines))
+        return failure
+
+    def _guess(self, board: Board, own: Board) -> str:
+        if board.sequence < own.sequence:
+            return f"has not made call {own.sequence} yet"
+        return board.text or self.texts.get(board.signature, "an unknown call")
+
+    def _board(self, rank: int) -> Board:
+        return bindings.board_read(self._comm, rank)
+
+
+def _copy(error: PycollError) -> PycollError:
+    return type(error)(*error.args)
+
+
+def _calls(number: int) -> str:
+    return f"{number} call{'' if number == 1 else 's'}"

@@ -1,0 +1,93 @@
+"""Arrays in memory that every peer can reach: what ``comm.empty`` gives."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from collections import deque
+from typing import Any
+
+from pycoll.errors import UnavailableError, UsageError
+from pycoll.runtime import bindings
+
+
+class Heap:
+    """The registered memory of one communicator.
+
+    An array's memory is freed once nothing refers to it: not the array, a view of it, nor a
+    tensor made from it. The native heap belongs to the thread that makes calls, and Python may
+    collect an array in any thread at any time; so a dead array's memory only joins a queue, which
+    the next allocation empties. A closed communicator stays mapped while arrays of it live.
+    """
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+        self._live: dict[int, tuple[int, weakref.finalize[..., Any]]] = {}  #: by address: bytes
+        self._dead: deque[int] = deque()
+        self._closed = False
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
+        """Return a numpy array whose elements have no set value."""
+        import numpy
+
+        from pycoll.arrays import served
+
+        try:
+            kind = numpy.dtype(dtype)
+        except TypeError:
+            raise UsageError(
+                f"empty: numpy knows no dtype {dtype!r}; for bfloat16 make it uint16 and pass "
+                "torch.from_numpy(x).view(torch.bfloat16)"
+            ) from None
+        served(kind.name, "empty: the array")
+        count = math.prod((shape,) if isinstance(shape, int) else shape)
+        buffer = self._allocate(count * kind.itemsize)
+        return numpy.frombuffer(buffer, kind, count).reshape(shape)
+
+    def _allocate(self, nbytes: int) -> Any:
+        self._sweep()
+        address = bindings.heap_alloc(self._comm, nbytes)
+        if address is None:
+            gc.collect()  # arrays in reference cycles
+            self._sweep()
+            address = bindings.heap_alloc(self._comm, nbytes)
+        if address is None:
+            raise UnavailableError(
+                f"empty: no room for {nbytes} bytes beside {len(self._live)} arrays of this "
+                "communicator; delete some of them, or use numpy.empty"
+            )
+        buffer = bindings.heap_buffer(address, max(1, nbytes))
+        finalizer = weakref.finalize(buffer, self._discard, address)
+        finalizer.atexit = False  # the process's end frees it
+        self._live[address] = (nbytes, finalizer)
+        return buffer
+
+    def _discard(self, address: int) -> None:
+        self._live.pop(address, None)
+        self._dead.append(address)
+        if self._closed and not self._live:
+            bindings.comm_close(self._comm)
+
+    def _sweep(self) -> None:
+        while self._dead:
+            bindings.heap_free(self._comm, self._dead.popleft())
+
+    def holds(self, address: int, nbytes: int) -> bool:
+        """Tell whether this memory lies in an array of `empty`."""
+        return any(
+            start <= address and address + nbytes <= start + length
+            for start, (length, _) in self._live.items()
+        )
+
+    def close(self) -> None:
+        """Close the native communicator, now or when the last array is gone."""
+        self._closed = True
+        if not self._live:
+            bindings.comm_close(self._comm)
+
+    def forked(self) -> None:
+        """In the child of a fork: free nothing, ever; the memory is the parent's."""
+        for _, finalizer in self._live.values():
+            finalizer.detach()
+        self._live.clear()

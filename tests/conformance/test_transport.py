@@ -1,0 +1,529 @@
+"""One suite over all transports: messages come whole and in order, and a peer's lie is found.
+
+Most ranks here live in one process, so that a test decides which of them moves.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import itertools
+import os
+import random
+import select
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import joined
+import numpy as np
+import pytest
+from joined import SECONDS, SLOT_BYTES, SLOTS, complete, connect_all, finish, held
+
+import pycoll
+from pycoll.algorithms import algorithm, get
+from pycoll.bootstrap import detect
+from pycoll.dtypes import INT64, UINT8, DType, ReduceOp
+from pycoll.errors import InternalError
+from pycoll.program.lower import compile_program
+from pycoll.runtime import bindings
+from pycoll.schedule import Algorithm, ScheduleBuilder, allreduce
+
+#: How a rank's memory is opened, by transport.
+TRANSPORTS: dict[str, Callable[..., Any]] = {"shm": joined.open_rank}
+#: Bytes: none, one, around an inline message, odd ones, a whole slot.
+LENGTHS = (0, 1, 7, 40, 41, 63, 64, 65, 1001, SLOT_BYTES - 1, SLOT_BYTES)
+LONGEST = max(LENGTHS)
+
+Opened = Callable[..., list[Any]]
+
+
+@algorithm(allreduce)
+def along(b: ScheduleBuilder) -> None:
+    """Pass rank 0's array from rank to rank."""
+    b.chunks(1)
+    if b.rank > 0:
+        b.recv(b.output[:], frm=b.rank - 1)
+    if b.rank + 1 < b.size:
+        b.send(b.output[:], to=b.rank + 1)
+
+
+@pytest.fixture(params=TRANSPORTS)
+def opened(request: pytest.FixtureRequest) -> Iterator[Opened]:
+    """Opens the ranks of a job in this process; closes them, and finds nothing left behind."""
+    before = held()
+    jobs: list[list[Any]] = []
+
+    def open_ranks(size: int, **options: int) -> list[Any]:
+        jobs.append([TRANSPORTS[request.param](rank, size, **options) for rank in range(size)])
+        return jobs[-1]  # whoever closes a rank takes it from this list
+
+    yield open_ranks
+    for comm in itertools.chain(*jobs):
+        bindings.comm_close(comm)
+    assert held() <= before
+
+
+@pytest.fixture
+def pair(opened: Opened) -> list[Any]:
+    comms = opened(2)
+    connect_all(comms)
+    return comms
+
+
+def bind(comm: Any, rank: int, size: int, what: Algorithm, nbytes: int, dtype: DType = UINT8,
+         tile: int = SLOT_BYTES) -> Any:  # fmt: skip
+    program = bindings.program_load(comm, compile_program(what, size, rank).to_bytes())
+    tile = min(tile, SLOT_BYTES // compile_program(what, size, rank).widest // 64 * 64)
+    return bindings.plan_create(
+        comm,
+        program,
+        None,
+        signature=nbytes + 1,
+        nbytes=nbytes,
+        dtype=dtype.code,
+        op=int(ReduceOp.SUM),
+        tile=tile,
+        stream=False,
+    )
+
+
+def content(number: int, nbytes: int) -> np.ndarray:
+    """What message `number` holds; no two of a row look alike."""
+    return (np.arange(nbytes) * 7 + number * 13 + (number >> 5)).astype(np.uint8)
+
+
+class Stream:
+    """One end of a row of messages from rank 0 on: which comes next, and where it lies."""
+
+    def __init__(self, comm: Any, rank: int, size: int, lengths: Sequence[int]) -> None:
+        self.comm, self.rank, self.number = comm, rank, 0
+        self.lengths = lengths
+        self.plans = {n: bind(comm, rank, size, along, n) for n in set(lengths)}
+        self.memory = np.empty(LONGEST + 64, np.uint8)
+
+    def begin(self) -> int:
+        """Send or receive the next message; AGAIN if it has to wait."""
+        n, shift = self._next()
+        self.memory[:] = 0xA5
+        x = self.memory[shift : shift + n]
+        if self.rank == 0:
+            x[:] = content(self.number, n)
+        address = self.memory.ctypes.data + shift
+        return self.end(bindings.run(self.comm, self.plans[n], address, address, SECONDS))
+
+    def end(self, code: int) -> int:
+        """Look at what came, when it has come."""
+        assert code in (0, bindings.AGAIN), bindings.comm_error(self.comm)
+        if code == 0:
+            n, shift = self._next()
+            assert np.array_equal(self.memory[shift : shift + n], content(self.number, n))
+            assert (self.memory[:shift] == 0xA5).all()
+            assert (self.memory[shift + n :] == 0xA5).all()
+            self.number += 1
+        return code
+
+    def resume(self) -> int:
+        return self.end(bindings.resume(self.comm, 0.0))
+
+    def _next(self) -> tuple[int, int]:
+        return self.lengths[self.number % len(self.lengths)], self.number % 5
+
+
+# Messages.
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_ranks_connect_and_every_length_comes_whole(opened: Opened, size: int) -> None:
+    comms = opened(size)
+    connect_all(comms)
+    ends = [Stream(comm, rank, size, LENGTHS) for rank, comm in enumerate(comms)]
+    for _ in LENGTHS * 3:
+        for end in ends:  # in order of rank: what each waits for is there
+            assert end.begin() == 0
+
+
+def test_connecting_again_changes_nothing(pair: list[Any]) -> None:
+    before = held()
+    blob = bindings.comm_address(pair[1])
+    assert [bindings.comm_connect(pair[0], 1, blob) for _ in range(3)] == [0, 0, 0]
+    assert held() <= before
+
+
+@pytest.mark.parametrize("slots", [2, 4, 64])
+def test_a_sender_is_ahead_by_its_slots_and_no_further(opened: Opened, slots: int) -> None:
+    comms = opened(2, slots=slots)
+    connect_all(comms)
+    sender, receiver = (Stream(comm, rank, 2, LENGTHS) for rank, comm in enumerate(comms))
+    for _ in range(slots):
+        assert sender.begin() == 0
+    assert sender.begin() == bindings.AGAIN
+    assert sender.resume() == bindings.AGAIN
+    stuck = bindings.comm_stuck(comms[0])
+    assert stuck is not None
+    assert (stuck.peer, stuck.sending) == (1, True)
+    for _ in range(3 * slots):
+        assert receiver.begin() == 0
+        assert sender.resume() == 0
+        assert sender.begin() == bindings.AGAIN
+    for _ in range(slots):
+        assert receiver.begin() == 0
+    assert sender.resume() == 0
+    assert receiver.begin() == 0
+    assert receiver.begin() == bindings.AGAIN
+    stuck = bindings.comm_stuck(comms[1])
+    assert stuck is not None
+    assert (stuck.peer, stuck.sending) == (0, False)
+
+
+def test_slots_wrap_around_in_any_interleaving(pair: list[Any]) -> None:
+    drawn = random.Random(5)
+    lengths = [drawn.choice(LENGTHS) for _ in range(997)]
+    sender, receiver = (Stream(comm, rank, 2, lengths) for rank, comm in enumerate(pair))
+    while receiver.number < 5000:
+        room = SLOTS - (sender.number - receiver.number)
+        for _ in range(drawn.randint(0, room)):
+            assert sender.begin() == 0
+        for _ in range(drawn.randint(0, sender.number - receiver.number)):
+            assert receiver.begin() == 0
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_thousands_of_messages_between_processes(size: int) -> None:
+    def rank() -> int:
+        met = detect()
+        before = held()
+        comm = joined.join(met, spin=20 if size == 2 else 0)
+        end = Stream(comm, met.rank, size, LENGTHS)
+        while end.number < 4000:
+            code = end.begin()
+            while code == bindings.AGAIN:
+                code = end.end(bindings.resume(comm, 0.1))
+        end.plans.clear()
+        bindings.comm_close(comm)
+        assert held() <= before
+        met.close()
+        return end.number
+
+    assert pycoll.spawn(rank, size, timeout=120) == [4000] * size
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_both_ways_at_once(opened: Opened, size: int) -> None:
+    comms = opened(size)
+    connect_all(comms)
+    for count, offset in itertools.product((0, 1, 5, 6, 8, 1000), (0, 1)):
+        plans = [
+            bind(comm, rank, size, get("ring"), count * 8, INT64, tile=512)
+            for rank, comm in enumerate(comms)
+        ]
+        xs = [np.arange(count + offset, dtype=np.int64) * (rank + 1) for rank in range(size)]
+        want = np.arange(count + offset) * sum(range(1, size + 1))
+        at = [x.ctypes.data + 8 * offset for x in xs]
+        for _ in range(3):
+            outs = [np.full(count, -1, np.int64) for _ in xs]
+            complete(comms, plans, at, [out.ctypes.data for out in outs])
+            assert all(np.array_equal(out, want[offset:]) for out in outs)
+
+
+# Ends.
+
+
+def test_a_closed_peer_leaves_the_memory_that_others_see(opened: Opened) -> None:
+    comms = opened(3)
+    connect_all(comms)
+    ends = [Stream(comm, rank, 3, LENGTHS) for rank, comm in enumerate(comms)]
+    assert ends[0].begin() == 0
+    ends[0].plans.clear()
+    bindings.comm_close(comms.pop(0))
+    assert [end.begin() for end in ends[1:]] == [0, 0]  # sent before it closed
+    assert bindings.board_read(comms[0], 0).state == bindings.CLOSED
+    assert ends[1].begin() == bindings.AGAIN
+    bindings.comm_close(comms.pop(0))  # inside a call, for ever
+    assert bindings.board_read(comms[0], 1).state == bindings.CLOSED
+
+
+@pytest.mark.parametrize("way", ["told", "deadline"])
+def test_a_peer_that_dies_under_load_leaves_a_survivor_that_can_close(way: str) -> None:
+    def rank() -> str:
+        met = detect()
+        before = held()
+        comm = joined.join(met)
+        pids = [int(blob) for blob in met.allgather(str(os.getpid()).encode(), SECONDS)]
+        plan = bind(comm, met.rank, 2, get("ring"), 1000)
+        x = np.ones(1000, np.uint8)
+        call = (comm, plan, x.ctypes.data, x.ctypes.data, 1.0 if way == "deadline" else SECONDS)
+        watch = threading.Thread(target=tell, args=(comm, pids[1]))
+        if met.rank == 0 and way == "told":
+            watch.start()
+        code, calls = 0, 0
+        while code == 0:
+            if met.rank == 1 and calls == 1000:
+                os.kill(os.getpid(), signal.SIGKILL)
+            code, calls = finish(comm, bindings.run(*call)), calls + 1
+        assert calls > 999
+        error = bindings.comm_error(comm)
+        assert error.code == code
+        assert bindings.comm_broken(comm) == code
+        assert bindings.run(*call) == bindings.BROKEN
+        if way == "told":
+            watch.join()
+        bindings.release(plan)
+        bindings.comm_close(comm)
+        assert held() <= before
+        return f"{bindings.code_name(code)} {error.cause} {error.text}"
+
+    def tell(comm: Any, pid: int) -> None:
+        died = os.pidfd_open(pid)
+        select.select([died], [], [], SECONDS)
+        os.close(died)
+        bindings.comm_abort(comm, 77, 1, "rank 1 is gone")
+
+    found, lost = pycoll.spawn(rank, 2, timeout=120, check=False)
+    assert isinstance(lost, pycoll.PeerLostError)
+    if way == "told":
+        assert found == "ABORTED 77 rank 1 is gone"
+    else:
+        assert found == "TIMEDOUT 0 no progress for 1 s"
+
+
+# Lies, in the words of shm. An address is: magic, version, rank, user, host, token, name, and a
+# number for tests.
+
+of_shm = pytest.mark.parametrize("opened", ["shm"], indirect=True)
+
+FIELDS = struct.Struct("<IIII16s16s32sQ")
+NAMES = ("magic", "version", "rank", "uid", "host", "token", "name", "base")
+
+
+def forged(blob: bytes, **changed: Any) -> bytes:
+    fields = dict(zip(NAMES, FIELDS.unpack(blob), strict=True)) | changed
+    return FIELDS.pack(*fields.values())
+
+
+def refused(comm: Any, peer: int, blob: bytes, serving: Callable[[], object]) -> tuple[int, str]:
+    """Connect until there is an answer other than AGAIN."""
+    ready = select.poll()
+    ready.register(bindings.comm_wakeup(comm), select.POLLIN)
+    while (code := bindings.comm_connect(comm, peer, blob)) == bindings.AGAIN:
+        serving()
+        ready.poll(100)
+    error = bindings.comm_error(comm)
+    assert (error.code, error.peer) == (code, peer)
+    return code, error.text
+
+
+@of_shm
+@pytest.mark.parametrize(
+    ("changed", "code", "text"),
+    [
+        ({"magic": 1}, "INVALID", "address of rank 1 has magic 0x1 version"),
+        ({"version": 99}, "INVALID", "version 99 rank 1"),
+        ({"rank": 0}, "INVALID", r"rank 0, want 0x[0-9a-f]+ version \d+"),
+        ({"rank": 2**32 - 1}, "INVALID", "rank 4294967295, want"),
+        ({"host": b"\1" * 16}, "UNMAPPABLE", "rank 1 is on another host or another user's"),
+        ({"uid": 2**32 - 2}, "UNMAPPABLE", "rank 1 is on another host or another user's"),
+        ({"name": b"pycoll-nobody"}, "UNMAPPABLE", "rank 1 does not listen here"),
+        ({"name": b"x" * 32}, "UNMAPPABLE", "rank 1 does not listen here"),
+        ({"name": b""}, "UNMAPPABLE", "rank 1 does not listen here"),
+        (
+            {"token": b"guessed guessed "},
+            "INVALID",
+            "rank 1 closed the connection without handing over its memory",
+        ),
+    ],
+)
+def test_a_forged_address(opened: Opened, changed: dict[str, Any], code: str, text: str) -> None:
+    comms = opened(2)
+    blob = forged(bindings.comm_address(comms[1]), **changed)
+    found, said = refused(comms[0], 1, blob, lambda: bindings.comm_poll(comms[1]))
+    assert bindings.code_name(found) == code
+    with pytest.raises(pycoll.PycollError, match=text):
+        bindings.raise_for(found, comms[0], said)
+    connect_all(comms)  # a lie does no harm to the truth
+    end = Stream(comms[0], 0, 2, LENGTHS)
+    assert end.begin() == 0
+
+
+@of_shm
+@pytest.mark.parametrize("length", [0, 1, 87, 89, 1000])
+def test_an_address_of_the_wrong_length(opened: Opened, length: int) -> None:
+    comms = opened(2)
+    blob = (bindings.comm_address(comms[1]) * 12)[:length]
+    code, text = refused(comms[0], 1, blob, lambda: None)
+    assert code == bindings.INVALID
+    assert text == f"address of rank 1 has {length} bytes, want {FIELDS.size}"
+
+
+@of_shm
+def test_garbage_for_an_address(opened: Opened) -> None:
+    comms = opened(2)
+    truth, drawn = bindings.comm_address(comms[1]), random.Random(3)
+    for _ in range(500):
+        blob = bytearray(drawn.randbytes(FIELDS.size))
+        keep = drawn.choice((0, 4, 8, 12, 16, 32))
+        blob[:keep] = truth[:keep]
+        code, _ = refused(comms[0], 1, bytes(blob), lambda: bindings.comm_poll(comms[1]))
+        assert code in (bindings.INVALID, bindings.UNMAPPABLE)
+    connect_all(comms)
+
+
+@of_shm
+def test_an_address_of_the_other_peer(opened: Opened) -> None:
+    comms = opened(3)
+    blob = forged(bindings.comm_address(comms[2]), rank=1)
+    code, text = refused(comms[0], 1, blob, lambda: bindings.comm_poll(comms[2]))
+    assert code == bindings.INVALID
+    assert text == (
+        f"rank 2 of 3 has {SLOTS} slots of {SLOT_BYTES} bytes, "
+        f"want rank 1 of 3 with {SLOTS} of {SLOT_BYTES}"
+    )
+
+
+@of_shm
+def test_a_peer_that_lies_about_its_rank_is_refused_every_time(opened: Opened) -> None:
+    comms = opened(3)
+    blob = forged(bindings.comm_address(comms[2]), rank=1)
+    for _ in range(5):
+        refused(comms[0], 1, blob, lambda: bindings.comm_poll(comms[2]))
+    # The fixture finds any mapping of these attempts that closing leaves behind.
+
+
+@of_shm
+def test_there_is_no_such_peer(opened: Opened) -> None:
+    comms = opened(2)
+    assert refused(comms[0], 2, bindings.comm_address(comms[1]), lambda: None) == (
+        bindings.INVALID,
+        "rank 2 of 2",
+    )
+
+
+@of_shm
+@pytest.mark.parametrize("options", [{"slots": 4}, {"slot_bytes": 8192}, {"heap_bytes": 1 << 21}])
+def test_a_peer_with_other_options(opened: Opened, options: dict[str, int]) -> None:
+    mine, other = opened(2)[0], opened(2, **options)[1]
+    blob = bindings.comm_address(other)
+    code, text = refused(mine, 1, blob, lambda: bindings.comm_poll(other))
+    assert code == bindings.INVALID
+    assert "rank 1" in text
+    assert "want" in text
+
+
+@of_shm
+def test_a_peer_of_the_same_length_with_other_slots(opened: Opened) -> None:
+    mine = opened(2, slots=2, slot_bytes=8192)[0]
+    other = opened(2, slots=4, slot_bytes=4096)[1]
+    code, text = refused(mine, 1, bindings.comm_address(other), lambda: bindings.comm_poll(other))
+    assert code == bindings.INVALID
+    assert text == "rank 1 of 2 has 4 slots of 4096 bytes, want rank 1 of 2 with 2 of 8192"
+
+
+class Liar:
+    """Listens in place of a rank and answers with what it likes."""
+
+    def __init__(self, comm: Any) -> None:
+        name = f"liar-{os.getpid()}".encode()
+        self.blob = forged(bindings.comm_address(comm), name=name)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.bind(b"\0" + name)
+        self.socket.listen()
+        self.socket.setblocking(False)
+
+    def answer(self, data: bytes, fds: Sequence[int]) -> None:
+        try:
+            client, _ = self.socket.accept()
+        except BlockingIOError:
+            return
+        client.setblocking(True)
+        client.recv(100)  # else closing would undo the sending
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        client.sendmsg([data], rights)
+        client.close()
+
+
+MAGIC = struct.pack("<I", 0x53434350)
+
+
+@of_shm
+@pytest.mark.parametrize(
+    ("lie", "text"),
+    [
+        ("nothing", "without handing over"),
+        ("no magic", "without handing over"),
+        ("two", "without handing over"),
+        ("many", "without handing over"),
+        ("short", r"memory of rank 1 has 4096 bytes, seals 0x7; want \d+ bytes"),
+        ("unsealed", r"memory of rank 1 has \d+ bytes, seals 0; want"),
+        ("file", r"memory of rank 1 has \d+ bytes, seals 0xffffffff; want"),
+        ("pipe", r"memory of rank 1 has 0 bytes, seals 0xffffffff; want"),
+        ("empty", r"memory of rank 1 has magic 0 version 0, want"),
+    ],
+)
+def test_a_peer_that_hands_over_something_else(opened: Opened, lie: str, text: str) -> None:
+    comms = opened(2)
+    liar = Liar(comms[1])
+    memory = os.memfd_create("lie", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    reader, writer = os.pipe()
+    with open(bindings.__file__, "rb") as file:
+        real = length_of_memory()
+        os.ftruncate(memory, 4096 if lie == "short" else real)
+        if lie != "unsealed":
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, seals)
+        fds = {
+            "nothing": [],
+            "two": [memory, reader],
+            "many": [memory, reader, writer, memory],
+            "file": [file.fileno()],
+            "pipe": [reader],
+        }.get(lie, [memory])
+        data = b"what" if lie == "no magic" else MAGIC
+        code, said = refused(comms[0], 1, liar.blob, lambda: liar.answer(data, fds))
+    for fd in (memory, reader, writer):
+        os.close(fd)
+    liar.socket.close()
+    assert code == bindings.INVALID
+    with pytest.raises(InternalError, match=text):
+        bindings.raise_for(code, comms[0], said)
+
+
+def length_of_memory() -> int:
+    """Bytes of the rank's memory that this process created last."""
+    ours = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one that listed
+            if "memfd:pycoll" in os.readlink(f"/proc/self/fd/{fd}"):
+                ours.append(int(fd))
+    return os.fstat(max(ours)).st_size
+
+
+@of_shm
+def test_a_stranger_gets_nothing_and_is_not_counted(opened: Opened) -> None:
+    comms = opened(2)
+    fields = dict(zip(NAMES, FIELDS.unpack(bindings.comm_address(comms[1])), strict=True))
+    at = b"\0" + fields["name"].rstrip(b"\0")
+    hello = struct.Struct("<II16s")
+    lies = (
+        b"",
+        b"hello",
+        hello.pack(fields["magic"], 0, b"guessed guessed "),
+        hello.pack(fields["magic"] + 1, 0, fields["token"]),
+        hello.pack(fields["magic"], 2, fields["token"]),
+        hello.pack(fields["magic"], 0, fields["token"]) + b"more",
+    )
+    for lie in lies:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+            stranger.connect(at)
+            if lie:
+                stranger.send(lie)
+            else:
+                stranger.shutdown(socket.SHUT_WR)
+            assert bindings.comm_poll(comms[1]) == 0, lie
+            stranger.settimeout(SECONDS)
+            data, fds, _, _ = socket.recv_fds(stranger, 64, 4)
+            assert (data, fds) == (b"", [])
+    connect_all(comms)

@@ -1,0 +1,94 @@
+"""Nothing is left behind: descriptors, mappings, threads, processes, names in /dev/shm."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+
+import numpy as np
+import pytest
+
+import pycoll
+
+
+def held() -> tuple[int, int, int, list[str]]:
+    """Descriptors, mappings of memfds, threads, and names in /dev/shm of this process."""
+    gc.collect()
+    with open("/proc/self/maps") as file:
+        mappings = sum("memfd" in line for line in file)
+    tasks = len(os.listdir("/proc/self/task"))
+    named = [name for name in os.listdir("/dev/shm") if "pycoll" in name]
+    return len(os.listdir("/proc/self/fd")), mappings, tasks, named
+
+
+def use(comm: pycoll.Communicator) -> None:
+    x = comm.empty(100_000)
+    x[:] = 1
+    plan = comm.plan("allreduce", x)
+    plan()
+    comm.allreduce(np.ones(10), async_op=True).wait()
+    comm.allreduce([np.ones(3), np.ones(4)])
+    comm.barrier()
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("end", ["close", "with", "collected", "broken"])
+def test_a_communicator_leaves_nothing(size: int, end: str) -> None:
+    def rank() -> None:
+        # One that stays: the ranks of a spawned job meet again at the same place only once.
+        before = held()
+        comm = pycoll.init()
+        use(comm)
+        if end == "with":
+            with comm:
+                use(comm)
+        elif end == "broken":
+            with pytest.raises((pycoll.MismatchError, pycoll.CollectiveTimeout)):
+                comm.allreduce(np.ones(1 + comm.rank), timeout=0.2) if size > 1 else timeout()
+            comm.close()
+        elif end == "close":
+            comm.close()
+        del comm
+        assert held() == before
+        assert threading.active_count() == 1
+
+    pycoll.spawn(rank, size, timeout=60)
+
+
+def timeout() -> None:
+    raise pycoll.CollectiveTimeout("a single rank never waits")
+
+
+def test_a_failed_init_leaves_nothing() -> None:
+    from pycoll.bootstrap import detect
+    from pycoll.runtime import bindings
+
+    def rank() -> None:
+        before = held()
+        met = detect()
+        if met.rank:
+            bindings.version = lambda: "0.0.9"
+        with pytest.raises(pycoll.BootstrapError, match=r"rank 1 runs pycoll 0.0.9, rank 0 runs"):
+            pycoll.init(met)
+        del met
+        assert held() == before
+
+    pycoll.spawn(rank, 2, timeout=60)
+
+
+def test_many_sizes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pycoll.runtime import plan as plans
+
+    monkeypatch.setattr(plans, "MAX_PLANS", 10)
+
+    def rank() -> None:
+        with pycoll.init() as comm:
+            kept = np.ones(5)
+            plan = comm.plan("allreduce", kept)
+            for count in range(1, 200):
+                assert comm.allreduce(np.ones(count))[0] == 2
+                assert len(comm._launch.plans._plans) <= 10
+            assert plan()[0] == 2
+
+    pycoll.spawn(rank, 2, timeout=60)

@@ -1,0 +1,152 @@
+"""The seam to C: codes become exceptions, and a missing engine says how to get one."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pycoll
+from pycoll.errors import (
+    BrokenError,
+    CollectiveTimeout,
+    InternalError,
+    MismatchError,
+    TransportError,
+    UnavailableError,
+    UsageError,
+)
+from pycoll.program.lower import compile_program
+from pycoll.runtime import bindings
+
+
+@pytest.fixture
+def comm() -> Any:
+    opened = bindings.comm_open(0, 1, slots=2, slot_bytes=4096, heap_bytes=1 << 20, spin=0)
+    yield opened
+    bindings.comm_close(opened)
+
+
+def test_the_engine_is_of_this_version() -> None:
+    assert bindings.version() == pycoll.__version__
+    assert bindings.compiler()
+    assert bindings.cpu_features()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NOMEM", UnavailableError),
+        ("UNMAPPABLE", UnavailableError),
+        ("SYSTEM", TransportError),
+        ("TIMEDOUT", CollectiveTimeout),
+        ("MISMATCH", MismatchError),
+        ("BUSY", UsageError),
+        ("BROKEN", BrokenError),
+        ("INVALID", InternalError),
+    ],
+)
+def test_every_code_has_its_exception(name: str, kind: type[Exception]) -> None:
+    code = getattr(bindings._lib, f"PC_{name}")
+    with pytest.raises(kind, match=f"trying: {name}"):
+        bindings.check(code, None, "trying")
+    assert bindings.check(3, None, "trying") == 3
+
+
+def test_every_function_of_the_header_is_bound(root: Path) -> None:
+    header = (root / "native" / "pycoll.h").read_text()
+    declared = set(re.findall(r"\b(pc_\w+)\(", header)) - {"pc_fold_test"}  # for tests of kernels
+    source = Path(bindings.__file__).read_text()
+    assert declared == set(re.findall(r"_lib\.(pc_\w+)", source))
+
+
+def test_open_with_bad_options() -> None:
+    with pytest.raises(InternalError, match="rank 3 could not create its memory: rank 3 of 2"):
+        bindings.comm_open(3, 2, slots=2, slot_bytes=4096, heap_bytes=0, spin=0)
+
+
+def test_blobs_that_lie(comm: Any) -> None:
+    with pytest.raises(InternalError, match="program rejected by the loader"):
+        bindings.program_load(comm, b"not a program")
+    good = compile_program(pycoll.algorithms.get("ring"), 1, 0).to_bytes()
+    with pytest.raises(InternalError, match="program rejected by the loader"):
+        bindings.program_load(comm, good[:-1])
+    program = bindings.program_load(comm, good)
+    for wrong in ({"tile": 63}, {"dtype": 99}, {"op": 7}, {"nbytes": 3}):
+        spec = {"nbytes": 8, "dtype": 0, "op": 0, "tile": 64} | wrong
+        with pytest.raises(InternalError, match="plan rejected by the engine: plan: "):
+            bindings.plan_create(comm, program, None, signature=1, stream=False, **spec)
+    bindings.release(program)
+
+
+def test_the_heap(comm: Any) -> None:
+    address = bindings.heap_alloc(comm, 100)
+    assert address is not None
+    memory = bindings.heap_buffer(address, 100)
+    memory[:] = b"x" * 100
+    assert bindings.heap_alloc(comm, 2 << 20) is None
+    bindings.heap_free(comm, address)
+    with pytest.raises(InternalError, match="free of empty"):
+        bindings.heap_free(comm, address)
+
+
+def test_the_board(comm: Any) -> None:
+    board = bindings.board_read(comm, 0)
+    assert (board.sequence, board.state, board.text) == (0, bindings.IDLE, "")
+    with pytest.raises(InternalError, match="board of rank 1: INVALID"):
+        bindings.board_read(comm, 1)
+    assert bindings.comm_stuck(comm) is None
+    assert bindings.resume(comm, 0) == bindings.INVALID
+
+
+def test_nothing_to_resume_and_nothing_broken(comm: Any) -> None:
+    assert bindings.comm_broken(comm) == 0
+    bindings.comm_abort(comm, 1, -1, "enough\0said")
+    assert bindings.comm_error(comm).code in (0, bindings.ABORTED, bindings.INVALID)
+
+
+def test_without_the_native_module_the_cure_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bindings, "_RECORD", tmp_path / "absent")
+    error = bindings._missing(ImportError("No module named 'pycoll._native'"))
+    assert "No module named 'pycoll._native'; to mend it: apt-get install gcc" in str(error)
+    (tmp_path / "absent").write_text("no C compiler (cc) was found; to mend it: install one\n")
+    error = bindings._missing(ImportError("x"))
+    assert str(error).endswith(
+        "nothing can run: no C compiler (cc) was found; to mend it: install one"
+    )
+
+
+def test_everything_but_init_works_without_the_native_module() -> None:
+    code = """if True:
+        import sys
+        class Hide:
+            def find_spec(self, name, path=None, target=None):
+                if name == "pycoll._native":
+                    raise ImportError("hidden")
+        sys.meta_path.insert(0, Hide())
+        import pycoll
+        from pycoll import *
+        print(bool(pycoll.verify("ring", size=3)))
+        try:
+            pycoll.init()
+        except pycoll.UnavailableError as error:
+            print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()
+    assert first == "True"
+    assert second.startswith("pycoll's native engine is not there, so nothing can run: ")
+    assert "to mend it: " in second
+
+
+def test_the_fast_module_is_in_the_same_shared_object() -> None:
+    assert bindings.fastcall.__name__ == "pycoll._fastcall"
+    native = importlib.import_module("pycoll._native")
+    assert bindings.fastcall.__spec__.origin == native.__file__

@@ -1,0 +1,112 @@
+"""Meeting: what ranks tell each other is checked before it is believed."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from pycoll.errors import BootstrapError
+from pycoll.runtime import bindings, join
+
+
+class Alone:
+    """A bootstrap of one rank whose answers a test may change."""
+
+    rank, size = 0, 1
+
+    def __init__(self, *changes: Callable[[bytes], list[bytes]]) -> None:
+        self.changes = list(changes)
+
+    def allgather(self, blob: bytes, timeout: float) -> list[bytes]:
+        return self.changes.pop(0)(blob) if self.changes else [blob]
+
+
+def test_one_rank() -> None:
+    world, comm = join.join(Alone(), "ring", 10)
+    bindings.comm_close(comm)
+    assert (world.rank, world.size, world.algorithm) == (0, 1, "ring")
+    assert world.cores >= 1
+    assert world.slot_bytes == join.SLOT_BYTES
+
+
+@pytest.mark.parametrize(
+    ("blob", "message"),
+    [
+        (b"\xff", r"rank 0 introduced itself with b'\\xff', which this version"),
+        (b"[]", "which this version"),
+        (b'{"cpus": [0]}', "which this version"),
+        (b'{"cpus": 3, "heap": 1}', "which this version .* does not understand"),
+    ],
+)
+def test_an_introduction_that_is_none(blob: bytes, message: str) -> None:
+    with pytest.raises(BootstrapError, match=message):
+        join.join(Alone(lambda mine: [blob]), None, 10)
+
+
+def test_another_version() -> None:
+    def two(mine: bytes) -> list[bytes]:
+        return [mine, json.dumps(json.loads(mine) | {"version": "9.9"}).encode()]
+
+    with pytest.raises(BootstrapError, match=r"rank 1 runs pycoll 9\.9, rank 0 runs .*; install"):
+        join.join(Alone(two), None, 10)
+
+
+def test_trouble_of_another_rank_is_raised_here() -> None:
+    same = [lambda mine: [mine], lambda mine: [mine]]
+    with pytest.raises(BootstrapError, match=r"^rank 7 cannot reach rank 3$"):
+        join.join(Alone(*same, lambda mine: [b"", b"rank 7 cannot reach rank 3"]), None, 10)
+
+
+class Meeting:
+    """Two ranks that are threads."""
+
+    def __init__(self, change: Callable[[bytes], bytes]) -> None:
+        self.barrier = threading.Barrier(2)
+        self.blobs: dict[int, bytes] = {}
+        self.change = change
+
+
+class Half:
+    size = 2
+
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self.meeting, self.rank, self.turn = meeting, rank, 0
+
+    def allgather(self, blob: bytes, timeout: float) -> list[bytes]:
+        self.turn += 1
+        if self.turn == 2 and self.rank == 1:
+            blob = self.meeting.change(blob)
+        self.meeting.blobs[self.rank] = blob
+        self.meeting.barrier.wait()
+        both = [self.meeting.blobs[0], self.meeting.blobs[1]]
+        self.meeting.barrier.wait()
+        return both
+
+
+@pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b"", lambda b: b[::-1]])
+def test_an_address_that_lies(change: Callable[[bytes], bytes]) -> None:
+    meeting, errors = Meeting(change), []
+
+    def rank(number: int) -> None:
+        with pytest.raises(BootstrapError, match="rank 0 cannot reach rank 1: ") as raised:
+            join.join(Half(meeting, number), None, 2)
+        errors.append(str(raised.value))
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(errors)) == 1, "both ranks tell the same"
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 64, 300])
+def test_slots_fit_the_budget(size: int) -> None:
+    each = join.slot_bytes(size)
+    assert each % 4096 == 0
+    assert each & (each - 1) == 0
+    edges = 2 * (size - 1)
+    assert edges * join.SLOTS * each <= max(join.BUDGET_BYTES, edges * join.SLOTS * 4096)

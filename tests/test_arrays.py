@@ -1,0 +1,155 @@
+"""Which arrays are served, and what the message says to do about the others."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pycoll import arrays
+from pycoll.dtypes import BFLOAT16, BY_NAME, FLOAT32, FLOAT64, INT64, UINT8
+from pycoll.errors import UsageError
+
+
+def refused(x: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        arrays.view(x, "allreduce: x")
+
+
+@pytest.mark.parametrize("name", [n for n in BY_NAME if n != "bfloat16"])
+def test_numpy_arrays_of_every_dtype(name: str) -> None:
+    x = np.zeros((2, 3), name)
+    seen = arrays.view(x, "x")
+    assert seen.dtype is BY_NAME[name]
+    assert seen.address == x.ctypes.data
+    assert (seen.count, seen.nbytes, seen.shape) == (6, x.nbytes, (2, 3))
+    assert seen.writable
+    assert seen.owner is x
+
+
+@given(st.integers(0, 40), st.integers(0, 7), st.booleans())
+def test_offset_slices_keep_their_address(count: int, start: int, writable: bool) -> None:
+    x = np.zeros(50, "int16").view("uint8")[start : start + count]
+    x.flags.writeable = writable
+    seen = arrays.view(x, "x")
+    assert (seen.count, seen.writable, seen.dtype) == (count, writable, UINT8)
+    if count:
+        assert seen.address == x.ctypes.data
+
+
+def test_scalars_and_empty_arrays() -> None:
+    assert arrays.view(np.array(3.0), "x").shape == ()
+    assert arrays.view(np.array(3.0), "x").count == 1
+    assert arrays.view(np.empty((0, 4)), "x").count == 0
+    assert arrays.view(b"", "x").count == 0
+    assert not arrays.view(np.float32(2), "x").writable
+
+
+@pytest.mark.parametrize(
+    ("x", "dtype", "count", "writable"),
+    [
+        (array.array("f", [1, 2]), FLOAT32, 2, True),
+        (array.array("l", [1]), INT64, 1, True),
+        (bytearray(3), UINT8, 3, True),
+        (b"abc", UINT8, 3, False),
+        ((ctypes.c_double * 4)(), FLOAT64, 4, True),
+        (memoryview(bytearray(8)).cast("q"), INT64, 1, True),
+    ],
+)
+def test_objects_with_the_buffer_protocol(x: Any, dtype: Any, count: int, writable: bool) -> None:
+    seen = arrays.view(x, "x")
+    assert (seen.dtype, seen.count, seen.writable) == (dtype, count, writable)
+    assert seen.address
+    assert seen.owner is x
+
+
+def test_torch_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.zeros(4, 2, dtype=torch.bfloat16)[1:]
+    seen = arrays.view(x, "x")
+    assert (seen.dtype, seen.shape, seen.address) == (BFLOAT16, (3, 2), x.data_ptr())
+    out = torch.empty_like(x)
+    assert arrays.tensors(x, None) == (x.data_ptr(), x.data_ptr(), 12, BFLOAT16.code)
+    assert arrays.tensors(x, out) == (x.data_ptr(), out.data_ptr(), 12, BFLOAT16.code)
+    for wrong in (out.float(), out[:1], np.zeros(6), torch.zeros(2, 3).bfloat16().T):
+        assert arrays.tensors(x, wrong) is None
+    assert arrays.tensors(np.zeros(3), None) is None
+    assert arrays.tensors(x.T, None) is None
+    flat = torch.zeros(10)
+    assert arrays.tensors(flat[:6], flat[4:]) is None
+
+
+def test_not_contiguous() -> None:
+    refused(
+        np.ones((3, 4)).T,
+        r"^allreduce: x is not contiguous \(shape \(4, 3\), strides \(8, 32\)\); "
+        r"pass numpy.ascontiguousarray\(x\) with out=$",
+    )
+    refused(np.ones(8)[::2], r"not contiguous \(shape \(4,\), strides \(16,\)\)")
+    refused(memoryview(bytearray(8))[::2], r"not contiguous .* pass a copy with out=")
+
+
+def test_dtypes_that_are_not_served() -> None:
+    refused(np.ones(2, bool), r"dtype bool, which is not served; pass x.view\('uint8'\)")
+    refused(np.ones(2, complex), r"dtype complex128, .* real and imaginary parts")
+    refused(np.ones(2, "int16"), r"dtype int16, .*convert it to one that is \(served: float64, flo")
+    refused(np.array(["a"]), "dtype str32, which is not served")
+    refused(np.ones(2, ">f4"), r"dtype '>f4', whose bytes are swapped; pass x.astype")
+    refused(array.array("h", [1]), "dtype int16, which is not served")
+    refused(memoryview(bytearray(2)).cast("?"), r"dtype format '\?', which is not served")
+
+
+def test_what_is_no_array() -> None:
+    refused(3.0, r"x is a float, want an array .* for a number pass numpy.array\(\[x\]\)")
+    refused(None, "x is a NoneType, want an array")
+
+    class Elsewhere:
+        def __dlpack__(self, **options: Any) -> Any:
+            raise BufferError("on a device")
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (2, 0)
+
+    refused(Elsewhere(), "x is a Elsewhere whose memory cannot be shared")
+
+
+def result(x: Any, out: Any) -> arrays.ArrayView:
+    return arrays.result(arrays.view(x, "allreduce: x"), out, "allreduce")
+
+
+def test_where_a_result_may_go() -> None:
+    x = np.ones(4)
+    assert result(x, None).owner is x
+    assert result(x, x).owner is x
+    assert result(x, other := x[:]).owner is other
+    assert result(x, other := np.ones(4)).owner is other
+    pair = np.ones(8)
+    assert result(pair[:4], pair[4:]).address == pair.ctypes.data + 32
+
+
+def test_where_a_result_may_not_go() -> None:
+    x, fixed = np.ones(4), np.ones(4)
+    fixed.flags.writeable = False
+    for source, out, message in (
+        (fixed, None, "allreduce: x is read-only; pass an array to write the result to as out="),
+        (b"ab", None, "x is read-only"),
+        (x, fixed, "allreduce: out is read-only; pass an array that can be written"),
+        (x, np.ones(4, "f4"), "out has dtype float32, want float64 as x has"),
+        (x, np.ones((4, 1)), r"out has shape \(4, 1\), want \(4,\) as x has"),
+        (x[:3], x[1:], r"out begins 8 bytes from x and overlaps it; pass the same array"),
+        (x[1:], x[:3], "out begins -8 bytes from x"),
+        (x, np.ones((4, 4))[0, ::1][::-1], "out is not contiguous"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            result(source, out)
+
+
+def test_served_dtypes_by_name() -> None:
+    assert arrays.served("float32", "x") is FLOAT32
+    with pytest.raises(UsageError, match="empty: the array has dtype float128"):
+        arrays.served("float128", "empty: the array")
