@@ -88,8 +88,8 @@ int pc_comm_open(const struct pc_options *options, struct pc_comm **out)
     comm->fifos = calloc((size_t)options->size * PC_MAX_CHANNELS, sizeof *comm->fifos);
     if (!comm->peers || !comm->dones || !comm->fifos)
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for %u peers", options->size);
-    int rc = pc__shm.open(comm->layout.end, options->rank, options->size, &comm->error,
-                          &comm->device);
+    int rc
+        = pc__shm.open(comm->layout.end, options->rank, options->size, &comm->error, &comm->device);
     if (rc != PC_OK)
         return rc;
     comm->arena = pc__shm.arena(comm->device);

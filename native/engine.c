@@ -3,7 +3,8 @@
 #include <string.h>
 #include "interpreter.h"
 
-#define PC_DESCRIBE_AFTER_NS UINT64_C(1000000) /* then the caller says on the board what it does */
+#define PC_DESCRIBE_AFTER_NS UINT64_C(1000000) /* then the caller says on the board what it does \
+                                                */
 
 int pc__enter(struct pc_comm *comm)
 {
@@ -42,7 +43,8 @@ static void publish_ready(struct pc_comm *comm)
 {
     const struct pc_call *call = &comm->call;
     uint64_t n = ++comm->ready_calls, nbytes = call->plan->spec.nbytes;
-    struct pc_ready mine = {registered(comm, call->in, nbytes), registered(comm, call->out, nbytes)};
+    struct pc_ready mine
+        = {registered(comm, call->in, nbytes), registered(comm, call->out, nbytes)};
     for (uint32_t p = 0; p < comm->options.size; p++) {
         if (p == comm->options.rank)
             continue;
@@ -71,8 +73,8 @@ static int read_ready(struct pc_comm *comm)
             return 0;
         }
         if (line->signature != call->plan->spec.signature)
-            return pc__fail(&comm->error, PC_MISMATCH, (int)p, "READY of rank %u is of another call",
-                            p);
+            return pc__fail(&comm->error, PC_MISMATCH, (int)p,
+                            "READY of rank %u is of another call", p);
         struct pc_ready theirs;
         memcpy(&theirs, line->bytes, sizeof theirs);
         uint64_t limit = comm->options.heap_bytes - call->plan->spec.nbytes + 1;
@@ -176,7 +178,8 @@ static int run(struct pc_comm *comm, struct pc_plan *plan, const void *in, void 
     if (rc != PC_OK)
         return rc;
     if (atomic_load_explicit(&comm->queued, memory_order_acquire))
-        return finish(comm, pc__join_queue(comm, plan, in, out, timeout, (double)patience_ns * 1e-9));
+        return finish(comm,
+                      pc__join_queue(comm, plan, in, out, timeout, (double)patience_ns * 1e-9));
     rc = pc__begin(comm, plan, in, out, timeout);
     if (rc == PC_OK)
         rc = pc__advance(comm, patience_ns);
@@ -224,8 +227,7 @@ int pc_comm_stuck(struct pc_comm *comm, struct pc_stuck *out)
         out->channel = c;
         out->instruction = (uint32_t)(i - call->program->code);
         out->peer = (int32_t)(i->step == PC_STEP_WAIT_DONE ? i->at.token->peer : i->at.fifo->peer);
-        out->direction
-            = i->step == PC_STEP_WAIT_CREDIT ? PC_DIRECTION_SEND : PC_DIRECTION_RECV;
+        out->direction = i->step == PC_STEP_WAIT_CREDIT ? PC_DIRECTION_SEND : PC_DIRECTION_RECV;
         out->want = channel->want;
         out->got = pc__count(channel->line);
         return 1;

@@ -388,15 +388,21 @@ static PyType_Slot bound_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec bound_spec = {.name = "pycoll._fastcall.Plan",
-                                 .basicsize = sizeof(struct bound),
-                                 .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC
-                                          | Py_TPFLAGS_BASETYPE,
-                                 .slots = bound_slots};
+static PyType_Spec bound_spec
+    = {.name = "pycoll._fastcall.Plan",
+       .basicsize = sizeof(struct bound),
+       .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
+       .slots = bound_slots};
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_fastcall",
-                                    "The per-call path; see native/fastcall.c.", -1, NULL, NULL,
-                                    NULL, NULL, NULL};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT,
+                                    "_fastcall",
+                                    "The per-call path; see native/fastcall.c.",
+                                    -1,
+                                    NULL,
+                                    NULL,
+                                    NULL,
+                                    NULL,
+                                    NULL};
 
 __attribute__((visibility("default"))) PyMODINIT_FUNC PyInit__fastcall(void)
 {

@@ -18,8 +18,7 @@ static int insert(struct pc_comm *comm, size_t at, struct pc_block block)
 static void drop(struct pc_comm *comm, size_t at)
 {
     comm->nblocks--;
-    memmove(comm->blocks + at, comm->blocks + at + 1,
-            (comm->nblocks - at) * sizeof *comm->blocks);
+    memmove(comm->blocks + at, comm->blocks + at + 1, (comm->nblocks - at) * sizeof *comm->blocks);
 }
 
 void *pc_heap_alloc(struct pc_comm *comm, size_t nbytes)

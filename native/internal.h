@@ -10,15 +10,15 @@
 /* Both directions between this rank and one peer on one channel. The counts live as long as the
  * communicator; calls follow one another on them without ever resetting them. */
 struct pc_fifo {
-    uint64_t sent;               /* messages this rank has signalled */
-    uint64_t credit;             /* of those, consumed as last seen */
-    uint64_t received;           /* messages this rank has consumed */
-    struct pc_line *out_lines;   /* in the peer's arena */
-    char *out_data;              /* in the peer's arena */
-    struct pc_line *out_credit;  /* in this rank's arena, raised by the peer */
-    struct pc_line *in_lines;    /* in this rank's arena */
-    char *in_data;               /* in this rank's arena */
-    struct pc_line *in_credit;   /* in the peer's arena, raised by this rank */
+    uint64_t sent;              /* messages this rank has signalled */
+    uint64_t credit;            /* of those, consumed as last seen */
+    uint64_t received;          /* messages this rank has consumed */
+    struct pc_line *out_lines;  /* in the peer's arena */
+    char *out_data;             /* in the peer's arena */
+    struct pc_line *out_credit; /* in this rank's arena, raised by the peer */
+    struct pc_line *in_lines;   /* in this rank's arena */
+    char *in_data;              /* in this rank's arena */
+    struct pc_line *in_credit;  /* in the peer's arena, raised by this rank */
     uint32_t peer;
 };
 
@@ -35,8 +35,8 @@ struct pc_token {
 enum pc_step {
     PC_STEP_END,
     PC_STEP_REDUCE_COPY,
-    PC_STEP_FILL,         /* SIGNAL, sending end of a FIFO */
-    PC_STEP_CONSUME,      /* SIGNAL, receiving end */
+    PC_STEP_FILL,    /* SIGNAL, sending end of a FIFO */
+    PC_STEP_CONSUME, /* SIGNAL, receiving end */
     PC_STEP_SIGNAL_LOCAL,
     PC_STEP_SIGNAL_DONE,
     PC_STEP_WAIT_CREDIT,  /* WAIT, sending end of a FIFO */
@@ -95,11 +95,11 @@ struct pc_program {
 struct pc_plan {
     struct pc_plan_spec spec;
     struct pc_program *staged;
-    struct pc_program *direct;   /* or NULL */
+    struct pc_program *direct; /* or NULL */
     pc_fold_fn fold;
     uint32_t itemsize_log2;
-    uint32_t divisor;            /* of SCALE; 0 when the op is not an average */
-    uint64_t *bounds[2];         /* of chunks: staged, direct */
+    uint32_t divisor;    /* of SCALE; 0 when the op is not an average */
+    uint64_t *bounds[2]; /* of chunks: staged, direct */
     uint64_t ntiles[2];
     char *scratch;
 };
@@ -149,7 +149,7 @@ struct pc_work {
 
 struct pc_peer {
     char *arena;
-    const char *in;  /* READY of the present call */
+    const char *in; /* READY of the present call */
     char *out;
 };
 
@@ -165,20 +165,20 @@ struct pc_comm {
     struct pc_device *device;
     char *arena;
     struct pc_peer *peers;
-    struct pc_fifo *fifos;   /* [peer][channel] */
-    struct pc_token *dones;  /* [peer] */
+    struct pc_fifo *fifos;  /* [peer][channel] */
+    struct pc_token *dones; /* [peer] */
     struct pc_token locals[PC_MAX_CHANNELS][PC_MAX_CHANNELS];
     uint64_t ready_calls;
     uint32_t connected;
     struct pc_error error;
-    _Atomic int broken;      /* the code that broke it, or 0 */
+    _Atomic int broken; /* the code that broke it, or 0 */
     _Atomic int aborted;
     _Atomic int abort_claimed;
     struct pc_error abort_error;
-    _Atomic int entered;     /* a thread is inside a call */
+    _Atomic int entered; /* a thread is inside a call */
     struct pc_call call;
 
-    pthread_t thread;        /* progress thread, started by the first pc_submit */
+    pthread_t thread; /* progress thread, started by the first pc_submit */
     bool threaded;
     _Atomic int stopping;
     pthread_mutex_t queue_lock;

@@ -4,9 +4,9 @@
 #include "internal.h"
 
 static const uint8_t itemsize_log2[PC_NDTYPES] = {
-    [PC_DTYPE_FLOAT64] = 3, [PC_DTYPE_FLOAT32] = 2, [PC_DTYPE_FLOAT16] = 1,
-    [PC_DTYPE_BFLOAT16] = 1, [PC_DTYPE_INT8] = 0, [PC_DTYPE_UINT8] = 0, [PC_DTYPE_INT32] = 2,
-    [PC_DTYPE_UINT32] = 2, [PC_DTYPE_INT64] = 3, [PC_DTYPE_UINT64] = 3,
+    [PC_DTYPE_FLOAT64] = 3, [PC_DTYPE_FLOAT32] = 2, [PC_DTYPE_FLOAT16] = 1, [PC_DTYPE_BFLOAT16] = 1,
+    [PC_DTYPE_INT8] = 0,    [PC_DTYPE_UINT8] = 0,   [PC_DTYPE_INT32] = 2,   [PC_DTYPE_UINT32] = 2,
+    [PC_DTYPE_INT64] = 3,   [PC_DTYPE_UINT64] = 3,
 };
 
 /* Where the chunks of a message lie: multiples of PC_CHUNK_UNIT, as even as those allow. */
@@ -50,8 +50,8 @@ static int check(struct pc_comm *comm, const struct pc_plan_spec *s, const struc
     return PC_OK;
 }
 
-int pc_plan_create(struct pc_comm *comm, const struct pc_plan_spec *spec,
-                   struct pc_program *staged, struct pc_program *direct, struct pc_plan **out)
+int pc_plan_create(struct pc_comm *comm, const struct pc_plan_spec *spec, struct pc_program *staged,
+                   struct pc_program *direct, struct pc_plan **out)
 {
     *out = NULL;
     struct pc_program *programs[2] = {staged, direct};

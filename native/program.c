@@ -51,9 +51,10 @@ static int open_blob(struct blob *b, const unsigned char *bytes, size_t nbytes)
                    b->comm->options.rank, b->comm->options.size);
     if (h->nchannels == 0 || h->nchannels > PC_MAX_CHANNELS || h->nedges > UINT16_MAX
         || h->ninstructions > PC_MAX_RECORDS || h->noperands > PC_MAX_RECORDS || h->nchunks == 0
-        || h->nchunks > PC_MAX_RECORDS || h->nscratch > PC_MAX_RECORDS
-        || h->widest > h->nchunks || (h->flags & ~(uint32_t)PC_PROGRAM_DIRECT))
-        return BAD(b, "%u channels, %u edges, %u instructions, %u operands, %u chunks: out of range",
+        || h->nchunks > PC_MAX_RECORDS || h->nscratch > PC_MAX_RECORDS || h->widest > h->nchunks
+        || (h->flags & ~(uint32_t)PC_PROGRAM_DIRECT))
+        return BAD(b,
+                   "%u channels, %u edges, %u instructions, %u operands, %u chunks: out of range",
                    h->nchannels, h->nedges, h->ninstructions, h->noperands, h->nchunks);
     size_t want = sizeof *h;
     b->starts = bytes + want;
@@ -235,8 +236,11 @@ static void resolve_operands(const struct blob *b, struct pc_program *program)
     for (uint32_t k = 0; k < b->header.noperands; k++) {
         struct pc_operand o = operand_at(b, k);
         struct pc_place *p = &program->places[k];
-        *p = (struct pc_place){.space = o.space, .place = o.place, .chunk = o.chunk,
-                               .nchunks = o.nchunks, .peer = o.edge};
+        *p = (struct pc_place){.space = o.space,
+                               .place = o.place,
+                               .chunk = o.chunk,
+                               .nchunks = o.nchunks,
+                               .peer = o.edge};
         if (o.space == PC_SPACE_SLOT && o.edge < b->header.nedges) {
             struct pc_edge e = edge_at(b, o.edge);
             p->fifo = fifo_of(b, &e);
@@ -249,8 +253,8 @@ static struct pc_code_line decode(const struct blob *b, const struct pc_program 
                                   uint32_t at)
 {
     struct pc_instruction i = instruction_at(b, at);
-    struct pc_code_line line = {.flags = i.flags, .nsrc = i.nsrc, .ndst = i.ndst,
-                                .target = i.target};
+    struct pc_code_line line
+        = {.flags = i.flags, .nsrc = i.nsrc, .ndst = i.ndst, .target = i.target};
     switch ((enum pc_opcode)i.op) {
     case PC_OP_END:
         line.step = PC_STEP_END;
@@ -292,8 +296,7 @@ static struct pc_code_line decode(const struct blob *b, const struct pc_program 
     return line;
 }
 
-int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes,
-                    struct pc_program **out)
+int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes, struct pc_program **out)
 {
     struct blob b = {.comm = comm};
     *out = NULL;
@@ -305,9 +308,12 @@ int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes,
     struct pc_program *program = calloc(1, sizeof *program);
     if (program == NULL)
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a program");
-    *program = (struct pc_program){.references = 1, .flags = b.header.flags,
-                                   .nchunks = b.header.nchunks, .nscratch = b.header.nscratch,
-                                   .widest = b.header.widest, .nchannels = b.header.nchannels};
+    *program = (struct pc_program){.references = 1,
+                                   .flags = b.header.flags,
+                                   .nchunks = b.header.nchunks,
+                                   .nscratch = b.header.nscratch,
+                                   .widest = b.header.widest,
+                                   .nchannels = b.header.nchannels};
     program->code = calloc(b.header.ninstructions, sizeof *program->code);
     program->places = calloc(b.header.noperands + 1, sizeof *program->places);
     program->probes = calloc(b.header.ninstructions, sizeof *program->probes);

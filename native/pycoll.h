@@ -11,16 +11,16 @@
 
 enum pc_code {
     PC_OK = 0,
-    PC_AGAIN = -1,       /* not finished yet; call again */
-    PC_INVALID = -2,     /* an argument, program or peer's blob is not right */
-    PC_NOMEM = -3,       /* out of memory or address space */
-    PC_SYSTEM = -4,      /* the operating system refused; see error.errnum */
-    PC_UNMAPPABLE = -5,  /* the peer's memory cannot be mapped from here */
-    PC_TIMEDOUT = -6,    /* the call's deadline passed */
-    PC_MISMATCH = -7,    /* error.peer sent the bytes of another call */
-    PC_ABORTED = -8,     /* pc_comm_abort was called: error.cause says with which code */
-    PC_BUSY = -9,        /* another thread is inside a call on this communicator */
-    PC_BROKEN = -10,     /* an earlier call failed */
+    PC_AGAIN = -1,      /* not finished yet; call again */
+    PC_INVALID = -2,    /* an argument, program or peer's blob is not right */
+    PC_NOMEM = -3,      /* out of memory or address space */
+    PC_SYSTEM = -4,     /* the operating system refused; see error.errnum */
+    PC_UNMAPPABLE = -5, /* the peer's memory cannot be mapped from here */
+    PC_TIMEDOUT = -6,   /* the call's deadline passed */
+    PC_MISMATCH = -7,   /* error.peer sent the bytes of another call */
+    PC_ABORTED = -8,    /* pc_comm_abort was called: error.cause says with which code */
+    PC_BUSY = -9,       /* another thread is inside a call on this communicator */
+    PC_BROKEN = -10,    /* an earlier call failed */
 };
 
 enum pc_board_state { PC_BOARD_IDLE = 0, PC_BOARD_CALLING = 1, PC_BOARD_CLOSED = 2 };
@@ -60,11 +60,11 @@ struct pc_board {       /* what a rank says it is doing */
     char text[232];
 };
 
-struct pc_stuck {         /* where a call stands that has not finished */
+struct pc_stuck { /* where a call stands that has not finished */
     uint32_t channel;
     uint32_t instruction;
-    int32_t peer;         /* rank that the wait is for */
-    uint32_t direction;   /* enum pc_direction: SEND waits for a free slot, RECV for a message */
+    int32_t peer;       /* rank that the wait is for */
+    uint32_t direction; /* enum pc_direction: SEND waits for a free slot, RECV for a message */
     uint64_t want;
     uint64_t got;
 };
@@ -101,8 +101,8 @@ int pc_heap_free(struct pc_comm *comm, void *address);
 int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes,
                     struct pc_program **out);
 void pc_program_free(struct pc_program *program);
-int pc_plan_create(struct pc_comm *comm, const struct pc_plan_spec *spec,
-                   struct pc_program *staged, struct pc_program *direct, struct pc_plan **out);
+int pc_plan_create(struct pc_comm *comm, const struct pc_plan_spec *spec, struct pc_program *staged,
+                   struct pc_program *direct, struct pc_plan **out);
 void pc_plan_free(struct pc_plan *plan);
 
 /* A blocking call. AGAIN after a millisecond: describe the call on the board, then resume, which
@@ -113,8 +113,8 @@ int pc_comm_stuck(struct pc_comm *comm, struct pc_stuck *out); /* 1 when a call 
 
 /* Calls on the progress thread, in the order of submission; pc_run joins the queue. `where`
  * describes the call on the board. wait: AGAIN when `seconds` pass. free: only when finished. */
-int pc_submit(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out,
-              double timeout, const char *where, struct pc_work **work);
+int pc_submit(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out, double timeout,
+              const char *where, struct pc_work **work);
 int pc_work_wait(struct pc_work *work, double seconds);
 void pc_work_free(struct pc_work *work);
 

@@ -44,9 +44,9 @@ struct pc_device {
     size_t bytes;
     int memfd, listener, epoll;
     char *arena;
-    char **peers;  /* mappings */
-    int *sockets;  /* of connects under way, -1 for none */
-    int *clients;  /* accepted, not yet answered */
+    char **peers; /* mappings */
+    int *sockets; /* of connects under way, -1 for none */
+    int *clients; /* accepted, not yet answered */
     uint32_t nclients;
     struct address address;
 };
@@ -86,7 +86,7 @@ static socklen_t socket_address(struct sockaddr_un *at, const char *name)
 {
     memset(at, 0, sizeof *at);
     at->sun_family = AF_UNIX;
-    size_t n = strnlen(name, sizeof ((struct address *)0)->name);
+    size_t n = strnlen(name, sizeof((struct address *)0)->name);
     memcpy(at->sun_path + 1, name, n); /* a leading zero byte: the abstract name space */
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
 }
@@ -157,8 +157,8 @@ static int shm_open_(size_t bytes, uint32_t rank, uint32_t size, struct pc_error
     if (d == NULL)
         return pc__fail(error, PC_NOMEM, -1, "no memory for a transport");
     *out = d;
-    *d = (struct pc_device){.error = error, .size = size, .bytes = bytes, .memfd = -1,
-                            .listener = -1, .epoll = -1};
+    *d = (struct pc_device){
+        .error = error, .size = size, .bytes = bytes, .memfd = -1, .listener = -1, .epoll = -1};
     d->peers = calloc(size, sizeof *d->peers);
     d->sockets = malloc(size * sizeof *d->sockets);
     d->clients = malloc(size * sizeof *d->clients);
@@ -205,8 +205,7 @@ static int send_hello(struct pc_device *d, uint32_t peer, const struct address *
     if (connect(fd, (struct sockaddr *)&at, length) != 0) {
         int rc = PC_AGAIN; /* EAGAIN: the peer has not accepted the ones before */
         if (errno == ECONNREFUSED || errno == ENOENT)
-            rc = pc__fail(d->error, PC_UNMAPPABLE, (int)peer, "rank %u does not listen here",
-                          peer);
+            rc = pc__fail(d->error, PC_UNMAPPABLE, (int)peer, "rank %u does not listen here", peer);
         else if (errno != EAGAIN && errno != EINTR)
             rc = SYSTEM(d, (int)peer, "connect");
         close(fd);
@@ -247,7 +246,9 @@ static int receive_memory(struct pc_device *d, uint32_t peer, char **arena)
         struct cmsghdr align;
     } control;
     struct iovec data = {&magic, sizeof magic};
-    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control.bytes,
+    struct msghdr message = {.msg_iov = &data,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
                              .msg_controllen = sizeof control.bytes};
     ssize_t n = recvmsg(d->sockets[peer], &message, MSG_CMSG_CLOEXEC);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
@@ -275,8 +276,8 @@ static int shm_connect(struct pc_device *d, uint32_t peer, const void *blob, siz
     if (d->sockets[peer] >= 0)
         return receive_memory(d, peer, arena);
     if (nbytes != sizeof a)
-        return pc__fail(d->error, PC_INVALID, (int)peer, "address of rank %u has %zu bytes, want %zu",
-                        peer, nbytes, sizeof a);
+        return pc__fail(d->error, PC_INVALID, (int)peer,
+                        "address of rank %u has %zu bytes, want %zu", peer, nbytes, sizeof a);
     memcpy(&a, blob, sizeof a);
     if (a.magic != PC_SHM_MAGIC || a.version != PC_VERSION || a.rank != peer)
         return pc__fail(d->error, PC_INVALID, (int)peer,
@@ -312,7 +313,9 @@ static enum answer answer(struct pc_device *d, int fd)
         struct cmsghdr align;
     } control = {{0}};
     struct iovec data = {&magic, sizeof magic};
-    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control.bytes,
+    struct msghdr message = {.msg_iov = &data,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
                              .msg_controllen = sizeof control.bytes};
     struct cmsghdr *c = CMSG_FIRSTHDR(&message);
     c->cmsg_level = SOL_SOCKET;
@@ -378,7 +381,8 @@ static void shm_seal(struct pc_device *d)
 static int shm_discard(struct pc_device *d, size_t offset, size_t nbytes)
 {
     if (fallocate(d->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
-                  (off_t)nbytes) != 0)
+                  (off_t)nbytes)
+        != 0)
         return SYSTEM(d, -1, "fallocate");
     return PC_OK;
 }

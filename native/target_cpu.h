@@ -71,8 +71,8 @@ static inline void pc__probe_end(struct pc_probe *probe, enum pc_form form, uint
 }
 
 static inline void pc__span(const struct pc_plan *plan, void *const dst[], uint32_t ndst,
-                            const void *const src[], uint32_t nsrc, uint64_t nbytes,
-                            uint32_t flags, uint32_t stream)
+                            const void *const src[], uint32_t nsrc, uint64_t nbytes, uint32_t flags,
+                            uint32_t stream)
 {
     uint32_t divisor = flags & PC_FLAG_SCALE ? plan->divisor : 0;
     plan->fold(dst, ndst, src, nsrc, nbytes >> plan->itemsize_log2, divisor, stream);

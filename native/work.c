@@ -79,8 +79,8 @@ static int enqueue(struct pc_comm *comm, struct pc_plan *plan, const void *in, v
     struct pc_work *work = calloc(1, sizeof *work);
     if (work == NULL)
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a queued call");
-    *work = (struct pc_work){.comm = comm, .plan = plan, .in = (char *)(uintptr_t)in, .out = out,
-                             .timeout = timeout};
+    *work = (struct pc_work){
+        .comm = comm, .plan = plan, .in = (char *)(uintptr_t)in, .out = out, .timeout = timeout};
     strncpy(work->where, where, sizeof work->where - 1);
     pthread_mutex_lock(&comm->queue_lock);
     if (!comm->threaded) {
@@ -105,8 +105,8 @@ static int enqueue(struct pc_comm *comm, struct pc_plan *plan, const void *in, v
     return PC_OK;
 }
 
-int pc_submit(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out,
-              double timeout, const char *where, struct pc_work **work)
+int pc_submit(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out, double timeout,
+              const char *where, struct pc_work **work)
 {
     int rc = pc__enter(comm);
     if (rc != PC_OK)
@@ -126,8 +126,8 @@ int pc_work_wait(struct pc_work *work, double seconds)
         uint64_t now = pc__now();
         if (now >= until)
             return PC_AGAIN;
-        struct timespec t = {(time_t)((until - now) / 1000000000u),
-                             (long)((until - now) % 1000000000u)};
+        struct timespec t
+            = {(time_t)((until - now) / 1000000000u), (long)((until - now) % 1000000000u)};
         syscall(SYS_futex, &work->state, FUTEX_WAIT_PRIVATE, PC_WORK_QUEUED, &t, NULL, 0);
     }
 }

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 #: One table of measured constants; medians on a 2-core AMD EPYC (Zen 5) virtual machine.
-STEP = 250e-9  #: α, ranks on cores of their own: a cache line there, and the wait for it
-MESSAGE = 60e-9  #: cost at the sender and the receiver of each further message of one step
-SWITCH = 3e-6  #: α, ranks that share cores: sleep, wake and a context switch
-COPY_CACHED = 1 / 60e9  #: β, both sides of the copy lie in a cache
-COPY_MEMORY = 1 / 12e9  #: β, they do not
-FOLD_CACHED = 1 / 50e9  #: γ, operands in a cache
-FOLD_MEMORY = 1 / 9e9  #: γ, operands in memory
-CACHE_BYTES = 4 << 20  #: per core; above it a message is priced as memory
+STEP = 80e-9  #: α, ranks on cores of their own: a cache line there, and the wait for it
+MESSAGE = 30e-9  #: cost at the sender and the receiver of each further message of one step
+SWITCH = 1.5e-6  #: α, ranks that share cores: sleep, wake and a context switch
+COPY = 1 / 32e9  #: β, a byte into a slot and out of it
+FOLD = 1 / 57e9  #: γ
+#: From here on, on one core, the slots of a rank's edges evict each other: a copy then costs
+#: SPREAD more for each edge beyond the first.
+CACHE_BYTES = 1 << 20
+SPREAD = 0.3
 
 
 class Work(NamedTuple):
@@ -30,6 +31,7 @@ class Work(NamedTuple):
     messages: int  #: sent, and as many received
     copied: float  #: bytes copied per byte of the message: into slots, and out of them
     folded: float  #: bytes folded per byte of the message
+    edges: int  #: peers that send to one rank
 
 
 def _log2(size: int) -> int:
@@ -38,43 +40,44 @@ def _log2(size: int) -> int:
 
 def _ring(p: int) -> Work:
     share = (p - 1) / p
-    return Work(2 * (p - 1), 2 * (p - 1), 3 * share, share)
+    return Work(2 * (p - 1), 2 * (p - 1), 3 * share, share, 1)
 
 
 def _recursive_doubling(p: int) -> Work:
     extra = 0 if p & (p - 1) == 0 else 2  # ranks beyond the power of two fold in and copy out
     rounds = int(math.log2(p)) + extra
-    return Work(rounds, rounds, rounds, int(math.log2(p)) + extra / 2)
+    return Work(rounds, rounds, rounds, int(math.log2(p)) + extra / 2, rounds)
 
 
 def _halving_doubling(p: int) -> Work:
     extra = 0 if p & (p - 1) == 0 else 2
     rounds = 2 * int(math.log2(p)) + extra
     share = (p - 1) / p
-    return Work(rounds, rounds, 3 * share + extra, share + extra / 2)
+    return Work(rounds, rounds, 3 * share + extra, share + extra / 2, rounds)
 
 
 def _double_binary_tree(p: int) -> Work:
     # Each half of the message goes up one tree and down it; two children, one parent.
-    return Work(2 * _log2(p), 4, 3.0, 1.0)
+    return Work(2 * _log2(p), 4, 3.0, 1.0, 3)
 
 
 def _one_shot(p: int) -> Work:
-    return Work(1, p - 1, (p - 1) / 2, p - 1)  # two destinations share one read
+    return Work(1, p - 1, p - 1, p - 1, p - 1)
 
 
 def _two_shot(p: int) -> Work:
     share = (p - 1) / p
-    return Work(2, 2 * (p - 1), 3 * share, share)
+    return Work(2, 2 * (p - 1), 2 * share, share, p - 1)
 
 
+#: In the order of preference where predictions are equal: the simplest first.
 WORK: dict[str, Callable[[int], Work]] = {
+    "one_shot": _one_shot,
+    "two_shot": _two_shot,
     "ring": _ring,
     "recursive_doubling": _recursive_doubling,
     "halving_doubling": _halving_doubling,
     "double_binary_tree": _double_binary_tree,
-    "one_shot": _one_shot,
-    "two_shot": _two_shot,
 }
 
 
@@ -94,10 +97,9 @@ class Machine:
 def seconds(algorithm: str, nbytes: int, machine: Machine) -> float:
     """Predict one all-reduce of ``nbytes`` bytes by a built-in algorithm."""
     work = WORK[algorithm](machine.size)
-    cached = nbytes * 2 <= CACHE_BYTES
-    copy, fold = (COPY_CACHED, FOLD_CACHED) if cached else (COPY_MEMORY, FOLD_MEMORY)
-    moving = nbytes * (work.copied * copy + work.folded * fold) * machine.turns
-    if machine.turns > 1:
-        # A step is over when every rank has had its turn.
-        return work.steps * SWITCH * machine.turns + work.messages * MESSAGE + moving
-    return work.steps * STEP + (work.messages - work.steps) * MESSAGE + moving
+    crowded = nbytes * machine.turns > CACHE_BYTES
+    spread = 1 + SPREAD * (work.edges - 1) * crowded
+    moving = nbytes * (work.copied * COPY * spread + work.folded * FOLD) * machine.turns
+    # A step is over when every rank that shares the core has had its turn.
+    step = STEP if machine.turns == 1 else SWITCH * machine.turns
+    return work.steps * step + (work.messages - 1) * MESSAGE * machine.turns + moving

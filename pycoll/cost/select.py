@@ -7,14 +7,15 @@ from typing import NamedTuple
 from pycoll.cost import model
 from pycoll.errors import UsageError
 
-#: From here the direct form, where a call has it, beats staging: READY and DONE are two rounds
-#: among all ranks and must be earned back by the copies saved.
-DIRECT_BYTES = 256 << 10
+#: From here the direct form, where a call has it, beats staging, and asking for it costs little:
+#: READY is one round among all ranks, even where it then turns out that arrays are not registered.
+DIRECT_BYTES = 16 << 10
+#: The same where ranks share cores, and a round is many context switches.
+DIRECT_BYTES_SHARED = 256 << 10
 #: Results larger than this will not be read from a cache, so they are written past it.
 STREAM_BYTES = 16 << 20
-#: Bytes of a chunk per turn of the loop. Small enough that a slot stays in the second-level
-#: cache between its writer and its reader; large enough that a signal per tile costs nothing.
-TILE_BYTES = 128 << 10
+#: Bytes of a chunk per turn of the loop: as large as a slot allows, for a signal wakes a rank.
+TILE_BYTES = 256 << 10
 
 
 class Choice(NamedTuple):
@@ -44,11 +45,12 @@ def choose(
     """
     if collective not in ("allreduce", "barrier"):
         raise UsageError(f"collective is {collective!r}, want 'allreduce' or 'barrier'")
+    machine = model.Machine(size, cores)
     stream = nbytes >= STREAM_BYTES
-    wide = nbytes >= DIRECT_BYTES and size > 1
+    least = DIRECT_BYTES if machine.turns == 1 else DIRECT_BYTES_SHARED
+    wide = nbytes >= least and size > 1
     if algorithm is not None:
         return Choice(algorithm, TILE_BYTES, stream, algorithm if wide else None, "asked for")
-    machine = model.Machine(size, cores)
     times = {name: model.seconds(name, nbytes, machine) for name in model.WORK}
     best = min(times, key=times.__getitem__)
     reason = f"{times[best] * 1e6:.1f} us by the model"

@@ -172,7 +172,7 @@ def _lines() -> Iterator[str]:
             yield f"    {ctype} {field};"
         yield "};"
         size = layout(fields).size
-        yield f"_Static_assert(sizeof(struct pc_{name}) == {size}, \"pc_{name} is {size} bytes\");"
+        yield f'_Static_assert(sizeof(struct pc_{name}) == {size}, "pc_{name} is {size} bytes");'
     yield ""
     yield "#endif"
 

@@ -23,8 +23,8 @@ static uint32_t draw(uint32_t below)
 
 static struct pc_comm *open_rank(uint32_t rank)
 {
-    struct pc_options options = {.rank = rank, .size = 2, .slots = 2, .slot_bytes = 4096,
-                                 .heap_bytes = 1 << 20, .spin = 0};
+    struct pc_options options = {
+        .rank = rank, .size = 2, .slots = 2, .slot_bytes = 4096, .heap_bytes = 1 << 20, .spin = 0};
     struct pc_comm *comm;
     if (pc_comm_open(&options, &comm) != PC_OK) {
         fprintf(stderr, "open: %s\n", pc_comm_error(comm)->text);
@@ -125,10 +125,12 @@ static bool try_program(struct pc_comm *comm, const unsigned char *bytes, size_t
         exit(2);
     }
     uint32_t itemsize = 1u << draw(4);
-    static const uint32_t dtypes[] = {PC_DTYPE_INT8, PC_DTYPE_FLOAT16, PC_DTYPE_FLOAT32,
-                                      PC_DTYPE_FLOAT64};
-    struct pc_plan_spec spec = {.signature = 7, .nbytes = (uint64_t)draw(3000) / itemsize * itemsize,
-                                .op = draw(PC_NREDUCE), .tile = 64 * (1 + draw(16)),
+    static const uint32_t dtypes[]
+        = {PC_DTYPE_INT8, PC_DTYPE_FLOAT16, PC_DTYPE_FLOAT32, PC_DTYPE_FLOAT64};
+    struct pc_plan_spec spec = {.signature = 7,
+                                .nbytes = (uint64_t)draw(3000) / itemsize * itemsize,
+                                .op = draw(PC_NREDUCE),
+                                .tile = 64 * (1 + draw(16)),
                                 .stream = draw(2)};
     for (uint32_t i = 0; i < 4; i++)
         if (itemsize == 1u << i)

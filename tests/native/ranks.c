@@ -135,8 +135,11 @@ static void run_calls(struct pc_comm *comm, uint32_t rank)
         memset(s->out, 0x55, count * sizeof(int32_t));
         for (uint32_t i = 0; i < count; i++)
             s->in[i] = value(rank, call, i);
-        struct pc_plan_spec spec = {.signature = (uint64_t)call + 1, .nbytes = count * 4u,
-                                    .dtype = PC_DTYPE_INT32, .op = PC_REDUCE_SUM, .tile = tile};
+        struct pc_plan_spec spec = {.signature = (uint64_t)call + 1,
+                                    .nbytes = count * 4u,
+                                    .dtype = PC_DTYPE_INT32,
+                                    .op = PC_REDUCE_SUM,
+                                    .tile = tile};
         int rc = pc_plan_create(comm, &spec, staged[a], direct[a], &s->plan);
         if (rc == PC_OK && queued) {
             rc = pc_submit(comm, s->plan, s->in, s->out, 100, "queued", &s->work);
@@ -163,8 +166,12 @@ static void run_calls(struct pc_comm *comm, uint32_t rank)
 static void *rank_main(void *argument)
 {
     uint32_t rank = (uint32_t)(uintptr_t)argument;
-    struct pc_options options = {.rank = rank, .size = size, .slots = 2, .slot_bytes = 1 << 16,
-                                 .heap_bytes = 1 << 20, .spin = 0};
+    struct pc_options options = {.rank = rank,
+                                 .size = size,
+                                 .slots = 2,
+                                 .slot_bytes = 1 << 16,
+                                 .heap_bytes = 1 << 20,
+                                 .spin = 0};
     struct pc_comm *comm;
     int rc = pc_comm_open(&options, &comm);
     if (rc != PC_OK)
