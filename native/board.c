@@ -12,6 +12,7 @@ void pc__board_enter(struct pc_comm *comm, uint64_t signature)
 {
     struct pc_arena *a = mine(comm);
     uint64_t sequence = atomic_load_explicit(&a->sequence, memory_order_relaxed) + 1;
+    atomic_thread_fence(memory_order_release); /* IDLE, written before, is seen before */
     atomic_store_explicit(&a->signature, signature, memory_order_relaxed);
     atomic_store_explicit(&a->sequence, sequence, memory_order_relaxed);
     atomic_store_explicit(&a->state, PC_BOARD_CALLING, memory_order_release);
@@ -51,6 +52,7 @@ int pc_board_read(struct pc_comm *comm, uint32_t peer, struct pc_board *out)
     out->sequence = atomic_load_explicit(&a->sequence, memory_order_relaxed);
     out->signature = atomic_load_explicit(&a->signature, memory_order_relaxed);
     out->described = atomic_load_explicit(&a->described, memory_order_acquire);
+    atomic_thread_fence(memory_order_acquire); /* so that reading twice means something */
     memcpy(out->text, a->text, sizeof out->text);
     out->text[sizeof out->text - 1] = 0;
     return PC_OK;

@@ -158,7 +158,7 @@ void pc_comm_close(struct pc_comm *comm)
 
 const struct pc_error *pc_comm_error(struct pc_comm *comm)
 {
-    return &comm->error;
+    return atomic_load(&comm->broken) ? &comm->call.error : &comm->error;
 }
 
 /* The child has no progress thread and must not touch the counts that its parent owns. */

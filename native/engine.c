@@ -3,14 +3,21 @@
 #include <string.h>
 #include "interpreter.h"
 
-#define PC_DESCRIBE_AFTER_NS UINT64_C(1000000) /* then the caller says on the board what it does \
-                                                */
+#define PC_DESCRIBE_AFTER_NS \
+    UINT64_C(1000000) /* then the caller says on the board what it does \
+                       */
+
+/* A thread's identity; never zero. */
+static uintptr_t self(void)
+{
+    return (uintptr_t)pthread_self();
+}
 
 int pc__enter(struct pc_comm *comm)
 {
-    int free = 0;
-    return atomic_compare_exchange_strong_explicit(&comm->entered, &free, 1, memory_order_acquire,
-                                                   memory_order_relaxed)
+    uintptr_t nobody = 0;
+    return atomic_compare_exchange_strong_explicit(&comm->entered, &nobody, self(),
+                                                   memory_order_acquire, memory_order_relaxed)
                ? PC_OK
                : PC_BUSY;
 }
@@ -58,6 +65,12 @@ static void publish_ready(struct pc_comm *comm)
     comm->call.all_registered = mine.in && mine.out;
 }
 
+static bool in_heap(const struct pc_comm *comm, uint64_t place)
+{
+    uint64_t nbytes = comm->call.plan->spec.nbytes, heap = comm->options.heap_bytes;
+    return nbytes <= heap && place - 1 <= heap - nbytes;
+}
+
 /* Reads the peers' READY, in order of rank. 1 when all have been read, 0 to wait, or a code. */
 static int read_ready(struct pc_comm *comm)
 {
@@ -73,15 +86,14 @@ static int read_ready(struct pc_comm *comm)
             return 0;
         }
         if (line->signature != call->plan->spec.signature)
-            return pc__fail(&comm->error, PC_MISMATCH, (int)p,
+            return pc__fail(&call->error, PC_MISMATCH, (int)p,
                             "READY of rank %u is of another call", p);
         struct pc_ready theirs;
         memcpy(&theirs, line->bytes, sizeof theirs);
-        uint64_t limit = comm->options.heap_bytes - call->plan->spec.nbytes + 1;
         if (theirs.in == 0 || theirs.out == 0) {
             call->all_registered = false;
-        } else if (theirs.in > limit || theirs.out > limit) {
-            return pc__fail(&comm->error, PC_INVALID, (int)p,
+        } else if (!in_heap(comm, theirs.in) || !in_heap(comm, theirs.out)) {
+            return pc__fail(&call->error, PC_INVALID, (int)p,
                             "READY of rank %u points outside its heap", p);
         } else {
             char *heap = comm->peers[p].arena + comm->layout.heap;
@@ -99,7 +111,7 @@ int pc__begin(struct pc_comm *comm, const struct pc_plan *plan, const void *in, 
     if (atomic_load_explicit(&comm->broken, memory_order_relaxed))
         return PC_BROKEN;
     if (atomic_load_explicit(&comm->aborted, memory_order_acquire)) {
-        comm->error = comm->abort_error;
+        call->error = comm->abort_error;
         atomic_store(&comm->broken, PC_ABORTED);
         return PC_ABORTED;
     }
@@ -199,10 +211,10 @@ int pc__try(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *ou
 int pc_resume(struct pc_comm *comm, double seconds)
 {
     uint64_t patience = seconds > 0 ? (uint64_t)(seconds * 1e9) : 1;
+    if (atomic_load_explicit(&comm->entered, memory_order_relaxed) != self())
+        return PC_INVALID; /* comm->error may be another thread's, which is inside a call */
     if (comm->joined != NULL)
         return finish(comm, pc__joined_wait(comm, seconds));
-    if (!comm->call.active)
-        return pc__fail(&comm->error, PC_INVALID, -1, "no call to resume");
     return finish(comm, pc__advance(comm, patience));
 }
 
@@ -223,6 +235,8 @@ int pc_comm_stuck(struct pc_comm *comm, struct pc_stuck *out)
         const struct pc_channel *channel = &call->channels[c];
         const struct pc_code_line *i = channel->pc;
         if (channel->finished || !pc__waits(i) || i->step == PC_STEP_WAIT_LOCAL)
+            continue;
+        if (channel->line == NULL) /* it has not been stepped since its last tile */
             continue;
         out->channel = c;
         out->instruction = (uint32_t)(i - call->program->code);

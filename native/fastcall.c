@@ -37,38 +37,36 @@ struct bound { /* a persistent plan */
     PyObject *result;
 };
 
-/* The buffer protocol's letter for each element type; 'l' and 'L' are as long as a pointer. */
-static int dtype_of(const char *format)
+/* The element type of a view: the letter tells the kind and, since 'l' may be 4 or 8 bytes long,
+ * itemsize the width. -1 when it is none of ours, or not in this machine's byte order. */
+static int dtype_of(const Py_buffer *view)
 {
-    if (format == NULL)
-        return PC_DTYPE_UINT8;
-    if (format[0] == '@' || format[0] == '=' || format[0] == '<')
+    const char *format = view->format ? view->format : "B";
+    Py_ssize_t size = view->itemsize;
+    if (format[0] == '@' || format[0] == '='
+        || (format[0] == '<' && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__))
         format++;
     if (format[0] == 0 || format[1] != 0)
         return -1;
     switch (format[0]) {
     case 'd':
-        return PC_DTYPE_FLOAT64;
+        return size == 8 ? PC_DTYPE_FLOAT64 : -1;
     case 'f':
-        return PC_DTYPE_FLOAT32;
+        return size == 4 ? PC_DTYPE_FLOAT32 : -1;
     case 'e':
-        return PC_DTYPE_FLOAT16;
+        return size == 2 ? PC_DTYPE_FLOAT16 : -1;
     case 'b':
-        return PC_DTYPE_INT8;
+        return size == 1 ? PC_DTYPE_INT8 : -1;
     case 'B':
-        return PC_DTYPE_UINT8;
+        return size == 1 ? PC_DTYPE_UINT8 : -1;
     case 'i':
-        return PC_DTYPE_INT32;
-    case 'I':
-        return PC_DTYPE_UINT32;
     case 'l':
-        return sizeof(long) == 8 ? PC_DTYPE_INT64 : PC_DTYPE_INT32;
-    case 'L':
-        return sizeof(long) == 8 ? PC_DTYPE_UINT64 : PC_DTYPE_UINT32;
     case 'q':
-        return PC_DTYPE_INT64;
+        return size == 4 ? PC_DTYPE_INT32 : size == 8 ? PC_DTYPE_INT64 : -1;
+    case 'I':
+    case 'L':
     case 'Q':
-        return PC_DTYPE_UINT64;
+        return size == 4 ? PC_DTYPE_UINT32 : size == 8 ? PC_DTYPE_UINT64 : -1;
     default:
         return -1;
     }
@@ -157,6 +155,12 @@ static bool overlap_partly(const Py_buffer *a, const Py_buffer *b)
     return p != q && p < q + b->len && q < p + a->len;
 }
 
+static bool same_shape(const Py_buffer *a, const Py_buffer *b)
+{
+    return a->ndim == b->ndim
+           && (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
+}
+
 static int op_of(PyObject *name)
 {
     static const char *const names[PC_NREDUCE] = {
@@ -179,36 +183,33 @@ static PyObject *launcher_buffers(PyObject *self, PyObject *const *args, Py_ssiz
         return NULL;
     }
     PyObject *x = args[0], *out = args[1] == Py_None ? args[0] : args[1];
-    int op = op_of(args[2]);
+    int op = op_of(args[2]), rc = 0;
     Py_buffer in_view, out_view;
+    struct pc_plan *plan = NULL;
     if (op < 0)
         Py_RETURN_NONE;
     if (PyObject_GetBuffer(out, &out_view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT)) {
         PyErr_Clear();
         Py_RETURN_NONE;
     }
-    int dtype = dtype_of(out_view.format);
-    const void *in = out_view.buf;
-    bool served = dtype >= 0;
-    if (x != out && served) {
-        if (PyObject_GetBuffer(x, &in_view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)) {
+    int dtype = dtype_of(&out_view);
+    uint32_t kind = kind_of((uint32_t)dtype, (uint32_t)op);
+    if (dtype >= 0 && x == out) {
+        plan = find(l, (uint64_t)out_view.len, kind);
+        if (plan != NULL)
+            rc = launch(l->comm, plan, out_view.buf, out_view.buf, l->timeout);
+    } else if (dtype >= 0) {
+        if (PyObject_GetBuffer(x, &in_view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) == 0) {
+            if (dtype_of(&in_view) == dtype && same_shape(&in_view, &out_view)
+                && !overlap_partly(&in_view, &out_view))
+                plan = find(l, (uint64_t)out_view.len, kind);
+            if (plan != NULL)
+                rc = launch(l->comm, plan, in_view.buf, out_view.buf, l->timeout);
+            PyBuffer_Release(&in_view);
+        } else {
             PyErr_Clear();
-            PyBuffer_Release(&out_view);
-            Py_RETURN_NONE;
         }
-        in = in_view.buf;
-        served = dtype_of(in_view.format) == dtype && in_view.len == out_view.len
-                 && in_view.ndim == out_view.ndim && !overlap_partly(&in_view, &out_view)
-                 && (in_view.ndim == 0
-                     || memcmp(in_view.shape, out_view.shape,
-                               (size_t)in_view.ndim * sizeof *in_view.shape)
-                            == 0);
     }
-    struct pc_plan *plan
-        = served ? find(l, (uint64_t)out_view.len, kind_of((uint32_t)dtype, (uint32_t)op)) : NULL;
-    int rc = plan ? launch(l->comm, plan, in, out_view.buf, l->timeout) : 0;
-    if (x != out && dtype >= 0)
-        PyBuffer_Release(&in_view);
     PyBuffer_Release(&out_view);
     if (plan == NULL)
         Py_RETURN_NONE;

@@ -128,6 +128,7 @@ struct pc_call {
     uint32_t ready;   /* peers whose READY has been seen */
     bool all_registered;
     bool active;
+    struct pc_error error; /* written by whoever runs the call, read once the communicator broke */
     double timeout;
     uint64_t deadline; /* ns; 0 until the call first has to wait */
     struct pc_channel channels[PC_MAX_CHANNELS];
@@ -175,7 +176,7 @@ struct pc_comm {
     _Atomic int aborted;
     _Atomic int abort_claimed;
     struct pc_error abort_error;
-    _Atomic int entered; /* a thread is inside a call */
+    _Atomic uintptr_t entered; /* the thread inside a call, or 0 */
     struct pc_call call;
 
     pthread_t thread; /* progress thread, started by the first pc_submit */

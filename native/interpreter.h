@@ -181,7 +181,7 @@ static inline int pc__step(struct pc_call *call, struct pc_channel *channel)
             if (i->step == PC_STEP_WAIT_MESSAGE
                 && channel->line->signature != call->plan->spec.signature) {
                 channel->pc = i;
-                return pc__fail(&call->comm->error, PC_MISMATCH, (int)i->at.fifo->peer,
+                return pc__fail(&call->error, PC_MISMATCH, (int)i->at.fifo->peer,
                                 "message %llu from rank %u belongs to another call",
                                 (unsigned long long)i->at.fifo->received, i->at.fifo->peer);
             }

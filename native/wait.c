@@ -140,7 +140,7 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
     sched_yield();
     for (;;) {
         if (atomic_load(&comm->aborted)) {
-            comm->error = comm->abort_error;
+            call->error = comm->abort_error;
             return PC_ABORTED;
         }
         if (moved(call, nchannels))
@@ -149,7 +149,7 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
         if (call->deadline == 0)
             call->deadline = now + (uint64_t)(call->timeout * 1e9);
         if (now >= call->deadline)
-            return pc__fail(&comm->error, PC_TIMEDOUT, -1, "no progress for %.3g s", call->timeout);
+            return pc__fail(&call->error, PC_TIMEDOUT, -1, "no progress for %.3g s", call->timeout);
         if (now >= until_ns)
             return PC_AGAIN;
         uint64_t limit = until_ns < call->deadline ? until_ns : call->deadline;
