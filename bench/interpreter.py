@@ -30,7 +30,7 @@ from pycoll.cli.measure import Case, measure
 from pycoll.dtypes import ReduceOp
 from pycoll.runtime import bindings
 
-SLOTS, SLOT_BYTES = 4, 128 << 10
+SLOTS, SLOT_BYTES = 4, 256 << 10
 SIZES = (8, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)
 LARGEST = SIZES[-1]
 
