@@ -7,7 +7,7 @@ static int check_options(const struct pc_options *o)
 {
     if (o->size == 0 || o->size > UINT16_MAX || o->rank >= o->size)
         return PC_INVALID;
-    if (o->slots < 2 || (o->slots & (o->slots - 1)) != 0 || o->slots > 1024)
+    if (o->slots < 2 || (o->slots & (o->slots - 1)) != 0 || o->slots > PC_LINES)
         return PC_INVALID;
     if (o->slot_bytes == 0 || o->slot_bytes % PC_PAGE != 0 || o->slot_bytes > (1u << 30))
         return PC_INVALID;

@@ -99,6 +99,7 @@ struct pc_plan {
     pc_fold_fn fold;
     uint32_t itemsize_log2;
     uint32_t divisor;    /* of SCALE; 0 when the op is not an average */
+    uint32_t depth;      /* messages on their way per edge: slots, or lines if all fit */
     uint64_t *bounds[2]; /* of chunks: staged, direct */
     uint64_t ntiles[2];
     char *scratch;

@@ -16,17 +16,17 @@ static inline bool pc__passes(struct pc_call *call, const struct pc_code_line *i
     switch ((enum pc_step)i->step) {
     case PC_STEP_WAIT_CREDIT: {
         struct pc_fifo *f = i->at.fifo;
-        uint32_t slots = call->comm->layout.slots;
-        if (f->sent - f->credit < slots)
+        uint32_t depth = call->plan->depth;
+        if (f->sent - f->credit < depth)
             return true;
         f->credit = pc__count(f->out_credit);
         *line = f->out_credit;
-        *want = f->sent - slots + 1;
+        *want = f->sent - depth + 1;
         return f->credit >= *want;
     }
     case PC_STEP_WAIT_MESSAGE: {
         struct pc_fifo *f = i->at.fifo;
-        *line = &f->in_lines[f->received & (call->comm->layout.slots - 1)];
+        *line = &f->in_lines[f->received & (PC_LINES - 1)];
         *want = f->received + 1;
         return pc__count(*line) >= *want;
     }
@@ -77,10 +77,12 @@ static inline char *pc__address(struct pc_call *call, const struct pc_place *p, 
         break;
     }
     struct pc_fifo *f = p->fifo;
-    uint64_t slot = (p->receiving ? f->received : f->sent) & (layout->slots - 1);
+    uint64_t n = p->receiving ? f->received : f->sent;
     if (total <= PC_INLINE_BYTES)
-        return (char *)(p->receiving ? f->in_lines : f->out_lines)[slot].bytes + packed;
-    return (p->receiving ? f->in_data : f->out_data) + slot * layout->slot_bytes + packed;
+        return (char *)(p->receiving ? f->in_lines : f->out_lines)[n & (PC_LINES - 1)].bytes
+               + packed;
+    return (p->receiving ? f->in_data : f->out_data)
+           + (n & (layout->slots - 1)) * layout->slot_bytes + packed;
 }
 
 /* The part of chunk c that belongs to the present tile: its length, and its offset. */
@@ -151,7 +153,7 @@ static inline int pc__step(struct pc_call *call, struct pc_channel *channel)
             break;
         case PC_STEP_FILL: {
             struct pc_fifo *f = i->at.fifo;
-            struct pc_line *line = &f->out_lines[f->sent & (call->comm->layout.slots - 1)];
+            struct pc_line *line = &f->out_lines[f->sent & (PC_LINES - 1)];
             line->signature = call->plan->spec.signature;
             if (pc__raise(line, ++f->sent))
                 pc__ring(call->comm->peers[f->peer].arena);

@@ -12,6 +12,7 @@
 
 #define PC_LINE_BYTES 64u
 #define PC_INLINE_BYTES 40u
+#define PC_LINES 32u /* per edge: so many small messages may be on their way */
 #define PC_PAGE 4096u
 #define PC_ARENA_MAGIC 0x50434152u /* "PCAR" */
 
@@ -72,7 +73,7 @@ static inline struct pc_layout pc__layout(const struct pc_options *o)
     l.done = l.ready + (size_t)o->size * 2 * PC_LINE_BYTES; /* two ready lines per peer */
     l.credit = l.done + (size_t)o->size * PC_LINE_BYTES;
     l.lines = l.credit + edges * PC_LINE_BYTES;
-    l.data = pc__page_up(l.lines + edges * o->slots * PC_LINE_BYTES);
+    l.data = pc__page_up(l.lines + edges * PC_LINES * PC_LINE_BYTES);
     l.heap = l.data + edges * o->slots * (size_t)o->slot_bytes;
     l.end = l.heap + o->heap_bytes;
     return l;
@@ -99,7 +100,7 @@ static inline struct pc_line *pc__done_line(char *a, const struct pc_layout *l, 
 static inline struct pc_line *pc__slot_lines(char *a, const struct pc_layout *l, uint32_t from,
                                              uint32_t channel)
 {
-    return pc__line(a, l->lines, ((size_t)from * PC_MAX_CHANNELS + channel) * l->slots);
+    return pc__line(a, l->lines, ((size_t)from * PC_MAX_CHANNELS + channel) * PC_LINES);
 }
 
 static inline char *pc__slot_data(char *a, const struct pc_layout *l, uint32_t from,

@@ -66,6 +66,7 @@ int pc_plan_create(struct pc_comm *comm, const struct pc_plan_spec *spec, struct
     if (plan == NULL)
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a plan");
     plan->spec = *spec;
+    plan->depth = spec->nbytes <= PC_INLINE_BYTES ? PC_LINES : comm->options.slots;
     plan->fold = pc__fold(spec->dtype, spec->op);
     plan->itemsize_log2 = itemsize_log2[spec->dtype];
     plan->divisor = spec->op == PC_REDUCE_AVG ? comm->options.size : 0;

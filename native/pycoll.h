@@ -28,7 +28,7 @@ enum pc_board_state { PC_BOARD_IDLE = 0, PC_BOARD_CALLING = 1, PC_BOARD_CLOSED =
 struct pc_options {
     uint32_t rank;
     uint32_t size;
-    uint32_t slots;      /* per edge; a power of two, at least 2 */
+    uint32_t slots;      /* per edge; a power of two, 2 to 32 */
     uint32_t slot_bytes; /* a multiple of 4096 */
     uint64_t heap_bytes; /* address space for pc_heap_alloc; memory appears at first touch */
     uint32_t spin;       /* microseconds to poll at most; 0 when ranks outnumber cores */
