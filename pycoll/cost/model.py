@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 #: One table of measured constants; medians on a 2-core AMD EPYC (Zen 5) virtual machine.
-STEP = 80e-9  #: α, ranks on cores of their own: a cache line there, and the wait for it
+STEP = 400e-9  #: α, ranks on cores of their own: a cache line there, the wait, and a cold start
 MESSAGE = 30e-9  #: cost at the sender and the receiver of each further message of one step
 SWITCH = 1.5e-6  #: α, ranks that share cores: sleep, wake and a context switch
 COPY = 1 / 32e9  #: β, a byte into a slot and out of it
