@@ -25,12 +25,13 @@ _SIGNED, _UNSIGNED, _FLOATS = "bhilqn", "BHILQN", "efd"
 class ArrayView:
     """A contiguous array on the host."""
 
-    owner: Any  #: what keeps the memory alive; what the user passed
+    owner: Any  #: what the user passed
     address: int
     count: int  #: elements
     dtype: DType
     shape: tuple[int, ...]
     writable: bool
+    pin: Any  #: keeps the memory alive and where it is: without it, the address means nothing
 
     @property
     def nbytes(self) -> int:
@@ -132,7 +133,7 @@ def _of_numpy(x: numpy.ndarray[Any, Any], owner: Any, who: str) -> ArrayView:
         )
     _NUMPY_DTYPES[x.dtype] = dtype
     address: int = x.__array_interface__["data"][0]
-    return ArrayView(owner, address, x.size, dtype, x.shape, x.flags.writeable)
+    return ArrayView(owner, address, x.size, dtype, x.shape, x.flags.writeable, x)
 
 
 def _of_torch(x: Any, who: str) -> ArrayView:
@@ -146,7 +147,7 @@ def _of_torch(x: Any, who: str) -> ArrayView:
             f"{who} is not contiguous (shape {tuple(x.shape)}, strides {x.stride()}); "
             f"pass {who.rpartition(' ')[2]}.contiguous() with out="
         )
-    return ArrayView(x, x.data_ptr(), x.numel(), dtype, tuple(x.shape), True)
+    return ArrayView(x, x.data_ptr(), x.numel(), dtype, tuple(x.shape), True, x)
 
 
 def _of_buffer(x: Any, buffer: memoryview, who: str) -> ArrayView:
@@ -171,7 +172,7 @@ def _of_buffer(x: Any, buffer: memoryview, who: str) -> ArrayView:
     address: int = flat.__array_interface__["data"][0]
     shape = buffer.shape or ()
     count = buffer.nbytes // buffer.itemsize
-    return ArrayView(x, address, count, dtype, tuple(shape), not buffer.readonly)
+    return ArrayView(x, address, count, dtype, tuple(shape), not buffer.readonly, buffer)
 
 
 def _of_dlpack(x: Any, who: str) -> ArrayView:

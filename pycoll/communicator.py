@@ -91,7 +91,9 @@ class Communicator:
                 if done is not None:
                     if done.__class__ is not int:
                         return done
-                    self._engine.finish(done)
+                    # Held, so that no other thread can resize what native code uses.
+                    with memoryview(x), memoryview(x if out is None else out):
+                        self._engine.finish(done)
                     return x if out is None else out
             return self._launch.allreduce(x, out, op, async_op, algorithm, timeout)
         except BaseException as error:

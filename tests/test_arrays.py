@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import weakref
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,34 @@ def test_objects_with_the_buffer_protocol(x: Any, dtype: Any, count: int, writab
     assert (seen.dtype, seen.count, seen.writable) == (dtype, count, writable)
     assert seen.address
     assert seen.owner is x
+
+
+def test_memory_stays_where_it_is_while_a_view_of_it_lives() -> None:
+    x = array.array("d", [1.0] * 100)
+    seen = arrays.view(x, "x")
+    with pytest.raises(BufferError):
+        x.extend([0.0])
+    del seen
+    x.extend([0.0])
+
+
+def test_what_dlpack_hands_over_lives_as_long_as_the_view() -> None:
+    class Lazy:
+        """Makes its memory when it is asked, and keeps none of it."""
+
+        def __dlpack__(self, **options: Any) -> Any:
+            made = np.arange(4.0)
+            ends.append(weakref.ref(made))
+            return made.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (1, 0)
+
+    ends: list[Any] = []
+    seen = arrays.view(Lazy(), "x")
+    assert ends[0]() is not None
+    del seen
+    assert ends[0]() is None
 
 
 def test_torch_tensors() -> None:

@@ -6,6 +6,7 @@ import array
 import itertools
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -169,6 +170,75 @@ def test_whatever_has_the_buffer_protocol_or_dlpack() -> None:
             exported = Exporter(np.full(3, comm.rank + 1.0))
             out = np.empty(3)
             assert (comm.allreduce(exported, out) == 3).all()
+
+    ranks(2, rank)
+
+
+def test_memory_of_the_buffer_protocol_cannot_be_resized_under_a_call() -> None:
+    def rank() -> None:
+        with pycoll.init() as comm:
+            meet = comm._engine.bootstrap.barrier
+
+            def fresh() -> array.array[float]:
+                return array.array("d", [1.0] * 50_000)
+
+            def refused(*arrays: array.array[float]) -> None:
+                for x in arrays:
+                    with pytest.raises(BufferError):
+                        x.extend(x)
+
+            x, y, z, a, b = fresh(), fresh(), fresh(), fresh(), fresh()
+            plan = comm.plan("allreduce", x)
+            works = [comm.allreduce(y, z, async_op=True), comm.allreduce([a, b], async_op=True)]
+            refused(x, y, z, a, b)
+            del plan
+            for work in works:
+                work.wait()
+            for free in (x, y, z, a, b):
+                free.extend([1.0])
+            x, y = fresh(), fresh()
+            for _ in range(2):  # by the slow path, then from the cache
+                if comm.rank == 0:
+                    found: list[BaseException] = []
+
+                    def resize(found: list[BaseException] = found) -> None:
+                        while not comm._engine._waiter:  # until the call has waited for a while
+                            pass
+                        for array in (x, y):
+                            try:
+                                array.extend([1.0] * 5_000_000)
+                            except BufferError as error:
+                                found.append(error)
+                        meet()
+
+                    thread = threading.Thread(target=resize)
+                    thread.start()
+                    comm.allreduce(x, y)
+                    thread.join()
+                    assert len(found) == 2
+                else:
+                    meet()
+                    comm.allreduce(x, y)
+                assert set(y) == {2.0}
+
+    ranks(2, rank)
+
+
+def test_memory_that_dlpack_hands_over_lives_until_the_call_has_ended() -> None:
+    class Lazy:
+        def __dlpack__(self, **options: Any) -> Any:
+            return np.arange(1 << 20, dtype="float64").__dlpack__(**options)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (1, 0)
+
+    def rank() -> None:
+        with pycoll.init() as comm:
+            out, want = np.zeros(1 << 20), 2 * np.arange(1 << 20)
+            assert np.array_equal(comm.allreduce(Lazy(), out), want)
+            assert np.array_equal(comm.allreduce(Lazy(), out, async_op=True).wait(), want)
+            plan = comm.plan("allreduce", Lazy(), out)
+            assert np.array_equal(plan(), want)
 
     ranks(2, rank)
 

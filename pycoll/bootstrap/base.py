@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from pycoll.bootstrap.control import Control, OnAbort, OnLost
+from pycoll.bootstrap.control import Control
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.reactor import CLOSED
 from pycoll.bootstrap.rendezvous import Star
@@ -20,7 +20,7 @@ class Bootstrap:
         self.members: tuple[Member, ...] = star.members
         self._timeout = timeout
         self._numbers = itertools.count()
-        self._control = Control(star)
+        self.control = Control(star)  #: deaths and aborts; its `attach` may be called once
         host = self.members[self.rank].host
         near = [rank for rank, member in enumerate(self.members) if member.host == host]
         self.local_rank = near.index(self.rank)
@@ -34,16 +34,11 @@ class Bootstrap:
             timeout: Seconds; the job's timeout by default.
         """
         key = f"bootstrap {next(self._numbers)}"
-        return self._control.exchange(key, blob, self._timeout if timeout is None else timeout)
+        return self.control.exchange(key, blob, self._timeout if timeout is None else timeout)
 
     def barrier(self, timeout: float | None = None) -> None:
         """Wait until every rank has come here."""
         self.allgather(b"", timeout)
-
-    def control(self, on_lost: OnLost, on_abort: OnAbort) -> Control:
-        """Set what the control thread calls, and return the control plane; at most once."""
-        self._control.attach(on_lost, on_abort)
-        return self._control
 
     def describe(self, rank: int) -> str:
         """Return "rank 3 (process 4711 on node7)", for messages."""
@@ -51,4 +46,4 @@ class Bootstrap:
 
     def close(self, calls: int = 0, *, reason: str = CLOSED) -> None:
         """Close the control plane; see `Control.close`."""
-        self._control.close(calls, reason=reason)
+        self.control.close(calls, reason=reason)

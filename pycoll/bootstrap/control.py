@@ -150,6 +150,10 @@ class Control:
         if self._reactor:
             self._reactor.stop(Frame(Kind.CLOSED, self.rank, reason, CALLS.pack(calls)))
 
+    def current(self) -> bool:
+        """Tell whether the caller is the control thread, which cannot wait for its own end."""
+        return self._reactor is not None and self._reactor.current()
+
     def forget(self) -> None:
         """Run in a forked child: the control plane is the parent's.
 

@@ -80,8 +80,12 @@ class Reactor:
         self._outbox.append(farewell)
         self._stopping = True  # in this order: once it sees the flag, it only empties the outbox
         self.post()
-        if threading.current_thread() is not self._thread:
+        if not self.current():
             self._thread.join()
+
+    def current(self) -> bool:
+        """Tell whether the caller is the thread."""
+        return threading.current_thread() is self._thread
 
     def forget(self) -> None:
         """Run in a forked child: let go of what is the parent's without a word to anyone.

@@ -316,9 +316,23 @@ def comm_stuck(comm: Any) -> Stuck | None:
     return Stuck(s.channel, s.instruction, s.peer, s.direction == _lib.PC_DIRECTION_SEND)
 
 
-def submit(comm: Any, plan: Any, x: int, out: int, timeout: float, where: str) -> tuple[int, Any]:
-    """Queue a call for the progress thread; return the code and the work."""
-    work = ffi.new("struct pc_work **")
+def abandon(handle: Any) -> None:
+    """Never free a program or plan: native code may use it until the process ends."""
+    ffi.gc(handle, None)
+
+
+def work_place() -> Any:
+    """Return the place of one work; what lies there is freed with it, if it is finished."""
+    return ffi.gc(ffi.new("struct pc_work **"), _work_free)
+
+
+def _work_free(work: Any) -> None:
+    if work_wait(work, 0) != AGAIN:
+        _lib.pc_work_free(work[0])
+
+
+def submit(comm: Any, plan: Any, x: int, out: int, timeout: float, where: str, work: Any) -> int:
+    """Queue a call for the progress thread; its work goes to ``work``."""
     code = _lib.pc_submit(
         comm,
         plan,
@@ -328,17 +342,12 @@ def submit(comm: Any, plan: Any, x: int, out: int, timeout: float, where: str) -
         _bytes(where, BOARD_TEXT),
         work,
     )
-    return int(code), work[0]
+    return int(code)
 
 
 def work_wait(work: Any, seconds: float) -> int:
-    """Wait at most so long for queued work; AGAIN when it is not finished."""
-    return int(_lib.pc_work_wait(work, seconds))
-
-
-def work_free(work: Any) -> None:
-    """Give finished work back."""
-    _lib.pc_work_free(work)
+    """Wait at most so long for queued work; AGAIN when it is not finished. No work is finished."""
+    return int(_lib.pc_work_wait(work[0], seconds)) if work[0] else 0
 
 
 def board_describe(comm: Any, text: str) -> None:

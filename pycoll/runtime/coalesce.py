@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pycoll import arrays
 from pycoll.arrays import ArrayView
 from pycoll.dtypes import DType, ReduceOp
-from pycoll.errors import UsageError
+from pycoll.errors import UnavailableError, UsageError
 from pycoll.runtime.plan import Call
 
 if TYPE_CHECKING:
@@ -139,4 +139,9 @@ class Buffers:
 
     def own(self, nbytes: int) -> Any:
         """Return ``nbytes`` bytes that nobody else uses."""
-        return self._heap.empty(max(1, nbytes), "uint8")
+        import numpy
+
+        try:
+            return self._heap.empty(max(1, nbytes), "uint8")
+        except UnavailableError:  # full, perhaps on this rank alone: the others need not know
+            return numpy.empty(max(1, nbytes), numpy.uint8)

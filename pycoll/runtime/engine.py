@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
-import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pycoll.bootstrap import Bootstrap
@@ -21,6 +21,7 @@ from pycoll.runtime.join import World, join
 from pycoll.runtime.region import Heap
 
 if TYPE_CHECKING:
+    from pycoll.runtime.plan import Executable
     from pycoll.runtime.work import Work
 
 #: A native wait returns to Python this often, for Ctrl-C and a look at the other ranks' boards.
@@ -56,13 +57,14 @@ class Engine:
         #: Starts cached plans without Python's help; `Plans` fills it.
         self.launcher = bindings.fastcall.Launcher(self.number, self.timeout)
         self.heap = Heap(self.comm)
-        self.faults = Faults(self.comm, self.world.rank, self.world.size, bootstrap.describe)
+        self.faults = Faults(
+            self.comm, bootstrap.control, self.world.rank, self.world.size, bootstrap.describe
+        )
         try:
-            control = bootstrap.control(self.faults.on_lost, self.faults.on_abort)
+            bootstrap.control.attach(self.faults.on_lost, self.faults.on_abort)
         except BaseException:
             bindings.comm_close(self.comm)
             raise
-        self.faults.control = control
         _open(self)
 
     # Calls.
@@ -98,35 +100,47 @@ class Engine:
             self._waiter = 0
             self.faults.interrupted(error)
 
-    def submit(self, plan: Any, x: int, out: int, timeout: float | None, where: str) -> Any:
-        """Queue a plan behind what was queued before; return the native work."""
-        seconds = self.timeout if timeout is None else timeout
-        code, work = bindings.submit(self.comm, plan, x, out, seconds, where)
+    @contextlib.contextmanager
+    def entirely(self, what: str) -> Iterator[None]:
+        """Break the communicator if what is done inside stops half way.
+
+        A call of several messages that ends between two of them would leave this rank behind by
+        the rest, and the next call would meet what others still send for this one.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if not bindings.comm_broken(self.comm):
+                self.faults.give_up(error, what)
+            raise
+
+    def work_place(self) -> Any:
+        """Return where `submit` may put native work."""
+        return bindings.work_place()
+
+    def submit(
+        self, plan: Executable, x: int, out: int, timeout: float, where: str, work: Any
+    ) -> None:
+        """Queue a plan behind what was queued before; the native work goes to ``work``."""
+        code = bindings.submit(self.comm, plan.handle, x, out, timeout, where, work)
         if code:
-            self.faults.raise_for(code, seconds)
-        return work
+            self.faults.raise_for(code, timeout)
 
     def wait(self, work: Any, seconds: float) -> int | None:
-        """Wait for native work for at most so long; return its code, or None."""
-        until = time.monotonic() + seconds
-        while True:
-            left = max(0.0, until - time.monotonic())
-            code = bindings.work_wait(work, min(left, _SLICE_SECONDS))
-            if code != bindings.AGAIN:
-                return code
-            if left <= 0:
-                return None
-            self.faults.look()
-
-    def free(self, work: Any) -> None:
-        """Give finished native work back."""
-        bindings.work_free(work)
+        """Wait for native work for a moment, at most so long; return its code, or None."""
+        code = bindings.work_wait(work, min(seconds, _SLICE_SECONDS))
+        return None if code == bindings.AGAIN else code
 
     def track(self, work: Work) -> None:
-        """Keep ``work``, and so its arrays, until it is finished."""
-        for old in [w for w in self._pending if w.done()]:
-            self._pending.discard(old)
+        """Keep ``work``, and so its arrays, until it is `settled`."""
+        for old in list(self._pending):
+            if old.done():
+                old.exception()
         self._pending.add(work)
+
+    def settled(self, work: Work) -> None:
+        """Let go of ``work``: it needs neither native code nor its arrays any more."""
+        self._pending.discard(work)
 
     # Life.
 
@@ -141,13 +155,17 @@ class Engine:
 
     def require_usable(self, what: str) -> None:
         """Raise what keeps this engine from being used, if anything does."""
+        self.require_own(what)
+        if self._closed:
+            raise ClosedError(f"{what}: the communicator is closed")
+
+    def require_own(self, what: str) -> None:
+        """Raise UsageError in the child of a fork."""
         if self._parent:
             raise UsageError(
                 f"{what}: this communicator belongs to process {self._parent}, and this is its "
                 f"child {os.getpid()}: call pycoll.init() in the process that uses it"
             )
-        if self._closed:
-            raise ClosedError(f"{what}: the communicator is closed")
 
     def refuse(self, *arguments: Any) -> Any:
         """Stand in for what was revoked."""
@@ -159,8 +177,8 @@ class Engine:
         if self._closed or self._parent:
             return
         for work in list(self._pending):
-            work.settle()
-        if self._calling():
+            work.exception()
+        if self.calling():
             raise UsageError("close: another thread is inside a call on this communicator")
         self.leave(reason)
 
@@ -168,21 +186,28 @@ class Engine:
         """Take leave without waiting for anything; what is queued is dropped."""
         if self._closed or self._parent:
             return
+        if self.bootstrap.control.current():
+            # Collected there, perhaps amid a callback that uses what would be freed here.
+            threading.Thread(target=self.leave, args=(reason,)).start()
+            return
         self._closed = True
         _live.discard(self)
+        handles = list(self._handles)  # held: whoever is revoked lets go of them
         for holder in list(self._revocable):
             holder.revoke(self.refuse)
-        own = bindings.board_read(self.comm, self.world.rank)
-        calls = own.sequence - (own.state == bindings.CALLING)
         if self._pending:
             bindings.comm_abort(self.comm, 0, -1, "the communicator was closed")
             for work in list(self._pending):
-                work.settle()
-            self._pending.clear()
+                work.exception()
+        own = bindings.board_read(self.comm, self.world.rank)
+        calls = own.sequence - (own.state == bindings.CALLING)
         self.bootstrap.close(calls, reason=reason)
-        if self._calling():  # a thread sleeps in a call, and the process ends: it may sleep on
+        if self.calling():
+            # A thread sleeps in a call, and the process ends: it may sleep on, on what it uses.
+            for handle in handles:
+                bindings.abandon(handle)
             return
-        for handle in list(self._handles):
+        for handle in handles:
             bindings.release(handle)
         self.heap.close()
 
@@ -192,16 +217,15 @@ class Engine:
 
     def forked(self) -> None:
         """In the child of a fork: let go; everything belongs to the parent."""
-        self._parent, comm = self._pid, self.comm
+        self._parent = self._pid
         for holder in list(self._revocable):
             holder.revoke(self.refuse)
-        self.heap.forked()
-        bindings.comm_forked(comm)
 
-    def _calling(self) -> bool:
+    def calling(self) -> bool:
         """Tell whether a call is under way; one that failed stays on the board."""
         own = bindings.board_read(self.comm, self.world.rank)
-        return own.state == bindings.CALLING and not bindings.comm_broken(self.comm)
+        on_board = own.state == bindings.CALLING and not bindings.comm_broken(self.comm)
+        return on_board or self._waiter != 0  # behind queued calls, it is not on the board yet
 
 
 #: Engines of this process that are open.

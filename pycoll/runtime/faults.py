@@ -12,8 +12,9 @@ import enum
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from pycoll.bootstrap.reactor import CLOSED, DIED, EXITED, GARBLED
 from pycoll.errors import (
@@ -26,6 +27,9 @@ from pycoll.errors import (
 )
 from pycoll.runtime import bindings
 from pycoll.runtime.bindings import Board
+
+if TYPE_CHECKING:
+    from pycoll.runtime.plan import Executable
 
 #: How long a rank that knows of a failure waits for what the others have to say about it.
 _SAY_SECONDS = 1.0
@@ -86,12 +90,15 @@ def user_line() -> str:
 class Faults:
     """The failure of one communicator, and how its ranks come to agree on it."""
 
-    def __init__(self, comm: Any, rank: int, size: int, name: Callable[[int], str]) -> None:
-        self.control: Control | None = None
+    def __init__(
+        self, comm: Any, control: Control, rank: int, size: int, name: Callable[[int], str]
+    ) -> None:
         #: The first; never raised itself: its traceback would keep the user's frames alive.
         self.failure: PycollError | None = None
-        self.texts: dict[int, str] = {}  #: signature of a call → what it is called
+        #: Signature of a call → what runs it, as long as somebody may run it.
+        self.plans: weakref.WeakValueDictionary[int, Executable] = weakref.WeakValueDictionary()
         self._comm = comm
+        self._control = control
         self._rank = rank
         self._size = size
         self._name = name  #: rank → "rank 2 (process 71 on node7)"
@@ -105,8 +112,7 @@ class Faults:
 
     def on_lost(self, rank: int, reason: str) -> None:
         """Note that a rank is gone: it died, or it left in good order."""
-        assert self.control is not None
-        calls = self.control.calls_of(rank)
+        calls = self._control.calls_of(rank)
         if calls is None:  # it died without a word, but its board outlives it
             board = self._board(rank)
             calls = board.sequence - (board.state == bindings.CALLING)
@@ -138,7 +144,7 @@ class Faults:
         own = self._board(self._rank)
         if own.text:
             return own.text
-        call = self.texts.get(own.signature, "a call")
+        call = self._text(own, "a call")
         text = where if where.startswith(f"{call} at ") else f"{call} at {user_line()}"
         bindings.board_describe(self._comm, text)
         return text
@@ -167,7 +173,7 @@ class Faults:
         # The same: who has finished call n is not missed by those that are still in it.
         for rank, departed in list(self._departed.items()):
             if own.state == bindings.CALLING and own.sequence > departed.calls:
-                call = own.text or self.texts.get(own.signature, "a call")
+                call = own.text or self._text(own, "a call")
                 text = (
                     f"{self._name(rank)} {departed.how} after {_calls(departed.calls)} "
                     f"and takes no part in call {own.sequence}, {call}"
@@ -182,12 +188,13 @@ class Faults:
         return wrong and seen == self._board(rank)[:3]
 
     def interrupted(self, error: BaseException) -> None:
-        """End the call that an exception (Ctrl-C) left unfinished, on every rank."""
-        if isinstance(error, PycollError) or bindings.comm_broken(self._comm):
-            return
-        if bindings.resume(self._comm, 0) != bindings.AGAIN:
-            return
-        what = f"{type(error).__name__} inside {self.describe()}"
+        """End the call that an exception (Ctrl-C) left unfinished in this thread, on every rank."""
+        if bindings.resume(self._comm, 0) == bindings.AGAIN:
+            self.give_up(error, self.describe())
+
+    def give_up(self, error: BaseException, call: str) -> None:
+        """Break the communicator on every rank: ``error`` stopped ``call`` half way here."""
+        what = f"{type(error).__name__} inside {call}"
         failure = BrokenError(f"rank {self._rank} stopped by {what}")
         self._reported = True  # the user sees `error` itself
         self._break(failure, Cause.ERROR, self._rank)
@@ -242,11 +249,10 @@ class Faults:
         bindings.comm_abort(self._comm, cause, peer, str(failure))
 
     def _tell(self, kind: str, text: str) -> None:
-        if self.control is not None:
-            try:
-                self.control.abort(kind, text)
-            except PycollError:  # closed meanwhile: there is nobody to tell
-                return
+        try:
+            self._control.abort(kind, text)
+        except PycollError:  # closed meanwhile: there is nobody to tell
+            return
 
     def _time_out(self, timeout: float) -> None:
         own, stuck, call = self._board(self._rank), bindings.comm_stuck(self._comm), self.describe()
@@ -272,10 +278,10 @@ class Faults:
         self._tell("timeout", text)
 
     def _late(self, rank: int, board: Board, own: Board) -> str:
-        call = self.texts.get(own.signature, "it").partition("(")[0]
+        call = self._text(own, "it").partition("(")[0]
         if not board.sequence:
             return f"rank {rank} has made no call yet"
-        last = board.text or self.texts.get(board.signature, "another call")
+        last = board.text or self._text(board, "another call")
         if board.state == bindings.CALLING:
             return f"rank {rank} is in call {board.sequence}, {last}, before this one"
         made = _calls(board.sequence)
@@ -298,7 +304,11 @@ class Faults:
     def _guess(self, board: Board, own: Board) -> str:
         if board.sequence < own.sequence:
             return f"has not made call {own.sequence} yet"
-        return board.text or self.texts.get(board.signature, "an unknown call")
+        return board.text or self._text(board, "an unknown call")
+
+    def _text(self, board: Board, otherwise: str) -> str:
+        plan = self.plans.get(board.signature)
+        return otherwise if plan is None else plan.text
 
     def _board(self, rank: int) -> Board:
         return bindings.board_read(self._comm, rank)

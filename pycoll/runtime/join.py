@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import resource
 import select
 import time
 from typing import Any, NamedTuple, Protocol
 
-from pycoll.errors import BootstrapError, PycollError
+from pycoll.errors import BootstrapError, PycollError, UnavailableError
 from pycoll.runtime import bindings
 
 #: Slots per edge: one is filled while the other is read, and two more hide a late reader.
@@ -20,6 +22,8 @@ BUDGET_BYTES = 32 << 20
 #: Microseconds to poll before sleeping, where every rank has a core. Longer than a small call
 #: takes; not much longer, since a foreign process may have taken the core of the rank waited for.
 SPIN = 50
+#: Address space that all heaps may take together in each process, of the 128 TiB that it has.
+HEAPS_BYTES = 1 << 45
 #: How long a rank may take to answer once all are known to be there.
 ANSWER_SECONDS = 60.0
 #: How long a rank that failed to reach one peer still serves the rest.
@@ -53,6 +57,14 @@ def slot_bytes(size: int) -> int:
     return int(max(4096, min(SLOT_BYTES, 1 << (fair.bit_length() - 1))))
 
 
+def heap_bytes(size: int) -> int:
+    """Return how much address space this rank would give each rank's heap."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    whole = HEAPS_BYTES if limit == resource.RLIM_INFINITY else min(HEAPS_BYTES, limit // 2)
+    return min(memory, whole // size) >> 12 << 12
+
+
 def join(bootstrap: Bootstrap, algorithm: str | None, timeout: float) -> tuple[World, Any]:
     """Meet the other ranks; return what all agree on and the connected engine.
 
@@ -60,25 +72,29 @@ def join(bootstrap: Bootstrap, algorithm: str | None, timeout: float) -> tuple[W
         BootstrapError: The ranks run different versions, or a peer's memory cannot be reached.
     """
     rank, size = bootstrap.rank, bootstrap.size
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     mine = {
         "version": bindings.version(),
         "cpus": sorted(os.sched_getaffinity(0)),
         "algorithm": algorithm,
-        "heap": memory >> 12 << 12,
+        "heap": heap_bytes(size),
     }
     theirs = [_parse(i, b) for i, b in enumerate(_gather(bootstrap, mine, timeout))]
     _same_version([str(t.get("version")) for t in theirs])
     cores = len({cpu for t in theirs for cpu in t["cpus"]})
     world = World(rank, size, cores, theirs[0]["algorithm"], SLOTS, slot_bytes(size))
-    comm = bindings.comm_open(
-        rank,
-        size,
-        slots=world.slots,
-        slot_bytes=world.slot_bytes,
-        heap_bytes=theirs[0]["heap"],
-        spin=SPIN if size <= cores else 0,
-    )
+    try:
+        comm = bindings.comm_open(
+            rank,
+            size,
+            slots=world.slots,
+            slot_bytes=world.slot_bytes,
+            heap_bytes=min(t["heap"] for t in theirs),
+            spin=SPIN if size <= cores else 0,
+        )
+    except PycollError as error:
+        if cure := _cure(error):
+            raise UnavailableError(f"{error}{cure}") from error
+        raise
     try:
         blobs = bootstrap.allgather(bindings.comm_address(comm), timeout)
         trouble = _connect(comm, world, blobs, min(timeout, ANSWER_SECONDS))
@@ -151,4 +167,12 @@ def _reason(code: int, comm: Any, what: str) -> str:
     try:
         bindings.raise_for(code, comm, what)
     except PycollError as error:
-        return str(error)
+        return f"{error}{_cure(error)}"
+
+
+def _cure(error: PycollError) -> str:
+    """Return what to do where there is no address space left."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if getattr(error, "errno", None) != errno.ENOMEM or limit == resource.RLIM_INFINITY:
+        return ""
+    return f"; address space is limited to {limit >> 10} KiB: ulimit -v unlimited"

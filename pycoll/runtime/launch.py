@@ -51,10 +51,9 @@ class Launch:
                 return done
         view, target, plan = self._find(x, out, kind, wanted)
         if async_op:
-            part = (plan.handle, view.address, target.address)
-            return self._work(plan.text, timeout, (x, target.owner)).start(
-                [part], lambda: target.owner
-            )
+            part = (plan, view.address, target.address)
+            work = self._work(plan.text, timeout, (view, target))
+            return work.start([part], lambda: target.owner)
         self._engine.call(plan.handle, view.address, target.address, timeout)
         return target.owner
 
@@ -69,7 +68,7 @@ class Launch:
             return Plan(self._engine, run, None, text, by, timeout, (self._owner(), x, out))
         view, target, plan = self._find(x, out, kind, wanted)
         bound = self._bound(plan, view.address, target.address, timeout, target.owner)
-        owner = (self._owner(), x, target.owner, plan)
+        owner = (self._owner(), view, target, plan)
         holds = self._engine.heap.holds
         mapped = holds(view.address, view.nbytes) and holds(target.address, view.nbytes)
         by = plan.direct if mapped and plan.direct else plan.algorithm
@@ -111,10 +110,12 @@ class Launch:
             done = launcher.pointers(*found, op)
             if done is None:
                 return None
-            if done == 0:
-                return x if out is None else out
+            if done:
+                self._engine.finish(done)
+            return x if out is None else out
         if done.__class__ is int:
-            self._engine.finish(done)
+            with memoryview(x), memoryview(x if out is None else out):
+                self._engine.finish(done)
             return x if out is None else out
         return done
 
@@ -137,16 +138,18 @@ class Launch:
     def _run_list(
         self, found: list[Pair], op: ReduceOp, wanted: Wanted, timeout: float | None
     ) -> list[Any]:
-        for message in coalesce.messages(found):
-            plan = self.plans.find(message.call(op), wanted)
-            if len(message.pairs) == 1:
-                x, out = message.pairs[0]
-                self._engine.call(plan.handle, x.address, out.address, timeout)
-                continue
-            packing = Packing(message, self._buffers.shared(_nbytes(message)))
-            packing.pack()
-            self._engine.call(plan.handle, packing.address, packing.address, timeout)
-            packing.unpack()
+        messages = list(coalesce.messages(found))
+        plans = [self.plans.find(message.call(op), wanted) for message in messages]
+        with self._engine.entirely(f"{_WHO}({len(found)} arrays)"):
+            for message, plan in zip(messages, plans, strict=True):
+                if len(message.pairs) == 1:
+                    x, out = message.pairs[0]
+                    self._engine.call(plan.handle, x.address, out.address, timeout)
+                    continue
+                packing = Packing(message, self._buffers.shared(_nbytes(message)))
+                packing.pack()
+                self._engine.call(plan.handle, packing.address, packing.address, timeout)
+                packing.unpack()
         return [out.owner for _, out in found]
 
     def _submit_list(
@@ -158,19 +161,20 @@ class Launch:
             text = plan.text
             if len(message.pairs) == 1:
                 x, out = message.pairs[0]
-                parts.append((plan.handle, x.address, out.address))
+                parts.append((plan, x.address, out.address))
                 continue
             packing = Packing(message, self._buffers.own(_nbytes(message)))
             packing.pack()
             packings.append(packing)
-            parts.append((plan.handle, packing.address, packing.address))
+            parts.append((plan, packing.address, packing.address))
 
         def finish() -> list[Any]:
             for packing in packings:
                 packing.unpack()
             return [out.owner for _, out in found]
 
-        return self._work(text, timeout, found).start(parts, finish)
+        with self._engine.entirely(f"{_WHO}({len(found)} arrays)"):
+            return self._work(text, timeout, found).start(parts, finish)
 
 
 def _nbytes(message: Message) -> int:

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pycoll.algorithms import BUILTIN, get
 from pycoll.cost import Choice, choose
@@ -64,7 +64,8 @@ class Call:
 BARRIER = Call("barrier", ReduceOp.MAX, UINT8, 1)
 
 
-class Executable(NamedTuple):
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Executable:
     """A native plan and what it is called."""
 
     handle: Any
@@ -104,8 +105,8 @@ class Plans:
         found = self._plans.get((call, wanted))
         if found is not None:
             return found
-        if len(self._plans) >= MAX_PLANS:
-            self._forget()
+        if len(self._plans) >= MAX_PLANS and not self._engine.calling():
+            self._forget()  # else another thread may be inside a call of one: the next time
         made = self._plans[call, wanted] = self._make(call, wanted)
         if call.collective == "allreduce" and not call.pieces:
             launcher = self.launcher(wanted)
@@ -119,7 +120,9 @@ class Plans:
     def _forget(self) -> None:
         for launcher in self._launchers.values():
             launcher.drop()
+        self._launchers = {None: self._engine.launcher}
         self._plans.clear()
+        self._programs.clear()  # a native plan keeps its own
 
     def _make(self, call: Call, wanted: Wanted) -> Executable:
         world = self._engine.world
@@ -176,9 +179,10 @@ class Plans:
             stream=choice.stream,
         )
         engine.keep(handle)
-        engine.faults.texts[signature] = text
         direct = choice.direct if len(programs) > 1 else None
-        return Executable(handle, bindings.plan_number(handle), text, choice.algorithm, direct)
+        made = Executable(handle, bindings.plan_number(handle), text, choice.algorithm, direct)
+        engine.faults.plans[signature] = made
+        return made
 
     def _load(self, program: Program) -> Any:
         if program.digest not in self._programs:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
+import os
+import threading
 import weakref
 from collections import deque
 from typing import Any
@@ -21,11 +24,17 @@ class Heap:
     the next allocation empties. A closed communicator stays mapped while arrays of it live.
     """
 
+    # An array may be collected at any point of what follows, in the very thread that is there: a
+    # finalizer takes no lock, but relies on single operations of dicts, deques and lists.
+
     def __init__(self, comm: Any) -> None:
         self._comm = comm
+        self._open = [comm]  #: empty once it is closed: who pops it closes it
+        self._lock = threading.RLock()
         self._live: dict[int, tuple[int, weakref.finalize[..., Any]]] = {}  #: by address: bytes
         self._dead: deque[int] = deque()
         self._closed = False
+        _heaps.add(self)
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
         """Return a numpy array whose elements have no set value."""
@@ -46,12 +55,10 @@ class Heap:
         return numpy.frombuffer(buffer, kind, count).reshape(shape)
 
     def _allocate(self, nbytes: int) -> Any:
-        self._sweep()
-        address = bindings.heap_alloc(self._comm, nbytes)
+        address = self._find_room(nbytes)
         if address is None:
             gc.collect()  # arrays in reference cycles
-            self._sweep()
-            address = bindings.heap_alloc(self._comm, nbytes)
+            address = self._find_room(nbytes)
         if address is None:
             raise UnavailableError(
                 f"empty: no room for {nbytes} bytes beside {len(self._live)} arrays of this "
@@ -66,28 +73,47 @@ class Heap:
     def _discard(self, address: int) -> None:
         self._live.pop(address, None)
         self._dead.append(address)
-        if self._closed and not self._live:
-            bindings.comm_close(self._comm)
+        self._close_if_unused()
 
-    def _sweep(self) -> None:
-        while self._dead:
-            bindings.heap_free(self._comm, self._dead.popleft())
+    def _find_room(self, nbytes: int) -> int | None:
+        with self._lock:
+            while self._dead:
+                bindings.heap_free(self._comm, self._dead.popleft())
+            return bindings.heap_alloc(self._comm, nbytes)
 
     def holds(self, address: int, nbytes: int) -> bool:
         """Tell whether this memory lies in an array of `empty`."""
         return any(
             start <= address and address + nbytes <= start + length
-            for start, (length, _) in self._live.items()
+            for start, (length, _) in self._live.copy().items()
         )
 
     def close(self) -> None:
         """Close the native communicator, now or when the last array is gone."""
         self._closed = True
-        if not self._live:
-            bindings.comm_close(self._comm)
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if self._closed and not self._live:
+            with contextlib.suppress(IndexError):
+                bindings.comm_close(self._open.pop())
 
     def forked(self) -> None:
         """In the child of a fork: free nothing, ever; the memory is the parent's."""
-        for _, finalizer in self._live.values():
+        for _, finalizer in self._live.copy().values():
             finalizer.detach()
         self._live.clear()
+        while self._open:
+            bindings.comm_forked(self._open.pop())
+
+
+#: Those of closed communicators, too, whose arrays live on.
+_heaps: weakref.WeakSet[Heap] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for heap in list(_heaps):
+        heap.forked()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,15 @@ from pycoll.errors import CollectiveTimeout, PycollError
 
 if TYPE_CHECKING:
     from pycoll.runtime.engine import Engine
+    from pycoll.runtime.plan import Executable
 
 
 class Work:
     """What ``async_op=True`` returns. Its arrays stay alive until it is finished.
 
-    Until `wait` has returned, the input must not be written and the result not be read.
+    Until `wait` has returned, the input must not be written and the result not be read. Any
+    thread may wait, and several at once: finished native work says its code as often as it is
+    asked, and goes with the last thread that asks. Only what follows is done once, under a lock.
     """
 
     def __init__(self, engine: Engine, where: str, timeout: float, owner: Any) -> None:
@@ -24,19 +28,22 @@ class Work:
         self._where = where
         self._timeout = timeout
         self._owner = owner  #: the communicator, and all that must not be collected
-        self._parts: list[Any] = []  #: native work, not finished
+        self._parts: list[Any] = []  #: native work, until what came of it is known here
+        self._lock = threading.RLock()  #: reentrant: a signal handler may wait, too
         self._error: PycollError | None = None
         self._finish: Callable[[], Any] | None = None
         self._value: Any = None
 
-    def start(self, parts: list[tuple[Any, int, int]], finish: Callable[[], Any]) -> Work:
+    def start(self, parts: list[tuple[Executable, int, int]], finish: Callable[[], Any]) -> Work:
         """Queue plans with their addresses; ``finish`` makes the result when all are done."""
         self._finish = finish
         # The plans too: the cache that made them may forget them before they have run.
         self._owner = (self._owner, parts)
         self._engine.track(self)
         for plan, x, out in parts:
-            self._parts.append(self._engine.submit(plan, x, out, self._timeout, self._where))
+            # In its place before it runs: no exception comes between the two.
+            self._parts.append(self._engine.work_place())
+            self._engine.submit(plan, x, out, self._timeout, self._where, self._parts[-1])
         return self
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -46,42 +53,49 @@ class Work:
             timeout: Seconds to wait at most. When they pass, CollectiveTimeout is raised and the
                 work goes on: its own deadline is what was given to the collective.
         """
-        if not self._advance(math.inf if timeout is None else timeout):
+        if not self._finished(math.inf if timeout is None else timeout):
             raise CollectiveTimeout(
                 f"{self._where} is not finished after {timeout:g} s; it goes on, wait again"
             )
-        if self._error is not None:
-            raise self._error
+        error = self.exception()
+        if error is not None:
+            raise error
         return self._result()
 
     def done(self) -> bool:
         """Tell whether `wait` would return, or raise, at once."""
-        return self._advance(0)
+        return self._finished(0)
 
     def exception(self) -> PycollError | None:
         """Return what went wrong, or None; waits until the work is finished."""
-        self._advance(math.inf)
+        self._finished(math.inf)
+        with self._lock:
+            for part in self._parts:
+                code = self._engine.wait(part, 0)
+                if code and self._error is None:
+                    try:
+                        self._engine.faults.raise_for(code, self._timeout, self._where)
+                    except PycollError as error:
+                        self._error, self._finish, self._owner = error, None, None
+            # Last: if Ctrl-C interrupts the report, the next who asks finds the failure again.
+            self._parts = []
+            self._engine.settled(self)
         return self._error
 
-    def settle(self) -> None:
-        """Wait until nothing is under way any more; an error is kept for `wait`."""
-        self._advance(math.inf)
-
-    def _advance(self, seconds: float) -> bool:
+    def _finished(self, seconds: float) -> bool:
+        self._engine.require_own("wait")
         until = time.monotonic() + seconds
-        while self._parts:
-            code = self._engine.wait(self._parts[0], max(0.0, until - time.monotonic()))
-            if code is None:
-                return False
-            self._engine.free(self._parts.pop(0))
-            if code and self._error is None:
-                try:
-                    self._engine.faults.raise_for(code, self._timeout, self._where)
-                except PycollError as error:
-                    self._error = error
+        for part in self._parts:
+            while self._engine.wait(part, left := max(0.0, until - time.monotonic())) is None:
+                if not left:
+                    return False
+                with self._lock:
+                    if self._parts:  # else it was settled meanwhile, and the engine may be closed
+                        self._engine.faults.look()
         return True
 
     def _result(self) -> Any:
-        if self._finish is not None:
-            self._value, self._finish, self._owner = self._finish(), None, None
-        return self._value
+        with self._lock:
+            if self._finish is not None:
+                self._value, self._finish, self._owner = self._finish(), None, None
+            return self._value

@@ -33,7 +33,7 @@ class Log:
 
     def __init__(self, control: Control | Bootstrap) -> None:
         self._said: queue.Queue[tuple[object, ...]] = queue.Queue()
-        attach = control.control if isinstance(control, Bootstrap) else control.attach
+        attach = (control.control if isinstance(control, Bootstrap) else control).attach
         attach(
             lambda rank, reason: self._said.put((rank, reason)),
             lambda rank, kind, text: self._said.put((rank, kind, text)),
@@ -361,7 +361,7 @@ def survive(victim: int, how: str) -> object:
         elif how == "exit":
             os._exit(3)
     said = log.take_about(victim)
-    assert bootstrap._control.lost()[victim] == said[1]
+    assert bootstrap.control.lost()[victim] == said[1]
     bootstrap.close()
     return said
 
@@ -430,7 +430,8 @@ def test_a_stopped_rank_is_named_at_the_deadline():
 
 def fork_in_python() -> object:
     bootstrap = detect()
-    control = bootstrap.control(ignore, ignore)
+    control = bootstrap.control
+    control.attach(ignore, ignore)
     before = len(os.listdir("/proc/self/fd"))
     reader, writer = os.pipe()
     child = os.fork()

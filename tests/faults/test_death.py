@@ -287,7 +287,7 @@ def test_two_threads_in_one_communicator() -> None:
                 thread = threading.Thread(target=first)
                 thread.start()
                 entered.wait()
-                while comm._engine._calling() is False:
+                while comm._engine.calling() is False:
                     pass
                 with pytest.raises(pycoll.UsageError, match="another thread is inside a call"):
                     comm.allreduce(np.ones(4))

@@ -92,3 +92,33 @@ def test_many_sizes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
             assert plan()[0] == 2
 
     pycoll.spawn(rank, 2, timeout=60)
+
+
+def test_many_algorithms_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pycoll.runtime import plan as plans
+
+    monkeypatch.setattr(plans, "MAX_PLANS", 3)
+
+    def rank() -> None:
+        with pycoll.init() as comm:
+            bound = comm.plan("allreduce", np.ones(5))
+            for chunks in range(1, 12):
+
+                @pycoll.algorithm(pycoll.allreduce)
+                def exchange(b: pycoll.ScheduleBuilder, chunks: int = chunks) -> None:
+                    b.chunks(chunks)
+                    b.send(b.output[:], to=1 - b.rank)
+                    b.recv_reduce(b.output[:], frm=range(b.size))
+
+                assert comm.allreduce(np.ones(100), algorithm=exchange)[0] == 2
+            kept, faults = comm._launch.plans, comm._engine.faults
+            gc.collect()
+            assert len(kept._plans) <= 3
+            assert len(kept._launchers) <= 4
+            assert len(kept._programs) <= 8
+            texts = [plan.text for plan in faults.plans.values()]
+            assert len(texts) <= 4
+            assert "allreduce(sum, float64, 5 elements)" in texts  # of the bound one, which lives
+            assert bound()[0] == 2
+
+    pycoll.spawn(rank, 2, timeout=60)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import threading
 from collections.abc import Callable
 
 import pytest
 
+import pycoll
 from pycoll.errors import BootstrapError
 from pycoll.runtime import bindings, join
 
@@ -110,3 +113,44 @@ def test_slots_fit_the_budget(size: int) -> None:
     assert each & (each - 1) == 0
     edges = 2 * (size - 1)
     assert edges * join.SLOTS * each <= max(join.BUDGET_BYTES, edges * join.SLOTS * 4096)
+
+
+def test_the_heap_fits_the_address_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = (48 << 40) // os.sysconf("SC_PAGE_SIZE")
+    honest = os.sysconf
+    monkeypatch.setattr(os, "sysconf", lambda n: pages if n == "SC_PHYS_PAGES" else honest(n))
+    for size in (1, 4, 7):
+        each = join.heap_bytes(size)
+        assert each % 4096 == 0
+        assert (each + 4096) * size > 1 << 45
+        assert each * size <= 1 << 45
+
+
+def limit(room: int) -> None:
+    """Allow this process so many bytes of address space beside what it has."""
+    with open("/proc/self/statm") as file:
+        held = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (held + room, resource.RLIM_INFINITY))
+
+
+def test_a_limit_of_address_space_makes_the_heap_smaller() -> None:
+    def rank() -> None:
+        with open("/proc/self/statm") as file:
+            held = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        limit(held + (1 << 30))
+        with pycoll.init() as comm:
+            x = comm.empty(1 << 20, "uint8")
+            x[:] = 1
+            assert (comm.allreduce(x) == 2).all()
+
+    pycoll.spawn(rank, 2, timeout=60)
+
+
+def test_a_limit_of_address_space_that_is_too_low_is_named() -> None:
+    def rank() -> None:
+        limit(64 << 20)
+        told = r"mmap of this rank's memory: .*address space is limited to \d+ KiB: ulimit -v unl"
+        with pytest.raises(pycoll.UnavailableError, match=told):
+            pycoll.init()
+
+    pycoll.spawn(rank, 1, timeout=60)
