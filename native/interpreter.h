@@ -115,7 +115,9 @@ static inline void pc__reduce_copy(struct pc_call *call, const struct pc_channel
     }
     if (total == 0)
         return;
-    bool stream_out = call->plan->spec.stream && call->in != call->out; /* else cached anyway */
+    /* In place the lines are in the cache anyway. */
+    bool direct = call->program->flags & PC_PROGRAM_DIRECT;
+    bool stream_out = (call->plan->spec.stream >> direct & 1) && call->in != call->out;
     bool stream_slot;
     uint64_t ticks = 0, packed = 0, nbytes = total;
     enum pc_form form = pc__probe_begin(i->probe, total, &stream_slot, &ticks);

@@ -49,7 +49,7 @@ struct pc_plan_spec {
     uint32_t dtype;     /* enum pc_dtype */
     uint32_t op;        /* enum pc_reduce_op */
     uint32_t tile;      /* bytes of a chunk per turn of the loop; a multiple of 64 */
-    uint32_t stream;    /* 1: write OUT past the cache */
+    uint32_t stream;    /* write OUT past the cache: 1 in the staged form, 2 in the direct form */
 };
 
 struct pc_board {       /* what a rank says it is doing */

@@ -93,6 +93,8 @@ KERNEL void V(whole)(const struct V(kind) *kind, size_t size, void *const dst[],
                 stream &= ~(1u << j);
         if (__builtin_constant_p(nsrc) && ndst == 1 && !stream)
             V(loop)(kind, only, 1, src, nsrc, at, nbytes, divisor, 0);
+        else if (__builtin_constant_p(nsrc) && !stream)
+            V(loop)(kind, to, 2, src, nsrc, at, nbytes, divisor, 0);
         else
             V(loop)(kind, to, ndst, src, nsrc, at, nbytes, divisor, stream);
 #if defined(__x86_64__)

@@ -22,6 +22,10 @@ FOLD = 1 / 57e9  #: γ
 #: SPREAD more for each edge beyond the first.
 CACHE_BYTES = 1 << 20
 SPREAD = 0.3
+#: From here on a byte that is folded straight into a slot costs this much more than one that is
+#: copied there: a copy need not fetch the lines that it overwrites.
+MEMORY_BYTES = 8 << 20
+FUSED = 1 / 25e9
 
 
 class Work(NamedTuple):
@@ -32,6 +36,7 @@ class Work(NamedTuple):
     copied: float  #: bytes copied per byte of the message: into slots, and out of them
     folded: float  #: bytes folded per byte of the message
     edges: int  #: peers that send to one rank
+    fused: float  #: bytes folded straight into a slot, per byte of the message
 
 
 def _log2(size: int) -> int:
@@ -40,34 +45,34 @@ def _log2(size: int) -> int:
 
 def _ring(p: int) -> Work:
     share = (p - 1) / p
-    return Work(2 * (p - 1), 2 * (p - 1), 3 * share, share, 1)
+    return Work(2 * (p - 1), 2 * (p - 1), 3 * share, share, 1, share)
 
 
 def _recursive_doubling(p: int) -> Work:
     extra = 0 if p & (p - 1) == 0 else 2  # ranks beyond the power of two fold in and copy out
     rounds = int(math.log2(p)) + extra
-    return Work(rounds, rounds, rounds, int(math.log2(p)) + extra / 2, rounds)
+    return Work(rounds, rounds, rounds, int(math.log2(p)) + extra / 2, rounds, max(0, rounds - 1))
 
 
 def _halving_doubling(p: int) -> Work:
     extra = 0 if p & (p - 1) == 0 else 2
     rounds = 2 * int(math.log2(p)) + extra
     share = (p - 1) / p
-    return Work(rounds, rounds, 3 * share + extra, share + extra / 2, rounds)
+    return Work(rounds, rounds, 3 * share + extra, share + extra / 2, rounds, share)
 
 
 def _double_binary_tree(p: int) -> Work:
     # Each half of the message goes up one tree and down it; two children, one parent.
-    return Work(2 * _log2(p), 4, 3.0, 1.0, 3)
+    return Work(2 * _log2(p), 4, 3.0, 1.0, 3, 1.0)
 
 
 def _one_shot(p: int) -> Work:
-    return Work(1, p - 1, p - 1, p - 1, p - 1)
+    return Work(1, p - 1, p - 1, p - 1, p - 1, 0.0)
 
 
 def _two_shot(p: int) -> Work:
     share = (p - 1) / p
-    return Work(2, 2 * (p - 1), 2 * share, share, p - 1)
+    return Work(2, 2 * (p - 1), 2 * share, share, p - 1, 1 / p)
 
 
 #: In the order of preference where predictions are equal: the simplest first.
@@ -99,7 +104,8 @@ def seconds(algorithm: str, nbytes: int, machine: Machine) -> float:
     work = WORK[algorithm](machine.size)
     crowded = nbytes * machine.turns > CACHE_BYTES
     spread = 1 + SPREAD * (work.edges - 1) * crowded
-    moving = nbytes * (work.copied * COPY * spread + work.folded * FOLD) * machine.turns
+    fused = work.fused * FUSED * (nbytes * machine.turns >= MEMORY_BYTES)
+    moving = nbytes * (work.copied * COPY * spread + work.folded * FOLD + fused) * machine.turns
     # A step is over when every rank that shares the core has had its turn.
     step = STEP if machine.turns == 1 else SWITCH * machine.turns
     return work.steps * step + (work.messages - 1) * MESSAGE * machine.turns + moving

@@ -12,8 +12,10 @@ from pycoll.errors import UsageError
 DIRECT_BYTES = 16 << 10
 #: The same where ranks share cores, and a round is many context switches.
 DIRECT_BYTES_SHARED = 256 << 10
-#: Results larger than this will not be read from a cache, so they are written past it.
-STREAM_BYTES = 16 << 20
+#: Results larger than this will not be read from a cache, so they are written past it. Direct,
+#: half of them lie in the cache of another core, if in any, so it pays sooner.
+STREAM_BYTES = 32 << 20
+STREAM_BYTES_DIRECT = 16 << 20
 #: Bytes of a chunk per turn of the loop: as large as a slot allows, for a signal wakes a rank.
 TILE_BYTES = 256 << 10
 
@@ -23,7 +25,7 @@ class Choice(NamedTuple):
 
     algorithm: str
     tile: int  #: bytes wanted of a chunk per turn of the loop; a multiple of 64
-    stream: bool  #: write the result past the cache
+    stream: int  #: write the result past the cache: 1 where staged, 2 where direct
     direct: str | None  #: whose direct form to use where every array allows it
     reason: str
 
@@ -46,7 +48,7 @@ def choose(
     if collective not in ("allreduce", "barrier"):
         raise UsageError(f"collective is {collective!r}, want 'allreduce' or 'barrier'")
     machine = model.Machine(size, cores)
-    stream = nbytes >= STREAM_BYTES
+    stream = (nbytes >= STREAM_BYTES) + 2 * (nbytes >= STREAM_BYTES_DIRECT)
     least = DIRECT_BYTES if machine.turns == 1 else DIRECT_BYTES_SHARED
     wide = nbytes >= least and size > 1
     if algorithm is not None:
