@@ -179,6 +179,8 @@ struct pc_comm {
     struct pc_error abort_error;
     _Atomic uintptr_t entered; /* the thread inside a call, or 0 */
     struct pc_call call;
+    uint64_t yield_after; /* ns: until then a rank that waits sleeps without yielding first */
+    uint64_t yield_pause; /* ns: how long that was the last time */
 
     pthread_t thread; /* progress thread, started by the first pc_submit */
     bool threaded;

@@ -15,6 +15,9 @@
 #include "interpreter.h"
 
 #define PC_POLLS_PER_CLOCK 64
+#define PC_SLOW_YIELD_NS UINT64_C(1000000)
+#define PC_YIELD_PAUSE_NS UINT64_C(4000000)
+#define PC_LONGEST_PAUSE_NS UINT64_C(1000000000)
 
 uint64_t pc__now(void)
 {
@@ -116,6 +119,26 @@ static void doze(struct pc_comm *comm, uint32_t nchannels, uint64_t ns)
         atomic_fetch_and_explicit(&marked[--n]->count, ~PC_ASLEEP, memory_order_relaxed);
 }
 
+/* Lets the other ranks of this core run, which is cheaper than to sleep and be woken. But a foreign
+ * process that burns the core gets its whole time slice, milliseconds, and nobody wakes a rank that
+ * only yielded: each time that happens, ranks go straight to sleep for longer. */
+static void give_way(struct pc_comm *comm)
+{
+    uint64_t before = pc__now();
+    if (before < comm->yield_after)
+        return;
+    sched_yield();
+    /* Many ranks of the job before this one is no foreign process. */
+    if (pc__now() - before < PC_SLOW_YIELD_NS * (1 + comm->options.size / 16)) {
+        comm->yield_pause /= 2;
+        return;
+    }
+    comm->yield_pause = 4 * comm->yield_pause + PC_YIELD_PAUSE_NS;
+    if (comm->yield_pause > PC_LONGEST_PAUSE_NS)
+        comm->yield_pause = PC_LONGEST_PAUSE_NS;
+    comm->yield_after = before + comm->yield_pause;
+}
+
 int pc__idle(struct pc_comm *comm, uint64_t until_ns)
 {
     struct pc_call *call = &comm->call;
@@ -137,7 +160,7 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
     }
     if (until_ns == 0) /* the caller only wanted to poll */
         return PC_AGAIN;
-    sched_yield();
+    give_way(comm);
     for (;;) {
         if (atomic_load(&comm->aborted)) {
             call->error = comm->abort_error;

@@ -18,7 +18,7 @@ import pycoll
 from pycoll.bootstrap import launcher
 from pycoll.cli import peers, plot, report, target
 from pycoll.cli.data import Array, Problem
-from pycoll.cli.measure import Case, Gather, measure
+from pycoll.cli.measure import BLOCK_SECONDS, Case, Gather, measure
 from pycoll.config import Config
 from pycoll.dtypes import BY_NAME, OPS, reduce_op
 from pycoll.errors import UsageError
@@ -141,6 +141,8 @@ def work(options: argparse.Namespace) -> int:
         if first:
             print(report.head(meta, options.in_place), flush=True)
         own = _Own(comm, options)
+        # Ranks that share a core enter a block one after the other: it must be long against that.
+        block = BLOCK_SECONDS * max(1, comm.size // (meta["machine"]["cores"] or 1))
         for size in sizes(
             options.min, options.max, options.factor, BY_NAME[options.dtype].itemsize
         ):
@@ -149,7 +151,7 @@ def work(options: argparse.Namespace) -> int:
                 cases[0].x.size, options.dtype, reduce_op(options.op), comm.rank, comm.size
             )
             progress = _progress(first, report.nbytes(size))
-            timings = measure(cases, problem, gather(comm), options.repeats, progress=progress)
+            timings = measure(cases, problem, gather(comm), options.repeats, block, progress)
             progress("")
             for case, timing in zip(cases, timings, strict=True):
                 rows.append(report.row(case, timing, options.op, comm.size))

@@ -23,9 +23,9 @@ Gather = Callable[[float], list[float]]
 BLOCK_SECONDS = 0.002
 METHOD = (
     "libraries alternate within one run; per repeat one block of back-to-back calls each, in "
-    f"rotated order, at least {BLOCK_SECONDS * 1e3:g} ms long; the time of a repeat is the "
-    "slowest rank's; min, median and p99 are over the repeats; garbage collector off in blocks; "
-    "every element checked on random data, outputs poisoned"
+    f"rotated order, at least {BLOCK_SECONDS * 1e3:g} ms long, times the ranks that share a core; "
+    "the time of a repeat is the slowest rank's; min, median and p99 are over the repeats; garbage "
+    "collector off in blocks; every element checked on random data, outputs poisoned"
 )
 
 

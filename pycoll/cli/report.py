@@ -115,7 +115,7 @@ def machine() -> dict[str, Any]:
         if key.strip() == "model name":
             model = value.strip()
             break
-    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "kernel": platform.release()}
+    return {"cpu": model, "cores": os.cpu_count(), "kernel": platform.release()}
 
 
 def nbytes(number: int) -> str:

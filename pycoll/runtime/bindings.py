@@ -276,12 +276,12 @@ def plan_create(
     dtype: int,
     op: int,
     tile: int,
-    stream: bool,
+    stream: int,
 ) -> Any:
     """Bind Programs to a message's size and type."""
     spec = ffi.new("struct pc_plan_spec *")
     spec.signature, spec.nbytes, spec.dtype, spec.op = signature, nbytes, dtype, op
-    spec.tile, spec.stream = tile, int(stream)
+    spec.tile, spec.stream = tile, stream
     out = ffi.new("struct pc_plan **")
     code = _lib.pc_plan_create(comm, spec, staged, ffi.NULL if direct is None else direct, out)
     check(code, comm, "plan rejected by the engine")
