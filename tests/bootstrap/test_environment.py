@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -158,7 +157,5 @@ def test_addresses_are_split():
 
 
 def test_the_deadline_is_the_settings(secret, port, no_leak):
-    started = time.monotonic()
     with pytest.raises(BootstrapError, match=r"^rank 0 waited 0\.1 s for rank 1 of 2, and it nev"):
         environment.meet_at("127.0.0.1", [port], 0, 2, secret, 0.1)
-    assert time.monotonic() - started < SECONDS

@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -367,6 +366,4 @@ def test_a_notebook_cell_can_be_spawned():
 
 
 def test_64_processes_meet():
-    started = time.monotonic()
     assert [rank for _, rank, *_ in spawn(who, 64, timeout=60)] == list(range(64))
-    assert time.monotonic() - started < 60

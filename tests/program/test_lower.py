@@ -1,6 +1,5 @@
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -10,7 +9,7 @@ from pycoll.program.disassemble import disassemble
 from pycoll.program.isa import MAX_DESTINATIONS, MAX_SOURCES, Flag, Op, ProgramFlag
 from pycoll.program.lower import compile_all, compile_program
 from pycoll.program.program import Program
-from pycoll.schedule import Algorithm, ScheduleBuilder, allreduce, schedule
+from pycoll.schedule import Algorithm, ScheduleBuilder, allreduce
 
 every_algorithm = pytest.mark.parametrize("a", BUILTIN, ids=lambda a: a.name)
 
@@ -141,14 +140,6 @@ def test_scratch_of_folds_lies_behind_the_algorithm_s() -> None:
         b.copy(b.scratch[0], b.output[0])
 
     assert [p.nscratch for p in compile_all(through_scratch, 9)] == [2] * 9
-
-
-def test_planning_64_ranks_is_quick() -> None:
-    schedule.cache_clear()
-    start = time.process_time()
-    compile_program(get("ring"), 64, 3)
-    # 60 ms on the machine it was written on; the bound leaves room for a slow one.
-    assert time.process_time() - start < 0.6
 
 
 def test_no_numpy_is_needed_to_compile() -> None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 
 import pycoll
@@ -26,10 +24,8 @@ def test_every_algorithm_is_right_at_every_size(name: str, form: Form) -> None:
             assert (name, size) not in {("two_shot", n) for n in SIZES}
 
 
-def test_the_ring_of_64_ranks_is_proved_within_a_second() -> None:
-    began = time.process_time()  # of this process alone: other work on the machine is not ours
-    assert verify("ring", 64).tiles == (1, 2, 4)
-    assert time.process_time() - began < 1
+def test_the_ring_of_64_ranks() -> None:
+    assert verify("ring", 64).tiles == (1, 2, 4)  # bench/verification.py measures how long it takes
 
 
 def test_a_verdict_says_what_was_proved() -> None:
