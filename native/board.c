@@ -1,5 +1,5 @@
 /* The call board: what each rank says that it is doing. The good path writes two words of its own
- * cache line and never reads; texts appear only once somebody has waited for a millisecond. */
+ * cache line and never reads; texts appear only once somebody has waited for some milliseconds. */
 #include <string.h>
 #include "internal.h"
 

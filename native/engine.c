@@ -1,11 +1,6 @@
 /* The progress loop: one call at a time, its channels stepped until all have finished. */
-#include <math.h>
 #include <string.h>
 #include "interpreter.h"
-
-#define PC_DESCRIBE_AFTER_NS \
-    UINT64_C(1000000) /* then the caller says on the board what it does \
-                       */
 
 /* A thread's identity; never zero. */
 static uintptr_t self(void)
@@ -200,7 +195,7 @@ static int run(struct pc_comm *comm, struct pc_plan *plan, const void *in, void 
 
 int pc_run(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out, double timeout)
 {
-    return run(comm, plan, in, out, timeout, PC_DESCRIBE_AFTER_NS);
+    return run(comm, plan, in, out, timeout, PC_FIRST_PATIENCE_NS);
 }
 
 int pc__try(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out, double timeout)

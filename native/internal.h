@@ -196,6 +196,9 @@ struct pc_comm {
     size_t nblocks;
 };
 
+/* A call that takes longer hands back to its caller, who then looks about. */
+#define PC_FIRST_PATIENCE_NS UINT64_C(1000000)
+
 /* error.c */
 int pc__fail(struct pc_error *error, int code, int peer, const char *format, ...)
     __attribute__((format(printf, 4, 5)));

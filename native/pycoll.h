@@ -105,8 +105,8 @@ int pc_plan_create(struct pc_comm *comm, const struct pc_plan_spec *spec, struct
                    struct pc_program *direct, struct pc_plan **out);
 void pc_plan_free(struct pc_plan *plan);
 
-/* A blocking call. AGAIN after a millisecond: describe the call on the board, then resume, which
- * waits for at most `seconds`. `timeout` is the deadline of the whole call in seconds. */
+/* A blocking call. AGAIN after a millisecond: resume, which waits for at most `seconds`, and before
+ * long describe the call on the board. `timeout` is the deadline of the whole call in seconds. */
 int pc_run(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out, double timeout);
 int pc_resume(struct pc_comm *comm, double seconds);
 int pc_comm_stuck(struct pc_comm *comm, struct pc_stuck *out); /* 1 when a call is unfinished */

@@ -9,7 +9,6 @@
 #include <unistd.h>
 #include "internal.h"
 
-#define PC_DESCRIBE_AFTER_NS UINT64_C(1000000)
 #define PC_PATIENCE_NS UINT64_C(100000000)
 
 static int execute(struct pc_comm *comm, struct pc_work *work)
@@ -17,7 +16,7 @@ static int execute(struct pc_comm *comm, struct pc_work *work)
     int rc = pc__begin(comm, work->plan, work->in, work->out, work->timeout);
     if (rc != PC_OK)
         return rc;
-    rc = pc__advance(comm, PC_DESCRIBE_AFTER_NS);
+    rc = pc__advance(comm, PC_FIRST_PATIENCE_NS);
     if (rc == PC_AGAIN)
         pc__board_describe(comm, work->where);
     while (rc == PC_AGAIN && !atomic_load(&comm->stopping))

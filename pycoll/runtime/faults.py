@@ -2,8 +2,8 @@
 
 A communicator breaks once: the first failure is kept, whatever thread sees it, and the native
 engine is told so that a call in progress ends. The rank that sees a failure tells the others over
-the control plane. Nothing here runs on the good path, except that a rank which has waited for a
-millisecond says on its board what it is doing.
+the control plane. Nothing here runs on the good path, except that a rank which has waited for
+some milliseconds says on its board what it is doing.
 """
 
 from __future__ import annotations
