@@ -25,17 +25,23 @@ void pc__leave(struct pc_comm *comm)
 static void start(struct pc_call *call, const struct pc_program *program, int form)
 {
     call->program = program;
-    call->bounds = call->plan->bounds[form];
+    call->chunks = call->plan->chunks[form];
     call->ntiles = call->plan->ntiles[form];
+    call->spans = call->ntiles == 1 && call->plan->adjacent;
     call->running = program->nchannels;
     for (uint32_t c = 0; c < program->nchannels; c++)
         call->channels[c] = (struct pc_channel){.pc = program->code + program->starts[c]};
 }
 
-/* Where an array lies in this rank's heap, plus one; 0 when it is not registered. */
-static uint64_t registered(const struct pc_comm *comm, const char *array, uint64_t nbytes)
+/* Where an array lies in this rank's heap, plus one; 0 when it is not registered. One that the
+ * call does not have stands in nobody's way. */
+static uint64_t registered(const struct pc_comm *comm, const char *message, struct pc_extent e)
 {
     const char *heap = comm->arena + comm->layout.heap;
+    const char *array = message + pc__extent_at(comm->call.plan, e);
+    uint64_t nbytes = pc__extent_bytes(comm->call.plan, e);
+    if (e.count == 0)
+        return 1;
     if (array < heap || array + nbytes > comm->arena + comm->layout.end)
         return 0;
     return (uint64_t)(array - heap) + 1;
@@ -44,15 +50,18 @@ static uint64_t registered(const struct pc_comm *comm, const char *array, uint64
 static void publish_ready(struct pc_comm *comm)
 {
     const struct pc_call *call = &comm->call;
-    uint64_t n = ++comm->ready_calls, nbytes = call->plan->spec.nbytes;
-    struct pc_ready mine
-        = {registered(comm, call->in, nbytes), registered(comm, call->out, nbytes)};
+    const struct pc_plan_spec *spec = &call->plan->spec;
+    uint64_t n = ++comm->ready_calls;
+    struct pc_ready mine = {.in = registered(comm, call->in, spec->input),
+                            .out = registered(comm, call->out, spec->output),
+                            .in_blocks = spec->input,
+                            .out_blocks = spec->output};
     for (uint32_t p = 0; p < comm->options.size; p++) {
         if (p == comm->options.rank)
             continue;
         struct pc_line *line
             = pc__ready_line(comm->peers[p].arena, &comm->layout, comm->options.rank, n);
-        line->signature = call->plan->spec.signature;
+        line->signature = spec->signature;
         memcpy(line->bytes, &mine, sizeof mine);
         if (pc__raise(line, n))
             pc__ring(comm->peers[p].arena);
@@ -60,10 +69,18 @@ static void publish_ready(struct pc_comm *comm)
     comm->call.all_registered = mine.in && mine.out;
 }
 
-static bool in_heap(const struct pc_comm *comm, uint64_t place)
+/* Where the message of a peer would begin if its array held all of it; NULL when the peer lies. */
+static char *message_of(const struct pc_comm *comm, uint32_t peer, uint64_t place,
+                        struct pc_extent e)
 {
-    uint64_t nbytes = comm->call.plan->spec.nbytes, heap = comm->options.heap_bytes;
-    return nbytes <= heap && place - 1 <= heap - nbytes;
+    const struct pc_plan *plan = comm->call.plan;
+    uint64_t heap = comm->options.heap_bytes;
+    if (e.first > plan->spec.nblocks || e.count > plan->spec.nblocks - e.first)
+        return NULL;
+    uint64_t nbytes = pc__extent_bytes(plan, e);
+    if (nbytes > heap || place - 1 > heap - nbytes)
+        return NULL;
+    return comm->peers[peer].arena + comm->layout.heap + (place - 1) - pc__extent_at(plan, e);
 }
 
 /* Reads the peers' READY, in order of rank. 1 when all have been read, 0 to wait, or a code. */
@@ -87,14 +104,13 @@ static int read_ready(struct pc_comm *comm)
         memcpy(&theirs, line->bytes, sizeof theirs);
         if (theirs.in == 0 || theirs.out == 0) {
             call->all_registered = false;
-        } else if (!in_heap(comm, theirs.in) || !in_heap(comm, theirs.out)) {
+            continue;
+        }
+        comm->peers[p].in = message_of(comm, p, theirs.in, theirs.in_blocks);
+        comm->peers[p].out = message_of(comm, p, theirs.out, theirs.out_blocks);
+        if (comm->peers[p].in == NULL || comm->peers[p].out == NULL)
             return pc__fail(&call->error, PC_INVALID, (int)p,
                             "READY of rank %u points outside its heap", p);
-        } else {
-            char *heap = comm->peers[p].arena + comm->layout.heap;
-            comm->peers[p].in = heap + theirs.in - 1;
-            comm->peers[p].out = heap + theirs.out - 1;
-        }
     }
     return 1;
 }
@@ -111,8 +127,8 @@ int pc__begin(struct pc_comm *comm, const struct pc_plan *plan, const void *in, 
         return PC_ABORTED;
     }
     call->plan = plan;
-    call->in = (char *)(uintptr_t)in;
-    call->out = out;
+    call->in = (char *)((uintptr_t)in - pc__extent_at(plan, plan->spec.input));
+    call->out = (char *)((uintptr_t)out - pc__extent_at(plan, plan->spec.output));
     call->timeout = timeout;
     call->deadline = 0;
     call->active = true;

@@ -1,7 +1,7 @@
 /* Module _fastcall: the call that every collective makes, without a wrapper in between.
  *
- * A Launcher remembers plans by (bytes, element type, operator) and starts one for arrays that
- * speak the buffer protocol. Whatever it does not serve it hands back untouched (None), and the
+ * A Launcher remembers plans by what was asked for and starts one for arrays that speak the buffer
+ * protocol. Whatever it does not serve it hands back untouched (None), and the
  * Python path finds the plan or the reason. Limited API, so one build serves every Python. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -13,9 +13,20 @@
  * costs more than the whole call. */
 #define PC_KEEP_LOCK_BYTES (32u << 10)
 
+/* How a plan wants its arrays; Python gives these to add(). */
+#define PC_ARRAYS_ALIAS 1u  /* without `out`, `x` is both */
+#define PC_ARRAYS_SHAPED 2u /* `out` has the shape of `x` */
+#define PC_ARRAYS_APART 4u  /* no byte is in both */
+
+struct key {
+    uint64_t nbytes; /* of x; of out where there is no x */
+    uint64_t kind;   /* what else was asked for, plus one so that zero is an empty place */
+};
+
 struct entry {
-    uint64_t nbytes;
-    uint32_t kind; /* dtype and op, plus one so that zero is an empty place */
+    struct key key;
+    uint64_t out_nbytes;
+    uint32_t arrays;
     struct pc_plan *plan;
 };
 
@@ -72,32 +83,36 @@ static int dtype_of(const Py_buffer *view)
     }
 }
 
-static uint32_t kind_of(uint32_t dtype, uint32_t op)
+static uint64_t kind_of(uint32_t collective, uint32_t dtype, uint32_t op, uint32_t root, bool has_x)
 {
-    return (dtype << 8 | op) + 1;
+    return ((uint64_t)root << 32 | has_x << 24 | (collective & 255) << 16 | (dtype & 255) << 8
+            | (op & 255))
+           + 1;
 }
 
-static size_t place_of(const struct launcher *l, uint64_t nbytes, uint32_t kind)
+static size_t place_of(const struct launcher *l, struct key k)
 {
-    uint64_t h = (nbytes * UINT64_C(0x9E3779B97F4A7C15)) ^ (kind * UINT64_C(0xC2B2AE3D27D4EB4F));
+    uint64_t h
+        = (k.nbytes * UINT64_C(0x9E3779B97F4A7C15)) ^ (k.kind * UINT64_C(0xC2B2AE3D27D4EB4F));
     return (size_t)(h >> 32) & (l->capacity - 1);
 }
 
-static struct pc_plan *find(const struct launcher *l, uint64_t nbytes, uint32_t kind)
+static const struct entry *find(const struct launcher *l, struct key k)
 {
-    for (size_t i = place_of(l, nbytes, kind); l->used && l->entries[i].kind;
+    for (size_t i = place_of(l, k); l->used && l->entries[i].key.kind;
          i = (i + 1) & (l->capacity - 1))
-        if (l->entries[i].nbytes == nbytes && l->entries[i].kind == kind)
-            return l->entries[i].plan;
+        if (l->entries[i].key.nbytes == k.nbytes && l->entries[i].key.kind == k.kind)
+            return &l->entries[i];
     return NULL;
 }
 
 static void put(struct launcher *l, struct entry e)
 {
-    size_t i = place_of(l, e.nbytes, e.kind);
-    while (l->entries[i].kind && (l->entries[i].nbytes != e.nbytes || l->entries[i].kind != e.kind))
+    size_t i = place_of(l, e.key);
+    while (l->entries[i].key.kind
+           && (l->entries[i].key.nbytes != e.key.nbytes || l->entries[i].key.kind != e.key.kind))
         i = (i + 1) & (l->capacity - 1);
-    l->used += l->entries[i].kind == 0;
+    l->used += l->entries[i].key.kind == 0;
     l->entries[i] = e;
 }
 
@@ -112,7 +127,7 @@ static int grow(struct launcher *l)
     if (bigger.entries == NULL)
         return -1;
     for (size_t i = 0; i < l->capacity; i++)
-        if (l->entries[i].kind)
+        if (l->entries[i].key.kind)
             put(&bigger, l->entries[i]);
     free(l->entries);
     l->entries = bigger.entries;
@@ -126,7 +141,7 @@ static int launch(struct pc_comm *comm, struct pc_plan *plan, const void *in, vo
                   double timeout)
 {
     int rc;
-    if (plan->spec.nbytes < PC_KEEP_LOCK_BYTES && comm->options.spin != 0) {
+    if (plan->nbytes < PC_KEEP_LOCK_BYTES && comm->options.spin != 0) {
         rc = pc__try(comm, plan, in, out, timeout);
         if (rc != PC_AGAIN)
             return rc;
@@ -149,10 +164,16 @@ static PyObject *answer(int rc, PyObject *result)
     return result;
 }
 
-static bool overlap_partly(const Py_buffer *a, const Py_buffer *b)
+/* Whether the arrays may be used together: apart, or in place, where each block lies in the same
+ * memory in both. */
+static bool compatible(const struct entry *e, const Py_buffer *x, const Py_buffer *out)
 {
-    const char *p = a->buf, *q = b->buf;
-    return p != q && p < q + b->len && q < p + a->len;
+    uintptr_t p = (uintptr_t)x->buf, q = (uintptr_t)out->buf;
+    const struct pc_plan_spec *s = &e->plan->spec;
+    if (p >= q + (uintptr_t)out->len || q >= p + (uintptr_t)x->len)
+        return true;
+    return !(e->arrays & PC_ARRAYS_APART)
+           && p - pc__extent_at(e->plan, s->input) == q - pc__extent_at(e->plan, s->output);
 }
 
 static bool same_shape(const Py_buffer *a, const Py_buffer *b)
@@ -173,45 +194,61 @@ static int op_of(PyObject *name)
     return -1;
 }
 
-static PyObject *launcher_buffers(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+#define PC_NOT_SERVED 1 /* there is no plan, or it does not serve these arrays */
+
+/* Runs the plan for two views, or for one that is both. */
+static int serve(const struct launcher *l, uint64_t kind, const Py_buffer *x, const Py_buffer *out)
+{
+    struct key k = {(uint64_t)x->len, kind};
+    const struct entry *e = find(l, k);
+    if (e == NULL)
+        return PC_NOT_SERVED;
+    if (x == out ? !(e->arrays & PC_ARRAYS_ALIAS)
+                 : (uint64_t)out->len != e->out_nbytes || !compatible(e, x, out)
+                       || ((e->arrays & PC_ARRAYS_SHAPED) && !same_shape(x, out)))
+        return PC_NOT_SERVED;
+    return launch(l->comm, e->plan, x->buf, out->buf, l->timeout);
+}
+
+static PyObject *launcher_call(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     struct launcher *l = (struct launcher *)self;
-    if (nargs != 3 || !PyUnicode_Check(args[2])) {
-        if (nargs == 3)
-            Py_RETURN_NONE;
-        PyErr_SetString(PyExc_TypeError, "buffers(x, out, op) takes 3 arguments");
+    if (nargs != 5) {
+        PyErr_SetString(PyExc_TypeError, "call(collective, x, out, op, root) takes 5 arguments");
         return NULL;
     }
-    PyObject *x = args[0], *out = args[1] == Py_None ? args[0] : args[1];
-    int op = op_of(args[2]), rc = 0;
+    bool has_x = args[1] != Py_None;
+    PyObject *x = has_x ? args[1] : args[2], *out = args[2] == Py_None ? x : args[2];
+    long collective = PyLong_AsLong(args[0]), root = PyLong_AsLong(args[4]);
+    long op = PyUnicode_Check(args[3]) ? op_of(args[3]) : PyLong_AsLong(args[3]);
+    if (PyErr_Occurred()) { /* the Python path says what is wrong */
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
     Py_buffer in_view, out_view;
-    struct pc_plan *plan = NULL;
-    if (op < 0)
+    int rc = PC_NOT_SERVED;
+    if (op < 0 || op >= PC_NREDUCE || root < 0 || root > INT32_MAX || x == Py_None)
         Py_RETURN_NONE;
     if (PyObject_GetBuffer(out, &out_view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT)) {
         PyErr_Clear();
         Py_RETURN_NONE;
     }
     int dtype = dtype_of(&out_view);
-    uint32_t kind = kind_of((uint32_t)dtype, (uint32_t)op);
+    uint64_t kind
+        = kind_of((uint32_t)collective, (uint32_t)dtype, (uint32_t)op, (uint32_t)root, has_x);
     if (dtype >= 0 && x == out) {
-        plan = find(l, (uint64_t)out_view.len, kind);
-        if (plan != NULL)
-            rc = launch(l->comm, plan, out_view.buf, out_view.buf, l->timeout);
+        rc = serve(l, kind, &out_view, &out_view);
     } else if (dtype >= 0) {
         if (PyObject_GetBuffer(x, &in_view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) == 0) {
-            if (dtype_of(&in_view) == dtype && same_shape(&in_view, &out_view)
-                && !overlap_partly(&in_view, &out_view))
-                plan = find(l, (uint64_t)out_view.len, kind);
-            if (plan != NULL)
-                rc = launch(l->comm, plan, in_view.buf, out_view.buf, l->timeout);
+            if (dtype_of(&in_view) == dtype)
+                rc = serve(l, kind, &in_view, &out_view);
             PyBuffer_Release(&in_view);
         } else {
             PyErr_Clear();
         }
     }
     PyBuffer_Release(&out_view);
-    if (plan == NULL)
+    if (rc == PC_NOT_SERVED)
         Py_RETURN_NONE;
     return answer(rc, out);
 }
@@ -219,33 +256,44 @@ static PyObject *launcher_buffers(PyObject *self, PyObject *const *args, Py_ssiz
 static PyObject *launcher_pointers(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     struct launcher *l = (struct launcher *)self;
-    if (nargs != 5) {
-        PyErr_SetString(PyExc_TypeError, "pointers(in, out, nbytes, dtype, op) takes 5 arguments");
+    if (nargs != 8) {
+        PyErr_SetString(PyExc_TypeError, "pointers(collective, in, out, nbytes, out_nbytes, dtype, "
+                                         "op, root) takes 8 arguments");
         return NULL;
     }
-    void *in = PyLong_AsVoidPtr(args[0]), *out = PyLong_AsVoidPtr(args[1]);
-    uint64_t nbytes = PyLong_AsUnsignedLongLong(args[2]);
-    uint32_t dtype = (uint32_t)PyLong_AsUnsignedLong(args[3]);
-    uint32_t op = (uint32_t)PyLong_AsUnsignedLong(args[4]);
+    uint32_t collective = (uint32_t)PyLong_AsUnsignedLong(args[0]);
+    Py_buffer x = {.buf = PyLong_AsVoidPtr(args[1]), .len = PyLong_AsSsize_t(args[3])};
+    Py_buffer out = {.buf = PyLong_AsVoidPtr(args[2]), .len = PyLong_AsSsize_t(args[4])};
+    uint32_t dtype = (uint32_t)PyLong_AsUnsignedLong(args[5]);
+    uint32_t op = (uint32_t)PyLong_AsUnsignedLong(args[6]);
+    uint32_t root = (uint32_t)PyLong_AsUnsignedLong(args[7]);
     if (PyErr_Occurred())
         return NULL;
-    struct pc_plan *plan = find(l, nbytes, kind_of(dtype, op));
-    if (plan == NULL)
+    bool one = x.buf == out.buf && x.len == out.len; /* shapes are the caller's matter */
+    int rc = serve(l, kind_of(collective, dtype, op, root, true), &x, one ? &x : &out);
+    if (rc == PC_NOT_SERVED)
         Py_RETURN_NONE;
-    return PyLong_FromLong(launch(l->comm, plan, in, out, l->timeout));
+    return PyLong_FromLong(rc);
 }
 
 static PyObject *launcher_add(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     struct launcher *l = (struct launcher *)self;
-    if (nargs != 4) {
-        PyErr_SetString(PyExc_TypeError, "add(nbytes, dtype, op, plan) takes 4 arguments");
+    if (nargs != 9) {
+        PyErr_SetString(PyExc_TypeError, "add(collective, op, root, dtype, nbytes, out_nbytes, "
+                                         "has_x, arrays, plan) takes 9 arguments");
         return NULL;
     }
-    struct entry e = {.nbytes = PyLong_AsUnsignedLongLong(args[0]),
-                      .kind = kind_of((uint32_t)PyLong_AsUnsignedLong(args[1]),
-                                      (uint32_t)PyLong_AsUnsignedLong(args[2])),
-                      .plan = PyLong_AsVoidPtr(args[3])};
+    uint32_t collective = (uint32_t)PyLong_AsUnsignedLong(args[0]);
+    uint32_t op = (uint32_t)PyLong_AsUnsignedLong(args[1]);
+    uint32_t root = (uint32_t)PyLong_AsUnsignedLong(args[2]);
+    uint32_t dtype = (uint32_t)PyLong_AsUnsignedLong(args[3]);
+    uint64_t nbytes = PyLong_AsUnsignedLongLong(args[4]);
+    bool has_x = PyLong_AsLong(args[6]) != 0;
+    struct entry e = {.key = {nbytes, kind_of(collective, dtype, op, root, has_x)},
+                      .out_nbytes = PyLong_AsUnsignedLongLong(args[5]),
+                      .arrays = (uint32_t)PyLong_AsUnsignedLong(args[7]),
+                      .plan = PyLong_AsVoidPtr(args[8])};
     if (PyErr_Occurred())
         return NULL;
     if (grow(l) != 0)
@@ -288,12 +336,12 @@ static void launcher_dealloc(PyObject *self)
 }
 
 static PyMethodDef launcher_methods[] = {
-    {"buffers", (PyCFunction)(void (*)(void))launcher_buffers, METH_FASTCALL,
-     "buffers(x, out, op): run the plan for these arrays; None when there is none."},
+    {"call", (PyCFunction)(void (*)(void))launcher_call, METH_FASTCALL,
+     "call(collective, x, out, op, root): run the plan for these arrays; None when there is none."},
     {"pointers", (PyCFunction)(void (*)(void))launcher_pointers, METH_FASTCALL,
-     "pointers(in, out, nbytes, dtype, op): the same for addresses."},
+     "pointers(collective, in, out, nbytes, out_nbytes, dtype, op, root): the same for addresses."},
     {"add", (PyCFunction)(void (*)(void))launcher_add, METH_FASTCALL,
-     "add(nbytes, dtype, op, plan): remember a plan."},
+     "add(collective, op, root, dtype, nbytes, out_nbytes, has_x, arrays, plan): remember a plan."},
     {"drop", launcher_drop, METH_NOARGS, "drop(): forget every plan."},
     {NULL, NULL, 0, NULL},
 };
@@ -411,7 +459,10 @@ __attribute__((visibility("default"))) PyMODINIT_FUNC PyInit__fastcall(void)
     PyObject *launcher = m ? PyType_FromSpec(&launcher_spec) : NULL;
     PyObject *bound = launcher ? PyType_FromSpec(&bound_spec) : NULL;
     if (bound == NULL || PyModule_AddObjectRef(m, "Launcher", launcher) < 0
-        || PyModule_AddObjectRef(m, "Plan", bound) < 0)
+        || PyModule_AddObjectRef(m, "Plan", bound) < 0
+        || PyModule_AddIntConstant(m, "ALIAS", PC_ARRAYS_ALIAS) < 0
+        || PyModule_AddIntConstant(m, "SHAPED", PC_ARRAYS_SHAPED) < 0
+        || PyModule_AddIntConstant(m, "APART", PC_ARRAYS_APART) < 0)
         Py_CLEAR(m);
     Py_XDECREF(launcher);
     Py_XDECREF(bound);

@@ -81,15 +81,22 @@ struct pc_place {
 
 struct pc_program {
     _Atomic uint32_t references;
+    uint32_t root;
     uint32_t flags;
     uint32_t nchunks;
     uint32_t nscratch;
     uint32_t widest;
     uint32_t nchannels;
     uint32_t starts[PC_MAX_CHANNELS];
+    uint32_t nplaces;
     struct pc_code_line *code;
     struct pc_place *places;
     struct pc_probe *probes;
+};
+
+struct pc_chunk { /* where it lies in the message, and its length */
+    uint64_t at;
+    uint64_t nbytes;
 };
 
 struct pc_plan {
@@ -98,10 +105,13 @@ struct pc_plan {
     struct pc_program *direct; /* or NULL */
     pc_fold_fn fold;
     uint32_t itemsize_log2;
-    uint32_t divisor;    /* of SCALE; 0 when the op is not an average */
-    uint32_t depth;      /* messages on their way per edge: slots, or lines if all fit */
-    uint64_t *bounds[2]; /* of chunks: staged, direct */
+    uint32_t divisor;           /* of SCALE; 0 when the op is not an average */
+    uint32_t depth;             /* messages on their way per edge: slots, or lines if all fit */
+    uint64_t nbytes;            /* of all blocks */
+    uint64_t *starts;           /* of blocks in the message, and its end */
+    struct pc_chunk *chunks[2]; /* staged, direct */
     uint64_t ntiles[2];
+    bool adjacent; /* chunk c + 1 lies behind chunk c */
     char *scratch;
 };
 
@@ -121,9 +131,10 @@ struct pc_call {
     struct pc_comm *comm;
     const struct pc_plan *plan;
     const struct pc_program *program; /* NULL while READY is being exchanged */
-    const uint64_t *bounds;
+    const struct pc_chunk *chunks;
     uint64_t ntiles;
-    char *in;
+    bool spans; /* a range of chunks is one span: there is one tile, and they are adjacent */
+    char *in;   /* where the message would begin if the array held all of it */
     char *out;
     uint32_t running; /* channels not finished */
     uint32_t ready;   /* peers whose READY has been seen */
@@ -202,6 +213,17 @@ struct pc_comm {
 /* error.c */
 int pc__fail(struct pc_error *error, int code, int peer, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
+
+/* plan.c */
+static inline uint64_t pc__extent_at(const struct pc_plan *plan, struct pc_extent e)
+{
+    return e.count ? plan->starts[e.first] : 0;
+}
+
+static inline uint64_t pc__extent_bytes(const struct pc_plan *plan, struct pc_extent e)
+{
+    return plan->starts[e.first + e.count] - plan->starts[e.first];
+}
 
 /* engine.c: the caller owns the communicator (comm->entered or the progress thread). */
 int pc__begin(struct pc_comm *comm, const struct pc_plan *plan, const void *in, void *out,

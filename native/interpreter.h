@@ -56,23 +56,24 @@ static inline bool pc__waits(const struct pc_code_line *i)
     return i->step >= PC_STEP_WAIT_CREDIT && i->step <= PC_STEP_WAIT_DONE;
 }
 
-/* Where the bytes of an operand begin. `offset` is that of the piece in the message, `packed` that
- * in a slot; a slot of at most PC_INLINE_BYTES in all lies in its count's line. */
+/* Where the bytes of an operand begin. `skip` is what earlier tiles held of the chunk, `packed` the
+ * offset in a slot; a slot of at most PC_INLINE_BYTES in all lies in its count's line. */
 static inline char *pc__address(struct pc_call *call, const struct pc_place *p, uint32_t piece,
-                                uint64_t offset, uint64_t packed, uint64_t total)
+                                uint64_t skip, uint64_t packed, uint64_t total)
 {
     const struct pc_layout *layout = &call->comm->layout;
+    uint32_t place = p->place + piece;
     switch ((enum pc_space)p->space) {
     case PC_SPACE_IN:
-        return call->in + offset;
+        return call->in + call->chunks[place].at + skip;
     case PC_SPACE_OUT:
-        return call->out + offset;
+        return call->out + call->chunks[place].at + skip;
     case PC_SPACE_SCRATCH:
-        return call->plan->scratch + (uint64_t)(p->place + piece) * call->plan->spec.tile;
+        return call->plan->scratch + (uint64_t)place * call->plan->spec.tile;
     case PC_SPACE_PEER_IN:
-        return (char *)call->comm->peers[p->peer].in + offset;
+        return (char *)call->comm->peers[p->peer].in + call->chunks[place].at + skip;
     case PC_SPACE_PEER_OUT:
-        return call->comm->peers[p->peer].out + offset;
+        return call->comm->peers[p->peer].out + call->chunks[place].at + skip;
     case PC_SPACE_SLOT:
         break;
     }
@@ -85,15 +86,13 @@ static inline char *pc__address(struct pc_call *call, const struct pc_place *p, 
            + (n & (layout->slots - 1)) * layout->slot_bytes + packed;
 }
 
-/* The part of chunk c that belongs to the present tile: its length, and its offset. */
-static inline uint64_t pc__piece(const struct pc_call *call, uint64_t tile, uint32_t c,
-                                 uint64_t *offset)
+/* How many bytes of chunk c belong to the tile that begins `skip` bytes into every chunk. */
+static inline uint64_t pc__piece(const struct pc_call *call, uint64_t skip, uint32_t c)
 {
-    uint64_t size = call->plan->spec.tile, end = call->bounds[c + 1];
-    *offset = call->bounds[c] + tile * size;
-    if (*offset >= end)
+    uint64_t size = call->plan->spec.tile, nbytes = call->chunks[c].nbytes;
+    if (skip >= nbytes)
         return 0;
-    return end - *offset < size ? end - *offset : size;
+    return nbytes - skip < size ? nbytes - skip : size;
 }
 
 static inline void pc__reduce_copy(struct pc_call *call, const struct pc_channel *channel,
@@ -101,17 +100,15 @@ static inline void pc__reduce_copy(struct pc_call *call, const struct pc_channel
 {
     const struct pc_place *places = i->at.places;
     uint32_t n = (uint32_t)i->nsrc + i->ndst, first = places[0].chunk, width = places[0].nchunks;
-    uint64_t offset, total = 0;
+    uint64_t skip = channel->tile * call->plan->spec.tile, total = 0;
     void *address[PC_MAX_OPERANDS];
-    if (call->ntiles == 1 && !(i->flags & PC_FLAG_PIECEWISE)) { /* the range is one span */
-        offset = call->bounds[first];
-        total = call->bounds[first + width] - offset;
+    if (call->spans && !(i->flags & PC_FLAG_PIECEWISE)) {
+        const struct pc_chunk *last = &call->chunks[first + width - 1];
+        total = last->at + last->nbytes - call->chunks[first].at;
         width = 1;
-    } else if (width == 1) {
-        total = pc__piece(call, channel->tile, first, &offset);
     } else {
         for (uint32_t k = 0; k < width; k++)
-            total += pc__piece(call, channel->tile, first + k, &offset);
+            total += pc__piece(call, skip, first + k);
     }
     if (total == 0)
         return;
@@ -130,11 +127,11 @@ static inline void pc__reduce_copy(struct pc_call *call, const struct pc_channel
         }
     for (uint32_t k = 0; k < width; k++) {
         if (width > 1)
-            nbytes = pc__piece(call, channel->tile, first + k, &offset);
+            nbytes = pc__piece(call, skip, first + k);
         if (nbytes == 0)
             continue;
         for (uint32_t j = 0; j < n; j++)
-            address[j] = pc__address(call, &places[j], k, offset, packed, total);
+            address[j] = pc__address(call, &places[j], k, skip, packed, total);
         pc__span(call->plan, address + i->nsrc, i->ndst, (const void *const *)address, i->nsrc,
                  nbytes, i->flags, stream);
         packed += nbytes;

@@ -30,11 +30,15 @@ struct pc_line {
 };
 _Static_assert(sizeof(struct pc_line) == PC_LINE_BYTES, "a count owns one cache line");
 
-/* What a READY line carries: where the caller's arrays lie in its heap, plus one; 0 = elsewhere. */
+/* What a READY line carries: where the caller's arrays lie in its heap, plus one (0: elsewhere),
+ * and which blocks they hold. */
 struct pc_ready {
     uint64_t in;
     uint64_t out;
+    struct pc_extent in_blocks;
+    struct pc_extent out_blocks;
 };
+_Static_assert(sizeof(struct pc_ready) <= PC_INLINE_BYTES, "READY fits a line");
 
 struct pc_arena {
     uint32_t magic;

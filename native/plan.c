@@ -1,4 +1,4 @@
-/* A plan: programs bound to one message size, element type and operator. */
+/* A plan: programs bound to the blocks of a message, an element type and an operator. */
 #include <stdlib.h>
 #include <string.h>
 #include "internal.h"
@@ -9,44 +9,162 @@ static const uint8_t itemsize_log2[PC_NDTYPES] = {
     [PC_DTYPE_INT64] = 3,   [PC_DTYPE_UINT64] = 3,
 };
 
-/* Where the chunks of a message lie: multiples of PC_CHUNK_UNIT, as even as those allow. */
-static uint64_t *bounds_of(uint64_t nbytes, uint32_t nchunks)
+/* Blocks in the order of memory, and the end of the last. */
+static uint64_t *starts_of(const struct pc_plan_spec *s)
 {
-    uint64_t *bounds = malloc(((size_t)nchunks + 1) * sizeof *bounds);
-    uint64_t units = nbytes / PC_CHUNK_UNIT + (nbytes % PC_CHUNK_UNIT != 0);
-    if (bounds == NULL)
+    uint64_t *starts = malloc(((size_t)s->nblocks + 1) * sizeof *starts);
+    if (starts == NULL)
         return NULL;
-    for (uint32_t c = 0; c <= nchunks; c++) {
-        /* units * c / nchunks without overflow */
-        uint64_t at = units / nchunks * c + units % nchunks * c / nchunks;
-        bounds[c] = at * PC_CHUNK_UNIT < nbytes ? at * PC_CHUNK_UNIT : nbytes;
+    starts[0] = 0;
+    for (uint32_t b = 0; b < s->nblocks; b++)
+        starts[b + 1] = starts[b] + s->blocks[b];
+    return starts;
+}
+
+static uint64_t units_of(uint64_t nbytes)
+{
+    return nbytes / PC_CHUNK_UNIT + (nbytes % PC_CHUNK_UNIT != 0);
+}
+
+/* Where part k of a block of `nbytes` bytes begins: multiples of PC_CHUNK_UNIT, as even as those
+ * allow. */
+static uint64_t part_at(uint64_t nbytes, uint32_t nparts, uint32_t k)
+{
+    uint64_t units = units_of(nbytes); /* units * k / nparts without overflow */
+    uint64_t at = (units / nparts * k + units % nparts * k / nparts) * PC_CHUNK_UNIT;
+    return at < nbytes ? at : nbytes;
+}
+
+static struct pc_chunk *chunks_of(const struct pc_plan *plan, uint32_t nchunks)
+{
+    const struct pc_plan_spec *s = &plan->spec;
+    struct pc_chunk *chunks = malloc((size_t)nchunks * sizeof *chunks);
+    uint32_t nparts = nchunks / s->nblocks;
+    for (uint32_t c = 0; chunks != NULL && c < nchunks; c++) {
+        uint32_t block = (uint32_t)(((uint64_t)(c / nparts) + s->root) % s->nblocks);
+        uint64_t nbytes = plan->starts[block + 1] - plan->starts[block];
+        uint64_t at = part_at(nbytes, nparts, c % nparts);
+        chunks[c] = (struct pc_chunk){.at = plan->starts[block] + at,
+                                      .nbytes = part_at(nbytes, nparts, c % nparts + 1) - at};
     }
-    return bounds;
+    return chunks;
 }
 
-static uint64_t tiles_of(uint64_t nbytes, uint32_t nchunks, uint32_t tile)
+static uint64_t longest_of(const struct pc_chunk *chunks, uint32_t nchunks)
 {
-    uint64_t units = nbytes / PC_CHUNK_UNIT + (nbytes % PC_CHUNK_UNIT != 0);
-    uint64_t longest = (units / nchunks + (units % nchunks != 0)) * PC_CHUNK_UNIT;
-    uint64_t tiles = longest / tile + (longest % tile != 0);
-    return tiles ? tiles : 1;
+    uint64_t longest = 0;
+    for (uint32_t c = 0; c < nchunks; c++)
+        longest = chunks[c].nbytes > longest ? chunks[c].nbytes : longest;
+    return longest;
 }
 
-static int check(struct pc_comm *comm, const struct pc_plan_spec *s, const struct pc_program *p,
-                 bool direct)
+#define BAD(comm, ...) pc__fail(&(comm)->error, PC_INVALID, -1, "plan: " __VA_ARGS__)
+
+static int check_spec(struct pc_comm *comm, const struct pc_plan_spec *s)
 {
+    uint64_t nbytes = 0;
     if (s->dtype >= PC_NDTYPES || s->op >= PC_NREDUCE)
-        return pc__fail(&comm->error, PC_INVALID, -1, "plan: dtype %u, op %u", s->dtype, s->op);
-    if (s->nbytes % (1u << itemsize_log2[s->dtype]) != 0 || s->nbytes > (UINT64_C(1) << 48))
-        return pc__fail(&comm->error, PC_INVALID, -1, "plan: %llu bytes of dtype %u",
-                        (unsigned long long)s->nbytes, s->dtype);
+        return BAD(comm, "dtype %u, op %u", s->dtype, s->op);
+    if (s->nblocks == 0 || (s->nblocks != 1 && s->nblocks != comm->options.size)
+        || s->root >= comm->options.size)
+        return BAD(comm, "%u blocks, root %u, want 1 or %u blocks", s->nblocks, s->root,
+                   comm->options.size);
+    const struct pc_extent extents[2] = {s->input, s->output};
+    for (int i = 0; i < 2; i++)
+        if (extents[i].first > s->nblocks || extents[i].count > s->nblocks - extents[i].first)
+            return BAD(comm, "blocks %u + %u of %u", extents[i].first, extents[i].count,
+                       s->nblocks);
+    for (uint32_t b = 0; b < s->nblocks; b++) {
+        nbytes += s->blocks[b];
+        if (s->blocks[b] % (1u << itemsize_log2[s->dtype]) != 0
+            || s->blocks[b] > (UINT64_C(1) << 48) || nbytes > (UINT64_C(1) << 48))
+            return BAD(comm, "block %u: %llu bytes of dtype %u", b,
+                       (unsigned long long)s->blocks[b], s->dtype);
+    }
+    return PC_OK;
+}
+
+static int check_form(struct pc_comm *comm, const struct pc_plan_spec *s,
+                      const struct pc_program *p, bool direct)
+{
     if (s->tile == 0 || s->tile % PC_CHUNK_UNIT != 0
         || (uint64_t)s->tile * p->widest > comm->options.slot_bytes)
-        return pc__fail(&comm->error, PC_INVALID, -1,
-                        "plan: a tile of %u bytes times %u chunks, want multiples of %u up to %u",
-                        s->tile, p->widest, PC_CHUNK_UNIT, comm->options.slot_bytes);
+        return BAD(comm, "a tile of %u bytes times %u chunks, want multiples of %u up to %u",
+                   s->tile, p->widest, PC_CHUNK_UNIT, comm->options.slot_bytes);
     if (direct != ((p->flags & PC_PROGRAM_DIRECT) != 0))
-        return pc__fail(&comm->error, PC_INVALID, -1, "plan: program of the wrong form");
+        return BAD(comm, "program of the wrong form");
+    if (p->nchunks % s->nblocks != 0)
+        return BAD(comm, "%u chunks of %u blocks", p->nchunks, s->nblocks);
+    if (p->root != s->root)
+        return BAD(comm, "root %u, its program was loaded for %u", s->root, p->root);
+    return PC_OK;
+}
+
+static bool holds(const struct pc_plan *plan, struct pc_extent e, const struct pc_chunk *chunk)
+{
+    return e.count != 0 && chunk->at >= plan->starts[e.first]
+           && chunk->at + chunk->nbytes <= plan->starts[e.first + e.count];
+}
+
+/* The loader has checked chunks and places by number; here they have addresses and lengths. */
+static int check_places(struct pc_comm *comm, const struct pc_plan *plan,
+                        const struct pc_program *p, const struct pc_chunk *chunks)
+{
+    const struct pc_plan_spec *s = &plan->spec;
+    for (uint32_t i = 0; i < p->nplaces; i++) {
+        const struct pc_place *o = &p->places[i];
+        if (o->space == PC_SPACE_SCRATCH || o->space == PC_SPACE_SLOT)
+            continue;
+        for (uint32_t k = 0; k < o->nchunks; k++) {
+            const struct pc_chunk *place = &chunks[o->place + k];
+            bool fits = chunks[o->chunk + k].nbytes <= place->nbytes;
+            if (o->space == PC_SPACE_IN)
+                fits = fits && holds(plan, s->input, place);
+            if (o->space == PC_SPACE_OUT)
+                fits = fits && holds(plan, s->output, place);
+            if (!fits)
+                return BAD(comm, "operand %u: space %u, place %u does not hold chunk %u", i,
+                           o->space, o->place + k, o->chunk + k);
+        }
+    }
+    return PC_OK;
+}
+
+static int build(struct pc_comm *comm, struct pc_plan *plan, struct pc_program *const programs[2])
+{
+    struct pc_plan_spec *s = &plan->spec;
+    uint64_t places = 0, longest_message = 0;
+    plan->starts = starts_of(s);
+    s->blocks = NULL; /* the caller's */
+    if (plan->starts == NULL)
+        return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a plan");
+    plan->nbytes = plan->starts[s->nblocks];
+    plan->adjacent = s->root == 0 || s->nblocks == 1;
+    for (int form = 0; form < 2; form++) {
+        const struct pc_program *p = programs[form];
+        if (p == NULL)
+            continue;
+        plan->chunks[form] = chunks_of(plan, p->nchunks);
+        if (plan->chunks[form] == NULL)
+            return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a plan");
+        int rc = check_places(comm, plan, p, plan->chunks[form]);
+        if (rc != PC_OK)
+            return rc;
+        uint64_t longest = longest_of(plan->chunks[form], p->nchunks);
+        uint64_t tiles = longest / s->tile + (longest % s->tile != 0);
+        plan->ntiles[form] = tiles ? tiles : 1;
+        places = p->nscratch > places ? p->nscratch : places;
+        if (form == 0)
+            longest_message = p->widest * (longest < s->tile ? longest : s->tile);
+    }
+    if (longest_message > plan->nbytes)
+        longest_message = plan->nbytes;
+    plan->depth = longest_message <= PC_INLINE_BYTES ? PC_LINES : comm->options.slots;
+    if (places != 0) {
+        plan->scratch = aligned_alloc(PC_CHUNK_UNIT, places * s->tile);
+        if (plan->scratch == NULL)
+            return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a plan");
+    }
     return PC_OK;
 }
 
@@ -54,39 +172,26 @@ int pc_plan_create(struct pc_comm *comm, const struct pc_plan_spec *spec, struct
                    struct pc_program *direct, struct pc_plan **out)
 {
     *out = NULL;
-    struct pc_program *programs[2] = {staged, direct};
+    struct pc_program *const programs[2] = {staged, direct};
     if (staged == NULL)
-        return pc__fail(&comm->error, PC_INVALID, -1, "plan: no staged program");
-    for (int form = 0; form < 2; form++) {
-        int rc = programs[form] ? check(comm, spec, programs[form], form == 1) : PC_OK;
-        if (rc != PC_OK)
-            return rc;
-    }
+        return BAD(comm, "no staged program");
+    int rc = check_spec(comm, spec);
+    for (int form = 0; form < 2 && rc == PC_OK; form++)
+        rc = programs[form] ? check_form(comm, spec, programs[form], form == 1) : PC_OK;
+    if (rc != PC_OK)
+        return rc;
     struct pc_plan *plan = calloc(1, sizeof *plan);
     if (plan == NULL)
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a plan");
     plan->spec = *spec;
-    plan->depth = spec->nbytes <= PC_INLINE_BYTES ? PC_LINES : comm->options.slots;
+    rc = build(comm, plan, programs);
+    if (rc != PC_OK) {
+        pc_plan_free(plan);
+        return rc;
+    }
     plan->fold = pc__fold(spec->dtype, spec->op);
     plan->itemsize_log2 = itemsize_log2[spec->dtype];
     plan->divisor = spec->op == PC_REDUCE_AVG ? comm->options.size : 0;
-    uint64_t places = 0;
-    bool complete = true;
-    for (int form = 0; form < 2; form++) {
-        const struct pc_program *p = programs[form];
-        if (p == NULL)
-            continue;
-        plan->bounds[form] = bounds_of(spec->nbytes, p->nchunks);
-        plan->ntiles[form] = tiles_of(spec->nbytes, p->nchunks, spec->tile);
-        complete = complete && plan->bounds[form] != NULL;
-        places = p->nscratch > places ? p->nscratch : places;
-    }
-    if (places != 0)
-        plan->scratch = aligned_alloc(PC_CHUNK_UNIT, places * spec->tile);
-    if (!complete || (places != 0 && plan->scratch == NULL)) {
-        pc_plan_free(plan);
-        return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a plan");
-    }
     plan->staged = staged;
     atomic_fetch_add(&staged->references, 1);
     plan->direct = direct;
@@ -102,8 +207,9 @@ void pc_plan_free(struct pc_plan *plan)
         return;
     pc_program_free(plan->staged);
     pc_program_free(plan->direct);
-    free(plan->bounds[0]);
-    free(plan->bounds[1]);
+    free(plan->starts);
+    free(plan->chunks[0]);
+    free(plan->chunks[1]);
     free(plan->scratch);
     free(plan);
 }

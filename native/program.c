@@ -10,6 +10,7 @@
 
 struct blob {
     struct pc_comm *comm;
+    uint32_t root;
     struct pc_header header;
     const unsigned char *starts, *edges, *instructions, *operands;
 };
@@ -37,6 +38,12 @@ static struct pc_operand operand_at(const struct blob *b, uint32_t i)
     return o;
 }
 
+/* Programs of collectives with a root are written for root 0. */
+static uint32_t real_rank(const struct blob *b, uint32_t rank)
+{
+    return (uint32_t)(((uint64_t)rank + b->root) % b->header.size);
+}
+
 static int open_blob(struct blob *b, const unsigned char *bytes, size_t nbytes)
 {
     struct pc_header *h = &b->header;
@@ -46,9 +53,11 @@ static int open_blob(struct blob *b, const unsigned char *bytes, size_t nbytes)
     if (h->magic != PC_MAGIC || h->version != PC_VERSION)
         return BAD(b, "magic %#x version %u, want %#x version %u", h->magic, h->version, PC_MAGIC,
                    PC_VERSION);
-    if (h->rank != b->comm->options.rank || h->size != b->comm->options.size)
-        return BAD(b, "for rank %u of %u, this is rank %u of %u", h->rank, h->size,
-                   b->comm->options.rank, b->comm->options.size);
+    const struct pc_options *o = &b->comm->options;
+    if (h->size != o->size || b->root >= o->size || h->rank >= o->size
+        || real_rank(b, h->rank) != o->rank)
+        return BAD(b, "for rank %u of %u with root %u, this is rank %u of %u", h->rank, h->size,
+                   b->root, o->rank, o->size);
     if (h->nchannels == 0 || h->nchannels > PC_MAX_CHANNELS || h->nedges > UINT16_MAX
         || h->ninstructions > PC_MAX_RECORDS || h->noperands > PC_MAX_RECORDS || h->nchunks == 0
         || h->nchunks > PC_MAX_RECORDS || h->nscratch > PC_MAX_RECORDS || h->widest > h->nchunks
@@ -89,12 +98,13 @@ static int check_operand(const struct blob *b, uint32_t at, const struct pc_oper
     const struct pc_header *h = &b->header;
     bool fits = o->nchunks > 0 && o->nchunks <= h->nchunks && o->chunk <= h->nchunks - o->nchunks
                 && o->chunk == first->chunk && o->nchunks == first->nchunks;
-    switch ((enum pc_space)o->space) {
+    bool placed = o->nchunks <= h->nchunks && o->place <= h->nchunks - o->nchunks;
+    switch ((enum pc_space)o->space) { /* what an array holds, the plan knows */
     case PC_SPACE_IN:
-        fits = fits && !destination && o->place == o->chunk;
+        fits = fits && placed && !destination;
         break;
     case PC_SPACE_OUT:
-        fits = fits && o->place == o->chunk;
+        fits = fits && placed;
         break;
     case PC_SPACE_SCRATCH:
         fits = fits && o->nchunks <= h->nscratch && o->place <= h->nscratch - o->nchunks;
@@ -108,8 +118,8 @@ static int check_operand(const struct blob *b, uint32_t at, const struct pc_oper
     }
     case PC_SPACE_PEER_IN:
     case PC_SPACE_PEER_OUT:
-        fits = fits && (h->flags & PC_PROGRAM_DIRECT) && o->edge < h->size && o->edge != h->rank
-               && o->place == o->chunk && !(destination && o->space == PC_SPACE_PEER_IN);
+        fits = fits && placed && (h->flags & PC_PROGRAM_DIRECT) && o->edge < h->size
+               && o->edge != h->rank && !(destination && o->space == PC_SPACE_PEER_IN);
         break;
     default:
         fits = false;
@@ -122,7 +132,9 @@ static int check_operand(const struct blob *b, uint32_t at, const struct pc_oper
 /* A fold reads and writes element by element: a destination may be a source, not overlap one. */
 static bool partly_overlap(const struct pc_operand *a, const struct pc_operand *b)
 {
-    return a->space == PC_SPACE_SCRATCH && b->space == PC_SPACE_SCRATCH && a->place != b->place
+    bool both_scratch = a->space == PC_SPACE_SCRATCH && b->space == PC_SPACE_SCRATCH;
+    bool both_message = a->space <= PC_SPACE_OUT && b->space <= PC_SPACE_OUT; /* one, in place */
+    return (both_scratch || both_message) && a->place != b->place
            && a->place < b->place + b->nchunks && b->place < a->place + a->nchunks;
 }
 
@@ -143,12 +155,12 @@ static int check_reduce_copy(const struct blob *b, uint32_t at, const struct pc_
         for (uint32_t j = i->nsrc; j < k + 1; j++) {
             struct pc_operand other = operand_at(b, i->operand + j);
             if (j != k && partly_overlap(&o, &other))
-                return BAD(b, "instruction %u: operands overlap in scratch", at);
+                return BAD(b, "instruction %u: operands overlap", at);
         }
         for (uint32_t j = 0; k >= i->nsrc && j < i->nsrc; j++) {
             struct pc_operand source = operand_at(b, i->operand + j);
             if (partly_overlap(&o, &source))
-                return BAD(b, "instruction %u: operands overlap in scratch", at);
+                return BAD(b, "instruction %u: operands overlap", at);
         }
     }
     return PC_OK;
@@ -228,7 +240,7 @@ static int check(const struct blob *b)
 
 static struct pc_fifo *fifo_of(const struct blob *b, const struct pc_edge *e)
 {
-    return &b->comm->fifos[(size_t)e->peer * PC_MAX_CHANNELS + e->channel];
+    return &b->comm->fifos[(size_t)real_rank(b, e->peer) * PC_MAX_CHANNELS + e->channel];
 }
 
 static void resolve_operands(const struct blob *b, struct pc_program *program)
@@ -240,7 +252,7 @@ static void resolve_operands(const struct blob *b, struct pc_program *program)
                                .place = o.place,
                                .chunk = o.chunk,
                                .nchunks = o.nchunks,
-                               .peer = o.edge};
+                               .peer = o.space == PC_SPACE_SLOT ? 0 : real_rank(b, o.edge)};
         if (o.space == PC_SPACE_SLOT && o.edge < b->header.nedges) {
             struct pc_edge e = edge_at(b, o.edge);
             p->fifo = fifo_of(b, &e);
@@ -287,7 +299,7 @@ static struct pc_code_line decode(const struct blob *b, const struct pc_program 
             line.at.token = &b->comm->locals[e.channel][e.other];
             line.step = signal ? PC_STEP_SIGNAL_LOCAL : PC_STEP_WAIT_LOCAL;
         } else {
-            line.at.token = &b->comm->dones[e.peer];
+            line.at.token = &b->comm->dones[real_rank(b, e.peer)];
             line.step = signal ? PC_STEP_SIGNAL_DONE : PC_STEP_WAIT_DONE;
         }
         break;
@@ -296,9 +308,10 @@ static struct pc_code_line decode(const struct blob *b, const struct pc_program 
     return line;
 }
 
-int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes, struct pc_program **out)
+int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes, uint32_t root,
+                    struct pc_program **out)
 {
-    struct blob b = {.comm = comm};
+    struct blob b = {.comm = comm, .root = root};
     *out = NULL;
     int rc = open_blob(&b, bytes, nbytes);
     if (rc == PC_OK)
@@ -309,6 +322,8 @@ int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes, stru
     if (program == NULL)
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a program");
     *program = (struct pc_program){.references = 1,
+                                   .root = root,
+                                   .nplaces = b.header.noperands,
                                    .flags = b.header.flags,
                                    .nchunks = b.header.nchunks,
                                    .nscratch = b.header.nscratch,

@@ -43,13 +43,24 @@ struct pc_error {
     char text[240];
 };
 
+struct pc_extent { /* the blocks that an array of this rank holds, one behind the other */
+    uint32_t first;
+    uint32_t count; /* 0: there is no such array */
+};
+
+/* A message is a row of blocks; the chunks of a Program are equal parts of a block. With a root,
+ * block b of the Program lies where block (b + root) % nblocks lies in memory. */
 struct pc_plan_spec {
     uint64_t signature; /* of the call; travels with every message and must be equal on all ranks */
-    uint64_t nbytes;    /* of the message; a multiple of the element size */
     uint32_t dtype;     /* enum pc_dtype */
     uint32_t op;        /* enum pc_reduce_op */
     uint32_t tile;      /* bytes of a chunk per turn of the loop; a multiple of 64 */
     uint32_t stream;    /* write OUT past the cache: 1 in the staged form, 2 in the direct form */
+    uint32_t nblocks;
+    uint32_t root;
+    struct pc_extent input;
+    struct pc_extent output;
+    const uint64_t *blocks; /* bytes of each, multiples of the element size; read at creation */
 };
 
 struct pc_board {       /* what a rank says it is doing */
@@ -97,8 +108,9 @@ int pc_comm_forked(struct pc_comm *comm); /* in the child of a fork: detach from
 void *pc_heap_alloc(struct pc_comm *comm, size_t nbytes);
 int pc_heap_free(struct pc_comm *comm, void *address);
 
-/* Programs and plans. A plan keeps its programs alive. */
-int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes,
+/* Programs and plans. A plan keeps its programs alive. Rank r of a Program runs at rank
+ * (r + root) % size. */
+int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes, uint32_t root,
                     struct pc_program **out);
 void pc_program_free(struct pc_program *program);
 int pc_plan_create(struct pc_comm *comm, const struct pc_plan_spec *spec, struct pc_program *staged,

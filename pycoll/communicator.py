@@ -56,7 +56,7 @@ class Communicator:
         self.local_size = engine.bootstrap.local_size
         self.launcher = engine.bootstrap.name  #: what started the ranks, such as "mpi4py"
         self._engine = engine
-        self._buffers = engine.launcher.buffers
+        self._call = engine.launcher.call
         self._barrier: Plan | None = None
         finalizer = weakref.finalize(self, engine.leave)
         finalizer.atexit = False  # the engine sees to that itself
@@ -87,7 +87,7 @@ class Communicator:
         try:
             if algorithm is None and timeout is None and not async_op:
                 # The path of nearly all calls: one native call finds the plan and runs it.
-                done = self._buffers(x, out, op)
+                done = self._call(0, x, out, op, 0)
                 if done is not None:
                     if done.__class__ is not int:
                         return done

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from collections.abc import Sequence
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -258,10 +259,10 @@ def heap_buffer(address: int, nbytes: int) -> Any:
     return ffi.buffer(ffi.cast("char *", address), nbytes)
 
 
-def program_load(comm: Any, blob: bytes) -> Any:
-    """Load a Program after checking every instruction of it."""
+def program_load(comm: Any, blob: bytes, root: int = 0) -> Any:
+    """Load a Program after checking every instruction; its rank r runs at rank r + root."""
     out = ffi.new("struct pc_program **")
-    code = _lib.pc_program_load(comm, ffi.from_buffer(blob), len(blob), out)
+    code = _lib.pc_program_load(comm, ffi.from_buffer(blob), len(blob), root, out)
     check(code, comm, "program rejected by the loader")
     return ffi.gc(out[0], _lib.pc_program_free)
 
@@ -272,16 +273,38 @@ def plan_create(
     direct: Any | None,
     *,
     signature: int,
-    nbytes: int,
+    blocks: Sequence[int],
     dtype: int,
     op: int,
     tile: int,
     stream: int,
+    root: int = 0,
+    in_extent: tuple[int, int] | None = None,
+    out_extent: tuple[int, int] | None = None,
 ) -> Any:
-    """Bind Programs to a message's size and type."""
-    spec = ffi.new("struct pc_plan_spec *")
-    spec.signature, spec.nbytes, spec.dtype, spec.op = signature, nbytes, dtype, op
-    spec.tile, spec.stream = tile, stream
+    """Bind Programs to the blocks of a message and its type.
+
+    Args:
+        comm: The communicator.
+        staged: Program whose messages pass through slots.
+        direct: Its zero-copy form, or None.
+        signature: Of the call; equal on all ranks.
+        blocks: Bytes of each: one block, or one for each rank.
+        dtype: Code of the element type.
+        op: Code of the reduction.
+        tile: Bytes of a chunk per turn of the loop.
+        stream: Write the result past the cache: 1 staged, 2 direct.
+        root: What the Programs were loaded with.
+        in_extent: First block that this rank's input holds, and how many; all by default.
+        out_extent: The same of the output.
+    """
+    spec, table = ffi.new("struct pc_plan_spec *"), ffi.new("uint64_t[]", blocks)
+    spec.signature, spec.dtype, spec.op = signature, dtype, op
+    spec.tile, spec.stream, spec.root = tile, stream, root
+    spec.nblocks, spec.blocks = len(blocks), table
+    whole = (0, len(blocks))
+    spec.input.first, spec.input.count = whole if in_extent is None else in_extent
+    spec.output.first, spec.output.count = whole if out_extent is None else out_extent
     out = ffi.new("struct pc_plan **")
     code = _lib.pc_plan_create(comm, spec, staged, ffi.NULL if direct is None else direct, out)
     check(code, comm, "plan rejected by the engine")

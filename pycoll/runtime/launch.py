@@ -102,12 +102,13 @@ class Launch:
         """Run the plan that serves these arrays, if there is one; None if there is not."""
         launcher = self.plans.launcher(wanted)
         # Without a wish, `Communicator.allreduce` has tried this already.
-        done = None if wanted is None else launcher.buffers(x, out, _NAMES[op])
+        done = None if wanted is None else launcher.call(0, x, out, int(op), 0)
         if done is None:
             found = arrays.tensors(x, out)
             if found is None:
                 return None
-            done = launcher.pointers(*found, op)
+            x_at, out_at, nbytes, dtype = found
+            done = launcher.pointers(0, x_at, out_at, nbytes, nbytes, dtype, op, 0)
             if done is None:
                 return None
             if done:

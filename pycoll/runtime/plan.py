@@ -110,7 +110,8 @@ class Plans:
         made = self._plans[call, wanted] = self._make(call, wanted)
         if call.collective == "allreduce" and not call.pieces:
             launcher = self.launcher(wanted)
-            launcher.add(call.nbytes, call.dtype.code, int(call.op), made.number)
+            n, arrays = call.nbytes, bindings.fastcall.ALIAS | bindings.fastcall.SHAPED
+            launcher.add(0, int(call.op), 0, call.dtype.code, n, n, True, arrays, made.number)
         return made
 
     def revoke(self, refuse: Callable[..., Any]) -> None:
@@ -172,7 +173,7 @@ class Plans:
             loaded[0],
             loaded[1] if len(loaded) > 1 else None,
             signature=signature,
-            nbytes=call.nbytes,
+            blocks=[call.nbytes],
             dtype=call.dtype.code,
             op=int(call.op),
             tile=choice.tile,

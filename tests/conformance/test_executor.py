@@ -238,7 +238,7 @@ def native_call(comm: Any, rank: int, size: int, number: int, case: Case) -> byt
         staged,
         direct,
         signature=number + 1,
-        nbytes=case.nbytes,
+        blocks=[case.nbytes],
         dtype=case.dtype.code,
         op=int(case.op),
         tile=case.tile,

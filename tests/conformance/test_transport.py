@@ -84,7 +84,7 @@ def bind(comm: Any, rank: int, size: int, what: Algorithm, nbytes: int, dtype: D
         program,
         None,
         signature=nbytes + 1,
-        nbytes=nbytes,
+        blocks=[nbytes],
         dtype=dtype.code,
         op=int(ReduceOp.SUM),
         tile=tile,

@@ -59,7 +59,10 @@ static void raise_every_count(struct pc_comm *comm, uint64_t signature)
 {
     for (size_t at = comm->layout.ready; at < comm->layout.data; at += PC_LINE_BYTES) {
         struct pc_line *line = pc__line(comm->arena, at, 0);
-        struct pc_ready ready = {1 + draw(2) * draw(1u << 30), 1 + draw(2) * draw(1u << 30)};
+        struct pc_ready ready = {1 + draw(2) * draw(1u << 30),
+                                 1 + draw(2) * draw(1u << 30),
+                                 {draw(3), draw(3)},
+                                 {draw(3), draw(3)}};
         line->count = UINT64_C(1) << 40;
         line->signature = signature;
         memcpy(line->bytes, &ready, sizeof ready);
@@ -117,18 +120,27 @@ static bool try_program(struct pc_comm *comm, const unsigned char *bytes, size_t
     static unsigned char whole[MAX_BYTES];
     struct pc_program *program, *staged;
     struct pc_plan *plan;
-    if (pc_program_load(comm, bytes, n, &program) != PC_OK)
+    uint32_t root = draw(8) == 0 ? draw(3) : 0;
+    if (pc_program_load(comm, bytes, n, root, &program) != PC_OK)
         return false;
     bool direct = program->flags & PC_PROGRAM_DIRECT;
-    if (pc_program_load(comm, whole, read_file(staged_path, whole), &staged) != PC_OK) {
+    if (pc_program_load(comm, whole, read_file(staged_path, whole), 0, &staged) != PC_OK) {
         fprintf(stderr, "%s: %s\n", staged_path, pc_comm_error(comm)->text);
         exit(2);
     }
     uint32_t itemsize = 1u << draw(4);
     static const uint32_t dtypes[]
         = {PC_DTYPE_INT8, PC_DTYPE_FLOAT16, PC_DTYPE_FLOAT32, PC_DTYPE_FLOAT64};
+    bool many = draw(3) == 0; /* a block for each rank */
+    uint64_t blocks[2]
+        = {(uint64_t)draw(3000) / itemsize * itemsize, (uint64_t)draw(3000) / itemsize * itemsize};
+    struct pc_extent whole_message = {0, many ? 2 : 1};
     struct pc_plan_spec spec = {.signature = 7,
-                                .nbytes = (uint64_t)draw(3000) / itemsize * itemsize,
+                                .nblocks = many ? 2 : 1,
+                                .root = root,
+                                .blocks = blocks,
+                                .input = whole_message,
+                                .output = whole_message,
                                 .op = draw(PC_NREDUCE),
                                 .tile = 64 * (1 + draw(16)),
                                 .stream = draw(2)};
@@ -139,12 +151,19 @@ static bool try_program(struct pc_comm *comm, const unsigned char *bytes, size_t
         spec.tile = draw(70000);
     if (draw(10) == 0)
         spec.dtype = draw(20);
+    if (draw(4) == 0)
+        spec.input = (struct pc_extent){draw(3), draw(3)};
+    if (draw(4) == 0)
+        spec.output = (struct pc_extent){draw(3), draw(3)};
     int rc = pc_plan_create(comm, &spec, direct ? staged : program, direct ? program : NULL, &plan);
     pc_program_free(program);
     pc_program_free(staged);
     if (rc != PC_OK)
         return true;
-    char *in = calloc(1, spec.nbytes), *out = draw(2) ? in : calloc(1, spec.nbytes);
+    /* Exactly as long as what each holds, so that a byte beyond is seen. */
+    uint64_t nin = pc__extent_bytes(plan, spec.input), nout = pc__extent_bytes(plan, spec.output);
+    bool whole_in = spec.input.count == spec.nblocks, whole_out = spec.output.count == spec.nblocks;
+    char *in = calloc(1, nin), *out = whole_in && whole_out && draw(2) ? in : calloc(1, nout);
     raise_every_count(comm, spec.signature);
     rc = pc_run(comm, plan, in, out, 1e-6);
     while (rc == PC_AGAIN)

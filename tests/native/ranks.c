@@ -45,7 +45,7 @@ static struct pc_program *load(struct pc_comm *comm, const char *algorithm, uint
     size_t n = fread(bytes, 1, sizeof bytes, file);
     fclose(file);
     struct pc_program *program;
-    int rc = pc_program_load(comm, bytes, n, &program);
+    int rc = pc_program_load(comm, bytes, n, 0, &program);
     if (rc != PC_OK)
         die(comm, path, rc);
     return program;
@@ -135,8 +135,12 @@ static void run_calls(struct pc_comm *comm, uint32_t rank)
         memset(s->out, 0x55, count * sizeof(int32_t));
         for (uint32_t i = 0; i < count; i++)
             s->in[i] = value(rank, call, i);
+        uint64_t nbytes = count * 4u;
         struct pc_plan_spec spec = {.signature = (uint64_t)call + 1,
-                                    .nbytes = count * 4u,
+                                    .nblocks = 1,
+                                    .blocks = &nbytes,
+                                    .input = {0, 1},
+                                    .output = {0, 1},
                                     .dtype = PC_DTYPE_INT32,
                                     .op = PC_REDUCE_SUM,
                                     .tile = tile};

@@ -27,22 +27,28 @@ def _refusals() -> list[object]:
     comm = pycoll.init()
     x = np.ones(8, "float32")
     comm.allreduce(x)
-    buffers = comm._engine.launcher.buffers
+    call = comm._engine.launcher.call
     read_only = x.copy()
     read_only.flags.writeable = False
     return [
-        buffers(read_only, None, "sum"),
-        buffers(x[::2], None, "sum"),
-        buffers(x.astype(">f4"), None, "sum"),
-        buffers(x.astype("complex64"), None, "sum"),
-        buffers(x[:4], x[2:6], "sum"),
-        buffers(x, x.reshape(2, 4).copy(), "sum"),
-        buffers(x, None, "median"),
-        buffers(x, None, "prod"),
-        buffers("x", None, "sum"),
-        buffers(x, None, 3),
+        call(0, read_only, None, "sum", 0),
+        call(0, x[::2], None, "sum", 0),
+        call(0, x.astype(">f4"), None, "sum", 0),
+        call(0, x.astype("complex64"), None, "sum", 0),
+        call(0, x[:4], x[2:6], "sum", 0),
+        call(0, x, x.reshape(2, 4).copy(), "sum", 0),
+        call(0, x, None, "median", 0),
+        call(0, x, None, "prod", 0),
+        call(0, "x", None, "sum", 0),
+        call(0, x, None, 3, 0),
+        call(0, x, None, 99, 0),
+        call(0, None, None, "sum", 0),
+        call(0, x, None, "sum", 1),
+        call(0, x, None, "sum", -1),
+        call(0, x, None, "sum", "0"),
+        call(1, x, None, "sum", 0),
     ]
 
 
 def test_what_has_no_plan_is_handed_back() -> None:
-    assert pycoll.spawn(_refusals, 1) == [[None] * 10]
+    assert pycoll.spawn(_refusals, 1) == [[None] * 16]

@@ -77,8 +77,9 @@ def test_blobs_that_lie(comm: Any) -> None:
     with pytest.raises(InternalError, match="program rejected by the loader"):
         bindings.program_load(comm, good[:-1])
     program = bindings.program_load(comm, good)
-    for wrong in ({"tile": 63}, {"dtype": 99}, {"op": 7}, {"nbytes": 3}):
-        spec = {"nbytes": 8, "dtype": 0, "op": 0, "tile": 64} | wrong
+    for wrong in ({"tile": 63}, {"dtype": 99}, {"op": 7}, {"blocks": [3]}, {"blocks": []},
+        {"in_extent": (0, 2)}, {"out_extent": (0, 0)}, {"root": 1}):  # fmt: skip
+        spec = {"blocks": [8], "dtype": 0, "op": 0, "tile": 64} | wrong
         with pytest.raises(InternalError, match="plan rejected by the engine: plan: "):
             bindings.plan_create(comm, program, None, signature=1, stream=False, **spec)
     bindings.release(program)
