@@ -126,6 +126,8 @@ int pc__begin(struct pc_comm *comm, const struct pc_plan *plan, const void *in, 
         atomic_store(&comm->broken, PC_ABORTED);
         return PC_ABORTED;
     }
+    if (plan->apart && in == out && plan->nbytes) /* the call has not begun: nothing is broken */
+        return pc__fail(&comm->error, PC_INVALID, -1, "this collective has no in-place form");
     call->plan = plan;
     call->in = (char *)((uintptr_t)in - pc__extent_at(plan, plan->spec.input));
     call->out = (char *)((uintptr_t)out - pc__extent_at(plan, plan->spec.output));

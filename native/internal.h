@@ -89,6 +89,7 @@ struct pc_program {
     uint32_t nchannels;
     uint32_t starts[PC_MAX_CHANNELS];
     uint32_t nplaces;
+    bool apart; /* IN and OUT must not be one memory */
     struct pc_code_line *code;
     struct pc_place *places;
     struct pc_probe *probes;
@@ -111,6 +112,7 @@ struct pc_plan {
     uint64_t *starts;           /* of blocks in the message, and its end */
     struct pc_chunk *chunks[2]; /* staged, direct */
     uint64_t ntiles[2];
+    bool apart;    /* of one of its programs */
     bool adjacent; /* chunk c + 1 lies behind chunk c */
     char *scratch;
 };

@@ -144,6 +144,7 @@ static int build(struct pc_comm *comm, struct pc_plan *plan, struct pc_program *
         const struct pc_program *p = programs[form];
         if (p == NULL)
             continue;
+        plan->apart |= p->apart;
         plan->chunks[form] = chunks_of(plan, p->nchunks);
         if (plan->chunks[form] == NULL)
             return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a plan");

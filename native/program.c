@@ -132,10 +132,22 @@ static int check_operand(const struct blob *b, uint32_t at, const struct pc_oper
 /* A fold reads and writes element by element: a destination may be a source, not overlap one. */
 static bool partly_overlap(const struct pc_operand *a, const struct pc_operand *b)
 {
-    bool both_scratch = a->space == PC_SPACE_SCRATCH && b->space == PC_SPACE_SCRATCH;
-    bool both_message = a->space <= PC_SPACE_OUT && b->space <= PC_SPACE_OUT; /* one, in place */
-    return (both_scratch || both_message) && a->place != b->place
+    return a->space == b->space && a->space <= PC_SPACE_SCRATCH && a->place != b->place
            && a->place < b->place + b->nchunks && b->place < a->place + a->nchunks;
+}
+
+/* Whether some value moves to another place of the message: then in place, where IN and OUT are one
+ * memory, it would overwrite what is still to be read. */
+static bool turns(const struct blob *b, const struct pc_instruction *i)
+{
+    for (uint32_t k = 0; i->op == PC_OP_REDUCE_COPY && k < i->nsrc; k++)
+        for (uint32_t j = i->nsrc; j < (uint32_t)i->nsrc + i->ndst; j++) {
+            struct pc_operand from = operand_at(b, i->operand + k);
+            struct pc_operand to = operand_at(b, i->operand + j);
+            if (from.space == PC_SPACE_IN && to.space == PC_SPACE_OUT && from.place != to.place)
+                return true;
+        }
+    return false;
 }
 
 static int check_reduce_copy(const struct blob *b, uint32_t at, const struct pc_instruction *i)
@@ -339,8 +351,11 @@ int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes, uint
     for (uint32_t c = 0; c < program->nchannels; c++)
         program->starts[c] = start_of(&b, c);
     resolve_operands(&b, program);
-    for (uint32_t i = 0; i < b.header.ninstructions; i++)
+    for (uint32_t i = 0; i < b.header.ninstructions; i++) {
+        struct pc_instruction instruction = instruction_at(&b, i);
+        program->apart |= turns(&b, &instruction);
         program->code[i] = decode(&b, program, i);
+    }
     *out = program;
     return PC_OK;
 }
