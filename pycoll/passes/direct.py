@@ -1,8 +1,9 @@
 """Direct: messages vanish; ranks read peers' inputs and write peers' outputs themselves.
 
-What is folded is pulled from the sender's input; what is final is pushed into the receiver's
-output by the move that makes it. Without messages nothing orders two ranks between the entry
-and the DONE counts, so memory that anyone writes may be touched by one rank only.
+What is folded is pulled from the sender's input; what is final is pushed into the place of the
+receiver's output that its receive names, by the move that makes it. Without messages nothing
+orders two ranks between the entry and the DONE counts, so memory that anyone writes may be
+touched by one rank only.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from pycoll.passes.fold import Folder
+from pycoll.passes.hide import within
 from pycoll.passes.moves import Move, Place, Where, local, remote
 from pycoll.passes.slots import local_step
-from pycoll.schedule import Buffer, Kind, NotDirect, Schedule
+from pycoll.schedule import Buffer, Chunks, Kind, NotDirect, Schedule
 from pycoll.schedule.step import Step, places
 
 #: (rank, step) of every receive -> (rank, step) of the sends that it takes, in fold order
@@ -44,28 +46,32 @@ def direct(
     """Return every rank's moves and the chunks of its OUT that peers write, or raise NotDirect."""
     if s.nchannels > 1:
         raise NotDirect(f"{s.name}: no direct form: it uses {s.nchannels} channels, want 1")
-    pulled: set[tuple[int, int]] = set()  # sends that the receiver fetches itself
+    into: dict[tuple[int, int], Chunks] = {}  # where a send lands; not if its receiver fetches it
     pushed: list[set[int]] = [set() for _ in s.ranks]
-    for (rank, i), sends in match(s).items():
+    matches = match(s)
+    for (rank, i), sends in matches.items():
         step = s.ranks[rank][i]
         if step.kind is Kind.RECV:
             _check_final(s, rank, i, step)
             pushed[rank].update(places(step.chunks))
+            into[sends[0]] = step.chunks
             continue
         for sender, j in sends:
             _check_untouched(s, sender, j)
-            pulled.add((sender, j))
     moves: list[list[Move]] = []
     for rank, steps in enumerate(s.ranks):
         mine: list[Move] = []
         for i, (kind, channel, chunks, peers, source) in enumerate(steps):
             here = local(chunks)
             if kind is Kind.SEND:
-                if (rank, i) not in pulled:
-                    there = remote(Where.PEER_OUT, peers[0], chunks)
+                if (rank, i) in into:
+                    there = remote(Where.PEER_OUT, peers[0], into[rank, i])
                     mine.append(Move(channel, (here,), (there,)))
             elif kind is Kind.RECV_REDUCE:
-                order = tuple(here if p == rank else _pull(p, here) for p in peers)
+                sent = {p: s.ranks[p][j].chunks for p, j in matches[rank, i]}
+                order = tuple(
+                    here if p == rank else remote(Where.PEER_IN, p, sent[p]) for p in peers
+                )
                 mine += folders[rank].fold(channel, order, here, i in completes[rank])
             elif kind is not Kind.RECV:
                 mine += local_step(kind, channel, chunks, source, i in completes[rank])
@@ -73,12 +79,9 @@ def direct(
     return moves, [frozenset(p) for p in pushed]
 
 
-def _pull(peer: int, here: Place) -> Place:
-    return Place(Where.PEER_IN, peer, here.chunk, here.chunk, here.nchunks)
-
-
 def _check_final(s: Schedule, rank: int, i: int, step: Step) -> None:
-    if step.chunks.buffer is not Buffer.OUTPUT:
+    kept = s.collective.out_extent(rank, s.size, s.nchunks)
+    if step.chunks.buffer is not Buffer.OUTPUT or not within(local(step.chunks), kept):
         raise NotDirect(
             f"{s.name}: no direct form: rank {rank} step {i}: {step}: a peer can write to out only"
         )
@@ -87,8 +90,11 @@ def _check_final(s: Schedule, rank: int, i: int, step: Step) -> None:
 def _check_untouched(s: Schedule, sender: int, j: int) -> None:
     chunks = s.ranks[sender][j].chunks
     written = (w for step in s.ranks[sender][:j] for w in step.writes())
+    apart = chunks.buffer is Buffer.INPUT and not s.collective.in_place
     if chunks.buffer is Buffer.SCRATCH or any(
-        w.buffer is Buffer.OUTPUT and not set(places(w)).isdisjoint(places(chunks)) for w in written
+        w.buffer is Buffer.OUTPUT and not set(places(w)).isdisjoint(places(chunks))
+        for w in written
+        if not apart
     ):
         raise NotDirect(
             f"{s.name}: no direct form: rank {sender} step {j}: {s.ranks[sender][j]}: its receiver "
@@ -98,27 +104,35 @@ def _check_untouched(s: Schedule, sender: int, j: int) -> None:
 
 def check_exclusive(s: Schedule, moves: list[list[Move]]) -> None:
     """Raise NotDirect where a chunk is written and touched by more than one rank."""
-    touched: dict[tuple[int, int], set[int]] = defaultdict(set)
-    written: set[tuple[int, int]] = set()
+    touched: dict[Memory, set[int]] = defaultdict(set)
+    written: set[Memory] = set()
+    kept = [s.collective.out_extent(rank, s.size, s.nchunks) for rank in range(s.size)]
     for rank, mine in enumerate(moves):
         for move in mine:
             for place in move.sources + move.destinations:
-                for key in _memory(rank, place):
+                for key in _memory(s, rank, place, kept):
                     touched[key].add(rank)
             for place in move.destinations:
-                written.update(_memory(rank, place))
-    for owner, chunk in sorted(written):
-        ranks = sorted(touched[owner, chunk])
+                written.update(_memory(s, rank, place, kept))
+    for key in sorted(written):
+        ranks = sorted(touched[key])
         if len(ranks) > 1:
             raise NotDirect(
                 f"{s.name}: no direct form: ranks {ranks[0]} and {ranks[1]} both touch chunk "
-                f"{chunk} of rank {owner}, and one of them writes it"
+                f"{key[2]} of rank {key[0]}, and one of them writes it"
             )
 
 
-def _memory(rank: int, place: Place) -> list[tuple[int, int]]:
-    # In place, IN and OUT are one memory; scratch is nobody else's.
+Memory = tuple[int, bool, int]  #: owner, whether it is an input that is never the output, place
+
+
+def _memory(s: Schedule, rank: int, place: Place, kept: list[range]) -> list[Memory]:
+    # In place, IN and OUT are one memory; scratch is nobody else's, nor is what stands for places
+    # that the output does not have.
     if place.where is Where.SCRATCH:
         return []
     owner = place.peer if place.where in (Where.PEER_IN, Where.PEER_OUT) else rank
-    return [(owner, c) for c in range(place.chunk, place.chunk + place.nchunks)]
+    reads_input = place.where in (Where.IN, Where.PEER_IN)
+    apart = reads_input and not s.collective.in_place
+    keys = range(place.place, place.place + place.nchunks)
+    return [(owner, apart, p) for p in keys if reads_input or p in kept[owner]]

@@ -32,16 +32,16 @@ def feasible(s: Schedule) -> bool:
     edges: EdgeNumbers = {}
     streams: list[list[Group]] = []
     for rank, steps in enumerate(s.ranks):
-        streams += _streams(rank, steps, edges, len(streams))
+        streams += _streams(rank, steps, s.collective.in_place, edges, len(streams))
     return _finishes(streams, len(edges))
 
 
 def _streams(
-    rank: int, steps: tuple[Step, ...], edges: EdgeNumbers, base: int
+    rank: int, steps: tuple[Step, ...], in_place: bool, edges: EdgeNumbers, base: int
 ) -> list[list[Group]]:
     """Return a rank's channels as groups; the first has number ``base``."""
     numbers = {c: base + i for i, c in enumerate(sorted({step.channel for step in steps}))}
-    after = cross_channel(accesses(steps)) if len(numbers) > 1 else None
+    after = cross_channel(accesses(steps, in_place)) if len(numbers) > 1 else None
     streams: dict[int, list[Group]] = {c: [] for c in numbers}
     done: list[tuple[int, int]] = []  # per step: its stream, groups of it done behind the step
     value: dict[int, tuple[bool, int, int]] = {}  # channel -> what its last group makes or sends

@@ -12,11 +12,12 @@ from pycoll.passes.moves import Move, Place, Where
 
 
 def forward_input(
-    moves: list[Move], nchunks: int, pushed: frozenset[int] = frozenset()
+    moves: list[Move], given: range, kept: range, pushed: frozenset[int] = frozenset()
 ) -> list[Move]:
     """Return the moves with first reads of OUT turned to IN; chunks nothing writes are copied.
 
-    ``pushed`` are the chunks of OUT that peers write.
+    ``given`` and ``kept`` are the chunks that this rank's input and output have, ``pushed``
+    those of OUT that peers write.
     """
     written: set[int] = set()
     result: list[Move] = []
@@ -24,22 +25,24 @@ def forward_input(
         sources = []
         for source in move.sources:
             if source.where is Where.OUT:
-                new = [c for c in source.memory() if c not in written]
+                new = [c for c in source.memory() if c in given and c not in written]
                 if len(new) == source.nchunks:
                     source = source._replace(where=Where.IN)
                 elif new:
                     # One operand cannot lie half in IN and half in OUT.
-                    result += _copies(move.channel, new)
+                    result += copies(move.channel, new)
                     written.update(new)
             sources.append(source)
         for destination in move.destinations:
             if destination.where is Where.OUT:
                 written.update(destination.memory())
         result.append(move._replace(sources=tuple(sources)))
-    return result + _copies(0, (c for c in range(nchunks) if c not in written | pushed))
+    left = (c for c in kept if c in given and c not in written and c not in pushed)
+    return result + copies(0, left)
 
 
-def _copies(channel: int, chunks: Iterable[int]) -> list[Move]:
+def copies(channel: int, chunks: Iterable[int]) -> list[Move]:
+    """Return the moves that copy chunks of IN to OUT."""
     runs: list[list[int]] = []
     for c in chunks:
         if runs and runs[-1][1] == c:

@@ -49,12 +49,13 @@ def _overlaps(a: Place, b: Place) -> bool:
     return not set(a.memory()).isdisjoint(b.memory())
 
 
-def drop_dead_stores(moves: list[Move], nchunks: int, limit: int) -> list[Move]:
+def drop_dead_stores(moves: list[Move], promised: range, limit: int) -> list[Move]:
     """Return the moves without stores that are overwritten before anything reads them.
 
-    A store stays where ``split`` will need it as a source: with more than ``limit`` sends.
+    ``promised`` are the chunks of OUT that the caller is given. A store stays where ``split``
+    will need it as a source: with more than ``limit`` sends.
     """
-    live = set(range(nchunks))  # at the end, all of OUT and nothing of scratch
+    live = set(promised)  # at the end, OUT and nothing of scratch
     result: list[Move] = []
     for move in reversed(moves):
         kept, sends = [], sum(map(outgoing, move.destinations))

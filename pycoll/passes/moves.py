@@ -35,7 +35,7 @@ class Place(NamedTuple):
     def memory(self) -> range:
         """Keys of this rank's memory: IN and OUT share theirs; a slot has none."""
         if self.where in (Where.IN, Where.OUT):
-            return range(self.chunk, self.chunk + self.nchunks)
+            return range(self.place, self.place + self.nchunks)
         if self.where is Where.SCRATCH:
             return range(-1 - self.place, -1 - self.place - self.nchunks, -1)
         return range(0)
@@ -64,9 +64,21 @@ def local(chunks: Chunks) -> Place:
 
 
 def remote(where: Where, peer: int, chunks: Chunks) -> Place:
-    """Return the place at (or the slot to or from) ``peer`` for a message of ``chunks``."""
-    place = 0 if where is Where.SLOT else chunks.chunk
+    """Return ``peer``'s own place of ``chunks``, or the slot to or from it for a message."""
+    place = 0 if where is Where.SLOT else chunks.place
     return Place(where, peer, place, chunks.chunk, chunks.nchunks)
+
+
+def uniform(move: Move) -> Move:
+    """Return the move with one chunk range for all its operands, as a REDUCE_COPY has one.
+
+    Right only where all blocks are equally long, so that any range says the same.
+    """
+    chunk = move.sources[0].chunk
+    return move._replace(
+        sources=tuple(p._replace(chunk=chunk) for p in move.sources),
+        destinations=tuple(p._replace(chunk=chunk) for p in move.destinations),
+    )
 
 
 def outgoing(place: Place) -> bool:

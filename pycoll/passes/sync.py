@@ -43,10 +43,10 @@ class Signal(NamedTuple):
 Item = Move | Wait | Signal
 
 
-def sync(moves: Sequence[Move], rank: int) -> dict[int, list[Item]]:
-    """Return every channel's items in order."""
+def sync(moves: Sequence[Move], rank: int, in_place: bool) -> dict[int, list[Item]]:
+    """Return every channel's items in order; ``in_place``: IN and OUT may be one memory."""
     single = len({move.channel for move in moves}) < 2
-    after = [()] * len(moves) if single else cross_channel([_access(m) for m in moves])
+    after = [()] * len(moves) if single else cross_channel([_access(m, in_place) for m in moves])
     awaited: dict[int, list[int]] = {}  # move -> channels that wait for it
     for i, earlier in enumerate(after):
         for j in earlier:
@@ -71,10 +71,10 @@ def sync(moves: Sequence[Move], rank: int) -> dict[int, list[Item]]:
     return channels
 
 
-def _access(move: Move) -> Access:
+def _access(move: Move, in_place: bool) -> Access:
     return Access(
         move.channel,
-        [k for s in move.sources for k in s.memory()],
+        [k for s in move.sources if in_place or s.where is not Where.IN for k in s.memory()],
         [k for d in move.destinations for k in d.memory()],
     )
 

@@ -5,9 +5,13 @@ tree differs from what this module would write.
 
 A Program is a header, a table of channel starts, edges, instructions and operands, all
 little-endian with fixed sizes. A *place* is where a chunk-sized piece lies in a buffer; a
-*chunk* is which piece of the message the value belongs to and so decides its byte bounds. In
-IN and OUT place and chunk are equal; SCRATCH may hold any chunk at any place; a SLOT holds the
-pieces of its chunk range packed one behind the other.
+*chunk* is which piece of the message the value belongs to and so decides how long it is. In IN
+and OUT (a rank's own or a peer's) place and chunk are equal, but where all blocks are equally
+long any chunk may lie at any place; SCRATCH may hold any chunk at any place; a SLOT holds the
+pieces of its chunk range packed one behind the other. All operands of an instruction name the
+same chunks.
+
+IN and OUT of a rank may have only some of the chunks: a Program touches no others.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from functools import lru_cache
 
-from pycoll.errors import ScheduleError
+from pycoll.errors import ScheduleError, UsageError
 from pycoll.passes import (
     Completes,
     End,
@@ -34,7 +34,7 @@ from pycoll.program.isa import (
     Space,
 )
 from pycoll.program.program import Edge, Instruction, Operand, Program
-from pycoll.schedule import Algorithm, Schedule, schedule
+from pycoll.schedule import Algorithm, Placement, Schedule, schedule
 from pycoll.schedule.evaluate import evaluate
 
 LIMITS = Limits(MAX_SOURCES, MAX_DESTINATIONS)
@@ -43,22 +43,36 @@ LOWERING = 1  #: raise when the same schedule lowers to other Programs than befo
 
 
 def compile_program(
-    algorithm: Algorithm, size: int, rank: int, *, direct: bool = False, average: bool = False
+    algorithm: Algorithm,
+    size: int,
+    rank: int,
+    *,
+    direct: bool = False,
+    average: bool = False,
+    placement: Placement | None = None,
 ) -> Program:
     """Return ``rank``'s Program; with ``direct``, NotDirect where there is no zero-copy form."""
-    return lower(schedule(algorithm, size), rank, direct=direct, average=average)
+    s = schedule(algorithm, size, placement)
+    return lower(s, rank, direct=direct, average=average)
 
 
 def compile_all(
-    algorithm: Algorithm, size: int, *, direct: bool = False, average: bool = False
+    algorithm: Algorithm,
+    size: int,
+    *,
+    direct: bool = False,
+    average: bool = False,
+    placement: Placement | None = None,
 ) -> tuple[Program, ...]:
     """Return the Programs of all ranks."""
-    s = schedule(algorithm, size)
+    s = schedule(algorithm, size, placement)
     return tuple(lower(s, rank, direct=direct, average=average) for rank in range(size))
 
 
 def lower(s: Schedule, rank: int, *, direct: bool = False, average: bool = False) -> Program:
     """Return ``rank``'s Program of a schedule."""
+    if average and not s.collective.reduces:
+        raise UsageError(f"{s.name}: {s.collective.name} folds nothing, so it has no average")
     completes = _completes(s) if average else (frozenset(),) * s.size
     if direct:
         side = _mapped(s, completes)[rank]

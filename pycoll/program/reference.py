@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pycoll.dtypes import DType, ReduceOp
-from pycoll.errors import DeadlockError, UsageError
+from pycoll.errors import DeadlockError, ScheduleError, UsageError
 from pycoll.program.arithmetic import combine, divide, storage
 from pycoll.program.isa import CHUNK_UNIT, Direction, EdgeKind, Flag, Op, Space
 from pycoll.program.program import Edge, Instruction, Operand, Program
+from pycoll.schedule import Collective, allreduce
 
 POISON = 0xA5
 Bytes = npt.NDArray[np.uint8]
@@ -34,36 +35,75 @@ def run(
     tile: int = 4096,
     slots: int = 2,
     in_place: bool = False,
+    collective: Collective = allreduce,
+    counts: Sequence[int] | None = None,
 ) -> list[npt.NDArray[Any]]:
     """Run one collective; return every rank's output.
 
-    ``inputs`` are equally long 1-d arrays, bfloat16 as uint16; with ``in_place`` they are
-    overwritten. DeadlockError says what every rank waits for.
+    ``inputs`` are 1-d arrays, bfloat16 as uint16, of what the collective gives each rank (empty
+    where that is nothing); the results are what it promises. ``counts`` are the elements of each
+    block, by default told by the inputs. With ``in_place`` input and output are one memory, and
+    the inputs may be overwritten. DeadlockError says what every rank waits for.
     """
     if tile < CHUNK_UNIT or tile % CHUNK_UNIT:
         raise UsageError(f"tile is {tile} bytes, want a positive multiple of {CHUNK_UNIT}")
+    if in_place and not collective.in_place:
+        raise UsageError(f"{collective.name} cannot be done in place")
+    size = len(programs)
+    counts = block_counts(collective, size, inputs) if counts is None else counts
+    if len(counts) != collective.nblocks(size):
+        raise UsageError(f"{len(counts)} counts, want {collective.nblocks(size)}, one for a block")
+    if collective.equal_blocks and len(set(counts)) > 1:
+        raise UsageError(f"counts are {list(counts)}, want equal ones for {collective.name}")
     for rank, x in enumerate(inputs):
-        if x.dtype != storage(dtype) or x.shape != inputs[0].shape or x.ndim != 1:
+        want = sum(counts[b] for b in collective.in_blocks(rank, size))
+        if x.dtype != storage(dtype) or x.shape != (want,):
             raise UsageError(
                 f"input of rank {rank} is {x.dtype}{list(x.shape)}, want {storage(dtype)} "
-                f"{list(inputs[0].shape)} for {dtype.name}"
+                f"[{want}] for {dtype.name}"
             )
-    world = World(programs, inputs, dtype, op, tile=tile, slots=slots, in_place=in_place)
+    blocks = [count * dtype.itemsize for count in counts]
+    world = World(programs, inputs, dtype, op, collective, blocks, tile, slots, in_place)
     world.run()
-    return [out.view(storage(dtype)) for out in world.outputs]
+    return [out.content.view(storage(dtype)) for out in world.outputs]
+
+
+def block_counts(
+    collective: Collective, size: int, inputs: Sequence[npt.NDArray[Any]]
+) -> list[int]:
+    """Return the elements of each block: equal ones, but where each input is one block."""
+    if collective.blocks == "one":
+        return [len(inputs[0])]
+    if all(collective.in_blocks(rank, size) == range(rank, rank + 1) for rank in range(size)):
+        return [len(x) for x in inputs]
+    if len(inputs[0]) % size:
+        raise UsageError(
+            f"input of rank 0 has {len(inputs[0])} elements, want a multiple of {size}"
+        )
+    return [len(inputs[0]) // size] * size
 
 
 def bounds(chunk: int, nchunks: int, nbytes: int) -> tuple[int, int]:
-    """Return the bytes [from, to) of a chunk; every bound but the last is a multiple of 64."""
+    """Return the bytes [from, to) of a chunk in a block of ``nchunks``.
+
+    Every bound but the last is a multiple of 64.
+    """
     units = -(-nbytes // CHUNK_UNIT)
     low, high = (min(nbytes, CHUNK_UNIT * (units * c // nchunks)) for c in (chunk, chunk + 1))
     return low, high
 
 
 def tile_count(nchunks: int, nbytes: int, tile: int) -> int:
-    """Return how often the LOOP runs; the same on all ranks."""
+    """Return how often the LOOP must run for a block of ``nchunks`` chunks."""
     units = -(-nbytes // CHUNK_UNIT)
     return max(1, -(-CHUNK_UNIT * -(-units // nchunks) // tile))
+
+
+class Memory(NamedTuple):
+    """A user's array: the bytes of the message from ``base`` on."""
+
+    content: Bytes
+    base: int
 
 
 class World:
@@ -75,18 +115,39 @@ class World:
         inputs: Sequence[npt.NDArray[Any]],
         dtype: DType,
         op: ReduceOp,
-        *,
+        collective: Collective,
+        blocks: Sequence[int],
         tile: int,
         slots: int,
         in_place: bool,
     ) -> None:
-        """Lay out buffers for one call."""
+        """Lay out buffers for one call on blocks of so many bytes."""
         self.dtype, self.op, self.tile, self.slots = dtype, op, tile, slots
-        self.inputs: list[Bytes] = [x.view(np.uint8) for x in inputs]
-        self.outputs: list[Bytes] = (
-            self.inputs if in_place else [_poison(x.size) for x in self.inputs]
-        )
-        self.nbytes = self.inputs[0].size
+        self.inputs: list[Memory] = []
+        self.outputs: list[Memory] = []
+        size, begin = len(programs), [0, *accumulate(blocks)]
+        for rank, x in enumerate(inputs):
+            given, kept = collective.in_blocks(rank, size), collective.out_blocks(rank, size)
+            into, out = begin[given.start], begin[kept.start]
+            source = x.view(np.uint8)
+            target = _poison(begin[kept.stop] - out)
+            if in_place and len(kept) <= len(given):
+                target = source[out - into :][: target.size]
+            elif in_place:
+                target[into - out :][: source.size] = source
+                source = target[into - out :][: source.size]
+            self.inputs.append(Memory(source, into))
+            self.outputs.append(Memory(target, out))
+        parts = programs[0].nchunks // len(blocks)
+        #: where every chunk begins, and its bytes
+        self.at: list[int] = []
+        self.length: list[int] = []
+        for start, nbytes in zip(begin, blocks, strict=False):
+            for part in range(parts):
+                low, high = bounds(part, parts, nbytes)
+                self.at.append(start + low)
+                self.length.append(high - low)
+        self.ntiles = max(tile_count(parts, nbytes, tile) for nbytes in blocks)
         self.filled: dict[EdgeKey, int] = defaultdict(int)
         self.consumed: dict[EdgeKey, int] = defaultdict(int)
         self.slot: dict[tuple[EdgeKey, int], Bytes] = {}
@@ -111,7 +172,6 @@ class Channel:
         self.pc = program.channel_starts[number]
         self.scratch = [_poison(world.tile) for _ in range(program.nscratch)]
         self.t = 0
-        self.ntiles = tile_count(program.nchunks, world.nbytes, world.tile)
         self.waits: dict[int, int] = defaultdict(int)  # edge -> WAITs passed
         self.finished = False
 
@@ -147,7 +207,7 @@ class Channel:
             self.t = 0
         elif i.op is Op.END_LOOP:
             self.t += 1
-            if self.t < self.ntiles:
+            if self.t < self.world.ntiles:
                 self.pc = i.target
         self.pc += 1
         return True
@@ -186,13 +246,10 @@ class Channel:
 
     def _pieces(self, o: Operand) -> list[Bytes]:
         """Return views of this tile's bytes of every chunk of an operand."""
-        w, nchunks = self.world, self.program.nchunks
-        spans = []
-        for chunk in range(o.chunk, o.chunk + o.nchunks):
-            low, high = bounds(chunk, nchunks, w.nbytes)
-            start = min(low + self.t * w.tile, high)
-            spans.append((start, min(start + w.tile, high)))
-        lengths = [high - low for low, high in spans]
+        w = self.world
+        begin = self.t * w.tile  # in every chunk
+        chunks = range(o.chunk, o.chunk + o.nchunks)
+        lengths = [max(0, min(w.length[c] - begin, w.tile)) for c in chunks]
         if o.space is Space.SCRATCH:
             return [self.scratch[o.place + k][:n] for k, n in enumerate(lengths)]
         if o.space is Space.SLOT:
@@ -200,8 +257,17 @@ class Channel:
             slot = self._next_slot(o)
             return [slot[a:b] for a, b in pairwise(cuts)]
         owner = o.edge if o.space in (Space.PEER_IN, Space.PEER_OUT) else self.program.rank
-        buffers = w.inputs if o.space in (Space.IN, Space.PEER_IN) else w.outputs
-        return [buffers[owner][a:b] for a, b in spans]
+        content, base = (w.inputs if o.space in (Space.IN, Space.PEER_IN) else w.outputs)[owner]
+        pieces = []
+        for k, n in enumerate(lengths):
+            at = w.at[o.place + k] + begin - base
+            if n and not 0 <= at <= content.size - n:
+                raise ScheduleError(
+                    f"rank {self.program.rank} touches {o.space.name} of rank {owner} at chunk "
+                    f"{o.place + k}, which it does not have"
+                )
+            pieces.append(content[max(at, 0) :][:n])
+        return pieces
 
     def _next_slot(self, o: Operand) -> Bytes:
         edge = self.program.edges[o.edge]

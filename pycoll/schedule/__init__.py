@@ -3,25 +3,48 @@
 from pycoll.schedule.algorithm import Algorithm
 from pycoll.schedule.builder import ScheduleBuilder
 from pycoll.schedule.chunk import Buffer, Chunks
-from pycoll.schedule.collective import COLLECTIVES, Collective, allreduce
-from pycoll.schedule.schedule import NotDirect, Schedule, schedule, trace
+from pycoll.schedule.collective import (
+    COLLECTIVES,
+    Collective,
+    allgather,
+    allreduce,
+    alltoall,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
+from pycoll.schedule.placement import FLAT, Level, Placement
+from pycoll.schedule.schedule import NotDirect, Schedule, asks_placement, schedule, trace
 from pycoll.schedule.step import Kind, Step
 from pycoll.schedule.text import dump, parse
 
 __all__ = [
     "COLLECTIVES",
+    "FLAT",
     "Algorithm",
     "Buffer",
     "Chunks",
     "Collective",
     "Kind",
+    "Level",
     "NotDirect",
+    "Placement",
     "Schedule",
     "ScheduleBuilder",
     "Step",
+    "allgather",
     "allreduce",
+    "alltoall",
+    "asks_placement",
+    "broadcast",
     "dump",
+    "gather",
     "parse",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
     "schedule",
     "trace",
 ]

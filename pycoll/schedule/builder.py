@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from pycoll.errors import ScheduleError
 from pycoll.schedule.chunk import Buffer, ChunkArray, Chunks
+from pycoll.schedule.collective import Collective, allreduce
+from pycoll.schedule.placement import FLAT, Placement
 from pycoll.schedule.step import Kind, Step, places
 
 CHANNELS = 4  #: ordered streams that a rank may open
@@ -15,10 +17,19 @@ CHANNELS = 4  #: ordered streams that a rank may open
 class ScheduleBuilder:
     """Collects one rank's steps; the order of the calls is their meaning."""
 
-    def __init__(self, size: int, rank: int) -> None:
+    def __init__(
+        self,
+        size: int,
+        rank: int,
+        collective: Collective = allreduce,
+        placement: Placement = FLAT,
+    ) -> None:
         """Start an empty side of a schedule for ``rank`` of ``size`` ranks."""
         self.size = size
         self.rank = rank
+        self.collective = collective
+        self.asked_placement = False  #: whether the algorithm has looked at it
+        self._placement = placement
         self.scratch = ChunkArray(Buffer.SCRATCH, 0)
         self.steps: list[Step] = []
         self.nscratch = 0
@@ -30,21 +41,53 @@ class ScheduleBuilder:
 
     @property
     def nchunks(self) -> int:
-        """Number of pieces that the input and the output are cut into."""
+        """Number of pieces that the message is cut into."""
         return len(self.output)
 
+    @property
+    def placement(self) -> Placement:
+        """Which ranks lie close together; an algorithm that reads it is proved per placement."""
+        self.asked_placement = True
+        return self._placement
+
     def chunks(self, n: int) -> None:
-        """Cut the input and the output into ``n`` chunks (default: size); call it first."""
+        """Cut the message into ``n`` chunks (default: size); call it first."""
         if self._chunks_fixed or self.steps:
             raise ScheduleError(f"rank {self.rank}: chunks({n}) must be the first call, once")
         if not isinstance(n, int) or n < 1:
             raise ScheduleError(f"rank {self.rank}: chunks({n!r}), want an int of at least 1")
+        try:
+            self.collective.check_chunks(n, self.size)
+        except ScheduleError as error:
+            raise ScheduleError(f"rank {self.rank}: chunks({n}): {error}") from None
         self._chunks_fixed = True
         self._cut(n)
+
+    def within(
+        self,
+        ranks: Sequence[int],
+        chunks: Chunks | Sequence[Sequence[int]] | None = None,
+        collective: Collective | None = None,
+    ) -> ScheduleBuilder:
+        """Return a builder for ``ranks`` alone, on which another algorithm can be called.
+
+        Args:
+            ranks: This rank and those that do the same with it; rank i there is ``ranks[i]``.
+            chunks: What of the message they work on: a range, cut there into equal runs, or the
+                numbers of the chunks that make up each chunk there. Default: all of it.
+            collective: What they compute on that; default: the same as here.
+
+        Raises:
+            ScheduleError: This rank is not among ``ranks``, or one is there twice.
+        """
+        from pycoll.schedule.group import Group
+
+        return Group(self, ranks, chunks, collective or self.collective)
 
     def _cut(self, n: int) -> None:
         self.input = ChunkArray(Buffer.INPUT, n)
         self.output = ChunkArray(Buffer.OUTPUT, n)
+        self._given = self.collective.in_extent(self.rank, self.size, n)
 
     @contextmanager
     def channel(self, channel: int) -> Iterator[None]:
@@ -86,6 +129,7 @@ class ScheduleBuilder:
                 self._peer("recv_reduce", peer)
         if len(order) == 1:
             return
+        self._folding("recv_reduce")
         self._reading(chunks)
         self._writing(chunks)
         self._add(Step(Kind.RECV_REDUCE, self._channel, chunks, order))
@@ -98,6 +142,7 @@ class ScheduleBuilder:
 
     def reduce(self, src: Chunks, into: Chunks) -> None:
         """Fold ``src`` into ``into``, both of this rank."""
+        self._folding("reduce")
         self._local("reduce", src, into)
         self._reading(into)
         self._writing(into)
@@ -112,10 +157,19 @@ class ScheduleBuilder:
                 f"rank {self.rank}: {call} with rank {peer}, want another of 0..{self.size - 1}"
             )
 
+    def _folding(self, call: str) -> None:
+        if not self.collective.reduces:
+            name = self.collective.name
+            raise ScheduleError(f"rank {self.rank}: {call}: {name} has no operation to fold with")
+
     def _local(self, call: str, src: Chunks, dst: Chunks) -> None:
         if src.nchunks != dst.nchunks:
             raise ScheduleError(f"rank {self.rank}: {call} {src} to {dst}: the counts differ")
-        if Buffer.SCRATCH not in (src.buffer, dst.buffer) and src.chunk != dst.chunk:
+        if (
+            Buffer.SCRATCH not in (src.buffer, dst.buffer)
+            and src.chunk != dst.chunk
+            and not self.collective.equal_blocks
+        ):
             raise ScheduleError(
                 f"rank {self.rank}: {call} {src} to {dst}: place i of in and out holds chunk i; "
                 "only scratch may hold any"
@@ -123,8 +177,6 @@ class ScheduleBuilder:
         self._reading(src)
 
     def _reading(self, chunks: Chunks) -> None:
-        if chunks.buffer is Buffer.OUTPUT:
-            return
         if chunks.buffer is Buffer.SCRATCH:
             self._touch_scratch(chunks)
             missing = [p for p in places(chunks) if p not in self._written]
@@ -132,11 +184,34 @@ class ScheduleBuilder:
                 raise ScheduleError(
                     f"rank {self.rank}: reads scratch[{-1 - missing[0]}], which nothing has written"
                 )
-        elif not self._written.isdisjoint(places(chunks)):
+        elif chunks.buffer is Buffer.OUTPUT:
+            self._reading_output(chunks)
+        elif not self._has_input(chunks):
+            low, high = self._given.start, self._given.stop
+            raise ScheduleError(
+                f"rank {self.rank}: reads {chunks}; the input that {self.collective.name} gives "
+                f"this rank is " + (f"in[{low}:{high}]" if high > low else "empty")
+            )
+        elif self.collective.in_place and not self._written.isdisjoint(places(chunks)):
             raise ScheduleError(
                 f"rank {self.rank}: reads {chunks} after out was written there; in place they are "
                 "the same memory"
             )
+
+    def _reading_output(self, chunks: Chunks) -> None:
+        stands_for_input = self.collective.in_place
+        if stands_for_input and self._has_input(chunks):
+            return
+        for p in places(chunks):
+            if p not in self._written and not (stands_for_input and p in self._given):
+                raise ScheduleError(
+                    f"rank {self.rank}: reads out[{p}], which nothing has written"
+                    + (" and the input does not hold" if stands_for_input else "")
+                )
+
+    def _has_input(self, chunks: Chunks) -> bool:
+        given = self._given
+        return given.start <= chunks.place and chunks.place + chunks.nchunks <= given.stop
 
     def _writing(self, chunks: Chunks) -> None:
         if chunks.buffer is Buffer.INPUT:

@@ -55,6 +55,21 @@ class ChunkArray:
     def __len__(self) -> int:
         return self._nchunks
 
+    def around(self, start: int, n: int) -> tuple[Chunks, ...]:
+        """Return the ``n`` chunks from ``start`` on, wrapping round, as one or two ranges."""
+        if not 1 <= n <= self._nchunks:
+            name = BUFFER_NAMES[self._buffer]
+            raise ScheduleError(
+                f"{name}.around({start}, {n}): want 1 to {self._nchunks} chunks"
+                if self._nchunks
+                else f"{name}.around({start}, {n}): scratch has no end to wrap round"
+            )
+        start %= self._nchunks
+        end = start + n
+        if end <= self._nchunks:
+            return (self[start:end],)
+        return (self[start : self._nchunks], self[: end - self._nchunks])
+
     def _range(self, index: slice) -> Chunks:
         name, n = BUFFER_NAMES[self._buffer], self._nchunks
         start = 0 if index.start is None else index.start

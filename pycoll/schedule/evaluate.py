@@ -1,7 +1,8 @@
 """Run a Schedule on symbols: which chunk scratch holds, when a value is whole, how deep it is.
 
 A place holds (chunk, contributions as bits, depth); depth counts the messages on the longest
-chain that the value depends on. Messages are never lost or bounded here: what finite slots do
+chain that the value depends on. Where all blocks are equally long any place may hold any chunk;
+which one is then left open. Messages are never lost or bounded here: what finite slots do
 is the verifier's matter.
 """
 
@@ -49,15 +50,18 @@ class _Evaluator:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.full = (1 << schedule.size) - 1
+        self.equal = schedule.collective.equal_blocks
+        self.inputs = [_input(schedule, rank) for rank in range(schedule.size)]
+        # In place the output holds the input at first.
         self.held: list[dict[int, Value]] = [
-            {c: Value(c, 1 << rank, 0) for c in range(schedule.nchunks)}
-            for rank in range(schedule.size)
+            dict(given) if schedule.collective.in_place else {} for given in self.inputs
         ]
         self.fifo: dict[EdgeKey, deque[tuple[Value, ...]]] = defaultdict(deque)
         self.resolved = [list(steps) for steps in schedule.ranks]
         self.completes: list[set[int]] = [set() for _ in schedule.ranks]
         self.done: list[list[bool]] = [[False] * len(steps) for steps in schedule.ranks]
-        self.after = [cross_channel(accesses(steps)) for steps in schedule.ranks]
+        in_place = schedule.collective.in_place
+        self.after = [cross_channel(accesses(steps, in_place)) for steps in schedule.ranks]
         self.depth = 0
         self.mixed = ""
 
@@ -96,16 +100,17 @@ class _Evaluator:
         step = self.schedule.ranks[rank][i]
         self.done[rank][i] = True
         if step.kind is Kind.SEND:
-            message = tuple(v._replace(depth=v.depth + 1) for v in self._read(rank, step.chunks))
-            self.depth = max(self.depth, message[0].depth)
+            read = self._read(rank, step.chunks)
+            message = tuple(v._replace(depth=v.depth + 1) for v in read)
+            self.depth = max(self.depth, *(v.depth for v in message))
             self.fifo[rank, step.peers[0], step.channel].append(message)
-            self.resolved[rank][i] = step._replace(chunks=_resolve(step.chunks, message))
+            self.resolved[rank][i] = step._replace(chunks=self._resolve(step.chunks, message))
             return
         operands = []
         if step.kind is Kind.COPY or step.kind is Kind.REDUCE:
             assert step.source is not None
             operands.append(self._read(rank, step.source))
-            step = step._replace(source=_resolve(step.source, operands[0]))
+            step = step._replace(source=self._resolve(step.source, operands[0]))
             if step.kind is Kind.REDUCE:
                 operands.insert(0, self._read(rank, step.chunks))
         for peer in step.peers:
@@ -121,7 +126,7 @@ class _Evaluator:
             chunks = {v.chunk for v in values}
             if step.chunks.buffer is Buffer.OUTPUT:
                 chunks.add(place)
-            if len(chunks) != 1:
+            if len(chunks) != 1 and not self.equal:
                 raise ScheduleError(f"{where}: mixes chunks {sorted(chunks)}")
             contributions = 0
             for v in values:
@@ -139,30 +144,57 @@ class _Evaluator:
                 )
             self.completes[rank].add(i)
         held = self._read(rank, step.chunks)
-        self.resolved[rank][i] = step._replace(chunks=_resolve(step.chunks, held))
+        self.resolved[rank][i] = step._replace(chunks=self._resolve(step.chunks, held))
 
     def _read(self, rank: int, chunks: Chunks) -> tuple[Value, ...]:
-        return tuple(self.held[rank][p] for p in places(chunks))
+        apart = chunks.buffer is Buffer.INPUT and not self.schedule.collective.in_place
+        held = self.inputs[rank] if apart else self.held[rank]
+        try:
+            return tuple(held[p] for p in places(chunks))
+        except KeyError:
+            raise ScheduleError(
+                f"{self.schedule.name}: rank {rank} reads {chunks}, which nothing has written"
+            ) from None
+
+    def _resolve(self, chunks: Chunks, values: tuple[Value, ...]) -> Chunks:
+        if chunks.buffer is not Buffer.SCRATCH:
+            return chunks
+        if self.equal:
+            # A chunk says how long a value is; where all are equally long the first ones serve.
+            if chunks.nchunks > self.schedule.nchunks:
+                want = self.schedule.nchunks
+                raise ScheduleError(f"{chunks}: {chunks.nchunks} chunks, want at most {want}")
+            return chunks._replace(chunk=0)
+        first = values[0].chunk
+        if [v.chunk for v in values] != list(range(first, first + len(values))):
+            held = [v.chunk for v in values]
+            raise ScheduleError(f"{chunks} holds chunks {held}; a range must hold adjacent ones")
+        return chunks._replace(chunk=first)
 
 
-def accesses(steps: tuple[Step, ...]) -> list[Access]:
-    """Return what every step touches, for ``cross_channel``."""
+def _input(s: Schedule, rank: int) -> dict[int, Value]:
+    """Return what the input of a rank holds, by place."""
+    blocks = s.collective.nblocks(s.size)
+    parts, given = s.nchunks // blocks, {}
+    for block in s.collective.in_blocks(rank, s.size):
+        ranks = s.collective.before(rank, block, s.size)
+        assert ranks is not None
+        bits = sum(1 << r for r in ranks)
+        for chunk in range(block * parts, (block + 1) * parts):
+            given[chunk] = Value(chunk, bits, 0)
+    return given
+
+
+def accesses(steps: tuple[Step, ...], in_place: bool) -> list[Access]:
+    """Return what every step touches, for ``cross_channel``.
+
+    Where input and output are never one memory nothing writes what a read of the input reads.
+    """
     return [
         Access(
             step.channel,
-            [p for c in step.reads() for p in places(c)],
+            [p for c in step.reads() if in_place or c.buffer != Buffer.INPUT for p in places(c)],
             [p for c in step.writes() for p in places(c)],
         )
         for step in steps
     ]
-
-
-def _resolve(chunks: Chunks, values: tuple[Value, ...]) -> Chunks:
-    if chunks.buffer is not Buffer.SCRATCH:
-        return chunks
-    first = values[0].chunk
-    if [v.chunk for v in values] != list(range(first, first + len(values))):
-        raise ScheduleError(
-            f"{chunks} holds chunks {[v.chunk for v in values]}; a range must hold adjacent ones"
-        )
-    return chunks._replace(chunk=first)

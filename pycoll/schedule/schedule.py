@@ -6,13 +6,14 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from pycoll.errors import ScheduleError, UsageError
 from pycoll.schedule.algorithm import Algorithm
 from pycoll.schedule.builder import ScheduleBuilder
 from pycoll.schedule.chunk import Buffer, Chunks
 from pycoll.schedule.collective import Collective
+from pycoll.schedule.placement import FLAT, Placement
 from pycoll.schedule.step import Kind, Step
 
 
@@ -71,23 +72,53 @@ class Schedule:
         return dump(self)
 
 
-def _trace(algorithm: Algorithm, size: int, rank: int) -> ScheduleBuilder:
-    builder = ScheduleBuilder(size, rank)
+def _trace(algorithm: Algorithm, size: int, rank: int, placement: Placement) -> ScheduleBuilder:
+    builder = ScheduleBuilder(size, rank, algorithm.collective, placement)
     algorithm(builder)
     return builder
 
 
-def trace(algorithm: Algorithm, size: int, rank: int) -> tuple[Step, ...]:
+def trace(
+    algorithm: Algorithm, size: int, rank: int, placement: Placement = FLAT
+) -> tuple[Step, ...]:
     """Return the steps that ``algorithm`` writes for one rank, unchecked against its peers."""
-    return tuple(_trace(algorithm, size, rank).steps)
+    return tuple(_trace(algorithm, size, rank, placement).steps)
 
 
-@lru_cache(maxsize=64)
-def schedule(algorithm: Algorithm, size: int) -> Schedule:
+#: Schedules by algorithm, size and placement; None for the placement where no rank asked for it.
+_known: dict[tuple[Algorithm, int, Placement | None], Schedule] = {}
+KNOWN = 64  #: schedules that are kept
+
+
+def schedule(algorithm: Algorithm, size: int, placement: Placement | None = None) -> Schedule:
     """Return ``algorithm``'s schedule for ``size`` ranks; every message has both its ends."""
+    placement = placement or FLAT
+    found = _known.get((algorithm, size, None)) or _known.get((algorithm, size, placement))
+    if found is None:
+        found, asked = _build(algorithm, size, placement)
+        while len(_known) >= KNOWN:
+            _known.pop(next(iter(_known)), None)
+        _known[algorithm, size, placement if asked else None] = found
+    return found
+
+
+def asks_placement(algorithm: Algorithm, size: int, placement: Placement | None = None) -> bool:
+    """Tell whether the schedule depends on the placement."""
+    schedule(algorithm, size, placement)
+    return (algorithm, size, None) not in _known
+
+
+def _build(algorithm: Algorithm, size: int, placement: Placement) -> tuple[Schedule, bool]:
+    """Return the schedule, and whether any rank asked for the placement."""
     if size < 1:
         raise UsageError(f"{algorithm.name}: size is {size}, want at least 1")
-    builders = [_trace(algorithm, size, rank) for rank in range(size)]
+    for level in placement.levels:
+        if len(level.groups) != size:
+            raise UsageError(
+                f"{algorithm.name}: size is {size}, but level {level.name!r} of the placement "
+                f"has {len(level.groups)} ranks"
+            )
+    builders = [_trace(algorithm, size, rank, placement) for rank in range(size)]
     nchunks = builders[0].nchunks
     for b in builders:
         if b.nchunks != nchunks:
@@ -108,8 +139,8 @@ def schedule(algorithm: Algorithm, size: int) -> Schedule:
         # Which chunk a place of scratch holds is known only to the sender.
         from pycoll.schedule.evaluate import evaluate
 
-        return evaluate(result).resolved
-    return result
+        result = evaluate(result).resolved
+    return result, any(b.asked_placement for b in builders)
 
 
 EdgeKey = tuple[int, int, int]  #: source, destination, channel
@@ -132,7 +163,11 @@ def messages(s: Schedule) -> Iterator[tuple[EdgeKey, list[Chunks], list[Chunks]]
 
 
 def check_messages(s: Schedule) -> None:
-    """Raise ScheduleError unless the n-th send and receive of every edge carry the same chunks."""
+    """Raise ScheduleError unless the n-th send and receive of every edge carry the same chunks.
+
+    Where all blocks are equally long, and through scratch, the same number of chunks will do.
+    """
+    by_number = s.collective.equal_blocks
     for (source, destination, channel), sends, receives in messages(s):
         where = f"{s.name}: channel {channel}: rank {source}"
         if len(sends) != len(receives):
@@ -142,7 +177,8 @@ def check_messages(s: Schedule) -> None:
             )
         for n, (sent, received) in enumerate(zip(sends, receives, strict=True)):
             if sent.nchunks != received.nchunks or (
-                Buffer.SCRATCH not in (sent.buffer, received.buffer)
+                not by_number
+                and Buffer.SCRATCH not in (sent.buffer, received.buffer)
                 and sent.chunk != received.chunk
             ):
                 raise ScheduleError(

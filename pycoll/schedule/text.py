@@ -10,7 +10,7 @@ from pycoll.schedule.collective import COLLECTIVES
 from pycoll.schedule.schedule import Schedule, check_messages
 from pycoll.schedule.step import Kind, Step
 
-_HEAD = re.compile(r"schedule (\S+) (\S+) size (\d+) chunks (\d+) scratch (\d+)")
+_HEAD = re.compile(r"schedule (\S+) (\S+) size ([1-9]\d*) chunks ([1-9]\d*) scratch (\d+)")
 _STEP = re.compile(
     r"(?:\[(?P<channel>\d)\] )?(?P<kind>send|recv_reduce|recv|copy|reduce) (?P<first>\S+) "
     r"(?:to|from|into) (?P<rest>.+)"
@@ -43,6 +43,7 @@ def parse(text: str) -> Schedule:
             f"N scratch N' with a collective of {', '.join(COLLECTIVES)}"
         )
     size, nchunks, nscratch = (int(head[i]) for i in (3, 4, 5))
+    COLLECTIVES[head[2]].check_chunks(nchunks, size)
     ranks: list[list[Step]] = []
     for number, line in enumerate(lines[1:], 2):
         if line == f"rank {len(ranks)}" and len(ranks) < size:

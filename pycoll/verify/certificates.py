@@ -41,6 +41,11 @@ class Form(NamedTuple):
 FORMS = tuple(Form(direct, average) for direct in (False, True) for average in (False, True))
 
 
+def forms(algorithm: Algorithm) -> tuple[Form, ...]:
+    """Return the forms that an algorithm can have: averages only where it folds."""
+    return tuple(f for f in FORMS if algorithm.collective.reduces or not f.average)
+
+
 @cache
 def source_digest(patterns: tuple[str, ...] = PIPELINE) -> str:
     """Return a digest of the package's files that match, or "" where there is no source."""

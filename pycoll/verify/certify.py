@@ -1,4 +1,8 @@
-"""``python -m pycoll.verify.certify``: prove every built-in and write the certificates."""
+"""``python -m pycoll.verify.certify``: prove every built-in and write the certificates.
+
+All are proved for flat placements. An algorithm that looks at the placement and refuses a flat one
+has no certificate: it is proved when a job has another.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,10 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
-from pycoll.algorithms import BUILTIN, get
-from pycoll.schedule import NotDirect
-from pycoll.verify.certificates import FILE, FORMS, Form, digest
+from pycoll.algorithms import BUILTIN, Algorithm, get
+from pycoll.errors import ScheduleError
+from pycoll.schedule import NotDirect, ScheduleBuilder
+from pycoll.verify.certificates import FILE, Form, digest, forms
 from pycoll.verify.prove import verify
 
 SIZES = (1, 64)
@@ -21,10 +26,11 @@ SLOTS = 2  #: the fewest that the engine uses; a proof holds with more
 def prove(task: tuple[str, str, int, Form]) -> bool:
     """Prove one form at one size; False where there is no such form."""
     collective, name, size, form = task
+    algorithm = get(name, collective)
     try:
         return bool(
             verify(
-                get(name, collective),
+                algorithm,
                 size,
                 slots=SLOTS,
                 direct=form.direct,
@@ -33,6 +39,21 @@ def prove(task: tuple[str, str, int, Form]) -> bool:
         )
     except NotDirect:
         return False
+    except ScheduleError:
+        if refuses_flat(algorithm, size):
+            return False
+        raise
+
+
+def refuses_flat(algorithm: Algorithm, size: int) -> bool:
+    """Tell whether a rank asks for the placement and raises at what it sees."""
+    for rank in range(size):
+        b = ScheduleBuilder(size, rank, algorithm.collective)
+        try:
+            algorithm(b)
+        except ScheduleError:
+            return b.asked_placement
+    return False
 
 
 def certify(sizes: tuple[int, int], workers: int | None = None) -> dict[str, dict[str, object]]:
@@ -44,16 +65,16 @@ def certify(sizes: tuple[int, int], workers: int | None = None) -> dict[str, dic
         proved = dict(zip(tasks, pool.map(prove, tasks, chunksize=4), strict=True))
     table: dict[str, dict[str, object]] = {}
     for a in BUILTIN:
-        forms = {}
-        for form in FORMS:
+        found_forms = {}
+        for form in forms(a):
             sized = range(sizes[0], sizes[1] + 1)
             found = [n for n in sized if proved[a.collective.name, a.name, n, form]]
             if found:
-                forms[str(form)] = spans(found)
+                found_forms[str(form)] = spans(found)
         table[f"{a.collective.name}/{a.name}"] = {
             "digest": digest(a),
             "slots": SLOTS,
-            "forms": forms,
+            "forms": found_forms,
         }
     return table
 
@@ -72,7 +93,7 @@ def spans(sizes: list[int]) -> list[tuple[int, int]]:
 def _tasks(sizes: tuple[int, int]) -> Iterator[tuple[str, str, int, Form]]:
     for a in BUILTIN:
         for size in range(sizes[0], sizes[1] + 1):
-            for form in FORMS:
+            for form in forms(a):
                 yield a.collective.name, a.name, size, form
 
 

@@ -112,6 +112,7 @@ def _check_output(machine: Machine, average: bool) -> None:
             first = tile * machine.tile_stride + rank * network.stride
             held = machine.memory[first : first + n]
             wanted = values.after[rank * n : rank * n + n]
+            origins = values.origin[rank * n : rank * n + n]
             for chunk, (value, want) in enumerate(zip(held, wanted, strict=True)):
                 if want is None:
                     continue
@@ -119,6 +120,11 @@ def _check_output(machine: Machine, average: bool) -> None:
                     text = f"never writes chunk {chunk} of OUT"
                 elif values.ranks[value] != want:
                     text = _difference(chunk, values.ranks[value], want)
+                elif values.chunks[value] != origins[chunk]:
+                    text = (
+                        f"chunk {chunk} of OUT holds chunk {values.chunks[value]} of "
+                        f"{rank_names(want)}, want chunk {origins[chunk]}"
+                    )
                 elif average and network.size > 1 and value not in values.scaled:
                     text = f"chunk {chunk} of OUT holds a sum that was never divided"
                 elif not average and value in values.scaled:

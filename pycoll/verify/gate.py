@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pycoll.algorithms import Algorithm
 from pycoll.errors import ScheduleError
-from pycoll.schedule import schedule
+from pycoll.schedule import Placement, asks_placement, schedule
 from pycoll.verify import cache as disk
 from pycoll.verify.certificates import Form, certified
 from pycoll.verify.prove import Verdict, verify
@@ -24,16 +24,21 @@ def gate(
     cache: Path | None = None,
     limit: int = LIMIT,
     unproved: bool = False,
+    placement: Placement | None = None,
 ) -> Verdict:
     """Return why this may run: a certificate, a proof kept in ``cache``, or a new proof.
 
+    Certificates are of flat placements: they do not cover an algorithm that asks for another.
     Above ``limit`` ranks nothing is proved; then only a certificate or ``unproved`` opens.
 
     Raises:
         ScheduleError: It is wrong (see ``verify_programs``), or too large to be proved.
     """
     form = Form(direct, average)
-    if certified(algorithm, size, slots, form):
+    flat = placement is None or placement.flat
+    if certified(algorithm, size, slots, form) and (
+        flat or not asks_placement(algorithm, size, placement)
+    ):
         return Verdict(algorithm.name, size, slots, (), 0, 0.0, "certificate")
     if size > limit:
         if unproved:
@@ -42,12 +47,14 @@ def gate(
             f"{algorithm.name} at {size} ranks has no certificate, and above {limit} ranks nothing "
             "is proved on the spot; raise the limit, or pass unproved=True to run it as it is"
         )
-    key = disk.key(schedule(algorithm, size), slots, form) if cache is not None else ""
+    key = disk.key(schedule(algorithm, size, placement), slots, form) if cache is not None else ""
     if cache is not None and key:
         known = disk.load(cache, key)
         if known is not None:
             return known
-    verdict = verify(algorithm, size, slots=slots, direct=direct, average=average)
+    verdict = verify(
+        algorithm, size, slots=slots, direct=direct, average=average, placement=placement
+    )
     if cache is not None and key:
         disk.store(cache, key, verdict)
     return verdict

@@ -145,7 +145,7 @@ class Machine:
     def _fold(self, thread: int, at: int, step: Step, offset: int) -> None:
         """Run one REDUCE_COPY; a range of chunks is a list of values."""
         _, n, chunk, sources, destinations, scale = step
-        memory, values = self.memory, self.values
+        memory, values, in_place = self.memory, self.values, self.network.in_place
         if self.order is not None:
             self.order.access(thread, at, step, offset)
         total: list[int] | None = None
@@ -155,7 +155,7 @@ class Machine:
                 got = self._message(thread, at, index, chunk, n)
             elif kind == INPUT:
                 got = self.inputs[index : index + n]
-                present = memory[index + offset : index + offset + n]
+                present = memory[index + offset : index + offset + n] if in_place else ()
                 if any(present) and any(p not in (0, g) for p, g in zip(present, got, strict=True)):
                     place = self.network.place(index)
                     raise self._wrong(
@@ -172,7 +172,7 @@ class Machine:
                 if 0 in got:
                     place = self.network.place(index + got.index(0))
                     raise self._wrong(thread, at, f"reads {place}, which was never written", chunk)
-                if kind == SCRATCH:
+                if kind == SCRATCH and not self.network.equal_blocks:
                     held = [values.chunks[v] for v in got]
                     if held != [*range(chunk, chunk + n)]:
                         text = f"reads chunk {chunk} at {self.network.place(index)}, which holds"
@@ -210,7 +210,7 @@ class Machine:
         if got is None:
             raise self._wrong(thread, at, "reads a slot that was signalled but never filled", chunk)
         first = self.values.chunks[got[0]]
-        if first != chunk or len(got) != n:
+        if len(got) != n or (first != chunk and not self.network.equal_blocks):
             raise self._wrong(
                 thread,
                 at,

@@ -23,6 +23,7 @@ from pycoll.program.isa import (
     Space,
 )
 from pycoll.program.program import Edge, Instruction, Operand, Program
+from pycoll.schedule.collective import Collective
 from pycoll.verify.finding import At, finding
 
 # What a thread does in one step; the argument is an edge unless said otherwise.
@@ -74,6 +75,10 @@ class Network:
     nchunks: int
     stride: int
     direct: bool
+    in_place: bool  #: IN and OUT may be one memory
+    equal_blocks: bool  #: a chunk may lie in the place of any other
+    given: list[range]  #: chunks that IN of each rank has
+    kept: list[range]  #: chunks that OUT of each rank has
     threads: list[Thread] = field(default_factory=list)
     links: list[Link] = field(default_factory=list)
     thread_of: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -95,14 +100,21 @@ class Network:
         return f"scratch place {place - self.nchunks} of rank {self.owner(index)}"
 
 
-def build(programs: Sequence[Program]) -> Network:
+def build(programs: Sequence[Program], collective: Collective) -> Network:
     """Check the Programs one by one and against each other; return their network."""
     if not programs:
         raise ScheduleError("there are no programs to verify")
-    first = programs[0]
+    first, ranks = programs[0], range(len(programs))
+    if first.nchunks < 1:
+        raise ScheduleError(f"program 0 has {first.nchunks} chunks, want at least 1")
+    collective.check_chunks(first.nchunks, len(programs))
     network = Network(
         size=len(programs),
         nchunks=first.nchunks,
+        in_place=collective.in_place,
+        equal_blocks=collective.equal_blocks,
+        given=[collective.in_extent(rank, len(programs), first.nchunks) for rank in ranks],
+        kept=[collective.out_extent(rank, len(programs), first.nchunks) for rank in ranks],
         stride=first.nchunks + max(p.nscratch for p in programs),
         direct=bool(first.flags & ProgramFlag.DIRECT),
     )
@@ -116,7 +128,7 @@ def build(programs: Sequence[Program]) -> Network:
     for rank, program in enumerate(programs):
         owners: dict[int, int] = {}  # scratch place -> channel
         for channel in range(len(program.channel_starts)):
-            translator = _Translator(network, program, channel, ends[rank], owners)
+            translator = _Translator(network, collective, program, channel, ends[rank], owners)
             translator.run(network.threads[network.thread_of[rank, channel]].code)
             widest = max(widest, translator.widest)
     if first.widest < widest:
@@ -149,8 +161,6 @@ def _check_header(rank: int, program: Program, first: Program, size: int) -> Non
             f"program {rank}: channels start at {starts} among {n} instructions; "
             "want ascending starts from 0 and at least one instruction each"
         )
-    if program.nchunks < 1:
-        raise ScheduleError(f"program {rank} has {program.nchunks} chunks, want at least 1")
 
 
 def _link(programs: Sequence[Program], network: Network) -> list[list[tuple[int, int]]]:
@@ -216,12 +226,14 @@ class _Translator:
     def __init__(
         self,
         network: Network,
+        collective: Collective,
         program: Program,
         channel: int,
         ends: list[tuple[int, int]],
         scratch_owners: dict[int, int],
     ) -> None:
         self.network = network
+        self.collective = collective
         self.program = program
         self.channel = channel
         self.ends = ends
@@ -304,6 +316,8 @@ class _Translator:
         flags = int(i.flags)
         if flags not in (0, int(Flag.SCALE)):
             raise self.fail(f"has flags {flags:#x}, want 0 or SCALE")
+        if (len(sources) > 1 or flags) and not self.collective.reduces:
+            raise self.fail(f"folds or divides, but {self.collective.name} has no operation")
         chunk, n = sources[0].chunk, sources[0].nchunks
         if n < 1 or chunk < 0 or chunk + n > self.network.nchunks:
             raise self.fail(f"chunks {chunk} to {chunk + n - 1} of {self.network.nchunks}")
@@ -316,7 +330,7 @@ class _Translator:
                 if kind == other[0] and abs(index - other[1]) < (1 if kind == MESSAGE else n):
                     raise self.fail("its destinations overlap")
             for other in taken:
-                if kind == other[0] == SCRATCH and 0 < abs(index - other[1]) < n:
+                if kind == other[0] != MESSAGE and 0 < abs(index - other[1]) < n:
                     raise self.fail("a source and a destination overlap in part")
         return (FOLD, n, chunk, taken, into, flags != 0)
 
@@ -331,7 +345,7 @@ class _Translator:
             return self.slot(o, n, written)
         if space == Space.SCRATCH:
             return self.scratch(place, n)
-        if place != chunk:
+        if place != chunk and not self.network.equal_blocks:
             raise self.fail(f"chunk {chunk} lies at place {place} of {space.name}")
         if space in (Space.PEER_IN, Space.PEER_OUT):
             if not self.network.direct:
@@ -339,12 +353,17 @@ class _Translator:
             rank = o.edge
             if not 0 <= rank < self.network.size or rank == self.program.rank:
                 raise self.fail(f"{space.name} of rank {rank}, which is no peer")
-        index = rank * self.network.stride + place
-        if space in (Space.IN, Space.PEER_IN):
-            if written:
-                raise self.fail(f"writes {space.name}")
-            return (INPUT, index)
-        return (OUTPUT, index)
+        index, reads_input = rank * self.network.stride + place, space in (Space.IN, Space.PEER_IN)
+        if reads_input and written:
+            raise self.fail(f"writes {space.name}")
+        has = (self.network.given if reads_input else self.network.kept)[rank]
+        if not has.start <= place <= has.stop - n:
+            raise self.fail(
+                f"touches {space.name} of rank {rank} at chunks {place} to {place + n - 1}, but "
+                f"{self.collective.name} gives it "
+                + (f"{has.start} to {has.stop - 1}" if has else "none")
+            )
+        return (INPUT if reads_input else OUTPUT, index)
 
     def slot(self, o: Operand, n: int, written: bool) -> tuple[int, int]:
         if not 0 <= o.edge < len(self.ends):

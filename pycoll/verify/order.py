@@ -6,6 +6,7 @@ place and the reads since then are kept: an older access that is ordered before 
 before whatever they are ordered before (FastTrack).
 
 IN and OUT of a rank count as the same memory, as they are in place; apart they conflict less.
+Where a collective cannot be in place, IN is memory that nobody writes.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class Order:
         _, n, _, sources, destinations, _ = fold
         known, now = self.known[thread], (thread, self.time[thread], step)
         for kind, index in sources:
-            if kind != MESSAGE:
+            if kind == INPUT and not self.network.in_place:
+                self._touch(index, now)
+            elif kind != MESSAGE:
                 for place in range(index + offset, index + offset + n):
                     write = self.writes.get(place)
                     if write is not None and write[1] > known[write[0]] and write[0] != thread:

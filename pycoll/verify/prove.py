@@ -15,7 +15,7 @@ from pycoll.algorithms import Algorithm, get
 from pycoll.errors import UsageError
 from pycoll.program.lower import compile_all
 from pycoll.program.program import Program
-from pycoll.schedule.collective import Collective
+from pycoll.schedule import Collective, Placement
 from pycoll.verify.ending import check_ending
 from pycoll.verify.machine import Machine
 from pycoll.verify.network import build
@@ -52,7 +52,9 @@ def verify_programs(
     if slots < 1:
         raise UsageError(f"slots is {slots}, want at least 1")
     began = time.perf_counter()
-    network = build(programs)
+    if average and not collective.reduces:
+        raise UsageError(f"{collective.name} folds nothing, so it has no average")
+    network = build(programs, collective)
     values = Values(collective, network.size, network.nchunks)
     unrollings = (1, 2, slots + 2)
     for tiles in unrollings:
@@ -78,15 +80,26 @@ def verify(
     slots: int = 2,
     direct: bool = False,
     average: bool = False,
+    collective: str | None = None,
+    placement: Placement | None = None,
 ) -> Verdict:
     """Prove an algorithm (a built-in by its name) at ``size`` ranks, or raise what is wrong.
 
-    First the schedule is checked, whose errors are nearer to the source: every send has its
-    receive. Then the Programs that it lowers to are proved, see ``verify_programs``. ``direct``
+    Several built-ins may have one name; ``collective`` (default: allreduce) says which is meant.
+    A proof of an algorithm that asks for the ``placement`` is of that placement only. ``direct``
     asks for the zero-copy form, ``average`` for the Programs that divide by the size.
+
+    First the schedule is checked, whose errors are nearer to the source: every send has its
+    receive. Then the Programs that it lowers to are proved, see ``verify_programs``.
     """
     began = time.perf_counter()
-    chosen = get(algorithm) if isinstance(algorithm, str) else algorithm
-    programs = compile_all(chosen, size, direct=direct, average=average)
-    verdict = verify_programs(programs, chosen.collective, slots=slots, average=average)
-    return replace(verdict, name=chosen.name, seconds=time.perf_counter() - began)
+    if isinstance(algorithm, str):
+        algorithm = get(algorithm, collective or "allreduce")
+    elif collective not in (None, algorithm.collective.name):
+        raise UsageError(
+            f"collective is {collective!r}, but {algorithm.name} is an algorithm for "
+            f"{algorithm.collective.name}"
+        )
+    programs = compile_all(algorithm, size, direct=direct, average=average, placement=placement)
+    verdict = verify_programs(programs, algorithm.collective, slots=slots, average=average)
+    return replace(verdict, name=algorithm.name, seconds=time.perf_counter() - began)

@@ -20,16 +20,18 @@ class WrongValueError(Exception):
 class Values:
     """All values of one verification; 0 stands for memory that was never written.
 
-    The leaf of (rank, chunk) is ``1 + rank * nchunks + chunk``, so a range of chunks of one
-    rank's input is a range of values.
+    Tables are by ``rank * nchunks + chunk``. The leaf of (rank, chunk) is one more than that, so
+    a range of chunks of one rank's input is a range of values.
     """
 
     def __init__(self, collective: Collective, size: int, nchunks: int) -> None:
         self.size = size
         self.nchunks = nchunks
+        self.parts = nchunks // collective.nblocks(size)
         self.everyone = (1 << size) - 1
-        self.before = _table(collective.before, size, nchunks)
-        self.after = _table(collective.after, size, nchunks)
+        self.before = self._table(collective.before)
+        self.after = self._table(collective.after)  #: contributions that OUT must hold
+        self.origin = self._origins(collective)  #: chunk of the contributors that OUT must hold
         self.ranks = [0, *(b or 0 for b in self.before)]
         self.chunks = [-1, *(c for _ in range(size) for c in range(nchunks))]
         self.children: list[tuple[int, ...]] = [()] * len(self.ranks)
@@ -38,6 +40,27 @@ class Values:
         self.scaled: set[int] = set()
         self.same_bits = collective.same_bits
         self.agreed: dict[int, int] = {}  # chunk -> the value that the first rank ends with
+
+    def _table(self, rule: Rule) -> list[int | None]:
+        """Evaluate a rule for every rank and chunk, sets as bits."""
+        bits: dict[frozenset[int], int] = {}
+        table: list[int | None] = []
+        for rank in range(self.size):
+            for block in range(self.nchunks // self.parts):
+                ranks = rule(rank, block, self.size)
+                if ranks is not None and ranks not in bits:
+                    bits[ranks] = sum(1 << r for r in ranks)
+                table += [None if ranks is None else bits[ranks]] * self.parts
+        return table
+
+    def _origins(self, collective: Collective) -> list[int]:
+        """Return the chunk whose value is promised in every place of OUT."""
+        parts, table = self.parts, list[int]()
+        for rank in range(self.size):
+            for block in range(self.nchunks // parts):
+                first = collective.origin(rank, block, self.size) * parts
+                table += range(first, first + parts)
+        return table
 
     def leaf(self, rank: int, chunk: int) -> int:
         """Return the value of ``chunk`` of ``rank``'s input."""
@@ -94,22 +117,6 @@ class Values:
         if len(children) == 1:
             return f"{self.text(children[0], depth)}/size"
         return "(" + "+".join(self.text(c, depth - 1) for c in children) + ")"
-
-
-def _table(rule: Rule, size: int, nchunks: int) -> list[int | None]:
-    """Evaluate a rule for every rank and chunk, sets as bits."""
-    bits: dict[frozenset[int], int] = {}
-    table: list[int | None] = []
-    for rank in range(size):
-        for chunk in range(nchunks):
-            ranks = rule(rank, chunk, size)
-            if ranks is None:
-                table.append(None)
-                continue
-            if ranks not in bits:
-                bits[ranks] = sum(1 << r for r in ranks)
-            table.append(bits[ranks])
-    return table
 
 
 def rank_names(bits: int) -> str:

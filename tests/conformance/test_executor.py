@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -17,19 +17,18 @@ import joined
 import numpy as np
 import numpy.typing as npt
 import pytest
+from material import Array, contribution, nan_of
 
 import pycoll
 from pycoll.algorithms import BUILTIN
 from pycoll.bootstrap import detect
-from pycoll.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, FLOAT64, DType, ReduceOp
+from pycoll.dtypes import DTYPES, DType, ReduceOp
 from pycoll.program import reference
-from pycoll.program.arithmetic import narrow, storage
 from pycoll.program.lower import compile_all
 from pycoll.program.program import Program
 from pycoll.runtime import bindings
-from pycoll.schedule import Algorithm, NotDirect
+from pycoll.schedule import COLLECTIVES, Algorithm, Collective, NotDirect
 
-Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
 #: Slots per edge, by size: two is the least there is.
@@ -42,9 +41,6 @@ PLACES = tuple(itertools.product((False, True), repeat=2))
 MAX_TILES = 6  #: the reference is slow: a call with more turns of the loop gets longer tiles
 POISON, MARGIN = 0xA5, 64
 
-#: Bits of exponent and of mantissa, of the types that have them.
-FLOATS = {FLOAT64: (11, 52), FLOAT32: (8, 23), FLOAT16: (5, 10), BFLOAT16: (8, 7)}
-
 
 @dataclass(frozen=True)
 class Case:
@@ -54,7 +50,8 @@ class Case:
     direct: bool
     dtype: DType
     op: ReduceOp
-    count: int
+    counts: tuple[int, ...]  #: elements of each block, in the order of ranks
+    root: int
     tile: int
     slots: int
     in_place: tuple[bool, bool]  #: of even ranks and of odd ones: it is every rank's own affair
@@ -62,14 +59,34 @@ class Case:
     stray: bool  #: direct, but one rank's arrays cannot be reached: all must fall back
 
     @property
-    def nbytes(self) -> int:
-        return self.count * self.dtype.itemsize
+    def collective(self) -> Collective:
+        return self.algorithm.collective
+
+    @property
+    def blocks(self) -> list[int]:
+        return [count * self.dtype.itemsize for count in self.counts]
 
     def programs(self, size: int, direct: bool) -> tuple[Program, ...]:
+        """Return what the ranks run, from the root on."""
         return programs(self.algorithm, size, direct, self.op is ReduceOp.AVG)
 
-    def inputs(self, size: int) -> list[Array]:
-        return [contribution(self.dtype, rank, self.count) for rank in range(size)]
+    def extents(self, rank: int, size: int) -> list[tuple[int, int]]:
+        """Return the first block of a rank's input and their number; the same of its output."""
+        virtual, c, n = (rank - self.root) % size, self.collective, len(self.counts)
+        has = [len(c.in_blocks(virtual, size)), len(c.out_blocks(virtual, size))]
+        return [(0, k) if k in (0, n) else (rank, 1) for k in has]
+
+    def input(self, rank: int, size: int) -> Array:
+        first, n = self.extents(rank, size)[0]
+        low, high = sum(self.counts[:first]), sum(self.counts[: first + n])
+        return contribution(self.dtype, rank, high)[low:]
+
+    def turned(self, x: Array, extent: tuple[int, int], back: bool) -> Array:
+        """Return an array of several blocks as it is when they are counted from the root on."""
+        if extent[1] < 2:
+            return x
+        cut = sum(self.counts[self.root :] if back else self.counts[: self.root])
+        return np.concatenate([x[cut:], x[:cut]])
 
 
 Results = list[list[Bytes]]  #: of each case, of each rank
@@ -92,59 +109,6 @@ def direct_sizes(algorithm: Algorithm) -> frozenset[int]:
     return frozenset(size for size in SLOTS if has(size))
 
 
-# The data.
-
-
-@cache
-def material(dtype: DType, rank: int) -> Array:
-    """Every pair of special values at two neighbours of rank, then any bits, then moderate ones."""
-    rng = np.random.default_rng((dtype.code, rank))
-    kind, word = storage(dtype), np.dtype(f"u{dtype.itemsize}")
-    special = np.array(specials(dtype), word)
-    i = np.arange(len(special) ** 2)
-    pairs = special[i % len(special) if rank % 2 else i // len(special)]
-    order = np.random.default_rng(dtype.code).permutation(len(pairs))
-    anything = rng.integers(0, 1 << 8 * dtype.itemsize, 512, word, endpoint=False)
-    if dtype in FLOATS:
-        wide = rng.standard_normal(LONG).astype(np.float64 if dtype is FLOAT64 else np.float32)
-        moderate = narrow(wide, dtype).view(word)
-    else:
-        moderate = rng.integers(0, 12, LONG).astype(kind).view(word)
-    made = np.concatenate([pairs[order][:700], anything, moderate])
-    return made[np.random.default_rng(7).permutation(len(made))].view(kind)
-
-
-def specials(dtype: DType) -> list[int]:
-    bits = 8 * dtype.itemsize
-    if dtype not in FLOATS:
-        top = 1 << (bits - 1)
-        return [x % (2 * top) for x in (0, 1, 2, 3, 7, -1, -2, -7, top, top + 1, top - 1)]
-    exponent, mantissa = FLOATS[dtype]
-    infinity = ((1 << exponent) - 1) << mantissa
-    one = ((1 << (exponent - 1)) - 1) << mantissa
-    quiet = infinity | 1 << (mantissa - 1)
-    positive = (
-        0, 1, (1 << mantissa) - 1, 1 << mantissa, one, one + 1, infinity - 1, infinity,
-        infinity + 1, quiet, quiet | 5,
-    )  # fmt: skip
-    return [x | sign for x in positive for sign in (0, 1 << (bits - 1))]
-
-
-def contribution(dtype: DType, rank: int, count: int) -> Array:
-    return material(dtype, rank)[:count].copy()
-
-
-def nan_of(dtype: DType, x: Bytes) -> tuple[npt.NDArray[np.bool_], int]:
-    """Say which elements are NaN, and what the one NaN is that a fold may give."""
-    if dtype not in FLOATS:
-        return np.zeros(len(x) // dtype.itemsize, bool), 0
-    exponent, mantissa = FLOATS[dtype]
-    infinity = ((1 << exponent) - 1) << mantissa
-    word = np.dtype(f"u{dtype.itemsize}")
-    magnitude = x.view(word) & word.type((1 << (exponent + mantissa)) - 1)
-    return magnitude > infinity, infinity | 1 << (mantissa - 1)
-
-
 # The cases.
 
 
@@ -161,37 +125,50 @@ def cases(size: int) -> list[Case]:
     made = []
 
     def add(algorithm: Algorithm, direct: bool, dtype: DType, op: ReduceOp, count: int) -> None:
-        program = programs(algorithm, size, direct, False)[0]
-        staged = programs(algorithm, size, False, False)[0]
-        nbytes = count * dtype.itemsize
-        most = joined.SLOT_BYTES // max(program.widest, staged.widest) // 64 * 64
-        tile = min(drawn.choice(TILES), most)
-        while tile < most and reference.tile_count(program.nchunks, nbytes, tile) > MAX_TILES:
-            tile = min(2 * tile, most)
+        c = algorithm.collective
+        counts = [count] * c.nblocks(size)
+        if c.blocks == "rank" and not c.equal_blocks and drawn.random() < 0.5:
+            counts = [drawn.choice((0, 1, count, count // 2)) for _ in counts]
+        widest = staged = programs(algorithm, size, False, False)[0].widest
+        if direct:
+            widest = max(staged, programs(algorithm, size, True, False)[0].widest)
+        most = joined.SLOT_BYTES // widest // 64 * 64
         made.append(
             Case(
                 algorithm,
                 direct,
                 dtype,
                 op,
-                count,
-                tile,
-                SLOTS[size],
-                in_place=drawn.choice(PLACES),
+                tuple(counts),
+                root=drawn.randrange(size) if c.rooted else 0,
+                tile=min(drawn.choice(TILES), most),
+                slots=SLOTS[size],
+                in_place=drawn.choice(PLACES) if c.in_place else (False, False),
                 offset=drawn.choice((0, 0, 1)),
                 stray=direct and size > 1 and drawn.random() < 0.1,
             )
         )
+        while made[-1].tile < most and turns(made[-1], size) > MAX_TILES:
+            made[-1] = replace(made[-1], tile=min(2 * made[-1].tile, most))
 
     for at, algorithm, direct in forms():
         if at != size:
             continue
-        for dtype, op in itertools.product(DTYPES, ReduceOp):
-            for count in drawn.sample(COUNTS, 3):
+        ops = list(ReduceOp) if algorithm.collective.reduces else [ReduceOp.SUM]
+        each = 3 if algorithm.collective.name == "allreduce" else 1
+        for dtype, op in itertools.product(DTYPES, ops):
+            for count in drawn.sample(COUNTS, each):
                 add(algorithm, direct, dtype, op, count)
-        for count in (*COUNTS, LONG):
-            add(algorithm, direct, drawn.choice(DTYPES), drawn.choice(list(ReduceOp)), count)
+        long = LONG if algorithm.collective.blocks == "one" else LONG // size
+        for count in (*COUNTS, long):
+            add(algorithm, direct, drawn.choice(DTYPES), drawn.choice(ops), count)
     return made
+
+
+def turns(case: Case, size: int) -> int:
+    """Return how often the loop runs."""
+    parts = case.programs(size, case.direct)[0].nchunks // len(case.counts)
+    return max(reference.tile_count(parts, nbytes, case.tile) for nbytes in case.blocks)
 
 
 # The executors.
@@ -200,16 +177,29 @@ def cases(size: int) -> list[Case]:
 def by_reference(size: int, wanted: Sequence[Case]) -> Results:
     results = []
     for case in wanted:
+        ranks = [(virtual + case.root) % size for virtual in range(size)]
+        extents = [case.extents(rank, size) for rank in ranks]
         out = reference.run(
             case.programs(size, case.direct and not case.stray),
-            case.inputs(size),
+            [
+                case.turned(case.input(rank, size), e[0], back=False)
+                for rank, e in zip(ranks, extents, strict=True)
+            ],
             case.dtype,
             case.op,
             tile=case.tile,
             slots=case.slots,
             in_place=all(case.in_place),
+            collective=case.collective,
+            counts=case.counts[case.root :] + case.counts[: case.root]
+            if len(case.counts) > 1
+            else case.counts,
         )
-        results.append([x.view(np.uint8) for x in out])
+        found = {
+            rank: case.turned(x, e[1], back=True).view(np.uint8)
+            for rank, e, x in zip(ranks, extents, out, strict=True)
+        }
+        results.append([found[rank] for rank in range(size)])
     return results
 
 
@@ -229,38 +219,55 @@ def by_native(size: int, wanted: Sequence[Case]) -> Results:
 
 def native_call(comm: Any, rank: int, size: int, number: int, case: Case) -> bytes:
     """Run one case on this rank; what must not be written is looked at here."""
-    staged = bindings.program_load(comm, case.programs(size, False)[rank].to_bytes())
-    direct = None
+    virtual = (rank - case.root) % size
+    blob = case.programs(size, False)[virtual].to_bytes()
+    staged, direct = bindings.program_load(comm, blob, case.root), None
     if case.direct:
-        direct = bindings.program_load(comm, case.programs(size, True)[rank].to_bytes())
+        blob = case.programs(size, True)[virtual].to_bytes()
+        direct = bindings.program_load(comm, blob, case.root)
+    given, kept = case.extents(rank, size)
     plan = bindings.plan_create(
         comm,
         staged,
         direct,
         signature=number + 1,
-        blocks=[case.nbytes],
+        blocks=case.blocks,
         dtype=case.dtype.code,
         op=int(case.op),
         tile=case.tile,
         stream=number % 3 == 0,
+        root=case.root,
+        in_extent=given,
+        out_extent=kept,
     )
-    mine = contribution(case.dtype, rank, case.count).view(np.uint8)
+    mine = case.input(rank, size).view(np.uint8)
+    into, end = (sum(case.blocks[: e[0]]) for e in (given, kept))
+    result = np.full(sum(case.blocks[kept[0] : sum(kept)]), POISON, np.uint8)
     reachable = case.direct and not (case.stray and rank == size - 1)
-    x = Place(comm, mine, case, reachable)
     in_place = case.in_place[rank % 2]
-    out = x if in_place else Place(comm, np.full_like(mine, POISON), case, reachable)
-    code = joined.finish(comm, bindings.run(comm, plan, x.address, out.address, joined.SECONDS))
+    if not in_place:
+        x, out = Place(comm, mine, case, reachable), Place(comm, result, case, reachable)
+        addresses = x.address, out.address
+    elif len(mine) >= len(result):  # the output lies in the input
+        x = out = Place(comm, mine, case, reachable)
+        addresses = x.address, x.address + end - into
+    else:
+        result[into - end :][: len(mine)] = mine
+        x = out = Place(comm, result, case, reachable)
+        addresses = x.address + into - end, x.address
+    code = joined.finish(comm, bindings.run(comm, plan, *addresses, joined.SECONDS))
     assert code == 0, (case, bindings.comm_error(comm))
     assert x.guarded(), case
     assert out.guarded(), case
     assert in_place or np.array_equal(x.content, mine), case
-    result = out.content.tobytes()
+    start = addresses[1] - out.address
+    got = out.content[start : start + len(result)].tobytes()
     for place in {id(x): x, id(out): out}.values():
         place.free(comm)
     for handle in (plan, staged, direct):
         if handle is not None:
             bindings.release(handle)
-    return result
+    return got
 
 
 class Place:
@@ -306,40 +313,44 @@ def test_every_program_gives_the_bits_of_the_reference(executor: str, size: int)
     wanted, right = expected(size)
     found = EXECUTORS[executor](size, wanted)
     for case, want, got in zip(wanted, right, found, strict=True):
-        for rank in range(size):
-            assert np.array_equal(got[rank], got[0]), (case, rank)
-        isnan, canonical = nan_of(case.dtype, want[0])
         word = np.dtype(f"u{case.dtype.itemsize}")
-        bits, told = want[0].view(word).copy(), got[0].view(word)
-        if size > 1:  # else nothing is folded, and even a NaN keeps its bits
-            bits[isnan] = canonical
-        assert np.array_equal(told, bits), (case, *np.flatnonzero(told != bits)[:5])
+        for rank in range(size):
+            assert not case.collective.same_bits or np.array_equal(got[rank], got[0]), (case, rank)
+            bits, told = want[rank].view(word).copy(), got[rank].view(word)
+            if case.collective.reduces and size > 1:  # else even a NaN keeps its bits
+                isnan, canonical = nan_of(case.dtype, want[rank])
+                bits[isnan] = canonical
+            assert np.array_equal(told, bits), (case, rank, *np.flatnonzero(told != bits)[:5])
 
 
 def test_the_cases_reach_every_corner() -> None:
     for size in SLOTS:
         made = cases(size)
-        chunks = {id(c): programs(c.algorithm, size, c.direct, False)[0].nchunks for c in made}
-        turns = [reference.tile_count(chunks[id(c)], c.nbytes, c.tile) for c in made]
-        assert max(turns) > 2
-        assert turns.count(1) > 100
+        times = [turns(c, size) for c in made]
+        assert max(times) > 2
+        assert times.count(1) > 100
+        assert {c.collective.name for c in made} == {*COLLECTIVES}
         assert {(c.dtype, c.op) for c in made} == set(itertools.product(DTYPES, ReduceOp))
-        assert {c.count for c in made} == {*COUNTS, LONG}
+        assert {n for c in made for n in c.counts} >= {*COUNTS, LONG}
         assert {(c.in_place, c.offset) for c in made} == set(itertools.product(PLACES, (0, 1)))
+        assert {c.root for c in made} == set(range(size))
         assert any(c.stray for c in made) or size == 1
         assert {c.algorithm for c in made if c.direct} == {
             a for a in BUILTIN if size in direct_sizes(a)
         }
         if size > 1:
-            pieces = [piece for c in made for piece in pieces_of(c, chunks[id(c)])]
+            assert any(len(set(c.counts)) > 1 for c in made)
+            pieces = {n for c in made for n in pieces_of(c, size)}
             assert any(0 < n <= 40 for n in pieces)  # inline
             assert any(n > 40 for n in pieces)
             assert 0 in pieces  # an empty tile, or no element at all
 
 
-def pieces_of(case: Case, nchunks: int) -> Iterator[int]:
-    for turn in range(reference.tile_count(nchunks, case.nbytes, case.tile)):
-        for chunk in range(nchunks):
-            low, high = reference.bounds(chunk, nchunks, case.nbytes)
+def pieces_of(case: Case, size: int) -> Iterator[int]:
+    """Yield the bytes of every chunk in every turn of the loop."""
+    parts = case.programs(size, case.direct)[0].nchunks // len(case.counts)
+    for nbytes, part in itertools.product(case.blocks, range(parts)):
+        low, high = reference.bounds(part, parts, nbytes)
+        for turn in range(turns(case, size)):
             start = min(low + turn * case.tile, high)
             yield min(start + case.tile, high) - start

@@ -47,24 +47,24 @@ def test_other_channels_do_not_stand_between() -> None:
 def test_a_store_that_is_overwritten_unread_is_dropped() -> None:
     partial = Move(0, (IN, slot(1)), (X, slot(2)))
     final = Move(0, (slot(1),), (X,))
-    assert drop_dead_stores([partial, final], 2, 2) == [
+    assert drop_dead_stores([partial, final], range(2), 2) == [
         Move(0, (IN, slot(1)), (slot(2),)),
         final,
     ]
-    assert drop_dead_stores([partial], 2, 2) == [partial]
+    assert drop_dead_stores([partial], range(2), 2) == [partial]
     read = Move(0, (X,), (slot(3),))
-    assert drop_dead_stores([partial, read, final], 2, 2) == [partial, read, final]
+    assert drop_dead_stores([partial, read, final], range(2), 2) == [partial, read, final]
 
 
 def test_a_store_stays_where_further_sends_read_it() -> None:
     partial = Move(0, (slot(1),), (X, slot(2), slot(3), slot(4)))
     moves = [partial, Move(0, (slot(1),), (X,))]
-    assert drop_dead_stores(moves, 1, 2) == moves
+    assert drop_dead_stores(moves, range(1), 2) == moves
 
 
 def test_a_message_nobody_reads_is_consumed_and_a_copy_nobody_reads_goes() -> None:
     consume = Move(0, (slot(1),), (SCRATCH,))
-    assert drop_dead_stores([consume, Move(0, (IN,), (SCRATCH,))], 1, 2) == [consume]
+    assert drop_dead_stores([consume, Move(0, (IN,), (SCRATCH,))], range(1), 2) == [consume]
 
 
 def test_split_keeps_to_the_limit() -> None:
@@ -77,3 +77,8 @@ def test_split_keeps_to_the_limit() -> None:
         Move(0, (IN,), (slot(1), slot(2))),
         Move(0, (IN,), (slot(3),)),
     ]
+
+
+def test_a_store_to_what_the_output_does_not_have_is_dead() -> None:
+    fold = Move(0, (IN, slot(1)), (X, slot(2)))
+    assert drop_dead_stores([fold], range(1, 2), 2) == [Move(0, fold.sources, (slot(2),))]

@@ -1,4 +1,4 @@
-from pycoll.passes.moves import Place, Where, local, outgoing, remote
+from pycoll.passes.moves import Move, Place, Where, local, outgoing, remote, uniform
 from pycoll.passes.sync import Link
 from pycoll.program.isa import EdgeKind, Space
 from pycoll.schedule import Buffer, Chunks
@@ -25,3 +25,9 @@ def test_memory_is_shared_by_in_and_out_only() -> None:
 
 def test_what_leaves_the_rank() -> None:
     assert [w for w in Where if outgoing(Place(w, 1, 0, 0, 1))] == [Where.SLOT, Where.PEER_OUT]
+
+
+def test_a_uniform_move_names_the_chunks_of_its_first_source() -> None:
+    move = Move(0, (Place(Where.IN, 0, 3, 3, 2),), (Place(Where.OUT, 0, 0, 0, 2),))
+    assert uniform(move).destinations == (Place(Where.OUT, 0, 0, 3, 2),)
+    assert uniform(move).sources == move.sources

@@ -15,7 +15,7 @@ def data(sending: bool, peer: int, channel: int = 0) -> End:
 
 def test_waits_stand_before_and_signals_behind_data_first() -> None:
     move = Move(0, (slot(1), IN, slot(2)), (X, slot(3)))
-    assert sync([move], 0) == {
+    assert sync([move], 0, True) == {
         0: [
             Wait(data(True, 3)),
             Wait(data(False, 1)),
@@ -30,10 +30,21 @@ def test_waits_stand_before_and_signals_behind_data_first() -> None:
 
 def test_a_value_that_crosses_channels_gets_a_local_edge() -> None:
     up, down = Move(0, (IN,), (slot(1),)), Move(1, (slot(1),), (X,))
-    channels = sync([up, down], 5)
+    channels = sync([up, down], 5, True)
     # In place, up reads what down writes.
     assert channels[0][-1] == Signal(End(Link.LOCAL, True, 5, 0, 1))
     assert channels[1][0] == Wait(End(Link.LOCAL, False, 5, 0, 1))
+
+
+def test_an_input_that_is_never_the_output_is_not_waited_for() -> None:
+    up, down = Move(0, (IN,), (slot(1),)), Move(1, (slot(1),), (X,))
+    ends = [
+        item.end
+        for items in sync([up, down], 5, False).values()
+        for item in items
+        if item not in (up, down)
+    ]
+    assert {end.link for end in ends} == {Link.DATA}
 
 
 def test_release_pairs_every_toucher_with_its_owner() -> None:

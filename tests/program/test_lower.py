@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from pycoll.algorithms import BUILTIN, algorithm, get
-from pycoll.errors import ScheduleError
+from pycoll.errors import ScheduleError, UsageError
 from pycoll.program.disassemble import disassemble
 from pycoll.program.isa import MAX_DESTINATIONS, MAX_SOURCES, Flag, Op, ProgramFlag
 from pycoll.program.lower import compile_all, compile_program
@@ -95,7 +95,9 @@ def test_programs_keep_the_limits_and_agree(a: Algorithm, size: int) -> None:
         assert len(ends) == len(p.channel_starts)
 
 
-@every_algorithm
+@pytest.mark.parametrize(
+    "a", [a for a in BUILTIN if a.collective.reduces], ids=lambda a: f"{a.collective.name}-{a.name}"
+)
 def test_an_average_scales_where_the_sum_is_whole(a: Algorithm) -> None:
     for size in (2, 5, 12):
         plain, average = compile_all(a, size), compile_all(a, size, average=True)
@@ -140,6 +142,20 @@ def test_scratch_of_folds_lies_behind_the_algorithm_s() -> None:
         b.copy(b.scratch[0], b.output[0])
 
     assert [p.nscratch for p in compile_all(through_scratch, 9)] == [2] * 9
+
+
+def test_what_does_not_fold_has_no_average() -> None:
+    @algorithm("broadcast")
+    def star(b: ScheduleBuilder) -> None:
+        for peer in range(1, b.size):
+            if b.rank == 0:
+                b.send(b.input[:], to=peer)
+            elif b.rank == peer:
+                b.recv(b.output[:], frm=0)
+
+    assert len(compile_all(star, 3)) == 3
+    with pytest.raises(UsageError, match=r"^star: broadcast folds nothing, so it has no average$"):
+        compile_all(star, 3, average=True)
 
 
 def test_no_numpy_is_needed_to_compile() -> None:

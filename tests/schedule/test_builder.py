@@ -3,7 +3,20 @@ from collections.abc import Callable
 import pytest
 
 from pycoll.errors import ScheduleError
-from pycoll.schedule import Buffer, Chunks, Kind, ScheduleBuilder, Step
+from pycoll.schedule import (
+    COLLECTIVES,
+    Buffer,
+    Chunks,
+    Kind,
+    Level,
+    Placement,
+    ScheduleBuilder,
+    Step,
+    allgather,
+    alltoall,
+    gather,
+    scatter,
+)
 
 OUT0 = Chunks(Buffer.OUTPUT, 0, 0, 1)
 
@@ -98,3 +111,78 @@ def open_channel(b: ScheduleBuilder) -> None:
 def test_a_wrong_call_is_refused(write: Callable[[ScheduleBuilder], object], message: str) -> None:
     with pytest.raises(ScheduleError, match=f"^rank 0: .*{message}"):
         write(ScheduleBuilder(3, 0))
+
+
+def test_whoever_reads_the_placement_has_asked_for_it() -> None:
+    pairs = Placement.of(Level("node", (0, 0, 1, 1)))
+    b = ScheduleBuilder(4, 0, allgather, pairs)
+    assert not b.asked_placement
+    assert b.placement is pairs
+    assert b.asked_placement
+    assert ScheduleBuilder(4, 0).placement.flat
+
+
+def test_blocks_are_cut_into_equal_parts() -> None:
+    b = ScheduleBuilder(3, 0, allgather)
+    assert b.nchunks == 3
+    b.chunks(6)
+    assert b.nchunks == 6
+
+
+def test_output_that_is_not_this_ranks_may_be_written_and_read_again() -> None:
+    b = ScheduleBuilder(4, 2, gather)
+    b.recv(b.output[3], frm=3)
+    b.send(b.output[2:4], to=0)  # chunk 2 is still the input
+    b = ScheduleBuilder(4, 2, scatter)
+    b.recv(b.output[2:4], frm=0)
+    b.send(b.output[3], to=3)
+
+
+def test_in_alltoall_places_are_free_and_the_input_stays() -> None:
+    b = ScheduleBuilder(3, 0, alltoall)
+    b.copy(b.input[1], b.output[0])
+    b.send(b.input[0], to=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "message"),
+    [
+        ("allgather", lambda b: b.chunks(4), r"chunks\(4\): 4 chunks, want a multiple of 3"),
+        ("alltoall", lambda b: b.chunks(6), r"chunks\(6\): 6 chunks, want 3: alltoall cuts no"),
+        (
+            "allgather",
+            lambda b: b.send(b.input[0], to=0),
+            r"reads in\[0\]; the input that allgather gives this rank is in\[1:2\]$",
+        ),
+        (
+            "broadcast",
+            lambda b: b.send(b.input[:], to=0),
+            r"reads in\[0:3\]; the input that broadcast gives this rank is empty$",
+        ),
+        (
+            "gather",
+            lambda b: b.send(b.output[1:3], to=0),
+            r"reads out\[2\], which nothing has written and the input does not hold$",
+        ),
+        (
+            "alltoall",
+            lambda b: b.send(b.output[1], to=0),
+            r"reads out\[1\], which nothing has written$",
+        ),
+        (
+            "broadcast",
+            lambda b: b.recv_reduce(b.output[0], frm=0),
+            "recv_reduce: broadcast has no operation to fold with",
+        ),
+        (
+            "gather",
+            lambda b: b.reduce(b.input[1], into=b.output[1]),
+            "reduce: gather has no operation to fold with",
+        ),
+    ],
+)
+def test_what_the_collective_does_not_allow_is_refused(
+    name: str, write: Callable[[ScheduleBuilder], object], message: str
+) -> None:
+    with pytest.raises(ScheduleError, match=f"^rank 1: {message}"):
+        write(ScheduleBuilder(3, 1, COLLECTIVES[name]))

@@ -39,3 +39,22 @@ def test_scratch_neither_wraps_nor_ends() -> None:
         scratch[-1]
     with pytest.raises(ScheduleError, match=r"^scratch\[0:0\]: .*both ends given"):
         scratch[:]
+
+
+def test_around_wraps_as_one_or_two_ranges() -> None:
+    x = ChunkArray(Buffer.OUTPUT, 5)
+    assert x.around(1, 3) == (x[1:4],)
+    assert x.around(8, 2) == (x[3:5],)
+    assert x.around(3, 4) == (x[3:5], x[0:2])
+    assert x.around(-1, 5) == (x[4:5], x[0:4])
+
+
+@pytest.mark.parametrize("n", [0, 6])
+def test_around_covers_a_chunk_once_at_most(n: int) -> None:
+    with pytest.raises(ScheduleError, match=rf"^out\.around\(2, {n}\): want 1 to 5 chunks$"):
+        ChunkArray(Buffer.OUTPUT, 5).around(2, n)
+
+
+def test_scratch_has_no_end_to_wrap_round() -> None:
+    with pytest.raises(ScheduleError, match=r"^scratch\.around\(0, 1\): scratch has no end"):
+        ChunkArray(Buffer.SCRATCH, 0).around(0, 1)

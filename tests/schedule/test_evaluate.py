@@ -4,7 +4,7 @@ import pytest
 
 from pycoll.algorithms import algorithm, get
 from pycoll.errors import DeadlockError, ScheduleError
-from pycoll.schedule import Buffer, ScheduleBuilder, allreduce, schedule
+from pycoll.schedule import Buffer, ScheduleBuilder, allreduce, alltoall, parse, schedule
 from pycoll.schedule.evaluate import evaluate
 
 
@@ -97,3 +97,41 @@ def test_a_fold_that_completes_only_some_chunks_is_noted() -> None:
     found = evaluate(schedule(algorithm(allreduce)(half_done), 2))
     assert found.mixed.startswith("half_done: rank ")
     assert found.mixed.endswith("an average needs one fold for each")
+
+
+def test_where_blocks_are_equal_any_chunk_may_lie_beside_any() -> None:
+    @algorithm(alltoall)
+    def back_to_front(b: ScheduleBuilder) -> None:
+        for k in range(b.size):
+            b.copy(b.input[-1 - k], b.scratch[k])
+        b.send(b.scratch[0:2], to=(b.rank + 1) % b.size)
+        b.recv(b.output[0:2], frm=(b.rank - 1) % b.size)
+        b.send(b.output[0], to=(b.rank + 1) % b.size)
+        b.recv(b.scratch[7], frm=(b.rank - 1) % b.size)
+
+    found = evaluate(schedule(back_to_front, 3))
+    assert found.depth == 2
+    assert {step.chunks.chunk for step in found.resolved.ranks[0] if step.peers} == {0}
+
+
+def test_no_message_is_wider_than_all_chunks() -> None:
+    @algorithm(alltoall)
+    def wide(b: ScheduleBuilder) -> None:
+        for k in range(4):
+            b.copy(b.input[k], b.scratch[k])
+        b.send(b.scratch[0:4], to=1 - b.rank)
+        b.recv(b.scratch[4:8], frm=1 - b.rank)
+
+    with pytest.raises(ScheduleError, match=r"^scratch\[0:4\]@-1: 4 chunks, want at most 2$"):
+        schedule(wide, 2)
+
+
+def test_a_text_may_read_what_is_not_there() -> None:
+    text = """schedule s broadcast size 2 chunks 1 scratch 0
+rank 0
+  recv out[0] from 1
+rank 1
+  send in[0] to 0
+"""
+    with pytest.raises(ScheduleError, match=r"^s: rank 1 reads in\[0\], which nothing has written"):
+        evaluate(parse(text))

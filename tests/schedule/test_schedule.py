@@ -5,8 +5,20 @@ import pytest
 from pycoll.algorithms import algorithm, get
 from pycoll.errors import ScheduleError, UsageError
 from pycoll.program.isa import MAX_CHANNELS
-from pycoll.schedule import Kind, ScheduleBuilder, allreduce, schedule, trace
+from pycoll.schedule import (
+    Kind,
+    Level,
+    Placement,
+    ScheduleBuilder,
+    allgather,
+    allreduce,
+    alltoall,
+    asks_placement,
+    schedule,
+    trace,
+)
 from pycoll.schedule.builder import CHANNELS
+from pycoll.schedule.schedule import KNOWN
 
 
 def test_trace_writes_one_rank_only() -> None:
@@ -86,3 +98,61 @@ def test_sides_that_do_not_fit_are_refused(
 def test_size_is_positive() -> None:
     with pytest.raises(UsageError, match=r"^ring: size is 0, want at least 1$"):
         schedule(get("ring"), 0)
+
+
+PAIRS = Placement.of(Level("node", (0, 0, 1, 1)))
+
+
+def test_a_schedule_that_asks_for_no_placement_serves_all() -> None:
+    ring = get("ring")
+    assert schedule(ring, 4, PAIRS) is schedule(ring, 4)
+    assert not asks_placement(ring, 4, PAIRS)
+
+
+def test_a_schedule_that_asks_is_made_for_each_placement() -> None:
+    @algorithm(allgather)
+    def near_first(b: ScheduleBuilder) -> None:
+        for peer in sorted(range(b.size), key=lambda p: (not near(b, p), p)):
+            if peer != b.rank:
+                b.send(b.input[b.rank], to=peer)
+                b.recv(b.output[peer], frm=peer)
+
+    def near(b: ScheduleBuilder, peer: int) -> bool:
+        return not b.placement.flat and b.placement.levels[0].groups[peer] == b.rank // 2
+
+    placed, flat = schedule(near_first, 4, PAIRS), schedule(near_first, 4)
+    assert asks_placement(near_first, 4, PAIRS)
+    assert asks_placement(near_first, 4)
+    assert placed.digest != flat.digest
+    assert [s.peers[0] for s in placed.ranks[2] if s.kind is Kind.SEND] == [3, 0, 1]
+    assert schedule(near_first, 4, Placement()) is flat
+    assert schedule(near_first, 4, PAIRS) is placed
+    assert trace(near_first, 4, 2, PAIRS) == placed.ranks[2]
+
+
+def test_the_oldest_of_many_schedules_is_made_again() -> None:
+    calls = []
+
+    @algorithm(allreduce)
+    def counted(b: ScheduleBuilder) -> None:
+        calls.append(b.size)
+
+    for size in (1, *range(2, KNOWN + 2), 1):
+        schedule(counted, size)
+    assert calls.count(1) == 2
+
+
+def test_a_placement_is_of_as_many_ranks() -> None:
+    message = r"^ring: size is 3, but level 'node' of the placement has 4 ranks$"
+    with pytest.raises(UsageError, match=message):
+        schedule(get("ring"), 3, PAIRS)
+
+
+def test_in_alltoall_a_message_may_land_in_another_place() -> None:
+    @algorithm(alltoall)
+    def exchange(b: ScheduleBuilder) -> None:
+        b.copy(b.input[b.rank], b.output[b.rank])
+        b.send(b.input[1 - b.rank], to=1 - b.rank)
+        b.recv(b.output[1 - b.rank], frm=1 - b.rank)
+
+    assert schedule(exchange, 2).nchunks == 2

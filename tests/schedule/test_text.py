@@ -36,6 +36,9 @@ GOOD = dump(schedule(get("ring"), 2))
     [
         ("schedule", "program", r"^line 1: .*want 'schedule NAME"),
         ("allreduce", "alldance", r"^line 1: .*with a collective of allreduce"),
+        ("size 2", "size 0", r"^line 1: "),
+        ("chunks 2", "chunks 0", r"^line 1: "),
+        ("allreduce size 2 chunks 2", "allgather size 2 chunks 3", r"^3 chunks, want a multiple"),
         ("to 1", "to one", r"^line 3: "),
         ("out[0] to", "out[2] to", r"^line 3: "),
         ("out[0] to", "out[1:1] to", r"^line 3: "),

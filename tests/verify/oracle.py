@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from pycoll.program.isa import Direction, EdgeKind, Flag, Op, Space
 from pycoll.program.program import Edge, Operand, Program
+from pycoll.schedule import Collective, allreduce
 
 PRIME = (1 << 61) - 1
 Value = tuple[int, int]
@@ -38,12 +39,23 @@ class Run:
     """One run of all ranks with one seed."""
 
     def __init__(
-        self, programs: Sequence[Program], slots: int, tiles: int, average: bool, seed: int
+        self,
+        programs: Sequence[Program],
+        collective: Collective,
+        slots: int,
+        tiles: int,
+        average: bool,
+        seed: int,
     ) -> None:
         self.random = random.Random(seed)
         self.programs, self.slots, self.tiles, self.average = programs, slots, tiles, average
+        self.collective = collective
         self.size, self.nchunks = len(programs), programs[0].nchunks
-        self.in_place = [self.random.random() < 0.5 for _ in programs]
+        self.in_place = [collective.in_place and self.random.random() < 0.5 for _ in programs]
+        self.has = {
+            buffer: [extent(rank, self.size, self.nchunks) for rank in range(self.size)]
+            for buffer, extent in (("IN", collective.in_extent), ("OUT", collective.out_extent))
+        }
         self.empty_last = tiles > 1 and self.random.random() < 0.3
         self.memory: dict[Place, Value] = {}
         self.slot: dict[tuple[object, int, int], Value] = {}
@@ -55,7 +67,7 @@ class Run:
         self.tag = {
             (rank, chunk, tile): (self.random.randrange(PRIME), self.random.randrange(PRIME))
             for rank in range(self.size)
-            for chunk in range(self.nchunks)
+            for chunk in self.has["IN"][rank]
             for tile in range(tiles)
         }
         for (rank, chunk, tile), value in self.tag.items():
@@ -109,21 +121,28 @@ class Run:
         """When the last channel ends the call returns: the caller reads and reuses the memory."""
         self.running[rank] -= 1
         if self.running[rank] == 0:
-            for chunk in range(self.nchunks):
+            for chunk in self.has["OUT"][rank]:
                 for tile in range(self.tiles):
                     at = self.place("OUT", rank, chunk, tile)
                     self.results[rank, chunk, tile] = self.memory.get(at, self.poison())
 
     def check(self) -> None:
-        for chunk in range(self.nchunks):
-            for tile in range(self.tiles - self.empty_last):
-                total = sum(self.tag[r, chunk, tile][0] for r in range(self.size)) % PRIME
-                want = divide((total, 0))[0] if self.average and self.size > 1 else total
-                got = [self.results[r, chunk, tile] for r in range(self.size)]
-                if any(value[0] != want for value in got):
-                    raise WrongRunError(f"chunk {chunk} of tile {tile} has a wrong sum")
-                if len(set(got)) > 1:
-                    raise WrongRunError(f"chunk {chunk} of tile {tile}: bits differ")
+        c, parts = self.collective, self.nchunks // self.collective.nblocks(self.size)
+        for rank, chunk, tile in self.results:
+            if tile >= self.tiles - self.empty_last:
+                continue
+            block, part = divmod(chunk, parts)
+            ranks = c.after(rank, block, self.size)
+            assert ranks is not None
+            origin = c.origin(rank, block, self.size) * parts + part
+            want = sum(self.tag[r, origin, tile][0] for r in ranks) % PRIME
+            if self.average and self.size > 1:
+                want = divide((want, 0))[0]
+            got = self.results[rank, chunk, tile]
+            if got[0] != want:
+                raise WrongRunError(f"chunk {chunk} of tile {tile} of rank {rank} is wrong")
+            if c.same_bits and got != self.results[0, chunk, tile]:
+                raise WrongRunError(f"chunk {chunk} of tile {tile}: bits differ")
 
     def thread(self, program: Program, channel: int) -> Iterator[bool]:
         """Yield after each access: True if something was done, False while waiting."""
@@ -184,6 +203,8 @@ class Run:
         if peer and self.running[rank] == 0:
             raise WrongRunError(f"rank {program.rank} touches rank {rank}, which has returned")
         buffer = "IN" if o.space in (Space.IN, Space.PEER_IN) else "OUT"
+        if o.place + k not in self.has[buffer][rank]:
+            raise WrongRunError(f"rank {rank} has no chunk {o.place + k} of {buffer}")
         return self.place(buffer, rank, o.place + k, tile)
 
     def slot_of(self, program: Program, o: Operand, k: int) -> tuple[object, int, int]:
@@ -219,13 +240,18 @@ class Run:
 
 
 def wrong(
-    programs: Sequence[Program], *, slots: int = 2, average: bool = False, runs: int = 24
+    programs: Sequence[Program],
+    collective: Collective = allreduce,
+    *,
+    slots: int = 2,
+    average: bool = False,
+    runs: int = 24,
 ) -> str:
     """Return what went wrong in one of ``runs`` runs, or "" if all were right."""
     for seed in range(runs):
         tiles = (1, 2, slots + 2)[seed % 3]
         try:
-            Run(programs, slots, tiles, average, seed).run()
+            Run(programs, collective, slots, tiles, average, seed).run()
         except WrongRunError as error:
             return str(error)
     return ""

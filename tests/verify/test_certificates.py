@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pycoll.algorithms import BUILTIN, get
+from pycoll.algorithms import BUILTIN, Algorithm, algorithm, get
+from pycoll.errors import ScheduleError
+from pycoll.schedule import Level, Placement, ScheduleBuilder, allgather, allreduce, schedule
 from pycoll.verify import certificates, certify
-from pycoll.verify.certificates import FILE, Form, certified, digest, source_digest
+from pycoll.verify.certificates import FILE, Form, certified, digest, forms, source_digest
 
 STAGED = Form(direct=False, average=False)
 
@@ -19,8 +21,9 @@ def test_the_certificates_in_the_tree_are_of_this_source() -> None:
     for a in BUILTIN:
         entry = table[f"{a.collective.name}/{a.name}"]
         assert entry["digest"] == digest(a), "the pipeline changed: make certificates"
-        for form in (STAGED, Form(direct=False, average=True)):
-            assert all(certified(a, size, 2, form) for size in range(2, 65))
+        for form in forms(a):
+            if not form.direct:
+                assert all(certified(a, size, 2, form) for size in range(2, 65))
 
 
 def test_certificates_are_made_for_the_sizes_where_a_form_exists() -> None:
@@ -64,3 +67,38 @@ def test_the_command_line_is_documented() -> None:
     command = [sys.executable, "-m", "pycoll.verify.certify", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "prove every built-in" in done.stdout
+
+
+@algorithm(allreduce)
+def needs_nodes(b: ScheduleBuilder) -> None:
+    if b.placement.flat:
+        raise ScheduleError("there are no nodes")
+    get("ring")(b)
+
+
+@algorithm(allreduce)
+def broken(b: ScheduleBuilder) -> None:
+    raise ScheduleError("broken everywhere")
+
+
+@algorithm(allgather)
+def gathers(b: ScheduleBuilder) -> None:
+    pass
+
+
+def test_what_refuses_a_flat_placement_has_no_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(name: str, collective: str) -> Algorithm:
+        return {"needs_nodes": needs_nodes, "broken": broken}[name]
+
+    monkeypatch.setattr(certify, "get", chosen)
+    assert certify.prove(("allreduce", "needs_nodes", 4, STAGED)) is False
+    with pytest.raises(ScheduleError, match="broken everywhere"):
+        certify.prove(("allreduce", "broken", 4, STAGED))
+    assert not certify.refuses_flat(get("ring"), 4)
+    nodes = Placement.of(Level("node", (0, 0, 1, 1)))
+    assert schedule(needs_nodes, 4, nodes).nchunks == 4
+
+
+def test_averages_are_of_collectives_that_fold() -> None:
+    assert {form.average for form in forms(get("ring"))} == {False, True}
+    assert {form.average for form in forms(gathers)} == {False}

@@ -27,7 +27,7 @@ from assemble import (
 
 from pycoll.errors import DeadlockError, PostconditionError, ScheduleError
 from pycoll.program.program import Program
-from pycoll.schedule import Collective, allreduce
+from pycoll.schedule import allreduce, alltoall, broadcast
 from pycoll.verify import verify_programs
 
 SEND = [wait(0), move(inp(0), to=slot(0, 0)), signal(0)]
@@ -123,15 +123,10 @@ def test_a_contribution_that_lacks_is_named() -> None:
 
 
 def test_a_contribution_that_must_not_be_there_is_named() -> None:
-    first = Collective("first", allreduce.before, lambda rank, chunk, size: frozenset((0,)))
+    first = replace(allreduce, name="first", after=lambda rank, block, size: frozenset((0,)))
     message = "chunk 0 of OUT holds a contribution of rank 1 that it must not"
     with pytest.raises(PostconditionError, match=message):
         verify_programs([exchange(0), exchange(1)], first)
-
-
-def test_places_without_a_promise_may_hold_anything() -> None:
-    free = Collective("free", allreduce.before, lambda rank, chunk, size: None)
-    assert verify_programs([exchange(0), exchange(1)], free)
 
 
 def averaging(rank: int, scale: bool) -> Program:
@@ -166,3 +161,29 @@ def test_ranks_that_fold_in_another_order_do_not_get_the_same_bits() -> None:
     message = r"rank 2, .*: chunk 0 of OUT is .* but on rank 0 .*: not the same bits"
     with pytest.raises(PostconditionError, match=message):
         verify_programs([star(0, (0, 1, 2)), star(1, (0, 1, 2)), star(2, (1, 2, 0))], allreduce)
+
+
+def test_a_block_that_belongs_elsewhere_is_named() -> None:
+    def swap(rank: int, sent: int) -> Program:
+        peer = 1 - rank
+        code = loop(
+            wait(0),
+            move(inp(sent), to=slot(0, sent)),
+            signal(0),
+            wait(1),
+            move(slot(1, peer), to=out(peer)),
+            signal(1),
+            move(inp(rank), to=out(rank)),
+        )
+        return program(rank, 2, code, edges=(data_to(peer), data_from(peer)), nchunks=2)
+
+    assert verify_programs([swap(0, 1), swap(1, 0)], alltoall)
+    message = "rank 1, .*: chunk 0 of OUT holds chunk 0 of rank 0, want chunk 1"
+    with pytest.raises(PostconditionError, match=message):
+        verify_programs([swap(0, 0), swap(1, 0)], alltoall)
+
+
+def test_a_rank_that_the_root_does_not_reach_is_named() -> None:
+    copies = program(0, 2, loop(move(inp(0), to=out(0))))
+    with pytest.raises(PostconditionError, match=r"rank 1, .*: never writes chunk 0 of OUT"):
+        verify_programs([copies, program(1, 2, loop())], broadcast)

@@ -7,7 +7,7 @@ import pytest
 
 from pycoll.algorithms import algorithm, get
 from pycoll.errors import DeadlockError, PostconditionError, ScheduleError
-from pycoll.schedule import NotDirect, ScheduleBuilder, allreduce
+from pycoll.schedule import Level, NotDirect, Placement, ScheduleBuilder, allreduce
 from pycoll.verify import certificates, gate
 from pycoll.verify.certificates import digest
 
@@ -152,3 +152,33 @@ def test_above_the_limit_only_who_asks_for_it_runs_unproved() -> None:
 def test_a_form_that_does_not_exist_is_not_let_through() -> None:
     with pytest.raises(NotDirect, match="one_shot"):
         gate(get("one_shot"), 4, direct=True)
+
+
+PAIRS = Placement.of(Level("node", (0, 0, 1, 1)))
+
+
+@algorithm(allreduce)
+def placed(b: ScheduleBuilder) -> None:
+    get("ring" if b.placement.flat else "two_shot")(b)
+
+
+@pytest.mark.usefixtures("certified")
+def test_a_certificate_covers_other_placements_if_none_was_asked_for() -> None:
+    assert gate(get("ring"), 4, placement=PAIRS).origin == "certificate"
+
+
+def test_a_certificate_does_not_cover_a_placement_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entry = {"digest": digest(placed), "slots": 2, "forms": {"staged": [[2, 64]]}}
+    monkeypatch.setattr(certificates, "certificates", lambda: {"allreduce/placed": entry})
+    monkeypatch.setattr(certificates, "BUILTIN", (placed,))
+    assert gate(placed, 4).origin == "certificate"
+    assert gate(placed, 4, placement=Placement()).origin == "certificate"
+    assert gate(placed, 4, placement=PAIRS).origin == "proof"
+
+
+def test_proofs_are_kept_by_placement(tmp_path: Path) -> None:
+    assert gate(placed, 4, cache=tmp_path).origin == "proof"
+    assert gate(placed, 4, cache=tmp_path, placement=PAIRS).origin == "proof"
+    assert gate(placed, 4, cache=tmp_path, placement=PAIRS).origin == "cache"

@@ -11,18 +11,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+import correct
 import oracle
+import paths
 import pytest
-from correct import generate
 from mutants import Programs, mutate_programs, mutate_schedule
+from plain import PLAIN
 
 from pycoll.algorithms import BUILTIN, Algorithm
 from pycoll.errors import ScheduleError
 from pycoll.program.lower import compile_all, lower
-from pycoll.schedule import NotDirect, schedule
+from pycoll.schedule import COLLECTIVES, NotDirect, schedule
 from pycoll.schedule.schedule import check_messages
 from pycoll.verify import verify_programs
 
+FAMILIES = (BUILTIN, PLAIN)
 ROUNDS = 1000  #: each plants one fault in Programs and one in a Schedule
 
 
@@ -39,15 +42,15 @@ def without_digest(programs: Programs) -> Programs:
 
 
 def bases(r: random.Random) -> Iterator[tuple[Algorithm, Programs, bool, bool]]:
-    """Yield right Programs without end: built-ins and generated ones, in all forms."""
+    """Yield right Programs without end: built-ins, plain and generated ones, in all forms."""
     while True:
         if r.random() < 0.25:
-            a, size = generate(r.randrange(10_000))
+            a, size = r.choice((correct, paths)).generate(r.randrange(10_000))
             size_ok = size <= 5
         else:
-            a, size, size_ok = r.choice(BUILTIN), r.choice((2, 3, 4, 5)), True
-        average, direct = r.random() < 0.3, r.random() < 0.3
-        if not size_ok:
+            a, size, size_ok = r.choice(r.choice(FAMILIES)), r.choice((2, 3, 4, 5)), True
+        average, direct = r.random() < 0.3 and a.collective.reduces, r.random() < 0.3
+        if not size_ok or not any(schedule(a, size).ranks):
             continue
         if schedule(a, size).nscratch:
             average = direct = False  # those passes trust the builder's checks of scratch
@@ -94,22 +97,26 @@ def test_every_mutant_that_is_not_equivalent_is_rejected() -> None:
             verify_programs(m.programs, m.algorithm.collective, slots=m.slots, average=m.average)
         except ScheduleError as error:
             counts["rejected"] += 1
+            counts[m.algorithm.collective.name] += 1
             counts[type(error).__name__] += 1
             if counts["rejected"] % 10 == 0:
                 seen += 1
                 blind += not runs_wrong(m)
             continue
         counts["accepted, equivalent"] += 1
-        found = oracle.wrong(m.programs, slots=m.slots, average=m.average)
+        found = oracle.wrong(m.programs, m.algorithm.collective, slots=m.slots, average=m.average)
         assert not found, f"accepted {m.fault} in {m.algorithm.name}, yet {found}"
     total = counts["mutants of Programs"] + counts["mutants of Schedules"] + counts["slots halved"]
     print(f"{total} mutants: {dict(counts)}; the oracle misses {blind} of {seen} rejected")
     assert total >= 1000
+    assert all(counts[name] >= 20 for name in COLLECTIVES)
     assert blind <= seen // 20, "the oracle is too weak to judge equivalence"
 
 
 def runs_wrong(m: Mutant) -> bool:
     try:
-        return bool(oracle.wrong(m.programs, slots=m.slots, average=m.average))
+        return bool(
+            oracle.wrong(m.programs, m.algorithm.collective, slots=m.slots, average=m.average)
+        )
     except (IndexError, KeyError):  # not a program at all: it names what is not there
         return True

@@ -27,7 +27,7 @@ from assemble import (
 from pycoll.errors import ScheduleError, UsageError
 from pycoll.program.isa import Flag, Op, Space
 from pycoll.program.program import Instruction, Program
-from pycoll.schedule import allreduce
+from pycoll.schedule import COLLECTIVES, allgather, allreduce, alltoall, broadcast
 from pycoll.verify import verify_programs
 
 COPY = move(inp(0), to=out(0))
@@ -224,3 +224,82 @@ def test_done_stands_behind_the_loop_and_data_edges_inside() -> None:
     code = loop(COPY, tail=(wait(0), signal(0)))
     with pytest.raises(ScheduleError, match="every other edge between LOOP and END_LOOP"):
         verify_programs(beside(program(0, 2, code, edges=exchange(0).edges)), allreduce)
+
+
+OUTSIDE = {
+    "reads IN of another": (
+        "allgather",
+        loop(move(inp(1), to=out(1))),
+        "touches IN of rank 0 at chunks 1 to 1, but allgather gives it 0 to 0",
+    ),
+    "reads IN in part of another": (
+        "allgather",
+        loop(move(inp(0, 2), to=out(0, 2))),
+        "touches IN of rank 0 at chunks 0 to 1, but allgather gives it 0 to 0",
+    ),
+    "writes OUT of another": (
+        "reduce_scatter",
+        loop(move(inp(1), to=out(1))),
+        "touches OUT of rank 0 at chunks 1 to 1, but reduce_scatter gives it 0 to 0",
+    ),
+    "reads OUT of another": (
+        "scatter",
+        loop(move(out(1), to=scratch(0, 1))),
+        "touches OUT of rank 0 at chunks 1 to 1, but scatter gives it 0 to 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", OUTSIDE)
+def test_only_what_the_collective_gives_is_touched(fault: str) -> None:
+    name, code, message = OUTSIDE[fault]
+    sides = [program(r, 2, [END] if r else code, nchunks=2, nscratch=1) for r in (0, 1)]
+    with pytest.raises(ScheduleError, match=f"rank 0, channel 0, #1: {message}"):
+        verify_programs(sides, COLLECTIVES[name])
+
+
+def test_a_rank_without_input_or_output_touches_none() -> None:
+    silent = program(0, 2, [END])
+    reads = program(1, 2, loop(move(inp(0), to=out(0))))
+    message = "rank 1, channel 0, #1: touches IN of rank 1 at chunks 0 to 0, but broadcast gives"
+    with pytest.raises(ScheduleError, match=f"{message} it none"):
+        verify_programs([silent, reads], broadcast)
+    message = "rank 1, channel 0, #1: touches OUT of rank 1 at chunks 0 to 0, but reduce gives it"
+    with pytest.raises(ScheduleError, match=f"{message} none"):
+        verify_programs([silent, reads], COLLECTIVES["reduce"])
+
+
+def test_a_peer_touches_only_what_the_owner_has() -> None:
+    edges = (done_to(1), done_from(1))
+    code = loop(move(peer_in(1, 0), to=out(0)), tail=(signal(0), wait(1)))
+    sides = [
+        program(0, 2, code, edges=edges, nchunks=2, direct=True),
+        program(1, 2, [END], nchunks=2, direct=True),
+    ]
+    with pytest.raises(ScheduleError, match="touches PEER_IN of rank 1 at chunks 0 to 0, but all"):
+        verify_programs([sides[0], replace(sides[1], edges=(done_to(0), done_from(0)))], allgather)
+
+
+def test_chunks_cut_blocks_into_equal_parts() -> None:
+    sides = [program(rank, 2, [END], nchunks=3) for rank in range(2)]
+    with pytest.raises(ScheduleError, match=r"^3 chunks, want a multiple of 2: allgather"):
+        verify_programs(sides, allgather)
+    with pytest.raises(ScheduleError, match=r"^3 chunks, want 2: alltoall"):
+        verify_programs(sides, alltoall)
+
+
+def test_nothing_is_folded_where_there_is_no_operation() -> None:
+    fold = program(0, 1, loop(move(inp(0), inp(0), to=out(0))))
+    divide = program(0, 1, loop(move(inp(0), to=out(0), scale=True)))
+    for one in (fold, divide):
+        with pytest.raises(ScheduleError, match=r"#1: folds or divides, but broadcast has no oper"):
+            verify_programs([one], broadcast)
+    with pytest.raises(UsageError, match=r"^broadcast folds nothing, so it has no average$"):
+        verify_programs([fold], broadcast, average=True)
+
+
+def test_ranges_of_places_may_not_overlap_in_part() -> None:
+    turned = move(at(Space.OUT, 0, 2, place=0), to=at(Space.OUT, 0, 2, place=1))
+    sides = [program(rank, 3, loop(turned), nchunks=3) for rank in range(3)]
+    with pytest.raises(ScheduleError, match="#1: a source and a destination overlap in part"):
+        verify_programs(sides, alltoall)

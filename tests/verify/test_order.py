@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from assemble import (
+    at,
     direct_exchange,
     done_from,
     done_to,
@@ -19,8 +20,9 @@ from assemble import (
 )
 
 from pycoll.errors import RaceError
+from pycoll.program.isa import Space
 from pycoll.program.program import Instruction, Program
-from pycoll.schedule import allreduce
+from pycoll.schedule import allreduce, alltoall
 from pycoll.verify import verify_programs
 
 WRITE = move(inp(0), to=out(0))
@@ -94,3 +96,34 @@ def test_a_rank_waits_for_done_of_every_peer_that_touches_it() -> None:
     message = "rank 1, .*: touches memory of rank 0, which does not wait for this rank's DONE"
     with pytest.raises(RaceError, match=message):
         verify_programs([changed, silent], allreduce)
+
+
+def test_where_input_and_output_are_never_one_their_accesses_are_free() -> None:
+    first, second = loop(move(inp(0), to=out(0))), loop(move(inp(0), to=scratch(0, 0)))
+    assert verify_programs([program(0, 1, first, second, nscratch=1)], alltoall)
+
+
+def push(rank: int, *places: int) -> Program:
+    """One side of an all-to-all of two: the own block stays, the other goes to ``places``."""
+    peer = 1 - rank
+    own = at(Space.OUT, rank, place=rank)
+    moves = [move(inp(rank), to=own)]
+    moves += [move(inp(peer), to=at(Space.PEER_OUT, peer, place=p, edge=peer)) for p in places]
+    edges = (done_to(peer), done_from(peer))
+    code = loop(*moves, tail=(signal(0), wait(1)))
+    return program(rank, 2, code, edges=edges, nchunks=2, direct=True)
+
+
+def test_blocks_cross_into_the_places_of_their_senders() -> None:
+    assert verify_programs([push(0, 0), push(1, 1)], alltoall)
+    with pytest.raises(RaceError, match="writes chunk 1 of rank 1, which rank"):
+        verify_programs([push(0, 0, 1), push(1, 1)], alltoall)
+
+
+def test_an_input_that_is_never_the_output_may_still_not_be_read_after_its_owner_has_gone() -> None:
+    reads = [move(inp(0), to=out(0)), move(peer_in(1, 0), to=at(Space.OUT, 0, place=1))]
+    puts = [move(inp(1), to=out(1)), move(peer_in(0, 1), to=at(Space.OUT, 1, place=0))]
+    silent = program(1, 2, loop(*puts), nchunks=2, direct=True)
+    changed = program(0, 2, loop(*reads), nchunks=2, direct=True)
+    with pytest.raises(RaceError, match=r"touches memory of rank [01], which does not wait"):
+        verify_programs([changed, silent], alltoall)

@@ -4,7 +4,7 @@ import pytest
 
 import pycoll
 from pycoll.algorithms import algorithm, get, names
-from pycoll.errors import DeadlockError, PostconditionError, ScheduleError
+from pycoll.errors import DeadlockError, PostconditionError, ScheduleError, UsageError
 from pycoll.program.lower import compile_all
 from pycoll.schedule import NotDirect, ScheduleBuilder, allreduce
 from pycoll.verify import Verdict, verify, verify_programs
@@ -84,3 +84,12 @@ def test_the_errors_of_a_users_algorithm_name_rank_and_chunk() -> None:
         verify(polite, 2)
     with pytest.raises(ScheduleError, match="rank 0 sends 1 messages to rank 1, which receives 0"):
         verify(lonely, 2)
+
+
+def test_the_collective_of_an_algorithm_is_its_own() -> None:
+    assert verify(forgetful, 1, collective="allreduce")
+    message = "^collective is 'gather', but forgetful is an algorithm for allreduce$"
+    with pytest.raises(UsageError, match=message):
+        verify(forgetful, 1, collective="gather")
+    with pytest.raises(UsageError, match=r"^algorithm is 'no such'"):
+        verify("no such", 3, collective="allgather")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pycoll.schedule import Collective, allreduce
+from pycoll.schedule import Collective, allgather, allreduce, alltoall, reduce_scatter
 from pycoll.verify.values import Values, WrongValueError, rank_names
 
 
@@ -59,3 +59,17 @@ def test_an_input_that_holds_nothing_has_no_value() -> None:
 def test_many_ranks_are_named_shortly() -> None:
     assert rank_names(0b1010) == "ranks 1, 3"
     assert rank_names((1 << 9) - 1) == "ranks 0, 1, 2, 3, 4, 5, ..."
+
+
+def test_rules_are_of_blocks_and_tables_of_chunks() -> None:
+    v = Values(reduce_scatter, 2, 4)
+    assert v.after == [0b11, 0b11, None, None, None, None, 0b11, 0b11]
+    assert v.before == [1] * 4 + [2] * 4
+    assert v.origin == [0, 1, 2, 3] * 2
+    assert Values(allgather, 2, 4).inputs(4) == [1, 2, 0, 0, 0, 0, 7, 8]
+
+
+def test_alltoall_promises_the_sources_chunk_of_this_rank() -> None:
+    v = Values(alltoall, 3, 3)
+    assert v.after == [1, 2, 4] * 3
+    assert v.origin == [0, 0, 0, 1, 1, 1, 2, 2, 2]

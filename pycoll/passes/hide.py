@@ -1,0 +1,119 @@
+"""Hide: scratch stands for the places of OUT that a rank's output does not have.
+
+A schedule may write any chunk of the output: what a rank only passes on, or folds for others,
+lies where it would lie if the output had it. One operand cannot lie half in OUT and half in
+scratch, so up to the last operand that would, all of OUT stays in scratch; then what is still
+there is copied out, or overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pycoll.errors import ScheduleError
+from pycoll.passes.moves import Move, Place, Where
+
+
+def within(place: Place, kept: range) -> bool:
+    """Tell whether a place of OUT lies wholly in the chunks that the output has."""
+    return kept.start <= place.place and place.place + place.nchunks <= kept.stop
+
+
+def hide(moves: list[Move], rank: int, kept: range, first: int) -> list[Move]:
+    """Return the moves with OUT outside of ``kept`` in scratch, chunk c at place ``first + c``."""
+    hidden = _Hidden(rank, kept, first)
+    last = -1
+    for i, move in enumerate(moves):
+        for place in move.sources + move.destinations:
+            if place.where is Where.OUT and hidden.straddles(place):
+                last = i
+    result: list[Move] = []
+    for i, move in enumerate(moves):
+        sources, destinations = [], []
+        for place in move.sources:
+            if place.where is Where.OUT:
+                if i <= last or not within(place, kept):
+                    place = hidden.scratch(place, move.channel)
+                elif aside := [c for c in place.memory() if c in hidden.aside]:
+                    if len(aside) == place.nchunks:
+                        place = hidden.scratch(place, move.channel)
+                    else:
+                        result += hidden.restore(aside)
+            sources.append(place)
+        for place in move.destinations:
+            if place.where is Where.OUT:
+                chunks = set(place.memory())
+                if i <= last or not within(place, kept):
+                    hidden.aside |= chunks.intersection(kept)
+                    place = hidden.scratch(place, move.channel)
+                else:
+                    hidden.aside -= chunks
+            destinations.append(place)
+        result.append(move._replace(sources=tuple(sources), destinations=tuple(destinations)))
+    return result + hidden.restore(hidden.aside)
+
+
+class _Hidden:
+    def __init__(self, rank: int, kept: range, first: int) -> None:
+        self.rank, self.kept, self.first = rank, kept, first
+        self.aside: set[int] = set()  # chunks of `kept` whose value lies in scratch
+        self.channel: dict[int, int] = {}  # of every chunk that was ever there
+
+    def straddles(self, place: Place) -> bool:
+        overlaps = place.place < self.kept.stop and self.kept.start < place.place + place.nchunks
+        return overlaps and not within(place, self.kept)
+
+    def scratch(self, place: Place, channel: int) -> Place:
+        for c in place.memory():
+            other = self.channel.setdefault(c, channel)
+            if other != channel:
+                raise ScheduleError(
+                    f"rank {self.rank}: scratch stands for out[{c}], which is used from channels "
+                    f"{other} and {channel}; scratch belongs to one channel"
+                )
+        return place._replace(where=Where.SCRATCH, place=self.first + place.place)
+
+    def restore(self, chunks: Iterable[int]) -> list[Move]:
+        """Return the moves that copy chunks from scratch to OUT."""
+        runs: list[Place] = []
+        for c in sorted(chunks):
+            out = runs[-1] if runs else Place(Where.OUT, 0, c, c, 0)
+            follows = out.place + out.nchunks == c and self.channel[out.place] == self.channel[c]
+            if follows and runs:
+                runs[-1] = out._replace(nchunks=out.nchunks + 1)
+            else:
+                runs.append(Place(Where.OUT, 0, c, c, 1))
+        self.aside = self.aside.difference(chunks)
+        channels = [self.channel[out.place] for out in runs]
+        return [
+            Move(channel, (self.scratch(out, channel),), (out,))
+            for channel, out in zip(channels, runs, strict=True)
+        ]
+
+
+def compact(moves: list[Move], first: int) -> tuple[list[Move], int]:
+    """Return the moves with scratch from ``first`` on renumbered without gaps, and its end."""
+    used = {
+        -1 - key
+        for move in moves
+        for place in move.sources + move.destinations
+        if place.where is Where.SCRATCH and place.place >= first
+        for key in place.memory()
+    }
+    # What a range covers is all used, so its places stay side by side.
+    number = {place: first + n for n, place in enumerate(sorted(used))}
+    if all(place == n for place, n in number.items()):
+        return moves, first + len(used)
+
+    def renumbered(place: Place) -> Place:
+        if place.where is not Where.SCRATCH or place.place < first:
+            return place
+        return place._replace(place=number[place.place])
+
+    return [
+        move._replace(
+            sources=tuple(map(renumbered, move.sources)),
+            destinations=tuple(map(renumbered, move.destinations)),
+        )
+        for move in moves
+    ], first + len(used)
