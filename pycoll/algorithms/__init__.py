@@ -2,35 +2,89 @@
 
 from __future__ import annotations
 
+from pycoll.algorithms import (
+    allgather,
+    allreduce,
+    alltoall,
+    broadcast,
+    gather,
+    plugins,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
 from pycoll.algorithms.decorator import algorithm
-from pycoll.algorithms.recursive import halving_doubling, recursive_doubling
-from pycoll.algorithms.ring import ring
-from pycoll.algorithms.shots import one_shot, two_shot
-from pycoll.algorithms.tree import double_binary_tree
+from pycoll.algorithms.hierarchy import hierarchical
 from pycoll.errors import UsageError
 from pycoll.schedule import Algorithm
 
+#: Where two are predicted to be equally fast, the first one runs.
 BUILTIN: tuple[Algorithm, ...] = (
-    ring,
-    recursive_doubling,
-    halving_doubling,
-    double_binary_tree,
-    one_shot,
-    two_shot,
+    allreduce.ring,
+    allreduce.recursive_doubling,
+    allreduce.halving_doubling,
+    allreduce.bruck,
+    allreduce.double_binary_tree,
+    allreduce.one_shot,
+    allreduce.two_shot,
+    allreduce.hierarchical,
+    allreduce.hierarchical_doubling,
+    allreduce.hierarchical_tree,
+    broadcast.binomial,
+    broadcast.chain,
+    broadcast.double_binary_tree,
+    broadcast.scatter_allgather,
+    broadcast.two_shot,
+    broadcast.direct,
+    broadcast.hierarchical,
+    broadcast.hierarchical_chain,
+    reduce.binomial,
+    reduce.chain,
+    reduce.double_binary_tree,
+    reduce.reduce_scatter_gather,
+    reduce.two_shot,
+    reduce.direct,
+    reduce.hierarchical,
+    reduce.hierarchical_chain,
+    allgather.ring,
+    allgather.recursive_doubling,
+    allgather.bruck,
+    allgather.pat,
+    allgather.direct,
+    allgather.hierarchical,
+    reduce_scatter.ring,
+    reduce_scatter.recursive_halving,
+    reduce_scatter.bruck,
+    reduce_scatter.pat,
+    reduce_scatter.pairwise,
+    reduce_scatter.direct,
+    reduce_scatter.hierarchical,
+    alltoall.pairwise,
+    alltoall.spread,
+    alltoall.bruck,
+    alltoall.direct,
+    gather.binomial,
+    gather.direct,
+    scatter.binomial,
+    scatter.direct,
 )
+
+_NAMED = {(a.collective.name, a.name): a for a in BUILTIN}
 
 
 def names(collective: str) -> tuple[str, ...]:
-    """Return the names of the algorithms for ``collective``."""
-    return tuple(a.name for a in BUILTIN if a.collective.name == collective)
+    """Return the names of the algorithms for ``collective``, those of plug-ins last."""
+    found = plugins.names(collective)
+    return (*(name for of, name in _NAMED if of == collective), *found)
 
 
 def get(name: str, collective: str = "allreduce") -> Algorithm:
     """Return the algorithm called ``name``; UsageError lists those that exist."""
-    for candidate in BUILTIN:
-        if candidate.name == name and candidate.collective.name == collective:
-            return candidate
-    raise UsageError(f"algorithm is {name!r}, want one of {', '.join(names(collective))}")
+    found = _NAMED.get((collective, name)) or plugins.get(name, collective)
+    if found is None:
+        known = ", ".join(names(collective)) or "none"
+        raise UsageError(f"algorithm is {name!r}, want one of {known}")
+    return found
 
 
-__all__ = ["BUILTIN", "Algorithm", "algorithm", "get", "names"]
+__all__ = ["BUILTIN", "Algorithm", "algorithm", "get", "hierarchical", "names"]

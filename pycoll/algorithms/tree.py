@@ -1,40 +1,9 @@
-"""All-reduce up and down two binary trees."""
+"""Binary trees over ranks, and the two that together use every rank's links fully."""
 
 from __future__ import annotations
 
-from pycoll.algorithms.decorator import algorithm
-from pycoll.schedule import ScheduleBuilder, allreduce
 
-
-@algorithm(allreduce)
-def double_binary_tree(b: ScheduleBuilder) -> None:
-    """Reduce each half up its own tree and send it down again; up and down tiles overlap.
-
-    Chunks: 2, one a tree; inner ranks of one tree are leaves of the other.
-    Needs: any size.
-    Cost: at most 2ceil(log2(size)) steps; at most 2 of the data sent per rank.
-    Source: Sanders, Speck and Träff, Parallel Computing 35(12), 2009.
-    """
-    b.chunks(2)
-    for tree in range(2):
-        # The second tree is the first one mirrored or, for odd sizes, shifted by one.
-        flip = -1 if tree and b.size % 2 == 0 else 1
-        parent, children = _neighbours((flip * b.rank - tree) % b.size, b.size)
-        above = [flip * (v + tree) % b.size for v in parent]
-        below = [flip * (v + tree) % b.size for v in children]
-        x = b.output[tree]
-        with b.channel(2 * tree):
-            b.recv_reduce(x, frm=[b.rank, *below])
-            for peer in above:
-                b.send(x, to=peer)
-        with b.channel(2 * tree + 1):
-            for peer in above:
-                b.recv(x, frm=peer)
-            for peer in below:
-                b.send(x, to=peer)
-
-
-def _neighbours(v: int, size: int) -> tuple[list[int], list[int]]:
+def neighbours(v: int, size: int) -> tuple[list[int], list[int]]:
     """Return the parent (none for 0) and the children of v in the in-order binary tree."""
     if v == 0:
         return [], [1 << ((size - 1).bit_length() - 1)] if size > 1 else []
@@ -44,3 +13,20 @@ def _neighbours(v: int, size: int) -> tuple[list[int], list[int]]:
     while v + right >= size:
         right >>= 1  # the right subtree is cut off by size: its root moves left
     return [parent if parent < size else v ^ low], [v + d for d in (-left, right) if d]
+
+
+def rooted(tree: int, rank: int, size: int) -> tuple[list[int], list[int]]:
+    """Return the parent and the children of ``rank`` in one of two trees that rank 0 feeds.
+
+    Ranks from 1 on are inner ones in at most one of the trees.
+    """
+    if size % 2:
+        to = [0, *range(size - 1, 0, -1)]  # the second tree is the first one mirrored
+        back = to
+    else:
+        to = [0, *range(2, size), 1]  # shifted by one
+        back = [0, size - 1, *range(1, size - 1)]
+    if tree == 0:
+        return neighbours(rank, size)
+    parent, children = neighbours(to[rank], size)
+    return [back[v] for v in parent], [back[v] for v in children]

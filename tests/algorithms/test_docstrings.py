@@ -5,15 +5,23 @@ import inspect
 import math
 import re
 import textwrap
+from collections.abc import Iterator
 
 import pytest
 
 from pycoll.algorithms import BUILTIN
-from pycoll.schedule import Algorithm, Kind, schedule
+from pycoll.schedule import Algorithm, Kind, Level, Placement, Schedule, schedule
 from pycoll.schedule.evaluate import evaluate
 
-every_algorithm = pytest.mark.parametrize("a", BUILTIN, ids=lambda a: a.name)
+every_algorithm = pytest.mark.parametrize(
+    "a", BUILTIN, ids=lambda a: f"{a.collective.name}-{a.name}"
+)
 SIZES = [*range(1, 18), 32]
+NODES = [(2, 2), (3, 2), (2, 4), (5, 3), (4, 4)]  #: nodes, and ranks on each
+COST = re.compile(
+    r"(?P<steps>.+) steps; (?P<sent>.+) (?P<unit>of the data|blocks) sent per rank"
+    r"(, with local ranks in each of the nodes)?\."
+)
 
 
 def fields(a: Algorithm) -> dict[str, str]:
@@ -23,18 +31,44 @@ def fields(a: Algorithm) -> dict[str, str]:
     return dict(line.split(": ", 1) for line in text.splitlines()[2:])
 
 
-def number(text: str, size: int) -> float:
+def number(text: str, size: int, nodes: int) -> float:
     """Compute a formula such as 2log2(p) + (size > p); p is the largest power of two in size."""
     code = re.sub(r"(\d)(?=[a-z(])", r"\1*", text.replace("log2", "lg"))
-    p = 1 << (size.bit_length() - 1)
-    known = {"size": size, "p": p, "lg": math.log2, "ceil": math.ceil}
+    known = {
+        "size": size,
+        "p": 1 << (size.bit_length() - 1),
+        "nodes": nodes,
+        "local": size // nodes,
+        "lg": math.log2,
+        "ceil": math.ceil,
+        "max": max,
+    }
     return float(eval(code, {"__builtins__": {}}, known))
 
 
-def agrees(found: float, claim: str, size: int) -> bool:
+def agrees(found: float, claim: str, size: int, nodes: int) -> bool:
     bound = claim.removeprefix("at most ")
-    want = number(bound, size)
+    want = number(bound, size, nodes)
     return found <= want if bound != claim else math.isclose(found, want)
+
+
+def cost(a: Algorithm) -> re.Match[str]:
+    match = COST.fullmatch(fields(a)["Cost"])
+    assert match, fields(a)["Cost"]
+    # Where every rank has a block of its own, what is sent is counted in blocks.
+    assert (match["unit"] == "blocks") == (a.collective.blocks == "rank")
+    return match
+
+
+def cases(a: Algorithm) -> Iterator[tuple[int, int, Schedule]]:
+    """Yield size, number of nodes and schedule: flat, and for hierarchical ones on equal nodes."""
+    for size in SIZES:
+        yield size, size, schedule(a, size)
+    if "hierarchical" in a.name:
+        for nodes, local in NODES:
+            split = tuple(rank // local for rank in range(nodes * local))
+            placement = Placement.of(Level("node", split))
+            yield nodes * local, nodes, schedule(a, nodes * local, placement)
 
 
 @every_algorithm
@@ -45,31 +79,28 @@ def test_the_four_lines_are_there(a: Algorithm) -> None:
 
 @every_algorithm
 def test_the_cost_is_what_counting_finds(a: Algorithm) -> None:
-    match = re.fullmatch(r"(.+) steps; (.+) of the data sent per rank\.", fields(a)["Cost"])
-    assert match
-    steps, share = match.groups()
-    for size in SIZES:
-        s = schedule(a, size)
+    claim = cost(a)
+    for size, nodes, s in cases(a):
         sent = max(
             sum(step.chunks.nchunks for step in rank if step.kind is Kind.SEND) for rank in s.ranks
         )
-        assert agrees(evaluate(s).depth, steps, size), (size, evaluate(s).depth)
-        assert agrees(sent / s.nchunks, share, size), (size, sent / s.nchunks)
+        unit = s.nchunks // s.collective.nblocks(size)
+        found = evaluate(s).depth, sent / unit
+        assert agrees(found[0], claim["steps"], size, nodes), (size, nodes, found)
+        assert agrees(found[1], claim["sent"], size, nodes), (size, nodes, found)
 
 
 @every_algorithm
 def test_at_most_is_reached(a: Algorithm) -> None:
-    match = re.fullmatch(r"(.+) steps; (.+) of the data sent per rank\.", fields(a)["Cost"])
-    assert match
-    s = schedule(a, 16)
-    assert evaluate(s).depth >= number(match[1].removeprefix("at most "), 16) - 1
+    steps = cost(a)["steps"].removeprefix("at most ")
+    assert evaluate(schedule(a, 16)).depth >= number(steps, 16, 16) - 1
 
 
 @every_algorithm
 def test_the_chunks_are_what_is_cut(a: Algorithm) -> None:
-    claim = fields(a)["Chunks"].split(",")[0].rstrip(".")
-    for size in SIZES:
-        assert schedule(a, size).nchunks == number(claim, size)
+    claim = re.split(r", [a-z]", fields(a)["Chunks"])[0].rstrip(".")
+    for size, nodes, s in cases(a):
+        assert s.nchunks == number(claim, size, nodes)
 
 
 @every_algorithm

@@ -1,0 +1,74 @@
+"""Algorithms of other packages: entry points of the group ``pycoll.algorithms``.
+
+An entry point names an Algorithm (a function under ``@pycoll.algorithm``); its name is the
+entry point's. It is loaded when an algorithm of an unknown name is asked for, or all are listed.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+
+from pycoll.errors import UsageError
+from pycoll.schedule import COLLECTIVES, Algorithm
+
+GROUP = "pycoll.algorithms"
+
+
+@cache
+def load() -> dict[tuple[str, str], Algorithm]:
+    """Return every plug-in by collective and name.
+
+    Raises:
+        UsageError: One does not load, is no Algorithm, or has a name that is taken.
+    """
+    from pycoll.algorithms import BUILTIN
+
+    taken = {(a.collective.name, a.name): "pycoll" for a in BUILTIN}
+    found = {}
+    for point in entry_points(group=GROUP):
+        algorithm = _load(point)
+        key = algorithm.collective.name, point.name
+        if key in taken:
+            raise UsageError(
+                f"{_of(point)}: {key[0]} has an algorithm {key[1]!r} by {taken[key]}; want "
+                "another name"
+            )
+        taken[key] = _distribution(point)
+        found[key] = algorithm
+    return found
+
+
+def names(collective: str) -> tuple[str, ...]:
+    """Return the names of the plug-ins for ``collective``."""
+    return tuple(name for of, name in load() if of == collective)
+
+
+def get(name: str, collective: str) -> Algorithm | None:
+    """Return the plug-in called ``name``, or None."""
+    return load().get((collective, name))
+
+
+def _load(point: EntryPoint) -> Algorithm:
+    try:
+        found = point.load()
+    except Exception as error:
+        raise UsageError(f"{_of(point)} does not load: {type(error).__name__}: {error}") from error
+    if not isinstance(found, Algorithm):
+        raise UsageError(
+            f"{_of(point)} is a {type(found).__name__}, want a function under @pycoll.algorithm"
+        )
+    if COLLECTIVES.get(found.collective.name) is not found.collective:
+        raise UsageError(
+            f"{_of(point)} is for a collective {found.collective.name!r} of its own, want one of "
+            f"{', '.join(COLLECTIVES)}"
+        )
+    return found
+
+
+def _distribution(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "an unknown distribution"
+
+
+def _of(point: EntryPoint) -> str:
+    return f"plug-in {point.name} = {point.value} of {_distribution(point)}"
