@@ -47,6 +47,8 @@ int pc_board_read(struct pc_comm *comm, uint32_t peer, struct pc_board *out)
 {
     if (peer >= comm->options.size || comm->peers[peer].arena == NULL)
         return PC_INVALID;
+    if (comm->peers[peer].remote)
+        return PC_UNMAPPABLE;
     struct pc_arena *a = (struct pc_arena *)comm->peers[peer].arena;
     out->state = atomic_load_explicit(&a->state, memory_order_acquire);
     out->sequence = atomic_load_explicit(&a->sequence, memory_order_relaxed);

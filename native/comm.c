@@ -1,7 +1,12 @@
 /* A communicator: this rank's arena, the peers' arenas, and the edges between them. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include "internal.h"
+
+/* How long a rank that closes waits for its last messages to reach a peer. */
+#define PC_LINGER_NS UINT64_C(2000000000)
 
 static int check_options(const struct pc_options *o)
 {
@@ -20,12 +25,14 @@ static void resolve(struct pc_comm *comm, uint32_t peer, char *theirs)
 {
     const struct pc_layout *l = &comm->layout;
     uint32_t me = comm->options.rank;
+    if (comm->peers[peer].arena == NULL)
+        comm->connected++;
     comm->peers[peer].arena = theirs;
     comm->dones[peer].peer = peer;
     comm->dones[peer].out = pc__done_line(theirs, l, me);
     comm->dones[peer].in = pc__done_line(comm->arena, l, peer);
-    for (uint32_t c = 0; c < PC_MAX_CHANNELS; c++)
-        comm->fifos[(size_t)peer * PC_MAX_CHANNELS + c] = (struct pc_fifo){
+    for (uint32_t c = 0; c < PC_EDGE_CHANNELS; c++)
+        comm->fifos[(size_t)peer * PC_EDGE_CHANNELS + c] = (struct pc_fifo){
             .out_lines = pc__slot_lines(theirs, l, me, c),
             .out_data = pc__slot_data(theirs, l, me, c),
             .out_credit = pc__credit_line(comm->arena, l, peer, c),
@@ -33,8 +40,8 @@ static void resolve(struct pc_comm *comm, uint32_t peer, char *theirs)
             .in_data = pc__slot_data(comm->arena, l, peer, c),
             .in_credit = pc__credit_line(theirs, l, me, c),
             .peer = peer,
+            .channel = (uint8_t)c,
         };
-    comm->connected++;
 }
 
 static void write_header(struct pc_comm *comm)
@@ -75,6 +82,8 @@ int pc_comm_open(const struct pc_options *options, struct pc_comm **out)
     *out = comm; /* also on failure: it holds the error */
     comm->options = *options;
     comm->call.comm = comm;
+    comm->bell = -1;
+    atomic_init(&comm->ringer, -1);
     if (check_options(options) != PC_OK)
         return pc__fail(&comm->error, PC_INVALID, -1,
                         "rank %u of %u, %u slots of %u bytes, heap of %llu bytes: out of range",
@@ -85,7 +94,7 @@ int pc_comm_open(const struct pc_options *options, struct pc_comm **out)
     pthread_cond_init(&comm->queue_moved, NULL);
     comm->peers = calloc(options->size, sizeof *comm->peers);
     comm->dones = calloc(options->size, sizeof *comm->dones);
-    comm->fifos = calloc((size_t)options->size * PC_MAX_CHANNELS, sizeof *comm->fifos);
+    comm->fifos = calloc((size_t)options->size * PC_EDGE_CHANNELS, sizeof *comm->fifos);
     if (!comm->peers || !comm->dones || !comm->fifos)
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for %u peers", options->size);
     int rc
@@ -119,6 +128,62 @@ int pc_comm_connect(struct pc_comm *comm, uint32_t peer, const void *blob, size_
     return rc;
 }
 
+/* A private mapping laid out as the peer's arena is: what this rank writes there is sent. Nothing
+ * is shared of the heap, which has no shadow. */
+static char *shadow_of(const struct pc_comm *comm)
+{
+    void *p = mmap(NULL, comm->layout.heap, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+static int open_remote(struct pc_comm *comm)
+{
+    int rc = pc__bell_open(comm);
+    if (rc == PC_OK)
+        rc = pc__tcp.open(comm, comm->bell, &comm->wire);
+    if (rc == PC_OK)
+        comm->remote = &pc__tcp;
+    return rc;
+}
+
+int pc_comm_remote(struct pc_comm *comm, uint32_t peer)
+{
+    if (peer >= comm->options.size || peer == comm->options.rank || comm->sealed)
+        return pc__fail(&comm->error, PC_INVALID, (int)peer,
+                        "rank %u cannot be remote to rank %u of %u%s", peer, comm->options.rank,
+                        comm->options.size, comm->sealed ? ", which has been told all peers" : "");
+    if (comm->peers[peer].remote)
+        return PC_OK;
+    int rc = comm->remote == NULL ? open_remote(comm) : PC_OK;
+    if (rc != PC_OK)
+        return rc;
+    char *shadow = shadow_of(comm);
+    if (shadow == NULL)
+        return pc__fail(&comm->error, PC_SYSTEM, (int)peer, "mmap of a shadow: %s",
+                        strerror(errno));
+    resolve(comm, peer, shadow);
+    comm->peers[peer].remote = true;
+    return PC_OK;
+}
+
+int pc_comm_adopt(struct pc_comm *comm, uint32_t peer, int fd)
+{
+    if (peer >= comm->options.size || !comm->peers[peer].remote)
+        return PC_INVALID;
+    int rc = comm->remote->adopt(comm->wire, peer, fd);
+    if (rc == PC_OK)
+        pc__ring(comm, comm->options.rank);
+    return rc;
+}
+
+int pc_comm_links(struct pc_comm *comm, uint32_t peer)
+{
+    if (peer >= comm->options.size || !comm->peers[peer].remote)
+        return PC_INVALID;
+    return comm->remote->links(comm->wire, peer);
+}
+
 int pc_comm_poll(struct pc_comm *comm)
 {
     return pc__shm.poll(comm->device);
@@ -135,6 +200,7 @@ int pc_comm_sealed(struct pc_comm *comm)
         return pc__fail(&comm->error, PC_INVALID, -1, "%u of %u ranks are connected",
                         comm->connected, comm->options.size);
     pc__shm.seal(comm->device);
+    comm->sealed = true;
     return PC_OK;
 }
 
@@ -145,6 +211,12 @@ void pc_comm_close(struct pc_comm *comm)
     pc__progress_stop(comm);
     if (comm->arena != NULL)
         atomic_store(&((struct pc_arena *)comm->arena)->state, PC_BOARD_CLOSED);
+    /* What a broken communicator, or a fork's child, has sent is no matter. */
+    pc__tcp.close(comm->wire, atomic_load(&comm->broken) ? 0 : PC_LINGER_NS);
+    pc__bell_close(comm);
+    for (uint32_t p = 0; comm->peers != NULL && p < comm->options.size; p++)
+        if (comm->peers[p].remote)
+            munmap(comm->peers[p].arena, comm->layout.heap);
     if (comm->device != NULL)
         pc__shm.close(comm->device);
     pthread_cond_destroy(&comm->queue_moved);

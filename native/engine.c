@@ -64,7 +64,7 @@ static void publish_ready(struct pc_comm *comm)
         line->signature = spec->signature;
         memcpy(line->bytes, &mine, sizeof mine);
         if (pc__raise(line, n))
-            pc__ring(comm->peers[p].arena);
+            pc__ring(comm, p);
     }
     comm->call.all_registered = mine.in && mine.out;
 }
@@ -151,6 +151,7 @@ int pc__advance(struct pc_comm *comm, uint64_t patience_ns)
 {
     struct pc_call *call = &comm->call;
     uint64_t until = 0;
+    bool drained = true;
     int rc;
     for (;;) {
         rc = 0;
@@ -169,7 +170,12 @@ int pc__advance(struct pc_comm *comm, uint64_t patience_ns)
             if (stepped < 0)
                 rc = stepped;
         }
-        if (rc >= 0 && call->running == 0) {
+        /* What a rank has sent leaves before its call ends: nobody sends it later. */
+        if (rc >= 0 && call->running == 0 && comm->remote != NULL) {
+            rc = comm->remote->drained(comm->wire, &call->error);
+            drained = rc != 0;
+        }
+        if (rc >= 0 && call->running == 0 && drained) {
             call->active = false;
             pc__board_leave(comm);
             return PC_OK;
@@ -253,7 +259,7 @@ int pc_comm_stuck(struct pc_comm *comm, struct pc_stuck *out)
             continue;
         out->channel = c;
         out->instruction = (uint32_t)(i - call->program->code);
-        out->peer = (int32_t)(i->step == PC_STEP_WAIT_DONE ? i->at.token->peer : i->at.fifo->peer);
+        out->peer = (int32_t)pc__awaited(i);
         out->direction = i->step == PC_STEP_WAIT_CREDIT ? PC_DIRECTION_SEND : PC_DIRECTION_RECV;
         out->want = channel->want;
         out->got = pc__count(channel->line);
@@ -275,6 +281,6 @@ int pc_comm_abort(struct pc_comm *comm, int cause, int peer, const char *text)
     pc__fail(&comm->abort_error, PC_ABORTED, peer, "%s", text);
     comm->abort_error.cause = cause;
     atomic_store(&comm->aborted, 1);
-    pc__ring(comm->arena);
+    pc__ring(comm, comm->options.rank);
     return PC_OK;
 }

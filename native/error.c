@@ -12,7 +12,7 @@ int pc__fail(struct pc_error *error, int code, int peer, const char *format, ...
     memset(error, 0, sizeof *error);
     error->code = code;
     error->peer = peer;
-    error->errnum = code == PC_SYSTEM ? saved : 0;
+    error->errnum = code == PC_SYSTEM || code == PC_LOST ? saved : 0;
     va_start(args, format);
     vsnprintf(error->text, sizeof error->text, format, args);
     va_end(args);
@@ -44,6 +44,8 @@ const char *pc_code_name(int code)
         return "BUSY";
     case PC_BROKEN:
         return "BROKEN";
+    case PC_LOST:
+        return "LOST";
     }
     return "unknown";
 }

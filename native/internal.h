@@ -19,7 +19,11 @@ struct pc_fifo {
     struct pc_line *in_lines;   /* in this rank's arena */
     char *in_data;              /* in this rank's arena */
     struct pc_line *in_credit;  /* in the peer's arena, raised by this rank */
+    /* Of a remote peer, under its transport's lock: messages handed to the transport, come,
+     * consumed, and consumed as the peer knows. */
+    uint64_t put, arrived, consumed, returned;
     uint32_t peer;
+    uint8_t channel;
 };
 
 /* Counts without slots: LOCAL (two channels of this rank) and DONE (per peer). */
@@ -35,8 +39,10 @@ struct pc_token {
 enum pc_step {
     PC_STEP_END,
     PC_STEP_REDUCE_COPY,
-    PC_STEP_FILL,    /* SIGNAL, sending end of a FIFO */
-    PC_STEP_CONSUME, /* SIGNAL, receiving end */
+    PC_STEP_FILL,        /* SIGNAL, sending end of a FIFO */
+    PC_STEP_CONSUME,     /* SIGNAL, receiving end */
+    PC_STEP_PUT_MESSAGE, /* the same two, of a remote peer */
+    PC_STEP_PUT_CREDIT,
     PC_STEP_SIGNAL_LOCAL,
     PC_STEP_SIGNAL_DONE,
     PC_STEP_WAIT_CREDIT,  /* WAIT, sending end of a FIFO */
@@ -64,7 +70,8 @@ struct pc_code_line {
     union {
         struct pc_fifo *fifo;
         struct pc_token *token;
-        const struct pc_place *places; /* REDUCE_COPY: sources, then destinations */
+        const struct pc_place *places; /* REDUCE_COPY: sources, then destinations;
+                                          PUT_MESSAGE: the slot as it was filled */
     } at;
 };
 
@@ -163,7 +170,8 @@ struct pc_work {
 };
 
 struct pc_peer {
-    char *arena;
+    char *arena; /* of a remote peer: its shadow */
+    bool remote;
     const char *in; /* READY of the present call */
     char *out;
 };
@@ -178,6 +186,12 @@ struct pc_comm {
     struct pc_options options;
     struct pc_layout layout;
     struct pc_device *device;
+    const struct pc_remote *remote; /* NULL where every peer is mapped */
+    struct pc_wire *wire;
+    int bell;           /* a socket that is readable when this rank was rung; -1: it has no bell */
+    _Atomic int ringer; /* a socket to ring others', or -1 */
+    _Atomic int listening; /* a thread sleeps in remote->pause */
+    _Atomic int dozing;    /* threads that sleep, with that one */
     char *arena;
     struct pc_peer *peers;
     struct pc_fifo *fifos;  /* [peer][channel] */
@@ -185,6 +199,7 @@ struct pc_comm {
     struct pc_token locals[PC_MAX_CHANNELS][PC_MAX_CHANNELS];
     uint64_t ready_calls;
     uint32_t connected;
+    bool sealed;
     struct pc_error error;
     _Atomic int broken; /* the code that broke it, or 0 */
     _Atomic int aborted;
@@ -243,8 +258,16 @@ int pc__join_queue(struct pc_comm *comm, struct pc_plan *plan, const void *in, v
                    double timeout, double seconds);
 int pc__joined_wait(struct pc_comm *comm, double seconds);
 
+/* doorbell.c */
+int pc__bell_open(struct pc_comm *comm); /* from now on this rank's ring is heard by descriptor */
+void pc__bell_close(struct pc_comm *comm);
+void pc__ring(struct pc_comm *comm, uint32_t peer);
+uint32_t pc__doorbell(struct pc_comm *comm);
+/* Sleeps until the doorbell has moved on from what it was; with remote peers also until something
+ * comes from one. */
+void pc__sleep(struct pc_comm *comm, uint32_t doorbell, uint64_t ns);
+
 /* wait.c */
-void pc__ring(char *arena);
 int pc__idle(struct pc_comm *comm, uint64_t until_ns);
 
 /* board.c */

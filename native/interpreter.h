@@ -42,6 +42,8 @@ static inline bool pc__passes(struct pc_call *call, const struct pc_code_line *i
     case PC_STEP_REDUCE_COPY:
     case PC_STEP_FILL:
     case PC_STEP_CONSUME:
+    case PC_STEP_PUT_MESSAGE:
+    case PC_STEP_PUT_CREDIT:
     case PC_STEP_SIGNAL_LOCAL:
     case PC_STEP_SIGNAL_DONE:
     case PC_STEP_LOOP:
@@ -54,6 +56,12 @@ static inline bool pc__passes(struct pc_call *call, const struct pc_code_line *i
 static inline bool pc__waits(const struct pc_code_line *i)
 {
     return i->step >= PC_STEP_WAIT_CREDIT && i->step <= PC_STEP_WAIT_DONE;
+}
+
+/* The rank that raises the count of a WAIT; not of WAIT_LOCAL. */
+static inline uint32_t pc__awaited(const struct pc_code_line *i)
+{
+    return i->step == PC_STEP_WAIT_DONE ? i->at.token->peer : i->at.fifo->peer;
 }
 
 /* Where the bytes of an operand begin. `skip` is what earlier tiles held of the chunk, `packed` the
@@ -93,6 +101,16 @@ static inline uint64_t pc__piece(const struct pc_call *call, uint64_t skip, uint
     if (skip >= nbytes)
         return 0;
     return nbytes - skip < size ? nbytes - skip : size;
+}
+
+/* The bytes of a range in the present tile: as long as a message of it is. */
+static inline uint64_t pc__message_bytes(const struct pc_call *call, uint64_t tile,
+                                         const struct pc_place *p)
+{
+    uint64_t skip = tile * call->plan->spec.tile, total = 0;
+    for (uint32_t k = 0; k < p->nchunks; k++)
+        total += pc__piece(call, skip, p->chunk + k);
+    return total;
 }
 
 static inline void pc__reduce_copy(struct pc_call *call, const struct pc_channel *channel,
@@ -155,21 +173,36 @@ static inline int pc__step(struct pc_call *call, struct pc_channel *channel)
             struct pc_line *line = &f->out_lines[f->sent & (PC_LINES - 1)];
             line->signature = call->plan->spec.signature;
             if (pc__raise(line, ++f->sent))
-                pc__ring(call->comm->peers[f->peer].arena);
+                pc__ring(call->comm, f->peer);
             break;
         }
         case PC_STEP_CONSUME: {
             struct pc_fifo *f = i->at.fifo;
             if (pc__raise(f->in_credit, ++f->received))
-                pc__ring(call->comm->peers[f->peer].arena);
+                pc__ring(call->comm, f->peer);
             break;
         }
+        case PC_STEP_PUT_MESSAGE: {
+            struct pc_fifo *f = i->at.places->fifo;
+            uint64_t nbytes = pc__message_bytes(call, channel->tile, i->at.places);
+            const char *data = pc__address(call, i->at.places, 0, 0, 0, nbytes);
+            f->out_lines[f->sent & (PC_LINES - 1)].signature = call->plan->spec.signature;
+            int rc = pc__put_message(call, f, data, nbytes);
+            if (rc != PC_OK) {
+                channel->pc = i;
+                return rc;
+            }
+            break;
+        }
+        case PC_STEP_PUT_CREDIT:
+            pc__put_credit(call, i->at.fifo, ++i->at.fifo->received);
+            break;
         case PC_STEP_SIGNAL_LOCAL:
             i->at.token->sent++;
             break;
         case PC_STEP_SIGNAL_DONE:
             if (pc__raise(i->at.token->out, ++i->at.token->sent))
-                pc__ring(call->comm->peers[i->at.token->peer].arena);
+                pc__ring(call->comm, i->at.token->peer);
             break;
         case PC_STEP_WAIT_CREDIT:
         case PC_STEP_WAIT_MESSAGE:

@@ -14,6 +14,12 @@
 #define PC_INLINE_BYTES 40u
 #define PC_LINES 32u /* per edge: so many small messages may be on their way */
 #define PC_PAGE 4096u
+/* Channels of an edge: those of Programs, and two for transfers outside any Program. */
+#define PC_CHANNEL_P2P PC_MAX_CHANNELS
+#define PC_CHANNEL_PAIRWISE (PC_MAX_CHANNELS + 1)
+#define PC_EDGE_CHANNELS (PC_MAX_CHANNELS + 2)
+#define PC_BELL_NAME 32u
+#define PC_IN_LINE UINT32_MAX      /* of pc_line.place: the piece lies in the line */
 #define PC_ARENA_MAGIC 0x50434152u /* "PCAR" */
 
 /* Bit 63 of a count: its waiter sleeps; whoever raises the count rings the waiter's doorbell. One
@@ -25,7 +31,8 @@
 struct pc_line {
     _Alignas(PC_LINE_BYTES) _Atomic uint64_t count;
     uint64_t signature;
-    uint64_t reserved;
+    uint32_t place;  /* of a transfer's piece: in units of 64 bytes of the edge's data */
+    uint32_t nbytes; /* of the piece */
     unsigned char bytes[PC_INLINE_BYTES];
 };
 _Static_assert(sizeof(struct pc_line) == PC_LINE_BYTES, "a count owns one cache line");
@@ -49,6 +56,8 @@ struct pc_arena {
     uint32_t slot_bytes;
     uint64_t heap_bytes;
     _Alignas(PC_LINE_BYTES) _Atomic uint32_t doorbell; /* futex: moves when a sleeper must look */
+    _Atomic uint32_t bell; /* bytes of bell_name, a socket on which the rank sleeps instead; or 0 */
+    char bell_name[PC_BELL_NAME];
     _Alignas(PC_LINE_BYTES) _Atomic uint32_t core;     /* where the rank last waited, plus one */
     _Alignas(PC_LINE_BYTES) _Atomic uint64_t sequence; /* the board; see struct pc_board */
     _Atomic uint64_t signature;
@@ -72,7 +81,7 @@ static inline size_t pc__page_up(size_t n)
 static inline struct pc_layout pc__layout(const struct pc_options *o)
 {
     struct pc_layout l = {.size = o->size, .slots = o->slots, .slot_bytes = o->slot_bytes};
-    size_t edges = (size_t)o->size * PC_MAX_CHANNELS;
+    size_t edges = (size_t)o->size * PC_EDGE_CHANNELS;
     l.ready = pc__page_up(sizeof(struct pc_arena));
     l.done = l.ready + (size_t)o->size * 2 * PC_LINE_BYTES; /* two ready lines per peer */
     l.credit = l.done + (size_t)o->size * PC_LINE_BYTES;
@@ -104,20 +113,20 @@ static inline struct pc_line *pc__done_line(char *a, const struct pc_layout *l, 
 static inline struct pc_line *pc__slot_lines(char *a, const struct pc_layout *l, uint32_t from,
                                              uint32_t channel)
 {
-    return pc__line(a, l->lines, ((size_t)from * PC_MAX_CHANNELS + channel) * PC_LINES);
+    return pc__line(a, l->lines, ((size_t)from * PC_EDGE_CHANNELS + channel) * PC_LINES);
 }
 
 static inline char *pc__slot_data(char *a, const struct pc_layout *l, uint32_t from,
                                   uint32_t channel)
 {
     return a + l->data
-           + ((size_t)from * PC_MAX_CHANNELS + channel) * l->slots * (size_t)l->slot_bytes;
+           + ((size_t)from * PC_EDGE_CHANNELS + channel) * l->slots * (size_t)l->slot_bytes;
 }
 
 /* In the arena of the sender: how many of its messages to `to` have been consumed. */
 static inline struct pc_line *pc__credit_line(char *a, const struct pc_layout *l, uint32_t to,
                                               uint32_t channel)
 {
-    return pc__line(a, l->credit, (size_t)to * PC_MAX_CHANNELS + channel);
+    return pc__line(a, l->credit, (size_t)to * PC_EDGE_CHANNELS + channel);
 }
 #endif

@@ -86,7 +86,8 @@ static int check_edge(const struct blob *b, uint32_t i)
     if (e.kind == PC_EDGE_LOCAL)
         fits = fits && e.peer == rank && e.other < PC_MAX_CHANNELS;
     else
-        fits = fits && e.kind <= PC_EDGE_DONE && e.peer != rank;
+        fits = fits && e.kind <= PC_EDGE_DONE && e.peer != rank
+               && !(e.kind == PC_EDGE_DONE && b->comm->peers[real_rank(b, e.peer)].remote);
     return fits ? PC_OK
                 : BAD(b, "edge %u: kind %u, peer %u, channel %u, direction %u", i, e.kind, e.peer,
                       e.channel, e.direction);
@@ -252,7 +253,7 @@ static int check(const struct blob *b)
 
 static struct pc_fifo *fifo_of(const struct blob *b, const struct pc_edge *e)
 {
-    return &b->comm->fifos[(size_t)real_rank(b, e->peer) * PC_MAX_CHANNELS + e->channel];
+    return &b->comm->fifos[(size_t)real_rank(b, e->peer) * PC_EDGE_CHANNELS + e->channel];
 }
 
 static void resolve_operands(const struct blob *b, struct pc_program *program)
@@ -270,6 +271,35 @@ static void resolve_operands(const struct blob *b, struct pc_program *program)
             p->fifo = fifo_of(b, &e);
             p->receiving = e.direction == PC_DIRECTION_RECV;
         }
+    }
+}
+
+/* A frame must know how long its message is: as long as what last filled the slot. */
+static const struct pc_place *filled(const struct blob *b, const struct pc_program *program,
+                                     uint32_t at, const struct pc_fifo *fifo)
+{
+    for (; at-- > 0;) {
+        struct pc_instruction i = instruction_at(b, at);
+        if (i.op == PC_OP_END)
+            break; /* of the channel before */
+        for (uint32_t k = 0; i.op == PC_OP_REDUCE_COPY && k < i.ndst; k++) {
+            const struct pc_place *p = &program->places[i.operand + i.nsrc + k];
+            if (p->space == PC_SPACE_SLOT && p->fifo == fifo)
+                return p;
+        }
+    }
+    return NULL;
+}
+
+/* Turns a signal into one to a remote peer. */
+static void put(const struct blob *b, const struct pc_program *program, uint32_t at,
+                struct pc_code_line *line)
+{
+    if (line->step == PC_STEP_CONSUME) {
+        line->step = PC_STEP_PUT_CREDIT;
+    } else if (line->step == PC_STEP_FILL) {
+        line->step = PC_STEP_PUT_MESSAGE;
+        line->at.places = filled(b, program, at, line->at.fifo);
     }
 }
 
@@ -293,7 +323,8 @@ static struct pc_code_line decode(const struct blob *b, const struct pc_program 
         line.step = PC_STEP_REDUCE_COPY;
         line.at.places = program->places + i.operand;
         for (uint32_t k = i.nsrc; k < (uint32_t)i.nsrc + i.ndst; k++)
-            if (line.at.places[k].space == PC_SPACE_SLOT)
+            if (line.at.places[k].space == PC_SPACE_SLOT
+                && !b->comm->peers[line.at.places[k].fifo->peer].remote) /* nobody reads a shadow */
                 line.probe = &program->probes[at];
         for (uint32_t k = 0; k < (uint32_t)i.nsrc + i.ndst; k++)
             if (line.at.places[k].space == PC_SPACE_SCRATCH && line.at.places[k].nchunks > 1)
@@ -307,6 +338,8 @@ static struct pc_code_line decode(const struct blob *b, const struct pc_program 
             line.at.fifo = fifo_of(b, &e);
             line.step = signal ? (sends ? PC_STEP_FILL : PC_STEP_CONSUME)
                                : (sends ? PC_STEP_WAIT_CREDIT : PC_STEP_WAIT_MESSAGE);
+            if (b->comm->peers[line.at.fifo->peer].remote)
+                put(b, program, at, &line);
         } else if (e.kind == PC_EDGE_LOCAL) {
             line.at.token = &b->comm->locals[e.channel][e.other];
             line.step = signal ? PC_STEP_SIGNAL_LOCAL : PC_STEP_WAIT_LOCAL;
@@ -356,6 +389,11 @@ int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes, uint
         program->apart |= turns(&b, &instruction);
         program->code[i] = decode(&b, program, i);
     }
+    for (uint32_t i = 0; i < b.header.ninstructions; i++)
+        if (program->code[i].step == PC_STEP_PUT_MESSAGE && program->code[i].at.places == NULL) {
+            pc_program_free(program);
+            return BAD(&b, "instruction %u: signals a slot that nothing before it fills", i);
+        }
     *out = program;
     return PC_OK;
 }

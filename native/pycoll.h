@@ -1,8 +1,8 @@
 /* The whole ABI of the engine. cffi reads this file as it stands, after isa.h.
  *
  * Every function that returns int gives 0 (or a count) or one of enum pc_code; the text that
- * explains a failure is in pc_comm_error(). Only pc_comm_abort may be called while another
- * thread is inside a call on the same communicator. */
+ * explains a failure is in pc_comm_error(). Only pc_comm_abort, pc_comm_adopt and pc_comm_links may
+ * be called while another thread is inside a call on the same communicator. */
 #ifndef PC_PYCOLL_H
 #define PC_PYCOLL_H
 #include <stddef.h>
@@ -21,6 +21,7 @@ enum pc_code {
     PC_ABORTED = -8,    /* pc_comm_abort was called: error.cause says with which code */
     PC_BUSY = -9,       /* another thread is inside a call on this communicator */
     PC_BROKEN = -10,    /* an earlier call failed */
+    PC_LOST = -11,      /* error.peer, whom the call needs, is gone, or the network to it */
 };
 
 enum pc_board_state { PC_BOARD_IDLE = 0, PC_BOARD_CALLING = 1, PC_BOARD_CLOSED = 2 };
@@ -95,9 +96,16 @@ const char *pc_code_name(int code);
 int pc_comm_open(const struct pc_options *options, struct pc_comm **out);
 int pc_comm_address(struct pc_comm *comm, void *blob, size_t capacity); /* returns its length */
 int pc_comm_connect(struct pc_comm *comm, uint32_t peer, const void *blob, size_t nbytes);
+/* Instead of connect, or after it where the peer could not do the same: what passes between the two
+ * goes over sockets. Before pc_comm_sealed. */
+int pc_comm_remote(struct pc_comm *comm, uint32_t peer);
 int pc_comm_poll(struct pc_comm *comm); /* serves peers that connect; returns how many it served */
 int pc_comm_wakeup(struct pc_comm *comm); /* a file descriptor, readable when poll has work */
 int pc_comm_sealed(struct pc_comm *comm); /* all peers are connected: stop serving */
+/* Takes over a connected stream socket to a remote peer whom the caller has authenticated; several
+ * share the load. The first message to the peer waits for it. links: how many live. */
+int pc_comm_adopt(struct pc_comm *comm, uint32_t peer, int fd);
+int pc_comm_links(struct pc_comm *comm, uint32_t peer);
 void pc_comm_close(struct pc_comm *comm);
 const struct pc_error *pc_comm_error(struct pc_comm *comm);
 int pc_comm_abort(struct pc_comm *comm, int cause, int peer, const char *text);

@@ -14,6 +14,18 @@ static inline bool pc__raise(struct pc_line *line, uint64_t count)
     return atomic_exchange_explicit(&line->count, count, memory_order_acq_rel) & PC_ASLEEP;
 }
 
+/* What a remote peer is to get: a message that lies in its shadow, the news of one consumed. */
+static inline int pc__put_message(struct pc_call *call, struct pc_fifo *f, const char *data,
+                                  uint64_t nbytes)
+{
+    return call->comm->remote->message(call->comm->wire, f, data, nbytes, &call->error);
+}
+
+static inline void pc__put_credit(struct pc_call *call, struct pc_fifo *f, uint64_t received)
+{
+    call->comm->remote->credit(call->comm->wire, f, received);
+}
+
 static inline void pc__relax(void)
 {
 #if defined(__x86_64__) || defined(__i386__)

@@ -1,9 +1,12 @@
-/* What a transport is: one file, one const struct of this type. Memory that it hands over is
- * mapped: it can be loaded and stored. No function blocks; PC_AGAIN asks for another call.
+/* What a transport is: one file, one const struct of one of the two types below.
  *
- * A transport for peers that cannot be mapped adds registration and put to this contract. */
+ * Peers on this host are *mapped*: a pc_transport hands over their memory, which can be loaded and
+ * stored. All others are *remote*: this rank writes into a private shadow of their memory, with the
+ * same addresses, and a pc_remote carries each message and each credit over to where it belongs.
+ * No function blocks unless it says so; PC_AGAIN asks for another call. */
 #ifndef PC_TRANSPORT_H
 #define PC_TRANSPORT_H
+#include <stdbool.h>
 #include "pycoll.h"
 
 struct pc_device; /* a transport's own state for one communicator */
@@ -39,4 +42,47 @@ struct pc_transport {
 };
 
 extern const struct pc_transport pc__shm;
+
+struct pc_comm;
+struct pc_fifo;
+struct pc_wire; /* a remote transport's own state for one communicator */
+
+/* Any thread may call these but open and close. A peer that is lost, or that lied, is no failure
+ * until a call needs it: what it has sent before is still received. */
+struct pc_remote {
+    const char *name;
+
+    /* pause() ends when `bell` becomes readable. */
+    int (*open)(struct pc_comm *comm, int bell, struct pc_wire **out);
+    /* Waits at most `linger_ns` for what has been sent to arrive. */
+    void (*close)(struct pc_wire *wire, uint64_t linger_ns);
+
+    /* Takes over a connected socket to `peer`, whom the caller has authenticated. */
+    int (*adopt)(struct pc_wire *wire, uint32_t peer, int fd);
+    /* How many sockets to `peer` live. */
+    int (*links)(struct pc_wire *wire, uint32_t peer);
+
+    /* Sends message f->sent, whose `nbytes` lie at `data` in the shadow, and raises f->sent. The
+     * shadow must stay as it is until the peer has given the message back. */
+    int (*message)(struct pc_wire *wire, struct pc_fifo *f, const char *data, uint64_t nbytes,
+                   struct pc_error *error);
+    /* The peer is to be told that `received` messages are consumed. That may be held back for a
+     * message to travel with, not while this rank sleeps, nor while the peer runs ahead. */
+    void (*credit)(struct pc_wire *wire, struct pc_fifo *f, uint64_t received);
+
+    /* Sends what is due, and takes in what has come: from one peer, or from all. */
+    void (*poll)(struct pc_wire *wire, uint32_t peer);
+    void (*progress)(struct pc_wire *wire);
+    /* Sends what was held back, then sleeps until something comes, or the bell, or `ns` have
+     * passed; true when it was the bell. Takes nothing in; one thread at a time. */
+    bool (*pause)(struct pc_wire *wire, uint64_t ns);
+
+    /* 1 when all that was sent has left this process, 0 while some has not; a code when a message
+     * never can. */
+    int (*drained)(struct pc_wire *wire, struct pc_error *error);
+    /* Why nothing more can come from `peer`, or NULL. */
+    const struct pc_error *(*fault)(struct pc_wire *wire, uint32_t peer);
+};
+
+extern const struct pc_remote pc__tcp;
 #endif

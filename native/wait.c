@@ -5,13 +5,8 @@
  * rank that has polled for a moment says where it runs, and does not go on beside a peer there.
  * A sleeper marks the counts that it needs (PC_ASLEEP) and sleeps on its
  * doorbell; whoever raises a marked count moves the doorbell. */
-#include <errno.h>
-#include <limits.h>
-#include <linux/futex.h>
 #include <sched.h>
-#include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
 #include "interpreter.h"
 
 #define PC_POLLS_PER_CLOCK 64
@@ -24,13 +19,6 @@ uint64_t pc__now(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-void pc__ring(char *arena)
-{
-    struct pc_arena *peer = (struct pc_arena *)arena;
-    atomic_fetch_add_explicit(&peer->doorbell, 1, memory_order_release);
-    syscall(SYS_futex, &peer->doorbell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 static bool reached(const struct pc_channel *channel)
@@ -87,17 +75,47 @@ static bool shares_core(struct pc_comm *comm)
         atomic_store_explicit(&mine->core, core, memory_order_relaxed);
     for (uint32_t p = 0; p < comm->options.size; p++) {
         struct pc_arena *peer = (struct pc_arena *)comm->peers[p].arena;
-        if (p != comm->options.rank
+        if (p != comm->options.rank && !comm->peers[p].remote
             && atomic_load_explicit(&peer->core, memory_order_relaxed) == core)
             return true;
     }
     return false;
 }
 
+enum listening { SEND_ONLY, FROM_AWAITED, FROM_ALL };
+
+/* Sends and receives where peers are remote: 1 when a finished call has sent all. A peer that is
+ * lost is a failure only where a channel waits for it, and after all that it sent was received. */
+static int listen_to(struct pc_comm *comm, uint32_t nchannels, enum listening whom)
+{
+    const struct pc_remote *t = comm->remote;
+    struct pc_call *call = &comm->call;
+    int rc = t->drained(comm->wire, &call->error);
+    if (rc < 0 || (rc > 0 && call->running == 0))
+        return rc;
+    if (whom == FROM_ALL)
+        t->progress(comm->wire);
+    for (uint32_t c = 0; c < nchannels; c++) {
+        const struct pc_channel *channel = &call->channels[c];
+        if (channel->finished || channel->line == NULL)
+            continue;
+        uint32_t peer = pc__awaited(channel->pc);
+        if (!comm->peers[peer].remote)
+            continue;
+        if (whom == FROM_AWAITED)
+            t->poll(comm->wire, peer);
+        const struct pc_error *fault = t->fault(comm->wire, peer);
+        if (fault != NULL && !reached(channel)) {
+            call->error = *fault;
+            return fault->code;
+        }
+    }
+    return PC_OK;
+}
+
 static void doze(struct pc_comm *comm, uint32_t nchannels, uint64_t ns)
 {
-    struct pc_arena *arena = (struct pc_arena *)comm->arena;
-    uint32_t doorbell = atomic_load_explicit(&arena->doorbell, memory_order_acquire);
+    uint32_t doorbell = pc__doorbell(comm);
     struct pc_line *marked[PC_MAX_CHANNELS];
     uint32_t n = 0;
     bool asleep = true;
@@ -111,10 +129,8 @@ static void doze(struct pc_comm *comm, uint32_t nchannels, uint64_t ns)
         n += asleep;
     }
     /* pc_comm_abort and pc__progress_stop ring after they have written, so nothing is missed. */
-    if (asleep && !atomic_load(&comm->aborted)) {
-        struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
-        syscall(SYS_futex, &arena->doorbell, FUTEX_WAIT, doorbell, &t, NULL, 0);
-    }
+    if (asleep && !atomic_load(&comm->aborted))
+        pc__sleep(comm, doorbell, ns);
     while (n > 0) /* a mark left behind would cost its signaller a system call */
         atomic_fetch_and_explicit(&marked[--n]->count, ~PC_ASLEEP, memory_order_relaxed);
 }
@@ -144,7 +160,17 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
     struct pc_call *call = &comm->call;
     uint32_t nchannels = call->program ? call->program->nchannels : 1;
     uint64_t spin_until = 0, now = 0;
+    int rc;
     for (uint32_t polls = 1;; polls++) {
+        if (comm->remote != NULL) {
+            bool others = polls % PC_POLLS_PER_CLOCK == 0 || until_ns == 0 || call->running == 0;
+            rc = listen_to(comm, nchannels,
+                           others               ? FROM_ALL
+                           : comm->options.spin ? FROM_AWAITED
+                                                : SEND_ONLY);
+            if (rc != PC_OK)
+                return rc < 0 ? rc : PC_OK;
+        }
         if (moved(call, nchannels))
             return PC_OK;
         if (comm->options.spin == 0)
@@ -165,6 +191,11 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
         if (atomic_load(&comm->aborted)) {
             call->error = comm->abort_error;
             return PC_ABORTED;
+        }
+        if (comm->remote != NULL) {
+            rc = listen_to(comm, nchannels, FROM_ALL);
+            if (rc != PC_OK)
+                return rc < 0 ? rc : PC_OK;
         }
         if (moved(call, nchannels))
             return PC_OK;

@@ -21,6 +21,7 @@ from pycoll.errors import (
     CollectiveTimeout,
     InternalError,
     MismatchError,
+    PeerLostError,
     PycollError,
     TransportError,
     UnavailableError,
@@ -64,6 +65,7 @@ MISMATCH: int = _lib.PC_MISMATCH
 ABORTED: int = _lib.PC_ABORTED
 BUSY: int = _lib.PC_BUSY
 BROKEN: int = _lib.PC_BROKEN
+LOST: int = _lib.PC_LOST
 UNMAPPABLE: int = _lib.PC_UNMAPPABLE
 IDLE: int = _lib.PC_BOARD_IDLE
 CALLING: int = _lib.PC_BOARD_CALLING
@@ -140,6 +142,7 @@ _EXCEPTIONS: dict[int, type[PycollError]] = {
     MISMATCH: MismatchError,
     BUSY: UsageError,
     BROKEN: BrokenError,
+    LOST: PeerLostError,
 }
 
 
@@ -195,6 +198,21 @@ def comm_address(comm: Any) -> bytes:
 def comm_connect(comm: Any, peer: int, blob: bytes) -> int:
     """Map a peer's memory; AGAIN until the peer has answered, or another code."""
     return int(_lib.pc_comm_connect(comm, peer, ffi.from_buffer(blob), len(blob)))
+
+
+def comm_remote(comm: Any, peer: int) -> None:
+    """Say that a peer cannot be mapped: what passes goes over sockets; see `comm_adopt`."""
+    check(_lib.pc_comm_remote(comm, peer), comm, f"rank {peer} as a remote peer")
+
+
+def comm_adopt(comm: Any, peer: int, fd: int) -> None:
+    """Hand over a connected socket to a remote peer; any thread may. It is the engine's now."""
+    check(_lib.pc_comm_adopt(comm, peer, fd), None, f"socket to rank {peer}")
+
+
+def comm_links(comm: Any, peer: int) -> int:
+    """Return how many sockets to a remote peer live; any thread may ask."""
+    return check(_lib.pc_comm_links(comm, peer), None, f"sockets to rank {peer}")
 
 
 def comm_poll(comm: Any) -> int:

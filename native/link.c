@@ -1,0 +1,203 @@
+/* One stream socket: frames out of a queue, frames into this rank's memory. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+#include "link.h"
+
+#define PC_FRAMES_AT_ONCE 16
+#define PC_READS_AT_ONCE 16 /* so that one peer does not keep this rank from the others */
+
+struct pc_link *pc__link_new(uint32_t peer)
+{
+    struct pc_link *link = calloc(1, sizeof *link);
+    if (link != NULL)
+        *link = (struct pc_link){.fd = -1, .peer = peer, .writing = true};
+    return link;
+}
+
+void pc__link_free(struct pc_link *link)
+{
+    if (link == NULL)
+        return;
+    if (link->fd >= 0)
+        close(link->fd);
+    free(link->queue);
+    free(link->ahead);
+    free(link);
+}
+
+uint32_t pc__link_queued(const struct pc_link *link)
+{
+    return link->tail - link->head;
+}
+
+int pc__link_push(struct pc_link *link, const struct pc_frame *frame, const char *bytes)
+{
+    if (link->queue == NULL)
+        link->queue = malloc(PC_LINK_FRAMES * sizeof *link->queue);
+    if (link->queue == NULL)
+        return PC_NOMEM;
+    if (pc__link_queued(link) == PC_LINK_FRAMES)
+        return PC_INVALID;
+    link->queue[link->tail++ % PC_LINK_FRAMES] = (struct pc_outgoing){*frame, bytes};
+    return PC_OK;
+}
+
+/* A peer that is gone, or the way to it. */
+static int lost(const struct pc_link *link, struct pc_error *error, const char *what)
+{
+    return pc__fail(error, PC_LOST, (int)link->peer, "rank %u is lost: %s: %s", link->peer, what,
+                    strerror(errno));
+}
+
+/* Describes what is queued, from the first byte that has not left. */
+static int gather(const struct pc_link *link, struct iovec *parts)
+{
+    int n = 0;
+    size_t skip = link->gone;
+    for (uint32_t i = link->head; i != link->tail && n < 2 * PC_FRAMES_AT_ONCE; i++) {
+        const struct pc_outgoing *out = &link->queue[i % PC_LINK_FRAMES];
+        size_t nbytes = out->frame.nbytes, header = sizeof out->frame;
+        if (skip < header)
+            parts[n++] = (struct iovec){(char *)(uintptr_t)&out->frame + skip, header - skip};
+        skip = skip < header ? 0 : skip - header;
+        if (nbytes > skip)
+            parts[n++] = (struct iovec){(char *)(uintptr_t)out->bytes + skip, nbytes - skip};
+        skip = 0;
+    }
+    return n;
+}
+
+static void advance(struct pc_link *link, size_t sent)
+{
+    link->gone += sent;
+    while (link->head != link->tail) {
+        const struct pc_outgoing *out = &link->queue[link->head % PC_LINK_FRAMES];
+        size_t whole = sizeof out->frame + out->frame.nbytes;
+        if (link->gone < whole)
+            return;
+        link->gone -= whole;
+        link->head++;
+    }
+}
+
+int pc__link_flush(struct pc_link *link, struct pc_error *error)
+{
+    while (link->head != link->tail) {
+        struct iovec parts[2 * PC_FRAMES_AT_ONCE];
+        struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)gather(link, parts)};
+        ssize_t n = sendmsg(link->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n >= 0) {
+            advance(link, (size_t)n);
+        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+            link->full = true;
+            return PC_OK;
+        } else if (errno != EINTR) {
+            link->writing = false;
+            return lost(link, error, "send");
+        }
+    }
+    link->full = false;
+    return PC_OK;
+}
+
+static size_t smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Takes frames out of what was read ahead, as far as it goes. */
+static int parse(struct pc_link *link, struct pc_comm *comm, struct pc_error *error)
+{
+    int rc = PC_OK;
+    for (;;) {
+        size_t there = link->end - link->begin;
+        if (link->into != NULL) {
+            size_t n = smaller(there, link->rest);
+            memcpy(link->into, link->ahead + link->begin, n);
+            link->into += n;
+            link->rest -= n;
+            link->begin += n;
+            if (link->rest != 0)
+                return PC_OK;
+        } else {
+            if (there < sizeof link->frame)
+                return PC_OK;
+            memcpy(&link->frame, link->ahead + link->begin, sizeof link->frame);
+            link->begin += sizeof link->frame;
+            rc = pc__frame_check(comm, link->peer, &link->frame, &link->into, error);
+            if (rc != PC_OK)
+                return rc;
+            link->rest = link->frame.nbytes;
+            if (link->rest != 0)
+                continue;
+        }
+        link->into = NULL;
+        rc = pc__frame_land(comm, link->peer, &link->frame, error);
+        if (rc < 0)
+            return rc;
+        if (rc > 0) /* another thread, or this one would not be here */
+            pc__ring(comm, comm->options.rank);
+    }
+}
+
+/* Where the next bytes go: the rest of a message straight into its place, all else ahead. */
+static int scatter(struct pc_link *link, struct iovec *parts)
+{
+    int n = 0;
+    size_t there
+        = link->end - link->begin; /* less than a header; nothing while bytes are awaited */
+    if (there != 0)
+        memmove(link->ahead, link->ahead + link->begin, there);
+    link->begin = 0;
+    link->end = there;
+    if (link->into != NULL)
+        parts[n++] = (struct iovec){link->into, link->rest};
+    parts[n++] = (struct iovec){link->ahead + there, PC_LINK_AHEAD - there};
+    return n;
+}
+
+static void take(struct pc_link *link, size_t nbytes)
+{
+    size_t n = link->into == NULL ? 0 : smaller(nbytes, link->rest);
+    if (n != 0) {
+        link->into += n;
+        link->rest -= n;
+    }
+    link->end += nbytes - n;
+}
+
+int pc__link_read(struct pc_link *link, struct pc_comm *comm, struct pc_error *error)
+{
+    for (int turn = 0; turn < PC_READS_AT_ONCE && link->reading; turn++) {
+        struct iovec parts[2];
+        int nparts = scatter(link, parts);
+        size_t room = parts[0].iov_len + (nparts > 1 ? parts[1].iov_len : 0);
+        ssize_t n = nparts == 1 ? recv(link->fd, parts[0].iov_base, room, MSG_DONTWAIT)
+                                : readv(link->fd, parts, nparts);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return 1;
+        if (n <= 0) {
+            bool within = link->into != NULL || link->end != 0;
+            link->reading = false;
+            if (n < 0)
+                return lost(link, error, "receive");
+            return pc__fail(error, PC_LOST, (int)link->peer, "rank %u is lost: it closed its %s",
+                            link->peer, within ? "connection within a message" : "connection");
+        }
+        take(link, (size_t)n);
+        int rc = parse(link, comm, error);
+        if (rc != PC_OK) {
+            link->reading = false;
+            return rc;
+        }
+        if ((size_t)n < room)
+            return 1;
+    }
+    return 0;
+}
