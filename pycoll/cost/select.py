@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
 
-from pycoll.cost import model
+from pycoll.algorithms import names
+from pycoll.cost.candidate import Candidate, candidates
+from pycoll.cost.machine import Machine
+from pycoll.cost.question import Choice, Question
+from pycoll.cost.tuning import Tuning
 from pycoll.errors import UsageError
+from pycoll.program.isa import CHUNK_UNIT
 
 #: From here the direct form, where a call has it, beats staging, and asking for it costs little:
 #: READY is one round among all ranks, even where it then turns out that arrays are not registered.
@@ -18,42 +23,95 @@ STREAM_BYTES = 32 << 20
 STREAM_BYTES_DIRECT = 16 << 20
 #: Bytes of a chunk per turn of the loop: as large as a slot allows, for a signal wakes a rank.
 TILE_BYTES = 256 << 10
+#: Predictions that differ by less than this are not told apart: the simpler algorithm runs.
+DOUBT = 1.1
+#: The simplest, in this order: few rounds and one channel. After them, the fewest operations.
+PLAIN = ("direct", "one_shot", "two_shot", "ring")
 
-
-class Choice(NamedTuple):
-    """How a collective of one size is to run."""
-
-    algorithm: str
-    tile: int  #: bytes wanted of a chunk per turn of the loop; a multiple of 64
-    stream: int  #: write the result past the cache: 1 where staged, 2 where direct
-    direct: str | None  #: whose direct form to use where every array allows it
-    reason: str
+#: A user's own choice; None leaves it to `choose`.
+Selector = Callable[[Question], Choice | None]
 
 
 def choose(
-    collective: str, nbytes: int, size: int, cores: int, algorithm: str | None = None
+    question: Question, tuning: Tuning | None = None, selector: Selector | None = None
 ) -> Choice:
-    """Choose the algorithm that the model finds fastest.
+    """Choose how to run a call; all ranks must ask with the same arguments.
 
     Args:
-        collective: "allreduce" or "barrier".
-        nbytes: Bytes of the message.
-        size: Number of ranks.
-        cores: Cores that the ranks may run on, as rank 0 counts them.
-        algorithm: The user's choice, which beats the model's; its tile is still chosen.
+        question: The call.
+        tuning: What rank 0 has measured on this machine; None: the model decides alone.
+        selector: Is asked first.
 
     Raises:
-        UsageError: There is no such collective.
+        UsageError: There is no such collective, no algorithm for so many ranks, or the selector
+            returned something else than a Choice.
     """
-    if collective not in ("allreduce", "barrier"):
-        raise UsageError(f"collective is {collective!r}, want 'allreduce' or 'barrier'")
-    machine = model.Machine(size, cores)
-    stream = (nbytes >= STREAM_BYTES) + 2 * (nbytes >= STREAM_BYTES_DIRECT)
-    least = DIRECT_BYTES if machine.turns == 1 else DIRECT_BYTES_SHARED
-    wide = nbytes >= least and size > 1
-    if algorithm is not None:
-        return Choice(algorithm, TILE_BYTES, stream, algorithm if wide else None, "asked for")
-    times = {name: model.seconds(name, nbytes, machine) for name in model.WORK}
-    best = min(times, key=times.__getitem__)
-    reason = f"{times[best] * 1e6:.1f} us by the model"
-    return Choice(best, TILE_BYTES, stream, "two_shot" if wide else None, reason)
+    if selector is not None and (own := selector(question)) is not None:
+        return _checked(own, question)
+    if question.wanted is not None:
+        direct = question.wanted if _wide(question) else None
+        return Choice(question.wanted, TILE_BYTES, _stream(question), direct, "asked for")
+    best = winner(candidates(question, tuning))
+    if best is None:
+        raise UsageError(f"{question.collective}: no algorithm serves {question.size} ranks")
+    return choice_of(question, best)
+
+
+def winner(found: Iterable[Candidate]) -> Candidate | None:
+    """Return the candidate that runs; None where none can.
+
+    Where some were measured, the model's word on the others does not count: it is not worth that
+    much, and `pycoll tune` left them out because they were far behind.
+    """
+    found = list(found)
+    able = [(c.seconds, c) for c in found if c.seconds is not None]
+    if not able:
+        unknown = [c for c in found if c.operations]  # too large to be simulated
+        return min(unknown, key=lambda c: c.operations, default=None)
+    measured = [(seconds, c) for seconds, c in able if c.measured is not None]
+    least, best = min(measured or able, key=lambda pair: pair[0])
+    if measured:
+        return best
+    close = [c for seconds, c in able if seconds <= DOUBT * least]
+    return min(close, key=lambda c: (plainness(c.algorithm), c.operations))
+
+
+def plainness(algorithm: str) -> int:
+    """Return a number that is lower for what stands first among equals."""
+    return PLAIN.index(algorithm) if algorithm in PLAIN else len(PLAIN)
+
+
+def choice_of(question: Question, best: Candidate) -> Choice:
+    """Return how the winner is to run."""
+    reason = best.note
+    if best.seconds is not None:
+        how = "by the model" if best.measured is None else "as measured"
+        reason = f"{best.seconds * 1e6:.1f} us {how}"
+    direct = None
+    if _wide(question):
+        name = "two_shot" if question.collective == "allreduce" else "direct"
+        direct = name if name in names(question.collective) else None
+    return Choice(best.algorithm, TILE_BYTES, _stream(question), direct, reason)
+
+
+def _wide(question: Question) -> bool:
+    """Tell whether it is worth asking whether all arrays can be reached by all ranks."""
+    if question.remote or question.size == 1 or question.collective == "barrier":
+        return False
+    shared = Machine.of(question).turns > 1
+    return question.nbytes >= (DIRECT_BYTES_SHARED if shared else DIRECT_BYTES)
+
+
+def _stream(question: Question) -> int:
+    nbytes = question.nbytes
+    if question.collective in ("reduce_scatter", "scatter"):
+        nbytes //= question.size  # what one rank receives
+    return (nbytes >= STREAM_BYTES) + 2 * (nbytes >= STREAM_BYTES_DIRECT)
+
+
+def _checked(own: object, question: Question) -> Choice:
+    if not isinstance(own, Choice):
+        raise UsageError(f"the selector returned {own!r}, want a pycoll.cost.Choice or None")
+    if own.tile < CHUNK_UNIT or own.tile % CHUNK_UNIT:
+        raise UsageError(f"the selector's tile is {own.tile}, want a multiple of {CHUNK_UNIT}")
+    return own._replace(direct=None) if question.remote else own

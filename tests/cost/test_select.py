@@ -7,44 +7,134 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pycoll.algorithms import names
-from pycoll.cost import choose, model
+from pycoll.cost import Choice, Question, Tuning, choose
 from pycoll.errors import UsageError
 from pycoll.program.isa import CHUNK_UNIT
+from pycoll.schedule import COLLECTIVES, Level, Placement
+
+TWO_HOSTS = Placement.of(Level("node", (0, 0, 0, 0, 1, 1, 1, 1)))
 
 
-def test_the_model_knows_every_built_in() -> None:
-    assert set(model.WORK) == set(names("allreduce"))
-
-
-@given(st.integers(0, 1 << 34), st.integers(1, 300), st.integers(1, 128))
-def test_every_input_has_a_choice(nbytes: int, size: int, cores: int) -> None:
-    choice = choose("allreduce", nbytes, size, cores)
-    assert choice.algorithm in names("allreduce")
+@given(
+    st.sampled_from([*COLLECTIVES, "barrier"]),
+    st.integers(0, 1 << 34),
+    st.integers(1, 20),
+    st.integers(1, 32),
+)
+def test_every_question_has_a_choice(collective: str, nbytes: int, size: int, cores: int) -> None:
+    question = Question(collective, nbytes, size, cores)
+    choice = choose(question)
+    known = names("allreduce" if collective == "barrier" else collective)
+    assert choice.algorithm in known
+    assert choice.direct in (None, *known)
     assert choice.tile > 0
     assert choice.tile % CHUNK_UNIT == 0
-    assert choice.direct in (None, *names("allreduce"))
-    assert choice == choose("allreduce", nbytes, size, cores)
+    assert choice == choose(question)
     assert choice.reason
 
 
 def test_small_messages_take_few_steps_and_large_ones_little_work() -> None:
-    for size in (2, 4, 8, 16):
-        small = model.WORK[choose("allreduce", 8, size, size).algorithm](size)
-        large = model.WORK[choose("allreduce", 1 << 28, size, size).algorithm](size)
-        assert small.steps <= (size - 1).bit_length()
-        assert large.copied + large.folded <= 4
+    assert choose(Question("allreduce", 8, 8, 8)).algorithm == "one_shot"
+    assert choose(Question("allreduce", 1 << 28, 8, 8)).algorithm == "ring"
+
+
+def test_what_was_measured_beats_the_model() -> None:
+    question = Question("allreduce", 4096, 4, 4)
+    rows = {("allreduce", "double_binary_tree"): ((1024, 1e-9), (1 << 20, 2e-9))}
+    assert choose(question).algorithm != "double_binary_tree"
+    assert choose(question, Tuning(4, rows=rows)).algorithm == "double_binary_tree"
+    assert choose(question, Tuning(4, rows=rows)).reason == "0.0 us as measured"
+
+
+def test_beyond_the_rows_the_model_goes_on_from_the_last() -> None:
+    rows = {
+        ("allreduce", name): ((64, 1e-6 * (name != "ring") + 1e-9), (1024, 1e-6))
+        for name in names("allreduce")
+    }
+    rows["allreduce", "ring"] = ((64, 1e-9), (1024, 2e-9))
+    assert choose(Question("allreduce", 1 << 20, 4, 4), Tuning(4, rows=rows)).algorithm == "ring"
+
+
+def test_rows_of_other_ranks_do_not_count() -> None:
+    rows = {("allreduce", "double_binary_tree"): ((8, 1e-9), (1 << 20, 1e-9))}
+    question = Question("allreduce", 4096, 4, 4)
+    assert choose(question, Tuning(8, rows=rows)) == choose(question)
+    assert choose(question, Tuning(4, hosts=(0, 0, 1, 1), rows=rows)) == choose(question)
 
 
 def test_what_the_user_asks_for_wins() -> None:
-    choice = choose("allreduce", 8, 4, 4, "ring")
-    assert (choice.algorithm, choice.direct, choice.reason) == ("ring", None, "asked for")
-    assert choose("allreduce", 1 << 24, 4, 4, "ring").direct == "ring"
+    asked = Question("allreduce", 8, 4, 4, wanted="mine")
+    choice = choose(asked)
+    assert (choice.algorithm, choice.direct, choice.reason) == ("mine", None, "asked for")
+    assert choose(asked._replace(nbytes=1 << 24)).direct == "mine"
 
 
-def test_a_single_rank_never_takes_the_direct_form() -> None:
-    assert choose("allreduce", 1 << 28, 1, 1).direct is None
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_the_direct_form_serves_large_messages_of_ranks_that_share_memory(collective: str) -> None:
+    question = Question(collective, 1 << 24, 8, 8)
+    assert choose(question).direct == ("two_shot" if collective == "allreduce" else "direct")
+    assert choose(question._replace(nbytes=1024)).direct is None
+    assert choose(question._replace(size=1)).direct is None
+    assert choose(question._replace(placement=TWO_HOSTS, remote=True)).direct is None
+    # Where ranks share cores a round among all of them costs more.
+    assert choose(question._replace(nbytes=64 << 10)).direct is not None
+    assert choose(question._replace(nbytes=64 << 10, cores=2)).direct is None
+
+
+def test_a_barrier_needs_no_levels_and_has_no_direct_form() -> None:
+    choice = choose(Question("barrier", 1 << 20, 8, 8, placement=TWO_HOSTS, remote=True))
+    assert choice.direct is None
+    assert "hierarchical" not in choice.algorithm
+
+
+def test_only_results_that_leave_the_cache_are_streamed() -> None:
+    big = Question("allreduce", 1 << 26, 8, 8)
+    assert choose(big).stream == 3
+    assert choose(big._replace(nbytes=1 << 24)).stream == 2
+    assert choose(big._replace(nbytes=1 << 20)).stream == 0
+    assert choose(big._replace(collective="reduce_scatter")).stream == 0
+
+
+def test_a_selector_is_asked_first_and_may_pass() -> None:
+    def mine(question: Question) -> Choice | None:
+        if question.nbytes > 100:
+            return None
+        return Choice("ring", 4096, 0, "two_shot", "mine")
+
+    small = Question("allreduce", 8, 4, 4)
+    assert choose(small, selector=mine) == Choice("ring", 4096, 0, "two_shot", "mine")
+    assert choose(small._replace(remote=True), selector=mine).direct is None
+    large = small._replace(nbytes=1 << 20)
+    assert choose(large, selector=mine) == choose(large)
+
+
+@pytest.mark.parametrize("answer", ["ring", ("ring", 64, 0, None, "")])
+def test_a_selector_that_returns_something_else(answer: object) -> None:
+    with pytest.raises(UsageError, match=r"the selector returned .*ring.*, want a pycoll.cost.Ch"):
+        choose(Question("allreduce", 8, 4, 4), selector=lambda question: answer)  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize("tile", [0, 100, -64])
+def test_a_selector_with_a_bad_tile(tile: int) -> None:
+    with pytest.raises(UsageError, match=rf"the selector's tile is {tile}, want a multiple of 64"):
+        choose(Question("allreduce", 8, 4, 4), selector=lambda q: Choice("ring", tile, 0, None, ""))
 
 
 def test_unknown_collective() -> None:
-    with pytest.raises(UsageError, match="collective is 'gather', want 'allreduce' or 'barrier'"):
-        choose("gather", 8, 2, 2)
+    with pytest.raises(UsageError, match="collective is 'sum', want 'barrier' or one of allreduce"):
+        choose(Question("sum", 8, 2, 2))
+
+
+def test_no_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pycoll.cost.candidate.names", lambda collective: ())
+    with pytest.raises(UsageError, match="gather: no algorithm serves 2 ranks"):
+        choose(Question("gather", 8, 2, 2))
+
+
+def test_too_many_ranks_to_simulate() -> None:
+    # Hosts of one and two ranks in turn: no rank stands for others.
+    hosts = tuple(r - r // 3 for r in range(300))
+    placement = Placement.of(Level("node", hosts))
+    choice = choose(Question("alltoall", 1 << 20, 300, 2, placement, remote=True))
+    assert choice.algorithm in names("alltoall")
+    assert "too many to simulate" in choice.reason or "by the model" in choice.reason

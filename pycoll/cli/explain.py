@@ -1,0 +1,99 @@
+"""``pycoll explain``: which algorithm a collective would run, what the others take, and why."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+import pycoll
+from pycoll.cli import target
+from pycoll.cli.bench import nbytes
+from pycoll.config import Config
+from pycoll.cost import Machine, Question, explain, load
+from pycoll.errors import UnavailableError, UsageError
+from pycoll.schedule import COLLECTIVES, Level, Placement
+
+
+def add(commands: Any) -> None:
+    """Declare the command's arguments."""
+    parser = commands.add_parser(
+        "explain",
+        help="which algorithm a collective runs, and why",
+        description="Print every algorithm with the time that was measured by `pycoll tune`, or "
+        "else predicted; no rank is started. The machine is this one, or a described one.",
+    )
+    option = parser.add_argument
+    option("collective", choices=[*COLLECTIVES, "barrier"], metavar="COLLECTIVE")
+    option("--nbytes", type=nbytes, required=True, metavar="SIZE", help="of the whole message")
+    option("--algorithm", metavar="NAME", help="as if the call asked for this one")
+    option("--dtype", default="float32")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--size", type=target.size, metavar="N", help="number of ranks (default 2)")
+    place.add_argument("--topology", metavar="FILE", help="ranks and links of a saved description")
+    option("--nodes", type=target.size, metavar="N", help="hosts of --size ranks (default 1)")
+    option("--cores", type=target.size, metavar="N", help="of each host (default: as here)")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the explanation."""
+    if options.topology is not None:
+        question, machine = _described(options)
+        tuning = None
+    else:
+        question, machine = _here(options), None
+        tuning = load(Config.load().cache, pycoll.__version__, question)
+    print(explain(question, tuning, machine=machine))
+    if options.topology is None and tuning is None:
+        print("nothing was measured for such ranks here: run pycoll tune under their launcher")
+    return 0
+
+
+def _here(options: argparse.Namespace) -> Question:
+    size, nodes = options.size or 2, options.nodes or 1
+    if nodes > size or size % nodes:
+        raise UsageError(f"--nodes is {nodes}, want a divisor of --size {size}")
+    hosts = tuple(rank * nodes // size for rank in range(size))
+    return Question(
+        options.collective,
+        options.nbytes,
+        size,
+        options.cores or len(os.sched_getaffinity(0)),
+        placement=Placement.of(Level("node", hosts)),
+        remote=nodes > 1,
+        wanted=options.algorithm,
+        dtype=options.dtype,
+        **_slots(size),
+    )
+
+
+def _slots(size: int) -> dict[str, int]:
+    """Return what a job of so many ranks here would have; the usual where there is no engine."""
+    try:
+        from pycoll.runtime.join import SLOTS, slot_bytes
+    except UnavailableError:
+        return {}
+    return {"slots": SLOTS, "slot_bytes": slot_bytes(size)}
+
+
+def _described(options: argparse.Namespace) -> tuple[Question, Machine]:
+    from pycoll.topology import load as load_topology
+
+    if options.nodes is not None:
+        raise UsageError("--nodes and --topology both say where ranks are: leave one out")
+    topology = load_topology(options.topology)
+    if topology.size < 1:
+        raise UsageError(f"{options.topology} has no ranks, want at least one")
+    machine = Machine.described(topology)
+    question = Question(
+        options.collective,
+        options.nbytes,
+        topology.size,
+        options.cores or machine.cores,
+        placement=topology.placement(),
+        remote=bool(machine.hosts),
+        wanted=options.algorithm,
+        dtype=options.dtype,
+    )
+    return question, machine

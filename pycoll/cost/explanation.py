@@ -1,0 +1,99 @@
+"""Explain: which algorithm a call runs, which it could have run, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pycoll.cost.candidate import Candidate, candidates
+from pycoll.cost.machine import Machine
+from pycoll.cost.question import Choice, Question
+from pycoll.cost.select import Selector, choice_of, choose, winner
+from pycoll.cost.tuning import Tuning
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The choice for one call; ``str()`` is a table."""
+
+    question: Question
+    choice: Choice
+    candidates: tuple[Candidate, ...]  #: the fastest first, those that cannot run last
+    why: str  #: one sentence
+
+    def __str__(self) -> str:
+        q = self.question
+        head = f"{q.collective}, {size_text(q.nbytes)}, {q.size} rank{'s' * (q.size != 1)}"
+        width = max(len(c.algorithm) for c in self.candidates)
+        lines = [f"{head}: {self.choice.algorithm}", self.why]
+        lines.append(f"  {'algorithm':<{width}} {'measured':>12} {'predicted':>12}")
+        for c in self.candidates:
+            mark = "*" if c.algorithm == self.choice.algorithm else " "
+            row = f"{mark} {c.algorithm:<{width}} {_us(c.measured):>12} {_us(c.predicted):>12}"
+            lines.append(f"{row}  {c.note}".rstrip())
+        if self.choice.direct is not None:
+            lines.append(f"where all arrays are from empty(): {self.choice.direct}, without copies")
+        return "\n".join(lines)
+
+
+def explain(
+    question: Question,
+    tuning: Tuning | None = None,
+    selector: Selector | None = None,
+    machine: Machine | None = None,
+) -> Explanation:
+    """Return what `choose` chooses, and why.
+
+    Args:
+        question: The call.
+        tuning: What was measured, if anything was.
+        selector: The user's own choice, if there is one.
+        machine: Where the call would run, if that is not the job's own machine.
+
+    Raises:
+        UsageError: There is no such collective, or no algorithm for so many ranks.
+    """
+    found = candidates(question, tuning, full=True, machine=machine)
+    best = winner(found)
+    unknown = best is not None and best.measured is not None
+    ranked = sorted(
+        found, key=lambda c: (c.seconds is None, unknown and c.measured is None, c.seconds)
+    )
+    own = selector(question) if selector is not None else None
+    if own is not None or question.wanted is not None or best is None:
+        chosen = choose(question, tuning, selector)
+        who = "The selector chose" if own is not None else "The call asks for"
+        why = f"{who} {chosen.algorithm}: {chosen.reason}."
+    else:
+        chosen = choice_of(question, best)
+        why = _why(question, best, ranked)
+    return Explanation(question, chosen, tuple(ranked), why)
+
+
+def _why(question: Question, best: Candidate, ranked: list[Candidate]) -> str:
+    if best.seconds is None:
+        return f"The fewest steps: {best.note}."
+    verb = "Predicted" if best.measured is None else "Measured"
+    text = f"{verb} {_us(best.seconds)} at {size_text(question.nbytes)}"
+    others = [c for c in ranked if c is not best and c.seconds is not None]
+    if best.measured is not None:
+        others = [c for c in others if c.measured is not None]
+    if not others:
+        return f"{text}; there is no other to compare with."
+    second = others[0]
+    assert second.seconds is not None
+    ratio = second.seconds / best.seconds
+    if ratio >= 1.005:
+        return f"{text}, {ratio:.2g} times faster than {second.algorithm}."
+    return f"{text}, simpler than {second.algorithm}, which the model finds no faster for certain."
+
+
+def _us(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e6:.{2 if seconds < 1e-5 else 1}f} us"
+
+
+def size_text(nbytes: int) -> str:
+    """Return a size in the largest unit that divides it."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if nbytes >= 1 << shift and not nbytes % (1 << shift):
+            return f"{nbytes >> shift} {unit}"
+    return f"{nbytes} B"

@@ -1,0 +1,117 @@
+"""Machine: what ranks share and what things cost there; the input of every prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from pycoll.cost.question import Question
+
+if TYPE_CHECKING:
+    from pycoll.topology import Topology
+
+
+class Rates(NamedTuple):
+    """Seconds of everything that a call does, but for `network_bandwidth`.
+
+    The defaults are fitted to all-reduces of 2, 4 and 8 ranks on a 2-core AMD EPYC (Zen 5) virtual
+    machine; `pycoll tune` fits them to the machine at hand.
+    """
+
+    entry: float = 100e-9  #: a call begins and ends
+    message: float = 30e-9  #: the sender's and the receiver's work for each message
+    latency: float = 270e-9  #: from a signal until a rank on another core sees it
+    switch: float = 1.6e-6  #: a rank that shares its core sleeps, another one wakes
+    copy: float = 1 / 36e9  #: a byte read and written
+    fold: float = 1 / 56e9  #: a byte of each further source
+    store: float = 1 / 70e9  #: a byte of each further destination
+    #: a byte folded into a slot where messages come from memory: a copy need not fetch the lines
+    #: that it overwrites
+    fused: float = 1 / 23e9
+    memory: float = 1.3  #: times that bytes cost where messages come from memory
+    beside: float = 0.4  #: times that a copy costs between ranks of one core, and so of one cache
+    spread: float = 0.23  #: what a copy costs more for each edge whose slots evict the others'
+    network_message: float = 3e-6  #: both ends' work for each message between hosts
+    network_latency: float = 15e-6
+    network_copy: float = 1 / 8e9  #: both ends' work for a byte, besides that in memory
+    network_bandwidth: float = 1.2e9  #: bytes per second of a host's interface, each way
+
+    @classmethod
+    def of(cls, fields: Mapping[str, float]) -> Rates:
+        """Return the rates with these fields in place of the defaults; unknown ones are left."""
+        return cls(**{name: float(fields[name]) for name in cls._fields if name in fields})
+
+
+DEFAULT = Rates()
+
+#: From here on, on one core, the slots of a rank's edges evict each other.
+CACHE_BYTES = 1 << 20
+#: From here on messages come from memory.
+MEMORY_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the ranks of one job share."""
+
+    size: int  #: ranks
+    cores: int  #: of a host, that its ranks may run on
+    hosts: tuple[int, ...] = ()  #: number of every rank's host; empty: all share one
+    rates: Rates = DEFAULT
+    slots: int = 4
+    slot_bytes: int = 256 << 10
+    topology: Topology | None = None  #: what is between hosts, where that was described
+
+    @classmethod
+    def of(cls, question: Question, rates: Rates | None = None) -> Machine:
+        """Return the machine that a question is about."""
+        return cls(
+            question.size,
+            question.cores,
+            hosts_of(question),
+            rates or DEFAULT,
+            question.slots,
+            question.slot_bytes,
+        )
+
+    @classmethod
+    def described(cls, topology: Topology, rates: Rates | None = None) -> Machine:
+        """Return the machine that a topology describes, with its ranks."""
+        nodes = [place.node for place in topology.ranks]
+        number = {name: i for i, name in enumerate(dict.fromkeys(nodes))}
+        cores = [
+            sum(part.cores or topology.size for part in node.sockets) or topology.size
+            for node in topology.nodes
+            if node.name in number
+        ]
+        return cls(
+            topology.size,
+            min(cores, default=1),
+            tuple(number[name] for name in nodes) if len(number) > 1 else (),
+            rates or DEFAULT,
+            topology=topology,
+        )
+
+    @property
+    def crew(self) -> int:
+        """Ranks of the fullest host."""
+        if not self.hosts:
+            return self.size
+        return max(self.hosts.count(host) for host in set(self.hosts))
+
+    @property
+    def turns(self) -> float:
+        """How many ranks share a core; 1 when each has its own."""
+        return max(1.0, self.crew / max(1, self.cores))
+
+
+def hosts_of(question: Question) -> tuple[int, ...]:
+    """Return the number of every rank's host; empty when all share one."""
+    placement = question.placement
+    if placement is not None:
+        for level in placement.levels:
+            if level.name == "node":
+                return tuple(level.groups)
+    # No level of that name: one host, or one for each rank.
+    return tuple(range(question.size)) if question.remote else ()

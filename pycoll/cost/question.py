@@ -1,0 +1,33 @@
+"""Question and Choice: what a choice of algorithm may depend on, and what it says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pycoll.schedule.placement import Placement
+
+
+class Question(NamedTuple):
+    """One call as the choice sees it; every rank of a communicator asks the same."""
+
+    collective: str  #: a name in COLLECTIVES, or "barrier"
+    nbytes: int  #: bytes of the message, all blocks together
+    size: int  #: number of ranks
+    cores: int  #: cores of a host that its ranks may run on; the fewest where hosts differ
+    placement: Placement | None = None  #: None: all ranks share one host
+    remote: bool = False  #: some two ranks share no memory
+    wanted: str | None = None  #: the algorithm that the user asked for; its tile is still chosen
+    dtype: str = "float32"  #: for selectors; the model folds all types at the speed of memory
+    slots: int = 4  #: of an edge
+    slot_bytes: int = 256 << 10
+
+
+class Choice(NamedTuple):
+    """How a collective of one size is to run."""
+
+    algorithm: str
+    tile: int  #: bytes wanted of a chunk per turn of the loop; a multiple of 64
+    stream: int  #: write the result past the cache: 1 where staged, 2 where direct
+    direct: str | None  #: whose direct form to use where every array allows it
+    reason: str

@@ -1,0 +1,38 @@
+"""Selectors: a user's own choice of algorithms, as a function or by the name of a plug-in."""
+
+from __future__ import annotations
+
+from pycoll.cost.select import Selector
+from pycoll.errors import UsageError
+
+GROUP = "pycoll.selectors"  #: of entry points; each is a function Question -> Choice | None
+
+
+def selector(wanted: Selector | str) -> Selector:
+    """Return the selector itself, or load the plug-in of that name.
+
+    Every rank calls it by itself, so it must depend on the question alone; ranks whose selectors
+    answer differently find out at the first message.
+
+    Raises:
+        UsageError: There is no such plug-in, or it does not load.
+    """
+    if not isinstance(wanted, str):
+        if not callable(wanted):
+            raise UsageError(f"selector is {wanted!r}, want a function or the name of a plug-in")
+        return wanted
+    from importlib.metadata import entry_points  # slow to load, and rarely needed
+
+    known = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if wanted not in known:
+        raise UsageError(
+            f"selector is {wanted!r}, want one of {', '.join(sorted(known)) or 'none'} "
+            f"(entry points of the group {GROUP})"
+        )
+    try:
+        loaded: Selector = known[wanted].load()
+    except Exception as error:
+        raise UsageError(
+            f"selector {wanted!r} does not load: {type(error).__name__}: {error}"
+        ) from error
+    return loaded

@@ -1,0 +1,272 @@
+"""Work: what every rank does in one call, as the engine will do it, near enough to be timed.
+
+This is not lowering: it costs a tenth of that, and keeps no more than a simulation needs. A
+value is sent on by the operation that makes it, and a store that nobody reads is not made, as
+the passes have it.
+
+Many schedules look the same from every rank, or from every rank of the same seat in its host.
+Such a schedule is traced and simulated for those few ranks which the others repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from pycoll.errors import ScheduleError
+from pycoll.schedule import Algorithm, Buffer, Chunks, Kind, Schedule, ScheduleBuilder, Step
+from pycoll.schedule.order import Access, cross_channel
+from pycoll.schedule.placement import Placement
+from pycoll.schedule.step import places
+
+Edge = tuple[int, int, int]  #: receiver, how far away the sender is (see `Work.sender`), channel
+
+
+@dataclass(slots=True)
+class Operation:
+    """One fused move: all its messages are there before it begins."""
+
+    chunks: Chunks  #: whose bytes it moves
+    sources: list[int]  #: edges
+    destinations: list[int]  #: edges
+    operands: int  #: sources, the rank's own value included
+    stores: int  #: destinations, the rank's own place included
+    after: list[int] = field(default_factory=list)  #: operations of the rank's other channels
+
+
+@dataclass(slots=True)
+class Work:
+    """What the ranks that stand for all do."""
+
+    size: int
+    nchunks: int
+    ranks: int  #: rank r does what rank r modulo this does
+    crosswise: bool  #: the distance of two ranks is their exclusive or, else their difference
+    asked_placement: bool = False
+    widest: int = 1  #: chunks of the widest message
+    operations: list[Operation] = field(default_factory=list)
+    #: per rank and channel, numbers of operations in order
+    streams: list[list[list[int]]] = field(default_factory=list)
+    edges: list[Edge] = field(default_factory=list)
+
+    def sender(self, edge: Edge) -> int:
+        """Return the rank that sends; it may be one that another stands for."""
+        to, distance, _ = edge
+        return to ^ distance if self.crosswise else (to - distance) % self.size
+
+    @property
+    def operations_per_rank(self) -> int:
+        """Return the most that one rank does."""
+        return max((sum(map(len, channels)) for channels in self.streams), default=0)
+
+    @property
+    def fingerprint(self) -> int:
+        """Return a number that is equal where ranks do the same, whatever it is called."""
+        operations = tuple(
+            (
+                places(o.chunks),
+                *(tuple(row) for row in (o.sources, o.destinations, o.after)),
+                o.operands,
+                o.stores,
+            )
+            for o in self.operations
+        )
+        streams = tuple(tuple(map(tuple, channels)) for channels in self.streams)
+        return hash((self.nchunks, self.ranks, operations, streams, tuple(self.edges)))
+
+    def peers(self, rank: int) -> int:
+        """Return how many ranks send to one."""
+        return len({distance for to, distance, _ in self.edges if to == rank})
+
+
+class TooLarge(ScheduleError):
+    """More steps would have to be simulated than a choice is worth."""
+
+    steps = 0  #: of one rank, about
+
+
+@lru_cache(maxsize=32)  # one of 20,000 steps takes 10 MB
+def work_of(
+    subject: Algorithm | Schedule,
+    size: int,
+    placement: Placement,
+    hosts: tuple[int, ...],
+    most: int | None = None,
+) -> Work:
+    """Return the work of an algorithm's ranks; of at most about ``most`` steps.
+
+    Raises:
+        ScheduleError: The algorithm does not serve so many ranks.
+        TooLarge: There are more steps.
+    """
+    if isinstance(subject, Schedule):
+        return whole_work_of(subject, size, placement)
+    period = _period(size, hosts)
+    sides = {r: _trace(subject, size, r, placement) for r in _samples(size, period)}
+    cube = not (size & (size - 1) or period & (period - 1))
+    for crosswise in (False, True)[: 1 + cube]:
+        like = {r: _shape(side.steps, r, size, crosswise) for r, side in sides.items()}
+        if all(like[r] == like[r % period] for r in sides):
+            ranks = range(period)
+            break
+    else:
+        ranks, crosswise = range(size), False
+    steps = sum(len(side.steps) for side in sides.values()) // len(sides)
+    if most is not None and steps * len(ranks) > most:
+        error = TooLarge(f"{subject.name}: {steps * len(ranks)} steps are too many to simulate")
+        error.steps = steps
+        raise error
+    for r in ranks:
+        if r not in sides:
+            sides[r] = _trace(subject, size, r, placement)
+    work = _work([sides[r].steps for r in ranks], size, sides[0].nchunks, crosswise)
+    work.asked_placement = any(side.asked_placement for side in sides.values())
+    return work
+
+
+def whole_work_of(subject: Algorithm | Schedule, size: int, placement: Placement) -> Work:
+    """Return the work of all ranks, each by itself."""
+    if isinstance(subject, Schedule):
+        return _work(subject.ranks, size, subject.nchunks)
+    sides = [_trace(subject, size, r, placement) for r in range(size)]
+    work = _work([side.steps for side in sides], size, sides[0].nchunks)
+    work.asked_placement = any(side.asked_placement for side in sides)
+    return work
+
+
+def _trace(algorithm: Algorithm, size: int, rank: int, placement: Placement) -> ScheduleBuilder:
+    builder = ScheduleBuilder(size, rank, algorithm.collective, placement)
+    algorithm(builder)
+    return builder
+
+
+def _period(size: int, hosts: tuple[int, ...]) -> int:
+    """Return after how many ranks the machine looks the same again."""
+    if not hosts:
+        return 1
+    crew = hosts.count(hosts[0])
+    even = size % crew == 0 and all(hosts[r] == r // crew for r in range(size))
+    return crew if even else size
+
+
+def _samples(size: int, period: int) -> list[int]:
+    """Return ranks whose steps show whether ``period`` holds: the ends and the middle."""
+    seats = {0, min(1, period - 1), period - 1}
+    middle = size // period // 2 * period
+    return sorted(
+        {first + seat for first in (0, period, middle) for seat in seats if first + seat < size}
+        | {size - 1}
+    )
+
+
+def _shape(
+    steps: Sequence[Step], rank: int, size: int, crosswise: bool
+) -> list[tuple[object, ...]]:
+    """Return what tells the steps of two ranks apart, if they are not the same but for the rank."""
+    shape: list[tuple[object, ...]] = []
+    for s in steps:
+        far = sorted(p ^ rank if crosswise else (p - rank) % size for p in s.peers)
+        shape.append((s.kind, s.channel, s.chunks.nchunks, far))
+    return shape
+
+
+def _work(
+    ranks: Sequence[Sequence[Step]], size: int, nchunks: int, crosswise: bool = False
+) -> Work:
+    work = Work(size, nchunks, len(ranks), crosswise)
+    numbers: dict[Edge, int] = {}
+    for rank, steps in enumerate(ranks):
+        _Side(work, numbers, rank, steps).write()
+    work.edges = list(numbers)
+    return work
+
+
+class _Side:
+    """One rank's steps on their way to operations."""
+
+    def __init__(
+        self, work: Work, numbers: dict[Edge, int], rank: int, steps: Sequence[Step]
+    ) -> None:
+        self.work = work
+        self.numbers = numbers
+        self.rank = rank
+        self.steps = steps
+        self.first = len(work.operations)
+        self.of: list[int] = []  #: operation that each step became part of
+        self.streams: dict[int, list[int]] = {}
+
+    def write(self) -> None:
+        last: dict[int, Operation] = {}  # channel -> what a further send may join
+        for step in self.steps:
+            channel, before = step.channel, last.get(step.channel)
+            if step.kind is Kind.SEND:
+                edge = self._edge(step.peers[0], True, channel)
+                self.work.widest = max(self.work.widest, step.chunks.nchunks)
+                if before is not None and _joins(before, step.chunks, edge):
+                    before.destinations.append(edge)
+                    before.stores += 1
+                    self.of.append(self.streams[channel][-1])
+                    continue
+                made = Operation(step.chunks, [], [edge], 1, 1)
+            else:
+                senders = step.senders(self.rank)
+                edges = [self._edge(p, False, channel) for p in senders]
+                operands = max(1, len(step.peers)) if step.source is None else len(step.reads())
+                made = Operation(step.chunks, edges, [], operands, 1)
+            last[channel] = made
+            self.streams.setdefault(channel, []).append(len(self.work.operations))
+            self.of.append(len(self.work.operations))
+            self.work.operations.append(made)
+        self._drop_dead_stores()
+        if len(self.streams) > 1:
+            self._order()
+        self.work.streams.append([self.streams[c] for c in sorted(self.streams)])
+
+    def _edge(self, peer: int, sending: bool, channel: int) -> int:
+        to, frm = (peer, self.rank) if sending else (self.rank, peer)
+        distance = to ^ frm if self.work.crosswise else (to - frm) % self.work.size
+        edge = (to % self.work.ranks, distance, channel)
+        return self.numbers.setdefault(edge, len(self.numbers))
+
+    def _drop_dead_stores(self) -> None:
+        """Uncount stores into places that are written again before anything reads them."""
+        dead: set[int] = set()
+        for step, number in zip(reversed(self.steps), reversed(self.of), strict=True):
+            operation = self.work.operations[number]
+            for chunks in step.writes():
+                if dead.issuperset(places(chunks)) and operation.destinations:
+                    operation.stores -= 1
+                dead.update(places(chunks))
+            for chunks in step.reads():
+                if not _reads_own_store(step, operation):
+                    dead.difference_update(places(chunks))
+
+    def _order(self) -> None:
+        touched = [
+            Access(
+                step.channel,
+                [p for chunks in step.reads() for p in places(chunks)],
+                [p for chunks in step.writes() for p in places(chunks)],
+            )
+            for step in self.steps
+        ]
+        after = cross_channel(touched)
+        for number, earlier in zip(self.of, after, strict=True):
+            own = self.work.operations[number].after
+            own += [self.of[j] for j in earlier if self.of[j] != number]
+
+
+def _joins(before: Operation, chunks: Chunks, edge: int) -> bool:
+    b = before.chunks
+    same = (b.place, b.nchunks, b.buffer is Buffer.SCRATCH) == (
+        chunks.place,
+        chunks.nchunks,
+        chunks.buffer is Buffer.SCRATCH,
+    )
+    return same and edge not in before.destinations
+
+
+def _reads_own_store(step: Step, operation: Operation) -> bool:
+    """Tell whether a send takes its value from the operation that makes it, not from memory."""
+    return step.kind is Kind.SEND and bool(operation.sources)

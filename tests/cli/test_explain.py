@@ -1,0 +1,89 @@
+"""``pycoll explain``: the choice as text, without ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import pycoll
+from pycoll.cost import Question, Tuning
+from pycoll.cost.store import store
+from pycoll.topology import INFINIBAND, cluster, save
+
+NAMES = ("ring", "one_shot", "two_shot", "recursive_doubling")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYCOLL_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_every_algorithm_with_its_prediction(cli):
+    done = cli("explain", "allreduce", "--nbytes", "64K", "--size", "8", "--cores", "8")
+    assert done.code == 0
+    lines = done.out.splitlines()
+    assert lines[0].startswith("allreduce, 64 KiB, 8 ranks: ")
+    assert lines[1].startswith("Predicted ")
+    for name in NAMES:
+        assert any(line[2:].startswith(f"{name} ") for line in lines)
+    assert "nothing was measured for such ranks here: run pycoll tune" in lines[-1]
+
+
+def test_what_was_measured_here_counts(cli, cache):
+    from pycoll.cli.explain import _slots
+
+    question = Question("allreduce", 8, 4, 4, **_slots(4))
+    rows = {("allreduce", "ring"): ((8, 1e-6), (1 << 20, 9e-6))}
+    store(cache, pycoll.__version__, question, Tuning(4, rows=rows), {})
+    arguments = ("explain", "allreduce", "--nbytes", "1M", "--cores", "4", "--size")
+    done = cli(*arguments, "4")
+    assert "4 ranks: ring" in done.out
+    assert "Measured 9.00 us at 1 MiB" in done.out
+    assert "nothing was measured" not in done.out
+    assert "nothing was measured" in cli(*arguments, "2").out
+
+
+def test_more_hosts(cli):
+    done = cli("explain", "broadcast", "--nbytes", "1M", "--size", "8", "--nodes", "2")
+    assert done.code == 0
+    assert "without copies" not in done.out
+
+
+def test_a_described_topology(cli, tmp_path):
+    path = tmp_path / "cluster.json"
+    save(cluster(2, 4, network=INFINIBAND), str(path))
+    done = cli("explain", "allreduce", "--nbytes", "1M", "--topology", str(path))
+    assert done.code == 0
+    assert "8 ranks" in done.out
+    assert "nothing was measured" not in done.out
+
+
+def test_an_algorithm_asked_for(cli):
+    done = cli("explain", "allreduce", "--nbytes", "1M", "--algorithm", "ring")
+    assert "The call asks for ring" in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("allreduce", "--nbytes", "0"), "is not a size"),
+        (("sum", "--nbytes", "8"), "invalid choice: 'sum'"),
+        (("allreduce", "--nbytes", "8", "--size", "8", "--nodes", "3"), "want a divisor"),
+        (("allreduce", "--nbytes", "8", "--topology", "t", "--nodes", "2"), "leave one out"),
+        (("allreduce", "--nbytes", "8", "--topology", "/no/such"), "/no/such"),
+    ],
+)
+def test_bad_arguments(cli, arguments, says):
+    done = cli("explain", *arguments)
+    assert done.code == 2
+    assert says in done.err
+
+
+def test_a_topology_without_ranks(cli, tmp_path):
+    path = tmp_path / "empty.json"
+    save(cluster(2, 0), str(path))
+    done = cli("explain", "allreduce", "--nbytes", "8", "--topology", str(path))
+    assert done.code == 2
+    assert "has no ranks, want at least one" in done.err

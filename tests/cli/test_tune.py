@@ -1,0 +1,109 @@
+"""``pycoll tune`` end to end: it measures, stores, and later jobs choose by it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pycoll.cli.calibration import Cell
+from pycoll.cli.tune import distinct, summary, tuned
+from pycoll.cost import Question, Tuning
+
+
+def tune(root, cache, *arguments):
+    """Run the calibration in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "pycoll", "tune", *arguments],
+        cwd=root,
+        env=os.environ | {"PYCOLL_CACHE": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+LATER = """
+import pycoll
+
+with pycoll.init() as comm:
+    told = comm.explain("allreduce", 4096)
+    if comm.rank == 0:
+        print(told)
+"""
+
+
+@pytest.mark.native
+def test_what_is_measured_is_found_by_the_next_job(root, tmp_path):
+    small = ("--seconds", "0.5", "--max", "16K", "--collectives", "allreduce,gather")
+    done = tune(root, tmp_path, "--ranks", "2", *small)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("# pycoll tune: 2 ranks")
+    assert {line.split()[0] for line in lines[2:-2]} <= {"allreduce", "gather"}
+    assert lines[-1].startswith("# wrote ")
+    (file,) = (tmp_path / "tuning").iterdir()
+    stored = json.loads(file.read_text())
+    tuning = Tuning.from_json(stored)
+    assert tuning.size == 2
+    assert tuning.measured("allreduce", "one_shot", 4096) is not None
+    assert stored["meta"].keys() >= {"commit", "machine", "method", "date"}
+
+
+@pytest.mark.mpi
+def test_a_later_job_chooses_by_it(launcher, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYCOLL_CACHE", str(tmp_path))
+    small = ("--seconds", "0.5", "--max", "16K", "--collectives", "allreduce")
+    launcher.run(2, "-m", "pycoll", "tune", *small)
+    script = tmp_path / "later.py"
+    script.write_text(LATER)
+    assert "Measured " in launcher.run(2, str(script)).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--seconds", "0"), "--seconds is 0.0, want more than 0"),
+        (("--collectives", "sum"), "'sum' is no collective, want some of allreduce"),
+        (("--max", "x"), "is not a size"),
+    ],
+)
+def test_bad_arguments(cli, arguments, says):
+    done = cli("tune", *arguments)
+    assert done.code == 2
+    assert says in done.err
+
+
+@pytest.mark.native
+def test_one_rank_has_nothing_to_choose(cli):
+    done = cli("tune")
+    assert done.code == 2
+    assert "one rank has nothing to choose" in done.err
+
+
+def test_algorithms_that_do_the_same_are_measured_once():
+    two = distinct("allreduce", Question("allreduce", 8, 2, 2))
+    eight = distinct("allreduce", Question("allreduce", 8, 8, 8))
+    assert {"one_shot", "two_shot"} <= set(two)
+    assert "recursive_doubling" not in two  # of two ranks it is one_shot
+    assert "recursive_doubling" in eight
+    assert not any("hierarchical" in name for name in eight)
+
+
+def test_the_summary_names_the_fastest():
+    facts = Question("allreduce", 8, 2, 2)
+    medians = {
+        Cell("allreduce", 8, "one_shot"): 1e-6,
+        Cell("allreduce", 8, "two_shot"): 2e-6,
+        Cell("allreduce", 64, "two_shot"): 3e-6,
+    }
+    tuning = tuned(facts, medians)
+    assert tuning.rows["allreduce", "two_shot"] == ((8, 2e-6), (64, 3e-6))
+    lines = summary(facts, tuning, medians).splitlines()
+    assert lines[1].split() == ["allreduce", "8", "one_shot", "1.00"]
+    assert lines[2].split() == ["allreduce", "64", "two_shot", "3.00"]
+    assert lines[3].startswith("# 3 cells measured; the fitted model is off by ")

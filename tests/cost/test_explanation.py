@@ -1,0 +1,70 @@
+"""What a user reads about a choice."""
+
+from __future__ import annotations
+
+import pytest
+
+from pycoll.algorithms import names
+from pycoll.cost import Choice, Question, Tuning, choose, explain
+
+QUESTION = Question("allreduce", 4096, 4, 4)
+ROWS = {
+    ("allreduce", "ring"): ((8, 2e-6), (4096, 12.1e-6)),
+    ("allreduce", "two_shot"): ((8, 4e-6), (4096, 24.2e-6)),
+    **{
+        ("allreduce", name): ((8, 1e-3), (8192, 1e-3))
+        for name in ("one_shot", "recursive_doubling", "halving_doubling", "double_binary_tree")
+    },
+}
+
+
+@pytest.mark.parametrize("nbytes", [0, 8, 4096, 1 << 16, 1 << 20, 1 << 26])
+@pytest.mark.parametrize("tuning", [None, Tuning(4, rows=ROWS)], ids=["model", "rows"])
+def test_it_tells_what_the_choice_chooses(nbytes: int, tuning: Tuning | None) -> None:
+    question = QUESTION._replace(nbytes=nbytes)
+    told = explain(question, tuning)
+    assert told.choice == choose(question, tuning)
+    assert {c.algorithm for c in told.candidates} == set(names("allreduce"))
+    measured = [c.measured for c in told.candidates if c.measured is not None]
+    assert measured == sorted(measured)
+
+
+def test_the_sentence_says_why() -> None:
+    told = explain(QUESTION, Tuning(4, rows=ROWS))
+    assert told.why == "Measured 12.1 us at 4 KiB, 2 times faster than two_shot."
+    assert explain(QUESTION).why.startswith("Predicted ")
+
+
+def test_the_table_has_a_line_for_every_candidate() -> None:
+    text = str(explain(QUESTION, Tuning(4, rows=ROWS)))
+    lines = text.splitlines()
+    assert lines[0] == "allreduce, 4 KiB, 4 ranks: ring"
+    ring = next(line for line in lines if line.startswith("* "))
+    assert ring.split()[:4] == ["*", "ring", "12.1", "us"]
+    for name in names("allreduce"):
+        assert sum(line[2:].startswith(f"{name} ") for line in lines) == 1
+
+
+def test_what_cannot_run_says_why() -> None:
+    told = explain(QUESTION)
+    excluded = [c for c in told.candidates if c.seconds is None]
+    assert all(c.note for c in excluded)
+    assert all("hierarchical" in c.algorithm for c in excluded)
+
+
+def test_who_else_chose_is_named() -> None:
+    asked = explain(QUESTION._replace(wanted="ring"))
+    assert asked.why == "The call asks for ring: asked for."
+    told = explain(QUESTION, selector=lambda q: Choice("ring", 64, 0, None, "as a test"))
+    assert told.why == "The selector chose ring: as a test."
+
+
+def test_beyond_the_rows_it_says_from_where_on() -> None:
+    told = explain(QUESTION._replace(nbytes=1 << 20), Tuning(4, rows=ROWS))
+    notes = {c.algorithm: c.note for c in told.candidates}
+    assert notes["ring"] == "from 4096 bytes on by the model"
+
+
+def test_the_direct_form_is_mentioned() -> None:
+    text = str(explain(QUESTION._replace(nbytes=1 << 20)))
+    assert "where all arrays are from empty(): two_shot, without copies" in text
