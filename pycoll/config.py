@@ -132,6 +132,13 @@ SETTINGS: tuple[Setting, ...] = (
         _secret,
         "Only the user has a private way to hand the ranks a key before they have met.",
     ),
+    Setting(
+        "iface",
+        "the route to rank 0",
+        "name or address",
+        _text,
+        "Which of a host's networks is fast, and which is meant for jobs, is known to its owner.",
+    ),
 )
 
 
@@ -146,6 +153,7 @@ class Config:
     size: int | None = None
     address: str | None = None
     secret: bytes | None = field(default=None, repr=False)
+    iface: str | None = None
     #: setting's name → "default", "environment" or "argument"
     origins: Mapping[str, str] = field(
         default_factory=lambda: MappingProxyType({s.name: "default" for s in SETTINGS}),

@@ -15,6 +15,7 @@ def test_an_empty_environment_gives_the_defaults():
     assert config.timeout == 300
     assert config.cache == Path("/home/ada/.cache/pycoll")
     assert (config.rank, config.size, config.address, config.secret) == (None, None, None, None)
+    assert config.iface is None
     assert set(config.origins.values()) == {"default"}
 
 

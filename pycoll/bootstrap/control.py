@@ -1,22 +1,26 @@
-"""Control: this rank's end of the control plane, which lasts as long as the job.
+"""Control: a communicator's share of the control plane, which lasts until it is closed.
 
-It carries deaths, aborts and small exchanges over one connection from every rank to rank 0. Its
-thread sleeps until something happens: an idle control plane costs nothing.
+It carries deaths, aborts, boards and small exchanges over one connection from every rank to rank
+0, by a thread that sleeps until something happens: an idle control plane costs nothing. Ranks
+are counted here as in the communicator; on the wire a rank is that of the whole job.
 """
 
 from __future__ import annotations
 
-import atexit
+import hashlib
+import hmac
 import os
+import struct
 import threading
-import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pycoll.bootstrap.framing import MAX_BLOB, MAX_KEY, Frame, Kind, encode, unpack_blobs
+from pycoll.bootstrap.group import number_of
 from pycoll.bootstrap.hub import CALLS, SECONDS
-from pycoll.bootstrap.reactor import CLOSED, EXITED, Reactor
-from pycoll.bootstrap.rendezvous import GRACE_SECONDS, Star
+from pycoll.bootstrap.plane import Plane
+from pycoll.bootstrap.reactor import CLOSED
+from pycoll.bootstrap.rendezvous import GRACE_SECONDS
 from pycoll.errors import (
     BootstrapError,
     BrokenError,
@@ -30,52 +34,110 @@ MAX_TEXT = 16384  #: characters of an abort's text
 
 OnLost = Callable[[int, str], None]
 OnAbort = Callable[[int, str, str], None]
+Board = Callable[[], bytes]
 
 
-class _Waiter:
+class Exchange:
     """The calling thread's side of one exchange."""
 
-    def __init__(self) -> None:
+    def __init__(self, notice: Callable[[], None] | None = None) -> None:
         self.done = threading.Event()
         self.blobs: list[bytes] = []
         self.error: Exception | None = None
+        self._notice = notice
+
+    def resolve(self, blobs: list[bytes], error: Exception | None) -> None:
+        """Give the outcome; only the first counts."""
+        if not self.done.is_set():
+            self.blobs, self.error = blobs, error
+            if self._notice:
+                self._notice()
+            self.done.set()
 
 
 class Control:
-    """One per process and job; usable from any thread of the process that made it."""
+    """One per communicator; usable from any thread of the process that made it.
 
-    def __init__(self, star: Star) -> None:
-        self.rank = star.rank
-        self.size = star.size
-        self.members = star.members
-        self._pid = os.getpid()
-        self._forked = False
+    Args:
+        plane: What carries it.
+        ranks: The job's ranks in this communicator, in its order; all by default.
+        number: Under which its frames travel; 0 is that of all ranks.
+    """
+
+    def __init__(self, plane: Plane, ranks: Sequence[int] | None = None, number: int = 0) -> None:
+        star = plane.star
+        self.number = number
+        self.ranks = tuple(range(star.size) if ranks is None else ranks)
+        self.size = len(self.ranks)
+        self.rank = self.ranks.index(star.rank)
+        self.members = tuple(star.members[rank] for rank in self.ranks)
+        #: A key of this communicator's ranks alone.
+        self.secret = hmac.digest(star.secret, b"group %d" % number, hashlib.sha256)
+        self._plane = plane
+        self._here = {rank: i for i, rank in enumerate(self.ranks)}
         self._closed = False
         self._lock = threading.Lock()
-        self._waiters: dict[str, _Waiter] = {}
+        self._calling = threading.RLock()  # held while a callback of this communicator runs
+        self._exchanges: dict[str, Exchange] = {}
         self._lost: dict[int, str] = {}
         self._calls: dict[int, int] = {}
+        self._boards: dict[int, bytes] = {}
+        self._answered = threading.Event()  # of the present question, if there is one
         self._broken: Exception | None = None
         self._untold: deque[Frame] = deque()
-        self._callbacks: tuple[OnLost, OnAbort] | None = None
-        self._reactor: Reactor | None = None
-        if star.size > 1:
-            _live.add(self)
-            self._reactor = Reactor(star, self._deliver, self._tell, self._end)
+        self._asked = False
+        self._callbacks: tuple[OnLost, OnAbort, Board | None] | None = None
+        if self.size > 1:
+            body = struct.pack(f"<{self.size}I", *self.ranks)
+            plane.add(self, self._frame(Kind.JOIN, body=body) if number else None)
 
-    def attach(self, on_lost: OnLost, on_abort: OnAbort) -> None:
-        """Name the callbacks; what happened before is told now. All on the control thread."""
+    def group(self, ranks: Sequence[int], key: str) -> Control:
+        """Return the control of some of these ranks; each of them calls this, and nobody else.
+
+        Args:
+            ranks: Ranks of this communicator, this one among them, in the order of the new one.
+            key: The same on all of them; never given before to a group of the same ranks.
+        """
+        self._check_usable("group")
+        members = [self.ranks[rank] for rank in ranks if 0 <= rank < self.size]
+        if len(set(members)) < len(ranks) or self.ranks[self.rank] not in members:
+            raise UsageError(
+                f"group {key!r}: ranks are {list(ranks)}, want ranks below {self.size}, each "
+                f"once, and {self.rank} among them"
+            )
+        return Control(self._plane, members, number_of(self.number, key, members))
+
+    def attach(self, on_lost: OnLost, on_abort: OnAbort, board: Board | None = None) -> None:
+        """Name the callbacks; what happened before is told now. All on the control thread.
+
+        Args:
+            on_lost: Told a rank that is gone, and the reason.
+            on_abort: Told a rank that gave up, the kind and the text.
+            board: Returns what this rank answers to an `ask`.
+        """
         self._check_usable("attach")
         if self._callbacks:
             raise UsageError("attach: the control plane has its callbacks already")
-        self._callbacks = on_lost, on_abort
-        if self._reactor:
-            self._reactor.post()
+        self._callbacks = on_lost, on_abort, board
+        self._plane.post()
 
     def abort(self, kind: str, text: str) -> None:
         """Tell every other rank, once, that this rank gives up, and why."""
         self._check_usable("abort")
-        self._post(Frame(Kind.ABORT, self.rank, kind, text[:MAX_TEXT].encode()))
+        self._post(self._frame(Kind.ABORT, kind, text[:MAX_TEXT].encode()))
+
+    def ask(self) -> threading.Event:
+        """Ask every rank for its board; `boards` knows the answers once the event is set."""
+        self._check_usable("ask")
+        with self._lock:
+            answered = self._answered
+        self._post(self._frame(Kind.ASK))
+        return answered
+
+    def boards(self) -> dict[int, bytes]:
+        """Return the last board of each rank that has ever been asked and has answered."""
+        with self._lock:
+            return dict(self._boards)
 
     def exchange(self, key: str, blob: bytes, timeout: float) -> list[bytes]:
         """Give every rank's blob to every rank, in rank order.
@@ -90,34 +152,50 @@ class Control:
             PeerLostError: A rank is gone.
             BrokenError: A rank called `abort`.
         """
+        return self.finish(self.begin(key, blob, timeout), key, timeout)
+
+    def begin(
+        self, key: str, blob: bytes, timeout: float, notice: Callable[[], None] | None = None
+    ) -> Exchange:
+        """Begin an exchange, which `finish` ends; ``notice`` is called once it can."""
         self._check_usable("exchange")
         if len(blob) > MAX_BLOB:
             raise UsageError(f"exchange {key!r}: blob has {len(blob)} bytes, at most {MAX_BLOB}")
         if not 0 <= timeout <= 86400:
             raise UsageError(f"exchange {key!r}: timeout is {timeout}, want 0 to 86400 seconds")
-        if self._reactor is None:
-            return [bytes(blob)]
-        waiter = _Waiter()
+        exchange = Exchange(notice)
+        if self.size == 1:
+            exchange.resolve([bytes(blob)], None)
+            return exchange
         with self._lock:
             if self._broken:
                 raise self._broken
-            if key in self._waiters:
+            if key in self._exchanges:
                 raise UsageError(f"exchange {key!r} is already under way in this process")
-            self._waiters[key] = waiter
+            self._exchanges[key] = exchange
         try:
-            self._post(Frame(Kind.CONTRIBUTE, self.rank, key, SECONDS.pack(timeout) + blob))
+            self._post(self._frame(Kind.CONTRIBUTE, key, SECONDS.pack(timeout) + blob))
+        except BaseException:
+            with self._lock:
+                del self._exchanges[key]
+            raise
+        return exchange
+
+    def finish(self, exchange: Exchange, key: str, timeout: float) -> list[bytes]:
+        """Wait for an exchange that was begun, and return every rank's blob."""
+        try:
             # Rank 0 keeps the time, because it knows who is missing.
-            if not waiter.done.wait(timeout + GRACE_SECONDS):
+            if not exchange.done.wait(timeout + GRACE_SECONDS):
                 raise CollectiveTimeout(
                     f"exchange {key!r}: rank {self.rank} waited {timeout:g} s, "
                     "and rank 0 does not answer"
                 )
         finally:
             with self._lock:
-                del self._waiters[key]
-        if waiter.error:
-            raise waiter.error
-        return waiter.blobs
+                self._exchanges.pop(key, None)
+        if exchange.error:
+            raise exchange.error
+        return exchange.blobs
 
     def lost(self) -> dict[int, str]:
         """Return the ranks that are gone, each with its reason."""
@@ -134,7 +212,7 @@ class Control:
             return self._calls.get(rank)
 
     def close(self, calls: int = 0, *, reason: str = CLOSED) -> None:
-        """Take leave of the other ranks and free everything. Closing twice does nothing.
+        """Take leave of the other ranks; no callback runs after it. Closing twice does nothing.
 
         Args:
             calls: How many calls this rank has finished, for the others' `calls_of`.
@@ -143,31 +221,30 @@ class Control:
         """
         reason = reason.encode()[:MAX_KEY].decode(errors="ignore")
         with self._lock:
-            if self._closed or self._forked:
+            if self._closed or self._plane.forked:
                 return
             self._closed = True
-        _live.discard(self)
-        if self._reactor:
-            self._reactor.stop(Frame(Kind.CLOSED, self.rank, reason, CALLS.pack(calls)))
+        if self.size > 1:
+            self._plane.leave(self, self._frame(Kind.CLOSED, reason, CALLS.pack(calls)))
+        self._break(ClosedError(f"rank {self.rank} has closed its control plane"))
+        with self._calling:  # held by none but the control thread, which may be who calls this
+            return
 
     def current(self) -> bool:
         """Tell whether the caller is the control thread, which cannot wait for its own end."""
-        return self._reactor is not None and self._reactor.current()
+        return self._plane.current()
 
     def forget(self) -> None:
-        """Run in a forked child: the control plane is the parent's.
-
-        The lock may be held by a thread that does not exist here, so it is replaced.
-        """
-        self._forked = True
+        """Run in a forked child, where a thread that holds the lock does not exist."""
         self._lock = threading.Lock()
-        if self._reactor:
-            self._reactor.forget()
+
+    def _frame(self, kind: Kind, key: str = "", body: bytes = b"") -> Frame:
+        return Frame(kind, self.ranks[self.rank], key, body, self.number)
 
     def _check_usable(self, what: str) -> None:
-        if self._forked:
+        if self._plane.forked:
             raise UsageError(
-                f"{what}: this communicator belongs to process {self._pid}, and this is its "
+                f"{what}: this communicator belongs to process {self._plane.pid}, and this is its "
                 f"child {os.getpid()}: call pycoll.init() in the process that uses it"
             )
         if self._closed:
@@ -175,37 +252,81 @@ class Control:
 
     def _post(self, frame: Frame) -> None:
         encode(frame)  # a key that is too long is the caller's error, not the thread's
-        if self._reactor:
-            self._reactor.post(frame)
+        with self._lock:
+            # Not after the farewell: rank 0 may have forgotten the group.
+            if not self._closed and self.size > 1:
+                self._plane.post(frame)
 
     # What follows runs on the control thread.
 
-    def _deliver(self, frame: Frame) -> None:
-        """Act on a frame that is for this rank."""
+    def deliver(self, frame: Frame) -> None:
+        """Act on a frame that is for this communicator."""
         if frame.kind is Kind.GATHERED:
             self._resolve(frame.key, unpack_blobs(frame.body, self.size), None)
         elif frame.kind is Kind.MISSING:
             text = frame.body.decode(errors="replace")
             self._resolve(frame.key, [], CollectiveTimeout(f"exchange {frame.key!r}: {text}"))
-        elif frame.kind is Kind.ABORT:
+        elif frame.kind is Kind.ASK:
+            self._asked = True
+            self.tell()
+        elif frame.kind is Kind.BOARDS:
+            said = unpack_blobs(frame.body, self.size)
+            with self._lock:
+                self._boards.update({rank: board for rank, board in enumerate(said) if board})
+                answered, self._answered = self._answered, threading.Event()
+            answered.set()
+        elif frame.kind is Kind.ABORT and frame.rank in self._here:
             text = frame.body.decode(errors="replace")
-            self._announce(frame)
-            self._break(BrokenError(f"rank {frame.rank} gave up ({frame.key}): {text}"))
-        elif frame.kind in (Kind.LOST, Kind.CLOSED) and 0 <= frame.rank < self.size:
-            self._lose(frame)
+            rank = self._here[frame.rank]
+            self._announce(frame._replace(rank=rank))
+            self._break(BrokenError(f"rank {rank} gave up ({frame.key}): {text}"))
+        elif frame.kind is Kind.CLOSED and frame.rank in self._here:
+            self._lose(frame._replace(rank=self._here[frame.rank]))
         else:
             raise BootstrapError(f"rank 0 sent {frame.kind.name} about rank {frame.rank}")
 
+    def lose(self, rank: int, reason: str) -> None:
+        """Note that a rank of the job is gone without having left this communicator."""
+        if rank in self._here:
+            self._lose(Frame(Kind.LOST, self._here[rank], reason))
+        elif rank == 0:
+            self._break(
+                PeerLostError(f"rank 0 of the job, which carries the control plane, {reason}")
+            )
+
+    def tell(self) -> None:
+        """Call back for what happened, once there are callbacks."""
+        with self._calling:
+            while self._untold and self._callbacks and not self._closed:
+                frame = self._untold.popleft()
+                try:
+                    if frame.kind is Kind.ABORT:
+                        text = frame.body.decode(errors="replace")
+                        self._callbacks[1](frame.rank, frame.key, text)
+                    else:
+                        self._callbacks[0](frame.rank, frame.key)
+                except Exception as error:  # the others must still be told
+                    self._plane.report(error)
+            if self._asked and self._callbacks and not self._closed:
+                self._asked = False
+                try:
+                    board = self._callbacks[2]() if self._callbacks[2] else b""
+                except Exception as error:
+                    self._plane.report(error)
+                    return
+                self._post(self._frame(Kind.BOARD, body=board))
+
+    def end(self, error: Exception) -> None:
+        """Fail every exchange: the control plane is no more."""
+        self._break(error)
+
     def _resolve(self, key: str, blobs: list[bytes], error: Exception | None) -> None:
         with self._lock:
-            waiter = self._waiters.get(key)
-        if waiter and not waiter.done.is_set():
-            waiter.blobs, waiter.error = blobs, error
-            waiter.done.set()
+            exchange = self._exchanges.get(key)
+        if exchange:
+            exchange.resolve(blobs, error)
 
     def _lose(self, frame: Frame) -> None:
-        if self._reactor:
-            self._reactor.suspected(frame.rank)
         with self._lock:
             if frame.rank in self._lost:
                 return
@@ -220,48 +341,12 @@ class Control:
         """Fail every exchange, those under way and those to come."""
         with self._lock:
             self._broken = self._broken or error
-            keys = list(self._waiters)
+            keys = list(self._exchanges)
         for key in keys:
             self._resolve(key, [], error)
 
     def _announce(self, frame: Frame) -> None:
         """Tell the callbacks first: who learns it from a failing exchange finds it known to all."""
         self._untold.append(frame)
-        self._tell()
-
-    def _tell(self) -> None:
-        """Call back for what happened, once there are callbacks."""
-        while self._untold and self._callbacks and not self._closed:
-            frame = self._untold.popleft()
-            on_lost, on_abort = self._callbacks
-            try:
-                if frame.kind is Kind.ABORT:
-                    on_abort(frame.rank, frame.key, frame.body.decode(errors="replace"))
-                else:
-                    on_lost(frame.rank, frame.key)
-            except Exception as error:  # the others must still be told
-                assert self._reactor is not None
-                self._reactor.report(error)
-
-    def _end(self, error: Exception | None) -> None:
-        self._break(error or ClosedError(f"rank {self.rank} has closed its control plane"))
-
-
-#: Control planes that are open in this process.
-_live: weakref.WeakSet[Control] = weakref.WeakSet()
-
-
-def leave_all() -> None:
-    """Take leave on behalf of whoever did not: the interpreter is about to end."""
-    for control in list(_live):
-        control.close(reason=EXITED)
-
-
-def _forget_all() -> None:
-    for control in list(_live):
-        control.forget()
-    _live.clear()
-
-
-atexit.register(leave_all)
-os.register_at_fork(after_in_child=_forget_all)
+        if self._plane.current():
+            self.tell()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from pycoll.bootstrap import environment, job, mpi, torchrun
+from pycoll.bootstrap import environment, job, mpi, slurm, torchrun
 from pycoll.bootstrap.base import Bootstrap
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.rendezvous import Star
@@ -18,6 +18,8 @@ def launcher(config: Config, environ: Mapping[str, str] | None = None) -> str:
 
     What is nearest to the process wins: `pycoll.spawn` over PYCOLL_RANK, which someone set on
     purpose, over the launchers; a torchrun that mpirun started on every node over that mpirun.
+    srun gives way to MPI, which has a private way to hand out a secret, if mpi4py is installed,
+    and to variables of torchrun, which someone set on purpose.
     """
     environ = os.environ if environ is None else environ
     if job.current():
@@ -26,10 +28,13 @@ def launcher(config: Config, environ: Mapping[str, str] | None = None) -> str:
         return "environment"
     if torchrun.innermost(environ):
         return "torchrun"
-    if mpi.launched(environ):
+    by_srun = slurm.launched(environ)
+    if mpi.launched(environ) and not (by_srun and not mpi.installed()):
         return "mpi4py"
     if torchrun.launched(environ):
         return "torchrun"
+    if by_srun:
+        return "slurm"
     if config.address is not None:
         raise UsageError(
             "PYCOLL_ADDRESS is set, but nothing says which rank this is: set PYCOLL_RANK"
@@ -58,6 +63,8 @@ def detect(config: Config | None = None) -> Bootstrap:
         star = mpi.meet(config, os.environ)
     elif name == "torchrun":
         star = torchrun.meet(config, os.environ)
+    elif name == "slurm":
+        star = slurm.meet(config, os.environ)
     else:
         star = Star(0, 1, (Member.me(),))
     return Bootstrap(name, star, config.timeout)

@@ -1,6 +1,6 @@
 """Frames of the control plane: how they lie on the wire, with a hard limit on every length.
 
-A frame is a 12-byte header, a key and a body. Nothing here reads a socket or runs code that
+A frame is a 20-byte header, a key and a body. Nothing here reads a socket or runs code that
 came over one: bytes in, `Frame` values out, BootstrapError for anything else.
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pycoll.errors import BootstrapError
 
-HEADER = struct.Struct("<BBHII")  # kind, zero, bytes of key, rank, bytes of body
+HEADER = struct.Struct("<BBHIIQ")  # kind, zero, bytes of key, rank, bytes of body, group
 LENGTH = struct.Struct("<I")
 
 MAX_KEY = 256  #: bytes of a key
@@ -32,6 +32,11 @@ class Kind(enum.IntEnum):
     ABORT = 7  #: `rank` gives up (key: kind; body: text)
     LOST = 8  #: `rank` is gone (key: reason)
     CLOSED = 9  #: `rank` leaves in good order (key: reason; body: calls it finished, u64)
+    JOIN = 10  #: I am in a new group (body: its ranks, u32 each)
+    ASK = 11  #: member to rank 0: I want the boards of the group; rank 0 to members: say yours
+    BOARD = 12  #: member to rank 0: my board (body)
+    BOARDS = 13  #: rank 0 to members: what the group said (body: blobs, empty where unknown)
+    DEAD = 14  #: member to rank 0: I saw a process end (body: its rank, u32)
 
 
 class Frame(NamedTuple):
@@ -41,6 +46,7 @@ class Frame(NamedTuple):
     rank: int  #: whom it is about; rank 0 checks it against the connection
     key: str = ""
     body: bytes = b""
+    group: int = 0  #: the communicator; 0 is that of all ranks
 
 
 def encode(frame: Frame) -> bytes:
@@ -48,7 +54,8 @@ def encode(frame: Frame) -> bytes:
     key = frame.key.encode()
     if len(key) > MAX_KEY:
         raise BootstrapError(f"control frame: the key has {len(key)} bytes, at most {MAX_KEY}")
-    return HEADER.pack(frame.kind, 0, len(key), frame.rank, len(frame.body)) + key + frame.body
+    header = HEADER.pack(frame.kind, 0, len(key), frame.rank, len(frame.body), frame.group)
+    return header + key + frame.body
 
 
 class Decoder:
@@ -81,7 +88,7 @@ class Decoder:
         """Return where the frame at `start` ends, or its header while that is not whole."""
         if len(self._held) - start < HEADER.size:
             return start + HEADER.size
-        kind, zero, key, rank, body = HEADER.unpack_from(self._held, start)
+        kind, zero, key, rank, body, _ = HEADER.unpack_from(self._held, start)
         if kind not in _KINDS or zero != 0:
             raise BootstrapError(
                 f"control frame: kind is {kind}.{zero}, want 1.0 to {max(_KINDS)}.0"
@@ -96,13 +103,13 @@ class Decoder:
         return int(start + HEADER.size + key + body)
 
     def _frame(self, start: int, end: int) -> Frame:
-        kind, _, key, rank, _ = HEADER.unpack_from(self._held, start)
+        kind, _, key, rank, _, group = HEADER.unpack_from(self._held, start)
         middle = start + HEADER.size + key
         try:
             name = self._held[start + HEADER.size : middle].decode()
         except UnicodeDecodeError:
             raise BootstrapError(f"control frame: {Kind(kind).name}: key is not UTF-8") from None
-        return Frame(Kind(kind), rank, name, bytes(self._held[middle:end]))
+        return Frame(Kind(kind), rank, name, bytes(self._held[middle:end]), group)
 
 
 _KINDS = frozenset(int(kind) for kind in Kind)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from pycoll.errors import BootstrapError
 
-PROTOCOL = 1  #: raise it when frames change their meaning
+PROTOCOL = 2  #: raise it when frames change their meaning
 MAGIC = b"pycoll"
 PREFACE = struct.Struct("<6sHII32s")
 PROOF_BYTES = 32
@@ -67,6 +67,45 @@ def proof(secret: bytes, side: Side, own: Preface, peer: Preface) -> bytes:
 def proves(given: bytes, secret: bytes, side: Side, speaker: Preface, listener: Preface) -> bool:
     """Tell whether `given` is `side`'s proof, in constant time."""
     return hmac.compare_digest(given, proof(secret, side, speaker, listener))
+
+
+class Talk:
+    """One side of a handshake, without the socket: bytes in, bytes out, nothing parsed before.
+
+    It never wants a byte of what follows the handshake on the connection.
+    """
+
+    def __init__(self, side: Side, secret: bytes, own: Preface) -> None:
+        self.own = own
+        self.peer: Preface | None = None  #: not believed until `done`
+        self.done = False
+        self._side, self._secret = side, secret
+        self._held = b""
+
+    def wants(self) -> int:
+        """Return how many bytes to read next, at most."""
+        whole = PROOF_BYTES if self.peer else PREFACE.size
+        return 0 if self.done else whole - len(self._held)
+
+    def feed(self, data: bytes) -> bytes:
+        """Take at most as many bytes as were wanted; return what to send.
+
+        Raises:
+            BootstrapError: The other side is not pycoll, or does not know the secret.
+        """
+        self._held += data
+        if self.done or self.wants():
+            return b""
+        data, self._held = self._held, b""
+        connects = self._side is Side.CONNECTING
+        if self.peer is None:
+            self.peer = Preface.parse(data)
+            return proof(self._secret, self._side, self.own, self.peer) if connects else b""
+        other = Side.LISTENING if connects else Side.CONNECTING
+        if not proves(data, self._secret, other, self.peer, self.own):
+            raise BootstrapError("it does not know the secret of these ranks")
+        self.done = True
+        return b"" if connects else proof(self._secret, self._side, self.own, self.peer)
 
 
 def check(peer: Preface, rank: int, size: int) -> None:

@@ -6,10 +6,16 @@ import math
 import struct
 
 from pycoll.bootstrap.framing import Frame, Kind, pack_blobs
+from pycoll.bootstrap.group import Group, Poll
 from pycoll.errors import BootstrapError
 
 SECONDS = struct.Struct("<d")
 CALLS = struct.Struct("<Q")
+RANK = struct.Struct("<I")
+POLL_SECONDS = 0.5  #: how long a rank may take to say its board
+
+#: Why a rank is gone, as `on_lost` is told.
+DIED = "died"  # the process ended without a word
 
 #: A frame and the rank that it goes to.
 Outgoing = tuple[int, Frame]
@@ -22,23 +28,15 @@ def rank_list(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{rest}"
 
 
-class _Gathering:
-    """An exchange that not every rank has come to."""
-
-    def __init__(self, deadline: float, seconds: float) -> None:
-        self.deadline = deadline
-        self.seconds = seconds
-        self.blobs: dict[int, bytes] = {}
-
-
 class Hub:
     """Completes exchanges and tells every rank what became of the others."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._gatherings: dict[str, _Gathering] = {}
-        self._failed: dict[str, str] = {}
-        self._gone: set[int] = set()
+        everyone = Group(0, range(size))
+        everyone.joined = set(range(size))
+        self._groups = {0: everyone}
+        self._gone: set[int] = set()  #: ranks whose connection has ended
 
     def receive(self, rank: int, frame: Frame, now: float) -> list[Outgoing]:
         """Take a frame that came from `rank`.
@@ -48,65 +46,158 @@ class Hub:
         """
         if frame.rank != rank:
             raise BootstrapError(f"rank {rank} sent a frame of rank {frame.rank}")
+        if frame.kind is Kind.JOIN:
+            return self._join(rank, frame)
+        if frame.kind is Kind.DEAD:
+            return self._note_death(rank, frame.body)
+        group = self._groups.get(frame.group)
+        if group is None or rank not in group.joined:
+            raise BootstrapError(f"rank {rank} sent {frame.kind.name} to a group that it is not in")
         if frame.kind is Kind.CONTRIBUTE:
-            return self._contribute(rank, frame, now)
+            return self._contribute(group, rank, frame, now)
         if frame.kind is Kind.ABORT:
-            return self._others(rank, frame)
+            return self._tell(group, rank, frame)
         if frame.kind is Kind.CLOSED:
             if len(frame.body) != CALLS.size:
                 raise BootstrapError(
                     f"rank {rank} sent CLOSED with {len(frame.body)} bytes, want 8"
                 )
-            return self._leave(rank, frame)
+            return self._leave(group, rank, frame)
+        if frame.kind is Kind.ASK:
+            return self._ask(group, rank, now)
+        if frame.kind is Kind.BOARD:
+            return self._hear(group, rank, frame.body)
         raise BootstrapError(f"rank {rank} sent {frame.kind.name}, which only rank 0 sends")
 
     def lost(self, rank: int, reason: str) -> list[Outgoing]:
-        """Note that `rank` is gone; nothing is said twice, nor after a clean close."""
-        return self._leave(rank, Frame(Kind.LOST, rank, reason))
+        """Note that the connection to `rank` ended; nothing is said if it had left every group."""
+        if rank in self._gone:
+            return []
+        self._gone.add(rank)
+        mine = [group for group in self._groups.values() if rank in group.index]
+        missed = any(rank not in group.left for group in mine)
+        out: list[Outgoing] = []
+        for group in mine:
+            group.gone.add(rank)
+            out += self._tidy(group)
+        if missed:
+            frame = Frame(Kind.LOST, rank, reason)
+            present = set().union(*(group.present for group in self._groups.values()))
+            out += [(other, frame) for other in sorted(present)]
+        return out
+
+    def needed(self) -> bool:
+        """Tell whether ranks depend on this hub in groups that rank 0 is not in."""
+        return any(0 not in group.index and group.present for group in self._groups.values())
 
     def expire(self, now: float) -> list[Outgoing]:
-        """Fail the exchanges whose deadline has passed."""
+        """Fail the exchanges, and answer the questions, whose deadline has passed."""
         out: list[Outgoing] = []
-        for key, gathering in list(self._gatherings.items()):
-            if gathering.deadline <= now:
-                del self._gatherings[key]
-                absent = [rank for rank in range(self._size) if rank not in gathering.blobs]
+        for group in self._groups.values():
+            for key, gathering in list(group.gatherings.items()):
+                if gathering.deadline > now:
+                    continue
+                del group.gatherings[key]
+                absent = [i for i, r in enumerate(group.ranks) if r not in gathering.blobs]
                 text = f"{rank_list(absent)} did not come within {gathering.seconds:g} s"
-                self._failed[key] = text
-                frame = Frame(Kind.MISSING, 0, key, text.encode())
+                group.failed[key] = text
+                frame = Frame(Kind.MISSING, 0, key, text.encode(), group.number)
                 out += [(rank, frame) for rank in gathering.blobs]
+            if group.poll and group.poll.deadline <= now:
+                out += self._answer(group)
         return out
 
     def next_deadline(self) -> float:
         """Return when `expire` has work next; infinity if nothing is pending."""
-        return min((g.deadline for g in self._gatherings.values()), default=math.inf)
+        due = math.inf
+        for group in self._groups.values():
+            due = min([due, *(g.deadline for g in group.gatherings.values())])
+            if group.poll:
+                due = min(due, group.poll.deadline)
+        return due
 
-    def _contribute(self, rank: int, frame: Frame, now: float) -> list[Outgoing]:
-        key = frame.key
+    def _note_death(self, rank: int, body: bytes) -> list[Outgoing]:
+        if len(body) != RANK.size:
+            raise BootstrapError(f"rank {rank} sent DEAD with {len(body)} bytes, want 4")
+        (dead,) = RANK.unpack(body)
+        if dead >= self._size:
+            raise BootstrapError(f"rank {rank} says that rank {dead} died, of {self._size}")
+        return self.lost(dead, DIED)
+
+    def _join(self, rank: int, frame: Frame) -> list[Outgoing]:
+        if len(frame.body) % RANK.size or not frame.body:
+            raise BootstrapError(f"rank {rank} sent JOIN with {len(frame.body)} bytes")
+        ranks = tuple(number for (number,) in RANK.iter_unpack(frame.body))
+        if len(set(ranks)) < len(ranks) or max(ranks) >= self._size or rank not in ranks:
+            raise BootstrapError(f"rank {rank} joined a group of {rank_list(list(ranks))}")
+        group = self._groups.get(frame.group)
+        if group is None:
+            group = self._groups[frame.group] = Group(frame.group, ranks)
+            group.gone = self._gone & set(ranks)
+        if group.ranks != ranks or rank in group.joined:
+            raise BootstrapError(f"rank {rank} joined group {frame.group:x} once too often")
+        group.joined.add(rank)
+        said = [(rank, earlier) for earlier in group.said]
+        if group.complete():
+            group.said.clear()
+        return said
+
+    def _contribute(self, group: Group, rank: int, frame: Frame, now: float) -> list[Outgoing]:
         if len(frame.body) < SECONDS.size:
             raise BootstrapError(f"rank {rank} sent a contribution of {len(frame.body)} bytes")
         (seconds,) = SECONDS.unpack_from(frame.body)
         if not 0 <= seconds <= 86400:
             raise BootstrapError(f"rank {rank} sent a timeout of {seconds} s")
-        if key in self._failed:  # too late: the others have given up
-            return [(rank, Frame(Kind.MISSING, 0, key, self._failed[key].encode()))]
-        gathering = self._gatherings.setdefault(key, _Gathering(now + seconds, seconds))
+        key, number = frame.key, group.number
+        if key in group.failed:  # too late: the others have given up
+            return [(rank, Frame(Kind.MISSING, 0, key, group.failed[key].encode(), number))]
+        gathering = group.gathering(key, now + seconds, seconds)
         # A rank that gave up on a slow rank 0 and tries again replaces what it said before.
         gathering.blobs[rank] = frame.body[SECONDS.size :]
-        if now + seconds < gathering.deadline:
-            gathering.deadline, gathering.seconds = now + seconds, seconds
-        if len(gathering.blobs) < self._size:
+        if len(gathering.blobs) < len(group.ranks):
             return []
-        del self._gatherings[key]
-        everything = pack_blobs([gathering.blobs[rank] for rank in range(self._size)])
-        complete = Frame(Kind.GATHERED, 0, key, everything)
-        return [(rank, complete) for rank in range(self._size)]
+        del group.gatherings[key]
+        everything = pack_blobs([gathering.blobs[rank] for rank in group.ranks])
+        complete = Frame(Kind.GATHERED, 0, key, everything, number)
+        return [(rank, complete) for rank in group.ranks]
 
-    def _leave(self, rank: int, frame: Frame) -> list[Outgoing]:
-        if rank in self._gone:
+    def _leave(self, group: Group, rank: int, frame: Frame) -> list[Outgoing]:
+        if rank in group.left:
             return []
-        self._gone.add(rank)
-        return self._others(rank, frame)
+        group.left.add(rank)
+        return self._tell(group, rank, frame) + self._tidy(group)
 
-    def _others(self, rank: int, frame: Frame) -> list[Outgoing]:
-        return [(r, frame) for r in range(self._size) if r != rank and r not in self._gone]
+    def _tell(self, group: Group, rank: int, frame: Frame) -> list[Outgoing]:
+        group.remember(frame)
+        return [(other, frame) for other in sorted(group.present - {rank})]
+
+    def _tidy(self, group: Group) -> list[Outgoing]:
+        """Forget a group that everyone has left; do not wait for the board of who has."""
+        if group.index.keys() <= group.left | group.gone:
+            del self._groups[group.number]
+            return []
+        return self._answer(group) if group.poll and group.poll.heard(group.present) else []
+
+    # Boards. However many ranks ask, each rank is asked once, and all askers get one answer.
+
+    def _ask(self, group: Group, rank: int, now: float) -> list[Outgoing]:
+        if group.poll:
+            group.poll.askers.add(rank)
+            return []
+        group.poll = Poll({rank}, now + POLL_SECONDS)
+        frame = Frame(Kind.ASK, 0, group=group.number)
+        return [(other, frame) for other in sorted(group.present)]
+
+    def _hear(self, group: Group, rank: int, board: bytes) -> list[Outgoing]:
+        group.boards[rank] = board
+        if not group.poll:
+            return []
+        group.poll.answered.add(rank)
+        return self._answer(group) if group.poll.heard(group.present) else []
+
+    def _answer(self, group: Group) -> list[Outgoing]:
+        assert group.poll is not None
+        askers, group.poll = group.poll.askers & group.present, None
+        blobs = pack_blobs([group.boards.get(rank, b"") for rank in group.ranks])
+        frame = Frame(Kind.BOARDS, 0, "", blobs, group.number)
+        return [(rank, frame) for rank in sorted(askers)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import os
 import pickle
 import selectors
@@ -22,7 +24,14 @@ from pycoll.bootstrap.hub import rank_list
 from pycoll.bootstrap.job import Job
 from pycoll.bootstrap.spawned import OUTCOME, Outcome
 from pycoll.config import Config
-from pycoll.errors import BootstrapError, BrokenError, CollectiveTimeout, PeerLostError, UsageError
+from pycoll.errors import (
+    BootstrapError,
+    BrokenError,
+    CollectiveTimeout,
+    PeerLostError,
+    UnavailableError,
+    UsageError,
+)
 
 
 def spawn(
@@ -68,11 +77,13 @@ def spawn(
     children: list[_Child] = []
     try:
         with socket.create_server(("127.0.0.1", 0), backlog=4 * size + 64) as listener:
-            starter = _forked if start == "fork" else _Fresh(fn, args)
+            starter = _fork() if start == "fork" else _Fresh(fn, args)
             port = listener.getsockname()[1]
+            gc.freeze()  # else a collection in a rank copies every page that has an object
             for rank in range(size):
                 job = Job(rank, size, port, secret, listener)
                 starter(job, fn, args, children)
+            gc.unfreeze()
         _wait(children, time.monotonic() + seconds, seconds, check)
     finally:
         for child in children:
@@ -182,6 +193,14 @@ def _wait(children: list[_Child], deadline: float, seconds: float, check: bool) 
             if check and failures:
                 # Of those that came together, one that is not the consequence of another.
                 raise min(failures, key=lambda e: isinstance(e, PeerLostError | BrokenError))
+
+
+def _fork() -> Callable[..., None]:
+    """Return what starts ranks as copies of this process."""
+    with contextlib.suppress(UnavailableError):  # the ranks need not use the engine
+        # Once here, not once in each of hundreds of ranks.
+        importlib.import_module("pycoll.runtime.engine")
+    return _forked
 
 
 def _forked(

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import selectors
 import socket
 
 from pycoll.bootstrap.framing import Decoder
 
+#: Seconds without a sign of life after which a machine counts as gone, if the job allows so many.
+SILENCE_SECONDS = 25.0
+#: The network between the ends is down: nobody has closed the connection.
+UNREACHABLE = frozenset(
+    {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN}
+)
+
 
 class Link:
     """A socket of the star with what is still to be sent on it."""
 
-    def __init__(self, peer: int, sock: socket.socket, limit: int) -> None:
+    def __init__(self, peer: int, sock: socket.socket, limit: int, timeout: float) -> None:
         self.peer = peer
         self.sock = sock
         self.decoder = Decoder(limit)
         self.unsent = bytearray()
         self.events = selectors.EVENT_READ
         self.open = True
+        self._cut = False  # sending found that the network is down, and says so only once
         sock.setblocking(False)
-        _keep_alive(sock)
+        keep_alive(sock, timeout)
 
     def send(self) -> None:
         """Send what the kernel takes; a dead peer is noticed when reading."""
@@ -28,23 +37,32 @@ class Link:
                 del self.unsent[: self.sock.send(memoryview(self.unsent)[:262144])]
         except BlockingIOError:
             pass
-        except OSError:
+        except OSError as error:
+            self._cut = error.errno in UNREACHABLE
             self.unsent.clear()
 
     def receive(self) -> bytes:
-        """Return what came; empty at the end. BlockingIOError if there is nothing."""
+        """Return what came; empty at the end. OSError if there is nothing, or no way."""
         try:
-            return self.sock.recv(262144)
-        except BlockingIOError:
-            raise
-        except OSError:
-            return b""
+            data = self.sock.recv(262144)
+        except OSError as error:
+            if isinstance(error, BlockingIOError) or error.errno in UNREACHABLE:
+                raise
+            data = b""
+        if not data and self._cut:
+            raise OSError(errno.ETIMEDOUT, "the network is down")
+        return data
 
 
-def _keep_alive(sock: socket.socket) -> None:
-    """Have the kernel notice within half a minute that a peer's whole machine is gone."""
+def keep_alive(sock: socket.socket, timeout: float) -> None:
+    """Have the kernel notice that a peer's machine is gone in half of the job's timeout.
+
+    An outage of two seconds must be survived, so this is never less than three.
+    """
+    seconds = min(SILENCE_SECONDS, max(timeout / 2, 3.0))
+    step = max(1, int(seconds / 5))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2 * step)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, step)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25000)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pycoll.errors import BootstrapError
 
-_LAYOUT = struct.Struct("<IQ")  # process id, inode of its process-id namespace
+_LAYOUT = struct.Struct("<IQB")  # process id, inode of its namespace, bytes of address
 
 
 class Member(NamedTuple):
@@ -18,6 +18,8 @@ class Member(NamedTuple):
     pid: int
     namespace: int  #: process ids mean the same to two processes only within one namespace
     host: str  #: name and boot id: two machines may share either, hardly both
+    #: From where rank 0 saw it come; of rank 0, where this process found it. Empty if unknown.
+    address: str = ""
 
     @classmethod
     def me(cls) -> Member:
@@ -31,19 +33,28 @@ class Member(NamedTuple):
         return cls(os.getpid(), namespace, f"{socket.gethostname()[:200]}/{boot}")
 
     def encode(self) -> bytes:
-        """Return the bytes that HELLO carries."""
-        return _LAYOUT.pack(self.pid, self.namespace) + self.host.encode()
+        """Return the bytes that HELLO and WELCOME carry."""
+        address = self.address.encode()
+        return _LAYOUT.pack(self.pid, self.namespace, len(address)) + address + self.host.encode()
 
     @classmethod
     def parse(cls, data: bytes) -> Member:
         """Read what `encode` wrote."""
         if len(data) < _LAYOUT.size:
             raise BootstrapError(f"hello: {len(data)} bytes, want at least {_LAYOUT.size}")
-        pid, namespace = _LAYOUT.unpack_from(data)
+        pid, namespace, length = _LAYOUT.unpack_from(data)
+        middle = _LAYOUT.size + length
+        if middle > len(data):
+            raise BootstrapError(f"hello: {len(data)} bytes, want at least {middle}")
         try:
-            return cls(pid, namespace, data[_LAYOUT.size :].decode())
+            address, host = data[_LAYOUT.size : middle].decode(), data[middle:].decode()
         except UnicodeDecodeError:
             raise BootstrapError("hello: the host's name is not UTF-8") from None
+        return cls(pid, namespace, host, address)
+
+    def seen_at(self, address: str) -> Member:
+        """Return the same with the address of its end of a connection."""
+        return self._replace(address=address.removeprefix("::ffff:"))
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host.partition('/')[0]}"

@@ -7,6 +7,8 @@ interrupted by Ctrl-C. Being collectives they cannot match a message of the user
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
 import socket
 import struct
@@ -15,7 +17,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from pycoll.bootstrap import rendezvous
+from pycoll.bootstrap import rendezvous, route
 from pycoll.bootstrap.framing import pack_blobs, unpack_blobs
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.rendezvous import Address, Star
@@ -46,6 +48,11 @@ def launched(environ: Mapping[str, str]) -> bool:
         and not module.Is_finalized()
         and module.COMM_WORLD.Get_size() > 1
     )
+
+
+def installed() -> bool:
+    """Tell whether mpi4py can be found; it is not imported, which would start MPI."""
+    return "mpi4py" in sys.modules or importlib.util.find_spec("mpi4py") is not None
 
 
 def launched_size(environ: Mapping[str, str]) -> int:
@@ -131,19 +138,8 @@ def _allgather(world: Any, blob: bytes, deadline: float) -> list[bytes]:
 def _names() -> list[str]:
     """Return names and addresses under which other machines may reach this one, best first."""
     found = [socket.gethostname(), socket.getfqdn()]
-    try:
-        import fcntl
-
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            for _, interface in socket.if_nameindex():
-                request = struct.pack("16s16x8x", interface.encode()[:15])
-                try:  # SIOCGIFADDR; an interface may have no IPv4 address
-                    answer = fcntl.ioctl(probe.fileno(), 0x8915, request)
-                except OSError:
-                    continue
-                found.append(socket.inet_ntoa(answer[20:24]))
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        found += route.addresses().values()
     kept = [name for name in dict.fromkeys(found) if not rendezvous.is_loopback(name)]
     return kept[:16]
 

@@ -18,17 +18,18 @@ from collections import deque
 from collections.abc import Callable
 
 from pycoll.bootstrap.framing import MAX_BLOB, Frame, Kind, encode
-from pycoll.bootstrap.hub import SECONDS, Hub, Outgoing
+from pycoll.bootstrap.hub import DIED, RANK, SECONDS, Hub, Outgoing
 from pycoll.bootstrap.link import Link
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.errors import BootstrapError
 
-#: Why a rank is gone, as `on_lost` is told.
-DIED = "died"  # the process ended without a word
+#: Why a rank is gone, as `on_lost` is told; DIED is another.
 EXITED = "exited"  # the process ended in good order, but without close()
 CLOSED = "closed"  # the rank called close()
 GARBLED = "garbled"  # the rank sent what no rank of this version sends
+UNREACHABLE = "unreachable"  # the network, or the whole machine of the rank, is down
 
+WATCHED = 8  #: how many processes a rank watches
 PIDFD_SECONDS = 0.75  #: how long a dead process's last words may take by way of rank 0
 FLUSH_SECONDS = 1.0  #: how long the end of the thread may take to send what is queued
 
@@ -38,6 +39,7 @@ class Reactor:
 
     Args:
         star: The sockets, which are closed when the thread ends.
+        timeout: Seconds that the job allows a wait for other ranks.
         deliver: Called on the thread with each frame that is for this rank.
         after: Called on the thread after each round.
         ended: Called on the thread at its end, with the error if it was one.
@@ -46,6 +48,7 @@ class Reactor:
     def __init__(
         self,
         star: Star,
+        timeout: float,
         deliver: Callable[[Frame], None],
         after: Callable[[], None],
         ended: Callable[[Exception | None], None],
@@ -55,6 +58,7 @@ class Reactor:
         self._hub = Hub(star.size) if star.rank == 0 else None
         self._outbox: deque[Frame] = deque()
         self._stopping = False
+        self._parted = threading.Event()  # the farewell is out; the hub may be needed still
         self._suspects: dict[int, float] = {}  # rank whose process ended → when to give it up
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
@@ -62,7 +66,7 @@ class Reactor:
         self._woken.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
         limit = MAX_BLOB + SECONDS.size if self._hub else star.size * (MAX_BLOB + 4)
-        self._links = {peer: Link(peer, sock, limit) for peer, sock in star.links.items()}
+        self._links = {peer: Link(peer, sock, limit, timeout) for peer, sock in star.links.items()}
         for link in self._links.values():
             self._selector.register(link.sock, selectors.EVENT_READ, link)
         self._pidfds = self._watch_processes()
@@ -76,12 +80,22 @@ class Reactor:
             self._waker.send(b"\0")
 
     def stop(self, farewell: Frame) -> None:
-        """Send a last frame, end the thread and free everything."""
+        """Send a last frame, end the thread and free everything.
+
+        On rank 0 the thread goes on for as long as groups without rank 0 need its hub.
+        """
         self._outbox.append(farewell)
         self._stopping = True  # in this order: once it sees the flag, it only empties the outbox
         self.post()
         if not self.current():
-            self._thread.join()
+            self._parted.wait()
+            if not self._lingers():
+                self._thread.join()
+
+    def join(self, seconds: float) -> None:
+        """Wait at most so long for the end of the thread, which was told to stop."""
+        if not self.current():
+            self._thread.join(seconds)
 
     def current(self) -> bool:
         """Tell whether the caller is the thread."""
@@ -106,22 +120,30 @@ class Reactor:
         threading.excepthook(threading.ExceptHookArgs(details))
 
     def _watch_processes(self) -> dict[int, int]:
-        """Watch the processes of this machine themselves; return pidfd → rank.
+        """Watch some processes of this machine themselves; return pidfd → rank.
 
         A socket stays open as long as any process holds it, so a child that a rank forked
-        behind Python's back would hide that rank's death.
+        behind Python's back would hide that rank's death. Each rank watches the next few and
+        tells rank 0's hub; all watch rank 0, of which no hub could tell.
         """
-        members = self._star.members
-        mine = members[self._star.rank]
+        members, rank = self._star.members, self._star.rank
+        mine = members[rank]
+        near = [
+            (other - rank) % len(members)
+            for other, member in enumerate(members)
+            if member.host == mine.host and member.namespace == mine.namespace
+        ]
+        watched = {(rank + step) % len(members) for step in sorted(near)[1 : WATCHED + 1]}
+        if -rank % len(members) in near:
+            watched.add(0)
         pidfds: dict[int, int] = {}
-        for rank, member in enumerate(members):
-            near = member.host == mine.host and member.namespace == mine.namespace
-            if near and member.namespace and member.pid != mine.pid:
+        for other in watched:
+            if mine.namespace and members[other].pid != mine.pid:
                 try:
-                    fd = os.pidfd_open(member.pid)
+                    fd = os.pidfd_open(members[other].pid)
                 except OSError:  # gone already, which its socket will say; or an old kernel
                     continue
-                pidfds[fd] = rank
+                pidfds[fd] = other
                 self._selector.register(fd, selectors.EVENT_READ)
         return pidfds
 
@@ -133,6 +155,10 @@ class Reactor:
             while not self._stopping:
                 self._turn(self._pause())
             self._flush()
+            while self._lingers():
+                self._parted.set()
+                self._turn(self._pause())
+            self._flush()
         except Exception as error:
             failure = error
             self.report(error)
@@ -140,6 +166,12 @@ class Reactor:
             self._selector.close()
             self._close_all()
             self._ended(failure)
+            self._hub = None
+            self._parted.set()
+
+    def _lingers(self) -> bool:
+        hub = self._hub
+        return hub is not None and hub.needed()
 
     def _pause(self) -> float | None:
         due = min(self._suspects.values(), default=math.inf)
@@ -162,6 +194,8 @@ class Reactor:
         for rank in [rank for rank, due in self._suspects.items() if due <= now]:
             del self._suspects[rank]
             self._lose(rank, DIED)
+            if not self._hub and rank:
+                self._queue(0, Frame(Kind.DEAD, self._star.rank, "", RANK.pack(rank)))
         if self._hub:
             self._deliver(self._hub.expire(now))
         for link in self._links.values():
@@ -211,6 +245,8 @@ class Reactor:
             reason = "" if data else DIED
         except BlockingIOError:
             reason = ""
+        except OSError:
+            reason = UNREACHABLE
         except (BootstrapError, UnicodeDecodeError, struct.error):
             reason = GARBLED
         if reason:

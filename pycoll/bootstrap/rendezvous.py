@@ -8,6 +8,9 @@ rank, with the reason.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
+import os
 import selectors
 import socket
 import time
@@ -23,6 +26,7 @@ from pycoll.bootstrap.member import Member
 from pycoll.errors import BootstrapError
 
 HELLO_LIMIT = 1024  #: bytes of a Member
+NUMBER_BYTES = 32  #: of the number that rank 0 draws for a meeting
 GUEST_SECONDS = 5.0  #: how long a connection may take to prove itself
 ATTEMPT_SECONDS = 2.0  #: how long one of several addresses may keep a rank waiting
 GRACE_SECONDS = 2.0  #: how long past its deadline a rank waits for rank 0 to say who is missing
@@ -37,6 +41,8 @@ class Star(NamedTuple):
     size: int
     members: tuple[Member, ...]
     links: Mapping[int, socket.socket] = MappingProxyType({})  #: peer → socket
+    #: What only these ranks know: the job's secret and a number that rank 0 drew for this meeting.
+    secret: bytes = b""
 
 
 def is_loopback(host: str) -> bool:
@@ -94,9 +100,10 @@ def gather(listener: socket.socket, size: int, secret: bytes, deadline: float) -
 class _Guest:
     """A connection on its way from stranger to rank."""
 
-    def __init__(self, sock: socket.socket, where: str, own: Preface) -> None:
+    def __init__(self, sock: socket.socket, address: Address, own: Preface) -> None:
         self.sock = sock
-        self.where = where
+        self.host = address[0]
+        self.where = f"{address[0]}:{address[1]}"
         self.own = own
         self.until = time.monotonic() + GUEST_SECONDS
         self.peer: Preface | None = None
@@ -153,8 +160,10 @@ class _Reception:
     def welcome(self, deadline: float) -> Star:
         """Tell all ranks that all have come, and hand over the sockets."""
         guests = [self.arrived[rank] for rank in range(1, self._size)]
-        members = (Member.me(), *(guest.member for guest in guests if guest.member))
-        frame = encode(Frame(Kind.WELCOME, 0, "", pack_blobs([m.encode() for m in members])))
+        members = (Member.me(), *(g.member.seen_at(g.host) for g in guests if g.member))
+        number = os.urandom(NUMBER_BYTES)
+        blobs = [number, *(m.encode() for m in members)]
+        frame = encode(Frame(Kind.WELCOME, 0, "", pack_blobs(blobs)))
         for rank, guest in enumerate(guests, start=1):
             guest.sock.settimeout(max(deadline - time.monotonic(), 0.1))
             try:
@@ -162,7 +171,7 @@ class _Reception:
             except OSError as error:
                 raise BootstrapError(f"rank {rank} ({guest.member}) went away: {error}") from None
         links = {rank: guest.sock for rank, guest in enumerate(guests, start=1)}
-        return Star(0, self._size, members, links)
+        return Star(0, self._size, members, links, _session(self._secret, number))
 
     def refuse(self, text: str) -> None:
         """Tell everyone who has proved to be of this job why it does not start."""
@@ -185,9 +194,8 @@ class _Reception:
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        where = f"{address[0]}:{address[1]}"
         own = Preface.make(0, self._size)
-        guest = _Guest(sock, where, own)
+        guest = _Guest(sock, address, own)
         self._guests[sock] = guest
         self._selector.register(sock, selectors.EVENT_READ, guest)
         if len(self._guests) > 4 * self._size + 64:  # a flood: the oldest had their chance
@@ -288,7 +296,7 @@ def join(
                 sock = socket.create_connection(address, timeout=limit)
                 server = _authenticate(sock, rank, size, secret, time.monotonic() + limit)
                 handshake.check(server, rank, size)
-                members = _hello(sock, rank, size, deadline)
+                number, members = _hello(sock, rank, size, deadline)
             except _NotRankZero as error:
                 problem = f"{address[0]}:{address[1]}: {error}"
                 if alone and error.final:
@@ -297,7 +305,7 @@ def join(
                 problem = f"{address[0]}:{address[1]}: {error.strerror or error}"
             else:
                 link, sock = sock, None
-                return Star(rank, size, members, {0: link})
+                return Star(rank, size, members, {0: link}, _session(secret, number))
             finally:
                 if sock:
                     sock.close()
@@ -339,10 +347,17 @@ def _authenticate(
     return server
 
 
-def _hello(sock: socket.socket, rank: int, size: int, deadline: float) -> tuple[Member, ...]:
+def _session(secret: bytes, number: bytes) -> bytes:
+    """Return the secret of this meeting, which the job's secret alone does not give away."""
+    return hmac.digest(secret, b"pycoll session " + number, hashlib.sha256)
+
+
+def _hello(
+    sock: socket.socket, rank: int, size: int, deadline: float
+) -> tuple[bytes, tuple[Member, ...]]:
     """Say who this rank is and wait until rank 0 says that all have come."""
     sock.sendall(encode(Frame(Kind.HELLO, rank, "", Member.me().encode())))
-    decoder = Decoder(size * (HELLO_LIMIT + 4))
+    decoder = Decoder((size + 1) * (HELLO_LIMIT + 4))
     frames: list[Frame] = []
     until = deadline + GRACE_SECONDS
     while not frames:
@@ -361,7 +376,9 @@ def _hello(sock: socket.socket, rank: int, size: int, deadline: float) -> tuple[
         raise BootstrapError(first.body.decode(errors="replace"))
     if first.kind is not Kind.WELCOME:
         raise BootstrapError(f"rank {rank}: rank 0 answered {first.kind.name}, want WELCOME")
-    return tuple(Member.parse(blob) for blob in unpack_blobs(first.body, size))
+    number, *blobs = unpack_blobs(first.body, size + 1)
+    zero, *others = (Member.parse(blob) for blob in blobs)
+    return number, (zero.seen_at(sock.getpeername()[0]), *others)
 
 
 def _receive(sock: socket.socket, count: int, until: float) -> bytes | None:

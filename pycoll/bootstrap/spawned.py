@@ -15,7 +15,7 @@ from collections.abc import Callable
 from multiprocessing.spawn import prepare
 from typing import Any, NamedTuple
 
-from pycoll.bootstrap import control
+from pycoll.bootstrap import plane
 from pycoll.bootstrap.job import Job, enter
 
 PR_SET_PDEATHSIG = 1
@@ -37,7 +37,7 @@ def run_forked(job: Job, fn: Callable[..., Any], args: tuple[Any, ...], report: 
     wake-up descriptor of an event loop, standard input.
     """
     atexit._clear()
-    atexit.register(control.leave_all)
+    atexit.register(plane.leave_all)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

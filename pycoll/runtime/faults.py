@@ -16,7 +16,8 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
-from pycoll.bootstrap.reactor import CLOSED, DIED, EXITED, GARBLED
+from pycoll.bootstrap.hub import DIED
+from pycoll.bootstrap.reactor import CLOSED, EXITED, GARBLED, UNREACHABLE
 from pycoll.errors import (
     BrokenError,
     CollectiveTimeout,
@@ -25,16 +26,27 @@ from pycoll.errors import (
     PycollError,
     UsageError,
 )
-from pycoll.runtime import bindings
+from pycoll.runtime import bindings, boards
 from pycoll.runtime.bindings import Board
+from pycoll.runtime.boards import Boards
 
 if TYPE_CHECKING:
+    from pycoll.runtime.join import World
     from pycoll.runtime.plan import Executable
 
 #: How long a rank that knows of a failure waits for what the others have to say about it.
 _SAY_SECONDS = 1.0
 #: Modules whose frames are not the user's.
-_OURS = ("pycoll.communicator", "pycoll.runtime.", "pycoll.interop.")
+_OURS = (
+    "pycoll.communicator",
+    "pycoll.collectives",
+    "pycoll.counted",
+    "pycoll.groups",
+    "pycoll.messages",
+    "pycoll.objects",
+    "pycoll.runtime.",
+    "pycoll.interop.",
+)
 
 
 class Cause(enum.IntEnum):
@@ -59,10 +71,11 @@ _LEFT = {
     EXITED: "exited",
     CLOSED: "closed its communicator",
     GARBLED: "sent what no rank of this version sends",
+    UNREACHABLE: "cannot be reached any more",
 }
 
 
-class Control(Protocol):
+class Control(boards.Control, Protocol):
     """What is used here of the control plane."""
 
     def abort(self, kind: str, text: str) -> None:
@@ -70,9 +83,6 @@ class Control(Protocol):
 
     def calls_of(self, rank: int) -> int | None:
         """Return how many calls a rank had made when it left in good order."""
-
-    def close(self, calls: int = 0, *, reason: str = ...) -> None:
-        """Take leave."""
 
 
 def user_line() -> str:
@@ -91,7 +101,7 @@ class Faults:
     """The failure of one communicator, and how its ranks come to agree on it."""
 
     def __init__(
-        self, comm: Any, control: Control, rank: int, size: int, name: Callable[[int], str]
+        self, comm: Any, control: Control, world: World, name: Callable[[int], str]
     ) -> None:
         #: The first; never raised itself: its traceback would keep the user's frames alive.
         self.failure: PycollError | None = None
@@ -99,8 +109,9 @@ class Faults:
         self.plans: weakref.WeakValueDictionary[int, Executable] = weakref.WeakValueDictionary()
         self._comm = comm
         self._control = control
-        self._rank = rank
-        self._size = size
+        self._rank = world.rank
+        self._size = world.size
+        self.boards = Boards(comm, control, world)
         self._name = name  #: rank → "rank 2 (process 71 on node7)"
         self._reported = False  #: the failure was raised to the user once
         self._departed: dict[int, _Departed] = {}
@@ -114,10 +125,12 @@ class Faults:
         """Note that a rank is gone: it died, or it left in good order."""
         calls = self._control.calls_of(rank)
         if calls is None:  # it died without a word, but its board outlives it
-            board = self._board(rank)
-            calls = board.sequence - (board.state == bindings.CALLING)
-        self._departed[rank] = _Departed(calls, _LEFT.get(reason, reason))
-        self._look_for_departed(self._board(self._rank))
+            board = self.boards.of(rank)  # of a remote rank, the last that was heard
+            calls = board.sequence - (board.state == bindings.CALLING) if board else 0
+        with self._moved:
+            self._departed[rank] = _Departed(calls, _LEFT.get(reason, reason))
+            self._moved.notify_all()
+        self._look_for_departed(self.boards.own())
 
     def on_abort(self, rank: int, kind: str, text: str) -> None:
         """Note that a rank gave up, and why."""
@@ -127,7 +140,9 @@ class Faults:
                 self._said[rank] = call
                 self._mismatched = min(self._mismatched, int(number))
                 self._moved.notify_all()
-            self._look_for_mismatch(self._board(self._rank))
+            self._look_for_mismatch(self.boards.own())
+        elif kind == "lost":
+            self._break(PeerLostError(text), Cause.LOST, rank)
         elif kind == "timeout":
             self._break(CollectiveTimeout(text), Cause.TIMEOUT, rank)
         else:
@@ -141,7 +156,7 @@ class Faults:
         Args:
             where: The text of a queued call; believed if the present call is of that kind.
         """
-        own = self._board(self._rank)
+        own = self.boards.own()
         if own.text:
             return own.text
         call = self._text(own, "a call")
@@ -155,9 +170,10 @@ class Faults:
         It finds what no message tells: a rank that waits, elsewhere in the same numbered call, for
         ranks that do not send to this one, and a rank that has left.
         """
-        own = self._board(self._rank)
+        own = self.boards.own()
         if own.state != bindings.CALLING:
             return
+        self.boards.ask_in_time(own)
         for rank in range(self._size):
             if rank != self._rank and self._differs(own, rank):
                 self._mismatched = min(self._mismatched, own.sequence)
@@ -183,9 +199,10 @@ class Faults:
     def _differs(self, own: Board, rank: int) -> bool:
         # Read twice: the owner writes the signature, the sequence and the state one after the
         # other, and leaves IDLE before it does. Equal readings cannot straddle that.
-        seen = self._board(rank)[:3]
-        wrong = (own.sequence, bindings.CALLING) == (seen[0], seen[2]) and seen[1] != own.signature
-        return wrong and seen == self._board(rank)[:3]
+        seen = self.boards.of(rank)
+        if seen is None or (own.sequence, bindings.CALLING) != (seen.sequence, seen.state):
+            return False
+        return seen.signature != own.signature and seen == self.boards.of(rank)
 
     def interrupted(self, error: BaseException) -> None:
         """End the call that an exception (Ctrl-C) left unfinished in this thread, on every rank."""
@@ -219,6 +236,9 @@ class Faults:
         elif code == bindings.MISMATCH:
             peer = bindings.comm_error(self._comm).peer
             self._break(MismatchError("ranks called different things"), Cause.MISMATCH, peer)
+        elif code == bindings.LOST:
+            error = bindings.comm_error(self._comm)
+            self._note_lost_link(error.peer, f"the connection to it broke ({error.text})")
         elif code not in (bindings.ABORTED, bindings.BROKEN):
             self._unexpected(code)
         failure = self.failure
@@ -233,6 +253,33 @@ class Faults:
         raise BrokenError(f"an earlier failure broke the communicator: {failure}") from _copy(
             failure
         )
+
+    def lose_link(self, peer: int, why: str) -> NoReturn:
+        """Break the communicator on every rank: there is no connection to a remote peer."""
+        self._note_lost_link(peer, why)
+        self._reported = True
+        failure = self.failure
+        assert failure is not None
+        raise _copy(failure)
+
+    def _note_lost_link(self, peer: int, why: str) -> None:
+        with self._moved:
+            # A rank that died takes its connections along, and the control plane knows it better.
+            self._moved.wait_for(
+                lambda: self.failure is not None or peer in self._departed, _SAY_SECONDS
+            )
+            departed = self._departed.get(peer)
+        if self.failure is not None:
+            return
+        if departed:
+            text = f"{self._name(peer)} {departed.how} after {_calls(departed.calls)}; {why}"
+        else:
+            text = (
+                f"{self._name(peer)} is lost to rank {self._rank}: {why}; "
+                "the control plane has not lost it"
+            )
+        self._break(PeerLostError(text), Cause.LOST, peer)
+        self._tell("lost", text)
 
     def _unexpected(self, code: int) -> None:
         try:
@@ -255,9 +302,10 @@ class Faults:
             return
 
     def _time_out(self, timeout: float) -> None:
-        own, stuck, call = self._board(self._rank), bindings.comm_stuck(self._comm), self.describe()
-        boards = {rank: self._board(rank) for rank in range(self._size) if rank != self._rank}
-        late = [rank for rank, board in boards.items() if board.sequence < own.sequence]
+        own, stuck, call = self.boards.own(), bindings.comm_stuck(self._comm), self.describe()
+        self.boards.refresh(_SAY_SECONDS)
+        others = {rank: self.boards.of(rank) for rank in range(self._size) if rank != self._rank}
+        late = [r for r, board in others.items() if not board or board.sequence < own.sequence]
         with self._moved:
             # Where nobody is late now, somebody was: whoever saw it is about to say so.
             told = self._moved.wait_for(
@@ -269,7 +317,7 @@ class Faults:
         if stuck is not None and stuck.peer >= 0:
             text += f": rank {self._rank} waits for rank {stuck.peer}"
         for rank in late[:8]:
-            text += f"; {self._late(rank, boards[rank], own)}"
+            text += f"; {self._late(rank, others[rank], own)}"
         if len(late) > 8:
             text += f"; and {len(late) - 8} ranks more"
         if not late:
@@ -277,8 +325,10 @@ class Faults:
         self._break(CollectiveTimeout(text), Cause.TIMEOUT, self._rank)
         self._tell("timeout", text)
 
-    def _late(self, rank: int, board: Board, own: Board) -> str:
+    def _late(self, rank: int, board: Board | None, own: Board) -> str:
         call = self._text(own, "it").partition("(")[0]
+        if board is None:
+            return f"rank {rank} does not say what it is doing"
         if not board.sequence:
             return f"rank {rank} has made no call yet"
         last = board.text or self._text(board, "another call")
@@ -289,19 +339,21 @@ class Faults:
 
     def _agree_on_mismatch(self) -> MismatchError:
         mine = self.describe()
-        own, others = self._board(self._rank), set(range(self._size)) - {self._rank}
+        own, others = self.boards.own(), set(range(self._size)) - {self._rank}
         self._tell("mismatch", f"{own.sequence} {mine}")
         with self._moved:
             self._moved.wait_for(lambda: self._said.keys() >= others, _SAY_SECONDS)
             said = {**self._said, self._rank: mine}
         lines = []
         for rank in range(self._size):
-            board = self._board(rank)
+            board = self.boards.of(rank)
             lines.append(f"rank {rank}: {said.get(rank) or self._guess(board, own)}")
         failure = MismatchError("ranks called different things: " + "; ".join(lines))
         return failure
 
-    def _guess(self, board: Board, own: Board) -> str:
+    def _guess(self, board: Board | None, own: Board) -> str:
+        if board is None:
+            return "does not say"
         if board.sequence < own.sequence:
             return f"has not made call {own.sequence} yet"
         return board.text or self._text(board, "an unknown call")
@@ -309,9 +361,6 @@ class Faults:
     def _text(self, board: Board, otherwise: str) -> str:
         plan = self.plans.get(board.signature)
         return otherwise if plan is None else plan.text
-
-    def _board(self, rank: int) -> Board:
-        return bindings.board_read(self._comm, rank)
 
 
 def _copy(error: PycollError) -> PycollError:

@@ -1,33 +1,57 @@
-"""How ranks become a communicator: exchange what they are, then map each other's memory."""
+"""How ranks become a communicator: exchange what they are, then map each other's memory.
+
+Two ranks are *mapped* if handing over their memory worked both ways, never because names agree;
+any other two are *remote* to each other, and reach each other by `links`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import resource
 import select
+import socket
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from pycoll.errors import BootstrapError, PycollError, UnavailableError
-from pycoll.runtime import bindings
+from pycoll.runtime import bindings, place
+from pycoll.runtime.place import Place
+from pycoll.schedule.placement import Placement
 
 #: Slots per edge: one is filled while the other is read, and two more hide a late reader.
 SLOTS = 4
 #: Bytes of a slot where there are few ranks: a tile fits the second-level cache twice.
 SLOT_BYTES = 256 << 10
 #: What all slots of a rank may take; they are touched, and so cost memory, only as edges are used.
+#: Of a group, a quarter: there may be many.
 BUDGET_BYTES = 32 << 20
-#: Microseconds to poll before sleeping, where every rank has a core. Longer than a small call
-#: takes; not much longer, since a foreign process may have taken the core of the rank waited for.
+#: Microseconds to poll before sleeping, where every rank of the host has a core. Longer than a
+#: small call takes; not much longer, since a foreign process may have taken the core of the rank
+#: waited for.
 SPIN = 50
-#: Address space that all heaps may take together in each process, of the 128 TiB that it has.
-HEAPS_BYTES = 1 << 45
+#: Address space that all heaps may take together in each process, of the 128 TiB that it has; those
+#: of a group, a share of it.
+HEAPS_BYTES, GROUPS = 1 << 45, 64
 #: How long a rank may take to answer once all are known to be there.
 ANSWER_SECONDS = 60.0
+#: Peers that a rank connects to at a time.
+AT_ONCE = 16
 #: How long a rank that failed to reach one peer still serves the rest.
 AFTER_TROUBLE_SECONDS = 1.0
+
+
+class Gathering(Protocol):
+    """An allgather that has begun."""
+
+    def done(self) -> bool:
+        """Tell whether it has ended."""
+
+    def finish(self) -> list[bytes]:
+        """Return every rank's blob."""
 
 
 class Bootstrap(Protocol):
@@ -35,34 +59,44 @@ class Bootstrap(Protocol):
 
     rank: int
     size: int
+    whole: bool  #: the job, not a group of it
 
     def allgather(self, blob: bytes, timeout: float) -> list[bytes]:
         """Give every rank's blob to every rank."""
 
+    def begin(self, blob: bytes, timeout: float, notice: Callable[[], None]) -> Gathering:
+        """The same, without waiting; ``notice`` is called once it has ended."""
+
 
 class World(NamedTuple):
-    """What all ranks agree on: rank 0's word, and what is counted from every rank's."""
+    """What all ranks agree on, but for `rank` and `mapped`."""
 
     rank: int
     size: int
-    cores: int  #: that the ranks may run on, together
+    cores: int  #: that the ranks of a host may run on together, where they are scarcest
     algorithm: str | None  #: rank 0's PYCOLL_ALGORITHM
     slots: int
     slot_bytes: int
+    mapped: tuple[bool, ...]  #: of each rank, whether this one shares its memory
+    remote: bool  #: some two ranks do not
+    hosts: tuple[int, ...]  #: number of each rank's host
+    placement: Placement
 
 
-def slot_bytes(size: int) -> int:
+def slot_bytes(size: int, whole: bool = True) -> int:
     """Return the bytes of a slot, so that a rank's edges to all others fit the budget."""
-    fair = BUDGET_BYTES // (SLOTS * max(1, 2 * (size - 1)))
+    budget = BUDGET_BYTES if whole else BUDGET_BYTES // 4
+    fair = budget // (SLOTS * max(1, 2 * (size - 1)))
     return int(max(4096, min(SLOT_BYTES, 1 << (fair.bit_length() - 1))))
 
 
-def heap_bytes(size: int) -> int:
+def heap_bytes(size: int, whole: bool = True) -> int:
     """Return how much address space this rank would give each rank's heap."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    whole = HEAPS_BYTES if limit == resource.RLIM_INFINITY else min(HEAPS_BYTES, limit // 2)
-    return min(memory, whole // size) >> 12 << 12
+    room = HEAPS_BYTES if limit == resource.RLIM_INFINITY else min(HEAPS_BYTES, limit // 2)
+    room = room if whole else room // GROUPS
+    return min(memory, room // size) >> 12 << 12
 
 
 def join(bootstrap: Bootstrap, algorithm: str | None, timeout: float) -> tuple[World, Any]:
@@ -72,59 +106,76 @@ def join(bootstrap: Bootstrap, algorithm: str | None, timeout: float) -> tuple[W
         BootstrapError: The ranks run different versions, or a peer's memory cannot be reached.
     """
     rank, size = bootstrap.rank, bootstrap.size
+    each = slot_bytes(size, bootstrap.whole)
     mine = {
         "version": bindings.version(),
-        "cpus": sorted(os.sched_getaffinity(0)),
         "algorithm": algorithm,
-        "heap": heap_bytes(size),
+        "heap": heap_bytes(size, bootstrap.whole),
+        **Place.mine().encode(),
     }
-    theirs = [_parse(i, b) for i, b in enumerate(_gather(bootstrap, mine, timeout))]
-    _same_version([str(t.get("version")) for t in theirs])
-    cores = len({cpu for t in theirs for cpu in t["cpus"]})
-    world = World(rank, size, cores, theirs[0]["algorithm"], SLOTS, slot_bytes(size))
+    blobs = bootstrap.allgather(json.dumps(mine).encode(), timeout)
+    theirs = [_introduction(i, blob) for i, blob in enumerate(blobs)]
+    _same_version([said.version for said in theirs])
+    places = [said.place for said in theirs]
+    cores, near = place.cores(places, places[rank].host)
     try:
         comm = bindings.comm_open(
             rank,
             size,
-            slots=world.slots,
-            slot_bytes=world.slot_bytes,
-            heap_bytes=min(t["heap"] for t in theirs),
-            spin=SPIN if size <= cores else 0,
+            slots=SLOTS,
+            slot_bytes=each,
+            heap_bytes=min(said.heap for said in theirs),
+            spin=SPIN if near <= cores else 0,
         )
     except PycollError as error:
         if cure := _cure(error):
             raise UnavailableError(f"{error}{cure}") from error
         raise
     try:
-        blobs = bootstrap.allgather(bindings.comm_address(comm), timeout)
-        trouble = _connect(comm, world, blobs, min(timeout, ANSWER_SECONDS))
-        # The last step tells all ranks what went wrong on any; it is also the barrier behind which
-        # nobody needs to be served.
-        everyone = [b.decode() for b in bootstrap.allgather(trouble.encode(), timeout)]
-        if any(everyone):
-            raise BootstrapError("; ".join(text for text in everyone if text))
+        mapped = _map(comm, bootstrap, timeout)
+        for peer in range(size):
+            if peer not in mapped[rank]:
+                bindings.comm_remote(comm, peer)
         bindings.comm_sealed(comm)
     except BaseException:
         bindings.comm_close(comm)
         raise
+    world = World(
+        rank,
+        size,
+        place.scarcest(places),
+        theirs[0].algorithm,
+        SLOTS,
+        each,
+        tuple(peer in mapped[rank] for peer in range(size)),
+        any(len(peers) < size for peers in mapped),
+        place.hosts(places),
+        place.placement(places, mapped),
+    )
     return world, comm
 
 
-def _gather(bootstrap: Bootstrap, mine: dict[str, Any], timeout: float) -> list[bytes]:
-    return bootstrap.allgather(json.dumps(mine).encode(), timeout)
+class _Introduction(NamedTuple):
+    """What a rank says of itself."""
+
+    version: str
+    algorithm: str | None
+    heap: int
+    place: Place
 
 
-def _parse(rank: int, blob: bytes) -> dict[str, Any]:
+def _introduction(rank: int, blob: bytes) -> _Introduction:
     try:
         said = json.loads(blob)
-        if not isinstance(said["cpus"], list) or not isinstance(said["heap"], int):
-            raise ValueError("cpus or heap")
-    except (ValueError, TypeError, KeyError) as error:
+        version, heap = str(said.get("version")), said["heap"]
+        if not isinstance(heap, int):
+            raise ValueError("heap")
+        return _Introduction(version, said.get("algorithm"), heap, Place.parse(said))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BootstrapError(
             f"rank {rank} introduced itself with {blob[:60]!r}, which this version "
             f"({bindings.version()}) does not understand: {error}"
         ) from None
-    return dict(said)
 
 
 def _same_version(versions: list[str]) -> None:
@@ -136,31 +187,84 @@ def _same_version(versions: list[str]) -> None:
             )
 
 
-def _connect(comm: Any, world: World, blobs: list[bytes], timeout: float) -> str:
-    """Connect to every peer while serving those that connect here; return what failed."""
-    waiting = [p for p in range(world.size) if p != world.rank]
-    unserved, trouble = world.size - 1, ""
+def _map(comm: Any, bootstrap: Bootstrap, timeout: float) -> list[frozenset[int]]:
+    """Map every peer that can be; return, of every rank, the peers that it shares memory with."""
+    size = bootstrap.size
+    blobs = bootstrap.allgather(bindings.comm_address(comm), timeout)
+    mapped, trouble = _connect(comm, bootstrap.rank, blobs, min(timeout, ANSWER_SECONDS))
+    bits = sum(1 << peer for peer in mapped)
+    # It tells all ranks what went wrong on any; behind it nobody needs to be served.
+    said = _served(comm, bootstrap, f"{bits:x} {trouble}".encode(), timeout)
+    reached, troubles = [], []
+    for rank, blob in enumerate(said):
+        number, _, text = blob.decode(errors="replace").partition(" ")
+        try:
+            bits = int(number, 16)
+        except ValueError:
+            raise BootstrapError(f"rank {rank} says that it reached {number[:60]!r}") from None
+        reached.append({peer for peer in range(size) if bits >> peer & 1})
+        troubles.append(text)
+    if any(troubles):
+        raise BootstrapError("; ".join(text for text in troubles if text))
+    return [
+        frozenset(p for p in peers if rank in reached[p]) | {rank}
+        for rank, peers in enumerate(reached)
+    ]
+
+
+def _connect(comm: Any, rank: int, blobs: list[bytes], timeout: float) -> tuple[set[int], str]:
+    """Connect to every peer while serving those that connect here.
+
+    Returns:
+        The peers that are mapped now, and what failed.
+    """
+    mapped, trouble = {rank}, ""
+    # Not all ranks begin with the same peer, and none asks about hundreds whenever one answers.
+    waiting = [(rank + step) % len(blobs) for step in range(1, len(blobs))]
     deadline = time.monotonic() + timeout
     ready = select.poll()
     ready.register(bindings.comm_wakeup(comm), select.POLLIN)
-    while waiting or unserved:
+    while waiting:
         still = []
-        for peer in waiting:
+        for peer in waiting[:AT_ONCE]:
             code = bindings.comm_connect(comm, peer, blobs[peer])
             if code == bindings.AGAIN:
                 still.append(peer)
-            elif code < 0 and not trouble:
-                trouble = _reason(code, comm, f"rank {world.rank} cannot reach rank {peer}")
+            elif code >= 0:
+                mapped.add(peer)
+            elif code != bindings.UNMAPPABLE and not trouble:
+                trouble = _reason(code, comm, f"rank {rank} cannot reach rank {peer}")
                 # Serve the others for a moment more; the peer in question may never come.
                 deadline = min(deadline, time.monotonic() + AFTER_TROUBLE_SECONDS)
-        waiting = still
-        unserved -= bindings.comm_poll(comm)
-        if time.monotonic() > deadline:
-            absent = f"no answer from ranks {waiting}" if waiting else "not every rank connected"
-            return trouble or f"rank {world.rank}: {absent} within {timeout:g} s"
-        if waiting or unserved:
+        waiting = still + waiting[AT_ONCE:]
+        bindings.comm_poll(comm)
+        if waiting and time.monotonic() > deadline:
+            absent = f"rank {rank}: no answer from ranks {waiting} within {timeout:g} s"
+            return mapped, trouble or absent
+        if len(still) == min(AT_ONCE, len(waiting)):
             ready.poll(10)
-    return trouble
+    return mapped, trouble
+
+
+def _served(comm: Any, bootstrap: Bootstrap, blob: bytes, timeout: float) -> list[bytes]:
+    """Exchange blobs, and serve the peers that still connect until all have come to this."""
+    # A socket, not an eventfd: a notice that comes too late must not write to a reused number.
+    ended, told = socket.socketpair()
+
+    def notice() -> None:
+        with contextlib.suppress(OSError):  # closed: nobody waits any more
+            told.send(b"\0")
+
+    with ended, told:
+        gathering = bootstrap.begin(blob, timeout, notice)
+        ready = select.poll()
+        ready.register(bindings.comm_wakeup(comm), select.POLLIN)
+        ready.register(ended, select.POLLIN)
+        until = time.monotonic() + timeout
+        while not gathering.done() and time.monotonic() < until:
+            bindings.comm_poll(comm)
+            ready.poll(100)
+        return gathering.finish()
 
 
 def _reason(code: int, comm: Any, what: str) -> str:

@@ -14,6 +14,7 @@ import pytest
 
 from pycoll.bootstrap import rendezvous
 from pycoll.bootstrap.control import Control
+from pycoll.bootstrap.plane import Plane
 from pycoll.bootstrap.rendezvous import Star
 
 SECRET = b"correct horse battery staple"
@@ -60,7 +61,7 @@ def controls(no_leak: None) -> Iterator[Callable[[int], list[Control]]]:
     with ExitStack() as stack:
 
         def make(size: int) -> list[Control]:
-            made = [Control(star) for star in meet(size)]
+            made = [Control(Plane(star)) for star in meet(size)]
             for control in made:
                 stack.callback(control.close)
             return made

@@ -11,10 +11,11 @@ import pytest
 
 from pycoll.bootstrap import detect, spawn
 from pycoll.bootstrap.base import Bootstrap
-from pycoll.bootstrap.control import Control, leave_all
+from pycoll.bootstrap.control import Control
 from pycoll.bootstrap.framing import MAX_BLOB, Frame, Kind, encode
 from pycoll.bootstrap.hub import SECONDS as TIMEOUT
 from pycoll.bootstrap.member import Member
+from pycoll.bootstrap.plane import Plane, leave_all
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.errors import (
     BootstrapError,
@@ -90,7 +91,7 @@ def test_64_ranks_in_one_process(controls, together):
 
 def test_one_rank_alone_needs_no_thread(no_leak):
     before = threading.active_count()
-    control = Control(Star(0, 1, (Member.me(),)))
+    control = Control(Plane(Star(0, 1, (Member.me(),))))
     assert threading.active_count() == before
     control.attach(ignore, ignore)
     control.abort("error", "to nobody")
@@ -252,7 +253,7 @@ def test_closing_ends_an_exchange_of_another_thread(controls, together):
         log.append("ended")
 
     def close() -> None:
-        while not one._waiters:
+        while not one._exchanges:
             os.sched_yield()
         one.close()
 
@@ -273,7 +274,7 @@ def test_bad_arguments(controls, together):
         one.attach(ignore, ignore)
 
     def second() -> None:
-        while not one._waiters:
+        while not one._exchanges:
             os.sched_yield()
         one.exchange("k", b"", 1)
 
@@ -295,7 +296,7 @@ def test_bad_arguments(controls, together):
 )
 def test_a_rank_that_sends_nonsense_is_lost_to_all(stars, no_leak, nonsense):
     met = stars(3)
-    zero, two = Control(met[0]), Control(met[2])
+    zero, two = Control(Plane(met[0])), Control(Plane(met[2]))
     logs = Log(zero), Log(two)
     met[1].links[0].sendall(nonsense)
     assert [log.take() for log in logs] == [(1, "garbled")] * 2
@@ -317,7 +318,7 @@ def test_a_rank_that_sends_nonsense_is_lost_to_all(stars, no_leak, nonsense):
 )
 def test_a_rank_0_that_sends_nonsense_is_lost(stars, no_leak, nonsense):
     met = stars(2)
-    one = Control(met[1])
+    one = Control(Plane(met[1]))
     log = Log(one)
     met[0].links[1].sendall(nonsense)
     assert log.take() == (0, "garbled")
@@ -328,7 +329,7 @@ def test_a_rank_0_that_sends_nonsense_is_lost(stars, no_leak, nonsense):
 def test_rank_0_may_not_answer_at_all(stars, no_leak, monkeypatch):
     monkeypatch.setattr("pycoll.bootstrap.control.GRACE_SECONDS", 0.0)
     met = stars(2)
-    one = Control(met[1])
+    one = Control(Plane(met[1]))
     with pytest.raises(
         CollectiveTimeout,
         match=r"^exchange 'k': rank 1 waited 0\.1 s, and rank 0 does not answer$",
@@ -340,7 +341,7 @@ def test_rank_0_may_not_answer_at_all(stars, no_leak, monkeypatch):
 
 def test_an_idle_control_thread_sleeps_until_it_is_woken(controls):
     for control in controls(3):
-        assert control._reactor._pause() is None
+        assert control._plane._reactor._pause() is None
 
 
 # In processes

@@ -25,6 +25,7 @@ frames = st.builds(
     st.integers(0, 2**32 - 1),
     st.text(max_size=60),
     st.binary(max_size=LIMIT),
+    st.integers(0, 2**64 - 1),
 )
 
 
@@ -80,7 +81,7 @@ def test_a_flipped_byte_never_escapes_as_another_error(frame, data):
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ((0, 0, 0, 0, 0), r"^control frame: kind is 0\.0, want 1\.0 to 9\.0$"),
+        ((0, 0, 0, 0, 0), r"^control frame: kind is 0\.0, want 1\.0 to 14\.0$"),
         ((77, 0, 0, 0, 0), r"^control frame: kind is 77\.0, want"),
         ((1, 3, 0, 0, 0), r"^control frame: kind is 1\.3, want"),
         ((1, 0, 257, 0, 0), r"^control frame: the key has 257 bytes, at most 256$"),
@@ -89,12 +90,12 @@ def test_a_flipped_byte_never_escapes_as_another_error(frame, data):
 )
 def test_a_bad_header_is_refused_before_its_body_comes(header, message):
     with pytest.raises(BootstrapError, match=message):
-        Decoder(LIMIT).feed(HEADER.pack(*header))
+        Decoder(LIMIT).feed(HEADER.pack(*header, 0))
 
 
 def test_a_key_that_is_not_text_is_refused():
     with pytest.raises(BootstrapError, match=r"^control frame: ABORT: key is not UTF-8$"):
-        Decoder(LIMIT).feed(HEADER.pack(Kind.ABORT, 0, 1, 0, 0) + b"\xff")
+        Decoder(LIMIT).feed(HEADER.pack(Kind.ABORT, 0, 1, 0, 0, 0) + b"\xff")
 
 
 def test_a_key_that_is_too_long_is_not_sent():

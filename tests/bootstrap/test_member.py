@@ -30,10 +30,22 @@ def test_any_bytes_are_a_member_or_a_bootstrap_error(data):
 
 
 def test_a_short_hello_is_refused():
-    with pytest.raises(BootstrapError, match=r"^hello: 3 bytes, want at least 12$"):
+    with pytest.raises(BootstrapError, match=r"^hello: 3 bytes, want at least 13$"):
         Member.parse(b"abc")
+
+
+def test_an_address_that_is_cut_off_is_refused():
+    whole = Member(1, 2, "", "10.0.0.1").encode()
+    with pytest.raises(BootstrapError, match=r"^hello: 20 bytes, want at least 21$"):
+        Member.parse(whole[:-1])
+
+
+def test_a_member_is_seen_at_an_address():
+    seen = Member.me().seen_at("::ffff:10.0.0.1")
+    assert seen.address == "10.0.0.1"
+    assert Member.parse(seen.encode()) == seen
 
 
 def test_a_host_that_is_not_text_is_refused():
     with pytest.raises(BootstrapError, match=r"^hello: the host's name is not UTF-8$"):
-        Member.parse(bytes(12) + b"\xff")
+        Member.parse(bytes(13) + b"\xff")

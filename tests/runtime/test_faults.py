@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
+from typing import Any
 
-from pycoll.runtime.faults import user_line
+import pytest
+
+from pycoll.bootstrap.reactor import CLOSED, UNREACHABLE
+from pycoll.errors import BrokenError, PeerLostError
+from pycoll.runtime import bindings, faults
+from pycoll.runtime.bindings import Board
+from pycoll.runtime.faults import Faults, user_line
 
 
 def within(module: str, code: str) -> str:
@@ -26,3 +34,91 @@ def test_the_frame_outside_of_pycoll_is_named() -> None:
 def test_a_script_that_is_all_pycoll() -> None:
     line = within("pycoll.cli.bench", "def call(): return user_line()")
     assert line == "/elsewhere/pycoll.cli.bench.py:1"
+
+
+class Control:
+    """A control plane of which a test knows everything."""
+
+    def __init__(self) -> None:
+        self.aborts: list[tuple[str, str]] = []
+        self.calls: dict[int, int] = {}
+
+    def abort(self, kind: str, text: str) -> None:
+        self.aborts.append((kind, text))
+
+    def calls_of(self, rank: int) -> int | None:
+        return self.calls.get(rank)
+
+    def boards(self) -> dict[int, bytes]:
+        return {}
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tuple[Faults, Control]]:
+    """Be rank 0 in its first call, whose peers 1 and 2 are remote, without an engine."""
+    monkeypatch.setattr(faults, "_SAY_SECONDS", 0.0)
+    for name in ("comm_abort", "comm_gone"):
+        monkeypatch.setattr(bindings, name, lambda *arguments: None, raising=False)
+
+    def make(state: int = bindings.CALLING) -> tuple[Faults, Control]:
+        board = Board(1, 5, state, "barrier() at x.py:1")
+        monkeypatch.setattr(bindings, "board_read", lambda comm, rank: board)
+        world: Any = types.SimpleNamespace(rank=0, size=3, mapped=(True, False, False))
+        control: Any = Control()
+        return Faults(None, control, world, lambda r: f"rank {r} (process {r} on node{r})"), control
+
+    return make
+
+
+def test_a_broken_connection_is_told_to_all(alone: Any) -> None:
+    made, control = alone()
+    told = (
+        r"^rank 2 \(process 2 on node2\) is lost to rank 0: connection reset; "
+        r"the control plane has not lost it$"
+    )
+    with pytest.raises(PeerLostError, match=told):
+        made.lose_link(2, "connection reset")
+    ((kind, text),) = control.aborts
+    assert kind == "lost"
+    other, _ = alone()
+    other.on_abort(0, kind, text)
+    assert isinstance(other.failure, PeerLostError)
+    assert str(other.failure) == text
+
+
+def test_a_connection_to_a_rank_that_is_known_to_be_gone(alone: Any) -> None:
+    made, control = alone(bindings.IDLE)
+    made.on_lost(2, UNREACHABLE)
+    assert made.failure is None  # this rank is in no call
+    with pytest.raises(
+        PeerLostError,
+        match=r"^rank 2 \(.*\) cannot be reached any more after 0 calls; no connection yet$",
+    ):
+        made.lose_link(2, "no connection yet")
+    assert [kind for kind, _ in control.aborts] == ["lost"]
+
+
+def test_a_remote_rank_that_dies_ends_the_call(alone: Any) -> None:
+    made, _ = alone()
+    made.on_lost(1, "died")
+    assert str(made.failure).startswith(
+        "rank 1 (process 1 on node1) died after 0 calls and takes no part in call 1, barrier()"
+    )
+
+
+def test_a_remote_rank_that_closed_after_its_part_does_not(alone: Any) -> None:
+    made, control = alone()
+    control.calls[1] = 1
+    made.on_lost(1, CLOSED)
+    assert made.failure is None
+
+
+def test_the_link_that_broke_a_call_is_named(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = alone()
+    error = bindings.Error(bindings.LOST, 0, 1, 110, "Connection timed out")
+    monkeypatch.setattr(bindings, "comm_error", lambda comm: error)
+    told = r"^rank 1 \(.*\) is lost to rank 0: the connection to it broke \(Connection timed out\);"
+    with pytest.raises(PeerLostError, match=told):
+        made.raise_for(bindings.LOST, 10)
+    with pytest.raises(BrokenError, match=r"^an earlier failure broke the communicator: rank 1"):
+        made.raise_for(bindings.BROKEN, 10)

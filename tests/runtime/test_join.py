@@ -15,16 +15,32 @@ from pycoll.errors import BootstrapError
 from pycoll.runtime import bindings, join
 
 
+class Ended:
+    """An allgather that is over."""
+
+    def __init__(self, blobs: list[bytes]) -> None:
+        self.blobs = blobs
+
+    def done(self) -> bool:
+        return True
+
+    def finish(self) -> list[bytes]:
+        return self.blobs
+
+
 class Alone:
     """A bootstrap of one rank whose answers a test may change."""
 
-    rank, size = 0, 1
+    rank, size, whole = 0, 1, True
 
     def __init__(self, *changes: Callable[[bytes], list[bytes]]) -> None:
         self.changes = list(changes)
 
     def allgather(self, blob: bytes, timeout: float) -> list[bytes]:
         return self.changes.pop(0)(blob) if self.changes else [blob]
+
+    def begin(self, blob: bytes, timeout: float, notice: Callable[[], None]) -> Ended:
+        return Ended(self.allgather(blob, timeout))
 
 
 def test_one_rank() -> None:
@@ -33,6 +49,8 @@ def test_one_rank() -> None:
     assert (world.rank, world.size, world.algorithm) == (0, 1, "ring")
     assert world.cores >= 1
     assert world.slot_bytes == join.SLOT_BYTES
+    assert (world.mapped, world.remote, world.hosts) == ((True,), False, (0,))
+    assert world.placement.flat
 
 
 @pytest.mark.parametrize(
@@ -40,8 +58,12 @@ def test_one_rank() -> None:
     [
         (b"\xff", r"rank 0 introduced itself with b'\\xff', which this version"),
         (b"[]", "which this version"),
-        (b'{"cpus": [0]}', "which this version"),
-        (b'{"cpus": 3, "heap": 1}', "which this version .* does not understand"),
+        (b'{"cpus": "1"}', "which this version"),
+        (b'{"cpus": 3, "heap": 1, "host": "a", "memory": 0}', "this version .* understand: cpus"),
+        (b'{"cpus": "1", "heap": "1", "host": "a", "memory": 0}', "does not understand: heap"),
+        (b'{"cpus": "1", "heap": 1, "host": 7, "memory": 0}', "not understand: host or memory"),
+        (b'{"cpus": "1", "heap": 1, "host": "a", "memory": -2}', "understand: host or memory"),
+        (b'{"cpus": "x", "heap": 1, "host": "a", "memory": 0}', "not understand: invalid literal"),
     ],
 )
 def test_an_introduction_that_is_none(blob: bytes, message: str) -> None:
@@ -60,7 +82,7 @@ def test_another_version() -> None:
 def test_trouble_of_another_rank_is_raised_here() -> None:
     same = [lambda mine: [mine], lambda mine: [mine]]
     with pytest.raises(BootstrapError, match=r"^rank 7 cannot reach rank 3$"):
-        join.join(Alone(*same, lambda mine: [b"", b"rank 7 cannot reach rank 3"]), None, 10)
+        join.join(Alone(*same, lambda mine: [mine, b"1 rank 7 cannot reach rank 3"]), None, 10)
 
 
 class Meeting:
@@ -72,8 +94,30 @@ class Meeting:
         self.change = change
 
 
+def test_a_bitmap_that_is_none() -> None:
+    same = [lambda mine: [mine], lambda mine: [mine]]
+    with pytest.raises(BootstrapError, match=r"^rank 0 says that it reached 'xyz'$"):
+        join.join(Alone(*same, lambda mine: [b"xyz"]), None, 10)
+
+
+class Later:
+    """An allgather on a thread."""
+
+    def __init__(self, allgather: Callable[[], list[bytes]]) -> None:
+        self.blobs: list[bytes] = []
+        self.thread = threading.Thread(target=lambda: self.blobs.extend(allgather()))
+        self.thread.start()
+
+    def done(self) -> bool:
+        return not self.thread.is_alive()
+
+    def finish(self) -> list[bytes]:
+        self.thread.join()
+        return self.blobs
+
+
 class Half:
-    size = 2
+    size, whole = 2, True
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.meeting, self.rank, self.turn = meeting, rank, 0
@@ -87,6 +131,9 @@ class Half:
         both = [self.meeting.blobs[0], self.meeting.blobs[1]]
         self.meeting.barrier.wait()
         return both
+
+    def begin(self, blob: bytes, timeout: float, notice: Callable[[], None]) -> Later:
+        return Later(lambda: self.allgather(blob, timeout))
 
 
 @pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b"", lambda b: b[::-1]])
@@ -111,6 +158,7 @@ def test_slots_fit_the_budget(size: int) -> None:
     each = join.slot_bytes(size)
     assert each % 4096 == 0
     assert each & (each - 1) == 0
+    assert join.slot_bytes(size, whole=False) in (each, max(each // 2, 4096), max(each // 4, 4096))
     edges = 2 * (size - 1)
     assert edges * join.SLOTS * each <= max(join.BUDGET_BYTES, edges * join.SLOTS * 4096)
 
@@ -124,6 +172,7 @@ def test_the_heap_fits_the_address_space(monkeypatch: pytest.MonkeyPatch) -> Non
         assert each % 4096 == 0
         assert (each + 4096) * size > 1 << 45
         assert each * size <= 1 << 45
+        assert 64 * size * join.heap_bytes(size, whole=False) <= 1 << 45
 
 
 def limit(room: int) -> None:

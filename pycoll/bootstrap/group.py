@@ -1,0 +1,77 @@
+"""Group: the ranks of one communicator, as rank 0's hub knows them."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pycoll.bootstrap.framing import Frame
+
+
+def number_of(parent: int, key: str, ranks: Sequence[int]) -> int:
+    """Return the number under which the frames of a group travel; every member finds the same."""
+    text = struct.pack(f"<Q{len(ranks)}I", parent, *ranks) + key.encode()
+    # The number 0 is that of all ranks.
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") or 1
+
+
+class Gathering:
+    """An exchange that not every rank has come to."""
+
+    def __init__(self, deadline: float, seconds: float) -> None:
+        self.deadline = deadline
+        self.seconds = seconds
+        self.blobs: dict[int, bytes] = {}
+
+
+@dataclass
+class Poll:
+    """A round in which every rank of a group is asked for its board."""
+
+    askers: set[int]
+    deadline: float
+    answered: set[int] = field(default_factory=set)
+
+    def heard(self, present: set[int]) -> bool:
+        """Tell whether there is nobody left to wait for."""
+        return present <= self.answered
+
+
+class Group:
+    """Who is in a group, what its ranks are doing together, and what latecomers must hear."""
+
+    def __init__(self, number: int, ranks: Iterable[int]) -> None:
+        self.number = number
+        self.ranks = tuple(ranks)
+        self.index = {rank: i for i, rank in enumerate(self.ranks)}
+        self.joined: set[int] = set()
+        self.left: set[int] = set()  #: closed their communicator
+        self.gone: set[int] = set()  #: their connection has ended
+        self.gatherings: dict[str, Gathering] = {}
+        self.failed: dict[str, str] = {}
+        self.said: list[Frame] = []
+        self.poll: Poll | None = None
+        self.boards: dict[int, bytes] = {}  #: the last that each rank said
+
+    @property
+    def present(self) -> set[int]:
+        """The ranks that hold this communicator open."""
+        return self.joined - self.left - self.gone
+
+    def complete(self) -> bool:
+        """Tell whether nobody is still to join."""
+        return self.index.keys() <= self.joined | self.gone
+
+    def remember(self, frame: Frame) -> None:
+        """Keep an abort or a farewell for those who have not joined yet."""
+        if not self.complete() and len(self.said) < 4 * len(self.ranks):
+            self.said.append(frame)
+
+    def gathering(self, key: str, deadline: float, seconds: float) -> Gathering:
+        """Return the exchange of this name, whose earliest deadline holds for all."""
+        found = self.gatherings.setdefault(key, Gathering(deadline, seconds))
+        if deadline < found.deadline:
+            found.deadline, found.seconds = deadline, seconds
+        return found
