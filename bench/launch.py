@@ -32,11 +32,15 @@ class MPI:
         mpirun, python = self.folder / "bin" / "mpirun", self.folder / "bin" / "python"
         return [str(mpirun), *more, "-n", str(ranks), str(python)]
 
+    def environment(self) -> dict[str, str]:
+        """Return the variables that mpirun and the ranks need."""
+        return environment()
+
     def run(self, ranks: int, *arguments: str, timeout: float = 3600) -> str:
         """Run ``python *arguments`` on every rank; returns what they printed."""
         done = subprocess.run(
             [*self.command(ranks), *arguments],
-            env=environment(),
+            env=self.environment(),
             stdout=subprocess.PIPE,
             text=True,
             timeout=timeout,
@@ -44,12 +48,14 @@ class MPI:
         )
         return done.stdout
 
-    def bench(self, ranks: int, *arguments: str, timeout: float = 3600) -> dict[str, Any]:
-        """Run ``pycoll bench allreduce`` and return its JSON."""
+    def bench(
+        self, ranks: int, *arguments: str, collective: str = "allreduce", timeout: float = 3600
+    ) -> dict[str, Any]:
+        """Run ``pycoll bench`` and return its JSON."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "rows.json")
-            command = ["-m", "pycoll", "bench", "allreduce", "--json", str(path), *arguments]
-            print(f"# {self.name}: {' '.join(command[1:3])} {' '.join(arguments)}", flush=True)
+            command = ["-m", "pycoll", "bench", collective, "--json", str(path), *arguments]
+            print(f"# {self.name}: pycoll bench {collective} {' '.join(arguments)}", flush=True)
             print(self.run(ranks, *command, timeout=timeout), end="", flush=True)
             result: dict[str, Any] = json.loads(path.read_text())
         return result

@@ -1,5 +1,7 @@
 """What happens when ranks outnumber cores: 4, 8 and 64 ranks, a busy neighbour, idle waiting.
 
+All-reduce in every mix of these; four other collectives with 4 ranks.
+
 Run: python bench/oversubscribed.py
 """
 
@@ -20,6 +22,8 @@ QUIET = {
     8: ["--min", "1K", "--max", "16M", "--factor", "4"],
 }
 SMALL = ["--min", "4", "--max", "4"]
+OTHERS = ("broadcast", "allgather", "reduce_scatter", "alltoall")
+COARSE = ["--min", "1K", "--max", "4M", "--factor", "64"]
 
 
 def main() -> None:
@@ -33,15 +37,17 @@ def main() -> None:
         return
     rows: list[dict[str, Any]] = []
     meta: dict[str, Any] = {}
-    runs = [(ranks, sizes, False) for ranks, sizes in QUIET.items()]
-    runs += [(8, SMALL, False), (8, SMALL, True), (64, SMALL, False)]
+    runs = [("allreduce", ranks, sizes, False) for ranks, sizes in QUIET.items()]
+    runs += [("allreduce", *run) for run in ((8, SMALL, False), (8, SMALL, True))]
+    runs += [("allreduce", 64, SMALL, False), *((name, 4, COARSE, False) for name in OTHERS)]
     for turn in range(options.rounds):
-        for ranks, sizes, foreign in runs:
+        for name, ranks, sizes, foreign in runs:
             for mpi in mpis(options):
                 # An MPI at 64 ranks on two cores is measured in minutes, and no claim needs it.
                 against = [] if ranks == 64 else ["--against", "mpi4py"]
+                more = [*sizes, *against, "--repeats", options.repeats]
                 with burning(foreign):
-                    result = mpi.bench(ranks, *sizes, *against, "--repeats", options.repeats)
+                    result = mpi.bench(ranks, *more, collective=name)
                 meta = meta or result["meta"]
                 extra = {"mpi": mpi.name, "round": turn, "foreign": foreign}
                 rows += [row | extra for row in result["rows"]]

@@ -45,6 +45,17 @@ def worst(
     return max(known) if known else None
 
 
+def best(rows: Iterable[Row], nbytes: int, hierarchical: bool) -> Row | None:
+    """Return the row of pycoll's fastest algorithm of one kind: flat, or aware of placement."""
+    found = [
+        row
+        for row in rows
+        if (row["nbytes"], row["library"]) == (nbytes, "pycoll")
+        and row["algorithm"].startswith("hierarchical") == hierarchical
+    ]
+    return min(found, key=lambda row: row["time_us"]["median"], default=None)
+
+
 def sizes(rows: Iterable[Row]) -> list[int]:
     """Return the message sizes, ascending."""
     return sorted({row["nbytes"] for row in rows})

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launch import RESULTS
-from ratio import MPIS, Row, ratio, sizes, worst
+from ratio import MPIS, Row, best, ratio, sizes, worst
 
 MIB = 1 << 20
 
@@ -133,7 +133,15 @@ def engine(results: dict[str, Any]) -> Iterator[Claim]:
 
 
 def oversubscribed(results: dict[str, Any]) -> Iterator[Claim]:
-    every = rows_of(results, "oversubscribed")
+    measured = rows_of(results, "oversubscribed")
+    for name in dict.fromkeys(row["collective"] for row in measured):
+        rows = [row for row in measured if row["collective"] == name]
+        if name != "allreduce":
+            slowest = extreme(max, (worst(rows, n) for n in sizes(rows)))
+            yield Claim(
+                f"4 ranks, {name}: time over the best MPI's, worst size", slowest, 1.05, "x"
+            )
+    every = [row for row in measured if row["collective"] == "allreduce"]
     quiet = [row for row in every if not row["foreign"]]
     for ranks in (4, 8):
         rows = [row for row in quiet if row["ranks"] == ranks]
@@ -155,6 +163,43 @@ def oversubscribed(results: dict[str, Any]) -> Iterator[Claim]:
     yield Claim("share of a core of a waiting rank after 1 s", max(shares, default=None), 0.05, "")
 
 
+def collectives(results: dict[str, Any]) -> Iterator[Claim]:
+    every = rows_of(results, "collectives-2")
+    names = dict.fromkeys(row["collective"] for row in every)
+    for name in names or ["collectives"]:
+        rows = [row for row in every if row["collective"] == name]
+        yield from against(rows, f"2 ranks, {name}", "mpi4py", 1.05, 1.5)
+
+
+def between_hosts(results: dict[str, Any]) -> Iterator[Claim]:
+    rows = rows_of(results, "tcp-allreduce")
+    for library in ("mpi4py", "gloo"):
+        yield from against(rows, "4 hosts, TCP, allreduce", library, 1.05, 1.2)
+    rows = rows_of(results, "tcp-hierarchical")
+    # Larger messages are bound by what both kinds send alike: each byte once over each wire.
+    small = [n for n in sizes(rows) if n <= 64 << 10]
+    pairs = [(best(rows, n, False), best(rows, n, True)) for n in small]
+    faster = (
+        flat["time_us"]["median"] / aware["time_us"]["median"]
+        for flat, aware in pairs
+        if flat and aware
+    )
+    text = "4 hosts of 2 ranks, up to 64 KiB: hierarchical faster than flat, worst size"
+    yield Claim(text, min(faster, default=None), 1, "x", True)
+
+
+def against(
+    rows: list[Row], what: str, library: str, worst_limit: float, mean_limit: float
+) -> Iterator[Claim]:
+    """Claim something of the worst size and of the mean over all sizes."""
+    times = [t for n in sizes(rows) if (t := worst(rows, n, library))]
+    yield Claim(
+        f"{what}: time over {library}'s, worst size", max(times, default=None), worst_limit, "x"
+    )
+    mean = 1 / statistics.geometric_mean(times) if times else None
+    yield Claim(f"{what}: faster than {library}, geometric mean", mean, mean_limit, "x", True)
+
+
 def rest(results: dict[str, Any]) -> Iterator[Claim]:
     medians = results.get("startup", {}).get("median_ms", {})
     yield Claim("import pycoll", medians.get("import"), 80, "ms")
@@ -171,7 +216,7 @@ def rest(results: dict[str, Any]) -> Iterator[Claim]:
     yield Claim("wrong elements in all results", sum(wrong) if wrong else None, 0, "")
 
 
-PARTS = (two_ranks, engine, oversubscribed, rest)
+PARTS = (two_ranks, collectives, engine, oversubscribed, between_hosts, rest)
 
 if __name__ == "__main__":
     main()

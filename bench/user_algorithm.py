@@ -19,7 +19,7 @@ import pycoll
 from pycoll.algorithms import get
 from pycoll.cli import report, target
 from pycoll.cli.bench import gather
-from pycoll.cli.data import Problem
+from pycoll.cli.data import OPERATIONS, Problem
 from pycoll.cli.measure import Case, measure
 from pycoll.dtypes import ReduceOp
 
@@ -59,14 +59,16 @@ def rank(name: str, path: str, repeats: int) -> tuple[dict[str, Any], list[dict[
     with pycoll.init() as comm:
         for nbytes in SIZES:
             x, out = np.empty(nbytes // 4, np.float32), np.empty(nbytes // 4, np.float32)
-            problem = Problem(x.size, "float32", ReduceOp.SUM, comm.rank, comm.size)
+            problem = Problem(
+                OPERATIONS["allreduce"], x.size, "float32", ReduceOp.SUM, comm.rank, comm.size
+            )
             cases = []
             for library, algorithm in (("user", mine), ("pycoll", name)):
                 run = functools.partial(comm.allreduce, x, out, algorithm=algorithm)
                 cases.append(Case(library, name, "shm", "numpy", "call", x, out, run))
             timings = measure(cases, problem, gather(comm), repeats)
             for case, timing in zip(cases, timings, strict=True):
-                rows.append(report.row(case, timing, "sum", comm.size))
+                rows.append(report.row(case, timing, problem))
         return report.meta(comm.launcher, comm.size, {}), rows
 
 

@@ -32,7 +32,17 @@ if TYPE_CHECKING:
     from pycoll.communicator import Communicator, init
     from pycoll.runtime.persistent import Plan
     from pycoll.runtime.work import Work
-    from pycoll.schedule import ScheduleBuilder, allreduce
+    from pycoll.schedule import (
+        ScheduleBuilder,
+        allgather,
+        allreduce,
+        alltoall,
+        broadcast,
+        gather,
+        reduce,
+        reduce_scatter,
+        scatter,
+    )
     from pycoll.verify import verify
 
 __version__ = "0.1.0"
@@ -60,8 +70,15 @@ __all__ = [
     "Work",
     "__version__",
     "algorithm",
+    "allgather",
     "allreduce",
+    "alltoall",
+    "broadcast",
+    "gather",
     "init",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
     "spawn",
     "verify",
 ]
@@ -76,7 +93,14 @@ _HOMES = {
     "Plan": "pycoll.runtime.persistent",
     "Work": "pycoll.runtime.work",
     "ScheduleBuilder": "pycoll.schedule",
+    "allgather": "pycoll.schedule",
     "allreduce": "pycoll.schedule",
+    "alltoall": "pycoll.schedule",
+    "broadcast": "pycoll.schedule",
+    "gather": "pycoll.schedule",
+    "reduce": "pycoll.schedule",
+    "reduce_scatter": "pycoll.schedule",
+    "scatter": "pycoll.schedule",
     "verify": "pycoll.verify",
 }
 

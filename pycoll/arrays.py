@@ -8,6 +8,7 @@ is refused with the reason. Later calls find their plan in `_fastcall` and come 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,8 @@ class ArrayView:
         """Tell whether the two share memory without being the same memory."""
         if self.address == other.address and self.nbytes == other.nbytes:
             return False
+        if not (self.nbytes and other.nbytes):  # an empty array may lie anywhere
+            return False
         return (
             self.address < other.address + other.nbytes
             and other.address < self.address + self.nbytes
@@ -72,7 +75,7 @@ def view(x: Any, who: str) -> ArrayView:
 
 
 def result(x: ArrayView, out: Any, who: str) -> ArrayView:
-    """Look at ``out`` (None: in place) and check that it can take the result of ``x``.
+    """Look at ``out`` (None: in place) and check that it can take a result like ``x``.
 
     Raises:
         UsageError: It is read-only, differs from ``x`` in dtype or shape, or overlaps it partly.
@@ -81,19 +84,89 @@ def result(x: ArrayView, out: Any, who: str) -> ArrayView:
         if not x.writable:
             raise UsageError(f"{who}: x is read-only; pass an array to write the result to as out=")
         return x
-    y = view(out, f"{who}: out")
-    if y.dtype is not x.dtype:
-        raise UsageError(f"{who}: out has dtype {y.dtype.name}, want {x.dtype.name} as x has")
-    if y.shape != x.shape:
-        raise UsageError(f"{who}: out has shape {y.shape}, want {x.shape} as x has")
-    if not y.writable:
-        raise UsageError(f"{who}: out is read-only; pass an array that can be written")
+    y = target(out, x.dtype, f"{who}: out", x.shape)
     if x.overlaps(y):
         raise UsageError(
             f"{who}: out begins {y.address - x.address} bytes from x and overlaps it; "
             "pass the same array (in place) or one that shares no memory with x"
         )
     return y
+
+
+def target(
+    out: Any, dtype: DType | None, who: str, shape: tuple[int, ...] | None = None
+) -> ArrayView:
+    """Look at an array that a result goes to.
+
+    Args:
+        out: The array.
+        dtype: That it must have, as the input has; None where there is no input.
+        who: What it is to the user, such as ``gather: out``.
+        shape: That it must have, as the input has; None where another will do.
+
+    Raises:
+        UsageError: It is none, has another dtype or shape, or is read-only.
+    """
+    y = view(out, who)
+    if dtype is not None and y.dtype is not dtype:
+        raise UsageError(f"{who} has dtype {y.dtype.name}, want {dtype.name} as x has")
+    if shape is not None and y.shape != shape:
+        raise UsageError(f"{who} has shape {y.shape}, want {shape} as x has")
+    if not y.writable:
+        raise UsageError(f"{who} is read-only; pass an array that can be written")
+    return y
+
+
+def empty(like: ArrayView, shape: tuple[int, ...]) -> ArrayView:
+    """Return a new array of the kind (numpy, torch) and dtype of another; numpy for the rest."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(like.owner, torch.Tensor):
+        return view(like.owner.new_empty(shape), "the new array")
+    import numpy
+
+    return view(numpy.empty(shape, like.dtype.name), "the new array")
+
+
+def shared(arrays: Iterable[tuple[ArrayView, bool]]) -> int | None:
+    """Return the number of the first array found to share memory that is written.
+
+    Args:
+        arrays: Each with whether it is written; None is returned if every byte that is written
+            belongs to one of them alone.
+    """
+    spans = sorted(
+        (a.address, a.address + a.nbytes, i, written)
+        for i, (a, written) in enumerate(arrays)
+        if a.nbytes
+    )
+    written_to = end = 0  # of the spans so far: the furthest byte written, the furthest of any
+    for start, stop, i, written in spans:
+        if start < written_to or (written and start < end):
+            return i
+        end = max(end, stop)
+        if written:
+            written_to = max(written_to, stop)
+    return None
+
+
+def flat(x: ArrayView) -> ArrayView:
+    """Return the array with one axis, as a view."""
+    whole = x.pin
+    if isinstance(whole, memoryview):
+        import numpy
+
+        whole = numpy.asarray(whole)
+    return view(whole.reshape(-1), "x")
+
+
+def rows(x: ArrayView, first: int, end: int) -> ArrayView:
+    """Return the part of an array from row ``first`` to ``end`` of its first axis, as a view."""
+    whole = x.pin  # of what numpy knows nothing, a slice of the owner could be a copy
+    if isinstance(whole, memoryview) and whole.ndim != 1:  # which cannot be sliced
+        import numpy
+
+        whole = numpy.asarray(whole)
+    return view(whole[first:end], "the part of x")
 
 
 def served(name: str, who: str) -> DType:
@@ -196,10 +269,15 @@ def _of_dlpack(x: Any, who: str) -> ArrayView:
 _TORCH_CODES: dict[Any, int] = {}
 
 
-def tensors(x: Any, out: Any) -> tuple[int, int, int, int] | None:
+def tensors(x: Any, out: Any, alike: bool) -> tuple[int, int, int, int, int] | None:
     """Return the addresses, bytes and dtype's code of torch tensors that need no second look.
 
     The per-call path of torch. None sends the caller to `view`, which finds the reason.
+
+    Args:
+        x: The input.
+        out: The result; None where it goes to ``x``.
+        alike: Whether the two must have one shape.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(x, torch.Tensor):
@@ -213,12 +291,11 @@ def tensors(x: Any, out: Any) -> tuple[int, int, int, int] | None:
     start: int = x.data_ptr()
     nbytes: int = x.nbytes
     if out is None or out is x:
-        return start, start, nbytes, code
-    if not (isinstance(out, torch.Tensor) and out.dtype is x.dtype and out.shape == x.shape):
+        return start, start, nbytes, nbytes, code
+    if not (isinstance(out, torch.Tensor) and out.dtype is x.dtype):
         return None
     if not (out.is_cpu and out.layout is torch.strided and out.is_contiguous()):
         return None
-    target: int = out.data_ptr()
-    if start != target and start < target + nbytes and target < start + nbytes:
+    if alike and out.shape != x.shape:
         return None
-    return start, target, nbytes, code
+    return start, out.data_ptr(), nbytes, out.nbytes, code

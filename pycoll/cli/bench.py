@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import re
 import sys
@@ -17,11 +16,13 @@ import numpy as np
 import pycoll
 from pycoll.bootstrap import launcher
 from pycoll.cli import peers, plot, report, target
-from pycoll.cli.data import Array, Problem
+from pycoll.cli.data import OPERATIONS, Array, Problem
 from pycoll.cli.measure import BLOCK_SECONDS, Case, Gather, measure
+from pycoll.cli.own import Own
 from pycoll.config import Config
 from pycoll.dtypes import BY_NAME, OPS, reduce_op
 from pycoll.errors import UsageError
+from pycoll.schedule import COLLECTIVES
 
 _SUFFIXES = {"": 0, "K": 10, "M": 20, "G": 30}
 _DAY = 86400.0  #: a benchmark may take long; a rank that waits for another has its own deadline
@@ -48,26 +49,32 @@ def _factor(text: str) -> int:
     return int(text)
 
 
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for name in text.split(",") if name))
+
+
 def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name for name in text.split(",") if name)
-    for name in names:
+    for name in _list(text):
         if name not in peers.NAMES:
             want = ", ".join(peers.NAMES)
             raise argparse.ArgumentTypeError(f"{name!r} is not served, want some of {want}")
-    return tuple(dict.fromkeys(names))
+    return _list(text)
 
 
 def add(commands: Any) -> None:
     """Declare the command's arguments."""
-    bench = commands.add_parser(
+    parser = commands.add_parser(
         "bench",
         help="time a collective against other libraries",
         description="Start it with `mpirun -n 2 pycoll bench ...`, with "
         "`torchrun --nproc-per-node 2 -m -- pycoll bench ...` or with --ranks 2.",
+        epilog="A size is that of the whole message: for all-gather, reduce-scatter, all-to-all, "
+        "gather and scatter all ranks' blocks together. algbw is size / time; busbw, as nccl-tests "
+        "has it, is algbw times 2(n-1)/n for all-reduce, (n-1)/n where a message is blocks, 1 for "
+        "broadcast, reduce and sendrecv, 2 for pingpong, whose time is that of both ways.",
     )
-    collectives = bench.add_subparsers(dest="collective", metavar="COLLECTIVE", required=True)
-    parser = collectives.add_parser(
-        "allreduce", help="time all-reduce", description=bench.description
+    parser.add_argument(
+        "collective", choices=list(OPERATIONS), metavar="COLLECTIVE", help=", ".join(OPERATIONS)
     )
     option = parser.add_argument
     option("--min", type=nbytes, default=8, metavar="SIZE", help="smallest message (default 8)")
@@ -83,7 +90,13 @@ def add(commands: Any) -> None:
         "--arrays", default="numpy", choices=("numpy", "empty", "both"), help="numpy, or comm.empty"
     )
     option("--call", default="call", choices=("call", "plan", "both"), help="how pycoll is called")
-    option("--algorithm", metavar="NAME", help="a built-in, or file.py:function")
+    option(
+        "--algorithm",
+        type=_list,
+        default=(),
+        metavar="NAMES",
+        help="built-ins, or file.py:function; several take turns (default: pycoll chooses)",
+    )
     option("--repeats", type=_positive, default=7, metavar="N", help="turns of each (default 7)")
     option("--ranks", type=_positive, metavar="N", help="start N ranks here, without a launcher")
     option("--json", type=Path, metavar="FILE", help="write the rows and how they were measured")
@@ -99,13 +112,18 @@ def run(options: argparse.Namespace) -> int:
             f"--min is {options.min} and --max {options.max}, want {itemsize} (one "
             f"{options.dtype}) <= min <= max"
         )
+    operation = OPERATIONS[options.collective]
+    if options.in_place and not operation.in_place:
+        raise UsageError(f"{operation.name} has no form in place; leave --in-place out")
+    if options.algorithm and operation.name not in COLLECTIVES:
+        raise UsageError(f"{operation.name} is not run by an algorithm; leave --algorithm out")
     for path in (options.json, options.plot):
         if path is not None and not path.parent.is_dir():
             raise UsageError(f"{path}: {path.parent} is not a directory")
     if options.plot is not None:
         plot.require()
-    if options.algorithm is not None:
-        target.load(options.algorithm)
+    for name in options.algorithm:
+        target.load(name, options.collective)
     options = argparse.Namespace(**{k: v for k, v in vars(options).items() if k != "run"})
     if options.ranks is None:
         return work(options)
@@ -116,45 +134,48 @@ def run(options: argparse.Namespace) -> int:
     return max(codes)
 
 
-def sizes(smallest: int, largest: int, factor: int, itemsize: int) -> Iterator[int]:
-    """Yield the message sizes, each a whole number of elements."""
-    size = smallest
+def sizes(smallest: int, largest: int, factor: int, unit: int) -> Iterator[int]:
+    """Yield the message sizes, each a whole number of units and at least one."""
+    size, last = smallest, 0
     while size <= largest:
-        yield size - size % itemsize
-        size *= factor
+        whole = max(unit, size - size % unit)
+        if whole != last:
+            yield whole
+        size, last = size * factor, whole
 
 
 def work(options: argparse.Namespace) -> int:
     """Be one rank of the benchmark; returns 1 if any element was wrong."""
     rows: list[report.Row] = []
+    operation, op = OPERATIONS[options.collective], reduce_op(options.op)
+    itemsize = BY_NAME[options.dtype].itemsize
     with contextlib.ExitStack() as stack:
         comm = stack.enter_context(pycoll.init())
         first = comm.rank == 0
         others = []
+        address = comm._engine.bootstrap.address(Config.load().iface)
         for name in options.against:
-            others.append(peers.open_peer(name, comm.rank, comm.size, share(comm)))
+            others.append(peers.open_peer(name, comm.rank, comm.size, share(comm), address))
             stack.callback(others[-1].close)
         versions = {"pycoll": pycoll.__version__}
         for other in others:
             versions |= other.versions
         meta = report.meta(comm.launcher, comm.size, versions)
         if first:
-            print(report.head(meta, options.in_place), flush=True)
-        own = _Own(comm, options)
+            print(report.head(meta, operation.name, options.in_place), flush=True)
+        unit = itemsize * (comm.size if operation.blocks else 1)
+        asked = list(sizes(options.min, options.max, options.factor, unit))
+        own = Own(comm, options, asked[-1] // itemsize)
         # Ranks that share a core enter a block one after the other: it must be long against that.
         block = BLOCK_SECONDS * max(1, comm.size // (meta["machine"]["cores"] or 1))
-        for size in sizes(
-            options.min, options.max, options.factor, BY_NAME[options.dtype].itemsize
-        ):
-            cases = [*own.cases(size), *_others(others, own.arrays("numpy", size), options)]
-            problem = Problem(
-                cases[0].x.size, options.dtype, reduce_op(options.op), comm.rank, comm.size
-            )
+        for size in asked:
+            problem = Problem(operation, size // itemsize, options.dtype, op, comm.rank, comm.size)
+            cases = [*own.cases(problem), *_others(others, problem, own.memory, options.in_place)]
             progress = _progress(first, report.nbytes(size))
             timings = measure(cases, problem, gather(comm), options.repeats, block, progress)
             progress("")
             for case, timing in zip(cases, timings, strict=True):
-                rows.append(report.row(case, timing, options.op, comm.size))
+                rows.append(report.row(case, timing, problem))
                 if first:
                     print(report.line(rows[-1]), flush=True)
     if first:
@@ -162,53 +183,14 @@ def work(options: argparse.Namespace) -> int:
     return int(any(row["wrong"] for row in rows))
 
 
-class _Own:
-    """pycoll's arrays and cases: every mix of arrays and call that was asked for."""
-
-    def __init__(self, comm: Any, options: argparse.Namespace) -> None:
-        self._comm = comm
-        self._options = options
-        chosen = options.algorithm
-        if chosen is not None and ":" in chosen:
-            chosen = target.load(chosen)
-        self._algorithm = {} if chosen is None else {"algorithm": chosen}
-        self._op = {} if options.op == "sum" else {"op": options.op}
-        count = options.max // BY_NAME[options.dtype].itemsize
-        # Allocated once at the largest size: page faults are not what is measured.
-        self._pools = {"numpy": self._pair(np.empty, count)}
-        if options.arrays != "numpy":
-            self._pools["empty"] = self._pair(comm.empty, count)
-
-    def _pair(self, make: Callable[..., Array], count: int) -> tuple[Array, Array]:
-        x = make(count, self._options.dtype)
-        return x, x if self._options.in_place else make(count, self._options.dtype)
-
-    def arrays(self, kind: str, size: int) -> tuple[Array, Array]:
-        """Return views of `size` bytes; the same object twice when in place."""
-        x, out = self._pools[kind]
-        count = size // x.itemsize
-        view = x[:count]
-        return view, view if out is x else out[:count]
-
-    def cases(self, size: int) -> Iterator[Case]:
-        """Yield pycoll's cases for one size."""
-        for kind in self._pools if self._options.arrays != "empty" else ["empty"]:
-            x, out = self.arrays(kind, size)
-            place = (x,) if out is x else (x, out)
-            plan = self._comm.plan("allreduce", *place, **self._op, **self._algorithm)
-            call = functools.partial(self._comm.allreduce, *place, **self._op, **self._algorithm)
-            for form, runner in (("call", call), ("plan", plan)):
-                if self._options.call in (form, "both"):
-                    yield Case("pycoll", plan.algorithm, plan.transport, kind, form, x, out, runner)
-
-
 def _others(
-    others: Sequence[peers.Peer], arrays: tuple[Array, Array], options: argparse.Namespace
+    others: Sequence[peers.Peer], problem: Problem, pool: tuple[Array, Array], in_place: bool
 ) -> Iterator[Case]:
-    x, out = arrays
     for other in others:
-        call = other.bind(x, out, reduce_op(options.op))
-        yield Case(other.name, "default", "default", "numpy", "call", x, out, call)
+        x, out = problem.arrays(*pool)
+        call = other.bind(problem, x, out, in_place)
+        name = other.name
+        yield Case(name, "default", "default", "numpy", "call", x, out, call, in_place=in_place)
 
 
 def gather(comm: Any) -> Gather:

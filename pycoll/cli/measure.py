@@ -24,6 +24,7 @@ BLOCK_SECONDS = 0.002
 METHOD = (
     "libraries alternate within one run; per repeat one block of back-to-back calls each, in "
     f"rotated order, at least {BLOCK_SECONDS * 1e3:g} ms long, times the ranks that share a core; "
+    "calls that no rank has to wait for overlap; "
     "the time of a repeat is the slowest rank's; min, median and p99 are over the repeats; garbage "
     "collector off in blocks; every element checked on random data, outputs poisoned"
 )
@@ -39,9 +40,10 @@ class Case:
     arrays: str  #: "numpy" or "empty" (from ``comm.empty``)
     call: str  #: "call" or "plan"
     x: Array
-    out: Array  #: is ``x`` when in place
+    out: Array
     run: Callable[[], object]
     block: Callable[[int], float] | None = None  #: times a block by itself (native code)
+    in_place: bool = False  #: ``x`` and ``out`` are one memory, or one is a part of the other
 
     def seconds(self, calls: int) -> float:
         """Return how long ``calls`` calls took, one behind the other."""
@@ -111,13 +113,17 @@ def _turn(case: Case, problem: Problem, gather: Gather, calls: int) -> tuple[flo
     problem.reset(case.x, case.out)
     case.run()
     wrong = problem.wrong(case.out)
-    in_place = case.out is case.x
-    if in_place:
+    if _accumulates(case, problem):
         problem.rest(case.x)
+        return _block(case, gather, calls), wrong
     seconds = _block(case, gather, calls)
-    if not in_place:  # the block's last result is as wrong or right as the checked call's
-        wrong += problem.wrong(case.out)
-    return seconds, wrong
+    # The block's last result is as wrong or right as the checked call's.
+    return seconds, wrong + problem.wrong(case.out)
+
+
+def _accumulates(case: Case, problem: Problem) -> bool:
+    """Tell whether a call's result is the next call's input."""
+    return case.in_place and problem.operation.reduces
 
 
 def _block(case: Case, gather: Gather, calls: int) -> float:
@@ -137,7 +143,7 @@ def _block(case: Case, gather: Gather, calls: int) -> float:
 
 def _calibrate(case: Case, problem: Problem, gather: Gather, block_seconds: float) -> int:
     """Return how many calls fill a block; the same on all ranks, who all see the slowest time."""
-    if case.out is case.x:
+    if _accumulates(case, problem):
         problem.rest(case.x)
     calls = 1
     while (seconds := _block(case, gather, calls)) < block_seconds:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pycoll.cli.data import Array
+from pycoll.cli.data import Array, Problem
 from pycoll.dtypes import ReduceOp
 from pycoll.errors import UnavailableError, UsageError
 
@@ -28,8 +28,8 @@ class Peer(Protocol):
     name: str
     versions: dict[str, str]  #: what to write into the results' meta
 
-    def bind(self, x: Array, out: Array, op: ReduceOp) -> Call:
-        """Return a call that reduces ``x`` over all ranks into ``out`` (in place when equal)."""
+    def bind(self, problem: Problem, x: Array, out: Array, in_place: bool) -> Call:
+        """Return a call that solves the problem from ``x`` into ``out``."""
 
     def close(self) -> None:
         """Give back what the peer opened."""
@@ -59,22 +59,59 @@ class MPI4Py:
             "mpi": _line(MPI.Get_library_version()).split(", package")[0],
         }
 
-    def bind(self, x: Array, out: Array, op: ReduceOp) -> Call:
-        """Return an Allreduce on COMM_WORLD."""
-        mpi = self._mpi
-        if op is ReduceOp.AVG:
-            raise UsageError("mpi4py has no op avg; leave mpi4py out of --against")
-        reduction = getattr(mpi, op.name)
-        try:  # MPI has no float16, and mpi4py says so only at the first call
-            probe = np.ones(1, x.dtype)
-            mpi.COMM_SELF.Allreduce(probe, probe.copy(), reduction)
-        except Exception as error:
+    def bind(self, problem: Problem, x: Array, out: Array, in_place: bool) -> Call:
+        """Return the call on COMM_WORLD."""
+        mpi, world, name = self._mpi, self._mpi.COMM_WORLD, problem.operation.name
+        op = self._op(problem, x)
+        root = world.rank == 0
+        send = mpi.IN_PLACE if in_place else x
+        at_root = mpi.IN_PLACE if in_place and root else x
+        if name == "reduce_scatter" and in_place:
             raise UsageError(
-                f"mpi4py does not serve {x.dtype} {op.name.lower()} ({_line(error)}); "
+                "mpi4py's reduce_scatter in place leaves its result at the start of the input, "
+                "not in the own part: leave mpi4py out of --against"
+            )
+        if name == "allreduce":
+            return functools.partial(world.Allreduce, send, out, op)
+        if name == "broadcast":
+            return functools.partial(world.Bcast, out, 0)
+        if name == "reduce":
+            return functools.partial(world.Reduce, at_root, out if root else None, op, 0)
+        if name == "allgather":
+            return functools.partial(world.Allgather, send, out)
+        if name == "reduce_scatter":
+            return functools.partial(world.Reduce_scatter_block, x, out, op)
+        if name == "alltoall":
+            return functools.partial(world.Alltoall, x, out)
+        if name == "gather":
+            return functools.partial(world.Gather, at_root, out if root else None, 0)
+        if name == "scatter":
+            return functools.partial(
+                world.Scatter, x if root else None, mpi.IN_PLACE if in_place and root else out, 0
+            )
+        if name == "sendrecv":
+            right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+            return functools.partial(world.Sendrecv, x, right, 0, out, left)
+        return pingpong(problem, world.Send, world.Recv, x, out)
+
+    def _op(self, problem: Problem, x: Array) -> Any:
+        """Return MPI's operation; UsageError where MPI does not serve what is asked."""
+        mpi = self._mpi
+        if problem.op is ReduceOp.AVG:
+            raise UsageError("mpi4py has no op avg; leave mpi4py out of --against")
+        op, probe = getattr(mpi, problem.op.name), np.ones(1, x.dtype)
+        try:  # MPI has no float16, and mpi4py says so only at the first call
+            if problem.operation.reduces:
+                mpi.COMM_SELF.Allreduce(probe, probe.copy(), op)
+            else:
+                mpi.COMM_SELF.Bcast(probe)
+        except Exception as error:
+            what = f" {problem.op.name.lower()}" if problem.operation.reduces else ""
+            raise UsageError(
+                f"mpi4py does not serve {x.dtype}{what} ({_line(error)}); "
                 "leave mpi4py out of --against"
             ) from error
-        send = mpi.IN_PLACE if out is x else x
-        return functools.partial(mpi.COMM_WORLD.Allreduce, send, out, reduction)
+        return op
 
     def close(self) -> None:
         """Nothing was opened: COMM_WORLD is the launcher's."""
@@ -85,7 +122,7 @@ class Gloo:
 
     name = "gloo"
 
-    def __init__(self, rank: int, size: int, share: Share) -> None:
+    def __init__(self, rank: int, size: int, share: Share, address: str) -> None:
         try:
             import torch
             from torch import distributed
@@ -99,38 +136,97 @@ class Gloo:
         # Rank 0 opens a store on a free port and tells the others over pycoll's own connections,
         # so Gloo needs no setting of its own and no second launch.
         if rank == 0:
-            store = distributed.TCPStore("localhost", 0, size, True, wait_for_workers=False)
-            share(str(store.port))
+            store = distributed.TCPStore(address, 0, size, True, wait_for_workers=False)
+            share(f"{address} {store.port}")
         else:
-            store = distributed.TCPStore("localhost", int(share("")), size, False)
+            host, port = share("").split()
+            store = distributed.TCPStore(host, int(port), size, False)
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
         self.versions = {"torch": str(torch.__version__)}
 
-    def bind(self, x: Array, out: Array, op: ReduceOp) -> Call:
-        """Return an all_reduce, after a copy when it is not in place."""
-        if op is ReduceOp.AVG:
+    def bind(self, problem: Problem, x: Array, out: Array, in_place: bool) -> Call:
+        """Return the call on the default group, after a copy where Gloo works in place only."""
+        if problem.op is ReduceOp.AVG:
             raise UsageError("gloo has no op avg; leave gloo out of --against")
-        name = "PRODUCT" if op is ReduceOp.PROD else op.name
-        reduction = getattr(self._distributed.ReduceOp, name)
         try:
-            tensor = self._torch.from_numpy(out)
+            tensors = self._torch.from_numpy(x), self._torch.from_numpy(out)
         except TypeError as error:
             raise UsageError(
                 f"torch does not serve {out.dtype}; leave gloo out of --against"
             ) from error
-        reduce = functools.partial(self._distributed.all_reduce, tensor, reduction)
-        if out is x:
-            return reduce
+        return self._call(problem, x, out, *tensors, in_place)
 
-        def copy_and_reduce() -> None:  # Gloo reduces in place only
-            np.copyto(out, x)
-            reduce()
+    # torch renames functions; the old name warns at each call where there is a new one.
+    def _call(
+        self, problem: Problem, x: Array, out: Array, source: Any, target: Any, in_place: bool
+    ) -> Call:
+        gloo, name, root = self._distributed, problem.operation.name, problem.rank == 0
+        op = getattr(gloo.ReduceOp, "PRODUCT" if problem.op is ReduceOp.PROD else problem.op.name)
+        if name == "allreduce":
+            return _after_copy(x, out, functools.partial(gloo.all_reduce, target, op))
+        if name == "broadcast":
+            return functools.partial(gloo.broadcast, target, 0)
+        if name == "reduce":  # on every rank, Gloo works in the tensor that it is given
+            work = out if root else (x if in_place else np.empty_like(x))
+            tensor = self._torch.from_numpy(work)
+            return _after_copy(x, work, functools.partial(gloo.reduce, tensor, 0, op))
+        if name == "allgather":
+            gather = getattr(gloo, "all_gather_single", None) or gloo.all_gather_into_tensor
+            return functools.partial(gather, target, source)
+        if name == "reduce_scatter":
+            scatter = getattr(gloo, "reduce_scatter_single", None) or gloo.reduce_scatter_tensor
+            return functools.partial(scatter, target, source, op)
+        if name == "alltoall":
+            return functools.partial(gloo.all_to_all_single, target, source)
+        if name == "gather":
+            parts = list(target.chunk(problem.size)) if root else None
+            return functools.partial(gloo.gather, source, parts, 0)
+        if name == "scatter":
+            parts = list(source.chunk(problem.size)) if root else None
+            return functools.partial(gloo.scatter, target, parts, 0)
+        if name == "sendrecv":
+            right, left = (problem.rank + 1) % problem.size, (problem.rank - 1) % problem.size
 
-        return copy_and_reduce
+            def send_and_receive() -> None:
+                sent = gloo.isend(source, right)
+                gloo.recv(target, left)
+                sent.wait()
+
+            return send_and_receive
+        return pingpong(problem, gloo.send, gloo.recv, source, target)
 
     def close(self) -> None:
         """End the process group and its store."""
         self._distributed.destroy_process_group()
+
+
+def pingpong(problem: Problem, send: Any, recv: Any, x: Any, out: Any) -> Call:
+    """Return what a rank does in ping-pong, by a blocking send and receive."""
+    rank, other = problem.rank, problem.rank ^ 1
+    if other >= problem.size:
+        return lambda: None
+
+    def there_and_back() -> None:
+        if rank < other:
+            send(x, other)
+            recv(out, other)
+        else:
+            recv(out, other)
+            send(out, other)
+
+    return there_and_back
+
+
+def _after_copy(x: Array, work: Array, run: Call) -> Call:
+    """Return a call that works in ``work``, on what ``x`` holds."""
+    if work is x:
+        return run
+
+    def copy_and_run() -> None:
+        np.copyto(work, x)
+        run()
+
+    return copy_and_run
 
 
 def _line(error: object) -> str:
@@ -140,10 +236,18 @@ def _line(error: object) -> str:
 NAMES = ("mpi4py", "gloo")
 
 
-def open_peer(name: str, rank: int, size: int, share: Share) -> Peer:
-    """Open the peer called ``name``, on all ranks alike."""
+def open_peer(name: str, rank: int, size: int, share: Share, address: str = "localhost") -> Peer:
+    """Open the peer called ``name``, on all ranks alike.
+
+    Args:
+        name: One of `NAMES`.
+        rank: Of this process.
+        size: Number of ranks.
+        share: Passes a text on from rank 0.
+        address: At which the other ranks reach this one.
+    """
     if name == "mpi4py":
         return MPI4Py(rank, size)
     if name == "gloo":
-        return Gloo(rank, size, share)
+        return Gloo(rank, size, share, address)
     raise UsageError(f"--against names {name!r}, want some of {', '.join(NAMES)}")

@@ -26,9 +26,14 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     """Draw the rows' medians into the picture ``path``, both axes logarithmic."""
     figure = require()(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
+    chosen: dict[tuple[str, int], set[str]] = {}
+    for row in rows:
+        chosen.setdefault((label(row), row["nbytes"]), set()).add(row["algorithm"])
+    several = {name for (name, _), algorithms in chosen.items() if len(algorithms) > 1}
     lines: dict[str, list[Row]] = {}
     for row in rows:
-        lines.setdefault(label(row), []).append(row)
+        name = label(row)
+        lines.setdefault(f"{name} {row['algorithm']}" if name in several else name, []).append(row)
     for name, points in lines.items():
         sizes = sorted({row["nbytes"] for row in points})
         # A result may hold several launches of one size.
@@ -43,7 +48,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("message (bytes)")
     axes.set_ylabel("time of the slowest rank (us)")
-    axes.set_title(f"allreduce {first['op']}, {first['dtype']}, {first['ranks']} ranks")
+    op = "" if first["op"] == "-" else f" {first['op']}"
+    axes.set_title(f"{first['collective']}{op}, {first['dtype']}, {first['ranks']} ranks")
     axes.grid(True, alpha=0.3)
     axes.legend()
     figure.savefig(path)

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from pycoll.cli.data import Problem
 from pycoll.cli.measure import METHOD, Case, Timing
 
 Row = dict[str, Any]
@@ -22,30 +23,29 @@ _HEAD = (
 )
 
 
-def row(case: Case, timing: Timing, op: str, ranks: int) -> Row:
+def row(case: Case, timing: Timing, problem: Problem) -> Row:
     """Return one row of the JSON. Bandwidths are of the median, with busbw as nccl-tests has it."""
-    nbytes = case.x.nbytes
-    algbw = nbytes / timing.median / 1e3
+    algbw = problem.nbytes / timing.median / 1e3
     return {
         "library": case.library,
-        "collective": "allreduce",
-        "ranks": ranks,
+        "collective": problem.operation.name,
+        "ranks": problem.size,
         "dtype": str(case.x.dtype),
-        "op": op,
-        "nbytes": nbytes,
-        "count": case.x.size,
+        "op": problem.op.name.lower() if problem.operation.reduces else "-",
+        "nbytes": problem.nbytes,
+        "count": problem.count,
         "algorithm": case.algorithm,
         "transport": case.transport,
         "arrays": case.arrays,
         "call": case.call,
-        "in_place": case.out is case.x,
+        "in_place": case.in_place,
         "time_us": {
             "min": round(timing.low, 4),
             "median": round(timing.median, 4),
             "p99": round(timing.p99, 4),
         },
         "algbw_GBps": round(algbw, 4),
-        "busbw_GBps": round(algbw * 2 * (ranks - 1) / ranks, 4),
+        "busbw_GBps": round(algbw * problem.operation.crossings(problem.size), 4),
         "wrong": timing.wrong,
     }
 
@@ -57,12 +57,12 @@ def label(row: Row) -> str:
     return " ".join([row["library"], *extra])
 
 
-def head(meta: dict[str, Any], in_place: bool) -> str:
+def head(meta: dict[str, Any], collective: str, in_place: bool) -> str:
     """Return what stands above the table's first row."""
     machine = meta["machine"]
     place = "in place" if in_place else "out of place"
     return (
-        f"# pycoll bench allreduce: {meta['ranks']} ranks, {place}, launched by "
+        f"# pycoll bench {collective}: {meta['ranks']} ranks, {place}, launched by "
         f"{meta['launcher']}, {machine['cores']} cores of {machine['cpu']}\n{_HEAD}"
     )
 

@@ -9,26 +9,47 @@ from pathlib import Path
 
 from pycoll.algorithms import Algorithm, get, names
 from pycoll.errors import UsageError
+from pycoll.schedule import COLLECTIVES
 
 
-def load(target: str) -> Algorithm:
+def load(target: str, collective: str | None = None) -> Algorithm:
     """Return the algorithm that ``target`` names.
 
     Args:
-        target: The name of a built-in, or ``path/to/file.py:function``.
+        target: The name of a built-in, ``collective.name`` where several collectives have one of
+            that name, or ``path/to/file.py:function``.
+        collective: What it must be for; None: anything, all-reduce if that has one of the name.
 
     Raises:
-        UsageError: No such built-in, file or function, or the file does not load.
+        UsageError: No such built-in, file or function, the file does not load, or the algorithm
+            is for another collective.
     """
     path, colon, function = target.rpartition(":")
     if colon:
-        return _from_file(Path(path), function)
-    known = names("allreduce")
-    if target not in known:
+        found = _from_file(Path(path), function)
+        if collective not in (None, found.collective.name):
+            raise UsageError(f"{target} is for {found.collective.name}, want one for {collective}")
+        return found
+    first, dot, name = target.partition(".")
+    if dot and first in COLLECTIVES and collective in (None, first):
+        return get(name, first)
+    if collective is not None:
+        return get(target, collective)
+    return get(target, _collective_of(target))
+
+
+def _collective_of(name: str) -> str:
+    """Return the collective whose built-in is meant by a name alone."""
+    having = [collective for collective in COLLECTIVES if name in names(collective)]
+    if not having:
+        known = sorted({known for collective in COLLECTIVES for known in names(collective)})
         raise UsageError(
-            f"algorithm is {target!r}, want one of {', '.join(known)} or file.py:function"
+            f"algorithm is {name!r}, want one of {', '.join(known)} or file.py:function"
         )
-    return get(target)
+    if "allreduce" in having or len(having) == 1:
+        return "allreduce" if "allreduce" in having else having[0]
+    which = ", ".join(f"{collective}.{name}" for collective in having)
+    raise UsageError(f"algorithm is {name!r}, which {len(having)} have: want one of {which}")
 
 
 def _from_file(path: Path, function: str) -> Algorithm:
@@ -56,7 +77,7 @@ def _from_file(path: Path, function: str) -> Algorithm:
         raise UsageError(f"{path} has no {function!r}, want one of {', '.join(mine) or 'none'}")
     raise UsageError(
         f"{path}:{function} is a {type(found).__name__}, "
-        "want a function under @pycoll.algorithm(pycoll.allreduce)"
+        "want a function under @pycoll.algorithm(...)"
     )
 
 

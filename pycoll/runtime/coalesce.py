@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll import arrays
 from pycoll.arrays import ArrayView
-from pycoll.dtypes import DType, ReduceOp
+from pycoll.dtypes import DType
 from pycoll.errors import UnavailableError, UsageError
-from pycoll.runtime.plan import Call
 
 if TYPE_CHECKING:
     from pycoll.runtime.region import Heap
@@ -37,10 +36,15 @@ class Message:
         """Elements of all arrays."""
         return sum(x.count for x, _ in self.pairs)
 
-    def call(self, op: ReduceOp) -> Call:
-        """Return what all ranks must ask for alike."""
-        pieces = () if len(self.pairs) == 1 else tuple(x.count for x, _ in self.pairs)
-        return Call("allreduce", op, self.dtype, self.count, pieces)
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return self.count * self.dtype.itemsize
+
+    @property
+    def pieces(self) -> tuple[int, ...]:
+        """Elements of each array; nothing for one that travels alone."""
+        return () if len(self.pairs) == 1 else tuple(x.count for x, _ in self.pairs)
 
 
 def pairs(xs: Sequence[Any], outs: Any, who: str) -> list[Pair]:
@@ -58,30 +62,16 @@ def pairs(xs: Sequence[Any], outs: Any, who: str) -> list[Pair]:
         view = arrays.view(x, f"{who}: x[{i}]")
         out = None if outs is None else outs[i]
         found.append((view, arrays.result(view, out, f"{who}, array {i}")))
-    _check_disjoint(found, who)
+    # In place, an array is its own result.
+    read = [(x, False, i) for i, (x, y) in enumerate(found) if x.address != y.address]
+    spans = [(y, True, i) for i, (_, y) in enumerate(found)] + read
+    twice = arrays.shared((view, written) for view, written, _ in spans)
+    if twice is not None:
+        raise UsageError(
+            f"{who}: array {spans[twice][2]} shares memory with another array whose result is "
+            "written there; pass every array once"
+        )
     return found
-
-
-def _check_disjoint(found: list[Pair], who: str) -> None:
-    """Refuse a result that another array of the call shares memory with."""
-    spans = [(y.address, y.address + y.nbytes, i, True) for i, (_, y) in enumerate(found)]
-    spans += [
-        (x.address, x.address + x.nbytes, i, False)
-        for i, (x, y) in enumerate(found)
-        if x.address != y.address
-    ]
-    spans = sorted(span for span in spans if span[0] < span[1])
-    reach: tuple[int, int, int, bool] | None = None  # of the spans so far, the furthest written
-    end = 0  # and the end of any
-    for span in spans:
-        if (reach is not None and span[0] < reach[1]) or (span[3] and span[0] < end):
-            raise UsageError(
-                f"{who}: array {span[2]} shares memory with another array whose result is "
-                "written there; pass every array once"
-            )
-        end = max(end, span[1])
-        if span[3] and (reach is None or span[1] > reach[1]):
-            reach = span
 
 
 def messages(found: Iterable[Pair]) -> list[Message]:

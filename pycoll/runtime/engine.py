@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pycoll.bootstrap import Bootstrap
@@ -18,16 +19,22 @@ from pycoll.errors import ClosedError, UsageError
 from pycoll.runtime import bindings
 from pycoll.runtime.faults import Faults
 from pycoll.runtime.join import World, join
+from pycoll.runtime.links import Links
 from pycoll.runtime.region import Heap
+from pycoll.runtime.settled import Selector, Settled, settle
 
 if TYPE_CHECKING:
     from pycoll.runtime.plan import Executable
+    from pycoll.runtime.selection import Selection
     from pycoll.runtime.work import Work
 
 #: A native wait returns to Python this often, for Ctrl-C and a look at the other ranks' boards.
 _SLICE_SECONDS = 0.1
 #: A rank that has waited this long says what it is doing; large messages take milliseconds anyway.
 _QUIET_SECONDS = 0.01
+_MAX_SECONDS = 86400  #: of a timeout
+#: Finished works that nobody waits for are kept, with their arrays, until there are so many.
+_FEW = 8
 
 
 class Revocable(Protocol):
@@ -40,10 +47,17 @@ class Revocable(Protocol):
 class Engine:
     """One rank's side of a communicator. Communicator is what users hold."""
 
-    def __init__(self, bootstrap: Bootstrap, config: Config) -> None:
+    def __init__(
+        self,
+        bootstrap: Bootstrap,
+        config: Config,
+        selector: Selector | str | None = None,
+        settled: Settled | None = None,
+    ) -> None:
         self.timeout = config.timeout
         self.bootstrap = bootstrap
         self.cache = config.cache
+        self._config = config
         self._closed = False
         self._parent = 0  #: in the child of a fork, the process that the communicator belongs to
         self._pid = os.getpid()
@@ -51,21 +65,43 @@ class Engine:
         self._revocable: weakref.WeakSet[Revocable] = weakref.WeakSet()
         self._handles: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pending: set[Work] = set()
+        self._many = _FEW  #: pending works at which to look which are finished
         self.world: World
         self.world, self.comm = join(bootstrap, config.algorithm, config.timeout)
         self.number = bindings.comm_number(self.comm)
         #: Starts cached plans without Python's help; `Plans` fills it.
         self.launcher = bindings.fastcall.Launcher(self.number, self.timeout)
         self.heap = Heap(self.comm)
-        self.faults = Faults(
-            self.comm, bootstrap.control, self.world.rank, self.world.size, bootstrap.describe
-        )
+        self.faults = Faults(self.comm, bootstrap.control, self.world, bootstrap.describe)
         try:
-            bootstrap.control.attach(self.faults.on_lost, self.faults.on_abort)
+            #: What calls choose their algorithms by.
+            self._settled = settled or settle(bootstrap, self.world, config, selector)
+            bootstrap.control.attach(
+                self.faults.on_lost, self.faults.on_abort, self.faults.boards.said
+            )
+            self.links = Links(self.comm, bootstrap, self.world, config, self.faults)
         except BaseException:
+            bootstrap.close()  # behind it no callback runs on what is freed here
             bindings.comm_close(self.comm)
             raise
         _open(self)
+
+    @cached_property
+    def selection(self) -> Selection:
+        """How calls choose their algorithms."""
+        # Loaded at the first plan: it brings every algorithm, and joining shall be quick.
+        from pycoll.runtime.selection import Selection
+
+        return Selection(self.world, self._settled)
+
+    def group(self, ranks: list[int], key: str) -> Engine:
+        """Return an engine of some of the ranks; each of them calls this."""
+        bootstrap = self.bootstrap.group(ranks, key)
+        try:
+            return Engine(bootstrap, self._config, settled=self._settled)
+        except BaseException:
+            bootstrap.close()
+            raise
 
     # Calls.
 
@@ -92,6 +128,25 @@ class Engine:
             self._waiter = 0
         if code:
             self.faults.raise_for(code, self.timeout if timeout is None else timeout)
+
+    def finish_on(self, code: int, *arrays: Any) -> None:
+        """Carry a call on buffers to its end; meanwhile no other thread can resize them."""
+        held = [memoryview(array) for array in arrays if array is not None]
+        try:
+            self.finish(code)
+        finally:
+            for view in held:
+                view.release()
+
+    def finish_transfer(self, code: int, timeout: float) -> None:
+        """Carry a transfer, which is on no board, to its end, or raise."""
+        if code == bindings.AGAIN:
+            self._waiter = threading.get_ident()
+            while code == bindings.AGAIN:
+                code = bindings.resume(self.comm, _SLICE_SECONDS)
+            self._waiter = 0
+        if code:
+            self.faults.raise_for(code, timeout)
 
     def interrupted(self, error: BaseException) -> None:
         """Break the communicator if ``error`` left a call unfinished in this thread."""
@@ -133,10 +188,13 @@ class Engine:
 
     def track(self, work: Work) -> None:
         """Keep ``work``, and so its arrays, until it is `settled`."""
-        for old in list(self._pending):
-            if old.done():
-                old.exception()
         self._pending.add(work)
+        if len(self._pending) < self._many:
+            return
+        for old in list(self._pending):
+            if old is not work and old.done():
+                old.exception()
+        self._many = max(_FEW, 2 * len(self._pending))  # so that it costs each work the same
 
     def settled(self, work: Work) -> None:
         """Let go of ``work``: it needs neither native code nor its arrays any more."""
@@ -158,6 +216,15 @@ class Engine:
         self.require_own(what)
         if self._closed:
             raise ClosedError(f"{what}: the communicator is closed")
+
+    def check_timeout(self, what: str, timeout: Any) -> float | None:
+        """Return a timeout that a user gave; UsageError if it is none."""
+        if timeout is None or (isinstance(timeout, int | float) and 0 < timeout <= _MAX_SECONDS):
+            return timeout
+        raise UsageError(
+            f"{what}: timeout is {timeout!r}, want seconds, more than 0 and at most "
+            f"{_MAX_SECONDS}, or None"
+        )
 
     def require_own(self, what: str) -> None:
         """Raise UsageError in the child of a fork."""
@@ -201,6 +268,7 @@ class Engine:
                 work.exception()
         own = bindings.board_read(self.comm, self.world.rank)
         calls = own.sequence - (own.state == bindings.CALLING)
+        self.links.close()
         self.bootstrap.close(calls, reason=reason)
         if self.calling():
             # A thread sleeps in a call, and the process ends: it may sleep on, on what it uses.
@@ -218,6 +286,7 @@ class Engine:
     def forked(self) -> None:
         """In the child of a fork: let go; everything belongs to the parent."""
         self._parent = self._pid
+        self.links.forked()
         for holder in list(self._revocable):
             holder.revoke(self.refuse)
 

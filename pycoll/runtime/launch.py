@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pycoll import arrays
-from pycoll.dtypes import OPS, ReduceOp, reduce_op
+from pycoll.dtypes import ReduceOp, reduce_op
 from pycoll.errors import UsageError
-from pycoll.runtime import bindings, coalesce
-from pycoll.runtime.coalesce import Buffers, Message, Packing, Pair
+from pycoll.runtime import bindings
+from pycoll.runtime.asked import Asked
+from pycoll.runtime.call import BARRIER
+from pycoll.runtime.coalesce import Buffers
 from pycoll.runtime.faults import user_line
+from pycoll.runtime.geometry import geometry
+from pycoll.runtime.lists import ListCall
 from pycoll.runtime.persistent import Plan
-from pycoll.runtime.plan import BARRIER, Call, Executable, Plans, Wanted
+from pycoll.runtime.plan import Executable, Plans
+from pycoll.runtime.request import KINDS, NUMBERS, Asking, Kind, Request
 from pycoll.runtime.work import Work
 from pycoll.schedule import Algorithm
 
 if TYPE_CHECKING:
     from pycoll.runtime.engine import Engine
 
-_WHO = "allreduce"
-_MAX_SECONDS = 86400
-_NAMES = {op: name for name, op in OPS.items()}
 _LISTS = (list, tuple)  # a union of types costs several times as much to test for
 
 
@@ -30,153 +33,149 @@ class Launch:
     """The collectives of one communicator."""
 
     def __init__(self, engine: Engine, owner: Any) -> None:
+        self.engine = engine
         self.plans = Plans(engine)
-        self._engine = engine
+        self.buffers = Buffers(engine.heap)
         self._owner = weakref.ref(owner)  # weak: the communicator holds this
-        self._buffers = Buffers(engine.heap)
 
-    def allreduce(
-        self, x: Any, out: Any, op: str, async_op: bool, wanted: Wanted, timeout: float | None
-    ) -> Any:
-        """Run or queue an all-reduce; see `Communicator.allreduce`."""
-        kind = self._check(op, wanted, timeout)
-        if isinstance(x, _LISTS):
-            found = coalesce.pairs(x, out, _WHO)
-            if async_op:
-                return self._submit_list(found, kind, wanted, timeout)
-            return self._run_list(found, kind, wanted, timeout)
-        if timeout is None and not async_op:
-            done = self._cached(x, out, kind, wanted)
-            if done is not None:
-                return done
-        view, target, plan = self._find(x, out, kind, wanted)
+    def run(self, name: str, x: Any, out: Any, asked: Asked, async_op: bool = False) -> Any:
+        """Run or queue a collective; see its method in `Communicator`."""
+        kind, op = self._check(name, asked)
+        if kind.lists and isinstance(x, _LISTS):
+            call = ListCall(self, kind, x, out, op, asked)
+            return call.submit() if async_op else call.run()
+        plain = asked.timeout is None and asked.counts is None and not asked.purpose
+        if plain and not async_op and self._run_cached(kind, x, out, op, asked):
+            return self._result(kind, x, out, asked)
+        request = self._request(kind, x, out, op, asked)
+        plan = self.plans.find(request.call, asked.algorithm)
+        if request.prepare is not None:
+            request.prepare()
         if async_op:
-            part = (plan, view.address, target.address)
-            work = self._work(plan.text, timeout, (view, target))
-            return work.start([part], lambda: target.owner)
-        self._engine.call(plan.handle, view.address, target.address, timeout)
-        return target.owner
+            work = self.work(plan.text, asked.timeout, request)
+            return work.start([(plan, *request.addresses)], lambda: request.result)
+        self.engine.call(plan.handle, *request.addresses, asked.timeout)
+        return request.result
 
-    def plan(self, x: Any, out: Any, op: str, wanted: Wanted, timeout: float | None) -> Plan:
-        """Bind an all-reduce to its arrays."""
-        kind = self._check(op, wanted, timeout)
-        if isinstance(x, _LISTS):
-            found = coalesce.pairs(x, out, _WHO)
-            run = functools.partial(self._run_list, found, kind, wanted, timeout)
-            texts = [self.plans.find(m.call(kind), wanted) for m in coalesce.messages(found)]
-            text, by = (texts[0].text, texts[0].algorithm) if texts else ("allreduce([])", "none")
-            return Plan(self._engine, run, None, text, by, timeout, (self._owner(), x, out))
-        view, target, plan = self._find(x, out, kind, wanted)
-        bound = self._bound(plan, view.address, target.address, timeout, target.owner)
-        owner = (self._owner(), view, target, plan)
-        holds = self._engine.heap.holds
-        mapped = holds(view.address, view.nbytes) and holds(target.address, view.nbytes)
+    def bind(self, name: str, x: Any, out: Any, asked: Asked) -> Plan:
+        """Bind a collective to its arrays."""
+        kind, op = self._check(name, asked)
+        if kind.lists and isinstance(x, _LISTS):
+            return ListCall(self, kind, x, out, op, asked).bind()
+        if kind.out == "x" and out is not None:
+            raise UsageError(f"{name}: out is given, but the result goes to x; pass None")
+        request = self._request(kind, x, out, op, asked)
+        plan = self.plans.find(request.call, asked.algorithm)
+        bound = self._bound(plan, request.addresses, asked.timeout, request.result)
+        holds = self.engine.heap.holds
+        mapped = all(
+            holds(array.address, array.nbytes)
+            for array in (request.x, request.out)
+            if array is not None
+        )
         by = plan.direct if mapped and plan.direct else plan.algorithm
-        return Plan(self._engine, bound, target.owner, plan.text, by, timeout, owner)
+        start = bound if request.prepare is None else _prepared(request.prepare, bound)
+        pins = (self.owner(), request, plan)
+        return Plan(
+            self.engine,
+            start,
+            request.result,
+            plan.text,
+            by,
+            plan.transport,
+            asked.timeout,
+            pins,
+        )
 
     def barrier(self) -> Plan:
         """Bind a barrier: an all-reduce of one byte that nobody looks at."""
-        self._engine.require_usable("barrier")
+        self.engine.require_usable("barrier")
         plan, byte = self.plans.find(BARRIER, None), bindings.ffi.new("unsigned char[1]")
         address = int(bindings.ffi.cast("uintptr_t", byte))
-        bound = self._bound(plan, address, address, None, None)
-        return Plan(self._engine, bound, None, plan.text, plan.algorithm, None, (byte, plan))
+        bound = self._bound(plan, (address, address), None, None)
+        # Held by the communicator itself, so it must not hold that.
+        pins = (byte, plan)
+        text, by, transport = plan.text, plan.algorithm, plan.transport
+        return Plan(self.engine, bound, None, text, by, transport, None, pins)
 
-    def _check(self, op: str, wanted: Wanted, timeout: float | None) -> ReduceOp:
-        self._engine.require_usable(_WHO)
+    def arrive(self, asked: Asked, async_op: bool) -> Work | None:
+        """Run a barrier with a timeout of its own, or queue one."""
+        self._check("allreduce", asked)
+        call = replace(BARRIER, purpose=asked.purpose or BARRIER.purpose)
+        plan, byte = self.plans.find(call, None), bindings.ffi.new("unsigned char[1]")
+        address = int(bindings.ffi.cast("uintptr_t", byte))
+        if async_op:
+            work = self.work(plan.text, asked.timeout, byte)
+            return work.start([(plan, address, address)], lambda: None)
+        self.engine.call(plan.handle, address, address, asked.timeout)
+        return None
+
+    def owner(self) -> Any:
+        """Return the communicator, to be held by what needs it."""
+        return self._owner()
+
+    def work(self, text: str, timeout: float | None, pins: Any) -> Work:
+        """Return a Work of the communicator that is not started yet."""
+        seconds = self.engine.timeout if timeout is None else timeout
+        return Work(self.engine, f"{text} at {user_line()}", seconds, (self.owner(), pins))
+
+    def _check(self, name: str, asked: Asked) -> tuple[Kind, ReduceOp]:
+        self.engine.require_usable(name)
+        wanted = asked.algorithm
         if not (wanted is None or isinstance(wanted, str | Algorithm)):
             raise UsageError(
-                f"{_WHO}: algorithm is a {type(wanted).__name__}, want the name of a built-in or "
-                "a function under @pycoll.algorithm(pycoll.allreduce)"
+                f"{name}: algorithm is a {type(wanted).__name__}, want the name of a built-in or "
+                f"a function under @pycoll.algorithm(pycoll.{name})"
             )
-        if timeout is not None and not (
-            isinstance(timeout, int | float) and 0 < timeout <= _MAX_SECONDS
-        ):
+        self.engine.check_timeout(name, asked.timeout)
+        kind = KINDS.get(name) or KINDS.get(name.removesuffix("v"))
+        if kind is None or not (asked.counts is None or kind.counted):
+            known = [k.name for k in KINDS.values() if k.counted or asked.counts is None]
+            with_counts = "" if asked.counts is None else " with counts"
             raise UsageError(
-                f"{_WHO}: timeout is {timeout!r}, want seconds, more than 0 and at most "
-                f"{_MAX_SECONDS}, or None"
+                f"plan: collective{with_counts} is {name!r}, want one of {', '.join(known)}"
             )
-        return reduce_op(op)
+        return kind, reduce_op(asked.op)
 
-    def _cached(self, x: Any, out: Any, op: ReduceOp, wanted: Wanted) -> Any:
-        """Run the plan that serves these arrays, if there is one; None if there is not."""
-        launcher = self.plans.launcher(wanted)
-        # Without a wish, `Communicator.allreduce` has tried this already.
-        done = None if wanted is None else launcher.call(0, x, out, int(op), 0)
-        if done is None:
-            found = arrays.tensors(x, out)
-            if found is None:
-                return None
-            x_at, out_at, nbytes, dtype = found
-            done = launcher.pointers(0, x_at, out_at, nbytes, nbytes, dtype, op, 0)
-            if done is None:
-                return None
-            if done:
-                self._engine.finish(done)
-            return x if out is None else out
-        if done.__class__ is int:
-            with memoryview(x), memoryview(x if out is None else out):
-                self._engine.finish(done)
-            return x if out is None else out
-        return done
+    def _request(self, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked) -> Request:
+        world = self.engine.world
+        asking = Asking(kind, world.rank, world.size, asked.root, asked.counts)
+        return asking.request(x, x if kind.out == "x" else out, op, asked.purpose)
 
-    def _find(
-        self, x: Any, out: Any, op: ReduceOp, wanted: Wanted
-    ) -> tuple[arrays.ArrayView, arrays.ArrayView, Executable]:
-        view = arrays.view(x, f"{_WHO}: x")
-        target = arrays.result(view, out, _WHO)
-        return view, target, self.plans.find(Call(_WHO, op, view.dtype, view.count), wanted)
+    def _run_cached(self, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked) -> bool:
+        """Run the plan that serves these arrays, if there is one."""
+        launcher, number = self.plans.launcher(asked.algorithm), NUMBERS[kind.name]
+        if asked.algorithm is not None:  # without a wish, `Communicator` has tried this already
+            done = launcher.call(number, x, out, op, asked.root)
+            if done is not None:
+                if done.__class__ is int:
+                    self.engine.finish_on(done, x, out)
+                return True
+        found = arrays.tensors(x, out, kind.alike)
+        if found is None:
+            return False
+        done = launcher.pointers(number, *found, op, asked.root)
+        if done:
+            self.engine.finish(done)
+        return done is not None
 
-    def _bound(self, plan: Executable, x: int, out: int, timeout: float | None, result: Any) -> Any:
-        engine = self._engine
+    def _result(self, kind: Kind, x: Any, out: Any, asked: Asked) -> Any:
+        """Return what the method returns, after a cached plan ran."""
+        world = self.engine.world
+        g = geometry(kind.collective, world.rank, world.size, int(asked.root))
+        return None if not g.output.nblocks else x if out is None else out
+
+    def _bound(
+        self, plan: Executable, addresses: tuple[int, int], timeout: float | None, result: Any
+    ) -> Any:
+        engine = self.engine
         seconds = engine.timeout if timeout is None else timeout
-        return bindings.fastcall.Plan(engine.number, plan.number, x, out, seconds, result)
-
-    def _work(self, text: str, timeout: float | None, pins: Any) -> Work:
-        seconds = self._engine.timeout if timeout is None else timeout
-        return Work(self._engine, f"{text} at {user_line()}", seconds, (self._owner(), pins))
-
-    def _run_list(
-        self, found: list[Pair], op: ReduceOp, wanted: Wanted, timeout: float | None
-    ) -> list[Any]:
-        messages = list(coalesce.messages(found))
-        plans = [self.plans.find(message.call(op), wanted) for message in messages]
-        with self._engine.entirely(f"{_WHO}({len(found)} arrays)"):
-            for message, plan in zip(messages, plans, strict=True):
-                if len(message.pairs) == 1:
-                    x, out = message.pairs[0]
-                    self._engine.call(plan.handle, x.address, out.address, timeout)
-                    continue
-                packing = Packing(message, self._buffers.shared(_nbytes(message)))
-                packing.pack()
-                self._engine.call(plan.handle, packing.address, packing.address, timeout)
-                packing.unpack()
-        return [out.owner for _, out in found]
-
-    def _submit_list(
-        self, found: list[Pair], op: ReduceOp, wanted: Wanted, timeout: float | None
-    ) -> Work:
-        parts, packings, text = [], [], f"{_WHO}([])"
-        for message in coalesce.messages(found):
-            plan = self.plans.find(message.call(op), wanted)
-            text = plan.text
-            if len(message.pairs) == 1:
-                x, out = message.pairs[0]
-                parts.append((plan, x.address, out.address))
-                continue
-            packing = Packing(message, self._buffers.own(_nbytes(message)))
-            packing.pack()
-            packings.append(packing)
-            parts.append((plan, packing.address, packing.address))
-
-        def finish() -> list[Any]:
-            for packing in packings:
-                packing.unpack()
-            return [out.owner for _, out in found]
-
-        with self._engine.entirely(f"{_WHO}({len(found)} arrays)"):
-            return self._work(text, timeout, found).start(parts, finish)
+        return bindings.fastcall.Plan(engine.number, plan.number, *addresses, seconds, result)
 
 
-def _nbytes(message: Message) -> int:
-    return message.count * message.dtype.itemsize
+def _prepared(prepare: Callable[[], object], bound: Callable[[], Any]) -> Callable[[], Any]:
+    def start() -> Any:
+        prepare()
+        return bound()
+
+    return start

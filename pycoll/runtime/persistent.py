@@ -19,6 +19,7 @@ class Plan:
         result: Any,
         text: str,
         algorithm: str,
+        transport: str,
         timeout: float | None,
         owner: Any,
     ) -> None:
@@ -26,7 +27,7 @@ class Plan:
         self._launch = launch
         self._result = result
         self.algorithm = algorithm  #: name of the algorithm that runs
-        self.transport = "shm"  #: name of the transport that moves the data
+        self.transport = transport  #: what moves the data: "shm", "tcp" or "shm+tcp"
         self._text = text
         self._timeout = timeout
         self._owner = owner  # the communicator, the arrays and the native plan

@@ -14,54 +14,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pycoll.algorithms import BUILTIN, get
-from pycoll.cost import Choice, choose
-from pycoll.dtypes import UINT8, DType, ReduceOp
+from pycoll.algorithms import get
+from pycoll.cost import Choice
+from pycoll.dtypes import ReduceOp
 from pycoll.errors import UsageError
-from pycoll.program.isa import CHUNK_UNIT
+from pycoll.program.isa import CHUNK_UNIT, EdgeKind
 from pycoll.program.lower import compile_program
 from pycoll.program.program import Program
 from pycoll.runtime import bindings
+from pycoll.runtime.call import Call, Wanted
+from pycoll.runtime.geometry import Geometry, geometry
 from pycoll.runtime.proof import Form, Proofs
-from pycoll.schedule import Algorithm, NotDirect
+from pycoll.runtime.request import KINDS, NUMBERS, in_place
+from pycoll.schedule import COLLECTIVES, NotDirect
 
 if TYPE_CHECKING:
     from pycoll.runtime.engine import Engine
 
 #: Plans kept; when there are more, all are forgotten and the ones in use are made again.
 MAX_PLANS = 1024
-
-#: What a user may ask for: nothing, a built-in by name, or an algorithm of one's own.
-Wanted = Algorithm | str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What all ranks must ask for alike."""
-
-    collective: str
-    op: ReduceOp
-    dtype: DType
-    count: int  #: elements
-    pieces: tuple[int, ...] = ()  #: elements of each array of a coalesced call
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the message."""
-        return self.count * self.dtype.itemsize
-
-    def text(self, algorithm: Algorithm | None) -> str:
-        """Return the call as errors show it; the algorithm only where the user chose one."""
-        if self.collective == "barrier":
-            return "barrier()"
-        what = f"{self.count} element{'' if self.count == 1 else 's'}"
-        if self.pieces:
-            what = f"{len(self.pieces)} arrays of {what} in all"
-        how = "" if algorithm is None else f", {_name(algorithm)}"
-        return f"{self.collective}({self.op.name.lower()}, {self.dtype.name}, {what}{how})"
-
-
-BARRIER = Call("barrier", ReduceOp.MAX, UINT8, 1)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -73,6 +44,7 @@ class Executable:
     text: str
     algorithm: str
     direct: str | None  #: algorithm that runs instead where all arrays are of `empty`
+    transport: str  #: what moves the data: "shm", "tcp" or "shm+tcp"
 
 
 class Plans:
@@ -81,9 +53,10 @@ class Plans:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._plans: dict[tuple[Call, Wanted], Executable] = {}
-        self._programs: dict[int, Any] = {}
+        self._programs: dict[tuple[int, int], Any] = {}
         self._launchers: dict[Wanted, Any] = {None: engine.launcher}
         self._proofs = Proofs(engine, self._bind)
+        self._rank, self._size = engine.world.rank, engine.world.size
         engine.lend(self)
 
     def launcher(self, wanted: Wanted) -> Any:
@@ -108,11 +81,30 @@ class Plans:
         if len(self._plans) >= MAX_PLANS and not self._engine.calling():
             self._forget()  # else another thread may be inside a call of one: the next time
         made = self._plans[call, wanted] = self._make(call, wanted)
-        if call.collective == "allreduce" and not call.pieces:
-            launcher = self.launcher(wanted)
-            n, arrays = call.nbytes, bindings.fastcall.ALIAS | bindings.fastcall.SHAPED
-            launcher.add(0, int(call.op), 0, call.dtype.code, n, n, True, arrays, made.number)
+        if not (call.counts or call.pieces or call.purpose):  # the arrays' lengths say it all
+            self._offer(call, wanted, made)
         return made
+
+    def _offer(self, call: Call, wanted: Wanted, made: Executable) -> None:
+        """Let the launcher find a plan by the arrays of a call."""
+        kind, g, blocks = KINDS[call.collective], self._geometry(call), call.blocks(self._size)
+        x, out = g.input.total(blocks), g.output.total(blocks)
+        has_x = kind.out == "x" or g.input.nblocks > 0
+        flags = bindings.fastcall
+        arrays = flags.APART * (not kind.collective.in_place) | flags.SHAPED * kind.alike
+        if kind.default is in_place or not (g.input.nblocks and g.output.nblocks):
+            arrays |= flags.ALIAS
+        self.launcher(wanted).add(
+            NUMBERS[call.collective],
+            int(call.op),
+            call.root,
+            call.dtype.code,
+            x if g.input.nblocks else out,
+            out,
+            has_x,
+            arrays,
+            made.number,
+        )
 
     def revoke(self, refuse: Callable[..., Any]) -> None:
         """Forget every plan: the engine closes."""
@@ -127,25 +119,18 @@ class Plans:
 
     def _make(self, call: Call, wanted: Wanted) -> Executable:
         world = self._engine.world
-        asked = wanted
-        if asked is None and call.collective != "barrier":
-            asked = world.algorithm
-        named = asked.name if isinstance(asked, Algorithm) else asked
-        choice = choose(call.collective, call.nbytes, world.size, world.cores, named)
-        algorithm = asked if isinstance(asked, Algorithm) else get(choice.algorithm)
-        if algorithm.collective.name != "allreduce":
-            raise UsageError(
-                f"{call.collective}: algorithm {algorithm.name!r} is for "
-                f"{algorithm.collective.name}, want one for allreduce"
-            )
+        choice, algorithm = self._engine.selection.choose(call, wanted)
         text = call.text(algorithm if wanted is not None else None)
         average = call.op is ReduceOp.AVG
-        staged = Form(algorithm, average, direct=False)
-        forms = [(staged, self._compile(staged))]
-        if choice.direct is not None:
-            mapped = Form(algorithm if named else get(choice.direct), average, direct=True)
+        placement = world.placement.rotated(call.root)
+        staged = Form(algorithm, average, False, placement)
+        forms = [(staged, self._compile(staged, call.root))]
+        if choice.direct is not None and not world.remote:
+            named = algorithm if choice.direct == algorithm.name else None
+            direct = named or get(choice.direct, call.collective)
+            mapped = Form(direct, average, True, placement)
             with contextlib.suppress(NotDirect):  # it has no such form, and runs staged
-                forms.append((mapped, self._compile(mapped)))
+                forms.append((mapped, self._compile(mapped, call.root)))
         programs = [program for _, program in forms]
         widest = max(program.widest for program in programs)
         tile = min(choice.tile, world.slot_bytes // widest // CHUNK_UNIT * CHUNK_UNIT)
@@ -157,43 +142,71 @@ class Plans:
         self._proofs.require(call, forms, text)
         return self._bind(call, programs, choice._replace(tile=tile), text)
 
-    def _compile(self, form: Form) -> Program:
-        world = self._engine.world
+    def _compile(self, form: Form, root: int) -> Program:
         return compile_program(
-            form.algorithm, world.size, world.rank, direct=form.direct, average=form.average
+            form.algorithm,
+            self._size,
+            (self._rank - root) % self._size,
+            direct=form.direct,
+            average=form.average,
+            placement=form.placement,
         )
 
     def _bind(self, call: Call, programs: list[Program], choice: Choice, text: str) -> Executable:
+        engine, g = self._engine, self._geometry(call)
         agreed = (call, [p.digest for p in programs], choice.tile, choice.stream)
         digest = hashlib.blake2b(repr(agreed).encode(), digest_size=8).digest()
         signature = int.from_bytes(digest, "little")
-        engine, loaded = self._engine, [self._load(program) for program in programs]
+        peers = _peers(programs, call.root, self._size)
+        engine.links.require(peers)
+        loaded = [self._load(program, call.root) for program in programs]
         handle = bindings.plan_create(
             engine.comm,
             loaded[0],
             loaded[1] if len(loaded) > 1 else None,
             signature=signature,
-            blocks=[call.nbytes],
+            blocks=call.blocks(self._size),
             dtype=call.dtype.code,
             op=int(call.op),
             tile=choice.tile,
             stream=choice.stream,
+            root=call.root,
+            in_extent=g.input,
+            out_extent=g.output,
         )
         engine.keep(handle)
-        direct = choice.direct if len(programs) > 1 else None
-        made = Executable(handle, bindings.plan_number(handle), text, choice.algorithm, direct)
+        made = Executable(
+            handle,
+            bindings.plan_number(handle),
+            text,
+            choice.algorithm,
+            choice.direct if len(programs) > 1 else None,
+            self._transport(peers),
+        )
         engine.faults.plans[signature] = made
         return made
 
-    def _load(self, program: Program) -> Any:
-        if program.digest not in self._programs:
-            loaded = bindings.program_load(self._engine.comm, program.to_bytes())
-            self._programs[program.digest] = self._engine.keep(loaded)
-        return self._programs[program.digest]
+    def _load(self, program: Program, root: int) -> Any:
+        key = program.digest, root
+        if key not in self._programs:
+            loaded = bindings.program_load(self._engine.comm, program.to_bytes(), root)
+            self._programs[key] = self._engine.keep(loaded)
+        return self._programs[key]
+
+    def _transport(self, peers: set[int]) -> str:
+        mapped = self._engine.world.mapped
+        names = {"shm" if mapped[peer] else "tcp" for peer in peers}
+        return "+".join(sorted(names)) or "shm"
+
+    def _geometry(self, call: Call) -> Geometry:
+        return geometry(COLLECTIVES[call.collective], self._rank, self._size, call.root)
 
 
-def _name(algorithm: Algorithm) -> str:
-    """Name an algorithm so that two of one name can be told apart."""
-    if algorithm in BUILTIN:
-        return algorithm.name
-    return f"{algorithm.name} {algorithm.digest()[:8]}"
+def _peers(programs: list[Program], root: int, size: int) -> set[int]:
+    """Return the ranks that exchange messages with this one."""
+    return {
+        (edge.peer + root) % size
+        for program in programs
+        for edge in program.edges
+        if edge.kind is not EdgeKind.LOCAL
+    }

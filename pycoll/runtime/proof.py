@@ -6,19 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pycoll.algorithms import BUILTIN, get
-from pycoll.cost import choose
-from pycoll.dtypes import UINT8, ReduceOp
+from pycoll.algorithms import BUILTIN
 from pycoll.errors import ScheduleError
 from pycoll.program.isa import CHUNK_UNIT
 from pycoll.program.lower import compile_program
 from pycoll.program.program import Program
 from pycoll.runtime import bindings
-from pycoll.schedule import Algorithm
+from pycoll.runtime.call import BARRIER, Call
+from pycoll.schedule import Algorithm, Placement, asks_placement
 
 if TYPE_CHECKING:
     from pycoll.runtime.engine import Engine
-    from pycoll.runtime.plan import Call
 
 
 class Form(NamedTuple):
@@ -27,6 +25,7 @@ class Form(NamedTuple):
     algorithm: Algorithm
     average: bool
     direct: bool
+    placement: Placement
 
 
 class Proofs:
@@ -41,17 +40,18 @@ class Proofs:
         """Return once all Programs of these forms are proved, or raise what is wrong.
 
         A built-in has its certificate, and where an edit has voided that every rank proves it
-        alike. A user's algorithm is proved by rank 0 alone, once. Its verdict travels as a byte
-        that the ranks reduce under a signature of its own, so that a rank which calls something
-        else meanwhile is found out as in any other call. Only if the proof fails do the others
-        repeat it, to raise the same error.
+        alike. What has no certificate by its nature, a user's algorithm and one that depends on
+        where the ranks are, is proved by rank 0 alone, once. Its verdict travels as a byte that
+        the ranks reduce under a signature of its own, so that a rank which calls something else
+        meanwhile is found out as in any other call. Only if the proof fails do the others repeat
+        it, to raise the same error.
         """
         new = [(form, p.digest) for form, p in forms if p.digest not in self._proven]
         if not new:
             return
-        mine = [form for form, _ in new if form.algorithm not in BUILTIN]
+        mine = [form for form, _ in new if not self._certain(form)]
         for form, _ in new:
-            if form.algorithm in BUILTIN:
+            if form not in mine:
                 self._prove(form)
         if mine:
             error = self._refute(mine) if self._engine.world.rank == 0 else None
@@ -60,6 +60,13 @@ class Proofs:
                 name = mine[0].algorithm.name
                 raise error or ScheduleError(f"{name}: rank 0 found it wrong; see its message")
         self._proven.update(digest for _, digest in new)
+
+    def _certain(self, form: Form) -> bool:
+        """Tell whether there can be a certificate."""
+        size = self._engine.world.size
+        return form.algorithm in BUILTIN and not asks_placement(
+            form.algorithm, size, form.placement
+        )
 
     def _prove(self, form: Form) -> None:
         # Loaded here: certificates answer for most calls, but the prover comes with them.
@@ -71,6 +78,7 @@ class Proofs:
             slots=self._engine.world.slots,
             direct=form.direct,
             average=form.average,
+            placement=form.placement,
             cache=self._engine.cache,
         )
 
@@ -84,18 +92,14 @@ class Proofs:
 
     def _share(self, call: Call, digests: tuple[int, ...], wrong: bool, text: str) -> bool:
         """Tell every rank whether the proof failed."""
-        engine = self._engine
-        choice = choose("barrier", 1, engine.world.size, engine.world.cores)
-        carrier = Form(get(choice.algorithm), average=False, direct=False)
+        engine, world = self._engine, self._engine.world
+        choice, algorithm = engine.selection.choose(BARRIER, None)
+        carrier = Form(algorithm, average=False, direct=False, placement=world.placement)
         self._prove(carrier)
-        program = compile_program(carrier.algorithm, engine.world.size, engine.world.rank)
+        program = compile_program(algorithm, world.size, world.rank, placement=carrier.placement)
         ask = replace(
-            call,
-            collective=f"proof of {call.collective} {call.op} {call.dtype.name} {digests}",
-            op=ReduceOp.MAX,
-            dtype=UINT8,
-            count=1,
-            pieces=(call.count, *call.pieces),
+            BARRIER,
+            purpose=f"proof of {call} {digests}",
         )
         plan = self._bind(ask, [program], choice._replace(tile=CHUNK_UNIT), text)
         flag = bindings.ffi.new("unsigned char[1]", [wrong])

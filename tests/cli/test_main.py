@@ -15,7 +15,7 @@ import pytest
         (["frobnicate"], "invalid choice: 'frobnicate'"),
         (["verify", "ring"], "--size"),
         (["verify", "ring", "--size", "0"], "'0', want an integer of at least 1"),
-        (["verify", "rong", "--size", "4"], "algorithm is 'rong', want one of ring, "),
+        (["verify", "rong", "--size", "4"], "algorithm is 'rong', want one of binomial, "),
         (["verify", "nowhere.py:f", "--size", "4"], "nowhere.py is not a file"),
         (["show", "ring", "--size", "4", "--rank", "4"], "--rank is 4, want 0 to 3"),
         (["show", "ring", "--size", "4", "--direct"], "add --program"),

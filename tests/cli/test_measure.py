@@ -7,7 +7,7 @@ import gc
 import numpy as np
 import pytest
 
-from pycoll.cli.data import Problem
+from pycoll.cli.data import OPERATIONS, Problem
 from pycoll.cli.measure import Case, Timing, measure
 from pycoll.dtypes import ReduceOp
 
@@ -32,12 +32,23 @@ class Fake:
         return self.each * calls
 
     def case(self):
-        return Case(self.name, "a", "t", "numpy", "call", self.x, self.out, self.run, self.block)
+        return Case(
+            self.name,
+            "a",
+            "t",
+            "numpy",
+            "call",
+            self.x,
+            self.out,
+            self.run,
+            self.block,
+            in_place=self.out is self.x,
+        )
 
 
 @pytest.fixture
 def problem():
-    return Problem(100, "float32", ReduceOp.SUM, 0, 2)
+    return Problem(OPERATIONS["allreduce"], 100, "float32", ReduceOp.SUM, 0, 2)
 
 
 def alone(value):
@@ -109,3 +120,19 @@ def test_statistics_over_the_repeats():
     assert (timing.low, timing.median, timing.p99) == (1.0, 4.0, 7.0)
     many = Timing(tuple(float(i) for i in range(1, 201)), 0)
     assert many.p99 == 198.0
+
+
+def test_what_is_only_moved_is_checked_behind_the_block_in_place_too():
+    problem = Problem(OPERATIONS["allgather"], 100, "float32", ReduceOp.SUM, 0, 2)
+    memory = np.empty(100, "float32")
+    x, out = problem.arrays(memory, memory)
+
+    def forget():
+        out[50:] = problem.expected[50:]
+        forget.calls += 1
+        if forget.calls > 3:
+            out[99] += 1
+
+    forget.calls = 0
+    case = Case("a", "a", "t", "numpy", "call", x, out, forget, in_place=True)
+    assert measure([case], problem, alone, repeats=1, block_seconds=0)[0].wrong > 0

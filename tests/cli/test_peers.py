@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pycoll.cli import peers
+from pycoll.cli.data import OPERATIONS, Problem
 from pycoll.dtypes import ReduceOp
 from pycoll.errors import UnavailableError, UsageError
 
@@ -27,6 +28,10 @@ def test_mpi4py_that_is_missing_names_the_cure(monkeypatch):
 def test_an_unknown_peer_is_refused():
     with pytest.raises(UsageError, match=r"--against names 'nccl', want some of mpi4py, gloo"):
         peers.open_peer("nccl", 0, 1, lambda text: text)
+
+
+def problem(op, name="allreduce"):
+    return Problem(OPERATIONS[name], 3, "float64", op, 0, 1)
 
 
 class World:
@@ -55,19 +60,61 @@ def test_mpi4py_has_no_average():
     peer = peers.open_peer("mpi4py", 0, 1, lambda text: text)
     x = np.ones(3)
     with pytest.raises(UsageError, match=r"mpi4py has no op avg; leave mpi4py out of --against"):
-        peer.bind(x, x, ReduceOp.AVG)
+        peer.bind(problem(ReduceOp.AVG), x, x, True)
 
 
 def test_gloo_reduces_out_of_place_and_in_place():
     pytest.importorskip("torch", reason="torch is not installed", exc_type=ImportError)
     peer = peers.open_peer("gloo", 0, 1, lambda text: text)
     try:
-        x, out = np.arange(5.0), np.zeros(5)
-        peer.bind(x, out, ReduceOp.SUM)()
-        assert np.array_equal(out, np.arange(5.0))
-        peer.bind(x, x, ReduceOp.MAX)()
-        assert np.array_equal(x, np.arange(5.0))
+        x, out = np.arange(3.0), np.zeros(3)
+        peer.bind(problem(ReduceOp.SUM), x, out, False)()
+        assert np.array_equal(out, np.arange(3.0))
+        peer.bind(problem(ReduceOp.MAX), x, x, True)()
+        assert np.array_equal(x, np.arange(3.0))
         with pytest.raises(UsageError, match=r"gloo has no op avg; leave gloo out of --against"):
-            peer.bind(x, x, ReduceOp.AVG)
+            peer.bind(problem(ReduceOp.AVG), x, x, True)
     finally:
         peer.close()
+
+
+@pytest.mark.usefixtures("alone")
+def test_mpis_reduce_scatter_in_place_is_another_one(monkeypatch):
+    peer = peers.open_peer("mpi4py", 0, 1, lambda text: text)
+    monkeypatch.setattr(type(peer), "_op", lambda *_: None)
+    monkeypatch.setattr(peer._mpi, "IN_PLACE", None, raising=False)
+    x = np.ones(3)
+    with pytest.raises(UsageError, match=r"leaves its result at the start of the input, not in"):
+        peer.bind(problem(ReduceOp.SUM, "reduce_scatter"), x, x, True)
+
+
+EVERYTHING = """
+import sys
+import numpy as np
+from mpi4py import MPI
+from pycoll.cli import peers
+from pycoll.cli.data import OPERATIONS, Problem
+from pycoll.dtypes import ReduceOp
+
+world = MPI.COMM_WORLD
+peer = peers.open_peer(sys.argv[1], world.rank, world.size, lambda text: world.bcast(text, 0))
+for name, operation in OPERATIONS.items():
+    for in_place in (False, True)[: 1 + (operation.in_place and name != "reduce_scatter")]:
+        problem = Problem(operation, 12 * world.size, "float32", ReduceOp.SUM, *RANK)
+        memory = np.empty(problem.count, "float32")
+        x, out = problem.arrays(memory, memory if in_place else memory.copy())
+        call = peer.bind(problem, x, out, in_place)
+        for _ in range(2):
+            problem.reset(x, out)
+            call()
+            assert problem.wrong(out) == 0, (name, in_place, out, problem.expected)
+peer.close()
+""".replace("*RANK", "world.rank, world.size")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", peers.NAMES)
+def test_peers_solve_every_problem(launcher, name):
+    if name == "gloo":
+        pytest.importorskip("torch", reason="torch is not installed", exc_type=ImportError)
+    launcher.run(3, "-c", EVERYTHING, name)

@@ -29,6 +29,8 @@ def test_several_launches_of_several_libraries_become_one_picture(tmp_path):
     rows = [
         {
             "library": library,
+            "collective": "allreduce",
+            "algorithm": algorithm,
             "call": "call",
             "arrays": "numpy",
             "nbytes": nbytes,
@@ -37,7 +39,7 @@ def test_several_launches_of_several_libraries_become_one_picture(tmp_path):
             "ranks": 2,
             "time_us": {"min": 1.0, "median": 2.0 + launch, "p99": 5.0},
         }
-        for library in ("pycoll", "mpi4py")
+        for library, algorithm in (("pycoll", "ring"), ("pycoll", "two_shot"), ("mpi4py", "-"))
         for nbytes in (8, 64, 512)
         for launch in range(2)
     ]

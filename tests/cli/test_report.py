@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from pycoll.cli import report
+from pycoll.cli.data import OPERATIONS, Problem
 from pycoll.cli.measure import Case, Timing
+from pycoll.dtypes import ReduceOp
 
 KEYS = {"library", "collective", "ranks", "dtype", "nbytes", "algorithm", "transport"} | {
     "time_us",
@@ -26,8 +28,9 @@ KEYS = {"library", "collective", "ranks", "dtype", "nbytes", "algorithm", "trans
 @pytest.fixture
 def row():
     x = np.empty(250_000, np.float32)
-    case = Case("pycoll", "ring", "shm", "empty", "plan", x, x, lambda: None)
-    return report.row(case, Timing((100.0, 200.0, 400.0), 3), "sum", 4)
+    case = Case("pycoll", "ring", "shm", "empty", "plan", x, x, lambda: None, in_place=True)
+    problem = Problem(OPERATIONS["allreduce"], x.size, "float32", ReduceOp.SUM, 0, 4)
+    return report.row(case, Timing((100.0, 200.0, 400.0), 3), problem)
 
 
 def test_row_has_the_keys_and_bandwidths_of_the_median(row):
@@ -42,7 +45,7 @@ def test_row_has_the_keys_and_bandwidths_of_the_median(row):
 
 def test_line_stands_under_its_head(row):
     meta = report.meta("mpi4py", 4, {"pycoll": "1"})
-    head = report.head(meta, in_place=False).splitlines()
+    head = report.head(meta, "allreduce", in_place=False).splitlines()
     line = report.line(row)
     assert "4 ranks, out of place, launched by mpi4py" in head[0]
     assert len(head[1]) == len(head[2]) == len(line)
@@ -67,3 +70,29 @@ def test_sizes_are_written_as_they_are_read(number, text):
 
     assert report.nbytes(number) == text
     assert nbytes(text) == number
+
+
+@pytest.mark.parametrize(
+    ("collective", "crossings"),
+    [
+        ("allreduce", 1.5),
+        ("broadcast", 1),
+        ("reduce", 1),
+        ("allgather", 0.75),
+        ("reduce_scatter", 0.75),
+        ("alltoall", 0.75),
+        ("gather", 0.75),
+        ("scatter", 0.75),
+        ("sendrecv", 1),
+        ("pingpong", 2),
+    ],
+)
+def test_busbw_is_that_of_nccl_tests(collective, crossings):
+    problem = Problem(OPERATIONS[collective], 1000, "float64", ReduceOp.SUM, 1, 4)
+    x, out = problem.arrays(np.empty(1000), np.empty(1000))
+    case = Case("pycoll", "a", "t", "numpy", "call", x, out, lambda: None)
+    row = report.row(case, Timing((1.0,), 0), problem)
+    assert (row["nbytes"], row["count"], row["collective"]) == (8000, 1000, collective)
+    assert row["algbw_GBps"] == 8.0
+    assert row["busbw_GBps"] == pytest.approx(8 * crossings)
+    assert row["op"] == ("sum" if "reduce" in collective else "-")

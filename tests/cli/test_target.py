@@ -52,3 +52,18 @@ def test_a_file_that_is_not_python(tmp_path):
     path.write_text("")
     with pytest.raises(UsageError, match=r"notes.txt is not a Python file"):
         target.load(f"{path}:f")
+
+
+def test_a_name_that_several_collectives_have_means_all_reduce(own):
+    assert target.load("ring").collective.name == "allreduce"
+    assert target.load("allreduce.ring").collective.name == "allreduce"
+
+
+def test_an_unknown_name_lists_those_that_exist():
+    with pytest.raises(UsageError, match=r"algorithm is 'rign', want one of .*ring.* or file.py:"):
+        target.load("rign")
+
+
+def test_an_algorithm_for_another_collective_is_refused(own):
+    with pytest.raises(UsageError, match=r"own.py:star is for allreduce, want one for broadcast"):
+        target.load(f"{own}:star", "broadcast")

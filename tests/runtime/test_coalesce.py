@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pycoll.dtypes import ReduceOp
 from pycoll.errors import UsageError
 from pycoll.runtime import coalesce
 from pycoll.runtime.coalesce import ALONE_BYTES, SHARED_BYTES, Packing
@@ -24,9 +23,12 @@ def test_every_array_is_in_one_message_of_its_dtype(specs: list[tuple[str, int]]
         assert {x.dtype for x, _ in message.pairs} == {message.dtype}
         if len(message.pairs) > 1:
             assert all(x.nbytes < ALONE_BYTES for x, _ in message.pairs)
-            assert message.count * message.dtype.itemsize <= SHARED_BYTES
+            assert message.nbytes <= SHARED_BYTES
+            assert message.pieces == tuple(x.count for x, _ in message.pairs)
     again = coalesce.messages(found)
-    assert [m.call(ReduceOp.SUM) for m in again] == [m.call(ReduceOp.SUM) for m in messages]
+    assert [(m.dtype, m.count, m.pieces) for m in again] == [
+        (m.dtype, m.count, m.pieces) for m in messages
+    ]
 
 
 def test_packing_copies_in_and_out() -> None:

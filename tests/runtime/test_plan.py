@@ -8,8 +8,6 @@ import pytest
 import pycoll
 from pycoll import ScheduleBuilder, ScheduleError
 from pycoll.algorithms import get
-from pycoll.dtypes import FLOAT32, ReduceOp
-from pycoll.runtime.plan import BARRIER, Call
 
 
 @pycoll.algorithm("allreduce")
@@ -24,17 +22,6 @@ def exchange(b: ScheduleBuilder) -> None:
     b.chunks(1)
     b.send(b.output[0], to=1 - b.rank)
     b.recv_reduce(b.output[0], frm=range(b.size))
-
-
-def test_how_a_call_is_named() -> None:
-    call = Call("allreduce", ReduceOp.SUM, FLOAT32, 1024)
-    assert call.nbytes == 4096
-    assert call.text(None) == "allreduce(sum, float32, 1024 elements)"
-    assert call.text(get("ring")) == "allreduce(sum, float32, 1024 elements, ring)"
-    assert call.text(exchange).startswith("allreduce(sum, float32, 1024 elements, exchange ")
-    one = Call("allreduce", ReduceOp.MAX, FLOAT32, 1, (1, 0))
-    assert one.text(None) == "allreduce(max, float32, 2 arrays of 1 element in all)"
-    assert BARRIER.text(None) == "barrier()"
 
 
 def test_an_algorithm_that_sends_more_chunks_than_a_slot_holds() -> None:

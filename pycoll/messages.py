@@ -1,0 +1,91 @@
+"""Messages between two ranks of a Communicator."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pycoll.collectives import Collectives
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pycoll.runtime.batch import Pairs
+    from pycoll.runtime.transfer import Transfers
+
+_UNSERVED = object()  #: what a port gives for what it does not serve
+
+
+class Messages(Collectives):
+    """What two ranks do together, whatever the others do meanwhile.
+
+    Messages from one rank to another arrive in the order in which they were sent; there is no
+    order with anything else, and there are no tags. Both ends give arrays of one length and dtype.
+    """
+
+    def send(self, x: Any, to: int, async_op: bool = False, timeout: float | None = None) -> Any:
+        """Send an array; return once it may be written again.
+
+        Args:
+            x: The array.
+            to: The rank that receives it.
+            async_op: Return a Work.
+            timeout: Seconds.
+        """
+        if timeout is None and not async_op and self._sender(x, to) is None:
+            return None
+        return self._transfers.one(x, to, True, async_op, timeout)
+
+    def recv(self, x: Any, frm: int, async_op: bool = False, timeout: float | None = None) -> Any:
+        """Receive into an array, and return it.
+
+        Args:
+            x: The array.
+            frm: The rank that sends it.
+            async_op: Return a Work.
+            timeout: Seconds.
+        """
+        if timeout is None and not async_op and self._receiver(x, frm) is x:
+            return x
+        return self._transfers.one(x, frm, False, async_op, timeout)
+
+    def exchange(
+        self,
+        sends: Pairs = (),
+        recvs: Pairs = (),
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Send and receive messages that all move at once, in any order.
+
+        Args:
+            sends: Pairs of an array and the rank that receives it.
+            recvs: Pairs of an array and the rank that sends it.
+            async_op: Return a Work.
+            timeout: Seconds.
+
+        Returns:
+            The arrays of ``recvs``.
+        """
+        return self._transfers.exchange(sends, recvs, async_op, timeout)
+
+    @cached_property
+    def _transfers(self) -> Transfers:
+        from pycoll.runtime.transfer import Transfers
+
+        return Transfers(self._engine, self)
+
+    @cached_property
+    def _sender(self) -> Callable[[Any, int], Any]:
+        return self._port(receives=False)
+
+    @cached_property
+    def _receiver(self) -> Callable[[Any, int], Any]:
+        return self._port(receives=True)
+
+    def _port(self, receives: bool) -> Callable[[Any, int], Any]:
+        """Return what transfers an array without Python's help, or says that it does not."""
+        if self._engine.world.remote:  # a link may have to be made first
+            return lambda x, peer: _UNSERVED
+        pairwise = self._transfers.pairwise
+        return pairwise.port(receives=receives, otherwise=lambda args, kwargs: _UNSERVED)

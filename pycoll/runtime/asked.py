@@ -1,0 +1,20 @@
+"""Asked: what a collective's method takes beside its arrays. Light, for `communicator` needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from pycoll.runtime.call import Wanted
+
+
+class Asked(NamedTuple):
+    """What a user asks for, as it was passed: nothing has been checked."""
+
+    op: str = "sum"
+    root: Any = 0
+    counts: Sequence[int] | None = None
+    algorithm: Wanted = None
+    timeout: float | None = None
+    purpose: str = ""  #: the method, where it is none of the collective's own

@@ -1,0 +1,89 @@
+"""Boards: what every rank says it is doing; of mapped ranks read, of remote ranks asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pycoll.errors import PycollError
+from pycoll.runtime import bindings
+from pycoll.runtime.bindings import Board
+
+if TYPE_CHECKING:
+    from pycoll.runtime.join import World
+
+#: A call that has waited this long makes its rank ask for the boards of remote ranks; then after
+#: twice as long, and so on, up to the second.
+ASK_SECONDS, MOST_ASK_SECONDS = 0.5, 16.0
+
+#: A board on its way: sequence, signature, state; the text follows.
+_LAYOUT = struct.Struct("<QQI")
+
+
+class Control(Protocol):
+    """What is used here of the control plane."""
+
+    def ask(self) -> threading.Event:
+        """Ask every rank for its board; the event is set when there are answers."""
+
+    def boards(self) -> dict[int, bytes]:
+        """Return the last board of each rank that has answered."""
+
+
+class Boards:
+    """The boards of one communicator."""
+
+    def __init__(self, comm: Any, control: Control, world: World) -> None:
+        self._comm, self._control = comm, control
+        self._rank, self._mapped = world.rank, world.mapped
+        self._asking = (0, 0.0, 0.0)  #: number of the call; when to ask next; the pause then
+
+    def own(self) -> Board:
+        """Return this rank's board."""
+        return bindings.board_read(self._comm, self._rank)
+
+    def of(self, rank: int) -> Board | None:
+        """Return a rank's board; None of a remote rank that has never answered."""
+        if self._mapped[rank]:
+            return bindings.board_read(self._comm, rank)
+        return parse(self._control.boards().get(rank, b""))
+
+    def said(self) -> bytes:
+        """Return what this rank answers to ranks that cannot read its board."""
+        own = self.own()
+        return _LAYOUT.pack(own.sequence, own.signature, own.state) + own.text.encode()
+
+    def ask_in_time(self, own: Board) -> None:
+        """Ask for the boards of remote ranks if this call has waited long, more and more rarely.
+
+        What was heard holds until the next answer: a sequence only grows, and two ranks that are
+        in one numbered call with different signatures never leave it.
+        """
+        if all(self._mapped):
+            return
+        number, due, pause = self._asking
+        now = time.monotonic()
+        if number != own.sequence:
+            self._asking = own.sequence, now + ASK_SECONDS, ASK_SECONDS
+        elif now >= due:
+            pause = min(2 * pause, MOST_ASK_SECONDS)
+            self._asking = number, now + pause, pause
+            with contextlib.suppress(PycollError):  # closed meanwhile
+                self._control.ask()
+
+    def refresh(self, seconds: float) -> None:
+        """Ask for the boards of remote ranks, and wait at most so long for the answers."""
+        if not all(self._mapped):
+            with contextlib.suppress(PycollError):
+                self._control.ask().wait(seconds)
+
+
+def parse(said: bytes) -> Board | None:
+    """Read a board as a remote rank said it; None if it is not one."""
+    if len(said) < _LAYOUT.size:
+        return None
+    sequence, signature, state = _LAYOUT.unpack_from(said)
+    return Board(sequence, signature, state, said[_LAYOUT.size :].decode(errors="replace"))

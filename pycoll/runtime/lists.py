@@ -1,0 +1,98 @@
+"""ListCall: a collective of a list of arrays, which is one call of few messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pycoll.dtypes import ReduceOp
+from pycoll.runtime import coalesce
+from pycoll.runtime.call import Call
+from pycoll.runtime.coalesce import Message, Packing
+from pycoll.runtime.persistent import Plan
+from pycoll.runtime.request import rank_of
+
+if TYPE_CHECKING:
+    from pycoll.runtime.asked import Asked
+    from pycoll.runtime.launch import Launch
+    from pycoll.runtime.plan import Executable
+    from pycoll.runtime.request import Kind
+    from pycoll.runtime.work import Work
+
+
+class ListCall:
+    """What a collective whose result has the form of its input does with a list of arrays."""
+
+    def __init__(
+        self, launch: Launch, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked
+    ) -> None:
+        self._launch, self._kind, self._asked = launch, kind, asked
+        self._op = op if kind.collective.reduces else ReduceOp.SUM
+        self._root = rank_of(asked.root, launch.engine.world.size, f"{kind.name}: root")
+        self._pairs = coalesce.pairs(x, out, kind.name)
+
+    def run(self) -> list[Any]:
+        """Run it and return the results."""
+        launch, timeout = self._launch, self._asked.timeout
+        plans = list(self._plans())
+        with launch.engine.entirely(self._text()):
+            for message, plan in plans:
+                if len(message.pairs) == 1:
+                    x, out = message.pairs[0]
+                    launch.engine.call(plan.handle, x.address, out.address, timeout)
+                    continue
+                packing = Packing(message, launch.buffers.shared(message.nbytes))
+                packing.pack()
+                launch.engine.call(plan.handle, packing.address, packing.address, timeout)
+                packing.unpack()
+        return self._results()
+
+    def submit(self) -> Work:
+        """Queue it."""
+        launch, text = self._launch, f"{self._kind.name}([])"
+        parts, packings = [], []
+        for message, plan in self._plans():
+            text = plan.text
+            if len(message.pairs) == 1:
+                x, out = message.pairs[0]
+                parts.append((plan, x.address, out.address))
+                continue
+            packing = Packing(message, launch.buffers.own(message.nbytes))
+            packing.pack()
+            packings.append(packing)
+            parts.append((plan, packing.address, packing.address))
+
+        def finish() -> list[Any]:
+            for packing in packings:
+                packing.unpack()
+            return self._results()
+
+        with launch.engine.entirely(self._text()):
+            return launch.work(text, self._asked.timeout, self._pairs).start(parts, finish)
+
+    def bind(self) -> Plan:
+        """Bind it to its arrays."""
+        plans = [plan for _, plan in self._plans()]
+        text, by, transport = self._text(), "none", "shm"
+        if plans:
+            text, by, transport = plans[0].text, plans[0].algorithm, plans[0].transport
+        launch, pins = self._launch, (self._launch.owner(), self._pairs, plans)
+        return Plan(launch.engine, self.run, None, text, by, transport, self._asked.timeout, pins)
+
+    def _plans(self) -> Iterator[tuple[Message, Executable]]:
+        for message in coalesce.messages(self._pairs):
+            call = Call(
+                self._kind.name,
+                self._op,
+                message.dtype,
+                message.count,
+                self._root,
+                pieces=message.pieces,
+            )
+            yield message, self._launch.plans.find(call, self._asked.algorithm)
+
+    def _results(self) -> list[Any]:
+        return [out.owner for _, out in self._pairs]
+
+    def _text(self) -> str:
+        return f"{self._kind.name}({len(self._pairs)} arrays)"

@@ -1,0 +1,113 @@
+"""Place: where a rank runs, as it tells the others, and what follows from everyone's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pycoll.schedule.placement import Level, Placement
+
+NOWHERE = -1  #: of a rank whose processors do not all lie at one memory
+
+_NODES = Path("/sys/devices/system/node")
+
+
+class Place(NamedTuple):
+    """The machine, the memory and the processors that a rank may use."""
+
+    host: str  #: boot id: equal for two ranks of one kernel, whatever their containers are called
+    memory: int  #: number of the NUMA node that all its processors belong to, or NOWHERE
+    cpus: frozenset[int]
+
+    @classmethod
+    def mine(cls) -> Place:
+        """Describe this process."""
+        try:
+            host = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:  # no /proc: as far as can be told, alone
+            host = f"{os.uname().nodename}/{os.getpid()}"
+        cpus = frozenset(os.sched_getaffinity(0))
+        return cls(host, memory_of(cpus), cpus)
+
+    def encode(self) -> dict[str, Any]:
+        """Return what JSON can carry; the processors as bits, since there may be hundreds."""
+        bits = sum(1 << cpu for cpu in self.cpus)
+        return {"host": self.host, "memory": self.memory, "cpus": f"{bits:x}"}
+
+    @classmethod
+    def parse(cls, said: dict[str, Any]) -> Place:
+        """Read what `encode` wrote; ValueError, TypeError or KeyError for anything else."""
+        host, memory, text = said["host"], said["memory"], said["cpus"]
+        if not isinstance(host, str) or not isinstance(memory, int) or memory < NOWHERE:
+            raise ValueError("host or memory")
+        if not isinstance(text, str) or len(text) > 4096:
+            raise ValueError("cpus")
+        bits = bin(int(text, 16))[:1:-1]
+        return cls(host, memory, frozenset(cpu for cpu, bit in enumerate(bits) if bit == "1"))
+
+
+def memory_of(cpus: frozenset[int], nodes: Path = _NODES) -> int:
+    """Return the NUMA node that all these processors belong to, or NOWHERE."""
+    for path in nodes.glob("node[0-9]*/cpulist"):
+        try:
+            there = path.read_text().strip()
+        except OSError:  # taken offline
+            continue
+        if there and cpus <= _list(there):
+            return int(path.parent.name.removeprefix("node"))
+    return NOWHERE
+
+
+def _list(text: str) -> set[int]:
+    """Read "0-3,8" as the kernel writes it."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def hosts(places: Sequence[Place]) -> tuple[int, ...]:
+    """Return the number of every rank's host, counted in the order of their first ranks."""
+    numbers: dict[str, int] = {}
+    return tuple(numbers.setdefault(place.host, len(numbers)) for place in places)
+
+
+def cores(places: Sequence[Place], host: str) -> tuple[int, int]:
+    """Return how many cores the ranks of a host may use together, and how many ranks they are."""
+    near = [place.cpus for place in places if place.host == host]
+    return len(frozenset().union(*near)), len(near)
+
+
+def scarcest(places: Sequence[Place]) -> int:
+    """Return the number of cores of the host that has fewest for each of its ranks."""
+    counts = [cores(places, host) for host in sorted({place.host for place in places})]
+    return min(counts, key=lambda count: (count[0] / count[1], count))[0]
+
+
+def placement(places: Sequence[Place], mapped: Sequence[frozenset[int]]) -> Placement:
+    """Return which ranks share memory, and which of those the same NUMA node.
+
+    Args:
+        places: Of every rank.
+        mapped: Of every rank, the peers with whom it shares memory; this holds both ways.
+    """
+    size = len(places)
+    nodes: list[set[int]] = []
+    node_of = []
+    for rank in range(size):
+        # Whoever is in a node shares memory with everyone in it.
+        number = next((n for n, node in enumerate(nodes) if node <= mapped[rank]), len(nodes))
+        if number == len(nodes):
+            nodes.append(set())
+        nodes[number].add(rank)
+        node_of.append(number)
+    known = [all(places[r].memory != NOWHERE for r in nodes[n]) for n in node_of]
+    pairs = [(n, places[r].memory if known[r] else 0) for r, n in enumerate(node_of)]
+    number_of = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
+    levels = [Level("node", tuple(node_of))]
+    if len(number_of) > len(nodes):
+        levels.insert(0, Level("socket", tuple(number_of[pair] for pair in pairs)))
+    return Placement.of(*levels)

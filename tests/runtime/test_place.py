@@ -1,0 +1,114 @@
+"""Where ranks run: read from the machine, carried as JSON, and put together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pycoll.runtime import place
+from pycoll.runtime.place import NOWHERE, Place
+
+
+def ranks(*spots: tuple[str, int, set[int]]) -> list[Place]:
+    return [Place(host, memory, frozenset(cpus)) for host, memory, cpus in spots]
+
+
+def sharing(places: list[Place]) -> list[frozenset[int]]:
+    """Everyone shares memory with everyone on the host."""
+    return [
+        frozenset(i for i, other in enumerate(places) if other.host == one.host) for one in places
+    ]
+
+
+def test_this_process() -> None:
+    mine = Place.mine()
+    assert mine.cpus
+    assert mine.memory >= NOWHERE
+    assert Place.parse(json.loads(json.dumps(mine.encode()))) == mine
+
+
+@given(st.frozensets(st.integers(0, 1000)), st.integers(-1, 7), st.text(max_size=9))
+def test_a_place_survives_its_travel(cpus: frozenset[int], memory: int, host: str) -> None:
+    there = Place(host, memory, cpus)
+    assert Place.parse(json.loads(json.dumps(there.encode()))) == there
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            name: st.one_of(st.none(), st.integers(-3, 3), st.text(max_size=5), st.lists(st.none()))
+            for name in ("host", "memory", "cpus")
+        },
+    )
+)
+def test_a_place_that_lies_is_one_or_an_error(said: dict[str, object]) -> None:
+    try:
+        there = Place.parse(said)
+    except (ValueError, TypeError, KeyError):
+        return
+    assert there.memory >= NOWHERE
+
+
+def test_the_memory_of_processors(tmp_path: Path) -> None:
+    for name, cpus in {"node0": "0-3,8-11", "node1": "4-7\n", "node2": "\n"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cpulist").write_text(cpus)
+    assert place.memory_of(frozenset({0, 9}), tmp_path) == 0
+    assert place.memory_of(frozenset({4, 5, 6, 7}), tmp_path) == 1
+    assert place.memory_of(frozenset({3, 4}), tmp_path) == NOWHERE
+    assert place.memory_of(frozenset({64}), tmp_path) == NOWHERE
+    assert place.memory_of(frozenset({0}), tmp_path / "missing") == NOWHERE
+
+
+def test_hosts_are_numbered_by_their_first_ranks() -> None:
+    places = ranks(("b", 0, {0}), ("a", 0, {0}), ("b", 0, {1}))
+    assert place.hosts(places) == (0, 1, 0)
+    assert place.cores(places, "b") == (2, 2)
+    assert place.cores(places, "a") == (1, 1)
+
+
+def test_cores_count_where_they_are_scarcest() -> None:
+    # Equal numbers of processors of different hosts are different processors.
+    assert place.scarcest(ranks(("a", 0, {0, 1}), ("a", 0, {0, 1}), ("b", 0, {0, 1}))) == 2
+    assert place.scarcest(ranks(("a", 0, {0}), ("a", 0, {0}), ("b", 0, {0, 1, 2}))) == 1
+    assert place.scarcest(ranks(("a", 0, {0, 1, 2, 3}), ("b", 0, {0}))) == 1
+
+
+@pytest.mark.parametrize(
+    ("spots", "levels"),
+    [
+        ([("a", 0), ("a", 0), ("a", 0)], {}),
+        ([("a", 0), ("a", 0), ("a", 1), ("a", 1)], {"socket": (0, 0, 1, 1)}),
+        ([("a", 0), ("b", 0), ("a", 0), ("b", 0)], {"node": (0, 1, 0, 1)}),
+        ([("a", 0), ("b", 0)], {}),
+        (
+            [("a", 0), ("a", 0), ("a", 1), ("b", 0), ("b", 0)],
+            {"socket": (0, 0, 1, 2, 2), "node": (0, 0, 0, 1, 1)},
+        ),
+        # A rank that may run anywhere makes its whole node one.
+        (
+            [("a", 0), ("a", 1), ("a", NOWHERE), ("b", 0), ("b", 1), ("b", 1)],
+            {"socket": (0, 0, 0, 1, 2, 2), "node": (0, 0, 0, 1, 1, 1)},
+        ),
+        (
+            [("a", 0), ("a", 1), ("b", NOWHERE), ("b", 0)],
+            {"socket": (0, 1, 2, 2), "node": (0, 0, 1, 1)},
+        ),
+    ],
+)
+def test_levels(spots: list[tuple[str, int]], levels: dict[str, tuple[int, ...]]) -> None:
+    places = ranks(*((host, memory, {0}) for host, memory in spots))
+    found = place.placement(places, sharing(places))
+    assert {level.name: level.groups for level in found.levels} == levels
+
+
+def test_a_node_holds_ranks_that_all_share_memory() -> None:
+    places = ranks(*[("a", 0, {0})] * 5)
+    everyone = [{0, 1}, {0, 1, 2}, {1, 2, 3, 4}, {2, 3, 4}, {2, 3, 4}]
+    found = place.placement(places, [frozenset(peers) for peers in everyone])
+    assert found.groups("node") == ((0, 1), (2, 3, 4))
