@@ -266,7 +266,7 @@ static void give_credit(struct pc_wire *w, struct remote *r, uint32_t peer, bool
     all = all || pc__link_queued(link) != 0; /* it costs nothing then */
     for (uint32_t c = 0; r->owed >> c != 0; c++) {
         struct pc_fifo *f = &w->comm->fifos[(size_t)peer * PC_EDGE_CHANNELS + c];
-        bool ahead = f->arrived - f->returned >= w->comm->options.slots / 2;
+        bool ahead = f->ahead || f->arrived - f->returned >= w->comm->options.slots / 2;
         if (!(r->owed >> c & 1) || !(all || ahead || transfers(f)))
             continue;
         struct pc_frame frame = pc__frame_credit(f);
