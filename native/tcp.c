@@ -299,17 +299,28 @@ static void flush(struct pc_wire *w, bool all_credit)
     }
 }
 
+static void end_link(struct pc_wire *w, struct pc_link *link)
+{
+    link->reading = false;
+    stop_reading(w, link);
+    stop_writing(w, link); /* nobody closes only one direction */
+    shutdown(link->fd, SHUT_RDWR);
+}
+
 static void read_link(struct pc_wire *w, struct pc_link *link)
 {
     struct pc_error error;
     pc__link_read(link, w->comm, &error);
     if (link->reading)
         return;
-    note(&w->remotes[link->peer], &error);
-    stop_reading(w, link);
-    stop_writing(w, link); /* nobody closes only one direction */
-    if (error.code == PC_INVALID)
-        shutdown(link->fd, SHUT_RDWR);
+    struct remote *r = &w->remotes[link->peer];
+    note(r, &error);
+    end_link(w, link);
+    /* When a peer closes, its other links still hold what it sent before, and end by themselves. */
+    bool closed = error.code == PC_LOST && (error.errnum == 0 || error.errnum == ECONNRESET);
+    for (uint32_t i = 0; !closed && i < r->nlinks; i++)
+        if (r->links[i]->reading)
+            end_link(w, r->links[i]);
 }
 
 static int tcp_message(struct pc_wire *w, struct pc_fifo *f, const char *data, uint64_t nbytes,

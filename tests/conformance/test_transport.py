@@ -297,7 +297,10 @@ def test_a_remote_peer_that_closed_is_lost_once_all_it_sent_was_received(opened:
     error = bindings.comm_error(lost.comm)
     assert (error.code, error.peer) == (code, 0)
     assert bindings.comm_links(lost.comm, 0) == 0
-    with pytest.raises(pycoll.PeerLostError, match=r"call: rank 0 is lost: (it closed its connection|receive: |send: )"):
+    with pytest.raises(
+        pycoll.PeerLostError,
+        match=r"call: rank 0 is lost: (it closed its connection|receive: |send: )",
+    ):
         bindings.raise_for(code, lost.comm, "call")
     with pytest.raises(pycoll.UnavailableError, match="board of rank 0"):
         bindings.board_read(lost.comm, 0)
@@ -609,3 +612,131 @@ def test_a_stranger_gets_nothing_and_is_not_counted(opened: Opened) -> None:
             data, fds, _, _ = socket.recv_fds(stranger, 64, 4)
             assert (data, fds) == (b"", [])
     connect_all(comms)
+
+
+# Lies over a socket. A frame is: magic, kind, channel, zero, nbytes, count, credit, signature,
+# place, piece; then its bytes.
+
+FRAME = struct.Struct("<IBBHQQQQII")
+FRAME_NAMES = ("magic", "kind", "channel", "zero", "nbytes", "count", "credit", "signature",
+               "place", "piece")  # fmt: skip
+MESSAGE, CREDIT = 1, 2
+IN_LINE = 2**32 - 1
+
+
+def frame(**fields: int) -> bytes:
+    message: dict[str, int] = {"magic": 0x31464350, "kind": MESSAGE, "nbytes": 8, "count": 1}
+    values = message | fields
+    return FRAME.pack(*(values.get(name, 0) for name in FRAME_NAMES)) + bytes(
+        min(values["nbytes"], 1 << 20)
+    )
+
+
+def credit(**fields: int) -> bytes:
+    return frame(kind=CREDIT, **({"nbytes": 0, "count": 0} | fields))
+
+
+@pytest.mark.parametrize(
+    ("lies", "text"),
+    [
+        ([frame(magic=0x50434631)], "begins with 0x50434631, kind 1; want 0x31464350"),
+        ([frame(kind=0)], "begins with 0x31464350, kind 0"),
+        ([frame(kind=3)], "begins with 0x31464350, kind 3"),
+        ([frame(zero=1)], "begins with"),
+        ([b"GET / HTTP/1.1" + bytes(100)], "begins with 0x20544547"),
+        ([frame(channel=6)], "is for channel 6 of 6"),
+        ([frame(channel=255)], "is for channel 255 of 6"),
+        ([frame(credit=1)], "gives back 1 messages; 0 have been sent"),
+        ([credit(credit=2**64 - 1)], "gives back 18446744073709551615 messages; 0 have"),
+        ([credit(count=1)], "holds a message besides its credit"),
+        ([credit(nbytes=1)], "holds a message besides its credit"),
+        ([credit(signature=1)], "holds a message besides its credit"),
+        ([credit(place=1)], "holds a message besides its credit"),
+        ([frame(nbytes=SLOT_BYTES + 1)], "holds 4097 bytes, which do not fit"),
+        ([frame(nbytes=2**32)], "holds 4294967296 bytes, which do not fit"),
+        ([frame(nbytes=2**64 - 1)], "holds 18446744073709551615 bytes, which do not fit"),
+        ([frame(channel=4, nbytes=41, place=IN_LINE)], "holds 41 bytes, which do not fit"),
+        ([frame(channel=4, place=IN_LINE - 1)], "holds 8 bytes, which do not fit"),
+        ([frame(channel=5, nbytes=65, place=SLOTS * SLOT_BYTES // 64 - 1)], "holds 65 bytes"),
+        ([frame(count=0)], "holds message 0 of channel 0; 0 have been consumed"),
+        ([frame(count=33)], "holds message 33 of channel 0; 0 have been consumed"),
+        ([frame(count=2**63 + 1)], "holds message 9223372036854775809 of channel 0"),
+        ([frame(count=2**64 - 1)], "holds message 18446744073709551615 of channel 0"),
+        ([frame(nbytes=41, count=SLOTS + 1)], f"holds message {SLOTS + 1} of channel 0"),
+        ([frame(channel=1)] * 2, "holds message 1 of channel 1"),
+        ([frame(channel=1, count=n) for n in (2, 1, 2)], "holds message 2 of channel 1"),
+        ([frame()[:-1]], "rank 0 is lost: it closed its connection within a message"),
+        ([frame()[:47]], "rank 0 is lost: it closed its connection within a message"),
+        (
+            [frame(nbytes=SLOT_BYTES)[:-1]],
+            "rank 0 is lost: it closed its connection within a message",
+        ),
+        ([credit(), credit()], "rank 0 is lost: it closed its connection"),
+        ([], "rank 0 is lost: it closed its connection"),
+    ],
+)
+def test_a_remote_peer_that_lies(opened: Opened, lies: list[bytes], text: str) -> None:
+    comm = opened(2)[1]
+    bindings.comm_remote(comm, 0)
+    bindings.comm_sealed(comm)
+    ours, liar = joined.sockets()
+    bindings.comm_adopt(comm, 0, ours.detach())
+    end = Stream(comm, 1, 2, [1000])
+    liar.sendall(b"".join(lies))
+    liar.close()
+    memory = end.memory.ctypes.data
+    code = finish(comm, bindings.run(comm, end.plans[1000], memory, memory, SECONDS))
+    error = bindings.comm_error(comm)
+    assert code == (bindings.LOST if "lost" in text else bindings.INVALID)
+    assert (error.code, error.peer) == (code, 0)
+    assert text in error.text
+    assert bindings.comm_links(comm, 0) == 0
+
+
+@algorithm(allreduce)
+def past_rank_2(b: ScheduleBuilder) -> None:
+    """Rank 0 sends to rank 1; rank 2 is in no call's way."""
+    b.chunks(1)
+    if b.rank == 0:
+        b.send(b.output[:], to=1)
+    if b.rank == 1:
+        b.recv(b.output[:], frm=0)
+
+
+def test_a_liar_and_a_dead_peer_do_no_harm_to_calls_without_them(opened: Opened) -> None:
+    comms = opened(4)
+    link_all(comms)
+    plans = [bind(comm, rank, 4, past_rank_2, 1000) for rank, comm in enumerate(comms)]
+    bindings.comm_close(comms.pop(3))
+    liar, theirs = joined.sockets()
+    bindings.comm_adopt(comms[1], 2, theirs.detach())
+    for number in range(100):
+        if number == 10:
+            liar.sendall(frame(nbytes=2**40))
+        x, out = content(number, 1000), np.zeros(1000, np.uint8)
+        at = [x.ctypes.data, out.ctypes.data, x.ctypes.data]
+        complete(comms, plans[:3], at, at)
+        assert np.array_equal(x, out)
+    liar.close()
+    assert [bindings.comm_links(comms[1], peer) for peer in (0, 2, 3)] == [1, 0, 0]
+    late = bind(comms[1], 1, 4, get("ring"), 1000)
+    code = finish(comms[1], bindings.run(comms[1], late, out.ctypes.data, 0, SECONDS))
+    assert code == bindings.INVALID
+    assert "a frame of rank 2 holds 1099511627776 bytes" in bindings.comm_error(comms[1]).text
+
+
+def test_closing_waits_until_what_was_sent_has_arrived(opened: Opened) -> None:
+    comms = opened(2, slots=8, slot_bytes=1 << 20)
+    link_all(comms)
+    ends = [Stream(comm, rank, 2, [SLOT_BYTES]) for rank, comm in enumerate(comms)]
+    for _ in range(100):
+        for _ in range(8):
+            assert ends[0].begin() == 0
+        for _ in range(8):
+            assert ends[1].begin() == 0
+    for _ in range(8):
+        assert ends[0].begin() == 0
+    ends[0].plans.clear()
+    bindings.comm_close(comms.pop(0))
+    for _ in range(8):  # and gives credit to one who is gone
+        assert ends[1].begin() == 0
