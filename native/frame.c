@@ -108,6 +108,7 @@ int pc__frame_land(struct pc_comm *comm, uint32_t peer, const struct pc_frame *f
         line->place = frame->place;
         line->nbytes = frame->piece;
         asleep |= pc__raise(line, frame->count);
+        f->ahead = frame->count - f->consumed > 1;
         if (frame->count > f->arrived)
             f->arrived = frame->count;
     }

@@ -24,6 +24,7 @@ struct pc_fifo {
     uint64_t put, arrived, consumed, returned;
     uint32_t peer;
     uint8_t channel;
+    bool ahead; /* a remote peer sends before this rank has consumed what came */
 };
 
 /* Counts without slots: LOCAL (two channels of this rank) and DONE (per peer). */

@@ -187,6 +187,7 @@ int pc__link_read(struct pc_link *link, struct pc_comm *comm, struct pc_error *e
             link->reading = false;
             if (n < 0)
                 return lost(link, error, "receive");
+            errno = 0;
             return pc__fail(error, PC_LOST, (int)link->peer, "rank %u is lost: it closed its %s",
                             link->peer, within ? "connection within a message" : "connection");
         }

@@ -266,7 +266,7 @@ static void give_credit(struct pc_wire *w, struct remote *r, uint32_t peer, bool
     all = all || pc__link_queued(link) != 0; /* it costs nothing then */
     for (uint32_t c = 0; r->owed >> c != 0; c++) {
         struct pc_fifo *f = &w->comm->fifos[(size_t)peer * PC_EDGE_CHANNELS + c];
-        bool ahead = f->arrived - f->returned >= w->comm->options.slots / 2;
+        bool ahead = f->ahead || f->arrived - f->returned >= w->comm->options.slots / 2;
         if (!(r->owed >> c & 1) || !(all || ahead || transfers(f)))
             continue;
         struct pc_frame frame = pc__frame_credit(f);
@@ -299,17 +299,28 @@ static void flush(struct pc_wire *w, bool all_credit)
     }
 }
 
+static void end_link(struct pc_wire *w, struct pc_link *link)
+{
+    link->reading = false;
+    stop_reading(w, link);
+    stop_writing(w, link); /* nobody closes only one direction */
+    shutdown(link->fd, SHUT_RDWR);
+}
+
 static void read_link(struct pc_wire *w, struct pc_link *link)
 {
     struct pc_error error;
     pc__link_read(link, w->comm, &error);
     if (link->reading)
         return;
-    note(&w->remotes[link->peer], &error);
-    stop_reading(w, link);
-    stop_writing(w, link); /* nobody closes only one direction */
-    if (error.code == PC_INVALID)
-        shutdown(link->fd, SHUT_RDWR);
+    struct remote *r = &w->remotes[link->peer];
+    note(r, &error);
+    end_link(w, link);
+    /* When a peer closes, its other links still hold what it sent before, and end by themselves. */
+    bool closed = error.code == PC_LOST && (error.errnum == 0 || error.errnum == ECONNRESET);
+    for (uint32_t i = 0; !closed && i < r->nlinks; i++)
+        if (r->links[i]->reading)
+            end_link(w, r->links[i]);
 }
 
 static int tcp_message(struct pc_wire *w, struct pc_fifo *f, const char *data, uint64_t nbytes,

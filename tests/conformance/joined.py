@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import select
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,9 +42,54 @@ def connect_all(comms: Sequence[Any]) -> None:
         bindings.comm_sealed(comm)
 
 
-def join(met: Bootstrap, **options: int) -> Any:
+def sockets() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a TCP connection within this host."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        return one, listener.accept()[0]
+
+
+def adopt(comms: Sequence[Any], i: int, j: int) -> None:
+    """Give two ranks of this process one more socket between them."""
+    one, other = sockets()
+    bindings.comm_adopt(comms[i], j, one.detach())
+    bindings.comm_adopt(comms[j], i, other.detach())
+
+
+def link_all(comms: Sequence[Any], links: int = 1) -> None:
+    """Connect ranks that all live in this process by sockets alone."""
+    pairs = list(itertools.combinations(range(len(comms)), 2))
+    for i, j in pairs:
+        bindings.comm_remote(comms[i], j)
+        bindings.comm_remote(comms[j], i)
+    for comm in comms:
+        bindings.comm_sealed(comm)
+    for i, j in pairs * links:
+        adopt(comms, i, j)
+
+
+def connect_some(comms: Sequence[Any]) -> None:
+    """Map the memory of neighbours 0 and 1, 2 and 3, and so on; the rest goes over sockets."""
+    blobs = [bindings.comm_address(comm) for comm in comms]
+    remote = [(i, j) for i, j in itertools.combinations(range(len(comms)), 2) if i // 2 != j // 2]
+    for i, comm in enumerate(comms):
+        j = i ^ 1
+        while j < len(comms) and bindings.comm_connect(comm, j, blobs[j]) == bindings.AGAIN:
+            bindings.comm_poll(comms[j])
+    for i, j in remote:
+        bindings.comm_remote(comms[i], j)
+        bindings.comm_remote(comms[j], i)
+    for comm in comms:
+        bindings.comm_sealed(comm)
+    for i, j in remote:
+        adopt(comms, i, j)
+
+
+def join(met: Bootstrap, remote: bool = False, **options: int) -> Any:
     """Open this process's rank and connect it to those of the other processes."""
     comm = open_rank(met.rank, met.size, **options)
+    if remote:
+        return _link(met, comm)
     blobs = met.allgather(bindings.comm_address(comm), SECONDS)
     waiting, unserved = set(range(met.size)) - {met.rank}, met.size - 1
     ready = select.poll()
@@ -58,6 +105,24 @@ def join(met: Bootstrap, **options: int) -> Any:
             ready.poll(100)
     met.barrier(SECONDS)
     bindings.comm_sealed(comm)
+    return comm
+
+
+def _link(met: Bootstrap, comm: Any) -> Any:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ports = met.allgather(str(listener.getsockname()[1]).encode(), SECONDS)
+        for peer in range(met.rank):
+            bindings.comm_remote(comm, peer)
+            one = socket.create_connection(("127.0.0.1", int(ports[peer])), SECONDS)
+            one.sendall(bytes([met.rank]))
+            bindings.comm_adopt(comm, peer, one.detach())
+        for peer in range(met.rank + 1, met.size):
+            bindings.comm_remote(comm, peer)
+        for _ in range(met.rank + 1, met.size):
+            other = listener.accept()[0]
+            bindings.comm_adopt(comm, other.recv(1)[0], other.detach())
+    bindings.comm_sealed(comm)
+    met.barrier(SECONDS)
     return comm
 
 

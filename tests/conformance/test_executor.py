@@ -10,7 +10,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import joined
@@ -203,10 +203,13 @@ def by_reference(size: int, wanted: Sequence[Case]) -> Results:
     return results
 
 
-def by_native(size: int, wanted: Sequence[Case]) -> Results:
+def by_native(size: int, wanted: Sequence[Case], remote: bool = False) -> Results:
+    if remote:
+        wanted = [replace(case, direct=False) for case in wanted]
+
     def rank() -> list[bytes]:
         met = detect()
-        comm = joined.join(met, slots=SLOTS[size], spin=20 if size == 2 else 0)
+        comm = joined.join(met, remote, slots=SLOTS[size], spin=20 if size == 2 else 0)
         try:
             return [native_call(comm, met.rank, size, i, case) for i, case in enumerate(wanted)]
         finally:
@@ -298,7 +301,10 @@ class Place:
 
 
 #: Whoever writes another executor adds it here.
-EXECUTORS: dict[str, Executor] = {"native": by_native}
+EXECUTORS: dict[str, Executor] = {
+    "native": by_native,
+    "native, remote": partial(by_native, remote=True),
+}
 
 
 @lru_cache(maxsize=1)

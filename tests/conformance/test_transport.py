@@ -17,12 +17,23 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import joined
 import numpy as np
 import pytest
-from joined import SECONDS, SLOT_BYTES, SLOTS, complete, connect_all, finish, held
+from joined import (
+    SECONDS,
+    SLOT_BYTES,
+    SLOTS,
+    complete,
+    connect_all,
+    connect_some,
+    finish,
+    held,
+    link_all,
+)
 
 import pycoll
 from pycoll.algorithms import algorithm, get
@@ -33,8 +44,15 @@ from pycoll.program.lower import compile_program
 from pycoll.runtime import bindings
 from pycoll.schedule import Algorithm, ScheduleBuilder, allreduce
 
-#: How a rank's memory is opened, by transport.
-TRANSPORTS: dict[str, Callable[..., Any]] = {"shm": joined.open_rank}
+Connect = Callable[[Sequence[Any]], None]
+
+#: How the ranks of this process are connected, by transport.
+TRANSPORTS: dict[str, Connect] = {
+    "shm": connect_all,
+    "tcp": link_all,
+    "three sockets": partial(link_all, links=3),
+    "shm and tcp": connect_some,
+}
 #: Bytes: none, one, around an inline message, odd ones, a whole slot.
 LENGTHS = (0, 1, 7, 40, 41, 63, 64, 65, 1001, SLOT_BYTES - 1, SLOT_BYTES)
 LONGEST = max(LENGTHS)
@@ -53,13 +71,18 @@ def along(b: ScheduleBuilder) -> None:
 
 
 @pytest.fixture(params=TRANSPORTS)
-def opened(request: pytest.FixtureRequest) -> Iterator[Opened]:
+def connect(request: pytest.FixtureRequest) -> Connect:
+    return TRANSPORTS[request.param]
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
     """Opens the ranks of a job in this process; closes them, and finds nothing left behind."""
     before = held()
     jobs: list[list[Any]] = []
 
     def open_ranks(size: int, **options: int) -> list[Any]:
-        jobs.append([TRANSPORTS[request.param](rank, size, **options) for rank in range(size)])
+        jobs.append([joined.open_rank(rank, size, **options) for rank in range(size)])
         return jobs[-1]  # whoever closes a rank takes it from this list
 
     yield open_ranks
@@ -69,9 +92,9 @@ def opened(request: pytest.FixtureRequest) -> Iterator[Opened]:
 
 
 @pytest.fixture
-def pair(opened: Opened) -> list[Any]:
+def pair(opened: Opened, connect: Connect) -> list[Any]:
     comms = opened(2)
-    connect_all(comms)
+    connect(comms)
     return comms
 
 
@@ -137,10 +160,12 @@ class Stream:
 # Messages.
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_ranks_connect_and_every_length_comes_whole(opened: Opened, size: int) -> None:
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_ranks_connect_and_every_length_comes_whole(
+    opened: Opened, connect: Connect, size: int
+) -> None:
     comms = opened(size)
-    connect_all(comms)
+    connect(comms)
     ends = [Stream(comm, rank, size, LENGTHS) for rank, comm in enumerate(comms)]
     for _ in LENGTHS * 3:
         for end in ends:  # in order of rank: what each waits for is there
@@ -163,10 +188,10 @@ LINES = 32
     [(2, 41, 2), (4, 1001, 4), (32, SLOT_BYTES, 32), (2, 40, LINES), (4, 0, LINES)],
 )
 def test_a_sender_is_ahead_by_its_slots_and_no_further(
-    opened: Opened, slots: int, nbytes: int, ahead: int
+    opened: Opened, connect: Connect, slots: int, nbytes: int, ahead: int
 ) -> None:
     comms = opened(2, slots=slots)
-    connect_all(comms)
+    connect(comms)
     sender, receiver = (Stream(comm, rank, 2, [nbytes]) for rank, comm in enumerate(comms))
     for _ in range(ahead):
         assert sender.begin() == 0
@@ -201,12 +226,13 @@ def test_slots_wrap_around_in_any_interleaving(pair: list[Any]) -> None:
             assert receiver.begin() == 0
 
 
+@pytest.mark.parametrize("remote", [False, True])
 @pytest.mark.parametrize("size", [2, 3])
-def test_thousands_of_messages_between_processes(size: int) -> None:
+def test_thousands_of_messages_between_processes(size: int, remote: bool) -> None:
     def rank() -> int:
         met = detect()
         before = held()
-        comm = joined.join(met, spin=20 if size == 2 else 0)
+        comm = joined.join(met, remote, spin=20 if size == 2 else 0)
         end = Stream(comm, met.rank, size, LENGTHS)
         while end.number < 4000:
             code = end.begin()
@@ -221,10 +247,10 @@ def test_thousands_of_messages_between_processes(size: int) -> None:
     assert pycoll.spawn(rank, size, timeout=120) == [4000] * size
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_both_ways_at_once(opened: Opened, size: int) -> None:
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_both_ways_at_once(opened: Opened, connect: Connect, size: int) -> None:
     comms = opened(size)
-    connect_all(comms)
+    connect(comms)
     for count, offset in itertools.product((0, 1, 5, 6, 8, 1000), (0, 1)):
         plans = [
             bind(comm, rank, size, get("ring"), count * 8, INT64, tile=512)
@@ -256,12 +282,71 @@ def test_a_closed_peer_leaves_the_memory_that_others_see(opened: Opened) -> None
     assert bindings.board_read(comms[0], 1).state == bindings.CLOSED
 
 
-@pytest.mark.parametrize("way", ["told", "deadline"])
+def test_a_remote_peer_that_closed_is_lost_once_all_it_sent_was_received(opened: Opened) -> None:
+    comms = opened(3)
+    link_all(comms)
+    ends = [Stream(comm, rank, 3, LENGTHS) for rank, comm in enumerate(comms)]
+    assert [ends[0].begin() for _ in range(2)] == [0, 0]
+    ends[0].plans.clear()
+    bindings.comm_close(comms.pop(0))
+    for _ in range(2):
+        assert [end.begin() for end in ends[1:]] == [0, 0]
+    lost = ends[1]
+    code = bindings.run(lost.comm, lost.plans[0], lost.memory.ctypes.data, 0, SECONDS)
+    assert code == bindings.LOST
+    error = bindings.comm_error(lost.comm)
+    assert (error.code, error.peer) == (code, 0)
+    assert bindings.comm_links(lost.comm, 0) == 0
+    with pytest.raises(
+        pycoll.PeerLostError,
+        match=r"call: rank 0 is lost: (it closed its connection|receive: |send: )",
+    ):
+        bindings.raise_for(code, lost.comm, "call")
+    with pytest.raises(pycoll.UnavailableError, match="board of rank 0"):
+        bindings.board_read(lost.comm, 0)
+    assert ends[2].begin() == bindings.AGAIN  # it waits for rank 1, who is there
+
+
+def test_a_call_waits_for_its_first_socket(opened: Opened) -> None:
+    comms = opened(2)
+    for comm in comms:
+        bindings.comm_remote(comm, 1 - comms.index(comm))
+        bindings.comm_sealed(comm)
+    ends = [Stream(comm, rank, 2, [1000]) for rank, comm in enumerate(comms)]
+    assert [end.begin() for end in ends] == [bindings.AGAIN] * 2
+    assert [bindings.comm_links(comm, 1 - rank) for rank, comm in enumerate(comms)] == [0, 0]
+    adopter = threading.Thread(target=joined.adopt, args=(comms, 0, 1))
+    adopter.start()
+    assert finish(comms[0], bindings.AGAIN) == 0
+    adopter.join()
+    assert ends[1].end(finish(comms[1], bindings.AGAIN)) == 0
+
+
+def test_what_cannot_be_remote(opened: Opened) -> None:
+    comms = opened(2)
+    link_all(comms)
+    direct = compile_program(get("two_shot"), 2, 0, direct=True).to_bytes()
+    with pytest.raises(InternalError, match="edge 0: kind 2"):
+        bindings.program_load(comms[0], direct)
+    for peer in (0, 2):
+        with pytest.raises(InternalError, match=f"rank {peer} cannot be remote to rank 0 of 2"):
+            bindings.comm_remote(opened(2)[0], peer)
+    mapped = opened(2)
+    connect_all(mapped)
+    with pytest.raises(InternalError, match="which has been told all peers"):
+        bindings.comm_remote(mapped[0], 1)
+    with pytest.raises(InternalError, match="socket to rank 1: INVALID"):
+        bindings.comm_adopt(mapped[0], 1, 0)
+    with pytest.raises(InternalError, match="sockets to rank 1: INVALID"):
+        bindings.comm_links(mapped[0], 1)
+
+
+@pytest.mark.parametrize("way", ["told", "deadline", "remote"])
 def test_a_peer_that_dies_under_load_leaves_a_survivor_that_can_close(way: str) -> None:
     def rank() -> str:
         met = detect()
         before = held()
-        comm = joined.join(met)
+        comm = joined.join(met, way == "remote")
         pids = [int(blob) for blob in met.allgather(str(os.getpid()).encode(), SECONDS)]
         plan = bind(comm, met.rank, 2, get("ring"), 1000)
         x = np.ones(1000, np.uint8)
@@ -285,7 +370,7 @@ def test_a_peer_that_dies_under_load_leaves_a_survivor_that_can_close(way: str) 
         bindings.release(plan)
         bindings.comm_close(comm)
         assert held() <= before
-        return f"{bindings.code_name(code)} {error.cause} {error.text}"
+        return f"{bindings.code_name(code)} {error.cause} {error.text[:14]}"
 
     def tell(comm: Any, pid: int) -> None:
         died = os.pidfd_open(pid)
@@ -297,14 +382,14 @@ def test_a_peer_that_dies_under_load_leaves_a_survivor_that_can_close(way: str) 
     assert isinstance(lost, pycoll.PeerLostError)
     if way == "told":
         assert found == "ABORTED 77 rank 1 is gone"
+    elif way == "deadline":
+        assert found == "TIMEDOUT 0 no progress fo"
     else:
-        assert found == "TIMEDOUT 0 no progress for 0.5 s"
+        assert found == "LOST 0 rank 1 is lost"
 
 
 # Lies, in the words of shm. An address is: magic, version, rank, user, host, token, name, and a
 # number for tests.
-
-of_shm = pytest.mark.parametrize("opened", ["shm"], indirect=True)
 
 FIELDS = struct.Struct("<IIII16s16s32sQ")
 NAMES = ("magic", "version", "rank", "uid", "host", "token", "name", "base")
@@ -327,7 +412,6 @@ def refused(comm: Any, peer: int, blob: bytes, serving: Callable[[], object]) ->
     return code, error.text
 
 
-@of_shm
 @pytest.mark.parametrize(
     ("changed", "code", "text"),
     [
@@ -359,7 +443,6 @@ def test_a_forged_address(opened: Opened, changed: dict[str, Any], code: str, te
     assert end.begin() == 0
 
 
-@of_shm
 @pytest.mark.parametrize("length", [0, 1, 87, 89, 1000])
 def test_an_address_of_the_wrong_length(opened: Opened, length: int) -> None:
     comms = opened(2)
@@ -369,7 +452,6 @@ def test_an_address_of_the_wrong_length(opened: Opened, length: int) -> None:
     assert text == f"address of rank 1 has {length} bytes, want {FIELDS.size}"
 
 
-@of_shm
 def test_garbage_for_an_address(opened: Opened) -> None:
     comms = opened(2)
     truth, drawn = bindings.comm_address(comms[1]), random.Random(3)
@@ -382,7 +464,6 @@ def test_garbage_for_an_address(opened: Opened) -> None:
     connect_all(comms)
 
 
-@of_shm
 def test_an_address_of_the_other_peer(opened: Opened) -> None:
     comms = opened(3)
     blob = forged(bindings.comm_address(comms[2]), rank=1)
@@ -394,7 +475,6 @@ def test_an_address_of_the_other_peer(opened: Opened) -> None:
     )
 
 
-@of_shm
 def test_a_peer_that_lies_about_its_rank_is_refused_every_time(opened: Opened) -> None:
     comms = opened(3)
     blob = forged(bindings.comm_address(comms[2]), rank=1)
@@ -403,7 +483,6 @@ def test_a_peer_that_lies_about_its_rank_is_refused_every_time(opened: Opened) -
     # The fixture finds any mapping of these attempts that closing leaves behind.
 
 
-@of_shm
 def test_there_is_no_such_peer(opened: Opened) -> None:
     comms = opened(2)
     assert refused(comms[0], 2, bindings.comm_address(comms[1]), lambda: None) == (
@@ -412,7 +491,6 @@ def test_there_is_no_such_peer(opened: Opened) -> None:
     )
 
 
-@of_shm
 @pytest.mark.parametrize("options", [{"slots": 4}, {"slot_bytes": 8192}, {"heap_bytes": 1 << 21}])
 def test_a_peer_with_other_options(opened: Opened, options: dict[str, int]) -> None:
     mine, other = opened(2)[0], opened(2, **options)[1]
@@ -423,7 +501,6 @@ def test_a_peer_with_other_options(opened: Opened, options: dict[str, int]) -> N
     assert "want" in text
 
 
-@of_shm
 def test_a_peer_of_the_same_length_with_other_slots(opened: Opened) -> None:
     mine = opened(2, slots=2, slot_bytes=8192)[0]
     other = opened(2, slots=4, slot_bytes=4096)[1]
@@ -458,7 +535,6 @@ class Liar:
 MAGIC = struct.pack("<I", 0x53434350)
 
 
-@of_shm
 @pytest.mark.parametrize(
     ("lie", "text"),
     [
@@ -511,7 +587,6 @@ def length_of_memory() -> int:
     return os.fstat(max(ours)).st_size
 
 
-@of_shm
 def test_a_stranger_gets_nothing_and_is_not_counted(opened: Opened) -> None:
     comms = opened(2)
     fields = dict(zip(NAMES, FIELDS.unpack(bindings.comm_address(comms[1])), strict=True))
@@ -537,3 +612,131 @@ def test_a_stranger_gets_nothing_and_is_not_counted(opened: Opened) -> None:
             data, fds, _, _ = socket.recv_fds(stranger, 64, 4)
             assert (data, fds) == (b"", [])
     connect_all(comms)
+
+
+# Lies over a socket. A frame is: magic, kind, channel, zero, nbytes, count, credit, signature,
+# place, piece; then its bytes.
+
+FRAME = struct.Struct("<IBBHQQQQII")
+FRAME_NAMES = ("magic", "kind", "channel", "zero", "nbytes", "count", "credit", "signature",
+               "place", "piece")  # fmt: skip
+MESSAGE, CREDIT = 1, 2
+IN_LINE = 2**32 - 1
+
+
+def frame(**fields: int) -> bytes:
+    message: dict[str, int] = {"magic": 0x31464350, "kind": MESSAGE, "nbytes": 8, "count": 1}
+    values = message | fields
+    return FRAME.pack(*(values.get(name, 0) for name in FRAME_NAMES)) + bytes(
+        min(values["nbytes"], 1 << 20)
+    )
+
+
+def credit(**fields: int) -> bytes:
+    return frame(kind=CREDIT, **({"nbytes": 0, "count": 0} | fields))
+
+
+@pytest.mark.parametrize(
+    ("lies", "text"),
+    [
+        ([frame(magic=0x50434631)], "begins with 0x50434631, kind 1; want 0x31464350"),
+        ([frame(kind=0)], "begins with 0x31464350, kind 0"),
+        ([frame(kind=3)], "begins with 0x31464350, kind 3"),
+        ([frame(zero=1)], "begins with"),
+        ([b"GET / HTTP/1.1" + bytes(100)], "begins with 0x20544547"),
+        ([frame(channel=6)], "is for channel 6 of 6"),
+        ([frame(channel=255)], "is for channel 255 of 6"),
+        ([frame(credit=1)], "gives back 1 messages; 0 have been sent"),
+        ([credit(credit=2**64 - 1)], "gives back 18446744073709551615 messages; 0 have"),
+        ([credit(count=1)], "holds a message besides its credit"),
+        ([credit(nbytes=1)], "holds a message besides its credit"),
+        ([credit(signature=1)], "holds a message besides its credit"),
+        ([credit(place=1)], "holds a message besides its credit"),
+        ([frame(nbytes=SLOT_BYTES + 1)], "holds 4097 bytes, which do not fit"),
+        ([frame(nbytes=2**32)], "holds 4294967296 bytes, which do not fit"),
+        ([frame(nbytes=2**64 - 1)], "holds 18446744073709551615 bytes, which do not fit"),
+        ([frame(channel=4, nbytes=41, place=IN_LINE)], "holds 41 bytes, which do not fit"),
+        ([frame(channel=4, place=IN_LINE - 1)], "holds 8 bytes, which do not fit"),
+        ([frame(channel=5, nbytes=65, place=SLOTS * SLOT_BYTES // 64 - 1)], "holds 65 bytes"),
+        ([frame(count=0)], "holds message 0 of channel 0; 0 have been consumed"),
+        ([frame(count=33)], "holds message 33 of channel 0; 0 have been consumed"),
+        ([frame(count=2**63 + 1)], "holds message 9223372036854775809 of channel 0"),
+        ([frame(count=2**64 - 1)], "holds message 18446744073709551615 of channel 0"),
+        ([frame(nbytes=41, count=SLOTS + 1)], f"holds message {SLOTS + 1} of channel 0"),
+        ([frame(channel=1)] * 2, "holds message 1 of channel 1"),
+        ([frame(channel=1, count=n) for n in (2, 1, 2)], "holds message 2 of channel 1"),
+        ([frame()[:-1]], "rank 0 is lost: it closed its connection within a message"),
+        ([frame()[:47]], "rank 0 is lost: it closed its connection within a message"),
+        (
+            [frame(nbytes=SLOT_BYTES)[:-1]],
+            "rank 0 is lost: it closed its connection within a message",
+        ),
+        ([credit(), credit()], "rank 0 is lost: it closed its connection"),
+        ([], "rank 0 is lost: it closed its connection"),
+    ],
+)
+def test_a_remote_peer_that_lies(opened: Opened, lies: list[bytes], text: str) -> None:
+    comm = opened(2)[1]
+    bindings.comm_remote(comm, 0)
+    bindings.comm_sealed(comm)
+    ours, liar = joined.sockets()
+    bindings.comm_adopt(comm, 0, ours.detach())
+    end = Stream(comm, 1, 2, [1000])
+    liar.sendall(b"".join(lies))
+    liar.close()
+    memory = end.memory.ctypes.data
+    code = finish(comm, bindings.run(comm, end.plans[1000], memory, memory, SECONDS))
+    error = bindings.comm_error(comm)
+    assert code == (bindings.LOST if "lost" in text else bindings.INVALID)
+    assert (error.code, error.peer) == (code, 0)
+    assert text in error.text
+    assert bindings.comm_links(comm, 0) == 0
+
+
+@algorithm(allreduce)
+def past_rank_2(b: ScheduleBuilder) -> None:
+    """Rank 0 sends to rank 1; rank 2 is in no call's way."""
+    b.chunks(1)
+    if b.rank == 0:
+        b.send(b.output[:], to=1)
+    if b.rank == 1:
+        b.recv(b.output[:], frm=0)
+
+
+def test_a_liar_and_a_dead_peer_do_no_harm_to_calls_without_them(opened: Opened) -> None:
+    comms = opened(4)
+    link_all(comms)
+    plans = [bind(comm, rank, 4, past_rank_2, 1000) for rank, comm in enumerate(comms)]
+    bindings.comm_close(comms.pop(3))
+    liar, theirs = joined.sockets()
+    bindings.comm_adopt(comms[1], 2, theirs.detach())
+    for number in range(100):
+        if number == 10:
+            liar.sendall(frame(nbytes=2**40))
+        x, out = content(number, 1000), np.zeros(1000, np.uint8)
+        at = [x.ctypes.data, out.ctypes.data, x.ctypes.data]
+        complete(comms, plans[:3], at, at)
+        assert np.array_equal(x, out)
+    liar.close()
+    assert [bindings.comm_links(comms[1], peer) for peer in (0, 2, 3)] == [1, 0, 0]
+    late = bind(comms[1], 1, 4, get("ring"), 1000)
+    code = finish(comms[1], bindings.run(comms[1], late, out.ctypes.data, 0, SECONDS))
+    assert code == bindings.INVALID
+    assert "a frame of rank 2 holds 1099511627776 bytes" in bindings.comm_error(comms[1]).text
+
+
+def test_closing_waits_until_what_was_sent_has_arrived(opened: Opened) -> None:
+    comms = opened(2, slots=8, slot_bytes=1 << 20)
+    link_all(comms)
+    ends = [Stream(comm, rank, 2, [SLOT_BYTES]) for rank, comm in enumerate(comms)]
+    for _ in range(100):
+        for _ in range(8):
+            assert ends[0].begin() == 0
+        for _ in range(8):
+            assert ends[1].begin() == 0
+    for _ in range(8):
+        assert ends[0].begin() == 0
+    ends[0].plans.clear()
+    bindings.comm_close(comms.pop(0))
+    for _ in range(8):  # and gives credit to one who is gone
+        assert ends[1].begin() == 0

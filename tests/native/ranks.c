@@ -1,16 +1,20 @@
 /* Ranks as threads of one process, so that ThreadSanitizer and AddressSanitizer see every access.
  *
- *   ranks FOLDER SIZE ITERATIONS ALGORITHM...
+ *   ranks PATH FOLDER SIZE ITERATIONS ALGORITHM...
  *
- * FOLDER holds ALGORITHM.RANK (staged) and, where the algorithm has one, ALGORITHM.RANK.direct,
- * for SIZE ranks. Calls follow each other without a pause and mix algorithms, sizes, in place and
- * out of place, registered arrays, blocking and queued; every element is checked. */
+ * PATH is how ranks reach each other: `mapped`, `remote` (by sockets, which another thread hands
+ * over while calls run), or `both` (ranks 0 and 1, 2 and 3 are mapped). FOLDER holds ALGORITHM.RANK
+ * (staged) and, where the algorithm has one, ALGORITHM.RANK.direct, for SIZE ranks. Calls follow
+ * each other without a pause and mix algorithms, sizes, in place and out of place, registered
+ * arrays, blocking and queued; every element is checked. */
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include "pycoll.h"
 
 #define MAX_RANKS 8
@@ -18,6 +22,12 @@
 #define MAX_COUNT 3000
 #define DEPTH 8 /* calls queued at once */
 
+#define LINKS 3 /* sockets between two ranks */
+
+static bool any_mapped, any_remote;
+static struct pc_comm *comms[MAX_RANKS];
+static pthread_barrier_t joined; /* with the thread that links */
+static _Atomic bool linked;
 static const char *folder;
 static char *const *algorithms;
 static uint32_t size, nalgorithms;
@@ -113,7 +123,7 @@ static void run_calls(struct pc_comm *comm, uint32_t rank)
     }
     for (uint32_t a = 0; a < nalgorithms; a++) {
         staged[a] = load(comm, algorithms[a], rank, "");
-        direct[a] = load(comm, algorithms[a], rank, ".direct");
+        direct[a] = any_remote ? NULL : load(comm, algorithms[a], rank, ".direct");
     }
     uint64_t state = 42;
     for (int call = 0; call < iterations; call++) {
@@ -167,6 +177,36 @@ static void run_calls(struct pc_comm *comm, uint32_t rank)
     }
 }
 
+static bool is_remote(uint32_t a, uint32_t b)
+{
+    return a != b && any_remote && !(any_mapped && a / 2 == b / 2);
+}
+
+/* Hands over sockets with small buffers, so that frames leave in pieces. */
+static void link_ranks(void)
+{
+    for (uint32_t k = 0; k < LINKS; k++)
+        for (uint32_t a = 0; a < size; a++)
+            for (uint32_t b = 0; b < a; b++) {
+                int ends[2], bytes = 16384;
+                if (!is_remote(a, b))
+                    continue;
+                if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+                    perror("socketpair");
+                    exit(1);
+                }
+                for (int i = 0; i < 2; i++)
+                    setsockopt(ends[i], SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+                int rc = pc_comm_adopt(comms[a], b, ends[0]);
+                rc = rc == PC_OK ? pc_comm_adopt(comms[b], a, ends[1]) : rc;
+                if (rc != PC_OK || pc_comm_links(comms[b], a) != (int)k + 1) {
+                    fprintf(stderr, "adopt: %s\n", pc_code_name(rc));
+                    exit(1);
+                }
+            }
+    atomic_store(&linked, true);
+}
+
 static void *rank_main(void *argument)
 {
     uint32_t rank = (uint32_t)(uintptr_t)argument;
@@ -180,10 +220,13 @@ static void *rank_main(void *argument)
     int rc = pc_comm_open(&options, &comm);
     if (rc != PC_OK)
         die(comm, "open", rc);
+    comms[rank] = comm;
     blob_bytes[rank] = pc_comm_address(comm, blobs[rank], sizeof blobs[rank]);
     pthread_barrier_wait(&barrier);
     for (uint32_t peer = 0; peer < size;) {
-        rc = pc_comm_connect(comm, peer, blobs[peer], (size_t)blob_bytes[peer]);
+        rc = is_remote(rank, peer)
+                 ? pc_comm_remote(comm, peer)
+                 : pc_comm_connect(comm, peer, blobs[peer], (size_t)blob_bytes[peer]);
         if (rc != PC_OK && rc != PC_AGAIN)
             die(comm, "connect", rc);
         pc_comm_poll(comm);
@@ -192,27 +235,36 @@ static void *rank_main(void *argument)
     atomic_fetch_add(&connected, 1);
     while (atomic_load(&connected) < size) /* the others need an answer from this one */
         pc_comm_poll(comm);
+    pthread_barrier_wait(&joined);
     run_calls(comm, rank);
-    pthread_barrier_wait(&barrier); /* the arenas are shared: nobody unmaps before all are done */
+    while (!atomic_load(&linked))
+        sched_yield();
+    if (any_mapped) /* the arenas are shared: nobody unmaps before all are done */
+        pthread_barrier_wait(&barrier);
     pc_comm_close(comm);
     return NULL;
 }
 
 int main(int argc, char **argv)
 {
-    if (argc < 5) {
-        fprintf(stderr, "usage: %s FOLDER SIZE ITERATIONS ALGORITHM...\n", argv[0]);
+    if (argc < 6) {
+        fprintf(stderr, "usage: %s PATH FOLDER SIZE ITERATIONS ALGORITHM...\n", argv[0]);
         return 2;
     }
-    folder = argv[1];
-    size = (uint32_t)atoi(argv[2]);
-    iterations = atoi(argv[3]);
-    algorithms = argv + 4;
-    nalgorithms = (uint32_t)(argc - 4);
+    any_mapped = strcmp(argv[1], "remote") != 0;
+    any_remote = strcmp(argv[1], "mapped") != 0;
+    folder = argv[2];
+    size = (uint32_t)atoi(argv[3]);
+    iterations = atoi(argv[4]);
+    algorithms = argv + 5;
+    nalgorithms = (uint32_t)(argc - 5);
     pthread_t threads[MAX_RANKS];
     pthread_barrier_init(&barrier, NULL, size);
+    pthread_barrier_init(&joined, NULL, size + 1);
     for (uint32_t r = 0; r < size; r++)
         pthread_create(&threads[r], NULL, rank_main, (void *)(uintptr_t)r);
+    pthread_barrier_wait(&joined);
+    link_ranks();
     for (uint32_t r = 0; r < size; r++)
         pthread_join(threads[r], NULL);
     printf("%d calls on %u ranks\n", iterations, size);

@@ -86,16 +86,23 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_no_race(tsan: Path, programs: Path, size: int) -> None:
-    done = run(tsan, programs / str(size), size, 200, *names("allreduce"))
+#: How ranks reach each other; see ranks.c.
+of_paths = pytest.mark.parametrize(
+    ("path", "size"),
+    [(path, size) for path in ("mapped", "remote") for size in (2, 3, 4)] + [("both", 4)],
+)
+
+
+@of_paths
+def test_no_race(tsan: Path, programs: Path, path: str, size: int) -> None:
+    done = run(tsan, path, programs / str(size), size, 200, *names("allreduce"))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"200 calls on {size} ranks\n"
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_no_stray_access(asan: Path, programs: Path, size: int) -> None:
-    done = run(asan, programs / str(size), size, 400, *names("allreduce"))
+@of_paths
+def test_no_stray_access(asan: Path, programs: Path, path: str, size: int) -> None:
+    done = run(asan, path, programs / str(size), size, 400, *names("allreduce"))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"400 calls on {size} ranks\n"
 
@@ -104,7 +111,7 @@ def test_a_weakened_order_is_caught(tmp_path: Path, programs: Path) -> None:
     header = tmp_path / "relaxed.h"
     header.write_text(RELAXED)
     binary = build(tmp_path, "ranks", [*TSAN, "-include", str(header)])
-    done = run(binary, programs / "2", 2, 50, "ring")
+    done = run(binary, "mapped", programs / "2", 2, 50, "ring")
     assert "WARNING: ThreadSanitizer: data race" in done.stderr
     assert done.returncode != 0
 
@@ -123,3 +130,14 @@ def test_damaged_programs_and_addresses(
         accepted += int(done.stdout.split()[2])
     # the test must reach the interpreter, not only the loader's refusals
     assert 300 < accepted < 5700
+
+
+def test_a_peer_that_lies_over_its_sockets(tmp_path: Path) -> None:
+    binary = build(tmp_path, "fuzz_tcp", ASAN)
+    refused = 0
+    for seed in (1, 2, 3):
+        done = run(binary, seed, 1000)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("1000 streams, ")
+        refused += int(done.stdout.split()[2])
+    assert 300 < refused < 2700
