@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
+#include <unistd.h>
 #include "internal.h"
 
 /* How long a rank that closes waits for its last messages to reach a peer. */
@@ -53,6 +55,10 @@ static void write_header(struct pc_comm *comm)
     a->slots = comm->options.slots;
     a->slot_bytes = comm->options.slot_bytes;
     a->heap_bytes = comm->options.heap_bytes;
+    a->pid = (int32_t)getpid();
+    a->address = (uint64_t)(uintptr_t)a;
+    if (getrandom(&a->token, sizeof a->token, 0) != sizeof a->token)
+        a->pid = 0; /* no process: peers fetch nothing from this one */
     a->magic = PC_ARENA_MAGIC;
 }
 
@@ -91,7 +97,11 @@ int pc_comm_open(const struct pc_options *options, struct pc_comm **out)
                         (unsigned long long)options->heap_bytes);
     comm->layout = pc__layout(options);
     pthread_mutex_init(&comm->queue_lock, NULL);
-    pthread_cond_init(&comm->queue_moved, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&comm->queue_moved, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     comm->peers = calloc(options->size, sizeof *comm->peers);
     comm->dones = calloc(options->size, sizeof *comm->dones);
     comm->fifos = calloc((size_t)options->size * PC_EDGE_CHANNELS, sizeof *comm->fifos);
@@ -104,7 +114,7 @@ int pc_comm_open(const struct pc_options *options, struct pc_comm **out)
     comm->arena = pc__shm.arena(comm->device);
     write_header(comm);
     resolve(comm, options->rank, comm->arena);
-    return PC_OK;
+    return pc__p2p_open(comm);
 }
 
 int pc_comm_address(struct pc_comm *comm, void *blob, size_t capacity)
@@ -209,6 +219,7 @@ void pc_comm_close(struct pc_comm *comm)
     if (comm == NULL)
         return;
     pc__progress_stop(comm);
+    pc__p2p_close(comm);
     if (comm->arena != NULL)
         atomic_store(&((struct pc_arena *)comm->arena)->state, PC_BOARD_CLOSED);
     /* What a broken communicator, or a fork's child, has sent is no matter. */
@@ -230,7 +241,8 @@ void pc_comm_close(struct pc_comm *comm)
 
 const struct pc_error *pc_comm_error(struct pc_comm *comm)
 {
-    return atomic_load(&comm->broken) ? &comm->call.error : &comm->error;
+    const struct pc_error *failure = atomic_load(&comm->failure);
+    return failure ? failure : &comm->error;
 }
 
 /* The child has no progress thread and must not touch the counts that its parent owns. */

@@ -1,6 +1,7 @@
 /* The progress loop: one call at a time, its channels stepped until all have finished. */
 #include <string.h>
 #include "interpreter.h"
+#include "p2p.h"
 
 /* A thread's identity; never zero. */
 static uintptr_t self(void)
@@ -115,20 +116,36 @@ static int read_ready(struct pc_comm *comm)
     return 1;
 }
 
+void pc__break(struct pc_comm *comm, int code, struct pc_error *error)
+{
+    struct pc_error *none = NULL;
+    if (atomic_compare_exchange_strong(&comm->failure, &none, error))
+        atomic_store(&comm->broken, code);
+}
+
+/* Whether calls can still be made. */
+static int usable(struct pc_comm *comm)
+{
+    if (atomic_load_explicit(&comm->broken, memory_order_relaxed))
+        return PC_BROKEN;
+    if (!atomic_load_explicit(&comm->aborted, memory_order_acquire))
+        return PC_OK;
+    comm->call.error = comm->abort_error;
+    pc__break(comm, PC_ABORTED, &comm->call.error);
+    return PC_ABORTED;
+}
+
 int pc__begin(struct pc_comm *comm, const struct pc_plan *plan, const void *in, void *out,
               double timeout)
 {
     struct pc_call *call = &comm->call;
-    if (atomic_load_explicit(&comm->broken, memory_order_relaxed))
-        return PC_BROKEN;
-    if (atomic_load_explicit(&comm->aborted, memory_order_acquire)) {
-        call->error = comm->abort_error;
-        atomic_store(&comm->broken, PC_ABORTED);
-        return PC_ABORTED;
-    }
+    int rc = usable(comm);
+    if (rc != PC_OK)
+        return rc;
     if (plan->apart && in == out && plan->nbytes) /* the call has not begun: nothing is broken */
         return pc__fail(&comm->error, PC_INVALID, -1, "this collective has no in-place form");
     call->plan = plan;
+    call->batch = NULL;
     call->in = (char *)((uintptr_t)in - pc__extent_at(plan, plan->spec.input));
     call->out = (char *)((uintptr_t)out - pc__extent_at(plan, plan->spec.output));
     call->timeout = timeout;
@@ -147,6 +164,23 @@ int pc__begin(struct pc_comm *comm, const struct pc_plan *plan, const void *in, 
     return PC_OK;
 }
 
+int pc__begin_batch(struct pc_comm *comm, struct pc_batch *batch, uint64_t signature,
+                    double timeout)
+{
+    struct pc_call *call = &comm->call;
+    int rc = usable(comm);
+    if (rc != PC_OK)
+        return rc;
+    call->batch = batch;
+    call->running = 1; /* channel, so to say */
+    call->timeout = timeout;
+    call->deadline = 0;
+    call->active = true;
+    pc__board_enter(comm, signature);
+    pc__pairwise_post(comm, batch);
+    return PC_OK;
+}
+
 int pc__advance(struct pc_comm *comm, uint64_t patience_ns)
 {
     struct pc_call *call = &comm->call;
@@ -155,7 +189,12 @@ int pc__advance(struct pc_comm *comm, uint64_t patience_ns)
     int rc;
     for (;;) {
         rc = 0;
-        if (call->program == NULL) {
+        if (call->batch != NULL) {
+            if (pc__batch_done(call->batch)) {
+                rc = pc__batch_end(comm, &call->batch);
+                call->running = 0;
+            }
+        } else if (call->program == NULL) {
             rc = read_ready(comm);
             if (rc > 0)
                 start(call, call->all_registered ? call->plan->direct : call->plan->staged,
@@ -171,11 +210,12 @@ int pc__advance(struct pc_comm *comm, uint64_t patience_ns)
                 rc = stepped;
         }
         /* What a rank has sent leaves before its call ends: nobody sends it later. */
-        if (rc >= 0 && call->running == 0 && comm->remote != NULL) {
+        bool ran = rc >= 0 && call->batch == NULL && call->running == 0;
+        if (ran && comm->remote != NULL) {
             rc = comm->remote->drained(comm->wire, &call->error);
             drained = rc != 0;
         }
-        if (rc >= 0 && call->running == 0 && drained) {
+        if (rc >= 0 && ran && drained) {
             call->active = false;
             pc__board_leave(comm);
             return PC_OK;
@@ -189,8 +229,13 @@ int pc__advance(struct pc_comm *comm, uint64_t patience_ns)
             if (rc == PC_OK)
                 continue;
         }
-        if (rc != PC_AGAIN)
-            atomic_store(&comm->broken, rc);
+        if (rc != PC_AGAIN) {
+            pc__break(comm, rc, &call->error);
+            if (call->batch != NULL) {
+                pc__p2p_end(comm, rc);
+                pc__batch_end(comm, &call->batch);
+            }
+        }
         return rc;
     }
 }
@@ -208,9 +253,11 @@ static int run(struct pc_comm *comm, struct pc_plan *plan, const void *in, void 
     int rc = pc__enter(comm);
     if (rc != PC_OK)
         return rc;
-    if (atomic_load_explicit(&comm->queued, memory_order_acquire))
-        return finish(comm,
-                      pc__join_queue(comm, plan, in, out, timeout, (double)patience_ns * 1e-9));
+    if (atomic_load_explicit(&comm->queued, memory_order_acquire)) {
+        struct pc_work job
+            = {.plan = plan, .in = (char *)(uintptr_t)in, .out = out, .timeout = timeout};
+        return finish(comm, pc__join_queue(comm, &job, (double)patience_ns * 1e-9));
+    }
     rc = pc__begin(comm, plan, in, out, timeout);
     if (rc == PC_OK)
         rc = pc__advance(comm, patience_ns);
@@ -232,6 +279,8 @@ int pc_resume(struct pc_comm *comm, double seconds)
     uint64_t patience = seconds > 0 ? (uint64_t)(seconds * 1e9) : 1;
     if (atomic_load_explicit(&comm->entered, memory_order_relaxed) != self())
         return PC_INVALID; /* comm->error may be another thread's, which is inside a call */
+    if (comm->p2p->blocking != NULL)
+        return finish(comm, pc__exchange_resume(comm, patience));
     if (comm->joined != NULL)
         return finish(comm, pc__joined_wait(comm, seconds));
     return finish(comm, pc__advance(comm, patience));
@@ -244,6 +293,10 @@ int pc_comm_stuck(struct pc_comm *comm, struct pc_stuck *out)
     out->peer = -1;
     if (!call->active)
         return 0;
+    if (call->batch != NULL) {
+        pc__batch_stuck(call->batch, out);
+        return 1;
+    }
     if (call->program == NULL) {
         out->peer = (int32_t)call->ready;
         out->direction = PC_DIRECTION_RECV;
@@ -266,6 +319,11 @@ int pc_comm_stuck(struct pc_comm *comm, struct pc_stuck *out)
         return 1;
     }
     return 1;
+}
+
+int pc_comm_entered(struct pc_comm *comm)
+{
+    return atomic_load(&comm->entered) != 0;
 }
 
 int pc_comm_broken(struct pc_comm *comm)

@@ -3,15 +3,9 @@
  * A Launcher remembers plans by what was asked for and starts one for arrays that speak the buffer
  * protocol. Whatever it does not serve it hands back untouched (None), and the
  * Python path finds the plan or the reason. Limited API, so one build serves every Python. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "fastcall.h"
 #include <stdlib.h>
 #include <string.h>
-#include "internal.h"
-
-/* Below this the lock of the interpreter is held while polling: giving it away and taking it back
- * costs more than the whole call. */
-#define PC_KEEP_LOCK_BYTES (32u << 10)
 
 /* How a plan wants its arrays; Python gives these to add(). */
 #define PC_ARRAYS_ALIAS 1u  /* without `out`, `x` is both */
@@ -50,7 +44,7 @@ struct bound { /* a persistent plan */
 
 /* The element type of a view: the letter tells the kind and, since 'l' may be 4 or 8 bytes long,
  * itemsize the width. -1 when it is none of ours, or not in this machine's byte order. */
-static int dtype_of(const Py_buffer *view)
+int pc__dtype_of(const Py_buffer *view)
 {
     const char *format = view->format ? view->format : "B";
     Py_ssize_t size = view->itemsize;
@@ -233,14 +227,14 @@ static PyObject *launcher_call(PyObject *self, PyObject *const *args, Py_ssize_t
         PyErr_Clear();
         Py_RETURN_NONE;
     }
-    int dtype = dtype_of(&out_view);
+    int dtype = pc__dtype_of(&out_view);
     uint64_t kind
         = kind_of((uint32_t)collective, (uint32_t)dtype, (uint32_t)op, (uint32_t)root, has_x);
     if (dtype >= 0 && x == out) {
         rc = serve(l, kind, &out_view, &out_view);
     } else if (dtype >= 0) {
         if (PyObject_GetBuffer(x, &in_view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) == 0) {
-            if (dtype_of(&in_view) == dtype)
+            if (pc__dtype_of(&in_view) == dtype)
                 rc = serve(l, kind, &in_view, &out_view);
             PyBuffer_Release(&in_view);
         } else {
@@ -462,7 +456,7 @@ __attribute__((visibility("default"))) PyMODINIT_FUNC PyInit__fastcall(void)
         || PyModule_AddObjectRef(m, "Plan", bound) < 0
         || PyModule_AddIntConstant(m, "ALIAS", PC_ARRAYS_ALIAS) < 0
         || PyModule_AddIntConstant(m, "SHAPED", PC_ARRAYS_SHAPED) < 0
-        || PyModule_AddIntConstant(m, "APART", PC_ARRAYS_APART) < 0)
+        || PyModule_AddIntConstant(m, "APART", PC_ARRAYS_APART) < 0 || pc__add_port(m) < 0)
         Py_CLEAR(m);
     Py_XDECREF(launcher);
     Py_XDECREF(bound);

@@ -140,6 +140,7 @@ struct pc_channel {
 struct pc_call {
     struct pc_comm *comm;
     const struct pc_plan *plan;
+    struct pc_batch *batch;           /* instead of a plan */
     const struct pc_program *program; /* NULL while READY is being exchanged */
     const struct pc_chunk *chunks;
     uint64_t ntiles;
@@ -163,6 +164,9 @@ struct pc_work {
     struct pc_plan *plan;
     char *in;
     char *out;
+    struct pc_batch *batch;  /* instead of a plan, until the call has it */
+    uint64_t signature;      /* of the batch's call */
+    struct pc_batch *posted; /* not queued at all: transfers that were posted */
     double timeout;
     char where[232]; /* as long as the board's text */
     struct pc_work *next;
@@ -173,7 +177,8 @@ struct pc_work {
 struct pc_peer {
     char *arena; /* of a remote peer: its shadow */
     bool remote;
-    const char *in; /* READY of the present call */
+    _Atomic uint32_t gone; /* the rank has left or died */
+    const char *in;        /* READY of the present call */
     char *out;
 };
 
@@ -195,21 +200,23 @@ struct pc_comm {
     _Atomic int dozing;    /* threads that sleep, with that one */
     char *arena;
     struct pc_peer *peers;
-    struct pc_fifo *fifos;  /* [peer][channel] */
+    struct pc_fifo *fifos;  /* [peer][channel], PC_EDGE_CHANNELS each */
     struct pc_token *dones; /* [peer] */
     struct pc_token locals[PC_MAX_CHANNELS][PC_MAX_CHANNELS];
     uint64_t ready_calls;
     uint32_t connected;
     bool sealed;
     struct pc_error error;
-    _Atomic int broken; /* the code that broke it, or 0 */
+    _Atomic int broken;                 /* the code that broke it, or 0 */
+    _Atomic(struct pc_error *) failure; /* what broke it: the call's error or the transfers' */
     _Atomic int aborted;
     _Atomic int abort_claimed;
     struct pc_error abort_error;
     _Atomic uintptr_t entered; /* the thread inside a call, or 0 */
     struct pc_call call;
-    uint64_t yield_after; /* ns: until then a rank that waits sleeps without yielding first */
-    uint64_t yield_pause; /* ns: how long that was the last time */
+    _Atomic uint64_t
+        yield_after; /* ns: until then a rank that waits sleeps without yielding first */
+    _Atomic uint64_t yield_pause; /* ns: how long that was the last time */
 
     pthread_t thread; /* progress thread, started by the first pc_submit */
     bool threaded;
@@ -220,6 +227,9 @@ struct pc_comm {
     struct pc_work *tail;
     _Atomic uint32_t queued; /* submitted and not finished */
     struct pc_work *joined;  /* a blocking call that stands in the queue */
+
+    struct pc_p2p *p2p;
+    _Atomic uint32_t posted; /* batches of transfers that are not finished */
 
     struct pc_block *blocks;
     size_t nblocks;
@@ -249,14 +259,21 @@ int pc__begin(struct pc_comm *comm, const struct pc_plan *plan, const void *in, 
 int pc__advance(struct pc_comm *comm, uint64_t patience_ns);
 /* pc_run that only polls: AGAIN soon, and never sleeps. */
 int pc__try(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out, double timeout);
+/* The same for a pairwise batch. */
+int pc__begin_batch(struct pc_comm *comm, struct pc_batch *batch, uint64_t signature,
+                    double timeout);
 int pc__enter(struct pc_comm *comm);
+/* The first failure is the communicator's. */
+void pc__break(struct pc_comm *comm, int code, struct pc_error *error);
 void pc__leave(struct pc_comm *comm);
 uint64_t pc__now(void);
 
 /* work.c */
 void pc__progress_stop(struct pc_comm *comm);
-int pc__join_queue(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out,
-                   double timeout, double seconds);
+/* `job`: what to run. The queue owns its batch from then on. */
+int pc__enqueue(struct pc_comm *comm, const struct pc_work *job, const char *where,
+                struct pc_work **result);
+int pc__join_queue(struct pc_comm *comm, const struct pc_work *job, double seconds);
 int pc__joined_wait(struct pc_comm *comm, double seconds);
 
 /* doorbell.c */
@@ -269,7 +286,38 @@ uint32_t pc__doorbell(struct pc_comm *comm);
 void pc__sleep(struct pc_comm *comm, uint32_t doorbell, uint64_t ns);
 
 /* wait.c */
+#define PC_POLLS_PER_CLOCK 64
 int pc__idle(struct pc_comm *comm, uint64_t until_ns);
+bool pc__shares_core(struct pc_comm *comm);
+void pc__give_way(struct pc_comm *comm);
+/* Marks `line`; false when the count is there already. */
+bool pc__mark(struct pc_line *line, uint64_t want);
+void pc__unmark(struct pc_line *line);
+
+/* p2p.c */
+int pc__p2p_open(struct pc_comm *comm);
+void pc__p2p_close(struct pc_comm *comm);
+/* Moves what transfers can move: 1 when any did, 0, or the code that broke the communicator. */
+int pc__p2p_progress(struct pc_comm *comm);
+bool pc__batch_done(const struct pc_batch *batch);
+void pc__batch_stuck(const struct pc_batch *batch, struct pc_stuck *out);
+/* Whatever is posted ends with `result`: the communicator is broken. */
+void pc__p2p_end(struct pc_comm *comm, int result);
+/* Around a sleep: from begin on, whatever transfers wait for rings the doorbell. False when there
+ * is no reason to sleep; lowers `until` to the first deadline. */
+bool pc__p2p_sleep_begin(struct pc_comm *comm, uint64_t *until);
+void pc__p2p_sleep_end(struct pc_comm *comm);
+
+/* exchange.c */
+int pc__exchange_resume(struct pc_comm *comm, uint64_t patience_ns);
+int pc__posted_wait(struct pc_batch *batch, double seconds);
+int pc__send_receive(struct pc_comm *comm, const struct pc_message *message, double timeout,
+                     uint64_t patience_ns);
+
+/* watch.c: the progress thread, about transfers that nobody waits for. */
+int pc__watched(struct pc_comm *comm); /* makes sure that it does */
+bool pc__watch(struct pc_comm *comm);  /* a turn of it, with the queue's lock; false: none needed */
+int pc__thread_start(struct pc_comm *comm);
 
 /* board.c */
 void pc__board_enter(struct pc_comm *comm, uint64_t signature);

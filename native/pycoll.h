@@ -38,7 +38,7 @@ struct pc_options {
 
 struct pc_error {
     int32_t code;
-    int32_t cause; /* ABORTED: the code given to pc_comm_abort */
+    int32_t cause; /* ABORTED: what was given to pc_comm_abort; else 1 if a transfer failed */
     int32_t peer;  /* rank at fault, or -1 */
     int32_t errnum;
     char text[240];
@@ -81,6 +81,15 @@ struct pc_stuck { /* where a call stands that has not finished */
     uint64_t got;
 };
 
+struct pc_message { /* one end of a transfer */
+    void *at;
+    uint64_t nbytes;
+    uint32_t peer;
+    uint32_t direction; /* enum pc_direction */
+    uint32_t dtype;     /* enum pc_dtype; both ends must say the same */
+    uint32_t reserved;
+};
+
 struct pc_comm;
 struct pc_program;
 struct pc_plan;
@@ -109,8 +118,9 @@ int pc_comm_links(struct pc_comm *comm, uint32_t peer);
 void pc_comm_close(struct pc_comm *comm);
 const struct pc_error *pc_comm_error(struct pc_comm *comm);
 int pc_comm_abort(struct pc_comm *comm, int cause, int peer, const char *text);
-int pc_comm_broken(struct pc_comm *comm); /* 0, or the code that broke it */
-int pc_comm_forked(struct pc_comm *comm); /* in the child of a fork: detach from the peers */
+int pc_comm_broken(struct pc_comm *comm);  /* 0, or the code that broke it */
+int pc_comm_entered(struct pc_comm *comm); /* 1 while a thread is inside a call */
+int pc_comm_forked(struct pc_comm *comm);  /* in the child of a fork: detach from the peers */
 
 /* Registered memory, reachable by every mapped peer. NULL when the heap is full. */
 void *pc_heap_alloc(struct pc_comm *comm, size_t nbytes);
@@ -137,6 +147,22 @@ int pc_submit(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *
               const char *where, struct pc_work **work);
 int pc_work_wait(struct pc_work *work, double seconds);
 void pc_work_free(struct pc_work *work);
+
+/* Transfers between two ranks. Those to one peer, and those from one peer, keep their order; there
+ * is none with anything else. A send is finished when its bytes may be written over. pc_exchange
+ * is a blocking call as pc_run is, with pc_resume; what pc_post gives is waited for as that of
+ * pc_submit is. */
+int pc_exchange(struct pc_comm *comm, const struct pc_message *messages, uint32_t n,
+                double timeout);
+int pc_post(struct pc_comm *comm, const struct pc_message *messages, uint32_t n, double timeout,
+            struct pc_work **work);
+int pc_comm_gone(struct pc_comm *comm, uint32_t peer); /* any thread: this rank has left or died */
+
+/* Transfers that are one call among those of pc_run and pc_submit, in their order. */
+int pc_pairwise(struct pc_comm *comm, uint64_t signature, const struct pc_message *messages,
+                uint32_t n, double timeout);
+int pc_pairwise_submit(struct pc_comm *comm, uint64_t signature, const struct pc_message *messages,
+                       uint32_t n, double timeout, const char *where, struct pc_work **work);
 
 /* The call board. */
 int pc_board_describe(struct pc_comm *comm, const char *text);

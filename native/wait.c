@@ -9,7 +9,6 @@
 #include <time.h>
 #include "interpreter.h"
 
-#define PC_POLLS_PER_CLOCK 64
 #define PC_SLOW_YIELD_NS UINT64_C(1000000)
 #define PC_YIELD_PAUSE_NS UINT64_C(4000000)
 #define PC_LONGEST_PAUSE_NS UINT64_C(1000000000)
@@ -30,6 +29,8 @@ static bool reached(const struct pc_channel *channel)
  * count: they move when that one does. */
 static bool moved(const struct pc_call *call, uint32_t nchannels)
 {
+    if (call->batch != NULL)
+        return pc__batch_done(call->batch);
     for (uint32_t c = 0; c < nchannels; c++)
         if (!call->channels[c].finished && call->channels[c].line && reached(&call->channels[c]))
             return true;
@@ -54,8 +55,7 @@ static struct pc_line *sleep_on(struct pc_call *call, struct pc_channel *channel
     return line;
 }
 
-/* Marks `line`; false when the count is there already. */
-static bool mark(struct pc_line *line, uint64_t want)
+bool pc__mark(struct pc_line *line, uint64_t want)
 {
     uint64_t seen = atomic_load_explicit(&line->count, memory_order_acquire);
     while ((seen & ~PC_ASLEEP) < want)
@@ -67,7 +67,7 @@ static bool mark(struct pc_line *line, uint64_t want)
 }
 
 /* Whether a peer was last seen on the core that this rank runs on. */
-static bool shares_core(struct pc_comm *comm)
+bool pc__shares_core(struct pc_comm *comm)
 {
     struct pc_arena *mine = (struct pc_arena *)comm->arena;
     uint32_t core = (uint32_t)sched_getcpu() + 1; /* zero: not known yet */
@@ -80,6 +80,11 @@ static bool shares_core(struct pc_comm *comm)
             return true;
     }
     return false;
+}
+
+void pc__unmark(struct pc_line *line)
+{
+    atomic_fetch_and_explicit(&line->count, ~PC_ASLEEP, memory_order_relaxed);
 }
 
 enum listening { SEND_ONLY, FROM_AWAITED, FROM_ALL };
@@ -113,8 +118,9 @@ static int listen_to(struct pc_comm *comm, uint32_t nchannels, enum listening wh
     return PC_OK;
 }
 
-static void doze(struct pc_comm *comm, uint32_t nchannels, uint64_t ns)
+static void doze(struct pc_comm *comm, uint32_t nchannels, uint64_t now, uint64_t until)
 {
+    bool posted = atomic_load_explicit(&comm->posted, memory_order_relaxed) != 0;
     uint32_t doorbell = pc__doorbell(comm);
     struct pc_line *marked[PC_MAX_CHANNELS];
     uint32_t n = 0;
@@ -125,40 +131,48 @@ static void doze(struct pc_comm *comm, uint32_t nchannels, uint64_t ns)
             continue;
         uint64_t want;
         marked[n] = sleep_on(&comm->call, channel, &want);
-        asleep = mark(marked[n], want);
+        asleep = pc__mark(marked[n], want);
         n += asleep;
     }
+    if (posted && !pc__p2p_sleep_begin(comm, &until))
+        asleep = false;
+    if (comm->call.batch != NULL && pc__batch_done(comm->call.batch))
+        asleep = false;
     /* pc_comm_abort and pc__progress_stop ring after they have written, so nothing is missed. */
-    if (asleep && !atomic_load(&comm->aborted))
-        pc__sleep(comm, doorbell, ns);
+    if (asleep && until > now && !atomic_load(&comm->aborted))
+        pc__sleep(comm, doorbell, until - now);
+    if (posted)
+        pc__p2p_sleep_end(comm);
     while (n > 0) /* a mark left behind would cost its signaller a system call */
-        atomic_fetch_and_explicit(&marked[--n]->count, ~PC_ASLEEP, memory_order_relaxed);
+        pc__unmark(marked[--n]);
 }
 
 /* Lets the other ranks of this core run, which is cheaper than to sleep and be woken. But a foreign
  * process that burns the core gets its whole time slice, milliseconds, and nobody wakes a rank that
  * only yielded: each time that happens, ranks go straight to sleep for longer. */
-static void give_way(struct pc_comm *comm)
+void pc__give_way(struct pc_comm *comm)
 {
     uint64_t before = pc__now();
-    if (before < comm->yield_after)
+    if (before < atomic_load_explicit(&comm->yield_after, memory_order_relaxed))
         return;
     sched_yield();
+    uint64_t pause = atomic_load_explicit(&comm->yield_pause, memory_order_relaxed);
     /* Many ranks of the job before this one is no foreign process. */
     if (pc__now() - before < PC_SLOW_YIELD_NS * (1 + comm->options.size / 16)) {
-        comm->yield_pause /= 2;
+        atomic_store_explicit(&comm->yield_pause, pause / 2, memory_order_relaxed);
         return;
     }
-    comm->yield_pause = 4 * comm->yield_pause + PC_YIELD_PAUSE_NS;
-    if (comm->yield_pause > PC_LONGEST_PAUSE_NS)
-        comm->yield_pause = PC_LONGEST_PAUSE_NS;
-    comm->yield_after = before + comm->yield_pause;
+    pause = 4 * pause + PC_YIELD_PAUSE_NS;
+    if (pause > PC_LONGEST_PAUSE_NS)
+        pause = PC_LONGEST_PAUSE_NS;
+    atomic_store_explicit(&comm->yield_pause, pause, memory_order_relaxed);
+    atomic_store_explicit(&comm->yield_after, before + pause, memory_order_relaxed);
 }
 
 int pc__idle(struct pc_comm *comm, uint64_t until_ns)
 {
     struct pc_call *call = &comm->call;
-    uint32_t nchannels = call->program ? call->program->nchannels : 1;
+    uint32_t nchannels = call->batch ? 0 : call->program ? call->program->nchannels : 1;
     uint64_t spin_until = 0, now = 0;
     int rc;
     for (uint32_t polls = 1;; polls++) {
@@ -173,20 +187,23 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
         }
         if (moved(call, nchannels))
             return PC_OK;
+        if (atomic_load_explicit(&comm->posted, memory_order_relaxed) && pc__p2p_progress(comm) > 0)
+            continue;
         if (comm->options.spin == 0)
             break;
         pc__relax();
         if (polls % PC_POLLS_PER_CLOCK == 0) {
             now = pc__now();
             if (spin_until == 0)
-                spin_until = shares_core(comm) ? now : now + comm->options.spin * UINT64_C(1000);
-            if (now >= spin_until || atomic_load(&comm->aborted))
+                spin_until
+                    = pc__shares_core(comm) ? now : now + comm->options.spin * UINT64_C(1000);
+            if (now >= spin_until || atomic_load(&comm->aborted) || atomic_load(&comm->broken))
                 break;
         }
     }
     if (until_ns == 0) /* the caller only wanted to poll */
         return PC_AGAIN;
-    give_way(comm);
+    pc__give_way(comm);
     for (;;) {
         if (atomic_load(&comm->aborted)) {
             call->error = comm->abort_error;
@@ -197,8 +214,12 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
             if (rc != PC_OK)
                 return rc < 0 ? rc : PC_OK;
         }
+        if (atomic_load_explicit(&comm->posted, memory_order_relaxed))
+            pc__p2p_progress(comm);
         if (moved(call, nchannels))
             return PC_OK;
+        if (atomic_load(&comm->broken)) /* by a transfer */
+            return PC_BROKEN;
         now = pc__now();
         if (call->deadline == 0)
             call->deadline = now + (uint64_t)(call->timeout * 1e9);
@@ -207,6 +228,6 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
         if (now >= until_ns)
             return PC_AGAIN;
         uint64_t limit = until_ns < call->deadline ? until_ns : call->deadline;
-        doze(comm, nchannels, limit - now);
+        doze(comm, nchannels, now, limit);
     }
 }

@@ -82,10 +82,20 @@ class Error(NamedTuple):
     """What the engine says about its last failure."""
 
     code: int
-    cause: int  #: ABORTED: what was given to `comm_abort`
+    cause: int  #: ABORTED: what was given to `comm_abort`; else 1 if a transfer failed
     peer: int
     errnum: int
     text: str
+
+
+class Message(NamedTuple):
+    """One end of a transfer."""
+
+    address: int
+    nbytes: int
+    peer: int
+    sending: bool
+    dtype: int  #: its code
 
 
 class Board(NamedTuple):
@@ -251,6 +261,11 @@ def comm_broken(comm: Any) -> int:
     return int(_lib.pc_comm_broken(comm))
 
 
+def comm_entered(comm: Any) -> bool:
+    """Tell whether a thread is inside a call."""
+    return bool(_lib.pc_comm_entered(comm))
+
+
 def comm_forked(comm: Any) -> None:
     """Detach from the peers, in the child of a fork."""
     _lib.pc_comm_forked(comm)
@@ -389,6 +404,43 @@ def submit(comm: Any, plan: Any, x: int, out: int, timeout: float, where: str, w
 def work_wait(work: Any, seconds: float) -> int:
     """Wait at most so long for queued work; AGAIN when it is not finished. No work is finished."""
     return int(_lib.pc_work_wait(work[0], seconds)) if work[0] else 0
+
+
+def _messages(messages: Sequence[Message]) -> Any:
+    found = ffi.new("struct pc_message[]", len(messages))
+    for m, (address, nbytes, peer, sending, dtype) in zip(found, messages, strict=True):
+        m.at, m.nbytes, m.peer, m.dtype = ffi.cast("void *", address), nbytes, peer, dtype
+        m.direction = _lib.PC_DIRECTION_SEND if sending else _lib.PC_DIRECTION_RECV
+    return found
+
+
+def exchange(comm: Any, messages: Sequence[Message], timeout: float) -> int:
+    """Transfer messages; AGAIN after a millisecond, then go on with `resume`."""
+    return int(_lib.pc_exchange(comm, _messages(messages), len(messages), timeout))
+
+
+def post(comm: Any, messages: Sequence[Message], timeout: float, work: Any) -> int:
+    """Transfer messages beside the caller; their work goes to ``work``."""
+    return int(_lib.pc_post(comm, _messages(messages), len(messages), timeout, work))
+
+
+def comm_gone(comm: Any, peer: int) -> None:
+    """Say that a rank has left or died; any thread may."""
+    _lib.pc_comm_gone(comm, peer)
+
+
+def pairwise(comm: Any, signature: int, messages: Sequence[Message], timeout: float) -> int:
+    """Run transfers as one call; AGAIN after a millisecond, then go on with `resume`."""
+    return int(_lib.pc_pairwise(comm, signature, _messages(messages), len(messages), timeout))
+
+
+def pairwise_submit(
+    comm: Any, signature: int, messages: Sequence[Message], timeout: float, where: str, work: Any
+) -> int:
+    """Queue transfers as one call for the progress thread; its work goes to ``work``."""
+    found, text = _messages(messages), _bytes(where, BOARD_TEXT)
+    code = _lib.pc_pairwise_submit(comm, signature, found, len(messages), timeout, text, work)
+    return int(code)
 
 
 def board_describe(comm: Any, text: str) -> None:

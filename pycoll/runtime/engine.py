@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -33,6 +34,8 @@ _SLICE_SECONDS = 0.1
 #: A rank that has waited this long says what it is doing; large messages take milliseconds anyway.
 _QUIET_SECONDS = 0.01
 _MAX_SECONDS = 86400  #: of a timeout
+#: How long leaving waits for threads that are about to leave a wait.
+_LEAVE_SECONDS = 1.0
 #: Finished works that nobody waits for are kept, with their arrays, until there are so many.
 _FEW = 8
 
@@ -65,6 +68,7 @@ class Engine:
         self._revocable: weakref.WeakSet[Revocable] = weakref.WeakSet()
         self._handles: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pending: set[Work] = set()
+        self._inside: set[int] = set()  #: threads that wait for works at this moment
         self._many = _FEW  #: pending works at which to look which are finished
         self.world: World
         self.world, self.comm = join(bootstrap, config.algorithm, config.timeout)
@@ -183,7 +187,12 @@ class Engine:
 
     def wait(self, work: Any, seconds: float) -> int | None:
         """Wait for native work for a moment, at most so long; return its code, or None."""
-        code = bindings.work_wait(work, min(seconds, _SLICE_SECONDS))
+        thread = threading.get_ident()
+        self._inside.add(thread)
+        try:
+            code = bindings.work_wait(work, min(seconds, _SLICE_SECONDS))
+        finally:
+            self._inside.discard(thread)
         return None if code == bindings.AGAIN else code
 
     def track(self, work: Work) -> None:
@@ -266,11 +275,14 @@ class Engine:
             bindings.comm_abort(self.comm, 0, -1, "the communicator was closed")
             for work in list(self._pending):
                 work.exception()
+        until = time.monotonic() + _LEAVE_SECONDS
+        while self._others_inside() and time.monotonic() < until:
+            time.sleep(0)  # every work is finished: whoever waited for it is about to leave
         own = bindings.board_read(self.comm, self.world.rank)
         calls = own.sequence - (own.state == bindings.CALLING)
         self.links.close()
         self.bootstrap.close(calls, reason=reason)
-        if self.calling():
+        if self.calling() or self._others_inside():
             # A thread sleeps in a call, and the process ends: it may sleep on, on what it uses.
             for handle in handles:
                 bindings.abandon(handle)
@@ -283,6 +295,9 @@ class Engine:
         """Take leave because of an exception of the user's; the others are told which."""
         self.leave(failed(error))
 
+    def _others_inside(self) -> bool:
+        return bool(self._inside - {threading.get_ident()})
+
     def forked(self) -> None:
         """In the child of a fork: let go; everything belongs to the parent."""
         self._parent = self._pid
@@ -294,7 +309,8 @@ class Engine:
         """Tell whether a call is under way; one that failed stays on the board."""
         own = bindings.board_read(self.comm, self.world.rank)
         on_board = own.state == bindings.CALLING and not bindings.comm_broken(self.comm)
-        return on_board or self._waiter != 0  # behind queued calls, it is not on the board yet
+        # Behind queued calls it is not on the board yet; a transfer never is.
+        return on_board or self._waiter != 0 or bindings.comm_entered(self.comm)
 
 
 #: Engines of this process that are open.

@@ -32,10 +32,11 @@ from pycoll.runtime.boards import Boards
 
 if TYPE_CHECKING:
     from pycoll.runtime.join import World
-    from pycoll.runtime.plan import Executable
 
 #: How long a rank that knows of a failure waits for what the others have to say about it.
 _SAY_SECONDS = 1.0
+#: What is known of a mismatch before the ranks have said what they called.
+_DIFFERENT = "ranks called different things"
 #: Modules whose frames are not the user's.
 _OURS = (
     "pycoll.communicator",
@@ -47,6 +48,10 @@ _OURS = (
     "pycoll.runtime.",
     "pycoll.interop.",
 )
+
+
+#: `bindings.Error.cause` where it was a transfer that failed.
+_TRANSFER = 1
 
 
 class Cause(enum.IntEnum):
@@ -73,6 +78,14 @@ _LEFT = {
     GARBLED: "sent what no rank of this version sends",
     UNREACHABLE: "cannot be reached any more",
 }
+
+
+class Named(Protocol):
+    """What a signature stands for."""
+
+    @property
+    def text(self) -> str:
+        """Return the call as errors show it."""
 
 
 class Control(boards.Control, Protocol):
@@ -106,7 +119,7 @@ class Faults:
         #: The first; never raised itself: its traceback would keep the user's frames alive.
         self.failure: PycollError | None = None
         #: Signature of a call → what runs it, as long as somebody may run it.
-        self.plans: weakref.WeakValueDictionary[int, Executable] = weakref.WeakValueDictionary()
+        self.plans: weakref.WeakValueDictionary[int, Named] = weakref.WeakValueDictionary()
         self._comm = comm
         self._control = control
         self._rank = world.rank
@@ -131,6 +144,7 @@ class Faults:
             self._departed[rank] = _Departed(calls, _LEFT.get(reason, reason))
             self._moved.notify_all()
         self._look_for_departed(self.boards.own())
+        bindings.comm_gone(self._comm, rank)  # transfers with it end
 
     def on_abort(self, rank: int, kind: str, text: str) -> None:
         """Note that a rank gave up, and why."""
@@ -145,6 +159,8 @@ class Faults:
             self._break(PeerLostError(text), Cause.LOST, rank)
         elif kind == "timeout":
             self._break(CollectiveTimeout(text), Cause.TIMEOUT, rank)
+        elif kind == "transfer":
+            self._break(MismatchError(text), Cause.MISMATCH, rank)
         else:
             self._break(BrokenError(f"{self._name(rank)} gave up: {text}"), Cause.ERROR, rank)
 
@@ -183,7 +199,7 @@ class Faults:
     def _look_for_mismatch(self, own: Board) -> None:
         # A rank may still be in an earlier call, which ends well: all others have done their part.
         if own.state == bindings.CALLING and own.sequence >= self._mismatched:
-            self._break(MismatchError("ranks called different things"), Cause.MISMATCH, -1)
+            self._break(MismatchError(_DIFFERENT), Cause.MISMATCH, -1)
 
     def _look_for_departed(self, own: Board) -> None:
         # The same: who has finished call n is not missed by those that are still in it.
@@ -207,7 +223,8 @@ class Faults:
     def interrupted(self, error: BaseException) -> None:
         """End the call that an exception (Ctrl-C) left unfinished in this thread, on every rank."""
         if bindings.resume(self._comm, 0) == bindings.AGAIN:
-            self.give_up(error, self.describe())
+            calling = self.boards.own().state == bindings.CALLING
+            self.give_up(error, self.describe() if calling else f"a transfer at {user_line()}")
 
     def give_up(self, error: BaseException, call: str) -> None:
         """Break the communicator on every rank: ``error`` stopped ``call`` half way here."""
@@ -229,23 +246,25 @@ class Faults:
         if code == bindings.BROKEN and self.failure is None:
             # A queued call broke it, and its Work has not been waited for.
             code = bindings.comm_broken(self._comm) or code
-        if where:
+        native = bindings.comm_error(self._comm)
+        transfer = native.code == code and native.cause == _TRANSFER
+        if where and not transfer:
             self.describe(where)
-        if code == bindings.TIMEDOUT:
+        if transfer:
+            self._transfer_failed(native, where)
+        elif code == bindings.TIMEDOUT:
             self._time_out(timeout)
         elif code == bindings.MISMATCH:
-            peer = bindings.comm_error(self._comm).peer
-            self._break(MismatchError("ranks called different things"), Cause.MISMATCH, peer)
+            self._break(MismatchError(_DIFFERENT), Cause.MISMATCH, native.peer)
         elif code == bindings.LOST:
-            error = bindings.comm_error(self._comm)
-            self._note_lost_link(error.peer, f"the connection to it broke ({error.text})")
+            self._note_lost_link(native.peer, f"the connection to it broke ({native.text})")
         elif code not in (bindings.ABORTED, bindings.BROKEN):
             self._unexpected(code)
         failure = self.failure
         if failure is None:
             failure = BrokenError("the communicator was closed inside this call")
         first, self._reported = not self._reported, True
-        if first and isinstance(failure, MismatchError):
+        if first and str(failure) == _DIFFERENT:
             failure = self.failure = self._agree_on_mismatch()
         in_call = code != bindings.BROKEN
         if first and (in_call or isinstance(failure, PeerLostError | MismatchError)):
@@ -280,6 +299,33 @@ class Faults:
             )
         self._break(PeerLostError(text), Cause.LOST, peer)
         self._tell("lost", text)
+
+    def _transfer_failed(self, native: bindings.Error, where: str) -> None:
+        what = f"{native.text} (at {where.rpartition(' at ')[2] or user_line()})"
+        if native.code == bindings.TIMEDOUT:
+            board = self.boards.of(native.peer)
+            last = "" if board is None else board.text or self._text(board, f"call {board.sequence}")
+            if board is None or not board.sequence:
+                what += f"; rank {native.peer} has made no call yet"
+            elif board.state == bindings.CALLING:
+                what += f"; rank {native.peer} is in {last}"
+            else:
+                what += f"; rank {native.peer} is in no collective, its last was {last}"
+            self._break(CollectiveTimeout(what), Cause.TIMEOUT, self._rank)
+            self._tell("timeout", what)
+        elif native.code == bindings.MISMATCH:
+            self._break(MismatchError(what), Cause.MISMATCH, native.peer)
+            self._tell("transfer", what)
+        elif native.code == bindings.LOST:
+            with self._moved:
+                self._moved.wait_for(lambda: native.peer in self._departed, _SAY_SECONDS)
+            departed = self._departed.get(native.peer)
+            how = "is gone" if departed is None else departed.how
+            what = f"{self._name(native.peer)} {how}: {what}"
+            self._break(PeerLostError(what), Cause.LOST, native.peer)
+            self._tell("error", what)
+        else:
+            self._unexpected(native.code)
 
     def _unexpected(self, code: int) -> None:
         try:
@@ -348,7 +394,7 @@ class Faults:
         for rank in range(self._size):
             board = self.boards.of(rank)
             lines.append(f"rank {rank}: {said.get(rank) or self._guess(board, own)}")
-        failure = MismatchError("ranks called different things: " + "; ".join(lines))
+        failure = MismatchError(f"{_DIFFERENT}: {'; '.join(lines)}")
         return failure
 
     def _guess(self, board: Board | None, own: Board) -> str:

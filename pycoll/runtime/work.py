@@ -46,6 +46,16 @@ class Work:
             self._engine.submit(plan, x, out, self._timeout, self._where, self._parts[-1])
         return self
 
+    def begin(self, submit: Callable[[Any], int], finish: Callable[[], Any]) -> Work:
+        """Start one native work: ``submit`` puts it into a place and returns its code."""
+        self._finish = finish
+        self._engine.track(self)
+        self._parts.append(self._engine.work_place())
+        code = submit(self._parts[-1])
+        if code:
+            self._engine.faults.raise_for(code, self._timeout)
+        return self
+
     def wait(self, timeout: float | None = None) -> Any:
         """Return the result; raise what went wrong.
 

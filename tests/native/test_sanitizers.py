@@ -15,7 +15,7 @@ from pycoll.schedule import NotDirect
 
 NATIVE = Path(__file__).parents[2] / "native"
 HERE = Path(__file__).parent
-SOURCES = sorted(p for p in NATIVE.glob("*.c") if p.name != "fastcall.c")
+SOURCES = sorted(p for p in NATIVE.glob("*.c") if not p.name.startswith("fast"))
 TSAN = ("-fsanitize=thread", "-DPC_RANKS_ARE_THREADS")
 ASAN = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
@@ -80,6 +80,14 @@ def asan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("asan"), "ranks", ASAN)
 
 
+@pytest.fixture(scope="module")
+def transfers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {
+        kind: build(tmp_path_factory.mktemp(f"transfers-{kind}"), "transfers", flags)
+        for kind, flags in (("tsan", TSAN), ("asan", ASAN))
+    }
+
+
 def run(*command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(part) for part in command], capture_output=True, text=True, timeout=300
@@ -105,6 +113,17 @@ def test_no_stray_access(asan: Path, programs: Path, path: str, size: int) -> No
     done = run(asan, path, programs / str(size), size, 400, *names("allreduce"))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"400 calls on {size} ranks\n"
+
+
+@pytest.mark.parametrize("spin", [0, 20])  # 0: as where ranks share cores
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["tsan", "asan"])
+def test_no_race_or_stray_access_of_transfers(
+    transfers: dict[str, Path], kind: str, size: int, spin: int
+) -> None:
+    done = run(transfers[kind], size, 400, spin)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"400 messages or batches on {size} ranks\n"
 
 
 def test_a_weakened_order_is_caught(tmp_path: Path, programs: Path) -> None:
