@@ -17,6 +17,7 @@ class Groups(Objects):
 
     A new communicator has queues, plans and failures of its own: one that breaks leaves the others
     usable. A process that dies breaks all that it belongs to. They may be closed in any order.
+    The slots of each take up to 8 MiB of memory, as they are used, and arrays of its `empty` more.
     """
 
     _groups = 0  #: made so far, on every rank alike

@@ -289,12 +289,85 @@ def every_algorithm(comm: Communicator, names: Callable[[str], tuple[str, ...]])
             checks.blocking(Case(collective, counts, root=root, algorithm=name))
 
 
+def every_transfer(comm: Communicator) -> None:
+    """Messages between two ranks, blocks whose lengths only their ends know, and objects."""
+    rank, every = comm.rank, range(comm.size)
+
+    def block(frm: int, to: int) -> Array:
+        return contribution(frm, (0, 3, 70_001, 200)[(frm + 2 * to) % 4], "float32", "sum") + to
+
+    sends = [(block(rank, peer), peer) for peer in every]
+    recvs = [(np.empty_like(block(peer, rank)), peer) for peer in every]
+    work = comm.exchange(sends, recvs, async_op=True)
+    sent, got = [x.size for x, _ in sends], [x.size for x, _ in recvs]
+    x, want = (np.concatenate([x for x, _ in sends]), [block(peer, rank) for peer in every])
+    equal(comm.alltoallv(x, sent, np.empty(sum(got), "f4"), got), np.concatenate(want))
+    for i, found in enumerate(work.wait()):
+        equal(found, want[i], "exchange", i)
+    for root in roots(comm.size):
+        whole = np.concatenate([block(peer, root) for peer in every])
+        counts = [block(peer, root).size for peer in every]
+        equal(comm.gatherv(block(rank, root), None, counts, root), whole if rank == root else None)
+        mine = None if rank == root else np.empty_like(block(rank, root))
+        equal(comm.scatterv(whole, counts, mine, root), block(rank, root))
+        assert comm.broadcast_object({"rank": rank}, root) == {"rank": root}
+    if comm.size > 1:
+        comm.send(x, (rank + 1) % comm.size, async_op=True)
+        left = (rank - 1) % comm.size
+        x = np.concatenate([block(left, peer) for peer in every])
+        equal(comm.recv(np.empty_like(x), left), x)
+    assert comm.allgather_object("x" * rank) == ["x" * peer for peer in every]
+
+
+def every_group(comm: Communicator) -> None:
+    """What holds among all ranks holds among some, and meanwhile among all."""
+    halves, twin = comm.split(comm.rank % 2, -comm.rank), comm.dup()
+    assert halves is not None
+    with halves, twin:
+        for group in (halves, twin, comm):
+            every_table(group)
+            every_transfer(group)
+            total = sum(
+                range(comm.size)[comm.rank % 2 :: 2] if group is halves else range(comm.size)
+            )
+            equal(group.allreduce(np.full(5000, comm.rank)), np.full(5000, total))
+
+
+def mixed(comms: list[Communicator], calls: int, seed: int) -> None:
+    """Calls of all kinds one after the other on several communicators, some of them queued."""
+    random = np.random.default_rng(seed)  # the same on all ranks
+    every, pending = [Checks(comm) for comm in comms], []
+    for turn in range(calls):
+        checks = every[random.integers(len(every))]
+        name = str(random.choice(COLLECTIVES))
+        op = str(random.choice(OPS)) if name in REDUCING else "sum"
+        count, root = int(random.choice((0, 1, 10, 100, 5000, 40_000))), int(random.integers(99))
+        case = Case(
+            name,
+            blocks(name, count, checks.size),
+            str(random.choice(DTYPES)),
+            op,
+            root % checks.size if name in ROOTED else 0,
+        )
+        form, within, offset = random.integers(3), random.integers(2) == 1, random.integers(2) == 1
+        for s, x, out in checks.arrays(case, within, offset):
+            got = checks.call(case, x, out, **({"async_op": True} if form == 2 else {}))
+            if form == 2:
+                pending.append((got, s.want, (turn, case)))
+            else:
+                equal(got, s.want, turn, case)
+        if len(pending) > 6 or turn == calls - 1:
+            for work, want, where in pending:
+                equal(work.wait(), want, *where)
+            pending.clear()
+
+
 def main() -> None:
-    """Check what differs between launchers: nothing should."""
+    """Check what differs between launchers and between hosts: nothing should."""
     with pycoll.init() as comm:
         every_count(comm)
         every_form(comm)
-        every_table(comm)
+        every_group(comm)
 
 
 if __name__ == "__main__":

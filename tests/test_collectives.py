@@ -72,6 +72,24 @@ def test_every_algorithm_by_name(size: int) -> None:
     ranks(size, rank)
 
 
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_every_transfer_and_group(size: int) -> None:
+    def rank() -> None:
+        with pycoll.init() as comm:
+            checks.every_group(comm)
+
+    ranks(size, rank)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_thousand_mixed_calls_on_several_communicators(size: int) -> None:
+    def rank() -> None:
+        with pycoll.init() as comm, comm.dup() as twin, comm.split(comm.rank // 2) as part:
+            checks.mixed([comm, twin, part], 1000, seed=size)
+
+    ranks(size, rank)
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize("size", [2, 4])
 def test_under_a_launcher(launcher, size: int) -> None:

@@ -110,7 +110,9 @@ def test_lengths_that_differ() -> None:
             comm.recv(np.ones(2), 0) if comm.rank else comm.send(np.ones(3), 1)
             comm.barrier()
 
-        with pytest.raises((pycoll.MismatchError, pycoll.BrokenError), match="2 elements.* 3 elements"):
+        with pytest.raises(
+            (pycoll.MismatchError, pycoll.BrokenError), match=r"2 elements.* 3 elements"
+        ):
             transfer()
 
     ranks(2, rank)

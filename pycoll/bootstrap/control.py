@@ -19,7 +19,7 @@ from pycoll.bootstrap.framing import MAX_BLOB, MAX_KEY, Frame, Kind, encode, unp
 from pycoll.bootstrap.group import number_of
 from pycoll.bootstrap.hub import CALLS, SECONDS
 from pycoll.bootstrap.plane import Plane
-from pycoll.bootstrap.reactor import CLOSED
+from pycoll.bootstrap.reactor import CLOSED, UNREACHABLE
 from pycoll.bootstrap.rendezvous import GRACE_SECONDS
 from pycoll.errors import (
     BootstrapError,
@@ -31,10 +31,16 @@ from pycoll.errors import (
 )
 
 MAX_TEXT = 16384  #: characters of an abort's text
+GONE = "lost"  #: kind of an abort whose text says which rank is gone, and how
 
 OnLost = Callable[[int, str], None]
 OnAbort = Callable[[int, str, str], None]
 Board = Callable[[], bytes]
+
+
+def said(reason: str) -> str:
+    """Return the reason of a loss as a clause."""
+    return "it cannot be reached any more" if reason == UNREACHABLE else f"it {reason}"
 
 
 class Exchange:
@@ -279,7 +285,9 @@ class Control:
             text = frame.body.decode(errors="replace")
             rank = self._here[frame.rank]
             self._announce(frame._replace(rank=rank))
-            self._break(BrokenError(f"rank {rank} gave up ({frame.key}): {text}"))
+            gone = frame.key == GONE
+            gave_up = BrokenError(f"rank {rank} gave up ({frame.key}): {text}")
+            self._break(PeerLostError(text) if gone else gave_up)
         elif frame.kind is Kind.CLOSED and frame.rank in self._here:
             self._lose(frame._replace(rank=self._here[frame.rank]))
         else:
@@ -335,7 +343,7 @@ class Control:
             self._lost[frame.rank] = frame.key
         self._announce(frame)
         who = f"rank {frame.rank} ({self.members[frame.rank]})"
-        self._break(PeerLostError(f"{who} is gone: it {frame.key}"))
+        self._break(PeerLostError(f"{who} is gone: {said(frame.key)}"))
 
     def _break(self, error: Exception) -> None:
         """Fail every exchange, those under way and those to come."""

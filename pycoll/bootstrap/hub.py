@@ -14,9 +14,6 @@ CALLS = struct.Struct("<Q")
 RANK = struct.Struct("<I")
 POLL_SECONDS = 0.5  #: how long a rank may take to say its board
 
-#: Why a rank is gone, as `on_lost` is told.
-DIED = "died"  # the process ended without a word
-
 #: A frame and the rank that it goes to.
 Outgoing = tuple[int, Frame]
 
@@ -48,8 +45,6 @@ class Hub:
             raise BootstrapError(f"rank {rank} sent a frame of rank {frame.rank}")
         if frame.kind is Kind.JOIN:
             return self._join(rank, frame)
-        if frame.kind is Kind.DEAD:
-            return self._note_death(rank, frame.body)
         group = self._groups.get(frame.group)
         if group is None or rank not in group.joined:
             raise BootstrapError(f"rank {rank} sent {frame.kind.name} to a group that it is not in")
@@ -115,14 +110,6 @@ class Hub:
             if group.poll:
                 due = min(due, group.poll.deadline)
         return due
-
-    def _note_death(self, rank: int, body: bytes) -> list[Outgoing]:
-        if len(body) != RANK.size:
-            raise BootstrapError(f"rank {rank} sent DEAD with {len(body)} bytes, want 4")
-        (dead,) = RANK.unpack(body)
-        if dead >= self._size:
-            raise BootstrapError(f"rank {rank} says that rank {dead} died, of {self._size}")
-        return self.lost(dead, DIED)
 
     def _join(self, rank: int, frame: Frame) -> list[Outgoing]:
         if len(frame.body) % RANK.size or not frame.body:

@@ -18,19 +18,21 @@ from collections import deque
 from collections.abc import Callable
 
 from pycoll.bootstrap.framing import MAX_BLOB, Frame, Kind, encode
-from pycoll.bootstrap.hub import DIED, RANK, SECONDS, Hub, Outgoing
+from pycoll.bootstrap.hub import RANK, SECONDS, Hub, Outgoing
 from pycoll.bootstrap.link import Link
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.errors import BootstrapError
 
-#: Why a rank is gone, as `on_lost` is told; DIED is another.
+#: Why a rank is gone, as `on_lost` is told.
+DIED = "died"  # the process ended without a word
 EXITED = "exited"  # the process ended in good order, but without close()
 CLOSED = "closed"  # the rank called close()
 GARBLED = "garbled"  # the rank sent what no rank of this version sends
 UNREACHABLE = "unreachable"  # the network, or the whole machine of the rank, is down
 
 WATCHED = 8  #: how many processes a rank watches
-PIDFD_SECONDS = 0.75  #: how long a dead process's last words may take by way of rank 0
+#: How long a dead process's last words may take to rank 0, on its machine and from another.
+PIDFD_SECONDS, FAR_SECONDS = 0.75, 3.0
 FLUSH_SECONDS = 1.0  #: how long the end of the thread may take to send what is queued
 
 
@@ -59,7 +61,8 @@ class Reactor:
         self._outbox: deque[Frame] = deque()
         self._stopping = False
         self._parted = threading.Event()  # the farewell is out; the hub may be needed still
-        self._suspects: dict[int, float] = {}  # rank whose process ended → when to give it up
+        # Rank whose process has ended, and whose connection has not → when to give it up.
+        self._suspects: dict[int, float] = {}
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -185,17 +188,14 @@ class Reactor:
                 with contextlib.suppress(BlockingIOError):
                     self._woken.recv(4096)
             elif key.fd in self._pidfds:
-                self._suspect(key.fd)
+                self._notice_end(key.fd)
             elif events & selectors.EVENT_READ:
                 self._read(key.data)
         while self._outbox:
             self._dispatch(self._outbox.popleft())
         now = time.monotonic()
         for rank in [rank for rank, due in self._suspects.items() if due <= now]:
-            del self._suspects[rank]
-            self._lose(rank, DIED)
-            if not self._hub and rank:
-                self._queue(0, Frame(Kind.DEAD, self._star.rank, "", RANK.pack(rank)))
+            self._condemn(rank)
         if self._hub:
             self._deliver(self._hub.expire(now))
         for link in self._links.values():
@@ -234,17 +234,15 @@ class Reactor:
             link.events = wanted
             self._selector.modify(link.sock, wanted, link)
 
-    def _read(self, link: Link) -> None:
+    def _read(self, link: Link) -> bool:
+        """Act on what came from a peer; False if nothing has."""
         try:
             data = link.receive()
             for frame in link.decoder.feed(data):
-                if self._hub:
-                    self._deliver(self._hub.receive(link.peer, frame, time.monotonic()))
-                else:
-                    self._deliver_here(frame)
+                self._take(link.peer, frame)
             reason = "" if data else DIED
         except BlockingIOError:
-            reason = ""
+            return False
         except OSError:
             reason = UNREACHABLE
         except (BootstrapError, UnicodeDecodeError, struct.error):
@@ -254,12 +252,42 @@ class Reactor:
             link.open = False
             link.sock.close()
             self._lose(link.peer, reason)
+        return True
 
-    def _suspect(self, fd: int) -> None:
+    def _take(self, peer: int, frame: Frame) -> None:
+        if self._hub is None:
+            self._deliver_here(frame)
+        elif frame.kind is Kind.DEAD:
+            (rank,) = RANK.unpack(frame.body)
+            if not 0 < rank < self._star.size:
+                raise BootstrapError(f"rank {peer} says that rank {rank} has died")
+            self._doubt(rank)
+        else:
+            self._deliver(self._hub.receive(peer, frame, time.monotonic()))
+
+    def _notice_end(self, fd: int) -> None:
+        """A process has ended: tell the hub, which knows whether it had taken leave."""
         rank = self._pidfds.pop(fd)
         self._selector.unregister(fd)
         os.close(fd)
-        self._suspects[rank] = time.monotonic() + PIDFD_SECONDS
+        if self._hub or rank == 0:
+            self._doubt(rank)
+        else:
+            self._queue(0, Frame(Kind.DEAD, self._star.rank, "", RANK.pack(rank)))
+
+    def _doubt(self, rank: int) -> None:
+        members = self._star.members
+        near = members[rank].host == members[self._star.rank].host
+        wait = PIDFD_SECONDS if near else FAR_SECONDS
+        self._suspects.setdefault(rank, time.monotonic() + wait)
+
+    def _condemn(self, rank: int) -> None:
+        """Take in the last words of a process that has ended; then it has died."""
+        link = self._links[rank]  # whatever it sent lies here, however late this thread runs
+        while link.open and self._read(link):
+            pass
+        if self._suspects.pop(rank, None) and link.open:
+            self._lose(rank, DIED)
 
     def _lose(self, rank: int, reason: str) -> None:
         """Note what this process itself saw; on rank 0, tell the others."""

@@ -16,8 +16,8 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
-from pycoll.bootstrap.hub import DIED
-from pycoll.bootstrap.reactor import CLOSED, EXITED, GARBLED, UNREACHABLE
+from pycoll.bootstrap.control import GONE
+from pycoll.bootstrap.reactor import CLOSED, DIED, EXITED, GARBLED, UNREACHABLE
 from pycoll.errors import (
     BrokenError,
     CollectiveTimeout,
@@ -155,7 +155,7 @@ class Faults:
                 self._mismatched = min(self._mismatched, int(number))
                 self._moved.notify_all()
             self._look_for_mismatch(self.boards.own())
-        elif kind == "lost":
+        elif kind == GONE:
             self._break(PeerLostError(text), Cause.LOST, rank)
         elif kind == "timeout":
             self._break(CollectiveTimeout(text), Cause.TIMEOUT, rank)
@@ -247,7 +247,8 @@ class Faults:
             # A queued call broke it, and its Work has not been waited for.
             code = bindings.comm_broken(self._comm) or code
         native = bindings.comm_error(self._comm)
-        transfer = native.code == code and native.cause == _TRANSFER
+        told = code in (bindings.ABORTED, bindings.BROKEN)  # its cause is one of `Cause`
+        transfer = not told and native.code == code and native.cause == _TRANSFER
         if where and not transfer:
             self.describe(where)
         if transfer:
@@ -298,13 +299,15 @@ class Faults:
                 "the control plane has not lost it"
             )
         self._break(PeerLostError(text), Cause.LOST, peer)
-        self._tell("lost", text)
+        self._tell(GONE, text)
 
     def _transfer_failed(self, native: bindings.Error, where: str) -> None:
         what = f"{native.text} (at {where.rpartition(' at ')[2] or user_line()})"
         if native.code == bindings.TIMEDOUT:
             board = self.boards.of(native.peer)
-            last = "" if board is None else board.text or self._text(board, f"call {board.sequence}")
+            last = (
+                "" if board is None else board.text or self._text(board, f"call {board.sequence}")
+            )
             if board is None or not board.sequence:
                 what += f"; rank {native.peer} has made no call yet"
             elif board.state == bindings.CALLING:
@@ -323,7 +326,7 @@ class Faults:
             how = "is gone" if departed is None else departed.how
             what = f"{self._name(native.peer)} {how}: {what}"
             self._break(PeerLostError(what), Cause.LOST, native.peer)
-            self._tell("error", what)
+            self._tell(GONE, what)
         else:
             self._unexpected(native.code)
 

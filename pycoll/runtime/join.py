@@ -134,7 +134,7 @@ def join(bootstrap: Bootstrap, algorithm: str | None, timeout: float) -> tuple[W
     try:
         mapped = _map(comm, bootstrap, timeout)
         for peer in range(size):
-            if peer not in mapped[rank]:
+            if not mapped[rank] >> peer & 1:
                 bindings.comm_remote(comm, peer)
         bindings.comm_sealed(comm)
     except BaseException:
@@ -147,8 +147,8 @@ def join(bootstrap: Bootstrap, algorithm: str | None, timeout: float) -> tuple[W
         theirs[0].algorithm,
         SLOTS,
         each,
-        tuple(peer in mapped[rank] for peer in range(size)),
-        any(len(peers) < size for peers in mapped),
+        tuple(bool(mapped[rank] >> peer & 1) for peer in range(size)),
+        any(bits + 1 != 1 << size for bits in mapped),
         place.hosts(places),
         place.placement(places, mapped),
     )
@@ -187,9 +187,8 @@ def _same_version(versions: list[str]) -> None:
             )
 
 
-def _map(comm: Any, bootstrap: Bootstrap, timeout: float) -> list[frozenset[int]]:
-    """Map every peer that can be; return, of every rank, the peers that it shares memory with."""
-    size = bootstrap.size
+def _map(comm: Any, bootstrap: Bootstrap, timeout: float) -> list[int]:
+    """Map every peer that can be; return, as bits, with whom each rank shares memory."""
     blobs = bootstrap.allgather(bindings.comm_address(comm), timeout)
     mapped, trouble = _connect(comm, bootstrap.rank, blobs, min(timeout, ANSWER_SECONDS))
     bits = sum(1 << peer for peer in mapped)
@@ -199,17 +198,27 @@ def _map(comm: Any, bootstrap: Bootstrap, timeout: float) -> list[frozenset[int]
     for rank, blob in enumerate(said):
         number, _, text = blob.decode(errors="replace").partition(" ")
         try:
-            bits = int(number, 16)
+            reached.append(int(number, 16))
         except ValueError:
             raise BootstrapError(f"rank {rank} says that it reached {number[:60]!r}") from None
-        reached.append({peer for peer in range(size) if bits >> peer & 1})
         troubles.append(text)
     if any(troubles):
         raise BootstrapError("; ".join(text for text in troubles if text))
-    return [
-        frozenset(p for p in peers if rank in reached[p]) | {rank}
-        for rank, peers in enumerate(reached)
-    ]
+    return _both_ways(reached)
+
+
+def _both_ways(reached: list[int]) -> list[int]:
+    """Return, of every rank, the bits of the peers that it reached and that reached it."""
+    size = len(reached)
+    if all(bits == (1 << size) - 1 for bits in reached):  # mostly; the rest takes size² steps
+        return reached
+    mutual = [1 << rank for rank in range(size)]
+    for rank, bits in enumerate(reached):
+        for peer in range(rank):
+            if bits >> peer & 1 and reached[peer] >> rank & 1:
+                mutual[rank] |= 1 << peer
+                mutual[peer] |= 1 << rank
+    return mutual
 
 
 def _connect(comm: Any, rank: int, blobs: list[bytes], timeout: float) -> tuple[set[int], str]:

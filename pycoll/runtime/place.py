@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +21,7 @@ class Place(NamedTuple):
 
     host: str  #: boot id: equal for two ranks of one kernel, whatever their containers are called
     memory: int  #: number of the NUMA node that all its processors belong to, or NOWHERE
-    cpus: frozenset[int]
+    cpus: int  #: a bit for each; there may be hundreds, of hundreds of ranks
 
     @classmethod
     def mine(cls) -> Place:
@@ -28,13 +30,12 @@ class Place(NamedTuple):
             host = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         except OSError:  # no /proc: as far as can be told, alone
             host = f"{os.uname().nodename}/{os.getpid()}"
-        cpus = frozenset(os.sched_getaffinity(0))
+        cpus = sum(1 << cpu for cpu in os.sched_getaffinity(0))
         return cls(host, memory_of(cpus), cpus)
 
     def encode(self) -> dict[str, Any]:
-        """Return what JSON can carry; the processors as bits, since there may be hundreds."""
-        bits = sum(1 << cpu for cpu in self.cpus)
-        return {"host": self.host, "memory": self.memory, "cpus": f"{bits:x}"}
+        """Return what JSON can carry."""
+        return {"host": self.host, "memory": self.memory, "cpus": f"{self.cpus:x}"}
 
     @classmethod
     def parse(cls, said: dict[str, Any]) -> Place:
@@ -44,28 +45,30 @@ class Place(NamedTuple):
             raise ValueError("host or memory")
         if not isinstance(text, str) or len(text) > 4096:
             raise ValueError("cpus")
-        bits = bin(int(text, 16))[:1:-1]
-        return cls(host, memory, frozenset(cpu for cpu, bit in enumerate(bits) if bit == "1"))
+        cpus = int(text, 16)
+        if cpus <= 0:
+            raise ValueError("cpus")
+        return cls(host, memory, cpus)
 
 
-def memory_of(cpus: frozenset[int], nodes: Path = _NODES) -> int:
+def memory_of(cpus: int, nodes: Path = _NODES) -> int:
     """Return the NUMA node that all these processors belong to, or NOWHERE."""
     for path in nodes.glob("node[0-9]*/cpulist"):
         try:
             there = path.read_text().strip()
         except OSError:  # taken offline
             continue
-        if there and cpus <= _list(there):
+        if there and not cpus & ~_bits(there):
             return int(path.parent.name.removeprefix("node"))
     return NOWHERE
 
 
-def _list(text: str) -> set[int]:
+def _bits(text: str) -> int:
     """Read "0-3,8" as the kernel writes it."""
-    found: set[int] = set()
+    found = 0
     for part in text.split(","):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
+        found |= (2 << int(last or first)) - (1 << int(first))
     return found
 
 
@@ -78,7 +81,7 @@ def hosts(places: Sequence[Place]) -> tuple[int, ...]:
 def cores(places: Sequence[Place], host: str) -> tuple[int, int]:
     """Return how many cores the ranks of a host may use together, and how many ranks they are."""
     near = [place.cpus for place in places if place.host == host]
-    return len(frozenset().union(*near)), len(near)
+    return functools.reduce(operator.or_, near).bit_count(), len(near)
 
 
 def scarcest(places: Sequence[Place]) -> int:
@@ -87,25 +90,26 @@ def scarcest(places: Sequence[Place]) -> int:
     return min(counts, key=lambda count: (count[0] / count[1], count))[0]
 
 
-def placement(places: Sequence[Place], mapped: Sequence[frozenset[int]]) -> Placement:
+def placement(places: Sequence[Place], mapped: Sequence[int]) -> Placement:
     """Return which ranks share memory, and which of those the same NUMA node.
 
     Args:
         places: Of every rank.
-        mapped: Of every rank, the peers with whom it shares memory; this holds both ways.
+        mapped: Of every rank, the bits of those with whom it shares memory; this holds both ways.
     """
     size = len(places)
-    nodes: list[set[int]] = []
+    nodes: list[int] = []  # bits
     node_of = []
     for rank in range(size):
         # Whoever is in a node shares memory with everyone in it.
-        number = next((n for n, node in enumerate(nodes) if node <= mapped[rank]), len(nodes))
+        known = (n for n, node in enumerate(nodes) if not node & ~mapped[rank])
+        number = next(known, len(nodes))
         if number == len(nodes):
-            nodes.append(set())
-        nodes[number].add(rank)
+            nodes.append(0)
+        nodes[number] |= 1 << rank
         node_of.append(number)
-    known = [all(places[r].memory != NOWHERE for r in nodes[n]) for n in node_of]
-    pairs = [(n, places[r].memory if known[r] else 0) for r, n in enumerate(node_of)]
+    anywhere = {n for rank, n in enumerate(node_of) if places[rank].memory == NOWHERE}
+    pairs = [(n, 0 if n in anywhere else places[r].memory) for r, n in enumerate(node_of)]
     number_of = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
     levels = [Level("node", tuple(node_of))]
     if len(number_of) > len(nodes):

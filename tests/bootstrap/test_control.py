@@ -142,6 +142,15 @@ def test_an_abort_ends_exchanges(controls, together):
         one.exchange("another", b"", SECONDS)
 
 
+def test_an_abort_because_of_a_lost_rank_is_that_loss(controls):
+    one, two = controls(2)
+    log = Log(one)
+    two.abort("lost", "rank 7 (process 1 on b) died")
+    assert log.take() == (1, "lost", "rank 7 (process 1 on b) died")
+    with pytest.raises(PeerLostError, match=r"^rank 7 \(process 1 on b\) died$"):
+        one.exchange("key", b"", SECONDS)
+
+
 def test_callbacks_come_before_the_exchange_fails(controls):
     for _ in range(20):
         one, two = controls(2)

@@ -85,6 +85,13 @@ def test_trouble_of_another_rank_is_raised_here() -> None:
         join.join(Alone(*same, lambda mine: [mine, b"1 rank 7 cannot reach rank 3"]), None, 10)
 
 
+def test_two_ranks_are_mapped_when_each_reached_the_other() -> None:
+    assert join._both_ways([0b111, 0b111, 0b111]) == [0b111, 0b111, 0b111]
+    assert join._both_ways([0b011, 0b111, 0b110]) == [0b011, 0b111, 0b110]
+    assert join._both_ways([0b111, 0b010, 0b111]) == [0b101, 0b010, 0b101]
+    assert join._both_ways([0, 0, 0]) == [0b001, 0b010, 0b100]
+
+
 class Meeting:
     """Two ranks that are threads."""
 

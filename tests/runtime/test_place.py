@@ -14,14 +14,12 @@ from pycoll.runtime.place import NOWHERE, Place
 
 
 def ranks(*spots: tuple[str, int, set[int]]) -> list[Place]:
-    return [Place(host, memory, frozenset(cpus)) for host, memory, cpus in spots]
+    return [Place(host, memory, sum(1 << cpu for cpu in cpus)) for host, memory, cpus in spots]
 
 
-def sharing(places: list[Place]) -> list[frozenset[int]]:
+def sharing(places: list[Place]) -> list[int]:
     """Everyone shares memory with everyone on the host."""
-    return [
-        frozenset(i for i, other in enumerate(places) if other.host == one.host) for one in places
-    ]
+    return [sum(1 << i for i, p in enumerate(places) if p.host == one.host) for one in places]
 
 
 def test_this_process() -> None:
@@ -31,8 +29,8 @@ def test_this_process() -> None:
     assert Place.parse(json.loads(json.dumps(mine.encode()))) == mine
 
 
-@given(st.frozensets(st.integers(0, 1000)), st.integers(-1, 7), st.text(max_size=9))
-def test_a_place_survives_its_travel(cpus: frozenset[int], memory: int, host: str) -> None:
+@given(st.integers(1, 1 << 1000), st.integers(-1, 7), st.text(max_size=9))
+def test_a_place_survives_its_travel(cpus: int, memory: int, host: str) -> None:
     there = Place(host, memory, cpus)
     assert Place.parse(json.loads(json.dumps(there.encode()))) == there
 
@@ -52,17 +50,18 @@ def test_a_place_that_lies_is_one_or_an_error(said: dict[str, object]) -> None:
     except (ValueError, TypeError, KeyError):
         return
     assert there.memory >= NOWHERE
+    assert there.cpus > 0
 
 
 def test_the_memory_of_processors(tmp_path: Path) -> None:
     for name, cpus in {"node0": "0-3,8-11", "node1": "4-7\n", "node2": "\n"}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "cpulist").write_text(cpus)
-    assert place.memory_of(frozenset({0, 9}), tmp_path) == 0
-    assert place.memory_of(frozenset({4, 5, 6, 7}), tmp_path) == 1
-    assert place.memory_of(frozenset({3, 4}), tmp_path) == NOWHERE
-    assert place.memory_of(frozenset({64}), tmp_path) == NOWHERE
-    assert place.memory_of(frozenset({0}), tmp_path / "missing") == NOWHERE
+    assert place.memory_of(1 << 0 | 1 << 9, tmp_path) == 0
+    assert place.memory_of(0b11110000, tmp_path) == 1
+    assert place.memory_of(0b11000, tmp_path) == NOWHERE
+    assert place.memory_of(1 << 64, tmp_path) == NOWHERE
+    assert place.memory_of(1, tmp_path / "missing") == NOWHERE
 
 
 def test_hosts_are_numbered_by_their_first_ranks() -> None:
@@ -109,6 +108,5 @@ def test_levels(spots: list[tuple[str, int]], levels: dict[str, tuple[int, ...]]
 
 def test_a_node_holds_ranks_that_all_share_memory() -> None:
     places = ranks(*[("a", 0, {0})] * 5)
-    everyone = [{0, 1}, {0, 1, 2}, {1, 2, 3, 4}, {2, 3, 4}, {2, 3, 4}]
-    found = place.placement(places, [frozenset(peers) for peers in everyone])
+    found = place.placement(places, [0b00011, 0b00111, 0b11110, 0b11100, 0b11100])
     assert found.groups("node") == ((0, 1), (2, 3, 4))
