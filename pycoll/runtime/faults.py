@@ -247,7 +247,7 @@ class Faults:
             # A queued call broke it, and its Work has not been waited for.
             code = bindings.comm_broken(self._comm) or code
         native = bindings.comm_error(self._comm)
-        transfer = native.code == code and native.cause == _TRANSFER
+        transfer = native.code == code != bindings.ABORTED and native.cause == _TRANSFER
         if where and not transfer:
             self.describe(where)
         if transfer:
