@@ -29,6 +29,7 @@ from pycoll.errors import (
 from pycoll.runtime import bindings, boards
 from pycoll.runtime.bindings import Board
 from pycoll.runtime.boards import Boards
+from pycoll.runtime.line import user_line
 
 if TYPE_CHECKING:
     from pycoll.runtime.join import World
@@ -37,17 +38,6 @@ if TYPE_CHECKING:
 _SAY_SECONDS = 1.0
 #: What is known of a mismatch before the ranks have said what they called.
 _DIFFERENT = "ranks called different things"
-#: Modules whose frames are not the user's.
-_OURS = (
-    "pycoll.communicator",
-    "pycoll.collectives",
-    "pycoll.counted",
-    "pycoll.groups",
-    "pycoll.messages",
-    "pycoll.objects",
-    "pycoll.runtime.",
-    "pycoll.interop.",
-)
 
 
 #: `bindings.Error.cause` where it was a transfer that failed.
@@ -96,18 +86,6 @@ class Control(boards.Control, Protocol):
 
     def calls_of(self, rank: int) -> int | None:
         """Return how many calls a rank had made when it left in good order."""
-
-
-def user_line() -> str:
-    """Return ``file:line`` of the user's frame that called into pycoll."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(_OURS):
-        frame = frame.f_back
-    try:
-        here = os.getcwd() + os.sep
-    except FileNotFoundError:  # somebody removed the directory
-        here = ""
-    return f"{frame.f_code.co_filename.removeprefix(here)}:{frame.f_lineno}"
 
 
 class Faults:

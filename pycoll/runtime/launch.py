@@ -14,8 +14,8 @@ from pycoll.runtime import bindings
 from pycoll.runtime.asked import Asked
 from pycoll.runtime.call import BARRIER
 from pycoll.runtime.coalesce import Buffers
-from pycoll.runtime.faults import user_line
 from pycoll.runtime.geometry import geometry
+from pycoll.runtime.line import user_line
 from pycoll.runtime.lists import ListCall
 from pycoll.runtime.persistent import Plan
 from pycoll.runtime.plan import Executable, Plans

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pycoll.dtypes import DType
 from pycoll.runtime import bindings
 from pycoll.runtime.bindings import Message
-from pycoll.runtime.faults import user_line
+from pycoll.runtime.line import user_line
 from pycoll.runtime.work import Work
 
 if TYPE_CHECKING:

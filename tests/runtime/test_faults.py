@@ -12,7 +12,8 @@ from pycoll.bootstrap.reactor import CLOSED, UNREACHABLE
 from pycoll.errors import BrokenError, PeerLostError
 from pycoll.runtime import bindings, faults
 from pycoll.runtime.bindings import Board
-from pycoll.runtime.faults import Faults, user_line
+from pycoll.runtime.faults import Faults
+from pycoll.runtime.line import user_line
 
 
 def within(module: str, code: str) -> str:
