@@ -16,5 +16,8 @@ def algorithm(
         if collective not in COLLECTIVES:
             raise UsageError(f"collective is {collective!r}, want one of {', '.join(COLLECTIVES)}")
         collective = COLLECTIVES[collective]
+    if not isinstance(collective, Collective):
+        name = getattr(collective, "__name__", repr(collective))
+        raise UsageError(f'{name}: want a collective first, such as @algorithm("allreduce")')
     found: Collective = collective
     return lambda function: Algorithm(function, found)

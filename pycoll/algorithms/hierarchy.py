@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 from pycoll.algorithms.levels import Split, split
 from pycoll.errors import UsageError
@@ -71,6 +72,7 @@ def by_level(
         _MAKERS[last.collective, *(a.collective for a in inner)](b, s, between, *inner)
 
 
+@lru_cache(maxsize=1024)  # every rank asks the same
 def cut(algorithm: Algorithm, size: int, placement: Placement) -> int:
     """Return how many parts ``algorithm`` wants of every block."""
     if size == 1:

@@ -1,16 +1,23 @@
 """Algorithms of other packages: entry points of the group ``pycoll.algorithms``.
 
 An entry point names an Algorithm (a function under ``@pycoll.algorithm``); its name is the
-entry point's. It is loaded when an algorithm of an unknown name is asked for, or all are listed.
+entry point's. All are loaded when the first choice is made, for they take part in it, and when an
+algorithm of an unknown name is asked for.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.machinery import PathFinder
+from typing import TYPE_CHECKING
 
 from pycoll.errors import UsageError
 from pycoll.schedule import COLLECTIVES, Algorithm
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "pycoll.algorithms"
 
@@ -26,7 +33,7 @@ def load() -> dict[tuple[str, str], Algorithm]:
 
     taken = {(a.collective.name, a.name): "pycoll" for a in BUILTIN}
     found = {}
-    for point in entry_points(group=GROUP):
+    for point in _points():
         algorithm = _load(point)
         key = algorithm.collective.name, point.name
         if key in taken:
@@ -47,6 +54,37 @@ def names(collective: str) -> tuple[str, ...]:
 def get(name: str, collective: str) -> Algorithm | None:
     """Return the plug-in called ``name``, or None."""
     return load().get((collective, name))
+
+
+def _points() -> list[EntryPoint]:
+    if not _declared():
+        return []
+    from importlib.metadata import entry_points  # slow to load, and rarely needed
+
+    # Of equals the first runs, and folders are listed in another order on another host.
+    return sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value))
+
+
+def _declared() -> bool:
+    """Tell whether anything installed may have plug-ins; where it is not a folder, it may."""
+    if any(hasattr(f, "find_distributions") and f is not PathFinder for f in sys.meta_path):
+        return True
+    for folder in sys.path:
+        try:
+            names = os.listdir(folder or ".")
+        except NotADirectoryError:
+            return True
+        except OSError:
+            continue
+        for name in names:
+            if name.lower().endswith(("dist-info", "egg-info")):
+                try:
+                    with open(os.path.join(folder, name, "entry_points.txt"), "rb") as file:
+                        if GROUP.encode() in file.read():
+                            return True
+                except OSError:
+                    continue
+    return False
 
 
 def _load(point: EntryPoint) -> Algorithm:

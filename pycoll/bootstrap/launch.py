@@ -80,10 +80,12 @@ def spawn(
             starter = _fork() if start == "fork" else _Fresh(fn, args)
             port = listener.getsockname()[1]
             gc.freeze()  # else a collection in a rank copies every page that has an object
-            for rank in range(size):
-                job = Job(rank, size, port, secret, listener)
-                starter(job, fn, args, children)
-            gc.unfreeze()
+            try:
+                for rank in range(size):
+                    job = Job(rank, size, port, secret, listener)
+                    starter(job, fn, args, children)
+            finally:
+                gc.unfreeze()
         _wait(children, time.monotonic() + seconds, seconds, check)
     finally:
         for child in children:

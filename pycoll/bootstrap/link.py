@@ -39,7 +39,7 @@ class Link:
             pass
         except OSError as error:
             self._cut = error.errno in UNREACHABLE
-            self.unsent.clear()
+            self.unsent = bytearray()
 
     def receive(self) -> bytes:
         """Return what came; empty at the end. OSError if there is nothing, or no way."""

@@ -8,6 +8,7 @@ rank, with the reason.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import os
@@ -190,7 +191,9 @@ class _Reception:
     def _accept(self) -> None:
         try:
             sock, address = self._listener.accept()
-        except OSError:  # it was gone before we looked
+        except OSError as error:  # it was gone before we looked
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                time.sleep(0.01)  # it is still there: others must go before it can come
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

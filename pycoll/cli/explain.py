@@ -11,8 +11,9 @@ from pycoll.cli import target
 from pycoll.cli.bench import nbytes
 from pycoll.config import Config
 from pycoll.cost import Machine, Question, explain, load
+from pycoll.dtypes import BY_NAME
 from pycoll.errors import UnavailableError, UsageError
-from pycoll.schedule import COLLECTIVES, Level, Placement
+from pycoll.schedule import COLLECTIVES
 
 
 def add(commands: Any) -> None:
@@ -25,9 +26,9 @@ def add(commands: Any) -> None:
     )
     option = parser.add_argument
     option("collective", choices=[*COLLECTIVES, "barrier"], metavar="COLLECTIVE")
-    option("--nbytes", type=nbytes, required=True, metavar="SIZE", help="of the whole message")
+    option("--nbytes", type=nbytes, metavar="SIZE", help="of the whole message; a barrier has 1")
     option("--algorithm", metavar="NAME", help="as if the call asked for this one")
-    option("--dtype", default="float32")
+    option("--dtype", choices=[*BY_NAME], default="float32", metavar="NAME")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--size", type=target.size, metavar="N", help="number of ranks (default 2)")
     place.add_argument("--topology", metavar="FILE", help="ranks and links of a saved description")
@@ -38,6 +39,10 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the explanation."""
+    if options.nbytes is None:
+        if options.collective != "barrier":
+            raise UsageError(f"--nbytes of the {options.collective} is missing")
+        options.nbytes = 1
     if options.topology is not None:
         question, machine = _described(options)
         tuning = None
@@ -52,15 +57,12 @@ def run(options: argparse.Namespace) -> int:
 
 def _here(options: argparse.Namespace) -> Question:
     size, nodes = options.size or 2, options.nodes or 1
-    if nodes > size or size % nodes:
-        raise UsageError(f"--nodes is {nodes}, want a divisor of --size {size}")
-    hosts = tuple(rank * nodes // size for rank in range(size))
     return Question(
         options.collective,
         options.nbytes,
         size,
         options.cores or len(os.sched_getaffinity(0)),
-        placement=Placement.of(Level("node", hosts)),
+        placement=target.placement(size, nodes),
         remote=nodes > 1,
         wanted=options.algorithm,
         dtype=options.dtype,

@@ -19,6 +19,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("algorithm", help="a built-in's name, or file.py:function")
     parser.add_argument("--size", type=target.size, required=True, help="number of ranks")
+    parser.add_argument("--nodes", type=target.size, metavar="N", help="equal hosts (default 1)")
     parser.add_argument("--rank", type=int, help="only this rank")
     parser.add_argument("--program", action="store_true", help="the lowered instructions")
     parser.add_argument("--direct", action="store_true", help="of the zero-copy form")
@@ -33,17 +34,21 @@ def run(options: argparse.Namespace) -> int:
     if options.direct and not options.program:
         raise UsageError("--direct is a form of the programs: add --program")
     algorithm = target.load(options.algorithm)
+    placement = target.placement(size, options.nodes)
     if options.program:
         from pycoll.program.disassemble import disassemble
         from pycoll.program.lower import compile_program
 
         ranks = range(size) if rank is None else [rank]
-        programs = (compile_program(algorithm, size, r, direct=options.direct) for r in ranks)
+        programs = (
+            compile_program(algorithm, size, r, direct=options.direct, placement=placement)
+            for r in ranks
+        )
         print("\n".join(disassemble(program).rstrip() for program in programs))
         return 0
     from pycoll.schedule import dump, schedule
 
-    print(_only(dump(schedule(algorithm, size)), rank), end="")
+    print(_only(dump(schedule(algorithm, size, placement)), rank), end="")
     return 0
 
 

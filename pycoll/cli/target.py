@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pycoll.algorithms import Algorithm, get, names
 from pycoll.errors import UsageError
-from pycoll.schedule import COLLECTIVES
+from pycoll.schedule import COLLECTIVES, Level, Placement
 
 
 def load(target: str, collective: str | None = None) -> Algorithm:
@@ -79,6 +79,18 @@ def _from_file(path: Path, function: str) -> Algorithm:
         f"{path}:{function} is a {type(found).__name__}, "
         "want a function under @pycoll.algorithm(...)"
     )
+
+
+def placement(size: int, nodes: int | None) -> Placement:
+    """Return ``size`` ranks on ``nodes`` equal hosts, one host after the other.
+
+    Raises:
+        UsageError: The hosts cannot be equal.
+    """
+    count = nodes or 1
+    if count > size or size % count:
+        raise UsageError(f"--nodes is {count}, want a divisor of --size {size}")
+    return Placement.of(Level("node", tuple(rank * count // size for rank in range(size))))
 
 
 def size(text: str) -> int:

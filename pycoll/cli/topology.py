@@ -25,11 +25,11 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the tree and save it if asked to."""
-    if options.load:
+    if options.load is not None:
         topology = load(options.load)
     else:
         topology = Topology((probe(name=platform.node().replace("/", "-") or "localhost"),))
     print(tree(topology))
-    if options.json:
+    if options.json is not None:
         save(topology, options.json)
     return 0

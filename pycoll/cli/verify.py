@@ -19,6 +19,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("algorithm", help="a built-in's name, or file.py:function")
     parser.add_argument("--size", type=target.size, required=True, help="number of ranks")
+    parser.add_argument("--nodes", type=target.size, metavar="N", help="equal hosts (default 1)")
     parser.add_argument("--slots", type=target.size, default=2, help="slots per edge (default 2)")
     parser.add_argument(
         "--direct", action="store_true", help="prove the zero-copy form for comm.empty arrays"
@@ -33,7 +34,11 @@ def run(options: argparse.Namespace) -> int:
     algorithm = target.load(options.algorithm)
     try:
         verdict = verify(
-            algorithm, options.size, slots=options.slots, direct=options.direct, average=False
+            algorithm,
+            options.size,
+            slots=options.slots,
+            direct=options.direct,
+            placement=target.placement(options.size, options.nodes),
         )
     except ScheduleError as error:
         print(f"{algorithm.name} at {options.size} ranks: {type(error).__name__}\n{error}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pycoll.algorithms import get, names
@@ -14,6 +16,9 @@ from pycoll.schedule.placement import FLAT
 
 #: That are simulated of one algorithm, for the first call of a job shall not wait for long.
 MOST_STEPS = 20000
+#: Times the best so far, behind which an algorithm is not simulated to its end: a choice tells
+#: apart what differs by less than that.
+FAR = 1.5
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,8 @@ def candidates(
     Args:
         question: The call.
         tuning: What was measured, if anything was.
-        full: Ask the model even where a measurement makes it needless.
+        full: Ask the model even where a measurement makes it needless, and of all to the end;
+            else what is far behind the best may be said to take for ever.
         machine: Where it runs, if that is not this job's machine.
 
     Raises:
@@ -61,9 +67,35 @@ def candidates(
     rows = tuning if tuning is not None and tuning.fits(question) else None
     if machine.topology is not None:
         rows = None
-    return [
-        _candidate(name, collective, question, machine, rows, full) for name in names(collective)
-    ]
+    known = names(collective)
+    if full or rows is not None:
+        return [_candidate(name, collective, question, machine, rows, full) for name in known]
+    return _fastest(known, collective, question, machine)
+
+
+def _fastest(
+    known: Sequence[str], collective: str, question: Question, machine: Machine
+) -> list[Candidate]:
+    """Return the candidates by the model, which spends little on those that are far behind."""
+    from pycoll.cost.prediction import least
+
+    placement = FLAT if question.placement is None else question.placement
+    bounds: dict[str, float] = {}
+    for name in known:
+        try:
+            bounds[name] = least(get(name, collective), question.nbytes, machine, placement)
+        except Exception:
+            bounds[name] = 0.0  # the candidate says what is wrong
+    found: dict[str, Candidate] = {}
+    best = math.inf
+    for name in sorted(known, key=bounds.__getitem__):
+        if bounds[name] > FAR * best:
+            found[name] = Candidate(name, math.inf, None, note="is far behind")
+            continue
+        one = _candidate(name, collective, question, machine, None, False, FAR * best)
+        found[name] = one
+        best = min(best, math.inf if one.predicted is None else one.predicted)
+    return [found[name] for name in known]
 
 
 def _candidate(
@@ -73,22 +105,28 @@ def _candidate(
     machine: Machine,
     rows: Tuning | None,
     full: bool,
+    limit: float = math.inf,
 ) -> Candidate:
     measured = rows.measured(collective, name, question.nbytes) if rows else None
     if measured is not None and not full:
         return Candidate(name, None, measured)
     # Loaded here: where rows answer, the model is not needed at all.
     from pycoll.cost.prediction import predict
-    from pycoll.cost.work import TooLarge, work_of
+    from pycoll.cost.work import TooLarge, sample, work_of
 
     placement = FLAT if question.placement is None else question.placement
+    flat = placement.flat or question.collective == "barrier"
+    unfit = Candidate(name, None, None, note="is for ranks on several levels")
     algorithm = get(name, collective)
     try:
+        _, sides = sample(algorithm, question.size, placement, machine.hosts)
+        if flat and any(side.asked_placement for side in sides.values()):
+            return unfit
         work = work_of(algorithm, question.size, placement, machine.hosts, MOST_STEPS)
-        if work.asked_placement and (placement.flat or question.collective == "barrier"):
-            return Candidate(name, None, None, note="is for ranks on several levels")
+        if work.asked_placement and flat:
+            return unfit
         predicted = predict(
-            algorithm, question.nbytes, machine, placement=placement, most=MOST_STEPS
+            algorithm, question.nbytes, machine, placement=placement, most=MOST_STEPS, limit=limit
         )
         near = rows.nearest(collective, name, question.nbytes) if rows else None
         note = ""
@@ -101,4 +139,6 @@ def _candidate(
         return Candidate(name, None, None, error.steps, str(error))
     except ScheduleError as error:
         return Candidate(name, None, None, note=str(error))
+    except Exception as error:  # of a plug-in, which must not take the others with it
+        return Candidate(name, None, None, note=f"{type(error).__name__}: {error}")
     return Candidate(name, predicted, measured, work.operations_per_rank, note)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pycoll.algorithms import get
 from pycoll.cost.candidate import Candidate, candidates
 from pycoll.cost.machine import Machine
 from pycoll.cost.question import Choice, Question
 from pycoll.cost.select import Selector, choice_of, choose, winner
 from pycoll.cost.tuning import Tuning
+from pycoll.program.lower import compile_program
+from pycoll.schedule import NotDirect
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def explain(
         machine: Where the call would run, if that is not the job's own machine.
 
     Raises:
-        UsageError: There is no such collective, or no algorithm for so many ranks.
+        UsageError: There is no such collective or algorithm, or none for so many ranks.
     """
     found = candidates(question, tuning, full=True, machine=machine)
     best = winner(found)
@@ -58,15 +61,32 @@ def explain(
     ranked = sorted(
         found, key=lambda c: (c.seconds is None, unknown and c.measured is None, c.seconds)
     )
+    if question.wanted is not None:
+        get(
+            question.wanted,
+            "allreduce" if question.collective == "barrier" else question.collective,
+        )
     own = selector(question) if selector is not None else None
     if own is not None or question.wanted is not None or best is None:
         chosen = choose(question, tuning, selector)
+        if chosen.direct is not None and not _is_direct(chosen.direct, question):
+            chosen = chosen._replace(direct=None)
         who = "The selector chose" if own is not None else "The call asks for"
         why = f"{who} {chosen.algorithm}: {chosen.reason}."
     else:
         chosen = choice_of(question, best)
         why = _why(question, best, ranked)
     return Explanation(question, chosen, tuple(ranked), why)
+
+
+def _is_direct(name: str, question: Question) -> bool:
+    """Tell whether an algorithm that somebody named has a direct form among so many ranks."""
+    algorithm = get(name, question.collective)
+    try:
+        compile_program(algorithm, question.size, 0, direct=True, placement=question.placement)
+    except NotDirect:
+        return False
+    return True
 
 
 def _why(question: Question, best: Candidate, ranked: list[Candidate]) -> str:
@@ -83,7 +103,7 @@ def _why(question: Question, best: Candidate, ranked: list[Candidate]) -> str:
     assert second.seconds is not None
     ratio = second.seconds / best.seconds
     if ratio >= 1.005:
-        return f"{text}, {ratio:.2g} times faster than {second.algorithm}."
+        return f"{text}, {ratio:.3g} times faster than {second.algorithm}."
     return f"{text}, simpler than {second.algorithm}, which the model finds no faster for certain."
 
 

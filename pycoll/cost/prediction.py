@@ -8,9 +8,9 @@ from functools import lru_cache
 
 from pycoll.cost.machine import CACHE_BYTES, MEMORY_BYTES, Machine
 from pycoll.cost.simulate import Scene, Stalled, Way, simulate
-from pycoll.cost.work import Operation, Work, whole_work_of, work_of
+from pycoll.cost.work import Operation, Work, sample, whole_work_of, work_of
 from pycoll.program.isa import CHUNK_UNIT, MAX_SOURCES
-from pycoll.schedule import Algorithm, Schedule
+from pycoll.schedule import Algorithm, Kind, Schedule
 from pycoll.schedule.placement import FLAT, Placement
 
 #: Messages of so many bytes lie in the line of their count, and so many lines an edge has.
@@ -30,6 +30,7 @@ def predict(
     placement: Placement = FLAT,
     blocks: Sequence[int] | None = None,
     most: int | None = None,
+    limit: float = math.inf,
 ) -> float:
     """Return the seconds of one call.
 
@@ -40,13 +41,39 @@ def predict(
         placement: What a placement-aware algorithm sees.
         blocks: Bytes of each block, where they differ.
         most: Steps that are worth simulating; None: all.
+        limit: Seconds that are worth knowing; what takes longer may be said to take for ever.
 
     Raises:
         ScheduleError: The algorithm does not serve so many ranks.
         TooLarge: It has more steps than ``most``.
     """
     lengths = None if blocks is None else tuple(blocks)
-    return _predict(subject, nbytes, machine, placement, lengths, most)
+    return _predict(subject, nbytes, machine, placement, lengths, most, limit)
+
+
+def least(
+    algorithm: Algorithm, nbytes: int, machine: Machine, placement: Placement = FLAT
+) -> float:
+    """Return seconds that a call takes at least: the own work of the busiest of a few ranks."""
+    _, sides = sample(algorithm, machine.size, placement, machine.hosts)
+    hosts, rates = machine.hosts or (0,) * machine.size, machine.rates
+    scale = min(1.0, rates.memory)
+    copy, fold, most = rates.copy * scale * _beside(machine), rates.fold * scale, 0.0
+    for rank, side in sides.items():
+        seconds = 0.0
+        for step in side.steps:
+            n = step.chunks.nchunks * nbytes / side.nchunks
+            sends, folds = step.kind is Kind.SEND, step.kind is Kind.RECV_REDUCE
+            # A send costs no more than its message where it joins what makes its value.
+            seconds += 0.0 if sends else n * copy
+            for peer in step.peers if sends else step.senders(rank):
+                seconds += n * fold if folds else 0.0
+                if hosts[peer] == hosts[rank]:
+                    seconds += rates.message
+                else:
+                    seconds += rates.network_message + n * rates.network_copy
+        most = max(most, seconds)
+    return most
 
 
 @lru_cache(maxsize=4096)
@@ -57,31 +84,40 @@ def _predict(
     placement: Placement,
     blocks: tuple[int, ...] | None,
     most: int | None,
+    limit: float,
 ) -> float:
     if machine.topology is None and blocks is None:
         work = work_of(subject, machine.size, placement, machine.hosts, most)
         try:
-            return _seconds(work, nbytes, machine, None)
+            return _seconds(work, nbytes, machine, None, limit)
         except Stalled:  # those few ranks looked like all, but are not
             pass
     work = whole_work_of(subject, machine.size, placement)
     try:
-        return _seconds(work, nbytes, machine, blocks)
+        return _seconds(work, nbytes, machine, blocks, limit)
     except Stalled:
         return math.inf  # a deadlock; the verifier says whose
 
 
-def _seconds(work: Work, nbytes: int, machine: Machine, blocks: tuple[int, ...] | None) -> float:
+def _seconds(
+    work: Work,
+    nbytes: int,
+    machine: Machine,
+    blocks: tuple[int, ...] | None,
+    limit: float = math.inf,
+) -> float:
     lengths = _lengths(work.nchunks, nbytes, blocks)
     longest = max(lengths, default=0.0)
     tile = max(CHUNK_UNIT, machine.slot_bytes // work.widest // CHUNK_UNIT * CHUNK_UNIT)
     tiles = max(1, math.ceil(longest / tile))
     entry = machine.rates.entry
     if tiles <= TILES:
-        return entry + _run(work, nbytes, machine, lengths, tiles, 1 / tiles)
+        return entry + _run(work, nbytes, machine, lengths, tiles, 1 / tiles, limit)
     some, share = TILES // 2, tile / longest
-    first = _run(work, nbytes, machine, lengths, some, share)
-    second = _run(work, nbytes, machine, lengths, TILES, share)
+    first = _run(work, nbytes, machine, lengths, some, share, limit)
+    second = _run(work, nbytes, machine, lengths, TILES, share, limit)
+    if math.inf in (first, second):
+        return math.inf
     return entry + first + (longest / tile - some) * (second - first) / (TILES - some)
 
 
@@ -93,7 +129,13 @@ def _lengths(nchunks: int, nbytes: int, blocks: tuple[int, ...] | None) -> list[
 
 
 def _run(
-    work: Work, nbytes: int, machine: Machine, lengths: Sequence[float], tiles: int, share: float
+    work: Work,
+    nbytes: int,
+    machine: Machine,
+    lengths: Sequence[float],
+    tiles: int,
+    share: float,
+    limit: float,
 ) -> float:
     """Simulate ``tiles`` tiles, each the ``share`` of every chunk."""
     # A rank that stands for all ranks of its host stands for their turns on its core, too.
@@ -113,6 +155,7 @@ def _run(
         hosts[: work.ranks],
         work.ranks if alone else max(1, machine.cores),
         machine.rates.switch,
+        limit,
     )
     return simulate(scene)
 
@@ -122,6 +165,12 @@ def _nbytes(operation: Operation, lengths: Sequence[float]) -> float:
     if first < 0:  # scratch: which chunks lie there only the sender knows
         return sum(lengths) / len(lengths) * n
     return sum(lengths[first : first + n])
+
+
+def _beside(machine: Machine) -> float:
+    """Return times that a copy costs where some of a rank's peers share its core."""
+    share = (machine.turns - 1) / max(1, machine.crew - 1)
+    return 1 - share * (1 - machine.rates.beside)
 
 
 class _Price:
@@ -135,9 +184,8 @@ class _Price:
         others = min(max(0, edges - 1), SPREAD_EDGES)
         crowded = nbytes * turns > CACHE_BYTES
         from_memory = nbytes * turns >= MEMORY_BYTES
-        beside = (turns - 1) / max(1, machine.crew - 1)  # share of the peers
         scale = rates.memory if from_memory else 1.0
-        self._copy = rates.copy * scale * (1 - beside * (1 - rates.beside))
+        self._copy = rates.copy * scale * _beside(machine)
         self._copy *= 1 + rates.spread * others * crowded
         self._fold = rates.fold * scale
         self._store = rates.store * scale

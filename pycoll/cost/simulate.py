@@ -43,10 +43,11 @@ class Scene:
     hosts: Sequence[int]  #: of the ranks that are simulated
     cores: int  #: of each host
     switch: float  #: seconds of a core that changes to another rank
+    limit: float = math.inf  #: seconds behind which nobody asks for the end
 
 
 def simulate(scene: Scene) -> float:
-    """Return the seconds until all ranks have finished."""
+    """Return the seconds until all ranks have finished; infinity behind the limit."""
     return _Run(scene).run()
 
 
@@ -105,9 +106,11 @@ class _Run:
         self.holds = [not self.shared] * work.ranks
 
     def run(self) -> float:
-        events = self.events
+        events, limit = self.events, self.scene.limit
         while events:
             now, _, rank = heappop(events)
+            if now > limit:
+                return math.inf
             if rank < 0:
                 self._cross(self.messages[~rank], ~rank, now)
                 continue

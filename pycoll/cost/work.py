@@ -10,7 +10,7 @@ Such a schedule is traced and simulated for those few ranks which the others rep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -102,8 +102,8 @@ def work_of(
     """
     if isinstance(subject, Schedule):
         return whole_work_of(subject, size, placement)
-    period = _period(size, hosts)
-    sides = {r: _trace(subject, size, r, placement) for r in _samples(size, period)}
+    period, sampled = sample(subject, size, placement, hosts)
+    sides = dict(sampled)
     cube = not (size & (size - 1) or period & (period - 1))
     for crosswise in (False, True)[: 1 + cube]:
         like = {r: _shape(side.steps, r, size, crosswise) for r, side in sides.items()}
@@ -123,6 +123,15 @@ def work_of(
     work = _work([sides[r].steps for r in ranks], size, sides[0].nchunks, crosswise)
     work.asked_placement = any(side.asked_placement for side in sides.values())
     return work
+
+
+@lru_cache(maxsize=128)
+def sample(
+    algorithm: Algorithm, size: int, placement: Placement, hosts: tuple[int, ...]
+) -> tuple[int, Mapping[int, ScheduleBuilder]]:
+    """Return after how many ranks the machine looks the same, and a few ranks' sides."""
+    period = _period(size, hosts)
+    return period, {r: _trace(algorithm, size, r, placement) for r in _samples(size, period)}
 
 
 def whole_work_of(subject: Algorithm | Schedule, size: int, placement: Placement) -> Work:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import index
 
 from pycoll.errors import ScheduleError
 from pycoll.schedule.chunk import Buffer, ChunkArray, Chunks
@@ -102,15 +103,15 @@ class ScheduleBuilder:
 
     def send(self, chunks: Chunks, to: int) -> None:
         """Send ``chunks`` to rank ``to``."""
-        self._peer("send", to)
+        peer = self._peer("send", to)
         self._reading(chunks)
-        self._add(Step(Kind.SEND, self._channel, chunks, (to,)))
+        self._add(Step(Kind.SEND, self._channel, chunks, (peer,)))
 
     def recv(self, chunks: Chunks, frm: int) -> None:
         """Overwrite ``chunks`` with the next message of rank ``frm``."""
-        self._peer("recv", frm)
+        peer = self._peer("recv", frm)
         self._writing(chunks)
-        self._add(Step(Kind.RECV, self._channel, chunks, (frm,)))
+        self._add(Step(Kind.RECV, self._channel, chunks, (peer,)))
 
     def recv_reduce(self, chunks: Chunks, frm: int | Sequence[int]) -> None:
         """Fold what ``frm`` sends into ``chunks``.
@@ -118,15 +119,13 @@ class ScheduleBuilder:
         With one rank: the present value, then the incoming one. With a sequence the fold is in
         the order listed; this rank, listed once, stands for the present value.
         """
-        order = (self.rank, frm) if isinstance(frm, int) else tuple(frm)
+        listed = folded(self.rank, frm)
+        order = tuple(self.rank if p == self.rank else self._peer("recv_reduce", p) for p in listed)
         if order.count(self.rank) != 1 or len(set(order)) != len(order):
             raise ScheduleError(
                 f"rank {self.rank}: recv_reduce from {order}, want every rank at most once and "
                 f"{self.rank} (the present value) exactly once"
             )
-        for peer in order:
-            if peer != self.rank:
-                self._peer("recv_reduce", peer)
         if len(order) == 1:
             return
         self._folding("recv_reduce")
@@ -151,11 +150,16 @@ class ScheduleBuilder:
     def _add(self, step: Step) -> None:
         self.steps.append(step)
 
-    def _peer(self, call: str, peer: int) -> None:
-        if not 0 <= peer < self.size or peer == self.rank:
+    def _peer(self, call: str, peer: int) -> int:
+        try:
+            number = index(peer)  # of numpy, too
+        except TypeError:
+            number = -1
+        if not 0 <= number < self.size or number == self.rank:
             raise ScheduleError(
-                f"rank {self.rank}: {call} with rank {peer}, want another of 0..{self.size - 1}"
+                f"rank {self.rank}: {call} with rank {peer!s}, want another of 0..{self.size - 1}"
             )
+        return number
 
     def _folding(self, call: str) -> None:
         if not self.collective.reduces:
@@ -229,3 +233,8 @@ class ScheduleBuilder:
                     f"rank {self.rank}: scratch[{place}] is used from channels {channel} and "
                     f"{self._channel}; scratch belongs to one channel"
                 )
+
+
+def folded(rank: int, frm: int | Sequence[int]) -> tuple[int, ...]:
+    """Return the order of a fold: of one rank, the present value and then what it sends."""
+    return tuple(frm) if hasattr(frm, "__iter__") else (rank, frm)

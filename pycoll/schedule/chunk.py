@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from pycoll.errors import ScheduleError
 
@@ -54,6 +55,21 @@ class ChunkArray:
 
     def __len__(self) -> int:
         return self._nchunks
+
+    def __iter__(self) -> Iterator[Chunks]:
+        """Yield every chunk; an index wraps round, so without this a loop would never end."""
+        if not self._nchunks:
+            raise ScheduleError("scratch has no end: name the places, such as scratch[0]")
+        return iter(self._single)
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise: nothing is missing here but what a range of chunks has, so one is wanted."""
+        if name in Chunks._fields:
+            text = BUFFER_NAMES[self._buffer]
+            raise ScheduleError(
+                f"{text} is a whole buffer, want chunks of it: {text}[i], {text}[:]"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def around(self, start: int, n: int) -> tuple[Chunks, ...]:
         """Return the ``n`` chunks from ``start`` on, wrapping round, as one or two ranges."""

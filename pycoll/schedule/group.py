@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from pycoll.errors import ScheduleError
-from pycoll.schedule.builder import ScheduleBuilder
+from pycoll.schedule.builder import ScheduleBuilder, folded
 from pycoll.schedule.chunk import Buffer, Chunks
 from pycoll.schedule.collective import Collective
 from pycoll.schedule.placement import Placement
@@ -78,8 +78,7 @@ class Group(ScheduleBuilder):
 
     def recv_reduce(self, chunks: Chunks, frm: int | Sequence[int]) -> None:
         """Fold what ranks ``frm`` of the group send into ``chunks``."""
-        peers = (self.rank, frm) if isinstance(frm, int) else tuple(frm)
-        mine = self._parent.rank
+        mine, peers = self._parent.rank, folded(self.rank, frm)
         order = [mine if p == self.rank else self._peer_of("recv_reduce", p) for p in peers]
         for piece in self._outer(chunks):
             self._parent.recv_reduce(piece, frm=order)
@@ -96,8 +95,7 @@ class Group(ScheduleBuilder):
             self._parent.reduce(source, target)
 
     def _peer_of(self, call: str, peer: int) -> int:
-        self._peer(call, peer)
-        return self._ranks[peer]
+        return self._ranks[self._peer(call, peer)]
 
     def _pairs(self, call: str, src: Chunks, dst: Chunks) -> Iterator[tuple[Chunks, Chunks]]:
         if src.nchunks != dst.nchunks:

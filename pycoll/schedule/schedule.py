@@ -93,6 +93,12 @@ KNOWN = 64  #: schedules that are kept
 def schedule(algorithm: Algorithm, size: int, placement: Placement | None = None) -> Schedule:
     """Return ``algorithm``'s schedule for ``size`` ranks; every message has both its ends."""
     placement = placement or FLAT
+    for level in placement.levels:
+        if len(level.groups) != size:
+            raise UsageError(
+                f"{algorithm.name}: size is {size}, but level {level.name!r} of the placement "
+                f"has {len(level.groups)} ranks"
+            )
     found = _known.get((algorithm, size, None)) or _known.get((algorithm, size, placement))
     if found is None:
         found, asked = _build(algorithm, size, placement)
@@ -112,12 +118,6 @@ def _build(algorithm: Algorithm, size: int, placement: Placement) -> tuple[Sched
     """Return the schedule, and whether any rank asked for the placement."""
     if size < 1:
         raise UsageError(f"{algorithm.name}: size is {size}, want at least 1")
-    for level in placement.levels:
-        if len(level.groups) != size:
-            raise UsageError(
-                f"{algorithm.name}: size is {size}, but level {level.name!r} of the placement "
-                f"has {len(level.groups)} ranks"
-            )
     builders = [_trace(algorithm, size, rank, placement) for rank in range(size)]
     nchunks = builders[0].nchunks
     for b in builders:

@@ -10,12 +10,13 @@ from pycoll.schedule.collective import COLLECTIVES
 from pycoll.schedule.schedule import Schedule, check_messages
 from pycoll.schedule.step import Kind, Step
 
-_HEAD = re.compile(r"schedule (\S+) (\S+) size ([1-9]\d*) chunks ([1-9]\d*) scratch (\d+)")
-_STEP = re.compile(
+# Compiled when first used: most jobs never read a text.
+_HEAD = r"schedule (\S+) (\S+) size ([1-9]\d*) chunks ([1-9]\d*) scratch (\d+)"
+_STEP = (
     r"(?:\[(?P<channel>\d)\] )?(?P<kind>send|recv_reduce|recv|copy|reduce) (?P<first>\S+) "
     r"(?:to|from|into) (?P<rest>.+)"
 )
-_CHUNKS = re.compile(r"(in|out|scratch)\[(\d+)(?::(\d+))?\](?:@(-?\d+))?")
+_CHUNKS = r"(in|out|scratch)\[(\d+)(?::(\d+))?\](?:@(-?\d+))?"
 _BUFFERS = {name: buffer for buffer, name in BUFFER_NAMES.items()}
 
 
@@ -36,7 +37,7 @@ def dump(s: Schedule) -> str:
 def parse(text: str) -> Schedule:
     """Read the text form; ScheduleError names the line that it cannot read."""
     lines = text.splitlines()
-    head = _HEAD.fullmatch(lines[0]) if lines else None
+    head = re.fullmatch(_HEAD, lines[0]) if lines else None
     if head is None or head[2] not in COLLECTIVES:
         raise ScheduleError(
             f"line 1: {lines[0] if lines else ''!r}, want 'schedule NAME COLLECTIVE size N chunks "
@@ -63,7 +64,7 @@ def parse(text: str) -> Schedule:
 
 
 def _step(line: str, rank: int, nchunks: int) -> Step | None:
-    m = _STEP.fullmatch(line)
+    m = re.fullmatch(_STEP, line)
     first = _chunks(m["first"], nchunks) if m else None
     if m is None or first is None:
         return None
@@ -80,7 +81,7 @@ def _step(line: str, rank: int, nchunks: int) -> Step | None:
 
 
 def _chunks(text: str, nchunks: int) -> Chunks | None:
-    m = _CHUNKS.fullmatch(text)
+    m = re.fullmatch(_CHUNKS, text)
     if m is None:
         return None
     buffer, start = _BUFFERS[m[1]], int(m[2])

@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from pycoll.schedule import Schedule
+from pycoll.schedule import COLLECTIVES, Schedule
 from pycoll.verify.certificates import PIPELINE, PROVER, Form, source_digest
 from pycoll.verify.prove import Verdict
 
@@ -22,7 +22,8 @@ from pycoll.verify.prove import Verdict
 def key(schedule: Schedule, slots: int, form: Form) -> str:
     """Return the name of a proof, or "" where a proof cannot be tied to this version."""
     text = source_digest(PIPELINE + PROVER)
-    if not text:
+    # The rules of a collective of one's own have no text to tell them by, only a name.
+    if not text or COLLECTIVES.get(schedule.collective.name) is not schedule.collective:
         return ""
     what = f"{text} {schedule.collective.name} {schedule.digest} {schedule.size} {slots} {form}"
     return hashlib.sha256(what.encode()).hexdigest()

@@ -66,6 +66,41 @@ def test_a_plug_in_stands_beside_the_built_ins(install: Install) -> None:
     assert verify(get("north_star", "allgather"), 4)
 
 
+def test_the_order_of_plug_ins_is_that_of_their_names(install: Install) -> None:
+    install("west = stars_of_a_test:star\neast = stars_of_a_test:star")
+    assert names("allgather")[-2:] == ("east", "west")
+
+
+def test_where_none_is_installed_nothing_is_loaded_to_find_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "absent")])
+    assert not plugins._declared()
+    (tmp_path / "some.dist-info").mkdir()
+    (tmp_path / "some.dist-info" / "entry_points.txt").write_text("[others]\n")
+    (tmp_path / "bare.egg-info").mkdir()
+    assert not plugins._declared()
+    (tmp_path / "bare.egg-info" / "entry_points.txt").write_text("[pycoll.algorithms]\n")
+    assert plugins._declared()
+
+
+def test_what_is_no_folder_may_have_plug_ins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "packed.zip").write_bytes(b"")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "packed.zip")])
+    assert plugins._declared()
+
+
+def test_another_finder_may_have_plug_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Finder:
+        def find_distributions(self) -> None: ...
+
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(sys, "meta_path", [Finder()])
+    assert plugins._declared()
+
+
 def test_a_built_in_is_found_without_loading_any(install: Install) -> None:
     install("north_star = stars_of_a_test:star")
     get("ring", "allgather")

@@ -39,3 +39,10 @@ def test_the_decorator_takes_a_collective_or_its_name() -> None:
     assert names("allreduce").count("nothing") == 0
     with pytest.raises(UsageError, match=r"^collective is 'dance', want one of allreduce, b"):
         algorithm("dance")
+
+
+def test_a_decorator_without_its_collective() -> None:
+    with pytest.raises(UsageError, match=r'^mine: want a collective first, such as @algorithm\("a'):
+
+        @algorithm  # type: ignore[arg-type]
+        def mine(b: ScheduleBuilder) -> None: ...

@@ -93,9 +93,11 @@ def test_a_group_of_one(jobs):
 def test_the_missing_are_counted_as_in_the_group(jobs):
     job = jobs(4)
     group = [job[rank].group([3, 2, 1], "g") for rank in (3, 2)]
+    begun = group[0].control.begin("k", b"", LONG)
     with pytest.raises(CollectiveTimeout, match=r"rank 2 did not come within 0\.1 s$"):
-        group[0].control.begin("k", b"", LONG)
         group[1].control.exchange("k", b"", 0.1)
+    with pytest.raises(CollectiveTimeout, match=r"rank 2 did not come within 0\.1 s$"):
+        group[0].control.finish(begun, "k", LONG)
 
 
 def test_an_abort_stays_in_its_group(jobs, together):
@@ -168,7 +170,8 @@ def test_who_joins_late_hears_what_was_said_before(jobs):
     assert late.control.calls_of(0) == 3
 
 
-def test_everyone_is_asked_once_however_many_ask(jobs, together):
+def test_everyone_is_asked_once_however_many_ask(jobs, together, monkeypatch):
+    monkeypatch.setattr("pycoll.bootstrap.hub.POLL_SECONDS", LONG)
     job = jobs(4)
     groups = [b.group([2, 1, 3], "g") for b in job[1:]]
     _ = [Log(b) for b in [*job, *groups]]
@@ -185,9 +188,9 @@ def test_everyone_is_asked_once_however_many_ask(jobs, together):
 def test_a_rank_that_is_silent_or_leaves_is_not_waited_for(jobs):
     job = jobs(4)
     _ = [Log(b) for b in job[:2]]  # rank 2 never attaches, and so never answers
-    answered = job[0].control.ask()
     job[3].close()
-    assert answered.wait(LONG)
+    while len(job[0].control.boards()) < 2:  # on a busy machine one may be late for a round
+        assert job[0].control.ask().wait(LONG)
     assert job[0].control.boards() == {0: b"board of 0", 1: b"board of 1"}
 
 

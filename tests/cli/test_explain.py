@@ -60,6 +60,11 @@ def test_a_described_topology(cli, tmp_path):
     assert "nothing was measured" not in done.out
 
 
+def test_a_barrier_has_no_size_of_its_own(cli):
+    done = cli("explain", "barrier", "--size", "4")
+    assert done.out.startswith("barrier, 1 B, 4 ranks: ")
+
+
 def test_an_algorithm_asked_for(cli):
     done = cli("explain", "allreduce", "--nbytes", "1M", "--algorithm", "ring")
     assert "The call asks for ring" in done.out
@@ -69,6 +74,12 @@ def test_an_algorithm_asked_for(cli):
     ("arguments", "says"),
     [
         (("allreduce", "--nbytes", "0"), "is not a size"),
+        (("allreduce",), "--nbytes of the allreduce is missing"),
+        (
+            ("allreduce", "--nbytes", "8", "--algorithm", "binomial"),
+            "algorithm is 'binomial', want",
+        ),
+        (("allreduce", "--nbytes", "8", "--dtype", "float31"), "invalid choice: 'float31'"),
         (("sum", "--nbytes", "8"), "invalid choice: 'sum'"),
         (("allreduce", "--nbytes", "8", "--size", "8", "--nodes", "3"), "want a divisor"),
         (("allreduce", "--nbytes", "8", "--topology", "t", "--nodes", "2"), "leave one out"),

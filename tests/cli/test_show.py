@@ -40,3 +40,13 @@ def test_the_direct_form_touches_peers_memory(cli):
 def test_ones_own_algorithm(cli, own):
     done = cli("show", f"{own}:star", "--size", "2")
     assert done.out.startswith("schedule star allreduce size 2 chunks 1")
+
+
+def test_on_several_hosts(cli):
+    flat = cli("show", "hierarchical", "--size", "4").out
+    placed = cli("show", "hierarchical", "--size", "4", "--nodes", "2").out
+    assert parse(placed) != parse(flat) == schedule(get("hierarchical"), 4)
+    assert "  send out[2:4] to 1\n" in placed
+    arguments = ("show", "hierarchical", "--size", "4", "--nodes", "2", "--program", "--rank", "0")
+    assert "slot to 2" in cli(*arguments).out
+    assert "want a divisor of --size 4" in cli("show", "ring", "--size", "4", "--nodes", "3").err

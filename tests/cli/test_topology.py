@@ -27,3 +27,9 @@ def test_a_wrong_file_is_one_line_and_code_2(cli, tmp_path):
     assert done.code == 2
     assert done.err.startswith("pycoll topology: ")
     assert done.err.count("\n") == 1
+
+
+def test_an_empty_file_name_is_not_this_machine(cli):
+    done = cli("topology", "--load", "")
+    assert done.code == 2
+    assert "cannot be read" in done.err

@@ -36,3 +36,12 @@ def test_a_wrong_algorithm_gives_its_counterexample_and_code_1(cli, own):
     assert done.out.startswith("forgetful at 3 ranks: PostconditionError\nrank 0")
     assert "lacks the contribution of rank 2" in done.out
     assert done.err == ""
+
+
+def test_on_several_hosts(cli):
+    def instructions(*hosts: str) -> str:
+        done = cli("verify", "hierarchical", "--size", "4", *hosts)
+        assert done.code == 0
+        return done.out.rpartition("; ")[2]
+
+    assert instructions("--nodes", "2") != instructions() == instructions("--nodes", "1")

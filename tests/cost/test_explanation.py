@@ -6,6 +6,7 @@ import pytest
 
 from pycoll.algorithms import names
 from pycoll.cost import Choice, Question, Tuning, choose, explain
+from pycoll.errors import UsageError
 
 QUESTION = Question("allreduce", 4096, 4, 4)
 ROWS = {
@@ -50,6 +51,23 @@ def test_what_cannot_run_says_why() -> None:
     excluded = [c for c in told.candidates if c.seconds is None]
     assert all(c.note for c in excluded)
     assert all("hierarchical" in c.algorithm for c in excluded)
+
+
+def test_an_algorithm_that_is_asked_for_and_is_not_there() -> None:
+    with pytest.raises(UsageError, match="algorithm is 'binomial', want one of ring, "):
+        explain(QUESTION._replace(wanted="binomial"))
+
+
+def test_a_direct_form_is_told_of_only_where_there_is_one() -> None:
+    large = QUESTION._replace(nbytes=1 << 20)
+    assert explain(large._replace(wanted="two_shot")).choice.direct == "two_shot"
+    assert explain(large._replace(wanted="ring")).choice.direct is None
+
+
+def test_nothing_is_once_as_fast_as_another() -> None:
+    rows = {("allreduce", "ring"): ((4096, 1.00e-6),), ("allreduce", "bruck"): ((4096, 1.01e-6),)}
+    why = explain(QUESTION, Tuning(4, rows=rows)).why
+    assert why == "Measured 1.00 us at 4 KiB, 1.01 times faster than bruck."
 
 
 def test_who_else_chose_is_named() -> None:

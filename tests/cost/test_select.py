@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pycoll.algorithms import names
+from pycoll.algorithms import get, names
 from pycoll.cost import Choice, Question, Tuning, choose
+from pycoll.cost.candidate import candidates
+from pycoll.cost.select import winner
 from pycoll.errors import UsageError
 from pycoll.program.isa import CHUNK_UNIT
-from pycoll.schedule import COLLECTIVES, Level, Placement
+from pycoll.schedule import COLLECTIVES, Algorithm, Level, Placement, ScheduleBuilder
 
 TWO_HOSTS = Placement.of(Level("node", (0, 0, 0, 0, 1, 1, 1, 1)))
 
@@ -138,3 +140,41 @@ def test_too_many_ranks_to_simulate() -> None:
     choice = choose(Question("alltoall", 1 << 20, 300, 2, placement, remote=True))
     assert choice.algorithm in names("alltoall")
     assert "too many to simulate" in choice.reason or "by the model" in choice.reason
+
+
+@given(
+    st.sampled_from(sorted(COLLECTIVES)),
+    st.integers(0, 26).map(lambda k: 1 << k),
+    st.lists(st.integers(0, 3), min_size=1, max_size=12),
+    st.sampled_from([1, 2, 32]),
+)
+@settings(deadline=None)
+def test_what_is_not_simulated_to_its_end_would_not_have_been_chosen(
+    collective: str, nbytes: int, hosts: list[int], cores: int
+) -> None:
+    placement = Placement.of(Level("node", tuple(hosts)))
+    size, remote = len(hosts), len(set(hosts)) > 1
+    question = Question(collective, nbytes, size, cores, placement, remote)
+    assert winner(candidates(question, None)) == winner(candidates(question, None, full=True))
+
+
+def test_little_is_spent_on_what_is_far_behind() -> None:
+    found = {c.algorithm: c for c in candidates(Question("allreduce", 1 << 24, 16, 16), None)}
+    assert found["one_shot"].predicted == float("inf")
+
+
+def test_a_plug_in_that_raises_does_not_take_the_others_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def picky(b: ScheduleBuilder) -> None:
+        raise ValueError("a power of two only")
+
+    broken = Algorithm(picky, COLLECTIVES["gather"])
+    monkeypatch.setattr("pycoll.cost.candidate.names", lambda of: ("picky", *names(of)))
+    monkeypatch.setattr(
+        "pycoll.cost.candidate.get", lambda name, of: broken if name == "picky" else get(name, of)
+    )
+    question = Question("gather", 8, 3, 4)
+    assert choose(question).algorithm in names("gather")
+    note = candidates(question, None)[0].note
+    assert note == "ValueError: a power of two only"

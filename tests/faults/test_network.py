@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import re
 import select
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +36,67 @@ def hosts() -> Iterator[Hosts]:
         yield hosts
 
 
+class Rank:
+    """A process that runs job.py; whatever is asked of it is answered in time or fails the test."""
+
+    def __init__(self, rank: int, hosts: Hosts, argv: list[str], environ: dict[str, str]) -> None:
+        self._rank = rank
+        self._errors = tempfile.TemporaryFile("w+")
+        self._process = hosts.run(
+            rank // EACH,
+            argv,
+            environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+        )
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line.strip())
+        self._lines.put("")
+
+    def heard(self) -> str:
+        """Return the next line that it says."""
+        try:
+            line = self._lines.get(timeout=SECONDS)
+        except queue.Empty:
+            line = ""
+        if not line:
+            self._errors.seek(0)
+            pytest.fail(f"rank {self._rank} says no more: {self._errors.read()}", pytrace=False)
+        return line
+
+    def tell(self, text: str) -> None:
+        """Say something to it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{text}\n")
+        self._process.stdin.flush()
+
+    def end(self) -> str:
+        """Return its last words: it has ended, well, and holds no more than at its start."""
+        words = [self.heard()]
+        while not words[-1].startswith("left "):
+            words.append(self.heard())
+        assert words[-1] == "left 0", f"rank {self._rank}: {words}"
+        assert self._process.wait(SECONDS) == 0, f"rank {self._rank}: {words}"
+        return words[-2]
+
+    def close(self) -> None:
+        """Kill it, if it still runs."""
+        self._process.kill()
+        self._process.wait(SECONDS)
+        self._reader.join(SECONDS)
+        for file in (self._process.stdin, self._process.stdout, self._errors):
+            assert file is not None
+            with contextlib.suppress(BrokenPipeError):
+                file.close()
+
+
 class Job:
     """Ranks that run job.py, `EACH` on each host."""
 
@@ -49,77 +114,43 @@ class Job:
         }
         self.ranks = [self._start(rank) for rank in range(self.size - late)]
 
-    def _start(self, rank: int) -> subprocess.Popen[str]:
-        return self.hosts.run(
-            rank // EACH,
-            self._command,
-            self._environment | {"PYCOLL_RANK": str(rank)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+    def _start(self, rank: int) -> Rank:
+        environment = self._environment | {"PYCOLL_RANK": str(rank)}
+        return Rank(rank, self.hosts, self._command, environment)
 
     def complete(self) -> None:
         """Start the ranks that are late."""
         self.ranks += [self._start(rank) for rank in range(len(self.ranks), self.size)]
 
-    def heard(self, rank: int) -> str:
-        """Return the next line that a rank says."""
-        process = self.ranks[rank]
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            assert process.stderr is not None
-            pytest.fail(f"rank {rank} ended: {process.stderr.read()}", pytrace=False)
-        return line.strip()
-
     def meet(self) -> None:
         """Wait until all ranks have met."""
-        assert [self.heard(rank) for rank in range(self.size)] == ["ready"] * self.size
+        assert [rank.heard() for rank in self.ranks] == ["ready"] * self.size
 
     def advance(self, calls: int = 20) -> None:
         """Wait until rank 0 has made `calls` calls more."""
         for _ in range(calls // 10):
-            assert self.heard(0).startswith("calls ")
-
-    def tell(self, rank: int, text: str) -> None:
-        """Say something to a rank."""
-        process = self.ranks[rank]
-        assert process.stdin is not None
-        process.stdin.write(f"{text}\n")
-        process.stdin.flush()
+            assert self.ranks[0].heard().startswith("calls ")
 
     def ends(self) -> list[str]:
         """Return the last words of every rank; none may hang, crash or leave anything open."""
-        words = []
-        for rank, process in enumerate(self.ranks):
-            try:
-                out, err = process.communicate(timeout=SECONDS)
-            except subprocess.TimeoutExpired:
-                pytest.fail(f"rank {rank} hangs", pytrace=False)
-            assert process.returncode == 0, f"rank {rank}: {out}\n{err}"
-            *_, word, left = out.splitlines()
-            assert left == "left 0", f"rank {rank}: {out}"
-            words.append(word)
-        return words
+        return [rank.end() for rank in self.ranks]
 
     def stop(self) -> None:
         """Let all ranks end well, after equally many calls."""
-        self.tell(0, "stop")
+        self.ranks[0].tell("stop")
         words = self.ends()
         assert len(set(words)) == 1
         assert words[0].startswith("done "), words
 
     def kill(self, *ranks: int) -> None:
-        """Kill ranks."""
-        for rank in ranks:
-            self.ranks[rank].kill()
+        """Kill ranks, whose words are then not asked for any more."""
+        for rank in sorted(ranks, reverse=True):
+            self.ranks.pop(rank).close()
 
     def close(self) -> None:
-        """Give back the pipes; whoever still runs ends with the hosts."""
-        for process in self.ranks:
-            process.kill()
-            process.communicate(timeout=SECONDS)
+        """Kill whoever still runs."""
+        for rank in self.ranks:
+            rank.close()
 
 
 @contextlib.contextmanager
@@ -193,8 +224,8 @@ def test_a_host_that_is_cut_off_before_the_first_call(hosts: Hosts) -> None:
     with job(hosts, "hold", timeout=5) as running:
         running.meet()
         hosts.cut(1)
-        for rank in range(running.size):
-            running.tell(rank, "go")
+        for rank in running.ranks:
+            rank.tell("go")
         words = running.ends()
     here, there = (0, 1, 4, 5, 6, 7), (2, 3)
     for rank, word in enumerate(words):
@@ -206,7 +237,6 @@ def test_a_killed_rank_is_named_to_all_hosts(hosts: Hosts) -> None:
         running.meet()
         running.advance()
         running.kill(5)
-        running.ranks.pop(5).communicate(timeout=SECONDS)
         words = running.ends()
     assert all(lost(word, (5,)) for word in words), words
 
@@ -218,8 +248,6 @@ def test_a_half_open_connection(hosts: Hosts) -> None:
         running.advance()
         hosts.cut(3)
         running.kill(6, 7)
-        for _ in range(2):
-            running.ranks.pop().communicate(timeout=SECONDS)
         hosts.mend(3)
         words = running.ends()
     assert all(lost(word, (6, 7)) for word in words), words
@@ -290,8 +318,9 @@ def test_strangers_who_come_before_the_last_rank_do_no_harm(hosts: Hosts, tmp_pa
     recording = tmp_path / "recording.json"
     with job(hosts, timeout=60, late=1) as running:
         with recorded(hosts, 0, recording):
+            deadline = time.monotonic() + SECONDS
             while len(sockets(hosts, 0, "state", "established")) < running.size - 1 - EACH:
-                pass
+                assert time.monotonic() < deadline, "not all ranks but the last have come"
         strangers(hosts, recording, listening(hosts))
         running.complete()
         running.meet()

@@ -8,6 +8,7 @@ at the start.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import select
@@ -18,6 +19,7 @@ import numpy as np
 
 import pycoll
 
+PATIENCE = 50  #: seconds after which a rank that still runs shows where it is
 LIMIT = 200_000  #: calls, should nobody say stop
 COUNTS = (2, 1000, 40_000, 7)
 
@@ -66,6 +68,7 @@ def work(comm: pycoll.Communicator) -> int:
 
 
 def main() -> None:
+    faulthandler.dump_traceback_later(PATIENCE)
     before = held()
     try:
         with pycoll.init() as comm:

@@ -1,5 +1,7 @@
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
 from pycoll.errors import ScheduleError
@@ -186,3 +188,40 @@ def test_what_the_collective_does_not_allow_is_refused(
 ) -> None:
     with pytest.raises(ScheduleError, match=f"^rank 1: {message}"):
         write(ScheduleBuilder(3, 1, COLLECTIVES[name]))
+
+
+def test_peers_may_be_integers_of_numpy() -> None:
+    b = ScheduleBuilder(3, 1)
+    b.send(b.output[0], to=np.int64(2))
+    b.recv(b.output[0], frm=np.int64(2))
+    b.recv_reduce(b.output[0], frm=np.int64(2))
+    b.recv_reduce(b.output[0], frm=np.arange(3))
+    peers = [p for step in b.steps for p in step.peers]
+    assert peers == [2, 2, 1, 2, 0, 1, 2]
+    assert {type(p) for p in peers} == {int}
+
+
+@pytest.mark.parametrize("peer", [2.0, "2", None])
+def test_a_peer_that_is_no_integer(peer: Any) -> None:
+    b = ScheduleBuilder(3, 1)
+    for call in (b.send, b.recv, b.recv_reduce):
+        with pytest.raises(
+            ScheduleError, match=r"^rank 1: \w+ with rank .*, want another of 0..2$"
+        ):
+            call(b.output[0], [peer, 1] if call == b.recv_reduce else peer)
+
+
+def test_a_whole_buffer_is_no_range_of_chunks() -> None:
+    b = ScheduleBuilder(3, 1)
+    want = r"^out is a whole buffer, want chunks of it: out\[i\], out\[:\]$"
+    calls: list[Callable[[], None]] = [
+        lambda: b.send(b.output, to=2),  # type: ignore[arg-type]
+        lambda: b.recv(b.output, frm=2),  # type: ignore[arg-type]
+        lambda: b.recv_reduce(b.output, frm=2),  # type: ignore[arg-type]
+        lambda: b.copy(b.output, b.scratch[0]),  # type: ignore[arg-type]
+        lambda: b.within([0, 1]).send(b.output, to=0),  # type: ignore[arg-type]
+    ]
+    for call in calls:
+        with pytest.raises(ScheduleError, match=want):
+            call()
+    assert b.steps == []

@@ -58,3 +58,17 @@ def test_around_covers_a_chunk_once_at_most(n: int) -> None:
 def test_scratch_has_no_end_to_wrap_round() -> None:
     with pytest.raises(ScheduleError, match=r"^scratch\.around\(0, 1\): scratch has no end"):
         ChunkArray(Buffer.SCRATCH, 0).around(0, 1)
+
+
+def test_a_loop_over_a_buffer_ends() -> None:
+    assert list(ChunkArray(Buffer.OUTPUT, 3)) == [Chunks(Buffer.OUTPUT, i, i, 1) for i in range(3)]
+
+
+def test_a_loop_over_scratch_has_no_end() -> None:
+    with pytest.raises(ScheduleError, match=r"^scratch has no end: name the places"):
+        iter(ChunkArray(Buffer.SCRATCH, 0))
+
+
+def test_no_other_attribute_stands_for_one() -> None:
+    with pytest.raises(AttributeError, match=r"'ChunkArray' object has no attribute 'shape'"):
+        _ = ChunkArray(Buffer.OUTPUT, 3).shape

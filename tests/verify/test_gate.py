@@ -7,7 +7,15 @@ import pytest
 
 from pycoll.algorithms import algorithm, get
 from pycoll.errors import DeadlockError, PostconditionError, ScheduleError
-from pycoll.schedule import Level, NotDirect, Placement, ScheduleBuilder, allreduce
+from pycoll.schedule import (
+    Algorithm,
+    Collective,
+    Level,
+    NotDirect,
+    Placement,
+    ScheduleBuilder,
+    allreduce,
+)
 from pycoll.verify import certificates, gate
 from pycoll.verify.certificates import digest
 
@@ -182,3 +190,14 @@ def test_proofs_are_kept_by_placement(tmp_path: Path) -> None:
     assert gate(placed, 4, cache=tmp_path).origin == "proof"
     assert gate(placed, 4, cache=tmp_path, placement=PAIRS).origin == "proof"
     assert gate(placed, 4, cache=tmp_path, placement=PAIRS).origin == "cache"
+
+
+def test_a_proof_for_a_collective_of_ones_own_is_not_kept_for_its_namesake(tmp_path: Path) -> None:
+    def own_part(rank: int, block: int, size: int) -> frozenset[int]:
+        return frozenset((rank,))
+
+    nothing = Collective("allreduce", own_part, own_part)
+    idle = Algorithm(lambda b: b.chunks(1), nothing)
+    assert gate(idle, 3, cache=tmp_path).origin == "proof"
+    with pytest.raises(PostconditionError, match="lacks the contribution"):
+        gate(Algorithm(idle.function, allreduce), 3, cache=tmp_path)
