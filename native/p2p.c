@@ -178,8 +178,9 @@ int pc__p2p_step(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer 
     bool remote = comm->peers[peer].remote;
     /* Looked at first: what the rank had sent before it went is still there. */
     bool gone = atomic_load_explicit(&comm->peers[peer].gone, memory_order_acquire);
-    if (gone && !remote && t->direction == PC_DIRECTION_SEND)
-        return lost(comm, t);
+    bool begun = t->done > 0 || t->offered > 0;
+    if (gone && !remote && t->direction == PC_DIRECTION_SEND && !begun)
+        return lost(comm, t); /* there may be room, but nobody reads it */
     int rc = move(comm, lane, t);
     if (rc != 0 || !(gone || remote))
         return rc;

@@ -153,7 +153,8 @@ int pc_work_wait(struct pc_work *work, double seconds)
 
 void pc_work_free(struct pc_work *work)
 {
-    free(work->posted);
+    if (work != NULL) /* it was not begun */
+        free(work->posted);
     free(work);
 }
 

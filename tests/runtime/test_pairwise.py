@@ -245,7 +245,7 @@ def test_what_is_sent_stays_when_the_sender_goes_on_or_leaves() -> None:
             e.recv(y, 0)
             assert (y == data(5000, 5)).all()
             with pytest.raises(
-                PeerLostError, match=r"^rank 0 .* closed its communicator: recv\(1 el"
+                PeerLostError, match=r"^rank 0 .* closed its communicator.* recv\(1 el"
             ):
                 e.recv(np.empty(1, "uint8"), 0)
             with pytest.raises(BrokenError, match="an earlier failure"):
@@ -379,11 +379,10 @@ def test_a_rank_that_is_killed(how: str) -> None:
 
     found = pycoll.spawn(rank, 2, timeout=60, check=False)
     assert isinstance(found[1], PeerLostError)
-    if how == "batch":
-        assert "takes no part in call 2, alltoallv(uint8)" in found[0]
-    else:
-        assert found[0].startswith("rank 1 (process ")
-        assert "(4194304 elements uint8)" in found[0]
+    assert found[0].startswith("rank 1 (process ")
+    # Of a batch, the call board and the transfer itself tell; whichever is first.
+    board = how == "batch" and "takes no part in call 2, alltoallv(uint8)" in found[0]
+    assert board or "(4194304 elements uint8)" in found[0]
 
 
 def test_interrupted_inside_a_transfer() -> None:
