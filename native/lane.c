@@ -4,7 +4,7 @@
 #include "p2p.h"
 #include "target_cpu.h"
 
-#define PC_FETCH_BYTES (UINT64_C(1) << 20) /* at once; then others get their turn */
+#define PC_FETCH_BYTES (UINT64_C(4) << 20) /* at once; then others get their turn */
 /* Credit is given back for several messages together: it takes a cache line from the sender. */
 #define PC_UNPUBLISHED_MESSAGES (PC_LINES / 4)
 
