@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 
-from pycoll.bootstrap import rendezvous
+from pycoll.bootstrap import rendezvous, route
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.config import Config
@@ -70,7 +70,7 @@ def split(address: str) -> tuple[str, int]:
 
 def _loopback_secret(address: str, host: str) -> bytes:
     """Return a stand-in for PYCOLL_SECRET that is no secret from others on this machine."""
-    if not rendezvous.is_loopback(host):
+    if not route.is_loopback(host):
         raise UsageError(
             f"PYCOLL_SECRET is not set, and {address} can be reached from other machines: set it "
             "to the same output of `openssl rand -hex 32` on every rank"

@@ -140,7 +140,7 @@ def _names() -> list[str]:
     found = [socket.gethostname(), socket.getfqdn()]
     with contextlib.suppress(OSError):
         found += route.addresses().values()
-    kept = [name for name in dict.fromkeys(found) if not rendezvous.is_loopback(name)]
+    kept = [name for name in dict.fromkeys(found) if not route.is_loopback(name)]
     return kept[:16]
 
 

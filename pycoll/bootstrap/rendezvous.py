@@ -24,6 +24,7 @@ from pycoll.bootstrap.framing import Decoder, Frame, Kind, encode, pack_blobs, u
 from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES, Preface, Side
 from pycoll.bootstrap.hub import rank_list
 from pycoll.bootstrap.member import Member
+from pycoll.bootstrap.route import is_loopback
 from pycoll.errors import BootstrapError
 
 HELLO_LIMIT = 1024  #: bytes of a Member
@@ -44,11 +45,6 @@ class Star(NamedTuple):
     links: Mapping[int, socket.socket] = MappingProxyType({})  #: peer → socket
     #: What only these ranks know: the job's secret and a number that rank 0 drew for this meeting.
     secret: bytes = b""
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether `host` only reaches this machine."""
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def listen(host: str, port: int, backlog: int) -> socket.socket:

@@ -8,10 +8,14 @@ import struct
 from collections.abc import Sequence
 
 from pycoll.bootstrap.member import Member
-from pycoll.bootstrap.rendezvous import is_loopback
 from pycoll.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether `host` only reaches this machine."""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def named(iface: str) -> str:

@@ -9,7 +9,6 @@ some milliseconds says on its board what it is doing.
 from __future__ import annotations
 
 import enum
-import os
 import sys
 import threading
 import weakref

@@ -10,7 +10,6 @@ import re
 import select
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -41,24 +40,29 @@ class Rank:
 
     def __init__(self, rank: int, hosts: Hosts, argv: list[str], environ: dict[str, str]) -> None:
         self._rank = rank
-        self._errors = tempfile.TemporaryFile("w+")
         self._process = hosts.run(
             rank // EACH,
             argv,
             environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._errors,
+            stderr=subprocess.PIPE,
         )
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
+        self._errors: list[str] = []
+        self._readers = [threading.Thread(target=read) for read in (self._listen, self._note)]
+        for reader in self._readers:
+            reader.start()
 
-    def _read(self) -> None:
+    def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._lines.put(line.strip())
         self._lines.put("")
+
+    def _note(self) -> None:
+        assert self._process.stderr is not None
+        self._errors.extend(self._process.stderr)
 
     def heard(self) -> str:
         """Return the next line that it says."""
@@ -67,8 +71,8 @@ class Rank:
         except queue.Empty:
             line = ""
         if not line:
-            self._errors.seek(0)
-            pytest.fail(f"rank {self._rank} says no more: {self._errors.read()}", pytrace=False)
+            errors = "".join(self._errors)
+            pytest.fail(f"rank {self._rank} says no more: {errors}", pytrace=False)
         return line
 
     def tell(self, text: str) -> None:
@@ -90,8 +94,9 @@ class Rank:
         """Kill it, if it still runs."""
         self._process.kill()
         self._process.wait(SECONDS)
-        self._reader.join(SECONDS)
-        for file in (self._process.stdin, self._process.stdout, self._errors):
+        for reader in self._readers:
+            reader.join(SECONDS)
+        for file in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert file is not None
             with contextlib.suppress(BrokenPipeError):
                 file.close()
