@@ -419,4 +419,6 @@ void pc__p2p_sleep_end(struct pc_comm *comm)
                     pc__unmark(pc__lane_waits(lane, d, &want));
             }
     pc__unlock(p);
+    if (comm->remote != NULL) /* whatever came ended the sleep, and would end the next */
+        comm->remote->progress(comm->wire);
 }

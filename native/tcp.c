@@ -372,9 +372,12 @@ static void tcp_poll(struct pc_wire *w, uint32_t peer)
     pick_up(w);
     flush(w, false);
     struct remote *r = &w->remotes[peer];
-    for (uint32_t i = 0; i < r->nlinks; i++)
+    for (uint32_t i = 0; i < r->nlinks; i++) {
+        if (r->links[i]->full)
+            flush_link(w, r->links[i]);
         if (r->links[i]->reading)
             read_link(w, r->links[i]);
+    }
     pthread_mutex_unlock(&w->lock);
 }
 

@@ -141,10 +141,10 @@ static void doze(struct pc_comm *comm, uint32_t nchannels, uint64_t now, uint64_
     /* pc_comm_abort and pc__progress_stop ring after they have written, so nothing is missed. */
     if (asleep && until > now && !atomic_load(&comm->aborted))
         pc__sleep(comm, doorbell, until - now);
-    if (posted)
-        pc__p2p_sleep_end(comm);
     while (n > 0) /* a mark left behind would cost its signaller a system call */
         pc__unmark(marked[--n]);
+    if (posted)
+        pc__p2p_sleep_end(comm);
 }
 
 /* Lets the other ranks of this core run, which is cheaper than to sleep and be woken. But a foreign

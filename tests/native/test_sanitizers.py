@@ -19,6 +19,9 @@ SOURCES = sorted(p for p in NATIVE.glob("*.c") if not p.name.startswith("fast"))
 TSAN = ("-fsanitize=thread", "-DPC_RANKS_ARE_THREADS")
 ASAN = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
+#: Where the engine's objects lie, by flags: drivers share them.
+_ENGINES: dict[tuple[str, ...], Path] = {}
+
 # Every ordering weakened: x86 hides that, ThreadSanitizer does not.
 RELAXED = """
 #include <stdatomic.h>
@@ -38,17 +41,21 @@ def build(folder: Path, driver: str, flags: Iterable[str]) -> Path:
     command = [cc, "-std=gnu11", "-O1", "-g", "-pthread", "-D_GNU_SOURCE", *flags, f"-I{NATIVE}"]
     if subprocess.run([*command, probe, "-o", folder / "probe"], capture_output=True).returncode:
         pytest.skip(f"the compiler cannot link {' '.join(flags)}")
-    binary = folder / driver
+    engine = _ENGINES.get(tuple(flags), folder)
+    objects = {source: engine / f"{source.stem}.o" for source in SOURCES}
+    objects[HERE / f"{driver}.c"] = folder / f"{driver}.driver.o"
     jobs = []
-    for source in [*SOURCES, HERE / f"{driver}.c"]:
+    for source, output in objects.items():
+        if output.exists():  # by an earlier driver
+            continue
         # the kernels are many and generated: optimising them under a sanitizer takes a minute
         level = ["-O0"] if source.name == "reduce.c" else []
-        output = folder / f"{source.stem}.o"
         jobs.append(subprocess.Popen([*command, *level, "-c", source, "-o", output]))
-    assert all(job.wait() == 0 for job in jobs)
-    objects = [folder / f"{source.stem}.o" for source in [*SOURCES, HERE / f"{driver}.c"]]
-    subprocess.run([*command, *objects, "-o", binary], check=True)
-    return binary
+    failed = [job.args for job in jobs if job.wait() != 0]
+    assert not failed
+    _ENGINES[tuple(flags)] = engine
+    subprocess.run([*command, *objects.values(), "-o", folder / driver], check=True)
+    return folder / driver
 
 
 @pytest.fixture(scope="module")
