@@ -123,12 +123,15 @@ def test_no_stray_access(asan: Path, programs: Path, path: str, size: int) -> No
 
 
 @pytest.mark.parametrize("spin", [0, 20])  # 0: as where ranks share cores
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("path", "size"),
+    [("mapped", 1), ("mapped", 2), ("mapped", 4), ("remote", 2), ("remote", 3), ("both", 4)],
+)
 @pytest.mark.parametrize("kind", ["tsan", "asan"])
 def test_no_race_or_stray_access_of_transfers(
-    transfers: dict[str, Path], kind: str, size: int, spin: int
+    transfers: dict[str, Path], kind: str, path: str, size: int, spin: int
 ) -> None:
-    done = run(transfers[kind], size, 400, spin)
+    done = run(transfers[kind], path, size, 400, spin)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"400 messages or batches on {size} ranks\n"
 

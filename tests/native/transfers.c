@@ -1,8 +1,10 @@
 /* Transfers between ranks that are threads of one process, so that ThreadSanitizer and
  * AddressSanitizer see every access.
  *
- *   transfers SIZE ITERATIONS SPIN
+ *   transfers PATH SIZE ITERATIONS SPIN
  *
+ * PATH is how ranks reach each other: `mapped`, `remote` (by sockets), or `both` (ranks 0 and 1, 2
+ * and 3 are mapped).
  * Blocking ones, exchanges, posted ones that a second thread of the rank waits for too, and
  * pairwise batches, blocking and queued, follow each other without a pause; every byte is checked.
  * The slots are small, so that most messages take several turns of the ring. */
@@ -12,15 +14,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include "pycoll.h"
 
 #define MAX_RANKS 8
 #define MAX_BYTES 40000
 #define LARGE_BYTES 600000 /* such a message is fetched */
 #define DEPTH 12           /* posted or queued at once */
+#define LINKS 3            /* sockets between two ranks */
 
 static uint32_t size, spin;
 static int iterations;
+static bool any_mapped, any_remote;
+static struct pc_comm *comms[MAX_RANKS];
+static pthread_barrier_t joined; /* with the thread that links */
 static pthread_barrier_t barrier;
 static char blobs[MAX_RANKS][256];
 static int blob_bytes[MAX_RANKS];
@@ -212,6 +219,32 @@ static void run(struct rank *r)
         finish(r, &r->slots[i]);
 }
 
+static bool is_remote(uint32_t a, uint32_t b)
+{
+    return a != b && any_remote && !(any_mapped && a / 2 == b / 2);
+}
+
+/* Hands over sockets with small buffers, so that frames leave in pieces. */
+static void link_ranks(void)
+{
+    for (uint32_t k = 0; k < LINKS; k++)
+        for (uint32_t a = 0; a < size; a++)
+            for (uint32_t b = 0; b < a; b++) {
+                int ends[2], bytes = 16384;
+                if (!is_remote(a, b))
+                    continue;
+                if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+                    perror("socketpair");
+                    exit(1);
+                }
+                for (int i = 0; i < 2; i++)
+                    setsockopt(ends[i], SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+                if (pc_comm_adopt(comms[a], b, ends[0]) != PC_OK
+                    || pc_comm_adopt(comms[b], a, ends[1]) != PC_OK)
+                    die(comms[a], "adopt", PC_INVALID);
+            }
+}
+
 static void *rank_main(void *argument)
 {
     struct rank *r = calloc(1, sizeof *r);
@@ -229,7 +262,9 @@ static void *rank_main(void *argument)
     blob_bytes[r->rank] = pc_comm_address(r->comm, blobs[r->rank], sizeof blobs[r->rank]);
     pthread_barrier_wait(&barrier);
     for (uint32_t peer = 0; peer < size;) {
-        rc = pc_comm_connect(r->comm, peer, blobs[peer], (size_t)blob_bytes[peer]);
+        rc = is_remote(r->rank, peer)
+                 ? pc_comm_remote(r->comm, peer)
+                 : pc_comm_connect(r->comm, peer, blobs[peer], (size_t)blob_bytes[peer]);
         if (rc != PC_OK && rc != PC_AGAIN)
             die(r->comm, "connect", rc);
         pc_comm_poll(r->comm);
@@ -238,6 +273,9 @@ static void *rank_main(void *argument)
     atomic_fetch_add(&connected, 1);
     while (atomic_load(&connected) < size) /* the others need an answer from this one */
         pc_comm_poll(r->comm);
+    comms[r->rank] = r->comm;
+    pthread_barrier_wait(&joined);
+    pthread_barrier_wait(&joined);
     for (int i = 0; i < DEPTH; i++) {
         struct slot *s = &r->slots[i];
         s->sent = malloc(MAX_RANKS * MAX_BYTES + LARGE_BYTES);
@@ -265,17 +303,23 @@ static void *rank_main(void *argument)
 
 int main(int argc, char **argv)
 {
-    if (argc != 4) {
-        fprintf(stderr, "usage: %s SIZE ITERATIONS SPIN\n", argv[0]);
+    if (argc != 5) {
+        fprintf(stderr, "usage: %s PATH SIZE ITERATIONS SPIN\n", argv[0]);
         return 2;
     }
-    size = (uint32_t)atoi(argv[1]);
-    iterations = atoi(argv[2]);
-    spin = (uint32_t)atoi(argv[3]);
+    any_mapped = strcmp(argv[1], "remote") != 0;
+    any_remote = strcmp(argv[1], "mapped") != 0;
+    size = (uint32_t)atoi(argv[2]);
+    iterations = atoi(argv[3]);
+    spin = (uint32_t)atoi(argv[4]);
+    pthread_barrier_init(&joined, NULL, size + 1);
     pthread_t threads[MAX_RANKS];
     pthread_barrier_init(&barrier, NULL, size);
     for (uint32_t r = 0; r < size; r++)
         pthread_create(&threads[r], NULL, rank_main, (void *)(uintptr_t)r);
+    pthread_barrier_wait(&joined);
+    link_ranks();
+    pthread_barrier_wait(&joined);
     for (uint32_t r = 0; r < size; r++)
         pthread_join(threads[r], NULL);
     printf("%d messages or batches on %u ranks\n", iterations, size);
