@@ -1,4 +1,5 @@
-/* Shared memory between the ranks of a host: a sealed memfd, handed over a Unix socket.
+/* Shared memory between the ranks of a host: a sealed memfd, which peers open through /proc or,
+ * where they may not, get over a Unix socket.
  *
  * Nothing has a name in the file system: the memory and the socket are gone when their last
  * process is, however it ends. Each rank listens on an abstract address that only the job knows;
@@ -29,6 +30,10 @@ struct address { /* the blob that bootstrap carries */
     unsigned char host[16]; /* boot id: an abstract address means nothing on another host */
     unsigned char token[PC_TOKEN_BYTES];
     char name[32];
+    uint64_t namespaces[2]; /* of processes, where pid means something, and of the network */
+    uint64_t inode;         /* of the memfd */
+    uint32_t pid;
+    uint32_t memfd;
     uint64_t base; /* of the mapping in its own process; for ranks that are threads, in tests */
 };
 
@@ -80,6 +85,12 @@ static void read_host(unsigned char host[16])
                 j++;
             }
     close_fd(&fd);
+}
+
+static uint64_t inode_of(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 ? (uint64_t)st.st_ino : 0;
 }
 
 static socklen_t socket_address(struct sockaddr_un *at, const char *name)
@@ -177,6 +188,12 @@ static int shm_open_(size_t bytes, uint32_t rank, uint32_t size, struct pc_error
     d->address.uid = (uint32_t)getuid();
     d->address.base = (uint64_t)(uintptr_t)d->arena;
     read_host(d->address.host);
+    struct stat st;
+    d->address.namespaces[0] = inode_of("/proc/self/ns/pid");
+    d->address.namespaces[1] = inode_of("/proc/self/ns/net");
+    d->address.inode = fstat(d->memfd, &st) == 0 ? (uint64_t)st.st_ino : 0;
+    d->address.pid = (uint32_t)getpid();
+    d->address.memfd = (uint32_t)d->memfd;
     d->peers[rank] = d->arena;
     return PC_OK;
 }
@@ -238,6 +255,28 @@ static int adopt(struct pc_device *d, uint32_t peer, int fd, char **arena)
     return *arena ? PC_OK : SYSTEM(d, (int)peer, "mmap of a peer's memory");
 }
 
+/* Opens the memory of a peer through /proc: no message, no answer to wait for, which counts where
+ * hundreds of ranks map each other. It needs the right to look into the peer (the same user, a
+ * process that may be traced), one view of processes, and one network, without which two ranks
+ * are to be taken for two hosts. */
+static int open_memory(struct pc_device *d, uint32_t peer, const struct address *a, char **arena)
+{
+    char path[64];
+    struct stat st;
+    if (a->namespaces[0] == 0
+        || memcmp(a->namespaces, d->address.namespaces, sizeof a->namespaces) != 0)
+        return PC_UNMAPPABLE;
+    snprintf(path, sizeof path, "/proc/%u/fd/%u", a->pid, a->memfd);
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return PC_UNMAPPABLE;
+    int rc = PC_UNMAPPABLE; /* another process may have got the number meanwhile */
+    if (fstat(fd, &st) == 0 && (uint64_t)st.st_ino == a->inode && fcntl(fd, F_GET_SEALS) >= 0)
+        rc = adopt(d, peer, fd, arena);
+    close_fd(&fd);
+    return rc;
+}
+
 static int receive_memory(struct pc_device *d, uint32_t peer, char **arena)
 {
     uint32_t magic = 0;
@@ -290,7 +329,8 @@ static int shm_connect(struct pc_device *d, uint32_t peer, const void *blob, siz
     *arena = (char *)(uintptr_t)a.base;
     return PC_OK;
 #endif
-    return send_hello(d, peer, &a);
+    int rc = open_memory(d, peer, &a, arena);
+    return rc == PC_UNMAPPABLE ? send_hello(d, peer, &a) : rc;
 }
 
 enum answer { WAITING, SERVED, REFUSED };
