@@ -1,7 +1,7 @@
 """Between hosts of several ranks: what do algorithms that know the placement win?
 
 4 hosts (network namespaces) with 2 ranks each run every all-reduce algorithm, in turn within one
-launch, from 4 KiB to 16 MiB; that launch's MPI runs beside them. Needs root and iproute2; takes
+launch, from 64 KiB to 16 MiB; that launch's MPI runs beside them. Needs root and iproute2; takes
 about 4 minutes.
 
 Run: python bench/tcp_hierarchical.py
@@ -28,7 +28,7 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     meta: dict[str, Any] = {}
-    sweep = ["--min", "4K", "--max", options.max, "--factor", "8", "--repeats", options.repeats]
+    sweep = ["--min", "64K", "--max", options.max, "--factor", "2", "--repeats", options.repeats]
     sweep += ["--algorithm", options.algorithms, "--against", "mpi4py"]
     with cluster(options, HOSTS) as mpis:
         for mpi in mpis:

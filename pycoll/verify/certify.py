@@ -7,6 +7,7 @@ has no certificate: it is proved when a job has another.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -59,7 +60,7 @@ def refuses_flat(algorithm: Algorithm, size: int) -> bool:
 def certify(sizes: tuple[int, int], workers: int | None = None) -> dict[str, dict[str, object]]:
     """Prove all built-ins at all sizes; an error ends it, with its counterexample."""
     tasks = list(_tasks(sizes))
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, initializer=_quiet) as pool:
         # The longest proofs first, so that no worker is left alone with them at the end.
         tasks.sort(key=lambda task: -task[2])
         proved = dict(zip(tasks, pool.map(prove, tasks, chunksize=4), strict=True))
@@ -95,6 +96,11 @@ def _tasks(sizes: tuple[int, int]) -> Iterator[tuple[str, str, int, Form]]:
         for size in range(sizes[0], sizes[1] + 1):
             for form in forms(a):
                 yield a.collective.name, a.name, size, form
+
+
+def _quiet() -> None:
+    """Proofs make no cycles, and looking for some takes a quarter of the time."""
+    gc.disable()
 
 
 def main() -> None:
