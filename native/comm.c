@@ -87,6 +87,7 @@ int pc_comm_open(const struct pc_options *options, struct pc_comm **out)
         return PC_NOMEM;
     *out = comm; /* also on failure: it holds the error */
     comm->options = *options;
+    comm->shadow_fd = -1;
     comm->call.comm = comm;
     comm->bell = -1;
     atomic_init(&comm->ringer, -1);
@@ -138,18 +139,36 @@ int pc_comm_connect(struct pc_comm *comm, uint32_t peer, const void *blob, size_
     return rc;
 }
 
-/* A private mapping laid out as the peer's arena is: what this rank writes there is sent. Nothing
- * is shared of the heap, which has no shadow. */
-static char *shadow_of(const struct pc_comm *comm)
+/* Memory laid out as the peers' arenas are, one behind the other: what this rank writes there is
+ * sent. Nothing is sent of the heap, which has no shadow. It is a file, so that the kernel can send
+ * its pages themselves and need not copy them. */
+static int make_shadows(struct pc_comm *comm)
 {
-    void *p = mmap(NULL, comm->layout.heap, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return p == MAP_FAILED ? NULL : p;
+    size_t bytes = comm->options.size * comm->layout.heap;
+    comm->shadow_fd = memfd_create("pycoll-shadows", MFD_CLOEXEC);
+    if (comm->shadow_fd < 0 || ftruncate(comm->shadow_fd, (off_t)bytes) != 0)
+        return pc__fail(&comm->error, PC_SYSTEM, -1, "memfd of shadows: %s", strerror(errno));
+    void *p
+        = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, comm->shadow_fd, 0);
+    if (p == MAP_FAILED)
+        return pc__fail(&comm->error, PC_SYSTEM, -1, "mmap of shadows: %s", strerror(errno));
+    comm->shadows = p;
+    return PC_OK;
+}
+
+static void drop_shadows(struct pc_comm *comm)
+{
+    if (comm->shadows != NULL)
+        munmap(comm->shadows, comm->options.size * comm->layout.heap);
+    if (comm->shadow_fd >= 0)
+        close(comm->shadow_fd);
 }
 
 static int open_remote(struct pc_comm *comm)
 {
-    int rc = pc__bell_open(comm);
+    int rc = make_shadows(comm);
+    if (rc == PC_OK)
+        rc = pc__bell_open(comm);
     if (rc == PC_OK)
         rc = pc__tcp.open(comm, comm->bell, &comm->wire);
     if (rc == PC_OK)
@@ -168,11 +187,7 @@ int pc_comm_remote(struct pc_comm *comm, uint32_t peer)
     int rc = comm->remote == NULL ? open_remote(comm) : PC_OK;
     if (rc != PC_OK)
         return rc;
-    char *shadow = shadow_of(comm);
-    if (shadow == NULL)
-        return pc__fail(&comm->error, PC_SYSTEM, (int)peer, "mmap of a shadow: %s",
-                        strerror(errno));
-    resolve(comm, peer, shadow);
+    resolve(comm, peer, comm->shadows + peer * comm->layout.heap);
     comm->peers[peer].remote = true;
     return PC_OK;
 }
@@ -225,9 +240,7 @@ void pc_comm_close(struct pc_comm *comm)
     /* What a broken communicator, or a fork's child, has sent is no matter. */
     pc__tcp.close(comm->wire, atomic_load(&comm->broken) ? 0 : PC_LINGER_NS);
     pc__bell_close(comm);
-    for (uint32_t p = 0; comm->peers != NULL && p < comm->options.size; p++)
-        if (comm->peers[p].remote)
-            munmap(comm->peers[p].arena, comm->layout.heap);
+    drop_shadows(comm);
     if (comm->device != NULL)
         pc__shm.close(comm->device);
     pthread_cond_destroy(&comm->queue_moved);

@@ -199,6 +199,8 @@ struct pc_comm {
     _Atomic int listening; /* a thread sleeps in remote->pause */
     _Atomic int dozing;    /* threads that sleep, with that one */
     char *arena;
+    char *shadows; /* of remote peers' memory, in order of rank */
+    int shadow_fd;
     struct pc_peer *peers;
     struct pc_fifo *fifos;  /* [peer][channel], PC_EDGE_CHANNELS each */
     struct pc_token *dones; /* [peer] */

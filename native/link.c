@@ -1,13 +1,16 @@
 /* One stream socket: frames out of a queue, frames into this rank's memory. */
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
 #include "link.h"
 
 #define PC_FRAMES_AT_ONCE 16
+#define PC_PAGES_FROM (32u << 10)
 #define PC_READS_AT_ONCE 16 /* so that one peer does not keep this rank from the others */
 
 struct pc_link *pc__link_new(uint32_t peer)
@@ -53,8 +56,15 @@ static int lost(const struct pc_link *link, struct pc_error *error, const char *
                     strerror(errno));
 }
 
-/* Describes what is queued, from the first byte that has not left. */
-static int gather(const struct pc_link *link, struct iovec *parts)
+/* The pages of a large message are sent themselves: they do not change before the peer's credit,
+ * which is to say, before the peer has read them. */
+static bool by_page(const struct pc_outgoing *out)
+{
+    return out->frame.nbytes >= PC_PAGES_FROM;
+}
+
+/* Describes what is queued, from the first byte that has not left, up to what is sent by page. */
+static int gather(const struct pc_link *link, struct iovec *parts, bool *more)
 {
     int n = 0;
     size_t skip = link->gone;
@@ -64,6 +74,10 @@ static int gather(const struct pc_link *link, struct iovec *parts)
         if (skip < header)
             parts[n++] = (struct iovec){(char *)(uintptr_t)&out->frame + skip, header - skip};
         skip = skip < header ? 0 : skip - header;
+        if (by_page(out)) {
+            *more = true;
+            break;
+        }
         if (nbytes > skip)
             parts[n++] = (struct iovec){(char *)(uintptr_t)out->bytes + skip, nbytes - skip};
         skip = 0;
@@ -84,12 +98,44 @@ static void advance(struct pc_link *link, size_t sent)
     }
 }
 
-int pc__link_flush(struct pc_link *link, struct pc_error *error)
+/* sendfile() has no MSG_NOSIGNAL: the signal of a closed connection is taken before anyone sees it.
+ */
+static ssize_t send_pages(int fd, int file, off_t at, size_t nbytes)
+{
+    sigset_t pipe_signal, before, pending;
+    sigemptyset(&pipe_signal);
+    sigaddset(&pipe_signal, SIGPIPE);
+    sigpending(&pending);
+    pthread_sigmask(SIG_BLOCK, &pipe_signal, &before);
+    ssize_t n = sendfile(fd, file, &at, nbytes);
+    int error = errno;
+    if (n < 0 && error == EPIPE && !sigismember(&pending, SIGPIPE))
+        sigtimedwait(&pipe_signal, NULL, &(struct timespec){0});
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    errno = error;
+    return n;
+}
+
+/* Sends from what is queued; returns what send() does. */
+static ssize_t send_some(const struct pc_link *link, const struct pc_comm *comm)
+{
+    const struct pc_outgoing *first = &link->queue[link->head % PC_LINK_FRAMES];
+    size_t header = sizeof first->frame;
+    if (by_page(first) && link->gone >= header) {
+        size_t skip = link->gone - header;
+        return send_pages(link->fd, comm->shadow_fd, first->bytes + skip - comm->shadows,
+                          first->frame.nbytes - skip);
+    }
+    struct iovec parts[2 * PC_FRAMES_AT_ONCE];
+    bool more = false;
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)gather(link, parts, &more)};
+    return sendmsg(link->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
+}
+
+int pc__link_flush(struct pc_link *link, const struct pc_comm *comm, struct pc_error *error)
 {
     while (link->head != link->tail) {
-        struct iovec parts[2 * PC_FRAMES_AT_ONCE];
-        struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)gather(link, parts)};
-        ssize_t n = sendmsg(link->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t n = send_some(link, comm);
         if (n >= 0) {
             advance(link, (size_t)n);
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {

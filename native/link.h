@@ -42,7 +42,7 @@ int pc__link_push(struct pc_link *link, const struct pc_frame *frame, const char
 uint32_t pc__link_queued(const struct pc_link *link);
 
 /* Sends what the socket takes. A failure ends `writing`, and its text is in `error`. */
-int pc__link_flush(struct pc_link *link, struct pc_error *error);
+int pc__link_flush(struct pc_link *link, const struct pc_comm *comm, struct pc_error *error);
 /* Takes in what has come. 1: that was all, 0: there may be more. A failure or the end of the stream
  * ends `reading`; LOST when the peer or the network caused it, INVALID when the peer lied. */
 int pc__link_read(struct pc_link *link, struct pc_comm *comm, struct pc_error *error);

@@ -125,6 +125,18 @@ static void tcp_close(struct pc_wire *w, uint64_t linger_ns)
     free(w);
 }
 
+/* BBR paces a stream by the bandwidth that it believes in, and collectives, which send in bursts
+ * and then wait for each other, have it believe a hundredth of what there is. Reno is in every
+ * kernel, and every user may choose it. Whatever else the administrator has chosen stays. */
+static void steady(int fd)
+{
+    char name[16] = "";
+    socklen_t length = sizeof name;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &length) == 0
+        && strncmp(name, "bbr", 3) == 0)
+        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+}
+
 static int tcp_adopt(struct pc_wire *w, uint32_t peer, int fd)
 {
     struct adopted *a = malloc(sizeof *a);
@@ -134,6 +146,7 @@ static int tcp_adopt(struct pc_wire *w, uint32_t peer, int fd)
         return a == NULL ? PC_NOMEM : PC_SYSTEM;
     }
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes); /* other streams have no delay */
+    steady(fd);
     pthread_mutex_lock(&w->lock);
     *a = (struct adopted){.next = w->adopted, .peer = peer, .fd = fd};
     w->adopted = a;
@@ -241,7 +254,7 @@ static void flush_link(struct pc_wire *w, struct pc_link *link)
     struct pc_error error;
     bool was_full = link->full;
     uint32_t before = pc__link_queued(link);
-    int rc = pc__link_flush(link, &error);
+    int rc = pc__link_flush(link, w->comm, &error);
     w->queued -= before - pc__link_queued(link);
     if (w->queued == 0)
         wake(w);
