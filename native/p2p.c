@@ -396,8 +396,10 @@ bool pc__p2p_sleep_begin(struct pc_comm *comm, uint64_t *until)
         pc__lane_publish(comm, lane);
         for (uint32_t d = 0; d < 2 && asleep; d++) {
             uint64_t want;
-            if (lane->head[d] != NULL)
-                asleep = pc__mark(pc__lane_waits(lane, d, &want), want);
+            if (lane->head[d] == NULL)
+                continue;
+            struct pc_line *line = pc__lane_waits(lane, d, &want); /* before `want` is read */
+            asleep = pc__mark(line, want);
         }
     }
     uint64_t first = asleep ? first_deadline(comm) : 0;
