@@ -272,12 +272,13 @@ static void list(struct pc_p2p *p, struct pc_lane *lane)
     p->listed = lane;
 }
 
-/* A send to this rank itself: a receive that waits takes it, or its bytes are kept. Either way it
- * is finished. */
+/* A send to this rank itself: a receive that waits takes it if nothing was sent before, or its
+ * bytes are kept. Either way it is finished. */
 static int keep(struct pc_comm *comm, struct pc_lane *lane, const struct pc_transfer *t)
 {
     struct pc_transfer *waiting = lane->head[PC_DIRECTION_RECV];
-    if (waiting != NULL && waiting->signature == t->signature) { /* so nothing is kept */
+    if (waiting != NULL && lane->head[PC_DIRECTION_SEND] == NULL
+        && waiting->signature == t->signature) { /* so nothing is kept */
         memmove(waiting->at, t->at, t->nbytes);
         waiting->finished = true;
         pop(comm, lane, PC_DIRECTION_RECV);

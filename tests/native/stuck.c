@@ -68,6 +68,24 @@ static int exchange(uint32_t rank, const struct pc_message *m, uint32_t n, doubl
     return finish(comms[rank], pc_exchange(comms[rank], m, n, timeout));
 }
 
+/* Sends to the rank itself keep their order, whatever else is in the batch. */
+static void order(void)
+{
+    unsigned char first = 1, second = 2, x[2] = {0, 0};
+    open_ranks(1);
+    struct pc_message send = message(PC_DIRECTION_SEND, 0, &first, 1);
+    expect(comms[0], "send", exchange(0, &send, 1, FOREVER), PC_OK);
+    struct pc_message both[2]
+        = {message(PC_DIRECTION_RECV, 0, &x[0], 1), message(PC_DIRECTION_SEND, 0, &second, 1)};
+    expect(comms[0], "exchange", exchange(0, both, 2, FOREVER), PC_OK);
+    struct pc_message receive = message(PC_DIRECTION_RECV, 0, &x[1], 1);
+    expect(comms[0], "receive", exchange(0, &receive, 1, FOREVER), PC_OK);
+    if (x[0] != first || x[1] != second) {
+        fprintf(stderr, "got %u, %u; want %u, %u\n", x[0], x[1], first, second);
+        exit(1);
+    }
+}
+
 /* Who waits for several peers sleeps, and its deadline comes, whatever each of them sent before. */
 static void several(void)
 {
@@ -85,7 +103,7 @@ static void several(void)
 static const struct {
     const char *name;
     void (*run)(void);
-} scenarios[] = {{"several", several}};
+} scenarios[] = {{"order", order}, {"several", several}};
 
 int main(int argc, char **argv)
 {
