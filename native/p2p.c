@@ -321,7 +321,7 @@ void pc__p2p_post(struct pc_comm *comm, struct pc_batch *batch, uint32_t channel
             if (rc == PC_OK)
                 rc = keep(comm, lane, t);
             t->finished = true;
-            ended(comm, batch, PC_OK);
+            ended(comm, batch, rc);
             continue;
         }
         append(lane, t);

@@ -17,6 +17,12 @@
 static struct pc_comm *comms[MAX_RANKS];
 static unsigned char sent[LARGE], got[LARGE];
 
+const char *__asan_default_options(void);
+const char *__asan_default_options(void)
+{
+    return "allocator_may_return_null=1"; /* as malloc does */
+}
+
 static void expect(struct pc_comm *comm, const char *what, int rc, int want)
 {
     if (rc == want)
@@ -86,6 +92,14 @@ static void order(void)
     }
 }
 
+/* What cannot be kept is not said to be sent. */
+static void memory(void)
+{
+    open_ranks(1);
+    struct pc_message m = message(PC_DIRECTION_SEND, 0, sent, UINT64_C(1) << 55);
+    expect(comms[0], "send", exchange(0, &m, 1, FOREVER), PC_NOMEM);
+}
+
 /* Who waits for several peers sleeps, and its deadline comes, whatever each of them sent before. */
 static void several(void)
 {
@@ -103,7 +117,7 @@ static void several(void)
 static const struct {
     const char *name;
     void (*run)(void);
-} scenarios[] = {{"order", order}, {"several", several}};
+} scenarios[] = {{"order", order}, {"memory", memory}, {"several", several}};
 
 int main(int argc, char **argv)
 {
