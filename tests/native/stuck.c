@@ -74,6 +74,13 @@ static int exchange(uint32_t rank, const struct pc_message *m, uint32_t n, doubl
     return finish(comms[rank], pc_exchange(comms[rank], m, n, timeout));
 }
 
+static struct pc_work *post(uint32_t rank, const struct pc_message *m)
+{
+    struct pc_work *work = NULL;
+    expect(comms[rank], "post", pc_post(comms[rank], m, 1, FOREVER, &work), PC_OK);
+    return work;
+}
+
 /* Sends to the rank itself keep their order, whatever else is in the batch. */
 static void order(void)
 {
@@ -114,10 +121,27 @@ static void several(void)
     expect(comms[0], "exchange", exchange(0, receive, 2, 0.2), PC_TIMEDOUT);
 }
 
+/* A send that does not leave has its deadline, though credit for earlier ones has come. */
+static void deadline(void)
+{
+    open_ranks(2);
+    struct pc_message send = message(PC_DIRECTION_SEND, 1, sent, LARGE);
+    struct pc_message receive = message(PC_DIRECTION_RECV, 0, got, LARGE);
+    struct pc_work *work = post(0, &send);
+    expect(comms[1], "receive", exchange(1, &receive, 1, FOREVER), PC_OK);
+    int rc = PC_AGAIN;
+    for (int i = 0; rc == PC_AGAIN && i < 100; i++)
+        rc = pc_work_wait(work, 0.05);
+    expect(comms[0], "work", rc, PC_OK);
+    pc_work_free(work);
+    expect(comms[0], "send", exchange(0, &send, 1, 0.2), PC_TIMEDOUT);
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
-} scenarios[] = {{"order", order}, {"memory", memory}, {"several", several}};
+} scenarios[]
+    = {{"order", order}, {"memory", memory}, {"several", several}, {"deadline", deadline}};
 
 int main(int argc, char **argv)
 {

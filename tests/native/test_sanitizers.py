@@ -141,7 +141,7 @@ def stuck(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("stuck"), "stuck", ASAN)
 
 
-@pytest.mark.parametrize("scenario", ["several", "order", "memory"])
+@pytest.mark.parametrize("scenario", ["several", "order", "memory", "deadline"])
 def test_beside_a_peer_that_does_not_read(stuck: Path, scenario: str) -> None:
     done = run(stuck, scenario)
     assert (done.returncode, done.stdout) == (0, f"{scenario}\n"), done.stderr
