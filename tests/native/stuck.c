@@ -137,11 +137,57 @@ static void deadline(void)
     expect(comms[0], "send", exchange(0, &send, 1, 0.2), PC_TIMEDOUT);
 }
 
+/* A send to a peer that reads ends, whoever else does not. */
+static void beside(void)
+{
+    open_ranks(3);
+    struct pc_message large = message(PC_DIRECTION_SEND, 2, sent, LARGE);
+    struct pc_message small = message(PC_DIRECTION_SEND, 1, sent, 100);
+    struct pc_work *work = post(0, &large);
+    expect(comms[0], "send", exchange(0, &small, 1, 1.0), PC_OK);
+    expect(comms[0], "work", pc_work_wait(work, 0), PC_AGAIN);
+    pc_comm_close(comms[0]);
+    comms[0] = NULL;
+    pc_work_free(work);
+}
+
+/* So does a call: here the first of all, which has sent nothing. */
+static void call(void)
+{
+    open_ranks(2);
+    struct pc_message large = message(PC_DIRECTION_SEND, 1, sent, LARGE);
+    struct pc_work *work = post(0, &large);
+    expect(comms[0], "pairwise", finish(comms[0], pc_pairwise(comms[0], 7, NULL, 0, 1.0)), PC_OK);
+    expect(comms[0], "work", pc_work_wait(work, 0), PC_AGAIN);
+    pc_comm_close(comms[0]);
+    comms[0] = NULL;
+    pc_work_free(work);
+}
+
+/* Nor does credit for what was received wait for a send that stands before it. */
+static void credit(void)
+{
+    open_ranks(2);
+    struct pc_message large = message(PC_DIRECTION_SEND, 1, sent, LARGE), eight[2][8];
+    for (int i = 0; i < 8; i++) {
+        eight[0][i] = message(PC_DIRECTION_RECV, 1, got + 100 * i, 100);
+        eight[1][i] = message(PC_DIRECTION_SEND, 0, sent + 100 * i, 100);
+    }
+    struct pc_work *work = post(0, &large);
+    expect(comms[1], "sends", finish(comms[1], pc_pairwise(comms[1], 7, eight[1], 8, 1.0)), PC_OK);
+    expect(comms[0], "receives", finish(comms[0], pc_pairwise(comms[0], 7, eight[0], 8, 1.0)),
+           PC_OK);
+    pc_comm_close(comms[0]);
+    comms[0] = NULL;
+    pc_work_free(work);
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
 } scenarios[]
-    = {{"order", order}, {"memory", memory}, {"several", several}, {"deadline", deadline}};
+    = {{"order", order},   {"memory", memory}, {"several", several}, {"deadline", deadline},
+       {"beside", beside}, {"call", call},     {"credit", credit}};
 
 int main(int argc, char **argv)
 {

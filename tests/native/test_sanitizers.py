@@ -141,7 +141,9 @@ def stuck(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("stuck"), "stuck", ASAN)
 
 
-@pytest.mark.parametrize("scenario", ["several", "order", "memory", "deadline"])
+@pytest.mark.parametrize(
+    "scenario", ["several", "order", "memory", "deadline", "beside", "call", "credit"]
+)
 def test_beside_a_peer_that_does_not_read(stuck: Path, scenario: str) -> None:
     done = run(stuck, scenario)
     assert (done.returncode, done.stdout) == (0, f"{scenario}\n"), done.stderr
