@@ -167,10 +167,12 @@ int pc__begin(struct pc_comm *comm, const struct pc_plan *plan, const void *in, 
 int pc__begin_batch(struct pc_comm *comm, struct pc_batch *batch, uint64_t signature,
                     double timeout)
 {
+    static const struct pc_program empty; /* what is left to run when the batch is done */
     struct pc_call *call = &comm->call;
     int rc = usable(comm);
     if (rc != PC_OK)
         return rc;
+    call->program = &empty;
     call->batch = batch;
     call->running = 1; /* channel, so to say */
     call->timeout = timeout;
@@ -212,7 +214,7 @@ int pc__advance(struct pc_comm *comm, uint64_t patience_ns)
         /* What a rank has sent leaves before its call ends: nobody sends it later. */
         bool ran = rc >= 0 && call->batch == NULL && call->running == 0;
         if (ran && comm->remote != NULL) {
-            rc = comm->remote->drained(comm->wire, &call->error);
+            rc = comm->remote->drained(comm->wire, NULL, &call->error);
             drained = rc != 0;
         }
         if (rc >= 0 && ran && drained) {

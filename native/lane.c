@@ -136,7 +136,8 @@ int pc__lane_send(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer
 {
     struct pc_fifo *f = lane->fifo;
     if (t->leaving) {
-        int rc = comm->remote->drained(comm->wire, &comm->p2p->error);
+        int rc = comm->remote->drained(comm->wire, f, &comm->p2p->error);
+        f->credit = pc__count(f->out_credit); /* a sleeper marks the next one */
         t->finished = rc > 0;
         return rc;
     }

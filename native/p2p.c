@@ -272,12 +272,13 @@ static void list(struct pc_p2p *p, struct pc_lane *lane)
     p->listed = lane;
 }
 
-/* A send to this rank itself: a receive that waits takes it, or its bytes are kept. Either way it
- * is finished. */
+/* A send to this rank itself: a receive that waits takes it if nothing was sent before, or its
+ * bytes are kept. Either way it is finished. */
 static int keep(struct pc_comm *comm, struct pc_lane *lane, const struct pc_transfer *t)
 {
     struct pc_transfer *waiting = lane->head[PC_DIRECTION_RECV];
-    if (waiting != NULL && waiting->signature == t->signature) { /* so nothing is kept */
+    if (waiting != NULL && lane->head[PC_DIRECTION_SEND] == NULL
+        && waiting->signature == t->signature) { /* so nothing is kept */
         memmove(waiting->at, t->at, t->nbytes);
         waiting->finished = true;
         pop(comm, lane, PC_DIRECTION_RECV);
@@ -320,7 +321,7 @@ void pc__p2p_post(struct pc_comm *comm, struct pc_batch *batch, uint32_t channel
             if (rc == PC_OK)
                 rc = keep(comm, lane, t);
             t->finished = true;
-            ended(comm, batch, PC_OK);
+            ended(comm, batch, rc);
             continue;
         }
         append(lane, t);
@@ -396,8 +397,10 @@ bool pc__p2p_sleep_begin(struct pc_comm *comm, uint64_t *until)
         pc__lane_publish(comm, lane);
         for (uint32_t d = 0; d < 2 && asleep; d++) {
             uint64_t want;
-            if (lane->head[d] != NULL)
-                asleep = pc__mark(pc__lane_waits(lane, d, &want), want);
+            if (lane->head[d] == NULL)
+                continue;
+            struct pc_line *line = pc__lane_waits(lane, d, &want); /* before `want` is read */
+            asleep = pc__mark(line, want);
         }
     }
     uint64_t first = asleep ? first_deadline(comm) : 0;

@@ -24,7 +24,8 @@
 struct remote {
     struct pc_link **links; /* the first is made with the peer, its socket may come later */
     uint32_t nlinks;
-    uint32_t reading;      /* links that are */
+    uint32_t reading;                  /* links that are */
+    uint32_t queued[PC_EDGE_CHANNELS]; /* messages that have not left */
     uint32_t owed;         /* bit per channel: messages were consumed that the peer knows not of */
     bool dirty;            /* in the list of peers with something to send */
     struct pc_error fault; /* what ended the first of its links */
@@ -41,7 +42,8 @@ struct pc_wire {
     struct remote *remotes; /* by rank; no links: a mapped one */
     uint32_t *dirty;
     uint32_t ndirty;
-    uint32_t queued;             /* frames that have not left */
+    /* Frames that have not left: messages of calls and of posted transfers, and credit. */
+    uint32_t called, posted, credits;
     const struct pc_error *torn; /* a message that never can leave */
     int epoll;
     bool pausing;
@@ -231,14 +233,35 @@ static void note(struct remote *r, const struct pc_error *error)
         r->fault = *error;
 }
 
+/* Counts a frame that is queued, or (by -1) one that no longer is. */
+static void count(struct pc_wire *w, uint32_t peer, const struct pc_frame *frame, int by)
+{
+    uint32_t *of = frame->channel == PC_CHANNEL_P2P ? &w->posted : &w->called;
+    if (frame->kind == PC_FRAME_CREDIT)
+        of = &w->credits;
+    else
+        w->remotes[peer].queued[frame->channel] += (uint32_t)by;
+    *of += (uint32_t)by;
+}
+
+static int push(struct pc_wire *w, struct pc_link *link, const struct pc_frame *frame,
+                const char *bytes)
+{
+    int rc = pc__link_push(link, frame, bytes);
+    if (rc == PC_OK)
+        count(w, link->peer, frame, 1);
+    return rc;
+}
+
 /* What stands in its queue never leaves. A message is a loss; credit is of no use any more. */
 static void stop_writing(struct pc_wire *w, struct pc_link *link)
 {
-    struct remote *r = &w->remotes[link->peer];
-    w->queued -= pc__link_queued(link);
-    for (; link->head != link->tail; link->head++)
-        if (link->queue[link->head % PC_LINK_FRAMES].frame.kind == PC_FRAME_MESSAGE)
-            w->torn = &r->fault;
+    for (; link->head != link->tail; link->head++) {
+        const struct pc_frame *frame = &link->queue[link->head % PC_LINK_FRAMES].frame;
+        count(w, link->peer, frame, -1);
+        if (frame->kind == PC_FRAME_MESSAGE)
+            w->torn = &w->remotes[link->peer].fault;
+    }
     link->writing = false;
 }
 
@@ -253,10 +276,11 @@ static void flush_link(struct pc_wire *w, struct pc_link *link)
 {
     struct pc_error error;
     bool was_full = link->full;
-    uint32_t before = pc__link_queued(link);
+    uint32_t head = link->head;
     int rc = pc__link_flush(link, w->comm, &error);
-    w->queued -= before - pc__link_queued(link);
-    if (w->queued == 0)
+    for (; head != link->head; head++)
+        count(w, link->peer, &link->queue[head % PC_LINK_FRAMES].frame, -1);
+    if (pc__link_queued(link) == 0)
         wake(w);
     if (rc != PC_OK) {
         note(&w->remotes[link->peer], &error);
@@ -283,9 +307,8 @@ static void give_credit(struct pc_wire *w, struct remote *r, uint32_t peer, bool
         if (!(r->owed >> c & 1) || !(all || ahead || transfers(f)))
             continue;
         struct pc_frame frame = pc__frame_credit(f);
-        if (link->writing && pc__link_push(link, &frame, NULL) != PC_OK)
+        if (link->writing && push(w, link, &frame, NULL) != PC_OK)
             continue; /* later */
-        w->queued += link->writing;
         f->returned = f->consumed;
         r->owed &= ~(UINT32_C(1) << c);
     }
@@ -348,13 +371,12 @@ static int tcp_message(struct pc_wire *w, struct pc_fifo *f, const char *data, u
         if (nbytes >= PC_STRIPE_BYTES)
             link = r->links[f->put % r->nlinks];
         struct pc_frame frame = pc__frame_message(f, f->put, nbytes);
-        rc = pc__link_push(link, &frame, data);
+        rc = push(w, link, &frame, data);
     }
     if (rc == PC_OK) {
         f->sent = ++f->put;
         f->returned = f->consumed;
         r->owed &= ~(UINT32_C(1) << f->channel);
-        w->queued++;
         mark_dirty(w, f->peer);
         if ((nbytes >= PC_SEND_AT_ONCE || transfers(f)) && link->fd >= 0 && !link->full)
             flush_link(w, link);
@@ -432,11 +454,12 @@ static bool tcp_pause(struct pc_wire *w, uint64_t ns)
     return rung;
 }
 
-static int tcp_drained(struct pc_wire *w, struct pc_error *error)
+static int tcp_drained(struct pc_wire *w, const struct pc_fifo *f, struct pc_error *error)
 {
     pthread_mutex_lock(&w->lock);
     flush(w, false);
-    int rc = w->queued == 0;
+    int rc = f != NULL ? w->remotes[f->peer].queued[f->channel] == 0
+                       : w->called == 0 && (w->credits == 0 || w->posted != 0);
     if (w->torn != NULL) {
         *error = *w->torn;
         rc = error->code;

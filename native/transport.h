@@ -77,9 +77,10 @@ struct pc_remote {
      * passed; true when it was the bell. Takes nothing in; one thread at a time. */
     bool (*pause)(struct pc_wire *wire, uint64_t ns);
 
-    /* 1 when all that was sent has left this process, 0 while some has not; a code when a message
-     * never can. */
-    int (*drained)(struct pc_wire *wire, struct pc_error *error);
+    /* 1 when the messages of this FIFO (NULL: of all calls) have left this process, 0 while some
+     * have not; a code when a message never can. A call does not wait for posted transfers, nor
+     * for credit that stands behind them: who sees to them sees to that. */
+    int (*drained)(struct pc_wire *wire, const struct pc_fifo *f, struct pc_error *error);
     /* Why nothing more can come from `peer`, or NULL. */
     const struct pc_error *(*fault)(struct pc_wire *wire, uint32_t peer);
 };

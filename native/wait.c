@@ -95,7 +95,7 @@ static int listen_to(struct pc_comm *comm, uint32_t nchannels, enum listening wh
 {
     const struct pc_remote *t = comm->remote;
     struct pc_call *call = &comm->call;
-    int rc = t->drained(comm->wire, &call->error);
+    int rc = t->drained(comm->wire, NULL, &call->error);
     if (rc < 0 || (rc > 0 && call->running == 0))
         return rc;
     if (whom == FROM_ALL)

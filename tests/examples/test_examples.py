@@ -14,7 +14,14 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 needs_sklearn = pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed"
 )
-NAMES = ["allreduce", "own_algorithm", "matmul", "heat", "sort", pytest.param("digits", marks=needs_sklearn)]
+NAMES = [
+    "allreduce",
+    "own_algorithm",
+    "matmul",
+    "heat",
+    "sort",
+    pytest.param("digits", marks=needs_sklearn),
+]
 
 #: How to run a file that has no way of its own to start ranks.
 SPAWN = "import pycoll, runpy, sys; pycoll.spawn(lambda: runpy.run_path(sys.argv[1]) and None, 2)"

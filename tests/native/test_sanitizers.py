@@ -136,6 +136,19 @@ def test_no_race_or_stray_access_of_transfers(
     assert done.stdout == f"400 messages or batches on {size} ranks\n"
 
 
+@pytest.fixture(scope="module")
+def stuck(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("stuck"), "stuck", ASAN)
+
+
+@pytest.mark.parametrize(
+    "scenario", ["several", "order", "memory", "deadline", "beside", "call", "credit"]
+)
+def test_beside_a_peer_that_does_not_read(stuck: Path, scenario: str) -> None:
+    done = run(stuck, scenario)
+    assert (done.returncode, done.stdout) == (0, f"{scenario}\n"), done.stderr
+
+
 def test_a_weakened_order_is_caught(tmp_path: Path, programs: Path) -> None:
     header = tmp_path / "relaxed.h"
     header.write_text(RELAXED)
