@@ -149,6 +149,19 @@ def test_silence_ends_a_connection(listener, secret, together, monkeypatch):
         raise outcome
 
 
+def test_what_strangers_do_is_counted_and_not_kept(listener, secret):
+    with rendezvous._Reception(listener, 2, secret) as reception:
+        sizes = set()
+        for turn in range(20):
+            with socket.create_connection(address(listener)) as stranger:
+                stranger.sendall(bytes(100))
+                while f"({turn + 1} connections" not in reception.turned_away():
+                    reception.serve(1.0)
+            said = [v for v in vars(reception).values() if isinstance(v, list | str)]
+            sizes.add(len(repr(said)))
+        assert max(sizes) - min(sizes) < 20  # the port's number has more digits, or fewer
+
+
 def test_a_wrong_secret_is_told_to_both_sides(listener, secret, together):
     outcomes = together(
         lambda: rendezvous.gather(listener, 2, secret, soon(0.5)),
