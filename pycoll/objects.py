@@ -77,7 +77,7 @@ class Objects(Counted):
         with self._engine.entirely(asked.purpose):
             out = _room(sum(lengths), []) if self.rank == root else None
             own = _room(0, mine.pickles)
-            self._gatherv("gather_object", own, out, lengths, root, timeout=timeout)
+            self._gatherv("gather_object", own, lengths, out, root, timeout=timeout)
         if out is None:
             return None
         found = _cut(out, lengths)
