@@ -46,6 +46,9 @@ class Star(NamedTuple):
     #: What only these ranks know: the job's secret and a number that rank 0 drew for this meeting.
     secret: bytes = b""
 
+    def __repr__(self) -> str:
+        return f"<Star rank {self.rank} of {self.size}>"  # a traceback may print it, not the secret
+
 
 def listen(host: str, port: int, backlog: int) -> socket.socket:
     """Listen for the other ranks: on loopback if `host` is that, else on every interface.

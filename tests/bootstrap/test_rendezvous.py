@@ -11,6 +11,7 @@ import pytest
 from pycoll.bootstrap import handshake, rendezvous
 from pycoll.bootstrap.framing import HEADER, Decoder, Frame, Kind, encode
 from pycoll.bootstrap.handshake import PREFACE, PROTOCOL, Preface, Side, proof
+from pycoll.bootstrap.job import Job
 from pycoll.bootstrap.member import Member
 from pycoll.errors import BootstrapError
 
@@ -147,6 +148,11 @@ def test_silence_ends_a_connection(listener, secret, together, monkeypatch):
         BootstrapError, match=r"rank 1 of 2, and it never came \(1 connections .* but silence"
     ):
         raise outcome
+
+
+def test_what_a_traceback_prints_has_no_secret():
+    assert repr(rendezvous.Star(1, 2, (), secret=b"hush")) == "<Star rank 1 of 2>"
+    assert repr(Job(1, 2, 4711, b"hush", None)) == "<Job rank 1 of 2>"
 
 
 def test_what_strangers_do_is_counted_and_not_kept(listener, secret):
