@@ -250,9 +250,12 @@ def _of_buffer(x: Any, buffer: memoryview, who: str) -> ArrayView:
 
 def _of_dlpack(x: Any, who: str) -> ArrayView:
     if not hasattr(x, "__dlpack__"):
+        cure = "for a number pass numpy.array([x])"
+        if isinstance(x, list | tuple):
+            cure = "lists of arrays are for allreduce and broadcast"
         raise UsageError(
             f"{who} is a {type(x).__name__}, want an array (numpy, torch, the buffer protocol or "
-            "DLPack) or a list of them; for a number pass numpy.array([x])"
+            f"DLPack); {cure}"
         )
     import numpy
 

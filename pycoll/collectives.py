@@ -335,10 +335,10 @@ class Collectives:
         x: Any = None,
         out: Any = None,
         op: str = "sum",
-        algorithm: Algorithm | str | None = None,
-        timeout: float | None = None,
         root: int = 0,
         counts: Sequence[int] | None = None,
+        algorithm: Algorithm | str | None = None,
+        timeout: float | None = None,
     ) -> Plan:
         """Return a call bound to its arrays, which it keeps alive: ``plan()`` runs it.
 

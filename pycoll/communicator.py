@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from pycoll.config import Config
+from pycoll.errors import UsageError
 from pycoll.groups import Groups
 
 if TYPE_CHECKING:
@@ -49,6 +52,16 @@ def init(
         raise
 
 
+def _length(nbytes: int) -> int:
+    try:
+        number = operator.index(nbytes)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise UsageError(f"explain: nbytes is {nbytes!r}, want an integer of at least 0")
+    return number
+
+
 class Communicator(Groups):
     """The ranks of one job. Every rank makes the same calls in the same order.
 
@@ -63,7 +76,7 @@ class Communicator(Groups):
         finalizer = weakref.finalize(self, engine.leave)
         finalizer.atexit = False  # the engine sees to that itself
 
-    def empty(self, shape: int | tuple[int, ...], dtype: Any = "float64") -> Any:
+    def empty(self, shape: int | Iterable[int], dtype: Any = "float64") -> Any:
         """Return a numpy array in memory that the other ranks can reach: no copy on the way.
 
         Its elements have no set value. The memory is freed with the last reference to it.
@@ -82,7 +95,7 @@ class Communicator(Groups):
             An Explanation; ``str()`` of it is a table.
         """
         self._engine.require_usable("explain")
-        return self._engine.selection.explain(collective, nbytes)
+        return self._engine.selection.explain(collective, _length(nbytes))
 
     def close(self) -> None:
         """Finish queued work, take leave of the other ranks and free everything."""

@@ -95,8 +95,8 @@ class Counted(Messages):
     def gatherv(
         self,
         x: Any,
-        out: Any = None,
         counts: Sequence[int] | None = None,
+        out: Any = None,
         root: int = 0,
         async_op: bool = False,
         timeout: float | None = None,
@@ -105,9 +105,9 @@ class Counted(Messages):
 
         Args:
             x: This rank's array.
+            counts: On the root, the elements of every rank's array.
             out: On the root, where they go, one behind the other in order of rank; a new flat
                 array by default. In place on the root: its own part of ``out`` is ``x``.
-            counts: On the root, the elements of every rank's array.
             root: The rank that gets them.
             async_op: Return a Work.
             timeout: Seconds.
@@ -115,11 +115,11 @@ class Counted(Messages):
         Returns:
             On the root ``out``, or the new array; None elsewhere.
         """
-        return self._gatherv("gatherv", x, out, counts, root, async_op, timeout)
+        return self._gatherv("gatherv", x, counts, out, root, async_op, timeout)
 
     def scatterv(
         self,
-        x: Any,
+        x: Any = None,
         counts: Sequence[int] | None = None,
         out: Any = None,
         root: int = 0,
@@ -129,7 +129,8 @@ class Counted(Messages):
         """Do what `scatter` does, with parts that are not equally long.
 
         Args:
-            x: On the root, the parts of all ranks, one behind the other in order of rank.
+            x: On the root, the parts of all ranks, one behind the other in order of rank; elsewhere
+                it is not looked at.
             counts: On the root, the elements of each.
             out: Where this rank's part goes. The root may leave it out: its part stays in ``x``.
             root: The rank that has the array.
@@ -145,8 +146,8 @@ class Counted(Messages):
         self,
         what: str,
         x: Any,
-        out: Any,
         counts: Sequence[int] | None,
+        out: Any,
         root: int,
         async_op: bool = False,
         timeout: float | None = None,
@@ -154,7 +155,7 @@ class Counted(Messages):
         from pycoll.runtime import batch
 
         self._engine.require_usable(what)
-        found = batch.gatherv(self._transfers.place, x, out, counts, root, what)
+        found = batch.gatherv(self._transfers.place, x, counts, out, root, what)
         return self._transfers.together(what, found, root, timeout, async_op)
 
     def _scatterv(

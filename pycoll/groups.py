@@ -35,7 +35,11 @@ class Groups(Objects):
         """
         import numpy
 
-        mine = [color is not None, _whole(color or 0, "color"), _whole(key, "key")]
+        mine = [
+            color is not None,
+            _whole(0 if color is None else color, "color"),
+            _whole(key, "key"),
+        ]
         asked = Asked(timeout=timeout, purpose="split()")
         said = self._launch.run("allgather", numpy.array(mine, numpy.int64), None, asked)
         self._groups += 1

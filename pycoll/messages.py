@@ -85,6 +85,8 @@ class Messages(Collectives):
 
     def _port(self, receives: bool) -> Callable[[Any, int], Any]:
         """Return what transfers an array without Python's help, or says that it does not."""
+        # Of a closed communicator no port knows: what it would point to has been freed.
+        self._engine.require_usable("recv" if receives else "send")
         if self._engine.world.remote:  # a link may have to be made first
             return lambda x, peer: _UNSERVED
         pairwise = self._transfers.pairwise

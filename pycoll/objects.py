@@ -26,6 +26,7 @@ class Objects(Counted):
     A pickle can make its reader run anything: these methods trust the ranks of the job, whose
     connections are authenticated. The lengths travel first. Where a rank cannot pickle its object
     the error is raised there, and UsageError on the others; the communicator is as good as before.
+    What stops a rank behind the lengths (Ctrl-C, no memory for the object) breaks it for all.
     """
 
     def broadcast_object(self, obj: Any = None, root: int = 0, timeout: float | None = None) -> Any:
@@ -36,11 +37,13 @@ class Objects(Counted):
             root: The rank that has it.
             timeout: Seconds, for the length and again for the object.
         """
+        self._check_root(root, "broadcast_object")
         asked = Asked(root=root, timeout=timeout, purpose=f"broadcast_object(root {root})")
         mine = _pickled([obj] if self.rank == root else [], 1)
         (length,) = self._lengths("broadcast", mine, asked)
-        data = _room(_rounded(length), mine.pickles)
-        self._launch.run("broadcast", data, None, asked)
+        with self._engine.entirely(asked.purpose):
+            data = _room(_rounded(length), mine.pickles)
+            self._launch.run("broadcast", data, None, asked)
         return obj if self.rank == root else pickle.loads(data.data)
 
     def allgather_object(self, obj: Any, timeout: float | None = None) -> list[Any]:
@@ -50,20 +53,11 @@ class Objects(Counted):
             obj: This rank's object.
             timeout: Seconds, for the lengths and again for the objects.
         """
-        import numpy
-
         asked = Asked(timeout=timeout, purpose="allgather_object()")
         mine = _pickled([obj], 1)
         lengths = self._lengths("allgather", mine, asked)
-        widest = _rounded(max(lengths))
-        if self.size * widest - sum(lengths) > max(_WASTE_BYTES, sum(lengths)):
-            found = []
-            for root, length in enumerate(lengths):
-                found.append(_room(_rounded(length), mine.pickles if root == self.rank else []))
-                self._launch.run("broadcast", found[-1], None, asked._replace(root=root))
-        else:
-            out = numpy.empty((self.size, widest), numpy.uint8)
-            found = list(self._launch.run("allgather", _room(widest, mine.pickles), out, asked))
+        with self._engine.entirely(asked.purpose):
+            found = self._pickles_of_all(mine.pickles, lengths, asked)
         return [obj if r == self.rank else pickle.loads(data.data) for r, data in enumerate(found)]
 
     def gather_object(
@@ -76,11 +70,14 @@ class Objects(Counted):
             root: The rank that gets them.
             timeout: Seconds, for the lengths and again for the objects.
         """
+        self._check_root(root, "gather_object")
         asked = Asked(timeout=timeout, purpose=f"gather_object(root {root})")
         mine = _pickled([obj], 1)
         lengths = self._lengths("allgather", mine, asked)
-        out = _room(sum(lengths), []) if self.rank == root else None
-        self._gatherv("gather_object", _room(0, mine.pickles), out, lengths, root, timeout=timeout)
+        with self._engine.entirely(asked.purpose):
+            out = _room(sum(lengths), []) if self.rank == root else None
+            own = _room(0, mine.pickles)
+            self._gatherv("gather_object", own, lengths, out, root, timeout=timeout)
         if out is None:
             return None
         found = _cut(out, lengths)
@@ -97,13 +94,36 @@ class Objects(Counted):
             timeout: Seconds, for the lengths and again for the objects.
         """
         asked = Asked(root=root, timeout=timeout, purpose=f"scatter_object(root {root})")
+        self._check_root(root, "scatter_object")
         is_root = self.rank == root
         mine = _pickled(objs if is_root else [], self.size)
         lengths = self._lengths("broadcast", mine, asked)
-        own = _room(lengths[self.rank], [])
-        every = _room(0, mine.pickles) if is_root else None
-        self._scatterv("scatter_object", every, lengths, own, root, timeout=timeout)
+        with self._engine.entirely(asked.purpose):
+            own = _room(lengths[self.rank], [])
+            every = _room(0, mine.pickles) if is_root else None
+            self._scatterv("scatter_object", every, lengths, own, root, timeout=timeout)
         return objs[root] if is_root and objs is not None else pickle.loads(own.data)
+
+    def _pickles_of_all(
+        self, pickles: list[bytes], lengths: list[int], asked: Asked
+    ) -> list[Bytes]:
+        import numpy
+
+        widest = _rounded(max(lengths))
+        if self.size * widest - sum(lengths) <= max(_WASTE_BYTES, sum(lengths)):
+            out = numpy.empty((self.size, widest), numpy.uint8)
+            return list(self._launch.run("allgather", _room(widest, pickles), out, asked))
+        found = []
+        for root, length in enumerate(lengths):
+            found.append(_room(_rounded(length), pickles if root == self.rank else []))
+            self._launch.run("broadcast", found[-1], None, asked._replace(root=root))
+        return found
+
+    def _check_root(self, root: int, who: str) -> None:
+        from pycoll.runtime.request import rank_of
+
+        self._engine.require_usable(who)
+        rank_of(root, self.size, f"{who}: root")
 
     def _lengths(self, collective: str, mine: _Pickled, asked: Asked) -> list[int]:
         """Exchange the lengths of pickles; raise if a rank could not make its own."""

@@ -307,7 +307,7 @@ def every_transfer(comm: Communicator) -> None:
     for root in roots(comm.size):
         whole = np.concatenate([block(peer, root) for peer in every])
         counts = [block(peer, root).size for peer in every]
-        equal(comm.gatherv(block(rank, root), None, counts, root), whole if rank == root else None)
+        equal(comm.gatherv(block(rank, root), counts, None, root), whole if rank == root else None)
         mine = None if rank == root else np.empty_like(block(rank, root))
         equal(comm.scatterv(whole, counts, mine, root), block(rank, root))
         assert comm.broadcast_object({"rank": rank}, root) == {"rank": root}

@@ -170,6 +170,7 @@ def test_dtypes_that_are_not_served() -> None:
 
 
 def test_what_is_no_array() -> None:
+    refused([3.0], r"x is a list, want an array .* lists of arrays are for allreduce")
     refused(3.0, r"x is a float, want an array .* for a number pass numpy.array\(\[x\]\)")
     refused(None, "x is a NoneType, want an array")
 

@@ -482,10 +482,44 @@ def test_after_close() -> None:
         ):
             with pytest.raises(pycoll.ClosedError, match="the communicator is closed"):
                 call()
+        # Each for the first time, by its own name.
+        for name, late in {
+            "send": lambda: comm.send(x, 0),
+            "recv": lambda: comm.recv(x, 0),
+            "exchange": comm.exchange,
+            "barrier": lambda: comm.barrier(timeout=1),
+            "split": lambda: comm.split(0),
+            "dup": comm.dup,
+            "broadcast_object": lambda: comm.broadcast_object(1),
+            "allgather_object": lambda: comm.allgather_object(1),
+            "gather_object": lambda: comm.gather_object(1),
+            "scatter_object": lambda: comm.scatter_object([1, 2]),
+        }.items():
+            with pytest.raises(pycoll.ClosedError, match=rf"^{name}: the communicator is closed"):
+                late()
         kept[:] = 1.0  # its memory stays until the last reference is gone
         assert kept.sum() == 1000
 
     ranks(2, rank)
+
+
+def test_what_empty_and_explain_refuse() -> None:
+    def rank() -> None:
+        with pycoll.init() as comm:
+            for shape in (-1, (2, -3), 2.5, "ab", None):
+                with pytest.raises(pycoll.UsageError, match=r"^empty: shape is .*, want a length"):
+                    comm.empty(shape)  # type: ignore[arg-type]
+            for nbytes in (-1, 1e6, "1M"):
+                with pytest.raises(pycoll.UsageError, match=r"^explain: nbytes is .*, want an int"):
+                    comm.explain("allreduce", nbytes)  # type: ignore[arg-type]
+            for given, shape in ((np.int64(3), (3,)), ([2, np.uint8(3)], (2, 3)), ((), ())):
+                assert comm.empty(given).shape == shape
+            with pytest.raises(pycoll.UsageError, match=r"^dup: timeout is 0, want seconds"):
+                comm.dup(timeout=0)
+            with pytest.raises(pycoll.UsageError, match=r"^barrier: timeout is 0, want seconds"):
+                comm.barrier(timeout=0)
+
+    ranks(1, rank)
 
 
 def test_memory_of_empty_is_freed_with_the_last_view() -> None:

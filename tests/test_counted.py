@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import pycoll
+from pycoll.schedule import COLLECTIVES
 
 pytestmark = pytest.mark.native
 
@@ -69,7 +71,7 @@ def test_gatherv_and_scatterv(size: int) -> None:
                         x = out[own]
                         x[...] = mine
                     more = {"async_op": True} if how == "queued" else {}
-                    got = comm.gatherv(x, out, counts if is_root else None, root, **more)
+                    got = comm.gatherv(x, counts if is_root else None, out, root, **more)
                     got = got.wait() if how == "queued" else got
                     assert (got is None) == (not is_root), how
                     assert not is_root or np.array_equal(got, whole), how
@@ -80,7 +82,8 @@ def test_gatherv_and_scatterv(size: int) -> None:
                     if is_root and how in ("in place", "view"):
                         out = x[own] if how == "in place" else None
                     more = {"async_op": True} if how == "queued" else {}
-                    got = comm.scatterv(x, counts if is_root else None, out, root, **more)
+                    at_root = (x, counts) if is_root else ()
+                    got = comm.scatterv(*at_root, out=out, root=root, **more)
                     got = got.wait() if how == "queued" else got
                     assert np.array_equal(got, mine), how
                     assert out is None or got is out
@@ -95,7 +98,7 @@ def test_arrays_of_torch_and_several_axes() -> None:
         with pycoll.init() as comm:
             r = comm.rank
             x = torch.full((r + 1, 2), float(r)).bfloat16()
-            got = comm.gatherv(x, None, [2, 4] if r == 1 else None, root=1)
+            got = comm.gatherv(x, [2, 4] if r == 1 else None, root=1)
             if r == 1:
                 assert got.dtype is torch.bfloat16
                 assert got.tolist() == [0, 0, 1, 1, 1, 1]
@@ -122,11 +125,21 @@ def test_two_ends_that_disagree() -> None:
     ranks(2, rank)
 
 
+def test_arguments_have_one_order_in_all_methods() -> None:
+    order = "x counts send_counts out recv_counts op root async_op algorithm timeout"
+    ranked = {name: i for i, name in enumerate(order.split())}
+    for name in (*COLLECTIVES, *(f"{c}v" for c in COLLECTIVES)):
+        if method := getattr(pycoll.Communicator, name, None):
+            given = [ranked[a] for a in inspect.signature(method).parameters if a != "self"]
+            assert given == sorted(given), name
+            assert {"async_op", "timeout"} < inspect.signature(method).parameters.keys(), name
+
+
 def test_other_calls_are_no_gatherv() -> None:
     def rank() -> None:
         comm = pycoll.init(timeout=60)
         with pytest.raises(pycoll.MismatchError, match=r"gatherv\(float64, root 0\) at .*barrier"):
-            comm.barrier() if comm.rank else comm.gatherv(np.ones(4), None, [4, 4])
+            comm.barrier() if comm.rank else comm.gatherv(np.ones(4), [4, 4])
 
     ranks(2, rank)
 
@@ -137,10 +150,10 @@ def test_what_is_refused() -> None:
             x = np.ones(6)
             for call, message in (
                 (lambda: comm.gatherv(x), "gatherv: counts is None, want 1 numbers of elements"),
-                (lambda: comm.gatherv(x, None, [5]), "gatherv: x has 6 elements, want 5 by counts"),
-                (lambda: comm.gatherv(x, x[1:], [6]), "counts add up to 6 elements, and out has 5"),
-                (lambda: comm.gatherv(x, np.ones(6, "i4"), [6]), "out has dtype int32, want float"),
-                (lambda: comm.gatherv(x[1:], x[:5], [5]), "gatherv: out begins -8 bytes from x an"),
+                (lambda: comm.gatherv(x, [5]), "gatherv: x has 6 elements, want 5 by counts"),
+                (lambda: comm.gatherv(x, [6], x[1:]), "counts add up to 6 elements, and out has 5"),
+                (lambda: comm.gatherv(x, [6], np.ones(6, "i4")), "out has dtype int32, want float"),
+                (lambda: comm.gatherv(x[1:], [5], x[:5]), "gatherv: out begins -8 bytes from x an"),
                 (lambda: comm.gatherv(x, root=2), "gatherv: root is 2, want a rank"),
                 (lambda: comm.scatterv(x, [5]), "counts add up to 5 elements, and x has 6"),
                 (lambda: comm.scatterv(None, [5]), "scatterv: x is None, want an array"),

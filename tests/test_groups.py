@@ -172,6 +172,7 @@ def test_what_split_refuses() -> None:
             for color, key, message in (
                 ("red", 0, "split: color is 'red', want an integer"),
                 (1 << 63, 0, "split: color is 9223372036854775808, want an integer of at most 64"),
+                (0.0, 0, r"split: color is 0\.0, want an integer"),
                 (0, 0.5, "split: key is 0.5, want an integer"),
             ):
                 with pytest.raises(pycoll.UsageError, match=message):

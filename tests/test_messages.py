@@ -131,7 +131,7 @@ def test_what_is_refused() -> None:
                 (lambda: comm.send(None, 0), "send: x is None, want an array"),
                 (lambda: comm.send(x, 0, timeout=0), "send: timeout is 0, want seconds"),
                 (lambda: comm.exchange([x]), r"exchange: sends\[0\] is array.*want an array and a"),
-                (lambda: comm.exchange([(x, 7)]), r"rank of sends\[0\] is 7, want a rank"),
+                (lambda: comm.exchange(iter([(x, 7)])), r"rank of sends\[0\] is 7, want a rank"),
                 (
                     lambda: comm.exchange([(x[:3], 0)], [(x[2:], 0)]),
                     r"recvs\[0\] shares memory with another array",
@@ -143,7 +143,7 @@ def test_what_is_refused() -> None:
             ):
                 with pytest.raises(pycoll.UsageError, match=message):
                     call()
-            comm.exchange([(x, 0), (x, 0)], [(y := np.empty(6), 0), (np.empty(6), 0)])
+            comm.exchange(((x, 0) for _ in "ab"), [(y := np.empty(6), 0), (np.empty(6), 0)])
             assert (y == 1).all()
         for call in (lambda: comm.send(x, 0), lambda: comm.recv(x, 0), lambda: comm.exchange()):
             with pytest.raises(pycoll.ClosedError, match="the communicator is closed"):

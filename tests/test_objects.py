@@ -93,7 +93,7 @@ def test_what_cannot_be_pickled_fails_on_all_ranks_and_harms_nothing() -> None:
                 told = f"objs is {what}, want 3 objects" if r == 0 else "rank 0 could not pickle"
                 with pytest.raises(pycoll.UsageError, match=told):
                     comm.scatter_object(wrong)
-            with pytest.raises(pycoll.UsageError, match="broadcast: root is 3, want a rank"):
+            with pytest.raises(pycoll.UsageError, match="broadcast_object: root is 3, want a rank"):
                 comm.broadcast_object(1, 3)
             if r == 0:
                 assert isinstance(comm.broadcast_object(Exploding()), Exploding)
@@ -103,6 +103,37 @@ def test_what_cannot_be_pickled_fails_on_all_ranks_and_harms_nothing() -> None:
             assert comm.allgather_object(r) == [0, 1, 2]
 
     pycoll.spawn(rank, 3, timeout=60)
+
+
+@pytest.mark.parametrize("method", ["broadcast", "allgather", "gather", "scatter"])
+def test_a_rank_that_stops_half_way_keeps_nobody_waiting(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = objects._room
+
+    def rank() -> None:
+        comm = pycoll.init(timeout=60)
+
+        def call() -> None:
+            obj = ["x"] * 3 if method == "scatter" else "x"
+            getattr(comm, f"{method}_object")(obj)
+            comm.barrier()  # what the others need not have waited for is over for them
+
+        def without_memory(length: int, pickles: list[bytes]) -> Any:
+            if comm.rank == 0:
+                raise MemoryError("no room")
+            return room(length, pickles)
+
+        monkeypatch.setattr(objects, "_room", without_memory)
+        if comm.rank == 0:
+            with pytest.raises(MemoryError, match="no room"):
+                call()
+        else:
+            told = rf"rank 0 \(.*\) gave up: MemoryError inside {method}_object"
+            with pytest.raises(pycoll.BrokenError, match=told):
+                call()
+
+    pycoll.spawn(rank, 3, timeout=30)
 
 
 def test_an_object_meets_nothing_but_its_like() -> None:

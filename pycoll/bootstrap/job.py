@@ -22,6 +22,9 @@ class Job(NamedTuple):
     #: Rank 0's, made before any process: nobody can come too early.
     listener: socket.socket | None
 
+    def __repr__(self) -> str:
+        return f"<Job rank {self.rank} of {self.size}>"  # a traceback may print it, not the secret
+
 
 _job: Job | None = None
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import selectors
 import socket
+import sys
+import termios
 
 from pycoll.bootstrap.framing import Decoder
 
@@ -40,6 +44,16 @@ class Link:
         except OSError as error:
             self._cut = error.errno in UNREACHABLE
             self.unsent = bytearray()
+
+    def finish(self) -> None:
+        """Say that nothing more will be sent; the other side then closes, too."""
+        with contextlib.suppress(OSError):  # closed already
+            self.sock.shutdown(socket.SHUT_WR)
+
+    def arrived(self) -> bool:
+        """Tell whether all that was sent, and its end, has reached the other machine."""
+        left = fcntl.ioctl(self.sock, termios.TIOCOUTQ, bytes(4))  # unacknowledged bytes
+        return not int.from_bytes(left, sys.byteorder)
 
     def receive(self) -> bytes:
         """Return what came; empty at the end. OSError if there is nothing, or no way."""

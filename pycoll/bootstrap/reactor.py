@@ -33,7 +33,10 @@ UNREACHABLE = "unreachable"  # the network, or the whole machine of the rank, is
 WATCHED = 8  #: how many processes a rank watches
 #: How long a dead process's last words may take to rank 0, on its machine and from another.
 PIDFD_SECONDS, FAR_SECONDS = 0.75, 3.0
-FLUSH_SECONDS = 1.0  #: how long the end of the thread may take to send what is queued
+#: How long the end of the thread may take until what it said has arrived. TCP, which waits twice as
+#: long each time that it tries again, is through after an outage of two seconds.
+FLUSH_SECONDS = 3.5
+ARRIVED_SECONDS = 0.002, 0.02  #: how often to look whether it has, at first and later on
 
 
 class Reactor:
@@ -161,7 +164,7 @@ class Reactor:
             while self._lingers():
                 self._parted.set()
                 self._turn(self._pause())
-            self._flush()
+            self._drain(self._flush())
         except Exception as error:
             failure = error
             self.report(error)
@@ -296,14 +299,30 @@ class Reactor:
         else:
             self._deliver_here(Frame(Kind.LOST, rank, reason))
 
-    def _flush(self) -> None:
-        """Send what is queued, the farewell last, but not for ever."""
+    def _flush(self) -> float:
+        """Send what is queued, the farewell last, but not for ever; return until when."""
         until = time.monotonic() + FLUSH_SECONDS
         self._turn(0)
         while (left := until - time.monotonic()) > 0:
             if not any(link.unsent and link.open for link in self._links.values()):
                 break
             self._turn(left)
+        return until
+
+    def _drain(self, until: float) -> None:
+        """Read on until what was sent has arrived.
+
+        A socket that is closed with unread bytes, or gets more of them afterwards, answers with a
+        reset, and what was still on its way from here is lost: the farewell above all.
+        """
+        pause, longest = ARRIVED_SECONDS
+        for link in self._links.values():
+            link.finish()
+        while (left := until - time.monotonic()) > 0:
+            if all(link.arrived() for link in self._links.values() if link.open):
+                break
+            self._turn(min(left, pause))
+            pause = min(2 * pause, longest)
 
     def _close_all(self) -> None:
         for link in self._links.values():

@@ -46,6 +46,9 @@ class Star(NamedTuple):
     #: What only these ranks know: the job's secret and a number that rank 0 drew for this meeting.
     secret: bytes = b""
 
+    def __repr__(self) -> str:
+        return f"<Star rank {self.rank} of {self.size}>"  # a traceback may print it, not the secret
+
 
 def listen(host: str, port: int, backlog: int) -> socket.socket:
     """Listen for the other ranks: on loopback if `host` is that, else on every interface.
@@ -129,7 +132,7 @@ class _Reception:
         self.arrived: dict[int, _Guest] = {}
         self._listener, self._size, self._secret = listener, size, secret
         self._guests: dict[socket.socket, _Guest] = {}  # not yet arrived, oldest first
-        self._refusals: list[str] = []
+        self._refused, self._refusal = 0, ""  # how many, and the last; strangers may be many
         self._selector = selectors.DefaultSelector()
 
     def __enter__(self) -> _Reception:
@@ -180,9 +183,9 @@ class _Reception:
 
     def turned_away(self) -> str:
         """Return a clause about the connections that were dropped; empty if there were none."""
-        if not self._refusals:
+        if not self._refused:
             return ""
-        return f" ({len(self._refusals)} connections turned away, the last: {self._refusals[-1]})"
+        return f" ({self._refused} connections turned away, the last: {self._refusal})"
 
     def _accept(self) -> None:
         try:
@@ -204,7 +207,8 @@ class _Reception:
 
     def _drop(self, guest: _Guest, why: str) -> None:
         claim = f", says it is rank {guest.peer.rank}" if guest.peer else ""
-        self._refusals.append(f"{guest.where}{claim}: {why}")
+        self._refused += 1
+        self._refusal = f"{guest.where}{claim}: {why}"
         self._selector.unregister(guest.sock)
         del self._guests[guest.sock]
         guest.sock.close()

@@ -18,3 +18,8 @@ class Asked(NamedTuple):
     algorithm: Wanted = None
     timeout: float | None = None
     purpose: str = ""  #: the method, where it is none of the collective's own
+
+    @property
+    def method(self) -> str:
+        """Name of the method that `purpose` stands for; empty if there is none."""
+        return self.purpose.removeprefix("lengths of ").partition("(")[0]

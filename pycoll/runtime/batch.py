@@ -73,7 +73,7 @@ def alltoallv(
 
 
 def gatherv(
-    place: Place, x: Any, out: Any, counts: Sequence[int] | None, root: int, who: str
+    place: Place, x: Any, counts: Sequence[int] | None, out: Any, root: int, who: str
 ) -> Batch:
     """Look at this rank's part and, on the root, at where the parts of all ranks go."""
     root = rank_of(root, place.size, f"{who}: root")

@@ -86,7 +86,7 @@ class Engine:
             self.links = Links(self.comm, bootstrap, self.world, config, self.faults)
         except BaseException:
             bootstrap.close()  # behind it no callback runs on what is freed here
-            bindings.comm_close(self.comm)
+            self.heap.close()  # which owns the native communicator
             raise
         _open(self)
 

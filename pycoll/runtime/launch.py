@@ -48,7 +48,7 @@ class Launch:
         if plain and not async_op and self._run_cached(kind, x, out, op, asked):
             return self._result(kind, x, out, asked)
         request = self._request(kind, x, out, op, asked)
-        plan = self.plans.find(request.call, asked.algorithm)
+        plan = self.plans.find(request.call, asked.algorithm, asked.timeout)
         if request.prepare is not None:
             request.prepare()
         if async_op:
@@ -65,7 +65,7 @@ class Launch:
         if kind.out == "x" and out is not None:
             raise UsageError(f"{name}: out is given, but the result goes to x; pass None")
         request = self._request(kind, x, out, op, asked)
-        plan = self.plans.find(request.call, asked.algorithm)
+        plan = self.plans.find(request.call, asked.algorithm, asked.timeout)
         bound = self._bound(plan, request.addresses, asked.timeout, request.result)
         holds = self.engine.heap.holds
         mapped = all(
@@ -100,9 +100,11 @@ class Launch:
 
     def arrive(self, asked: Asked, async_op: bool) -> Work | None:
         """Run a barrier with a timeout of its own, or queue one."""
+        asked = asked._replace(purpose=asked.purpose or BARRIER.purpose)
         self._check("allreduce", asked)
-        call = replace(BARRIER, purpose=asked.purpose or BARRIER.purpose)
-        plan, byte = self.plans.find(call, None), bindings.ffi.new("unsigned char[1]")
+        call = replace(BARRIER, purpose=asked.purpose)
+        plan = self.plans.find(call, None, asked.timeout)
+        byte = bindings.ffi.new("unsigned char[1]")
         address = int(bindings.ffi.cast("uintptr_t", byte))
         if async_op:
             work = self.work(plan.text, asked.timeout, byte)
@@ -120,14 +122,15 @@ class Launch:
         return Work(self.engine, f"{text} at {user_line()}", seconds, (self.owner(), pins))
 
     def _check(self, name: str, asked: Asked) -> tuple[Kind, ReduceOp]:
-        self.engine.require_usable(name)
+        who = asked.method or name
+        self.engine.require_usable(who)
         wanted = asked.algorithm
         if not (wanted is None or isinstance(wanted, str | Algorithm)):
             raise UsageError(
                 f"{name}: algorithm is a {type(wanted).__name__}, want the name of a built-in or "
                 f"a function under @pycoll.algorithm(pycoll.{name})"
             )
-        self.engine.check_timeout(name, asked.timeout)
+        self.engine.check_timeout(who, asked.timeout)
         kind = KINDS.get(name) or KINDS.get(name.removesuffix("v"))
         if kind is None or not (asked.counts is None or kind.counted):
             known = [k.name for k in KINDS.values() if k.counted or asked.counts is None]

@@ -89,7 +89,8 @@ class ListCall:
                 self._root,
                 pieces=message.pieces,
             )
-            yield message, self._launch.plans.find(call, self._asked.algorithm)
+            asked = self._asked
+            yield message, self._launch.plans.find(call, asked.algorithm, asked.timeout)
 
     def _results(self) -> list[Any]:
         return [out.owner for _, out in self._pairs]

@@ -68,8 +68,13 @@ class Plans:
             self._launchers[wanted] = launcher
         return launcher
 
-    def find(self, call: Call, wanted: Wanted) -> Executable:
+    def find(self, call: Call, wanted: Wanted, timeout: float | None = None) -> Executable:
         """Return the plan for a call; make it first if need be.
+
+        Args:
+            call: What all ranks ask for alike.
+            wanted: The algorithm; None: the fastest.
+            timeout: Seconds to reach the ranks that it talks to; the communicator's by default.
 
         Raises:
             UsageError: There is no such algorithm, or it is for another collective.
@@ -80,7 +85,7 @@ class Plans:
             return found
         if len(self._plans) >= MAX_PLANS and not self._engine.calling():
             self._forget()  # else another thread may be inside a call of one: the next time
-        made = self._plans[call, wanted] = self._make(call, wanted)
+        made = self._plans[call, wanted] = self._make(call, wanted, timeout)
         if not (call.counts or call.pieces or call.purpose):  # the arrays' lengths say it all
             self._offer(call, wanted, made)
         return made
@@ -117,7 +122,7 @@ class Plans:
         self._plans.clear()
         self._programs.clear()  # a native plan keeps its own
 
-    def _make(self, call: Call, wanted: Wanted) -> Executable:
+    def _make(self, call: Call, wanted: Wanted, timeout: float | None) -> Executable:
         world = self._engine.world
         choice, algorithm = self._engine.selection.choose(call, wanted)
         text = call.text(algorithm if wanted is not None else None)
@@ -140,7 +145,7 @@ class Plans:
                 f"want at most {world.slot_bytes // CHUNK_UNIT}"
             )
         self._proofs.require(call, forms, text)
-        return self._bind(call, programs, choice._replace(tile=tile), text)
+        return self._bind(call, programs, choice._replace(tile=tile), text, timeout)
 
     def _compile(self, form: Form, root: int) -> Program:
         return compile_program(
@@ -152,13 +157,20 @@ class Plans:
             placement=form.placement,
         )
 
-    def _bind(self, call: Call, programs: list[Program], choice: Choice, text: str) -> Executable:
+    def _bind(
+        self,
+        call: Call,
+        programs: list[Program],
+        choice: Choice,
+        text: str,
+        timeout: float | None = None,
+    ) -> Executable:
         engine, g = self._engine, self._geometry(call)
         agreed = (call, [p.digest for p in programs], choice.tile, choice.stream)
         digest = hashlib.blake2b(repr(agreed).encode(), digest_size=8).digest()
         signature = int.from_bytes(digest, "little")
         peers = _peers(programs, call.root, self._size)
-        engine.links.require(peers)
+        engine.links.require(peers, timeout)
         loaded = [self._load(program, call.root) for program in programs]
         handle = bindings.plan_create(
             engine.comm,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import operator
 import os
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from pycoll.errors import UnavailableError, UsageError
@@ -36,7 +38,7 @@ class Heap:
         self._closed = False
         _heaps.add(self)
 
-    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
+    def empty(self, shape: int | Iterable[int], dtype: Any) -> Any:
         """Return a numpy array whose elements have no set value."""
         import numpy
 
@@ -50,9 +52,18 @@ class Heap:
                 "torch.from_numpy(x).view(torch.bfloat16)"
             ) from None
         served(kind.name, "empty: the array")
-        count = math.prod((shape,) if isinstance(shape, int) else shape)
+        try:
+            axes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+            axes = tuple(operator.index(axis) for axis in axes)
+        except TypeError:
+            axes = (-1,)
+        if min(axes, default=0) < 0:
+            raise UsageError(
+                f"empty: shape is {shape!r}, want a length or lengths, each at least 0"
+            )
+        count = math.prod(axes)
         buffer = self._allocate(count * kind.itemsize)
-        return numpy.frombuffer(buffer, kind, count).reshape(shape)
+        return numpy.frombuffer(buffer, kind, count).reshape(axes)
 
     def _allocate(self, nbytes: int) -> Any:
         address = self._find_room(nbytes)

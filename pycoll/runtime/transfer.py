@@ -33,6 +33,7 @@ class Transfers:
     def exchange(self, sends: Pairs, recvs: Pairs, async_op: bool, timeout: float | None) -> Any:
         """Send and receive messages in any order; see `Communicator.exchange`."""
         self._engine.require_usable("exchange")
+        sends, recvs = list(sends), list(recvs)  # they may be generators
         found = batch.exchange(self.place, sends, recvs)
         text = f"exchange({len(sends)} sent, {len(recvs)} received)"
         return self._transfer(found, text, async_op, timeout)
@@ -42,7 +43,7 @@ class Transfers:
     ) -> Any:
         """Run a batch as one call among those of the communicator."""
         timeout = self._engine.check_timeout(what, timeout)
-        self._require(found)
+        self._require(found, timeout)
         if async_op:
             pins = (self._owner(), found.pins)
             return self.pairwise.submit(
@@ -53,12 +54,12 @@ class Transfers:
 
     def _transfer(self, found: Batch, text: str, async_op: bool, timeout: float | None) -> Any:
         timeout = self._engine.check_timeout(text.partition("(")[0], timeout)
-        self._require(found)
+        self._require(found, timeout)
         if async_op:
             pins = (self._owner(), found.pins)
             return self.pairwise.post(found.messages, timeout, pins, text, lambda: found.result)
         self.pairwise.transfer(found.messages, timeout)
         return found.result
 
-    def _require(self, found: Batch) -> None:
-        self._engine.links.require({message.peer for message in found.messages})
+    def _require(self, found: Batch, timeout: float | None) -> None:
+        self._engine.links.require({message.peer for message in found.messages}, timeout)

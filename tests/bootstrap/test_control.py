@@ -12,7 +12,7 @@ import pytest
 from pycoll.bootstrap import detect, spawn
 from pycoll.bootstrap.base import Bootstrap
 from pycoll.bootstrap.control import Control
-from pycoll.bootstrap.framing import MAX_BLOB, Frame, Kind, encode
+from pycoll.bootstrap.framing import MAX_BLOB, Decoder, Frame, Kind, encode
 from pycoll.bootstrap.hub import SECONDS as TIMEOUT
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.plane import Plane, leave_all
@@ -177,6 +177,31 @@ def test_a_close_is_told_with_the_calls_that_were_finished(controls, leaver):
             made[rank].exchange("key", b"", SECONDS)
     assert logs[leaver].empty()
     assert made[1 - leaver if leaver < 2 else 0].calls_of(2 if leaver != 2 else 1) is None
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_a_farewell_arrives_although_the_other_side_still_talks(stars, no_leak, leaver):
+    """A closed socket answers with a reset, which destroys what is on its way from there."""
+    made = stars(2)
+    other = 1 - leaver
+    left = Control(Plane(made[leaver]))
+    with made[other].links[leaver] as sock:
+        # More than the other side's kernel takes while nobody reads: the farewell stays behind it.
+        part = TIMEOUT.pack(SECONDS) + bytes(1 << 18)
+        sock.sendall(encode(Frame(Kind.CONTRIBUTE, other, "key", part)) if other else b"")
+        exchange = left.begin("key", part, SECONDS)
+        assert leaver or exchange.done.wait(SECONDS)
+        leaving = threading.Thread(target=left.close)
+        leaving.start()
+        leaving.join(0.2)  # it cannot be over yet; where it is, what follows meets a closed socket
+        sock.sendall(encode(Frame(Kind.ASK, other)))
+        frames = []
+        decoder = Decoder(1 << 20)
+        while data := sock.recv(65536):
+            frames += decoder.feed(data)
+    assert [frame.kind for frame in frames][1:] == [Kind.CLOSED]
+    leaving.join(SECONDS)
+    assert not leaving.is_alive()
 
 
 def test_a_long_reason_is_cut_between_characters(controls):

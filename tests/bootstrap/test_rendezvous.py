@@ -11,6 +11,7 @@ import pytest
 from pycoll.bootstrap import handshake, rendezvous
 from pycoll.bootstrap.framing import HEADER, Decoder, Frame, Kind, encode
 from pycoll.bootstrap.handshake import PREFACE, PROTOCOL, Preface, Side, proof
+from pycoll.bootstrap.job import Job
 from pycoll.bootstrap.member import Member
 from pycoll.errors import BootstrapError
 
@@ -147,6 +148,24 @@ def test_silence_ends_a_connection(listener, secret, together, monkeypatch):
         BootstrapError, match=r"rank 1 of 2, and it never came \(1 connections .* but silence"
     ):
         raise outcome
+
+
+def test_what_a_traceback_prints_has_no_secret():
+    assert repr(rendezvous.Star(1, 2, (), secret=b"hush")) == "<Star rank 1 of 2>"
+    assert repr(Job(1, 2, 4711, b"hush", None)) == "<Job rank 1 of 2>"
+
+
+def test_what_strangers_do_is_counted_and_not_kept(listener, secret):
+    with rendezvous._Reception(listener, 2, secret) as reception:
+        sizes = set()
+        for turn in range(20):
+            with socket.create_connection(address(listener)) as stranger:
+                stranger.sendall(bytes(100))
+                while f"({turn + 1} connections" not in reception.turned_away():
+                    reception.serve(1.0)
+            said = [v for v in vars(reception).values() if isinstance(v, list | str)]
+            sizes.add(len(repr(said)))
+        assert max(sizes) - min(sizes) < 20  # the port's number has more digits, or fewer
 
 
 def test_a_wrong_secret_is_told_to_both_sides(listener, secret, together):

@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pycoll
 from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES, Preface, Side, Talk, proof
 from pycoll.config import Config
 from pycoll.errors import BootstrapError, BrokenError, PeerLostError
@@ -449,6 +451,23 @@ def test_a_peer_that_does_not_answer_is_named(no_engine) -> None:
         ):
             made.require([1])
         made.close()
+
+
+@pytest.mark.native
+def test_the_timeout_of_a_call_holds_for_its_connections() -> None:
+    def rank() -> None:
+        comm = pycoll.init()
+        x, seconds = np.ones(3), []
+        comm._engine.links.require = lambda peers, timeout=None: seconds.append(timeout)
+        comm.allreduce(x, timeout=1)
+        comm.allreduce([x, np.ones(3)], timeout=2)
+        comm.barrier(timeout=3)
+        comm.exchange([(x, 0)], [(np.empty(3), 0)], timeout=4)
+        comm.gatherv(x, counts=[3], timeout=5)
+        comm.broadcast(x)
+        assert seconds == [1, 2, 3, 4, 5, None]
+
+    pycoll.spawn(rank, 1, timeout=60)
 
 
 def test_a_peer_that_refuses_is_named_with_the_reason(no_engine) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import pycoll
 from pycoll.cost import Choice, Question, choose
+from pycoll.runtime.region import _heaps
 
 
 def ring_for_all(question: Question) -> Choice | None:
@@ -46,8 +47,10 @@ def test_ranks_that_were_given_different_selectors(given: Any, message: str) -> 
 
         current = job.current()
         assert current is not None
-        with pytest.raises(pycoll.UsageError, match=message):
+        with pytest.raises(pycoll.UsageError, match=message) as caught:
             pycoll.init(selector=given[current.rank])
+        assert caught.tb  # whose frames hold what was made
+        assert not any(heap._open for heap in _heaps), "who forks now would free it once more"
 
     pycoll.spawn(rank, 2, timeout=60)
 
