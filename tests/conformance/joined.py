@@ -91,19 +91,21 @@ def join(met: Bootstrap, remote: bool = False, **options: int) -> Any:
     if remote:
         return _link(met, comm)
     blobs = met.allgather(bindings.comm_address(comm), SECONDS)
-    waiting, unserved = set(range(met.size)) - {met.rank}, met.size - 1
-    ready = select.poll()
-    ready.register(bindings.comm_wakeup(comm), select.POLLIN)
-    while waiting or unserved:
-        unserved -= bindings.comm_poll(comm)
+    waiting = set(range(met.size)) - {met.rank}
+    while waiting:
+        bindings.comm_poll(comm)
         for peer in sorted(waiting):
             code = bindings.comm_connect(comm, peer, blobs[peer])
             assert code in (0, bindings.AGAIN), bindings.comm_error(comm).text
             if code == 0:
                 waiting.discard(peer)
-        if waiting or unserved:
-            ready.poll(100)
-    met.barrier(SECONDS)
+    # Others may still want to be served.
+    gathering, ready = met.begin(b"", SECONDS, lambda: None), select.poll()
+    ready.register(bindings.comm_wakeup(comm), select.POLLIN)
+    while not gathering.done():
+        bindings.comm_poll(comm)
+        ready.poll(10)
+    gathering.finish()
     bindings.comm_sealed(comm)
     return comm
 

@@ -388,15 +388,17 @@ def test_a_peer_that_dies_under_load_leaves_a_survivor_that_can_close(way: str) 
         assert found == "LOST 0 rank 1 is lost"
 
 
-# Lies, in the words of shm. An address is: magic, version, rank, user, host, token, name, and a
-# number for tests.
+# Lies, in the words of shm. An address is: magic, version, rank, user, host, token, name, what finds
+# the memory in /proc, and a number for tests.
 
-FIELDS = struct.Struct("<IIII16s16s32sQ")
-NAMES = ("magic", "version", "rank", "uid", "host", "token", "name", "base")
+FIELDS = struct.Struct("<IIII16s16s32sQQQIIQ")
+NAMES = ("magic", "version", "rank", "uid", "host", "token", "name", "processes", "network")
+NAMES += ("inode", "pid", "memfd", "base")
 
 
 def forged(blob: bytes, **changed: Any) -> bytes:
-    fields = dict(zip(NAMES, FIELDS.unpack(blob), strict=True)) | changed
+    """Change an address, and have its reader ask the socket: /proc would show the truth."""
+    fields = dict(zip(NAMES, FIELDS.unpack(blob), strict=True)) | {"processes": 0} | changed
     return FIELDS.pack(*fields.values())
 
 
@@ -443,7 +445,7 @@ def test_a_forged_address(opened: Opened, changed: dict[str, Any], code: str, te
     assert end.begin() == 0
 
 
-@pytest.mark.parametrize("length", [0, 1, 87, 89, 1000])
+@pytest.mark.parametrize("length", [0, 1, FIELDS.size - 1, FIELDS.size + 1, 1000])
 def test_an_address_of_the_wrong_length(opened: Opened, length: int) -> None:
     comms = opened(2)
     blob = (bindings.comm_address(comms[1]) * 12)[:length]
@@ -462,6 +464,22 @@ def test_garbage_for_an_address(opened: Opened) -> None:
         code, _ = refused(comms[0], 1, bytes(blob), lambda: bindings.comm_poll(comms[1]))
         assert code in (bindings.INVALID, bindings.UNMAPPABLE)
     connect_all(comms)
+
+
+@pytest.mark.parametrize(
+    "lie", [{}, {"inode": 1}, {"pid": 2**22 + 1}, {"memfd": 0}, {"memfd": 2**31}, {"network": 1}]
+)
+def test_memory_that_is_not_where_the_address_says_comes_by_the_socket(
+    opened: Opened, lie: dict[str, int]
+) -> None:
+    comms = opened(2)
+    blob = bindings.comm_address(comms[1])
+    truth = dict(zip(NAMES, FIELDS.unpack(blob), strict=True))
+    if lie:
+        blob = forged(blob, processes=truth["processes"], **lie)
+        assert bindings.comm_connect(comms[0], 1, blob) == bindings.AGAIN
+        bindings.comm_poll(comms[1])
+    assert bindings.comm_connect(comms[0], 1, blob) == 0
 
 
 def test_an_address_of_the_other_peer(opened: Opened) -> None:
