@@ -131,7 +131,7 @@ class Mix:
         kind, _ = self.some_kind()
         xs, outs = self.arrays(kind, None, own=True)
         x, out = given(kind, xs, outs)
-        plan = self.comm.plan("allreduce", x, out, kind.op, kind.algorithm)
+        plan = self.comm.plan("allreduce", x, out, kind.op, algorithm=kind.algorithm)
         self.bound.append((plan, kind, xs, outs))
         if len(self.bound) > 12:
             self.bound.pop(self.shared.randrange(12))

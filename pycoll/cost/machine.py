@@ -36,6 +36,9 @@ class Rates(NamedTuple):
     network_latency: float = 15e-6
     network_copy: float = 1 / 8e9  #: both ends' work for a byte, besides that in memory
     network_bandwidth: float = 1.2e9  #: bytes per second of a host's interface, each way
+    #: what a byte costs more at an interface for each further rank that sends to one rank: their
+    #: bursts meet, queues overflow, and streams slow down
+    incast: float = 0.15
 
     @classmethod
     def of(cls, fields: Mapping[str, float]) -> Rates:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -222,6 +223,7 @@ def _ways(work: Work, machine: Machine, hosts: Sequence[int], wake: float) -> li
     rates = machine.rates
     near = Way(max(rates.latency, wake))
     ways = []
+    senders = Counter(e[0] for e in work.edges if hosts[e[0]] != hosts[work.sender(e)])
     seats = set(hosts[: work.ranks])
     for edge in work.edges:
         to = hosts[edge[0]]
@@ -231,7 +233,8 @@ def _ways(work: Work, machine: Machine, hosts: Sequence[int], wake: float) -> li
             continue
         # The sender may be one that is not simulated: its host is like the one that is.
         out = frm if frm in seats else to
-        links = ((2 * out, rates.network_bandwidth), (2 * to + 1, rates.network_bandwidth))
+        into = rates.network_bandwidth / (1 + rates.incast * (senders[edge[0]] - 1))
+        links = ((2 * out, rates.network_bandwidth), (2 * to + 1, into))
         ways.append(Way(max(rates.network_latency, wake), links))
     return ways
 

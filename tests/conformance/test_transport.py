@@ -388,8 +388,8 @@ def test_a_peer_that_dies_under_load_leaves_a_survivor_that_can_close(way: str) 
         assert found == "LOST 0 rank 1 is lost"
 
 
-# Lies, in the words of shm. An address is: magic, version, rank, user, host, token, name, what finds
-# the memory in /proc, and a number for tests.
+# Lies, in the words of shm. An address is: magic, version, rank, user, host, token, name, what
+# finds the memory in /proc, and a number for tests.
 
 FIELDS = struct.Struct("<IIII16s16s32sQQQIIQ")
 NAMES = ("magic", "version", "rank", "uid", "host", "token", "name", "processes", "network")
