@@ -1,7 +1,7 @@
 """Is pycoll ever slower than the better MPI with 2 ranks, in the collectives beside all-reduce?
 
 Launches under both MPIs alternate; pycoll and that launch's MPI alternate inside the same
-processes, from 8 B to 64 MiB. Takes about 4 minutes.
+processes, from 4 B to 64 MiB. Takes about 4 minutes.
 
 Run: python bench/collectives_two_ranks.py [broadcast ...]
 """
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--repeats", default="7")
     parser.add_argument("--max", default="64M")
     options = parser.parse_args()
-    sweep = ["--min", "8", "--max", options.max, "--factor", "8", "--repeats", options.repeats]
+    sweep = ["--min", "4", "--max", options.max, "--factor", "4", "--repeats", options.repeats]
     rows: list[dict[str, Any]] = []
     meta: dict[str, Any] = {}
     for turn in range(options.rounds):

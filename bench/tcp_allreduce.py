@@ -1,4 +1,4 @@
-"""Between hosts, over TCP: is pycoll ever slower than MPI or Gloo, from 8 B to 64 MiB?
+"""Between hosts, over TCP: is pycoll ever slower than MPI or Gloo, from 4 B to 64 MiB?
 
 4 hosts (network namespaces) with a rank each; pycoll, Gloo and one launch's MPI alternate within
 the launch. Needs root and iproute2; takes about 4 minutes.
@@ -25,7 +25,7 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     meta: dict[str, Any] = {}
-    sweep = ["--min", "8", "--max", options.max, "--factor", "8", "--repeats", options.repeats]
+    sweep = ["--min", "4", "--max", options.max, "--factor", "4", "--repeats", options.repeats]
     with cluster(options, HOSTS) as mpis:
         for turn in range(options.rounds):
             for mpi in mpis:
