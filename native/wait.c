@@ -9,6 +9,8 @@
 #include <time.h>
 #include "interpreter.h"
 
+/* To sleep on sockets and be woken costs several of these. */
+#define PC_YIELDS 40
 #define PC_SLOW_YIELD_NS UINT64_C(1000000)
 #define PC_YIELD_PAUSE_NS UINT64_C(4000000)
 #define PC_LONGEST_PAUSE_NS UINT64_C(1000000000)
@@ -204,7 +206,7 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
     if (until_ns == 0) /* the caller only wanted to poll */
         return PC_AGAIN;
     pc__give_way(comm);
-    for (;;) {
+    for (uint32_t turns = comm->remote != NULL ? PC_YIELDS : 0;;) {
         if (atomic_load(&comm->aborted)) {
             call->error = comm->abort_error;
             return PC_ABORTED;
@@ -227,6 +229,11 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
             return pc__fail(&call->error, PC_TIMEDOUT, -1, "no progress for %.3g s", call->timeout);
         if (now >= until_ns)
             return PC_AGAIN;
+        if (turns > 0 && now >= comm->yield_after) {
+            turns--;
+            pc__give_way(comm);
+            continue;
+        }
         uint64_t limit = until_ns < call->deadline ? until_ns : call->deadline;
         doze(comm, nchannels, now, limit);
     }

@@ -32,13 +32,13 @@ class Rates(NamedTuple):
     memory: float = 1.3  #: times that bytes cost where messages come from memory
     beside: float = 0.4  #: times that a copy costs between ranks of one core, and so of one cache
     spread: float = 0.23  #: what a copy costs more for each edge whose slots evict the others'
-    network_message: float = 7e-6  #: both ends' work for each message between hosts
-    network_latency: float = 8e-6
+    network_message: float = 6e-6  #: both ends' work for each message between hosts
+    network_latency: float = 6e-6
     network_copy: float = 1 / 8e9  #: both ends' work for a byte, besides that in memory
-    network_bandwidth: float = 1.2e9  #: bytes per second of a host's interface, each way
+    network_bandwidth: float = 2.0e9  #: bytes per second of a host's interface, each way
     #: what a byte costs more at an interface for each further rank that sends to one rank: their
     #: bursts meet, queues overflow, and streams slow down
-    incast: float = 0.15
+    incast: float = 0.5
 
     @classmethod
     def of(cls, fields: Mapping[str, float]) -> Rates:
