@@ -36,8 +36,8 @@ class Rates(NamedTuple):
     network_latency: float = 6e-6
     network_copy: float = 1 / 8e9  #: both ends' work for a byte, besides that in memory
     network_bandwidth: float = 2.0e9  #: bytes per second of a host's interface, each way
-    #: what a byte costs more at an interface for each further rank that sends to one rank: their
-    #: bursts meet, queues overflow, and streams slow down
+    #: what a byte costs more at an interface for each rank, beyond log2(size), that sends to one
+    #: rank: their bursts meet, queues overflow, and streams slow down
     incast: float = 0.5
 
     @classmethod

@@ -224,6 +224,7 @@ def _ways(work: Work, machine: Machine, hosts: Sequence[int], wake: float) -> li
     near = Way(max(rates.latency, wake))
     ways = []
     senders = Counter(e[0] for e in work.edges if hosts[e[0]] != hosts[work.sender(e)])
+    turns = (machine.size - 1).bit_length()  # senders that come one after the other, if so many
     seats = set(hosts[: work.ranks])
     for edge in work.edges:
         to = hosts[edge[0]]
@@ -233,7 +234,8 @@ def _ways(work: Work, machine: Machine, hosts: Sequence[int], wake: float) -> li
             continue
         # The sender may be one that is not simulated: its host is like the one that is.
         out = frm if frm in seats else to
-        into = rates.network_bandwidth / (1 + rates.incast * (senders[edge[0]] - 1))
+        at_once = max(0, senders[edge[0]] - turns)
+        into = rates.network_bandwidth / (1 + rates.incast * at_once)
         links = ((2 * out, rates.network_bandwidth), (2 * to + 1, into))
         ways.append(Way(max(rates.network_latency, wake), links))
     return ways
