@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -18,6 +19,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# A shell starts what runs in the background with Ctrl-C ignored, and so would be all ranks.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parents[1]
 KINDS = ("pure", "native", "mpi", "net")
