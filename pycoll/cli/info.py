@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 import pycoll
 from pycoll.algorithms import names
+from pycoll.bootstrap import route
 from pycoll.cli import report
 from pycoll.config import Config
-from pycoll.errors import UnavailableError
+from pycoll.errors import UnavailableError, UsageError
+from pycoll.schedule import COLLECTIVES
 
 
 def add(commands: Any) -> None:
@@ -38,6 +40,20 @@ def _native() -> _Native:
     return _Native(bindings.version(), bindings.compiler(), bindings.cpu_features())
 
 
+def _between_hosts(config: Config) -> str:
+    """Say by which networks ranks of other hosts can be reached, or why by none."""
+    try:
+        if config.iface is not None:
+            return f"ranks of several hosts, at {route.named(config.iface)} (PYCOLL_IFACE)"
+    except UsageError as error:
+        return f"missing: {error}"
+    found = route.addresses().items()
+    shown = [f"{name} ({at})" for name, at in found if not route.is_loopback(at)]
+    if not shown:
+        return "missing: no interface but loopback has an IPv4 address; ip addr add gives it one"
+    return f"ranks of several hosts, by {', '.join(shown)}"
+
+
 def run(options: argparse.Namespace) -> int:
     """Print everything; needs neither the engine nor a second rank."""
     native, machine = _native(), report.machine()
@@ -54,14 +70,19 @@ def run(options: argparse.Namespace) -> int:
             ("engine", f"version {native.version}, built by {native.compiler}"),
             ("CPU features", native.features),
         ]
-    lines.append(("algorithms", ", ".join(names("allreduce"))))
     for title, text in lines:
         print(f"{title + ':':<14}{text}")
+    config = Config.load()
     print("transports:")
-    shm = "missing: it is part of the engine" if native.missing else "ranks of one host, by memfd"
-    print(f"  {'shm':<12}{shm}")
+    shm, tcp = "ranks of one host, by memfd", _between_hosts(config)
+    if native.missing:
+        shm = tcp = "missing: it is part of the engine"
+    print(f"  {'shm':<16}{shm}\n  {'tcp':<16}{tcp}")
+    print("algorithms:")
+    for collective in COLLECTIVES:
+        print(f"  {collective:<16}{', '.join(names(collective))}")
     print("settings:")
-    rows = Config.load().rows()
+    rows = config.rows()
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     for variable, value, origin, why in rows:
         columns = zip((variable, value, origin), widths, strict=True)

@@ -9,6 +9,9 @@ import sys
 import pytest
 
 import pycoll
+from pycoll.algorithms import names
+from pycoll.bootstrap import route
+from pycoll.schedule import COLLECTIVES
 
 WITHOUT_ENGINE = """
 import sys
@@ -32,7 +35,8 @@ def test_info_works_without_the_engine_and_says_why(root):
     engine = next(line for line in done.stdout.splitlines() if line.startswith("engine:"))
     assert "missing" in engine
     assert "install" in engine
-    assert "shm         missing" in done.stdout
+    assert "shm             missing" in done.stdout
+    assert "tcp             missing: it is part of the engine" in done.stdout
     assert "PYCOLL_TIMEOUT" in done.stdout
 
 
@@ -59,4 +63,24 @@ def test_info_names_the_engine_and_the_machine(cli):
     assert "engine:       version" in done.out
     assert "CPU features:" in done.out
     assert f"{len(os.sched_getaffinity(0))} cores" in done.out
-    assert "missing" not in done.out
+    assert "engine:       missing" not in done.out
+    assert "shm             ranks of one host" in done.out
+
+
+def test_info_lists_the_algorithms_of_every_collective(cli):
+    lines = [line.split() for line in cli("info").out.splitlines()]
+    for collective in COLLECTIVES:
+        listed = next(line[1:] for line in lines if line[:1] == [collective])
+        assert [name.rstrip(",") for name in listed] == list(names(collective))
+
+
+@pytest.mark.native
+def test_info_says_by_which_network_other_hosts_are_reached(cli, monkeypatch):
+    monkeypatch.setattr(route, "addresses", lambda: {"lo": "127.0.0.1", "ib0": "10.1.2.3"})
+    assert "tcp             ranks of several hosts, by ib0 (10.1.2.3)" in cli("info").out
+    monkeypatch.setattr(route, "addresses", lambda: {"lo": "127.0.0.1"})
+    assert "tcp             missing: no interface but loopback" in cli("info").out
+    monkeypatch.setenv("PYCOLL_IFACE", "nosuch0")
+    assert "tcp             missing: PYCOLL_IFACE is 'nosuch0'" in cli("info").out
+    monkeypatch.setenv("PYCOLL_IFACE", "lo")
+    assert "tcp             ranks of several hosts, at 127.0.0.1 (PYCOLL_IFACE)" in cli("info").out
