@@ -127,6 +127,8 @@ class Hub:
         said = [(rank, earlier) for earlier in group.said]
         if group.complete():
             group.said.clear()
+        if group.poll:  # the others were asked before it came; it is waited for as they are
+            said.append((rank, Frame(Kind.ASK, 0, group=group.number)))
         return said
 
     def _contribute(self, group: Group, rank: int, frame: Frame, now: float) -> list[Outgoing]:

@@ -333,6 +333,17 @@ def test_a_poll_ends_with_its_deadline():
     assert unpack_blobs(out[0][1].body, 3) == [b"", b"", b"two"]
 
 
+def test_a_rank_that_joins_during_a_poll_is_asked_too():
+    hub = Hub(3)
+    hub.receive(0, join(0, [0, 1], 5), 0)
+    hub.receive(0, Frame(Kind.ASK, 0, group=5), 0)
+    assert hub.receive(1, join(1, [0, 1], 5), 0) == [(1, Frame(Kind.ASK, 0, group=5))]
+    assert hub.receive(0, Frame(Kind.BOARD, 0, "", b"zero", 5), 0) == []
+    ((asker, answer),) = hub.receive(1, Frame(Kind.BOARD, 1, "", b"one", 5), 0)
+    assert asker == 0
+    assert unpack_blobs(answer.body, 2) == [b"zero", b"one"]
+
+
 def test_the_number_of_a_group_follows_from_what_all_members_know():
     numbers = {number_of(p, k, r) for p in (0, 1) for k in ("a", "b") for r in ([0, 1], [1, 0])}
     assert len(numbers) == 8
