@@ -82,7 +82,7 @@ def ffi() -> cffi.FFI:
             *([("Py_LIMITED_API", "0x030b0000")] if limited else []),
         ],
         extra_compile_args=COMPILE,
-        extra_link_args=["-pthread"],
+        extra_link_args=["-pthread", "-ldl"],  # dlopen, before glibc 2.34
         optional=True,  # without a compiler everything up to `init` still works
     )
     return builder

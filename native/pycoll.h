@@ -1,8 +1,8 @@
 /* The whole ABI of the engine. cffi reads this file as it stands, after isa.h.
  *
  * Every function that returns int gives 0 (or a count) or one of enum pc_code; the text that
- * explains a failure is in pc_comm_error(). Only pc_comm_abort, pc_comm_adopt and pc_comm_links may
- * be called while another thread is inside a call on the same communicator. */
+ * explains a failure is in pc_comm_error(). Only pc_comm_abort, pc_comm_adopt, pc_comm_links and
+ * pc_comm_attend may be called while another thread is inside a call on the same communicator. */
 #ifndef PC_PYCOLL_H
 #define PC_PYCOLL_H
 #include <stddef.h>
@@ -90,6 +90,56 @@ struct pc_message { /* one end of a transfer */
     uint32_t reserved;
 };
 
+/* RDMA. A rail is a port of an RDMA device by which a rank reaches others. */
+#define PC_DEVICE_NAME 64
+#define PC_MAX_RAILS 8
+
+struct pc_rail_spec {
+    char device[PC_DEVICE_NAME];
+    uint32_t port;     /* from 1 */
+    int32_t gid_index; /* -1: the best there is */
+};
+
+struct pc_verbs_options {
+    uint32_t queue_pairs;   /* per peer and pair of rails, 1 to 8: so many flows for a fabric that
+                               spreads them by hash */
+    uint32_t traffic_class; /* its upper six bits are the DSCP */
+    uint32_t service_level; /* 0 to 15 */
+    uint32_t timeout;       /* a packet is sent again after 4.096 us << timeout; 1 to 31 */
+    uint32_t retry_count;   /* so often, 0 to 7, before a path has failed */
+    uint32_t mtu;           /* bytes at most; 0: the port's */
+};
+
+struct pc_port { /* what a port of an RDMA device says of itself */
+    char device[PC_DEVICE_NAME];
+    uint32_t port;
+    uint32_t state;      /* enum ibv_port_state; 4 is ACTIVE */
+    uint32_t link_layer; /* 1 InfiniBand, 2 Ethernet */
+    uint32_t mtu;        /* bytes, with the next */
+    uint32_t max_mtu;
+    uint32_t lid;
+    uint64_t speed;      /* bits per second each way; 0: unknown */
+    uint32_t max_inline; /* bytes; 0: not tried */
+    uint32_t max_queue_pairs;
+    int32_t gid_index; /* the one that would be chosen, or -1 */
+    uint32_t gid_type; /* of that: 0 InfiniBand, 1 RoCE v1, 2 RoCE v2 */
+    unsigned char gid[16];
+    int32_t numa_node; /* or -1 */
+    char driver[32];   /* such as mlx5_core or rdma_rxe, as far as known */
+};
+
+struct pc_wire_state {            /* of what carries a communicator's messages to remote peers */
+    uint32_t paths;               /* queue pairs that there should be */
+    uint32_t live;                /* of those, how many carry messages */
+    uint32_t queue_pairs;         /* that exist at this moment */
+    uint32_t regions;             /* memory regions that do */
+    uint64_t failures;            /* of paths */
+    uint64_t revivals;            /* of paths that had failed */
+    uint64_t replayed;            /* messages that were sent again */
+    uint64_t recovery_ns;         /* the longest time from a failure's notice to the replay */
+    uint64_t bytes[PC_MAX_RAILS]; /* sent by each rail */
+};
+
 struct pc_comm;
 struct pc_program;
 struct pc_plan;
@@ -100,6 +150,8 @@ const char *pc_version(void);
 const char *pc_compiler(void);
 const char *pc_cpu_features(void);
 const char *pc_code_name(int code);
+const char *pc_verbs_missing(void); /* "", or what keeps this machine from RDMA and what mends it */
+int pc_verbs_ports(struct pc_port *ports, uint32_t capacity); /* how many there are */
 
 /* A communicator: this rank's memory and its view of the peers'. */
 int pc_comm_open(const struct pc_options *options, struct pc_comm **out);
@@ -108,6 +160,9 @@ int pc_comm_connect(struct pc_comm *comm, uint32_t peer, const void *blob, size_
 /* Instead of connect, or after it where the peer could not do the same: what passes between the two
  * goes over sockets. Before pc_comm_sealed. */
 int pc_comm_remote(struct pc_comm *comm, uint32_t peer);
+/* Before that: remote peers are reached by RDMA over these ports; none: by TCP again. */
+int pc_comm_rails(struct pc_comm *comm, const struct pc_verbs_options *options,
+                  const struct pc_rail_spec *rails, uint32_t n);
 int pc_comm_poll(struct pc_comm *comm); /* serves peers that connect; returns how many it served */
 int pc_comm_wakeup(struct pc_comm *comm); /* a file descriptor, readable when poll has work */
 int pc_comm_sealed(struct pc_comm *comm); /* all peers are connected: stop serving */
@@ -115,6 +170,11 @@ int pc_comm_sealed(struct pc_comm *comm); /* all peers are connected: stop servi
  * share the load. The first message to the peer waits for it. links: how many live. */
 int pc_comm_adopt(struct pc_comm *comm, uint32_t peer, int fd);
 int pc_comm_links(struct pc_comm *comm, uint32_t peer);
+/* A descriptor that is readable when what reaches remote peers needs pc_comm_attend, or -1: so that
+ * it is seen to while no thread is inside a call. Any thread may attend. */
+int pc_comm_attention(struct pc_comm *comm);
+int pc_comm_attend(struct pc_comm *comm);
+int pc_comm_wire_state(struct pc_comm *comm, struct pc_wire_state *out);
 void pc_comm_close(struct pc_comm *comm);
 const struct pc_error *pc_comm_error(struct pc_comm *comm);
 int pc_comm_abort(struct pc_comm *comm, int cause, int peer, const char *text);

@@ -54,7 +54,7 @@ def build(folder: Path, driver: str, flags: Iterable[str]) -> Path:
     failed = [job.args for job in jobs if job.wait() != 0]
     assert not failed
     _ENGINES[tuple(flags)] = engine
-    subprocess.run([*command, *objects.values(), "-o", folder / driver], check=True)
+    subprocess.run([*command, *objects.values(), "-ldl", "-o", folder / driver], check=True)
     return folder / driver
 
 
