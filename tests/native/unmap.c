@@ -1,0 +1,267 @@
+/* The registration cache while memory changes under it. See pins.h. */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include "pins.h"
+
+/* Another thread deregisters. */
+static void until_dropped(int n)
+{
+    while (atomic_load(&dropped) < n)
+        sched_yield();
+    want(atomic_load(&dropped) == n);
+}
+
+static char *shared(size_t pages)
+{
+    char *memory
+        = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    want(memory != MAP_FAILED);
+    fill(memory, pages);
+    return memory;
+}
+
+/* munmap, then mmap at the same address; mmap over it; by halves; of shared memory too. */
+static void remap(void)
+{
+    for (int kind = 0; kind < 2; kind++) {
+        int before = atomic_load(&dropped);
+        char *a = kind ? shared(4) : fresh(NULL, 4);
+        touch(a, 4 * PAGE);
+        touch(a, 4 * PAGE);
+        want(counters().hits == (kind ? 2 : 1));
+        munmap(a + PAGE, PAGE);
+        until_dropped(before + 1); /* with no call of the cache's */
+        fresh(a + PAGE, 1);
+        touch(a, 4 * PAGE);
+        void *over = mmap(a, 4 * PAGE, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        want(over == a);
+        fill(a, 4);
+        touch(a, 4 * PAGE);
+        munmap(a, 4 * PAGE);
+        until_dropped(before + 3);
+    }
+    want(counters().invalidations == 6 && counters().misses == 6);
+}
+
+static void discard(void)
+{
+    static const int advice[] = {MADV_DONTNEED, MADV_FREE, MADV_REMOVE};
+    for (int i = 0; i < 3; i++) {
+        char *a = advice[i] == MADV_REMOVE ? shared(4) : fresh(NULL, 4);
+        touch(a, 4 * PAGE);
+        want(madvise(a + PAGE, PAGE, advice[i]) == 0);
+        fill(a + PAGE, 1);
+        touch(a, 4 * PAGE);
+        munmap(a, 4 * PAGE);
+    }
+    want(counters().invalidations == 6 && counters().hits == 0);
+}
+
+static void move(void)
+{
+    char *a = fresh(NULL, 4), *b = fresh(NULL, 8);
+    munmap(b, 8 * PAGE);
+    touch(a, 4 * PAGE);
+    want(mremap(a, 4 * PAGE, 4 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, b) == b);
+    fresh(a, 4);
+    touch(a, 4 * PAGE);
+    touch(b, 4 * PAGE);
+    want(counters().hits == 0 && counters().misses == 3);
+    want(mremap(b, 4 * PAGE, 2 * PAGE, 0) == b); /* shrinks */
+    fresh(b + 2 * PAGE, 2);
+    touch(b, 4 * PAGE);
+    want(counters().misses == 4);
+    /* Fails after the kernel has begun, and must not hold anything up. */
+    want(mremap(b, 3 * PAGE, 6 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, a + 1) == MAP_FAILED);
+    touch(b, 4 * PAGE);
+    munmap(a, 4 * PAGE);
+    munmap(b, 4 * PAGE);
+}
+
+static void heap(void)
+{
+    size_t n = 64 << 20;
+    for (int i = 0; i < 4; i++) { /* mostly at the same address, unless free keeps it */
+        char *a = malloc(n);
+        fill(a + PAGE - (uintptr_t)a % PAGE, n / PAGE - 1);
+        touch(a + PAGE, n - 2 * PAGE);
+        free(a);
+    }
+    for (int i = 0; i < 3; i++) {
+        char *a = sbrk((intptr_t)(16 * PAGE));
+        a += PAGE - (uintptr_t)a % PAGE;
+        fill(a, 15);
+        touch(a, 15 * PAGE);
+        sbrk(-(intptr_t)(16 * PAGE));
+    }
+    for (int i = 0; i < 50; i++) { /* what the cache itself allocates lies between these */
+        char *small[64];
+        for (int k = 0; k < 64; k++) {
+            small[k] = malloc(3000);
+            pc__unpin(pins, pc__pin(pins, small[k], 3000, false, &error));
+        }
+        for (int k = 0; k < 64; k++)
+            free(small[k]);
+        malloc_trim(0);
+    }
+}
+
+static void ended(pid_t child)
+{
+    int status;
+    want(waitpid(child, &status, 0) == child);
+    want(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void forks(void)
+{
+    char *a = fresh(NULL, 4);
+    void *handle = touch(a, 4 * PAGE);
+    struct pc_pinned *p = pin(a, PAGE);
+    pid_t child = fork();
+    if (child == 0) {
+        munmap(a, 4 * PAGE); /* nobody is told */
+        fresh(a, 4);
+        want(pc__pin(pins, a, 1, false, &error) == NULL && error.code == PC_INVALID);
+        pc__unpin(pins, p);
+        pc__pins_close(pins);
+        _exit(atomic_load(&dropped));
+    }
+    ended(child);
+    want(touch(a, 4 * PAGE) == handle && counters().invalidations == 0);
+    pc__unpin(pins, p);
+    /* A child that stays must not keep the watching alive: nobody would read. */
+    int ends[2];
+    char byte;
+    want(pipe(ends) == 0);
+    child = fork();
+    if (child == 0) {
+        close(ends[1]);
+        _exit(read(ends[0], &byte, 1) != 0);
+    }
+    char *b = fresh(NULL, 4);
+    munmap(b, 4 * PAGE);
+    want(mremap(a, 4 * PAGE, 4 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, b) == b);
+    pc__pins_close(pins);
+    munmap(b, 4 * PAGE); /* was still watched after it had moved */
+    close(ends[1]);
+    ended(child);
+    pins = pc__pins_open(&registrar, NULL, LIMIT);
+}
+
+static void *unmapper(void *a)
+{
+    munmap(a, 2 * PAGE);
+    return NULL;
+}
+
+/* Another thread's munmap has taken effect, and nobody has read its event. */
+static void late(void)
+{
+    for (int i = 0; i < 200; i++) {
+        pthread_t thread;
+        char *a = fresh(NULL, 2);
+        touch(a, 2 * PAGE);
+        pc__unmap_lock();
+        want(pthread_create(&thread, NULL, unmapper, a) == 0);
+        while (mmap(a, 2 * PAGE, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0)
+               == MAP_FAILED)
+            want(errno == EEXIST);
+        fill(a, 2);
+        pc__unmap_unlock();
+        touch(a, 2 * PAGE);
+        pthread_join(thread, NULL);
+        munmap(a, 2 * PAGE);
+    }
+    want(counters().hits == 0);
+}
+
+/* The same before its event is there at all: the kernel tells another watcher first, the owner of
+ * the page in front, and that one does not read yet. */
+static void window(void)
+{
+    int other = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | 1 /* USER_MODE_ONLY */);
+    struct uffdio_api api = {.api = UFFD_API, .features = UFFD_FEATURE_EVENT_UNMAP};
+    char *a = fresh(NULL, 2);
+    struct uffdio_register range = {{(uintptr_t)a, PAGE}, UFFDIO_REGISTER_MODE_WP, 0};
+    struct uffd_msg event;
+    pthread_t thread;
+    want(ioctl(other, UFFDIO_API, &api) == 0 && ioctl(other, UFFDIO_REGISTER, &range) == 0);
+    touch(a + PAGE, PAGE);
+    want(pthread_create(&thread, NULL, unmapper, a) == 0);
+    while (mmap(a + PAGE, PAGE, PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0)
+           == MAP_FAILED)
+        want(errno == EEXIST);
+    fill(a + PAGE, 1);
+    touch(a + PAGE, PAGE);
+    want(counters().hits == 0 && counters().unkept == 1);
+    while (read(other, &event, sizeof event) != sizeof event)
+        want(errno == EAGAIN);
+    pthread_join(thread, NULL);
+    close(other);
+    touch(a + PAGE, PAGE); /* all is quiet: this one is kept */
+    touch(a + PAGE, PAGE);
+    want(counters().hits == 1 && counters().invalidations == 1);
+    munmap(a + PAGE, PAGE);
+}
+
+#define SLOTS 6
+static char *slots;
+
+/* Takes a slot that nobody has at the moment, which another thread may have unmapped just now. */
+static void *worker(void *argument)
+{
+    unsigned state = (unsigned)(uintptr_t)argument;
+    for (int turn = 0; turn < 400;) {
+        size_t pages = 1 + (size_t)rand_r(&state) % 3;
+        char *a = slots + (size_t)rand_r(&state) % SLOTS * 3 * PAGE;
+        if (mmap(a, pages * PAGE, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0)
+            == MAP_FAILED)
+            continue;
+        turn++;
+        fill(a, pages);
+        for (int k = 0; k < 3; k++)
+            touch(a + (size_t)rand_r(&state) % (pages * PAGE - 8), 8);
+        touch(a, pages * PAGE);
+        if (rand_r(&state) % 3 == 0) {
+            want(madvise(a, PAGE, MADV_DONTNEED) == 0);
+            fill(a, 1);
+        }
+        struct pc_pinned *p = pin(a, pages * PAGE);
+        if (rand_r(&state) % 2 == 0)
+            pc__pins_forget(pins, a, PAGE);
+        pc__unpin(pins, p);
+        munmap(a, pages * PAGE);
+    }
+    return NULL;
+}
+
+static void threads(void)
+{
+    pthread_t all[4];
+    slots = fresh(NULL, 3 * SLOTS);
+    munmap(slots, 3 * SLOTS * PAGE);
+    for (uintptr_t i = 0; i < 4; i++)
+        want(pthread_create(&all[i], NULL, worker, (void *)(i + 1)) == 0);
+    for (int i = 0; i < 4; i++)
+        pthread_join(all[i], NULL);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct scenario all[] = {
+        {"remap", remap}, {"discard", discard}, {"move", move},     {"heap", heap},
+        {"forks", forks}, {"late", late},       {"window", window}, {"threads", threads},
+    };
+    return run(argc, argv, all, sizeof all / sizeof *all);
+}
