@@ -164,16 +164,44 @@ static void drop_shadows(struct pc_comm *comm)
         close(comm->shadow_fd);
 }
 
-static int open_remote(struct pc_comm *comm)
+static int open_remote(struct pc_comm *comm, const struct pc_remote *remote)
 {
-    int rc = make_shadows(comm);
-    if (rc == PC_OK)
+    int rc = comm->shadows == NULL ? make_shadows(comm) : PC_OK;
+    if (rc == PC_OK && comm->bell < 0)
         rc = pc__bell_open(comm);
+    if (rc == PC_OK) {
+        rc = remote->open(comm, comm->bell, &comm->wire);
+        if (rc != PC_OK) {
+            remote->close(comm->wire, 0);
+            comm->wire = NULL;
+        }
+    }
     if (rc == PC_OK)
-        rc = pc__tcp.open(comm, comm->bell, &comm->wire);
-    if (rc == PC_OK)
-        comm->remote = &pc__tcp;
+        comm->remote = remote;
     return rc;
+}
+
+int pc_comm_rails(struct pc_comm *comm, const struct pc_verbs_options *options,
+                  const struct pc_rail_spec *rails, uint32_t n)
+{
+    const char *missing = pc_verbs_missing();
+    for (uint32_t p = 0; p < comm->options.size; p++)
+        if (comm->peers[p].remote)
+            return pc__fail(&comm->error, PC_INVALID, (int)p, "rails come before remote peers");
+    if (comm->remote != NULL)
+        comm->remote->close(comm->wire, 0);
+    comm->remote = NULL;
+    comm->wire = NULL;
+    if (n == 0)
+        return PC_OK;
+    if (n > PC_MAX_RAILS)
+        return pc__fail(&comm->error, PC_INVALID, -1, "%u rails, want at most %u", n, PC_MAX_RAILS);
+    if (*missing || pc__verbs == NULL)
+        return pc__fail(&comm->error, PC_SYSTEM, -1, "%s", missing);
+    comm->verbs = *options;
+    memcpy(comm->rails, rails, n * sizeof *rails);
+    comm->nrails = n;
+    return open_remote(comm, pc__verbs);
 }
 
 int pc_comm_remote(struct pc_comm *comm, uint32_t peer)
@@ -184,7 +212,7 @@ int pc_comm_remote(struct pc_comm *comm, uint32_t peer)
                         comm->options.size, comm->sealed ? ", which has been told all peers" : "");
     if (comm->peers[peer].remote)
         return PC_OK;
-    int rc = comm->remote == NULL ? open_remote(comm) : PC_OK;
+    int rc = comm->remote == NULL ? open_remote(comm, &pc__tcp) : PC_OK;
     if (rc != PC_OK)
         return rc;
     resolve(comm, peer, comm->shadows + peer * comm->layout.heap);
@@ -207,6 +235,27 @@ int pc_comm_links(struct pc_comm *comm, uint32_t peer)
     if (peer >= comm->options.size || !comm->peers[peer].remote)
         return PC_INVALID;
     return comm->remote->links(comm->wire, peer);
+}
+
+int pc_comm_attention(struct pc_comm *comm)
+{
+    const struct pc_remote *t = comm->remote;
+    return t == NULL || t->attention == NULL ? -1 : t->attention(comm->wire);
+}
+
+int pc_comm_attend(struct pc_comm *comm)
+{
+    if (comm->remote != NULL && comm->remote->attend != NULL)
+        comm->remote->attend(comm->wire);
+    return PC_OK;
+}
+
+int pc_comm_wire_state(struct pc_comm *comm, struct pc_wire_state *out)
+{
+    memset(out, 0, sizeof *out);
+    if (comm->remote != NULL && comm->remote->state != NULL)
+        comm->remote->state(comm->wire, out);
+    return PC_OK;
 }
 
 int pc_comm_poll(struct pc_comm *comm)
@@ -238,7 +287,8 @@ void pc_comm_close(struct pc_comm *comm)
     if (comm->arena != NULL)
         atomic_store(&((struct pc_arena *)comm->arena)->state, PC_BOARD_CLOSED);
     /* What a broken communicator, or a fork's child, has sent is no matter. */
-    pc__tcp.close(comm->wire, atomic_load(&comm->broken) ? 0 : PC_LINGER_NS);
+    if (comm->remote != NULL)
+        comm->remote->close(comm->wire, atomic_load(&comm->broken) ? 0 : PC_LINGER_NS);
     pc__bell_close(comm);
     drop_shadows(comm);
     if (comm->device != NULL)

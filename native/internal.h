@@ -194,6 +194,9 @@ struct pc_comm {
     struct pc_device *device;
     const struct pc_remote *remote; /* NULL where every peer is mapped */
     struct pc_wire *wire;
+    struct pc_verbs_options verbs; /* with the rails that were named */
+    struct pc_rail_spec rails[PC_MAX_RAILS];
+    uint32_t nrails;
     int bell;           /* a socket that is readable when this rank was rung; -1: it has no bell */
     _Atomic int ringer; /* a socket to ring others', or -1 */
     _Atomic int listening; /* a thread sleeps in remote->pause */

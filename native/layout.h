@@ -28,13 +28,14 @@
 #define PC_ASLEEP (UINT64_C(1) << 63)
 
 /* One count and what travels with it. It has a single signaller and never goes down. Messages of
- * at most PC_INLINE_BYTES lie in the line itself: one cache line moves. */
+ * at most PC_INLINE_BYTES lie in the line itself: one cache line moves. The count comes last: what
+ * is written there from afar, in ascending order, is whole once its count is seen. */
 struct pc_line {
-    _Alignas(PC_LINE_BYTES) _Atomic uint64_t count;
-    uint64_t signature;
+    _Alignas(PC_LINE_BYTES) uint64_t signature;
     uint32_t place;  /* of a transfer's piece: in units of 64 bytes of the edge's data */
     uint32_t nbytes; /* of the piece */
     unsigned char bytes[PC_INLINE_BYTES];
+    _Atomic uint64_t count;
 };
 _Static_assert(sizeof(struct pc_line) == PC_LINE_BYTES, "a count owns one cache line");
 

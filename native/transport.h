@@ -83,7 +83,15 @@ struct pc_remote {
     int (*drained)(struct pc_wire *wire, const struct pc_fifo *f, struct pc_error *error);
     /* Why nothing more can come from `peer`, or NULL. */
     const struct pc_error *(*fault)(struct pc_wire *wire, uint32_t peer);
+
+    /* The next two, or neither: where something may have to be seen to while no thread is inside a
+     * call. A descriptor, readable when that is so; and what sees to it. */
+    int (*attention)(struct pc_wire *wire);
+    void (*attend)(struct pc_wire *wire);
+    /* Or not. */
+    void (*state)(struct pc_wire *wire, struct pc_wire_state *out);
 };
 
 extern const struct pc_remote pc__tcp;
+extern const struct pc_remote *const pc__verbs; /* NULL when this was built without libibverbs */
 #endif

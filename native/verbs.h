@@ -1,0 +1,163 @@
+/* Remote peers over RDMA: rails, paths and partners. Everything here is touched under wire->lock.
+ */
+#ifndef PC_VERBS_H
+#define PC_VERBS_H
+#include "letter.h"
+#include "target_cpu.h"
+
+#ifdef PC_VERBS
+
+/* A peer that runs ahead of this rank has all its lines on the way, and as many credits as there
+ * were messages for it to consume: with receives for both it never finds none. */
+#define PC_PATH_RECEIVES 512u
+#define PC_PATH_SENDS 512u
+#define PC_PATH_RECORDS 256u
+#define PC_QUEUE 512u
+#define PC_MAX_PIECES 8u
+#define PC_EDGE_LINES (PC_EDGE_CHANNELS * PC_LINES)
+#define PC_REPOST 16u /* receives are posted again so many at a time */
+_Static_assert(PC_PATH_RECEIVES >= 2 * PC_EDGE_CHANNELS * PC_LINES + 2 * PC_REPOST, "no RNR");
+_Static_assert(PC_QUEUE >= PC_EDGE_CHANNELS * PC_LINES, "the queue holds all messages");
+
+struct pc_record { /* a message or a piece of one: queued, or given to a path and not acknowledged
+                    */
+    struct pc_fifo *fifo; /* NULL: credit alone, or a probe */
+    uint64_t number;
+    const char *data;
+    uint64_t nbytes;
+    uint8_t requests; /* that it took */
+    uint8_t piece;
+    uint8_t pieces; /* of the message; at most PC_MAX_PIECES */
+};
+
+enum pc_path_state {
+    PC_PATH_DOWN,    /* neither end has a queue pair */
+    PC_PATH_OFFERED, /* this end has one; the peer has been told */
+    PC_PATH_JOINING, /* a thread connects it, without the lock: that may take a second */
+    PC_PATH_PROBING, /* both have; nothing has passed yet */
+    PC_PATH_LIVE,
+    PC_PATH_FAILING, /* what was posted is coming back */
+    PC_PATH_FENCED,  /* this end has none; what the other end got is awaited */
+};
+
+struct pc_path { /* a queue pair to a partner, or the place for one */
+    struct pc_partner *partner;
+    uint32_t index; /* among the partner's paths; and it is the same at the other end */
+    uint32_t rail;  /* of this rank */
+    uint32_t their_rail;
+    enum pc_path_state state;
+    uint32_t turn;
+    struct ibv_qp *qp;
+    struct pc_end mine;
+    double cost; /* ns per byte, of the slower end */
+    struct pc_record *records;
+    uint32_t head, tail; /* of the records, ever growing */
+    uint32_t requests;   /* in the send queue */
+    uint64_t bytes;      /* not acknowledged */
+    uint32_t receives;   /* posted */
+    uint32_t spent;      /* to be posted again */
+    bool doomed;         /* JOINING: it has failed already */
+    bool flushed;        /* FAILING: the last of the requests has come back */
+    bool answered;       /* FENCED or BYE has come for this turn */
+    struct pc_landed *landed;
+    uint64_t since;   /* when it failed, or was set up */
+    uint64_t attempt; /* when to offer it next */
+    uint64_t pause;   /* before the attempt after that */
+    bool revived;     /* it has been live before */
+};
+
+struct pc_partner { /* a remote peer */
+    uint32_t rank;
+    struct pc_mail mail;
+    bool greeted; /* its HELLO has come */
+    bool ended;   /* it has closed, or died: no more letters */
+    struct pc_hello hello;
+    struct ibv_mr *lines[PC_MAX_RAILS]; /* in this rank's arena: what the peer may write */
+    struct ibv_mr *slots[PC_MAX_RAILS];
+    struct ibv_mr *shadow[PC_MAX_RAILS]; /* of the peer's slots, from which this rank sends */
+    struct pc_path *paths;
+    uint32_t npaths;
+    uint32_t live;
+    uint64_t cut_off;        /* when the last path failed, or 0 */
+    struct pc_record *queue; /* a ring of messages without a path */
+    uint32_t head, tail;
+    uint32_t unacknowledged[PC_EDGE_CHANNELS]; /* messages, queued or on their way */
+    uint8_t left[PC_EDGE_LINES]; /* of the message on each line, unacknowledged pieces */
+    uint8_t come[PC_EDGE_LINES]; /* of the message on each line, pieces that have come; bits */
+    uint32_t owed; /* bit per channel: messages were consumed that the peer knows not of */
+    bool dirty;    /* in the list of partners with something to send */
+    struct pc_error fault;
+};
+
+struct pc_wire {
+    struct pc_comm *comm;
+    int pid; /* a fork's child must not touch what is the parent's */
+    uint32_t nrails;
+    struct pc_rail rails[PC_MAX_RAILS];
+    struct pc_partner *partners; /* by rank */
+    struct pc_partner **dirty;
+    uint32_t ndirty;
+    uint32_t called, posted;     /* messages of calls and of posted transfers, unacknowledged */
+    const struct pc_error *torn; /* a message that never can arrive */
+    uint32_t calls;              /* since completions were looked for */
+    uint32_t turns;              /* of progress */
+    bool heed;                   /* letters or events wait */
+    bool armed[PC_MAX_RAILS];    /* its next message makes the completion channel readable */
+    bool pausing;
+    int epoll;   /* letters, ports' events, the timer */
+    int sleeper; /* that one, completion channels and the bell */
+    int timer;
+    uint64_t due;   /* when something has to be seen to, or 0 */
+    uint64_t timed; /* when the timer expires */
+    struct pc_wire_state state;
+    pthread_mutex_t lock;
+};
+
+/* path.c: the life of one queue pair. */
+int pc__path_offer(struct pc_wire *w, struct pc_path *path);
+void pc__path_offered(struct pc_wire *w, struct pc_path *path, uint32_t turn,
+                      const struct pc_end *theirs);
+void pc__path_answered(struct pc_wire *w, struct pc_path *path, uint32_t turn,
+                       const struct pc_end *theirs);
+void pc__path_live(struct pc_wire *w, struct pc_path *path);
+void pc__path_fail(struct pc_wire *w, struct pc_path *path, const char *why);
+void pc__path_fenced(struct pc_wire *w, struct pc_path *path, uint32_t turn,
+                     const struct pc_landed *landed);
+/* FAILING: goes on when everything posted has come back. */
+void pc__path_settle(struct pc_wire *w, struct pc_path *path);
+/* The partner has ended: the path as well, and what had not landed is lost. */
+void pc__path_end(struct pc_wire *w, struct pc_path *path, const struct pc_landed *landed);
+/* What this rank has got of the partner's messages. */
+void pc__landed(struct pc_wire *w, const struct pc_partner *partner, struct pc_landed *out);
+void pc__due(struct pc_wire *w, uint64_t when);
+
+/* post.c: what goes out by a path, and what comes back. */
+bool pc__has_room(const struct pc_path *path);
+/* OK, or the path has failed. `fifo` NULL: a probe. */
+int pc__post_message(struct pc_wire *w, struct pc_path *path, const struct pc_record *record);
+int pc__post_credit(struct pc_wire *w, struct pc_path *path, struct pc_fifo *f);
+int pc__post_receives(struct pc_wire *w, struct pc_path *path, uint32_t n);
+/* Takes in all completions; true when messages or credit had come. */
+bool pc__reap(struct pc_wire *w);
+
+/* partner.c: one remote peer. */
+int pc__partner_greet(struct pc_wire *w, struct pc_partner *partner, int fd);
+void pc__partner_read(struct pc_wire *w, struct pc_partner *partner);
+/* False when no path takes it now. A long message is cut over several. */
+bool pc__partner_send(struct pc_wire *w, struct pc_partner *partner,
+                      const struct pc_record *record);
+void pc__partner_queue(struct pc_wire *w, struct pc_partner *partner,
+                       const struct pc_record *record, bool first);
+/* Sends what is queued and the credit that is due; false when something is left. */
+bool pc__partner_flush(struct pc_wire *w, struct pc_partner *partner, bool all_credit);
+void pc__partner_dirty(struct pc_wire *w, struct pc_partner *partner);
+/* Nothing more goes to it or comes from it. `landed` is what it said of what had come, or NULL. */
+void pc__partner_end(struct pc_wire *w, struct pc_partner *partner, int code, const char *why);
+void pc__partner_leave(struct pc_wire *w, struct pc_partner *partner, int code, const char *why,
+                       const struct pc_landed *landed);
+void pc__partner_close(struct pc_wire *w, struct pc_partner *partner);
+/* A message, or a piece, is acknowledged, or never will be. */
+void pc__partner_done(struct pc_wire *w, struct pc_partner *partner,
+                      const struct pc_record *record);
+#endif
+#endif
