@@ -22,22 +22,58 @@
 
 static _Thread_local char remedy[240];
 
-/* UINT64_MAX: as much as there is. */
-static uint64_t lockable(void)
+/* The kernel wants the capability in the first user namespace: root of another has it in vain. */
+static bool may_lock_all(void)
 {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = {0};
+    unsigned long inside = 1, outside = 1, length = 0;
+    if (syscall(SYS_capget, &header, data) != 0 || !(data[0].effective >> CAP_IPC_LOCK & 1))
+        return false;
+    FILE *f = fopen("/proc/self/uid_map", "re");
+    bool first = f == NULL
+                 || (fscanf(f, "%lu %lu %lu", &inside, &outside, &length) == 3 && inside == 0
+                     && outside == 0 && length == UINT32_MAX);
+    if (f != NULL)
+        fclose(f);
+    return first;
+}
+
+/* UINT64_MAX: none. */
+static uint64_t limit_of_locked(void)
+{
     struct rlimit limit;
-    if (syscall(SYS_capget, &header, data) == 0 && (data[0].effective >> CAP_IPC_LOCK & 1))
-        return UINT64_MAX;
-    if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || may_lock_all())
         return UINT64_MAX;
     return limit.rlim_cur;
 }
 
+/* What is registered counts as pinned, not as locked (VmLck). */
+static uint64_t pinned(void)
+{
+    char line[256];
+    unsigned long kib = 0;
+    FILE *f = fopen("/proc/self/status", "re");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL)
+        if (sscanf(line, "VmPin: %lu kB", &kib) == 1)
+            break;
+    if (f != NULL)
+        fclose(f);
+    return (uint64_t)kib << 10;
+}
+
+uint64_t pc__ib_lockable(void)
+{
+    uint64_t limit = limit_of_locked();
+    if (limit == UINT64_MAX)
+        return limit;
+    uint64_t taken = pinned();
+    return limit > taken ? limit - taken : 0;
+}
+
 const char *pc__ib_remedy(int errnum)
 {
-    uint64_t bytes = lockable();
+    uint64_t bytes = limit_of_locked();
     if (errnum == ENOMEM && bytes != UINT64_MAX) {
         snprintf(remedy, sizeof remedy,
                  ": this process may lock %" PRIu64 " KiB of memory: ulimit -l unlimited (or "
@@ -55,9 +91,8 @@ const char *pc__ib_remedy(int errnum)
 #ifndef PC_VERBS
 const char *pc__ib_library(void)
 {
-    return "pycoll was built without libibverbs-dev: apt-get install libibverbs-dev (or dnf "
-           "install "
-           "rdma-core-devel), then build again";
+    return "pycoll was built without libibverbs-dev: apt-get install libibverbs-dev "
+           "(or dnf install rdma-core-devel), then build again";
 }
 
 const char *pc__ib_load(void)
@@ -199,7 +234,7 @@ const char *pc__ib_load(void)
         missing = devices_shut(list, n);
     if (list != NULL)
         pc__ib.free_device_list(list);
-    if (missing == NULL && lockable() < PC_LEAST_LOCKED)
+    if (missing == NULL && limit_of_locked() < PC_LEAST_LOCKED)
         missing = pc__ib_remedy(ENOMEM) + strlen(": ");
     return missing;
 }

@@ -87,6 +87,9 @@ const char *pc__ib_library(void);
 /* The same, and there is a device that this process may open, and memory that it may lock. The text
  * is valid until this thread asks again. Any thread. */
 const char *pc__ib_load(void);
+/* Bytes that this process may still register, by its limit of locked memory; UINT64_MAX: there is
+ * none. A page counts once for each region that it is in. */
+uint64_t pc__ib_lockable(void);
 /* What would mend a verb's failure: begins with ": ", or empty. Valid as that. */
 const char *pc__ib_remedy(int errnum);
 #endif

@@ -236,7 +236,7 @@ int pc__lane_receive(struct pc_comm *comm, struct pc_lane *lane, struct pc_trans
     if (line->signature != t->signature)
         return mismatch(comm, t, line->signature);
     uint64_t left = t->nbytes - t->done, n = line->nbytes;
-    if (line->place == PC_OFFERED) {
+    if (line->place == PC_OFFERED && !comm->peers[t->peer].remote) {
         struct offer offer;
         memcpy(&offer, line->bytes, sizeof offer);
         return fetch(comm, lane, t, &offer);

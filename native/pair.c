@@ -10,8 +10,8 @@
 
 #define PC_24_BITS 0xffffffu /* of a queue pair's number, and of a packet's */
 
-int pc__rail_qp(struct pc_rail *rail, uint32_t sends, uint32_t receives, struct pc_error *error,
-                struct ibv_qp **qp, struct pc_end *mine)
+int pc__rail_qp(struct pc_rail *rail, struct ibv_pd *pd, uint32_t sends, uint32_t receives,
+                struct pc_error *error, struct ibv_qp **qp, struct pc_end *mine)
 {
     uint32_t psn;
     int rc = pc__rail_look(rail, error);
@@ -19,7 +19,7 @@ int pc__rail_qp(struct pc_rail *rail, uint32_t sends, uint32_t receives, struct 
         return rc;
     if (getrandom(&psn, sizeof psn, 0) != sizeof psn)
         return pc__rail_fail(rail, errno, "getrandom", 0, error);
-    struct ibv_qp *made = pc__rail_pair(rail, sends, receives, rail->max_inline);
+    struct ibv_qp *made = pc__rail_pair(rail, pd, sends, receives, rail->max_inline);
     if (made == NULL)
         return pc__rail_fail(rail, errno, "ibv_create_qp",
                              errno == ENOMEM ? rail->max_pairs : rail->max_sends, error);

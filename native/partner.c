@@ -10,10 +10,11 @@
 
 #define PC_SLOWEST 16 /* a path slower than the best by this gets no piece */
 
-static struct ibv_mr *region(struct pc_wire *w, uint32_t rail, const void *at, size_t nbytes,
-                             int access, struct pc_error *error)
+static struct ibv_mr *region(struct pc_wire *w, const struct pc_partner *partner, uint32_t rail,
+                             const void *at, size_t nbytes, int access, struct pc_error *error)
 {
-    struct ibv_mr *mr = pc__ib.reg_mr(w->rails[rail].pd, (void *)(uintptr_t)at, nbytes, access);
+    struct ibv_mr *mr
+        = pc__ib.reg_mr(partner->domains[rail], (void *)(uintptr_t)at, nbytes, access);
     if (mr == NULL)
         pc__rail_refused(&w->rails[rail], "ibv_reg_mr", nbytes, error);
     else
@@ -40,16 +41,25 @@ static int make_regions(struct pc_wire *w, struct pc_partner *partner, struct pc
     size_t slots = (size_t)PC_EDGE_CHANNELS * l->slots * l->slot_bytes;
     int theirs = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
     for (uint32_t i = 0; i < w->nrails; i++) {
-        partner->lines[i] = region(w, i, pc__slot_lines(arena, l, peer, 0), lines, theirs, error);
-        partner->slots[i]
-            = partner->lines[i] == NULL
-                  ? NULL
-                  : region(w, i, pc__slot_data(arena, l, peer, 0), slots, theirs, error);
-        partner->shadow[i] = partner->slots[i] == NULL
-                                 ? NULL
-                                 : region(w, i, pc__slot_data(shadow, l, me, 0), slots, 0, error);
-        if (partner->shadow[i] == NULL)
+        const struct {
+            struct ibv_mr **mr;
+            const void *at;
+            size_t nbytes;
+            int access;
+        } wanted[] = {
+            {&partner->lines[i], pc__slot_lines(arena, l, peer, 0), lines, theirs},
+            {&partner->slots[i], pc__slot_data(arena, l, peer, 0), slots, theirs},
+            {&partner->shadow[i], pc__slot_data(shadow, l, me, 0), slots, 0},
+        };
+        partner->domains[i] = pc__rail_domain(&w->rails[i], error);
+        if (partner->domains[i] == NULL)
             return error->code;
+        for (uint32_t k = 0; k < 3; k++) {
+            *wanted[k].mr
+                = region(w, partner, i, wanted[k].at, wanted[k].nbytes, wanted[k].access, error);
+            if (*wanted[k].mr == NULL)
+                return error->code;
+        }
     }
     return PC_OK;
 }
@@ -222,6 +232,8 @@ void pc__partner_close(struct pc_wire *w, struct pc_partner *partner)
         drop(w, &partner->lines[i]);
         drop(w, &partner->slots[i]);
         drop(w, &partner->shadow[i]);
+        if (partner->domains[i] != NULL)
+            pc__ib.dealloc_pd(partner->domains[i]);
     }
     for (uint32_t i = 0; i < partner->npaths; i++)
         free(partner->paths[i].records);

@@ -52,7 +52,8 @@ static int make(struct pc_wire *w, struct pc_path *path, struct pc_error *error)
         path->records = malloc(PC_PATH_RECORDS * sizeof *path->records);
     if (path->records == NULL)
         return pc__fail(error, PC_NOMEM, -1, "no memory for a path");
-    int rc = pc__rail_qp(rail, PC_PATH_SENDS, PC_PATH_RECEIVES, error, &path->qp, &path->mine);
+    int rc = pc__rail_qp(rail, path->partner->domains[path->rail], PC_PATH_SENDS, PC_PATH_RECEIVES,
+                         error, &path->qp, &path->mine);
     if (rc != PC_OK) {
         path->qp = NULL;
         return rc;

@@ -151,8 +151,7 @@ int pc__rail_look(struct pc_rail *rail, struct pc_error *error)
         errno = EADDRNOTAVAIL;
         if (rail->any_gid)
             return pc__fail(error, PC_SYSTEM, -1,
-                            "%s port %u has no GID: has its interface an "
-                            "address (ip address)?",
+                            "%s port %u has no GID: has its interface an address (ip address)?",
                             spec->device, spec->port);
         return pc__fail(error, PC_SYSTEM, -1,
                         "%s port %u has no GID number %d (rdma link, "
@@ -195,9 +194,9 @@ static int never_block(const struct pc_rail *rail, int fd, struct pc_error *erro
 
 static int make_queues(struct pc_rail *rail, uint32_t cq_depth, struct pc_error *error)
 {
-    rail->pd = pc__ib.alloc_pd(rail->context);
+    rail->pd = pc__rail_domain(rail, error);
     if (rail->pd == NULL)
-        return pc__rail_fail(rail, errno, "ibv_alloc_pd", 0, error);
+        return PC_SYSTEM;
     rail->channel = pc__ib.create_comp_channel(rail->context);
     if (rail->channel == NULL)
         return pc__rail_fail(rail, errno, "ibv_create_comp_channel", 0, error);
@@ -216,8 +215,16 @@ static int make_queues(struct pc_rail *rail, uint32_t cq_depth, struct pc_error 
     return PC_OK;
 }
 
-struct ibv_qp *pc__rail_pair(const struct pc_rail *rail, uint32_t sends, uint32_t receives,
-                             uint32_t inline_bytes)
+struct ibv_pd *pc__rail_domain(struct pc_rail *rail, struct pc_error *error)
+{
+    struct ibv_pd *pd = pc__ib.alloc_pd(rail->context);
+    if (pd == NULL)
+        pc__rail_fail(rail, errno, "ibv_alloc_pd", 0, error);
+    return pd;
+}
+
+struct ibv_qp *pc__rail_pair(const struct pc_rail *rail, struct ibv_pd *pd, uint32_t sends,
+                             uint32_t receives, uint32_t inline_bytes)
 {
     struct ibv_qp_init_attr attr = {
         .send_cq = rail->cq,
@@ -229,7 +236,7 @@ struct ibv_qp *pc__rail_pair(const struct pc_rail *rail, uint32_t sends, uint32_
                 .max_inline_data = inline_bytes},
         .qp_type = IBV_QPT_RC,
     };
-    return pc__ib.create_qp(rail->pd, &attr);
+    return pc__ib.create_qp(pd, &attr);
 }
 
 /* Devices do not say what they can, they refuse. More than these few cache lines would make every
@@ -239,7 +246,7 @@ static int probe_inline(struct pc_rail *rail, struct pc_error *error)
     static const uint32_t sizes[] = {256, 220, 188, 128, 92, PC_LEAST_INLINE};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         errno = EINVAL;
-        struct ibv_qp *qp = pc__rail_pair(rail, 1, 1, sizes[i]);
+        struct ibv_qp *qp = pc__rail_pair(rail, rail->pd, 1, 1, sizes[i]);
         if (qp != NULL) {
             pc__ib.destroy_qp(qp);
             rail->max_inline = sizes[i];

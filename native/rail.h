@@ -24,8 +24,8 @@ _Static_assert(sizeof(struct pc_end) == 40, "struct pc_end goes over the wire");
 struct pc_rail {
     struct pc_rail_spec spec; /* as chosen: the GID's number is known */
     const struct pc_verbs_options *options;
-    struct ibv_context *context; /* whose async_fd does not block */
-    struct ibv_pd *pd;
+    struct ibv_context *context;      /* whose async_fd does not block */
+    struct ibv_pd *pd;                /* of what no peer is to touch */
     struct ibv_comp_channel *channel; /* whose fd does not block */
     struct ibv_cq *cq;                /* of all sends and receives of this rail */
     union ibv_gid gid;
@@ -53,11 +53,16 @@ void pc__rail_close(struct pc_rail *rail);
 /* Asks the port. */
 bool pc__rail_active(const struct pc_rail *rail);
 
-/* Makes a queue pair in INIT, which a peer may write to and read from, and its end with a random
- * PSN. Asks the port anew: after a failure its LID or its GID may be others, and rail->spec then
- * says so. Only sends that ask for it are signalled. */
-int pc__rail_qp(struct pc_rail *rail, uint32_t sends, uint32_t receives, struct pc_error *error,
-                struct ibv_qp **qp, struct pc_end *mine);
+/* A protection domain of the rail's device, or NULL and the text of why not. A queue pair reaches
+ * only regions of its own domain: one for each peer keeps peers from each other's. The caller gives
+ * it back (dealloc_pd) before the rail is closed. */
+struct ibv_pd *pc__rail_domain(struct pc_rail *rail, struct pc_error *error);
+
+/* Makes a queue pair of `pd` in INIT, which a peer may write to and read from, and its end with a
+ * random PSN. Asks the port anew: after a failure its LID or its GID may be others, and rail->spec
+ * then says so. Only sends that ask for it are signalled. */
+int pc__rail_qp(struct pc_rail *rail, struct ibv_pd *pd, uint32_t sends, uint32_t receives,
+                struct pc_error *error, struct ibv_qp **qp, struct pc_end *mine);
 /* Checks that the two ends fit each other and moves the queue pair to RTR and RTS. RoCE: resolves
  * the peer's address, which takes a second where nobody answers. INVALID: the ends do not fit or
  * `theirs` is nonsense; SYSTEM: the device or the network refused. The pair is to be destroyed
@@ -72,8 +77,8 @@ int pc__rail_refused(const struct pc_rail *rail, const char *call, uint64_t nbyt
 
 /* Between rail.c and pair.c. Takes the port's LID, GID and rates as they are now. */
 int pc__rail_look(struct pc_rail *rail, struct pc_error *error);
-struct ibv_qp *pc__rail_pair(const struct pc_rail *rail, uint32_t sends, uint32_t receives,
-                             uint32_t inline_bytes);
+struct ibv_qp *pc__rail_pair(const struct pc_rail *rail, struct ibv_pd *pd, uint32_t sends,
+                             uint32_t receives, uint32_t inline_bytes);
 /* As refused; `maximum` of what was asked for, as the device has it, or 0. */
 int pc__rail_fail(const struct pc_rail *rail, int errnum, const char *call, uint32_t maximum,
                   struct pc_error *error);

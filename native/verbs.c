@@ -9,11 +9,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
@@ -63,20 +61,6 @@ static int open_rails(struct pc_wire *w)
     return PC_OK;
 }
 
-/* CAP_IPC_LOCK: no limit holds. */
-static bool may_lock_all(void)
-{
-    char line[256];
-    unsigned long long effective = 0;
-    FILE *status = fopen("/proc/self/status", "re");
-    while (status != NULL && fgets(line, sizeof line, status) != NULL)
-        if (sscanf(line, "CapEff: %llx", &effective) == 1)
-            break;
-    if (status != NULL)
-        fclose(status);
-    return effective >> 14 & 1;
-}
-
 /* What all peers together would have locked in memory, against what this process may lock: better
  * to know before anybody has connected. */
 static int check_memlock(struct pc_wire *w)
@@ -85,15 +69,14 @@ static int check_memlock(struct pc_wire *w)
     uint64_t lines = (uint64_t)PC_EDGE_LINES * PC_LINE_BYTES;
     uint64_t slots = (uint64_t)PC_EDGE_CHANNELS * l->slots * l->slot_bytes;
     uint64_t want = w->nrails * (uint64_t)(w->comm->options.size - 1) * (lines + 2 * slots);
-    struct rlimit limit;
-    if (may_lock_all() || getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY
-        || limit.rlim_cur >= want)
+    uint64_t may = pc__ib_lockable();
+    if (want <= may)
         return PC_OK;
     return pc__fail(&w->comm->error, PC_SYSTEM, -1,
-                    "RDMA to %u ranks over %u rails locks %llu KiB in memory, and this process may "
-                    "lock %llu: ulimit -l unlimited",
+                    "RDMA to %u ranks over %u rails locks %llu KiB in memory, of %llu that may be"
+                    "%s",
                     w->comm->options.size - 1, w->nrails, (unsigned long long)want >> 10,
-                    (unsigned long long)limit.rlim_cur >> 10);
+                    (unsigned long long)may >> 10, pc__ib_remedy(ENOMEM));
 }
 
 static int verbs_open(struct pc_comm *comm, int bell, struct pc_wire **out)

@@ -72,7 +72,8 @@ struct pc_partner { /* a remote peer */
     bool greeted; /* its HELLO has come */
     bool ended;   /* it has closed, or died: no more letters */
     struct pc_hello hello;
-    struct ibv_mr *lines[PC_MAX_RAILS]; /* in this rank's arena: what the peer may write */
+    struct ibv_pd *domains[PC_MAX_RAILS]; /* its own: no key of another peer's opens anything */
+    struct ibv_mr *lines[PC_MAX_RAILS];   /* in this rank's arena: what the peer may write */
     struct ibv_mr *slots[PC_MAX_RAILS];
     struct ibv_mr *shadow[PC_MAX_RAILS]; /* of the peer's slots, from which this rank sends */
     struct pc_path *paths;

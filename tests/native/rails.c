@@ -102,7 +102,7 @@ static int deep(const char *device, uint32_t completions, uint32_t sends)
     struct ibv_qp *qp;
     int rc = pc__rail_open(&spec, &options, completions, &error, &rail);
     if (rc == PC_OK) {
-        rc = pc__rail_qp(&rail, sends, DEPTH, &error, &qp, &end);
+        rc = pc__rail_qp(&rail, rail.pd, sends, DEPTH, &error, &qp, &end);
         if (rc == PC_OK)
             pc__ib.destroy_qp(qp);
         pc__rail_close(&rail);
@@ -129,6 +129,7 @@ static int locked(const struct pc_rail_spec *spec, const char *kib)
     }
     struct pc_rail rail;
     open_rail(spec->device, "-1", &rail);
+    uint64_t before = pc__ib_lockable();
     char *memory = mmap(NULL, REGION, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     struct ibv_mr *mr = pc__ib.reg_mr(rail.pd, memory, REGION, IBV_ACCESS_LOCAL_WRITE);
     if (mr == NULL) {
@@ -136,7 +137,8 @@ static int locked(const struct pc_rail_spec *spec, const char *kib)
         pc__rail_refused(&rail, "ibv_reg_mr", REGION, &error);
         printf("%s\n", error.text);
     } else {
-        printf("registered\n");
+        printf("registered, %llu KiB less\n",
+               (unsigned long long)(before - pc__ib_lockable()) >> 10);
         pc__ib.dereg_mr(mr);
     }
     munmap(memory, REGION);
@@ -154,8 +156,8 @@ static int renew(const char *a, const char *b, int times)
     for (int i = 0; i < times; i++) {
         struct pc_end here, there;
         struct ibv_qp *p, *q;
-        if (pc__rail_qp(&one, DEPTH, DEPTH, &error, &p, &here) != PC_OK
-            || pc__rail_qp(&two, DEPTH, DEPTH, &error, &q, &there) != PC_OK
+        if (pc__rail_qp(&one, one.pd, DEPTH, DEPTH, &error, &p, &here) != PC_OK
+            || pc__rail_qp(&two, two.pd, DEPTH, DEPTH, &error, &q, &there) != PC_OK
             || pc__rail_connect(&one, p, &here, &there, &error) != PC_OK
             || pc__rail_connect(&two, q, &there, &here, &error) != PC_OK)
             die("renew", &error);
@@ -183,15 +185,15 @@ static int misfit(const char *a, const char *gid_a, const char *b, const char *g
     struct ibv_qp *p, *q;
     open_rail(a, gid_a, &one);
     open_rail(b, gid_b, &two);
-    if (pc__rail_qp(&one, DEPTH, DEPTH, &error, &p, &here) != PC_OK
-        || pc__rail_qp(&two, DEPTH, DEPTH, &error, &q, &there) != PC_OK)
+    if (pc__rail_qp(&one, one.pd, DEPTH, DEPTH, &error, &p, &here) != PC_OK
+        || pc__rail_qp(&two, two.pd, DEPTH, DEPTH, &error, &q, &there) != PC_OK)
         die("qp", &error);
     int rc = pc__rail_connect(&one, p, &here, &there, &error);
     printf("%s %s\n", pc_code_name(rc), rc == PC_OK ? "" : error.text);
     pc__ib.destroy_qp(p);
     pc__ib.destroy_qp(q);
     there.qpn = 1u << 24;
-    if (pc__rail_qp(&one, DEPTH, DEPTH, &error, &p, &here) != PC_OK)
+    if (pc__rail_qp(&one, one.pd, DEPTH, DEPTH, &error, &p, &here) != PC_OK)
         die("qp", &error);
     rc = pc__rail_connect(&one, p, &here, &there, &error);
     printf("%s %s\n", pc_code_name(rc), rc == PC_OK ? "" : error.text);
@@ -208,7 +210,7 @@ static int nobody(const char *device, const char *where)
     struct pc_end here, there;
     struct ibv_qp *qp;
     open_rail(device, "-1", &rail);
-    if (pc__rail_qp(&rail, DEPTH, DEPTH, &error, &qp, &here) != PC_OK)
+    if (pc__rail_qp(&rail, rail.pd, DEPTH, DEPTH, &error, &qp, &here) != PC_OK)
         die("qp", &error);
     there = here;
     if (inet_pton(AF_INET, where, there.gid + 12) != 1)

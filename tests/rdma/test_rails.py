@@ -100,7 +100,7 @@ def test_too_little_memory_may_be_locked(rack: Rack, drivers: Path, kib: str) ->
 
 
 def test_enough_memory_may_be_locked(rack: Rack, drivers: Path) -> None:
-    assert said(rack, drivers, "locked", "rxe0", "4096") == "registered"
+    assert said(rack, drivers, "locked", "rxe0", "4096") == "registered, 1024 KiB less"
 
 
 def test_a_user_without_permission(rack: Rack, drivers: Path) -> None:
