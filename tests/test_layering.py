@@ -19,13 +19,15 @@ ABOVE = ("bootstrap", "runtime", "arrays", *COMMUNICATOR, "cli", "__init__", "__
 #: the places (prefixes of the path below pycoll/) that `only_in` lists for it.
 LAW = {
     "order": (
-        {"errors", "config", "dtypes"},
+        {"errors", "config", "dtypes", "fabric"},
         {"schedule", "topology"},
         {"algorithms", "passes"},
         {"program"},
         {"verify", "cost"},
         {"bootstrap", "runtime", "arrays"},
         COMMUNICATOR,
+        {"interop"},
+        {"doctor"},
         {"cli", "__init__", "__main__"},
     ),
     "only_in": {
@@ -35,7 +37,7 @@ LAW = {
         "cffi": (),
         "ctypes": ("bootstrap/", "runtime/"),
         "mmap": ("bootstrap/", "runtime/"),
-        "socket": ("bootstrap/", "runtime/"),
+        "socket": ("bootstrap/", "runtime/", "doctor/dcb.py"),
         "multiprocessing": ("bootstrap/",),
         "subprocess": ("bootstrap/", "cli/"),
         "threading": ABOVE,
@@ -46,10 +48,10 @@ LAW = {
         "torch": ("arrays.py", "cli/peers.py"),
         "matplotlib": ("cli/",),
         "cupy": (),
-        "pyverbs": (),
+        "pyverbs": ("interop/pyverbs.py",),
     },
     # imported when first needed, never by `import pycoll`
-    "lazy": ("mpi4py", "torch", "matplotlib"),
+    "lazy": ("mpi4py", "torch", "matplotlib", "pyverbs"),
     # whole string literals
     "strings": {
         r"pycoll\._native": ("runtime/bindings.py",),

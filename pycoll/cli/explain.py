@@ -70,7 +70,7 @@ def _here(options: argparse.Namespace) -> Question:
     )
 
 
-def _slots(size: int) -> dict[str, int]:
+def _slots(size: int) -> dict[str, Any]:
     """Return what a job of so many ranks here would have; the usual where there is no engine."""
     try:
         from pycoll.runtime.join import SLOTS, slot_bytes

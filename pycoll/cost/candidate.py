@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pycoll.algorithms import get, names
 from pycoll.cost.machine import Machine
@@ -13,6 +14,9 @@ from pycoll.cost.tuning import Tuning
 from pycoll.errors import ScheduleError, UsageError
 from pycoll.schedule.collective import COLLECTIVES
 from pycoll.schedule.placement import FLAT
+
+if TYPE_CHECKING:
+    from pycoll.cost.traffic import Load
 
 #: That are simulated of one algorithm, for the first call of a job shall not wait for long.
 MOST_STEPS = 20000
@@ -30,6 +34,7 @@ class Candidate:
     measured: float | None  #: seconds by rows of `pycoll tune`
     operations: int = 0  #: of one rank, the most; fewer is simpler; 0 where it cannot run
     note: str = ""
+    busiest: Load | None = None  #: of the links of a described cluster, where that was asked for
 
     @property
     def seconds(self) -> float | None:
@@ -141,4 +146,10 @@ def _candidate(
         return Candidate(name, None, None, note=str(error))
     except Exception as error:  # of a plug-in, which must not take the others with it
         return Candidate(name, None, None, note=f"{type(error).__name__}: {error}")
-    return Candidate(name, predicted, measured, work.operations_per_rank, note)
+    load = None
+    if full and machine.topology is not None:
+        from pycoll.cost.traffic import busiest
+        from pycoll.cost.work import whole_work_of
+
+        load = busiest(whole_work_of(algorithm, question.size, placement), question.nbytes, machine)
+    return Candidate(name, predicted, measured, work.operations_per_rank, note, load)

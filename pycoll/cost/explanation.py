@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pycoll.algorithms import get
 from pycoll.cost.candidate import Candidate, candidates
@@ -12,6 +13,12 @@ from pycoll.cost.select import Selector, choice_of, choose, winner
 from pycoll.cost.tuning import Tuning
 from pycoll.program.lower import compile_program
 from pycoll.schedule import NotDirect
+from pycoll.topology.text import reach
+
+if TYPE_CHECKING:
+    from pycoll.cost.traffic import Load
+
+UNITS = (("GiB", 30), ("MiB", 20), ("KiB", 10))
 
 
 @dataclass(frozen=True)
@@ -21,18 +28,20 @@ class Explanation:
     question: Question
     choice: Choice
     candidates: tuple[Candidate, ...]  #: the fastest first, those that cannot run last
-    why: str  #: one sentence
+    why: str  #: one sentence, or two
+    where: tuple[str, ...] = ()  #: how ranks of a described cluster reach each other
 
     def __str__(self) -> str:
         q = self.question
         head = f"{q.collective}, {size_text(q.nbytes)}, {q.size} rank{'s' * (q.size != 1)}"
         width = max(len(c.algorithm) for c in self.candidates)
-        lines = [f"{head}: {self.choice.algorithm}", self.why]
+        lines = [f"{head}: {self.choice.algorithm}", self.why, *self.where]
         lines.append(f"  {'algorithm':<{width}} {'measured':>12} {'predicted':>12}")
         for c in self.candidates:
             mark = "*" if c.algorithm == self.choice.algorithm else " "
             row = f"{mark} {c.algorithm:<{width}} {_us(c.measured):>12} {_us(c.predicted):>12}"
-            lines.append(f"{row}  {c.note}".rstrip())
+            note = c.note or (c.busiest and f"busiest is {_load(c.busiest)}") or ""
+            lines.append(f"{row}  {note}".rstrip())
         if self.choice.direct is not None:
             lines.append(f"where all arrays are from empty(): {self.choice.direct}, without copies")
         return "\n".join(lines)
@@ -68,7 +77,7 @@ def explain(
         )
     own = selector(question) if selector is not None else None
     if own is not None or question.wanted is not None or best is None:
-        chosen = choose(question, tuning, selector)
+        chosen = choose(question, tuning, selector, machine)
         if chosen.direct is not None and not _is_direct(chosen.direct, question):
             chosen = chosen._replace(direct=None)
         who = "The selector chose" if own is not None else "The call asks for"
@@ -76,7 +85,10 @@ def explain(
     else:
         chosen = choice_of(question, best)
         why = _why(question, best, ranked)
-    return Explanation(question, chosen, tuple(ranked), why)
+    where: list[str] = []
+    if machine is not None and machine.topology is not None:
+        where = reach(machine.topology, machine.flows)
+    return Explanation(question, chosen, tuple(ranked), why, tuple(where))
 
 
 def _is_direct(name: str, question: Question) -> bool:
@@ -103,8 +115,18 @@ def _why(question: Question, best: Candidate, ranked: list[Candidate]) -> str:
     assert second.seconds is not None
     ratio = second.seconds / best.seconds
     if ratio >= 1.005:
-        return f"{text}, {ratio:.3g} times faster than {second.algorithm}."
+        text = f"{text}, {ratio:.3g} times faster than {second.algorithm}."
+        if best.busiest and second.busiest:
+            loads = f"{_load(best.busiest)}; {second.algorithm}'s {_load(second.busiest)}"
+            text += f" Its busiest link is {loads}."
+        return text
     return f"{text}, simpler than {second.algorithm}, which the model finds no faster for certain."
+
+
+def _load(load: Load) -> str:
+    unit, shift = next((u for u in UNITS if load.nbytes >= 1 << u[1]), ("B", 0))
+    size = f"{load.nbytes / (1 << shift):.4g} {unit}"
+    return f"{load.link.a} to {load.link.b}: {size} in {_us(load.seconds)}"
 
 
 def _us(seconds: float | None) -> str:
@@ -113,7 +135,7 @@ def _us(seconds: float | None) -> str:
 
 def size_text(nbytes: int) -> str:
     """Return a size in the largest unit that divides it."""
-    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+    for unit, shift in UNITS:
         if nbytes >= 1 << shift and not nbytes % (1 << shift):
             return f"{nbytes >> shift} {unit}"
     return f"{nbytes} B"

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 
 class Rates(NamedTuple):
-    """Seconds of everything that a call does, but for `network_bandwidth`.
+    """Seconds of everything that a call does, but for the bandwidths.
 
     The defaults are fitted to all-reduces of 2, 4 and 8 ranks on a 2-core AMD EPYC (Zen 5) virtual
-    machine; `pycoll tune` fits them to the machine at hand.
+    machine, those of RDMA are published figures; `pycoll tune` fits all that its job depends on to
+    the machine at hand.
     """
 
     entry: float = 100e-9  #: a call begins and ends
@@ -39,6 +40,13 @@ class Rates(NamedTuple):
     #: what a byte costs more at an interface for each rank, beyond log2(size), that sends to one
     #: rank: their bursts meet, queues overflow, and streams slow down
     incast: float = 0.5
+    #: both ends' work for each message by RDMA, without system calls and copies: to post a work
+    #: request takes about 175 ns, to poll its completion 62 (LLP_post and LLP_prog with ConnectX-4
+    #: in Zambre et al., Breaking Band, ICPP 2019). A message that is cut counts as one
+    rdma_message: float = 240e-9
+    #: by one switch, besides that work: 1.21 us were measured in all (see topology.clusters.NDR)
+    rdma_latency: float = 1.0e-6
+    rdma_bandwidth: float = 12.5e9  #: as network_bandwidth: one port of 100 Gb/s
 
     @classmethod
     def of(cls, fields: Mapping[str, float]) -> Rates:
@@ -48,10 +56,14 @@ class Rates(NamedTuple):
 
 DEFAULT = Rates()
 
+#: Kinds of links that, without RDMA, sockets cross; others are as memory.
+NETWORKS = frozenset(("ethernet", "infiniband"))
 #: From here on, on one core, the slots of a rank's edges evict each other.
 CACHE_BYTES = 1 << 20
 #: From here on messages come from memory.
 MEMORY_BYTES = 8 << 20
+#: From here on the transport cuts a message over all the RDMA routes of its two ranks.
+STRIPE_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -65,22 +77,37 @@ class Machine:
     slots: int = 4
     slot_bytes: int = 256 << 10
     topology: Topology | None = None  #: what is between hosts, where that was described
+    rdma: bool = False  #: hosts reach each other by RDMA; a topology says so of each two ranks
+    flows: int = 1  #: queue pairs of two ranks for each of their pairs of rails, in a topology
 
     @classmethod
     def of(cls, question: Question, rates: Rates | None = None) -> Machine:
-        """Return the machine that a question is about."""
+        """Return the machine that a question is about.
+
+        All rails of a host are one wire here, and there is nothing between hosts but these wires.
+        """
+        if rates is None:
+            wire = question.wire or DEFAULT.rdma_bandwidth
+            rates = DEFAULT._replace(rdma_bandwidth=wire) if question.rdma else DEFAULT
         return cls(
             question.size,
             question.cores,
             hosts_of(question),
-            rates or DEFAULT,
+            rates,
             question.slots,
             question.slot_bytes,
+            rdma=question.rdma,
         )
 
     @classmethod
-    def described(cls, topology: Topology, rates: Rates | None = None) -> Machine:
-        """Return the machine that a topology describes, with its ranks."""
+    def described(cls, topology: Topology, rates: Rates | None = None, flows: int = 1) -> Machine:
+        """Return the machine that a topology describes, with its ranks.
+
+        Args:
+            topology: Nodes, links and ranks.
+            rates: What things cost a rank; latencies and bandwidths are the topology's.
+            flows: Queue pairs of two ranks for each of their pairs of rails.
+        """
         nodes = [place.node for place in topology.ranks]
         number = {name: i for i, name in enumerate(dict.fromkeys(nodes))}
         cores = [
@@ -94,7 +121,23 @@ class Machine:
             tuple(number[name] for name in nodes) if len(number) > 1 else (),
             rates or DEFAULT,
             topology=topology,
+            flows=flows,
         )
+
+    def toll(self, source: int, destination: int) -> tuple[float, float]:
+        """Return the seconds that both ends work for a message, and for each of its bytes."""
+        rates, hosts, topology = self.rates, self.hosts, self.topology
+        if not hosts or hosts[source] == hosts[destination]:
+            return rates.message, 0.0
+        rdma = self.rdma
+        if topology is not None:
+            route = topology.routes(source, destination, self.flows)[0]
+            rdma = route.rdma
+            if not rdma and NETWORKS.isdisjoint(link.kind for link in route.links):
+                return rates.message, 0.0
+        if rdma:
+            return rates.rdma_message, 0.0
+        return rates.network_message, rates.network_copy
 
     @property
     def crew(self) -> int:

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
-from pycoll.cost.machine import CACHE_BYTES, MEMORY_BYTES, Machine
-from pycoll.cost.simulate import Scene, Stalled, Way, simulate
+from pycoll.cost.machine import CACHE_BYTES, MEMORY_BYTES, STRIPE_BYTES, Machine
+from pycoll.cost.simulate import Lane, Scene, Stalled, Way, simulate
 from pycoll.cost.work import Operation, Work, sample, whole_work_of, work_of
 from pycoll.program.isa import CHUNK_UNIT, MAX_SOURCES
 from pycoll.schedule import Algorithm, Kind, Schedule
@@ -19,6 +19,10 @@ INLINE_BYTES = 40
 LINES = 32
 #: Tiles that are simulated. What follows costs the same again and again.
 TILES = 6
+#: In a described cluster, for which no call waits, more are, until a further one costs the same but
+#: for this share: it takes as many to fill a deep tree as it has levels.
+MOST_TILES = 48
+SETTLED = 0.05
 #: So many edges have been seen to cost more and more; further ones find the cache lost already.
 SPREAD_EDGES = 7
 
@@ -57,7 +61,7 @@ def least(
 ) -> float:
     """Return seconds that a call takes at least: the own work of the busiest of a few ranks."""
     _, sides = sample(algorithm, machine.size, placement, machine.hosts)
-    hosts, rates = machine.hosts or (0,) * machine.size, machine.rates
+    rates = machine.rates
     scale = min(1.0, rates.memory)
     copy, fold, most = rates.copy * scale * _beside(machine), rates.fold * scale, 0.0
     for rank, side in sides.items():
@@ -68,11 +72,8 @@ def least(
             # A send costs no more than its message where it joins what makes its value.
             seconds += 0.0 if sends else n * copy
             for peer in step.peers if sends else step.senders(rank):
-                seconds += n * fold if folds else 0.0
-                if hosts[peer] == hosts[rank]:
-                    seconds += rates.message
-                else:
-                    seconds += rates.network_message + n * rates.network_copy
+                each, of_byte = machine.toll(rank, peer) if sends else machine.toll(peer, rank)
+                seconds += (n * fold if folds else 0.0) + each + n * of_byte
         most = max(most, seconds)
     return most
 
@@ -107,29 +108,44 @@ def _seconds(
     blocks: tuple[int, ...] | None,
     limit: float = math.inf,
 ) -> float:
-    lengths = _lengths(work.nchunks, nbytes, blocks)
+    lengths = lengths_of(work.nchunks, nbytes, blocks)
     longest = max(lengths, default=0.0)
     tile = max(CHUNK_UNIT, machine.slot_bytes // work.widest // CHUNK_UNIT * CHUNK_UNIT)
     tiles = max(1, math.ceil(longest / tile))
     entry = machine.rates.entry
     if tiles <= TILES:
-        return entry + _run(work, nbytes, machine, lengths, tiles, 1 / tiles, limit)
-    some, share = TILES // 2, tile / longest
-    first = _run(work, nbytes, machine, lengths, some, share, limit)
-    second = _run(work, nbytes, machine, lengths, TILES, share, limit)
+        return entry + simulate(_scene(work, nbytes, machine, lengths, tiles, 1 / tiles, limit))
+    share = tile / longest
+
+    def run(n: int) -> Scene:
+        return _scene(work, nbytes, machine, lengths, n, share, limit)
+
+    some, many = TILES // 2, TILES
+    first, second = simulate(run(some)), simulate(run(many))
+    further = (second - first) / (many - some)
+    while machine.topology is not None and 2 * many <= min(tiles, MOST_TILES):
+        if second >= 2 * first * (1 - SETTLED):  # tiles do not overlap
+            break
+        some, many, first, second = many, 2 * many, second, simulate(run(2 * many))
+        before, further = further, (second - first) / (many - some)
+        if abs(further - before) <= SETTLED * further:
+            break
     if math.inf in (first, second):
         return math.inf
-    return entry + first + (longest / tile - some) * (second - first) / (TILES - some)
+    # The first tiles may find links idle for which all further ones queue.
+    further = max(further, run(1).busiest())
+    return entry + first + (longest / tile - some) * further
 
 
-def _lengths(nchunks: int, nbytes: int, blocks: tuple[int, ...] | None) -> list[float]:
+def lengths_of(nchunks: int, nbytes: int, blocks: tuple[int, ...] | None = None) -> list[float]:
+    """Return the bytes of every chunk."""
     if blocks is None:
         return [nbytes / nchunks] * nchunks
     parts = max(1, nchunks // len(blocks))
     return [block / parts for block in blocks for _ in range(parts)]
 
 
-def _run(
+def _scene(
     work: Work,
     nbytes: int,
     machine: Machine,
@@ -137,18 +153,18 @@ def _run(
     tiles: int,
     share: float,
     limit: float,
-) -> float:
-    """Simulate ``tiles`` tiles, each the ``share`` of every chunk."""
+) -> Scene:
+    """Return ``tiles`` tiles, each the ``share`` of every chunk."""
     # A rank that stands for all ranks of its host stands for their turns on its core, too.
     alone = work.ranks == 1 and machine.turns > 1
     pace = machine.turns if alone else 1.0
     price = _Price(work, nbytes, machine, pace)
-    sizes = [_nbytes(o, lengths) * share for o in work.operations]
+    sizes = [moved(o, lengths) * share for o in work.operations]
     hosts = machine.hosts or (0,) * machine.size
-    network = [_by_system_calls(machine, hosts, work.sender(e), e[0]) for e in work.edges]
-    scene = Scene(
+    tolls = [machine.toll(work.sender(e), e[0]) for e in work.edges]
+    return Scene(
         work,
-        [price.of(o, n, network) for o, n in zip(work.operations, sizes, strict=True)],
+        [price.of(o, n, tolls) for o, n in zip(work.operations, sizes, strict=True)],
         sizes,
         _ways(work, machine, hosts, machine.rates.switch * pace if alone else 0.0),
         LINES if nbytes <= INLINE_BYTES else machine.slots,
@@ -156,12 +172,13 @@ def _run(
         hosts[: work.ranks],
         work.ranks if alone else max(1, machine.cores),
         machine.rates.switch,
+        STRIPE_BYTES,
         limit,
     )
-    return simulate(scene)
 
 
-def _nbytes(operation: Operation, lengths: Sequence[float]) -> float:
+def moved(operation: Operation, lengths: Sequence[float]) -> float:
+    """Return the bytes that an operation sends to each of its destinations."""
     first, n = operation.chunks.chunk, operation.chunks.nchunks
     if first < 0:  # scratch: which chunks lie there only the sender knows
         return sum(lengths) / len(lengths) * n
@@ -179,7 +196,6 @@ class _Price:
 
     def __init__(self, work: Work, nbytes: int, machine: Machine, pace: float) -> None:
         rates, turns = machine.rates, machine.turns
-        self._rates = rates
         self._pace = pace
         edges = max(work.peers(rank) for rank in range(work.ranks)) if work.ranks else 0
         others = min(max(0, edges - 1), SPREAD_EDGES)
@@ -192,9 +208,8 @@ class _Price:
         self._store = rates.store * scale
         self._fused = rates.fused if from_memory else 0.0
 
-    def of(self, o: Operation, nbytes: float, network: Sequence[bool]) -> float:
-        """Return the seconds of an operation on so many bytes."""
-        rates = self._rates
+    def of(self, o: Operation, nbytes: float, tolls: Sequence[tuple[float, float]]) -> float:
+        """Return the seconds of an operation on so many bytes; every edge has its toll."""
         partial = -(-(o.operands - 1) // (MAX_SOURCES - 1)) - 1  # folds that are folded on
         seconds = nbytes * (
             self._copy
@@ -203,18 +218,9 @@ class _Price:
             + (self._fused if o.operands > 1 and o.destinations else 0.0)
         )
         for e in (*o.sources, *o.destinations):
-            if network[e]:
-                seconds += rates.network_message + nbytes * rates.network_copy
-            else:
-                seconds += rates.message
+            message, of_byte = tolls[e]
+            seconds += message + nbytes * of_byte
         return seconds * self._pace
-
-
-def _by_system_calls(machine: Machine, hosts: Sequence[int], frm: int, to: int) -> bool:
-    """Tell whether both ends of a message pay for sockets."""
-    if machine.topology is None:
-        return hosts[frm] != hosts[to]
-    return any(link.kind == "ethernet" for link in machine.topology.path(frm, to))
 
 
 def _ways(work: Work, machine: Machine, hosts: Sequence[int], wake: float) -> list[Way]:
@@ -222,6 +228,12 @@ def _ways(work: Work, machine: Machine, hosts: Sequence[int], wake: float) -> li
         return _described(work, machine)
     rates = machine.rates
     near = Way(max(rates.latency, wake))
+    latency, bandwidth, incast = (
+        # Flow control between switches and adapters keeps their queues from overflowing.
+        (rates.rdma_latency, rates.rdma_bandwidth, 0.0)
+        if machine.rdma
+        else (rates.network_latency, rates.network_bandwidth, rates.incast)
+    )
     ways = []
     senders = Counter(e[0] for e in work.edges if hosts[e[0]] != hosts[work.sender(e)])
     turns = (machine.size - 1).bit_length()  # senders that come one after the other, if so many
@@ -234,10 +246,9 @@ def _ways(work: Work, machine: Machine, hosts: Sequence[int], wake: float) -> li
             continue
         # The sender may be one that is not simulated: its host is like the one that is.
         out = frm if frm in seats else to
-        at_once = max(0, senders[edge[0]] - turns)
-        into = rates.network_bandwidth / (1 + rates.incast * at_once)
-        links = ((2 * out, rates.network_bandwidth), (2 * to + 1, into))
-        ways.append(Way(max(rates.network_latency, wake), links))
+        into = bandwidth / (1 + incast * max(0, senders[edge[0]] - turns))
+        lane = Lane(max(latency, wake), ((2 * out, bandwidth), (2 * to + 1, into)))
+        ways.append(Way(lane.latency, (lane,)))
     return ways
 
 
@@ -247,7 +258,9 @@ def _described(work: Work, machine: Machine) -> list[Way]:
     numbers: dict[object, int] = {}
     ways = []
     for edge in work.edges:
-        path = topology.path(work.sender(edge), edge[0])
-        links = tuple((numbers.setdefault(link, len(numbers)), link.bandwidth) for link in path)
-        ways.append(Way(rates.latency + sum(link.latency for link in path), links))
+        lanes = []
+        for route in topology.routes(work.sender(edge), edge[0], machine.flows):
+            links = [(numbers.setdefault(x, len(numbers)), x.bandwidth) for x in route.links]
+            lanes.append(Lane(rates.latency + route.latency, tuple(links), route.share))
+        ways.append(Way(min(lane.latency for lane in lanes), tuple(lanes)))
     return ways

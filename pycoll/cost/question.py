@@ -21,6 +21,9 @@ class Question(NamedTuple):
     dtype: str = "float32"  #: for selectors; the model folds all types at the speed of memory
     slots: int = 4  #: of an edge
     slot_bytes: int = 256 << 10
+    rdma: bool = False  #: ranks of different hosts reach each other by RDMA; else by TCP
+    #: bytes per second each way of a host's RDMA rails together, the least of all hosts; 0: unknown
+    wire: float = 0.0
 
 
 class Choice(NamedTuple):

@@ -33,7 +33,10 @@ Selector = Callable[[Question], Choice | None]
 
 
 def choose(
-    question: Question, tuning: Tuning | None = None, selector: Selector | None = None
+    question: Question,
+    tuning: Tuning | None = None,
+    selector: Selector | None = None,
+    machine: Machine | None = None,
 ) -> Choice:
     """Choose how to run a call; all ranks must ask with the same arguments.
 
@@ -41,6 +44,8 @@ def choose(
         question: The call.
         tuning: What rank 0 has measured on this machine; None: the model decides alone.
         selector: Is asked first.
+        machine: Where the call would run, such as one that a topology describes, if that is not
+            the job's own machine.
 
     Raises:
         UsageError: There is no such collective, no algorithm for so many ranks, or the selector
@@ -51,7 +56,7 @@ def choose(
     if question.wanted is not None:
         direct = question.wanted if _wide(question) else None
         return Choice(question.wanted, TILE_BYTES, _stream(question), direct, "asked for")
-    best = winner(candidates(question, tuning))
+    best = winner(candidates(question, tuning, machine=machine))
     if best is None:
         raise UsageError(f"{question.collective}: no algorithm serves {question.size} ranks")
     return choice_of(question, best)

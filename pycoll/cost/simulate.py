@@ -4,6 +4,11 @@ Each rank is one thread that does one operation at a time, in the order of its c
 operation begins when all its messages and slots are there. A message leaves when the operation
 ends, waits at each link on its way for those before it, and is seen after their latency. Ranks
 that outnumber their host's cores take turns: one keeps its core until it has nothing to do.
+
+Where two ranks have several lanes, a message takes the one by which it arrives first; a long one is
+cut over all of them, and is seen when its last piece has arrived. What is simplified: a link serves
+one message after the other, whole, not packets in turn, and one that waits for a later link does
+not hold up those before it.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
+from typing import NamedTuple
 
 from pycoll.cost.work import Work
 
@@ -22,12 +28,20 @@ class Stalled(Exception):
     """Ranks wait for each other: the ranks that were simulated do not stand for all."""
 
 
-@dataclass(slots=True)
-class Way:
-    """What one edge's messages cross."""
+class Lane(NamedTuple):
+    """What a message crosses, whole or a piece of it."""
 
     latency: float
-    links: tuple[tuple[int, float], ...] = ()  #: number and bandwidth of what it shares
+    links: tuple[tuple[int, float], ...]  #: number and bandwidth of what it shares
+    share: float = 1.0  #: of a message that is cut
+
+
+@dataclass(slots=True)
+class Way:
+    """What one edge's messages may cross; nothing that is shared where there are no lanes."""
+
+    latency: float  #: of the shortest lane
+    lanes: tuple[Lane, ...] = ()
 
 
 @dataclass(slots=True)
@@ -43,7 +57,19 @@ class Scene:
     hosts: Sequence[int]  #: of the ranks that are simulated
     cores: int  #: of each host
     switch: float  #: seconds of a core that changes to another rank
+    stripe: float = math.inf  #: bytes of a message from which on it is cut over all its lanes
     limit: float = math.inf  #: seconds behind which nobody asks for the end
+
+    def busiest(self) -> float:
+        """Return the seconds of one tile that the busiest link needs."""
+        loads: dict[int, float] = {}
+        for operation, nbytes in zip(self.work.operations, self.nbytes, strict=True):
+            for edge in operation.destinations:
+                for lane in self.ways[edge].lanes:
+                    for link, bandwidth in lane.links:
+                        part = lane.share * nbytes / bandwidth
+                        loads[link] = loads.get(link, 0.0) + part
+        return max(loads.values(), default=0.0)
 
 
 def simulate(scene: Scene) -> float:
@@ -62,9 +88,20 @@ class _Stream:
 
 @dataclass(slots=True)
 class _Message:
-    """One that crosses links."""
+    """One that is on its way."""
 
     edge: int
+    number: int  #: of those of its edge
+    pieces: int  #: that have not arrived
+    at: float = 0.0  #: when the last of the others has
+
+
+@dataclass(slots=True)
+class _Piece:
+    """What crosses links."""
+
+    message: _Message
+    lane: Lane
     nbytes: float
     crossed: int = 0  #: links
     end: float = 0.0  #: when its last byte has left the last of them
@@ -87,7 +124,7 @@ class _Run:
         self.to = [edge[0] for edge in work.edges]
         self.frm = [work.sender(edge) % work.ranks for edge in work.edges]
         self.free: dict[int, float] = {}  # link -> when it is
-        self.messages: list[_Message] = []  # that cross links
+        self.pieces: list[_Piece] = []
         self.done = [0] * len(work.operations)  # tiles
         self.ended = [0.0] * len(work.operations)
         self.streams = [[_Stream(ops) for ops in channels] for channels in work.streams]
@@ -112,7 +149,7 @@ class _Run:
             if now > limit:
                 return math.inf
             if rank < 0:
-                self._cross(self.messages[~rank], ~rank, now)
+                self._cross(self.pieces[~rank], ~rank, now)
                 continue
             if now < self.busy[rank] or self.queued[rank]:
                 continue  # woken while it works: it looks again when it is done
@@ -147,10 +184,11 @@ class _Run:
         self.lacks = KNOWN
         for e in operation.sources:
             n = self.received[e]
-            if n >= len(self.arrivals[e]):
+            arrives = self.arrivals[e][n] if n < len(self.arrivals[e]) else math.inf
+            if arrives == math.inf:
                 self.lacks = e
                 return math.inf
-            at = max(at, self.arrivals[e][n])
+            at = max(at, arrives)
         for e in operation.destinations:
             n = self.sent[e] - self.scene.depth
             if n >= 0:
@@ -175,12 +213,8 @@ class _Run:
             if self.waiting[self.frm[e]] in (~e, ANY):
                 heappush(self.events, (at, next(self.order), self.frm[e]))
         for e in operation.destinations:
+            self._send(e, scene.nbytes[number], end)
             self.sent[e] += 1
-            if scene.ways[e].links:
-                heappush(self.events, (end, next(self.order), ~len(self.messages)))
-                self.messages.append(_Message(e, scene.nbytes[number]))
-            else:
-                self._deliver(e, end + scene.ways[e].latency)
         self.done[number] += 1
         self.ended[number] = end
         stream.at += 1
@@ -191,21 +225,51 @@ class _Run:
                 self.streams[rank].remove(stream)
         heappush(self.events, (end, next(self.order), rank))
 
-    def _cross(self, message: _Message, number: int, now: float) -> None:
-        """Let a message take the next link on its way; links begin before the one before ends."""
-        way = self.scene.ways[message.edge]
-        link, bandwidth = way.links[message.crossed]
-        start = max(now, self.free.get(link, 0.0))
-        self.free[link] = start + message.nbytes / bandwidth
-        message.end = max(message.end, self.free[link])
-        message.crossed += 1
-        if message.crossed < len(way.links):
-            heappush(self.events, (start, next(self.order), ~number))
+    def _send(self, edge: int, nbytes: float, now: float) -> None:
+        way, number = self.scene.ways[edge], self.sent[edge]
+        self.arrivals[edge].append(math.inf)
+        if not way.lanes:
+            self._arrive(edge, number, now + way.latency)
+            return
+        lanes = way.lanes
+        if len(lanes) == 1 or nbytes < self.scene.stripe:
+            message = _Message(edge, number, 1)
+            pieces = [(lanes[0] if len(lanes) == 1 else self._soonest(lanes, nbytes, now), nbytes)]
         else:
-            self._deliver(message.edge, message.end + way.latency)
+            message = _Message(edge, number, len(lanes))
+            pieces = [(lane, lane.share * nbytes) for lane in lanes]
+        for lane, part in pieces:
+            heappush(self.events, (now, next(self.order), ~len(self.pieces)))
+            self.pieces.append(_Piece(message, lane, part))
 
-    def _deliver(self, edge: int, at: float) -> None:
-        self.arrivals[edge].append(at)
+    def _soonest(self, lanes: Sequence[Lane], nbytes: float, now: float) -> Lane:
+        """Return the lane by which a message arrives first, as far as that is known now."""
+
+        def arrives(lane: Lane) -> float:
+            narrow = min(bandwidth for _, bandwidth in lane.links)
+            free = max(self.free.get(link, now) for link, _ in lane.links)
+            return max(now, free) + nbytes / narrow + lane.latency
+
+        return min(lanes, key=arrives)
+
+    def _cross(self, piece: _Piece, number: int, now: float) -> None:
+        """Let a piece take the next link on its way; links begin before the one before ends."""
+        lane, message = piece.lane, piece.message
+        link, bandwidth = lane.links[piece.crossed]
+        start = max(now, self.free.get(link, 0.0))
+        self.free[link] = start + piece.nbytes / bandwidth
+        piece.end = max(piece.end, self.free[link])
+        piece.crossed += 1
+        if piece.crossed < len(lane.links):
+            heappush(self.events, (start, next(self.order), ~number))
+            return
+        message.at = max(message.at, piece.end + lane.latency)
+        message.pieces -= 1
+        if not message.pieces:
+            self._arrive(message.edge, message.number, message.at)
+
+    def _arrive(self, edge: int, number: int, at: float) -> None:
+        self.arrivals[edge][number] = at
         if self.waiting[self.to[edge]] in (edge, ANY):
             heappush(self.events, (at, next(self.order), self.to[edge]))
 

@@ -34,6 +34,7 @@ def key(version: str, question: Question, cpu: str | None = None) -> str:
             question.remote,
             question.slots,
             question.slot_bytes,
+            *((question.wire,) if question.rdma else ()),  # another network is another machine
         )
     )
     return f"{question.size}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"

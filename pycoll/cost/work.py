@@ -134,6 +134,7 @@ def sample(
     return period, {r: _trace(algorithm, size, r, placement) for r in _samples(size, period)}
 
 
+@lru_cache(maxsize=8)
 def whole_work_of(subject: Algorithm | Schedule, size: int, placement: Placement) -> Work:
     """Return the work of all ranks, each by itself."""
     if isinstance(subject, Schedule):

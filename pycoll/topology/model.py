@@ -20,6 +20,7 @@ class Link:
     latency: float  #: seconds for the first byte
     bandwidth: float  #: bytes per second, each way
     kind: str  #: "memory", "bridge" (between sockets), "pcie", "ethernet", "infiniband", ...
+    weight: float | None = None  #: of the flows that a switch spreads over equal ways; None: 1
 
     def __post_init__(self) -> None:
         if not self.latency >= 0 or not self.bandwidth > 0:
@@ -27,6 +28,8 @@ class Link:
                 f"link {self.a} to {self.b}: latency {self.latency} s and bandwidth "
                 f"{self.bandwidth} B/s, want at least 0 and more than 0"
             )
+        if self.weight is not None and not self.weight > 0:
+            raise UsageError(f"link {self.a} to {self.b}: weight {self.weight}, want more than 0")
 
     def reverse(self) -> Link:
         """Return the other direction."""
@@ -90,10 +93,18 @@ class Nic:
     pci: str | None = None
     rdma: str | None = None  #: name of its RDMA device
 
+    @property
+    def is_rail(self) -> bool:
+        """Whether RDMA can go by it: it has an RDMA device, or is InfiniBand, and is not down."""
+        return (self.rdma is not None or self.kind == "infiniband") and self.up is not False
+
 
 @dataclass(frozen=True)
 class Switch:
-    """Joins links between nodes; forwards without limit of its own."""
+    """Joins links between nodes; forwards without limit of its own.
+
+    One that joins nodes is a leaf, one that joins only switches is above them, a spine.
+    """
 
     name: str
 
@@ -127,6 +138,7 @@ class Place:
 
     node: str
     at: str  #: name of a socket, or of a device
+    rails: tuple[str, ...] = ()  #: names of the NICs that it uses; empty: those near to it
 
 
 def within(node: str, part: str) -> str:

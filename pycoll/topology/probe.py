@@ -75,15 +75,21 @@ def _nics(sysfs: Sysfs, pci: dict[str, Pci]) -> tuple[Nic, ...]:
             continue  # loopback and the kernel's spare interfaces
         megabits = sysfs.number(f"{NET}/{name}/speed")
         address = address_of(sysfs.target(f"{NET}/{name}/device"))
+        device = rdma.pop(name, None)
+        up = {"up": True, "down": False}.get(state or "")
+        if device is not None and kind == "infiniband":
+            # RDMA needs no IP interface there, so that may be down.
+            active = _active(sysfs, device)
+            up = up if active is None else active
         nics.append(
             Nic(
                 name,
                 kind,
                 megabits * 1e6 / 8 if megabits and megabits > 0 else None,
-                {"up": True, "down": False}.get(state or ""),
+                up,
                 pci[address].socket if address in pci else None,
                 address if address in pci else None,
-                rdma.pop(name, None),
+                device,
             )
         )
     alone = [
@@ -106,17 +112,22 @@ def _rdma_only(sysfs: Sysfs, device: str, pci: dict[str, Pci]) -> Nic:
     port = f"{RDMA}/{device}/ports/1"
     gigabits = sysfs.number(f"{port}/rate")
     layer = sysfs.text(f"{port}/link_layer")
-    state = sysfs.text(f"{port}/state")
     address = address_of(sysfs.target(f"{RDMA}/{device}/device"))
     return Nic(
         device,
         "ethernet" if layer == "Ethernet" else "infiniband",
         gigabits * 1e9 / 8 if gigabits and gigabits > 0 else None,
-        None if state is None else "ACTIVE" in state,
+        _active(sysfs, device),
         pci[address].socket if address in pci else None,
         address if address in pci else None,
         device,
     )
+
+
+def _active(sysfs: Sysfs, device: str) -> bool | None:
+    """Return whether the first port of an RDMA device carries data."""
+    state = sysfs.text(f"{RDMA}/{device}/ports/1/state")
+    return None if state is None else "ACTIVE" in state
 
 
 def _devices(pci: dict[str, Pci]) -> tuple[Device, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
+from pycoll.errors import UsageError
 from pycoll.topology.model import Device, Link, Nic, Node, Pci, Socket
 from pycoll.topology.topology import Topology
 
@@ -11,6 +13,29 @@ from pycoll.topology.topology import Topology
 def tree(topology: Topology) -> str:
     """Return one line for each part, indented by what holds it; no final newline."""
     return "\n".join(_lines(topology))
+
+
+def reach(topology: Topology, flows: int = 1) -> list[str]:
+    """Return how rank 0 reaches the ranks of other nodes: a line for those that are as far."""
+    found: Counter[str] = Counter()
+    for rank in range(1, topology.size):
+        if topology.ranks[rank].node != topology.ranks[0].node:
+            found[_way(topology, rank, flows)] += 1
+    return [f"rank 0 to {_count(n, 'rank')}: {how}" for how, n in found.items()]
+
+
+def _way(t: Topology, rank: int, flows: int) -> str:
+    try:
+        routes, hops = t.routes(0, rank, flows), t.hops(0, rank)
+    except UsageError:
+        return "no link leads there"
+    how = f"RDMA by {_count(len(routes), 'route')}" if routes[0].rdma else "no RDMA"
+    speed = f"{t.bandwidth(0, rank, flows) / 1e9:.4g} GB/s"
+    return f"{_count(hops, 'hop')}, {how}, {speed}, {t.latency(0, rank) * 1e6:.3g} us"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def _lines(t: Topology) -> Iterator[str]:
@@ -26,9 +51,10 @@ def _lines(t: Topology) -> Iterator[str]:
             if link.kind != "pcie" and link.a != link.b:
                 yield f"  {link.a} to {link.b}: {_link(link)}"
     for switch in t.switches:
-        yield f"switch {switch.name}"
+        yield f"switch {switch.name}{_leaf(t, switch.name)}"
     for link in t.links:
         yield f"link {link.a} to {link.b}: {_link(link)}"
+    yield from reach(t)
 
 
 def _below(t: Topology, node: Node, socket: str | None) -> Iterator[str]:
@@ -37,7 +63,7 @@ def _below(t: Topology, node: Node, socket: str | None) -> Iterator[str]:
     for part in node.attached:
         if part.socket == socket:
             indent = "    " if socket else "  "
-            text = _nic(part) if isinstance(part, Nic) else _device(part)
+            text = _nic(part) + _rail(t, node, part) if isinstance(part, Nic) else _device(part)
             bus = functions.get(part.pci or "")
             ranks = _ranks(t, node.name, part.name)
             yield f"{indent}{text}{_bus(bus) if bus else ''}{ranks}"
@@ -56,6 +82,22 @@ def _nic(nic: Nic) -> str:
     return f"{nic.name}: {nic.kind}, {speed}, {state}{rdma}"
 
 
+def _rail(t: Topology, node: Node, nic: Nic) -> str:
+    """Return the number of a rail that leads to a switch."""
+    leaf = t.leaf(node.name, nic.name)
+    return f", rail {t.rails(node.name).index(nic)} to {leaf}" if nic.is_rail and leaf else ""
+
+
+def _leaf(t: Topology, switch: str) -> str:
+    """Return what a leaf joins, and how much wider its links down are than those up."""
+    down, up = t.wiring.down(switch), t.wiring.up(switch)
+    if not down:
+        return ""
+    wide, narrow = (sum(link.bandwidth for link in links) for links in (down, up))
+    text = f": leaf of {_count(len(down), 'port')}, {wide / 1e9:.4g} GB/s"
+    return text + (f", and {narrow / 1e9:.4g} GB/s up ({wide / narrow:.3g} to 1)" if up else "")
+
+
 def _device(device: Device) -> str:
     return f"{device.name}: {_known(device.vendor)} {device.model or ''}".rstrip()
 
@@ -70,7 +112,8 @@ def _bus(f: Pci) -> str:
 
 
 def _link(link: Link) -> str:
-    return f"{link.kind}, {link.latency * 1e6:g} us, {link.bandwidth / 1e9:g} GB/s"
+    weight = "" if link.weight is None else f", weight {link.weight:g}"
+    return f"{link.kind}, {link.latency * 1e6:g} us, {link.bandwidth / 1e9:g} GB/s{weight}"
 
 
 def _known(value: object) -> str:

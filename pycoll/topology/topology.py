@@ -7,10 +7,22 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from pycoll.errors import UsageError
 from pycoll.schedule import Level, Placement
-from pycoll.topology.model import Link, Node, Place, Switch, within
+from pycoll.topology.model import Link, Nic, Node, Place, Switch, within
+from pycoll.topology.routing import Route, Wiring, shared, together
+
+#: Of levels that split the ranks alike only the first is told.
+TOLD = ("node", "rack", "leaf", "socket")
+
+
+class Exit(NamedTuple):
+    """A rail that a rank uses."""
+
+    nic: Nic
+    links: tuple[Link, ...]  #: from the rank's seat to it
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,12 @@ class Topology:
                     f"rank {rank} is at {place.at!r} of node {place.node}, want one of "
                     f"{_listed(seats)}"
                 )
+            for name in place.rails:
+                if name not in (nic.name for nic in found.nics if nic.is_rail):
+                    rails = _listed(nic.name for nic in found.nics if nic.is_rail)
+                    raise UsageError(
+                        f"rank {rank} uses rail {name!r} of node {place.node}, want some of {rails}"
+                    )
 
     @property
     def size(self) -> int:
@@ -81,11 +99,44 @@ class Topology:
     def _ways(self) -> dict[str, dict[str, Link]]:
         return {}
 
-    def path(self, source: int, destination: int) -> tuple[Link, ...]:
-        """Return the links that a message crosses, each in the direction of travel.
+    @cached_property
+    def wiring(self) -> Wiring:
+        """The switches, and who is connected to them."""
+        return Wiring(self.links, (switch.name for switch in self.switches))
 
-        Equal links of two paths are one resource that both share. Within a node the last link is
-        the memory of the receiver's socket; a rank has no link to itself.
+    @cached_property
+    def _routes(self) -> dict[tuple[int, int, int], tuple[Route, ...]]:
+        return {}
+
+    def rails(self, node: str) -> tuple[Nic, ...]:
+        """Return the NICs of a node by which RDMA can go, in order: rail 0, rail 1 and so on.
+
+        Raises:
+            UsageError: There is no such node.
+        """
+        if node not in self._nodes:
+            raise UsageError(f"rails of node {node!r}, want one of {_listed(self._nodes)}")
+        return tuple(nic for nic in self._nodes[node].nics if nic.is_rail)
+
+    def leaf(self, node: str, nic: str) -> str | None:
+        """Return the switch that a NIC is connected to; None where nobody knows."""
+        return self.wiring.leaf(within(node, nic))
+
+    def routes(self, source: int, destination: int, flows: int = 1) -> tuple[Route, ...]:
+        """Return all the ways that messages between two ranks take.
+
+        RDMA goes by all rails that the two ranks use: the first of one with the first of the
+        other, and so on; whoever has fewer uses them in turn. A rank uses the rails that its
+        Place names, else those near to it: below the PCI bridge of its device, or at its socket,
+        or all of its node. Long messages are cut over the routes by their speeds; a route of less
+        than a sixteenth of the best one's is not used. Within a node, and where no rail leads
+        from one to the other, there is one route, of least latency: TCP knows one network.
+
+        Args:
+            source: Rank that sends.
+            destination: Rank that receives.
+            flows: Queue pairs of each pair of rails; each has its own hash, by which switches
+                spread flows over equal ways. Those that go by the same links count once.
 
         Raises:
             UsageError: There is no such rank, or no way between the two.
@@ -93,44 +144,129 @@ class Topology:
         for rank in (source, destination):
             if not 0 <= rank < self.size:
                 raise UsageError(f"path of rank {rank}, want 0 to {self.size - 1}")
+        key = (source, destination, flows)
+        if key not in self._routes:
+            here, there = self.ranks[source].node, self.ranks[destination].node
+            ways = self._railways(*key) if here != there else ()
+            self._routes[key] = shared(ways) or (Route(self._shortest(source, destination)),)
+        return self._routes[key]
+
+    def path(self, source: int, destination: int) -> tuple[Link, ...]:
+        """Return the links that a message crosses, each in the direction of travel.
+
+        Of several routes it is that of least latency. Equal links of two paths are one resource
+        that both share. Within a node the last link is the memory of the receiver's socket; a
+        rank has no link to itself.
+
+        Raises:
+            UsageError: There is no such rank, or no way between the two.
+        """
+        return min(self.routes(source, destination), key=lambda route: route.latency).links
+
+    def latency(self, source: int, destination: int) -> float:
+        """Return the seconds that the first byte takes."""
+        return sum(link.latency for link in self.path(source, destination))
+
+    def bandwidth(self, source: int, destination: int, flows: int = 1) -> float:
+        """Return the bytes per second of a long message, when nobody else uses the links.
+
+        It is the sum over the routes of their narrowest links, unless they share one.
+        """
+        return together(self.routes(source, destination, flows))
+
+    def hops(self, source: int, destination: int) -> int:
+        """Return how many switches a message passes: 0 in a node, 1 by a leaf, 3 by a spine."""
+        return sum(link.b in self.wiring.switches for link in self.path(source, destination))
+
+    def _railways(self, source: int, destination: int, flows: int) -> tuple[tuple[Link, ...], ...]:
+        """Return the links of every pair of rails and every flow, each way once."""
+        mine, yours = self._exits[source], self._exits[destination]
+        found: dict[tuple[Link, ...], None] = {}
+        for i in range(max(len(mine), len(yours)) if mine and yours else 0):
+            out, into = mine[i % len(mine)], yours[i % len(yours)]
+            here, there = (self.ranks[rank].node for rank in (source, destination))
+            ends = within(here, out.nic.name), within(there, into.nic.name)
+            for flow in range(flows):
+                between = self.wiring.way(*ends, f"{source} to {destination}, {i}.{flow}")
+                if between is not None:
+                    last = (link.reverse() for link in reversed(into.links))
+                    found[(*out.links, *between, *last)] = None
+        return tuple(found)
+
+    @cached_property
+    def _exits(self) -> list[list[Exit]]:
+        """What each rank may send by."""
+        known: dict[Place, list[Exit]] = {}
+        for place in self.ranks:
+            if place not in known:
+                known[place] = self._exits_of(place)
+        return [known[place] for place in self.ranks]
+
+    def _exits_of(self, place: Place) -> list[Exit]:
+        """Return the rails that a rank there uses: those named, or those near, or else all."""
+        node, seat = self._nodes[place.node], within(place.node, place.at)
+        inside = {
+            name: [
+                link for link in self._links_from[name] if link.b.startswith(within(node.name, ""))
+            ]
+            for name in (within(node.name, part) for part in node.parts())
+            if name in self._links_from
+        }
+        last = _shortest(seat, inside)
+        found = []
+        for nic in self.rails(node.name):
+            links = _trace(last, seat, within(node.name, nic.name))
+            if links is not None and (nic.name in place.rails or not place.rails):
+                found.append(Exit(nic, links))
+        if place.rails:
+            return found
+        sockets = {within(node.name, numa.name) for numa in node.sockets}
+        beside = [e for e in found if not sockets & {seat, *(link.b for link in e.links)}]
+        return beside or [e for e in found if e.nic.socket == self._socket(place)] or found
+
+    def _shortest(self, source: int, destination: int) -> tuple[Link, ...]:
         if source == destination:
             return ()
         here, there = self.ranks[source], self.ranks[destination]
         start, end = within(here.node, here.at), within(there.node, there.at)
         if start not in self._ways:
             self._ways[start] = _shortest(start, self._links_from)
-        last = self._ways[start]
-        links: list[Link] = []
-        while end != start:
-            if end not in last:
-                raise UsageError(
-                    f"no link leads from rank {source} ({start}) to rank {destination} "
-                    f"({within(there.node, there.at)})"
-                )
-            links.append(last[end])
-            end = last[end].a
-        links.reverse()
-        memory = self._memories.get(within(there.node, there.at))
-        if here.node == there.node and memory is not None:
-            links.append(memory)
-        return tuple(links)
-
-    def latency(self, source: int, destination: int) -> float:
-        """Return the seconds that the first byte takes."""
-        return sum(link.latency for link in self.path(source, destination))
-
-    def bandwidth(self, source: int, destination: int) -> float:
-        """Return the bytes per second of the narrowest link, when nobody else uses it."""
-        widths = (link.bandwidth for link in self.path(source, destination))
-        return min(widths, default=float("inf"))
+        links = _trace(self._ways[start], start, end)
+        if links is None:
+            raise UsageError(
+                f"no link leads from rank {source} ({start}) to rank {destination} ({end})"
+            )
+        memory = self._memories.get(end)
+        return (*links, memory) if here.node == there.node and memory is not None else links
 
     def placement(self) -> Placement:
-        """Return what an algorithm may know: the groups of ranks, innermost first."""
+        """Return what an algorithm may know: the groups of ranks, innermost first.
+
+        A leaf's group are the nodes whose NICs are connected to the same switches: in a fabric
+        with a leaf for each rail, those of a pod. Of levels that split the ranks alike one is
+        told: the rack, where all of a rack have one leaf.
+        """
         nodes = [place.node for place in self.ranks]
         sockets = [(place.node, self._socket(place)) for place in self.ranks]
         racks = [(self._nodes[n].rack, "" if self._nodes[n].rack else n) for n in nodes]
-        rows = (("socket", sockets), ("node", nodes), ("rack", racks))
-        return Placement.of(*(Level(name, _numbers(row)) for name, row in rows))
+        leaves = [self._leaves(n) or n for n in nodes]
+        rows = {
+            name: Placement.of(Level(name, _numbers(row)))
+            for name, row in (
+                ("socket", sockets),
+                ("node", nodes),
+                ("leaf", leaves),
+                ("rack", racks),
+            )
+        }
+        told = {rows[name].levels[0].groups: name for name in reversed(TOLD) if rows[name].levels}
+        return Placement.of(
+            *(level for row in rows.values() for level in row.levels if level.name in told.values())
+        )
+
+    def _leaves(self, node: str) -> frozenset[str]:
+        found = (self.leaf(node, nic.name) for nic in self._nodes[node].nics)
+        return frozenset(name for name in found if name is not None)
 
     def _socket(self, place: Place) -> str | None:
         node = self._nodes[place.node]
@@ -157,6 +293,17 @@ def _shortest(start: str, links_from: dict[str, list[Link]]) -> dict[str, Link]:
                 item = (latency + after.latency, hops + 1, -after.bandwidth, pushed, after.b, after)
                 heapq.heappush(queue, item)
     return last
+
+
+def _trace(last: dict[str, Link], start: str, end: str) -> tuple[Link, ...] | None:
+    """Return the links to ``end``, given the last one of every way; None where there is no way."""
+    links: list[Link] = []
+    while end != start:
+        if end not in last:
+            return None
+        links.append(last[end])
+        end = last[end].a
+    return tuple(reversed(links))
 
 
 def _numbers(row: Sequence[object]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import pytest
 import pycoll
 from pycoll.cost import Question, Tuning
 from pycoll.cost.store import store
-from pycoll.topology import INFINIBAND, cluster, save
+from pycoll.topology import INFINIBAND, ROCE, cluster, fabric, save
 
 NAMES = ("ring", "one_shot", "two_shot", "recursive_doubling")
 
@@ -58,6 +58,21 @@ def test_a_described_topology(cli, tmp_path):
     assert done.code == 0
     assert "8 ranks" in done.out
     assert "nothing was measured" not in done.out
+
+
+def test_rails_and_a_narrow_spine_are_part_of_the_reason(cli, tmp_path):
+    path = tmp_path / "fabric.json"
+    pods = fabric(16, rails=2, leaves=8, spines=4, oversubscription=8, network=ROCE)
+    save(pods, str(path))
+    done = cli("explain", "allreduce", "--nbytes", "16M", "--topology", str(path))
+    lines = done.out.splitlines()
+    assert lines[0] == "allreduce, 16 MiB, 16 ranks: hierarchical"
+    assert " Its busiest link is leaf" in lines[1]
+    assert lines[2:4] == [
+        "rank 0 to 3 ranks: 1 hop, RDMA by 2 routes, 25 GB/s, 1 us",
+        "rank 0 to 12 ranks: 3 hops, RDMA by 2 routes, 3.125 GB/s, 1.48 us",
+    ]
+    assert any(line.startswith("* hierarchical ") and "busiest is" in line for line in lines)
 
 
 def test_a_barrier_has_no_size_of_its_own(cli):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pycoll.topology import cluster, load, save
+from pycoll.topology import cluster, fabric, load, save
 
 
 def test_this_machine_is_printed_and_saved(cli, tmp_path):
@@ -19,6 +19,17 @@ def test_a_saved_description_is_printed(cli, tmp_path):
     assert load(tmp_path / "two.json").size == 4
     done = cli("topology", "--load", str(tmp_path / "two.json"))
     assert done.out.count("node node") == 2
+
+
+def test_rails_leaves_and_distances_are_printed(cli, tmp_path):
+    save(fabric(4, rails=2, leaves=4, oversubscription=4), tmp_path / "fabric.json")
+    lines = cli("topology", "--load", str(tmp_path / "fabric.json")).out.splitlines()
+    assert "    nic1: infiniband, 400 Gb/s, up, RDMA by rdma1, rail 1 to leaf3" in lines
+    assert "switch leaf0: leaf of 2 ports, 100 GB/s, and 25 GB/s up (4 to 1)" in lines
+    assert lines[-2:] == [
+        "rank 0 to 1 rank: 1 hop, RDMA by 2 routes, 100 GB/s, 1 us",
+        "rank 0 to 2 ranks: 3 hops, RDMA by 2 routes, 50 GB/s, 1.48 us",
+    ]
 
 
 def test_a_wrong_file_is_one_line_and_code_2(cli, tmp_path):

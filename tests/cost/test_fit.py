@@ -15,7 +15,15 @@ from pycoll.cost.prediction import predict
 
 NAMES = ("ring", "recursive_doubling", "double_binary_tree", "one_shot", "two_shot")
 TRUE = Rates(
-    message=60e-9, latency=500e-9, switch=4e-6, copy=1e-10, fold=4e-11, network_bandwidth=4e9
+    message=60e-9,
+    latency=500e-9,
+    switch=4e-6,
+    copy=1e-10,
+    fold=4e-11,
+    network_bandwidth=4e9,
+    rdma_message=15e-6,  # as software RDMA
+    rdma_latency=4e-6,
+    rdma_bandwidth=1e9,
 )
 
 
@@ -34,7 +42,14 @@ def rows(machine: Machine, noise: float) -> list[Row]:
 
 
 @pytest.mark.parametrize(
-    "machine", [Machine(4, 4), Machine(8, 2), Machine(4, 4, (0, 0, 1, 1))], ids=str
+    "machine",
+    [
+        Machine(4, 4),
+        Machine(8, 2),
+        Machine(4, 4, (0, 0, 1, 1)),
+        Machine(4, 4, (0, 0, 1, 1), rdma=True),
+    ],
+    ids=str,
 )
 def test_fitted_predictions_are_about_as_good_as_the_measurements(machine: Machine) -> None:
     noisy = rows(machine, 0.1)
@@ -56,6 +71,12 @@ def test_one_wild_row_does_not_spoil_it() -> None:
     fitted = fit(noisy, machine)
     errors = sorted(abs(math.log(row.predict(fitted) / row.seconds)) for row in noisy)
     assert errors[len(errors) // 2] < 0.12
+
+
+def test_only_the_network_that_is_used_is_fitted() -> None:
+    tcp, rdma = (Machine(4, 4, (0, 0, 1, 1), rdma=by) for by in (False, True))
+    assert fit(rows(tcp, 0.05), tcp).rdma_message == Rates().rdma_message
+    assert fit(rows(rdma, 0.05), rdma).network_message == Rates().network_message
 
 
 def test_without_rows_the_defaults_stay() -> None:

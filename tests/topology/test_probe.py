@@ -122,3 +122,13 @@ def test_this_machine() -> None:
     assert all(isinstance(link, Link) for link in node.links)
     assert node.sockets
     Topology((node,))
+
+
+def test_infiniband_is_up_when_its_port_is_whatever_its_ip_interface_says(
+    two_sockets: Path,
+) -> None:
+    port = two_sockets / "sys/class/infiniband/mlx5_0/ports/1"
+    (port / "state").write_text("4: ACTIVE\n")
+    assert only(probe(two_sockets).nics, "ib0").up is True
+    (port / "state").write_text("1: DOWN\n")
+    assert only(probe(two_sockets).nics, "ib0").up is False

@@ -68,6 +68,12 @@ def test_levels() -> None:
     assert p.groups("rack") == (tuple(range(8)), tuple(range(8, 16)))
 
 
+def test_levels_that_say_the_same_are_told_once() -> None:
+    assert cluster(4, 2).placement().names == ("node",)  # of one socket each, in no rack
+    assert cluster(4, 2, racks=4).placement().names == ("node",)
+    assert cluster(4, 2, racks=2).placement().names == ("node", "rack")  # which has one leaf
+
+
 def test_uneven_and_cyclic() -> None:
     t = cluster(3, [3, 1, 2])
     assert t.size == 6

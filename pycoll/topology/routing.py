@@ -1,0 +1,135 @@
+"""Routing: by which rails, leaves and spines the flows of two ranks go.
+
+What is simplified: a flow keeps its way for ever, chosen by a hash of its ends. That is what
+Ethernet switches do (equal-cost multipath); InfiniBand chooses by destination, and both can spread
+packets adaptively, which the model does not. The hash is another one than a real switch's, so which
+flows collide is an example of what happens, not a forecast. Several equal cables between two
+switches are described as one link of their sum.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+from pycoll.topology.model import Link
+
+#: Times that a route is slower than the best from which on the transport gives it nothing.
+SLOWEST = 16
+
+
+@dataclass(frozen=True)
+class Route:
+    """One way between two ranks."""
+
+    links: tuple[Link, ...]  #: each in the direction of travel
+    rdma: bool = False  #: by the RDMA ports at both ends
+    share: float = 1.0  #: of a long message, which is cut over all routes by their speeds
+
+    @property
+    def latency(self) -> float:
+        """Seconds that the first byte takes."""
+        return sum(link.latency for link in self.links)
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second of the narrowest link, when nobody else uses it."""
+        return min((link.bandwidth for link in self.links), default=float("inf"))
+
+
+def together(routes: Sequence[Route]) -> float:
+    """Return the bytes per second of a message that is cut over the routes.
+
+    The sum of all, unless they share a link that is too narrow for their sum.
+    """
+    shares: dict[Link, float] = {}
+    for route in routes:
+        for link in set(route.links):
+            shares[link] = shares.get(link, 0.0) + route.share
+    return min((link.bandwidth / share for link, share in shares.items()), default=float("inf"))
+
+
+def shared(ways: Iterable[tuple[Link, ...]]) -> tuple[Route, ...]:
+    """Return RDMA routes over these links, shared by speed; without those that are far slower."""
+    routes = [Route(links, True) for links in ways]
+    best = max((route.bandwidth for route in routes), default=0.0)
+    used = [route for route in routes if route.bandwidth * SLOWEST >= best]
+    total = sum(route.bandwidth for route in used)
+    return tuple(replace(route, share=route.bandwidth / total) for route in used)
+
+
+class Wiring:
+    """The switches, and the links between them and to nodes; nodes forward nothing."""
+
+    def __init__(self, links: Iterable[Link], switches: Iterable[str]) -> None:
+        self.switches = frozenset(switches)
+        self._links: dict[str, list[Link]] = {}
+        for link in links:
+            for one in (link, link.reverse()):
+                self._links.setdefault(one.a, []).append(one)
+        self._far: dict[str, Mapping[str, int]] = {}
+
+    def down(self, switch: str) -> list[Link]:
+        """Return a switch's links to nodes; a leaf has some."""
+        return [link for link in self._links.get(switch, ()) if link.b not in self.switches]
+
+    def up(self, switch: str) -> list[Link]:
+        """Return a switch's links to other switches."""
+        return [link for link in self._links.get(switch, ()) if link.b in self.switches]
+
+    def leaf(self, port: str) -> str | None:
+        """Return the switch that a node's NIC is connected to."""
+        ends = [link.b for link in self._links.get(port, ()) if link.b in self.switches]
+        return ends[0] if ends else None
+
+    def way(self, source: str, destination: str, flow: str) -> tuple[Link, ...] | None:
+        """Return the links that a flow between two NICs takes: the fewest; None if there are none.
+
+        Where several next links are equally near, the flow's hash takes one, by their weights.
+        """
+        far = self._hops_to(destination)
+        if source not in far:
+            return None
+        found: list[Link] = []
+        at = source
+        while at != destination:
+            near = [
+                x
+                for x in self._links[at]
+                if far.get(x.b) == far[at] - 1 and (x.b in self.switches or x.b == destination)
+            ]
+            found.append(_pick(near, f"{flow} at {at}"))
+            at = found[-1].b
+        return tuple(found)
+
+    def _hops_to(self, destination: str) -> Mapping[str, int]:
+        """Return how many links each switch and NIC is away; what cannot reach it is left out."""
+        found = self._far.get(destination)
+        if found is None:
+            hops = {destination: 0}
+            queue = deque([destination])
+            while queue:
+                at = queue.popleft()
+                if at != destination and at not in self.switches:
+                    continue  # another node, which forwards nothing
+                for link in self._links.get(at, ()):
+                    if link.b not in hops:
+                        hops[link.b] = hops[at] + 1
+                        queue.append(link.b)
+            found = self._far[destination] = hops
+        return found
+
+
+def _pick(links: Sequence[Link], key: str) -> Link:
+    if len(links) == 1:
+        return links[0]
+    weights = [1.0 if link.weight is None else link.weight for link in links]
+    digest = blake2b(key.encode(), digest_size=8).digest()
+    point = int.from_bytes(digest, "big") / 2**64 * sum(weights)
+    for link, weight in zip(links, weights, strict=True):
+        point -= weight
+        if point < 0:
+            return link
+    return links[-1]
