@@ -111,16 +111,34 @@ static bool room(struct pc_comm *comm, struct pc_lane *lane, uint64_t nbytes, ui
     return false;
 }
 
-/* Whether the peer would fetch this message. */
-static bool offered(const struct pc_comm *comm, const struct pc_fifo *f,
-                    const struct pc_transfer *t, struct offer *offer)
+_Static_assert(sizeof(struct pc_loan) <= PC_INLINE_BYTES, "a loan fits a line");
+
+/* Whether the remote peer would read this message from where it lies. */
+static bool lent(const struct pc_comm *comm, struct pc_transfer *t, struct pc_line *line)
 {
-    if (t->nbytes < comm->p2p->offer_bytes || comm->peers[t->peer].remote)
+    struct pc_loan loan;
+    const struct pc_remote *remote = comm->remote;
+    if (remote->lend == NULL || t->nbytes < comm->p2p->offer_bytes
+        || remote->lend(comm->wire, t->peer, t->at, t->nbytes, &loan, &t->pull) != PC_OK)
+        return false;
+    memcpy(line->bytes, &loan, sizeof loan);
+    return true;
+}
+
+/* Whether the peer would fetch this message; the line then says from where. */
+static bool offered(const struct pc_comm *comm, const struct pc_fifo *f, struct pc_transfer *t,
+                    struct pc_line *line)
+{
+    struct offer offer;
+    if (comm->peers[t->peer].remote)
+        return lent(comm, t, line);
+    if (t->nbytes < comm->p2p->offer_bytes)
         return false;
     const char *heap = comm->arena + comm->layout.heap;
     bool registered = t->at >= heap && t->at + t->nbytes <= comm->arena + comm->layout.end;
-    offer->address = (uint64_t)(uintptr_t)t->at;
-    offer->heap = registered ? (uint64_t)(t->at - heap) + 1 : 0;
+    offer.address = (uint64_t)(uintptr_t)t->at;
+    offer.heap = registered ? (uint64_t)(t->at - heap) + 1 : 0;
+    memcpy(line->bytes, &offer, sizeof offer);
     return registered || __atomic_load_n(&f->out_credit->place, __ATOMIC_RELAXED);
 }
 
@@ -144,24 +162,28 @@ int pc__lane_send(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer
     if (t->offered) {
         f->credit = pc__count(f->out_credit);
         t->finished = f->credit >= t->offered;
+        if (t->finished)
+            pc__transfer_release(comm, t);
         return t->finished;
     }
     struct pc_line *line = &f->out_lines[f->sent & (PC_LINES - 1)];
     uint64_t left = t->nbytes - t->done, offset = 0, n = left;
-    struct offer offer;
     char *to = (char *)line->bytes;
     if (left <= PC_INLINE_BYTES) {
         if (!room(comm, lane, 0, &offset))
             return 0;
         line->place = PC_IN_LINE;
-    } else if (t->done == 0 && offered(comm, f, t, &offer)) {
+    } else if (t->done == 0 && !t->staged) {
         if (!room(comm, lane, 0, &offset))
             return 0;
+        t->staged = !offered(comm, f, t, line);
+        if (t->staged)
+            return 1;
         line->place = PC_OFFERED;
         line->signature = t->signature;
-        memcpy(line->bytes, &offer, sizeof offer);
+        line->nbytes = 0;
         t->offered = f->sent + 1;
-        return fill(comm, f, NULL, 0) == PC_OK;
+        return fill(comm, f, line->bytes, 0) == PC_OK ? 1 : comm->p2p->error.code;
     } else {
         n = left < comm->p2p->piece_bytes ? left : comm->p2p->piece_bytes;
         if (!room(comm, lane, n, &offset))
@@ -219,6 +241,37 @@ static int fetch(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer 
     return 1;
 }
 
+/* Reads what the remote sender lends. */
+static int borrow(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer *t,
+                  const struct pc_loan *loan)
+{
+    const struct pc_remote *remote = comm->remote;
+    struct pc_error *error = &comm->p2p->error;
+    int rc = PC_OK;
+    if (remote->borrow == NULL)
+        return pc__fail(error, PC_INVALID, (int)t->peer, "rank %u lends, and nobody can borrow",
+                        t->peer);
+    if (t->pull == NULL)
+        rc = remote->borrow(comm->wire, t->peer, t->at, t->nbytes, loan, &t->pull, error);
+    if (rc == PC_OK)
+        rc = remote->borrowed(comm->wire, t->pull, error);
+    if (rc <= 0)
+        return rc;
+    pc__transfer_release(comm, t);
+    t->done = t->nbytes;
+    t->finished = true;
+    lane->fifo->received++;
+    pc__lane_publish(comm, lane); /* the sender waits for it */
+    return 1;
+}
+
+void pc__transfer_release(struct pc_comm *comm, struct pc_transfer *t)
+{
+    if (t->pull != NULL)
+        comm->remote->release(comm->wire, t->pull);
+    t->pull = NULL;
+}
+
 static int mismatch(struct pc_comm *comm, const struct pc_transfer *t, uint64_t theirs)
 {
     char mine[96], what[64];
@@ -236,7 +289,12 @@ int pc__lane_receive(struct pc_comm *comm, struct pc_lane *lane, struct pc_trans
     if (line->signature != t->signature)
         return mismatch(comm, t, line->signature);
     uint64_t left = t->nbytes - t->done, n = line->nbytes;
-    if (line->place == PC_OFFERED && !comm->peers[t->peer].remote) {
+    if (line->place == PC_OFFERED && comm->peers[t->peer].remote) {
+        struct pc_loan loan;
+        memcpy(&loan, line->bytes, sizeof loan);
+        return borrow(comm, lane, t, &loan);
+    }
+    if (line->place == PC_OFFERED) {
         struct offer offer;
         memcpy(&offer, line->bytes, sizeof offer);
         return fetch(comm, lane, t, &offer);

@@ -106,6 +106,7 @@ static void end_all(struct pc_comm *comm, int result)
         for (int d = 0; d < 2; d++) {
             for (struct pc_transfer *t = lane->head[d], *next; t != NULL; t = next) {
                 next = t->next;
+                pc__transfer_release(comm, t);
                 if (t->batch != NULL)
                     ended(comm, t->batch, result);
                 else

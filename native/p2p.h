@@ -16,11 +16,13 @@ struct pc_transfer {
     struct pc_batch *batch;   /* NULL: of a send to this rank, whose bytes were kept */
     char *at;
     uint64_t nbytes;
-    uint64_t done;      /* bytes that have been copied */
-    uint64_t signature; /* of what, dtype and nbytes; both ends must say the same */
-    uint64_t offered;   /* SEND: consumed messages that mean the peer has fetched it, or 0 */
+    uint64_t done;        /* bytes that have been copied */
+    uint64_t signature;   /* of what, dtype and nbytes; both ends must say the same */
+    struct pc_pull *pull; /* the remote receiver reads it from where it lies; both ends */
+    uint64_t offered;     /* SEND: consumed messages that mean the peer has fetched it, or 0 */
     uint32_t peer;
     uint32_t direction; /* enum pc_direction */
+    bool staged;        /* SEND: nobody reads it from where it lies */
     bool leaving;       /* SEND: only what was put into sockets is missing */
     bool finished;
 };
@@ -111,6 +113,7 @@ int pc__lane_send(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer
 int pc__lane_receive(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer *t);
 void pc__lane_publish(struct pc_comm *comm, struct pc_lane *lane);
 struct pc_line *pc__lane_waits(struct pc_lane *lane, uint32_t direction, uint64_t *want);
+void pc__transfer_release(struct pc_comm *comm, struct pc_transfer *t);
 uint64_t pc__transfer_signature(uint32_t dtype, uint64_t nbytes);
 const char *pc__transfer_text(const struct pc_transfer *t, char *text, size_t capacity);
 

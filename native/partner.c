@@ -40,6 +40,9 @@ static int make_regions(struct pc_wire *w, struct pc_partner *partner, struct pc
     size_t lines = (size_t)PC_EDGE_CHANNELS * PC_LINES * PC_LINE_BYTES;
     size_t slots = (size_t)PC_EDGE_CHANNELS * l->slots * l->slot_bytes;
     int theirs = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+    partner->bounce_at = aligned_alloc(PC_PAGE, PC_BOUNCE_BYTES);
+    if (partner->bounce_at == NULL)
+        return pc__fail(error, PC_NOMEM, -1, "no memory for a bounce buffer");
     for (uint32_t i = 0; i < w->nrails; i++) {
         const struct {
             struct ibv_mr **mr;
@@ -50,11 +53,12 @@ static int make_regions(struct pc_wire *w, struct pc_partner *partner, struct pc
             {&partner->lines[i], pc__slot_lines(arena, l, peer, 0), lines, theirs},
             {&partner->slots[i], pc__slot_data(arena, l, peer, 0), slots, theirs},
             {&partner->shadow[i], pc__slot_data(shadow, l, me, 0), slots, 0},
+            {&partner->bounce[i], partner->bounce_at, PC_BOUNCE_BYTES, IBV_ACCESS_LOCAL_WRITE},
         };
         partner->domains[i] = pc__rail_domain(&w->rails[i], error);
         if (partner->domains[i] == NULL)
             return error->code;
-        for (uint32_t k = 0; k < 3; k++) {
+        for (uint32_t k = 0; k < 4; k++) {
             *wanted[k].mr
                 = region(w, partner, i, wanted[k].at, wanted[k].nbytes, wanted[k].access, error);
             if (*wanted[k].mr == NULL)
@@ -204,7 +208,12 @@ void pc__partner_leave(struct pc_wire *w, struct pc_partner *partner, int code, 
     for (uint32_t i = 0; i < partner->npaths; i++)
         pc__path_end(w, &partner->paths[i], landed);
     for (; partner->head != partner->tail; partner->head++) {
-        pc__partner_done(w, partner, &partner->queue[partner->head % PC_QUEUE]);
+        const struct pc_record *record = &partner->queue[partner->head % PC_QUEUE];
+        if (record->pull != NULL)
+            pc__pull_drop(w, record->pull);
+        if (record->fifo == NULL)
+            continue;
+        pc__partner_done(w, partner, record);
         w->torn = &partner->fault;
     }
     if (partner->mail.fd >= 0)
@@ -228,7 +237,9 @@ void pc__partner_close(struct pc_wire *w, struct pc_partner *partner)
         pc__mail_write(&partner->mail, PC_LETTER_BYE, 0, 0, &landed, sizeof landed);
     }
     pc__mail_close(&partner->mail);
+    pc__pulls_close(partner);
     for (uint32_t i = 0; i < PC_MAX_RAILS; i++) {
+        drop(w, &partner->bounce[i]);
         drop(w, &partner->lines[i]);
         drop(w, &partner->slots[i]);
         drop(w, &partner->shadow[i]);
@@ -239,6 +250,7 @@ void pc__partner_close(struct pc_wire *w, struct pc_partner *partner)
         free(partner->paths[i].records);
     free(partner->paths);
     free(partner->queue);
+    free(partner->bounce_at);
 }
 
 /* By which path a message would be done first; NULL when none takes it. */
@@ -306,8 +318,8 @@ static bool cut(struct pc_wire *w, struct pc_partner *partner, const struct pc_r
 
 bool pc__partner_send(struct pc_wire *w, struct pc_partner *partner, const struct pc_record *record)
 {
-    if (record->nbytes >= PC_CUT_BYTES && record->pieces == 1 && partner->live > 1
-        && cut(w, partner, record))
+    if (record->nbytes >= PC_CUT_BYTES && record->pieces == 1 && record->pull == NULL
+        && partner->live > 1 && cut(w, partner, record))
         return true;
     struct pc_path *path = first_done(partner, record->nbytes);
     return path != NULL && pc__post_message(w, path, record) == PC_OK;

@@ -226,6 +226,10 @@ static void down(struct pc_wire *w, struct pc_path *path)
     struct pc_partner *partner = path->partner;
     while (path->tail != path->head) { /* the last one first: each is put before the queue */
         const struct pc_record *record = &path->records[--path->tail % PC_PATH_RECORDS];
+        if (record->pull != NULL && record->pull->broken)
+            pc__pull_drop(w, record->pull);
+        else if (record->pull != NULL)
+            pc__partner_queue(w, partner, record, true);
         if (record->fifo == NULL)
             continue;
         if (has_landed(record, path->landed)) {
@@ -306,6 +310,8 @@ void pc__path_end(struct pc_wire *w, struct pc_path *path, const struct pc_lande
     path->attempt = 0;
     for (; path->head != path->tail; path->head++) {
         const struct pc_record *record = &path->records[path->head % PC_PATH_RECORDS];
+        if (record->pull != NULL)
+            pc__pull_drop(w, record->pull);
         if (record->fifo == NULL)
             continue;
         pc__partner_done(w, partner, record);

@@ -120,12 +120,31 @@ static void describe_line(const struct pc_wire *w, const struct pc_path *path,
     request->wr.rdma.remote_addr += (uint64_t)((const char *)line - (const char *)lines);
 }
 
+static int post_read(struct pc_wire *w, struct pc_path *path, const struct pc_record *record)
+{
+    struct pc_record sent = *record;
+    struct ibv_sge span = {.addr = (uintptr_t)record->data,
+                           .length = (uint32_t)record->nbytes,
+                           .lkey = pc__pull_key(record->pull, path->rail)};
+    struct ibv_send_wr request = {.wr_id = number_of(path, path->tail, LAST),
+                                  .opcode = IBV_WR_RDMA_READ,
+                                  .send_flags = IBV_SEND_SIGNALED,
+                                  .sg_list = &span,
+                                  .num_sge = 1};
+    request.wr.rdma.remote_addr = record->number;
+    request.wr.rdma.rkey = record->pull->loan.keys[path->their_rail];
+    sent.requests = 1;
+    return post(w, path, &request, &sent);
+}
+
 int pc__post_message(struct pc_wire *w, struct pc_path *path, const struct pc_record *record)
 {
     struct pc_record sent = *record;
     struct pc_fifo *f = record->fifo;
     struct ibv_sge spans[2];
     struct ibv_send_wr data = {0}, last, *first = &last;
+    if (record->pull != NULL)
+        return post_read(w, path, record);
     bool has_data = f != NULL && describe_data(w, path, record, &spans[0], &data);
     sent.requests = 1;
     if (record->piece != 0) { /* the line goes with piece 0 */
@@ -236,14 +255,19 @@ static void receive(struct pc_wire *w, struct pc_path *path, uint32_t imm)
     }
 }
 
-static void acknowledge(struct pc_wire *w, struct pc_path *path)
+/* True when it was a read. */
+static bool acknowledge(struct pc_wire *w, struct pc_path *path)
 {
-    const struct pc_record *record = &path->records[path->head++ % PC_PATH_RECORDS];
+    /* A copy: what follows may post more. */
+    const struct pc_record done = path->records[path->head++ % PC_PATH_RECORDS], *record = &done;
     path->requests -= record->requests;
     path->bytes -= record->nbytes + PC_LINE_BYTES;
-    if (record->fifo != NULL)
+    if (record->pull != NULL)
+        pc__pull_came(w, record->pull, record->nbytes);
+    else if (record->fifo != NULL)
         pc__partner_done(w, path->partner, record);
     pc__path_live(w, path);
+    return done.pull != NULL;
 }
 
 /* Of these the network is innocent: the two ranks disagree on what may be written where. */
@@ -270,18 +294,20 @@ static bool complete(struct pc_wire *w, const struct ibv_wc *wc)
     struct pc_path *path = &partner->paths[index];
     if (path->qp == NULL || (path->turn & 0xffff) != (wc->wr_id >> 24 & 0xffff))
         return false; /* of a queue pair that is no more */
-    bool receives = (wc->wr_id & 0xff) == RECEIVE;
+    bool receives = (wc->wr_id & 0xff) == RECEIVE, news = false;
     if (receives)
         path->receives--;
-    if (wc->status != IBV_WC_SUCCESS)
+    if (wc->status != IBV_WC_SUCCESS) {
         failed(w, path, wc);
-    else if (receives)
+    } else if (receives) {
         receive(w, path, ntohl(wc->imm_data));
-    else
-        acknowledge(w, path);
+        news = true;
+    } else {
+        news = acknowledge(w, path);
+    }
     if (path->state == PC_PATH_FAILING)
         pc__path_settle(w, path);
-    return receives && wc->status == IBV_WC_SUCCESS;
+    return news;
 }
 
 bool pc__reap(struct pc_wire *w)

@@ -46,6 +46,12 @@ extern const struct pc_transport pc__shm;
 struct pc_comm;
 struct pc_fifo;
 struct pc_wire; /* a remote transport's own state for one communicator */
+struct pc_pull; /* and for one end of a transfer that its receiver reads */
+
+struct pc_loan { /* where it lies, and the key to it by each rail of the sender */
+    uint64_t address;
+    uint32_t keys[PC_MAX_RAILS];
+};
 
 /* Any thread may call these but open and close. A peer that is lost, or that lied, is no failure
  * until a call needs it: what it has sent before is still received. */
@@ -83,6 +89,17 @@ struct pc_remote {
     int (*drained)(struct pc_wire *wire, const struct pc_fifo *f, struct pc_error *error);
     /* Why nothing more can come from `peer`, or NULL. */
     const struct pc_error *(*fault)(struct pc_wire *wire, uint32_t peer);
+
+    /* The next four, or none: a receiver may read a long transfer from where it lies, with nobody's
+     * help. lend: lets `peer` read, and says what it must know to; UNMAPPABLE when this memory
+     * cannot be had. borrow: begins to read. borrowed: 1 when all of it is here, 0 while it is not,
+     * or a code. release: of both ends; what is still being read is broken off. */
+    int (*lend)(struct pc_wire *wire, uint32_t peer, const void *at, uint64_t nbytes,
+                struct pc_loan *loan, struct pc_pull **pull);
+    int (*borrow)(struct pc_wire *wire, uint32_t peer, void *into, uint64_t nbytes,
+                  const struct pc_loan *loan, struct pc_pull **pull, struct pc_error *error);
+    int (*borrowed)(struct pc_wire *wire, struct pc_pull *pull, struct pc_error *error);
+    void (*release)(struct pc_wire *wire, struct pc_pull *pull);
 
     /* The next two, or neither: where something may have to be seen to while no thread is inside a
      * call. A descriptor, readable when that is so; and what sees to it. */

@@ -68,7 +68,8 @@ static int check_memlock(struct pc_wire *w)
     const struct pc_layout *l = &w->comm->layout;
     uint64_t lines = (uint64_t)PC_EDGE_LINES * PC_LINE_BYTES;
     uint64_t slots = (uint64_t)PC_EDGE_CHANNELS * l->slots * l->slot_bytes;
-    uint64_t want = w->nrails * (uint64_t)(w->comm->options.size - 1) * (lines + 2 * slots);
+    uint64_t want
+        = w->nrails * (uint64_t)(w->comm->options.size - 1) * (lines + 2 * slots + PC_BOUNCE_BYTES);
     uint64_t may = pc__ib_lockable();
     if (want <= may)
         return PC_OK;
@@ -376,13 +377,13 @@ static bool verbs_pause(struct pc_wire *w, uint64_t ns)
     bool rung = false, come;
     pthread_mutex_lock(&w->lock);
     flush(w, true);
-    for (uint32_t i = 0; i < w->nrails; i++)
-        if (!w->armed[i])
-            w->armed[i] = ibv_req_notify_cq(w->rails[i].cq, 1) == 0;
+    for (uint32_t i = 0; i < w->nrails; i++) /* nobody solicits what this rank reads */
+        if (!w->armed[i] || w->reads != 0)
+            w->armed[i] = ibv_req_notify_cq(w->rails[i].cq, w->reads == 0) == 0;
     come = pc__reap(w); /* before the channel was armed */
     if (come || w->heed || w->torn != NULL)
         ns = 0;
-    if ((w->called | w->posted) && ns > PC_NAP_NS)
+    if ((w->called | w->posted | w->reads) && ns > PC_NAP_NS)
         ns = PC_NAP_NS;
     w->pausing = true;
     unlock(w);
@@ -462,6 +463,10 @@ static const struct pc_remote verbs = {
     .pause = verbs_pause,
     .drained = verbs_drained,
     .fault = verbs_fault,
+    .lend = pc__pull_lend,
+    .borrow = pc__pull_borrow,
+    .borrowed = pc__pull_borrowed,
+    .release = pc__pull_release,
     .attention = verbs_attention,
     .attend = verbs_attend,
     .state = verbs_state,

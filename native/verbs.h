@@ -3,6 +3,7 @@
 #ifndef PC_VERBS_H
 #define PC_VERBS_H
 #include "letter.h"
+#include "region.h"
 #include "target_cpu.h"
 
 #ifdef PC_VERBS
@@ -21,13 +22,27 @@ _Static_assert(PC_QUEUE >= PC_EDGE_CHANNELS * PC_LINES, "the queue holds all mes
 
 struct pc_record { /* a message or a piece of one: queued, or given to a path and not acknowledged
                     */
-    struct pc_fifo *fifo; /* NULL: credit alone, or a probe */
+    struct pc_fifo *fifo; /* NULL: credit alone, a probe, or a read */
+    struct pc_pull *pull; /* a read; `number` is the peer's address then */
     uint64_t number;
     const char *data;
     uint64_t nbytes;
     uint8_t requests; /* that it took */
     uint8_t piece;
     uint8_t pieces; /* of the message; at most PC_MAX_PIECES */
+};
+
+/* A long transfer whose receiver reads it; of the sender only the first members count. */
+struct pc_pull {
+    struct pc_pull *next; /* of the partner's */
+    struct pc_partner *partner;
+    struct pc_pinned *pinned; /* NULL: by the bounce buffer */
+    char *into;
+    uint64_t nbytes;
+    struct pc_loan loan;
+    uint64_t asked, came; /* bytes */
+    uint32_t reads;       /* on their way */
+    bool broken;
 };
 
 enum pc_path_state {
@@ -76,6 +91,13 @@ struct pc_partner { /* a remote peer */
     struct ibv_mr *lines[PC_MAX_RAILS];   /* in this rank's arena: what the peer may write */
     struct ibv_mr *slots[PC_MAX_RAILS];
     struct ibv_mr *shadow[PC_MAX_RAILS]; /* of the peer's slots, from which this rank sends */
+    struct pc_regions domain; /* the context of `pins`: memory of the user that this peer reads, or
+                                 that is read from it */
+    struct pc_pins *pins;
+    struct pc_pull *pulls;
+    struct ibv_mr *bounce[PC_MAX_RAILS];
+    char *bounce_at;
+    bool bouncing;
     struct pc_path *paths;
     uint32_t npaths;
     uint32_t live;
@@ -99,6 +121,7 @@ struct pc_wire {
     struct pc_partner **dirty;
     uint32_t ndirty;
     uint32_t called, posted;     /* messages of calls and of posted transfers, unacknowledged */
+    uint32_t reads;              /* on their way */
     const struct pc_error *torn; /* a message that never can arrive */
     uint32_t calls;              /* since completions were looked for */
     uint32_t turns;              /* of progress */
@@ -140,6 +163,22 @@ int pc__post_credit(struct pc_wire *w, struct pc_path *path, struct pc_fifo *f);
 int pc__post_receives(struct pc_wire *w, struct pc_path *path, uint32_t n);
 /* Takes in all completions; true when messages or credit had come. */
 bool pc__reap(struct pc_wire *w);
+
+/* pull.c: pc_remote's lend, borrow, borrowed and release. */
+#define PC_BOUNCE_BYTES (UINT64_C(256) << 10)
+int pc__pull_lend(struct pc_wire *w, uint32_t peer, const void *at, uint64_t nbytes,
+                  struct pc_loan *loan, struct pc_pull **out);
+int pc__pull_borrow(struct pc_wire *w, uint32_t peer, void *into, uint64_t nbytes,
+                    const struct pc_loan *loan, struct pc_pull **out, struct pc_error *error);
+int pc__pull_borrowed(struct pc_wire *w, struct pc_pull *pull, struct pc_error *error);
+void pc__pull_release(struct pc_wire *w, struct pc_pull *pull);
+/* The local key of where it reads to. */
+uint32_t pc__pull_key(const struct pc_pull *pull, uint32_t rail);
+/* One of its reads is done. */
+void pc__pull_came(struct pc_wire *w, struct pc_pull *pull, uint64_t nbytes);
+/* One never will be, and is not asked for again. */
+void pc__pull_drop(struct pc_wire *w, struct pc_pull *pull);
+void pc__pulls_close(struct pc_partner *partner);
 
 /* partner.c: one remote peer. */
 int pc__partner_greet(struct pc_wire *w, struct pc_partner *partner, int fd);
