@@ -36,7 +36,7 @@ def init(
 
     Raises:
         UsageError: The ranks were given different selectors.
-        UnavailableError: The native engine, or what the launcher needs, is missing.
+        UnavailableError: The native engine, or what the launcher or the settings need, is missing.
         BootstrapError: The ranks did not meet, or cannot reach each other's memory.
     """
     # Loaded here: `import pycoll` must work, and be quick, where there is no engine.
@@ -73,6 +73,8 @@ class Communicator(Groups):
         self.local_rank = engine.bootstrap.local_rank
         self.local_size = engine.bootstrap.local_size
         self.launcher = engine.bootstrap.name  #: what started the ranks, such as "mpi4py"
+        #: How ranks that share no memory reach each other: "verbs" or "tcp"; "shm" if all share it.
+        self.transport = engine.world.transport
         finalizer = weakref.finalize(self, engine.leave)
         finalizer.atexit = False  # the engine sees to that itself
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pycoll.errors import UsageError
+from pycoll.fabric import Fabric, Rails
 
 PREFIX = "PYCOLL_"
 
@@ -50,6 +51,16 @@ def _address(value: str) -> str:
     if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise ValueError("host:port of rank 0, such as node7:29400 or [::1]:29400")
     return value.strip()
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        word = value.strip().lower()
+        if word not in words:
+            raise ValueError(f"{', '.join(words[:-1])} or {words[-1]}")
+        return word
+
+    return parse
 
 
 def _secret(value: str | bytes) -> bytes:
@@ -139,6 +150,27 @@ SETTINGS: tuple[Setting, ...] = (
         _text,
         "Which of a host's networks is fast, and which is meant for jobs, is known to its owner.",
     ),
+    Setting(
+        "transport",
+        "auto",
+        "auto, verbs or tcp",
+        _one_of("auto", "verbs", "tcp"),
+        "Whether a job is worth running without RDMA, or with it, is not for a library to say.",
+    ),
+    Setting(
+        "rails",
+        "the nearest ports",
+        "device[:port[:gid]],...",
+        Rails.parse,
+        "Which RDMA ports of a host are meant for jobs, and not for disks, is known to its owner.",
+    ),
+    Setting(
+        "verbs",
+        str(Fabric()),
+        "key=value,...",
+        Fabric.parse,
+        "How a fabric marks, spreads and drops packets is set in its switches, unseen by ranks.",
+    ),
 )
 
 
@@ -154,6 +186,9 @@ class Config:
     address: str | None = None
     secret: bytes | None = field(default=None, repr=False)
     iface: str | None = None
+    transport: str = "auto"  #: between hosts; "verbs": never but RDMA, "tcp": never RDMA
+    rails: Rails | None = None
+    verbs: Fabric = field(default_factory=Fabric)
     #: setting's name → "default", "environment" or "argument"
     origins: Mapping[str, str] = field(
         default_factory=lambda: MappingProxyType({s.name: "default" for s in SETTINGS}),

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.M | re.S)
 OWN = next(block for block in BLOCKS if "@pycoll.algorithm" in block)
 SUM = next(block for block in BLOCKS if "1000" in block)
 
@@ -62,8 +63,15 @@ def test_the_tables_list_every_algorithm() -> None:
     want = sorted((a.collective.name, a.name) for a in BUILTIN)
     page = (ROOT / "docs" / "algorithms.md").read_text()
     assert sorted(re.findall(r"^\| (\w+) \| `(\w+)` \|", page, re.M)) == want
-    rows = re.findall(r"^\| (\w+) \| (`.*`) \|$", (ROOT / "README.md").read_text(), re.M)
+    rows = re.findall(r"^\| (\w+) \| (`.*`) \|$", README, re.M)
     assert sorted((c, n) for c, line in rows for n in re.findall(r"`(\w+)`", line)) == want
+
+
+def test_the_table_lists_every_setting() -> None:
+    from pycoll.config import SETTINGS
+
+    rows = re.findall(r"^\| `(PYCOLL_\w+)` \| (.*) \| (.*) \| (.*) \|$", README, re.M)
+    assert rows == [(s.variable, s.type, s.default, s.why) for s in SETTINGS]
 
 
 def test_every_linked_file_exists() -> None:

@@ -160,7 +160,7 @@ def work(options: argparse.Namespace) -> int:
         versions = {"pycoll": pycoll.__version__}
         for other in others:
             versions |= other.versions
-        meta = report.meta(comm.launcher, comm.size, versions)
+        meta = report.meta(comm.launcher, comm.size, versions, comm.transport)
         if first:
             print(report.head(meta, operation.name, options.in_place), flush=True)
         unit = itemsize * (comm.size if operation.blocks else 1)

@@ -11,7 +11,7 @@ from pycoll.algorithms import names
 from pycoll.bootstrap import route
 from pycoll.cli import report
 from pycoll.config import Config
-from pycoll.errors import UnavailableError, UsageError
+from pycoll.errors import PycollError, UnavailableError, UsageError
 from pycoll.schedule import COLLECTIVES
 
 
@@ -54,6 +54,26 @@ def _between_hosts(config: Config) -> str:
     return f"ranks of several hosts, by {', '.join(shown)}"
 
 
+def _rdma(config: Config) -> list[str]:
+    """Say by which RDMA ports ranks of other hosts can be reached, or why by none; then of each."""
+    from pycoll.runtime import bindings, rails
+    from pycoll.runtime.place import Place
+
+    if lack := bindings.verbs_missing():
+        return [f"missing: {lack}"]
+    ports = bindings.verbs_ports()
+    try:
+        found = rails.find(config.rails, Place.mine().memory)
+    except PycollError as error:
+        first = f"missing: {error}"
+    else:
+        used = ", ".join(map(str, found.rails))
+        first = f"ranks of several hosts, by {used}" if used else f"missing: {found.lack}"
+    if config.transport == "tcp":
+        first += "; not used, as PYCOLL_TRANSPORT is tcp"
+    return [first, *(f"{rails.name(port)}: {rails.describe(port)}" for port in ports)]
+
+
 def run(options: argparse.Namespace) -> int:
     """Print everything; needs neither the engine nor a second rank."""
     native, machine = _native(), report.machine()
@@ -77,7 +97,10 @@ def run(options: argparse.Namespace) -> int:
     shm, tcp = "ranks of one host, by memfd", _between_hosts(config)
     if native.missing:
         shm = tcp = "missing: it is part of the engine"
-    print(f"  {'shm':<16}{shm}\n  {'tcp':<16}{tcp}")
+    verbs = [tcp] if native.missing else _rdma(config)
+    transports = [("shm", shm), ("verbs", verbs[0]), *(("", port) for port in verbs[1:])]
+    for title, text in [*transports, ("tcp", tcp)]:
+        print(f"  {title:<16}{text}")
     print("algorithms:")
     for collective in COLLECTIVES:
         print(f"  {collective:<16}{', '.join(names(collective))}")

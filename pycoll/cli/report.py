@@ -61,9 +61,10 @@ def head(meta: dict[str, Any], collective: str, in_place: bool) -> str:
     """Return what stands above the table's first row."""
     machine = meta["machine"]
     place = "in place" if in_place else "out of place"
+    between = "" if meta["transport"] == "shm" else f", {meta['transport']} between hosts"
     return (
         f"# pycoll bench {collective}: {meta['ranks']} ranks, {place}, launched by "
-        f"{meta['launcher']}, {machine['cores']} cores of {machine['cpu']}\n{_HEAD}"
+        f"{meta['launcher']}{between}, {machine['cores']} cores of {machine['cpu']}\n{_HEAD}"
     )
 
 
@@ -78,8 +79,10 @@ def line(row: Row) -> str:
     )
 
 
-def meta(launcher: str, ranks: int, versions: dict[str, str]) -> dict[str, Any]:
-    """Return who measured what, where and how."""
+def meta(
+    launcher: str, ranks: int, versions: dict[str, str], transport: str = "shm"
+) -> dict[str, Any]:
+    """Return who measured what, where and how; ``transport`` is a Communicator's."""
     own = {"python": platform.python_version(), "numpy": importlib.metadata.version("numpy")}
     return {
         "commit": commit(),
@@ -87,6 +90,7 @@ def meta(launcher: str, ranks: int, versions: dict[str, str]) -> dict[str, Any]:
         "versions": own | versions,
         "launcher": launcher,
         "ranks": ranks,
+        "transport": transport,
         "method": METHOD,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

@@ -97,7 +97,8 @@ def work(options: argparse.Namespace) -> int:
         medians = bench.calibrate(options.collectives, options.max)
         if first:
             tuning = tuned(facts, medians)
-            meta = report.meta(comm.launcher, comm.size, {"pycoll": pycoll.__version__})
+            versions = {"pycoll": pycoll.__version__}
+            meta = report.meta(comm.launcher, comm.size, versions, comm.transport)
             where = options.cache or Config.load().cache
             file = store(where, pycoll.__version__, facts, tuning, meta | {"method": METHOD})
             print(summary(facts, tuning, medians))

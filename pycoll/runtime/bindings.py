@@ -27,6 +27,7 @@ from pycoll.errors import (
     UnavailableError,
     UsageError,
 )
+from pycoll.fabric import Fabric, Rail
 
 #: Written by the build when it could not compile the engine: the reason and the cure.
 _RECORD = Path(__file__).parents[1] / "_native_missing.txt"
@@ -71,6 +72,8 @@ IDLE: int = _lib.PC_BOARD_IDLE
 CALLING: int = _lib.PC_BOARD_CALLING
 CLOSED: int = _lib.PC_BOARD_CLOSED
 
+#: Rails of a rank at most.
+MAX_RAILS: int = _lib.PC_MAX_RAILS
 #: An address blob is smaller than this.
 ADDRESS_CAPACITY = 1024
 #: Bytes of a board's text without its closing zero.
@@ -105,6 +108,40 @@ class Board(NamedTuple):
     signature: int  #: of the last call entered
     state: int
     text: str  #: about that call; empty when it has not been described
+
+
+class Port(NamedTuple):
+    """What a port of an RDMA device says of itself."""
+
+    device: str
+    port: int  #: from 1
+    state: int  #: an ibv_port_state; 4: active
+    link_layer: int  #: 1 InfiniBand, 2 Ethernet
+    mtu: int  #: bytes, with the next
+    max_mtu: int
+    lid: int
+    speed: int  #: bits per second each way; 0: unknown
+    max_inline: int  #: bytes; 0: not tried
+    max_queue_pairs: int
+    gid_index: int  #: of the address that would stand for it, or -1
+    gid_type: int  #: of that: 0 InfiniBand, 1 RoCE v1, 2 RoCE v2
+    gid: bytes
+    numa_node: int  #: or -1
+    driver: str
+
+
+class WireState(NamedTuple):
+    """What carries a communicator's messages to remote peers."""
+
+    paths: int  #: queue pairs that there should be
+    live: int  #: of those, how many carry messages
+    queue_pairs: int  #: that exist at this moment
+    regions: int  #: memory regions that do
+    failures: int  #: of paths
+    revivals: int  #: of paths that had failed
+    replayed: int  #: messages that were sent again
+    recovery_ns: int  #: the longest time from a failure's notice to the replay
+    bytes: tuple[int, ...]  #: sent by each rail
 
 
 class Stuck(NamedTuple):
@@ -142,6 +179,56 @@ def cpu_features() -> str:
 def code_name(code: int) -> str:
     """Return the name of a return code."""
     return _text(_lib.pc_code_name(code))
+
+
+def verbs_missing() -> str:
+    """Return what keeps this machine or build from RDMA, and what mends it; "" if nothing does."""
+    return _text(_lib.pc_verbs_missing())
+
+
+def verbs_ports() -> list[Port]:
+    """Return every port of every RDMA device."""
+    count = capacity = 0
+    found = ffi.NULL
+    while (count := check(_lib.pc_verbs_ports(found, capacity), None, "RDMA ports")) > capacity:
+        found, capacity = ffi.new("struct pc_port[]", count), count  # a device may come meanwhile
+    return [_port(found[i]) for i in range(count)]
+
+
+def _port(p: Any) -> Port:
+    fields = {name: getattr(p, name) for name in Port._fields}
+    texts = {"device": _text(p.device), "driver": _text(p.driver), "gid": bytes(p.gid)}
+    return Port(**(fields | texts))
+
+
+def verbs_loopback(rail: Rail, fabric: Fabric, seconds: float) -> float:
+    """Return the bytes per second of RDMA writes from a port to itself, of about so many seconds.
+
+    Raises:
+        TransportError: The port cannot be opened, or fails; says what mends it.
+    """
+    bandwidth, e = ffi.new("double *"), ffi.new("struct pc_error *")
+    code = _lib.pc_verbs_loopback(_specs([rail]), _options(fabric), seconds, e, bandwidth)
+    if code < 0:
+        kind = _EXCEPTIONS.get(code, InternalError)
+        raise kind(_text(e.text) or code_name(code))
+    return float(bandwidth[0])
+
+
+def _options(fabric: Fabric) -> Any:
+    tc, sl, timeout, retry, qps, mtu = fabric
+    options = ffi.new("struct pc_verbs_options *")
+    options.traffic_class, options.service_level = tc, sl
+    options.timeout, options.retry_count = timeout, retry
+    options.queue_pairs, options.mtu = qps, mtu
+    return options
+
+
+def _specs(rails: Sequence[Rail]) -> Any:
+    specs = ffi.new("struct pc_rail_spec[]", len(rails))
+    for spec, rail in zip(specs, rails, strict=True):
+        spec.device, spec.port, spec.gid_index = rail.device.encode(), rail.port, rail.gid
+    return specs
 
 
 _EXCEPTIONS: dict[int, type[PycollError]] = {
@@ -213,6 +300,36 @@ def comm_connect(comm: Any, peer: int, blob: bytes) -> int:
 def comm_remote(comm: Any, peer: int) -> None:
     """Say that a peer cannot be mapped: what passes goes over sockets; see `comm_adopt`."""
     check(_lib.pc_comm_remote(comm, peer), comm, f"rank {peer} as a remote peer")
+
+
+def comm_rails(comm: Any, fabric: Fabric, rails: Sequence[Rail]) -> None:
+    """Say that remote peers are reached by RDMA over these ports; with none, by sockets again.
+
+    Args:
+        comm: One without remote peers as yet.
+        fabric: How packets are sent.
+        rails: At most MAX_RAILS, each with its port.
+    """
+    code = _lib.pc_comm_rails(comm, _options(fabric), _specs(rails), len(rails))
+    check(code, comm, "opening RDMA ports")
+
+
+def comm_attention(comm: Any) -> int:
+    """Return a descriptor that is readable when `comm_attend` has work, or -1: it never has."""
+    return int(_lib.pc_comm_attention(comm))
+
+
+def comm_attend(comm: Any) -> None:
+    """See to what reaches remote peers; any thread may, while another is inside a call."""
+    check(_lib.pc_comm_attend(comm), None, "attending to RDMA")
+
+
+def comm_wire_state(comm: Any) -> WireState:
+    """Return what state the way to remote peers is in."""
+    s = ffi.new("struct pc_wire_state *")
+    check(_lib.pc_comm_wire_state(comm, s), comm, "state of the way to remote ranks")
+    fields = {name: getattr(s, name) for name in WireState._fields}
+    return WireState(**(fields | {"bytes": tuple(s.bytes)}))
 
 
 def comm_adopt(comm: Any, peer: int, fd: int) -> None:

@@ -71,7 +71,7 @@ class Engine:
         self._inside: set[int] = set()  #: threads that wait for works at this moment
         self._many = _FEW  #: pending works at which to look which are finished
         self.world: World
-        self.world, self.comm = join(bootstrap, config.algorithm, config.timeout)
+        self.world, self.comm = join(bootstrap, config)
         self.number = bindings.comm_number(self.comm)
         #: Starts cached plans without Python's help; `Plans` fills it.
         self.launcher = bindings.fastcall.Launcher(self.number, self.timeout)

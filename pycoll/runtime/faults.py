@@ -259,6 +259,10 @@ class Faults:
         assert failure is not None
         raise _copy(failure)
 
+    def refuse_link(self, peer: int, why: str) -> None:
+        """The same, from any thread: this rank cannot use its connection; the next call raises."""
+        self._lose(peer, f"is lost to rank {self._rank}: {why}")
+
     def _note_lost_link(self, peer: int, why: str) -> None:
         with self._moved:
             # A rank that died takes its connections along, and the control plane knows it better.
@@ -266,17 +270,16 @@ class Faults:
                 lambda: self.failure is not None or peer in self._departed, _SAY_SECONDS
             )
             departed = self._departed.get(peer)
-        if self.failure is not None:
-            return
         if departed:
-            text = f"{self._name(peer)} {departed.how} after {_calls(departed.calls)}; {why}"
+            self._lose(peer, f"{departed.how} after {_calls(departed.calls)}; {why}")
         else:
-            text = (
-                f"{self._name(peer)} is lost to rank {self._rank}: {why}; "
-                "the control plane has not lost it"
-            )
-        self._break(PeerLostError(text), Cause.LOST, peer)
-        self._tell(GONE, text)
+            self.refuse_link(peer, f"{why}; the control plane has not lost it")
+
+    def _lose(self, peer: int, how: str) -> None:
+        if self.failure is None:
+            text = f"{self._name(peer)} {how}"
+            self._break(PeerLostError(text), Cause.LOST, peer)
+            self._tell(GONE, text)
 
     def _transfer_failed(self, native: bindings.Error, where: str) -> None:
         what = f"{native.text} (at {where.rpartition(' at ')[2] or user_line()})"
@@ -301,9 +304,7 @@ class Faults:
                 self._moved.wait_for(lambda: native.peer in self._departed, _SAY_SECONDS)
             departed = self._departed.get(native.peer)
             how = "is gone" if departed is None else departed.how
-            what = f"{self._name(native.peer)} {how}: {what}"
-            self._break(PeerLostError(what), Cause.LOST, native.peer)
-            self._tell(GONE, what)
+            self._lose(native.peer, f"{how}: {what}")
         else:
             self._unexpected(native.code)
 

@@ -17,9 +17,12 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from pycoll.config import Config
 from pycoll.errors import BootstrapError, PycollError, UnavailableError
-from pycoll.runtime import bindings, place
+from pycoll.fabric import Fabric
+from pycoll.runtime import bindings, place, transport
 from pycoll.runtime.place import Place
+from pycoll.runtime.transport import Wanted
 from pycoll.schedule.placement import Placement
 
 #: Slots per edge: one is filled while the other is read, and two more hide a late reader.
@@ -67,6 +70,9 @@ class Bootstrap(Protocol):
     def begin(self, blob: bytes, timeout: float, notice: Callable[[], None]) -> Gathering:
         """The same, without waiting; ``notice`` is called once it has ended."""
 
+    def describe(self, rank: int) -> str:
+        """Return a rank's name for messages."""
+
 
 class World(NamedTuple):
     """What all ranks agree on, but for `rank` and `mapped`."""
@@ -79,6 +85,8 @@ class World(NamedTuple):
     slot_bytes: int
     mapped: tuple[bool, ...]  #: of each rank, whether this one shares its memory
     remote: bool  #: some two ranks do not
+    transport: str  #: what passes between such: "verbs" or "tcp"; "shm" where there are none
+    wire: float  #: bytes per second each way of a host's rails together, of the least; 0: unknown
     hosts: tuple[int, ...]  #: number of each rank's host
     placement: Placement
 
@@ -99,17 +107,20 @@ def heap_bytes(size: int, whole: bool = True) -> int:
     return min(memory, room // size) >> 12 << 12
 
 
-def join(bootstrap: Bootstrap, algorithm: str | None, timeout: float) -> tuple[World, Any]:
+def join(bootstrap: Bootstrap, config: Config) -> tuple[World, Any]:
     """Meet the other ranks; return what all agree on and the connected engine.
 
     Raises:
         BootstrapError: The ranks run different versions, or a peer's memory cannot be reached.
+        UnavailableError: There is no memory, or no RDMA where the settings ask for it.
     """
-    rank, size = bootstrap.rank, bootstrap.size
+    rank, size, timeout = bootstrap.rank, bootstrap.size, config.timeout
     each = slot_bytes(size, bootstrap.whole)
     mine = {
         "version": bindings.version(),
-        "algorithm": algorithm,
+        "algorithm": config.algorithm,
+        "transport": config.transport,
+        "verbs": str(config.verbs),
         "heap": heap_bytes(size, bootstrap.whole),
         **Place.mine().encode(),
     }
@@ -133,9 +144,15 @@ def join(bootstrap: Bootstrap, algorithm: str | None, timeout: float) -> tuple[W
         raise
     try:
         mapped = _map(comm, bootstrap, timeout)
-        for peer in range(size):
-            if not mapped[rank] >> peer & 1:
-                bindings.comm_remote(comm, peer)
+        remote = [peer for peer in range(size) if not mapped[rank] >> peer & 1]
+        hosts, by = place.hosts(places), transport.Reach(transport.SHM)
+        if any(bits + 1 != 1 << size for bits in mapped):
+            # Only here: to look for RDMA devices takes longer than all else where there are many.
+            wanted = Wanted(theirs[0].transport, theirs[0].fabric, config.rails)
+            here = places[rank].memory if remote else None
+            by = transport.agree(comm, bootstrap, wanted, hosts, here, timeout)
+        for peer in remote:
+            bindings.comm_remote(comm, peer)
         bindings.comm_sealed(comm)
     except BaseException:
         bindings.comm_close(comm)
@@ -148,8 +165,10 @@ def join(bootstrap: Bootstrap, algorithm: str | None, timeout: float) -> tuple[W
         SLOTS,
         each,
         tuple(bool(mapped[rank] >> peer & 1) for peer in range(size)),
-        any(bits + 1 != 1 << size for bits in mapped),
-        place.hosts(places),
+        by.transport != transport.SHM,
+        by.transport,
+        by.wire,
+        hosts,
         place.placement(places, mapped),
     )
     return world, comm
@@ -162,6 +181,8 @@ class _Introduction(NamedTuple):
     algorithm: str | None
     heap: int
     place: Place
+    transport: str
+    fabric: Fabric
 
 
 def _introduction(rank: int, blob: bytes) -> _Introduction:
@@ -170,7 +191,11 @@ def _introduction(rank: int, blob: bytes) -> _Introduction:
         version, heap = str(said.get("version")), said["heap"]
         if not isinstance(heap, int):
             raise ValueError("heap")
-        return _Introduction(version, said.get("algorithm"), heap, Place.parse(said))
+        there, by = Place.parse(said), said["transport"]
+        if by not in ("auto", transport.VERBS, transport.TCP):
+            raise ValueError("transport")
+        fabric = Fabric.parse(said["verbs"])
+        return _Introduction(version, said.get("algorithm"), heap, there, by, fabric)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BootstrapError(
             f"rank {rank} introduced itself with {blob[:60]!r}, which this version "

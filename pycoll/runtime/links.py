@@ -2,6 +2,7 @@
 
 Each rank that has remote peers listens, on the network by which the ranks met or that
 PYCOLL_IFACE names. A `Switchboard` makes and answers the connections; the engine gets the sockets.
+Over TCP all that passes goes by them; over RDMA what its paths need to be made and mended.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pycoll.errors import BootstrapError, PycollError
 from pycoll.runtime import bindings
 from pycoll.runtime.faults import Faults
 from pycoll.runtime.join import World
-from pycoll.runtime.switchboard import MOST_STRANGERS, SOCKETS, Switchboard
+from pycoll.runtime.switchboard import MOST_STRANGERS, SOCKETS, Attention, Switchboard
 
 #: A waiting caller looks this often whether the peer or the communicator is gone.
 _SLICE_SECONDS = 0.1
@@ -59,8 +60,10 @@ class Links:
             raise
         if listener:
             secret = hmac.digest(bootstrap.secret, b"links", hashlib.sha256)
+            fd = bindings.comm_attention(comm)
+            attention = Attention(fd, lambda: bindings.comm_attend(comm)) if fd >= 0 else None
             self._switchboard = Switchboard(
-                listener, world.rank, world.size, secret, self._addresses, self._adopt
+                listener, world.rank, world.size, secret, self._addresses, self._adopt, attention
             )
 
     def require(self, peers: Iterable[int], timeout: float | None = None) -> None:
@@ -100,7 +103,10 @@ class Links:
         fd = sock.detach()
         try:
             bindings.comm_adopt(self._comm, peer, fd)
-        except PycollError:
+        except PycollError as error:
+            # The peer believes that it is connected: another attempt would come too late. First
+            # the reason, then the end of the connection, for which the peer would make up one.
+            self._faults.refuse_link(peer, f"its connection cannot be used here ({error})")
             os.close(fd)
             raise
 

@@ -27,7 +27,7 @@ class Plan:
         self._launch = launch
         self._result = result
         self.algorithm = algorithm  #: name of the algorithm that runs
-        self.transport = transport  #: what moves the data: "shm", "tcp" or "shm+tcp"
+        self.transport = transport  #: what moves the data, such as "shm", "tcp" or "shm+verbs"
         self._text = text
         self._timeout = timeout
         self._owner = owner  # the communicator, the arrays and the native plan

@@ -44,7 +44,7 @@ class Executable:
     text: str
     algorithm: str
     direct: str | None  #: algorithm that runs instead where all arrays are of `empty`
-    transport: str  #: what moves the data: "shm", "tcp" or "shm+tcp"
+    transport: str  #: what moves the data, such as "shm", "tcp" or "shm+verbs"
 
 
 class Plans:
@@ -206,8 +206,8 @@ class Plans:
         return self._programs[key]
 
     def _transport(self, peers: set[int]) -> str:
-        mapped = self._engine.world.mapped
-        names = {"shm" if mapped[peer] else "tcp" for peer in peers}
+        world = self._engine.world
+        names = {"shm" if world.mapped[peer] else world.transport for peer in peers}
         return "+".join(sorted(names)) or "shm"
 
     def _geometry(self, call: Call) -> Geometry:

@@ -8,6 +8,7 @@ from pycoll.algorithms import get, names
 from pycoll.cost import Choice, Question, Tuning, choose, explain, selector
 from pycoll.errors import UsageError
 from pycoll.runtime.call import BARRIER, Call, Wanted
+from pycoll.runtime.transport import VERBS
 from pycoll.schedule import COLLECTIVES, Algorithm
 
 if TYPE_CHECKING:
@@ -78,4 +79,6 @@ def question(
         dtype=dtype,
         slots=world.slots,
         slot_bytes=world.slot_bytes,
+        rdma=world.transport == VERBS,
+        wire=world.wire,
     )

@@ -2,6 +2,9 @@
 
 Whoever connects must prove the secret of these ranks before anything else is read. Either side
 may begin; of two at once the lower rank's stays: only it refuses, while its own attempt lives.
+
+The thread also attends to what needs somebody while no call runs: paths of RDMA that are to be
+connected, that have failed or that come back.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from pycoll.bootstrap.handshake import Preface, check
 from pycoll.errors import BootstrapError, PycollError
@@ -28,6 +32,13 @@ STRANGER_SECONDS = 5.0
 DEAF_SECONDS = 0.1
 
 
+class Attention(NamedTuple):
+    """What the thread sees to besides."""
+
+    fd: int  #: readable when there is something to do
+    attend: Callable[[], None]  #: does it; PycollError: it can never be done again
+
+
 class Switchboard:
     """Answers and calls, until every peer that is wanted has its sockets.
 
@@ -38,6 +49,7 @@ class Switchboard:
         secret: What only these ranks know.
         addresses: Where each remote peer listens.
         adopt: Takes over an authenticated socket to a peer.
+        attention: What else there is to see to; its descriptor stays open until `close`.
     """
 
     def __init__(
@@ -48,6 +60,7 @@ class Switchboard:
         secret: bytes,
         addresses: dict[int, tuple[str, int]],
         adopt: Callable[[int, socket.socket], None],
+        attention: Attention | None = None,
     ) -> None:
         self._listener, self._rank, self._size, self._secret = listener, rank, size, secret
         self._addresses, self._adopt = addresses, adopt
@@ -66,6 +79,8 @@ class Switchboard:
         self._waker.setblocking(False)
         self._woken.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
+        if attention:
+            self._selector.register(attention.fd, selectors.EVENT_READ, attention)
         self._thread = threading.Thread(target=self._run, name="pycoll-links", daemon=True)
         self._thread.start()
 
@@ -128,6 +143,8 @@ class Switchboard:
             elif key.fileobj is self._woken:
                 with contextlib.suppress(BlockingIOError):
                     self._woken.recv(4096)
+            elif isinstance(key.data, Attention):
+                self._attend(key.data)
             elif isinstance(key.data, Caller):
                 self._progress(key.data, events)
             else:
@@ -139,6 +156,13 @@ class Switchboard:
             self._deaf_until = 0.0
             self._selector.register(self._listener, selectors.EVENT_READ)
         self._call(now)
+
+    def _attend(self, attention: Attention) -> None:
+        try:
+            attention.attend()
+        except PycollError:
+            # The calls that need it fail by themselves; this thread must not spin.
+            self._selector.unregister(attention.fd)
 
     # Calling
 

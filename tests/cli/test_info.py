@@ -36,6 +36,7 @@ def test_info_works_without_the_engine_and_says_why(root):
     assert "missing" in engine
     assert "install" in engine
     assert "shm             missing" in done.stdout
+    assert "verbs           missing: it is part of the engine" in done.stdout
     assert "tcp             missing: it is part of the engine" in done.stdout
     assert "PYCOLL_TIMEOUT" in done.stdout
 
@@ -84,3 +85,36 @@ def test_info_says_by_which_network_other_hosts_are_reached(cli, monkeypatch):
     assert "tcp             missing: PYCOLL_IFACE is 'nosuch0'" in cli("info").out
     monkeypatch.setenv("PYCOLL_IFACE", "lo")
     assert "tcp             ranks of several hosts, at 127.0.0.1 (PYCOLL_IFACE)" in cli("info").out
+
+
+@pytest.mark.native
+def test_info_says_by_which_ports_rdma_goes(cli, monkeypatch):
+    from pycoll.runtime import bindings, rails
+    from pycoll.runtime.bindings import Port
+
+    def port(device: str, state: int) -> Port:
+        more = (1, 4096, 4096, 7, 400_000_000_000, 0, 1000, 0, 0, bytes(16), -1, "mlx5_core")
+        return Port(device, 1, state, *more)
+
+    monkeypatch.setattr(bindings, "verbs_missing", lambda: "no libibverbs: apt-get install it")
+    assert "  verbs           missing: no libibverbs: apt-get install it\n" in cli("info").out
+    monkeypatch.setattr(bindings, "verbs_missing", lambda: "")
+    monkeypatch.setattr(bindings, "verbs_ports", lambda: [port("mlx5_0", 4), port("mlx5_1", 1)])
+    lines = cli("info").out.splitlines()
+    at = lines.index("  verbs           ranks of several hosts, by mlx5_0:1")
+    more = "400 Gb/s, InfiniBand, NUMA node unknown, mlx5_core"
+    assert lines[at + 1 : at + 3] == [
+        f"{'':18}mlx5_0:1: active, {more}",
+        f"{'':18}mlx5_1:1: not active, {more}",
+    ]
+    monkeypatch.setenv("PYCOLL_RAILS", "mlx5_1")
+    assert (
+        "  verbs           missing: PYCOLL_RAILS names mlx5_1, but mlx5_1:1 is" in cli("info").out
+    )
+    monkeypatch.setenv("PYCOLL_RAILS", "mlx5_0")
+    monkeypatch.setenv("PYCOLL_TRANSPORT", "tcp")
+    assert "by mlx5_0:1; not used, as PYCOLL_TRANSPORT is tcp\n" in cli("info").out
+    monkeypatch.delenv("PYCOLL_RAILS")
+    monkeypatch.setattr(bindings, "verbs_ports", list)
+    monkeypatch.setattr(rails, "seen", lambda: False)
+    assert "  verbs           missing: there is no RDMA device" in cli("info").out

@@ -55,8 +55,13 @@ def test_line_stands_under_its_head(row):
 
 
 def test_meta_says_who_where_and_how():
-    meta = report.meta("torchrun", 8, {"pycoll": "1", "mpi": "Open MPI v5"})
-    assert set(meta) == {"commit", "machine", "versions", "launcher", "ranks", "method", "date"}
+    meta = report.meta("torchrun", 8, {"pycoll": "1", "mpi": "Open MPI v5"}, "verbs")
+    assert set(meta) == {"commit", "machine", "versions", "launcher", "ranks"} | {
+        "transport",
+        "method",
+        "date",
+    }
+    assert ", launched by torchrun, verbs between hosts, " in report.head(meta, "reduce", True)
     assert set(meta["machine"]) == {"cpu", "cores", "kernel"}
     assert meta["versions"].keys() >= {"python", "numpy", "pycoll", "mpi"}
     assert meta["machine"]["cores"] >= 1

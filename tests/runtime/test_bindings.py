@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import pycoll
+import pycoll.algorithms
 from pycoll.errors import (
     BrokenError,
     CollectiveTimeout,
@@ -21,6 +22,7 @@ from pycoll.errors import (
     UnavailableError,
     UsageError,
 )
+from pycoll.fabric import Fabric, Rail
 from pycoll.program.lower import compile_program
 from pycoll.runtime import bindings
 
@@ -103,6 +105,26 @@ def test_the_board(comm: Any) -> None:
         bindings.board_read(comm, 1)
     assert bindings.comm_stuck(comm) is None
     assert bindings.resume(comm, 0) == bindings.INVALID
+
+
+def test_rails_that_are_not_there(comm: Any) -> None:
+    """Whatever this machine has, it has no such device."""
+    with pytest.raises((TransportError, UnavailableError), match="opening RDMA ports: "):
+        bindings.comm_rails(comm, Fabric(), [Rail("nosuch0", 1)])
+    bindings.comm_rails(comm, Fabric(), [])
+    assert bindings.comm_attention(comm) == -1
+    state = bindings.comm_wire_state(comm)
+    assert state[:-1] == (0,) * 8
+    assert state.bytes == (0,) * bindings.MAX_RAILS
+
+
+def test_ports_are_found_or_it_is_said_what_is_missing() -> None:
+    ports = bindings.verbs_ports()
+    assert bool(ports) or bindings.verbs_missing()
+    for port in ports:
+        assert port.device
+        assert port.port >= 1
+        assert len(port.gid) == 16
 
 
 def test_nothing_to_resume_and_nothing_broken(comm: Any) -> None:

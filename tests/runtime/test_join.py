@@ -11,8 +11,15 @@ from collections.abc import Callable
 import pytest
 
 import pycoll
+from pycoll.config import Config
 from pycoll.errors import BootstrapError
 from pycoll.runtime import bindings, join
+
+PLACED = b'{"cpus": "1", "heap": 1, "host": "a", "memory": 0'
+
+
+def settings(timeout: float) -> Config:
+    return Config.load({}, timeout=timeout)
 
 
 class Ended:
@@ -42,14 +49,18 @@ class Alone:
     def begin(self, blob: bytes, timeout: float, notice: Callable[[], None]) -> Ended:
         return Ended(self.allgather(blob, timeout))
 
+    def describe(self, rank: int) -> str:
+        return f"rank {rank}"
+
 
 def test_one_rank() -> None:
-    world, comm = join.join(Alone(), "ring", 10)
+    world, comm = join.join(Alone(), Config.load({}, timeout=10, algorithm="ring"))
     bindings.comm_close(comm)
     assert (world.rank, world.size, world.algorithm) == (0, 1, "ring")
     assert world.cores >= 1
     assert world.slot_bytes == join.SLOT_BYTES
     assert (world.mapped, world.remote, world.hosts) == ((True,), False, (0,))
+    assert (world.transport, world.wire) == ("shm", 0.0)
     assert world.placement.flat
 
 
@@ -64,11 +75,14 @@ def test_one_rank() -> None:
         (b'{"cpus": "1", "heap": 1, "host": 7, "memory": 0}', "not understand: host or memory"),
         (b'{"cpus": "1", "heap": 1, "host": "a", "memory": -2}', "understand: host or memory"),
         (b'{"cpus": "x", "heap": 1, "host": "a", "memory": 0}', "not understand: invalid literal"),
+        (PLACED + b', "transport": "x"}', "not understand: transport"),
+        (PLACED + b', "transport": "tcp", "verbs": "tc=x"}', "not understand: tc as an integer"),
+        (PLACED + b', "transport": "tcp", "verbs": 7}', "does not understand: "),
     ],
 )
 def test_an_introduction_that_is_none(blob: bytes, message: str) -> None:
     with pytest.raises(BootstrapError, match=message):
-        join.join(Alone(lambda mine: [blob]), None, 10)
+        join.join(Alone(lambda mine: [blob]), settings(10))
 
 
 def test_another_version() -> None:
@@ -76,13 +90,13 @@ def test_another_version() -> None:
         return [mine, json.dumps(json.loads(mine) | {"version": "9.9"}).encode()]
 
     with pytest.raises(BootstrapError, match=r"rank 1 runs pycoll 9\.9, rank 0 runs .*; install"):
-        join.join(Alone(two), None, 10)
+        join.join(Alone(two), settings(10))
 
 
 def test_trouble_of_another_rank_is_raised_here() -> None:
     same = [lambda mine: [mine], lambda mine: [mine]]
     with pytest.raises(BootstrapError, match=r"^rank 7 cannot reach rank 3$"):
-        join.join(Alone(*same, lambda mine: [mine, b"1 rank 7 cannot reach rank 3"]), None, 10)
+        join.join(Alone(*same, lambda mine: [mine, b"1 rank 7 cannot reach rank 3"]), settings(10))
 
 
 def test_two_ranks_are_mapped_when_each_reached_the_other() -> None:
@@ -104,7 +118,7 @@ class Meeting:
 def test_a_bitmap_that_is_none() -> None:
     same = [lambda mine: [mine], lambda mine: [mine]]
     with pytest.raises(BootstrapError, match=r"^rank 0 says that it reached 'xyz'$"):
-        join.join(Alone(*same, lambda mine: [b"xyz"]), None, 10)
+        join.join(Alone(*same, lambda mine: [b"xyz"]), settings(10))
 
 
 class Later:
@@ -142,6 +156,9 @@ class Half:
     def begin(self, blob: bytes, timeout: float, notice: Callable[[], None]) -> Later:
         return Later(lambda: self.allgather(blob, timeout))
 
+    def describe(self, rank: int) -> str:
+        return f"rank {rank}"
+
 
 @pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b"", lambda b: b[::-1]])
 def test_an_address_that_lies(change: Callable[[bytes], bytes]) -> None:
@@ -149,7 +166,7 @@ def test_an_address_that_lies(change: Callable[[bytes], bytes]) -> None:
 
     def rank(number: int) -> None:
         with pytest.raises(BootstrapError, match="rank 0 cannot reach rank 1: ") as raised:
-            join.join(Half(meeting, number), None, 2)
+            join.join(Half(meeting, number), settings(2))
         errors.append(str(raised.value))
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]

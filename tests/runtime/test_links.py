@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 import pycoll
 from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES, Preface, Side, Talk, proof
 from pycoll.config import Config
-from pycoll.errors import BootstrapError, BrokenError, PeerLostError
+from pycoll.errors import BootstrapError, BrokenError, PeerLostError, TransportError
 from pycoll.runtime import bindings, links, switchboard
 from pycoll.runtime.caller import NOT_TAKEN, TAKEN
 from pycoll.runtime.links import Links
-from pycoll.runtime.switchboard import MOST_STRANGERS, SOCKETS, Switchboard
+from pycoll.runtime.switchboard import MOST_STRANGERS, SOCKETS, Attention, Switchboard
 
 SECONDS = 30.0  #: generous: reached only by a hang
 SECRET = b"correct horse battery staple"
@@ -202,6 +202,63 @@ def test_an_engine_that_does_not_take_it(ranks, monkeypatch) -> None:
     job.boards[0].want({1}, soon())
     while job.boards[0].problem(1) != "no more sockets":
         assert job.boards[0].wait({1}, 0.01) == {1}
+
+
+# What the thread sees to besides
+
+
+class Bell:
+    """Something to attend to, that can be rung and that may fail."""
+
+    def __init__(self, fail: bool = False) -> None:
+        self.near, self.far = socket.socketpair()
+        self.attended: queue.Queue[bytes] = queue.Queue()
+        self.fail = fail
+        self.attention = Attention(self.near.fileno(), self.attend)
+
+    def attend(self) -> None:
+        self.attended.put(b"" if self.fail else self.near.recv(1))
+        if self.fail:
+            raise BrokenError("no more")
+
+    def close(self) -> None:
+        self.near.close()
+        self.far.close()
+
+
+def alone(bell: Bell) -> tuple[Switchboard, tuple[str, int], queue.Queue[socket.socket]]:
+    listener = links.listen("127.0.0.1", 1)
+    adopted: queue.Queue[socket.socket] = queue.Queue()
+    peers = {1: ("127.0.0.1", 9)}
+    board = Switchboard(listener, 0, 2, SECRET, peers, lambda _, s: adopted.put(s), bell.attention)
+    return board, listener.getsockname(), adopted
+
+
+def test_who_rings_is_attended_to_as_often_as_it_rings() -> None:
+    bell = Bell()
+    board, _, _ = alone(bell)
+    for call in (b"1", b"2", b"3"):
+        bell.far.sendall(call)
+        assert bell.attended.get(timeout=SECONDS) == call
+    board.close()
+    bell.far.sendall(b"4")
+    assert bell.attended.empty()
+    assert bell.near.recv(1) == b"4"  # its descriptor is not the switchboard's to close
+    bell.close()
+
+
+def test_what_cannot_be_attended_to_is_left_and_ranks_still_connect() -> None:
+    bell = Bell(fail=True)
+    board, address, adopted = alone(bell)
+    bell.far.sendall(b"1")
+    bell.attended.get(timeout=SECONDS)
+    with connect(address) as sock:
+        shake(sock, 1, 2)
+        assert receive(sock, 1) == TAKEN
+    assert bell.attended.empty()
+    adopted.get(timeout=SECONDS).close()
+    board.close()
+    bell.close()
 
 
 # Strangers
@@ -389,6 +446,9 @@ class Job:
         self.told.append((peer, why))
         raise PeerLostError(f"rank {peer}: {why}")
 
+    def refuse_link(self, peer: int, why: str) -> None:
+        self.told.append((peer, why))
+
     def raise_for(self, code: int, timeout: float) -> None:
         raise BrokenError(f"broken with {code}")
 
@@ -407,6 +467,7 @@ def no_engine(monkeypatch) -> list[tuple[int, int]]:
 
     monkeypatch.setattr(bindings, "comm_adopt", adopt)
     monkeypatch.setattr(bindings, "comm_broken", lambda comm: 0)
+    monkeypatch.setattr(bindings, "comm_attention", lambda comm: -1)
     return adopted
 
 
@@ -504,6 +565,34 @@ def test_a_broken_communicator_waits_for_no_connection(no_engine, monkeypatch) -
         with pytest.raises(BrokenError, match=r"^broken with -"):
             made.require([1])
         made.close()
+
+
+def test_the_engine_is_attended_to_while_nobody_calls(no_engine, monkeypatch) -> None:
+    bell = Bell()
+    monkeypatch.setattr(bindings, "comm_attention", lambda comm: bell.attention.fd)
+    monkeypatch.setattr(bindings, "comm_attend", lambda comm: bell.attend())
+    made = Job(0, {1: b"127.0.0.1 9"}).links()
+    bell.far.sendall(b"1")
+    assert bell.attended.get(timeout=SECONDS) == b"1"
+    made.close()
+    bell.close()
+
+
+def test_a_connection_that_the_engine_cannot_use_breaks_the_communicator(
+    no_engine, monkeypatch
+) -> None:
+    def refuse(comm: object, peer: int, fd: int) -> None:
+        raise TransportError("no memory may be locked")
+
+    monkeypatch.setattr(bindings, "comm_adopt", refuse)
+    with links.listen("127.0.0.1", 1) as listener:
+        job = Job(0, {1: b"127.0.0.1 %d" % listener.getsockname()[1]})
+        made = job.links()
+        with connect(made._switchboard._listener.getsockname()) as sock:
+            shake(sock, 1, 2, hmac.digest(SECRET, b"links", "sha256"))
+            receive(sock, 2)  # its end
+        made.close()
+    assert job.told == [(1, "its connection cannot be used here (no memory may be locked)")]
 
 
 def test_a_lie_about_an_address_leaves_nothing_open(no_engine) -> None:

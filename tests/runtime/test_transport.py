@@ -1,0 +1,300 @@
+"""RDMA or TCP: what the ranks tell each other, what follows from it, and what the user hears."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pycoll
+from pycoll.bootstrap import job
+from pycoll.errors import BootstrapError, TransportError, UnavailableError
+from pycoll.fabric import Fabric, Rail, Rails
+from pycoll.runtime import bindings, rails, transport
+from pycoll.runtime.rails import Found
+from pycoll.runtime.transport import TCP, VERBS, Reach, Said, Wanted, decide
+
+READY = Said("Ethernet", device=True, speeds={"a:1": 8_000})
+NONE = Said(lack="there is no RDMA device")
+BROKEN = Said(lack="libibverbs1 is not installed: apt-get install libibverbs1", device=True)
+
+
+def name(rank: int) -> str:
+    return f"rank {rank} (on node{rank})"
+
+
+# What follows
+
+
+def test_rdma_is_used_if_every_rank_with_remote_peers_has_rails() -> None:
+    assert decide([READY, READY], False, name) == (VERBS, "", "")
+    assert decide([READY, None, READY], True, name) == (VERBS, "", "")
+
+
+def test_a_cluster_without_rdma_is_silent() -> None:
+    assert decide([NONE, NONE, None], False, name) == (TCP, "", "")
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ([READY, NONE], "rank 1 (on node1): there is no RDMA device"),
+        ([BROKEN, READY], f"rank 0 (on node0): {BROKEN.lack}"),
+        ([None, NONE, BROKEN, BROKEN, BROKEN], f"{BROKEN.lack} (so on 2 ranks more)"),
+        ([BROKEN, BROKEN], f"rank 0 (on node0): {BROKEN.lack} (so on 1 ranks more)"),
+    ],
+)
+def test_where_rdma_was_to_be_expected_its_absence_is_told(
+    said: Sequence[Said | None], told: str
+) -> None:
+    verdict = decide(said, False, name)
+    assert (verdict.transport, verdict.trouble) == (TCP, "")
+    assert verdict.warning.startswith("ranks of other hosts are reached by TCP and not by RDMA: ")
+    assert told in verdict.warning
+    assert verdict.warning.endswith("; PYCOLL_TRANSPORT=tcp says that this is meant")
+
+
+def test_many_reasons_are_not_all_told() -> None:
+    said = [Said(lack=f"reason {i}", device=True) for i in range(9)]
+    warning = decide(said, False, name).warning
+    assert "rank 2 (on node2): reason 2; and 6 ranks more;" in warning
+    assert "reason 3" not in warning
+
+
+def test_what_cannot_be_connected_is_not_used() -> None:
+    verdict = decide([None, READY, Said("InfiniBand", device=True)], False, name)
+    assert verdict.transport == TCP
+    assert (
+        "rank 2 (on node2): its RDMA ports are InfiniBand and cannot reach those of rank 1, which "
+        "are Ethernet; PYCOLL_RAILS names others"
+    ) in verdict.warning
+
+
+def test_rdma_that_is_asked_for_is_had_or_there_is_no_communicator() -> None:
+    for said in ([READY, NONE], [NONE, NONE]):
+        verdict = decide(said, True, name)
+        assert verdict.trouble.startswith("PYCOLL_TRANSPORT=verbs wants RDMA between hosts: rank ")
+        assert "(on node" in verdict.trouble
+        assert "there is no RDMA device" in verdict.trouble
+        assert not verdict.warning
+
+
+def test_a_port_that_is_named_and_missing_is_an_error_on_every_rank() -> None:
+    asked = Said(lack="PYCOLL_RAILS names x, which", device=True, asked=True)
+    assert decide([READY, asked], False, name).trouble == (
+        "rank 1 (on node1): PYCOLL_RAILS names x, which"
+    )
+
+
+def test_the_wire_is_that_of_the_host_with_the_least() -> None:
+    a, b = Said("x", speeds={"a:1": 800, "b:1": 800}), Said("x", speeds={"b:1": 800, "c:1": 800})
+    assert transport.wire([a, b, a], [0, 0, 1]) == 200.0
+    assert transport.wire([a, None, b], [0, 0, 0]) == 300.0
+    assert transport.wire([a, Said("x", speeds={"a:1": 0})], [0, 1]) == 0.0
+
+
+# What ranks say
+
+
+@given(st.builds(Said, st.text(), st.text(), st.booleans(), st.booleans(), st.none()))
+def test_what_is_said_survives_its_travel(said: Said) -> None:
+    assert Said.parse(0, said.encode()) == said
+    assert Said.parse(0, READY.encode()) == READY
+    assert Said.parse(0, b"") is None
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"\xff",
+        b"7",
+        b"{}",
+        b"[]",
+        b'["", "", 0, false, null]',
+        b'["", "", false, false, [1]]',
+        b'["", "", false, false, {"a": "fast"}]',
+        b'["", "", false, false, null, null]',
+    ],
+)
+def test_what_no_rank_says_is_an_error(blob: bytes) -> None:
+    with pytest.raises(BootstrapError, match=r"^rank 3 says of its RDMA ports b'.*', want what"):
+        Said.parse(3, blob)
+
+
+@given(st.binary(min_size=1, max_size=60))
+def test_any_bytes_are_understood_or_an_error(blob: bytes) -> None:
+    with contextlib.suppress(BootstrapError):
+        Said.parse(0, blob)
+
+
+# Agreeing
+
+
+class Ranks:
+    """A bootstrap whose other ranks have said what they say."""
+
+    def __init__(self, rank: int, *others: Said | None, whole: bool = True) -> None:
+        self.rank, self.whole, self.others = rank, whole, others
+        self.asked = 0
+
+    def allgather(self, blob: bytes, timeout: float) -> list[bytes]:
+        self.asked += 1
+        blobs = [said.encode() if said else b"" for said in self.others]
+        return [*blobs[: self.rank], blob, *blobs[self.rank :]]
+
+    def describe(self, rank: int) -> str:
+        return name(rank)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Rail, ...]]:
+    """Have a rail, and say what the engine was told to open."""
+    calls: list[tuple[Rail, ...]] = []
+    found = Found((Rail("a", 1),), (8_000,), "Ethernet")
+    monkeypatch.setattr(rails, "find", lambda named, memory: found)
+    monkeypatch.setattr(bindings, "comm_rails", lambda comm, fabric, some: calls.append(some))
+    return calls
+
+
+def agree(ranks: Ranks, wanted: str = "auto", memory: int | None = 0) -> Reach:
+    hosts = range(1 + len(ranks.others))
+    return transport.agree(None, ranks, Wanted(wanted), hosts, memory, 1)
+
+
+def test_rails_are_opened_and_kept_if_all_have_some(opened) -> None:
+    assert agree(Ranks(1, READY)) == (VERBS, 1_000.0)
+    assert opened == [(Rail("a", 1),)]
+
+
+def test_rails_are_let_go_if_another_rank_has_none(opened) -> None:
+    with pytest.warns(RuntimeWarning, match=r"rank 1 \(on node1\): there is no RDMA device; PYC"):
+        assert agree(Ranks(0, NONE)) == (TCP, 0.0)
+    assert opened == [(Rail("a", 1),), ()]
+
+
+def test_only_rank_0_of_the_job_warns(opened) -> None:
+    assert agree(Ranks(1, NONE)).transport == TCP
+    assert agree(Ranks(0, NONE, whole=False)).transport == TCP
+
+
+def test_a_rank_without_remote_peers_takes_part(opened) -> None:
+    assert agree(Ranks(0, READY, READY), memory=None) == (VERBS, 1_000.0)
+    assert opened == []
+
+
+def test_without_rdma_nobody_is_asked(opened) -> None:
+    ranks = Ranks(0, NONE)
+    assert agree(ranks, "tcp") == (TCP, 0.0)
+    assert (ranks.asked, opened) == (0, [])
+
+
+def test_rails_that_do_not_open_are_told_with_the_reason(opened, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise TransportError(12, "opening RDMA ports: no memory may be locked: ulimit -l unlimited")
+
+    monkeypatch.setattr(bindings, "comm_rails", refuse)
+    with pytest.warns(RuntimeWarning, match=r"rank 0 \(on node0\): opening RDMA ports: no memory"):
+        assert agree(Ranks(0, READY)) == (TCP, 0.0)
+    with pytest.raises(UnavailableError, match=r"^PYCOLL_TRANSPORT=verbs .*: ulimit -l unlimited"):
+        agree(Ranks(0, READY), "verbs")
+
+
+def test_a_device_that_cannot_be_asked_is_told(monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise TransportError(5, "RDMA ports: no answer")
+
+    monkeypatch.setattr(rails, "find", refuse)
+    with pytest.warns(RuntimeWarning, match=r"rank 0 \(on node0\): RDMA ports: no answer; PYC"):
+        agree(Ranks(0, READY))
+
+
+def test_named_rails_that_are_missing_are_an_error(monkeypatch) -> None:
+    monkeypatch.setattr(bindings, "verbs_missing", lambda: "")
+    monkeypatch.setattr(bindings, "verbs_ports", list)
+    wanted = Wanted("auto", Fabric(), Rails.parse("x:1"))
+    with pytest.raises(UnavailableError, match=r"^rank 0 \(on node0\): PYCOLL_RAILS names x:1, wh"):
+        transport.agree(None, Ranks(0, READY), wanted, (0, 1), 0, 1)
+
+
+# Ranks that share no memory, on one machine
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have ranks that can map nobody, on a machine without RDMA."""
+    unmappable = bindings.UNMAPPABLE
+    monkeypatch.setattr(bindings, "comm_connect", lambda comm, peer, blob: unmappable)
+    monkeypatch.setattr(bindings, "verbs_missing", lambda: "no libibverbs: apt-get install it")
+    monkeypatch.setattr(rails, "seen", lambda: False)
+
+
+@pytest.mark.usefixtures("apart")
+def test_without_rdma_ranks_talk_tcp_and_say_nothing() -> None:
+    def rank() -> tuple[str, str, list[str]]:
+        with warnings.catch_warnings(record=True) as heard, pycoll.init() as comm:
+            plan = comm.plan("allreduce", np.ones(3))
+            assert plan()[0] == 2
+        return comm.transport, plan.transport, [str(one.message) for one in heard]
+
+    assert pycoll.spawn(rank, 2, timeout=60) == [("tcp", "tcp", [])] * 2
+
+
+def test_where_all_is_shared_there_is_no_other_transport() -> None:
+    def rank() -> str:
+        with pycoll.init() as comm:
+            return comm.transport
+
+    assert pycoll.spawn(rank, 2, timeout=60) == ["shm", "shm"]
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_device_of_no_use_is_one_warning_in_the_whole_job(monkeypatch) -> None:
+    monkeypatch.setattr(rails, "seen", lambda: True)
+
+    def rank() -> list[tuple[type, str, str]]:
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            with pycoll.init() as comm, comm.split(color=comm.rank % 2) as half, comm.dup():
+                assert half.allreduce(np.ones(1))[0] == half.size
+        return [(one.category, str(one.message), one.filename) for one in heard]
+
+    (warning,), *others = pycoll.spawn(rank, 4, timeout=60)
+    assert others == [[], [], []]
+    assert warning[0] is RuntimeWarning
+    assert "rank 0 (process " in warning[1]
+    assert "no libibverbs: apt-get install it (so on 3 ranks more)" in warning[1]
+    assert warning[2] == __file__  # it points at who called init
+
+
+@pytest.mark.usefixtures("apart")
+def test_rdma_that_is_asked_for_and_missing_fails_on_every_rank(monkeypatch) -> None:
+    monkeypatch.setenv("PYCOLL_TRANSPORT", "verbs")
+    told = (
+        r"^PYCOLL_TRANSPORT=verbs wants RDMA between hosts: rank 0 \(process .*\): "
+        r"no libibverbs: apt-get install it \(so on 1 ranks more\)$"
+    )
+
+    def rank() -> None:
+        with pytest.raises(UnavailableError, match=told):
+            pycoll.init()
+
+    pycoll.spawn(rank, 2, timeout=60)
+
+
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize(("first", "second"), [("tcp", "verbs"), ("auto", "verbs")])
+def test_the_setting_of_rank_0_holds(first: str, second: str) -> None:
+    def rank() -> str:
+        mine = job.current()
+        assert mine is not None
+        os.environ["PYCOLL_TRANSPORT"] = (first, second)[mine.rank]
+        with pycoll.init() as comm:
+            return comm.transport
+
+    assert pycoll.spawn(rank, 2, timeout=60) == ["tcp", "tcp"]
