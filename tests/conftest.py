@@ -24,13 +24,14 @@ from hypothesis import settings
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parents[1]
-KINDS = ("pure", "native", "mpi", "net")
+KINDS = ("pure", "native", "mpi", "net", "rdma")
 NATIVE_DIRECTORIES = {"conformance", "examples", "faults", "native", "runtime"}
 MPI_DIRECTORIES = {"mpi"}
 NET_DIRECTORIES = {"net"}
+RDMA_DIRECTORIES = {"rdma"}
 
-# Under importlib mode no path leads to what tests share: collective_checks.py, hosts.py.
-sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "net")]
+# Under importlib mode no path leads to what tests share: collective_checks.py, hosts.py, guest.py.
+sys.path += [str(ROOT / "tests" / folder) for folder in (".", "net", "rdma", "fakeverbs")]
 
 # No deadline: a slow machine is not a failure. The same examples every time: a red run repeats.
 settings.register_profile("pycoll", deadline=None, derandomize=True, print_blob=True)
@@ -122,6 +123,10 @@ def lack(kind: str) -> str:
         import hosts
 
         return hosts.lack()
+    if kind == "rdma":
+        import probe
+
+        return probe.lack()
     return ""
 
 
@@ -135,6 +140,8 @@ def kind_of(item: pytest.Item) -> str:
         return "mpi"
     if folders & NET_DIRECTORIES:
         return "net"
+    if folders & RDMA_DIRECTORIES:
+        return "rdma"
     return "native" if folders & NATIVE_DIRECTORIES else "pure"
 
 

@@ -1,0 +1,343 @@
+"""The stand-in for libibverbs: building it, and bending the network that it pretends.
+
+A rank uses it with ``LD_LIBRARY_PATH`` at the folder that :func:`build` returns and
+``FAKEVERBS_FABRIC`` at a path that all ranks share; without that the network is the process's own.
+`Fabric` is that network, seen from outside::
+
+    fabric = Fabric(folder / "fabric", build(folder / "library"))
+    rank = subprocess.Popen(command, env=os.environ | fabric.environment(devices=4))
+    fabric.cut_both("fake0", "fake1")
+
+From a shell: ``python fabric.py PATH cut fake0 fake1``.
+
+Variables of a rank, as keyword arguments of `Fabric.environment` without the ``FAKEVERBS_``:
+
+=========  ==================================================================================
+DEVICES    how many there are, fake0 and so on, each with one port; 2, at most 8
+HOST       0 to 15: whose devices they are. Ranks with the same number share devices
+GBPS       gigabits per second that the ports claim, with commas between the devices'; 100
+LIKE       mlx5 or rxe: whose ways to follow where providers differ (see nic.h); mlx5
+JITTER     microseconds by which each request may begin late, so that QPs overtake; 0
+SEED       of the jitter
+MEMLOCK    bytes that a process may register
+FAIL       create_qp:3,reg_mr:1 makes those calls fail with ENOMEM, counted from 1
+INLINE     bytes of inline data that a QP may have; 512
+MTU        of the ports, in bytes; 4096
+LINK       ethernet or infiniband
+ABI        extended or compat: how ibv_query_port is reached
+=========  ==================================================================================
+
+What it does not have: UD, UC, SRQ, XRC, atomics, memory windows, dma-buf. A process that is stopped
+(SIGSTOP) stops its NIC too, which real ones do not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntFlag
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SONAME = "libibverbs.so.1"
+SOURCES = (
+    *("completion", "control", "device", "events", "fabric", "memory", "nic", "options", "port"),
+    *("post", "queue_pair", "requester", "responder", "ring"),
+)
+FLAGS = ("-std=gnu11", "-O2", "-g", "-D_GNU_SOURCE", "-fPIC", "-shared", "-pthread", "-Wall")
+
+DEVICES = 8  #: of a host, at most; as in fabric.h
+PORTS = 128
+SLOTS = 512
+COUNTS = (
+    *("tx_packets", "tx_bytes", "rx_packets", "rx_bytes", "dropped", "retransmitted"),
+    *("duplicates", "rnr", "refused", "failed", "stray", "unclosed"),
+)
+OBJECTS = ("pds", "mrs", "mr_bytes", "channels", "cqs", "qps")
+
+
+class Kind(IntFlag):
+    """Kinds of packets: what a cut drops, and what a fuse counts."""
+
+    WRITE = 1
+    WRITE_IMM = 2
+    SEND = 4
+    READ = 8
+    ACK = 16
+    READ_RESPONSE = 32
+    REQUESTS = 15
+    RESPONSES = 48
+    ALL = 63
+
+
+@functools.cache
+def lack() -> str:
+    """Say what this machine lacks for the stand-in; empty if nothing."""
+    cc = shutil.which("cc")
+    if cc is None:
+        return "no C compiler: apt-get install gcc"
+    headers = subprocess.run(
+        [cc, "-E", "-"], input="#include <infiniband/verbs.h>\n", capture_output=True, text=True
+    )
+    return "no infiniband/verbs.h: apt-get install libibverbs-dev" if headers.returncode else ""
+
+
+def build(folder: Path, *flags: str) -> Path:
+    """Build the stand-in into `folder`, with more compiler flags such as ``-fsanitize=thread``.
+
+    Returns `folder`, which belongs on LD_LIBRARY_PATH.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = [str(HERE / f"{name}.c") for name in SOURCES]
+    subprocess.run(
+        [
+            "cc",
+            *FLAGS,
+            *flags,
+            *sources,
+            f"-Wl,-soname,{SONAME}",
+            f"-Wl,--version-script={HERE / 'libibverbs.map'}",
+            "-o",
+            str(folder / SONAME),
+        ],
+        check=True,
+    )
+    return folder
+
+
+def driver(folder: Path, library: Path, *flags: str) -> Path:
+    """Build the program that says what verbs report; with the stand-in's library it finds any."""
+    sources = [
+        str(HERE / f"{name}.c") for name in ("driver", "requests", "endings", "strict", "endpoint")
+    ]
+    output = folder / "driver"
+    program = [flag for flag in FLAGS if flag not in ("-fPIC", "-shared")]
+    command = ["cc", *program, *flags, *sources, str(library / SONAME), "-o", str(output)]
+    subprocess.run(command, check=True)
+    return output
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A device that some process holds open, and what it holds of it."""
+
+    pid: int
+    device: str
+    alive: bool  #: the process is
+    pds: int
+    mrs: int
+    mr_bytes: int
+    channels: int
+    cqs: int
+    qps: int
+
+
+def port(device: str) -> int:
+    """Return the number of a port: of ``"fake1"``, or of ``"3/fake1"`` on host 3."""
+    host, _, name = device.rpartition("/")
+    return int(host or 0) * DEVICES + int(name.removeprefix("fake"))
+
+
+class Fabric:
+    """The network at `path`, which is made if it is not there."""
+
+    def __init__(self, path: Path, library: Path) -> None:
+        self.path = path
+        self.library = library
+        # Compiled with a sanitizer it cannot be loaded here: control goes through a plain one.
+        self._lib = ctypes.CDLL(str(library / SONAME))
+        self._lib.fakeverbs_open.restype = ctypes.c_void_p
+        for name in ("fakeverbs_count", "fakeverbs_blown"):
+            getattr(self._lib, name).restype = ctypes.c_uint64
+        opened = self._lib.fakeverbs_open(os.fsencode(path))
+        if not opened:
+            raise OSError(f"{path}: cannot be made or mapped, or is of another version")
+        self._fabric = ctypes.c_void_p(opened)
+
+    def environment(self, library: Path | None = None, **options: object) -> dict[str, str]:
+        """Return what a rank's environment wants: ``devices=4`` becomes FAKEVERBS_DEVICES=4."""
+        given = {f"FAKEVERBS_{name.upper()}": str(value) for name, value in options.items()}
+        return {
+            "LD_LIBRARY_PATH": str(library or self.library),
+            "FAKEVERBS_FABRIC": str(self.path),
+            **given,
+        }
+
+    def cut(self, one: str, other: str, kinds: Kind = Kind.ALL) -> None:
+        """Drop packets of `kinds` from `one` port to the `other`; nobody is told."""
+        self._lib.fakeverbs_cut(self._fabric, port(one), port(other), int(kinds))
+
+    def heal(self, one: str, other: str, kinds: Kind = Kind.ALL) -> None:
+        """Let packets of `kinds` pass from `one` port to the `other`, and take the fuse out."""
+        self._lib.fakeverbs_heal(self._fabric, port(one), port(other), int(kinds))
+
+    def cut_both(self, one: str, other: str) -> None:
+        """Drop everything between two ports."""
+        self.cut(one, other)
+        self.cut(other, one)
+
+    def heal_both(self, one: str, other: str) -> None:
+        """Undo all cuts between two ports."""
+        self.heal(one, other)
+        self.heal(other, one)
+
+    def fuse(
+        self,
+        one: str,
+        other: str,
+        after: int,
+        *,
+        count: Kind = Kind.REQUESTS,
+        packets: bool = False,
+        drop: Kind = Kind.ALL,
+        drop_back: Kind = Kind.ALL,
+    ) -> None:
+        """Cut by itself once `after` more messages have passed from `one` port to the `other`.
+
+        Args:
+            one: where the messages come from.
+            other: where they go to.
+            after: how many pass; what comes later is dropped. At least 1.
+            count: the kinds that are counted.
+            packets: count packets (of the path MTU), so that a message is cut in its middle.
+            drop: what is dropped from then on, in the direction of the count.
+            drop_back: what is dropped in the other direction. With ``count=Kind.WRITE_IMM,
+                drop=Kind(0), drop_back=Kind.RESPONSES`` all lands, and nobody learns of it.
+        """
+        self._lib.fakeverbs_fuse(
+            self._fabric,
+            port(one),
+            port(other),
+            int(count),
+            int(not packets),
+            ctypes.c_int64(after),
+            int(drop),
+            int(drop_back),
+        )
+
+    def blown(self, one: str, other: str) -> int:
+        """How often a fuse between these two has blown."""
+        return int(self._lib.fakeverbs_blown(self._fabric, port(one), port(other)))
+
+    def down(self, device: str) -> None:
+        """Take a port down: all its packets are lost, and its NICs tell by PORT_ERR."""
+        self._lib.fakeverbs_down(self._fabric, port(device), 1)
+
+    def up(self, device: str) -> None:
+        """Bring a port up again; its NICs tell by PORT_ACTIVE."""
+        self._lib.fakeverbs_down(self._fabric, port(device), 0)
+
+    def slow(self, device: str, bytes_per_second: int) -> None:
+        """Let a port send no faster than this; 0: as fast as it goes."""
+        self._lib.fakeverbs_speed(self._fabric, port(device), ctypes.c_uint64(bytes_per_second))
+
+    def isolate(self, device: str) -> None:
+        """Drop everything between this port and all others; unlike `down`, nobody is told."""
+        self._all(self._lib.fakeverbs_cut, device)
+
+    def rejoin(self, device: str) -> None:
+        """Undo all cuts of this port."""
+        self._all(self._lib.fakeverbs_heal, device)
+
+    def _all(self, change: Callable[..., None], device: str) -> None:
+        for other in range(PORTS):
+            change(self._fabric, port(device), other, int(Kind.ALL))
+            change(self._fabric, other, port(device), int(Kind.ALL))
+
+    def counts(self, device: str) -> Mapping[str, int]:
+        """Everything that was counted of a port, since the fabric was made; see fabric.h."""
+        return {
+            name: int(self._lib.fakeverbs_count(self._fabric, port(device), what))
+            for what, name in enumerate(COUNTS)
+        }
+
+    def total(self, name: str) -> int:
+        """One count, over all ports: ``total("rnr")``."""
+        what = COUNTS.index(name)
+        return sum(
+            int(self._lib.fakeverbs_count(self._fabric, number, what)) for number in range(PORTS)
+        )
+
+    def opened(self) -> list[Opened]:
+        """Every device that is open now, also those that a killed process left."""
+        out = (ctypes.c_uint64 * (3 + len(OBJECTS)))()
+        found = []
+        for slot in range(SLOTS):
+            if not self._lib.fakeverbs_slot(self._fabric, slot, out):
+                continue
+            host, device = divmod(out[1], DEVICES)
+            name = f"{host}/fake{device}" if host else f"fake{device}"
+            found.append(Opened(out[0], name, bool(out[2]), *out[3:]))
+        return found
+
+    def objects(self, pid: int | None = None) -> Mapping[str, int]:
+        """What the process `pid` (None: all that live) holds open, with ``contexts``.
+
+        Process IDs are those in the process's own namespace.
+        """
+        mine = [one for one in self.opened() if one.alive and pid in (None, one.pid)]
+        return {"contexts": len(mine)} | {
+            name: sum(getattr(one, name) for one in mine) for name in OBJECTS
+        }
+
+    def close(self) -> None:
+        """Unmap the fabric; its ranks keep it."""
+        self._lib.fakeverbs_close(self._fabric)
+
+    def __enter__(self) -> Fabric:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def main(arguments: list[str]) -> int:
+    """Do one thing to a fabric, from a shell; the stand-in is found by LD_LIBRARY_PATH."""
+    if len(arguments) < 2:
+        print(
+            "fabric.py PATH counts|opened|cut|heal|isolate|rejoin|down|up|slow|fuse ARGUMENTS",
+            file=sys.stderr,
+        )
+        return 2
+    path, verb, *rest = arguments
+    folder = next(
+        Path(entry)
+        for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":")
+        if entry and (Path(entry) / SONAME).exists()
+    )
+    with Fabric(Path(path), folder) as fabric:
+        match verb:
+            case "counts":
+                print(*(f"{k} {v}" for k, v in fabric.counts(rest[0]).items()), sep="\n")
+            case "opened":
+                print(*fabric.opened(), sep="\n")
+            case "cut":
+                fabric.cut_both(rest[0], rest[1])
+            case "heal":
+                fabric.heal_both(rest[0], rest[1])
+            case "isolate":
+                fabric.isolate(rest[0])
+            case "rejoin":
+                fabric.rejoin(rest[0])
+            case "down":
+                fabric.down(rest[0])
+            case "up":
+                fabric.up(rest[0])
+            case "slow":
+                fabric.slow(rest[0], int(rest[1]))
+            case "fuse":
+                fabric.fuse(rest[0], rest[1], int(rest[2]))
+            case _:
+                print(f"{verb}: no such verb", file=sys.stderr)
+                return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
