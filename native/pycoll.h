@@ -152,6 +152,9 @@ const char *pc_cpu_features(void);
 const char *pc_code_name(int code);
 const char *pc_verbs_missing(void); /* "", or what keeps this machine from RDMA and what mends it */
 int pc_verbs_ports(struct pc_port *ports, uint32_t capacity); /* how many there are */
+/* Bytes per second of RDMA writes from a port to itself, for about so many seconds. */
+int pc_verbs_loopback(const struct pc_rail_spec *rail, const struct pc_verbs_options *options,
+                      double seconds, struct pc_error *error, double *bandwidth);
 
 /* A communicator: this rank's memory and its view of the peers'. */
 int pc_comm_open(const struct pc_options *options, struct pc_comm **out);
