@@ -140,7 +140,7 @@ static bool sound(const struct pc_wire *w, const struct pc_hello *hello)
 static void meet(struct pc_wire *w, struct pc_partner *partner, const struct pc_hello *hello)
 {
     if (partner->greeted || !sound(w, hello)) {
-        pc__partner_end(w, partner, PC_INVALID, "its greeting is not one");
+        pc__partner_end(w, partner, PC_LOST, "its greeting is not one");
         return;
     }
     partner->hello = *hello;
@@ -169,7 +169,7 @@ static void heed(struct pc_wire *w, struct pc_partner *partner)
         return;
     }
     if (!partner->greeted || header->path >= partner->npaths) {
-        pc__partner_end(w, partner, PC_INVALID, "its letter is about no path");
+        pc__partner_end(w, partner, PC_LOST, "its letter is about no path");
         return;
     }
     struct pc_path *path = &partner->paths[header->path];
@@ -188,7 +188,7 @@ void pc__partner_read(struct pc_wire *w, struct pc_partner *partner)
     while (!partner->ended && (rc = pc__mail_read(&partner->mail)) > 0)
         heed(w, partner);
     if (rc < 0)
-        pc__partner_end(w, partner, rc,
+        pc__partner_end(w, partner, PC_LOST,
                         rc == PC_LOST ? "it closed its connection" : "it sent what is no letter");
     if (partner->ended && partner->mail.fd >= 0)
         pc__mail_close(&partner->mail); /* which takes it out of the epoll */

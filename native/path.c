@@ -132,7 +132,7 @@ void pc__path_offered(struct pc_wire *w, struct pc_path *path, uint32_t turn,
 {
     struct pc_error error;
     if (path->state != PC_PATH_DOWN) {
-        pc__partner_end(w, path->partner, PC_INVALID, "it offered a path that it has already");
+        pc__partner_end(w, path->partner, PC_LOST, "it offered a path that it has already");
         return;
     }
     path->turn = turn;

@@ -213,7 +213,7 @@ static void take_credit(struct pc_wire *w, struct pc_partner *partner, struct pc
     if (more > PC_IMM_CREDIT / 2)
         return;
     if (known + more > f->put) {
-        pc__partner_end(w, partner, PC_INVALID, "it gave back more messages than were sent");
+        pc__partner_end(w, partner, PC_LOST, "it gave back more messages than were sent");
         return;
     }
     pc__raise(f->out_credit, known + more); /* who sleeps is woken by whoever reaped */
