@@ -15,15 +15,6 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#define PC_EVENTS 32
-/* What descriptors stand for; smaller numbers are partners'. */
-#define PC_TIMER (UINT64_C(1) << 32)
-#define PC_BELL (UINT64_C(2) << 32)
-#define PC_ATTENTION (UINT64_C(3) << 32)
-#define PC_PORT (UINT64_C(4) << 32)     /* plus the rail */
-#define PC_MESSAGES (UINT64_C(5) << 32) /* plus the rail */
-/* Without any path for so long, a peer is lost. */
-#define PC_HOPE_NS UINT64_C(5000000000)
 /* While this rank only sends and consumes, it looks for completions so often. */
 #define PC_CALLS_PER_REAP 8u
 #define PC_TURNS_PER_LOOK 16u
@@ -105,96 +96,6 @@ static int verbs_open(struct pc_comm *comm, int bell, struct pc_wire **out)
     return rc != PC_OK ? rc : check_memlock(w);
 }
 
-static void set_timer(struct pc_wire *w)
-{
-    w->timed = w->due;
-    struct itimerspec t = {.it_value = {.tv_sec = (time_t)(w->due / 1000000000u),
-                                        .tv_nsec = (long)(w->due % 1000000000u)}};
-    timerfd_settime(w->timer, TFD_TIMER_ABSTIME, &t, NULL);
-}
-
-/* Before the lock is given back: what is due must not be forgotten while nobody comes in. */
-static void unlock(struct pc_wire *w)
-{
-    if (w->due != 0 && w->due != w->timed)
-        set_timer(w);
-    pthread_mutex_unlock(&w->lock);
-}
-
-/* Offers what is down, goes on with what has failed, and gives up what has been cut off too long.
- */
-static void tend(struct pc_wire *w)
-{
-    uint64_t now = pc__now();
-    if (w->due == 0 || now < w->due)
-        return;
-    w->due = 0;
-    for (uint32_t p = 0; p < w->comm->options.size; p++) {
-        struct pc_partner *partner = &w->partners[p];
-        if (!partner->greeted || partner->ended)
-            continue;
-        for (uint32_t i = 0; i < partner->npaths && !partner->ended; i++) {
-            struct pc_path *path = &partner->paths[i];
-            if (path->state == PC_PATH_FAILING)
-                pc__path_settle(w, path);
-            else if (path->state == PC_PATH_DOWN && path->attempt != 0 && path->attempt <= now)
-                pc__path_offer(w, path);
-            else if (path->state == PC_PATH_DOWN && path->attempt != 0)
-                pc__due(w, path->attempt);
-        }
-        if (partner->live == 0 && partner->cut_off != 0 && !partner->ended) {
-            if (now - partner->cut_off >= PC_HOPE_NS)
-                pc__partner_end(w, partner, PC_LOST, "no path to it is left");
-            else
-                pc__due(w, partner->cut_off + PC_HOPE_NS);
-        }
-    }
-}
-
-static void hear_port(struct pc_wire *w, uint32_t rail)
-{
-    struct ibv_async_event event;
-    while (pc__ib.get_async_event(w->rails[rail].context, &event) == 0) {
-        enum ibv_event_type type = event.event_type;
-        pc__ib.ack_async_event(&event);
-        bool gone = type == IBV_EVENT_PORT_ERR || type == IBV_EVENT_DEVICE_FATAL;
-        for (uint32_t p = 0; p < w->comm->options.size; p++)
-            for (uint32_t i = 0; i < w->partners[p].npaths; i++) {
-                struct pc_path *path = &w->partners[p].paths[i];
-                if (path->rail != rail)
-                    continue;
-                if (gone)
-                    pc__path_fail(w, path,
-                                  type == IBV_EVENT_PORT_ERR ? "its port went down"
-                                                             : "its device failed");
-                if (type == IBV_EVENT_PORT_ACTIVE && path->attempt != 0) {
-                    path->attempt = pc__now();
-                    pc__due(w, path->attempt);
-                }
-            }
-    }
-}
-
-/* Letters, ports' events, the timer. */
-static void look(struct pc_wire *w)
-{
-    struct epoll_event events[PC_EVENTS];
-    uint64_t expired;
-    w->heed = false;
-    int n = epoll_wait(w->epoll, events, PC_EVENTS, 0);
-    for (int i = 0; i < n; i++) {
-        uint64_t what = events[i].data.u64;
-        if (what == PC_TIMER)
-            (void)!read(w->timer, &expired, sizeof expired);
-        else if (what >= PC_PORT)
-            hear_port(w, (uint32_t)(what - PC_PORT));
-        else
-            pc__partner_read(w, &w->partners[what]);
-    }
-    if (n == PC_EVENTS)
-        w->heed = true;
-}
-
 static void flush(struct pc_wire *w, bool all_credit)
 {
     for (uint32_t k = w->ndirty; k-- > 0;) {
@@ -210,8 +111,8 @@ static void flush(struct pc_wire *w, bool all_credit)
 static void see_to_all(struct pc_wire *w)
 {
     pc__reap(w);
-    look(w);
-    tend(w);
+    pc__look(w);
+    pc__tend(w);
     flush(w, false);
 }
 
@@ -275,7 +176,7 @@ static int verbs_adopt(struct pc_wire *w, uint32_t peer, int fd)
     }
     if (rc != PC_OK)
         partner->mail.fd = -1; /* it stays the caller's */
-    unlock(w);
+    pc__unlock_wire(w);
     return rc;
 }
 
@@ -283,7 +184,7 @@ static int verbs_links(struct pc_wire *w, uint32_t peer)
 {
     pthread_mutex_lock(&w->lock);
     int n = w->partners[peer].mail.fd >= 0;
-    unlock(w);
+    pc__unlock_wire(w);
     return n;
 }
 
@@ -321,7 +222,7 @@ static int verbs_message(struct pc_wire *w, struct pc_fifo *f, const char *data,
         if (partner->head != partner->tail || !pc__partner_send(w, partner, &record))
             pc__partner_queue(w, partner, &record, false);
     }
-    unlock(w);
+    pc__unlock_wire(w);
     return rc;
 }
 
@@ -336,7 +237,7 @@ static void verbs_credit(struct pc_wire *w, struct pc_fifo *f, uint64_t received
         pc__reap(w);
     if (transfers(f))
         flush(w, false);
-    unlock(w);
+    pc__unlock_wire(w);
 }
 
 static void verbs_poll(struct pc_wire *w, uint32_t peer)
@@ -346,7 +247,7 @@ static void verbs_poll(struct pc_wire *w, uint32_t peer)
     pc__reap(w);
     if (w->ndirty != 0)
         flush(w, false);
-    unlock(w);
+    pc__unlock_wire(w);
 }
 
 static void verbs_progress(struct pc_wire *w)
@@ -359,7 +260,7 @@ static void verbs_progress(struct pc_wire *w)
         if (w->ndirty != 0)
             flush(w, false);
     }
-    unlock(w);
+    pc__unlock_wire(w);
 }
 
 static void hear_messages(struct pc_wire *w, uint32_t rail)
@@ -386,7 +287,7 @@ static bool verbs_pause(struct pc_wire *w, uint64_t ns)
     if ((w->called | w->posted | w->reads) && ns > PC_NAP_NS)
         ns = PC_NAP_NS;
     w->pausing = true;
-    unlock(w);
+    pc__unlock_wire(w);
     uint64_t milliseconds = (ns + 999999) / 1000000;
     int n = epoll_wait(w->sleeper, events, PC_MAX_RAILS + 2,
                        milliseconds > 1000000 ? 1000000 : (int)milliseconds);
@@ -401,7 +302,7 @@ static bool verbs_pause(struct pc_wire *w, uint64_t ns)
         else
             hear_messages(w, (uint32_t)(what - PC_MESSAGES));
     }
-    unlock(w);
+    pc__unlock_wire(w);
     return rung;
 }
 
@@ -415,7 +316,7 @@ static int verbs_drained(struct pc_wire *w, const struct pc_fifo *f, struct pc_e
         *error = *w->torn;
         rc = error->code;
     }
-    unlock(w);
+    pc__unlock_wire(w);
     return rc;
 }
 
@@ -424,7 +325,7 @@ static const struct pc_error *verbs_fault(struct pc_wire *w, uint32_t peer)
     struct pc_partner *partner = &w->partners[peer];
     pthread_mutex_lock(&w->lock);
     const struct pc_error *fault = partner->ended ? &partner->fault : NULL;
-    unlock(w);
+    pc__unlock_wire(w);
     return fault;
 }
 
@@ -438,7 +339,7 @@ static void verbs_attend(struct pc_wire *w)
     pthread_mutex_lock(&w->lock);
     see_to_all(w);
     bool wake = w->pausing;
-    unlock(w);
+    pc__unlock_wire(w);
     if (wake)
         pc__ring(w->comm, w->comm->options.rank);
 }
@@ -447,7 +348,7 @@ static void verbs_state(struct pc_wire *w, struct pc_wire_state *out)
 {
     pthread_mutex_lock(&w->lock);
     *out = w->state;
-    unlock(w);
+    pc__unlock_wire(w);
 }
 
 static const struct pc_remote verbs = {

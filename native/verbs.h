@@ -137,6 +137,19 @@ struct pc_wire {
     pthread_mutex_t lock;
 };
 
+/* What descriptors stand for; smaller numbers are partners'. */
+#define PC_TIMER (UINT64_C(1) << 32)
+#define PC_BELL (UINT64_C(2) << 32)
+#define PC_ATTENTION (UINT64_C(3) << 32)
+#define PC_PORT (UINT64_C(4) << 32)     /* plus the rail */
+#define PC_MESSAGES (UINT64_C(5) << 32) /* plus the rail */
+
+/* attend.c */
+void pc__tend(struct pc_wire *w); /* offers, goes on, gives up: what is due */
+void pc__look(struct pc_wire *w); /* letters, events */
+/* Gives the lock back, and sets the timer by what is due. */
+void pc__unlock_wire(struct pc_wire *w);
+
 /* path.c: the life of one queue pair. */
 int pc__path_offer(struct pc_wire *w, struct pc_path *path);
 void pc__path_offered(struct pc_wire *w, struct pc_path *path, uint32_t turn,

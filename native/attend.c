@@ -1,0 +1,102 @@
+/* What has to be seen to beside messages: letters, the ports' events, and what is due at some time.
+ * Whoever is in a call does it in passing; else the thread that attends. */
+#include "verbs.h"
+#ifdef PC_VERBS
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#define PC_EVENTS 32
+/* Without any path for so long, a peer is lost. */
+#define PC_HOPE_NS UINT64_C(5000000000)
+
+static void set_timer(struct pc_wire *w)
+{
+    w->timed = w->due;
+    struct itimerspec t = {.it_value = {.tv_sec = (time_t)(w->due / 1000000000u),
+                                        .tv_nsec = (long)(w->due % 1000000000u)}};
+    timerfd_settime(w->timer, TFD_TIMER_ABSTIME, &t, NULL);
+}
+
+/* Before the lock is given back: what is due must not be forgotten while nobody comes in. */
+void pc__unlock_wire(struct pc_wire *w)
+{
+    if (w->due != 0 && w->due != w->timed)
+        set_timer(w);
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* Offers what is down, goes on with what has failed, and gives up what has been cut off too long.
+ */
+void pc__tend(struct pc_wire *w)
+{
+    uint64_t now = pc__now();
+    if (w->due == 0 || now < w->due)
+        return;
+    w->due = 0;
+    for (uint32_t p = 0; p < w->comm->options.size; p++) {
+        struct pc_partner *partner = &w->partners[p];
+        if (!partner->greeted || partner->ended)
+            continue;
+        for (uint32_t i = 0; i < partner->npaths && !partner->ended; i++) {
+            struct pc_path *path = &partner->paths[i];
+            if (path->state == PC_PATH_FAILING)
+                pc__path_settle(w, path);
+            else if (path->state == PC_PATH_DOWN && path->attempt != 0 && path->attempt <= now)
+                pc__path_offer(w, path);
+            else if (path->state == PC_PATH_DOWN && path->attempt != 0)
+                pc__due(w, path->attempt);
+        }
+        if (partner->live == 0 && partner->cut_off != 0 && !partner->ended) {
+            if (now - partner->cut_off >= PC_HOPE_NS)
+                pc__partner_end(w, partner, PC_LOST, "no path to it is left");
+            else
+                pc__due(w, partner->cut_off + PC_HOPE_NS);
+        }
+    }
+}
+
+static void hear_port(struct pc_wire *w, uint32_t rail)
+{
+    struct ibv_async_event event;
+    while (pc__ib.get_async_event(w->rails[rail].context, &event) == 0) {
+        enum ibv_event_type type = event.event_type;
+        pc__ib.ack_async_event(&event);
+        bool gone = type == IBV_EVENT_PORT_ERR || type == IBV_EVENT_DEVICE_FATAL;
+        for (uint32_t p = 0; p < w->comm->options.size; p++)
+            for (uint32_t i = 0; i < w->partners[p].npaths; i++) {
+                struct pc_path *path = &w->partners[p].paths[i];
+                if (path->rail != rail)
+                    continue;
+                if (gone)
+                    pc__path_fail(w, path,
+                                  type == IBV_EVENT_PORT_ERR ? "its port went down"
+                                                             : "its device failed");
+                if (type == IBV_EVENT_PORT_ACTIVE && path->attempt != 0) {
+                    path->attempt = pc__now();
+                    pc__due(w, path->attempt);
+                }
+            }
+    }
+}
+
+/* Letters, ports' events, the timer. */
+void pc__look(struct pc_wire *w)
+{
+    struct epoll_event events[PC_EVENTS];
+    uint64_t expired;
+    w->heed = false;
+    int n = epoll_wait(w->epoll, events, PC_EVENTS, 0);
+    for (int i = 0; i < n; i++) {
+        uint64_t what = events[i].data.u64;
+        if (what == PC_TIMER)
+            (void)!read(w->timer, &expired, sizeof expired);
+        else if (what >= PC_PORT)
+            hear_port(w, (uint32_t)(what - PC_PORT));
+        else
+            pc__partner_read(w, &w->partners[what]);
+    }
+    if (n == PC_EVENTS)
+        w->heed = true;
+}
+#endif
