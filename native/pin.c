@@ -290,7 +290,8 @@ struct pc_pinned *pc__pin(struct pc_pins *c, const void *address, size_t nbytes,
         return NULL;
 
     pc__unmap_lock();
-    bool known = c->limit > 0 && (gpu ? span.stamp != 0 : pc__unmap_settled());
+    bool host = span.kind == PC_MEMORY_HOST;
+    bool known = c->limit > 0 && (host ? pc__unmap_settled() : span.stamp != 0);
     struct pc_pinned *p = known ? lookup(c, &span) : NULL;
     c->counters.misses += p == NULL;
     leave(c);

@@ -10,10 +10,11 @@
  * when another thread got these addresses already, in between the unmapping and its event. Then
  * pc__pin returns a registration made of what lies at these addresses now. For the kernel counts
  * the change before anybody can map there again, and pc__pin asks for that count; while it is not
- * zero, and the event does not arrive soon, memory is registered for this one use. Pages that are
- * discarded (madvise) go after their event: for these the change has taken effect when the call
- * returns. A pin of memory that another thread discards at that moment may stay what it was; so
- * would the bytes that the program reads there.
+ * zero, and the event does not arrive soon, memory is registered for this one use.
+ * Pages that are discarded (madvise) go after their event: for these the change has taken effect
+ * when the call returns. A pin of memory that another thread discards at that moment may be kept as
+ * it was: what the program itself reads there is uncertain too. Of what no event tells (unmap.h),
+ * pc__pins_forget must be told.
  *
  * An entry in use whose memory changes is not found again, and is deregistered at its last unpin:
  * until then the device reads and writes the pages of before, which nobody else gets meanwhile.

@@ -17,8 +17,8 @@
  * back memory that is watched, and then wait for an event that is only read with the lock. Whoever
  * hears an event holds it.
  *
- * Not told, for no kernel does: pages that leave shared memory by its file (ftruncate, fallocate;
- * also from another process), shmdt and remap_file_pages, and MADV_GUARD_INSTALL. */
+ * Not told, for no kernel does: pages that leave shared memory by its file (ftruncate, or fallocate
+ * with PUNCH_HOLE, also from another process), remap_file_pages, and MADV_GUARD_INSTALL. */
 #ifndef PC_UNMAP_H
 #define PC_UNMAP_H
 #include <stdbool.h>

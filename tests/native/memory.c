@@ -96,6 +96,8 @@ static void other(void)
     struct pc_pinned *p = pin(host, PAGE); /* the driver pinned it */
     want(p->span.kind == PC_MEMORY_HOST && p->span.device == -1 && p->span.stamp == 0);
     pc__unpin(pins, p);
+    pc__unpin(pins, pin(host, PAGE));
+    want(made == (*pc__pins_missing(pins) == 0 ? 1 : 2));
     free(host);
 }
 

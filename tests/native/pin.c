@@ -32,9 +32,12 @@ static void merge(void)
     struct pc_pinned *p = pin(a, 2 * PAGE);
     touch(a + 2 * PAGE, PAGE); /* touches the first only: stays apart */
     want(counters().entries == 2 && counters().merges == 0);
+    touch(a + 5 * PAGE, PAGE);
+    touch(a + 4 * PAGE, PAGE);
+    want(counters().entries == 4 && counters().merges == 0);
     struct pc_pinned *q = pin(a + PAGE, 3 * PAGE);
     want(q->span.from == (uintptr_t)a && q->span.to == (uintptr_t)a + 4 * PAGE);
-    want(counters().entries == 1 && counters().merges == 2 && counters().bytes == 4 * PAGE);
+    want(counters().entries == 3 && counters().merges == 2 && counters().bytes == 6 * PAGE);
     want(atomic_load(&dropped) == 1); /* the one that nobody uses */
     pc__unpin(pins, p);
     want(atomic_load(&dropped) == 2);
@@ -69,6 +72,24 @@ static void limit(void)
     touch(a, 1);
     want(counters().unkept == 2 && counters().entries == 0);
     munmap(a, 16 * PAGE);
+}
+
+/* More than there may be entries, each of which parts a mapping of the kernel's. */
+static void many(void)
+{
+    char *a = fresh(NULL, 10000);
+    pc__pins_close(pins);
+    pins = pc__pins_open(&registrar, NULL, 10000 * PAGE);
+    for (size_t i = 0; i < 5000; i++)
+        touch(a + 2 * i * PAGE, PAGE);
+    struct pc_pin_counters c = counters();
+    want(c.entries == 4096 && c.evictions == 5000 - 4096 && c.unkept == 0);
+    touch(a + 2 * 4999 * PAGE, PAGE);
+    touch(a, PAGE);
+    want(counters().hits == 1 && counters().misses == 5001);
+    munmap(a, 10000 * PAGE);
+    until_dropped(5001);
+    want(counters().entries == 0);
 }
 
 static void use(void)
@@ -168,9 +189,9 @@ static void missing(void)
 int main(int argc, char **argv)
 {
     static const struct scenario all[] = {
-        {"hit", hit},         {"merge", merge},     {"limit", limit},
-        {"use", use},         {"several", several}, {"file", file},
-        {"refused", refused}, {"without", without}, {"missing", missing},
+        {"hit", hit},         {"merge", merge},     {"limit", limit}, {"many", many},
+        {"use", use},         {"several", several}, {"file", file},   {"refused", refused},
+        {"without", without}, {"missing", missing},
     };
     return run(argc, argv, all, sizeof all / sizeof *all);
 }

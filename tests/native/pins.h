@@ -33,6 +33,8 @@ struct registration {
 };
 
 static _Atomic int made, dropped, refuse;
+/* Called once: before a registration looks at memory, and when it has. */
+static void (*_Atomic before)(void), (*_Atomic during)(void);
 static struct pc_error error;
 
 static uint64_t word_at(uintptr_t at, bool *there)
@@ -43,6 +45,13 @@ static uint64_t word_at(uintptr_t at, bool *there)
     return word;
 }
 
+static void call(void (*_Atomic *hook)(void))
+{
+    void (*f)(void) = atomic_exchange(hook, NULL);
+    if (f != NULL)
+        f();
+}
+
 static int make(void *context, struct pc_span *span, struct pc_error *e, void **handle)
 {
     (void)context;
@@ -50,6 +59,7 @@ static int make(void *context, struct pc_span *span, struct pc_error *e, void **
         e->code = PC_NOMEM;
         return PC_NOMEM;
     }
+    call(&before);
     size_t n = (span->to - span->from) / PAGE;
     struct registration *r = calloc(1, sizeof *r);
     *r = (struct registration){*span, calloc(n, sizeof *r->words)};
@@ -64,6 +74,7 @@ static int make(void *context, struct pc_span *span, struct pc_error *e, void **
             return PC_SYSTEM;
         }
     }
+    call(&during);
     atomic_fetch_add(&made, 1);
     return PC_OK;
 }
@@ -109,6 +120,14 @@ static void *touch(const void *at, size_t nbytes)
     void *handle = p->handle;
     pc__unpin(pins, p);
     return handle;
+}
+
+/* Another thread deregisters. */
+static void until_dropped(int n)
+{
+    while (atomic_load(&dropped) < n)
+        sched_yield();
+    want(atomic_load(&dropped) == n);
 }
 
 static void fill(void *at, size_t pages)

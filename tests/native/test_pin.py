@@ -70,7 +70,9 @@ of_kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 @of_kinds
-@pytest.mark.parametrize("scenario", ["hit", "merge", "limit", "use", "several", "file", "refused"])
+@pytest.mark.parametrize(
+    "scenario", ["hit", "merge", "limit", "many", "use", "several", "file", "refused"]
+)
 @pytest.mark.usefixtures("watching")
 def test_what_is_kept(compiled: Compile, kind: str, scenario: str) -> None:
     done = run(compiled("pin", kind), scenario)
@@ -80,7 +82,20 @@ def test_what_is_kept(compiled: Compile, kind: str, scenario: str) -> None:
 @of_kinds
 @pytest.mark.parametrize(
     "scenario",
-    ["remap", "discard", "move", "heap", "forks", "late", "window", "threads"],
+    [
+        "remap",
+        "discard",
+        "move",
+        "heap",
+        "forks",
+        "late",
+        "window",
+        "midway",
+        "meanwhile",
+        "unwatched",
+        "mixed",
+        "threads",
+    ],
 )
 @pytest.mark.usefixtures("watching")
 def test_no_registration_outlives_its_memory(compiled: Compile, kind: str, scenario: str) -> None:

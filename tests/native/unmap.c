@@ -9,14 +9,6 @@
 #include <sys/wait.h>
 #include "pins.h"
 
-/* Another thread deregisters. */
-static void until_dropped(int n)
-{
-    while (atomic_load(&dropped) < n)
-        sched_yield();
-    want(atomic_load(&dropped) == n);
-}
-
 static char *shared(size_t pages)
 {
     char *memory
@@ -78,7 +70,11 @@ static void move(void)
     fresh(b + 2 * PAGE, 2);
     touch(b, 4 * PAGE);
     want(counters().misses == 4);
-    /* Fails after the kernel has begun, and must not hold anything up. */
+    want(mremap(a, 4 * PAGE, 4 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED | 4 /* DONTUNMAP */, b) == b);
+    fill(a, 4);
+    touch(a, 4 * PAGE);
+    want(counters().hits == 0 && counters().misses == 5);
+    /* Fails, and must not hold anything up. */
     want(mremap(b, 3 * PAGE, 6 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, a + 1) == MAP_FAILED);
     touch(b, 4 * PAGE);
     munmap(a, 4 * PAGE);
@@ -135,6 +131,7 @@ static void forks(void)
         _exit(atomic_load(&dropped));
     }
     ended(child);
+    want(system("! ls -l /proc/self/fd | grep userfaultfd") == 0);
     want(touch(a, 4 * PAGE) == handle && counters().invalidations == 0);
     pc__unpin(pins, p);
     /* A child that stays must not keep the watching alive: nobody would read. */
@@ -154,6 +151,80 @@ static void forks(void)
     close(ends[1]);
     ended(child);
     pins = pc__pins_open(&registrar, NULL, LIMIT);
+}
+
+static char *neighbour;
+
+static void discard_neighbour(void)
+{
+    want(madvise(neighbour, PAGE, MADV_DONTNEED) == 0);
+    fill(neighbour, 1);
+}
+
+/* Memory that only the merged entry has, not the pin, changes while it is being registered. */
+static void midway(void)
+{
+    char *a = neighbour = fresh(NULL, 4);
+    touch(a, 2 * PAGE);
+    atomic_store(&during, discard_neighbour);
+    touch(a + PAGE, 3 * PAGE);
+    want(counters().merges == 1 && counters().unkept == 1 && counters().entries == 0);
+    touch(a, 4 * PAGE);
+    munmap(a, 4 * PAGE);
+}
+
+static void unmap_neighbour(void)
+{
+    munmap(neighbour, PAGE);
+}
+
+static void pin_all(void)
+{
+    touch(neighbour, 4 * PAGE);
+}
+
+/* It goes altogether, so that only what was asked for can be registered; and meanwhile another
+ * thread registers the same memory. */
+static void meanwhile(void)
+{
+    char *a = neighbour = fresh(NULL, 4);
+    touch(a, 2 * PAGE);
+    atomic_store(&before, unmap_neighbour);
+    struct pc_pinned *p = pin(a + PAGE, 3 * PAGE);
+    want(p->span.from == (uintptr_t)a + PAGE && p->span.to == (uintptr_t)a + 4 * PAGE);
+    pc__unpin(pins, p);
+    fresh(a, 1);
+    atomic_store(&during, pin_all);
+    touch(a + PAGE, 2 * PAGE);
+    want(counters().entries == 1 && counters().bytes == 4 * PAGE);
+    munmap(a, 4 * PAGE);
+}
+
+/* Mappings of the kernel's that are watched. */
+static int watched(void)
+{
+    char line[512];
+    int n = 0;
+    FILE *file = fopen("/proc/self/smaps", "r");
+    while (fgets(line, sizeof line, file) != NULL)
+        n += strncmp(line, "VmFlags:", 8) == 0 && strstr(line, " uw") != NULL;
+    fclose(file);
+    return n;
+}
+
+/* What is no longer kept is no longer watched, and costs who unmaps it nothing. */
+static void unwatched(void)
+{
+    char *a = fresh(NULL, 8);
+    touch(a, 2 * PAGE);
+    touch(a + 4 * PAGE, 2 * PAGE);
+    want(watched() == 2);
+    munmap(a, PAGE);
+    until_dropped(1);
+    want(watched() == 1);
+    pc__pins_forget(pins, a + 4 * PAGE, 1);
+    want(watched() == 0);
+    munmap(a, 8 * PAGE);
 }
 
 static void *unmapper(void *a)
@@ -214,6 +285,55 @@ static void window(void)
     munmap(a + PAGE, PAGE);
 }
 
+/* Anything in any order, with little room and a registrar that refuses at times. */
+static void mixed(void)
+{
+    enum { PAGES = 48, HELD = 6 };
+    unsigned state = 1;
+    char *a = fresh(NULL, PAGES);
+    struct pc_pinned *held[HELD] = {NULL};
+    pc__pins_close(pins);
+    pins = pc__pins_open(&registrar, NULL, 24 * PAGE);
+    for (int turn = 0; turn < 20000; turn++) {
+        size_t page = (size_t)rand_r(&state) % PAGES, rest = PAGES - page;
+        size_t n = 1 + (size_t)rand_r(&state) % (rest < 10 ? rest : 10);
+        char *at = a + page * PAGE;
+        int slot = rand_r(&state) % HELD;
+        uint64_t in_use = 0;
+        switch (rand_r(&state) % 16) {
+        case 0:
+            munmap(at, n * PAGE);
+            fresh(at, n);
+            break;
+        case 1:
+            want(madvise(at, n * PAGE, MADV_DONTNEED) == 0);
+            fill(at, n);
+            break;
+        case 2:
+            pc__pins_forget(pins, at, n * PAGE);
+            break;
+        case 3:
+            atomic_store(&refuse, 1);
+            /* fall through */
+        default:
+            if (held[slot] != NULL)
+                pc__unpin(pins, held[slot]);
+            held[slot]
+                = rand_r(&state) % 4 == 0 ? NULL : pin(at + rand_r(&state) % 64, n * PAGE - 64);
+            atomic_store(&refuse, 0);
+        }
+        for (int i = 0; i < HELD; i++)
+            in_use += held[i] != NULL ? held[i]->span.to - held[i]->span.from : 0;
+        want(counters().bytes <= 24 * PAGE + in_use);
+    }
+    want(counters().hits > 1000 && counters().merges > 1000 && counters().invalidations > 1000);
+    for (int i = 0; i < HELD; i++)
+        if (held[i] != NULL)
+            pc__unpin(pins, held[i]);
+    want(counters().bytes <= 24 * PAGE);
+    munmap(a, PAGES * PAGE);
+}
+
 #define SLOTS 6
 static char *slots;
 
@@ -260,8 +380,10 @@ static void threads(void)
 int main(int argc, char **argv)
 {
     static const struct scenario all[] = {
-        {"remap", remap}, {"discard", discard}, {"move", move},     {"heap", heap},
-        {"forks", forks}, {"late", late},       {"window", window}, {"threads", threads},
+        {"remap", remap},         {"discard", discard}, {"move", move},
+        {"heap", heap},           {"forks", forks},     {"late", late},
+        {"window", window},       {"midway", midway},   {"unwatched", unwatched},
+        {"meanwhile", meanwhile}, {"mixed", mixed},     {"threads", threads},
     };
     return run(argc, argv, all, sizeof all / sizeof *all);
 }
