@@ -43,6 +43,7 @@
     X(create_comp_channel, "IBVERBS_1.0") \
     X(destroy_comp_channel, "IBVERBS_1.0") \
     X(create_cq, "IBVERBS_1.1") \
+    X(resize_cq, "IBVERBS_1.1") \
     X(destroy_cq, "IBVERBS_1.1") \
     X(get_cq_event, "IBVERBS_1.1") \
     X(ack_cq_events, "IBVERBS_1.1") \

@@ -105,6 +105,20 @@ static double slower(uint64_t a, uint64_t b)
     return 1e9 / (double)(speed ? speed : 1);
 }
 
+/* The completion queues hold all that may come back by all paths; they grow with these. */
+static int make_room(struct pc_wire *w)
+{
+    for (uint32_t i = 0; i < w->nrails; i++) {
+        uint64_t want = (uint64_t)w->load[i] * PC_PATH_COMPLETIONS;
+        uint64_t have = (uint64_t)w->rails[i].cq->cqe;
+        if (want > have
+            && pc__ib.resize_cq(w->rails[i].cq, (int)(want > 2 * have ? want : 2 * have)) != 0
+            && pc__ib.resize_cq(w->rails[i].cq, (int)want) != 0)
+            return PC_NOMEM;
+    }
+    return PC_OK;
+}
+
 /* Path i goes by rail i of both, counted around where one has fewer. */
 static int make_paths(struct pc_wire *w, struct pc_partner *partner)
 {
@@ -122,10 +136,11 @@ static int make_paths(struct pc_wire *w, struct pc_partner *partner)
                                  .index = i,
                                  .rail = i / each % mine,
                                  .their_rail = i / each % theirs};
+        w->load[path->rail]++;
         path->cost = slower(w->rails[path->rail].speed, hello->rails[path->their_rail].speed);
     }
     w->state.paths += partner->npaths;
-    return PC_OK;
+    return make_room(w);
 }
 
 static bool sound(const struct pc_wire *w, const struct pc_hello *hello)
@@ -147,7 +162,7 @@ static void meet(struct pc_wire *w, struct pc_partner *partner, const struct pc_
     partner->greeted = true;
     partner->cut_off = pc__now();
     if (make_paths(w, partner) != PC_OK) {
-        pc__partner_end(w, partner, PC_NOMEM, "no memory for paths");
+        pc__partner_end(w, partner, PC_NOMEM, "there is no room for its paths");
         return;
     }
     if (w->comm->options.rank < partner->rank)
@@ -213,7 +228,7 @@ void pc__partner_leave(struct pc_wire *w, struct pc_partner *partner, int code, 
             pc__pull_drop(w, record->pull);
         if (record->fifo == NULL)
             continue;
-        pc__partner_done(w, partner, record);
+        pc__partner_count(w, partner, record->fifo, -1);
         w->torn = &partner->fault;
     }
     if (partner->mail.fd >= 0)
@@ -297,11 +312,11 @@ static bool cut(struct pc_wire *w, struct pc_partner *partner, const struct pc_r
         }
     if (n < 2)
         return false;
-    uint32_t at = record->fifo->channel * PC_LINES + ((uint32_t)record->number & (PC_LINES - 1));
     struct pc_record piece = *record;
     uint64_t begin = 0;
     double share = 0;
-    partner->left[at] = piece.pieces = (uint8_t)n;
+    piece.pieces = (uint8_t)n;
+    pc__partner_count(w, partner, record->fifo, (int)n - 1);
     for (uint32_t i = 0; i < n; i++) {
         share += 1 / paths[i]->cost / speed;
         uint64_t end = (uint64_t)((double)record->nbytes * share) & -(uint64_t)PC_LINE_BYTES;
@@ -340,14 +355,11 @@ void pc__partner_queue(struct pc_wire *w, struct pc_partner *partner,
     pc__partner_dirty(w, partner);
 }
 
-void pc__partner_done(struct pc_wire *w, struct pc_partner *partner, const struct pc_record *record)
+void pc__partner_count(struct pc_wire *w, struct pc_partner *partner, const struct pc_fifo *f,
+                       int by)
 {
-    const struct pc_fifo *f = record->fifo;
-    uint32_t at = f->channel * PC_LINES + ((uint32_t)record->number & (PC_LINES - 1));
-    if (record->pieces > 1 && --partner->left[at] != 0)
-        return;
-    --*(f->channel == PC_CHANNEL_P2P ? &w->posted : &w->called);
-    --partner->unacknowledged[f->channel];
+    *(f->channel == PC_CHANNEL_P2P ? &w->posted : &w->called) += (uint32_t)by;
+    partner->unacknowledged[f->channel] += (uint32_t)by;
 }
 
 /* Transfers hold back their credit themselves, and may be all that this rank does. */

@@ -7,6 +7,7 @@
  * sends those again by another path: each lands once, and never in a slot that has moved on. */
 #include "verbs.h"
 #ifdef PC_VERBS
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -78,8 +79,12 @@ static void postpone(struct pc_wire *w, struct pc_path *path)
 static void note(struct pc_partner *partner, struct pc_wire *w, const struct pc_path *path,
                  const char *why)
 {
+    char said[sizeof partner->fault.text];
+    if (partner->ended)
+        return;                             /* it has been said why */
+    snprintf(said, sizeof said, "%s", why); /* it may be what was noted before */
     pc__fail(&partner->fault, 0, (int)partner->rank, "%.60s, path %u: %.120s", rail_name(w, path),
-             path->index, why);
+             path->index, said);
 }
 
 int pc__path_offer(struct pc_wire *w, struct pc_path *path)
@@ -233,7 +238,7 @@ static void down(struct pc_wire *w, struct pc_path *path)
         if (record->fifo == NULL)
             continue;
         if (has_landed(record, path->landed)) {
-            pc__partner_done(w, partner, record);
+            pc__partner_count(w, partner, record->fifo, -1);
         } else {
             pc__partner_queue(w, partner, record, true);
             w->state.replayed++;
@@ -314,7 +319,7 @@ void pc__path_end(struct pc_wire *w, struct pc_path *path, const struct pc_lande
             pc__pull_drop(w, record->pull);
         if (record->fifo == NULL)
             continue;
-        pc__partner_done(w, partner, record);
+        pc__partner_count(w, partner, record->fifo, -1);
         if (landed == NULL || !has_landed(record, landed))
             w->torn = &partner->fault;
     }

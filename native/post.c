@@ -265,7 +265,7 @@ static bool acknowledge(struct pc_wire *w, struct pc_path *path)
     if (record->pull != NULL)
         pc__pull_came(w, record->pull, record->nbytes);
     else if (record->fifo != NULL)
-        pc__partner_done(w, path->partner, record);
+        pc__partner_count(w, path->partner, record->fifo, -1);
     pc__path_live(w, path);
     return done.pull != NULL;
 }

@@ -27,20 +27,13 @@ static int watch(int epoll, int fd, uint64_t what)
     return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
 }
 
-static uint32_t cq_depth(const struct pc_comm *comm)
-{
-    uint64_t each = PC_PATH_RECEIVES + PC_PATH_SENDS, n = comm->options.size - 1;
-    uint64_t depth = n * comm->verbs.queue_pairs * each;
-    return depth > (1u << 22) ? 1u << 22 : (uint32_t)depth;
-}
-
 static int open_rails(struct pc_wire *w)
 {
     struct pc_comm *comm = w->comm;
     for (; w->nrails < comm->nrails; w->nrails++) {
         struct pc_rail *rail = &w->rails[w->nrails];
-        int rc = pc__rail_open(&comm->rails[w->nrails], &comm->verbs, cq_depth(comm), &comm->error,
-                               rail);
+        int rc = pc__rail_open(&comm->rails[w->nrails], &comm->verbs, PC_PATH_COMPLETIONS,
+                               &comm->error, rail);
         if (rc != PC_OK)
             return rc;
         int fd = rail->context->async_fd;
@@ -217,8 +210,7 @@ static int verbs_message(struct pc_wire *w, struct pc_fifo *f, const char *data,
         struct pc_line *line = &f->out_lines[f->put & (PC_LINES - 1)];
         atomic_store_explicit(&line->count, f->put + 1, memory_order_relaxed);
         f->sent = ++f->put;
-        ++partner->unacknowledged[f->channel];
-        ++*(f->channel == PC_CHANNEL_P2P ? &w->posted : &w->called);
+        pc__partner_count(w, partner, f, 1);
         if (partner->head != partner->tail || !pc__partner_send(w, partner, &record))
             pc__partner_queue(w, partner, &record, false);
     }

@@ -13,12 +13,14 @@
 #define PC_PATH_RECEIVES 512u
 #define PC_PATH_SENDS 512u
 #define PC_PATH_RECORDS 256u
-#define PC_QUEUE 512u
+#define PC_PATH_COMPLETIONS (PC_PATH_RECEIVES + PC_PATH_SENDS)
+#define PC_QUEUE 2048u
 #define PC_MAX_PIECES 8u
 #define PC_EDGE_LINES (PC_EDGE_CHANNELS * PC_LINES)
 #define PC_REPOST 16u /* receives are posted again so many at a time */
 _Static_assert(PC_PATH_RECEIVES >= 2 * PC_EDGE_CHANNELS * PC_LINES + 2 * PC_REPOST, "no RNR");
-_Static_assert(PC_QUEUE >= PC_EDGE_CHANNELS * PC_LINES, "the queue holds all messages");
+_Static_assert(PC_QUEUE >= PC_EDGE_LINES * PC_MAX_PIECES + 64,
+               "all pieces, and reads, fit the queue");
 
 struct pc_record { /* a message or a piece of one: queued, or given to a path and not acknowledged
                     */
@@ -104,8 +106,7 @@ struct pc_partner { /* a remote peer */
     uint64_t cut_off;        /* when the last path failed, or 0 */
     struct pc_record *queue; /* a ring of messages without a path */
     uint32_t head, tail;
-    uint32_t unacknowledged[PC_EDGE_CHANNELS]; /* messages, queued or on their way */
-    uint8_t left[PC_EDGE_LINES]; /* of the message on each line, unacknowledged pieces */
+    uint32_t unacknowledged[PC_EDGE_CHANNELS]; /* pieces of messages, queued or on their way */
     uint8_t come[PC_EDGE_LINES]; /* of the message on each line, pieces that have come; bits */
     uint32_t owed; /* bit per channel: messages were consumed that the peer knows not of */
     bool dirty;    /* in the list of partners with something to send */
@@ -117,10 +118,11 @@ struct pc_wire {
     int pid; /* a fork's child must not touch what is the parent's */
     uint32_t nrails;
     struct pc_rail rails[PC_MAX_RAILS];
+    uint32_t load[PC_MAX_RAILS]; /* paths by each */
     struct pc_partner *partners; /* by rank */
     struct pc_partner **dirty;
     uint32_t ndirty;
-    uint32_t called, posted;     /* messages of calls and of posted transfers, unacknowledged */
+    uint32_t called, posted;     /* pieces of calls and of posted transfers, unacknowledged */
     uint32_t reads;              /* on their way */
     const struct pc_error *torn; /* a message that never can arrive */
     uint32_t calls;              /* since completions were looked for */
@@ -209,8 +211,8 @@ void pc__partner_end(struct pc_wire *w, struct pc_partner *partner, int code, co
 void pc__partner_leave(struct pc_wire *w, struct pc_partner *partner, int code, const char *why,
                        const struct pc_landed *landed);
 void pc__partner_close(struct pc_wire *w, struct pc_partner *partner);
-/* A message, or a piece, is acknowledged, or never will be. */
-void pc__partner_done(struct pc_wire *w, struct pc_partner *partner,
-                      const struct pc_record *record);
+/* Counts a piece that is queued, or (by -1) one that is acknowledged or never will be. */
+void pc__partner_count(struct pc_wire *w, struct pc_partner *partner, const struct pc_fifo *f,
+                       int by);
 #endif
 #endif

@@ -66,6 +66,30 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *base, int cqe, void *cq_context
     return &cq->base;
 }
 
+int ibv_resize_cq(struct ibv_cq *base, int cqe)
+{
+    struct fv_cq *cq = (struct fv_cq *)base;
+    uint32_t before = (uint32_t)base->cqe;
+    if (cqe < 1 || (uint32_t)cqe > FV_MAX_CQE)
+        return EINVAL;
+    struct fv_cqe *ring = FV_FAILS("resize_cq") ? NULL : calloc((size_t)cqe, sizeof *ring);
+    if (ring == NULL)
+        return ENOMEM;
+    pthread_mutex_lock(&cq->lock);
+    bool fits = cq->head - cq->tail <= (uint32_t)cqe;
+    for (uint64_t i = cq->tail; fits && i != cq->head; i++)
+        ring[i % (uint32_t)cqe] = cq->ring[i % before];
+    if (fits) {
+        struct fv_cqe *old = cq->ring;
+        cq->ring = ring;
+        ring = old;
+        base->cqe = cqe;
+    }
+    pthread_mutex_unlock(&cq->lock);
+    free(ring);
+    return fits ? 0 : EINVAL;
+}
+
 /* Takes unread events of `cq` out of its channel. */
 static void withdraw(struct fv_channel *channel, const struct fv_cq *cq)
 {

@@ -250,6 +250,12 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *context, int n, void *user,
     return cq;
 }
 
+int ibv_resize_cq(struct ibv_cq *cq, int cqe)
+{
+    cq->cqe = cqe;
+    return 0;
+}
+
 int ibv_destroy_cq(struct ibv_cq *cq)
 {
     free(cq);
