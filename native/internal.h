@@ -292,6 +292,7 @@ void pc__sleep(struct pc_comm *comm, uint32_t doorbell, uint64_t ns);
 
 /* wait.c */
 #define PC_POLLS_PER_CLOCK 64
+#define PC_SLOW_YIELD_NS UINT64_C(1000000)
 int pc__idle(struct pc_comm *comm, uint64_t until_ns);
 bool pc__shares_core(struct pc_comm *comm);
 void pc__give_way(struct pc_comm *comm);

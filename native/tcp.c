@@ -479,6 +479,8 @@ static const struct pc_error *tcp_fault(struct pc_wire *w, uint32_t peer)
 
 const struct pc_remote pc__tcp = {
     .name = "tcp",
+    .yields = 40,
+    .slow_yield_ns = PC_SLOW_YIELD_NS,
     .open = tcp_open,
     .close = tcp_close,
     .adopt = tcp_adopt,

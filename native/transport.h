@@ -57,6 +57,8 @@ struct pc_loan { /* where it lies, and the key to it by each rail of the sender 
  * until a call needs it: what it has sent before is still received. */
 struct pc_remote {
     const char *name;
+    uint32_t yields;        /* a rank yields so often before it sleeps, and is woken */
+    uint64_t slow_yield_ns; /* one that takes longer has let a foreign process run */
 
     /* pause() ends when `bell` becomes readable. */
     int (*open)(struct pc_comm *comm, int bell, struct pc_wire **out);
@@ -73,7 +75,7 @@ struct pc_remote {
     int (*message)(struct pc_wire *wire, struct pc_fifo *f, const char *data, uint64_t nbytes,
                    struct pc_error *error);
     /* The peer is to be told that `received` messages are consumed. That may be held back for a
-     * message to travel with, not while this rank sleeps, nor while the peer runs ahead. */
+     * message to travel with, but not so long that the peer waits for it. */
     void (*credit)(struct pc_wire *wire, struct pc_fifo *f, uint64_t received);
 
     /* Sends what is due, and takes in what has come: from one peer, or from all. */

@@ -269,7 +269,7 @@ static bool verbs_pause(struct pc_wire *w, uint64_t ns)
     struct epoll_event events[PC_MAX_RAILS + 2];
     bool rung = false, come;
     pthread_mutex_lock(&w->lock);
-    flush(w, true);
+    flush(w, false); /* a peer that runs out of room is owed enough to be told at once */
     for (uint32_t i = 0; i < w->nrails; i++) /* nobody solicits what this rank reads */
         if (!w->armed[i] || w->reads != 0)
             w->armed[i] = ibv_req_notify_cq(w->rails[i].cq, w->reads == 0) == 0;
@@ -345,6 +345,8 @@ static void verbs_state(struct pc_wire *w, struct pc_wire_state *out)
 
 static const struct pc_remote verbs = {
     .name = "verbs",
+    .yields = 400,
+    .slow_yield_ns = 10 * PC_SLOW_YIELD_NS, /* a device in software works in its poster's time */
     .open = verbs_open,
     .close = verbs_close,
     .adopt = verbs_adopt,

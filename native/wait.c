@@ -9,9 +9,6 @@
 #include <time.h>
 #include "interpreter.h"
 
-/* To sleep on sockets and be woken costs several of these. */
-#define PC_YIELDS 40
-#define PC_SLOW_YIELD_NS UINT64_C(1000000)
 #define PC_YIELD_PAUSE_NS UINT64_C(4000000)
 #define PC_LONGEST_PAUSE_NS UINT64_C(1000000000)
 
@@ -160,7 +157,8 @@ void pc__give_way(struct pc_comm *comm)
     sched_yield();
     uint64_t pause = atomic_load_explicit(&comm->yield_pause, memory_order_relaxed);
     /* Many ranks of the job before this one is no foreign process. */
-    if (pc__now() - before < PC_SLOW_YIELD_NS * (1 + comm->options.size / 16)) {
+    uint64_t slow = comm->remote != NULL ? comm->remote->slow_yield_ns : PC_SLOW_YIELD_NS;
+    if (pc__now() - before < slow * (1 + comm->options.size / 16)) {
         atomic_store_explicit(&comm->yield_pause, pause / 2, memory_order_relaxed);
         return;
     }
@@ -206,7 +204,7 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
     if (until_ns == 0) /* the caller only wanted to poll */
         return PC_AGAIN;
     pc__give_way(comm);
-    for (uint32_t turns = comm->remote != NULL ? PC_YIELDS : 0;;) {
+    for (uint32_t turns = comm->remote != NULL ? comm->remote->yields : 0;;) {
         if (atomic_load(&comm->aborted)) {
             call->error = comm->abort_error;
             return PC_ABORTED;
