@@ -12,24 +12,35 @@
 #define PC_READS 8u                       /* requests on their way, of one transfer */
 #define PC_KEPT_BYTES (UINT64_C(1) << 30) /* idle registrations, by partner */
 
-static struct pc_pull *begin(struct pc_wire *w, struct pc_partner *partner, const void *at,
-                             uint64_t nbytes, struct pc_error *error)
+/* Memory that the peer may read, and memory into which this rank reads: the peer may not touch
+ * that. */
+static int access_of(enum pc_direction direction)
 {
-    if (partner->pins == NULL) {
+    return direction == PC_DIRECTION_SEND ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_LOCAL_WRITE;
+}
+
+static struct pc_pull *begin(struct pc_wire *w, struct pc_partner *partner,
+                             enum pc_direction direction, const void *at, uint64_t nbytes,
+                             struct pc_error *error)
+{
+    struct pc_regions *regions = &partner->regions[direction];
+    struct pc_pins **pins = &partner->pins[direction];
+    if (*pins == NULL) {
         for (uint32_t i = 0; i < w->nrails; i++)
-            partner->domain.domains[i] = partner->domains[i];
-        partner->domain.n = w->nrails;
-        partner->domain.access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
-        partner->pins = pc__pins_open(&pc__region_registrar, &partner->domain, PC_KEPT_BYTES);
+            regions->domains[i] = partner->domains[i];
+        regions->n = w->nrails;
+        regions->access = access_of(direction);
+        *pins = pc__pins_open(&pc__region_registrar, regions, PC_KEPT_BYTES);
     }
     struct pc_pull *pull = calloc(1, sizeof *pull);
-    if (pull == NULL || partner->pins == NULL) {
+    if (pull == NULL || *pins == NULL) {
         free(pull);
         pc__fail(error, PC_NOMEM, -1, "no memory");
         return NULL;
     }
-    *pull = (struct pc_pull){.partner = partner, .into = (char *)(uintptr_t)at, .nbytes = nbytes};
-    pull->pinned = pc__pin(partner->pins, at, nbytes, false, error);
+    *pull = (struct pc_pull){
+        .partner = partner, .pins = *pins, .into = (char *)(uintptr_t)at, .nbytes = nbytes};
+    pull->pinned = pc__pin(*pins, at, nbytes, false, error);
     pull->next = partner->pulls;
     partner->pulls = pull;
     return pull;
@@ -42,7 +53,7 @@ static void end(struct pc_pull *pull)
         at = &(*at)->next;
     *at = pull->next;
     if (pull->pinned != NULL)
-        pc__unpin(pull->partner->pins, pull->pinned);
+        pc__unpin(pull->pins, pull->pinned);
     free(pull);
 }
 
@@ -53,8 +64,9 @@ int pc__pull_lend(struct pc_wire *w, uint32_t peer, const void *at, uint64_t nby
     struct pc_error error;
     int rc = PC_UNMAPPABLE;
     pthread_mutex_lock(&w->lock);
-    struct pc_pull *pull
-        = partner->greeted && !partner->ended ? begin(w, partner, at, nbytes, &error) : NULL;
+    struct pc_pull *pull = partner->greeted && !partner->ended
+                               ? begin(w, partner, PC_DIRECTION_SEND, at, nbytes, &error)
+                               : NULL;
     if (pull != NULL && pull->pinned != NULL) {
         const struct pc_region *region = pull->pinned->handle;
         *loan = (struct pc_loan){.address = (uintptr_t)at};
@@ -128,7 +140,7 @@ int pc__pull_borrow(struct pc_wire *w, uint32_t peer, void *into, uint64_t nbyte
 {
     struct pc_partner *partner = &w->partners[peer];
     pthread_mutex_lock(&w->lock);
-    struct pc_pull *pull = begin(w, partner, into, nbytes, error);
+    struct pc_pull *pull = begin(w, partner, PC_DIRECTION_RECV, into, nbytes, error);
     int rc = pull == NULL ? error->code : PC_OK;
     if (pull != NULL && pull->pinned == NULL && partner->bouncing) {
         end(pull); /* the other channel's transfer has it: later */
@@ -174,7 +186,8 @@ void pc__pulls_close(struct pc_partner *partner)
 {
     while (partner->pulls != NULL)
         end(partner->pulls);
-    if (partner->pins != NULL)
-        pc__pins_close(partner->pins);
+    for (uint32_t d = 0; d < 2; d++)
+        if (partner->pins[d] != NULL)
+            pc__pins_close(partner->pins[d]);
 }
 #endif

@@ -38,6 +38,7 @@ struct pc_record { /* a message or a piece of one: queued, or given to a path an
 struct pc_pull {
     struct pc_pull *next; /* of the partner's */
     struct pc_partner *partner;
+    struct pc_pins *pins;
     struct pc_pinned *pinned; /* NULL: by the bounce buffer */
     char *into;
     uint64_t nbytes;
@@ -93,9 +94,9 @@ struct pc_partner { /* a remote peer */
     struct ibv_mr *lines[PC_MAX_RAILS];   /* in this rank's arena: what the peer may write */
     struct ibv_mr *slots[PC_MAX_RAILS];
     struct ibv_mr *shadow[PC_MAX_RAILS]; /* of the peer's slots, from which this rank sends */
-    struct pc_regions domain; /* the context of `pins`: memory of the user that this peer reads, or
-                                 that is read from it */
-    struct pc_pins *pins;
+    struct pc_regions regions[2]; /* by direction: memory of the user that this peer reads, or
+                                     into which this rank reads the peer's */
+    struct pc_pins *pins[2];
     struct pc_pull *pulls;
     struct ibv_mr *bounce[PC_MAX_RAILS];
     char *bounce_at;
