@@ -9,26 +9,33 @@
 #define PC_EVENTS 32
 /* Without any path for so long, a peer is lost. */
 #define PC_HOPE_NS UINT64_C(5000000000)
+#define PC_PROBE_NS UINT64_C(5000000)  /* who answered an offer looks so often for the probe */
+#define PC_TICK_NS UINT64_C(100000000) /* and for what has become of what was sent */
 
-static void set_timer(struct pc_wire *w)
+static void set_timer(struct pc_wire *w, uint64_t when)
 {
-    w->timed = w->due;
-    struct itimerspec t = {.it_value = {.tv_sec = (time_t)(w->due / 1000000000u),
-                                        .tv_nsec = (long)(w->due % 1000000000u)}};
+    struct itimerspec t = {.it_value = {.tv_sec = (time_t)(when / 1000000000u),
+                                        .tv_nsec = (long)(when % 1000000000u)}};
+    w->timed = when;
     timerfd_settime(w->timer, TFD_TIMER_ABSTIME, &t, NULL);
 }
 
-/* Before the lock is given back: what is due must not be forgotten while nobody comes in. */
+/* What is due must not be forgotten while nobody comes in; nor what is flying, whose failure only a
+ * completion tells. */
 void pc__unlock_wire(struct pc_wire *w)
 {
-    if (w->due != 0 && w->due != w->timed)
-        set_timer(w);
+    if (w->due != 0 && (w->timed == 0 || w->due < w->timed)) {
+        set_timer(w, w->due);
+    } else if (w->flying != 0 && !w->ticking && w->timed == 0) {
+        w->ticking = true;
+        set_timer(w, pc__now() + PC_TICK_NS);
+    }
     pthread_mutex_unlock(&w->lock);
 }
 
 /* Offers what is down, goes on with what has failed, and gives up what has been cut off too long.
  */
-void pc__tend(struct pc_wire *w)
+void pc__tend(struct pc_wire *w, bool join)
 {
     uint64_t now = pc__now();
     if (w->due == 0 || now < w->due)
@@ -40,7 +47,13 @@ void pc__tend(struct pc_wire *w)
             continue;
         for (uint32_t i = 0; i < partner->npaths && !partner->ended; i++) {
             struct pc_path *path = &partner->paths[i];
-            if (path->state == PC_PATH_FAILING)
+            if (path->state == PC_PATH_CALLED && join)
+                pc__path_join(w, path);
+            else if (path->state == PC_PATH_CALLED)
+                pc__due(w, path->since);
+            else if (path->state == PC_PATH_PROBING)
+                pc__due(w, now + PC_PROBE_NS);
+            else if (path->state == PC_PATH_FAILING)
                 pc__path_settle(w, path);
             else if (path->state == PC_PATH_DOWN && path->attempt != 0 && path->attempt <= now)
                 pc__path_offer(w, path);
@@ -56,17 +69,24 @@ void pc__tend(struct pc_wire *w)
     }
 }
 
+/* Events of a port tell its number; all others are the device's. */
+static bool concerns(const struct pc_rail *rail, enum ibv_event_type type, uint32_t port)
+{
+    return (type != IBV_EVENT_PORT_ERR && type != IBV_EVENT_PORT_ACTIVE) || port == rail->spec.port;
+}
+
 static void hear_port(struct pc_wire *w, uint32_t rail)
 {
     struct ibv_async_event event;
     while (pc__ib.get_async_event(w->rails[rail].context, &event) == 0) {
         enum ibv_event_type type = event.event_type;
+        uint32_t port = (uint32_t)event.element.port_num;
         pc__ib.ack_async_event(&event);
         bool gone = type == IBV_EVENT_PORT_ERR || type == IBV_EVENT_DEVICE_FATAL;
         for (uint32_t p = 0; p < w->comm->options.size; p++)
             for (uint32_t i = 0; i < w->partners[p].npaths; i++) {
                 struct pc_path *path = &w->partners[p].paths[i];
-                if (path->rail != rail)
+                if (path->rail != rail || !concerns(&w->rails[rail], type, port))
                     continue;
                 if (gone)
                     pc__path_fail(w, path,
@@ -89,12 +109,15 @@ void pc__look(struct pc_wire *w)
     int n = epoll_wait(w->epoll, events, PC_EVENTS, 0);
     for (int i = 0; i < n; i++) {
         uint64_t what = events[i].data.u64;
-        if (what == PC_TIMER)
+        if (what == PC_TIMER) {
             (void)!read(w->timer, &expired, sizeof expired);
-        else if (what >= PC_PORT)
+            w->ticking = false;
+            w->timed = 0;
+        } else if (what >= PC_PORT) {
             hear_port(w, (uint32_t)(what - PC_PORT));
-        else
+        } else {
             pc__partner_read(w, &w->partners[what]);
+        }
     }
     if (n == PC_EVENTS)
         w->heed = true;

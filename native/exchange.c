@@ -80,6 +80,7 @@ static int await(struct pc_comm *comm, struct pc_batch *batch, uint64_t patience
     if (patience_ns == 0) /* the caller only wanted to poll */
         return PC_AGAIN;
     pc__give_way(comm);
+    uint32_t turns = comm->remote != NULL ? comm->remote->yields : 0;
     for (uint64_t until = pc__now() + patience_ns;;) {
         int moved = pc__p2p_progress(comm);
         if (pc__batch_done(batch))
@@ -89,6 +90,11 @@ static int await(struct pc_comm *comm, struct pc_batch *batch, uint64_t patience
         now = pc__now();
         if (now >= until)
             return PC_AGAIN;
+        if (turns > 0 && pc__may_yield(comm, now)) {
+            turns--;
+            pc__give_way(comm);
+            continue;
+        }
         uint64_t limit = until;
         uint32_t doorbell = pc__doorbell(comm);
         if (pc__p2p_sleep_begin(comm, &limit) && !pc__batch_done(batch)

@@ -296,6 +296,8 @@ void pc__sleep(struct pc_comm *comm, uint32_t doorbell, uint64_t ns);
 int pc__idle(struct pc_comm *comm, uint64_t until_ns);
 bool pc__shares_core(struct pc_comm *comm);
 void pc__give_way(struct pc_comm *comm);
+/* No foreign process has taken the core at the last yield. */
+bool pc__may_yield(struct pc_comm *comm, uint64_t now);
 /* Marks `line`; false when the count is there already. */
 bool pc__mark(struct pc_line *line, uint64_t want);
 void pc__unmark(struct pc_line *line);

@@ -400,6 +400,8 @@ bool pc__p2p_sleep_begin(struct pc_comm *comm, uint64_t *until)
             uint64_t want;
             if (lane->head[d] == NULL)
                 continue;
+            if (d == PC_DIRECTION_RECV && lane->head[d]->pull != NULL)
+                continue;                                          /* its reads ring */
             struct pc_line *line = pc__lane_waits(lane, d, &want); /* before `want` is read */
             asleep = pc__mark(line, want);
         }

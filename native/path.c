@@ -107,29 +107,11 @@ int pc__path_offer(struct pc_wire *w, struct pc_path *path)
     return PC_OK;
 }
 
-/* Connects the path to its other end; a failure is told there as any later one is. Where the peer's
- * address must be found out first, and nobody answers, this takes a second: others go on. */
-static bool join(struct pc_wire *w, struct pc_path *path, const struct pc_end *end)
+static void call(struct pc_wire *w, struct pc_path *path, const struct pc_end *theirs)
 {
-    struct pc_error error;
-    struct pc_end theirs = *end; /* the next letter comes to the same place */
-    path->state = PC_PATH_JOINING;
-    path->doomed = false;
-    pthread_mutex_unlock(&w->lock);
-    int rc = pc__rail_connect(&w->rails[path->rail], path->qp, &path->mine, &theirs, &error);
-    pthread_mutex_lock(&w->lock);
-    path->state = PC_PATH_PROBING;
-    if (path->partner->ended) {
-        pc__path_end(w, path, NULL);
-        return false;
-    }
-    if (rc != PC_OK || path->doomed)
-        pc__path_fail(w, path, rc != PC_OK ? error.text : path->partner->fault.text);
-    else
-        pc__post_receives(w, path, PC_PATH_RECEIVES);
-    if (path->state == PC_PATH_FAILING)
-        pc__path_settle(w, path);
-    return path->state == PC_PATH_PROBING;
+    path->state = PC_PATH_CALLED;
+    path->theirs = *theirs;
+    pc__due(w, path->since);
 }
 
 void pc__path_offered(struct pc_wire *w, struct pc_path *path, uint32_t turn,
@@ -147,19 +129,44 @@ void pc__path_offered(struct pc_wire *w, struct pc_path *path, uint32_t turn,
         note(path->partner, w, path, error.text);
         path->state = PC_PATH_FAILING;
         pc__path_settle(w, path);
-    } else if (join(w, path, theirs)) {
-        write_letter(w, path, PC_LETTER_ANSWER, &path->mine, sizeof path->mine);
+    } else {
+        call(w, path, theirs);
     }
 }
 
 void pc__path_answered(struct pc_wire *w, struct pc_path *path, uint32_t turn,
                        const struct pc_end *theirs)
 {
-    if (path->state != PC_PATH_OFFERED || path->turn != turn)
-        return; /* it has failed here meanwhile */
+    if (path->state == PC_PATH_OFFERED
+        && path->turn == turn) /* else it has failed here meanwhile */
+        call(w, path, theirs);
+}
+
+void pc__path_join(struct pc_wire *w, struct pc_path *path)
+{
     static const struct pc_record probe = {.pieces = 1};
-    if (join(w, path, theirs))
+    struct pc_error error;
+    path->state = PC_PATH_JOINING;
+    path->doomed = false;
+    pthread_mutex_unlock(&w->lock);
+    int rc = pc__rail_connect(&w->rails[path->rail], path->qp, &path->mine, &path->theirs, &error);
+    pthread_mutex_lock(&w->lock);
+    path->state = PC_PATH_PROBING;
+    if (path->partner->ended) {
+        pc__path_end(w, path, NULL);
+        return;
+    }
+    if (rc != PC_OK || path->doomed) /* told to the other end as any later failure is */
+        pc__path_fail(w, path, rc != PC_OK ? error.text : path->partner->fault.text);
+    else
+        pc__post_receives(w, path, PC_PATH_RECEIVES);
+    if (path->state == PC_PATH_FAILING)
+        pc__path_settle(w, path);
+    else if (w->comm->options.rank < path->partner->rank)
         pc__post_message(w, path, &probe);
+    else
+        write_letter(w, path, PC_LETTER_ANSWER, &path->mine, sizeof path->mine);
+    pc__due(w, pc__now() + PC_LOOK_NS);
 }
 
 void pc__path_live(struct pc_wire *w, struct pc_path *path)
@@ -231,6 +238,7 @@ static void down(struct pc_wire *w, struct pc_path *path)
     struct pc_partner *partner = path->partner;
     while (path->tail != path->head) { /* the last one first: each is put before the queue */
         const struct pc_record *record = &path->records[--path->tail % PC_PATH_RECORDS];
+        w->flying--;
         if (record->pull != NULL && record->pull->broken)
             pc__pull_drop(w, record->pull);
         else if (record->pull != NULL)
@@ -315,6 +323,7 @@ void pc__path_end(struct pc_wire *w, struct pc_path *path, const struct pc_lande
     path->attempt = 0;
     for (; path->head != path->tail; path->head++) {
         const struct pc_record *record = &path->records[path->head % PC_PATH_RECORDS];
+        w->flying--;
         if (record->pull != NULL)
             pc__pull_drop(w, record->pull);
         if (record->fifo == NULL)

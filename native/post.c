@@ -4,15 +4,14 @@
 #include <arpa/inet.h>
 #include <string.h>
 
-/* An immediate: the channel, what it tells of it, for a piece which, and the low bits of the
- * credit.
- */
+/* An immediate: the channel and what it tells of it. The low bits of the credit come with all but
+ * pieces, which say which of how many they are, of the message on which line. */
 #define PC_IMM_CHANNEL 29
 #define PC_IMM_NEWS 27
 #define PC_IMM_PIECES 24 /* less one */
 #define PC_IMM_PIECE 21
 #define PC_IMM_LINE 16
-#define PC_IMM_CREDIT 0xffffu
+#define PC_IMM_CREDIT ((UINT32_C(1) << PC_IMM_NEWS) - 1)
 #define PC_CHANNEL_PROBE 7u
 _Static_assert(PC_EDGE_CHANNELS <= PC_CHANNEL_PROBE, "a channel fits its bits");
 _Static_assert(PC_LINES <= 32 && PC_MAX_PIECES <= 8, "so do a line and a piece");
@@ -48,7 +47,7 @@ static uint32_t immediate_of(const struct pc_record *record)
         return immediate(PC_CHANNEL_PROBE, CREDIT, 0);
     if (record->pieces == 1)
         return immediate(f->channel, MESSAGE, f->consumed);
-    return immediate(f->channel, PIECE, f->consumed) | (record->pieces - 1u) << PC_IMM_PIECES
+    return immediate(f->channel, PIECE, 0) | (record->pieces - 1u) << PC_IMM_PIECES
            | (uint32_t)record->piece << PC_IMM_PIECE
            | ((uint32_t)record->number & (PC_LINES - 1)) << PC_IMM_LINE;
 }
@@ -63,6 +62,7 @@ static int post(struct pc_wire *w, struct pc_path *path, struct ibv_send_wr *req
         return PC_LOST;
     }
     path->records[path->tail++ % PC_PATH_RECORDS] = *record;
+    w->flying++;
     path->requests += record->requests;
     path->bytes += record->nbytes + PC_LINE_BYTES;
     w->state.bytes[path->rail] += record->nbytes;
@@ -162,7 +162,7 @@ int pc__post_message(struct pc_wire *w, struct pc_path *path, const struct pc_re
         }
     }
     int rc = post(w, path, first, &sent);
-    if (rc == PC_OK && f != NULL) {
+    if (rc == PC_OK && f != NULL && record->pieces == 1) {
         f->returned = f->consumed;
         path->partner->owed &= ~(UINT32_C(1) << f->channel);
     }
@@ -247,7 +247,8 @@ static void receive(struct pc_wire *w, struct pc_path *path, uint32_t imm)
             f->arrived++;
             f->ahead = (int64_t)(f->arrived - f->consumed) > 1;
         }
-        take_credit(w, partner, f, imm & PC_IMM_CREDIT);
+        if (news != PIECE)
+            take_credit(w, partner, f, imm & PC_IMM_CREDIT);
     }
     if (++path->spent >= PC_REPOST && path->state <= PC_PATH_LIVE) {
         path->spent -= PC_REPOST;
@@ -255,11 +256,12 @@ static void receive(struct pc_wire *w, struct pc_path *path, uint32_t imm)
     }
 }
 
-/* True when it was a read. */
+/* True when somebody may wait for just that. */
 static bool acknowledge(struct pc_wire *w, struct pc_path *path)
 {
     /* A copy: what follows may post more. */
     const struct pc_record done = path->records[path->head++ % PC_PATH_RECORDS], *record = &done;
+    w->flying--;
     path->requests -= record->requests;
     path->bytes -= record->nbytes + PC_LINE_BYTES;
     if (record->pull != NULL)
@@ -267,7 +269,8 @@ static bool acknowledge(struct pc_wire *w, struct pc_path *path)
     else if (record->fifo != NULL)
         pc__partner_count(w, path->partner, record->fifo, -1);
     pc__path_live(w, path);
-    return done.pull != NULL;
+    return done.pull != NULL
+           || (done.fifo != NULL && path->partner->unacknowledged[done.fifo->channel] == 0);
 }
 
 /* Of these the network is innocent: the two ranks disagree on what may be written where. */
@@ -325,8 +328,12 @@ bool pc__reap(struct pc_wire *w)
     }
     /* A thread that sleeps on a count may have to look; who listens on descriptors is woken there.
      */
-    if (came && atomic_load(&w->comm->dozing))
-        pc__ring(w->comm, w->comm->options.rank);
+    if (came) {
+        /* A thread that is about to sleep has read the doorbell before it looked. */
+        atomic_fetch_add(&((struct pc_arena *)w->comm->arena)->doorbell, 1);
+        if (atomic_load(&w->comm->dozing))
+            pc__ring(w->comm, w->comm->options.rank);
+    }
     return came;
 }
 #endif

@@ -101,11 +101,11 @@ static void flush(struct pc_wire *w, bool all_credit)
     }
 }
 
-static void see_to_all(struct pc_wire *w)
+static void see_to_all(struct pc_wire *w, bool join)
 {
     pc__reap(w);
     pc__look(w);
-    pc__tend(w);
+    pc__tend(w, join);
     flush(w, false);
 }
 
@@ -126,7 +126,7 @@ static void linger(struct pc_wire *w, uint64_t ns)
 {
     uint64_t until = pc__now() + ns;
     for (;;) {
-        see_to_all(w);
+        see_to_all(w, true);
         flush(w, true);
         if (all_has_arrived(w) || pc__now() >= until)
             return;
@@ -246,7 +246,7 @@ static void verbs_progress(struct pc_wire *w)
 {
     pthread_mutex_lock(&w->lock);
     if (w->heed || ++w->turns % PC_TURNS_PER_LOOK == 0) {
-        see_to_all(w);
+        see_to_all(w, !w->attended);
     } else {
         pc__reap(w);
         if (w->ndirty != 0)
@@ -270,13 +270,15 @@ static bool verbs_pause(struct pc_wire *w, uint64_t ns)
     bool rung = false, come;
     pthread_mutex_lock(&w->lock);
     flush(w, false); /* a peer that runs out of room is owed enough to be told at once */
-    for (uint32_t i = 0; i < w->nrails; i++) /* nobody solicits what this rank reads */
-        if (!w->armed[i] || w->reads != 0)
-            w->armed[i] = ibv_req_notify_cq(w->rails[i].cq, w->reads == 0) == 0;
+    /* Nobody solicits what this rank itself has posted. */
+    bool own = (w->called | w->posted | w->reads) != 0;
+    for (uint32_t i = 0; i < w->nrails; i++)
+        if (!w->armed[i] || own)
+            w->armed[i] = ibv_req_notify_cq(w->rails[i].cq, !own) == 0;
     come = pc__reap(w); /* before the channel was armed */
     if (come || w->heed || w->torn != NULL)
         ns = 0;
-    if ((w->called | w->posted | w->reads) && ns > PC_NAP_NS)
+    if (w->flying != 0 && ns > PC_NAP_NS)
         ns = PC_NAP_NS;
     w->pausing = true;
     pc__unlock_wire(w);
@@ -323,13 +325,14 @@ static const struct pc_error *verbs_fault(struct pc_wire *w, uint32_t peer)
 
 static int verbs_attention(struct pc_wire *w)
 {
+    w->attended = true;
     return w->epoll;
 }
 
 static void verbs_attend(struct pc_wire *w)
 {
     pthread_mutex_lock(&w->lock);
-    see_to_all(w);
+    see_to_all(w, true);
     bool wake = w->pausing;
     pc__unlock_wire(w);
     if (wake)

@@ -51,6 +51,7 @@ struct pc_pull {
 enum pc_path_state {
     PC_PATH_DOWN,    /* neither end has a queue pair */
     PC_PATH_OFFERED, /* this end has one; the peer has been told */
+    PC_PATH_CALLED,  /* the other end is known: to be connected */
     PC_PATH_JOINING, /* a thread connects it, without the lock: that may take a second */
     PC_PATH_PROBING, /* both have; nothing has passed yet */
     PC_PATH_LIVE,
@@ -66,7 +67,7 @@ struct pc_path { /* a queue pair to a partner, or the place for one */
     enum pc_path_state state;
     uint32_t turn;
     struct ibv_qp *qp;
-    struct pc_end mine;
+    struct pc_end mine, theirs;
     double cost; /* ns per byte, of the slower end */
     struct pc_record *records;
     uint32_t head, tail; /* of the records, ever growing */
@@ -125,14 +126,17 @@ struct pc_wire {
     uint32_t ndirty;
     uint32_t called, posted;     /* pieces of calls and of posted transfers, unacknowledged */
     uint32_t reads;              /* on their way */
+    uint32_t flying;             /* all records that are */
     const struct pc_error *torn; /* a message that never can arrive */
     uint32_t calls;              /* since completions were looked for */
     uint32_t turns;              /* of progress */
     bool heed;                   /* letters or events wait */
     bool armed[PC_MAX_RAILS];    /* its next message makes the completion channel readable */
     bool pausing;
-    int epoll;   /* letters, ports' events, the timer */
-    int sleeper; /* that one, completion channels and the bell */
+    bool attended; /* there is a thread that attends */
+    bool ticking;  /* the timer is set for what is flying */
+    int epoll;     /* letters, ports' events, the timer */
+    int sleeper;   /* that one, completion channels and the bell */
     int timer;
     uint64_t due;   /* when something has to be seen to, or 0 */
     uint64_t timed; /* when the timer expires */
@@ -148,7 +152,8 @@ struct pc_wire {
 #define PC_MESSAGES (UINT64_C(5) << 32) /* plus the rail */
 
 /* attend.c */
-void pc__tend(struct pc_wire *w); /* offers, goes on, gives up: what is due */
+/* Offers, goes on, gives up: what is due. Connects, which may take long, only with `join`. */
+void pc__tend(struct pc_wire *w, bool join);
 void pc__look(struct pc_wire *w); /* letters, events */
 /* Gives the lock back, and sets the timer by what is due. */
 void pc__unlock_wire(struct pc_wire *w);
@@ -159,6 +164,9 @@ void pc__path_offered(struct pc_wire *w, struct pc_path *path, uint32_t turn,
                       const struct pc_end *theirs);
 void pc__path_answered(struct pc_wire *w, struct pc_path *path, uint32_t turn,
                        const struct pc_end *theirs);
+/* CALLED: connects it. Where the peer's address must be found out first, and nobody answers, this
+ * takes seconds; the lock is given back meanwhile. */
+void pc__path_join(struct pc_wire *w, struct pc_path *path);
 void pc__path_live(struct pc_wire *w, struct pc_path *path);
 void pc__path_fail(struct pc_wire *w, struct pc_path *path, const char *why);
 void pc__path_fenced(struct pc_wire *w, struct pc_path *path, uint32_t turn,

@@ -169,6 +169,11 @@ void pc__give_way(struct pc_comm *comm)
     atomic_store_explicit(&comm->yield_after, before + pause, memory_order_relaxed);
 }
 
+bool pc__may_yield(struct pc_comm *comm, uint64_t now)
+{
+    return now >= atomic_load_explicit(&comm->yield_after, memory_order_relaxed);
+}
+
 int pc__idle(struct pc_comm *comm, uint64_t until_ns)
 {
     struct pc_call *call = &comm->call;
@@ -227,7 +232,7 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
             return pc__fail(&call->error, PC_TIMEDOUT, -1, "no progress for %.3g s", call->timeout);
         if (now >= until_ns)
             return PC_AGAIN;
-        if (turns > 0 && now >= comm->yield_after) {
+        if (turns > 0 && pc__may_yield(comm, now)) {
             turns--;
             pc__give_way(comm);
             continue;
