@@ -273,11 +273,12 @@ static bool acknowledge(struct pc_wire *w, struct pc_path *path)
            || (done.fifo != NULL && path->partner->unacknowledged[done.fifo->channel] == 0);
 }
 
-/* Of these the network is innocent: the two ranks disagree on what may be written where. */
+/* Of these the network is innocent: the two ranks disagree on what may be written where. (An
+ * invalid request is not among them: Soft-RoCE says so of packets that it lost.) */
 static bool refused(enum ibv_wc_status status)
 {
-    return status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_INV_REQ_ERR
-           || status == IBV_WC_LOC_PROT_ERR || status == IBV_WC_LOC_LEN_ERR;
+    return status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_LOC_PROT_ERR
+           || status == IBV_WC_LOC_LEN_ERR;
 }
 
 static void failed(struct pc_wire *w, struct pc_path *path, const struct ibv_wc *wc)

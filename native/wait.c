@@ -94,11 +94,11 @@ static int listen_to(struct pc_comm *comm, uint32_t nchannels, enum listening wh
 {
     const struct pc_remote *t = comm->remote;
     struct pc_call *call = &comm->call;
+    if (whom == FROM_ALL) /* first: it may be what empties the wire */
+        t->progress(comm->wire);
     int rc = t->drained(comm->wire, NULL, &call->error);
     if (rc < 0 || (rc > 0 && call->running == 0))
         return rc;
-    if (whom == FROM_ALL)
-        t->progress(comm->wire);
     for (uint32_t c = 0; c < nchannels; c++) {
         const struct pc_channel *channel = &call->channels[c];
         if (channel->finished || channel->line == NULL)
