@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pycoll
@@ -16,9 +17,12 @@ from pycoll.schedule import COLLECTIVES
 
 
 def add(commands: Any) -> None:
-    """Declare the command, which takes no arguments."""
+    """Declare the command's arguments."""
     parser = commands.add_parser(
         "info", help="version, build, CPU features, transports, settings and their origin"
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", help="RDMA devices in full, by pyverbs if it is there"
     )
     parser.set_defaults(run=run)
 
@@ -74,6 +78,37 @@ def _rdma(config: Config) -> list[str]:
     return [first, *(f"{rails.name(port)}: {rails.describe(port)}" for port in ports)]
 
 
+def _devices() -> Iterator[str]:
+    """Say what pyverbs tells of each RDMA device and its ports."""
+    from pycoll.interop.pyverbs import devices
+
+    try:
+        found = devices()
+    except UnavailableError as error:
+        yield f"missing: {error}"
+        return
+    for device in found:
+        yield (
+            f"{device.name}: firmware {device.firmware}, vendor {device.vendor:#x}, part "
+            f"{device.part}, {device.vectors} completion vectors"
+        )
+        yield (
+            f"  at most {device.max_queue_pairs} queue pairs of {device.max_requests} requests and "
+            f"{device.max_reads} reads, {device.max_regions} regions of {device.max_region} bytes, "
+            f"{device.max_completions} completions"
+        )
+        paging = "with" if device.on_demand else "without"
+        yield f"  atomics: {device.atomics}; {paging} on-demand paging"
+        for port in device.ports:
+            gids = ", ".join(f"{gid.number} {gid.address} ({gid.kind})" for gid in port.gids)
+            yield (
+                f"  port {port.number}: {port.state}, {port.layer}, MTU {port.mtu} of "
+                f"{port.max_mtu}, messages of {port.max_message} bytes, GIDs {gids or 'none'}"
+            )
+    if not found:
+        yield "none"
+
+
 def run(options: argparse.Namespace) -> int:
     """Print everything; needs neither the engine nor a second rank."""
     native, machine = _native(), report.machine()
@@ -101,6 +136,9 @@ def run(options: argparse.Namespace) -> int:
     transports = [("shm", shm), ("verbs", verbs[0]), *(("", port) for port in verbs[1:])]
     for title, text in [*transports, ("tcp", tcp)]:
         print(f"  {title:<16}{text}")
+    if options.verbose:
+        print("RDMA devices:")
+        print("\n".join(f"  {line}" for line in _devices()))
     print("algorithms:")
     for collective in COLLECTIVES:
         print(f"  {collective:<16}{', '.join(names(collective))}")

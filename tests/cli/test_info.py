@@ -11,6 +11,8 @@ import pytest
 import pycoll
 from pycoll.algorithms import names
 from pycoll.bootstrap import route
+from pycoll.errors import UnavailableError
+from pycoll.interop import pyverbs
 from pycoll.schedule import COLLECTIVES
 
 WITHOUT_ENGINE = """
@@ -118,3 +120,28 @@ def test_info_says_by_which_ports_rdma_goes(cli, monkeypatch):
     monkeypatch.setattr(bindings, "verbs_ports", list)
     monkeypatch.setattr(rails, "seen", lambda: False)
     assert "  verbs           missing: there is no RDMA device" in cli("info").out
+
+
+def test_rdma_devices_in_full(cli, monkeypatch):
+    gid = pyverbs.Gid(1, "10.0.0.1", "RoCE v2")
+    port = pyverbs.Port(1, "active", "Ethernet", 1024, 4096, 1 << 23, (gid,))
+    device = pyverbs.Device(
+        "rxe0", "1.2", 0xFFFFFF, 7, 11, 12, 13, 14, 15, 16, 2, "none", False, (port,)
+    )
+    monkeypatch.setattr(pyverbs, "devices", lambda: (device,))
+    out = cli("info", "--verbose").out
+    assert "  rxe0: firmware 1.2, vendor 0xffffff, part 7, 2 completion vectors\n" in out
+    assert "at most 11 queue pairs of 12 requests and 15 reads, 13 regions of 14 bytes" in out
+    assert "port 1: active, Ethernet, MTU 1024 of 4096, messages of 8388608 bytes" in out
+    assert "GIDs 1 10.0.0.1 (RoCE v2)" in out
+    assert "RDMA devices" not in cli("info").out
+
+
+def test_what_keeps_from_rdma_devices_in_full(cli, monkeypatch):
+    def devices():
+        raise UnavailableError("pyverbs cannot be imported; apt-get install python3-pyverbs")
+
+    monkeypatch.setattr(pyverbs, "devices", devices)
+    assert "  missing: pyverbs cannot be imported; apt-get" in cli("info", "--verbose").out
+    monkeypatch.setattr(pyverbs, "devices", lambda: ())
+    assert "RDMA devices:\n  none\n" in cli("info", "--verbose").out

@@ -1,0 +1,1 @@
+"""What pycoll asks of other libraries where they are there."""

@@ -1,0 +1,228 @@
+"""What ranks say to each other beside RDMA, and what they write to each other by it.
+
+Written from the description of the formats and not from pycoll's code: where the two differ, a
+test fails.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+MAGIC = 0x314C4350
+LINES, LINE = 32, 64  #: lines of a channel, and bytes of one
+INLINE = 40  #: bytes of a message that lie in its line
+MAX_RAILS = 8
+#: Channels of programs; two more are for messages between two ranks.
+PROGRAMS = 4
+CHANNELS = PROGRAMS + 2
+P2P = PROGRAMS
+#: Place of a transfer's piece: in the line itself; where its sender keeps it.
+IN_LINE, OFFERED = 0xFFFFFFFF, 0xFFFFFFFE
+
+HEADER = struct.Struct("=IHHII")
+HELLO = struct.Struct("=IIQQQQ" + MAX_RAILS * "IIQ")
+END = struct.Struct("=IIHBB16sBB10x")
+LANDED = struct.Struct(f"={CHANNELS * LINES}I{CHANNELS * LINES}s160s")
+LINE_HEAD = struct.Struct(f"=QII{INLINE}s")
+COUNT = struct.Struct("=Q")
+LOAN = struct.Struct(f"=Q{MAX_RAILS}I")
+
+
+class Kind(IntEnum):
+    """Of a letter."""
+
+    HELLO = 1
+    OFFER = 2
+    ANSWER = 3
+    FENCED = 4
+    BYE = 5
+
+
+class Key(NamedTuple):
+    """By which one rail of a peer lets its memory be written."""
+
+    lines: int
+    slots: int
+    speed: int
+
+
+class Hello(NamedTuple):
+    """Where a peer's memory lies that may be written."""
+
+    queue_pairs: int
+    lines: int
+    lines_bytes: int
+    slots: int
+    slots_bytes: int
+    rails: tuple[Key, ...]
+
+    def pack(self) -> bytes:
+        """Return it as it travels."""
+        keys = [number for rail in self.rails for number in rail]
+        keys += [0] * (3 * MAX_RAILS - len(keys))
+        return HELLO.pack(len(self.rails), *self[:5], *keys)
+
+    @classmethod
+    def unpack(cls, body: bytes) -> Hello:
+        """Read one."""
+        count, *numbers = HELLO.unpack(body)
+        keys = [Key(*numbers[i : i + 3]) for i in range(5, 5 + 3 * count, 3)]
+        return cls(*numbers[:5], tuple(keys))
+
+
+class End(NamedTuple):
+    """One end of a queue pair."""
+
+    number: int
+    psn: int
+    lid: int
+    mtu: int  #: as verbs number them
+    layer: int
+    gid: bytes
+    gid_type: int
+    reads: int
+
+    def pack(self) -> bytes:
+        """Return it as it travels."""
+        return END.pack(*self)
+
+    @classmethod
+    def unpack(cls, body: bytes) -> End:
+        """Read one."""
+        return cls(*END.unpack(body))
+
+
+class Letter(NamedTuple):
+    """One letter."""
+
+    kind: Kind
+    path: int
+    turn: int
+    body: bytes
+
+
+class Mail:
+    """Letters over a stream socket."""
+
+    def __init__(self, sock: socket.socket, patience: float) -> None:
+        self._sock = sock
+        sock.settimeout(patience)
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._sock.fileno()
+
+    def send(self, kind: Kind, body: bytes, path: int = 0, turn: int = 0) -> None:
+        """Send one letter."""
+        self._sock.sendall(HEADER.pack(MAGIC, kind, path, turn, len(body)) + body)
+
+    def receive(self) -> Letter | None:
+        """Return the next letter; None at the end of the stream."""
+        head = self._read(HEADER.size)
+        if not head:
+            return None
+        magic, kind, path, turn, nbytes = HEADER.unpack(head)
+        assert magic == MAGIC, hex(magic)
+        return Letter(Kind(kind), path, turn, self._read(nbytes))
+
+    def close(self) -> None:
+        """Hang up."""
+        self._sock.close()
+
+    def _read(self, nbytes: int) -> bytes:
+        found = b""
+        while len(found) < nbytes:
+            part = self._sock.recv(nbytes - len(found))
+            if not part:
+                assert not found, "the stream ends within a letter"
+                return b""
+            found += part
+        return found
+
+
+class News(IntEnum):
+    """What an immediate says of its channel."""
+
+    CREDIT = 0
+    MESSAGE = 1
+    PIECE = 2
+
+
+class Immediate(NamedTuple):
+    """What travels with the last write of a message."""
+
+    channel: int  #: 7: nothing, only tries the path
+    news: News
+    credit: int  #: messages of the other direction that were consumed, as far as the bits go
+    pieces: int = 1
+    piece: int = 0
+    line: int = 0
+
+    def pack(self) -> int:
+        """Return the number, in the host's order."""
+        return (
+            self.channel << 29
+            | self.news << 27
+            | (self.pieces - 1) << 24
+            | self.piece << 21
+            | self.line << 16
+            | self.credit & 0xFFFF
+        )
+
+    @classmethod
+    def unpack(cls, number: int) -> Immediate:
+        """Read one."""
+        return cls(
+            number >> 29,
+            News(number >> 27 & 3),
+            number & 0xFFFF,
+            (number >> 24 & 7) + 1,
+            number >> 21 & 7,
+            number >> 16 & 31,
+        )
+
+
+class Line(NamedTuple):
+    """The line of a message."""
+
+    signature: int  #: of the call; the same at both ends
+    place: int
+    nbytes: int
+    inline: bytes  #: the message, if it is small
+    count: int  #: of messages on this channel, this one included
+
+    def pack(self) -> bytes:
+        """Return the 64 bytes, of which the count comes last."""
+        return LINE_HEAD.pack(*self[:4]) + COUNT.pack(self.count)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Line:
+        """Read one."""
+        return cls(*LINE_HEAD.unpack_from(data), *COUNT.unpack_from(data, LINE_HEAD.size))
+
+
+class Loan(NamedTuple):
+    """Where a message lies that its receiver reads from there: the inline part of its line."""
+
+    address: int
+    keys: tuple[int, ...]  #: by each rail of the sender
+
+    def pack(self) -> bytes:
+        """Return it as it travels."""
+        return LOAN.pack(self.address, *self.keys, *(0,) * (MAX_RAILS - len(self.keys)))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Loan:
+        """Read one."""
+        address, *keys = LOAN.unpack(data)
+        return cls(address, tuple(keys))
+
+
+def landed(counts: Sequence[int], why: str) -> bytes:
+    """Return what says which messages have come, when no path is left by which more could."""
+    low = [count & 0xFFFFFFFF for count in counts]
+    return LANDED.pack(*low, bytes(CHANNELS * LINES), why.encode()[:159])

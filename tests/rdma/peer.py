@@ -1,0 +1,310 @@
+"""A rank that is no pycoll: it speaks to one over verbs, through pyverbs.
+
+Everything waits for what it wants with a deadline; what comes meanwhile is dealt with.
+"""
+
+from __future__ import annotations
+
+import mmap
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from letters import (
+    CHANNELS,
+    COUNT,
+    INLINE,
+    LINE,
+    LINES,
+    End,
+    Hello,
+    Immediate,
+    Kind,
+    Letter,
+    Line,
+    Loan,
+    Mail,
+    News,
+    landed,
+)
+from pyverbs import enums
+from queue_pair import ATTEMPT, OWN, READABLE, STAGE, Path, Rail
+
+PATIENCE = 60.0  #: seconds
+STATUS = {
+    getattr(enums, f"IBV_WC_{name}"): name
+    for name in ("SUCCESS", "REM_ACCESS_ERR", "REM_INV_REQ_ERR", "REM_OP_ERR", "RETRY_EXC_ERR")
+}
+TRY = 7  #: channel of the write by which a path is tried
+
+
+class Message(NamedTuple):
+    """What the other rank sent on a channel; `Peer.data` reads it."""
+
+    channel: int
+    number: int  #: from 0
+    line: Line
+
+
+class Peer:
+    """One rank of a job, towards a rank that is pycoll.
+
+    Args:
+        mail: The authenticated connection between the two.
+        devices: Names of this rank's.
+        slots: Of a channel of programs, as all ranks have agreed.
+    """
+
+    def __init__(self, mail: Mail, devices: list[str], slots: int) -> None:
+        self.mail = mail
+        letter = self._letter()
+        assert letter.kind is Kind.HELLO, letter
+        self.theirs = Hello.unpack(letter.body)
+        size = self.theirs.lines_bytes
+        assert size == CHANNELS * LINES * LINE, size
+        self.slots, self.slot_bytes = slots, self.theirs.slots_bytes // CHANNELS // slots
+        self.memory = mmap.mmap(-1, size + self.theirs.slots_bytes)
+        self.rails = [Rail(device, self.memory, size) for device in devices]
+        self.paths: dict[int, Path] = {}
+        self.fences = 0  #: letters that said that a path is gone at the other end
+        self.left = False  #: the other rank has said goodbye
+        self.sent, self.consumed = [0] * CHANNELS, [0] * CHANNELS
+        self.credit = [0] * CHANNELS  #: of what was sent, as the other rank said
+        self._come = [0] * CHANNELS  #: messages that have come
+        self._messages: list[Message] = []
+        self._pieces: dict[tuple[int, int], set[int]] = {}
+        self._busy = -1  #: path whose end is dealt with by who uses it
+        self._gone: dict[int, Path] = {}
+        self._lent: list[object] = []
+
+    # What a test does.
+
+    def greet(self) -> None:
+        """Say where the other rank may write."""
+        size, at = self.theirs.lines_bytes, self.rails[0].lines.buf
+        keys = tuple(rail.key() for rail in self.rails)
+        hello = Hello(1, at, size, at + size, self.theirs.slots_bytes, keys)
+        self.mail.send(Kind.HELLO, hello.pack())
+
+    def until_paths(self, count: int) -> None:
+        """Wait until the other rank has tried so many paths."""
+        self._until(lambda: sum(path.tried for path in self.paths.values()) >= count, "a path")
+
+    def message(self) -> Message:
+        """Return the next message of any channel, which is consumed by that."""
+        self._until(lambda: bool(self._messages), "a message")
+        message = self._messages.pop(0)
+        self.consumed[message.channel] += 1
+        return message
+
+    def data(self, message: Message, nbytes: int) -> bytes:
+        """Return what a message of so many bytes holds."""
+        if nbytes <= INLINE:
+            return message.line.inline[:nbytes]
+        at = self.theirs.lines_bytes + self._slot(message.channel, message.number)
+        return self.memory[at : at + nbytes]
+
+    def send(self, like: Message, data: bytes, pieces: int = 1, place: int | None = None) -> None:
+        """Send a message of the call of another one, and with it what was consumed.
+
+        Args:
+            like: Whose call it is.
+            data: Its bytes, or what says where they lie.
+            pieces: Over so many paths it is cut.
+            place: What its line says of the place; the same as the other's by default.
+        """
+        channel, number = like.channel, self.sent[like.channel]
+        self.until_paths(pieces)
+        small = len(data) <= INLINE
+        self._until(
+            lambda: number - self.credit[channel] < (LINES if small else self.slots), "room"
+        )
+        line = Line(*like.line[:3], data if small else b"", number + 1)
+        if place is not None:
+            line = line._replace(place=place)
+        step, slot = len(data) // pieces, self.theirs.slots + self._slot(channel, number)
+        for piece, index in enumerate(sorted(self.paths)[:pieces]):
+            begin = piece * step
+            end = len(data) if piece == pieces - 1 else begin + step
+            news = News.MESSAGE if pieces == 1 else News.PIECE
+            immediate = Immediate(channel, news, self.consumed[channel])
+            if pieces > 1:
+                immediate = immediate._replace(pieces=pieces, piece=piece, line=number % LINES)
+            part = b"" if small else data[begin:end]
+            self._send_piece(index, immediate, part, slot + begin, line)
+        self.sent[channel] += 1
+        self._until(lambda: all(not path.owned for path in self.paths.values()), "acknowledgement")
+
+    def read(self, address: int, nbytes: int, key: int) -> bytes:
+        """Read memory of the other rank."""
+        status = self.attempt(enums.IBV_WR_RDMA_READ, address, key, bytes(nbytes))
+        assert status == "SUCCESS", status
+        return self.paths[min(self.paths)].rail.stage.read(nbytes, 0)
+
+    def lend(self, data: bytes) -> Loan:
+        """Let the other rank read a message, for ever."""
+        memory = mmap.mmap(-1, len(data))
+        memory.write(data)
+        regions = [rail.region(memory, READABLE) for rail in self.rails]
+        self._lent += [memory, *regions]
+        return Loan(regions[0].buf, tuple(region.rkey for region in regions))
+
+    def until_credit(self, channel: int) -> None:
+        """Wait until the other rank has consumed all that was sent."""
+        self._until(lambda: self.credit[channel] == self.sent[channel], "credit")
+
+    def give_back(self, channel: int, count: int) -> None:
+        """Say how many messages were consumed."""
+        self._write(min(self.paths), Immediate(channel, News.CREDIT, count))
+
+    def attempt(self, opcode: int, address: int, key: int, data: bytes) -> str:
+        """Post one request to anywhere; return how it ended, as verbs name it.
+
+        If that was the end of its path, both ranks have fenced it, and another is there.
+        """
+        self.until_paths(1)
+        self._busy = index = min(self.paths)
+        self.paths[index].post(opcode, address, key, data, number=ATTEMPT)
+        status: list[int] = []
+
+        def ended() -> bool:
+            status.extend(self._completions(index))
+            return bool(status)
+
+        self._until(ended, "completion")
+        self._busy = -1
+        name = STATUS.get(status[0], str(status[0]))
+        if name != "SUCCESS":
+            self.fence(index, name)
+            self.until_paths(1)
+        return name
+
+    def fence(self, index: int, why: str) -> None:
+        """Destroy a path, say so, and wait until the other end has done the same."""
+        path = self.paths[index]
+        self._let_go(index, why)
+        self._until(lambda: path.fenced, "the other end of a fence")
+
+    def silence(self, index: int) -> None:
+        """Destroy a path's queue pair and say nothing: the other rank finds out by itself."""
+        self.paths[index].qp.close()
+
+    def counts(self) -> list[int]:
+        """Return the count of every line, as it stands in memory."""
+        return [self._line(c, i).count for c in range(CHANNELS) for i in range(LINES)]
+
+    def leave(self) -> None:
+        """Wait for the other rank's goodbye, and answer it."""
+        self._until(lambda: self.left, "goodbye")
+        for path in self.paths.values():
+            path.close()
+        self.mail.close()
+
+    # How it is done.
+
+    def _until(self, holds: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not holds():
+            assert time.monotonic() < deadline, f"no {what} has come"
+            for index in list(self.paths):
+                if index != self._busy:
+                    self._completions(index)
+            if not self.left and select.select([self.mail], [], [], 0)[0]:
+                self._heed(self._letter())
+
+    def _letter(self) -> Letter:
+        letter = self.mail.receive()
+        return letter or Letter(Kind.BYE, 0, 0, b"")  # who dies does not even say so
+
+    def _heed(self, letter: Letter) -> None:
+        path = self.paths.get(letter.path) or self._gone.get(letter.path)
+        if letter.kind is Kind.OFFER:
+            assert letter.path not in self.paths, f"{letter} offers a path that is there"
+            rail = self.rails[letter.path % len(self.rails)]
+            path = self.paths[letter.path] = Path(rail, letter.turn)
+            path.connect(End.unpack(letter.body))
+            self.mail.send(Kind.ANSWER, path.end().pack(), letter.path, letter.turn)
+        elif letter.kind is Kind.FENCED:
+            assert path is not None
+            assert path.turn == letter.turn, f"{letter} is about turn {path.turn}"
+            self.fences += 1
+            path.fenced = True
+            if letter.path in self.paths and letter.path != self._busy:
+                self._let_go(letter.path, "the other end fenced it")
+        elif letter.kind is Kind.BYE:
+            self.left = True
+        else:
+            raise AssertionError(f"nobody asked for {letter}")
+
+    def _let_go(self, index: int, why: str) -> None:
+        self._completions(index)
+        path = self._gone[index] = self.paths.pop(index)
+        path.close()
+        self.mail.send(Kind.FENCED, landed(self.counts(), why), index, path.turn)
+
+    def _completions(self, index: int) -> list[int]:
+        """Take in what a path has brought; return how attempts have ended."""
+        path, attempts = self.paths[index], []
+        for done in path.cq.poll(16)[1]:
+            good = done.status == enums.IBV_WC_SUCCESS
+            if done.wr_id == ATTEMPT:
+                attempts.append(done.status)
+            elif done.wr_id == OWN:
+                path.owned -= 1
+            elif good:
+                path.tried = True
+                path.expect()
+                self._take(Immediate.unpack(socket.ntohl(done.imm_data)))
+        return attempts
+
+    def _take(self, immediate: Immediate) -> None:
+        if immediate.channel == TRY:
+            return
+        channel, said = immediate.channel, immediate.credit
+        self.credit[channel] += (said - self.credit[channel]) & 0xFFFF
+        assert self.credit[channel] <= self.sent[channel], immediate
+        if immediate.news is News.PIECE:
+            come = self._pieces.setdefault((channel, immediate.line), set())
+            come.add(immediate.piece)
+            if len(come) == immediate.pieces:  # their last writer leaves the count to the reader
+                del self._pieces[channel, immediate.line]
+                old = self._line(channel, immediate.line).count
+                at = (channel * LINES + immediate.line) * LINE + LINE - COUNT.size
+                new = old + LINES if old else immediate.line + 1
+                self.memory[at : at + COUNT.size] = COUNT.pack(new)
+        number = self._come[channel]
+        while (line := self._line(channel, number)).count > number:
+            assert line.count == number + 1, f"{line} after {number} messages"
+            self._messages.append(Message(channel, number, line))
+            self._come[channel] = number = number + 1
+
+    def _line(self, channel: int, number: int) -> Line:
+        at = (channel * LINES + number % LINES) * LINE
+        return Line.unpack(self.memory[at : at + LINE])
+
+    def _slot(self, channel: int, number: int) -> int:
+        return (channel * self.slots + number % self.slots) * self.slot_bytes
+
+    def _send_piece(
+        self, index: int, immediate: Immediate, data: bytes, address: int, line: Line
+    ) -> None:
+        path, keys = self.paths[index], self.theirs.rails[index % len(self.theirs.rails)]
+        if immediate.piece:  # the line goes with the first
+            last = enums.IBV_WR_RDMA_WRITE_WITH_IMM
+            path.post(last, address, keys.slots, data, immediate)
+            return
+        if data:
+            path.post(enums.IBV_WR_RDMA_WRITE, address, keys.slots, data)
+        whole = line.pack()
+        part = whole if immediate.news is News.MESSAGE else whole[: LINE - COUNT.size]
+        at = (immediate.channel * LINES + (line.count - 1) % LINES) * LINE
+        self._write(index, immediate, part, at)
+
+    def _write(self, index: int, immediate: Immediate, data: bytes = b"", at: int = 0) -> None:
+        """Write into the other rank's lines, with an immediate."""
+        keys = self.theirs.rails[index % len(self.theirs.rails)]
+        opcode = enums.IBV_WR_RDMA_WRITE_WITH_IMM
+        address = self.theirs.lines + at
+        self.paths[index].post(opcode, address, keys.lines, data, immediate, at=STAGE - LINE)
