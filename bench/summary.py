@@ -188,6 +188,33 @@ def between_hosts(results: dict[str, Any]) -> Iterator[Claim]:
         yield Claim(text, min(found, default=None), limit, "x", True)
 
 
+def over_rdma(results: dict[str, Any]) -> Iterator[Claim]:
+    every = rows_of(results, "rdma-allreduce")
+    for ranks in (2, 4):
+        forms = [
+            [row for row in every if (row["ranks"], row["in_place"]) == (ranks, in_place)]
+            for in_place in (False, True)
+        ]
+        times = {(i, n): worst(rows, n) for i, rows in enumerate(forms) for n in sizes(rows)}
+        what = f"{ranks} hosts, RDMA, allreduce"
+        slowest = extreme(max, iter(times.values()))
+        yield Claim(f"{what}: time over Open MPI's on UCX, worst size", slowest, 1, "x")
+        large = [1 / t for (_, n), t in times.items() if t and n >= 64 << 10]
+        faster = min(large, default=None)
+        yield Claim(f"{what}: faster from 64 KiB, worst size", faster, 1.3, "x", True)
+        tiny = extreme(max, (t for (_, n), t in times.items() if n == 8))
+        yield Claim(f"{what}: 8 B, time over Open MPI's", tiny, 0.8, "x")
+    found = results.get("rdma-put", {}).get("ratios", [])
+    slow = extreme(max, (r["ratio"] for r in found if r["what"] == "latency"))
+    yield Claim("RDMA, put of 8 B with its signal: time over ib_write_lat's", slow, 1.2, "x")
+    share = extreme(min, (r["ratio"] for r in found if r["what"] == "bandwidth"))
+    yield Claim("RDMA, puts of 64 KiB to 1 MiB: share of ib_write_bw's", share, 0.9, "", True)
+    cuts = results.get("rdma-cuts", {}).get("summary", {})
+    yield Claim("RDMA: cut links under a job's way", cuts.get("cuts"), 200, "", True)
+    bad = cuts["flaws"] + cuts["leaks"] + cuts["not_ready"] if cuts else None
+    yield Claim("RDMA: of them hangs, leaks and receivers not ready", bad, 0, "")
+
+
 def prediction(results: dict[str, Any]) -> Iterator[Claim]:
     found = results.get("prediction", {}).get("summary", {}).get("all", {})
     yield Claim("tuned: median error of the prediction", found.get("median_error"), 0.15, "")
@@ -223,7 +250,7 @@ def rest(results: dict[str, Any]) -> Iterator[Claim]:
     yield Claim("wrong elements in all results", sum(wrong) if wrong else None, 0, "")
 
 
-PARTS = (two_ranks, collectives, engine, oversubscribed, between_hosts, prediction, rest)
+PARTS = (two_ranks, collectives, engine, oversubscribed, between_hosts, over_rdma, prediction, rest)
 
 if __name__ == "__main__":
     main()
