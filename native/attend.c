@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 #define PC_EVENTS 32
-/* Without any path for so long, a peer is lost. */
-#define PC_HOPE_NS UINT64_C(5000000000)
+/* Without any path for so long, a peer is lost; but an attempt that began before may end. */
+#define PC_HOPE_NS UINT64_C(10000000000)
 #define PC_PROBE_NS UINT64_C(5000000)  /* who answered an offer looks so often for the probe */
 #define PC_TICK_NS UINT64_C(100000000) /* and for what has become of what was sent */
 
@@ -31,6 +31,17 @@ void pc__unlock_wire(struct pc_wire *w)
         set_timer(w, pc__now() + PC_TICK_NS);
     }
     pthread_mutex_unlock(&w->lock);
+}
+
+static bool hoping(const struct pc_partner *partner)
+{
+    for (uint32_t i = 0; i < partner->npaths; i++) {
+        const struct pc_path *path = &partner->paths[i];
+        if (path->state >= PC_PATH_OFFERED && path->state <= PC_PATH_PROBING
+            && path->since < partner->cut_off + PC_HOPE_NS)
+            return true;
+    }
+    return false;
 }
 
 /* Offers what is down, goes on with what has failed, and gives up what has been cut off too long.
@@ -61,10 +72,11 @@ void pc__tend(struct pc_wire *w, bool join)
                 pc__due(w, path->attempt);
         }
         if (partner->live == 0 && partner->cut_off != 0 && !partner->ended) {
-            if (now - partner->cut_off >= PC_HOPE_NS)
+            if (now - partner->cut_off >= PC_HOPE_NS && !hoping(partner))
                 pc__partner_end(w, partner, PC_LOST, "no path to it is left");
             else
-                pc__due(w, partner->cut_off + PC_HOPE_NS);
+                pc__due(w, now - partner->cut_off < PC_HOPE_NS ? partner->cut_off + PC_HOPE_NS
+                                                               : now + PC_TICK_NS);
         }
     }
 }

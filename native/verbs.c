@@ -55,6 +55,7 @@ static int check_memlock(struct pc_wire *w)
     uint64_t want
         = w->nrails * (uint64_t)(w->comm->options.size - 1) * (lines + 2 * slots + PC_BOUNCE_BYTES);
     uint64_t may = pc__ib_lockable();
+    errno = ENOMEM; /* what it would have been */
     if (want <= may)
         return PC_OK;
     return pc__fail(&w->comm->error, PC_SYSTEM, -1,
