@@ -2,6 +2,7 @@
  * Whoever is in a call does it in passing; else the thread that attends. */
 #include "verbs.h"
 #ifdef PC_VERBS
+#include <errno.h>
 #include <sys/epoll.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
@@ -26,9 +27,11 @@ void pc__unlock_wire(struct pc_wire *w)
 {
     if (w->due != 0 && (w->timed == 0 || w->due < w->timed)) {
         set_timer(w, w->due);
-    } else if (w->flying != 0 && !w->ticking && w->timed == 0) {
+    } else if (w->flying != 0 && !w->ticking) {
+        uint64_t tick = pc__now() + PC_TICK_NS;
         w->ticking = true;
-        set_timer(w, pc__now() + PC_TICK_NS);
+        if (w->timed == 0 || tick < w->timed)
+            set_timer(w, tick);
     }
     pthread_mutex_unlock(&w->lock);
 }
@@ -58,24 +61,30 @@ void pc__tend(struct pc_wire *w, bool join)
             continue;
         for (uint32_t i = 0; i < partner->npaths && !partner->ended; i++) {
             struct pc_path *path = &partner->paths[i];
-            if (path->state == PC_PATH_CALLED && join)
+            if (path->state == PC_PATH_CALLED && join) {
+                w->joining = true;
                 pc__path_join(w, path);
-            else if (path->state == PC_PATH_CALLED)
-                pc__due(w, path->since);
-            else if (path->state == PC_PATH_PROBING)
+                w->joining = false;
+                now = pc__now();
+            } else if (path->state == PC_PATH_CALLED) {
+                if (!w->joining) /* whoever joins comes by */
+                    pc__due(w, path->since);
+            } else if (path->state == PC_PATH_PROBING) {
                 pc__due(w, now + PC_PROBE_NS);
-            else if (path->state == PC_PATH_FAILING)
+            } else if (path->state == PC_PATH_FAILING) {
                 pc__path_settle(w, path);
-            else if (path->state == PC_PATH_DOWN && path->attempt != 0 && path->attempt <= now)
-                pc__path_offer(w, path);
-            else if (path->state == PC_PATH_DOWN && path->attempt != 0)
-                pc__due(w, path->attempt);
+            } else if (path->state == PC_PATH_DOWN && path->attempt != 0) {
+                if (path->attempt <= now)
+                    pc__path_offer(w, path);
+                else
+                    pc__due(w, path->attempt);
+            }
         }
         if (partner->live == 0 && partner->cut_off != 0 && !partner->ended) {
-            if (now - partner->cut_off >= PC_HOPE_NS && !hoping(partner))
+            if (now >= partner->cut_off + PC_HOPE_NS && !hoping(partner))
                 pc__partner_end(w, partner, PC_LOST, "no path to it is left");
             else
-                pc__due(w, now - partner->cut_off < PC_HOPE_NS ? partner->cut_off + PC_HOPE_NS
+                pc__due(w, now < partner->cut_off + PC_HOPE_NS ? partner->cut_off + PC_HOPE_NS
                                                                : now + PC_TICK_NS);
         }
     }
@@ -90,6 +99,7 @@ static bool concerns(const struct pc_rail *rail, enum ibv_event_type type, uint3
 static void hear_port(struct pc_wire *w, uint32_t rail)
 {
     struct ibv_async_event event;
+    errno = 0;
     while (pc__ib.get_async_event(w->rails[rail].context, &event) == 0) {
         enum ibv_event_type type = event.event_type;
         uint32_t port = (uint32_t)event.element.port_num;
@@ -110,6 +120,8 @@ static void hear_port(struct pc_wire *w, uint32_t rail)
                 }
             }
     }
+    if (errno != EAGAIN && errno != EWOULDBLOCK) /* the device is gone, and readable for ever */
+        epoll_ctl(w->epoll, EPOLL_CTL_DEL, w->rails[rail].context->async_fd, NULL);
 }
 
 /* Letters, ports' events, the timer. */

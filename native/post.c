@@ -250,7 +250,7 @@ static void receive(struct pc_wire *w, struct pc_path *path, uint32_t imm)
         if (news != PIECE)
             take_credit(w, partner, f, imm & PC_IMM_CREDIT);
     }
-    if (++path->spent >= PC_REPOST && path->state <= PC_PATH_LIVE) {
+    if (++path->spent >= PC_REPOST && path->qp != NULL && path->state <= PC_PATH_LIVE) {
         path->spent -= PC_REPOST;
         pc__post_receives(w, path, PC_REPOST);
     }

@@ -126,13 +126,15 @@ static bool all_has_arrived(const struct pc_wire *w)
 static void linger(struct pc_wire *w, uint64_t ns)
 {
     uint64_t until = pc__now() + ns;
+    pthread_mutex_lock(&w->lock); /* to connect a path gives it back for a while */
     for (;;) {
         see_to_all(w, true);
         flush(w, true);
         if (all_has_arrived(w) || pc__now() >= until)
-            return;
+            break;
         poll(NULL, 0, 1); /* a round trip, or a failing path; completions need not be solicited */
     }
+    pthread_mutex_unlock(&w->lock);
 }
 
 static void verbs_close(struct pc_wire *w, uint64_t linger_ns)

@@ -134,6 +134,7 @@ struct pc_wire {
     bool armed[PC_MAX_RAILS];    /* its next message makes the completion channel readable */
     bool pausing;
     bool attended; /* there is a thread that attends */
+    bool joining;  /* it connects a path at this moment */
     bool ticking;  /* the timer is set for what is flying */
     int epoll;     /* letters, ports' events, the timer */
     int sleeper;   /* that one, completion channels and the bell */
