@@ -262,7 +262,7 @@ class Engine:
         """Take leave without waiting for anything; what is queued is dropped."""
         if self._closed or self._parent:
             return
-        if self.bootstrap.control.current():
+        if self.bootstrap.control.current() or self.links.current():
             # Collected there, perhaps amid a callback that uses what would be freed here.
             threading.Thread(target=self.leave, args=(reason,)).start()
             return

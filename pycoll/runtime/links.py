@@ -93,6 +93,10 @@ class Links:
         if self._switchboard:
             self._switchboard.close()
 
+    def current(self) -> bool:
+        """Tell whether the caller is the connections' thread, which cannot wait for its end."""
+        return self._switchboard is not None and self._switchboard.current()
+
     def forked(self) -> None:
         """In the child of a fork: let go of the parent's sockets."""
         if self._switchboard:

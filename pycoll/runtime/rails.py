@@ -19,6 +19,7 @@ ACTIVE = 4
 LAYERS = {1: "InfiniBand", 2: "Ethernet"}
 GID_TYPES = {0: "InfiniBand", 1: "RoCE v1", 2: "RoCE v2"}
 _ROCE = 2  #: link layer
+_MAPPED = bytes(10) + b"\xff\xff"  #: before an IPv4 address
 _STATES = {
     0: "cannot be opened",
     1: "is down: plug in its cable, or ip link set its interface up",
@@ -35,7 +36,7 @@ class Found(NamedTuple):
 
     rails: tuple[Rail, ...] = ()
     speeds: tuple[int, ...] = ()  #: of each, bits per second each way; 0: unknown
-    layer: str = ""  #: of their links; only what is alike can be connected
+    layer: str = ""  #: of their links, and the kind of address; only what is alike can be connected
     lack: str = ""  #: why there are none, and what mends it
     device: bool = True  #: this machine has an RDMA device, of use or not
 
@@ -44,7 +45,7 @@ class Found(NamedTuple):
         """Look up what else is to be known of these rails."""
         by_name = {(port.device, port.port): port for port in ports}
         mine = [by_name[rail.device, rail.port] for rail in rails]
-        layers = sorted({LAYERS[port.link_layer] for port in mine})
+        layers = sorted({kind(p, r.gid) for p, r in zip(mine, rails, strict=True)})
         return cls(rails, tuple(port.speed for port in mine), " and ".join(layers))
 
 
@@ -73,16 +74,16 @@ def find(named: Rails | None, memory: int) -> Found:
 def choose(usable: Sequence[Port], memory: int) -> tuple[Rail, ...]:
     """Return the best of the ports that can be used.
 
-    Only ports of one link layer can reach each other: the one with more bandwidth in this host. Of
-    those the near ones, and of many the fastest. The ranks at one memory share all of them.
+    Only ports of one kind can reach each other: the one with more bandwidth in this host. Of those
+    the near ones, and of many the fastest. The ranks at one memory share all of them.
     """
-    layers: dict[int, list[Port]] = defaultdict(list)
+    kinds: dict[str, list[Port]] = defaultdict(list)
     for port in usable:
-        layers[port.link_layer].append(port)
-    if not layers:
+        kinds[kind(port)].append(port)
+    if not kinds:
         return ()
-    layer = max(sorted(layers), key=lambda number: sum(max(1, p.speed) for p in layers[number]))
-    fastest = sorted(near(layers[layer], memory), key=lambda port: (-port.speed, _natural(port)))
+    best = max(sorted(kinds), key=lambda one: sum(max(1, p.speed) for p in kinds[one]))
+    fastest = sorted(near(kinds[best], memory), key=lambda port: (-port.speed, _natural(port)))
     chosen = sorted(fastest[:MAX_RAILS], key=_natural)  # alike on alike hosts: rail i meets rail i
     return tuple(Rail(port.device, port.port) for port in chosen)
 
@@ -137,7 +138,48 @@ def flaw(port: Port, gid: int = -1) -> str:
         return "is neither InfiniBand nor Ethernet"
     if port.link_layer == _ROCE and port.gid_index < 0 and gid < 0:
         return "has no address: ip addr add gives its interface one"
+    if gid >= 0 and (address := _gid(port, gid)) is not None and not any(address):
+        return f"has no address with the number {gid} (GID): see {_folder(port)}/gids"
     return ""
+
+
+def kind(port: Port, gid: int = -1) -> str:
+    """Return what two ports must have in common to be connected, in words.
+
+    Args:
+        port: The port.
+        gid: Index of its address; -1: the one that the engine would choose.
+    """
+    if port.link_layer != _ROCE:
+        return LAYERS[port.link_layer]
+    address, number = port.gid, port.gid_type
+    if gid not in (-1, port.gid_index) and (named := _gid(port, gid)) is not None:
+        address, number = named, _gid_type(port, gid)
+    family = "IPv4" if address.startswith(_MAPPED) else "IPv6"
+    return f"Ethernet, {GID_TYPES.get(number, f'GID type {number}')} over {family}"
+
+
+def _folder(port: Port) -> Path:
+    return _DEVICES / port.device / "ports" / str(port.port)
+
+
+def _gid(port: Port, number: int) -> bytes | None:
+    """Return an address of a port, zeros if it has none there; None if nobody can tell."""
+    if not (_folder(port) / "gids").is_dir():
+        return None
+    try:
+        return socket.inet_pton(
+            socket.AF_INET6, (_folder(port) / "gids" / str(number)).read_text().strip()
+        )
+    except OSError:  # also of an entry that is empty
+        return bytes(16)
+
+
+def _gid_type(port: Port, number: int) -> int:
+    with contextlib.suppress(OSError):
+        text = (_folder(port) / "gid_attrs" / "types" / str(number)).read_text()
+        return 2 if "v2" in text else 1
+    return port.gid_type
 
 
 def describe(port: Port) -> str:

@@ -108,6 +108,10 @@ class Switchboard:
         self._wake()
         self._thread.join()
 
+    def current(self) -> bool:
+        """Tell whether the caller is the thread that answers and calls."""
+        return threading.current_thread() is self._thread
+
     def forked(self) -> None:
         """In the child of a fork: close everything; the epoll itself is the parent's."""
         with contextlib.suppress(OSError):

@@ -92,7 +92,38 @@ def test_one_link_layer_is_used_that_with_more_bandwidth() -> None:
         "ib0:1"
     ]
     alike = [port("e"), port("i", link_layer=INFINIBAND)]
-    assert names(rails.choose(alike, -1)) == names(rails.choose(alike[::-1], -1)) == ["i:1"]
+    assert names(rails.choose(alike, -1)) == names(rails.choose(alike[::-1], -1)) == ["e:1"]
+
+
+def test_ports_of_one_kind_of_address_are_used() -> None:
+    local = bytes.fromhex("fe80") + bytes(14)
+    ports = [port("a", gid=local), port("b"), port("c", gid_type=1)]
+    kinds = [rails.kind(one) for one in ports]
+    assert kinds == [f"Ethernet, {kind}" for kind in ("RoCE v2 over IPv6", "RoCE v2 over IPv4",
+                                                      "RoCE v1 over IPv4")]  # fmt: skip
+    assert names(rails.choose([*ports, port("d")], -1)) == ["b:1", "d:1"]
+
+
+def test_a_named_address_says_its_own_kind(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(rails, "_DEVICES", tmp_path)
+    folder = tmp_path / "mlx5_0" / "ports" / "1"
+    for name, text in (
+        ("gids/0", "fe80:0000:0000:0000:0000:00ff:fe00:0001"),
+        ("gids/1", "0000:0000:0000:0000:0000:ffff:0a01:0203"),
+        ("gids/2", "0000:0000:0000:0000:0000:0000:0000:0000"),
+        ("gid_attrs/types/0", "RoCE v2"),
+        ("gid_attrs/types/1", "IB/RoCE v1"),
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text + "\n")
+    nic = port("mlx5_0")
+    assert rails.kind(nic, 0) == "Ethernet, RoCE v2 over IPv6"
+    assert rails.kind(nic, 1) == "Ethernet, RoCE v1 over IPv4"
+    assert rails.flaw(nic, 1) == ""
+    for missing in (2, 7):
+        assert rails.flaw(nic, missing).startswith(
+            f"has no address with the number {missing} (GID)"
+        )
 
 
 @pytest.mark.parametrize(
@@ -126,7 +157,7 @@ def test_what_is_found_comes_with_its_speed_and_layer(machine) -> None:
     assert rails.find(None, 0) == (
         (Rail("mlx5_0", 1), Rail("mlx5_1", 1)),
         (100_000_000_000, 1),
-        "Ethernet",
+        "Ethernet, RoCE v2 over IPv4",
         "",
         True,
     )
