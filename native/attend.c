@@ -59,6 +59,7 @@ void pc__tend(struct pc_wire *w, bool join)
         struct pc_partner *partner = &w->partners[p];
         if (!partner->greeted || partner->ended)
             continue;
+        pc__mail_flush(&partner->mail);
         for (uint32_t i = 0; i < partner->npaths && !partner->ended; i++) {
             struct pc_path *path = &partner->paths[i];
             if (path->state == PC_PATH_CALLED && join) {

@@ -82,6 +82,7 @@ static int await(struct pc_comm *comm, struct pc_batch *batch, uint64_t patience
     pc__give_way(comm);
     uint32_t turns = comm->remote != NULL ? comm->remote->yields : 0;
     for (uint64_t until = pc__now() + patience_ns;;) {
+        uint32_t doorbell = pc__doorbell(comm); /* first: what comes after the looks moves it */
         int moved = pc__p2p_progress(comm);
         if (pc__batch_done(batch))
             return PC_OK;
@@ -96,7 +97,6 @@ static int await(struct pc_comm *comm, struct pc_batch *batch, uint64_t patience
             continue;
         }
         uint64_t limit = until;
-        uint32_t doorbell = pc__doorbell(comm);
         if (pc__p2p_sleep_begin(comm, &limit) && !pc__batch_done(batch)
             && !atomic_load(&comm->aborted) && limit > now)
             pc__sleep(comm, doorbell, limit - now);

@@ -53,6 +53,8 @@ int pc_heap_free(struct pc_comm *comm, void *address)
         if (b[i].offset != offset || !b[i].used)
             continue;
         b[i].used = false;
+        if (comm->remote != NULL && comm->remote->forget != NULL)
+            comm->remote->forget(comm->wire, address, b[i].bytes);
         int rc = pc__shm.discard(comm->device, comm->layout.heap + offset, b[i].bytes);
         if (i + 1 < comm->nblocks && !b[i + 1].used) {
             b[i].bytes += b[i + 1].bytes;

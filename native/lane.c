@@ -257,9 +257,9 @@ static int borrow(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer
         rc = remote->borrowed(comm->wire, t->pull, error);
     if (rc <= 0)
         return rc;
-    pc__transfer_release(comm, t);
     t->done = t->nbytes;
     t->finished = true;
+    pc__transfer_release(comm, t);
     lane->fifo->received++;
     pc__lane_publish(comm, lane); /* the sender waits for it */
     return 1;
@@ -268,7 +268,7 @@ static int borrow(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer
 void pc__transfer_release(struct pc_comm *comm, struct pc_transfer *t)
 {
     if (t->pull != NULL)
-        comm->remote->release(comm->wire, t->pull);
+        comm->remote->release(comm->wire, t->pull, t->finished);
     t->pull = NULL;
 }
 

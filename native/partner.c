@@ -115,6 +115,8 @@ static int make_room(struct pc_wire *w)
             && pc__ib.resize_cq(w->rails[i].cq, (int)(want > 2 * have ? want : 2 * have)) != 0
             && pc__ib.resize_cq(w->rails[i].cq, (int)want) != 0)
             return PC_NOMEM;
+        if ((uint64_t)w->rails[i].cq->cqe < want)
+            return PC_NOMEM;
     }
     return PC_OK;
 }
@@ -126,10 +128,11 @@ static int make_paths(struct pc_wire *w, struct pc_partner *partner)
     uint32_t mine = w->nrails, theirs = hello->nrails, each = w->comm->verbs.queue_pairs;
     if (hello->queue_pairs < each)
         each = hello->queue_pairs;
-    partner->npaths = (mine > theirs ? mine : theirs) * each;
-    partner->paths = calloc(partner->npaths, sizeof *partner->paths);
+    uint32_t n = (mine > theirs ? mine : theirs) * each;
+    partner->paths = calloc(n, sizeof *partner->paths);
     if (partner->paths == NULL)
         return PC_NOMEM;
+    partner->npaths = n;
     for (uint32_t i = 0; i < partner->npaths; i++) {
         struct pc_path *path = &partner->paths[i];
         *path = (struct pc_path){.partner = partner,
@@ -202,9 +205,11 @@ void pc__partner_read(struct pc_wire *w, struct pc_partner *partner)
     pc__mail_flush(&partner->mail);
     while (!partner->ended && (rc = pc__mail_read(&partner->mail)) > 0)
         heed(w, partner);
-    if (rc < 0)
+    if (rc < 0) {
+        pc__reap(w); /* what has come before */
         pc__partner_end(w, partner, PC_LOST,
                         rc == PC_LOST ? "it closed its connection" : "it sent what is no letter");
+    }
     if (partner->ended && partner->mail.fd >= 0)
         pc__mail_close(&partner->mail); /* which takes it out of the epoll */
 }
@@ -362,13 +367,19 @@ void pc__partner_count(struct pc_wire *w, struct pc_partner *partner, const stru
     partner->unacknowledged[f->channel] += (uint32_t)by;
 }
 
-/* Transfers hold back their credit themselves, and may be all that this rank does. */
+/* Whether message n has come: memory says so before any completion. */
+static bool here(const struct pc_fifo *f, uint64_t n)
+{
+    return pc__count(&f->in_lines[n & (PC_LINES - 1)]) > n;
+}
+
+/* The peer runs ahead, or soon has no room. Transfers hold back their credit themselves, and may be
+ * all that this rank does. */
 static bool due(const struct pc_wire *w, const struct pc_fifo *f, bool all)
 {
-    /* What was consumed may not have been told yet by its completion. */
-    uint64_t come = f->arrived > f->consumed ? f->arrived : f->consumed;
-    return all || f->ahead || f->channel >= PC_MAX_CHANNELS
-           || come - f->returned >= w->comm->options.slots / 2;
+    uint64_t half = w->comm->options.slots / 2;
+    return all || f->channel >= PC_MAX_CHANNELS || f->consumed - f->returned >= half
+           || here(f, f->consumed + 1) || here(f, f->returned + half - 1);
 }
 
 bool pc__partner_flush(struct pc_wire *w, struct pc_partner *partner, bool all_credit)

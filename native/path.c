@@ -152,6 +152,7 @@ void pc__path_join(struct pc_wire *w, struct pc_path *path)
     int rc = pc__rail_connect(&w->rails[path->rail], path->qp, &path->mine, &path->theirs, &error);
     pthread_mutex_lock(&w->lock);
     path->state = PC_PATH_PROBING;
+    pc__due(w, pc__now() + PC_LOOK_NS);
     if (path->partner->ended) {
         pc__path_end(w, path, NULL);
         return;
@@ -166,7 +167,6 @@ void pc__path_join(struct pc_wire *w, struct pc_path *path)
         pc__post_message(w, path, &probe);
     else
         write_letter(w, path, PC_LETTER_ANSWER, &path->mine, sizeof path->mine);
-    pc__due(w, pc__now() + PC_LOOK_NS);
 }
 
 void pc__path_live(struct pc_wire *w, struct pc_path *path)

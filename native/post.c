@@ -244,8 +244,6 @@ static void receive(struct pc_wire *w, struct pc_path *path, uint32_t imm)
     if (channel < PC_EDGE_CHANNELS) {
         struct pc_fifo *f = &w->comm->fifos[(size_t)partner->rank * PC_EDGE_CHANNELS + channel];
         if (news == MESSAGE || (news == PIECE && take_piece(partner, f, imm))) {
-            f->arrived++;
-            f->ahead = (int64_t)(f->arrived - f->consumed) > 1;
         }
         if (news != PIECE)
             take_credit(w, partner, f, imm & PC_IMM_CREDIT);

@@ -72,12 +72,13 @@ int pc__pull_lend(struct pc_wire *w, uint32_t peer, const void *at, uint64_t nby
         *loan = (struct pc_loan){.address = (uintptr_t)at};
         for (uint32_t i = 0; i < w->nrails; i++)
             loan->keys[i] = region->with[i]->rkey;
+        pull->lent = true;
         *out = pull;
         rc = PC_OK;
     } else if (pull != NULL) {
         end(pull);
     }
-    pthread_mutex_unlock(&w->lock);
+    pc__unlock_wire(w);
     return rc;
 }
 
@@ -140,7 +141,11 @@ int pc__pull_borrow(struct pc_wire *w, uint32_t peer, void *into, uint64_t nbyte
 {
     struct pc_partner *partner = &w->partners[peer];
     pthread_mutex_lock(&w->lock);
-    struct pc_pull *pull = begin(w, partner, PC_DIRECTION_RECV, into, nbytes, error);
+    struct pc_pull *pull = NULL;
+    if (partner->ended)
+        *error = partner->fault;
+    else
+        pull = begin(w, partner, PC_DIRECTION_RECV, into, nbytes, error);
     int rc = pull == NULL ? error->code : PC_OK;
     if (pull != NULL && pull->pinned == NULL && partner->bouncing) {
         end(pull); /* the other channel's transfer has it: later */
@@ -151,7 +156,7 @@ int pc__pull_borrow(struct pc_wire *w, uint32_t peer, void *into, uint64_t nbyte
         ask(w, pull);
     }
     *out = pull;
-    pthread_mutex_unlock(&w->lock);
+    pc__unlock_wire(w);
     return rc;
 }
 
@@ -163,23 +168,34 @@ int pc__pull_borrowed(struct pc_wire *w, struct pc_pull *pull, struct pc_error *
         *error = pull->partner->fault;
         rc = error->code;
     }
-    pthread_mutex_unlock(&w->lock);
+    pc__unlock_wire(w);
     return rc;
 }
 
-void pc__pull_release(struct pc_wire *w, struct pc_pull *pull)
+void pc__pull_release(struct pc_wire *w, struct pc_pull *pull, bool taken)
 {
     struct pc_partner *partner = pull->partner;
     pthread_mutex_lock(&w->lock);
     pull->broken = true;
-    if (pull->reads != 0) /* its user may write there next: nothing more may come */
+    /* Its user may write there next: nothing more may come, nor be read. */
+    if (pull->reads != 0 || (pull->lent && !taken))
         for (uint32_t i = 0; i < partner->npaths; i++)
             pc__path_fail(w, &partner->paths[i], "a transfer was broken off");
     if (pull->pinned == NULL)
         partner->bouncing = false;
     if (pull->reads == 0) /* else with the last of them */
         end(pull);
-    pthread_mutex_unlock(&w->lock);
+    pc__unlock_wire(w);
+}
+
+void pc__pull_forget(struct pc_wire *w, const void *at, uint64_t nbytes)
+{
+    pthread_mutex_lock(&w->lock);
+    for (uint32_t p = 0; p < w->comm->options.size; p++)
+        for (uint32_t d = 0; d < 2; d++)
+            if (w->partners[p].pins[d] != NULL)
+                pc__pins_forget(w->partners[p].pins[d], at, nbytes);
+    pc__unlock_wire(w);
 }
 
 void pc__pulls_close(struct pc_partner *partner)

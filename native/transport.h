@@ -95,13 +95,15 @@ struct pc_remote {
     /* The next four, or none: a receiver may read a long transfer from where it lies, with nobody's
      * help. lend: lets `peer` read, and says what it must know to; UNMAPPABLE when this memory
      * cannot be had. borrow: begins to read. borrowed: 1 when all of it is here, 0 while it is not,
-     * or a code. release: of both ends; what is still being read is broken off. */
+     * or a code. release: of both ends, `taken` when all was read; else it is broken off. */
     int (*lend)(struct pc_wire *wire, uint32_t peer, const void *at, uint64_t nbytes,
                 struct pc_loan *loan, struct pc_pull **pull);
     int (*borrow)(struct pc_wire *wire, uint32_t peer, void *into, uint64_t nbytes,
                   const struct pc_loan *loan, struct pc_pull **pull, struct pc_error *error);
     int (*borrowed)(struct pc_wire *wire, struct pc_pull *pull, struct pc_error *error);
-    void (*release)(struct pc_wire *wire, struct pc_pull *pull);
+    void (*release)(struct pc_wire *wire, struct pc_pull *pull, bool taken);
+    /* This memory gets other pages now, of which the kernel tells nobody. Or not. */
+    void (*forget)(struct pc_wire *wire, const void *at, uint64_t nbytes);
 
     /* The next two, or neither: where something may have to be seen to while no thread is inside a
      * call. A descriptor, readable when that is so; and what sees to it. */

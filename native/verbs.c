@@ -27,12 +27,19 @@ static int watch(int epoll, int fd, uint64_t what)
     return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
 }
 
+/* For a path to each peer; where that would be very much, it grows as they come. */
+static uint32_t completions(const struct pc_comm *comm)
+{
+    uint64_t paths = (uint64_t)(comm->options.size - 1) * comm->verbs.queue_pairs;
+    return PC_PATH_COMPLETIONS * (uint32_t)(paths < 1 ? 1 : paths < 16 ? paths : 16);
+}
+
 static int open_rails(struct pc_wire *w)
 {
     struct pc_comm *comm = w->comm;
     for (; w->nrails < comm->nrails; w->nrails++) {
         struct pc_rail *rail = &w->rails[w->nrails];
-        int rc = pc__rail_open(&comm->rails[w->nrails], &comm->verbs, PC_PATH_COMPLETIONS,
+        int rc = pc__rail_open(&comm->rails[w->nrails], &comm->verbs, completions(comm),
                                &comm->error, rail);
         if (rc != PC_OK)
             return rc;
@@ -368,6 +375,7 @@ static const struct pc_remote verbs = {
     .borrow = pc__pull_borrow,
     .borrowed = pc__pull_borrowed,
     .release = pc__pull_release,
+    .forget = pc__pull_forget,
     .attention = verbs_attention,
     .attend = verbs_attend,
     .state = verbs_state,

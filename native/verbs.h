@@ -45,6 +45,7 @@ struct pc_pull {
     struct pc_loan loan;
     uint64_t asked, came; /* bytes */
     uint32_t reads;       /* on their way */
+    bool lent;
     bool broken;
 };
 
@@ -196,7 +197,8 @@ int pc__pull_lend(struct pc_wire *w, uint32_t peer, const void *at, uint64_t nby
 int pc__pull_borrow(struct pc_wire *w, uint32_t peer, void *into, uint64_t nbytes,
                     const struct pc_loan *loan, struct pc_pull **out, struct pc_error *error);
 int pc__pull_borrowed(struct pc_wire *w, struct pc_pull *pull, struct pc_error *error);
-void pc__pull_release(struct pc_wire *w, struct pc_pull *pull);
+void pc__pull_release(struct pc_wire *w, struct pc_pull *pull, bool taken);
+void pc__pull_forget(struct pc_wire *w, const void *at, uint64_t nbytes);
 /* The local key of where it reads to. */
 uint32_t pc__pull_key(const struct pc_pull *pull, uint32_t rail);
 /* One of its reads is done. */

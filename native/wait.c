@@ -117,10 +117,10 @@ static int listen_to(struct pc_comm *comm, uint32_t nchannels, enum listening wh
     return PC_OK;
 }
 
-static void doze(struct pc_comm *comm, uint32_t nchannels, uint64_t now, uint64_t until)
+static void doze(struct pc_comm *comm, uint32_t nchannels, uint32_t doorbell, uint64_t now,
+                 uint64_t until)
 {
     bool posted = atomic_load_explicit(&comm->posted, memory_order_relaxed) != 0;
-    uint32_t doorbell = pc__doorbell(comm);
     struct pc_line *marked[PC_MAX_CHANNELS];
     uint32_t n = 0;
     bool asleep = true;
@@ -210,6 +210,7 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
         return PC_AGAIN;
     pc__give_way(comm);
     for (uint32_t turns = comm->remote != NULL ? comm->remote->yields : 0;;) {
+        uint32_t doorbell = pc__doorbell(comm); /* first: what comes after the looks moves it */
         if (atomic_load(&comm->aborted)) {
             call->error = comm->abort_error;
             return PC_ABORTED;
@@ -238,6 +239,6 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
             continue;
         }
         uint64_t limit = until_ns < call->deadline ? until_ns : call->deadline;
-        doze(comm, nchannels, now, limit);
+        doze(comm, nchannels, doorbell, now, limit);
     }
 }

@@ -39,9 +39,9 @@ static void drive(struct pc_comm *comm)
     atomic_store(&p->driving, 1);
     while (atomic_load(&comm->posted) && !atomic_load(&comm->queued)
            && !atomic_load(&comm->stopping) && !visited(comm)) {
+        uint32_t doorbell = pc__doorbell(comm); /* first: what comes after the looks moves it */
         if (pc__p2p_progress(comm) != 0)
             continue;
-        uint32_t doorbell = pc__doorbell(comm);
         uint64_t now = pc__now(), until = now + PC_DRIVE_NS;
         if (pc__p2p_sleep_begin(comm, &until) && until > now && !atomic_load(&comm->queued)
             && !atomic_load(&comm->aborted))
