@@ -1,6 +1,6 @@
 """A job in which one rank is pycoll and the others are not: these speak to it through pyverbs.
 
-    oracle.py SCENE FOLDER
+    played.py SCENE FOLDER
 
 Every rank runs it, and PYCOLL_RANK says which part is whose: rank 0 is pycoll as it stands. In the
 others pycoll meets the rest of the job and proves who it is; the authenticated connection then

@@ -26,7 +26,7 @@ def run(
         "PYCOLL_ALGORITHM": "recursive_doubling",
         "PYCOLL_TIMEOUT": "60",
     }
-    argv = [sys.executable, str(HERE / "oracle.py"), scene, str(folder)]
+    argv = [sys.executable, str(HERE / "played.py"), scene, str(folder)]
     with Ranks(rack, argv, size, hosts=size, rails=rails, env=env) as ranks:
         return ranks.finish(timeout)
 
