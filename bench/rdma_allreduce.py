@@ -2,8 +2,8 @@
 
 Every rank is on a host of its own with a NIC of its own, all in one guest (Soft-RoCE, emulated:
 what counts is the ratio, not the time). Both libraries take turns within a launch, in blocks of
-milliseconds; they send through the same devices. `pycoll tune` has run before. Takes 8 minutes at most. Needs `make
-rdma-packages`.
+milliseconds; they send through the same devices. `pycoll tune` has run before. Takes 9 minutes at
+most. Needs `make rdma-packages`.
 
 Run: python bench/rdma_allreduce.py
 """
