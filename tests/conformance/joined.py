@@ -8,17 +8,25 @@ import itertools
 import os
 import select
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import fabric
+
 from pycoll.bootstrap import Bootstrap
+from pycoll.fabric import Fabric, Rail
 from pycoll.runtime import bindings
 
 SLOTS = 2
 SLOT_BYTES = 4096
 HEAP_BYTES = 1 << 20
 SECONDS = 60.0  #: deadline of every wait that is expected to end
+#: The fixture `opened`.
+Opened = Callable[..., list[Any]]
+#: A path has failed some milliseconds after its first packet was lost.
+HASTY = Fabric(timeout=8, retry=2)
 
 
 def open_rank(rank: int, size: int, **options: int) -> Any:
@@ -68,6 +76,45 @@ def link_all(comms: Sequence[Any], links: int = 1) -> None:
         adopt(comms, i, j)
 
 
+def devices(rank: int, size: int, rails: int) -> list[str]:
+    """Return the devices of a rank where all ranks have the stand-in's, as on one host."""
+    each = fabric.DEVICES // size
+    assert rails <= each
+    return [f"fake{rank * each + rail}" for rail in range(rails)]
+
+
+def rail_all(
+    comms: Sequence[Any], rails: Sequence[int] | int = 1, by: Fabric = HASTY, settled: bool = True
+) -> None:
+    """Connect ranks that all live in this process, which has the stand-in's devices, by RDMA."""
+    for rank, comm in enumerate(comms):
+        count = rails if isinstance(rails, int) else rails[rank]
+        names = devices(rank, len(comms), count)
+        bindings.comm_rails(comm, by, [Rail(name, 1) for name in names])
+    link_all(comms)
+    if settled:
+        settle(comms)
+
+
+def attend_until(
+    comms: Sequence[Any], what: Callable[[list[bindings.WireState]], bool]
+) -> list[bindings.WireState]:
+    """See to the paths of ranks that make no call, until their state is so."""
+    deadline = time.monotonic() + SECONDS
+    while True:
+        for comm in comms:
+            bindings.comm_attend(comm)
+        states = [bindings.comm_wire_state(comm) for comm in comms]
+        if what(states):
+            return states
+        assert time.monotonic() < deadline, states
+
+
+def settle(comms: Sequence[Any]) -> list[bindings.WireState]:
+    """Wait until every path between ranks of this process carries messages."""
+    return attend_until(comms, lambda states: all(s.live == s.paths for s in states))
+
+
 def connect_some(comms: Sequence[Any]) -> None:
     """Map the memory of neighbours 0 and 1, 2 and 3, and so on; the rest goes over sockets."""
     blobs = [bindings.comm_address(comm) for comm in comms]
@@ -85,10 +132,20 @@ def connect_some(comms: Sequence[Any]) -> None:
         adopt(comms, i, j)
 
 
-def join(met: Bootstrap, remote: bool = False, **options: int) -> Any:
-    """Open this process's rank and connect it to those of the other processes."""
+def join(met: Bootstrap, way: str = "shm", rails: int = 1, **options: int) -> Any:
+    """Open this process's rank and connect it to those of the other processes.
+
+    Args:
+        met: By which they have met.
+        way: "shm", "tcp" or "verbs".
+        rails: For verbs, of each rank.
+        options: Of the rank.
+    """
     comm = open_rank(met.rank, met.size, **options)
-    if remote:
+    if way == "verbs":
+        names = devices(met.rank, met.size, rails)
+        bindings.comm_rails(comm, HASTY, [Rail(name, 1) for name in names])
+    if way != "shm":
         return _link(met, comm)
     blobs = met.allgather(bindings.comm_address(comm), SECONDS)
     waiting = set(range(met.size)) - {met.rank}

@@ -17,6 +17,7 @@ import joined
 import numpy as np
 import numpy.typing as npt
 import pytest
+from fabric import DEVICES
 from material import Array, contribution, nan_of
 
 import pycoll
@@ -203,13 +204,13 @@ def by_reference(size: int, wanted: Sequence[Case]) -> Results:
     return results
 
 
-def by_native(size: int, wanted: Sequence[Case], remote: bool = False) -> Results:
-    if remote:
+def by_native(size: int, wanted: Sequence[Case], way: str = "shm", rails: int = 1) -> Results:
+    if way != "shm":
         wanted = [replace(case, direct=False) for case in wanted]
 
     def rank() -> list[bytes]:
         met = detect()
-        comm = joined.join(met, remote, slots=SLOTS[size], spin=20 if size == 2 else 0)
+        comm = joined.join(met, way, rails, slots=SLOTS[size], spin=20 if size == 2 else 0)
         try:
             return [native_call(comm, met.rank, size, i, case) for i, case in enumerate(wanted)]
         finally:
@@ -303,7 +304,9 @@ class Place:
 #: Whoever writes another executor adds it here.
 EXECUTORS: dict[str, Executor] = {
     "native": by_native,
-    "native, remote": partial(by_native, remote=True),
+    "native, tcp": partial(by_native, way="tcp"),
+    "native, verbs": partial(by_native, way="verbs"),
+    "native, verbs, two rails": partial(by_native, way="verbs", rails=2),
 }
 
 
@@ -313,8 +316,15 @@ def expected(size: int) -> tuple[list[Case], Results]:
     return wanted, by_reference(size, wanted)
 
 
-@pytest.mark.parametrize("size", SLOTS)
-@pytest.mark.parametrize("executor", EXECUTORS)
+def runs() -> Iterator[Any]:
+    """Every executor with every size; those for which the stand-in is wanted are marked."""
+    for executor, size in itertools.product(EXECUTORS, SLOTS):
+        if "two rails" not in executor or 2 * size <= DEVICES:
+            marks = [pytest.mark.stand_in] if "verbs" in executor else []
+            yield pytest.param(executor, size, marks=marks, id=f"{executor}-{size}")
+
+
+@pytest.mark.parametrize(("executor", "size"), list(runs()))
 def test_every_program_gives_the_bits_of_the_reference(executor: str, size: int) -> None:
     wanted, right = expected(size)
     found = EXECUTORS[executor](size, wanted)

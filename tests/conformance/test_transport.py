@@ -16,7 +16,7 @@ import signal
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,22 +27,26 @@ from joined import (
     SECONDS,
     SLOT_BYTES,
     SLOTS,
+    Opened,
     complete,
     connect_all,
     connect_some,
     finish,
     held,
     link_all,
+    rail_all,
 )
+from stream import Stream, bind, content
 
 import pycoll
 from pycoll.algorithms import algorithm, get
 from pycoll.bootstrap import detect
-from pycoll.dtypes import INT64, UINT8, DType, ReduceOp
+from pycoll.dtypes import INT64
 from pycoll.errors import InternalError
+from pycoll.fabric import Rail
 from pycoll.program.lower import compile_program
 from pycoll.runtime import bindings
-from pycoll.schedule import Algorithm, ScheduleBuilder, allreduce
+from pycoll.schedule import ScheduleBuilder, allreduce
 
 Connect = Callable[[Sequence[Any]], None]
 
@@ -52,43 +56,30 @@ TRANSPORTS: dict[str, Connect] = {
     "tcp": link_all,
     "three sockets": partial(link_all, links=3),
     "shm and tcp": connect_some,
+    "verbs": rail_all,
+    "verbs, two rails": partial(rail_all, rails=2),
 }
+
+
+def with_devices(names: Iterable[str]) -> list[Any]:
+    """As parameters; those for which the stand-in is wanted are marked."""
+    marks = pytest.mark.stand_in
+    return [pytest.param(name, marks=marks if "verbs" in name else []) for name in names]
+
+
 #: Bytes: none, one, around an inline message, odd ones, a whole slot.
 LENGTHS = (0, 1, 7, 40, 41, 63, 64, 65, 1001, SLOT_BYTES - 1, SLOT_BYTES)
-LONGEST = max(LENGTHS)
-
-Opened = Callable[..., list[Any]]
 
 
-@algorithm(allreduce)
-def along(b: ScheduleBuilder) -> None:
-    """Pass rank 0's array from rank to rank."""
-    b.chunks(1)
-    if b.rank > 0:
-        b.recv(b.output[:], frm=b.rank - 1)
-    if b.rank + 1 < b.size:
-        b.send(b.output[:], to=b.rank + 1)
-
-
-@pytest.fixture(params=TRANSPORTS)
+@pytest.fixture(params=with_devices(TRANSPORTS))
 def connect(request: pytest.FixtureRequest) -> Connect:
     return TRANSPORTS[request.param]
 
 
-@pytest.fixture
-def opened() -> Iterator[Opened]:
-    """Opens the ranks of a job in this process; closes them, and finds nothing left behind."""
-    before = held()
-    jobs: list[list[Any]] = []
-
-    def open_ranks(size: int, **options: int) -> list[Any]:
-        jobs.append([joined.open_rank(rank, size, **options) for rank in range(size)])
-        return jobs[-1]  # whoever closes a rank takes it from this list
-
-    yield open_ranks
-    for comm in itertools.chain(*jobs):
-        bindings.comm_close(comm)
-    assert held() <= before
+@pytest.fixture(params=with_devices(("tcp", "verbs", "verbs, two rails")))
+def connect_remote(request: pytest.FixtureRequest) -> Connect:
+    """For what differs from mapped memory."""
+    return TRANSPORTS[request.param]
 
 
 @pytest.fixture
@@ -96,65 +87,6 @@ def pair(opened: Opened, connect: Connect) -> list[Any]:
     comms = opened(2)
     connect(comms)
     return comms
-
-
-def bind(comm: Any, rank: int, size: int, what: Algorithm, nbytes: int, dtype: DType = UINT8,
-         tile: int = SLOT_BYTES) -> Any:  # fmt: skip
-    program = bindings.program_load(comm, compile_program(what, size, rank).to_bytes())
-    tile = min(tile, SLOT_BYTES // compile_program(what, size, rank).widest // 64 * 64)
-    return bindings.plan_create(
-        comm,
-        program,
-        None,
-        signature=nbytes + 1,
-        blocks=[nbytes],
-        dtype=dtype.code,
-        op=int(ReduceOp.SUM),
-        tile=tile,
-        stream=False,
-    )
-
-
-def content(number: int, nbytes: int) -> np.ndarray:
-    """What message `number` holds; no two of a row look alike."""
-    return (np.arange(nbytes) * 7 + number * 13 + (number >> 5)).astype(np.uint8)
-
-
-class Stream:
-    """One end of a row of messages from rank 0 on: which comes next, and where it lies."""
-
-    def __init__(self, comm: Any, rank: int, size: int, lengths: Sequence[int]) -> None:
-        self.comm, self.rank, self.number = comm, rank, 0
-        self.lengths = lengths
-        self.plans = {n: bind(comm, rank, size, along, n) for n in set(lengths)}
-        self.memory = np.empty(LONGEST + 64, np.uint8)
-
-    def begin(self) -> int:
-        """Send or receive the next message; AGAIN if it has to wait."""
-        n, shift = self._next()
-        self.memory[:] = 0xA5
-        x = self.memory[shift : shift + n]
-        if self.rank == 0:
-            x[:] = content(self.number, n)
-        address = self.memory.ctypes.data + shift
-        return self.end(bindings.run(self.comm, self.plans[n], address, address, SECONDS))
-
-    def end(self, code: int) -> int:
-        """Look at what came, when it has come."""
-        assert code in (0, bindings.AGAIN), bindings.comm_error(self.comm)
-        if code == 0:
-            n, shift = self._next()
-            assert np.array_equal(self.memory[shift : shift + n], content(self.number, n))
-            assert (self.memory[:shift] == 0xA5).all()
-            assert (self.memory[shift + n :] == 0xA5).all()
-            self.number += 1
-        return code
-
-    def resume(self) -> int:
-        return self.end(bindings.resume(self.comm, 0.0))
-
-    def _next(self) -> tuple[int, int]:
-        return self.lengths[self.number % len(self.lengths)], self.number % 5
 
 
 # Messages.
@@ -169,7 +101,7 @@ def test_ranks_connect_and_every_length_comes_whole(
     ends = [Stream(comm, rank, size, LENGTHS) for rank, comm in enumerate(comms)]
     for _ in LENGTHS * 3:
         for end in ends:  # in order of rank: what each waits for is there
-            assert end.begin() == 0
+            end.whole()
 
 
 def test_connecting_again_changes_nothing(pair: list[Any]) -> None:
@@ -194,20 +126,20 @@ def test_a_sender_is_ahead_by_its_slots_and_no_further(
     connect(comms)
     sender, receiver = (Stream(comm, rank, 2, [nbytes]) for rank, comm in enumerate(comms))
     for _ in range(ahead):
-        assert sender.begin() == 0
+        sender.whole()
     assert sender.begin() == bindings.AGAIN
     assert sender.resume() == bindings.AGAIN
     stuck = bindings.comm_stuck(comms[0])
     assert stuck is not None
     assert (stuck.peer, stuck.sending) == (1, True)
     for _ in range(3 * ahead):
-        assert receiver.begin() == 0
-        assert sender.resume() == 0
+        receiver.whole()
+        sender.rest()
         assert sender.begin() == bindings.AGAIN
     for _ in range(ahead):
-        assert receiver.begin() == 0
-    assert sender.resume() == 0
-    assert receiver.begin() == 0
+        receiver.whole()
+    sender.rest()
+    receiver.whole()
     assert receiver.begin() == bindings.AGAIN
     stuck = bindings.comm_stuck(comms[1])
     assert stuck is not None
@@ -221,18 +153,18 @@ def test_slots_wrap_around_in_any_interleaving(pair: list[Any]) -> None:
     while receiver.number < 5000:
         room = SLOTS - (sender.number - receiver.number)
         for _ in range(drawn.randint(0, room)):
-            assert sender.begin() == 0
+            sender.whole()
         for _ in range(drawn.randint(0, sender.number - receiver.number)):
-            assert receiver.begin() == 0
+            receiver.whole()
 
 
-@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("way", with_devices(("shm", "tcp", "verbs")))
 @pytest.mark.parametrize("size", [2, 3])
-def test_thousands_of_messages_between_processes(size: int, remote: bool) -> None:
+def test_thousands_of_messages_between_processes(size: int, way: str) -> None:
     def rank() -> int:
         met = detect()
         before = held()
-        comm = joined.join(met, remote, spin=20 if size == 2 else 0)
+        comm = joined.join(met, way, spin=20 if size == 2 else 0)
         end = Stream(comm, met.rank, size, LENGTHS)
         while end.number < 4000:
             code = end.begin()
@@ -282,17 +214,23 @@ def test_a_closed_peer_leaves_the_memory_that_others_see(opened: Opened) -> None
     assert bindings.board_read(comms[0], 1).state == bindings.CLOSED
 
 
-def test_a_remote_peer_that_closed_is_lost_once_all_it_sent_was_received(opened: Opened) -> None:
+def test_a_remote_peer_that_closed_is_lost_once_all_it_sent_was_received(
+    opened: Opened, connect_remote: Connect
+) -> None:
     comms = opened(3)
-    link_all(comms)
+    connect_remote(comms)
     ends = [Stream(comm, rank, 3, LENGTHS) for rank, comm in enumerate(comms)]
-    assert [ends[0].begin() for _ in range(2)] == [0, 0]
+    for _ in range(2):
+        ends[0].whole()
     ends[0].plans.clear()
     bindings.comm_close(comms.pop(0))
     for _ in range(2):
-        assert [end.begin() for end in ends[1:]] == [0, 0]
+        ends[1].whole()
+        ends[2].whole()
     lost = ends[1]
-    code = bindings.run(lost.comm, lost.plans[0], lost.memory.ctypes.data, 0, SECONDS)
+    code = finish(
+        lost.comm, bindings.run(lost.comm, lost.plans[0], lost.memory.ctypes.data, 0, SECONDS)
+    )
     assert code == bindings.LOST
     error = bindings.comm_error(lost.comm)
     assert (error.code, error.peer) == (code, 0)
@@ -307,9 +245,12 @@ def test_a_remote_peer_that_closed_is_lost_once_all_it_sent_was_received(opened:
     assert ends[2].begin() == bindings.AGAIN  # it waits for rank 1, who is there
 
 
-def test_a_call_waits_for_its_first_socket(opened: Opened) -> None:
+@pytest.mark.parametrize("way", with_devices(("tcp", "verbs")))
+def test_a_call_waits_for_its_first_socket(opened: Opened, way: str) -> None:
     comms = opened(2)
-    for comm in comms:
+    for rank, comm in enumerate(comms):
+        if way == "verbs":
+            bindings.comm_rails(comm, joined.HASTY, [Rail(joined.devices(rank, 2, 1)[0], 1)])
         bindings.comm_remote(comm, 1 - comms.index(comm))
         bindings.comm_sealed(comm)
     ends = [Stream(comm, rank, 2, [1000]) for rank, comm in enumerate(comms)]
@@ -317,9 +258,9 @@ def test_a_call_waits_for_its_first_socket(opened: Opened) -> None:
     assert [bindings.comm_links(comm, 1 - rank) for rank, comm in enumerate(comms)] == [0, 0]
     adopter = threading.Thread(target=joined.adopt, args=(comms, 0, 1))
     adopter.start()
-    assert finish(comms[0], bindings.AGAIN) == 0
     adopter.join()
-    assert ends[1].end(finish(comms[1], bindings.AGAIN)) == 0
+    while any(codes := [end.resume() if end.number == 0 else 0 for end in ends]):
+        assert set(codes) <= {0, bindings.AGAIN}
 
 
 def test_what_cannot_be_remote(opened: Opened) -> None:
@@ -341,12 +282,12 @@ def test_what_cannot_be_remote(opened: Opened) -> None:
         bindings.comm_links(mapped[0], 1)
 
 
-@pytest.mark.parametrize("way", ["told", "deadline", "remote"])
+@pytest.mark.parametrize("way", with_devices(("told", "deadline", "tcp", "verbs")))
 def test_a_peer_that_dies_under_load_leaves_a_survivor_that_can_close(way: str) -> None:
     def rank() -> str:
         met = detect()
         before = held()
-        comm = joined.join(met, way == "remote")
+        comm = joined.join(met, way if way in ("tcp", "verbs") else "shm")
         pids = [int(blob) for blob in met.allgather(str(os.getpid()).encode(), SECONDS)]
         plan = bind(comm, met.rank, 2, get("ring"), 1000)
         x = np.ones(1000, np.uint8)
@@ -743,18 +684,20 @@ def test_a_liar_and_a_dead_peer_do_no_harm_to_calls_without_them(opened: Opened)
     assert "a frame of rank 2 holds 1099511627776 bytes" in bindings.comm_error(comms[1]).text
 
 
-def test_closing_waits_until_what_was_sent_has_arrived(opened: Opened) -> None:
-    comms = opened(2, slots=8, slot_bytes=1 << 20)
-    link_all(comms)
+def test_closing_waits_until_what_was_sent_has_arrived(
+    opened: Opened, connect_remote: Connect
+) -> None:
+    comms = opened(2, slots=16, slot_bytes=1 << 20)
+    connect_remote(comms)
     ends = [Stream(comm, rank, 2, [SLOT_BYTES]) for rank, comm in enumerate(comms)]
     for _ in range(100):
         for _ in range(8):
-            assert ends[0].begin() == 0
+            ends[0].whole()
         for _ in range(8):
-            assert ends[1].begin() == 0
+            ends[1].whole()
     for _ in range(8):
-        assert ends[0].begin() == 0
+        ends[0].whole()
     ends[0].plans.clear()
     bindings.comm_close(comms.pop(0))
     for _ in range(8):  # and gives credit to one who is gone
-        assert ends[1].begin() == 0
+        ends[1].whole()

@@ -1,5 +1,7 @@
-"""Every collective over RDMA, by one rail and by several: the stand-in for libibverbs under ranks in
-network namespaces, some of which share memory."""
+"""Every collective over RDMA, by one rail and by several.
+
+The ranks are in network namespaces, over the stand-in for libibverbs; some of them share memory.
+"""
 
 from __future__ import annotations
 
