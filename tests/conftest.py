@@ -172,6 +172,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return None
     import stand_in
 
+    # What earlier tests set up for their module ends here, in this process, not in the child.
+    item.session._setupstate.teardown_exact(item)
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in stand_in.run(item):
         item.ihook.pytest_runtest_logreport(report=report)
