@@ -152,38 +152,35 @@ class News(IntEnum):
     PIECE = 2
 
 
+CREDIT_BITS = (1 << 27) - 1
+
+
 class Immediate(NamedTuple):
     """What travels with the last write of a message."""
 
     channel: int  #: 7: nothing, only tries the path
     news: News
-    credit: int  #: messages of the other direction that were consumed, as far as the bits go
+    credit: (
+        int  #: messages of the other direction that were consumed, as the bits go; not of pieces
+    )
     pieces: int = 1
     piece: int = 0
     line: int = 0
 
     def pack(self) -> int:
         """Return the number, in the host's order."""
-        return (
-            self.channel << 29
-            | self.news << 27
-            | (self.pieces - 1) << 24
-            | self.piece << 21
-            | self.line << 16
-            | self.credit & 0xFFFF
-        )
+        told = self.channel << 29 | self.news << 27
+        if self.news is News.PIECE:
+            return told | (self.pieces - 1) << 24 | self.piece << 21 | self.line << 16
+        return told | self.credit & CREDIT_BITS
 
     @classmethod
     def unpack(cls, number: int) -> Immediate:
         """Read one."""
-        return cls(
-            number >> 29,
-            News(number >> 27 & 3),
-            number & 0xFFFF,
-            (number >> 24 & 7) + 1,
-            number >> 21 & 7,
-            number >> 16 & 31,
-        )
+        channel, news = number >> 29, News(number >> 27 & 3)
+        if news is not News.PIECE:
+            return cls(channel, news, number & CREDIT_BITS)
+        return cls(channel, news, 0, (number >> 24 & 7) + 1, number >> 21 & 7, number >> 16 & 31)
 
 
 class Line(NamedTuple):

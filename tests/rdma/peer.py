@@ -15,6 +15,7 @@ from typing import NamedTuple
 from letters import (
     CHANNELS,
     COUNT,
+    CREDIT_BITS,
     INLINE,
     LINE,
     LINES,
@@ -263,7 +264,8 @@ class Peer:
         if immediate.channel == TRY:
             return
         channel, said = immediate.channel, immediate.credit
-        self.credit[channel] += (said - self.credit[channel]) & 0xFFFF
+        if immediate.news is not News.PIECE:
+            self.credit[channel] += (said - self.credit[channel]) & CREDIT_BITS
         assert self.credit[channel] <= self.sent[channel], immediate
         if immediate.news is News.PIECE:
             come = self._pieces.setdefault((channel, immediate.line), set())
