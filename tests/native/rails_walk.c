@@ -20,10 +20,10 @@
 #include "pycoll.h"
 
 #define MAX_RANKS 4
-#define PORTS 8 /* of the stand-in, on one host */
-#define MAX_BYTES 300000
-#define UNCLOSED 11 /* fakeverbs: objects that were left when their device was closed */
-#define HELD 5      /* words of it about objects, from the third on */
+#define PORTS 8          /* of the stand-in, on one host */
+#define MAX_BYTES 700000 /* the longest are read by their receiver */
+#define UNCLOSED 11      /* fakeverbs: objects that were left when their device was closed */
+#define HELD 5           /* words of it about objects, from the third on */
 
 enum { WRITE_IMM = 2, REQUESTS = 15, RESPONSES = 48, ALL = 63 };
 

@@ -3,7 +3,8 @@
  *   ranks PATH FOLDER SIZE ITERATIONS ALGORITHM...
  *
  * PATH is how ranks reach each other: `mapped`, `remote` (by sockets, which another thread hands
- * over while calls run), or `both` (ranks 0 and 1, 2 and 3 are mapped). FOLDER holds ALGORITHM.RANK
+ * over while calls run), `both` (ranks 0 and 1, 2 and 3 are mapped), or `rails` (by RDMA, with the
+ * stand-in for libibverbs). FOLDER holds ALGORITHM.RANK
  * (staged) and, where the algorithm has one, ALGORITHM.RANK.direct, for SIZE ranks. Calls follow
  * each other without a pause and mix algorithms, sizes, in place and out of place, registered
  * arrays, blocking and queued; every element is checked. */
@@ -23,8 +24,9 @@
 #define DEPTH 8 /* calls queued at once */
 
 #define LINKS 3 /* sockets between two ranks */
+#define RAILS 2 /* of a rank */
 
-static bool any_mapped, any_remote;
+static bool any_mapped, any_remote, by_rails;
 static struct pc_comm *comms[MAX_RANKS];
 static pthread_barrier_t joined; /* with the thread that links */
 static _Atomic bool linked;
@@ -185,7 +187,7 @@ static bool is_remote(uint32_t a, uint32_t b)
 /* Hands over sockets with small buffers, so that frames leave in pieces. */
 static void link_ranks(void)
 {
-    for (uint32_t k = 0; k < LINKS; k++)
+    for (uint32_t k = 0; k < (by_rails ? 1 : LINKS); k++)
         for (uint32_t a = 0; a < size; a++)
             for (uint32_t b = 0; b < a; b++) {
                 int ends[2], bytes = 16384;
@@ -207,6 +209,18 @@ static void link_ranks(void)
     atomic_store(&linked, true);
 }
 
+/* By RDMA: the rank has the ports of the stand-in for libibverbs from its number times RAILS on. */
+static int open_rails(struct pc_comm *comm, uint32_t rank)
+{
+    const struct pc_verbs_options verbs = {.queue_pairs = 1, .timeout = 14, .retry_count = 7};
+    struct pc_rail_spec specs[RAILS];
+    for (uint32_t i = 0; i < RAILS; i++) {
+        specs[i] = (struct pc_rail_spec){.port = 1, .gid_index = -1};
+        snprintf(specs[i].device, sizeof specs[i].device, "fake%u", rank * RAILS + i);
+    }
+    return pc_comm_rails(comm, &verbs, specs, RAILS);
+}
+
 static void *rank_main(void *argument)
 {
     uint32_t rank = (uint32_t)(uintptr_t)argument;
@@ -218,6 +232,8 @@ static void *rank_main(void *argument)
                                  .spin = 0};
     struct pc_comm *comm;
     int rc = pc_comm_open(&options, &comm);
+    if (rc == PC_OK && by_rails)
+        rc = open_rails(comm, rank);
     if (rc != PC_OK)
         die(comm, "open", rc);
     comms[rank] = comm;
@@ -251,7 +267,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: %s PATH FOLDER SIZE ITERATIONS ALGORITHM...\n", argv[0]);
         return 2;
     }
-    any_mapped = strcmp(argv[1], "remote") != 0;
+    by_rails = strcmp(argv[1], "rails") == 0;
+    any_mapped = !by_rails && strcmp(argv[1], "remote") != 0;
     any_remote = strcmp(argv[1], "mapped") != 0;
     folder = argv[2];
     size = (uint32_t)atoi(argv[3]);

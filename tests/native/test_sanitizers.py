@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import fabric
 import pytest
 
 from pycoll.algorithms import get, names
@@ -95,29 +98,58 @@ def transfers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def run(*command: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, timeout=300
-    )
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The stand-in for libibverbs, by the sanitizer of the process that loads it."""
+
+    @functools.cache
+    def library(kind: str) -> Path:
+        flags = {"tsan": TSAN, "asan": ASAN}[kind]
+        return fabric.build(tmp_path_factory.mktemp(f"verbs-{kind}"), "-O1", *flags)
+
+    return library
+
+
+@pytest.fixture
+def run(tmp_path: Path, libraries: Callable[[str], Path]) -> Run:
+    """Runs a driver; with `verbs`, a sanitizer, it finds RDMA devices."""
+
+    def run(*command: object, verbs: str = "") -> subprocess.CompletedProcess[str]:
+        env = dict(os.environ)
+        if verbs:
+            if reason := fabric.lack():
+                pytest.skip(reason)
+            network = fabric.Fabric(tmp_path / "fabric", libraries(verbs))
+            env |= network.environment(devices=fabric.DEVICES)
+        return subprocess.run(
+            [str(part) for part in command], capture_output=True, text=True, timeout=300, env=env
+        )
+
+    return run
 
 
 #: How ranks reach each other; see ranks.c.
 of_paths = pytest.mark.parametrize(
     ("path", "size"),
-    [(path, size) for path in ("mapped", "remote") for size in (2, 3, 4)] + [("both", 4)],
+    [(path, size) for path in ("mapped", "remote", "rails") for size in (2, 3, 4)] + [("both", 4)],
 )
 
 
 @of_paths
-def test_no_race(tsan: Path, programs: Path, path: str, size: int) -> None:
-    done = run(tsan, path, programs / str(size), size, 200, *names("allreduce"))
+def test_no_race(run: Run, tsan: Path, programs: Path, path: str, size: int) -> None:
+    verbs = "tsan" if path == "rails" else ""
+    done = run(tsan, path, programs / str(size), size, 200, *names("allreduce"), verbs=verbs)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"200 calls on {size} ranks\n"
 
 
 @of_paths
-def test_no_stray_access(asan: Path, programs: Path, path: str, size: int) -> None:
-    done = run(asan, path, programs / str(size), size, 400, *names("allreduce"))
+def test_no_stray_access(run: Run, asan: Path, programs: Path, path: str, size: int) -> None:
+    verbs = "asan" if path == "rails" else ""
+    done = run(asan, path, programs / str(size), size, 400, *names("allreduce"), verbs=verbs)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"400 calls on {size} ranks\n"
 
@@ -125,13 +157,18 @@ def test_no_stray_access(asan: Path, programs: Path, path: str, size: int) -> No
 @pytest.mark.parametrize("spin", [0, 20])  # 0: as where ranks share cores
 @pytest.mark.parametrize(
     ("path", "size"),
-    [("mapped", 1), ("mapped", 2), ("mapped", 4), ("remote", 2), ("remote", 3), ("both", 4)],
+    [
+        *(("mapped", size) for size in (1, 2, 4)),
+        *((path, size) for path in ("remote", "rails") for size in (2, 3)),
+        ("both", 4),
+    ],
 )
 @pytest.mark.parametrize("kind", ["tsan", "asan"])
 def test_no_race_or_stray_access_of_transfers(
-    transfers: dict[str, Path], kind: str, path: str, size: int, spin: int
+    run: Run, transfers: dict[str, Path], kind: str, path: str, size: int, spin: int
 ) -> None:
-    done = run(transfers[kind], path, size, 400, spin)
+    verbs = kind if path == "rails" else ""
+    done = run(transfers[kind], path, size, 400, spin, verbs=verbs)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"400 messages or batches on {size} ranks\n"
 
@@ -144,12 +181,12 @@ def stuck(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "scenario", ["several", "order", "memory", "deadline", "beside", "call", "credit"]
 )
-def test_beside_a_peer_that_does_not_read(stuck: Path, scenario: str) -> None:
+def test_beside_a_peer_that_does_not_read(run: Run, stuck: Path, scenario: str) -> None:
     done = run(stuck, scenario)
     assert (done.returncode, done.stdout) == (0, f"{scenario}\n"), done.stderr
 
 
-def test_a_weakened_order_is_caught(tmp_path: Path, programs: Path) -> None:
+def test_a_weakened_order_is_caught(run: Run, tmp_path: Path, programs: Path) -> None:
     header = tmp_path / "relaxed.h"
     header.write_text(RELAXED)
     binary = build(tmp_path, "ranks", [*TSAN, "-include", str(header)])
@@ -159,7 +196,7 @@ def test_a_weakened_order_is_caught(tmp_path: Path, programs: Path) -> None:
 
 
 def test_damaged_programs_and_addresses(
-    tmp_path_factory: pytest.TempPathFactory, programs: Path
+    run: Run, tmp_path_factory: pytest.TempPathFactory, programs: Path
 ) -> None:
     binary = build(tmp_path_factory.mktemp("fuzz"), "fuzz", ASAN)
     staged = sorted((programs / "2").glob("*.0"))
@@ -174,7 +211,7 @@ def test_damaged_programs_and_addresses(
     assert 300 < accepted < 5700
 
 
-def test_a_peer_that_lies_over_its_sockets(tmp_path: Path) -> None:
+def test_a_peer_that_lies_over_its_sockets(run: Run, tmp_path: Path) -> None:
     binary = build(tmp_path, "fuzz_tcp", ASAN)
     refused = 0
     for seed in (1, 2, 3):
@@ -183,3 +220,38 @@ def test_a_peer_that_lies_over_its_sockets(tmp_path: Path) -> None:
         assert done.stdout.startswith("1000 streams, ")
         refused += int(done.stdout.split()[2])
     assert 300 < refused < 2700
+
+
+def test_a_peer_that_lies_in_letters(run: Run, tmp_path: Path) -> None:
+    binary = build(tmp_path, "fuzz_letters", ASAN)
+    refused = lived = 0
+    for seed in (1, 2, 3):
+        done = run(binary, seed, 100, verbs="asan")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("100 liars, ")
+        refused += int(done.stdout.split()[2])
+        lived += int(done.stdout.split()[4])
+    assert 100 < refused < 300
+    assert lived > 20  # it must get as far as messages
+
+
+@pytest.fixture(scope="module")
+def walk(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {
+        kind: build(tmp_path_factory.mktemp(f"walk-{kind}"), "rails_walk", flags)
+        for kind, flags in (("tsan", TSAN), ("asan", ASAN))
+    }
+
+
+@pytest.mark.parametrize(("size", "rails", "seed"), [(2, 2, 1), (3, 2, 3), (4, 2, 4)])
+@pytest.mark.parametrize("kind", ["tsan", "asan"])
+def test_connecting_failing_over_reviving_and_closing(
+    run: Run, walk: dict[str, Path], kind: str, size: int, rails: int, seed: int
+) -> None:
+    done = run(walk[kind], size, rails, seed, 40, verbs=kind)
+    assert (done.returncode, done.stderr) == (0, "")
+    words = done.stdout.split()
+    assert words[:2] == ["40", "faults,"]
+    failures, revivals = int(words[2]), int(words[4])
+    assert failures > 10
+    assert revivals > 0

@@ -3,11 +3,11 @@
  *
  *   transfers PATH SIZE ITERATIONS SPIN
  *
- * PATH is how ranks reach each other: `mapped`, `remote` (by sockets), or `both` (ranks 0 and 1, 2
- * and 3 are mapped).
- * Blocking ones, exchanges, posted ones that a second thread of the rank waits for too, and
- * pairwise batches, blocking and queued, follow each other without a pause; every byte is checked.
- * The slots are small, so that most messages take several turns of the ring. */
+ * PATH is how ranks reach each other: `mapped`, `remote` (by sockets), `both` (ranks 0 and 1, 2 and
+ * 3 are mapped), or `rails` (by RDMA, with the stand-in for libibverbs). Blocking ones, exchanges,
+ * posted ones that a second thread of the rank waits for too, and pairwise batches, blocking and
+ * queued, follow each other without a pause; every byte is checked. The slots are small, so that
+ * most messages take several turns of the ring. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -22,10 +22,11 @@
 #define LARGE_BYTES 600000 /* such a message is fetched */
 #define DEPTH 12           /* posted or queued at once */
 #define LINKS 3            /* sockets between two ranks */
+#define RAILS 2            /* of a rank */
 
 static uint32_t size, spin;
 static int iterations;
-static bool any_mapped, any_remote;
+static bool any_mapped, any_remote, by_rails;
 static struct pc_comm *comms[MAX_RANKS];
 static pthread_barrier_t joined; /* with the thread that links */
 static pthread_barrier_t barrier;
@@ -227,7 +228,7 @@ static bool is_remote(uint32_t a, uint32_t b)
 /* Hands over sockets with small buffers, so that frames leave in pieces. */
 static void link_ranks(void)
 {
-    for (uint32_t k = 0; k < LINKS; k++)
+    for (uint32_t k = 0; k < (by_rails ? 1 : LINKS); k++)
         for (uint32_t a = 0; a < size; a++)
             for (uint32_t b = 0; b < a; b++) {
                 int ends[2], bytes = 16384;
@@ -245,6 +246,18 @@ static void link_ranks(void)
             }
 }
 
+/* By RDMA: the rank has the ports of the stand-in for libibverbs from its number times RAILS on. */
+static int open_rails(struct pc_comm *comm, uint32_t rank)
+{
+    const struct pc_verbs_options verbs = {.queue_pairs = 1, .timeout = 14, .retry_count = 7};
+    struct pc_rail_spec specs[RAILS];
+    for (uint32_t i = 0; i < RAILS; i++) {
+        specs[i] = (struct pc_rail_spec){.port = 1, .gid_index = -1};
+        snprintf(specs[i].device, sizeof specs[i].device, "fake%u", rank * RAILS + i);
+    }
+    return pc_comm_rails(comm, &verbs, specs, RAILS);
+}
+
 static void *rank_main(void *argument)
 {
     struct rank *r = calloc(1, sizeof *r);
@@ -257,6 +270,8 @@ static void *rank_main(void *argument)
                                  .heap_bytes = 1 << 24,
                                  .spin = spin};
     int rc = pc_comm_open(&options, &r->comm);
+    if (rc == PC_OK && by_rails)
+        rc = open_rails(r->comm, r->rank);
     if (rc != PC_OK)
         die(r->comm, "open", rc);
     blob_bytes[r->rank] = pc_comm_address(r->comm, blobs[r->rank], sizeof blobs[r->rank]);
@@ -307,7 +322,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: %s PATH SIZE ITERATIONS SPIN\n", argv[0]);
         return 2;
     }
-    any_mapped = strcmp(argv[1], "remote") != 0;
+    by_rails = strcmp(argv[1], "rails") == 0;
+    any_mapped = !by_rails && strcmp(argv[1], "remote") != 0;
     any_remote = strcmp(argv[1], "mapped") != 0;
     size = (uint32_t)atoi(argv[2]);
     iterations = atoi(argv[3]);
