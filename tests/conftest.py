@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -167,18 +167,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Run a test that wants RDMA devices in a process that has them; see stand_in.py."""
-    if not item.get_closest_marker("stand_in") or item.get_closest_marker("skip"):
+    """Run a test in a process of its own where its marker says so; see stand_in.py."""
+    devices = item.get_closest_marker("stand_in")
+    if not (devices or item.get_closest_marker("own_process")) or item.get_closest_marker("skip"):
         return None
+    import child
     import stand_in
 
+    if devices:
+        stand_in.library()  # built by the parent, for all of its children
     # What earlier tests set up for their module ends here, in this process, not in the child.
     item.session._setupstate.teardown_exact(item)
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in stand_in.run(item):
+    for report in child.run(item, stand_in.prepare if devices else None):
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
+
+
+@pytest.fixture(autouse=True)
+def _no_machine_verbs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The process of all tests loads no libibverbs, or else no child of it has the stand-in."""
+    import stand_in
+
+    before = stand_in.loaded()
+    yield
+    alone = any(request.node.get_closest_marker(name) for name in ("stand_in", "own_process"))
+    if not alone and (now := stand_in.loaded()) != before:
+        pytest.fail(f"loaded {now}: mark the test own_process", pytrace=False)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -140,6 +140,7 @@ def test_bandwidth_that_cannot_be_measured(cli, machine, monkeypatch):
     assert "cannot be measured: rxe0 port 1: ibv_reg_mr" in cli("doctor", "--bandwidth").out
 
 
+@pytest.mark.own_process
 def test_this_machine_is_examined(cli):
     done = cli("doctor", "--seconds", "0")
     assert done.code in (0, 1)

@@ -15,6 +15,8 @@ from pycoll.errors import UnavailableError
 from pycoll.interop import pyverbs
 from pycoll.schedule import COLLECTIVES
 
+pytestmark = pytest.mark.own_process
+
 WITHOUT_ENGINE = """
 import sys
 sys.modules["pycoll._native"] = None  # what an import of it finds

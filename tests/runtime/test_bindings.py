@@ -107,6 +107,7 @@ def test_the_board(comm: Any) -> None:
     assert bindings.resume(comm, 0) == bindings.INVALID
 
 
+@pytest.mark.own_process
 def test_rails_that_are_not_there(comm: Any) -> None:
     """Whatever this machine has, it has no such device."""
     with pytest.raises((TransportError, UnavailableError), match="opening RDMA ports: "):
@@ -118,6 +119,7 @@ def test_rails_that_are_not_there(comm: Any) -> None:
     assert state.bytes == (0,) * bindings.MAX_RAILS
 
 
+@pytest.mark.own_process
 def test_ports_are_found_or_it_is_said_what_is_missing() -> None:
     ports = bindings.verbs_ports()
     assert bool(ports) or bindings.verbs_missing()
