@@ -6,12 +6,14 @@ With the argument `lend` it lends arrays instead.
 from __future__ import annotations
 
 import sys
+import time
 
 import numpy as np
 
 import pycoll
 from pycoll.runtime import bindings
 
+SECONDS = 60  #: in which every path has come up, or never will
 COUNTS = (3, 30_000)  #: elements for each rank: in the line; cut over the rails where there are two
 
 
@@ -47,6 +49,16 @@ def collectives(comm: pycoll.Communicator) -> None:
     comm.barrier()
 
 
+def all_paths(comm: pycoll.Communicator) -> None:
+    """Wait for the paths to all peers: a job begins when each peer has one, and may end before."""
+    comm.alltoall(np.zeros(comm.size))
+    end = time.monotonic() + SECONDS
+    while (state := bindings.comm_wire_state(comm._engine.comm)).live < state.paths:
+        assert time.monotonic() < end, f"{state.live} of {state.paths} paths"
+        time.sleep(0.01)
+    comm.barrier()
+
+
 def lend(comm: pycoll.Communicator) -> None:
     """Send two registered arrays, of which the second comes to lie where the first lay."""
     for value in (1.0, 2.0):
@@ -67,6 +79,7 @@ with pycoll.init() as comm:
     if sys.argv[1:] == ["lend"]:
         lend(comm)
     else:
+        all_paths(comm)
         collectives(comm)
         half = comm.split(comm.rank % 2)
         collectives(half)
