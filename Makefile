@@ -16,7 +16,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check
 NATIVE := $(wildcard native/*.c native/*.h)
 # isa.h is generated; reduce_*.h is a template by macros, which clang-format cannot read.
-FORMATTED := $(filter-out native/isa.h native/reduce_%.h,$(NATIVE)) $(wildcard tests/native/*.c bench/*.c)
+FORMATTED := $(filter-out native/isa.h native/reduce_%.h,$(NATIVE)) $(wildcard native/*.cu tests/native/*.c tests/sass/*.cpp tests/simt/*.c tests/simt/*.cc tests/simt/*.h bench/*.c)
 
 # Both MPI wheels own bin/mpirun, so each has an environment of its own; mpi4py takes the libmpi
 # of the environment it runs in. Open MPI refuses root and more ranks than cores unless told.
@@ -30,12 +30,12 @@ comma := ,
 GLOO = $(if $(wildcard $(VENV)/lib/python*/site-packages/torch),$(comma)gloo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build test test-rdma rdma-packages torch lint fmt isa golden certificates asan tsan bench clean
+.PHONY: help demo build test test-rdma test-gpu rdma-packages torch jax cuda lint fmt isa golden certificates asan tsan bench wheel clean
 .DELETE_ON_ERROR:
 
 help:
 	@sed -n '1,4s/^# \{0,1\}//p' Makefile
-	@echo "Also: build test-rdma rdma-packages torch lint fmt isa golden certificates asan tsan bench clean"
+	@echo "Also: build test-rdma test-gpu rdma-packages torch jax cuda lint fmt isa golden certificates asan tsan bench wheel clean"
 
 demo: $(VENV)/.built $(MPI_$(MPI))
 	$(RUN_$(MPI)) -m pycoll bench allreduce --against mpi4py$(GLOO) --min 4 --max 64M --factor 16
@@ -49,6 +49,10 @@ test: $(VENV)/.built $(VENV)/.test $(MPICH)/.base
 test-rdma: $(VENV)/.built $(VENV)/.test
 	@$(PY) tests/rdma/probe.py
 	@$(PY) -m pytest tests/rdma $(ARGS)
+
+# What only a GPU can show; docs/gpu-machine.md says what to do with what it writes.
+test-gpu: $(VENV)/.built
+	@$(PY) tests/gpu/run_all.py $(ARGS)
 
 # What RDMA is built with, and what the guest of its tests is made of: Debian's packages, as root,
 # and the kernel, which is not installed. Nothing is asked for that is there.
@@ -74,6 +78,21 @@ $(VENV)/.torch: $(VENV)/.base
 	@echo "installing $(TORCH)"
 	@$(PIP) install "$(TORCH)" 2>/dev/null \
 	|| echo "$(TORCH) is not to be had here; what needs torch is skipped. Install any CPU build into $(VENV)"
+	@touch $@
+
+# JAX, for its example and the tests of its arrays; without it they are skipped.
+jax: $(VENV)/.jax
+$(VENV)/.jax: $(VENV)/.base
+	@echo "installing jax"
+	@$(PIP) install jax 2>/dev/null || echo "jax is not to be had here; what needs it is skipped"
+	@touch $@
+
+# What GPU kernels are compiled and looked into with: some 200 MB, and no GPU is needed.
+cuda: $(VENV)/.cuda
+$(VENV)/.cuda: $(VENV)/.base
+	@echo "installing cupy and NVRTC"
+	@{ $(call extra,cuda); $(call extra,cuda-test); } | $(PIP) install -r /dev/stdin 2>/dev/null \
+	|| echo "cupy, NVRTC or cuobjdump is not to be had here; what compiles GPU kernels is skipped"
 	@touch $@
 
 $(VENV)/.base: pyproject.toml
@@ -118,7 +137,7 @@ define extra
 $(PY) -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(1)'], sep='\n')"
 endef
 
-$(VENV)/.test: $(VENV)/.base $(VENV)/.torch
+$(VENV)/.test: $(VENV)/.base $(VENV)/.torch $(VENV)/.jax $(VENV)/.cuda
 	@echo "installing the test tools"
 	@$(call extra,test) | $(PIP) install -r /dev/stdin
 	@touch $@
@@ -126,6 +145,11 @@ $(VENV)/.test: $(VENV)/.base $(VENV)/.torch
 $(VENV)/.bench: $(VENV)/.base $(VENV)/.torch
 	@echo "installing matplotlib"
 	@$(PIP) install matplotlib
+	@touch $@
+
+$(VENV)/.wheel: $(VENV)/.base
+	@echo "installing what checks wheels"
+	@$(call extra,wheel) | $(PIP) install -r /dev/stdin
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
@@ -160,14 +184,27 @@ asan: $(VENV)/.built $(VENV)/.test
 	$(PY) -m pytest tests/native -k "stray or damaged or asan" $(ARGS)
 
 tsan: $(VENV)/.built $(VENV)/.test
-	$(PY) -m pytest tests/native -k "race or weakened or tsan" $(ARGS)
+	$(PY) -m pytest tests/native tests/simt -k "simt or race or weakened or tsan" $(ARGS)
 
 # Each file answers one question and writes bench/results/; the machine should be quiet.
 QUESTIONS := allreduce_two_ranks collectives_two_ranks oversubscribed tcp_allreduce tcp_hierarchical prediction startup interpreter user_algorithm verification slot_stores rdma_allreduce rdma_put rdma_cuts
 bench: $(VENV)/.built $(VENV)/.bench $(MPICH)/.base
 	@for name in $(QUESTIONS); do echo "# bench/$$name.py"; $(PY) bench/$$name.py || exit 1; done
 	$(PY) bench/allreduce_two_ranks.py --in-place
+	@test -z "$(GLOO)" || $(PY) bench/torch/gpt.py
 	$(PY) bench/summary.py
+
+# One wheel for every Python from 3.11 on, tagged with the oldest glibc that has all it calls: that of
+# this machine, or somewhat older. Then it is installed and used where there is no compiler.
+wheel: $(VENV)/.wheel
+	@command -v $(firstword $(CC)) >/dev/null || { \
+	  echo "no C compiler ($(CC)): apt-get install gcc python3-dev"; exit 1; }
+	@rm -rf build/wheel build/lib.* build/bdist.* dist/pycoll-*.whl
+	@echo "building the wheel"
+	@$(PIP) wheel --no-build-isolation --no-deps -w build/wheel .
+	@PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m auditwheel repair --strip -w dist build/wheel/pycoll-*.whl
+	@$(VENV)/bin/abi3audit --strict dist/pycoll-*.whl
+	@$(PY) tests/try_wheel.py dist/pycoll-*.whl
 
 clean:
 	rm -rf $(VENV) $(MPICH) build dist *.egg-info pycoll/_native*.so pycoll/_native_missing.txt

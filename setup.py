@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import shlex
 import shutil
 import sysconfig
@@ -9,11 +10,38 @@ from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 #: Read by pycoll.runtime.bindings when the native module is missing.
 RECORD = "_native_missing.txt"
 CURE = "apt-get install gcc python3-dev"
 AGAIN = "pip install --force-reinstall --no-deps . (or make build)"
+
+
+#: Tells which sources the GPU's kernels have, and looks for them in this folder's `native`.
+KERNELS = Path("pycoll", "runtime", "cuda")
+
+
+class BuildPackage(build_py):
+    """Ships the kernels' sources with the package, as they are compiled where there is a GPU."""
+
+    def run(self) -> None:
+        """Copy the modules, then the sources; an editable install finds them in `native`."""
+        super().run()
+        if not self.editable_mode:
+            for name, text in self.kernels().items():
+                target = Path(self.build_lib, KERNELS, "native", name)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(text, encoding="utf-8")
+
+    def kernels(self) -> dict[str, str]:
+        """Return name and text of each source."""
+        return runpy.run_path(str(KERNELS / "source.py"))["closure"](Path("native"))
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        """List the sources too: a wheel's record is made of this."""
+        own = [str(Path(self.build_lib, KERNELS, "native", name)) for name in self.kernels()]
+        return super().get_outputs(include_bytecode) + ([] if self.editable_mode else own)
 
 
 class BuildNative(build_ext):
@@ -57,6 +85,6 @@ class BuildNative(build_ext):
 
 setup(
     cffi_modules=["native/build.py:ffi"],
-    cmdclass={"build_ext": BuildNative},
+    cmdclass={"build_ext": BuildNative, "build_py": BuildPackage},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -1,6 +1,6 @@
 """The cffi builder of ``pycoll._native``; ``setup.py`` names it.
 
-The cdef is read from the two headers that C itself includes, so a signature is written once.
+The cdef is read from the headers that C itself includes, so a signature is written once.
 ``native/fastcall.c`` defines a second module, ``_fastcall``, in the same shared object: cffi
 wrappers cost too much for the one call that every collective makes.
 """
@@ -13,9 +13,9 @@ import sysconfig
 
 import cffi
 
-HEADERS = ("native/isa.h", "native/pycoll.h")
+HEADERS = ("native/isa.h", "native/code.h", "native/pycoll.h")
 SOURCES = sorted(f"native/{name}" for name in os.listdir("native") if name.endswith(".c"))
-DEPENDS = sorted(f"native/{name}" for name in os.listdir("native") if name.endswith(".h"))
+DEPENDS = sorted(f"native/{name}" for name in os.listdir("native") if name.endswith((".h", ".cu")))
 
 # -fwrapv: integer sums wrap, by definition. -ffp-contract=off: gcc would otherwise fuse a*b+c,
 # and results must not depend on the CPU.

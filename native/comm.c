@@ -96,7 +96,10 @@ int pc_comm_open(const struct pc_options *options, struct pc_comm **out)
                         "rank %u of %u, %u slots of %u bytes, heap of %llu bytes: out of range",
                         options->rank, options->size, options->slots, options->slot_bytes,
                         (unsigned long long)options->heap_bytes);
+    for (uint32_t k = 0; k < PC_MAX_CHANNELS * PC_MAX_CHANNELS; k++)
+        comm->locals[k / PC_MAX_CHANNELS][k % PC_MAX_CHANNELS].peer = k;
     comm->layout = pc__layout(options);
+    comm->heap.bytes = options->heap_bytes;
     pthread_mutex_init(&comm->queue_lock, NULL);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
@@ -295,7 +298,7 @@ void pc_comm_close(struct pc_comm *comm)
         pc__shm.close(comm->device);
     pthread_cond_destroy(&comm->queue_moved);
     pthread_mutex_destroy(&comm->queue_lock);
-    free(comm->blocks);
+    pc__heap_drop(&comm->heap);
     free(comm->peers);
     free(comm->dones);
     free(comm->fifos);

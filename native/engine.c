@@ -1,6 +1,6 @@
 /* The progress loop: one call at a time, its channels stepped until all have finished. */
 #include <string.h>
-#include "interpreter.h"
+#include "interpreter_cpu.h"
 #include "p2p.h"
 
 /* A thread's identity; never zero. */
@@ -26,9 +26,7 @@ void pc__leave(struct pc_comm *comm)
 static void start(struct pc_call *call, const struct pc_program *program, int form)
 {
     call->program = program;
-    call->chunks = call->plan->chunks[form];
-    call->ntiles = call->plan->ntiles[form];
-    call->spans = call->ntiles == 1 && call->plan->adjacent;
+    call->terms = &call->plan->terms[form];
     call->running = program->nchannels;
     for (uint32_t c = 0; c < program->nchannels; c++)
         call->channels[c] = (struct pc_channel){.pc = program->code + program->starts[c]};

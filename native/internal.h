@@ -3,88 +3,16 @@
 #define PC_INTERNAL_H
 #include <pthread.h>
 #include <stdbool.h>
+#include "heap.h"
 #include "layout.h"
 #include "reduce.h"
 #include "transport.h"
-
-/* Both directions between this rank and one peer on one channel. The counts live as long as the
- * communicator; calls follow one another on them without ever resetting them. */
-struct pc_fifo {
-    uint64_t sent;              /* messages this rank has signalled */
-    uint64_t credit;            /* of those, consumed as last seen */
-    uint64_t received;          /* messages this rank has consumed */
-    struct pc_line *out_lines;  /* in the peer's arena */
-    char *out_data;             /* in the peer's arena */
-    struct pc_line *out_credit; /* in this rank's arena, raised by the peer */
-    struct pc_line *in_lines;   /* in this rank's arena */
-    char *in_data;              /* in this rank's arena */
-    struct pc_line *in_credit;  /* in the peer's arena, raised by this rank */
-    /* Of a remote peer, under its transport's lock: messages handed to the transport, come,
-     * consumed, and consumed as the peer knows. */
-    uint64_t put, arrived, consumed, returned;
-    uint32_t peer;
-    uint8_t channel;
-    bool ahead; /* a remote peer sends before this rank has consumed what came */
-};
-
-/* Counts without slots: LOCAL (two channels of this rank) and DONE (per peer). */
-struct pc_token {
-    uint64_t sent;
-    uint64_t received;
-    struct pc_line *out; /* DONE: in the peer's arena */
-    struct pc_line *in;  /* DONE: in this rank's arena */
-    uint32_t peer;
-};
-
-/* An instruction as the interpreter likes it: the edge resolved, the opcode split by its kind. */
-enum pc_step {
-    PC_STEP_END,
-    PC_STEP_REDUCE_COPY,
-    PC_STEP_FILL,        /* SIGNAL, sending end of a FIFO */
-    PC_STEP_CONSUME,     /* SIGNAL, receiving end */
-    PC_STEP_PUT_MESSAGE, /* the same two, of a remote peer */
-    PC_STEP_PUT_CREDIT,
-    PC_STEP_SIGNAL_LOCAL,
-    PC_STEP_SIGNAL_DONE,
-    PC_STEP_WAIT_CREDIT,  /* WAIT, sending end of a FIFO */
-    PC_STEP_WAIT_MESSAGE, /* WAIT, receiving end */
-    PC_STEP_WAIT_LOCAL,
-    PC_STEP_WAIT_DONE,
-    PC_STEP_LOOP,
-    PC_STEP_END_LOOP,
-};
 
 /* How an instruction that fills a slot should store; see target_cpu.h. */
 struct pc_probe {
     uint32_t turn;
     bool stream;      /* past the cache, for now */
     uint64_t cost[2]; /* clock ticks per KiB: through the cache, past it */
-};
-
-struct pc_code_line {
-    uint8_t step; /* enum pc_step */
-    uint8_t flags;
-    uint8_t nsrc;
-    uint8_t ndst;
-    uint32_t target;
-    struct pc_probe *probe; /* REDUCE_COPY that fills a slot, else NULL */
-    union {
-        struct pc_fifo *fifo;
-        struct pc_token *token;
-        const struct pc_place *places; /* REDUCE_COPY: sources, then destinations;
-                                          PUT_MESSAGE: the slot as it was filled */
-    } at;
-};
-
-/* An operand; all operands of one instruction name the same chunks. */
-struct pc_place {
-    uint8_t space; /* enum pc_space */
-    uint32_t place;
-    uint32_t chunk;
-    uint32_t nchunks;
-    uint32_t peer;        /* PEER_IN, PEER_OUT */
-    bool receiving;       /* SLOT: which end of the FIFO */
-    struct pc_fifo *fifo; /* SLOT */
 };
 
 struct pc_program {
@@ -97,15 +25,11 @@ struct pc_program {
     uint32_t nchannels;
     uint32_t starts[PC_MAX_CHANNELS];
     uint32_t nplaces;
+    uint32_t ninstructions;
     bool apart; /* IN and OUT must not be one memory */
     struct pc_code_line *code;
     struct pc_place *places;
     struct pc_probe *probes;
-};
-
-struct pc_chunk { /* where it lies in the message, and its length */
-    uint64_t at;
-    uint64_t nbytes;
 };
 
 struct pc_plan {
@@ -114,26 +38,13 @@ struct pc_plan {
     struct pc_program *direct; /* or NULL */
     pc_fold_fn fold;
     uint32_t itemsize_log2;
-    uint32_t divisor;           /* of SCALE; 0 when the op is not an average */
-    uint32_t depth;             /* messages on their way per edge: slots, or lines if all fit */
     uint64_t nbytes;            /* of all blocks */
     uint64_t *starts;           /* of blocks in the message, and its end */
     struct pc_chunk *chunks[2]; /* staged, direct */
-    uint64_t ntiles[2];
+    struct pc_terms terms[2];
     bool apart;    /* of one of its programs */
     bool adjacent; /* chunk c + 1 lies behind chunk c */
     char *scratch;
-};
-
-struct pc_channel {
-    const struct pc_code_line *pc;
-    uint64_t tile;
-    bool finished;
-    /* Where it waits, when it does. */
-    struct pc_line *line;
-    uint64_t want;
-    uint32_t peer;
-    uint32_t direction;
 };
 
 /* The one call in progress. */
@@ -142,10 +53,8 @@ struct pc_call {
     const struct pc_plan *plan;
     struct pc_batch *batch;           /* instead of a plan */
     const struct pc_program *program; /* NULL while READY is being exchanged */
-    const struct pc_chunk *chunks;
-    uint64_t ntiles;
-    bool spans; /* a range of chunks is one span: there is one tile, and they are adjacent */
-    char *in;   /* where the message would begin if the array held all of it */
+    const struct pc_terms *terms;     /* of the plan, in the form of that program */
+    char *in; /* where the message would begin if the array held all of it */
     char *out;
     uint32_t running; /* channels not finished */
     uint32_t ready;   /* peers whose READY has been seen */
@@ -180,12 +89,6 @@ struct pc_peer {
     _Atomic uint32_t gone; /* the rank has left or died */
     const char *in;        /* READY of the present call */
     char *out;
-};
-
-struct pc_block { /* of the heap; in order of offset */
-    size_t offset;
-    size_t bytes;
-    bool used;
 };
 
 struct pc_comm {
@@ -236,8 +139,7 @@ struct pc_comm {
     struct pc_p2p *p2p;
     _Atomic uint32_t posted; /* batches of transfers that are not finished */
 
-    struct pc_block *blocks;
-    size_t nblocks;
+    struct pc_heap heap;
 };
 
 /* A call that takes longer hands back to its caller, who then looks about. */
@@ -248,6 +150,10 @@ int pc__fail(struct pc_error *error, int code, int peer, const char *format, ...
     __attribute__((format(printf, 4, 5)));
 
 /* plan.c */
+/* Where part k of a block of `nbytes` bytes begins: multiples of PC_CHUNK_UNIT, as even as those
+ * allow. */
+uint64_t pc__part_at(uint64_t nbytes, uint32_t nparts, uint32_t k);
+
 static inline uint64_t pc__extent_at(const struct pc_plan *plan, struct pc_extent e)
 {
     return e.count ? plan->starts[e.first] : 0;

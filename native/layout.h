@@ -6,13 +6,9 @@
  * appears when it is first touched. New pages are zero, which is the first value of every count. */
 #ifndef PC_LAYOUT_H
 #define PC_LAYOUT_H
-#include <stdatomic.h>
-#include <stddef.h>
+#include "machine.h"
 #include "pycoll.h"
 
-#define PC_LINE_BYTES 64u
-#define PC_INLINE_BYTES 40u
-#define PC_LINES 32u /* per edge: so many small messages may be on their way */
 #define PC_PAGE 4096u
 /* Channels of an edge: those of Programs, and two for transfers outside any Program. */
 #define PC_CHANNEL_P2P PC_MAX_CHANNELS
@@ -26,18 +22,6 @@
 /* Bit 63 of a count: its waiter sleeps; whoever raises the count rings the waiter's doorbell. One
  * exchange raises the count and learns that, so a signal needs no fence of its own. */
 #define PC_ASLEEP (UINT64_C(1) << 63)
-
-/* One count and what travels with it. It has a single signaller and never goes down. Messages of
- * at most PC_INLINE_BYTES lie in the line itself: one cache line moves. The count comes last: what
- * is written there from afar, in ascending order, is whole once its count is seen. */
-struct pc_line {
-    _Alignas(PC_LINE_BYTES) uint64_t signature;
-    uint32_t place;  /* of a transfer's piece: in units of 64 bytes of the edge's data */
-    uint32_t nbytes; /* of the piece */
-    unsigned char bytes[PC_INLINE_BYTES];
-    _Atomic uint64_t count;
-};
-_Static_assert(sizeof(struct pc_line) == PC_LINE_BYTES, "a count owns one cache line");
 
 /* What a READY line carries: where the caller's arrays lie in its heap, plus one (0: elsewhere),
  * and which blocks they hold. */

@@ -26,9 +26,7 @@ static uint64_t units_of(uint64_t nbytes)
     return nbytes / PC_CHUNK_UNIT + (nbytes % PC_CHUNK_UNIT != 0);
 }
 
-/* Where part k of a block of `nbytes` bytes begins: multiples of PC_CHUNK_UNIT, as even as those
- * allow. */
-static uint64_t part_at(uint64_t nbytes, uint32_t nparts, uint32_t k)
+uint64_t pc__part_at(uint64_t nbytes, uint32_t nparts, uint32_t k)
 {
     uint64_t units = units_of(nbytes); /* units * k / nparts without overflow */
     uint64_t at = (units / nparts * k + units % nparts * k / nparts) * PC_CHUNK_UNIT;
@@ -43,9 +41,9 @@ static struct pc_chunk *chunks_of(const struct pc_plan *plan, uint32_t nchunks)
     for (uint32_t c = 0; chunks != NULL && c < nchunks; c++) {
         uint32_t block = (uint32_t)(((uint64_t)(c / nparts) + s->root) % s->nblocks);
         uint64_t nbytes = plan->starts[block + 1] - plan->starts[block];
-        uint64_t at = part_at(nbytes, nparts, c % nparts);
+        uint64_t at = pc__part_at(nbytes, nparts, c % nparts);
         chunks[c] = (struct pc_chunk){.at = plan->starts[block] + at,
-                                      .nbytes = part_at(nbytes, nparts, c % nparts + 1) - at};
+                                      .nbytes = pc__part_at(nbytes, nparts, c % nparts + 1) - at};
     }
     return chunks;
 }
@@ -133,7 +131,7 @@ static int check_places(struct pc_comm *comm, const struct pc_plan *plan,
 static int build(struct pc_comm *comm, struct pc_plan *plan, struct pc_program *const programs[2])
 {
     struct pc_plan_spec *s = &plan->spec;
-    uint64_t places = 0, longest_message = 0;
+    uint64_t places = 0, longest_message = 0, ntiles[2] = {1, 1};
     plan->starts = starts_of(s);
     s->blocks = NULL; /* the caller's */
     if (plan->starts == NULL)
@@ -153,19 +151,35 @@ static int build(struct pc_comm *comm, struct pc_plan *plan, struct pc_program *
             return rc;
         uint64_t longest = longest_of(plan->chunks[form], p->nchunks);
         uint64_t tiles = longest / s->tile + (longest % s->tile != 0);
-        plan->ntiles[form] = tiles ? tiles : 1;
+        ntiles[form] = tiles ? tiles : 1;
         places = p->nscratch > places ? p->nscratch : places;
         if (form == 0)
             longest_message = p->widest * (longest < s->tile ? longest : s->tile);
     }
     if (longest_message > plan->nbytes)
         longest_message = plan->nbytes;
-    plan->depth = longest_message <= PC_INLINE_BYTES ? PC_LINES : comm->options.slots;
     if (places != 0) {
         plan->scratch = aligned_alloc(PC_CHUNK_UNIT, places * s->tile);
         if (plan->scratch == NULL)
             return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a plan");
     }
+    for (int form = 0; form < 2; form++)
+        if (programs[form] != NULL)
+            plan->terms[form] = (struct pc_terms){
+                .code = programs[form]->code,
+                .chunks = plan->chunks[form],
+                .scratch = plan->scratch,
+                .signature = s->signature,
+                .ntiles = ntiles[form],
+                .tile = s->tile,
+                .depth = longest_message <= PC_INLINE_BYTES ? PC_LINES : comm->options.slots,
+                .slots = comm->options.slots,
+                .slot_bytes = comm->options.slot_bytes,
+                .nchannels = programs[form]->nchannels,
+                .divisor = s->op == PC_REDUCE_AVG ? comm->options.size : 0,
+                .spans = ntiles[form] == 1 && plan->adjacent,
+                .stream_out = s->stream >> form & 1,
+            };
     return PC_OK;
 }
 
@@ -194,7 +208,6 @@ int pc_plan_create(struct pc_comm *comm, const struct pc_plan_spec *spec, struct
     }
     plan->fold = pc__fold(spec->dtype, spec->op);
     plan->itemsize_log2 = itemsize_log2[spec->dtype];
-    plan->divisor = spec->op == PC_REDUCE_AVG ? comm->options.size : 0;
     plan->staged = staged;
     atomic_fetch_add(&staged->references, 1);
     plan->direct = direct;

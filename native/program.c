@@ -4,7 +4,7 @@
  * its end or name a peer that is not there. */
 #include <stdlib.h>
 #include <string.h>
-#include "interpreter.h"
+#include "internal.h"
 
 #define PC_MAX_RECORDS (1u << 24)
 
@@ -369,6 +369,7 @@ int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes, uint
     *program = (struct pc_program){.references = 1,
                                    .root = root,
                                    .nplaces = b.header.noperands,
+                                   .ninstructions = b.header.ninstructions,
                                    .flags = b.header.flags,
                                    .nchunks = b.header.nchunks,
                                    .nscratch = b.header.nscratch,

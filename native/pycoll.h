@@ -8,21 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "isa.h"
-
-enum pc_code {
-    PC_OK = 0,
-    PC_AGAIN = -1,      /* not finished yet; call again */
-    PC_INVALID = -2,    /* an argument, program or peer's blob is not right */
-    PC_NOMEM = -3,      /* out of memory or address space */
-    PC_SYSTEM = -4,     /* the operating system refused; see error.errnum */
-    PC_UNMAPPABLE = -5, /* the peer's memory cannot be mapped from here */
-    PC_TIMEDOUT = -6,   /* the call's deadline passed */
-    PC_MISMATCH = -7,   /* error.peer sent the bytes of another call */
-    PC_ABORTED = -8,    /* pc_comm_abort was called: error.cause says with which code */
-    PC_BUSY = -9,       /* another thread is inside a call on this communicator */
-    PC_BROKEN = -10,    /* an earlier call failed */
-    PC_LOST = -11,      /* error.peer, whom the call needs, is gone, or the network to it */
-};
+#include "code.h"
 
 enum pc_board_state { PC_BOARD_IDLE = 0, PC_BOARD_CALLING = 1, PC_BOARD_CLOSED = 2 };
 
@@ -230,6 +216,238 @@ int pc_pairwise_submit(struct pc_comm *comm, uint64_t signature, const struct pc
 /* The call board. */
 int pc_board_describe(struct pc_comm *comm, const char *text);
 int pc_board_read(struct pc_comm *comm, uint32_t peer, struct pc_board *out);
+
+/* CUDA. The driver's library is loaded when the first of these is called; without it each is
+ * UNMAPPABLE, with the text of pc_cuda_missing. A device is its ordinal. Each works in that
+ * device's primary context, as cupy and torch do, whatever is current, and leaves current what was.
+ * An address is the device's own; a stream, event, module or function is the driver's handle
+ * (stream 0: the default one). `error` is written on failure: NOMEM, AGAIN (not ready yet), INVALID
+ * (an argument, a handle), else SYSTEM, where errnum is CUDA's number. Any thread. */
+#define PC_CUDA_HANDLE 64 /* bytes that let another process of the host open an allocation */
+
+enum pc_cuda_kind { PC_CUDA_UNKNOWN = 0, PC_CUDA_HOST = 1, PC_CUDA_DEVICE = 2 };
+enum pc_cuda_capture { PC_CUDA_NO_CAPTURE = 0, PC_CUDA_CAPTURING = 1, PC_CUDA_INVALIDATED = 2 };
+enum pc_cuda_mode { PC_CUDA_GLOBAL = 0, PC_CUDA_THREAD_LOCAL = 1, PC_CUDA_RELAXED = 2 };
+enum pc_cuda_grid_flag {
+    PC_CUDA_COOPERATIVE = 1, /* all blocks at once, or an error */
+    PC_CUDA_REMOTE = 2,      /* in the memory synchronisation domain of communication */
+    PC_CUDA_PRIORITY = 4,    /* of its own, not the stream's */
+};
+
+struct pc_cuda_device {
+    char name[256];
+    char bus[16]; /* such as 0000:3b:00.0 */
+    unsigned char uuid[16];
+    uint64_t nbytes;
+    int32_t major, minor; /* compute capability */
+    int32_t driver;       /* 12040: CUDA 12.4 */
+    int32_t multiprocessors;
+    int32_t warp;
+    int32_t threads_per_block; /* at most, as the next */
+    int32_t threads_per_multiprocessor;
+    int32_t blocks_per_multiprocessor;
+    int32_t registers_per_block;
+    int32_t registers_per_multiprocessor;
+    int32_t shared_per_block; /* bytes, as the next; more wants pc_cuda_function_dynamic */
+    int32_t shared_per_block_optin;
+    int32_t shared_per_multiprocessor;
+    int32_t shared_reserved_per_block;
+    int32_t cooperative;       /* 1: can launch so */
+    int32_t sync_domains;      /* 1 before compute capability 9.0 */
+    int32_t host_register;     /* 1: memory that is there can be mapped */
+    int32_t same_host_pointer; /* 1: and has the same address on the device */
+    int32_t rdma;              /* 1: GPUDirect RDMA */
+};
+
+struct pc_cuda_pointer { /* what the driver knows of an address */
+    uint64_t base;       /* of its allocation, or 0 */
+    uint64_t nbytes;
+    uint64_t id;     /* of the allocation: no other ever has the same */
+    int32_t kind;    /* enum pc_cuda_kind */
+    int32_t device;  /* or -1 */
+    int32_t managed; /* 1: moves between host and device */
+    int32_t ipc;     /* 1: pc_cuda_ipc_get can */
+};
+
+struct pc_cuda_function {
+    int32_t threads; /* of a block, at most */
+    int32_t registers;
+    int32_t local;   /* bytes of stack and spills per thread */
+    int32_t shared;  /* bytes, static */
+    int32_t dynamic; /* bytes, at most, as things stand */
+};
+
+struct pc_cuda_grid { /* a launch */
+    uintptr_t function;
+    uintptr_t stream;
+    uint32_t blocks[3];
+    uint32_t threads[3];
+    uint32_t shared; /* bytes, dynamic */
+    uint32_t flags;  /* enum pc_cuda_grid_flag */
+    int32_t priority;
+    uint32_t reserved;
+};
+
+const char *pc_cuda_missing(void); /* "", or what is lacking and what mends it; valid for ever */
+int pc_cuda_devices(void);
+int pc_cuda_device(int device, struct pc_error *error, struct pc_cuda_device *out);
+/* Kernels of `device` may touch memory of `peer`; OK if they may already, UNMAPPABLE if never. */
+int pc_cuda_peer(int device, int peer, struct pc_error *error);
+/* This thread's calls that disturb captures, such as pc_cuda_alloc, do so from now on by this mode:
+ * a thread of one's own should be RELAXED. */
+int pc_cuda_thread_mode(int device, uint32_t mode, struct pc_error *error);
+
+/* UNKNOWN is no error. */
+int pc_cuda_pointer(uint64_t address, struct pc_error *error, struct pc_cuda_pointer *out);
+int pc_cuda_alloc(int device, size_t nbytes, struct pc_error *error, uint64_t *address);
+int pc_cuda_free(int device, uint64_t address, struct pc_error *error);
+/* Pinned host memory, zeroed, with its address on the device. */
+int pc_cuda_host_alloc(int device, size_t nbytes, struct pc_error *error, void **host,
+                       uint64_t *address);
+int pc_cuda_host_free(int device, void *host, struct pc_error *error);
+/* The same of memory that is there: whole pages, which stay until they are unregistered. */
+int pc_cuda_host_register(int device, void *host, size_t nbytes, struct pc_error *error,
+                          uint64_t *address);
+int pc_cuda_host_unregister(int device, void *host, struct pc_error *error);
+/* In the stream's order; host memory only if it is pinned. */
+int pc_cuda_copy(int device, uint64_t to, uint64_t from, size_t nbytes, uintptr_t stream,
+                 struct pc_error *error);
+int pc_cuda_fill(int device, uint64_t to, unsigned char byte, size_t nbytes, uintptr_t stream,
+                 struct pc_error *error);
+
+/* The handle is that of the whole allocation (pc_cuda_pointer says where that begins), and so is
+ * the address. A process never opens its own, and an allocation only once; who has it open closes
+ * it before its owner frees it. */
+int pc_cuda_ipc_get(int device, uint64_t address, struct pc_error *error, void *handle);
+int pc_cuda_ipc_open(int device, const void *handle, struct pc_error *error, uint64_t *address);
+int pc_cuda_ipc_close(int device, uint64_t address, struct pc_error *error);
+
+int pc_cuda_priorities(int device, struct pc_error *error, int *least, int *greatest);
+/* It does not wait for the default stream. */
+int pc_cuda_stream(int device, int priority, struct pc_error *error, uintptr_t *stream);
+int pc_cuda_stream_free(int device, uintptr_t stream, struct pc_error *error);
+int pc_cuda_stream_query(int device, uintptr_t stream, struct pc_error *error);
+int pc_cuda_stream_wait(int device, uintptr_t stream, struct pc_error *error); /* the host waits */
+int pc_cuda_stream_after(int device, uintptr_t stream, uintptr_t event, struct pc_error *error);
+/* enum pc_cuda_capture, or a code; id: of the capture, no other ever has the same. */
+int pc_cuda_capturing(int device, uintptr_t stream, struct pc_error *error, uint64_t *id);
+/* The graph that this stream is being captured into keeps one of `*users`, which is counted up now
+ * and down when the graph and what was made of it are gone. */
+int pc_cuda_capture_pin(int device, uintptr_t stream, uint32_t *users, struct pc_error *error);
+
+int pc_cuda_event(int device, uint32_t timing, struct pc_error *error, uintptr_t *event);
+int pc_cuda_event_free(int device, uintptr_t event, struct pc_error *error);
+int pc_cuda_event_record(int device, uintptr_t event, uintptr_t stream, struct pc_error *error);
+int pc_cuda_event_query(int device, uintptr_t event, struct pc_error *error);
+int pc_cuda_event_wait(int device, uintptr_t event, struct pc_error *error); /* the host waits */
+int pc_cuda_event_seconds(int device, uintptr_t start, uintptr_t end, struct pc_error *error,
+                          double *seconds);
+
+/* A cubin, fatbin, or PTX that ends with a zero. */
+int pc_cuda_module(int device, const void *image, struct pc_error *error, uintptr_t *module);
+int pc_cuda_module_free(int device, uintptr_t module, struct pc_error *error);
+/* It is loaded now, and not at the first launch, which would wait for kernels that run. */
+int pc_cuda_function(int device, uintptr_t module, const char *name, struct pc_error *error,
+                     uintptr_t *function);
+int pc_cuda_function_read(int device, uintptr_t function, struct pc_error *error,
+                          struct pc_cuda_function *out);
+int pc_cuda_function_dynamic(int device, uintptr_t function, uint32_t nbytes,
+                             struct pc_error *error);
+/* Blocks of so many threads and bytes of dynamic shared memory that fit a multiprocessor. */
+int pc_cuda_occupancy(int device, uintptr_t function, uint32_t threads, size_t dynamic,
+                      struct pc_error *error, int *blocks);
+/* The most dynamic shared memory with which so many blocks still fit. */
+int pc_cuda_room(int device, uintptr_t function, uint32_t blocks, uint32_t threads,
+                 struct pc_error *error, size_t *dynamic);
+/* arguments: the address of each, read before this returns. */
+int pc_cuda_launch(int device, const struct pc_cuda_grid *grid, void **arguments,
+                   struct pc_error *error);
+
+/* The GPU's plane of a communicator: calls whose arrays lie in GPU memory. The communicator is one
+ * of its own, with no calls on the CPU: its edges' counts are the kernels'. Ranks of one host reach
+ * each other's GPU memory where they can; else messages pass through the communicator's own memory
+ * on the host, and those to remote peers through a thread that hands them to its transport.
+ * `locals`: the ranks of this host, this one included, in ascending order and alike on all of them.
+ * A failure's text is in pc_comm_error. But for abort, one thread at a time. */
+struct pc_plane;
+struct pc_plane_plan;
+
+struct pc_plane_options {
+    int32_t device;
+    uint32_t nlocals;
+    const uint32_t *locals;
+    uint64_t heap_bytes; /* for pc_plane_alloc, taken at once; equal on all locals; 0: none */
+};
+
+struct pc_plane_plan_options {
+    uintptr_t function; /* the kernel, of the plan's dtype and op */
+    uint32_t threads;   /* of a block */
+    uint32_t lanes;     /* 0: by the size of the message */
+    int32_t packets;    /* 0: never; 1, -1: wherever all ranks may */
+    uint32_t reserved;
+};
+
+struct pc_plane_shape { /* what a plan became */
+    uint32_t blocks;
+    uint32_t lanes;
+    uint32_t packets; /* 1: messages travel with their flags */
+    uint32_t direct;  /* 1: arrays of pc_plane_alloc are read and written where they lie */
+    uint32_t threads; /* of a block */
+    uint32_t reserved;
+};
+
+struct pc_plane_state {
+    uint64_t launched; /* by pc_plane_launch and prepare, captured ones excluded */
+    uint64_t captured;
+    uint64_t carried; /* messages and credits that the thread has handed to the transport */
+    uint32_t pinned;  /* plans that a graph may still launch */
+    uint32_t direct;  /* peers whose GPU memory this rank reaches, with the next two */
+    uint32_t staged;  /* mapped, but only through memory of the host */
+    uint32_t remote;
+};
+
+/* Opening, for all ranks at once: open, exchange addresses, connect to each that gave one; agree on
+ * which pairs reach each other both ways; seal. */
+int pc_plane_open(struct pc_comm *comm, const struct pc_plane_options *options,
+                  struct pc_plane **out);
+int pc_plane_address(struct pc_plane *plane, void *blob, size_t capacity); /* its length */
+/* OK: this rank reaches the peer's GPU memory. UNMAPPABLE: not, the text says why. INVALID: the
+ * peer's blob is no address. */
+int pc_plane_connect(struct pc_plane *plane, uint32_t peer, const void *blob, size_t nbytes);
+/* reached[peer]: both ends of that pair do. `whole`: so do both of every pair of all ranks, as all
+ * agree, and only then do plans get lanes, packets and direct forms. */
+int pc_plane_seal(struct pc_plane *plane, const uint8_t *reached, uint32_t whole);
+/* Closing: all ranks detach, which waits for at most `seconds` for what was launched, then ends it
+ * by force; when all have, each closes. Memory of a peer is not freed before nobody has it open. */
+void pc_plane_detach(struct pc_plane *plane, double seconds);
+void pc_plane_close(struct pc_plane *plane); /* before pc_comm_close */
+
+/* Memory that all ranks that reach this one's can touch; 0 when the heap is full. */
+uint64_t pc_plane_alloc(struct pc_plane *plane, size_t nbytes);
+int pc_plane_free(struct pc_plane *plane, uint64_t address);
+
+/* The plan is the plane's from then on, also if this fails. free: while a launch or a graph uses it
+ * it lives on. */
+int pc_plane_plan(struct pc_plane *plane, struct pc_plan *plan,
+                  const struct pc_plane_plan_options *options, struct pc_plane_plan **out);
+void pc_plane_plan_free(struct pc_plane_plan *plan);
+void pc_plane_plan_shape(const struct pc_plane_plan *plan, struct pc_plane_shape *out);
+
+/* Enqueues a call on `stream`, after all calls of this plane so far; waits for nothing. `timeout`
+ * is its deadline in seconds, from when it runs. Where the stream is being captured, the graph
+ * keeps the plan. */
+int pc_plane_launch(struct pc_plane *plane, struct pc_plane_plan *plan, uint64_t in, uint64_t out,
+                    uintptr_t stream, double timeout);
+/* The same, but the caller launches: writes the kernel's argument and returns its length. */
+int pc_plane_prepare(struct pc_plane *plane, struct pc_plane_plan *plan, uint64_t in, uint64_t out,
+                     double timeout, void *argument, size_t capacity);
+/* OK, or the code of a call that failed, or of what broke the communicator; asks no driver. */
+int pc_plane_check(struct pc_plane *plane);
+/* Until all that was launched is finished: OK, AGAIN when `seconds` pass, or as check. */
+int pc_plane_wait(struct pc_plane *plane, double seconds);
+/* Where the call stood that failed on the device: 1, or 0 when none has. */
+int pc_plane_stuck(struct pc_plane *plane, struct pc_stuck *out);
+void pc_plane_state(struct pc_plane *plane, struct pc_plane_state *out);
 
 /* For tests of the kernels. */
 int pc_fold_test(uint32_t dtype, uint32_t op, void **dst, uint32_t ndst, const void **src,

@@ -7,7 +7,7 @@
  * doorbell; whoever raises a marked count moves the doorbell. */
 #include <sched.h>
 #include <time.h>
-#include "interpreter.h"
+#include "interpreter_cpu.h"
 
 #define PC_YIELD_PAUSE_NS UINT64_C(4000000)
 #define PC_LONGEST_PAUSE_NS UINT64_C(1000000000)

@@ -25,13 +25,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parents[1]
 KINDS = ("pure", "native", "mpi", "net", "rdma")
-NATIVE_DIRECTORIES = {"conformance", "examples", "faults", "native", "runtime"}
+NATIVE_DIRECTORIES = {"conformance", "cuda", "examples", "fakecuda", "faults", "native", "runtime"}
 MPI_DIRECTORIES = {"mpi"}
 NET_DIRECTORIES = {"net"}
 RDMA_DIRECTORIES = {"rdma"}
 
 # Under importlib mode no path leads to what tests share: collective_checks.py, hosts.py, guest.py.
-sys.path += [str(ROOT / "tests" / folder) for folder in (".", "net", "rdma", "fakeverbs")]
+sys.path += [
+    str(ROOT / "tests" / folder) for folder in (".", "net", "rdma", "fakeverbs", "fakecuda")
+]
 
 # No deadline: a slow machine is not a failure. The same examples every time: a red run repeats.
 settings.register_profile("pycoll", deadline=None, derandomize=True, print_blob=True)
@@ -162,24 +164,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             import fabric
 
             reason = fabric.lack()
+        if not reason and item.get_closest_marker("fake_cuda"):
+            import fakecuda
+
+            reason = fakecuda.lack()
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Run a test in a process of its own where its marker says so; see stand_in.py."""
-    devices = item.get_closest_marker("stand_in")
-    if not (devices or item.get_closest_marker("own_process")) or item.get_closest_marker("skip"):
+    """Run a test in a process of its own where its marker says so; see stand_in.py, fake_gpu.py."""
+    wanted = [name for name in ("stand_in", "fake_cuda") if item.get_closest_marker(name)]
+    if not (wanted or item.get_closest_marker("own_process")) or item.get_closest_marker("skip"):
         return None
     import child
+    import fake_gpu
     import stand_in
 
-    if devices:
-        stand_in.library()  # built by the parent, for all of its children
+    libraries = {"stand_in": stand_in, "fake_cuda": fake_gpu}
+    for name in wanted:
+        libraries[name].library()  # built by the parent, for all of its children
+
+    def prepare(item: pytest.Item, folder: Path) -> None:
+        for name in wanted:
+            libraries[name].prepare(item, folder)
+
     # What earlier tests set up for their module ends here, in this process, not in the child.
     item.session._setupstate.teardown_exact(item)
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in child.run(item, stand_in.prepare if devices else None):
+    for report in child.run(item, prepare):
         item.ihook.pytest_runtest_logreport(report=report)
     item.session._setupstate.teardown_exact(nextitem)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)

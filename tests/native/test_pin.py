@@ -14,7 +14,9 @@ import pytest
 
 NATIVE = Path(__file__).parents[2] / "native"
 HERE = Path(__file__).parent
-SOURCES = [NATIVE / f"{name}.c" for name in ("pin", "unmap", "memory", "error")]
+SOURCES = [
+    NATIVE / f"{name}.c" for name in ("pin", "unmap", "memory", "cuda", "cuda_memory", "error")
+]
 KINDS = {
     "plain": (),
     "asan": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),

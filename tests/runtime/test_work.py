@@ -117,3 +117,14 @@ def test_in_a_forked_child_nothing_waits() -> None:
                 comm.allreduce(np.ones(5))
 
     pycoll.spawn(rank, 2, timeout=30)
+
+
+def test_synchronize_waits_on_the_host() -> None:
+    def rank() -> None:
+        with pycoll.init() as comm:
+            x = np.ones(5)
+            work = comm.allreduce(x, async_op=True)
+            assert work.synchronize() is x
+            assert x.tolist() == [2.0] * 5
+
+    pycoll.spawn(rank, 2, timeout=60)

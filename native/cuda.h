@@ -1,0 +1,159 @@
+/* NVIDIA's driver, loaded when it is first wanted: a machine without it runs everything else.
+ *
+ * There is no header of CUDA where pycoll is built: the few types and constants of its ABI are
+ * written out here, and tests/fakecuda compares them with cuda.h where there is one. A device
+ * address is a uint64_t, every handle a pointer. Kernels, streams and the like are for the rest of
+ * the engine what they are for Python: the functions pc_cuda_* of pycoll.h. */
+#ifndef PC_CUDA_H
+#define PC_CUDA_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "pycoll.h"
+
+enum { /* CUresult, those that are told apart */
+       CUDA_INVALID_VALUE = 1,
+       CUDA_OUT_OF_MEMORY = 2,
+       CUDA_INVALID_DEVICE = 101,
+       CUDA_INVALID_IMAGE = 200,
+       CUDA_INVALID_HANDLE = 400,
+       CUDA_NOT_FOUND = 500,
+       CUDA_NOT_READY = 600,
+       CUDA_PEER_ACCESS_ALREADY_ENABLED = 704,
+};
+
+struct pc_cuda_ipc { /* CUipcMemHandle, passed by value */
+    char bytes[PC_CUDA_HANDLE];
+};
+
+enum { /* CUlaunchAttributeID */
+       CUDA_LAUNCH_COOPERATIVE = 2,
+       CUDA_LAUNCH_PRIORITY = 8,
+       CUDA_LAUNCH_SYNC_DOMAIN = 10,
+};
+enum { CUDA_SYNC_DOMAIN_REMOTE = 1 };
+
+struct pc_cuda_launch_attribute { /* CUlaunchAttribute */
+    int id;
+    char padding[4];
+    union {
+        char bytes[64];
+        int cooperative;
+        int priority;
+        int sync_domain;
+    } value;
+};
+
+struct pc_cuda_launch_config { /* CUlaunchConfig */
+    unsigned blocks[3];
+    unsigned threads[3];
+    unsigned shared;
+    void *stream;
+    struct pc_cuda_launch_attribute *attributes;
+    unsigned nattributes;
+};
+
+/* Member, symbol, arguments. What the engine cannot do without: CUDA 11.3, driver 465. The numbers
+ * at the end of symbols are those that the headers of CUDA 11 and 12 choose. */
+#define PC_CUDA_BASE(X) \
+    X(Init, "cuInit", (unsigned)) \
+    X(DeviceGet, "cuDeviceGet", (int *, int)) \
+    X(DeviceGetCount, "cuDeviceGetCount", (int *)) \
+    X(DeviceGetAttribute, "cuDeviceGetAttribute", (int *, int, int)) \
+    X(PointerGetAttributes, "cuPointerGetAttributes", (unsigned, int *, void **, uint64_t)) \
+    X(PointerSetAttribute, "cuPointerSetAttribute", (const void *, int, uint64_t)) \
+    X(DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (void **, int)) \
+    X(DevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (int)) \
+    X(CtxPushCurrent, "cuCtxPushCurrent_v2", (void *)) \
+    X(CtxPopCurrent, "cuCtxPopCurrent_v2", (void **)) \
+    X(GetErrorString, "cuGetErrorString", (int, const char **)) \
+    X(FlushGPUDirectRDMAWrites, "cuFlushGPUDirectRDMAWrites", (int, int))
+
+/* What kernels want: CUDA 11.8, driver 520, for cuLaunchKernelEx; all else is older. */
+#define PC_CUDA_KERNELS(X) \
+    X(GetErrorName, "cuGetErrorName", (int, const char **)) \
+    X(DriverGetVersion, "cuDriverGetVersion", (int *)) \
+    X(DeviceGetName, "cuDeviceGetName", (char *, int, int)) \
+    X(DeviceGetUuid, "cuDeviceGetUuid_v2", (void *, int)) \
+    X(DeviceGetPCIBusId, "cuDeviceGetPCIBusId", (char *, int, int)) \
+    X(DeviceTotalMem, "cuDeviceTotalMem_v2", (size_t *, int)) \
+    X(DeviceCanAccessPeer, "cuDeviceCanAccessPeer", (int *, int, int)) \
+    X(CtxEnablePeerAccess, "cuCtxEnablePeerAccess", (void *, unsigned)) \
+    X(CtxGetStreamPriorityRange, "cuCtxGetStreamPriorityRange", (int *, int *)) \
+    X(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (int *)) \
+    X(MemAlloc, "cuMemAlloc_v2", (uint64_t *, size_t)) \
+    X(MemFree, "cuMemFree_v2", (uint64_t)) \
+    X(MemHostAlloc, "cuMemHostAlloc", (void **, size_t, unsigned)) \
+    X(MemFreeHost, "cuMemFreeHost", (void *)) \
+    X(MemHostRegister, "cuMemHostRegister_v2", (void *, size_t, unsigned)) \
+    X(MemHostUnregister, "cuMemHostUnregister", (void *)) \
+    X(MemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", (uint64_t *, void *, unsigned)) \
+    X(MemcpyAsync, "cuMemcpyAsync", (uint64_t, uint64_t, size_t, void *)) \
+    X(MemsetD8Async, "cuMemsetD8Async", (uint64_t, unsigned char, size_t, void *)) \
+    X(IpcGetMemHandle, "cuIpcGetMemHandle", (struct pc_cuda_ipc *, uint64_t)) \
+    X(IpcOpenMemHandle, "cuIpcOpenMemHandle_v2", (uint64_t *, struct pc_cuda_ipc, unsigned)) \
+    X(IpcCloseMemHandle, "cuIpcCloseMemHandle", (uint64_t)) \
+    X(StreamCreateWithPriority, "cuStreamCreateWithPriority", (void **, unsigned, int)) \
+    X(StreamDestroy, "cuStreamDestroy_v2", (void *)) \
+    X(StreamQuery, "cuStreamQuery", (void *)) \
+    X(StreamSynchronize, "cuStreamSynchronize", (void *)) \
+    X(StreamWaitEvent, "cuStreamWaitEvent", (void *, void *, unsigned)) \
+    X(EventCreate, "cuEventCreate", (void **, unsigned)) \
+    X(EventDestroy, "cuEventDestroy_v2", (void *)) \
+    X(EventRecord, "cuEventRecord", (void *, void *)) \
+    X(EventQuery, "cuEventQuery", (void *)) \
+    X(EventSynchronize, "cuEventSynchronize", (void *)) \
+    X(EventElapsedTime, "cuEventElapsedTime", (float *, void *, void *)) \
+    X(StreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2", \
+      (void *, int *, uint64_t *, void **, void *, size_t *)) \
+    X(UserObjectCreate, "cuUserObjectCreate", \
+      (void **, void *, void (*)(void *), unsigned, unsigned)) \
+    X(UserObjectRelease, "cuUserObjectRelease", (void *, unsigned)) \
+    X(GraphRetainUserObject, "cuGraphRetainUserObject", (void *, void *, unsigned, unsigned)) \
+    X(ModuleLoadData, "cuModuleLoadData", (void **, const void *)) \
+    X(ModuleUnload, "cuModuleUnload", (void *)) \
+    X(ModuleGetFunction, "cuModuleGetFunction", (void **, void *, const char *)) \
+    X(FuncGetAttribute, "cuFuncGetAttribute", (int *, int, void *)) \
+    X(FuncSetAttribute, "cuFuncSetAttribute", (void *, int, int)) \
+    X(OccupancyMaxActiveBlocksPerMultiprocessor, "cuOccupancyMaxActiveBlocksPerMultiprocessor", \
+      (int *, void *, int, size_t)) \
+    X(OccupancyAvailableDynamicSMemPerBlock, "cuOccupancyAvailableDynamicSMemPerBlock", \
+      (size_t *, void *, int, int)) \
+    X(LaunchKernelEx, "cuLaunchKernelEx", \
+      (const struct pc_cuda_launch_config *, void *, void **, void **))
+
+/* NULL before CUDA 11.7, driver 515. */
+#define PC_CUDA_NEWER(X) \
+    X(MemGetHandleForAddressRange, "cuMemGetHandleForAddressRange", \
+      (void *, uint64_t, size_t, int, unsigned long long))
+
+struct pc_cuda {
+#define PC_MEMBER(name, symbol, arguments) int(*name) arguments;
+    PC_CUDA_BASE(PC_MEMBER)
+    PC_CUDA_KERNELS(PC_MEMBER)
+    PC_CUDA_NEWER(PC_MEMBER)
+#undef PC_MEMBER
+    int devices;
+};
+
+extern struct pc_cuda pc__cuda; /* filled by pc__cuda_library */
+
+/* Loads the library once. "", or why there is no GPU's memory here and what mends it; valid for
+ * ever. The members of PC_CUDA_KERNELS are there if pc_cuda_missing() says nothing either. */
+const char *pc__cuda_library(void);
+
+/* Makes the device's primary context current, until pc__cuda_leave. UNMAPPABLE without a driver
+ * that has kernels, INVALID without that device. */
+int pc__cuda_enter(int device, struct pc_error *error);
+/* The same where the members of PC_CUDA_BASE suffice. */
+int pc__cuda_enter_base(int device, struct pc_error *error);
+/* What was current is so again. result: of the call between; OK, or its code, with the text of what
+ * was called, CUDA's name for the error, and CUDA's text. */
+int pc__cuda_leave(int result, struct pc_error *error, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* The last part of that, for a call that needs no context. */
+int pc__cuda_fail(int result, struct pc_error *error, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* A device's attribute by CUDA's number; 0 where the driver does not know it. */
+int pc__cuda_attribute(int device, int which);
+#endif

@@ -1,0 +1,211 @@
+/* What the CUDA target gives the interpreter: threads of a block, memory that other GPUs, the host
+ * and NICs see, time. For sm_70 and later, compiled by NVRTC or nvcc.
+ *
+ * Counts are released and acquired at system scope by one thread; the barrier hands that on to the
+ * block, as causality order is transitive. Data is relaxed at system scope, so that no load is
+ * served by a line of L1 that an earlier message left there. */
+#ifndef PC_TARGET_CUDA_H
+#define PC_TARGET_CUDA_H
+#include <stdint.h>
+
+#define PC_DEVICE static __device__ __forceinline__ /* of functions, and of static members */
+#define PC_MEMBER __device__ __forceinline__        /* of members of an object */
+
+/* Threads that load together. A block is a multiple of it. */
+#define PC_WARP 32u
+
+/* For Blackwell the compiler takes more registers where elements are bytes. */
+#if __CUDA_ARCH__ >= 1000
+#define PC_TARGET_DEEP_BYTES 1
+#endif
+
+struct alignas(16) pc_vector {
+    uint64_t x, y;
+};
+
+/* In the block. Volatile: what is computed from them would otherwise be kept in registers from the
+ * beginning of the kernel to its end. */
+PC_DEVICE uint32_t pc__thread(void)
+{
+    uint32_t x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
+
+PC_DEVICE uint32_t pc__threads(void)
+{
+    uint32_t x;
+    asm volatile("mov.u32 %0, %%ntid.x;" : "=r"(x));
+    return x;
+}
+
+/* For all threads of the block; true for all of them if any passed `dead`. */
+template <class Block> PC_DEVICE bool pc__barrier(Block *, bool dead)
+{
+    return __syncthreads_or(dead);
+}
+
+/* For the threads of the first warp. */
+template <class Block> PC_DEVICE void pc__warp_barrier(Block *)
+{
+    __syncwarp();
+}
+
+PC_DEVICE uint64_t pc__load_acquire(const uint64_t *from)
+{
+    uint64_t x;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
+    return x;
+}
+
+PC_DEVICE void pc__store_release(uint64_t *to, uint64_t x)
+{
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
+}
+
+PC_DEVICE uint32_t pc__load_relaxed32(const uint32_t *from)
+{
+    uint32_t x;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+    return x;
+}
+
+PC_DEVICE uint64_t pc__load_relaxed64(const uint64_t *from)
+{
+    uint64_t x;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
+    return x;
+}
+
+/* 0 becomes x; true for the one that did it. */
+PC_DEVICE bool pc__claim(uint32_t *at, uint32_t x)
+{
+    uint32_t old;
+    asm volatile("atom.relaxed.sys.global.cas.b32 %0, [%1], 0, %2;"
+                 : "=r"(old)
+                 : "l"(at), "r"(x)
+                 : "memory");
+    return old == 0;
+}
+
+/* 16 bytes of data, aligned so. */
+PC_DEVICE pc_vector pc__load16(const pc_vector *from)
+{
+    pc_vector x;
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(x.x), "=l"(x.y)
+                 : "l"(from)
+                 : "memory");
+    return x;
+}
+
+PC_DEVICE void pc__store16(pc_vector *to, pc_vector x)
+{
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(x.x), "l"(x.y)
+                 : "memory");
+}
+
+/* 8 bytes that are seen whole or not at all. */
+PC_DEVICE uint64_t pc__load_packet(const uint64_t *from)
+{
+    return pc__load_relaxed64(from);
+}
+
+PC_DEVICE void pc__store_packet(uint64_t *to, uint64_t x)
+{
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
+}
+
+PC_DEVICE uint64_t pc__clock_ns(void)
+{
+    uint64_t x;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(x));
+    return x;
+}
+
+/* Between two looks: long enough to leave the memory to others, short beside its latency. */
+PC_DEVICE void pc__relax(void)
+{
+    asm volatile("nanosleep.u32 20;");
+}
+
+/* 16-bit floats, to nearest even; both of a word at once where the GPU can. One rounding of a sum
+ * gives what two give, first to float32: that has more than twice as many digits, and no sum of two
+ * falls below the least denormal. The same holds for products of float16, which float32 holds. */
+#define PC_TARGET_HALVES
+
+PC_DEVICE uint32_t pc__pack_float16(float low, float high)
+{
+    uint32_t word;
+#if __CUDA_ARCH__ >= 800
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+#else
+    asm("{.reg .b16 l, h;\n\t"
+        "cvt.rn.f16.f32 l, %1;\n\tcvt.rn.f16.f32 h, %2;\n\tmov.b32 %0, {l, h};}"
+        : "=r"(word)
+        : "f"(low), "f"(high));
+#endif
+    return word;
+}
+
+PC_DEVICE float pc__low_float16(uint32_t word)
+{
+    float x;
+    asm("{.reg .b16 l, h;\n\tmov.b32 {l, h}, %1;\n\tcvt.f32.f16 %0, l;}" : "=f"(x) : "r"(word));
+    return x;
+}
+
+PC_DEVICE float pc__high_float16(uint32_t word)
+{
+    float x;
+    asm("{.reg .b16 l, h;\n\tmov.b32 {l, h}, %1;\n\tcvt.f32.f16 %0, h;}" : "=f"(x) : "r"(word));
+    return x;
+}
+
+#if __CUDA_ARCH__ >= 800
+PC_DEVICE uint32_t pc__pack_bfloat16(float low, float high)
+{
+    uint32_t word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+#else
+/* A NaN must not be rounded: the carry could make an infinity of it, or a zero. */
+PC_DEVICE uint32_t pc__round_bfloat16(float value)
+{
+    uint32_t x = __float_as_uint(value);
+    return (x & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : x + 0x7fffu + (x >> 16 & 1);
+}
+
+PC_DEVICE uint32_t pc__pack_bfloat16(float low, float high)
+{
+    return pc__round_bfloat16(low) >> 16 | (pc__round_bfloat16(high) & 0xffff0000u);
+}
+#endif
+
+PC_DEVICE uint32_t pc__add_float16(uint32_t a, uint32_t b)
+{
+    uint32_t word;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+    return word;
+}
+
+PC_DEVICE uint32_t pc__mul_float16(uint32_t a, uint32_t b)
+{
+    uint32_t word;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+    return word;
+}
+
+PC_DEVICE uint32_t pc__add_bfloat16(uint32_t a, uint32_t b)
+{
+#if __CUDA_ARCH__ >= 900
+    uint32_t word;
+    asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+    return word;
+#else
+    return pc__pack_bfloat16(__uint_as_float(a << 16) + __uint_as_float(b << 16),
+                             __uint_as_float(a & 0xffff0000u) + __uint_as_float(b & 0xffff0000u));
+#endif
+}
+#endif

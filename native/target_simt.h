@@ -1,0 +1,171 @@
+/* What the SIMT target gives the interpreter: a GPU's threads and barriers played by threads of the
+ * host, in C++. For tests: ThreadSanitizer then sees what a block does side by side.
+ *
+ * Data is accessed as it is, so that a race is a race; counts and packets are atomic. */
+#ifndef PC_TARGET_SIMT_H
+#define PC_TARGET_SIMT_H
+#include <condition_variable>
+#include <mutex>
+#include <sched.h>
+#include <stdint.h>
+#include <time.h>
+
+#define PC_DEVICE static inline __attribute__((always_inline)) /* of functions, static members */
+#define PC_MEMBER inline __attribute__((always_inline))        /* of members of an object */
+
+/* Threads that load together. A block is a multiple of it, or less. */
+#define PC_WARP 2u
+
+struct alignas(16) pc_vector {
+    uint64_t x, y;
+} __attribute__((may_alias));
+
+/* Lets nobody go on before all have come. */
+class pc_simt_barrier
+{
+  public:
+    explicit pc_simt_barrier(uint32_t threads = 1) : threads(threads)
+    {
+    }
+
+    /* True for all if any passed `dead`. */
+    bool meet(bool dead)
+    {
+        std::unique_lock<std::mutex> hold(lock);
+        dying |= dead;
+        if (++come == threads) {
+            died = dying;
+            dying = false;
+            come = 0;
+            turn++;
+            moved.notify_all();
+        } else {
+            const uint64_t mine = turn;
+            moved.wait(hold, [&] { return turn != mine; });
+        }
+        return died;
+    }
+
+  private:
+    std::mutex lock;
+    std::condition_variable moved;
+    const uint32_t threads;
+    uint32_t come = 0;
+    uint64_t turn = 0;
+    bool dying = false, died = false;
+};
+
+/* A block while it runs; who runs it starts its threads, each of which says which one it is. */
+struct pc_simt_block {
+    explicit pc_simt_block(uint32_t threads)
+        : threads(threads), all(threads), warp(threads < PC_WARP ? threads : PC_WARP)
+    {
+    }
+
+    const uint32_t threads;
+    pc_simt_barrier all, warp; /* the block's threads; those of its first warp */
+};
+
+struct pc_simt_thread {
+    pc_simt_block *block;
+    uint32_t index;
+    uint32_t spins;
+};
+
+inline thread_local pc_simt_thread pc_simt_self;
+
+static inline void pc_simt_enter(pc_simt_block *block, uint32_t index)
+{
+    pc_simt_self = pc_simt_thread{block, index, 0};
+}
+
+PC_DEVICE uint32_t pc__thread(void)
+{
+    return pc_simt_self.index;
+}
+
+PC_DEVICE uint32_t pc__threads(void)
+{
+    return pc_simt_self.block->threads;
+}
+
+/* For all threads of the block; true for all of them if any passed `dead`. */
+template <class Block> PC_DEVICE bool pc__barrier(Block *, bool dead)
+{
+    return pc_simt_self.block->all.meet(dead);
+}
+
+/* For the threads of the first warp. */
+template <class Block> PC_DEVICE void pc__warp_barrier(Block *)
+{
+    pc_simt_self.block->warp.meet(false);
+}
+
+PC_DEVICE uint64_t pc__load_acquire(const uint64_t *from)
+{
+    return __atomic_load_n(from, __ATOMIC_ACQUIRE);
+}
+
+PC_DEVICE void pc__store_release(uint64_t *to, uint64_t x)
+{
+    __atomic_store_n(to, x, __ATOMIC_RELEASE);
+}
+
+PC_DEVICE uint32_t pc__load_relaxed32(const uint32_t *from)
+{
+    return __atomic_load_n(from, __ATOMIC_RELAXED);
+}
+
+PC_DEVICE uint64_t pc__load_relaxed64(const uint64_t *from)
+{
+    return __atomic_load_n(from, __ATOMIC_RELAXED);
+}
+
+/* 0 becomes x; true for the one that did it. */
+PC_DEVICE bool pc__claim(uint32_t *at, uint32_t x)
+{
+    uint32_t old = 0;
+    return __atomic_compare_exchange_n(at, &old, x, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
+/* 16 bytes of data, aligned so. */
+PC_DEVICE pc_vector pc__load16(const pc_vector *from)
+{
+    return *from;
+}
+
+PC_DEVICE void pc__store16(pc_vector *to, pc_vector x)
+{
+    *to = x;
+}
+
+/* 8 bytes that are seen whole or not at all. */
+PC_DEVICE uint64_t pc__load_packet(const uint64_t *from)
+{
+    return __atomic_load_n(from, __ATOMIC_RELAXED);
+}
+
+PC_DEVICE void pc__store_packet(uint64_t *to, uint64_t x)
+{
+    __atomic_store_n(to, x, __ATOMIC_RELAXED);
+}
+
+PC_DEVICE uint64_t pc__clock_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* How often any thread has waited in vain, roughly: by it tests know that a kernel spins. */
+inline uint64_t pc_simt_spins;
+
+/* Threads outnumber cores: the one that is waited for has to run. */
+PC_DEVICE void pc__relax(void)
+{
+    if (++pc_simt_self.spins % 8 != 0)
+        return;
+    __atomic_fetch_add(&pc_simt_spins, 8, __ATOMIC_RELAXED);
+    sched_yield();
+}
+#endif

@@ -1,0 +1,210 @@
+"""Compiles kernels for a GPU by NVRTC, and keeps what it made on disk.
+
+One kernel serves one dtype and one operator; see ``native/kernel.cu``. NVRTC is reached through
+cupy's low-level binding, which needs no GPU: so kernels can be made in advance elsewhere, and
+every test of what they consist of runs on any machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pycoll.dtypes import DType, ReduceOp
+from pycoll.errors import InternalError, UnavailableError
+from pycoll.runtime.cuda import source
+
+#: A sum must not depend on the compiler's mood: nothing is contracted, denormals are kept, and a
+#: quotient is rounded as IEEE 754 says.
+OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true")
+
+#: Compute capability: what has loads that acquire and stores that release.
+OLDEST = (7, 0)
+
+_CURE = "pip install 'pycoll[cuda]' (with CUDA 13: pip install cupy-cuda13x nvidia-cuda-nvrtc)"
+_CHECK = hashlib.sha256().digest_size
+
+# NVRTC has no headers of the system. These types are the same as machine.h's.
+_STDINT = "\n".join(
+    f"typedef {type} {name}_t;"
+    for name, type in (
+        ("int8", "signed char"),
+        ("uint8", "unsigned char"),
+        ("int16", "short"),
+        ("uint16", "unsigned short"),
+        ("int32", "int"),
+        ("uint32", "unsigned int"),
+        ("int64", "long long"),
+        ("uint64", "unsigned long long"),
+        ("uintptr", "unsigned long long"),
+    )
+)
+
+
+def entry(dtype: DType, op: ReduceOp) -> str:
+    """Return the name of the kernel that runs one rank, in the module of ``cubin``."""
+    return f"pc_{dtype.name}_{op.name.lower()}"
+
+
+def fused_entry(dtype: DType, op: ReduceOp) -> str:
+    """Return the name of the kernel that runs several ranks of one GPU in one launch."""
+    return f"pc_fused_{dtype.name}_{op.name.lower()}"
+
+
+def missing() -> str:
+    """Say what is not here that compiling takes, and what mends it; "" if nothing is missing."""
+    try:
+        _nvrtc()
+        source.folder()
+    except UnavailableError as error:
+        return str(error)
+    return ""
+
+
+def version() -> tuple[int, int]:
+    """Return NVRTC's version; UnavailableError says what is missing."""
+    major, minor = _nvrtc().getVersion()
+    return int(major), int(minor)
+
+
+def cubin(dtype: DType, op: ReduceOp, capability: tuple[int, int], cache: Path) -> bytes:
+    """Return the kernels of a dtype and operator as a module that CUDA loads.
+
+    They are compiled if they are not in ``cache``, which takes about a second; where that cannot
+    be written they will be compiled again. UnavailableError says what is missing: cupy, NVRTC, or
+    an NVRTC that knows the GPU.
+
+    Args:
+        dtype: Of the elements.
+        op: How they are combined.
+        capability: The GPU's compute capability, like (9, 0).
+        cache: The folder of ``Config.cache``.
+    """
+    name = _key(dtype, op, capability)
+    file = cache / "kernels" / f"{name}.cubin"
+    kept = _load(file, name)
+    if kept is None:
+        kept = build(dtype, op, capability)
+        _store(file, name, kept)
+    return kept
+
+
+def build(dtype: DType, op: ReduceOp, capability: tuple[int, int], *options: str) -> bytes:
+    """Compile without the cache; ``options`` are further ones of NVRTC's."""
+    major, minor = capability
+    if capability < OLDEST:
+        raise UnavailableError(
+            f"a GPU of compute capability {major}.{minor} is too old, want {OLDEST[0]}.{OLDEST[1]} "
+            "or later: before it a kernel cannot order its stores for other GPUs"
+        )
+    # What is compiled for an earlier GPU of the same major number runs on a later one.
+    for number in range(minor, -1, -1):
+        made = compile_text(
+            _sources()[source.ENTRY],
+            f"--gpu-architecture=sm_{major}{number}",
+            f"-DPC_KERNEL_DTYPE={dtype.code}",
+            f"-DPC_KERNEL_OP={int(op)}",
+            *options,
+        )
+        if made is not None:
+            return made
+    raise UnavailableError(
+        f"NVRTC {'.'.join(map(str, version()))} does not know GPUs of compute capability "
+        f"{major}.{minor}: install another, and the cupy that is made for it: {_CURE}"
+    )
+
+
+def compile_text(text: str, *options: str) -> bytes | None:
+    """Compile a source that may include the kernels' headers; None: NVRTC does not know the GPU."""
+    nvrtc = _nvrtc()
+    headers = {"stdint.h": _STDINT, **_sources()}
+    program = nvrtc.createProgram(
+        text,
+        source.ENTRY,
+        [header.encode() for header in headers.values()],
+        [name.encode() for name in headers],
+    )
+    try:
+        nvrtc.compileProgram(program, [*OPTIONS, *options])
+        return _whole(nvrtc.getCUBIN(program))
+    except nvrtc.NVRTCError as error:
+        log = nvrtc.getProgramLog(program)
+        if "--gpu-architecture" in log:
+            return None
+        raise InternalError(f"NVRTC refused the kernels ({error}):\n{log}") from None
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def _whole(image: bytes) -> bytes:
+    """Return all bytes of an ELF file. cupy keeps the last to itself, as if this were text."""
+    (programs, sections) = struct.unpack_from("<2Q", image, 0x20)
+    sizes = struct.unpack_from("<4H", image, 0x36)
+    end = max(programs + sizes[0] * sizes[1], sections + sizes[2] * sizes[3])
+    if len(image) == end - 1:
+        image += b"\0"  # of a number of 64 bits that is small
+    if len(image) < end:
+        raise InternalError(f"NVRTC gave {len(image)} bytes of a module of {end}")
+    return image
+
+
+def _nvrtc() -> Any:
+    try:
+        from cupy.cuda import nvrtc
+    except ImportError as error:
+        raise UnavailableError(
+            f"arrays of a GPU need cupy, by which their kernels are compiled ({error}): {_CURE}"
+        ) from None
+    try:
+        nvrtc.getVersion()
+    except (ImportError, RuntimeError, OSError) as error:
+        raise UnavailableError(
+            f"arrays of a GPU need NVRTC, which compiles their kernels, and cupy finds none "
+            f"({error}): {_CURE}"
+        ) from None
+    return nvrtc
+
+
+@functools.cache
+def _sources() -> dict[str, str]:
+    return source.closure(source.folder())
+
+
+def _key(dtype: DType, op: ReduceOp, capability: tuple[int, int]) -> str:
+    what = (_sources(), _STDINT, OPTIONS, version(), capability, dtype.name, op.name)
+    digest = hashlib.sha256(repr(what).encode()).hexdigest()[:32]
+    return f"{entry(dtype, op)}-sm_{capability[0]}{capability[1]}-{digest}"
+
+
+def _load(file: Path, name: str) -> bytes | None:
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return None
+    image = content[_CHECK:]
+    return image if content[:_CHECK] == _check(name, image) and image else None
+
+
+def _store(file: Path, name: str, image: bytes) -> None:
+    temporary = None
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # Several processes may compile the same; each writes a file of its own and renames it.
+        handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".part")
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(_check(name, image) + image)
+        os.replace(temporary, file)
+    except OSError:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+def _check(name: str, image: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + image).digest()

@@ -1,0 +1,113 @@
+// Threads for kernels, and kernels for tests of the stand-in itself and of what runs beside others.
+#include "driver.h"
+#include <atomic>
+#include <sched.h>
+#include <thread>
+
+namespace fake
+{
+
+std::map<std::string, Entry> &entries()
+{
+    static auto &all = *new std::map<std::string, Entry>;
+    return all;
+}
+
+// A thread that waits for the next thing to do.
+struct Worker {
+    std::condition_variable wanted;
+    std::function<void()> job;
+};
+static std::mutex &crew_lock = *new std::mutex;
+static std::vector<Worker *> &crew = *new std::vector<Worker *>; // who has nothing to do
+
+static void work(Worker *self)
+{
+    std::unique_lock held(crew_lock);
+    for (;;) {
+        self->wanted.wait(held, [&] { return self->job != nullptr; });
+        auto job = std::move(self->job);
+        self->job = nullptr;
+        held.unlock();
+        job();
+        held.lock();
+        crew.push_back(self);
+    }
+}
+
+void together(uint32_t n, const std::function<void(uint32_t)> &part)
+{
+    std::condition_variable ended;
+    uint32_t left = n;
+    std::unique_lock held(crew_lock);
+    for (uint32_t i = 0; i < n; i++) {
+        if (crew.empty()) {
+            auto fresh = new Worker;
+            crew.push_back(fresh);
+            std::thread(work, fresh).detach();
+        }
+        Worker *worker = crew.back();
+        crew.pop_back();
+        worker->job = [&, i] {
+            part(i);
+            std::lock_guard inner(crew_lock);
+            if (--left == 0)
+                ended.notify_all();
+        };
+        worker->wanted.notify_one();
+    }
+    ended.wait(held, [&] { return left == 0; });
+}
+
+static void each(const Grid &grid, const std::function<void(uint32_t, uint32_t)> &thread)
+{
+    uint32_t threads = grid.blocks[0] * grid.blocks[1] * grid.blocks[2] * grid.threads;
+    together(threads, [&](uint32_t i) { thread(i, threads); });
+}
+
+template <class T> static T value(void *const *arguments, int i)
+{
+    return *(T *)arguments[i];
+}
+
+// fakecuda_busy(float *x, uint64_t count, uint32_t rounds): x = x / 2 + 1, so often.
+static Kernel busy("fakecuda_busy",
+                   {{8, 8, 4}, 32, 0, [](void *const *arguments, const Grid &grid) {
+                        auto x = value<float *>(arguments, 0);
+                        auto count = value<uint64_t>(arguments, 1);
+                        auto rounds = value<uint32_t>(arguments, 2);
+                        each(grid, [=](uint32_t i, uint32_t n) {
+                            for (uint64_t k = i; k < count; k += n)
+                                for (uint32_t r = 0; r < rounds; r++)
+                                    x[k] = x[k] / 2 + 1;
+                        });
+                    }});
+
+// fakecuda_count(uint64_t *at): each thread adds 1.
+static Kernel count("fakecuda_count", {{8}, 16, 0, [](void *const *arguments, const Grid &grid) {
+                                           auto at = value<uint64_t *>(arguments, 0);
+                                           each(grid, [=](uint32_t, uint32_t) {
+                                               __atomic_add_fetch(at, 1, __ATOMIC_RELAXED);
+                                           });
+                                       }});
+
+// fakecuda_await(uint64_t *at, uint64_t least): until the word is so much.
+static Kernel await("fakecuda_await", {{8, 8}, 16, 0, [](void *const *arguments, const Grid &grid) {
+                                           auto at = value<uint64_t *>(arguments, 0);
+                                           auto least = value<uint64_t>(arguments, 1);
+                                           each(grid, [=](uint32_t, uint32_t) {
+                                               while (__atomic_load_n(at, __ATOMIC_ACQUIRE) < least)
+                                                   sched_yield();
+                                           });
+                                       }});
+
+// fakecuda_append(uint64_t *row, uint64_t x): row[0] entries lie behind row[0]; x is one more.
+static Kernel append("fakecuda_append",
+                     {{8, 8}, 16, 0, [](void *const *arguments, const Grid &) {
+                          auto row = value<uint64_t *>(arguments, 0);
+                          uint64_t at = __atomic_add_fetch(row, 1, __ATOMIC_RELAXED);
+                          __atomic_store_n(&row[at], value<uint64_t>(arguments, 1),
+                                           __ATOMIC_RELEASE);
+                      }});
+
+} // namespace fake

@@ -1,0 +1,171 @@
+"""The seam to a GPU's plane: what is refused, and memory of a rank in another process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import fakecuda
+import pytest
+
+from pycoll.errors import InternalError, UnavailableError
+from pycoll.runtime import bindings, bindings_cuda
+from pycoll.runtime import bindings_plane as planes
+
+HEAP = 1 << 16
+SIZE = 3
+
+#: Rank 2 of three: it tells its addresses, hears those of the others, and closes when told to.
+OTHER = """
+import sys
+from pycoll.runtime import bindings, bindings_plane as planes
+def tell(blob): print(blob.hex(), flush=True)
+def hear(): return bytes.fromhex(sys.stdin.readline())
+comm = bindings.comm_open(2, 3, slots=2, slot_bytes=4096, heap_bytes=0, spin=0)
+tell(bindings.comm_address(comm))
+waiting = {0: hear(), 1: hear()}
+while waiting:
+    bindings.comm_poll(comm)
+    waiting = {p: blob for p, blob in waiting.items() if bindings.comm_connect(comm, p, blob)}
+tell(b"connected")
+hear()
+bindings.comm_sealed(comm)
+plane = planes.plane_open(comm, 0, [0, 1, 2], 1 << 16)
+tell(planes.plane_address(plane, comm))
+reasons = [planes.plane_connect(plane, comm, p, hear()) for p in (0, 1)]
+planes.plane_seal(plane, comm, [not reasons[0], not reasons[1], False], True)
+tell(repr((reasons, planes.plane_state(plane))).encode())
+hear()
+planes.plane_detach(plane, 1)
+tell(b"detached")
+hear()
+planes.plane_close(plane)
+bindings.comm_close(comm)
+"""
+
+
+def connected(comms: dict[int, Any], blobs: dict[int, bytes]) -> None:
+    """Connect each of these ranks to all others."""
+    waiting = [(rank, peer) for rank in comms for peer in blobs if peer != rank]
+    while waiting:
+        for comm in comms.values():
+            bindings.comm_poll(comm)
+        waiting = [
+            (rank, peer)
+            for rank, peer in waiting
+            if bindings.comm_connect(comms[rank], peer, blobs[peer]) == bindings.AGAIN
+        ]
+
+
+def engine(rank: int, size: int) -> Any:
+    return bindings.comm_open(rank, size, slots=2, slot_bytes=4096, heap_bytes=0, spin=0)
+
+
+@pytest.fixture
+def alone() -> Iterator[Any]:
+    """A communicator of one rank."""
+    comm = engine(0, 1)
+    bindings.comm_sealed(comm)
+    yield comm
+    bindings.comm_close(comm)
+
+
+@pytest.mark.fake_cuda
+def test_the_heap_of_a_plane(alone: Any) -> None:
+    plane = planes.plane_open(alone, 0, [0], HEAP)
+    planes.plane_seal(plane, alone, [False], True)
+    half, rest = planes.plane_alloc(plane, HEAP // 2), planes.plane_alloc(plane, HEAP // 2)
+    assert half is not None
+    assert rest == half + HEAP // 2
+    assert planes.plane_alloc(plane, 1) is None
+    assert bindings_cuda.pointer(half).kind == bindings_cuda.DEVICE
+    planes.plane_free(plane, half)
+    with pytest.raises(InternalError, match=r"free of empty\(\) memory on a GPU"):
+        planes.plane_free(plane, half)
+    assert planes.plane_alloc(plane, 1) == half
+    assert planes.plane_state(plane) == planes.State(0, 0, 0, 0, 0, 0, 0)
+    assert planes.plane_stuck(plane) is None
+    assert planes.plane_check(plane) == planes.plane_wait(plane, 0) == 0
+    planes.plane_close(plane)
+
+
+@pytest.mark.fake_cuda
+@pytest.mark.parametrize("ranks", [[], [1], [0, 0], [0, 1]])
+def test_local_ranks_that_cannot_be(alone: Any, ranks: list[int]) -> None:
+    with pytest.raises(InternalError, match="local ranks that are not in order"):
+        planes.plane_open(alone, 0, ranks, HEAP)
+
+
+@pytest.mark.fake_cuda
+def test_a_gpu_that_is_not_there(alone: Any) -> None:
+    with pytest.raises(InternalError, match="GPU 7: there are 1"):
+        planes.plane_open(alone, 7, [0], HEAP)
+
+
+@pytest.mark.fake_cuda(memory_mib=8)
+def test_a_gpu_that_is_full(alone: Any) -> None:
+    with pytest.raises(UnavailableError, match=r"GPU 0: cuMemAlloc\(.*OUT_OF_MEMORY"):
+        planes.plane_open(alone, 0, [0], 1 << 30)
+    assert bindings_cuda.pointer(0).kind == bindings_cuda.UNKNOWN  # and the driver still answers
+
+
+@pytest.mark.fake_cuda
+def test_two_ranks_of_a_process_open_a_third_one_once() -> None:
+    env = os.environ | fakecuda.environment()
+    with subprocess.Popen(
+        [sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+    ) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+
+        def tell(blob: bytes = b"") -> None:
+            other.stdin.write(blob.hex().encode() + b"\n")
+            other.stdin.flush()
+
+        def hear() -> bytes:
+            return bytes.fromhex(other.stdout.readline().decode())
+
+        comms = {rank: engine(rank, SIZE) for rank in (0, 1)}
+        blobs = {rank: bindings.comm_address(comm) for rank, comm in comms.items()}
+        blobs[2] = hear()
+        tell(blobs[0])
+        tell(blobs[1])
+        connected(comms, blobs)
+        while (said := hear()) != b"connected":
+            raise AssertionError(said)
+        tell()
+        mine = {}
+        for rank, comm in comms.items():
+            bindings.comm_sealed(comm)
+            mine[rank] = planes.plane_open(comm, 0, [0, 1, 2], HEAP)
+        there = {rank: planes.plane_address(mine[rank], comms[rank]) for rank in mine} | {2: hear()}
+        for rank, plane in mine.items():
+            for peer in range(SIZE):
+                if peer != rank:
+                    assert planes.plane_connect(plane, comms[rank], peer, there[peer]) == ""
+            planes.plane_seal(plane, comms[rank], [peer != rank for peer in range(SIZE)], True)
+            assert planes.plane_state(plane).direct == 2
+        tell(there[0])
+        tell(there[1])
+        assert hear().startswith(
+            b"(['', ''], State(launched=0, captured=0, carried=0, pinned=0, dir"
+        )
+        opened = [call for call in fakecuda.calls() if call.name == "cuIpcOpenMemHandle"]
+        here = [call for call in opened if call.pid == os.getpid()]
+        assert [call.result for call in here] == [0]  # one for two ranks
+        planes.plane_detach(mine[0], 1)
+        assert not [call for call in fakecuda.calls() if call.name == "cuIpcCloseMemHandle"]
+        planes.plane_detach(mine[1], 1)
+        closed = [call for call in fakecuda.calls() if call.name == "cuIpcCloseMemHandle"]
+        assert len(closed) == 1
+        tell()
+        assert hear() == b"detached"
+        tell()
+        for rank, plane in mine.items():
+            planes.plane_close(plane)
+            bindings.comm_close(comms[rank])
+        assert other.wait() == 0
+    assert fakecuda.remarks() == []

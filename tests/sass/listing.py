@@ -1,0 +1,128 @@
+"""What a kernel has become: its machine instructions and what it takes of a multiprocessor."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+#: Registers of each of 256 threads: three such blocks fit into a multiprocessor, and one fits
+#: beside a block of 256 threads that takes 168 of them.
+BUDGET = 80
+
+#: Before this the disassembler knows no GPU.
+FIRST_LISTED = (7, 5)
+
+_INSTALL = "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);", re.M)
+_FUNCTION = re.compile(r"^\s*Function : (\S+)", re.M)
+_USAGE = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+
+
+class Usage(NamedTuple):
+    """What a thread takes, in registers and bytes; what a block takes."""
+
+    registers: int
+    stack: int
+    shared: int
+    local: int
+
+
+@functools.cache
+def tool(name: str) -> str | None:
+    """Return the path of one of NVIDIA's tools: beside this Python, or on PATH."""
+    for folder in sorted(Path(sysconfig.get_path("purelib"), "nvidia").glob("cu*/bin")):
+        if (folder / name).exists():
+            return str(folder / name)
+    return shutil.which(name)
+
+
+def lack() -> str:
+    """Say what is missing to look into kernels; empty if nothing."""
+    missing = [name for name in ("cuobjdump", "nvdisasm") if tool(name) is None]
+    return f"{' and '.join(missing)} not found: {_INSTALL}" if missing else ""
+
+
+def usage(image: bytes) -> dict[str, Usage]:
+    """Return what each kernel of a module takes."""
+    return {
+        name: Usage(*map(int, numbers))
+        for name, *numbers in _USAGE.findall(_dump(image, "-res-usage"))
+    }
+
+
+def instructions(image: bytes) -> dict[str, list[str]]:
+    """Return each kernel's instructions in the order of memory, as `OPCODE operands`."""
+    parts = _FUNCTION.split(_dump(image, "-sass"))
+    return {
+        name: [opcode + operands for opcode, operands in _INSTRUCTION.findall(text)]
+        for name, text in zip(parts[1::2], parts[2::2], strict=True)
+    }
+
+
+def breaches(image: bytes, listed: bool = True, contracts: bool = True) -> Iterator[str]:
+    """Yield every way in which the kernels of a module are not as they are meant to be.
+
+    Args:
+        image: The module.
+        listed: Its instructions are looked at, too.
+        contracts: Products and sums in one instruction are looked for.
+    """
+    for name, taken in usage(image).items():
+        if taken.registers > BUDGET:
+            yield f"{name} takes {taken.registers} registers, want at most {BUDGET}"
+        if taken.stack or taken.local:
+            yield f"{name} has a stack of {taken.stack} bytes, and {taken.local} of local memory"
+    if not listed:
+        return
+    for name, code in instructions(image).items():
+        opcodes = [line.split()[0] for line in code]
+        for kind in ("LDL", "STL"):
+            if any(opcode.startswith(kind) for opcode in opcodes):
+                yield f"{name} accesses local memory ({kind})"
+        for kind in ("LDG", "STG"):
+            if not any(re.fullmatch(rf"{kind}\.E\.128\.STRONG\.SYS", opcode) for opcode in opcodes):
+                yield f"{name} has no {kind} of 16 bytes that other GPUs see"
+        if contracts and any(re.match(r"[FD]FMA", opcode) for opcode in opcodes):
+            yield f"{name} contracts a product and a sum (FMA)"
+        yield from _unordered(name, opcodes)
+
+
+def _unordered(name: str, opcodes: list[str]) -> Iterator[str]:
+    """Look for counts that are raised before what they stand for, or read after it."""
+    release = [k for k, o in enumerate(opcodes) if re.match(r"MEMBAR\.\w+\.SYS", o)]
+    acquire = [k for k, o in enumerate(opcodes) if o.startswith("CCTL.IVALL")]
+    if not release:
+        yield f"{name} releases nothing to other GPUs (MEMBAR.SYS)"
+    if not acquire:
+        yield f"{name} acquires nothing from other GPUs (CCTL.IVALL)"
+    for k in release:
+        if not any(re.match(r"STG?\.E.*STRONG\.SYS", o) for o in opcodes[k : k + 12]):
+            yield f"{name} has a fence at {k} that no store of a count follows"
+    for k in acquire:
+        if not any(re.match(r"LDG?\.E.*STRONG\.SYS", o) for o in opcodes[max(0, k - 12) : k]):
+            yield f"{name} forgets L1 at {k}, but no load of a count comes before that"
+
+
+def _dump(image: bytes, what: str) -> str:
+    program, disassembler = tool("cuobjdump"), tool("nvdisasm")
+    assert program is not None
+    assert disassembler is not None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(image)
+        file.flush()
+        done = subprocess.run(
+            [program, what, file.name],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"PATH": str(Path(disassembler).parent)},
+        )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

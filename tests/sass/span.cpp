@@ -1,0 +1,56 @@
+/* The span of the GPU's kernels, compiled for this machine, to be called from Python. */
+#include "target_simt.h"
+
+#include "span_gpu.h"
+
+namespace
+{
+
+struct call {
+    void **dst;
+    const void **src;
+    uint32_t ndst, nsrc, divisor, packets;
+    uint32_t nbytes;
+    const uint32_t *flag;
+    uint32_t patience; /* tries that find packets missing, before it gives up */
+};
+
+struct waiter {
+    uint32_t left;
+
+    bool operator()(uint32_t)
+    {
+        return left-- == 0;
+    }
+};
+
+/* 1 + the operand that it gave up on, or 0. */
+template <uint32_t dtype, uint32_t op> uint32_t fold(const call &c)
+{
+    typedef pc__folding<dtype, op> F;
+    waiter poll = {c.patience};
+    if (c.packets)
+        return pc__span_packets<F>(c.dst, c.ndst, c.src, c.nsrc, c.nbytes, c.divisor, c.packets,
+                                   c.flag, poll);
+    pc__span_gpu<F>(c.dst, c.ndst, c.src, c.nsrc, c.nbytes, c.divisor);
+    return 0;
+}
+
+typedef uint32_t (*fold_fn)(const call &);
+#define ROW(dtype) {fold<dtype, 0>, fold<dtype, 1>, fold<dtype, 2>, fold<dtype, 3>, fold<dtype, 4>}
+const fold_fn folds[PC_NDTYPES][PC_NREDUCE]
+    = {ROW(0), ROW(1), ROW(2), ROW(3), ROW(4), ROW(5), ROW(6), ROW(7), ROW(8), ROW(9)};
+} // namespace
+
+/* Each thread of a block in turn, as the span never waits for another thread of its own. What they
+ * gave up on, in bits: bit j for operand j. */
+extern "C" int pc_span_test(uint32_t dtype, uint32_t op, uint32_t threads, const call *c)
+{
+    pc_simt_block block(threads);
+    int dead = 0;
+    for (uint32_t t = 0; t < threads; t++) {
+        pc_simt_enter(&block, t);
+        dead |= (1 << folds[dtype][op](*c)) >> 1;
+    }
+    return dead;
+}

@@ -1,0 +1,11 @@
+/* One kernel: of the dtype and the op that the compiler is told. */
+#include "simt.h"
+#include "span_gpu.h"
+#include "kernel.h"
+
+static void run(const struct pc_launch *launch, uint32_t block, struct pc_shared *shared)
+{
+    pc__kernel<pc__folding<PC_KERNEL_DTYPE, PC_KERNEL_OP>>(launch, block, shared);
+}
+
+static simt_entry entry(PC_KERNEL_DTYPE, PC_KERNEL_OP, run);

@@ -1,0 +1,426 @@
+"""The GPU's kernels on threads: the code that a GPU runs, under ThreadSanitizer.
+
+Each rank is a launch of blocks, each block a few threads of the host with a real barrier, and
+"device memory" is the process's. What a GPU adds to that - caches that are not coherent, warps, its
+own compiler - is beyond these tests; that a block's threads, blocks and ranks are ordered is not.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from simulation import SLOT_BYTES, Case, programs, write
+
+from pycoll.algorithms import BUILTIN, get
+from pycoll.dtypes import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    INT8,
+    INT32,
+    INT64,
+    UINT8,
+    UINT32,
+    UINT64,
+    DType,
+    ReduceOp,
+)
+from pycoll.schedule import Algorithm, NotDirect
+
+pytestmark = pytest.mark.native
+
+NATIVE = Path(__file__).parents[2] / "native"
+HERE = Path(__file__).parent
+ENGINE = sorted(p for p in NATIVE.glob("*.c") if not p.name.startswith("fast"))
+TSAN = "-fsanitize=thread"
+RACE = 66  #: exit status of ThreadSanitizer
+
+#: All dtypes, each with one op.
+KERNELS: tuple[tuple[DType, ReduceOp], ...] = (
+    (INT32, ReduceOp.SUM),
+    (FLOAT64, ReduceOp.SUM),
+    (FLOAT32, ReduceOp.AVG),
+    (FLOAT16, ReduceOp.SUM),
+    (BFLOAT16, ReduceOp.AVG),
+    (INT8, ReduceOp.MAX),
+    (UINT8, ReduceOp.SUM),
+    (UINT32, ReduceOp.PROD),
+    (INT64, ReduceOp.MIN),
+    (UINT64, ReduceOp.SUM),
+)
+#: Elements: none, one, of part of a word, a line, a unit of 64 bytes, some tiles.
+COUNTS = (0, 1, 3, 10, 11, 16, 17, 65, 129, 300)
+#: Messages until the flags of packets begin again; PC_PACKET_PERIOD.
+PERIOD = (1 << 32) - 1
+
+Change = tuple[str, str, str]  #: a header, a text that is there once, what stands there instead
+
+
+class Builder:
+    """Compiles drivers; the engine, which no kernel calls, once and without a sanitizer."""
+
+    def __init__(self, folder: Path) -> None:
+        """Compile the engine."""
+        self.folder = folder
+        self.made: dict[str, Path] = {}
+        cc, cxx = shutil.which("cc"), shutil.which("g++")
+        if cc is None or cxx is None:
+            pytest.skip("no compilers: apt-get install gcc g++")
+        self.cc, self.cxx = cc, cxx
+        probe = folder / "probe.cc"
+        probe.write_text("int main() { return 0; }\n")
+        if subprocess.run(
+            [cxx, TSAN, probe, "-o", folder / "probe"], capture_output=True
+        ).returncode:
+            pytest.skip(f"the compiler cannot link {TSAN}")
+        c = [cc, "-std=gnu11", "-O0", "-pthread", "-D_GNU_SOURCE", f"-I{NATIVE}", f"-I{HERE}"]
+        objects = {source: folder / f"{source.stem}.o" for source in [*ENGINE, HERE / "world.c"]}
+        in_turns([*c, "-c", source, "-o", output] for source, output in objects.items())
+        self.engine = list(objects.values())
+
+    def driver(
+        self, name: str, kernels: Sequence[tuple[DType, ReduceOp]], *changes: Change
+    ) -> Path:
+        """Return the driver with these kernels, made of headers with these changes."""
+        if name in self.made:
+            return self.made[name]
+        folder = self.folder / name
+        folder.mkdir()
+        for header, old, new in changes:
+            text = (folder / header if (folder / header).exists() else NATIVE / header).read_text()
+            assert text.count(old) == 1, f"{header}: {old!r}"
+            (folder / header).write_text(text.replace(old, new))
+        cxx = [self.cxx, "-std=c++17", "-O1", "-g", "-pthread", "-fwrapv", "-ffp-contract=off"]
+        cxx += ["-Wall", "-Wextra", TSAN, f"-I{folder}", f"-I{NATIVE}", f"-I{HERE}"]
+        commands = [[*cxx, "-c", HERE / "driver.cc", "-o", folder / "driver.o"]]
+        objects = [folder / "driver.o"]
+        for dtype, op in kernels:
+            objects.append(folder / f"{dtype.name}_{op.name}.o")
+            which = [f"-DPC_KERNEL_DTYPE={dtype.code}", f"-DPC_KERNEL_OP={int(op)}"]
+            commands.append([*cxx, *which, "-c", HERE / "entry.cc", "-o", objects[-1]])
+        in_turns(commands)
+        command = [*cxx, *objects, *self.engine, "-ldl", "-o", folder / "driver"]
+        subprocess.run(command, check=True)
+        self.made[name] = folder / "driver"
+        return self.made[name]
+
+
+def in_turns(commands: Iterable[Sequence[str | Path]]) -> None:
+    """Run commands, two at a time."""
+    running: list[subprocess.Popen[bytes]] = []
+    for command in commands:
+        if len(running) == 2:
+            assert running.pop(0).wait() == 0
+        running.append(subprocess.Popen(command))
+    assert [job.wait() for job in running] == [0] * len(running)
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
+    return Builder(tmp_path_factory.mktemp("simt"))
+
+
+@pytest.fixture(scope="module")
+def driver(builder: Builder) -> Path:
+    return builder.driver("all", KERNELS)
+
+
+@pytest.fixture(scope="module")
+def one(builder: Builder) -> Path:
+    return builder.driver("one", KERNELS[:1])
+
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs a driver on some cases."""
+
+    def run(driver: Path, verb: str, cases: Sequence[Case], *rest: object) -> object:
+        write(tmp_path / "cases", cases)
+        env = dict(os.environ) | {"TSAN_OPTIONS": f"halt_on_error=1 exitcode={RACE}"}
+        command = [driver, verb, tmp_path / "cases", *map(str, rest)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=250, env=env)
+
+    return run  # type: ignore[return-value]
+
+
+def case(drawn: random.Random, number: int, algorithm: Algorithm, size: int, packets: bool) -> Case:
+    """Return a call that has something odd about it."""
+    c = algorithm.collective
+    dtype, op = KERNELS[number % len(KERNELS)]
+    if not c.reduces and op is ReduceOp.AVG:
+        dtype, op = KERNELS[0]
+    count = drawn.choice(COUNTS)
+    counts = [count] * c.nblocks(size)
+    if c.blocks == "rank":
+        counts = [min(count, 65)] * size
+        if not c.equal_blocks and drawn.random() < 0.5:
+            counts = [drawn.choice((0, 1, count, count // 2)) for _ in counts]
+    loaded = programs(algorithm, size, op is ReduceOp.AVG)
+    widest, channels = loaded[0].widest, max(len(p.channel_starts) for p in loaded)
+    return Case(
+        algorithm,
+        size,
+        dtype,
+        op,
+        tuple(counts),
+        root=drawn.randrange(size) if c.rooted else 0,
+        tile=min(drawn.choice((64, 192)), SLOT_BYTES // widest // 64 * 64),
+        slots=drawn.choice((2, 4)),
+        lanes=1 if channels > 1 else 2,
+        packets=packets,
+        in_place=c.in_place and drawn.random() < 0.4,
+        offset=drawn.choice((0, 0, dtype.itemsize, 1)),
+    )
+
+
+@pytest.mark.parametrize("packets", [False, True], ids=["plain", "packets"])
+@pytest.mark.parametrize("size", range(2, 9))
+def test_every_algorithm(run: Run, driver: Path, size: int, packets: bool) -> None:
+    drawn = random.Random(f"{size} {packets}")
+    cases = [
+        case(drawn, number + size, algorithm, size, packets)
+        for number, algorithm in enumerate(BUILTIN)
+    ]
+    done = run(driver, "run", cases)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[:4000]
+    assert done.stdout == f"{len(cases)} cases\n"
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4, 8])
+def test_lanes_change_no_bit(run: Run, driver: Path, lanes: int) -> None:
+    cases = [
+        Case(get(name), 3, FLOAT32, ReduceOp.AVG, (count,), lanes=lanes, packets=packets)
+        for name in ("ring", "two_shot", "one_shot")
+        for count in (0, 5, 200, 1001)
+        for packets in (False, True)
+    ]
+    done = run(driver, "run", cases)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[:4000]
+
+
+def has_direct(algorithm: Algorithm, size: int) -> bool:
+    try:
+        return bool(programs(algorithm, size, False, True))
+    except NotDirect:
+        return False
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7])
+def test_the_direct_form(run: Run, driver: Path, size: int) -> None:
+    drawn = random.Random(size)
+    cases = []
+    for number, algorithm in enumerate(a for a in BUILTIN if has_direct(a, size)):
+        c = replace(case(drawn, number, algorithm, size, False), direct=True)
+        average = c.op is ReduceOp.AVG  # a dtype of its own for each op: no kernel of another
+        widest = max(programs(algorithm, size, average, direct)[0].widest for direct in (0, 1))
+        c = replace(c, tile=min(c.tile, SLOT_BYTES // widest // 64 * 64), lanes=1 + number % 2)
+        cases += [c, replace(c, stray=number % size)]  # which all ranks must find out
+    done = run(driver, "run", cases)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[:4000]
+
+
+#: Flags begin again somewhere in the call.
+WRAP = [
+    Case(get("ring"), 3, INT32, ReduceOp.SUM, (200,), packets=True, first=2 * PERIOD - k)
+    for k in range(1, 7)
+]
+#: They do between the two: 3 launches of 4 messages each, so short that they leave in its slot most
+#: of what lay there a period ago.
+SHORT_THEN_LONG = [
+    Case(
+        get("ring"), 3, INT32, ReduceOp.SUM, (n,), packets=True, first=2 * PERIOD - 12, timeout=5.0
+    )
+    for n in (3, 200)
+]
+
+
+def test_flags_of_packets_begin_again(run: Run, one: Path) -> None:
+    plain = [replace(c, packets=False) for c in WRAP]  # which move on the same counts
+    for order in (WRAP, plain + WRAP, SHORT_THEN_LONG):
+        done = run(one, "run", order)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr[:4000]
+
+
+def test_slots_of_packets_are_cleaned(run: Run, builder: Builder) -> None:
+    change = ("kernel.h", "        pc__clean(call, f);", "        (void)f;")
+    driver = builder.driver("unclean", KERNELS[:1], change)
+    assert run(driver, "run", SHORT_THEN_LONG).returncode == 1
+
+
+#: Algorithms in which data goes one way: nothing but credit holds a sender back, so each wait and
+#: each barrier is needed. Where everybody waits for everybody's data, that is credit enough.
+ONE_WAY = (
+    ("allreduce", "ring"),
+    ("allreduce", "double_binary_tree"),
+    ("broadcast", "chain"),
+    ("broadcast", "two_shot"),
+    ("reduce", "direct"),
+    ("allgather", "ring"),
+    ("reduce_scatter", "ring"),
+    ("gather", "binomial"),
+    ("scatter", "direct"),
+)
+#: With packets, in which only waiting in vain tells: a word that a slow reader needs is gone.
+ONE_WAY_PACKETS = (("broadcast", "chain"), ("reduce", "chain"), ("gather", "binomial"))
+#: Of what a thread of a kernel reads: another is slow.
+SLOW: tuple[Change, ...] = (
+    ("target_simt.h", "PC_DEVICE uint64_t pc__load_packet(const uint64_t *from)\n{\n",
+     "PC_DEVICE uint64_t pc__load_packet(const uint64_t *from)\n{\n"
+     "    const struct timespec pause = {0, 200000};\n"
+     "    if (pc_simt_self.index % 2)\n        nanosleep(&pause, nullptr);\n"),
+)  # fmt: skip
+
+
+def of(collective: str, name: str, **options: object) -> Case:
+    """Return a call of several tiles: slots are used again within it."""
+    algorithm = next(a for a in BUILTIN if (a.collective.name, a.name) == (collective, name))
+    size, n = 3, algorithm.collective.nblocks(3)
+    counts = (size * 16 * 6,) if n == 1 else (16 * 6,) * n
+    made = Case(algorithm, size, INT32, ReduceOp.SUM, counts, timeout=5.0)
+    return replace(made, **options)  # type: ignore[arg-type]
+
+
+def survivors(run: Run, driver: Path, c: Case, kinds: Sequence[str]) -> list[str]:
+    """Return the lines of some kinds without which the call goes well, and how many were tried."""
+    counted = dict(line.split() for line in run(driver, "count", [c]).stdout.splitlines())
+    lines = [(kind, n) for kind in kinds for n in range(int(counted[kind]))]
+    assert lines, counted
+    ends = [run(driver, "mutate", [c], kind, n).returncode for kind, n in lines]
+    assert set(ends) <= {0, 1, RACE}
+    return [f"{kind} {n}" for (kind, n), end in zip(lines, ends, strict=True) if end == 0]
+
+
+@pytest.mark.parametrize(("collective", "name"), ONE_WAY)
+def test_each_barrier_and_wait_is_needed(run: Run, one: Path, collective: str, name: str) -> None:
+    kinds = ("sync", "message", "credit", "local")
+    assert survivors(run, one, of(collective, name), kinds) == []
+
+
+@pytest.mark.parametrize("name", ["two_shot", "one_shot", "recursive_doubling"])
+def test_each_message_is_waited_for(run: Run, one: Path, name: str) -> None:
+    assert survivors(run, one, of("allreduce", name), ["message"]) == []
+
+
+@pytest.mark.parametrize(("collective", "name"), ONE_WAY_PACKETS)
+def test_each_barrier_and_credit_of_packets_is_needed(
+    run: Run, builder: Builder, collective: str, name: str
+) -> None:
+    driver = builder.driver("slow", KERNELS[:1], *SLOW)
+    c = of(collective, name, packets=True, timeout=1.5)
+    assert run(driver, "run", [replace(c, timeout=60.0)]).returncode == 0
+    assert survivors(run, driver, c, ("sync", "credit")) == []
+
+
+@pytest.mark.parametrize(
+    ("collective", "name"), [("allreduce", "two_shot"), ("allgather", "direct")]
+)
+def test_a_rank_waits_until_its_arrays_are_its_own(
+    run: Run, one: Path, collective: str, name: str
+) -> None:
+    c = of(collective, name, direct=True)
+    assert run(one, "run", [c]).returncode == 0
+    assert survivors(run, one, c, ["done"]) == []
+
+
+def test_slots_take_turns(run: Run, one: Path) -> None:
+    assert run(one, "mutate", [of("allreduce", "ring")], "rotation", 0).returncode in (1, RACE)
+
+
+#: A change of the kernels, and what finds it.
+CHANGES: dict[str, tuple[Change, bool]] = {
+    "release": (
+        ("target_simt.h", "__atomic_store_n(to, x, __ATOMIC_RELEASE)",
+         "__atomic_store_n(to, x, __ATOMIC_RELAXED)"), False,
+    ),
+    "acquire": (
+        ("target_simt.h", "__atomic_load_n(from, __ATOMIC_ACQUIRE)",
+         "__atomic_load_n(from, __ATOMIC_RELAXED)"), False,
+    ),
+    "barrier behind the addresses": (
+        ("kernel.h", "    call->over = pc__barrier(call->shared, call->dead);\n    if (call->over)",
+         "    if (call->over)"), False,
+    ),
+    "one table of addresses": (
+        ("kernel.h", "turn = call->turn ^= 1;", "turn = 0;"), False,
+    ),
+    "barrier of the first warp": (
+        ("kernel.h", "pc__warp_barrier(call->shared);", ";"), False,
+    ),
+    "READY is waited for": (
+        ("kernel.h", "        if (count >= n)\n", "        if (count >= n || n)\n"), False,
+    ),
+    "flags that change": (
+        ("kernel.h", "return pc__in_period(n) + 1;", "return n < n ? 0 : 1;"), True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_found(run: Run, builder: Builder, change: str) -> None:
+    text, packets = CHANGES[change]
+    driver = builder.driver(change, KERNELS[:1], text)
+    in_pieces = of("allreduce", "halving_doubling", size=4, lanes=2)
+    direct = of("allreduce", "two_shot", direct=True)
+    cases = [of("allreduce", "ring", packets=packets), in_pieces, direct]
+    assert run(driver, "run", cases).returncode in (1, RACE)
+
+
+TROUBLE = re.compile(
+    r"rank (\d+): code (-\d+) block (\d+) instruction (\d+) peer (-?\d+) "
+    r"slot (\d+) want (\d+) got (\d+)"
+)
+
+
+def troubles(text: str) -> dict[int, list[int]]:
+    """Return what each rank says: code, block, instruction, peer, slot, want, got."""
+    return {int(x[0]): [int(y) for y in x[1:]] for x in TROUBLE.findall(text)}
+
+
+TIMEDOUT, MISMATCH, ABORTED = -6, -7, -8
+
+
+@pytest.mark.parametrize("packets", [False, True], ids=["plain", "packets"])
+@pytest.mark.parametrize(("verb", "code"), [("abort", ABORTED), ("alone", TIMEDOUT)])
+def test_a_kernel_that_waits_in_vain_ends(
+    run: Run, one: Path, verb: str, code: int, packets: bool
+) -> None:
+    seconds = 60.0 if verb == "abort" else 0.5
+    c = of("broadcast", "chain", packets=packets, timeout=seconds)
+    done = run(one, verb, [c])
+    assert done.returncode == 0, done.stderr[:4000]
+    found = troubles(done.stdout)
+    assert set(found) == {1, 2}
+    for rank, (why, block, instruction, peer, slot, want, got) in found.items():
+        assert why == code
+        assert (block, peer, slot, want, got) == (0, rank - 1, 0, 1, 0)
+        op = c.programs[rank].instructions[instruction].op.name
+        assert op == ("REDUCE_COPY" if packets else "WAIT")
+
+
+def test_a_rank_that_does_not_tell_its_arrays_is_named(run: Run, one: Path) -> None:
+    c = of("allreduce", "two_shot", direct=True, timeout=0.5)
+    found = troubles(run(one, "alone", [c]).stdout)
+    assert {rank: what[:1] + what[2:4] for rank, what in found.items()} == {
+        rank: [TIMEDOUT, (1 << 32) - 1, 0] for rank in (1, 2)
+    }
+
+
+@pytest.mark.parametrize("packets", [False, True], ids=["plain", "packets"])
+def test_messages_of_another_call_are_refused(run: Run, one: Path, packets: bool) -> None:
+    c = of("allreduce", "ring", packets=packets, foreign=1, launches=1, timeout=5.0)
+    done = run(one, "mutate", [c], "local", 0)
+    assert done.returncode == 1
+    found = troubles(done.stderr)
+    assert MISMATCH in {what[0] for what in found.values()}, done.stderr

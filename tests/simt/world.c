@@ -1,0 +1,280 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "image.h"
+#include "world.h"
+
+struct rank_memory {
+    struct pc_comm *comm;
+    struct pc_line *lines;  /* [peer][block][PC_LINES] */
+    struct pc_line *credit; /* [peer][block] */
+    struct pc_line *done;   /* [peer][block] */
+    struct pc_line *ready;  /* [peer][2] */
+    struct pc_reached *reached;
+    struct pc_arrays *arrays;
+    char *heap;
+    char *packets;         /* [peer][block][slot] */
+    char *data;            /* [peer][block][slot] */
+    struct pc_fifo *fifos; /* [peer][block] */
+    struct pc_token *dones;
+    struct pc_token *locals;
+    struct pc_block_state *states;
+    struct pc_watch *watch;
+    char *scratch;
+};
+
+#define SCRATCH (1u << 20)
+
+struct world {
+    uint32_t size, slots, slot_bytes;
+    struct rank_memory ranks[MAX_RANKS];
+};
+
+static void *zeros(size_t nbytes)
+{
+    void *p = aligned_alloc(128, (nbytes + 127) / 128 * 128);
+    if (p == NULL)
+        abort();
+    return memset(p, 0, nbytes);
+}
+
+static struct pc_comm *open_comm(uint32_t rank, uint32_t size, uint32_t slots, uint32_t slot_bytes)
+{
+    struct pc_options options
+        = {.rank = rank, .size = size, .slots = slots, .slot_bytes = slot_bytes};
+    struct pc_comm *comm;
+    if (pc_comm_open(&options, &comm) != PC_OK) {
+        fprintf(stderr, "open: %s\n", pc_comm_error(comm)->text);
+        exit(2);
+    }
+    for (uint32_t p = 0; p < size; p++) { /* connected, as far as the loader asks */
+        comm->dones[p].peer = p;
+        for (uint32_t c = 0; c < PC_EDGE_CHANNELS; c++) {
+            comm->fifos[p * PC_EDGE_CHANNELS + c].peer = p;
+            comm->fifos[p * PC_EDGE_CHANNELS + c].channel = (uint8_t)c;
+        }
+    }
+    return comm;
+}
+
+static size_t edge(uint32_t peer, uint32_t block)
+{
+    return (size_t)peer * PC_MAX_BLOCKS + block;
+}
+
+static void link_edge(struct world *w, uint32_t r, uint32_t p, uint32_t b, uint64_t first)
+{
+    struct rank_memory *mine = &w->ranks[r], *theirs = &w->ranks[p];
+    size_t packets = (size_t)w->slots * PC_PACKET_SLOT_BYTES,
+           data = (size_t)w->slots * w->slot_bytes;
+    mine->fifos[edge(p, b)] = (struct pc_fifo){
+        .sent = first,
+        .credit = first,
+        .received = first,
+        .out_lines = &theirs->lines[edge(r, b) * PC_LINES],
+        .out_data = theirs->data + edge(r, b) * data,
+        .out_credit = &mine->credit[edge(p, b)],
+        .in_lines = &mine->lines[edge(p, b) * PC_LINES],
+        .in_data = mine->data + edge(p, b) * data,
+        .in_credit = &theirs->credit[edge(r, b)],
+        .out_packets = theirs->packets + edge(r, b) * packets,
+        .in_packets = mine->packets + edge(p, b) * packets,
+        .peer = p,
+        .channel = (uint8_t)b,
+    };
+    mine->dones[edge(p, b)].peer = p;
+    mine->dones[edge(p, b)].out = &theirs->done[edge(r, b)];
+    mine->dones[edge(p, b)].in = &mine->done[edge(p, b)];
+    atomic_store(&mine->credit[edge(p, b)].count, first);
+    for (uint64_t n = 0; first && n < PC_LINES; n++)
+        atomic_store(&mine->lines[edge(p, b) * PC_LINES + (first - 1 - n) % PC_LINES].count,
+                     first - n);
+    /* A period ago, a long message has passed with the number of one to come, and only short ones
+     * since: where the slot is still to be cleaned. */
+    uint64_t again = (first / PC_PACKET_PERIOD + 1) * PC_PACKET_PERIOD;
+    for (uint64_t last = again - w->slots; first && last < again; last++) {
+        uint64_t s = last % w->slots, n = last + w->slots;
+        if (last < first)
+            continue;
+        uint64_t *word
+            = (uint64_t *)(mine->packets + edge(p, b) * packets + (size_t)s * PC_PACKET_SLOT_BYTES);
+        for (uint32_t k = 0; k < PC_PACKET_SLOT_BYTES / 8; k++)
+            word[k] = (n % PC_PACKET_PERIOD + 1) << 32 | 0xbadbadu;
+    }
+}
+
+struct world *world_open(uint32_t size, uint32_t slots, uint32_t slot_bytes, uint64_t first)
+{
+    struct world *w = calloc(1, sizeof *w);
+    size_t edges = (size_t)size * PC_MAX_BLOCKS;
+    w->size = size;
+    w->slots = slots;
+    w->slot_bytes = slot_bytes;
+    for (uint32_t r = 0; r < size; r++) {
+        struct rank_memory *m = &w->ranks[r];
+        m->comm = open_comm(r, size, slots, slot_bytes);
+        m->lines = zeros(edges * PC_LINES * sizeof *m->lines);
+        m->credit = zeros(edges * sizeof *m->credit);
+        m->done = zeros(edges * sizeof *m->done);
+        m->ready = zeros(size * 2 * sizeof *m->ready);
+        m->reached = zeros(size * sizeof *m->reached);
+        m->arrays = zeros(edges * sizeof *m->arrays);
+        m->heap = zeros(HEAP);
+        m->packets = calloc(edges * slots, PC_PACKET_SLOT_BYTES); /* untouched, it is not there */
+        m->data = calloc(edges * slots, slot_bytes);
+        m->fifos = zeros(edges * sizeof *m->fifos);
+        m->dones = zeros(edges * sizeof *m->dones);
+        m->locals = zeros(PC_LOCALS * sizeof *m->locals);
+        m->states = zeros(PC_MAX_BLOCKS * sizeof *m->states);
+        m->watch = zeros(sizeof *m->watch);
+        m->scratch = zeros(SCRATCH);
+    }
+    for (uint32_t r = 0; r < size; r++)
+        for (uint32_t p = 0; p < size; p++)
+            w->ranks[r].reached[p] = (struct pc_reached){.out = &w->ranks[p].ready[2 * r],
+                                                         .in = &w->ranks[r].ready[2 * p],
+                                                         .heap = w->ranks[p].heap};
+    for (uint32_t r = 0; r < size; r++)
+        for (uint32_t p = 0; p < size; p++)
+            for (uint32_t b = 0; p != r && b < PC_MAX_BLOCKS; b++)
+                link_edge(w, r, p, b, first);
+    return w;
+}
+
+void world_close(struct world *w)
+{
+    for (uint32_t r = 0; r < w->size; r++) {
+        struct rank_memory *m = &w->ranks[r];
+        void *all[] = {m->lines,   m->credit, m->done,    m->packets, m->data,
+                       m->fifos,   m->dones,  m->locals,  m->states,  m->watch,
+                       m->scratch, m->ready,  m->reached, m->arrays,  m->heap};
+        pc_comm_close(m->comm);
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            free(all[i]);
+    }
+    free(w);
+}
+
+static void want(struct world *w, uint32_t rank, const char *what, int rc,
+                 const struct pc_error *error)
+{
+    if (rc == PC_OK)
+        return;
+    fprintf(stderr, "rank %u: %s: %s\n", rank, what,
+            error ? error->text : pc_comm_error(w->ranks[rank].comm)->text);
+    exit(2);
+}
+
+struct pc_image *world_image(struct world *w, uint32_t rank, const struct plan_text *t)
+{
+    struct rank_memory *m = &w->ranks[rank];
+    struct pc_program *program, *direct = NULL;
+    struct pc_plan *plan;
+    int form = t->direct != NULL;
+    struct pc_error error;
+    want(w, rank, "load", pc_program_load(m->comm, t->program, t->program_bytes, t->root, &program),
+         NULL);
+    if (form)
+        want(w, rank, "load",
+             pc_program_load(m->comm, t->direct, t->direct_bytes, t->root, &direct), NULL);
+    struct pc_plan_spec spec = {
+        .signature = t->signature,
+        .dtype = t->dtype,
+        .op = t->op,
+        .tile = t->tile,
+        .nblocks = t->nblocks,
+        .root = t->root,
+        .input = {t->input[0], t->input[1]},
+        .output = {t->output[0], t->output[1]},
+        .blocks = t->blocks,
+    };
+    want(w, rank, "plan", pc_plan_create(m->comm, &spec, program, direct, &plan), NULL);
+    struct pc_edges edges = {
+        .fifos = (uintptr_t)m->fifos,
+        .dones = (uintptr_t)m->dones,
+        .locals = (uintptr_t)m->locals,
+        .states = (uintptr_t)m->states,
+        .watch = (uintptr_t)m->watch,
+        .scratch = (uintptr_t)m->scratch,
+        .scratch_bytes = SCRATCH,
+        .slots = w->slots,
+        .slot_bytes = w->slot_bytes,
+        .packets = true,
+        .rank = rank,
+        .size = w->size,
+        .reached = (uintptr_t)m->reached,
+        .arrays = (uintptr_t)m->arrays,
+        .heap_bytes = HEAP,
+    };
+    void *image = zeros(pc__image_bytes(plan, form, t->lanes));
+    want(w, rank, "image",
+         pc__image_build(plan, form, t->lanes, t->packets, 1, &edges, image, (uintptr_t)image,
+                         &error),
+         &error);
+    pc_plan_free(plan);
+    pc_program_free(program);
+    pc_program_free(direct);
+    return image;
+}
+
+char *world_heap(struct world *w, uint32_t rank)
+{
+    return w->ranks[rank].heap;
+}
+
+struct pc_watch *world_watch(struct world *w, uint32_t rank)
+{
+    return w->ranks[rank].watch;
+}
+
+static bool matches(const struct pc_code_line *line, enum line_kind kind)
+{
+    switch (kind) {
+    case LINE_SYNC:
+        return line->flags & PC_FLAG_SYNC;
+    case LINE_WAIT_MESSAGE:
+        return line->step == PC_STEP_WAIT_MESSAGE;
+    case LINE_WAIT_CREDIT:
+        return line->step == PC_STEP_WAIT_CREDIT;
+    case LINE_WAIT_LOCAL:
+        return line->step == PC_STEP_WAIT_LOCAL;
+    case LINE_WAIT_DONE:
+        return line->step == PC_STEP_WAIT_DONE;
+    }
+    return false;
+}
+
+/* The n-th line of lane 0's blocks, in the form that runs, or their number. */
+static uint32_t find(const struct pc_image *image, enum line_kind kind, uint32_t n,
+                     struct pc_code_line **found)
+{
+    uint32_t count = 0;
+    for (uint32_t b = 0; b < image->nblocks; b += image->lanes)
+        for (const struct pc_code_line *i = image->blocks[image->form][b].start; i != NULL; i++) {
+            if (matches(i, kind) && count++ == n)
+                *found = (struct pc_code_line *)i;
+            if (i->step == PC_STEP_END)
+                break;
+        }
+    return count;
+}
+
+uint32_t image_lines(const struct pc_image *image, enum line_kind kind)
+{
+    struct pc_code_line *none;
+    return find(image, kind, UINT32_MAX, &none);
+}
+
+void image_mutate(struct pc_image *image, enum line_kind kind, uint32_t n)
+{
+    struct pc_code_line *line = NULL;
+    find(image, kind, n, &line);
+    if (line == NULL) {
+        fprintf(stderr, "no line %u of kind %d\n", n, kind);
+        exit(2);
+    }
+    if (kind == LINE_SYNC)
+        line->flags &= (uint8_t)~PC_FLAG_SYNC;
+    else
+        line->step = PC_STEP_LOOP; /* which does nothing */
+}
