@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pycoll.algorithms import Algorithm, algorithm
     from pycoll.bootstrap import spawn
     from pycoll.communicator import Communicator, init
+    from pycoll.interop.mpi import from_mpi
     from pycoll.runtime.persistent import Plan
     from pycoll.runtime.work import Work
     from pycoll.schedule import (
@@ -74,6 +75,7 @@ __all__ = [
     "allreduce",
     "alltoall",
     "broadcast",
+    "from_mpi",
     "gather",
     "init",
     "reduce",
@@ -90,6 +92,7 @@ _HOMES = {
     "spawn": "pycoll.bootstrap",
     "Communicator": "pycoll.communicator",
     "init": "pycoll.communicator",
+    "from_mpi": "pycoll.interop.mpi",
     "Plan": "pycoll.runtime.persistent",
     "Work": "pycoll.runtime.work",
     "ScheduleBuilder": "pycoll.schedule",

@@ -1,8 +1,9 @@
 """Any array as an ArrayView: where its bytes lie and what they are.
 
-Arrays of numpy and torch (on the CPU), and whatever offers the buffer protocol or DLPack. This is
-the slow path, taken at the first call of a kind: it is here that an array which cannot be served
-is refused with the reason. Later calls find their plan in `_fastcall` and come past here no more.
+Arrays of numpy and torch, and whatever offers the buffer protocol or DLPack; what lies in the
+memory of a GPU is looked at by `runtime.cuda.view`. For the host's this is the slow path, taken at
+the first call of a kind: it is here that an array which cannot be served is refused with the
+reason. Later calls find their plan in `_fastcall` and come past here no more.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll.dtypes import BY_NAME, DTYPES, DType
 from pycoll.errors import UsageError
@@ -22,9 +23,22 @@ if TYPE_CHECKING:
 _SIGNED, _UNSIGNED, _FLOATS = "bhilqn", "BHILQN", "efd"
 
 
+class Device(NamedTuple):
+    """A memory that arrays lie in."""
+
+    kind: str  #: "cpu" or "cuda"
+    number: int = 0  #: of the GPU, as CUDA counts
+
+    def __str__(self) -> str:
+        return "the host" if self.kind == "cpu" else f"{self.kind}:{self.number}"
+
+
+HOST = Device("cpu")
+
+
 @dataclass(frozen=True, slots=True)
 class ArrayView:
-    """A contiguous array on the host."""
+    """A contiguous array."""
 
     owner: Any  #: what the user passed
     address: int
@@ -33,6 +47,7 @@ class ArrayView:
     shape: tuple[int, ...]
     writable: bool
     pin: Any  #: keeps the memory alive and where it is: without it, the address means nothing
+    device: Device = HOST
 
     @property
     def nbytes(self) -> int:
@@ -59,19 +74,37 @@ def view(x: Any, who: str) -> ArrayView:
         who: What it is to the user, such as ``allreduce: x``; begins every message.
 
     Raises:
-        UsageError: It is not an array, not contiguous, on a device, or of a dtype not served.
+        UsageError: It is not an array, not contiguous, on a device that is not a GPU of CUDA, or of
+            a dtype not served.
     """
     torch = sys.modules.get("torch")  # its tensors exist only where it has been imported
     if torch is not None and isinstance(x, torch.Tensor):
-        return _of_torch(x, who)
+        return _on_gpu(x, who) if x.is_cuda else _of_torch(x, who)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(x, numpy.ndarray):
         return _of_numpy(x, x, who)
     try:
         buffer = memoryview(x)
-    except TypeError:
-        return _of_dlpack(x, who)
+    except (TypeError, BufferError):  # the second where the protocol has no name for its dtype
+        return _on_gpu(x, who) if _is_on_gpu(x) else _of_dlpack(x, who)
     return _of_buffer(x, buffer, who)
+
+
+def together(views: Iterable[ArrayView], who: str) -> Device:
+    """Return the device that arrays lie on; HOST where there are none.
+
+    Raises:
+        UsageError: They lie on several.
+    """
+    found: Device | None = None
+    for each in views:
+        if found is not None and each.device != found:
+            raise UsageError(
+                f"{who}: one array is on {found} and another on {each.device}; pass arrays that "
+                "lie together, such as x.cpu() or out.cuda()"
+            )
+        found = each.device
+    return found or HOST
 
 
 def result(x: ArrayView, out: Any, who: str) -> ArrayView:
@@ -85,6 +118,7 @@ def result(x: ArrayView, out: Any, who: str) -> ArrayView:
             raise UsageError(f"{who}: x is read-only; pass an array to write the result to as out=")
         return x
     y = target(out, x.dtype, f"{who}: out", x.shape)
+    together((x, y), who)
     if x.overlaps(y):
         raise UsageError(
             f"{who}: out begins {y.address - x.address} bytes from x and overlaps it; "
@@ -209,6 +243,33 @@ def _of_numpy(x: numpy.ndarray[Any, Any], owner: Any, who: str) -> ArrayView:
     return ArrayView(owner, address, x.size, dtype, x.shape, x.flags.writeable, x)
 
 
+def _module_of_gpus() -> Any:
+    # Loaded at the first array of a GPU: most programs have none.
+    from pycoll.runtime.cuda import view as gpu
+
+    return gpu
+
+
+def _is_on_gpu(x: Any) -> bool:
+    """Tell whether an object without the buffer protocol says that it lies in a GPU's memory."""
+    if hasattr(x, "__cuda_array_interface__"):
+        return True
+    try:
+        kind = int(x.__dlpack_device__()[0])
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return False
+    return kind == _DL_CUDA
+
+
+#: DLPack's number of memory that CUDA allocated.
+_DL_CUDA = 2
+
+
+def _on_gpu(x: Any, who: str) -> ArrayView:
+    found: ArrayView = _module_of_gpus().view(x, who)
+    return found
+
+
 def _of_torch(x: Any, who: str) -> ArrayView:
     if x.device.type != "cpu":
         raise UsageError(f"{who} is on {x.device}, which is not served; pass x.cpu()")
@@ -262,8 +323,9 @@ def _of_dlpack(x: Any, who: str) -> ArrayView:
     try:
         shared = numpy.from_dlpack(x)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        cure = "; pass numpy.asarray(x)" if hasattr(x, "__array__") else ""
         raise UsageError(
-            f"{who} is a {type(x).__name__} whose memory cannot be shared: {error}"
+            f"{who} is a {type(x).__name__} whose memory cannot be shared: {error}{cure}"
         ) from error
     return _of_numpy(shared, x, who)
 

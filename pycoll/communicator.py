@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,6 +16,7 @@ from pycoll.groups import Groups
 if TYPE_CHECKING:
     from pycoll.bootstrap import Bootstrap
     from pycoll.cost import Explanation
+    from pycoll.runtime.cuda.plane import Gpu
     from pycoll.runtime.engine import Engine
     from pycoll.runtime.settled import Selector
 
@@ -78,26 +80,68 @@ class Communicator(Groups):
         finalizer = weakref.finalize(self, engine.leave)
         finalizer.atexit = False  # the engine sees to that itself
 
-    def empty(self, shape: int | Iterable[int], dtype: Any = "float64") -> Any:
-        """Return a numpy array in memory that the other ranks can reach: no copy on the way.
+    def empty(self, shape: int | Iterable[int], dtype: Any = "float64", device: str = "cpu") -> Any:
+        """Return an array in memory that the other ranks can reach: no copy on the way.
 
         Its elements have no set value. The memory is freed with the last reference to it.
+
+        Args:
+            shape: A length or lengths.
+            dtype: Of the elements.
+            device: "cpu" for an array of numpy; "cuda" for one in the memory of this communicator's
+                GPU, of cupy where that is installed, else a small class of its own. The first call
+                for a GPU is made by all ranks, see `cuda`.
         """
         self._engine.require_usable("empty")
-        return self._engine.heap.empty(shape, dtype)
+        if device == "cpu":
+            return self._engine.heap.empty(shape, dtype)
+        return self._launch.on(device, "empty").empty(shape, dtype)
 
-    def explain(self, collective: str, nbytes: int) -> Explanation:
+    def cuda(self, device: int | None = None, timeout: float | None = None) -> Gpu:
+        """Make ready for arrays in the memory of GPUs; all ranks call it.
+
+        The first call with such an array does so by itself. What is set up here is memory on the
+        GPU and ways to the memory of the other ranks' GPUs.
+
+        Args:
+            device: Number of this rank's GPU, as CUDA counts; by default the current one of torch
+                or cupy, where one is loaded, else one for each rank of a host in turn.
+            timeout: Seconds until all ranks have called it.
+
+        Returns:
+            What the communicator has there, such as its ``stream``.
+
+        Raises:
+            UnavailableError: On some rank there is no GPU, or what it needs is missing; on all.
+        """
+        self._engine.require_usable("cuda")
+        return self._launch.cuda.describe(device, self._engine.check_timeout("cuda", timeout))
+
+    def on_stream(self, stream: Any) -> AbstractContextManager[None]:
+        """Enqueue calls on a stream, whatever is current for the arrays: for a ``with`` block.
+
+        Args:
+            stream: Of torch or cupy, anything with `__cuda_stream__`, or CUDA's handle, an integer.
+        """
+        self._engine.require_usable("on_stream")
+        return self._launch.cuda.on_stream(stream)
+
+    def explain(self, collective: str, nbytes: int, device: str = "cpu") -> Explanation:
         """Say which algorithm would run, and what was predicted or measured of all of them.
 
         Args:
             collective: Name of the collective.
             nbytes: Bytes of the whole message: of all blocks, where every rank has one.
+            device: What memory the arrays lie in: "cpu" or, after `cuda` or a first call with an
+                array there, "cuda".
 
         Returns:
             An Explanation; ``str()`` of it is a table.
         """
         self._engine.require_usable("explain")
-        return self._engine.selection.explain(collective, _length(nbytes))
+        if device == "cpu":
+            return self._engine.selection.explain(collective, _length(nbytes))
+        return self._launch.on(device, "explain").explain(collective, _length(nbytes))
 
     def close(self) -> None:
         """Finish queued work, take leave of the other ranks and free everything."""

@@ -46,6 +46,12 @@ def _integer(lowest: int, highest: int) -> Callable[[str | int], int]:
     return parse
 
 
+def _blocks(value: str | int) -> int:
+    if str(value).strip() not in ("4", "8", "16"):
+        raise ValueError("4, 8 or 16")
+    return int(value)
+
+
 def _address(value: str) -> str:
     host, colon, port = value.strip().rpartition(":")
     if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
@@ -171,6 +177,20 @@ SETTINGS: tuple[Setting, ...] = (
         Fabric.parse,
         "How a fabric marks, spreads and drops packets is set in its switches, unseen by ranks.",
     ),
+    Setting(
+        "cuda_blocks",
+        "by the message",
+        "4, 8 or 16",
+        _blocks,
+        "How many of a GPU's multiprocessors computation can spare is known to its owner.",
+    ),
+    Setting(
+        "cuda_heap",
+        "64",
+        "MiB",
+        _integer(0, 1 << 20),
+        "How much of a GPU's memory a job spares for arrays of empty() is its own affair.",
+    ),
 )
 
 
@@ -189,6 +209,8 @@ class Config:
     transport: str = "auto"  #: between hosts; "verbs": never but RDMA, "tcp": never RDMA
     rails: Rails | None = None
     verbs: Fabric = field(default_factory=Fabric)
+    cuda_blocks: int | None = None  #: of a collective's kernel, at most
+    cuda_heap: int = 64  #: MiB
     #: setting's name → "default", "environment" or "argument"
     origins: Mapping[str, str] = field(
         default_factory=lambda: MappingProxyType({s.name: "default" for s in SETTINGS}),

@@ -7,6 +7,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,31 @@ def test_installs_without_the_engine(compiler, reason: str, root: Path, tmp_path
     assert proved == "True"
     assert reason in message
     assert "pip install --force-reinstall --no-deps ." in message
+
+
+@pytest.mark.slow
+@pytest.mark.pure
+def test_ships_what_the_kernels_are_compiled_from(root: Path, tmp_path: Path) -> None:
+    source = source_tree(root, tmp_path / "source")
+    (source / "native" / "stray.cu").write_text("/* no part of the kernels */\n")
+    built = subprocess.run(
+        [sys.executable, "setup.py", "-q", "sdist", "--formats=gztar", "build_py"],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+
+    closure = runpy.run_path(str(root / "pycoll/runtime/cuda/source.py"))["closure"]
+    wanted = closure(root / "native")
+    assert {"kernel.cu", "kernel.h", "span_gpu.h", "isa.h"} <= wanted.keys()
+    [shipped] = source.glob("build/lib*/pycoll/runtime/cuda/native")
+    assert {file.name: file.read_text() for file in shipped.iterdir()} == wanted
+    with tarfile.open(next((source / "dist").glob("*.tar.gz"))) as archive:
+        names = {Path(name).name for name in archive.getnames() if "/native/" in name}
+    assert wanted.keys() <= names
 
 
 def test_cdef_keeps_declarations_and_constants_only(

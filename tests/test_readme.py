@@ -75,6 +75,6 @@ def test_the_table_lists_every_setting() -> None:
 
 
 def test_every_linked_file_exists() -> None:
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
-            assert (ROOT / target).exists(), f"{page.name} links to {target}"
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -78,6 +78,31 @@ def _rdma(config: Config) -> list[str]:
     return [first, *(f"{rails.name(port)}: {rails.describe(port)}" for port in ports)]
 
 
+def _gpus() -> Iterator[tuple[str, str]]:
+    """Say which GPUs there are, and what runs kernels on them, or why nothing does."""
+    from pycoll.runtime import bindings_cuda
+    from pycoll.runtime.cuda import compile
+
+    if lack := bindings_cuda.missing():
+        yield "driver", f"missing: {lack}"
+    for number in range(bindings_cuda.devices()):
+        device = bindings_cuda.device(number)
+        if number == 0:
+            yield "driver", f"for CUDA {device.driver // 1000}.{device.driver % 1000 // 10}"
+        yield (
+            f"cuda:{number}",
+            f"{device.name} at {device.bus}, {device.nbytes / (1 << 30):.4g} GiB, "
+            f"{device.multiprocessors} multiprocessors, compute capability "
+            f"{device.major}.{device.minor}, GPUDirect RDMA: {'yes' if device.rdma else 'no'}",
+        )
+    if lack := compile.missing():
+        yield "compiler", f"missing: {lack}"
+    else:
+        major, minor = compile.version()
+        yield "compiler", f"NVRTC {major}.{minor}"
+    yield "arrays", "cupy, torch, the CUDA array interface, DLPack"
+
+
 def _devices() -> Iterator[str]:
     """Say what pyverbs tells of each RDMA device and its ports."""
     from pycoll.interop.pyverbs import devices
@@ -135,6 +160,10 @@ def run(options: argparse.Namespace) -> int:
     verbs = [tcp] if native.missing else _rdma(config)
     transports = [("shm", shm), ("verbs", verbs[0]), *(("", port) for port in verbs[1:])]
     for title, text in [*transports, ("tcp", tcp)]:
+        print(f"  {title:<16}{text}")
+    print("GPUs:")
+    gpus = [("driver", "missing: it is part of the engine")] if native.missing else _gpus()
+    for title, text in gpus:
         print(f"  {title:<16}{text}")
     if options.verbose:
         print("RDMA devices:")

@@ -88,6 +88,8 @@ def explain(
     where: list[str] = []
     if machine is not None and machine.topology is not None:
         where = reach(machine.topology, machine.flows)
+    if question.device != "cpu":
+        where.append("The rates are published ones of GPUs joined by NVLink, not measured here.")
     return Explanation(question, chosen, tuple(ranked), why, tuple(where))
 
 

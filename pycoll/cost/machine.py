@@ -56,6 +56,25 @@ class Rates(NamedTuple):
 
 DEFAULT = Rates()
 
+#: Of GPUs that NVLink joins, coarsely, from published figures (a launch; a hop of a ring in NCCL's
+#: model of LL and simple messages; copies by 16 blocks): nothing here was measured. Their ranks
+#: share no cores and have no slots that would evict each other's.
+GPU = Rates(
+    entry=5e-6,
+    message=400e-9,
+    latency=1.0e-6,
+    switch=0.0,
+    copy=1 / 150e9,
+    fold=1 / 600e9,
+    store=1 / 600e9,
+    fused=1 / 150e9,
+    memory=1.0,
+    beside=1.0,
+    spread=0.0,
+    network_message=12e-6,
+    rdma_message=3e-6,
+)
+
 #: Kinds of links that, without RDMA, sockets cross; others are as memory.
 NETWORKS = frozenset(("ethernet", "infiniband"))
 #: From here on, on one core, the slots of a rank's edges evict each other.
@@ -86,12 +105,14 @@ class Machine:
 
         All rails of a host are one wire here, and there is nothing between hosts but these wires.
         """
+        on_gpus = question.device != "cpu"
         if rates is None:
-            wire = question.wire or DEFAULT.rdma_bandwidth
-            rates = DEFAULT._replace(rdma_bandwidth=wire) if question.rdma else DEFAULT
+            rates = GPU if on_gpus else DEFAULT
+            wire = question.wire or rates.rdma_bandwidth
+            rates = rates._replace(rdma_bandwidth=wire) if question.rdma else rates
         return cls(
             question.size,
-            question.cores,
+            question.size if on_gpus else question.cores,
             hosts_of(question),
             rates,
             question.slots,

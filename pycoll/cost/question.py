@@ -24,6 +24,7 @@ class Question(NamedTuple):
     rdma: bool = False  #: ranks of different hosts reach each other by RDMA; else by TCP
     #: bytes per second each way of a host's RDMA rails together, the least of all hosts; 0: unknown
     wire: float = 0.0
+    device: str = "cpu"  #: what memory the arrays lie in: "cpu" or "cuda"
 
 
 class Choice(NamedTuple):

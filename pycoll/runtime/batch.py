@@ -64,7 +64,7 @@ def alltoallv(
 ) -> Batch:
     """Look at a part for every rank and a part from every rank."""
     source = array(x, "alltoallv: x", sending=True)
-    target = arrays.target(out, source.dtype, "alltoallv: out")
+    target = on_host(arrays.target(out, source.dtype, "alltoallv: out"), "alltoallv: out")
     sent = _lengths(send_counts, place, "alltoallv: send_counts", source, "x")
     received = _lengths(recv_counts, place, "alltoallv: recv_counts", target, "out")
     _apart(source, target, "alltoallv")
@@ -83,7 +83,7 @@ def gatherv(
     if out is None:
         target = arrays.empty(source, (sum(table(counts, place.size, f"{who}: counts")),))
     else:
-        target = arrays.target(out, source.dtype, f"{who}: out")
+        target = on_host(arrays.target(out, source.dtype, f"{who}: out"), f"{who}: out")
     lengths = _lengths(counts, place, f"{who}: counts", target, "out")
     messages = _parts(target, lengths, False)
     _fit(source, lengths[root], f"{who}: x")
@@ -110,7 +110,7 @@ def scatterv(
         begin = sum(lengths[:root])
         target = arrays.rows(arrays.flat(source), begin, begin + lengths[root])
     else:
-        target = arrays.target(out, source.dtype, f"{who}: out")
+        target = on_host(arrays.target(out, source.dtype, f"{who}: out"), f"{who}: out")
     _fit(target, lengths[root], f"{who}: out")
     if target.address == messages[root].address:
         del messages[root]  # in place
@@ -124,7 +124,17 @@ def array(x: Any, who: str, sending: bool) -> ArrayView:
     """Look at an array that is sent or received into."""
     if x is None:
         raise UsageError(f"{who} is None, want an array")
-    return arrays.view(x, who) if sending else arrays.target(x, None, who)
+    return on_host(arrays.view(x, who) if sending else arrays.target(x, None, who), who)
+
+
+def on_host(view: ArrayView, who: str) -> ArrayView:
+    """Return an array if it lies in the host's memory: there alone messages come and go."""
+    if view.device != arrays.HOST:
+        raise UsageError(
+            f"{who} is on {view.device}, and what only two ranks know of is for arrays of the "
+            "host: pass x.get() or x.cpu(), or use a collective, which serves arrays on GPUs"
+        )
+    return view
 
 
 def _pair(pair: Any, who: str) -> tuple[Any, Any]:

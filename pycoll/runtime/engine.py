@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pycoll.bootstrap import Bootstrap
 from pycoll.bootstrap.reactor import CLOSED, EXITED
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pycoll.runtime.plan import Executable
     from pycoll.runtime.selection import Selection
     from pycoll.runtime.work import Work
+
+E = TypeVar("E", bound="Engine")
 
 #: A native wait returns to Python this often, for Ctrl-C and a look at the other ranks' boards.
 _SLICE_SECONDS = 0.1
@@ -68,6 +70,7 @@ class Engine:
         self._revocable: weakref.WeakSet[Revocable] = weakref.WeakSet()
         self._handles: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pending: set[Work] = set()
+        self._followers: list[Engine] = []
         self._inside: set[int] = set()  #: threads that wait for works at this moment
         self._many = _FEW  #: pending works at which to look which are finished
         self.world: World
@@ -76,7 +79,7 @@ class Engine:
         #: Starts cached plans without Python's help; `Plans` fills it.
         self.launcher = bindings.fastcall.Launcher(self.number, self.timeout)
         self.heap = Heap(self.comm)
-        self.faults = Faults(self.comm, bootstrap.control, self.world, bootstrap.describe)
+        self.faults = self._faults()
         try:
             #: What calls choose their algorithms by.
             self._settled = settled or settle(bootstrap, self.world, config, selector)
@@ -100,12 +103,20 @@ class Engine:
 
     def group(self, ranks: list[int], key: str) -> Engine:
         """Return an engine of some of the ranks; each of them calls this."""
+        return self.found(ranks, key, Engine)
+
+    def found(self, ranks: list[int], key: str, make: Callable[..., E]) -> E:
+        """Return what ``make`` makes of some of the ranks, of the settings and what is settled."""
         bootstrap = self.bootstrap.group(ranks, key)
         try:
-            return Engine(bootstrap, self._config, settled=self._settled)
+            return make(bootstrap, self._config, settled=self._settled)
         except BaseException:
             bootstrap.close()
             raise
+
+    def follow(self, engine: Engine) -> None:
+        """Close, and leave, with another engine, which belongs to the same communicator."""
+        engine._followers.append(self)
 
     # Calls.
 
@@ -252,6 +263,8 @@ class Engine:
         """Finish queued work, take leave of the other ranks and free everything."""
         if self._closed or self._parent:
             return
+        for follower in self._followers:
+            follower.close(reason)
         for work in list(self._pending):
             work.exception()
         if self.calling():
@@ -267,6 +280,8 @@ class Engine:
             threading.Thread(target=self.leave, args=(reason,)).start()
             return
         self._closed = True
+        for follower in self._followers:
+            follower.leave(reason)
         _live.discard(self)
         handles = list(self._handles)  # held: whoever is revoked lets go of them
         for holder in list(self._revocable):
@@ -278,10 +293,8 @@ class Engine:
         until = time.monotonic() + _LEAVE_SECONDS
         while self._others_inside() and time.monotonic() < until:
             time.sleep(0)  # every work is finished: whoever waited for it is about to leave
-        own = bindings.board_read(self.comm, self.world.rank)
-        calls = own.sequence - (own.state == bindings.CALLING)
         self.links.close()
-        self.bootstrap.close(calls, reason=reason)
+        self.bootstrap.close(self.calls(), reason=reason)
         if self.calling() or self._others_inside():
             # A thread sleeps in a call, and the process ends: it may sleep on, on what it uses.
             for handle in handles:
@@ -295,6 +308,9 @@ class Engine:
         """Take leave because of an exception of the user's; the others are told which."""
         self.leave(failed(error))
 
+    def _faults(self) -> Faults:
+        return Faults(self.comm, self.bootstrap.control, self.world, self.bootstrap.describe)
+
     def _others_inside(self) -> bool:
         return bool(self._inside - {threading.get_ident()})
 
@@ -304,6 +320,11 @@ class Engine:
         self.links.forked()
         for holder in list(self._revocable):
             holder.revoke(self.refuse)
+
+    def calls(self) -> int:
+        """Return how many calls this rank has finished."""
+        own = bindings.board_read(self.comm, self.world.rank)
+        return own.sequence - (own.state == bindings.CALLING)
 
     def calling(self) -> bool:
         """Tell whether a call is under way; one that failed stays on the board."""

@@ -109,6 +109,10 @@ class Faults:
         self._said: dict[int, str] = {}  #: mismatch: what the ranks say that they called
         self._moved = threading.Condition()
 
+    def departed(self) -> bool:
+        """Tell whether any rank is gone."""
+        return bool(self._departed)
+
     # The control thread comes in here.
 
     def on_lost(self, rank: int, reason: str) -> None:
@@ -184,7 +188,7 @@ class Faults:
             if own.state == bindings.CALLING and own.sequence > departed.calls:
                 call = own.text or self._text(own, "a call")
                 text = (
-                    f"{self._name(rank)} {departed.how} after {_calls(departed.calls)} "
+                    f"{self._name(rank)} {departed.how} after {calls_text(departed.calls)} "
                     f"and takes no part in call {own.sequence}, {call}"
                 )
                 self._break(PeerLostError(text), Cause.LOST, rank)
@@ -271,7 +275,7 @@ class Faults:
             )
             departed = self._departed.get(peer)
         if departed:
-            self._lose(peer, f"{departed.how} after {_calls(departed.calls)}; {why}")
+            self._lose(peer, f"{departed.how} after {calls_text(departed.calls)}; {why}")
         else:
             self.refuse_link(peer, f"{why}; the control plane has not lost it")
 
@@ -361,7 +365,7 @@ class Faults:
         last = board.text or self._text(board, "another call")
         if board.state == bindings.CALLING:
             return f"rank {rank} is in call {board.sequence}, {last}, before this one"
-        made = _calls(board.sequence)
+        made = calls_text(board.sequence)
         return f"rank {rank} has made {made}, last {last}, and has not called this {call}"
 
     def _agree_on_mismatch(self) -> MismatchError:
@@ -394,5 +398,6 @@ def _copy(error: PycollError) -> PycollError:
     return type(error)(*error.args)
 
 
-def _calls(number: int) -> str:
+def calls_text(number: int) -> str:
+    """Return a number of calls in words."""
     return f"{number} call{'' if number == 1 else 's'}"

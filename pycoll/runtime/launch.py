@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
-from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pycoll import arrays
+from pycoll.arrays import HOST, ArrayView, Device
 from pycoll.dtypes import ReduceOp, reduce_op
 from pycoll.errors import UsageError
-from pycoll.runtime import bindings
+from pycoll.runtime import bindings, coalesce
 from pycoll.runtime.asked import Asked
 from pycoll.runtime.call import BARRIER
-from pycoll.runtime.coalesce import Buffers
+from pycoll.runtime.executor import Executor, Listed
 from pycoll.runtime.geometry import geometry
-from pycoll.runtime.line import user_line
-from pycoll.runtime.lists import ListCall
+from pycoll.runtime.host import Host
 from pycoll.runtime.persistent import Plan
-from pycoll.runtime.plan import Executable, Plans
 from pycoll.runtime.request import KINDS, NUMBERS, Asking, Kind, Request
-from pycoll.runtime.work import Work
+from pycoll.runtime.work import Work, Works
 from pycoll.schedule import Algorithm
 
 if TYPE_CHECKING:
+    from pycoll.runtime.cuda.launch import Cuda
     from pycoll.runtime.engine import Engine
 
 _LISTS = (list, tuple)  # a union of types costs several times as much to test for
@@ -34,65 +32,48 @@ class Launch:
 
     def __init__(self, engine: Engine, owner: Any) -> None:
         self.engine = engine
-        self.plans = Plans(engine)
-        self.buffers = Buffers(engine.heap)
-        self._owner = weakref.ref(owner)  # weak: the communicator holds this
+        self._works = Works(engine, owner)
+        self._host = Host(engine, self._works)
+        self.plans = self._host.plans
 
     def run(self, name: str, x: Any, out: Any, asked: Asked, async_op: bool = False) -> Any:
         """Run or queue a collective; see its method in `Communicator`."""
         kind, op = self._check(name, asked)
         if kind.lists and isinstance(x, _LISTS):
-            call = ListCall(self, kind, x, out, op, asked)
+            call = self._listed(kind, x, out, op, asked)
             return call.submit() if async_op else call.run()
         plain = asked.timeout is None and asked.counts is None and not asked.purpose
         if plain and not async_op and self._run_cached(kind, x, out, op, asked):
             return self._result(kind, x, out, asked)
+        plain = plain and not async_op
+        cuda = self.__dict__.get("cuda")  # of those that use no GPU nothing more is asked
+        if plain and cuda is not None and (found := cuda.again(name, x, out, op, asked)):
+            return found.result
         request = self._request(kind, x, out, op, asked)
-        plan = self.plans.find(request.call, asked.algorithm, asked.timeout)
-        if request.prepare is not None:
-            request.prepare()
+        executor = self._executor(request.device)
         if async_op:
-            work = self.work(plan.text, asked.timeout, request)
-            return work.start([(plan, *request.addresses)], lambda: request.result)
-        self.engine.call(plan.handle, *request.addresses, asked.timeout)
-        return request.result
+            return executor.submit(request, asked)
+        result = executor.run(request, asked)
+        if plain and executor is not self._host:
+            self.cuda.learn(x, out, op, asked, request)
+        return result
 
     def bind(self, name: str, x: Any, out: Any, asked: Asked) -> Plan:
         """Bind a collective to its arrays."""
         kind, op = self._check(name, asked)
         if kind.lists and isinstance(x, _LISTS):
-            return ListCall(self, kind, x, out, op, asked).bind()
+            return self._listed(kind, x, out, op, asked).bind()
         if kind.out == "x" and out is not None:
             raise UsageError(f"{name}: out is given, but the result goes to x; pass None")
         request = self._request(kind, x, out, op, asked)
-        plan = self.plans.find(request.call, asked.algorithm, asked.timeout)
-        bound = self._bound(plan, request.addresses, asked.timeout, request.result)
-        holds = self.engine.heap.holds
-        mapped = all(
-            holds(array.address, array.nbytes)
-            for array in (request.x, request.out)
-            if array is not None
-        )
-        by = plan.direct if mapped and plan.direct else plan.algorithm
-        start = bound if request.prepare is None else _prepared(request.prepare, bound)
-        pins = (self.owner(), request, plan)
-        return Plan(
-            self.engine,
-            start,
-            request.result,
-            plan.text,
-            by,
-            plan.transport,
-            asked.timeout,
-            pins,
-        )
+        return self._executor(request.device).bind(request, asked)
 
     def barrier(self) -> Plan:
         """Bind a barrier: an all-reduce of one byte that nobody looks at."""
         self.engine.require_usable("barrier")
         plan, byte = self.plans.find(BARRIER, None), bindings.ffi.new("unsigned char[1]")
         address = int(bindings.ffi.cast("uintptr_t", byte))
-        bound = self._bound(plan, (address, address), None, None)
+        bound = self._host.bound(plan, (address, address), None, None)
         # Held by the communicator itself, so it must not hold that.
         pins = (byte, plan)
         text, by, transport = plan.text, plan.algorithm, plan.transport
@@ -102,24 +83,29 @@ class Launch:
         """Run a barrier with a timeout of its own, or queue one."""
         asked = asked._replace(purpose=asked.purpose or BARRIER.purpose)
         self._check("allreduce", asked)
-        call = replace(BARRIER, purpose=asked.purpose)
-        plan = self.plans.find(call, None, asked.timeout)
-        byte = bindings.ffi.new("unsigned char[1]")
-        address = int(bindings.ffi.cast("uintptr_t", byte))
-        if async_op:
-            work = self.work(plan.text, asked.timeout, byte)
-            return work.start([(plan, address, address)], lambda: None)
-        self.engine.call(plan.handle, address, address, asked.timeout)
-        return None
+        return self._host.arrive(asked, async_op)
 
-    def owner(self) -> Any:
-        """Return the communicator, to be held by what needs it."""
-        return self._owner()
+    @cached_property
+    def cuda(self) -> Cuda:
+        """What runs collectives on arrays in a GPU's memory."""
+        # Loaded at the first array of a GPU: most programs have none.
+        from pycoll.runtime.cuda.launch import Cuda
 
-    def work(self, text: str, timeout: float | None, pins: Any) -> Work:
-        """Return a Work of the communicator that is not started yet."""
-        seconds = self.engine.timeout if timeout is None else timeout
-        return Work(self.engine, f"{text} at {user_line()}", seconds, (self.owner(), pins))
+        return Cuda(self._host)
+
+    def on(self, device: str, who: str) -> Cuda:
+        """Return what serves a kind of device that the user has named."""
+        if device != "cuda":
+            raise UsageError(f'{who}: device is {device!r}, want "cpu" or "cuda"')
+        return self.cuda
+
+    def _executor(self, device: Device) -> Executor:
+        return self._host if device == HOST else self.cuda
+
+    def _listed(self, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked) -> Listed:
+        pairs = coalesce.pairs(x, out, kind.name)
+        device = arrays.together((view for pair in pairs for view in pair), kind.name)
+        return self._executor(device).listed(kind, pairs, op, asked)
 
     def _check(self, name: str, asked: Asked) -> tuple[Kind, ReduceOp]:
         who = asked.method or name
@@ -142,8 +128,11 @@ class Launch:
 
     def _request(self, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked) -> Request:
         world = self.engine.world
-        asking = Asking(kind, world.rank, world.size, asked.root, asked.counts)
+        asking = Asking(kind, world.rank, world.size, asked.root, asked.counts, self._empty)
         return asking.request(x, x if kind.out == "x" else out, op, asked.purpose)
+
+    def _empty(self, like: ArrayView, shape: tuple[int, ...]) -> ArrayView:
+        return arrays.empty(like, shape) if like.device == HOST else self.cuda.new(like, shape)
 
     def _run_cached(self, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked) -> bool:
         """Run the plan that serves these arrays, if there is one."""
@@ -167,18 +156,3 @@ class Launch:
         world = self.engine.world
         g = geometry(kind.collective, world.rank, world.size, int(asked.root))
         return None if not g.output.nblocks else x if out is None else out
-
-    def _bound(
-        self, plan: Executable, addresses: tuple[int, int], timeout: float | None, result: Any
-    ) -> Any:
-        engine = self.engine
-        seconds = engine.timeout if timeout is None else timeout
-        return bindings.fastcall.Plan(engine.number, plan.number, *addresses, seconds, result)
-
-
-def _prepared(prepare: Callable[[], object], bound: Callable[[], Any]) -> Callable[[], Any]:
-    def start() -> Any:
-        prepare()
-        return bound()
-
-    return start

@@ -15,6 +15,7 @@ _OURS = (
     "pycoll.objects",
     "pycoll.runtime.",
     "pycoll.interop.",
+    "torch.",  # which calls its process group on behalf of the user
 )
 
 

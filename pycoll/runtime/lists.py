@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pycoll.dtypes import ReduceOp
 from pycoll.runtime import coalesce
 from pycoll.runtime.call import Call
-from pycoll.runtime.coalesce import Message, Packing
+from pycoll.runtime.coalesce import Message, Packing, Pair
 from pycoll.runtime.persistent import Plan
 from pycoll.runtime.request import rank_of
 
 if TYPE_CHECKING:
     from pycoll.runtime.asked import Asked
-    from pycoll.runtime.launch import Launch
+    from pycoll.runtime.host import Host
     from pycoll.runtime.plan import Executable
     from pycoll.runtime.request import Kind
     from pycoll.runtime.work import Work
@@ -24,32 +24,37 @@ class ListCall:
     """What a collective whose result has the form of its input does with a list of arrays."""
 
     def __init__(
-        self, launch: Launch, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked
+        self,
+        host: Host,
+        kind: Kind,
+        pairs: Sequence[Pair],
+        op: ReduceOp,
+        asked: Asked,
     ) -> None:
-        self._launch, self._kind, self._asked = launch, kind, asked
+        self._host, self._kind, self._asked = host, kind, asked
         self._op = op if kind.collective.reduces else ReduceOp.SUM
-        self._root = rank_of(asked.root, launch.engine.world.size, f"{kind.name}: root")
-        self._pairs = coalesce.pairs(x, out, kind.name)
+        self._root = rank_of(asked.root, host.engine.world.size, f"{kind.name}: root")
+        self._pairs = pairs
 
     def run(self) -> list[Any]:
         """Run it and return the results."""
-        launch, timeout = self._launch, self._asked.timeout
+        host, timeout = self._host, self._asked.timeout
         plans = list(self._plans())
-        with launch.engine.entirely(self._text()):
+        with host.engine.entirely(self._text()):
             for message, plan in plans:
                 if len(message.pairs) == 1:
                     x, out = message.pairs[0]
-                    launch.engine.call(plan.handle, x.address, out.address, timeout)
+                    host.engine.call(plan.handle, x.address, out.address, timeout)
                     continue
-                packing = Packing(message, launch.buffers.shared(message.nbytes))
+                packing = Packing(message, host.buffers.shared(message.nbytes))
                 packing.pack()
-                launch.engine.call(plan.handle, packing.address, packing.address, timeout)
+                host.engine.call(plan.handle, packing.address, packing.address, timeout)
                 packing.unpack()
         return self._results()
 
     def submit(self) -> Work:
         """Queue it."""
-        launch, text = self._launch, f"{self._kind.name}([])"
+        host, text = self._host, f"{self._kind.name}([])"
         parts, packings = [], []
         for message, plan in self._plans():
             text = plan.text
@@ -57,7 +62,7 @@ class ListCall:
                 x, out = message.pairs[0]
                 parts.append((plan, x.address, out.address))
                 continue
-            packing = Packing(message, launch.buffers.own(message.nbytes))
+            packing = Packing(message, host.buffers.own(message.nbytes))
             packing.pack()
             packings.append(packing)
             parts.append((plan, packing.address, packing.address))
@@ -67,8 +72,8 @@ class ListCall:
                 packing.unpack()
             return self._results()
 
-        with launch.engine.entirely(self._text()):
-            return launch.work(text, self._asked.timeout, self._pairs).start(parts, finish)
+        with host.engine.entirely(self._text()):
+            return host.works.work(text, self._asked.timeout, self._pairs).start(parts, finish)
 
     def bind(self) -> Plan:
         """Bind it to its arrays."""
@@ -76,8 +81,8 @@ class ListCall:
         text, by, transport = self._text(), "none", "shm"
         if plans:
             text, by, transport = plans[0].text, plans[0].algorithm, plans[0].transport
-        launch, pins = self._launch, (self._launch.owner(), self._pairs, plans)
-        return Plan(launch.engine, self.run, None, text, by, transport, self._asked.timeout, pins)
+        host, pins = self._host, (self._host.works.owner(), self._pairs, plans)
+        return Plan(host.engine, self.run, None, text, by, transport, self._asked.timeout, pins)
 
     def _plans(self) -> Iterator[tuple[Message, Executable]]:
         for message in coalesce.messages(self._pairs):
@@ -90,7 +95,7 @@ class ListCall:
                 pieces=message.pieces,
             )
             asked = self._asked
-            yield message, self._launch.plans.find(call, asked.algorithm, asked.timeout)
+            yield message, self._host.plans.find(call, asked.algorithm, asked.timeout)
 
     def _results(self) -> list[Any]:
         return [out.owner for _, out in self._pairs]

@@ -45,17 +45,21 @@ class Executable:
     algorithm: str
     direct: str | None  #: algorithm that runs instead where all arrays are of `empty`
     transport: str  #: what moves the data, such as "shm", "tcp" or "shm+verbs"
+    nbytes: int  #: of the message, all blocks together
 
 
 class Plans:
     """The plans of one communicator."""
 
-    def __init__(self, engine: Engine) -> None:
+    #: Whether arrays of `empty` may take the direct form.
+    direct = True
+
+    def __init__(self, engine: Engine, proofs: Proofs | None = None) -> None:
         self._engine = engine
         self._plans: dict[tuple[Call, Wanted], Executable] = {}
         self._programs: dict[tuple[int, int], Any] = {}
         self._launchers: dict[Wanted, Any] = {None: engine.launcher}
-        self._proofs = Proofs(engine, self._bind)
+        self.proofs = proofs or Proofs(engine, self._bind)
         self._rank, self._size = engine.world.rank, engine.world.size
         engine.lend(self)
 
@@ -130,7 +134,7 @@ class Plans:
         placement = world.placement.rotated(call.root)
         staged = Form(algorithm, average, False, placement)
         forms = [(staged, self._compile(staged, call.root))]
-        if choice.direct is not None and not world.remote:
+        if choice.direct is not None and self.direct and not world.remote:
             named = algorithm if choice.direct == algorithm.name else None
             direct = named or get(choice.direct, call.collective)
             mapped = Form(direct, average, True, placement)
@@ -144,7 +148,7 @@ class Plans:
                 f"{call.collective}: algorithm {algorithm.name!r} sends {widest} chunks at once, "
                 f"want at most {world.slot_bytes // CHUNK_UNIT}"
             )
-        self._proofs.require(call, forms, text)
+        self.proofs.require(call, forms, text)
         return self._bind(call, programs, choice._replace(tile=tile), text, timeout)
 
     def _compile(self, form: Form, root: int) -> Program:
@@ -186,7 +190,7 @@ class Plans:
             in_extent=g.input,
             out_extent=g.output,
         )
-        engine.keep(handle)
+        handle = self._keep(call, handle)
         made = Executable(
             handle,
             bindings.plan_number(handle),
@@ -194,9 +198,14 @@ class Plans:
             choice.algorithm,
             choice.direct if len(programs) > 1 else None,
             self._transport(peers),
+            call.nbytes,
         )
         engine.faults.plans[signature] = made
         return made
+
+    def _keep(self, call: Call, handle: Any) -> Any:
+        """Return what runs a native plan, which is freed when the engine closes at the latest."""
+        return self._engine.keep(handle)
 
     def _load(self, program: Program, root: int) -> Any:
         key = program.digest, root

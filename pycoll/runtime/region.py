@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+from pycoll.dtypes import DType
 from pycoll.errors import UnavailableError, UsageError
 from pycoll.runtime import bindings
 
@@ -42,25 +43,7 @@ class Heap:
         """Return a numpy array whose elements have no set value."""
         import numpy
 
-        from pycoll.arrays import served
-
-        try:
-            kind = numpy.dtype(dtype)
-        except TypeError:
-            raise UsageError(
-                f"empty: numpy knows no dtype {dtype!r}; for bfloat16 make it uint16 and pass "
-                "torch.from_numpy(x).view(torch.bfloat16)"
-            ) from None
-        served(kind.name, "empty: the array")
-        try:
-            axes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
-            axes = tuple(operator.index(axis) for axis in axes)
-        except TypeError:
-            axes = (-1,)
-        if min(axes, default=0) < 0:
-            raise UsageError(
-                f"empty: shape is {shape!r}, want a length or lengths, each at least 0"
-            )
+        axes, kind = lengths(shape), numpy.dtype(dtype_of(dtype).name)
         count = math.prod(axes)
         buffer = self._allocate(count * kind.itemsize)
         return numpy.frombuffer(buffer, kind, count).reshape(axes)
@@ -116,6 +99,34 @@ class Heap:
         self._live.clear()
         while self._open:
             bindings.comm_forked(self._open.pop())
+
+
+def dtype_of(dtype: Any) -> DType:
+    """Return the dtype of a new array."""
+    import numpy
+
+    from pycoll.arrays import served
+
+    try:
+        kind = numpy.dtype(dtype)
+    except TypeError:
+        raise UsageError(
+            f"empty: numpy knows no dtype {dtype!r}; for bfloat16 make it uint16 and pass "
+            "torch.from_numpy(x).view(torch.bfloat16)"
+        ) from None
+    return served(kind.name, "empty: the array")
+
+
+def lengths(shape: int | Iterable[int]) -> tuple[int, ...]:
+    """Return the lengths of a new array's axes."""
+    try:
+        axes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+        axes = tuple(operator.index(axis) for axis in axes)
+    except TypeError:
+        axes = (-1,)
+    if min(axes, default=0) < 0:
+        raise UsageError(f"empty: shape is {shape!r}, want a length or lengths, each at least 0")
+    return axes
 
 
 #: Those of closed communicators, too, whose arrays live on.

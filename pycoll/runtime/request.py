@@ -6,14 +6,13 @@ One path serves every collective. Its rules say which blocks a rank brings and w
 
 from __future__ import annotations
 
-import ctypes
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pycoll import arrays
-from pycoll.arrays import ArrayView
+from pycoll.arrays import ArrayView, Device
 from pycoll.dtypes import ReduceOp
 from pycoll.errors import UsageError
 from pycoll.runtime.call import Call
@@ -27,7 +26,18 @@ class Request(NamedTuple):
     call: Call
     x: ArrayView | None  #: None: this rank brings nothing
     out: ArrayView | None  #: None: this rank gets nothing
-    prepare: Callable[[], object] | None = None  #: to be done before each run
+    #: where x was and where it is read, to be copied before each run: the result overwrites it
+    copy: tuple[ArrayView, ArrayView] | None = None
+
+    @property
+    def views(self) -> list[ArrayView]:
+        """The arrays that there are."""
+        return [array for array in (self.x, self.out) if array is not None]
+
+    @property
+    def device(self) -> Device:
+        """Where they lie."""
+        return self.views[0].device
 
     @property
     def addresses(self) -> tuple[int, int]:
@@ -44,9 +54,16 @@ class Asking:
     """A call of one collective on one rank, while its arrays are looked at."""
 
     def __init__(
-        self, kind: Kind, rank: int, size: int, root: Any, counts: Sequence[int] | None
+        self,
+        kind: Kind,
+        rank: int,
+        size: int,
+        root: Any,
+        counts: Sequence[int] | None,
+        empty: Callable[[ArrayView, tuple[int, ...]], ArrayView] = arrays.empty,
     ) -> None:
         self.kind = kind
+        self.empty = empty  #: makes a new array like another
         self.who = kind.name if counts is None else f"{kind.name}v"
         self.rank, self.size = rank, size
         self.root = rank_of(root, size, f"{self.who}: root")
@@ -115,7 +132,8 @@ class Asking:
             raise UsageError(f"{self.who}: {name} has {array.count} elements, want {want}")
 
     def _apart(self, call: Call, x: ArrayView, out: ArrayView) -> Request:
-        """Refuse arrays that share memory, other than in place."""
+        """Refuse arrays that share memory other than in place, or lie in different memories."""
+        arrays.together((x, out), self.who)
         shared = x.overlaps(out) or (x.address == out.address and x.nbytes == out.nbytes > 0)
         if not shared:
             return Request(call, x, out)
@@ -123,9 +141,8 @@ class Asking:
             if self._begin(x, self.geometry.input) == self._begin(out, self.geometry.output):
                 return Request(call, x, out)
         elif not x.overlaps(out):
-            copy = arrays.empty(x, x.shape)
-            copying = _Copy(x, copy)
-            return Request(call, copy, out, copying)
+            copy = self.empty(x, x.shape)
+            return Request(call, copy, out, (x, copy))
         raise UsageError(
             f"{self.who}: out begins {out.address - x.address} bytes from x and overlaps it; "
             f"pass {self.kind.cure} or one that shares no memory with x"
@@ -134,16 +151,6 @@ class Asking:
     def _begin(self, array: ArrayView, extent: Extent) -> int:
         """Return where block 0 would begin."""
         return array.address - extent.begin(self.counts) * array.dtype.itemsize
-
-
-class _Copy:
-    """Bring what was in ``x`` when the call began, for ``x`` is overwritten."""
-
-    def __init__(self, x: ArrayView, copy: ArrayView) -> None:
-        self._x, self._copy = x, copy
-
-    def __call__(self) -> None:
-        ctypes.memmove(self._copy.address, self._x.address, self._x.nbytes)
 
 
 def in_place(asking: Asking, x: ArrayView) -> ArrayView:
@@ -155,10 +162,10 @@ def new(asking: Asking, x: ArrayView) -> ArrayView:
     """The result goes to a new array: x with more or fewer rows; flat where blocks differ."""
     have, want = asking.geometry.input, asking.geometry.output
     if len(set(asking.counts)) > 1:
-        return arrays.empty(x, (want.total(asking.counts),))
+        return asking.empty(x, (want.total(asking.counts),))
     rows = x.shape[0] if x.shape else 1
     _check_rows(asking, x, rows, have)
-    return arrays.empty(x, (rows // have.nblocks * want.nblocks, *x.shape[1:]))
+    return asking.empty(x, (rows // have.nblocks * want.nblocks, *x.shape[1:]))
 
 
 def own_part(asking: Asking, x: ArrayView) -> ArrayView:

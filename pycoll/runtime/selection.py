@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pycoll.algorithms import get, names
@@ -20,8 +21,12 @@ if TYPE_CHECKING:
 class Selection:
     """How the ranks of one communicator choose, all alike: a pure function of what they agreed."""
 
-    def __init__(self, world: World, settled: Settled) -> None:
+    def __init__(
+        self, world: World, settled: Settled, device: str = "cpu", direct: bool = True
+    ) -> None:
         self._world = world
+        self._device = device
+        self._direct = direct  #: whether all arrays of `empty` are reached by all ranks
         self._tuning = None if settled.tuning is None else Tuning.from_json(settled.tuning)
         self._selector = None if settled.selector is None else selector(settled.selector)
 
@@ -35,9 +40,11 @@ class Selection:
             wanted = self._preset(call)
         named = wanted.name if isinstance(wanted, Algorithm) else wanted
         name = "barrier" if call == BARRIER else call.collective
-        asked = question(self._world, name, call.nbytes, named, call.dtype.name)
+        asked = question(
+            self._world, name, call.nbytes, named, call.dtype.name, device=self._device
+        )
         own = self._selector if named is None else None  # an explicit wish needs no advice
-        choice = choose(asked, tuning=self._tuning, selector=own)
+        choice = self._served(choose(asked, tuning=self._tuning, selector=own))
         algorithm = wanted
         if not isinstance(algorithm, Algorithm):
             algorithm = get(choice.algorithm, call.collective)
@@ -50,8 +57,12 @@ class Selection:
 
     def explain(self, collective: str, nbytes: int) -> Explanation:
         """Return what `choose` chooses for a call of this length, and why."""
-        asked = question(self._world, collective, nbytes)
-        return explain(asked, self._tuning, self._selector)
+        asked = question(self._world, collective, nbytes, device=self._device)
+        found = explain(asked, self._tuning, self._selector)
+        return replace(found, choice=self._served(found.choice))
+
+    def _served(self, choice: Choice) -> Choice:
+        return choice if self._direct else choice._replace(direct=None)
 
     def _preset(self, call: Call) -> str | None:
         """Return PYCOLL_ALGORITHM where this collective, or none at all, has such an algorithm."""
@@ -66,6 +77,7 @@ def question(
     nbytes: int,
     wanted: str | None = None,
     dtype: str = "float32",
+    device: str = "cpu",
 ) -> Question:
     """Return what the ranks of a communicator ask about a call."""
     return Question(
@@ -81,4 +93,5 @@ def question(
         slot_bytes=world.slot_bytes,
         rdma=world.transport == VERBS,
         wire=world.wire,
+        device=device,
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pycoll.errors import CollectiveTimeout, PycollError
+from pycoll.runtime.line import user_line
 
 if TYPE_CHECKING:
     from pycoll.runtime.engine import Engine
@@ -72,6 +74,14 @@ class Work:
             raise error
         return self._result()
 
+    def synchronize(self, timeout: float | None = None) -> Any:
+        """Wait on the host; on arrays in its memory `wait` does the same.
+
+        Args:
+            timeout: Seconds to wait at most.
+        """
+        return self.wait(timeout)
+
     def done(self) -> bool:
         """Tell whether `wait` would return, or raise, at once."""
         return self._finished(0)
@@ -109,3 +119,20 @@ class Work:
             if self._finish is not None:
                 self._value, self._finish, self._owner = self._finish(), None, None
             return self._value
+
+
+class Works:
+    """Where the works of one communicator come from. The communicator holds it."""
+
+    def __init__(self, engine: Engine, owner: Any) -> None:
+        self._engine = engine
+        self._owner = weakref.ref(owner)
+
+    def owner(self) -> Any:
+        """Return the communicator, to be held by what needs it."""
+        return self._owner()
+
+    def work(self, text: str, timeout: float | None, pins: Any) -> Work:
+        """Return a Work that is not started yet, and that holds ``pins``."""
+        seconds = self._engine.timeout if timeout is None else timeout
+        return Work(self._engine, f"{text} at {user_line()}", seconds, (self.owner(), pins))

@@ -42,6 +42,7 @@ def test_info_works_without_the_engine_and_says_why(root):
     assert "shm             missing" in done.stdout
     assert "verbs           missing: it is part of the engine" in done.stdout
     assert "tcp             missing: it is part of the engine" in done.stdout
+    assert "  driver          missing: it is part of the engine" in done.stdout
     assert "PYCOLL_TIMEOUT" in done.stdout
 
 
@@ -122,6 +123,42 @@ def test_info_says_by_which_ports_rdma_goes(cli, monkeypatch):
     monkeypatch.setattr(bindings, "verbs_ports", list)
     monkeypatch.setattr(rails, "seen", lambda: False)
     assert "  verbs           missing: there is no RDMA device" in cli("info").out
+
+
+def gpus(out: str) -> list[str]:
+    lines = out.splitlines()
+    at = lines.index("GPUs:")
+    return lines[at + 1 : lines.index("algorithms:")]
+
+
+@pytest.mark.native
+def test_info_says_what_is_missing_for_gpus(cli, monkeypatch):
+    from pycoll.runtime import bindings_cuda
+    from pycoll.runtime.cuda import compile
+
+    monkeypatch.setattr(bindings_cuda, "missing", lambda: "libcuda.so.1 was not found: install it")
+    monkeypatch.setattr(bindings_cuda, "devices", lambda: 0)
+    monkeypatch.setattr(compile, "missing", lambda: "cupy is not installed: pip install it")
+    assert gpus(cli("info").out) == [
+        "  driver          missing: libcuda.so.1 was not found: install it",
+        "  compiler        missing: cupy is not installed: pip install it",
+        "  arrays          cupy, torch, the CUDA array interface, DLPack",
+    ]
+
+
+@pytest.mark.fake_cuda(devices=2)
+def test_info_lists_gpus(cli, monkeypatch):
+    from pycoll.runtime.cuda import compile
+
+    monkeypatch.setattr(compile, "missing", lambda: "")
+    monkeypatch.setattr(compile, "version", lambda: (12, 9))
+    driver, first, second, compiler, _ = gpus(cli("info").out)
+    assert driver.startswith("  driver          for CUDA 1")
+    assert first.startswith("  cuda:0          Stand-in GPU at 0000:")
+    assert "GiB" in first
+    assert "compute capability 9.0, GPUDirect RDMA: " in first
+    assert second.startswith("  cuda:1          Stand-in GPU at 0000:")
+    assert compiler == "  compiler        NVRTC 12.9"
 
 
 def test_rdma_devices_in_full(cli, monkeypatch):

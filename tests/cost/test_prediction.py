@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from pycoll.algorithms import BUILTIN
-from pycoll.cost.machine import Machine, Rates
+from pycoll.cost.explanation import explain
+from pycoll.cost.machine import GPU, Machine, Rates
 from pycoll.cost.prediction import predict
+from pycoll.cost.question import Question
 from pycoll.cost.work import work_of
 from pycoll.errors import ScheduleError
 from pycoll.schedule import FLAT, Algorithm, Level, Placement, ScheduleBuilder, allreduce, schedule
@@ -127,3 +129,14 @@ def test_blocks_of_different_lengths() -> None:
     odd = predict(gather, 1 << 20, Machine(4, 4), blocks=[1 << 20, 0, 0, 0])
     assert even == pytest.approx(predict(gather, 1 << 20, Machine(4, 4)), rel=0.01)
     assert odd > even
+
+
+def test_ranks_on_gpus_are_asked_about_with_rates_of_their_own() -> None:
+    here = Question("allreduce", 1 << 20, 4, cores=1)
+    there = here._replace(device="cuda")
+    assert Machine.of(there).turns == 1 < Machine.of(here).turns  # they share no core
+    assert Machine.of(there).rates == GPU
+    rdma = Machine.of(there._replace(rdma=True, wire=5e9)).rates
+    assert rdma == GPU._replace(rdma_bandwidth=5e9)
+    assert "not measured here" in str(explain(there))
+    assert "not measured here" not in str(explain(here))

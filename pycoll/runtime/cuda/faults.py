@@ -1,0 +1,68 @@
+"""What went wrong with a call on a GPU, told alike to every rank.
+
+A kernel waits for its peers by itself, with a deadline; nobody writes on the call board for it. So
+what is known of a failure is what the kernel left behind, and who of the ranks is gone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pycoll.errors import CollectiveTimeout, MismatchError, PeerLostError
+from pycoll.runtime import bindings_plane
+from pycoll.runtime.bindings import Board
+from pycoll.runtime.faults import Cause, Faults, calls_text
+
+if TYPE_CHECKING:
+    from pycoll.runtime.cuda.plane import Plane
+
+
+class PlaneFaults(Faults):
+    """The failure of one plane."""
+
+    def __init__(self, plane: Plane) -> None:
+        bootstrap = plane.bootstrap
+        super().__init__(plane.comm, bootstrap.control, plane.world, bootstrap.describe)
+        self._plane = plane
+
+    def look(self) -> None:
+        """Break the plane if what was launched, or a graph, can never end without a rank."""
+        if self.failure is not None:
+            return
+        launched, captured = self._plane.calls(), self._plane.captured()
+        for rank, gone in list(self._departed.items()):
+            left = self._control.calls_of(rank) is not None
+            if launched > gone.calls or (captured and not left):
+                # The number of a dead rank's calls is unknown: what it left unfinished cannot end.
+                after = f" after {calls_text(gone.calls)} on its GPU" if left else ""
+                text = (
+                    f"{self._name(rank)} {gone.how}{after} and takes no part in call {launched} on "
+                    f"the GPU, {self._plane.text}"
+                )
+                self._break(PeerLostError(text), Cause.LOST, rank)
+                return
+
+    def _look_for_departed(self, own: Board) -> None:
+        self.look()
+
+    def describe(self, where: str = "") -> str:
+        """Return what this rank called last, or the text of a queued call."""
+        return where or self._plane.text
+
+    def _time_out(self, timeout: float) -> None:
+        stuck = bindings_plane.plane_stuck(self._plane.native)
+        text = f"{self._plane.text} did not finish within {timeout:g} s on the GPU"
+        if stuck is not None and stuck.peer >= 0:
+            text += (
+                f": rank {self._rank} waits for rank {stuck.peer} (count {stuck.got}, want "
+                f"{stuck.want}; instruction {stuck.instruction} of block {stuck.block})"
+            )
+        self._break(CollectiveTimeout(text), Cause.TIMEOUT, self._rank)
+        self._tell("timeout", text)
+
+    def _agree_on_mismatch(self) -> MismatchError:
+        stuck = bindings_plane.plane_stuck(self._plane.native)
+        whose = "" if stuck is None else f"; rank {stuck.peer} sent the message of another call"
+        text = f"ranks called different things: rank {self._rank}: {self._plane.text}{whose}"
+        self._tell("transfer", text)
+        return MismatchError(text)

@@ -1,0 +1,48 @@
+"""Kernels: the interpreter as a module on one GPU, for each dtype and operator that is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pycoll.dtypes import DType, ReduceOp
+from pycoll.runtime import bindings_cuda
+from pycoll.runtime.bindings_cuda import Function
+from pycoll.runtime.cuda import compile
+
+#: Threads of a block: few registers and little shared memory fit beside computation.
+THREADS = 256
+
+
+class Kernels:
+    """The kernels that are loaded."""
+
+    def __init__(self, number: int, cache: Path) -> None:
+        device = bindings_cuda.device(number)
+        self._number, self._cache = number, cache
+        self._capability = device.major, device.minor
+        self._modules: list[int] = []
+        self._functions: dict[tuple[DType, ReduceOp], int] = {}
+        self.threads = min(THREADS, device.threads_per_block)
+
+    def function(self, dtype: DType, op: ReduceOp) -> int:
+        """Return CUDA's handle of a kernel; it is compiled and loaded if need be."""
+        found = self._functions.get((dtype, op))
+        if found is None:
+            image = compile.cubin(dtype, op, self._capability, self._cache)
+            module = bindings_cuda.module(self._number, image)
+            self._modules.append(module)
+            found = bindings_cuda.function(self._number, module, compile.entry(dtype, op))
+            self._functions[dtype, op] = found
+        return found
+
+    def any(self) -> Function | None:
+        """Return what one of them takes, if any is loaded."""
+        for handle in self._functions.values():
+            return bindings_cuda.function_read(self._number, handle)
+        return None
+
+    def close(self) -> None:
+        """Unload all of them; none runs."""
+        for module in self._modules:
+            bindings_cuda.module_free(self._number, module)
+        self._modules, self._functions = [], {}

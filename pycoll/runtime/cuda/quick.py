@@ -1,0 +1,121 @@
+"""Quick: finds the plan of a blocking call by what its arrays are, without looking at them again.
+
+A view, a request and a call cost more than the launch. Arrays like those of an earlier call, in
+dtype, shape, device and library, need none of it, unless they share memory.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pycoll.runtime.cuda.array import CudaArray
+from pycoll.runtime.cuda.view import CUPY, INTERFACE, TORCH, Family
+
+if TYPE_CHECKING:
+    from pycoll.runtime.asked import Asked
+    from pycoll.runtime.plan import Executable
+    from pycoll.runtime.request import Request
+
+#: Kinds of calls that are remembered; when there are more, all are forgotten.
+MOST = 1024
+
+
+class Spot(NamedTuple):
+    """An array that is contiguous in a GPU's memory."""
+
+    kind: tuple[Any, ...]  #: what must be alike: library, dtype, shape, device
+    address: int
+    nbytes: int
+    family: Family
+    number: int  #: of the device
+
+
+class Known(NamedTuple):
+    """A kind of calls."""
+
+    plan: Executable
+    reads: bool  #: x is the input
+    writes: bool  #: there is a result, in out, or in x where there is none
+
+
+class Found(NamedTuple):
+    """A call that can be launched."""
+
+    plan: Executable
+    x: int
+    out: int
+    spot: Spot
+    result: Any
+
+
+class Quick:
+    """The kinds of calls that one communicator has made on a GPU."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Known] = {}
+
+    def find(self, name: str, x: Any, out: Any, op: int, asked: Asked) -> Found | None:
+        """Return a call that can be launched; None sends the caller to look at its arrays."""
+        if not self._known or (at := spot(x)) is None or asked.root.__class__ is not int:
+            return None
+        target = at
+        if out is not None and out is not x:
+            there = spot(out)
+            if there is None or there.family is not at.family:
+                return None
+            target = there
+        known = self._known.get(_key(name, op, asked, at, target, x, out))
+        if known is None:
+            return None
+        a, b = at.address, target.address
+        if known.writes and target is not at and a < b + target.nbytes and b < a + at.nbytes:
+            return None  # they share memory, perhaps as they may
+        result = (x if out is None else out) if known.writes else None
+        return Found(known.plan, a if known.reads else 0, b if known.writes else 0, at, result)
+
+    def learn(
+        self, x: Any, out: Any, op: int, asked: Asked, request: Request, plan: Executable
+    ) -> None:
+        """Remember a kind of calls that needs nothing else than its plan."""
+        result = request.result
+        if request.copy is not None or (
+            result is not None and result is not (x if out is None else out)
+        ):
+            return  # something is made for each call
+        at = spot(x)
+        target = at if out is None or out is x else spot(out)
+        if at is None or target is None or target.family is not at.family:
+            return
+        if asked.root.__class__ is not int:  # a number of another kind; it may not be hashable
+            return
+        if len(self._known) >= MOST:
+            self._known.clear()
+        key = _key(request.call.collective, op, asked, at, target, x, out)
+        self._known[key] = Known(plan, request.x is not None, request.out is not None)
+
+
+def _key(
+    name: str, op: int, asked: Asked, at: Spot, target: Spot, x: Any, out: Any
+) -> tuple[Any, ...]:
+    # In place is another kind of call: some collectives copy first.
+    there = None if out is None else True if out is x else target.kind
+    return name, op, asked.root, asked.algorithm, at.kind, there
+
+
+def spot(x: Any) -> Spot | None:
+    """Say where an array lies, if that is easily said."""
+    if isinstance(x, CudaArray):
+        kind = CudaArray, x.kind, x.shape, x.number, x.stream, x.writable
+        return Spot(kind, x.address, x.nbytes, INTERFACE, x.number)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        if not (x.is_cuda and x.is_contiguous()) or x.is_sparse:
+            return None
+        number = x.get_device()
+        return Spot((TORCH, x.dtype, x.shape, number), x.data_ptr(), x.nbytes, TORCH, number)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(x, cupy.ndarray) and x.flags.c_contiguous:
+        number = x.device.id
+        return Spot((CUPY, x.dtype, x.shape, number), x.data.ptr, x.nbytes, CUPY, number)
+    return None

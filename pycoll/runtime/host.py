@@ -1,0 +1,108 @@
+"""Host: runs plans on arrays in the host's memory, by the engine's threads."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pycoll.runtime import bindings
+from pycoll.runtime.call import BARRIER
+from pycoll.runtime.coalesce import Buffers
+from pycoll.runtime.lists import ListCall
+from pycoll.runtime.persistent import Plan
+from pycoll.runtime.plan import Executable, Plans
+
+if TYPE_CHECKING:
+    from pycoll.dtypes import ReduceOp
+    from pycoll.runtime.asked import Asked
+    from pycoll.runtime.coalesce import Pair
+    from pycoll.runtime.engine import Engine
+    from pycoll.runtime.request import Kind, Request
+    from pycoll.runtime.work import Work, Works
+
+
+class Host:
+    """The executor of arrays in the host's memory."""
+
+    def __init__(self, engine: Engine, works: Works) -> None:
+        self.engine = engine
+        self.works = works
+        self.plans = Plans(engine)
+        self.buffers = Buffers(engine.heap)
+
+    def run(self, request: Request, asked: Asked) -> Any:
+        """Run a call and return its result."""
+        plan = self._plan(request, asked)
+        _copy(request)
+        self.engine.call(plan.handle, *request.addresses, asked.timeout)
+        return request.result
+
+    def submit(self, request: Request, asked: Asked) -> Work:
+        """Queue a call for the progress thread."""
+        plan = self._plan(request, asked)
+        _copy(request)
+        work = self.works.work(plan.text, asked.timeout, request)
+        return work.start([(plan, *request.addresses)], lambda: request.result)
+
+    def bind(self, request: Request, asked: Asked) -> Plan:
+        """Bind a call to its arrays."""
+        plan = self._plan(request, asked)
+        bound = self.bound(plan, request.addresses, asked.timeout, request.result)
+        holds = self.engine.heap.holds
+        mapped = all(holds(array.address, array.nbytes) for array in request.views)
+        by = plan.direct if mapped and plan.direct else plan.algorithm
+        start = bound if request.copy is None else _copied(request, bound)
+        pins = (self.works.owner(), request, plan)
+        return Plan(
+            self.engine,
+            start,
+            request.result,
+            plan.text,
+            by,
+            plan.transport,
+            asked.timeout,
+            pins,
+        )
+
+    def listed(self, kind: Kind, pairs: Sequence[Pair], op: ReduceOp, asked: Asked) -> ListCall:
+        """Return a call of a list of arrays."""
+        return ListCall(self, kind, pairs, op, asked)
+
+    def arrive(self, asked: Asked, async_op: bool = False) -> Work | None:
+        """Run or queue a barrier, for the purpose that is given."""
+        call = replace(BARRIER, purpose=asked.purpose)
+        plan = self.plans.find(call, None, asked.timeout)
+        byte = bindings.ffi.new("unsigned char[1]")
+        address = int(bindings.ffi.cast("uintptr_t", byte))
+        if async_op:
+            work = self.works.work(plan.text, asked.timeout, byte)
+            return work.start([(plan, address, address)], lambda: None)
+        self.engine.call(plan.handle, address, address, asked.timeout)
+        return None
+
+    def bound(
+        self, plan: Executable, addresses: tuple[int, int], timeout: float | None, result: Any
+    ) -> Any:
+        """Bind a native plan to addresses."""
+        engine = self.engine
+        seconds = engine.timeout if timeout is None else timeout
+        return bindings.fastcall.Plan(engine.number, plan.number, *addresses, seconds, result)
+
+    def _plan(self, request: Request, asked: Asked) -> Executable:
+        return self.plans.find(request.call, asked.algorithm, asked.timeout)
+
+
+def _copy(request: Request) -> None:
+    if request.copy is not None:
+        x, copy = request.copy
+        ctypes.memmove(copy.address, x.address, x.nbytes)
+
+
+def _copied(request: Request, bound: Callable[[], Any]) -> Callable[[], Any]:
+    def start() -> Any:
+        _copy(request)
+        return bound()
+
+    return start
