@@ -1,0 +1,172 @@
+"""How do pycoll's collectives compare with NCCL's where 2 and 4 ranks share one GPU?
+
+Ranks are threads of one process, each with a stream: they share the GPU's memory and caches, and no
+link lies between them. It compares the kernels, their protocols and how well they copy, not links.
+NCCL can do so from 2.30.7 on, if asked to. Both are held to as many blocks.
+
+Run: python bench/gpu/one_gpu.py [--nccl libnccl.so.2] [--ranks 2,4] [--min 8 --max 256M]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path += [str(Path(__file__).resolve().parents[depth]) for depth in (1, 2)]
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "gpu"))
+
+import arguments
+import kernels
+from figures import ratios, summary
+from launch import RESULTS, write
+
+from pycoll.cli import report
+from pycoll.errors import UnavailableError
+
+NAME = "gpu-one.json"
+
+
+class Plan(NamedTuple):
+    """What is run in one process."""
+
+    ranks: int
+    blocks: int  #: of each rank, of both libraries
+    sizes: tuple[int, ...]  #: bytes
+
+
+def parse(given: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = arguments.parser(__doc__, RESULTS / NAME)
+    parser.add_argument("--ranks", type=arguments.numbers, default=[2, 4], metavar="2,4")
+    parser.add_argument("--device", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=1800.0, help="of each process at most")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)  # a Plan, and where to write
+    options = arguments.parse(parser, given)
+    if any(ranks < 2 for ranks in options.ranks):
+        parser.error("--ranks: one rank sends nothing, want at least 2")
+    return options
+
+
+def plans(options: argparse.Namespace) -> Iterator[Plan]:
+    """Yield one plan for each number of ranks."""
+    for ranks in options.ranks:
+        # All ranks' blocks must be resident at once: what lacks room hangs.
+        blocks = options.blocks or (16 if ranks <= 2 else 8)
+        yield Plan(ranks, blocks, arguments.sizes(options))
+
+
+def environment(plan: Plan) -> dict[str, str]:
+    """Return the variables of a plan: as many blocks for both, ranks that share a GPU."""
+    return {
+        "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+        "NCCL_MAX_CTAS": str(plan.blocks),
+        "NCCL_MIN_CTAS": str(plan.blocks),
+        "PYCOLL_CUDA_BLOCKS": str(plan.blocks),
+        "CUDA_MODULE_LOADING": "EAGER",  # loading waits for kernels that spin
+    }
+
+
+def main() -> None:
+    options = parse(sys.argv[1:])
+    if options.worker:
+        worker(options)
+        return
+    meta: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    for plan in plans(options):
+        found = run(plan, options)
+        meta = meta or found["meta"]
+        rows += found["rows"]
+    write(options.output, meta, rows, ratios=ratios(rows))
+    print(*summary(rows), sep="\n")
+    sys.exit(any(row["wrong"] for row in rows))
+
+
+def run(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
+    """Run a plan in a process of its own: NCCL reads its variables once."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "rows.json")
+        command = [sys.executable, __file__, *sys.argv[1:]]
+        command += ["--worker", json.dumps([plan.ranks, plan.blocks, plan.sizes, str(path)])]
+        done = subprocess.run(
+            command,
+            env={**os.environ, **environment(plan)},
+            timeout=options.seconds,
+            check=False,
+        )
+        if done.returncode:  # it has said why
+            sys.exit(done.returncode)
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+
+def worker(options: argparse.Namespace) -> None:
+    """Run one plan; all ranks are threads of this process."""
+    ranks, blocks, sizes, path = json.loads(options.worker)
+    try:
+        found = contest(Plan(ranks, blocks, tuple(sizes)), options)
+    except UnavailableError as error:
+        sys.exit(f"not measured: {error}")
+    Path(path).write_text(json.dumps(found))
+
+
+def contest(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure one plan.
+
+    Raises:
+        UnavailableError: There is no GPU, or no NCCL in which ranks can share it.
+    """
+    from pycoll.runtime import bindings_cuda as cuda
+
+    if lack := cuda.missing():
+        raise UnavailableError(lack)
+    if options.stand_in:
+        kernels.take_any()
+    import together
+    from nccl import Nccl
+    from rows import measure
+
+    nccl = None if options.alone else Nccl(options.nccl)
+    comms: list[Any] = [None] * plan.ranks
+    if nccl is not None:
+        nccl.require_sharing()
+        comms = list(nccl.all([options.device] * plan.ranks))
+    meeting = together.Meeting(plan.ranks)
+
+    def rank(comm: Any) -> list[dict[str, Any]]:
+        own = meeting.of(comm.rank), options.device, comms[comm.rank]
+        return measure(comm, *own, plan.sizes, plan.blocks, True, options)
+
+    try:
+        rows = together.spawn(rank, plan.ranks)[0]
+    finally:
+        for comm in filter(None, comms):
+            comm.close()
+    return {"meta": meta(plan, options, nccl), "rows": rows}
+
+
+def meta(plan: Plan, options: argparse.Namespace, nccl: Any) -> dict[str, Any]:
+    """Return who measured what on which GPU."""
+    from contest import METHOD
+
+    import pycoll
+    from pycoll.runtime import bindings_cuda as cuda
+
+    gpu = cuda.device(options.device)
+    versions = {"pycoll": pycoll.__version__, "cuda driver": str(gpu.driver)}
+    versions |= {"nccl": nccl.version} if nccl else {}
+    found = report.meta("threads of one process", plan.ranks, versions, "one GPU, shared")
+    found["machine"] |= {"gpu": gpu.name, "capability": f"{gpu.major}.{gpu.minor}"}
+    form = "ranks share one GPU's memory and caches; there is no link between them"
+    return found | {"method": METHOD, "form": form}
+
+
+if __name__ == "__main__":
+    main()

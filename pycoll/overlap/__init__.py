@@ -1,0 +1,177 @@
+"""Computation beside communication on one GPU: what keeps them apart, and what it would gain.
+
+A collective's blocks can only run beside a computation where an SM has room for them: registers,
+threads, shared memory. A kernel that fills every SM makes them wait until its last wave ends. The
+remedy is that of Cui and Pericas (arXiv 2606.09200): the computation's blocks are given shared
+memory that they do not use, so that an SM holds fewer of them, and the communication's stream has a
+higher priority, so that its blocks are the first to be placed.
+
+`plan` says what would have to be done for a kernel, `shape` does it, and `measure` tells whether it
+gains anything. Needs a GPU, but for `plan` of a `Footprint` with a ``capability``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pycoll.overlap.advice import Advice, advise, confirm
+from pycoll.overlap.occupancy import Footprint
+from pycoll.overlap.result import Measured
+from pycoll.overlap.shaped import Launch, Shaped
+
+if TYPE_CHECKING:
+    from pycoll.overlap.gpu import Gpu
+    from pycoll.overlap.kernel import Block
+    from pycoll.overlap.limits import Limits
+    from pycoll.overlap.timing import Enqueue
+
+__all__ = [
+    "COLLECTIVE",
+    "Advice",
+    "Footprint",
+    "Launch",
+    "Measured",
+    "Shaped",
+    "measure",
+    "plan",
+    "shape",
+]
+
+#: A block of pycoll's own kernels at most: what tests of the compiled kernels hold them to.
+COLLECTIVE = Footprint(256, 80, 2048)
+
+
+def plan(
+    kernel: Any,
+    block: Block,
+    comm: Any = None,
+    *,
+    shared_mem: int = 0,
+    capability: tuple[int, int] | None = None,
+) -> Advice:
+    """Say how many blocks of a kernel an SM may hold for a collective to run beside them.
+
+    Args:
+        kernel: A cupy RawKernel (or a function of a RawModule), a compiled Triton kernel, the
+            integer handle of a CUfunction, or a `Footprint`.
+        block: The threads of its block: a number, or a tuple as cupy takes it.
+        comm: The communicator whose collectives are to run beside it. Its first use with GPUs is a
+            moment at which all ranks meet, so then all of them call this. By default a block of
+            `COLLECTIVE` is reckoned with.
+        shared_mem: Bytes of dynamic shared memory that the kernel's launch asks for.
+        capability: Compute capability to reckon for, such as ``(9, 0)``, by the table of
+            `pycoll.overlap.limits`; by default this machine's GPU is asked.
+
+    Returns:
+        The advice: blocks per SM as they are and capped, the padding in bytes, whether a block of
+        the collective fits then, and why.
+
+    Raises:
+        UsageError: The kernel or the block is none.
+        UnavailableError: There is no GPU, and no ``capability`` was given that is known.
+    """
+    gpu, sm = _machine(comm, capability)
+    return _advise(kernel, block, shared_mem, None if gpu is None else comm, gpu, sm)
+
+
+def shape(
+    kernel: Any, max_blocks_per_sm: int, *, capability: tuple[int, int] | None = None
+) -> Shaped:
+    """Return a kernel of which an SM holds at most so many blocks at a time.
+
+    Args:
+        kernel: A cupy RawKernel, or a function of a RawModule.
+        max_blocks_per_sm: At least 1; `plan` says how many.
+        capability: As of `plan`.
+
+    Returns:
+        What is called like the kernel: ``shaped(grid, block, args, shared_mem=0)``. Each launch is
+        given shared memory that it does not use; the results are the same.
+
+    Raises:
+        UsageError: The kernel is none of cupy's, or the cap is no positive integer.
+        UnavailableError: There is no GPU, and no ``capability`` was given that is known.
+    """
+    return Shaped(kernel, max_blocks_per_sm, _machine(None, capability)[1])
+
+
+def measure(
+    compute: Enqueue | Launch,
+    collective: Enqueue,
+    shaped: Enqueue | None = None,
+    *,
+    comm: Any = None,
+    repeats: int = 15,
+    gpu: Any = None,
+) -> Measured:
+    """Time a computation beside a collective in five ways, and say whether one of them gains.
+
+    The ways are: one after the other; on two streams; with the collective's stream at the highest
+    priority; with the computation shaped; and both. They take turns; times are the GPU's own.
+
+    Args:
+        compute: Enqueues the computation on the stream that it is called with, which is cupy's and
+            torch's current one meanwhile. Or a `Launch`, which is then shaped as `plan` advises.
+        collective: Enqueues the collective alike: ``lambda stream: comm.allreduce(x)``.
+        shaped: Enqueues the computation in its shaped form; by default that of a `Launch`, and
+            where there is neither the ways that need it are left out.
+        comm: The communicator; all its ranks call this alike, and the slowest rank's times count.
+        repeats: How often each way is timed, at least 1.
+        gpu: Where it runs; by default the communicator's GPU, or else the current one. Anything
+            with the methods of `pycoll.overlap.timing.Gpu`.
+
+    Returns:
+        The times in seconds, the best way and what it gains; ``str()`` of it is a table.
+
+    Raises:
+        UsageError: ``repeats`` is less than 1.
+        UnavailableError: There is no GPU.
+    """
+    from pycoll.overlap.frameworks import on_stream
+    from pycoll.overlap.ranks import Together
+    from pycoll.overlap.timing import Alone, run
+
+    note = ""
+    here = gpu or _gpu(comm)
+    if shaped is None and isinstance(compute, Launch):
+        work = compute.kernel, compute.block, compute.shared_mem
+        advice = _advise(*work, comm, here, here.limits)
+        note = f"plan: {advice}"
+        if advice.capped < advice.natural:
+            shaped = compute.shaped(advice.capped, here.limits)
+    elif shaped is None:
+        note = "not shaped: compute is no overlap.Launch, and no shaped form was given"
+    ranks = Alone() if comm is None else Together(comm)
+    capped = None if shaped is None else on_stream(shaped)
+    return run(here, ranks, on_stream(compute), on_stream(collective), capped, repeats, note)
+
+
+def _advise(kernel: Any, block: Block, shared_mem: int, comm: Any, gpu: Any, sm: Limits) -> Advice:
+    from pycoll.overlap.kernel import footprint, handle_of
+
+    beside = COLLECTIVE
+    if comm is not None:
+        own = comm.cuda()
+        if own.registers:  # else it has loaded no kernel yet
+            beside = Footprint(own.threads, own.registers, own.shared_bytes)
+    each = footprint(kernel, block, shared_mem, gpu)
+    advice = advise(each, beside, sm)
+    handle = handle_of(kernel)
+    return advice if gpu is None or handle is None else confirm(advice, each, gpu, handle, sm)
+
+
+def _machine(comm: Any, capability: tuple[int, int] | None) -> tuple[Gpu | None, Limits]:
+    """Return the GPU that is reckoned for, where it is there, and its limits."""
+    from pycoll.overlap.limits import limits
+
+    if capability is not None:
+        return None, limits(capability)
+    gpu = _gpu(comm)
+    return gpu, gpu.limits
+
+
+def _gpu(comm: Any) -> Gpu:
+    # Loaded here: it brings the engine, and what reckons with numbers only does without.
+    from pycoll.overlap.gpu import Gpu
+
+    return Gpu(None if comm is None else comm.cuda().device)

@@ -1,0 +1,134 @@
+"""Times a computation beside a collective, in five ways, by the GPU's own events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pycoll.errors import UsageError
+from pycoll.overlap.result import BOTH, CONCURRENT, PRIORITY, SEQUENTIAL, SHAPED, WAYS, Measured
+
+#: Enqueues work on the stream that it is given, and does not wait for it.
+Enqueue = Callable[[Any], object]
+
+
+class Stream(Protocol):
+    """A queue of the GPU."""
+
+    def record(self, event: Any) -> None:
+        """Let ``event`` happen when all that is enqueued so far has ended."""
+
+    def wait(self, event: Any) -> None:
+        """Let what is enqueued from now on begin after ``event``."""
+
+    def synchronize(self) -> None:
+        """Wait on the host until everything enqueued has ended."""
+
+
+class Gpu(Protocol):
+    """What `measure` needs of a GPU."""
+
+    def stream(self, high: bool) -> Stream:
+        """Return a new stream, of the highest or of the default priority."""
+
+    def event(self) -> Any:
+        """Return a new event that keeps the time."""
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Return the time between two events that have happened."""
+
+
+class Ranks(Protocol):
+    """What `measure` needs of a communicator."""
+
+    def barrier(self) -> object:
+        """Wait for all ranks."""
+
+    def slowest(self, seconds: list[float]) -> list[float]:
+        """Return the largest of all ranks, place by place."""
+
+
+class Alone:
+    """One rank."""
+
+    def barrier(self) -> None:
+        """Nobody else is there."""
+
+    def slowest(self, seconds: list[float]) -> list[float]:
+        """Return the own times."""
+        return seconds
+
+
+def run(
+    gpu: Gpu,
+    ranks: Ranks,
+    compute: Enqueue,
+    collective: Enqueue,
+    shaped: Enqueue | None,
+    repeats: int,
+    note: str = "",
+) -> Measured:
+    """Time every way ``repeats`` times, in turns; all ranks call this alike.
+
+    Raises:
+        UsageError: ``repeats`` is less than 1.
+    """
+    if repeats < 1:
+        raise UsageError(f"overlap.measure: repeats is {repeats}, want at least 1")
+    bench = _Bench(gpu, ranks)
+    turns: dict[str, Callable[[], float]] = {
+        "compute": lambda: bench.one(compute),
+        "collective": lambda: bench.one(collective),
+        SEQUENTIAL: lambda: bench.one(compute, collective),
+        CONCURRENT: lambda: bench.two(compute, collective, high=False),
+        PRIORITY: lambda: bench.two(compute, collective, high=True),
+    }
+    if shaped is not None:
+        turns[SHAPED] = lambda: bench.two(shaped, collective, high=False)
+        turns[BOTH] = lambda: bench.two(shaped, collective, high=True)
+    for turn in turns.values():  # kernels are loaded, peers are met
+        turn()
+    times: dict[str, list[float]] = {name: [] for name in turns}
+    names = list(turns)
+    for repeat in range(repeats):
+        # The order rotates, so that none always follows the same one.
+        by = repeat % len(names)
+        for name in (*names[by:], *names[:by]):
+            times[name].append(turns[name]())
+    samples = {name: tuple(ranks.slowest(values)) for name, values in times.items()}
+    ways = {way: samples[way] for way in WAYS if way in samples}
+    return Measured(samples["compute"], samples["collective"], ways, note)
+
+
+class _Bench:
+    def __init__(self, gpu: Gpu, ranks: Ranks) -> None:
+        self._gpu, self._ranks = gpu, ranks
+        self._main = gpu.stream(high=False)
+        self._side = {high: gpu.stream(high) for high in (False, True)}
+        self._start, self._end, self._joined = gpu.event(), gpu.event(), gpu.event()
+
+    def one(self, *work: Enqueue) -> float:
+        """Time work on one stream."""
+        self._ranks.barrier()
+        self._main.record(self._start)
+        for enqueue in work:
+            enqueue(self._main)
+        return self._ended()
+
+    def two(self, compute: Enqueue, collective: Enqueue, high: bool) -> float:
+        """Time a computation and, beside it, a collective."""
+        side = self._side[high]
+        self._ranks.barrier()
+        self._main.record(self._start)
+        side.wait(self._start)
+        # The computation first: so the collective finds SMs that are full, as it does in life.
+        compute(self._main)
+        collective(side)
+        side.record(self._joined)
+        self._main.wait(self._joined)
+        return self._ended()
+
+    def _ended(self) -> float:
+        self._main.record(self._end)
+        self._main.synchronize()
+        return self._gpu.seconds(self._start, self._end)

@@ -1,0 +1,145 @@
+"""Kernels: computations for a collective to run beside, and those that the stand-in has."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+#: Threads of a block, of both.
+THREADS = 256
+#: A matrix product works on tiles of so many rows and columns.
+TILE = 128
+
+SOURCE = r"""
+extern "C" __global__ void __launch_bounds__(256)
+chain(float *x, unsigned count, unsigned steps)
+{
+    unsigned stride = gridDim.x * blockDim.x;
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {
+        float v = x[i];
+        for (unsigned s = 0; s < steps; s++)
+            v = v * 0.999f + 0.001f;
+        x[i] = v;
+    }
+}
+
+/* c = a b, all of n rows and columns, n a multiple of 128: each block one tile of 128 x 128, each
+ * thread 8 x 8 of it. */
+extern "C" __global__ void __launch_bounds__(256)
+product(const float *a, const float *b, float *c, unsigned n)
+{
+    __shared__ float as[8][128], bs[8][128];
+    unsigned row = blockIdx.y * 128, column = blockIdx.x * 128;
+    unsigned ty = threadIdx.x / 16 * 8, tx = threadIdx.x % 16 * 8;
+    float sum[8][8] = {};
+    for (unsigned k = 0; k < n; k += 8) {
+        for (unsigned i = threadIdx.x; i < 1024; i += 256) {
+            as[i % 8][i / 8] = a[(row + i / 8) * n + k + i % 8];
+            bs[i / 128][i % 128] = b[(k + i / 128) * n + column + i % 128];
+        }
+        __syncthreads();
+#pragma unroll
+        for (unsigned j = 0; j < 8; j++) {
+            float left[8], right[8];
+#pragma unroll
+            for (unsigned i = 0; i < 8; i++) {
+                left[i] = as[j][ty + i];
+                right[i] = bs[j][tx + i];
+            }
+#pragma unroll
+            for (unsigned i = 0; i < 8; i++)
+#pragma unroll
+                for (unsigned l = 0; l < 8; l++)
+                    sum[i][l] += left[i] * right[l];
+        }
+        __syncthreads();
+    }
+    for (unsigned i = 0; i < 8; i++)
+        for (unsigned l = 0; l < 8; l++)
+            c[(row + ty + i) * n + column + tx + l] = sum[i][l];
+}
+"""
+
+
+def compile_all(folder: Path, capability: tuple[int, int]) -> str:
+    """Compile them into a folder; says what was made."""
+    from pycoll.runtime.cuda import compile
+
+    arch = f"{capability[0]}{capability[1]}"
+    image = compile.compile_text(SOURCE, f"--gpu-architecture=sm_{arch}")
+    if image is None:
+        raise RuntimeError(f"NVRTC does not know sm_{arch}")
+    (folder / f"computations_{arch}.cubin").write_bytes(image)
+    return f"computations for sm_{arch}, {len(image)} B"
+
+
+def load(device: int, carried: Path | None) -> dict[str, int]:
+    """Return the kernels' handles, by name; compiled here if they were not carried along."""
+    from pycoll.runtime import bindings_cuda as cuda
+
+    gpu = cuda.device(device)
+    arch = f"{gpu.major}{gpu.minor}"
+    file = (carried or Path("none")) / f"computations_{arch}.cubin"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        compile_all(file.parent, (gpu.major, gpu.minor))
+    module = cuda.module(device, file.read_bytes())
+    return {name: cuda.function(device, module, name) for name in ("chain", "product")}
+
+
+def played(device: int, carried: Path | None) -> dict[str, int]:
+    """Return kernels of the stand-in that say that they take what those above do."""
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "fakecuda"))
+    import fakecuda
+
+    from pycoll.runtime import bindings_cuda as cuda
+
+    likes = {
+        "chain": {"registers": 11, "threads": 1024, "like": "fakecuda_busy"},
+        "product": {"registers": 101, "threads": 256, "shared": 8192, "like": "fakecuda_busy"},
+    }
+    module = cuda.module(device, fakecuda.image(**likes))
+    return {name: cuda.function(device, module, name) for name in likes}
+
+
+class Computation:
+    """A kernel with its arguments, enqueued with or without padding."""
+
+    def __init__(
+        self,
+        device: int,
+        handle: int,
+        grid: tuple[int, int, int],
+        threads: int,
+        arguments: list[Any],
+    ) -> None:
+        self._device, self.handle, self._arguments = device, handle, arguments
+        self._grid, self._threads = grid, threads
+
+    def padded(self, padding: int) -> Any:
+        """Return what enqueues it on a stream with so much dynamic shared memory."""
+        from pycoll.runtime import bindings_cuda as cuda
+
+        if padding:
+            cuda.function_dynamic(self._device, self.handle, padding)
+
+        def enqueue(stream: Any) -> None:
+            cuda.launch(
+                self._device,
+                self.handle,
+                self._grid,
+                (self._threads, 1, 1),
+                self._arguments,
+                stream.ptr,
+                shared=padding,
+            )
+
+        return enqueue
+
+
+def take_any() -> None:
+    """Compile nothing: the stand-in has the kernels in it, and takes any bytes for a module."""
+    from pycoll.runtime.cuda import compile
+
+    compile.cubin = lambda dtype, op, capability, cache: b"any\0"  # type: ignore[assignment]

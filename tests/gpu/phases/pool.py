@@ -1,0 +1,64 @@
+"""cupy's arrays: parts of what its pool has, on its streams, between processes and threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phase import Lacking, Run, main
+
+
+def phase(run: Run) -> str:
+    from pycoll.runtime import bindings_cuda as cuda
+
+    if lack := cuda.missing():
+        raise Lacking(lack)
+    try:
+        import cupy
+    except ImportError as error:
+        raise Lacking(f"cupy does not load ({error}): pip install cupy-cuda12x") from error
+    if not cupy.cuda.is_available():
+        raise Lacking("cupy finds no GPU")
+    import together
+
+    met = together.Meeting(2)
+
+    def body(comm: Any) -> int:
+        cupy.cuda.Device(run.device).use()
+        comm.cuda(run.device)
+        seat, checked = met.of(comm.rank), 0
+        # Several arrays in one chunk of the pool, and views that begin inside them.
+        arrays = [cupy.full(4096, comm.rank + 1, cupy.float32) for _ in range(8)]
+        stream = cupy.cuda.Stream(non_blocking=True)
+        # Loaded and allocated before any kernel waits for a peer.
+        comm.plan("allreduce", arrays[0][:10])
+        comm.plan("allgather", arrays[0][:10], cupy.empty(20, cupy.float32))
+        cupy.cuda.Device().synchronize()
+        seat.gather(0.0)
+        for i, x in enumerate(arrays):
+            part = x[i : 4096 - i]
+            with stream:
+                comm.allreduce(part)
+                doubled = part * 2  # ordered by the stream
+            stream.synchronize()
+            seat.gather(0.0)
+            want = cupy.full(part.shape, 6.0, cupy.float32)
+            if not bool((doubled == want).all()):
+                raise AssertionError(f"array {i} of the pool: {doubled[:4]}, want 6")
+            if i and float(x[0]) != comm.rank + 1:
+                raise AssertionError(f"array {i}: what lies before the part has changed")
+            checked += 1
+        out = comm.allgather(arrays[0][:10])  # a new array of cupy's
+        comm._launch.cuda.open().check()
+        stream.synchronize()
+        if not isinstance(out, cupy.ndarray) or out.size != 20:
+            raise AssertionError(f"allgather gave {type(out)} of {out.size}")
+        return checked
+
+    checked = together.spawn(body, 2)[0]
+    run.checks += checked
+    used = cupy.get_default_memory_pool().used_bytes()
+    return f"{checked} parts of cupy {cupy.__version__}'s pool ({used} B used), by its streams"
+
+
+if __name__ == "__main__":
+    main(phase)

@@ -1,0 +1,94 @@
+"""Ranks as processes that reach each other's GPU memory by CUDA IPC; short messages.
+
+Processes on one GPU take turns of about a millisecond, so a call takes as many: this is about what
+is right, and not about time.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from phase import Lacking, Run, main
+
+COUNTS = (1, 17, 1000, 16 << 10)  #: of 4 bytes: up to 64 KiB
+
+
+def phase(run: Run) -> str:
+    import pycoll
+
+    # Nothing here may ask CUDA: a process that has cannot fork ranks that do.
+    seen = []
+    for size in (2, 4):
+        share = run.left / (2 if size == 2 else 1)
+        more = run.device, run.short, run.stand_in, share
+        found = pycoll.spawn(rank, size, *more, timeout=share + 60)
+        if lack := next(filter(None, (lack for lack, _, _ in found)), ""):
+            raise Lacking(lack)
+        calls, reach = found[0][1:]
+        run.checks += calls
+        run.details[f"{size} ranks"] = {"calls": calls, "reach": reach}
+        run.check(set(reach) == {"cuda"}, f"{size} ranks reach each other by {reach}, want cuda")
+        seen.append(f"{size} ranks {calls} calls")
+        run.note(", ".join(seen))
+    return f"{', '.join(seen)} over CUDA IPC, bit for bit"
+
+
+def rank(
+    device: int, short: bool, stand_in: bool, seconds: float
+) -> tuple[str, int, tuple[str, ...]]:
+    """Run one rank; returns what it lacks, its calls, and how it reaches the others."""
+    import kernels
+
+    from pycoll.runtime import bindings_cuda as cuda
+
+    if lack := cuda.missing():
+        return lack, 0, ()
+    if stand_in:
+        kernels.take_any()
+    import cases as c
+    from device import Pool
+
+    import pycoll
+
+    until, calls = time.monotonic() + seconds, 0
+    with pycoll.init(timeout=60.0) as comm:
+        pool, gpu = Pool(device, 16 << 20), comm.cuda(device)
+        stream = cuda.stream(device)
+        for repeat in range(1 if short else 20):
+            for case in c.cases(COUNTS[:2] if short else COUNTS, ("float32",)):
+                if max(comm.allgather_object(time.monotonic() > until)):
+                    return "", calls, gpu.reach
+                if repeat and c.lengths(case, 0, comm.size)[1] > COUNTS[-1]:
+                    continue
+                _one(comm, case, pool, stream, device)
+                calls += 1
+        return "", calls, gpu.reach
+
+
+def _one(comm: Any, case: Any, pool: Any, stream: int, device: int) -> None:
+    import cases as c
+
+    import pycoll
+    from pycoll.runtime import bindings_cuda as cuda
+
+    try:
+        given, want = c.expected(comm, case, comm.rank, comm.size)
+    except pycoll.UsageError:  # alike on all ranks: not for so many
+        return
+    pool.reset()
+    x = pool.array(given, case.dtype)
+    out = x
+    if case.collective != "broadcast":
+        out = pool.empty(want.size, case.dtype).fill(0xA5)
+    with comm.on_stream(stream):
+        c.call(comm, case, x, out)
+    cuda.stream_wait(device, stream)
+    comm._launch.cuda.open().check()
+    got = out.get()
+    if not c.same_bits(got, want):
+        raise AssertionError(f"rank {comm.rank} of {comm.size}: {case}: {c.difference(got, want)}")
+
+
+if __name__ == "__main__":
+    main(phase)

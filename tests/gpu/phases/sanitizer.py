@@ -1,0 +1,43 @@
+"""compute-sanitizer over the fused form, whose blocks all run at once whatever it does."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from phase import Lacking, Run, main
+
+TOOLS = ("memcheck", "racecheck", "synccheck")
+PLACES = ("/usr/local/cuda/bin/compute-sanitizer",)
+
+
+def phase(run: Run) -> str:
+    tool = shutil.which("compute-sanitizer") or next(filter(shutil.which, PLACES), None)
+    if tool is None:
+        raise Lacking("no compute-sanitizer: it comes with the CUDA toolkit")
+    seen = []
+    for name in TOOLS:
+        if not run.time_for(name, 20.0):
+            break
+        seconds = run.left / (len(TOOLS) - TOOLS.index(name))
+        inner = [sys.executable, str(Path(__file__).with_name("fused.py"))]
+        inner += ["--seconds", f"{max(10.0, seconds - 15):.0f}", "--short"]
+        inner += ["--device", str(run.device)]
+        command = [tool, "--tool", name, "--error-exitcode", "9", *inner]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds + 60, check=False
+        )
+        print(done.stdout[-2000:], done.stderr[-2000:])
+        found = re.findall(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (.*)", done.stdout)
+        run.details[name] = found[-1] if found else "no summary"
+        run.check(done.returncode == 0, f"{name}: exit status {done.returncode}: {found}")
+        seen.append(f"{name}: {run.details[name]}")
+        run.note("; ".join(seen))
+    return "; ".join(seen)
+
+
+if __name__ == "__main__":
+    main(phase)

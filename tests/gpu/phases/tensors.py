@@ -1,0 +1,69 @@
+"""torch's CUDA tensors: on its streams, with its caching allocator, by DLPack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phase import Lacking, Run, main
+
+
+def phase(run: Run) -> str:
+    from pycoll.runtime import bindings_cuda as cuda
+
+    if lack := cuda.missing():
+        raise Lacking(lack)
+    try:
+        import torch
+    except ImportError as error:
+        raise Lacking(f"torch does not load ({error}): pip install torch") from error
+    if not torch.cuda.is_available():
+        raise Lacking(f"torch {torch.__version__} finds no GPU")
+    import together
+
+    met = together.Meeting(2)
+    kinds = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
+
+    def body(comm: Any) -> int:
+        torch.cuda.set_device(run.device)
+        comm.cuda(run.device)
+        seat, checked = met.of(comm.rank), 0
+        device = torch.device("cuda", run.device)
+        stream = torch.cuda.Stream(device)
+        for kind in kinds:
+            for count in (1, 1000, 300_000):
+                x = torch.full((count,), comm.rank + 1, dtype=kind, device=device)
+                # Loaded and allocated before any kernel waits for a peer.
+                comm.plan("allreduce", x)
+                torch.cuda.synchronize(device)
+                seat.gather(0.0)
+                with torch.cuda.stream(stream):
+                    comm.allreduce(x)
+                    y = x * 2
+                    work = comm.allreduce(y, async_op=True)
+                    work.wait()
+                    z = y + 0
+                stream.synchronize()
+                comm._launch.cuda.open().check()
+                seat.gather(0.0)
+                # 1 + 2 = 3 on both; 6 on both; their sum is 12.
+                if not bool((z == 12).all()):
+                    raise AssertionError(f"{count} of {kind}: {z[:4]}, want 12")
+                checked += 1
+        # Freed while a call may still use it: the allocator was told.
+        for _ in range(50):
+            x = torch.ones(1 << 18, device=device)
+            comm.allreduce(x, async_op=True)
+            del x
+            torch.full((1 << 18,), -7.0, device=device)
+        torch.cuda.synchronize(device)
+        comm._launch.cuda.open().check()
+        seat.gather(0.0)
+        return checked
+
+    checked = together.spawn(body, 2)[0]
+    run.checks += checked
+    return f"{checked} tensors of torch {torch.__version__}, on streams and beside them"
+
+
+if __name__ == "__main__":
+    main(phase)

@@ -1,0 +1,103 @@
+"""Everything that is to be shown on a GPU, in phases, within 30 minutes on one.
+
+    python tests/gpu/run_all.py prepare             without a GPU: builds, compiles all kernels
+    python tests/gpu/run_all.py                     all phases; again: goes on where it stopped
+    python tests/gpu/run_all.py --minutes 9 probe fused
+    python tests/gpu/run_all.py --stand-in --short  without a GPU, over the stand-in for the driver
+
+Writes gpu.json and gpu.log into the folder --output. Exit status 1 if a phase failed, hung or had
+no time. It stops at the first phase that hangs, unless --keep-going.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from runner import ROOT, Phase, Runner, State, table
+
+from pycoll.cli import report
+
+PREPARE = Phase("prepare", "build, and compile every kernel for a GPU", 900, gpu=False)
+PHASES = (
+    Phase("probe", "driver, libraries, IPC between two processes, what the GPU can", 60),
+    Phase("fused", "all ranks in one launch: every algorithm, dtype and size, bit for bit", 300),
+    Phase("sanitizer", "compute-sanitizer over the fused form", 150, stand_in=False),
+    Phase("threads", "ranks as threads: streams, graphs, 10,000 calls, aborts, the proxy", 300),
+    Phase("processes", "ranks as processes over CUDA IPC, up to 64 KiB", 120),
+    Phase("pool", "cupy's arrays at offsets in its pool's memory", 60, stand_in=False),
+    Phase("tensors", "torch's CUDA tensors", 60, stand_in=False),
+    Phase("memory", "GPU memory registered for RDMA, where there is RDMA", 30),
+    Phase("nccl", "times beside NCCL's, 2 and 4 ranks on the GPU", 420),
+    Phase("overlap", "a computation beside a collective in five ways", 300),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    known = {phase.name: phase for phase in (PREPARE, *PHASES)}
+    parser.add_argument("phases", nargs="*", metavar="PHASE", help=", ".join(known))
+    parser.add_argument("--minutes", type=float, default=30.0, help="for all of them; 30")
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "gpu", metavar="DIR")
+    parser.add_argument("--stand-in", action="store_true", help="over the stand-in for the driver")
+    parser.add_argument("--short", action="store_true", help="a few cases of each kind")
+    parser.add_argument("--again", action="store_true", help="also what has passed before")
+    parser.add_argument("--keep-going", action="store_true", help="also behind a phase that hangs")
+    parser.add_argument("--device", type=int, default=0, help="which GPU; 0")
+    parser.add_argument("--list", action="store_true", help="say what the phases are, run none")
+    options = parser.parse_args()
+    if unknown := [name for name in options.phases if name not in known]:
+        parser.error(f"no phase is called {unknown[0]}; there are {', '.join(known)}")
+    phases = [known[name] for name in options.phases] or list(PHASES)
+    if options.list:
+        for phase in known.values():
+            print(f"{phase.name:<12} {phase.seconds:>5.0f} s  {phase.about}")
+        return 0
+    commit = report.commit() or "unknown"
+    state = State(
+        options.output / "gpu.json", commit, options.stand_in, {"machine": report.machine()}
+    )
+    state.load()
+    arguments = ["--device", str(options.device), "--carried", str(options.output / "carried")]
+    arguments += ["--stand-in"] if options.stand_in else []
+    arguments += ["--short"] if options.short else []
+    options.output.mkdir(parents=True, exist_ok=True)
+    with (options.output / "gpu.log").open("a") as log:
+        runner = Runner(
+            state,
+            log,
+            options.minutes * 60,
+            arguments,
+            environment(options.stand_in, options.output / "carried"),
+            options.keep_going,
+            options.again,
+        )
+        good = runner.run(phases)
+    print(f"\n{table(phases, state.outcomes)}")
+    print(f"commit {commit}; {options.output / 'gpu.json'}, {options.output / 'gpu.log'}")
+    return 0 if good else 1
+
+
+def environment(stand_in: bool, carried: Path) -> dict[str, str]:
+    """Return what phases need in their environment."""
+    # Kernels are loaded before the first one spins: loading waits for those that run.
+    found = {"CUDA_MODULE_LOADING": "EAGER", "PYTHONFAULTHANDLER": "1"}
+    if carried.is_dir():  # compiled kernels, as `prepare` left them
+        found["XDG_CACHE_HOME"] = str(carried)
+    if stand_in:
+        sys.path.append(str(ROOT / "tests" / "fakecuda"))
+        import fakecuda
+
+        if lack := fakecuda.lack():
+            sys.exit(f"no stand-in: {lack}")
+        found |= fakecuda.environment()
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
