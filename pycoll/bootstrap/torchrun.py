@@ -62,6 +62,33 @@ def ports(name: bytes) -> list[int]:
     return [LOWEST + (start + 7919 * i) % span for i in range(PORTS)]
 
 
+def variables(rank: int, size: int, port: int, run: str) -> dict[str, str]:
+    """Return what torchrun gives to a process, where all of them are on this host.
+
+    Args:
+        rank: Its number.
+        size: Number of ranks.
+        port: A free one, for torch's store.
+        run: A name that no other job on this host has.
+    """
+    numbers = {
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), rank),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), size),
+        "GROUP_RANK": 0,
+        "GROUP_WORLD_SIZE": 1,
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+    }
+    return {
+        **{name: str(number) for name, number in numbers.items()},
+        "MASTER_ADDR": "127.0.0.1",
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": run,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 makes the store
+    }
+
+
 def _number(environ: Mapping[str, str], name: str, lowest: int, highest: int) -> int:
     text = environ.get(name, "")
     if not (text.isascii() and text.isdigit() and lowest <= int(text) <= highest):

@@ -1,4 +1,4 @@
-"""The ``pycoll`` command: info, doctor, topology, verify, show, explain, bench, tune.
+"""The ``pycoll`` command: info, doctor, topology, verify, show, explain, bench, tune, run.
 
 Each command is one module with ``add(commands)``, which declares its arguments, and a function
 that runs it and returns the exit code: 0 done, 1 a wrong result or a failed run, 2 bad arguments
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from pycoll.cli import bench, doctor, explain, info, show, topology, tune, verify
+from pycoll.cli import bench, doctor, explain, info, run, show, topology, tune, verify
 from pycoll.errors import PycollError, UnavailableError, UsageError
 
 
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
         description="Write, verify, draw, run and time collective algorithms.",
     )
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (info, doctor, topology, verify, show, explain, bench, tune):
+    for module in (info, doctor, topology, verify, show, explain, bench, tune, run):
         module.add(commands)
     return top
 

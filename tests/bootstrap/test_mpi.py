@@ -146,4 +146,4 @@ def test_the_names_of_this_machine():
 
 def test_a_host_with_an_endless_name_is_refused():
     with pytest.raises(BootstrapError, match=r"^mpi4py: a blob has 2000 bytes, at most 1022$"):
-        mpi._allgather(World(), bytes(2000), 0.0)
+        mpi._allgather(World(), bytes(2000), 0.0, "pycoll.init()")

@@ -45,7 +45,7 @@ def test_bad_arguments_are_one_line_and_code_2(cli, arguments, message):
 def test_help_names_every_command(cli):
     done = cli("--help")
     assert done.code == 0
-    for command in ("info", "verify", "show", "bench"):
+    for command in ("info", "verify", "show", "bench", "run"):
         assert command in done.out
 
 

@@ -1,0 +1,84 @@
+"""Keeper: the user's process forks a worker, and each of the two ends the job if the other dies.
+
+The worker and what it starts are a process group of their own: a signal, from a terminal or from
+`kill`, reaches the keeper alone, which passes it on once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from pycoll.bootstrap import processes
+
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  #: what asks a job to end
+_AWAITED = {signal.SIGCHLD, signal.SIGTSTP, *ENDINGS}
+
+
+def keep(work: Callable[[int], int]) -> int:
+    """Run `work` in a child of this process, and return what it returns.
+
+    Nothing that the child started is left behind. If this process is killed, the child gets
+    SIGTERM; if the child is, this process ends what it started and returns 128 and the signal.
+
+    Args:
+        work: Gets a pipe from which it reads a byte for each signal that came: its number.
+    """
+    parent = os.getpid()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    try:
+        processes.adopt()
+        child = os.fork()
+        if child == 0:
+            _work(work, parent)
+        return _wait(child)
+    finally:
+        processes.end_children()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _work(work: Callable[[int], int], parent: int) -> NoReturn:
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a background job that writes to a terminal
+        processes.adopt()
+        processes.hear_of_the_end(parent)
+        code = work(_bell())
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(code)
+
+
+def _bell() -> int:
+    """Have signals write their numbers to a pipe, whose other end is returned."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, *ENDINGS):
+        # Ctrl-C may be ignored, as in what a shell's script starts in the background.
+        if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
+    return reader
+
+
+def _wait(child: int) -> int:
+    """Pass signals on to the child until it has ended; return its exit code."""
+    while True:
+        came = signal.sigwait(_AWAITED)
+        if came == signal.SIGCHLD:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
+        elif came == signal.SIGTSTP:
+            os.killpg(child, signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            os.killpg(child, signal.SIGCONT)  # as this process was
+        else:
+            os.kill(child, came)

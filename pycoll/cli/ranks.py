@@ -1,0 +1,213 @@
+"""The ranks of `pycoll run`: their output is passed on, the first failure ends them all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pycoll.bootstrap.hub import rank_list
+from pycoll.bootstrap.processes import Processes, end_children
+from pycoll.cli.output import Lines, Sink
+
+LAST = 20  #: lines of a failed rank that are shown once more
+#: How long a rank that has lost another may be the only one to fail: the other is on its way out.
+PATIENCE = 3.0
+_CONSEQUENCE = re.compile(r"\b(PeerLostError|BrokenError|Connection (closed|reset) by peer)\b")
+
+
+@dataclass(eq=False)
+class _Rank:
+    number: int
+    process: subprocess.Popen[bytes]
+    last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST))
+    code: int | None = None  #: as subprocess has it: below 0 the signal
+
+    @property
+    def bereft(self) -> bool:
+        """Whether it seems to have failed because another rank went away."""
+        return any(_CONSEQUENCE.search(line) for line in self.last)
+
+    @property
+    def fate(self) -> str:
+        assert self.code is not None
+        if self.code >= 0:
+            return f"ended with exit code {self.code}"
+        return f"was ended by {_name(-self.code)}"
+
+
+class Ranks:
+    """Runs a command as every rank."""
+
+    def __init__(self, command: Sequence[str], size: int, grace: float) -> None:
+        """Prepare.
+
+        Args:
+            command: What every rank runs.
+            size: Number of ranks.
+            grace: Seconds from one step of ending them to the next, harsher one.
+        """
+        self._command, self._size, self._grace = command, size, grace
+        self._ranks: list[_Rank] = []
+        self._streams: list[tuple[_Rank, Lines]] = []
+        self._sinks = [Sink(1), Sink(2)]
+        self._failed: list[_Rank] = []  # of themselves, in order
+        self._told: int | None = None  # the signal that ended the job
+        self._urgent = False  # a signal came, be it to end what was ending: wait for no reader
+        self._steps: list[signal.Signals] = []  # that are still to be sent
+        self._sent: dict[int, list[_Rank]] = {}  # signal → whom it was sent to
+        self._until: float | None = None  # when to take the next
+
+    def run(self, bell: int) -> int:
+        """Run to the end; returns the exit code of the job. Nothing is left of it.
+
+        Args:
+            bell: A pipe with the number of each signal that this process gets.
+        """
+        out, err = self._sinks
+        with contextlib.closing(Processes(self._size)) as processes:
+            try:
+                for number in range(self._size):
+                    self._start(processes, number)
+                while self._running() or self._streams:
+                    self._turn(bell)
+                    if not self._running():
+                        end_children()  # what they left would keep their streams open
+                for line in self._report():
+                    err.add(line.encode())
+                while out.held or err.held:
+                    self._turn(bell)
+            finally:
+                end_children()
+        if self._told is not None:
+            return 128 + self._told
+        code = self._cause().code if self._failed else 0
+        assert code is not None
+        return code if code >= 0 else 128 - code
+
+    def _start(self, processes: Processes, number: int) -> None:
+        rank = _Rank(number, processes.start(self._command, number))
+        self._ranks.append(rank)
+        prefix = f"[{number:{len(str(self._size - 1))}}] "
+        for pipe, sink in zip((rank.process.stdout, rank.process.stderr), self._sinks, strict=True):
+            assert pipe is not None
+            self._streams.append((rank, Lines(pipe.fileno(), prefix, sink, rank.last)))
+
+    def _running(self) -> list[_Rank]:
+        return [rank for rank in self._ranks if rank.code is None]
+
+    def _turn(self, bell: int) -> None:
+        """Wait until something happens, and deal with it."""
+        poll = select.poll()
+        poll.register(bell, select.POLLIN)
+        for _, lines in self._streams:
+            if not lines.sink.full():
+                poll.register(lines.fd, select.POLLIN)
+        for sink in self._sinks:
+            if sink.held:
+                poll.register(sink.fd, select.POLLOUT)
+        left = None if self._until is None else max(0.0, self._until - time.monotonic())
+        ready = {fd for fd, _ in poll.poll(None if left is None else 1000 * left)}
+        for stream in [s for s in self._streams if s[1].fd in ready]:
+            self._read(stream)
+        for sink in [s for s in self._sinks if s.held and s.fd in ready][:1]:
+            self._sinks.reverse()  # both may be one pipe, which has room for one
+            if not sink.pass_on():
+                self._end(signal.SIGPIPE)
+        if bell in ready:
+            for came in os.read(bell, 4096):
+                self._reap() if came == signal.SIGCHLD else self._end(came)
+        if self._until is not None and time.monotonic() >= self._until:
+            self._step()
+
+    def _read(self, stream: tuple[_Rank, Lines]) -> None:
+        rank, lines = stream
+        if not lines.read():
+            self._streams.remove(stream)
+            for pipe in (rank.process.stdout, rank.process.stderr):
+                if pipe is not None and not pipe.closed and pipe.fileno() == lines.fd:
+                    pipe.close()
+
+    def _reap(self) -> None:
+        for rank in self._running():
+            rank.code = rank.process.poll()
+            if rank.code is None:
+                continue
+            for stream in [s for s in self._streams if s[0] is rank]:
+                while stream in self._streams and _readable(stream[1].fd):
+                    self._read(stream)
+            if rank.code and not self._sent and self._told is None:
+                self._failed.append(rank)
+        if self._failed and not self._steps and not self._sent:
+            self._steps = [signal.SIGTERM, signal.SIGKILL]
+            # Of those that came together, one that is not the consequence of another.
+            self._until = time.monotonic() + PATIENCE * self._cause().bereft
+        elif self._failed and not self._sent and not self._cause().bereft:
+            self._until = time.monotonic()
+
+    def _cause(self) -> _Rank:
+        return min(self._failed, key=lambda rank: rank.bereft)
+
+    def _end(self, told: int) -> None:
+        """End the ranks because of a signal; one that comes again takes the next step at once."""
+        self._urgent = True
+        if self._told is None and not self._failed:
+            self._told = told
+        if not self._steps and not self._sent:
+            kind = signal.SIGINT if told == signal.SIGINT else signal.SIGTERM
+            self._steps = [*dict.fromkeys((kind, signal.SIGTERM, signal.SIGKILL))]
+            self._step()
+        elif told == signal.SIGINT or not self._sent or signal.SIGKILL not in self._steps[:1]:
+            self._step()
+
+    def _step(self) -> None:
+        """Send the next signal to those that still run; after the last, drop what nobody reads."""
+        self._until = time.monotonic() + self._grace
+        if not self._steps:
+            if self._urgent:
+                for sink in self._sinks:
+                    sink.held.clear()
+            else:
+                self._until = None
+            return
+        step = self._steps.pop(0)
+        self._sent[step] = self._running()
+        for rank in self._sent[step]:
+            rank.process.send_signal(step)
+
+    def _report(self) -> Iterator[str]:
+        """Say how the job ended, if not well."""
+        forced = [rank.number for rank in self._ranks if rank.code == -signal.SIGKILL]
+        forced = [n for n in forced if n in {r.number for r in self._sent.get(signal.SIGKILL, [])}]
+        after = f"; {rank_list(forced)} had to be killed" if forced else ""
+        if self._told is not None:
+            yield f"pycoll run: ended by {_name(self._told)}{after}"
+        elif self._failed:
+            rank = self._cause()
+            others = [r.number for r in self._sent.get(signal.SIGTERM, [])]
+            ended = f"; {rank_list(others)} got SIGTERM" if others else ""
+            who = f"rank {rank.number} (process {rank.process.pid})"
+            yield f"pycoll run: {who} {rank.fate}{ended}{after}"
+            if self._size > 1 and rank.last:
+                yield f"pycoll run: the last lines of rank {rank.number}:"
+                yield from (f"    {line}" for line in rank.last)
+
+
+def _readable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time one
+        return f"signal {number}"
