@@ -1,0 +1,33 @@
+"""A rank that is killed amid a training step: every other rank of torch is told which."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SECONDS = 150
+
+
+@pytest.mark.parametrize(("how", "size"), [("ddp", 4), ("wait", 2), ("call", 2)])
+def test_a_killed_rank_is_named_by_all_others(
+    jobs: Any, how: str, size: int, tmp_path: Path
+) -> None:
+    ranks = jobs.start(size, "death.py", how, str(tmp_path / "killed"))
+    said = [rank.communicate(timeout=SECONDS)[0] for rank in ranks]
+    assert ranks.pop(1).returncode == -signal.SIGKILL
+    for rank, text in zip(ranks, said[:1] + said[2:], strict=True):
+        assert rank.returncode == 0, text
+        assert re.search(r"rank 1 \(process \d+ on .*\) died after \d+ calls", text), text
+        # The line is the user's, not one inside of torch.
+        assert how == "call" or re.search(r"allreduce\(sum, float32, .* at \S*death.py:\d+", text)
+
+
+def test_ranks_that_do_not_destroy_the_group_end(jobs: Any, tmp_path: Path) -> None:
+    ranks = jobs.start(2, "death.py", "exit", str(tmp_path / "killed"))
+    text = ranks[0].communicate(timeout=SECONDS)[0]
+    assert ranks[0].returncode == 0, text
+    ranks[1].communicate(timeout=SECONDS)
