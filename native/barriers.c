@@ -34,10 +34,10 @@ void pc__place_barriers(struct pc_code_line *code, uint32_t n, bool packets)
 {
     bool moved = false; /* since the threads met last */
     bool carried = false;
-    for (int turn = 0; turn < 2; turn++) /* the second as after END_LOOP */
+    for (int turn = 0; turn < 2; turn++, moved = false)
         for (uint32_t i = 0; i < n; i++) {
             if (code[i].step == PC_STEP_LOOP)
-                moved = carried;
+                moved |= carried; /* from before it, or in the second turn from END_LOOP */
             else if (code[i].step == PC_STEP_END_LOOP)
                 carried = moved;
             else if (code[i].step == PC_STEP_REDUCE_COPY)

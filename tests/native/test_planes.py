@@ -103,6 +103,11 @@ def run(
     )
 
 
+def test_where_threads_meet(binary: Callable[[str, str], Path]) -> None:
+    done = run(binary("asan", "barriers"))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("scenario", ["order", "late", "full", "lost", "gone", "idle", "abort"])
 @pytest.mark.parametrize("kind", ["tsan", "asan"])
 def test_the_proxy_beside_threads_that_push(
