@@ -21,8 +21,10 @@
 #define PC_IN_READY 0xffffffffu /* for an instruction: before the first one */
 #define PC_NOBODY 0xffffffffu   /* the peer of who waits for another block of its own rank */
 
-struct pc_trouble {   /* mapped host memory; zero: none */
-    uint32_t claimed; /* 1 + block, by compare-and-swap; the fields follow, `code` last (release) */
+/* Mapped host memory; zero: none. Who may write it is settled by block states, on the device: not
+ * every bus carries atomics to the host's memory. */
+struct pc_trouble {
+    uint32_t claimed; /* 1 + block; the fields follow, `code` last (release) */
     uint32_t block;
     uint32_t instruction; /* of the Program */
     uint32_t peer;

@@ -60,12 +60,14 @@ PC_ROUTINE void pc__give_up(PC_CALL *call, const struct pc_code_line *i, int cod
                             uint64_t want, uint64_t got)
 {
     struct pc_trouble *trouble = &call->shared->image->watch->trouble;
+    bool first = false;
     call->dead = true;
     PC_ROLLED
-    for (uint32_t b = 0; b < PC_MAX_BLOCKS; b++)
-        pc__claim(&call->shared->image->states[b].dead, 1);
-    if (!pc__claim(&trouble->claimed, 1 + call->shared->number))
+    for (uint32_t b = 0; b < PC_MAX_BLOCKS; b++) /* the first is who claims the last one's */
+        first = pc__claim(&call->shared->image->states[b].dead, 1);
+    if (!first)
         return;
+    trouble->claimed = 1 + call->shared->number;
     trouble->block = call->shared->number;
     trouble->instruction = i ? (uint32_t)(i - call->terms->code) : PC_IN_READY;
     trouble->peer = peer;
