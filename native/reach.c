@@ -97,7 +97,7 @@ static bool fits(const struct pc_plane *plane, uint32_t peer, const struct addre
     want.place = plane->peers[peer].place;
     memcpy(want.token, a->header.token, sizeof want.token);
     return memcmp(&want, &a->header, sizeof want) == 0 && a->nbytes == plane->layout.end
-           && a->exported <= 1;
+           && a->offset % PC_LINE_BYTES == 0 && a->exported <= 1;
 }
 
 /* The plane of this process that has this token; what the peer says of its address is not needed.

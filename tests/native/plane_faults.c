@@ -313,11 +313,12 @@ static void play_lies(void)
         must(open_plane(r, false), r);
         must(address_bytes[r] = pc_plane_address(planes[r], addresses[r], sizeof addresses[r]), r);
     }
+    const size_t offset = 80; /* of what the address says of the arena's place */
     size_t n = (size_t)address_bytes[1];
     int refused = 0;
+    char lie[1024];
     for (size_t at = 0; at < n; at++)
         for (int bit = 0; bit < 8; bit += 3) {
-            char lie[1024];
             memcpy(lie, addresses[1], n);
             lie[at] ^= (char)(1 << bit);
             int rc = pc_plane_connect(planes[0], 1, lie, n);
@@ -330,6 +331,9 @@ static void play_lies(void)
     for (size_t shorter = 0; shorter < n; shorter += 7)
         check(pc_plane_connect(planes[1], 0, addresses[0], shorter) == PC_INVALID, "a short one");
     check(pc_plane_connect(planes[1], 1, addresses[1], n) == PC_INVALID, "not itself");
+    memcpy(lie, addresses[0], n);
+    lie[offset] ^= 8;
+    check(pc_plane_connect(planes[1], 0, lie, n) == PC_INVALID, "counts that lie across lines");
     uint8_t all[2] = {1, 1};
     check(pc_plane_seal(planes[1], all, 1) == PC_INVALID, "not reached, whatever is said");
     for (uint32_t r = 0; r < 2; r++)
