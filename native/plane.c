@@ -240,6 +240,16 @@ void pc_plane_detach(struct pc_plane *plane, double seconds)
         pc__plane_relax(mode);
 }
 
+/* What the plane said of its failure stays the communicator's, which lives longer. */
+static void leave_failure(struct pc_plane *plane)
+{
+    struct pc_comm *comm = plane->comm;
+    if (atomic_load(&comm->failure) != &plane->failure)
+        return;
+    comm->call.error = plane->failure;
+    atomic_store(&comm->failure, &comm->call.error);
+}
+
 static void give_back(struct pc_plane *plane)
 {
     struct pc_error ignored;
@@ -271,6 +281,7 @@ void pc_plane_close(struct pc_plane *plane)
     pc_plane_detach(plane, 0);
     if (plane->hung)
         return;
+    leave_failure(plane);
     if (*pc_cuda_missing() == 0) {
         int mode = pc__plane_relax(PC_CUDA_RELAXED);
         pc__plans_drop(plane);

@@ -194,11 +194,14 @@ static void close_all(void)
 {
     struct pc_error error;
     for (uint32_t r = 0; r < 2; r++)
-        pc_plane_detach(planes[r], plays("close") ? 0 : 10);
+        pc_plane_detach(planes[r], plays("close") || plays("fault") ? 0 : 10);
     for (uint32_t r = 0; r < 2; r++) {
         cuda(pc_cuda_host_free(0, host[r], &error), &error);
         cuda(pc_cuda_stream_free(0, streams[r], &error), &error);
+        char said[sizeof pc_comm_error(comms[r])->text];
+        strcpy(said, pc_comm_error(comms[r])->text);
         pc_plane_close(planes[r]);
+        check(strcmp(pc_comm_error(comms[r])->text, said) == 0, "the same, without the plane");
         pc_program_free(programs[r]);
     }
     for (uint32_t r = 0; r < 2; r++)
