@@ -6,6 +6,8 @@
 #include "plane.h"
 #include "ring.h"
 
+#define PC_STREAM_PER_THREAD 2u /* CU_STREAM_PER_THREAD */
+
 uint64_t pc__launches_finished(const struct pc_plane *plane, uint32_t block)
 {
     return __atomic_load_n(&plane->watch->finished[block][0], __ATOMIC_ACQUIRE);
@@ -21,14 +23,17 @@ bool pc__launches_ended(const struct pc_plane *plane)
 
 int pc__launches_over(struct pc_plane *plane)
 {
-    if (!pc__launches_ended(plane))
-        return PC_AGAIN;
-    if (!atomic_load(&plane->capturing) || !plane->ordered)
-        return PC_OK;
+    bool ended = pc__launches_ended(plane);
+    struct pc_error error;
+    if (!plane->ordered || (ended && !atomic_load(&plane->capturing)))
+        return ended ? PC_OK : PC_AGAIN;
+    /* After a fault on the device, of whatever kernel, none ever says that it has ended. */
     int mode = pc__plane_relax(PC_CUDA_RELAXED);
-    int rc = pc_cuda_event_query(plane->device, plane->order, plane->error);
+    int rc = pc_cuda_event_query(plane->device, plane->order, &error);
     pc__plane_relax(mode);
-    return rc;
+    if (rc != PC_OK && rc != PC_AGAIN)
+        *plane->error = error;
+    return rc == PC_OK && !ended ? PC_AGAIN : rc;
 }
 
 /* The first failure that a kernel met, put into words. */
@@ -106,11 +111,18 @@ static int enqueue(struct pc_plane *plane, const struct pc_plane_plan *p,
     return pc_cuda_launch(plane->device, &grid, arguments, plane->error);
 }
 
+/* Whether a launch on `stream` comes after one on `last` by itself. The default stream "per thread"
+ * is another one on each thread, by the same handle. */
+static bool same_stream(uintptr_t stream, uintptr_t last)
+{
+    return stream == last && stream != PC_STREAM_PER_THREAD;
+}
+
 static int launch_now(struct pc_plane *plane, struct pc_plane_plan *p, struct pc_launch *argument,
                       uintptr_t stream)
 {
     int rc = PC_OK;
-    if (plane->ordered && stream != plane->last_stream)
+    if (plane->ordered && !same_stream(stream, plane->last_stream))
         rc = pc_cuda_stream_after(plane->device, stream, plane->order, plane->error);
     if (rc != PC_OK)
         return rc;
@@ -133,7 +145,7 @@ static int launch_captured(struct pc_plane *plane, struct pc_plane_plan *p,
                            struct pc_launch *argument, uintptr_t stream, uint64_t capture)
 {
     int rc = PC_OK;
-    if (plane->capture == capture && stream != plane->captured_stream)
+    if (plane->capture == capture && !same_stream(stream, plane->captured_stream))
         rc = pc_cuda_stream_after(plane->device, stream, plane->captured_order, plane->error);
     if (rc == PC_OK)
         rc = pc_cuda_capture_pin(plane->device, stream, p->graphs, plane->error);

@@ -223,7 +223,8 @@ static bool settle(struct pc_plane *plane, double seconds)
     until = pc__now() + PC_END_NS;
     while (pc__launches_over(plane) == PC_AGAIN && pc__now() < until)
         nanosleep(&nap, NULL);
-    return pc__launches_over(plane) != PC_AGAIN;
+    int rc = pc__launches_over(plane);
+    return rc == PC_OK || (rc != PC_AGAIN && pc__launches_ended(plane));
 }
 
 void pc_plane_detach(struct pc_plane *plane, double seconds)

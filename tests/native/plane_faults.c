@@ -8,10 +8,13 @@
  *   abort     the communicator is aborted while a kernel waits
  *   lost      the sockets to rank 1 close while a kernel waits for it
  *   close     a plane closes while a kernel waits
+ *   fault     a kernel of somebody else's makes the driver refuse everything
+ *   threads   two threads launch, each on its own default stream
  *   graph     a captured call is replayed, by way of the proxy; its plan lives as long as the graph
  *   lies      addresses with any byte changed are refused
  *   refused   the driver refuses each thing that opening asks for, one after the other */
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -246,6 +249,58 @@ static void *symbol(const char *name)
     return found;
 }
 
+static void play_fault(void)
+{
+    void (*fail)(const char *);
+    *(void **)&fail = symbol("fakecuda_fail");
+    open_comms(false);
+    open_planes(false);
+    struct pc_plane_plan *a = plan(0, 1);
+    must(launch(0, a, 100), 0);
+    check(pc_plane_wait(planes[0], 0) == PC_AGAIN, "it waits for rank 1");
+    fail("cuEventQuery:1");
+    int rc = pc_plane_wait(planes[0], 20);
+    check(rc < 0 && rc != PC_AGAIN, "it does not wait for what never ends");
+    check(strstr(pc_comm_error(comms[0])->text, "cuEventQuery") != NULL, "who said so");
+    pc_plane_plan_free(a);
+    close_all();
+}
+
+#define PER_THREAD ((uintptr_t)2) /* CU_STREAM_PER_THREAD */
+
+static void *launch_later(void *p)
+{
+    struct pc_error error;
+    must(pc_plane_launch(planes[0], p, device[0][0], device[0][1], PER_THREAD, 20), 0);
+    cuda(pc_cuda_stream_wait(0, PER_THREAD, &error), &error);
+    return NULL;
+}
+
+static void play_threads(void)
+{
+    open_comms(false);
+    open_planes(false);
+    struct pc_error error;
+    struct pc_plane_plan *plans[2][2];
+    pthread_t thread;
+    for (uint32_t r = 0; r < 2; r++)
+        for (uint32_t k = 0; k < 2; k++)
+            plans[r][k] = plan(r, 1 + k);
+    must(pc_plane_launch(planes[0], plans[0][0], device[0][0], device[0][1], PER_THREAD, 20), 0);
+    pthread_create(&thread, NULL, launch_later, plans[0][1]);
+    must(launch(1, plans[1][0], 20), 1);
+    must(launch(1, plans[1][1], 20), 1);
+    pthread_join(thread, NULL);
+    cuda(pc_cuda_stream_wait(0, PER_THREAD, &error), &error);
+    cuda(pc_cuda_stream_wait(0, streams[1], &error), &error);
+    for (uint32_t r = 0; r < 2; r++) {
+        must(pc_plane_wait(planes[r], 20), r);
+        for (uint32_t k = 0; k < 2; k++)
+            pc_plane_plan_free(plans[r][k]);
+    }
+    close_all();
+}
+
 static void play_graph(void)
 {
     int (*begin)(void *, int), (*end)(void *, void **), (*make)(void **, void *, uint64_t);
@@ -395,6 +450,10 @@ int main(int argc, char **argv)
     folder = argv[2];
     if (plays("graph"))
         play_graph();
+    else if (plays("fault"))
+        play_fault();
+    else if (plays("threads"))
+        play_threads();
     else if (plays("lies"))
         play_lies();
     else if (plays("refused"))

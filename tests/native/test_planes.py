@@ -166,7 +166,19 @@ def test_calls_on_gpus(
 
 
 @pytest.mark.parametrize(
-    "scenario", ["absent", "mismatch", "abort", "lost", "close", "graph", "lies", "refused"]
+    "scenario",
+    [
+        "absent",
+        "mismatch",
+        "abort",
+        "lost",
+        "close",
+        "fault",
+        "threads",
+        "graph",
+        "lies",
+        "refused",
+    ],
 )
 def test_what_goes_wrong(
     binary: Callable[[str, str], Path], gpus: Callable[[str], Path], programs: Path, scenario: str
