@@ -200,7 +200,12 @@ int pc_plane_wait(struct pc_plane *plane, double seconds)
 {
     uint64_t until = pc__now() + (uint64_t)(seconds > 0 ? seconds * 1e9 : 0);
     for (uint64_t nap = 0;; nap = nap < 200000 ? nap + 10000 : nap) {
-        int rc = pc__launches_over(plane), failed = pc_plane_check(plane);
+        int rc = pc__launches_over(plane);
+        if (rc != PC_OK && rc != PC_AGAIN) { /* what has not run will not, and its counts lack */
+            struct pc_error error = *plane->error;
+            pc__plane_fail(plane, rc, &error);
+        }
+        int failed = pc_plane_check(plane);
         if (failed != PC_OK || rc != PC_AGAIN) {
             if (failed == PC_OK && rc == PC_OK)
                 pc__board_leave(plane->comm);

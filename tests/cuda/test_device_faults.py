@@ -22,6 +22,7 @@ from pycoll import (
     Communicator,
     MismatchError,
     PeerLostError,
+    PycollError,
 )
 
 pytestmark = gpus.MARKS
@@ -113,6 +114,21 @@ def test_a_rank_that_does_not_come() -> None:
         comm.close()
 
     gpus.ranks(2, rank)
+
+
+def test_after_a_fault_on_the_gpu_nobody_waits() -> None:
+    def rank() -> str:
+        comm = pycoll.init()
+        x = gpus.of(np.ones(1000, "f4"))
+        settled(x, comm)
+        comm.barrier()
+        with pytest.raises(PycollError) as failed:
+            settled(x, comm)
+        comm.close()  # of kernels that will never say that they have ended
+        return str(failed.value)
+
+    said = gpus.ranks(2, rank, fail="kernel:2=719", timeout=60)
+    assert any("CUDA_ERROR_LAUNCH_FAILED" in text for text in said), said
 
 
 def test_a_failure_is_told_by_the_next_call() -> None:

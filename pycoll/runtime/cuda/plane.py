@@ -183,7 +183,7 @@ class Plane(Engine):
     def wait(self, event: Any, seconds: float) -> int | None:
         """Wait on the host for an event, at most so long; None if it has not happened."""
         until, pause = time.monotonic() + seconds, _PAUSE
-        while not event.happened():
+        while not self._happened(event):
             left = until - time.monotonic()
             if left <= 0:
                 return None
@@ -191,6 +191,17 @@ class Plane(Engine):
             time.sleep(min(pause, left))
             pause = min(2 * pause, _MOST_PAUSE)
         return int(bindings_plane.plane_check(self.native)) if self.native else 0
+
+    def _happened(self, event: Any) -> bool:
+        """Tell whether it has, or never will, which `plane_check` then knows."""
+        try:
+            return bool(event.happened())
+        except PycollError:
+            if self.native is not None:
+                bindings_plane.plane_wait(self.native, 0)
+            if self.native is None or not bindings_plane.plane_check(self.native):
+                raise
+            return True
 
     def idle(self) -> bool:
         """Tell whether all that was launched has ended."""
@@ -258,7 +269,7 @@ class Plane(Engine):
             native, self.native, self._launched = self.native, None, launched
         bindings_plane.plane_close(native)
         if self._built:
-            with contextlib.suppress(PycollError):  # whatever the driver says, nothing is lost
+            with contextlib.suppress(PycollError):  # after a fault the driver refuses everything
                 bindings_cuda.stream_free(self.device, self.stream)
                 self.kernels.close()
 
