@@ -70,6 +70,7 @@ def environment(plan: Plan) -> dict[str, str]:
         "NCCL_MIN_CTAS": str(plan.blocks),
         "PYCOLL_CUDA_BLOCKS": str(plan.blocks),
         "CUDA_MODULE_LOADING": "EAGER",  # loading waits for kernels that spin
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # streams that share one wait for each other's kernels
     }
 
 

@@ -85,8 +85,13 @@ def main() -> int:
 
 def environment(stand_in: bool, carried: Path) -> dict[str, str]:
     """Return what phases need in their environment."""
-    # Kernels are loaded before the first one spins: loading waits for those that run.
-    found = {"CUDA_MODULE_LOADING": "EAGER", "PYTHONFAULTHANDLER": "1"}
+    # Kernels are loaded before the first one spins: loading waits for those that run. And streams
+    # beyond the device's connections, 8 unless asked, share one and wait for each other's kernels.
+    found = {
+        "CUDA_MODULE_LOADING": "EAGER",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        "PYTHONFAULTHANDLER": "1",
+    }
     if carried.is_dir():  # compiled kernels, as `prepare` left them
         found["XDG_CACHE_HOME"] = str(carried)
     if stand_in:

@@ -41,6 +41,7 @@ def test_plans_have_as_many_blocks_for_both_libraries() -> None:
         "NCCL_MIN_CTAS": "8",
         "PYCOLL_CUDA_BLOCKS": "8",
         "CUDA_MODULE_LOADING": "EAGER",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
     }
     options = one_gpu.parse(["--ranks", "8", "--blocks", "4"])
     assert [(plan.ranks, plan.blocks) for plan in one_gpu.plans(options)] == [(8, 4)]
