@@ -75,13 +75,16 @@ class Calls(torch._C._distributed_c10d.ProcessGroup):  # type: ignore[misc]
             code is None
             or self._seconds is not None
             or not (x.is_cpu and x.layout is _STRIDED and x.is_contiguous())
+            or x.is_neg()  # its memory holds the opposite of its elements
         ):
             return False
         start = to = x.data_ptr()
         nbytes = room = x.nbytes
         if out is not x:
-            if not (
-                out.dtype is dtype and out.is_cpu and out.layout is _STRIDED and out.is_contiguous()
+            if (
+                not (out.dtype is dtype and out.is_cpu and out.layout is _STRIDED)
+                or not out.is_contiguous()
+                or out.is_neg()
             ):
                 return False
             to, room = out.data_ptr(), out.nbytes

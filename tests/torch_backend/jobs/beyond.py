@@ -93,6 +93,19 @@ def memory_with_holes() -> None:
         assert whole[:, 1::2].eq(0).all()
 
 
+def views_that_negate() -> None:
+    """Memory that holds the opposite of what is in the tensor, at the first call and later."""
+    for _ in range(3):
+        x = torch.full((5,), 1.0 + rank)
+        for view in (torch._neg_view(x.clone()), -x):
+            got = torch.empty(5 * size)
+            dist.all_gather_into_tensor(got, view)
+            want = -torch.arange(1.0, size + 1).repeat_interleave(5)
+            both.compare("all_gather_into_tensor", got, want)
+            dist.all_reduce(view, dist.ReduceOp.MAX)
+            both.compare("all_reduce", view.resolve_neg(), -torch.ones(5))
+
+
 def factors() -> None:
     x = torch.ones(3) * (rank + 1)
     dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
@@ -359,6 +372,7 @@ CASES = (
     dtypes_that_only_move,
     lists_of_any_lengths,
     memory_with_holes,
+    views_that_negate,
     factors,
     refusals,
     groups,
