@@ -112,7 +112,11 @@ class _Lane:
                     self._comm = self._make()
                 self._step(self._comm)
         except PycollError as error:
-            self._fail(error)
+            # The two count themselves: to the user that would be somebody else.
+            text = f"{self._what}, with a tag): of the two, the sender being rank 0: {error}"
+            found = type(error)(text)
+            found.__cause__ = error
+            self._fail(found)
 
     def _wait(self) -> bool:
         """Wait for something to do; False if there will be nothing any more."""

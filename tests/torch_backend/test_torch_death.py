@@ -26,6 +26,15 @@ def test_a_killed_rank_is_named_by_all_others(
         assert how == "call" or re.search(r"allreduce\(sum, float32, .* at \S*death.py:\d+", text)
 
 
+def test_who_waits_for_a_tag_is_told_whose_message_will_not_come(jobs: Any, tmp_path: Path) -> None:
+    ranks = jobs.start(3, "death.py", "tag", str(tmp_path / "killed"))
+    said = [rank.communicate(timeout=SECONDS)[0] for rank in ranks]
+    for rank in (0, 2):  # to the two of a message the sender is rank 0, who is another to the user
+        assert ranks[rank].returncode == 0, said[rank]
+        named = r"recv\(rank 1, with a tag\): of the two, the sender being rank 0: rank 0 \(process"
+        assert re.search(named, said[rank]), said[rank]
+
+
 def test_ranks_that_do_not_destroy_the_group_end(jobs: Any, tmp_path: Path) -> None:
     ranks = jobs.start(2, "death.py", "exit", str(tmp_path / "killed"))
     text = ranks[0].communicate(timeout=SECONDS)[0]

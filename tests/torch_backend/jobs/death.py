@@ -1,7 +1,8 @@
 """A rank is killed in the middle of a training step: every other rank raises, and names it.
 
 Arguments: how the others notice ("ddp": in backward; "wait": in a work's wait; "call": in a
-blocking call; "exit": they do not look, and end). Prints the error, and the seconds it took.
+blocking call; "tag": in a receive with a tag; "exit": they do not look, and end).
+Prints the error, and the seconds it took.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def main() -> None:
                     while how == "wait":
                         work.wait()
                         work = dist.all_reduce(torch.ones(1000), async_op=True)
+                    if how == "tag":
+                        dist.recv(torch.ones(1000), VICTIM, tag=3)
                     while how == "call":
                         dist.all_reduce(torch.ones(1000))
             loss.backward()
