@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -20,6 +22,7 @@ from pycoll.interop.torch_work import Done, Pending, Whole
 from pycoll.runtime import batch
 
 _STRIDED = torch.strided
+_GROUPS: weakref.WeakSet[Calls] = weakref.WeakSet()
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 #: Makes a call, beside the caller or not, with a timeout in seconds or None.
@@ -58,6 +61,7 @@ class Calls(torch._C._distributed_c10d.ProcessGroup):  # type: ignore[misc]
         self._completer = Completer(f"pycoll futures of {id(self):x}")
         self._beside = Beside()
         self._coalesced: list[Pending] | None = None  #: begun since torch began to coalesce
+        _GROUPS.add(self)
 
     def _at_once(self, number: int, x: Tensor, out: Tensor, op: int, root: int = 0) -> bool:
         """Run a blocking call by a plan that is known; False if it takes Python to make one.
@@ -171,6 +175,18 @@ class Calls(torch._C._distributed_c10d.ProcessGroup):  # type: ignore[misc]
         if asked is not None and asked.total_seconds() > 0:
             return seconds(asked)
         return self._seconds
+
+
+def _forked() -> None:
+    """Free a child of locks whose owner, a thread inside a call, exists in the parent only.
+
+    Its calls then reach the engine, which refuses them.
+    """
+    for group in _GROUPS:
+        group._entered = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def only(tensors: Any, what: str) -> Tensor:

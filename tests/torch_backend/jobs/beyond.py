@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import signal
 import sys
 import threading
 import time
@@ -305,17 +306,37 @@ def coalesced() -> None:
 
 def forks() -> None:
     """A child has no process group; the parent's is as good as before."""
+    assert refused_in_a_child()
+    dist.barrier()
+    # The same while a thread is inside a call, which the others make only when the child is gone.
+    store: Any = dist.distributed_c10d._get_default_store()
+    if rank > 0:
+        assert store.get("the child was refused") == b"True"
+        dist.barrier()
+        return
+    group: Any = dist.group.WORLD
+    thread = threading.Thread(target=dist.barrier)
+    thread.start()
+    while group._entered.acquire(blocking=False):
+        group._entered.release()
+        time.sleep(0)
+    store.set("the child was refused", str(refused_in_a_child()))
+    thread.join()
+    assert store.get("the child was refused") == b"True"
+
+
+def refused_in_a_child() -> bool:
     child = os.fork()
     if child == 0:
         code = 1
+        signal.alarm(20)  # a child that hangs is ended
         try:
             dist.all_reduce(torch.ones(1))
         except RuntimeError as error:
             code = 0 if "this communicator belongs to process" in str(error) else 2
         finally:
             os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    dist.barrier()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def autograd() -> None:
