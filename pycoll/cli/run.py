@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,13 @@ def run(options: argparse.Namespace) -> int:
     if not options.module and not Path(options.program).exists():
         raise UsageError(f"{options.program} is not there, want a Python file (-m for a module)")
     command = [sys.executable, *(["-m"] if options.module else []), options.program]
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for fd in (0, 1, 2):  # one that is closed would be the first of the ranks' pipes
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
     ranks = Ranks([*command, *options.arguments], options.ranks, options.grace)
     return keeper.keep(ranks.run)

@@ -426,6 +426,15 @@ def test_a_reader_that_goes_away_ends_all(run) -> None:
     assert (code, err) == (128 + signal.SIGPIPE, "pycoll run: ended by SIGPIPE\n")
 
 
+def test_streams_that_are_closed_swallow_what_is_said(run, tmp_path: Path) -> None:
+    def close() -> None:
+        os.closerange(0, 3)
+
+    job = run(2, "print('x'); tell(f'said {RANK}')", stdout=None, stderr=None, preexec_fn=close)
+    assert job.process.wait(SECONDS) == 0
+    assert [(tmp_path / f"said {rank}").exists() for rank in (0, 1)] == [True, True]
+
+
 def test_a_reader_that_does_not_read_holds_up_no_end(run) -> None:
     job = run(1, "tell('0', os.getpid())\nwhile True: print('x' * 1000)", "--grace", "0.1")
     pid = int(job.told("0"))
