@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import weakref
 from typing import Any
 
 import collective_checks as checks
@@ -280,5 +282,34 @@ def test_a_heap_that_is_full_says_so_and_takes_memory_back() -> None:
                 comm.allreduce(held[0])
             held.clear()
             comm.empty(1 << 23, "float32", device="cuda")
+
+    gpus.ranks(2, rank)
+
+
+def test_what_is_held_for_the_gpu_is_let_go() -> None:
+    def rank() -> None:
+        with pycoll.init() as comm, comm.on_stream(stream := fakecuda.Stream()):
+            seen = []
+            for _ in range(200):
+                x = gpus.of(np.ones(10, "f4"))
+                seen.append(weakref.ref(x))
+                comm.allreduce(x)
+                stream.synchronize()
+            del x
+            assert sum(each() is not None for each in seen) < 100
+
+    gpus.ranks(2, rank)
+
+
+def test_results_that_nobody_keeps_do_not_fill_the_heap() -> None:
+    def rank() -> None:
+        os.environ["PYCOLL_CUDA_HEAP"] = "4"
+        with pycoll.init() as comm, comm.on_stream(stream := fakecuda.Stream()):
+            x = gpus.of(np.ones(50_000, "f4"))
+            xs = [gpus.of(np.ones(20_000, "f4")) for _ in range(4)]
+            for _ in range(30):
+                comm.allgather(x)
+                comm.allreduce(xs)
+            stream.synchronize()
 
     gpus.ranks(2, rank)

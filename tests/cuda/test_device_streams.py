@@ -182,3 +182,43 @@ def test_arrays_of_different_streams_want_a_word() -> None:
                 comm.on_stream("x").__enter__()
 
     gpus.ranks(2, rank)
+
+
+def test_what_a_graph_packs_into_is_nobody_elses() -> None:
+    def rank() -> None:
+        with pycoll.init() as comm:
+            stream = fakecuda.Stream()
+            xs = [gpus.of(np.zeros(n, "f4")) for n in (10, 20, 30)]
+            flat = gpus.of(np.zeros(comm.size, "f4"))  # its input is copied away first
+            with comm.on_stream(stream):
+                comm.allreduce(xs)
+                comm.alltoall(flat, flat)
+                plan = comm.plan("allreduce", xs)
+                graphs = []
+                for captured in (
+                    lambda: comm.allreduce(xs),
+                    lambda: comm.allreduce(xs, async_op=True).wait(),
+                    plan,
+                    lambda: comm.alltoall(flat, flat),
+                    lambda: comm.alltoall(flat, flat, async_op=True).wait(),
+                ):
+                    with fakecuda.capture(stream) as made:
+                        captured()
+                    graphs += made
+                del plan, captured
+                for _ in range(100):  # so that nothing is held any more but what has to be
+                    comm.allreduce(xs)
+                    stream.synchronize()
+                others = [comm.empty(64, device="cuda") for _ in range(100)]
+                for other in others:
+                    gpus.host(other)[...] = 7
+                for graph in graphs:
+                    for x in (*xs, flat):
+                        x.host[...] = 1
+                    graph.launch(stream)
+                    stream.synchronize()
+                    assert all((gpus.host(other) == 7).all() for other in others)
+                for graph in graphs:
+                    graph.close()
+
+    gpus.ranks(2, rank)

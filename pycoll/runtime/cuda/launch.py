@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from pycoll.runtime.host import Host
     from pycoll.runtime.request import Kind, Request
 
-#: Arrays that no library keeps are held until the GPU is done; so often it is looked whether it is.
-_HELD = 32
-
 #: One part of a call: a plan with the addresses of its arrays.
 Part = tuple[Executable, int, int]
 
@@ -49,8 +46,6 @@ class Cuda:
         self._opened = 0  #: how often that was tried, on every rank alike
         self._chosen: int | None = None  #: the stream that the user has said
         self._quick = Quick()
-        self._held: list[Any] = []
-        self._look_at = _HELD
 
     # The plane.
 
@@ -161,7 +156,7 @@ class Cuda:
             return None
         self.enqueue(plane, [(found.plan, found.x, found.out)], stream, None)
         if family is INTERFACE:
-            self._hold(plane, (x, out))
+            plane.held.add((x, out), stream)
         return found
 
     def learn(self, x: Any, out: Any, op: int, asked: Asked, request: Request) -> None:
@@ -176,6 +171,7 @@ class Cuda:
         plane, plan = self._ready(request, asked, stream)
         self.enqueue(plane, [(plan, *request.addresses)], stream, asked.timeout, _copying(request))
         self.hold(plane, request.views, stream)
+        self._keep(plane, request, stream)
         return request.result
 
     def submit(self, request: Request, asked: Asked) -> StreamWork:
@@ -183,9 +179,11 @@ class Cuda:
         stream = self.stream(request.views, request.call.collective)
         plane, plan = self._ready(request, asked, stream)
         parts = [(plan, *request.addresses)]
-        return self.begin(
+        work = self.begin(
             plane, parts, stream, asked.timeout, request.views, request.result, _copying(request)
         )
+        self._keep(plane, request, stream)
+        return work
 
     def begin(
         self,
@@ -223,6 +221,7 @@ class Cuda:
         def start() -> Any:
             stream = self.stream(views, who)
             self.enqueue(plane, [part], stream, asked.timeout, copying)
+            self._keep(plane, request, stream)
             return request.result
 
         mapped = all(plane.device_heap.holds(array.address, array.nbytes) for array in views)
@@ -278,14 +277,16 @@ class Cuda:
                     continue
                 if each.record(stream):
                     continue
-            self._hold(plane, each)
+            plane.held.add(each, stream)
 
-    def _hold(self, plane: Plane, what: Any) -> None:
-        self._held.append(what)
-        if len(self._held) >= self._look_at:
-            if plane.idle():
-                self._held.clear()
-            self._look_at = max(_HELD, 2 * len(self._held))
+    def keep(self, plane: Plane, buffers: Sequence[ArrayView], stream: int) -> None:
+        """Keep what is not the user's as long as a graph may use it, if one is being captured."""
+        if buffers and plane.capturing(stream):
+            plane.held.for_graph(list(buffers))
+
+    def _keep(self, plane: Plane, request: Request, stream: int) -> None:
+        if request.copy is not None:
+            self.keep(plane, request.copy[1:], stream)
 
     def find(
         self, call: Call, wanted: Wanted, timeout: float | None, number: int, stream: int

@@ -78,11 +78,13 @@ class DeviceList:
                 plane, parts, stream, self._asked.timeout, packed.pack, packed.unpack
             )
         self._cuda.hold(plane, [*self._views, *packed.buffers], stream)
+        self._cuda.keep(plane, packed.buffers, stream)
         return self._results()
 
     def submit(self) -> StreamWork:
         """Enqueue it beside its caller."""
         plane, parts, packed, stream = self._parts()
+        self._cuda.keep(plane, packed.buffers, stream)
         with plane.entirely(self._text()):
             return self._cuda.begin(
                 plane,
@@ -107,6 +109,7 @@ class DeviceList:
                 self._cuda.enqueue(
                     plane, parts, stream, self._asked.timeout, packed.pack, packed.unpack
                 )
+            self._cuda.keep(plane, packed.buffers, stream)
             return self._results()
 
         first = parts[0][0]

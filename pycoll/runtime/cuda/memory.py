@@ -60,8 +60,8 @@ class DeviceHeap:
     def _allocate(self, nbytes: int) -> _Room:
         address = self._find(nbytes)
         if address is None:
+            self._plane.drain()  # which lets go of arrays, too
             gc.collect()  # arrays in reference cycles
-            self._plane.drain()
             address = self._find(nbytes)
         if address is None:
             raise UnavailableError(

@@ -18,6 +18,7 @@ from pycoll.config import Config
 from pycoll.errors import PycollError, UnavailableError, UsageError
 from pycoll.runtime import bindings, bindings_cuda, bindings_plane
 from pycoll.runtime.cuda.faults import PlaneFaults
+from pycoll.runtime.cuda.held import Held
 from pycoll.runtime.cuda.kernels import Kernels
 from pycoll.runtime.cuda.memory import DeviceHeap
 from pycoll.runtime.cuda.plans import DevicePlans
@@ -78,6 +79,7 @@ class Plane(Engine):
         self._launched = 0  #: when it was closed
         self.whole = False  #: every rank reaches every other's GPU memory
         self._built = False
+        self.held = Held(self)
         self._guard = threading.Lock()  #: of `native`, which the control thread asks, too
         super().__init__(bootstrap, config, settled=settled._replace(tuning=None))
         try:
@@ -211,6 +213,8 @@ class Plane(Engine):
         """Wait on the host until all that was launched has ended, however that may be."""
         while bindings_plane.plane_wait(self.native, _DRAIN_SECONDS) == bindings.AGAIN:
             self.faults.look()
+        if not bindings_plane.plane_check(self.native):  # else kernels are still giving up
+            self.held.drain()
 
     @cached_property
     def device_heap(self) -> DeviceHeap:
