@@ -35,7 +35,9 @@ def use(log: Path | None = None, **options: object) -> None:
     from pycoll.runtime.cuda import compile, kernels
 
     kernels.compile = SimpleNamespace(  # type: ignore[attr-defined]
-        cubin=lambda dtype, op, capability, cache: b"any\0", entry=compile.entry
+        cubin=lambda dtype, op, capability, cache: b"any\0",
+        entry=compile.entry,
+        require=lambda capability, cache: None,
     )
 
 

@@ -8,6 +8,7 @@ import re
 import select
 import signal
 import time
+from typing import Any
 
 import fakecuda
 import gpus
@@ -295,3 +296,31 @@ def test_nothing_is_left_behind() -> None:
             assert held() <= before
 
     gpus.ranks(2, rank)
+
+
+def test_a_rank_that_cannot_make_its_plan() -> None:
+    """The others have launched theirs, and would wait for it until the deadline."""
+
+    def rank() -> None:
+        from pycoll.runtime.cuda import kernels
+
+        def lacks(*_: Any) -> bytes:
+            raise pycoll.UnavailableError("no room for kernels")
+
+        comm = pycoll.init(timeout=150)
+        comm.cuda()
+        x = gpus.of(np.ones(1000, "f4"))
+        comm.barrier()
+        start = time.monotonic()
+        if comm.rank == 1:
+            kernels.compile.cubin = lacks
+            with pytest.raises(pycoll.UnavailableError, match="no room for kernels"):
+                comm.allreduce(x)
+        else:
+            with pytest.raises(BrokenError, match=r"rank 1 .*UnavailableError inside allreduce"):
+                comm.allreduce(x, async_op=True).synchronize()
+        comm.barrier()  # nobody has left, so that it was not this which told them
+        assert time.monotonic() - start < 60
+        comm.close()
+
+    gpus.ranks(3, rank)

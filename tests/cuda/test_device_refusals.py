@@ -105,3 +105,36 @@ def test_one_rank_without_a_gpu_is_named_on_all() -> None:
             assert x.host.tolist() == [2.0] * 3
 
     gpus.ranks(2, rank)
+
+
+def test_one_rank_without_a_compiler_is_named_on_all() -> None:
+    def rank() -> None:
+        from pycoll.runtime.cuda import kernels
+
+        def lacks(*_: Any) -> None:
+            raise pycoll.UnavailableError("arrays of a GPU need cupy")
+
+        with pycoll.init() as comm:
+            good = kernels.compile.require
+            if comm.rank == 1:
+                kernels.compile.require = lacks
+            text = "^rank 1 cannot use GPU 0: arrays of a GPU need cupy$"
+            x = gpus.of(np.ones(3, "f4"))
+            with pytest.raises(pycoll.UnavailableError, match=text):
+                comm.allreduce(x)
+            kernels.compile.require = good
+            comm.allreduce(x, async_op=True).synchronize()
+            assert x.host.tolist() == [2.0] * 3
+
+    gpus.ranks(2, rank)
+
+
+def test_a_number_that_is_no_gpus() -> None:
+    def rank() -> None:
+        with pycoll.init() as comm:
+            for device in ("x", 1.5, -1, 2**40):
+                with pytest.raises(pycoll.UsageError, match=r"cuda: device is .*, want the number"):
+                    comm.cuda(device)
+            comm.cuda(np.int64(0))  # nobody had come to what is told above
+
+    gpus.ranks(2, rank)

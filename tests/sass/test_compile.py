@@ -202,3 +202,23 @@ def test_names_of_kernels():
 def test_nothing_of_it_is_imported_with_the_package(root: Path):
     code = "import sys, pycoll; assert not any(m.split('.')[0] == 'cupy' for m in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=60)
+
+
+def test_what_was_carried_serves_where_there_is_no_nvrtc(made, tmp_path, monkeypatch):
+    def lacks() -> None:
+        raise UnavailableError("no NVRTC")
+
+    kept = compile.cubin(FLOAT32, ReduceOp.SUM, HOPPER, tmp_path)
+    monkeypatch.setattr(compile, "version", lacks)
+    monkeypatch.setattr(compile, "_nvrtc", lacks)
+    assert compile.cubin(FLOAT32, ReduceOp.SUM, HOPPER, tmp_path) == kept
+    compile.require(HOPPER, tmp_path)
+    for call in (
+        lambda: compile.cubin(UINT8, ReduceOp.SUM, HOPPER, tmp_path),
+        lambda: compile.require((8, 0), tmp_path),
+    ):
+        with pytest.raises(UnavailableError, match="no NVRTC"):
+            call()
+    monkeypatch.setattr(compile, "_sources", lambda: {"kernel.cu": "another"})
+    with pytest.raises(UnavailableError, match="no NVRTC"):
+        compile.require(HOPPER, tmp_path)

@@ -78,7 +78,8 @@ def cubin(dtype: DType, op: ReduceOp, capability: tuple[int, int], cache: Path) 
 
     They are compiled if they are not in ``cache``, which takes about a second; where that cannot
     be written they will be compiled again. UnavailableError says what is missing: cupy, NVRTC, or
-    an NVRTC that knows the GPU.
+    an NVRTC that knows the GPU. Where there is no NVRTC, what any has compiled of this source will
+    do, so that a cache can be carried to where there is none.
 
     Args:
         dtype: Of the elements.
@@ -86,7 +87,13 @@ def cubin(dtype: DType, op: ReduceOp, capability: tuple[int, int], cache: Path) 
         capability: The GPU's compute capability, like (9, 0).
         cache: The folder of ``Config.cache``.
     """
-    name = _key(dtype, op, capability)
+    try:
+        by = version()
+    except UnavailableError:
+        if (carried := _carried(dtype, op, capability, cache)) is None:
+            raise
+        return carried
+    name = _name(dtype, op, capability, by)
     file = cache / "kernels" / f"{name}.cubin"
     kept = _load(file, name)
     if kept is None:
@@ -95,8 +102,22 @@ def cubin(dtype: DType, op: ReduceOp, capability: tuple[int, int], cache: Path) 
     return kept
 
 
+def require(capability: tuple[int, int], cache: Path) -> None:
+    """Raise UnavailableError unless kernels for a GPU can be compiled, or some are in the cache."""
+    try:
+        _compile("", capability)
+    except UnavailableError:
+        if not any(_of_cache(cache, f"*-sm_{capability[0]}{capability[1]}-{_digest()}-*.cubin")):
+            raise
+
+
 def build(dtype: DType, op: ReduceOp, capability: tuple[int, int], *options: str) -> bytes:
     """Compile without the cache; ``options`` are further ones of NVRTC's."""
+    chosen = f"-DPC_KERNEL_DTYPE={dtype.code}", f"-DPC_KERNEL_OP={int(op)}"
+    return _compile(_sources()[source.ENTRY], capability, *chosen, *options)
+
+
+def _compile(text: str, capability: tuple[int, int], *options: str) -> bytes:
     major, minor = capability
     if capability < OLDEST:
         raise UnavailableError(
@@ -105,13 +126,7 @@ def build(dtype: DType, op: ReduceOp, capability: tuple[int, int], *options: str
         )
     # What is compiled for an earlier GPU of the same major number runs on a later one.
     for number in range(minor, -1, -1):
-        made = compile_text(
-            _sources()[source.ENTRY],
-            f"--gpu-architecture=sm_{major}{number}",
-            f"-DPC_KERNEL_DTYPE={dtype.code}",
-            f"-DPC_KERNEL_OP={int(op)}",
-            *options,
-        )
+        made = compile_text(text, f"--gpu-architecture=sm_{major}{number}", *options)
         if made is not None:
             return made
     raise UnavailableError(
@@ -176,10 +191,28 @@ def _sources() -> dict[str, str]:
     return source.closure(source.folder())
 
 
-def _key(dtype: DType, op: ReduceOp, capability: tuple[int, int]) -> str:
-    what = (_sources(), _STDINT, OPTIONS, version(), capability, dtype.name, op.name)
-    digest = hashlib.sha256(repr(what).encode()).hexdigest()[:32]
-    return f"{entry(dtype, op)}-sm_{capability[0]}{capability[1]}-{digest}"
+def _digest() -> str:
+    what = (_sources(), _STDINT, OPTIONS)
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:32]
+
+
+def _name(
+    dtype: DType, op: ReduceOp, capability: tuple[int, int], by: tuple[int | str, int | str]
+) -> str:
+    arch = f"sm_{capability[0]}{capability[1]}"
+    return f"{entry(dtype, op)}-{arch}-{_digest()}-nvrtc_{by[0]}.{by[1]}"
+
+
+def _carried(dtype: DType, op: ReduceOp, capability: tuple[int, int], cache: Path) -> bytes | None:
+    """Return what some NVRTC has compiled of this source."""
+    for file in _of_cache(cache, f"{_name(dtype, op, capability, ('*', '*'))}.cubin"):
+        if (found := _load(file, file.stem)) is not None:
+            return found
+    return None
+
+
+def _of_cache(cache: Path, pattern: str) -> list[Path]:
+    return sorted((cache / "kernels").glob(pattern))
 
 
 def _load(file: Path, name: str) -> bytes | None:

@@ -14,12 +14,17 @@ THREADS = 256
 
 
 class Kernels:
-    """The kernels that are loaded."""
+    """The kernels that are loaded.
+
+    Raises:
+        UnavailableError: None can be compiled for this GPU; said at once, while all ranks listen.
+    """
 
     def __init__(self, number: int, cache: Path) -> None:
         device = bindings_cuda.device(number)
         self._number, self._cache = number, cache
         self._capability = device.major, device.minor
+        compile.require(self._capability, cache)
         self._modules: list[int] = []
         self._functions: dict[tuple[DType, ReduceOp], int] = {}
         self.threads = min(THREADS, device.threads_per_block)

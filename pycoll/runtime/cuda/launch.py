@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from pycoll.runtime.coalesce import Pair
     from pycoll.runtime.host import Host
     from pycoll.runtime.request import Kind, Request
+
+#: CUDA counts devices by a C int.
+_MOST_DEVICE = 2**31 - 1
 
 #: One part of a call: a plan with the addresses of its arrays.
 Part = tuple[Executable, int, int]
@@ -70,7 +74,7 @@ class Cuda:
                 )
             return plane
         engine = self._host.engine
-        found = self._device() if number is None else number
+        found = self._device() if number is None else _number(number)
         self._host.arrive(Asked(timeout=timeout, purpose="cuda()"))
         self._opened += 1
         make = functools.partial(Plane, device=found, proofs=self._host.plans.proofs)
@@ -315,6 +319,16 @@ class Cuda:
     def _ready(self, request: Request, asked: Asked, stream: int) -> tuple[Plane, Executable]:
         number = request.device.number
         return self.find(request.call, asked.algorithm, asked.timeout, number, stream)
+
+
+def _number(device: Any) -> int:
+    try:
+        number = operator.index(device)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= _MOST_DEVICE:
+        raise UsageError(f"cuda: device is {device!r}, want the number of a GPU, 0 or more")
+    return number
 
 
 def _copying(request: Request) -> Callable[[Plane, int], None] | None:

@@ -75,19 +75,20 @@ class Plane(Engine):
     ) -> None:
         self.device = device  #: its number, as CUDA counts
         self.native: Any = None  #: until it is connected, and after it was closed
+        self.kernels: Kernels
+        self.stream = 0  #: CUDA's handle of its own
         self.text, self.seconds = "a call", config.timeout  #: the last that was launched
         self._launched = 0  #: when it was closed
         self.whole = False  #: every rank reaches every other's GPU memory
         self._built = False
         self.held = Held(self)
         self._guard = threading.Lock()  #: of `native`, which the control thread asks, too
+        #: Launches are put in order one by one; reentrant: a signal handler may call, too.
+        self.turn = threading.RLock()
         super().__init__(bootstrap, config, settled=settled._replace(tuning=None))
         try:
             self._connect(config)
-            self.kernels = Kernels(device, config.cache)
             self.plans = DevicePlans(self, proofs)
-            _, greatest = bindings_cuda.priorities(device)
-            self.stream = bindings_cuda.stream(device, greatest)
             self._built = True
         except BaseException:
             self.leave()
@@ -140,6 +141,10 @@ class Plane(Engine):
             heap = config.cuda_heap << 20
             self.native = bindings_plane.plane_open(self.comm, self.device, local, heap)
             address = bindings_plane.plane_address(self.native, self.comm)
+            # All that one rank may lack, before anybody counts on it.
+            self.kernels = Kernels(self.device, config.cache)
+            _, greatest = bindings_cuda.priorities(self.device)
+            self.stream = bindings_cuda.stream(self.device, greatest)
         except PycollError as failure:
             error = f"rank {self.world.rank} cannot use GPU {self.device}: {failure}"
         mine = [error, address.hex(), config.cuda_blocks, config.cuda_heap]
@@ -164,7 +169,8 @@ class Plane(Engine):
     ) -> None:
         """Enqueue a plan on the arrays at two addresses, behind all launches so far."""
         seconds = self.timeout if timeout is None else timeout
-        code = bindings_plane.plane_launch(self.native, plan, x, out, stream, seconds)
+        with self.turn:
+            code = bindings_plane.plane_launch(self.native, plan, x, out, stream, seconds)
         if code:  # maybe of a call before this one
             self.faults.raise_for(code, self.seconds)
         self.text, self.seconds = text, seconds
@@ -272,7 +278,7 @@ class Plane(Engine):
         with self._guard:
             native, self.native, self._launched = self.native, None, launched
         bindings_plane.plane_close(native)
-        if self._built:
+        if self.stream:
             with contextlib.suppress(PycollError):  # after a fault the driver refuses everything
                 bindings_cuda.stream_free(self.device, self.stream)
                 self.kernels.close()

@@ -35,14 +35,16 @@ class DevicePlans(Plans):
 
     def _keep(self, call: Call, handle: Any) -> Any:
         plane = self._plane
-        image = bindings_plane.plane_plan(
-            plane.native,
-            plane.comm,
-            handle,
-            plane.kernels.function(call.dtype, call.op),
-            threads=plane.kernels.threads,
-            lanes=plane.lanes,
-        )
+        # The others may be about to launch it, or have: they are not to wait for this rank.
+        with plane.turn, plane.entirely(call.text(None)):
+            image = bindings_plane.plane_plan(
+                plane.native,
+                plane.comm,
+                handle,
+                plane.kernels.function(call.dtype, call.op),
+                threads=plane.kernels.threads,
+                lanes=plane.lanes,
+            )
         self._images.add(image)
         return image
 
