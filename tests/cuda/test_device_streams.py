@@ -178,6 +178,11 @@ def test_arrays_of_different_streams_want_a_word() -> None:
             comm.allreduce(x)  # on the stream that its interface names
             one.synchronize()
             assert x.host.tolist() == out.host.tolist() == [2.0] * 4
+            x.__cuda_array_interface__["stream"] = 0  # as libraries call the default stream
+            out.__cuda_array_interface__["stream"] = 1  # as the interface does
+            comm.allreduce(x, out)
+            fakecuda.cu("cuCtxSynchronize")
+            assert out.host.tolist() == [4.0] * 4
             with pytest.raises(pycoll.UsageError, match="on_stream: stream is 'x', want a stream"):
                 comm.on_stream("x").__enter__()
 

@@ -18,7 +18,7 @@ from pycoll.runtime.cuda.plane import Gpu, Plane
 from pycoll.runtime.cuda.quick import Found, Quick
 from pycoll.runtime.cuda.stream import Event, handle_of
 from pycoll.runtime.cuda.torch import device as device_of_torch
-from pycoll.runtime.cuda.view import INTERFACE, CudaView, empty, view
+from pycoll.runtime.cuda.view import INTERFACE, LEGACY, CudaView, empty, view
 from pycoll.runtime.cuda.work import StreamWork
 from pycoll.runtime.line import user_line
 from pycoll.runtime.persistent import Plan
@@ -129,7 +129,8 @@ class Cuda:
         """Return the stream that a call on these arrays is ordered by."""
         if self._chosen is not None:
             return self._chosen
-        found = {each.stream() for each in views if isinstance(each, CudaView)}
+        # Libraries say 0, interfaces 1, and mean the same stream.
+        found = {each.stream() or LEGACY for each in views if isinstance(each, CudaView)}
         if len(found) > 1:
             raise UsageError(
                 f"{who}: its arrays are ordered by different streams; say which one it is to run "

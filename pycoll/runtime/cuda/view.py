@@ -156,8 +156,8 @@ def _of_interface(x: Any, interface: dict[str, Any], who: str) -> CudaView:
 
 def _of_dlpack(x: Any, who: str) -> CudaView:
     try:
-        # -1: nobody's stream has to wait here; what follows runs on the stream that orders x.
-        taken = dlpack.take(x.__dlpack__(stream=-1), who)
+        # It names no stream, so the giver lets the one that the call will run on wait for its own.
+        taken = dlpack.take(x.__dlpack__(stream=LEGACY), who)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
