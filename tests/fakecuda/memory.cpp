@@ -76,7 +76,7 @@ static uint64_t room(size_t nbytes)
     for (auto &[start, range] : ranges) {
         if (start < begin || start >= begin + RANGE)
             continue;
-        if (start - at >= nbytes)
+        if (start >= at + nbytes + PAGE) // or the next search would begin within this neighbour
             return at;
         at = start + range.mapped + PAGE; // a page of nothing between neighbours
     }

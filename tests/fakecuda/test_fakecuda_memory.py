@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import itertools
 import os
 import signal
 import threading
@@ -188,3 +189,16 @@ def test_pinned_host_memory_is_seen_by_kernels() -> None:
     assert word[0] == 17
     refused(fakecuda.NOT_REGISTERED, "cuMemHostUnregister", host)
     cu("cuMemFreeHost", host)
+
+
+@fake_cuda
+def test_a_gap_that_just_fits_does_not_hide_a_neighbour() -> None:
+    page = os.sysconf("SC_PAGE_SIZE")
+    taken = [Memory(page) for _ in range(8)]
+    del taken[3], taken[1]
+    taken += [Memory(nbytes) for nbytes in (2 * page, page, 2 * page, page)]
+    ends = sorted((memory.address, memory.address + memory.nbytes) for memory in taken)
+    assert all(end < begin for (_, end), (begin, _) in itertools.pairwise(ends))
+    for memory in taken:
+        for at in (memory.address, memory.address + memory.nbytes - 1):
+            assert attributes(at)["start"] == memory.address
