@@ -43,3 +43,8 @@ class Held:
     def drain(self) -> None:
         """Let go of everything but what graphs use; all that was launched has ended."""
         self._new, self._old, self._end = [], [], None
+
+    def close(self) -> None:
+        """Let go of everything: nothing runs any more."""
+        self.drain()
+        self._of_graphs = []

@@ -267,6 +267,7 @@ class Plane(Engine):
             given_up = bindings_plane.plane_wait(self.native, seconds) == bindings.AGAIN
             self.bootstrap.close(self.calls() - given_up, reason=reason)
         bindings_plane.plane_detach(self.native, seconds)
+        self.held.close()
         for work in list(self._pending):
             work.exception()
         if self._built:
