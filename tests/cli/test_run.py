@@ -42,6 +42,11 @@ def child():
 """
 
 
+def heed_hangups() -> None:
+    """As a program does that nohup, or a job of its kind, has not started."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Job:
     """A launcher that runs."""
 
@@ -52,7 +57,13 @@ class Job:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pycoll", "run", "-n", str(size), *options, str(script)],
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **popen},
+            **{
+                "stdout": subprocess.PIPE,
+                "stderr": subprocess.PIPE,
+                "text": True,
+                "preexec_fn": heed_hangups,
+                **popen,
+            },
         )
 
     def end(self) -> tuple[int, str, str]:
