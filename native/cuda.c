@@ -338,3 +338,8 @@ int pc_cuda_thread_mode(int device, uint32_t mode, struct pc_error *error)
     return pc__cuda_leave(pc__cuda.ThreadExchangeStreamCaptureMode(&exchanged), error,
                           "cuThreadExchangeStreamCaptureMode(%u)", mode);
 }
+
+int pc__cuda_relax(int mode)
+{
+    return pc__cuda.ThreadExchangeStreamCaptureMode(&mode) == 0 ? mode : PC_CUDA_GLOBAL;
+}

@@ -151,6 +151,9 @@ int pc__cuda_enter_base(int device, struct pc_error *error);
  * was called, CUDA's name for the error, and CUDA's text. */
 int pc__cuda_leave(int result, struct pc_error *error, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/* From now on this thread disturbs captures by this mode (enum pc_cuda_mode); returns that before.
+ */
+int pc__cuda_relax(int mode);
 /* The last part of that, for a call that needs no context. */
 int pc__cuda_fail(int result, struct pc_error *error, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

@@ -139,8 +139,11 @@ int pc_cuda_event_query(int device, uintptr_t event, struct pc_error *error)
     int rc = pc__cuda_enter(device, error);
     if (rc != PC_OK)
         return rc;
-    return pc__cuda_leave(pc__cuda.EventQuery((void *)event), error, "cuEventQuery(%#zx)",
-                          (size_t)event);
+    /* The thread may be capturing something else, which this would end. */
+    int mode = pc__cuda_relax(PC_CUDA_RELAXED);
+    int result = pc__cuda.EventQuery((void *)event);
+    pc__cuda_relax(mode);
+    return pc__cuda_leave(result, error, "cuEventQuery(%#zx)", (size_t)event);
 }
 
 int pc_cuda_event_wait(int device, uintptr_t event, struct pc_error *error)

@@ -28,9 +28,9 @@ int pc__launches_over(struct pc_plane *plane)
     if (!plane->ordered || (ended && !atomic_load(&plane->capturing)))
         return ended ? PC_OK : PC_AGAIN;
     /* After a fault on the device, of whatever kernel, none ever says that it has ended. */
-    int mode = pc__plane_relax(PC_CUDA_RELAXED);
+    int mode = pc__cuda_relax(PC_CUDA_RELAXED);
     int rc = pc_cuda_event_query(plane->device, plane->order, &error);
-    pc__plane_relax(mode);
+    pc__cuda_relax(mode);
     if (rc != PC_OK && rc != PC_AGAIN)
         *plane->error = error;
     return rc == PC_OK && !ended ? PC_AGAIN : rc;

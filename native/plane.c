@@ -9,11 +9,6 @@
 #define PC_END_NS UINT64_C(5000000000)
 #define PC_STAGING_BYTES ((size_t)64 << 10)
 
-int pc__plane_relax(int mode)
-{
-    return pc__cuda.ThreadExchangeStreamCaptureMode(&mode) == 0 ? mode : PC_CUDA_GLOBAL;
-}
-
 /* By way of pinned memory: else the driver would have to wait for the copy, or copy itself. */
 static int copy(struct pc_plane *plane, uint64_t device, char *host, size_t nbytes, bool up)
 {
@@ -148,9 +143,9 @@ int pc_plane_open(struct pc_comm *comm, const struct pc_plane_options *options,
     if (rc == PC_OK && *pc_cuda_missing() != 0)
         rc = pc__fail(plane->error, PC_UNMAPPABLE, -1, "%s", pc_cuda_missing());
     if (rc == PC_OK) {
-        int mode = pc__plane_relax(PC_CUDA_RELAXED);
+        int mode = pc__cuda_relax(PC_CUDA_RELAXED);
         rc = open_device(plane);
-        pc__plane_relax(mode);
+        pc__cuda_relax(mode);
     }
     if (rc != PC_OK) {
         struct pc_error why = comm->error;
@@ -192,9 +187,9 @@ int pc_plane_seal(struct pc_plane *plane, const uint8_t *reached, uint32_t whole
     if (plane->sealed)
         return pc__fail(plane->error, PC_INVALID, -1, "a plane that is sealed already");
     plane->whole = whole != 0;
-    int mode = pc__plane_relax(PC_CUDA_RELAXED);
+    int mode = pc__cuda_relax(PC_CUDA_RELAXED);
     int rc = seal(plane, reached);
-    pc__plane_relax(mode);
+    pc__cuda_relax(mode);
     plane->sealed = rc == PC_OK;
     return rc;
 }
@@ -232,13 +227,13 @@ void pc_plane_detach(struct pc_plane *plane, double seconds)
     if (plane == NULL || plane->detached || plane->pid != getpid())
         return;
     plane->detached = true;
-    int mode = *pc_cuda_missing() == 0 ? pc__plane_relax(PC_CUDA_RELAXED) : 0;
+    int mode = *pc_cuda_missing() == 0 ? pc__cuda_relax(PC_CUDA_RELAXED) : 0;
     plane->hung = plane->sealed && !settle(plane, seconds);
     pc__proxy_stop(plane);
     if (!plane->hung)
         pc__reach_close(plane);
     if (*pc_cuda_missing() == 0)
-        pc__plane_relax(mode);
+        pc__cuda_relax(mode);
 }
 
 /* What the plane said of its failure stays the communicator's, which lives longer. */
@@ -284,10 +279,10 @@ void pc_plane_close(struct pc_plane *plane)
         return;
     leave_failure(plane);
     if (*pc_cuda_missing() == 0) {
-        int mode = pc__plane_relax(PC_CUDA_RELAXED);
+        int mode = pc__cuda_relax(PC_CUDA_RELAXED);
         pc__plans_drop(plane);
         give_back(plane);
-        pc__plane_relax(mode);
+        pc__cuda_relax(mode);
     }
     pc__heap_drop(&plane->heap);
     pthread_cond_destroy(&plane->moved);

@@ -121,9 +121,6 @@ struct pc_plane {
 /* Copies from host memory to the device and waits for it. */
 int pc__plane_upload(struct pc_plane *plane, uint64_t to, const void *from, size_t nbytes);
 int pc__plane_download(struct pc_plane *plane, void *to, uint64_t from, size_t nbytes);
-/* From now on this thread disturbs captures by this mode (enum pc_cuda_mode); returns that before.
- */
-int pc__plane_relax(int mode);
 /* All spins of kernels end, and every call from now on tells `error`. */
 void pc__plane_fail(struct pc_plane *plane, int code, const struct pc_error *error);
 

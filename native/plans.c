@@ -1,5 +1,6 @@
 /* Plans of a plane: images on the device, which live as long as a launch or a graph uses them. */
 #include <stdlib.h>
+#include "cuda.h"
 #include "plane.h"
 
 /* Up to so many bytes a call runs in one lane; with each doubling in twice as many. */
@@ -154,7 +155,7 @@ int pc_plane_plan(struct pc_plane *plane, struct pc_plan *plan,
                   const struct pc_plane_plan_options *options, struct pc_plane_plan **out)
 {
     *out = NULL;
-    int mode = pc__plane_relax(PC_CUDA_RELAXED);
+    int mode = pc__cuda_relax(PC_CUDA_RELAXED);
     struct pc_plane_plan *p = calloc(1, sizeof *p);
     int rc = check_plan(plane, plan);
     if (rc == PC_OK && (p == NULL || (p->graphs = calloc(1, sizeof *p->graphs)) == NULL))
@@ -165,7 +166,7 @@ int pc_plane_plan(struct pc_plane *plane, struct pc_plan *plan,
         rc = number_of(plane, &p->number);
     }
     if (rc != PC_OK) {
-        pc__plane_relax(mode);
+        pc__cuda_relax(mode);
         pc_plan_free(plan);
         free(p == NULL ? NULL : p->graphs);
         free(p);
@@ -196,7 +197,7 @@ int pc_plane_plan(struct pc_plane *plane, struct pc_plan *plan,
         take_out(p);
         free_plan(p);
     }
-    pc__plane_relax(mode);
+    pc__cuda_relax(mode);
     return rc;
 }
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include "cuda.h"
 #include "plane.h"
 
 #define PC_PLANE_MAGIC 0x4c504350u /* "PCPL" */
@@ -253,9 +254,9 @@ int pc_plane_connect(struct pc_plane *plane, uint32_t peer, const void *blob, si
             peer, a.header.rank, a.header.size, a.header.slots, a.header.slot_bytes,
             (unsigned long long)a.header.heap_bytes, peer, plane->header.size, plane->header.slots,
             plane->header.slot_bytes, (unsigned long long)plane->header.heap_bytes);
-    mode = pc__plane_relax(PC_CUDA_RELAXED);
+    mode = pc__cuda_relax(PC_CUDA_RELAXED);
     rc = try_memory(plane, peer, &a);
-    pc__plane_relax(mode);
+    pc__cuda_relax(mode);
     return rc;
 }
 

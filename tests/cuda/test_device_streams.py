@@ -227,3 +227,26 @@ def test_what_a_graph_packs_into_is_nobody_elses() -> None:
                     graph.close()
 
     gpus.ranks(2, rank)
+
+
+def test_a_work_may_be_asked_while_something_else_is_captured() -> None:
+    """CUDA counts the question whether an event has happened among what ends a capture."""
+
+    def rank() -> None:
+        with pycoll.init() as comm:
+            x, y = (gpus.of(np.ones(10, "f4")) for _ in range(2))
+            stream = fakecuda.Stream()
+            with comm.on_stream(stream):
+                comm.allreduce(y)
+            stream.synchronize()
+            work = comm.allreduce(x, async_op=True)
+            with comm.on_stream(stream), fakecuda.capture(stream) as graphs:
+                work.done()
+                comm.allreduce(y)
+            work.synchronize()
+            graphs[0].launch(stream)
+            stream.synchronize()
+            assert (x.host == comm.size).all()
+            assert (y.host == comm.size**2).all()
+
+    gpus.ranks(2, rank)
