@@ -148,8 +148,9 @@ void pc__path_join(struct pc_wire *w, struct pc_path *path)
     struct pc_error error;
     path->state = PC_PATH_JOINING;
     path->doomed = false;
+    struct pc_rail rail = w->rails[path->rail]; /* as it is now: its port may get another address */
     pthread_mutex_unlock(&w->lock);
-    int rc = pc__rail_connect(&w->rails[path->rail], path->qp, &path->mine, &path->theirs, &error);
+    int rc = pc__rail_connect(&rail, path->qp, &path->mine, &path->theirs, &error);
     pthread_mutex_lock(&w->lock);
     path->state = PC_PATH_PROBING;
     pc__due(w, pc__now() + PC_LOOK_NS);
