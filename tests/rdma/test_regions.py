@@ -10,7 +10,7 @@ import pytest
 from rack import Rack
 
 ROOT = Path(__file__).parents[2]
-CACHE = ["region", "pin", "unmap", "memory"]
+CACHE = ["region", "pin", "unmap", "memory", "cuda", "cuda_memory"]
 RAIL = ["rail", "pair", "gid", "port", "ports", "ibverbs", "error"]
 
 
