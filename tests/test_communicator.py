@@ -437,7 +437,7 @@ def test_barrier_and_properties() -> None:
 
 
 def test_a_dtype_that_numpy_does_not_know() -> None:
-    """In a fresh process: whoever imports ml_dtypes, as cupy and jax do, tells numpy of bfloat16."""
+    """In a fresh process: ml_dtypes, which cupy and jax import, tells numpy of bfloat16."""
     program = 'import pycoll; pycoll.init().empty(3, "bfloat16")'
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
