@@ -191,7 +191,7 @@ QUESTIONS := allreduce_two_ranks collectives_two_ranks oversubscribed tcp_allred
 bench: $(VENV)/.built $(VENV)/.bench $(MPICH)/.base
 	@for name in $(QUESTIONS); do echo "# bench/$$name.py"; $(PY) bench/$$name.py || exit 1; done
 	$(PY) bench/allreduce_two_ranks.py --in-place
-	@test -z "$(GLOO)" || { $(PY) bench/torch/collectives.py && $(PY) bench/torch/gpt.py; }
+	@test -z "$(GLOO)" || { $(PY) bench/torch/collectives.py && $(PY) bench/torch/gpt.py && $(PY) bench/torch/death.py; }
 	$(PY) bench/summary.py
 
 # One wheel for every Python from 3.11 on, tagged with the oldest glibc that has all it calls: that of
