@@ -270,9 +270,12 @@ def _on_gpu(x: Any, who: str) -> ArrayView:
     return found
 
 
-def _of_torch(x: Any, who: str) -> ArrayView:
-    if x.device.type != "cpu":
-        raise UsageError(f"{who} is on {x.device}, which is not served; pass x.cpu()")
+def of_tensor(x: Any, who: str) -> DType:
+    """Return the DType of a torch tensor, on whatever device.
+
+    Raises:
+        UsageError: It is of a layout or dtype that is not served, or not contiguous.
+    """
     if str(x.layout) != "torch.strided":
         raise UsageError(f"{who} has layout {x.layout}, which is not served; pass x.to_dense()")
     dtype = served(str(x.dtype).removeprefix("torch."), who)
@@ -281,6 +284,13 @@ def _of_torch(x: Any, who: str) -> ArrayView:
             f"{who} is not contiguous (shape {tuple(x.shape)}, strides {x.stride()}); "
             f"pass {who.rpartition(' ')[2]}.contiguous() with out="
         )
+    return dtype
+
+
+def _of_torch(x: Any, who: str) -> ArrayView:
+    if x.device.type != "cpu":
+        raise UsageError(f"{who} is on {x.device}, which is not served; pass x.cpu()")
+    dtype = of_tensor(x, who)
     return ArrayView(x, x.data_ptr(), x.numel(), dtype, tuple(x.shape), True, x)
 
 

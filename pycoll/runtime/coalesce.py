@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll import arrays
 from pycoll.arrays import ArrayView
-from pycoll.dtypes import DType
+from pycoll.dtypes import DType, ReduceOp
 from pycoll.errors import UnavailableError, UsageError
+from pycoll.runtime.call import Call
 
 if TYPE_CHECKING:
     from pycoll.runtime.region import Heap
@@ -45,6 +46,10 @@ class Message:
     def pieces(self) -> tuple[int, ...]:
         """Elements of each array; nothing for one that travels alone."""
         return () if len(self.pairs) == 1 else tuple(x.count for x, _ in self.pairs)
+
+    def call(self, name: str, op: ReduceOp, root: int) -> Call:
+        """Return what all ranks ask for alike."""
+        return Call(name, op, self.dtype, self.count, root, pieces=self.pieces)
 
 
 def pairs(xs: Sequence[Any], outs: Any, who: str) -> list[Pair]:

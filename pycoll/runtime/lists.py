@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll.dtypes import ReduceOp
 from pycoll.runtime import coalesce
-from pycoll.runtime.call import Call
 from pycoll.runtime.coalesce import Message, Packing, Pair
 from pycoll.runtime.persistent import Plan
 from pycoll.runtime.request import rank_of
@@ -86,14 +85,7 @@ class ListCall:
 
     def _plans(self) -> Iterator[tuple[Message, Executable]]:
         for message in coalesce.messages(self._pairs):
-            call = Call(
-                self._kind.name,
-                self._op,
-                message.dtype,
-                message.count,
-                self._root,
-                pieces=message.pieces,
-            )
+            call = message.call(self._kind.name, self._op, self._root)
             asked = self._asked
             yield message, self._host.plans.find(call, asked.algorithm, asked.timeout)
 

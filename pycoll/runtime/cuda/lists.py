@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll.dtypes import UINT8, ReduceOp
 from pycoll.runtime import bindings_cuda, coalesce
-from pycoll.runtime.call import Call
 from pycoll.runtime.coalesce import Message, Pair
 from pycoll.runtime.persistent import Plan
 from pycoll.runtime.request import rank_of
@@ -126,14 +125,7 @@ class DeviceList:
         packed = _Packed()
         plane = None
         for message in coalesce.messages(self._pairs):
-            call = Call(
-                self._kind.name,
-                self._op,
-                message.dtype,
-                message.count,
-                self._root,
-                pieces=message.pieces,
-            )
+            call = message.call(self._kind.name, self._op, self._root)
             plane, plan = cuda.find(call, asked.algorithm, asked.timeout, number, stream)
             if len(message.pairs) == 1:
                 x, out = message.pairs[0]

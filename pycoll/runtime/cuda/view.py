@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pycoll.arrays import ArrayView, Device, served
+from pycoll.arrays import ArrayView, Device, of_tensor, served
 from pycoll.dtypes import DType
 from pycoll.errors import UsageError
 from pycoll.runtime.cuda import dlpack
@@ -106,14 +106,7 @@ def empty(like: ArrayView, shape: tuple[int, ...], dtype: DType | None = None) -
 
 
 def _of_torch(x: Any, who: str) -> CudaView:
-    if str(x.layout) != "torch.strided":
-        raise UsageError(f"{who} has layout {x.layout}, which is not served; pass x.to_dense()")
-    dtype = served(str(x.dtype).removeprefix("torch."), who)
-    if not x.is_contiguous():
-        raise UsageError(
-            f"{who} is not contiguous (shape {tuple(x.shape)}, strides {x.stride()}); "
-            f"pass {who.rpartition(' ')[2]}.contiguous() with out="
-        )
+    dtype = of_tensor(x, who)
     device = Device(KIND, x.device.index)
     shape = tuple(x.shape)
     return CudaView(x, x.data_ptr(), x.numel(), dtype, shape, True, x, device, TORCH)
