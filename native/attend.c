@@ -3,13 +3,16 @@
 #include "verbs.h"
 #ifdef PC_VERBS
 #include <errno.h>
+#include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
 #define PC_EVENTS 32
-/* Without any path for so long, a peer is lost; but an attempt that began before may end. */
+/* A peer that was reached before is lost without any path for so long, if its paths have failed
+ * so often since; else after twice the time. An attempt that began before may end. */
 #define PC_HOPE_NS UINT64_C(10000000000)
+#define PC_TRIES 3
 #define PC_PROBE_NS UINT64_C(5000000)  /* who answered an offer looks so often for the probe */
 #define PC_TICK_NS UINT64_C(100000000) /* and for what has become of what was sent */
 
@@ -36,15 +39,39 @@ void pc__unlock_wire(struct pc_wire *w)
     pthread_mutex_unlock(&w->lock);
 }
 
-static bool hoping(const struct pc_partner *partner)
+/* Until when a partner may be without a path; 0: for ever. Where a transfer was broken off none is
+ * made, and both ranks live: what waits has its own deadline. Before its first path the other rank
+ * may rightly be late, as at every step of the start. Later the lower rank decides, as only it
+ * knows what was tried, and hangs up; a busy machine may not have let it try. */
+static uint64_t hope(const struct pc_wire *w, const struct pc_partner *partner)
+{
+    uint64_t patience = w->comm->verbs.patience;
+    bool tried
+        = w->comm->options.rank < partner->rank && partner->tries >= PC_TRIES * partner->npaths;
+    if (partner->withdrawn)
+        return 0;
+    if (partner->reached)
+        return partner->cut_off + (tried ? 1 : 2) * PC_HOPE_NS;
+    return patience == 0 ? 0 : partner->cut_off + patience * UINT64_C(1000000000);
+}
+
+/* Whether an attempt that began in time may still end well. */
+static bool trying(const struct pc_partner *partner, uint64_t until)
 {
     for (uint32_t i = 0; i < partner->npaths; i++) {
         const struct pc_path *path = &partner->paths[i];
-        if (path->state >= PC_PATH_OFFERED && path->state <= PC_PATH_PROBING
-            && path->since < partner->cut_off + PC_HOPE_NS)
+        if (path->state >= PC_PATH_OFFERED && path->state <= PC_PATH_PROBING && path->since < until)
             return true;
     }
     return false;
+}
+
+static void give_up(struct pc_wire *w, struct pc_partner *partner)
+{
+    char why[64] = "no path to it is left";
+    if (!partner->reached)
+        snprintf(why, sizeof why, "no path to it came up within %u s", w->comm->verbs.patience);
+    pc__partner_end(w, partner, PC_LOST, why);
 }
 
 /* Offers what is down, goes on with what has failed, and gives up what has been cut off too long.
@@ -57,7 +84,7 @@ void pc__tend(struct pc_wire *w, bool join)
     w->due = 0;
     for (uint32_t p = 0; p < w->comm->options.size; p++) {
         struct pc_partner *partner = &w->partners[p];
-        if (!partner->greeted || partner->ended)
+        if (partner->mail.fd < 0 || partner->ended)
             continue;
         pc__mail_flush(&partner->mail);
         for (uint32_t i = 0; i < partner->npaths && !partner->ended; i++) {
@@ -81,12 +108,12 @@ void pc__tend(struct pc_wire *w, bool join)
                     pc__due(w, path->attempt);
             }
         }
-        if (partner->live == 0 && partner->cut_off != 0 && !partner->ended) {
-            if (now >= partner->cut_off + PC_HOPE_NS && !hoping(partner))
-                pc__partner_end(w, partner, PC_LOST, "no path to it is left");
+        uint64_t until = hope(w, partner);
+        if (partner->live == 0 && until != 0 && !partner->ended) {
+            if (now >= until && !(partner->reached && trying(partner, until)))
+                give_up(w, partner);
             else
-                pc__due(w, now < partner->cut_off + PC_HOPE_NS ? partner->cut_off + PC_HOPE_NS
-                                                               : now + PC_TICK_NS);
+                pc__due(w, now < until ? until : now + PC_TICK_NS);
         }
     }
 }

@@ -13,7 +13,8 @@ void pc__board_enter(struct pc_comm *comm, uint64_t signature)
     struct pc_arena *a = mine(comm);
     uint64_t sequence = atomic_load_explicit(&a->sequence, memory_order_relaxed) + 1;
     atomic_thread_fence(memory_order_release); /* IDLE, written before, is seen before */
-    atomic_store_explicit(&a->signature, signature, memory_order_relaxed);
+    atomic_store_explicit(&a->signatures[sequence % PC_BOARD_CALLS], signature,
+                          memory_order_relaxed);
     atomic_store_explicit(&a->sequence, sequence, memory_order_relaxed);
     atomic_store_explicit(&a->state, PC_BOARD_CALLING, memory_order_release);
 }
@@ -52,10 +53,26 @@ int pc_board_read(struct pc_comm *comm, uint32_t peer, struct pc_board *out)
     struct pc_arena *a = (struct pc_arena *)comm->peers[peer].arena;
     out->state = atomic_load_explicit(&a->state, memory_order_acquire);
     out->sequence = atomic_load_explicit(&a->sequence, memory_order_relaxed);
-    out->signature = atomic_load_explicit(&a->signature, memory_order_relaxed);
+    out->signature = atomic_load_explicit(&a->signatures[out->sequence % PC_BOARD_CALLS],
+                                          memory_order_relaxed);
     out->described = atomic_load_explicit(&a->described, memory_order_acquire);
     atomic_thread_fence(memory_order_acquire); /* so that reading twice means something */
     memcpy(out->text, a->text, sizeof out->text);
     out->text[sizeof out->text - 1] = 0;
     return PC_OK;
+}
+
+uint64_t pc_board_call(struct pc_comm *comm, uint32_t peer, uint64_t number)
+{
+    if (peer >= comm->options.size || comm->peers[peer].arena == NULL || comm->peers[peer].remote)
+        return 0;
+    struct pc_arena *a = (struct pc_arena *)comm->peers[peer].arena;
+    if (number == 0 || number > atomic_load_explicit(&a->sequence, memory_order_acquire))
+        return 0;
+    uint64_t found
+        = atomic_load_explicit(&a->signatures[number % PC_BOARD_CALLS], memory_order_relaxed);
+    atomic_thread_fence(memory_order_acquire);
+    /* Read behind it: a rank that goes on may have put a later call in its place. */
+    uint64_t last = atomic_load_explicit(&a->sequence, memory_order_relaxed);
+    return last + 1 < number + PC_BOARD_CALLS ? found : PC_FORGOTTEN;
 }

@@ -41,8 +41,11 @@ int pc_cuda_function(int device, uintptr_t module, const char *name, struct pc_e
     int rc = pc__cuda_enter(device, error);
     if (rc != PC_OK)
         return rc;
-    /* Where modules are loaded lazily, it is this call that loads the function. */
-    int result = pc__cuda.ModuleGetFunction(&found, (void *)module, name);
+    int registers, result = pc__cuda.ModuleGetFunction(&found, (void *)module, name);
+    /* Where modules are loaded lazily, a function may be loaded as late as at its first launch, and
+     * that waits for kernels that run: maybe for one that waits for this launch. */
+    if (result == 0)
+        result = pc__cuda.FuncGetAttribute(&registers, FUNCTION_REGISTERS, found);
     *function = (uintptr_t)found;
     return pc__cuda_leave(result, error, "cuModuleGetFunction(%s)", name);
 }

@@ -56,6 +56,7 @@ struct pc_block_state {
     uint64_t head;  /* of its ring */
     uint64_t tail;  /* of its ring, as last seen */
     uint64_t ready; /* launches that have told where their arrays are */
+    uint64_t salt;  /* of block 0: what a graph's launches take for theirs; the host writes it */
     uint32_t dead;  /* a block of this plane has given up: so do all, and later launches */
 };
 
@@ -122,5 +123,8 @@ struct pc_launch { /* by value, the only argument of a kernel */
     char *in; /* where the message would begin if the array held all of it; see pc_call */
     char *out;
     uint64_t timeout_ns;
+    uint64_t salt;     /* of the signature: which calls this rank refused before this one */
+    uint32_t in_graph; /* 1: it is launched nobody knows when; its salt is that of the moment */
+    uint32_t reserved;
 };
 #endif

@@ -12,15 +12,24 @@ static uintptr_t self(void)
 int pc__enter(struct pc_comm *comm)
 {
     uintptr_t nobody = 0;
-    return atomic_compare_exchange_strong_explicit(&comm->entered, &nobody, self(),
-                                                   memory_order_acquire, memory_order_relaxed)
-               ? PC_OK
-               : PC_BUSY;
+    if (!atomic_compare_exchange_strong_explicit(&comm->entered, &nobody, self(),
+                                                 memory_order_acquire, memory_order_relaxed))
+        return PC_BUSY;
+    uint64_t places = atomic_load_explicit(&comm->places, memory_order_relaxed);
+    atomic_store_explicit(&comm->places, places + 1, memory_order_relaxed);
+    return PC_OK;
 }
 
 void pc__leave(struct pc_comm *comm)
 {
     atomic_store_explicit(&comm->entered, 0, memory_order_release);
+}
+
+static int finish(struct pc_comm *comm, int rc)
+{
+    if (rc != PC_AGAIN)
+        pc__leave(comm);
+    return rc;
 }
 
 static void start(struct pc_call *call, const struct pc_program *program, int form)
@@ -60,7 +69,7 @@ static void publish_ready(struct pc_comm *comm)
             continue;
         struct pc_line *line
             = pc__ready_line(comm->peers[p].arena, &comm->layout, comm->options.rank, n);
-        line->signature = spec->signature;
+        line->signature = call->plan->terms[0].signature;
         memcpy(line->bytes, &mine, sizeof mine);
         if (pc__raise(line, n))
             pc__ring(comm, p);
@@ -96,7 +105,7 @@ static int read_ready(struct pc_comm *comm)
             call->channels[0].want = comm->ready_calls;
             return 0;
         }
-        if (line->signature != call->plan->spec.signature)
+        if (line->signature != call->plan->terms[0].signature)
             return pc__fail(&call->error, PC_MISMATCH, (int)p,
                             "READY of rank %u is of another call", p);
         struct pc_ready theirs;
@@ -133,8 +142,51 @@ static int usable(struct pc_comm *comm)
     return PC_ABORTED;
 }
 
-int pc__begin(struct pc_comm *comm, const struct pc_plan *plan, const void *in, void *out,
-              double timeout)
+uint64_t pc__mix(uint64_t x)
+{
+    x += UINT64_C(0x9E3779B97F4A7C15);
+    x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
+    return x ^ x >> 31;
+}
+
+void pc__refused(struct pc_comm *comm)
+{
+    pc__board_enter(comm, PC_REFUSED);
+    pc__board_leave(comm);
+    uint64_t number
+        = atomic_load_explicit(&((struct pc_arena *)comm->arena)->sequence, memory_order_relaxed);
+    comm->salt = pc__mix(comm->salt ^ number);
+}
+
+int pc_refuse(struct pc_comm *comm, uint64_t *number)
+{
+    *number = 0;
+    int rc = pc__enter(comm);
+    if (rc != PC_OK)
+        return rc;
+    if (atomic_load_explicit(&comm->queued, memory_order_acquire)) { /* the call is its thread's */
+        const struct pc_work job = {.refused = true};
+        struct pc_work *unused;
+        rc = atomic_load(&comm->broken) ? PC_BROKEN : pc__enqueue(comm, &job, "", &unused);
+    } else if ((rc = usable(comm)) == PC_OK) {
+        pc__refused(comm);
+    }
+    if (rc == PC_OK)
+        *number = pc_comm_calls(comm);
+    return finish(comm, rc);
+}
+
+/* What a plan's messages say of the call: that ranks which refused different calls tell their later
+ * ones apart. Only a call that follows a refused one comes here. */
+static void salt(struct pc_plan *plan, uint64_t with)
+{
+    plan->salt = with;
+    for (int form = 0; form < 2; form++)
+        plan->terms[form].signature = plan->spec.signature ^ with;
+}
+
+int pc__begin(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out, double timeout)
 {
     struct pc_call *call = &comm->call;
     int rc = usable(comm);
@@ -142,6 +194,8 @@ int pc__begin(struct pc_comm *comm, const struct pc_plan *plan, const void *in, 
         return rc;
     if (plan->apart && in == out && plan->nbytes) /* the call has not begun: nothing is broken */
         return pc__fail(&comm->error, PC_INVALID, -1, "this collective has no in-place form");
+    if (plan->salt != comm->salt)
+        salt(plan, comm->salt);
     call->plan = plan;
     call->batch = NULL;
     call->in = (char *)((uintptr_t)in - pc__extent_at(plan, plan->spec.input));
@@ -177,6 +231,8 @@ int pc__begin_batch(struct pc_comm *comm, struct pc_batch *batch, uint64_t signa
     call->deadline = 0;
     call->active = true;
     pc__board_enter(comm, signature);
+    for (uint32_t i = 0; i < batch->n; i++)
+        pc__transfer_tag(&batch->transfers[i], signature ^ comm->salt);
     pc__pairwise_post(comm, batch);
     return PC_OK;
 }
@@ -238,13 +294,6 @@ int pc__advance(struct pc_comm *comm, uint64_t patience_ns)
         }
         return rc;
     }
-}
-
-static int finish(struct pc_comm *comm, int rc)
-{
-    if (rc != PC_AGAIN)
-        pc__leave(comm);
-    return rc;
 }
 
 static int run(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out,
@@ -323,7 +372,35 @@ int pc_comm_stuck(struct pc_comm *comm, struct pc_stuck *out)
 
 int pc_comm_entered(struct pc_comm *comm)
 {
-    return atomic_load(&comm->entered) != 0;
+    uintptr_t by = atomic_load(&comm->entered);
+    return by == 0 ? 0 : by == self() ? 2 : 1;
+}
+
+uint64_t pc_comm_places(struct pc_comm *comm)
+{
+    return atomic_load_explicit(&comm->places, memory_order_relaxed);
+}
+
+uint64_t pc_comm_places_before(struct pc_comm *comm)
+{
+    return atomic_load_explicit(&comm->places_before, memory_order_relaxed);
+}
+
+void pc_comm_follow(struct pc_comm *comm, struct pc_comm *leader)
+{
+    comm->leader = leader;
+}
+
+void pc_comm_forget_places(struct pc_comm *comm, uint64_t places)
+{
+    atomic_store_explicit(&comm->places, places, memory_order_relaxed);
+}
+
+uint64_t pc_comm_calls(struct pc_comm *comm)
+{
+    if (atomic_load_explicit(&comm->queued, memory_order_acquire))
+        return comm->numbered;
+    return atomic_load_explicit(&((struct pc_arena *)comm->arena)->sequence, memory_order_relaxed);
 }
 
 int pc_comm_broken(struct pc_comm *comm)

@@ -14,7 +14,9 @@ int pc__fail(struct pc_error *error, int code, int peer, const char *format, ...
     error->peer = peer;
     error->errnum = code == PC_SYSTEM || code == PC_LOST ? saved : 0;
     va_start(args, format);
-    vsnprintf(error->text, sizeof error->text, format, args);
+    int n = vsnprintf(error->text, sizeof error->text, format, args);
+    if (n >= (int)sizeof error->text) /* whoever reads it should see that something is missing */
+        memcpy(error->text + sizeof error->text - 4, "...", 4);
     va_end(args);
     return code;
 }

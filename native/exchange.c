@@ -5,8 +5,8 @@
 
 static int check(struct pc_comm *comm, const struct pc_message *m)
 {
-    if (m->peer >= comm->options.size || m->dtype >= PC_NDTYPES || m->direction > PC_DIRECTION_RECV
-        || m->nbytes >> 56)
+    if (m->peer >= comm->options.size || m->dtype >= PC_DTYPE_CODES
+        || m->direction > PC_DIRECTION_RECV || m->nbytes >> PC_NBYTES_BITS)
         return pc__fail(&comm->error, PC_INVALID, (int)m->peer,
                         "transfer of %llu bytes of dtype %u with rank %u of %u",
                         (unsigned long long)m->nbytes, m->dtype, m->peer, comm->options.size);
@@ -248,10 +248,38 @@ int pc__posted_wait(struct pc_batch *batch, double seconds)
     return rc == PC_OK ? batch->result : rc;
 }
 
-int pc_comm_gone(struct pc_comm *comm, uint32_t peer)
+int pc_refuse_message(struct pc_comm *comm, uint32_t peer, uint32_t direction)
+{
+    if (peer >= comm->options.size || direction > PC_DIRECTION_RECV
+        || comm->peers[peer].arena == NULL)
+        return PC_INVALID;
+    int rc = pc__enter(comm);
+    if (rc != PC_OK)
+        return rc;
+    rc = usable(comm);
+    struct pc_batch *batch = rc == PC_OK ? pc__batch_new(comm, 1) : NULL;
+    if (batch != NULL) {
+        batch->transfers[0] = (struct pc_transfer){.at = comm->arena,
+                                                   .signature = PC_REFUSED_MESSAGE,
+                                                   .peer = peer,
+                                                   .direction = direction};
+        batch->deadline = UINT64_MAX;
+        batch->forgotten = true;
+        post(comm, batch);
+    } else if (rc == PC_OK) {
+        rc = PC_NOMEM;
+    }
+    pc__leave(comm);
+    return rc;
+}
+
+int pc_comm_gone(struct pc_comm *comm, uint32_t peer, int died)
 {
     if (peer >= comm->options.size)
         return PC_INVALID;
+    uint32_t nobody = 0;
+    if (died)
+        atomic_compare_exchange_strong(&comm->died, &nobody, peer + 1);
     atomic_store_explicit(&comm->peers[peer].gone, 1, memory_order_release);
     if (comm->arena != NULL)
         pc__ring(comm, comm->options.rank);

@@ -43,7 +43,7 @@ struct bound { /* a persistent plan */
 };
 
 /* The element type of a view: the letter tells the kind and, since 'l' may be 4 or 8 bytes long,
- * itemsize the width. -1 when it is none of ours, or not in this machine's byte order. */
+ * itemsize the width. -1 when it has no name here, or is not in this machine's byte order. */
 int pc__dtype_of(const Py_buffer *view)
 {
     const char *format = view->format ? view->format : "B";
@@ -51,8 +51,13 @@ int pc__dtype_of(const Py_buffer *view)
     if (format[0] == '@' || format[0] == '='
         || (format[0] == '<' && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__))
         format++;
-    if (format[0] == 0 || format[1] != 0)
+    if (format[0] == 0)
         return -1;
+    if (format[1] != 0) {
+        if (strcmp(format, "Zf") == 0 && size == 8)
+            return PC_DTYPE_COMPLEX64;
+        return strcmp(format, "Zd") == 0 && size == 16 ? PC_DTYPE_COMPLEX128 : -1;
+    }
     switch (format[0]) {
     case 'd':
         return size == 8 ? PC_DTYPE_FLOAT64 : -1;
@@ -64,6 +69,12 @@ int pc__dtype_of(const Py_buffer *view)
         return size == 1 ? PC_DTYPE_INT8 : -1;
     case 'B':
         return size == 1 ? PC_DTYPE_UINT8 : -1;
+    case '?':
+        return size == 1 ? PC_DTYPE_BOOL : -1;
+    case 'h':
+        return size == 2 ? PC_DTYPE_INT16 : -1;
+    case 'H':
+        return size == 2 ? PC_DTYPE_UINT16 : -1;
     case 'i':
     case 'l':
     case 'q':
@@ -204,9 +215,23 @@ static int serve(const struct launcher *l, uint64_t kind, const Py_buffer *x, co
     return launch(l->comm, e->plan, x->buf, out->buf, l->timeout);
 }
 
+static void comes(const struct launcher *l)
+{
+    if (l->comm != NULL)
+        pc__comes(l->comm);
+}
+
+static PyObject *launcher_comes(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    comes((struct launcher *)self);
+    Py_RETURN_NONE;
+}
+
 static PyObject *launcher_call(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     struct launcher *l = (struct launcher *)self;
+    comes(l);
     if (nargs != 5) {
         PyErr_SetString(PyExc_TypeError, "call(collective, x, out, op, root) takes 5 arguments");
         return NULL;
@@ -250,6 +275,7 @@ static PyObject *launcher_call(PyObject *self, PyObject *const *args, Py_ssize_t
 static PyObject *launcher_pointers(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     struct launcher *l = (struct launcher *)self;
+    comes(l);
     if (nargs != 8) {
         PyErr_SetString(PyExc_TypeError, "pointers(collective, in, out, nbytes, out_nbytes, dtype, "
                                          "op, root) takes 8 arguments");
@@ -306,6 +332,13 @@ static PyObject *launcher_drop(PyObject *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+/* The communicator is closed. */
+static PyObject *launcher_close(PyObject *self, PyObject *unused)
+{
+    ((struct launcher *)self)->comm = NULL;
+    return launcher_drop(self, unused);
+}
+
 static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     unsigned long long comm;
@@ -336,7 +369,10 @@ static PyMethodDef launcher_methods[] = {
      "pointers(collective, in, out, nbytes, out_nbytes, dtype, op, root): the same for addresses."},
     {"add", (PyCFunction)(void (*)(void))launcher_add, METH_FASTCALL,
      "add(collective, op, root, dtype, nbytes, out_nbytes, has_x, arrays, plan): remember a plan."},
+    {"comes", launcher_comes, METH_NOARGS,
+     "comes(): a call comes in that begins by none of the others here."},
     {"drop", launcher_drop, METH_NOARGS, "drop(): forget every plan."},
+    {"close", launcher_close, METH_NOARGS, "close(): never touch the communicator again."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -382,6 +418,7 @@ static PyObject *bound_call(PyObject *self, PyObject *args, PyObject *kwargs)
     }
     if (b->plan == NULL)
         return PyLong_FromLong(PC_BROKEN);
+    pc__comes(b->comm);
     return answer(launch(b->comm, b->plan, b->in, b->out, b->timeout), b->result);
 }
 

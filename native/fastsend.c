@@ -56,6 +56,8 @@ static PyObject *port_transfer(PyObject *self, PyObject *const *args, Py_ssize_t
     struct port *p = (struct port *)self;
     struct pc_message m = {.direction = p->direction};
     Py_buffer view;
+    if (p->comm != NULL)
+        pc__comes(p->comm);
     if (p->comm == NULL || nargs != 2 || names != NULL || !PyLong_CheckExact(args[1]))
         return slowly(p, Py_None, args, nargs, names);
     int overflow;

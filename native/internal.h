@@ -42,6 +42,7 @@ struct pc_plan {
     uint64_t *starts;           /* of blocks in the message, and its end */
     struct pc_chunk *chunks[2]; /* staged, direct */
     struct pc_terms terms[2];
+    uint64_t salt; /* of the communicator, when the terms were last salted */
     bool apart;    /* of one of its programs */
     bool adjacent; /* chunk c + 1 lies behind chunk c */
     char *scratch;
@@ -50,7 +51,7 @@ struct pc_plan {
 /* The one call in progress. */
 struct pc_call {
     struct pc_comm *comm;
-    const struct pc_plan *plan;
+    struct pc_plan *plan;
     struct pc_batch *batch;           /* instead of a plan */
     const struct pc_program *program; /* NULL while READY is being exchanged */
     const struct pc_terms *terms;     /* of the plan, in the form of that program */
@@ -75,6 +76,7 @@ struct pc_work {
     char *out;
     struct pc_batch *batch;  /* instead of a plan, until the call has it */
     uint64_t signature;      /* of the batch's call */
+    bool refused;            /* instead of either; nobody waits for it */
     struct pc_batch *posted; /* not queued at all: transfers that were posted */
     double timeout;
     char where[232]; /* as long as the board's text */
@@ -86,7 +88,7 @@ struct pc_work {
 struct pc_peer {
     char *arena; /* of a remote peer: its shadow */
     bool remote;
-    _Atomic uint32_t gone; /* the rank has left or died */
+    _Atomic uint32_t gone; /* the rank has left in good order, or died */
     const char *in;        /* READY of the present call */
     char *out;
 };
@@ -112,15 +114,20 @@ struct pc_comm {
     struct pc_token *dones; /* [peer] */
     struct pc_token locals[PC_MAX_CHANNELS][PC_MAX_CHANNELS];
     uint64_t ready_calls;
+    _Atomic uint32_t died; /* 1 + the first rank that died, or 0: transfers with others end, too */
     uint32_t connected;
     bool sealed;
     struct pc_error error;
+    uint64_t salt;                      /* of signatures: which calls this rank refused */
     _Atomic int broken;                 /* the code that broke it, or 0 */
     _Atomic(struct pc_error *) failure; /* what broke it: the call's error or the transfers' */
     _Atomic int aborted;
     _Atomic int abort_claimed;
     struct pc_error abort_error;
-    _Atomic uintptr_t entered; /* the thread inside a call, or 0 */
+    _Atomic uintptr_t entered;      /* the thread inside a call, or 0 */
+    _Atomic uint64_t places;        /* taken so far by calls and messages, refused ones included */
+    _Atomic uint64_t places_before; /* those taken when the present call came in from Python */
+    struct pc_comm *leader;         /* whose user's calls launches here are, or NULL */
     struct pc_call call;
     _Atomic uint64_t
         yield_after; /* ns: until then a rank that waits sleeps without yielding first */
@@ -134,6 +141,7 @@ struct pc_comm {
     struct pc_work *head;
     struct pc_work *tail;
     _Atomic uint32_t queued; /* submitted and not finished */
+    uint64_t numbered;       /* the number of the call that was queued last */
     struct pc_work *joined;  /* a blocking call that stands in the queue */
 
     struct pc_p2p *p2p;
@@ -165,7 +173,7 @@ static inline uint64_t pc__extent_bytes(const struct pc_plan *plan, struct pc_ex
 }
 
 /* engine.c: the caller owns the communicator (comm->entered or the progress thread). */
-int pc__begin(struct pc_comm *comm, const struct pc_plan *plan, const void *in, void *out,
+int pc__begin(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out,
               double timeout);
 int pc__advance(struct pc_comm *comm, uint64_t patience_ns);
 /* pc_run that only polls: AGAIN soon, and never sleeps. */
@@ -173,7 +181,19 @@ int pc__try(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *ou
 /* The same for a pairwise batch. */
 int pc__begin_batch(struct pc_comm *comm, struct pc_batch *batch, uint64_t signature,
                     double timeout);
+/* The call that was refused takes its place. */
+void pc__refused(struct pc_comm *comm);
+uint64_t pc__mix(uint64_t x);
 int pc__enter(struct pc_comm *comm);
+/* A call comes in from Python. One that comes in amid another is not the one to look at. */
+static inline void pc__comes(struct pc_comm *comm)
+{
+    if (atomic_load_explicit(&comm->entered, memory_order_relaxed) == 0)
+        atomic_store_explicit(&comm->places_before,
+                              atomic_load_explicit(&comm->places, memory_order_relaxed),
+                              memory_order_relaxed);
+}
+
 /* The first failure is the communicator's. */
 void pc__break(struct pc_comm *comm, int code, struct pc_error *error);
 void pc__leave(struct pc_comm *comm);

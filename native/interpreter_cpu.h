@@ -180,9 +180,10 @@ static inline void pc__move(struct pc_call *call, const struct pc_code_line *i, 
                nbytes >> plan->itemsize_log2, divisor, manner->stream);
 }
 
-/* A message lies in the peer's shadow; a credit is news of one consumed. */
-static inline int pc__put(struct pc_call *call, const struct pc_channel *channel,
-                          const struct pc_code_line *i)
+/* A message lies in the peer's shadow, its signature in its line; a credit is news of one consumed.
+ */
+static inline int pc__hand_over(struct pc_call *call, const struct pc_channel *channel,
+                                const struct pc_code_line *i)
 {
     const struct pc_remote *remote = call->comm->remote;
     if (i->step == PC_STEP_PUT_CREDIT) {
@@ -192,8 +193,17 @@ static inline int pc__put(struct pc_call *call, const struct pc_channel *channel
     struct pc_fifo *f = i->at.places->fifo;
     uint64_t nbytes = pc__message_bytes(call, channel->tile, i->at.places);
     const char *data = pc__address(call, i->at.places, 0, 0, 0, nbytes);
-    f->out_lines[f->sent & (PC_LINES - 1)].signature = call->terms->signature;
     return remote->message(call->comm->wire, f, data, nbytes, &call->error);
+}
+
+static inline int pc__put(struct pc_call *call, const struct pc_channel *channel,
+                          const struct pc_code_line *i)
+{
+    if (i->step == PC_STEP_PUT_MESSAGE) {
+        struct pc_fifo *f = i->at.places->fifo;
+        f->out_lines[f->sent & (PC_LINES - 1)].signature = call->terms->signature;
+    }
+    return pc__hand_over(call, channel, i);
 }
 
 static inline uint64_t pc__signature(const struct pc_channel *channel, const struct pc_code_line *i)

@@ -24,8 +24,11 @@ enum pc_program_flag { PC_PROGRAM_DIRECT = 1 };
 
 enum pc_reduce_op { PC_REDUCE_SUM = 0, PC_REDUCE_PROD = 1, PC_REDUCE_MIN = 2, PC_REDUCE_MAX = 3, PC_REDUCE_AVG = 4 };
 
-enum pc_dtype { PC_DTYPE_FLOAT64 = 0, PC_DTYPE_FLOAT32 = 1, PC_DTYPE_FLOAT16 = 2, PC_DTYPE_BFLOAT16 = 3, PC_DTYPE_INT8 = 4, PC_DTYPE_UINT8 = 5, PC_DTYPE_INT32 = 6, PC_DTYPE_UINT32 = 7, PC_DTYPE_INT64 = 8, PC_DTYPE_UINT64 = 9 };
-#define PC_NDTYPES 10u
+enum pc_dtype { PC_DTYPE_FLOAT64 = 0, PC_DTYPE_FLOAT32 = 1, PC_DTYPE_FLOAT16 = 2, PC_DTYPE_BFLOAT16 = 3, PC_DTYPE_INT8 = 4, PC_DTYPE_UINT8 = 5, PC_DTYPE_INT32 = 6, PC_DTYPE_UINT32 = 7, PC_DTYPE_INT64 = 8, PC_DTYPE_UINT64 = 9, PC_DTYPE_BOOL = 10, PC_DTYPE_INT16 = 11, PC_DTYPE_UINT16 = 12, PC_DTYPE_COMPLEX64 = 13, PC_DTYPE_COMPLEX128 = 14, PC_DTYPE_FLOAT8_E4M3FN = 15, PC_DTYPE_FLOAT8_E5M2 = 16, PC_DTYPE_FLOAT8_E4M3FNUZ = 17, PC_DTYPE_FLOAT8_E5M2FNUZ = 18, PC_DTYPE_FLOAT8_E8M0FNU = 19 };
+#define PC_NDTYPES 10u /* that are reduced; those behind are moved only */
+#define PC_NNAMED 20u
+#define PC_DTYPE_NAMES { "float64", "float32", "float16", "bfloat16", "int8", "uint8", "int32", "uint32", "int64", "uint64", "bool", "int16", "uint16", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu" }
+#define PC_DTYPE_BYTES { 8, 4, 2, 2, 1, 1, 4, 4, 8, 8, 1, 2, 2, 8, 16, 1, 1, 1, 1, 1 }
 #define PC_NREDUCE 5u
 
 struct pc_header {

@@ -23,6 +23,7 @@ struct pc_shared {
     char *in;
     char *out;
     uint64_t deadline;
+    uint64_t salt;
     uint32_t number; /* of the block */
     void *address[2][PC_MAX_OPERANDS];
     uint32_t flag[2][PC_MAX_OPERANDS]; /* of operands that are packets */
@@ -278,8 +279,8 @@ PC_ROUTINE int pc__put(PC_CALL *call, const struct pc_channel *channel,
                      | (uint64_t)call->shared->image->plan << 48
                      | (uint64_t)(i - call->terms->code) << 24 | channel->tile;
     state->head = n + 1;
-    if (message)
-        f->sent++;
+    if (message) /* the proxy, which comes later, knows the plan, not the launch */
+        f->out_lines[f->sent++ & (PC_LINES - 1)].signature = call->terms->signature;
     else
         f->received++;
     pc__store_release(&block->ring[n & (PC_RING_ENTRIES - 1)], entry);
@@ -339,7 +340,7 @@ PC_ROUTINE bool pc__ready(PC_CALL *call, uint32_t peer, uint64_t n, const struct
 {
     const struct pc_image *image = call->shared->image;
     const struct pc_reached *reached = &image->reached[peer];
-    uint64_t signature = image->blocks[0][0].terms.signature;
+    uint64_t signature = image->blocks[0][0].terms.signature ^ call->shared->salt;
     struct pc_line *line = &reached->out[n & 1];
     if (call->shared->number == 0) {
         line->signature = signature;
@@ -504,6 +505,7 @@ PC_DEVICE void pc__kernel(const struct pc_launch *launch, uint32_t number, struc
         shared->image = image;
         shared->in = launch->in;
         shared->out = launch->out;
+        shared->salt = launch->in_graph ? pc__load_relaxed64(&image->states[0].salt) : launch->salt;
         shared->deadline = deadline < now ? ~(uint64_t)0 : deadline;
         shared->number = number;
         if (image->form)
@@ -524,6 +526,8 @@ PC_DEVICE void pc__kernel(const struct pc_launch *launch, uint32_t number, struc
     for (uint32_t k = pc__thread(); k < sizeof shared->block / sizeof *to; k += pc__threads())
         to[k] = from[k];
     pc__barrier(shared, false);
+    if (pc__thread() == 0) /* the others read it behind the barrier of a pc__move */
+        shared->block.terms.signature ^= shared->salt;
     call.terms = &shared->block.terms;
     struct pc_channel channel = {};
     channel.pc = shared->block.start;

@@ -25,30 +25,34 @@ struct offer { /* in the line of a message that is PC_OFFERED */
     uint64_t heap; /* offset in the sender's heap, plus one; 0 when it lies elsewhere */
 };
 
-static const char *const dtype_names[PC_NDTYPES] = {
-    [PC_DTYPE_FLOAT64] = "float64", [PC_DTYPE_FLOAT32] = "float32",
-    [PC_DTYPE_FLOAT16] = "float16", [PC_DTYPE_BFLOAT16] = "bfloat16",
-    [PC_DTYPE_INT8] = "int8",       [PC_DTYPE_UINT8] = "uint8",
-    [PC_DTYPE_INT32] = "int32",     [PC_DTYPE_UINT32] = "uint32",
-    [PC_DTYPE_INT64] = "int64",     [PC_DTYPE_UINT64] = "uint64",
-};
-static const uint8_t dtype_bytes[PC_NDTYPES] = {
-    [PC_DTYPE_FLOAT64] = 8, [PC_DTYPE_FLOAT32] = 4, [PC_DTYPE_FLOAT16] = 2, [PC_DTYPE_BFLOAT16] = 2,
-    [PC_DTYPE_INT8] = 1,    [PC_DTYPE_UINT8] = 1,   [PC_DTYPE_INT32] = 4,   [PC_DTYPE_UINT32] = 4,
-    [PC_DTYPE_INT64] = 8,   [PC_DTYPE_UINT64] = 8,
-};
+static const char *const dtype_names[PC_NNAMED] = PC_DTYPE_NAMES;
+static const uint8_t dtype_bytes[PC_NNAMED] = PC_DTYPE_BYTES;
 
 uint64_t pc__transfer_signature(uint32_t dtype, uint64_t nbytes)
 {
-    return UINT64_C(1) << 63 | (uint64_t)dtype << 56 | nbytes;
+    return UINT64_C(1) << 63 | (uint64_t)dtype << PC_NBYTES_BITS | nbytes;
+}
+
+static bool of_transfer(uint64_t signature)
+{
+    uint64_t dtype = signature >> PC_NBYTES_BITS & (PC_DTYPE_CODES - 1),
+             nbytes = signature & ((UINT64_C(1) << PC_NBYTES_BITS) - 1);
+    return signature >> 63 && nbytes >> 44 == 0
+           && (dtype >= PC_NNAMED || nbytes % dtype_bytes[dtype] == 0);
 }
 
 /* "3 elements float32" of a signature, which may be any bits. */
 static const char *amount(uint64_t signature, char *text, size_t capacity)
 {
-    uint64_t dtype = signature >> 56 & 0x7f, nbytes = signature & ((UINT64_C(1) << 56) - 1);
-    if (!(signature >> 63) || dtype >= PC_NDTYPES) {
+    uint64_t dtype = signature >> PC_NBYTES_BITS & (PC_DTYPE_CODES - 1),
+             nbytes = signature & ((UINT64_C(1) << PC_NBYTES_BITS) - 1);
+    if (signature == PC_REFUSED_MESSAGE) {
+        snprintf(text, capacity, "a message that was refused");
+    } else if (!of_transfer(signature)) {
         snprintf(text, capacity, "something else");
+    } else if (dtype >= PC_NNAMED) { /* a hash: what it is called only its owner knows */
+        snprintf(text, capacity, "%llu bytes of dtype #%llx", (unsigned long long)nbytes,
+                 (unsigned long long)dtype);
     } else {
         uint64_t count = nbytes / dtype_bytes[dtype];
         snprintf(text, capacity, "%llu element%s %s", (unsigned long long)count,
@@ -62,7 +66,7 @@ const char *pc__transfer_text(const struct pc_transfer *t, char *text, size_t ca
     char what[64];
     bool sends = t->direction == PC_DIRECTION_SEND;
     snprintf(text, capacity, "%s(%s) %s rank %u", sends ? "send" : "recv",
-             amount(t->signature, what, sizeof what), sends ? "to" : "from", t->peer);
+             amount(t->signature ^ t->tag, what, sizeof what), sends ? "to" : "from", t->peer);
     return text;
 }
 
@@ -219,7 +223,11 @@ static int fetch(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer 
 {
     struct pc_fifo *f = lane->fifo;
     uint64_t left = t->nbytes - t->done, n = left < PC_FETCH_BYTES ? left : PC_FETCH_BYTES;
+    const struct pc_arena *theirs = (const struct pc_arena *)comm->peers[f->peer].arena;
     int rc = PC_OK;
+    t->withdrawn = atomic_load_explicit(&theirs->withdrawn, memory_order_relaxed);
+    if (t->withdrawn)
+        return 0;
     if (offer->heap == 0) {
         rc = pc__fetch(comm, f->peer, t->at + t->done, offer->address + t->done, n);
     } else if (t->nbytes > comm->options.heap_bytes
@@ -229,6 +237,10 @@ static int fetch(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer 
         const char *heap = comm->peers[f->peer].arena + comm->layout.heap;
         memcpy(t->at + t->done, heap + offer->heap - 1 + t->done, n);
     }
+    atomic_thread_fence(memory_order_acquire);
+    t->withdrawn = atomic_load_explicit(&theirs->withdrawn, memory_order_relaxed);
+    if (t->withdrawn)
+        return 0; /* it may have been overwritten, or freed, while it was read */
     if (rc != PC_OK)
         return pc__fail(&comm->p2p->error, rc, (int)f->peer, "the memory of rank %u cannot be read",
                         f->peer);
@@ -275,9 +287,12 @@ void pc__transfer_release(struct pc_comm *comm, struct pc_transfer *t)
 static int mismatch(struct pc_comm *comm, const struct pc_transfer *t, uint64_t theirs)
 {
     char mine[96], what[64];
-    return pc__fail(&comm->p2p->error, PC_MISMATCH, (int)t->peer, "%s: rank %u sent %s",
-                    pc__transfer_text(t, mine, sizeof mine), t->peer,
-                    amount(theirs, what, sizeof what));
+    bool call = t->tag != 0 && !of_transfer(theirs ^ t->tag);
+    pc__fail(&comm->p2p->error, PC_MISMATCH, (int)t->peer, "%s: rank %u sent %s",
+             pc__transfer_text(t, mine, sizeof mine), t->peer,
+             call ? "the message of another call" : amount(theirs ^ t->tag, what, sizeof what));
+    comm->p2p->error.cause = call ? PC_CAUSE_CALL : PC_CAUSE_TRANSFER;
+    return PC_MISMATCH;
 }
 
 int pc__lane_receive(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer *t)

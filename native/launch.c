@@ -88,6 +88,7 @@ static struct pc_launch argument_of(const struct pc_plane_plan *p, uint64_t in, 
         .in = (char *)(uintptr_t)(in - pc__extent_at(p->plan, spec->input)),
         .out = (char *)(uintptr_t)(out - pc__extent_at(p->plan, spec->output)),
         .timeout_ns = (uint64_t)(timeout * 1e9),
+        .salt = p->plane->comm->salt,
     };
 }
 
@@ -153,12 +154,22 @@ static int launch_captured(struct pc_plane *plane, struct pc_plane_plan *p,
         return rc;
     plane->captures++;
     atomic_store(&plane->capturing, 1);
+    argument->in_graph = 1;
     pc__proxy_wake(plane);
     rc = enqueue(plane, p, argument, stream);
     if (rc == PC_OK)
         rc = pc_cuda_event_record(plane->device, plane->captured_order, stream, plane->error);
     plane->capture = capture;
     plane->captured_stream = stream;
+    return rc;
+}
+
+/* Counted here, and not by the caller: an exception (Ctrl-C) may arrive right behind the launch. */
+static int placed(struct pc_plane *plane, int rc)
+{
+    if (rc == PC_OK)
+        for (struct pc_comm *comm = plane->comm; comm != NULL; comm = comm->leader)
+            atomic_fetch_add_explicit(&comm->places, 1, memory_order_relaxed);
     return rc;
 }
 
@@ -172,9 +183,9 @@ int pc_plane_launch(struct pc_plane *plane, struct pc_plane_plan *p, uint64_t in
     struct pc_launch argument = argument_of(p, in, out, timeout);
     rc = pc_cuda_capturing(plane->device, stream, plane->error, &capture);
     if (rc == PC_CUDA_NO_CAPTURE)
-        return launch_now(plane, p, &argument, stream);
+        return placed(plane, launch_now(plane, p, &argument, stream));
     if (rc == PC_CUDA_CAPTURING)
-        return launch_captured(plane, p, &argument, stream, capture);
+        return placed(plane, launch_captured(plane, p, &argument, stream, capture));
     return rc < 0 ? rc
                   : pc__fail(plane->error, PC_INVALID, -1,
                              "stream %#zx is in a capture that has failed", (size_t)stream);
@@ -194,6 +205,23 @@ int pc_plane_prepare(struct pc_plane *plane, struct pc_plane_plan *p, uint64_t i
     count(plane, p, 1);
     pc__proxy_wake(plane);
     return (int)sizeof launch;
+}
+
+int pc_plane_refuse(struct pc_plane *plane, uint64_t *number)
+{
+    struct pc_comm *comm = plane->comm;
+    int rc = pc_refuse(comm, number);
+    if (rc != PC_OK)
+        return rc;
+    int mode = pc__cuda_relax(PC_CUDA_RELAXED);
+    uint64_t at = plane->edges.states + offsetof(struct pc_block_state, salt);
+    rc = pc__plane_upload(plane, at, &comm->salt, sizeof comm->salt);
+    pc__cuda_relax(mode);
+    if (rc != PC_OK) {
+        struct pc_error error = *plane->error;
+        pc__plane_fail(plane, rc, &error);
+    }
+    return rc;
 }
 
 int pc_plane_wait(struct pc_plane *plane, double seconds)

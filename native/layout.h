@@ -50,9 +50,11 @@ struct pc_arena {
     char bell_name[PC_BELL_NAME];
     _Alignas(PC_LINE_BYTES) _Atomic uint32_t core;     /* where the rank last waited, plus one */
     _Alignas(PC_LINE_BYTES) _Atomic uint64_t sequence; /* the board; see struct pc_board */
-    _Atomic uint64_t signature;
     _Atomic uint32_t state;
     _Atomic uint32_t described;
+    _Atomic uint32_t withdrawn; /* its messages have ended: what it offered may be overwritten */
+    _Atomic uint64_t
+        signatures[PC_BOARD_CALLS]; /* of the last calls; call n's at n mod that many */
     char text[232];
 };
 

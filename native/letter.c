@@ -77,10 +77,10 @@ static bool is_letter(const struct pc_letter *header)
     static const size_t bytes[] = {
         [PC_LETTER_HELLO] = sizeof(struct pc_hello), [PC_LETTER_OFFER] = sizeof(struct pc_end),
         [PC_LETTER_ANSWER] = sizeof(struct pc_end),  [PC_LETTER_FENCED] = sizeof(struct pc_landed),
-        [PC_LETTER_BYE] = sizeof(struct pc_landed),
+        [PC_LETTER_BYE] = sizeof(struct pc_landed),  [PC_LETTER_WITHDRAWN] = 0,
     };
     return header->magic == PC_LETTER_MAGIC && header->kind >= PC_LETTER_HELLO
-           && header->kind <= PC_LETTER_BYE && header->nbytes == bytes[header->kind];
+           && header->kind <= PC_LETTER_WITHDRAWN && header->nbytes == bytes[header->kind];
 }
 
 int pc__mail_read(struct pc_mail *mail)

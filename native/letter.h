@@ -7,14 +7,15 @@
 #include "rail.h"
 
 #define PC_LETTER_MAGIC 0x314c4350u /* "PCL1"; a host of the other byte order finds another */
-#define PC_LETTER_TEXT 160u
+#define PC_LETTER_TEXT 320u
 
 enum pc_letter_kind {
-    PC_LETTER_HELLO = 1,  /* struct pc_hello */
-    PC_LETTER_OFFER = 2,  /* struct pc_end: a queue pair for a path that has none */
-    PC_LETTER_ANSWER = 3, /* struct pc_end: the other end of it */
-    PC_LETTER_FENCED = 4, /* struct pc_landed: the path's queue pair is no more, at this end */
-    PC_LETTER_BYE = 5,    /* struct pc_landed: none is; the rank leaves in good order */
+    PC_LETTER_HELLO = 1,     /* struct pc_hello */
+    PC_LETTER_OFFER = 2,     /* struct pc_end: a queue pair for a path that has none */
+    PC_LETTER_ANSWER = 3,    /* struct pc_end: the other end of it */
+    PC_LETTER_FENCED = 4,    /* struct pc_landed: the path's queue pair is no more, at this end */
+    PC_LETTER_BYE = 5,       /* struct pc_landed: none is; the rank leaves in good order */
+    PC_LETTER_WITHDRAWN = 6, /* nothing: the rank lives, but broke a transfer off: no more paths */
 };
 
 struct pc_letter { /* the header of each */
@@ -44,7 +45,7 @@ struct pc_hello {
 struct pc_landed { /* which messages had come, when nothing more could by that path */
     uint32_t counts[PC_EDGE_CHANNELS * PC_LINES]; /* the low bits of each line's */
     uint8_t pieces[PC_EDGE_CHANNELS * PC_LINES];  /* a bit for each of the next message's */
-    char why[PC_LETTER_TEXT];
+    char why[PC_LETTER_TEXT]; /* the path has failed: its device here, and the reason */
 };
 
 union pc_letter_body {

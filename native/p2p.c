@@ -94,13 +94,27 @@ static void ended(struct pc_comm *comm, struct pc_batch *batch, int result)
     else if (p->batches == batch)
         p->batches = batch->next;
     atomic_fetch_sub_explicit(&comm->posted, 1, memory_order_release);
+    if (batch->forgotten) {
+        free(batch);
+        return;
+    }
     atomic_store_explicit(&batch->done, 1, memory_order_release);
 }
 
-/* The communicator is broken: nothing moves any more. */
+/* Before any owner of what was offered may write there: who reads it looks here afterwards. */
+static void withdraw(struct pc_comm *comm)
+{
+    if (comm->arena == NULL) /* in the child of a fork, which has offered nothing */
+        return;
+    atomic_store(&((struct pc_arena *)comm->arena)->withdrawn, 1);
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+/* The communicator is broken, or closes: nothing moves any more. */
 static void end_all(struct pc_comm *comm, int result)
 {
     struct pc_p2p *p = comm->p2p;
+    withdraw(comm);
     for (struct pc_lane *lane = p->listed; lane != NULL; lane = lane->next) {
         lane->listed = false;
         for (int d = 0; d < 2; d++) {
@@ -120,8 +134,8 @@ static void end_all(struct pc_comm *comm, int result)
 
 int pc__p2p_fail(struct pc_comm *comm, int code)
 {
-    if (code != PC_ABORTED)
-        comm->p2p->error.cause = 1;
+    if (code != PC_ABORTED && comm->p2p->error.cause != PC_CAUSE_CALL)
+        comm->p2p->error.cause = PC_CAUSE_TRANSFER;
     pc__break(comm, code, &comm->p2p->error);
     end_all(comm, code);
     pc__ring(comm, comm->options.rank); /* a call of another thread ends, too */
@@ -155,11 +169,49 @@ static void pop(struct pc_comm *comm, struct pc_lane *lane, uint32_t direction)
         free(t);
 }
 
-static int lost(struct pc_comm *comm, const struct pc_transfer *t)
+static int lost(struct pc_comm *comm, const struct pc_transfer *t, uint32_t peer)
 {
     char what[96];
-    return pc__fail(&comm->p2p->error, PC_LOST, (int)t->peer, "%s cannot finish",
+    return pc__fail(&comm->p2p->error, PC_LOST, (int)peer, "%s cannot finish",
                     pc__transfer_text(t, what, sizeof what));
+}
+
+/* An empty message in the place of one that was refused is what nobody waits for. */
+static bool awaited(const struct pc_transfer *t)
+{
+    return t->batch == NULL || !t->batch->forgotten;
+}
+
+static const struct pc_transfer *first_awaited(const struct pc_transfer *t)
+{
+    while (t != NULL && !awaited(t))
+        t = t->next;
+    return t;
+}
+
+/* The rank at the other end is gone: that fails a transfer, but not what nobody waits for. */
+static int bereft(struct pc_transfer *t, int code)
+{
+    if (awaited(t))
+        return code;
+    t->finished = true;
+    return 1;
+}
+
+/* A rank has died: whoever is waited for may wait for it, directly or not. Batches of all ranks are
+ * calls in their order, and end well where the dead rank had done its part. */
+static int bereaved(struct pc_comm *comm, uint32_t died)
+{
+    for (struct pc_lane *lane = comm->p2p->listed; lane != NULL; lane = lane->next) {
+        if (lane >= pc__lane_of(comm, PC_CHANNEL_PAIRWISE - PC_CHANNEL_P2P, 0))
+            continue;
+        const struct pc_transfer *t = first_awaited(lane->head[PC_DIRECTION_RECV]);
+        if (t == NULL && lane->fifo->peer != comm->options.rank)
+            t = first_awaited(lane->head[PC_DIRECTION_SEND]);
+        if (t != NULL)
+            return lost(comm, t, died);
+    }
+    return 0;
 }
 
 static int move(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer *t)
@@ -181,20 +233,20 @@ int pc__p2p_step(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer 
     bool gone = atomic_load_explicit(&comm->peers[peer].gone, memory_order_acquire);
     bool begun = t->done > 0 || t->offered > 0;
     if (gone && !remote && t->direction == PC_DIRECTION_SEND && !begun)
-        return lost(comm, t); /* there may be room, but nobody reads it */
+        return bereft(t, lost(comm, t, peer)); /* there may be room, but nobody reads it */
     int rc = move(comm, lane, t);
-    if (rc != 0 || !(gone || remote))
-        return rc;
-    if (!remote)
-        return lost(comm, t);
-    comm->remote->poll(comm->wire, peer);
-    const struct pc_error *fault = comm->remote->fault(comm->wire, peer);
-    rc = move(comm, lane, t);
-    if (rc == 0 && fault != NULL) {
-        comm->p2p->error = *fault;
-        rc = fault->code;
+    if (rc == 0 && remote) {
+        comm->remote->poll(comm->wire, peer);
+        const struct pc_error *fault = comm->remote->fault(comm->wire, peer);
+        rc = move(comm, lane, t);
+        if (rc == 0 && fault != NULL) {
+            comm->p2p->error = *fault;
+            return bereft(t, fault->code);
+        }
+    } else if (rc == 0 && gone) {
+        rc = lost(comm, t, peer);
     }
-    return rc;
+    return rc == PC_LOST ? bereft(t, rc) : rc;
 }
 
 /* One pass over all lanes with something to do. */
@@ -228,6 +280,11 @@ static int pass(struct pc_comm *comm)
             lane->listed = false;
             *at = lane->next;
         }
+    }
+    uint32_t died = atomic_load_explicit(&comm->died, memory_order_acquire);
+    if (died != 0 && moved == 0) {
+        int rc = bereaved(comm, died - 1);
+        return rc < 0 ? pc__p2p_fail(comm, rc) : rc;
     }
     return moved;
 }
@@ -391,7 +448,7 @@ bool pc__p2p_sleep_begin(struct pc_comm *comm, uint64_t *until)
     struct pc_p2p *p = comm->p2p;
     pc__lock(p);
     atomic_fetch_add_explicit(&p->sleepers, 1, memory_order_relaxed);
-    bool asleep = !atomic_load(&comm->aborted) && !atomic_load(&comm->broken);
+    bool ending = atomic_load(&comm->aborted) || atomic_load(&comm->broken), asleep = !ending;
     for (struct pc_lane *lane = p->listed; lane != NULL && asleep; lane = lane->next) {
         if (lane->fifo->peer == comm->options.rank)
             continue;
@@ -401,15 +458,17 @@ bool pc__p2p_sleep_begin(struct pc_comm *comm, uint64_t *until)
             if (lane->head[d] == NULL)
                 continue;
             if (d == PC_DIRECTION_RECV && lane->head[d]->pull != NULL)
-                continue;                                          /* its reads ring */
+                continue; /* its reads ring */
+            if (lane->head[d]->withdrawn)
+                continue; /* whoever brings the news of why rings; or there is none */
             struct pc_line *line = pc__lane_waits(lane, d, &want); /* before `want` is read */
             asleep = pc__mark(line, want);
         }
     }
-    uint64_t first = asleep ? first_deadline(comm) : 0;
+    uint64_t first = ending ? 0 : first_deadline(comm);
     *until = first < *until ? first : *until;
     pc__unlock(p);
-    return first != 0;
+    return asleep && first != 0;
 }
 
 /* A mark left behind would cost its signaller a system call; but others may rely on it. */

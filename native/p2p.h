@@ -17,12 +17,14 @@ struct pc_transfer {
     char *at;
     uint64_t nbytes;
     uint64_t done;        /* bytes that have been copied */
-    uint64_t signature;   /* of what, dtype and nbytes; both ends must say the same */
+    uint64_t signature;   /* of what, dtype and nbytes, and tag; both ends must say the same */
+    uint64_t tag;         /* of the call that a pairwise batch is */
     struct pc_pull *pull; /* the remote receiver reads it from where it lies; both ends */
     uint64_t offered;     /* SEND: consumed messages that mean the peer has fetched it, or 0 */
     uint32_t peer;
     uint32_t direction; /* enum pc_direction */
     bool staged;        /* SEND: nobody reads it from where it lies */
+    bool withdrawn;     /* RECV: nobody may read it from where it lies any more */
     bool leaving;       /* SEND: only what was put into sockets is missing */
     bool finished;
 };
@@ -36,6 +38,7 @@ struct pc_batch {
     uint32_t n;
     uint32_t unfinished;
     int result;
+    bool forgotten;        /* nobody waits for it: it frees itself */
     _Atomic uint32_t done; /* the last thing written: its owner may free it then */
     struct pc_transfer transfers[];
 };
@@ -114,8 +117,23 @@ int pc__lane_receive(struct pc_comm *comm, struct pc_lane *lane, struct pc_trans
 void pc__lane_publish(struct pc_comm *comm, struct pc_lane *lane);
 struct pc_line *pc__lane_waits(struct pc_lane *lane, uint32_t direction, uint64_t *want);
 void pc__transfer_release(struct pc_comm *comm, struct pc_transfer *t);
+#define PC_NBYTES_BITS 48 /* of a signature; above are the dtype's code and a top bit set */
+#define PC_DTYPE_CODES (1u << (63 - PC_NBYTES_BITS))
 uint64_t pc__transfer_signature(uint32_t dtype, uint64_t nbytes);
 const char *pc__transfer_text(const struct pc_transfer *t, char *text, size_t capacity);
+
+/*
+ * Signature of an empty message in the place of one that was refused: its like alone meets it, as
+ * all others have the top bit set.
+ */
+#define PC_REFUSED_MESSAGE UINT64_C(1)
+
+/* Has both ends of a transfer say the same of more than what is sent. */
+static inline void pc__transfer_tag(struct pc_transfer *t, uint64_t tag)
+{
+    t->signature ^= t->tag ^ tag;
+    t->tag = tag;
+}
 
 /* fetch.c */
 bool pc__fetchable(struct pc_comm *comm, uint32_t peer);

@@ -93,6 +93,8 @@ int pc__partner_greet(struct pc_wire *w, struct pc_partner *partner, int fd)
         return rc;
     }
     pc__mail_open(&partner->mail, fd);
+    partner->cut_off = pc__now();
+    pc__due(w, partner->cut_off);
     if (epoll_ctl(w->epoll, EPOLL_CTL_ADD, fd, &event) != 0)
         return PC_SYSTEM;
     struct pc_hello hello = hello_of(w, partner);
@@ -163,7 +165,6 @@ static void meet(struct pc_wire *w, struct pc_partner *partner, const struct pc_
     }
     partner->hello = *hello;
     partner->greeted = true;
-    partner->cut_off = pc__now();
     if (make_paths(w, partner) != PC_OK) {
         pc__partner_end(w, partner, PC_NOMEM, "there is no room for its paths");
         return;
@@ -184,6 +185,10 @@ static void heed(struct pc_wire *w, struct pc_partner *partner)
     if (header->kind == PC_LETTER_BYE) {
         pc__reap(w); /* what it acknowledged before */
         pc__partner_leave(w, partner, PC_LOST, "it closed its connection", &body->landed);
+        return;
+    }
+    if (header->kind == PC_LETTER_WITHDRAWN) {
+        partner->withdrawn = true;
         return;
     }
     if (!partner->greeted || header->path >= partner->npaths) {
@@ -223,8 +228,8 @@ void pc__partner_leave(struct pc_wire *w, struct pc_partner *partner, int code, 
     partner->ended = true;
     memcpy(last, partner->fault.text, sizeof last);
     bool told = last[0] != 0 && partner->live == 0;
-    pc__fail(&partner->fault, code, (int)partner->rank, "rank %u is lost: %s%s%.100s%s",
-             partner->rank, why, told ? " (" : "", told ? last : "", told ? ")" : "");
+    pc__fail(&partner->fault, code, (int)partner->rank, "rank %u is lost: %s%s%s%s", partner->rank,
+             why, told ? " (" : "", told ? last : "", told ? ")" : "");
     for (uint32_t i = 0; i < partner->npaths; i++)
         pc__path_end(w, &partner->paths[i], landed);
     for (; partner->head != partner->tail; partner->head++) {
@@ -234,7 +239,7 @@ void pc__partner_leave(struct pc_wire *w, struct pc_partner *partner, int code, 
         if (record->fifo == NULL)
             continue;
         pc__partner_count(w, partner, record->fifo, -1);
-        w->torn = &partner->fault;
+        pc__partner_tear(w, partner, record->fifo);
     }
     if (partner->mail.fd >= 0)
         shutdown(partner->mail.fd, SHUT_RDWR); /* it becomes readable, and is closed there */
@@ -253,7 +258,7 @@ void pc__partner_close(struct pc_wire *w, struct pc_partner *partner)
         pc__path_end(w, &partner->paths[i], NULL);
     if (partner->mail.fd >= 0) {
         struct pc_landed landed;
-        pc__landed(w, partner, &landed);
+        pc__landed(w, partner, "", &landed);
         pc__mail_write(&partner->mail, PC_LETTER_BYE, 0, 0, &landed, sizeof landed);
     }
     pc__mail_close(&partner->mail);
@@ -365,6 +370,13 @@ void pc__partner_count(struct pc_wire *w, struct pc_partner *partner, const stru
 {
     *(f->channel == PC_CHANNEL_P2P ? &w->posted : &w->called) += (uint32_t)by;
     partner->unacknowledged[f->channel] += (uint32_t)by;
+}
+
+void pc__partner_tear(struct pc_wire *w, struct pc_partner *partner, const struct pc_fifo *f)
+{
+    partner->torn |= UINT32_C(1) << f->channel;
+    if (f->channel != PC_CHANNEL_P2P)
+        w->torn = &partner->fault;
 }
 
 /* Whether message n has come: memory says so before any completion. */

@@ -15,6 +15,7 @@
 #define PC_LONGEST_PAUSE_NS UINT64_C(1000000000)
 #define PC_FLUSH_NS UINT64_C(1000000000) /* a device that has not flushed by then does not */
 #define PC_LOOK_NS UINT64_C(1000000)     /* what was posted comes back soon */
+#define PC_BROKEN_OFF "a transfer was broken off"
 
 void pc__due(struct pc_wire *w, uint64_t when)
 {
@@ -42,6 +43,7 @@ static void destroy(struct pc_wire *w, struct pc_path *path)
         return;
     pc__ib.destroy_qp(path->qp);
     path->qp = NULL;
+    path->receives = 0; /* what was posted has gone with it */
     w->state.queue_pairs--;
 }
 
@@ -49,6 +51,8 @@ static void destroy(struct pc_wire *w, struct pc_path *path)
 static int make(struct pc_wire *w, struct pc_path *path, struct pc_error *error)
 {
     struct pc_rail *rail = &w->rails[path->rail];
+    if (path->partner->withdrawn)
+        return pc__fail(error, PC_BROKEN, -1, "%s", PC_BROKEN_OFF);
     if (path->records == NULL)
         path->records = malloc(PC_PATH_RECORDS * sizeof *path->records);
     if (path->records == NULL)
@@ -73,31 +77,31 @@ static void postpone(struct pc_wire *w, struct pc_path *path)
     if (path->pause > PC_LONGEST_PAUSE_NS)
         path->pause = PC_LONGEST_PAUSE_NS;
     path->attempt = pc__now() + path->pause;
+    path->partner->tries++;
     pc__due(w, path->attempt);
 }
 
-static void note(struct pc_partner *partner, struct pc_wire *w, const struct pc_path *path,
-                 const char *why)
+/* Why a path fails or cannot be made: for the other end, and for whoever asks about the partner. */
+static void note(struct pc_wire *w, struct pc_path *path, const char *why)
 {
-    char said[sizeof partner->fault.text];
-    if (partner->ended)
-        return;                             /* it has been said why */
-    snprintf(said, sizeof said, "%s", why); /* it may be what was noted before */
-    pc__fail(&partner->fault, 0, (int)partner->rank, "%.60s, path %u: %.120s", rail_name(w, path),
-             path->index, said);
+    struct pc_partner *partner = path->partner;
+    snprintf(path->why, sizeof path->why, "%.60s: %.250s", rail_name(w, path), why);
+    if (!partner->ended) /* else it has been said why */
+        pc__fail(&partner->fault, 0, (int)partner->rank, "%s, path %u: %s", rail_name(w, path),
+                 path->index, why);
 }
 
 int pc__path_offer(struct pc_wire *w, struct pc_path *path)
 {
     struct pc_error error;
     if (!pc__rail_active(&w->rails[path->rail])) {
-        note(path->partner, w, path, "the port is down");
+        note(w, path, "the port is down");
         postpone(w, path);
         return PC_AGAIN;
     }
     path->turn++;
     if (make(w, path, &error) != PC_OK) {
-        note(path->partner, w, path, error.text);
+        note(w, path, error.text);
         postpone(w, path);
         return PC_AGAIN;
     }
@@ -126,7 +130,7 @@ void pc__path_offered(struct pc_wire *w, struct pc_path *path, uint32_t turn,
     path->since = pc__now();
     path->answered = false;
     if (make(w, path, &error) != PC_OK) {
-        note(path->partner, w, path, error.text);
+        note(w, path, error.text);
         path->state = PC_PATH_FAILING;
         pc__path_settle(w, path);
     } else {
@@ -159,7 +163,7 @@ void pc__path_join(struct pc_wire *w, struct pc_path *path)
         return;
     }
     if (rc != PC_OK || path->doomed) /* told to the other end as any later failure is */
-        pc__path_fail(w, path, rc != PC_OK ? error.text : path->partner->fault.text);
+        pc__path_fail(w, path, rc != PC_OK ? error.text : NULL);
     else
         pc__post_receives(w, path, PC_PATH_RECEIVES);
     if (path->state == PC_PATH_FAILING)
@@ -178,6 +182,7 @@ void pc__path_live(struct pc_wire *w, struct pc_path *path)
     path->state = PC_PATH_LIVE;
     path->since = pc__now();
     partner->live++;
+    partner->reached = true;
     partner->cut_off = 0;
     w->state.live++;
     w->state.revivals += path->revived;
@@ -192,8 +197,8 @@ void pc__path_fail(struct pc_wire *w, struct pc_path *path, const char *why)
     if (path->state == PC_PATH_DOWN || path->state >= PC_PATH_FAILING)
         return;
     uint64_t now = pc__now();
-    if (path->state != PC_PATH_JOINING || !path->doomed)
-        note(partner, w, path, why);
+    if (why != NULL && (path->state != PC_PATH_JOINING || !path->doomed))
+        note(w, path, why);
     if (path->state == PC_PATH_JOINING) {
         path->doomed = true;
         return;
@@ -204,8 +209,10 @@ void pc__path_fail(struct pc_wire *w, struct pc_path *path, const char *why)
         w->state.failures++;
         if (now - path->since > PC_LONGEST_PAUSE_NS) /* it was good for a while */
             path->pause = 0;
-        if (partner->live == 0)
+        if (partner->live == 0) {
             partner->cut_off = now;
+            partner->tries = 0;
+        }
     }
     path->state = PC_PATH_FAILING;
     path->since = now;
@@ -214,7 +221,8 @@ void pc__path_fail(struct pc_wire *w, struct pc_path *path, const char *why)
     pc__due(w, now + PC_LOOK_NS);
 }
 
-void pc__landed(struct pc_wire *w, const struct pc_partner *partner, struct pc_landed *out)
+void pc__landed(struct pc_wire *w, const struct pc_partner *partner, const char *why,
+                struct pc_landed *out)
 {
     const struct pc_fifo *fifos = &w->comm->fifos[(size_t)partner->rank * PC_EDGE_CHANNELS];
     memset(out, 0, sizeof *out);
@@ -222,7 +230,7 @@ void pc__landed(struct pc_wire *w, const struct pc_partner *partner, struct pc_l
         for (uint32_t i = 0; i < PC_LINES; i++)
             out->counts[c * PC_LINES + i] = (uint32_t)pc__count(&fifos[c].in_lines[i]);
     memcpy(out->pieces, partner->come, sizeof out->pieces);
-    memcpy(out->why, partner->fault.text, sizeof out->why - 1);
+    snprintf(out->why, sizeof out->why, "%s", why);
 }
 
 static bool has_landed(const struct pc_record *record, const struct pc_landed *landed)
@@ -269,6 +277,25 @@ static void down(struct pc_wire *w, struct pc_path *path)
     w->heed = true;
 }
 
+/* This end lets go, and says so. */
+static void fence(struct pc_wire *w, struct pc_path *path)
+{
+    destroy(w, path);
+    path->state = PC_PATH_FENCED;
+    struct pc_landed landed;
+    pc__landed(w, path->partner, path->why, &landed);
+    write_letter(w, path, PC_LETTER_FENCED, &landed, sizeof landed);
+    if (path->answered && path->state == PC_PATH_FENCED)
+        down(w, path);
+}
+
+void pc__path_withdraw(struct pc_wire *w, struct pc_path *path)
+{
+    pc__path_fail(w, path, PC_BROKEN_OFF);
+    if (path->state == PC_PATH_FAILING)
+        fence(w, path);
+}
+
 void pc__path_settle(struct pc_wire *w, struct pc_path *path)
 {
     bool back = path->receives == 0 && (path->head == path->tail || path->flushed);
@@ -279,13 +306,7 @@ void pc__path_settle(struct pc_wire *w, struct pc_path *path)
         pc__due(w, now + PC_LOOK_NS);
         return;
     }
-    destroy(w, path);
-    path->state = PC_PATH_FENCED;
-    struct pc_landed landed;
-    pc__landed(w, path->partner, &landed);
-    write_letter(w, path, PC_LETTER_FENCED, &landed, sizeof landed);
-    if (path->answered && path->state == PC_PATH_FENCED)
-        down(w, path);
+    fence(w, path);
 }
 
 void pc__path_fenced(struct pc_wire *w, struct pc_path *path, uint32_t turn,
@@ -293,9 +314,8 @@ void pc__path_fenced(struct pc_wire *w, struct pc_path *path, uint32_t turn,
 {
     if (turn != path->turn || path->state == PC_PATH_DOWN || path->answered)
         return; /* of a turn that is over */
-    char why[PC_LETTER_TEXT];
-    memcpy(why, landed->why, sizeof why);
-    why[sizeof why - 1] = 0;
+    char why[PC_LETTER_TEXT + 32];
+    snprintf(why, sizeof why, "at the other end, %.*s", (int)sizeof landed->why - 1, landed->why);
     path->landed = malloc(sizeof *path->landed);
     if (path->landed == NULL) {
         pc__partner_end(w, path->partner, PC_NOMEM, "no memory for its letter");
@@ -331,7 +351,7 @@ void pc__path_end(struct pc_wire *w, struct pc_path *path, const struct pc_lande
             continue;
         pc__partner_count(w, partner, record->fifo, -1);
         if (landed == NULL || !has_landed(record, landed))
-            w->torn = &partner->fault;
+            pc__partner_tear(w, partner, record->fifo);
     }
     free(path->landed);
     path->landed = NULL;

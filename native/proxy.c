@@ -25,7 +25,8 @@
 /* A peer that is lost may have sent before all that a call needs: so long the kernels may go on. */
 #define PC_GRACE_NS UINT64_C(200000000)
 
-/* Does for the kernel what it cannot: hands a message or a credit to the transport. */
+/* Does for the kernel what it cannot: hands a message or a credit to the transport. The signature
+ * in the message's line is the kernel's: the plan's, and what its launch knew of refused calls. */
 static int carry(struct pc_plane *plane, struct pc_entry entry)
 {
     const struct pc_plane_plan *p = plane->plans[entry.plan];
@@ -40,7 +41,7 @@ static int carry(struct pc_plane *plane, struct pc_entry entry)
         struct pc_channel channel = {.tile = entry.tile};
         call->plan = p->plan;
         call->terms = &p->plan->terms[0];
-        rc = pc__put(call, &channel, i);
+        rc = pc__hand_over(call, &channel, i);
     } else {
         pc__fail(&call->error, rc, -1, "a ring says plan %u, instruction %u, tile %u: no message",
                  entry.plan, entry.instruction, entry.tile);

@@ -172,19 +172,32 @@ int pc__pull_borrowed(struct pc_wire *w, struct pc_pull *pull, struct pc_error *
     return rc;
 }
 
+/* The user may write or free that memory next: nothing more may come, nor be read. A new path would
+ * let what waits for one go on, here and at the other end, so that none is made. The other end is
+ * told, as it would take a rank without paths for one that is gone; why, it hears from this rank's
+ * user, who may be elsewhere for long. */
+static void withdraw(struct pc_wire *w, struct pc_partner *partner)
+{
+    if (!partner->withdrawn) /* who cannot be told has gone, which is noticed when reading */
+        (void)pc__mail_write(&partner->mail, PC_LETTER_WITHDRAWN, 0, 0, "", 0);
+    partner->withdrawn = true;
+    for (uint32_t i = 0; i < partner->npaths; i++)
+        pc__path_withdraw(w, &partner->paths[i]);
+}
+
 void pc__pull_release(struct pc_wire *w, struct pc_pull *pull, bool taken)
 {
     struct pc_partner *partner = pull->partner;
     pthread_mutex_lock(&w->lock);
+    bool underway = pull->reads != 0 || (pull->lent && !taken);
     pull->broken = true;
-    /* Its user may write there next: nothing more may come, nor be read. */
-    if (pull->reads != 0 || (pull->lent && !taken))
-        for (uint32_t i = 0; i < partner->npaths; i++)
-            pc__path_fail(w, &partner->paths[i], "a transfer was broken off");
     if (pull->pinned == NULL)
         partner->bouncing = false;
-    if (pull->reads == 0) /* else with the last of them */
-        end(pull);
+    pull->reads++; /* one more, so that it ends below, or with the last of them */
+    w->reads++;
+    if (underway)
+        withdraw(w, partner);
+    pc__pull_drop(w, pull);
     pc__unlock_wire(w);
 }
 

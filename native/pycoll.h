@@ -24,10 +24,10 @@ struct pc_options {
 
 struct pc_error {
     int32_t code;
-    int32_t cause; /* ABORTED: what was given to pc_comm_abort; else 1 if a transfer failed */
+    int32_t cause; /* ABORTED: what was given to pc_comm_abort; else enum pc_cause */
     int32_t peer;  /* rank at fault, or -1 */
     int32_t errnum;
-    char text[240];
+    char text[496]; /* the longest that is made; a longer one ends in "..." */
 };
 
 struct pc_extent { /* the blocks that an array of this rank holds, one behind the other */
@@ -50,6 +50,9 @@ struct pc_plan_spec {
     const uint64_t *blocks; /* bytes of each, multiples of the element size; read at creation */
 };
 
+/* What failed: a call; a transfer; or a transfer of a call, which met another call's. */
+enum pc_cause { PC_CAUSE_NONE = 0, PC_CAUSE_TRANSFER = 1, PC_CAUSE_CALL = 2 };
+
 struct pc_board {       /* what a rank says it is doing */
     uint64_t sequence;  /* calls entered so far */
     uint64_t signature; /* of the last call entered */
@@ -57,6 +60,12 @@ struct pc_board {       /* what a rank says it is doing */
     uint32_t described; /* low 32 bits of the sequence number that text is about */
     char text[232];
 };
+
+#define PC_BOARD_CALLS 64 /* last calls that a board knows; a rank may be ahead by more */
+/* Instead of a signature: of a call that was refused; of one that was made or refused so long ago
+ * that the board does not know it any more. */
+#define PC_REFUSED 1
+#define PC_FORGOTTEN 2
 
 struct pc_stuck { /* where a call stands that has not finished */
     uint32_t channel;
@@ -94,6 +103,8 @@ struct pc_verbs_options {
     uint32_t timeout;       /* a packet is sent again after 4.096 us << timeout; 1 to 31 */
     uint32_t retry_count;   /* so often, 0 to 7, before a path has failed */
     uint32_t mtu;           /* bytes at most; 0: the port's */
+    uint32_t patience;      /* seconds for a first path to a peer, from when the two have a
+                               connection; 0: for ever */
 };
 
 struct pc_port { /* what a port of an RDMA device says of itself */
@@ -167,9 +178,21 @@ int pc_comm_wire_state(struct pc_comm *comm, struct pc_wire_state *out);
 void pc_comm_close(struct pc_comm *comm);
 const struct pc_error *pc_comm_error(struct pc_comm *comm);
 int pc_comm_abort(struct pc_comm *comm, int cause, int peer, const char *text);
-int pc_comm_broken(struct pc_comm *comm);  /* 0, or the code that broke it */
-int pc_comm_entered(struct pc_comm *comm); /* 1 while a thread is inside a call */
-int pc_comm_forked(struct pc_comm *comm);  /* in the child of a fork: detach from the peers */
+int pc_comm_broken(struct pc_comm *comm); /* 0, or the code that broke it */
+/* 0, or while a thread is inside a call: 2 if it is the one that asks, else 1. */
+int pc_comm_entered(struct pc_comm *comm);
+/* How many calls and messages of this rank have taken their places, and how many had when the
+ * present call came in from Python, as module _fastcall notes. */
+uint64_t pc_comm_places(struct pc_comm *comm);
+uint64_t pc_comm_places_before(struct pc_comm *comm);
+/* A launch on `comm`'s plane takes a place among the calls of `leader`, too, which must outlive the
+ * launches: both are one communicator to its user. */
+void pc_comm_follow(struct pc_comm *comm, struct pc_comm *leader);
+/* What took the places behind the first `places` was no call of the user's: they count no more. */
+void pc_comm_forget_places(struct pc_comm *comm, uint64_t places);
+/* The number of this rank's last call, queued ones included. */
+uint64_t pc_comm_calls(struct pc_comm *comm);
+int pc_comm_forked(struct pc_comm *comm); /* in the child of a fork: detach from the peers */
 
 /* Registered memory, reachable by every mapped peer. NULL when the heap is full. */
 void *pc_heap_alloc(struct pc_comm *comm, size_t nbytes);
@@ -205,7 +228,16 @@ int pc_exchange(struct pc_comm *comm, const struct pc_message *messages, uint32_
                 double timeout);
 int pc_post(struct pc_comm *comm, const struct pc_message *messages, uint32_t n, double timeout,
             struct pc_work **work);
-int pc_comm_gone(struct pc_comm *comm, uint32_t peer); /* any thread: this rank has left or died */
+
+/* Any thread: this rank has left in good order, or died. Transfers with it end once what it had
+ * sent has been received; where it died, all that wait do, as their peers may wait for it. */
+int pc_comm_gone(struct pc_comm *comm, uint32_t peer, int died);
+
+/* A call, or a message to a rank or from it, that was refused before it began takes its place all
+ * the same: what this rank does behind it is told apart from what ranks do that refused nothing.
+ * Where calls are queued a refused one takes its place behind them. BUSY inside another call. */
+int pc_refuse(struct pc_comm *comm, uint64_t *number);
+int pc_refuse_message(struct pc_comm *comm, uint32_t peer, uint32_t direction);
 
 /* Transfers that are one call among those of pc_run and pc_submit, in their order. */
 int pc_pairwise(struct pc_comm *comm, uint64_t signature, const struct pc_message *messages,
@@ -216,6 +248,9 @@ int pc_pairwise_submit(struct pc_comm *comm, uint64_t signature, const struct pc
 /* The call board. */
 int pc_board_describe(struct pc_comm *comm, const char *text);
 int pc_board_read(struct pc_comm *comm, uint32_t peer, struct pc_board *out);
+/* The signature of a call of a mapped rank, PC_REFUSED or PC_FORGOTTEN; 0 if it has not come to
+ * that call, or is not mapped. */
+uint64_t pc_board_call(struct pc_comm *comm, uint32_t peer, uint64_t number);
 
 /* CUDA. The driver's library is loaded when the first of these is called; without it each is
  * UNMAPPABLE, with the text of pc_cuda_missing. A device is its ordinal. Each works in that
@@ -441,6 +476,9 @@ int pc_plane_launch(struct pc_plane *plane, struct pc_plane_plan *plan, uint64_t
 /* The same, but the caller launches: writes the kernel's argument and returns its length. */
 int pc_plane_prepare(struct pc_plane *plane, struct pc_plane_plan *plan, uint64_t in, uint64_t out,
                      double timeout, void *argument, size_t capacity);
+/* pc_refuse for a plane: launches from now on, and those of graphs that run from now on, are told
+ * apart from what ranks launch that refused nothing. One thread at a time, as with launches. */
+int pc_plane_refuse(struct pc_plane *plane, uint64_t *number);
 /* OK, or the code of a call that failed, or of what broke the communicator; asks no driver. */
 int pc_plane_check(struct pc_plane *plane);
 /* Until all that was launched is finished: OK, AGAIN when `seconds` pass, or as check. */

@@ -27,6 +27,7 @@ struct remote {
     uint32_t reading;                  /* links that are */
     uint32_t queued[PC_EDGE_CHANNELS]; /* messages that have not left */
     uint32_t owed;         /* bit per channel: messages were consumed that the peer knows not of */
+    uint32_t torn;         /* bit per channel: a message never can leave */
     bool dirty;            /* in the list of peers with something to send */
     struct pc_error fault; /* what ended the first of its links */
 };
@@ -44,7 +45,7 @@ struct pc_wire {
     uint32_t ndirty;
     /* Frames that have not left: messages of calls and of posted transfers, and credit. */
     uint32_t called, posted, credits;
-    const struct pc_error *torn; /* a message that never can leave */
+    const struct pc_error *torn; /* a message of a call that never can leave */
     int epoll;
     bool pausing;
     struct adopted *adopted;
@@ -256,11 +257,15 @@ static int push(struct pc_wire *w, struct pc_link *link, const struct pc_frame *
 /* What stands in its queue never leaves. A message is a loss; credit is of no use any more. */
 static void stop_writing(struct pc_wire *w, struct pc_link *link)
 {
+    struct remote *r = &w->remotes[link->peer];
     for (; link->head != link->tail; link->head++) {
         const struct pc_frame *frame = &link->queue[link->head % PC_LINK_FRAMES].frame;
         count(w, link->peer, frame, -1);
-        if (frame->kind == PC_FRAME_MESSAGE)
-            w->torn = &w->remotes[link->peer].fault;
+        if (frame->kind != PC_FRAME_MESSAGE)
+            continue;
+        r->torn |= UINT32_C(1) << frame->channel;
+        if (frame->channel != PC_CHANNEL_P2P)
+            w->torn = &r->fault;
     }
     link->writing = false;
 }
@@ -458,10 +463,15 @@ static int tcp_drained(struct pc_wire *w, const struct pc_fifo *f, struct pc_err
 {
     pthread_mutex_lock(&w->lock);
     flush(w, false);
-    int rc = f != NULL ? w->remotes[f->peer].queued[f->channel] == 0
-                       : w->called == 0 && (w->credits == 0 || w->posted != 0);
-    if (w->torn != NULL) {
-        *error = *w->torn;
+    int rc = w->called == 0 && (w->credits == 0 || w->posted != 0);
+    const struct pc_error *torn = w->torn;
+    if (f != NULL) {
+        const struct remote *r = &w->remotes[f->peer];
+        rc = r->queued[f->channel] == 0;
+        torn = r->torn >> f->channel & 1 ? &r->fault : NULL;
+    }
+    if (torn != NULL) {
+        *error = *torn;
         rc = error->code;
     }
     pthread_mutex_unlock(&w->lock);

@@ -95,7 +95,8 @@ struct pc_remote {
     /* The next four, or none: a receiver may read a long transfer from where it lies, with nobody's
      * help. lend: lets `peer` read, and says what it must know to; UNMAPPABLE when this memory
      * cannot be had. borrow: begins to read. borrowed: 1 when all of it is here, 0 while it is not,
-     * or a code. release: of both ends, `taken` when all was read; else it is broken off. */
+     * or a code. release: of both ends, `taken` when all was read; else it is broken off,
+     * and on return nothing reads that memory, or writes it, any more. */
     int (*lend)(struct pc_wire *wire, uint32_t peer, const void *at, uint64_t nbytes,
                 struct pc_loan *loan, struct pc_pull **pull);
     int (*borrow)(struct pc_wire *wire, uint32_t peer, void *into, uint64_t nbytes,

@@ -315,9 +315,15 @@ static int verbs_drained(struct pc_wire *w, const struct pc_fifo *f, struct pc_e
     pthread_mutex_lock(&w->lock);
     if (w->ndirty != 0)
         flush(w, false);
-    int rc = f != NULL ? w->partners[f->peer].unacknowledged[f->channel] == 0 : w->called == 0;
-    if (w->torn != NULL) {
-        *error = *w->torn;
+    int rc = w->called == 0;
+    const struct pc_error *torn = w->torn;
+    if (f != NULL) {
+        const struct pc_partner *partner = &w->partners[f->peer];
+        rc = partner->unacknowledged[f->channel] == 0;
+        torn = partner->torn >> f->channel & 1 ? &partner->fault : NULL;
+    }
+    if (torn != NULL) {
+        *error = *torn;
         rc = error->code;
     }
     pc__unlock_wire(w);

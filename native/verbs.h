@@ -80,17 +80,19 @@ struct pc_path { /* a queue pair to a partner, or the place for one */
     bool flushed;        /* FAILING: the last of the requests has come back */
     bool answered;       /* FENCED or BYE has come for this turn */
     struct pc_landed *landed;
-    uint64_t since;   /* when it failed, or was set up */
-    uint64_t attempt; /* when to offer it next */
-    uint64_t pause;   /* before the attempt after that */
-    bool revived;     /* it has been live before */
+    uint64_t since;           /* when it failed, or was set up */
+    uint64_t attempt;         /* when to offer it next */
+    uint64_t pause;           /* before the attempt after that */
+    bool revived;             /* it has been live before */
+    char why[PC_LETTER_TEXT]; /* it failed last, or could not be made: this end's device, reason */
 };
 
 struct pc_partner { /* a remote peer */
     uint32_t rank;
     struct pc_mail mail;
-    bool greeted; /* its HELLO has come */
-    bool ended;   /* it has closed, or died: no more letters */
+    bool greeted;   /* its HELLO has come */
+    bool ended;     /* it has closed, or died: no more letters */
+    bool withdrawn; /* a transfer was broken off, here or there: it gets no path any more */
     struct pc_hello hello;
     struct ibv_pd *domains[PC_MAX_RAILS]; /* its own: no key of another peer's opens anything */
     struct ibv_mr *lines[PC_MAX_RAILS];   /* in this rank's arena: what the peer may write */
@@ -106,12 +108,15 @@ struct pc_partner { /* a remote peer */
     struct pc_path *paths;
     uint32_t npaths;
     uint32_t live;
-    uint64_t cut_off;        /* when the last path failed, or 0 */
+    bool reached;            /* a path has been live */
+    uint32_t tries;          /* that have failed since, of all paths */
+    uint64_t cut_off;        /* when the last path failed, or the two were connected; or 0 */
     struct pc_record *queue; /* a ring of messages without a path */
     uint32_t head, tail;
     uint32_t unacknowledged[PC_EDGE_CHANNELS]; /* pieces of messages, queued or on their way */
     uint8_t come[PC_EDGE_LINES]; /* of the message on each line, pieces that have come; bits */
     uint32_t owed; /* bit per channel: messages were consumed that the peer knows not of */
+    uint32_t torn; /* bit per channel: a message never can arrive */
     bool dirty;    /* in the list of partners with something to send */
     struct pc_error fault;
 };
@@ -128,7 +133,7 @@ struct pc_wire {
     uint32_t called, posted;     /* pieces of calls and of posted transfers, unacknowledged */
     uint32_t reads;              /* on their way */
     uint32_t flying;             /* all records that are */
-    const struct pc_error *torn; /* a message that never can arrive */
+    const struct pc_error *torn; /* a message of a call that never can arrive */
     uint32_t calls;              /* since completions were looked for */
     uint32_t turns;              /* of progress */
     bool heed;                   /* letters or events wait */
@@ -170,15 +175,21 @@ void pc__path_answered(struct pc_wire *w, struct pc_path *path, uint32_t turn,
  * takes seconds; the lock is given back meanwhile. */
 void pc__path_join(struct pc_wire *w, struct pc_path *path);
 void pc__path_live(struct pc_wire *w, struct pc_path *path);
+/* `why` NULL: that was told when it became doomed. */
 void pc__path_fail(struct pc_wire *w, struct pc_path *path, const char *why);
 void pc__path_fenced(struct pc_wire *w, struct pc_path *path, uint32_t turn,
                      const struct pc_landed *landed);
 /* FAILING: goes on when everything posted has come back. */
 void pc__path_settle(struct pc_wire *w, struct pc_path *path);
+/* Fails it, and destroys its queue pair without waiting for what was posted: only after that does
+ * the device touch nothing by it any more, as one in the state ERR may still end what it has begun.
+ */
+void pc__path_withdraw(struct pc_wire *w, struct pc_path *path);
 /* The partner has ended: the path as well, and what had not landed is lost. */
 void pc__path_end(struct pc_wire *w, struct pc_path *path, const struct pc_landed *landed);
-/* What this rank has got of the partner's messages. */
-void pc__landed(struct pc_wire *w, const struct pc_partner *partner, struct pc_landed *out);
+/* What this rank has got of the partner's messages, and why it says so now. */
+void pc__landed(struct pc_wire *w, const struct pc_partner *partner, const char *why,
+                struct pc_landed *out);
 void pc__due(struct pc_wire *w, uint64_t when);
 
 /* post.c: what goes out by a path, and what comes back. */
@@ -226,5 +237,7 @@ void pc__partner_close(struct pc_wire *w, struct pc_partner *partner);
 /* Counts a piece that is queued, or (by -1) one that is acknowledged or never will be. */
 void pc__partner_count(struct pc_wire *w, struct pc_partner *partner, const struct pc_fifo *f,
                        int by);
+/* A message of this FIFO never can arrive. */
+void pc__partner_tear(struct pc_wire *w, struct pc_partner *partner, const struct pc_fifo *f);
 #endif
 #endif

@@ -13,6 +13,10 @@
 
 static int execute(struct pc_comm *comm, struct pc_work *work)
 {
+    if (work->refused) {
+        pc__refused(comm);
+        return PC_OK;
+    }
     int rc = work->batch ? pc__begin_batch(comm, work->batch, work->signature, work->timeout)
                          : pc__begin(comm, work->plan, work->in, work->out, work->timeout);
     if (rc != PC_OK)
@@ -34,6 +38,10 @@ static void finish(struct pc_work *work, int result)
     work->result = result;
     free(work->batch);
     atomic_fetch_sub_explicit(&work->comm->queued, 1, memory_order_release);
+    if (work->refused) {
+        free(work);
+        return;
+    }
     atomic_store_explicit(state, PC_WORK_FINISHED, memory_order_release);
     syscall(SYS_futex, state, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
@@ -112,6 +120,9 @@ int pc__enqueue(struct pc_comm *comm, const struct pc_work *job, const char *whe
     else
         comm->tail->next = work;
     comm->tail = work;
+    if (atomic_load(&comm->queued) == 0) /* then the board has all calls before this one */
+        comm->numbered = atomic_load(&((struct pc_arena *)comm->arena)->sequence);
+    comm->numbered++;
     atomic_fetch_add(&comm->queued, 1);
     pthread_cond_signal(&comm->queue_moved);
     pthread_mutex_unlock(&comm->queue_lock);

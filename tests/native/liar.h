@@ -78,10 +78,10 @@ static void hear(struct liar *l)
     static const size_t bytes[] = {
         [PC_LETTER_HELLO] = sizeof(struct pc_hello), [PC_LETTER_OFFER] = sizeof(struct pc_end),
         [PC_LETTER_ANSWER] = sizeof(struct pc_end),  [PC_LETTER_FENCED] = sizeof(struct pc_landed),
-        [PC_LETTER_BYE] = sizeof(struct pc_landed),
+        [PC_LETTER_BYE] = sizeof(struct pc_landed),  [PC_LETTER_WITHDRAWN] = 0,
     };
     while (recv(l->fd, &letter.header, sizeof letter.header, MSG_PEEK) == sizeof letter.header) {
-        if (letter.header.kind < PC_LETTER_HELLO || letter.header.kind > PC_LETTER_BYE
+        if (letter.header.kind < PC_LETTER_HELLO || letter.header.kind > PC_LETTER_WITHDRAWN
             || letter.header.nbytes != bytes[letter.header.kind])
             fail("rank 1 wrote what is no letter", NULL);
         size_t whole = sizeof letter.header + letter.header.nbytes;
@@ -226,6 +226,7 @@ static void make_body(struct liar *l, struct letter *letter)
     uint32_t kind = draw(80);
     header->kind = kind == 0   ? PC_LETTER_BYE
                    : kind == 1 ? PC_LETTER_HELLO
+                   : kind == 2 ? PC_LETTER_WITHDRAWN
                    : kind < 12 ? PC_LETTER_OFFER
                    : kind < 50 ? PC_LETTER_ANSWER
                                : PC_LETTER_FENCED;
@@ -242,6 +243,9 @@ static void make_body(struct liar *l, struct letter *letter)
     case PC_LETTER_ANSWER:
         letter->body.end = an_end(l);
         header->nbytes = sizeof letter->body.end;
+        break;
+    case PC_LETTER_WITHDRAWN:
+        header->nbytes = 0;
         break;
     default:
         memset(&letter->body.landed, 0, sizeof letter->body.landed);

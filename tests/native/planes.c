@@ -168,6 +168,8 @@ static void run_calls(struct pc_comm *comm, struct pc_plane *plane, uint32_t ran
         programs[a][0] = load(comm, algorithms[a], rank, "");
         programs[a][1] = any_remote ? NULL : load(comm, algorithms[a], rank, ".direct");
     }
+    /* Loading and allocating wait for kernels that run, and those might wait for this rank. */
+    pthread_barrier_wait(&barrier);
     uint64_t state = 42;
     for (int call = 0; call < iterations; call++) {
         uint32_t a = draw(&state) % nalgorithms, count = draw(&state) % MAX_COUNT;

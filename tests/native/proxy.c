@@ -22,6 +22,7 @@
 
 #define PLANS 3
 #define LAUNCHES 20
+#define SIGNATURE 1000 /* of a channel's messages, plus the channel; it is none of a plan */
 
 static struct pc_comm *comm;
 static struct pc_plane plane;
@@ -83,8 +84,8 @@ static int message(struct pc_wire *wire, struct pc_fifo *f, const char *data, ui
     check_stamp(f->channel);
     check(nbytes == sizes[f->channel][what / 2 % PLANS], "as long as the kernel's");
     check(f->sent == messages[f->channel], "the next of its edge");
-    check(f->out_lines[f->sent & (PC_LINES - 1)].signature == what / 2 % PLANS + 1,
-          "with the signature of its call");
+    check(f->out_lines[f->sent & (PC_LINES - 1)].signature == SIGNATURE + f->channel,
+          "with the signature that the kernel has given it");
     check(nbytes <= PC_INLINE_BYTES
               ? data == (char *)f->out_lines[f->sent & (PC_LINES - 1)].bytes
               : data == f->out_data + (f->sent & 1) * comm->options.slot_bytes,
@@ -163,6 +164,8 @@ static void *kernel(void *argument)
     uint32_t block = (uint32_t)(uintptr_t)argument;
     uint64_t state = block + 1, head = 0;
     bool waits = plays("gone") || plays("abort");
+    for (uint32_t n = 0; n < PC_LINES; n++)
+        comm->fifos[PC_EDGE_CHANNELS + block].out_lines[n].signature = SIGNATURE + block;
     for (int launch = 0; launch < LAUNCHES; launch++) {
         bool late = plays("late");
         while (late

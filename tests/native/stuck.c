@@ -103,7 +103,7 @@ static void order(void)
 static void memory(void)
 {
     open_ranks(1);
-    struct pc_message m = message(PC_DIRECTION_SEND, 0, sent, UINT64_C(1) << 55);
+    struct pc_message m = message(PC_DIRECTION_SEND, 0, sent, UINT64_C(1) << 47);
     expect(comms[0], "send", exchange(0, &m, 1, FOREVER), PC_NOMEM);
 }
 

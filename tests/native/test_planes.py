@@ -105,7 +105,7 @@ def run(
 
 def test_where_threads_meet(binary: Callable[[str, str], Path]) -> None:
     done = run(binary("asan", "barriers"))
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
 @pytest.mark.parametrize("scenario", ["order", "late", "full", "lost", "gone", "idle", "abort"])
@@ -161,7 +161,7 @@ def test_calls_on_gpus(
         env = fabric.Fabric(tmp_path / "fabric", rails(kind)).environment(devices=fabric.DEVICES)
     command = (binary(kind, "planes"), path, programs / str(size), size, 60)
     done = run(*command, *names("allreduce"), folders=(gpus(kind),), env=env)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert done.stdout == f"60 calls on {size} ranks\n"
 
 

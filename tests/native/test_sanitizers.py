@@ -150,6 +150,30 @@ def test_beside_a_peer_that_does_not_read(run: Run, stuck: Path, scenario: str) 
     assert (done.returncode, done.stdout) == (0, f"{scenario}\n"), done.stderr
 
 
+@pytest.fixture(scope="module")
+def withdrawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("withdrawn"), "withdrawn", ASAN)
+
+
+@pytest.mark.parametrize(
+    ("memory", "how"),
+    [
+        *(("heap", how) for how in ("abort", "call", "queued", "amid", "unheard")),
+        *(("own", how) for how in ("abort", "call", "queued", "close", "unheard")),
+    ],
+)
+def test_what_lies_at_a_rank_whose_transfers_have_ended_is_not_taken(
+    run: Run, withdrawn: Path, memory: str, how: str
+) -> None:
+    done = run(withdrawn, memory, how)
+    assert (done.returncode, done.stdout) == (0, f"{memory} {how}\n"), done.stderr
+
+
+def test_no_race_of_a_refused_call_with_a_queued_one(run: Run, tmp_path: Path) -> None:
+    done = run(build(tmp_path, "refused", TSAN), 50)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "50 turns\n", "")
+
+
 def test_a_weakened_order_is_caught(run: Run, tmp_path: Path, programs: Path) -> None:
     header = tmp_path / "relaxed.h"
     header.write_text(RELAXED)
