@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Sequence
 
 from pycoll.bootstrap import route
@@ -38,6 +39,15 @@ class Bootstrap:
     def __init__(
         self, name: str, star: Star, timeout: float, control: Control | None = None
     ) -> None:
+        if star.public and star.rank == 0 and control is None:
+            warnings.warn(
+                f"{name} hands out no secret, and some host lacks this one's key: anybody who "
+                "reaches rank 0 over the network could have joined as a rank. Objects (pickles) "
+                "are refused. Set PYCOLL_SECRET to the same output of `openssl rand -hex 32` on "
+                "every rank",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         self.name = name  #: "mpi4py", "slurm", "torchrun", "environment", "spawn" or "single"
         #: Deaths, aborts and boards; its `attach` may be called once.
         self.control = control or Control(Plane(star, timeout))
@@ -46,6 +56,7 @@ class Bootstrap:
         self.members: tuple[Member, ...] = self.control.members
         self.whole = not self.control.number  #: the job, not a group of it
         self.secret = self.control.secret  #: a key that only these ranks know
+        self.public = star.public  #: anybody could have joined: no pickle can be trusted
         self._star = star
         self._timeout = timeout
         self._numbers = itertools.count()
@@ -88,9 +99,11 @@ class Bootstrap:
 
     def describe(self, rank: int) -> str:
         """Return "rank 3 (process 4711 on node7)", for messages."""
-        of_job = self.control.ranks[rank]
-        also = "" if of_job == rank else f"rank {of_job} of the job, "
-        return f"rank {rank} ({also}{self.members[rank]})"
+        return self.control.describe(rank)
+
+    def check(self) -> None:
+        """Raise what keeps these ranks from meeting any more, if anything does."""
+        self.control.check()
 
     def address(self, iface: str | None = None) -> str:
         """Return the address at which ranks on other hosts reach this process.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from pycoll.bootstrap.framing import MAX_BLOB, MAX_KEY, Frame, Kind, encode, unpack_blobs
 from pycoll.bootstrap.group import number_of
-from pycoll.bootstrap.hub import CALLS, SECONDS
+from pycoll.bootstrap.hub import CALLS, RANK, SECONDS
 from pycoll.bootstrap.plane import Plane
 from pycoll.bootstrap.reactor import CLOSED, UNREACHABLE
 from pycoll.bootstrap.rendezvous import GRACE_SECONDS
@@ -28,10 +28,13 @@ from pycoll.errors import (
     CollectiveTimeout,
     PeerLostError,
     UsageError,
+    encoded,
 )
 
 MAX_TEXT = 16384  #: characters of an abort's text
+REFUSED = "refused"  #: kind of an abort that ends nothing: a call was refused, on one rank
 GONE = "lost"  #: kind of an abort whose text says which rank is gone, and how
+_REFUSED_KEPT = 64  #: refused calls that another hub is told of; a board knows no more either
 
 OnLost = Callable[[int, str], None]
 OnAbort = Callable[[int, str, str], None]
@@ -46,7 +49,8 @@ def said(reason: str) -> str:
 class Exchange:
     """The calling thread's side of one exchange."""
 
-    def __init__(self, notice: Callable[[], None] | None = None) -> None:
+    def __init__(self, frame: Frame, notice: Callable[[], None] | None = None) -> None:
+        self.frame = frame  #: what this rank gives to it
         self.done = threading.Event()
         self.blobs: list[bytes] = []
         self.error: Exception | None = None
@@ -82,20 +86,25 @@ class Control:
         self._plane = plane
         self._here = {rank: i for i, rank in enumerate(self.ranks)}
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer or a signal handler may close this amid a call
         self._calling = threading.RLock()  # held while a callback of this communicator runs
         self._exchanges: dict[str, Exchange] = {}
+        # What a hub that takes another's place is told anew. The last exchange that was completed
+        # here may not be so elsewhere; the one before is.
+        self._given: Frame | None = None
+        self._aborts: list[Frame] = []
+        self._refused: deque[Frame] = deque(maxlen=_REFUSED_KEPT)  # of them there may be any number
         self._lost: dict[int, str] = {}
         self._calls: dict[int, int] = {}
         self._boards: dict[int, bytes] = {}
         self._answered = threading.Event()  # of the present question, if there is one
+        self._asking = False  # there is one
         self._broken: Exception | None = None
         self._untold: deque[Frame] = deque()
         self._asked = False
         self._callbacks: tuple[OnLost, OnAbort, Board | None] | None = None
         if self.size > 1:
-            body = struct.pack(f"<{self.size}I", *self.ranks)
-            plane.add(self, self._frame(Kind.JOIN, body=body) if number else None)
+            plane.add(self, self.joining() if number else None)
 
     def group(self, ranks: Sequence[int], key: str) -> Control:
         """Return the control of some of these ranks; each of them calls this, and nobody else.
@@ -129,14 +138,18 @@ class Control:
 
     def abort(self, kind: str, text: str) -> None:
         """Tell every other rank, once, that this rank gives up, and why."""
-        self._check_usable("abort")
-        self._post(self._frame(Kind.ABORT, kind, text[:MAX_TEXT].encode()))
+        self._abort(kind, text)
+
+    def fail(self, kind: str, text: str) -> None:
+        """The same, and end the exchanges and call back here as there."""
+        self._give_up(self._abort(kind, text))
+        self._plane.post()
 
     def ask(self) -> threading.Event:
         """Ask every rank for its board; `boards` knows the answers once the event is set."""
         self._check_usable("ask")
         with self._lock:
-            answered = self._answered
+            answered, self._asking = self._answered, True
         self._post(self._frame(Kind.ASK))
         return answered
 
@@ -169,7 +182,8 @@ class Control:
             raise UsageError(f"exchange {key!r}: blob has {len(blob)} bytes, at most {MAX_BLOB}")
         if not 0 <= timeout <= 86400:
             raise UsageError(f"exchange {key!r}: timeout is {timeout}, want 0 to 86400 seconds")
-        exchange = Exchange(notice)
+        frame = self._frame(Kind.CONTRIBUTE, key, SECONDS.pack(timeout) + blob)
+        exchange = Exchange(frame, notice)
         if self.size == 1:
             exchange.resolve([bytes(blob)], None)
             return exchange
@@ -180,7 +194,7 @@ class Control:
                 raise UsageError(f"exchange {key!r} is already under way in this process")
             self._exchanges[key] = exchange
         try:
-            self._post(self._frame(Kind.CONTRIBUTE, key, SECONDS.pack(timeout) + blob))
+            self._post(frame)
         except BaseException:
             with self._lock:
                 del self._exchanges[key]
@@ -190,11 +204,11 @@ class Control:
     def finish(self, exchange: Exchange, key: str, timeout: float) -> list[bytes]:
         """Wait for an exchange that was begun, and return every rank's blob."""
         try:
-            # Rank 0 keeps the time, because it knows who is missing.
+            # The hub keeps the time, because it knows who is missing.
             if not exchange.done.wait(timeout + GRACE_SECONDS):
                 raise CollectiveTimeout(
                     f"exchange {key!r}: rank {self.rank} waited {timeout:g} s, "
-                    "and rank 0 does not answer"
+                    "and the control plane does not answer"
                 )
         finally:
             with self._lock:
@@ -202,6 +216,18 @@ class Control:
         if exchange.error:
             raise exchange.error
         return exchange.blobs
+
+    def check(self) -> None:
+        """Raise what keeps exchanges from ending, if anything does: a rank is gone, or gave up."""
+        with self._lock:
+            if self._broken:
+                raise self._broken
+
+    def describe(self, rank: int) -> str:
+        """Return "rank 3 (process 4711 on node7)", for messages; of a group, its number in both."""
+        of_job = self.ranks[rank]
+        also = "" if of_job == rank else f"rank {of_job} of the job, "
+        return f"rank {rank} ({also}{self.members[rank]})"
 
     def lost(self) -> dict[int, str]:
         """Return the ranks that are gone, each with its reason."""
@@ -225,7 +251,7 @@ class Control:
             reason: CLOSED, EXITED when the interpreter ends without close(), or a clause that says
                 more, such as "failed with ValueError: ..."; what is too long is cut off.
         """
-        reason = reason.encode()[:MAX_KEY].decode(errors="ignore")
+        reason = encoded(reason[:MAX_KEY])[:MAX_KEY].decode(errors="ignore")
         with self._lock:
             if self._closed or self._plane.forked:
                 return
@@ -242,10 +268,21 @@ class Control:
 
     def forget(self) -> None:
         """Run in a forked child, where a thread that holds the lock does not exist."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+
+    def joining(self) -> Frame:
+        """Return what tells a hub of this communicator."""
+        return self._frame(Kind.JOIN, body=struct.pack(f"<{self.size}I", *self.ranks))
 
     def _frame(self, kind: Kind, key: str = "", body: bytes = b"") -> Frame:
         return Frame(kind, self.ranks[self.rank], key, body, self.number)
+
+    def _abort(self, kind: str, text: str) -> Frame:
+        self._check_usable("abort")
+        frame = self._frame(Kind.ABORT, kind, encoded(text[:MAX_TEXT]))
+        (self._refused if kind == REFUSED else self._aborts).append(frame)
+        self._post(frame)
+        return frame
 
     def _check_usable(self, what: str) -> None:
         if self._plane.forked:
@@ -265,6 +302,19 @@ class Control:
 
     # What follows runs on the control thread.
 
+    def recall(self) -> list[Frame]:
+        """Return what a hub that knows nothing must hear: it may have heard some of it."""
+        with self._lock:
+            left = [
+                self._frame(Kind.HEARD, self._lost[r], RANK.pack(self.ranks[r]) + CALLS.pack(calls))
+                for r, calls in self._calls.items()
+            ]
+            given = [self._given] if self._given else []
+            given += [exchange.frame for exchange in self._exchanges.values()]
+            question = [self._frame(Kind.ASK)] if self._asking else []
+            said = [*self._refused, *self._aborts]
+            return [self.joining(), *left, *said, *given, *question]
+
     def deliver(self, frame: Frame) -> None:
         """Act on a frame that is for this communicator."""
         if frame.kind is Kind.GATHERED:
@@ -280,27 +330,19 @@ class Control:
             with self._lock:
                 self._boards.update({rank: board for rank, board in enumerate(said) if board})
                 answered, self._answered = self._answered, threading.Event()
+                self._asking = False
             answered.set()
         elif frame.kind is Kind.ABORT and frame.rank in self._here:
-            text = frame.body.decode(errors="replace")
-            rank = self._here[frame.rank]
-            self._announce(frame._replace(rank=rank))
-            gone = frame.key == GONE
-            gave_up = BrokenError(f"rank {rank} gave up ({frame.key}): {text}")
-            self._break(PeerLostError(text) if gone else gave_up)
+            self._give_up(frame)
         elif frame.kind is Kind.CLOSED and frame.rank in self._here:
             self._lose(frame._replace(rank=self._here[frame.rank]))
         else:
-            raise BootstrapError(f"rank 0 sent {frame.kind.name} about rank {frame.rank}")
+            raise BootstrapError(f"the hub sent {frame.kind.name} about rank {frame.rank}")
 
     def lose(self, rank: int, reason: str) -> None:
         """Note that a rank of the job is gone without having left this communicator."""
         if rank in self._here:
             self._lose(Frame(Kind.LOST, self._here[rank], reason))
-        elif rank == 0:
-            self._break(
-                PeerLostError(f"rank 0 of the job, which carries the control plane, {reason}")
-            )
 
     def tell(self) -> None:
         """Call back for what happened, once there are callbacks."""
@@ -331,8 +373,20 @@ class Control:
     def _resolve(self, key: str, blobs: list[bytes], error: Exception | None) -> None:
         with self._lock:
             exchange = self._exchanges.get(key)
+            if exchange and error is None:
+                self._given = exchange.frame
         if exchange:
             exchange.resolve(blobs, error)
+
+    def _give_up(self, frame: Frame) -> None:
+        text = frame.body.decode(errors="replace")
+        rank = self._here[frame.rank]
+        self._announce(frame._replace(rank=rank))
+        if frame.key == REFUSED:
+            return
+        gone = frame.key == GONE
+        gave_up = BrokenError(f"rank {rank} gave up ({frame.key}): {text}")
+        self._break(PeerLostError(text) if gone else gave_up)
 
     def _lose(self, frame: Frame) -> None:
         with self._lock:
@@ -342,8 +396,7 @@ class Control:
                 (self._calls[frame.rank],) = CALLS.unpack(frame.body)
             self._lost[frame.rank] = frame.key
         self._announce(frame)
-        who = f"rank {frame.rank} ({self.members[frame.rank]})"
-        self._break(PeerLostError(f"{who} is gone: {said(frame.key)}"))
+        self._break(PeerLostError(f"{self.describe(frame.rank)} is gone: {said(frame.key)}"))
 
     def _break(self, error: Exception) -> None:
         """Fail every exchange, those under way and those to come."""

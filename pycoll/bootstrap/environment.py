@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 
-from pycoll.bootstrap import rendezvous, route
+from pycoll.bootstrap import owner, rendezvous, route
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.config import Config
@@ -39,17 +38,24 @@ def meet(config: Config) -> Star:
         return Star(0, 1, (Member.me(),))
     assert config.address is not None
     host, port = split(config.address)
-    secret = config.secret or _loopback_secret(config.address, host)
+    secret = config.secret or _loopback_secret(config, host)
     return meet_at(host, [port], config.rank, config.size, secret, config.timeout)
 
 
 def meet_at(
-    host: str, ports: list[int], rank: int, size: int, secret: bytes, timeout: float
+    host: str,
+    ports: list[int],
+    rank: int,
+    size: int,
+    secret: bytes,
+    timeout: float,
+    public: bytes = b"",
 ) -> Star:
     """Meet at the first of `ports` that rank 0 can have; the others try them in turn."""
     deadline = time.monotonic() + timeout
     if rank:
-        return rendezvous.join([(host, port) for port in ports], rank, size, secret, deadline)
+        where = [(host, port) for port in ports]
+        return rendezvous.join(where, rank, size, secret, deadline, public)
     problem = ""
     for port in ports:
         try:
@@ -58,7 +64,7 @@ def meet_at(
             problem = f"{host}:{port}: {error.strerror or error}"
             continue
         with listener:
-            return rendezvous.gather(listener, size, secret, deadline)
+            return rendezvous.gather(listener, size, secret, deadline, public)
     raise BootstrapError(f"rank 0 cannot listen at {problem}")
 
 
@@ -68,11 +74,11 @@ def split(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def _loopback_secret(address: str, host: str) -> bytes:
-    """Return a stand-in for PYCOLL_SECRET that is no secret from others on this machine."""
+def _loopback_secret(config: Config, host: str) -> bytes:
+    """Return what serves for PYCOLL_SECRET where all ranks are processes of this machine."""
     if not route.is_loopback(host):
         raise UsageError(
-            f"PYCOLL_SECRET is not set, and {address} can be reached from other machines: set it "
-            "to the same output of `openssl rand -hex 32` on every rank"
+            f"PYCOLL_SECRET is not set, and {config.address} can be reached from other machines: "
+            "set it to the same output of `openssl rand -hex 32` on every rank"
         )
-    return hashlib.sha256(f"pycoll loopback {address}".encode()).digest()
+    return owner.secret(config.cache, f"loopback {config.address}".encode())

@@ -1,16 +1,20 @@
 """Frames of the control plane: how they lie on the wire, with a hard limit on every length.
 
-A frame is a 20-byte header, a key and a body. Nothing here reads a socket or runs code that
-came over one: bytes in, `Frame` values out, BootstrapError for anything else.
+A frame is a 20-byte header, a key and a body. On the wire the header and the rest have a seal
+each, so nothing is believed, not even a length, before it has been shown to come from the peer.
+Nothing here reads a socket or runs code that came over one: bytes in, `Frame` values out,
+BootstrapError for anything else.
 """
 
 from __future__ import annotations
 
 import enum
+import functools
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pycoll.bootstrap.seal import TAG_BYTES, Seal, digest_of
 from pycoll.errors import BootstrapError
 
 HEADER = struct.Struct("<BBHIIQ")  # kind, zero, bytes of key, rank, bytes of body, group
@@ -21,7 +25,10 @@ MAX_BLOB = 1 << 20  #: bytes that one rank may give to an exchange
 
 
 class Kind(enum.IntEnum):
-    """What a frame says; `key` and `body` are in brackets."""
+    """What a frame says; `key` and `body` are in brackets.
+
+    Rank 0 is the hub, until another takes its place (`succession`).
+    """
 
     HELLO = 1  #: member to rank 0: who I am (body: `Member`)
     WELCOME = 2  #: rank 0 to members: all are here (body: blobs of every `Member`)
@@ -33,17 +40,20 @@ class Kind(enum.IntEnum):
     LOST = 8  #: `rank` is gone (key: reason)
     CLOSED = 9  #: `rank` leaves in good order (key: reason; body: calls it finished, u64)
     JOIN = 10  #: I am in a new group (body: its ranks, u32 each)
-    ASK = 11  #: member to rank 0: I want the boards of the group; rank 0 to members: say yours
-    BOARD = 12  #: member to rank 0: my board (body)
-    BOARDS = 13  #: rank 0 to members: what the group said (body: blobs, empty where unknown)
-    DEAD = 14  #: member to rank 0: I saw a process end (body: its rank, u32)
+    ASK = 11  #: member to the hub: I want the boards of the group; the hub to members: say yours
+    BOARD = 12  #: member to the hub: my board (body)
+    BOARDS = 13  #: the hub to members: what the group said (body: blobs, empty where unknown)
+    DEAD = 14  #: member to the hub: I saw a process end (body: its rank, u32)
+    #: member to a new hub: I heard that a rank left the group (key: reason; body: its rank, u32,
+    #: and the calls it finished, u64), or that it is lost to the job (the same without the calls)
+    HEARD = 15
 
 
 class Frame(NamedTuple):
     """One message of the control plane."""
 
     kind: Kind
-    rank: int  #: whom it is about; rank 0 checks it against the connection
+    rank: int  #: whom it is about; the hub checks it against the connection
     key: str = ""
     body: bytes = b""
     group: int = 0  #: the communicator; 0 is that of all ranks
@@ -58,37 +68,73 @@ def encode(frame: Frame) -> bytes:
     return header + key + frame.body
 
 
-class Decoder:
-    """Cuts a stream of bytes into frames; it never holds more than one frame's limit."""
+def sealed(frame: Frame, seal: Seal) -> bytes:
+    """Return the frame as it travels next: its header and the rest of it, a tag behind each."""
+    header, rest, digests = _encoded(frame)
+    return b"".join((header, seal.tag(digests[0]), rest, seal.tag(digests[1])))
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit  # bytes of a body
+
+@functools.lru_cache(maxsize=1)  # rank 0 sends one frame, which may be long, to every rank
+def _encoded(frame: Frame) -> tuple[bytes, bytes, tuple[bytes, bytes]]:
+    data = encode(frame)
+    header, rest = data[: HEADER.size], data[HEADER.size :]
+    return header, rest, (digest_of(header), digest_of(rest))
+
+
+class Decoder:
+    """Cuts a stream of bytes into frames; it never holds more than one frame's limit.
+
+    Args:
+        limit: Bytes of a body, at most.
+        seal: Of the direction that is read.
+    """
+
+    def __init__(self, limit: int, seal: Seal) -> None:
+        self._limit = limit
+        self._seal = seal
         self._held = bytearray()
+        self._header = b""  # of the present frame, once it is whole and its seal holds
 
     def feed(self, data: bytes) -> list[Frame]:
         """Take bytes as they came and return the frames that are now whole.
 
         Raises:
-            BootstrapError: The stream is not frames. It cannot be read any further.
+            SealError: They are not what the peer sent. The stream cannot be read any further.
+            BootstrapError: The peer sent what is no frame. The same holds.
         """
         self._held += data
         frames = []
-        start = 0
-        while start < (end := self._end(start)) <= len(self._held):
-            frames.append(self._frame(start, end))
-            start = end
-        del self._held[:start]
+        while self.missing() <= 0:
+            piece = self._take()
+            if self._header:
+                frames.append(self._frame(self._header, piece))
+                self._header = b""
+            else:
+                self._check(piece)
+                self._header = piece
         return frames
 
     def missing(self) -> int:
         """Return how many bytes can be read without reading past the present frame."""
-        return self._end(0) - len(self._held)
+        return self._whole() + TAG_BYTES - len(self._held)
 
-    def _end(self, start: int) -> int:
-        """Return where the frame at `start` ends, or its header while that is not whole."""
-        if len(self._held) - start < HEADER.size:
-            return start + HEADER.size
-        kind, zero, key, rank, body, _ = HEADER.unpack_from(self._held, start)
+    def _whole(self) -> int:
+        """Return the bytes of the present piece: a header, or what its header announces."""
+        if not self._header:
+            return HEADER.size
+        _, _, key, _, body, _ = HEADER.unpack(self._header)
+        return int(key + body)
+
+    def _take(self) -> bytes:
+        """Return the present piece, which is whole, if its seal holds."""
+        end = self._whole()
+        piece, tag = bytes(self._held[:end]), bytes(self._held[end : end + TAG_BYTES])
+        del self._held[: end + TAG_BYTES]
+        self._seal.check(piece, tag)
+        return piece
+
+    def _check(self, header: bytes) -> None:
+        kind, zero, key, rank, body, _ = HEADER.unpack(header)
         if kind not in _KINDS or zero != 0:
             raise BootstrapError(
                 f"control frame: kind is {kind}.{zero}, want 1.0 to {max(_KINDS)}.0"
@@ -100,16 +146,14 @@ class Decoder:
                 f"control frame: {Kind(kind).name} of rank {rank} has {body} bytes, "
                 f"at most {self._limit}"
             )
-        return int(start + HEADER.size + key + body)
 
-    def _frame(self, start: int, end: int) -> Frame:
-        kind, _, key, rank, _, group = HEADER.unpack_from(self._held, start)
-        middle = start + HEADER.size + key
+    def _frame(self, header: bytes, rest: bytes) -> Frame:
+        kind, _, key, rank, _, group = HEADER.unpack(header)
         try:
-            name = self._held[start + HEADER.size : middle].decode()
+            name = rest[:key].decode()
         except UnicodeDecodeError:
             raise BootstrapError(f"control frame: {Kind(kind).name}: key is not UTF-8") from None
-        return Frame(Kind(kind), rank, name, bytes(self._held[middle:end]), group)
+        return Frame(Kind(kind), rank, name, rest[key:], group)
 
 
 _KINDS = frozenset(int(kind) for kind in Kind)

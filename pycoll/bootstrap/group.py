@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pycoll.bootstrap.framing import Frame
+
+KEPT = 4  #: aborts of a kind, or farewells, of one rank
 
 
 def number_of(parent: int, key: str, ranks: Sequence[int]) -> int:
@@ -51,7 +54,11 @@ class Group:
         self.gone: set[int] = set()  #: their connection has ended
         self.gatherings: dict[str, Gathering] = {}
         self.failed: dict[str, str] = {}
-        self.said: list[Frame] = []
+        # What latecomers are to hear. Of what a rank says often, only the last is kept, and it
+        # displaces nothing else: a rank may be refused any number of calls before it gives up.
+        self.said: defaultdict[tuple[int, str], deque[Frame]] = defaultdict(
+            lambda: deque(maxlen=KEPT)
+        )
         self.poll: Poll | None = None
         self.boards: dict[int, bytes] = {}  #: the last that each rank said
 
@@ -66,8 +73,8 @@ class Group:
 
     def remember(self, frame: Frame) -> None:
         """Keep an abort or a farewell for those who have not joined yet."""
-        if not self.complete() and len(self.said) < 4 * len(self.ranks):
-            self.said.append(frame)
+        if not self.complete():
+            self.said[frame.rank, frame.key].append(frame)
 
     def gathering(self, key: str, deadline: float, seconds: float) -> Gathering:
         """Return the exchange of this name, whose earliest deadline holds for all."""

@@ -4,7 +4,8 @@ Both sides send a preface as soon as they are connected. The connecting side the
 it knows the secret, and then the listening side does. A proof covers both prefaces and the side
 that speaks, so it can be neither replayed nor reflected, and version, rank and size are believed
 only after it. The layout of preface and proof never changes: ranks with different versions of
-pycoll can still authenticate each other, and so can say what is wrong.
+pycoll can still authenticate each other, and so can say what is wrong. Both prefaces and the
+secret also give the keys that seal what follows on the connection.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import os
 import struct
 from typing import NamedTuple
 
+from pycoll.bootstrap.seal import Seal, Seals
 from pycoll.errors import BootstrapError
 
-PROTOCOL = 2  #: raise it when frames change their meaning
+PROTOCOL = 3  #: raise it when frames change their meaning
 MAGIC = b"pycoll"
 PREFACE = struct.Struct("<6sHII32s")
 PROOF_BYTES = 32
@@ -69,6 +71,23 @@ def proves(given: bytes, secret: bytes, side: Side, speaker: Preface, listener: 
     return hmac.compare_digest(given, proof(secret, side, speaker, listener))
 
 
+def seals(secret: bytes, side: Side, own: Preface, peer: Preface) -> Seals:
+    """Return the seals of what follows the handshake, for the end of the connection that is `side`.
+
+    Both prefaces hold a challenge that was never used before, and so no key is ever used again.
+    """
+    ends = own, peer
+    if side is Side.LISTENING:
+        ends = peer, own
+    text = b"".join(preface.encode() for preface in ends)
+
+    def seal(speaker: Side) -> Seal:
+        return Seal(hmac.digest(secret, b"frames " + speaker.value + text, hashlib.sha256))
+
+    other = Side.LISTENING if side is Side.CONNECTING else Side.CONNECTING
+    return Seals(seal(side), seal(other))
+
+
 class Talk:
     """One side of a handshake, without the socket: bytes in, bytes out, nothing parsed before.
 
@@ -86,6 +105,11 @@ class Talk:
         """Return how many bytes to read next, at most."""
         whole = PROOF_BYTES if self.peer else PREFACE.size
         return 0 if self.done else whole - len(self._held)
+
+    def seals(self) -> Seals:
+        """Return the seals of what follows on the connection; call it when it is `done`."""
+        assert self.peer is not None
+        return seals(self._secret, self._side, self.own, self.peer)
 
     def feed(self, data: bytes) -> bytes:
         """Take at most as many bytes as were wanted; return what to send.

@@ -1,9 +1,15 @@
-"""Hub: what rank 0 does with the frames of all ranks, as pure logic without sockets or clocks."""
+"""Hub: what one rank does with the frames of all, as pure logic without sockets or clocks.
+
+It begins on rank 0. One that takes its place knows nothing, and is told: each rank that comes says
+what groups it is in, what it has said there and heard, and who it knows is gone. So everything that
+is said here may be said twice.
+"""
 
 from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterable
 
 from pycoll.bootstrap.framing import Frame, Kind, pack_blobs
 from pycoll.bootstrap.group import Group, Poll
@@ -26,14 +32,31 @@ def rank_list(ranks: list[int]) -> str:
 
 
 class Hub:
-    """Completes exchanges and tells every rank what became of the others."""
+    """Completes exchanges and tells every rank what became of the others.
 
-    def __init__(self, size: int) -> None:
+    Args:
+        size: Number of ranks.
+        rank: Of this process.
+        expected: Ranks that are still to come; None, where all are here.
+        until: When those who have not come are lost.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        rank: int = 0,
+        expected: Iterable[int] | None = None,
+        until: float = math.inf,
+    ) -> None:
         self._size = size
-        everyone = Group(0, range(size))
-        everyone.joined = set(range(size))
-        self._groups = {0: everyone}
-        self._gone: set[int] = set()  #: ranks whose connection has ended
+        self._rank = rank
+        self._successor = expected is not None
+        self._expected, self._until = set(expected or ()), until
+        self._groups: dict[int, Group] = {}
+        if expected is None:
+            self._groups[0] = everyone = Group(0, range(size))
+            everyone.joined = set(range(size))
+        self._gone: dict[int, str] = {}  #: ranks whose connection has ended, and the reason
 
     def receive(self, rank: int, frame: Frame, now: float) -> list[Outgoing]:
         """Take a frame that came from `rank`.
@@ -43,9 +66,15 @@ class Hub:
         """
         if frame.rank != rank:
             raise BootstrapError(f"rank {rank} sent a frame of rank {frame.rank}")
+        self._expected.discard(rank)
         if frame.kind is Kind.JOIN:
             return self._join(rank, frame)
+        if frame.kind is Kind.HEARD:
+            return self._hear_of(rank, frame)
         group = self._groups.get(frame.group)
+        # What was on its way while its rank told all anew comes behind the rank's farewell.
+        if group is None and (self._successor or frame.kind is Kind.CLOSED):
+            return []  # told twice; the group is forgotten
         if group is None or rank not in group.joined:
             raise BootstrapError(f"rank {rank} sent {frame.kind.name} to a group that it is not in")
         if frame.kind is Kind.CONTRIBUTE:
@@ -61,14 +90,15 @@ class Hub:
         if frame.kind is Kind.ASK:
             return self._ask(group, rank, now)
         if frame.kind is Kind.BOARD:
-            return self._hear(group, rank, frame.body)
-        raise BootstrapError(f"rank {rank} sent {frame.kind.name}, which only rank 0 sends")
+            return self._note(group, rank, frame.body)
+        raise BootstrapError(f"rank {rank} sent {frame.kind.name}, which only a hub sends")
 
     def lost(self, rank: int, reason: str) -> list[Outgoing]:
         """Note that the connection to `rank` ended; nothing is said if it had left every group."""
         if rank in self._gone:
             return []
-        self._gone.add(rank)
+        self._gone[rank] = reason
+        self._expected.discard(rank)
         mine = [group for group in self._groups.values() if rank in group.index]
         missed = any(rank not in group.left for group in mine)
         out: list[Outgoing] = []
@@ -82,8 +112,13 @@ class Hub:
         return out
 
     def needed(self) -> bool:
-        """Tell whether ranks depend on this hub in groups that rank 0 is not in."""
-        return any(0 not in group.index and group.present for group in self._groups.values())
+        """Tell whether other ranks depend on this hub."""
+        others = (group.present - {self._rank} for group in self._groups.values())
+        return bool(self._expected) or any(others)
+
+    def absent(self, now: float) -> list[int]:
+        """Return who has not come here in time; each is to be `lost`."""
+        return sorted(self._expected) if self._until <= now else []
 
     def expire(self, now: float) -> list[Outgoing]:
         """Fail the exchanges, and answer the questions, whose deadline has passed."""
@@ -104,7 +139,7 @@ class Hub:
 
     def next_deadline(self) -> float:
         """Return when `expire` has work next; infinity if nothing is pending."""
-        due = math.inf
+        due = self._until if self._expected else math.inf
         for group in self._groups.values():
             due = min([due, *(g.deadline for g in group.gatherings.values())])
             if group.poll:
@@ -120,16 +155,36 @@ class Hub:
         group = self._groups.get(frame.group)
         if group is None:
             group = self._groups[frame.group] = Group(frame.group, ranks)
-            group.gone = self._gone & set(ranks)
-        if group.ranks != ranks or rank in group.joined:
-            raise BootstrapError(f"rank {rank} joined group {frame.group:x} once too often")
+            group.gone = self._gone.keys() & set(ranks)
+        if group.ranks != ranks:
+            raise BootstrapError(f"rank {rank} joined group {frame.group:x} with other ranks")
+        if rank in group.joined:
+            return []
         group.joined.add(rank)
-        said = [(rank, earlier) for earlier in group.said]
+        said = [(rank, earlier) for kept in group.said.values() for earlier in kept]
+        missed = group.gone - group.left
+        said += [(rank, Frame(Kind.LOST, gone, self._gone[gone])) for gone in sorted(missed)]
         if group.complete():
             group.said.clear()
         if group.poll:  # the others were asked before it came; it is waited for as they are
             said.append((rank, Frame(Kind.ASK, 0, group=group.number)))
         return said
+
+    def _hear_of(self, rank: int, frame: Frame) -> list[Outgoing]:
+        """Take what a rank heard from an earlier hub: that another left a group, or is lost."""
+        if len(frame.body) not in (RANK.size, RANK.size + CALLS.size):
+            raise BootstrapError(f"rank {rank} sent HEARD with {len(frame.body)} bytes")
+        (other,) = RANK.unpack_from(frame.body)
+        if other >= self._size:
+            raise BootstrapError(f"rank {rank} has heard of rank {other}")
+        if len(frame.body) == RANK.size:
+            return [] if other == self._rank else self.lost(other, frame.key)
+        group = self._groups.get(frame.group)
+        if group is None or other not in group.index:
+            return []
+        group.joined.add(other)
+        left = Frame(Kind.CLOSED, other, frame.key, frame.body[RANK.size :], group.number)
+        return self._leave(group, other, left)
 
     def _contribute(self, group: Group, rank: int, frame: Frame, now: float) -> list[Outgoing]:
         if len(frame.body) < SECONDS.size:
@@ -177,7 +232,7 @@ class Hub:
         frame = Frame(Kind.ASK, 0, group=group.number)
         return [(other, frame) for other in sorted(group.present)]
 
-    def _hear(self, group: Group, rank: int, board: bytes) -> list[Outgoing]:
+    def _note(self, group: Group, rank: int, board: bytes) -> list[Outgoing]:
         group.boards[rank] = board
         if not group.poll:
             return []

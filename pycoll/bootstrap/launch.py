@@ -20,6 +20,7 @@ from multiprocessing.spawn import get_preparation_data
 from typing import Any, Literal
 
 from pycoll.bootstrap import spawned
+from pycoll.bootstrap.descriptors import enough
 from pycoll.bootstrap.hub import rank_list
 from pycoll.bootstrap.job import Job
 from pycoll.bootstrap.spawned import OUTCOME, Outcome
@@ -31,7 +32,10 @@ from pycoll.errors import (
     PeerLostError,
     UnavailableError,
     UsageError,
+    quoted,
 )
+
+_MOST_RANKS = 65536  #: as PYCOLL_SIZE
 
 
 def spawn(
@@ -68,15 +72,22 @@ def spawn(
         PeerLostError: A rank's process ended without a result.
         BootstrapError: A rank called ``sys.exit`` or was interrupted.
     """
-    if start not in ("fork", "spawn"):
-        raise UsageError(f'spawn: start is {start!r}, want "fork" or "spawn"')
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise UsageError(f"spawn: size is {size!r}, want the number of ranks, at least 1")
+    if not callable(fn):
+        raise UsageError(f"spawn: fn is {quoted(fn)}, want a function that each rank calls")
+    if not isinstance(start, str) or start not in ("fork", "spawn"):
+        raise UsageError(f'spawn: start is {quoted(start)}, want "fork" or "spawn"')
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= _MOST_RANKS:
+        raise UsageError(
+            f"spawn: size is {quoted(size)}, want the number of ranks, 1 to {_MOST_RANKS}"
+        )
     seconds = Config.load(timeout=timeout).timeout
     secret = os.urandom(32)
     children: list[_Child] = []
     try:
-        with socket.create_server(("127.0.0.1", 0), backlog=4 * size + 64) as listener:
+        with (
+            enough("spawn", size),
+            socket.create_server(("127.0.0.1", 0), backlog=4 * size + 64) as listener,
+        ):
             starter = _fork() if start == "fork" else _Fresh(fn, args)
             port = listener.getsockname()[1]
             gc.freeze()  # else a collection in a rank copies every page that has an object

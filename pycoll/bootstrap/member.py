@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pycoll.errors import BootstrapError
 
-_LAYOUT = struct.Struct("<IQB")  # process id, inode of its namespace, bytes of address
+_LAYOUT = struct.Struct("<IQHB")  # process id, inode of its namespace, port, bytes of address
 
 
 class Member(NamedTuple):
@@ -20,6 +20,7 @@ class Member(NamedTuple):
     host: str  #: name and boot id: two machines may share either, hardly both
     #: From where rank 0 saw it come; of rank 0, where this process found it. Empty if unknown.
     address: str = ""
+    port: int = 0  #: where it listens for those whose hub is gone; of rank 0, which begins as it, 0
 
     @classmethod
     def me(cls) -> Member:
@@ -35,14 +36,15 @@ class Member(NamedTuple):
     def encode(self) -> bytes:
         """Return the bytes that HELLO and WELCOME carry."""
         address = self.address.encode()
-        return _LAYOUT.pack(self.pid, self.namespace, len(address)) + address + self.host.encode()
+        layout = _LAYOUT.pack(self.pid, self.namespace, self.port, len(address))
+        return layout + address + self.host.encode()
 
     @classmethod
     def parse(cls, data: bytes) -> Member:
         """Read what `encode` wrote."""
         if len(data) < _LAYOUT.size:
             raise BootstrapError(f"hello: {len(data)} bytes, want at least {_LAYOUT.size}")
-        pid, namespace, length = _LAYOUT.unpack_from(data)
+        pid, namespace, port, length = _LAYOUT.unpack_from(data)
         middle = _LAYOUT.size + length
         if middle > len(data):
             raise BootstrapError(f"hello: {len(data)} bytes, want at least {middle}")
@@ -50,7 +52,7 @@ class Member(NamedTuple):
             address, host = data[_LAYOUT.size : middle].decode(), data[middle:].decode()
         except UnicodeDecodeError:
             raise BootstrapError("hello: the host's name is not UTF-8") from None
-        return cls(pid, namespace, host, address)
+        return cls(pid, namespace, host, address, port)
 
     def seen_at(self, address: str) -> Member:
         """Return the same with the address of its end of a connection."""

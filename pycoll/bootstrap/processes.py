@@ -31,7 +31,7 @@ class Processes:
     def __init__(self, size: int, environ: Mapping[str, str] | None = None) -> None:
         """Prepare a job of `size` ranks; `environ` (this process's) is what they inherit."""
         self._size = size
-        self._run = secrets.token_hex(8)
+        self._run = torchrun.OWN_RUN + secrets.token_hex(8)
         # Bound and never listening: nobody else is given the port, and torch's store may have it.
         self._held = socket.socket()
         self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

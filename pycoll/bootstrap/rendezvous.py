@@ -3,6 +3,11 @@
 Nothing that a stranger does to the port harms the job: until a connection has proved the job's
 secret it can only be dropped. What an authenticated rank does wrong ends the bootstrap on every
 rank, with the reason.
+
+Where a launcher hands out no secret, the job's is derived from a key of its owner, which another
+host may lack. Its ranks may prove something *public* instead, which anybody could derive; ranks of
+rank 0's own machine may not. One rank that does makes the whole meeting public. No rank can tell a
+rank 0 that lacks the key from a stranger, so each that meets by what is public says so.
 """
 
 from __future__ import annotations
@@ -15,20 +20,23 @@ import os
 import selectors
 import socket
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from pycoll.bootstrap import handshake
-from pycoll.bootstrap.framing import Decoder, Frame, Kind, encode, pack_blobs, unpack_blobs
+from pycoll.bootstrap.framing import Decoder, Frame, Kind, pack_blobs, sealed, unpack_blobs
 from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES, Preface, Side
 from pycoll.bootstrap.hub import rank_list
 from pycoll.bootstrap.member import Member
-from pycoll.bootstrap.route import is_loopback
+from pycoll.bootstrap.route import is_here, is_loopback
+from pycoll.bootstrap.seal import SealError, Seals
 from pycoll.errors import BootstrapError
 
 HELLO_LIMIT = 1024  #: bytes of a Member
 NUMBER_BYTES = 32  #: of the number that rank 0 draws for a meeting
+_PUBLIC = b"public"  #: in WELCOME, if not everyone knew the secret
 GUEST_SECONDS = 5.0  #: how long a connection may take to prove itself
 ATTEMPT_SECONDS = 2.0  #: how long one of several addresses may keep a rank waiting
 GRACE_SECONDS = 2.0  #: how long past its deadline a rank waits for rank 0 to say who is missing
@@ -43,11 +51,22 @@ class Star(NamedTuple):
     size: int
     members: tuple[Member, ...]
     links: Mapping[int, socket.socket] = MappingProxyType({})  #: peer → socket
+    seals: Mapping[int, Seals] = MappingProxyType({})  #: peer → of that socket
     #: What only these ranks know: the job's secret and a number that rank 0 drew for this meeting.
     secret: bytes = b""
+    public: bool = False  #: somebody joined without the job's secret; anybody could
+    #: Of a rank other than 0, where the others come if it takes rank 0's place.
+    listener: socket.socket | None = None
 
     def __repr__(self) -> str:
         return f"<Star rank {self.rank} of {self.size}>"  # a traceback may print it, not the secret
+
+    def close(self) -> None:
+        """Close every socket, where nobody took them over."""
+        for sock in self.links.values():
+            sock.close()
+        if self.listener:
+            self.listener.close()
 
 
 def listen(host: str, port: int, backlog: int) -> socket.socket:
@@ -66,7 +85,9 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
     return socket.create_server(("", port), backlog=backlog)
 
 
-def gather(listener: socket.socket, size: int, secret: bytes, deadline: float) -> Star:
+def gather(
+    listener: socket.socket, size: int, secret: bytes, deadline: float, public: bytes = b""
+) -> Star:
     """Be rank 0: wait for the ranks 1 to size - 1. The listener stays open.
 
     Args:
@@ -74,11 +95,12 @@ def gather(listener: socket.socket, size: int, secret: bytes, deadline: float) -
         size: Number of ranks.
         secret: What every rank of this job knows.
         deadline: When to give up, by `time.monotonic`.
+        public: What ranks of other machines may know in its place; nothing by default.
 
     Raises:
         BootstrapError: A rank did not come, went away, or does not fit the job.
     """
-    with _Reception(listener, size, secret) as reception:
+    with _Reception(listener, size, secret, public) as reception:
         started = time.monotonic()
         try:
             while len(reception.arrived) < size - 1:
@@ -89,7 +111,7 @@ def gather(listener: socket.socket, size: int, secret: bytes, deadline: float) -
                         f"rank 0 waited {round(deadline - started, 2):g} s for "
                         f"{rank_list(absent)} of {size}, and {'they' if absent[1:] else 'it'} "
                         f"never came{reception.turned_away()}"
-                    )
+                    ) from reception.starved
                 reception.serve(min(remaining, 1.0))
             return reception.welcome(deadline)
         except BootstrapError as error:
@@ -107,9 +129,10 @@ class _Guest:
         self.own = own
         self.until = time.monotonic() + GUEST_SECONDS
         self.peer: Preface | None = None
-        self.proved = False
         self.held = bytearray()
-        self.decoder = Decoder(HELLO_LIMIT)
+        self.public = False  #: it proved what anybody could
+        self.seals: Seals | None = None  #: once it has proved itself
+        self.decoder: Decoder | None = None  #: then, too
         self.member: Member | None = None
 
     def take(self, count: int) -> bytes | None:
@@ -128,11 +151,15 @@ class _Stranger(Exception):
 class _Reception:
     """Rank 0's side of the rendezvous: one selector over the listener and all guests."""
 
-    def __init__(self, listener: socket.socket, size: int, secret: bytes) -> None:
+    def __init__(
+        self, listener: socket.socket, size: int, secret: bytes, public: bytes = b""
+    ) -> None:
         self.arrived: dict[int, _Guest] = {}
-        self._listener, self._size, self._secret = listener, size, secret
+        self._listener, self._size = listener, size
+        self._secret, self._public = secret, public
         self._guests: dict[socket.socket, _Guest] = {}  # not yet arrived, oldest first
         self._refused, self._refusal = 0, ""  # how many, and the last; strangers may be many
+        self.starved: OSError | None = None  #: why those who come cannot be let in
         self._selector = selectors.DefaultSelector()
 
     def __enter__(self) -> _Reception:
@@ -162,24 +189,29 @@ class _Reception:
         guests = [self.arrived[rank] for rank in range(1, self._size)]
         members = (Member.me(), *(g.member.seen_at(g.host) for g in guests if g.member))
         number = os.urandom(NUMBER_BYTES)
-        blobs = [number, *(m.encode() for m in members)]
-        frame = encode(Frame(Kind.WELCOME, 0, "", pack_blobs(blobs)))
+        public = any(guest.public for guest in guests)
+        blobs = [number, _PUBLIC if public else b"", *(m.encode() for m in members)]
+        frame = Frame(Kind.WELCOME, 0, "", pack_blobs(blobs))
+        seals: dict[int, Seals] = {}
         for rank, guest in enumerate(guests, start=1):
+            assert guest.seals is not None
+            seals[rank] = guest.seals
             guest.sock.settimeout(max(deadline - time.monotonic(), 0.1))
             try:
-                guest.sock.sendall(frame)
+                guest.sock.sendall(sealed(frame, guest.seals.sending))
             except OSError as error:
                 raise BootstrapError(f"rank {rank} ({guest.member}) went away: {error}") from None
         links = {rank: guest.sock for rank, guest in enumerate(guests, start=1)}
-        return Star(0, self._size, members, links, _session(self._secret, number))
+        secret = _session(self._public if public else self._secret, number)
+        return Star(0, self._size, members, links, seals, secret, public)
 
     def refuse(self, text: str) -> None:
         """Tell everyone who has proved to be of this job why it does not start."""
-        frame = encode(Frame(Kind.REFUSED, 0, "", text.encode()))
+        frame = Frame(Kind.REFUSED, 0, "", text.encode())
         for guest in [*self.arrived.values(), *self._guests.values()]:
-            if guest.proved and guest.peer and guest.peer.version == handshake.PROTOCOL:
+            if guest.seals and guest.peer and guest.peer.version == handshake.PROTOCOL:
                 with contextlib.suppress(OSError):
-                    guest.sock.send(frame)
+                    guest.sock.send(sealed(frame, guest.seals.sending))
 
     def turned_away(self) -> str:
         """Return a clause about the connections that were dropped; empty if there were none."""
@@ -192,8 +224,10 @@ class _Reception:
             sock, address = self._listener.accept()
         except OSError as error:  # it was gone before we looked
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                self.starved = error
                 time.sleep(0.01)  # it is still there: others must go before it can come
             return
+        self.starved = None
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         own = Preface.make(0, self._size)
@@ -243,16 +277,29 @@ class _Reception:
                 guest.peer = Preface.parse(data)
             except BootstrapError as error:
                 raise _Stranger(str(error)) from None
-        if guest.peer and not guest.proved and (given := guest.take(PROOF_BYTES)):
-            if not handshake.proves(given, self._secret, Side.CONNECTING, guest.peer, guest.own):
-                guest.sock.send(handshake.REFUSAL)
-                raise _Stranger("it does not know the job's secret")
-            guest.proved = True
-            own = handshake.proof(self._secret, Side.LISTENING, guest.own, guest.peer)
+        if guest.peer and not guest.seals and (given := guest.take(PROOF_BYTES)):
+            secret = self._secret
+            if not handshake.proves(given, secret, Side.CONNECTING, guest.peer, guest.own):
+                secret, guest.public = self._public, True
+                if (
+                    not secret
+                    or not handshake.proves(given, secret, Side.CONNECTING, guest.peer, guest.own)
+                    or is_here(guest.host)
+                ):
+                    guest.sock.send(handshake.REFUSAL)
+                    raise _Stranger("it does not know the job's secret")
+            guest.seals = handshake.seals(secret, Side.LISTENING, guest.own, guest.peer)
+            guest.decoder = Decoder(HELLO_LIMIT, guest.seals.receiving)
+            own = handshake.proof(secret, Side.LISTENING, guest.own, guest.peer)
             guest.sock.send(own)
             handshake.check(guest.peer, 0, self._size)
-        if guest.peer and guest.proved and (data := guest.take(len(guest.held))):
-            frames = guest.decoder.feed(data)
+        if guest.peer and guest.decoder and (data := guest.take(len(guest.held))):
+            try:
+                frames = guest.decoder.feed(data)
+            except SealError as error:
+                raise BootstrapError(
+                    f"rank {guest.peer.rank} at {guest.where} did not send what came: {error}"
+                ) from None
             if frames:
                 self._arrive(guest, guest.peer.rank, frames)
 
@@ -273,16 +320,23 @@ class _Reception:
 
 
 def join(
-    addresses: Sequence[Address], rank: int, size: int, secret: bytes, deadline: float
+    addresses: Sequence[Address],
+    rank: int,
+    size: int,
+    secret: bytes,
+    deadline: float,
+    public: bytes = b"",
 ) -> Star:
     """Be a rank other than 0: find rank 0 at one of `addresses` and wait until all have come.
+
+    Where rank 0 is on another machine and does not know the secret, it may be that of `public`.
 
     Raises:
         BootstrapError: Rank 0 is not there, is not of this job, or ended the bootstrap.
     """
     alone = len(addresses) == 1
     started = time.monotonic()
-    problem = "no address to try"
+    problem = refused = ""
     pause = 0.001
     while True:
         for address in addresses:
@@ -291,43 +345,96 @@ def join(
                 tried = ", ".join(f"{host}:{port}" for host, port in addresses[:4])
                 raise BootstrapError(
                     f"rank {rank} did not reach rank 0 at {tried} within "
-                    f"{round(deadline - started, 2):g} s: {problem}"
+                    f"{round(deadline - started, 2):g} s: {refused or problem or 'no address'}"
                 )
             limit = remaining if alone else min(remaining, ATTEMPT_SECONDS)
-            sock = None
             try:
-                sock = socket.create_connection(address, timeout=limit)
-                server = _authenticate(sock, rank, size, secret, time.monotonic() + limit)
-                handshake.check(server, rank, size)
-                number, members = _hello(sock, rank, size, deadline)
+                try:
+                    met = _call(address, rank, size, secret, limit, deadline)
+                except _NotRankZero as error:
+                    if not (public and error.final and error.far):
+                        raise
+                    met = _call(address, rank, size, public, limit, deadline)._replace(public=True)
+                    _warn_of_public(rank, address)
             except _NotRankZero as error:
                 problem = f"{address[0]}:{address[1]}: {error}"
-                if alone and error.final:
-                    raise BootstrapError(f"rank {rank}: {problem}") from None
+                if error.final:
+                    refused = problem
+                    if alone:
+                        raise BootstrapError(f"rank {rank}: {problem}") from None
             except OSError as error:
                 problem = f"{address[0]}:{address[1]}: {error.strerror or error}"
             else:
-                link, sock = sock, None
-                return Star(rank, size, members, {0: link}, _session(secret, number))
-            finally:
-                if sock:
-                    sock.close()
+                key = _session(public if met.public else secret, met.number)
+                links, seals = {0: met.sock}, {0: met.seals}
+                return Star(rank, size, met.members, links, seals, key, met.public, met.listener)
         time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
         pause = min(2 * pause, 0.1)
 
 
+def _warn_of_public(rank: int, address: Address) -> None:
+    warnings.warn(
+        f"rank {rank}: what answered as rank 0 at {address[0]}:{address[1]} has not proved this "
+        "host's key, only what anybody could derive: it may be a stranger's. Objects (pickles) are "
+        "refused. Set PYCOLL_SECRET to the same output of `openssl rand -hex 32` on every rank",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
 class _NotRankZero(Exception):
     """What answered at an address is not this job's rank 0 (yet)."""
+
+    far = False  # it is on another machine
 
     def __init__(self, text: str, *, final: bool) -> None:
         super().__init__(text)
         self.final = final  # trying again would change nothing
 
 
+class _Met(NamedTuple):
+    """What a rank knows once rank 0 has said that all have come."""
+
+    sock: socket.socket
+    seals: Seals
+    listener: socket.socket  #: where the others come if this rank takes rank 0's place
+    number: bytes
+    public: bool
+    members: tuple[Member, ...]
+
+
+def _call(
+    address: Address, rank: int, size: int, secret: bytes, limit: float, deadline: float
+) -> _Met:
+    """Come to rank 0 at an address, within `limit` seconds, and wait there until the deadline."""
+    sock = socket.create_connection(address, timeout=limit)
+    listener = None
+    try:
+        there = sock.getpeername()[0]
+        try:
+            server, seals = _authenticate(sock, rank, size, secret, time.monotonic() + limit)
+        except _NotRankZero as error:
+            error.far = not is_here(there)
+            raise
+        handshake.check(server, rank, size)
+        listener = listen(address[0], 0, backlog=2 * size + 64)
+        me = Member.me()._replace(port=listener.getsockname()[1])
+        return _Met(sock, seals, listener, *_hello(sock, seals, me, rank, size, deadline))
+    except BaseException:
+        sock.close()
+        if listener is not None:
+            listener.close()
+        raise
+
+
 def _authenticate(
     sock: socket.socket, rank: int, size: int, secret: bytes, until: float
-) -> Preface:
-    """Prove this rank to the listening side, have it prove itself, and return its preface."""
+) -> tuple[Preface, Seals]:
+    """Prove this rank to the listening side, and have it prove itself.
+
+    Returns:
+        Its preface, and the seals of what follows.
+    """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     own = Preface.make(rank, size)
     sock.sendall(own.encode())
@@ -343,11 +450,14 @@ def _authenticate(
     if given is None:  # too slow for a busy rank 0, say
         raise _NotRankZero("it hung up before it proved to be rank 0", final=False)
     if given == handshake.REFUSAL:
-        text = "rank 0 turned us away: is PYCOLL_SECRET the same on all ranks?"
+        text = (
+            "rank 0 turned us away: is PYCOLL_SECRET the same on all ranks? Without it "
+            "they must be one user's, with the same PYCOLL_CACHE"
+        )
         raise _NotRankZero(text, final=True)
     if not handshake.proves(given, secret, Side.LISTENING, server, own):
         raise _NotRankZero("what listens there does not know the job's secret", final=True)
-    return server
+    return server, handshake.seals(secret, Side.CONNECTING, own, server)
 
 
 def _session(secret: bytes, number: bytes) -> bytes:
@@ -356,11 +466,11 @@ def _session(secret: bytes, number: bytes) -> bytes:
 
 
 def _hello(
-    sock: socket.socket, rank: int, size: int, deadline: float
-) -> tuple[bytes, tuple[Member, ...]]:
+    sock: socket.socket, seals: Seals, me: Member, rank: int, size: int, deadline: float
+) -> tuple[bytes, bool, tuple[Member, ...]]:
     """Say who this rank is and wait until rank 0 says that all have come."""
-    sock.sendall(encode(Frame(Kind.HELLO, rank, "", Member.me().encode())))
-    decoder = Decoder((size + 1) * (HELLO_LIMIT + 4))
+    sock.sendall(sealed(Frame(Kind.HELLO, rank, "", me.encode()), seals.sending))
+    decoder = Decoder((size + 1) * (HELLO_LIMIT + 4), seals.receiving)
     frames: list[Frame] = []
     until = deadline + GRACE_SECONDS
     while not frames:
@@ -373,15 +483,18 @@ def _hello(
             ) from None
         if data is None:
             raise BootstrapError(f"rank {rank}: rank 0 went away before all ranks had come")
-        frames = decoder.feed(data)
+        try:
+            frames = decoder.feed(data)
+        except SealError as error:
+            raise BootstrapError(f"rank {rank}: rank 0 did not send what came: {error}") from None
     first = frames[0]
     if first.kind is Kind.REFUSED:
         raise BootstrapError(first.body.decode(errors="replace"))
     if first.kind is not Kind.WELCOME:
         raise BootstrapError(f"rank {rank}: rank 0 answered {first.kind.name}, want WELCOME")
-    number, *blobs = unpack_blobs(first.body, size + 1)
+    number, public, *blobs = unpack_blobs(first.body, size + 2)
     zero, *others = (Member.parse(blob) for blob in blobs)
-    return number, (zero.seen_at(sock.getpeername()[0]), *others)
+    return number, public == _PUBLIC, (zero.seen_at(sock.getpeername()[0]), *others)
 
 
 def _receive(sock: socket.socket, count: int, until: float) -> bytes | None:

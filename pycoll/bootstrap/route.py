@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import struct
 from collections.abc import Sequence
@@ -16,6 +17,23 @@ LOOPBACK = "127.0.0.1"
 def is_loopback(host: str) -> bool:
     """Tell whether `host` only reaches this machine."""
     return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def is_here(address: str) -> bool:
+    """Tell whether a connection's other end, at `address`, is on this machine.
+
+    The kernel lets a socket have the addresses of this machine, and says of others that they are
+    not. Where it says neither, the answer is that of which more is demanded.
+    """
+    address = address.removeprefix("::ffff:")
+    try:
+        with socket.socket(
+            socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM
+        ) as probe:
+            probe.bind((address, 0))
+    except OSError as error:
+        return error.errno != errno.EADDRNOTAVAIL
+    return True
 
 
 def named(iface: str) -> str:

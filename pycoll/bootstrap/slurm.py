@@ -6,16 +6,15 @@ the same order, and the secret tells the right one from a stranger's. PYCOLL_ADD
 the choice, for a firewall or an arbitrary distribution of tasks.
 
 A Slurm job shares no secret: all that srun sets can be read by others, from `scontrol show` or
-by guessing. Ranks of one node meet on loopback, where a stand-in keeps jobs apart; for more
-nodes PYCOLL_SECRET is required, and srun carries it to every task.
+by guessing. Ranks of one node meet on loopback with a key that only the user can read (`owner`);
+for more nodes PYCOLL_SECRET is required, and srun carries it to every task.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 
-from pycoll.bootstrap import environment, nodelist, torchrun
+from pycoll.bootstrap import environment, nodelist, owner, torchrun
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.config import Config
@@ -61,7 +60,7 @@ def meet(config: Config, environ: Mapping[str, str]) -> Star:
                 "Slurm shares no secret: "
                 "srun --export=ALL,PYCOLL_SECRET=$(openssl rand -hex 32) ..."
             )
-        secret = hashlib.sha256(b"pycoll slurm loopback " + name).digest()
+        secret = owner.secret(config.cache, b"slurm " + name)
     return environment.meet_at(host, choice, rank, size, secret, config.timeout)
 
 

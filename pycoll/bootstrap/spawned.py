@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from pycoll.bootstrap import plane
 from pycoll.bootstrap.job import Job, enter
+from pycoll.errors import described
 
 PR_SET_PDEATHSIG = 1
 OUTCOME = struct.Struct("<Q")  # bytes of the pickled Outcome that follows
@@ -96,7 +97,7 @@ def _failure(error: BaseException) -> Outcome:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # an exception class may refuse either in any way it likes
-        error = RuntimeError(f"{type(error).__name__}: {error}")
+        error = RuntimeError(described(error))
     return Outcome(None, error.with_traceback(None), text)
 
 

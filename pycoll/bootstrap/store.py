@@ -1,8 +1,10 @@
 """A key-value store that all ranks reach, such as torch's: it hands out rank 0's address.
 
 Whoever started the ranks gives the store, this process's rank and the number of ranks. The store is
-used for the meeting alone. Rank 0 draws the job's secret and leaves it there with its address, so
-the job is as private as the store is; PYCOLL_SECRET, given to all ranks, never goes through it.
+used for the meeting alone. Rank 0 draws a number and leaves it there with its address. Whoever
+reaches the store can read that, so the secret is this number and a key that only the user can read
+(`owner`). Hosts that do not share that key join by the number alone: then a warning says so, and
+pickles are refused. PYCOLL_SECRET, given to all ranks, ends that, and never goes through the store.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import struct
 import time
 from typing import Protocol
 
-from pycoll.bootstrap import rendezvous
+from pycoll.bootstrap import owner, rendezvous
 from pycoll.bootstrap.base import Bootstrap
 from pycoll.bootstrap.framing import pack_blobs, unpack_blobs
 from pycoll.bootstrap.hub import rank_list
@@ -69,18 +71,28 @@ def _meet(store: Store, rank: int, size: int, config: Config, name: str) -> Star
     store.set(host + str(rank), mine.hex())
     if rank:
         _wait(store, [offer], [0], size, deadline, name)
-        secret, port, names = unpack_blobs(_value(store, offer), 3)
-        secret = config.secret or secret
-        return rendezvous.join(_addresses(port, names), rank, size, secret, deadline)
+        number, port, names = unpack_blobs(_value(store, offer), 3)
+        secret, public = _secrets(config, number)
+        return rendezvous.join(_addresses(port, names), rank, size, secret, deadline, public)
     others = list(range(1, size))
     _wait(store, [host + str(other) for other in others], others, size, deadline, name)
     near = all(_value(store, host + str(other)) == mine for other in others)
     with rendezvous.listen("127.0.0.1" if near else "", 0, backlog=4 * size + 64) as listener:
-        secret = os.urandom(32)
+        number = b"" if config.secret else os.urandom(32)
         port = struct.pack("<H", listener.getsockname()[1])
         names = b" ".join(known.encode() for known in (["127.0.0.1"] if near else _names()))
-        store.set(offer, pack_blobs([b"" if config.secret else secret, port, names]).hex())
-        return rendezvous.gather(listener, size, config.secret or secret, deadline)
+        store.set(offer, pack_blobs([number, port, names]).hex())
+        secret, public = _secrets(config, number)
+        return rendezvous.gather(listener, size, secret, deadline, public)
+
+
+def _secrets(config: Config, number: bytes) -> tuple[bytes, bytes]:
+    """Return the job's secret, and what ranks of other hosts may know in its place."""
+    if config.secret:
+        return config.secret, b""
+    if not number:
+        raise BootstrapError("PYCOLL_SECRET is set on rank 0: set it to the same on every rank")
+    return owner.secret(config.cache, b"store " + number), number
 
 
 def _wait(

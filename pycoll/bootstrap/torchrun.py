@@ -6,21 +6,25 @@ that a hash of the job's name, address and port gives, below the range from whic
 gives out ports; the other ranks try them in the same order, and the job's secret tells the right
 one from a stranger's. PYCOLL_ADDRESS overrides the choice, for a firewall.
 
-torchrun hands out no secret. One is derived from the job's name, address and port, which keeps
-jobs apart but keeps out nobody who knows them: set PYCOLL_SECRET where that matters.
+torchrun hands out no secret. One is derived from the job's name, address and port, and from a key
+that only the user can read (`owner`). Hosts that do not share that key join by the first three,
+which everyone may know: then a warning says so, and pickles are refused. PYCOLL_SECRET ends that.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 
-from pycoll.bootstrap import environment
+from pycoll.bootstrap import environment, owner
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.config import Config
 from pycoll.errors import BootstrapError
 
+#: Begins the name of a job that `pycoll run` started, which gives the same variables as torchrun.
+OWN_RUN = "pycoll-"
 PORTS = 16
 LOWEST, HIGHEST = 10000, 32767
 
@@ -35,6 +39,13 @@ def innermost(environ: Mapping[str, str]) -> bool:
     return launched(environ) and "TORCHELASTIC_RUN_ID" in environ
 
 
+def program(environ: Mapping[str, str] | None = None) -> str:
+    """Name the program that set torchrun's variables, as the user knows it."""
+    environ = os.environ if environ is None else environ
+    own = environ.get("TORCHELASTIC_RUN_ID", "").startswith(OWN_RUN)
+    return "pycoll run" if own else "torchrun"
+
+
 def meet(config: Config, environ: Mapping[str, str]) -> Star:
     """Meet the other ranks on the machine that MASTER_ADDR names."""
     size = _number(environ, "WORLD_SIZE", 1, 65536)
@@ -46,12 +57,16 @@ def meet(config: Config, environ: Mapping[str, str]) -> Star:
         raise BootstrapError("torchrun: MASTER_ADDR is not set, want the host of rank 0")
     port = _number(environ, "MASTER_PORT", 1, 65535)
     name = f"{environ.get('TORCHELASTIC_RUN_ID', '')} {host} {port}".encode()
-    secret = config.secret or hashlib.sha256(b"pycoll torchrun secret " + name).digest()
+    secret, public = config.secret, b""
+    if not secret:
+        secret = owner.secret(config.cache, b"torchrun " + name)
+        if environ.get("LOCAL_WORLD_SIZE") != str(size):  # else all are on this machine
+            public = hashlib.sha256(b"pycoll torchrun secret " + name).digest()
     choice = ports(name)
     if config.address:
         host, port = environment.split(config.address)
         choice = [port]
-    return environment.meet_at(host, choice, rank, size, secret, config.timeout)
+    return environment.meet_at(host, choice, rank, size, secret, config.timeout, public)
 
 
 def ports(name: bytes) -> list[int]:

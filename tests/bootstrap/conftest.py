@@ -62,6 +62,8 @@ def controls(no_leak: None) -> Iterator[Callable[[int], list[Control]]]:
 
         def make(size: int) -> list[Control]:
             made = [Control(Plane(star)) for star in meet(size)]
+            for control in made:  # who serves the others ends when the last of them has left
+                stack.callback(control._plane.join)
             for control in made:
                 stack.callback(control.close)
             return made

@@ -1,22 +1,28 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
+import itertools
 import os
 import queue
 import signal
+import sys
 import threading
 import time
+import types
 
 import pytest
 
 from pycoll.bootstrap import detect, spawn
 from pycoll.bootstrap.base import Bootstrap
 from pycoll.bootstrap.control import Control
-from pycoll.bootstrap.framing import MAX_BLOB, Decoder, Frame, Kind, encode
+from pycoll.bootstrap.framing import HEADER, MAX_BLOB, Decoder, Frame, Kind, encode, sealed
 from pycoll.bootstrap.hub import SECONDS as TIMEOUT
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.plane import Plane, leave_all
+from pycoll.bootstrap.reactor import Reactor
 from pycoll.bootstrap.rendezvous import Star
+from pycoll.bootstrap.seal import digest_of
 from pycoll.errors import (
     BootstrapError,
     BrokenError,
@@ -142,6 +148,16 @@ def test_an_abort_ends_exchanges(controls, together):
         one.exchange("another", b"", SECONDS)
 
 
+def test_of_refused_calls_the_last_are_told_anew(controls):
+    _, two = controls(2)
+    for number in range(1000):
+        two.abort("refused", f"{number} allreduce")
+    two.abort("error", "why")
+    again = [frame for frame in two.recall() if frame.kind is Kind.ABORT]
+    assert [frame.key for frame in again] == ["refused"] * 64 + ["error"]
+    assert again[-2].body == b"999 allreduce"
+
+
 def test_an_abort_because_of_a_lost_rank_is_that_loss(controls):
     one, two = controls(2)
     log = Log(one)
@@ -160,6 +176,29 @@ def test_callbacks_come_before_the_exchange_fails(controls):
         with pytest.raises(BrokenError, match=r"^rank 1 gave up \(error\): now$"):
             one.exchange("key", b"", SECONDS)
         assert told == [(1, "error", "now")]
+
+
+def test_a_rank_0_that_is_gone_before_the_control_plane_begins(stars, no_leak, monkeypatch):
+    """What comes first comes at once, even before whoever starts the thread goes on."""
+    shown: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: shown.append(args.exc_value))
+    zero, one, two = stars(3)
+    for link in zero.links.values():
+        link.close()
+    begin = threading.Thread.start
+
+    def ahead(thread: threading.Thread) -> None:
+        begin(thread)
+        if thread.name == "pycoll-control":
+            thread.join(0.2)  # as a busy machine may have it
+
+    monkeypatch.setattr(threading.Thread, "start", ahead)
+    for star in (one, two):
+        control = Control(Plane(star, SECONDS))
+        with pytest.raises(PeerLostError, match=r"^rank 0 \(process \d+ on .*\) is gone: it died$"):
+            control.exchange("key", b"", SECONDS)
+        control.close()
+    assert shown == []
 
 
 @pytest.mark.parametrize("leaver", [0, 1, 2])
@@ -185,21 +224,28 @@ def test_a_farewell_arrives_although_the_other_side_still_talks(stars, no_leak, 
     made = stars(2)
     other = 1 - leaver
     left = Control(Plane(made[leaver]))
-    with made[other].links[leaver] as sock:
+
+    def leave() -> None:
+        left.close()
+        left._plane.join()  # where the hub is, as a process that ends does
+
+    with made[other].links[leaver] as sock, made[other].listener or sock:
         # More than the other side's kernel takes while nobody reads: the farewell stays behind it.
         part = TIMEOUT.pack(SECONDS) + bytes(1 << 18)
-        sock.sendall(encode(Frame(Kind.CONTRIBUTE, other, "key", part)) if other else b"")
+        seals = made[other].seals[leaver]
+        contribution = Frame(Kind.CONTRIBUTE, other, "key", part)
+        sock.sendall(sealed(contribution, seals.sending) if other else b"")
         exchange = left.begin("key", part, SECONDS)
         assert leaver or exchange.done.wait(SECONDS)
-        leaving = threading.Thread(target=left.close)
+        leaving = threading.Thread(target=leave)
         leaving.start()
         leaving.join(0.2)  # it cannot be over yet; where it is, what follows meets a closed socket
-        sock.sendall(encode(Frame(Kind.ASK, other)))
+        sock.sendall(sealed(Frame(Kind.ASK, other), seals.sending))
         frames = []
-        decoder = Decoder(1 << 20)
+        decoder = Decoder(1 << 20, seals.receiving)
         while data := sock.recv(65536):
             frames += decoder.feed(data)
-    assert [frame.kind for frame in frames][1:] == [Kind.CLOSED]
+    assert [frame.kind for frame in frames][1:2] == [Kind.CLOSED]
     leaving.join(SECONDS)
     assert not leaving.is_alive()
 
@@ -277,6 +323,54 @@ def test_a_closed_control_says_so(controls):
             call()
 
 
+@pytest.mark.parametrize("parent", ["stays", "has left"])
+@pytest.mark.parametrize("inner", ["another", "the same"])
+def test_closing_amid_a_close_wherever_that_is(controls, inner, parent):
+    """As a signal handler or a finalizer may; where the parent has left, one is the last."""
+    for line in itertools.count(1):
+        zero, one = controls(2)
+        outer, other = zero.group([0, 1], "outer"), zero.group([0, 1], "other")
+        theirs = [one.group([0, 1], "outer"), one.group([0, 1], "other")]
+        logs = [Log(control) for control in theirs]
+        if parent == "has left":
+            zero.close()
+        amid = closed_amid(outer, other if inner == "another" else outer, line)
+        if inner == "the same" or not amid:
+            other.close()
+        assert [log.take() for log in logs] == [(0, "closed")] * 2
+        for left in (zero, one, *theirs):
+            left.close()
+        if not amid:
+            break
+    assert line > 20
+
+
+def closed_amid(outer: Control, inner: Control, line: int) -> bool:
+    """Close one control, and another at some line of that; False if it has no such line."""
+    lines = itertools.count(1)
+    files = {inspect.getfile(part) for part in (Control, Plane, Reactor)}
+    reached = False
+
+    def trace(frame: types.FrameType, event: str, arg: object) -> object:
+        nonlocal reached
+        if frame.f_code.co_filename not in files:
+            return None
+        if event == "line" and next(lines) == line:
+            reached = True
+            inner.close()
+        return trace
+
+    def work() -> None:
+        sys.settrace(trace)
+        outer.close()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    assert not thread.is_alive(), f"it hangs where another is closed at line {line} of what it runs"
+    return reached
+
+
 def test_closing_ends_an_exchange_of_another_thread(controls, together):
     one, _ = controls(2)
     log: list[object] = []
@@ -318,10 +412,17 @@ def test_bad_arguments(controls, together):
         raise outcomes[1]
 
 
+def said_by(star: Star, data: bytes) -> bytes:
+    """Return bytes as a rank that knows the keys sends them."""
+    ((sending, _),) = star.seals.values()
+    header, rest = data[: HEADER.size], data[HEADER.size :]
+    return b"".join(piece + sending.tag(digest_of(piece)) for piece in (header, rest))
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [
-        b"\xff" * 100,
+        b"\xff" * 20,
         encode(Frame(Kind.LOST, 1, "died")),
         encode(Frame(Kind.ABORT, 2, "error")),
         encode(Frame(Kind.CONTRIBUTE, 1, "k", TIMEOUT.pack(float("nan")))),
@@ -332,17 +433,17 @@ def test_a_rank_that_sends_nonsense_is_lost_to_all(stars, no_leak, nonsense):
     met = stars(3)
     zero, two = Control(Plane(met[0])), Control(Plane(met[2]))
     logs = Log(zero), Log(two)
-    met[1].links[0].sendall(nonsense)
+    met[1].links[0].sendall(said_by(met[1], nonsense))
     assert [log.take() for log in logs] == [(1, "garbled")] * 2
     zero.close()
     two.close()
-    met[1].links[0].close()
+    met[1].close()
 
 
 @pytest.mark.parametrize(
     "nonsense",
     [
-        b"\xff" * 100,
+        b"\xff" * 20,
         encode(Frame(Kind.HELLO, 0)),
         encode(Frame(Kind.LOST, 7, "died")),
         encode(Frame(Kind.CLOSED, 0, "closed", b"short")),
@@ -354,10 +455,10 @@ def test_a_rank_0_that_sends_nonsense_is_lost(stars, no_leak, nonsense):
     met = stars(2)
     one = Control(Plane(met[1]))
     log = Log(one)
-    met[0].links[1].sendall(nonsense)
+    met[0].links[1].sendall(said_by(met[0], nonsense))
     assert log.take() == (0, "garbled")
     one.close()
-    met[0].links[1].close()
+    met[0].close()
 
 
 def test_rank_0_may_not_answer_at_all(stars, no_leak, monkeypatch):
@@ -366,11 +467,11 @@ def test_rank_0_may_not_answer_at_all(stars, no_leak, monkeypatch):
     one = Control(Plane(met[1]))
     with pytest.raises(
         CollectiveTimeout,
-        match=r"^exchange 'k': rank 1 waited 0\.1 s, and rank 0 does not answer$",
+        match=r"^exchange 'k': rank 1 waited 0\.1 s, and the control plane does not answer$",
     ):
         one.exchange("k", b"", 0.1)
     one.close()
-    met[0].links[1].close()
+    met[0].close()
 
 
 def test_an_idle_control_thread_sleeps_until_it_is_woken(controls):
@@ -488,6 +589,7 @@ def fork_in_python() -> object:
     os.close(writer)
     bootstrap.barrier()  # the child has not harmed its parent's
     bootstrap.close()
+    control._plane.join()
     after = len(os.listdir("/proc/self/fd"))
     return before, after, int(held), said
 

@@ -122,7 +122,7 @@ def test_a_farewell_is_for_its_group_only(jobs, together):
     assert groups[1].control.calls_of(2) == 5
     with pytest.raises(ClosedError, match=r"^exchange: rank 2 has closed its control plane$"):
         groups[0].barrier()
-    with pytest.raises(PeerLostError, match=r"^rank 2 \(process .*\) is gone: it closed$"):
+    with pytest.raises(PeerLostError, match=r"^rank 2 \(rank 0 of the job, .* is gone: it closed$"):
         groups[1].barrier()
     assert together(*[lambda b=b: b.allgather(b"") for b in job]) == [[b""] * 3] * 3
 
@@ -137,6 +137,18 @@ def test_the_last_communicator_ends_the_control_plane(jobs):
     assert log.take() == (1, "closed")
     assert job[1].control._plane._reactor is not None
     assert not job[1].control._plane._reactor._thread.is_alive()
+
+
+def test_who_serves_and_has_left_everything_is_waited_for_by_no_group(jobs):
+    worlds = jobs(3)
+    group = worlds[1].group([0, 1], "g")
+    waiting = group.begin(b"")
+    worlds[0].close()  # its hub goes on: the others need it
+    with pytest.raises(PeerLostError, match=r"rank 0 \(process \d+ on .*\) is gone: it closed"):
+        waiting.finish()
+    late = worlds[2].group([0, 2], "late")
+    with pytest.raises(PeerLostError, match="it closed"):
+        late.barrier()
 
 
 def test_rank_0_serves_groups_that_it_has_never_been_in(jobs, together):
@@ -180,6 +192,7 @@ def test_everyone_is_asked_once_however_many_ask(jobs, together, monkeypatch):
         assert b.control.ask().wait(LONG)
         return b.control.boards()
 
+    together(*[b.barrier for b in groups])  # who has not joined yet would not be asked
     want = {rank: b"board of %d" % rank for rank in range(3)}
     assert together(*[lambda b=b: ask(b) for b in groups]) == [want] * 3
     assert len(ask(job[0])) == 4
@@ -288,7 +301,10 @@ def test_a_group_is_forgotten_when_all_have_left_it():
     assert hub.lost(2, "died") == [(0, lost), (1, lost), (3, lost)]
     hub.receive(3, closed._replace(rank=3), 0)
     assert list(hub._groups) == [0]
-    assert not hub.needed()
+    assert hub.needed()
+    for rank in (1, 3):
+        hub.receive(rank, closed._replace(rank=rank, group=0), 0)
+    assert not hub.needed()  # by any but rank 0, where it is
 
 
 def test_nothing_is_said_of_who_left_every_group():
@@ -308,8 +324,7 @@ def test_nothing_is_said_of_who_left_every_group():
         (join(1, [1, 3]), r"^rank 1 joined a group of ranks 1, 3$"),
         (join(1, []), r"^rank 1 sent JOIN with 0 bytes$"),
         (Frame(Kind.JOIN, 1, "", b"12345", 9), r"^rank 1 sent JOIN with 5 bytes$"),
-        (join(1, [0, 1, 2], 0), r"^rank 1 joined group 0 once too often$"),
-        (join(1, [0, 1], 5), r"^rank 1 joined group 5 once too often$"),
+        (join(1, [0, 1], 5), r"^rank 1 joined group 5 with other ranks$"),
         (Frame(Kind.ABORT, 1, "k", b"", 5), r"^rank 1 sent ABORT to a group that it is not in$"),
         (Frame(Kind.ASK, 1, group=7), r"^rank 1 sent ASK to a group that it is not in$"),
     ],

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pycoll.bootstrap import handshake
-from pycoll.bootstrap.handshake import PREFACE, PROTOCOL, Preface, Side, check, proof, proves
+from pycoll.bootstrap.handshake import PREFACE, PROTOCOL, Preface, Side, Talk, check, proof, proves
 from pycoll.errors import BootstrapError
 
 SECRET = b"s" * 32
@@ -44,7 +44,7 @@ def test_a_proof_convinces_only_its_own_conversation():
     [
         (
             Preface(3, 4, 9, b""),
-            r"^rank 3 speaks protocol 9, rank 0 wants 2: same pycoll version on all ranks\?$",
+            r"^rank 3 speaks protocol 9, rank 0 wants 3: same pycoll version on all ranks\?$",
         ),
         (Preface(3, 5, PROTOCOL, b""), r"^rank 3 has size 5, rank 0 has size 4$"),
         (Preface(4, 4, PROTOCOL, b""), r"^a process says it is rank 4, want 0 to 3$"),
@@ -58,3 +58,23 @@ def test_a_peer_that_does_not_fit_the_job(peer, message):
 def test_a_peer_that_fits():
     check(Preface.make(3, 4), 0, 4)
     assert len(proof(SECRET, Side.LISTENING, *[Preface.make(0, 1)] * 2)) == handshake.PROOF_BYTES
+
+
+def talked(secret: bytes = SECRET) -> tuple[Talk, Talk]:
+    """Let both sides of a connection shake hands."""
+    calls = Talk(Side.CONNECTING, secret, Preface.make(1, 2))
+    serves = Talk(Side.LISTENING, secret, Preface.make(0, 2))
+    serves.feed(calls.own.encode())
+    calls.feed(serves.feed(calls.feed(serves.own.encode())))
+    assert calls.done
+    assert serves.done
+    return calls, serves
+
+
+def test_both_ends_of_a_connection_have_the_same_seals_and_nobody_else_has():
+    calls, serves = talked()
+    (one, back), (two, forth) = calls.seals(), serves.seals()
+    tags = [seal.tag(b"piece") for seal in (one, two)]
+    assert [seal.tag(b"piece") for seal in (forth, back)] == tags
+    again = [seal.tag(b"piece") for seal in talked()[0].seals()]
+    assert len({*tags, *again}) == 4  # directions differ, and so do connections

@@ -68,6 +68,49 @@ def test_an_abort_goes_to_everyone_else():
     assert Hub(3).receive(1, frame, 0) == [(0, frame), (2, frame)]
 
 
+def test_a_hub_that_is_alone_when_it_begins_is_needed_by_nobody():
+    hub = Hub(3, 2, ())
+    hub.receive(2, Frame(Kind.JOIN, 2, "", struct.pack("<3I", 0, 1, 2)), 0)
+    assert not hub.needed()
+    hub = Hub(3, 1, (2,), until=5)
+    assert hub.needed()
+    assert (hub.absent(4), hub.absent(5), hub.next_deadline()) == ([], [2], 5)
+    hub.receive(2, Frame(Kind.JOIN, 2, "", struct.pack("<3I", 0, 1, 2)), 0)
+    assert hub.needed()
+    assert hub.absent(5) == []
+
+
+def test_a_successor_is_told_twice_of_a_group_that_it_has_forgotten():
+    hub = Hub(3, 1, {2}, until=10)
+    join = Frame(Kind.JOIN, 2, body=struct.pack("<2I", 0, 2), group=7)
+    farewell = Frame(Kind.CLOSED, 2, "closed", CALLS.pack(0), group=7)
+    for frame in (join, farewell, Frame(Kind.HEARD, 2, "died", struct.pack("<I", 0))):
+        hub.receive(2, frame, 0)
+    assert hub.receive(2, Frame(Kind.ABORT, 2, "lost", b"rank 0 died", group=7), 0) == []
+    assert hub.receive(2, farewell, 0) == []
+    assert not hub.needed()
+
+
+def test_refused_calls_displace_nothing_of_what_latecomers_hear():
+    """A new hub is told of them first, by each rank of up to 64."""
+    hub = Hub(4, 1, {2, 3}, until=10)
+    ranks = struct.pack("<4I", 0, 1, 2, 3)
+    hub.receive(1, Frame(Kind.JOIN, 1, body=ranks), 0)
+    left = struct.pack("<I", 0) + CALLS.pack(5)
+    for call in range(64):
+        hub.receive(1, Frame(Kind.ABORT, 1, "refused", b"%d a call" % call), 0)
+    gave_up = Frame(Kind.ABORT, 1, "timeout", b"rank 1 gave up")
+    hub.receive(1, gave_up, 0)
+    hub.receive(1, Frame(Kind.HEARD, 1, "closed", left), 0)
+    for rank in (2, 3):
+        heard = [frame for _, frame in hub.receive(rank, Frame(Kind.JOIN, rank, body=ranks), 0)]
+        assert gave_up in heard
+        assert Frame(Kind.CLOSED, 0, "closed", CALLS.pack(5)) in heard
+        refused = [frame.body for frame in heard if frame.key == "refused"]
+        assert refused[-1] == b"63 a call"
+        assert len(refused) < 64
+
+
 def test_a_loss_is_told_once_and_not_after_a_clean_close():
     hub = Hub(4)
     closed = Frame(Kind.CLOSED, 2, "closed", CALLS.pack(7))
@@ -82,7 +125,7 @@ def test_a_loss_is_told_once_and_not_after_a_clean_close():
     ("frame", "message"),
     [
         (Frame(Kind.ABORT, 2, "error"), r"^rank 1 sent a frame of rank 2$"),
-        (Frame(Kind.GATHERED, 1, "k"), r"^rank 1 sent GATHERED, which only rank 0 sends$"),
+        (Frame(Kind.GATHERED, 1, "k"), r"^rank 1 sent GATHERED, which only a hub sends$"),
         (Frame(Kind.CLOSED, 1, "closed", b""), r"^rank 1 sent CLOSED with 0 bytes, want 8$"),
         (Frame(Kind.CONTRIBUTE, 1, "k", b"1234"), r"^rank 1 sent a contribution of 4 bytes$"),
         (contribution(1, seconds=math.nan), r"^rank 1 sent a timeout of nan s$"),

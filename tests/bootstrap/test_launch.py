@@ -170,6 +170,18 @@ class Foreign:
             raise ValueError("far from home")
 
 
+def test_an_exception_that_has_no_text():
+    class Mute(Exception):
+        def __str__(self):
+            raise ValueError("no text")
+
+    def rank():
+        raise Mute
+
+    (error,) = spawn(rank, 1, check=False)
+    assert str(error) == "Mute: <its str() failed>"
+
+
 def test_a_result_that_cannot_be_unpickled():
     with pytest.raises(
         BootstrapError, match=r"^spawn: rank 0's result is lost: ValueError: far from home$"
@@ -253,7 +265,7 @@ def test_bad_arguments():
     with pytest.raises(UsageError, match=r'^spawn: start is \'thread\', want "fork" or "spawn"$'):
         spawn(who, 2, start="thread")  # type: ignore[arg-type]
     for size in (0, -1, 1.5, True, "2"):
-        with pytest.raises(UsageError, match=r"^spawn: size is .*, want the number of ranks, at l"):
+        with pytest.raises(UsageError, match=r"^spawn: size is .*, want the number of ranks, 1"):
             spawn(who, size)
     with pytest.raises(UsageError, match=r'^spawn: start="spawn" cannot pickle the call: '):
         spawn(lambda: None, 1, start="spawn")

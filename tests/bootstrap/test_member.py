@@ -17,6 +17,7 @@ def test_this_process_describes_itself():
     assert me.pid == os.getpid()
     assert str(me) == f"process {os.getpid()} on {socket.gethostname()}"
     assert Member.parse(me.encode()) == me
+    assert Member.parse(me._replace(port=7, address="::1").encode()).port == 7
     assert len(me.encode()) <= HELLO_LIMIT
 
 
@@ -30,13 +31,13 @@ def test_any_bytes_are_a_member_or_a_bootstrap_error(data):
 
 
 def test_a_short_hello_is_refused():
-    with pytest.raises(BootstrapError, match=r"^hello: 3 bytes, want at least 13$"):
+    with pytest.raises(BootstrapError, match=r"^hello: 3 bytes, want at least 15$"):
         Member.parse(b"abc")
 
 
 def test_an_address_that_is_cut_off_is_refused():
     whole = Member(1, 2, "", "10.0.0.1").encode()
-    with pytest.raises(BootstrapError, match=r"^hello: 20 bytes, want at least 21$"):
+    with pytest.raises(BootstrapError, match=r"^hello: 22 bytes, want at least 23$"):
         Member.parse(whole[:-1])
 
 
@@ -48,4 +49,4 @@ def test_a_member_is_seen_at_an_address():
 
 def test_a_host_that_is_not_text_is_refused():
     with pytest.raises(BootstrapError, match=r"^hello: the host's name is not UTF-8$"):
-        Member.parse(bytes(13) + b"\xff")
+        Member.parse(bytes(15) + b"\xff")

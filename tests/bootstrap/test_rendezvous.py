@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from pycoll.bootstrap import handshake, rendezvous
-from pycoll.bootstrap.framing import HEADER, Decoder, Frame, Kind, encode
+from pycoll.bootstrap.framing import HEADER, Decoder, Frame, Kind, encode, sealed
 from pycoll.bootstrap.handshake import PREFACE, PROTOCOL, Preface, Side, proof
 from pycoll.bootstrap.job import Job
 from pycoll.bootstrap.member import Member
+from pycoll.bootstrap.seal import Seal, Seals, digest_of
 from pycoll.errors import BootstrapError
 
 SECONDS = 30.0  #: generous: reached only by a hang
@@ -45,23 +46,31 @@ def receive(sock: socket.socket, count: int) -> bytes:
     return data
 
 
-def prove(sock: socket.socket, secret: bytes, own: Preface) -> None:
+def prove(sock: socket.socket, secret: bytes, own: Preface) -> Seals:
     """Go through the handshake as a client that says whatever `own` says."""
     sock.sendall(own.encode())
     server = Preface.parse(receive(sock, PREFACE.size))
     sock.sendall(proof(secret, Side.CONNECTING, own, server))
     receive(sock, handshake.PROOF_BYTES)
+    return handshake.seals(secret, Side.CONNECTING, own, server)
 
 
-def arrive(sock: socket.socket, secret: bytes, rank: int, size: int) -> None:
+def arrive(sock: socket.socket, secret: bytes, rank: int, size: int) -> Seals:
     """Come as an honest rank, up to HELLO."""
-    prove(sock, secret, Preface.make(rank, size))
-    sock.sendall(encode(Frame(Kind.HELLO, rank, "", Member.me().encode())))
+    seals = prove(sock, secret, Preface.make(rank, size))
+    sock.sendall(sealed(Frame(Kind.HELLO, rank, "", Member.me().encode()), seals.sending))
+    return seals
 
 
-def refusal(sock: socket.socket) -> str:
+def sealed_bytes(data: bytes, seal: Seal) -> bytes:
+    """Return bytes as a rank that knows the keys sends them, be they a frame or not."""
+    pieces = data[: HEADER.size], data[HEADER.size :]
+    return b"".join(piece + seal.tag(digest_of(piece)) for piece in pieces)
+
+
+def refusal(sock: socket.socket, seals: Seals) -> str:
     """Return what rank 0 says when it gives up."""
-    decoder = Decoder(1 << 16)
+    decoder = Decoder(1 << 16, seals.receiving)
     frames: list[Frame] = []
     while not frames:
         data = receive(sock, decoder.missing())
@@ -77,7 +86,9 @@ def test_every_rank_learns_of_every_rank(stars, size):
     try:
         assert [star.rank for star in met] == list(range(size))
         for star in met:
-            assert {member.seen_at("") for member in star.members} == {Member.me()}
+            assert {m.seen_at("")._replace(port=0) for m in star.members} == {Member.me()}
+            assert len({member.port for member in star.members}) == size
+            assert (star.listener is None) == (star.rank == 0)
         assert set(met[0].links) == set(range(1, size))
         assert all(set(star.links) == {0} for star in met[1:])
         for star in met[1:]:  # a link leads to the rank that it says it leads to
@@ -87,8 +98,7 @@ def test_every_rank_learns_of_every_rank(stars, size):
             assert struct.unpack("<I", receive(sock, 4)) == (rank,)
     finally:
         for star in met:
-            for sock in star.links.values():
-                sock.close()
+            star.close()
 
 
 def test_who_never_comes_is_named_on_every_rank(listener, secret, together):
@@ -125,8 +135,8 @@ def test_strangers_cannot_disturb_the_ranks(listener, secret, together):
             lambda: rendezvous.join([address(listener)], 1, 2, secret, soon()),
         )
     for star in outcomes:
-        (sock,) = star.links.values()
-        sock.close()
+        assert len(star.links) == 1
+        star.close()
 
 
 def test_a_flood_of_connections_does_not_keep_a_rank_out(listener, secret, together):
@@ -135,8 +145,8 @@ def test_a_flood_of_connections_does_not_keep_a_rank_out(listener, secret, toget
         lambda: rendezvous.gather(listener, 2, secret, soon()),
         lambda: rendezvous.join([address(listener)], 1, 2, secret, soon()),
     )
-    for sock in [*flood, *(s for star in outcomes for s in star.links.values())]:
-        sock.close()
+    for held in [*flood, *outcomes]:
+        held.close()
 
 
 def test_silence_ends_a_connection(listener, secret, together, monkeypatch):
@@ -255,8 +265,8 @@ def test_rank_0_may_come_last(secret, together):
         return rendezvous.join([("127.0.0.1", port)], 1, 2, secret, soon())
 
     for star in together(rank_0, rank_1):
-        (sock,) = star.links.values()
-        sock.close()
+        assert len(star.links) == 1
+        star.close()
 
 
 def test_the_right_one_of_several_addresses_is_found(listener, secret, together):
@@ -272,8 +282,8 @@ def test_the_right_one_of_several_addresses_is_found(listener, secret, together)
             lambda: serve_one(other, Preface.make(0, 2).encode(), b"x" * 32),
         )
     for star in outcomes[:2]:
-        (sock,) = star.links.values()
-        sock.close()
+        assert len(star.links) == 1
+        star.close()
 
 
 @pytest.mark.parametrize(
@@ -281,7 +291,7 @@ def test_the_right_one_of_several_addresses_is_found(listener, secret, together)
     [
         (
             Preface(3, 4, 9, bytes(32)),
-            r"^rank 3 speaks protocol 9, rank 0 wants 2: same pycoll version on all ranks\?$",
+            r"^rank 3 speaks protocol 9, rank 0 wants 3: same pycoll version on all ranks\?$",
         ),
         (Preface(3, 5, PROTOCOL, bytes(32)), r"^rank 3 has size 5, rank 0 has size 4$"),
         (Preface(9, 4, PROTOCOL, bytes(32)), r"^a process says it is rank 9, want 0 to 3$"),
@@ -292,9 +302,9 @@ def test_a_rank_that_does_not_fit_ends_the_bootstrap_for_all(
 ):
     def others() -> str:
         with connect(listener) as honest, connect(listener) as misfit:
-            arrive(honest, secret, 1, 4)
+            seals = arrive(honest, secret, 1, 4)
             prove(misfit, secret, own)
-            return refusal(honest)
+            return refusal(honest, seals)
 
     gathered, told = together(lambda: rendezvous.gather(listener, 4, secret, soon()), others)
     with pytest.raises(BootstrapError, match=message):
@@ -315,7 +325,7 @@ def test_a_newer_rank_0_is_named_by_the_older_rank(listener, secret, together):
             receive(sock, 1)
 
     _, outcome = together(newer, lambda: rendezvous.join([address(listener)], 1, 2, secret, soon()))
-    with pytest.raises(BootstrapError, match=r"^rank 0 speaks protocol 9, rank 1 wants 2: same "):
+    with pytest.raises(BootstrapError, match=r"^rank 0 speaks protocol 9, rank 1 wants 3: same "):
         raise outcome
 
 
@@ -323,9 +333,9 @@ def test_a_newer_rank_0_is_named_by_the_older_rank(listener, secret, together):
 def test_two_processes_with_one_rank(listener, secret, together, rank):
     def others() -> tuple[str, str]:
         with connect(listener) as honest, connect(listener) as double:
-            arrive(honest, secret, 1, 4)
-            arrive(double, secret, rank, 4)
-            return refusal(honest), refusal(double)
+            one = arrive(honest, secret, 1, 4)
+            two = arrive(double, secret, rank, 4)
+            return refusal(honest, one), refusal(double, two)
 
     gathered, told = together(lambda: rendezvous.gather(listener, 4, secret, soon()), others)
     with pytest.raises(
@@ -340,7 +350,7 @@ def test_two_processes_with_one_rank(listener, secret, together, rank):
     [
         (encode(Frame(Kind.ABORT, 1)), r"^rank 1 began with ABORT of rank 1, want HELLO$"),
         (encode(Frame(Kind.HELLO, 2)), r"^rank 1 began with HELLO of rank 2, want HELLO$"),
-        (encode(Frame(Kind.HELLO, 1, "", b"x")), r"^hello: 1 bytes, want at least 13$"),
+        (encode(Frame(Kind.HELLO, 1, "", b"x")), r"^hello: 1 bytes, want at least 15$"),
         (
             encode(Frame(Kind.HELLO, 1, "", bytes(5000))),
             r"^control frame: HELLO of rank 1 has 5000",
@@ -352,8 +362,8 @@ def test_two_processes_with_one_rank(listener, secret, together, rank):
 def test_an_authenticated_rank_that_talks_nonsense(listener, secret, together, first, message):
     def nonsense() -> None:
         with connect(listener) as sock:
-            prove(sock, secret, Preface.make(1, 3))
-            sock.sendall(first)
+            seals = prove(sock, secret, Preface.make(1, 3))
+            sock.sendall(sealed_bytes(first, seals.sending))
             receive(sock, 1000)
 
     gathered, _ = together(lambda: rendezvous.gather(listener, 3, secret, soon()), nonsense)
@@ -372,8 +382,7 @@ def test_an_authenticated_rank_that_talks_nonsense(listener, secret, together, f
 def test_a_rank_that_is_lost_while_others_are_awaited(listener, secret, together, then, message):
     def rank_1() -> None:
         with connect(listener) as sock:
-            prove(sock, secret, Preface.make(1, 3))
-            sock.sendall(encode(Frame(Kind.HELLO, 1, "", Member.me().encode())))
+            arrive(sock, secret, 1, 3)
             sock.sendall(then)
             if then:
                 receive(sock, 1000)
@@ -394,8 +403,9 @@ def serve_rank(listener: socket.socket, secret: bytes, *then: bytes) -> None:
         receive(sock, handshake.PROOF_BYTES)
         sock.sendall(proof(secret, Side.LISTENING, own, peer))
         receive(sock, 30)
+        seals = handshake.seals(secret, Side.LISTENING, own, peer)
         for data in then:
-            sock.sendall(data)
+            sock.sendall(sealed_bytes(data, seals.sending))
 
 
 @pytest.mark.parametrize(
@@ -404,7 +414,7 @@ def serve_rank(listener: socket.socket, secret: bytes, *then: bytes) -> None:
         ([], r"^rank 1: rank 0 went away before all ranks had come$"),
         ([encode(Frame(Kind.LOST, 0))], r"^rank 1: rank 0 answered LOST, want WELCOME$"),
         ([encode(Frame(Kind.REFUSED, 0, "", b"sorry"))], r"^sorry$"),
-        ([encode(Frame(Kind.WELCOME, 0))], r"^control frame: 0 bytes hold 0 whole blobs, want 3$"),
+        ([encode(Frame(Kind.WELCOME, 0))], r"^control frame: 0 bytes hold 0 whole blobs, want 4$"),
         ([b"\0" * HEADER.size], r"^control frame: kind is 0\.0"),
     ],
     ids=["hangs up", "other frame", "refuses", "empty welcome", "garbage"],
@@ -426,8 +436,8 @@ def test_a_rank_that_is_dropped_unheard_tries_again(listener, secret, together):
     for star in together(
         rank_0, lambda: rendezvous.join([address(listener)], 1, 2, secret, soon())
     ):
-        (sock,) = star.links.values()
-        sock.close()
+        assert len(star.links) == 1
+        star.close()
 
 
 def test_a_rank_0_that_falls_silent(listener, secret, together, monkeypatch):

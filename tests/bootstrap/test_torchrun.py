@@ -105,3 +105,10 @@ def test_what_is_torchrun():
 def test_a_bad_variable(name, value, message):
     with pytest.raises(BootstrapError, match=message):
         torchrun.meet(Config.load({}), {**ENVIRONMENT, name: value})
+
+
+def test_what_pycoll_run_starts_is_not_called_torchruns():
+    own = torchrun.variables(0, 2, 1234, torchrun.OWN_RUN + "abc")
+    assert torchrun.program(own) == "pycoll run"
+    assert torchrun.program({**own, "TORCHELASTIC_RUN_ID": "none"}) == "torchrun"
+    assert torchrun.program({}) == "torchrun"
