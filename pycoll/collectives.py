@@ -34,6 +34,14 @@ class Collectives:
     An array is a contiguous one of numpy or torch, or anything with the buffer protocol or
     DLPack. Its first axis holds the blocks of the ranks where a collective cuts or joins arrays.
     A new array is of numpy or torch as ``x`` is.
+
+    What is only moved may be of any dtype whose elements are a fixed number of bytes: integers and
+    floats of any width, bool, complex, fp8, datetime64, strings, structures, either byte order.
+    Reductions take those with arithmetic, see `pycoll.dtypes.DTYPES`; UsageError says what to pass
+    instead of another.
+
+    ``op="avg"`` is the sum and then one division by ``size``. Of integers both are done in their
+    dtype, as NCCL does them: the sum wraps, the quotient is truncated towards zero.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -41,6 +49,7 @@ class Collectives:
         self.size = engine.world.size
         self._engine = engine
         self._call = engine.launcher.call  #: runs the plan for some arrays, if there is one
+        self._comes = engine.launcher.comes  #: notes a call that does not begin by `_call`
         self._barrier: Plan | None = None
 
     def allreduce(
@@ -71,10 +80,12 @@ class Collectives:
                 done = self._call(ALLREDUCE, x, out, op, 0)
                 if done is not None:
                     return done if done.__class__ is not int else self._finish(done, x, out)
+            else:
+                self._comes()
             asked = Asked(op, 0, None, algorithm, timeout)
             return self._launch.run("allreduce", x, out, asked, async_op)
         except BaseException as error:
-            self._engine.interrupted(error)
+            self._engine.refused("allreduce", error)
             raise
 
     def broadcast(
@@ -99,10 +110,12 @@ class Collectives:
                 done = self._call(BROADCAST, x, None, 0, root)
                 if done is not None:
                     return done if done.__class__ is not int else self._finish(done, x, None)
+            else:
+                self._comes()
             asked = Asked("sum", root, None, algorithm, timeout)
             return self._launch.run("broadcast", x, None, asked, async_op)
         except BaseException as error:
-            self._engine.interrupted(error)
+            self._engine.refused("broadcast", error)
             raise
 
     def reduce(
@@ -130,6 +143,8 @@ class Collectives:
             On the root ``out``, or ``x`` when it is None; None elsewhere.
         """
         try:
+            if root.__class__ is not int:
+                root = self._rank_of(root, "reduce: root")
             if self.rank != root:
                 out = None
             if algorithm is None and timeout is None and not async_op:
@@ -138,10 +153,12 @@ class Collectives:
                     if done.__class__ is int:
                         done = self._finish(done, x, out)
                     return done if self.rank == root else None
+            else:
+                self._comes()
             asked = Asked(op, root, None, algorithm, timeout)
             return self._launch.run("reduce", x, out, asked, async_op)
         except BaseException as error:
-            self._engine.interrupted(error)
+            self._engine.refused("reduce", error)
             raise
 
     def allgather(
@@ -170,10 +187,12 @@ class Collectives:
                 done = self._call(ALLGATHER, x, out, 0, 0)
                 if done is not None:
                     return done if done.__class__ is not int else self._finish(done, x, out)
+            else:
+                self._comes()
             asked = Asked("sum", 0, None, algorithm, timeout)
             return self._launch.run("allgather", x, out, asked, async_op)
         except BaseException as error:
-            self._engine.interrupted(error)
+            self._engine.refused("allgather", error)
             raise
 
     def reduce_scatter(
@@ -204,10 +223,12 @@ class Collectives:
                 done = self._call(REDUCE_SCATTER, x, out, op, 0)
                 if done is not None:
                     return done if done.__class__ is not int else self._finish(done, x, out)
+            else:
+                self._comes()
             asked = Asked(op, 0, None, algorithm, timeout)
             return self._launch.run("reduce_scatter", x, out, asked, async_op)
         except BaseException as error:
-            self._engine.interrupted(error)
+            self._engine.refused("reduce_scatter", error)
             raise
 
     def alltoall(
@@ -236,10 +257,12 @@ class Collectives:
                 done = self._call(ALLTOALL, x, out, 0, 0)
                 if done is not None:
                     return done if done.__class__ is not int else self._finish(done, x, out)
+            else:
+                self._comes()
             asked = Asked("sum", 0, None, algorithm, timeout)
             return self._launch.run("alltoall", x, out, asked, async_op)
         except BaseException as error:
-            self._engine.interrupted(error)
+            self._engine.refused("alltoall", error)
             raise
 
     def gather(
@@ -266,6 +289,8 @@ class Collectives:
             On the root ``out``, or the new array; None elsewhere.
         """
         try:
+            if root.__class__ is not int:
+                root = self._rank_of(root, "gather: root")
             if self.rank != root:
                 out = None
             if algorithm is None and timeout is None and not async_op:
@@ -274,10 +299,12 @@ class Collectives:
                     if done.__class__ is int:
                         done = self._finish(done, x, out)
                     return done if self.rank == root else None
+            else:
+                self._comes()
             asked = Asked("sum", root, None, algorithm, timeout)
             return self._launch.run("gather", x, out, asked, async_op)
         except BaseException as error:
-            self._engine.interrupted(error)
+            self._engine.refused("gather", error)
             raise
 
     def scatter(
@@ -305,28 +332,30 @@ class Collectives:
             ``out``, or on the root a view of its part of ``x``.
         """
         try:
+            if root.__class__ is not int:
+                root = self._rank_of(root, "scatter: root")
             if self.rank != root:
                 x = None
             if algorithm is None and timeout is None and not async_op:
                 done = self._call(SCATTER, x, out, 0, root)
                 if done is not None:
                     return done if done.__class__ is not int else self._finish(done, x, out)
+            else:
+                self._comes()
             asked = Asked("sum", root, None, algorithm, timeout)
             return self._launch.run("scatter", x, out, asked, async_op)
         except BaseException as error:
-            self._engine.interrupted(error)
+            self._engine.refused("scatter", error)
             raise
 
     def barrier(self, async_op: bool = False, timeout: float | None = None) -> Any:
         """Return once every rank has called it."""
         if async_op or timeout is not None:
-            try:
+            with self._engine.begins("barrier"):
                 return self._launch.arrive(Asked(timeout=timeout), async_op)
-            except BaseException as error:
-                self._engine.interrupted(error)
-                raise
         if self._barrier is None:
-            self._barrier = self._launch.barrier()
+            with self._engine.begins("barrier"):
+                self._barrier = self._launch.barrier()
         return self._barrier()
 
     def plan(
@@ -344,8 +373,17 @@ class Collectives:
 
         Arguments are those of the collective's own method; ``collective`` is its name.
         """
-        asked = Asked(op, root, counts, algorithm, timeout)
-        return self._launch.bind(collective, x, out, asked)
+        with self._engine.begins("plan"):
+            asked = Asked(op, root, counts, algorithm, timeout)
+            return self._launch.bind(collective, x, out, asked)
+
+    def _rank_of(self, value: Any, who: str) -> int:
+        """Return a rank that the user named by something else than a plain int."""
+        self._comes()  # before anything that raises
+        from pycoll.runtime.request import rank_of
+
+        self._engine.require_usable(who.partition(":")[0])
+        return rank_of(value, self.size, who)
 
     def _finish(self, code: int, x: Any, out: Any) -> Any:
         """Carry a call that has not ended at once to its end, and return its result."""

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from pycoll.config import Config
-from pycoll.errors import UsageError
+from pycoll.errors import UsageError, quoted
 from pycoll.groups import Groups
 
 if TYPE_CHECKING:
@@ -37,18 +37,31 @@ def init(
             under the entry points ``pycoll.selectors``, given to rank 0. By default cost decides.
 
     Raises:
-        UsageError: The ranks were given different selectors.
+        UsageError: The ranks were given different selectors, or a name that no package brings.
         UnavailableError: The native engine, or what the launcher or the settings need, is missing.
         BootstrapError: The ranks did not meet, or cannot reach each other's memory.
     """
     # Loaded here: `import pycoll` must work, and be quick, where there is no engine.
     from pycoll.bootstrap import detect
+    from pycoll.bootstrap.descriptors import enough
     from pycoll.runtime.engine import Engine
 
+    if bootstrap is not None and not hasattr(bootstrap, "allgather"):
+        raise UsageError(
+            f"init: bootstrap is {quoted(bootstrap)}, want a pycoll.bootstrap.Bootstrap, or None"
+        )
+    named = isinstance(selector, str) and selector != ""
+    if not (selector is None or named or callable(selector)):
+        raise UsageError(
+            f"init: selector is {quoted(selector)}, want a function from a Question to a Choice, "
+            "the name of a plug-in, or None"
+        )
     config = Config.load(timeout=timeout)
-    met = detect(config) if bootstrap is None else bootstrap
+    with enough("init"):
+        met = detect(config) if bootstrap is None else bootstrap
     try:
-        return Communicator(Engine(met, config, selector))
+        with enough("init", met.size):
+            return Communicator(Engine(met, config, selector))
     except BaseException:
         met.close()
         raise
@@ -60,8 +73,14 @@ def _length(nbytes: int) -> int:
     except TypeError:
         number = -1
     if number < 0:
-        raise UsageError(f"explain: nbytes is {nbytes!r}, want an integer of at least 0")
+        raise UsageError(f"explain: nbytes is {quoted(nbytes)}, want an integer of at least 0")
     return number
+
+
+def _on_host(device: str, who: str) -> bool:
+    if not isinstance(device, str):  # of an array == would be no answer
+        raise UsageError(f'{who}: device is {quoted(device)}, want "cpu" or "cuda"')
+    return device == "cpu"
 
 
 class Communicator(Groups):
@@ -87,13 +106,13 @@ class Communicator(Groups):
 
         Args:
             shape: A length or lengths.
-            dtype: Of the elements.
+            dtype: Of the elements, which are a fixed number of bytes.
             device: "cpu" for an array of numpy; "cuda" for one in the memory of this communicator's
                 GPU, of cupy where that is installed, else a small class of its own. The first call
                 for a GPU is made by all ranks, see `cuda`.
         """
         self._engine.require_usable("empty")
-        if device == "cpu":
+        if _on_host(device, "empty"):
             return self._engine.heap.empty(shape, dtype)
         return self._launch.on(device, "empty").empty(shape, dtype)
 
@@ -139,7 +158,9 @@ class Communicator(Groups):
             An Explanation; ``str()`` of it is a table.
         """
         self._engine.require_usable("explain")
-        if device == "cpu":
+        if not isinstance(collective, str):
+            raise UsageError(f"explain: collective is {quoted(collective)}, want a name")
+        if _on_host(device, "explain"):
             return self._engine.selection.explain(collective, _length(nbytes))
         return self._launch.on(device, "explain").explain(collective, _length(nbytes))
 
@@ -162,4 +183,5 @@ class Communicator(Groups):
             self._engine.leave_after(error)
 
     def __repr__(self) -> str:
-        return f"<pycoll.Communicator rank {self.rank} of {self.size}>"
+        state = self._engine.state()
+        return f"<pycoll.Communicator rank {self.rank} of {self.size}{state and f', {state}'}>"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pycoll.errors import UsageError
 from pycoll.messages import Messages
 from pycoll.runtime.asked import Asked
 
@@ -86,11 +87,12 @@ class Counted(Messages):
         Returns:
             ``out``.
         """
-        from pycoll.runtime import batch
+        with self._engine.begins("alltoallv"):
+            from pycoll.runtime import batch
 
-        self._engine.require_usable("alltoallv")
-        found = batch.alltoallv(self._transfers.place, x, send_counts, out, recv_counts)
-        return self._transfers.together("alltoallv", found, None, timeout, async_op)
+            self._engine.require_usable("alltoallv")
+            found = batch.alltoallv(self._transfers.place, x, send_counts, out, recv_counts)
+            return self._transfers.together("alltoallv", found, None, timeout, async_op)
 
     def gatherv(
         self,
@@ -115,7 +117,8 @@ class Counted(Messages):
         Returns:
             On the root ``out``, or the new array; None elsewhere.
         """
-        return self._gatherv("gatherv", x, counts, out, root, async_op, timeout)
+        with self._engine.begins("gatherv"):
+            return self._gatherv("gatherv", x, counts, out, root, async_op, timeout)
 
     def scatterv(
         self,
@@ -140,7 +143,8 @@ class Counted(Messages):
         Returns:
             ``out``, or on the root a flat view of its part of ``x``.
         """
-        return self._scatterv("scatterv", x, counts, out, root, async_op, timeout)
+        with self._engine.begins("scatterv"):
+            return self._scatterv("scatterv", x, counts, out, root, async_op, timeout)
 
     def _gatherv(
         self,
@@ -185,9 +189,8 @@ class Counted(Messages):
         algorithm: Algorithm | str | None,
         timeout: float | None,
     ) -> Any:
-        try:
+        if counts is None:  # which would be the collective without counts
+            raise UsageError(f"{collective}v: counts is None, want {self.size} numbers of elements")
+        with self._engine.begins(f"{collective}v"):
             asked = Asked(op, 0, counts, algorithm, timeout)
             return self._launch.run(collective, x, out, asked, async_op)
-        except BaseException as error:
-            self._engine.interrupted(error)
-            raise

@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 from typing import Self
 
-from pycoll.errors import UsageError
+from pycoll.bootstrap.descriptors import enough
+from pycoll.errors import UsageError, quoted
 from pycoll.objects import Objects
 from pycoll.runtime.asked import Asked
 
@@ -33,15 +34,16 @@ class Groups(Objects):
         Returns:
             The new communicator, or None if ``color`` is None.
         """
-        import numpy
+        with self._engine.begins("split"):
+            import numpy
 
-        mine = [
-            color is not None,
-            _whole(0 if color is None else color, "color"),
-            _whole(key, "key"),
-        ]
-        asked = Asked(timeout=timeout, purpose="split()")
-        said = self._launch.run("allgather", numpy.array(mine, numpy.int64), None, asked)
+            mine = [
+                color is not None,
+                _whole(0 if color is None else color, "color"),
+                _whole(key, "key"),
+            ]
+            asked = Asked(timeout=timeout, purpose="split()")
+            said = self._launch.run("allgather", numpy.array(mine, numpy.int64), None, asked)
         self._groups += 1
         if color is None:
             return None
@@ -54,12 +56,14 @@ class Groups(Objects):
 
     def dup(self, timeout: float | None = None) -> Self:
         """Return another communicator of the same ranks; every rank calls it."""
-        self._launch.arrive(Asked(timeout=timeout, purpose="dup()"), False)
+        with self._engine.begins("dup"):
+            self._launch.arrive(Asked(timeout=timeout, purpose="dup()"), False)
         self._groups += 1
         return self._group(list(range(self.size)), "dup")
 
     def _group(self, ranks: list[int], how: str) -> Self:
-        return type(self)(self._engine.group(ranks, f"{how} {self._groups}"))
+        with enough(how, len(ranks)):
+            return type(self)(self._engine.group(ranks, f"{how} {self._groups}"))
 
 
 def _whole(value: int, name: str) -> int:
@@ -68,5 +72,5 @@ def _whole(value: int, name: str) -> int:
     except TypeError:
         number = _INT64.stop
     if number not in _INT64:
-        raise UsageError(f"split: {name} is {value!r}, want an integer of at most 64 bits")
+        raise UsageError(f"split: {name} is {quoted(value)}, want an integer of at most 64 bits")
     return number

@@ -32,9 +32,16 @@ class Messages(Collectives):
             async_op: Return a Work.
             timeout: Seconds.
         """
-        if timeout is None and not async_op and self._sender(x, to) is None:
-            return None
-        return self._transfers.one(x, to, True, async_op, timeout)
+        try:
+            if timeout is None and not async_op:
+                if self._sender(x, to) is None:
+                    return None
+            else:
+                self._comes()
+            return self._transfers.one(x, to, True, async_op, timeout)
+        except BaseException as error:
+            self._engine.refused_messages("send", error, [(to, True)])
+            raise
 
     def recv(self, x: Any, frm: int, async_op: bool = False, timeout: float | None = None) -> Any:
         """Receive into an array, and return it.
@@ -45,9 +52,16 @@ class Messages(Collectives):
             async_op: Return a Work.
             timeout: Seconds.
         """
-        if timeout is None and not async_op and self._receiver(x, frm) is x:
-            return x
-        return self._transfers.one(x, frm, False, async_op, timeout)
+        try:
+            if timeout is None and not async_op:
+                if self._receiver(x, frm) is x:
+                    return x
+            else:
+                self._comes()
+            return self._transfers.one(x, frm, False, async_op, timeout)
+        except BaseException as error:
+            self._engine.refused_messages("recv", error, [(frm, False)])
+            raise
 
     def exchange(
         self,
@@ -67,7 +81,13 @@ class Messages(Collectives):
         Returns:
             The arrays of ``recvs``.
         """
-        return self._transfers.exchange(sends, recvs, async_op, timeout)
+        before = self._engine.places()
+        try:
+            return self._transfers.exchange(sends, recvs, async_op, timeout)
+        except BaseException as error:
+            lanes = [*_lanes(sends, True), *_lanes(recvs, False)]
+            self._engine.refused_messages("exchange", error, lanes, before)
+            raise
 
     @cached_property
     def _transfers(self) -> Transfers:
@@ -85,9 +105,26 @@ class Messages(Collectives):
 
     def _port(self, receives: bool) -> Callable[[Any, int], Any]:
         """Return what transfers an array without Python's help, or says that it does not."""
+        self._comes()  # before anything that raises
         # Of a closed communicator no port knows: what it would point to has been freed.
         self._engine.require_usable("recv" if receives else "send")
         if self._engine.world.remote:  # a link may have to be made first
-            return lambda x, peer: _UNSERVED
+            comes = self._comes  # and not this communicator, which holds what is returned
+
+            def unserved(x: Any, peer: Any) -> Any:
+                comes()
+                return _UNSERVED
+
+            return unserved
         pairwise = self._transfers.pairwise
         return pairwise.port(receives=receives, otherwise=lambda args, kwargs: _UNSERVED)
+
+
+def _lanes(pairs: Any, sending: bool) -> list[tuple[Any, bool]]:
+    """Return the peers of messages that were refused; None: it is not known which."""
+    if not isinstance(pairs, list | tuple):  # a generator, which is used up
+        return [(None, sending)]
+    peers = [
+        pair[1] if isinstance(pair, list | tuple) and len(pair) == 2 else None for pair in pairs
+    ]
+    return [(peer, sending) for peer in peers]

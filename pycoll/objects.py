@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll.counted import Counted
-from pycoll.errors import UsageError
+from pycoll.errors import TransportError, UsageError, quoted
 from pycoll.runtime.asked import Asked
+from pycoll.runtime.vouchers import EVERYONE, FAILED, VOUCHER_BYTES, Voucher, Vouchers
 
 if TYPE_CHECKING:
     import numpy
 
     Bytes = numpy.ndarray[Any, numpy.dtype[numpy.uint8]]
 
-_FAILED = -1  #: instead of a length: this rank has no pickle
 #: Blocks of one length may waste so many bytes; where they would waste more, each has its own.
 _WASTE_BYTES = 1 << 20
 
@@ -23,11 +24,19 @@ _WASTE_BYTES = 1 << 20
 class Objects(Counted):
     """What ranks do together with objects that `pickle` serves.
 
-    A pickle can make its reader run anything: these methods trust the ranks of the job, whose
-    connections are authenticated. The lengths travel first. Where a rank cannot pickle its object
-    the error is raised there, and UsageError on the others; the communicator is as good as before.
-    What stops a rank behind the lengths (Ctrl-C, no memory for the object) breaks it for all.
+    A pickle can make its reader run anything: these methods trust the ranks of the job, and nobody
+    else. A voucher for each pickle travels first, and what came is loaded if it is what its rank
+    vouched for; where it is not, TransportError breaks the communicator for all. Where a rank
+    cannot pickle its object the error is raised there, and UsageError on the others; the
+    communicator is as good as before. What stops a rank behind the vouchers (Ctrl-C, no memory for
+    the object) breaks it for all. In a job that anybody could have joined (see `Bootstrap.public`)
+    every call is a UsageError.
     """
+
+    @cached_property
+    def _vouchers(self) -> Vouchers:
+        engine = self._engine
+        return Vouchers(engine.bootstrap.secret, self.rank, leave=engine.world.remote)
 
     def broadcast_object(self, obj: Any = None, root: int = 0, timeout: float | None = None) -> Any:
         """Return the object of rank ``root``.
@@ -35,30 +44,38 @@ class Objects(Counted):
         Args:
             obj: The object, on the root; elsewhere it is not looked at.
             root: The rank that has it.
-            timeout: Seconds, for the length and again for the object.
+            timeout: Seconds, for the voucher and again for the object.
         """
-        self._check_root(root, "broadcast_object")
-        asked = Asked(root=root, timeout=timeout, purpose=f"broadcast_object(root {root})")
-        mine = _pickled([obj] if self.rank == root else [], 1)
-        (length,) = self._lengths("broadcast", mine, asked)
+        with self._engine.begins("broadcast_object"):
+            self._begin(root, "broadcast_object")
+            asked = Asked(root=root, timeout=timeout, purpose=f"broadcast_object(root {root})")
+            mine = _pickled([obj], 1) if self.rank == root else _Pickled([], 1)
+            vouchers = self._announce("broadcast", mine, asked)
+        (voucher,) = _all_pickled("broadcast", mine, vouchers, asked)
         with self._engine.entirely(asked.purpose):
-            data = _room(_rounded(length), mine.pickles)
+            data = _room(_rounded(voucher.length), mine.pickles)
             self._launch.run("broadcast", data, None, asked)
-        return obj if self.rank == root else pickle.loads(data.data)
+            found = _vouched(voucher, data, root, asked)
+        return obj if self.rank == root else pickle.loads(found)
 
     def allgather_object(self, obj: Any, timeout: float | None = None) -> list[Any]:
         """Return the objects of all ranks, in order of rank.
 
         Args:
             obj: This rank's object.
-            timeout: Seconds, for the lengths and again for the objects.
+            timeout: Seconds, for the vouchers and again for the objects.
         """
-        asked = Asked(timeout=timeout, purpose="allgather_object()")
-        mine = _pickled([obj], 1)
-        lengths = self._lengths("allgather", mine, asked)
+        with self._engine.begins("allgather_object"):
+            self._begin(0, "allgather_object")
+            asked = Asked(timeout=timeout, purpose="allgather_object()")
+            mine = _pickled([obj], 1)
+            vouchers = self._announce("allgather", mine, asked)
+        _all_pickled("allgather", mine, vouchers, asked)
         with self._engine.entirely(asked.purpose):
-            found = self._pickles_of_all(mine.pickles, lengths, asked)
-        return [obj if r == self.rank else pickle.loads(data.data) for r, data in enumerate(found)]
+            lengths = [voucher.length for voucher in vouchers]
+            every = self._pickles_of_all(mine.pickles, lengths, asked)
+            found = _all_vouched(vouchers, every, asked)
+        return [obj if r == self.rank else pickle.loads(data) for r, data in enumerate(found)]
 
     def gather_object(
         self, obj: Any, root: int = 0, timeout: float | None = None
@@ -68,20 +85,23 @@ class Objects(Counted):
         Args:
             obj: This rank's object.
             root: The rank that gets them.
-            timeout: Seconds, for the lengths and again for the objects.
+            timeout: Seconds, for the vouchers and again for the objects.
         """
-        self._check_root(root, "gather_object")
-        asked = Asked(timeout=timeout, purpose=f"gather_object(root {root})")
-        mine = _pickled([obj], 1)
-        lengths = self._lengths("allgather", mine, asked)
+        with self._engine.begins("gather_object"):
+            self._begin(root, "gather_object")
+            asked = Asked(timeout=timeout, purpose=f"gather_object(root {root})")
+            mine = _pickled([obj], 1)
+            vouchers = self._announce("allgather", mine, asked)
+        _all_pickled("allgather", mine, vouchers, asked)
         with self._engine.entirely(asked.purpose):
+            lengths = [voucher.length for voucher in vouchers]
             out = _room(sum(lengths), []) if self.rank == root else None
             own = _room(0, mine.pickles)
             self._gatherv("gather_object", own, lengths, out, root, timeout=timeout)
-        if out is None:
-            return None
-        found = _cut(out, lengths)
-        return [obj if r == self.rank else pickle.loads(data.data) for r, data in enumerate(found)]
+            if out is None:
+                return None
+            found = _all_vouched(vouchers, _cut(out, lengths), asked)
+        return [obj if r == self.rank else pickle.loads(data) for r, data in enumerate(found)]
 
     def scatter_object(
         self, objs: Sequence[Any] | None = None, root: int = 0, timeout: float | None = None
@@ -91,18 +111,22 @@ class Objects(Counted):
         Args:
             objs: On the root, an object for each rank; elsewhere it is not looked at.
             root: The rank that has them.
-            timeout: Seconds, for the lengths and again for the objects.
+            timeout: Seconds, for the vouchers and again for the objects.
         """
-        asked = Asked(root=root, timeout=timeout, purpose=f"scatter_object(root {root})")
-        self._check_root(root, "scatter_object")
-        is_root = self.rank == root
-        mine = _pickled(objs if is_root else [], self.size)
-        lengths = self._lengths("broadcast", mine, asked)
+        with self._engine.begins("scatter_object"):
+            self._begin(root, "scatter_object")
+            asked = Asked(root=root, timeout=timeout, purpose=f"scatter_object(root {root})")
+            is_root = self.rank == root
+            mine = _pickled(objs, self.size) if is_root else _Pickled([], self.size)
+            vouchers = self._announce("broadcast", mine, asked)
+        _all_pickled("broadcast", mine, vouchers, asked)
         with self._engine.entirely(asked.purpose):
+            lengths = [voucher.length for voucher in vouchers]
             own = _room(lengths[self.rank], [])
             every = _room(0, mine.pickles) if is_root else None
             self._scatterv("scatter_object", every, lengths, own, root, timeout=timeout)
-        return objs[root] if is_root and objs is not None else pickle.loads(own.data)
+            found = _vouched(vouchers[self.rank], own, root, asked)
+        return objs[root] if is_root and objs is not None else pickle.loads(found)
 
     def _pickles_of_all(
         self, pickles: list[bytes], lengths: list[int], asked: Asked
@@ -119,44 +143,78 @@ class Objects(Counted):
             self._launch.run("broadcast", found[-1], None, asked._replace(root=root))
         return found
 
-    def _check_root(self, root: int, who: str) -> None:
+    def _begin(self, root: int, who: str) -> None:
         from pycoll.runtime.request import rank_of
 
         self._engine.require_usable(who)
         rank_of(root, self.size, f"{who}: root")
+        if self._engine.bootstrap.public:
+            raise UsageError(
+                f"{who}: anybody who reaches rank 0 over the network could have joined this job, "
+                "and a pickle makes its reader run anything: set PYCOLL_SECRET to the same output "
+                "of `openssl rand -hex 32` on every rank"
+            )
 
-    def _lengths(self, collective: str, mine: _Pickled, asked: Asked) -> list[int]:
-        """Exchange the lengths of pickles; raise if a rank could not make its own."""
+    def _announce(self, collective: str, mine: _Pickled, asked: Asked) -> list[Voucher]:
+        """Exchange the vouchers of pickles, or that a rank could not make its own.
+
+        In a broadcast there is a pickle for each rank, or one for all of them.
+        """
         import numpy
 
-        x = numpy.array(mine.lengths, numpy.int64)
-        asked = asked._replace(purpose=f"lengths of {asked.purpose}")
-        lengths = [int(n) for n in self._launch.run(collective, x, None, asked)]
-        if mine.error is not None:
-            raise mine.error
-        if _FAILED in lengths:
-            rank = asked.root if collective == "broadcast" else lengths.index(_FAILED)
-            what = asked.purpose.removeprefix("lengths of ").partition("(")[0]
-            raise UsageError(f"{what}: rank {rank} could not pickle its object; see its message")
-        return lengths
+        what, each = asked.purpose, mine.want > 1
+        number = self._engine.next_call()
+        nothing: list[bytes | None] = [None] * mine.want
+        said = [
+            self._vouchers.write(what, number, pickle, receiver if each else EVERYONE)
+            for receiver, pickle in enumerate(mine.pickles or nothing)
+        ]
+        x = numpy.frombuffer(bytearray(b"".join(said)), numpy.int64)
+        ahead = asked._replace(purpose=f"lengths of {what}")
+        vouchers = []
+        with self._engine.entirely(what, self._engine.places()):
+            data = self._launch.run(collective, x, None, ahead).tobytes()
+            for i, start in enumerate(range(0, len(data), VOUCHER_BYTES)):
+                sender = asked.root if collective == "broadcast" else i
+                one = data[start : start + VOUCHER_BYTES]
+                receiver = i if each else EVERYONE
+                vouchers.append(self._vouchers.read(what, number, one, sender, receiver))
+        return vouchers
 
 
 class _Pickled(NamedTuple):
-    pickles: list[bytes]
-    lengths: list[int]
-    error: Exception | None
+    pickles: list[bytes]  #: none on a rank that has nothing to say, or could not make one of them
+    want: int  #: how many of them there are on a rank that has
+    error: Exception | None = None
 
 
 def _pickled(objects: Sequence[Any] | None, want: int) -> _Pickled:
     """Pickle what this rank has to say; keep the error, for the others must hear of it first."""
     try:
-        if objects is None or len(objects) not in (0, want):
-            what = "nothing" if objects is None else f"{len(objects)} objects"
+        listed = isinstance(objects, Sequence) or hasattr(objects, "__array__")
+        if objects is None or not listed or len(objects) != want:
+            what = (
+                f"{len(objects)} objects" if isinstance(objects, list | tuple) else quoted(objects)
+            )
             raise UsageError(f"scatter_object: objs is {what}, want {want} objects on the root")
         pickles = [pickle.dumps(obj, protocol=5) for obj in objects]
     except Exception as error:  # an object's own methods may raise anything
-        return _Pickled([], [_FAILED] * want, error)
-    return _Pickled(pickles, [len(p) for p in pickles] or [0] * want, None)
+        return _Pickled([], want, error)
+    return _Pickled(pickles, want)
+
+
+def _all_pickled(
+    collective: str, mine: _Pickled, vouchers: list[Voucher], asked: Asked
+) -> list[Voucher]:
+    """Return the vouchers; raise if a rank could not make its pickles. All ranks raise alike."""
+    if mine.error is not None:
+        raise mine.error
+    failed = [i for i, voucher in enumerate(vouchers) if voucher.length == FAILED]
+    if failed:
+        rank = asked.root if collective == "broadcast" else failed[0]
+        who = asked.purpose.partition("(")[0]
+        raise UsageError(f"{who}: rank {rank} could not pickle its object; see its message")
+    return vouchers
 
 
 def _rounded(length: int) -> int:
@@ -169,7 +227,7 @@ def _room(length: int, pickles: list[bytes]) -> Bytes:
     import numpy
 
     total = sum(map(len, pickles))
-    room = numpy.empty(max(length, total), numpy.uint8)
+    room = numpy.zeros(max(length, total), numpy.uint8)  # all of it leaves this process
     room[:total] = numpy.frombuffer(b"".join(pickles), numpy.uint8)
     return room
 
@@ -178,3 +236,19 @@ def _cut(data: Bytes, lengths: Sequence[int]) -> list[Bytes]:
     """Return the parts of ``data`` that have these lengths."""
     ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
     return [data[end - n : end] for end, n in zip(ends, lengths, strict=True)]
+
+
+def _vouched(voucher: Voucher, data: Bytes, sender: int, asked: Asked) -> memoryview:
+    """Return the pickle with which ``data`` begins, if its rank vouched for that."""
+    found = data[: voucher.length].data
+    if not voucher.holds(found):
+        raise TransportError(
+            f"{asked.purpose}: what came for rank {sender}'s object is not what it sent: somebody "
+            "between the ranks changed it; it was not loaded"
+        )
+    return found
+
+
+def _all_vouched(vouchers: list[Voucher], every: list[Bytes], asked: Asked) -> list[memoryview]:
+    pairs = zip(vouchers, every, strict=True)
+    return [_vouched(voucher, data, i, asked) for i, (voucher, data) in enumerate(pairs)]

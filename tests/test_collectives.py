@@ -294,3 +294,19 @@ def test_an_algorithm_is_for_one_collective(monkeypatch: pytest.MonkeyPatch) -> 
             comm.broadcast(x)
 
     ranks(3, rank)
+
+
+def test_a_setting_that_names_no_algorithm_is_named_itself(monkeypatch: Any) -> None:
+    monkeypatch.setenv("PYCOLL_ALGORITHM", "rign")
+
+    def rank() -> None:
+        with pycoll.init() as comm:
+            comm.barrier()
+            with pytest.raises(
+                pycoll.UsageError,
+                match=r"^broadcast: PYCOLL_ALGORITHM is 'rign' on rank 0, want the name .*binomial",
+            ):
+                comm.broadcast(np.ones(3))
+            comm.broadcast(np.ones(3), algorithm="direct")
+
+    ranks(2, rank)

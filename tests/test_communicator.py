@@ -84,6 +84,32 @@ def test_every_dtype_op_count_and_place(size: int) -> None:
     ranks(size, rank)
 
 
+def test_an_average_of_integers_wraps_as_the_sum_does_and_truncates_towards_zero() -> None:
+    """As NCCL's ncclAvg: the sum in the dtype itself, then one division as C divides."""
+    names = ("int8", "uint8", "int32", "uint32", "int64", "uint64")
+
+    def rank() -> None:
+        with pycoll.init() as comm:
+            for name in names:
+                limits = np.iinfo(name)
+                # Whole sums, negative ones that a floor would round down, and such as wrap.
+                values = [limits.max, limits.min, 7, 1, 0, *((-1, -5) if limits.min else (2, 5))]
+                mine = np.array([int(v) - (comm.rank if v > 5 else 0) for v in values], name)
+                every = comm.allgather(mine.reshape(1, -1)).astype(object)
+                bits = 8 * mine.itemsize
+                wrapped = [(int(t) - limits.min) % 2**bits + limits.min for t in every.sum(0)]
+                want = [abs(t) // comm.size * (-1 if t < 0 else 1) for t in wrapped]
+                for algorithm in (None, "ring", "recursive_doubling", "one_shot"):
+                    got = comm.allreduce(mine, np.empty_like(mine), "avg", algorithm=algorithm)
+                    assert got.tolist() == want, (name, algorithm)
+                parts = comm.reduce_scatter(np.concatenate([mine] * comm.size), op="avg")
+                assert parts.tolist() == want, name
+                reduced = comm.reduce(mine.copy(), op="avg", root=1)
+                assert comm.rank != 1 or reduced.tolist() == want, name
+
+    ranks(3, rank)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_large_messages_by_every_algorithm(size: int) -> None:
     from pycoll.algorithms import names
@@ -264,9 +290,9 @@ def test_torch_tensors() -> None:
             assert torch.equal(plan(), torch.full((3, 2), 2.0).bfloat16())
             with pytest.raises(pycoll.UsageError, match=r"not contiguous .*pass x.contiguous\(\)"):
                 comm.allreduce(torch.ones(4, 3).T)
-            with pytest.raises(pycoll.UsageError, match="dtype complex64, which is not served"):
+            with pytest.raises(pycoll.UsageError, match="dtype complex64, which can be moved"):
                 comm.allreduce(torch.ones(2, dtype=torch.complex64))
-            with pytest.raises(pycoll.UsageError, match="dtype float8_e5m2, which is not served"):
+            with pytest.raises(pycoll.UsageError, match="dtype float8_e5m2, which can be mo"):
                 comm.allreduce(torch.ones(2).to(torch.float8_e5m2))
             with pytest.raises(pycoll.UsageError, match=r"is on meta, .*pass x.cpu\(\)"):
                 comm.allreduce(torch.ones(2, device="meta"))
@@ -462,7 +488,9 @@ def test_what_cannot_be_served_is_refused_with_the_cure() -> None:
                 (lambda: comm.allreduce(x, x.astype("f4")), "out has dtype float32, want float64"),
                 (lambda: comm.allreduce(x[:4], x[2:]), "out begins 16 bytes from x and overlaps"),
                 (lambda: comm.allreduce(5), "x is a int, want an array"),
-                (lambda: comm.empty(3, "complex64"), "dtype complex64, which is not served"),
+                (lambda: comm.empty(3, "O"), "the array has dtype object, want elements of a fix"),
+                (lambda: comm.empty(3, ("f4", 2)), "empty: dtype is .*, an array of float32"),
+                (lambda: comm.empty(2**70), r"empty: shape is 11805\d+, want a length"),
             ):
                 with pytest.raises(pycoll.UsageError, match=message):
                     call()

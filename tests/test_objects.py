@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,8 @@ import pytest
 
 import pycoll
 from pycoll import objects
+from pycoll.runtime.asked import Asked
+from pycoll.runtime.vouchers import Voucher, Vouchers
 
 pytestmark = pytest.mark.native
 
@@ -65,6 +69,36 @@ def test_one_long_object_takes_no_room_of_its_length_for_each_rank() -> None:
     pycoll.spawn(rank, 3, timeout=60)
 
 
+def test_behind_a_pickle_nothing_of_this_process_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pickle travels with room behind it, for few lengths are used; elsewhere others may read."""
+    vouched, empty = objects._vouched, np.empty
+
+    def used(*arguments: Any, **named: Any) -> np.ndarray:
+        array = empty(*arguments, **named)
+        array.view(np.uint8)[...] = 0xAA  # as what this memory held before
+        return array
+
+    def rank() -> None:
+        with pycoll.init() as comm:
+            seen: list[int] = []
+
+            def look(voucher: Voucher, data: np.ndarray, who: int, asked: Asked) -> Any:
+                behind = data[voucher.length :]
+                seen.append(len(behind))
+                assert not behind.any()
+                return vouched(voucher, data, who, asked)
+
+            monkeypatch.setattr(np, "empty", used)
+            monkeypatch.setattr(objects, "_vouched", look)
+            for call in CALLS.values():
+                call(comm)
+            comm.allgather_object("x" * (objects._WASTE_BYTES * 2 + 100 if comm.rank == 1 else 1))
+            monkeypatch.undo()
+            assert max(seen) > 100
+
+    pycoll.spawn(rank, 3, timeout=60)
+
+
 def test_few_plans_serve_many_lengths() -> None:
     def rank() -> None:
         with pycoll.init() as comm:
@@ -89,7 +123,7 @@ def test_what_cannot_be_pickled_fails_on_all_ranks_and_harms_nothing() -> None:
                 told = "not me" if r == at else f"_object: rank {at} could not pickle its object"
                 with pytest.raises(want, match=told):
                     call()
-            for wrong, what in ((None, "nothing"), ([1], "1 objects")):
+            for wrong, what in ((None, "None"), ([1], "1 objects")):
                 told = f"objs is {what}, want 3 objects" if r == 0 else "rank 0 could not pickle"
                 with pytest.raises(pycoll.UsageError, match=told):
                     comm.scatter_object(wrong)
@@ -148,3 +182,120 @@ def test_an_object_meets_nothing_but_its_like() -> None:
             call()
 
     pycoll.spawn(rank, 2, timeout=60)
+
+
+class Evil:
+    """A pickle that leaves a file behind wherever it is loaded."""
+
+    def __init__(self, at: Path) -> None:
+        self.at = at
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.at,)
+
+
+CALLS = {
+    "broadcast": lambda comm: comm.broadcast_object("x" * 400, 0),
+    "allgather": lambda comm: comm.allgather_object("x" * 400),
+    "gather": lambda comm: comm.gather_object("x" * 400, 1),
+    "scatter": lambda comm: comm.scatter_object(["x" * 400] * 3, 0),
+}
+
+
+@pytest.mark.parametrize("place", ["the voucher", "a byte", "all of it"])
+@pytest.mark.parametrize("method", CALLS)
+def test_what_somebody_changed_on_its_way_is_not_loaded(
+    method: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data of collectives have no seal; here they change just where they arrive, at rank 1."""
+    evidence = tmp_path / "evidence"
+    sender = 2 if method == "gather" else 0
+    loads = pickle.loads
+
+    def change(data: np.ndarray) -> None:
+        if place != "all of it":
+            data[len(data) // 2] ^= 1
+            return
+        evil = np.frombuffer(pickle.dumps(Evil(evidence)), np.uint8)
+        data[: len(evil)] = evil
+
+    def rank() -> None:
+        comm = pycoll.init(timeout=60)
+        secret = comm._engine.bootstrap.secret
+        comm._vouchers = Vouchers(secret, comm.rank, leave=True)  # as between hosts
+        read = Vouchers.read
+        vouched = objects._vouched
+
+        def read_changed(
+            self: Vouchers, what: str, call: int, data: bytes, who: int, *to: int
+        ) -> Voucher:
+            came = np.frombuffer(bytearray(data), np.uint8)
+            if who == sender:
+                change(came)
+            return read(self, what, call, came.tobytes(), who, *to)
+
+        def vouched_changed(voucher: Voucher, data: np.ndarray, who: int, asked: Asked) -> Any:
+            if who == sender:
+                change(data)
+            return vouched(voucher, data, who, asked)
+
+        if comm.rank == 1:
+            monkeypatch.setattr(pickle, "loads", lambda data: pytest.fail(f"loaded {data!r}"))
+            if place == "the voucher":
+                monkeypatch.setattr(Vouchers, "read", read_changed)
+            else:
+                monkeypatch.setattr(objects, "_vouched", vouched_changed)
+
+        def call() -> None:
+            CALLS[method](comm)
+            comm.barrier()
+
+        thing = "voucher" if place == "the voucher" else "object"
+        if comm.rank == 1:
+            told = rf"^{method}_object\(.*\): what came for rank {sender}'s {thing} is not"
+            with pytest.raises(pycoll.TransportError, match=told):
+                call()
+        else:
+            told = rf"rank 1 \(.*\) gave up: TransportError inside {method}_object"
+            with pytest.raises(pycoll.BrokenError, match=told):
+                call()
+        monkeypatch.setattr(pickle, "loads", loads)
+
+    pycoll.spawn(rank, 3, timeout=60)
+    assert not evidence.exists()
+    loads(pickle.dumps(Evil(evidence)))
+    assert evidence.exists()  # so it would have been seen
+
+
+def test_ranks_that_are_at_different_calls_hear_so() -> None:
+    """A call that failed on one rank alone counts; what follows is not taken for it."""
+
+    def rank() -> None:
+        comm = pycoll.init(timeout=20)
+        assert comm.allgather_object(comm.rank) == [0, 1]
+        if comm.rank == 0:
+            with pytest.raises(pycoll.UsageError, match="root is 7"):
+                comm.broadcast_object("x", 7)
+
+        def call() -> None:
+            comm.broadcast_object("x")
+            comm.barrier()
+
+        told = r"rank 0: broadcast_object at .*test_objects.py:\d+, refused with UsageError: .*is 7"
+        with pytest.raises(pycoll.MismatchError, match=told):
+            call()
+
+    pycoll.spawn(rank, 2, timeout=60)
+
+
+def test_a_job_that_anybody_could_join_serves_no_objects() -> None:
+    def rank() -> None:
+        with pycoll.init() as comm:
+            comm._engine.bootstrap.public = True
+            for method, call in CALLS.items():
+                told = rf"^{method}_object: anybody who reaches rank 0 .*: set PYCOLL_SECRET to"
+                with pytest.raises(pycoll.UsageError, match=told):
+                    call(comm)
+            assert comm.allreduce(np.ones(1))[0] == 3.0
+
+    pycoll.spawn(rank, 3, timeout=60)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pycoll import arrays
 from pycoll.arrays import ArrayView
 from pycoll.dtypes import UINT8, DType
-from pycoll.errors import UsageError
+from pycoll.errors import UsageError, quoted
 from pycoll.runtime.bindings import Message
 from pycoll.runtime.request import rank_of, table
 
@@ -141,7 +141,7 @@ def _pair(pair: Any, who: str) -> tuple[Any, Any]:
     try:
         x, peer = pair
     except (TypeError, ValueError):
-        raise UsageError(f"{who} is {pair!r}, want an array and a rank") from None
+        raise UsageError(f"{who} is {quoted(pair)}, want an array and a rank") from None
     return x, peer
 
 

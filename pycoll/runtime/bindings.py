@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import os
 from collections.abc import Sequence
 from importlib.machinery import ExtensionFileLoader
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from pycoll import installed
 from pycoll.errors import (
     BrokenError,
     CollectiveTimeout,
@@ -26,18 +27,29 @@ from pycoll.errors import (
     TransportError,
     UnavailableError,
     UsageError,
+    encoded,
 )
 from pycoll.fabric import Fabric, Rail
 
 #: Written by the build when it could not compile the engine: the reason and the cure.
-_RECORD = Path(__file__).parents[1] / "_native_missing.txt"
-_CURE = "apt-get install gcc python3-dev, then pip install --force-reinstall --no-deps ."
+_RECORD = installed.HERE / "_native_missing.txt"
+_COMPILER = "apt-get install gcc python3-dev"
+_REINSTALL = "pip install --force-reinstall --no-deps pycoll"
 
 
 def _missing(error: ImportError) -> UnavailableError:
+    what = "pycoll's native engine is not there, so nothing can run"
+    if there := installed.engine_elsewhere():
+        return UnavailableError(
+            f"{what}: this Python imports pycoll from {installed.HERE}, which has no engine, and "
+            f"so not the one that is installed in {there}; to mend it: start from another folder, "
+            f"or with python -P, or build the engine in {installed.HERE.parent} too (make build)"
+        )
     why = _RECORD.read_text(encoding="utf-8").strip() if _RECORD.exists() else ""
-    why = why or f"{error}; to mend it: {_CURE}"
-    return UnavailableError(f"pycoll's native engine is not there, so nothing can run: {why}")
+    if not why:
+        again = "make build" if installed.in_sources() else _REINSTALL
+        why = f"{error}; to mend it: {_COMPILER}, then {again}"
+    return UnavailableError(f"{what}: {why}")
 
 
 def _load() -> tuple[Any, Any]:
@@ -70,6 +82,11 @@ LOST: int = _lib.PC_LOST
 UNMAPPABLE: int = _lib.PC_UNMAPPABLE
 IDLE: int = _lib.PC_BOARD_IDLE
 CALLING: int = _lib.PC_BOARD_CALLING
+TRANSFER: int = _lib.PC_CAUSE_TRANSFER  #: `Error.cause` where a transfer failed
+REFUSED_MESSAGE = "a message that was refused"  #: in texts about transfers, see native/lane.c
+REFUSED: int = _lib.PC_REFUSED  #: signature on the board of a call that was refused
+FORGOTTEN: int = _lib.PC_FORGOTTEN  #: of a call, made or refused, that is on the board no more
+BOARD_CALLS: int = _lib.PC_BOARD_CALLS  #: how many of its last calls a board knows
 CLOSED: int = _lib.PC_BOARD_CLOSED
 
 #: Rails of a rank at most.
@@ -85,7 +102,7 @@ class Error(NamedTuple):
     """What the engine says about its last failure."""
 
     code: int
-    cause: int  #: ABORTED: what was given to `comm_abort`; else 1 if a transfer failed
+    cause: int  #: ABORTED: what was given to `comm_abort`; else TRANSFER if one failed
     peer: int
     errnum: int
     text: str
@@ -108,6 +125,7 @@ class Board(NamedTuple):
     signature: int  #: of the last call entered
     state: int
     text: str  #: about that call; empty when it has not been described
+    elsewhere: str = ""  #: what the process does on its other communicators, once asked
 
 
 class Port(NamedTuple):
@@ -158,7 +176,7 @@ def _text(chars: Any) -> str:
 
 
 def _bytes(text: str, limit: int) -> bytes:
-    return text.encode("utf-8", "replace").replace(b"\0", b"?")[:limit]
+    return encoded(text).replace(b"\0", b"?")[:limit]
 
 
 def version() -> str:
@@ -256,7 +274,9 @@ def raise_for(code: int, comm: Any, what: str) -> NoReturn:
     text = error.text if error.code == code and error.text else code_name(code)
     kind = _EXCEPTIONS.get(code, InternalError)
     if kind is TransportError and error.errnum:
-        raise TransportError(error.errnum, f"{what}: {text}: {os.strerror(error.errnum)}")
+        why = os.strerror(error.errnum)  # which the engine's own text may end with
+        text = text if text.endswith(why) else f"{text}: {why}"
+        raise TransportError(error.errnum, f"{what}: {text}")
     raise kind(f"{what}: {text}")
 
 
@@ -302,15 +322,19 @@ def comm_remote(comm: Any, peer: int) -> None:
     check(_lib.pc_comm_remote(comm, peer), comm, f"rank {peer} as a remote peer")
 
 
-def comm_rails(comm: Any, fabric: Fabric, rails: Sequence[Rail]) -> None:
+def comm_rails(comm: Any, fabric: Fabric, rails: Sequence[Rail], patience: float = 0.0) -> None:
     """Say that remote peers are reached by RDMA over these ports; with none, by sockets again.
 
     Args:
         comm: One without remote peers as yet.
         fabric: How packets are sent.
         rails: At most MAX_RAILS, each with its port.
+        patience: Seconds for a first path to each peer, rounded up, from when the two have a
+            connection; 0: for ever.
     """
-    code = _lib.pc_comm_rails(comm, _options(fabric), _specs(rails), len(rails))
+    options = _options(fabric)
+    options.patience = math.ceil(patience)
+    code = _lib.pc_comm_rails(comm, options, _specs(rails), len(rails))
     check(code, comm, "opening RDMA ports")
 
 
@@ -378,9 +402,49 @@ def comm_broken(comm: Any) -> int:
     return int(_lib.pc_comm_broken(comm))
 
 
-def comm_entered(comm: Any) -> bool:
-    """Tell whether a thread is inside a call."""
-    return bool(_lib.pc_comm_entered(comm))
+def comm_entered(comm: Any) -> int:
+    """Tell whether a thread is inside a call: 0, or 2 if it is this one, else 1."""
+    return int(_lib.pc_comm_entered(comm))
+
+
+def comm_places(comm: Any) -> int:
+    """Return how many calls and messages of this rank have taken their places."""
+    return int(_lib.pc_comm_places(comm))
+
+
+def comm_places_before(comm: Any) -> int:
+    """Return how many had when the present call came in, as `fastcall` noted."""
+    return int(_lib.pc_comm_places_before(comm))
+
+
+def comm_follow(comm: Any, leader: Any) -> None:
+    """Have a launch on a GPU by ``comm`` take a place among the calls of ``leader``, too."""
+    _lib.pc_comm_follow(comm, leader)
+
+
+def comm_forget_places(comm: Any, places: int) -> None:
+    """Count only so many places: what took those behind them was no call of the user's."""
+    _lib.pc_comm_forget_places(comm, places)
+
+
+def comm_calls(comm: Any) -> int:
+    """Return the number of this rank's last call, queued ones included."""
+    return int(_lib.pc_comm_calls(comm))
+
+
+def refuse(comm: Any) -> int | None:
+    """Have a call that was refused take its place, behind those that are queued; its number.
+
+    None inside another call, and of a communicator that is broken.
+    """
+    number = ffi.new("uint64_t *")
+    return None if _lib.pc_refuse(comm, number) else int(number[0])
+
+
+def refuse_message(comm: Any, peer: int, sending: bool) -> bool:
+    """Have a message that was refused take its place; False inside another call."""
+    direction = _lib.PC_DIRECTION_SEND if sending else _lib.PC_DIRECTION_RECV
+    return int(_lib.pc_refuse_message(comm, peer, direction)) == 0
 
 
 def comm_forked(comm: Any) -> None:
@@ -541,9 +605,9 @@ def post(comm: Any, messages: Sequence[Message], timeout: float, work: Any) -> i
     return int(_lib.pc_post(comm, _messages(messages), len(messages), timeout, work))
 
 
-def comm_gone(comm: Any, peer: int) -> None:
-    """Say that a rank has left or died; any thread may."""
-    _lib.pc_comm_gone(comm, peer)
+def comm_gone(comm: Any, peer: int, died: bool) -> None:
+    """Say that a rank has left in good order or died; any thread may."""
+    _lib.pc_comm_gone(comm, peer, died)
 
 
 def pairwise(comm: Any, signature: int, messages: Sequence[Message], timeout: float) -> int:
@@ -563,6 +627,14 @@ def pairwise_submit(
 def board_describe(comm: Any, text: str) -> None:
     """Say on this rank's board what its present call is."""
     _lib.pc_board_describe(comm, _bytes(text, BOARD_TEXT))
+
+
+def board_call(comm: Any, peer: int, number: int) -> int:
+    """Return the signature of a rank's call, `REFUSED` or `FORGOTTEN`.
+
+    0 if it has not come to that call, or is remote.
+    """
+    return int(_lib.pc_board_call(comm, peer, number))
 
 
 def board_read(comm: Any, peer: int) -> Board:

@@ -185,6 +185,15 @@ def plane_prepare(plane: Any, comm: Any, plan: Any, x: int, out: int, timeout: f
     return bytes(ffi.buffer(place, bindings.check(code, comm, "a call on a GPU")))
 
 
+def plane_refuse(plane: Any) -> int | None:
+    """Have a call that was refused take its place among the launches; its number.
+
+    None of a plane that is broken.
+    """
+    number = ffi.new("uint64_t *")
+    return None if _lib.pc_plane_refuse(plane, number) else int(number[0])
+
+
 def plane_check(plane: Any) -> int:
     """Return 0, or the code of a call that has failed; asks no driver."""
     return int(_lib.pc_plane_check(plane))

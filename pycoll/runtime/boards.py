@@ -6,9 +6,10 @@ import contextlib
 import struct
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pycoll.errors import PycollError
+from pycoll.errors import PycollError, encoded
 from pycoll.runtime import bindings
 from pycoll.runtime.bindings import Board
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 #: twice as long, and so on, up to the second.
 ASK_SECONDS, MOST_ASK_SECONDS = 0.5, 16.0
 
-#: A board on its way: sequence, signature, state; the text follows.
+#: A board on its way: sequence, signature, state; the texts follow, with a zero byte between them.
 _LAYOUT = struct.Struct("<QQI")
 
 
@@ -36,8 +37,11 @@ class Control(Protocol):
 class Boards:
     """The boards of one communicator."""
 
-    def __init__(self, comm: Any, control: Control, world: World) -> None:
+    def __init__(
+        self, comm: Any, control: Control, world: World, elsewhere: Callable[[], str] = str
+    ) -> None:
         self._comm, self._control = comm, control
+        self._elsewhere = elsewhere  #: what this process does on its other communicators
         self._rank, self._mapped = world.rank, world.mapped
         self._asking = (0, 0.0, 0.0)  #: number of the call; when to ask next; the pause then
 
@@ -51,10 +55,20 @@ class Boards:
             return bindings.board_read(self._comm, rank)
         return parse(self._control.boards().get(rank, b""))
 
+    def exact(self, rank: int) -> bool:
+        """Tell whether `of` returns what a rank's board says now, and not what was last heard."""
+        return self._mapped[rank]
+
     def said(self) -> bytes:
         """Return what this rank answers to ranks that cannot read its board."""
         own = self.own()
-        return _LAYOUT.pack(own.sequence, own.signature, own.state) + own.text.encode()
+        texts = f"{own.text}\0{self._elsewhere()}"
+        return _LAYOUT.pack(own.sequence, own.signature, own.state) + encoded(texts)
+
+    def elsewhere(self, rank: int) -> str:
+        """Return what a rank's process does on its other communicators, as it said when asked."""
+        board = parse(self._control.boards().get(rank, b""))
+        return board.elsewhere if board else ""
 
     def ask_in_time(self, own: Board) -> None:
         """Ask for the boards of remote ranks if this call has waited long, more and more rarely.
@@ -74,11 +88,17 @@ class Boards:
             with contextlib.suppress(PycollError):  # closed meanwhile
                 self._control.ask()
 
+    def question(self) -> threading.Event | None:
+        """Ask every rank for its board; the event is set when there are answers."""
+        try:
+            return self._control.ask()
+        except PycollError:  # closed meanwhile
+            return None
+
     def refresh(self, seconds: float) -> None:
-        """Ask for the boards of remote ranks, and wait at most so long for the answers."""
-        if not all(self._mapped):
-            with contextlib.suppress(PycollError):
-                self._control.ask().wait(seconds)
+        """Ask every rank for its board and what it does elsewhere; wait at most so long."""
+        with contextlib.suppress(PycollError):
+            self._control.ask().wait(seconds)
 
 
 def parse(said: bytes) -> Board | None:
@@ -86,4 +106,5 @@ def parse(said: bytes) -> Board | None:
     if len(said) < _LAYOUT.size:
         return None
     sequence, signature, state = _LAYOUT.unpack_from(said)
-    return Board(sequence, signature, state, said[_LAYOUT.size :].decode(errors="replace"))
+    text, _, elsewhere = said[_LAYOUT.size :].decode(errors="replace").partition("\0")
+    return Board(sequence, signature, state, text, elsewhere)

@@ -52,11 +52,12 @@ class Message:
         return Call(name, op, self.dtype, self.count, root, pieces=self.pieces)
 
 
-def pairs(xs: Sequence[Any], outs: Any, who: str) -> list[Pair]:
+def pairs(xs: Sequence[Any], outs: Any, who: str, reduces: bool = True) -> list[Pair]:
     """Look at every array of a list and at where its result goes (None: in place).
 
     Raises:
-        UsageError: The lists differ in length, or arrays share memory that is written.
+        UsageError: The lists differ in length, an array cannot be served (or, where the collective
+            ``reduces``, not be reduced), or arrays share memory that is written.
     """
     if outs is not None and not isinstance(outs, list | tuple):
         raise UsageError(f"{who}: x is a list of arrays and out is a {type(outs).__name__}")
@@ -65,6 +66,10 @@ def pairs(xs: Sequence[Any], outs: Any, who: str) -> list[Pair]:
     found = []
     for i, x in enumerate(xs):
         view = arrays.view(x, f"{who}: x[{i}]")
+        if reduces:
+            arrays.require_reduced(view.dtype, f"{who}: x[{i}]")
+        elif outs is None:
+            arrays.require_writable(view, f"{who}: x[{i}]")
         out = None if outs is None else outs[i]
         found.append((view, arrays.result(view, out, f"{who}, array {i}")))
     # In place, an array is its own result.

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import operator
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pycoll.bootstrap import Bootstrap
 from pycoll.bootstrap.reactor import CLOSED, EXITED
 from pycoll.config import Config
-from pycoll.errors import ClosedError, UsageError
+from pycoll.errors import (
+    BrokenError,
+    BusyError,
+    ClosedError,
+    MismatchError,
+    PeerLostError,
+    PycollError,
+    UsageError,
+    described,
+    quoted,
+)
 from pycoll.runtime import bindings
-from pycoll.runtime.faults import Faults
+from pycoll.runtime.faults import TOLD, Faults
 from pycoll.runtime.join import World, join
+from pycoll.runtime.line import amid
 from pycoll.runtime.links import Links
 from pycoll.runtime.region import Heap
 from pycoll.runtime.settled import Selector, Settled, settle
@@ -31,13 +43,19 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", bound="Engine")
 
+#: Of messages the peer, as the user gave it, and whether they are sent.
+Lanes = Iterable[tuple[Any, bool]]
+
 #: A native wait returns to Python this often, for Ctrl-C and a look at the other ranks' boards.
 _SLICE_SECONDS = 0.1
 #: A rank that has waited this long says what it is doing; large messages take milliseconds anyway.
 _QUIET_SECONDS = 0.01
 _MAX_SECONDS = 86400  #: of a timeout
+_LISTED = 8  #: ranks of a communicator that a text lists
 #: How long leaving waits for threads that are about to leave a wait.
 _LEAVE_SECONDS = 1.0
+#: How long a board waits for whoever takes a communicator away; then it says nothing of others.
+_LOOK_SECONDS = 0.5
 #: Finished works that nobody waits for are kept, with their arrays, until there are so many.
 _FEW = 8
 
@@ -106,17 +124,49 @@ class Engine:
         return self.found(ranks, key, Engine)
 
     def found(self, ranks: list[int], key: str, make: Callable[..., E]) -> E:
-        """Return what ``make`` makes of some of the ranks, of the settings and what is settled."""
+        """Return what ``make`` makes of some of the ranks, which have all made a call for it.
+
+        Raises:
+            PycollError: What broke this communicator meanwhile; PeerLostError if a rank has died.
+        """
+        try:
+            return self._form(ranks, key, make, self._config)
+        except PycollError:
+            self.faults.bereave(key.partition(" ")[0])
+            raise
+
+    def apart(self, ranks: list[int], key: str, config: Config) -> Engine:
+        """Return an engine of some of the ranks with settings of its own, without a call on this.
+
+        Those that are left may go on so: only what breaks this communicator meanwhile fails it. A
+        death among its own ranks it hears of by itself. No failure of this one is raised in its
+        place, since any thread may call this: that is kept for whoever calls on this one next.
+        """
+        return self._form(ranks, key, Engine, config, {*self.faults.causes(), *ranks})
+
+    def _form(
+        self,
+        ranks: list[int],
+        key: str,
+        make: Callable[..., E],
+        config: Config,
+        but: Container[int] = (),
+    ) -> E:
         bootstrap = self.bootstrap.group(ranks, key)
         try:
-            return make(bootstrap, self._config, settled=self._settled)
+            with self.faults.forming(bootstrap.control, but):
+                return make(bootstrap, config, settled=self._settled)
         except BaseException:
             bootstrap.close()
             raise
 
     def follow(self, engine: Engine) -> None:
-        """Close, and leave, with another engine, which belongs to the same communicator."""
+        """Close, and leave, with another engine, which belongs to the same communicator.
+
+        What is launched here on a GPU counts in `places` of both.
+        """
         engine._followers.append(self)
+        bindings.comm_follow(self.comm, engine.comm)
 
     # Calls.
 
@@ -165,24 +215,148 @@ class Engine:
 
     def interrupted(self, error: BaseException) -> None:
         """Break the communicator if ``error`` left a call unfinished in this thread."""
+        if amid(self):  # the call that is unfinished is another one, which goes on
+            return
         mine = self._waiter in (0, threading.get_ident())
         if mine and not (self._closed or self._parent):
             self._waiter = 0
             self.faults.interrupted(error)
 
+    def places(self) -> int:
+        """Return how many calls and messages of this rank have taken their places."""
+        return 0 if self._closed else bindings.comm_places(self.comm)
+
+    def noted(self, launch: Callable[[], Any]) -> Callable[[], Any]:
+        """Return ``launch`` so that it notes `places` first; what is native does so by itself."""
+        native = isinstance(launch, bindings.fastcall.Plan)
+        comes = self.launcher.comes
+
+        def start() -> Any:
+            comes()
+            return launch()
+
+        return launch if native else start
+
+    def refused(self, what: str, error: BaseException, before: int | None = None) -> None:
+        """See to a call that ``error`` ended, wherever it had got to; called by its method.
+
+        A call that was unfinished breaks the communicator. One that had not begun takes its place
+        among the calls all the same: other ranks may have made theirs, and whatever this rank
+        calls next must not be taken for it. Ranks that were refused alike stay in step. One that
+        had ended has its place: a signal handler runs behind the native call, and may raise there.
+        Nobody knows what memory a bad argument was meant to be in: a refused call counts on this
+        communicator and on those that follow it.
+
+        Args:
+            what: Name of the method.
+            error: What it raises.
+            before: `places` when the call came in; by default what the launcher, a port or a bound
+                plan noted then.
+
+        Raises:
+            BusyError: In place of what an import says that is under way already.
+        """
+        if self._begun(error, before):
+            return
+        for engine in (self, *self._followers):
+            number = engine._take_place()
+            if number is not None:
+                engine.faults.refuse(what, error, number)
+
+    def _take_place(self) -> int | None:
+        """Count a call that was refused; return its number, None if this has no more calls."""
+        return bindings.refuse(self.comm)
+
+    def refused_messages(
+        self, what: str, error: BaseException, lanes: Lanes, before: int | None = None
+    ) -> None:
+        """See to messages in the same way: those that had not begun take their places.
+
+        Args:
+            what: Name of the method.
+            error: What it raises.
+            lanes: Of each message the peer, and whether it is sent. One whose peer is no rank might
+                have been meant for any.
+            before: As in `refused`.
+        """
+        if self._begun(error, before):
+            return
+        done = []
+        for peer, sending in lanes:
+            try:
+                number = operator.index(peer)
+            except TypeError:
+                number = -1
+            size = self.world.size
+            peers = [number] if 0 <= number < size else range(size)
+            done += [bindings.refuse_message(self.comm, peer, sending) for peer in peers]
+        if any(done):
+            self.faults.refuse(what, error, 0)
+
+    def _begun(self, error: BaseException, before: int | None) -> bool:
+        """End a call that was unfinished; tell whether it needs no place: it had its own."""
+        if self._closed or self._parent:
+            return True
+        if amid(self):
+            if isinstance(error, ImportError):
+                raise BusyError(
+                    "a call of this thread is under way on this communicator, and what calls need "
+                    "is still being imported; let the signal handler only note what happened"
+                ) from None
+            return True
+        self.interrupted(error)
+        if TOLD in vars(error) or isinstance(error, BrokenError | PeerLostError | MismatchError):
+            return True  # it is all ranks' affair: what broke is the plane of a GPU, or this
+        if isinstance(error, BusyError):
+            return True
+        before = bindings.comm_places_before(self.comm) if before is None else before
+        return self.places() != before
+
     @contextlib.contextmanager
-    def entirely(self, what: str) -> Iterator[None]:
-        """Break the communicator if what is done inside stops half way.
+    def aside(self) -> Iterator[None]:
+        """Make calls that a call of the user's needs before it begins itself.
+
+        Once they have ended well, on all ranks, they count no more in `places`: the user's call may
+        still be refused.
+        """
+        before = self.places()
+        yield
+        bindings.comm_forget_places(self.comm, before)
+
+    @contextlib.contextmanager
+    def begins(self, what: str) -> Iterator[None]:
+        """Do what `refused` does for an exception out of the block."""
+        before = self.places()
+        try:
+            yield
+        except BaseException as error:
+            self.refused(what, error, before)
+            raise
+
+    @contextlib.contextmanager
+    def entirely(self, what: str, before: int | None = None) -> Iterator[None]:
+        """Break the communicator, with what follows it, if what is done inside stops half way.
 
         A call of several messages that ends between two of them would leave this rank behind by
-        the rest, and the next call would meet what others still send for this one.
+        the rest, and the next call would meet what others still send for this one. Where its arrays
+        are on a GPU, so are its messages.
+
+        Args:
+            what: The call, as the others are told of it.
+            before: `places` when it came in, if nothing of it was done by then: as long as it has
+                taken none it is only refused.
         """
         try:
             yield
         except BaseException as error:
-            if not bindings.comm_broken(self.comm):
-                self.faults.give_up(error, what)
+            if before is None or self.places() != before:
+                for engine in (self, *self._followers):
+                    engine._give_up(error, what)
             raise
+
+    def _give_up(self, error: BaseException, what: str) -> None:
+        if self.faults.failure is None and not bindings.comm_broken(self.comm):
+            self.faults.give_up(error, what)
 
     def work_place(self) -> Any:
         """Return where `submit` may put native work."""
@@ -237,12 +411,23 @@ class Engine:
         if self._closed:
             raise ClosedError(f"{what}: the communicator is closed")
 
+    def state(self) -> str:
+        """Return what keeps this engine from being used, in a word; empty if nothing does."""
+        if self._parent:
+            return "of another process"
+        if self._closed:
+            return "closed"
+        return "broken" if bindings.comm_broken(self.comm) else ""
+
     def check_timeout(self, what: str, timeout: Any) -> float | None:
         """Return a timeout that a user gave; UsageError if it is none."""
-        if timeout is None or (isinstance(timeout, int | float) and 0 < timeout <= _MAX_SECONDS):
-            return timeout
+        if timeout is None:
+            return None
+        number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        if number and 0 < timeout <= _MAX_SECONDS:
+            return float(timeout)
         raise UsageError(
-            f"{what}: timeout is {timeout!r}, want seconds, more than 0 and at most "
+            f"{what}: timeout is {quoted(timeout)}, want seconds, more than 0 and at most "
             f"{_MAX_SECONDS}, or None"
         )
 
@@ -279,13 +464,15 @@ class Engine:
             # Collected there, perhaps amid a callback that uses what would be freed here.
             threading.Thread(target=self.leave, args=(reason,)).start()
             return
-        self._closed = True
+        with _freeing:
+            self._closed = True
+            _live.discard(self)
         for follower in self._followers:
             follower.leave(reason)
-        _live.discard(self)
         handles = list(self._handles)  # held: whoever is revoked lets go of them
         for holder in list(self._revocable):
             holder.revoke(self.refuse)
+        self.launcher.close()
         if self._pending:
             bindings.comm_abort(self.comm, 0, -1, "the communicator was closed")
             for work in list(self._pending):
@@ -309,7 +496,21 @@ class Engine:
         self.leave(failed(error))
 
     def _faults(self) -> Faults:
-        return Faults(self.comm, self.bootstrap.control, self.world, self.bootstrap.describe)
+        itself = weakref.ref(self)  # weak: this holds what is made here
+
+        def elsewhere() -> str:
+            # Not for ever: amid what holds it Python may collect a communicator, and its leave
+            # waits until the control thread, which is here, has called back.
+            if not _freeing.acquire(timeout=_LOOK_SECONDS):
+                return ""
+            try:
+                found = [other.doing() for other in list(_live) if other is not itself()]
+            finally:
+                _freeing.release()
+            return "; and in ".join(filter(None, found))
+
+        control = self.bootstrap.control
+        return Faults(self.comm, control, self.world, self.bootstrap.describe, elsewhere)
 
     def _others_inside(self) -> bool:
         return bool(self._inside - {threading.get_ident()})
@@ -321,21 +522,37 @@ class Engine:
         for holder in list(self._revocable):
             holder.revoke(self.refuse)
 
+    def next_call(self) -> int:
+        """Return the number that this rank's next call will have; equal on ranks in step."""
+        return bindings.comm_calls(self.comm) + 1
+
     def calls(self) -> int:
         """Return how many calls this rank has finished."""
         own = bindings.board_read(self.comm, self.world.rank)
         return own.sequence - (own.state == bindings.CALLING)
+
+    def doing(self) -> str:
+        """Return what this rank waits in, for ranks of other communicators; empty: in nothing."""
+        if self._closed or self._parent or bindings.comm_broken(self.comm):
+            return ""
+        call = self.faults.calling() or ("a transfer" if self._waiter else "")
+        ranks = self.bootstrap.control.ranks
+        few = f"ranks {list(ranks)}" if len(ranks) <= _LISTED else f"{len(ranks)} ranks"
+        on = "the communicator of all ranks" if self.bootstrap.whole else f"a communicator of {few}"
+        return f"{call} on {on} of the job" if call else ""
 
     def calling(self) -> bool:
         """Tell whether a call is under way; one that failed stays on the board."""
         own = bindings.board_read(self.comm, self.world.rank)
         on_board = own.state == bindings.CALLING and not bindings.comm_broken(self.comm)
         # Behind queued calls it is not on the board yet; a transfer never is.
-        return on_board or self._waiter != 0 or bindings.comm_entered(self.comm)
+        return on_board or self._waiter != 0 or bindings.comm_entered(self.comm) != 0
 
 
 #: Engines of this process that are open.
 _live: set[Engine] = set()
+#: Held while one communicator's control thread looks at the others, and by whoever takes one away.
+_freeing = threading.RLock()
 _registered = 0  #: process whose exit handlers have `_leave_all`
 
 
@@ -358,10 +575,12 @@ def _leave_all() -> None:
 
 def failed(error: BaseException) -> str:
     """Return the reason to leave with because of an exception."""
-    return f"failed with {type(error).__name__}: {error}"[:160]
+    return f"failed with {described(error)}"[:160]
 
 
 def _forget_all() -> None:
+    global _freeing
+    _freeing = threading.RLock()
     for engine in list(_live):
         engine.forked()
     _live.clear()

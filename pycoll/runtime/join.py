@@ -73,6 +73,9 @@ class Bootstrap(Protocol):
     def describe(self, rank: int) -> str:
         """Return a rank's name for messages."""
 
+    def check(self) -> None:
+        """Raise what keeps the ranks from meeting any more, if anything does."""
+
 
 class World(NamedTuple):
     """What all ranks agree on, but for `rank` and `mapped`."""
@@ -215,7 +218,7 @@ def _same_version(versions: list[str]) -> None:
 def _map(comm: Any, bootstrap: Bootstrap, timeout: float) -> list[int]:
     """Map every peer that can be; return, as bits, with whom each rank shares memory."""
     blobs = bootstrap.allgather(bindings.comm_address(comm), timeout)
-    mapped, trouble = _connect(comm, bootstrap.rank, blobs, min(timeout, ANSWER_SECONDS))
+    mapped, trouble = _connect(comm, bootstrap, blobs, min(timeout, ANSWER_SECONDS))
     bits = sum(1 << peer for peer in mapped)
     # It tells all ranks what went wrong on any; behind it nobody needs to be served.
     said = _served(comm, bootstrap, f"{bits:x} {trouble}".encode(), timeout)
@@ -246,12 +249,18 @@ def _both_ways(reached: list[int]) -> list[int]:
     return mutual
 
 
-def _connect(comm: Any, rank: int, blobs: list[bytes], timeout: float) -> tuple[set[int], str]:
+def _connect(
+    comm: Any, bootstrap: Bootstrap, blobs: list[bytes], timeout: float
+) -> tuple[set[int], str]:
     """Connect to every peer while serving those that connect here.
 
     Returns:
         The peers that are mapped now, and what failed.
+
+    Raises:
+        PeerLostError: One is gone, whom nobody could answer for.
     """
+    rank = bootstrap.rank
     mapped, trouble = {rank}, ""
     # Not all ranks begin with the same peer, and none asks about hundreds whenever one answers.
     waiting = [(rank + step) % len(blobs) for step in range(1, len(blobs))]
@@ -272,8 +281,11 @@ def _connect(comm: Any, rank: int, blobs: list[bytes], timeout: float) -> tuple[
                 deadline = min(deadline, time.monotonic() + AFTER_TROUBLE_SECONDS)
         waiting = still + waiting[AT_ONCE:]
         bindings.comm_poll(comm)
+        if waiting:
+            bootstrap.check()
         if waiting and time.monotonic() > deadline:
-            absent = f"rank {rank}: no answer from ranks {waiting} within {timeout:g} s"
+            names = ", ".join(map(bootstrap.describe, waiting[:8]))
+            absent = f"{bootstrap.describe(rank)}: no answer from {names} within {timeout:g} s"
             return mapped, trouble or absent
         if len(still) == min(AT_ONCE, len(waiting)):
             ready.poll(10)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pycoll import arrays
 from pycoll.arrays import HOST, ArrayView, Device
 from pycoll.dtypes import ReduceOp, reduce_op
-from pycoll.errors import UsageError
+from pycoll.errors import UsageError, quoted
 from pycoll.runtime import bindings, coalesce
 from pycoll.runtime.asked import Asked
 from pycoll.runtime.call import BARRIER
@@ -96,14 +96,14 @@ class Launch:
     def on(self, device: str, who: str) -> Cuda:
         """Return what serves a kind of device that the user has named."""
         if device != "cuda":
-            raise UsageError(f'{who}: device is {device!r}, want "cpu" or "cuda"')
+            raise UsageError(f'{who}: device is {quoted(device)}, want "cpu" or "cuda"')
         return self.cuda
 
     def _executor(self, device: Device) -> Executor:
         return self._host if device == HOST else self.cuda
 
     def _listed(self, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked) -> Listed:
-        pairs = coalesce.pairs(x, out, kind.name)
+        pairs = coalesce.pairs(x, out, kind.name, kind.collective.reduces)
         device = arrays.together((view for pair in pairs for view in pair), kind.name)
         return self._executor(device).listed(kind, pairs, op, asked)
 
@@ -117,12 +117,14 @@ class Launch:
                 f"a function under @pycoll.algorithm(pycoll.{name})"
             )
         self.engine.check_timeout(who, asked.timeout)
+        if not isinstance(name, str):
+            raise UsageError(f"plan: collective is {quoted(name)}, want one of {', '.join(KINDS)}")
         kind = KINDS.get(name) or KINDS.get(name.removesuffix("v"))
         if kind is None or not (asked.counts is None or kind.counted):
             known = [k.name for k in KINDS.values() if k.counted or asked.counts is None]
             with_counts = "" if asked.counts is None else " with counts"
             raise UsageError(
-                f"plan: collective{with_counts} is {name!r}, want one of {', '.join(known)}"
+                f"plan: collective{with_counts} is {quoted(name)}, want one of {', '.join(known)}"
             )
         return kind, reduce_op(asked.op)
 

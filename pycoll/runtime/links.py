@@ -115,12 +115,13 @@ class Links:
             raise
 
     def _give_up_on_lost(self, still: set[int]) -> None:
+        self._faults.raise_failure()
+        if code := bindings.comm_broken(self._comm):
+            self._faults.raise_for(code, self._timeout)
         for rank, reason in self._bootstrap.control.lost().items():
             # Who left in good order may have done its part of the call; who died breaks it for all.
             if rank in still or reason not in (CLOSED, EXITED):
                 self._faults.lose_link(rank, f"no connection to rank {min(still)} was made yet")
-        if code := bindings.comm_broken(self._comm):
-            self._faults.raise_for(code, self._timeout)
 
     def _fail(self, still: set[int], seconds: float) -> NoReturn:
         assert self._switchboard is not None

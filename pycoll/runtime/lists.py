@@ -39,7 +39,7 @@ class ListCall:
         """Run it and return the results."""
         host, timeout = self._host, self._asked.timeout
         plans = list(self._plans())
-        with host.engine.entirely(self._text()):
+        with host.engine.entirely(self._text(), host.engine.places()):
             for message, plan in plans:
                 if len(message.pairs) == 1:
                     x, out = message.pairs[0]
@@ -71,7 +71,7 @@ class ListCall:
                 packing.unpack()
             return self._results()
 
-        with host.engine.entirely(self._text()):
+        with host.engine.entirely(self._text(), host.engine.places()):
             return host.works.work(text, self._asked.timeout, self._pairs).start(parts, finish)
 
     def bind(self) -> Plan:

@@ -24,7 +24,7 @@ class Plan:
         owner: Any,
     ) -> None:
         self._engine = engine
-        self._launch = launch
+        self._launch = engine.noted(launch)
         self._result = result
         self.algorithm = algorithm  #: name of the algorithm that runs
         self.transport = transport  #: what moves the data, such as "shm", "tcp" or "shm+verbs"
@@ -42,7 +42,7 @@ class Plan:
                 return self._result
             return done
         except BaseException as error:
-            self._engine.interrupted(error)
+            self._engine.refused(self._text, error)
             raise
 
     def __repr__(self) -> str:

@@ -90,7 +90,8 @@ class Plans:
         if len(self._plans) >= MAX_PLANS and not self._engine.calling():
             self._forget()  # else another thread may be inside a call of one: the next time
         made = self._plans[call, wanted] = self._make(call, wanted, timeout)
-        if not (call.counts or call.pieces or call.purpose):  # the arrays' lengths say it all
+        plain = not (call.counts or call.pieces or call.purpose)
+        if plain and call.dtype.named:  # the arrays' lengths and formats say it all
             self._offer(call, wanted, made)
         return made
 
@@ -182,7 +183,7 @@ class Plans:
             loaded[1] if len(loaded) > 1 else None,
             signature=signature,
             blocks=call.blocks(self._size),
-            dtype=call.dtype.code,
+            dtype=call.dtype.carrier.code,
             op=int(call.op),
             tile=choice.tile,
             stream=choice.stream,

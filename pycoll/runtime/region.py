@@ -7,15 +7,22 @@ import gc
 import math
 import operator
 import os
+import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pycoll.dtypes import DType
-from pycoll.errors import UnavailableError, UsageError
+from pycoll.arrays import dtype_of
+from pycoll.errors import UnavailableError, UsageError, quoted
 from pycoll.runtime import bindings
+
+if TYPE_CHECKING:
+    import numpy
+
+#: Axes that an array may have: numpy 1 had room for so many, and numpy 2 has for twice as many.
+_AXES = 32
 
 
 class Heap:
@@ -43,7 +50,7 @@ class Heap:
         """Return a numpy array whose elements have no set value."""
         import numpy
 
-        axes, kind = lengths(shape), numpy.dtype(dtype_of(dtype).name)
+        axes, kind = lengths(shape), numpy_dtype(dtype)
         count = math.prod(axes)
         buffer = self._allocate(count * kind.itemsize)
         return numpy.frombuffer(buffer, kind, count).reshape(axes)
@@ -70,6 +77,8 @@ class Heap:
         self._close_if_unused()
 
     def _find_room(self, nbytes: int) -> int | None:
+        if nbytes > sys.maxsize:  # more than there are addresses
+            return None
         with self._lock:
             while self._dead:
                 bindings.heap_free(self._comm, self._dead.popleft())
@@ -101,20 +110,24 @@ class Heap:
             bindings.comm_forked(self._open.pop())
 
 
-def dtype_of(dtype: Any) -> DType:
-    """Return the dtype of a new array."""
+def numpy_dtype(dtype: Any) -> numpy.dtype[Any]:
+    """Return the dtype of a new array; UsageError if there is none, or it cannot be moved."""
     import numpy
 
-    from pycoll.arrays import served
-
     try:
-        kind = numpy.dtype(dtype)
-    except TypeError:
+        kind: numpy.dtype[Any] = numpy.dtype(dtype)
+    except Exception:  # numpy has many, SyntaxError among them
         raise UsageError(
-            f"empty: numpy knows no dtype {dtype!r}; for bfloat16 make it uint16 and pass "
+            f"empty: numpy knows no dtype {quoted(dtype)}; for bfloat16 make it uint16 and pass "
             "torch.from_numpy(x).view(torch.bfloat16)"
         ) from None
-    return served(kind.name, "empty: the array")
+    if kind.subdtype is not None:
+        raise UsageError(
+            f"empty: dtype is {quoted(dtype)}, an array of {kind.base}: give that, and its lengths "
+            "as shape"
+        )
+    dtype_of(kind, "empty: the array")
+    return kind
 
 
 def lengths(shape: int | Iterable[int]) -> tuple[int, ...]:
@@ -124,8 +137,11 @@ def lengths(shape: int | Iterable[int]) -> tuple[int, ...]:
         axes = tuple(operator.index(axis) for axis in axes)
     except TypeError:
         axes = (-1,)
-    if min(axes, default=0) < 0:
-        raise UsageError(f"empty: shape is {shape!r}, want a length or lengths, each at least 0")
+    if min(axes, default=0) < 0 or max(axes, default=0) > sys.maxsize or len(axes) > _AXES:
+        raise UsageError(
+            f"empty: shape is {quoted(shape)}, want a length or at most {_AXES} lengths, each from "
+            f"0 to {sys.maxsize}"
+        )
     return axes
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pycoll import arrays
 from pycoll.arrays import ArrayView, Device
 from pycoll.dtypes import ReduceOp
-from pycoll.errors import UsageError
+from pycoll.errors import UsageError, quoted
 from pycoll.runtime.call import Call
 from pycoll.runtime.geometry import Extent, geometry
 from pycoll.schedule import COLLECTIVES, Collective
@@ -83,6 +83,8 @@ class Asking:
             target = self._target(out, None)
         elif gets.nblocks:
             target = self.kind.default(self, source) if out is None else self._target(out, source)
+        if source is not None and self.kind.collective.reduces:
+            arrays.require_reduced(source.dtype, f"{self.who}: x")
         known = source or target
         assert known is not None  # each rank of each collective brings something or gets something
         even = len(set(self.counts)) <= 1
@@ -211,6 +213,9 @@ def _kind(name: str, default: Callable[[Asking, ArrayView], ArrayView], **more: 
 _OF_OUT = "this rank's own part of out as x (in place)"
 _OF_X = "this rank's own part of x (in place)"
 
+#: Of one rank's block, and bytes of a message, as far as native code counts.
+_MOST_ELEMENTS = 1 << 48
+
 #: Collective → the number by which native code knows it.
 NUMBERS = {name: number for number, name in enumerate(COLLECTIVES)}
 
@@ -236,7 +241,7 @@ def rank_of(value: Any, size: int, who: str) -> int:
     except TypeError:
         rank = -1
     if not 0 <= rank < size:
-        raise UsageError(f"{who} is {value!r}, want a rank, 0 to {size - 1}")
+        raise UsageError(f"{who} is {quoted(value)}, want a rank, 0 to {size - 1}")
     return rank
 
 
@@ -246,6 +251,9 @@ def table(counts: Sequence[int] | None, size: int, who: str) -> tuple[int, ...]:
         found = tuple(operator.index(count) for count in (() if counts is None else counts))
     except TypeError:
         found = ()
-    if len(found) != size or min(found) < 0:
-        raise UsageError(f"{who} is {counts!r}, want {size} numbers of elements, one for each rank")
+    if len(found) != size or min(found) < 0 or max(found) > _MOST_ELEMENTS:
+        raise UsageError(
+            f"{who} is {quoted(counts)}, want {size} numbers of elements, one for each rank, each "
+            "from 0 to 2**48"
+        )
     return found

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pycoll.algorithms import get, names
-from pycoll.cost import Choice, Question, Tuning, choose, explain, selector
-from pycoll.errors import UsageError
+from pycoll.cost import Choice, Question, Tuning, choose, explain
+from pycoll.errors import UsageError, quoted
 from pycoll.runtime.call import BARRIER, Call, Wanted
 from pycoll.runtime.transport import VERBS
 from pycoll.schedule import COLLECTIVES, Algorithm
@@ -28,7 +28,7 @@ class Selection:
         self._device = device
         self._direct = direct  #: whether all arrays of `empty` are reached by all ranks
         self._tuning = None if settled.tuning is None else Tuning.from_json(settled.tuning)
-        self._selector = None if settled.selector is None else selector(settled.selector)
+        self._selector = settled.selector
 
     def choose(self, call: Call, wanted: Wanted) -> tuple[Choice, Algorithm]:
         """Return how a call is to run.
@@ -65,10 +65,22 @@ class Selection:
         return choice if self._direct else choice._replace(direct=None)
 
     def _preset(self, call: Call) -> str | None:
-        """Return PYCOLL_ALGORITHM where this collective, or none at all, has such an algorithm."""
+        """Return PYCOLL_ALGORITHM where this collective has such an algorithm.
+
+        Raises:
+            UsageError: None has.
+        """
         name = self._world.algorithm
+        if name is None:
+            return None
         having = [c for c in COLLECTIVES if name in names(c)]
-        return name if call.collective in having or not having else None
+        if not having:
+            known = ", ".join(names(call.collective))
+            raise UsageError(
+                f"{call.collective}: PYCOLL_ALGORITHM is {quoted(name)} on rank 0, want the name "
+                f"of an algorithm, such as {known}"
+            )
+        return name if call.collective in having else None
 
 
 def question(

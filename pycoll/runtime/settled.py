@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +26,7 @@ class Settled(NamedTuple):
     """The same on all ranks, and in the groups that they form."""
 
     tuning: dict[str, Any] | None = None  #: what rank 0 found measured, as JSON
-    selector: Selector | str | None = None
+    selector: Selector | None = None
 
 
 def settle(
@@ -33,10 +34,12 @@ def settle(
 ) -> Settled:
     """Hear what rank 0 knows, and that the ranks were given selectors alike.
 
+    A name is looked up here, on every rank, so that one that is wrong is refused before any call.
+
     Raises:
-        UsageError: They were not.
+        UsageError: They were not, or there is no selector of that name.
     """
-    named = selector if isinstance(selector, str) else _FUNCTION if selector else ""
+    named = selector if isinstance(selector, str) else "" if selector is None else _FUNCTION
     mine = {"selector": named, "tuning": _tuning(world, config) if world.rank == 0 else None}
     blobs = bootstrap.allgather(json.dumps(mine).encode(), config.timeout)
     said = [json.loads(blob) for blob in blobs]
@@ -48,11 +51,19 @@ def settle(
                 f"selector is {theirs['selector'] or 'not given'} on rank {rank} and "
                 f"{wanted or 'not given'} on rank 0; give all ranks the same"
             )
-    return Settled(said[0]["tuning"], selector if wanted == _FUNCTION else wanted or None)
+    return Settled(said[0]["tuning"], selector if callable(selector) else _named(wanted))
+
+
+def _named(name: str) -> Selector | None:
+    if not name:
+        return None
+    from pycoll.cost import selector  # looks at what is installed, which is slow and rarely needed
+
+    return selector(name)
 
 
 def _tuning(world: World, config: Config) -> dict[str, Any] | None:
-    if not (config.cache / "tuning").is_dir():
+    if not os.path.isdir(config.cache / "tuning"):  # Path's own raises where it may not look
         return None
     # Loaded only where something was measured: it brings every algorithm.
     from pycoll.cost import load

@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from pycoll.bootstrap.caller import Caller, Visit
 from pycoll.bootstrap.handshake import Preface, check
 from pycoll.errors import BootstrapError, PycollError
-from pycoll.runtime.caller import Caller, Visit
 
 #: Sockets to each remote peer.
 SOCKETS = 1
@@ -183,13 +183,12 @@ class Switchboard:
             if caller.sock and caller.overdue(now):
                 self._retry(caller, "no answer in time")
             if caller.sock is None and caller.ready(now):
-                problem = caller.begin(Preface.make(self._rank, self._size), now, until)
-                if caller.sock is None:
-                    self._retry(caller, problem)
-                else:
-                    self._selector.register(
-                        caller.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, caller
-                    )
+                try:
+                    sock = caller.begin(Preface.make(self._rank, self._size), now, until)
+                except OSError as error:
+                    self._retry(caller, error.strerror or str(error))
+                    continue
+                self._selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE, caller)
 
     def _progress(self, caller: Caller, events: int) -> None:
         if caller.sock is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from pycoll.errors import UsageError, quoted
 from pycoll.runtime import batch
 from pycoll.runtime.batch import Batch, Place
 from pycoll.runtime.pairwise import Pairwise
@@ -12,6 +13,15 @@ from pycoll.runtime.pairwise import Pairwise
 if TYPE_CHECKING:
     from pycoll.runtime.batch import Pairs
     from pycoll.runtime.engine import Engine
+
+
+def _listed(pairs: Pairs, name: str) -> list[tuple[Any, int]]:
+    try:
+        return list(pairs)  # they may come from a generator
+    except TypeError:
+        raise UsageError(
+            f"exchange: {name} is {quoted(pairs)}, want a sequence of pairs of an array and a rank"
+        ) from None
 
 
 class Transfers:
@@ -33,7 +43,7 @@ class Transfers:
     def exchange(self, sends: Pairs, recvs: Pairs, async_op: bool, timeout: float | None) -> Any:
         """Send and receive messages in any order; see `Communicator.exchange`."""
         self._engine.require_usable("exchange")
-        sends, recvs = list(sends), list(recvs)  # they may be generators
+        sends, recvs = _listed(sends, "sends"), _listed(recvs, "recvs")
         found = batch.exchange(self.place, sends, recvs)
         text = f"exchange({len(sends)} sent, {len(recvs)} received)"
         return self._transfer(found, text, async_op, timeout)

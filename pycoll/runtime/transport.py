@@ -125,7 +125,7 @@ def agree(
     """
     if wanted.transport == TCP:
         return Reach(TCP)
-    mine = None if memory is None else _open(comm, wanted, memory)
+    mine = None if memory is None else _open(comm, wanted, memory, timeout)
     blobs = bootstrap.allgather(mine.encode() if mine else b"", timeout)
     said = [Said.parse(rank, blob) for rank, blob in enumerate(blobs)]
     verdict = decide(said, wanted.transport == VERBS, bootstrap.describe)
@@ -184,7 +184,7 @@ def decide(said: Sequence[Said | None], required: bool, name: Callable[[int], st
     return Verdict(TCP, warning=warning if expected else "")
 
 
-def _open(comm: Any, wanted: Wanted, memory: int) -> Said:
+def _open(comm: Any, wanted: Wanted, memory: int, timeout: float) -> Said:
     try:
         found = rails.find(wanted.rails, memory)
     except UnavailableError as error:
@@ -194,7 +194,7 @@ def _open(comm: Any, wanted: Wanted, memory: int) -> Said:
     if not found.rails:
         return Said(lack=found.lack[:_REASON], device=found.device)
     try:
-        bindings.comm_rails(comm, wanted.fabric, found.rails)
+        bindings.comm_rails(comm, wanted.fabric, found.rails, timeout)
     except (UnavailableError, OSError) as error:
         return Said(lack=_reason(error)[:_REASON], device=True)
     speeds = {f"{r.device}:{r.port}": n for r, n in zip(found.rails, found.speeds, strict=True)}

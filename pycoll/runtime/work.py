@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pycoll.errors import CollectiveTimeout, PycollError
+from pycoll.errors import CollectiveTimeout, PycollError, UsageError, quoted
 from pycoll.runtime.line import user_line
 
 if TYPE_CHECKING:
@@ -65,6 +65,10 @@ class Work:
             timeout: Seconds to wait at most. When they pass, CollectiveTimeout is raised and the
                 work goes on: its own deadline is what was given to the collective.
         """
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+            raise UsageError(
+                f"wait: timeout is {quoted(timeout)}, want seconds, at least 0, or None"
+            )
         if not self._finished(math.inf if timeout is None else timeout):
             raise CollectiveTimeout(
                 f"{self._where} is not finished after {timeout:g} s; it goes on, wait again"
@@ -73,6 +77,13 @@ class Work:
         if error is not None:
             raise error
         return self._result()
+
+    def __repr__(self) -> str:
+        if self._error is not None:
+            state = f"failed: {type(self._error).__name__}"
+        else:
+            state = "under way" if self._parts else "finished"
+        return f"<pycoll.Work {self._where}, {state}>"
 
     def synchronize(self, timeout: float | None = None) -> Any:
         """Wait on the host; on arrays in its memory `wait` does the same.

@@ -84,13 +84,20 @@ def devices(rank: int, size: int, rails: int) -> list[str]:
 
 
 def rail_all(
-    comms: Sequence[Any], rails: Sequence[int] | int = 1, by: Fabric = HASTY, settled: bool = True
+    comms: Sequence[Any],
+    rails: Sequence[int] | int = 1,
+    by: Fabric = HASTY,
+    settled: bool = True,
+    *,
+    patience: float = 0.0,
+    gids: Sequence[int] = (),
 ) -> None:
     """Connect ranks that all live in this process, which has the stand-in's devices, by RDMA."""
     for rank, comm in enumerate(comms):
         count = rails if isinstance(rails, int) else rails[rank]
         names = devices(rank, len(comms), count)
-        bindings.comm_rails(comm, by, [Rail(name, 1) for name in names])
+        gid = gids[rank] if gids else -1
+        bindings.comm_rails(comm, by, [Rail(name, 1, gid) for name in names], patience)
     link_all(comms)
     if settled:
         settle(comms)

@@ -41,7 +41,7 @@ from stream import Stream, bind, content
 import pycoll
 from pycoll.algorithms import algorithm, get
 from pycoll.bootstrap import detect
-from pycoll.dtypes import INT64
+from pycoll.dtypes import INT64, UINT8
 from pycoll.errors import InternalError
 from pycoll.fabric import Rail
 from pycoll.program.lower import compile_program
@@ -650,6 +650,34 @@ def test_a_remote_peer_that_lies(opened: Opened, lies: list[bytes], text: str) -
     assert (error.code, error.peer) == (code, 0)
     assert text in error.text
     assert bindings.comm_links(comm, 0) == 0
+
+
+def test_messages_that_were_refused_need_nobody_who_left(
+    opened: Opened, connect_remote: Connect
+) -> None:
+    comms = opened(3)
+    connect_remote(comms)
+    bindings.comm_close(comms.pop(2))
+    sent, got = content(0, 100), np.zeros(100, np.uint8)
+    to, frm, gone = (
+        (array.ctypes.data, 100, peer, array is sent, UINT8.code)
+        for array, peer in ((sent, 1), (got, 0), (sent, 2))
+    )
+    for number in range(40):  # more than stand on their way at once
+        for sending in (True, False):
+            assert bindings.refuse_message(comms[0], 2, sending)
+        sent[:], work = content(number, 100), bindings.work_place()
+        if number % 2:
+            assert bindings.post(comms[0], [to], SECONDS, work) == 0
+            code = bindings.exchange(comms[1], [frm], SECONDS)
+        else:  # the same as a call
+            assert bindings.pairwise_submit(comms[0], 7, [to], SECONDS, "call", work) == 0
+            code = bindings.pairwise(comms[1], 7, [frm], SECONDS)
+        assert finish(comms[1], code) == 0
+        assert bindings.work_wait(work, SECONDS) == 0
+        assert np.array_equal(got, sent)
+    code = finish(comms[0], bindings.exchange(comms[0], [gone], SECONDS))
+    assert (code, bindings.comm_error(comms[0]).peer) == (bindings.LOST, 2)
 
 
 @algorithm(allreduce)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import select
 import signal
 import socket
@@ -353,3 +354,33 @@ def test_an_uncaught_exception_in_a_script_is_told_to_the_others() -> None:
     assert "ValueError: a bad sample" in errors[1]
     assert "PeerLostError: rank 1 (process " in errors[0]
     assert "failed with ValueError: a bad sample after 1 call and takes no part" in errors[0]
+
+
+@pytest.mark.parametrize("waits", ["allreduce", "recv"])
+def test_a_late_rank_says_what_it_does_on_other_communicators(waits: str) -> None:
+    def rank() -> str:
+        comm = pycoll.init(timeout=60)
+        other = comm.dup()
+        if comm.rank == 1:
+            with pytest.raises(PeerLostError):
+                comm.allreduce(np.ones(10)) if waits == "allreduce" else comm.recv(np.ones(10), 0)
+            return ""
+        wait = functools.partial(
+            *(
+                (other.allreduce, np.ones(4))
+                if waits == "allreduce"
+                else (other.recv, np.ones(4), 1)
+            )
+        )
+        with pytest.raises(CollectiveTimeout) as late:
+            wait(timeout=2)
+        return str(late.value)
+
+    text, _ = pycoll.spawn(rank, 2, timeout=120)
+    assert "rank 1 has made no call yet; its process is in " in text
+    call = (
+        r"allreduce\(sum, float64, 10 elements\) at \S+:\d+"
+        if waits == "allreduce"
+        else "a transfer"
+    )
+    assert re.search(f"is in {call} on the communicator of all ranks of the job", text), text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -14,7 +15,7 @@ import pytest
 import pycoll
 from pycoll import BrokenError, PeerLostError, UsageError
 from pycoll.bootstrap.control import Control
-from pycoll.runtime import bindings
+from pycoll.runtime import bindings, engine
 from pycoll.runtime import plan as plans
 from pycoll.runtime.faults import Faults
 
@@ -99,6 +100,49 @@ def test_a_communicator_that_is_collected_on_the_control_thread() -> None:
         comm.close()
 
     pycoll.spawn(rank, 2, timeout=60)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_communicator_that_is_collected_amid_the_close_of_another(last: bool) -> None:
+    def rank() -> None:
+        comm = pycoll.init(timeout=20)
+        closed, cycle = comm.dup(), [comm.dup()]
+        cycle.append(cycle)  # type: ignore[arg-type]
+        comm.barrier()
+        gc.disable()
+        del cycle
+        if last:
+            comm.close()
+        joining = Control.joining
+
+        def collecting(self: Control) -> Any:
+            Control.joining = joining  # type: ignore[method-assign]
+            gc.collect()  # as an allocation there may
+            return joining(self)
+
+        Control.joining = collecting  # type: ignore[method-assign]
+        closed.close()
+        assert Control.joining is joining
+        if not last:
+            comm.barrier()
+            comm.close()
+
+    pycoll.spawn(rank, 2, timeout=60)
+
+
+def test_a_board_does_not_wait_for_ever_for_who_leaves() -> None:
+    def rank() -> None:
+        comm = pycoll.init()
+        said: list[bytes] = []
+        boards = comm._engine.faults.boards
+        asked = threading.Thread(target=lambda: said.append(boards.said()), daemon=True)
+        with engine._freeing:
+            asked.start()
+            asked.join(30)
+            assert said
+        comm.close()
+
+    pycoll.spawn(rank, 1, timeout=60)
 
 
 def test_a_call_that_ends_while_its_rank_leaves_is_counted() -> None:

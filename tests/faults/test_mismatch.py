@@ -125,3 +125,42 @@ def test_a_rank_that_comes_late_is_told_too() -> None:
     assert "rank 2: has not made call 3 yet" in first
     assert "rank 2: has not made call 3 yet" in second
     assert "rank 2: allreduce(sum, float64, 3 elements) at " in third
+
+
+def for_ever(call: Callable[[], Any]) -> None:
+    while True:
+        call()
+
+
+@pytest.mark.parametrize("later", [0, 1, 20])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_call_that_a_rank_has_returned_from_is_named(later: int, goes_on: bool) -> None:
+    ends = os.pipe()
+
+    def rank() -> str:
+        comm = pycoll.init(timeout=60)
+        comm.barrier()
+        if comm.rank == 0:
+            for _ in range(1 + later):  # small: the root waits for nobody
+                comm.broadcast(ONES.copy())
+            os.write(ends[1], b"x")
+            if not goes_on:
+                with pytest.raises(MismatchError) as raised:
+                    comm.barrier()
+                return str(raised.value)
+            with pytest.raises(MismatchError) as raised:
+                for_ever(lambda: comm.reduce(np.ones(3), root=1))
+            return str(raised.value)
+        os.read(ends[0], 1)
+        with pytest.raises(MismatchError) as raised:
+            comm.allreduce(ONES.copy())
+        return str(raised.value)
+
+    try:
+        messages = pycoll.spawn(rank, 2, timeout=120)
+    finally:
+        for end in ends:
+            os.close(end)
+    for message in messages:
+        assert "rank 0: broadcast(float32, 10 elements, root 0), which has ended there" in message
+        assert "rank 1: allreduce(sum, float32, 10 elements) at " in message

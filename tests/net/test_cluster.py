@@ -31,6 +31,31 @@ def test_mpirun_spreads_a_benchmark_over_hosts(
     assert all(row["wrong"] == 0 for row in result["rows"])
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install mpi4py"
+)
+@pytest.mark.parametrize(
+    ("collective", "sizes"),
+    [
+        ("bw", ["--min", "64K", "--max", "64K", "--window", "9"]),
+        ("barrier", []),
+        ("alltoallv", ["--min", "64K", "--max", "64K", "--overlap"]),
+    ],
+)
+def test_what_is_no_plain_collective_is_right_between_hosts(
+    root: Path, monkeypatch: pytest.MonkeyPatch, launcher: Any, collective: str, sizes: list[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(root / "bench"))
+    from cluster import Spread
+
+    few = [*sizes, "--repeats", "1", "--iters", "3", "--against", "mpi4py"]
+    with Hosts(2) as hosts:
+        mpi = Spread(launcher.name, Path(launcher.mpirun).parents[1], hosts)
+        result = mpi.bench(4, *few, collective=collective, timeout=120)
+    assert [row["library"] for row in result["rows"]] == ["pycoll", "mpi4py"]
+    assert all(row["wrong"] == 0 for row in result["rows"])
+
+
 def test_ranks_spread_evenly_or_not_at_all(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
     monkeypatch.syspath_prepend(str(root / "bench"))
     from cluster import Spread

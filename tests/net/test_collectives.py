@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from hosts import Hosts
@@ -11,12 +12,21 @@ from hosts import Hosts
 
 @pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (2, 2, 1)])
 def test_all_checks_against_numpy(root, ranks: tuple[int, ...]) -> None:
+    run(root, ranks, "collective_checks.py")
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1)])
+def test_ranks_that_are_refused_a_call_and_go_on(root, ranks: tuple[int, ...]) -> None:
+    run(root, ranks, "faults/out_of_step.py", "--rank", "--programs", "25")
+
+
+def run(root: Path, ranks: tuple[int, ...], script: str, *arguments: str) -> None:
     host_of = [host for host, n in enumerate(ranks) for _ in range(n)]
     with Hosts(len(ranks)) as hosts:
         running = [
             hosts.run(
                 host,
-                [sys.executable, str(root / "tests" / "collective_checks.py")],
+                [sys.executable, str(root / "tests" / script), *arguments],
                 env={
                     **os.environ,
                     "PYTHONPATH": f"{root}:{root / 'tests'}",

@@ -56,6 +56,13 @@ def test_a_board_survives_its_travel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert of_two(control, monkeypatch, remote=False).of(1) == OWN._replace(sequence=1)
 
 
+def test_a_board_that_utf_8_cannot_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = OWN._replace(text="allreduce(…) at \udcff.py:3")
+    monkeypatch.setattr(bindings, "board_read", lambda comm, rank: odd)
+    said = parse(Boards(None, Control(), SimpleNamespace(rank=0, mapped=(True,))).said())
+    assert said == odd._replace(text="allreduce(…) at \\udcff.py:3")
+
+
 def test_it_asks_only_in_trouble_and_more_and_more_rarely(
     monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ) -> None:
@@ -79,8 +86,9 @@ def test_where_all_are_mapped_nobody_is_asked(
     for _ in range(100):
         known.ask_in_time(OWN)
         clock[0] += 1
-    known.refresh(1.0)
     assert control.asked == 0
+    known.refresh(1.0)  # of a rank that is late it matters what it does elsewhere
+    assert control.asked == 1
 
 
 def test_a_closed_control_plane_is_no_failure(

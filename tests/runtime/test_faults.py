@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from pycoll.bootstrap.reactor import CLOSED, UNREACHABLE
-from pycoll.errors import BrokenError, PeerLostError
+from pycoll.errors import BrokenError, MismatchError, PeerLostError
 from pycoll.runtime import bindings, faults
 from pycoll.runtime.bindings import Board
 from pycoll.runtime.faults import Faults
@@ -49,6 +50,11 @@ class Control:
 
     def calls_of(self, rank: int) -> int | None:
         return self.calls.get(rank)
+
+    def ask(self) -> threading.Event:
+        answered = threading.Event()
+        answered.set()
+        return answered
 
     def boards(self) -> dict[int, bytes]:
         return {}
@@ -93,7 +99,7 @@ def test_a_connection_to_a_rank_that_is_known_to_be_gone(alone: Any) -> None:
     assert made.failure is None  # this rank is in no call
     with pytest.raises(
         PeerLostError,
-        match=r"^rank 2 \(.*\) cannot be reached any more after 0 calls; no connection yet$",
+        match=r"^rank 2 \(.*\) cannot be reached any more; no connection yet$",
     ):
         made.lose_link(2, "no connection yet")
     assert [kind for kind, _ in control.aborts] == ["lost"]
@@ -103,8 +109,19 @@ def test_a_remote_rank_that_dies_ends_the_call(alone: Any) -> None:
     made, _ = alone()
     made.on_lost(1, "died")
     assert str(made.failure).startswith(
-        "rank 1 (process 1 on node1) died after 0 calls and takes no part in call 1, barrier()"
+        "rank 1 (process 1 on node1) died and takes no part in call 1, barrier()"
     )
+
+
+def test_of_a_remote_rank_that_died_only_what_was_heard_is_told(
+    alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = alone(bindings.IDLE)
+    heard = {2: Board(7, 5, bindings.CALLING, "barrier()")}
+    monkeypatch.setattr(made.boards, "of", lambda rank: heard.get(rank))
+    made.on_lost(2, "died")
+    with pytest.raises(PeerLostError, match=r"^rank 2 \(.*\) died after at least 6 calls; reset$"):
+        made.lose_link(2, "reset")
 
 
 def test_a_remote_rank_that_closed_after_its_part_does_not(alone: Any) -> None:
@@ -123,3 +140,36 @@ def test_the_link_that_broke_a_call_is_named(alone: Any, monkeypatch: pytest.Mon
         made.raise_for(bindings.LOST, 10)
     with pytest.raises(BrokenError, match=r"^an earlier failure broke the communicator: rank 1"):
         made.raise_for(bindings.BROKEN, 10)
+
+
+@pytest.mark.parametrize(
+    ("made", "refused", "want"),
+    [
+        (0, {}, False),  # not there yet
+        (77, {}, True),
+        (bindings.REFUSED, {}, False),
+        (bindings.FORGOTTEN, {0: "send"}, True),
+        (bindings.FORGOTTEN, {2: "here, too"}, False),
+        (bindings.FORGOTTEN, {n: "later" for n in range(1, 66) if n != 2}, True),
+        (bindings.FORGOTTEN, dict.fromkeys(range(3, 67), "maybe this, too"), False),
+    ],
+)
+def test_a_call_that_another_rank_was_refused(
+    alone: Any, monkeypatch: pytest.MonkeyPatch, made: int, refused: dict[int, str], want: bool
+) -> None:
+    found, _ = alone()
+    board = Board(200, 5, bindings.CALLING, "barrier() at x.py:1")
+    monkeypatch.setattr(bindings, "board_read", lambda comm, rank: board)
+    monkeypatch.setattr(bindings, "board_call", lambda comm, rank, number: made)
+    for number, text in refused.items():
+        found._note_refused(0, number, text)
+    found.on_abort(1, "refused", "2 allreduce at y.py:1, refused with UsageError")
+    assert isinstance(found.failure, MismatchError) is want
+
+
+def test_a_death_is_named_before_a_mismatch_that_follows_from_it(alone: Any) -> None:
+    made, _ = alone(bindings.IDLE)
+    made.on_lost(2, "died")
+    made._break(MismatchError("ranks called different things"), faults.Cause.MISMATCH, 1)
+    assert isinstance(made.failure, PeerLostError)
+    assert str(made.failure) == "rank 2 (process 2 on node2) died"

@@ -20,11 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pycoll
+from pycoll.bootstrap.caller import NOT_TAKEN, TAKEN
 from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES, Preface, Side, Talk, proof
 from pycoll.config import Config
 from pycoll.errors import BootstrapError, BrokenError, PeerLostError, TransportError
 from pycoll.runtime import bindings, links, switchboard
-from pycoll.runtime.caller import NOT_TAKEN, TAKEN
 from pycoll.runtime.links import Links
 from pycoll.runtime.switchboard import MOST_STRANGERS, SOCKETS, Attention, Switchboard
 
@@ -441,6 +441,9 @@ class Job:
 
     def lost(self) -> dict[int, str]:
         return self.gone
+
+    def raise_failure(self) -> None:
+        """Nothing has broken it."""
 
     def lose_link(self, peer: int, why: str) -> None:
         self.told.append((peer, why))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
 import numpy as np
 import pytest
 
 import pycoll
+from pycoll.bootstrap import job
 from pycoll.cost import Choice, Question, choose
+from pycoll.cost.selectors import GROUP
 from pycoll.runtime.region import _heaps
 
 
@@ -38,13 +41,13 @@ def test_a_function_given_alike_to_all_ranks_chooses() -> None:
     [
         ((ring_for_all, None), "selector is not given on rank 1 and a function on rank 0; give"),
         ((None, ring_for_all), "selector is a function on rank 1 and not given on rank 0"),
+        (("a function",) * 2, "selector is 'a function', want one of"),
+        (("", ""), "selector is '', want a function"),
         (("mine", "yours"), "selector is yours on rank 1 and mine on rank 0; give all ranks the s"),
     ],
 )
 def test_ranks_that_were_given_different_selectors(given: Any, message: str) -> None:
     def rank() -> None:
-        from pycoll.bootstrap import job
-
         current = job.current()
         assert current is not None
         with pytest.raises(pycoll.UsageError, match=message) as caught:
@@ -57,9 +60,8 @@ def test_ranks_that_were_given_different_selectors(given: Any, message: str) -> 
 
 def test_a_name_is_looked_up_on_every_rank() -> None:
     def rank() -> None:
-        comm = pycoll.init(selector="nobody's")
         with pytest.raises(pycoll.UsageError, match='selector is "nobody\'s", want one of'):
-            comm.allreduce(np.ones(3))
+            pycoll.init(selector="nobody's")
 
     pycoll.spawn(rank, 2, timeout=60)
 
@@ -90,3 +92,26 @@ def test_what_rank_0_has_measured_is_known_to_all(
 
     pycoll.spawn(measure, 2, timeout=60)
     assert pycoll.spawn(rank, 2, timeout=60) == ["ring", "ring"]
+
+
+def test_a_name_that_only_some_ranks_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that lack it say so, and the others hear that they are gone; nobody waits."""
+
+    def rank() -> str:
+        current = job.current()
+        assert current is not None
+        if current.rank != 1:
+            known = EntryPoints([EntryPoint("mine", f"{__name__}:ring_for_all", GROUP)])
+            monkeypatch.setattr("importlib.metadata.entry_points", known.select)
+            monkeypatch.setattr(EntryPoint, "load", lambda self: ring_for_all)
+        try:
+            comm = pycoll.init(selector="mine", timeout=60)
+            comm.allreduce(np.ones(3))
+        except pycoll.PycollError as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing"
+
+    said = pycoll.spawn(rank, 3, timeout=120)
+    assert said[1].startswith("UsageError: selector is 'mine', want one of none")
+    assert all(text.startswith(("PeerLostError: ", "BootstrapError: ")) for text in said[::2]), said
+    assert all("rank 1" in text for text in said[::2]), said

@@ -158,7 +158,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Rail, ...]]:
     calls: list[tuple[Rail, ...]] = []
     found = Found((Rail("a", 1),), (8_000,), "Ethernet")
     monkeypatch.setattr(rails, "find", lambda named, memory: found)
-    monkeypatch.setattr(bindings, "comm_rails", lambda comm, fabric, some: calls.append(some))
+    monkeypatch.setattr(bindings, "comm_rails", lambda comm, fabric, some, *_: calls.append(some))
     return calls
 
 

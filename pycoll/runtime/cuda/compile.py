@@ -76,10 +76,10 @@ def version() -> tuple[int, int]:
 def cubin(dtype: DType, op: ReduceOp, capability: tuple[int, int], cache: Path) -> bytes:
     """Return the kernels of a dtype and operator as a module that CUDA loads.
 
-    They are compiled if they are not in ``cache``, which takes about a second; where that cannot
-    be written they will be compiled again. UnavailableError says what is missing: cupy, NVRTC, or
-    an NVRTC that knows the GPU. Where there is no NVRTC, what any has compiled of this source will
-    do, so that a cache can be carried to where there is none.
+    What is in ``cache`` is taken: by the NVRTC that is here, or else what any has compiled of this
+    source, so that a cache can be carried to where there is another NVRTC or none. What is not
+    there is compiled, which takes about a second; where that cannot be written it will be compiled
+    again. UnavailableError says what is missing: cupy, NVRTC, or an NVRTC that knows the GPU.
 
     Args:
         dtype: Of the elements.
@@ -87,28 +87,18 @@ def cubin(dtype: DType, op: ReduceOp, capability: tuple[int, int], cache: Path) 
         capability: The GPU's compute capability, like (9, 0).
         cache: The folder of ``Config.cache``.
     """
-    try:
-        by = version()
-    except UnavailableError:
-        if (carried := _carried(dtype, op, capability, cache)) is None:
-            raise
-        return carried
-    name = _name(dtype, op, capability, by)
-    file = cache / "kernels" / f"{name}.cubin"
-    kept = _load(file, name)
+    kept = _kept(dtype, op, capability, cache)
     if kept is None:
+        name = _name(dtype, op, capability, version())
         kept = build(dtype, op, capability)
-        _store(file, name, kept)
+        _store(cache / "kernels" / f"{name}.cubin", name, kept)
     return kept
 
 
 def require(capability: tuple[int, int], cache: Path) -> None:
     """Raise UnavailableError unless kernels for a GPU can be compiled, or some are in the cache."""
-    try:
+    if not any(_of_cache(cache, f"*-sm_{capability[0]}{capability[1]}-{_digest()}-*.cubin")):
         _compile("", capability)
-    except UnavailableError:
-        if not any(_of_cache(cache, f"*-sm_{capability[0]}{capability[1]}-{_digest()}-*.cubin")):
-            raise
 
 
 def build(dtype: DType, op: ReduceOp, capability: tuple[int, int], *options: str) -> bytes:
@@ -203,12 +193,14 @@ def _name(
     return f"{entry(dtype, op)}-{arch}-{_digest()}-nvrtc_{by[0]}.{by[1]}"
 
 
-def _carried(dtype: DType, op: ReduceOp, capability: tuple[int, int], cache: Path) -> bytes | None:
-    """Return what some NVRTC has compiled of this source."""
-    for file in _of_cache(cache, f"{_name(dtype, op, capability, ('*', '*'))}.cubin"):
-        if (found := _load(file, file.stem)) is not None:
-            return found
-    return None
+def _kept(dtype: DType, op: ReduceOp, capability: tuple[int, int], cache: Path) -> bytes | None:
+    """Return what this NVRTC has compiled of this source, or else what some other has."""
+    files = _of_cache(cache, f"{_name(dtype, op, capability, ('*', '*'))}.cubin")
+    if len(files) > 1:  # only then does it matter which NVRTC is here, if any
+        with contextlib.suppress(UnavailableError):
+            exact = _name(dtype, op, capability, version())
+            files.sort(key=lambda file: file.stem != exact)
+    return next((found for file in files if (found := _load(file, file.stem)) is not None), None)
 
 
 def _of_cache(cache: Path, pattern: str) -> list[Path]:

@@ -50,10 +50,10 @@ def wrap(
 
 def device() -> int | None:
     """Return cupy's current device, if cupy has been loaded and finds one."""
-    cupy = sys.modules.get("cupy")
-    if cupy is None or not cupy.cuda.is_available():
+    cuda: Any = getattr(sys.modules.get("cupy"), "cuda", None)
+    if not hasattr(cuda, "Device") or not cuda.is_available():  # or half imported
         return None
-    return int(cupy.cuda.Device().id)
+    return int(cuda.Device().id)
 
 
 def _cupy() -> Any:

@@ -80,14 +80,21 @@ _deleter, _destructor = _Deleter(_delete), _Destructor(_discard)
 
 
 def export(address: int, shape: tuple[int, ...], dtype: DType, number: int, owner: Any) -> Any:
-    """Return a capsule of contiguous memory of a GPU; ``owner`` lives until its taker is done."""
+    """Return a capsule of contiguous memory of a GPU; ``owner`` lives until its taker is done.
+
+    Raises:
+        BufferError: DLPack has no name for the dtype.
+    """
+    kind = "bool" if dtype.name == "bool" else dtype.name.rstrip("0123456789")
+    code = next((code for code, name in _KINDS.items() if name == kind), None)
+    if code is None:
+        raise BufferError(f"DLPack has no name for {dtype.name}")
     managed = _Managed()
     lengths = (ctypes.c_int64 * max(1, len(shape)))(*shape)
     tensor = managed.tensor
     tensor.data, tensor.device, tensor.number = address, CUDA, number
     tensor.ndim, tensor.shape = len(shape), lengths
-    kind = dtype.name.rstrip("0123456789")
-    tensor.code = next(code for code, name in _KINDS.items() if name == kind)
+    tensor.code = code
     tensor.bits, tensor.lanes = 8 * dtype.itemsize, 1
     managed.deleter = _deleter
     at = ctypes.addressof(managed)

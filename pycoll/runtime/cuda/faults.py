@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pycoll.errors import CollectiveTimeout, MismatchError, PeerLostError
-from pycoll.runtime import bindings_plane
+from pycoll.runtime import bindings, bindings_plane
 from pycoll.runtime.bindings import Board
-from pycoll.runtime.faults import Cause, Faults, calls_text
+from pycoll.runtime.faults import REFUSED_SECONDS, Cause, Faults, calls_text
 
 if TYPE_CHECKING:
     from pycoll.runtime.cuda.plane import Plane
@@ -41,6 +41,8 @@ class PlaneFaults(Faults):
                 )
                 self._break(PeerLostError(text), Cause.LOST, rank)
                 return
+        if self._refused:
+            self._look_for_refused(self.boards.own())
 
     def _look_for_departed(self, own: Board) -> None:
         self.look()
@@ -63,6 +65,28 @@ class PlaneFaults(Faults):
     def _agree_on_mismatch(self) -> MismatchError:
         stuck = bindings_plane.plane_stuck(self._plane.native)
         whose = "" if stuck is None else f"; rank {stuck.peer} sent the message of another call"
+        for rank, call in self._refused_alone():
+            whose += f"; rank {rank} had called {call}"
         text = f"ranks called different things: rank {self._rank}: {self._plane.text}{whose}"
         self._tell("transfer", text)
         return MismatchError(text)
+
+    def _refused_alone(self) -> list[tuple[int, str]]:
+        """Return who was refused the first call that not all ranks were, and what is told of it."""
+        with self._moved:
+            # What is said of it takes another way than the kernels' messages.
+            self._moved.wait_for(lambda: bool(self._uneven()), REFUSED_SECONDS)
+            first = min(self._uneven(), default=0)
+            told = sorted(self._refused.items())
+        return [(rank, calls[first]) for rank, calls in told if first in calls]
+
+    def _uneven(self) -> set[int]:
+        """Return the calls that some ranks were refused, and not all, as far as is known."""
+        numbers = {n for calls in self._refused.values() for n in calls}
+        return {n for n in numbers if not all(self._was_refused(r, n) for r in range(self._size))}
+
+    def _was_refused(self, rank: int, number: int) -> bool:
+        # The board of a mapped rank shows it before the rank's news of it arrive.
+        return number in self._refused.get(rank, ()) or (
+            bindings.board_call(self._comm, rank, number) == bindings.REFUSED
+        )

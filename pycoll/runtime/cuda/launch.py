@@ -8,8 +8,9 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pycoll.arrays import dtype_of
 from pycoll.dtypes import BFLOAT16, DType
-from pycoll.errors import UsageError
+from pycoll.errors import UsageError, quoted
 from pycoll.runtime import bindings_cuda
 from pycoll.runtime.asked import Asked
 from pycoll.runtime.cuda import cupy, nvtx
@@ -23,7 +24,7 @@ from pycoll.runtime.cuda.work import StreamWork
 from pycoll.runtime.line import user_line
 from pycoll.runtime.persistent import Plan
 from pycoll.runtime.plan import Executable
-from pycoll.runtime.region import dtype_of, lengths
+from pycoll.runtime.region import lengths, numpy_dtype
 
 if TYPE_CHECKING:
     from pycoll.arrays import ArrayView
@@ -75,13 +76,14 @@ class Cuda:
             return plane
         engine = self._host.engine
         found = self._device() if number is None else _number(number)
-        self._host.arrive(Asked(timeout=timeout, purpose="cuda()"))
-        self._opened += 1
-        make = functools.partial(Plane, device=found, proofs=self._host.plans.proofs)
-        everyone = list(range(engine.world.size))
-        plane = engine.found(everyone, f"cuda {self._opened}", make)
-        plane.follow(engine)
-        self._plane = plane
+        with engine.aside():
+            self._host.arrive(Asked(timeout=timeout, purpose="cuda()"))
+            self._opened += 1
+            make = functools.partial(Plane, device=found, proofs=self._host.plans.proofs)
+            everyone = list(range(engine.world.size))
+            plane = engine.found(everyone, f"cuda {self._opened}", make)
+            plane.follow(engine)
+            self._plane = plane
         return plane
 
     def describe(self, number: int | None, timeout: float | None) -> Gpu:
@@ -90,7 +92,8 @@ class Cuda:
 
     def empty(self, shape: int | Iterable[int], dtype: Any) -> Any:
         """Return an array that all ranks reach, whose elements have no set value."""
-        kind = BFLOAT16 if str(dtype).removeprefix("torch.") == "bfloat16" else dtype_of(dtype)
+        name = str(dtype).removeprefix("torch.")
+        kind = BFLOAT16 if name == "bfloat16" else dtype_of(numpy_dtype(dtype), "empty")
         return self.open().device_heap.empty(lengths(shape), kind)
 
     def new(self, like: ArrayView, shape: tuple[int, ...], dtype: DType | None = None) -> CudaView:
@@ -328,7 +331,7 @@ def _number(device: Any) -> int:
     except TypeError:
         number = -1
     if not 0 <= number <= _MOST_DEVICE:
-        raise UsageError(f"cuda: device is {device!r}, want the number of a GPU, 0 or more")
+        raise UsageError(f"cuda: device is {quoted(device)}, want the number of a GPU, 0 or more")
     return number
 
 

@@ -174,7 +174,7 @@ class Plane(Engine):
         if code:  # maybe of a call before this one
             self.faults.raise_for(code, self.seconds)
         self.text, self.seconds = text, seconds
-        if self.faults.departed():
+        if self.faults.uneasy():
             self.faults.look()
             self.check()
 
@@ -183,6 +183,10 @@ class Plane(Engine):
         code = bindings_plane.plane_check(self.native)
         if code:
             self.faults.raise_for(code, self.seconds, where)
+
+    def _take_place(self) -> int | None:
+        with self.turn:
+            return None if self.native is None else bindings_plane.plane_refuse(self.native)
 
     def capturing(self, stream: int) -> bool:
         """Tell whether a stream is being captured into a graph."""

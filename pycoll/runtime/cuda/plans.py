@@ -41,7 +41,7 @@ class DevicePlans(Plans):
                 plane.native,
                 plane.comm,
                 handle,
-                plane.kernels.function(call.dtype, call.op),
+                plane.kernels.function(call.dtype.carrier, call.op),
                 threads=plane.kernels.threads,
                 lanes=plane.lanes,
             )

@@ -6,7 +6,7 @@ import contextlib
 import operator
 from typing import Any
 
-from pycoll.errors import PycollError, UsageError
+from pycoll.errors import PycollError, UsageError, quoted
 from pycoll.runtime import bindings_cuda
 
 
@@ -51,9 +51,12 @@ def handle_of(stream: Any) -> int:
         if isinstance(found, int):
             return found
     try:
-        return operator.index(stream)
+        number = operator.index(stream)
     except TypeError:
+        number = -1
+    if not 0 <= number < 1 << 64:
         raise UsageError(
-            f"on_stream: stream is {stream!r}, want a stream of torch or cupy, an object with "
-            "__cuda_stream__, or CUDA's handle as an integer"
-        ) from None
+            f"on_stream: stream is {quoted(stream)}, want a stream of torch or cupy, an object "
+            "with __cuda_stream__, or CUDA's handle as an integer"
+        )
+    return number

@@ -31,10 +31,10 @@ class Torch:
 
 def device() -> int | None:
     """Return torch's current device, if torch has been loaded and uses a GPU."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    if not hasattr(cuda, "current_device") or not cuda.is_initialized():  # or half imported
         return None
-    return int(torch.cuda.current_device())
+    return int(cuda.current_device())
 
 
 def _torch() -> Any:

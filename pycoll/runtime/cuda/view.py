@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pycoll.arrays import ArrayView, Device, of_tensor, served
+from pycoll.arrays import ArrayView, Device, dtype_named, dtype_of, of_tensor
 from pycoll.dtypes import DType
 from pycoll.errors import UsageError
 from pycoll.runtime.cuda import dlpack
@@ -88,11 +88,12 @@ def view(x: Any, who: str) -> CudaView:
     Raises:
         UsageError: It is not contiguous, of a dtype not served, or not in the memory of a GPU.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
+    # Either may be half imported, by another thread.
+    tensor: Any = getattr(sys.modules.get("torch"), "Tensor", ())
+    if isinstance(x, tensor):
         return _of_torch(x, who)
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and isinstance(x, cupy.ndarray):
+    ndarray: Any = getattr(sys.modules.get("cupy"), "ndarray", ())
+    if isinstance(x, ndarray):
         return _of_cupy(x, who)
     interface = getattr(x, "__cuda_array_interface__", None)
     return _of_dlpack(x, who) if interface is None else _of_interface(x, interface, who)
@@ -113,7 +114,7 @@ def _of_torch(x: Any, who: str) -> CudaView:
 
 
 def _of_cupy(x: Any, who: str) -> CudaView:
-    dtype = served(x.dtype.name, who)
+    dtype = dtype_of(x.dtype, who)
     if not x.flags.c_contiguous:
         raise UsageError(
             f"{who} is not contiguous (shape {x.shape}, strides {x.strides}); "
@@ -127,9 +128,7 @@ def _of_interface(x: Any, interface: dict[str, Any], who: str) -> CudaView:
     import numpy
 
     dtype = numpy.dtype(interface["typestr"])
-    kind, shape = served(dtype.name, who), tuple(interface["shape"])
-    if not dtype.isnative:
-        raise UsageError(f"{who} has dtype {dtype.str!r}, whose bytes are swapped")
+    kind, shape = dtype_of(dtype, who), tuple(interface["shape"])
     if interface.get("mask") is not None:
         raise UsageError(f"{who} has a mask, which is not served; pass an array without one")
     strides = interface.get("strides")
@@ -157,7 +156,7 @@ def _of_dlpack(x: Any, who: str) -> CudaView:
         raise UsageError(
             f"{who} is a {type(x).__name__} whose memory cannot be shared: {error}"
         ) from error
-    kind = served(taken.dtype, who)
+    kind = dtype_named(taken.dtype, who)
     if not taken.contiguous:
         raise UsageError(
             f"{who} is not contiguous (shape {taken.shape}); pass a contiguous copy with out="

@@ -1,0 +1,69 @@
+"""A rank whose hub is gone turns to a machine that vanishes as soon as it has been reached."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from hosts import Hosts
+
+SECONDS = 60  #: generous: reached only by a hang
+LISTEN = """
+import socket, sys
+with socket.create_server(("", 5000)):
+    print("listening", flush=True)
+    sys.stdin.read()
+"""
+#: Rank 2 of 3 on this host; rank 1 is at argv[1], and lets the kernel answer for it.
+SEEK = """
+import math, selectors, sys, time
+from pycoll.bootstrap.member import Member
+from pycoll.bootstrap.rendezvous import Star
+from pycoll.bootstrap.succession import Succession
+
+def say(*words):
+    print(*words, flush=True)
+
+hosts = ("gone", "", 0), ("there", sys.argv[1], 5000), ("here", "", 0)
+members = tuple(Member(rank + 1, 0, *host) for rank, host in enumerate(hosts))
+with selectors.DefaultSelector() as selector:
+    over = []
+    succession = Succession(
+        Star(2, 3, members, secret=b"s"),
+        selector,
+        3.0,
+        came=None,
+        reached=None,
+        preside=lambda: over.append(True),
+        ended=lambda rank: say("ended", rank),
+        unreachable=lambda rank: say("unreachable", rank),
+    )
+    succession.exclude(0)
+    succession.seek()
+    reached = False
+    while not over:
+        due = succession.due() - time.monotonic()
+        for key, events in selector.select(None if due == math.inf else max(0.0, due)):
+            succession.handle(key.fileobj, events)
+        if not reached and succession.seeking and succession._caller.connected():
+            reached = True
+            say("reached")
+        succession.expire(time.monotonic())
+    say("presides")
+"""
+
+
+def test_a_machine_that_vanishes_once_it_is_reached_is_passed_by() -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with Hosts(2) as hosts, hosts.run(1, [sys.executable, "-c", LISTEN], **pipes) as there:
+        assert there.stdout is not None
+        assert there.stdout.readline() == "listening\n"
+        with hosts.run(0, [sys.executable, "-c", SEEK, hosts.address(1)], **pipes) as here:
+            try:
+                assert here.stdout is not None
+                assert here.stdout.readline() == "reached\n"
+                hosts.cut(1)
+                out, _ = here.communicate(timeout=SECONDS)
+                assert out == "unreachable 1\npresides\n"
+            finally:
+                here.kill()
