@@ -8,19 +8,17 @@ reason. Later calls find their plan in `_fastcall` and come past here no more.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pycoll.dtypes import BY_NAME, DTYPES, DType
-from pycoll.errors import UsageError
+from pycoll.dtypes import DTYPES, MOVED, DType, element
+from pycoll.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
     import numpy
-
-#: Buffer-protocol format characters whose size is not in their name: by kind and itemsize.
-_SIGNED, _UNSIGNED, _FLOATS = "bhilqn", "BHILQN", "efd"
 
 
 class Device(NamedTuple):
@@ -74,14 +72,15 @@ def view(x: Any, who: str) -> ArrayView:
         who: What it is to the user, such as ``allreduce: x``; begins every message.
 
     Raises:
-        UsageError: It is not an array, not contiguous, on a device that is not a GPU of CUDA, or of
-            a dtype not served.
+        UsageError: It is not an array, not contiguous, on a device that is not a GPU of CUDA, or
+            its elements are not of a fixed number of bytes.
     """
-    torch = sys.modules.get("torch")  # its tensors exist only where it has been imported
-    if torch is not None and isinstance(x, torch.Tensor):
+    # Tensors exist only where torch has been imported, which another thread may be doing now.
+    tensor: Any = getattr(sys.modules.get("torch"), "Tensor", ())
+    if isinstance(x, tensor):
         return _on_gpu(x, who) if x.is_cuda else _of_torch(x, who)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(x, numpy.ndarray):
+    ndarray: Any = getattr(sys.modules.get("numpy"), "ndarray", ())
+    if isinstance(x, ndarray):
         return _of_numpy(x, x, who)
     try:
         buffer = memoryview(x)
@@ -142,23 +141,42 @@ def target(
         UsageError: It is none, has another dtype or shape, or is read-only.
     """
     y = view(out, who)
-    if dtype is not None and y.dtype is not dtype:
+    if dtype is not None and y.dtype != dtype:
         raise UsageError(f"{who} has dtype {y.dtype.name}, want {dtype.name} as x has")
     if shape is not None and y.shape != shape:
         raise UsageError(f"{who} has shape {y.shape}, want {shape} as x has")
-    if not y.writable:
-        raise UsageError(f"{who} is read-only; pass an array that can be written")
+    require_writable(y, who)
     return y
 
 
+def require_writable(y: ArrayView, who: str) -> None:
+    """Check that an array can be written; UsageError says what to pass instead."""
+    if not y.writable:
+        name = who.rpartition(": ")[2]
+        copy = f", such as a copy, numpy.array({name})" if y.device == HOST else ""
+        raise UsageError(f"{who} is read-only; pass an array that can be written{copy}")
+
+
 def empty(like: ArrayView, shape: tuple[int, ...]) -> ArrayView:
-    """Return a new array of the kind (numpy, torch) and dtype of another; numpy for the rest."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(like.owner, torch.Tensor):
-        return view(like.owner.new_empty(shape), "the new array")
+    """Return a new array of the kind (numpy, torch) and dtype of another; numpy for the rest.
+
+    Raises:
+        UnavailableError: This rank has no memory for it.
+    """
     import numpy
 
-    return view(numpy.empty(shape, like.dtype.name), "the new array")
+    tensor: Any = getattr(sys.modules.get("torch"), "Tensor", ())
+    try:
+        if isinstance(like.owner, tensor):
+            return view(like.owner.new_empty(shape), "the new array")
+        return view(numpy.empty(shape, numpy.asarray(like.pin).dtype), "the new array")
+    except (MemoryError, RuntimeError, ValueError) as error:  # torch and numpy each have their own
+        if isinstance(error, UsageError):
+            raise
+        raise UnavailableError(
+            f"no memory for a new array of shape {shape} and dtype {like.dtype.name}: {error}; "
+            "pass a smaller one, or out="
+        ) from None
 
 
 def shared(arrays: Iterable[tuple[ArrayView, bool]]) -> int | None:
@@ -203,42 +221,86 @@ def rows(x: ArrayView, first: int, end: int) -> ArrayView:
     return view(whole[first:end], "the part of x")
 
 
-def served(name: str, who: str) -> DType:
-    """Return the DType called ``name``; UsageError says what to do where there is none."""
-    try:
-        return BY_NAME[name]
-    except KeyError:
+def require_reduced(dtype: DType, who: str) -> None:
+    """Check that a reduction serves a dtype; UsageError says what to pass instead."""
+    if not dtype.reduces:
         names = ", ".join(d.name for d in DTYPES)
         raise UsageError(
-            f"{who} has dtype {name}, which is not served; {_cure(name)} (served: {names})"
-        ) from None
+            f"{who} has dtype {dtype.name}, which can be moved but not reduced; "
+            f"{_cure(dtype)} (reduced: {names})"
+        )
 
 
-def _cure(name: str) -> str:
-    if name.startswith("complex"):
-        return "pass its real and imaginary parts as one real array, x.view('float64')"
-    if name.startswith("bool"):
+def _cure(dtype: DType) -> str:
+    name = dtype.name
+    if name in ("complex64", "complex128"):
+        real = "float32" if name == "complex64" else "float64"
+        return f"pass its real and imaginary parts as one real array, x.view('{real}')"
+    if name == "bool":
         return "pass x.view('uint8'): max is any, min is all"
+    if name.startswith((">", "<")):
+        return "pass x.astype(x.dtype.newbyteorder('='))"
     return "convert it to one that is"
 
 
-#: numpy.dtype → DType of those that were served; a dtype takes long to tell its name.
+def dtype_named(name: str, who: str) -> DType:
+    """Return the DType that a library without numpy's dtypes calls ``name``; UsageError if none."""
+    found = _NAMED.get(name)
+    if found is None:
+        raise UsageError(f"{who} has dtype {name}, want one of {', '.join(_NAMED)}")
+    return found
+
+
+_NAMED = {d.name: d for d in (*DTYPES, *MOVED)}
+
+
+def dtype_of(kind: numpy.dtype[Any], who: str) -> DType:
+    """Return the DType of a dtype of numpy.
+
+    Raises:
+        UsageError: Its elements are not of a fixed number of bytes, such as Python's objects.
+    """
+    found = _NUMPY_DTYPES.get(kind)
+    if found is None:
+        if kind.hasobject or kind.itemsize == 0:
+            raise UsageError(
+                f"{who} has dtype {kind.name}, want elements of a fixed number of bytes, at least "
+                "one; Python's objects are for broadcast_object, allgather_object, gather_object "
+                "and scatter_object"
+            )
+        found = _NUMPY_DTYPES[kind] = element(_name(kind), kind.itemsize)
+    return found
+
+
+def _name(kind: numpy.dtype[Any]) -> str:
+    """Name a dtype of numpy so that no two are called alike."""
+    import numpy
+
+    if kind.names is not None:
+        # A record array's is the same type under another class. Long ones are cut for messages.
+        text = str(numpy.dtype((numpy.void, kind)))
+        if len(text) <= _LONGEST_NAME:
+            return text
+        digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+        return f"{text[:_LONGEST_NAME]}...#{digest}"
+    if not kind.isnative:
+        return kind.str
+    return kind.str[1:] if kind.type in (numpy.bytes_, numpy.str_, numpy.void) else kind.name
+
+
+_LONGEST_NAME = 60
+
+#: numpy.dtype → DType of those that were seen; a dtype takes long to tell its name.
 _NUMPY_DTYPES: dict[Any, DType] = {}
 
 
 def _of_numpy(x: numpy.ndarray[Any, Any], owner: Any, who: str) -> ArrayView:
-    dtype = _NUMPY_DTYPES.get(x.dtype) or served(x.dtype.name, who)
-    if not x.dtype.isnative:
-        raise UsageError(
-            f"{who} has dtype {x.dtype.str!r}, whose bytes are swapped; "
-            "pass x.astype(x.dtype.newbyteorder('='))"
-        )
+    dtype = _NUMPY_DTYPES.get(x.dtype) or dtype_of(x.dtype, who)
     if not x.flags.c_contiguous:
         raise UsageError(
             f"{who} is not contiguous (shape {x.shape}, strides {x.strides}); "
             f"pass numpy.ascontiguousarray({who.rpartition(' ')[2]}) with out="
         )
-    _NUMPY_DTYPES[x.dtype] = dtype
     address: int = x.__array_interface__["data"][0]
     return ArrayView(owner, address, x.size, dtype, x.shape, x.flags.writeable, x)
 
@@ -274,11 +336,20 @@ def of_tensor(x: Any, who: str) -> DType:
     """Return the DType of a torch tensor, on whatever device.
 
     Raises:
-        UsageError: It is of a layout or dtype that is not served, or not contiguous.
+        UsageError: It is of a layout that is not served, quantized, not contiguous, or its
+            memory does not hold its elements as they are.
     """
     if str(x.layout) != "torch.strided":
         raise UsageError(f"{who} has layout {x.layout}, which is not served; pass x.to_dense()")
-    dtype = served(str(x.dtype).removeprefix("torch."), who)
+    if x.is_quantized:
+        raise UsageError(f"{who} is quantized, which is not served; pass x.int_repr()")
+    if x.is_conj() or x.is_neg():
+        raise UsageError(
+            f"{who} is the conjugate or the negative of what its memory holds; "
+            "pass x.resolve_conj().resolve_neg()"
+        )
+    name = str(x.dtype).removeprefix("torch.")
+    dtype = _NAMED.get(name) or element(name, x.dtype.itemsize)
     if not x.is_contiguous():
         raise UsageError(
             f"{who} is not contiguous (shape {tuple(x.shape)}, strides {x.stride()}); "
@@ -295,27 +366,26 @@ def _of_torch(x: Any, who: str) -> ArrayView:
 
 
 def _of_buffer(x: Any, buffer: memoryview, who: str) -> ArrayView:
-    form = buffer.format.lstrip("@=<") if sys.byteorder == "little" else buffer.format
-    kind = next(
-        (
-            kind
-            for kind, letters in (("int", _SIGNED), ("uint", _UNSIGNED), ("float", _FLOATS))
-            if len(form) == 1 and form in letters
-        ),
-        None,
-    )
-    dtype = served(f"{kind}{8 * buffer.itemsize}" if kind else f"format {buffer.format!r}", who)
+    import numpy
+
+    try:
+        dtype = dtype_of(numpy.asarray(buffer).dtype, who)
+    except (TypeError, ValueError, NotImplementedError, RuntimeError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(
+            f"{who} has elements of format {buffer.format!r} in the buffer protocol, which numpy "
+            "does not read; pass memoryview(x).cast('B')"
+        ) from None
     if not buffer.c_contiguous:
         raise UsageError(
             f"{who} is not contiguous (shape {buffer.shape}, strides {buffer.strides}); "
             "pass a copy with out="
         )
-    import numpy
-
     flat = numpy.frombuffer(buffer, numpy.uint8) if buffer.nbytes else numpy.empty(0, numpy.uint8)
     address: int = flat.__array_interface__["data"][0]
     shape = buffer.shape or ()
-    count = buffer.nbytes // buffer.itemsize
+    count = buffer.nbytes // dtype.itemsize
     return ArrayView(x, address, count, dtype, tuple(shape), not buffer.readonly, buffer)
 
 
@@ -333,11 +403,22 @@ def _of_dlpack(x: Any, who: str) -> ArrayView:
     try:
         shared = numpy.from_dlpack(x)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(x, _tracers()):
+            raise UsageError(
+                f"{who} is a {type(x).__name__}: what JAX traces (jit, grad, vmap) has no memory "
+                "yet; call outside of it, or pass the call to jax.pure_callback"
+            ) from None
         cure = "; pass numpy.asarray(x)" if hasattr(x, "__array__") else ""
         raise UsageError(
-            f"{who} is a {type(x).__name__} whose memory cannot be shared: {error}{cure}"
+            f"{who} is a {type(x).__name__} whose memory cannot be shared: "
+            f"{' '.join(str(error).split())}{cure}"
         ) from error
     return _of_numpy(shared, x, who)
+
+
+def _tracers() -> Any:
+    """Return the class of the stand-ins with which JAX traces a function, where it is loaded."""
+    return getattr(getattr(sys.modules.get("jax"), "core", None), "Tracer", ())
 
 
 #: torch.dtype → number that native code knows it by; filled at the first tensor.
@@ -355,13 +436,20 @@ def tensors(x: Any, out: Any, alike: bool) -> tuple[int, int, int, int, int] | N
         alike: Whether the two must have one shape.
     """
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(x, torch.Tensor):
+    try:
+        if torch is None or not isinstance(x, torch.Tensor):
+            return None
+    except AttributeError:  # another thread is importing it: there are no tensors yet
         return None
     if not _TORCH_CODES:
-        named = ((getattr(torch, d.name, None), d.code) for d in DTYPES)
+        # Not those of complex numbers: whether one is a conjugate is looked at by `of_tensor`.
+        known = (d for d in (*DTYPES, *MOVED) if not d.name.startswith("complex"))
+        named = ((getattr(torch, d.name, None), d.code) for d in known)
         _TORCH_CODES.update((dtype, code) for dtype, code in named if dtype is not None)
     code = _TORCH_CODES.get(x.dtype)
     if code is None or not (x.is_cpu and x.layout is torch.strided and x.is_contiguous()):
+        return None
+    if x.is_neg():  # its memory holds the opposite of its elements
         return None
     start: int = x.data_ptr()
     nbytes: int = x.nbytes
@@ -369,7 +457,7 @@ def tensors(x: Any, out: Any, alike: bool) -> tuple[int, int, int, int, int] | N
         return start, start, nbytes, nbytes, code
     if not (isinstance(out, torch.Tensor) and out.dtype is x.dtype):
         return None
-    if not (out.is_cpu and out.layout is torch.strided and out.is_contiguous()):
+    if not (out.is_cpu and out.layout is torch.strided and out.is_contiguous()) or out.is_neg():
         return None
     if alike and out.shape != x.shape:
         return None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from pycoll.errors import UsageError
+from pycoll.errors import UsageError, quoted
 from pycoll.fabric import Fabric, Rails
 
 PREFIX = "PYCOLL_"
@@ -24,8 +26,8 @@ def _text(value: str) -> str:
 
 def _seconds(value: str | float) -> float:
     try:
-        seconds = float(value)
-    except ValueError:
+        seconds = math.nan if isinstance(value, bool) else float(value)
+    except (ValueError, OverflowError):
         seconds = math.nan
     # A day is longer than any wait that is meant, and keeps timeouts inside what poll() takes.
     if not 0 < seconds <= 86400:
@@ -79,9 +81,30 @@ def _secret(value: str | bytes) -> bytes:
     return secret
 
 
+#: Characters that the path of a directory may have, and leave room for the names of files.
+_LONGEST_PATH = 3840
+
+
+def _directory(value: str | Path) -> Path:
+    path = Path(value)
+    try:
+        os.stat(path)
+    except (OSError, ValueError) as error:  # that it is not there yet does not matter
+        if getattr(error, "errno", errno.EINVAL) in (errno.ENAMETOOLONG, errno.EINVAL):
+            raise ValueError("the path of a directory that the system can have") from None
+    if len(str(path)) > _LONGEST_PATH:
+        raise ValueError(f"the path of a directory, at most {_LONGEST_PATH} characters")
+    return path
+
+
 def _cache(environ: Mapping[str, str]) -> Path:
-    base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "~", ".cache").expanduser()
-    return Path(base, "pycoll")
+    if base := environ.get("XDG_CACHE_HOME"):
+        return Path(base, "pycoll")
+    try:
+        home = Path(environ.get("HOME") or "~").expanduser()
+    except RuntimeError:  # a container's user, of whom the system has never heard
+        home = Path("/")
+    return home / ".cache" / "pycoll"
 
 
 class Setting(NamedTuple):
@@ -118,7 +141,7 @@ SETTINGS: tuple[Setting, ...] = (
         "cache",
         "$XDG_CACHE_HOME/pycoll",
         "directory",
-        Path,
+        _directory,
         "Where a site wants files kept, and which of its disks all nodes share, is its own affair.",
     ),
     Setting(
@@ -227,12 +250,18 @@ class Config:
             **arguments: Settings by name, as a function's caller gave them.
 
         Raises:
-            UsageError: An unknown ``PYCOLL_*`` variable, an unknown argument or a bad value.
+            UsageError: An unknown argument or a bad value.
         """
         environ = os.environ if environ is None else environ
         given = {name: value for name, value in environ.items() if name.startswith(PREFIX)}
-        _reject_unknown(given, [s.variable for s in SETTINGS], "is set, but is not a variable")
-        _reject_unknown(arguments, [s.name for s in SETTINGS], "was given, but is not a setting")
+        for text in _unknown(
+            given, [s.variable for s in SETTINGS], "is set, but is not a variable"
+        ):
+            _warn(text)
+        for text in _unknown(
+            arguments, [s.name for s in SETTINGS], "was given, but is not a setting"
+        ):
+            raise UsageError(text)
         values: dict[str, Any] = {"cache": _cache(environ)}
         origins: dict[str, str] = {}
         for setting in SETTINGS:
@@ -264,15 +293,25 @@ def _parse(setting: Setting, source: str, value: object) -> Any:
     try:
         return setting.parse(value)
     except (TypeError, ValueError) as error:
-        got = "a value that is not shown" if setting.name == "secret" else repr(value)
+        got = "a value that is not shown" if setting.name == "secret" else quoted(value)
         wanted = setting.type if isinstance(error, TypeError) else error
         raise UsageError(f"{source} is {got}, want {wanted}") from None
 
 
-def _reject_unknown(given: Mapping[str, Any], known: list[str], what: str) -> None:
+def _unknown(given: Mapping[str, Any], known: list[str], what: str) -> Iterator[str]:
     for name in given:
         if name not in known:
             import difflib  # only now: it is slow to load
 
             near = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
-            raise UsageError(f"{name} {what} of pycoll; did you mean {near}?")
+            yield f"{name} {what} of pycoll; did you mean {near}?"
+
+
+_warned: set[str] = set()
+
+
+def _warn(text: str) -> None:
+    # Not an error: the modules of a site set PYCOLL_ROOT and the like for whatever it installs.
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, stacklevel=4)

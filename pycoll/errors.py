@@ -15,6 +15,10 @@ class UsageError(PycollError, ValueError):
     """The caller passed something that pycoll does not serve; the message says what to do."""
 
 
+class BusyError(UsageError):
+    """The call came while another one is under way on the same communicator; that one goes on."""
+
+
 class ScheduleError(PycollError):
     """A schedule or program is not correct. Base of the verifier's findings.
 
@@ -73,3 +77,32 @@ class BrokenError(PycollError):
 
 class InternalError(PycollError):
     """A bug in pycoll. Please report it with the message."""
+
+
+def quoted(value: object) -> str:
+    """Return a value as messages show it: one line, not long, whatever its own repr() does."""
+    try:
+        text = " ".join(line.strip() for line in repr(value).splitlines())
+    except Exception:  # a user's own, or an integer of more digits than Python prints
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+_LONGEST = 80  #: characters of a value
+
+
+def described(error: BaseException) -> str:
+    """Return the type and the text of an exception, whatever its own str() does."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "<its str() failed>"
+    return f"{type(error).__name__}: {text}"
+
+
+def encoded(text: str) -> bytes:
+    """Return a text of the user's for other ranks or C, which read UTF-8.
+
+    It may hold what UTF-8 cannot: a name of a file whose bytes are not UTF-8 has lone surrogates.
+    """
+    return text.encode(errors="backslashreplace")

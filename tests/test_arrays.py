@@ -159,14 +159,40 @@ def test_not_contiguous() -> None:
     refused(memoryview(bytearray(8))[::2], r"not contiguous .* pass a copy with out=")
 
 
-def test_dtypes_that_are_not_served() -> None:
-    refused(np.ones(2, bool), r"dtype bool, which is not served; pass x.view\('uint8'\)")
-    refused(np.ones(2, complex), r"dtype complex128, .* real and imaginary parts")
-    refused(np.ones(2, "int16"), r"dtype int16, .*convert it to one that is \(served: float64, flo")
-    refused(np.array(["a"]), "dtype str32, which is not served")
-    refused(np.ones(2, ">f4"), r"dtype '>f4', whose bytes are swapped; pass x.astype")
-    refused(array.array("h", [1]), "dtype int16, which is not served")
-    refused(memoryview(bytearray(2)).cast("?"), r"dtype format '\?', which is not served")
+def test_dtypes_that_are_only_moved() -> None:
+    def unreduced(x: Any, message: str) -> None:
+        seen = arrays.view(x, "allreduce: x")
+        with pytest.raises(UsageError, match=message):
+            arrays.require_reduced(seen.dtype, "allreduce: x")
+
+    unreduced(np.ones(2, bool), r"dtype bool, .*not reduced; pass x.view\('uint8'\)")
+    unreduced(np.ones(2, complex), r"dtype complex128, .* real and imaginary parts")
+    unreduced(np.ones(2, "int16"), r"int16, .*convert it to one that is \(reduced: float64, flo")
+    unreduced(np.array(["a"]), "dtype U1, which can be moved")
+    unreduced(np.ones(2, ">f4"), r"dtype >f4, .*; pass x.astype")
+    unreduced(array.array("h", [1]), "dtype int16, which can be moved")
+    unreduced(memoryview(bytearray(2)).cast("?"), r"dtype bool, which can be moved")
+
+
+def test_structures_are_named_by_their_fields() -> None:
+    kind = np.dtype([("a", "i4"), ("b", ">f8")])
+    name = "[('a', '<i4'), ('b', '>f8')]"
+    seen = arrays.view(np.zeros(3, kind), "x")
+    assert (seen.dtype.name, seen.dtype.itemsize, seen.nbytes) == (name, 12, 36)
+    assert arrays.view(np.zeros(3, kind).view(np.recarray), "x").dtype is seen.dtype
+    assert arrays.view(np.zeros(3, [("b", "i4"), ("a", ">f8")]), "x").dtype != seen.dtype
+    wide = [np.dtype([(f"field{i}", "f8") for i in range(50)] + [(last, "f8")]) for last in "ab"]
+    one, other = (arrays.view(np.zeros(1, w), "x").dtype for w in wide)
+    assert one.name[:60] == other.name[:60]
+    assert one != other
+    assert len(one.name) < 80
+
+
+def test_elements_that_lie_elsewhere_are_refused() -> None:
+    refused(np.array([[]], object), "dtype object, want elements of a fixed number of bytes.*_obj")
+    refused((ctypes.py_object * 2)(), "want elements of a fixed number|format 'O'")
+    pointers = (ctypes.POINTER(ctypes.c_int) * 2)()
+    refused(pointers, r"elements of format '&<i' in the buffer protocol.*cast\('B'\)")
 
 
 def test_what_is_no_array() -> None:
@@ -215,7 +241,8 @@ def test_where_a_result_may_not_go() -> None:
             result(source, out)
 
 
-def test_served_dtypes_by_name() -> None:
-    assert arrays.served("float32", "x") is FLOAT32
-    with pytest.raises(UsageError, match="empty: the array has dtype float128"):
-        arrays.served("float128", "empty: the array")
+def test_dtypes_by_name() -> None:
+    assert arrays.dtype_named("float32", "x") is FLOAT32
+    assert arrays.dtype_named("int16", "x").itemsize == 2
+    with pytest.raises(UsageError, match="x has dtype float4x2, want one of float64, float32"):
+        arrays.dtype_named("float4x2", "x")

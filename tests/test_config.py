@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from pathlib import Path
 
 import pytest
@@ -63,11 +64,21 @@ def test_an_empty_variable_is_not_set():
     [("PYCOLL_TIMEOUTS", "PYCOLL_TIMEOUT"), ("PYCOLL_ALGO", "PYCOLL_ALGORITHM")],
 )
 def test_an_unknown_variable_names_the_nearest(variable, near):
-    with pytest.raises(
-        UsageError,
+    with pytest.warns(
+        UserWarning,
         match=rf"^{variable} is set, but is not a variable of pycoll; did you .*{near}\?$",
     ):
-        Config.load({variable: "1"})
+        assert Config.load({variable: "1"}) == Config.load({})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Config.load({variable: "1"})  # once is enough
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "a" * 300, "/".join(["a" * 200] * 22), "a\0b"])
+def test_a_directory_that_the_system_cannot_have(path):
+    with pytest.raises(UsageError, match=r"^PYCOLL_CACHE is .*want the path of a directory") as e:
+        Config.load({"PYCOLL_CACHE": path})
+    assert len(str(e.value)) < 300
 
 
 def test_an_unknown_argument_names_the_nearest():
@@ -129,3 +140,13 @@ def test_there_is_one_row_and_one_reason_per_setting():
 def test_a_config_does_not_change():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config.load({}).timeout = 3  # type: ignore[misc]
+
+
+def test_a_user_without_a_home_has_settings(monkeypatch):
+    """As in a container that runs under any user number."""
+
+    def nowhere(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", nowhere)
+    assert Config.load({}).cache == Path("/.cache/pycoll")

@@ -94,7 +94,7 @@ def test_what_cannot_be_written_is_an_input_only(kind: str) -> None:
     ranks(2, rank)
 
 
-JAX = """
+JAX = r"""
 import os
 os.environ["JAX_PLATFORMS"] = "cpu"
 import jax, jax.numpy as jnp, numpy as np, pytest
@@ -119,6 +119,19 @@ def rank():
             comm.allreduce(x)
         with pytest.raises(pycoll.UsageError, match="^allreduce: out is read-only; pass an array"):
             comm.allreduce(np.ones((3, 2), "float32"), x)
+        with pytest.raises(pycoll.UsageError, match=r"^broadcast: x .* a copy, numpy.array.x.$"):
+            comm.broadcast(x)
+        with pytest.raises(pycoll.UsageError, match=r"^broadcast: x.0. is .* numpy.array.x.0..$"):
+            comm.broadcast([x])
+        for traced in (jax.jit, jax.vmap, lambda f: jax.grad(lambda x: f(x).sum())):
+            with pytest.raises(pycoll.UsageError, match="^allreduce: x is a .*Tracer: ") as refused:
+                traced(lambda x: comm.allreduce(x))(x)
+            assert "jax.pure_callback" in str(refused.value)
+            assert "\n" not in str(refused.value)
+        like = jax.ShapeDtypeStruct(x.shape, x.dtype)  # and that cure works
+        total = jax.jit(lambda x: jax.pure_callback(
+            lambda x: comm.allreduce(x, np.empty_like(x)), like, x))(x)
+        assert (np.asarray(total) == 1).all()
         received = np.empty((3, 2), "float32")
         comm.exchange([(x, 1 - comm.rank)], [(received, 1 - comm.rank)])
         assert (received == 1 - comm.rank).all()

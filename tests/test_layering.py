@@ -19,7 +19,7 @@ ABOVE = ("bootstrap", "runtime", "arrays", *COMMUNICATOR, "cli", "__init__", "__
 #: the places (prefixes of the path below pycoll/) that `only_in` lists for it.
 LAW = {
     "order": (
-        {"errors", "config", "dtypes", "fabric"},
+        {"errors", "arguments", "config", "dtypes", "fabric", "files", "installed"},
         {"schedule", "topology"},
         {"algorithms", "passes"},
         {"program"},

@@ -15,7 +15,7 @@ from pycoll.algorithms import (
 )
 from pycoll.algorithms.decorator import algorithm
 from pycoll.algorithms.hierarchy import hierarchical
-from pycoll.errors import UsageError
+from pycoll.errors import UsageError, quoted
 from pycoll.schedule import Algorithm
 
 #: Where two are predicted to be equally fast, the first one runs.
@@ -74,16 +74,21 @@ _NAMED = {(a.collective.name, a.name): a for a in BUILTIN}
 
 def names(collective: str) -> tuple[str, ...]:
     """Return the names of the algorithms for ``collective``, those of plug-ins last."""
+    if not isinstance(collective, str):
+        raise UsageError(f"collective is {quoted(collective)}, want a name")
     found = plugins.names(collective)
     return (*(name for of, name in _NAMED if of == collective), *found)
 
 
 def get(name: str, collective: str = "allreduce") -> Algorithm:
     """Return the algorithm called ``name``; UsageError lists those that exist."""
+    for what, value in (("algorithm", name), ("collective", collective)):
+        if not isinstance(value, str):
+            raise UsageError(f"{what} is {quoted(value)}, want a name")
     found = _NAMED.get((collective, name)) or plugins.get(name, collective)
     if found is None:
         known = ", ".join(names(collective)) or "none"
-        raise UsageError(f"algorithm is {name!r}, want one of {known}")
+        raise UsageError(f"algorithm is {quoted(name)}, want one of {known}")
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pycoll.errors import UsageError
+from pycoll.errors import UsageError, quoted
 from pycoll.schedule import COLLECTIVES, Algorithm, Collective, ScheduleBuilder
 
 
@@ -14,10 +14,12 @@ def algorithm(
     """Mark a function as an algorithm for ``collective`` (or its name); registers nothing."""
     if isinstance(collective, str):
         if collective not in COLLECTIVES:
-            raise UsageError(f"collective is {collective!r}, want one of {', '.join(COLLECTIVES)}")
+            raise UsageError(
+                f"collective is {quoted(collective)}, want one of {', '.join(COLLECTIVES)}"
+            )
         collective = COLLECTIVES[collective]
     if not isinstance(collective, Collective):
-        name = getattr(collective, "__name__", repr(collective))
+        name = getattr(collective, "__name__", quoted(collective))
         raise UsageError(f'{name}: want a collective first, such as @algorithm("allreduce")')
     found: Collective = collective
     return lambda function: Algorithm(function, found)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from pycoll.algorithms.levels import Split, split
-from pycoll.errors import UsageError
+from pycoll.errors import UsageError, quoted
 from pycoll.schedule import (
     Algorithm,
     Collective,
@@ -40,6 +40,14 @@ def hierarchical(outer: Algorithm, *inner: Algorithm, level: str | None = None) 
     Raises:
         UsageError: The collectives do not fit together.
     """
+    for given in (outer, *inner):
+        if not isinstance(given, Algorithm):
+            raise UsageError(
+                f"hierarchical: {quoted(given)} is no algorithm; want what pycoll.algorithms.get "
+                "returns, or a function under @pycoll.algorithm"
+            )
+    if not (level is None or isinstance(level, str)):
+        raise UsageError(f"hierarchical: level is {quoted(level)}, want the name of a level")
     got = (outer.collective, *(a.collective for a in inner))
     if got not in _MAKERS:
         raise UsageError(

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pycoll.arguments import integer
+from pycoll.errors import UsageError, quoted
 from pycoll.overlap.advice import Advice, advise, confirm
 from pycoll.overlap.occupancy import Footprint
 from pycoll.overlap.result import Measured
@@ -70,6 +72,7 @@ def plan(
         UsageError: The kernel or the block is none.
         UnavailableError: There is no GPU, and no ``capability`` was given that is known.
     """
+    _require_communicator("plan", comm)
     gpu, sm = _machine(comm, capability)
     return _advise(kernel, block, shared_mem, None if gpu is None else comm, gpu, sm)
 
@@ -124,15 +127,30 @@ def measure(
         The times in seconds, the best way and what it gains; ``str()`` of it is a table.
 
     Raises:
-        UsageError: ``repeats`` is less than 1.
+        UsageError: ``repeats`` is less than 1 or more than a million, or an argument is none.
         UnavailableError: There is no GPU.
     """
     from pycoll.overlap.frameworks import on_stream
     from pycoll.overlap.ranks import Together
-    from pycoll.overlap.timing import Alone, run
+    from pycoll.overlap.timing import MOST_REPEATS, Alone, run
 
+    _require_communicator("measure", comm)
+    repeats = integer("overlap.measure: repeats", repeats, 1, MOST_REPEATS)
+    given = {"compute": compute, "collective": collective} | (
+        {} if shaped is None else {"shaped": shaped}
+    )
+    for what, enqueue in given.items():
+        if not callable(enqueue):
+            raise UsageError(
+                f"overlap.measure: {what} is {quoted(enqueue)}, want a function of a stream"
+            )
+    if gpu is not None and not hasattr(gpu, "stream"):
+        raise UsageError(
+            f"overlap.measure: gpu is {quoted(gpu)}, want what has the methods of "
+            "pycoll.overlap.timing.Gpu, or None"
+        )
     note = ""
-    here = gpu or _gpu(comm)
+    here = _gpu(comm) if gpu is None else gpu
     if shaped is None and isinstance(compute, Launch):
         work = compute.kernel, compute.block, compute.shared_mem
         advice = _advise(*work, comm, here, here.limits)
@@ -144,6 +162,13 @@ def measure(
     ranks = Alone() if comm is None else Together(comm)
     capped = None if shaped is None else on_stream(shaped)
     return run(here, ranks, on_stream(compute), on_stream(collective), capped, repeats, note)
+
+
+def _require_communicator(who: str, comm: Any) -> None:
+    if comm is not None and not hasattr(comm, "allgather_object"):
+        raise UsageError(
+            f"overlap.{who}: comm is {quoted(comm)}, want a pycoll.Communicator, or None"
+        )
 
 
 def _advise(kernel: Any, block: Block, shared_mem: int, comm: Any, gpu: Any, sm: Limits) -> Advice:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pycoll.errors import UsageError
+from pycoll.arguments import integer
+from pycoll.errors import UsageError, quoted
 from pycoll.overlap.occupancy import Footprint
 
 if TYPE_CHECKING:
@@ -18,16 +19,29 @@ if TYPE_CHECKING:
 Block = int | Sequence[int]
 
 
+#: What a block and a grid are made of, and the most of them that CUDA launches.
+_MOST = {"block": ("threads", 1024), "grid": ("blocks", (2**31 - 1) * 65535**2)}
+
+
+def sizes_of(what: str, given: Block) -> tuple[int, ...]:
+    """Return the dimensions of a grid or a block, at most three; UsageError names ``what``."""
+    several = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    try:
+        sizes = tuple(operator.index(size) for size in (given if several else (given,)))  # type: ignore[arg-type,union-attr]
+    except TypeError:
+        sizes = (0,)
+    of, most = _MOST[what]
+    if len(sizes) > 3 or min(sizes, default=1) < 1 or math.prod(sizes) > most:
+        raise UsageError(
+            f"overlap: {what} is {quoted(given)}, want its {of}, such as 256 or (16, 16), at most "
+            f"{most}"
+        )
+    return sizes
+
+
 def threads_of(block: Block) -> int:
     """Return how many threads a block has."""
-    try:
-        sizes = [operator.index(block)] if not isinstance(block, Sequence) else list(block)
-        threads = math.prod(operator.index(size) for size in sizes)
-    except TypeError:
-        threads = 0
-    if threads < 1 or isinstance(block, str):
-        raise UsageError(f"overlap: block is {block!r}, want its threads, such as 256 or (16, 16)")
-    return threads
+    return math.prod(sizes_of("block", block))
 
 
 def footprint(kernel: Any, block: Block, dynamic: int, gpu: Gpu | None) -> Footprint:
@@ -43,7 +57,7 @@ def footprint(kernel: Any, block: Block, dynamic: int, gpu: Gpu | None) -> Footp
     Raises:
         UsageError: It is none of these.
     """
-    threads = threads_of(block)
+    threads, dynamic = threads_of(block), integer("overlap: shared_mem", dynamic, 0)
     if isinstance(kernel, Footprint):
         return replace(kernel, threads=threads, dynamic=kernel.dynamic + dynamic)
     if hasattr(kernel, "num_regs") and hasattr(kernel, "shared_size_bytes"):  # cupy
@@ -53,7 +67,7 @@ def footprint(kernel: Any, block: Block, dynamic: int, gpu: Gpu | None) -> Footp
     if isinstance(kernel, int) and gpu is not None:
         return gpu.function(kernel, threads, dynamic)
     raise UsageError(
-        f"overlap: a {type(kernel).__name__} is no kernel that can be asked what it takes; want a "
+        f"overlap: kernel is {quoted(kernel)}, no kernel that can be asked what it takes; want a "
         "cupy RawKernel, a compiled Triton kernel, the handle of a CUfunction on this machine's "
         "GPU, or an overlap.Footprint"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pycoll.errors import UnavailableError
+from pycoll.errors import UnavailableError, UsageError, quoted
 
 KIB = 1024
 WARP = 32
@@ -56,13 +56,23 @@ def limits(capability: tuple[int, int]) -> Limits:
     """Return the limits of a compute capability, such as ``(9, 0)``.
 
     Raises:
+        UsageError: It is not two integers.
         UnavailableError: The table has no such row.
     """
-    found = TABLE.get(capability)
+    if not (
+        isinstance(capability, tuple | list)
+        and len(capability) == 2
+        and all(isinstance(part, int) for part in capability)
+    ):
+        raise UsageError(
+            f"overlap: capability is {quoted(capability)}, want two integers such as (9, 0)"
+        )
+    found = TABLE.get((capability[0], capability[1]))
     if found is None:
         known = ", ".join(f"{major}.{minor}" for major, minor in TABLE)
         raise UnavailableError(
-            f"overlap: no limits are known for compute capability {capability[0]}.{capability[1]}; "
+            f"overlap: no limits are known for compute capability "
+            f"{quoted(capability[0])}.{quoted(capability[1])}; "
             f"known are {known}; on a machine with that GPU they are asked of its driver"
         )
     return found

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pycoll.errors import UsageError
+from pycoll.arguments import require_fields
+from pycoll.errors import UsageError, quoted
 from pycoll.overlap.limits import WARP, Limits
 
 
@@ -22,13 +23,12 @@ class Footprint:
     dynamic: int = 0  #: bytes that its launch asks for besides
 
     def __post_init__(self) -> None:
+        require_fields(self)
         if not 1 <= self.threads <= 1024:
-            raise UsageError(f"overlap: a block has {self.threads} threads, want 1 to 1024")
+            raise UsageError(f"overlap: a block has {quoted(self.threads)} threads, want 1 to 1024")
         if not 1 <= self.registers <= 255:
-            raise UsageError(f"overlap: a thread has {self.registers} registers, want 1 to 255")
-        if self.shared < 0 or self.dynamic < 0:
             raise UsageError(
-                f"overlap: shared memory is {self.shared} + {self.dynamic} B, want at least 0"
+                f"overlap: a thread has {quoted(self.registers)} registers, want 1 to 255"
             )
 
     @property

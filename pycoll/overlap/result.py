@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pycoll.errors import UsageError, quoted
+
 #: The ways, in the order of the table.
 SEQUENTIAL, CONCURRENT, PRIORITY, SHAPED, BOTH = WAYS = (
     "sequential",
@@ -35,8 +37,16 @@ class Measured:
     note: str = ""  #: why a way is absent
 
     def seconds(self, way: str) -> float:
-        """Return the median of a way."""
-        return statistics.median(self.ways[way])
+        """Return the median of a way; UsageError where it did not run."""
+        return statistics.median(self._times("way", way))
+
+    def _times(self, what: str, way: str) -> tuple[float, ...]:
+        found = self.ways.get(way) if isinstance(way, str) else None
+        if found is None:
+            raise UsageError(
+                f"overlap: {what} is {quoted(way)}, want one that ran: {', '.join(self.ways)}"
+            )
+        return found
 
     @property
     def best(self) -> str:
@@ -72,7 +82,7 @@ class Measured:
 
     def saving(self, way: str, over: str) -> float:
         """Return what part of the time of ``over`` a way saves; below 0: it is slower."""
-        base = self.seconds(over)
+        base = statistics.median(self._times("over", over))
         return 1 - self.seconds(way) / base if base > 0 else 0.0
 
     def faster(self, way: str, than: str) -> bool:
@@ -81,6 +91,7 @@ class Measured:
         Its median saves at least 1 %, and of the repeats of both, which alternate, three quarters
         of the one lie below three quarters of the other.
         """
+        self._times("way", way), self._times("than", than)
         if way == than or self.saving(way, than) < LEAST_GAIN:
             return False
         return _quartile(self.ways[way], 3) < _quartile(self.ways[than], 1)

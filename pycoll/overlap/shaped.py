@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
-from pycoll.errors import UsageError
-from pycoll.overlap.kernel import Block, footprint, threads_of
+from pycoll.arguments import instance, integer, row
+from pycoll.errors import UsageError, quoted
+from pycoll.overlap.kernel import Block, footprint, sizes_of, threads_of
 from pycoll.overlap.limits import Limits
 from pycoll.overlap.occupancy import padding_for, resident
 
@@ -23,17 +23,11 @@ class Shaped:
         for name in ("num_regs", "shared_size_bytes", "max_dynamic_shared_size_bytes"):
             if not hasattr(kernel, name):
                 raise UsageError(
-                    f"overlap.shape: a {type(kernel).__name__} has no {name}: want a cupy "
+                    f"overlap.shape: kernel is {quoted(kernel)}, which has no {name}: want a cupy "
                     "RawKernel (libraries such as cuBLAS choose their launches themselves)"
                 )
-        try:
-            self.max_blocks_per_sm = operator.index(max_blocks_per_sm)
-        except TypeError:
-            self.max_blocks_per_sm = 0
-        if self.max_blocks_per_sm < 1:
-            raise UsageError(
-                f"overlap.shape: max_blocks_per_sm is {max_blocks_per_sm!r}, want at least 1"
-            )
+        instance("overlap.shape: sm", sm, Limits)
+        self.max_blocks_per_sm = integer("overlap.shape: max_blocks_per_sm", max_blocks_per_sm, 1)
         self.kernel = kernel
         self._sm = sm
         self._paddings: dict[tuple[int, int], int] = {}
@@ -44,7 +38,7 @@ class Shaped:
         Raises:
             UsageError: No padding holds the SM to so few blocks of this kernel.
         """
-        key = threads_of(block), shared_mem
+        key = threads_of(block), integer("overlap: shared_mem", shared_mem, 0)
         found = self._paddings.get(key)
         if found is None:
             found = self._paddings[key] = self._find(*key)
@@ -54,7 +48,10 @@ class Shaped:
         each = footprint(self.kernel, threads, shared_mem, None)
         natural = resident(each, self._sm)
         if natural == 0:
-            raise UsageError(f"overlap.shape: the kernel cannot be launched with {each}")
+            raise UsageError(
+                f"overlap.shape: the kernel cannot be launched with {each}; want a block that an "
+                "SM has room for"
+            )
         padding = padding_for(each, self.max_blocks_per_sm, self._sm)
         if padding is None:
             raise UsageError(
@@ -68,6 +65,7 @@ class Shaped:
         self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_mem: int = 0
     ) -> None:
         """Enqueue the kernel on cupy's current stream; the arguments are RawKernel's."""
+        grid, block, args = _launch(grid, block, args)
         padding = self.padding(block, shared_mem)
         nbytes = shared_mem + padding
         if padding:
@@ -76,7 +74,7 @@ class Shaped:
                 self.kernel.max_dynamic_shared_size_bytes = nbytes
             if getattr(self.kernel, "preferred_shared_memory_carveout", _CARVEOUT) != _CARVEOUT:
                 self.kernel.preferred_shared_memory_carveout = _CARVEOUT
-        self.kernel(tuple(grid), tuple(block), tuple(args), shared_mem=nbytes)
+        self.kernel(grid, block, args, shared_mem=nbytes)
 
     def __repr__(self) -> str:
         return f"<overlap.Shaped at most {self.max_blocks_per_sm} blocks per SM of {self.kernel!r}>"
@@ -93,8 +91,11 @@ class Launch:
         args: Sequence[Any],
         shared_mem: int = 0,
     ) -> None:
-        self.kernel, self.grid, self.block, self.args = kernel, grid, block, args
-        self.shared_mem = shared_mem
+        if not callable(kernel):
+            raise UsageError(f"overlap.Launch: kernel is {quoted(kernel)}, want a cupy RawKernel")
+        self.kernel = kernel
+        self.grid, self.block, self.args = _launch(grid, block, args)
+        self.shared_mem = integer("overlap.Launch: shared_mem", shared_mem, 0)
 
     def __call__(self, stream: Any = None) -> None:
         """Enqueue it on cupy's current stream, which `measure` sets."""
@@ -104,3 +105,10 @@ class Launch:
         """Return the same of a capped kernel."""
         kernel = Shaped(self.kernel, max_blocks_per_sm, sm)
         return Launch(kernel, self.grid, self.block, self.args, self.shared_mem)
+
+
+def _launch(
+    grid: Sequence[int], block: Sequence[int], args: Sequence[Any]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]]:
+    """Return what cupy takes; UsageError names what cannot be."""
+    return sizes_of("grid", grid), sizes_of("block", block), row("overlap: args", args)

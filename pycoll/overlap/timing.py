@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from pycoll.errors import UsageError
+from pycoll.arguments import integer
 from pycoll.overlap.result import BOTH, CONCURRENT, PRIORITY, SEQUENTIAL, SHAPED, WAYS, Measured
 
+MOST_REPEATS = 1_000_000
 #: Enqueues work on the stream that it is given, and does not wait for it.
 Enqueue = Callable[[Any], object]
 
@@ -71,10 +72,9 @@ def run(
     """Time every way ``repeats`` times, in turns; all ranks call this alike.
 
     Raises:
-        UsageError: ``repeats`` is less than 1.
+        UsageError: ``repeats`` is less than 1, or more than a million.
     """
-    if repeats < 1:
-        raise UsageError(f"overlap.measure: repeats is {repeats}, want at least 1")
+    repeats = integer("overlap.measure: repeats", repeats, 1, MOST_REPEATS)
     bench = _Bench(gpu, ranks)
     turns: dict[str, Callable[[], float]] = {
         "compute": lambda: bench.one(compute),

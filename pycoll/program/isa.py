@@ -20,7 +20,7 @@ import enum
 import struct
 from collections.abc import Iterator
 
-from pycoll.dtypes import DTYPES, ReduceOp
+from pycoll.dtypes import DTYPES, MOVED, ReduceOp
 
 MAGIC = 0x4C4F4350  #: "PCOL"
 VERSION = 1
@@ -165,9 +165,13 @@ def _lines() -> Iterator[str]:
         members = ", ".join(f"PC_{prefix}_{m.name} = {m.value}" for m in table)
         yield f"enum pc_{tag} {{ {members} }};"
     yield ""
-    members = ", ".join(f"PC_DTYPE_{d.name.upper()} = {d.code}" for d in DTYPES)
+    named = (*DTYPES, *MOVED)
+    members = ", ".join(f"PC_DTYPE_{d.name.upper()} = {d.code}" for d in named)
     yield f"enum pc_dtype {{ {members} }};"
-    yield f"#define PC_NDTYPES {len(DTYPES)}u"
+    yield f"#define PC_NDTYPES {len(DTYPES)}u /* that are reduced; those behind are moved only */"
+    yield f"#define PC_NNAMED {len(named)}u"
+    yield "#define PC_DTYPE_NAMES { " + ", ".join(f'"{d.name}"' for d in named) + " }"
+    yield "#define PC_DTYPE_BYTES { " + ", ".join(str(d.itemsize) for d in named) + " }"
     yield f"#define PC_NREDUCE {len(ReduceOp)}u"
     for name, fields in STRUCTS.items():
         yield ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from pycoll.errors import UsageError, quoted
 from pycoll.schedule.collective import Collective
 
 if TYPE_CHECKING:
@@ -21,6 +22,21 @@ class Algorithm:
 
     function: Callable[[ScheduleBuilder], None]
     collective: Collective
+
+    def __post_init__(self) -> None:
+        if not (callable(self.function) and hasattr(self.function, "__name__")):
+            raise UsageError(
+                f"algorithm: function is {quoted(self.function)}, want a function of a "
+                "ScheduleBuilder"
+            )
+        if not isinstance(self.collective, Collective):
+            raise UsageError(
+                f"algorithm: collective is {quoted(self.collective)}, want one such as "
+                "pycoll.allreduce"
+            )
+
+    def __repr__(self) -> str:
+        return f"<pycoll.Algorithm {self.name} for {self.collective.name}>"
 
     @property
     def name(self) -> str:

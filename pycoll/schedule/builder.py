@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
 
-from pycoll.errors import ScheduleError
-from pycoll.schedule.chunk import Buffer, ChunkArray, Chunks
+from pycoll.errors import ScheduleError, UsageError, quoted
+from pycoll.schedule.chunk import Buffer, ChunkArray, Chunks, require_chunks
 from pycoll.schedule.collective import Collective, allreduce
 from pycoll.schedule.placement import FLAT, Placement
 from pycoll.schedule.step import Kind, Step, places
 
+_MOST_RANKS = 65536
+_MOST_CHUNKS = 1 << 20  #: a list of them is made
 CHANNELS = 4  #: ordered streams that a rank may open
 
 
@@ -26,6 +28,7 @@ class ScheduleBuilder:
         placement: Placement = FLAT,
     ) -> None:
         """Start an empty side of a schedule for ``rank`` of ``size`` ranks."""
+        _check(size, rank, collective, placement)
         self.size = size
         self.rank = rank
         self.collective = collective
@@ -55,8 +58,11 @@ class ScheduleBuilder:
         """Cut the message into ``n`` chunks (default: size); call it first."""
         if self._chunks_fixed or self.steps:
             raise ScheduleError(f"rank {self.rank}: chunks({n}) must be the first call, once")
-        if not isinstance(n, int) or n < 1:
-            raise ScheduleError(f"rank {self.rank}: chunks({n!r}), want an int of at least 1")
+        if not isinstance(n, int) or not 1 <= n <= _MOST_CHUNKS:
+            raise ScheduleError(
+                f"rank {self.rank}: chunks({quoted(n)}), want an int of at least 1 and at most "
+                f"{_MOST_CHUNKS}"
+            )
         try:
             self.collective.check_chunks(n, self.size)
         except ScheduleError as error:
@@ -83,7 +89,22 @@ class ScheduleBuilder:
         """
         from pycoll.schedule.group import Group
 
-        return Group(self, ranks, chunks, collective or self.collective)
+        try:
+            ranks = tuple(index(rank) for rank in ranks)
+            pieces = chunks
+            if not (chunks is None or isinstance(chunks, Chunks)):
+                pieces = tuple(tuple(index(chunk) for chunk in piece) for piece in chunks)
+        except TypeError:
+            raise ScheduleError(
+                f"rank {self.rank}: within {quoted(ranks)} on {quoted(chunks)}, want ranks, and a "
+                "range of chunks or lists of their numbers"
+            ) from None
+        if not (collective is None or isinstance(collective, Collective)):
+            raise ScheduleError(
+                f"rank {self.rank}: within: collective is {quoted(collective)}, want one such as "
+                "pycoll.allreduce"
+            )
+        return Group(self, ranks, pieces, collective or self.collective)
 
     def _cut(self, n: int) -> None:
         self.input = ChunkArray(Buffer.INPUT, n)
@@ -93,8 +114,10 @@ class ScheduleBuilder:
     @contextmanager
     def channel(self, channel: int) -> Iterator[None]:
         """Open ordered stream ``channel``; steps outside of any are in channel 0."""
-        if channel not in range(CHANNELS):
-            raise ScheduleError(f"rank {self.rank}: channel {channel}, want 0..{CHANNELS - 1}")
+        if not isinstance(channel, int) or channel not in range(CHANNELS):
+            raise ScheduleError(
+                f"rank {self.rank}: channel {quoted(channel)}, want 0..{CHANNELS - 1}"
+            )
         outer, self._channel = self._channel, channel
         try:
             yield
@@ -103,12 +126,14 @@ class ScheduleBuilder:
 
     def send(self, chunks: Chunks, to: int) -> None:
         """Send ``chunks`` to rank ``to``."""
+        require_chunks(self.rank, "send", chunks)
         peer = self._peer("send", to)
         self._reading(chunks)
         self._add(Step(Kind.SEND, self._channel, chunks, (peer,)))
 
     def recv(self, chunks: Chunks, frm: int) -> None:
         """Overwrite ``chunks`` with the next message of rank ``frm``."""
+        require_chunks(self.rank, "recv", chunks)
         peer = self._peer("recv", frm)
         self._writing(chunks)
         self._add(Step(Kind.RECV, self._channel, chunks, (peer,)))
@@ -119,6 +144,7 @@ class ScheduleBuilder:
         With one rank: the present value, then the incoming one. With a sequence the fold is in
         the order listed; this rank, listed once, stands for the present value.
         """
+        require_chunks(self.rank, "recv_reduce", chunks)
         listed = folded(self.rank, frm)
         order = tuple(self.rank if p == self.rank else self._peer("recv_reduce", p) for p in listed)
         if order.count(self.rank) != 1 or len(set(order)) != len(order):
@@ -135,6 +161,7 @@ class ScheduleBuilder:
 
     def copy(self, src: Chunks, dst: Chunks) -> None:
         """Copy ``src`` to ``dst``, both of this rank."""
+        require_chunks(self.rank, "copy", src, dst)
         self._local("copy", src, dst)
         self._writing(dst)
         self._add(Step(Kind.COPY, self._channel, dst, source=src))
@@ -142,6 +169,7 @@ class ScheduleBuilder:
     def reduce(self, src: Chunks, into: Chunks) -> None:
         """Fold ``src`` into ``into``, both of this rank."""
         self._folding("reduce")
+        require_chunks(self.rank, "reduce", src, into)
         self._local("reduce", src, into)
         self._reading(into)
         self._writing(into)
@@ -157,7 +185,8 @@ class ScheduleBuilder:
             number = -1
         if not 0 <= number < self.size or number == self.rank:
             raise ScheduleError(
-                f"rank {self.rank}: {call} with rank {peer!s}, want another of 0..{self.size - 1}"
+                f"rank {self.rank}: {call} with rank {quoted(peer)}, want another of "
+                f"0..{self.size - 1}"
             )
         return number
 
@@ -237,4 +266,23 @@ class ScheduleBuilder:
 
 def folded(rank: int, frm: int | Sequence[int]) -> tuple[int, ...]:
     """Return the order of a fold: of one rank, the present value and then what it sends."""
-    return tuple(frm) if hasattr(frm, "__iter__") else (rank, frm)
+    try:
+        return tuple(frm)  # type: ignore[arg-type]
+    except TypeError:
+        return (rank, frm)  # type: ignore[return-value]
+
+
+def _check(size: int, rank: int, collective: Collective, placement: Placement) -> None:
+    if not isinstance(size, int) or not 1 <= size <= _MOST_RANKS:
+        raise UsageError(
+            f"ScheduleBuilder: size is {quoted(size)}, want an integer from 1 to {_MOST_RANKS}"
+        )
+    if not isinstance(rank, int) or not 0 <= rank < size:
+        raise UsageError(f"ScheduleBuilder: rank is {quoted(rank)}, want 0 to {size - 1}")
+    if not isinstance(collective, Collective):
+        raise UsageError(
+            f"ScheduleBuilder: collective is {quoted(collective)}, want one such as "
+            "pycoll.allreduce"
+        )
+    if not isinstance(placement, Placement):
+        raise UsageError(f"ScheduleBuilder: placement is {quoted(placement)}, want a Placement")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
+from operator import index as number
 from typing import Any, NamedTuple
 
-from pycoll.errors import ScheduleError
+from pycoll.errors import ScheduleError, quoted
 
 
 class Buffer(enum.IntEnum):
@@ -34,6 +35,21 @@ class Chunks(NamedTuple):
         return f"{text}@{self.chunk}" if self.buffer is Buffer.SCRATCH else text
 
 
+def require_chunks(rank: int, call: str, *given: Chunks) -> None:
+    """Check what a rank's algorithm gave to a method of its builder.
+
+    Raises:
+        ScheduleError: It is no range of chunks.
+    """
+    for chunks in given:
+        if not isinstance(chunks, Chunks):
+            if isinstance(chunks, ChunkArray):
+                chunks.__getattr__("buffer")  # which says so
+            raise ScheduleError(
+                f"rank {rank}: {call} of {quoted(chunks)}, want chunks, such as b.output[0]"
+            )
+
+
 class ChunkArray:
     """A buffer as an algorithm sees it: ``x[i]`` wraps round, ``x[i:j]`` and ``x[:]`` do not."""
 
@@ -47,6 +63,13 @@ class ChunkArray:
         """Return the chunk at ``index`` (modulo the number of chunks) or a range of chunks."""
         if isinstance(index, slice):
             return self._range(index)
+        try:
+            index = number(index)
+        except TypeError:
+            text = BUFFER_NAMES[self._buffer]
+            raise ScheduleError(
+                f"{text}[{quoted(index)}], want the number of a chunk or a range"
+            ) from None
         if self._nchunks:
             return self._single[index % self._nchunks]
         if index < 0:

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NoReturn
 
-from pycoll.errors import ScheduleError
+from pycoll.errors import ScheduleError, UsageError
 
 #: (rank, block, size) -> the ranks whose contributions are there
 Rule = Callable[[int, int, int], "frozenset[int] | None"]
@@ -44,6 +44,16 @@ class Collective:
     in_place: bool = True  #: input and output may be one memory
     #: all blocks are equally long, so a chunk may lie in the place of any other
     equal_blocks: bool = False
+
+    def __repr__(self) -> str:
+        return f"<pycoll.{self.name}, a collective>"
+
+    def __call__(self, *arguments: object, **more: object) -> NoReturn:
+        """Raise: it is a promise, by which algorithms are marked; calls are a Communicator's."""
+        raise UsageError(
+            f"pycoll.{self.name} is what an algorithm is for, as in @pycoll.algorithm(pycoll."
+            f"{self.name}); to call it: comm = pycoll.init(), then comm.{self.name}(x)"
+        )
 
     def nblocks(self, size: int) -> int:
         """Return how many blocks a message of ``size`` ranks has."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from pycoll.errors import ScheduleError
 from pycoll.schedule.builder import ScheduleBuilder, folded
-from pycoll.schedule.chunk import Buffer, Chunks
+from pycoll.schedule.chunk import Buffer, Chunks, require_chunks
 from pycoll.schedule.collective import Collective
 from pycoll.schedule.placement import Placement
 
@@ -98,6 +98,7 @@ class Group(ScheduleBuilder):
         return self._ranks[self._peer(call, peer)]
 
     def _pairs(self, call: str, src: Chunks, dst: Chunks) -> Iterator[tuple[Chunks, Chunks]]:
+        require_chunks(self.rank, call, src, dst)
         if src.nchunks != dst.nchunks:
             raise ScheduleError(f"rank {self.rank}: {call} {src} to {dst}: the counts differ")
         pieces = self._outer(src), self._outer(dst)
@@ -130,6 +131,7 @@ class Group(ScheduleBuilder):
 
     def _outer(self, chunks: Chunks) -> list[Chunks]:
         """Return the parent's ranges that are ``chunks``, each side by side."""
+        require_chunks(self.rank, "a step of a group", chunks)
         self._chunks_fixed = True  # from now on their number has a meaning
         if chunks.buffer is Buffer.SCRATCH:
             return [self._outer_scratch(chunks)]

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from pycoll.errors import UsageError
+from pycoll.arguments import flag, instance, integer, number, row
+from pycoll.errors import UsageError, quoted
 from pycoll.topology.model import Device, Link, Nic, Node, Pci, Place, Socket, Switch, within
 from pycoll.topology.topology import Topology
 
+#: The most nodes, ranks and links of a cluster: each is an object, and takes microseconds to make.
+MOST = 1 << 20
+MOST_SOCKETS = 256  #: of a node, where each is linked with each
+MOST_PARTS = 1024  #: rails, and GPUs, of a node
 
-class Wire(NamedTuple):
-    """What a link is like, wherever it is."""
 
+class _Wire(NamedTuple):
     latency: float  #: seconds
     bandwidth: float  #: bytes per second, each way
     kind: str
+
+
+class Wire(_Wire):
+    """What a link is like, wherever it is."""
+
+    __slots__ = ()
+
+    def __new__(cls, latency: float, bandwidth: float, kind: str) -> Wire:
+        """Check the fields; UsageError: a number is not finite or below 0, the kind is no text."""
+        number("Wire: latency", latency)
+        number("Wire: bandwidth", bandwidth)
+        instance("Wire: kind", kind, str)
+        return super().__new__(cls, latency, bandwidth, kind)
 
 
 MEMORY = Wire(100e-9, 30e9, "memory")
@@ -63,7 +80,10 @@ def cluster(
     Raises:
         UsageError: A number does not fit the others.
     """
-    _at_least_one(nodes=nodes, sockets=sockets, racks=racks)
+    nodes, racks = integer("nodes", nodes, 1, MOST), integer("racks", racks, 1)
+    cyclic = flag("cyclic", cyclic)
+    uplink = network if uplink is None else uplink
+    _wires(network=network, uplink=uplink, memory=memory, bridge=bridge)
     if racks > nodes:
         raise UsageError(f"racks is {racks}, want at most one for each of {nodes} nodes")
     counts = _counts(nodes, ranks_per_node)
@@ -78,7 +98,7 @@ def cluster(
     wires = [Link(within(f"node{i}", "nic0"), f"switch{rack[i]}", *network) for i in range(nodes)]
     switches = [Switch(f"switch{i}") for i in range(racks)]
     if racks > 1:
-        wires += [Link(s.name, "core", *(uplink or network)) for s in switches]
+        wires += [Link(s.name, "core", *uplink) for s in switches]
         switches.append(Switch("core"))
     return Topology(
         tuple(
@@ -140,18 +160,25 @@ def fabric(
     Raises:
         UsageError: A number does not fit the others.
     """
-    _at_least_one(nodes=nodes, sockets=sockets, rails=rails)
+    nodes, rails = integer("nodes", nodes, 1, MOST), integer("rails", rails, 1, MOST_PARTS)
+    gpus = integer("gpus", gpus, 0, MOST_PARTS)
+    rail_optimized, cyclic = flag("rail_optimized", rail_optimized), flag("cyclic", cyclic)
+    oversubscription = number("oversubscription", oversubscription, above_zero=True)
+    hop = number("hop", hop)
+    _wires(network=network, memory=memory, bridge=bridge)
     width = rails if rail_optimized else 1  # leaves of one pod, or rack
-    leaves = width if leaves is None else leaves
-    spines = int(leaves > 1) if spines is None else spines
+    leaves = width if leaves is None else integer("leaves", leaves, 1)
+    spines = int(leaves > 1) if spines is None else integer("spines", spines, 0, MOST)
     pods = leaves // width
-    if leaves < 1 or leaves % width or pods > nodes:
+    if leaves % width or pods > nodes:
         want = f"{rails} for each pod" if rail_optimized else "one for each rack"
-        raise UsageError(f"leaves is {leaves}, want {want} of the {nodes} nodes")
-    if spines < 0 or (spines == 0 and pods > 1):
+        raise UsageError(f"leaves is {quoted(leaves)}, want {want} of the {nodes} nodes")
+    if spines == 0 and pods > 1:
         raise UsageError(f"spines is {spines}, want at least 1 to join {leaves} leaves")
-    if not oversubscription > 0:
-        raise UsageError(f"oversubscription is {oversubscription}, want more than 0")
+    if (links := nodes * (rails + gpus) + leaves * spines) > MOST:
+        raise UsageError(
+            f"nodes, rails, gpus, leaves and spines make {links} links, want at most {MOST}"
+        )
     fast = _row("speeds", speeds, rails, "rails", network.bandwidth)
     flows = _row("weights", weights, spines, "spines", 1.0)
     counts = _counts(nodes, ranks_per_node)
@@ -182,17 +209,28 @@ def fabric(
     )
 
 
-def _at_least_one(**numbers: int) -> None:
-    for what, number in numbers.items():
-        if number < 1:
-            raise UsageError(f"{what} is {number}, want at least 1")
+def _wires(**wires: Wire) -> None:
+    for what, wire in wires.items():
+        instance(what, wire, Wire)
+        Wire(*wire)  # checks what _replace() does not
+
+
+def _plain(given: Any) -> Any:
+    """Return the list of numbers that an array of numpy stands for; all else as it is."""
+    return given.tolist() if hasattr(given, "tolist") else given
 
 
 def _counts(nodes: int, ranks_per_node: int | Sequence[int]) -> tuple[int, ...]:
     """Return the ranks of each node."""
-    counts = (ranks_per_node,) * nodes if isinstance(ranks_per_node, int) else tuple(ranks_per_node)
-    if len(counts) != nodes or min(counts) < 0:
-        raise UsageError(f"ranks_per_node is {ranks_per_node}, want {nodes} counts from 0 on")
+    what, given = "ranks_per_node", _plain(ranks_per_node)
+    if isinstance(given, Sequence) and not isinstance(given, str | bytes):
+        counts = tuple(integer(f"{what}[{i}]", n, 0, MOST) for i, n in enumerate(given))
+        if len(counts) != nodes:
+            raise UsageError(f"{what} is {quoted(given)}, want {nodes} counts from 0 on")
+    else:
+        counts = (integer(what, given, 0, MOST),) * nodes
+    if sum(counts) > MOST:
+        raise UsageError(f"{what} adds up to {sum(counts)} ranks, want at most {MOST}")
     return counts
 
 
@@ -200,20 +238,25 @@ def _row(
     what: str, given: Sequence[float] | None, n: int, each: str, default: float
 ) -> tuple[float, ...]:
     """Return one number for each of ``n``."""
-    row = (default,) * n if given is None else tuple(given)
-    if len(row) != n or not all(number > 0 for number in row):
-        raise UsageError(f"{what} is {given}, want {n} numbers above 0, one for each of the {each}")
-    return row
+    if given is None:
+        return (default,) * n
+    given = _plain(given)
+    if len(row(what, given)) != n:
+        raise UsageError(
+            f"{what} is {quoted(given)}, want {n} numbers above 0, one for each of the {each}"
+        )
+    return tuple(number(f"{what}[{i}]", value, above_zero=True) for i, value in enumerate(given))
 
 
 def _bare(
     sockets: int, cores: int | None, counts: Sequence[int], memory: Wire, bridge: Wire
 ) -> Node:
     """Return a node with nothing but sockets."""
-    names = [f"socket{i}" for i in range(sockets)]
+    names = [f"socket{i}" for i in range(integer("sockets", sockets, 1, MOST_SOCKETS))]
     links = [Link(name, name, *memory) for name in names]
     links += [Link(a, b, *bridge) for i, a in enumerate(names) for b in names[i + 1 :]]
-    each = cores if cores is not None else max(1, -(-max(counts) // sockets))
+    most = max(1, -(-max(counts) // sockets))
+    each = most if cores is None else integer("cores", cores, 0, MOST)
     return Node("", tuple(Socket(name, each, each) for name in names), links=tuple(links))
 
 
@@ -247,4 +290,5 @@ def _seats(counts: Sequence[int], parts: Sequence[str], cyclic: bool) -> tuple[P
     ]
     if not cyclic:
         return tuple(place for row in rows for place in row)
-    return tuple(row[turn] for turn in range(max(counts)) for row in rows if turn < len(row))
+    dealt = sorted((turn, i) for i, n in enumerate(counts) for turn in range(n))
+    return tuple(rows[i][turn] for turn, i in dealt)

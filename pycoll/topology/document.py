@@ -10,7 +10,8 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from pycoll.errors import UsageError
+from pycoll.arguments import filename, instance
+from pycoll.errors import UsageError, quoted
 from pycoll.topology.topology import Topology
 
 KEY, VERSION = "pycoll_topology", 1  #: what tells the document, and what it means
@@ -18,27 +19,42 @@ KEY, VERSION = "pycoll_topology", 1  #: what tells the document, and what it mea
 
 def dumps(topology: Topology) -> str:
     """Return the document; what is unknown is left out."""
+    instance("topology", topology, Topology)
     return json.dumps({KEY: VERSION, **_plain(topology)}, indent=1) + "\n"
 
 
 def save(topology: Topology, path: str | Path) -> None:
-    """Write the document to a file."""
+    """Write the document to a file; UsageError if it is no topology, or no file can be written."""
+    text, name = dumps(topology), filename("path", path)
     try:
-        Path(path).write_text(dumps(topology))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+        Path(name).write_text(text)
+    except (OSError, ValueError) as error:  # the second: characters that no path has
+        raise UsageError(
+            f"path {_shown(name)} cannot be written: {_why(error)}; want that of a file"
+        ) from error
 
 
 def load(path: str | Path) -> Topology:
     """Read a document; UsageError names the place that is wrong."""
+    name = filename("path", path)
     try:
-        text = Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+        text = Path(name).read_text()
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"path {_shown(name)} cannot be read: {_why(error)}; want that of a topology's document"
+        ) from error
     try:
         return loads(text)
     except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
+        raise UsageError(f"{name}: {error}") from error
+
+
+def _shown(path: str) -> str:
+    return repr(path) if len(path) < 256 else quoted(path)  # its end tells most
+
+
+def _why(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def loads(text: str) -> Topology:
@@ -51,7 +67,7 @@ def loads(text: str) -> Topology:
         raise UsageError(f"no topology: want an object with {KEY!r}")
     version = document.pop(KEY)
     if version != VERSION:
-        raise UsageError(f"{KEY} is {version!r}, this pycoll reads {VERSION}")
+        raise UsageError(f"{KEY} is {quoted(version)}, this pycoll reads {VERSION}")
     found: Topology = _read(Topology, document, "topology")
     return found
 
@@ -71,7 +87,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         return _object(kind, value, where)
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, list):
-            raise UsageError(f"{where} is {value!r}, want a list")
+            raise UsageError(f"{where} is {quoted(value)}, want a list")
         of = typing.get_args(kind)[0]
         return tuple(_read(of, item, f"{where}[{i}]") for i, item in enumerate(value))
     if isinstance(kind, types.UnionType):
@@ -80,10 +96,16 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         kind = next(k for k in typing.get_args(kind) if k is not types.NoneType)
     fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
     if not fits or (isinstance(value, bool) and kind is not bool):
-        raise UsageError(f"{where} is {value!r}, want {_WORDS[kind]}")
-    if kind is float and not math.isfinite(value):
-        raise UsageError(f"{where} is {value!r}, want a finite number")
-    return float(value) if kind is float else value
+        raise UsageError(f"{where} is {quoted(value)}, want {_WORDS[kind]}")
+    if kind is not float:
+        return value
+    try:
+        found = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        found = math.inf
+    if not math.isfinite(found):
+        raise UsageError(f"{where} is {quoted(value)}, want a finite number")
+    return found
 
 
 _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
@@ -91,12 +113,12 @@ _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or 
 
 def _object(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
-        raise UsageError(f"{where} is {value!r}, want an object")
+        raise UsageError(f"{where} is {quoted(value)}, want an object")
     hints = typing.get_type_hints(kind)
     fields = {f.name: f for f in dataclasses.fields(kind)}
     for name in value:
         if name not in fields:
-            raise UsageError(f"{where} has {name!r}, want only {', '.join(fields)}")
+            raise UsageError(f"{where} has {quoted(name)}, want only {', '.join(fields)}")
     for name, field in fields.items():
         if name not in value and field.default is dataclasses.MISSING:
             raise UsageError(f"{where} lacks {name!r}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from pycoll.arguments import named, require_fields
 from pycoll.errors import UsageError
 
 
@@ -23,13 +24,10 @@ class Link:
     weight: float | None = None  #: of the flows that a switch spreads over equal ways; None: 1
 
     def __post_init__(self) -> None:
-        if not self.latency >= 0 or not self.bandwidth > 0:
-            raise UsageError(
-                f"link {self.a} to {self.b}: latency {self.latency} s and bandwidth "
-                f"{self.bandwidth} B/s, want at least 0 and more than 0"
-            )
-        if self.weight is not None and not self.weight > 0:
-            raise UsageError(f"link {self.a} to {self.b}: weight {self.weight}, want more than 0")
+        require_fields(self)
+        for name in ("bandwidth", "weight"):
+            if getattr(self, name) == 0:
+                raise UsageError(f"{named(self)}: {name} is 0, want more than 0")
 
     def reverse(self) -> Link:
         """Return the other direction."""
@@ -44,6 +42,9 @@ class Socket:
     cores: int | None = None
     threads: int | None = None
     nbytes: int | None = None  #: of memory
+
+    def __post_init__(self) -> None:
+        require_fields(self)
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,9 @@ class Pci:
     max_width: int | None = None
     speed: float | None = None  #: GT/s of a lane in use
     max_speed: float | None = None
+
+    def __post_init__(self) -> None:
+        require_fields(self)
 
     @property
     def bandwidth(self) -> float | None:
@@ -80,6 +84,9 @@ class Device:
     socket: str | None = None
     pci: str | None = None
 
+    def __post_init__(self) -> None:
+        require_fields(self)
+
 
 @dataclass(frozen=True)
 class Nic:
@@ -92,6 +99,9 @@ class Nic:
     socket: str | None = None
     pci: str | None = None
     rdma: str | None = None  #: name of its RDMA device
+
+    def __post_init__(self) -> None:
+        require_fields(self)
 
     @property
     def is_rail(self) -> bool:
@@ -108,6 +118,9 @@ class Switch:
 
     name: str
 
+    def __post_init__(self) -> None:
+        require_fields(self)
+
 
 @dataclass(frozen=True)
 class Node:
@@ -120,6 +133,9 @@ class Node:
     pci: tuple[Pci, ...] = ()
     links: tuple[Link, ...] = ()
     rack: str | None = None
+
+    def __post_init__(self) -> None:
+        require_fields(self)
 
     @property
     def attached(self) -> tuple[Nic | Device, ...]:
@@ -139,6 +155,9 @@ class Place:
     node: str
     at: str  #: name of a socket, or of a device
     rails: tuple[str, ...] = ()  #: names of the NICs that it uses; empty: those near to it
+
+    def __post_init__(self) -> None:
+        require_fields(self)
 
 
 def within(node: str, part: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from pycoll.arguments import filename
 from pycoll.topology.clusters import BRIDGE, MEMORY, PCIE
 from pycoll.topology.model import Device, Link, Nic, Node, Pci, Socket
 from pycoll.topology.pci import VENDORS, address_of, functions
@@ -17,7 +18,7 @@ ETHERNET, INFINIBAND = 1, 32  #: what /sys/class/net/*/type says (ARPHRD_*)
 
 def probe(root: str | Path = "/", name: str = "localhost") -> Node:
     """Return what /sys below ``root`` tells; what cannot be read is None or left out."""
-    sysfs = Sysfs(root)
+    sysfs = Sysfs(filename("root", root))
     sockets = _sockets(sysfs)
     pci = functions(sysfs, {s.name for s in sockets})
     node = Node(name, sockets, _devices(pci), _nics(sysfs, pci))

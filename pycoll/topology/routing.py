@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
+from pycoll.arguments import require_fields
 from pycoll.topology.model import Link
 
 #: Times that a route is slower than the best from which on the transport gives it nothing.
@@ -27,6 +28,9 @@ class Route:
     links: tuple[Link, ...]  #: each in the direction of travel
     rdma: bool = False  #: by the RDMA ports at both ends
     share: float = 1.0  #: of a long message, which is cut over all routes by their speeds
+
+    def __post_init__(self) -> None:
+        require_fields(self)
 
     @property
     def latency(self) -> float:

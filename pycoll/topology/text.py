@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from pycoll.arguments import instance
 from pycoll.errors import UsageError
 from pycoll.topology.model import Device, Link, Nic, Node, Pci, Socket
 from pycoll.topology.topology import Topology
 
 
 def tree(topology: Topology) -> str:
-    """Return one line for each part, indented by what holds it; no final newline."""
+    """Return one line for each part, indented by what holds it; no final newline.
+
+    Raises:
+        UsageError: It is no Topology.
+    """
+    instance("topology", topology, Topology)
     return "\n".join(_lines(topology))
 
 

@@ -9,11 +9,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from pycoll.errors import UsageError
+from pycoll.arguments import integer, require_fields
+from pycoll.errors import UsageError, quoted
 from pycoll.schedule import Level, Placement
 from pycoll.topology.model import Link, Nic, Node, Place, Switch, within
 from pycoll.topology.routing import Route, Wiring, shared, together
 
+#: The most queue pairs of two rails: each way is looked for by itself.
+MOST_FLOWS = 1 << 16
 #: Of levels that split the ranks alike only the first is told.
 TOLD = ("node", "rack", "leaf", "socket")
 
@@ -35,6 +38,7 @@ class Topology:
     ranks: tuple[Place, ...] = ()
 
     def __post_init__(self) -> None:
+        require_fields(self)
         _unique("node or switch", [n.name for n in self.nodes] + [s.name for s in self.switches])
         for node in self.nodes:
             _unique(f"part of node {node.name}", node.parts())
@@ -42,13 +46,18 @@ class Topology:
         known = {s.name for s in self.switches}
         known.update(within(node.name, part) for node in self.nodes for part in node.parts())
         _ends("topology", self.links, known)
+        seats_of = {
+            node.name: {part.name for kind in (node.sockets, node.devices) for part in kind}
+            for node in self.nodes
+        }
         for rank, place in enumerate(self.ranks):
             found = self._nodes.get(place.node)
             if found is None:
                 raise UsageError(
-                    f"rank {rank} is on node {place.node!r}, want one of {_listed(self._nodes)}"
+                    f"rank {rank} is on node {quoted(place.node)}, want one of "
+                    f"{_listed(self._nodes)}"
                 )
-            seats = [part.name for kind in (found.sockets, found.devices) for part in kind]
+            seats = seats_of[place.node]
             if place.at not in seats:
                 raise UsageError(
                     f"rank {rank} is at {place.at!r} of node {place.node}, want one of "
@@ -65,6 +74,13 @@ class Topology:
     def size(self) -> int:
         """Number of ranks."""
         return len(self.ranks)
+
+    def _node(self, what: str, name: str) -> Node:
+        """Return a node by its name; UsageError where there is none."""
+        found = self._nodes.get(name) if isinstance(name, str) else None
+        if found is None:
+            raise UsageError(f"{what} of node {quoted(name)}, want one of {_listed(self._nodes)}")
+        return found
 
     @cached_property
     def _nodes(self) -> dict[str, Node]:
@@ -114,12 +130,19 @@ class Topology:
         Raises:
             UsageError: There is no such node.
         """
-        if node not in self._nodes:
-            raise UsageError(f"rails of node {node!r}, want one of {_listed(self._nodes)}")
-        return tuple(nic for nic in self._nodes[node].nics if nic.is_rail)
+        return tuple(nic for nic in self._node("rails", node).nics if nic.is_rail)
 
     def leaf(self, node: str, nic: str) -> str | None:
-        """Return the switch that a NIC is connected to; None where nobody knows."""
+        """Return the switch that a NIC is connected to; None where nobody knows.
+
+        Raises:
+            UsageError: There is no such node, or it has no such NIC.
+        """
+        names = [found.name for found in self._node("leaf", node).nics]
+        if not isinstance(nic, str) or nic not in names:
+            raise UsageError(
+                f"leaf of nic {quoted(nic)} of node {node}, want one of {_listed(names)}"
+            )
         return self.wiring.leaf(within(node, nic))
 
     def routes(self, source: int, destination: int, flows: int = 1) -> tuple[Route, ...]:
@@ -141,10 +164,11 @@ class Topology:
         Raises:
             UsageError: There is no such rank, or no way between the two.
         """
-        for rank in (source, destination):
-            if not 0 <= rank < self.size:
-                raise UsageError(f"path of rank {rank}, want 0 to {self.size - 1}")
-        key = (source, destination, flows)
+        key = (
+            integer("source", source, 0, self.size - 1),
+            integer("destination", destination, 0, self.size - 1),
+            integer("flows", flows, 1, MOST_FLOWS),
+        )
         if key not in self._routes:
             here, there = self.ranks[source].node, self.ranks[destination].node
             ways = self._railways(*key) if here != there else ()
@@ -315,7 +339,7 @@ def _unique(what: str, names: Iterable[str]) -> None:
     for name, times in Counter(names).items():
         if times > 1 or not name or "/" in name:
             fault = "occurs twice" if times > 1 else "is no name: want text without '/'"
-            raise UsageError(f"{what} {name!r} {fault}")
+            raise UsageError(f"{what} {quoted(name)} {fault}")
 
 
 def _ends(where: str, links: Iterable[Link], known: set[str]) -> None:

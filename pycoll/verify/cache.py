@@ -14,6 +14,7 @@ import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from pycoll import files
 from pycoll.schedule import COLLECTIVES, Schedule
 from pycoll.verify.certificates import PIPELINE, PROVER, Form, source_digest
 from pycoll.verify.prove import Verdict
@@ -32,7 +33,7 @@ def key(schedule: Schedule, slots: int, form: Form) -> str:
 def load(directory: Path, key: str) -> Verdict | None:
     """Return the proof called ``key``; None if it is not there or cannot be read."""
     try:
-        entry = json.loads((directory / f"{key}.json").read_text())
+        entry = files.read_json(directory / f"{key}.json")
         fields = entry["verdict"]
         if entry["key"] != key or entry["check"] != _check(key, fields):
             return None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pycoll.algorithms import Algorithm, get
-from pycoll.errors import UsageError
+from pycoll.errors import UsageError, quoted
 from pycoll.program.lower import compile_all
 from pycoll.program.program import Program
 from pycoll.schedule import Collective, Placement
@@ -20,6 +20,22 @@ from pycoll.verify.ending import check_ending
 from pycoll.verify.machine import Machine
 from pycoll.verify.network import build
 from pycoll.verify.values import Values
+
+
+def _check(size: int, slots: int, placement: Placement | None, **flags: bool) -> None:
+    for name, value in (("size", size), ("slots", slots)):
+        if not isinstance(value, int) or not 1 <= value <= _MOST:
+            raise UsageError(
+                f"verify: {name} is {quoted(value)}, want an integer from 1 to {_MOST}"
+            )
+    if not (placement is None or isinstance(placement, Placement)):
+        raise UsageError(f"verify: placement is {quoted(placement)}, want a Placement or None")
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise UsageError(f"verify: {name} is {quoted(flag)}, want True or False")
+
+
+_MOST = 65536  #: ranks, and slots of an edge
 
 
 @dataclass(frozen=True)
@@ -36,6 +52,19 @@ class Verdict:
 
     def __bool__(self) -> bool:
         return True
+
+    def __str__(self) -> str:
+        """Say it in a sentence."""
+        ranks = f"{self.size} rank{'' if self.size == 1 else 's'}"
+        if self.origin != "proof":
+            return f"{self.name} at {ranks}: {self.origin}"
+        return (
+            f"{self.name} is correct at {ranks}: {self.instructions} instructions, proved in "
+            f"{self.seconds:.3g} s"
+        )
+
+    def __repr__(self) -> str:
+        return f"<pycoll.Verdict {self}>"
 
 
 def verify_programs(
@@ -93,8 +122,16 @@ def verify(
     receive. Then the Programs that it lowers to are proved, see ``verify_programs``.
     """
     began = time.perf_counter()
+    _check(size, slots, placement, direct=direct, average=average)
+    if not (collective is None or isinstance(collective, str)):
+        raise UsageError(f"verify: collective is {quoted(collective)}, want a name")
+    if not isinstance(algorithm, str | Algorithm):
+        raise UsageError(
+            f"verify: algorithm is {quoted(algorithm)}, want the name of a built-in or a function "
+            'under @pycoll.algorithm("allreduce")'
+        )
     if isinstance(algorithm, str):
-        algorithm = get(algorithm, collective or "allreduce")
+        algorithm = get(algorithm, "allreduce" if collective is None else collective)
     elif collective not in (None, algorithm.collective.name):
         raise UsageError(
             f"collective is {collective!r}, but {algorithm.name} is an algorithm for "

@@ -31,9 +31,6 @@ NAMES = [
 #: Run by tests of their own.
 PARTS = {"model", "train"}
 
-#: How to run a file that has no way of its own to start ranks.
-SPAWN = "import pycoll, runpy, sys; pycoll.spawn(lambda: runpy.run_path(sys.argv[1]) and None, 2)"
-
 
 def check(name: str, out: str) -> None:
     """Check what the two ranks of an example printed."""
@@ -74,10 +71,8 @@ def test_every_example_is_run_here():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_without_a_launcher(name, root):
-    path = f"examples/{name}.py"
-    command = ["-c", SPAWN, path] if name == "allreduce" else [path, "2"]
     done = subprocess.run(
-        [sys.executable, *command],
+        [sys.executable, f"examples/{name}.py", "2"],
         cwd=root,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(root), "HOME": str(Path.home())},
         capture_output=True,

@@ -139,7 +139,7 @@ def test_a_block_that_cannot_be() -> None:
         Footprint(1025, 32)
     with pytest.raises(UsageError, match="0 registers"):
         Footprint(32, 0)
-    with pytest.raises(UsageError, match="shared memory is -1"):
+    with pytest.raises(UsageError, match="shared is -1"):
         Footprint(32, 32, -1)
 
 

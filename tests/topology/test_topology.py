@@ -115,7 +115,7 @@ def test_no_way_and_no_rank() -> None:
     t = Topology((node,), ranks=(Place("a", "x"), Place("a", "y")))
     with pytest.raises(UsageError, match=r"^no link leads from rank 0 \(a/x\) to rank 1 \(a/y\)$"):
         t.path(0, 1)
-    with pytest.raises(UsageError, match=r"^path of rank 2, want 0 to 1$"):
+    with pytest.raises(UsageError, match=r"^destination is 2, want 0 to 1$"):
         t.path(0, 2)
 
 
@@ -146,7 +146,7 @@ def test_a_topology_that_does_not_hang_together(nodes, more, message) -> None:
 
 @pytest.mark.parametrize(("latency", "bandwidth"), [(-1, 1), (0, 0), (float("nan"), 1)])
 def test_a_link_that_cannot_be(latency, bandwidth) -> None:
-    with pytest.raises(UsageError, match=r"^link x to y: latency .*, want at least 0 and more"):
+    with pytest.raises(UsageError, match=r"^Link 'x', 'y': (latency|bandwidth) is .*, want .* 0"):
         Link("x", "y", latency, bandwidth, "k")
 
 
@@ -156,7 +156,7 @@ def test_a_link_that_cannot_be(latency, bandwidth) -> None:
         ({"nodes": 0}, r"^nodes is 0, want at least 1$"),
         ({"nodes": 2, "racks": 3}, r"^racks is 3, want at most one for each of 2 nodes$"),
         ({"nodes": 2, "ranks_per_node": [1]}, r"^ranks_per_node is \[1\], want 2 counts"),
-        ({"nodes": 1, "ranks_per_node": -1}, r"^ranks_per_node is -1, want 1 counts from 0 on$"),
+        ({"nodes": 1, "ranks_per_node": -1}, r"^ranks_per_node is -1, want at least 0$"),
     ],
 )
 def test_a_cluster_that_cannot_be(arguments, message) -> None:
