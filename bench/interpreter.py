@@ -24,9 +24,9 @@ from launch import RESULTS, write
 
 import pycoll
 from pycoll.cli import report
-from pycoll.cli.bench import gather, share
 from pycoll.cli.data import OPERATIONS, Array, Problem
-from pycoll.cli.measure import Case, measure
+from pycoll.cli.measure import Case, Rules, measure
+from pycoll.cli.together import gather, share
 from pycoll.dtypes import ReduceOp
 from pycoll.runtime import bindings
 
@@ -106,7 +106,7 @@ class Twin:
         )
         # Private names: a user has no business with these pointers.
         handles = (
-            ctypes.c_void_p(number) for number in (comm._engine.number, plan._owner[-1][-1].number)
+            ctypes.c_void_p(number) for number in (comm._engine.number, plan._owner[-1].number)
         )
         addresses = ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(out.ctypes.data)
         pointers = [*handles, *addresses]
@@ -166,7 +166,7 @@ def rank(library: str, sizes: list[int], repeats: int) -> tuple[dict[str, Any], 
             problem = Problem(
                 OPERATIONS["allreduce"], x.size, "float32", ReduceOp.SUM, comm.rank, comm.size
             )
-            timings = measure(cases, problem, gather(comm), repeats)
+            timings = measure(cases, problem, gather(comm), Rules(repeats))
             for timed, timing in zip(cases, timings, strict=True):
                 rows.append(report.row(timed, timing, problem))
         return report.meta(comm.launcher, comm.size, {}), rows

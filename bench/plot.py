@@ -17,11 +17,12 @@ def main() -> None:
     parser.add_argument("result", type=Path)
     parser.add_argument("picture", type=Path)
     options = parser.parse_args()
-    rows = json.loads(options.result.read_text())["rows"]
+    result = json.loads(options.result.read_text())
+    rows = result["rows"]
     for row in rows:  # one line per MPI, not one for "mpi4py" under whichever
         if row["library"] == "mpi4py" and "mpi" in row:
             row["library"] = row["mpi"]
-    plot(rows, options.picture)
+    plot(rows, options.picture, result["meta"])
 
 
 if __name__ == "__main__":

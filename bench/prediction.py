@@ -62,11 +62,11 @@ def work(options: argparse.Namespace) -> None:
     with pycoll.init() as comm:
         facts = comm.explain("allreduce", 4).question
         names = tuple(COLLECTIVES)
-        medians = Bench(comm, facts, options.seconds).calibrate(names, options.max)
+        medians = Bench(comm, facts, options.seconds).calibrate(names, options.max).medians
         between = Bench(comm, facts, options.check)
         # In the middle of neighbouring sizes, by their logarithms, and not multiples of 64.
         sizes = [math.isqrt(a * b) + 12 for a, b in itertools.pairwise(SIZES)]
-        found = between.calibrate(names, options.max, [n for n in sizes if n < options.max])
+        found = between.calibrate(names, options.max, [n for n in sizes if n < options.max]).medians
         if comm.rank == 0:
             rows = compare(facts, tuned(facts, medians), found)
             meta = report.meta(comm.launcher, comm.size, {"pycoll": pycoll.__version__})

@@ -1,9 +1,13 @@
-"""Over RDMA: is pycoll ever slower than Open MPI over UCX, with 2 and 4 ranks, 8 B to 4 MiB?
+"""Over RDMA: is pycoll ever slower than Open MPI over UCX, and how many packets does it send?
 
-Every rank is on a host of its own with a NIC of its own, all in one guest (Soft-RoCE, emulated:
-what counts is the ratio, not the time). Both libraries take turns within a launch, in blocks of
-milliseconds; they send through the same devices. `pycoll tune` has run before. Takes 9 minutes at
-most. Needs `make rdma-packages`.
+2 and 4 ranks, 8 B to 4 MiB. Every rank is on a host of its own with a NIC of its own, all in one
+guest (Soft-RoCE, emulated: what counts is the ratio, not the time). Both libraries take turns
+within a launch, in blocks of milliseconds; they send through the same devices, whose counters are
+read around each block: packets sent, acknowledgements among them, and requests that came twice,
+for each call and rank. These agree at every load of the machine, times do not. `pycoll tune` has
+run before. Rows are written as they are measured: a size that fails or takes too long is listed
+under `failures`, and the sizes behind it are measured by another launch. Takes 6 minutes at most.
+Needs `make rdma-packages`.
 
 Run: python bench/rdma_allreduce.py
 """
@@ -11,22 +15,99 @@ Run: python bench/rdma_allreduce.py
 from __future__ import annotations
 
 import argparse
+import json
+import statistics
+import time
 from pathlib import Path
 from typing import Any
 
 from launch import RESULTS, write
-from ratio import sizes, worst
-from rdma import Budget, machine
+from ratio import worst
+from rdma import UCX, Budget, GuestError, machine, version
 
-#: Small messages take more turns: what the guest's two processors do besides weighs more there.
-SWEEPS = (
-    ("--min", "8", "--max", "32K", "--factor", "8", "--repeats", "25"),
-    ("--min", "64K", "--max", "4M", "--factor", "4", "--repeats", "9"),
+from pycoll.cli import report
+
+Row = dict[str, Any]
+
+SIZES = (8, 64, 512, 4 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
+RANK = str(Path(__file__).with_name("rdma_allreduce_rank.py"))
+METHOD = (
+    "libraries alternate within one launch, in blocks of back-to-back calls of at least 4 ms; the "
+    "time of a block is the slowest rank's; min, median and p99 are over the blocks; per_call are "
+    "the NIC's counters around the blocks, for each call and rank; every element checked before"
 )
-
-
 #: The defaults are for adapters, whose messages cost next to nothing.
-TUNE = ("tune", "--collectives", "allreduce", "--max", "4M", "--seconds", "25")
+TUNE = ("tune", "--collectives", "allreduce", "--max", "4M", "--seconds")
+STARTUP_SECONDS = 150.0  #: that a launch may take besides its sizes, on a busy machine
+
+
+class Result:
+    """What was measured until now; in the file, too."""
+
+    def __init__(self, output: Path) -> None:
+        self.meta: Row = {}
+        self.rows: list[Row] = []
+        self.failures: list[Row] = []
+        self._output = output
+
+    def write(self) -> None:
+        """Write the file anew."""
+        more = {"failures": self.failures, "medians": medians(self.rows)}
+        write(self._output, self.meta, self.rows, **more)
+
+
+def medians(rows: list[Row]) -> list[Row]:
+    """Return for each cell the medians over the rounds, of the medians and of what was counted."""
+    cells: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in ("ranks", "in_place", "nbytes", "library"))
+        cells.setdefault(key, []).append(row)
+    return [
+        {
+            **dict(zip(("ranks", "in_place", "nbytes", "library"), key, strict=True)),
+            "rounds": len(cell),
+            "median_us": statistics.median(row["time_us"]["median"] for row in cell),
+            **{
+                name: statistics.median(row["per_call"][name] for row in cell)
+                for name in cell[0]["per_call"]
+            },
+        }
+        for key, cell in sorted(cells.items())
+    ]
+
+
+def launch(mpi: UCX, result: Result, options: argparse.Namespace, ranks: int, turn: int) -> None:
+    """Measure all sizes with so many ranks, by as many launches as that takes."""
+    left = list(options.sizes)
+    file = mpi.shared / "rows"
+    while left:
+        file.unlink(missing_ok=True)
+        place = str(int(options.in_place))
+        argv = [RANK, str(file), str(options.size_seconds), place, *map(str, left)]
+        limit = STARTUP_SECONDS + len(left) * (4 * options.size_seconds + 2)
+        error = ""
+        try:
+            mpi.run(ranks, *argv, timeout=limit)
+        except GuestError as failure:
+            error = str(failure)
+        meta, *rows = [json.loads(line) for line in lines(file)] or [{}]
+        result.meta = result.meta or meta
+        result.rows += [row | {"mpi": mpi.name, "round": turn} for row in rows]
+        done = {row["nbytes"] for row in rows if row["library"] == "mpi4py"}  # the second of both
+        if error:
+            # The first that is not there failed; if nothing is, the ranks have not even met.
+            failed = next((n for n in left if n not in done), None) if meta else None
+            print(f"# {ranks} hosts, {failed} bytes: {error[:200]}", flush=True)
+            entry = {"ranks": ranks, "round": turn, "nbytes": failed, "error": error[-2000:]}
+            result.failures.append(entry)
+            done |= {n for n in left if failed is None or n <= failed}
+        left = [n for n in left if n not in done]
+        result.write()
+
+
+def lines(file: Path) -> list[str]:
+    """Return the whole lines of a file, which need not be there."""
+    return file.read_text().splitlines() if file.exists() else []
 
 
 def main() -> None:
@@ -34,39 +115,50 @@ def main() -> None:
     output = RESULTS / "rdma-allreduce.json"
     parser.add_argument("--output", type=Path, default=output, metavar="FILE")
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="bytes, ascending")
+    parser.add_argument("--in-place", action="store_true")
     parser.add_argument("--rounds", type=int, default=3, help="at most")
-    parser.add_argument("--seconds", type=float, default=420, help="for all rounds")
-    parser.add_argument("--repeats", help="instead of each sweep's own")
+    parser.add_argument("--seconds", type=float, default=240, help="for all rounds")
+    parser.add_argument("--size-seconds", type=float, default=1.0, help="for a size, about")
+    parser.add_argument("--tune", type=float, default=20, help="seconds; 0: do not tune before")
     options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    meta: dict[str, Any] = {}
-    more = ["--repeats", options.repeats] if options.repeats else []
+    begun = time.monotonic()
+    result = Result(options.output)
     with machine(max(options.ranks), max(options.ranks)) as mpi:
         for ranks in options.ranks:  # as the README says: once, for a machine and a number of ranks
-            print(f"# {ranks} hosts: pycoll {' '.join(TUNE)}", flush=True)
-            mpi.run(ranks, "-m", "pycoll", *TUNE)
+            if options.tune:
+                tune = (*TUNE, f"{options.tune:g}")
+                print(f"# {ranks} hosts: pycoll {' '.join(tune)}", flush=True)
+                mpi.run(ranks, "-m", "pycoll", *tune)
         for turn in Budget(options.seconds).rounds(options.rounds):
             for ranks in options.ranks:
-                for place in ("--out-of-place", "--in-place"):
-                    for sweep in SWEEPS:
-                        asked = (*sweep, *more, place, "--against", "mpi4py")
-                        result = mpi.bench(ranks, *asked)
-                        meta = meta or result["meta"]
-                        rows += [row | {"mpi": mpi.name, "round": turn} for row in result["rows"]]
-            write(options.output, meta, rows)
-    print("# pycoll's time over MPI's; by ranks out of place and in place")
-    for nbytes in sizes(rows):
-        found = [
-            worst(of(rows, ranks, in_place), nbytes)
-            for ranks in options.ranks
-            for in_place in (False, True)
-        ]
-        print(f"{nbytes:>12}", *(f"{value:8.3f}" for value in found if value is not None))
+                print(f"# round {turn}, {ranks} hosts", flush=True)
+                launch(mpi, result, options, ranks, turn)
+        result.meta |= {"method": METHOD, "host": report.machine(), "commit": report.commit()}
+        result.meta["versions"] = {
+            **result.meta.get("versions", {}),
+            "ucx": version("ucx_info", "-v"),
+        }
+        result.meta["seconds"] = round(time.monotonic() - begun)
+        result.write()
+    table(result.rows)
 
 
-def of(rows: list[dict[str, Any]], ranks: int, in_place: bool) -> list[dict[str, Any]]:
-    """Return the rows of so many ranks, in one of the two forms."""
-    return [row for row in rows if (row["ranks"], row["in_place"]) == (ranks, in_place)]
+def table(rows: list[Row]) -> None:
+    """Print what was found."""
+    found = {(r["ranks"], r["in_place"], r["nbytes"], r["library"]): r for r in medians(rows)}
+    print("#                  time over |     packets    |   duplicates")
+    print("# ranks      size      MPI's | pycoll     MPI | pycoll     MPI")
+    for ranks, in_place, nbytes, library in found:
+        other = found.get((ranks, in_place, nbytes, "mpi4py"))
+        if library != "pycoll" or other is None:
+            continue
+        own = found[ranks, in_place, nbytes, library]
+        ratio = worst([row for row in rows if row["ranks"] == ranks], nbytes)
+        print(
+            f"{ranks:>7} {nbytes:>9} {ratio:>10.3f} | {own['packets']:>6.1f} "
+            f"{other['packets']:>7.1f} | {own['duplicates']:>6.1f} {other['duplicates']:>7.1f}"
+        )
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from launch import RESULTS, write
 import pycoll
 from pycoll.algorithms import get
 from pycoll.cli import report, target
-from pycoll.cli.bench import gather
 from pycoll.cli.data import OPERATIONS, Problem
-from pycoll.cli.measure import Case, measure
+from pycoll.cli.measure import Case, Rules, measure
+from pycoll.cli.together import gather
 from pycoll.dtypes import ReduceOp
 
 HEADER = """from pycoll.schedule import ScheduleBuilder, allreduce
@@ -66,7 +66,7 @@ def rank(name: str, path: str, repeats: int) -> tuple[dict[str, Any], list[dict[
             for library, algorithm in (("user", mine), ("pycoll", name)):
                 run = functools.partial(comm.allreduce, x, out, algorithm=algorithm)
                 cases.append(Case(library, name, "shm", "numpy", "call", x, out, run))
-            timings = measure(cases, problem, gather(comm), repeats)
+            timings = measure(cases, problem, gather(comm), Rules(repeats))
             for case, timing in zip(cases, timings, strict=True):
                 rows.append(report.row(case, timing, problem))
         return report.meta(comm.launcher, comm.size, {}), rows

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+import pycoll
 from pycoll.cli import bench, doctor, explain, info, run, show, topology, tune, verify
 from pycoll.errors import PycollError, UnavailableError, UsageError
 
@@ -29,6 +30,7 @@ def parser() -> argparse.ArgumentParser:
         prog="pycoll",
         description="Write, verify, draw, run and time collective algorithms.",
     )
+    top.add_argument("--version", action="version", version=f"pycoll {pycoll.__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in (info, doctor, topology, verify, show, explain, bench, tune, run):
         module.add(commands)

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import re
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import pycoll
-from pycoll.bootstrap import launcher
-from pycoll.cli import peers, plot, report, target
-from pycoll.cli.data import OPERATIONS, Array, Problem
-from pycoll.cli.measure import BLOCK_SECONDS, Case, Gather, measure
-from pycoll.cli.own import Own
+from pycoll.bootstrap import launcher, torchrun
+from pycoll.cli import peers, plot, target
+from pycoll.cli.benchmark import work
+from pycoll.cli.data import OPERATIONS, Operation
+from pycoll.cli.elements import itemsize, names
 from pycoll.config import Config
-from pycoll.dtypes import BY_NAME, OPS, reduce_op
+from pycoll.dtypes import OPS
 from pycoll.errors import UsageError
-from pycoll.schedule import COLLECTIVES
 
 _SUFFIXES = {"": 0, "K": 10, "M": 20, "G": 30}
 _DAY = 86400.0  #: a benchmark may take long; a rank that waits for another has its own deadline
-_SHARED_TEXT = 64  #: bytes of the longest text that ranks share (a port)
+_WINDOW = 64  #: messages, as in OSU's benchmarks
 
 
 def nbytes(text: str) -> int:
@@ -37,23 +31,20 @@ def nbytes(text: str) -> int:
     return int(match[1]) << _SUFFIXES[match[2].upper()]
 
 
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}, want an integer of at least 1")
-    return int(text)
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not (text.isascii() and text.isdigit()) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r}, want an integer of at least {least}")
+        return int(text)
 
-
-def _factor(text: str) -> int:
-    if _positive(text) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r}, want an integer of at least 2")
-    return int(text)
+    return number
 
 
 def _list(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in text.split(",") if name))
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _against(text: str) -> tuple[str, ...]:
     for name in _list(text):
         if name not in peers.NAMES:
             want = ", ".join(peers.NAMES)
@@ -62,34 +53,67 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def add(commands: Any) -> None:
-    """Declare the command's arguments."""
+    """Declare the command's arguments; those that not every collective has are None by default."""
     parser = commands.add_parser(
         "bench",
         help="time a collective against other libraries",
         description="Start it with `mpirun -n 2 pycoll bench ...`, with "
-        "`torchrun --nproc-per-node 2 -m -- pycoll bench ...` or with --ranks 2.",
+        "`torchrun --nproc-per-node 2 -m -- pycoll bench ...`, with "
+        "`pycoll run -n 2 -m pycoll bench ...` or with --ranks 2. docs/bench.md sets the options "
+        "beside those of nccl-tests and OSU's benchmarks.",
         epilog="A size is that of the whole message: for all-gather, reduce-scatter, all-to-all, "
-        "gather and scatter all ranks' blocks together. algbw is size / time; busbw, as nccl-tests "
-        "has it, is algbw times 2(n-1)/n for all-reduce, (n-1)/n where a message is blocks, 1 for "
-        "broadcast, reduce and sendrecv, 2 for pingpong, whose time is that of both ways.",
+        "gather and scatter all ranks' blocks together. time is the median over the repeats of a "
+        "block of calls, p50, p99 and max are over single calls. algbw is size / time; busbw, as "
+        "nccl-tests has it, is algbw times 2(n-1)/n for all-reduce, (n-1)/n where a message is "
+        "blocks, 1 for broadcast, reduce and sendrecv, 2 for pingpong, whose time is that of both "
+        "ways. For bw and bibw the time is that of a window of messages, and busbw is the sum "
+        "over all pairs of ranks and both ways.",
     )
     parser.add_argument(
         "collective", choices=list(OPERATIONS), metavar="COLLECTIVE", help=", ".join(OPERATIONS)
     )
     option = parser.add_argument
-    option("--min", type=nbytes, default=8, metavar="SIZE", help="smallest message (default 8)")
-    option("--max", type=nbytes, default=256 << 20, metavar="SIZE", help="largest (default 256M)")
-    option("--factor", type=_factor, default=4, metavar="N", help="between sizes (default 4)")
-    option("--dtype", default="float32", choices=[n for n in BY_NAME if n != "bfloat16"])
-    option("--op", default="sum", choices=list(OPS))
-    option("--against", type=_names, default=(), metavar="NAMES", help="mpi4py,gloo")
+    option("-b", "--min", type=nbytes, metavar="SIZE", help="smallest message (default 8)")
+    option(
+        "-e", "--max", type=nbytes, metavar="SIZE", help="largest (default 256M; bw and bibw: 4M)"
+    )
+    steps = parser.add_mutually_exclusive_group()
+    steps.add_argument(
+        "-f", "--factor", type=_at_least(2), metavar="N", help="between sizes (default 4)"
+    )
+    steps.add_argument("-i", "--step", type=nbytes, metavar="SIZE", help="between sizes, added")
+    option(
+        "-d",
+        "--dtype",
+        choices=[*names(reduces=False), "all"],
+        metavar="DTYPE",
+        help=f"{', '.join(names(reduces=False))} or all (default float32)",
+    )
+    option("-o", "--op", choices=[*OPS, "all"], help="(default sum)")
+    option(
+        "--root",
+        type=_at_least(0),
+        metavar="N",
+        help="the rank that has, or gets, what only one does (default 0)",
+    )
+    option("--against", type=_against, default=(), metavar="NAMES", help="mpi4py,gloo")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--in-place", action="store_true", dest="in_place")
     place.add_argument("--out-of-place", action="store_false", dest="in_place", help="(default)")
+    parser.set_defaults(in_place=False)
+    option("--arrays", choices=("numpy", "empty", "both"), help="numpy (default), or comm.empty")
+    option("--call", choices=("call", "plan", "both"), help="how pycoll is called (default call)")
     option(
-        "--arrays", default="numpy", choices=("numpy", "empty", "both"), help="numpy, or comm.empty"
+        "--overlap",
+        action="store_true",
+        help="non-blocking calls, alone and with computation beside them",
     )
-    option("--call", default="call", choices=("call", "plan", "both"), help="how pycoll is called")
+    option(
+        "--window",
+        type=_at_least(1),
+        metavar="N",
+        help=f"messages on their way at once (bw, bibw; default {_WINDOW})",
+    )
     option(
         "--algorithm",
         type=_list,
@@ -97,146 +121,130 @@ def add(commands: Any) -> None:
         metavar="NAMES",
         help="built-ins, or file.py:function; several take turns (default: pycoll chooses)",
     )
-    option("--repeats", type=_positive, default=7, metavar="N", help="turns of each (default 7)")
-    option("--ranks", type=_positive, metavar="N", help="start N ranks here, without a launcher")
+    option(
+        "-n",
+        "--iters",
+        type=_at_least(1),
+        metavar="N",
+        help="calls of a timed block (default: as many as take 2 ms)",
+    )
+    option(
+        "-w",
+        "--warmup",
+        type=_at_least(0),
+        metavar="N",
+        help="calls before each block (default: an eighth of it, 1 to 64)",
+    )
+    option(
+        "-r",
+        "--repeats",
+        type=_at_least(1),
+        default=7,
+        metavar="N",
+        help="turns of each library, with a block each (default 7)",
+    )
+    option("--ranks", type=_at_least(1), metavar="N", help="start N ranks here, without a launcher")
     option("--json", type=Path, metavar="FILE", help="write the rows and how they were measured")
-    option("--plot", type=Path, metavar="FILE", help="draw time against size (needs matplotlib)")
+    option("--plot", type=Path, metavar="FILE", help="draw time and busbw (needs matplotlib)")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Check what can be checked before any rank waits for another, then measure."""
-    itemsize = BY_NAME[options.dtype].itemsize
-    if not itemsize <= options.min <= options.max:
-        raise UsageError(
-            f"--min is {options.min} and --max {options.max}, want {itemsize} (one "
-            f"{options.dtype}) <= min <= max"
-        )
     operation = OPERATIONS[options.collective]
-    if options.in_place and not operation.in_place:
-        raise UsageError(f"{operation.name} has no form in place; leave --in-place out")
-    if options.algorithm and operation.name not in COLLECTIVES:
-        raise UsageError(f"{operation.name} is not run by an algorithm; leave --algorithm out")
-    for path in (options.json, options.plot):
-        if path is not None and not path.parent.is_dir():
-            raise UsageError(f"{path}: {path.parent} is not a directory")
+    _refuse_the_meaningless(options, operation)
+    options = _resolved(options, operation)
+    if operation.sized:
+        longest = max(options.dtypes, key=itemsize)
+        if not itemsize(longest) <= options.min <= options.max:
+            raise UsageError(
+                f"--min is {options.min} and --max {options.max}, want {itemsize(longest)} (one "
+                f"{longest}) <= min <= max"
+            )
     if options.plot is not None:
-        plot.require()
+        plot.require_for(options.plot)
+    for path in (options.json, options.plot):
+        if path is not None:
+            _require_writable(path)
     for name in options.algorithm:
-        target.load(name, options.collective)
-    options = argparse.Namespace(**{k: v for k, v in vars(options).items() if k != "run"})
+        target.load(name, operation.collective)
     if options.ranks is None:
         return work(options)
     started_by = launcher(Config.load())
+    if started_by == "torchrun":
+        started_by = torchrun.program()
     if started_by != "single":
         raise UsageError(f"--ranks starts ranks, but {started_by} has done so; leave --ranks out")
     codes: list[int] = pycoll.spawn(work, options.ranks, options, timeout=_DAY)
     return max(codes)
 
 
-def sizes(smallest: int, largest: int, factor: int, unit: int) -> Iterator[int]:
-    """Yield the message sizes, each a whole number of units and at least one."""
-    size, last = smallest, 0
-    while size <= largest:
-        whole = max(unit, size - size % unit)
-        if whole != last:
-            yield whole
-        size, last = size * factor, whole
+def _require_writable(path: Path) -> None:
+    """Refuse a file that could not be written once all is measured.
+
+    Raises:
+        UsageError: Its folder is not there, or the system does not let us write it.
+    """
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: {path.parent} is not a directory")
+    new = not path.exists()
+    try:
+        path.open("ab").close()
+        if new:
+            path.unlink(missing_ok=True)  # every rank tries
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def work(options: argparse.Namespace) -> int:
-    """Be one rank of the benchmark; returns 1 if any element was wrong."""
-    rows: list[report.Row] = []
-    operation, op = OPERATIONS[options.collective], reduce_op(options.op)
-    itemsize = BY_NAME[options.dtype].itemsize
-    with contextlib.ExitStack() as stack:
-        comm = stack.enter_context(pycoll.init())
-        first = comm.rank == 0
-        others = []
-        address = comm._engine.bootstrap.address(Config.load().iface)
-        for name in options.against:
-            others.append(peers.open_peer(name, comm.rank, comm.size, share(comm), address))
-            stack.callback(others[-1].close)
-        versions = {"pycoll": pycoll.__version__}
-        for other in others:
-            versions |= other.versions
-        meta = report.meta(comm.launcher, comm.size, versions, comm.transport)
-        if first:
-            print(report.head(meta, operation.name, options.in_place), flush=True)
-        unit = itemsize * (comm.size if operation.blocks else 1)
-        asked = list(sizes(options.min, options.max, options.factor, unit))
-        own = Own(comm, options, asked[-1] // itemsize)
-        # Ranks that share a core enter a block one after the other: it must be long against that.
-        block = BLOCK_SECONDS * max(1, comm.size // (meta["machine"]["cores"] or 1))
-        for size in asked:
-            problem = Problem(operation, size // itemsize, options.dtype, op, comm.rank, comm.size)
-            cases = [*own.cases(problem), *_others(others, problem, own.memory, options.in_place)]
-            progress = _progress(first, report.nbytes(size))
-            timings = measure(cases, problem, gather(comm), options.repeats, block, progress)
-            progress("")
-            for case, timing in zip(cases, timings, strict=True):
-                rows.append(report.row(case, timing, problem))
-                if first:
-                    print(report.line(rows[-1]), flush=True)
-    if first:
-        _finish(meta, rows, options)
-    return int(any(row["wrong"] for row in rows))
+def _refuse_the_meaningless(options: argparse.Namespace, operation: Operation) -> None:
+    """Refuse what would change nothing: who asks for it expects something else.
+
+    Raises:
+        UsageError: An option that the collective does not have.
+    """
+    # A root of 0 is given, though 0 == False.
+    given = {k for k, v in vars(options).items() if v is not None and v is not False and v != ()}
+    sized = "min", "max", "factor", "step", "dtype", "arrays", "plot"
+    no_plan = given & {"call"} and options.call != "call" and not operation.collective
+    for meant, because, flags in (
+        (operation.reduces, "reduces nothing", ("op",)),
+        (operation.rooted, "has no root", ("root",)),
+        (operation.sized, "moves no data", sized),
+        (operation.in_place, "has no form in place", ("in_place",)),
+        (operation.collective, "is not run by an algorithm that can be chosen", ("algorithm",)),
+        (not no_plan, "has no plan()", ("call",)),
+        (operation.windowed, "has no window of messages", ("window",)),
+        (not operation.between_two, "is timed by calls that block", ("overlap",)),
+    ):
+        for flag in flags:
+            if not meant and flag in given:
+                name = flag.replace("_", "-")
+                raise UsageError(f"{operation.name} {because}; leave --{name} out")
+    if options.overlap and "call" in given:
+        raise UsageError("--overlap times non-blocking calls; leave --call out")
+    if operation.reduces and options.dtype not in (None, "all", *names(reduces=True)):
+        want = ", ".join(names(reduces=True))
+        raise UsageError(f"{operation.name} does not reduce {options.dtype}, want one of {want}")
 
 
-def _others(
-    others: Sequence[peers.Peer], problem: Problem, pool: tuple[Array, Array], in_place: bool
-) -> Iterator[Case]:
-    for other in others:
-        x, out = problem.arrays(*pool)
-        call = other.bind(problem, x, out, in_place)
-        name = other.name
-        yield Case(name, "default", "default", "numpy", "call", x, out, call, in_place=in_place)
-
-
-def gather(comm: Any) -> Gather:
-    """Return the ranks' way to compare times: an all-reduce of one place per rank."""
-
-    def exchange(value: float) -> list[float]:
-        places = np.zeros(comm.size)
-        places[comm.rank] = value
-        comm.allreduce(places)
-        return [float(place) for place in places]
-
-    return exchange
-
-
-def share(comm: Any) -> peers.Share:
-    """Return the ranks' way to pass a short text on from rank 0."""
-
-    def pass_on(text: str) -> str:
-        places = np.zeros(_SHARED_TEXT, np.uint8)
-        if comm.rank == 0:
-            data = text.encode()
-            places[: len(data)] = list(data)
-        comm.allreduce(places, op="max")
-        return bytes(places).rstrip(b"\0").decode()
-
-    return pass_on
-
-
-def _progress(first: bool, what: str) -> Callable[[str], None]:
-    """Return a line on the terminal that rewrites itself; silent in a file or a pipe."""
-    if not first or not sys.stderr.isatty():
-        return lambda text: None
-
-    def show(text: str) -> None:
-        line = f"{what}: {text}" if text else ""
-        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
-
-    return show
-
-
-def _finish(meta: dict[str, Any], rows: Sequence[report.Row], options: argparse.Namespace) -> None:
-    if wrong := sum(row["wrong"] for row in rows):
-        print(f"# {wrong} wrong elements", flush=True)
-    if meta["ranks"] == 1:
-        print("# one rank: nothing was sent; start with mpirun -n 2, or add --ranks 2")
-    if options.json is not None:
-        options.json.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
-    if options.plot is not None:
-        plot.plot(rows, options.plot)
+def _resolved(options: argparse.Namespace, operation: Operation) -> argparse.Namespace:
+    """Return the options with every default in its place, and without what cannot be pickled."""
+    given = {k: v for k, v in vars(options).items() if k != "run" and v is not None}
+    optional = ("step", "iters", "warmup", "ranks", "json", "plot")
+    defaults = dict.fromkeys(optional) | {
+        "operation": operation,
+        "min": 16 if options.dtype == "all" else 8,
+        "max": (4 if operation.windowed else 256) << 20,
+        "factor": 4,
+        "dtype": "float32",
+        "op": "sum",
+        "root": 0,
+        "arrays": "numpy",
+        "call": "call",
+        "window": _WINDOW if operation.windowed else 1,
+    }
+    found = argparse.Namespace(**{**defaults, **given})
+    found.every_dtype, found.every_op = found.dtype == "all", found.op == "all"
+    found.dtypes = names(operation.reduces) if found.every_dtype else (found.dtype,)
+    found.ops = tuple(OPS) if found.every_op else (found.op,)
+    return found

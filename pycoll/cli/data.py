@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pycoll.cli.elements import element, is_integer, most_exact
 from pycoll.dtypes import ReduceOp
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -18,7 +20,8 @@ class Operation(NamedTuple):
     """What is timed: a collective, or ranks that send to one another.
 
     A message is all blocks together, as nccl-tests counts it. The time of a message that crosses
-    the busiest wire once, at full speed, is nbytes / busbw: busbw is algbw times `crossings`.
+    the busiest wire once, at full speed, is nbytes / busbw: busbw is algbw times `crossings`. Of
+    several pairs of ranks that send at once, busbw is the sum.
     """
 
     name: str
@@ -28,11 +31,22 @@ class Operation(NamedTuple):
     reduces: bool = False
     in_place: bool = True  #: input and output may be one memory
     rooted: bool = False
+    counted: bool = False  #: the blocks are of different lengths
+    between_two: bool = False  #: messages between pairs of ranks, no collective
+    windowed: bool = False  #: several messages are on their way at once
+    sized: bool = True  #: there is a message at all
 
     @property
     def blocks(self) -> bool:
         """Whether a message is one block for each rank."""
-        return "own" in (self.takes, self.gives) or self.name == "alltoall"
+        return "own" in (self.takes, self.gives) or self.name.startswith("alltoall")
+
+    @property
+    def collective(self) -> str:
+        """Name of the collective whose algorithms run it; "" where none does."""
+        name = {"allgatherv": "allgather", "reduce_scatterv": "reduce_scatter"}.get(self.name)
+        plain = self.sized and not (self.between_two or self.counted)
+        return name or (self.name if plain else "")
 
 
 def _once(size: int) -> float:
@@ -54,12 +68,59 @@ OPERATIONS = {
         Operation("alltoall", _others, "all", "all", in_place=False),
         Operation("gather", _others, "own", "root", rooted=True),
         Operation("scatter", _others, "root", "own", rooted=True),
+        Operation("barrier", _once, "all", "all", in_place=False, sized=False),
+        Operation("allgatherv", _others, "own", "all", counted=True),
+        Operation("reduce_scatterv", _others, "all", "own", reduces=True, counted=True),
+        Operation("alltoallv", _others, "all", "all", in_place=False, counted=True),
+        Operation("gatherv", _others, "own", "root", rooted=True, counted=True),
+        Operation("scatterv", _others, "root", "own", rooted=True, counted=True),
         # Every rank sends to the next one round a ring.
-        Operation("sendrecv", _once, "all", "all", in_place=False),
+        Operation("sendrecv", _once, "all", "all", in_place=False, between_two=True),
         # Rank 0 sends to rank 1, which sends it back; so do 2 and 3, and so on.
-        Operation("pingpong", lambda n: 2.0, "all", "all", in_place=False),
+        Operation("pingpong", lambda n: 2.0, "all", "all", in_place=False, between_two=True),
+        # Every rank of the first half sends a window of messages to one of the second, or both do.
+        Operation(
+            "bw", lambda n: n // 2, "all", "all", in_place=False, between_two=True, windowed=True
+        ),
+        Operation(
+            "bibw",
+            lambda n: n // 2 * 2,
+            "all",
+            "all",
+            in_place=False,
+            between_two=True,
+            windowed=True,
+        ),
     )
 }
+
+
+class Lengths(NamedTuple):
+    """How a message is cut into a block for each rank."""
+
+    starts: tuple[int, ...]  #: of each block, and the end of the last
+
+    @classmethod
+    def of(cls, operation: Operation, count: int, size: int) -> Lengths:
+        """Cut a message: equally, or in proportion to 1, 2, 3 ... where blocks are counted."""
+        if operation.counted:
+            return cls(tuple(count * r * (r + 1) // (size * (size + 1)) for r in range(size + 1)))
+        return cls(tuple(count // size * r for r in range(size + 1)))
+
+    def turned(self, by: int) -> Lengths:
+        """Return the cut in which rank r's block is as long as here that of rank r - by."""
+        size = len(self.starts) - 1
+        counts = [self.counts[(r - by) % size] for r in range(size)]
+        return Lengths((0, *itertools.accumulate(counts)))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Elements of each block."""
+        return tuple(b - a for a, b in itertools.pairwise(self.starts))
+
+    def cut(self, rank: int) -> slice:
+        """Return where the block of a rank is."""
+        return slice(self.starts[rank], self.starts[rank + 1])
 
 
 class Problem:
@@ -69,24 +130,70 @@ class Problem:
     """
 
     def __init__(
-        self, operation: Operation, count: int, dtype: str, op: ReduceOp, rank: int, size: int
+        self,
+        operation: Operation,
+        count: int,
+        dtype: str,
+        op: ReduceOp,
+        rank: int,
+        size: int,
+        root: int = 0,
+        window: int = 1,
     ) -> None:
+        """Make the data.
+
+        Args:
+            operation: What is to be done.
+            count: Elements of a message.
+            dtype: Of the elements.
+            op: How they are reduced, if at all.
+            rank: Of this process.
+            size: Number of ranks.
+            root: The rank that has, or gets, what only one has or gets.
+            window: Messages of one call, one behind the other in memory.
+        """
         self.operation, self.op, self.rank, self.size = operation, op, rank, size
-        self.count = count
-        self.block = count // size if operation.blocks else count
+        self.count, self.root, self.window = count, root, window
+        self.whole = count * window  #: elements of all messages of a call
+        self.lengths = Lengths.of(operation, count, size)
+        kind = element(dtype)
         # Every rank cuts its data out of one pattern, so that the expected result costs one
         # pass per rank instead of one random generation per pair of ranks.
         random = np.random.default_rng((count, size))
-        kind = np.dtype(dtype).kind
-        pattern = random.integers(0 if kind == "u" else -8, 9, count + _STEP * size, dtype=np.int8)
+        bound = min(8, max(1, most_exact(kind) // size))
+        low = 0 if kind.kind == "u" else -bound
+        pattern = random.integers(low, bound + 1, self.whole + _STEP * size, dtype=np.int8)
         if op is ReduceOp.PROD:  # integers wrap, odd ones never to 0; a float's 1 and -1 stay exact
-            pattern = pattern | np.int8(1) if kind != "f" else np.where(pattern % 2, 1, -1)
-        values = pattern.astype(dtype)
-        parts = [values[_STEP * r : _STEP * r + count] for r in range(size)]
-        own = slice(rank * self.block, (rank + 1) * self.block)
-        takes = {"all": slice(None), "own": own, "root": slice(0 if rank else None)}
-        self.input: Array = parts[rank][takes[operation.takes]].copy()
-        self.expected: Array = self._result(parts, own)
+            odd = pattern | np.int8(1)
+            pattern = odd if is_integer(kind) else np.where(pattern % 2, 1, -1)
+        values = pattern.astype(kind)
+        parts = [values[_STEP * r : _STEP * r + self.whole] for r in range(size)]
+        self.input: Array = parts[rank][self._taken()].copy()
+        self.expected: Array = self._result(parts)
+
+    @property
+    def other(self) -> int | None:
+        """The rank that this one sends to or receives from in pairs; None if it has none."""
+        if self.operation.windowed:
+            half = self.size // 2
+            return None if self.rank >= 2 * half else (self.rank + half) % (2 * half)
+        return self.rank ^ 1 if self.rank ^ 1 < self.size else None
+
+    @property
+    def sends(self) -> bool:
+        """Whether this rank sends windows."""
+        both = self.operation.name == "bibw"
+        return self.other is not None and (both or self.rank < self.other)
+
+    @property
+    def receives(self) -> bool:
+        """Whether this rank receives windows."""
+        both = self.operation.name == "bibw"
+        return self.other is not None and (both or self.rank > self.other)
+
+    def messages(self, array: Array) -> list[Array]:
+        """Cut the messages of a window out of an array."""
+        return [array[i * self.count : (i + 1) * self.count] for i in range(self.window)]
 
     @property
     def nbytes(self) -> int:
@@ -95,20 +202,19 @@ class Problem:
 
     def arrays(self, memory: Array, more: Array) -> tuple[Array, Array]:
         """Cut input and output out of memory for a message each; of `memory` both if it is both."""
-        whole, n, m = memory[: self.count], self.input.size, self.expected.size
+        whole, n, m = memory[: self.whole], self.input.size, self.expected.size
         if self.operation.name == "broadcast":  # its output is the input's memory anyway
             return whole, whole
         if memory is not more:
             return memory[:n], more[:m]
-        own = self.rank * self.block
+        own = self.lengths.starts[self.rank]
         x = whole[own : own + n] if self.operation.takes == "own" else whole[:n]
         out = whole[own : own + m] if self.operation.gives == "own" else whole[:m]
         return x, (x if n == m == self.count else out)
 
     def reset(self, x: Array, out: Array) -> None:
         """Give ``x`` its input; ``out``, where that is other memory, something wrong everywhere."""
-        bits = f"u{out.itemsize}"
-        np.invert(self.expected.view(bits), out=out.view(bits))
+        np.invert(self.expected.view(np.uint8), out=out.view(np.uint8))
         np.copyto(x[: self.input.size], self.input)
 
     def rest(self, x: Array) -> None:
@@ -118,29 +224,59 @@ class Problem:
         elif self.op is ReduceOp.PROD:
             x.fill(1)
 
+    def check(
+        self, run: Callable[[], object], x: Array, out: Array, gather: Callable[[Any], list[Any]]
+    ) -> int:
+        """Make a call from fresh arrays; return how many elements of its result are wrong."""
+        self.reset(x, out)
+        run()
+        return self.wrong(out)
+
     def wrong(self, out: Array) -> int:
         """Return how many elements of ``out`` are not what they must be."""
+        if out.dtype.kind == "b":  # to numpy every byte but 0 is True, and poison is such a byte
+            return int(np.count_nonzero(out.view(np.uint8) != self.expected.view(np.uint8)))
         return int(np.count_nonzero(out != self.expected))
 
-    def _result(self, parts: list[Array], own: slice) -> Array:
+    def _taken(self) -> slice:
+        """Return which part of its data a rank puts in."""
+        nothing = slice(0)
+        if self.operation.windowed:
+            return slice(None) if self.sends else nothing
+        if self.operation.takes == "root":
+            return slice(None) if self.rank == self.root else nothing
+        return self.lengths.cut(self.rank) if self.operation.takes == "own" else slice(None)
+
+    def _result(self, parts: list[Array]) -> Array:
         name, rank, size = self.operation.name, self.rank, self.size
-        cuts = [slice(r * self.block, (r + 1) * self.block) for r in range(size)]
+        if self.operation.windowed:
+            found = self.receives and self.other is not None
+            return parts[self.other or 0][: None if found else 0].copy()
         if self.operation.reduces:
             total = _fold(self.op, parts)
-        elif name in ("allgather", "gather"):
+        elif self.operation.takes == "own":
+            total = np.concatenate([part[self.lengths.cut(r)] for r, part in enumerate(parts)])
+        elif name.startswith("alltoall"):
+            cuts = [self.sent_by(r).cut(rank) for r in range(size)]
             total = np.concatenate([part[cut] for part, cut in zip(parts, cuts, strict=True)])
-        elif name == "alltoall":
-            total = np.concatenate([part[own] for part in parts])
         elif name == "sendrecv":
             total = parts[rank - 1].copy()
         elif name == "pingpong":
-            alone = rank == size - 1 and not rank % 2
-            total = parts[rank - rank % 2][: 0 if alone else None].copy()
-        else:  # broadcast, scatter
-            total = parts[0].copy()
+            total = parts[rank - rank % 2][: 0 if self.other is None else None].copy()
+        else:  # broadcast, scatter, barrier
+            total = parts[self.root].copy()
         if self.operation.gives == "own":
-            return total[own].copy()
-        return total[: 0 if self.operation.gives == "root" and rank else None]
+            return total[self.lengths.cut(rank)].copy()
+        return total[: 0 if self.operation.gives == "root" and rank != self.root else None]
+
+    def sent_by(self, rank: int) -> Lengths:
+        """Return how all-to-all cuts the input of a rank: each is as long, and each receives so."""
+        return self.lengths.turned(rank)
+
+    def received(self) -> Lengths:
+        """Return how all-to-all puts together the output of this rank."""
+        counts = [self.sent_by(r).counts[self.rank] for r in range(self.size)]
+        return Lengths((0, *itertools.accumulate(counts)))
 
 
 def _fold(op: ReduceOp, parts: list[Array]) -> Array:
@@ -150,7 +286,7 @@ def _fold(op: ReduceOp, parts: list[Array]) -> Array:
         ufunc.get(op, np.add)(total, part, out=total)
     if op is ReduceOp.AVG:
         size, kind = len(parts), total.dtype
-        if kind.kind == "f":
+        if not is_integer(kind):
             wide = np.float32 if kind.itemsize == 2 else kind
             total = np.divide(total, np.asarray(size, wide), dtype=wide).astype(kind)
         else:  # C divides towards zero

@@ -9,6 +9,7 @@ from typing import Any
 import pycoll
 from pycoll.cli import target
 from pycoll.cli.bench import nbytes
+from pycoll.cli.working import working
 from pycoll.config import Config
 from pycoll.cost import Machine, Question, explain, load
 from pycoll.dtypes import BY_NAME
@@ -49,7 +50,9 @@ def run(options: argparse.Namespace) -> int:
     else:
         question, machine = _here(options), None
         tuning = load(Config.load().cache, pycoll.__version__, question)
-    print(explain(question, tuning, machine=machine))
+    with working(f"simulating {question.collective} at {question.size} ranks"):
+        told = explain(question, tuning, machine=machine)
+    print(told)
     if options.topology is None and tuning is None:
         print("nothing was measured for such ranks here: run pycoll tune under their launcher")
     return 0

@@ -12,74 +12,147 @@ import numpy as np
 from pycoll.cli import target
 from pycoll.cli.data import Array, Problem
 from pycoll.cli.measure import Case
-from pycoll.cli.peers import pingpong
+from pycoll.cli.pairs import pingpong, window
 
 
 class Own:
     """pycoll's cases: every mix of algorithm, arrays and call that was asked for."""
 
-    def __init__(self, comm: Any, options: argparse.Namespace, count: int) -> None:
+    def __init__(self, comm: Any, options: argparse.Namespace, nbytes: int) -> None:
+        """Prepare.
+
+        Args:
+            comm: The communicator.
+            options: The command line.
+            nbytes: The longest array.
+        """
         self._comm = comm
         self._options = options
         # None: the library's choice. A name stays one; a function of a file is loaded.
         self._algorithms = [
-            target.load(name, options.collective) if ":" in name else name
+            target.load(name, options.operation.collective) if ":" in name else name
             for name in options.algorithm
         ] or [None]
         # Allocated once at the largest size: page faults are not what is measured.
-        self.memory = self._pair(np.empty, count)  #: of the libraries that pycoll is set against
-        self._pools = {"numpy": self.memory}
+        self._memory = self._pair(np.empty, nbytes)
+        self._pools = {"numpy": self._memory}
         if options.arrays != "numpy":
-            self._pools["empty"] = self._pair(comm.empty, count)
+            self._pools["empty"] = self._pair(comm.empty, nbytes)
         if options.arrays == "empty":
             del self._pools["numpy"]
 
-    def _pair(self, make: Callable[..., Array], count: int) -> tuple[Array, Array]:
-        memory = make(count, self._options.dtype)
-        return memory, memory if self._options.in_place else make(count, self._options.dtype)
+    def _pair(self, make: Callable[..., Array], nbytes: int) -> tuple[Array, Array]:
+        memory = make(nbytes, "uint8")
+        return memory, memory if self._options.in_place else make(nbytes, "uint8")
+
+    def arrays(self, problem: Problem) -> tuple[Array, Array]:
+        """Return input and output for the libraries that pycoll is set against."""
+        return problem.arrays(*_typed(self._memory, problem))
 
     def cases(self, problem: Problem) -> Iterator[Case]:
         """Yield pycoll's cases for one problem."""
         for kind, pool in self._pools.items():
-            x, out = problem.arrays(*pool)
+            x, out = problem.arrays(*_typed(pool, problem))
             for algorithm in self._algorithms:
                 yield from self._forms(problem, kind, x, out, algorithm)
 
     def _forms(
         self, problem: Problem, kind: str, x: Array, out: Array, algorithm: Any
     ) -> Iterator[Case]:
-        name, in_place = problem.operation.name, self._options.in_place
-        case = functools.partial(Case, x=x, out=out, in_place=in_place)
-        if name == "sendrecv":
-            right, left = (self._comm.rank + 1) % problem.size, (self._comm.rank - 1) % problem.size
-            exchange = functools.partial(self._comm.exchange, [(x, right)], [(out, left)])
-            yield case("pycoll", "-", "-", kind, "call", run=exchange)
-        elif name == "pingpong":
-            call = pingpong(problem, self._comm.send, self._comm.recv, x, out)
-            yield case("pycoll", "-", "-", kind, "call", run=call)
-        else:
-            arguments, more = _arguments(problem, x, out, in_place)
-            if algorithm is not None:
-                more["algorithm"] = algorithm
-            plan = self._comm.plan(name, *arguments, **more)
-            bound = functools.partial(getattr(self._comm, name), *arguments, **more)
-            for form, run in (("call", bound), ("plan", plan)):
-                if self._options.call in (form, "both"):
-                    yield case("pycoll", plan.algorithm, plan.transport, kind, form, run=run)
+        comm, operation = self._comm, problem.operation
+        case = functools.partial(
+            Case, "pycoll", arrays=kind, x=x, out=out, in_place=self._options.in_place
+        )
+        if operation.between_two:
+            yield case(algorithm="-", transport="-", call="call", run=self._pairs(problem, x, out))
+            return
+        arguments, more = _arguments(problem, x, out, self._options.in_place)
+        if algorithm is not None:
+            more["algorithm"] = algorithm
+        bound = functools.partial(getattr(comm, operation.name), *arguments, **more)
+        name, transport, forms = "-", comm.transport, {"call": bound}
+        if operation.collective:
+            # `plan` has one name for a collective with and without counts.
+            first = {"counts": arguments[1]} if operation.counted else {}
+            rest = (arguments[0], *arguments[2:]) if operation.counted else arguments
+            plan = comm.plan(operation.collective, *rest, **first, **more)
+            name, transport, forms["plan"] = plan.algorithm, plan.transport, plan
+        if self._options.overlap:
+            started = functools.partial(bound, async_op=True)
+            begin = functools.partial(_begin, started)
+            run = functools.partial(_begin_and_wait, started)
+            yield case(algorithm=name, transport=transport, call="async", run=run, begin=begin)
+            return
+        for form, run in forms.items():
+            if self._options.call in (form, "both"):
+                yield case(algorithm=name, transport=transport, call=form, run=run)
+
+    def _pairs(self, problem: Problem, x: Array, out: Array) -> Callable[[], object]:
+        comm, rank, size = self._comm, problem.rank, problem.size
+        if problem.operation.name == "sendrecv":
+            right, left = (rank + 1) % size, (rank - 1) % size
+            return functools.partial(comm.exchange, [(x, right)], [(out, left)])
+        if problem.operation.name == "pingpong":
+            return pingpong(problem, comm.send, comm.recv, x, out)
+        answer = np.zeros(1, x.dtype)
+        move = comm.exchange
+        if not (problem.sends and problem.receives):
+            # One way, sends need not be given together: each returns when its array may be written
+            # again, while the receiver is still at those before.
+            move = functools.partial(_one_by_one, comm)
+        return window(problem, move, comm.send, comm.recv, x, out, answer)
+
+
+def _typed(pool: tuple[Array, Array], problem: Problem) -> tuple[Array, Array]:
+    """Return memory as elements of the problem's type."""
+    dtype = problem.input.dtype
+    first, second = (memory[: memory.size // dtype.itemsize * dtype.itemsize] for memory in pool)
+    whole = first.view(dtype)
+    return whole, whole if pool[0] is pool[1] else second.view(dtype)
+
+
+def _one_by_one(comm: Any, sends: list[tuple[Any, int]], recvs: list[tuple[Any, int]]) -> None:
+    for array, peer in sends:
+        comm.send(array, peer)
+    for array, peer in recvs:
+        comm.recv(array, peer)
+
+
+def _begin(started: Callable[[], Any]) -> Callable[[], object]:
+    wait: Callable[[], object] = started().wait
+    return wait
+
+
+def _begin_and_wait(started: Callable[[], Any]) -> None:
+    started().wait()
 
 
 def _arguments(
     problem: Problem, x: Array, out: Array, in_place: bool
-) -> tuple[tuple[Array | None, ...], dict[str, Any]]:
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return what a collective is called with on this rank."""
-    operation, root = problem.operation, problem.rank == 0
-    more = {"op": problem.op.name.lower()} if problem.operation.reduces else {}
-    if problem.op.name == "SUM":
-        more = {}  # the default, as most callers leave it
-    if operation.name == "broadcast" or out is x:
+    operation, at_root = problem.operation, problem.rank == problem.root
+    more: dict[str, Any] = {}
+    if operation.reduces and problem.op.name != "SUM":  # the default, as most callers leave it
+        more["op"] = problem.op.name.lower()
+    if operation.rooted and problem.root:
+        more["root"] = problem.root
+    name, counts = operation.name, problem.lengths.counts
+    if not operation.sized:
+        return (), more
+    if name == "alltoallv":
+        return (x, problem.sent_by(problem.rank).counts, out, problem.received().counts), more
+    if name == "gatherv":
+        return (x, counts if at_root else None, out if at_root else None), more
+    if name == "scatterv":
+        left = None if in_place and at_root else out
+        return (x if at_root else None, counts if at_root else None, left), more
+    if operation.counted:  # allgatherv, reduce_scatterv
+        return (x, counts, out), more
+    if name == "broadcast" or out is x:
         return (x,), more
-    if operation.name in ("reduce", "gather"):
-        return (x, out if root else None), more
-    if operation.name == "scatter":
-        return (x if root else None, None if in_place and root else out), more
+    if name in ("reduce", "gather"):
+        return (x, out if at_root else None), more
+    if name == "scatter":
+        return (x if at_root else None, None if in_place and at_root else out), more
     return (x, out), more

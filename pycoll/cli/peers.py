@@ -1,5 +1,7 @@
 """The libraries that ``pycoll bench`` times, each reduced to "bind these arrays, give me a call".
 
+A call may also be begun, which returns what waits for its end, for what overlaps computation.
+
 mpi4py and torch are imported here only when they are asked for; what is missing is an
 UnavailableError that names the command that mends it.
 """
@@ -13,11 +15,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pycoll.cli.data import Array, Problem
+from pycoll.cli.data import Array, Lengths, Problem
+from pycoll.cli.pairs import pingpong, window
 from pycoll.dtypes import ReduceOp
 from pycoll.errors import UnavailableError, UsageError
 
 Call = Callable[[], object]
+#: Begins a call, and returns what waits for its end.
+Begin = Callable[[], Call]
 #: Gives every rank the text that rank 0 passed.
 Share = Callable[[str], str]
 
@@ -29,7 +34,14 @@ class Peer(Protocol):
     versions: dict[str, str]  #: what to write into the results' meta
 
     def bind(self, problem: Problem, x: Array, out: Array, in_place: bool) -> Call:
-        """Return a call that solves the problem from ``x`` into ``out``."""
+        """Return a call that solves the problem from ``x`` into ``out``.
+
+        Raises:
+            UsageError: The library does not serve it; the same on all ranks.
+        """
+
+    def begin(self, problem: Problem, x: Array, out: Array, in_place: bool) -> Begin:
+        """Return the same, of a collective, as a call that does not block."""
 
     def close(self) -> None:
         """Give back what the peer opened."""
@@ -61,38 +73,78 @@ class MPI4Py:
 
     def bind(self, problem: Problem, x: Array, out: Array, in_place: bool) -> Call:
         """Return the call on COMM_WORLD."""
-        mpi, world, name = self._mpi, self._mpi.COMM_WORLD, problem.operation.name
+        world, name = self._mpi.COMM_WORLD, problem.operation.name
         op = self._op(problem, x)
-        root = world.rank == 0
-        send = mpi.IN_PLACE if in_place else x
-        at_root = mpi.IN_PLACE if in_place and root else x
-        if name == "reduce_scatter" and in_place:
-            raise UsageError(
-                "mpi4py's reduce_scatter in place leaves its result at the start of the input, "
-                "not in the own part: leave mpi4py out of --against"
-            )
-        if name == "allreduce":
-            return functools.partial(world.Allreduce, send, out, op)
-        if name == "broadcast":
-            return functools.partial(world.Bcast, out, 0)
-        if name == "reduce":
-            return functools.partial(world.Reduce, at_root, out if root else None, op, 0)
-        if name == "allgather":
-            return functools.partial(world.Allgather, send, out)
-        if name == "reduce_scatter":
-            return functools.partial(world.Reduce_scatter_block, x, out, op)
-        if name == "alltoall":
-            return functools.partial(world.Alltoall, x, out)
-        if name == "gather":
-            return functools.partial(world.Gather, at_root, out if root else None, 0)
-        if name == "scatter":
-            return functools.partial(
-                world.Scatter, x if root else None, mpi.IN_PLACE if in_place and root else out, 0
-            )
+        if not problem.operation.between_two:
+            method, arguments = self._collective(problem, x, out, in_place, op)
+            return functools.partial(getattr(world, method), *arguments)
+        x, out = _bits(x), _bits(out)
         if name == "sendrecv":
             right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
             return functools.partial(world.Sendrecv, x, right, 0, out, left)
-        return pingpong(problem, world.Send, world.Recv, x, out)
+        if name == "pingpong":
+            return pingpong(problem, world.Send, world.Recv, x, out)
+        answer = np.zeros(1, x.dtype)
+        return window(problem, self._exchange, world.Send, world.Recv, x, out, answer)
+
+    def begin(self, problem: Problem, x: Array, out: Array, in_place: bool) -> Begin:
+        """Return the non-blocking call on COMM_WORLD."""
+        op = self._op(problem, x)
+        method, arguments = self._collective(problem, x, out, in_place, op)
+        start = getattr(self._mpi.COMM_WORLD, f"I{method.lower()}")
+        return lambda: start(*arguments).Wait
+
+    def _collective(
+        self, problem: Problem, x: Array, out: Array, in_place: bool, op: Any
+    ) -> tuple[str, tuple[Any, ...]]:
+        """Return the method's name and what it is called with."""
+        mpi, name, root = self._mpi, problem.operation.name, problem.root
+        at_root = problem.rank == root
+        if in_place and name.startswith("reduce_scatter"):
+            raise UsageError(
+                f"mpi4py's {name} in place leaves its result at the start of the input, "
+                "not in the own part: leave mpi4py out of --against"
+            )
+        if not problem.operation.reduces:
+            x, out = _bits(x), _bits(out)
+        send = mpi.IN_PLACE if in_place else x
+        sent = mpi.IN_PLACE if in_place and at_root else x
+        got = mpi.IN_PLACE if in_place and at_root else out
+        if name == "allreduce":
+            return "Allreduce", (send, out, op)
+        if name == "broadcast":
+            return "Bcast", (out, root)
+        if name == "reduce":
+            return "Reduce", (sent, out if at_root else None, op, root)
+        if name == "allgather":
+            return "Allgather", (send, out)
+        if name == "reduce_scatter":
+            return "Reduce_scatter_block", (x, out, op)
+        if name == "alltoall":
+            return "Alltoall", (x, out)
+        if name == "gather":
+            return "Gather", (sent, out if at_root else None, root)
+        if name == "scatter":
+            return "Scatter", (x if at_root else None, got, root)
+        if name == "barrier":
+            return "Barrier", ()
+        if name == "reduce_scatterv":
+            return "Reduce_scatter", (x, out, problem.lengths.counts, op)
+        if name == "alltoallv":
+            lengths = problem.sent_by(problem.rank), problem.received()
+            return "Alltoallv", (_vector(x, lengths[0]), _vector(out, lengths[1]))
+        if name == "allgatherv":
+            return "Allgatherv", (send, _vector(out, problem.lengths))
+        if name == "gatherv":
+            vector = _vector(out, problem.lengths) if at_root else None
+            return "Gatherv", (sent, vector, root)
+        return "Scatterv", (_vector(x, problem.lengths) if at_root else None, got, root)
+
+    def _exchange(self, sends: Any, recvs: Any) -> None:
+        world = self._mpi.COMM_WORLD
+        requests = [world.Irecv(array, peer) for array, peer in recvs]
+        requests += [world.Isend(array, peer) for array, peer in sends]
+        self._mpi.Request.Waitall(requests)
 
     def _op(self, problem: Problem, x: Array) -> Any:
         """Return MPI's operation; UsageError where MPI does not serve what is asked."""
@@ -104,7 +156,7 @@ class MPI4Py:
             if problem.operation.reduces:
                 mpi.COMM_SELF.Allreduce(probe, probe.copy(), op)
             else:
-                mpi.COMM_SELF.Bcast(probe)
+                mpi.COMM_SELF.Bcast(_bits(probe))
         except Exception as error:
             what = f" {problem.op.name.lower()}" if problem.operation.reduces else ""
             raise UsageError(
@@ -146,44 +198,11 @@ class Gloo:
 
     def bind(self, problem: Problem, x: Array, out: Array, in_place: bool) -> Call:
         """Return the call on the default group, after a copy where Gloo works in place only."""
-        if problem.op is ReduceOp.AVG:
-            raise UsageError("gloo has no op avg; leave gloo out of --against")
-        try:
-            tensors = self._torch.from_numpy(x), self._torch.from_numpy(out)
-        except TypeError as error:
-            raise UsageError(
-                f"torch does not serve {out.dtype}; leave gloo out of --against"
-            ) from error
-        return self._call(problem, x, out, *tensors, in_place)
-
-    # torch renames functions; the old name warns at each call where there is a new one.
-    def _call(
-        self, problem: Problem, x: Array, out: Array, source: Any, target: Any, in_place: bool
-    ) -> Call:
-        gloo, name, root = self._distributed, problem.operation.name, problem.rank == 0
-        op = getattr(gloo.ReduceOp, "PRODUCT" if problem.op is ReduceOp.PROD else problem.op.name)
-        if name == "allreduce":
-            return _after_copy(x, out, functools.partial(gloo.all_reduce, target, op))
-        if name == "broadcast":
-            return functools.partial(gloo.broadcast, target, 0)
-        if name == "reduce":  # on every rank, Gloo works in the tensor that it is given
-            work = out if root else (x if in_place else np.empty_like(x))
-            tensor = self._torch.from_numpy(work)
-            return _after_copy(x, work, functools.partial(gloo.reduce, tensor, 0, op))
-        if name == "allgather":
-            gather = getattr(gloo, "all_gather_single", None) or gloo.all_gather_into_tensor
-            return functools.partial(gather, target, source)
-        if name == "reduce_scatter":
-            scatter = getattr(gloo, "reduce_scatter_single", None) or gloo.reduce_scatter_tensor
-            return functools.partial(scatter, target, source, op)
-        if name == "alltoall":
-            return functools.partial(gloo.all_to_all_single, target, source)
-        if name == "gather":
-            parts = list(target.chunk(problem.size)) if root else None
-            return functools.partial(gloo.gather, source, parts, 0)
-        if name == "scatter":
-            parts = list(source.chunk(problem.size)) if root else None
-            return functools.partial(gloo.scatter, target, parts, 0)
+        source, target = self._tensors(problem, x, out)
+        if not problem.operation.between_two:
+            copy, start = self._collective(problem, x, out, source, target, in_place)
+            return _both(copy, start)
+        gloo, name = self._distributed, problem.operation.name
         if name == "sendrecv":
             right, left = (problem.rank + 1) % problem.size, (problem.rank - 1) % problem.size
 
@@ -193,38 +212,118 @@ class Gloo:
                 sent.wait()
 
             return send_and_receive
-        return pingpong(problem, gloo.send, gloo.recv, source, target)
+        if name == "pingpong":
+            return pingpong(problem, gloo.send, gloo.recv, source, target)
+        answer = self._torch.zeros(1, dtype=source.dtype)
+        return window(problem, self._exchange, gloo.send, gloo.recv, source, target, answer)
+
+    def begin(self, problem: Problem, x: Array, out: Array, in_place: bool) -> Begin:
+        """Return the call with ``async_op=True``."""
+        tensors = self._tensors(problem, x, out)
+        copy, start = self._collective(problem, x, out, *tensors, in_place)
+
+        def begun() -> Call:
+            if copy is not None:
+                copy()
+            wait: Call = start(async_op=True).wait
+            return wait
+
+        return begun
+
+    def _tensors(self, problem: Problem, x: Array, out: Array) -> tuple[Any, Any]:
+        """Return tensors on the arrays' memory; UsageError where Gloo does not serve them."""
+        torch, distributed = self._torch, self._distributed
+        if problem.operation.reduces and problem.op is ReduceOp.AVG:
+            raise UsageError("gloo has no op avg; leave gloo out of --against")
+        if problem.operation.counted and problem.operation.name != "alltoallv":
+            raise UsageError(f"gloo has no {problem.operation.name}; leave gloo out of --against")
+        try:
+            if x.dtype.name == "bfloat16":  # torch has it, and numpy hands it over as bits only
+                found = [torch.from_numpy(a.view(np.int16)).view(torch.bfloat16) for a in (x, out)]
+            else:
+                found = [torch.from_numpy(a) for a in (x, out)]
+            if problem.operation.sized:  # what Gloo lacks, it refuses at the call
+                distributed.broadcast(torch.zeros(1, dtype=found[0].dtype), 0)
+        except (TypeError, RuntimeError) as error:
+            raise UsageError(
+                f"torch and gloo do not serve {out.dtype} ({_line(error)}); leave gloo out of "
+                "--against"
+            ) from error
+        return found[0], found[1]
+
+    # torch renames functions; the old name warns at each call where there is a new one.
+    def _collective(
+        self, problem: Problem, x: Array, out: Array, source: Any, target: Any, in_place: bool
+    ) -> tuple[Call | None, Any]:
+        """Return what is copied first, if anything, and the call."""
+        gloo, name, root = self._distributed, problem.operation.name, problem.root
+        at_root = problem.rank == root
+        op = getattr(gloo.ReduceOp, "PRODUCT" if problem.op is ReduceOp.PROD else problem.op.name)
+        bind = functools.partial
+        if name == "allreduce":
+            return _copy(x, out), bind(gloo.all_reduce, target, op)
+        if name == "broadcast":
+            return None, bind(gloo.broadcast, target, root)
+        if name == "reduce":  # on every rank, Gloo works in the tensor that it is given
+            if at_root or in_place:
+                return _copy(x, out if at_root else x), bind(
+                    gloo.reduce, target if at_root else source, root, op
+                )
+            work = self._torch.empty_like(source)
+            return bind(work.copy_, source), bind(gloo.reduce, work, root, op)
+        if name == "allgather":
+            gather = getattr(gloo, "all_gather_single", None) or gloo.all_gather_into_tensor
+            return None, bind(gather, target, source)
+        if name == "reduce_scatter":
+            scatter = getattr(gloo, "reduce_scatter_single", None) or gloo.reduce_scatter_tensor
+            return None, bind(scatter, target, source, op)
+        if name == "alltoall":
+            return None, bind(gloo.all_to_all_single, target, source)
+        if name == "alltoallv":
+            received, sent = problem.received().counts, problem.sent_by(problem.rank).counts
+            return None, bind(gloo.all_to_all_single, target, source, list(received), list(sent))
+        if name == "gather":
+            parts = list(target.chunk(problem.size)) if at_root else None
+            return None, bind(gloo.gather, source, parts, root)
+        if name == "scatter":
+            parts = list(source.chunk(problem.size)) if at_root else None
+            return None, bind(gloo.scatter, target, parts, root)
+        return None, gloo.barrier
+
+    def _exchange(self, sends: Any, recvs: Any) -> None:
+        gloo = self._distributed
+        works = [gloo.irecv(tensor, peer) for tensor, peer in recvs]
+        works += [gloo.isend(tensor, peer) for tensor, peer in sends]
+        for work in works:
+            work.wait()
 
     def close(self) -> None:
         """End the process group and its store."""
         self._distributed.destroy_process_group()
 
 
-def pingpong(problem: Problem, send: Any, recv: Any, x: Any, out: Any) -> Call:
-    """Return what a rank does in ping-pong, by a blocking send and receive."""
-    rank, other = problem.rank, problem.rank ^ 1
-    if other >= problem.size:
-        return lambda: None
-
-    def there_and_back() -> None:
-        if rank < other:
-            send(x, other)
-            recv(out, other)
-        else:
-            recv(out, other)
-            send(out, other)
-
-    return there_and_back
+def _bits(x: Array) -> Array:
+    """Return what is only moved as unsigned integers, where its type is numpy's and no other's."""
+    return x.view(f"u{x.itemsize}") if x.dtype.kind == "V" or x.dtype.name == "float16" else x
 
 
-def _after_copy(x: Array, work: Array, run: Call) -> Call:
-    """Return a call that works in ``work``, on what ``x`` holds."""
-    if work is x:
-        return run
+def _vector(x: Array, lengths: Lengths) -> list[Any]:
+    """Return MPI's description of blocks of several lengths."""
+    return [x, (lengths.counts, lengths.starts[:-1])]
+
+
+def _copy(x: Array, work: Array) -> Call | None:
+    """Return what brings the input to where a library works in place; None if it is there."""
+    return None if work is x else functools.partial(np.copyto, work, x)
+
+
+def _both(first: Call | None, then: Call) -> Call:
+    if first is None:
+        return then
 
     def copy_and_run() -> None:
-        np.copyto(work, x)
-        run()
+        first()
+        then()
 
     return copy_and_run
 

@@ -40,7 +40,14 @@ def add(commands: Any) -> None:
     )
     option("-m", action="store_true", dest="module", help="PROGRAM is a module, as python -m")
     option("program", metavar="PROGRAM", help="a Python file")
-    option("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="given to PROGRAM")
+    # Not required, but argparse would name it among what is missing.
+    option(
+        "arguments",
+        nargs=argparse.REMAINDER,
+        metavar="ARGUMENTS",
+        default=[],
+        help="given to PROGRAM",
+    ).required = False
     parser.set_defaults(run=run)
 
 

@@ -6,18 +6,19 @@ import argparse
 import itertools
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import pycoll
 from pycoll.algorithms import get, names
 from pycoll.bootstrap import launcher
-from pycoll.cli import report, target
+from pycoll.cli import enough, report, target
 from pycoll.cli.bench import nbytes
 from pycoll.cli.calibration import BLOCK_SECONDS, Calibration, Cell, Timed
 from pycoll.cli.data import OPERATIONS
@@ -26,7 +27,7 @@ from pycoll.cost import Machine, Question, Tuning, predict
 from pycoll.cost.candidate import MOST_STEPS, candidates
 from pycoll.cost.fit import Row, fit
 from pycoll.cost.select import plainness
-from pycoll.cost.store import store
+from pycoll.cost.store import require_writable, store
 from pycoll.cost.work import work_of
 from pycoll.errors import ScheduleError, UsageError
 from pycoll.schedule import COLLECTIVES
@@ -93,18 +94,47 @@ def work(options: argparse.Namespace) -> int:
         facts = comm.explain("allreduce", ITEMSIZE).question
         bench = Bench(comm, facts, MEASURING * options.seconds)
         if first:
+            require_writable(options.cache or Config.load().cache)
             print(f"# pycoll tune: {comm.size} ranks, {options.seconds:g} s", flush=True)
-        medians = bench.calibrate(options.collectives, options.max)
+        found = bench.calibrate(options.collectives, options.max)
+        code = np.zeros(1, np.int32)
         if first:
-            tuning = tuned(facts, medians)
             versions = {"pycoll": pycoll.__version__}
             meta = report.meta(comm.launcher, comm.size, versions, comm.transport)
-            where = options.cache or Config.load().cache
-            file = store(where, pycoll.__version__, facts, tuning, meta | {"method": METHOD})
-            print(summary(facts, tuning, medians))
-            print(f"# wrote {file}")
-        comm.barrier()
+            code[0] = keep(facts, found, options, meta)
+        comm.broadcast(code)
+    return int(code[0])
+
+
+def keep(
+    facts: Question, found: Found, options: argparse.Namespace, meta: Mapping[str, Any]
+) -> int:
+    """Store what is worth it, and say what was found; return the exit code."""
+    kept = enough.kept(found.medians, found.sizes)
+    for text in kept.dropped:
+        print(f"pycoll tune: not stored: {text}; --seconds gives more time", file=sys.stderr)
+    if not kept.medians:
+        return 1
+    tuning = tuned(facts, kept.medians)
+    off = enough.off(_errors(facts, tuning, kept.medians))
+    if off is not None and off > enough.ASTRAY:
+        tuning = replace(tuning, rates=Machine.of(facts).rates)
+    spread = enough.spread({cell: found.samples[cell] for cell in kept.medians})
+    for text in enough.remarks(spread, off):
+        print(f"pycoll tune: {text}", file=sys.stderr)
+    print(summary(kept.medians, off, spread))
+    measured = {"method": METHOD, "spread": spread, "model_off": off}
+    where = options.cache or Config.load().cache
+    print(f"# wrote {store(where, pycoll.__version__, facts, tuning, {**meta, **measured})}")
     return 0
+
+
+class Found(NamedTuple):
+    """What a calibration measured."""
+
+    medians: dict[Cell, float]  #: seconds
+    samples: dict[Cell, list[float]]
+    sizes: dict[str, list[int]]  #: bytes that were to be measured, of each collective
 
 
 METHOD = (
@@ -126,14 +156,14 @@ class Bench:
 
     def calibrate(
         self, collectives: Sequence[str], largest: int, wanted: Sequence[int] = SIZES
-    ) -> dict[Cell, float]:
-        """Measure within the budget; return the seconds of every cell that was measured."""
+    ) -> Found:
+        """Measure within the budget."""
         sizes = {name: self.sizes(name, wanted, largest) for name in collectives}
         algorithms = {name: names(name) for name in collectives}
         guesses = self.guesses(algorithms, sizes)
         turns = Machine.of(self.facts).turns
         rooted = frozenset(name for name in collectives if COLLECTIVES[name].rooted)
-        return Calibration(
+        calibration = Calibration(
             algorithms,
             sizes,
             guesses.get,
@@ -141,7 +171,8 @@ class Bench:
             self._budget,
             rooted=rooted,
             block_seconds=BLOCK_SECONDS * turns,
-        ).run()
+        )
+        return Found(calibration.run(), calibration.samples, sizes)
 
     def sizes(self, collective: str, wanted: Sequence[int], largest: int) -> list[int]:
         """Return the sizes that can be measured: whole elements and blocks, within memory."""
@@ -270,8 +301,8 @@ def _sample(facts: Question, machine: Machine, medians: Mapping[Cell, float]) ->
     return every[::step]
 
 
-def summary(facts: Question, tuning: Tuning, medians: Mapping[Cell, float]) -> str:
-    """Return the fastest algorithm of every size as a table, and how far off the model is."""
+def summary(medians: Mapping[Cell, float], off: float | None, spread: float | None) -> str:
+    """Return the fastest algorithm of every size as a table, and how sure that is."""
     best: dict[tuple[str, int], tuple[float, str]] = {}
     for cell, seconds in medians.items():
         key = cell.collective, cell.nbytes
@@ -279,16 +310,14 @@ def summary(facts: Question, tuning: Tuning, medians: Mapping[Cell, float]) -> s
     lines = [f"{'collective':<16}{'bytes':>12}  {'algorithm':<22}{'us':>12}"]
     for (collective, n), (seconds, name) in sorted(best.items()):
         lines.append(f"{collective:<16}{n:>12}  {name:<22}{seconds * 1e6:>12.2f}")
-    errors = sorted(abs(math.log(e)) for e in _errors(facts, tuning, medians))
-    if errors:
-        middle = math.expm1(errors[len(errors) // 2])
-        lines.append(
-            f"# {len(medians)} cells measured; the fitted model is off by {middle:.0%} (median)"
-        )
+    model = "" if off is None else f"; the fitted model is off by {off:.0%} (median)"
+    noise = "" if spread is None else f"; samples of a call differ by {spread:.0%}"
+    lines.append(f"# {len(medians)} cells measured{noise}{model}")
     return "\n".join(lines)
 
 
 def _errors(facts: Question, tuning: Tuning, medians: Mapping[Cell, float]) -> list[float]:
+    """Return the model's seconds over the measured ones, of some cells spread over all."""
     machine = Machine.of(facts, tuning.rates)
     placement = facts.placement or FLAT
     some = [(c, t) for c, t in sorted(medians.items()) if not COLLECTIVES[c.collective].rooted]

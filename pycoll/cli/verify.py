@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from pycoll.cli import target
+from pycoll.cli.working import working
 from pycoll.errors import ScheduleError
 
 
@@ -33,13 +34,14 @@ def run(options: argparse.Namespace) -> int:
 
     algorithm = target.load(options.algorithm)
     try:
-        verdict = verify(
-            algorithm,
-            options.size,
-            slots=options.slots,
-            direct=options.direct,
-            placement=target.placement(options.size, options.nodes),
-        )
+        with working(f"proving {algorithm.name} at {options.size} ranks"):
+            verdict = verify(
+                algorithm,
+                options.size,
+                slots=options.slots,
+                direct=options.direct,
+                placement=target.placement(options.size, options.nodes),
+            )
     except ScheduleError as error:
         print(f"{algorithm.name} at {options.size} ranks: {type(error).__name__}\n{error}")
         return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pycoll.algorithms import get, names
 from pycoll.cost.machine import Machine
 from pycoll.cost.question import Question
 from pycoll.cost.tuning import Tuning
-from pycoll.errors import ScheduleError, UsageError
+from pycoll.errors import ScheduleError, UsageError, quoted
 from pycoll.schedule.collective import COLLECTIVES
 from pycoll.schedule.placement import FLAT
 
@@ -25,16 +26,26 @@ MOST_STEPS = 20000
 FAR = 1.5
 
 
+class Basis(enum.Enum):
+    """What the seconds of a candidate come from; its value is the word for it."""
+
+    MEASURED = "measured"  #: at this size
+    INTERPOLATED = "interpolated"  #: between two sizes that were measured
+    EXTRAPOLATED = "extrapolated"  #: by the model, from the nearest size that was measured
+    PREDICTED = "predicted"  #: by the model alone
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One algorithm; without seconds it cannot run the call, and the note says why."""
 
     algorithm: str
     predicted: float | None  #: seconds by the model
-    measured: float | None  #: seconds by rows of `pycoll tune`
+    measured: float | None  #: seconds by rows of `pycoll tune`; see `basis`
     operations: int = 0  #: of one rank, the most; fewer is simpler; 0 where it cannot run
     note: str = ""
     busiest: Load | None = None  #: of the links of a described cluster, where that was asked for
+    basis: Basis = Basis.PREDICTED  #: what `seconds` comes from
 
     @property
     def seconds(self) -> float | None:
@@ -64,7 +75,7 @@ def candidates(
     collective = "allreduce" if question.collective == "barrier" else question.collective
     if collective not in COLLECTIVES:
         raise UsageError(
-            f"collective is {question.collective!r}, want 'barrier' or one of "
+            f"collective is {quoted(question.collective)}, want 'barrier' or one of "
             f"{', '.join(COLLECTIVES)}"
         )
     if machine is None:
@@ -113,8 +124,12 @@ def _candidate(
     limit: float = math.inf,
 ) -> Candidate:
     measured = rows.measured(collective, name, question.nbytes) if rows else None
+    basis = Basis.PREDICTED
+    if rows is not None and measured is not None:
+        exact = rows.has(collective, name, question.nbytes)
+        basis = Basis.MEASURED if exact else Basis.INTERPOLATED
     if measured is not None and not full:
-        return Candidate(name, None, measured)
+        return Candidate(name, None, measured, basis=basis)
     # Loaded here: where rows answer, the model is not needed at all.
     from pycoll.cost.prediction import predict
     from pycoll.cost.work import TooLarge, sample, work_of
@@ -134,12 +149,13 @@ def _candidate(
             algorithm, question.nbytes, machine, placement=placement, most=MOST_STEPS, limit=limit
         )
         near = rows.nearest(collective, name, question.nbytes) if rows else None
-        note = ""
+        note = "interpolated" if basis is Basis.INTERPOLATED else ""
         if near is not None and measured is None:
             # Beyond the rows the model says how it goes on from the last one.
             at_row = predict(algorithm, near[0], machine, placement=placement, most=MOST_STEPS)
             measured = near[1] * predicted / at_row
-            note = f"from {near[0]} bytes on by the model"
+            basis = Basis.EXTRAPOLATED
+            note = f"extrapolated from {near[0]} bytes"
     except TooLarge as error:
         return Candidate(name, None, None, error.steps, str(error))
     except ScheduleError as error:
@@ -152,4 +168,4 @@ def _candidate(
         from pycoll.cost.work import whole_work_of
 
         load = busiest(whole_work_of(algorithm, question.size, placement), question.nbytes, machine)
-    return Candidate(name, predicted, measured, work.operations_per_rank, note, load)
+    return Candidate(name, predicted, measured, work.operations_per_rank, note, load, basis)

@@ -31,12 +31,19 @@ class Explanation:
     why: str  #: one sentence, or two
     where: tuple[str, ...] = ()  #: how ranks of a described cluster reach each other
 
+    def __repr__(self) -> str:
+        q = self.question
+        return (
+            f"<pycoll.Explanation {q.collective}, {size_text(q.nbytes)}, {q.size} ranks: "
+            f"{self.choice.algorithm}; print it for all>"
+        )
+
     def __str__(self) -> str:
         q = self.question
         head = f"{q.collective}, {size_text(q.nbytes)}, {q.size} rank{'s' * (q.size != 1)}"
         width = max(len(c.algorithm) for c in self.candidates)
         lines = [f"{head}: {self.choice.algorithm}", self.why, *self.where]
-        lines.append(f"  {'algorithm':<{width}} {'measured':>12} {'predicted':>12}")
+        lines.append(f"  {'algorithm':<{width}} {'by tune':>12} {'predicted':>12}")
         for c in self.candidates:
             mark = "*" if c.algorithm == self.choice.algorithm else " "
             row = f"{mark} {c.algorithm:<{width}} {_us(c.measured):>12} {_us(c.predicted):>12}"
@@ -106,7 +113,7 @@ def _is_direct(name: str, question: Question) -> bool:
 def _why(question: Question, best: Candidate, ranked: list[Candidate]) -> str:
     if best.seconds is None:
         return f"The fewest steps: {best.note}."
-    verb = "Predicted" if best.measured is None else "Measured"
+    verb = best.basis.value.capitalize()
     text = f"{verb} {_us(best.seconds)} at {size_text(question.nbytes)}"
     others = [c for c in ranked if c is not best and c.seconds is not None]
     if best.measured is not None:

@@ -90,8 +90,7 @@ def choice_of(question: Question, best: Candidate) -> Choice:
     """Return how the winner is to run."""
     reason = best.note
     if best.seconds is not None:
-        how = "by the model" if best.measured is None else "as measured"
-        reason = f"{best.seconds * 1e6:.1f} us {how}"
+        reason = f"{best.seconds * 1e6:.1f} us {best.basis.value}"
     direct = None
     if _wide(question):
         name = "two_shot" if question.collective == "allreduce" else "direct"

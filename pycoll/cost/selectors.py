@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pycoll.cost.select import Selector
-from pycoll.errors import UsageError
+from pycoll.errors import UsageError, quoted
 
 GROUP = "pycoll.selectors"  #: of entry points; each is a function Question -> Choice | None
 
@@ -19,20 +19,24 @@ def selector(wanted: Selector | str) -> Selector:
     """
     if not isinstance(wanted, str):
         if not callable(wanted):
-            raise UsageError(f"selector is {wanted!r}, want a function or the name of a plug-in")
+            raise UsageError(
+                f"selector is {quoted(wanted)}, want a function or the name of a plug-in"
+            )
         return wanted
     from importlib.metadata import entry_points  # slow to load, and rarely needed
 
     known = {entry.name: entry for entry in entry_points(group=GROUP)}
     if wanted not in known:
         raise UsageError(
-            f"selector is {wanted!r}, want one of {', '.join(sorted(known)) or 'none'} "
+            f"selector is {quoted(wanted)}, want one of {', '.join(sorted(known)) or 'none'} "
             f"(entry points of the group {GROUP})"
         )
     try:
         loaded: Selector = known[wanted].load()
     except Exception as error:
         raise UsageError(
-            f"selector {wanted!r} does not load: {type(error).__name__}: {error}"
+            f"selector {quoted(wanted)} does not load: {type(error).__name__}: {error}"
         ) from error
+    if not callable(loaded):
+        raise UsageError(f"selector {quoted(wanted)} is {quoted(loaded)}, want a function")
     return loaded

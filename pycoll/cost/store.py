@@ -8,11 +8,14 @@ import json
 import os
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from pycoll import files
 from pycoll.cost.question import Question
 from pycoll.cost.tuning import Tuning
+from pycoll.errors import UsageError, quoted
 
 
 def key(version: str, question: Question, cpu: str | None = None) -> str:
@@ -52,7 +55,7 @@ def load(directory: Path, version: str, question: Question) -> Tuning | None:
     """
     file = path(directory, key(version, question))
     try:
-        return Tuning.from_json(json.loads(file.read_text()))
+        return Tuning.from_json(files.read_json(file))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -67,19 +70,47 @@ def load(directory: Path, version: str, question: Question) -> Tuning | None:
 def store(
     directory: Path, version: str, question: Question, tuning: Tuning, meta: dict[str, Any]
 ) -> Path:
-    """Keep a tuning; ``meta`` says who measured when, for whoever looks into the file."""
+    """Keep a tuning; ``meta`` says who measured when, for whoever looks into the file.
+
+    Raises:
+        UsageError: It cannot be written there.
+    """
     file = path(directory, key(version, question))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".part")
-    try:
-        with os.fdopen(handle, "w") as stream:
-            json.dump(tuning.to_json() | {"meta": meta}, stream)
+    with _writing(directory, file.parent) as (stream, temporary):
+        json.dump(tuning.to_json() | {"meta": meta}, stream)
+        stream.close()
         os.replace(temporary, file)  # another job may read it now
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
     return file
+
+
+def require_writable(directory: Path) -> None:
+    """Check that tunings can be kept in a directory, before they take time to measure.
+
+    Raises:
+        UsageError: They cannot.
+    """
+    with _writing(directory, path(directory, "-").parent):
+        pass
+
+
+@contextlib.contextmanager
+def _writing(directory: Path, folder: Path) -> Iterator[tuple[IO[str], str]]:
+    """Open a new file; what is left of it at the end goes."""
+    temporary = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder, suffix=".part")
+        with os.fdopen(handle, "w") as stream:
+            yield stream, temporary
+    except OSError as error:
+        raise UsageError(
+            f"tunings cannot be kept in {quoted(str(directory))}: {error.strerror or error}; name "
+            "another directory by --cache or PYCOLL_CACHE"
+        ) from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
 
 
 def cpu_model() -> str:

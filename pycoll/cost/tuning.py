@@ -43,6 +43,10 @@ class Tuning:
         share = math.log(n / low) / math.log(high / low)
         return math.exp((1 - share) * math.log(t) + share * math.log(u))
 
+    def has(self, collective: str, algorithm: str, nbytes: int) -> bool:
+        """Tell whether a message of this very size was measured."""
+        return any(n == max(1, nbytes) for n, _ in self.rows.get((collective, algorithm), ()))
+
     def nearest(self, collective: str, algorithm: str, nbytes: int) -> Row | None:
         """Return the row from which to go on outside of the measured range."""
         rows = self.rows.get((collective, algorithm), ())

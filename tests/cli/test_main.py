@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+import pycoll
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -26,7 +28,7 @@ import pytest
         (["bench", "allreduce", "--min", "64", "--max", "8"], "--min is 64 and --max 8"),
         (["bench", "allreduce", "--factor", "1"], "'1', want an integer of at least 2"),
         (["bench", "allreduce", "--repeats", "x"], "'x', want an integer of at least 1"),
-        (["bench", "allreduce", "--dtype", "bfloat16"], "invalid choice: 'bfloat16'"),
+        (["bench", "allreduce", "--dtype", "float12"], "invalid choice: 'float12'"),
         (["bench", "allreduce", "--op", "mean"], "invalid choice: 'mean'"),
         (["bench", "allreduce", "--against", "nccl"], "'nccl' is not served, want some of mpi4py"),
         (["bench", "allreduce", "--json", "/nowhere/f.json"], "/nowhere is not a directory"),
@@ -69,3 +71,9 @@ def test_a_reader_that_goes_away_is_no_traceback(root):
     )
     assert done.stdout.startswith("schedule ring allreduce size 24")
     assert done.stderr == ""
+
+
+def test_the_version():
+    command = (sys.executable, "-m", "pycoll", "--version")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"pycoll {pycoll.__version__}\n"

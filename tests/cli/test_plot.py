@@ -10,6 +10,12 @@ import pytest
 from pycoll.cli import plot
 from pycoll.errors import UnavailableError
 
+META = {
+    "machine": {"cpu": "a machine", "cores": 2},
+    "versions": {"python": "3", "pycoll": "0.1"},
+    "date": "2026-11-22T10:00:00+00:00",
+}
+
 
 def test_without_matplotlib_the_command_says_so_before_it_measures(cli, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -37,12 +43,39 @@ def test_several_launches_of_several_libraries_become_one_picture(tmp_path):
             "op": "sum",
             "dtype": "float32",
             "ranks": 2,
-            "time_us": {"min": 1.0, "median": 2.0 + launch, "p99": 5.0},
+            "busbw_GBps": nbytes / 1e3,
+            "time_us": {"min": 1.0, "median": 2.0 + launch, "p99": 5.0 if launch else None},
         }
         for library, algorithm in (("pycoll", "ring"), ("pycoll", "two_shot"), ("mpi4py", "-"))
         for nbytes in (8, 64, 512)
         for launch in range(2)
     ]
-    path = tmp_path / "p.png"
-    plot.plot(rows, path)
-    assert path.read_bytes().startswith(b"\x89PNG")
+    path = tmp_path / "p.svg"
+    plot.plot(rows, path, META)
+    text = path.read_text()
+    assert "2 cores of a machine" in text
+    assert "2026-11-22" in text
+    for words in ("busbw (GB/s)", "8 B", "512 B", "pycoll ring", "pycoll two_shot", "mpi4py"):
+        assert words in text
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", ["rows", "rows.xyz", "rows.json"])
+def test_an_ending_that_is_no_picture_is_refused_before_anything_is_measured(cli, tmp_path, name):
+    done = cli("bench", "allreduce", "--plot", str(tmp_path / name))
+    assert done.code == 2
+    assert f"{name}, want a file that ends in one of " in done.err
+    assert "png" in done.err
+
+
+def test_sizes_are_named_in_binary_units():
+    names = [plot.size_name(n) for n in (8, 1024, 1536, 4 << 20, 1 << 30)]
+    assert names == ["8 B", "1 KiB", "1.5 KiB", "4 MiB", "1 GiB"]
+
+
+def test_the_caption_says_on_what_machine_and_when_and_what_was_wrong_with_it():
+    text = plot.caption({**META, "warnings": ["4 ranks share 2 cores"]})
+    assert text == "2 cores of a machine, pycoll 0.1, 2026-11-22; 4 ranks share 2 cores"

@@ -522,3 +522,9 @@ def test_lines_are_cut_at_their_ends(pieces: list[bytes], lines: list[str]) -> N
 def test_a_line_without_end_is_cut() -> None:
     found = lines_of([b"x" * 40_000, b"x" * 40_000, b"y\n"])
     assert found == ["> " + "x" * LONGEST, "> " + "x" * (80_000 - LONGEST) + "y"]
+
+
+def test_a_program_needs_no_arguments(cli):
+    done = cli("run", "-n", "2")
+    assert done.code == 2
+    assert "the following arguments are required: PROGRAM;" in done.err

@@ -80,7 +80,17 @@ def test_who_else_chose_is_named() -> None:
 def test_beyond_the_rows_it_says_from_where_on() -> None:
     told = explain(QUESTION._replace(nbytes=1 << 20), Tuning(4, rows=ROWS))
     notes = {c.algorithm: c.note for c in told.candidates}
-    assert notes["ring"] == "from 4096 bytes on by the model"
+    assert notes["ring"] == "extrapolated from 4096 bytes"
+    assert told.why.startswith("Extrapolated ")
+    assert "easured" not in str(told)
+    assert told.choice.reason.endswith(" us extrapolated")
+
+
+def test_between_the_rows_it_says_that_nobody_measured_this_size() -> None:
+    told = explain(QUESTION._replace(nbytes=2048), Tuning(4, rows=ROWS))
+    assert told.why.startswith("Interpolated ")
+    assert {c.algorithm: c.note for c in told.candidates}["ring"] == "interpolated"
+    assert "easured" not in str(told)
 
 
 def test_the_direct_form_is_mentioned() -> None:

@@ -45,7 +45,7 @@ def test_what_was_measured_beats_the_model() -> None:
     rows = {("allreduce", "double_binary_tree"): ((1024, 1e-9), (1 << 20, 2e-9))}
     assert choose(question).algorithm != "double_binary_tree"
     assert choose(question, Tuning(4, rows=rows)).algorithm == "double_binary_tree"
-    assert choose(question, Tuning(4, rows=rows)).reason == "0.0 us as measured"
+    assert choose(question, Tuning(4, rows=rows)).reason == "0.0 us interpolated"
 
 
 def test_beyond_the_rows_the_model_goes_on_from_the_last() -> None:
@@ -139,7 +139,7 @@ def test_too_many_ranks_to_simulate() -> None:
     placement = Placement.of(Level("node", hosts))
     choice = choose(Question("alltoall", 1 << 20, 300, 2, placement, remote=True))
     assert choice.algorithm in names("alltoall")
-    assert "too many to simulate" in choice.reason or "by the model" in choice.reason
+    assert "too many to simulate" in choice.reason or "predicted" in choice.reason
 
 
 @given(

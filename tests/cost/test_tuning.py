@@ -11,6 +11,7 @@ import pytest
 from pycoll.cost import Question, Tuning, load
 from pycoll.cost.machine import Rates
 from pycoll.cost.store import key, path, store
+from pycoll.errors import UsageError
 from pycoll.schedule import Level, Placement
 
 ROWS = {
@@ -87,5 +88,5 @@ def test_a_broken_file_is_a_warning(tmp_path: Path, text: str) -> None:
 
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "tuning").write_text("a file")
-    with pytest.raises(OSError, match="tuning"):
+    with pytest.raises(UsageError, match="tunings cannot be kept in"):
         store(tmp_path, "1.0", QUESTION, TUNING, {})

@@ -1,0 +1,46 @@
+"""Whether the longest message has room in memory, said before anything is allocated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pycoll.errors import UnavailableError
+
+#: Of every message a rank holds at least the result and what the result must be.
+_ARRAYS = 2
+
+
+def available() -> int | None:
+    """Return the bytes that processes can have on this host; None where that is not told."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return None
+    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    known = [fields[name] for name in ("MemAvailable", "SwapFree") if name in fields]
+    return sum(int(field.split()[0]) << 10 for field in known) if known else None
+
+
+def require(nbytes: int, ranks: int, room: int | None) -> None:
+    """Refuse what this host surely has no room for.
+
+    Args:
+        nbytes: Of all messages of the longest call.
+        ranks: On this host.
+        room: What `available` says.
+
+    Raises:
+        UnavailableError: The arrays of the ranks would not fit.
+    """
+    wanted = _ARRAYS * nbytes * ranks
+    if room is not None and wanted > room:
+        raise UnavailableError(
+            f"a call of {gib(nbytes)} takes {gib(wanted)} of memory for {ranks} "
+            f"{'rank' if ranks == 1 else 'ranks'} of this host, which has {gib(room)} to give; "
+            "lower --max, or --min"
+        )
+
+
+def gib(nbytes: int) -> str:
+    """Return a number of bytes in GiB."""
+    return f"{nbytes / (1 << 30):.4g} GiB"

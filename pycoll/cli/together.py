@@ -1,0 +1,38 @@
+"""What the ranks of a benchmark tell each other outside of what is timed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pycoll.cli.measure import Gather
+from pycoll.cli.peers import Share
+
+_SHARED_TEXT = 64  #: bytes of the longest text that ranks share (a port)
+
+
+def gather(comm: Any) -> Gather:
+    """Return the ranks' way to compare times: an all-reduce of a place for each rank's."""
+
+    def exchange(value: Any) -> list[Any]:
+        places = np.zeros((comm.size, np.size(value)))
+        places[comm.rank] = value
+        comm.allreduce(places)
+        return [float(row[0]) if np.ndim(value) == 0 else row for row in places]
+
+    return exchange
+
+
+def share(comm: Any) -> Share:
+    """Return the ranks' way to pass a short text on from rank 0."""
+
+    def pass_on(text: str) -> str:
+        places = np.zeros(_SHARED_TEXT, np.uint8)
+        if comm.rank == 0:
+            data = text.encode()
+            places[: len(data)] = list(data)
+        comm.allreduce(places, op="max")
+        return bytes(places).rstrip(b"\0").decode()
+
+    return pass_on

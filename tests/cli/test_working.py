@@ -1,0 +1,76 @@
+"""The line that says what takes long: on a terminal only, and gone when it is done."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from pycoll.cli.working import working
+
+
+class Terminal(io.StringIO):
+    """Standard error as a terminal, which is seen to be written to."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def until_said(stream: io.StringIO, text: str) -> None:
+    while text not in stream.getvalue():  # the run's own limit ends what never comes
+        pass
+
+
+def test_a_terminal_is_told_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with working("proving ring at 256 ranks", quiet=0.01):
+        until_said(sys.stderr, "proving ring at 256 ranks: 0 s so far; Ctrl-C ends it")
+    assert sys.stderr.getvalue().endswith("\r\033[K")
+
+
+def test_what_is_quick_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with working("proving", quiet=3600):
+        pass
+    assert sys.stderr.getvalue() == ""
+
+
+def test_a_pipe_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with working("proving", quiet=0.0):
+        pass
+    assert sys.stderr.getvalue() == ""
+
+
+def test_an_error_ends_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+
+    def prove() -> None:
+        with working("proving", quiet=0.01):
+            until_said(sys.stderr, "proving")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prove()
+    assert sys.stderr.getvalue().endswith("\r\033[K")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("verify", "ring", "--size", "3"),
+        ("explain", "allreduce", "--nbytes", "8", "--size", "3"),
+    ],
+)
+def test_the_commands_that_take_long_say_so(cli, command, monkeypatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(f"pycoll.cli.{command[0]}.working", lambda what: _note(said, what))
+    assert cli(*command).code == 0
+    (what,) = said
+    assert "3 ranks" in what
+
+
+def _note(said: list[str], what: str):
+    said.append(what)
+    return working(what)
