@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 NAME = "pycoll"
+DEVICES = ("cpu", "cuda")  #: of whose tensors a group takes calls
 
 #: Yields a store, this process's rank and the number of ranks; torch's rendezvous handlers do.
 _Handler = Callable[..., Iterator[tuple[Any, int, int]]]
@@ -19,11 +20,15 @@ _Handler = Callable[..., Iterator[tuple[Any, int, int]]]
 
 def register() -> None:
     """Make the backend known to torch; more than once is as good as once."""
+    import torch
     import torch.distributed as dist
 
     if not dist.is_available() or NAME in dist.Backend.backend_list:
         return
-    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+    # What torch was built without it must not choose: legacy sharded tensors gather on a device
+    # that is not cpu, if the backend has one.
+    built = [device for device in DEVICES if device == "cpu" or torch.backends.cuda.is_built()]
+    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=built)
     # By name: `torch.distributed.rendezvous` is also a function, which hides the module. Where a
     # later torch keeps its handlers elsewhere, torchrun's variables are still served.
     module = importlib.import_module("torch.distributed.rendezvous")

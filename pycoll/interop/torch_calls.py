@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
+from torch.autograd import profiler
 
 from pycoll.errors import PycollError, UsageError
 from pycoll.interop.torch_dynamo import run_as_it_is
@@ -18,28 +18,16 @@ from pycoll.interop.torch_future import Beside, Completer
 from pycoll.interop.torch_launch import seconds
 from pycoll.interop.torch_meet import Maker
 from pycoll.interop.torch_tensor import CODES, Tensor
-from pycoll.interop.torch_work import Done, Pending, Whole
+from pycoll.interop.torch_work import Done, Pending, Whole, forgotten
 from pycoll.runtime import batch
 
 _STRIDED = torch.strided
 _GROUPS: weakref.WeakSet[Calls] = weakref.WeakSet()
-_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 #: Makes a call, beside the caller or not, with a timeout in seconds or None.
 Call = Callable[[bool, float | None], Any]
-
-
-def torch_errors(method: _Method) -> _Method:
-    """Have a method raise pycoll's errors as torch's users expect them."""
-
-    @functools.wraps(method)
-    def raising(*arguments: Any, **options: Any) -> Any:
-        try:
-            return method(*arguments, **options)
-        except PycollError as error:
-            raise translated(error) from error
-
-    return cast(_Method, raising)
+#: Makes what has been prepared; returns what torch gets. See `torch_door.call`.
+Prepared = Callable[[], Any]
 
 
 @run_as_it_is
@@ -73,45 +61,49 @@ class Calls(torch._C._distributed_c10d.ProcessGroup):  # type: ignore[misc]
             op: pycoll's number of the operation.
             root: The rank that has or gets the data.
         """
-        dtype = x.dtype
-        code = CODES.get(dtype)
-        if (
-            code is None
-            or self._seconds is not None
-            or not (x.is_cpu and x.layout is _STRIDED and x.is_contiguous())
-            or x.is_neg()  # its memory holds the opposite of its elements
-        ):
-            return False
-        start = to = x.data_ptr()
-        nbytes = room = x.nbytes
-        if out is not x:
+        try:
+            dtype = x.dtype
+            code = CODES.get(dtype)
             if (
-                not (out.dtype is dtype and out.is_cpu and out.layout is _STRIDED)
-                or not out.is_contiguous()
-                or out.is_neg()
+                code is None
+                or self._seconds is not None
+                or profiler._is_profiler_enabled  # Python shows the call to it
+                or not (x.is_cpu and x.layout is _STRIDED and x.is_contiguous())
+                or x.is_neg()  # its memory holds the opposite of its elements
             ):
                 return False
-            to, room = out.data_ptr(), out.nbytes
+            start = to = x.data_ptr()
+            nbytes = room = x.nbytes
+            if out is not x:
+                if (
+                    not (out.dtype is dtype and out.is_cpu and out.layout is _STRIDED)
+                    or not out.is_contiguous()
+                    or out.is_neg()
+                ):
+                    return False
+                to, room = out.data_ptr(), out.nbytes
+        except Exception:  # it is no tensor, or one of a kind of its own: Python says what is wrong
+            return False
         with self._entered:
             try:
                 code = self._pointers(number, start, to, nbytes, room, code, op, root)
                 if code:
                     self._engine.finish(code)
             except BaseException as error:
-                self._engine.interrupted(error)
+                self._engine.refused("a collective", error)
                 if isinstance(error, PycollError):
                     raise translated(error) from error
                 raise
         return code is not None
 
-    def _begin(
+    def _begins(
         self,
         opts: Any,
         result: Any,
         calls: Sequence[Call],
         arrive: Sequence[Callable[[], object] | None] = (),
-    ) -> Any:
-        """Make calls that are one to torch, beside the caller unless ``opts`` says otherwise.
+    ) -> Prepared:
+        """Prepare calls that are one to torch, beside the caller unless ``opts`` says otherwise.
 
         Args:
             opts: torch's options of the collective; None: its defaults.
@@ -119,18 +111,26 @@ class Calls(torch._C._distributed_c10d.ProcessGroup):  # type: ignore[misc]
             calls: In the order that all ranks make them in.
             arrive: What is to be done when all are over.
         """
+        if not calls:  # the other ranks would make theirs
+            raise UsageError("got an empty list of tensors, want one tensor at least")
         timeout = self._timeout(opts)
         asynchronous = opts is None or opts.asyncOp
         after = [step for step in arrive if step is not None]
-        with self._entered:
-            parts = [call(asynchronous, timeout) for call in calls]
-        if asynchronous:
-            return self._noted(Pending(parts, after, result, self._completer))
-        for step in after:
-            step()
-        return self._over
+
+        def begin() -> Any:
+            with self._entered:
+                parts = [call(asynchronous, timeout) for call in calls]
+            if asynchronous:
+                return self._noted(Pending(parts, after, result, self._completer))
+            for step in after:
+                step()
+            return self._over
+
+        return begin
 
     def _noted(self, work: Pending) -> Pending:
+        if forgotten.begun:
+            forgotten.sort()
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -145,12 +145,21 @@ class Calls(torch._C._distributed_c10d.ProcessGroup):  # type: ignore[misc]
         tensors = [work.tensors for work in works]
         return Pending([Whole(work) for work in works], (), tensors, self._completer)
 
-    def _complete(self, result: Any, calls: Sequence[Callable[[], object]]) -> Any:
-        """Do what cannot go on beside the caller, whatever the options say."""
-        with self._entered:
-            for call in calls:
-                call()
-        return Done(result)
+    def _completes(self, result: Any, calls: Sequence[Callable[[], object]]) -> Prepared:
+        """Prepare what cannot go on beside the caller, whatever the options say."""
+
+        def complete() -> Any:
+            with self._entered:
+                for call in calls:
+                    call()
+            return Done(result)
+
+        return complete
+
+    def _refused(self, what: str, error: BaseException) -> None:
+        """Have a call that could not be prepared take its place among the others; see `Engine`."""
+        with self._entered:  # behind the call that another thread is inside
+            self._engine.refused(what, error, self._engine.places())  # nothing of it was begun
 
     def _pairwise(
         self,
@@ -165,7 +174,8 @@ class Calls(torch._C._distributed_c10d.ProcessGroup):  # type: ignore[misc]
         found = batch.exchange(transfers.place, sends, recvs)
 
         def call(asynchronous: bool, timeout: float | None) -> Any:
-            return transfers.together(what, found, root, timeout, asynchronous)
+            with self._engine.begins(what):
+                return transfers.together(what, found, root, timeout, asynchronous)
 
         return call
 

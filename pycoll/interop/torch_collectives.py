@@ -3,6 +3,9 @@
 Two names stand for one method where torch 2.13 gave it a new one. Blocking calls (``asyncOp`` is
 False: torch's own functions say so) run in the caller; the others beside it, in their order. Each
 first tries the shortest way, which serves what has been called before.
+
+Arguments have torch's names, so that they can be given by name. Of the methods that have a shortest
+way none is for names only: looking such a default up would cost each call 20 ns.
 """
 
 from __future__ import annotations
@@ -11,15 +14,24 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch.distributed import AllreduceOptions, BroadcastOptions, ReduceOptions
-from torch.distributed import ReduceScatterOptions as ScatterOptions
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
 
 from pycoll.collectives import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCE, REDUCE_SCATTER
-from pycoll.dtypes import ReduceOp
 from pycoll.errors import UsageError
-from pycoll.interop.torch_calls import Call, Calls, only, torch_errors
+from pycoll.interop.torch_calls import Call, Calls, Prepared, only
+from pycoll.interop.torch_door import call
 from pycoll.interop.torch_dynamo import run_as_it_is
-from pycoll.interop.torch_reduce import NUMBERS, Reduction, folded, reduction, summed
+from pycoll.interop.torch_forms import listed, nested, options
+from pycoll.interop.torch_reduce import NUMBERS, Reduction, folding, reduction, summing
 from pycoll.interop.torch_tensor import (
     Staged,
     Tensor,
@@ -34,8 +46,6 @@ from pycoll.interop.torch_tensor import (
 
 Tensors = Sequence[Tensor]
 
-_AVG = int(ReduceOp.AVG)
-
 
 @run_as_it_is
 class Collectives(Calls):
@@ -43,47 +53,60 @@ class Collectives(Calls):
 
     # Each tensor on its own.
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+    def allreduce(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        op: Any = None,
+        tensor: Any = None,
+    ) -> Any:
         """Combine a tensor of all ranks; of several tensors each."""
-        if opts is not None and not opts.asyncOp and len(tensors) == 1:
-            x, op = tensors[0], NUMBERS[hash(opts.reduceOp)]
-            served = op >= 0 and (op != _AVG or x.is_floating_point())
-            if served and self._at_once(ALLREDUCE, x, x, op):
-                return self._over
-        return self._allreduce(tensors, AllreduceOptions() if opts is None else opts)
+        try:
+            short = not opts.asyncOp and len(tensors) == 1
+            x, number = tensors[0], NUMBERS[hash(opts.reduceOp)]
+        except Exception:  # another form, no options, or what is no call
+            short = False
+        if short and number >= 0 and self._at_once(ALLREDUCE, x, x, number):
+            return self._over
+        return self._allreduce(tensors if tensor is None else tensor, opts, op, timeout)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         """Combine tensors of all ranks, each on its own; small ones travel together."""
-        return self._allreduce(tensors, AllreduceOptions() if opts is None else opts)
+        return self._allreduce(tensors, opts)
 
-    @torch_errors
-    def _allreduce(self, tensors: Any, opts: Any) -> Any:
-        tensors, op = list(tensors), opts.reduceOp
+    @call("all_reduce")
+    def _allreduce(self, tensors: Any, *given: Any) -> Any:
+        tensors, opts = listed(tensors), options(AllreduceOptions, *given)
+        op = opts.reduceOp
         if not all(strided(tensor) for tensor in tensors):
             return self._allreduce_sparse(tensors, opts)
         found = [reduction(op, tensor.dtype) for tensor in tensors]
         if any(each.fold for each in found):
-            return self._complete(
-                tensors, [functools.partial(self._folded, t, op) for t in tensors]
-            )
+            return self._completes(tensors, [self._folding(t, op) for t in tensors])
         staged = [each.both(tensor) for each, tensor in zip(found, tensors, strict=True)]
         calls: list[Call] = []
         for name in dict.fromkeys(each.op for each in found):  # of bools another than of numbers
             arrays = [s.array for s, each in zip(staged, found, strict=True) if each.op == name]
             calls.append(self._reducing("allreduce", arrays, None, name))
-        return self._begin(opts, tensors, calls, [s.arrive for s in staged])
+        return self._begins(opts, tensors, calls, [s.arrive for s in staged])
 
-    def _allreduce_sparse(self, tensors: list[Tensor], opts: Any) -> Any:
+    def _allreduce_sparse(self, tensors: list[Tensor], opts: Any) -> Prepared:
         if reduction(opts.reduceOp, tensors[0].dtype) != Reduction("sum"):
             raise UsageError("allreduce: of sparse tensors ReduceOp.SUM alone is served")
-        return self._complete(tensors, [functools.partial(summed, self._comm, t) for t in tensors])
+        return self._completes(tensors, [summing(self._comm, t) for t in tensors])
 
-    def _folded(self, tensor: Tensor, op: Any) -> None:
+    def _folding(self, tensor: Tensor, op: Any) -> Callable[[], None]:
         each = reduction(op, tensor.dtype)
         array, arrive = each.both(tensor)
-        array.copy_(folded(self._comm, array, each.fold))
-        if arrive is not None:
-            arrive()
+        fold = folding(self._comm, array, each.fold)
+
+        def run() -> None:
+            array.copy_(fold())
+            if arrive is not None:
+                arrive()
+
+        return run
 
     def _reducing(self, method: str, x: Any, out: Any, op: str, **more: Any) -> Call:
         """Return a call of a method that reduces; a list of one array is that array."""
@@ -92,53 +115,76 @@ class Collectives(Calls):
         run = functools.partial(getattr(self._comm, method), x, out=out, op=op, **more)
         return lambda asynchronous, timeout: run(async_op=asynchronous, timeout=timeout)
 
-    def broadcast(self, tensors: Any, opts: Any = None) -> Any:
+    def broadcast(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        root: Any = None,
+        tensor: Any = None,
+    ) -> Any:
         """Give all ranks what a tensor holds on the root; of several tensors each."""
-        if opts is not None and not opts.asyncOp and len(tensors) == 1:
-            x = tensors[0]
-            if self._at_once(BROADCAST, x, x, 0, opts.rootRank):
-                return self._over
-        return self._broadcast(list(tensors), BroadcastOptions() if opts is None else opts)
+        try:
+            short = not opts.asyncOp and len(tensors) == 1
+            x, number = tensors[0], opts.rootRank
+        except Exception:  # another form, no options, or what is no call
+            short = False
+        if short and self._at_once(BROADCAST, x, x, 0, number):
+            return self._over
+        return self._broadcast(tensors if tensor is None else tensor, opts, root, timeout)
 
-    @torch_errors
-    def _broadcast(self, tensors: list[Tensor], opts: Any) -> Any:
+    @call("broadcast")
+    def _broadcast(self, tensors: Any, *given: Any) -> Any:
+        tensors, opts = listed(tensors), options(BroadcastOptions, *given)
         staged, root = [both(tensor) for tensor in tensors], opts.rootRank
         arrays: Any = [s.array for s in staged]
         run = functools.partial(
             self._comm.broadcast, arrays[0] if len(arrays) == 1 else arrays, root
         )
         arrive = [] if self._comm.rank == root else [s.arrive for s in staged]
-        return self._begin(opts, tensors, [_running(run)], arrive)
+        return self._begins(opts, tensors, [_running(run)], arrive)
 
-    def reduce(self, tensors: Any, opts: Any = None) -> Any:
+    def reduce(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        op: Any = None,
+        timeout: Any = None,
+        root: Any = None,
+        tensor: Any = None,
+    ) -> Any:
         """Combine a tensor of all ranks on the root."""
-        if opts is not None and not opts.asyncOp and len(tensors) == 1:
-            x, op = tensors[0], NUMBERS[hash(opts.reduceOp)]
-            served = op >= 0 and (op != _AVG or x.is_floating_point())
-            if served and self._at_once(REDUCE, x, x, op, opts.rootRank):
-                return self._over
-        return self._reduce(only(tensors, "reduce"), ReduceOptions() if opts is None else opts)
+        try:
+            short = not opts.asyncOp and len(tensors) == 1
+            x, number, to = tensors[0], NUMBERS[hash(opts.reduceOp)], opts.rootRank
+        except Exception:  # another form, no options, or what is no call
+            short = False
+        if short and number >= 0 and self._at_once(REDUCE, x, x, number, to):
+            return self._over
+        return self._reduce(tensors if tensor is None else tensor, opts, root, op, timeout)
 
-    @torch_errors
-    def _reduce(self, tensor: Tensor, opts: Any) -> Any:
+    @call("reduce")
+    def _reduce(self, tensors: Any, *given: Any) -> Any:
+        tensor, opts = only(tensors, "reduce"), options(ReduceOptions, *given)
         each, root = reduction(opts.reduceOp, tensor.dtype), opts.rootRank
         if each.fold:
-            run = functools.partial(self._folded_on, root, tensor, opts.reduceOp)
-            return self._complete([tensor], [run])
+            held = tensor if self._comm.rank == root else tensor.clone()
+            return self._completes([tensor], [self._folding(held, opts.reduceOp)])
         array, arrive = each.both(tensor)
-        call = self._reducing("reduce", array, None, each.op, root=root)
-        return self._begin(opts, [tensor], [call], [arrive] if self._comm.rank == root else [])
-
-    def _folded_on(self, root: int, tensor: Tensor, op: Any) -> None:
-        self._folded(tensor if self._comm.rank == root else tensor.clone(), op)
+        one = self._reducing("reduce", array, None, each.op, root=root)
+        return self._begins(opts, [tensor], [one], [arrive] if self._comm.rank == root else [])
 
     # All ranks' tensors on all ranks.
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
         """Join the tensors of all ranks in one."""
-        if opts is not None and not opts.asyncOp and self._at_once(ALLGATHER, input, output, 0):
+        try:
+            short = not opts.asyncOp
+        except AttributeError:  # no options
+            short = False
+        if short and self._at_once(ALLGATHER, input, output, 0):
             return self._over
-        return self._all_gather([output], [input], opts, [output])
+        return self._all_gather([output], [input], opts)
 
     _allgather_base = all_gather_single
 
@@ -146,12 +192,12 @@ class Collectives(Calls):
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Any:
         """Join tensors of all ranks, each on its own."""
-        return self._all_gather(outputs, inputs, opts, list(outputs))
+        return self._all_gather(outputs, inputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    @torch_errors
-    def _all_gather(self, outputs: Tensors, inputs: Tensors, opts: Any, result: Any) -> Any:
+    @call("all_gather", 1)
+    def _all_gather(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
         calls, arrive = [], []
         for output, mine in _pairs(outputs, inputs, "all_gather_into_tensor"):
             _alike([output, mine], "all_gather_into_tensor")
@@ -159,32 +205,45 @@ class Collectives(Calls):
             run = functools.partial(self._comm.allgather, outgoing(mine), staged.array)
             calls.append(_running(run))
             arrive.append(staged.arrive)
-        return self._begin(opts, result, calls, arrive)
+        return self._begins(opts, list(outputs), calls, arrive)
 
-    @torch_errors
-    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
+    @call("all_gather", 1)
+    def allgather(
+        self,
+        output_tensors: Any,
+        input_tensors: Any = None,
+        opts: Any = None,
+        *,
+        input_tensor: Any = None,
+        timeout: Any = None,
+    ) -> Any:
         """Give every rank the tensors of all in a list; their shapes may differ by rank."""
+        outputs, inputs = nested(
+            output_tensors, input_tensors if input_tensor is None else input_tensor
+        )
+        opts = options(AllgatherOptions, opts, timeout)
         calls, arrive = [], []
         for output, mine in _pairs(outputs, inputs, "all_gather"):
             self._one_each(output, "all_gather: tensor_list")
             _alike([*output, mine], "all_gather")
-            call, after = self._into(list(output), outgoing(mine))
-            calls.append(call)
+            one, after = self._into(list(output), outgoing(mine))
+            calls.append(one)
             arrive.append(after)
-        return self._begin(opts, [list(output) for output in outputs], calls, arrive)
+        return self._begins(opts, [list(output) for output in outputs], calls, arrive)
 
-    @torch_errors
+    @call("all_gather", 1)
     def allgather_coalesced(
-        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
+        self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None
     ) -> Any:
         """Give every rank the list of tensors of each."""
+        outputs, inputs = output_lists, input_list
         self._one_each(outputs, "all_gather_coalesced: output_tensor_lists")
         calls, arrive = [], []
         for i, mine in enumerate(inputs):
-            call, after = self._into([output[i] for output in outputs], outgoing(mine))
-            calls.append(call)
+            one, after = self._into([output[i] for output in outputs], outgoing(mine))
+            calls.append(one)
             arrive.append(after)
-        return self._begin(opts, [list(output) for output in outputs], calls, arrive)
+        return self._begins(opts, [list(output) for output in outputs], calls, arrive)
 
     def _into(self, outputs: list[Tensor], mine: Tensor) -> tuple[Call, Any]:
         lengths, staged = counts(outputs), spread(outputs)
@@ -197,14 +256,17 @@ class Collectives(Calls):
 
     # Parts of all ranks' tensors, combined.
 
-    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
+    def reduce_scatter_single(
+        self, outputTensor: Tensor, inputTensor: Tensor, opts: Any = None
+    ) -> Any:
         """Combine a tensor of all ranks and give each rank a part."""
-        if opts is not None and not opts.asyncOp:
-            op = NUMBERS[hash(opts.reduceOp)]
-            served = op >= 0 and (op != _AVG or input.is_floating_point())
-            if served and self._at_once(REDUCE_SCATTER, input, output, op):
-                return self._over
-        return self._reduce_scatter([output], [input], opts)
+        try:
+            short, op = not opts.asyncOp, NUMBERS[hash(opts.reduceOp)]
+        except AttributeError:  # no options
+            short = False
+        if short and op >= 0 and self._at_once(REDUCE_SCATTER, inputTensor, outputTensor, op):
+            return self._over
+        return self._reduce_scatter([outputTensor], [inputTensor], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -216,13 +278,27 @@ class Collectives(Calls):
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Any:
+    def reduce_scatter(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        op: Any = None,
+        output: Any = None,
+        input: Any = None,
+    ) -> Any:
         """Combine a list of tensors of all ranks and give each rank one; shapes may differ."""
-        return self._reduce_scatter(outputs, inputs, opts)
+        inputs, outputs = nested(
+            input_tensors if input is None else input,
+            output_tensors if output is None else output,
+        )
+        return self._reduce_scatter(outputs, inputs, opts, op, timeout)
 
-    @torch_errors
-    def _reduce_scatter(self, outputs: Tensors, inputs: Sequence[Any], opts: Any) -> Any:
-        opts = ScatterOptions() if opts is None else opts
+    @call("reduce_scatter", 1)
+    def _reduce_scatter(self, outputs: Tensors, inputs: Sequence[Any], *given: Any) -> Any:
+        opts = options(ReduceScatterOptions, *given)
         calls, arrive, whole = [], [], []
         for output, parts in _pairs(outputs, inputs, "reduce_scatter"):
             each = reduction(opts.reduceOp, output.dtype)
@@ -235,14 +311,14 @@ class Collectives(Calls):
                 _alike([parts, output], "reduce_scatter_tensor")
                 lengths, x = [output.numel()] * self._comm.size, parts.reshape(-1)
             if each.fold:
-                whole.append(functools.partial(self._folded_part, output, x, lengths, opts))
+                whole.append(self._folding_part(each, x, output, lengths))
                 continue
             staged = each.incoming(output)
             calls.append(self._scattering(each, x, staged, lengths))
             arrive.append(staged.arrive)
         if whole:
-            return self._complete(list(outputs), whole)
-        return self._begin(opts, list(outputs), calls, arrive)
+            return self._completes(list(outputs), whole)
+        return self._begins(opts, list(outputs), calls, arrive)
 
     def _scattering(self, each: Reduction, x: Tensor, out: Staged, lengths: list[int]) -> Call:
         array, into = each.outgoing(x).reshape(-1), out.array.reshape(-1)
@@ -252,17 +328,35 @@ class Collectives(Calls):
         lengths = [length * wide for length in lengths]
         return self._reducing("reduce_scatterv", array, into, each.op, counts=lengths)
 
-    def _folded_part(self, output: Tensor, x: Tensor, lengths: list[int], opts: Any) -> None:
-        each = reduction(opts.reduceOp, output.dtype)
-        total = folded(self._comm, each.outgoing(x), each.fold).view(x.dtype)
-        mine = total.split(lengths)[self._comm.rank]
-        output.detach().copy_(mine.view(output.shape))
+    def _folding_part(
+        self, each: Reduction, x: Tensor, output: Tensor, lengths: list[int]
+    ) -> Callable[[], None]:
+        fold = folding(self._comm, each.outgoing(x), each.fold)
+
+        def run() -> None:
+            mine = fold().view(x.dtype).split(lengths)[self._comm.rank]
+            output.detach().copy_(mine.view(output.shape))
+
+        return run
 
     # From one rank to all, and back.
 
-    @torch_errors
-    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
+    @call("gather", 1)
+    def gather(
+        self,
+        output_tensors: Any,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        root: Any = None,
+        input_tensor: Any = None,
+    ) -> Any:
         """Give the root the tensors of all ranks in a list."""
+        outputs, inputs = nested(
+            output_tensors, input_tensors if input_tensor is None else input_tensor
+        )
+        opts = options(GatherOptions, opts, root, timeout)
         mine, root = only(inputs, "gather"), opts.rootRank
         staged: list[Staged] = []
         lists: list[list[Tensor]] = []
@@ -273,12 +367,25 @@ class Collectives(Calls):
             _alike([*whole, mine], "gather")
             staged = [incoming(output) for output in whole]
         recvs = [(s.array, rank) for rank, s in enumerate(staged)]
-        call = self._pairwise("gather", [(outgoing(mine), root)], recvs, root)
-        return self._begin(opts, lists, [call], [s.arrive for s in staged])
+        one = self._pairwise("gather", [(outgoing(mine), root)], recvs, root)
+        return self._begins(opts, lists, [one], [s.arrive for s in staged])
 
-    @torch_errors
-    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
+    @call("scatter", 1)
+    def scatter(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = (),
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        root: Any = None,
+        output_tensor: Any = None,
+    ) -> Any:
         """Give each rank one of the tensors of a list that the root has."""
+        inputs, outputs = nested(
+            input_tensors, output_tensors if output_tensor is None else output_tensor
+        )
+        opts = options(ScatterOptions, opts, root, timeout)
         mine, root = only(outputs, "scatter"), opts.rootRank
         sends = []
         if self._comm.rank == root:
@@ -287,8 +394,8 @@ class Collectives(Calls):
             _alike([*whole, mine], "scatter")
             sends = [(outgoing(tensor), rank) for rank, tensor in enumerate(whole)]
         staged = incoming(mine)
-        call = self._pairwise("scatter", sends, [(staged.array, root)], root)
-        return self._begin(opts, list(outputs), [call], [staged.arrive])
+        one = self._pairwise("scatter", sends, [(staged.array, root)], root)
+        return self._begins(opts, list(outputs), [one], [staged.arrive])
 
     # From every rank to every rank.
 
@@ -296,22 +403,29 @@ class Collectives(Calls):
         self,
         output: Tensor,
         input: Tensor,
-        output_splits: Sequence[int] = (),
-        input_splits: Sequence[int] = (),
+        output_split_sizes: Sequence[int] = (),
+        input_split_sizes: Sequence[int] = (),
         opts: Any = None,
+        timeout: Any = None,
     ) -> Any:
-        """Give each rank a part of a tensor; parts are rows, as many as ``*_splits`` say."""
-        even = not (output_splits or input_splits) and opts is not None and not opts.asyncOp
+        """Give each rank a part of a tensor; parts are rows, as many as ``*_split_sizes`` say."""
+        try:
+            even = not (output_split_sizes or input_split_sizes) and not opts.asyncOp
+        except Exception:  # another form, no options, or what is no call
+            even = False
         if even and self._at_once(ALLTOALL, input, output, 0):
             return self._over
-        return self._all_to_all_single(output, input, output_splits, input_splits, opts)
+        return self._all_to_all_single(
+            output, input, output_split_sizes, input_split_sizes, opts, timeout
+        )
 
     alltoall_base = all_to_all_single
 
-    @torch_errors
+    @call("all_to_all", 1)
     def _all_to_all_single(
-        self, output: Tensor, input: Tensor, received: Any, sent: Any, opts: Any
+        self, output: Tensor, input: Tensor, received: Any, sent: Any, *given: Any
     ) -> Any:
+        opts = options(AllToAllOptions, *given)
         _alike([input, output], "all_to_all_single")
         x, staged = outgoing(input), incoming(output)
         if received or sent:
@@ -324,7 +438,7 @@ class Collectives(Calls):
             )
         else:
             run = functools.partial(self._comm.alltoall, x, staged.array)
-        return self._begin(opts, [output], [_running(run)], [staged.arrive])
+        return self._begins(opts, [output], [_running(run)], [staged.arrive])
 
     def _rows(self, tensor: Tensor, array: Tensor, splits: Any, name: str) -> list[int]:
         """Return the elements of the array that each rank's rows are."""
@@ -338,16 +452,17 @@ class Collectives(Calls):
         each = array.numel() // max(1, rows)
         return [part * each for part in parts]
 
-    @torch_errors
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+    @call("all_to_all", 1)
+    def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> Any:
         """Give each rank one of the tensors of a list, and get one from each."""
+        outputs, inputs = output_tensors, input_tensors
         self._one_each(inputs, "all_to_all: input_tensor_list")
         self._one_each(outputs, "all_to_all: output_tensor_list")
         staged = [incoming(output) for output in outputs]
         sends = [(outgoing(tensor), rank) for rank, tensor in enumerate(inputs)]
         recvs = [(s.array, rank) for rank, s in enumerate(staged)]
-        call = self._pairwise("all_to_all", sends, recvs)
-        return self._begin(opts, list(outputs), [call], [s.arrive for s in staged])
+        one = self._pairwise("all_to_all", sends, recvs)
+        return self._begins(opts, list(outputs), [one], [s.arrive for s in staged])
 
     def _one_each(self, tensors: Sequence[Any], what: str) -> None:
         if len(tensors) != self._comm.size:

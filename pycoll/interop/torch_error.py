@@ -26,7 +26,10 @@ def translated(error: PycollError) -> PycollError:
     if DistBackendError in type(error).__mro__:
         return error
     kind = next(kind for kind in type(error).__mro__ if kind in _JOINED)
-    found: PycollError = _JOINED[kind](*error.args)
+    text = str(error)
+    if kind is errors.CollectiveTimeout:  # what scripts for torch look for
+        text = f"Timed out (the timeout passed): {text}"
+    found: PycollError = _JOINED[kind](text)
     found.__cause__ = error
     return found
 

@@ -8,13 +8,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
+from torch.distributed import BarrierOptions
 
 from pycoll.communicator import Communicator
 from pycoll.errors import UnavailableError, UsageError
-from pycoll.interop.torch_backend import NAME
-from pycoll.interop.torch_calls import only, torch_errors
+from pycoll.interop.torch_backend import DEVICES, NAME
+from pycoll.interop.torch_calls import only
 from pycoll.interop.torch_collectives import Collectives
+from pycoll.interop.torch_door import call, torch_errors
 from pycoll.interop.torch_dynamo import run_as_it_is
+from pycoll.interop.torch_forms import options
 from pycoll.interop.torch_launch import seconds
 from pycoll.interop.torch_meet import Maker
 from pycoll.interop.torch_tags import Lanes
@@ -23,35 +27,54 @@ from pycoll.interop.torch_work import Pending
 
 
 @torch_errors
-def create(options: Any) -> Group:
+def create(asked: Any) -> Group:
     """Make the process group that torch describes; its ranks call this, and nobody else.
 
     The ranks of the first one meet through torch's store. A group of some of those of a "pycoll"
     group meets over the connections which that one has.
     """
-    ranks = list(options.global_ranks_in_group)
-    timeout = options.timeout
+    ranks = list(asked.global_ranks_in_group)
+    timeout = asked.timeout
     parent = dist.group.WORLD
     if ranks and isinstance(parent, Group):
-        return Group(parent._maker.part(ranks, "torch group", timeout))
-    return Group(Maker.met(options.store, options.group_rank, options.group_size, timeout))
+        return Group(parent._maker.part(ranks, "torch group", timeout), asked.store, ranks)
+    met = Maker.met(asked.store, asked.group_rank, asked.group_size, timeout)
+    return Group(met, asked.store, ranks or range(asked.group_size))
+
+
+class Options(Backend.Options):  # type: ignore[misc]
+    """What scripts look up in a backend's options: how long a call may take, and whose they are."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        super().__init__(NAME, timeout)
+
+    def __deepcopy__(self, memo: Any) -> Options:
+        """Return a copy: torch makes one for each group that it splits off."""
+        made = Options(self._timeout)
+        made.global_ranks_in_group = self.global_ranks_in_group
+        made.group_name = self.group_name
+        return made
 
 
 @run_as_it_is
 class Group(Collectives):
     """torch.distributed's process group "pycoll"."""
 
-    def __init__(self, maker: Maker) -> None:
+    def __init__(self, maker: Maker, store: Any, ranks: Sequence[int]) -> None:
         super().__init__(maker)
+        self._store = store
         self._name = self._desc = ""
         self._lanes = Lanes(self._pair)
+        self.options = Options(timedelta(seconds=self._engine.timeout))
+        self.options.global_ranks_in_group = list(ranks)
 
     # What torch asks a group about itself.
 
     supports_splitting = True
     supports_coalescing = False
     supports_time_estimate = False
-    options = None  #: a backend's; there are none
+    supports_shrinking = False  #: torch would put a backend of C++ in the place of this group
+    _device_types = tuple(map(torch.device, DEVICES))  #: torch looks whether one is among them
 
     @property
     def communicator(self) -> Communicator:
@@ -78,7 +101,7 @@ class Group(Collectives):
 
     def setGroupName(self, name: str) -> None:
         """Give the group torch's name."""
-        self._name = name
+        self._name = self.options.group_name = name
 
     def getGroupDesc(self) -> str:
         """Return what torch says the group is for."""
@@ -88,12 +111,24 @@ class Group(Collectives):
         """Say what the group is for."""
         self._desc = description
 
+    def get_group_store(self) -> Any:
+        """Return torch's store of the group."""
+        return self._store
+
     def _get_backend(self, device: Any) -> Any:
         """Return what serves a device: this group serves all."""
         return self
 
+    def _get_sequence_number_for_group(self) -> int:
+        """Return how many calls this rank has finished; messages between two ranks are none."""
+        return self._engine.calls()
+
     def _set_sequence_number_for_group(self) -> None:
         """Do nothing: the communicator counts its calls itself."""
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """Tell that it has no memory of its own to give: FSDP2 then takes torch's."""
+        return False
 
     def eager_connect_single_device(self, device: Any) -> None:
         """Do nothing: the ranks are connected."""
@@ -106,6 +141,7 @@ class Group(Collectives):
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long a call may take from now on; on all ranks alike."""
         self._seconds = seconds(timeout)
+        self.options._timeout = timeout
 
     _set_default_timeout = set_timeout
 
@@ -146,68 +182,97 @@ class Group(Collectives):
         """
         if self._comm.rank not in ranks:
             return None
-        made = Group(self._maker.part(list(ranks), "torch split", timeout))
-        made.setGroupName(group_name or f"{self._name}:split")
+        name = group_name or f"{self._name}:split"
+        store = dist.PrefixStore(f"{name}/{list(ranks)}", self._store)
+        world = self.options.global_ranks_in_group
+        part = self._maker.part(list(ranks), "torch split", timeout)
+        made = Group(part, store, [world[rank] for rank in ranks])
+        made.setGroupName(name)
         made.setGroupDesc(group_desc or "")
         return made
 
     splitGroup = split_group
 
+    @torch_errors
+    def merge_remote_group(self, *_: Any, **__: Any) -> None:
+        """Raise: torch merges groups of its own backends alone."""
+        raise UnavailableError(
+            "merge_remote_group: a pycoll group cannot take ranks in; make a new group of all, "
+            "by init_process_group(store=)"
+        )
+
     # Barriers.
 
-    @torch_errors
-    def barrier(self, opts: Any = None) -> Any:
+    @call("barrier", None)
+    def barrier(self, opts: Any = None, *, timeout: timedelta | None = None) -> Any:
         """Return once every rank has called it."""
-        timeout = self._timeout(opts)
-        if opts is None or opts.asyncOp:
-            return self._begin(opts, [], [lambda beside, limit: self._comm.barrier(beside, limit)])
-        with self._entered:
-            self._comm.barrier(timeout=timeout)
-        return self._over
+        return self._begins(options(BarrierOptions, opts, timeout), [], [self._comm.barrier])
 
-    @torch_errors
+    @call("monitored_barrier", None)
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
-    ) -> None:
+    ) -> Any:
         """Return once every rank has called it; the error names all that did not."""
         limit = self._seconds if timeout is None else seconds(timeout)
-        with self._entered:
-            self._comm.barrier(timeout=limit)
+        return self._completes((), [lambda: self._comm.barrier(timeout=limit)])
 
     # Messages between two ranks.
 
-    @torch_errors
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
+    def _refused_message(
+        self, what: str, error: BaseException, peer: Any, sending: bool, tag: Any
+    ) -> None:
+        with self._entered:
+            if not isinstance(tag, int) or tag <= 0:  # without a tag, or with what is none
+                before = self._engine.places()  # nothing of it was begun
+                self._engine.refused_messages(what, error, [(peer, sending)], before)
+            elif self._is_peer(peer) and not self._engine.state():
+                self._lanes.refused(self._comm.rank, peer, sending, tag)
+
+    @call("send", lane=lambda tensors=None, dstRank=None, tag=0: (dstRank, True, tag))
+    def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Any:
         """Send a tensor to one rank."""
         tensor = only(tensors, "send")
         self._check_tag(tag, "send")
         array = outgoing(tensor)
-        with self._entered:
-            if tag == 0:
-                part = self._comm.send(array, dst, async_op=True, timeout=self._seconds)
-            else:
-                self._check_peer(dst, "send")
-                part = self._lanes.send(_bytes(array), self._comm.rank, dst, tag)
-        return self._noted(Pending([part], (), [tensor], self._beside))
+        if tag:
+            self._check_peer(dstRank, "send")
 
-    @torch_errors
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
+        def begin() -> Any:
+            with self._entered:
+                if tag == 0:
+                    part = self._comm.send(array, dstRank, async_op=True, timeout=self._seconds)
+                else:
+                    part = self._lanes.send(_bytes(array), self._comm.rank, dstRank, tag)
+            return self._noted(Pending([part], (), [tensor], self._beside))
+
+        return begin
+
+    @call("recv", lane=lambda tensors=None, srcRank=None, tag=0: (srcRank, False, tag))
+    def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Any:
         """Receive a tensor from one rank."""
         tensor = only(tensors, "recv")
         self._check_tag(tag, "recv")
-        staged = incoming(tensor)
-        with self._entered:
-            if tag == 0:
-                part = self._comm.recv(staged.array, src, async_op=True, timeout=self._seconds)
-            else:
-                self._check_peer(src, "recv")
-                part = self._lanes.recv(_bytes(staged.array), src, self._comm.rank, tag)
-        arrive = () if staged.arrive is None else (staged.arrive,)
-        return self._noted(Pending([part], arrive, [tensor], self._beside, src))
+        array, arrive = incoming(tensor)
+        if tag:
+            self._check_peer(srcRank, "recv")
+
+        def begin() -> Any:
+            with self._entered:
+                if tag == 0:
+                    part = self._comm.recv(array, srcRank, async_op=True, timeout=self._seconds)
+                else:
+                    part = self._lanes.recv(_bytes(array), srcRank, self._comm.rank, tag)
+            after = () if arrive is None else (arrive,)
+            return self._noted(Pending([part], after, [tensor], self._beside, srcRank))
+
+        return begin
 
     @torch_errors
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
-        """Raise: a message is received where it lies, so its sender has to be known."""
+        """Raise: a message is received where it lies, so its sender has to be known.
+
+        No rank serves it, so it takes no place among the messages: `recv` may be called instead.
+        """
         raise UnavailableError(
             "recv: no source is given, and pycoll receives from a rank that is named: pass src="
         )
@@ -219,8 +284,11 @@ class Group(Collectives):
         if tag < 0:
             raise UsageError(f"{what}: tag is {tag}, want at least 0")
 
+    def _is_peer(self, peer: Any) -> bool:
+        return peer in range(self._comm.size) and peer != self._comm.rank
+
     def _check_peer(self, peer: int, what: str) -> None:
-        if not 0 <= peer < self._comm.size or peer == self._comm.rank:
+        if not self._is_peer(peer):
             raise UsageError(
                 f"{what}: the peer is rank {peer}; with a tag other than 0, want one of the "
                 f"{self._comm.size} ranks that is not this one, {self._comm.rank}"

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from pycoll.bootstrap import Bootstrap
 from pycoll.bootstrap.store import bootstrap
 from pycoll.communicator import Communicator
 from pycoll.config import Config
@@ -18,23 +17,23 @@ from pycoll.runtime.engine import Engine
 class Maker:
     """Makes the communicators of a process group: its own, and those of some of its ranks."""
 
-    def __init__(self, met: Bootstrap, config: Config, parent: Engine | None = None) -> None:
+    def __init__(self, engine: Engine, config: Config) -> None:
+        self.engine = engine
         self._config = config
         self._made: defaultdict[tuple[str, *tuple[int, ...]], itertools.count[int]]
         self._made = defaultdict(itertools.count)
-        settled = None if parent is None else parent._settled
-        try:
-            self.engine = Engine(met, config, settled=settled)
-        except BaseException:
-            met.close()
-            raise
-        self.comm = Communicator(self.engine)
+        self.comm = Communicator(engine)
 
     @classmethod
     def met(cls, store: Any, rank: int, size: int, timeout: Any) -> Maker:
         """Meet the other ranks through torch's store."""
         config = Config.load(timeout=seconds(timeout))
-        return cls(bootstrap(store, rank, size, config, "torch"), config)
+        met = bootstrap(store, rank, size, config, "torch")
+        try:
+            return cls(Engine(met, config), config)
+        except BaseException:
+            met.close()
+            raise
 
     def part(self, ranks: Sequence[int], key: str, timeout: Any = None) -> Maker:
         """Make the communicator of some of the ranks; each of them calls this, and nobody else.
@@ -49,5 +48,4 @@ class Maker:
         if timeout is not None:
             config = Config.load(timeout=seconds(timeout))
         number = next(self._made[key, *ranks])
-        met = self.engine.bootstrap.group(ranks, f"{key} {number}")
-        return Maker(met, config, self.engine)
+        return Maker(self.engine.apart(list(ranks), f"{key} {number}", config), config)

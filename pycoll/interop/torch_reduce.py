@@ -85,44 +85,63 @@ def reduction(op: Any, dtype: Any) -> Reduction:
         if parts in CODES and name in ("sum", "avg", "premul_sum"):
             factor = op.factor if name == "premul_sum" else None
             return Reduction(name.removeprefix("premul_"), parts, factor)
-    elif dtype in CODES and (dtype.is_floating_point or name not in ("avg", "premul_sum")):
+    elif dtype in CODES and (dtype.is_floating_point or name != "premul_sum"):
         factor = op.factor if name == "premul_sum" else None
         return Reduction(name.removeprefix("premul_"), None, factor)
     raise UsageError(f"ReduceOp.{_shown(name)} of {dtype} is not served; convert the tensor")
 
 
-def folded(comm: Communicator, x: Tensor, fold: Any) -> Tensor:
-    """Combine arrays of all ranks by a function of two of them, in order of rank; waits for it."""
+def folding(comm: Communicator, x: Tensor, fold: Any) -> Callable[[], Tensor]:
+    """Prepare to combine arrays of all ranks by a function of two of them, in order of rank.
+
+    Returns:
+        What does so, waits for it and returns the result.
+    """
     flat, size = x.reshape(-1), comm.size
     each = -(-flat.numel() // size)
     if each == 0:
-        return x
+        return lambda: x
     room = flat.new_zeros(size * each)
     room[: flat.numel()] = flat
     got = torch.empty_like(room)
-    comm.alltoall(room.view(torch.uint8), got.view(torch.uint8))
-    mine, *others = got.view(size, each)
-    for other in others:
-        mine = fold(mine, other)
-    comm.allgather(mine.view(torch.uint8), room.view(torch.uint8))
-    return room[: flat.numel()].view(x.shape)
+
+    def run() -> Tensor:
+        comm.alltoall(room.view(torch.uint8), got.view(torch.uint8))
+        with comm._engine.entirely("a reduction that ranks make by themselves"):
+            mine, *others = got.view(size, each)
+            for other in others:
+                mine = fold(mine, other)
+            comm.allgather(mine.view(torch.uint8), room.view(torch.uint8))
+        return room[: flat.numel()].view(x.shape)
+
+    return run
 
 
-def summed(comm: Communicator, tensor: Tensor) -> None:
-    """Replace a sparse tensor by the sum of those of all ranks; waits for it."""
+def summing(comm: Communicator, tensor: Tensor) -> Callable[[], None]:
+    """Prepare to replace a sparse tensor by the sum of those of all ranks.
+
+    Returns:
+        What does so, and waits for it.
+    """
     mine = tensor.detach().coalesce()
     indices, values = mine.indices(), mine.values()
     ndim, each = indices.shape[0], values[:1].numel() or values.shape[1:].numel()
     lengths = torch.empty(comm.size, dtype=torch.int64)
-    comm.allgather(torch.tensor([indices.shape[1]]), lengths)
-    counts = lengths.tolist()
-    found = torch.empty(sum(counts) * ndim, dtype=torch.int64)
-    comm.allgatherv(dense(indices.t()).reshape(-1), [n * ndim for n in counts], found)
-    held = values.new_empty((sum(counts), *values.shape[1:]))
-    comm.allgatherv(dense(values).reshape(-1), [n * each for n in counts], held.view(-1))
-    total = torch.sparse_coo_tensor(found.view(-1, ndim).t(), held, mine.shape)
-    with torch.no_grad():  # a detached sparse tensor has places of its own
-        tensor.copy_(total.coalesce())
+    own = torch.tensor([indices.shape[1]])
+
+    def run() -> None:
+        comm.allgather(own, lengths)
+        with comm._engine.entirely("a sum of sparse tensors"):
+            counts = lengths.tolist()
+            found = torch.empty(sum(counts) * ndim, dtype=torch.int64)
+            comm.allgatherv(dense(indices.t()).reshape(-1), [n * ndim for n in counts], found)
+            held = values.new_empty((sum(counts), *values.shape[1:]))
+            comm.allgatherv(dense(values).reshape(-1), [n * each for n in counts], held.view(-1))
+        total = torch.sparse_coo_tensor(found.view(-1, ndim).t(), held, mine.shape)
+        with torch.no_grad():  # a detached sparse tensor has places of its own
+            tensor.copy_(total.coalesce())
+
+    return run
 
 
 def _shown(name: str) -> str:

@@ -14,8 +14,16 @@ from collections.abc import Callable
 import torch
 
 from pycoll.communicator import Communicator
-from pycoll.errors import ClosedError, CollectiveTimeout, PycollError, UsageError
+from pycoll.errors import (
+    ClosedError,
+    CollectiveTimeout,
+    MismatchError,
+    PycollError,
+    UsageError,
+)
 from pycoll.interop.torch_tensor import Tensor
+
+_REFUSED = -1  #: bytes of a message that was refused
 
 
 class Promise:
@@ -27,9 +35,10 @@ class Promise:
         self._error: PycollError | None = None
 
     def settle(self, error: PycollError | None = None) -> None:
-        """Say that it is over."""
-        self._error = error
-        self._done.set()
+        """Say that it is over; only the first time counts."""
+        if not self._done.is_set():
+            self._error = error
+            self._done.set()
 
     def wait(self, timeout: float | None = None) -> None:
         """Return once it is over; raise what went wrong, or CollectiveTimeout."""
@@ -51,22 +60,45 @@ class Promise:
 
 
 class _Message:
-    """One that somebody sends or wants: the bytes of a tensor."""
+    """One that somebody sends or wants: the bytes of a tensor.
 
-    def __init__(self, tag: int, array: Tensor, what: str) -> None:
+    Without a tensor it was refused, and takes its place among the others: whatever comes for it is
+    dropped, and whoever wants it is told. On the receiver's side that is who calls next: its own
+    message becomes one of those, which is `told`.
+    """
+
+    told = False
+
+    def __init__(self, tag: int, array: Tensor | None, what: str) -> None:
         self.tag, self.array, self._what = tag, array, what
+        self.length: int = _REFUSED if array is None else array.numel()
         self.promise = Promise(what)
 
-    def take(self, data: Tensor) -> None:
+    def tell(self) -> None:
+        """Fail: one that was refused here has taken what came before what comes for this one."""
+        self.array, self.length, self.told = None, _REFUSED, True
+        self.promise.settle(
+            MismatchError(
+                f"{self._what}: an earlier recv of this tag was refused on this rank, and has "
+                "taken its message; what comes for this call is dropped, too"
+            )
+        )
+
+    def take(self, data: Tensor | None) -> None:
         """Receive what was kept."""
-        if self.array.numel() == data.numel():
+        if self.array is None:
+            self.promise.settle()
+            return
+        if data is None:
+            self.promise.settle(MismatchError(f"{self._what}: its sender was refused this message"))
+            return
+        if self.length == data.numel():
             self.array.copy_(data)
             self.promise.settle()
             return
         self.promise.settle(
             UsageError(
-                f"{self._what}: the message has {data.numel()} bytes, the tensor "
-                f"{self.array.numel()}"
+                f"{self._what}: the message has {data.numel()} bytes, the tensor {self.length}"
             )
         )
 
@@ -87,8 +119,8 @@ class _Lane:
         self._thread = threading.Thread(target=self._run, name=f"pycoll {what}", daemon=True)
         self._thread.start()
 
-    def post(self, array: Tensor, tag: int) -> Promise:
-        """Send an array of uint8, or receive into one."""
+    def post(self, array: Tensor | None, tag: int) -> Promise:
+        """Send an array of uint8, or receive into one; None: that was refused."""
         message = _Message(tag, array, f"{self._what}, tag {tag})")
         with self._changed:
             if self._error is not None:
@@ -154,9 +186,9 @@ class _Sender(_Lane):
 
     def _step(self, comm: Communicator) -> None:
         message = self._messages[0]
-        head = torch.tensor([message.tag, message.array.numel()])
+        head = torch.tensor([message.tag, message.length])
         sends = [(head, 1), (message.array, 1)]
-        comm.exchange(sends=sends if message.array.numel() else sends[:1], async_op=True).wait()
+        comm.exchange(sends=sends if message.length > 0 else sends[:1], async_op=True).wait()
         with self._changed:
             self._messages.popleft()
         message.promise.settle()
@@ -165,15 +197,32 @@ class _Sender(_Lane):
 class _Receiver(_Lane):
     def __init__(self, make: Callable[[], Communicator], peer: int) -> None:
         self._wanted: defaultdict[int, deque[_Message]] = defaultdict(deque)
-        self._kept: defaultdict[int, deque[Tensor]] = defaultdict(deque)
+        self._kept: defaultdict[int, deque[Tensor | None]] = defaultdict(deque)
+        self._dropped: set[int] = set()  #: tags of messages of which the next recv is to be told
         self._present: _Message | None = None  #: its bytes are coming
         super().__init__(make, f"recv(rank {peer}")
 
     def _add(self, message: _Message) -> None:
-        if self._kept[message.tag]:
-            message.take(self._kept[message.tag].popleft())
+        tag = message.tag
+        if message.array is not None and tag in self._dropped:
+            self._dropped.remove(tag)
+            message.tell()
+        if self._kept[tag]:
+            self._give(message, self._kept[tag].popleft())
         else:
-            self._wanted[message.tag].append(message)
+            self._wanted[tag].append(message)
+
+    def _give(self, message: _Message, data: Tensor | None) -> None:
+        """Give what came to whom it came for; where that drops it, see that the user is told."""
+        drops = message.array is None and not message.told and data is not None
+        message.take(data)
+        if drops:
+            later = (m for m in self._wanted[message.tag] if m.array is not None or m.told)
+            after = next(later, None)
+            if after is None:
+                self._dropped.add(message.tag)
+            elif not after.told:
+                after.tell()
 
     def _waiting(self) -> list[_Message]:
         present = [] if self._present is None else [self._present]
@@ -186,18 +235,20 @@ class _Receiver(_Lane):
         tag, length = head.tolist()
         with self._changed:
             wanted = self._wanted[tag]
-            if wanted and wanted[0].array.numel() == length:
+            if wanted and wanted[0].length == length:
                 self._present = wanted.popleft()
         present = self._present
-        data = torch.empty(length, dtype=torch.uint8) if present is None else present.array
-        if length:
+        data = None if present is None else present.array
+        if present is None and length != _REFUSED:
+            data = torch.empty(length, dtype=torch.uint8)
+        if length > 0:
             comm.recv(data, 0, async_op=True).wait()
         with self._changed:
             self._present = None
             if present is not None:
                 present.promise.settle()
             elif wanted:
-                wanted.popleft().take(data)
+                self._give(wanted.popleft(), data)
             else:
                 self._kept[tag].append(data)
 
@@ -214,17 +265,24 @@ class Lanes:
         self._senders: dict[int, _Sender] = {}
         self._receivers: dict[int, _Receiver] = {}
 
-    def send(self, array: Tensor, rank: int, to: int, tag: int) -> Promise:
+    def send(self, array: Tensor | None, rank: int, to: int, tag: int) -> Promise:
         """Send an array of uint8 from this rank."""
         if to not in self._senders:
             self._senders[to] = _Sender(lambda: self._make(rank, to), to)
         return self._senders[to].post(array, tag)
 
-    def recv(self, array: Tensor, frm: int, rank: int, tag: int) -> Promise:
+    def recv(self, array: Tensor | None, frm: int, rank: int, tag: int) -> Promise:
         """Receive an array of uint8 on this rank."""
         if frm not in self._receivers:
             self._receivers[frm] = _Receiver(lambda: self._make(frm, rank), frm)
         return self._receivers[frm].post(array, tag)
+
+    def refused(self, rank: int, peer: int, sending: bool, tag: int) -> None:
+        """Have a message that was refused on this rank take its place."""
+        if sending:
+            self.send(None, rank, peer, tag)
+        else:
+            self.recv(None, peer, rank, tag)
 
     def close(self) -> None:
         """End them all; what is not over fails."""

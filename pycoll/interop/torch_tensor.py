@@ -42,8 +42,18 @@ def detached(tensor: Tensor) -> Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
 
+def require_memory(tensor: Tensor) -> None:
+    """Raise UsageError if a tensor has no memory: a shape alone cannot travel."""
+    if tensor.is_meta:
+        raise UsageError(
+            f"a tensor of shape {list(tensor.shape)} is on the device meta, which has no memory; "
+            f"want cpu or cuda: torch.empty_like(t, device='cpu')"
+        )
+
+
 def dense(tensor: Tensor) -> Tensor:
     """Return a tensor's elements one behind the other: itself, or a copy if need be."""
+    require_memory(tensor)
     if plain(tensor):
         return tensor
     if tensor.layout is not torch.strided:
@@ -66,6 +76,7 @@ def outgoing(tensor: Tensor) -> Tensor:
 
 def incoming(tensor: Tensor) -> Staged:
     """Return what is received for a tensor."""
+    require_memory(tensor)
     tensor = detached(tensor)
     if plain(tensor):
         return Staged(raw(tensor))
@@ -82,6 +93,8 @@ def both(tensor: Tensor) -> Staged:
 
 def joined(tensors: Sequence[Tensor]) -> Tensor | None:
     """Return one flat array over tensors that lie one behind the other, or None if they do not."""
+    for tensor in tensors:
+        require_memory(tensor)
     first = tensors[0]
     storage, at = first.untyped_storage().data_ptr(), first.data_ptr()
     for tensor in tensors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,9 +13,14 @@ import torch
 from pycoll.errors import PycollError
 from pycoll.interop.torch_dynamo import run_as_it_is
 from pycoll.interop.torch_error import Failure, translated
+from pycoll.interop.torch_profile import profiling, recorded
 
 if TYPE_CHECKING:
     from pycoll.interop.torch_future import Beside, Completer
+
+
+#: How many works that are over are kept for a C++ that may still wait for them.
+_KEPT = 1000
 
 
 class Part(Protocol):
@@ -67,6 +73,38 @@ class Done(torch._C._distributed_c10d.Work):  # type: ignore[misc]
         return future
 
 
+class _Forgotten:
+    """Works that Python let go before anybody waited for them.
+
+    A work has two halves, and what C++ is given is its own one: DDP's reducer is given that of the
+    call by which ranks with uneven inputs find each other, and waits for it in the next backward.
+    Without Python's half it would wait for ever, so that is kept: until it has been waited for, or
+    as long as it is one of the latest that are over, without their tensors.
+    """
+
+    def __init__(self) -> None:
+        self.begun: deque[Pending] = deque()  #: as far as anybody has looked
+        self._over: deque[Pending] = deque(maxlen=_KEPT)
+        #: Keeps a work. It is all that a destructor may do, which runs anywhere: inside a call too.
+        self.keep = self.begun.append
+
+    def sort(self) -> None:
+        """Look whether some of those that were kept are over; a few at each call do."""
+        for _ in range(min(8, len(self.begun))):
+            try:
+                work = self.begun.popleft()
+            except IndexError:  # another thread has looked at it
+                return
+            if not work.is_completed():
+                self.begun.append(work)
+            elif not work.looked_after:
+                work.tensors = ()
+                self._over.append(work)
+
+
+forgotten = _Forgotten()
+
+
 @run_as_it_is
 class Pending(torch._C._distributed_c10d.Work):  # type: ignore[misc]
     """Calls beside their caller, which are one to torch.
@@ -78,6 +116,9 @@ class Pending(torch._C._distributed_c10d.Work):  # type: ignore[misc]
         completer: Completes the future, if anybody asks for one.
         source: The rank that sends, of a receive.
     """
+
+    name = "call"  #: for torch's profiler, if one ran when it began
+    looked_after = True  #: somebody waited, or will be told by a future; or there is nothing yet
 
     def __init__(
         self,
@@ -95,6 +136,12 @@ class Pending(torch._C._distributed_c10d.Work):  # type: ignore[misc]
         self._future: Any = None
         self._error: PycollError | None = None
         self._lock = threading.RLock()  # a signal handler may wait, too
+        self.looked_after = False
+
+    def __del__(self, keep: Callable[[Pending], None] = forgotten.keep) -> None:
+        """Stay alive if nobody waited: C++ may."""
+        if not self.looked_after:
+            keep(self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return once it is over; raise what went wrong.
@@ -105,15 +152,24 @@ class Pending(torch._C._distributed_c10d.Work):  # type: ignore[misc]
         """
         seconds = timeout.total_seconds() if timeout is not None else 0.0
         try:
-            for part in self._parts:
-                part.wait(seconds if seconds > 0 else None)
+            if self._parts and profiling():
+                with recorded(f"{self.name} wait"):
+                    self._wait(seconds)
+            else:
+                self._wait(seconds)
         except PycollError as error:
+            self.looked_after = all(part.done() for part in self._parts)
             raise translated(error) from error
         if self._error is not None:
             raise self._error
         # On a GPU a wait only orders the current stream: nothing here may wait for more.
         self._take_in()
+        self.looked_after = True
         return True
+
+    def _wait(self, seconds: float) -> None:
+        for part in self._parts:
+            part.wait(seconds if seconds > 0 else None)
 
     def synchronize(self) -> None:
         """Do what `wait` does."""
@@ -137,6 +193,7 @@ class Pending(torch._C._distributed_c10d.Work):  # type: ignore[misc]
     def failure(self) -> PycollError | None:
         """Return what went wrong, or None; waits until it is over."""
         self._settle()
+        self.looked_after = True
         return self._error
 
     def result(self) -> Any:
@@ -153,6 +210,7 @@ class Pending(torch._C._distributed_c10d.Work):  # type: ignore[misc]
     def get_future(self) -> Any:
         """Return a future; its value is `result`."""
         with self._lock:
+            self.looked_after = True
             if self._future is None:
                 self._future = torch.futures.Future()
                 self._completer.complete(self)

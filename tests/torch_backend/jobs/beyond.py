@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import os
 import signal
 import sys
 import threading
 import time
+import weakref
 from typing import Any
 
 import both
@@ -15,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 import pycoll
+from pycoll.runtime import bindings
 
 rank = size = 0
 
@@ -113,10 +116,50 @@ def factors() -> None:
     both.compare("premul_sum", x, torch.full((3,), size * (size + 1) / 4))
 
 
+def averages_of_integers() -> None:
+    """As NCCL: the sum wraps, the quotient is truncated towards zero; blocking or not."""
+    total = -(size * (size - 1) // 2) - 1  # of -1 and -rank each but for rank 0, which brings -1
+    for dtype in (torch.int8, torch.int32, torch.int64):
+        for asynchronous in (False, True, False):
+            x = torch.full((3,), -rank if rank else -1, dtype=dtype)
+            work = dist.all_reduce(x, dist.ReduceOp.AVG, async_op=asynchronous)
+            if asynchronous:
+                work.wait()
+            both.compare("avg", x, torch.full((3,), int(total / size), dtype=dtype))
+    x = torch.full((2,), 100, dtype=torch.int8)
+    dist.reduce(x, 0, dist.ReduceOp.AVG)
+    wrapped = (100 * size + 128) % 256 - 128
+    if rank == 0:
+        assert x.tolist() == [int(wrapped / size)] * 2
+    part = torch.empty(1, dtype=torch.uint8)
+    whole = torch.full((size,), 200 + rank, dtype=torch.uint8)
+    dist.reduce_scatter_tensor(part, whole, dist.ReduceOp.AVG)
+    assert part.item() == (200 * size + size * (size - 1) // 2) % 256 // size
+
+
+def tensors_without_memory() -> None:
+    meta, each = torch.empty(2, 3, device="meta"), [torch.empty(2, 3) for _ in range(size)]
+    for function in (
+        lambda: dist.all_reduce(meta),
+        lambda: dist.broadcast(meta, 0),
+        lambda: dist.gather(meta, each if rank == 0 else None),
+        lambda: dist.scatter(meta, each if rank == 0 else None),
+        lambda: dist.all_gather(each, meta),
+        lambda: dist.all_gather([meta] * size, each[0]),
+        lambda: dist.all_to_all_single(meta, meta),
+        lambda: dist.send(meta, (rank + 1) % size),
+        lambda: dist.recv(meta, (rank - 1) % size),
+    ):
+        text = both.refused(function)
+        assert "a tensor of shape [2, 3] is on the device meta, which has no memory" in text
+    dist.barrier()
+
+
 def refusals() -> None:
     ints, floats = torch.ones(2, dtype=torch.int32), torch.ones(2)
     for function in (
-        lambda: dist.all_reduce(ints, dist.ReduceOp.AVG),
+        lambda: dist.all_reduce(ints, dist._make_nccl_premul_sum(2.0)),
+        lambda: dist.all_reduce(ints.bool(), dist.ReduceOp.AVG),
         lambda: dist.all_reduce(floats, dist.ReduceOp.BXOR),
         lambda: dist.all_reduce(ints.to(torch.int16)),
         lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn)),
@@ -129,12 +172,15 @@ def refusals() -> None:
     each = torch.ones(size)
     text = both.refused(lambda: dist.all_to_all_single(each, each, [5] + [0] * (size - 1)))
     assert "output_split_sizes is [5" in text
-    assert "a rank that is named: pass src=" in both.refused(lambda: dist.recv(floats))
-    other = (rank + 1) % size
-    assert "tag is -1, want at least 0" in both.refused(lambda: dist.send(floats, other, tag=-1))
+    # What nobody receives takes its place among the messages, so this is a group of its own.
+    group, other = dist.new_group(), (rank + 1) % size
+    text = both.refused(lambda: dist.recv(floats, group=group))
+    assert "a rank that is named: pass src=" in text
+    text = both.refused(lambda: dist.send(floats, other, group=group, tag=-1))
+    assert "tag is -1, want at least 0" in text
     caught: Any = None
     try:
-        dist.all_reduce(ints, dist.ReduceOp.AVG)
+        dist.all_reduce(ints.bool(), dist.ReduceOp.AVG)
     except pycoll.UsageError as error:
         caught = error  # its class is pycoll's, too
     assert isinstance(caught, dist.DistBackendError)
@@ -243,6 +289,12 @@ def futures() -> None:
     assert chained.wait().eq(size * size).all()
     assert dist.barrier(async_op=True).get_future().wait() == []
 
+    # Of all_gather a value is a list for each tensor brought, as NCCL's is; torch's hooks that
+    # quantize take its first entry for what all ranks brought. Gloo's is one list of all tensors.
+    got = [torch.empty(1) for _ in range(size)]
+    value = dist.all_gather(got, torch.ones(1), async_op=True).get_future().wait()
+    assert [[y.data_ptr() for y in ys] for ys in value] == [[y.data_ptr() for y in got]]
+
 
 def waits() -> None:
     """A wait that is given up leaves the message on its way."""
@@ -259,6 +311,119 @@ def waits() -> None:
     if rank == 1:
         dist.recv(torch.zeros(1), 0)
         dist.send(x + 4, 0)
+
+
+def works_that_nobody_waits_for() -> None:
+    """They take no memory but for the latest, whose C++ halves may still be waited for."""
+    from pycoll.interop.torch_work import forgotten
+
+    xs = [torch.ones(4) for _ in range(20)]
+    looks = [weakref.ref(x) for x in xs]
+    for _ in range(100):
+        for x in xs:
+            dist.all_reduce(x, dist.ReduceOp.MAX, async_op=True)
+    peer = (rank + 1) % size
+    dist.isend(torch.ones(4), peer)
+    dist.irecv(torch.ones(4), (rank - 1) % size)
+    dist.barrier()
+    assert all(x.eq(1).all() for x in xs)
+    del x, xs
+    deadline = time.monotonic() + 60
+    while forgotten.begun and time.monotonic() < deadline:
+        forgotten.sort()
+    assert not forgotten.begun
+    assert [look for look in looks if look() is not None] == []
+    assert 0 < len(forgotten._over) <= 1000
+
+
+def what_torch_asks_a_group() -> None:
+    group: Any = dist.group.WORLD
+    assert set(group._device_types) == {torch.device("cpu"), torch.device("cuda")}
+    assert dist.distributed_c10d._device_capability(group) == ["cpu", "cuda"]
+    assert dist.distributed_c10d._get_object_coll_device(group) == "cpu"
+    for name, each in (("all", group), ("two", dist.new_group([0, 1]))):
+        if isinstance(each, dist.ProcessGroup):
+            store = each.get_group_store()
+            if each.rank() == 0:
+                store.set(f"said to {name}", "hello")
+            assert store.get(f"said to {name}") == b"hello"
+    before = group._get_sequence_number_for_group()
+    dist.barrier()
+    dist.all_reduce(torch.ones(1))
+    assert group._get_sequence_number_for_group() == before + 2
+    assert group.supports_tensor_alloc(torch.device("cpu")) is False
+    text = both.refused(lambda: group.merge_remote_group(group.get_group_store(), 2 * size))
+    assert "make a new group of all" in text
+
+
+def options_of_a_group() -> None:
+    """What scripts look up in a backend's options; torch copies those of a group that it splits."""
+    soon = datetime.timedelta(seconds=70)
+    ranks = [1, 0]
+    for group, timeout, want in (
+        (dist.group.WORLD, datetime.timedelta(seconds=100), list(range(size))),
+        (dist.new_group(ranks, timeout=soon, sort_ranks=False), soon, ranks),
+    ):
+        if not isinstance(group, dist.ProcessGroup):
+            continue
+        found = group._get_backend(torch.device("cpu")).options
+        for each in (found, copy.deepcopy(found)):
+            assert each._timeout == timeout
+            assert each.backend == "pycoll"
+            assert each.group_name == group.group_name
+            assert list(each.global_ranks_in_group) == want
+        group.set_timeout(datetime.timedelta(seconds=80))
+        assert found._timeout == datetime.timedelta(seconds=80)
+        if group is not dist.group.WORLD:
+            part = group.split_group([0])
+            if part is not None:
+                assert list(part.options.global_ranks_in_group) == want[:1]
+                part.shutdown()
+        group.set_timeout(timeout)
+
+
+def forms_that_no_call_has() -> None:
+    """A wrong argument is told, and no call is made: the ranks stay in step."""
+    group: Any = dist.group.WORLD
+    x = torch.ones(2)
+    for function, said in (
+        (lambda: group.allreduce(x, 3), "got 3, want AllreduceOptions"),
+        (lambda: group.broadcast(x, dist.ReduceOp.MAX), "want BroadcastOptions"),
+        (lambda: group.broadcast(x, "0"), "got '0', want BroadcastOptions"),
+    ):
+        text = both.refused(function, TypeError)
+        assert said in text, text
+    dist.barrier()
+
+
+def shrinking() -> None:
+    """torch says that it cannot be, and the group is as good as before."""
+    if rank < size - 1:
+        text = both.refused(lambda: dist.shrink_group([size - 1]), TypeError)
+        assert "does not support shrinking" in text
+    dist.barrier()
+
+
+def sharded_tensors() -> None:
+    """The older kind, which gathers on the device that it takes for the backend's own."""
+    from torch.distributed import _shard
+    from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+
+    placements: list[Any] = [f"rank:{r}/cpu" for r in range(size)]
+    made = _shard.sharded_tensor.full(ChunkShardingSpec(0, placements), (2 * size, 3), 7.0)
+    whole = torch.zeros(2 * size, 3) if rank == 0 else None
+    made.gather(0, whole)
+    assert whole is None or whole.eq(7).all()
+
+
+def late_ranks() -> None:
+    """What scripts for torch look for in the text of a timeout."""
+    group = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=1))
+    if rank == 0:
+        text = both.refused(lambda: dist.barrier(group=group))
+        assert "Timed out (the timeout passed): " in text, text
+        assert "did not finish within 1 s" in text, text
+    dist.barrier()
 
 
 def threads() -> None:
@@ -339,6 +504,52 @@ def refused_in_a_child() -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def signal_handlers() -> None:
+    """What a handler calls amid another call is refused, and the other call ends well."""
+    store: Any = dist.distributed_c10d._get_default_store()
+    group: Any = dist.new_group()  # with the timeout of its communicator, so that calls are short
+    meta = torch.empty(4, device="meta")
+    told: list[str] = []
+    calls = (
+        (
+            "knows",
+            lambda: dist.all_reduce(torch.ones(4), group=group),
+            "this thread is inside a call",
+        ),
+        (
+            "begins",
+            lambda: dist.all_reduce(torch.ones(4), group=group, async_op=True),
+            "inside a call",
+        ),
+        ("refuses", lambda: dist.all_reduce(meta, group=group), "has no memory"),
+    )
+    dist.all_reduce(torch.ones(4), group=group)
+    for name, call, said in calls:
+        x = torch.ones(4)
+        if rank > 0:
+            assert store.get(f"handled: {name}") == b"yes"
+            dist.all_reduce(x, group=group)
+        else:
+
+            def handle(*_: Any, name: str = name, call: Any = call) -> None:
+                told.append(both.refused(call))
+                store.set(f"handled: {name}", "yes")
+
+            signal.signal(signal.SIGUSR1, handle)
+            threading.Thread(target=strike, args=(group.communicator,)).start()
+            dist.all_reduce(x, group=group)
+            assert said in told[-1], told
+        assert x.eq(size).all()
+    dist.barrier(group=group)
+
+
+def strike(comm: Any) -> None:
+    """Send this process a signal once a thread is inside a call."""
+    while not bindings.comm_entered(comm._engine.comm):
+        time.sleep(0)
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
 def autograd() -> None:
     """torch.distributed.nn's functions, which have gradients."""
     import torch.distributed.nn.functional as F
@@ -395,16 +606,26 @@ CASES = (
     memory_with_holes,
     views_that_negate,
     factors,
+    averages_of_integers,
+    tensors_without_memory,
+    sharded_tensors,
     refusals,
     groups,
     barriers,
     tags,
     futures,
     waits,
+    works_that_nobody_waits_for,
+    what_torch_asks_a_group,
+    options_of_a_group,
+    forms_that_no_call_has,
+    shrinking,
     threads,
     the_communicator_itself,
     coalesced,
     autograd,
+    late_ranks,
+    signal_handlers,
     forks,
 )
 

@@ -53,10 +53,10 @@ def compare(name: str, got: Any, want: Any, rounding: float = 0.0) -> None:
             assert torch.equal(bits(mine), bits(theirs)), f"{name}: {mine}, want {theirs}"
 
 
-def refused(function: Callable[[], Any]) -> str:
+def refused(function: Callable[[], Any], kind: type[Exception] = RuntimeError) -> str:
     """The message with which something is refused; fails if it is not, or not as torch does."""
     try:
         function()
-    except RuntimeError as error:
+    except kind as error:
         return str(error)
     raise AssertionError("it was served")

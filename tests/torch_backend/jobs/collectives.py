@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -309,9 +310,135 @@ def strange() -> Iterator[Case]:
         dist.barrier(group=pg)
         dist.barrier(group=pg, async_op=True).wait()
 
-    cases = (holes, turned, channels, parameter, slices, in_place, lists, uneven_parts, coalesced)
-    more = (several, beside, sparse, conjugate, messages, tags, object_lists, barriers)
-    sums = {turned, channels, parameter, uneven_parts, coalesced, several, beside, sparse}
+    def forms(pg: Any):
+        """The group's own methods, without lists and without an object of options."""
+        highest, soon = dist.ReduceOp.MAX, datetime.timedelta(seconds=90)
+        last, found = size - 1, []
+
+        def x(n: int = 3) -> torch.Tensor:
+            return torch.arange(float(n)) + 10 * rank
+
+        def each() -> list[torch.Tensor]:
+            return [x() + r for r in range(size)]
+
+        for form in (
+            lambda t: pg.allreduce(t),
+            lambda t: pg.allreduce(t, highest),
+            lambda t: pg.allreduce([t], highest, soon),
+            lambda t: pg.allreduce([t], dist.ReduceOp(highest)),
+            lambda t: pg.allreduce(tensor=t, op=highest, timeout=soon),
+            lambda t: pg.allreduce(tensors=[t], opts=dist.AllreduceOptions()),
+            lambda t: pg.broadcast(t, last),
+            lambda t: pg.broadcast(t, last, soon),
+            lambda t: pg.broadcast(tensor=t, root=last, timeout=soon),
+        ):
+            found.append(x())
+            form(found[-1]).wait()
+        for form in (
+            lambda t: pg.reduce(t, last),
+            lambda t: pg.reduce(t, last, highest, soon),
+            lambda t: pg.reduce(tensor=t, root=last, op=highest, timeout=soon),
+        ):
+            t = x()
+            form(t).wait()
+            found.append(t if rank == last else None)
+        for form in (
+            lambda t: pg.scatter(t, each() if rank == last else [], last),
+            lambda t: pg.scatter(t, each() if rank == last else [], root=last, timeout=soon),
+            lambda t: pg.reduce_scatter(t, each()),
+            lambda t: pg.reduce_scatter(t, each(), highest, soon),
+            lambda t: pg.reduce_scatter(output=t, input=each(), op=highest, timeout=soon),
+            lambda t: pg.reduce_scatter(output_tensors=[t], input_tensors=[each()]),
+            lambda t: pg._reduce_scatter_base(outputTensor=t, inputTensor=x(3 * size)),
+        ):
+            found.append(torch.zeros(3))
+            form(found[-1]).wait()
+        for form in (
+            lambda ts: pg.allgather(ts, x()),
+            lambda ts: pg.allgather(output_tensors=ts, input_tensor=x(), timeout=soon),
+            lambda ts: pg.allgather(output_tensors=[ts], input_tensors=[x()]),
+            lambda ts: pg.alltoall(output_tensors=ts, input_tensors=each()),
+        ):
+            found.append([torch.zeros(3) for _ in range(size)])
+            form(found[-1]).wait()
+        for options in ((last, soon), (last,)):
+            found.append([torch.zeros(3) for _ in range(size)] if rank == last else [])
+            pg.gather(found[-1], x(), *options).wait()
+        for form in (
+            lambda t: pg.alltoall_base(t, x(size), [], [], soon),
+            lambda t: pg.alltoall_base(t, x(size), [1] * size, [1] * size, timeout=soon),
+            lambda t: pg.all_to_all_single(
+                output=t, input=x(size), output_split_sizes=[], input_split_sizes=[]
+            ),
+        ):
+            found.append(torch.zeros(size))
+            form(found[-1]).wait()
+        pg.barrier(soon).wait()
+        pg.barrier(timeout=soon).wait()
+        if rank == 0:
+            pg.send([x()], dstRank=1, tag=0).wait()
+        elif rank == 1:
+            found.append(torch.zeros(3))
+            pg.recv([found[-1]], srcRank=0, tag=0).wait()
+        return found
+
+    def gradients(pg: Any):
+        """Collectives that backward goes through."""
+        import torch.distributed._functional_collectives as functional
+        from torch.distributed.nn import functional as nn
+
+        def x(n: int) -> torch.Tensor:
+            return data((n,), torch.float32, 41 + rank).requires_grad_()
+
+        def back(found: Any, *leaves: torch.Tensor) -> list[Any]:
+            parts = found if isinstance(found, list | tuple) else [found]
+            sum(((i + 1) * part.square()).sum() for i, part in enumerate(parts)).backward()
+            return [[part.detach() for part in parts], [leaf.grad for leaf in leaves]]
+
+        found: list[Any] = []
+        for function, n in (
+            (lambda t: nn.all_reduce(t, group=pg), 4),
+            (lambda t: nn.broadcast(t, size - 1, pg), 4),
+            (lambda t: nn.all_gather(t, pg), 4),
+            (lambda t: nn.all_to_all_single(torch.zeros(2 * size), t, group=pg), 2 * size),
+            (lambda t: functional.all_gather_tensor_autograd(t, 0, pg) * 1, 4),
+            (lambda t: functional.reduce_scatter_tensor_autograd(t, "sum", 0, pg) * 1, 3 * size),
+            (lambda t: functional.permute_tensor(t, [*range(1, size), 0], pg) * 1, 4),
+        ):
+            leaf = x(n)
+            found.append(back(function(leaf), leaf))
+        leaves = [x(2) for _ in range(size)]
+        got = [torch.zeros(2) for _ in range(size)]
+        found.append(back(nn.all_to_all(got, leaves, pg), *leaves))
+        leaves = [x(3) for _ in range(size)]
+        found.append(back(nn.reduce_scatter(torch.zeros(3), leaves, group=pg), *leaves))
+        return found
+
+    cases = (
+        forms,
+        gradients,
+        holes,
+        turned,
+        channels,
+        parameter,
+        slices,
+        in_place,
+        lists,
+        uneven_parts,
+    )
+    more = (coalesced, several, beside, sparse, conjugate, messages, tags, object_lists, barriers)
+    sums = {
+        forms,
+        gradients,
+        turned,
+        channels,
+        parameter,
+        uneven_parts,
+        coalesced,
+        several,
+        beside,
+        sparse,
+    }
     for case in (*cases, *more):
         yield case.__name__, case, 4.0 * size if case in sums and size > 2 else 0
 

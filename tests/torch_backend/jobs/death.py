@@ -1,18 +1,22 @@
 """A rank is killed in the middle of a training step: every other rank raises, and names it.
 
 Arguments: how the others notice ("ddp": in backward; "wait": in a work's wait; "call": in a
-blocking call; "tag": in a receive with a tag; "exit": they do not look, and end).
+blocking call; "tag": in a receive with a tag; "join": in backward, where ranks may have uneven
+inputs; "exit": they do not look, and end).
 Prints the error, and the seconds it took.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,26 +41,10 @@ def main() -> None:
             note.write_text(str(time.time()))
             os.kill(os.getpid(), signal.SIGKILL)
 
+    even = contextlib.nullcontext()
     try:
-        for step in range(20):
-            loss = wrapped(torch.randn(4, 64)).square().mean()
-            if step == STEP:
-                if how == "ddp":
-                    # The last layer's gradients are on their way when the second one's are ready.
-                    model[1].weight.register_hook(lambda grad: die())
-                else:
-                    work = dist.all_reduce(torch.ones(1000), async_op=True)
-                    die()
-                    if how == "exit":
-                        return
-                    while how == "wait":
-                        work.wait()
-                        work = dist.all_reduce(torch.ones(1000), async_op=True)
-                    if how == "tag":
-                        dist.recv(torch.ones(1000), VICTIM, tag=3)
-                    while how == "call":
-                        dist.all_reduce(torch.ones(1000))
-            loss.backward()
+        with wrapped.join(divide_by_initial_world_size=False) if how == "join" else even:
+            train(how, model, wrapped, die)
     except RuntimeError as error:
         report(how, error, time.time() - float(note.read_text()))
         dist.destroy_process_group()
@@ -64,8 +52,30 @@ def main() -> None:
     raise AssertionError("nothing was raised")
 
 
+def train(how: str, model: Any, wrapped: Any, die: Callable[[], None]) -> None:
+    for step in range(20):
+        loss = wrapped(torch.randn(4, 64)).square().mean()
+        if step == STEP:
+            if how in ("ddp", "join"):
+                # The last layer's gradients are on their way when the second one's are ready.
+                model[1].weight.register_hook(lambda grad: die())
+            else:
+                work = dist.all_reduce(torch.ones(1000), async_op=True)
+                die()
+                if how == "exit":
+                    sys.exit()
+                while how == "wait":
+                    work.wait()
+                    work = dist.all_reduce(torch.ones(1000), async_op=True)
+                if how == "tag":
+                    dist.recv(torch.ones(1000), VICTIM, tag=3)
+                while how == "call":
+                    dist.all_reduce(torch.ones(1000))
+        loss.backward()
+
+
 def report(how: str, error: RuntimeError, seconds: float) -> None:
-    if how != "ddp":  # what C++ raises again has lost its class
+    if how not in ("ddp", "join"):  # what C++ raises again has lost its class
         assert isinstance(error, pycoll.PeerLostError | pycoll.BrokenError), type(error)
         assert isinstance(error, dist.DistBackendError)
         assert isinstance(error.__cause__, pycoll.PycollError)

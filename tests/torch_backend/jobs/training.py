@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -136,6 +138,56 @@ def sync_batch_norm(pg: Any) -> Any:
     x = batch(0).requires_grad_()
     torch.cat(all_gather(x * (rank + 1), group=pg)).square().sum().backward()
     return x.grad
+
+
+def ddp_uneven(pg: Any) -> Any:
+    """Ranks with more batches than others: who has none left shadows the others' calls."""
+    found = []
+    for by_all in (False, True):
+        model = seeded(layers)
+        wrapped = DistributedDataParallel(model, process_group=pg, bucket_cap_mb=0.001)
+        with wrapped.join(divide_by_initial_world_size=by_all):
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            for step in range(STEPS + 2 * rank):
+                optimizer.zero_grad()
+                wrapped(batch(step)).square().mean().backward()
+                optimizer.step()
+        found.append(weights(model))
+    return found
+
+
+def ddp_uneven_ends_early(pg: Any) -> Any:
+    """The first rank without a batch ends the loop of all, by an exception that is caught."""
+    model = seeded(layers)
+    wrapped = DistributedDataParallel(model, process_group=pg)
+    steps, said = 0, ""
+    try:
+        with wrapped.join(throw_on_early_termination=True):
+            for step in range(STEPS + 2 * rank):
+                wrapped(batch(step)).square().mean().backward()
+                steps += 1
+    except RuntimeError as error:
+        said = str(error)
+    assert "exhausted" in said, said
+    both.compare("steps", steps, STEPS)
+    model.zero_grad()
+    wrapped(batch(0)).square().mean().backward()
+    return [p.grad for p in model.parameters()]
+
+
+def zero_uneven(pg: Any) -> Any:
+    from torch.distributed.algorithms.join import Join
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = seeded(layers)
+    wrapped = DistributedDataParallel(model, process_group=pg)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, pg, lr=0.1)
+    with Join([wrapped, optimizer]):
+        for step in range(STEPS + rank):
+            optimizer.zero_grad()
+            wrapped(batch(step)).square().mean().backward()
+            optimizer.step()
+    return weights(model)
 
 
 def zero(pg: Any) -> Any:
@@ -293,12 +345,89 @@ def checkpoint(pg: Any) -> Any:
     return mine
 
 
+def state_from_rank_0(pg: Any) -> Any:
+    """Whole states of model and optimizer that rank 0 has, given to all: plain and sharded.
+
+    torch does so by the job's own group, which is pycoll's, whatever `pg` is.
+    """
+    from torch.distributed.checkpoint import state_dict as states
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = DeviceMesh.from_group(pg, "cpu")
+    whole = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    options = states.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    found = []
+    for sharded in (False, True):
+        torch.manual_seed(7 + rank)  # the ranks begin with weights of their own
+        model, trained = layers(), seeded(layers)
+        if sharded:
+            fully_shard(trained, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+        other = torch.optim.Adam(trained.parameters(), 0.1)
+        trained(batch(0, whole=True)).square().mean().backward()
+        other.step()
+        its_model = states.get_model_state_dict(trained, options=whole)
+        its_optimizer = states.get_optimizer_state_dict(trained, other, options=whole)
+        optimizer = torch.optim.Adam(model.parameters(), 0.1)
+        # What is loaded must not be the memory of what it came from, which is trained on.
+        its_model, its_optimizer = copy.deepcopy((its_model, its_optimizer))
+        if rank:
+            its_model, its_optimizer = {}, {}
+        states.set_model_state_dict(model, its_model, options=options)
+        states.set_optimizer_state_dict(model, optimizer, its_optimizer, options=options)
+        for each, its in ((model, optimizer), (trained, other)):
+            its.zero_grad()
+            each(batch(1, whole=True)).square().mean().backward()
+            its.step()
+        got, want = weights(model), weights(trained)
+        both.compare("what rank 0 had", local(got), local(want))
+        found += local(got)
+    return found
+
+
+def local(found: list[Any]) -> list[Any]:
+    return [x.to_local() if hasattr(x, "to_local") else x for x in found]
+
+
+def asynchronous_checkpoint(pg: Any) -> Any:
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = DeviceMesh.from_group(pg, "cpu")
+    found = []
+    for kind in AsyncCheckpointerType:
+        there = [tempfile.mkdtemp() if rank == 0 else None]
+        dist.broadcast_object_list(there, 0, group=pg)
+        model = fully_shard(seeded(layers), mesh=mesh)
+        train(model)
+        saved = dcp.async_save(
+            {"model": model.state_dict()},
+            checkpoint_id=there[0],
+            process_group=pg,
+            async_checkpointer_type=kind,
+        )
+        saved.result()
+        fresh = fully_shard(layers(), mesh=mesh)
+        state = {"model": fresh.state_dict()}
+        dcp.load(state, checkpoint_id=there[0], process_group=pg)
+        fresh.load_state_dict(state["model"])
+        dist.barrier(group=pg)
+        if rank == 0:
+            shutil.rmtree(str(there[0]))
+        found += [p.full_tensor().detach() for p in fresh.parameters()]
+    return found
+
+
 CASES = (
     ddp_buckets,
     ddp_unused,
     ddp_no_sync,
     ddp_hooks,
     ddp_sparse,
+    ddp_uneven,
+    ddp_uneven_ends_early,
+    zero_uneven,
     sync_batch_norm,
     zero,
     fsdp,
@@ -308,6 +437,8 @@ CASES = (
     schedule,
     compiled,
     checkpoint,
+    asynchronous_checkpoint,
+    state_from_rank_0,
 )
 
 

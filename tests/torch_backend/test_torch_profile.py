@@ -1,0 +1,10 @@
+"""What torch's profiler shows of a process group's calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def test_the_profiler_shows_calls_with_shapes_and_dtypes(jobs: Any, tmp_path: Path) -> None:
+    jobs.run(2, "profiled.py", str(tmp_path / "trace"))
