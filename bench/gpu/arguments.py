@@ -13,6 +13,8 @@ def parser(description: str | None, output: Path) -> argparse.ArgumentParser:
     made.add_argument("--min", type=nbytes, default=8, metavar="BYTES")
     made.add_argument("--max", type=nbytes, default=256 << 20, metavar="BYTES")
     made.add_argument("--factor", type=int, default=4)
+    made.add_argument("--sizes", type=several, metavar="8,64K,16M", help="in place of a range")
+    made.add_argument("--seconds", type=float, default=1800.0, help="of measuring; then it ends")
     made.add_argument("--repeats", type=int, default=11)
     made.add_argument("--modes", default="eager,graph")
     made.add_argument("--blocks", type=int, help="that NCCL is held to, of each rank")
@@ -40,6 +42,8 @@ def parse(made: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.N
 
 def sizes(options: argparse.Namespace) -> tuple[int, ...]:
     """Return the message sizes, in bytes."""
+    if options.sizes:
+        return tuple(options.sizes)
     found, size = [], options.min
     while size <= options.max:
         found.append(size)
@@ -51,6 +55,11 @@ def nbytes(text: str) -> int:
     """Read 8, 64K or 256M."""
     shift = {"K": 10, "M": 20, "G": 30}.get(text[-1:].upper(), 0)
     return int(text[:-1] if shift else text) << shift
+
+
+def several(text: str) -> list[int]:
+    """Read 8,64K,16M."""
+    return [nbytes(part) for part in text.split(",")]
 
 
 def numbers(text: str) -> list[int]:

@@ -9,6 +9,7 @@ from device import Array
 from nccl import Comm
 
 from pycoll.cli.data import Problem
+from pycoll.runtime import bindings_plane
 
 
 class Pycoll:
@@ -16,8 +17,9 @@ class Pycoll:
 
     name = "pycoll"
 
-    def __init__(self, comm: Any) -> None:
-        self._comm = comm
+    def __init__(self, comm: Any, algorithm: str | None = None) -> None:
+        self._comm, self._algorithm = comm, algorithm
+        self.ran: int | None = None  #: blocks of the last bound call
 
     def bind(self, problem: Problem, x: Array, out: Array, stream: int) -> Callable[[], object]:
         """Return the call of the communicator's method."""
@@ -26,8 +28,12 @@ class Pycoll:
         if problem.operation.reduces:
             options["op"] = problem.op.name.lower()
 
+        if self._algorithm is not None:
+            options["algorithm"] = self._algorithm
         with comm.on_stream(stream):  # a kernel that is loaded later may wait for those that run
-            comm.plan(name, x, None if name == "broadcast" else out, **options)
+            plan = comm.plan(name, x, None if name == "broadcast" else out, **options)
+        *_, native = plan._owner
+        self.ran = bindings_plane.plane_plan_shape(native.handle).blocks
 
         def call() -> None:
             with comm.on_stream(stream):

@@ -16,8 +16,9 @@ sys.path += [str(Path(__file__).resolve().parents[depth]) for depth in (1, 2)]
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "gpu"))
 
 import arguments
-from figures import ratios, summary
-from launch import RESULTS, write
+from figures import summary
+from launch import RESULTS
+from result import Result
 
 import pycoll
 from pycoll.cli import report
@@ -53,13 +54,13 @@ def main() -> None:
         except UnavailableError as error:
             sys.exit(f"not measured: {error}")
         if comm.rank == 0:
-            write(options.output, rows.pop(0), rows, ratios=ratios(rows))
+            print(f"# wrote {options.output}")
             print(*summary(rows), sep="\n")
         sys.exit(any(row["wrong"] for row in rows))
 
 
 def rank(comm: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run one rank; of rank 0, the first of the rows is the meta.
+    """Run one rank; rank 0 writes each row when it is measured.
 
     Raises:
         UnavailableError: There is no GPU, fewer than ranks, or no NCCL; on all ranks alike.
@@ -85,13 +86,14 @@ def rank(comm: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
         unique = comm.broadcast_object(nccl.unique_id() if comm.rank == 0 else None)
         with Driver(device).current():  # by which NCCL knows the device
             joined = nccl.join(comm.rank, comm.size, unique)
+    result = Result(options.output, meta(comm, device, nccl))
     try:
         sizes = arguments.sizes(options)
-        rows = measure(comm, Ranks(comm), device, joined, sizes, options.blocks, False, options)
+        given = sizes, options.blocks, False, options, result.add
+        return measure(comm, Ranks(comm), device, joined, *given)
     finally:
         if joined is not None:
             joined.close()
-    return [meta(comm, device, nccl), *rows] if comm.rank == 0 else rows
 
 
 def meta(comm: Any, device: int, nccl: Any) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,13 +23,16 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "gpu"))
 
 import arguments
 import kernels
-from figures import ratios, summary
-from launch import RESULTS, write
+from figures import summary
+from launch import RESULTS
+from result import Result
 
 from pycoll.cli import report
 from pycoll.errors import UnavailableError
 
 NAME = "gpu-one.json"
+#: Seconds beyond those of measuring, in which a process begins and ends.
+GRACE = 60.0
 
 
 class Plan(NamedTuple):
@@ -46,8 +48,8 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     parser = arguments.parser(__doc__, RESULTS / NAME)
     parser.add_argument("--ranks", type=arguments.numbers, default=[2, 4], metavar="2,4")
     parser.add_argument("--device", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=1800.0, help="of each process at most")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)  # a Plan, and where to write
+    parser.add_argument("--commit", help="of the source, where git does not say it")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)  # a Plan
     options = arguments.parse(parser, given)
     if any(ranks < 2 for ranks in options.ranks):
         parser.error("--ranks: one rank sends nothing, want at least 2")
@@ -79,47 +81,45 @@ def main() -> None:
     if options.worker:
         worker(options)
         return
-    meta: dict[str, Any] = {}
-    rows: list[dict[str, Any]] = []
-    for plan in plans(options):
-        found = run(plan, options)
-        meta = meta or found["meta"]
-        rows += found["rows"]
-    write(options.output, meta, rows, ratios=ratios(rows))
+    options.output.unlink(missing_ok=True)
+    failed = next(filter(None, (run(plan, options) for plan in plans(options))), "")
+    rows = Result.read(options.output).rows
     print(*summary(rows), sep="\n")
+    if rows:
+        print(f"# wrote {options.output}: {len(rows)} rows")
+    if failed:
+        sys.exit(failed)
     sys.exit(any(row["wrong"] for row in rows))
 
 
-def run(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
-    """Run a plan in a process of its own: NCCL reads its variables once."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "rows.json")
-        command = [sys.executable, __file__, *sys.argv[1:]]
-        command += ["--worker", json.dumps([plan.ranks, plan.blocks, plan.sizes, str(path)])]
+def run(plan: Plan, options: argparse.Namespace) -> str:
+    """Run a plan in a process of its own, as NCCL reads its variables once; says what failed.
+
+    Its rows are in the file of the results, each since it was measured.
+    """
+    command = [sys.executable, __file__, *sys.argv[1:]]
+    command += ["--worker", json.dumps([plan.ranks, plan.blocks, plan.sizes])]
+    limit = options.seconds + GRACE
+    try:
         done = subprocess.run(
-            command,
-            env={**os.environ, **environment(plan)},
-            timeout=options.seconds,
-            check=False,
+            command, env={**os.environ, **environment(plan)}, timeout=limit, check=False
         )
-        if done.returncode:  # it has said why
-            sys.exit(done.returncode)
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
+    except subprocess.TimeoutExpired:
+        return f"{plan.ranks} ranks: ended after {limit:.0f} s; what was measured is kept"
+    return f"{plan.ranks} ranks: exit status {done.returncode}" if done.returncode else ""
 
 
 def worker(options: argparse.Namespace) -> None:
     """Run one plan; all ranks are threads of this process."""
-    ranks, blocks, sizes, path = json.loads(options.worker)
+    ranks, blocks, sizes = json.loads(options.worker)
     try:
-        found = contest(Plan(ranks, blocks, tuple(sizes)), options)
+        contest(Plan(ranks, blocks, tuple(sizes)), options)
     except UnavailableError as error:
         sys.exit(f"not measured: {error}")
-    Path(path).write_text(json.dumps(found))
 
 
-def contest(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure one plan.
+def contest(plan: Plan, options: argparse.Namespace) -> None:
+    """Measure one plan, and add its rows to the results.
 
     Raises:
         UnavailableError: There is no GPU, or no NCCL in which ranks can share it.
@@ -140,17 +140,18 @@ def contest(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
         nccl.require_sharing()
         comms = list(nccl.all([options.device] * plan.ranks))
     meeting = together.Meeting(plan.ranks)
+    result = Result.read(options.output)
+    result.meta = result.meta or meta(plan, options, nccl)
 
-    def rank(comm: Any) -> list[dict[str, Any]]:
+    def rank(comm: Any) -> None:
         own = meeting.of(comm.rank), options.device, comms[comm.rank]
-        return measure(comm, *own, plan.sizes, plan.blocks, True, options)
+        measure(comm, *own, plan.sizes, plan.blocks, True, options, result.add)
 
     try:
-        rows = together.spawn(rank, plan.ranks)[0]
+        together.spawn(rank, plan.ranks)
     finally:
         for comm in filter(None, comms):
             comm.close()
-    return {"meta": meta(plan, options, nccl), "rows": rows}
 
 
 def meta(plan: Plan, options: argparse.Namespace, nccl: Any) -> dict[str, Any]:
@@ -165,6 +166,7 @@ def meta(plan: Plan, options: argparse.Namespace, nccl: Any) -> dict[str, Any]:
     versions |= {"nccl": nccl.version} if nccl else {}
     found = report.meta("threads of one process", plan.ranks, versions, "one GPU, shared")
     found["machine"] |= {"gpu": gpu.name, "capability": f"{gpu.major}.{gpu.minor}"}
+    found["commit"] = found["commit"] or options.commit
     form = "ranks share one GPU's memory and caches; there is no link between them"
     return found | {"method": METHOD, "form": form}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Callable
 from typing import Any
 
 from contest import Contest, Ranks
@@ -24,8 +26,9 @@ def measure(
     blocks: int | None,
     shared: bool,
     options: argparse.Namespace,
+    keep: Callable[[dict[str, Any]], object],
 ) -> list[dict[str, Any]]:
-    """Return the rows of all sizes; all ranks call this alike.
+    """Return the rows of all sizes, as far as ``--seconds`` go; all ranks call this alike.
 
     Args:
         comm: pycoll's communicator.
@@ -36,6 +39,7 @@ def measure(
         blocks: What NCCL was held to.
         shared: All ranks share one GPU: there is a floor that its memory sets.
         options: The command line.
+        keep: Told each row as soon as it is measured, on rank 0.
     """
     libraries: list[Any] = [Pycoll(comm)]
     if nccl is not None:
@@ -45,16 +49,23 @@ def measure(
     seconds = max(ranks.gather(here.copy_seconds(copied) if comm.rank == 0 else 0.0))
     operation, itemsize = OPERATIONS[options.collective], BY_NAME[options.dtype].itemsize
     rows: list[dict[str, Any]] = []
-    for nbytes in sizes:
-        unit = itemsize * (comm.size if operation.blocks else 1)
-        count = max(1, nbytes // unit) * (unit // itemsize)
-        problem = Problem(operation, count, options.dtype, ReduceOp.SUM, comm.rank, comm.size)
-        floor = floor_seconds(comm.size, problem.nbytes, copied, seconds) * 1e6
-        for mode in options.modes.split(","):
+    until = time.monotonic() + options.seconds
+    for mode in options.modes.split(","):
+        for nbytes in sizes:
+            unit = itemsize * (comm.size if operation.blocks else 1)
+            count = max(1, nbytes // unit) * (unit // itemsize)
+            problem = Problem(operation, count, options.dtype, ReduceOp.SUM, comm.rank, comm.size)
+            floor = floor_seconds(comm.size, problem.nbytes, copied, seconds) * 1e6
+            # Rank 0's clock decides for all.
+            if max(ranks.gather(float(comm.rank == 0 and time.monotonic() > until))):
+                if comm.rank == 0:
+                    print(f"# no time left for {nbytes} B, {mode}, and what follows", flush=True)
+                return rows
             for row in here.run(problem, libraries, mode, options.repeats):
                 if shared:
                     row |= {"floor_us": floor, "of_floor": floor / row["time_us"]["median"]}
                 rows.append(row)
                 if comm.rank == 0:
                     print(line(row), flush=True)
+                    keep(row)
     return rows

@@ -52,6 +52,31 @@ def test_every_dtype_and_operator() -> None:
     gpus.ranks(2, rank)
 
 
+def test_what_is_only_moved_may_be_of_any_dtype() -> None:
+    def rank() -> None:
+        with pycoll.init() as comm:
+            stream = opened(comm).stream
+            for kind in ("i2", "u2", "c8", "?", ">f4"):
+                every = np.arange(1, 6 * comm.size + 1).astype(kind).reshape(comm.size, 6)
+                x = gpus.of(every[comm.rank].copy())
+                with comm.on_stream(stream):
+                    assert comm.broadcast(x, root=1) is x
+                stream.synchronize()
+                assert x.host.tobytes() == every[1].tobytes(), kind
+                x, out = gpus.of(every[comm.rank].copy()), gpus.of(np.zeros_like(every))
+                with comm.on_stream(stream):
+                    comm.allgather(x, out)
+                stream.synchronize()
+                assert out.host.tobytes() == every.tobytes(), kind
+                listed = [gpus.of(every[comm.rank].copy()) for _ in range(3)]
+                with comm.on_stream(stream):
+                    comm.broadcast(listed, root=0)
+                stream.synchronize()
+                assert all(y.host.tobytes() == every[0].tobytes() for y in listed), kind
+
+    gpus.ranks(2, rank)
+
+
 def test_long_messages() -> None:
     def rank() -> None:
         with pycoll.init() as comm:

@@ -14,7 +14,9 @@ from pycoll import arrays
 from pycoll.arrays import HOST, Device
 from pycoll.dtypes import BFLOAT16, FLOAT32, UINT8
 from pycoll.errors import UsageError
+from pycoll.runtime.cuda import cupy as cupy_of_gpus
 from pycoll.runtime.cuda import dlpack
+from pycoll.runtime.cuda import torch as torch_of_gpus
 from pycoll.runtime.cuda import view as gpu
 from pycoll.runtime.cuda.array import CudaArray
 from pycoll.runtime.cuda.quick import spot
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.native  # the package of bindings is loaded
 class Tensor:
     """A tensor of torch on a GPU, as far as pycoll asks."""
 
-    is_cuda, is_sparse, nbytes = True, False, 20
+    is_cuda, is_sparse, is_quantized, nbytes = True, False, False, 20
     layout = "torch.strided"
     dtype = "torch.bfloat16"
 
@@ -45,6 +47,12 @@ class Tensor:
 
     def stride(self) -> tuple[int, ...]:
         return (1,) * len(self.shape)
+
+    def is_conj(self) -> bool:
+        return self.dtype == "torch.complex64"
+
+    def is_neg(self) -> bool:
+        return False
 
     def is_contiguous(self) -> bool:
         return self._contiguous
@@ -98,7 +106,7 @@ def test_tensors_that_are_refused(torch) -> None:
     with pytest.raises(UsageError, match="layout torch"):
         arrays.view(sparse, "allreduce: x")
     sparse.layout, sparse.dtype = "torch.strided", "torch.complex64"
-    with pytest.raises(UsageError, match="dtype complex64"):
+    with pytest.raises(UsageError, match="the conjugate or the negative"):
         arrays.view(sparse, "allreduce: x")
 
 
@@ -180,6 +188,22 @@ def test_which_device_is_current(torch, cupy) -> None:
     torch.cuda.is_initialized = cupy.cuda.is_available = lambda: False
     assert (of_torch.device(), of_cupy.device()) == (None, None)
     assert not of_cupy.usable()
+
+
+def test_a_library_that_another_thread_is_importing(monkeypatch) -> None:
+    """Its module is there, and nothing in it yet."""
+    for name in ("torch", "cupy"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    x = np.zeros(3, np.float32)
+    seen = arrays.view(x, "x")
+    assert seen.count == 3
+    assert arrays.empty(seen, (2,)).shape == (2,)
+    assert arrays.tensors(x, None, True) is None
+    shown = {"shape": (4,), "typestr": "|O8", "data": (0x7000, False), "version": 3}
+    with pytest.raises(UsageError, match="x has"):  # as if they were not there at all
+        gpu.view(SimpleNamespace(__cuda_array_interface__=shown), "x")
+    assert torch_of_gpus.device() is None
+    assert cupy_of_gpus.device() is None
 
 
 def test_the_array_of_our_own() -> None:

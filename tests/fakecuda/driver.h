@@ -33,6 +33,7 @@ enum { // CUresult
     NOT_READY = 600,
     ILLEGAL_ADDRESS = 700,
     LAUNCH_OUT_OF_RESOURCES = 701,
+    LAUNCH_TIMEOUT = 702,
     PEER_ACCESS_ALREADY_ENABLED = 704,
     HOST_MEMORY_ALREADY_REGISTERED = 712,
     HOST_MEMORY_NOT_REGISTERED = 713,
@@ -143,6 +144,12 @@ template <class T> struct Handles {
 extern Handles<Stream> &streams;
 extern std::set<std::shared_ptr<Capture>> &captures; // those under way
 
+// Waits for all that a device has been given so far, as the driver may when memory or code comes or
+// goes. A kernel that waits for what the caller would do next never ends: after FAKECUDA_PATIENCE
+// seconds that is noted, and the call gives LAUNCH_TIMEOUT. Takes no other state along: the lock is
+// given up meanwhile.
+int settle(std::unique_lock<std::mutex> &held, int device, const char *who);
+
 // One call of the API: takes the lock, finds out whether it is refused before it begins, and writes
 // it to the log when its result is known.
 enum Needs {
@@ -165,6 +172,10 @@ class Call
     void wait(const std::function<bool()> &until)
     {
         changed.wait(held, until);
+    }
+    int settle(int device)
+    {
+        return refused ? refused : fake::settle(held, device, name);
     }
     std::unique_lock<std::mutex> held;
 

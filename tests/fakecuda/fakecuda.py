@@ -312,10 +312,12 @@ class Module:
         cu("cuModuleLoadData", byref(handle), ctypes.c_char_p(data))
         self.ptr = handle.value or 0
 
-    def function(self, name: str) -> int:
-        """Return the handle of a function."""
-        handle = c_void_p()
+    def function(self, name: str, *, lazy: bool = False) -> int:
+        """Return the handle of a function; ``lazy``: it may be loaded as late as it is launched."""
+        handle, registers = c_void_p(), c_int()
         cu("cuModuleGetFunction", byref(handle), c_void_p(self.ptr), name.encode())
+        if not lazy:
+            cu("cuFuncGetAttribute", byref(registers), c_int(4), handle)
         return handle.value or 0
 
     def close(self) -> None:

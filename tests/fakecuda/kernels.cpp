@@ -110,4 +110,32 @@ static Kernel append("fakecuda_append",
                                            __ATOMIC_RELEASE);
                       }});
 
+// fakecuda_pingpong(uint64_t *at, uint64_t, uint32_t rounds): two blocks answer each other.
+static Kernel pingpong("fakecuda_pingpong",
+                       {{8, 8, 4}, 16, 0, [](void *const *arguments, const Grid &grid) {
+                            auto at = value<uint64_t *>(arguments, 0);
+                            auto rounds = value<uint32_t>(arguments, 2);
+                            each(grid, [=](uint32_t i, uint32_t) {
+                                for (uint64_t r = 1; i < 2 && r <= rounds; r++) {
+                                    if (i == 0)
+                                        __atomic_store_n(&at[0], r, __ATOMIC_RELEASE);
+                                    while (__atomic_load_n(&at[16 * (1 - i)], __ATOMIC_ACQUIRE) < r)
+                                        sched_yield();
+                                    if (i == 1)
+                                        __atomic_store_n(&at[16], r, __ATOMIC_RELEASE);
+                                }
+                            });
+                        }});
+
+// fakecuda_copy(uint64_t *at, uint64_t count, uint32_t): the words at `count` become those at 0.
+static Kernel copy("fakecuda_copy",
+                   {{8, 8, 4}, 16, 0, [](void *const *arguments, const Grid &grid) {
+                        auto at = value<uint64_t *>(arguments, 0);
+                        auto count = value<uint64_t>(arguments, 1);
+                        each(grid, [=](uint32_t i, uint32_t n) {
+                            for (uint64_t k = i; k < count; k += n)
+                                at[count + k] = at[k];
+                        });
+                    }});
+
 } // namespace fake

@@ -141,6 +141,8 @@ API cuMemAlloc_v2(uint64_t *out, size_t nbytes)
     int device = current_device();
     if (!call || !nbytes) // nothing to allocate is an invalid value
         return call(INVALID_VALUE);
+    if (int result = call.settle(device))
+        return call(result);
     size_t mapped = pages(nbytes);
     if (used[device] + mapped > (size_t)option("MEMORY_MIB", 4096) << 20)
         return call(OUT_OF_MEMORY);
@@ -170,10 +172,9 @@ API cuMemFree_v2(uint64_t at)
     auto found = ranges.find(at);
     if (!call || found == ranges.end() || found->second.type != DEVICE || found->second.opened)
         return call(INVALID_VALUE);
-    // It may wait for everything that runs on the device, so here it does: who frees while a
-    // kernel waits for this thread finds out.
     int device = found->second.device;
-    call.wait([&] { return idle(device); });
+    if (int result = call.settle(device))
+        return call(result);
     found = ranges.find(at);
     if (found == ranges.end())
         return call(INVALID_VALUE);
@@ -206,6 +207,8 @@ API cuMemHostAlloc(void **out, size_t nbytes, unsigned flags)
     Call call("cuMemHostAlloc", CONTEXT | UNSAFE, "%zu, %u", nbytes, flags);
     if (!call || !nbytes || flags > 7)
         return call(INVALID_VALUE);
+    if (int result = call.settle(current_device()))
+        return call(result);
     void *got
         = mmap(nullptr, pages(nbytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (got == MAP_FAILED)
@@ -222,8 +225,11 @@ API cuMemFreeHost(void *host)
     auto found = ranges.find((uint64_t)host);
     if (!call || found == ranges.end() || found->second.type != HOST || !found->second.allocated)
         return call(INVALID_VALUE);
-    int device = found->second.device;
-    call.wait([&] { return idle(device); });
+    if (int result = call.settle(found->second.device))
+        return call(result);
+    found = ranges.find((uint64_t)host);
+    if (found == ranges.end())
+        return call(INVALID_VALUE);
     munmap(host, found->second.mapped);
     ranges.erase(found);
     return call();
@@ -235,6 +241,8 @@ API cuMemHostRegister_v2(void *host, size_t nbytes, unsigned flags)
     uint64_t from = (uint64_t)host / PAGE * PAGE, to = pages((uint64_t)host + nbytes);
     if (!call || !nbytes || !host || flags > 15)
         return call(INVALID_VALUE);
+    if (int result = call.settle(current_device()))
+        return call(result);
     for (auto &[start, range] : ranges)
         if (start < to && from < start + range.mapped)
             return call(HOST_MEMORY_ALREADY_REGISTERED);
@@ -254,7 +262,9 @@ API cuMemHostUnregister(void *host)
     auto found = ranges.find((uint64_t)host);
     if (!call || found == ranges.end() || found->second.type != HOST || found->second.allocated)
         return call(HOST_MEMORY_NOT_REGISTERED);
-    ranges.erase(found);
+    if (int result = call.settle(found->second.device))
+        return call(result);
+    ranges.erase((uint64_t)host);
     return call();
 }
 

@@ -5,6 +5,7 @@
 // function of its own: name, like=<kernel>, registers=, shared=, threads=.
 #include "driver.h"
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <sstream>
 
@@ -14,6 +15,7 @@ struct Function {
     std::string name;
     const Entry *entry;
     int registers, shared, threads, dynamic = SHARED_PER_BLOCK;
+    bool loaded = false;
 };
 
 struct Module {
@@ -48,11 +50,29 @@ static int resident(const Function &f, int threads, size_t dynamic)
     return threads > f.threads || f.shared + (int)dynamic > SHARED_OPTIN ? 0 : blocks;
 }
 
+// With CUDA_MODULE_LOADING=EAGER a module's functions are loaded with it. Else, as with LAZY, which
+// is the default, each is when its attributes are first asked for, or at its first launch.
+static bool eager()
+{
+    const char *set = getenv("CUDA_MODULE_LOADING");
+    return set && strcmp(set, "EAGER") == 0;
+}
+
+static int load(Call &call, Function *f)
+{
+    if (f->loaded || eager())
+        return SUCCESS;
+    f->loaded = true;
+    return call.settle(current_device());
+}
+
 API cuModuleLoadData(void **out, const char *image)
 {
     Call call("cuModuleLoadData", CONTEXT | UNSAFE);
     if (!call || !image)
         return call(INVALID_VALUE);
+    if (int result = call.settle(current_device()))
+        return call(result);
     auto module = std::make_shared<Module>();
     module->device = current_device();
     for (auto &[name, entry] : entries())
@@ -90,6 +110,8 @@ API cuModuleUnload(void *handle)
     auto module = modules.find(handle);
     if (!call || !module)
         return call(INVALID_HANDLE);
+    if (int result = call.settle(module->device))
+        return call(result);
     for (auto &[name, function] : module->functions)
         functions.erase(&function);
     modules.all.erase(handle);
@@ -118,9 +140,11 @@ static Function *function(void *handle)
 API cuFuncGetAttribute(int *out, int which, void *handle)
 {
     Call call("cuFuncGetAttribute", CONTEXT | UNLOGGED);
-    const Function *f = function(handle);
+    Function *f = function(handle);
     if (!call || !f)
         return call(INVALID_HANDLE);
+    if (int result = load(call, f))
+        return call(result);
     switch (which) {
     case 0:
         *out = f->threads;
@@ -231,7 +255,7 @@ API cuLaunchKernelEx(const Config *config, void *handle, void **arguments, void 
 {
     std::string described;
     char what[160];
-    const Function *f = nullptr;
+    Function *f = nullptr;
     int result = SUCCESS;
     {
         std::lock_guard held(lock);
@@ -247,6 +271,8 @@ API cuLaunchKernelEx(const Config *config, void *handle, void **arguments, void 
         return call(result != SUCCESS ? result : NOT_SUPPORTED);
     if (!stream || stream->device != current_device())
         return call(INVALID_HANDLE);
+    if (int late = stream->capture ? SUCCESS : load(call, f))
+        return call(late);
     // The arguments are read now: the caller's may be gone when the kernel runs.
     auto values = std::make_shared<std::vector<std::vector<char>>>();
     for (uint32_t i = 0; i < f->entry->arguments.size(); i++) {

@@ -3,6 +3,7 @@
 #include "driver.h"
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <thread>
 
 namespace fake
@@ -63,6 +64,24 @@ bool idle(int device)
         if (stream->completed < stream->submitted)
             return false;
     return true;
+}
+
+int settle(std::unique_lock<std::mutex> &held, int device, const char *who)
+{
+    int seconds = option("PATIENCE", 30);
+    std::vector<Ticket> ends;
+    for (const auto &stream : of_device(device))
+        ends.push_back({stream, stream->submitted});
+    if (changed.wait_for(held, std::chrono::seconds(seconds), [&] {
+            return std::all_of(ends.begin(), ends.end(), [](auto &end) { return end.reached(); });
+        }))
+        return SUCCESS;
+    note("deadlock: %s waits for kernels that run, as the driver may; they have not ended in %d s",
+         who, seconds);
+    fprintf(stderr,
+            "fakecuda: %s has waited %d s for kernels that run: do they wait for its caller?\n",
+            who, seconds);
+    return LAUNCH_TIMEOUT;
 }
 
 static std::shared_ptr<Stream> made(int device, unsigned flags, int priority)

@@ -59,7 +59,58 @@ product(const float *a, const float *b, float *c, unsigned n)
         for (unsigned l = 0; l < 8; l++)
             c[(row + ty + i) * n + column + tx + l] = sum[i][l];
 }
+
+/* What a GPU's parts take by themselves; all with the same arguments. */
+typedef unsigned long long word;
+
+extern "C" __global__ void idle(word *at, word count, unsigned rounds)
+{
+}
+
+extern "C" __global__ void fences(word *at, word count, unsigned rounds)
+{
+    for (unsigned r = 1; r <= rounds; r++) {
+        ((volatile word *)at)[0] = r;
+        __threadfence_system();
+    }
+}
+
+/* Two blocks answer each other. It ends also if one never does: what it leaves then tells. */
+extern "C" __global__ void pingpong(word *at, word count, unsigned rounds)
+{
+    word *mine = at + 16 * blockIdx.x, *theirs = at + 16 * (1 - blockIdx.x), seen;
+    for (word r = 1, spins = 0; r <= rounds; r++) {
+        if (blockIdx.x == 0)
+            asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(mine), "l"(r) : "memory");
+        do
+            asm volatile("ld.acquire.sys.global.u64 %0, [%1];"
+                         : "=l"(seen) : "l"(theirs) : "memory");
+        while (seen < r && ++spins < (1u << 28));
+        if (seen < r)
+            return;
+        if (blockIdx.x == 1)
+            asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(mine), "l"(r) : "memory");
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) copy(word *at, word count, unsigned rounds)
+{
+    const ulonglong2 *from = (const ulonglong2 *)at;
+    ulonglong2 *to = (ulonglong2 *)(at + count);
+    for (word i = blockIdx.x * blockDim.x + threadIdx.x; i < count / 2; i += gridDim.x * blockDim.x)
+        to[i] = from[i];
+}
 """
+#: Names of those above, and what the stand-in has in their place: threads and registers that a
+#: computation takes, and the kernel that runs.
+PLAYED = {
+    "chain": {"registers": 11, "threads": 1024, "like": "fakecuda_busy"},
+    "product": {"registers": 101, "threads": 256, "shared": 8192, "like": "fakecuda_busy"},
+    "idle": {"like": "fakecuda_busy"},
+    "fences": {"like": "fakecuda_busy"},
+    "pingpong": {"like": "fakecuda_pingpong"},
+    "copy": {"like": "fakecuda_copy"},
+}
 
 
 def compile_all(folder: Path, capability: tuple[int, int]) -> str:
@@ -85,7 +136,7 @@ def load(device: int, carried: Path | None) -> dict[str, int]:
         file.parent.mkdir(parents=True, exist_ok=True)
         compile_all(file.parent, (gpu.major, gpu.minor))
     module = cuda.module(device, file.read_bytes())
-    return {name: cuda.function(device, module, name) for name in ("chain", "product")}
+    return {name: cuda.function(device, module, name) for name in PLAYED}
 
 
 def played(device: int, carried: Path | None) -> dict[str, int]:
@@ -95,12 +146,8 @@ def played(device: int, carried: Path | None) -> dict[str, int]:
 
     from pycoll.runtime import bindings_cuda as cuda
 
-    likes = {
-        "chain": {"registers": 11, "threads": 1024, "like": "fakecuda_busy"},
-        "product": {"registers": 101, "threads": 256, "shared": 8192, "like": "fakecuda_busy"},
-    }
-    module = cuda.module(device, fakecuda.image(**likes))
-    return {name: cuda.function(device, module, name) for name in likes}
+    module = cuda.module(device, fakecuda.image(**PLAYED))
+    return {name: cuda.function(device, module, name) for name in PLAYED}
 
 
 class Computation:

@@ -2,38 +2,60 @@
 
     python tests/gpu/run_all.py prepare             without a GPU: builds, compiles all kernels
     python tests/gpu/run_all.py                     all phases; again: goes on where it stopped
+    python tests/gpu/run_all.py --first             ten minutes: the most telling of all of them
     python tests/gpu/run_all.py --minutes 9 probe fused
     python tests/gpu/run_all.py --stand-in --short  without a GPU, over the stand-in for the driver
 
-Writes gpu.json and gpu.log into the folder --output. Exit status 1 if a phase failed, hung or had
-no time. It stops at the first phase that hangs, unless --keep-going.
+Writes gpu.json and gpu.log into the folder --output, with --first gpu-first.json and .log. Exit
+status 1 if a phase failed, hung or had no time. It stops at the first phase that hangs, unless
+--keep-going or --first is given.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+import carry
 from runner import ROOT, Phase, Runner, State, table
 
 from pycoll.cli import report
 
 PREPARE = Phase("prepare", "build, and compile every kernel for a GPU", 900, gpu=False)
 PHASES = (
+    Phase("machine", "what is there, asked of the system alone", 20),
     Phase("probe", "driver, libraries, IPC between two processes, what the GPU can", 60),
-    Phase("fused", "all ranks in one launch: every algorithm, dtype and size, bit for bit", 300),
-    Phase("sanitizer", "compute-sanitizer over the fused form", 150, stand_in=False),
-    Phase("threads", "ranks as threads: streams, graphs, 10,000 calls, aborts, the proxy", 300),
-    Phase("processes", "ranks as processes over CUDA IPC, up to 64 KiB", 120),
-    Phase("pool", "cupy's arrays at offsets in its pool's memory", 60, stand_in=False),
-    Phase("tensors", "torch's CUDA tensors", 60, stand_in=False),
     Phase("memory", "GPU memory registered for RDMA, where there is RDMA", 30),
+    Phase("micro", "a launch, a fence, a flag between two blocks, copies by 1 to all blocks", 60),
+    Phase("fused", "all ranks in one launch: every algorithm, dtype and size, bit for bit", 300),
+    Phase("threads", "ranks as threads: aborts, streams, graphs, 10,000 calls, the proxy", 300),
+    Phase("processes", "ranks as processes over CUDA IPC, up to 64 KiB", 120),
     Phase("nccl", "times beside NCCL's, 2 and 4 ranks on the GPU", 420),
+    Phase("alone", "times of our own, by blocks and algorithm", 60),
+    Phase("sanitizer", "compute-sanitizer over the fused form", 150, stand_in=False),
     Phase("overlap", "a computation beside a collective in five ways", 300),
+    Phase("pool", "cupy's arrays at offsets in its pool's memory", 90, stand_in=False),
+    Phase("tensors", "torch's CUDA tensors", 120, stand_in=False),
 )
+#: The ten minutes of --first, in the order of PHASES: the seconds of each.
+FIRST = {
+    "machine": 20,
+    "probe": 15,
+    "memory": 10,
+    "micro": 30,
+    "fused": 110,
+    "threads": 70,
+    "processes": 30,
+    "nccl": 135,
+    "alone": 50,
+    "sanitizer": 40,
+    "overlap": 50,
+}
 
 
 def main() -> int:
@@ -42,8 +64,12 @@ def main() -> int:
     )
     known = {phase.name: phase for phase in (PREPARE, *PHASES)}
     parser.add_argument("phases", nargs="*", metavar="PHASE", help=", ".join(known))
-    parser.add_argument("--minutes", type=float, default=30.0, help="for all of them; 30")
+    parser.add_argument("--minutes", type=float, help="for all of them; 30, with --first 10")
+    parser.add_argument("--first", action="store_true", help="ten minutes, the most telling first")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "gpu", metavar="DIR")
+    parser.add_argument(
+        "--carried", type=Path, default=carry.FOLDER, metavar="DIR", help="what `prepare` fills"
+    )
     parser.add_argument("--stand-in", action="store_true", help="over the stand-in for the driver")
     parser.add_argument("--short", action="store_true", help="a few cases of each kind")
     parser.add_argument("--again", action="store_true", help="also what has passed before")
@@ -53,33 +79,40 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := [name for name in options.phases if name not in known]:
         parser.error(f"no phase is called {unknown[0]}; there are {', '.join(known)}")
-    phases = [known[name] for name in options.phases] or list(PHASES)
+    if options.first:
+        known |= {name: replace(known[name], seconds=seconds) for name, seconds in FIRST.items()}
+    whole = list(FIRST) if options.first else [phase.name for phase in PHASES]
+    phases = [known[name] for name in options.phases or whole]
     if options.list:
-        for phase in known.values():
+        for phase in phases if options.first else known.values():
             print(f"{phase.name:<12} {phase.seconds:>5.0f} s  {phase.about}")
         return 0
-    commit = report.commit() or "unknown"
-    state = State(
-        options.output / "gpu.json", commit, options.stand_in, {"machine": report.machine()}
-    )
+    commit = carry.commit(options.carried)
+    form = " ".join(word for word in ("first", "short") if getattr(options, word)) or "all"
+    name = "gpu-first" if options.first else "gpu"
+    file = options.output / f"{name}.json"
+    state = State(file, commit, options.stand_in, {"machine": report.machine()}, form)
     state.load()
-    arguments = ["--device", str(options.device), "--carried", str(options.output / "carried")]
+    options.carried, options.output = options.carried.resolve(), options.output.resolve()
+    arguments = ["--device", str(options.device), "--commit", commit]
+    arguments += ["--carried", str(options.carried), "--output", str(options.output)]
     arguments += ["--stand-in"] if options.stand_in else []
     arguments += ["--short"] if options.short else []
+    arguments += ["--first"] if options.first else []
     options.output.mkdir(parents=True, exist_ok=True)
-    with (options.output / "gpu.log").open("a") as log:
+    with file.with_suffix(".log").open("a") as log:
         runner = Runner(
             state,
             log,
-            options.minutes * 60,
+            60 * (options.minutes or (10 if options.first else 30)),
             arguments,
-            environment(options.stand_in, options.output / "carried"),
-            options.keep_going,
+            environment(options.stand_in, options.carried),
+            options.keep_going or options.first,
             options.again,
         )
         good = runner.run(phases)
     print(f"\n{table(phases, state.outcomes)}")
-    print(f"commit {commit}; {options.output / 'gpu.json'}, {options.output / 'gpu.log'}")
+    print(f"commit {commit}; {file}, {file.with_suffix('.log')}")
     return 0 if good else 1
 
 
@@ -91,9 +124,12 @@ def environment(stand_in: bool, carried: Path) -> dict[str, str]:
         "CUDA_MODULE_LOADING": "EAGER",
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
         "PYTHONFAULTHANDLER": "1",
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT), *carry.paths(carried), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
     }
     if carried.is_dir():  # compiled kernels, as `prepare` left them
-        found["XDG_CACHE_HOME"] = str(carried)
+        found["PYCOLL_CACHE"] = str(carried / "pycoll")
     if stand_in:
         sys.path.append(str(ROOT / "tests" / "fakecuda"))
         import fakecuda

@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,6 +62,7 @@ class State:
     commit: str
     stand_in: bool
     meta: dict[str, Any]
+    form: str = "all"  #: of the run: what has passed in another form has not in this one
     outcomes: dict[str, Outcome] = field(default_factory=dict)
 
     def load(self) -> None:
@@ -71,7 +71,8 @@ class State:
             known = json.loads(self.path.read_text())
         except FileNotFoundError:
             return
-        if (known["commit"], known["stand_in"]) == (self.commit, self.stand_in):
+        alike = "commit", "stand_in", "form"
+        if [known.get(name) for name in alike] == [getattr(self, name) for name in alike]:
             self.outcomes = {name: Outcome(**row) for name, row in known["phases"].items()}
 
     def save(self) -> None:
@@ -81,6 +82,7 @@ class State:
         document = {
             "commit": self.commit,
             "stand_in": self.stand_in,
+            "form": self.form,
             "meta": self.meta,
             "phases": rows,
         }
@@ -130,10 +132,12 @@ class Runner:
         seconds = min(phase.seconds, left - self.grace)
         self.say(f"== {phase.name}: {phase.about}; at most {seconds:.0f} s")
         start = self.clock()
-        with tempfile.TemporaryDirectory(prefix="pycoll-gpu-") as folder:
-            result = Path(folder, "result.json")
-            code = self._process(phase, seconds, result)
-            found = json.loads(result.read_text()) if result.exists() else {}
+        # Beside the whole's, so that what it had seen is there whoever is killed.
+        result = self.state.path.with_suffix("") / f"{phase.name}.json"
+        result.parent.mkdir(parents=True, exist_ok=True)
+        result.unlink(missing_ok=True)
+        code = self._process(phase, seconds, result)
+        found = json.loads(result.read_text()) if result.exists() else {}
         taken = round(self.clock() - start, 2)
         summary, details = found.get("summary", ""), found.get("details", {})
         if code is None:
@@ -153,7 +157,7 @@ class Runner:
         with subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **self.environment},
+            env={**os.environ, **self.environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -196,3 +197,41 @@ def test_graphs_of_pycolls_calls(tmp_path: Path) -> None:
     (found,) = json.loads(output.read_text())["rows"]
     assert (found["mode"], found["wrong"]) == ("graph", 0)
     assert found["calls"] % 16 == 0
+
+
+@pytest.mark.native
+@pytest.mark.slow
+@needs_stand_in
+def test_what_was_measured_is_there_whoever_is_killed(tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    given = ["--stand-in", "--alone", "--modes", "eager", "--ranks", "2", "--repeats", "1"]
+    given += ["--sizes", ",".join(["8"] * 10_000), "--output", str(output)]
+    command = [sys.executable, "-u", str(BENCH / "one_gpu.py"), *given]
+    more = fakecuda.environment()
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **more},
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        shown = [process.stdout.readline() for _ in range(3)]
+        os.killpg(process.pid, signal.SIGKILL)
+    rows = json.loads(output.read_text())["rows"]
+    # Each is written once it has been shown.
+    assert len(rows) >= len(shown) - 1
+    assert {row["wrong"] for row in rows} == {0}
+
+
+@pytest.mark.native
+@pytest.mark.slow
+@needs_stand_in
+def test_a_contest_ends_with_its_time(tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    given = ["--stand-in", "--alone", "--modes", "eager", "--ranks", "2", "--repeats", "1"]
+    given += ["--sizes", ",".join(["8"] * 10_000), "--seconds", "1", "--output", str(output)]
+    done = bench(*given, **fakecuda.environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "# no time left for 8 B, eager, and what follows" in done.stdout
+    assert 0 < len(json.loads(output.read_text())["rows"]) < 10_000

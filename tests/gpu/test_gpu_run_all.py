@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parent))
 from runner import FAILED, HUNG, LEFT, PASSED, SKIPPED, Phase, Runner, State, table
 
 #: Phases that the stand-in for the driver can play.
-PLAYED = ("probe", "fused", "threads", "processes", "memory", "nccl", "overlap")
+PLAYED = ("probe", "memory", "micro", "fused", "threads", "processes", "nccl", "alone", "overlap")
 PHASE = Path(__file__).parent / "phases" / "phase.py"
 HEAD = f"import sys\nsys.path.insert(0, {str(PHASE.parent)!r})\nfrom phase import Lacking, main\n"
 
@@ -148,6 +148,32 @@ def test_another_commit_begins_anew(tmp_path: Path, write: Any) -> None:
     assert not state.outcomes
 
 
+def test_another_form_begins_anew(tmp_path: Path, write: Any) -> None:
+    phase = write("one", "return 'done'")
+    run(tmp_path, phase)
+    known = State(tmp_path / "out" / "gpu.json", "abc", False, {}, "short")
+    known.load()
+    assert not known.outcomes, "what has passed in short has not passed"
+    # Nor do files of before the form was written down count.
+    document = json.loads(known.path.read_text())
+    del document["form"]
+    known.path.write_text(json.dumps(document))
+    state = State(known.path, "abc", False, {})
+    state.load()
+    assert not state.outcomes
+
+
+def test_what_a_phase_had_seen_is_on_disk_while_it_runs(tmp_path: Path, write: Any) -> None:
+    seen = tmp_path / "out" / "gpu" / "one.json"
+    body = f"""
+import json, pathlib
+run.details["step"] = 1
+run.note("one step")
+return json.loads(pathlib.Path({str(seen)!r}).read_text())["summary"]"""
+    _, state, _ = run(tmp_path, write("one", body))
+    assert state.outcomes["one"].summary == "one step"
+
+
 def test_a_phase_for_which_no_time_is_left_does_not_begin(tmp_path: Path, write: Any) -> None:
     phase = write("one", "return 'done'")
     good, state, _ = run(tmp_path, phase, seconds=5)
@@ -182,20 +208,18 @@ def test_the_command_line() -> None:
     listed = call("--list")
     assert listed.returncode == 0
     names = [line.split()[0] for line in listed.stdout.splitlines()]
-    assert names[:3] == ["prepare", "probe", "fused"]
+    assert names[:4] == ["prepare", "machine", "probe", "memory"]
     for name in names:
         assert (PHASE.parent / f"{name}.py").exists(), name
     wrong = call("fussed")
     assert wrong.returncode == 2
-    assert "no phase is called fussed; there are prepare, probe, fused" in wrong.stderr
+    assert "no phase is called fussed; there are prepare, machine, probe" in wrong.stderr
 
 
 @pytest.mark.native
 @pytest.mark.slow
 @pytest.mark.skipif(bool(fakecuda.lack()), reason=fakecuda.lack() or "-")
-@pytest.mark.parametrize(
-    "name", ["probe", "fused", "threads", "processes", "memory", "nccl", "overlap"]
-)
+@pytest.mark.parametrize("name", PLAYED)
 def test_a_phase_over_the_stand_in(tmp_path: Path, name: str) -> None:
     fakecuda.library()  # built before the phase's own time begins
     command = [sys.executable, str(PHASE.parents[1] / "run_all.py"), "--stand-in", "--short"]
@@ -218,17 +242,53 @@ def test_what_wants_the_runtime_library_means_nothing_over_the_stand_in() -> Non
     alone = {phase.name for phase in PHASES if not phase.stand_in}
     assert alone == {"sanitizer", "pool", "tensors"}
     assert alone.isdisjoint(PLAYED)
-    assert {phase.name for phase in PHASES} == alone.union(PLAYED)
+    assert {phase.name for phase in PHASES} == alone.union(PLAYED, {"machine"})
 
 
 @pytest.mark.native
 @pytest.mark.slow
 @pytest.mark.skipif(bool(fakecuda.lack()), reason=fakecuda.lack() or "-")
-def test_what_a_kernel_did_not_write_is_found(tmp_path: Path) -> None:
+def test_what_a_kernel_did_not_write_is_found_and_the_next_case_is_run(tmp_path: Path) -> None:
     script = tmp_path / "idle.py"
     script.write_text(f"{HEAD}import fused\nfused.launch = lambda *a: None\nmain(fused.phase)\n")
-    idle = Phase("idle", "kernels that do nothing", 60, script=script)
+    idle = Phase("idle", "kernels that do nothing", 100, script=script)
     more = {"arguments": ["--stand-in", "--short"], "environment": fakecuda.environment()}
     good, state, _ = run(tmp_path, idle, **more)
     assert not good
-    assert "elements, first 0: got" in state.outcomes["idle"].summary
+    outcome = state.outcomes["idle"]
+    assert "failures, first 2 ranks, rank " in outcome.summary
+    assert "elements, first 0: got" in outcome.summary
+    # Every case of all ranks was run, and is put down.
+    for size in (2, 4):
+        assert len(outcome.details[f"{size} ranks"]["failures"]) == 40
+
+
+GIVES_UP = """
+import fused
+from pycoll.errors import CollectiveTimeout
+real, left = fused.launch, [2]
+def launch(comm, case, *rest):
+    if case.collective == "broadcast" and case.count == 4097 and left[0]:
+        left[0] -= 1
+        raise CollectiveTimeout("it gave up")
+    real(comm, case, *rest)
+fused.launch = launch
+main(fused.phase)
+"""
+
+
+@pytest.mark.native
+@pytest.mark.slow
+@pytest.mark.skipif(bool(fakecuda.lack()), reason=fakecuda.lack() or "-")
+def test_behind_a_kernel_that_gave_up_the_next_case_is_run(tmp_path: Path) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(f"{HEAD}{GIVES_UP}")
+    ends = Phase("ends", "two kernels give up", 100, script=script)
+    more = {"arguments": ["--stand-in", "--short"], "environment": fakecuda.environment()}
+    good, state, _ = run(tmp_path, ends, **more)
+    assert not good
+    found = state.outcomes["ends"].details
+    failures = found["2 ranks"]["failures"]
+    assert [text.split(": ", 2)[2] for text in failures] == ["CollectiveTimeout: it gave up"] * 2
+    assert found["4 ranks"]["failures"] == []
+    assert found["2 ranks"]["cases"] == found["4 ranks"]["cases"] - 2

@@ -48,12 +48,10 @@ def test_what_makes_another_kernel_is_compiled_anew(made, tmp_path, monkeypatch)
     assert len(made) == 4
     monkeypatch.setattr(compile, "OPTIONS", ("--fmad=true",))
     get()
-    monkeypatch.setattr(compile, "version", lambda: (13, 0))
-    get()
     monkeypatch.setattr(compile, "_sources", lambda: {"kernel.cu": "another"})
     get()
     get()
-    assert len(made) == 7
+    assert len(made) == 6
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", b"x" * 1000], ids=["empty", "cut", "other"])
@@ -202,6 +200,30 @@ def test_names_of_kernels():
 def test_nothing_of_it_is_imported_with_the_package(root: Path):
     code = "import sys, pycoll; assert not any(m.split('.')[0] == 'cupy' for m in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=60)
+
+
+def test_what_was_carried_serves_where_there_is_another_nvrtc(made, tmp_path, monkeypatch):
+    def get() -> bytes:
+        return compile.cubin(FLOAT32, ReduceOp.SUM, HOPPER, tmp_path)
+
+    def compiles(text: str, *options: str) -> bytes:
+        raise AssertionError("something was compiled")
+
+    by_12 = get()
+    monkeypatch.setattr(compile, "version", lambda: (13, 0))
+    monkeypatch.setattr(compile, "compile_text", compiles)
+    assert get() == by_12
+    compile.require(HOPPER, tmp_path)  # nothing has to be compiled to know that kernels are there
+    # What this very NVRTC has compiled comes first, whatever else is there.
+    [first] = tmp_path.rglob("*.cubin")
+    own = first.stem.replace("nvrtc_12.9", "nvrtc_13.0")
+    compile._store(first.with_name(f"{own}.cubin"), own, b"by 13.0")
+    assert get() == b"by 13.0"
+    monkeypatch.setattr(compile, "version", lambda: (12, 9))
+    assert get() == by_12
+    # One that is damaged is no reason to compile where there is another.
+    first.write_bytes(b"damaged")
+    assert get() == b"by 13.0"
 
 
 def test_what_was_carried_serves_where_there_is_no_nvrtc(made, tmp_path, monkeypatch):

@@ -83,13 +83,15 @@ struct blob {
 
 struct rank_part {
     plan_text text;
+    uint64_t salt;
     uint64_t registered;               /* its arrays lie in the heap */
     std::vector<blob> inputs, outputs; /* of each launch */
 };
 
 struct sim_case {
     std::string name;
-    uint64_t size, slots, slot_bytes, first, launches, threads, in_place, offset, timeout_ns;
+    uint64_t size, slots, slot_bytes, first, launches, threads, in_place, offset, in_graph,
+        timeout_ns;
     std::vector<uint64_t> blocks;
     std::vector<rank_part> ranks;
 };
@@ -107,7 +109,8 @@ static sim_case read_case(reader &in)
     c.name.assign((const char *)name.at, name.nbytes);
     c.size = in.number(), c.slots = in.number(), c.slot_bytes = in.number();
     c.first = in.number(), c.launches = in.number(), c.threads = in.number();
-    c.in_place = in.number(), c.offset = in.number(), c.timeout_ns = in.number();
+    c.in_place = in.number(), c.offset = in.number();
+    c.in_graph = in.number(), c.timeout_ns = in.number();
     plan_text text = {};
     text.dtype = (uint32_t)in.number(), text.op = (uint32_t)in.number();
     text.tile = (uint32_t)in.number(), text.root = (uint32_t)in.number();
@@ -120,6 +123,7 @@ static sim_case read_case(reader &in)
         rank_part part;
         part.text = text;
         part.text.signature = in.number();
+        part.salt = in.number();
         for (uint32_t k = 0; k < 2; k++)
             part.text.input[k] = (uint32_t)in.number();
         for (uint32_t k = 0; k < 2; k++)
@@ -227,7 +231,14 @@ void rank_run::make(const sim_case &of, uint32_t r, world *w)
     }
     input = (unsigned char *)from + in_at;
     result = (unsigned char *)to + out_at;
-    launch = {image, from, to, of.timeout_ns};
+    image->states[0].salt = part->salt;
+    launch = {image,
+              from,
+              to,
+              of.timeout_ns,
+              of.in_graph ? ~part->salt : part->salt,
+              (uint32_t)of.in_graph,
+              0};
     for (uint32_t b = 0; b < image->nblocks; b++)
         blocks.emplace_back(new pc_simt_block((uint32_t)of.threads));
     shared.resize(image->nblocks);

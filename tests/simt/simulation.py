@@ -57,6 +57,8 @@ class Case:
     seed: int = 0
     signature: int = 1
     foreign: int = -1  #: a rank that is in another call
+    salts: tuple[int, ...] = ()  #: of each rank: which calls it refused before
+    in_graph: bool = False  #: which launches it
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -91,6 +93,7 @@ class Case:
             THREADS,
             self.in_place,
             self.offset,
+            self.in_graph,
             int(self.timeout * 1e9),
             self.dtype.code,
             self.op,
@@ -104,6 +107,7 @@ class Case:
         results = [self.launch(number) for number in range(self.launches)]
         for rank in range(self.size):
             put(words, self.signature + (rank == self.foreign))
+            put(words, self.salts[rank] if self.salts else 0)
             for extent in self.extents(rank):
                 put(words, extent.start, len(extent))
             virtual = (rank - self.root) % self.size

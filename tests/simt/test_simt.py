@@ -424,3 +424,35 @@ def test_messages_of_another_call_are_refused(run: Run, one: Path, packets: bool
     assert done.returncode == 1
     found = troubles(done.stderr)
     assert MISMATCH in {what[0] for what in found.values()}, done.stderr
+
+
+#: The forms that messages go in; each compares signatures in places of its own.
+SALTED = {
+    "plain": of("allreduce", "ring"),
+    "packets": of("allreduce", "ring", packets=True),
+    "direct": of("allreduce", "two_shot", direct=True),
+    "astray": of("allreduce", "two_shot", direct=True, stray=1),
+}
+
+
+@pytest.mark.parametrize("in_graph", [False, True], ids=["launched", "replayed"])
+@pytest.mark.parametrize("form", SALTED)
+def test_ranks_that_refused_the_same_calls_are_in_step(
+    run: Run, one: Path, form: str, in_graph: bool
+) -> None:
+    salts = (0x9E3779B97F4A7C15,) * 3
+    c = replace(SALTED[form], salts=salts, in_graph=in_graph)
+    done = run(one, "run", [c, replace(c, salts=()), c])
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[:4000]
+
+
+@pytest.mark.parametrize("in_graph", [False, True], ids=["launched", "replayed"])
+@pytest.mark.parametrize("form", SALTED)
+def test_a_rank_that_alone_refused_a_call_is_out_of_step(
+    run: Run, one: Path, form: str, in_graph: bool
+) -> None:
+    c = replace(SALTED[form], salts=(0, 0x9E3779B97F4A7C15, 0), in_graph=in_graph, launches=1)
+    done = run(one, "run", [c])
+    assert done.returncode == 1
+    found = troubles(done.stderr)
+    assert MISMATCH in {what[0] for what in found.values()}, done.stderr

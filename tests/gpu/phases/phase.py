@@ -31,14 +31,25 @@ class Run:
     def __init__(self, options: argparse.Namespace) -> None:
         self.stand_in: bool = options.stand_in
         self.short: bool = options.short
+        self.first: bool = options.first
         self.device: int = options.device
         self.seconds: float = options.seconds
         self.carried: Path | None = options.carried
+        self.output: Path = options.output
+        self.commit: str = options.commit
+        # Seconds after which a kernel gives up: threads of this machine are slow to play one.
+        self.deadline: float = options.deadline or (60.0 if options.stand_in else 5.0)
+        self.most: int | None = options.most
         self._end = time.monotonic() + options.seconds
         self._result: Path | None = options.result
         self.checks = 0
         self.details: dict[str, Any] = {}
         self.left_out: list[str] = []
+
+    @property
+    def kernels_carried(self) -> bool:
+        """Whether there are kernels that go the way to a GPU, also over the stand-in."""
+        return bool(self.carried and any(self.carried.glob("pycoll/kernels/*.cubin")))
 
     @property
     def left(self) -> float:
@@ -66,7 +77,9 @@ class Run:
         """Leave a result as it stands: what a phase that is killed had reached."""
         if self._result is not None:
             row = {"summary": summary, "checks": self.checks, "details": self.details}
-            self._result.write_text(json.dumps(row | {"left_out": self.left_out}, default=str))
+            part = self._result.with_suffix(".part")
+            part.write_text(json.dumps(row | {"left_out": self.left_out}, default=str))
+            part.replace(self._result)  # whole or not at all: it may be killed at any time
 
     def finish(self, summary: str) -> None:
         """Say what was seen."""
@@ -86,12 +99,17 @@ def main(phase: Callable[[Run], str]) -> NoReturn:
     parser.add_argument("--device", type=int, default=0)
     parser.add_argument("--stand-in", action="store_true")
     parser.add_argument("--short", action="store_true", help="a few cases of each kind")
+    parser.add_argument("--first", action="store_true", help="what the first ten minutes are for")
+    parser.add_argument("--most", type=int, help="cases of a number of ranks")
+    parser.add_argument("--deadline", type=float, help="seconds until a kernel gives up; 5")
     parser.add_argument("--carried", type=Path, help="the folder that `prepare` filled")
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "gpu")
+    parser.add_argument("--commit", default="unknown", help="of the source that runs")
     options = parser.parse_args()
     # Where it hangs is known before the runner kills it.
     faulthandler.dump_traceback_later(options.seconds + 10, exit=False)
     run = Run(options)
-    if options.stand_in:
+    if options.stand_in and not run.kernels_carried:
         kernels.take_any()
     try:
         run.finish(phase(run))

@@ -29,24 +29,34 @@ def phase(run: Run) -> str:
         # Several arrays in one chunk of the pool, and views that begin inside them.
         arrays = [cupy.full(4096, comm.rank + 1, cupy.float32) for _ in range(8)]
         stream = cupy.cuda.Stream(non_blocking=True)
-        # Loaded and allocated before any kernel waits for a peer.
-        comm.plan("allreduce", arrays[0][:10])
+        # cudaMalloc and the loading of a kernel may wait for kernels that run, and a collective
+        # runs until the other thread has called it: all that is used beside one is loaded here, and
+        # lies in cupy's pool of the stream that will ask for it.
+        for i, x in enumerate(arrays):
+            comm.plan("allreduce", x[i : 4096 - i])
         comm.plan("allgather", arrays[0][:10], cupy.empty(20, cupy.float32))
-        cupy.cuda.Device().synchronize()
-        seat.gather(0.0)
+        with stream:
+            kept = [arrays[0] * 2 for _ in range(4)]
+        kept += [cupy.empty(20, cupy.float32) for _ in range(4)]
+        stream.synchronize()
+        seat.gather(0.0)  # both hold them, as both will
+        del kept
         for i, x in enumerate(arrays):
             part = x[i : 4096 - i]
+            cupy.cuda.Device().synchronize()
+            seat.gather(0.0)  # what follows allocates nothing new and loads nothing
             with stream:
                 comm.allreduce(part)
                 doubled = part * 2  # ordered by the stream
             stream.synchronize()
-            seat.gather(0.0)
+            seat.gather(0.0)  # nothing runs until both have met again
             want = cupy.full(part.shape, 6.0, cupy.float32)
             if not bool((doubled == want).all()):
                 raise AssertionError(f"array {i} of the pool: {doubled[:4]}, want 6")
             if i and float(x[0]) != comm.rank + 1:
                 raise AssertionError(f"array {i}: what lies before the part has changed")
             checked += 1
+        seat.gather(0.0)
         out = comm.allgather(arrays[0][:10])  # a new array of cupy's
         comm._launch.cuda.open().check()
         stream.synchronize()

@@ -23,11 +23,17 @@ def phase(run: Run) -> str:
     from pycoll.dtypes import DTYPES, ReduceOp
     from pycoll.runtime.cuda import compile
 
-    if lack := compile.missing():
-        raise Lacking(lack)
     if run.carried is None:
         raise Lacking("--carried names no folder to fill")
-    folder: Path = run.carried / "pycoll"  # as the cache of $XDG_CACHE_HOME lies
+    import carry
+    import one_arch
+
+    arch = 10 * CAPABILITY[0] + CAPABILITY[1]
+    libraries = f"{carry.fill(run.carried)}; {one_arch.carry(run.carried, run.output, arch)}"
+    run.note(libraries)
+    if lack := compile.missing():
+        raise Lacking(lack)
+    folder: Path = run.carried / "pycoll"  # as PYCOLL_CACHE will name it
     folder.mkdir(parents=True, exist_ok=True)
     wanted = [(kind, op) for kind in DTYPES for op in ReduceOp]
     if run.short:
@@ -48,7 +54,8 @@ def phase(run: Run) -> str:
 
     text = kernels.compile_all(run.carried, CAPABILITY)
     run.details["bytes"] = sum(sizes)
-    return f"{done} kernels for sm_{CAPABILITY[0]}{CAPABILITY[1]}, {sum(sizes) >> 10} KiB; {text}"
+    made = f"{done} kernels for sm_{CAPABILITY[0]}{CAPABILITY[1]}, {sum(sizes) >> 10} KiB"
+    return f"{made}; {text}; {libraries}"
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def phase(run: Run) -> str:
             print(f"{name}: {key}: {value}")
     run.details["vmm"] = driver.exportable() or "made and exported"
     print(f"VMM memory as a descriptor: {run.details['vmm']}")
-    run.details["ipc"] = ipc(run)
+    run.details["ipc"] = refused(run.device) or ipc(run)
     print(f"CUDA IPC between two processes: {run.details['ipc']}")
     kind = f"{gpu.name}, sm_{gpu.major}{gpu.minor}, CUDA {gpu.driver // 1000}"
     return f"{kind}; IPC {run.details['ipc']}; VMM {run.details['vmm']}"
@@ -54,6 +54,44 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def refused(device: int) -> str:
+    """Say why a process cannot open another's GPU memory here; empty if it can."""
+    command = [sys.executable, __file__, "--handle", str(device)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as giver:
+        handle = (giver.stdout or [""]).readline().strip()  # type: ignore[union-attr]
+        taker = [sys.executable, __file__, "--take", handle or "none", str(device)]
+        done = subprocess.run(taker, capture_output=True, text=True, timeout=60, check=False)
+        said = giver.communicate("", timeout=60)[1]
+    if not handle:
+        return f"cannot be given: {said.strip()[-200:]}"
+    return "" if done.returncode == 0 else f"cannot be opened: {done.stderr.strip()[-200:]}"
+
+
+def give(device: int) -> None:
+    """Print the handle of an allocation, and keep that until told to end."""
+    from device import Pool
+
+    from pycoll.runtime import bindings_cuda as cuda
+
+    pool = Pool(device, 1 << 20)
+    print(cuda.ipc_get(device, pool.empty(1).address).hex(), flush=True)
+    sys.stdin.read()
+
+
+def take(handle: str, device: int) -> None:
+    """Open another process's allocation; with no handle, only make use of the GPU."""
+    from device import Pool, close_all
+
+    from pycoll.runtime import bindings_cuda as cuda
+
+    Pool(device, 1 << 20)  # its context
+    if handle:
+        cuda.ipc_close(device, cuda.ipc_open(device, bytes.fromhex(handle)))
+    close_all()
 
 
 def ipc(run: Run) -> str:
@@ -97,5 +135,11 @@ def other(arguments: list[str]) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--open"]:
         other(sys.argv[2:])
+    elif sys.argv[1:2] == ["--touch"]:
+        take("", int(sys.argv[2]))
+    elif sys.argv[1:2] == ["--handle"]:
+        give(int(sys.argv[2]))
+    elif sys.argv[1:2] == ["--take"]:
+        take(sys.argv[2], int(sys.argv[3]))
     else:
         main(phase)

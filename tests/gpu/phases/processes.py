@@ -15,13 +15,18 @@ COUNTS = (1, 17, 1000, 16 << 10)  #: of 4 bytes: up to 64 KiB
 
 
 def phase(run: Run) -> str:
+    import probe
+
     import pycoll
 
-    # Nothing here may ask CUDA: a process that has cannot fork ranks that do.
+    # Nothing here may ask CUDA: a process that has cannot fork ranks that do. So others try.
+    if lack := probe.refused(run.device):
+        raise Lacking(f"CUDA IPC between two processes {lack}")
     seen = []
-    for size in (2, 4):
-        share = run.left / (2 if size == 2 else 1)
-        more = run.device, run.short, run.stand_in, share
+    sizes = (2,) if run.first else (2, 4)
+    for size in sizes:
+        share = run.left / (2 if size != sizes[-1] else 1)
+        more = run.device, run.short, run.stand_in and not run.kernels_carried, share
         found = pycoll.spawn(rank, size, *more, timeout=share + 60)
         if lack := next(filter(None, (lack for lack, _, _ in found)), ""):
             raise Lacking(lack)
@@ -35,7 +40,7 @@ def phase(run: Run) -> str:
 
 
 def rank(
-    device: int, short: bool, stand_in: bool, seconds: float
+    device: int, short: bool, take_any: bool, seconds: float
 ) -> tuple[str, int, tuple[str, ...]]:
     """Run one rank; returns what it lacks, its calls, and how it reaches the others."""
     import kernels
@@ -44,7 +49,7 @@ def rank(
 
     if lack := cuda.missing():
         return lack, 0, ()
-    if stand_in:
+    if take_any:
         kernels.take_any()
     import cases as c
     from device import Pool

@@ -6,6 +6,8 @@ from typing import Any
 
 from phase import Lacking, Run, main
 
+CALLS = 50  #: whose tensors are freed at once
+
 
 def phase(run: Run) -> str:
     from pycoll.runtime import bindings_cuda as cuda
@@ -32,10 +34,17 @@ def phase(run: Run) -> str:
         for kind in kinds:
             for count in (1, 1000, 300_000):
                 x = torch.full((count,), comm.rank + 1, dtype=kind, device=device)
-                # Loaded and allocated before any kernel waits for a peer.
+                # cudaMalloc and the loading of a kernel may wait for kernels that run, and a
+                # collective runs until the other thread has called it: all that is used beside one
+                # is loaded here, and lies in the allocator's pool of the stream that will ask.
                 comm.plan("allreduce", x)
                 torch.cuda.synchronize(device)
-                seat.gather(0.0)
+                with torch.cuda.stream(stream):
+                    for _ in range(2):
+                        y = x * 2
+                        z = y + 0
+                torch.cuda.synchronize(device)
+                seat.gather(0.0)  # what follows allocates nothing new and loads nothing
                 with torch.cuda.stream(stream):
                     comm.allreduce(x)
                     y = x * 2
@@ -44,13 +53,21 @@ def phase(run: Run) -> str:
                     z = y + 0
                 stream.synchronize()
                 comm._launch.cuda.open().check()
-                seat.gather(0.0)
+                seat.gather(0.0)  # nothing runs until both have met again
                 # 1 + 2 = 3 on both; 6 on both; their sum is 12.
                 if not bool((z == 12).all()):
                     raise AssertionError(f"{count} of {kind}: {z[:4]}, want 12")
                 checked += 1
-        # Freed while a call may still use it: the allocator was told.
-        for _ in range(50):
+        # Freed while a call may still use it: the allocator was told. As many as may be held at
+        # once are in its pool before: both threads take from the one of the default stream.
+        x = torch.ones(1 << 18, device=device)
+        comm.plan("allreduce", x)
+        kept = [torch.full((1 << 18,), -7.0, device=device) for _ in range(2 * CALLS)]
+        torch.cuda.synchronize(device)
+        seat.gather(0.0)
+        del x, kept
+        seat.gather(0.0)
+        for _ in range(CALLS):
             x = torch.ones(1 << 18, device=device)
             comm.allreduce(x, async_op=True)
             del x
