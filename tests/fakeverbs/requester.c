@@ -303,9 +303,12 @@ void fv_requester_ack(struct fv_qp *qp, const struct fv_packet *packet)
     }
 }
 
+/* What a QP in ERR had asked for may land until its requests are flushed: only a completion, or the
+ * end of the QP, says that memory is the user's again. */
 void fv_requester_read(struct fv_qp *qp, const struct fv_packet *packet, const char *payload)
 {
-    if (qp->state != IBV_QPS_RTS)
+    bool failed = qp->state == IBV_QPS_ERR && qp->flush;
+    if (qp->state != IBV_QPS_RTS && !failed)
         return;
     for (uint64_t i = qp->done; i < qp->posted; i++) {
         struct fv_send *s = request(qp, i);
@@ -315,13 +318,16 @@ void fv_requester_read(struct fv_qp *qp, const struct fv_packet *packet, const c
             continue;
         if (packet->psn != add(s->first, s->received))
             return; /* a second answer, or one after a gap */
-        advance(qp, packet->psn);
+        if (!failed)
+            advance(qp, packet->psn);
         if (!fv_scatter(qp, s->sge, s->nsge, s->received * qp->mtu, payload, packet->length)) {
-            fail(qp, IBV_WC_LOC_PROT_ERR);
+            if (!failed)
+                fail(qp, IBV_WC_LOC_PROT_ERR);
             return;
         }
         s->received++;
-        advance(qp, add(packet->psn, 1));
+        if (!failed)
+            advance(qp, add(packet->psn, 1));
         return;
     }
 }

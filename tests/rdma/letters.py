@@ -26,7 +26,7 @@ IN_LINE, OFFERED = 0xFFFFFFFF, 0xFFFFFFFE
 HEADER = struct.Struct("=IHHII")
 HELLO = struct.Struct("=IIQQQQ" + MAX_RAILS * "IIQ")
 END = struct.Struct("=IIHBB16sBB10x")
-LANDED = struct.Struct(f"={CHANNELS * LINES}I{CHANNELS * LINES}s160s")
+LANDED = struct.Struct(f"={CHANNELS * LINES}I{CHANNELS * LINES}s320s")
 LINE_HEAD = struct.Struct(f"=QII{INLINE}s")
 COUNT = struct.Struct("=Q")
 LOAN = struct.Struct(f"=Q{MAX_RAILS}I")
@@ -40,6 +40,7 @@ class Kind(IntEnum):
     ANSWER = 3
     FENCED = 4
     BYE = 5
+    WITHDRAWN = 6
 
 
 class Key(NamedTuple):
@@ -222,4 +223,4 @@ class Loan(NamedTuple):
 def landed(counts: Sequence[int], why: str) -> bytes:
     """Return what says which messages have come, when no path is left by which more could."""
     low = [count & 0xFFFFFFFF for count in counts]
-    return LANDED.pack(*low, bytes(CHANNELS * LINES), why.encode()[:159])
+    return LANDED.pack(*low, bytes(CHANNELS * LINES), why.encode()[:319])

@@ -57,6 +57,8 @@ class Nics:
         self.count = count
         self._bent: set[str] = set()
         self._down: set[str] = set()
+        self._resized: set[int] = set()
+        self._moved: dict[int, str] = {}  #: by NIC: the address that it has instead
         guest.run(["sysctl", "-qw", *SETTINGS])
         lines = [
             f"link add switch mtu {MTU} type bridge forward_delay 0 mcast_snooping 0",
@@ -141,6 +143,20 @@ class Nics:
                 self._bent.discard(end)
                 self._tc(f"qdisc del dev {end} root")
 
+    def resize(self, nic: int, mtu: int) -> None:
+        """Change how long a packet may be on a NIC's cable, in bytes of Ethernet; MTU as it was."""
+        self._resized.add(nic)
+        self._ip(f"link set r{nic} mtu {mtu}", f"link set p{nic} mtu {mtu}")
+        if mtu == MTU:
+            self._resized.discard(nic)
+
+    def readdress(self, nic: int, host: int) -> None:
+        """Give a NIC the address NETWORK.host instead of its own; returns when it has its GID."""
+        old = self._moved.get(nic, self.address(nic))
+        new = self._moved[nic] = f"{NETWORK}.{host}"
+        self._ip(f"addr del {old}/24 dev r{nic}", f"addr add {new}/24 dev r{nic}")
+        self._wait([nic])
+
     def heal(self) -> None:
         """Undo whatever was done to the NICs and their cables; returns when all are active."""
         if self._bent:
@@ -150,12 +166,18 @@ class Nics:
             self._ip(*(f"link set {end} up" for end in self._down))
             self._down.clear()
             self._wait(range(self.count))
+        for nic in list(self._resized):
+            self.resize(nic, MTU)
+        for nic in list(self._moved):
+            self.readdress(nic, nic + 1)
+            del self._moved[nic]
 
     def _wait(self, nics: Sequence[int]) -> None:
         """Wait until NICs are active and have their GIDs."""
         pairs: list[str] = []
         for nic in nics:
-            octets = [int(octet) for octet in self.address(nic).split(".")]
+            address = self._moved.get(nic, self.address(nic))
+            octets = [int(octet) for octet in address.split(".")]
             gid = "ffff:{:02x}{:02x}:{:02x}{:02x}".format(*octets)
             pairs += [self.device(nic), gid]
         self.guest.run(["sh", "-c", USABLE, "usable", *pairs])

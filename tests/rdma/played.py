@@ -137,7 +137,7 @@ def connected(comm: pycoll.Communicator, sockets: queue.Queue[tuple[int, int]]):
 def play(scene: str, folder: Path) -> None:
     """Be a rank that is no pycoll."""
     sockets: queue.Queue[tuple[int, int]] = queue.Queue()
-    bindings.comm_rails = lambda comm, fabric, rails: None
+    bindings.comm_rails = lambda *_: None
     bindings.comm_adopt = lambda comm, peer, fd: sockets.put((peer, fd))
     with pycoll.init() as comm:
         peer = connected(comm, sockets)

@@ -104,7 +104,10 @@ def become(what: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(what["env"])
     sys.argv = what["argv"]
-    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    # This process was started for another rank, perhaps of another test, with another path.
+    own = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    rest = [part for part in sys.path[1:] if part not in own]
+    sys.path[:] = [os.path.dirname(os.path.abspath(sys.argv[0])), *own, *rest]
     if "PYTHONFAULTHANDLER" in os.environ:
         importlib.import_module("faulthandler").enable()
     runpy.run_path(sys.argv[0], run_name="__main__")

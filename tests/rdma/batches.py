@@ -1,0 +1,51 @@
+"""A rank that sums arrays of many lengths with the others, as often as it is told, and checks each.
+
+    batches.py LENGTH...
+
+The lengths are used in turns. For each line of its standard input, which holds a number, the rank
+makes so many calls; the ranks must be told alike. It writes "call N" before each, and after the
+last a line of JSON with the state of its paths. At the end of the input it leaves. When a call
+fails it writes a last line of JSON with `error` and `text`, and ends with 3.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+
+import pycoll
+from pycoll.runtime import bindings
+
+LENGTHS = [int(length) for length in sys.argv[1:]]
+
+
+def call(comm: pycoll.Communicator, number: int) -> None:
+    """Sum random data, other data in each call; every rank knows the result."""
+    draw = np.random.default_rng(number)
+    parts = draw.integers(-999, 1000, (comm.size, LENGTHS[number % len(LENGTHS)]), dtype=np.int32)
+    want = parts.sum(axis=0, dtype=np.int32)
+    out = ~want  # no element is right by chance
+    comm.allreduce(parts[comm.rank], out)
+    assert np.array_equal(out, want), f"call {number}: {np.count_nonzero(out != want)} are wrong"
+
+
+def main() -> None:
+    """Do as told."""
+    number = 0
+    with pycoll.init() as comm:
+        for line in sys.stdin:
+            for _ in range(int(line)):
+                print(f"call {number}", flush=True)
+                call(comm, number)
+                number += 1
+            print(json.dumps(bindings.comm_wire_state(comm._engine.comm)._asdict()), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except pycoll.PycollError as error:
+        print(json.dumps({"error": type(error).__name__, "text": str(error)}), flush=True)
+        sys.exit(3)
