@@ -6,7 +6,6 @@ the source folder imports the sources, which have no engine unless it was built 
 
 from __future__ import annotations
 
-from importlib import metadata
 from pathlib import Path
 
 #: The package as it was imported.
@@ -15,6 +14,8 @@ HERE = Path(__file__).parent
 
 def engine_elsewhere() -> Path | None:
     """Return the folder of an installed pycoll that has an engine and is not the imported one."""
+    from importlib import metadata  # slow to load, and rarely needed
+
     for found in metadata.distributions(name="pycoll"):
         there = Path(str(found.locate_file("pycoll")))
         if any(there.glob("_native*.so")) and not there.samefile(HERE):

@@ -605,6 +605,16 @@ def test_import_loads_neither_numpy_nor_the_engine() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_init_does_not_look_at_installed_packages() -> None:
+    """To load what looks takes longer than all the rest of init."""
+    code = (
+        "import sys, pycoll; pycoll.init().close(); "
+        "print([m for m in ('importlib.metadata', 'zipfile', 'email') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_unknown_name() -> None:
     with pytest.raises(AttributeError, match="module 'pycoll' has no attribute 'allredcue'"):
         _ = pycoll.allredcue  # type: ignore[attr-defined]

@@ -451,11 +451,12 @@ def children() -> int:
 
 def figures(way: str, wrong: dict[str, int]) -> dict[str, Any]:
     """Return what the survivors of one way of transport heard."""
-    times = sorted(
-        heard.seconds
+    raised = sorted(
+        (heard.seconds, played.number, heard.rank)
         for played, heard in NOTES
         if played.way == way and heard.seconds is not None and heard.kind == "PeerLostError"
     )
+    times = [seconds for seconds, _, _ in raised]
     played = {job.number for job, _ in NOTES if job.way == way}
     return {
         "way": way,
@@ -464,6 +465,7 @@ def figures(way: str, wrong: dict[str, int]) -> dict[str, Any]:
         "raised": len(times),
         "median_s": round(statistics.median(times), 4) if times else None,
         "worst_s": round(times[-1], 3) if times else None,
+        "worst": {"job": raised[-1][1], "rank": raised[-1][2]} if times else None,
         f"later_than_{SOON:g}_s": sum(seconds > SOON for seconds in times),
         "troubles": wrong.get(way, 0),
     }
