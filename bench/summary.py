@@ -246,6 +246,9 @@ def rest(results: dict[str, Any]) -> Iterator[Claim]:
         if (row["algorithm"], row["ranks"]) == ("ring", 64)
     ]
     yield Claim("proof of the ring at 64 ranks", max(proof, default=None), 1, "s")
+    kills = rows_of(results, "random-kills")
+    bad = sum(row["troubles"] + row["later_than_1_s"] for row in kills) if kills else None
+    yield Claim("random kills: hangs, wrong names, elements and leaks, late survivors", bad, 0, "")
     wrong = [row["wrong"] for r in results.values() for row in r["rows"] if "wrong" in row]
     yield Claim("wrong elements in all results", sum(wrong) if wrong else None, 0, "")
 

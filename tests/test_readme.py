@@ -78,3 +78,13 @@ def test_every_linked_file_exists() -> None:
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_summary_reads_every_result_that_is_kept() -> None:
+    command = [sys.executable, ROOT / "bench" / "summary.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    kept = sorted(path.stem for path in (ROOT / "bench" / "results").glob("*.json"))
+    assert sorted(re.findall(r"^# (\S+): commit", done.stdout, re.M)) == kept, done.stderr
+    claims = [line for line in done.stdout.splitlines() if not line.startswith("#")]
+    assert claims
+    assert all(re.match(r"(pass|short|not measured) ", claim) for claim in claims)

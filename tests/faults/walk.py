@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import gc
 import json
 import mmap
 import os
-import platform
 import random
 import re
 import signal
 import statistics
 import struct
-import subprocess
 import sys
 import tempfile
 import threading
@@ -38,6 +37,7 @@ import numpy as np
 import pycoll
 from pycoll import Communicator, PycollError
 from pycoll.bootstrap import job as jobs
+from pycoll.cli import report
 from pycoll.runtime import bindings
 
 ROOT = Path(__file__).parents[2]
@@ -471,13 +471,11 @@ def figures(way: str, wrong: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def report(seed: int, size: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def result(seed: int, size: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what a walk found, and where."""
-    describe = ["git", "describe", "--always", "--dirty"]
-    done = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False)
-    machine = {"cores": os.cpu_count(), "kernel": platform.release()}
-    ranks = {"seed": seed, "ranks": size}
-    return {"commit": done.stdout.strip(), "machine": machine, **ranks, "ways": rows}
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    where = {"commit": report.commit(), "machine": report.machine(), "date": date}
+    return {"meta": {**where, "seed": seed, "ranks": size}, "rows": rows}
 
 
 def use_stand_in() -> tempfile.TemporaryDirectory[str]:
@@ -518,7 +516,7 @@ def main() -> int:
         print("processes were left behind")
     if asked.json:
         Path(asked.json).write_text(
-            json.dumps(report(asked.seed, asked.size, rows), indent=1) + "\n"
+            json.dumps(result(asked.seed, asked.size, rows), indent=1) + "\n"
         )
     if folder is not None:
         folder.cleanup()
