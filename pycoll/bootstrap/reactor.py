@@ -78,8 +78,8 @@ class Reactor:
         self._chief = 0  #: the rank that runs the hub
         self._hub = Hub(star.size) if star.rank == 0 else None
         self._outbox: deque[Frame] = deque()
-        self._stopping = self._retiring = False
-        self._reason = CLOSED  #: of the last farewell
+        self._retiring = False
+        self._farewell: Frame | None = None  #: the last frame; the thread ends once it is there
         self._finished = False  # all is said, and the hub may close its end
         self._parted = threading.Event()  # the farewell is out; the hub may be needed still
         # Rank whose process has ended, and whose connection has not → when to give it up.
@@ -123,9 +123,9 @@ class Reactor:
 
         Where the hub is, the thread goes on for as long as others need it.
         """
-        self._outbox.append(farewell)
-        self._reason = farewell.key
-        self._stopping = True  # in this order: once it sees the flag, it only empties the outbox
+        # Not by the outbox: the hub may end once it has this, and a thread that had sent it, and
+        # does not know yet that it is the last, would seek another hub.
+        self._farewell = farewell
         self.post()
         if not self.current():
             self._parted.wait()
@@ -201,11 +201,12 @@ class Reactor:
     def _run(self) -> None:
         failure = None
         try:
-            while not self._stopping:
+            while (farewell := self._farewell) is None:
                 self._turn(self._pause())
+            self._outbox.append(farewell)
             until = self._flush()
             if self._hub:  # who has left all that it was in comes to no group any more
-                self._deliver(self._hub.lost(self._star.rank, self._reason))
+                self._deliver(self._hub.lost(self._star.rank, farewell.key))
             while self._lingers():
                 self._parted.set()
                 self._turn(self._pause())

@@ -15,6 +15,7 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 import pytest
@@ -22,9 +23,10 @@ import pytest
 from pycoll.bootstrap import Bootstrap, detect, spawn
 from pycoll.bootstrap.caller import Caller, Visit
 from pycoll.bootstrap.control import Control
+from pycoll.bootstrap.framing import Frame
 from pycoll.bootstrap.handshake import PREFACE, Preface
 from pycoll.bootstrap.plane import Plane
-from pycoll.bootstrap.reactor import GAVE_UP, UNREACHABLE
+from pycoll.bootstrap.reactor import GAVE_UP, UNREACHABLE, Reactor
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.bootstrap.succession import Succession
 from pycoll.errors import BootstrapError, BrokenError, PeerLostError
@@ -361,6 +363,30 @@ def test_a_machine_that_does_not_answer_is_tried_once(stars, planes, monkeypatch
         assert log() == (0, "died")
         assert sorted([log(), log(), log()]) == [(rank, UNREACHABLE) for rank in (1, 2, 3)]
     assert begun == [1]
+
+
+class Interrupted(deque[Frame]):
+    """An outbox whose user is interrupted behind each frame, while the control thread goes on."""
+
+    def __init__(self, reactor: Reactor) -> None:
+        super().__init__()
+        self.reactor = reactor
+
+    def append(self, frame: Frame) -> None:
+        super().append(frame)
+        if not self.reactor.current():
+            self.reactor.post()
+            time.sleep(0.3)
+
+
+def test_who_leaves_last_takes_no_place_that_nobody_needs(stars, planes):
+    """The hub ends once it has the last farewell, perhaps before the one who sent it goes on."""
+    zero, one, two = planes(stars(3))
+    reactor = one._plane._reactor
+    reactor._outbox = Interrupted(reactor)
+    for control in (zero, two, one):
+        control.close()
+    assert not reactor._thread.is_alive()
 
 
 def test_a_hub_that_begins_before_its_first_communicator_knows_it(stars, planes, monkeypatch):

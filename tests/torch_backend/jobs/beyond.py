@@ -597,7 +597,7 @@ def nothing_is_left() -> None:
     until = time.monotonic() + 20
     while others() and time.monotonic() < until:
         time.sleep(0)
-    assert not others()
+    assert not others(), others()
 
 
 CASES = (
