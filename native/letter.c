@@ -64,8 +64,12 @@ int pc__mail_flush(struct pc_mail *mail)
         ssize_t n = send(mail->fd, mail->out, mail->nout, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0 && errno == EINTR)
             continue;
-        if (n < 0)
-            return errno == EAGAIN || errno == EWOULDBLOCK ? PC_OK : PC_LOST;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return PC_OK;
+        if (n < 0) {
+            mail->nout = 0; /* nobody reads it */
+            return PC_LOST;
+        }
         mail->nout -= (size_t)n;
         memmove(mail->out, mail->out + n, mail->nout);
     }

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #define PC_FIRST_PAUSE_NS UINT64_C(10000000)
 #define PC_LONGEST_PAUSE_NS UINT64_C(1000000000)
@@ -33,8 +34,16 @@ static void write_letter(struct pc_wire *w, struct pc_path *path, enum pc_letter
 {
     struct pc_partner *partner = path->partner;
     int rc = pc__mail_write(&partner->mail, kind, path->index, path->turn, body, nbytes);
-    if (rc != PC_OK && partner->mail.fd >= 0)
-        pc__partner_end(w, partner, PC_LOST, "its connection ended");
+    if (rc == PC_OK || partner->mail.fd < 0)
+        return;
+    if (rc != PC_LOST) {
+        pc__partner_end(w, partner, rc, "there is no memory for a letter to it");
+        return;
+    }
+    /* It takes no letters any more. What it wrote before, perhaps that it closed and what had
+     * landed by then, is read to the end, and only there it is lost. */
+    shutdown(partner->mail.fd, SHUT_RDWR);
+    w->heed = true;
 }
 
 static void destroy(struct pc_wire *w, struct pc_path *path)

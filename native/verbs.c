@@ -186,7 +186,7 @@ static int verbs_adopt(struct pc_wire *w, uint32_t peer, int fd)
 static int verbs_links(struct pc_wire *w, uint32_t peer)
 {
     pthread_mutex_lock(&w->lock);
-    int n = w->partners[peer].mail.fd >= 0;
+    int n = w->partners[peer].mail.fd >= 0 && !w->partners[peer].ended;
     pc__unlock_wire(w);
     return n;
 }

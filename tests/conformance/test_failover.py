@@ -7,6 +7,7 @@ drops one by one. Rank 0, which sends, has the devices fake0 to fake3; rank 1 ha
 from __future__ import annotations
 
 import select
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -427,28 +428,33 @@ def test_rails_that_come_back_before_hope_is_lost(opened: Opened, network: Netwo
         pair.settle()
 
 
-def test_a_peer_that_has_closed_while_the_path_to_it_failed(
-    opened: Opened, network: Network
+@pytest.mark.parametrize("rails", [1, 2])
+def test_a_peer_that_has_closed_while_the_paths_to_it_failed(
+    opened: Opened, network: Network, rails: int
 ) -> None:
-    """All had landed: its last letter says so, and nothing is missed."""
-    pair = Pair(opened)
+    """All had landed: its last letter says so, and nothing is missed. With two paths, the letter
+    on the second one finds that nobody takes letters any more."""
+    pair = Pair(opened, rails)
     pair.call()
-    network.fuse(
-        "fake0",
-        "fake4",
-        after=MESSAGES,
-        count=Kind.WRITE_IMM,
-        drop=NOTHING,
-        drop_back=Kind.RESPONSES,
-    )
+    for rail in range(rails):
+        network.fuse(
+            f"fake{rail}",
+            f"fake{4 + rail}",
+            after=MESSAGES // rails,
+            count=Kind.WRITE_IMM,
+            drop=NOTHING,
+            drop_back=Kind.RESPONSES,
+        )
     pair.begin()
     pair.receiver.whole()
     pair.receiver.plans.clear()
     bindings.comm_close(pair.comms.pop())
+    time.sleep(0.2)  # by now all paths have failed; the sender has not looked
     assert pair.sender.end(joined.finish(pair.sender.comm, pair.codes[0])) == 0
     code = joined.finish(pair.sender.comm, run(pair.sender))
     assert code == bindings.LOST
     assert "rank 1 is lost: it closed its connection" in bindings.comm_error(pair.sender.comm).text
+    assert bindings.comm_links(pair.sender.comm, 1) == 0
 
 
 def run(end: Stream) -> int:
