@@ -428,7 +428,7 @@ def test_rails_that_come_back_before_hope_is_lost(opened: Opened, network: Netwo
         pair.settle()
 
 
-@pytest.mark.parametrize("rails", [1, 2])
+@pytest.mark.parametrize("rails", [1, 2, 3])
 def test_a_peer_that_has_closed_while_the_paths_to_it_failed(
     opened: Opened, network: Network, rails: int
 ) -> None:
