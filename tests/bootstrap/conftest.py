@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -62,13 +62,25 @@ def controls(no_leak: None) -> Iterator[Callable[[int], list[Control]]]:
 
         def make(size: int) -> list[Control]:
             made = [Control(Plane(star)) for star in meet(size)]
-            for control in made:  # who serves the others ends when the last of them has left
-                stack.callback(control._plane.join)
-            for control in made:
-                stack.callback(control.close)
+            stack.callback(leave_all, made)
             return made
 
         yield make
+
+
+def leave_all(controls: Iterable[Control]) -> None:
+    """Close what ranks of this process hold, and wait as each process would at its end."""
+    controls = list(controls)
+    for control in controls:
+        control.close()
+    for control in controls:  # who serves the others ends when the last of them has left
+        control._plane.join()
+
+
+@pytest.fixture
+def leave() -> Callable[[Iterable[Control]], None]:
+    """Take the leave of all ranks of this process."""
+    return leave_all
 
 
 @pytest.fixture

@@ -178,7 +178,7 @@ def test_callbacks_come_before_the_exchange_fails(controls):
         assert told == [(1, "error", "now")]
 
 
-def test_a_rank_0_that_is_gone_before_the_control_plane_begins(stars, no_leak, monkeypatch):
+def test_a_rank_0_that_is_gone_before_the_control_plane_begins(stars, leave, no_leak, monkeypatch):
     """What comes first comes at once, even before whoever starts the thread goes on."""
     shown: list[object] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: shown.append(args.exc_value))
@@ -193,11 +193,14 @@ def test_a_rank_0_that_is_gone_before_the_control_plane_begins(stars, no_leak, m
             thread.join(0.2)  # as a busy machine may have it
 
     monkeypatch.setattr(threading.Thread, "start", ahead)
+    made = []
     for star in (one, two):
         control = Control(Plane(star, SECONDS))
+        made.append(control)
         with pytest.raises(PeerLostError, match=r"^rank 0 \(process \d+ on .*\) is gone: it died$"):
             control.exchange("key", b"", SECONDS)
         control.close()
+    leave(made)
     assert shown == []
 
 
@@ -429,14 +432,13 @@ def said_by(star: Star, data: bytes) -> bytes:
     ],
     ids=["garbage", "rank 0's frame", "another's frame", "timeout"],
 )
-def test_a_rank_that_sends_nonsense_is_lost_to_all(stars, no_leak, nonsense):
+def test_a_rank_that_sends_nonsense_is_lost_to_all(stars, leave, no_leak, nonsense):
     met = stars(3)
     zero, two = Control(Plane(met[0])), Control(Plane(met[2]))
     logs = Log(zero), Log(two)
     met[1].links[0].sendall(said_by(met[1], nonsense))
     assert [log.take() for log in logs] == [(1, "garbled")] * 2
-    zero.close()
-    two.close()
+    leave([zero, two])
     met[1].close()
 
 

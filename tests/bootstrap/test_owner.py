@@ -326,7 +326,7 @@ def meet_of(users: list[str], tmp_path: Path, port: int, together) -> list[Star]
 
 
 def test_hosts_that_share_no_key_meet_in_public_and_hear_a_warning(
-    tmp_path, port, together, no_leak, monkeypatch
+    tmp_path, port, together, leave, no_leak, monkeypatch
 ):
     """One rank on rank 0's host, one that shares its folder, one that does not."""
     monkeypatch.setattr(rendezvous, "is_here", lambda address: False)
@@ -343,8 +343,7 @@ def test_hosts_that_share_no_key_meet_in_public_and_hear_a_warning(
     said = together(*[lambda b=b: b.allgather(b"%d" % b.rank) for b in everyone])
     assert said == [[b"0", b"1", b"2"]] * 3
     assert [b.public for b in everyone] == [True] * 3
-    for b in everyone:
-        b.close()
+    leave(b.control for b in everyone)
 
 
 def test_a_stranger_that_plays_rank_0_is_warned_of_and_gets_no_objects(
@@ -368,13 +367,14 @@ def test_a_stranger_that_plays_rank_0_is_warned_of_and_gets_no_objects(
         star.close()
 
 
-def test_hosts_that_share_the_key_meet_in_private(tmp_path, port, together, no_leak, monkeypatch):
+def test_hosts_that_share_the_key_meet_in_private(
+    tmp_path, port, together, leave, no_leak, monkeypatch
+):
     monkeypatch.setattr(rendezvous, "is_here", lambda address: False)
     met = meet_of(["mine", "mine"], tmp_path, port, together)
     assert [star.public for star in met] == [False] * 2
     made = [Bootstrap("torchrun", star, 30.0) for star in met]  # a warning would be an error
-    for bootstrap in made:
-        bootstrap.close()
+    leave(bootstrap.control for bootstrap in made)
 
 
 def test_on_one_host_no_rank_is_let_in_by_what_everybody_knows(tmp_path, port, together, no_leak):

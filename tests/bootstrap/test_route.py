@@ -62,11 +62,10 @@ def test_no_way_at_all(monkeypatch):
     assert route.found(members(("a", "10.0.0.1"), ("b", "10.0.0.2")), 1) == "127.0.0.1"
 
 
-def test_ranks_of_one_process_are_on_one_machine(stars, no_leak):
+def test_ranks_of_one_process_are_on_one_machine(stars, leave, no_leak):
     star, other = stars(2)
     assert [member.address for member in star.members] == ["", "127.0.0.1"]
     assert [member.address for member in other.members] == ["127.0.0.1", "127.0.0.1"]
     made = [Bootstrap("environment", s, 30.0) for s in (star, other)]
     assert made[1].address() == made[1].address("lo") == "127.0.0.1"
-    for bootstrap in made:
-        bootstrap.close()
+    leave(bootstrap.control for bootstrap in made)
