@@ -427,10 +427,12 @@ int main(int argc, char **argv)
         } else if (verb == "abort" || verb == "alone") {
             for (uint32_t r = 1; r < c.size; r++)
                 s.start(r);
-            while (__atomic_load_n(&pc_simt_spins, __ATOMIC_RELAXED) < 10000)
-                std::this_thread::yield();
-            for (uint32_t r = 1; verb == "abort" && r < c.size; r++)
-                __atomic_store_n(&s.ranks[r].watch->abort, 1, __ATOMIC_RELAXED);
+            if (verb == "abort") { /* while they spin, which they do for all their timeout */
+                while (__atomic_load_n(&pc_simt_spins, __ATOMIC_RELAXED) < 10000)
+                    std::this_thread::yield();
+                for (uint32_t r = 1; r < c.size; r++)
+                    __atomic_store_n(&s.ranks[r].watch->abort, 1, __ATOMIC_RELAXED);
+            }
             s.join();
             s.trouble(stdout);
         } else {
