@@ -141,7 +141,7 @@ CHANGES = {
 
 
 @pytest.fixture
-def relayed(secret: bytes, together) -> Iterator[tuple[Relay, list[Control]]]:
+def relayed(secret: bytes, together, leave) -> Iterator[tuple[Relay, list[Control]]]:
     """Three ranks that have met, of which rank 1 reaches rank 0 by way of a relay."""
     with rendezvous.listen("127.0.0.1", 0, backlog=8) as listener:
         port = listener.getsockname()[1]
@@ -157,10 +157,7 @@ def relayed(secret: bytes, together) -> Iterator[tuple[Relay, list[Control]]]:
         )
     controls = [Control(Plane(star)) for star in met]
     yield relay, controls
-    for control in controls:
-        control.close()
-    for control in controls:
-        control._plane.join()
+    leave(controls)
     relay.close()
 
 
