@@ -162,9 +162,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(kind)
         reason = lack(kind)
         if not reason and item.get_closest_marker("stand_in"):
-            import fabric
+            import fakeverbs_library
 
-            reason = fabric.lack()
+            reason = fakeverbs_library.lack()
         if not reason and item.get_closest_marker("fake_cuda"):
             import fakecuda
 

@@ -11,26 +11,22 @@ marker's arguments are the stand-in's options, as `Fabric.environment` has them.
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
-import tempfile
 from pathlib import Path
 
 import fabric
+import fakeverbs_library
 import pytest
-from fabric import SONAME, Fabric
+from fabric import Fabric
+from fakeverbs_library import SONAME
 
 #: The network of this process's devices, in a child.
 network: Fabric | None = None
 
-_kept: list[tempfile.TemporaryDirectory[str]] = []  #: until this process ends
 
-
-@functools.cache
 def library() -> Path:
     """Build the stand-in, once."""
-    _kept.append(tempfile.TemporaryDirectory(prefix="fakeverbs-"))
-    return fabric.build(Path(_kept[-1].name))
+    return fakeverbs_library.built()
 
 
 def load(path: Path, **options: object) -> None:

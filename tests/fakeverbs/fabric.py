@@ -1,10 +1,10 @@
-"""The stand-in for libibverbs: building it, and bending the network that it pretends.
+"""The stand-in for libibverbs: bending the network that it pretends.
 
-A rank uses it with ``LD_LIBRARY_PATH`` at the folder that :func:`build` returns and
+A rank uses it with ``LD_LIBRARY_PATH`` at the folder that `fakeverbs_library.built` returns and
 ``FAKEVERBS_FABRIC`` at a path that all ranks share; without that the network is the process's own.
 `Fabric` is that network, seen from outside::
 
-    fabric = Fabric(folder / "fabric", build(folder / "library"))
+    fabric = Fabric(folder / "fabric", fakeverbs_library.built())
     rank = subprocess.Popen(command, env=os.environ | fabric.environment(devices=4))
     fabric.cut_both("fake0", "fake1")
 
@@ -34,25 +34,16 @@ What it does not have: UD, UC, SRQ, XRC, atomics, memory windows, dma-buf. A pro
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntFlag
 from pathlib import Path
 
-HERE = Path(__file__).parent
-SONAME = "libibverbs.so.1"
-CONTROL = "fabric.so"  #: for this process, where nothing is to be found under the name above
-SOURCES = (
-    *("completion", "control", "device", "events", "fabric", "memory", "nic", "options", "port"),
-    *("post", "queue_pair", "requester", "responder", "ring"),
-)
-FLAGS = ("-std=gnu11", "-O2", "-g", "-D_GNU_SOURCE", "-fPIC", "-shared", "-pthread", "-Wall")
+from fakeverbs_library import CONTROL, SONAME
 
+HERE = Path(__file__).parent
 DEVICES = 8  #: of a host, at most; as in fabric.h
 PORTS = 128
 SLOTS = 512
@@ -75,55 +66,6 @@ class Kind(IntFlag):
     REQUESTS = 15
     RESPONSES = 48
     ALL = 63
-
-
-@functools.cache
-def lack() -> str:
-    """Say what this machine lacks for the stand-in; empty if nothing."""
-    cc = shutil.which("cc")
-    if cc is None:
-        return "no C compiler: apt-get install gcc"
-    headers = subprocess.run(
-        [cc, "-E", "-"], input="#include <infiniband/verbs.h>\n", capture_output=True, text=True
-    )
-    return "no infiniband/verbs.h: apt-get install libibverbs-dev" if headers.returncode else ""
-
-
-def build(folder: Path, *flags: str) -> Path:
-    """Build the stand-in into `folder`, with more compiler flags such as ``-fsanitize=thread``.
-
-    Returns `folder`, which belongs on LD_LIBRARY_PATH.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    sources = [str(HERE / f"{name}.c") for name in SOURCES]
-    control = [str(HERE / f"{name}.c") for name in ("control", "fabric")]
-    subprocess.run(["cc", *FLAGS, *control, "-o", str(folder / CONTROL)], check=True)
-    subprocess.run(
-        [
-            "cc",
-            *FLAGS,
-            *flags,
-            *sources,
-            f"-Wl,-soname,{SONAME}",
-            f"-Wl,--version-script={HERE / 'libibverbs.map'}",
-            "-o",
-            str(folder / SONAME),
-        ],
-        check=True,
-    )
-    return folder
-
-
-def driver(folder: Path, library: Path, *flags: str) -> Path:
-    """Build the program that says what verbs report; with the stand-in's library it finds any."""
-    sources = [
-        str(HERE / f"{name}.c") for name in ("driver", "requests", "endings", "strict", "endpoint")
-    ]
-    output = folder / "driver"
-    program = [flag for flag in FLAGS if flag not in ("-fPIC", "-shared")]
-    command = ["cc", *program, *flags, *sources, str(library / SONAME), "-o", str(output)]
-    subprocess.run(command, check=True)
-    return output
 
 
 @dataclass(frozen=True)

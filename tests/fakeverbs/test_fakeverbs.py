@@ -15,20 +15,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import fabric as fabrics
+import compiled
+import fakeverbs_library
 import pytest
 from fabric import Fabric, Kind
 
-pytestmark = pytest.mark.skipif(bool(fabrics.lack()), reason=fabrics.lack())
+pytestmark = pytest.mark.skipif(bool(fakeverbs_library.lack()), reason=fakeverbs_library.lack())
 
 HERE = Path(__file__).parent
 RXE = (HERE / "rxe.txt").read_text()
 SCENARIOS = [line for line in RXE.splitlines() if not line.startswith(" ")]
 GID = {"rxe": "1", "mlx5": "3"}  #: the index of the RoCE v2 address in IPv4
-SANITIZERS = {
-    "tsan": ["-fsanitize=thread"],
-    "asan": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
-}
 
 #: What a ConnectX does otherwise, by the manual pages and rdma-core's mlx5 provider.
 MLX5 = """\
@@ -48,33 +45,15 @@ MLX5 = """\
 """
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = fabrics.build(tmp_path_factory.mktemp("fakeverbs"))
-    fabrics.driver(folder, folder)
-    return folder
-
-
-@pytest.fixture(scope="module", params=SANITIZERS)
-def sanitized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    flags = SANITIZERS[request.param]
-    folder = tmp_path_factory.mktemp(request.param)
-    (folder / "probe.c").write_text("int main(void) { return 0; }\n")
-    probe = ["cc", *flags, str(folder / "probe.c"), "-o", str(folder / "probe")]
-    if subprocess.run(probe, capture_output=True).returncode:
-        pytest.skip(f"the compiler cannot link {' '.join(flags)}")
-    fabrics.build(folder, *flags, "-O1")
-    fabrics.driver(folder, folder, *flags, "-O1")
-    return folder
-
-
 @pytest.fixture
-def fabric(library: Path, tmp_path: Path):
-    with Fabric(tmp_path / "fabric", library) as fabric:
+def fabric(tmp_path: Path):
+    with Fabric(tmp_path / "fabric", fakeverbs_library.built()) as fabric:
         yield fabric
 
 
-def environment(fabric: Fabric, folder: Path, options: dict[str, object]) -> dict[str, str]:
+def environment(
+    fabric: Fabric, options: dict[str, object], sanitizer: str = "plain"
+) -> dict[str, str]:
     """Return what the driver needs: the stand-in, and commands that bend the network."""
     control = f"{sys.executable} {HERE / 'fabric.py'} {fabric.path}"
     commands = {
@@ -86,22 +65,21 @@ def environment(fabric: Fabric, folder: Path, options: dict[str, object]) -> dic
     # The commands are children of the driver, and want the library without a sanitizer.
     control = f"LD_LIBRARY_PATH={fabric.library} {control}"
     return {
-        **fabric.environment(folder, **options),
+        **fabric.environment(fakeverbs_library.built(sanitizer), **options),
         "PATH": str(Path(shutil.which("cc") or "").parent),
         **{name: f"{control} {arguments}" for name, arguments in commands.items()},
     }
 
 
 def drive(
-    fabric: Fabric, *scenarios: str, folder: Path | None = None, code: int = 0, **options: object
+    fabric: Fabric, *scenarios: str, sanitizer: str = "plain", code: int = 0, **options: object
 ) -> str:
     """Run the driver; returns what it says, or what it complains of if it is to fail."""
-    folder = folder or fabric.library
     options = {"like": "rxe"} | options
     gid = GID[str(options["like"])]
     done = subprocess.run(
-        [str(folder / "driver"), "fake0", "fake1", gid, *scenarios],
-        env=environment(fabric, folder, options),
+        [str(fakeverbs_library.driver(sanitizer)), "fake0", "fake1", gid, *scenarios],
+        env=environment(fabric, options, sanitizer),
         capture_output=True,
         text=True,
         timeout=200,
@@ -114,13 +92,11 @@ def drive_all(fabric: Fabric, **options: object) -> str:
     return "".join(drive(fabric, name, **options) for name in SCENARIOS)
 
 
-@pytest.mark.slow
 def test_same_as_on_soft_roce(fabric: Fabric) -> None:
     assert drive_all(fabric) == RXE
     assert fabric.opened() == [] or not any(one.alive for one in fabric.opened())
 
 
-@pytest.mark.slow
 def test_what_other_devices_do_otherwise(fabric: Fabric) -> None:
     said = drive_all(fabric, like="mlx5")
     lines = difflib.unified_diff(RXE.splitlines(), said.splitlines(), lineterm="", n=0)
@@ -128,11 +104,12 @@ def test_what_other_devices_do_otherwise(fabric: Fabric) -> None:
     assert "\n".join(changes) + "\n" == MLX5
 
 
-@pytest.mark.slow
-def test_no_race_or_stray_access(fabric: Fabric, sanitized: Path) -> None:
-    assert drive_all(fabric, folder=sanitized) == RXE
-    drive(fabric, "stream", "lines", folder=sanitized)
-    drive(fabric, "slots", "overtaking", folder=sanitized, jitter=100, like="mlx5")
+@pytest.mark.parametrize("sanitizer", ["tsan", "asan"])
+def test_no_race_or_stray_access(fabric: Fabric, sanitizer: str) -> None:
+    compiled.require(sanitizer)
+    assert drive_all(fabric, sanitizer=sanitizer) == RXE
+    drive(fabric, "stream", "lines", sanitizer=sanitizer)
+    drive(fabric, "slots", "overtaking", sanitizer=sanitizer, jitter=100, like="mlx5")
 
 
 def test_a_line_is_seen_whole(fabric: Fabric) -> None:
@@ -245,10 +222,10 @@ def test_stream_over_a_flapping_link(fabric: Fabric) -> None:
     # First what lands is acknowledged to nobody, until it lands again; half way all is cut.
     fabric.cut("fake1", "fake0", Kind.RESPONSES)
     fabric.fuse("fake0", "fake1", after=1500, count=Kind.WRITE_IMM)
-    command = [str(fabric.library / "driver"), "fake0", "fake1", "1", "stream"]
+    command = [str(fakeverbs_library.driver()), "fake0", "fake1", "1", "stream"]
     running = subprocess.Popen(
         command,
-        env=environment(fabric, fabric.library, {"like": "rxe"}),
+        env=environment(fabric, {"like": "rxe"}),
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -273,10 +250,10 @@ def test_stream_over_a_flapping_link(fabric: Fabric) -> None:
 
 
 def test_objects_that_a_process_holds(fabric: Fabric) -> None:
-    command = [str(fabric.library / "driver"), "fake0", "fake1", "1", "hold"]
+    command = [str(fakeverbs_library.driver()), "fake0", "fake1", "1", "hold"]
     running = subprocess.Popen(
         command,
-        env=environment(fabric, fabric.library, {"like": "rxe"}),
+        env=environment(fabric, {"like": "rxe"}),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -306,7 +283,7 @@ def test_hosts_have_devices_of_their_own(fabric: Fabric) -> None:
     assert fabric.counts("fake0")["tx_packets"] == 0
 
 
-def test_not_a_fabric(library: Path, tmp_path: Path) -> None:
+def test_not_a_fabric(tmp_path: Path) -> None:
     (tmp_path / "fabric").write_text("something else")
     with pytest.raises(OSError, match="another version"):
-        Fabric(tmp_path / "fabric", library)
+        Fabric(tmp_path / "fabric", fakeverbs_library.built())

@@ -6,15 +6,15 @@ A stand-in for libibverbs.so.1, compiled here, has the devices that a test wants
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import compiled
+import fakeverbs_library
 import pytest
 
-NATIVE = Path(__file__).parents[2] / "native"
 HERE = Path(__file__).parent
 RAIL = ["rail", "pair", "gid", "port", "ports", "ibverbs", "error"]
 INSTALL = "apt-get install libibverbs1 ibverbs-providers (or dnf install libibverbs)"
@@ -25,55 +25,36 @@ print(lib.pc_verbs_ports(ffi.NULL, 0))
 """
 
 
-def compiled(*command: object) -> None:
-    cc = shutil.which("cc")
-    if cc is None:
-        pytest.skip("no C compiler: apt-get install gcc")
-    done = subprocess.run([cc, "-std=gnu11", "-D_GNU_SOURCE", *map(str, command)])
-    assert done.returncode == 0
-
-
 @pytest.fixture(scope="module")
 def headers() -> None:
     """Skip without the headers, as the module is then built without RDMA."""
-    cc = shutil.which("cc")
-    source = "#include <infiniband/verbs.h>\n"
-    if cc is None:
-        pytest.skip("no C compiler: apt-get install gcc")
-    probe = subprocess.run(
-        [cc, "-E", "-", "-o", os.devnull], input=source, text=True, capture_output=True
-    )
-    if probe.returncode:
-        pytest.skip("no infiniband/verbs.h: apt-get install libibverbs-dev")
+    if reason := fakeverbs_library.lack():
+        pytest.skip(reason)
 
 
 @pytest.fixture(scope="module")
-def standin(headers: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def standin(headers: None) -> Path:
     """A folder whose libibverbs.so.1 is the stand-in."""
-    folder = tmp_path_factory.mktemp("standin")
-    source = HERE / "ports_standin.c"
-    compiled("-Wall", "-shared", "-fPIC", source, "-o", folder / "libibverbs.so.1")
-    return folder
+    return library(HERE / "ports_standin.c")
+
+
+def library(source: Path) -> Path:
+    """Return a folder whose libibverbs.so.1 is made of a source."""
+    unit = compiled.Unit(source, (*compiled.C, "-Wall", "-fPIC"))
+    return compiled.linked("libibverbs.so.1", [unit], "-shared").parent
 
 
 @pytest.fixture(scope="module")
-def rails(
-    headers: None, standin: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., str]:
+def rails(standin: Path) -> Callable[..., str]:
     """Run the driver over the stand-in, under the sanitizers where the compiler has them."""
-    folder = tmp_path_factory.mktemp("rails")
-    sources = [*(NATIVE / f"{name}.c" for name in RAIL), HERE / "rails.c"]
-    (folder / "probe.c").write_text("int main(void) { return 0; }\n")
-    flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    cc = shutil.which("cc") or "cc"
-    if subprocess.run([cc, *flags, folder / "probe.c", "-o", folder / "probe"]).returncode:
-        flags = []
-    compiled(*flags, "-g", "-pthread", f"-I{NATIVE}", *sources, "-ldl", "-o", folder / "rails")
+    sanitizer = "plain" if compiled.lack("asan") else "asan"
+    parts = [unit for unit in compiled.engine(sanitizer) if unit.source.stem in RAIL]
+    driver = compiled.driver(HERE / "rails.c", sanitizer, parts)
 
     def run(*arguments: str, devices: str = "rxe0 0 1 2", **settings: str) -> str:
         env = {"LD_LIBRARY_PATH": str(standin), "STANDIN_DEVICES": devices, **settings}
         done = subprocess.run(
-            [folder / "rails", *arguments], env=env, capture_output=True, text=True, timeout=60
+            [driver, *arguments], env=env, capture_output=True, text=True, timeout=60
         )
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout.rstrip("\n")
@@ -108,8 +89,7 @@ def test_without_the_library_the_text_says_what_to_install(tmp_path: Path) -> No
 @pytest.mark.usefixtures("headers")
 def test_an_old_library_is_named_with_the_function_that_it_lacks(tmp_path: Path) -> None:
     (tmp_path / "empty.c").write_text("int nothing;\n")
-    compiled("-shared", "-fPIC", tmp_path / "empty.c", "-o", tmp_path / "libibverbs.so.1")
-    missing, ports = asked(tmp_path)
+    missing, ports = asked(library(tmp_path / "empty.c"))
     assert missing.startswith("libibverbs.so.1 has no ibv_get_device_list (IBVERBS_1.1): ")
     assert missing.endswith(INSTALL)
     assert ports == "0"
@@ -141,10 +121,11 @@ def test_built_without_the_headers(tmp_path: Path) -> None:
         '#include <stdio.h>\n#include "rail.h"\n'
         'int main(void) { printf("%s\\n%d\\n", pc_verbs_missing(), pc_verbs_ports(NULL, 0)); }\n'
     )
-    sources = [NATIVE / f"{name}.c" for name in RAIL]
-    flags = ["-DPC_NO_VERBS", "-Wall", "-Wextra", "-Werror", f"-I{NATIVE}", "-pthread"]
-    compiled(*flags, *sources, program, "-o", tmp_path / "without")
-    done = subprocess.run([tmp_path / "without"], capture_output=True, text=True, timeout=60)
+    flags = (*compiled.C, "-DPC_NO_VERBS", "-Wall", "-Wextra", "-Werror")
+    sources = [path for path in compiled.ENGINE if path.stem in RAIL]
+    units = [compiled.Unit(path, flags) for path in (*sources, program)]
+    without = compiled.linked("without", units)
+    done = subprocess.run([without], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == [
         "pycoll was built without libibverbs-dev: apt-get install libibverbs-dev "
         "(or dnf install rdma-core-devel), then build again",

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import os
-import shutil
-import subprocess
-from pathlib import Path
 
+import compiled
 import numpy as np
 import pytest
 from fold_checks import AVG, LONGEST, SUM, Fold, check, operands, reference
@@ -21,28 +18,16 @@ from pycoll.dtypes import DTYPES, DType, ReduceOp
 
 LEVELS = {"narrow": 0, "middle": 1, "wide": 2, "engine": None}
 COUNTS = (0, 1, 2, 3, 4, 5, 7, 8, 10, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 129, 191, 300)
-FLAGS = ("-std=gnu11", "-shared", "-fPIC", "-ffp-contract=off",
+FLAGS = ("-std=gnu11", "-fPIC", "-ffp-contract=off", "-O1",
          "-Wall", "-Wextra", "-Wconversion", "-Werror")  # fmt: skip
 
 
-def compile_reduce(root: Path, folder: Path, *flags: str) -> Path:
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        pytest.skip("no C compiler: only the engine's own level can be tested")
-    library = folder / "reduce.so"
-    done = subprocess.run(
-        [compiler, *FLAGS, *flags, "-o", library, root / "native" / "reduce.c"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return library
-
-
 @pytest.fixture(scope="module")
-def compiled(root: Path, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(compile_reduce(root, tmp_path_factory.mktemp("reduce"), "-O1")))
+def levels() -> ctypes.CDLL:
+    """The kernels alone, whose level can be chosen."""
+    compiled.require()
+    unit = compiled.Unit(compiled.NATIVE / "reduce.c", FLAGS)
+    library = ctypes.CDLL(str(compiled.linked("reduce.so", [unit], "-shared")))
     library.pc__fold.restype = ctypes.c_void_p
     library.pc__cpu_features.restype = ctypes.c_char_p
     return library
@@ -82,7 +67,7 @@ def fold(request: pytest.FixtureRequest):
     if request.param == "engine":
         yield engine_fold()
         return
-    library = request.getfixturevalue("compiled")
+    library = request.getfixturevalue("levels")
     level = LEVELS[request.param]
     if library.pc__reduce_level(level) < 0:
         pytest.skip(f"this CPU stops below level {level} ({library.pc__cpu_features().decode()})")
@@ -135,17 +120,17 @@ def test_a_copy_keeps_every_bit_even_of_nan(fold, dtype):
         check(fold, dtype, SUM, 1, count, want=operands(dtype)[0], in_place=0)
 
 
-def test_unknown_codes_have_no_fold(compiled):
-    assert compiled.pc__fold(len(DTYPES), SUM) is None
-    assert compiled.pc__fold(0, len(ReduceOp)) is None
-    assert compiled.pc__fold(len(DTYPES) - 1, len(ReduceOp) - 1) is not None
+def test_unknown_codes_have_no_fold(levels):
+    assert levels.pc__fold(len(DTYPES), SUM) is None
+    assert levels.pc__fold(0, len(ReduceOp)) is None
+    assert levels.pc__fold(len(DTYPES) - 1, len(ReduceOp) - 1) is not None
 
 
-def test_says_which_instructions_it_uses(compiled):
-    best = compiled.pc__cpu_features()
-    assert compiled.pc__reduce_level(3) == -1  # there is no such level, and nothing changes
-    assert compiled.pc__cpu_features() == best
-    assert compiled.pc__reduce_level(0) == 0
-    assert compiled.pc__cpu_features() in (b"sse2", b"plain")
-    assert compiled.pc__reduce_level(-1) >= 0
-    assert compiled.pc__cpu_features() == best
+def test_says_which_instructions_it_uses(levels):
+    best = levels.pc__cpu_features()
+    assert levels.pc__reduce_level(3) == -1  # there is no such level, and nothing changes
+    assert levels.pc__cpu_features() == best
+    assert levels.pc__reduce_level(0) == 0
+    assert levels.pc__cpu_features() in (b"sse2", b"plain")
+    assert levels.pc__reduce_level(-1) >= 0
+    assert levels.pc__cpu_features() == best

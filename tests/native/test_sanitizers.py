@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import compiled
 import fabric
+import fakeverbs_library
 import pytest
-from sanitized import ASAN, TSAN, build
 
-from pycoll.algorithms import get, names
-from pycoll.program.lower import compile_program
-from pycoll.schedule import NotDirect
+from pycoll.algorithms import names
+
+HERE = Path(__file__).parent
 
 # Every ordering weakened: x86 hides that, ThreadSanitizer does not.
 RELAXED = """
@@ -25,68 +26,27 @@ RELAXED = """
 """
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder SIZE/ALGORITHM.RANK of every all-reduce for 2, 3 and 4 ranks."""
-    root = tmp_path_factory.mktemp("programs")
-    for size in (2, 3, 4):
-        folder = root / str(size)
-        folder.mkdir()
-        for name in names("allreduce"):
-            for rank in range(size):
-                blob = compile_program(get(name), size, rank).to_bytes()
-                (folder / f"{name}.{rank}").write_bytes(blob)
-                try:
-                    blob = compile_program(get(name), size, rank, direct=True).to_bytes()
-                except NotDirect:
-                    continue
-                (folder / f"{name}.{rank}.direct").write_bytes(blob)
-    return root
+#: Without which no weakened order is seen: what raises counts, and what waits for them.
+ORDERING = ("board", "comm", "engine", "shm", "wait")
 
 
-@pytest.fixture(scope="module")
-def tsan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("tsan"), "ranks", TSAN)
-
-
-@pytest.fixture(scope="module")
-def asan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("asan"), "ranks", ASAN)
-
-
-@pytest.fixture(scope="module")
-def transfers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {
-        kind: build(tmp_path_factory.mktemp(f"transfers-{kind}"), "transfers", flags)
-        for kind, flags in (("tsan", TSAN), ("asan", ASAN))
-    }
+def built(driver: str, sanitizer: str) -> Path:
+    return compiled.driver(HERE / f"{driver}.c", sanitizer)
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The stand-in for libibverbs, by the sanitizer of the process that loads it."""
-
-    @functools.cache
-    def library(kind: str) -> Path:
-        flags = {"tsan": TSAN, "asan": ASAN}[kind]
-        return fabric.build(tmp_path_factory.mktemp(f"verbs-{kind}"), "-O1", *flags)
-
-    return library
-
-
 @pytest.fixture
-def run(tmp_path: Path, libraries: Callable[[str], Path]) -> Run:
+def run(tmp_path: Path) -> Run:
     """Runs a driver; with `verbs`, a sanitizer, it finds RDMA devices."""
 
     def run(*command: object, verbs: str = "") -> subprocess.CompletedProcess[str]:
         env = dict(os.environ)
         if verbs:
-            if reason := fabric.lack():
+            if reason := fakeverbs_library.lack():
                 pytest.skip(reason)
-            network = fabric.Fabric(tmp_path / "fabric", libraries(verbs))
+            network = fabric.Fabric(tmp_path / "fabric", fakeverbs_library.built(verbs))
             env |= network.environment(devices=fabric.DEVICES)
         return subprocess.run(
             [str(part) for part in command], capture_output=True, text=True, timeout=300, env=env
@@ -103,18 +63,20 @@ of_paths = pytest.mark.parametrize(
 
 
 @of_paths
-def test_no_race(run: Run, tsan: Path, programs: Path, path: str, size: int) -> None:
+def test_no_race(run: Run, programs: Path, path: str, size: int) -> None:
     verbs = "tsan" if path == "rails" else ""
+    tsan = built("ranks", "tsan")
     done = run(tsan, path, programs / str(size), size, 200, *names("allreduce"), verbs=verbs)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert done.stdout == f"200 calls on {size} ranks\n"
 
 
 @of_paths
-def test_no_stray_access(run: Run, asan: Path, programs: Path, path: str, size: int) -> None:
+def test_no_stray_access(run: Run, programs: Path, path: str, size: int) -> None:
     verbs = "asan" if path == "rails" else ""
+    asan = built("ranks", "asan")
     done = run(asan, path, programs / str(size), size, 400, *names("allreduce"), verbs=verbs)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert done.stdout == f"400 calls on {size} ranks\n"
 
 
@@ -129,30 +91,20 @@ def test_no_stray_access(run: Run, asan: Path, programs: Path, path: str, size: 
 )
 @pytest.mark.parametrize("kind", ["tsan", "asan"])
 def test_no_race_or_stray_access_of_transfers(
-    run: Run, transfers: dict[str, Path], kind: str, path: str, size: int, spin: int
+    run: Run, kind: str, path: str, size: int, spin: int
 ) -> None:
     verbs = kind if path == "rails" else ""
-    done = run(transfers[kind], path, size, 400, spin, verbs=verbs)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = run(built("transfers", kind), path, size, 400, spin, verbs=verbs)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert done.stdout == f"400 messages or batches on {size} ranks\n"
-
-
-@pytest.fixture(scope="module")
-def stuck(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("stuck"), "stuck", ASAN)
 
 
 @pytest.mark.parametrize(
     "scenario", ["several", "order", "memory", "deadline", "beside", "call", "credit"]
 )
-def test_beside_a_peer_that_does_not_read(run: Run, stuck: Path, scenario: str) -> None:
-    done = run(stuck, scenario)
+def test_beside_a_peer_that_does_not_read(run: Run, scenario: str) -> None:
+    done = run(built("stuck", "asan"), scenario)
     assert (done.returncode, done.stdout) == (0, f"{scenario}\n"), done.stderr
-
-
-@pytest.fixture(scope="module")
-def withdrawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("withdrawn"), "withdrawn", ASAN)
 
 
 @pytest.mark.parametrize(
@@ -163,59 +115,62 @@ def withdrawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_what_lies_at_a_rank_whose_transfers_have_ended_is_not_taken(
-    run: Run, withdrawn: Path, memory: str, how: str
+    run: Run, memory: str, how: str
 ) -> None:
-    done = run(withdrawn, memory, how)
+    done = run(built("withdrawn", "asan"), memory, how)
     assert (done.returncode, done.stdout) == (0, f"{memory} {how}\n"), done.stderr
 
 
-def test_no_race_of_a_refused_call_with_a_queued_one(run: Run, tmp_path: Path) -> None:
-    done = run(build(tmp_path, "refused", TSAN), 50)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "50 turns\n", "")
+def test_no_race_of_a_refused_call_with_a_queued_one(run: Run) -> None:
+    done = run(built("refused", "tsan"), 50)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "50 turns\n", ""), done.stderr
 
 
 def test_a_weakened_order_is_caught(run: Run, tmp_path: Path, programs: Path) -> None:
     header = tmp_path / "relaxed.h"
     header.write_text(RELAXED)
-    binary = build(tmp_path, "ranks", [*TSAN, "-include", str(header)])
+    weak = ("-include", str(header))
+    units = [
+        replace(unit, flags=(*unit.flags, *weak)) if unit.source.stem in ORDERING else unit
+        for unit in compiled.engine("tsan")
+    ]
+    binary = compiled.driver(HERE / "ranks.c", "tsan", units)
     done = run(binary, "mapped", programs / "2", 2, 50, "ring")
     assert "WARNING: ThreadSanitizer: data race" in done.stderr
     assert done.returncode != 0
 
 
-def test_damaged_programs_and_addresses(
-    run: Run, tmp_path_factory: pytest.TempPathFactory, programs: Path
-) -> None:
-    binary = build(tmp_path_factory.mktemp("fuzz"), "fuzz", ASAN)
+def test_damaged_programs_and_addresses(run: Run, programs: Path) -> None:
+    binary = built("fuzz", "asan")
     staged = sorted((programs / "2").glob("*.0"))
     direct = sorted((programs / "2").glob("*.0.direct"))
     accepted = 0
     for seed in (1, 2, 3):
         done = run(binary, seed, 2000, *staged, *direct)
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
         assert done.stdout.startswith("2000 programs, ")
         accepted += int(done.stdout.split()[2])
     # the test must reach the interpreter, not only the loader's refusals
     assert 300 < accepted < 5700
 
 
-def test_a_peer_that_lies_over_its_sockets(run: Run, tmp_path: Path) -> None:
-    binary = build(tmp_path, "fuzz_tcp", ASAN)
+def test_a_peer_that_lies_over_its_sockets(run: Run) -> None:
+    binary = built("fuzz_tcp", "asan")
     refused = 0
     for seed in (1, 2, 3):
         done = run(binary, seed, 1000)
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
         assert done.stdout.startswith("1000 streams, ")
         refused += int(done.stdout.split()[2])
     assert 300 < refused < 2700
 
 
-def test_a_peer_that_lies_in_letters(run: Run, tmp_path: Path) -> None:
-    binary = build(tmp_path, "fuzz_letters", ASAN)
+def test_a_peer_that_lies_in_letters(run: Run) -> None:
+    binary = built("fuzz_letters", "asan")
     refused = lived = 0
     for seed in (1, 2, 3):
         done = run(binary, seed, 100, verbs="asan")
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
         assert done.stdout.startswith("100 liars, ")
         refused += int(done.stdout.split()[2])
         lived += int(done.stdout.split()[4])
@@ -223,21 +178,13 @@ def test_a_peer_that_lies_in_letters(run: Run, tmp_path: Path) -> None:
     assert lived > 20  # it must get as far as messages
 
 
-@pytest.fixture(scope="module")
-def walk(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {
-        kind: build(tmp_path_factory.mktemp(f"walk-{kind}"), "rails_walk", flags)
-        for kind, flags in (("tsan", TSAN), ("asan", ASAN))
-    }
-
-
 @pytest.mark.parametrize(("size", "rails", "seed"), [(2, 2, 1), (3, 2, 3), (4, 2, 4)])
 @pytest.mark.parametrize("kind", ["tsan", "asan"])
 def test_connecting_failing_over_reviving_and_closing(
-    run: Run, walk: dict[str, Path], kind: str, size: int, rails: int, seed: int
+    run: Run, kind: str, size: int, rails: int, seed: int
 ) -> None:
-    done = run(walk[kind], size, rails, seed, 40, verbs=kind)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = run(built("rails_walk", kind), size, rails, seed, 40, verbs=kind)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
     words = done.stdout.split()
     assert words[:2] == ["40", "faults,"]
     failures, revivals = int(words[2]), int(words[4])

@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+import fakeverbs_library
 import pytest
 from hosts import Hosts
 
@@ -16,12 +17,10 @@ SECONDS = 250.0  #: generous: reached only by a hang
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import fabric
-
-    if reason := fabric.lack():
+def library() -> Path:
+    if reason := fakeverbs_library.lack():
         pytest.skip(reason)
-    return fabric.build(tmp_path_factory.mktemp("verbs"))
+    return fakeverbs_library.built()
 
 
 @pytest.mark.parametrize(

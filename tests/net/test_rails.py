@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import fakeverbs_library
 import pytest
 from hosts import Hosts
 
@@ -33,12 +34,10 @@ def hosts() -> Iterator[Hosts]:
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import fabric
-
-    if reason := fabric.lack():
+def library() -> Path:
+    if reason := fakeverbs_library.lack():
         pytest.skip(reason)
-    return fabric.build(tmp_path_factory.mktemp("verbs"))
+    return fakeverbs_library.built()
 
 
 @pytest.fixture

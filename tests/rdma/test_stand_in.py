@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 
 import fabric
+import fakeverbs_library
 import pytest
 from rack import Rack
 
-pytestmark = pytest.mark.skipif(bool(fabric.lack()), reason=fabric.lack())
+pytestmark = pytest.mark.skipif(bool(fakeverbs_library.lack()), reason=fakeverbs_library.lack())
 
 RXE = (Path(fabric.__file__).parent / "rxe.txt").read_text()
 SCENARIOS = [line for line in RXE.splitlines() if not line.startswith(" ")]
@@ -23,10 +24,9 @@ COMMANDS = {
 
 
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
+def driver() -> str:
     """The driver, which finds the guest's own libibverbs: it is linked by name and version."""
-    folder = tmp_path_factory.mktemp("driver")
-    return str(fabric.driver(folder, fabric.build(folder / "library")))
+    return str(fakeverbs_library.driver())
 
 
 def test_same_as_the_stand_in(rack: Rack, driver: str) -> None:

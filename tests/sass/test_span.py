@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import os
-import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import compiled
 import numpy as np
 import pytest
 from fold_checks import AVG, LONGEST, MAX, SUM, Array, Bytes, Fold, check, operands, reference
@@ -17,8 +15,8 @@ from fold_checks import AVG, LONGEST, MAX, SUM, Array, Bytes, Fold, check, opera
 from pycoll.dtypes import DTYPES, DType, ReduceOp
 
 PACKET = np.dtype([("data", "u4"), ("flag", "u4")])
-FLAGS = ("-std=c++17", "-O0", "-shared", "-fPIC", "-fwrapv", "-ffp-contract=off",
-         "-Wall", "-Wextra", "-Werror")  # fmt: skip
+FLAGS = ("-std=c++17", "-O0", "-fPIC", "-fwrapv", "-ffp-contract=off",
+         "-Wall", "-Wextra", "-Werror", f"-I{compiled.NATIVE}")  # fmt: skip
 
 
 class Call(ctypes.Structure):
@@ -66,20 +64,10 @@ class Span:
 
 
 @pytest.fixture(scope="module")
-def library(root: Path, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if compiler is None:
-        pytest.skip("no C++ compiler: apt-get install g++")
-    out = tmp_path_factory.mktemp("span") / "span.so"
-    sources = root / "tests" / "sass" / "span.cpp"
-    done = subprocess.run(
-        [compiler, *FLAGS, "-I", root / "native", sources, "-o", out],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return ctypes.CDLL(str(out))
+def library() -> ctypes.CDLL:
+    compiled.require(suffix=".cpp")
+    unit = compiled.Unit(Path(__file__).with_name("span.cpp"), FLAGS)
+    return ctypes.CDLL(str(compiled.linked("span.so", [unit], "-shared")))
 
 
 @pytest.fixture(params=[1, 4], ids=lambda threads: f"{threads} threads")
@@ -91,8 +79,6 @@ def span(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Fold:
 def dtype(request: pytest.FixtureRequest) -> DType:
     return request.param
 
-
-pytestmark = pytest.mark.slow
 
 COUNTS = (*range(20), 31, 32, 33, 47, 63, 64, 65, 100, 127, 128, 129, 191, 200)
 

@@ -7,15 +7,16 @@ own compiler - is beyond these tests; that a block's threads, blocks and ranks a
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import re
-import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import compiled
 import pytest
 from simulation import SLOT_BYTES, Case, programs, write
 
@@ -38,10 +39,7 @@ from pycoll.schedule import Algorithm, NotDirect
 
 pytestmark = pytest.mark.native
 
-NATIVE = Path(__file__).parents[2] / "native"
 HERE = Path(__file__).parent
-ENGINE = sorted(p for p in NATIVE.glob("*.c") if not p.name.startswith("fast"))
-TSAN = "-fsanitize=thread"
 RACE = 66  #: exit status of ThreadSanitizer
 
 #: All dtypes, each with one op.
@@ -65,78 +63,50 @@ PERIOD = (1 << 32) - 1
 Change = tuple[str, str, str]  #: a header, a text that is there once, what stands there instead
 
 
-class Builder:
-    """Compiles drivers; the engine, which no kernel calls, once and without a sanitizer."""
+def driver(kernels: Sequence[tuple[DType, ReduceOp]], *changes: Change) -> Path:
+    """Return the driver with these kernels, made of headers with these changes.
 
-    def __init__(self, folder: Path) -> None:
-        """Compile the engine."""
-        self.folder = folder
-        self.made: dict[str, Path] = {}
-        cc, cxx = shutil.which("cc"), shutil.which("g++")
-        if cc is None or cxx is None:
-            pytest.skip("no compilers: apt-get install gcc g++")
-        self.cc, self.cxx = cc, cxx
-        probe = folder / "probe.cc"
-        probe.write_text("int main() { return 0; }\n")
-        if subprocess.run(
-            [cxx, TSAN, probe, "-o", folder / "probe"], capture_output=True
-        ).returncode:
-            pytest.skip(f"the compiler cannot link {TSAN}")
-        c = [cc, "-std=gnu11", "-O0", "-pthread", "-D_GNU_SOURCE", f"-I{NATIVE}", f"-I{HERE}"]
-        objects = {source: folder / f"{source.stem}.o" for source in [*ENGINE, HERE / "world.c"]}
-        in_turns([*c, "-c", source, "-o", output] for source, output in objects.items())
-        self.engine = list(objects.values())
-
-    def driver(
-        self, name: str, kernels: Sequence[tuple[DType, ReduceOp]], *changes: Change
-    ) -> Path:
-        """Return the driver with these kernels, made of headers with these changes."""
-        if name in self.made:
-            return self.made[name]
-        folder = self.folder / name
-        folder.mkdir()
-        for header, old, new in changes:
-            text = (folder / header if (folder / header).exists() else NATIVE / header).read_text()
-            assert text.count(old) == 1, f"{header}: {old!r}"
-            (folder / header).write_text(text.replace(old, new))
-        cxx = [self.cxx, "-std=c++17", "-O1", "-g", "-pthread", "-fwrapv", "-ffp-contract=off"]
-        cxx += ["-Wall", "-Wextra", TSAN, f"-I{folder}", f"-I{NATIVE}", f"-I{HERE}"]
-        commands = [[*cxx, "-c", HERE / "driver.cc", "-o", folder / "driver.o"]]
-        objects = [folder / "driver.o"]
-        for dtype, op in kernels:
-            objects.append(folder / f"{dtype.name}_{op.name}.o")
-            which = [f"-DPC_KERNEL_DTYPE={dtype.code}", f"-DPC_KERNEL_OP={int(op)}"]
-            commands.append([*cxx, *which, "-c", HERE / "entry.cc", "-o", objects[-1]])
-        in_turns(commands)
-        command = [*cxx, *objects, *self.engine, "-ldl", "-o", folder / "driver"]
-        subprocess.run(command, check=True)
-        self.made[name] = folder / "driver"
-        return self.made[name]
+    The engine, which no kernel calls, is compiled without a sanitizer.
+    """
+    for suffix in (".c", ".cc"):
+        compiled.require("tsan", suffix)
+    include = [f"-I{HERE}", f"-I{compiled.NATIVE}"]
+    if changes:
+        include.insert(0, f"-I{changed(changes)}")
+    c = ("-std=gnu11", "-O0", "-pthread", "-D_GNU_SOURCE", f"-I{compiled.NATIVE}", f"-I{HERE}")
+    units = [compiled.Unit(source, c) for source in (*compiled.ENGINE, HERE / "world.c")]
+    cxx = (
+        *("-std=c++17", "-O1", "-g", "-pthread", "-fwrapv", "-ffp-contract=off"),
+        *("-Wall", "-Wextra", *compiled.SANITIZERS["tsan"], *include),
+    )
+    units.append(compiled.Unit(HERE / "driver.cc", cxx))
+    for dtype, op in kernels:
+        which = (f"-DPC_KERNEL_DTYPE={dtype.code}", f"-DPC_KERNEL_OP={int(op)}")
+        units.append(compiled.Unit(HERE / "entry.cc", (*cxx, *which)))
+    return compiled.linked("driver", units, *compiled.SANITIZERS["tsan"])
 
 
-def in_turns(commands: Iterable[Sequence[str | Path]]) -> None:
-    """Run commands, two at a time."""
-    running: list[subprocess.Popen[bytes]] = []
-    for command in commands:
-        if len(running) == 2:
-            assert running.pop(0).wait() == 0
-        running.append(subprocess.Popen(command))
-    assert [job.wait() for job in running] == [0] * len(running)
+def changed(changes: Sequence[Change]) -> Path:
+    """Return a folder with the headers that changes are made of."""
+    texts: dict[str, str] = {}
+    for header, old, new in changes:
+        text = texts.get(header) or (compiled.NATIVE / header).read_text()
+        assert text.count(old) == 1, f"{header}: {old!r}"
+        texts[header] = text.replace(old, new)
+    name = f"changed-{hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:20]}"
+    for header, text in texts.items():
+        compiled.kept(name, header, lambda path, text=text: path.write_text(text))
+    return compiled.KEPT / name
 
 
 @pytest.fixture(scope="module")
-def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
-    return Builder(tmp_path_factory.mktemp("simt"))
+def every() -> Path:
+    return driver(KERNELS)
 
 
 @pytest.fixture(scope="module")
-def driver(builder: Builder) -> Path:
-    return builder.driver("all", KERNELS)
-
-
-@pytest.fixture(scope="module")
-def one(builder: Builder) -> Path:
-    return builder.driver("one", KERNELS[:1])
+def one() -> Path:
+    return driver(KERNELS[:1])
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -187,26 +157,26 @@ def case(drawn: random.Random, number: int, algorithm: Algorithm, size: int, pac
 
 @pytest.mark.parametrize("packets", [False, True], ids=["plain", "packets"])
 @pytest.mark.parametrize("size", range(2, 9))
-def test_every_algorithm(run: Run, driver: Path, size: int, packets: bool) -> None:
+def test_every_algorithm(run: Run, every: Path, size: int, packets: bool) -> None:
     drawn = random.Random(f"{size} {packets}")
     cases = [
         case(drawn, number + size, algorithm, size, packets)
         for number, algorithm in enumerate(BUILTIN)
     ]
-    done = run(driver, "run", cases)
+    done = run(every, "run", cases)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr[:4000]
     assert done.stdout == f"{len(cases)} cases\n"
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8])
-def test_lanes_change_no_bit(run: Run, driver: Path, lanes: int) -> None:
+def test_lanes_change_no_bit(run: Run, every: Path, lanes: int) -> None:
     cases = [
         Case(get(name), 3, FLOAT32, ReduceOp.AVG, (count,), lanes=lanes, packets=packets)
         for name in ("ring", "two_shot", "one_shot")
         for count in (0, 5, 200, 1001)
         for packets in (False, True)
     ]
-    done = run(driver, "run", cases)
+    done = run(every, "run", cases)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr[:4000]
 
 
@@ -218,7 +188,7 @@ def has_direct(algorithm: Algorithm, size: int) -> bool:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 7])
-def test_the_direct_form(run: Run, driver: Path, size: int) -> None:
+def test_the_direct_form(run: Run, every: Path, size: int) -> None:
     drawn = random.Random(size)
     cases = []
     for number, algorithm in enumerate(a for a in BUILTIN if has_direct(a, size)):
@@ -227,7 +197,7 @@ def test_the_direct_form(run: Run, driver: Path, size: int) -> None:
         widest = max(programs(algorithm, size, average, direct)[0].widest for direct in (0, 1))
         c = replace(c, tile=min(c.tile, SLOT_BYTES // widest // 64 * 64), lanes=1 + number % 2)
         cases += [c, replace(c, stray=number % size)]  # which all ranks must find out
-    done = run(driver, "run", cases)
+    done = run(every, "run", cases)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr[:4000]
 
 
@@ -253,10 +223,9 @@ def test_flags_of_packets_begin_again(run: Run, one: Path) -> None:
         assert (done.returncode, done.stderr) == (0, ""), done.stderr[:4000]
 
 
-def test_slots_of_packets_are_cleaned(run: Run, builder: Builder) -> None:
+def test_slots_of_packets_are_cleaned(run: Run) -> None:
     change = ("kernel.h", "        pc__clean(call, f);", "        (void)f;")
-    driver = builder.driver("unclean", KERNELS[:1], change)
-    assert run(driver, "run", SHORT_THEN_LONG).returncode == 1
+    assert run(driver(KERNELS[:1], change), "run", SHORT_THEN_LONG).returncode == 1
 
 
 #: Algorithms in which data goes one way: nothing but credit holds a sender back, so each wait and
@@ -314,13 +283,11 @@ def test_each_message_is_waited_for(run: Run, one: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(("collective", "name"), ONE_WAY_PACKETS)
-def test_each_barrier_and_credit_of_packets_is_needed(
-    run: Run, builder: Builder, collective: str, name: str
-) -> None:
-    driver = builder.driver("slow", KERNELS[:1], *SLOW)
+def test_each_barrier_and_credit_of_packets_is_needed(run: Run, collective: str, name: str) -> None:
+    slow = driver(KERNELS[:1], *SLOW)
     c = of(collective, name, packets=True, timeout=1.5)
-    assert run(driver, "run", [replace(c, timeout=60.0)]).returncode == 0
-    assert survivors(run, driver, c, ("sync", "credit")) == []
+    assert run(slow, "run", [replace(c, timeout=60.0)]).returncode == 0
+    assert survivors(run, slow, c, ("sync", "credit")) == []
 
 
 @pytest.mark.parametrize(
@@ -368,13 +335,12 @@ CHANGES: dict[str, tuple[Change, bool]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_is_found(run: Run, builder: Builder, change: str) -> None:
+def test_a_change_is_found(run: Run, change: str) -> None:
     text, packets = CHANGES[change]
-    driver = builder.driver(change, KERNELS[:1], text)
     in_pieces = of("allreduce", "halving_doubling", size=4, lanes=2)
     direct = of("allreduce", "two_shot", direct=True)
     cases = [of("allreduce", "ring", packets=packets), in_pieces, direct]
-    assert run(driver, "run", cases).returncode in (1, RACE)
+    assert run(driver(KERNELS[:1], text), "run", cases).returncode in (1, RACE)
 
 
 TROUBLE = re.compile(
