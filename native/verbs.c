@@ -341,7 +341,9 @@ static const struct pc_error *verbs_fault(struct pc_wire *w, uint32_t peer)
 
 static int verbs_attention(struct pc_wire *w)
 {
+    pthread_mutex_lock(&w->lock); /* calls may run already */
     w->attended = true;
+    pc__unlock_wire(w);
     return w->epoll;
 }
 
