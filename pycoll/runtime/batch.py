@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pycoll import arrays
-from pycoll.arrays import ArrayView
+from pycoll.arrays import families as arrays
+from pycoll.arrays.families import ArrayView
 from pycoll.dtypes import UINT8, DType
 from pycoll.errors import UsageError, quoted
 from pycoll.runtime.bindings import Message

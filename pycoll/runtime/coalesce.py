@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pycoll import arrays
-from pycoll.arrays import ArrayView
+from pycoll.arrays import families as arrays
+from pycoll.arrays.families import ArrayView
 from pycoll.dtypes import DType, ReduceOp
 from pycoll.errors import UnavailableError, UsageError
 from pycoll.runtime.call import Call

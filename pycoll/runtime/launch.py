@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pycoll import arrays
-from pycoll.arrays import HOST, ArrayView, Device
+from pycoll.arrays import families as arrays
+from pycoll.arrays.families import HOST, ArrayView, Device
 from pycoll.dtypes import ReduceOp, reduce_op
 from pycoll.errors import UsageError, quoted
 from pycoll.runtime import bindings, coalesce

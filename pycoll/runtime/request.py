@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pycoll import arrays
-from pycoll.arrays import ArrayView, Device
+from pycoll.arrays import families as arrays
+from pycoll.arrays.families import ArrayView, Device
 from pycoll.dtypes import ReduceOp
 from pycoll.errors import UsageError, quoted
 from pycoll.runtime.call import Call

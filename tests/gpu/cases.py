@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import pycoll
-from pycoll import algorithms, arrays
+from pycoll import algorithms
+from pycoll.arrays import families as arrays
 from pycoll.dtypes import BY_NAME, DTYPES, OPS
 
 REDUCING = ("allreduce", "reduce", "reduce_scatter")

@@ -8,18 +8,19 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pycoll.arrays import dtype_of
+from pycoll.arrays import cupy
+from pycoll.arrays.families import dtype_of
+from pycoll.arrays.interface import INTERFACE, LEGACY, CudaView, empty, view
+from pycoll.arrays.torch import device as device_of_torch
 from pycoll.dtypes import BFLOAT16, DType
 from pycoll.errors import UsageError, quoted
 from pycoll.runtime import bindings_cuda
 from pycoll.runtime.asked import Asked
-from pycoll.runtime.cuda import cupy, nvtx
+from pycoll.runtime.cuda import nvtx
 from pycoll.runtime.cuda.lists import DeviceList
 from pycoll.runtime.cuda.plane import Gpu, Plane
 from pycoll.runtime.cuda.quick import Found, Quick
 from pycoll.runtime.cuda.stream import Event, handle_of
-from pycoll.runtime.cuda.torch import device as device_of_torch
-from pycoll.runtime.cuda.view import INTERFACE, LEGACY, CudaView, empty, view
 from pycoll.runtime.cuda.work import StreamWork
 from pycoll.runtime.line import user_line
 from pycoll.runtime.persistent import Plan
@@ -27,7 +28,7 @@ from pycoll.runtime.plan import Executable
 from pycoll.runtime.region import lengths, numpy_dtype
 
 if TYPE_CHECKING:
-    from pycoll.arrays import ArrayView
+    from pycoll.arrays.families import ArrayView
     from pycoll.cost import Explanation
     from pycoll.dtypes import ReduceOp
     from pycoll.runtime.call import Call, Wanted

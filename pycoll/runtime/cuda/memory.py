@@ -8,11 +8,11 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from pycoll.arrays import cupy
+from pycoll.arrays.cuda_array import CudaArray
 from pycoll.dtypes import DType
 from pycoll.errors import UnavailableError
 from pycoll.runtime import bindings_plane
-from pycoll.runtime.cuda import cupy
-from pycoll.runtime.cuda.array import CudaArray
 
 if TYPE_CHECKING:
     from pycoll.runtime.cuda.plane import Plane

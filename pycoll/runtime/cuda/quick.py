@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pycoll.runtime.cuda.array import CudaArray
-from pycoll.runtime.cuda.view import CUPY, INTERFACE, TORCH, Family
+from pycoll.arrays.cuda_array import CudaArray
+from pycoll.arrays.interface import CUPY, INTERFACE, TORCH, Family
 
 if TYPE_CHECKING:
     from pycoll.runtime.asked import Asked

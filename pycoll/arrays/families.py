@@ -1,7 +1,7 @@
 """Any array as an ArrayView: where its bytes lie and what they are.
 
 Arrays of numpy and torch, and whatever offers the buffer protocol or DLPack; what lies in the
-memory of a GPU is looked at by `runtime.cuda.view`. For the host's this is the slow path, taken at
+memory of a GPU is looked at by `interface`. For the host's this is the slow path, taken at
 the first call of a kind: it is here that an array which cannot be served is refused with the
 reason. Later calls find their plan in `_fastcall` and come past here no more.
 """
@@ -307,7 +307,7 @@ def _of_numpy(x: numpy.ndarray[Any, Any], owner: Any, who: str) -> ArrayView:
 
 def _module_of_gpus() -> Any:
     # Loaded at the first array of a GPU: most programs have none.
-    from pycoll.runtime.cuda import view as gpu
+    from pycoll.arrays import interface as gpu
 
     return gpu
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pycoll import arrays
+from pycoll.arrays import families as arrays
 from pycoll.dtypes import BFLOAT16, BY_NAME, FLOAT32, FLOAT64, INT64, UINT8
 from pycoll.errors import UsageError
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from pycoll.arrays import dlpack
 from pycoll.dtypes import DType
 from pycoll.errors import UsageError
-from pycoll.runtime.cuda import dlpack
 
 if TYPE_CHECKING:
     import numpy

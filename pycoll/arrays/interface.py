@@ -6,13 +6,13 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pycoll.arrays import ArrayView, Device, dtype_named, dtype_of, of_tensor
+from pycoll.arrays import dlpack
+from pycoll.arrays.cuda_array import CudaArray
+from pycoll.arrays.cupy import Cupy
+from pycoll.arrays.families import ArrayView, Device, dtype_named, dtype_of, of_tensor
+from pycoll.arrays.torch import Torch
 from pycoll.dtypes import DType
 from pycoll.errors import UsageError
-from pycoll.runtime.cuda import dlpack
-from pycoll.runtime.cuda.array import CudaArray
-from pycoll.runtime.cuda.cupy import Cupy
-from pycoll.runtime.cuda.torch import Torch
 
 KIND = "cuda"
 

@@ -153,7 +153,7 @@ def test_jax_arrays_are_read_where_they_lie(tmp_path: Path) -> None:
     script.write_text(JAX)
     done = subprocess.run(
         [sys.executable, "-W", "error", script],
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
         timeout=120,

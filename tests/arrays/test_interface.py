@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pycoll import arrays
-from pycoll.arrays import HOST, Device
+from pycoll.arrays import cupy as cupy_of_gpus
+from pycoll.arrays import dlpack
+from pycoll.arrays import families as arrays
+from pycoll.arrays import interface as gpu
+from pycoll.arrays import torch as torch_of_gpus
+from pycoll.arrays.cuda_array import CudaArray
+from pycoll.arrays.families import HOST, Device
 from pycoll.dtypes import BFLOAT16, FLOAT32, UINT8
 from pycoll.errors import UsageError
-from pycoll.runtime.cuda import cupy as cupy_of_gpus
-from pycoll.runtime.cuda import dlpack
-from pycoll.runtime.cuda import torch as torch_of_gpus
-from pycoll.runtime.cuda import view as gpu
-from pycoll.runtime.cuda.array import CudaArray
 from pycoll.runtime.cuda.quick import spot
 
 pytestmark = pytest.mark.native  # the package of bindings is loaded
@@ -181,8 +181,8 @@ def test_where_an_array_lies_is_said_at_a_glance(torch, cupy) -> None:
 
 
 def test_which_device_is_current(torch, cupy) -> None:
-    from pycoll.runtime.cuda import cupy as of_cupy
-    from pycoll.runtime.cuda import torch as of_torch
+    from pycoll.arrays import cupy as of_cupy
+    from pycoll.arrays import torch as of_torch
 
     assert (of_torch.device(), of_cupy.device()) == (3, 1)
     torch.cuda.is_initialized = cupy.cuda.is_available = lambda: False
