@@ -44,6 +44,8 @@ class CudaArray:
         self._owner = owner
         self.stream = stream  #: that its memory is ordered by; None: by none
         self.writable = writable
+        #: Bytes along its axes, of what only tells where it lies and may not be contiguous.
+        self.strides: tuple[int, ...] | None = None
 
     @property
     def dtype(self) -> numpy.dtype[Any]:

@@ -1,4 +1,4 @@
-"""What cupy knows of its arrays; the only place that makes such, or asks for its streams."""
+"""Arrays of cupy; the only place that makes such, or asks for cupy's streams."""
 
 from __future__ import annotations
 
@@ -7,26 +7,36 @@ import importlib.util
 import sys
 from typing import Any
 
+from pycoll.arrays.dtype import dtype_of
+from pycoll.arrays.view import Device, Family, Spot
 from pycoll.dtypes import DType
 
 
-class Cupy:
-    """Arrays of cupy, whose memory pool serves each stream in its order."""
+def _empty(x: Any, shape: tuple[int, ...], dtype: DType | None) -> Any:
+    with x.device:
+        return _cupy().empty(shape, dtype.name if dtype else x.dtype)
 
-    name = "cupy"
 
-    def stream(self, number: int, given: int | None) -> int:
-        """Return cupy's current stream on a device."""
-        return int(_cupy().cuda.get_current_stream(number).ptr)
+def _spot(x: Any) -> Spot | None:
+    if not (isinstance(x, _ndarray()) and x.flags.c_contiguous):
+        return None
+    number = x.device.id
+    return Spot((CUPY, x.dtype, x.shape, number), x.data.ptr, x.nbytes, CUPY, number)
 
-    def empty(self, like: Any, shape: tuple[int, ...], dtype: DType | None) -> Any:
-        """Return a new array beside another."""
-        with like.device:
-            return _cupy().empty(shape, dtype.name if dtype else like.dtype)
 
-    def record(self, x: Any, number: int, stream: int) -> bool:
-        """Say that the pool cannot be told: whoever uses an array elsewhere has to hold it."""
-        return False
+#: Arrays of cupy, whose memory pool serves each stream in its order. It cannot be told that another
+#: stream uses an array: whoever does so has to hold it.
+CUPY = Family(
+    take=lambda x, who: x if isinstance(x, _ndarray()) else None,
+    dtype=lambda x, who: dtype_of(x.dtype, who),
+    contiguous=lambda x: x.flags.c_contiguous,
+    address=lambda x: int(x.data.ptr),
+    copy="cupy.ascontiguousarray({})",
+    empty=_empty,
+    device=lambda x: Device("cuda", int(x.device.id)),
+    spot=_spot,
+    stream=lambda number, given: int(_cupy().cuda.get_current_stream(number).ptr),
+)
 
 
 def usable() -> bool:
@@ -58,3 +68,7 @@ def device() -> int | None:
 
 def _cupy() -> Any:
     return sys.modules["cupy"]
+
+
+def _ndarray() -> Any:
+    return getattr(sys.modules.get("cupy"), "ndarray", ())

@@ -110,7 +110,7 @@ class Taken(NamedTuple):
     dtype: str
     device: int
     number: int
-    contiguous: bool
+    strides: tuple[int, ...] | None  #: in elements; None: contiguous
     owner: Any  #: tells the giver when it is collected
 
 
@@ -137,19 +137,19 @@ def take(capsule: Any, who: str) -> Taken:
     shape = tuple(t.shape[i] for i in range(t.ndim))
     kind = _KINDS.get(t.code, f"code {t.code} of DLPack with ")
     lanes = "" if t.lanes == 1 else f"x{t.lanes}"
-    strides = [t.strides[i] for i in range(t.ndim)] if t.strides else None
+    strides = tuple(t.strides[i] for i in range(t.ndim)) if t.strides else None
     return Taken(
         (t.data or 0) + t.offset,
         shape,
         "bool" if kind == "bool" else f"{kind}{t.bits}{lanes}",
         t.device,
         t.number,
-        strides is None or is_contiguous(shape, strides),
+        strides,
         owner,
     )
 
 
-def is_contiguous(shape: tuple[int, ...], strides: list[int], item: int = 1) -> bool:
+def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> bool:
     """Tell whether elements of ``item`` units follow each other in the order of C."""
     want = item
     if 0 in shape:

@@ -1,152 +1,51 @@
-"""Arrays in a GPU's memory as ArrayViews: of torch, of cupy, and of whatever says where it lies."""
+"""Memory of GPUs that says itself where it is: `__cuda_array_interface__`, DLPack, streams."""
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
-from typing import Any, Protocol
+import operator
+from typing import Any
 
-from pycoll.arrays import dlpack
+from pycoll.arrays import dlpack, driver
 from pycoll.arrays.cuda_array import CudaArray
-from pycoll.arrays.cupy import Cupy
-from pycoll.arrays.families import ArrayView, Device, dtype_named, dtype_of, of_tensor
-from pycoll.arrays.torch import Torch
-from pycoll.dtypes import DType
-from pycoll.errors import UsageError
-
-KIND = "cuda"
-
-
-class Family(Protocol):
-    """A library whose arrays these are: it knows its streams and its memory."""
-
-    name: str
-
-    def stream(self, number: int, given: int | None) -> int:
-        """Return the stream that work on an array is to be ordered by.
-
-        Args:
-            number: Of the device.
-            given: The stream that the array's interface names.
-        """
-
-    def empty(self, like: Any, shape: tuple[int, ...], dtype: DType | None) -> Any:
-        """Return a new array beside another, by default of its dtype; None: it makes none."""
-
-    def record(self, x: Any, number: int, stream: int) -> bool:
-        """Tell the library's allocator that a stream uses an array; False: it cannot be told."""
-
+from pycoll.arrays.dtype import dtype_named, dtype_of
+from pycoll.arrays.view import Device, Family, Spot
+from pycoll.errors import UsageError, quoted
 
 #: CUDA's handle of the legacy default stream, which every blocking stream waits for.
 LEGACY = 1
 
 
-class Interface:
-    """What has `__cuda_array_interface__` or DLPack and is of no library known here."""
-
-    name = "interface"
-
-    def stream(self, number: int, given: int | None) -> int:
-        """Return the stream that the interface names; the default stream if it names none."""
-        return LEGACY if given is None else given
-
-    def empty(self, like: Any, shape: tuple[int, ...], dtype: DType | None) -> Any:
-        """Nothing is known that makes arrays of its kind."""
-        return None
-
-    def record(self, x: Any, number: int, stream: int) -> bool:
-        """There is no allocator that could be told."""
-        return False
+def _take(x: Any, who: str) -> CudaArray | None:
+    if isinstance(x, CudaArray):
+        return x
+    shown = getattr(x, "__cuda_array_interface__", None)
+    if shown is not None:
+        return _shown(x, shown, who)
+    device = _device(x)
+    return _taken(x, who) if device is not None and device[0] == dlpack.CUDA else None
 
 
-TORCH, CUPY, INTERFACE = Torch(), Cupy(), Interface()
-
-
-@dataclass(frozen=True, slots=True)
-class CudaView(ArrayView):
-    """A contiguous array in a GPU's memory."""
-
-    family: Family = INTERFACE
-    given: int | None = None  #: the stream that its interface names
-
-    def stream(self) -> int:
-        """Return the stream that work on it is to be ordered by."""
-        return self.family.stream(self.device.number, self.given)
-
-    def record(self, stream: int) -> bool:
-        """Tell whoever frees its memory that a stream uses it; False: it is to be held."""
-        return self.family.record(self.owner, self.device.number, stream)
-
-
-def view(x: Any, who: str) -> CudaView:
-    """Look at an array.
-
-    Args:
-        x: A tensor of torch on a GPU, or an object that has `__cuda_array_interface__` or DLPack.
-        who: What it is to the user; begins every message.
-
-    Raises:
-        UsageError: It is not contiguous, of a dtype not served, or not in the memory of a GPU.
-    """
-    # Either may be half imported, by another thread.
-    tensor: Any = getattr(sys.modules.get("torch"), "Tensor", ())
-    if isinstance(x, tensor):
-        return _of_torch(x, who)
-    ndarray: Any = getattr(sys.modules.get("cupy"), "ndarray", ())
-    if isinstance(x, ndarray):
-        return _of_cupy(x, who)
-    interface = getattr(x, "__cuda_array_interface__", None)
-    return _of_dlpack(x, who) if interface is None else _of_interface(x, interface, who)
-
-
-def empty(like: ArrayView, shape: tuple[int, ...], dtype: DType | None = None) -> CudaView | None:
-    """Return a new array like another, and by default of its dtype; None: none is made."""
-    assert isinstance(like, CudaView)
-    made = like.family.empty(like.owner, shape, dtype)
-    return None if made is None else view(made, "the new array")
-
-
-def _of_torch(x: Any, who: str) -> CudaView:
-    dtype = of_tensor(x, who)
-    device = Device(KIND, x.device.index)
-    shape = tuple(x.shape)
-    return CudaView(x, x.data_ptr(), x.numel(), dtype, shape, True, x, device, TORCH)
-
-
-def _of_cupy(x: Any, who: str) -> CudaView:
-    dtype = dtype_of(x.dtype, who)
-    if not x.flags.c_contiguous:
-        raise UsageError(
-            f"{who} is not contiguous (shape {x.shape}, strides {x.strides}); "
-            f"pass cupy.ascontiguousarray({who.rpartition(' ')[2]}) with out="
-        )
-    device = Device(KIND, int(x.device.id))
-    return CudaView(x, int(x.data.ptr), x.size, dtype, x.shape, True, x, device, CUPY)
-
-
-def _of_interface(x: Any, interface: dict[str, Any], who: str) -> CudaView:
+def _shown(x: Any, interface: dict[str, Any], who: str) -> CudaArray:
     import numpy
 
-    dtype = numpy.dtype(interface["typestr"])
-    kind, shape = dtype_of(dtype, who), tuple(interface["shape"])
+    kind, shape = dtype_of(numpy.dtype(interface["typestr"]), who), tuple(interface["shape"])
     if interface.get("mask") is not None:
         raise UsageError(f"{who} has a mask, which is not served; pass an array without one")
-    strides = interface.get("strides")
-    if strides is not None and not dlpack.is_contiguous(shape, list(strides), dtype.itemsize):
-        raise UsageError(
-            f"{who} is not contiguous (shape {shape}, strides {tuple(strides)}); "
-            "pass a contiguous copy with out="
-        )
     address, read_only = interface["data"]
-    whole = x
-    if not isinstance(x, CudaArray):
-        number = _number(int(address), x, who) if 0 not in shape else _named(x)
-        stream = interface.get("stream")
-        whole = CudaArray(int(address), shape, kind, number, x, stream, writable=not read_only)
-    return _seen(x, whole, int(address), kind, not read_only, interface.get("stream"))
+    if 0 in shape:
+        number = (_device(x) or (dlpack.CUDA, 0))[1]  # the driver knows of no memory there
+    elif (number := driver.gpu_of(int(address))) < 0:
+        raise UsageError(
+            f"{who} is a {type(x).__name__} at {int(address):#x}, where CUDA's driver knows of no "
+            "memory of a GPU; pass an array that lies there"
+        )
+    stream, strides = interface.get("stream"), interface.get("strides")
+    found = CudaArray(int(address), shape, kind, number, x, stream, writable=not read_only)
+    found.strides = None if strides is None else tuple(strides)
+    return found
 
 
-def _of_dlpack(x: Any, who: str) -> CudaView:
+def _taken(x: Any, who: str) -> CudaArray:
     try:
         # It names no stream, so the giver lets the one that the call will run on wait for its own.
         taken = dlpack.take(x.__dlpack__(stream=LEGACY), who)
@@ -157,39 +56,68 @@ def _of_dlpack(x: Any, who: str) -> CudaView:
             f"{who} is a {type(x).__name__} whose memory cannot be shared: {error}"
         ) from error
     kind = dtype_named(taken.dtype, who)
-    if not taken.contiguous:
-        raise UsageError(
-            f"{who} is not contiguous (shape {taken.shape}); pass a contiguous copy with out="
-        )
-    whole = CudaArray(taken.address, taken.shape, kind, taken.number, (x, taken.owner))
-    return _seen(x, whole, taken.address, kind, True, None)
+    found = CudaArray(taken.address, taken.shape, kind, taken.number, (x, taken.owner))
+    found.strides = taken.strides and tuple(n * kind.itemsize for n in taken.strides)
+    return found
 
 
-def _seen(
-    x: Any, whole: CudaArray, address: int, dtype: Any, writable: bool, stream: int | None
-) -> CudaView:
-    device = Device(KIND, whole.number)
-    return CudaView(
-        x, address, whole.size, dtype, whole.shape, writable, whole, device, INTERFACE, stream
-    )
-
-
-def _named(x: Any) -> int:
-    """Return the device that an object without memory says it is on, or the first."""
+def _device(x: Any) -> tuple[int, int] | None:
+    """Return the kind and the number of the device that an object says by DLPack, if it does."""
     try:
-        return int(x.__dlpack_device__()[1])
+        kind, number = x.__dlpack_device__()
+        return int(kind), int(number)
     except (AttributeError, TypeError, ValueError, RuntimeError):
-        return 0
+        return None
 
 
-def _number(address: int, x: Any, who: str) -> int:
-    """Return the device that memory belongs to; the driver knows."""
-    from pycoll.runtime import bindings_cuda
+def _contiguous(x: CudaArray) -> bool:
+    return x.strides is None or dlpack.is_contiguous(x.shape, x.strides, x.kind.itemsize)
 
-    found = bindings_cuda.pointer(address)
-    if found.device < 0:
+
+def _spot(x: Any) -> Spot | None:
+    if not isinstance(x, CudaArray):
+        return None
+    kind = CudaArray, x.kind, x.shape, x.number, x.stream, x.writable
+    return Spot(kind, x.address, x.nbytes, INTERFACE, x.number, x.stream)
+
+
+#: What has an interface of GPUs and is of no library known here; its whole is a CudaArray. Nobody
+#: can be told which streams use it, and nothing is known that makes arrays of its kind.
+INTERFACE = Family(
+    take=_take,
+    dtype=lambda x, who: x.kind,
+    contiguous=_contiguous,
+    address=lambda x: x.address,
+    copy="a contiguous copy",
+    empty=lambda x, shape, dtype: None,
+    writable=lambda x: x.writable,
+    device=lambda x: Device("cuda", x.number),
+    spot=_spot,
+    given=lambda x: x.stream,
+    stream=lambda number, given: LEGACY if given is None else given,
+)
+
+
+def handle_of(stream: Any) -> int:
+    """Return CUDA's handle of a stream, such as one of torch or cupy.
+
+    Raises:
+        UsageError: It is none.
+    """
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if callable(protocol):
+        return int(protocol()[1])
+    for name in ("cuda_stream", "ptr"):  # torch; cupy
+        found = getattr(stream, name, None)
+        if isinstance(found, int):
+            return found
+    try:
+        number = operator.index(stream)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 1 << 64:
         raise UsageError(
-            f"{who} is a {type(x).__name__} at {address:#x}, where CUDA's driver knows of no "
-            "memory of a GPU; pass an array that lies there"
+            f"on_stream: stream is {quoted(stream)}, want a stream of torch or cupy, an object "
+            "with __cuda_stream__, or CUDA's handle as an integer"
         )
-    return int(found.device)
+    return number

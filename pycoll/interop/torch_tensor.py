@@ -10,15 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pycoll.arrays.torch import codes, plain
 from pycoll.dtypes import DTYPES
 from pycoll.errors import UsageError
 
 Tensor = Any  #: torch.Tensor; the checker does not look into torch
 
 #: torch.dtype → the number that native code knows it by.
-CODES: dict[Any, int] = {
-    dtype: d.code for d in DTYPES if (dtype := getattr(torch, d.name, None)) is not None
-}
+CODES = codes(DTYPES)
 
 
 class Staged(NamedTuple):
@@ -26,15 +25,6 @@ class Staged(NamedTuple):
 
     array: Tensor
     arrive: Callable[[], object] | None = None  #: to be done with a result; None: it is there
-
-
-def plain(tensor: Tensor) -> bool:
-    """Tell whether a tensor's memory is just its elements, one behind the other."""
-    return bool(
-        tensor.layout is torch.strided
-        and tensor.is_contiguous()
-        and not (tensor.is_conj() or tensor.is_neg())
-    )
 
 
 def detached(tensor: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pycoll.arrays import families as arrays
-from pycoll.arrays.families import ArrayView
+from pycoll.arrays import families, operands
+from pycoll.arrays.view import HOST, ArrayView, written_twice
 from pycoll.dtypes import UINT8, DType
 from pycoll.errors import UsageError, quoted
 from pycoll.runtime.bindings import Message
@@ -43,10 +43,13 @@ def exchange(place: Place, sends: Pairs, recvs: Pairs) -> Batch:
             peer = rank_of(peer, place.size, f"{who}: rank of {name}[{i}]")
             views.append((view, not sending))
             messages.append(_message(view, peer, sending))
-    twice = arrays.shared(views)
+    twice = written_twice(views)
     if twice is not None:
         name, i = ("sends", twice) if twice < len(sends) else ("recvs", twice - len(sends))
-        raise UsageError(f"{who}: {name}[{i}] shares memory with another array that is received")
+        raise UsageError(
+            f"{who}: {name}[{i}] shares memory with another array that is received; "
+            "pass every array once"
+        )
     dtype = views[0][0].dtype if views else UINT8
     return Batch(messages, [pair[0] for pair in recvs], [view for view, _ in views], dtype)
 
@@ -64,10 +67,10 @@ def alltoallv(
 ) -> Batch:
     """Look at a part for every rank and a part from every rank."""
     source = array(x, "alltoallv: x", sending=True)
-    target = on_host(arrays.target(out, source.dtype, "alltoallv: out"), "alltoallv: out")
+    target = on_host(operands.target(out, source.dtype, "alltoallv: out"), "alltoallv: out")
     sent = _lengths(send_counts, place, "alltoallv: send_counts", source, "x")
     received = _lengths(recv_counts, place, "alltoallv: recv_counts", target, "out")
-    _apart(source, target, "alltoallv")
+    operands.require_apart(source, target, "alltoallv")
     messages = [*_parts(source, sent, True), *_parts(target, received, False)]
     return Batch(messages, out, (source, target), source.dtype)
 
@@ -81,16 +84,16 @@ def gatherv(
     if place.rank != root:
         return Batch([_message(source, root, True)], None, source, source.dtype)
     if out is None:
-        target = arrays.empty(source, (sum(table(counts, place.size, f"{who}: counts")),))
+        target = families.empty(source, (sum(table(counts, place.size, f"{who}: counts")),))
     else:
-        target = on_host(arrays.target(out, source.dtype, f"{who}: out"), f"{who}: out")
+        target = on_host(operands.target(out, source.dtype, f"{who}: out"), f"{who}: out")
     lengths = _lengths(counts, place, f"{who}: counts", target, "out")
     messages = _parts(target, lengths, False)
     _fit(source, lengths[root], f"{who}: x")
     if source.address == messages[root].address:
         del messages[root]  # in place
     else:
-        _apart(source, target, who)
+        operands.require_apart(source, target, who)
         messages.append(_message(source, root, True))
     return Batch(messages, target.owner, (source, target), source.dtype)
 
@@ -108,14 +111,14 @@ def scatterv(
     messages = _parts(source, lengths, True)
     if out is None:
         begin = sum(lengths[:root])
-        target = arrays.rows(arrays.flat(source), begin, begin + lengths[root])
+        target = families.rows(families.flat(source), begin, begin + lengths[root])
     else:
-        target = on_host(arrays.target(out, source.dtype, f"{who}: out"), f"{who}: out")
+        target = on_host(operands.target(out, source.dtype, f"{who}: out"), f"{who}: out")
     _fit(target, lengths[root], f"{who}: out")
     if target.address == messages[root].address:
         del messages[root]  # in place
     else:
-        _apart(source, target, who)
+        operands.require_apart(source, target, who)
         messages.append(_message(target, root, False))
     return Batch(messages, target.owner, (source, target), source.dtype)
 
@@ -124,12 +127,12 @@ def array(x: Any, who: str, sending: bool) -> ArrayView:
     """Look at an array that is sent or received into."""
     if x is None:
         raise UsageError(f"{who} is None, want an array")
-    return on_host(arrays.view(x, who) if sending else arrays.target(x, None, who), who)
+    return on_host(families.look(x, who) if sending else operands.target(x, None, who), who)
 
 
 def on_host(view: ArrayView, who: str) -> ArrayView:
     """Return an array if it lies in the host's memory: there alone messages come and go."""
-    if view.device != arrays.HOST:
+    if view.device != HOST:
         raise UsageError(
             f"{who} is on {view.device}, and what only two ranks know of is for arrays of the "
             "host: pass x.get() or x.cpu(), or use a collective, which serves arrays on GPUs"
@@ -171,11 +174,3 @@ def _lengths(
 def _fit(part: ArrayView, want: int, who: str) -> None:
     if part.count != want:
         raise UsageError(f"{who} has {part.count} elements, want {want} by counts on this rank")
-
-
-def _apart(x: ArrayView, out: ArrayView, who: str) -> None:
-    if arrays.shared(((x, False), (out, True))) is not None:
-        raise UsageError(
-            f"{who}: out begins {out.address - x.address} bytes from x and overlaps it; "
-            "pass arrays that share no memory"
-        )

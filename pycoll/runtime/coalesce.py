@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pycoll.arrays import families as arrays
-from pycoll.arrays.families import ArrayView
+from pycoll.arrays import families, operands
+from pycoll.arrays.dtype import require_reduced
+from pycoll.arrays.view import ArrayView, written_twice
 from pycoll.dtypes import DType, ReduceOp
 from pycoll.errors import UnavailableError, UsageError
 from pycoll.runtime.call import Call
@@ -65,17 +66,17 @@ def pairs(xs: Sequence[Any], outs: Any, who: str, reduces: bool = True) -> list[
         raise UsageError(f"{who}: out has {len(outs)} arrays, want {len(xs)} as x has")
     found = []
     for i, x in enumerate(xs):
-        view = arrays.view(x, f"{who}: x[{i}]")
+        view = families.look(x, f"{who}: x[{i}]")
         if reduces:
-            arrays.require_reduced(view.dtype, f"{who}: x[{i}]")
+            require_reduced(view.dtype, f"{who}: x[{i}]")
         elif outs is None:
-            arrays.require_writable(view, f"{who}: x[{i}]")
+            operands.require_writable(view, f"{who}: x[{i}]")
         out = None if outs is None else outs[i]
-        found.append((view, arrays.result(view, out, f"{who}, array {i}")))
+        found.append((view, operands.result(view, out, f"{who}, array {i}")))
     # In place, an array is its own result.
     read = [(x, False, i) for i, (x, y) in enumerate(found) if x.address != y.address]
     spans = [(y, True, i) for i, (_, y) in enumerate(found)] + read
-    twice = arrays.shared((view, written) for view, written, _ in spans)
+    twice = written_twice((view, written) for view, written, _ in spans)
     if twice is not None:
         raise UsageError(
             f"{who}: array {spans[twice][2]} shares memory with another array whose result is "

@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from pycoll.arrays import driver
 from pycoll.bootstrap import Bootstrap
 from pycoll.bootstrap.reactor import CLOSED, EXITED
 from pycoll.config import Config
@@ -587,3 +588,13 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
+
+
+def _gpu_of(address: int) -> int:
+    # Loaded at the first array of a GPU: most programs have none.
+    from pycoll.runtime import bindings_cuda
+
+    return bindings_cuda.pointer(address).device
+
+
+driver.gpu_of = _gpu_of

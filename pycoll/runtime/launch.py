@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pycoll.arrays import families as arrays
-from pycoll.arrays.families import HOST, ArrayView, Device
+from pycoll.arrays import families, operands
+from pycoll.arrays.torch import pointers
+from pycoll.arrays.view import HOST, ArrayView, Device
 from pycoll.dtypes import ReduceOp, reduce_op
 from pycoll.errors import UsageError, quoted
 from pycoll.runtime import bindings, coalesce
@@ -104,7 +105,7 @@ class Launch:
 
     def _listed(self, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked) -> Listed:
         pairs = coalesce.pairs(x, out, kind.name, kind.collective.reduces)
-        device = arrays.together((view for pair in pairs for view in pair), kind.name)
+        device = operands.together((view for pair in pairs for view in pair), kind.name)
         return self._executor(device).listed(kind, pairs, op, asked)
 
     def _check(self, name: str, asked: Asked) -> tuple[Kind, ReduceOp]:
@@ -134,7 +135,7 @@ class Launch:
         return asking.request(x, x if kind.out == "x" else out, op, asked.purpose)
 
     def _empty(self, like: ArrayView, shape: tuple[int, ...]) -> ArrayView:
-        return arrays.empty(like, shape) if like.device == HOST else self.cuda.new(like, shape)
+        return families.empty(like, shape) if like.device == HOST else self.cuda.new(like, shape)
 
     def _run_cached(self, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked) -> bool:
         """Run the plan that serves these arrays, if there is one."""
@@ -145,7 +146,7 @@ class Launch:
                 if done.__class__ is int:
                     self.engine.finish_on(done, x, out)
                 return True
-        found = arrays.tensors(x, out, kind.alike)
+        found = pointers(x, out, kind.alike)
         if found is None:
             return False
         done = launcher.pointers(number, *found, op, asked.root)

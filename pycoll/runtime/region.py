@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from pycoll.arrays.families import dtype_of
+from pycoll.arrays.dtype import dtype_of
 from pycoll.errors import UnavailableError, UsageError, quoted
 from pycoll.runtime import bindings
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pycoll.arrays import families as arrays
-from pycoll.arrays.families import ArrayView, Device
+from pycoll.arrays import families, operands
+from pycoll.arrays.dtype import require_reduced
+from pycoll.arrays.view import ArrayView, Device
 from pycoll.dtypes import ReduceOp
 from pycoll.errors import UsageError, quoted
 from pycoll.runtime.call import Call
@@ -60,7 +61,7 @@ class Asking:
         size: int,
         root: Any,
         counts: Sequence[int] | None,
-        empty: Callable[[ArrayView, tuple[int, ...]], ArrayView] = arrays.empty,
+        empty: Callable[[ArrayView, tuple[int, ...]], ArrayView] = families.empty,
     ) -> None:
         self.kind = kind
         self.empty = empty  #: makes a new array like another
@@ -84,7 +85,7 @@ class Asking:
         elif gets.nblocks:
             target = self.kind.default(self, source) if out is None else self._target(out, source)
         if source is not None and self.kind.collective.reduces:
-            arrays.require_reduced(source.dtype, f"{self.who}: x")
+            require_reduced(source.dtype, f"{self.who}: x")
         known = source or target
         assert known is not None  # each rank of each collective brings something or gets something
         even = len(set(self.counts)) <= 1
@@ -104,7 +105,7 @@ class Asking:
     def _source(self, x: Any) -> ArrayView:
         if x is None:
             raise UsageError(f"{self.who}: x is None on rank {self.rank}, want an array there")
-        found = arrays.view(x, f"{self.who}: x")
+        found = families.look(x, f"{self.who}: x")
         self._fit(found, "x", self.geometry.input)
         return found
 
@@ -116,7 +117,7 @@ class Asking:
             return source
         shape = source.shape if source is not None and self.kind.alike else None
         dtype = source.dtype if source is not None else None
-        found = arrays.target(out, dtype, f"{self.who}: {name}", shape)
+        found = operands.target(out, dtype, f"{self.who}: {name}", shape)
         self._fit(found, name, self.geometry.output)
         return found
 
@@ -135,20 +136,17 @@ class Asking:
 
     def _apart(self, call: Call, x: ArrayView, out: ArrayView) -> Request:
         """Refuse arrays that share memory other than in place, or lie in different memories."""
-        arrays.together((x, out), self.who)
-        shared = x.overlaps(out) or (x.address == out.address and x.nbytes == out.nbytes > 0)
-        if not shared:
+        operands.together((x, out), self.who)
+        if self.kind.collective.in_place:  # each block lies in the same memory in both
+            g = self.geometry
+            in_place = self._begin(x, g.input) == self._begin(out, g.output)
+        else:
+            in_place = (x.address, x.nbytes) == (out.address, out.nbytes)
+        operands.require_apart(x, out, self.who, self.kind.cure, in_place)
+        if self.kind.collective.in_place or not x.overlaps(out):
             return Request(call, x, out)
-        if self.kind.collective.in_place:
-            if self._begin(x, self.geometry.input) == self._begin(out, self.geometry.output):
-                return Request(call, x, out)
-        elif not x.overlaps(out):
-            copy = self.empty(x, x.shape)
-            return Request(call, copy, out, (x, copy))
-        raise UsageError(
-            f"{self.who}: out begins {out.address - x.address} bytes from x and overlaps it; "
-            f"pass {self.kind.cure} or one that shares no memory with x"
-        )
+        copy = self.empty(x, x.shape)
+        return Request(call, copy, out, (x, copy))
 
     def _begin(self, array: ArrayView, extent: Extent) -> int:
         """Return where block 0 would begin."""
@@ -157,7 +155,7 @@ class Asking:
 
 def in_place(asking: Asking, x: ArrayView) -> ArrayView:
     """The result goes to x."""
-    return arrays.result(x, None, asking.who)
+    return operands.result(x, None, asking.who)
 
 
 def new(asking: Asking, x: ArrayView) -> ArrayView:
@@ -174,10 +172,10 @@ def own_part(asking: Asking, x: ArrayView) -> ArrayView:
     """The result is this rank's part of x."""
     have, want = asking.geometry.input, asking.geometry.output
     if have.nblocks == 1:
-        return arrays.result(x, None, asking.who)
+        return operands.result(x, None, asking.who)
     _check_rows(asking, x, x.shape[0], have)
     each = x.shape[0] // have.nblocks
-    return arrays.rows(x, want.first * each, (want.first + 1) * each)
+    return families.rows(x, want.first * each, (want.first + 1) * each)
 
 
 def _check_rows(asking: Asking, x: ArrayView, rows: int, extent: Extent) -> None:
@@ -198,7 +196,7 @@ class Kind:
     lists: bool = False  #: x may be a list of arrays
     counted: bool = False  #: blocks may be of different lengths, which all ranks know
     out: str = "out"  #: what the user calls the array that the result goes to
-    cure: str = "the same array (in place)"
+    cure: str = operands.IN_PLACE
 
     @property
     def name(self) -> str:

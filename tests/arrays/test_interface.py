@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pycoll.arrays import cupy as cupy_of_gpus
-from pycoll.arrays import dlpack
-from pycoll.arrays import families as arrays
-from pycoll.arrays import interface as gpu
-from pycoll.arrays import torch as torch_of_gpus
+from pycoll.arrays import cupy as of_cupy
+from pycoll.arrays import dlpack, families, operands
+from pycoll.arrays import torch as of_torch
 from pycoll.arrays.cuda_array import CudaArray
-from pycoll.arrays.families import HOST, Device
+from pycoll.arrays.cupy import CUPY
+from pycoll.arrays.interface import INTERFACE, LEGACY
+from pycoll.arrays.torch import TORCH
+from pycoll.arrays.view import HOST, Device
 from pycoll.dtypes import BFLOAT16, FLOAT32, UINT8
 from pycoll.errors import UsageError
-from pycoll.runtime.cuda.quick import spot
 
 pytestmark = pytest.mark.native  # the package of bindings is loaded
 
@@ -70,7 +70,7 @@ class Tensor:
 @pytest.fixture
 def torch(monkeypatch) -> Any:
     module: Any = ModuleType("torch")
-    module.Tensor, module.uint8 = Tensor, "torch.uint8"
+    module.Tensor, module.uint8, module.strided = Tensor, "torch.uint8", "torch.strided"
     module.cuda = SimpleNamespace(
         current_stream=lambda number: SimpleNamespace(cuda_stream=0xC0 + number),
         ExternalStream=lambda handle, device: (handle, device),
@@ -83,31 +83,30 @@ def torch(monkeypatch) -> Any:
 
 def test_a_tensor_of_torch(torch) -> None:
     x = Tensor(2, 5)
-    seen = arrays.view(x, "allreduce: x")
+    seen = families.look(x, "allreduce: x")
     assert (seen.address, seen.count, seen.dtype, seen.shape) == (0x7000, 10, BFLOAT16, (2, 5))
     assert seen.device == Device("cuda", 3)
     assert str(seen.device) == "cuda:3"
     assert seen.owner is x
-    assert isinstance(seen, gpu.CudaView)
+    assert seen.family is TORCH
     assert seen.stream() == 0xC3
     assert seen.record(0xABC)
     assert x.used_on == [(0xABC, 3)]
-    made = gpu.empty(seen, (7,))
-    assert made is not None
+    made = families.empty(seen, (7,))
     assert (made.count, made.dtype) == (7, BFLOAT16)
-    assert gpu.empty(seen, (9,), UINT8).dtype is UINT8
+    assert families.empty(seen, (9,), UINT8).dtype is UINT8
 
 
 def test_tensors_that_are_refused(torch) -> None:
     with pytest.raises(UsageError, match=r"not contiguous.*pass x\.contiguous\(\) with out="):
-        arrays.view(Tensor(2, 5, contiguous=False), "allreduce: x")
+        families.look(Tensor(2, 5, contiguous=False), "allreduce: x")
     sparse = Tensor(2)
     sparse.layout = "torch.sparse_coo"
     with pytest.raises(UsageError, match="layout torch"):
-        arrays.view(sparse, "allreduce: x")
+        families.look(sparse, "allreduce: x")
     sparse.layout, sparse.dtype = "torch.strided", "torch.complex64"
     with pytest.raises(UsageError, match="the conjugate or the negative"):
-        arrays.view(sparse, "allreduce: x")
+        families.look(sparse, "allreduce: x")
 
 
 class CupyArray:
@@ -153,37 +152,34 @@ def cupy(monkeypatch) -> Any:
 
 def test_an_array_of_cupy(cupy) -> None:
     x = CupyArray((4, 2))
-    seen = arrays.view(x, "allreduce: x")
+    seen = families.look(x, "allreduce: x")
     assert (seen.address, seen.count, seen.dtype, seen.shape) == (0x9000, 8, FLOAT32, (4, 2))
     assert seen.device == Device("cuda", 1)
-    assert isinstance(seen, gpu.CudaView)
+    assert seen.family is CUPY
     assert seen.stream() == 0xD1
     assert not seen.record(0xABC)  # its pool cannot be told: who uses it elsewhere holds it
-    assert gpu.empty(seen, (3,)).shape == (3,)
-    assert gpu.empty(seen, (9,), UINT8).dtype is UINT8
+    assert families.empty(seen, (3,)).shape == (3,)
+    assert families.empty(seen, (9,), UINT8).dtype is UINT8
     assert _OnDevice.entered == 2
     x.flags.c_contiguous = False
     with pytest.raises(UsageError, match=r"pass cupy\.ascontiguousarray\(x\) with out="):
-        arrays.view(x, "allreduce: x")
+        families.look(x, "allreduce: x")
 
 
 def test_where_an_array_lies_is_said_at_a_glance(torch, cupy) -> None:
     x, y = Tensor(2, 5), CupyArray((4, 2))
-    seen = spot(x)
-    assert seen == ((gpu.TORCH, "torch.bfloat16", (2, 5), 3), 0x7000, 20, gpu.TORCH, 3)
-    assert spot(y) == ((gpu.CUPY, np.dtype("f4"), (4, 2), 1), 0x9000, 32, gpu.CUPY, 1)
-    own = spot(CudaArray(0x5000, (3,), FLOAT32, 2, None))
+    seen = families.spot(x)
+    assert seen == ((TORCH, "torch.bfloat16", (2, 5), 3), 0x7000, 20, TORCH, 3, None)
+    assert families.spot(y) == ((CUPY, np.dtype("f4"), (4, 2), 1), 0x9000, 32, CUPY, 1, None)
+    own = families.spot(CudaArray(0x5000, (3,), FLOAT32, 2, None, stream=7))
     assert own is not None
-    assert own[1:] == (0x5000, 12, gpu.INTERFACE, 2)
+    assert own[1:] == (0x5000, 12, INTERFACE, 2, 7)
     y.flags.c_contiguous = False
     for slow in (Tensor(2, contiguous=False), y, np.zeros(3), None):
-        assert spot(slow) is None
+        assert families.spot(slow) is None
 
 
 def test_which_device_is_current(torch, cupy) -> None:
-    from pycoll.arrays import cupy as of_cupy
-    from pycoll.arrays import torch as of_torch
-
     assert (of_torch.device(), of_cupy.device()) == (3, 1)
     torch.cuda.is_initialized = cupy.cuda.is_available = lambda: False
     assert (of_torch.device(), of_cupy.device()) == (None, None)
@@ -195,26 +191,26 @@ def test_a_library_that_another_thread_is_importing(monkeypatch) -> None:
     for name in ("torch", "cupy"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     x = np.zeros(3, np.float32)
-    seen = arrays.view(x, "x")
+    seen = families.look(x, "x")
     assert seen.count == 3
-    assert arrays.empty(seen, (2,)).shape == (2,)
-    assert arrays.tensors(x, None, True) is None
+    assert families.empty(seen, (2,)).shape == (2,)
+    assert of_torch.pointers(x, None, True) is None
     shown = {"shape": (4,), "typestr": "|O8", "data": (0x7000, False), "version": 3}
     with pytest.raises(UsageError, match="x has"):  # as if they were not there at all
-        gpu.view(SimpleNamespace(__cuda_array_interface__=shown), "x")
-    assert torch_of_gpus.device() is None
-    assert cupy_of_gpus.device() is None
+        families.look(SimpleNamespace(__cuda_array_interface__=shown), "x")
+    assert of_torch.device() is None
+    assert of_cupy.device() is None
 
 
 def test_the_array_of_our_own() -> None:
     owner = object()
     x = CudaArray(0x5000, (6, 4), FLOAT32, 2, owner)
     assert (x.size, x.nbytes, len(x), x.dtype) == (24, 96, 6, np.float32)
-    seen = arrays.view(x, "x")
+    seen = families.look(x, "x")
     assert (seen.address, seen.shape, seen.device) == (0x5000, (6, 4), Device("cuda", 2))
-    part = arrays.rows(seen, 2, 5)
+    part = families.rows(seen, 2, 5)
     assert (part.address, part.shape) == (0x5000 + 32, (3, 4))
-    assert arrays.flat(seen).shape == (24,)
+    assert families.flat(seen).shape == (24,)
     assert x.reshape(-1, 8).shape == (3, 8)
     assert x.reshape((4, 6)).shape == (4, 6)
     assert x[7:].__cuda_array_interface__["data"] == (0, False)
@@ -223,7 +219,7 @@ def test_the_array_of_our_own() -> None:
             wrong()
     with pytest.raises(UsageError, match="does not hold 24 elements"):
         x.reshape(5, -1)
-    assert gpu.empty(seen, (3,)) is None  # a communicator has to say from where
+    assert seen.family.empty(seen.pin, (3,), None) is None  # a communicator has to say from where
     with pytest.raises(TypeError, match="no length"):
         len(CudaArray(0x5000, (), FLOAT32, 2, owner))
 
@@ -234,7 +230,7 @@ def test_what_it_gives_by_dlpack_is_what_was_put_in() -> None:
     before = sys.getrefcount(x)
     capsule = x.__dlpack__()
     taken = dlpack.take(capsule, "x")
-    assert taken[:6] == (0x5000, (6, 4), "bfloat16", dlpack.CUDA, 2, True)
+    assert taken[:6] == (0x5000, (6, 4), "bfloat16", dlpack.CUDA, 2, None)
     with pytest.raises(UsageError, match="want a fresh 'dltensor' capsule"):
         dlpack.take(capsule, "x")
     assert sys.getrefcount(x) > before
@@ -243,10 +239,10 @@ def test_what_it_gives_by_dlpack_is_what_was_put_in() -> None:
     capsule = x.__dlpack__()  # nobody takes this one
     del capsule
     assert sys.getrefcount(x) == before
-    seen = arrays.view(x, "x")
+    seen = families.look(x, "x")
     assert (seen.address, seen.dtype, seen.shape) == (0x5000, BFLOAT16, (6, 4))
     assert seen.device == Device("cuda", 2)
-    assert arrays.rows(seen, 1, 2).address == 0x5008
+    assert families.rows(seen, 1, 2).address == 0x5008
 
 
 def test_dlpack_is_read_by_others() -> None:
@@ -270,10 +266,10 @@ def test_dlpack_of_others() -> None:
             return (2, 0)
 
         def __dlpack__(self, stream: int) -> Any:
-            assert stream == gpu.LEGACY  # on which the call runs: the giver puts itself before
+            assert stream == LEGACY  # on which the call runs: the giver puts itself before
             return self._x.__dlpack__()
 
-    seen = arrays.view(Other(None), "x")
+    seen = families.look(Other(None), "x")
     assert (seen.address, seen.device) == (0x8000, Device("cuda", 0))
 
     class Refuses(Other):
@@ -281,7 +277,7 @@ def test_dlpack_of_others() -> None:
             raise BufferError("it requires grad")
 
     with pytest.raises(UsageError, match="cannot be shared: it requires grad"):
-        arrays.view(Refuses(None), "x")
+        families.look(Refuses(None), "x")
 
 
 @pytest.mark.parametrize(
@@ -301,8 +297,8 @@ def test_contiguity(shape: Any, strides: Any, item: int, contiguous: bool) -> No
 
 def test_memories_do_not_mix() -> None:
     there, here = CudaArray(0x5000, (3,), FLOAT32, 0, None), np.zeros(3, "f4")
-    views = [arrays.view(x, "x") for x in (there, here)]
-    assert arrays.together(views[:1], "x") == Device("cuda", 0)
-    assert arrays.together([], "x") == HOST
+    views = [families.look(x, "x") for x in (there, here)]
+    assert operands.together(views[:1], "x") == Device("cuda", 0)
+    assert operands.together([], "x") == HOST
     with pytest.raises(UsageError, match="one array is on cuda:0 and another on the host"):
-        arrays.together(views, "allreduce")
+        operands.together(views, "allreduce")

@@ -71,7 +71,7 @@ def pool_part(x: Any) -> Any:
     """Return the first elements of an array, as an array of the pool."""
     from device import Array
 
-    return Array(x._pool, x.address, (1000,), x.dtype)
+    return Array(x._pool, x.address, (1000,), x.kind)
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -10,7 +10,7 @@ import numpy as np
 
 import pycoll
 from pycoll import algorithms
-from pycoll.arrays import families as arrays
+from pycoll.arrays.dtype import _NUMPY_DTYPES
 from pycoll.dtypes import BY_NAME, DTYPES, OPS
 
 REDUCING = ("allreduce", "reduce", "reduce_scatter")
@@ -101,7 +101,7 @@ def host_array(bits: Any, dtype: str) -> Any:
     """
     if dtype != "bfloat16":
         return bits
-    arrays._NUMPY_DTYPES[_TWO_BYTES] = BY_NAME[dtype]
+    _NUMPY_DTYPES[_TWO_BYTES] = BY_NAME[dtype]
     return bits.view(_TWO_BYTES)
 
 

@@ -8,9 +8,10 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pycoll.arrays import cupy
-from pycoll.arrays.families import dtype_of
-from pycoll.arrays.interface import INTERFACE, LEGACY, CudaView, empty, view
+from pycoll.arrays import families
+from pycoll.arrays.cupy import device as device_of_cupy
+from pycoll.arrays.dtype import dtype_of
+from pycoll.arrays.interface import INTERFACE, LEGACY, handle_of
 from pycoll.arrays.torch import device as device_of_torch
 from pycoll.dtypes import BFLOAT16, DType
 from pycoll.errors import UsageError, quoted
@@ -20,7 +21,7 @@ from pycoll.runtime.cuda import nvtx
 from pycoll.runtime.cuda.lists import DeviceList
 from pycoll.runtime.cuda.plane import Gpu, Plane
 from pycoll.runtime.cuda.quick import Found, Quick
-from pycoll.runtime.cuda.stream import Event, handle_of
+from pycoll.runtime.cuda.stream import Event
 from pycoll.runtime.cuda.work import StreamWork
 from pycoll.runtime.line import user_line
 from pycoll.runtime.persistent import Plan
@@ -28,7 +29,7 @@ from pycoll.runtime.plan import Executable
 from pycoll.runtime.region import lengths, numpy_dtype
 
 if TYPE_CHECKING:
-    from pycoll.arrays.families import ArrayView
+    from pycoll.arrays.view import ArrayView
     from pycoll.cost import Explanation
     from pycoll.dtypes import ReduceOp
     from pycoll.runtime.call import Call, Wanted
@@ -97,14 +98,14 @@ class Cuda:
         kind = BFLOAT16 if name == "bfloat16" else dtype_of(numpy_dtype(dtype), "empty")
         return self.open().device_heap.empty(lengths(shape), kind)
 
-    def new(self, like: ArrayView, shape: tuple[int, ...], dtype: DType | None = None) -> CudaView:
+    def new(self, like: ArrayView, shape: tuple[int, ...], dtype: DType | None = None) -> ArrayView:
         """Return a new array like another, and by default of its dtype: a CudaArray, or better."""
-        made = empty(like, shape, dtype)
-        if made is None:
-            stream = self.stream([like], "the array")
-            plane = self._opened_for(like.device.number, stream, None, "a call without out=")
-            made = view(plane.device_heap.array(shape, dtype or like.dtype), "the new array")
-        return made
+        if like.family is not INTERFACE:
+            return families.empty(like, shape, dtype)
+        stream = self.stream([like], "the array")
+        plane = self._opened_for(like.device.number, stream, None, "a call without out=")
+        made = plane.device_heap.array(shape, dtype or like.dtype)
+        return families.look(made, "the new array")
 
     def explain(self, collective: str, nbytes: int) -> Explanation:
         """Return which algorithm runs, and why."""
@@ -115,7 +116,7 @@ class Cuda:
         return self._plane.selection.explain(collective, nbytes)
 
     def _device(self) -> int:
-        for current in (device_of_torch(), cupy.device()):
+        for current in (device_of_torch(), device_of_cupy()):
             if current is not None:
                 return current
         return self._host.engine.bootstrap.local_rank % max(1, bindings_cuda.devices())
@@ -134,7 +135,7 @@ class Cuda:
         if self._chosen is not None:
             return self._chosen
         # Libraries say 0, interfaces 1, and mean the same stream.
-        found = {each.stream() or LEGACY for each in views if isinstance(each, CudaView)}
+        found = {each.stream() or LEGACY for each in views}
         if len(found) > 1:
             raise UsageError(
                 f"{who}: its arrays are ordered by different streams; say which one it is to run "
@@ -155,10 +156,7 @@ class Cuda:
             return None
         family = found.spot.family
         if self._chosen is None:
-            given = getattr(x, "stream", None)
-            if out is not None and getattr(out, "stream", None) != given:
-                return None
-            stream = family.stream(plane.device, given)
+            stream = family.stream(plane.device, found.spot.given)
         elif family is INTERFACE:
             stream = self._chosen
         else:
@@ -217,8 +215,7 @@ class Cuda:
         Event(plane.device, stream).hold_back(own)
         self.enqueue(plane, parts, own, timeout, before, after)
         for each in views:
-            if isinstance(each, CudaView):
-                each.record(own)  # the Work holds it in any case
+            each.record(own)  # the Work holds it in any case
         return work.launched(Event(plane.device, own), plane.capturing(own))
 
     def bind(self, request: Request, asked: Asked) -> Plan:
@@ -278,11 +275,9 @@ class Cuda:
     def hold(self, plane: Plane, views: Sequence[ArrayView], stream: int) -> None:
         """See to it that arrays are not freed before the GPU is done with them."""
         for each in views:
-            assert isinstance(each, CudaView)
-            family = each.family
             # A library frees in the order of its own current stream: there nothing is to be done.
-            if each.given is None and family.name != "interface":
-                if self._chosen is None or family.stream(plane.device, None) == stream:
+            if each.family is not INTERFACE:
+                if self._chosen is None or each.stream() == stream:
                     continue
                 if each.record(stream):
                     continue

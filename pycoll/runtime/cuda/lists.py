@@ -12,7 +12,7 @@ from pycoll.runtime.persistent import Plan
 from pycoll.runtime.request import rank_of
 
 if TYPE_CHECKING:
-    from pycoll.arrays.families import ArrayView
+    from pycoll.arrays.view import ArrayView
     from pycoll.runtime.asked import Asked
     from pycoll.runtime.cuda.launch import Cuda, Part
     from pycoll.runtime.cuda.plane import Plane

@@ -8,8 +8,8 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from pycoll.arrays import cupy
 from pycoll.arrays.cuda_array import CudaArray
+from pycoll.arrays.cupy import usable, wrap
 from pycoll.dtypes import DType
 from pycoll.errors import UnavailableError
 from pycoll.runtime import bindings_plane
@@ -41,8 +41,8 @@ class DeviceHeap:
         """Return an array whose elements have no set value: of cupy where that is, else its own."""
         room = self._allocate(math.prod(shape) * kind.itemsize)
         number = self._plane.device
-        if kind.format and cupy.usable():
-            return cupy.wrap(room.address, room.nbytes, room, number, shape, kind.name)
+        if kind.format and usable():
+            return wrap(room.address, room.nbytes, room, number, shape, kind.name)
         return CudaArray(room.address, shape, kind, number, room)
 
     def array(self, shape: tuple[int, ...], kind: DType) -> CudaArray:

@@ -6,11 +6,10 @@ dtype, shape, device and library, need none of it, unless they share memory.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pycoll.arrays.cuda_array import CudaArray
-from pycoll.arrays.interface import CUPY, INTERFACE, TORCH, Family
+from pycoll.arrays.families import spot
+from pycoll.arrays.view import Spot, intersect
 
 if TYPE_CHECKING:
     from pycoll.runtime.asked import Asked
@@ -19,16 +18,6 @@ if TYPE_CHECKING:
 
 #: Kinds of calls that are remembered; when there are more, all are forgotten.
 MOST = 1024
-
-
-class Spot(NamedTuple):
-    """An array that is contiguous in a GPU's memory."""
-
-    kind: tuple[Any, ...]  #: what must be alike: library, dtype, shape, device
-    address: int
-    nbytes: int
-    family: Family
-    number: int  #: of the device
 
 
 class Known(NamedTuple):
@@ -62,15 +51,15 @@ class Quick:
         target = at
         if out is not None and out is not x:
             there = spot(out)
-            if there is None or there.family is not at.family:
+            if there is None or there.family is not at.family or there.given != at.given:
                 return None
             target = there
         known = self._known.get(_key(name, op, asked, at, target, x, out))
         if known is None:
             return None
         a, b = at.address, target.address
-        if known.writes and target is not at and a < b + target.nbytes and b < a + at.nbytes:
-            return None  # they share memory, perhaps as they may
+        if known.writes and target is not at and intersect(a, at.nbytes, b, target.nbytes):
+            return None  # perhaps as they may
         result = (x if out is None else out) if known.writes else None
         return Found(known.plan, a if known.reads else 0, b if known.writes else 0, at, result)
 
@@ -101,21 +90,3 @@ def _key(
     # In place is another kind of call: some collectives copy first.
     there = None if out is None else True if out is x else target.kind
     return name, op, asked.root, asked.algorithm, at.kind, there
-
-
-def spot(x: Any) -> Spot | None:
-    """Say where an array lies, if that is easily said."""
-    if isinstance(x, CudaArray):
-        kind = CudaArray, x.kind, x.shape, x.number, x.stream, x.writable
-        return Spot(kind, x.address, x.nbytes, INTERFACE, x.number)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
-        if not (x.is_cuda and x.is_contiguous()) or x.is_sparse:
-            return None
-        number = x.get_device()
-        return Spot((TORCH, x.dtype, x.shape, number), x.data_ptr(), x.nbytes, TORCH, number)
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and isinstance(x, cupy.ndarray) and x.flags.c_contiguous:
-        number = x.device.id
-        return Spot((CUPY, x.dtype, x.shape, number), x.data.ptr, x.nbytes, CUPY, number)
-    return None

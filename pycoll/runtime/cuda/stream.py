@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import operator
-from typing import Any
 
-from pycoll.errors import PycollError, UsageError, quoted
+from pycoll.errors import PycollError
 from pycoll.runtime import bindings_cuda
 
 
@@ -35,28 +33,3 @@ class Event:
         if handle:
             with contextlib.suppress(PycollError):  # the process ends, and the driver before it
                 bindings_cuda.event_free(self._number, handle)
-
-
-def handle_of(stream: Any) -> int:
-    """Return CUDA's handle of a stream, such as one of torch or cupy.
-
-    Raises:
-        UsageError: It is none.
-    """
-    protocol = getattr(stream, "__cuda_stream__", None)
-    if callable(protocol):
-        return int(protocol()[1])
-    for name in ("cuda_stream", "ptr"):  # torch; cupy
-        found = getattr(stream, name, None)
-        if isinstance(found, int):
-            return found
-    try:
-        number = operator.index(stream)
-    except TypeError:
-        number = -1
-    if not 0 <= number < 1 << 64:
-        raise UsageError(
-            f"on_stream: stream is {quoted(stream)}, want a stream of torch or cupy, an object "
-            "with __cuda_stream__, or CUDA's handle as an integer"
-        )
-    return number
