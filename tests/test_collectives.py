@@ -261,6 +261,37 @@ def test_what_cannot_be_served_is_refused_with_the_cure() -> None:
     ranks(2, rank)
 
 
+def test_what_a_known_plan_is_called_with_is_looked_at_as_the_first_time() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Units(np.ndarray):
+        """A subclass, as libraries of physical units have it."""
+
+    def rank() -> None:
+        with pycoll.init() as comm:
+            whole = np.arange(9.0)
+            overlaps = "out begins 8 bytes from x and overlaps it; pass the same array"
+            for make in (np.asarray, lambda a: a.view(Units), memoryview, torch.from_numpy):
+                for turn in range(3):  # by the slow path, then by the plan that is known
+                    x, out = make(np.full(8, comm.rank + 1.0)), make(np.zeros(8))
+                    assert comm.allreduce(x, out) is out
+                    assert (np.asarray(out) == 3).all(), turn
+                    with pytest.raises(pycoll.UsageError, match=f"^allreduce: {overlaps}"):
+                        comm.allreduce(make(whole)[:8], make(whole)[1:])
+                    with pytest.raises(pycoll.UsageError, match=f"^allreduce: {overlaps}"):
+                        comm.plan("allreduce", make(whole)[:8], make(whole)[1:])
+                    with pytest.raises(pycoll.UsageError, match=f"^allreduce, array 0: {overlaps}"):
+                        comm.allreduce([make(whole)[:8]], [make(whole)[1:]])
+                    assert comm.allreduce(x, x) is x
+            for _ in range(3):  # without elements, wherever it is said to lie
+                for out in (whole[3:3], whole[:0], np.empty(0)):
+                    assert comm.allreduce(whole[5:5], out) is out
+                assert len(comm.allgather(whole[5:5], whole[:0])) == 0
+            assert (whole == np.arange(9)).all()
+
+    pycoll.spawn(rank, 2, timeout=100)
+
+
 def test_an_algorithm_is_for_one_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     @pycoll.algorithm(pycoll.broadcast)
     def linear(b: pycoll.ScheduleBuilder) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import ctypes
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pycoll.arrays import families, operands
+from pycoll.arrays import driver, families
+from pycoll.arrays.cuda_array import CudaArray
 from pycoll.arrays.dtype import dtype_named, require_reduced
+from pycoll.arrays.host import BUFFER, DLPACK, NUMPY
+from pycoll.arrays.interface import INTERFACE
 from pycoll.arrays.torch import pointers
-from pycoll.arrays.view import ArrayView
 from pycoll.dtypes import BFLOAT16, BY_NAME, FLOAT32, FLOAT64, INT64, UINT8
-from pycoll.errors import UsageError
+from pycoll.errors import UnavailableError, UsageError
 
 
 def refused(x: Any, message: str) -> None:
@@ -139,19 +142,6 @@ def test_rows_are_views() -> None:
         assert part.writable
 
 
-def test_overlaps() -> None:
-    x = np.zeros(10)
-
-    def seen(part: np.ndarray) -> ArrayView:
-        return families.look(part, "x")
-
-    assert seen(x[:6]).overlaps(seen(x[5:]))
-    assert seen(x[:6]).overlaps(seen(x))
-    assert seen(x).overlaps(seen(x))
-    assert not seen(x[:5]).overlaps(seen(x[5:]))
-    assert not seen(x[4:4]).overlaps(seen(x))
-
-
 def test_not_contiguous() -> None:
     refused(
         np.ones((3, 4)).T,
@@ -213,39 +203,95 @@ def test_what_is_no_array() -> None:
     refused(Elsewhere(), "x is a Elsewhere whose memory cannot be shared")
 
 
-def result(x: Any, out: Any) -> ArrayView:
-    return operands.result(families.look(x, "allreduce: x"), out, "allreduce")
-
-
-def test_where_a_result_may_go() -> None:
-    x = np.ones(4)
-    assert result(x, None).owner is x
-    assert result(x, x).owner is x
-    assert result(x, other := x[:]).owner is other
-    assert result(x, other := np.ones(4)).owner is other
-    pair = np.ones(8)
-    assert result(pair[:4], pair[4:]).address == pair.ctypes.data + 32
-
-
-def test_where_a_result_may_not_go() -> None:
-    x, fixed = np.ones(4), np.ones(4)
-    fixed.flags.writeable = False
-    for source, out, message in (
-        (fixed, None, "allreduce: x is read-only; pass an array to write the result to as out="),
-        (b"ab", None, "x is read-only"),
-        (x, fixed, "allreduce: out is read-only; pass an array that can be written"),
-        (x, np.ones(4, "f4"), "out has dtype float32, want float64 as x has"),
-        (x, np.ones((4, 1)), r"out has shape \(4, 1\), want \(4,\) as x has"),
-        (x[:3], x[1:], r"out begins 8 bytes from x and overlaps it; pass the same array"),
-        (x[1:], x[:3], "out begins -8 bytes from x"),
-        (x, np.ones((4, 4))[0, ::1][::-1], "out is not contiguous"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            result(source, out)
-
-
 def test_dtypes_by_name() -> None:
     assert dtype_named("float32", "x") is FLOAT32
     assert dtype_named("int16", "x").itemsize == 2
     with pytest.raises(UsageError, match="x has dtype float4x2, want one of float64, float32"):
         dtype_named("float4x2", "x")
+
+
+SHOWN = {"typestr": "<f8", "shape": (3,), "data": (0x7000, False)}
+
+
+class Units(np.ndarray):
+    """A subclass, as libraries of physical units have it."""
+
+    __cuda_array_interface__: Any = SHOWN
+
+
+class Everything(array.array):
+    """Shows a buffer, and says that it lies on a GPU, too: as managed memory could."""
+
+    __cuda_array_interface__: Any = SHOWN
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)
+
+
+class OnGpu:
+    """Says where it lies in two ways."""
+
+    __cuda_array_interface__: Any = SHOWN
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise AssertionError("its interface says it all")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)
+
+
+class OnHost(OnGpu):
+    """Has DLPack, and says by it that it lies on the host."""
+
+    __cuda_array_interface__ = None
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return np.zeros(3).__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("x", "family"),
+    [
+        (np.zeros(3), NUMPY),
+        (np.zeros(3).view(Units), NUMPY),
+        (Everything("d", [0, 0, 0]), BUFFER),
+        (bytes(3), BUFFER),
+        (OnGpu(), INTERFACE),
+        (CudaArray(0x7000, (3,), FLOAT64, 1, None), INTERFACE),
+        (OnHost(), DLPACK),
+    ],
+)
+def test_an_object_is_of_the_first_family_that_takes_it(x: Any, family: Any, monkeypatch) -> None:
+    monkeypatch.setattr(driver, "gpu_of", lambda address: 1)
+    seen = families.look(x, "x")
+    assert seen.family is family
+    assert seen.owner is x
+    assert (seen.count, seen.shape) == (3, (3,))
+    assert str(seen.device) == ("cuda:1" if family is INTERFACE else "the host")
+
+
+def test_what_is_made_for_a_subclass_is_a_plain_array() -> None:
+    made = families.empty(families.look(np.zeros(3).view(Units), "x"), (2, 2))
+    assert type(made.owner) is np.ndarray
+
+
+def test_without_a_driver_no_memory_is_that_of_a_gpu(monkeypatch) -> None:
+    monkeypatch.setattr(driver, "gpu_of", driver._none)
+    refused(OnGpu(), "x is a OnGpu at 0x7000, where CUDA's driver knows of no memory of a GPU")
+
+
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError, ValueError])
+def test_a_new_array_that_there_is_no_memory_for(error: Any) -> None:
+    def full(*_: object) -> None:
+        raise error("all 7 bytes are taken")
+
+    like = families.look(np.zeros(3), "x")
+    like = like._replace(family=replace(like.family, empty=full))
+    with pytest.raises(
+        UnavailableError,
+        match=r"^no memory for a new array of shape \(9,\) and dtype uint8: all 7 .*; pass a small",
+    ):
+        families.empty(like, (9,), UINT8)

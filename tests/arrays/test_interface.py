@@ -19,9 +19,7 @@ from pycoll.arrays.interface import INTERFACE, LEGACY
 from pycoll.arrays.torch import TORCH
 from pycoll.arrays.view import HOST, Device
 from pycoll.dtypes import BFLOAT16, FLOAT32, UINT8
-from pycoll.errors import UsageError
-
-pytestmark = pytest.mark.native  # the package of bindings is loaded
+from pycoll.errors import UnavailableError, UsageError
 
 
 class Tensor:
@@ -175,7 +173,9 @@ def test_where_an_array_lies_is_said_at_a_glance(torch, cupy) -> None:
     assert own is not None
     assert own[1:] == (0x5000, 12, INTERFACE, 2, 7)
     y.flags.c_contiguous = False
-    for slow in (Tensor(2, contiguous=False), y, np.zeros(3), None):
+    conjugate = Tensor(2)
+    conjugate.dtype = "torch.complex64"  # its memory holds the conjugates of its elements
+    for slow in (Tensor(2, contiguous=False), conjugate, y, np.zeros(3), None):
         assert families.spot(slow) is None
 
 
@@ -278,6 +278,32 @@ def test_dlpack_of_others() -> None:
 
     with pytest.raises(UsageError, match="cannot be shared: it requires grad"):
         families.look(Refuses(None), "x")
+
+
+def test_dlpack_of_an_array_that_is_not_contiguous(monkeypatch) -> None:
+    x = CudaArray(0x8000, (2, 3), FLOAT32, 0, None)
+    taken = dlpack.take(x.__dlpack__(), "x")._replace(strides=(1, 2))
+    monkeypatch.setattr(dlpack, "take", lambda capsule, who: taken)
+    other = SimpleNamespace(__dlpack__=lambda stream: None, __dlpack_device__=lambda: (2, 0))
+    want = r"^send: x is not contiguous \(shape \(2, 3\), strides \(4, 8\)\); pass a contiguous cop"
+    with pytest.raises(UsageError, match=want):
+        families.look(other, "send: x")
+
+
+def test_an_array_without_elements_lies_where_it_says() -> None:
+    shown = {"shape": (0, 3), "typestr": "<f4", "data": (0, False), "version": 3}
+    for more, number in (({}, 0), ({"__dlpack_device__": lambda: (2, 5)}, 5)):
+        seen = families.look(SimpleNamespace(__cuda_array_interface__=shown, **more), "x")
+        assert (seen.address, seen.nbytes, seen.device) == (0, 0, Device("cuda", number))
+
+
+def test_a_gpu_without_memory_says_so(torch, monkeypatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(Tensor, "new_empty", full)
+    with pytest.raises(UnavailableError, match=r"array .*: CUDA out of memory;"):
+        families.empty(families.look(Tensor(2), "x"), (7,))
 
 
 @pytest.mark.parametrize(
