@@ -20,6 +20,11 @@ class Asked(NamedTuple):
     purpose: str = ""  #: the method, where it is none of the collective's own
 
     @property
+    def repeats(self) -> bool:
+        """Whether it asks for nothing that makes a call another one than those before it."""
+        return self.timeout is None and self.counts is None and not self.purpose
+
+    @property
     def method(self) -> str:
         """Name of the method that `purpose` stands for; empty if there is none."""
         return self.purpose.removeprefix("lengths of ").partition("(")[0]

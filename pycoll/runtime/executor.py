@@ -31,6 +31,17 @@ class Listed(Protocol):
 class Executor(Protocol):
     """Runs collectives whose arrays lie in one kind of memory, such as the host's."""
 
+    def again(self, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked) -> tuple[Any] | None:
+        """Run a call that is like an earlier one; return its result, or None to have it looked at.
+
+        Args:
+            kind: The collective.
+            x: The input, as the user passed it.
+            out: Where the result goes; None: where `kind` says.
+            op: How contributions combine.
+            asked: What else is asked for; it `repeats`.
+        """
+
     def run(self, request: Request, asked: Asked) -> Any:
         """Run a call and return its result."""
 

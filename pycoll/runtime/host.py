@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pycoll.arrays.torch import pointers
 from pycoll.runtime import bindings
 from pycoll.runtime.call import BARRIER
 from pycoll.runtime.coalesce import Buffers
+from pycoll.runtime.geometry import geometry
 from pycoll.runtime.lists import ListCall
 from pycoll.runtime.persistent import Plan
 from pycoll.runtime.plan import Executable, Plans
+from pycoll.runtime.request import NUMBERS
 
 if TYPE_CHECKING:
     from pycoll.dtypes import ReduceOp
@@ -31,6 +34,28 @@ class Host:
         self.works = works
         self.plans = Plans(engine)
         self.buffers = Buffers(engine.heap)
+
+    def again(self, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked) -> tuple[Any] | None:
+        """Run the plan that serves these arrays, if there is one."""
+        launcher, number = self.plans.launcher(asked.algorithm), NUMBERS[kind.collective.name]
+        done = None
+        if asked.algorithm is not None:  # without a wish, `Communicator` has tried this already
+            done = launcher.call(number, x, out, op, asked.root)
+        if done is not None:
+            if done.__class__ is int:
+                self.engine.finish_on(done, x, out)
+        elif (found := pointers(x, out, kind.alike)) is not None:
+            done = launcher.pointers(number, *found, op, asked.root)
+            if done:
+                self.engine.finish(done)
+        if done is None:
+            return None
+        if kind.collective.rooted:  # a rank that gets nothing returns nothing
+            world = self.engine.world
+            g = geometry(kind.collective, world.rank, world.size, int(asked.root))
+            if not g.output.nblocks:
+                return (None,)
+        return (x if out is None else out,)
 
     def run(self, request: Request, asked: Asked) -> Any:
         """Run a call and return its result."""

@@ -1,12 +1,17 @@
-"""From a user's arrays to a started plan: the calls that `_fastcall` alone does not serve."""
+"""From a user's arrays to a started plan: the calls that `_fastcall` alone does not serve.
+
+1. `Launch.run` and `bind` check the words of a call; a list of arrays is a `Listed` call from here.
+2. `Executor.again` starts a blocking call that is like an earlier one, by a glance at its arrays.
+3. `request` looks at the arrays (`arrays.families`) and says what all ranks must ask for alike.
+4. `Executor.run`, `submit` or `bind` finds or makes the plan of that.
+5. The plan is started on the arrays' addresses, and known to 2 from then on.
+"""
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pycoll.arrays import families, operands
-from pycoll.arrays.torch import pointers
 from pycoll.arrays.view import HOST, ArrayView, Device
 from pycoll.dtypes import ReduceOp, reduce_op
 from pycoll.errors import UsageError, quoted
@@ -14,10 +19,9 @@ from pycoll.runtime import bindings, coalesce
 from pycoll.runtime.asked import Asked
 from pycoll.runtime.call import BARRIER
 from pycoll.runtime.executor import Executor, Listed
-from pycoll.runtime.geometry import geometry
 from pycoll.runtime.host import Host
 from pycoll.runtime.persistent import Plan
-from pycoll.runtime.request import KINDS, NUMBERS, Asking, Kind, Request
+from pycoll.runtime.request import KINDS, Asking, Kind, Request
 from pycoll.runtime.work import Work, Works
 from pycoll.schedule import Algorithm
 
@@ -35,6 +39,7 @@ class Launch:
         self.engine = engine
         self._works = Works(engine, owner)
         self._host = Host(engine, self._works)
+        self._cuda: Cuda | None = None  #: of those that use no GPU nothing more is asked
         self.plans = self._host.plans
 
     def run(self, name: str, x: Any, out: Any, asked: Asked, async_op: bool = False) -> Any:
@@ -43,21 +48,16 @@ class Launch:
         if kind.lists and isinstance(x, _LISTS):
             call = self._listed(kind, x, out, op, asked)
             return call.submit() if async_op else call.run()
-        plain = asked.timeout is None and asked.counts is None and not asked.purpose
-        if plain and not async_op and self._run_cached(kind, x, out, op, asked):
-            return self._result(kind, x, out, asked)
-        plain = plain and not async_op
-        cuda = self.__dict__.get("cuda")  # of those that use no GPU nothing more is asked
-        if plain and cuda is not None and (found := cuda.again(name, x, out, op, asked)):
-            return found.result
+        out = x if kind.out == "x" else out
+        if not async_op and asked.repeats:
+            found = self._host.again(kind, x, out, op, asked)
+            if found is None and self._cuda is not None:
+                found = self._cuda.again(kind, x, out, op, asked)
+            if found is not None:
+                return found[0]
         request = self._request(kind, x, out, op, asked)
         executor = self._executor(request.device)
-        if async_op:
-            return executor.submit(request, asked)
-        result = executor.run(request, asked)
-        if plain and executor is not self._host:
-            self.cuda.learn(x, out, op, asked, request)
-        return result
+        return executor.submit(request, asked) if async_op else executor.run(request, asked)
 
     def bind(self, name: str, x: Any, out: Any, asked: Asked) -> Plan:
         """Bind a collective to its arrays."""
@@ -66,7 +66,7 @@ class Launch:
             return self._listed(kind, x, out, op, asked).bind()
         if kind.out == "x" and out is not None:
             raise UsageError(f"{name}: out is given, but the result goes to x; pass None")
-        request = self._request(kind, x, out, op, asked)
+        request = self._request(kind, x, x if kind.out == "x" else out, op, asked)
         return self._executor(request.device).bind(request, asked)
 
     def barrier(self) -> Plan:
@@ -86,13 +86,15 @@ class Launch:
         self._check("allreduce", asked)
         return self._host.arrive(asked, async_op)
 
-    @cached_property
+    @property
     def cuda(self) -> Cuda:
         """What runs collectives on arrays in a GPU's memory."""
-        # Loaded at the first array of a GPU: most programs have none.
-        from pycoll.runtime.cuda.launch import Cuda
+        if self._cuda is None:
+            # Loaded at the first array of a GPU: most programs have none.
+            from pycoll.runtime.cuda.launch import Cuda
 
-        return Cuda(self._host)
+            self._cuda = Cuda(self._host)
+        return self._cuda
 
     def on(self, device: str, who: str) -> Cuda:
         """Return what serves a kind of device that the user has named."""
@@ -109,7 +111,7 @@ class Launch:
         return self._executor(device).listed(kind, pairs, op, asked)
 
     def _check(self, name: str, asked: Asked) -> tuple[Kind, ReduceOp]:
-        who = asked.method or name
+        who = (asked.purpose and asked.method) or name
         self.engine.require_usable(who)
         wanted = asked.algorithm
         if not (wanted is None or isinstance(wanted, str | Algorithm)):
@@ -117,7 +119,8 @@ class Launch:
                 f"{name}: algorithm is a {type(wanted).__name__}, want the name of a built-in or "
                 f"a function under @pycoll.algorithm(pycoll.{name})"
             )
-        self.engine.check_timeout(who, asked.timeout)
+        if asked.timeout is not None:
+            self.engine.check_timeout(who, asked.timeout)
         if not isinstance(name, str):
             raise UsageError(f"plan: collective is {quoted(name)}, want one of {', '.join(KINDS)}")
         kind = KINDS.get(name) or KINDS.get(name.removesuffix("v"))
@@ -132,30 +135,7 @@ class Launch:
     def _request(self, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked) -> Request:
         world = self.engine.world
         asking = Asking(kind, world.rank, world.size, asked.root, asked.counts, self._empty)
-        return asking.request(x, x if kind.out == "x" else out, op, asked.purpose)
+        return asking.request(x, out, op, asked.purpose)
 
     def _empty(self, like: ArrayView, shape: tuple[int, ...]) -> ArrayView:
         return families.empty(like, shape) if like.device == HOST else self.cuda.new(like, shape)
-
-    def _run_cached(self, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked) -> bool:
-        """Run the plan that serves these arrays, if there is one."""
-        launcher, number = self.plans.launcher(asked.algorithm), NUMBERS[kind.name]
-        if asked.algorithm is not None:  # without a wish, `Communicator` has tried this already
-            done = launcher.call(number, x, out, op, asked.root)
-            if done is not None:
-                if done.__class__ is int:
-                    self.engine.finish_on(done, x, out)
-                return True
-        found = pointers(x, out, kind.alike)
-        if found is None:
-            return False
-        done = launcher.pointers(number, *found, op, asked.root)
-        if done:
-            self.engine.finish(done)
-        return done is not None
-
-    def _result(self, kind: Kind, x: Any, out: Any, asked: Asked) -> Any:
-        """Return what the method returns, after a cached plan ran."""
-        world = self.engine.world
-        g = geometry(kind.collective, world.rank, world.size, int(asked.root))
-        return None if not g.output.nblocks else x if out is None else out

@@ -29,6 +29,7 @@ class Request(NamedTuple):
     out: ArrayView | None  #: None: this rank gets nothing
     #: where x was and where it is read, to be copied before each run: the result overwrites it
     copy: tuple[ArrayView, ArrayView] | None = None
+    given: tuple[Any, Any] = (None, None)  #: x and out, as the user passed them
 
     @property
     def views(self) -> list[ArrayView]:
@@ -98,9 +99,11 @@ class Asking:
             () if even else self.counts,
             purpose=purpose,
         )
-        if source is None or target is None:
-            return Request(call, source, target)
-        return self._apart(call, source, target)
+        copy = None
+        if source is not None and target is not None and self._copies(source, target):
+            copy = source, self.empty(source, source.shape)
+            source = copy[1]
+        return Request(call, source, target, copy, (x, out))
 
     def _source(self, x: Any) -> ArrayView:
         if x is None:
@@ -134,8 +137,8 @@ class Asking:
         if array.count != want:
             raise UsageError(f"{self.who}: {name} has {array.count} elements, want {want}")
 
-    def _apart(self, call: Call, x: ArrayView, out: ArrayView) -> Request:
-        """Refuse arrays that share memory other than in place, or lie in different memories."""
+    def _copies(self, x: ArrayView, out: ArrayView) -> bool:
+        """Tell whether the result overwrites the input; refuse arrays that do not go together."""
         operands.together((x, out), self.who)
         if self.kind.collective.in_place:  # each block lies in the same memory in both
             g = self.geometry
@@ -143,10 +146,7 @@ class Asking:
         else:
             in_place = (x.address, x.nbytes) == (out.address, out.nbytes)
         operands.require_apart(x, out, self.who, self.kind.cure, in_place)
-        if self.kind.collective.in_place or not x.overlaps(out):
-            return Request(call, x, out)
-        copy = self.empty(x, x.shape)
-        return Request(call, copy, out, (x, copy))
+        return not self.kind.collective.in_place and x.overlaps(out)
 
     def _begin(self, array: ArrayView, extent: Extent) -> int:
         """Return where block 0 would begin."""

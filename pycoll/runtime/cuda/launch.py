@@ -20,7 +20,7 @@ from pycoll.runtime.asked import Asked
 from pycoll.runtime.cuda import nvtx
 from pycoll.runtime.cuda.lists import DeviceList
 from pycoll.runtime.cuda.plane import Gpu, Plane
-from pycoll.runtime.cuda.quick import Found, Quick
+from pycoll.runtime.cuda.quick import Quick
 from pycoll.runtime.cuda.stream import Event
 from pycoll.runtime.cuda.work import StreamWork
 from pycoll.runtime.line import user_line
@@ -145,12 +145,12 @@ class Cuda:
 
     # Calls.
 
-    def again(self, name: str, x: Any, out: Any, op: int, asked: Asked) -> Found | None:
+    def again(self, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked) -> tuple[Any] | None:
         """Enqueue a call that is like an earlier one; None: it has to be looked at.
 
         A stream that the user has said is left to `run`, for then allocators have to be told.
         """
-        found = self._quick.find(name, x, out, op, asked)
+        found = self._quick.find(kind.collective.name, x, out, op, asked)
         plane = self._plane
         if found is None or plane is None or found.spot.number != plane.device:
             return None
@@ -164,13 +164,7 @@ class Cuda:
         self.enqueue(plane, [(found.plan, found.x, found.out)], stream, None)
         if family is INTERFACE:
             plane.held.add((x, out), stream)
-        return found
-
-    def learn(self, x: Any, out: Any, op: int, asked: Asked, request: Request) -> None:
-        """Remember a call that `run` has served."""
-        if self._plane is not None:
-            plan = self._plane.plans.find(request.call, asked.algorithm)
-            self._quick.learn(x, out, op, asked, request, plan)
+        return (found.result,)
 
     def run(self, request: Request, asked: Asked) -> Any:
         """Enqueue a call, and return its result, which is there when the stream has come to it."""
@@ -179,6 +173,8 @@ class Cuda:
         self.enqueue(plane, [(plan, *request.addresses)], stream, asked.timeout, _copying(request))
         self.hold(plane, request.views, stream)
         self._keep(plane, request, stream)
+        if asked.repeats:
+            self._quick.learn(asked, request, plan)
         return request.result
 
     def submit(self, request: Request, asked: Asked) -> StreamWork:

@@ -63,11 +63,9 @@ class Quick:
         result = (x if out is None else out) if known.writes else None
         return Found(known.plan, a if known.reads else 0, b if known.writes else 0, at, result)
 
-    def learn(
-        self, x: Any, out: Any, op: int, asked: Asked, request: Request, plan: Executable
-    ) -> None:
+    def learn(self, asked: Asked, request: Request, plan: Executable) -> None:
         """Remember a kind of calls that needs nothing else than its plan."""
-        result = request.result
+        call, (x, out), result = request.call, request.given, request.result
         if request.copy is not None or (
             result is not None and result is not (x if out is None else out)
         ):
@@ -80,7 +78,7 @@ class Quick:
             return
         if len(self._known) >= MOST:
             self._known.clear()
-        key = _key(request.call.collective, op, asked, at, target, x, out)
+        key = _key(call.collective, call.op, asked, at, target, x, out)
         self._known[key] = Known(plan, request.x is not None, request.out is not None)
 
 

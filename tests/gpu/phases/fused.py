@@ -210,7 +210,7 @@ def prepare(comm: Any, case: Any, x: Any, out: Any, deadline: float) -> tuple[by
     op = "sum" if case.op == "-" else case.op
     asked = Asked(op, 0, None, case.algorithm)
     kind, reduce_op = comm._launch._check(case.collective, asked)
-    given = None if case.collective == "broadcast" else out
+    given = x if case.collective == "broadcast" else out
     request = comm._launch._request(kind, x, given, reduce_op, asked)
     cuda = comm._launch.cuda
     plane, plan = cuda._ready(request, asked, x._pool.stream)
