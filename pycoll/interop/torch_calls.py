@@ -61,7 +61,7 @@ class Calls(torch._C._distributed_c10d.ProcessGroup):  # type: ignore[misc]
             op: pycoll's number of the operation.
             root: The rank that has or gets the data.
         """
-        try:
+        try:  # as in `arrays.torch.pointers`, but without calls into Python
             dtype = x.dtype
             code = CODES.get(dtype)
             if (
