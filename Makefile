@@ -1,5 +1,6 @@
 # make demo   its own environment, the build, an MPI launcher, then 2 ranks run the benchmark
-# make test   the same environment with the test tools, then every test this machine can run
+# make test   the same environment with the test tools, then the quick tests: minutes
+# make test-all   every test that this machine can run; tests/full.txt lists what make test leaves out
 #
 # Variables: PYTHON=python3.12   MPI=openmpi|mpich (demo, bench)   RANKS=2   ARGS="..." (pytest)
 
@@ -30,11 +31,11 @@ comma := ,
 GLOO = $(if $(wildcard $(VENV)/lib/python*/site-packages/torch),$(comma)gloo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build test test-rdma test-gpu rdma-packages torch jax cuda lint fmt isa golden certificates asan tsan bench wheel clean
+.PHONY: help demo build test test-all test-rdma test-gpu rdma-packages torch jax cuda lint fmt isa golden certificates asan tsan bench wheel clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '1,4s/^# \{0,1\}//p' Makefile
+	@sed -n '1,5s/^# \{0,1\}//p' Makefile
 	@echo "Also: build test-rdma test-gpu rdma-packages torch jax cuda lint fmt isa golden certificates asan tsan bench wheel clean"
 
 demo: $(VENV)/.built $(MPI_$(MPI))
@@ -42,10 +43,17 @@ demo: $(VENV)/.built $(MPI_$(MPI))
 
 build: $(VENV)/.built
 
-test: $(VENV)/.built $(VENV)/.test $(MPICH)/.base
-	@$(PY) -m pytest $(ARGS)
+# Two workers, each with a file at a time: most tests start ranks, which want the cores themselves.
+WORKERS ?= 2
+PYTEST := $(PY) -m pytest -n $(WORKERS) --no-loadscope-reorder
 
-# The tests in a guest that has RDMA. `make test` runs them too; here it is an error if it cannot.
+test: $(VENV)/.built $(VENV)/.test $(MPICH)/.base
+	@$(PYTEST) --quick $(ARGS)
+
+test-all: $(VENV)/.built $(VENV)/.test $(MPICH)/.base
+	@$(PYTEST) $(ARGS)
+
+# The tests in a guest that has RDMA. `make test-all` runs them too; here it is an error if it cannot.
 test-rdma: $(VENV)/.built $(VENV)/.test
 	@$(PY) tests/rdma/probe.py
 	@$(PY) -m pytest tests/rdma $(ARGS)
@@ -179,7 +187,7 @@ golden: $(VENV)/.built $(VENV)/.test
 certificates: $(VENV)/.base
 	$(PY) -m pycoll.verify.certify
 
-# The engine and its C drivers under the sanitizers; `make test` runs both too.
+# The engine and its C drivers under the sanitizers; `make test-all` runs both too.
 asan: $(VENV)/.built $(VENV)/.test
 	$(PY) -m pytest tests/native -k "stray or damaged or asan" $(ARGS)
 

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -149,14 +150,44 @@ def kind_of(item: pytest.Item) -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add what `make golden` uses."""
+    """Add what `make test` and `make golden` use."""
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="leave out what tests/full.txt lists",
+    )
     parser.addoption(
         "--golden-write", action="store_true", help="rewrite the golden files instead of comparing"
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@functools.cache
+def full() -> tuple[str, ...]:
+    """Return how the names of the tests begin that only `make test-all` runs."""
+    lines = (ROOT / "tests" / "full.txt").read_text().splitlines()
+    return tuple(f"tests/{line.split()[0]}" for line in lines if line and line[0] != "#")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give a worker a file at a time; all that has hosts or guests to one, which boots once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            hosts = nodeid.startswith(("tests/net/", "tests/rdma/"))
+            return "hosts" if hosts else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark every test with its kind, and skip those whose need is not met."""
+    if config.getoption("--quick"):
+        left_out = [item for item in items if item.nodeid.startswith(full())]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.nodeid.startswith(full())]
+    # What takes longest begins first.
+    items.sort(key=lambda item: not item.nodeid.startswith(("tests/net/", "tests/rdma/")))
     for item in items:
         kind = kind_of(item)
         item.add_marker(kind)

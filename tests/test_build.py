@@ -32,7 +32,6 @@ def refusing_compiler(folder: Path) -> str:
     return str(path)
 
 
-@pytest.mark.slow
 @pytest.mark.pure
 @pytest.mark.parametrize(
     ("compiler", "reason"),
@@ -87,7 +86,6 @@ def test_installs_without_the_engine(compiler, reason: str, root: Path, tmp_path
     assert "pip install --force-reinstall --no-deps ." in message
 
 
-@pytest.mark.slow
 @pytest.mark.pure
 def test_ships_what_the_kernels_are_compiled_from(root: Path, tmp_path: Path) -> None:
     source = source_tree(root, tmp_path / "source")

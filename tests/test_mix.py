@@ -213,7 +213,6 @@ def given(kind: Kind, xs: list[Array], outs: list[Array] | None) -> tuple[Any, A
     return xs[0], None if outs is None else outs[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("size", "calls"), [(2, 10_000), (4, 2_000)])
 def test_calls_that_mix_everything_give_the_right_bits(size: int, calls: int) -> None:
     def rank() -> dict[str, int]:

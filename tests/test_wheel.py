@@ -15,7 +15,7 @@ import pytest
 import try_wheel
 from test_build import source_tree
 
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = pytest.mark.native
 
 
 @pytest.fixture(scope="module")

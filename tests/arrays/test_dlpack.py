@@ -147,7 +147,6 @@ if __name__ == "__main__":
 
 
 @needs_jax
-@pytest.mark.slow
 def test_jax_arrays_are_read_where_they_lie(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(JAX)

@@ -123,7 +123,6 @@ def test_the_environment_names_each_rank(run, tmp_path: Path) -> None:
     assert re.fullmatch("[0-9a-f]{64}", zero["PYCOLL_SECRET"])
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_torchrun_tells_no_more(run, tmp_path: Path) -> None:
     body = "tell(f'environ{RANK}', json.dumps(dict(os.environ)))"
@@ -174,7 +173,6 @@ with pycoll.init() as comm:
     assert sorted(out.splitlines()) == [f"[{r}] {r} 3 {r} [0. 3. 6.]" for r in range(3)]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_torch_meets_at_the_port_that_is_held(run) -> None:
     body = """

@@ -24,7 +24,7 @@ import together
 import pycoll
 from pycoll.runtime import bindings_cuda as cuda
 
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = pytest.mark.native
 
 DTYPES = ("float32", "int32", "uint8")
 COUNTS = (1, 5000, 700_000)  #: in one tile and in many

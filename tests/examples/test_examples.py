@@ -111,7 +111,6 @@ def by_pycoll_run(root: Path, *arguments: str) -> str:
 
 
 @needs("torch")
-@pytest.mark.slow
 def test_gpt_learns_the_same_over_either_backend(root):
     losses = {}
     for backend, how in (("gloo", "ddp"), ("pycoll", "ddp"), ("pycoll", "fsdp2")):

@@ -156,7 +156,6 @@ def test_no_library_says_how_to_get_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.native
-@pytest.mark.slow
 @needs_stand_in
 def test_a_run_over_the_stand_ins(tmp_path: Path, library: Path) -> None:
     output = tmp_path / "out.json"
@@ -184,7 +183,6 @@ def test_a_run_over_the_stand_ins(tmp_path: Path, library: Path) -> None:
 
 
 @pytest.mark.native
-@pytest.mark.slow
 @needs_stand_in
 def test_graphs_of_pycolls_calls(tmp_path: Path) -> None:
     output = tmp_path / "out.json"
@@ -200,7 +198,6 @@ def test_graphs_of_pycolls_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.native
-@pytest.mark.slow
 @needs_stand_in
 def test_what_was_measured_is_there_whoever_is_killed(tmp_path: Path) -> None:
     output = tmp_path / "out.json"
@@ -225,7 +222,6 @@ def test_what_was_measured_is_there_whoever_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.native
-@pytest.mark.slow
 @needs_stand_in
 def test_a_contest_ends_with_its_time(tmp_path: Path) -> None:
     output = tmp_path / "out.json"

@@ -55,7 +55,6 @@ def test_the_commit_is_known_where_there_is_no_git(
 SKIPPED = {"sanitizer"}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @needs_stand_in
 def test_the_first_ten_minutes_on_a_machine_with_python_and_numpy(tmp_path: Path) -> None:

@@ -217,7 +217,6 @@ def test_the_command_line() -> None:
 
 
 @pytest.mark.native
-@pytest.mark.slow
 @pytest.mark.skipif(bool(fakecuda.lack()), reason=fakecuda.lack() or "-")
 @pytest.mark.parametrize("name", PLAYED)
 def test_a_phase_over_the_stand_in(tmp_path: Path, name: str) -> None:
@@ -246,7 +245,6 @@ def test_what_wants_the_runtime_library_means_nothing_over_the_stand_in() -> Non
 
 
 @pytest.mark.native
-@pytest.mark.slow
 @pytest.mark.skipif(bool(fakecuda.lack()), reason=fakecuda.lack() or "-")
 def test_what_a_kernel_did_not_write_is_found_and_the_next_case_is_run(tmp_path: Path) -> None:
     script = tmp_path / "idle.py"
@@ -278,7 +276,6 @@ main(fused.phase)
 
 
 @pytest.mark.native
-@pytest.mark.slow
 @pytest.mark.skipif(bool(fakecuda.lack()), reason=fakecuda.lack() or "-")
 def test_behind_a_kernel_that_gave_up_the_next_case_is_run(tmp_path: Path) -> None:
     script = tmp_path / "ends.py"

@@ -75,7 +75,6 @@ def test_a_command_that_takes_too_long_is_killed_and_the_guest_lives(guest: Gues
         command.until("this")
 
 
-@pytest.mark.slow
 def test_a_kernel_that_fails_is_shown_and_ends_the_guest() -> None:
     with Guest() as guest:
         crash = guest.start(["sh", "-c", "echo c >/proc/sysrq-trigger"])
@@ -116,7 +115,6 @@ def all_ends(word: str) -> Iterator[None]:
         os.close(process)
 
 
-@pytest.mark.slow
 def test_from_a_shell(tmp_path: Path) -> None:
     script = "echo out; echo err >&2; ibv_devices | grep -c rxe; exit 7"
     done = subprocess.run(
@@ -130,7 +128,6 @@ def test_from_a_shell(tmp_path: Path) -> None:
     assert not processes_with(str(tmp_path))
 
 
-@pytest.mark.slow
 def test_from_a_shell_a_timeout_ends_the_guest_and_shows_its_console(tmp_path: Path) -> None:
     script = "echo up; echo on the console >/dev/console; sleep 1000"
     argv = [sys.executable, GUEST, "--timeout", "2", "--share", str(tmp_path), "--"]
@@ -142,7 +139,6 @@ def test_from_a_shell_a_timeout_ends_the_guest_and_shows_its_console(tmp_path: P
     assert not processes_with(str(tmp_path))
 
 
-@pytest.mark.slow
 def test_no_guest_outlives_who_booted_it(tmp_path: Path) -> None:
     argv = [
         sys.executable,

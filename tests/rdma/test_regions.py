@@ -14,7 +14,6 @@ CACHE = ["region", "pin", "unmap", "memory", "cuda", "cuda_memory"]
 RAIL = ["rail", "pair", "gid", "port", "ports", "ibverbs", "error"]
 
 
-@pytest.mark.slow
 def test_no_write_goes_to_memory_of_before(rack: Rack, tmp_path: Path) -> None:
     cc = shutil.which("cc")
     if cc is None:

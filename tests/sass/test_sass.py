@@ -27,7 +27,6 @@ def name(key) -> str:
     return f"{dtype.name} {op.name.lower()} sm_{major}{minor}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("key", EVERY + SOME, ids=name)
 def test_kernel_is_what_was_meant(kernel, key):
     dtype, op, capability = key

@@ -31,7 +31,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker("native")
-            item.add_marker("slow")
             if reason := lack():
                 item.add_marker(pytest.mark.skip(reason=reason))
 

@@ -10,7 +10,6 @@ from pycoll.schedule import COLLECTIVES, NotDirect
 from pycoll.verify import verify
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 1000, 250))
 def test_generated_schedules_that_are_right_are_accepted(first: int) -> None:
     for seed in range(first, first + 250):

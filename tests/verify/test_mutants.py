@@ -14,7 +14,6 @@ from typing import NamedTuple
 import correct
 import oracle
 import paths
-import pytest
 from mutants import Programs, mutate_programs, mutate_schedule
 from plain import PLAIN
 
@@ -88,7 +87,6 @@ def mutants(r: random.Random, counts: Counter[str]) -> Iterator[Mutant]:
             yield Mutant(fault, programs, a, average, slots)
 
 
-@pytest.mark.slow
 def test_every_mutant_that_is_not_equivalent_is_rejected() -> None:
     r, counts = random.Random(20), Counter[str]()
     blind = seen = 0
