@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import runpy
 import statistics
 import subprocess
 import tempfile
@@ -79,12 +80,14 @@ def main() -> None:
 def build(folder: Path) -> Path:
     """Compile the engine and the driver, and return the driver."""
     flags = ["-std=gnu11", "-pthread", "-fwrapv", "-D_GNU_SOURCE", '-DPC_VERSION_TEXT="bench"']
+    flags.append(f"-I{ROOT / 'native'}")
     compiler = [os.environ.get("CC", "cc"), *flags]
-    sources = [p for p in ROOT.glob("native/*.c") if not p.name.startswith("fast")]
+    listed = runpy.run_path(str(ROOT / "native" / "build.py"))["ENGINE"]
+    sources = [ROOT / name for name in listed]
     sources.append(Path(__file__).with_suffix(".c"))
 
     def compile_one(source: Path) -> Path:
-        made = folder / f"{source.stem}.o"
+        made = folder / "-".join(source.relative_to(ROOT).with_suffix(".o").parts)
         # Nothing is reduced here, and the reductions are half the time.
         level = "-O0" if source.name == "reduce.c" else "-O3"
         subprocess.run([*compiler, level, "-c", source, "-o", made], check=True)

@@ -10,12 +10,24 @@ from __future__ import annotations
 import os
 import re
 import sysconfig
+from pathlib import Path
 
 import cffi
 
 HEADERS = ("native/isa.h", "native/code.h", "native/pycoll.h")
-SOURCES = sorted(f"native/{name}" for name in os.listdir("native") if name.endswith(".c"))
-DEPENDS = sorted(f"native/{name}" for name in os.listdir("native") if name.endswith((".h", ".cu")))
+
+
+def files(*suffixes: str) -> list[str]:
+    """Return the engine's files with these suffixes, by their paths from the root of the tree."""
+    native = Path(__file__).resolve().parent
+    found = (path for path in native.rglob("*") if path.suffix in suffixes)
+    return sorted(path.relative_to(native.parent).as_posix() for path in found)
+
+
+SOURCES = files(".c")
+DEPENDS = files(".h", ".cu")
+#: Without module _fastcall: what a program in C is linked with, as it has no Python.
+ENGINE = [name for name in SOURCES if not name.startswith("native/fast")]
 
 # -fwrapv: integer sums wrap, by definition. -ffp-contract=off: gcc would otherwise fuse a*b+c,
 # and results must not depend on the CPU.

@@ -11,6 +11,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import runpy
 import shutil
 import subprocess
 import tempfile
@@ -24,8 +25,7 @@ ROOT = Path(__file__).parents[1]
 NATIVE = ROOT / "native"
 KEPT = ROOT / "build" / "tests"
 
-#: The engine; the module that Python loads beside it needs Python's headers.
-ENGINE = sorted(path for path in NATIVE.glob("*.c") if not path.name.startswith("fast"))
+ENGINE = [ROOT / name for name in runpy.run_path(str(NATIVE / "build.py"))["ENGINE"]]
 C = ("-std=gnu11", "-g", "-pthread", "-D_GNU_SOURCE", f"-I{NATIVE}")
 
 #: Flags of a sanitizer, by its name.
@@ -89,6 +89,15 @@ def engine(sanitizer: str, *flags: str) -> list[Unit]:
     return [Unit(p, (*shared, "-O0") if p.name == "reduce.c" else shared) for p in ENGINE]
 
 
+def parts(sanitizer: str, names: Iterable[str]) -> list[Unit]:
+    """Return units of the engine by their paths below native/, without suffix."""
+    units = {
+        unit.source.relative_to(NATIVE).with_suffix("").as_posix(): unit
+        for unit in engine(sanitizer)
+    }
+    return [units[name] for name in names]
+
+
 def driver(source: Path, sanitizer: str, units: Iterable[Unit] | None = None) -> Path:
     """Return the program of a driver and the engine, or of the units that are given."""
     units = engine(sanitizer) if units is None else units
@@ -122,15 +131,16 @@ def kept(folder: str, name: str, make: Callable[[Path], None]) -> Path:
     """Return a file in a folder of build/tests, made unless it is there, by one process only."""
     _sweep()
     home = KEPT / folder
-    home.mkdir(parents=True, exist_ok=True)
+    path = home / name
+    path.parent.mkdir(parents=True, exist_ok=True)
     with _lock(home / ".lock"):
-        if not (home / name).exists():
+        if not path.exists():
             # It gets its name when it is whole: whoever is ended amid the making leaves none.
-            part = home / f".{os.getpid()}-{name}"
+            part = path.with_name(f".{os.getpid()}-{path.name}")
             make(part)
-            part.replace(home / name)
+            part.replace(path)
         os.utime(home)
-    return home / name
+    return path
 
 
 def _run(command: Sequence[str]) -> str:

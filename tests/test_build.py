@@ -104,9 +104,13 @@ def test_ships_what_the_kernels_are_compiled_from(root: Path, tmp_path: Path) ->
     wanted = closure(root / "native")
     assert {"kernel.cu", "kernel.h", "span_gpu.h", "isa.h"} <= wanted.keys()
     [shipped] = source.glob("build/lib*/pycoll/runtime/cuda/native")
-    assert {file.name: file.read_text() for file in shipped.iterdir()} == wanted
+    assert {
+        file.relative_to(shipped).as_posix(): file.read_text()
+        for file in shipped.rglob("*")
+        if file.is_file()
+    } == wanted
     with tarfile.open(next((source / "dist").glob("*.tar.gz"))) as archive:
-        names = {Path(name).name for name in archive.getnames() if "/native/" in name}
+        names = {name.partition("/native/")[2] for name in archive.getnames()}
     assert wanted.keys() <= names
 
 

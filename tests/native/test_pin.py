@@ -14,11 +14,12 @@ import compiled
 import pytest
 
 HERE = Path(__file__).parent
-SOURCES = ("pin", "unmap", "memory", "cuda", "cuda_memory", "error")
+UNMAP = "unmap"
+SOURCES = ("pin", UNMAP, "memory", "cuda", "cuda_memory", "error")
 
 
 def built(driver: str, sanitizer: str = "plain") -> Path:
-    parts = [unit for unit in compiled.engine(sanitizer) if unit.source.stem in SOURCES]
+    parts = compiled.parts(sanitizer, SOURCES)
     return compiled.driver(HERE / f"{driver}.c", sanitizer, parts)
 
 
@@ -84,16 +85,15 @@ def test_nothing_is_kept_without_userfaultfd(kind: str) -> None:
 @pytest.mark.usefixtures("watching")
 def test_the_watcher_asks_for_changes_in_flight(tmp_path: Path) -> None:
     """A mutant that only reads the events which are there already meets a stale registration."""
-    parts = {u.source.stem: u for u in compiled.engine("plain") if u.source.stem in SOURCES}
-    unit = parts["unmap"]
+    unit, *others = compiled.parts("plain", sorted(SOURCES, key=lambda name: name != UNMAP))
     source = unit.source.read_text()
     asked = "for (uint32_t i = 0; changing(unmap.fd); i++) {"
     assert asked in source
     (tmp_path / "unmap.c").write_text(
         source.replace(asked, f"drain();\n    return true;\n    {asked}")
     )
-    parts["unmap"] = replace(unit, source=tmp_path / "unmap.c")
-    done = run(compiled.driver(HERE / "unmap.c", "plain", parts.values()), "window")
+    mutant = replace(unit, source=tmp_path / "unmap.c")
+    done = run(compiled.driver(HERE / "unmap.c", "plain", [mutant, *others]), "window")
     assert done.returncode == 1
     assert "word_at" in done.stderr
 

@@ -48,7 +48,7 @@ def library(source: Path) -> Path:
 def rails(standin: Path) -> Callable[..., str]:
     """Run the driver over the stand-in, under the sanitizers where the compiler has them."""
     sanitizer = "plain" if compiled.lack("asan") else "asan"
-    parts = [unit for unit in compiled.engine(sanitizer) if unit.source.stem in RAIL]
+    parts = compiled.parts(sanitizer, RAIL)
     driver = compiled.driver(HERE / "rails.c", sanitizer, parts)
 
     def run(*arguments: str, devices: str = "rxe0 0 1 2", **settings: str) -> str:
@@ -122,7 +122,7 @@ def test_built_without_the_headers(tmp_path: Path) -> None:
         'int main(void) { printf("%s\\n%d\\n", pc_verbs_missing(), pc_verbs_ports(NULL, 0)); }\n'
     )
     flags = (*compiled.C, "-DPC_NO_VERBS", "-Wall", "-Wextra", "-Werror")
-    sources = [path for path in compiled.ENGINE if path.stem in RAIL]
+    sources = [unit.source for unit in compiled.parts("plain", RAIL)]
     units = [compiled.Unit(path, flags) for path in (*sources, program)]
     without = compiled.linked("without", units)
     done = subprocess.run([without], capture_output=True, text=True, timeout=60)
