@@ -82,7 +82,7 @@ def main() -> None:
             print(row, flush=True)
     ratios = {what: ratio(rows, what) for what in ("call", "plan")}
     print(json.dumps(ratios, indent=1))
-    from pycoll.cli import report
+    from pycoll.benchmark import report
 
     meta = report.meta("spawn", 2, {}) | {"before": commit(trees["before"])}
     write(options.output, meta, rows, ratios=ratios)

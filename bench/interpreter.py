@@ -23,10 +23,10 @@ import numpy as np
 from launch import RESULTS, write
 
 import pycoll
-from pycoll.cli import report
-from pycoll.cli.data import OPERATIONS, Array, Problem
-from pycoll.cli.measure import Case, Rules, measure
-from pycoll.cli.together import gather, share
+from pycoll.benchmark import report
+from pycoll.benchmark.oob import gather, share
+from pycoll.benchmark.problem import OPERATIONS, Array, Problem
+from pycoll.benchmark.timing import Case, Rules, measure
 from pycoll.dtypes import ReduceOp
 from pycoll.runtime import bindings
 

@@ -9,7 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
-from pycoll.cli.plot import plot
+from pycoll.benchmark.plot import plot
 
 
 def main() -> None:

@@ -55,7 +55,7 @@ def main() -> None:
 def work(options: argparse.Namespace) -> None:
     """Be one rank: tune, then time the sizes in between."""
     import pycoll
-    from pycoll.cli import report
+    from pycoll.benchmark import report
     from pycoll.cli.tune import METHOD, SIZES, Bench, tuned
     from pycoll.schedule import COLLECTIVES
 

@@ -28,7 +28,7 @@ from probe import lack, tools
 from rack import NETWORK, Rack
 from ranks import Ranks
 
-from pycoll.cli import report
+from pycoll.benchmark import report
 
 __all__ = ["UCX", "Budget", "GuestError", "Rack", "Ranks", "machine", "version"]
 

@@ -25,7 +25,7 @@ from launch import RESULTS, write
 from ratio import worst
 from rdma import UCX, Budget, GuestError, machine, version
 
-from pycoll.cli import report
+from pycoll.benchmark import report
 
 Row = dict[str, Any]
 

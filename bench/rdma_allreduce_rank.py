@@ -24,7 +24,7 @@ import numpy as np
 from mpi4py import MPI
 
 import pycoll
-from pycoll.cli import report
+from pycoll.benchmark import report
 
 BLOCK_SECONDS = 0.004  #: at least, of calls one behind the other
 REPEATS = 25  #: at most, of each library

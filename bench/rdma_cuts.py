@@ -26,7 +26,7 @@ from typing import Any
 from launch import RESULTS, write
 from rdma import GuestError, Rack, Ranks, machine
 
-from pycoll.cli import report
+from pycoll.benchmark import report
 
 Row = dict[str, Any]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from launch import RESULTS, write
 
-from pycoll.cli import report
+from pycoll.benchmark import report
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ def main() -> None:
             rows.append(json.loads(mpi.run(2, __file__, "--rank", "init")) | {"mpi": mpi.name})
     for mpi in mpis(options):
         rows.append(json.loads(mpi.run(8, __file__, "--rank", "memory")) | {"mpi": mpi.name})
-    from pycoll.cli import report
+    from pycoll.benchmark import report
 
     meta = report.meta("mpirun", 2, {})
     medians = {

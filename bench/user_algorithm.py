@@ -17,10 +17,11 @@ from launch import RESULTS, write
 
 import pycoll
 from pycoll.algorithms import get
-from pycoll.cli import report, target
-from pycoll.cli.data import OPERATIONS, Problem
-from pycoll.cli.measure import Case, Rules, measure
-from pycoll.cli.together import gather
+from pycoll.benchmark import report
+from pycoll.benchmark.oob import gather
+from pycoll.benchmark.problem import OPERATIONS, Problem
+from pycoll.benchmark.timing import Case, Rules, measure
+from pycoll.cli import target
 from pycoll.dtypes import ReduceOp
 
 HEADER = """from pycoll.schedule import ScheduleBuilder, allreduce

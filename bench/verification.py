@@ -11,7 +11,7 @@ from pathlib import Path
 from launch import RESULTS, write
 
 from pycoll.algorithms import names
-from pycoll.cli import report
+from pycoll.benchmark import report
 from pycoll.verify import verify
 
 

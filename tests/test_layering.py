@@ -14,7 +14,10 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "pycoll").rglob("*.py"))
 
 COMMUNICATOR = {"communicator", "collectives", "counted", "messages", "objects", "groups"}
-ABOVE = ("bootstrap", "runtime", "arrays", *COMMUNICATOR, "cli", "__init__", "__main__")
+ABOVE = (
+    *("bootstrap", "runtime", "arrays", *COMMUNICATOR),
+    *("benchmark", "cli", "__init__", "__main__"),
+)
 
 #: All rules. A module imports only from its own step or one to its left; a name appears only in
 #: the places (prefixes of the path below pycoll/) that `only_in` lists for it.
@@ -28,6 +31,7 @@ LAW = {
         {"arrays"},
         {"bootstrap", "runtime"},
         COMMUNICATOR,
+        {"benchmark"},
         {"interop", "overlap"},
         {"doctor"},
         {"cli", "__init__", "__main__"},
@@ -41,14 +45,14 @@ LAW = {
         "mmap": ("bootstrap/", "runtime/"),
         "socket": ("bootstrap/", "runtime/", "doctor/dcb.py"),
         "multiprocessing": ("bootstrap/",),
-        "subprocess": ("bootstrap/", "cli/"),
+        "subprocess": ("benchmark/report.py", "bootstrap/", "cli/"),
         "threading": (*ABOVE, "interop/torch_"),
         "os.environ": ("config.py", "bootstrap/"),
         "os.getenv": (),
         "numpy": ("program/reference.py", "program/arithmetic.py", *ABOVE),
-        "mpi4py": ("bootstrap/mpi.py", "cli/peers.py"),
-        "torch": ("arrays/torch.py", "cli/peers.py", "interop/torch_"),
-        "matplotlib": ("cli/",),
+        "mpi4py": ("bootstrap/mpi.py", "benchmark/backends.py"),
+        "torch": ("arrays/torch.py", "benchmark/backends.py", "interop/torch_"),
+        "matplotlib": ("benchmark/plot.py",),
         "cupy": ("arrays/cupy.py", "runtime/cuda/compile.py"),
         "pyverbs": ("interop/pyverbs.py",),
     },

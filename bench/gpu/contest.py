@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from cudriver import Driver, Graph
 from device import Array, Pool
 
-from pycoll.cli.data import Problem
+from pycoll.benchmark.problem import Problem
 from pycoll.runtime import bindings_cuda as cuda
 
 MODES = ("eager", "graph")

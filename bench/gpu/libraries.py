@@ -8,7 +8,7 @@ from typing import Any
 from device import Array
 from nccl import Comm
 
-from pycoll.cli.data import Problem
+from pycoll.benchmark.problem import Problem
 from pycoll.runtime import bindings_plane
 
 

@@ -21,7 +21,7 @@ from launch import RESULTS
 from result import Result
 
 import pycoll
-from pycoll.cli import report
+from pycoll.benchmark import report
 from pycoll.errors import UnavailableError
 
 NAME = "gpu-many.json"

@@ -27,7 +27,7 @@ from figures import summary
 from launch import RESULTS
 from result import Result
 
-from pycoll.cli import report
+from pycoll.benchmark import report
 from pycoll.errors import UnavailableError
 
 NAME = "gpu-one.json"

@@ -11,7 +11,7 @@ from contest import Contest, Ranks
 from figures import floor_seconds, line
 from libraries import Pycoll, WithNccl
 
-from pycoll.cli.data import OPERATIONS, Problem
+from pycoll.benchmark.problem import OPERATIONS, Problem
 from pycoll.dtypes import BY_NAME, ReduceOp
 
 COPIED = 1 << 30  #: bytes that the measured copy within the GPU reads and writes, as far as asked

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from pycoll.cli import report
+from pycoll.benchmark import report
 from pycoll.interop.torch_backend import register
 
 #: A block of calls lasts so long at least, so that the clock does not count.

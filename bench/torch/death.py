@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT)]
 
 from launch import RESULTS, environment, write  # noqa: E402
 
-from pycoll.cli import report  # noqa: E402
+from pycoll.benchmark import report  # noqa: E402
 
 JOB = ROOT / "tests" / "torch_backend" / "jobs" / "death.py"
 KILLED = 1  #: the rank, as the job has it

@@ -69,7 +69,7 @@ def rank(options: argparse.Namespace) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from pycoll.cli import report
+    from pycoll.benchmark import report
 
     dist.init_process_group("gloo")  # which also compares what the ranks saw
     rows = [measure(name, options) for name in options.models]

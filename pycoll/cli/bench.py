@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pycoll
+from pycoll.benchmark import backends, plot
+from pycoll.benchmark.datatypes import itemsize, names
+from pycoll.benchmark.problem import OPERATIONS, Operation
 from pycoll.bootstrap import launcher, torchrun
-from pycoll.cli import peers, plot, target
+from pycoll.cli import target
 from pycoll.cli.benchmark import work
-from pycoll.cli.data import OPERATIONS, Operation
-from pycoll.cli.elements import itemsize, names
 from pycoll.config import Config
 from pycoll.dtypes import OPS
 from pycoll.errors import UsageError
@@ -46,8 +47,8 @@ def _list(text: str) -> tuple[str, ...]:
 
 def _against(text: str) -> tuple[str, ...]:
     for name in _list(text):
-        if name not in peers.NAMES:
-            want = ", ".join(peers.NAMES)
+        if name not in backends.NAMES:
+            want = ", ".join(backends.NAMES)
             raise argparse.ArgumentTypeError(f"{name!r} is not served, want some of {want}")
     return _list(text)
 

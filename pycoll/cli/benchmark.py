@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 import pycoll
+from pycoll.benchmark import backends, memory, oob, oversubscription, plot, report
+from pycoll.benchmark.barrier import Arrival
+from pycoll.benchmark.datatypes import element
+from pycoll.benchmark.overlap import Overlap, overlap
+from pycoll.benchmark.problem import Operation, Problem
+from pycoll.benchmark.timing import BLOCK_SECONDS, Case, Rules, measure
 from pycoll.bootstrap import torchrun
-from pycoll.cli import load, peers, plot, report, room, together
-from pycoll.cli.arrival import Arrival
-from pycoll.cli.data import Operation, Problem
-from pycoll.cli.elements import element
-from pycoll.cli.measure import BLOCK_SECONDS, Case, Rules, measure
-from pycoll.cli.overlap import Overlap, overlap
 from pycoll.cli.own import Own
 from pycoll.config import Config
 from pycoll.dtypes import reduce_op
@@ -52,12 +52,14 @@ def work(options: argparse.Namespace) -> int:
     return int(any(row["wrong"] for row in rows))
 
 
-def _open(comm: Any, options: argparse.Namespace, stack: contextlib.ExitStack) -> list[peers.Peer]:
+def _open(
+    comm: Any, options: argparse.Namespace, stack: contextlib.ExitStack
+) -> list[backends.Peer]:
     address = comm._engine.bootstrap.address(Config.load().iface)
     others = []
     for name in options.against:
-        share = together.share(comm)
-        others.append(peers.open_peer(name, comm.rank, comm.size, share, address))
+        share = oob.share(comm)
+        others.append(backends.open_peer(name, comm.rank, comm.size, share, address))
         stack.callback(others[-1].close)
     return others
 
@@ -66,10 +68,10 @@ class _Session:
     """What one rank does from its first row to its last."""
 
     def __init__(
-        self, comm: Any, options: argparse.Namespace, others: Sequence[peers.Peer]
+        self, comm: Any, options: argparse.Namespace, others: Sequence[backends.Peer]
     ) -> None:
         self._comm, self._options, self._others = comm, options, others
-        self._gather = together.gather(comm)
+        self._gather = oob.gather(comm)
         self._first = comm.rank == 0
         self._operation: Operation = options.operation
         self._rows: list[report.Row] = []
@@ -104,7 +106,9 @@ class _Session:
         for other in self._others:
             versions |= other.versions
         launcher = torchrun.program() if comm.launcher == "torchrun" else comm.launcher
-        meta = report.meta(launcher, comm.size, versions, comm.transport, load.look(comm))
+        meta = report.meta(
+            launcher, comm.size, versions, comm.transport, oversubscription.look(comm)
+        )
         meta["left_out"] = self._left_out
         todo = [(dtype, op, size) for dtype, op in self._sweep for size in self._sizes(dtype)]
         longest = max((size for _, _, size in todo), default=0) * options.window
@@ -134,10 +138,10 @@ class _Session:
 
     def _require_room(self, nbytes: int) -> None:
         """Refuse, on all ranks alike, what some host has no room for."""
-        found = self._comm.allgather_object((load.seat().clock, room.available()))
+        found = self._comm.allgather_object((oversubscription.seat().clock, memory.available()))
         for host in dict.fromkeys(clock for clock, _ in found):
             here = [free for clock, free in found if clock == host]
-            room.require(nbytes, len(here), here[0])
+            memory.require(nbytes, len(here), here[0])
 
     def _problem(self, dtype: str, op: str, size: int) -> Problem:
         comm, options = self._comm, self._options
@@ -169,7 +173,7 @@ class _Session:
         options = self._options
         x, out = own.arrays(problem)
         for other in self._others:
-            begin: peers.Begin | None = None
+            begin: backends.Begin | None = None
             try:
                 if options.overlap:
                     begin = other.begin(problem, x, out, options.in_place)
@@ -213,7 +217,7 @@ class _Session:
             plot.plot(rows, options.plot, meta)
 
 
-def _waited(begin: peers.Begin) -> peers.Call:
+def _waited(begin: backends.Begin) -> backends.Call:
     def begin_and_wait() -> None:
         begin()()
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pycoll
 from pycoll.algorithms import names
+from pycoll.benchmark import report
 from pycoll.bootstrap import route
-from pycoll.cli import report
 from pycoll.config import Config
 from pycoll.errors import PycollError, UnavailableError, UsageError
 from pycoll.schedule import COLLECTIVES

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from pycoll.benchmark.p2p import pingpong, window
+from pycoll.benchmark.problem import Array, Problem
+from pycoll.benchmark.timing import Case
 from pycoll.cli import target
-from pycoll.cli.data import Array, Problem
-from pycoll.cli.measure import Case
-from pycoll.cli.pairs import pingpong, window
 
 
 class Own:

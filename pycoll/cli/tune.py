@@ -17,11 +17,12 @@ import numpy as np
 
 import pycoll
 from pycoll.algorithms import get, names
+from pycoll.benchmark import quality, report
+from pycoll.benchmark.calibration import BLOCK_SECONDS, Calibration, Cell, Timed
+from pycoll.benchmark.problem import OPERATIONS
 from pycoll.bootstrap import launcher
-from pycoll.cli import enough, report, target
+from pycoll.cli import target
 from pycoll.cli.bench import nbytes
-from pycoll.cli.calibration import BLOCK_SECONDS, Calibration, Cell, Timed
-from pycoll.cli.data import OPERATIONS
 from pycoll.config import Config
 from pycoll.cost import Machine, Question, Tuning, predict
 from pycoll.cost.candidate import MOST_STEPS, candidates
@@ -110,17 +111,17 @@ def keep(
     facts: Question, found: Found, options: argparse.Namespace, meta: Mapping[str, Any]
 ) -> int:
     """Store what is worth it, and say what was found; return the exit code."""
-    kept = enough.kept(found.medians, found.sizes)
+    kept = quality.kept(found.medians, found.sizes)
     for text in kept.dropped:
         print(f"pycoll tune: not stored: {text}; --seconds gives more time", file=sys.stderr)
     if not kept.medians:
         return 1
     tuning = tuned(facts, kept.medians)
-    off = enough.off(_errors(facts, tuning, kept.medians))
-    if off is not None and off > enough.ASTRAY:
+    off = quality.off(_errors(facts, tuning, kept.medians))
+    if off is not None and off > quality.ASTRAY:
         tuning = replace(tuning, rates=Machine.of(facts).rates)
-    spread = enough.spread({cell: found.samples[cell] for cell in kept.medians})
-    for text in enough.remarks(spread, off):
+    spread = quality.spread({cell: found.samples[cell] for cell in kept.medians})
+    for text in quality.remarks(spread, off):
         print(f"pycoll tune: {text}", file=sys.stderr)
     print(summary(kept.medians, off, spread))
     measured = {"method": METHOD, "spread": spread, "model_off": off}

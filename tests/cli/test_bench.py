@@ -13,9 +13,9 @@ import sys
 
 import pytest
 
+from pycoll.benchmark.datatypes import names
+from pycoll.benchmark.problem import OPERATIONS
 from pycoll.cli.benchmark import sizes
-from pycoll.cli.data import OPERATIONS
-from pycoll.cli.elements import names
 from pycoll.dtypes import BY_NAME, OPS
 
 DTYPES_OF_NUMPY = [name for name in BY_NAME if name != "bfloat16"]
@@ -429,8 +429,28 @@ def test_ctrl_c_ends_it_in_one_line(root):
 
 @pytest.mark.native
 def test_memory_that_the_system_refuses_is_one_line(cli, monkeypatch):
-    monkeypatch.setattr("pycoll.cli.room.available", lambda: None)  # nobody knows how much there is
+    monkeypatch.setattr("pycoll.benchmark.memory.available", lambda: None)  # nobody knows
     done = cli("bench", "allreduce", "--min", "1000000G", "--max", "1000000G")
     assert done.code == 2
     assert "1000000G is more than this machine gives memory for (Unable to allocate" in done.err
     assert done.err.count("\n") == 1
+
+
+def test_without_matplotlib_the_command_says_so_before_it_measures(cli, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = cli("bench", "allreduce", "--plot", str(tmp_path / "p.png"))
+    assert done.code == 2
+    assert "pip install matplotlib" in done.err
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", ["rows", "rows.xyz", "rows.json"])
+def test_an_ending_that_is_no_picture_is_refused_before_anything_is_measured(cli, tmp_path, name):
+    done = cli("bench", "allreduce", "--plot", str(tmp_path / name))
+    assert done.code == 2
+    assert f"{name}, want a file that ends in one of " in done.err
+    assert "png" in done.err

@@ -36,8 +36,8 @@ import numpy as np
 
 import pycoll
 from pycoll import Communicator, PycollError
+from pycoll.benchmark import report
 from pycoll.bootstrap import job as jobs
-from pycoll.cli import report
 from pycoll.runtime import bindings
 
 ROOT = Path(__file__).parents[2]

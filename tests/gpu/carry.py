@@ -93,7 +93,7 @@ def paths(folder: Path) -> list[str]:
 
 def commit(folder: Path) -> str:
     """Return the commit of the source: as git says, or else as it was when it was prepared."""
-    from pycoll.cli import report
+    from pycoll.benchmark import report
 
     # A folder within some other repository would be told that one's.
     if (ROOT / ".git").exists() and (found := report.commit()):

@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 import carry
 from runner import ROOT, Phase, Runner, State, table
 
-from pycoll.cli import report
+from pycoll.benchmark import report
 
 PREPARE = Phase("prepare", "build, and compile every kernel for a GPU", 900, gpu=False)
 PHASES = (

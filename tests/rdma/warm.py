@@ -20,7 +20,7 @@ import sys
 from typing import Any
 
 #: What no rank of a test needs.
-COLD = ("pycoll.__main__", "pycoll.cli", "pycoll.doctor", "pycoll.interop")
+COLD = ("pycoll.__main__", "pycoll.benchmark", "pycoll.cli", "pycoll.doctor", "pycoll.interop")
 CLONE_NEWNS = 0x20000
 MS_BIND, MS_REC, MS_SLAVE = 0x1000, 0x4000, 0x80000
 BOOT_ID = "/proc/sys/kernel/random/boot_id"

@@ -45,7 +45,7 @@ def rank(
     from contest import Contest
     from libraries import Pycoll
 
-    from pycoll.cli.data import OPERATIONS, Problem
+    from pycoll.benchmark.problem import OPERATIONS, Problem
     from pycoll.dtypes import ReduceOp
 
     seat = meeting.of(comm.rank)

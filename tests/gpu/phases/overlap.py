@@ -20,7 +20,7 @@ def phase(run: Run) -> str:
         raise Lacking(lack)
     import together
 
-    from pycoll.cli import report
+    from pycoll.benchmark import report
     from pycoll.overlap.result import Measured
 
     found: dict[str, Measured] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from pycoll.cli.load import Seat, foreign, warnings
+from pycoll.benchmark.oversubscription import Seat, foreign, warnings
 
 
 def seats(host, ranks, cores, clock=1.0):

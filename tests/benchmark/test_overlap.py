@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pycoll.cli import overlap
-from pycoll.cli.data import OPERATIONS, Problem
-from pycoll.cli.measure import Case
+from pycoll.benchmark import overlap
+from pycoll.benchmark.problem import OPERATIONS, Problem
+from pycoll.benchmark.timing import Case
 from pycoll.dtypes import ReduceOp
 
 

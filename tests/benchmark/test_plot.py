@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pycoll.cli import plot
+from pycoll.benchmark import plot
 from pycoll.errors import UnavailableError
 
 META = {
@@ -17,14 +17,11 @@ META = {
 }
 
 
-def test_without_matplotlib_the_command_says_so_before_it_measures(cli, monkeypatch, tmp_path):
+def test_without_matplotlib_a_picture_is_refused_with_what_mends_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UnavailableError, match=r"--plot needs matplotlib.*; pip install matplotl"):
         plot.require()
-    done = cli("bench", "allreduce", "--plot", str(tmp_path / "p.png"))
-    assert done.code == 2
-    assert "pip install matplotlib" in done.err
 
 
 @pytest.mark.skipif(
@@ -57,18 +54,6 @@ def test_several_launches_of_several_libraries_become_one_picture(tmp_path):
     assert "2026-11-22" in text
     for words in ("busbw (GB/s)", "8 B", "512 B", "pycoll ring", "pycoll two_shot", "mpi4py"):
         assert words in text
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
-)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", ["rows", "rows.xyz", "rows.json"])
-def test_an_ending_that_is_no_picture_is_refused_before_anything_is_measured(cli, tmp_path, name):
-    done = cli("bench", "allreduce", "--plot", str(tmp_path / name))
-    assert done.code == 2
-    assert f"{name}, want a file that ends in one of " in done.err
-    assert "png" in done.err
 
 
 def test_sizes_are_named_in_binary_units():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pycoll.cli.data import Problem
+from pycoll.benchmark.problem import Problem
 
 Call = Callable[[], object]
 #: Sends and receives messages that are all on their way at once: pairs of an array and a rank.

@@ -7,8 +7,8 @@ import gc
 import numpy as np
 import pytest
 
-from pycoll.cli.data import OPERATIONS, Problem
-from pycoll.cli.measure import Case, Rules, Timing, measure
+from pycoll.benchmark.problem import OPERATIONS, Problem
+from pycoll.benchmark.timing import Case, Rules, Timing, measure
 from pycoll.dtypes import ReduceOp
 
 

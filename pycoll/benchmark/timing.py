@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from pycoll.cli.data import Array, Problem
+from pycoll.benchmark.problem import Array, Problem
 
 #: Gives every rank the list of what each rank passed, a number or equally long arrays of numbers;
 #: all ranks leave it together.

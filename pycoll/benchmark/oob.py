@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from pycoll.cli.measure import Gather
-from pycoll.cli.peers import Share
+from pycoll.benchmark.backends import Share
+from pycoll.benchmark.timing import Gather
 
 _SHARED_TEXT = 64  #: bytes of the longest text that ranks share (a port)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pycoll.cli.data import OPERATIONS, Array, Problem
+from pycoll.benchmark.problem import OPERATIONS, Array, Problem
 from pycoll.dtypes import ReduceOp
 
 _LATE = 1e-3  #: seconds: at most so late a rank comes to a barrier that is checked

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from pycoll.algorithms import get
-from pycoll.cli.calibration import ENOUGH, Calibration, Cell, Timed, halving
+from pycoll.benchmark.calibration import ENOUGH, Calibration, Cell, Timed, halving
 from pycoll.cli.tune import tuned
 from pycoll.cost import Question, Rates, predict
 from pycoll.cost.machine import Machine

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pycoll.cli.arrival import clock
+from pycoll.benchmark.barrier import clock
 
 _LOOKS = 7
 _BETWEEN = 0.02  #: seconds

@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from pycoll.cli import report
-from pycoll.cli.data import OPERATIONS, Problem
-from pycoll.cli.measure import Case, Timing
+from pycoll.benchmark import report
+from pycoll.benchmark.problem import OPERATIONS, Problem
+from pycoll.benchmark.timing import Case, Timing
 from pycoll.dtypes import ReduceOp
 
 KEYS = {"library", "collective", "ranks", "dtype", "nbytes", "algorithm", "transport"} | {

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 
-from pycoll.cli.data import OPERATIONS, Problem
+from pycoll.benchmark.problem import OPERATIONS, Problem
 from pycoll.dtypes import BY_NAME, ReduceOp
 
 ALLREDUCE = OPERATIONS["allreduce"]

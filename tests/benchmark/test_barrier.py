@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from pycoll.cli.arrival import Arrival, clock
+from pycoll.benchmark.barrier import Arrival, clock
 
 
 def check(run, ranks=4):

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pycoll.cli.data import Array, Lengths, Problem
-from pycoll.cli.pairs import pingpong, window
+from pycoll.benchmark.p2p import pingpong, window
+from pycoll.benchmark.problem import Array, Lengths, Problem
 from pycoll.dtypes import ReduceOp
 from pycoll.errors import UnavailableError, UsageError
 

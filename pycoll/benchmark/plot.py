@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pycoll.cli.report import Row, label
+from pycoll.benchmark.report import Row, label
 from pycoll.errors import UnavailableError, UsageError
 
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pycoll.cli.data import Problem
-from pycoll.cli.measure import METHOD, Case, Timing
-from pycoll.cli.overlap import Overlap
+from pycoll.benchmark.overlap import Overlap
+from pycoll.benchmark.problem import Problem
+from pycoll.benchmark.timing import METHOD, Case, Timing
 
 Row = dict[str, Any]
 

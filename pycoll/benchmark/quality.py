@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pycoll.cli.calibration import Cell
+from pycoll.benchmark.calibration import Cell
 
 #: Sizes of a collective that must have been measured, where so many were asked for.
 LEAST_SIZES = 4

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pycoll.cli.data import Problem
-from pycoll.cli.measure import Case, Gather, accumulates
+from pycoll.benchmark.problem import Problem
+from pycoll.benchmark.timing import Case, Gather, accumulates
 
 _SIDE = 24  #: of the matrix that is multiplied: small, so that it stays in the first cache
 

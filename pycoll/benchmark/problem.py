@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pycoll.cli.elements import element, is_integer, most_exact
+from pycoll.benchmark.datatypes import element, is_integer, most_exact
 from pycoll.dtypes import ReduceOp
 
 Array = np.ndarray[Any, np.dtype[Any]]

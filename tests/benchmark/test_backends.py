@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from pycoll.cli import peers
-from pycoll.cli.data import OPERATIONS, Problem
+from pycoll.benchmark import backends
+from pycoll.benchmark.problem import OPERATIONS, Problem
 from pycoll.dtypes import ReduceOp
 from pycoll.errors import UnavailableError, UsageError
 
@@ -16,18 +16,18 @@ from pycoll.errors import UnavailableError, UsageError
 def test_gloo_without_torch_names_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(UnavailableError, match=r"gloo needs torch, .*; pip install torch"):
-        peers.open_peer("gloo", 0, 1, lambda text: text)
+        backends.open_peer("gloo", 0, 1, lambda text: text)
 
 
 def test_mpi4py_that_is_missing_names_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(UnavailableError, match=r"mpi4py does not load .*; pip install mpi4py"):
-        peers.open_peer("mpi4py", 0, 1, lambda text: text)
+        backends.open_peer("mpi4py", 0, 1, lambda text: text)
 
 
 def test_an_unknown_peer_is_refused():
     with pytest.raises(UsageError, match=r"--against names 'nccl', want some of mpi4py, gloo"):
-        peers.open_peer("nccl", 0, 1, lambda text: text)
+        backends.open_peer("nccl", 0, 1, lambda text: text)
 
 
 def problem(op, name="allreduce"):
@@ -46,18 +46,18 @@ def alone(monkeypatch):
     module = type(sys)("mpi4py")
     module.MPI = type("MPI", (), {"COMM_WORLD": World, "Get_library_version": lambda: "X 1"})
     monkeypatch.setitem(sys.modules, "mpi4py", module)
-    monkeypatch.setattr(peers.importlib.metadata, "version", lambda name: "4")
+    monkeypatch.setattr(backends.importlib.metadata, "version", lambda name: "4")
 
 
 @pytest.mark.usefixtures("alone")
 def test_mpi4py_outside_of_mpirun_says_how_to_start():
     with pytest.raises(UsageError, match=r"sees rank 0 of 1, pycoll rank 1 of 2: start with"):
-        peers.open_peer("mpi4py", 1, 2, lambda text: text)
+        backends.open_peer("mpi4py", 1, 2, lambda text: text)
 
 
 @pytest.mark.usefixtures("alone")
 def test_mpi4py_has_no_average():
-    peer = peers.open_peer("mpi4py", 0, 1, lambda text: text)
+    peer = backends.open_peer("mpi4py", 0, 1, lambda text: text)
     x = np.ones(3)
     with pytest.raises(UsageError, match=r"mpi4py has no op avg; leave mpi4py out of --against"):
         peer.bind(problem(ReduceOp.AVG), x, x, True)
@@ -65,7 +65,7 @@ def test_mpi4py_has_no_average():
 
 def test_gloo_reduces_out_of_place_and_in_place():
     pytest.importorskip("torch", reason="torch is not installed", exc_type=ImportError)
-    peer = peers.open_peer("gloo", 0, 1, lambda text: text)
+    peer = backends.open_peer("gloo", 0, 1, lambda text: text)
     try:
         x, out = np.arange(3.0), np.zeros(3)
         peer.bind(problem(ReduceOp.SUM), x, out, False)()
@@ -80,7 +80,7 @@ def test_gloo_reduces_out_of_place_and_in_place():
 
 @pytest.mark.usefixtures("alone")
 def test_mpis_reduce_scatter_in_place_is_another_one(monkeypatch):
-    peer = peers.open_peer("mpi4py", 0, 1, lambda text: text)
+    peer = backends.open_peer("mpi4py", 0, 1, lambda text: text)
     monkeypatch.setattr(type(peer), "_op", lambda *_: None)
     monkeypatch.setattr(peer._mpi, "IN_PLACE", None, raising=False)
     x = np.ones(3)
@@ -92,13 +92,13 @@ EVERYTHING = """
 import sys
 import numpy as np
 from mpi4py import MPI
-from pycoll.cli import peers
-from pycoll.cli.arrival import Arrival
-from pycoll.cli.data import OPERATIONS, Problem
+from pycoll.benchmark import backends
+from pycoll.benchmark.barrier import Arrival
+from pycoll.benchmark.problem import OPERATIONS, Problem
 from pycoll.dtypes import ReduceOp
 
 world = MPI.COMM_WORLD
-peer = peers.open_peer(sys.argv[1], world.rank, world.size, lambda text: world.bcast(text, 0))
+peer = backends.open_peer(sys.argv[1], world.rank, world.size, lambda text: world.bcast(text, 0))
 for name, operation in OPERATIONS.items():
     if peer.name == "gloo" and operation.counted and name != "alltoallv":
         continue  # which Gloo has not: see below
@@ -124,7 +124,7 @@ peer.close()
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", peers.NAMES)
+@pytest.mark.parametrize("name", backends.NAMES)
 def test_peers_solve_every_problem(launcher, name):
     if name == "gloo":
         pytest.importorskip("torch", reason="torch is not installed", exc_type=ImportError)
@@ -133,7 +133,7 @@ def test_peers_solve_every_problem(launcher, name):
 
 def test_gloo_has_no_blocks_of_several_lengths_but_in_all_to_all():
     pytest.importorskip("torch", reason="torch is not installed", exc_type=ImportError)
-    peer = peers.open_peer("gloo", 0, 1, lambda text: text)
+    peer = backends.open_peer("gloo", 0, 1, lambda text: text)
     try:
         x = np.ones(3)
         with pytest.raises(UsageError, match=r"gloo has no allgatherv; leave gloo out of --agai"):
@@ -150,12 +150,12 @@ import sys
 import ml_dtypes
 import numpy as np
 from mpi4py import MPI
-from pycoll.cli import peers
-from pycoll.cli.data import OPERATIONS, Problem
+from pycoll.benchmark import backends
+from pycoll.benchmark.problem import OPERATIONS, Problem
 from pycoll.dtypes import ReduceOp
 
 world = MPI.COMM_WORLD
-peer = peers.open_peer(sys.argv[1], world.rank, world.size, lambda text: world.bcast(text, 0))
+peer = backends.open_peer(sys.argv[1], world.rank, world.size, lambda text: world.bcast(text, 0))
 for name in sys.argv[2].split(","):
     problem = Problem(OPERATIONS[name], 24, "bfloat16", ReduceOp.SUM, world.rank, world.size)
     x, out = problem.arrays(*(np.empty(24, problem.input.dtype) for _ in range(2)))
