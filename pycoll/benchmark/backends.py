@@ -8,23 +8,24 @@ UnavailableError that names the command that mends it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from pycoll.benchmark.oob import Share, share
 from pycoll.benchmark.p2p import pingpong, window
 from pycoll.benchmark.problem import Array, Lengths, Problem
+from pycoll.config import Config
 from pycoll.dtypes import ReduceOp
 from pycoll.errors import UnavailableError, UsageError
 
 Call = Callable[[], object]
 #: Begins a call, and returns what waits for its end.
 Begin = Callable[[], Call]
-#: Gives every rank the text that rank 0 passed.
-Share = Callable[[str], str]
 
 
 class Peer(Protocol):
@@ -333,6 +334,16 @@ def _line(error: object) -> str:
 
 
 NAMES = ("mpi4py", "gloo")
+
+
+def open_all(chosen: Sequence[str], comm: Any, stack: contextlib.ExitStack) -> list[Peer]:
+    """Open libraries beside a communicator, on all its ranks alike; the stack closes them."""
+    address = comm._engine.bootstrap.address(Config.load().iface)
+    found = []
+    for name in chosen:
+        found.append(open_peer(name, comm.rank, comm.size, share(comm), address))
+        stack.callback(found[-1].close)
+    return found
 
 
 def open_peer(name: str, rank: int, size: int, share: Share, address: str = "localhost") -> Peer:

@@ -1,14 +1,17 @@
-"""What the ranks of a benchmark tell each other outside of what is timed."""
+"""Out of band: what the ranks of a benchmark tell each other beside what is timed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from pycoll.benchmark.backends import Share
-from pycoll.benchmark.timing import Gather
-
+#: Gives every rank the list of what each rank passed, a number or equally long arrays of numbers;
+#: all ranks leave it together.
+Gather = Callable[[Any], list[Any]]
+#: Gives every rank the text that rank 0 passed.
+Share = Callable[[str], str]
 _SHARED_TEXT = 64  #: bytes of the longest text that ranks share (a port)
 
 

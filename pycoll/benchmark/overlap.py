@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pycoll.benchmark.oob import Gather
 from pycoll.benchmark.problem import Problem
-from pycoll.benchmark.timing import Case, Gather, accumulates
+from pycoll.benchmark.timing import Case, accumulates
 
 _SIDE = 24  #: of the matrix that is multiplied: small, so that it stays in the first cache
 

@@ -24,11 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from pycoll.benchmark.oob import Gather
 from pycoll.benchmark.problem import Array, Problem
-
-#: Gives every rank the list of what each rank passed, a number or equally long arrays of numbers;
-#: all ranks leave it together.
-Gather = Callable[[Any], list[Any]]
 
 BLOCK_SECONDS = 0.002
 #: From so many seconds a call is timed by itself within its block: the clock takes 0.3 % of it.

@@ -3,54 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Callable
+import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pycoll
-from pycoll.benchmark import backends, plot
+from pycoll.benchmark import backends, plot, report
 from pycoll.benchmark.datatypes import itemsize, names
 from pycoll.benchmark.problem import OPERATIONS, Operation
-from pycoll.bootstrap import launcher, torchrun
-from pycoll.cli import target
-from pycoll.cli.benchmark import work
-from pycoll.config import Config
+from pycoll.benchmark.sweep import Sweep
+from pycoll.cli import spawn, target
+from pycoll.cli.benchmark import Session
+from pycoll.cli.progress import status
+from pycoll.cli.types import at_least, listed, nbytes, positive, some_of
 from pycoll.dtypes import OPS
-from pycoll.errors import UsageError
+from pycoll.errors import UnavailableError, UsageError
 
-_SUFFIXES = {"": 0, "K": 10, "M": 20, "G": 30}
-_DAY = 86400.0  #: a benchmark may take long; a rank that waits for another has its own deadline
 _WINDOW = 64  #: messages, as in OSU's benchmarks
-
-
-def nbytes(text: str) -> int:
-    """Parse a message size such as 8, 4K or 256M; K, M and G are powers of 1024."""
-    match = re.fullmatch(r"([1-9][0-9]*)([KMG]?)(?:i?B)?", text, re.IGNORECASE)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size, want such as 8, 4K or 256M")
-    return int(match[1]) << _SUFFIXES[match[2].upper()]
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if not (text.isascii() and text.isdigit()) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r}, want an integer of at least {least}")
-        return int(text)
-
-    return number
-
-
-def _list(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for name in text.split(",") if name))
-
-
-def _against(text: str) -> tuple[str, ...]:
-    for name in _list(text):
-        if name not in backends.NAMES:
-            want = ", ".join(backends.NAMES)
-            raise argparse.ArgumentTypeError(f"{name!r} is not served, want some of {want}")
-    return _list(text)
 
 
 def add(commands: Any) -> None:
@@ -73,6 +43,14 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "collective", choices=list(OPERATIONS), metavar="COLLECTIVE", help=", ".join(OPERATIONS)
     )
+    _add_messages(parser)
+    _add_forms(parser)
+    _add_timing(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_messages(parser: argparse.ArgumentParser) -> None:
+    """Declare what is sent."""
     option = parser.add_argument
     option("-b", "--min", type=nbytes, metavar="SIZE", help="smallest message (default 8)")
     option(
@@ -80,7 +58,7 @@ def add(commands: Any) -> None:
     )
     steps = parser.add_mutually_exclusive_group()
     steps.add_argument(
-        "-f", "--factor", type=_at_least(2), metavar="N", help="between sizes (default 4)"
+        "-f", "--factor", type=at_least(2), metavar="N", help="between sizes (default 4)"
     )
     steps.add_argument("-i", "--step", type=nbytes, metavar="SIZE", help="between sizes, added")
     option(
@@ -93,11 +71,16 @@ def add(commands: Any) -> None:
     option("-o", "--op", choices=[*OPS, "all"], help="(default sum)")
     option(
         "--root",
-        type=_at_least(0),
+        type=at_least(0),
         metavar="N",
         help="the rank that has, or gets, what only one does (default 0)",
     )
-    option("--against", type=_against, default=(), metavar="NAMES", help="mpi4py,gloo")
+
+
+def _add_forms(parser: argparse.ArgumentParser) -> None:
+    """Declare whose calls are timed, and in which forms."""
+    option, known = parser.add_argument, some_of(backends.NAMES, "not served")
+    option("--against", type=known, default=(), metavar="NAMES", help="mpi4py,gloo")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--in-place", action="store_true", dest="in_place")
     place.add_argument("--out-of-place", action="store_false", dest="in_place", help="(default)")
@@ -111,55 +94,59 @@ def add(commands: Any) -> None:
     )
     option(
         "--window",
-        type=_at_least(1),
+        type=positive,
         metavar="N",
         help=f"messages on their way at once (bw, bibw; default {_WINDOW})",
     )
     option(
         "--algorithm",
-        type=_list,
+        type=listed,
         default=(),
         metavar="NAMES",
         help="built-ins, or file.py:function; several take turns (default: pycoll chooses)",
     )
+
+
+def _add_timing(parser: argparse.ArgumentParser) -> None:
+    """Declare how often calls are timed, by how many ranks, and where the results go."""
+    option = parser.add_argument
     option(
         "-n",
         "--iters",
-        type=_at_least(1),
+        type=positive,
         metavar="N",
         help="calls of a timed block (default: as many as take 2 ms)",
     )
     option(
         "-w",
         "--warmup",
-        type=_at_least(0),
+        type=at_least(0),
         metavar="N",
         help="calls before each block (default: an eighth of it, 1 to 64)",
     )
     option(
         "-r",
         "--repeats",
-        type=_at_least(1),
+        type=positive,
         default=7,
         metavar="N",
         help="turns of each library, with a block each (default 7)",
     )
-    option("--ranks", type=_at_least(1), metavar="N", help="start N ranks here, without a launcher")
+    option("--ranks", type=positive, metavar="N", help="start N ranks here, without a launcher")
     option("--json", type=Path, metavar="FILE", help="write the rows and how they were measured")
     option("--plot", type=Path, metavar="FILE", help="draw time and busbw (needs matplotlib)")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Check what can be checked before any rank waits for another, then measure."""
     operation = OPERATIONS[options.collective]
     _refuse_the_meaningless(options, operation)
-    options = _resolved(options, operation)
+    sweep = _sweep(options, operation)
     if operation.sized:
-        longest = max(options.dtypes, key=itemsize)
-        if not itemsize(longest) <= options.min <= options.max:
+        longest = max(sweep.dtypes, key=itemsize)
+        if not itemsize(longest) <= sweep.min <= sweep.max:
             raise UsageError(
-                f"--min is {options.min} and --max {options.max}, want {itemsize(longest)} (one "
+                f"--min is {sweep.min} and --max {sweep.max}, want {itemsize(longest)} (one "
                 f"{longest}) <= min <= max"
             )
     if options.plot is not None:
@@ -167,17 +154,58 @@ def run(options: argparse.Namespace) -> int:
     for path in (options.json, options.plot):
         if path is not None:
             _require_writable(path)
-    for name in options.algorithm:
-        target.load(name, operation.collective)
-    if options.ranks is None:
-        return work(options)
-    started_by = launcher(Config.load())
-    if started_by == "torchrun":
-        started_by = torchrun.program()
-    if started_by != "single":
-        raise UsageError(f"--ranks starts ranks, but {started_by} has done so; leave --ranks out")
-    codes: list[int] = pycoll.spawn(work, options.ranks, options, timeout=_DAY)
-    return max(codes)
+    return spawn.run(options.ranks, work, sweep, options)
+
+
+def work(sweep: Sweep, options: argparse.Namespace) -> int:
+    """Be one rank of the benchmark; returns 1 if any element was wrong."""
+    try:
+        with contextlib.ExitStack() as stack:
+            comm = stack.enter_context(pycoll.init())
+            others = backends.open_all(options.against, comm, stack)
+            shown = status if comm.rank == 0 else _silent
+            session = Session(comm, sweep, others, {"pycoll": pycoll.__version__}, shown)
+            rows = _measured(session, sweep, comm.rank == 0)
+            if comm.rank == 0:
+                _finish(session, rows, options)
+    except MemoryError as error:
+        raise UnavailableError(
+            f"{report.nbytes(sweep.max)} is more than this machine gives memory for "
+            f"({error}); lower --max, or --min"
+        ) from error
+    return int(any(row["wrong"] for row in rows))
+
+
+def _silent(text: str) -> None:
+    """One rank speaks for all."""
+
+
+def _measured(session: Session, sweep: Sweep, shown: bool) -> list[report.Row]:
+    """Return all rows; print each as soon as it is known."""
+    if shown:
+        extra = "rate" if sweep.operation.windowed else "overlap" * sweep.overlap
+        head = report.head(session.meta, sweep.operation.name, sweep.in_place, extra)
+        print(head, flush=True)
+    rows = []
+    for row in session.rows():
+        rows.append(row)
+        if shown:
+            print(report.line(row), flush=True)
+    return rows
+
+
+def _finish(session: Session, rows: list[report.Row], options: argparse.Namespace) -> None:
+    """Say below the table what it leaves out, and write the files that were asked for."""
+    for why in session.left_out:
+        print(f"# left out: {why}")
+    if wrong := sum(row["wrong"] for row in rows):
+        print(f"# {wrong} wrong elements", flush=True)
+    if session.meta["ranks"] == 1:
+        print("# one rank: nothing was sent; start with mpirun -n 2, or add --ranks 2")
+    if options.json is not None:
+        options.json.write_text(json.dumps({"meta": session.meta, "rows": rows}, indent=1) + "\n")
+    if options.plot is not None:
+        plot.plot(rows, options.plot, session.meta)
 
 
 def _require_writable(path: Path) -> None:
@@ -228,24 +256,28 @@ def _refuse_the_meaningless(options: argparse.Namespace, operation: Operation) -
         raise UsageError(f"{operation.name} does not reduce {options.dtype}, want one of {want}")
 
 
-def _resolved(options: argparse.Namespace, operation: Operation) -> argparse.Namespace:
-    """Return the options with every default in its place, and without what cannot be pickled."""
-    given = {k: v for k, v in vars(options).items() if k != "run" and v is not None}
-    optional = ("step", "iters", "warmup", "ranks", "json", "plot")
-    defaults = dict.fromkeys(optional) | {
-        "operation": operation,
+def _sweep(options: argparse.Namespace, operation: Operation) -> Sweep:
+    """Return what the options ask for, with every default in its place."""
+    defaults = {
         "min": 16 if options.dtype == "all" else 8,
         "max": (4 if operation.windowed else 256) << 20,
-        "factor": 4,
-        "dtype": "float32",
-        "op": "sum",
-        "root": 0,
-        "arrays": "numpy",
-        "call": "call",
         "window": _WINDOW if operation.windowed else 1,
     }
-    found = argparse.Namespace(**{**defaults, **given})
-    found.every_dtype, found.every_op = found.dtype == "all", found.op == "all"
-    found.dtypes = names(operation.reduces) if found.every_dtype else (found.dtype,)
-    found.ops = tuple(OPS) if found.every_op else (found.op,)
-    return found
+    given = {
+        name: value
+        for name, value in vars(options).items()
+        if name in Sweep.__dataclass_fields__ and value is not None
+    }
+    given["operation"] = operation
+    if options.dtype is not None:
+        every = options.dtype == "all"
+        given["dtypes"] = names(operation.reduces) if every else (options.dtype,)
+    if options.op is not None:
+        given["ops"] = tuple(OPS) if options.op == "all" else (options.op,)
+    if options.algorithm:
+        found = [target.load(name, operation.collective) for name in options.algorithm]
+        # A built-in goes by its name, as users call it.
+        given["algorithms"] = tuple(
+            one if ":" in name else name for name, one in zip(options.algorithm, found, strict=True)
+        )
+    return Sweep(**(defaults | given))

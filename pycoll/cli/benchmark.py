@@ -2,158 +2,129 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-import pycoll
-from pycoll.benchmark import backends, memory, oob, oversubscription, plot, report
+from pycoll.benchmark import backends, memory, oob, oversubscription, report
 from pycoll.benchmark.barrier import Arrival
 from pycoll.benchmark.datatypes import element
 from pycoll.benchmark.overlap import Overlap, overlap
-from pycoll.benchmark.problem import Operation, Problem
+from pycoll.benchmark.problem import Problem
+from pycoll.benchmark.sweep import Sweep, sizes
 from pycoll.benchmark.timing import BLOCK_SECONDS, Case, Rules, measure
 from pycoll.bootstrap import torchrun
 from pycoll.cli.own import Own
-from pycoll.config import Config
 from pycoll.dtypes import reduce_op
 from pycoll.errors import UnavailableError, UsageError
 
 
-def sizes(
-    smallest: int, largest: int, factor: int, unit: int, step: int | None = None
-) -> Iterator[int]:
-    """Yield the message sizes, each a whole number of units and at least one."""
-    size, last = smallest, 0
-    while size <= largest:
-        whole = max(unit, size - size % unit)
-        if whole != last:
-            yield whole
-        size, last = size + step if step else size * factor, whole
-
-
-def work(options: argparse.Namespace) -> int:
-    """Be one rank of the benchmark; returns 1 if any element was wrong."""
-    try:
-        with contextlib.ExitStack() as stack:
-            comm = stack.enter_context(pycoll.init())
-            others = _open(comm, options, stack)
-            rows = _Session(comm, options, others).run()
-    except MemoryError as error:
-        raise UnavailableError(
-            f"{report.nbytes(options.max)} is more than this machine gives memory for "
-            f"({error}); lower --max, or --min"
-        ) from error
-    return int(any(row["wrong"] for row in rows))
-
-
-def _open(
-    comm: Any, options: argparse.Namespace, stack: contextlib.ExitStack
-) -> list[backends.Peer]:
-    address = comm._engine.bootstrap.address(Config.load().iface)
-    others = []
-    for name in options.against:
-        share = oob.share(comm)
-        others.append(backends.open_peer(name, comm.rank, comm.size, share, address))
-        stack.callback(others[-1].close)
-    return others
-
-
-class _Session:
-    """What one rank does from its first row to its last."""
+class Session:
+    """What one rank does from its first row to its last; all ranks do it alike."""
 
     def __init__(
-        self, comm: Any, options: argparse.Namespace, others: Sequence[backends.Peer]
+        self,
+        comm: Any,
+        sweep: Sweep,
+        others: Sequence[backends.Peer],
+        versions: dict[str, str],
+        progress: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._comm, self._options, self._others = comm, options, others
+        """Look at the machine, and refuse what cannot be measured on it.
+
+        Args:
+            comm: The communicator.
+            sweep: What is to be timed.
+            others: The libraries that take turns with pycoll.
+            versions: Of what is not among them.
+            progress: Gets a line on what goes on, and "" where a row has ended.
+
+        Raises:
+            UsageError: The ranks are too few, or the root is none of them.
+            UnavailableError: A host has too little memory.
+        """
+        self._comm, self._sweep, self._others, self._progress = comm, sweep, others, progress
         self._gather = oob.gather(comm)
-        self._first = comm.rank == 0
-        self._operation: Operation = options.operation
-        self._rows: list[report.Row] = []
-        if options.root >= comm.size:
-            raise UsageError(f"--root is {options.root}, want 0 to {comm.size - 1}")
+        self._operation = sweep.operation
+        if sweep.root >= comm.size:
+            raise UsageError(f"--root is {sweep.root}, want 0 to {comm.size - 1}")
         if self._operation.between_two and comm.size == 1 and self._operation.name != "sendrecv":
             raise UsageError(
                 f"{self._operation.name} is between two ranks, and there is one; start with "
                 "mpirun -n 2, or add --ranks 2"
             )
-        self._left_out: list[str] = []  #: what was asked for by "all" and is not served
-        self._sweep = self._served()
+        self.left_out: list[str] = []  #: what was asked for by "all" and is not served
+        self._todo = [
+            (dtype, op, nbytes)
+            for dtype in self._served()
+            for op in sweep.ops
+            for nbytes in self._sizes(dtype)
+        ]
+        for other in others:
+            versions = versions | other.versions
+        self.meta = report.meta(
+            torchrun.program() if comm.launcher == "torchrun" else comm.launcher,
+            comm.size,
+            versions,
+            comm.transport,
+            oversubscription.look(comm),
+        )
+        self.meta["left_out"] = self.left_out
+        self._longest = max((size for _, _, size in self._todo), default=0) * sweep.window
+        self._require_room()
 
-    def _served(self) -> list[tuple[str, str]]:
-        """Return the dtypes and operators to go through; what "all" names may not be served."""
-        found = []
-        for dtype in self._options.dtypes:
+    def _served(self) -> Iterator[str]:
+        """Yield the dtypes to go through; what "all" names may not be served."""
+        for dtype in self._sweep.dtypes:
             try:
                 self._comm.broadcast(np.zeros(1, element(dtype)))
             except (UnavailableError, UsageError) as error:
-                if not self._options.every_dtype:
+                if len(self._sweep.dtypes) == 1:
                     raise
-                self._left_out.append(f"{dtype}: {error}")
+                self.left_out.append(f"{dtype}: {error}")
             else:
-                found += [(dtype, op) for op in self._options.ops]
-        return found
+                yield dtype
 
-    def run(self) -> list[report.Row]:
-        """Time everything; returns the rows."""
-        comm, options = self._comm, self._options
-        versions = {"pycoll": pycoll.__version__}
-        for other in self._others:
-            versions |= other.versions
-        launcher = torchrun.program() if comm.launcher == "torchrun" else comm.launcher
-        meta = report.meta(
-            launcher, comm.size, versions, comm.transport, oversubscription.look(comm)
-        )
-        meta["left_out"] = self._left_out
-        todo = [(dtype, op, size) for dtype, op in self._sweep for size in self._sizes(dtype)]
-        longest = max((size for _, _, size in todo), default=0) * options.window
-        self._require_room(longest)
-        if self._first:
-            extra = "rate" if self._operation.windowed else "overlap" * options.overlap
-            print(report.head(meta, self._operation.name, options.in_place, extra), flush=True)
-        own = Own(comm, options, longest)
+    def rows(self) -> Iterator[report.Row]:
+        """Time everything; yield a row as soon as it is known."""
+        own = Own(self._comm, self._sweep, self._longest)
         # Ranks that share a core enter a block one after the other: it must be long against that.
-        seconds = BLOCK_SECONDS * max(1, comm.size // (meta["machine"]["cores"] or 1))
-        rules = Rules(options.repeats, options.iters, options.warmup, seconds)
-        for number, (dtype, op, size) in enumerate(todo):
+        turns = max(1, self._comm.size // (self.meta["machine"]["cores"] or 1))
+        sweep = self._sweep
+        rules = Rules(sweep.repeats, sweep.iters, sweep.warmup, BLOCK_SECONDS * turns)
+        for number, (dtype, op, size) in enumerate(self._todo):
             what = [report.nbytes(size), dtype] if self._operation.sized else []
             what += [op] if self._operation.reduces else []
-            place = " ".join([*what, f"({number + 1} of {len(todo)})"])
-            self._time(own, self._problem(dtype, op, size), rules, _progress(self._first, place))
-        if self._first:
-            self._finish(meta)
-        return self._rows
+            place = " ".join([*what, f"({number + 1} of {len(self._todo)})"])
+            yield from self._timed(own, self._problem(dtype, op, size), rules, place)
 
     def _sizes(self, dtype: str) -> list[int]:
         if not self._operation.sized:
             return [0]
-        options, itemsize = self._options, element(dtype).itemsize
+        sweep, itemsize = self._sweep, element(dtype).itemsize
         unit = itemsize * (self._comm.size if self._operation.blocks else 1)
-        return list(sizes(options.min, options.max, options.factor, unit, options.step))
+        return list(sizes(sweep.min, sweep.max, sweep.factor, unit, sweep.step))
 
-    def _require_room(self, nbytes: int) -> None:
+    def _require_room(self) -> None:
         """Refuse, on all ranks alike, what some host has no room for."""
         found = self._comm.allgather_object((oversubscription.seat().clock, memory.available()))
         for host in dict.fromkeys(clock for clock, _ in found):
             here = [free for clock, free in found if clock == host]
-            memory.require(nbytes, len(here), here[0])
+            memory.require(self._longest, len(here), here[0])
 
     def _problem(self, dtype: str, op: str, size: int) -> Problem:
-        comm, options = self._comm, self._options
+        comm, sweep = self._comm, self._sweep
         if not self._operation.sized:
             return Arrival(comm.rank, comm.size)
         count = size // element(dtype).itemsize
-        place = comm.rank, comm.size, options.root, options.window
+        place = comm.rank, comm.size, sweep.root, sweep.window
         return Problem(self._operation, count, dtype, reduce_op(op), *place)
 
-    def _time(
-        self, own: Own, problem: Problem, rules: Rules, progress: Callable[[str], None]
-    ) -> None:
+    def _timed(self, own: Own, problem: Problem, rules: Rules, place: str) -> Iterator[report.Row]:
+        def progress(text: str) -> None:
+            self._progress(f"{place}: {text}")
+
         cases = [*own.cases(problem), *self._against(own, problem)]
         timings = measure(cases, problem, self._gather, rules, progress)
         for case, timing in zip(cases, timings, strict=True):
@@ -163,25 +134,23 @@ class _Session:
                 seconds = max(self._gather(timing.median * 1e-6))
                 calls = rules.calls or max(1, int(rules.block_seconds / seconds))
                 beside = overlap(case, problem, self._gather, rules.repeats, calls, seconds)
-            progress("")
-            self._rows.append(report.row(case, timing, problem, beside))
-            if self._first:
-                print(report.line(self._rows[-1]), flush=True)
+            self._progress("")
+            yield report.row(case, timing, problem, beside)
 
     def _against(self, own: Own, problem: Problem) -> Iterator[Case]:
         """Yield the other libraries' cases; one may not serve all of "all"."""
-        options = self._options
+        sweep = self._sweep
         x, out = own.arrays(problem)
         for other in self._others:
             begin: backends.Begin | None = None
             try:
-                if options.overlap:
-                    begin = other.begin(problem, x, out, options.in_place)
+                if sweep.overlap:
+                    begin = other.begin(problem, x, out, sweep.in_place)
                     call = _waited(begin)
                 else:
-                    call = other.bind(problem, x, out, options.in_place)
+                    call = other.bind(problem, x, out, sweep.in_place)
             except UsageError as error:
-                if not (options.every_dtype or options.every_op):
+                if not sweep.every:
                     raise
                 self._leave_out(str(error).partition("; leave")[0])
                 continue
@@ -196,25 +165,12 @@ class _Session:
                 out,
                 call,
                 begin=begin,
-                in_place=options.in_place,
+                in_place=sweep.in_place,
             )
 
     def _leave_out(self, why: str) -> None:
-        if why not in self._left_out:
-            self._left_out.append(why)
-
-    def _finish(self, meta: dict[str, Any]) -> None:
-        rows, options = self._rows, self._options
-        for why in self._left_out:
-            print(f"# left out: {why}")
-        if wrong := sum(row["wrong"] for row in rows):
-            print(f"# {wrong} wrong elements", flush=True)
-        if meta["ranks"] == 1:
-            print("# one rank: nothing was sent; start with mpirun -n 2, or add --ranks 2")
-        if options.json is not None:
-            options.json.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
-        if options.plot is not None:
-            plot.plot(rows, options.plot, meta)
+        if why not in self.left_out:
+            self.left_out.append(why)
 
 
 def _waited(begin: backends.Begin) -> backends.Call:
@@ -222,15 +178,3 @@ def _waited(begin: backends.Begin) -> backends.Call:
         begin()()
 
     return begin_and_wait
-
-
-def _progress(first: bool, what: str) -> Callable[[str], None]:
-    """Return a line on the terminal that rewrites itself; silent in a file or a pipe."""
-    if not first or not sys.stderr.isatty():
-        return lambda text: None
-
-    def show(text: str) -> None:
-        line = f"{what}: {text}" if text else ""
-        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
-
-    return show

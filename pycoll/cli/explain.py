@@ -8,8 +8,8 @@ from typing import Any
 
 import pycoll
 from pycoll.cli import target
-from pycoll.cli.bench import nbytes
-from pycoll.cli.working import working
+from pycoll.cli.progress import working
+from pycoll.cli.types import nbytes, positive
 from pycoll.config import Config
 from pycoll.cost import Machine, Question, explain, load
 from pycoll.dtypes import BY_NAME
@@ -31,10 +31,10 @@ def add(commands: Any) -> None:
     option("--algorithm", metavar="NAME", help="as if the call asked for this one")
     option("--dtype", choices=[*BY_NAME], default="float32", metavar="NAME")
     place = parser.add_mutually_exclusive_group()
-    place.add_argument("--size", type=target.size, metavar="N", help="number of ranks (default 2)")
+    place.add_argument("--size", type=positive, metavar="N", help="number of ranks (default 2)")
     place.add_argument("--topology", metavar="FILE", help="ranks and links of a saved description")
-    option("--nodes", type=target.size, metavar="N", help="hosts of --size ranks (default 1)")
-    option("--cores", type=target.size, metavar="N", help="of each host (default: as here)")
+    option("--nodes", type=positive, metavar="N", help="hosts of --size ranks (default 1)")
+    option("--cores", type=positive, metavar="N", help="of each host (default: as here)")
     parser.set_defaults(run=run)
 
 

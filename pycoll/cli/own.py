@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,39 +10,34 @@ import numpy as np
 
 from pycoll.benchmark.p2p import pingpong, window
 from pycoll.benchmark.problem import Array, Problem
+from pycoll.benchmark.sweep import Sweep
 from pycoll.benchmark.timing import Case
-from pycoll.cli import target
 
 
 class Own:
     """pycoll's cases: every mix of algorithm, arrays and call that was asked for."""
 
-    def __init__(self, comm: Any, options: argparse.Namespace, nbytes: int) -> None:
+    def __init__(self, comm: Any, sweep: Sweep, nbytes: int) -> None:
         """Prepare.
 
         Args:
             comm: The communicator.
-            options: The command line.
+            sweep: In which forms it is called.
             nbytes: The longest array.
         """
         self._comm = comm
-        self._options = options
-        # None: the library's choice. A name stays one; a function of a file is loaded.
-        self._algorithms = [
-            target.load(name, options.operation.collective) if ":" in name else name
-            for name in options.algorithm
-        ] or [None]
+        self._sweep = sweep
         # Allocated once at the largest size: page faults are not what is measured.
         self._memory = self._pair(np.empty, nbytes)
         self._pools = {"numpy": self._memory}
-        if options.arrays != "numpy":
+        if sweep.arrays != "numpy":
             self._pools["empty"] = self._pair(comm.empty, nbytes)
-        if options.arrays == "empty":
+        if sweep.arrays == "empty":
             del self._pools["numpy"]
 
     def _pair(self, make: Callable[..., Array], nbytes: int) -> tuple[Array, Array]:
         memory = make(nbytes, "uint8")
-        return memory, memory if self._options.in_place else make(nbytes, "uint8")
+        return memory, memory if self._sweep.in_place else make(nbytes, "uint8")
 
     def arrays(self, problem: Problem) -> tuple[Array, Array]:
         """Return input and output for the libraries that pycoll is set against."""
@@ -53,7 +47,7 @@ class Own:
         """Yield pycoll's cases for one problem."""
         for kind, pool in self._pools.items():
             x, out = problem.arrays(*_typed(pool, problem))
-            for algorithm in self._algorithms:
+            for algorithm in self._sweep.algorithms:
                 yield from self._forms(problem, kind, x, out, algorithm)
 
     def _forms(
@@ -61,12 +55,12 @@ class Own:
     ) -> Iterator[Case]:
         comm, operation = self._comm, problem.operation
         case = functools.partial(
-            Case, "pycoll", arrays=kind, x=x, out=out, in_place=self._options.in_place
+            Case, "pycoll", arrays=kind, x=x, out=out, in_place=self._sweep.in_place
         )
         if operation.between_two:
             yield case(algorithm="-", transport="-", call="call", run=self._pairs(problem, x, out))
             return
-        arguments, more = _arguments(problem, x, out, self._options.in_place)
+        arguments, more = _arguments(problem, x, out, self._sweep.in_place)
         if algorithm is not None:
             more["algorithm"] = algorithm
         bound = functools.partial(getattr(comm, operation.name), *arguments, **more)
@@ -77,14 +71,14 @@ class Own:
             rest = (arguments[0], *arguments[2:]) if operation.counted else arguments
             plan = comm.plan(operation.collective, *rest, **first, **more)
             name, transport, forms["plan"] = plan.algorithm, plan.transport, plan
-        if self._options.overlap:
+        if self._sweep.overlap:
             started = functools.partial(bound, async_op=True)
             begin = functools.partial(_begin, started)
             run = functools.partial(_begin_and_wait, started)
             yield case(algorithm=name, transport=transport, call="async", run=run, begin=begin)
             return
         for form, run in forms.items():
-            if self._options.call in (form, "both"):
+            if self._sweep.call in (form, "both"):
                 yield case(algorithm=name, transport=transport, call=form, run=run)
 
     def _pairs(self, problem: Problem, x: Array, out: Array) -> Callable[[], object]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pycoll.bootstrap import keeper
-from pycoll.cli import target
 from pycoll.cli.ranks import Ranks
+from pycoll.cli.types import positive
 from pycoll.errors import UsageError
 
 GRACE = 5.0  #: seconds
@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
         "notebook: !pycoll run ..., or pycoll.spawn(function, N).",
     )
     option = parser.add_argument
-    option("-n", type=target.size, required=True, metavar="N", dest="ranks", help="ranks")
+    option("-n", type=positive, required=True, metavar="N", dest="ranks", help="ranks")
     option(
         "--grace",
         type=float,

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from pycoll.cli import target
+from pycoll.cli.types import positive
 from pycoll.errors import UsageError
 
 
@@ -18,8 +19,8 @@ def add(commands: Any) -> None:
         "--program the instructions that the engine runs.",
     )
     parser.add_argument("algorithm", help="a built-in's name, or file.py:function")
-    parser.add_argument("--size", type=target.size, required=True, help="number of ranks")
-    parser.add_argument("--nodes", type=target.size, metavar="N", help="equal hosts (default 1)")
+    parser.add_argument("--size", type=positive, required=True, help="number of ranks")
+    parser.add_argument("--nodes", type=positive, metavar="N", help="equal hosts (default 1)")
     parser.add_argument("--rank", type=int, help="only this rank")
     parser.add_argument("--program", action="store_true", help="the lowered instructions")
     parser.add_argument("--direct", action="store_true", help="of the zero-copy form")

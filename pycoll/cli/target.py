@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import sys
 from pathlib import Path
@@ -91,10 +90,3 @@ def placement(size: int, nodes: int | None) -> Placement:
     if count > size or size % count:
         raise UsageError(f"--nodes is {count}, want a divisor of --size {size}")
     return Placement.of(Level("node", tuple(rank * count // size for rank in range(size))))
-
-
-def size(text: str) -> int:
-    """Parse a number of ranks or of slots."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}, want an integer of at least 1")
-    return int(text)

@@ -20,9 +20,8 @@ from pycoll.algorithms import get, names
 from pycoll.benchmark import quality, report
 from pycoll.benchmark.calibration import BLOCK_SECONDS, Calibration, Cell, Timed
 from pycoll.benchmark.problem import OPERATIONS
-from pycoll.bootstrap import launcher
-from pycoll.cli import target
-from pycoll.cli.bench import nbytes
+from pycoll.cli import spawn
+from pycoll.cli.types import nbytes, positive, some_of
 from pycoll.config import Config
 from pycoll.cost import Machine, Question, Tuning, predict
 from pycoll.cost.candidate import MOST_STEPS, candidates
@@ -40,7 +39,6 @@ LARGEST = 64 << 20
 #: Of the host's memory, what all ranks' arrays may take.
 MEMORY_SHARE = 1 / 16
 FIT_SECONDS = 1.5  #: for the model, of rank 0 alone
-_DAY = 86400.0
 #: Share of the time that measuring takes; the rest is to guess before and to fit behind.
 MEASURING = 0.75
 
@@ -56,34 +54,19 @@ def add(commands: Any) -> None:
     )
     option = parser.add_argument
     option("--seconds", type=float, default=10.0, metavar="S", help="in all (default 10)")
-    option("--collectives", type=_collectives, default=tuple(COLLECTIVES), metavar="NAMES")
+    some = some_of(COLLECTIVES, "no collective")
+    option("--collectives", type=some, default=tuple(COLLECTIVES), metavar="NAMES")
     option("--max", type=nbytes, default=LARGEST, metavar="SIZE", help="largest (default 64M)")
-    option("--ranks", type=target.size, metavar="N", help="start N ranks here, without a launcher")
+    option("--ranks", type=positive, metavar="N", help="start N ranks here, without a launcher")
     option("--cache", type=Path, metavar="DIRECTORY", help="where to store (default: the cache)")
     parser.set_defaults(run=run)
-
-
-def _collectives(text: str) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(name for name in text.split(",") if name))
-    for name in found:
-        if name not in COLLECTIVES:
-            want = ", ".join(COLLECTIVES)
-            raise argparse.ArgumentTypeError(f"{name!r} is no collective, want some of {want}")
-    return found
 
 
 def run(options: argparse.Namespace) -> int:
     """Start ranks if asked to, then tune."""
     if not options.seconds > 0:
         raise UsageError(f"--seconds is {options.seconds}, want more than 0")
-    options = argparse.Namespace(**{k: v for k, v in vars(options).items() if k != "run"})
-    if options.ranks is None:
-        return work(options)
-    started_by = launcher(Config.load())
-    if started_by != "single":
-        raise UsageError(f"--ranks starts ranks, but {started_by} has done so; leave --ranks out")
-    codes: list[int] = pycoll.spawn(work, options.ranks, options, timeout=_DAY)
-    return max(codes)
+    return spawn.run(options.ranks, work, options)
 
 
 def work(options: argparse.Namespace) -> int:

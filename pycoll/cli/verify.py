@@ -6,7 +6,8 @@ import argparse
 from typing import Any
 
 from pycoll.cli import target
-from pycoll.cli.working import working
+from pycoll.cli.progress import working
+from pycoll.cli.types import positive
 from pycoll.errors import ScheduleError
 
 
@@ -19,9 +20,9 @@ def add(commands: Any) -> None:
         "contribution once, no race, no deadlock. Exit code 1 if it is wrong.",
     )
     parser.add_argument("algorithm", help="a built-in's name, or file.py:function")
-    parser.add_argument("--size", type=target.size, required=True, help="number of ranks")
-    parser.add_argument("--nodes", type=target.size, metavar="N", help="equal hosts (default 1)")
-    parser.add_argument("--slots", type=target.size, default=2, help="slots per edge (default 2)")
+    parser.add_argument("--size", type=positive, required=True, help="number of ranks")
+    parser.add_argument("--nodes", type=positive, metavar="N", help="equal hosts (default 1)")
+    parser.add_argument("--slots", type=positive, default=2, help="slots per edge (default 2)")
     parser.add_argument(
         "--direct", action="store_true", help="prove the zero-copy form for comm.empty arrays"
     )

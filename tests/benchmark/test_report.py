@@ -81,7 +81,7 @@ def test_meta_says_who_where_and_how():
     ("number", "text"), [(8, "8"), (1000, "1000"), (4096, "4K"), (3 << 20, "3M"), (1 << 30, "1G")]
 )
 def test_sizes_are_written_as_they_are_read(number, text):
-    from pycoll.cli.bench import nbytes
+    from pycoll.cli.types import nbytes
 
     assert report.nbytes(number) == text
     assert nbytes(text) == number

@@ -15,7 +15,7 @@ import pytest
 
 from pycoll.benchmark.datatypes import names
 from pycoll.benchmark.problem import OPERATIONS
-from pycoll.cli.benchmark import sizes
+from pycoll.benchmark.sweep import sizes
 from pycoll.dtypes import BY_NAME, OPS
 
 DTYPES_OF_NUMPY = [name for name in BY_NAME if name != "bfloat16"]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pycoll.cli.working import working
+from pycoll.cli.progress import working
 
 
 class Terminal(io.StringIO):

@@ -1,4 +1,4 @@
-"""Working: a line on the terminal that says what takes long, and for how long already."""
+"""Progress: a line on the terminal that rewrites itself; a file or a pipe gets nothing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from collections.abc import Iterator
 
 #: Seconds before the line appears: what is quick says nothing.
 QUIET = 1.0
+
+
+def status(text: str) -> None:
+    """Show a text in place of the last one; "" leaves an empty line."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -27,8 +33,7 @@ def working(what: str, quiet: float = QUIET) -> Iterator[None]:
         wait = quiet
         while not ended.wait(wait):
             seconds = time.monotonic() - began
-            text = f"\r\033[K{what}: {seconds:.0f} s so far; Ctrl-C ends it"
-            print(text, end="", file=sys.stderr, flush=True)
+            status(f"{what}: {seconds:.0f} s so far; Ctrl-C ends it")
             wait = 1.0
 
     shower = threading.Thread(target=show, daemon=True)
@@ -39,4 +44,4 @@ def working(what: str, quiet: float = QUIET) -> Iterator[None]:
         ended.set()
         shower.join()
         if time.monotonic() - began >= quiet:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+            status("")
