@@ -21,7 +21,7 @@ from pycoll.benchmark import report
 from pycoll.benchmark.oob import gather
 from pycoll.benchmark.problem import OPERATIONS, Problem
 from pycoll.benchmark.timing import Case, Rules, measure
-from pycoll.cli import target
+from pycoll.cli.algorithm import load_algorithm
 from pycoll.dtypes import ReduceOp
 
 HEADER = """from pycoll.schedule import ScheduleBuilder, allreduce
@@ -55,7 +55,7 @@ def main() -> None:
 
 def rank(name: str, path: str, repeats: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Time both forms on one rank."""
-    mine = target.load(f"{path}:{name}")
+    mine = load_algorithm(f"{path}:{name}")
     rows = []
     with pycoll.init() as comm:
         for nbytes in SIZES:

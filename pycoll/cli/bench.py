@@ -12,9 +12,10 @@ import pycoll
 from pycoll.benchmark import backends, plot, report
 from pycoll.benchmark.datatypes import itemsize, names
 from pycoll.benchmark.problem import OPERATIONS, Operation
+from pycoll.benchmark.session import Session
 from pycoll.benchmark.sweep import Sweep
-from pycoll.cli import spawn, target
-from pycoll.cli.benchmark import Session
+from pycoll.cli import spawn
+from pycoll.cli.algorithm import load_algorithm
 from pycoll.cli.progress import status
 from pycoll.cli.types import at_least, listed, nbytes, positive, some_of
 from pycoll.dtypes import OPS
@@ -275,7 +276,7 @@ def _sweep(options: argparse.Namespace, operation: Operation) -> Sweep:
     if options.op is not None:
         given["ops"] = tuple(OPS) if options.op == "all" else (options.op,)
     if options.algorithm:
-        found = [target.load(name, operation.collective) for name in options.algorithm]
+        found = [load_algorithm(name, operation.collective) for name in options.algorithm]
         # A built-in goes by its name, as users call it.
         given["algorithms"] = tuple(
             one if ":" in name else name for name, one in zip(options.algorithm, found, strict=True)

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 import pycoll
-from pycoll.cli import target
+from pycoll.cli.algorithm import equal_hosts
 from pycoll.cli.progress import working
 from pycoll.cli.types import nbytes, positive
 from pycoll.config import Config
@@ -65,7 +65,7 @@ def _here(options: argparse.Namespace) -> Question:
         options.nbytes,
         size,
         options.cores or len(os.sched_getaffinity(0)),
-        placement=target.placement(size, nodes),
+        placement=equal_hosts(size, nodes),
         remote=nodes > 1,
         wanted=options.algorithm,
         dtype=options.dtype,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from pycoll.cli import target
+from pycoll.cli.algorithm import equal_hosts, load_algorithm
 from pycoll.cli.types import positive
 from pycoll.errors import UsageError
 
@@ -34,8 +34,8 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"--rank is {rank}, want 0 to {size - 1} (--size {size})")
     if options.direct and not options.program:
         raise UsageError("--direct is a form of the programs: add --program")
-    algorithm = target.load(options.algorithm)
-    placement = target.placement(size, options.nodes)
+    algorithm = load_algorithm(options.algorithm)
+    placement = equal_hosts(size, options.nodes)
     if options.program:
         from pycoll.program.disassemble import disassemble
         from pycoll.program.lower import compile_program

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from pycoll.cli import target
+from pycoll.cli.algorithm import equal_hosts, load_algorithm
 from pycoll.cli.progress import working
 from pycoll.cli.types import positive
 from pycoll.errors import ScheduleError
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     """Prove and print; 0 if the algorithm is right."""
     from pycoll.verify import verify
 
-    algorithm = target.load(options.algorithm)
+    algorithm = load_algorithm(options.algorithm)
     try:
         with working(f"proving {algorithm.name} at {options.size} ranks"):
             verdict = verify(
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
                 options.size,
                 slots=options.slots,
                 direct=options.direct,
-                placement=target.placement(options.size, options.nodes),
+                placement=equal_hosts(options.size, options.nodes),
             )
     except ScheduleError as error:
         print(f"{algorithm.name} at {options.size} ranks: {type(error).__name__}\n{error}")

@@ -11,7 +11,7 @@ from pycoll.errors import UsageError
 from pycoll.schedule import COLLECTIVES, Level, Placement
 
 
-def load(target: str, collective: str | None = None) -> Algorithm:
+def load_algorithm(target: str, collective: str | None = None) -> Algorithm:
     """Return the algorithm that ``target`` names.
 
     Args:
@@ -80,7 +80,7 @@ def _from_file(path: Path, function: str) -> Algorithm:
     )
 
 
-def placement(size: int, nodes: int | None) -> Placement:
+def equal_hosts(size: int, nodes: int | None) -> Placement:
     """Return ``size`` ranks on ``nodes`` equal hosts, one host after the other.
 
     Raises:

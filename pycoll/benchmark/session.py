@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pycoll.benchmark import backends, memory, oob, oversubscription, report
+from pycoll.benchmark.backends.pycoll import Own
 from pycoll.benchmark.barrier import Arrival
 from pycoll.benchmark.datatypes import element
 from pycoll.benchmark.overlap import Overlap, overlap
@@ -15,7 +16,6 @@ from pycoll.benchmark.problem import Problem
 from pycoll.benchmark.sweep import Sweep, sizes
 from pycoll.benchmark.timing import BLOCK_SECONDS, Case, Rules, measure
 from pycoll.bootstrap import torchrun
-from pycoll.cli.own import Own
 from pycoll.dtypes import reduce_op
 from pycoll.errors import UnavailableError, UsageError
 
