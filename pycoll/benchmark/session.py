@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pycoll.benchmark import backends, memory, oob, oversubscription, report
-from pycoll.benchmark.backends.pycoll import Own
+from pycoll.benchmark.backends.pycoll import Pycoll
 from pycoll.benchmark.barrier import Arrival
 from pycoll.benchmark.datatypes import element
 from pycoll.benchmark.overlap import Overlap, overlap
@@ -27,7 +27,7 @@ class Session:
         self,
         comm: Any,
         sweep: Sweep,
-        others: Sequence[backends.Peer],
+        others: Sequence[backends.Backend],
         versions: dict[str, str],
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -88,7 +88,7 @@ class Session:
 
     def rows(self) -> Iterator[report.Row]:
         """Time everything; yield a row as soon as it is known."""
-        own = Own(self._comm, self._sweep, self._longest)
+        own = Pycoll(self._comm, self._sweep, self._longest)
         # Ranks that share a core enter a block one after the other: it must be long against that.
         turns = max(1, self._comm.size // (self.meta["machine"]["cores"] or 1))
         sweep = self._sweep
@@ -121,7 +121,9 @@ class Session:
         place = comm.rank, comm.size, sweep.root, sweep.window
         return Problem(self._operation, count, dtype, reduce_op(op), *place)
 
-    def _timed(self, own: Own, problem: Problem, rules: Rules, place: str) -> Iterator[report.Row]:
+    def _timed(
+        self, own: Pycoll, problem: Problem, rules: Rules, place: str
+    ) -> Iterator[report.Row]:
         def progress(text: str) -> None:
             self._progress(f"{place}: {text}")
 
@@ -137,7 +139,7 @@ class Session:
             self._progress("")
             yield report.row(case, timing, problem, beside)
 
-    def _against(self, own: Own, problem: Problem) -> Iterator[Case]:
+    def _against(self, own: Pycoll, problem: Problem) -> Iterator[Case]:
         """Yield the other libraries' cases; one may not serve all of "all"."""
         sweep = self._sweep
         x, out = own.arrays(problem)

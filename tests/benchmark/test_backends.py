@@ -1,7 +1,8 @@
-"""What a peer that is missing or does not serve something says."""
+"""What a backend that is missing or does not serve something says."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 
 import numpy as np
@@ -16,18 +17,18 @@ from pycoll.errors import UnavailableError, UsageError
 def test_gloo_without_torch_names_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(UnavailableError, match=r"gloo needs torch, .*; pip install torch"):
-        backends.open_peer("gloo", 0, 1, lambda text: text)
+        backends.open_backend("gloo", 0, 1, lambda text: text)
 
 
 def test_mpi4py_that_is_missing_names_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(UnavailableError, match=r"mpi4py does not load .*; pip install mpi4py"):
-        backends.open_peer("mpi4py", 0, 1, lambda text: text)
+        backends.open_backend("mpi4py", 0, 1, lambda text: text)
 
 
 def test_an_unknown_peer_is_refused():
     with pytest.raises(UsageError, match=r"--against names 'nccl', want some of mpi4py, gloo"):
-        backends.open_peer("nccl", 0, 1, lambda text: text)
+        backends.open_backend("nccl", 0, 1, lambda text: text)
 
 
 def problem(op, name="allreduce"):
@@ -46,49 +47,50 @@ def alone(monkeypatch):
     module = type(sys)("mpi4py")
     module.MPI = type("MPI", (), {"COMM_WORLD": World, "Get_library_version": lambda: "X 1"})
     monkeypatch.setitem(sys.modules, "mpi4py", module)
-    monkeypatch.setattr(backends.importlib.metadata, "version", lambda name: "4")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "4")
 
 
 @pytest.mark.usefixtures("alone")
 def test_mpi4py_outside_of_mpirun_says_how_to_start():
     with pytest.raises(UsageError, match=r"sees rank 0 of 1, pycoll rank 1 of 2: start with"):
-        backends.open_peer("mpi4py", 1, 2, lambda text: text)
+        backends.open_backend("mpi4py", 1, 2, lambda text: text)
 
 
 @pytest.mark.usefixtures("alone")
 def test_mpi4py_has_no_average():
-    peer = backends.open_peer("mpi4py", 0, 1, lambda text: text)
+    backend = backends.open_backend("mpi4py", 0, 1, lambda text: text)
     x = np.ones(3)
     with pytest.raises(UsageError, match=r"mpi4py has no op avg; leave mpi4py out of --against"):
-        peer.bind(problem(ReduceOp.AVG), x, x, True)
+        backend.bind(problem(ReduceOp.AVG), x, x, True)
 
 
 def test_gloo_reduces_out_of_place_and_in_place():
     pytest.importorskip("torch", reason="torch is not installed", exc_type=ImportError)
-    peer = backends.open_peer("gloo", 0, 1, lambda text: text)
+    backend = backends.open_backend("gloo", 0, 1, lambda text: text)
     try:
         x, out = np.arange(3.0), np.zeros(3)
-        peer.bind(problem(ReduceOp.SUM), x, out, False)()
+        backend.bind(problem(ReduceOp.SUM), x, out, False)()
         assert np.array_equal(out, np.arange(3.0))
-        peer.bind(problem(ReduceOp.MAX), x, x, True)()
+        backend.bind(problem(ReduceOp.MAX), x, x, True)()
         assert np.array_equal(x, np.arange(3.0))
         with pytest.raises(UsageError, match=r"gloo has no op avg; leave gloo out of --against"):
-            peer.bind(problem(ReduceOp.AVG), x, x, True)
+            backend.bind(problem(ReduceOp.AVG), x, x, True)
     finally:
-        peer.close()
+        backend.close()
 
 
 @pytest.mark.usefixtures("alone")
 def test_mpis_reduce_scatter_in_place_is_another_one(monkeypatch):
-    peer = backends.open_peer("mpi4py", 0, 1, lambda text: text)
-    monkeypatch.setattr(type(peer), "_op", lambda *_: None)
-    monkeypatch.setattr(peer._mpi, "IN_PLACE", None, raising=False)
+    backend = backends.open_backend("mpi4py", 0, 1, lambda text: text)
+    monkeypatch.setattr(type(backend), "_op", lambda *_: None)
+    monkeypatch.setattr(backend._mpi, "IN_PLACE", None, raising=False)
     x = np.ones(3)
     with pytest.raises(UsageError, match=r"leaves its result at the start of the input, not in"):
-        peer.bind(problem(ReduceOp.SUM, "reduce_scatter"), x, x, True)
+        backend.bind(problem(ReduceOp.SUM, "reduce_scatter"), x, x, True)
 
 
 EVERYTHING = """
+import functools
 import sys
 import numpy as np
 from mpi4py import MPI
@@ -98,9 +100,10 @@ from pycoll.benchmark.problem import OPERATIONS, Problem
 from pycoll.dtypes import ReduceOp
 
 world = MPI.COMM_WORLD
-peer = backends.open_peer(sys.argv[1], world.rank, world.size, lambda text: world.bcast(text, 0))
+share = functools.partial(world.bcast, root=0)
+backend = backends.open_backend(sys.argv[1], world.rank, world.size, share)
 for name, operation in OPERATIONS.items():
-    if peer.name == "gloo" and operation.counted and name != "alltoallv":
+    if backend.name == "gloo" and operation.counted and name != "alltoallv":
         continue  # which Gloo has not: see below
     places = (False, True)[: 1 + (operation.in_place and not name.startswith("reduce_scatter"))]
     for in_place in places:
@@ -111,15 +114,15 @@ for name, operation in OPERATIONS.items():
             problem = Arrival(*RANK)
         memory = np.empty(problem.whole, "float32")
         x, out = problem.arrays(memory, memory if in_place else memory.copy())
-        calls = [peer.bind(problem, x, out, in_place)]
+        calls = [backend.bind(problem, x, out, in_place)]
         if not operation.between_two:
-            begin = peer.begin(problem, x, out, in_place)
+            begin = backend.begin(problem, x, out, in_place)
             calls.append(lambda: begin()())
         for call in calls:
             for _ in range(2):
                 wrong = problem.check(call, x, out, world.allgather)
                 assert wrong == 0, (name, in_place, out, problem.expected)
-peer.close()
+backend.close()
 """.replace("*RANK", "world.rank, world.size")
 
 
@@ -133,19 +136,20 @@ def test_peers_solve_every_problem(launcher, name):
 
 def test_gloo_has_no_blocks_of_several_lengths_but_in_all_to_all():
     pytest.importorskip("torch", reason="torch is not installed", exc_type=ImportError)
-    peer = backends.open_peer("gloo", 0, 1, lambda text: text)
+    backend = backends.open_backend("gloo", 0, 1, lambda text: text)
     try:
         x = np.ones(3)
         with pytest.raises(UsageError, match=r"gloo has no allgatherv; leave gloo out of --agai"):
-            peer.bind(problem(ReduceOp.SUM, "allgatherv"), x, x, False)
+            backend.bind(problem(ReduceOp.SUM, "allgatherv"), x, x, False)
         whole = np.ones(3, "uint64")
         with pytest.raises(UsageError, match=r"gloo do not serve uint64 .*; leave gloo out of"):
-            peer.bind(problem(ReduceOp.SUM), whole, whole, True)
+            backend.bind(problem(ReduceOp.SUM), whole, whole, True)
     finally:
-        peer.close()
+        backend.close()
 
 
 BITS = """
+import functools
 import sys
 import ml_dtypes
 import numpy as np
@@ -155,14 +159,15 @@ from pycoll.benchmark.problem import OPERATIONS, Problem
 from pycoll.dtypes import ReduceOp
 
 world = MPI.COMM_WORLD
-peer = backends.open_peer(sys.argv[1], world.rank, world.size, lambda text: world.bcast(text, 0))
+share = functools.partial(world.bcast, root=0)
+backend = backends.open_backend(sys.argv[1], world.rank, world.size, share)
 for name in sys.argv[2].split(","):
     problem = Problem(OPERATIONS[name], 24, "bfloat16", ReduceOp.SUM, world.rank, world.size)
     x, out = problem.arrays(*(np.empty(24, problem.input.dtype) for _ in range(2)))
-    call = peer.bind(problem, x, out, False)
+    call = backend.bind(problem, x, out, False)
     wrong = problem.check(call, x, out, world.allgather)
     assert wrong == 0, (name, out, problem.expected)
-peer.close()
+backend.close()
 """
 
 

@@ -1,4 +1,4 @@
-"""pycoll's own part in the benchmark: its arrays, and every form of call that was asked for."""
+"""pycoll itself: its arrays, and every form of call that was asked for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pycoll.benchmark.sweep import Sweep
 from pycoll.benchmark.timing import Case
 
 
-class Own:
+class Pycoll:
     """pycoll's cases: every mix of algorithm, arrays and call that was asked for."""
 
     def __init__(self, comm: Any, sweep: Sweep, nbytes: int) -> None:
