@@ -82,9 +82,9 @@ def main() -> None:
             print(row, flush=True)
     ratios = {what: ratio(rows, what) for what in ("call", "plan")}
     print(json.dumps(ratios, indent=1))
-    from pycoll.benchmark import report
+    from pycoll.benchmark import metadata
 
-    meta = report.meta("spawn", 2, {}) | {"before": commit(trees["before"])}
+    meta = metadata.collect("spawn", 2, {}) | {"before": commit(trees["before"])}
     write(options.output, meta, rows, ratios=ratios)
 
 

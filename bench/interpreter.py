@@ -23,9 +23,10 @@ import numpy as np
 from launch import RESULTS, write
 
 import pycoll
-from pycoll.benchmark import report
+from pycoll.benchmark import metadata, report
 from pycoll.benchmark.oob import gather, share
-from pycoll.benchmark.problem import OPERATIONS, Array, Problem
+from pycoll.benchmark.operation import OPERATIONS
+from pycoll.benchmark.problem import Array, Problem
 from pycoll.benchmark.timing import Case, Rules, measure
 from pycoll.dtypes import ReduceOp
 from pycoll.runtime import bindings
@@ -169,7 +170,7 @@ def rank(library: str, sizes: list[int], repeats: int) -> tuple[dict[str, Any], 
             timings = measure(cases, problem, gather(comm), Rules(repeats))
             for timed, timing in zip(cases, timings, strict=True):
                 rows.append(report.row(timed, timing, problem))
-        return report.meta(comm.launcher, comm.size, {}), rows
+        return metadata.collect(comm.launcher, comm.size, {}), rows
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def main() -> None:
 def work(options: argparse.Namespace) -> None:
     """Be one rank: tune, then time the sizes in between."""
     import pycoll
-    from pycoll.benchmark import report
+    from pycoll.benchmark import metadata
     from pycoll.cli.tune import METHOD, SIZES, Bench, tuned
     from pycoll.schedule import COLLECTIVES
 
@@ -69,7 +69,7 @@ def work(options: argparse.Namespace) -> None:
         found = between.calibrate(names, options.max, [n for n in sizes if n < options.max]).medians
         if comm.rank == 0:
             rows = compare(facts, tuned(facts, medians), found)
-            meta = report.meta(comm.launcher, comm.size, {"pycoll": pycoll.__version__})
+            meta = metadata.collect(comm.launcher, comm.size, {"pycoll": pycoll.__version__})
             meta |= {
                 "method": f"{METHOD}; {options.seconds:g} s to tune, {options.check:g} s for "
                 "the sizes in between"

@@ -28,7 +28,7 @@ from probe import lack, tools
 from rack import NETWORK, Rack
 from ranks import Ranks
 
-from pycoll.benchmark import report
+from pycoll.benchmark import metadata
 
 __all__ = ["UCX", "Budget", "GuestError", "Rack", "Ranks", "machine", "version"]
 
@@ -82,7 +82,7 @@ class UCX(MPI):
         result: dict[str, Any] = json.loads(path.read_text())
         if (transport := result["meta"]["transport"]) != "verbs":
             sys.exit(f"pycoll went by {transport}, want verbs: nothing was measured")
-        result["meta"]["host"] = report.machine()  # which ran the guest
+        result["meta"]["host"] = metadata.machine()  # which ran the guest
         result["meta"]["versions"]["ucx"] = version("ucx_info", "-v")
         return result
 

@@ -25,7 +25,7 @@ from launch import RESULTS, write
 from ratio import worst
 from rdma import UCX, Budget, GuestError, machine, version
 
-from pycoll.benchmark import report
+from pycoll.benchmark import metadata
 
 Row = dict[str, Any]
 
@@ -134,7 +134,7 @@ def main() -> None:
             for ranks in options.ranks:
                 print(f"# round {turn}, {ranks} hosts", flush=True)
                 launch(mpi, result, options, ranks, turn)
-        result.meta |= {"method": METHOD, "host": report.machine(), "commit": report.commit()}
+        result.meta |= {"method": METHOD, "host": metadata.machine(), "commit": metadata.commit()}
         result.meta["versions"] = {
             **result.meta.get("versions", {}),
             "ucx": version("ucx_info", "-v"),

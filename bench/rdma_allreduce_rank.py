@@ -24,7 +24,7 @@ import numpy as np
 from mpi4py import MPI
 
 import pycoll
-from pycoll.benchmark import report
+from pycoll.benchmark import metadata
 
 BLOCK_SECONDS = 0.004  #: at least, of calls one behind the other
 REPEATS = 25  #: at most, of each library
@@ -97,7 +97,7 @@ def main() -> None:
     device = os.environ["PYCOLL_RAILS"]  # the only one of this host, and of both libraries
     comm = pycoll.from_mpi(world)
     versions = {"mpi4py": mpi4py.__version__, "mpi": MPI.Get_library_version().split(",")[0]}
-    note(world, file, report.meta("mpi4py", world.size, versions, comm.transport))
+    note(world, file, metadata.collect("mpi4py", world.size, versions, comm.transport))
     random = np.random.default_rng(7)
     for nbytes in map(int, sizes):
         count = nbytes // 4

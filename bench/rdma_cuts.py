@@ -26,7 +26,7 @@ from typing import Any
 from launch import RESULTS, write
 from rdma import GuestError, Rack, Ranks, machine
 
-from pycoll.benchmark import report
+from pycoll.benchmark import metadata
 
 Row = dict[str, Any]
 
@@ -285,7 +285,10 @@ def main() -> None:
 
 def resumed(options: argparse.Namespace) -> tuple[list[Row], Row]:
     """Return the rows that there are already, and the meta of all."""
-    meta = report.meta("none", options.ranks, {}, "verbs") | {"seed": options.seed, "rails": RAILS}
+    meta = metadata.collect("none", options.ranks, {}, "verbs") | {
+        "seed": options.seed,
+        "rails": RAILS,
+    }
     meta["method"] = " ".join((__doc__ or "").split("\n\n")[1].split())
     if not options.output.exists():
         return [], meta

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from launch import RESULTS, write
 
-from pycoll.benchmark import report
+from pycoll.benchmark import metadata
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
         form = "past the cache" if row["past_the_cache"] else "cached"
         times = [f"{row[k + '_us']:8.2f} us {k}" for k in ("whole", "store", "fold")]
         print(f"{row['nbytes']:>8} {form:<15}", *times)
-    write(options.output, report.meta("threads", 2, {}), rows)
+    write(options.output, metadata.collect("threads", 2, {}), rows)
 
 
 if __name__ == "__main__":

@@ -36,9 +36,9 @@ def main() -> None:
             rows.append(json.loads(mpi.run(2, __file__, "--rank", "init")) | {"mpi": mpi.name})
     for mpi in mpis(options):
         rows.append(json.loads(mpi.run(8, __file__, "--rank", "memory")) | {"mpi": mpi.name})
-    from pycoll.benchmark import report
+    from pycoll.benchmark import metadata
 
-    meta = report.meta("mpirun", 2, {})
+    meta = metadata.collect("mpirun", 2, {})
     medians = {
         what: statistics.median(row["ms"] for row in rows if row["what"] == what)
         for what in ("import", "init")

@@ -17,9 +17,10 @@ from launch import RESULTS, write
 
 import pycoll
 from pycoll.algorithms import get
-from pycoll.benchmark import report
+from pycoll.benchmark import metadata, report
 from pycoll.benchmark.oob import gather
-from pycoll.benchmark.problem import OPERATIONS, Problem
+from pycoll.benchmark.operation import OPERATIONS
+from pycoll.benchmark.problem import Problem
 from pycoll.benchmark.timing import Case, Rules, measure
 from pycoll.cli.algorithm import load_algorithm
 from pycoll.dtypes import ReduceOp
@@ -70,7 +71,7 @@ def rank(name: str, path: str, repeats: int) -> tuple[dict[str, Any], list[dict[
             timings = measure(cases, problem, gather(comm), Rules(repeats))
             for case, timing in zip(cases, timings, strict=True):
                 rows.append(report.row(case, timing, problem))
-        return report.meta(comm.launcher, comm.size, {}), rows
+        return metadata.collect(comm.launcher, comm.size, {}), rows
 
 
 if __name__ == "__main__":

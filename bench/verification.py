@@ -11,7 +11,7 @@ from pathlib import Path
 from launch import RESULTS, write
 
 from pycoll.algorithms import names
-from pycoll.benchmark import report
+from pycoll.benchmark import metadata
 from pycoll.verify import verify
 
 
@@ -25,7 +25,7 @@ def main() -> None:
             seconds = min(verify(name, size).seconds for _ in range(3))
             rows.append({"algorithm": name, "ranks": size, "seconds": round(seconds, 4)})
             print(rows[-1])
-    write(options.output, report.meta("none", 1, {}), rows)
+    write(options.output, metadata.collect("none", 1, {}), rows)
 
 
 if __name__ == "__main__":

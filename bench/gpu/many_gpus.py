@@ -21,7 +21,7 @@ from launch import RESULTS
 from result import Result
 
 import pycoll
-from pycoll.benchmark import report
+from pycoll.benchmark import metadata
 from pycoll.errors import UnavailableError
 
 NAME = "gpu-many.json"
@@ -105,7 +105,7 @@ def meta(comm: Any, device: int, nccl: Any) -> dict[str, Any]:
     gpu = cuda.device(device)
     versions = {"pycoll": pycoll.__version__, "cuda driver": str(gpu.driver)}
     versions |= {"nccl": nccl.version} if nccl else {}
-    found = report.meta(comm.launcher, comm.size, versions, comm.transport)
+    found = metadata.collect(comm.launcher, comm.size, versions, comm.transport)
     found["machine"] |= {"gpu": gpu.name, "capability": f"{gpu.major}.{gpu.minor}"}
     return found | {"method": METHOD}
 

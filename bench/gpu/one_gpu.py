@@ -27,7 +27,7 @@ from figures import summary
 from launch import RESULTS
 from result import Result
 
-from pycoll.benchmark import report
+from pycoll.benchmark import metadata
 from pycoll.errors import UnavailableError
 
 NAME = "gpu-one.json"
@@ -164,7 +164,7 @@ def meta(plan: Plan, options: argparse.Namespace, nccl: Any) -> dict[str, Any]:
     gpu = cuda.device(options.device)
     versions = {"pycoll": pycoll.__version__, "cuda driver": str(gpu.driver)}
     versions |= {"nccl": nccl.version} if nccl else {}
-    found = report.meta("threads of one process", plan.ranks, versions, "one GPU, shared")
+    found = metadata.collect("threads of one process", plan.ranks, versions, "one GPU, shared")
     found["machine"] |= {"gpu": gpu.name, "capability": f"{gpu.major}.{gpu.minor}"}
     found["commit"] = found["commit"] or options.commit
     form = "ranks share one GPU's memory and caches; there is no link between them"

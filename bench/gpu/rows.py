@@ -11,7 +11,8 @@ from contest import Contest, Ranks
 from figures import floor_seconds, line
 from libraries import Pycoll, WithNccl
 
-from pycoll.benchmark.problem import OPERATIONS, Problem
+from pycoll.benchmark.operation import OPERATIONS
+from pycoll.benchmark.problem import Problem
 from pycoll.dtypes import BY_NAME, ReduceOp
 
 COPIED = 1 << 30  #: bytes that the measured copy within the GPU reads and writes, as far as asked

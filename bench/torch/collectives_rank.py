@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from pycoll.benchmark import report
+from pycoll.benchmark import metadata
 from pycoll.interop.torch_backend import register
 
 #: A block of calls lasts so long at least, so that the clock does not count.
@@ -204,7 +204,7 @@ def main() -> None:
                 print(f"{name} {nbytes}: {shown}", flush=True)
             nbytes *= 4
     if comm.rank == 0:
-        meta = report.meta("torch", comm.size, {"torch": torch.__version__}, comm.transport)
+        meta = metadata.collect("torch", comm.size, {"torch": torch.__version__}, comm.transport)
         meta["method"] = METHOD
         Path(path).write_text(json.dumps({"meta": meta, "rows": rows}))
     dist.destroy_process_group()

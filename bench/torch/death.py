@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT)]
 
 from launch import RESULTS, environment, write  # noqa: E402
 
-from pycoll.benchmark import report  # noqa: E402
+from pycoll.benchmark import metadata  # noqa: E402
 
 JOB = ROOT / "tests" / "torch_backend" / "jobs" / "death.py"
 KILLED = 1  #: the rank, as the job has it
@@ -39,7 +39,7 @@ def main() -> None:
         slowest = [max(once(how, options.ranks)) for _ in range(options.repeats)]
         rows.append({"noticed_by": how, "seconds": slowest})
         print(f"{how}: median {statistics.median(slowest)} s, worst {max(slowest)} s")
-    write(options.output, report.meta("env", options.ranks, {}), rows)
+    write(options.output, metadata.collect("env", options.ranks, {}), rows)
 
 
 def once(how: str, size: int) -> list[float]:

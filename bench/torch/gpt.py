@@ -69,11 +69,11 @@ def rank(options: argparse.Namespace) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from pycoll.benchmark import report
+    from pycoll.benchmark import metadata
 
     dist.init_process_group("gloo")  # which also compares what the ranks saw
     rows = [measure(name, options) for name in options.models]
-    meta = report.meta("pycoll run", dist.get_world_size(), {"torch": torch.__version__})
+    meta = metadata.collect("pycoll run", dist.get_world_size(), {"torch": torch.__version__})
     meta["method"] = "median over rounds of a round's median step, the slowest rank's"
     meta["threads"] = torch.get_num_threads()
     dist.destroy_process_group()

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pycoll.benchmark.problem import OPERATIONS, Array, Problem
+from pycoll.benchmark.operation import OPERATIONS
+from pycoll.benchmark.problem import Array, Problem
 from pycoll.dtypes import ReduceOp
 
 _LATE = 1e-3  #: seconds: at most so late a rank comes to a barrier that is checked

@@ -1,19 +1,13 @@
-"""What the benchmark prints and writes: the table, and the rows and meta of the JSON."""
+"""What came of a benchmark: rows of the JSON, and the same as a table."""
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
-import os
-import platform
-import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from pycoll.benchmark.overlap import Overlap
 from pycoll.benchmark.problem import Problem
-from pycoll.benchmark.timing import METHOD, Case, Timing
+from pycoll.benchmark.timing import Case, Timing
 
 Row = dict[str, Any]
 
@@ -158,62 +152,6 @@ def _at(row: Row, place: Sequence[str]) -> float:
 def _number(value: float | None) -> str:
     """Return a cell of the table; a dash for what so few calls do not have."""
     return f"{'-':>9}" if value is None else f"{value:>9.2f}"
-
-
-def meta(
-    launcher: str,
-    ranks: int,
-    versions: dict[str, str],
-    transport: str = "shm",
-    warnings: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Return who measured what, where and how.
-
-    Args:
-        launcher: What started the ranks.
-        ranks: How many.
-        versions: Of the libraries.
-        transport: A Communicator's.
-        warnings: Why the figures may be worth less, a sentence each.
-    """
-    own = {"python": platform.python_version(), "numpy": importlib.metadata.version("numpy")}
-    return {
-        "commit": commit(),
-        "machine": machine(),
-        "versions": own | versions,
-        "launcher": launcher,
-        "ranks": ranks,
-        "transport": transport,
-        "warnings": list(warnings),
-        "method": METHOD,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
-
-
-def commit() -> str | None:
-    """Return the commit of the source that runs, with ``+`` when it was changed; None outside."""
-    here = Path(__file__).parent
-    command = ["git", "-C", str(here), "describe", "--always", "--abbrev=12", "--dirty=+"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):  # no git: then no commit either
-        return None
-    return done.stdout.strip() or None
-
-
-def machine() -> dict[str, Any]:
-    """Return the CPU model, the cores this process may use and the kernel."""
-    model = platform.machine()
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    for entry in text.splitlines():
-        key, _, value = entry.partition(":")
-        if key.strip() == "model name":
-            model = value.strip()
-            break
-    return {"cpu": model, "cores": os.cpu_count(), "kernel": platform.release()}
 
 
 def nbytes(number: int) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pycoll.benchmark import backends, memory, oob, oversubscription, report
+from pycoll.benchmark import backends, memory, metadata, oob, oversubscription, report
 from pycoll.benchmark.backends.pycoll import Pycoll
 from pycoll.benchmark.barrier import Arrival
 from pycoll.benchmark.datatypes import element
@@ -63,7 +63,7 @@ class Session:
         ]
         for other in others:
             versions = versions | other.versions
-        self.meta = report.meta(
+        self.meta = metadata.collect(
             torchrun.program() if comm.launcher == "torchrun" else comm.launcher,
             comm.size,
             versions,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pycoll.algorithms import Algorithm
-from pycoll.benchmark.problem import Operation
+from pycoll.benchmark.operation import Operation
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pycoll
 from pycoll.benchmark import backends, plot, report
 from pycoll.benchmark.datatypes import itemsize, names
-from pycoll.benchmark.problem import OPERATIONS, Operation
+from pycoll.benchmark.operation import OPERATIONS, Operation
 from pycoll.benchmark.session import Session
 from pycoll.benchmark.sweep import Sweep
 from pycoll.cli import spawn

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pycoll
 from pycoll.algorithms import names
-from pycoll.benchmark import report
+from pycoll.benchmark import metadata
 from pycoll.bootstrap import route
 from pycoll.config import Config
 from pycoll.errors import PycollError, UnavailableError, UsageError
@@ -136,8 +136,8 @@ def _devices() -> Iterator[str]:
 
 def run(options: argparse.Namespace) -> int:
     """Print everything; needs neither the engine nor a second rank."""
-    native, machine = _native(), report.machine()
-    commit = report.commit()
+    native, machine = _native(), metadata.machine()
+    commit = metadata.commit()
     lines = [
         ("pycoll", pycoll.__version__ + (f" (commit {commit})" if commit else "")),
         ("python", f"{platform.python_implementation()} {platform.python_version()}"),

@@ -17,9 +17,9 @@ import numpy as np
 
 import pycoll
 from pycoll.algorithms import get, names
-from pycoll.benchmark import quality, report
+from pycoll.benchmark import metadata, quality
 from pycoll.benchmark.calibration import BLOCK_SECONDS, Calibration, Cell, Timed
-from pycoll.benchmark.problem import OPERATIONS
+from pycoll.benchmark.operation import OPERATIONS
 from pycoll.cli import spawn
 from pycoll.cli.types import nbytes, positive, some_of
 from pycoll.config import Config
@@ -84,7 +84,7 @@ def work(options: argparse.Namespace) -> int:
         code = np.zeros(1, np.int32)
         if first:
             versions = {"pycoll": pycoll.__version__}
-            meta = report.meta(comm.launcher, comm.size, versions, comm.transport)
+            meta = metadata.collect(comm.launcher, comm.size, versions, comm.transport)
             code[0] = keep(facts, found, options, meta)
         comm.broadcast(code)
     return int(code[0])

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pycoll.benchmark import backends
-from pycoll.benchmark.problem import OPERATIONS, Problem
+from pycoll.benchmark.operation import OPERATIONS
+from pycoll.benchmark.problem import Problem
 from pycoll.dtypes import ReduceOp
 from pycoll.errors import UnavailableError, UsageError
 
@@ -96,7 +97,8 @@ import numpy as np
 from mpi4py import MPI
 from pycoll.benchmark import backends
 from pycoll.benchmark.barrier import Arrival
-from pycoll.benchmark.problem import OPERATIONS, Problem
+from pycoll.benchmark.operation import OPERATIONS
+from pycoll.benchmark.problem import Problem
 from pycoll.dtypes import ReduceOp
 
 world = MPI.COMM_WORLD
@@ -155,7 +157,8 @@ import ml_dtypes
 import numpy as np
 from mpi4py import MPI
 from pycoll.benchmark import backends
-from pycoll.benchmark.problem import OPERATIONS, Problem
+from pycoll.benchmark.operation import OPERATIONS
+from pycoll.benchmark.problem import Problem
 from pycoll.dtypes import ReduceOp
 
 world = MPI.COMM_WORLD

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from pycoll.benchmark import overlap
-from pycoll.benchmark.problem import OPERATIONS, Problem
+from pycoll.benchmark.operation import OPERATIONS
+from pycoll.benchmark.problem import Problem
 from pycoll.benchmark.timing import Case
 from pycoll.dtypes import ReduceOp
 

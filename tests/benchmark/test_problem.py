@@ -7,7 +7,8 @@ import functools
 import numpy as np
 import pytest
 
-from pycoll.benchmark.problem import OPERATIONS, Problem
+from pycoll.benchmark.operation import OPERATIONS
+from pycoll.benchmark.problem import Problem
 from pycoll.dtypes import BY_NAME, ReduceOp
 
 ALLREDUCE = OPERATIONS["allreduce"]

@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from pycoll.benchmark import report
-from pycoll.benchmark.problem import OPERATIONS, Problem
+from pycoll.benchmark import metadata, report
+from pycoll.benchmark.operation import OPERATIONS
+from pycoll.benchmark.problem import Problem
 from pycoll.benchmark.timing import Case, Timing
 from pycoll.dtypes import ReduceOp
 
@@ -53,7 +54,7 @@ def test_row_has_the_keys_and_bandwidths_of_the_median(row):
 
 
 def test_line_stands_under_its_head(row):
-    meta = report.meta("mpi4py", 4, {"pycoll": "1"})
+    meta = metadata.collect("mpi4py", 4, {"pycoll": "1"})
     head = report.head(meta, "allreduce", in_place=False).splitlines()
     line = report.line(row)
     assert "4 ranks, out of place, launched by mpi4py" in head[0]
@@ -64,7 +65,7 @@ def test_line_stands_under_its_head(row):
 
 
 def test_meta_says_who_where_and_how():
-    meta = report.meta("torchrun", 8, {"pycoll": "1", "mpi": "Open MPI v5"}, "verbs")
+    meta = metadata.collect("torchrun", 8, {"pycoll": "1", "mpi": "Open MPI v5"}, "verbs")
     assert set(meta) == {"commit", "machine", "versions", "launcher", "ranks"} | {
         "transport",
         "method",
@@ -142,7 +143,7 @@ def test_columns_that_some_rows_have_stand_under_their_titles(row, extra, name):
     found = windows("bw", 2, 4, 5.0) if extra == "rate" else row
     if extra == "overlap":
         found["overlap"] = {"overall_us": 3.0, "compute_us": 1.0, "pure_us": 2.0, "percent": 7.5}
-    meta = report.meta("spawn", 2, {})
+    meta = metadata.collect("spawn", 2, {})
     head = report.head(meta, "bw", False, extra).splitlines()
     line = report.line(found)
     assert len(head[1]) == len(head[2]) == len(line)
@@ -152,7 +153,7 @@ def test_columns_that_some_rows_have_stand_under_their_titles(row, extra, name):
 
 
 def test_a_warning_stands_above_the_table_once():
-    meta = report.meta("spawn", 4, {}, warnings=["4 ranks share 2 cores"])
+    meta = metadata.collect("spawn", 4, {}, warnings=["4 ranks share 2 cores"])
     assert report.head(meta, "reduce", False).count("# warning: 4 ranks share 2 cores\n") == 1
     assert json.loads(json.dumps(meta))["warnings"] == ["4 ranks share 2 cores"]
 

@@ -7,7 +7,8 @@ import gc
 import numpy as np
 import pytest
 
-from pycoll.benchmark.problem import OPERATIONS, Problem
+from pycoll.benchmark.operation import OPERATIONS
+from pycoll.benchmark.problem import Problem
 from pycoll.benchmark.timing import Case, Rules, Timing, measure
 from pycoll.dtypes import ReduceOp
 

@@ -14,7 +14,7 @@ import sys
 import pytest
 
 from pycoll.benchmark.datatypes import names
-from pycoll.benchmark.problem import OPERATIONS
+from pycoll.benchmark.operation import OPERATIONS
 from pycoll.benchmark.sweep import sizes
 from pycoll.dtypes import BY_NAME, OPS
 

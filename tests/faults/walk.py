@@ -36,7 +36,7 @@ import numpy as np
 
 import pycoll
 from pycoll import Communicator, PycollError
-from pycoll.benchmark import report
+from pycoll.benchmark import metadata
 from pycoll.bootstrap import job as jobs
 from pycoll.runtime import bindings
 
@@ -474,7 +474,7 @@ def figures(way: str, wrong: dict[str, int]) -> dict[str, Any]:
 def result(seed: int, size: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what a walk found, and where."""
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    where = {"commit": report.commit(), "machine": report.machine(), "date": date}
+    where = {"commit": metadata.commit(), "machine": metadata.machine(), "date": date}
     return {"meta": {**where, "seed": seed, "ranks": size}, "rows": rows}
 
 

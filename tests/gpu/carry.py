@@ -93,10 +93,10 @@ def paths(folder: Path) -> list[str]:
 
 def commit(folder: Path) -> str:
     """Return the commit of the source: as git says, or else as it was when it was prepared."""
-    from pycoll.benchmark import report
+    from pycoll.benchmark import metadata
 
     # A folder within some other repository would be told that one's.
-    if (ROOT / ".git").exists() and (found := report.commit()):
+    if (ROOT / ".git").exists() and (found := metadata.commit()):
         return found
     try:
         return (folder / "commit").read_text().strip()

@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 import carry
 from runner import ROOT, Phase, Runner, State, table
 
-from pycoll.benchmark import report
+from pycoll.benchmark import metadata
 
 PREPARE = Phase("prepare", "build, and compile every kernel for a GPU", 900, gpu=False)
 PHASES = (
@@ -91,7 +91,7 @@ def main() -> int:
     form = " ".join(word for word in ("first", "short") if getattr(options, word)) or "all"
     name = "gpu-first" if options.first else "gpu"
     file = options.output / f"{name}.json"
-    state = State(file, commit, options.stand_in, {"machine": report.machine()}, form)
+    state = State(file, commit, options.stand_in, {"machine": metadata.machine()}, form)
     state.load()
     options.carried, options.output = options.carried.resolve(), options.output.resolve()
     arguments = ["--device", str(options.device), "--commit", commit]

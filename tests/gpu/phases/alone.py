@@ -45,7 +45,8 @@ def rank(
     from contest import Contest
     from libraries import Pycoll
 
-    from pycoll.benchmark.problem import OPERATIONS, Problem
+    from pycoll.benchmark.operation import OPERATIONS
+    from pycoll.benchmark.problem import Problem
     from pycoll.dtypes import ReduceOp
 
     seat = meeting.of(comm.rank)
