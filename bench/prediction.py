@@ -56,14 +56,14 @@ def work(options: argparse.Namespace) -> None:
     """Be one rank: tune, then time the sizes in between."""
     import pycoll
     from pycoll.benchmark import metadata
-    from pycoll.cli.tune import METHOD, SIZES, Bench, tuned
+    from pycoll.benchmark.tuner import METHOD, SIZES, Tuner, tuned
     from pycoll.schedule import COLLECTIVES
 
     with pycoll.init() as comm:
         facts = comm.explain("allreduce", 4).question
         names = tuple(COLLECTIVES)
-        medians = Bench(comm, facts, options.seconds).calibrate(names, options.max).medians
-        between = Bench(comm, facts, options.check)
+        medians = Tuner(comm, facts, options.seconds).calibrate(names, options.max).medians
+        between = Tuner(comm, facts, options.check)
         # In the middle of neighbouring sizes, by their logarithms, and not multiples of 64.
         sizes = [math.isqrt(a * b) + 12 for a, b in itertools.pairwise(SIZES)]
         found = between.calibrate(names, options.max, [n for n in sizes if n < options.max]).medians

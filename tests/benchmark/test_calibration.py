@@ -11,7 +11,7 @@ import pytest
 
 from pycoll.algorithms import get
 from pycoll.benchmark.calibration import ENOUGH, Calibration, Cell, Timed, halving
-from pycoll.cli.tune import tuned
+from pycoll.benchmark.tuner import tuned
 from pycoll.cost import Question, Rates, predict
 from pycoll.cost.machine import Machine
 
