@@ -16,6 +16,7 @@ from cudriver import Driver, Graph
 from device import Array, Pool
 
 from pycoll.benchmark.problem import Problem
+from pycoll.benchmark.timing import rotated
 from pycoll.runtime import bindings_cuda as cuda
 
 MODES = ("eager", "graph")
@@ -102,8 +103,8 @@ class Contest:
             for contestant in found:
                 self._calibrate(contestant)
             for repeat in range(repeats):
-                for i in range(len(found)):
-                    self._turn(found[(i + repeat) % len(found)], problem, out)
+                for contestant in rotated(found, repeat):
+                    self._turn(contestant, problem, out)
         finally:
             for contestant in found:
                 if contestant.graph:

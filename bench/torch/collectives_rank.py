@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from pycoll.benchmark import metadata
+from pycoll.benchmark.timing import rotated
 from pycoll.interop.torch_backend import register
 
 #: A block of calls lasts so long at least, so that the clock does not count.
@@ -148,8 +149,7 @@ def measure(case: Case, repeats: int, slowest: Callable[[float], float]) -> dict
         once = min(once, slowest((time.perf_counter() - start) / 3))
         blocks[library] = max(1, min(5000, int(BLOCK_SECONDS / once) + 1))
     for turn in range(repeats):
-        for i in range(len(libraries)):
-            library = libraries[(turn + i) % len(libraries)]
+        for library in rotated(libraries, turn):
             case.check(library, turn + 1)
             call = case.calls[library]
             gc.disable()

@@ -12,6 +12,8 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from pycoll.benchmark.timing import rotated
+
 BEHIND = 3.0  #: times the best: not measured again
 #: The same of the model's word, before anything was measured. The model may be off.
 HOPELESS = 10.0
@@ -90,8 +92,7 @@ class Calibration:
             cells = [Cell(collective, nbytes, name) for name in names]
             if sweep == 0:
                 self._drop_hopeless(cells)
-            turn = sweep % max(1, len(cells))
-            for cell in cells[turn:] + cells[:turn]:
+            for cell in rotated(cells, sweep):
                 if cell not in self._dropped and len(self.samples.get(cell, ())) < ENOUGH:
                     measured |= self._measure(cell)
             self._drop_behind(cells)

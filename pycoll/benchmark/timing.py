@@ -18,7 +18,7 @@ import gc
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,15 @@ METHOD = (
 )
 
 
+def back_to_back(run: Callable[[], object], calls: int) -> float:
+    """Return how many seconds ``calls`` calls take, one behind the other."""
+    turns = itertools.repeat(None, calls)
+    start = time.perf_counter()
+    for _ in turns:
+        run()
+    return time.perf_counter() - start
+
+
 @dataclass(frozen=True)
 class Case:
     """One library's call on given arrays."""
@@ -61,13 +70,7 @@ class Case:
 
     def seconds(self, calls: int) -> float:
         """Return how long ``calls`` calls took, one behind the other."""
-        if self.block is not None:
-            return self.block(calls)
-        run, turns = self.run, itertools.repeat(None, calls)
-        start = time.perf_counter()
-        for _ in turns:
-            run()
-        return time.perf_counter() - start
+        return back_to_back(self.run, calls) if self.block is None else self.block(calls)
 
     def each(self, calls: int) -> Array:
         """Return how many seconds each of ``calls`` calls took, one behind the other."""
@@ -142,7 +145,7 @@ def measure(
     singles: list[list[Array]] = [[] for _ in cases]
     wrong = [0] * len(cases)
     for repeat in range(rules.repeats):
-        for i in _rotated(len(cases), repeat):
+        for i in rotated(range(len(cases)), repeat):
             progress(f"repeat {repeat + 1} of {rules.repeats}, {cases[i].library}")
             seconds, each, errors = _turn(cases[i], problem, gather, blocks[i])
             samples[i].append(seconds / blocks[i].calls * 1e6)
@@ -164,8 +167,10 @@ class _Block:
     long: bool  #: a call takes so long that the clock may be read behind each
 
 
-def _rotated(n: int, by: int) -> Iterator[int]:
-    return ((i + by) % n for i in range(n))
+def rotated(turns: Sequence[Any], by: int) -> list[Any]:
+    """Return those that take turns, in the order of the turn numbered ``by``."""
+    first = by % max(1, len(turns))
+    return [*turns[first:], *turns[:first]]
 
 
 def _turn(case: Case, problem: Problem, gather: Gather, block: _Block) -> tuple[float, Array, int]:

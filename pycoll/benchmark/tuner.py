@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import time
@@ -13,8 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pycoll.algorithms import get, names
+from pycoll.benchmark import oob
 from pycoll.benchmark.calibration import BLOCK_SECONDS, Calibration, Cell, Timed
 from pycoll.benchmark.operation import OPERATIONS
+from pycoll.benchmark.timing import back_to_back
 from pycoll.cost import Machine, Question, Tuning, predict
 from pycoll.cost.candidate import MOST_STEPS, candidates
 from pycoll.cost.fit import Row, fit
@@ -53,6 +54,7 @@ class Tuner:
         self.facts = facts
         self._started = time.perf_counter()
         self._budget = budget
+        self._gather = oob.gather(comm)
         self._plans: dict[Cell, Callable[[], object]] = {}
         self._pool: tuple[Any, Any] = (np.ones(0, np.float32), np.ones(0, np.float32))
 
@@ -108,13 +110,12 @@ class Tuner:
         plan = self._plans.get(cell)
         if plan is None:
             plan = self._plans[cell] = self.plan(cell)
-        self._exchange(0.0)
-        for _ in itertools.repeat(None, min(calls // 8, 64)):
-            plan()  # the ranks leave the exchange apart: line them up
-        start = time.perf_counter()
-        for _ in itertools.repeat(None, calls):
-            plan()
-        return self._exchange(time.perf_counter() - start)
+        self._gather(0.0)
+        # The ranks leave the gathering apart: a few calls line them up.
+        back_to_back(plan, min(calls // 8, 64))
+        seconds = back_to_back(plan, calls)
+        ranks = self._gather(np.array([seconds, time.perf_counter() - self._started]))
+        return Timed(max(float(taken) for taken, _ in ranks), float(ranks[0][1]))
 
     def plan(self, cell: Cell) -> Callable[[], object]:
         """Return a call of the cell."""
@@ -137,14 +138,6 @@ class Tuner:
             cell.collective, *arrays, algorithm=cell.algorithm
         )
         return call
-
-    def _exchange(self, seconds: float) -> Timed:
-        places = np.zeros(self.comm.size + 1)
-        places[self.comm.rank] = seconds
-        if self.comm.rank == 0:
-            places[-1] = time.perf_counter() - self._started
-        self.comm.allreduce(places)
-        return Timed(float(places[:-1].max()), float(places[-1]))
 
 
 def distinct(collective: str, facts: Question) -> list[str]:

@@ -130,9 +130,9 @@ def measure(
         UsageError: ``repeats`` is less than 1 or more than a million, or an argument is none.
         UnavailableError: There is no GPU.
     """
+    from pycoll.benchmark.oob import gather
     from pycoll.overlap.frameworks import on_stream
-    from pycoll.overlap.ranks import Together
-    from pycoll.overlap.timing import MOST_REPEATS, Alone, run
+    from pycoll.overlap.timing import MOST_REPEATS, run
 
     _require_communicator("measure", comm)
     repeats = integer("overlap.measure: repeats", repeats, 1, MOST_REPEATS)
@@ -159,9 +159,9 @@ def measure(
             shaped = compute.shaped(advice.capped, here.limits)
     elif shaped is None:
         note = "not shaped: compute is no overlap.Launch, and no shaped form was given"
-    ranks = Alone() if comm is None else Together(comm)
     capped = None if shaped is None else on_stream(shaped)
-    return run(here, ranks, on_stream(compute), on_stream(collective), capped, repeats, note)
+    streamed = on_stream(compute), on_stream(collective), capped
+    return run(here, gather(comm), *streamed, repeats, note)
 
 
 def _require_communicator(who: str, comm: Any) -> None:

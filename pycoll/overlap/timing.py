@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from pycoll.arguments import integer
+from pycoll.benchmark.oob import Gather
+from pycoll.benchmark.timing import rotated
 from pycoll.overlap.result import BOTH, CONCURRENT, PRIORITY, SEQUENTIAL, SHAPED, WAYS, Measured
 
 MOST_REPEATS = 1_000_000
@@ -39,30 +41,9 @@ class Gpu(Protocol):
         """Return the time between two events that have happened."""
 
 
-class Ranks(Protocol):
-    """What `measure` needs of a communicator."""
-
-    def barrier(self) -> object:
-        """Wait for all ranks."""
-
-    def slowest(self, seconds: list[float]) -> list[float]:
-        """Return the largest of all ranks, place by place."""
-
-
-class Alone:
-    """One rank."""
-
-    def barrier(self) -> None:
-        """Nobody else is there."""
-
-    def slowest(self, seconds: list[float]) -> list[float]:
-        """Return the own times."""
-        return seconds
-
-
 def run(
     gpu: Gpu,
-    ranks: Ranks,
+    gather: Gather,
     compute: Enqueue,
     collective: Enqueue,
     shaped: Enqueue | None,
@@ -71,11 +52,13 @@ def run(
 ) -> Measured:
     """Time every way ``repeats`` times, in turns; all ranks call this alike.
 
+    ``gather`` gives every rank what each rank passed; all leave it together.
+
     Raises:
         UsageError: ``repeats`` is less than 1, or more than a million.
     """
     repeats = integer("overlap.measure: repeats", repeats, 1, MOST_REPEATS)
-    bench = _Bench(gpu, ranks)
+    bench = _Bench(gpu, gather)
     turns: dict[str, Callable[[], float]] = {
         "compute": lambda: bench.one(compute),
         "collective": lambda: bench.one(collective),
@@ -89,27 +72,28 @@ def run(
     for turn in turns.values():  # kernels are loaded, peers are met
         turn()
     times: dict[str, list[float]] = {name: [] for name in turns}
-    names = list(turns)
     for repeat in range(repeats):
         # The order rotates, so that none always follows the same one.
-        by = repeat % len(names)
-        for name in (*names[by:], *names[:by]):
+        for name in rotated(list(turns), repeat):
             times[name].append(turns[name]())
-    samples = {name: tuple(ranks.slowest(values)) for name, values in times.items()}
+    samples = {
+        name: tuple(float(max(each)) for each in zip(*gather(values), strict=True))
+        for name, values in times.items()
+    }
     ways = {way: samples[way] for way in WAYS if way in samples}
     return Measured(samples["compute"], samples["collective"], ways, note)
 
 
 class _Bench:
-    def __init__(self, gpu: Gpu, ranks: Ranks) -> None:
-        self._gpu, self._ranks = gpu, ranks
+    def __init__(self, gpu: Gpu, gather: Gather) -> None:
+        self._gpu, self._gather = gpu, gather
         self._main = gpu.stream(high=False)
         self._side = {high: gpu.stream(high) for high in (False, True)}
         self._start, self._end, self._joined = gpu.event(), gpu.event(), gpu.event()
 
     def one(self, *work: Enqueue) -> float:
         """Time work on one stream."""
-        self._ranks.barrier()
+        self._gather(0.0)
         self._main.record(self._start)
         for enqueue in work:
             enqueue(self._main)
@@ -118,7 +102,7 @@ class _Bench:
     def two(self, compute: Enqueue, collective: Enqueue, high: bool) -> float:
         """Time a computation and, beside it, a collective."""
         side = self._side[high]
-        self._ranks.barrier()
+        self._gather(0.0)
         self._main.record(self._start)
         side.wait(self._start)
         # The computation first: so the collective finds SMs that are full, as it does in life.

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from simulated import Simulated
 
+from pycoll.benchmark.oob import gather
 from pycoll.errors import UsageError
 from pycoll.overlap.result import Measured
-from pycoll.overlap.timing import Alone, run
+from pycoll.overlap.timing import run
 
 
 def measured(gpu: Simulated, with_shaped: bool = True, repeats: int = 7) -> Measured:
     shaped = gpu.compute(105e-6, room=True) if with_shaped else None
-    return run(gpu, Alone(), gpu.compute(100e-6), gpu.collective(40e-6), shaped, repeats)
+    return run(gpu, gather(None), gpu.compute(100e-6), gpu.collective(40e-6), shaped, repeats)
 
 
 def test_five_ways_and_both_alone() -> None:
@@ -46,7 +48,7 @@ def test_without_a_shaped_kernel_two_ways_are_absent() -> None:
 def test_no_gain_is_said() -> None:
     gpu = Simulated()
     # Nothing overlaps: a collective of no length.
-    found = run(gpu, Alone(), gpu.compute(100e-6), gpu.collective(0), None, 5)
+    found = run(gpu, gather(None), gpu.compute(100e-6), gpu.collective(0), None, 5)
     assert found.best == "sequential"
     assert (found.gain, found.hidden) == (0, 0)
     assert found.verdict == "no gain: no way is faster than sequential"
@@ -56,7 +58,7 @@ def test_no_gain_is_said() -> None:
 def test_noise_is_no_gain() -> None:
     noise = random.Random(7)
     gpu = Simulated(lambda: noise.uniform(0.5, 1.5))
-    found = run(gpu, Alone(), gpu.compute(100e-6), gpu.collective(3e-6), None, 30)
+    found = run(gpu, gather(None), gpu.compute(100e-6), gpu.collective(3e-6), None, 30)
     assert found.best == "sequential"
 
 
@@ -78,19 +80,19 @@ def test_the_ways_take_turns_in_rotated_order() -> None:
 
 
 def test_the_slowest_rank_counts() -> None:
-    class Two(Alone):
-        barriers = 0
+    alone: list[float] = []
 
-        def barrier(self) -> None:
-            self.barriers += 1
+    def two(value: Any) -> list[Any]:
+        """The other rank takes twice as long."""
+        if isinstance(value, list):
+            return [value, [2 * each for each in value]]
+        alone.append(value)
+        return [value, value]
 
-        def slowest(self, seconds: list[float]) -> list[float]:
-            return [2 * value for value in seconds]
-
-    gpu, ranks = Simulated(), Two()
-    found = run(gpu, ranks, gpu.compute(1e-3), gpu.collective(1e-3), None, 3)
+    gpu = Simulated()
+    found = run(gpu, two, gpu.compute(1e-3), gpu.collective(1e-3), None, 3)
     assert found.seconds("sequential") == pytest.approx(4e-3)
-    assert ranks.barriers == 5 * 4  # before every turn, those that load included
+    assert len(alone) == 5 * 4  # the ranks meet before every turn, those that load included
 
 
 def test_a_table() -> None:
@@ -120,4 +122,4 @@ def test_json() -> None:
 def test_no_repeats_are_refused() -> None:
     gpu = Simulated()
     with pytest.raises(UsageError, match="repeats is 0, want at least 1"):
-        run(gpu, Alone(), gpu.compute(1), gpu.collective(1), None, 0)
+        run(gpu, gather(None), gpu.compute(1), gpu.collective(1), None, 0)
