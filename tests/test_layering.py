@@ -23,7 +23,7 @@ ABOVE = (
 #: the places (prefixes of the path below pycoll/) that `only_in` lists for it.
 LAW = {
     "order": (
-        {"errors", "arguments", "config", "dtypes", "fabric", "files", "installed"},
+        {"errors", "arguments", "config", "dtypes", "fabric", "files", "installed", "sysfs"},
         {"schedule", "topology"},
         {"algorithms", "passes"},
         {"program"},

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from pycoll.doctor.port import Port, ports
 from pycoll.fabric import Fabric
+from pycoll.sysfs import Sysfs
 from pycoll.topology import Node, Pci, probe
 from pycoll.topology.pci import functions
-from pycoll.topology.sysfs import Sysfs
 
 
 class Attributes(NamedTuple):

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pycoll.sysfs import Sysfs
 from pycoll.topology.pci import address_of
-from pycoll.topology.sysfs import Sysfs
 
 DEVICES = "sys/class/infiniband"
 NET = "sys/class/net"

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pycoll.sysfs import Sysfs
 from pycoll.topology.model import Pci
-from pycoll.topology.sysfs import Sysfs
 
 FUNCTIONS = "sys/bus/pci/devices"
 #: First byte of a function's class.

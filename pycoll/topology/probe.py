@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from pycoll.arguments import filename
+from pycoll.sysfs import Sysfs
 from pycoll.topology.clusters import BRIDGE, MEMORY, PCIE
 from pycoll.topology.model import Device, Link, Nic, Node, Pci, Socket
 from pycoll.topology.pci import VENDORS, address_of, functions
-from pycoll.topology.sysfs import Sysfs
 
 CPUS, NUMA = "sys/devices/system/cpu", "sys/devices/system/node"
 NET, RDMA = "sys/class/net", "sys/class/infiniband"
