@@ -6,12 +6,12 @@ import random
 import time
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from pycoll.benchmark.operation import OPERATIONS
 from pycoll.benchmark.problem import Array, Problem
 from pycoll.dtypes import ReduceOp
+from pycoll.sysfs import boot_id
 
 _LATE = 1e-3  #: seconds: at most so late a rank comes to a barrier that is checked
 
@@ -41,4 +41,4 @@ class Arrival(Problem):
 
 def clock() -> float:
     """Return a number that ranks with one monotonic clock share: that of the running kernel."""
-    return float(zlib.crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()))
+    return float(zlib.crc32(boot_id().encode()))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pycoll.errors import UnavailableError
+from pycoll.sysfs import HOST
 
 #: Of every message a rank holds at least the result and what the result must be.
 _ARRAYS = 2
@@ -12,13 +11,9 @@ _ARRAYS = 2
 
 def available() -> int | None:
     """Return the bytes that processes can have on this host; None where that is not told."""
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-    except OSError:
-        return None
-    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    known = [fields[name] for name in ("MemAvailable", "SwapFree") if name in fields]
-    return sum(int(field.split()[0]) << 10 for field in known) if known else None
+    found = [HOST.nbytes("proc/meminfo", name) for name in ("MemAvailable", "SwapFree")]
+    known = [nbytes for nbytes in found if nbytes is not None]
+    return sum(known) if known else None
 
 
 def require(nbytes: int, ranks: int, room: int | None) -> None:

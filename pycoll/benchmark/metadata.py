@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pycoll.benchmark.timing import METHOD
+from pycoll.sysfs import cpu_model
 
 
 def collect(
@@ -57,14 +58,5 @@ def commit() -> str | None:
 
 def machine() -> dict[str, Any]:
     """Return the CPU model, the cores this process may use and the kernel."""
-    model = platform.machine()
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    for entry in text.splitlines():
-        key, _, value = entry.partition(":")
-        if key.strip() == "model name":
-            model = value.strip()
-            break
+    model = cpu_model() or platform.machine()
     return {"cpu": model, "cores": os.cpu_count(), "kernel": platform.release()}

@@ -8,6 +8,7 @@ import struct
 from typing import NamedTuple
 
 from pycoll.errors import BootstrapError
+from pycoll.sysfs import boot_id
 
 _LAYOUT = struct.Struct("<IQHB")  # process id, inode of its namespace, port, bytes of address
 
@@ -26,12 +27,10 @@ class Member(NamedTuple):
     def me(cls) -> Member:
         """Describe this process."""
         try:
-            with open("/proc/sys/kernel/random/boot_id") as file:
-                boot = file.read().strip()
             namespace = os.stat("/proc/self/ns/pid").st_ino
         except OSError:  # no /proc: an unknown machine is only known by its name
-            boot, namespace = "", 0
-        return cls(os.getpid(), namespace, f"{socket.gethostname()[:200]}/{boot}")
+            namespace = 0
+        return cls(os.getpid(), namespace, f"{socket.gethostname()[:200]}/{boot_id()}")
 
     def encode(self) -> bytes:
         """Return the bytes that HELLO and WELCOME carry."""

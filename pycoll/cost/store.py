@@ -16,6 +16,7 @@ from pycoll import files
 from pycoll.cost.question import Question
 from pycoll.cost.tuning import Tuning
 from pycoll.errors import UsageError, quoted
+from pycoll.sysfs import cpu_model
 
 
 def key(version: str, question: Question, cpu: str | None = None) -> str:
@@ -111,17 +112,3 @@ def _writing(directory: Path, folder: Path) -> Iterator[tuple[IO[str], str]]:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-
-
-def cpu_model() -> str:
-    """Return the model of the processor, or "" where the system does not say."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as stream:
-            text = stream.read(4096)  # the first core's; the whole takes long on a large machine
-    except OSError:
-        return ""
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            return value.strip()
-    return ""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pycoll.doctor.finding import Finding, ok, problem, unknown
 from pycoll.doctor.machine import Machine
+from pycoll.sysfs import PCI
 
 _FIRST = 0x100  #: where the extended capabilities begin
 _ACS = 0x000D
@@ -54,7 +55,7 @@ def _between(machine: Machine, a: str, b: str) -> list[str]:
 def _control(machine: Machine, bridge: str) -> int | None:
     """Return the ACS control register, 0 of a bridge without, None if it may not be read."""
     try:
-        config = (machine.root / "sys/bus/pci/devices" / bridge / "config").read_bytes()
+        config = (machine.root / PCI / bridge / "config").read_bytes()
     except OSError:
         return None
     if len(config) <= 64:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 from pycoll.doctor.finding import Finding, ok, warning
 from pycoll.doctor.machine import Machine
-from pycoll.doctor.port import DEVICES, NET, Port
+from pycoll.doctor.port import Port
+from pycoll.sysfs import NET, RDMA
 
 
 def alike(machine: Machine) -> Iterator[Finding]:
@@ -65,7 +66,7 @@ def _mtu(machine: Machine, group: list[Port]) -> Finding | None:
 def _firmware(machine: Machine, group: list[Port]) -> Finding | None:
     return _differ(
         group,
-        [machine.sysfs.text(f"{DEVICES}/{port.device}/fw_ver") for port in group],
+        [machine.sysfs.text(f"{RDMA}/{port.device}/fw_ver") for port in group],
         "cards of one model have different firmware",
         "the same firmware",
         "mlxfwmanager --online -u (other vendors: the tool of theirs), then reboot",

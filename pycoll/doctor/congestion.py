@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from pycoll.doctor.finding import Finding, ok, unknown, warning
 from pycoll.doctor.machine import Machine
-from pycoll.doctor.port import DEVICES, NET, Port
+from pycoll.doctor.port import Port
+from pycoll.sysfs import NET, RDMA
 
 CONFIG = "sys/kernel/config/rdma_cm"
 
@@ -83,7 +84,7 @@ def mark(machine: Machine) -> Iterator[Finding]:
     """Compare the traffic class of pycoll with the one that this site gives other RDMA programs."""
     for port, _ in _rails(machine):
         files = (
-            f"{DEVICES}/{port.device}/tc/{port.number}/traffic_class",
+            f"{RDMA}/{port.device}/tc/{port.number}/traffic_class",
             f"{CONFIG}/{port.device}/ports/{port.number}/default_roce_tos",
         )
         forced, usual = (_class(machine, file) for file in files)

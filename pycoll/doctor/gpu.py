@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pycoll.doctor.finding import Finding, ok, unknown, warning
 from pycoll.doctor.machine import Machine
 from pycoll.doctor.port import Port
+from pycoll.sysfs import NUMA, PCI
 from pycoll.topology import Pci
 
 _NVIDIA = "0x10de"
@@ -110,7 +111,7 @@ def _steps(machine: Machine, gpu: Pci, port: Port) -> int | None:
 
 def _root(machine: Machine, function: Pci) -> str:
     """Return the host bridge that a function is below, such as pci0000:80."""
-    parts = machine.sysfs.target(f"sys/bus/pci/devices/{function.name}")
+    parts = machine.sysfs.target(f"{PCI}/{function.name}")
     return next((part for part in parts if re.fullmatch(r"pci[0-9a-f]+:[0-9a-f]+", part)), "")
 
 
@@ -138,9 +139,7 @@ def _process(machine: Machine, rails: list[Port]) -> Iterator[Finding]:
 def _sockets(machine: Machine, cpus: str) -> set[str]:
     found = set()
     for near in machine.node.sockets:
-        ids = machine.sysfs.ids(
-            f"sys/devices/system/node/node{near.name.removeprefix('socket')}/cpulist"
-        )
+        ids = machine.sysfs.ids(f"{NUMA}/node{near.name.removeprefix('socket')}/cpulist")
         if ids and ids & _numbers(cpus):
             found.add(near.name)
     return found

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from pycoll.doctor.finding import Finding, ok, unknown, warning
 from pycoll.doctor.machine import Machine
+from pycoll.sysfs import PCI
 
-FUNCTIONS = "sys/bus/pci/devices"
 _OFF = {"iommu=off", "intel_iommu=off", "amd_iommu=off"}
 _ON = {"intel_iommu=on", "amd_iommu=on", "iommu=force", "iommu.passthrough=0"}
 _THROUGH = {"iommu=pt", "iommu.passthrough=1"}
@@ -24,7 +24,7 @@ def iommu(machine: Machine) -> Iterator[Finding]:
 
 
 def _of(machine: Machine, address: str) -> Finding:
-    folder = f"{FUNCTIONS}/{address}/iommu_group"
+    folder = f"{PCI}/{address}/iommu_group"
     if not (machine.root / folder).is_dir():
         return ok(address, "behind no IOMMU")
     kind = machine.sysfs.text(f"{folder}/type")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pycoll.doctor.finding import Finding, bad, ok, problem, unknown
 from pycoll.doctor.machine import Machine
 from pycoll.doctor.port import devices
+from pycoll.sysfs import PCI
 
-FUNCTIONS = "sys/bus/pci/devices"
 VERBS = "sys/class/infiniband_verbs"
 
 #: The driver of a network card → the module that makes an RDMA device of it. Of the others not
@@ -55,7 +55,7 @@ def driver(machine: Machine) -> Iterator[Finding]:
     """Find cards that could do RDMA and are no RDMA device to the kernel."""
     idle = []
     for address, function in machine.functions.items():
-        folder = f"{FUNCTIONS}/{address}"
+        folder = f"{PCI}/{address}"
         own = (machine.sysfs.target(f"{folder}/driver") or ("",))[-1]
         virtual = (machine.root / folder / "physfn").exists()
         if function.what != "network" or virtual or machine.sysfs.names(f"{folder}/infiniband"):

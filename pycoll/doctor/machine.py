@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pycoll.doctor.port import Port, ports
 from pycoll.fabric import Fabric
-from pycoll.sysfs import Sysfs
+from pycoll.sysfs import PCI, Sysfs
 from pycoll.topology import Node, Pci, probe
 from pycoll.topology.pci import functions
 
@@ -132,7 +132,7 @@ class Machine:
         return next(loaded, "")
 
     def _computes(self, function: Pci) -> bool:
-        kind = (self.sysfs.text(f"sys/bus/pci/devices/{function.name}/class") or "")[:6]
+        kind = (self.sysfs.text(f"{PCI}/{function.name}/class") or "")[:6]
         if function.vendor == "0x10de":  # NVIDIA
             return kind in ("0x0300", "0x0302")
         # AMD and Intel: 0x0300 may be the graphics of the CPU.

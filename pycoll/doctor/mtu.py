@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from pycoll.doctor.finding import Finding, ok, problem, unknown, warning
 from pycoll.doctor.machine import Attributes, Machine
-from pycoll.doctor.port import NET, Port
+from pycoll.doctor.port import Port
+from pycoll.sysfs import NET
 
 #: Bytes of data that a packet may carry.
 SIZES = (256, 512, 1024, 2048, 4096)

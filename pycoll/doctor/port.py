@@ -7,11 +7,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pycoll.sysfs import Sysfs
+from pycoll.sysfs import NET, RDMA, Sysfs
 from pycoll.topology.pci import address_of
-
-DEVICES = "sys/class/infiniband"
-NET = "sys/class/net"
 
 _CA = 1  #: of the types of devices
 ACTIVE = 4  #: of the states that /sys names with their numbers
@@ -57,7 +54,7 @@ class Port:
     @property
     def folder(self) -> str:
         """Where /sys keeps it."""
-        return f"{DEVICES}/{self.device}/ports/{self.number}"
+        return f"{RDMA}/{self.device}/ports/{self.number}"
 
     @property
     def active(self) -> bool:
@@ -72,8 +69,8 @@ class Port:
 
 def devices(sysfs: Sysfs) -> tuple[list[str], list[str]]:
     """Return the devices that speak InfiniBand or RoCE, and the others, such as iWARP and EFA."""
-    names = sysfs.names(DEVICES)
-    ours = [name for name in names if sysfs.count(f"{DEVICES}/{name}/node_type") in (_CA, None)]
+    names = sysfs.names(RDMA)
+    ours = [name for name in names if sysfs.count(f"{RDMA}/{name}/node_type") in (_CA, None)]
     return ours, [name for name in names if name not in ours]
 
 
@@ -82,13 +79,13 @@ def ports(sysfs: Sysfs) -> tuple[Port, ...]:
     return tuple(
         _port(sysfs, device, int(number))
         for device in devices(sysfs)[0]
-        for number in sysfs.names(f"{DEVICES}/{device}/ports")
+        for number in sysfs.names(f"{RDMA}/{device}/ports")
         if number.isdecimal()
     )
 
 
 def _port(sysfs: Sysfs, device: str, number: int) -> Port:
-    folder = f"{DEVICES}/{device}/ports/{number}"
+    folder = f"{RDMA}/{device}/ports/{number}"
     state, physical = sysfs.text(f"{folder}/state"), sysfs.text(f"{folder}/phys_state")
     gigabits = sysfs.number(f"{folder}/rate")
     width = re.search(r"\((\d+)X", sysfs.text(f"{folder}/rate") or "")
@@ -103,8 +100,8 @@ def _port(sysfs: Sysfs, device: str, number: int) -> Port:
         int(width[1]) if width else None,
         tuple(_gids(sysfs, folder)),
         _interface(sysfs, device, number),
-        address_of(sysfs.target(f"{DEVICES}/{device}/device")) or None,
-        "virtual" in sysfs.target(f"{DEVICES}/{device}"),
+        address_of(sysfs.target(f"{RDMA}/{device}/device")) or None,
+        "virtual" in sysfs.target(f"{RDMA}/{device}"),
     )
 
 
@@ -122,14 +119,14 @@ def _gids(sysfs: Sysfs, folder: str) -> Iterator[Gid]:
 
 def _interface(sysfs: Sysfs, device: str, number: int) -> str | None:
     """Return the interface of a port: of a card with several, the one with the port's number."""
-    for index in sysfs.names(f"{DEVICES}/{device}/ports/{number}/gid_attrs/ndevs"):
-        found = sysfs.text(f"{DEVICES}/{device}/ports/{number}/gid_attrs/ndevs/{index}")
+    for index in sysfs.names(f"{RDMA}/{device}/ports/{number}/gid_attrs/ndevs"):
+        found = sysfs.text(f"{RDMA}/{device}/ports/{number}/gid_attrs/ndevs/{index}")
         if found is not None:
             return found
         if index == "7":  # nothing is there: the table has hundreds of empty places
             break
-    own = sysfs.names(f"{DEVICES}/{device}/device/net")
+    own = sysfs.names(f"{RDMA}/{device}/device/net")
     for name in own:
         if sysfs.count(f"{NET}/{name}/dev_port") == number - 1:
             return name
-    return own[0] if own else sysfs.text(f"{DEVICES}/{device}/parent")
+    return own[0] if own else sysfs.text(f"{RDMA}/{device}/parent")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pycoll.doctor.finding import Finding, bad, ok, problem, unknown, warning
 from pycoll.doctor.machine import Machine
+from pycoll.sysfs import PCI
 from pycoll.topology import Pci
 
 
@@ -23,7 +24,7 @@ def slot(machine: Machine) -> Iterator[Finding]:
 
 
 def _virtual(machine: Machine, address: str) -> bool:
-    return (machine.root / "sys/bus/pci/devices" / address / "physfn").exists()
+    return (machine.root / PCI / address / "physfn").exists()
 
 
 def _network(machine: Machine, function: Pci) -> Finding:

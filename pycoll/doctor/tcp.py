@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pycoll.doctor.finding import Finding, ok, unknown, warning
 from pycoll.doctor.machine import Machine
-from pycoll.doctor.port import NET
+from pycoll.sysfs import NET
 
 _UP = 1  #: flag of a route
 

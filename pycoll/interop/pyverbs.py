@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pycoll.errors import UnavailableError
+from pycoll.sysfs import HOST, RDMA
 
 _DEBIAN = Path("/usr/lib/python3/dist-packages/pyverbs")
 _INSTALL = "apt-get install python3-pyverbs (dnf install python3-pyverbs)"
@@ -81,7 +82,7 @@ def devices() -> tuple[Device, ...]:
         UnavailableError: pyverbs is not there, or cannot open a device.
     """
     library, errors = _import()
-    if not any(Path("/sys/class/infiniband").glob("*")):
+    if not HOST.names(RDMA):
         return ()  # pyverbs would call this an error
     try:
         return tuple(_device(library, found.name.decode()) for found in library.get_device_list())

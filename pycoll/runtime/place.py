@@ -5,15 +5,13 @@ from __future__ import annotations
 import functools
 import operator
 import os
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
 from pycoll.schedule.placement import Level, Placement
+from pycoll.sysfs import HOST, NUMA, Sysfs, boot_id
 
 NOWHERE = -1  #: of a rank whose processors do not all lie at one memory
-
-_NODES = Path("/sys/devices/system/node")
 
 
 class Place(NamedTuple):
@@ -26,12 +24,10 @@ class Place(NamedTuple):
     @classmethod
     def mine(cls) -> Place:
         """Describe this process."""
-        try:
-            host = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        except OSError:  # no /proc: as far as can be told, alone
-            host = f"{os.uname().nodename}/{os.getpid()}"
-        cpus = sum(1 << cpu for cpu in os.sched_getaffinity(0))
-        return cls(host, memory_of(cpus), cpus)
+        # Without /proc it is alone, as far as can be told.
+        host = boot_id() or f"{os.uname().nodename}/{os.getpid()}"
+        cpus = os.sched_getaffinity(0)
+        return cls(host, memory_of(cpus), sum(1 << cpu for cpu in cpus))
 
     def encode(self) -> dict[str, Any]:
         """Return what JSON can carry."""
@@ -51,25 +47,13 @@ class Place(NamedTuple):
         return cls(host, memory, cpus)
 
 
-def memory_of(cpus: int, nodes: Path = _NODES) -> int:
+def memory_of(cpus: Set[int], host: Sysfs = HOST) -> int:
     """Return the NUMA node that all these processors belong to, or NOWHERE."""
-    for path in nodes.glob("node[0-9]*/cpulist"):
-        try:
-            there = path.read_text().strip()
-        except OSError:  # taken offline
-            continue
-        if there and not cpus & ~_bits(there):
-            return int(path.parent.name.removeprefix("node"))
+    for name in host.names(NUMA):
+        number = name.removeprefix("node")
+        if number.isdecimal() and cpus <= (host.ids(f"{NUMA}/{name}/cpulist") or set()):
+            return int(number)
     return NOWHERE
-
-
-def _bits(text: str) -> int:
-    """Read "0-3,8" as the kernel writes it."""
-    found = 0
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        found |= (2 << int(last or first)) - (1 << int(first))
-    return found
 
 
 def hosts(places: Sequence[Place]) -> tuple[int, ...]:

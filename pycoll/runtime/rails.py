@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
 import socket
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from pycoll.errors import UnavailableError
 from pycoll.fabric import MAX_RAILS, Rail, Rails
 from pycoll.runtime import bindings
 from pycoll.runtime.bindings import Port
+from pycoll.sysfs import HOST, RDMA, natural
 
 ACTIVE = 4
 LAYERS = {1: "InfiniBand", 2: "Ethernet"}
@@ -27,8 +25,6 @@ _STATES = {
     3: "waits for the subnet manager to activate it",
     5: "was active and has lost its link",
 }
-
-_DEVICES = Path("/sys/class/infiniband")
 
 
 class Found(NamedTuple):
@@ -83,8 +79,8 @@ def choose(usable: Sequence[Port], memory: int) -> tuple[Rail, ...]:
     if not kinds:
         return ()
     best = max(sorted(kinds), key=lambda one: sum(max(1, p.speed) for p in kinds[one]))
-    fastest = sorted(near(kinds[best], memory), key=lambda port: (-port.speed, _natural(port)))
-    chosen = sorted(fastest[:MAX_RAILS], key=_natural)  # alike on alike hosts: rail i meets rail i
+    fastest = sorted(near(kinds[best], memory), key=lambda port: (-port.speed, _order(port)))
+    chosen = sorted(fastest[:MAX_RAILS], key=_order)  # alike on alike hosts: rail i meets rail i
     return tuple(Rail(port.device, port.port) for port in chosen)
 
 
@@ -139,7 +135,7 @@ def flaw(port: Port, gid: int = -1) -> str:
     if port.link_layer == _ROCE and port.gid_index < 0 and gid < 0:
         return "has no address: ip addr add gives its interface one"
     if gid >= 0 and (address := _gid(port, gid)) is not None and not any(address):
-        return f"has no address with the number {gid} (GID): see {_folder(port)}/gids"
+        return f"has no address with the number {gid} (GID): see /{_folder(port)}/gids"
     return ""
 
 
@@ -159,27 +155,23 @@ def kind(port: Port, gid: int = -1) -> str:
     return f"Ethernet, {GID_TYPES.get(number, f'GID type {number}')} over {family}"
 
 
-def _folder(port: Port) -> Path:
-    return _DEVICES / port.device / "ports" / str(port.port)
+def _folder(port: Port) -> str:
+    return f"{RDMA}/{port.device}/ports/{port.port}"
 
 
 def _gid(port: Port, number: int) -> bytes | None:
     """Return an address of a port, zeros if it has none there; None if nobody can tell."""
-    if not (_folder(port) / "gids").is_dir():
+    if not HOST.names(f"{_folder(port)}/gids"):
         return None
     try:
-        return socket.inet_pton(
-            socket.AF_INET6, (_folder(port) / "gids" / str(number)).read_text().strip()
-        )
+        return socket.inet_pton(socket.AF_INET6, HOST.text(f"{_folder(port)}/gids/{number}") or "")
     except OSError:  # also of an entry that is empty
         return bytes(16)
 
 
 def _gid_type(port: Port, number: int) -> int:
-    with contextlib.suppress(OSError):
-        text = (_folder(port) / "gid_attrs" / "types" / str(number)).read_text()
-        return 2 if "v2" in text else 1
-    return port.gid_type
+    text = HOST.text(f"{_folder(port)}/gid_attrs/types/{number}")
+    return port.gid_type if text is None else 2 if "v2" in text else 1
 
 
 def describe(port: Port) -> str:
@@ -202,12 +194,8 @@ def name(port: Port) -> str:
 
 def seen() -> bool:
     """Tell whether the kernel has an RDMA device, even if programs cannot use it."""
-    with contextlib.suppress(OSError):
-        return any(_DEVICES.iterdir())
-    return False
+    return bool(HOST.names(RDMA))
 
 
-def _natural(port: Port) -> tuple[object, ...]:
-    """Sort mlx5_2 before mlx5_10."""
-    parts = re.split(r"(\d+)", port.device)
-    return (*((part.isdigit(), int(part) if part.isdigit() else part) for part in parts), port.port)
+def _order(port: Port) -> tuple[object, ...]:
+    return natural(port.device), port.port

@@ -6,10 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pycoll.sysfs import Sysfs
+from pycoll.sysfs import PCI, Sysfs
 from pycoll.topology.model import Pci
 
-FUNCTIONS = "sys/bus/pci/devices"
 #: First byte of a function's class.
 CLASSES = {0x01: "storage", 0x02: "network", 0x03: "display", 0x06: "bridge", 0x12: "display"}
 VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel", "0x15b3": "Mellanox"}
@@ -25,7 +24,7 @@ def address_of(parts: Sequence[str]) -> str:
 def functions(sysfs: Sysfs, sockets: set[str]) -> dict[str, Pci]:
     """Return every function by its address."""
     found = {}
-    for address in sysfs.names(FUNCTIONS):
+    for address in sysfs.names(PCI):
         if _ADDRESS.fullmatch(address):
             found[address] = _function(sysfs, address, sockets)
     # A parent that has no entry of its own would leave a link that ends nowhere.
@@ -33,7 +32,7 @@ def functions(sysfs: Sysfs, sockets: set[str]) -> dict[str, Pci]:
 
 
 def _function(sysfs: Sysfs, address: str, sockets: set[str]) -> Pci:
-    folder = f"{FUNCTIONS}/{address}"
+    folder = f"{PCI}/{address}"
     numa = sysfs.count(f"{folder}/numa_node")  # -1: the firmware does not say
     socket = f"socket{numa}" if numa is not None else None
     if socket not in sockets:

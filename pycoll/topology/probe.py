@@ -6,13 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from pycoll.arguments import filename
-from pycoll.sysfs import Sysfs
+from pycoll.sysfs import CPUS, NET, NUMA, RDMA, Sysfs
 from pycoll.topology.clusters import BRIDGE, MEMORY, PCIE
 from pycoll.topology.model import Device, Link, Nic, Node, Pci, Socket
 from pycoll.topology.pci import VENDORS, address_of, functions
 
-CPUS, NUMA = "sys/devices/system/cpu", "sys/devices/system/node"
-NET, RDMA = "sys/class/net", "sys/class/infiniband"
 ETHERNET, INFINIBAND = 1, 32  #: what /sys/class/net/*/type says (ARPHRD_*)
 
 
@@ -37,8 +35,7 @@ def _sockets(sysfs: Sysfs) -> tuple[Socket, ...]:
     found = []
     for number in numbers:
         cpus = sysfs.ids(f"{NUMA}/{number}/cpulist")
-        kilobytes = _field(sysfs.text(f"{NUMA}/{number}/meminfo"), "MemTotal:")
-        nbytes = kilobytes and kilobytes * 1024
+        nbytes = sysfs.nbytes(f"{NUMA}/{number}/meminfo", "MemTotal")
         found.append(
             Socket(f"socket{number[4:]}", _cores(sysfs, cpus), len(cpus) if cpus else None, nbytes)
         )
@@ -53,14 +50,6 @@ def _cores(sysfs: Sysfs, cpus: frozenset[int] | None) -> int | None:
         return None
     siblings = {sysfs.ids(f"{CPUS}/cpu{cpu}/topology/thread_siblings_list") for cpu in cpus}
     return None if None in siblings else len(siblings)
-
-
-def _field(text: str | None, word: str) -> int | None:
-    words = (text or "").split()
-    for at, found in enumerate(words[:-1]):
-        if found == word and words[at + 1].isdecimal():
-            return int(words[at + 1])
-    return None
 
 
 def _nics(sysfs: Sysfs, pci: dict[str, Pci]) -> tuple[Nic, ...]:

@@ -10,6 +10,7 @@ import pytest
 
 from pycoll.errors import UnavailableError
 from pycoll.interop import pyverbs
+from pycoll.sysfs import RDMA, Sysfs
 
 
 def test_what_is_missing_comes_with_its_cure(monkeypatch):
@@ -94,9 +95,10 @@ def library(*names: str) -> tuple[SimpleNamespace, SimpleNamespace]:
 
 
 @pytest.fixture
-def seen(monkeypatch):
+def seen(monkeypatch, tmp_path):
     """A kernel that has RDMA devices."""
-    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([self / "rxe0"]))
+    (tmp_path / RDMA / "rxe0").mkdir(parents=True)
+    monkeypatch.setattr(pyverbs, "HOST", Sysfs(tmp_path))
 
 
 def test_a_device_and_its_port(monkeypatch, seen):
@@ -118,7 +120,7 @@ def test_a_device_that_cannot_be_opened(monkeypatch, seen):
         pyverbs.devices()
 
 
-def test_no_device_is_no_error(monkeypatch):
+def test_no_device_is_no_error(monkeypatch, tmp_path):
     monkeypatch.setattr(pyverbs, "_import", lambda: library())
-    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([]))
+    monkeypatch.setattr(pyverbs, "HOST", Sysfs(tmp_path))
     assert pyverbs.devices() == ()

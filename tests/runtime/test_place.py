@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pycoll.runtime import place
 from pycoll.runtime.place import NOWHERE, Place
+from pycoll.sysfs import NUMA, Sysfs
 
 
 def ranks(*spots: tuple[str, int, set[int]]) -> list[Place]:
@@ -55,13 +56,14 @@ def test_a_place_that_lies_is_one_or_an_error(said: dict[str, object]) -> None:
 
 def test_the_memory_of_processors(tmp_path: Path) -> None:
     for name, cpus in {"node0": "0-3,8-11", "node1": "4-7\n", "node2": "\n"}.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "cpulist").write_text(cpus)
-    assert place.memory_of(1 << 0 | 1 << 9, tmp_path) == 0
-    assert place.memory_of(0b11110000, tmp_path) == 1
-    assert place.memory_of(0b11000, tmp_path) == NOWHERE
-    assert place.memory_of(1 << 64, tmp_path) == NOWHERE
-    assert place.memory_of(1, tmp_path / "missing") == NOWHERE
+        (tmp_path / NUMA / name).mkdir(parents=True)
+        (tmp_path / NUMA / name / "cpulist").write_text(cpus)
+    host = Sysfs(tmp_path)
+    assert place.memory_of({0, 9}, host) == 0
+    assert place.memory_of({4, 5, 6, 7}, host) == 1
+    assert place.memory_of({3, 4}, host) == NOWHERE
+    assert place.memory_of({64}, host) == NOWHERE
+    assert place.memory_of({0}, Sysfs(tmp_path / "missing")) == NOWHERE
 
 
 def test_hosts_are_numbered_by_their_first_ranks() -> None:

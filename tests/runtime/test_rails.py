@@ -13,6 +13,7 @@ from pycoll.errors import UnavailableError
 from pycoll.fabric import Rail, Rails
 from pycoll.runtime import bindings, rails
 from pycoll.runtime.bindings import Port
+from pycoll.sysfs import RDMA, Sysfs
 
 INFINIBAND, ETHERNET = 1, 2
 PRIVATE = bytes(10) + b"\xff\xff" + socket.inet_aton("10.1.2.3")
@@ -48,8 +49,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
     def have(*ports: Port, missing: str = "", devices: tuple[str, ...] = ()) -> None:
         for device in devices:
-            (tmp_path / device).mkdir()
-        monkeypatch.setattr(rails, "_DEVICES", tmp_path)
+            (tmp_path / RDMA / device).mkdir(parents=True)
+        monkeypatch.setattr(rails, "HOST", Sysfs(tmp_path))
         monkeypatch.setattr(bindings, "verbs_missing", lambda: missing)
         monkeypatch.setattr(bindings, "verbs_ports", lambda: list(ports))
 
@@ -105,8 +106,8 @@ def test_ports_of_one_kind_of_address_are_used() -> None:
 
 
 def test_a_named_address_says_its_own_kind(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(rails, "_DEVICES", tmp_path)
-    folder = tmp_path / "mlx5_0" / "ports" / "1"
+    monkeypatch.setattr(rails, "HOST", Sysfs(tmp_path))
+    folder = tmp_path / RDMA / "mlx5_0" / "ports" / "1"
     for name, text in (
         ("gids/0", "fe80:0000:0000:0000:0000:00ff:fe00:0001"),
         ("gids/1", "0000:0000:0000:0000:0000:ffff:0a01:0203"),
