@@ -91,6 +91,11 @@ def quoted(value: object) -> str:
 _LONGEST = 80  #: characters of a value
 
 
+def counted(n: int, noun: str) -> str:
+    """Return how many there are of something: 1 rank, 2 ranks."""
+    return f"{n} {noun}{'s' * (n != 1)}"
+
+
 def described(error: BaseException) -> str:
     """Return the type and the text of an exception, whatever its own str() does."""
     try:

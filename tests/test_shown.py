@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 import pycoll
-from pycoll.errors import quoted
+from pycoll import topology
+from pycoll.cost import Tuning
+from pycoll.errors import counted, quoted
+from pycoll.overlap.result import Measured
 
 
 def test_a_collective_says_how_it_is_called() -> None:
@@ -23,6 +26,19 @@ def test_algorithms_and_verdicts_are_one_line() -> None:
     verdict = pycoll.verify(ring, size=3)
     assert str(verdict).startswith("ring is correct at 3 ranks: 72 instructions, proved in ")
     assert repr(verdict) == f"<pycoll.Verdict {verdict}>"
+
+
+def test_what_describes_a_machine_is_one_line() -> None:
+    cluster = topology.cluster(2)
+    assert repr(cluster) == ("<topology.Topology of 2 nodes and 2 ranks; topology.tree() draws it>")
+    assert repr(cluster.nodes[0]) == "<topology.Node node0: 1 socket, 1 NIC, 0 devices>"
+    rows = {("allreduce", "ring"): ((8, 1e-6), (64, 2e-6))}
+    assert repr(Tuning(2, rows=rows)) == "<pycoll Tuning of 2 ranks: 2 measured rows>"
+    times = {"sequential": (2e-6,) * 4, "concurrent": (1e-6,) * 4}
+    assert repr(Measured((1e-6,) * 4, (1e-6,) * 4, times)) == (
+        "<overlap.Measured concurrent saves 50.0% of sequential and hides 100% of the collective; "
+        "print it for all>"
+    )
 
 
 @pytest.mark.native
@@ -56,3 +72,7 @@ def test_a_value_in_a_message_is_one_short_line() -> None:
     assert quoted(Odd()) == "<Odd>"
     assert quoted(10**5000) == "<int>"
     assert len(quoted("x" * 1000)) == 80
+
+
+def test_one_of_something_has_no_plural() -> None:
+    assert [counted(n, "rank") for n in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pycoll.errors import UnavailableError
+from pycoll.errors import UnavailableError, counted
 from pycoll.sysfs import HOST
 
 #: Of every message a rank holds at least the result and what the result must be.
@@ -30,8 +30,8 @@ def require(nbytes: int, ranks: int, room: int | None) -> None:
     wanted = _ARRAYS * nbytes * ranks
     if room is not None and wanted > room:
         raise UnavailableError(
-            f"a call of {gib(nbytes)} takes {gib(wanted)} of memory for {ranks} "
-            f"{'rank' if ranks == 1 else 'ranks'} of this host, which has {gib(room)} to give; "
+            f"a call of {gib(nbytes)} takes {gib(wanted)} of memory for "
+            f"{counted(ranks, 'rank')} of this host, which has {gib(room)} to give; "
             "lower --max, or --min"
         )
 

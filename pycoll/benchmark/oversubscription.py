@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pycoll.benchmark.barrier import clock
+from pycoll.errors import counted
 
 _LOOKS = 7
 _BETWEEN = 0.02  #: seconds
@@ -54,13 +55,13 @@ def warnings(seats: Sequence[Seat], others: Sequence[int], cores: int) -> list[s
         busy = max(others[i] for i in here)
         if len(here) > usable:
             found.append(
-                f"{len(here)} ranks share {usable} {_cores(usable)} of {name}: they take turns, "
+                f"{len(here)} ranks share {counted(usable, 'core')} of {name}: they take turns, "
                 "and times hold the waiting for a core"
             )
         if busy and len(here) + busy > max(usable, cores):
             found.append(
                 f"{busy} other {'process wants' if busy == 1 else 'processes want'} a core of "
-                f"{name} beside {len(here)} ranks on {usable} {_cores(usable)}: times will vary"
+                f"{name} beside {len(here)} ranks on {counted(usable, 'core')}: times will vary"
             )
     return found
 
@@ -72,7 +73,3 @@ def look(comm: Any) -> list[str]:
     # The others wait in the next call meanwhile, and waiting ranks sleep.
     found = comm.allgather_object(foreign() if first else 0)
     return warnings(seats, found, os.cpu_count() or 1)
-
-
-def _cores(number: int) -> str:
-    return "core" if number == 1 else "cores"

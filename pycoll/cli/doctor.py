@@ -16,7 +16,7 @@ from pycoll.config import Config
 from pycoll.doctor import Attributes, Finding, Level, Machine, bandwidth, examine
 from pycoll.doctor.dcb import lossless
 from pycoll.doctor.port import Port
-from pycoll.errors import UnavailableError, UsageError
+from pycoll.errors import UnavailableError, UsageError, counted
 from pycoll.fabric import Fabric, Rail
 
 #: Seconds of a measurement of bandwidth.
@@ -78,7 +78,7 @@ def table(findings: Iterable[Finding]) -> str:
             lines.append(f"{indent}cure: {finding.cure}")
     counts = Counter(finding.level for finding in findings)
     named = [(Level.PROBLEM, "problem"), (Level.WARNING, "warning")]
-    parts = [f"{counts[level]} {word}{'s' * (counts[level] != 1)}" for level, word in named]
+    parts = [counted(counts[level], word) for level, word in named]
     lines.append(
         ", ".join([*parts, f"{counts[Level.UNKNOWN]} not known", f"{counts[Level.OK]} ok"])
     )

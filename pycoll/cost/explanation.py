@@ -11,6 +11,7 @@ from pycoll.cost.machine import Machine
 from pycoll.cost.question import Choice, Question
 from pycoll.cost.select import Selector, choice_of, choose, winner
 from pycoll.cost.tuning import Tuning
+from pycoll.errors import counted
 from pycoll.program.lower import compile_program
 from pycoll.schedule import NotDirect
 from pycoll.topology.text import reach
@@ -33,14 +34,12 @@ class Explanation:
 
     def __repr__(self) -> str:
         q = self.question
-        return (
-            f"<pycoll.Explanation {q.collective}, {size_text(q.nbytes)}, {q.size} ranks: "
-            f"{self.choice.algorithm}; print it for all>"
-        )
+        what = f"{q.collective}, {size_text(q.nbytes)}, {counted(q.size, 'rank')}"
+        return f"<pycoll.Explanation {what}: {self.choice.algorithm}; print it for all>"
 
     def __str__(self) -> str:
         q = self.question
-        head = f"{q.collective}, {size_text(q.nbytes)}, {q.size} rank{'s' * (q.size != 1)}"
+        head = f"{q.collective}, {size_text(q.nbytes)}, {counted(q.size, 'rank')}"
         width = max(len(c.algorithm) for c in self.candidates)
         lines = [f"{head}: {self.choice.algorithm}", self.why, *self.where]
         lines.append(f"  {'algorithm':<{width}} {'by tune':>12} {'predicted':>12}")

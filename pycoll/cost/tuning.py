@@ -10,6 +10,7 @@ from typing import Any
 
 from pycoll.cost.machine import DEFAULT, Rates, hosts_of
 from pycoll.cost.question import Question
+from pycoll.errors import counted
 
 VERSION = 1  #: of the JSON; another one is not read
 
@@ -25,6 +26,10 @@ class Tuning:
     hosts: tuple[int, ...] = ()  #: number of every rank's host; empty: all share one
     rates: Rates = DEFAULT
     rows: Mapping[tuple[str, str], Rows] = field(default_factory=dict)  #: by collective, algorithm
+
+    def __repr__(self) -> str:
+        rows = counted(sum(map(len, self.rows.values())), "measured row")
+        return f"<pycoll Tuning of {counted(self.size, 'rank')}: {rows}>"
 
     def fits(self, question: Question) -> bool:
         """Tell whether the rows were measured among the same ranks; the rates always serve."""

@@ -109,6 +109,9 @@ class Measured:
             "note": self.note,
         }
 
+    def __repr__(self) -> str:
+        return f"<overlap.Measured {self.verdict}; print it for all>"
+
     def __str__(self) -> str:
         """Return the table."""
         lines = [f"{'':<12} {'median us':>11} {'low':>11} {'high':>11} {'saves':>8}"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pycoll.arguments import named, require_fields
-from pycoll.errors import UsageError
+from pycoll.errors import UsageError, counted
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,11 @@ class Node:
 
     def __post_init__(self) -> None:
         require_fields(self)
+
+    def __repr__(self) -> str:
+        parts = counted(len(self.nics), "NIC"), counted(len(self.devices), "device")
+        sockets = counted(len(self.sockets), "socket")
+        return f"<topology.Node {self.name}: {sockets}, {', '.join(parts)}>"
 
     @property
     def attached(self) -> tuple[Nic | Device, ...]:

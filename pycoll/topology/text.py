@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from pycoll.arguments import instance
-from pycoll.errors import UsageError
+from pycoll.errors import UsageError, counted
 from pycoll.topology.model import Device, Link, Nic, Node, Pci, Socket
 from pycoll.topology.topology import Topology
 
@@ -27,7 +27,7 @@ def reach(topology: Topology, flows: int = 1) -> list[str]:
     for rank in range(1, topology.size):
         if topology.ranks[rank].node != topology.ranks[0].node:
             found[_way(topology, rank, flows)] += 1
-    return [f"rank 0 to {_count(n, 'rank')}: {how}" for how, n in found.items()]
+    return [f"rank 0 to {counted(n, 'rank')}: {how}" for how, n in found.items()]
 
 
 def _way(t: Topology, rank: int, flows: int) -> str:
@@ -35,13 +35,9 @@ def _way(t: Topology, rank: int, flows: int) -> str:
         routes, hops = t.routes(0, rank, flows), t.hops(0, rank)
     except UsageError:
         return "no link leads there"
-    how = f"RDMA by {_count(len(routes), 'route')}" if routes[0].rdma else "no RDMA"
+    how = f"RDMA by {counted(len(routes), 'route')}" if routes[0].rdma else "no RDMA"
     speed = f"{t.bandwidth(0, rank, flows) / 1e9:.4g} GB/s"
-    return f"{_count(hops, 'hop')}, {how}, {speed}, {t.latency(0, rank) * 1e6:.3g} us"
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'s' * (n != 1)}"
+    return f"{counted(hops, 'hop')}, {how}, {speed}, {t.latency(0, rank) * 1e6:.3g} us"
 
 
 def _lines(t: Topology) -> Iterator[str]:
@@ -100,7 +96,7 @@ def _leaf(t: Topology, switch: str) -> str:
     if not down:
         return ""
     wide, narrow = (sum(link.bandwidth for link in links) for links in (down, up))
-    text = f": leaf of {_count(len(down), 'port')}, {wide / 1e9:.4g} GB/s"
+    text = f": leaf of {counted(len(down), 'port')}, {wide / 1e9:.4g} GB/s"
     return text + (f", and {narrow / 1e9:.4g} GB/s up ({wide / narrow:.3g} to 1)" if up else "")
 
 

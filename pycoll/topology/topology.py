@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pycoll.arguments import integer, require_fields
-from pycoll.errors import UsageError, quoted
+from pycoll.errors import UsageError, counted, quoted
 from pycoll.schedule import Level, Placement
 from pycoll.topology.model import Link, Nic, Node, Place, Switch, within
 from pycoll.topology.routing import Route, Wiring, shared, together
@@ -36,6 +36,10 @@ class Topology:
     switches: tuple[Switch, ...] = ()
     links: tuple[Link, ...] = ()
     ranks: tuple[Place, ...] = ()
+
+    def __repr__(self) -> str:
+        nodes, ranks = counted(len(self.nodes), "node"), counted(len(self.ranks), "rank")
+        return f"<topology.Topology of {nodes} and {ranks}; topology.tree() draws it>"
 
     def __post_init__(self) -> None:
         require_fields(self)
