@@ -55,6 +55,7 @@ LAW = {
         "matplotlib": ("benchmark/plot.py",),
         "cupy": ("arrays/cupy.py", "runtime/cuda/compile.py"),
         "pyverbs": ("interop/pyverbs.py",),
+        "shtab": ("cli/completion.py",),
     },
     # imported when first needed, never by `import pycoll`; but what torch loads to make a process
     # group of it is made of torch's classes
@@ -63,6 +64,7 @@ LAW = {
         "torch": ("interop/torch_",),
         "matplotlib": (),
         "pyverbs": (),
+        "shtab": (),
         "cupy": (),
     },
     # packages whose modules do not import each other in a circle, not even within functions

@@ -1,4 +1,4 @@
-"""The ``pycoll`` command: info, doctor, topology, verify, show, explain, bench, tune, run.
+"""The ``pycoll`` command and its commands, which parse arguments and print.
 
 Each command is one module with ``add(commands)``, which declares its arguments, and a function
 that runs it and returns the exit code: 0 done, 1 a wrong result or a failed run, 2 bad arguments
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import pycoll
-from pycoll.cli import bench, doctor, explain, info, run, show, topology, tune, verify
+from pycoll.cli import bench, completion, doctor, explain, info, run, show, topology, tune, verify
 from pycoll.errors import PycollError, UnavailableError, UsageError
 
 
@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"pycoll {pycoll.__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (info, doctor, topology, verify, show, explain, bench, tune, run):
+    for module in (info, doctor, topology, verify, show, explain, bench, tune, run, completion):
         module.add(commands)
     return top
 
