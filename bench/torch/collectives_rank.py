@@ -6,7 +6,6 @@ import gc
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from pycoll.benchmark import metadata
-from pycoll.benchmark.timing import rotated
+from pycoll.benchmark.timing import back_to_back, rotated
 from pycoll.interop.torch_backend import register
 
 #: A block of calls lasts so long at least, so that the clock does not count.
@@ -140,13 +139,7 @@ def measure(case: Case, repeats: int, slowest: Callable[[float], float]) -> dict
     blocks = {}
     for library in libraries:
         case.check(library, 0)
-        start = time.perf_counter()
-        case.calls[library]()
-        once = slowest(time.perf_counter() - start)
-        start = time.perf_counter()
-        for _ in range(3):
-            case.calls[library]()
-        once = min(once, slowest((time.perf_counter() - start) / 3))
+        once = min(slowest(back_to_back(case.calls[library], n) / n) for n in (1, 3))
         blocks[library] = max(1, min(5000, int(BLOCK_SECONDS / once) + 1))
     for turn in range(repeats):
         for library in rotated(libraries, turn):
@@ -154,10 +147,7 @@ def measure(case: Case, repeats: int, slowest: Callable[[float], float]) -> dict
             call = case.calls[library]
             gc.disable()
             dist.barrier()
-            start = time.perf_counter()
-            for _ in range(blocks[library]):
-                call()
-            took = time.perf_counter() - start
+            took = back_to_back(call, blocks[library])
             gc.enable()
             times[library].append(slowest(took / blocks[library]))
     return times

@@ -11,7 +11,7 @@ _ARRAYS = 2
 
 def available() -> int | None:
     """Return the bytes that processes can have on this host; None where that is not told."""
-    found = [HOST.nbytes("proc/meminfo", name) for name in ("MemAvailable", "SwapFree")]
+    found = (HOST.nbytes("proc/meminfo", name) for name in ("MemAvailable", "SwapFree"))
     known = [nbytes for nbytes in found if nbytes is not None]
     return sum(known) if known else None
 

@@ -12,6 +12,35 @@ Call = Callable[[], object]
 Exchange = Callable[[list[tuple[Any, int]], list[tuple[Any, int]]], object]
 
 
+def bind(
+    problem: Problem,
+    shift: Callable[[int, int], Call],
+    exchange: Exchange,
+    send: Any,
+    recv: Any,
+    x: Any,
+    out: Any,
+    answer: Any,
+) -> Call:
+    """Return what a rank does with others by a library.
+
+    Args:
+        problem: What is done.
+        shift: Returns the call that sends to the first rank and receives from the second.
+        exchange: Moves a window.
+        send: Sends an array to a rank.
+        recv: Receives an array from a rank.
+        x: Messages to send, one behind the other.
+        out: Where those that are received go.
+        answer: An array of one element.
+    """
+    if problem.operation.name == "sendrecv":
+        return shift((problem.rank + 1) % problem.size, (problem.rank - 1) % problem.size)
+    if problem.operation.name == "pingpong":
+        return pingpong(problem, send, recv, x, out)
+    return window(problem, exchange, send, recv, x, out, answer)
+
+
 def pingpong(problem: Problem, send: Any, recv: Any, x: Any, out: Any) -> Call:
     """Return what a rank does in ping-pong, by a blocking send and receive."""
     rank, other = problem.rank, problem.other
@@ -35,16 +64,7 @@ def window(
     """Return what a rank does with a window of messages.
 
     Where one side only sends, it ends with a short answer of the other, as else the sender would
-    be timed for what has not arrived.
-
-    Args:
-        problem: Which rank sends to which.
-        exchange: Moves the window.
-        send: Sends an array to a rank.
-        recv: Receives an array from a rank.
-        x: Messages to send, one behind the other.
-        out: Where those that are received go.
-        answer: An array of one element.
+    be timed for what has not arrived. The arguments are those of `bind`.
     """
     other = problem.other
     if other is None:

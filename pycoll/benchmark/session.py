@@ -13,7 +13,7 @@ from pycoll.benchmark.barrier import Arrival
 from pycoll.benchmark.datatypes import element
 from pycoll.benchmark.overlap import Overlap, overlap
 from pycoll.benchmark.problem import Problem
-from pycoll.benchmark.sweep import Sweep, sizes
+from pycoll.benchmark.sweep import Sweep
 from pycoll.benchmark.timing import BLOCK_SECONDS, Case, Rules, measure
 from pycoll.bootstrap import torchrun
 from pycoll.dtypes import reduce_op
@@ -59,7 +59,7 @@ class Session:
             (dtype, op, nbytes)
             for dtype in self._served()
             for op in sweep.ops
-            for nbytes in self._sizes(dtype)
+            for nbytes in sweep.sizes(element(dtype).itemsize, comm.size)
         ]
         for other in others:
             versions = versions | other.versions
@@ -98,13 +98,6 @@ class Session:
             what += [op] if self._operation.reduces else []
             place = " ".join([*what, f"({number + 1} of {len(self._todo)})"])
             yield from self._timed(own, self._problem(dtype, op, size), rules, place)
-
-    def _sizes(self, dtype: str) -> list[int]:
-        if not self._operation.sized:
-            return [0]
-        sweep, itemsize = self._sweep, element(dtype).itemsize
-        unit = itemsize * (self._comm.size if self._operation.blocks else 1)
-        return list(sizes(sweep.min, sweep.max, sweep.factor, unit, sweep.step))
 
     def _require_room(self) -> None:
         """Refuse, on all ranks alike, what some host has no room for."""

@@ -36,14 +36,12 @@ class Sweep:
         """Whether all dtypes or all operators are meant; what is not served is then left out."""
         return len(self.dtypes) > 1 or len(self.ops) > 1
 
-
-def sizes(
-    smallest: int, largest: int, factor: int, unit: int, step: int | None = None
-) -> Iterator[int]:
-    """Yield the message sizes, each a whole number of units and at least one."""
-    size, last = smallest, 0
-    while size <= largest:
-        whole = max(unit, size - size % unit)
-        if whole != last:
-            yield whole
-        size, last = size + step if step else size * factor, whole
+    def sizes(self, itemsize: int, ranks: int) -> Iterator[int]:
+        """Yield the bytes of the messages: whole elements, in each block where it is cut so."""
+        unit = itemsize * (ranks if self.operation.blocks else 1)
+        size, last = self.min, -1
+        while size <= self.max:
+            whole = max(unit, size - size % unit) * self.operation.sized
+            if whole != last:
+                yield whole
+            size, last = size + self.step if self.step else size * self.factor, whole

@@ -164,7 +164,7 @@ def work(sweep: Sweep, options: argparse.Namespace) -> int:
         with contextlib.ExitStack() as stack:
             comm = stack.enter_context(pycoll.init())
             others = backends.open_all(options.against, comm, stack)
-            shown = status if comm.rank == 0 else _silent
+            shown = status if comm.rank == 0 else lambda text: None  # one rank speaks for all
             session = Session(comm, sweep, others, {"pycoll": pycoll.__version__}, shown)
             rows = _measured(session, sweep, comm.rank == 0)
             if comm.rank == 0:
@@ -175,10 +175,6 @@ def work(sweep: Sweep, options: argparse.Namespace) -> int:
             f"({error}); lower --max, or --min"
         ) from error
     return int(any(row["wrong"] for row in rows))
-
-
-def _silent(text: str) -> None:
-    """One rank speaks for all."""
 
 
 def _measured(session: Session, sweep: Sweep, shown: bool) -> list[report.Row]:

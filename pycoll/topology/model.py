@@ -138,9 +138,9 @@ class Node:
         require_fields(self)
 
     def __repr__(self) -> str:
-        parts = counted(len(self.nics), "NIC"), counted(len(self.devices), "device")
-        sockets = counted(len(self.sockets), "socket")
-        return f"<topology.Node {self.name}: {sockets}, {', '.join(parts)}>"
+        parts = {"socket": self.sockets, "NIC": self.nics, "device": self.devices}
+        text = ", ".join(counted(len(found), noun) for noun, found in parts.items())
+        return f"<topology.Node {self.name}: {text}>"
 
     @property
     def attached(self) -> tuple[Nic | Device, ...]:

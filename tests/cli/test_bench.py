@@ -15,7 +15,6 @@ import pytest
 
 from pycoll.benchmark.datatypes import names
 from pycoll.benchmark.operation import OPERATIONS
-from pycoll.benchmark.sweep import sizes
 from pycoll.dtypes import BY_NAME, OPS
 
 DTYPES_OF_NUMPY = [name for name in BY_NAME if name != "bfloat16"]
@@ -41,14 +40,6 @@ def bench(root, *arguments, collective="allreduce"):
 def rows_of(done):
     """Return the cells of every row of the table."""
     return [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
-
-
-def test_sizes_are_whole_elements_of_every_block():
-    assert list(sizes(8, 4096, 4, 64)) == [64, 128, 512, 2048]
-    assert list(sizes(8, 256 << 20, 4, 4))[:3] == [8, 32, 128]
-    assert list(sizes(8, 64, 3, 8)) == [8, 24]
-    assert list(sizes(10, 100, 3, 4)) == [8, 28, 88]
-    assert list(sizes(8, 64, 4, 8, step=24)) == [8, 32, 56]
 
 
 @pytest.mark.native

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from pycoll.benchmark import p2p
 from pycoll.benchmark.backends import Begin, Call, first_line
 from pycoll.benchmark.oob import Share
-from pycoll.benchmark.p2p import pingpong, window
 from pycoll.benchmark.problem import Array, Problem
 from pycoll.dtypes import ReduceOp
 from pycoll.errors import UnavailableError, UsageError
@@ -48,20 +48,18 @@ class Gloo:
         if not problem.operation.between_two:
             copy, start = self._collective(problem, x, out, source, target, in_place)
             return _both(copy, start)
-        gloo, name = self._distributed, problem.operation.name
-        if name == "sendrecv":
-            right, left = (problem.rank + 1) % problem.size, (problem.rank - 1) % problem.size
+        gloo, answer = self._distributed, self._torch.zeros(1, dtype=source.dtype)
 
+        def shift(right: int, left: int) -> Call:
             def send_and_receive() -> None:
                 sent = gloo.isend(source, right)
                 gloo.recv(target, left)
                 sent.wait()
 
             return send_and_receive
-        if name == "pingpong":
-            return pingpong(problem, gloo.send, gloo.recv, source, target)
-        answer = self._torch.zeros(1, dtype=source.dtype)
-        return window(problem, self._exchange, gloo.send, gloo.recv, source, target, answer)
+
+        ends = gloo.send, gloo.recv, source, target, answer
+        return p2p.bind(problem, shift, self._exchange, *ends)
 
     def begin(self, problem: Problem, x: Array, out: Array, in_place: bool) -> Begin:
         """Return the call with ``async_op=True``."""
@@ -106,10 +104,6 @@ class Gloo:
         at_root = problem.rank == root
         op = getattr(gloo.ReduceOp, "PRODUCT" if problem.op is ReduceOp.PROD else problem.op.name)
         bind = functools.partial
-        if name == "allreduce":
-            return _copy(x, out), bind(gloo.all_reduce, target, op)
-        if name == "broadcast":
-            return None, bind(gloo.broadcast, target, root)
         if name == "reduce":  # on every rank, Gloo works in the tensor that it is given
             if at_root or in_place:
                 return _copy(x, out if at_root else x), bind(
@@ -117,24 +111,21 @@ class Gloo:
                 )
             work = self._torch.empty_like(source)
             return bind(work.copy_, source), bind(gloo.reduce, work, root, op)
-        if name == "allgather":
-            gather = getattr(gloo, "all_gather_single", None) or gloo.all_gather_into_tensor
-            return None, bind(gather, target, source)
-        if name == "reduce_scatter":
-            scatter = getattr(gloo, "reduce_scatter_single", None) or gloo.reduce_scatter_tensor
-            return None, bind(scatter, target, source, op)
-        if name == "alltoall":
-            return None, bind(gloo.all_to_all_single, target, source)
-        if name == "alltoallv":
-            received, sent = problem.received().counts, problem.sent_by(problem.rank).counts
-            return None, bind(gloo.all_to_all_single, target, source, list(received), list(sent))
-        if name == "gather":
-            parts = list(target.chunk(problem.size)) if at_root else None
-            return None, bind(gloo.gather, source, parts, root)
-        if name == "scatter":
-            parts = list(source.chunk(problem.size)) if at_root else None
-            return None, bind(gloo.scatter, target, parts, root)
-        return None, gloo.barrier
+        gather = getattr(gloo, "all_gather_single", None) or gloo.all_gather_into_tensor
+        scatter = getattr(gloo, "reduce_scatter_single", None) or gloo.reduce_scatter_tensor
+        received, sent = problem.received().counts, problem.sent_by(problem.rank).counts
+        call, *arguments = {
+            "allreduce": (gloo.all_reduce, target, op),
+            "broadcast": (gloo.broadcast, target, root),
+            "allgather": (gather, target, source),
+            "reduce_scatter": (scatter, target, source, op),
+            "alltoall": (gloo.all_to_all_single, target, source),
+            "alltoallv": (gloo.all_to_all_single, target, source, list(received), list(sent)),
+            "gather": (gloo.gather, source, _parts(target, problem), root),
+            "scatter": (gloo.scatter, target, _parts(source, problem), root),
+            "barrier": (gloo.barrier,),
+        }[name]
+        return _copy(x, out) if name == "allreduce" else None, bind(call, *arguments)
 
     def _exchange(self, sends: Any, recvs: Any) -> None:
         gloo = self._distributed
@@ -146,6 +137,11 @@ class Gloo:
     def close(self) -> None:
         """End the process group and its store."""
         self._distributed.destroy_process_group()
+
+
+def _parts(whole: Any, problem: Problem) -> list[Any] | None:
+    """Return the blocks of all ranks, which the root alone gives."""
+    return list(whole.chunk(problem.size)) if problem.rank == problem.root else None
 
 
 def _copy(x: Array, work: Array) -> Call | None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from pycoll.benchmark import p2p
 from pycoll.benchmark.backends import Begin, Call, first_line
-from pycoll.benchmark.p2p import pingpong, window
 from pycoll.benchmark.problem import Array, Lengths, Problem
 from pycoll.dtypes import ReduceOp
 from pycoll.errors import UnavailableError, UsageError
@@ -41,19 +41,18 @@ class MPI4Py:
 
     def bind(self, problem: Problem, x: Array, out: Array, in_place: bool) -> Call:
         """Return the call on COMM_WORLD."""
-        world, name = self._mpi.COMM_WORLD, problem.operation.name
+        world = self._mpi.COMM_WORLD
         op = self._op(problem, x)
         if not problem.operation.between_two:
             method, arguments = self._collective(problem, x, out, in_place, op)
             return functools.partial(getattr(world, method), *arguments)
         x, out = _bits(x), _bits(out)
-        if name == "sendrecv":
-            right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
-            return functools.partial(world.Sendrecv, x, right, 0, out, left)
-        if name == "pingpong":
-            return pingpong(problem, world.Send, world.Recv, x, out)
         answer = np.zeros(1, x.dtype)
-        return window(problem, self._exchange, world.Send, world.Recv, x, out, answer)
+
+        def shift(right: int, left: int) -> Call:
+            return functools.partial(world.Sendrecv, x, right, 0, out, left)
+
+        return p2p.bind(problem, shift, self._exchange, world.Send, world.Recv, x, out, answer)
 
     def begin(self, problem: Problem, x: Array, out: Array, in_place: bool) -> Begin:
         """Return the non-blocking call on COMM_WORLD."""
@@ -78,35 +77,27 @@ class MPI4Py:
         send = mpi.IN_PLACE if in_place else x
         sent = mpi.IN_PLACE if in_place and at_root else x
         got = mpi.IN_PLACE if in_place and at_root else out
-        if name == "allreduce":
-            return "Allreduce", (send, out, op)
-        if name == "broadcast":
-            return "Bcast", (out, root)
-        if name == "reduce":
-            return "Reduce", (sent, out if at_root else None, op, root)
-        if name == "allgather":
-            return "Allgather", (send, out)
-        if name == "reduce_scatter":
-            return "Reduce_scatter_block", (x, out, op)
-        if name == "alltoall":
-            return "Alltoall", (x, out)
-        if name == "gather":
-            return "Gather", (sent, out if at_root else None, root)
-        if name == "scatter":
-            return "Scatter", (x if at_root else None, got, root)
-        if name == "barrier":
-            return "Barrier", ()
-        if name == "reduce_scatterv":
-            return "Reduce_scatter", (x, out, problem.lengths.counts, op)
-        if name == "alltoallv":
-            lengths = problem.sent_by(problem.rank), problem.received()
-            return "Alltoallv", (_vector(x, lengths[0]), _vector(out, lengths[1]))
-        if name == "allgatherv":
-            return "Allgatherv", (send, _vector(out, problem.lengths))
-        if name == "gatherv":
-            vector = _vector(out, problem.lengths) if at_root else None
-            return "Gatherv", (sent, vector, root)
-        return "Scatterv", (_vector(x, problem.lengths) if at_root else None, got, root)
+        lengths, whole = problem.lengths, out if at_root else None
+        calls: dict[str, tuple[str, tuple[Any, ...]]] = {
+            "allreduce": ("Allreduce", (send, out, op)),
+            "broadcast": ("Bcast", (out, root)),
+            "reduce": ("Reduce", (sent, whole, op, root)),
+            "allgather": ("Allgather", (send, out)),
+            "reduce_scatter": ("Reduce_scatter_block", (x, out, op)),
+            "alltoall": ("Alltoall", (x, out)),
+            "gather": ("Gather", (sent, whole, root)),
+            "scatter": ("Scatter", (x if at_root else None, got, root)),
+            "barrier": ("Barrier", ()),
+            "reduce_scatterv": ("Reduce_scatter", (x, out, lengths.counts, op)),
+            "alltoallv": (
+                "Alltoallv",
+                (_vector(x, problem.sent_by(problem.rank)), _vector(out, problem.received())),
+            ),
+            "allgatherv": ("Allgatherv", (send, _vector(out, lengths))),
+            "gatherv": ("Gatherv", (sent, _vector(out, lengths) if at_root else None, root)),
+            "scatterv": ("Scatterv", (_vector(x, lengths) if at_root else None, got, root)),
+        }
+        return calls[name]
 
     def _exchange(self, sends: Any, recvs: Any) -> None:
         world = self._mpi.COMM_WORLD

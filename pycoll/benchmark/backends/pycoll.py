@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pycoll.benchmark.p2p import pingpong, window
+from pycoll.benchmark import p2p
 from pycoll.benchmark.problem import Array, Problem
 from pycoll.benchmark.sweep import Sweep
 from pycoll.benchmark.timing import Case
@@ -82,19 +82,17 @@ class Pycoll:
                 yield case(algorithm=name, transport=transport, call=form, run=run)
 
     def _pairs(self, problem: Problem, x: Array, out: Array) -> Callable[[], object]:
-        comm, rank, size = self._comm, problem.rank, problem.size
-        if problem.operation.name == "sendrecv":
-            right, left = (rank + 1) % size, (rank - 1) % size
+        comm, answer = self._comm, np.zeros(1, x.dtype)
+
+        def shift(right: int, left: int) -> Callable[[], object]:
             return functools.partial(comm.exchange, [(x, right)], [(out, left)])
-        if problem.operation.name == "pingpong":
-            return pingpong(problem, comm.send, comm.recv, x, out)
-        answer = np.zeros(1, x.dtype)
+
         move = comm.exchange
         if not (problem.sends and problem.receives):
             # One way, sends need not be given together: each returns when its array may be written
             # again, while the receiver is still at those before.
             move = functools.partial(_one_by_one, comm)
-        return window(problem, move, comm.send, comm.recv, x, out, answer)
+        return p2p.bind(problem, shift, move, comm.send, comm.recv, x, out, answer)
 
 
 def _typed(pool: tuple[Array, Array], problem: Problem) -> tuple[Array, Array]:
@@ -131,22 +129,20 @@ def _arguments(
         more["op"] = problem.op.name.lower()
     if operation.rooted and problem.root:
         more["root"] = problem.root
-    name, counts = operation.name, problem.lengths.counts
     if not operation.sized:
         return (), more
-    if name == "alltoallv":
-        return (x, problem.sent_by(problem.rank).counts, out, problem.received().counts), more
-    if name == "gatherv":
-        return (x, counts if at_root else None, out if at_root else None), more
-    if name == "scatterv":
-        left = None if in_place and at_root else out
-        return (x if at_root else None, counts if at_root else None, left), more
-    if operation.counted:  # allgatherv, reduce_scatterv
-        return (x, counts, out), more
-    if name == "broadcast" or out is x:
+    counts, given, got = problem.lengths.counts, x if at_root else None, out if at_root else None
+    left = None if in_place and at_root else out
+    forms: dict[str, tuple[Any, ...]] = {
+        "broadcast": (x,),
+        "reduce": (x, got),
+        "gather": (x, got),
+        "scatter": (given, left),
+        "alltoallv": (x, problem.sent_by(problem.rank).counts, out, problem.received().counts),
+        "gatherv": (x, counts if at_root else None, got),
+        "scatterv": (given, counts if at_root else None, left),
+    }
+    if out is x and not operation.counted:
         return (x,), more
-    if name in ("reduce", "gather"):
-        return (x, out if at_root else None), more
-    if name == "scatter":
-        return (x if at_root else None, None if in_place and at_root else out), more
-    return (x, out), more
+    usual = (x, counts, out) if operation.counted else (x, out)
+    return forms.get(operation.name, usual), more
