@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pycoll.cli.progress import working
+from pycoll.cli.progress import status, working
 
 
 class Terminal(io.StringIO):
@@ -40,6 +40,16 @@ def test_a_pipe_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with working("proving", quiet=0.0):
         pass
+    assert sys.stderr.getvalue() == ""
+
+
+def test_a_status_takes_the_place_of_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    status("repeat 1 of 7")
+    status("")
+    assert sys.stderr.getvalue() == "\r\033[Krepeat 1 of 7\r\033[K"
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    status("repeat 1 of 7")
     assert sys.stderr.getvalue() == ""
 
 
