@@ -45,7 +45,7 @@ LAW = {
         "mmap": ("bootstrap/", "runtime/"),
         "socket": ("bootstrap/", "runtime/", "doctor/dcb.py"),
         "multiprocessing": ("bootstrap/",),
-        "subprocess": ("benchmark/metadata.py", "bootstrap/", "cli/"),
+        "subprocess": ("benchmark/metadata.py", "bootstrap/"),
         "threading": (*ABOVE, "interop/torch_"),
         "os.environ": ("config.py", "bootstrap/"),
         "os.getenv": (),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pycoll.bootstrap import keeper
-from pycoll.cli.ranks import Ranks
+from pycoll.bootstrap.ranks import Ranks
 from pycoll.cli.types import positive
 from pycoll.errors import UsageError
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from pycoll.cli.output import LONGEST, Lines, Sink
+from pycoll.bootstrap.forwarding import LONGEST, Lines, Sink
 
 SECONDS = 60.0  #: generous: reached only by a hang
 

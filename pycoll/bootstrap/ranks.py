@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from pycoll.bootstrap.forwarding import Lines, Sink
 from pycoll.bootstrap.hub import rank_list
 from pycoll.bootstrap.processes import Processes, end_children
-from pycoll.cli.output import Lines, Sink
 
 LAST = 20  #: lines of a failed rank that are shown once more
 #: How long a rank that has lost another may be the only one to fail: the other is on its way out.
