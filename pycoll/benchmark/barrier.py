@@ -16,7 +16,7 @@ from pycoll.sysfs import boot_id
 _LATE = 1e-3  #: seconds: at most so late a rank comes to a barrier that is checked
 
 
-class Arrival(Problem):
+class BarrierProblem(Problem):
     """A barrier among ranks that come late by chance.
 
     Whether it held is told by the clock, so of ranks that share one: those of a host.

@@ -16,7 +16,7 @@ _LOOKS = 7
 _BETWEEN = 0.02  #: seconds
 
 
-class Seat(NamedTuple):
+class Location(NamedTuple):
     """Where a rank runs."""
 
     host: str
@@ -24,9 +24,9 @@ class Seat(NamedTuple):
     cores: frozenset[int]  #: on which this rank may run
 
 
-def seat() -> Seat:
+def location() -> Location:
     """Return where this rank runs."""
-    return Seat(os.uname().nodename, clock(), frozenset(os.sched_getaffinity(0)))
+    return Location(os.uname().nodename, clock(), frozenset(os.sched_getaffinity(0)))
 
 
 def foreign() -> int:
@@ -39,19 +39,19 @@ def foreign() -> int:
     return int(statistics.median(looks))
 
 
-def warnings(seats: Sequence[Seat], others: Sequence[int], cores: int) -> list[str]:
+def warnings(locations: Sequence[Location], others: Sequence[int], cores: int) -> list[str]:
     """Return a sentence for each host that has more to do than cores.
 
     Args:
-        seats: Of all ranks.
+        locations: Of all ranks.
         others: For each rank what `foreign` found on its host; 0 for those that did not look.
         cores: Of a host, at most.
     """
     found = []
-    for host in dict.fromkeys(seat.clock for seat in seats):
-        here = [i for i, seat in enumerate(seats) if seat.clock == host]
-        name = seats[here[0]].host
-        usable = len(frozenset().union(*(seats[i].cores for i in here)))
+    for host in dict.fromkeys(where.clock for where in locations):
+        here = [i for i, where in enumerate(locations) if where.clock == host]
+        name = locations[here[0]].host
+        usable = len(frozenset().union(*(locations[i].cores for i in here)))
         busy = max(others[i] for i in here)
         if len(here) > usable:
             found.append(
@@ -68,8 +68,8 @@ def warnings(seats: Sequence[Seat], others: Sequence[int], cores: int) -> list[s
 
 def look(comm: Any) -> list[str]:
     """Look at all hosts before anything is timed; all ranks call this and get the same."""
-    seats = [Seat(*each) for each in comm.allgather_object(tuple(seat()))]
-    first = [each.clock for each in seats].index(seats[comm.rank].clock) == comm.rank
+    locations = [Location(*each) for each in comm.allgather_object(tuple(location()))]
+    first = [each.clock for each in locations].index(locations[comm.rank].clock) == comm.rank
     # The others wait in the next call meanwhile, and waiting ranks sleep.
     found = comm.allgather_object(foreign() if first else 0)
-    return warnings(seats, found, os.cpu_count() or 1)
+    return warnings(locations, found, os.cpu_count() or 1)

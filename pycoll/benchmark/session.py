@@ -9,7 +9,7 @@ import numpy as np
 
 from pycoll.benchmark import backends, memory, metadata, oob, oversubscription, report
 from pycoll.benchmark.backends.pycoll import Pycoll
-from pycoll.benchmark.barrier import Arrival
+from pycoll.benchmark.barrier import BarrierProblem
 from pycoll.benchmark.datatypes import element
 from pycoll.benchmark.overlap import Overlap, overlap
 from pycoll.benchmark.problem import Problem
@@ -101,7 +101,7 @@ class Session:
 
     def _require_room(self) -> None:
         """Refuse, on all ranks alike, what some host has no room for."""
-        found = self._comm.allgather_object((oversubscription.seat().clock, memory.available()))
+        found = self._comm.allgather_object((oversubscription.location().clock, memory.available()))
         for host in dict.fromkeys(clock for clock, _ in found):
             here = [free for clock, free in found if clock == host]
             memory.require(self._longest, len(here), here[0])
@@ -109,7 +109,7 @@ class Session:
     def _problem(self, dtype: str, op: str, size: int) -> Problem:
         comm, sweep = self._comm, self._sweep
         if not self._operation.sized:
-            return Arrival(comm.rank, comm.size)
+            return BarrierProblem(comm.rank, comm.size)
         count = size // element(dtype).itemsize
         place = comm.rank, comm.size, sweep.root, sweep.window
         return Problem(self._operation, count, dtype, reduce_op(op), *place)

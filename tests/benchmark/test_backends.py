@@ -96,7 +96,7 @@ import sys
 import numpy as np
 from mpi4py import MPI
 from pycoll.benchmark import backends
-from pycoll.benchmark.barrier import Arrival
+from pycoll.benchmark.barrier import BarrierProblem
 from pycoll.benchmark.operation import OPERATIONS
 from pycoll.benchmark.problem import Problem
 from pycoll.dtypes import ReduceOp
@@ -113,7 +113,7 @@ for name, operation in OPERATIONS.items():
         more = dict(root=world.size - 1, window=window)
         problem = Problem(operation, 12 * world.size, "float32", ReduceOp.SUM, *RANK, **more)
         if not operation.sized:
-            problem = Arrival(*RANK)
+            problem = BarrierProblem(*RANK)
         memory = np.empty(problem.whole, "float32")
         x, out = problem.arrays(memory, memory if in_place else memory.copy())
         calls = [backend.bind(problem, x, out, in_place)]

@@ -7,12 +7,12 @@ import threading
 import numpy as np
 import pytest
 
-from pycoll.benchmark.barrier import Arrival, clock
+from pycoll.benchmark.barrier import BarrierProblem, clock
 
 
 def check(run, ranks=4):
     """Check a barrier of threads; returns what each found."""
-    arrivals = [Arrival(rank, ranks) for rank in range(ranks)]
+    arrivals = [BarrierProblem(rank, ranks) for rank in range(ranks)]
     together = threading.Barrier(ranks)
     places = [0.0] * ranks
     found = [0] * ranks
