@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-#include "../native/target_cpu.h"
+#include "core/target_cpu.h"
 
 #define SLOTS 4u
 #define WARM 10 /* a tenth of the messages comes before the clock starts */

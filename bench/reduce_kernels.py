@@ -4,7 +4,7 @@
 
 GB/s counts the bytes of one operand; a sum of two moves three times as much. Each figure is the
 best of many repeats, taken in one process on one core. Native code only, so it needs no build:
-native/reduce.c and the loop below are compiled with the flags of the engine.
+native/reduce/reduce.c and the loop below are compiled with the flags of the engine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FLAGS = "-std=gnu11 -O3 -ffp-contract=off -fno-math-errno -shared -fPIC"
 HARNESS = r"""
 #include <string.h>
 #include <time.h>
-#include "reduce.h"
+#include "reduce/reduce.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
 __attribute__((target("avx512f"))) void by_hand(
@@ -131,7 +131,7 @@ def library() -> ctypes.CDLL:
     harness = folder / "harness.c"
     harness.write_text(HARNESS)
     built = folder / "kernels.so"
-    sources = [str(harness), str(ROOT / "native" / "reduce.c"), f"-I{ROOT / 'native'}"]
+    sources = [str(harness), str(ROOT / "native" / "reduce" / "reduce.c"), f"-I{ROOT / 'native'}"]
     subprocess.run(["cc", *shlex.split(FLAGS), *sources, "-o", str(built)], check=True)
     loaded = ctypes.CDLL(str(built))
     loaded.pc__fold.restype = ctypes.c_void_p

@@ -1,7 +1,7 @@
 """The cffi builder of ``pycoll._native``; ``setup.py`` names it.
 
 The cdef is read from the headers that C itself includes, so a signature is written once.
-``native/fastcall.c`` defines a second module, ``_fastcall``, in the same shared object: cffi
+``native/python/fastcall.c`` defines a second module, ``_fastcall``, in the same shared object: cffi
 wrappers cost too much for the one call that every collective makes.
 """
 
@@ -27,7 +27,7 @@ def files(*suffixes: str) -> list[str]:
 SOURCES = files(".c")
 DEPENDS = files(".h", ".cu")
 #: Without module _fastcall: what a program in C is linked with, as it has no Python.
-ENGINE = [name for name in SOURCES if not name.startswith("native/fast")]
+ENGINE = [name for name in SOURCES if not name.startswith("native/python/")]
 
 # -fwrapv: integer sums wrap, by definition. -ffp-contract=off: gcc would otherwise fuse a*b+c,
 # and results must not depend on the CPU.

@@ -1,6 +1,6 @@
 """What the definition of a fold says, operands that are easily got wrong, and the comparison.
 
-Used for every executor's fold: the definition is native/reduce.h's.
+Used for every executor's fold: the definition is native/reduce/reduce.h's.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def truncated(x: NDArray, divisor: int) -> NDArray:
 
 
 def reference(dtype: DType, op: ReduceOp, sources: Sequence[Bytes], divisor: int) -> Bytes:
-    """What the contract in native/reduce.h says the fold is."""
+    """What the contract in native/reduce/reduce.h says the fold is."""
     if len(sources) == 1 and not divisor:
         return sources[0]
     half = dtype.name in ("float16", "bfloat16")

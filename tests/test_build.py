@@ -102,7 +102,12 @@ def test_ships_what_the_kernels_are_compiled_from(root: Path, tmp_path: Path) ->
 
     closure = runpy.run_path(str(root / "pycoll/runtime/cuda/source.py"))["closure"]
     wanted = closure(root / "native")
-    assert {"kernel.cu", "kernel.h", "span_gpu.h", "isa.h"} <= wanted.keys()
+    assert {
+        "gpu/kernel/kernel.cu",
+        "gpu/kernel/kernel.h",
+        "gpu/kernel/span.h",
+        "isa.h",
+    } <= wanted.keys()
     [shipped] = source.glob("build/lib*/pycoll/runtime/cuda/native")
     assert {
         file.relative_to(shipped).as_posix(): file.read_text()

@@ -50,7 +50,9 @@ def test_it_has_all_that_is_needed_and_no_more(wheel: Path, root: Path) -> None:
     assert sources <= names
     assert {"pycoll/_native.abi3.so", "pycoll/py.typed", "pycoll/verify/certificates.json"} <= names
     kernels = "pycoll/runtime/cuda/native"  # sources: they are compiled where there is a GPU
-    assert {f"{kernels}/{name}" for name in ("kernel.cu", "kernel.h", "isa.h")} <= names
+    assert {
+        f"{kernels}/{name}" for name in ("gpu/kernel/kernel.cu", "gpu/kernel/kernel.h", "isa.h")
+    } <= names
     assert "pycoll/_native_missing.txt" not in names
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"pycoll"}
 

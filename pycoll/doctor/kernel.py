@@ -9,8 +9,8 @@ from pycoll.doctor.machine import Machine
 
 #: memfd_create with seals, which ranks of one host share memory by.
 _LEAST = (3, 17)
-#: userfaultfd as registrations of arrays need it to be kept between calls (native/unmap.c); 6.10 on
-#: Arm, which no file tells.
+#: userfaultfd as registrations of arrays need it to be kept between calls
+#: (native/memory/mem_events.c); 6.10 on Arm, which no file tells.
 _GOOD = (5, 18)
 
 

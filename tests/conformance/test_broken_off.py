@@ -24,9 +24,9 @@ DEVICES = ("fake0", "fake4")
 NBYTES = 4 << 20
 SENT, FRESH, REUSED = 1, 2, 3  #: what elements are
 SLOW = 1 << 20  #: bytes per second
-#: Longer than between two offers of a path (PC_LONGEST_PAUSE_NS of native/path.c).
+#: Longer than between two offers of a path (PC_LONGEST_PAUSE_NS of native/verbs/connection.c).
 PAUSE = 1.5
-#: Longer than rank 0 misses a rank without paths (PC_HOPE_NS of native/attend.c).
+#: Longer than rank 0 misses a rank without paths (PC_HOPE_NS of native/verbs/events.c).
 LONG = 12.0
 
 

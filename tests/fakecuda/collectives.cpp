@@ -1,7 +1,7 @@
-// The engine's own kernels, for one dtype, PC_KERNEL_DTYPE: what native/kernel.cu is to a GPU.
-#include "target_simt.h"
-#include "span_gpu.h"
-#include "kernel.h"
+// The engine's own kernels, for one dtype, PC_KERNEL_DTYPE: what native/gpu/kernel/kernel.cu is to a GPU.
+#include "gpu/kernel/target_simt.h"
+#include "gpu/kernel/span.h"
+#include "gpu/kernel/kernel.h"
 #include "driver.h"
 
 #define TEXT_(x) #x

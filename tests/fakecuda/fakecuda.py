@@ -1,10 +1,11 @@
 """The stand-in for libcuda.so.1: a GPU for tests, played by threads of this machine.
 
 Device memory is host memory, a stream is a thread, and a kernel is the engine's own, compiled for
-the SIMT target (``native/target_simt.h``): each thread of each block is a thread. So whatever
-pycoll does with a GPU runs here, bit for bit, between processes too. What the driver refuses is
-refused with its codes; what it leaves undefined is refused or noted in the log. It tells nothing
-about speed, and of memory ordering only what ThreadSanitizer sees in the same source (tests/simt).
+the SIMT target (``native/gpu/kernel/target_simt.h``): each thread of each block is a thread. So
+whatever pycoll does with a GPU runs here, bit for bit, between processes too. What the driver
+refuses is refused with its codes; what it leaves undefined is refused or noted in the log. It tells
+nothing about speed, and of memory ordering only what ThreadSanitizer sees in the same source
+(tests/simt).
 
 A test that is marked ``fake_cuda`` runs in a process of its own that has loaded it, with this
 module's `load` done; the marker's arguments are the options. A rank in a process that the test

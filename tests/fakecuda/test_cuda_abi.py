@@ -16,7 +16,7 @@ NATIVE = HERE.parents[1] / "native"
 
 #: Each enumerator that stands in our sources, by file, and CUDA's name for it.
 ENUMERATORS = {
-    "cuda.h": {
+    "gpu/driver/cuda.h": {
         "CUDA_INVALID_VALUE": "CUDA_ERROR_INVALID_VALUE",
         "CUDA_OUT_OF_MEMORY": "CUDA_ERROR_OUT_OF_MEMORY",
         "CUDA_INVALID_DEVICE": "CUDA_ERROR_INVALID_DEVICE",
@@ -40,7 +40,7 @@ ENUMERATORS = {
         "PC_CUDA_THREAD_LOCAL": "CU_STREAM_CAPTURE_MODE_THREAD_LOCAL",
         "PC_CUDA_RELAXED": "CU_STREAM_CAPTURE_MODE_RELAXED",
     },
-    "cuda.c": {
+    "gpu/driver/cuda.c": {
         "DEVICE_THREADS_PER_BLOCK": "CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK",
         "DEVICE_SHARED_PER_BLOCK": "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK",
         "DEVICE_WARP": "CU_DEVICE_ATTRIBUTE_WARP_SIZE",
@@ -64,7 +64,7 @@ ENUMERATORS = {
         "DEVICE_RDMA": "CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED",
         "DEVICE_SYNC_DOMAINS": "CU_DEVICE_ATTRIBUTE_MEM_SYNC_DOMAIN_COUNT",
     },
-    "cuda_memory.c": {
+    "gpu/driver/cuda_memory.c": {
         "POINTER_MEMORY_TYPE": "CU_POINTER_ATTRIBUTE_MEMORY_TYPE",
         "POINTER_BUFFER_ID": "CU_POINTER_ATTRIBUTE_BUFFER_ID",
         "POINTER_IS_MANAGED": "CU_POINTER_ATTRIBUTE_IS_MANAGED",
@@ -76,21 +76,21 @@ ENUMERATORS = {
         "HOST_MAPPED": "CU_MEMHOSTREGISTER_DEVICEMAP",
         "IPC_LAZY_ENABLE_PEER_ACCESS": "CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS",
     },
-    "cuda_stream.c": {
+    "gpu/driver/cuda_stream.c": {
         "STREAM_NON_BLOCKING": "CU_STREAM_NON_BLOCKING",
         "EVENT_DEFAULT": "CU_EVENT_DEFAULT",
         "EVENT_DISABLE_TIMING": "CU_EVENT_DISABLE_TIMING",
         "USER_OBJECT_NO_DESTRUCTOR_SYNC": "CU_USER_OBJECT_NO_DESTRUCTOR_SYNC",
         "GRAPH_USER_OBJECT_MOVE": "CU_GRAPH_USER_OBJECT_MOVE",
     },
-    "cuda_module.c": {
+    "gpu/driver/cuda_module.c": {
         "FUNCTION_THREADS": "CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK",
         "FUNCTION_SHARED": "CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES",
         "FUNCTION_LOCAL": "CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES",
         "FUNCTION_REGISTERS": "CU_FUNC_ATTRIBUTE_NUM_REGS",
         "FUNCTION_DYNAMIC_SHARED": "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES",
     },
-    "memory.c": {
+    "memory/mem_type.c": {
         "POINTER_SYNC_MEMOPS": "CU_POINTER_ATTRIBUTE_SYNC_MEMOPS",
         "DEVICE_CAPABILITY_MAJOR": "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR",
         "DEVICE_USES_HOST_PAGE_TABLES": (
@@ -166,7 +166,8 @@ def compiles(program: str, folder: Path) -> None:
 def test_every_enumerator_is_looked_at() -> None:
     """All that stand in the files for CUDA's interface have a row above."""
     for name in ("cuda.h", "cuda.c", "cuda_memory.c", "cuda_stream.c", "cuda_module.c"):
-        assert set(enumerators((NATIVE / name).read_text())) == set(ENUMERATORS[name]), name
+        path = f"gpu/driver/{name}"
+        assert set(enumerators((NATIVE / path).read_text())) == set(ENUMERATORS[path]), name
 
 
 @needs_header
@@ -184,7 +185,7 @@ def test_enumerators(tmp_path: Path) -> None:
 @needs_header
 def test_layouts(tmp_path: Path) -> None:
     # Both headers are called cuda.h.
-    ours = f'#include "{NATIVE / "cuda.h"}"'
+    ours = f'#include "{NATIVE / "gpu" / "driver" / "cuda.h"}"'
     theirs = f'#include "{header()}"'
     compiles("\n".join([theirs, "#include <stddef.h>", ours, LAYOUTS]), tmp_path)
 
@@ -193,7 +194,7 @@ def test_layouts(tmp_path: Path) -> None:
 def test_symbols_are_those_that_cuda_declares() -> None:
     """With the version at their end: other versions take other arguments."""
     declared = (header() or Path()).read_text()
-    for symbol in re.findall(r'"(cu[A-Z]\w+)"', (NATIVE / "cuda.h").read_text()):
+    for symbol in re.findall(r'"(cu[A-Z]\w+)"', (NATIVE / "gpu" / "driver" / "cuda.h").read_text()):
         assert re.search(rf"\b{symbol}\b", declared), symbol
 
 

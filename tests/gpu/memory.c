@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "memory.h"
+#include "memory/mem_type.h"
 
 static struct pc_error error;
 

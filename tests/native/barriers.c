@@ -1,7 +1,7 @@
 /* Where the threads of a block meet: after data has moved, before the next line that says so to
  * others, by whatever way a kernel comes there. */
 #include <stdio.h>
-#include "image.h"
+#include "gpu/device_image.h"
 
 #define COPY PC_STEP_REDUCE_COPY
 

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-#include "internal.h"
+#include "core/internal.h"
 #include "liar.h"
 
 #define SIZE 3

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include "verbs.h"
+#include "verbs/verbs.h"
 
 #define PAIRS 4 /* queue pairs of the liar */
 #define SENT 64 /* letters that it may repeat */

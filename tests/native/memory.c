@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "pin.h"
+#include "memory/rcache.h"
 
 #define PAGE ((size_t)4096)
 
@@ -24,7 +24,7 @@ static struct pc_error error;
 static struct pc_pins *pins;
 static int made, dropped;
 
-/* As region.c does, without devices. */
+/* As memory.c does, without devices. */
 static int make(void *context, struct pc_span *span, struct pc_error *e, void **handle)
 {
     (void)context;

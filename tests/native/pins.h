@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 #include <sys/uio.h>
 #include <unistd.h>
-#include "pin.h"
+#include "memory/rcache.h"
 
 #define PAGE ((size_t)4096)
 #define LIMIT (1024 * PAGE)

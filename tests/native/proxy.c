@@ -18,7 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "plane.h"
+#include "gpu/device_comm.h"
 
 #define PLANS 3
 #define LAUNCHES 20

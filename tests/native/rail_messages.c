@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include "rail.h"
+#include "verbs/device.h"
 
 #ifndef PC_VERBS
 int main(void)

@@ -17,7 +17,7 @@
 #include <sys/syscall.h>
 #include <linux/capability.h>
 #include <unistd.h>
-#include "rail.h"
+#include "verbs/device.h"
 
 #ifndef PC_VERBS
 int main(void)

@@ -14,8 +14,8 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#include "rail.h"
-#include "region.h"
+#include "verbs/device.h"
+#include "verbs/memory.h"
 
 #ifndef PC_VERBS
 int main(void)

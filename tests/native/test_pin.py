@@ -14,8 +14,15 @@ import compiled
 import pytest
 
 HERE = Path(__file__).parent
-UNMAP = "unmap"
-SOURCES = ("pin", UNMAP, "memory", "cuda", "cuda_memory", "error")
+UNMAP = "memory/mem_events"
+SOURCES = (
+    "memory/rcache",
+    UNMAP,
+    "memory/mem_type",
+    "gpu/driver/cuda",
+    "gpu/driver/cuda_memory",
+    "core/error",
+)
 
 
 def built(driver: str, sanitizer: str = "plain") -> Path:

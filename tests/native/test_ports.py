@@ -16,7 +16,15 @@ import fakeverbs_library
 import pytest
 
 HERE = Path(__file__).parent
-RAIL = ["rail", "pair", "gid", "port", "ports", "ibverbs", "error"]
+RAIL = [
+    "verbs/device",
+    "verbs/qp",
+    "verbs/gid",
+    "verbs/port",
+    "verbs/enumerate",
+    "verbs/ibverbs",
+    "core/error",
+]
 INSTALL = "apt-get install libibverbs1 ibverbs-providers (or dnf install libibverbs)"
 ASK = """
 from pycoll._native import ffi, lib
@@ -118,7 +126,7 @@ def test_memory_registered_before_is_refused(standin: Path) -> None:
 def test_built_without_the_headers(tmp_path: Path) -> None:
     program = tmp_path / "without.c"
     program.write_text(
-        '#include <stdio.h>\n#include "rail.h"\n'
+        '#include <stdio.h>\n#include "verbs/device.h"\n'
         'int main(void) { printf("%s\\n%d\\n", pc_verbs_missing(), pc_verbs_ports(NULL, 0)); }\n'
     )
     flags = (*compiled.C, "-DPC_NO_VERBS", "-Wall", "-Wextra", "-Werror")

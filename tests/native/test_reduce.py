@@ -1,7 +1,7 @@
 """The reduce kernels against numpy, bit for bit: every dtype and op at every level of SIMD.
 
-native/reduce.c is compiled here too, on its own, since only then can a test choose the level; the
-shipped engine, with the flags it is built with, is the last of the levels.
+native/reduce/reduce.c is compiled here too, on its own, since only then can a test choose the
+level; the shipped engine, with the flags it is built with, is the last of the levels.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pycoll.dtypes import DTYPES, DType, ReduceOp
 LEVELS = {"narrow": 0, "middle": 1, "wide": 2, "engine": None}
 COUNTS = (0, 1, 2, 3, 4, 5, 7, 8, 10, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 129, 191, 300)
 FLAGS = ("-std=gnu11", "-fPIC", "-ffp-contract=off", "-O1",
-         "-Wall", "-Wextra", "-Wconversion", "-Werror")  # fmt: skip
+         "-Wall", "-Wextra", "-Wconversion", "-Werror", f"-I{compiled.NATIVE}")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def levels() -> ctypes.CDLL:
     """The kernels alone, whose level can be chosen."""
     compiled.require()
-    unit = compiled.Unit(compiled.NATIVE / "reduce.c", FLAGS)
+    unit = compiled.Unit(compiled.NATIVE / "reduce" / "reduce.c", FLAGS)
     library = ctypes.CDLL(str(compiled.linked("reduce.so", [unit], "-shared")))
     library.pc__fold.restype = ctypes.c_void_p
     library.pc__cpu_features.restype = ctypes.c_char_p

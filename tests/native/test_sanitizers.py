@@ -27,7 +27,7 @@ RELAXED = """
 
 
 #: Without which no weakened order is seen: what raises counts, and what waits for them.
-ORDERING = ("board", "comm", "engine", "shm", "wait")
+ORDERING = ("status", "comm", "progress", "shm", "wait")
 
 
 def built(driver: str, sanitizer: str) -> Path:

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include "p2p.h"
+#include "p2p/p2p.h"
 
 #define BYTES 600000u /* such a message is offered */
 #define FOREVER 60.0

@@ -9,7 +9,15 @@ import pytest
 from rack import Rack
 
 ROOT = Path(__file__).parents[2]
-RAIL = ["rail", "pair", "gid", "port", "ports", "ibverbs", "error"]
+RAIL = [
+    "verbs/device",
+    "verbs/qp",
+    "verbs/gid",
+    "verbs/port",
+    "verbs/enumerate",
+    "verbs/ibverbs",
+    "core/error",
+]
 
 
 def driver(name: str) -> str:

@@ -8,8 +8,23 @@ import compiled
 from rack import Rack
 
 ROOT = Path(__file__).parents[2]
-CACHE = ["region", "pin", "unmap", "memory", "cuda", "cuda_memory"]
-RAIL = ["rail", "pair", "gid", "port", "ports", "ibverbs", "error"]
+CACHE = [
+    "verbs/memory",
+    "memory/rcache",
+    "memory/mem_events",
+    "memory/mem_type",
+    "gpu/driver/cuda",
+    "gpu/driver/cuda_memory",
+]
+RAIL = [
+    "verbs/device",
+    "verbs/qp",
+    "verbs/gid",
+    "verbs/port",
+    "verbs/enumerate",
+    "verbs/ibverbs",
+    "core/error",
+]
 
 
 def test_no_write_goes_to_memory_of_before(rack: Rack) -> None:

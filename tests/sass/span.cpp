@@ -1,7 +1,7 @@
 /* The span of the GPU's kernels, compiled for this machine, to be called from Python. */
-#include "target_simt.h"
+#include "gpu/kernel/target_simt.h"
 
-#include "span_gpu.h"
+#include "gpu/kernel/span.h"
 
 namespace
 {

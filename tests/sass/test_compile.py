@@ -48,7 +48,7 @@ def test_what_makes_another_kernel_is_compiled_anew(made, tmp_path, monkeypatch)
     assert len(made) == 4
     monkeypatch.setattr(compile, "OPTIONS", ("--fmad=true",))
     get()
-    monkeypatch.setattr(compile, "_sources", lambda: {"kernel.cu": "another"})
+    monkeypatch.setattr(compile, "_sources", lambda: {"gpu/kernel/kernel.cu": "another"})
     get()
     get()
     assert len(made) == 6
@@ -116,10 +116,15 @@ def test_two_processes_may_compile_the_same(tmp_path, root):
 def test_the_sources_of_an_in_place_build_are_found(root):
     assert source.folder() == root / "native"
     names = source.closure(source.folder())
-    assert {"kernel.cu", "kernel.h", "interpreter.h", "span_gpu.h", "fold_gpu.h", "isa.h"} <= {
-        *names
-    }
-    assert "internal.h" not in names  # the host's own is no part of a kernel
+    assert {
+        "gpu/kernel/kernel.cu",
+        "gpu/kernel/kernel.h",
+        "vm/interpreter.h",
+        "gpu/kernel/span.h",
+        "gpu/kernel/fold.h",
+        "isa.h",
+    } <= {*names}
+    assert "core/internal.h" not in names  # the host's own is no part of a kernel
 
 
 def test_an_install_without_sources_says_so(monkeypatch, tmp_path):
@@ -241,6 +246,6 @@ def test_what_was_carried_serves_where_there_is_no_nvrtc(made, tmp_path, monkeyp
     ):
         with pytest.raises(UnavailableError, match="no NVRTC"):
             call()
-    monkeypatch.setattr(compile, "_sources", lambda: {"kernel.cu": "another"})
+    monkeypatch.setattr(compile, "_sources", lambda: {"gpu/kernel/kernel.cu": "another"})
     with pytest.raises(UnavailableError, match="no NVRTC"):
         compile.require(HOPPER, tmp_path)

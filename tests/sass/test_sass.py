@@ -98,7 +98,7 @@ def test_a_bad_kernel_is_seen(kernel, how):
     text, wanted = BAD[how]
     contracted = ("--fmad=true",) if how == "contraction" else ()
     image = compile.compile_text(
-        f'#include "target_cuda.h"\n{text}', "--gpu-architecture=sm_90", *contracted
+        f'#include "gpu/kernel/target_cuda.h"\n{text}', "--gpu-architecture=sm_90", *contracted
     )
     found = list(breaches(image))
     for breach in wanted:
@@ -108,7 +108,7 @@ def test_a_bad_kernel_is_seen(kernel, how):
 @pytest.mark.parametrize("capability", [c for c in CAPABILITIES if c >= FIRST_LISTED])
 def test_counts_are_released_and_acquired_at_system_scope(kernel, capability):
     """What SIMT cannot tell: which instructions the target's inline PTX has become."""
-    text = """#include "target_cuda.h"
+    text = """#include "gpu/kernel/target_cuda.h"
         extern "C" __global__ void release(uint64_t *to) { pc__store_release(to, 1); }
         extern "C" __global__ void acquire(const uint64_t *from, uint64_t *to) {
             pc__store_packet(to, pc__load_acquire(from));

@@ -20,8 +20,8 @@
 #include <tuple>
 #include <vector>
 #include "simt.h"
-#include "span_gpu.h"
-#include "kernel.h"
+#include "gpu/kernel/span.h"
+#include "gpu/kernel/kernel.h"
 #include "world.h"
 
 #define MARGIN 64u

@@ -1,7 +1,7 @@
 /* One kernel: of the dtype and the op that the compiler is told. */
 #include "simt.h"
-#include "span_gpu.h"
-#include "kernel.h"
+#include "gpu/kernel/span.h"
+#include "gpu/kernel/kernel.h"
 
 static void run(const struct pc_launch *launch, uint32_t block, struct pc_shared *shared)
 {

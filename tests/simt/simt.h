@@ -1,8 +1,8 @@
 /* The kernels of this program, by dtype and op. */
 #ifndef SIMT_H
 #define SIMT_H
-#include "target_simt.h"
-#include "device.h"
+#include "gpu/kernel/target_simt.h"
+#include "gpu/device.h"
 
 struct pc_shared;
 typedef void (*simt_kernel)(const struct pc_launch *launch, uint32_t block,

@@ -40,6 +40,7 @@ from pycoll.schedule import Algorithm, NotDirect
 pytestmark = pytest.mark.native
 
 HERE = Path(__file__).parent
+KERNEL, TARGET = (f"gpu/kernel/{name}.h" for name in ("kernel", "target_simt"))
 RACE = 66  #: exit status of ThreadSanitizer
 
 #: All dtypes, each with one op.
@@ -224,7 +225,7 @@ def test_flags_of_packets_begin_again(run: Run, one: Path) -> None:
 
 
 def test_slots_of_packets_are_cleaned(run: Run) -> None:
-    change = ("kernel.h", "        pc__clean(call, f);", "        (void)f;")
+    change = (KERNEL, "        pc__clean(call, f);", "        (void)f;")
     assert run(driver(KERNELS[:1], change), "run", SHORT_THEN_LONG).returncode == 1
 
 
@@ -245,7 +246,7 @@ ONE_WAY = (
 ONE_WAY_PACKETS = (("broadcast", "chain"), ("reduce", "chain"), ("gather", "binomial"))
 #: Of what a thread of a kernel reads: another is slow.
 SLOW: tuple[Change, ...] = (
-    ("target_simt.h", "PC_DEVICE uint64_t pc__load_packet(const uint64_t *from)\n{\n",
+    (TARGET, "PC_DEVICE uint64_t pc__load_packet(const uint64_t *from)\n{\n",
      "PC_DEVICE uint64_t pc__load_packet(const uint64_t *from)\n{\n"
      "    const struct timespec pause = {0, 200000};\n"
      "    if (pc_simt_self.index % 2)\n        nanosleep(&pause, nullptr);\n"),
@@ -308,28 +309,28 @@ def test_slots_take_turns(run: Run, one: Path) -> None:
 #: A change of the kernels, and what finds it.
 CHANGES: dict[str, tuple[Change, bool]] = {
     "release": (
-        ("target_simt.h", "__atomic_store_n(to, x, __ATOMIC_RELEASE)",
+        (TARGET, "__atomic_store_n(to, x, __ATOMIC_RELEASE)",
          "__atomic_store_n(to, x, __ATOMIC_RELAXED)"), False,
     ),
     "acquire": (
-        ("target_simt.h", "__atomic_load_n(from, __ATOMIC_ACQUIRE)",
+        (TARGET, "__atomic_load_n(from, __ATOMIC_ACQUIRE)",
          "__atomic_load_n(from, __ATOMIC_RELAXED)"), False,
     ),
     "barrier behind the addresses": (
-        ("kernel.h", "    call->over = pc__barrier(call->shared, call->dead);\n    if (call->over)",
+        (KERNEL, "    call->over = pc__barrier(call->shared, call->dead);\n    if (call->over)",
          "    if (call->over)"), False,
     ),
     "one table of addresses": (
-        ("kernel.h", "turn = call->turn ^= 1;", "turn = 0;"), False,
+        (KERNEL, "turn = call->turn ^= 1;", "turn = 0;"), False,
     ),
     "barrier of the first warp": (
-        ("kernel.h", "pc__warp_barrier(call->shared);", ";"), False,
+        (KERNEL, "pc__warp_barrier(call->shared);", ";"), False,
     ),
     "READY is waited for": (
-        ("kernel.h", "        if (count >= n)\n", "        if (count >= n || n)\n"), False,
+        (KERNEL, "        if (count >= n)\n", "        if (count >= n || n)\n"), False,
     ),
     "flags that change": (
-        ("kernel.h", "return pc__in_period(n) + 1;", "return n < n ? 0 : 1;"), True,
+        (KERNEL, "return pc__in_period(n) + 1;", "return n < n ? 0 : 1;"), True,
     ),
 }  # fmt: skip
 

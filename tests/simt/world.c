@@ -1,7 +1,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "image.h"
+#include "gpu/device_image.h"
 #include "world.h"
 
 struct rank_memory {

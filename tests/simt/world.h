@@ -2,7 +2,7 @@
  * Between C, which has the engine, and C++, which has the kernels. */
 #ifndef WORLD_H
 #define WORLD_H
-#include "device.h"
+#include "gpu/device.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,8 +1,8 @@
 """Compiles kernels for a GPU by NVRTC, and keeps what it made on disk.
 
-One kernel serves one dtype and one operator; see ``native/kernel.cu``. NVRTC is reached through
-cupy's low-level binding, which needs no GPU: so kernels can be made in advance elsewhere, and
-every test of what they consist of runs on any machine.
+One kernel serves one dtype and one operator; see ``native/gpu/kernel/kernel.cu``. NVRTC is reached
+through cupy's low-level binding, which needs no GPU: so kernels can be made in advance elsewhere,
+and every test of what they consist of runs on any machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OLDEST = (7, 0)
 _CURE = "pip install 'pycoll[cuda]' (with CUDA 13: pip install cupy-cuda13x nvidia-cuda-nvrtc)"
 _CHECK = hashlib.sha256().digest_size
 
-# NVRTC has no headers of the system. These types are the same as machine.h's.
+# NVRTC has no headers of the system. These types are the same as vm.h's.
 _STDINT = "\n".join(
     f"typedef {type} {name}_t;"
     for name, type in (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-ENTRY = "kernel.cu"
+ENTRY = "gpu/kernel/kernel.cu"
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 _HERE = Path(__file__).resolve().parent

@@ -1,4 +1,4 @@
-"""What the engine finds out about GPU memory that a NIC is to reach: native/memory.c itself."""
+"""What the engine finds out about GPU memory that a NIC is to reach: memory/mem_type.c itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from phase import ROOT, Lacking, Run, main
 
-SOURCES = ("memory", "cuda", "cuda_memory", "error")
+SOURCES = ("memory/mem_type", "gpu/driver/cuda", "gpu/driver/cuda_memory", "core/error")
 
 
 def phase(run: Run) -> str:

@@ -1,0 +1,321 @@
+/* A communicator: this rank's arena, the peers' arenas, and the edges between them. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <unistd.h>
+#include "core/internal.h"
+
+/* How long a rank that closes waits for its last messages to reach a peer. */
+#define PC_LINGER_NS UINT64_C(2000000000)
+
+static int check_options(const struct pc_options *o)
+{
+    if (o->size == 0 || o->size > UINT16_MAX || o->rank >= o->size)
+        return PC_INVALID;
+    if (o->slots < 2 || (o->slots & (o->slots - 1)) != 0 || o->slots > PC_LINES)
+        return PC_INVALID;
+    if (o->slot_bytes == 0 || o->slot_bytes % PC_PAGE != 0 || o->slot_bytes > (1u << 30))
+        return PC_INVALID;
+    if (o->heap_bytes % PC_PAGE != 0 || o->heap_bytes > (UINT64_C(1) << 46))
+        return PC_INVALID;
+    return PC_OK;
+}
+
+static void resolve(struct pc_comm *comm, uint32_t peer, char *theirs)
+{
+    const struct pc_layout *l = &comm->layout;
+    uint32_t me = comm->options.rank;
+    if (comm->peers[peer].arena == NULL)
+        comm->connected++;
+    comm->peers[peer].arena = theirs;
+    comm->dones[peer].peer = peer;
+    comm->dones[peer].out = pc__done_line(theirs, l, me);
+    comm->dones[peer].in = pc__done_line(comm->arena, l, peer);
+    for (uint32_t c = 0; c < PC_EDGE_CHANNELS; c++)
+        comm->fifos[(size_t)peer * PC_EDGE_CHANNELS + c] = (struct pc_fifo){
+            .out_lines = pc__slot_lines(theirs, l, me, c),
+            .out_data = pc__slot_data(theirs, l, me, c),
+            .out_credit = pc__credit_line(comm->arena, l, peer, c),
+            .in_lines = pc__slot_lines(comm->arena, l, peer, c),
+            .in_data = pc__slot_data(comm->arena, l, peer, c),
+            .in_credit = pc__credit_line(theirs, l, me, c),
+            .peer = peer,
+            .channel = (uint8_t)c,
+        };
+}
+
+static void write_header(struct pc_comm *comm)
+{
+    struct pc_arena *a = (struct pc_arena *)comm->arena;
+    a->version = PC_VERSION;
+    a->rank = comm->options.rank;
+    a->size = comm->options.size;
+    a->slots = comm->options.slots;
+    a->slot_bytes = comm->options.slot_bytes;
+    a->heap_bytes = comm->options.heap_bytes;
+    a->pid = (int32_t)getpid();
+    a->address = (uint64_t)(uintptr_t)a;
+    if (getrandom(&a->token, sizeof a->token, 0) != sizeof a->token)
+        a->pid = 0; /* no process: peers fetch nothing from this one */
+    a->magic = PC_ARENA_MAGIC;
+}
+
+static int check_header(struct pc_comm *comm, uint32_t peer, const char *arena)
+{
+    const struct pc_arena *a = (const struct pc_arena *)arena;
+    const struct pc_options *o = &comm->options;
+    if (a->magic != PC_ARENA_MAGIC || a->version != PC_VERSION)
+        return pc__fail(&comm->error, PC_INVALID, (int)peer,
+                        "memory of rank %u has magic %#x version %u, want %#x version %u", peer,
+                        a->magic, a->version, PC_ARENA_MAGIC, PC_VERSION);
+    if (a->rank != peer || a->size != o->size || a->slots != o->slots
+        || a->slot_bytes != o->slot_bytes || a->heap_bytes != o->heap_bytes)
+        return pc__fail(&comm->error, PC_INVALID, (int)peer,
+                        "rank %u of %u has %u slots of %u bytes, want rank %u of %u with %u of %u",
+                        a->rank, a->size, a->slots, a->slot_bytes, peer, o->size, o->slots,
+                        o->slot_bytes);
+    return PC_OK;
+}
+
+int pc_comm_open(const struct pc_options *options, struct pc_comm **out)
+{
+    *out = NULL;
+    struct pc_comm *comm = calloc(1, sizeof *comm);
+    if (comm == NULL)
+        return PC_NOMEM;
+    *out = comm; /* also on failure: it holds the error */
+    comm->options = *options;
+    comm->shadow_fd = -1;
+    comm->call.comm = comm;
+    comm->bell = -1;
+    atomic_init(&comm->ringer, -1);
+    if (check_options(options) != PC_OK)
+        return pc__fail(&comm->error, PC_INVALID, -1,
+                        "rank %u of %u, %u slots of %u bytes, heap of %llu bytes: out of range",
+                        options->rank, options->size, options->slots, options->slot_bytes,
+                        (unsigned long long)options->heap_bytes);
+    for (uint32_t k = 0; k < PC_MAX_CHANNELS * PC_MAX_CHANNELS; k++)
+        comm->locals[k / PC_MAX_CHANNELS][k % PC_MAX_CHANNELS].peer = k;
+    comm->layout = pc__layout(options);
+    comm->heap.bytes = options->heap_bytes;
+    pthread_mutex_init(&comm->queue_lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&comm->queue_moved, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    comm->peers = calloc(options->size, sizeof *comm->peers);
+    comm->dones = calloc(options->size, sizeof *comm->dones);
+    comm->fifos = calloc((size_t)options->size * PC_EDGE_CHANNELS, sizeof *comm->fifos);
+    if (!comm->peers || !comm->dones || !comm->fifos)
+        return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for %u peers", options->size);
+    int rc
+        = pc__shm.open(comm->layout.end, options->rank, options->size, &comm->error, &comm->device);
+    if (rc != PC_OK)
+        return rc;
+    comm->arena = pc__shm.arena(comm->device);
+    write_header(comm);
+    resolve(comm, options->rank, comm->arena);
+    return pc__p2p_open(comm);
+}
+
+int pc_comm_address(struct pc_comm *comm, void *blob, size_t capacity)
+{
+    return pc__shm.address(comm->device, blob, capacity);
+}
+
+int pc_comm_connect(struct pc_comm *comm, uint32_t peer, const void *blob, size_t nbytes)
+{
+    if (peer >= comm->options.size)
+        return pc__fail(&comm->error, PC_INVALID, (int)peer, "rank %u of %u", peer,
+                        comm->options.size);
+    if (comm->peers[peer].arena != NULL)
+        return PC_OK;
+    char *arena;
+    int rc = pc__shm.connect(comm->device, peer, blob, nbytes, &arena);
+    if (rc == PC_OK)
+        rc = check_header(comm, peer, arena);
+    if (rc == PC_OK)
+        resolve(comm, peer, arena);
+    return rc;
+}
+
+/* Memory laid out as the peers' arenas are, one behind the other: what this rank writes there is
+ * sent. Nothing is sent of the heap, which has no shadow. It is a file, so that the kernel can send
+ * its pages themselves and need not copy them. */
+static int make_shadows(struct pc_comm *comm)
+{
+    size_t bytes = comm->options.size * comm->layout.heap;
+    comm->shadow_fd = memfd_create("pycoll-shadows", MFD_CLOEXEC);
+    if (comm->shadow_fd < 0 || ftruncate(comm->shadow_fd, (off_t)bytes) != 0)
+        return pc__fail(&comm->error, PC_SYSTEM, -1, "memfd of shadows: %s", strerror(errno));
+    void *p
+        = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, comm->shadow_fd, 0);
+    if (p == MAP_FAILED)
+        return pc__fail(&comm->error, PC_SYSTEM, -1, "mmap of shadows: %s", strerror(errno));
+    comm->shadows = p;
+    return PC_OK;
+}
+
+static void drop_shadows(struct pc_comm *comm)
+{
+    if (comm->shadows != NULL)
+        munmap(comm->shadows, comm->options.size * comm->layout.heap);
+    if (comm->shadow_fd >= 0)
+        close(comm->shadow_fd);
+}
+
+static int open_remote(struct pc_comm *comm, const struct pc_remote *remote)
+{
+    int rc = comm->shadows == NULL ? make_shadows(comm) : PC_OK;
+    if (rc == PC_OK && comm->bell < 0)
+        rc = pc__bell_open(comm);
+    if (rc == PC_OK) {
+        rc = remote->open(comm, comm->bell, &comm->wire);
+        if (rc != PC_OK) {
+            remote->close(comm->wire, 0);
+            comm->wire = NULL;
+        }
+    }
+    if (rc == PC_OK)
+        comm->remote = remote;
+    return rc;
+}
+
+int pc_comm_rails(struct pc_comm *comm, const struct pc_verbs_options *options,
+                  const struct pc_rail_spec *rails, uint32_t n)
+{
+    const char *missing = pc_verbs_missing();
+    for (uint32_t p = 0; p < comm->options.size; p++)
+        if (comm->peers[p].remote)
+            return pc__fail(&comm->error, PC_INVALID, (int)p, "rails come before remote peers");
+    if (comm->remote != NULL)
+        comm->remote->close(comm->wire, 0);
+    comm->remote = NULL;
+    comm->wire = NULL;
+    if (n == 0)
+        return PC_OK;
+    if (n > PC_MAX_RAILS)
+        return pc__fail(&comm->error, PC_INVALID, -1, "%u rails, want at most %u", n, PC_MAX_RAILS);
+    if (*missing || pc__verbs == NULL)
+        return pc__fail(&comm->error, PC_SYSTEM, -1, "%s", missing);
+    comm->verbs = *options;
+    memcpy(comm->rails, rails, n * sizeof *rails);
+    comm->nrails = n;
+    return open_remote(comm, pc__verbs);
+}
+
+int pc_comm_remote(struct pc_comm *comm, uint32_t peer)
+{
+    if (peer >= comm->options.size || peer == comm->options.rank || comm->sealed)
+        return pc__fail(&comm->error, PC_INVALID, (int)peer,
+                        "rank %u cannot be remote to rank %u of %u%s", peer, comm->options.rank,
+                        comm->options.size, comm->sealed ? ", which has been told all peers" : "");
+    if (comm->peers[peer].remote)
+        return PC_OK;
+    int rc = comm->remote == NULL ? open_remote(comm, &pc__tcp) : PC_OK;
+    if (rc != PC_OK)
+        return rc;
+    resolve(comm, peer, comm->shadows + peer * comm->layout.heap);
+    comm->peers[peer].remote = true;
+    return PC_OK;
+}
+
+int pc_comm_adopt(struct pc_comm *comm, uint32_t peer, int fd)
+{
+    if (peer >= comm->options.size || !comm->peers[peer].remote)
+        return PC_INVALID;
+    int rc = comm->remote->adopt(comm->wire, peer, fd);
+    if (rc == PC_OK)
+        pc__ring(comm, comm->options.rank);
+    return rc;
+}
+
+int pc_comm_links(struct pc_comm *comm, uint32_t peer)
+{
+    if (peer >= comm->options.size || !comm->peers[peer].remote)
+        return PC_INVALID;
+    return comm->remote->links(comm->wire, peer);
+}
+
+int pc_comm_attention(struct pc_comm *comm)
+{
+    const struct pc_remote *t = comm->remote;
+    return t == NULL || t->attention == NULL ? -1 : t->attention(comm->wire);
+}
+
+int pc_comm_attend(struct pc_comm *comm)
+{
+    if (comm->remote != NULL && comm->remote->attend != NULL)
+        comm->remote->attend(comm->wire);
+    return PC_OK;
+}
+
+int pc_comm_wire_state(struct pc_comm *comm, struct pc_wire_state *out)
+{
+    memset(out, 0, sizeof *out);
+    if (comm->remote != NULL && comm->remote->state != NULL)
+        comm->remote->state(comm->wire, out);
+    return PC_OK;
+}
+
+int pc_comm_poll(struct pc_comm *comm)
+{
+    return pc__shm.poll(comm->device);
+}
+
+int pc_comm_wakeup(struct pc_comm *comm)
+{
+    return pc__shm.wakeup(comm->device);
+}
+
+int pc_comm_sealed(struct pc_comm *comm)
+{
+    if (comm->connected != comm->options.size)
+        return pc__fail(&comm->error, PC_INVALID, -1, "%u of %u ranks are connected",
+                        comm->connected, comm->options.size);
+    pc__shm.seal(comm->device);
+    comm->sealed = true;
+    return PC_OK;
+}
+
+void pc_comm_close(struct pc_comm *comm)
+{
+    if (comm == NULL)
+        return;
+    pc__progress_stop(comm);
+    pc__p2p_close(comm);
+    if (comm->arena != NULL)
+        atomic_store(&((struct pc_arena *)comm->arena)->state, PC_BOARD_CLOSED);
+    /* What a broken communicator, or a fork's child, has sent is no matter. */
+    if (comm->remote != NULL)
+        comm->remote->close(comm->wire, atomic_load(&comm->broken) ? 0 : PC_LINGER_NS);
+    pc__bell_close(comm);
+    drop_shadows(comm);
+    if (comm->device != NULL)
+        pc__shm.close(comm->device);
+    pthread_cond_destroy(&comm->queue_moved);
+    pthread_mutex_destroy(&comm->queue_lock);
+    pc__heap_drop(&comm->heap);
+    free(comm->peers);
+    free(comm->dones);
+    free(comm->fifos);
+    free(comm);
+}
+
+const struct pc_error *pc_comm_error(struct pc_comm *comm)
+{
+    const struct pc_error *failure = atomic_load(&comm->failure);
+    return failure ? failure : &comm->error;
+}
+
+/* The child has no progress thread and must not touch the counts that its parent owns. */
+int pc_comm_forked(struct pc_comm *comm)
+{
+    comm->threaded = false;
+    comm->arena = NULL;
+    atomic_store(&comm->broken, PC_BROKEN);
+    return PC_OK;
+}

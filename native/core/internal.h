@@ -1,0 +1,260 @@
+/* The engine's own structures. Nothing outside native/ sees them. */
+#ifndef PC_INTERNAL_H
+#define PC_INTERNAL_H
+#include <pthread.h>
+#include <stdbool.h>
+#include "core/heap.h"
+#include "core/layout.h"
+#include "reduce/reduce.h"
+#include "core/transport.h"
+
+/* How an instruction that fills a slot should store; see target_cpu.h. */
+struct pc_probe {
+    uint32_t turn;
+    bool stream;      /* past the cache, for now */
+    uint64_t cost[2]; /* clock ticks per KiB: through the cache, past it */
+};
+
+struct pc_program {
+    _Atomic uint32_t references;
+    uint32_t root;
+    uint32_t flags;
+    uint32_t nchunks;
+    uint32_t nscratch;
+    uint32_t widest;
+    uint32_t nchannels;
+    uint32_t starts[PC_MAX_CHANNELS];
+    uint32_t nplaces;
+    uint32_t ninstructions;
+    bool apart; /* IN and OUT must not be one memory */
+    struct pc_code_line *code;
+    struct pc_place *places;
+    struct pc_probe *probes;
+};
+
+struct pc_plan {
+    struct pc_plan_spec spec;
+    struct pc_program *staged;
+    struct pc_program *direct; /* or NULL */
+    pc_fold_fn fold;
+    uint32_t itemsize_log2;
+    uint64_t nbytes;            /* of all blocks */
+    uint64_t *starts;           /* of blocks in the message, and its end */
+    struct pc_chunk *chunks[2]; /* staged, direct */
+    struct pc_terms terms[2];
+    uint64_t salt; /* of the communicator, when the terms were last salted */
+    bool apart;    /* of one of its programs */
+    bool adjacent; /* chunk c + 1 lies behind chunk c */
+    char *scratch;
+};
+
+/* The one call in progress. */
+struct pc_call {
+    struct pc_comm *comm;
+    struct pc_plan *plan;
+    struct pc_batch *batch;           /* instead of a plan */
+    const struct pc_program *program; /* NULL while READY is being exchanged */
+    const struct pc_terms *terms;     /* of the plan, in the form of that program */
+    char *in; /* where the message would begin if the array held all of it */
+    char *out;
+    uint32_t running; /* channels not finished */
+    uint32_t ready;   /* peers whose READY has been seen */
+    bool all_registered;
+    bool active;
+    struct pc_error error; /* written by whoever runs the call, read once the communicator broke */
+    double timeout;
+    uint64_t deadline; /* ns; 0 until the call first has to wait */
+    struct pc_channel channels[PC_MAX_CHANNELS];
+};
+
+enum pc_work_state { PC_WORK_QUEUED, PC_WORK_FINISHED };
+
+struct pc_work {
+    struct pc_comm *comm;
+    struct pc_plan *plan;
+    char *in;
+    char *out;
+    struct pc_batch *batch;  /* instead of a plan, until the call has it */
+    uint64_t signature;      /* of the batch's call */
+    bool refused;            /* instead of either; nobody waits for it */
+    struct pc_batch *posted; /* not queued at all: transfers that were posted */
+    double timeout;
+    char where[232]; /* as long as the board's text */
+    struct pc_work *next;
+    _Atomic uint32_t state; /* futex; enum pc_work_state */
+    int result;
+};
+
+struct pc_peer {
+    char *arena; /* of a remote peer: its shadow */
+    bool remote;
+    _Atomic uint32_t gone; /* the rank has left in good order, or died */
+    const char *in;        /* READY of the present call */
+    char *out;
+};
+
+struct pc_comm {
+    struct pc_options options;
+    struct pc_layout layout;
+    struct pc_device *device;
+    const struct pc_remote *remote; /* NULL where every peer is mapped */
+    struct pc_wire *wire;
+    struct pc_verbs_options verbs; /* with the rails that were named */
+    struct pc_rail_spec rails[PC_MAX_RAILS];
+    uint32_t nrails;
+    int bell;           /* a socket that is readable when this rank was rung; -1: it has no bell */
+    _Atomic int ringer; /* a socket to ring others', or -1 */
+    _Atomic int listening; /* a thread sleeps in remote->pause */
+    _Atomic int dozing;    /* threads that sleep, with that one */
+    char *arena;
+    char *shadows; /* of remote peers' memory, in order of rank */
+    int shadow_fd;
+    struct pc_peer *peers;
+    struct pc_fifo *fifos;  /* [peer][channel], PC_EDGE_CHANNELS each */
+    struct pc_token *dones; /* [peer] */
+    struct pc_token locals[PC_MAX_CHANNELS][PC_MAX_CHANNELS];
+    uint64_t ready_calls;
+    _Atomic uint32_t died; /* 1 + the first rank that died, or 0: transfers with others end, too */
+    uint32_t connected;
+    bool sealed;
+    struct pc_error error;
+    uint64_t salt;                      /* of signatures: which calls this rank refused */
+    _Atomic int broken;                 /* the code that broke it, or 0 */
+    _Atomic(struct pc_error *) failure; /* what broke it: the call's error or the transfers' */
+    _Atomic int aborted;
+    _Atomic int abort_claimed;
+    struct pc_error abort_error;
+    _Atomic uintptr_t entered;      /* the thread inside a call, or 0 */
+    _Atomic uint64_t places;        /* taken so far by calls and messages, refused ones included */
+    _Atomic uint64_t places_before; /* those taken when the present call came in from Python */
+    struct pc_comm *leader;         /* whose user's calls launches here are, or NULL */
+    struct pc_call call;
+    _Atomic uint64_t
+        yield_after; /* ns: until then a rank that waits sleeps without yielding first */
+    _Atomic uint64_t yield_pause; /* ns: how long that was the last time */
+
+    pthread_t thread; /* progress thread, started by the first pc_submit */
+    bool threaded;
+    _Atomic int stopping;
+    pthread_mutex_t queue_lock;
+    pthread_cond_t queue_moved;
+    struct pc_work *head;
+    struct pc_work *tail;
+    _Atomic uint32_t queued; /* submitted and not finished */
+    uint64_t numbered;       /* the number of the call that was queued last */
+    struct pc_work *joined;  /* a blocking call that stands in the queue */
+
+    struct pc_p2p *p2p;
+    _Atomic uint32_t posted; /* batches of transfers that are not finished */
+
+    struct pc_heap heap;
+};
+
+/* A call that takes longer hands back to its caller, who then looks about. */
+#define PC_FIRST_PATIENCE_NS UINT64_C(1000000)
+
+/* error.c */
+int pc__fail(struct pc_error *error, int code, int peer, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* plan.c */
+/* Where part k of a block of `nbytes` bytes begins: multiples of PC_CHUNK_UNIT, as even as those
+ * allow. */
+uint64_t pc__part_at(uint64_t nbytes, uint32_t nparts, uint32_t k);
+
+static inline uint64_t pc__extent_at(const struct pc_plan *plan, struct pc_extent e)
+{
+    return e.count ? plan->starts[e.first] : 0;
+}
+
+static inline uint64_t pc__extent_bytes(const struct pc_plan *plan, struct pc_extent e)
+{
+    return plan->starts[e.first + e.count] - plan->starts[e.first];
+}
+
+/* progress.c: the caller owns the communicator (comm->entered or the progress thread). */
+int pc__begin(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out,
+              double timeout);
+int pc__advance(struct pc_comm *comm, uint64_t patience_ns);
+/* pc_run that only polls: AGAIN soon, and never sleeps. */
+int pc__try(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out, double timeout);
+/* The same for a pairwise batch. */
+int pc__begin_batch(struct pc_comm *comm, struct pc_batch *batch, uint64_t signature,
+                    double timeout);
+/* The call that was refused takes its place. */
+void pc__refused(struct pc_comm *comm);
+uint64_t pc__mix(uint64_t x);
+int pc__enter(struct pc_comm *comm);
+/* A call comes in from Python. One that comes in amid another is not the one to look at. */
+static inline void pc__comes(struct pc_comm *comm)
+{
+    if (atomic_load_explicit(&comm->entered, memory_order_relaxed) == 0)
+        atomic_store_explicit(&comm->places_before,
+                              atomic_load_explicit(&comm->places, memory_order_relaxed),
+                              memory_order_relaxed);
+}
+
+/* The first failure is the communicator's. */
+void pc__break(struct pc_comm *comm, int code, struct pc_error *error);
+void pc__leave(struct pc_comm *comm);
+uint64_t pc__now(void);
+
+/* work.c */
+void pc__progress_stop(struct pc_comm *comm);
+/* `job`: what to run. The queue owns its batch from then on. */
+int pc__enqueue(struct pc_comm *comm, const struct pc_work *job, const char *where,
+                struct pc_work **result);
+int pc__join_queue(struct pc_comm *comm, const struct pc_work *job, double seconds);
+int pc__joined_wait(struct pc_comm *comm, double seconds);
+
+/* wakeup.c */
+int pc__bell_open(struct pc_comm *comm); /* from now on this rank's ring is heard by descriptor */
+void pc__bell_close(struct pc_comm *comm);
+void pc__ring(struct pc_comm *comm, uint32_t peer);
+uint32_t pc__doorbell(struct pc_comm *comm);
+/* Sleeps until the doorbell has moved on from what it was; with remote peers also until something
+ * comes from one. */
+void pc__sleep(struct pc_comm *comm, uint32_t doorbell, uint64_t ns);
+
+/* wait.c */
+#define PC_POLLS_PER_CLOCK 64
+#define PC_SLOW_YIELD_NS UINT64_C(1000000)
+int pc__idle(struct pc_comm *comm, uint64_t until_ns);
+bool pc__shares_core(struct pc_comm *comm);
+void pc__give_way(struct pc_comm *comm);
+/* No foreign process has taken the core at the last yield. */
+bool pc__may_yield(struct pc_comm *comm, uint64_t now);
+/* Marks `line`; false when the count is there already. */
+bool pc__mark(struct pc_line *line, uint64_t want);
+void pc__unmark(struct pc_line *line);
+
+/* p2p.c */
+int pc__p2p_open(struct pc_comm *comm);
+void pc__p2p_close(struct pc_comm *comm);
+/* Moves what transfers can move: 1 when any did, 0, or the code that broke the communicator. */
+int pc__p2p_progress(struct pc_comm *comm);
+bool pc__batch_done(const struct pc_batch *batch);
+void pc__batch_stuck(const struct pc_batch *batch, struct pc_stuck *out);
+/* Whatever is posted ends with `result`: the communicator is broken. */
+void pc__p2p_end(struct pc_comm *comm, int result);
+/* Around a sleep: from begin on, whatever transfers wait for rings the doorbell. False when there
+ * is no reason to sleep; lowers `until` to the first deadline. */
+bool pc__p2p_sleep_begin(struct pc_comm *comm, uint64_t *until);
+void pc__p2p_sleep_end(struct pc_comm *comm);
+
+/* batch.c */
+int pc__exchange_resume(struct pc_comm *comm, uint64_t patience_ns);
+int pc__posted_wait(struct pc_batch *batch, double seconds);
+int pc__send_receive(struct pc_comm *comm, const struct pc_message *message, double timeout,
+                     uint64_t patience_ns);
+
+/* progress_thread.c: the progress thread, about transfers that nobody waits for. */
+int pc__watched(struct pc_comm *comm); /* makes sure that it does */
+bool pc__watch(struct pc_comm *comm);  /* a turn of it, with the queue's lock; false: none needed */
+int pc__thread_start(struct pc_comm *comm);
+
+/* status.c */
+void pc__board_enter(struct pc_comm *comm, uint64_t signature);
+void pc__board_leave(struct pc_comm *comm);
+void pc__board_describe(struct pc_comm *comm, const char *text);
+#endif

@@ -1,0 +1,245 @@
+/* The interpreter on the CPU: one thread steps the channels of a call in turns, and a WAIT that
+ * does not pass sends it back to the progress loop. See interpreter.h for what is given here. */
+#ifndef PC_INTERPRETER_CPU_H
+#define PC_INTERPRETER_CPU_H
+#include "core/target_cpu.h"
+
+#define PC_ROUTINE static inline
+#define PC_CALL struct pc_call
+#define PC_ROLLED
+
+typedef uint64_t pc_skip;
+
+static inline pc_skip pc__skip(const struct pc_call *call, pc_tile tile)
+{
+    return tile * call->terms->tile;
+}
+
+static inline uint64_t pc__skipped(const struct pc_call *call, pc_skip skip)
+{
+    (void)call;
+    return skip;
+}
+
+static inline bool pc__leads(const struct pc_call *call)
+{
+    (void)call;
+    return true;
+}
+
+static inline bool pc__meet(const struct pc_call *call, const struct pc_code_line *i)
+{
+    (void)call, (void)i;
+    return true;
+}
+
+static inline bool pc__over(const struct pc_call *call)
+{
+    (void)call;
+    return false;
+}
+
+static inline bool pc__in_packets(const struct pc_call *call)
+{
+    (void)call;
+    return false;
+}
+
+static inline char *pc__packet_slot(struct pc_call *call, struct pc_fifo *f, bool receiving,
+                                    uint64_t n)
+{
+    (void)call, (void)receiving, (void)n;
+    return f->in_packets;
+}
+
+static inline void pc__complete(struct pc_call *call, struct pc_fifo *f)
+{
+    (void)call, (void)f;
+}
+
+static inline bool pc__taken(struct pc_call *call, const struct pc_channel *channel,
+                             const struct pc_code_line *i)
+{
+    (void)call, (void)channel, (void)i;
+    return true;
+}
+
+static inline char *pc__in(const struct pc_call *call)
+{
+    return call->in;
+}
+
+static inline char *pc__out(const struct pc_call *call)
+{
+    return call->out;
+}
+
+static inline char *pc__peer_in(const struct pc_call *call, uint32_t peer)
+{
+    return (char *)call->comm->peers[peer].in;
+}
+
+static inline char *pc__peer_out(const struct pc_call *call, uint32_t peer)
+{
+    return call->comm->peers[peer].out;
+}
+
+/* Both channels are of this thread. */
+static inline uint64_t pc__count_local(const struct pc_token *token)
+{
+    return token->sent;
+}
+
+static inline void pc__signal_local(struct pc_token *token, uint64_t count)
+{
+    token->sent = count;
+}
+
+static inline void pc__signal(struct pc_call *call, struct pc_line *line, uint64_t count,
+                              uint32_t peer)
+{
+    if (pc__raise(line, count))
+        pc__ring(call->comm, peer);
+}
+
+/* A slot's lines lie in its reader's cache. Between cores that share one, storing through the
+ * cache is best; between others each line must first be taken back, and storing past the cache is
+ * several times faster, though the reader then pays more. Which of the two holds depends on where
+ * the ranks run, and that changes: so each instruction that fills a slot times both forms on two
+ * of every PC_PROBE_PERIOD large fills, and goes by the times in between. */
+#define PC_PROBE_PERIOD 64u
+#define PC_PROBE_BYTES (16u << 10)
+
+enum pc_form { PC_FORM_CACHED, PC_FORM_STREAMED, PC_FORM_UNTIMED };
+
+static inline enum pc_form pc__probe_begin(struct pc_probe *probe, uint64_t nbytes, bool *stream,
+                                           uint64_t *ticks)
+{
+    *stream = false;
+    if (probe == NULL || nbytes < PC_PROBE_BYTES)
+        return PC_FORM_UNTIMED;
+    uint32_t turn = probe->turn++ % PC_PROBE_PERIOD;
+    *stream = turn < PC_FORM_UNTIMED ? turn == PC_FORM_STREAMED : probe->stream;
+    if (turn >= PC_FORM_UNTIMED)
+        return PC_FORM_UNTIMED;
+    *ticks = pc__ticks();
+    return (enum pc_form)turn;
+}
+
+static inline void pc__probe_end(struct pc_probe *probe, enum pc_form form, uint64_t nbytes,
+                                 uint64_t ticks)
+{
+    if (form == PC_FORM_UNTIMED)
+        return;
+    probe->cost[form] = (pc__ticks() - ticks) * 1024 / nbytes;
+    if (form == PC_FORM_STREAMED) /* twice: the reader's share of the bill */
+        probe->stream = probe->cost[PC_FORM_CACHED] > 2 * probe->cost[PC_FORM_STREAMED];
+}
+
+struct pc_manner {
+    uint64_t ticks;
+    uint32_t stream; /* bit j: destination j past the cache */
+    enum pc_form form;
+};
+
+static inline void pc__manner(const struct pc_call *call, const struct pc_code_line *i,
+                              uint64_t total, struct pc_manner *manner)
+{
+    /* In place the lines are in the cache anyway. */
+    bool stream_out = call->terms->stream_out && call->in != call->out;
+    bool stream_slot;
+    manner->form = pc__probe_begin(i->probe, total, &stream_slot, &manner->ticks);
+    manner->stream = 0;
+    if (stream_out || stream_slot)
+        for (uint32_t k = 0; k < i->ndst; k++) {
+            enum pc_space space = (enum pc_space)i->at.places[i->nsrc + k].space;
+            bool slot = space == PC_SPACE_SLOT, own = space == PC_SPACE_SCRATCH;
+            manner->stream |= (uint32_t)(slot ? stream_slot : stream_out && !own) << k;
+        }
+}
+
+static inline void pc__manner_end(const struct pc_code_line *i, uint64_t total,
+                                  const struct pc_manner *manner)
+{
+    pc__probe_end(i->probe, manner->form, total, manner->ticks);
+}
+
+#include "vm/operands.h"
+
+static inline void pc__move(struct pc_call *call, const struct pc_code_line *i, uint32_t piece,
+                            pc_skip skip, pc_size packed, pc_size total, pc_size nbytes,
+                            const struct pc_manner *manner)
+{
+    const struct pc_plan *plan = call->plan;
+    uint32_t n = (uint32_t)i->nsrc + i->ndst;
+    uint32_t divisor = i->flags & PC_FLAG_SCALE ? call->terms->divisor : 0;
+    void *address[PC_MAX_OPERANDS];
+    for (uint32_t j = 0; j < n; j++)
+        address[j] = pc__address(call, &i->at.places[j], piece, skip, packed, total);
+    plan->fold(address + i->nsrc, i->ndst, (const void *const *)address, i->nsrc,
+               nbytes >> plan->itemsize_log2, divisor, manner->stream);
+}
+
+/* A message lies in the peer's shadow, its signature in its line; a credit is news of one consumed.
+ */
+static inline int pc__hand_over(struct pc_call *call, const struct pc_channel *channel,
+                                const struct pc_code_line *i)
+{
+    const struct pc_remote *remote = call->comm->remote;
+    if (i->step == PC_STEP_PUT_CREDIT) {
+        remote->credit(call->comm->wire, i->at.fifo, ++i->at.fifo->received);
+        return PC_OK;
+    }
+    struct pc_fifo *f = i->at.places->fifo;
+    uint64_t nbytes = pc__message_bytes(call, channel->tile, i->at.places);
+    const char *data = pc__address(call, i->at.places, 0, 0, 0, nbytes);
+    return remote->message(call->comm->wire, f, data, nbytes, &call->error);
+}
+
+static inline int pc__put(struct pc_call *call, const struct pc_channel *channel,
+                          const struct pc_code_line *i)
+{
+    if (i->step == PC_STEP_PUT_MESSAGE) {
+        struct pc_fifo *f = i->at.places->fifo;
+        f->out_lines[f->sent & (PC_LINES - 1)].signature = call->terms->signature;
+    }
+    return pc__hand_over(call, channel, i);
+}
+
+static inline uint64_t pc__signature(const struct pc_channel *channel, const struct pc_code_line *i)
+{
+    (void)i;
+    return channel->line->signature;
+}
+
+static inline int pc__mismatch(struct pc_call *call, const struct pc_channel *channel,
+                               const struct pc_code_line *i)
+{
+    (void)channel;
+    return pc__fail(&call->error, PC_MISMATCH, (int)i->at.fifo->peer,
+                    "message %llu from rank %u belongs to another call",
+                    (unsigned long long)i->at.fifo->received, i->at.fifo->peer);
+}
+
+static inline bool pc__await(struct pc_call *call, struct pc_channel *channel,
+                             const struct pc_code_line *i);
+
+#include "vm/interpreter.h"
+
+static inline bool pc__await(struct pc_call *call, struct pc_channel *channel,
+                             const struct pc_code_line *i)
+{
+    return pc__passes(call, i, &channel->line, &channel->want);
+}
+
+static inline bool pc__waits(const struct pc_code_line *i)
+{
+    return i->step >= PC_STEP_WAIT_CREDIT && i->step <= PC_STEP_WAIT_DONE;
+}
+
+/* The rank that raises the count of a WAIT; not of WAIT_LOCAL. */
+static inline uint32_t pc__awaited(const struct pc_code_line *i)
+{
+    return i->step == PC_STEP_WAIT_DONE ? i->at.token->peer : i->at.fifo->peer;
+}
+#endif

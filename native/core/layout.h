@@ -1,0 +1,124 @@
+/* Where everything lies in a rank's arena: one sparse memfd that every mapped peer maps whole.
+ *
+ *   header | ready lines | done lines | credit lines | slot lines | slots | heap
+ *
+ * Every address is arithmetic on (rank, channel, slot), so no edge is ever negotiated, and memory
+ * appears when it is first touched. New pages are zero, which is the first value of every count. */
+#ifndef PC_LAYOUT_H
+#define PC_LAYOUT_H
+#include "vm/vm.h"
+#include "pycoll.h"
+
+#define PC_PAGE 4096u
+/* Channels of an edge: those of Programs, and two for transfers outside any Program. */
+#define PC_CHANNEL_P2P PC_MAX_CHANNELS
+#define PC_CHANNEL_PAIRWISE (PC_MAX_CHANNELS + 1)
+#define PC_EDGE_CHANNELS (PC_MAX_CHANNELS + 2)
+#define PC_BELL_NAME 32u
+#define PC_IN_LINE UINT32_MAX       /* of pc_line.place: the piece lies in the line */
+#define PC_OFFERED (UINT32_MAX - 1) /* its reader, a mapped peer, fetches it from where it lies */
+#define PC_ARENA_MAGIC 0x50434152u  /* "PCAR" */
+
+/* Bit 63 of a count: its waiter sleeps; whoever raises the count rings the waiter's doorbell. One
+ * exchange raises the count and learns that, so a signal needs no fence of its own. */
+#define PC_ASLEEP (UINT64_C(1) << 63)
+
+/* What a READY line carries: where the caller's arrays lie in its heap, plus one (0: elsewhere),
+ * and which blocks they hold. */
+struct pc_ready {
+    uint64_t in;
+    uint64_t out;
+    struct pc_extent in_blocks;
+    struct pc_extent out_blocks;
+};
+_Static_assert(sizeof(struct pc_ready) <= PC_INLINE_BYTES, "READY fits a line");
+
+struct pc_arena {
+    uint32_t magic;
+    uint32_t version;
+    uint32_t rank;
+    uint32_t size;
+    uint32_t slots;
+    uint32_t slot_bytes;
+    uint64_t heap_bytes;
+    int32_t pid; /* with the next two: how a peer may read this rank's memory */
+    uint32_t reserved;
+    uint64_t address; /* of this header, in the rank that owns it */
+    uint64_t token;   /* at random: what is found there is this header */
+    _Alignas(PC_LINE_BYTES) _Atomic uint32_t doorbell; /* futex: moves when a sleeper must look */
+    _Atomic uint32_t bell; /* bytes of bell_name, a socket on which the rank sleeps instead; or 0 */
+    char bell_name[PC_BELL_NAME];
+    _Alignas(PC_LINE_BYTES) _Atomic uint32_t core;     /* where the rank last waited, plus one */
+    _Alignas(PC_LINE_BYTES) _Atomic uint64_t sequence; /* the board; see struct pc_board */
+    _Atomic uint32_t state;
+    _Atomic uint32_t described;
+    _Atomic uint32_t withdrawn; /* its messages have ended: what it offered may be overwritten */
+    _Atomic uint64_t
+        signatures[PC_BOARD_CALLS]; /* of the last calls; call n's at n mod that many */
+    char text[232];
+};
+
+struct pc_layout {
+    uint32_t size;
+    uint32_t slots;
+    uint32_t slot_bytes;
+    size_t ready, done, credit, lines, data, heap, end;
+};
+
+static inline size_t pc__page_up(size_t n)
+{
+    return (n + PC_PAGE - 1) / PC_PAGE * PC_PAGE;
+}
+
+static inline struct pc_layout pc__layout(const struct pc_options *o)
+{
+    struct pc_layout l = {.size = o->size, .slots = o->slots, .slot_bytes = o->slot_bytes};
+    size_t edges = (size_t)o->size * PC_EDGE_CHANNELS;
+    l.ready = pc__page_up(sizeof(struct pc_arena));
+    l.done = l.ready + (size_t)o->size * 2 * PC_LINE_BYTES; /* two ready lines per peer */
+    l.credit = l.done + (size_t)o->size * PC_LINE_BYTES;
+    l.lines = l.credit + edges * PC_LINE_BYTES;
+    l.data = pc__page_up(l.lines + edges * PC_LINES * PC_LINE_BYTES);
+    l.heap = l.data + edges * o->slots * (size_t)o->slot_bytes;
+    l.end = l.heap + o->heap_bytes;
+    return l;
+}
+
+static inline struct pc_line *pc__line(char *arena, size_t offset, size_t index)
+{
+    return (struct pc_line *)(arena + offset) + index;
+}
+
+/* In the arena of the receiver. READY of call n uses line n & 1: a peer can be one call ahead of
+ * a rank that has not read yet, never two. */
+static inline struct pc_line *pc__ready_line(char *a, const struct pc_layout *l, uint32_t from,
+                                             uint64_t n)
+{
+    return pc__line(a, l->ready, (size_t)from * 2 + (n & 1));
+}
+
+static inline struct pc_line *pc__done_line(char *a, const struct pc_layout *l, uint32_t from)
+{
+    return pc__line(a, l->done, from);
+}
+
+static inline struct pc_line *pc__slot_lines(char *a, const struct pc_layout *l, uint32_t from,
+                                             uint32_t channel)
+{
+    return pc__line(a, l->lines, ((size_t)from * PC_EDGE_CHANNELS + channel) * PC_LINES);
+}
+
+static inline char *pc__slot_data(char *a, const struct pc_layout *l, uint32_t from,
+                                  uint32_t channel)
+{
+    return a + l->data
+           + ((size_t)from * PC_EDGE_CHANNELS + channel) * l->slots * (size_t)l->slot_bytes;
+}
+
+/* In the arena of the sender: how many of its messages to `to` have been consumed. */
+static inline struct pc_line *pc__credit_line(char *a, const struct pc_layout *l, uint32_t to,
+                                              uint32_t channel)
+{
+    return pc__line(a, l->credit, (size_t)to * PC_EDGE_CHANNELS + channel);
+}
+#endif

@@ -1,0 +1,242 @@
+/* A plan: programs bound to the blocks of a message, an element type and an operator. */
+#include <stdlib.h>
+#include <string.h>
+#include "core/internal.h"
+
+static const uint8_t itemsize_log2[PC_NDTYPES] = {
+    [PC_DTYPE_FLOAT64] = 3, [PC_DTYPE_FLOAT32] = 2, [PC_DTYPE_FLOAT16] = 1, [PC_DTYPE_BFLOAT16] = 1,
+    [PC_DTYPE_INT8] = 0,    [PC_DTYPE_UINT8] = 0,   [PC_DTYPE_INT32] = 2,   [PC_DTYPE_UINT32] = 2,
+    [PC_DTYPE_INT64] = 3,   [PC_DTYPE_UINT64] = 3,
+};
+
+/* Blocks in the order of memory, and the end of the last. */
+static uint64_t *starts_of(const struct pc_plan_spec *s)
+{
+    uint64_t *starts = malloc(((size_t)s->nblocks + 1) * sizeof *starts);
+    if (starts == NULL)
+        return NULL;
+    starts[0] = 0;
+    for (uint32_t b = 0; b < s->nblocks; b++)
+        starts[b + 1] = starts[b] + s->blocks[b];
+    return starts;
+}
+
+static uint64_t units_of(uint64_t nbytes)
+{
+    return nbytes / PC_CHUNK_UNIT + (nbytes % PC_CHUNK_UNIT != 0);
+}
+
+uint64_t pc__part_at(uint64_t nbytes, uint32_t nparts, uint32_t k)
+{
+    uint64_t units = units_of(nbytes); /* units * k / nparts without overflow */
+    uint64_t at = (units / nparts * k + units % nparts * k / nparts) * PC_CHUNK_UNIT;
+    return at < nbytes ? at : nbytes;
+}
+
+static struct pc_chunk *chunks_of(const struct pc_plan *plan, uint32_t nchunks)
+{
+    const struct pc_plan_spec *s = &plan->spec;
+    struct pc_chunk *chunks = malloc((size_t)nchunks * sizeof *chunks);
+    uint32_t nparts = nchunks / s->nblocks;
+    for (uint32_t c = 0; chunks != NULL && c < nchunks; c++) {
+        uint32_t block = (uint32_t)(((uint64_t)(c / nparts) + s->root) % s->nblocks);
+        uint64_t nbytes = plan->starts[block + 1] - plan->starts[block];
+        uint64_t at = pc__part_at(nbytes, nparts, c % nparts);
+        chunks[c] = (struct pc_chunk){.at = plan->starts[block] + at,
+                                      .nbytes = pc__part_at(nbytes, nparts, c % nparts + 1) - at};
+    }
+    return chunks;
+}
+
+static uint64_t longest_of(const struct pc_chunk *chunks, uint32_t nchunks)
+{
+    uint64_t longest = 0;
+    for (uint32_t c = 0; c < nchunks; c++)
+        longest = chunks[c].nbytes > longest ? chunks[c].nbytes : longest;
+    return longest;
+}
+
+#define BAD(comm, ...) pc__fail(&(comm)->error, PC_INVALID, -1, "plan: " __VA_ARGS__)
+
+static int check_spec(struct pc_comm *comm, const struct pc_plan_spec *s)
+{
+    uint64_t nbytes = 0;
+    if (s->dtype >= PC_NDTYPES || s->op >= PC_NREDUCE)
+        return BAD(comm, "dtype %u, op %u", s->dtype, s->op);
+    if (s->nblocks == 0 || (s->nblocks != 1 && s->nblocks != comm->options.size)
+        || s->root >= comm->options.size)
+        return BAD(comm, "%u blocks, root %u, want 1 or %u blocks", s->nblocks, s->root,
+                   comm->options.size);
+    const struct pc_extent extents[2] = {s->input, s->output};
+    for (int i = 0; i < 2; i++)
+        if (extents[i].first > s->nblocks || extents[i].count > s->nblocks - extents[i].first)
+            return BAD(comm, "blocks %u + %u of %u", extents[i].first, extents[i].count,
+                       s->nblocks);
+    for (uint32_t b = 0; b < s->nblocks; b++) {
+        nbytes += s->blocks[b];
+        if (s->blocks[b] % (1u << itemsize_log2[s->dtype]) != 0
+            || s->blocks[b] > (UINT64_C(1) << 48) || nbytes > (UINT64_C(1) << 48))
+            return BAD(comm, "block %u: %llu bytes of dtype %u", b,
+                       (unsigned long long)s->blocks[b], s->dtype);
+    }
+    return PC_OK;
+}
+
+static int check_form(struct pc_comm *comm, const struct pc_plan_spec *s,
+                      const struct pc_program *p, bool direct)
+{
+    if (s->tile == 0 || s->tile % PC_CHUNK_UNIT != 0
+        || (uint64_t)s->tile * p->widest > comm->options.slot_bytes)
+        return BAD(comm, "a tile of %u bytes times %u chunks, want multiples of %u up to %u",
+                   s->tile, p->widest, PC_CHUNK_UNIT, comm->options.slot_bytes);
+    if (direct != ((p->flags & PC_PROGRAM_DIRECT) != 0))
+        return BAD(comm, "program of the wrong form");
+    if (p->nchunks % s->nblocks != 0)
+        return BAD(comm, "%u chunks of %u blocks", p->nchunks, s->nblocks);
+    if (p->root != s->root)
+        return BAD(comm, "root %u, its program was loaded for %u", s->root, p->root);
+    return PC_OK;
+}
+
+static bool holds(const struct pc_plan *plan, struct pc_extent e, const struct pc_chunk *chunk)
+{
+    return e.count != 0 && chunk->at >= plan->starts[e.first]
+           && chunk->at + chunk->nbytes <= plan->starts[e.first + e.count];
+}
+
+/* The loader has checked chunks and places by number; here they have addresses and lengths. */
+static int check_places(struct pc_comm *comm, const struct pc_plan *plan,
+                        const struct pc_program *p, const struct pc_chunk *chunks)
+{
+    const struct pc_plan_spec *s = &plan->spec;
+    for (uint32_t i = 0; i < p->nplaces; i++) {
+        const struct pc_place *o = &p->places[i];
+        if (o->space == PC_SPACE_SCRATCH || o->space == PC_SPACE_SLOT)
+            continue;
+        for (uint32_t k = 0; k < o->nchunks; k++) {
+            const struct pc_chunk *place = &chunks[o->place + k];
+            bool fits = chunks[o->chunk + k].nbytes <= place->nbytes;
+            if (o->space == PC_SPACE_IN)
+                fits = fits && holds(plan, s->input, place);
+            if (o->space == PC_SPACE_OUT)
+                fits = fits && holds(plan, s->output, place);
+            if (!fits)
+                return BAD(comm, "operand %u: space %u, place %u does not hold chunk %u", i,
+                           o->space, o->place + k, o->chunk + k);
+        }
+    }
+    return PC_OK;
+}
+
+static int build(struct pc_comm *comm, struct pc_plan *plan, struct pc_program *const programs[2])
+{
+    struct pc_plan_spec *s = &plan->spec;
+    uint64_t places = 0, longest_message = 0, ntiles[2] = {1, 1};
+    plan->starts = starts_of(s);
+    s->blocks = NULL; /* the caller's */
+    if (plan->starts == NULL)
+        return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a plan");
+    plan->nbytes = plan->starts[s->nblocks];
+    plan->adjacent = s->root == 0 || s->nblocks == 1;
+    for (int form = 0; form < 2; form++) {
+        const struct pc_program *p = programs[form];
+        if (p == NULL)
+            continue;
+        plan->apart |= p->apart;
+        plan->chunks[form] = chunks_of(plan, p->nchunks);
+        if (plan->chunks[form] == NULL)
+            return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a plan");
+        int rc = check_places(comm, plan, p, plan->chunks[form]);
+        if (rc != PC_OK)
+            return rc;
+        uint64_t longest = longest_of(plan->chunks[form], p->nchunks);
+        uint64_t tiles = longest / s->tile + (longest % s->tile != 0);
+        ntiles[form] = tiles ? tiles : 1;
+        places = p->nscratch > places ? p->nscratch : places;
+        if (form == 0)
+            longest_message = p->widest * (longest < s->tile ? longest : s->tile);
+    }
+    if (longest_message > plan->nbytes)
+        longest_message = plan->nbytes;
+    if (places != 0) {
+        plan->scratch = aligned_alloc(PC_CHUNK_UNIT, places * s->tile);
+        if (plan->scratch == NULL)
+            return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a plan");
+    }
+    for (int form = 0; form < 2; form++)
+        if (programs[form] != NULL)
+            plan->terms[form] = (struct pc_terms){
+                .code = programs[form]->code,
+                .chunks = plan->chunks[form],
+                .scratch = plan->scratch,
+                .signature = s->signature,
+                .ntiles = ntiles[form],
+                .tile = s->tile,
+                .depth = longest_message <= PC_INLINE_BYTES ? PC_LINES : comm->options.slots,
+                .slots = comm->options.slots,
+                .slot_bytes = comm->options.slot_bytes,
+                .nchannels = programs[form]->nchannels,
+                .divisor = s->op == PC_REDUCE_AVG ? comm->options.size : 0,
+                .spans = ntiles[form] == 1 && plan->adjacent,
+                .stream_out = s->stream >> form & 1,
+            };
+    return PC_OK;
+}
+
+int pc_plan_create(struct pc_comm *comm, const struct pc_plan_spec *spec, struct pc_program *staged,
+                   struct pc_program *direct, struct pc_plan **out)
+{
+    *out = NULL;
+    struct pc_program *const programs[2] = {staged, direct};
+    if (staged == NULL)
+        return BAD(comm, "no staged program");
+    if (direct != NULL && comm->remote != NULL)
+        return BAD(comm, "a direct form, and remote peers");
+    int rc = check_spec(comm, spec);
+    for (int form = 0; form < 2 && rc == PC_OK; form++)
+        rc = programs[form] ? check_form(comm, spec, programs[form], form == 1) : PC_OK;
+    if (rc != PC_OK)
+        return rc;
+    struct pc_plan *plan = calloc(1, sizeof *plan);
+    if (plan == NULL)
+        return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a plan");
+    plan->spec = *spec;
+    rc = build(comm, plan, programs);
+    if (rc != PC_OK) {
+        pc_plan_free(plan);
+        return rc;
+    }
+    plan->fold = pc__fold(spec->dtype, spec->op);
+    plan->itemsize_log2 = itemsize_log2[spec->dtype];
+    plan->staged = staged;
+    atomic_fetch_add(&staged->references, 1);
+    plan->direct = direct;
+    if (direct != NULL)
+        atomic_fetch_add(&direct->references, 1);
+    *out = plan;
+    return PC_OK;
+}
+
+void pc_plan_free(struct pc_plan *plan)
+{
+    if (plan == NULL)
+        return;
+    pc_program_free(plan->staged);
+    pc_program_free(plan->direct);
+    free(plan->starts);
+    free(plan->chunks[0]);
+    free(plan->chunks[1]);
+    free(plan->scratch);
+    free(plan);
+}
+
+int pc_fold_test(uint32_t dtype, uint32_t op, void **dst, uint32_t ndst, const void **src,
+                 uint32_t nsrc, size_t count, uint32_t divisor, uint32_t stream)
+{
+    pc_fold_fn fold = pc__fold(dtype, op);
+    if (fold == NULL || nsrc == 0 || nsrc > PC_MAX_SOURCES || ndst == 0
+        || ndst > PC_MAX_DESTINATIONS)
+        return PC_INVALID;
+    fold(dst, ndst, src, nsrc, count, divisor, stream);
+    return PC_OK;
+}

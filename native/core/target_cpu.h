@@ -1,0 +1,38 @@
+/* What is the CPU's: counts that wake a sleeper, and a clock. */
+#ifndef PC_TARGET_CPU_H
+#define PC_TARGET_CPU_H
+#include "core/internal.h"
+
+static inline uint64_t pc__count(const struct pc_line *line)
+{
+    return atomic_load_explicit(&line->count, memory_order_acquire) & ~PC_ASLEEP;
+}
+
+/* Raises a count. True when its waiter sleeps and must be rung. */
+static inline bool pc__raise(struct pc_line *line, uint64_t count)
+{
+    return atomic_exchange_explicit(&line->count, count, memory_order_acq_rel) & PC_ASLEEP;
+}
+
+static inline void pc__relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static inline uint64_t pc__ticks(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    return __builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+    uint64_t t;
+    __asm__ volatile("mrs %0, cntvct_el0" : "=r"(t));
+    return t;
+#else
+    return pc__now();
+#endif
+}
+#endif

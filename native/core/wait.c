@@ -1,0 +1,244 @@
+/* Waiting: poll while that is cheap, yield once, then sleep until a peer rings.
+ *
+ * With more ranks than cores a polling rank only keeps the core from the rank it waits for, so
+ * options.spin is 0 there. Elsewhere a foreign process may still push two ranks onto one core: a
+ * rank that has polled for a moment says where it runs, and does not go on beside a peer there.
+ * A sleeper marks the counts that it needs (PC_ASLEEP) and sleeps on its
+ * doorbell; whoever raises a marked count moves the doorbell. */
+#include <sched.h>
+#include <time.h>
+#include "core/interpreter_cpu.h"
+
+#define PC_YIELD_PAUSE_NS UINT64_C(4000000)
+#define PC_LONGEST_PAUSE_NS UINT64_C(1000000000)
+
+uint64_t pc__now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static bool reached(const struct pc_channel *channel)
+{
+    return channel->line == NULL || pc__count(channel->line) >= channel->want;
+}
+
+/* Whether some channel could move. Channels that wait for another channel of this rank do not
+ * count: they move when that one does. */
+static bool moved(const struct pc_call *call, uint32_t nchannels)
+{
+    if (call->batch != NULL)
+        return pc__batch_done(call->batch);
+    for (uint32_t c = 0; c < nchannels; c++)
+        if (!call->channels[c].finished && call->channels[c].line && reached(&call->channels[c]))
+            return true;
+    return false;
+}
+
+/* Of the WAITs that stand in a row, all must pass before anything else happens: sleep on the last
+ * that does not, so that one wake-up serves them all. */
+static struct pc_line *sleep_on(struct pc_call *call, struct pc_channel *channel, uint64_t *want)
+{
+    struct pc_line *line = channel->line, *other;
+    *want = channel->want;
+    if (call->program == NULL)
+        return line;
+    for (const struct pc_code_line *i = channel->pc; pc__waits(i); i++) {
+        uint64_t n;
+        if (!pc__passes(call, i, &other, &n) && other != NULL) {
+            line = other;
+            *want = n;
+        }
+    }
+    return line;
+}
+
+bool pc__mark(struct pc_line *line, uint64_t want)
+{
+    uint64_t seen = atomic_load_explicit(&line->count, memory_order_acquire);
+    while ((seen & ~PC_ASLEEP) < want)
+        if (seen & PC_ASLEEP
+            || atomic_compare_exchange_weak_explicit(&line->count, &seen, seen | PC_ASLEEP,
+                                                     memory_order_acq_rel, memory_order_acquire))
+            return true;
+    return false;
+}
+
+/* Whether a peer was last seen on the core that this rank runs on. */
+bool pc__shares_core(struct pc_comm *comm)
+{
+    struct pc_arena *mine = (struct pc_arena *)comm->arena;
+    uint32_t core = (uint32_t)sched_getcpu() + 1; /* zero: not known yet */
+    if (atomic_load_explicit(&mine->core, memory_order_relaxed) != core)
+        atomic_store_explicit(&mine->core, core, memory_order_relaxed);
+    for (uint32_t p = 0; p < comm->options.size; p++) {
+        struct pc_arena *peer = (struct pc_arena *)comm->peers[p].arena;
+        if (p != comm->options.rank && !comm->peers[p].remote
+            && atomic_load_explicit(&peer->core, memory_order_relaxed) == core)
+            return true;
+    }
+    return false;
+}
+
+void pc__unmark(struct pc_line *line)
+{
+    atomic_fetch_and_explicit(&line->count, ~PC_ASLEEP, memory_order_relaxed);
+}
+
+enum listening { SEND_ONLY, FROM_AWAITED, FROM_ALL };
+
+/* Sends and receives where peers are remote: 1 when a finished call has sent all. A peer that is
+ * lost is a failure only where a channel waits for it, and after all that it sent was received. */
+static int listen_to(struct pc_comm *comm, uint32_t nchannels, enum listening whom)
+{
+    const struct pc_remote *t = comm->remote;
+    struct pc_call *call = &comm->call;
+    if (whom == FROM_ALL) /* first: it may be what empties the wire */
+        t->progress(comm->wire);
+    int rc = t->drained(comm->wire, NULL, &call->error);
+    if (rc < 0 || (rc > 0 && call->running == 0))
+        return rc;
+    for (uint32_t c = 0; c < nchannels; c++) {
+        const struct pc_channel *channel = &call->channels[c];
+        if (channel->finished || channel->line == NULL)
+            continue;
+        uint32_t peer = pc__awaited(channel->pc);
+        if (!comm->peers[peer].remote)
+            continue;
+        if (whom == FROM_AWAITED)
+            t->poll(comm->wire, peer);
+        const struct pc_error *fault = t->fault(comm->wire, peer);
+        if (fault != NULL && !reached(channel)) {
+            call->error = *fault;
+            return fault->code;
+        }
+    }
+    return PC_OK;
+}
+
+static void doze(struct pc_comm *comm, uint32_t nchannels, uint32_t doorbell, uint64_t now,
+                 uint64_t until)
+{
+    bool posted = atomic_load_explicit(&comm->posted, memory_order_relaxed) != 0;
+    struct pc_line *marked[PC_MAX_CHANNELS];
+    uint32_t n = 0;
+    bool asleep = true;
+    for (uint32_t c = 0; c < nchannels && asleep; c++) {
+        struct pc_channel *channel = &comm->call.channels[c];
+        if (channel->finished || channel->line == NULL)
+            continue;
+        uint64_t want;
+        marked[n] = sleep_on(&comm->call, channel, &want);
+        asleep = pc__mark(marked[n], want);
+        n += asleep;
+    }
+    if (posted && !pc__p2p_sleep_begin(comm, &until))
+        asleep = false;
+    if (comm->call.batch != NULL && pc__batch_done(comm->call.batch))
+        asleep = false;
+    /* pc_comm_abort and pc__progress_stop ring after they have written, so nothing is missed. */
+    if (asleep && until > now && !atomic_load(&comm->aborted))
+        pc__sleep(comm, doorbell, until - now);
+    while (n > 0) /* a mark left behind would cost its signaller a system call */
+        pc__unmark(marked[--n]);
+    if (posted)
+        pc__p2p_sleep_end(comm);
+}
+
+/* Lets the other ranks of this core run, which is cheaper than to sleep and be woken. But a foreign
+ * process that burns the core gets its whole time slice, milliseconds, and nobody wakes a rank that
+ * only yielded: each time that happens, ranks go straight to sleep for longer. */
+void pc__give_way(struct pc_comm *comm)
+{
+    uint64_t before = pc__now();
+    if (before < atomic_load_explicit(&comm->yield_after, memory_order_relaxed))
+        return;
+    sched_yield();
+    uint64_t pause = atomic_load_explicit(&comm->yield_pause, memory_order_relaxed);
+    /* Many ranks of the job before this one is no foreign process. */
+    uint64_t slow = comm->remote != NULL ? comm->remote->slow_yield_ns : PC_SLOW_YIELD_NS;
+    if (pc__now() - before < slow * (1 + comm->options.size / 16)) {
+        atomic_store_explicit(&comm->yield_pause, pause / 2, memory_order_relaxed);
+        return;
+    }
+    pause = 4 * pause + PC_YIELD_PAUSE_NS;
+    if (pause > PC_LONGEST_PAUSE_NS)
+        pause = PC_LONGEST_PAUSE_NS;
+    atomic_store_explicit(&comm->yield_pause, pause, memory_order_relaxed);
+    atomic_store_explicit(&comm->yield_after, before + pause, memory_order_relaxed);
+}
+
+bool pc__may_yield(struct pc_comm *comm, uint64_t now)
+{
+    return now >= atomic_load_explicit(&comm->yield_after, memory_order_relaxed);
+}
+
+int pc__idle(struct pc_comm *comm, uint64_t until_ns)
+{
+    struct pc_call *call = &comm->call;
+    uint32_t nchannels = call->batch ? 0 : call->program ? call->program->nchannels : 1;
+    uint64_t spin_until = 0, now = 0;
+    int rc;
+    for (uint32_t polls = 1;; polls++) {
+        if (comm->remote != NULL) {
+            bool others = polls % PC_POLLS_PER_CLOCK == 0 || until_ns == 0 || call->running == 0;
+            rc = listen_to(comm, nchannels,
+                           others               ? FROM_ALL
+                           : comm->options.spin ? FROM_AWAITED
+                                                : SEND_ONLY);
+            if (rc != PC_OK)
+                return rc < 0 ? rc : PC_OK;
+        }
+        if (moved(call, nchannels))
+            return PC_OK;
+        if (atomic_load_explicit(&comm->posted, memory_order_relaxed) && pc__p2p_progress(comm) > 0)
+            continue;
+        if (comm->options.spin == 0)
+            break;
+        pc__relax();
+        if (polls % PC_POLLS_PER_CLOCK == 0) {
+            now = pc__now();
+            if (spin_until == 0)
+                spin_until
+                    = pc__shares_core(comm) ? now : now + comm->options.spin * UINT64_C(1000);
+            if (now >= spin_until || atomic_load(&comm->aborted) || atomic_load(&comm->broken))
+                break;
+        }
+    }
+    if (until_ns == 0) /* the caller only wanted to poll */
+        return PC_AGAIN;
+    pc__give_way(comm);
+    for (uint32_t turns = comm->remote != NULL ? comm->remote->yields : 0;;) {
+        uint32_t doorbell = pc__doorbell(comm); /* first: what comes after the looks moves it */
+        if (atomic_load(&comm->aborted)) {
+            call->error = comm->abort_error;
+            return PC_ABORTED;
+        }
+        if (comm->remote != NULL) {
+            rc = listen_to(comm, nchannels, FROM_ALL);
+            if (rc != PC_OK)
+                return rc < 0 ? rc : PC_OK;
+        }
+        if (atomic_load_explicit(&comm->posted, memory_order_relaxed))
+            pc__p2p_progress(comm);
+        if (moved(call, nchannels))
+            return PC_OK;
+        if (atomic_load(&comm->broken)) /* by a transfer */
+            return PC_BROKEN;
+        now = pc__now();
+        if (call->deadline == 0)
+            call->deadline = now + (uint64_t)(call->timeout * 1e9);
+        if (now >= call->deadline)
+            return pc__fail(&call->error, PC_TIMEDOUT, -1, "no progress for %.3g s", call->timeout);
+        if (now >= until_ns)
+            return PC_AGAIN;
+        if (turns > 0 && pc__may_yield(comm, now)) {
+            turns--;
+            pc__give_way(comm);
+            continue;
+        }
+        uint64_t limit = until_ns < call->deadline ? until_ns : call->deadline;
+        doze(comm, nchannels, doorbell, now, limit);
+    }
+}

@@ -1,0 +1,50 @@
+/* Where the threads of a block must meet.
+ *
+ * Each REDUCE_COPY has a barrier of its own, between the addresses that its block's first warp
+ * finds and the data that all threads move (kernel.h): so it comes after whatever the leader waited
+ * for, and after the data of the REDUCE_COPY before it. What is left is the other direction: a
+ * count says that data has been written, or read, so all threads must have done that. */
+#include "gpu/device_image.h"
+
+static bool tells(const struct pc_code_line *line, bool packets)
+{
+    switch ((enum pc_step)line->step) {
+    case PC_STEP_FILL:
+        return !packets; /* each packet tells for itself */
+    case PC_STEP_CONSUME:
+    case PC_STEP_PUT_MESSAGE:
+    case PC_STEP_PUT_CREDIT:
+    case PC_STEP_SIGNAL_LOCAL:
+    case PC_STEP_SIGNAL_DONE:
+        return true;
+    case PC_STEP_END: /* a kernel ends with a barrier */
+    case PC_STEP_REDUCE_COPY:
+    case PC_STEP_WAIT_CREDIT:
+    case PC_STEP_WAIT_MESSAGE:
+    case PC_STEP_WAIT_LOCAL:
+    case PC_STEP_WAIT_DONE:
+    case PC_STEP_LOOP:
+    case PC_STEP_END_LOOP:
+        break;
+    }
+    return false;
+}
+
+void pc__place_barriers(struct pc_code_line *code, uint32_t n, bool packets)
+{
+    bool moved = false; /* since the threads met last */
+    bool carried = false;
+    for (int turn = 0; turn < 2; turn++, moved = false)
+        for (uint32_t i = 0; i < n; i++) {
+            if (code[i].step == PC_STEP_LOOP)
+                moved |= carried; /* from before it, or in the second turn from END_LOOP */
+            else if (code[i].step == PC_STEP_END_LOOP)
+                carried = moved;
+            else if (code[i].step == PC_STEP_REDUCE_COPY)
+                moved = true;
+            else if (moved && tells(&code[i], packets)) {
+                code[i].flags |= PC_FLAG_SYNC;
+                moved = false;
+            }
+        }
+}

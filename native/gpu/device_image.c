@@ -1,0 +1,431 @@
+/* Builds the device image of a plan; see device_image.h. What it holds, one behind the other:
+ *
+ *   pc_image | starts | of each form, for each lane: chunks | places | code
+ *
+ * Lanes have copies of places and code, as these name the lane's own edges. */
+#include <string.h>
+#include "gpu/device_image.h"
+
+#define LONGEST_SPAN (UINT64_C(1) << 30) /* a kernel counts bytes in 32 bits */
+
+struct builder {
+    const struct pc_plan *plan;
+    const struct pc_program *program;
+    const struct pc_terms *terms;
+    int form;
+    uint32_t lanes;
+    bool packets;
+    size_t chunks, places, code, end; /* where in the image */
+    const struct pc_edges *edges;
+    char *copy;
+    uint64_t base;
+    struct pc_error *error;
+};
+
+static size_t aligned(size_t nbytes)
+{
+    return (nbytes + PC_LINE_BYTES - 1) / PC_LINE_BYTES * PC_LINE_BYTES;
+}
+
+static struct builder begin_at(const struct pc_plan *plan, int form, uint32_t lanes, size_t at)
+{
+    struct builder b = {.plan = plan,
+                        .program = form ? plan->direct : plan->staged,
+                        .terms = &plan->terms[form],
+                        .form = form,
+                        .lanes = lanes};
+    if (b.program == NULL)
+        return b;
+    b.chunks = at;
+    b.places = b.chunks + lanes * aligned(b.program->nchunks * sizeof(struct pc_chunk));
+    b.code = b.places + lanes * aligned(b.program->nplaces * sizeof(struct pc_place));
+    b.end = b.code + lanes * aligned(b.program->ninstructions * sizeof(struct pc_code_line));
+    return b;
+}
+
+static size_t starts_end(const struct pc_plan *plan)
+{
+    return aligned(sizeof(struct pc_image))
+           + aligned((plan->spec.nblocks + (size_t)1) * sizeof(uint64_t));
+}
+
+static struct builder begin(const struct pc_plan *plan, int form, uint32_t lanes)
+{
+    struct builder b = begin_at(plan, 0, lanes, starts_end(plan));
+    return form == 0 || b.program == NULL ? b : begin_at(plan, 1, lanes, b.end);
+}
+
+/* What a lane has of a chunk. */
+static struct pc_chunk part_of(const struct builder *b, uint32_t lane, uint32_t c)
+{
+    struct pc_chunk whole = b->plan->chunks[b->form][c];
+    uint64_t at = pc__part_at(whole.nbytes, b->lanes, lane);
+    return (struct pc_chunk){.at = whole.at + at,
+                             .nbytes = pc__part_at(whole.nbytes, b->lanes, lane + 1) - at};
+}
+
+/* The longest piece of a chunk, by tile: bytes, at most a tile. */
+static uint64_t longest_piece(const struct builder *b, uint32_t lane, uint64_t *ntiles)
+{
+    uint64_t longest = 0, tile = b->terms->tile;
+    for (uint32_t c = 0; c < b->program->nchunks; c++) {
+        uint64_t nbytes = part_of(b, lane, c).nbytes;
+        longest = nbytes > longest ? nbytes : longest;
+    }
+    *ntiles = longest > tile ? longest / tile + (longest % tile != 0) : 1;
+    return longest < tile ? longest : tile;
+}
+
+int pc__image_blocks(const struct pc_plan *plan, int form, uint32_t lanes)
+{
+    uint32_t most = 0;
+    for (int f = 0; f <= form; f++) {
+        struct builder b = begin(plan, f, lanes);
+        if (b.program == NULL || lanes == 0 || lanes > PC_MAX_LANES
+            || b.program->nchannels * lanes > PC_MAX_BLOCKS)
+            return PC_INVALID;
+        if (b.program->nchannels * lanes > most)
+            most = b.program->nchannels * lanes;
+    }
+    return (int)most;
+}
+
+uint64_t pc__image_scratch(const struct pc_plan *plan, int form, uint32_t lanes)
+{
+    uint64_t most = 0;
+    for (int f = 0; f <= form; f++) {
+        struct builder b = begin(plan, f, lanes);
+        uint64_t nbytes = b.program ? (uint64_t)lanes * b.program->nscratch * b.terms->tile : 0;
+        most = nbytes > most ? nbytes : most;
+    }
+    return most;
+}
+
+bool pc__image_fits_packets(const struct pc_plan *plan, uint32_t lanes)
+{
+    struct builder b = begin(plan, 0, lanes);
+    uint64_t ntiles;
+    for (uint32_t lane = 0; lane < lanes; lane++) /* a piece begins at a packet of its own */
+        if (b.program->widest * ((longest_piece(&b, lane, &ntiles) + 3) & ~UINT64_C(3))
+            > PC_PACKET_BYTES)
+            return false;
+    return true;
+}
+
+size_t pc__image_bytes(const struct pc_plan *plan, int form, uint32_t lanes)
+{
+    return pc__image_blocks(plan, form, lanes) > 0 ? begin(plan, form, lanes).end : 0;
+}
+
+/* Pieces that lie in packets one behind the other do so as a span does, if each but the last is
+ * made of whole packets. All ranks come to the same answer, as they know the same blocks. */
+static bool whole_packets(const struct builder *b)
+{
+    bool broken = false;
+    for (uint32_t c = 0; c < b->program->nchunks; c++) {
+        uint64_t nbytes = b->plan->chunks[b->form][c].nbytes;
+        if (nbytes != 0 && broken)
+            return false;
+        broken |= nbytes % 4 != 0;
+    }
+    return true;
+}
+
+/* Addresses in the copy, and what they are on the device. */
+static struct pc_chunk *chunks_at(const struct builder *b, uint32_t lane)
+{
+    return (struct pc_chunk *)(b->copy + b->chunks
+                               + lane * aligned(b->program->nchunks * sizeof(struct pc_chunk)));
+}
+
+static struct pc_place *places_at(const struct builder *b, uint32_t lane)
+{
+    return (struct pc_place *)(b->copy + b->places
+                               + lane * aligned(b->program->nplaces * sizeof(struct pc_place)));
+}
+
+static struct pc_code_line *code_at(const struct builder *b, uint32_t lane)
+{
+    return (struct pc_code_line *)(b->copy + b->code
+                                   + lane
+                                         * aligned(b->program->ninstructions
+                                                   * sizeof(struct pc_code_line)));
+}
+
+static uintptr_t device(const struct builder *b, const void *in_copy)
+{
+    return (uintptr_t)(b->base + (uint64_t)((const char *)in_copy - b->copy));
+}
+
+static uint32_t block_of(const struct builder *b, uint32_t channel, uint32_t lane)
+{
+    return channel * b->lanes + lane;
+}
+
+static struct pc_fifo *fifo_of(const struct builder *b, const struct pc_fifo *f, uint32_t lane)
+{
+    uint64_t index = (uint64_t)f->peer * PC_MAX_BLOCKS + block_of(b, f->channel, lane);
+    return (struct pc_fifo *)(uintptr_t)(b->edges->fifos + index * sizeof *f);
+}
+
+static struct pc_token *token_of(const struct builder *b, const struct pc_code_line *line,
+                                 uint32_t channel, uint32_t lane)
+{
+    const struct pc_token *t = line->at.token;
+    bool local = line->step == PC_STEP_SIGNAL_LOCAL || line->step == PC_STEP_WAIT_LOCAL;
+    uint64_t at
+        = local
+              ? b->edges->locals
+                    + ((uint64_t)lane * PC_MAX_CHANNELS * PC_MAX_CHANNELS + t->peer) * sizeof *t
+              : b->edges->dones
+                    + ((uint64_t)t->peer * PC_MAX_BLOCKS + block_of(b, channel, lane)) * sizeof *t;
+    return (struct pc_token *)(uintptr_t)at;
+}
+
+/* Which operands lie in slots. */
+static uint32_t slots_of(const struct pc_code_line *line)
+{
+    uint32_t slots = 0;
+    for (uint32_t k = 0; k < (uint32_t)line->nsrc + line->ndst; k++)
+        slots |= (uint32_t)(line->at.places[k].space == PC_SPACE_SLOT) << k;
+    return slots;
+}
+
+/* A block has only its own channel's edges: nobody else raises their counts. */
+static bool own(const struct pc_code_line *line, uint32_t channel)
+{
+    switch ((enum pc_step)line->step) {
+    case PC_STEP_REDUCE_COPY:
+        for (uint32_t k = 0; k < (uint32_t)line->nsrc + line->ndst; k++)
+            if (line->at.places[k].space == PC_SPACE_SLOT
+                && line->at.places[k].fifo->channel != channel)
+                return false;
+        return true;
+    case PC_STEP_PUT_MESSAGE:
+        return line->at.places->fifo->channel == channel;
+    case PC_STEP_FILL:
+    case PC_STEP_CONSUME:
+    case PC_STEP_PUT_CREDIT:
+    case PC_STEP_WAIT_CREDIT:
+    case PC_STEP_WAIT_MESSAGE:
+        return line->at.fifo->channel == channel;
+    case PC_STEP_SIGNAL_LOCAL:
+        return line->at.token->peer / PC_MAX_CHANNELS == channel;
+    case PC_STEP_WAIT_LOCAL:
+        return line->at.token->peer % PC_MAX_CHANNELS == channel;
+    case PC_STEP_SIGNAL_DONE:
+    case PC_STEP_WAIT_DONE:
+        return channel == 0;
+    case PC_STEP_END:
+    case PC_STEP_LOOP:
+    case PC_STEP_END_LOOP:
+        break;
+    }
+    return true;
+}
+
+static void relocate(const struct builder *b, struct pc_code_line *line, uint32_t channel,
+                     uint32_t lane)
+{
+    line->probe = NULL;
+    switch ((enum pc_step)line->step) {
+    case PC_STEP_REDUCE_COPY:
+        line->target = slots_of(line);
+        line->at.places = (struct pc_place *)device(
+            b, places_at(b, lane) + (line->at.places - b->program->places));
+        break;
+    case PC_STEP_PUT_MESSAGE:
+        line->at.places = (struct pc_place *)device(
+            b, places_at(b, lane) + (line->at.places - b->program->places));
+        break;
+    case PC_STEP_FILL:
+    case PC_STEP_CONSUME:
+    case PC_STEP_PUT_CREDIT:
+    case PC_STEP_WAIT_CREDIT:
+    case PC_STEP_WAIT_MESSAGE:
+        line->at.fifo = fifo_of(b, line->at.fifo, lane);
+        break;
+    case PC_STEP_SIGNAL_LOCAL:
+    case PC_STEP_SIGNAL_DONE:
+    case PC_STEP_WAIT_LOCAL:
+    case PC_STEP_WAIT_DONE:
+        line->at.token = token_of(b, line, channel, lane);
+        break;
+    case PC_STEP_END:
+    case PC_STEP_LOOP:
+    case PC_STEP_END_LOOP:
+        break;
+    }
+}
+
+static int write_lane(const struct builder *b, uint32_t lane)
+{
+    const struct pc_program *p = b->program;
+    struct pc_chunk *chunks = chunks_at(b, lane);
+    struct pc_place *places = places_at(b, lane);
+    struct pc_code_line *code = code_at(b, lane);
+    for (uint32_t c = 0; c < p->nchunks; c++)
+        chunks[c] = part_of(b, lane, c);
+    for (uint32_t k = 0; k < p->nplaces; k++) {
+        places[k] = p->places[k];
+        if (places[k].space == PC_SPACE_SLOT)
+            places[k].fifo = fifo_of(b, p->places[k].fifo, lane);
+    }
+    for (uint32_t c = 0; c < p->nchannels; c++) {
+        uint32_t first = p->starts[c],
+                 end = c + 1 < p->nchannels ? p->starts[c + 1] : p->ninstructions;
+        for (uint32_t i = first; i < end; i++) {
+            code[i] = p->code[i];
+            if (!own(&code[i], c))
+                return pc__fail(b->error, PC_INVALID, -1,
+                                "image: instruction %u of channel %u uses another channel's edge",
+                                i, c);
+            relocate(b, &code[i], c, lane);
+        }
+        pc__place_barriers(code + first, end - first, b->packets);
+    }
+    return PC_OK;
+}
+
+static void write_blocks(const struct builder *b, struct pc_image *image, uint32_t lane)
+{
+    uint64_t total = 0;
+    struct pc_terms terms = *b->terms;
+    uint64_t message = b->program->widest * longest_piece(b, lane, &terms.ntiles);
+    for (uint32_t c = 0; c < b->program->nchunks; c++)
+        total += chunks_at(b, lane)[c].nbytes;
+    message = message < total ? message : total;
+    terms.code = (struct pc_code_line *)device(b, code_at(b, lane));
+    terms.chunks = (struct pc_chunk *)device(b, chunks_at(b, lane));
+    terms.scratch = (char *)(uintptr_t)(b->edges->scratch
+                                        + (uint64_t)lane * b->program->nscratch * terms.tile);
+    terms.slots = b->edges->slots;
+    terms.slot_bytes = b->edges->slot_bytes;
+    terms.depth = !b->packets && message <= PC_INLINE_BYTES ? PC_LINES : terms.slots;
+    terms.nchannels = 1;
+    terms.spans = terms.ntiles == 1 && b->plan->adjacent && b->lanes == 1
+                  && b->plan->nbytes <= LONGEST_SPAN && (!b->packets || whole_packets(b));
+    terms.stream_out = false;
+    terms.packets = b->packets;
+    for (uint32_t c = 0; c < b->program->nchannels; c++) {
+        struct pc_block_image *block = &image->blocks[b->form][block_of(b, c, lane)];
+        block->terms = terms;
+        block->start = terms.code + b->program->starts[c];
+        block->lane = lane;
+        block->channel = c;
+    }
+}
+
+/* What a block needs even if its form has nothing for it to do. */
+static void write_places(const struct builder *b, struct pc_image *image)
+{
+    uint64_t watch = b->edges->watch, states = b->edges->states;
+    for (uint32_t n = 0; n < PC_MAX_BLOCKS; n++) {
+        struct pc_block_image *block = &image->blocks[b->form][n];
+        block->state = (struct pc_block_state *)(uintptr_t)(states + n * sizeof *block->state);
+        block->ring = (uint64_t *)(uintptr_t)(watch + offsetof(struct pc_watch, ring[n]));
+        block->tail = (uint64_t *)(uintptr_t)(watch + offsetof(struct pc_watch, tail[n]));
+        block->finished = (uint64_t *)(uintptr_t)(watch + offsetof(struct pc_watch, finished[n]));
+    }
+}
+
+static int check(const struct builder *b, uint32_t number)
+{
+    uint64_t scratch = pc__image_scratch(b->plan, b->form, b->lanes), ntiles = 0;
+    bool puts = false;
+    if (pc__image_blocks(b->plan, b->form, b->lanes) < 0)
+        return pc__fail(b->error, PC_INVALID, -1,
+                        "image: %u lanes of %u channels, want at most %u "
+                        "blocks",
+                        b->lanes, b->program ? b->program->nchannels : 0, PC_MAX_BLOCKS);
+    if (b->form != 0 && (b->edges->reached == 0 || b->edges->arrays == 0))
+        return pc__fail(b->error, PC_UNMAPPABLE, -1, "image: the peers' heaps are not reached");
+    if (b->packets && (!b->edges->packets || !pc__image_fits_packets(b->plan, b->lanes)))
+        return pc__fail(b->error, PC_UNMAPPABLE, -1, "image: %s",
+                        b->edges->packets ? "a message is too long for packets"
+                                          : "a peer has no packet slots");
+    if ((uint64_t)b->terms->tile * b->program->widest > b->edges->slot_bytes
+        || b->edges->scratch_bytes < scratch)
+        return pc__fail(b->error, PC_INVALID, -1,
+                        "image: slots of %u bytes and %llu of scratch, want %llu and %llu",
+                        b->edges->slot_bytes, (unsigned long long)b->edges->scratch_bytes,
+                        (unsigned long long)b->terms->tile * b->program->widest,
+                        (unsigned long long)scratch);
+    if (longest_piece(b, 0, &ntiles) * b->program->nchunks > LONGEST_SPAN || ntiles > UINT32_MAX)
+        return pc__fail(b->error, PC_INVALID, -1,
+                        "image: %llu tiles of %u bytes in %u chunks are too many for a kernel",
+                        (unsigned long long)ntiles, b->terms->tile, b->program->nchunks);
+    for (uint32_t i = 0; i < b->program->ninstructions; i++)
+        puts |= b->program->code[i].step == PC_STEP_PUT_MESSAGE
+                || b->program->code[i].step == PC_STEP_PUT_CREDIT;
+    if (puts
+        && (b->lanes != 1 || number >= PC_MAX_PLANS || ntiles > PC_MAX_ENTRY_TILES
+            || b->program->ninstructions > PC_MAX_ENTRY_INSTRUCTIONS))
+        return pc__fail(b->error, PC_INVALID, -1,
+                        "image: plan %u with %u lanes, %llu tiles and remote peers", number,
+                        b->lanes, (unsigned long long)ntiles);
+    return PC_OK;
+}
+
+static uint64_t extent_bytes(const struct pc_plan *plan, struct pc_extent e)
+{
+    return e.count == 0 ? 0 : pc__extent_bytes(plan, e);
+}
+
+static void write_head(const struct builder *b, uint32_t number)
+{
+    const struct pc_plan *plan = b->plan;
+    const struct pc_plan_spec *spec = &plan->spec;
+    const struct pc_edges *edges = b->edges;
+    uint64_t *starts = (uint64_t *)(b->copy + aligned(sizeof(struct pc_image)));
+    memcpy(starts, plan->starts, (spec->nblocks + (size_t)1) * sizeof *starts);
+    *(struct pc_image *)b->copy = (struct pc_image){
+        .nbytes = b->end,
+        .nblocks = (uint32_t)pc__image_blocks(plan, b->form, b->lanes),
+        .lanes = b->lanes,
+        .plan = number,
+        .form = (uint32_t)b->form,
+        .watch = (struct pc_watch *)(uintptr_t)edges->watch,
+        .states = (struct pc_block_state *)(uintptr_t)edges->states,
+        .rank = edges->rank,
+        .size = edges->size,
+        .nparts = spec->nblocks,
+        .mine = {.in = extent_bytes(plan, spec->input),
+                 .out = extent_bytes(plan, spec->output),
+                 .in_first = spec->input.first,
+                 .in_count = spec->input.count,
+                 .out_first = spec->output.first,
+                 .out_count = spec->output.count},
+        .starts = (uint64_t *)device(b, starts),
+        .reached = (struct pc_reached *)(uintptr_t)edges->reached,
+        .arrays = (struct pc_arrays *)(uintptr_t)edges->arrays,
+        .heap_bytes = edges->heap_bytes,
+    };
+}
+
+int pc__image_build(const struct pc_plan *plan, int form, uint32_t lanes, bool packets,
+                    uint32_t number, const struct pc_edges *edges, void *host_copy,
+                    uint64_t device_base, struct pc_error *error)
+{
+    int rc = PC_OK;
+    for (int f = form; f >= 0 && rc == PC_OK; f--) { /* the last one has the end of the image */
+        struct builder b = begin(plan, f, lanes);
+        b.packets = packets && f == 0;
+        b.edges = edges;
+        b.copy = host_copy;
+        b.base = device_base;
+        b.error = error;
+        rc = check(&b, number);
+        if (rc == PC_OK && f == form) {
+            memset(b.copy, 0, b.end);
+            write_head(&b, number);
+        }
+        if (rc == PC_OK)
+            write_places(&b, host_copy);
+        for (uint32_t lane = 0; lane < lanes && rc == PC_OK; lane++) {
+            rc = write_lane(&b, lane);
+            write_blocks(&b, host_copy, lane);
+        }
+    }
+    return rc;
+}

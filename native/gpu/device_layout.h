@@ -1,0 +1,89 @@
+/* Where everything lies in a rank's device arena: one allocation of GPU memory, which the ranks
+ * that can reach it open whole.
+ *
+ *   header | ready lines | done lines | credit lines | slot lines | packets | slots | heap
+ *
+ * It is what layout.h is for the CPU, with PC_MAX_BLOCKS edges where a CPU has channels, and for
+ * the ranks of one host only: GPU memory is there from the start, whether it is touched or not. So
+ * peers are counted by their place among those. All but slots and heap begins as zeros. */
+#ifndef PC_ARENA_H
+#define PC_ARENA_H
+#include "gpu/device.h"
+#include "core/layout.h"
+
+#define PC_DEVICE_ARENA_MAGIC 0x50434441u /* "PCDA" */
+
+struct pc_device_header { /* at its begin: who opened it reads that it is what its owner says */
+    uint32_t magic;
+    uint32_t version;
+    uint32_t rank;
+    uint32_t size;
+    uint32_t place;  /* of the rank among those that may reach each other */
+    uint32_t places; /* how many those are */
+    uint32_t slots;
+    uint32_t slot_bytes;
+    uint64_t heap_bytes;
+    uint64_t among;    /* a digest of which ranks those are */
+    uint64_t token[2]; /* at random */
+};
+
+struct pc_device_layout {
+    uint32_t slots;
+    uint32_t slot_bytes;
+    size_t ready, done, credit, lines, packets, data, heap, end;
+};
+
+static inline struct pc_device_layout pc__device_layout(uint32_t places, uint32_t slots,
+                                                        uint32_t slot_bytes, uint64_t heap_bytes)
+{
+    struct pc_device_layout l = {.slots = slots, .slot_bytes = slot_bytes};
+    size_t edges = (size_t)places * PC_MAX_BLOCKS;
+    l.ready = pc__page_up(sizeof(struct pc_device_header));
+    l.done = l.ready + (size_t)places * 2 * PC_LINE_BYTES; /* two ready lines per peer */
+    l.credit = l.done + edges * PC_LINE_BYTES;
+    l.lines = l.credit + edges * PC_LINE_BYTES;
+    l.packets = pc__page_up(l.lines + edges * PC_LINES * PC_LINE_BYTES);
+    l.data = pc__page_up(l.packets + edges * slots * (size_t)PC_PACKET_SLOT_BYTES);
+    l.heap = l.data + edges * slots * (size_t)slot_bytes;
+    l.end = l.heap + heap_bytes;
+    return l;
+}
+
+/* Offsets, of the edge between the owner and the peer at `place`. In the arena of the receiver: */
+static inline size_t pc__device_ready(const struct pc_device_layout *l, uint32_t from)
+{
+    return l->ready + (size_t)from * 2 * PC_LINE_BYTES;
+}
+
+static inline size_t pc__device_done(const struct pc_device_layout *l, uint32_t from,
+                                     uint32_t block)
+{
+    return l->done + ((size_t)from * PC_MAX_BLOCKS + block) * PC_LINE_BYTES;
+}
+
+static inline size_t pc__device_lines(const struct pc_device_layout *l, uint32_t from,
+                                      uint32_t block)
+{
+    return l->lines + ((size_t)from * PC_MAX_BLOCKS + block) * PC_LINES * PC_LINE_BYTES;
+}
+
+static inline size_t pc__device_packets(const struct pc_device_layout *l, uint32_t from,
+                                        uint32_t block)
+{
+    return l->packets
+           + ((size_t)from * PC_MAX_BLOCKS + block) * l->slots * (size_t)PC_PACKET_SLOT_BYTES;
+}
+
+static inline size_t pc__device_data(const struct pc_device_layout *l, uint32_t from,
+                                     uint32_t block)
+{
+    return l->data + ((size_t)from * PC_MAX_BLOCKS + block) * l->slots * (size_t)l->slot_bytes;
+}
+
+/* In the arena of the sender: how many of its messages to `to` have been consumed. */
+static inline size_t pc__device_credit(const struct pc_device_layout *l, uint32_t to,
+                                       uint32_t block)
+{
+    return l->credit + ((size_t)to * PC_MAX_BLOCKS + block) * PC_LINE_BYTES;
+}
+#endif

@@ -1,0 +1,117 @@
+/* Memory of the host that a plane's kernels touch: the watch, and of the arenas and shadows the
+ * edges of peers whose GPU memory is not reached. Such memory is pinned, so no more of it than
+ * that. */
+#include <stdlib.h>
+#include <string.h>
+#include "gpu/device_comm.h"
+
+static int add(struct pc_plane *plane, const void *from, size_t nbytes)
+{
+    struct pc_span_host *spans = realloc(plane->spans, (plane->nspans + 1) * sizeof *spans);
+    if (spans == NULL)
+        return pc__fail(plane->error, PC_NOMEM, -1, "no memory for a plane");
+    uintptr_t at = (uintptr_t)from & ~((uintptr_t)PC_PAGE - 1), end = (uintptr_t)from + nbytes;
+    plane->spans = spans;
+    spans[plane->nspans++]
+        = (struct pc_span_host){.host = (char *)at, .nbytes = pc__page_up(end - at)};
+    return PC_OK;
+}
+
+/* What kernels write for `peer`, there. */
+static int add_theirs(struct pc_plane *plane, uint32_t peer)
+{
+    const struct pc_layout *l = &plane->comm->layout;
+    char *arena = plane->comm->peers[peer].arena;
+    uint32_t me = plane->comm->options.rank;
+    int rc = add(plane, pc__slot_lines(arena, l, me, 0),
+                 (size_t)PC_MAX_CHANNELS * PC_LINES * PC_LINE_BYTES);
+    if (rc == PC_OK)
+        rc = add(plane, pc__slot_data(arena, l, me, 0),
+                 (size_t)PC_MAX_CHANNELS * l->slots * l->slot_bytes);
+    if (rc == PC_OK && !plane->comm->peers[peer].remote)
+        rc = add(plane, pc__credit_line(arena, l, me, 0), PC_MAX_CHANNELS * PC_LINE_BYTES);
+    return rc;
+}
+
+/* What `peer` writes for this rank's kernels, here. */
+static int add_mine(struct pc_plane *plane, uint32_t peer)
+{
+    const struct pc_layout *l = &plane->comm->layout;
+    char *arena = plane->comm->arena;
+    int rc = add(plane, pc__slot_lines(arena, l, peer, 0),
+                 (size_t)PC_MAX_CHANNELS * PC_LINES * PC_LINE_BYTES);
+    if (rc == PC_OK)
+        rc = add(plane, pc__slot_data(arena, l, peer, 0),
+                 (size_t)PC_MAX_CHANNELS * l->slots * l->slot_bytes);
+    if (rc == PC_OK)
+        rc = add(plane, pc__credit_line(arena, l, peer, 0), PC_MAX_CHANNELS * PC_LINE_BYTES);
+    return rc;
+}
+
+static int by_address(const void *a, const void *b)
+{
+    const struct pc_span_host *x = a, *y = b;
+    return (x->host > y->host) - (x->host < y->host);
+}
+
+/* The driver takes no page twice, so spans that share one become one. */
+static void merge(struct pc_plane *plane)
+{
+    struct pc_span_host *spans = plane->spans;
+    uint32_t n = 0;
+    if (plane->nspans == 0)
+        return;
+    qsort(spans, plane->nspans, sizeof *spans, by_address);
+    for (uint32_t i = 1; i < plane->nspans; i++) {
+        char *end = spans[n].host + spans[n].nbytes, *other = spans[i].host + spans[i].nbytes;
+        if (spans[i].host >= end)
+            spans[++n] = spans[i];
+        else if (other > end)
+            spans[n].nbytes = (size_t)(other - spans[n].host);
+    }
+    plane->nspans = n + 1;
+}
+
+int pc__pinned_open(struct pc_plane *plane)
+{
+    int rc = PC_OK;
+    for (uint32_t p = 0; p < plane->comm->options.size && rc == PC_OK; p++)
+        if (plane->peers[p].reach == PC_REACH_STAGED || plane->peers[p].reach == PC_REACH_REMOTE) {
+            rc = add_theirs(plane, p);
+            if (rc == PC_OK)
+                rc = add_mine(plane, p);
+        }
+    if (rc != PC_OK)
+        return rc;
+    merge(plane);
+    for (uint32_t i = 0; i < plane->nspans; i++) {
+        struct pc_span_host *span = &plane->spans[i];
+        rc = pc_cuda_host_register(plane->device, span->host, span->nbytes, plane->error,
+                                   &span->device);
+        if (rc != PC_OK) {
+            plane->nspans = i;
+            return rc;
+        }
+    }
+    return PC_OK;
+}
+
+void pc__pinned_close(struct pc_plane *plane)
+{
+    struct pc_error ignored;
+    for (uint32_t i = 0; i < plane->nspans; i++)
+        pc_cuda_host_unregister(plane->device, plane->spans[i].host, &ignored);
+    free(plane->spans);
+    plane->spans = NULL;
+    plane->nspans = 0;
+}
+
+uint64_t pc__pinned_device(const struct pc_plane *plane, const void *at)
+{
+    for (uint32_t i = 0; i < plane->nspans; i++) {
+        const struct pc_span_host *span = &plane->spans[i];
+        if ((const char *)at >= span->host && (const char *)at < span->host + span->nbytes)
+            return span->device + (uint64_t)((const char *)at - span->host);
+    }
+    return 0;
+}

@@ -1,0 +1,283 @@
+/* How a rank comes to the GPU memory of another: by its address in the same process, by CUDA IPC
+ * from another one of the host. An allocation can be opened once by a process, and ranks may be
+ * threads: so what is open is counted, by the allocation's handle and its stamp, which no other
+ * allocation ever has, though it may lie where an earlier one lay. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include "gpu/driver/cuda.h"
+#include "gpu/device_comm.h"
+
+#define PC_PLANE_MAGIC 0x4c504350u /* "PCPL" */
+
+struct address { /* the blob that Python carries */
+    uint32_t magic;
+    uint32_t version;
+    struct pc_device_header header; /* as it stands in the arena */
+    uint64_t nbytes;                /* of the arena */
+    uint64_t offset;                /* of the arena in its allocation */
+    uint64_t id;                    /* of that allocation */
+    uint32_t exported;              /* it can be opened by other processes */
+    uint32_t reserved;
+    unsigned char handle[PC_CUDA_HANDLE];
+};
+
+struct opened {
+    struct opened *next;
+    unsigned char handle[PC_CUDA_HANDLE];
+    uint64_t id;
+    int device;
+    uint32_t users;
+    uint64_t address;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct pc_plane *here; /* all planes of this process */
+static struct opened *opened;
+
+static uint64_t digest(const uint32_t *ranks, uint32_t n)
+{
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    for (uint32_t i = 0; i < n; i++)
+        hash = (hash ^ ranks[i]) * UINT64_C(0x100000001b3);
+    return hash;
+}
+
+int pc__reach_open(struct pc_plane *plane)
+{
+    const struct pc_options *o = &plane->comm->options;
+    plane->header = (struct pc_device_header){.magic = PC_DEVICE_ARENA_MAGIC,
+                                              .version = PC_VERSION,
+                                              .rank = o->rank,
+                                              .size = o->size,
+                                              .place = plane->place,
+                                              .places = plane->nlocals,
+                                              .slots = plane->layout.slots,
+                                              .slot_bytes = plane->layout.slot_bytes,
+                                              .heap_bytes = plane->heap.bytes,
+                                              .among = digest(plane->locals, plane->nlocals)};
+    if (getrandom(plane->header.token, sizeof plane->header.token, 0) != sizeof plane->header.token)
+        return pc__fail(plane->error, PC_SYSTEM, -1, "getrandom");
+    int rc = pc__plane_upload(plane, plane->arena, &plane->header, sizeof plane->header);
+    if (rc != PC_OK)
+        return rc;
+    pthread_mutex_lock(&lock);
+    plane->next = here;
+    here = plane;
+    pthread_mutex_unlock(&lock);
+    return PC_OK;
+}
+
+int pc_plane_address(struct pc_plane *plane, void *blob, size_t capacity)
+{
+    struct address a = {.magic = PC_PLANE_MAGIC,
+                        .version = PC_VERSION,
+                        .header = plane->header,
+                        .nbytes = plane->layout.end};
+    struct pc_cuda_pointer where;
+    struct pc_error ignored;
+    if (capacity < sizeof a)
+        return pc__fail(plane->error, PC_INVALID, -1, "an address needs %zu bytes, got %zu",
+                        sizeof a, capacity);
+    /* An allocation that no other process can open is no failure: ranks of this one can. */
+    if (pc_cuda_pointer(plane->arena, &ignored, &where) == PC_OK && where.kind == PC_CUDA_DEVICE
+        && pc_cuda_ipc_get(plane->device, plane->arena, &ignored, a.handle) == PC_OK) {
+        a.offset = plane->arena - where.base;
+        a.id = where.id;
+        a.exported = 1;
+    }
+    memcpy(blob, &a, sizeof a);
+    return (int)sizeof a;
+}
+
+/* What must be so if `peer` calls as this rank does. */
+static bool fits(const struct pc_plane *plane, uint32_t peer, const struct address *a)
+{
+    struct pc_device_header want = plane->header;
+    want.rank = peer;
+    want.place = plane->peers[peer].place;
+    memcpy(want.token, a->header.token, sizeof want.token);
+    return memcmp(&want, &a->header, sizeof want) == 0 && a->nbytes == plane->layout.end
+           && a->offset % PC_LINE_BYTES == 0 && a->exported <= 1;
+}
+
+/* The plane of this process that has this token; what the peer says of its address is not needed.
+ */
+static bool find_here(struct pc_plane *plane, const struct address *a, int *device, uint64_t *arena)
+{
+    bool found = false;
+    pthread_mutex_lock(&lock);
+    for (const struct pc_plane *p = here; p != NULL && !found; p = p->next) {
+        found = p != plane && memcmp(&p->header, &a->header, sizeof p->header) == 0;
+        if (found) {
+            *device = p->device;
+            *arena = p->arena;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+static struct opened *find_opened(const struct pc_plane *plane, const struct address *a)
+{
+    for (struct opened *o = opened; o != NULL; o = o->next)
+        if (o->device == plane->device && o->id == a->id
+            && memcmp(o->handle, a->handle, sizeof o->handle) == 0)
+            return o;
+    return NULL;
+}
+
+/* Opens the allocation, or counts one more user. */
+static int open_memory(struct pc_plane *plane, uint32_t peer, const struct address *a,
+                       uint64_t *base)
+{
+    int rc = PC_OK;
+    pthread_mutex_lock(&lock);
+    struct opened *o = find_opened(plane, a);
+    if (o == NULL && (o = calloc(1, sizeof *o)) == NULL) {
+        rc = pc__fail(plane->error, PC_NOMEM, (int)peer, "no memory for a plane");
+    } else if (o->users == 0) {
+        struct pc_error error;
+        rc = pc_cuda_ipc_open(plane->device, a->handle, &error, &o->address);
+        if (rc == PC_OK) {
+            memcpy(o->handle, a->handle, sizeof o->handle);
+            o->id = a->id;
+            o->device = plane->device;
+            o->next = opened;
+            opened = o;
+        } else {
+            rc = pc__fail(plane->error, PC_UNMAPPABLE, (int)peer, "the GPU memory of rank %u: %s",
+                          peer, error.text);
+            free(o);
+        }
+    }
+    if (rc == PC_OK) {
+        o->users++;
+        *base = o->address;
+    }
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+static void close_memory(int device, uint64_t base)
+{
+    struct pc_error ignored;
+    pthread_mutex_lock(&lock);
+    for (struct opened **at = &opened; *at != NULL; at = &(*at)->next) {
+        struct opened *o = *at;
+        if (o->address != base || o->device != device)
+            continue;
+        if (--o->users == 0) {
+            *at = o->next;
+            pc_cuda_ipc_close(device, base, &ignored);
+            free(o);
+        }
+        break;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* Whether what was opened is what its owner says: as long, and with its header at its begin. */
+static int check_memory(struct pc_plane *plane, uint32_t peer, const struct address *a,
+                        uint64_t base)
+{
+    struct pc_device_header header;
+    struct pc_cuda_pointer where;
+    int rc = pc_cuda_pointer(base, plane->error, &where);
+    if (rc != PC_OK)
+        return rc;
+    uint64_t room = where.nbytes - (base - where.base);
+    if (where.kind != PC_CUDA_DEVICE || a->offset > room || a->nbytes > room - a->offset)
+        return pc__fail(plane->error, PC_INVALID, (int)peer,
+                        "the GPU memory of rank %u has %llu bytes, want %llu at %llu", peer,
+                        (unsigned long long)room, (unsigned long long)a->nbytes,
+                        (unsigned long long)a->offset);
+    rc = pc__plane_download(plane, &header, base + a->offset, sizeof header);
+    if (rc == PC_OK && memcmp(&header, &a->header, sizeof header) != 0)
+        return pc__fail(plane->error, PC_INVALID, (int)peer,
+                        "the GPU memory of rank %u does not begin as it says", peer);
+    return rc;
+}
+
+static int try_memory(struct pc_plane *plane, uint32_t peer, const struct address *a)
+{
+    struct pc_plane_peer *p = &plane->peers[peer];
+    int device;
+    uint64_t base;
+    if (find_here(plane, a, &device, &p->arena)) {
+        struct pc_error error;
+        if (pc_cuda_peer(plane->device, device, &error) == PC_OK)
+            return PC_OK;
+        p->arena = 0;
+        return pc__fail(plane->error, PC_UNMAPPABLE, (int)peer, "the GPU memory of rank %u: %s",
+                        peer, error.text);
+    }
+    if (!a->exported)
+        return pc__fail(plane->error, PC_UNMAPPABLE, (int)peer,
+                        "rank %u, another process, has GPU memory that CUDA IPC does not share",
+                        peer);
+    int rc = open_memory(plane, peer, a, &base);
+    if (rc != PC_OK)
+        return rc;
+    rc = check_memory(plane, peer, a, base);
+    if (rc != PC_OK) {
+        close_memory(plane->device, base);
+        return rc;
+    }
+    p->arena = base + a->offset;
+    p->base = base;
+    p->mapped = true;
+    return PC_OK;
+}
+
+int pc_plane_connect(struct pc_plane *plane, uint32_t peer, const void *blob, size_t nbytes)
+{
+    struct address a;
+    int rc, mode;
+    if (peer >= plane->comm->options.size || peer == plane->comm->options.rank || plane->sealed)
+        return pc__fail(plane->error, PC_INVALID, (int)peer, "rank %u of %u cannot be reached now",
+                        peer, plane->comm->options.size);
+    struct pc_plane_peer *p = &plane->peers[peer];
+    if (p->arena != 0)
+        return PC_OK;
+    if (p->place == UINT32_MAX || plane->comm->peers[peer].remote)
+        return pc__fail(plane->error, PC_UNMAPPABLE, (int)peer, "rank %u is on another host", peer);
+    if (nbytes != sizeof a)
+        return pc__fail(plane->error, PC_INVALID, (int)peer,
+                        "address of rank %u has %zu bytes, want %zu", peer, nbytes, sizeof a);
+    memcpy(&a, blob, sizeof a);
+    if (a.magic != PC_PLANE_MAGIC || a.version != PC_VERSION || !fits(plane, peer, &a))
+        return pc__fail(
+            plane->error, PC_INVALID, (int)peer,
+            "address of rank %u is of rank %u of %u, %u slots of %u bytes, %llu of heap; "
+            "want rank %u of %u, %u of %u, %llu",
+            peer, a.header.rank, a.header.size, a.header.slots, a.header.slot_bytes,
+            (unsigned long long)a.header.heap_bytes, peer, plane->header.size, plane->header.slots,
+            plane->header.slot_bytes, (unsigned long long)plane->header.heap_bytes);
+    mode = pc__cuda_relax(PC_CUDA_RELAXED);
+    rc = try_memory(plane, peer, &a);
+    pc__cuda_relax(mode);
+    return rc;
+}
+
+void pc__reach_drop(struct pc_plane *plane, uint32_t peer)
+{
+    struct pc_plane_peer *p = &plane->peers[peer];
+    if (p->mapped)
+        close_memory(plane->device, p->base);
+    p->mapped = false;
+    p->arena = 0;
+}
+
+void pc__reach_close(struct pc_plane *plane)
+{
+    for (uint32_t p = 0; plane->peers != NULL && p < plane->comm->options.size; p++)
+        pc__reach_drop(plane, p);
+    pthread_mutex_lock(&lock);
+    for (struct pc_plane **at = &here; *at != NULL; at = &(*at)->next)
+        if (*at == plane) {
+            *at = plane->next;
+            break;
+        }
+    pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,541 @@
+/* A kernel: what each thread of a block runs. C++ (SIMT and CUDA); the target's header and
+ * span.h come first.
+ *
+ * Between two barriers each thread of a block is on its own. Who does what:
+ *   the leader (thread 0)  waits, raises counts, and everything else that is done once
+ *   the first warp         finds the operands' addresses, which depend on counts
+ *   all threads            move the data, from a barrier behind those addresses on
+ * That barrier stands in pc__move and keeps apart whatever two REDUCE_COPYs do; the others, before
+ * a count is raised, are flags on lines that the image's builder sets (barriers.c).
+ *
+ * Who cannot go on is `dead`, which at the next barrier all threads learn: then the call is over.
+ */
+#ifndef PC_KERNEL_H
+#define PC_KERNEL_H
+#include "gpu/device.h"
+
+/* Memory that a block's threads share: what a call is about, copied from the image, so that no
+ * thread needs registers for it; and two tables of operands that take turns. No thread is still
+ * reading the table before last, as it has met the others since. */
+struct pc_shared {
+    struct pc_block_image block;
+    const struct pc_image *image;
+    char *in;
+    char *out;
+    uint64_t deadline;
+    uint64_t salt;
+    uint32_t number; /* of the block */
+    void *address[2][PC_MAX_OPERANDS];
+    uint32_t flag[2][PC_MAX_OPERANDS]; /* of operands that are packets */
+};
+
+#define PC_SPINS_PER_LOOK 64u /* the abort word lies in the host's memory */
+
+template <class F> struct pc_call {
+    const struct pc_terms *terms; /* shared->block.terms */
+    struct pc_shared *shared;
+    uint32_t spins;
+    uint32_t turn;
+    uint32_t running;
+    bool dead; /* this thread cannot go on */
+    bool over; /* all threads know */
+};
+
+#define PC_ROUTINE template <class F> PC_DEVICE
+#define PC_CALL struct pc_call<F>
+
+typedef pc_tile pc_skip;
+
+PC_ROUTINE pc_skip pc__skip(const PC_CALL *, pc_tile tile)
+{
+    return tile;
+}
+
+PC_ROUTINE uint64_t pc__skipped(const PC_CALL *call, pc_skip skip)
+{
+    return (uint64_t)skip * call->terms->tile;
+}
+
+/* The first one says why; the others of this rank only stop. */
+PC_ROUTINE void pc__give_up(PC_CALL *call, const struct pc_code_line *i, int code, uint32_t peer,
+                            uint64_t want, uint64_t got)
+{
+    struct pc_trouble *trouble = &call->shared->image->watch->trouble;
+    bool first = false;
+    call->dead = true;
+    PC_ROLLED
+    for (uint32_t b = 0; b < PC_MAX_BLOCKS; b++) /* the first is who claims the last one's */
+        first = pc__claim(&call->shared->image->states[b].dead, 1);
+    if (!first)
+        return;
+    trouble->claimed = 1 + call->shared->number;
+    trouble->block = call->shared->number;
+    trouble->instruction = i ? (uint32_t)(i - call->terms->code) : PC_IN_READY;
+    trouble->peer = peer;
+    trouble->slot = want - 1;
+    trouble->want = want;
+    trouble->got = got;
+    pc__store_release(&trouble->code, (uint64_t)-code);
+}
+
+/* PC_OK: it may wait on. PC_BROKEN: another block has said why not. */
+PC_ROUTINE int pc__verdict(const PC_CALL *call)
+{
+    if (pc__load_relaxed32(&call->shared->block.state->dead))
+        return PC_BROKEN;
+    if (pc__load_relaxed32(&call->shared->image->watch->abort))
+        return PC_ABORTED;
+    return pc__clock_ns() >= call->shared->deadline ? PC_TIMEDOUT : PC_OK;
+}
+
+/* Asked after every look at a count that is not there; true when there is no more use in waiting.
+ */
+PC_ROUTINE bool pc__hopeless(PC_CALL *call, const struct pc_code_line *i, uint32_t peer,
+                             uint64_t want, uint64_t got)
+{
+    if (++call->spins % PC_SPINS_PER_LOOK != 0)
+        return false;
+    int code = pc__verdict(call);
+    if (code == PC_OK)
+        return false;
+    call->dead = true;
+    if (code != PC_BROKEN)
+        pc__give_up(call, i, code, peer, want, got);
+    return true;
+}
+
+PC_ROUTINE bool pc__leads(const PC_CALL *call)
+{
+    return pc__thread() == 0 && !call->dead;
+}
+
+PC_ROUTINE bool pc__meet(PC_CALL *call, const struct pc_code_line *i)
+{
+    if (i->flags & PC_FLAG_SYNC)
+        call->over = pc__barrier(call->shared, call->dead);
+    return !call->over;
+}
+
+PC_ROUTINE bool pc__over(const PC_CALL *call)
+{
+    return call->over;
+}
+
+/* ---- counts ---------------------------------------------------------------------------------- */
+
+PC_DEVICE uint64_t pc__count(const struct pc_line *line)
+{
+    return pc__load_acquire(&line->count);
+}
+
+PC_DEVICE uint64_t pc__count_local(const struct pc_token *token)
+{
+    return pc__load_acquire(&token->sent);
+}
+
+PC_DEVICE void pc__signal_local(struct pc_token *token, uint64_t count)
+{
+    pc__store_release(&token->sent, count);
+}
+
+PC_ROUTINE void pc__signal(PC_CALL *, struct pc_line *line, uint64_t count, uint32_t)
+{
+    pc__store_release(&line->count, count);
+}
+
+/* ---- packets --------------------------------------------------------------------------------- */
+
+PC_ROUTINE bool pc__in_packets(const PC_CALL *call)
+{
+    return call->terms->packets;
+}
+
+/* n modulo PC_PACKET_PERIOD, without a division. */
+PC_DEVICE uint32_t pc__in_period(uint64_t n)
+{
+    n = (n & PC_PACKET_PERIOD) + (n >> 32);
+    n = (n & PC_PACKET_PERIOD) + (n >> 32);
+    return n == PC_PACKET_PERIOD ? 0 : (uint32_t)n;
+}
+
+/* Never 0, which is what a slot holds at first. */
+PC_DEVICE uint32_t pc__flag_of(uint64_t n)
+{
+    return pc__in_period(n) + 1;
+}
+
+PC_ROUTINE char *pc__packet_slot(const PC_CALL *call, const struct pc_fifo *f, bool receiving,
+                                 uint64_t n)
+{
+    return (receiving ? f->in_packets : f->out_packets)
+           + (n & (call->terms->slots - 1)) * (uint64_t)PC_PACKET_SLOT_BYTES;
+}
+
+/* The packet behind those of the message: whose call it is. */
+PC_ROUTINE uint64_t pc__seal(const PC_CALL *call, uint64_t n)
+{
+    uint64_t signature = call->terms->signature;
+    return (uint64_t)pc__flag_of(n) << 32 | (uint32_t)(signature ^ signature >> 32);
+}
+
+PC_ROUTINE uint64_t *pc__seal_at(const PC_CALL *call, const struct pc_fifo *f, bool receiving,
+                                 uint64_t n)
+{
+    return (uint64_t *)(pc__packet_slot(call, f, receiving, n) + 2 * PC_PACKET_BYTES);
+}
+
+PC_ROUTINE void pc__complete(const PC_CALL *call, const struct pc_fifo *f)
+{
+    pc__store_packet(pc__seal_at(call, f, false, f->sent), pc__seal(call, f->sent));
+}
+
+/* Whether the message that is to be received is there, as its sender says. */
+PC_ROUTINE bool pc__sealed(const PC_CALL *call, const struct pc_fifo *f, bool *foreign)
+{
+    uint64_t n = f->received, seal = pc__load_packet(pc__seal_at(call, f, true, n));
+    bool there = seal >> 32 == pc__flag_of(n);
+    *foreign = there && seal != pc__seal(call, n);
+    return there;
+}
+
+/* Flags come again after PC_PACKET_PERIOD messages. What an old one has left behind then looks like
+ * a new one; so each slot is emptied once in each period, by its reader. */
+PC_ROUTINE void pc__clean(const PC_CALL *call, const struct pc_fifo *f)
+{
+    uint64_t *word = (uint64_t *)pc__packet_slot(call, f, true, f->received);
+    PC_ROLLED
+    for (uint32_t k = 0; k < PC_PACKET_SLOT_BYTES / 8; k++)
+        pc__store_packet(&word[k], 0);
+}
+
+PC_ROUTINE bool pc__taken(PC_CALL *call, const struct pc_channel *, const struct pc_code_line *i)
+{
+    const struct pc_fifo *f = i->at.fifo;
+    if (call->terms->packets) {
+        bool foreign;
+        while (!pc__sealed(call, f, &foreign)) {
+            if (pc__hopeless(call, i, f->peer, f->received + 1, f->received))
+                return false;
+            pc__relax();
+        }
+        if (foreign) {
+            pc__give_up(call, i, PC_MISMATCH, f->peer, f->received + 1, f->received + 1);
+            return false;
+        }
+    }
+    if (f->in_packets && pc__in_period(f->received) >= PC_PACKET_PERIOD - call->terms->slots)
+        pc__clean(call, f);
+    return true;
+}
+
+/* What a thread asks between two looks at words that are missing: whether to give up. It does when
+ * the message belongs to another call, as that never sends them. */
+template <class F> struct pc_poll {
+    PC_CALL *call;
+    const struct pc_code_line *i;
+
+    PC_MEMBER bool operator()(uint32_t operand)
+    {
+        bool foreign;
+        if (++call->spins % PC_SPINS_PER_LOOK != 0)
+            return false;
+        pc__sealed(call, i->at.places[operand].fifo, &foreign);
+        return foreign || pc__verdict(call) != PC_OK;
+    }
+};
+
+/* Says why it did. */
+PC_ROUTINE void pc__gave_up(PC_CALL *call, const struct pc_code_line *i, uint32_t operand)
+{
+    const struct pc_fifo *f = i->at.places[operand].fifo;
+    bool foreign;
+    pc__sealed(call, f, &foreign);
+    int code = foreign ? PC_MISMATCH : pc__verdict(call);
+    call->dead = true;
+    if (code != PC_BROKEN)
+        pc__give_up(call, i, code, f->peer, f->received + 1, f->received);
+}
+
+/* ---- remote peers: the proxy does it ------------------------------------------------------------
+ */
+
+PC_ROUTINE int pc__put(PC_CALL *call, const struct pc_channel *channel,
+                       const struct pc_code_line *i)
+{
+    const struct pc_block_image *block = &call->shared->block;
+    struct pc_block_state *state = block->state;
+    bool message = i->step == PC_STEP_PUT_MESSAGE;
+    struct pc_fifo *f = message ? i->at.places->fifo : i->at.fifo;
+    uint64_t n = state->head;
+    while (n - state->tail >= PC_RING_ENTRIES) {
+        state->tail = pc__load_acquire(block->tail);
+        if (n - state->tail < PC_RING_ENTRIES)
+            break;
+        if (pc__hopeless(call, i, f->peer, n - PC_RING_ENTRIES + 1, state->tail))
+            return PC_OK;
+        pc__relax();
+    }
+    uint64_t entry = (uint64_t)!(n / PC_RING_ENTRIES & 1) << 63
+                     | (uint64_t)call->shared->image->plan << 48
+                     | (uint64_t)(i - call->terms->code) << 24 | channel->tile;
+    state->head = n + 1;
+    if (message) /* the proxy, which comes later, knows the plan, not the launch */
+        f->out_lines[f->sent++ & (PC_LINES - 1)].signature = call->terms->signature;
+    else
+        f->received++;
+    pc__store_release(&block->ring[n & (PC_RING_ENTRIES - 1)], entry);
+    return PC_OK;
+}
+
+/* ---- the direct form --------------------------------------------------------------------------
+ */
+
+PC_ROUTINE struct pc_arrays *pc__arrays(const PC_CALL *call, uint32_t peer)
+{
+    const struct pc_shared *shared = call->shared;
+    return &shared->image->arrays[shared->number * shared->image->size + peer];
+}
+
+PC_ROUTINE char *pc__peer_in(const PC_CALL *call, uint32_t peer)
+{
+    return pc__arrays(call, peer)->in;
+}
+
+PC_ROUTINE char *pc__peer_out(const PC_CALL *call, uint32_t peer)
+{
+    return pc__arrays(call, peer)->out;
+}
+
+/* Where an array lies in the heap, plus one; 0 when it does not. One that the call does not have
+ * stands in nobody's way. */
+PC_DEVICE uint64_t pc__registered(const struct pc_image *image, const char *message, uint32_t first,
+                                  uint32_t count, uint64_t nbytes)
+{
+    const char *heap = image->reached[image->rank].heap;
+    const char *array = message + (count ? image->starts[first] : 0);
+    if (count == 0)
+        return 1;
+    if (array < heap || nbytes > image->heap_bytes
+        || (uint64_t)(array - heap) > image->heap_bytes - nbytes)
+        return 0;
+    return (uint64_t)(array - heap) + 1;
+}
+
+/* Where a peer's message would begin if its array held all of it; NULL: it lies, or has none. */
+PC_DEVICE char *pc__message_of(const struct pc_image *image, uint32_t peer, uint64_t place,
+                               uint32_t first, uint32_t count)
+{
+    if (place == 0 || first > image->nparts || count > image->nparts - first)
+        return NULL;
+    uint64_t at = count ? image->starts[first] : 0;
+    uint64_t nbytes = count ? image->starts[first + count] - at : 0;
+    if (nbytes > image->heap_bytes || place - 1 > image->heap_bytes - nbytes)
+        return NULL;
+    return image->reached[peer].heap + (place - 1) - at;
+}
+
+/* Tells a peer where this rank's arrays are, and hears where those of the peer are: whether it
+ * could be that the direct form runs. One thread for a peer; of block 0, which tells. */
+PC_ROUTINE bool pc__ready(PC_CALL *call, uint32_t peer, uint64_t n, const struct pc_where *mine)
+{
+    const struct pc_image *image = call->shared->image;
+    const struct pc_reached *reached = &image->reached[peer];
+    uint64_t signature = image->blocks[0][0].terms.signature ^ call->shared->salt;
+    struct pc_line *line = &reached->out[n & 1];
+    if (call->shared->number == 0) {
+        line->signature = signature;
+        *(struct pc_where *)line->bytes = *mine;
+        pc__store_release(&line->count, n);
+    }
+    line = &reached->in[n & 1];
+    for (;;) {
+        uint64_t count = pc__count(line);
+        if (count >= n)
+            break;
+        if (pc__hopeless(call, (const struct pc_code_line *)NULL, peer, n, count))
+            return false;
+        pc__relax();
+    }
+    if (line->signature != signature) {
+        pc__give_up(call, (const struct pc_code_line *)NULL, PC_MISMATCH, peer, n, n);
+        return false;
+    }
+    const struct pc_where theirs = *(const struct pc_where *)line->bytes;
+    struct pc_arrays *arrays = pc__arrays(call, peer);
+    arrays->in = pc__message_of(image, peer, theirs.in, theirs.in_first, theirs.in_count);
+    arrays->out = pc__message_of(image, peer, theirs.out, theirs.out_first, theirs.out_count);
+    return arrays->in && arrays->out;
+}
+
+/* By the first warp: whether this thread has seen an array that does not lie in its rank's heap.
+ * All ranks, and all their blocks, come to the same answer. */
+PC_ROUTINE bool pc__astray(PC_CALL *call)
+{
+    struct pc_shared *shared = call->shared;
+    const struct pc_image *image = shared->image;
+    struct pc_block_state *state = &image->states[shared->number];
+    struct pc_where mine = image->mine;
+    mine.in = pc__registered(image, shared->in, mine.in_first, mine.in_count, mine.in);
+    mine.out = pc__registered(image, shared->out, mine.out_first, mine.out_count, mine.out);
+    uint64_t n = state->ready + 1;
+    bool direct = mine.in && mine.out;
+    PC_ROLLED
+    for (uint32_t p = pc__thread(); p < image->size; p += PC_WARP)
+        if (p != image->rank && !pc__ready(call, p, n, &mine))
+            direct = false;
+    pc__warp_barrier(shared);
+    if (pc__thread() == 0) {
+        state->ready = n;
+        PC_ROLLED
+        for (uint32_t b = shared->number ? PC_MAX_BLOCKS : image->nblocks; b < PC_MAX_BLOCKS; b++)
+            image->states[b].ready = n; /* who is not part of this launch keeps up */
+    }
+    return !direct;
+}
+
+/* ---- data ------------------------------------------------------------------------------------ */
+
+PC_ROUTINE char *pc__in(const PC_CALL *call)
+{
+    return call->shared->in;
+}
+
+PC_ROUTINE char *pc__out(const PC_CALL *call)
+{
+    return call->shared->out;
+}
+
+#include "vm/operands.h"
+
+struct pc_manner {};
+
+PC_ROUTINE void pc__manner(const PC_CALL *, const struct pc_code_line *, pc_size,
+                           struct pc_manner *)
+{
+}
+
+PC_DEVICE void pc__manner_end(const struct pc_code_line *, pc_size, const struct pc_manner *)
+{
+}
+
+PC_ROUTINE void pc__move(PC_CALL *call, const struct pc_code_line *i, uint32_t piece, pc_skip skip,
+                         pc_size packed, pc_size total, pc_size nbytes, const struct pc_manner *)
+{
+    if (call->over)
+        return;
+    uint32_t n = (uint32_t)i->nsrc + i->ndst, turn = call->turn ^= 1;
+    uint32_t packets = call->terms->packets ? i->target : 0;
+    uint32_t divisor = i->flags & PC_FLAG_SCALE ? call->terms->divisor : 0;
+    void **address = call->shared->address[turn];
+    uint32_t *flag = call->shared->flag[turn];
+    if (pc__thread() < PC_WARP) {
+        pc__warp_barrier(call->shared); /* the leader has raised counts */
+        PC_ROLLED
+        for (uint32_t j = pc__thread(); j < n; j += PC_WARP) {
+            const struct pc_place *p = &i->at.places[j];
+            address[j] = pc__address(call, p, piece, skip, packed, total);
+            if (packets >> j & 1)
+                flag[j] = pc__flag_of(p->receiving ? p->fifo->received : p->fifo->sent);
+        }
+    }
+    call->over = pc__barrier(call->shared, call->dead);
+    if (call->over)
+        return;
+    const void *const *src = (const void *const *)address;
+    if (packets == 0) {
+        pc__span_gpu<F>(address + i->nsrc, i->ndst, src, i->nsrc, nbytes, divisor);
+    } else {
+        struct pc_poll<F> poll;
+        poll.call = call;
+        poll.i = i;
+        uint32_t missing = pc__span_packets<F>(address + i->nsrc, i->ndst, src, i->nsrc, nbytes,
+                                               divisor, packets, flag, poll);
+        if (missing)
+            pc__gave_up(call, i, missing - 1);
+    }
+}
+
+/* ---- waiting --------------------------------------------------------------------------------- */
+
+PC_DEVICE uint64_t pc__signature(const struct pc_channel *, const struct pc_code_line *i)
+{
+    const struct pc_fifo *f = i->at.fifo;
+    return f->in_lines[f->received & (PC_LINES - 1)].signature;
+}
+
+PC_ROUTINE int pc__mismatch(PC_CALL *call, const struct pc_channel *, const struct pc_code_line *i)
+{
+    const struct pc_fifo *f = i->at.fifo;
+    pc__give_up(call, i, PC_MISMATCH, f->peer, f->received + 1, f->received + 1);
+    return PC_OK; /* the others have to be told */
+}
+
+PC_ROUTINE bool pc__await(PC_CALL *call, const struct pc_channel *, const struct pc_code_line *i);
+
+#include "vm/interpreter.h"
+
+PC_ROUTINE bool pc__await(PC_CALL *call, const struct pc_channel *, const struct pc_code_line *i)
+{
+    struct pc_line *line;
+    uint64_t want;
+    if (!pc__leads(call) || (i->step == PC_STEP_WAIT_MESSAGE && call->terms->packets))
+        return true;
+    while (!pc__passes(call, i, &line, &want)) {
+        bool local = i->step == PC_STEP_WAIT_LOCAL, done = i->step == PC_STEP_WAIT_DONE;
+        uint32_t peer = local ? PC_NOBODY : done ? i->at.token->peer : i->at.fifo->peer;
+        uint64_t got = local ? pc__count_local(i->at.token) : pc__count(line);
+        if (pc__hopeless(call, i, peer, want, got))
+            break;
+        pc__relax();
+    }
+    return true;
+}
+
+/* Block `number` of a launch. `shared` is uninitialised memory of the block. */
+template <class F>
+PC_DEVICE void pc__kernel(const struct pc_launch *launch, uint32_t number, struct pc_shared *shared)
+{
+    const struct pc_image *image = launch->image;
+    if (number >= image->nblocks)
+        return;
+    struct pc_call<F> call = {};
+    call.shared = shared;
+    if (pc__thread() == 0) {
+        uint64_t now = pc__clock_ns(), deadline = now + launch->timeout_ns;
+        shared->image = image;
+        shared->in = launch->in;
+        shared->out = launch->out;
+        shared->salt = launch->in_graph ? pc__load_relaxed64(&image->states[0].salt) : launch->salt;
+        shared->deadline = deadline < now ? ~(uint64_t)0 : deadline;
+        shared->number = number;
+        if (image->form)
+            shared->block.state = &image->states[number];
+        call.dead = pc__load_relaxed32(&image->states[number].dead);
+    }
+    uint32_t form = 0;
+    if (image->form) {
+        call.over = pc__barrier(shared, call.dead);
+        bool astray = !call.over && pc__thread() < PC_WARP && pc__astray(&call);
+        call.over = pc__barrier(shared, call.dead || call.over);
+        form = !pc__barrier(shared, astray);
+    }
+    typedef pc__unit<8>::type word; /* whatever lies there */
+    const word *from = (const word *)&image->blocks[form][number];
+    word *to = (word *)&shared->block;
+    PC_ROLLED
+    for (uint32_t k = pc__thread(); k < sizeof shared->block / sizeof *to; k += pc__threads())
+        to[k] = from[k];
+    pc__barrier(shared, false);
+    if (pc__thread() == 0) /* the others read it behind the barrier of a pc__move */
+        shared->block.terms.signature ^= shared->salt;
+    call.terms = &shared->block.terms;
+    struct pc_channel channel = {};
+    channel.pc = shared->block.start;
+    channel.finished = call.over || channel.pc == NULL; /* this form may have fewer blocks */
+    while (!channel.finished && pc__step(&call, &channel) >= 0)
+        continue;
+    pc__barrier(shared, call.dead); /* what the others have stored is released with the next */
+    if (pc__thread() == 0)
+        pc__store_release(shared->block.finished, ++shared->block.state->launches);
+}
+#endif

@@ -1,0 +1,286 @@
+/* The loop over elements on a GPU: every destination = the fold of 1 to 8 sources, done by all
+ * threads of a block. Common to SIMT and CUDA; the target's header comes first.
+ *
+ * Each element is read and written by one thread, at the same place of every operand, so a
+ * destination may be one of the sources. Nothing here synchronises.
+ *
+ * The arrays of addresses are read at run time: they lie in memory that the block shares. In an
+ * array of a thread's own they would be local memory, which is slower than what they point to. */
+#ifndef PC_SPAN_GPU_H
+#define PC_SPAN_GPU_H
+#include "gpu/kernel/fold.h"
+
+#if defined(__GNUC__) && !defined(__CUDACC__)
+#define PC__ALIAS __attribute__((may_alias))
+#else
+#define PC__ALIAS
+#endif
+#if defined(__GNUC__) && !defined(__CUDACC__) && !defined(__clang__)
+#define PC_UNROLLED _Pragma("GCC unroll 16")
+#define PC_ROLLED _Pragma("GCC unroll 1")
+#else
+#define PC_UNROLLED _Pragma("unroll")
+#define PC_ROLLED _Pragma("unroll 1") /* what is unrolled beyond need takes registers */
+#endif
+
+template <uint32_t bytes> struct pc__unit;
+template <> struct pc__unit<1> {
+    typedef uint8_t PC__ALIAS type;
+};
+template <> struct pc__unit<2> {
+    typedef uint16_t PC__ALIAS type;
+};
+template <> struct pc__unit<4> {
+    typedef uint32_t PC__ALIAS type;
+};
+template <> struct pc__unit<8> {
+    typedef uint64_t PC__ALIAS type;
+};
+
+/* A word of which n bytes count; the rest is 0 and is not touched. */
+template <class Word> PC_DEVICE Word pc__load_bytes(const char *from, uint64_t n)
+{
+    Word x = 0;
+    PC_UNROLLED
+    for (uint32_t k = 0; k < sizeof(Word); k++)
+        if (k < n)
+            x |= (Word)(uint8_t)from[k] << (8 * k);
+    return x;
+}
+
+template <class Word> PC_DEVICE void pc__store_bytes(char *to, uint64_t n, Word x)
+{
+    PC_UNROLLED
+    for (uint32_t k = 0; k < sizeof(Word); k++)
+        if (k < n)
+            to[k] = (char)(uint8_t)(x >> (8 * k));
+}
+
+/* How memory is accessed: 16 bytes, a word, an element, or an element that is not aligned. */
+template <class F> struct pc__by_16 {
+    typedef pc_vector type;
+    typedef typename F::word word;
+    static constexpr uint32_t bytes = 16;
+    static constexpr bool copies = F::copies;
+
+    PC_DEVICE pc_vector load(const char *from)
+    {
+        return pc__load16((const pc_vector *)from);
+    }
+
+    PC_DEVICE void store(char *to, pc_vector x)
+    {
+        pc__store16((pc_vector *)to, x);
+    }
+
+    PC_DEVICE uint64_t join(uint64_t a, uint64_t b)
+    {
+        if (sizeof(word) == 8)
+            return F::join((word)a, (word)b);
+        return F::join((word)a, (word)b)
+               | (uint64_t)F::join((word)(a >> 32), (word)(b >> 32)) << 32;
+    }
+
+    PC_DEVICE uint64_t open(uint64_t x)
+    {
+        if (sizeof(word) == 8)
+            return F::open((word)x);
+        return F::open((word)x) | (uint64_t)F::open((word)(x >> 32)) << 32;
+    }
+
+    PC_DEVICE uint64_t close(uint64_t x, uint32_t divisor)
+    {
+        if (sizeof(word) == 8)
+            return F::close((word)x, divisor);
+        return F::close((word)x, divisor) | (uint64_t)F::close((word)(x >> 32), divisor) << 32;
+    }
+
+    PC_DEVICE pc_vector open(pc_vector x)
+    {
+        x.x = open(x.x), x.y = open(x.y);
+        return x;
+    }
+
+    PC_DEVICE pc_vector join(pc_vector a, pc_vector b)
+    {
+        a.x = join(a.x, b.x), a.y = join(a.y, b.y);
+        return a;
+    }
+
+    PC_DEVICE pc_vector close(pc_vector x, uint32_t divisor)
+    {
+        x.x = close(x.x, divisor), x.y = close(x.y, divisor);
+        return x;
+    }
+};
+
+template <class F, uint32_t nbytes> struct pc__by_unit : F {
+    typedef typename F::word type;
+    typedef typename pc__unit<nbytes>::type unit;
+    static constexpr uint32_t bytes = nbytes;
+
+    PC_DEVICE type load(const char *from)
+    {
+        return *(const unit *)from;
+    }
+
+    PC_DEVICE void store(char *to, type x)
+    {
+        *(unit *)to = (unit)x;
+    }
+};
+
+template <class F> struct pc__by_byte : F {
+    typedef typename F::word type;
+    static constexpr uint32_t bytes = F::bytes;
+
+    PC_DEVICE type load(const char *from)
+    {
+        return pc__load_bytes<type>(from, F::bytes);
+    }
+
+    PC_DEVICE void store(char *to, type x)
+    {
+        pc__store_bytes<type>(to, F::bytes, x);
+    }
+};
+
+/* Addresses: the first ones in registers, as nearly every fold has no others. */
+struct pc__operands {
+    const char *one, *two;
+    char *first, *second;
+    const void *const *src;
+    uint32_t nsrc, ndst, divisor;
+};
+
+/* `rows` units of every operand, a warp's width apart, the first of them `at` bytes into each.
+ * All loads of two sources are in flight together. */
+template <class Access, uint32_t rows> PC_DEVICE void pc__rows(const pc__operands &o, uint32_t at)
+{
+    const uint32_t apart = PC_WARP * Access::bytes;
+    const uint64_t place = at;
+    typename Access::type x[rows], y[rows];
+    const char *from = o.one + place;
+    PC_UNROLLED
+    for (uint32_t u = 0; u < rows; u++)
+        x[u] = Access::load(from + u * apart);
+    if constexpr (!Access::copies) {
+        from = o.two + place; /* of one source again itself: what may not have been loaded would */
+        PC_UNROLLED
+        for (uint32_t u = 0; u < rows; u++) /* keep its registers all the time */
+            y[u] = Access::load(from + u * apart);
+        PC_UNROLLED
+        for (uint32_t u = 0; u < rows; u++)
+            x[u] = Access::open(x[u]);
+        PC_ROLLED
+        for (uint32_t s = 1; s < o.nsrc; s++) {
+            PC_UNROLLED
+            for (uint32_t u = 0; u < rows; u++)
+                x[u] = Access::join(x[u], Access::open(y[u]));
+            if (s + 1 == o.nsrc)
+                break;
+            from = (const char *)o.src[s + 1] + place;
+            PC_UNROLLED
+            for (uint32_t u = 0; u < rows; u++)
+                y[u] = Access::load(from + u * apart);
+        }
+        PC_UNROLLED
+        for (uint32_t u = 0; u < rows; u++)
+            x[u] = Access::close(x[u], o.divisor);
+    }
+    char *to = o.first + place;
+    PC_UNROLLED
+    for (uint32_t u = 0; u < rows; u++)
+        Access::store(to + u * apart, x[u]);
+    to = o.second + place;
+    if (o.ndst > 1) {
+        PC_UNROLLED
+        for (uint32_t u = 0; u < rows; u++)
+            Access::store(to + u * apart, x[u]);
+    }
+}
+
+/* `count` units of every operand, beginning at byte `at`. The warps take turns at tiles of `deep`
+ * rows; of what is left each thread takes a unit at a time. */
+template <class Access, uint32_t deep>
+PC_DEVICE void pc__units(const pc__operands &o, uint32_t at, uint32_t count)
+{
+    const uint32_t tile = deep * PC_WARP, thread = pc__thread(), threads = pc__threads();
+    const uint32_t whole = deep == 1 || threads % PC_WARP ? 0 : count / tile * tile;
+    if constexpr (deep > 1) {
+        PC_ROLLED
+        for (uint32_t i = thread / PC_WARP * tile + thread % PC_WARP; i < whole;
+             i += threads / PC_WARP * tile)
+            pc__rows<Access, deep>(o, at + i * Access::bytes);
+    }
+    PC_ROLLED
+    for (uint32_t i = whole + thread; i < count; i += threads)
+        pc__rows<Access, 1>(o, at + i * Access::bytes);
+}
+
+/* As wide as all operands' alignment lets it; the ends, which may lie anywhere, by element. */
+template <class F>
+PC_DEVICE void pc__plain(const pc__operands &o, void *const dst[], uint32_t nbytes)
+{
+    typedef typename F::word word;
+    const uint32_t begin = (uint32_t)(uintptr_t)o.one;
+    uint32_t apart = 0; /* of addresses, the last bits */
+    PC_ROLLED
+    for (uint32_t s = 1; s < o.nsrc; s++)
+        apart |= (uint32_t)(uintptr_t)o.src[s] ^ begin;
+    PC_ROLLED
+    for (uint32_t d = 0; d < o.ndst; d++)
+        apart |= (uint32_t)(uintptr_t)dst[d] ^ begin;
+    const bool aligned = ((apart | begin) & (F::bytes - 1)) == 0;
+    uint32_t width = 0;
+    if (aligned && (apart & 15) == 0)
+        width = 16;
+    else if (aligned && F::bytes < sizeof(word) && (apart & (sizeof(word) - 1)) == 0)
+        width = sizeof(word);
+    uint32_t head = nbytes, body = 0;
+    if (width) {
+        head = (0 - begin) & (width - 1);
+        head = head < nbytes ? head : nbytes;
+        body = (nbytes - head) & ~(width - 1);
+    }
+    if (width == 16)
+        pc__units<pc__by_16<F>, F::deep>(o, head, body / 16);
+    else if (width)
+        pc__units<pc__by_unit<F, sizeof(word)>, F::deep>(o, head, body / sizeof(word));
+    PC_ROLLED
+    for (uint32_t end = 0; end < 2; end++) { /* two passes of one loop, not two loops */
+        const uint32_t at = end ? head + body : 0, count = (end ? nbytes - at : head) / F::bytes;
+        if (aligned)
+            pc__units<pc__by_unit<F, F::bytes>, F::deep>(o, at, count);
+        else
+            pc__units<pc__by_byte<F>, 1>(o, at, count);
+    }
+}
+
+/* nbytes is a multiple of the element's size, and below 2 GiB: numbers of 32 bits take half the
+ * registers. `divisor` as in pc_fold_fn. */
+template <class F>
+PC_DEVICE void pc__span_gpu(void *const dst[], uint32_t ndst, const void *const src[],
+                            uint32_t nsrc, uint32_t nbytes, uint32_t divisor)
+{
+    pc__operands o = {(const char *)src[0],
+                      (const char *)src[nsrc - 1],
+                      (char *)dst[0],
+                      (char *)dst[ndst - 1],
+                      src,
+                      nsrc,
+                      ndst,
+                      divisor};
+    if (nsrc > 1)
+        o.two = (const char *)src[1];
+    else if (divisor == 0) {
+        if (ndst > 1 || dst[0] != src[0])
+            pc__plain<pc__copying<F>>(o, dst, nbytes);
+        return;
+    }
+    pc__plain<F>(o, dst, nbytes);
+}
+
+#include "gpu/kernel/ll.h"
+#undef PC__ALIAS
+#endif

@@ -1,0 +1,267 @@
+/* The proxy: the thread of a plane that does for its kernels what only a CPU can.
+ *
+ * A kernel that has a message for a remote peer, or has consumed one, pushes an entry into its
+ * block's ring, and the proxy hands it to the transport, as the CPU's interpreter does itself. A
+ * kernel cannot wake a thread: while launches run, or might since a graph was captured, the proxy
+ * looks, the more seldom the longer nothing has happened. Else it is parked. Where no peer is
+ * remote it sleeps on the communicator's doorbell, and only passes on that the call was aborted. */
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+#include "core/interpreter_cpu.h"
+#include "gpu/device_comm.h"
+#include "gpu/proxy_fifo.h"
+
+#define PC_ENTRIES_AT_ONCE 64u /* of a ring, before the others get their turn */
+/* It goes on looking for so long after the last launch has ended: the next may be near. */
+#define PC_AFTERWARDS_NS UINT64_C(2000000)
+/* When nothing has come for so long, it naps; then longer; then it listens to the network only. */
+#define PC_LATE_NS UINT64_C(200000)
+#define PC_LATER_NS UINT64_C(20000000)
+#define PC_NAP_NS 20000
+#define PC_LONG_NAP_NS 200000
+#define PC_LISTEN_NS UINT64_C(1000000)
+#define PC_DOZE_NS UINT64_C(100000000) /* with no remote peers, until it looks whether to park */
+/* A peer that is lost may have sent before all that a call needs: so long the kernels may go on. */
+#define PC_GRACE_NS UINT64_C(200000000)
+
+/* Does for the kernel what it cannot: hands a message or a credit to the transport. The signature
+ * in the message's line is the kernel's: the plan's, and what its launch knew of refused calls. */
+static int carry(struct pc_plane *plane, struct pc_entry entry)
+{
+    const struct pc_plane_plan *p = plane->plans[entry.plan];
+    const struct pc_program *program = p == NULL ? NULL : p->plan->staged;
+    struct pc_call *call = &plane->call;
+    int rc = PC_INVALID;
+    const struct pc_code_line *i = NULL;
+    if (program != NULL && entry.instruction < program->ninstructions
+        && entry.tile < p->plan->terms[0].ntiles)
+        i = &program->code[entry.instruction];
+    if (i != NULL && (i->step == PC_STEP_PUT_MESSAGE || i->step == PC_STEP_PUT_CREDIT)) {
+        struct pc_channel channel = {.tile = entry.tile};
+        call->plan = p->plan;
+        call->terms = &p->plan->terms[0];
+        rc = pc__hand_over(call, &channel, i);
+    } else {
+        pc__fail(&call->error, rc, -1, "a ring says plan %u, instruction %u, tile %u: no message",
+                 entry.plan, entry.instruction, entry.tile);
+    }
+    if (rc != PC_OK)
+        pc__plane_fail(plane, rc, &call->error);
+    return rc;
+}
+
+/* Empties a block's ring, for the most part; true when there was something. */
+static bool serve(struct pc_plane *plane, uint32_t block)
+{
+    struct pc_watch *watch = plane->watch;
+    uint64_t first = plane->tail[block], tail = first;
+    struct pc_entry entry;
+    while (tail - first < PC_ENTRIES_AT_ONCE && pc__ring_read(watch->ring[block], tail, &entry)
+           && carry(plane, entry) == PC_OK)
+        tail++;
+    if (tail == first)
+        return false;
+    plane->tail[block] = tail;
+    atomic_fetch_add_explicit(&plane->carried, tail - first, memory_order_relaxed);
+    __atomic_store_n(&watch->tail[block][0], tail, __ATOMIC_RELEASE);
+    return true;
+}
+
+/* The bits of all counts that peers have raised here: whether anything has come. */
+static uint64_t arrived(const struct pc_plane *plane)
+{
+    uint64_t sum = 0;
+    for (uint32_t p = 0; p < plane->comm->options.size; p++)
+        for (uint32_t c = 0; c < PC_MAX_CHANNELS && plane->peers[p].reach == PC_REACH_REMOTE; c++) {
+            const struct pc_fifo *f = &plane->comm->fifos[(size_t)p * PC_EDGE_CHANNELS + c];
+            sum += pc__count(f->out_credit) + pc__count(&f->in_lines[f->received & (PC_LINES - 1)]);
+        }
+    return sum;
+}
+
+/* A peer from which nothing more can come while kernels run is a failure, unless what it sent
+ * before is all that they need. */
+static void look_for_faults(struct pc_plane *plane, uint64_t now)
+{
+    const struct pc_remote *remote = plane->comm->remote;
+    const struct pc_error *fault = NULL;
+    for (uint32_t p = 0; p < plane->comm->options.size && fault == NULL; p++)
+        if (plane->peers[p].reach == PC_REACH_REMOTE)
+            fault = remote->fault(plane->comm->wire, p);
+    if (fault == NULL || (pc__launches_ended(plane) && !atomic_load(&plane->capturing))) {
+        plane->fault_since = 0;
+    } else if (plane->fault_since == 0) {
+        plane->fault_since = now;
+    } else if (now - plane->fault_since > PC_GRACE_NS) {
+        struct pc_error error = *fault;
+        pc__plane_fail(plane, error.code, &error);
+    }
+}
+
+/* Whether all that was handed over has left; what never can is a failure. */
+static bool drained(struct pc_plane *plane)
+{
+    struct pc_error error;
+    int rc = plane->comm->remote->drained(plane->comm->wire, NULL, &error);
+    if (rc < 0)
+        pc__plane_fail(plane, rc, &error);
+    return rc != 0;
+}
+
+static bool rings_empty(const struct pc_plane *plane)
+{
+    struct pc_entry entry;
+    for (uint32_t b = 0; b < PC_MAX_CHANNELS; b++) {
+        uint64_t tail = __atomic_load_n(&plane->watch->tail[b][0], __ATOMIC_ACQUIRE);
+        if (pc__ring_read(plane->watch->ring[b], tail, &entry))
+            return false;
+    }
+    return true;
+}
+
+bool pc__proxy_settled(struct pc_plane *plane)
+{
+    return !plane->proxied || (pc__launches_ended(plane) && rings_empty(plane) && drained(plane));
+}
+
+/* Whether there is nothing to look after. A kernel may have ended before this thread saw it begin,
+ * and all that it pushed still stands in the ring. A graph that was captured may be launched
+ * unseen; but what is broken stays so, and its kernels end by themselves. */
+static bool over(struct pc_plane *plane)
+{
+    bool broken = atomic_load(&plane->comm->broken) != 0;
+    return pc__launches_ended(plane) && (broken || !atomic_load(&plane->capturing))
+           && (broken || pc__proxy_settled(plane));
+}
+
+static void nap(long ns)
+{
+    const struct timespec t = {0, ns};
+    nanosleep(&t, NULL);
+}
+
+/* Nothing has come since `since`: gives way, the more the longer that is. */
+static void rest(struct pc_plane *plane, uint64_t now, uint64_t since)
+{
+    struct pc_comm *comm = plane->comm;
+    uint64_t idle = now - since;
+    if (idle < comm->options.spin * UINT64_C(1000))
+        pc__relax();
+    else if (idle < PC_LATE_NS && pc__may_yield(comm, now))
+        pc__give_way(comm);
+    else if (idle < PC_LATER_NS)
+        nap(PC_NAP_NS);
+    else if (!pc__launches_ended(plane))
+        nap(PC_LONG_NAP_NS);
+    else /* only a graph may bring something */
+        pc__sleep(comm, pc__doorbell(comm), PC_LISTEN_NS);
+}
+
+/* Serves the rings until there is no more reason to. */
+static void serve_all(struct pc_plane *plane)
+{
+    struct pc_comm *comm = plane->comm;
+    uint64_t since = pc__now(), looked = since, come = arrived(plane);
+    bool flushed = false;
+    while (!atomic_load(&plane->stopping)) {
+        bool moved = false;
+        bool failed = pc_plane_check(plane) != PC_OK;
+        for (uint32_t b = 0; b < PC_MAX_CHANNELS && !failed; b++)
+            moved = serve(plane, b) || moved;
+        comm->remote->progress(comm->wire);
+        uint64_t now = pc__now(), here = arrived(plane);
+        moved = moved || here != come;
+        come = here;
+        if (moved) {
+            since = now;
+            flushed = false;
+            continue;
+        }
+        if (now - looked > PC_LATE_NS) {
+            looked = now;
+            look_for_faults(plane, now);
+        }
+        if (!flushed && (failed || pc__proxy_settled(plane))) {
+            pc__sleep(comm, pc__doorbell(comm), 0); /* credit that waits for a message to go with */
+            flushed = true;
+            continue;
+        }
+        if (flushed && now - since > PC_AFTERWARDS_NS && over(plane))
+            return;
+        rest(plane, now, since);
+    }
+}
+
+/* With no remote peers: nothing to carry, and an abort rings. */
+static void stand_by(struct pc_plane *plane)
+{
+    while (!atomic_load(&plane->stopping)) {
+        uint32_t doorbell
+            = pc__doorbell(plane->comm); /* first: what comes after the looks moves it */
+        pc_plane_check(plane);
+        if (!atomic_load(&plane->stopping))
+            pc__sleep(plane->comm, doorbell, PC_DOZE_NS);
+        if (over(plane))
+            return;
+    }
+}
+
+static void *run(void *argument)
+{
+    struct pc_plane *plane = argument;
+    pthread_mutex_lock(&plane->lock);
+    while (!atomic_load(&plane->stopping)) {
+        /* Parked before it looks for the last time: whoever launches looks after it has counted. */
+        atomic_store(&plane->parked, 1);
+        if (over(plane)) {
+            pthread_cond_wait(&plane->moved, &plane->lock);
+            continue;
+        }
+        atomic_store(&plane->parked, 0);
+        pthread_mutex_unlock(&plane->lock);
+        if (plane->proxied)
+            serve_all(plane);
+        else
+            stand_by(plane);
+        pthread_mutex_lock(&plane->lock);
+    }
+    pthread_mutex_unlock(&plane->lock);
+    return NULL;
+}
+
+void pc__proxy_wake(struct pc_plane *plane)
+{
+    if (!atomic_load(&plane->parked))
+        return;
+    pthread_mutex_lock(&plane->lock);
+    pthread_cond_signal(&plane->moved);
+    pthread_mutex_unlock(&plane->lock);
+}
+
+int pc__proxy_start(struct pc_plane *plane)
+{
+    sigset_t all, before;
+    plane->call.comm = plane->comm;
+    sigfillset(&all); /* signals are the main thread's */
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    int error = pthread_create(&plane->thread, NULL, run, plane);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    plane->threaded = error == 0;
+    return error == 0
+               ? PC_OK
+               : pc__fail(plane->error, PC_SYSTEM, -1, "the proxy's thread: %s", strerror(error));
+}
+
+void pc__proxy_stop(struct pc_plane *plane)
+{
+    if (!plane->threaded)
+        return;
+    pthread_mutex_lock(&plane->lock);
+    atomic_store(&plane->stopping, 1);
+    pthread_cond_signal(&plane->moved);
+    pthread_mutex_unlock(&plane->lock);
+    pc__ring(plane->comm, plane->comm->options.rank);
+    pthread_join(plane->thread, NULL);
+    plane->threaded = false;
+}

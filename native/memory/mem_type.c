@@ -1,0 +1,159 @@
+/* Memory kinds: host memory by arithmetic, a GPU's by asking its driver.
+ *
+ * The driver's library is loaded when somebody first asks for GPU memory, and never otherwise: it
+ * takes a good part of a second. Source: the CUDA driver API's reference, and how NCCL registers.
+ */
+#include <unistd.h>
+#include "gpu/driver/cuda.h"
+#include "core/internal.h"
+#include "memory/mem_type.h"
+
+enum { POINTER_SYNC_MEMOPS = 6 }; /* CUpointer_attribute */
+enum {                            /* CUdevice_attribute */
+       DEVICE_CAPABILITY_MAJOR = 75,
+       DEVICE_USES_HOST_PAGE_TABLES = 100,
+       DEVICE_RDMA_SUPPORTED = 116,
+       DEVICE_RDMA_FLUSH_OPTIONS = 117,
+       DEVICE_RDMA_ORDERING = 118,
+       DEVICE_DMA_BUF_SUPPORTED = 124,
+};
+enum { HANDLE_DMA_BUF = 1 };
+enum { FLUSH_OPTION_HOST = 1, FLUSH_CURRENT_CONTEXT = 0 };
+enum { ORDERED_FOR_OWNER = 100 };
+
+static uintptr_t page_down(uintptr_t at)
+{
+    return at & ~((uintptr_t)sysconf(_SC_PAGESIZE) - 1);
+}
+
+static uintptr_t page_up(uintptr_t at)
+{
+    return page_down(at + (uintptr_t)sysconf(_SC_PAGESIZE) - 1);
+}
+
+static int gpu_span(uintptr_t from, uintptr_t to, struct pc_error *error, struct pc_span *out)
+{
+    struct pc_cuda_pointer found;
+    int rc = pc_cuda_pointer(from, error, &found);
+    if (rc != PC_OK)
+        return rc;
+    if (found.kind == PC_CUDA_HOST)
+        return PC_OK; /* pinned by the driver: as any other */
+    if (found.kind != PC_CUDA_DEVICE)
+        return pc__fail(error, PC_INVALID, -1, "%#zx is not memory that NVIDIA's driver knows",
+                        (size_t)from);
+    if (found.managed)
+        return pc__fail(error, PC_UNMAPPABLE, -1,
+                        "managed memory moves between GPU and host: no NIC can be told of it");
+    uintptr_t start = found.base, end = found.base + found.nbytes;
+    if (from < start || to > end)
+        return pc__fail(error, PC_INVALID, -1,
+                        "%zu bytes at %#zx reach beyond their allocation of %zu bytes at %#zx",
+                        (size_t)(to - from), (size_t)from, (size_t)(end - start), (size_t)start);
+    out->kind = PC_MEMORY_DMABUF;
+    out->device = found.device;
+    /* Pools and virtual memory management map other memory at an address that is still allocated:
+     * only what cudaMalloc gives is known to keep its stamp as long as its memory. */
+    out->stamp = found.ipc ? found.id : 0;
+    out->from = out->from > start ? out->from : start;
+    out->to = out->to < end ? out->to : end;
+    return PC_OK;
+}
+
+int pc__memory_span(const void *address, size_t nbytes, bool gpu, struct pc_error *error,
+                    struct pc_span *out)
+{
+    uintptr_t from = (uintptr_t)address, to = from + nbytes;
+    if (nbytes == 0 || to < from || page_up(to) < to)
+        return pc__fail(error, PC_INVALID, -1, "%zu bytes at %p are no memory", nbytes, address);
+    *out = (struct pc_span){
+        .from = page_down(from), .to = page_up(to), .kind = PC_MEMORY_HOST, .device = -1};
+    return gpu ? gpu_span(from, to, error, out) : PC_OK;
+}
+
+/* Copies and kernels that the driver would let run past a synchronous call do not, for this memory:
+ * else a NIC might read what such a call has yet to write. */
+static void synchronous(const struct pc_span *span)
+{
+    unsigned yes = 1;
+    pc__cuda.PointerSetAttribute(&yes, POINTER_SYNC_MEMOPS, span->from);
+}
+
+int pc__memory_export(const struct pc_span *span, struct pc_error *error, int *fd, uint64_t *offset)
+{
+    const char *missing = pc__memory_missing(PC_MEMORY_DMABUF);
+    uintptr_t from = page_down(span->from), to = page_up(span->to);
+    if (*missing != 0)
+        return pc__fail(error, PC_UNMAPPABLE, -1, "%s", missing);
+    int rc = pc__cuda_enter_base(span->device, error);
+    if (rc != PC_OK)
+        return rc;
+    synchronous(span);
+    int result = pc__cuda.MemGetHandleForAddressRange(fd, from, to - from, HANDLE_DMA_BUF, 0);
+    *offset = span->from - from;
+    rc = pc__cuda_leave(result, error, "cuMemGetHandleForAddressRange(%#zx, %zu bytes)",
+                        (size_t)from, (size_t)(to - from));
+    if (rc != PC_OK)
+        error->code = PC_UNMAPPABLE; /* whatever it was: the caller then tries another way */
+    return rc == PC_OK ? PC_OK : PC_UNMAPPABLE;
+}
+
+int pc__memory_peermem(const struct pc_span *span, struct pc_error *error)
+{
+    const char *missing = pc__memory_missing(PC_MEMORY_PEERMEM);
+    if (*missing != 0)
+        return pc__fail(error, PC_UNMAPPABLE, -1, "%s", missing);
+    synchronous(span);
+    return PC_OK;
+}
+
+const char *pc__memory_missing(enum pc_memory_kind kind)
+{
+    if (kind != PC_MEMORY_DMABUF && kind != PC_MEMORY_PEERMEM)
+        return "";
+    if (*pc__cuda_library() != 0)
+        return pc__cuda_library();
+    if (kind == PC_MEMORY_PEERMEM)
+        return access("/sys/module/nvidia_peermem", F_OK) == 0
+                   ? ""
+                   : "nvidia_peermem is not loaded: modprobe nvidia_peermem";
+    if (pc__cuda.MemGetHandleForAddressRange == NULL)
+        return "libcuda.so.1 exports no dma-buf: install NVIDIA's driver 515 or later";
+    for (int device = 0; device < pc__cuda.devices; device++)
+        if (!pc__cuda_attribute(device, DEVICE_DMA_BUF_SUPPORTED))
+            return "the GPU's driver exports no dma-buf: install NVIDIA's open kernel modules "
+                   "(nvidia-open) on Linux 5.12 or later";
+    return "";
+}
+
+int pc__memory_gpu(int device, struct pc_error *error, struct pc_gpu *out)
+{
+    if (*pc__cuda_library() != 0)
+        return pc__fail(error, PC_UNMAPPABLE, -1, "%s", pc__cuda_library());
+    if (device < 0 || device >= pc__cuda.devices)
+        return pc__fail(error, PC_INVALID, -1, "GPU %d: there are %d", device, pc__cuda.devices);
+    *out = (struct pc_gpu){.major = pc__cuda_attribute(device, DEVICE_CAPABILITY_MAJOR),
+                           .ordering = pc__cuda_attribute(device, DEVICE_RDMA_ORDERING),
+                           .options = pc__cuda_attribute(device, DEVICE_RDMA_FLUSH_OPTIONS),
+                           .coherent
+                           = pc__cuda_attribute(device, DEVICE_USES_HOST_PAGE_TABLES) != 0};
+    return PC_OK;
+}
+
+enum pc_flush pc__memory_flush(const struct pc_gpu *gpu, bool relaxed)
+{
+    if (gpu->major >= 9 && !gpu->coherent)
+        return PC_FLUSH_NONE;
+    if (gpu->ordering >= ORDERED_FOR_OWNER && !relaxed)
+        return PC_FLUSH_NONE;
+    return gpu->options & FLUSH_OPTION_HOST ? PC_FLUSH_DRIVER : PC_FLUSH_READ;
+}
+
+int pc__memory_flush_driver(int device, struct pc_error *error)
+{
+    int rc = pc__cuda_enter_base(device, error);
+    if (rc != PC_OK)
+        return rc;
+    int result = pc__cuda.FlushGPUDirectRDMAWrites(FLUSH_CURRENT_CONTEXT, ORDERED_FOR_OWNER);
+    return pc__cuda_leave(result, error, "cuFlushGPUDirectRDMAWrites of GPU %d", device);
+}

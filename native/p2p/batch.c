@@ -1,0 +1,340 @@
+/* The calls that transfer: send and receive, batches of them, and pairwise batches. */
+#include <stdlib.h>
+#include <string.h>
+#include "p2p/p2p.h"
+
+static int check(struct pc_comm *comm, const struct pc_message *m)
+{
+    if (m->peer >= comm->options.size || m->dtype >= PC_DTYPE_CODES
+        || m->direction > PC_DIRECTION_RECV || m->nbytes >> PC_NBYTES_BITS)
+        return pc__fail(&comm->error, PC_INVALID, (int)m->peer,
+                        "transfer of %llu bytes of dtype %u with rank %u of %u",
+                        (unsigned long long)m->nbytes, m->dtype, m->peer, comm->options.size);
+    if (comm->peers[m->peer].arena == NULL)
+        return pc__fail(&comm->error, PC_INVALID, (int)m->peer, "rank %u is not connected",
+                        m->peer);
+    return PC_OK;
+}
+
+static struct pc_transfer transfer(const struct pc_message *m)
+{
+    return (struct pc_transfer){.at = m->at,
+                                .nbytes = m->nbytes,
+                                .signature = pc__transfer_signature(m->dtype, m->nbytes),
+                                .peer = m->peer,
+                                .direction = m->direction};
+}
+
+static int make(struct pc_comm *comm, const struct pc_message *messages, uint32_t n, double timeout,
+                struct pc_batch **out)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        int rc = check(comm, &messages[i]);
+        if (rc != PC_OK)
+            return rc;
+    }
+    struct pc_batch *batch = *out = pc__batch_new(comm, n);
+    if (batch == NULL)
+        return PC_NOMEM;
+    for (uint32_t i = 0; i < n; i++)
+        batch->transfers[i] = transfer(&messages[i]);
+    batch->timeout = timeout;
+    return PC_OK;
+}
+
+static int usable(const struct pc_comm *comm)
+{
+    if (atomic_load_explicit(&comm->broken, memory_order_relaxed))
+        return PC_BROKEN;
+    return PC_OK;
+}
+
+static void post(struct pc_comm *comm, struct pc_batch *batch)
+{
+    pc__lock(comm->p2p);
+    pc__p2p_post(comm, batch, PC_CHANNEL_P2P - PC_CHANNEL_P2P);
+    pc__p2p_release(comm, 1);
+}
+
+/* Waits for a batch, whoever makes it move. Its result is read where it is done. */
+static int await(struct pc_comm *comm, struct pc_batch *batch, uint64_t patience_ns)
+{
+    uint64_t now = 0, spin_until = 0;
+    for (uint32_t polls = 1;; polls++) {
+        if (pc__batch_done(batch))
+            return PC_OK;
+        if (pc__p2p_progress(comm) > 0)
+            continue;
+        if (comm->options.spin == 0)
+            break;
+        pc__relax();
+        if (polls % PC_POLLS_PER_CLOCK == 0) {
+            now = pc__now();
+            if (spin_until == 0)
+                spin_until
+                    = pc__shares_core(comm) ? now : now + comm->options.spin * UINT64_C(1000);
+            if (now >= spin_until)
+                break;
+        }
+    }
+    if (patience_ns == 0) /* the caller only wanted to poll */
+        return PC_AGAIN;
+    pc__give_way(comm);
+    uint32_t turns = comm->remote != NULL ? comm->remote->yields : 0;
+    for (uint64_t until = pc__now() + patience_ns;;) {
+        uint32_t doorbell = pc__doorbell(comm); /* first: what comes after the looks moves it */
+        int moved = pc__p2p_progress(comm);
+        if (pc__batch_done(batch))
+            return PC_OK;
+        if (moved > 0)
+            continue;
+        now = pc__now();
+        if (now >= until)
+            return PC_AGAIN;
+        if (turns > 0 && pc__may_yield(comm, now)) {
+            turns--;
+            pc__give_way(comm);
+            continue;
+        }
+        uint64_t limit = until;
+        if (pc__p2p_sleep_begin(comm, &limit) && !pc__batch_done(batch)
+            && !atomic_load(&comm->aborted) && limit > now)
+            pc__sleep(comm, doorbell, limit - now);
+        pc__p2p_sleep_end(comm);
+    }
+}
+
+int pc__exchange_resume(struct pc_comm *comm, uint64_t patience_ns)
+{
+    struct pc_batch *batch = comm->p2p->blocking;
+    int rc = await(comm, batch, patience_ns);
+    if (rc == PC_AGAIN)
+        return rc;
+    rc = batch->result;
+    comm->p2p->blocking = NULL;
+    if (batch != comm->p2p->single)
+        free(batch);
+    return rc;
+}
+
+/* A single transfer, without a batch as long as it moves at once or soon. True when it ended. */
+static bool at_once(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer *t, int *rc)
+{
+    uint64_t now = 0, spin_until = 0;
+    *rc = PC_OK;
+    for (uint32_t polls = 1;; polls++) {
+        int moved = pc__p2p_step(comm, lane, t);
+        if (t->finished)
+            return true;
+        if (moved < 0) {
+            *rc = pc__p2p_fail(comm, moved);
+            return true;
+        }
+        /* Others wait for the lock: they have transfers, too. */
+        if (moved > 0)
+            continue;
+        if (comm->options.spin == 0 || atomic_load_explicit(&comm->posted, memory_order_relaxed))
+            return false;
+        pc__relax();
+        if (polls % PC_POLLS_PER_CLOCK == 0) {
+            now = pc__now();
+            if (spin_until == 0)
+                spin_until
+                    = pc__shares_core(comm) ? now : now + comm->options.spin * UINT64_C(1000);
+            if (now >= spin_until || atomic_load(&comm->aborted))
+                return false;
+        }
+    }
+}
+
+int pc__send_receive(struct pc_comm *comm, const struct pc_message *message, double timeout,
+                     uint64_t patience_ns)
+{
+    struct pc_p2p *p = comm->p2p;
+    struct pc_batch *batch = p->single;
+    int rc = pc__enter(comm);
+    if (rc != PC_OK)
+        return rc;
+    rc = usable(comm);
+    if (rc == PC_OK)
+        rc = check(comm, message);
+    if (rc != PC_OK) {
+        pc__leave(comm);
+        return rc;
+    }
+    struct pc_transfer *t = &batch->transfers[0];
+    struct pc_lane *lane = pc__lane_of(comm, 0, message->peer);
+    *t = transfer(message);
+    batch->timeout = timeout;
+    batch->deadline = 0;
+    pc__lock(p);
+    if (message->peer != comm->options.rank && lane->head[message->direction] == NULL
+        && at_once(comm, lane, t, &rc)) {
+        pc__p2p_release(comm, 0);
+        pc__leave(comm);
+        return rc;
+    }
+    p->blocking = batch;
+    pc__p2p_post(comm, batch, 0);
+    pc__p2p_release(comm, 1);
+    rc = pc__exchange_resume(comm, patience_ns);
+    if (rc != PC_AGAIN)
+        pc__leave(comm);
+    return rc;
+}
+
+int pc_exchange(struct pc_comm *comm, const struct pc_message *messages, uint32_t n, double timeout)
+{
+    if (n == 1)
+        return pc__send_receive(comm, messages, timeout, PC_FIRST_PATIENCE_NS);
+    struct pc_batch *batch = NULL;
+    int rc = pc__enter(comm);
+    if (rc != PC_OK)
+        return rc;
+    rc = usable(comm);
+    if (rc == PC_OK)
+        rc = make(comm, messages, n, timeout, &batch);
+    if (rc == PC_OK) {
+        comm->p2p->blocking = batch;
+        post(comm, batch);
+        rc = pc__exchange_resume(comm, PC_FIRST_PATIENCE_NS);
+    }
+    if (rc != PC_AGAIN)
+        pc__leave(comm);
+    return rc;
+}
+
+int pc_post(struct pc_comm *comm, const struct pc_message *messages, uint32_t n, double timeout,
+            struct pc_work **out)
+{
+    struct pc_work *work = NULL;
+    struct pc_batch *batch = NULL;
+    int rc = pc__enter(comm);
+    if (rc != PC_OK)
+        return rc;
+    rc = usable(comm);
+    if (rc == PC_OK)
+        rc = make(comm, messages, n, timeout, &batch);
+    if (rc == PC_OK && (work = calloc(1, sizeof *work)) == NULL) {
+        free(batch);
+        rc = pc__fail(&comm->error, PC_NOMEM, -1, "no memory for %u transfers", n);
+    }
+    if (rc == PC_OK) {
+        work->posted = batch;
+        *out = work;
+        post(comm, batch);
+        if (!pc__batch_done(batch))
+            pc__watched(comm); /* if there is no thread, they move when somebody comes in */
+    }
+    pc__leave(comm);
+    return rc;
+}
+
+int pc__posted_wait(struct pc_batch *batch, double seconds)
+{
+    struct pc_comm *comm = batch->comm;
+    if (pc__batch_done(batch)) /* then the communicator may be gone */
+        return batch->result;
+    if (comm->arena == NULL) /* the child of a fork */
+        return PC_BROKEN;
+    if (seconds <= 0) {
+        pc__p2p_progress(comm);
+        return pc__batch_done(batch) ? batch->result : PC_AGAIN;
+    }
+    atomic_fetch_add_explicit(&comm->p2p->waiters, 1, memory_order_relaxed);
+    int rc = await(comm, batch, (uint64_t)(seconds * 1e9));
+    atomic_fetch_add_explicit(&comm->p2p->visits, 1, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&comm->p2p->waiters, 1, memory_order_relaxed);
+    return rc == PC_OK ? batch->result : rc;
+}
+
+int pc_refuse_message(struct pc_comm *comm, uint32_t peer, uint32_t direction)
+{
+    if (peer >= comm->options.size || direction > PC_DIRECTION_RECV
+        || comm->peers[peer].arena == NULL)
+        return PC_INVALID;
+    int rc = pc__enter(comm);
+    if (rc != PC_OK)
+        return rc;
+    rc = usable(comm);
+    struct pc_batch *batch = rc == PC_OK ? pc__batch_new(comm, 1) : NULL;
+    if (batch != NULL) {
+        batch->transfers[0] = (struct pc_transfer){.at = comm->arena,
+                                                   .signature = PC_REFUSED_MESSAGE,
+                                                   .peer = peer,
+                                                   .direction = direction};
+        batch->deadline = UINT64_MAX;
+        batch->forgotten = true;
+        post(comm, batch);
+    } else if (rc == PC_OK) {
+        rc = PC_NOMEM;
+    }
+    pc__leave(comm);
+    return rc;
+}
+
+int pc_comm_gone(struct pc_comm *comm, uint32_t peer, int died)
+{
+    if (peer >= comm->options.size)
+        return PC_INVALID;
+    uint32_t nobody = 0;
+    if (died)
+        atomic_compare_exchange_strong(&comm->died, &nobody, peer + 1);
+    atomic_store_explicit(&comm->peers[peer].gone, 1, memory_order_release);
+    if (comm->arena != NULL)
+        pc__ring(comm, comm->options.rank);
+    return PC_OK;
+}
+
+void pc__pairwise_post(struct pc_comm *comm, struct pc_batch *batch)
+{
+    batch->deadline = UINT64_MAX; /* the call's is what counts */
+    pc__lock(comm->p2p);
+    pc__p2p_post(comm, batch, PC_CHANNEL_PAIRWISE - PC_CHANNEL_P2P);
+    pc__p2p_release(comm, 1);
+}
+
+int pc__batch_end(struct pc_comm *comm, struct pc_batch **batch)
+{
+    int rc = (*batch)->result;
+    (void)comm;
+    free(*batch);
+    *batch = NULL;
+    return rc;
+}
+
+int pc_pairwise(struct pc_comm *comm, uint64_t signature, const struct pc_message *messages,
+                uint32_t n, double timeout)
+{
+    struct pc_work job = {.signature = signature, .timeout = timeout};
+    int rc = pc__enter(comm);
+    if (rc != PC_OK)
+        return rc;
+    rc = make(comm, messages, n, timeout, &job.batch);
+    if (rc == PC_OK && atomic_load_explicit(&comm->queued, memory_order_acquire)) {
+        rc = pc__join_queue(comm, &job, (double)PC_FIRST_PATIENCE_NS * 1e-9);
+    } else if (rc == PC_OK) {
+        rc = pc__begin_batch(comm, job.batch, signature, timeout);
+        if (rc == PC_OK)
+            rc = pc__advance(comm, PC_FIRST_PATIENCE_NS);
+        else
+            free(job.batch);
+    }
+    if (rc != PC_AGAIN)
+        pc__leave(comm);
+    return rc;
+}
+
+int pc_pairwise_submit(struct pc_comm *comm, uint64_t signature, const struct pc_message *messages,
+                       uint32_t n, double timeout, const char *where, struct pc_work **work)
+{
+    struct pc_work job = {.signature = signature, .timeout = timeout};
+    int rc = pc__enter(comm);
+    if (rc != PC_OK)
+        return rc;
+    rc = atomic_load(&comm->broken) ? PC_BROKEN : make(comm, messages, n, timeout, &job.batch);
+    if (rc == PC_OK)
+        rc = pc__enqueue(comm, &job, where, work);
+    pc__leave(comm);
+    return rc;
+}

@@ -1,0 +1,489 @@
+/* Transfers: posting, progress by whichever thread polls or waits, waiting, and their end. */
+#include <stdlib.h>
+#include <string.h>
+#include "p2p/p2p.h"
+#include "core/target_cpu.h"
+
+/* Pieces: large enough to be copied at full speed, small enough that the first is soon on its way
+ * and that those in flight stay in the caches. */
+#define PC_PIECE_BYTES (UINT64_C(32) << 10)
+#define PC_UNPUBLISHED_BYTES (UINT64_C(32) << 10)
+/* Two copies through the ring, by two ranks at once and in their caches, take less time than one
+ * by the kernel until the message is far larger than the caches; but twice the work, which is what
+ * counts where ranks share cores. */
+#define PC_OFFER_BYTES (UINT64_C(16) << 20)
+#define PC_OFFER_BYTES_SHARED (UINT64_C(256) << 10)
+#define PC_STEPS 8 /* of one transfer, before others have their turn */
+
+struct pc_batch *pc__batch_new(struct pc_comm *comm, uint32_t n)
+{
+    struct pc_batch *batch = calloc(1, sizeof *batch + n * sizeof *batch->transfers);
+    if (batch == NULL) {
+        pc__fail(&comm->error, PC_NOMEM, -1, "no memory for %u transfers", n);
+        return NULL;
+    }
+    batch->comm = comm;
+    batch->n = n;
+    atomic_store_explicit(&batch->done, 1, memory_order_relaxed);
+    return batch;
+}
+
+int pc__p2p_open(struct pc_comm *comm)
+{
+    struct pc_p2p *p = comm->p2p = calloc(1, sizeof *p);
+    uint32_t size = comm->options.size;
+    if (p != NULL) {
+        p->lanes = calloc((size_t)size * PC_TRANSFER_CHANNELS, sizeof *p->lanes);
+        p->single = pc__batch_new(comm, 1);
+    }
+    if (p == NULL || p->lanes == NULL || p->single == NULL)
+        return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for transfers with %u peers", size);
+    for (uint32_t c = 0; c < PC_TRANSFER_CHANNELS; c++)
+        for (uint32_t peer = 0; peer < size; peer++)
+            p->lanes[(size_t)c * size + peer].fifo
+                = &comm->fifos[(size_t)peer * PC_EDGE_CHANNELS + PC_CHANNEL_P2P + c];
+    p->ring_bytes = (uint64_t)comm->options.slots * comm->options.slot_bytes;
+    /* With both limits at a quarter, credit that is held back never stops a sender for good: once
+     * all is received, half of the ring is free, in one span. */
+    uint64_t quarter = p->ring_bytes / 4;
+    p->piece_bytes = quarter < PC_PIECE_BYTES ? quarter : PC_PIECE_BYTES;
+    p->offer_bytes = comm->options.spin ? PC_OFFER_BYTES : PC_OFFER_BYTES_SHARED;
+    p->unpublished_bytes = quarter < PC_UNPUBLISHED_BYTES ? quarter : PC_UNPUBLISHED_BYTES;
+    return PC_OK;
+}
+
+/* What was sent to this rank itself and never received. */
+static void drop_kept(struct pc_lane *lane)
+{
+    for (struct pc_transfer *t = lane->head[PC_DIRECTION_SEND], *next; t != NULL; t = next) {
+        next = t->next;
+        free(t);
+    }
+}
+
+static void end_all(struct pc_comm *comm, int result);
+
+void pc__p2p_close(struct pc_comm *comm)
+{
+    struct pc_p2p *p = comm->p2p;
+    if (p == NULL)
+        return;
+    if (p->lanes != NULL) {
+        end_all(comm, PC_ABORTED);
+        for (uint32_t c = 0; c < PC_TRANSFER_CHANNELS; c++)
+            drop_kept(&p->lanes[(size_t)c * comm->options.size + comm->options.rank]);
+    }
+    free(p->lanes);
+    free(p->single);
+    free(p);
+    comm->p2p = NULL;
+}
+
+/* The last of a batch makes its owner free it: nothing of it is touched afterwards. */
+static void ended(struct pc_comm *comm, struct pc_batch *batch, int result)
+{
+    struct pc_p2p *p = comm->p2p;
+    if (batch->result == PC_OK)
+        batch->result = result;
+    if (--batch->unfinished > 0)
+        return;
+    if (batch->next)
+        batch->next->previous = batch->previous;
+    if (batch->previous)
+        batch->previous->next = batch->next;
+    else if (p->batches == batch)
+        p->batches = batch->next;
+    atomic_fetch_sub_explicit(&comm->posted, 1, memory_order_release);
+    if (batch->forgotten) {
+        free(batch);
+        return;
+    }
+    atomic_store_explicit(&batch->done, 1, memory_order_release);
+}
+
+/* Before any owner of what was offered may write there: who reads it looks here afterwards. */
+static void withdraw(struct pc_comm *comm)
+{
+    if (comm->arena == NULL) /* in the child of a fork, which has offered nothing */
+        return;
+    atomic_store(&((struct pc_arena *)comm->arena)->withdrawn, 1);
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+/* The communicator is broken, or closes: nothing moves any more. */
+static void end_all(struct pc_comm *comm, int result)
+{
+    struct pc_p2p *p = comm->p2p;
+    withdraw(comm);
+    for (struct pc_lane *lane = p->listed; lane != NULL; lane = lane->next) {
+        lane->listed = false;
+        for (int d = 0; d < 2; d++) {
+            for (struct pc_transfer *t = lane->head[d], *next; t != NULL; t = next) {
+                next = t->next;
+                pc__transfer_release(comm, t);
+                if (t->batch != NULL)
+                    ended(comm, t->batch, result);
+                else
+                    free(t);
+            }
+            lane->head[d] = NULL;
+        }
+    }
+    p->listed = NULL;
+}
+
+int pc__p2p_fail(struct pc_comm *comm, int code)
+{
+    if (code != PC_ABORTED && comm->p2p->error.cause != PC_CAUSE_CALL)
+        comm->p2p->error.cause = PC_CAUSE_TRANSFER;
+    pc__break(comm, code, &comm->p2p->error);
+    end_all(comm, code);
+    pc__ring(comm, comm->options.rank); /* a call of another thread ends, too */
+    return code;
+}
+
+/* Sends to this rank itself are kept until they are received, and meet their receives here. */
+static int meet(struct pc_comm *comm, struct pc_lane *lane)
+{
+    struct pc_transfer *s = lane->head[PC_DIRECTION_SEND], *r = lane->head[PC_DIRECTION_RECV];
+    if (s == NULL || r == NULL)
+        return 0;
+    if (s->signature != r->signature) {
+        char mine[96], theirs[96];
+        return pc__fail(&comm->p2p->error, PC_MISMATCH, (int)r->peer, "%s meets %s",
+                        pc__transfer_text(r, mine, sizeof mine),
+                        pc__transfer_text(s, theirs, sizeof theirs));
+    }
+    memmove(r->at, s->at, r->nbytes);
+    s->finished = r->finished = true;
+    return 1;
+}
+
+static void pop(struct pc_comm *comm, struct pc_lane *lane, uint32_t direction)
+{
+    struct pc_transfer *t = lane->head[direction];
+    lane->head[direction] = t->next;
+    if (t->batch != NULL)
+        ended(comm, t->batch, PC_OK);
+    else
+        free(t);
+}
+
+static int lost(struct pc_comm *comm, const struct pc_transfer *t, uint32_t peer)
+{
+    char what[96];
+    return pc__fail(&comm->p2p->error, PC_LOST, (int)peer, "%s cannot finish",
+                    pc__transfer_text(t, what, sizeof what));
+}
+
+/* An empty message in the place of one that was refused is what nobody waits for. */
+static bool awaited(const struct pc_transfer *t)
+{
+    return t->batch == NULL || !t->batch->forgotten;
+}
+
+static const struct pc_transfer *first_awaited(const struct pc_transfer *t)
+{
+    while (t != NULL && !awaited(t))
+        t = t->next;
+    return t;
+}
+
+/* The rank at the other end is gone: that fails a transfer, but not what nobody waits for. */
+static int bereft(struct pc_transfer *t, int code)
+{
+    if (awaited(t))
+        return code;
+    t->finished = true;
+    return 1;
+}
+
+/* A rank has died: whoever is waited for may wait for it, directly or not. Batches of all ranks are
+ * calls in their order, and end well where the dead rank had done its part. */
+static int bereaved(struct pc_comm *comm, uint32_t died)
+{
+    for (struct pc_lane *lane = comm->p2p->listed; lane != NULL; lane = lane->next) {
+        if (lane >= pc__lane_of(comm, PC_CHANNEL_PAIRWISE - PC_CHANNEL_P2P, 0))
+            continue;
+        const struct pc_transfer *t = first_awaited(lane->head[PC_DIRECTION_RECV]);
+        if (t == NULL && lane->fifo->peer != comm->options.rank)
+            t = first_awaited(lane->head[PC_DIRECTION_SEND]);
+        if (t != NULL)
+            return lost(comm, t, died);
+    }
+    return 0;
+}
+
+static int move(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer *t)
+{
+    return t->direction == PC_DIRECTION_SEND ? pc__lane_send(comm, lane, t)
+                                             : pc__lane_receive(comm, lane, t);
+}
+
+/* 1 when the head of a queue moved, 0 when it waits, or a code. */
+int pc__p2p_step(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer *t)
+{
+    uint32_t peer = lane->fifo->peer;
+    if (t == NULL || t->finished)
+        return 0;
+    if (peer == comm->options.rank)
+        return meet(comm, lane);
+    bool remote = comm->peers[peer].remote;
+    /* Looked at first: what the rank had sent before it went is still there. */
+    bool gone = atomic_load_explicit(&comm->peers[peer].gone, memory_order_acquire);
+    bool begun = t->done > 0 || t->offered > 0;
+    if (gone && !remote && t->direction == PC_DIRECTION_SEND && !begun)
+        return bereft(t, lost(comm, t, peer)); /* there may be room, but nobody reads it */
+    int rc = move(comm, lane, t);
+    if (rc == 0 && remote) {
+        comm->remote->poll(comm->wire, peer);
+        const struct pc_error *fault = comm->remote->fault(comm->wire, peer);
+        rc = move(comm, lane, t);
+        if (rc == 0 && fault != NULL) {
+            comm->p2p->error = *fault;
+            return bereft(t, fault->code);
+        }
+    } else if (rc == 0 && gone) {
+        rc = lost(comm, t, peer);
+    }
+    return rc == PC_LOST ? bereft(t, rc) : rc;
+}
+
+/* One pass over all lanes with something to do. */
+static int pass(struct pc_comm *comm)
+{
+    struct pc_p2p *p = comm->p2p;
+    int moved = 0;
+    if (atomic_load_explicit(&comm->broken, memory_order_acquire)) {
+        end_all(comm, PC_BROKEN);
+        return PC_BROKEN;
+    }
+    if (atomic_load_explicit(&comm->aborted, memory_order_acquire)) {
+        p->error = comm->abort_error;
+        return pc__p2p_fail(comm, PC_ABORTED);
+    }
+    for (struct pc_lane **at = &p->listed, *lane; (lane = *at) != NULL;) {
+        for (uint32_t d = 0; d < 2; d++)
+            for (int n = 0, rc; n < PC_STEPS && (rc = pc__p2p_step(comm, lane, lane->head[d])) != 0;
+                 n++) {
+                if (rc < 0)
+                    return pc__p2p_fail(comm, rc);
+                moved = 1;
+                for (uint32_t e = 0; e < 2; e++) /* both, where one meets the other */
+                    if (lane->head[e] != NULL && lane->head[e]->finished)
+                        pop(comm, lane, e);
+            }
+        bool own = lane->fifo->peer == comm->options.rank;
+        if (lane->head[PC_DIRECTION_RECV] || (lane->head[PC_DIRECTION_SEND] && !own)) {
+            at = &lane->next;
+        } else {
+            lane->listed = false;
+            *at = lane->next;
+        }
+    }
+    uint32_t died = atomic_load_explicit(&comm->died, memory_order_acquire);
+    if (died != 0 && moved == 0) {
+        int rc = bereaved(comm, died - 1);
+        return rc < 0 ? pc__p2p_fail(comm, rc) : rc;
+    }
+    return moved;
+}
+
+/* Who sleeps marked what was waited for before: it looks again. */
+int pc__p2p_release(struct pc_comm *comm, int moved)
+{
+    bool wake = moved && atomic_load_explicit(&comm->p2p->sleepers, memory_order_relaxed);
+    pc__unlock(comm->p2p);
+    if (wake)
+        pc__ring(comm, comm->options.rank);
+    return moved;
+}
+
+int pc__p2p_progress(struct pc_comm *comm)
+{
+    if (!pc__try_lock(comm->p2p))
+        return 0;
+    return pc__p2p_release(comm, pass(comm));
+}
+
+struct pc_lane *pc__lane_of(struct pc_comm *comm, uint32_t channel, uint32_t peer)
+{
+    return &comm->p2p->lanes[(size_t)channel * comm->options.size + peer];
+}
+
+static void append(struct pc_lane *lane, struct pc_transfer *t)
+{
+    t->next = NULL;
+    if (lane->head[t->direction] == NULL)
+        lane->head[t->direction] = t;
+    else
+        lane->tail[t->direction]->next = t;
+    lane->tail[t->direction] = t;
+}
+
+static void list(struct pc_p2p *p, struct pc_lane *lane)
+{
+    if (lane->listed)
+        return;
+    lane->listed = true;
+    lane->next = p->listed;
+    p->listed = lane;
+}
+
+/* A send to this rank itself: a receive that waits takes it if nothing was sent before, or its
+ * bytes are kept. Either way it is finished. */
+static int keep(struct pc_comm *comm, struct pc_lane *lane, const struct pc_transfer *t)
+{
+    struct pc_transfer *waiting = lane->head[PC_DIRECTION_RECV];
+    if (waiting != NULL && lane->head[PC_DIRECTION_SEND] == NULL
+        && waiting->signature == t->signature) { /* so nothing is kept */
+        memmove(waiting->at, t->at, t->nbytes);
+        waiting->finished = true;
+        pop(comm, lane, PC_DIRECTION_RECV);
+        return PC_OK;
+    }
+    struct pc_transfer *kept = malloc(sizeof *kept + t->nbytes);
+    if (kept == NULL)
+        return pc__fail(&comm->p2p->error, PC_NOMEM, (int)t->peer,
+                        "no memory to keep %llu bytes that are sent to this rank itself",
+                        (unsigned long long)t->nbytes);
+    *kept = *t;
+    kept->batch = NULL;
+    kept->at = (char *)(kept + 1);
+    memcpy(kept->at, t->at, t->nbytes);
+    append(lane, kept);
+    list(comm->p2p, lane);
+    return PC_OK;
+}
+
+/* Under the lock. The batch may be finished, and gone, when this returns. */
+void pc__p2p_post(struct pc_comm *comm, struct pc_batch *batch, uint32_t channel)
+{
+    struct pc_p2p *p = comm->p2p;
+    uint32_t n = batch->n;
+    batch->result = PC_OK;
+    batch->unfinished = n + 1; /* one more, so that it ends below */
+    batch->previous = NULL;
+    batch->next = p->batches;
+    if (batch->next)
+        batch->next->previous = batch;
+    p->batches = batch;
+    atomic_store_explicit(&batch->done, 0, memory_order_relaxed);
+    atomic_fetch_add(&comm->posted, 1);
+    int rc = PC_OK;
+    for (uint32_t i = 0; i < n; i++) {
+        struct pc_transfer *t = &batch->transfers[i];
+        struct pc_lane *lane = pc__lane_of(comm, channel, t->peer);
+        t->batch = batch;
+        if (t->peer == comm->options.rank && t->direction == PC_DIRECTION_SEND) {
+            if (rc == PC_OK)
+                rc = keep(comm, lane, t);
+            t->finished = true;
+            ended(comm, batch, rc);
+            continue;
+        }
+        append(lane, t);
+        list(p, lane);
+    }
+    if (rc != PC_OK)
+        pc__p2p_fail(comm, rc);
+    else
+        pass(comm);
+    ended(comm, batch, PC_OK);
+}
+
+bool pc__batch_done(const struct pc_batch *batch)
+{
+    return atomic_load_explicit(&batch->done, memory_order_acquire);
+}
+
+/* Of a batch that is not done. */
+static const struct pc_transfer *unfinished(const struct pc_batch *batch)
+{
+    uint32_t i = 0;
+    while (i + 1 < batch->n && batch->transfers[i].finished)
+        i++;
+    return &batch->transfers[i];
+}
+
+void pc__batch_stuck(const struct pc_batch *batch, struct pc_stuck *out)
+{
+    if (pc__batch_done(batch))
+        return;
+    const struct pc_transfer *t = unfinished(batch);
+    out->peer = (int32_t)t->peer;
+    out->direction = t->direction;
+}
+
+void pc__p2p_end(struct pc_comm *comm, int result)
+{
+    pc__lock(comm->p2p);
+    end_all(comm, result);
+    pc__p2p_release(comm, 1);
+}
+
+/* The first deadline of all batches, which begins when somebody first has to sleep; 0 when one has
+ * passed. */
+static uint64_t first_deadline(struct pc_comm *comm)
+{
+    uint64_t now = pc__now(), first = UINT64_MAX;
+    for (struct pc_batch *b = comm->p2p->batches; b != NULL; b = b->next) {
+        if (b->deadline == 0)
+            b->deadline = now + (uint64_t)(b->timeout * 1e9);
+        if (now >= b->deadline) {
+            char what[96];
+            const struct pc_transfer *t = unfinished(b);
+            pc__p2p_fail(comm, pc__fail(&comm->p2p->error, PC_TIMEDOUT, (int)t->peer,
+                                        "%s did not finish within %.3g s",
+                                        pc__transfer_text(t, what, sizeof what), b->timeout));
+            return 0;
+        }
+        first = b->deadline < first ? b->deadline : first;
+    }
+    return first;
+}
+
+bool pc__p2p_sleep_begin(struct pc_comm *comm, uint64_t *until)
+{
+    struct pc_p2p *p = comm->p2p;
+    pc__lock(p);
+    atomic_fetch_add_explicit(&p->sleepers, 1, memory_order_relaxed);
+    bool ending = atomic_load(&comm->aborted) || atomic_load(&comm->broken), asleep = !ending;
+    for (struct pc_lane *lane = p->listed; lane != NULL && asleep; lane = lane->next) {
+        if (lane->fifo->peer == comm->options.rank)
+            continue;
+        pc__lane_publish(comm, lane);
+        for (uint32_t d = 0; d < 2 && asleep; d++) {
+            uint64_t want;
+            if (lane->head[d] == NULL)
+                continue;
+            if (d == PC_DIRECTION_RECV && lane->head[d]->pull != NULL)
+                continue; /* its reads ring */
+            if (lane->head[d]->withdrawn)
+                continue; /* whoever brings the news of why rings; or there is none */
+            struct pc_line *line = pc__lane_waits(lane, d, &want); /* before `want` is read */
+            asleep = pc__mark(line, want);
+        }
+    }
+    uint64_t first = ending ? 0 : first_deadline(comm);
+    *until = first < *until ? first : *until;
+    pc__unlock(p);
+    return asleep && first != 0;
+}
+
+/* A mark left behind would cost its signaller a system call; but others may rely on it. */
+void pc__p2p_sleep_end(struct pc_comm *comm)
+{
+    struct pc_p2p *p = comm->p2p;
+    pc__lock(p);
+    if (atomic_fetch_sub_explicit(&p->sleepers, 1, memory_order_relaxed) == 1)
+        for (struct pc_lane *lane = p->listed; lane != NULL; lane = lane->next)
+            for (uint32_t d = 0; d < 2; d++) {
+                uint64_t want;
+                if (lane->head[d] != NULL && lane->fifo->peer != comm->options.rank)
+                    pc__unmark(pc__lane_waits(lane, d, &want));
+            }
+    pc__unlock(p);
+    if (comm->remote != NULL) /* whatever came ended the sleep, and would end the next */
+        comm->remote->progress(comm->wire);
+}

@@ -1,0 +1,501 @@
+/* Module _fastcall: the call that every collective makes, without a wrapper in between.
+ *
+ * A Launcher remembers plans by what was asked for and starts one for arrays that speak the buffer
+ * protocol. Whatever it does not serve it hands back untouched (None), and the
+ * Python path finds the plan or the reason. Limited API, so one build serves every Python. */
+#include "python/fastcall.h"
+#include <stdlib.h>
+#include <string.h>
+
+/* How a plan wants its arrays; Python gives these to add(). */
+#define PC_ARRAYS_ALIAS 1u  /* without `out`, `x` is both */
+#define PC_ARRAYS_SHAPED 2u /* `out` has the shape of `x` */
+#define PC_ARRAYS_APART 4u  /* no byte is in both */
+
+struct key {
+    uint64_t nbytes; /* of x; of out where there is no x */
+    uint64_t kind;   /* what else was asked for, plus one so that zero is an empty place */
+};
+
+struct entry {
+    struct key key;
+    uint64_t out_nbytes;
+    uint32_t arrays;
+    struct pc_plan *plan;
+};
+
+struct launcher {
+    PyObject_HEAD
+    struct pc_comm *comm;
+    double timeout;
+    struct entry *entries; /* open addressing, capacity a power of two */
+    size_t capacity;
+    size_t used;
+};
+
+struct bound { /* a persistent plan */
+    PyObject_HEAD
+    struct pc_comm *comm;
+    struct pc_plan *plan;
+    void *in, *out;
+    double timeout;
+    PyObject *result;
+};
+
+/* The element type of a view: the letter tells the kind and, since 'l' may be 4 or 8 bytes long,
+ * itemsize the width. -1 when it has no name here, or is not in this machine's byte order. */
+int pc__dtype_of(const Py_buffer *view)
+{
+    const char *format = view->format ? view->format : "B";
+    Py_ssize_t size = view->itemsize;
+    if (format[0] == '@' || format[0] == '='
+        || (format[0] == '<' && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__))
+        format++;
+    if (format[0] == 0)
+        return -1;
+    if (format[1] != 0) {
+        if (strcmp(format, "Zf") == 0 && size == 8)
+            return PC_DTYPE_COMPLEX64;
+        return strcmp(format, "Zd") == 0 && size == 16 ? PC_DTYPE_COMPLEX128 : -1;
+    }
+    switch (format[0]) {
+    case 'd':
+        return size == 8 ? PC_DTYPE_FLOAT64 : -1;
+    case 'f':
+        return size == 4 ? PC_DTYPE_FLOAT32 : -1;
+    case 'e':
+        return size == 2 ? PC_DTYPE_FLOAT16 : -1;
+    case 'b':
+        return size == 1 ? PC_DTYPE_INT8 : -1;
+    case 'B':
+        return size == 1 ? PC_DTYPE_UINT8 : -1;
+    case '?':
+        return size == 1 ? PC_DTYPE_BOOL : -1;
+    case 'h':
+        return size == 2 ? PC_DTYPE_INT16 : -1;
+    case 'H':
+        return size == 2 ? PC_DTYPE_UINT16 : -1;
+    case 'i':
+    case 'l':
+    case 'q':
+        return size == 4 ? PC_DTYPE_INT32 : size == 8 ? PC_DTYPE_INT64 : -1;
+    case 'I':
+    case 'L':
+    case 'Q':
+        return size == 4 ? PC_DTYPE_UINT32 : size == 8 ? PC_DTYPE_UINT64 : -1;
+    default:
+        return -1;
+    }
+}
+
+static uint64_t kind_of(uint32_t collective, uint32_t dtype, uint32_t op, uint32_t root, bool has_x)
+{
+    return ((uint64_t)root << 32 | has_x << 24 | (collective & 255) << 16 | (dtype & 255) << 8
+            | (op & 255))
+           + 1;
+}
+
+static size_t place_of(const struct launcher *l, struct key k)
+{
+    uint64_t h
+        = (k.nbytes * UINT64_C(0x9E3779B97F4A7C15)) ^ (k.kind * UINT64_C(0xC2B2AE3D27D4EB4F));
+    return (size_t)(h >> 32) & (l->capacity - 1);
+}
+
+static const struct entry *find(const struct launcher *l, struct key k)
+{
+    for (size_t i = place_of(l, k); l->used && l->entries[i].key.kind;
+         i = (i + 1) & (l->capacity - 1))
+        if (l->entries[i].key.nbytes == k.nbytes && l->entries[i].key.kind == k.kind)
+            return &l->entries[i];
+    return NULL;
+}
+
+static void put(struct launcher *l, struct entry e)
+{
+    size_t i = place_of(l, e.key);
+    while (l->entries[i].key.kind
+           && (l->entries[i].key.nbytes != e.key.nbytes || l->entries[i].key.kind != e.key.kind))
+        i = (i + 1) & (l->capacity - 1);
+    l->used += l->entries[i].key.kind == 0;
+    l->entries[i] = e;
+}
+
+static int grow(struct launcher *l)
+{
+    if (2 * (l->used + 1) <= l->capacity)
+        return 0;
+    struct launcher bigger = *l;
+    bigger.capacity = l->capacity ? 2 * l->capacity : 64;
+    bigger.used = 0;
+    bigger.entries = calloc(bigger.capacity, sizeof *bigger.entries);
+    if (bigger.entries == NULL)
+        return -1;
+    for (size_t i = 0; i < l->capacity; i++)
+        if (l->entries[i].key.kind)
+            put(&bigger, l->entries[i]);
+    free(l->entries);
+    l->entries = bigger.entries;
+    l->capacity = bigger.capacity;
+    l->used = bigger.used;
+    return 0;
+}
+
+/* Runs a plan for at most a millisecond. */
+static int launch(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out,
+                  double timeout)
+{
+    int rc;
+    if (plan->nbytes < PC_KEEP_LOCK_BYTES && comm->options.spin != 0) {
+        rc = pc__try(comm, plan, in, out, timeout);
+        if (rc != PC_AGAIN)
+            return rc;
+        Py_BEGIN_ALLOW_THREADS
+        rc = pc_resume(comm, 1e-3);
+        Py_END_ALLOW_THREADS
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        rc = pc_run(comm, plan, in, out, timeout);
+        Py_END_ALLOW_THREADS
+    }
+    return rc;
+}
+
+static PyObject *answer(int rc, PyObject *result)
+{
+    if (rc != PC_OK)
+        return PyLong_FromLong(rc);
+    Py_INCREF(result);
+    return result;
+}
+
+/* Whether the arrays may be used together: apart, or in place, where each block lies in the same
+ * memory in both. */
+static bool compatible(const struct entry *e, const Py_buffer *x, const Py_buffer *out)
+{
+    uintptr_t p = (uintptr_t)x->buf, q = (uintptr_t)out->buf;
+    const struct pc_plan_spec *s = &e->plan->spec;
+    if (p >= q + (uintptr_t)out->len || q >= p + (uintptr_t)x->len)
+        return true;
+    return !(e->arrays & PC_ARRAYS_APART)
+           && p - pc__extent_at(e->plan, s->input) == q - pc__extent_at(e->plan, s->output);
+}
+
+static bool same_shape(const Py_buffer *a, const Py_buffer *b)
+{
+    return a->ndim == b->ndim
+           && (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
+}
+
+static int op_of(PyObject *name)
+{
+    static const char *const names[PC_NREDUCE] = {
+        [PC_REDUCE_SUM] = "sum", [PC_REDUCE_PROD] = "prod", [PC_REDUCE_MIN] = "min",
+        [PC_REDUCE_MAX] = "max", [PC_REDUCE_AVG] = "avg",
+    };
+    for (uint32_t op = 0; op < PC_NREDUCE; op++)
+        if (PyUnicode_CompareWithASCIIString(name, names[op]) == 0)
+            return (int)op;
+    return -1;
+}
+
+#define PC_NOT_SERVED 1 /* there is no plan, or it does not serve these arrays */
+
+/* Runs the plan for two views, or for one that is both. */
+static int serve(const struct launcher *l, uint64_t kind, const Py_buffer *x, const Py_buffer *out)
+{
+    struct key k = {(uint64_t)x->len, kind};
+    const struct entry *e = find(l, k);
+    if (e == NULL)
+        return PC_NOT_SERVED;
+    if (x == out ? !(e->arrays & PC_ARRAYS_ALIAS)
+                 : (uint64_t)out->len != e->out_nbytes || !compatible(e, x, out)
+                       || ((e->arrays & PC_ARRAYS_SHAPED) && !same_shape(x, out)))
+        return PC_NOT_SERVED;
+    return launch(l->comm, e->plan, x->buf, out->buf, l->timeout);
+}
+
+static void comes(const struct launcher *l)
+{
+    if (l->comm != NULL)
+        pc__comes(l->comm);
+}
+
+static PyObject *launcher_comes(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    comes((struct launcher *)self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *launcher_call(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    struct launcher *l = (struct launcher *)self;
+    comes(l);
+    if (nargs != 5) {
+        PyErr_SetString(PyExc_TypeError, "call(collective, x, out, op, root) takes 5 arguments");
+        return NULL;
+    }
+    bool has_x = args[1] != Py_None;
+    PyObject *x = has_x ? args[1] : args[2], *out = args[2] == Py_None ? x : args[2];
+    long collective = PyLong_AsLong(args[0]), root = PyLong_AsLong(args[4]);
+    long op = PyUnicode_Check(args[3]) ? op_of(args[3]) : PyLong_AsLong(args[3]);
+    if (PyErr_Occurred()) { /* the Python path says what is wrong */
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    Py_buffer in_view, out_view;
+    int rc = PC_NOT_SERVED;
+    if (op < 0 || op >= PC_NREDUCE || root < 0 || root > INT32_MAX || x == Py_None)
+        Py_RETURN_NONE;
+    if (PyObject_GetBuffer(out, &out_view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT)) {
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    int dtype = pc__dtype_of(&out_view);
+    uint64_t kind
+        = kind_of((uint32_t)collective, (uint32_t)dtype, (uint32_t)op, (uint32_t)root, has_x);
+    if (dtype >= 0 && x == out) {
+        rc = serve(l, kind, &out_view, &out_view);
+    } else if (dtype >= 0) {
+        if (PyObject_GetBuffer(x, &in_view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) == 0) {
+            if (pc__dtype_of(&in_view) == dtype)
+                rc = serve(l, kind, &in_view, &out_view);
+            PyBuffer_Release(&in_view);
+        } else {
+            PyErr_Clear();
+        }
+    }
+    PyBuffer_Release(&out_view);
+    if (rc == PC_NOT_SERVED)
+        Py_RETURN_NONE;
+    return answer(rc, out);
+}
+
+static PyObject *launcher_pointers(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    struct launcher *l = (struct launcher *)self;
+    comes(l);
+    if (nargs != 8) {
+        PyErr_SetString(PyExc_TypeError, "pointers(collective, in, out, nbytes, out_nbytes, dtype, "
+                                         "op, root) takes 8 arguments");
+        return NULL;
+    }
+    uint32_t collective = (uint32_t)PyLong_AsUnsignedLong(args[0]);
+    Py_buffer x = {.buf = PyLong_AsVoidPtr(args[1]), .len = PyLong_AsSsize_t(args[3])};
+    Py_buffer out = {.buf = PyLong_AsVoidPtr(args[2]), .len = PyLong_AsSsize_t(args[4])};
+    uint32_t dtype = (uint32_t)PyLong_AsUnsignedLong(args[5]);
+    uint32_t op = (uint32_t)PyLong_AsUnsignedLong(args[6]);
+    uint32_t root = (uint32_t)PyLong_AsUnsignedLong(args[7]);
+    if (PyErr_Occurred())
+        return NULL;
+    bool one = x.buf == out.buf && x.len == out.len; /* shapes are the caller's matter */
+    int rc = serve(l, kind_of(collective, dtype, op, root, true), &x, one ? &x : &out);
+    if (rc == PC_NOT_SERVED)
+        Py_RETURN_NONE;
+    return PyLong_FromLong(rc);
+}
+
+static PyObject *launcher_add(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    struct launcher *l = (struct launcher *)self;
+    if (nargs != 9) {
+        PyErr_SetString(PyExc_TypeError, "add(collective, op, root, dtype, nbytes, out_nbytes, "
+                                         "has_x, arrays, plan) takes 9 arguments");
+        return NULL;
+    }
+    uint32_t collective = (uint32_t)PyLong_AsUnsignedLong(args[0]);
+    uint32_t op = (uint32_t)PyLong_AsUnsignedLong(args[1]);
+    uint32_t root = (uint32_t)PyLong_AsUnsignedLong(args[2]);
+    uint32_t dtype = (uint32_t)PyLong_AsUnsignedLong(args[3]);
+    uint64_t nbytes = PyLong_AsUnsignedLongLong(args[4]);
+    bool has_x = PyLong_AsLong(args[6]) != 0;
+    struct entry e = {.key = {nbytes, kind_of(collective, dtype, op, root, has_x)},
+                      .out_nbytes = PyLong_AsUnsignedLongLong(args[5]),
+                      .arrays = (uint32_t)PyLong_AsUnsignedLong(args[7]),
+                      .plan = PyLong_AsVoidPtr(args[8])};
+    if (PyErr_Occurred())
+        return NULL;
+    if (grow(l) != 0)
+        return PyErr_NoMemory();
+    put(l, e);
+    Py_RETURN_NONE;
+}
+
+static PyObject *launcher_drop(PyObject *self, PyObject *unused)
+{
+    struct launcher *l = (struct launcher *)self;
+    (void)unused;
+    free(l->entries);
+    l->entries = NULL;
+    l->capacity = l->used = 0;
+    Py_RETURN_NONE;
+}
+
+/* The communicator is closed. */
+static PyObject *launcher_close(PyObject *self, PyObject *unused)
+{
+    ((struct launcher *)self)->comm = NULL;
+    return launcher_drop(self, unused);
+}
+
+static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    unsigned long long comm;
+    double timeout;
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "Kd:Launcher", &comm, &timeout))
+        return NULL;
+    struct launcher *l = (struct launcher *)PyType_GenericAlloc(type, 0);
+    if (l == NULL)
+        return NULL;
+    l->comm = (struct pc_comm *)(uintptr_t)comm;
+    l->timeout = timeout;
+    return (PyObject *)l;
+}
+
+static void launcher_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    free(((struct launcher *)self)->entries);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef launcher_methods[] = {
+    {"call", (PyCFunction)(void (*)(void))launcher_call, METH_FASTCALL,
+     "call(collective, x, out, op, root): run the plan for these arrays; None when there is none."},
+    {"pointers", (PyCFunction)(void (*)(void))launcher_pointers, METH_FASTCALL,
+     "pointers(collective, in, out, nbytes, out_nbytes, dtype, op, root): the same for addresses."},
+    {"add", (PyCFunction)(void (*)(void))launcher_add, METH_FASTCALL,
+     "add(collective, op, root, dtype, nbytes, out_nbytes, has_x, arrays, plan): remember a plan."},
+    {"comes", launcher_comes, METH_NOARGS,
+     "comes(): a call comes in that begins by none of the others here."},
+    {"drop", launcher_drop, METH_NOARGS, "drop(): forget every plan."},
+    {"close", launcher_close, METH_NOARGS, "close(): never touch the communicator again."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot launcher_slots[] = {
+    {Py_tp_new, launcher_new},
+    {Py_tp_dealloc, launcher_dealloc},
+    {Py_tp_methods, launcher_methods},
+    {Py_tp_doc, "Launcher(comm, timeout): plans of one communicator, by message."},
+    {0, NULL},
+};
+
+static PyType_Spec launcher_spec = {.name = "pycoll._fastcall.Launcher",
+                                    .basicsize = sizeof(struct launcher),
+                                    .flags = Py_TPFLAGS_DEFAULT,
+                                    .slots = launcher_slots};
+
+static PyObject *bound_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    unsigned long long comm, plan, in, out;
+    double timeout;
+    PyObject *result;
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "KKKKdO:Plan", &comm, &plan, &in, &out, &timeout, &result))
+        return NULL;
+    struct bound *b = (struct bound *)PyType_GenericAlloc(type, 0);
+    if (b == NULL)
+        return NULL;
+    b->comm = (struct pc_comm *)(uintptr_t)comm;
+    b->plan = (struct pc_plan *)(uintptr_t)plan;
+    b->in = (void *)(uintptr_t)in;
+    b->out = (void *)(uintptr_t)out;
+    b->timeout = timeout;
+    b->result = Py_NewRef(result);
+    return (PyObject *)b;
+}
+
+static PyObject *bound_call(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    struct bound *b = (struct bound *)self;
+    if (PyTuple_Size(args) != 0 || (kwargs && PyDict_Size(kwargs) != 0)) {
+        PyErr_SetString(PyExc_TypeError, "a plan takes no arguments");
+        return NULL;
+    }
+    if (b->plan == NULL)
+        return PyLong_FromLong(PC_BROKEN);
+    pc__comes(b->comm);
+    return answer(launch(b->comm, b->plan, b->in, b->out, b->timeout), b->result);
+}
+
+/* The communicator is closed: its plans are gone. */
+static PyObject *bound_drop(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    ((struct bound *)self)->plan = NULL;
+    Py_RETURN_NONE;
+}
+
+static int bound_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((struct bound *)self)->result);
+    return 0;
+}
+
+static int bound_clear(PyObject *self)
+{
+    Py_CLEAR(((struct bound *)self)->result);
+    return 0;
+}
+
+static void bound_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    bound_clear(self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef bound_methods[] = {
+    {"drop", bound_drop, METH_NOARGS, "drop(): never run again."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot bound_slots[] = {
+    {Py_tp_new, bound_new},
+    {Py_tp_call, bound_call},
+    {Py_tp_traverse, bound_traverse},
+    {Py_tp_clear, bound_clear},
+    {Py_tp_dealloc, bound_dealloc},
+    {Py_tp_methods, bound_methods},
+    {Py_tp_doc, "Plan(comm, plan, in, out, timeout, result): a plan bound to its arrays."},
+    {0, NULL},
+};
+
+static PyType_Spec bound_spec
+    = {.name = "pycoll._fastcall.Plan",
+       .basicsize = sizeof(struct bound),
+       .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
+       .slots = bound_slots};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT,
+                                    "_fastcall",
+                                    "The per-call path; see native/python/fastcall.c.",
+                                    -1,
+                                    NULL,
+                                    NULL,
+                                    NULL,
+                                    NULL,
+                                    NULL};
+
+__attribute__((visibility("default"))) PyMODINIT_FUNC PyInit__fastcall(void)
+{
+    PyObject *m = PyModule_Create(&module);
+    PyObject *launcher = m ? PyType_FromSpec(&launcher_spec) : NULL;
+    PyObject *bound = launcher ? PyType_FromSpec(&bound_spec) : NULL;
+    if (bound == NULL || PyModule_AddObjectRef(m, "Launcher", launcher) < 0
+        || PyModule_AddObjectRef(m, "Plan", bound) < 0
+        || PyModule_AddIntConstant(m, "ALIAS", PC_ARRAYS_ALIAS) < 0
+        || PyModule_AddIntConstant(m, "SHAPED", PC_ARRAYS_SHAPED) < 0
+        || PyModule_AddIntConstant(m, "APART", PC_ARRAYS_APART) < 0 || pc__add_port(m) < 0)
+        Py_CLEAR(m);
+    Py_XDECREF(launcher);
+    Py_XDECREF(bound);
+    return m;
+}

@@ -1,0 +1,441 @@
+/* Shared memory between the ranks of a host: a sealed memfd, which peers open through /proc or,
+ * where they may not, get over a Unix socket.
+ *
+ * Nothing has a name in the file system: the memory and the socket are gone when their last
+ * process is, however it ends. Each rank listens on an abstract address that only the job knows;
+ * whoever connects must be the same user and show the token of the address. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+#include "core/internal.h"
+
+#define PC_TOKEN_BYTES 16
+#define PC_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+#define PC_SHM_MAGIC 0x53434350u /* "PCCS" */
+
+struct address { /* the blob that bootstrap carries */
+    uint32_t magic;
+    uint32_t version;
+    uint32_t rank;
+    uint32_t uid;
+    unsigned char host[16]; /* boot id: an abstract address means nothing on another host */
+    unsigned char token[PC_TOKEN_BYTES];
+    char name[32];
+    uint64_t namespaces[2]; /* of processes, where pid means something, and of the network */
+    uint64_t inode;         /* of the memfd */
+    uint32_t pid;
+    uint32_t memfd;
+    uint64_t base; /* of the mapping in its own process; for ranks that are threads, in tests */
+};
+
+struct hello {
+    uint32_t magic;
+    uint32_t rank;
+    unsigned char token[PC_TOKEN_BYTES];
+};
+
+struct pc_device {
+    struct pc_error *error;
+    uint32_t size;
+    size_t bytes;
+    int memfd, listener, epoll;
+    char *arena;
+    char **peers; /* mappings */
+    int *sockets; /* of connects under way, -1 for none */
+    int *clients; /* accepted, not yet answered */
+    uint32_t nclients;
+    struct address address;
+};
+
+#define SYSTEM(d, peer, what) \
+    pc__fail((d)->error, PC_SYSTEM, (peer), "%s: %s", (what), strerror(errno))
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
+
+static int watch(struct pc_device *d, int fd)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
+    return epoll_ctl(d->epoll, EPOLL_CTL_ADD, fd, &event);
+}
+
+/* A wrong answer only makes a mapping attempt that fails, so a missing file is no error. */
+static void read_host(unsigned char host[16])
+{
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    char text[37] = {0};
+    if (fd >= 0 && read(fd, text, 36) == 36)
+        for (int i = 0, j = 0; text[i] && j < 32; i++)
+            if (text[i] != '-') {
+                int digit = text[i] <= '9' ? text[i] - '0' : text[i] - 'a' + 10;
+                host[j / 2] = (unsigned char)(host[j / 2] << 4 | (digit & 15));
+                j++;
+            }
+    close_fd(&fd);
+}
+
+static uint64_t inode_of(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 ? (uint64_t)st.st_ino : 0;
+}
+
+static socklen_t socket_address(struct sockaddr_un *at, const char *name)
+{
+    memset(at, 0, sizeof *at);
+    at->sun_family = AF_UNIX;
+    size_t n = strnlen(name, sizeof((struct address *)0)->name);
+    memcpy(at->sun_path + 1, name, n); /* a leading zero byte: the abstract name space */
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
+}
+
+static int listen_for_peers(struct pc_device *d)
+{
+    unsigned char noise[8];
+    if (getrandom(noise, sizeof noise, 0) != sizeof noise
+        || getrandom(d->address.token, PC_TOKEN_BYTES, 0) != PC_TOKEN_BYTES)
+        return SYSTEM(d, -1, "getrandom");
+    snprintf(d->address.name, sizeof d->address.name, "pycoll-%02x%02x%02x%02x%02x%02x%02x%02x",
+             noise[0], noise[1], noise[2], noise[3], noise[4], noise[5], noise[6], noise[7]);
+    struct sockaddr_un at;
+    socklen_t length = socket_address(&at, d->address.name);
+    d->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (d->listener < 0 || bind(d->listener, (struct sockaddr *)&at, length) != 0
+        || listen(d->listener, (int)d->size) != 0)
+        return SYSTEM(d, -1, "unix socket");
+    d->epoll = epoll_create1(EPOLL_CLOEXEC);
+    if (d->epoll < 0 || watch(d, d->listener) != 0)
+        return SYSTEM(d, -1, "epoll");
+    return PC_OK;
+}
+
+static char *map(int fd, size_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+static int make_arena(struct pc_device *d)
+{
+    d->memfd = memfd_create("pycoll", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (d->memfd < 0 || ftruncate(d->memfd, (off_t)d->bytes) != 0
+        || fcntl(d->memfd, F_ADD_SEALS, PC_SEALS) != 0)
+        return SYSTEM(d, -1, "memfd");
+    d->arena = map(d->memfd, d->bytes);
+    return d->arena ? PC_OK : SYSTEM(d, -1, "mmap of this rank's memory");
+}
+
+static void shm_close(struct pc_device *d)
+{
+    if (d == NULL)
+        return;
+    for (uint32_t p = 0; p < d->size; p++) {
+        if (d->peers && d->peers[p] && d->peers[p] != d->arena)
+            munmap(d->peers[p], d->bytes);
+        if (d->sockets)
+            close_fd(&d->sockets[p]);
+    }
+    while (d->nclients > 0)
+        close_fd(&d->clients[--d->nclients]);
+    if (d->arena)
+        munmap(d->arena, d->bytes);
+    close_fd(&d->memfd);
+    close_fd(&d->listener);
+    close_fd(&d->epoll);
+    free(d->peers);
+    free(d->sockets);
+    free(d->clients);
+    free(d);
+}
+
+static int shm_open_(size_t bytes, uint32_t rank, uint32_t size, struct pc_error *error,
+                     struct pc_device **out)
+{
+    struct pc_device *d = calloc(1, sizeof *d);
+    if (d == NULL)
+        return pc__fail(error, PC_NOMEM, -1, "no memory for a transport");
+    *out = d;
+    *d = (struct pc_device){
+        .error = error, .size = size, .bytes = bytes, .memfd = -1, .listener = -1, .epoll = -1};
+    d->peers = calloc(size, sizeof *d->peers);
+    d->sockets = malloc(size * sizeof *d->sockets);
+    d->clients = malloc(size * sizeof *d->clients);
+    if (!d->peers || !d->sockets || !d->clients)
+        return pc__fail(error, PC_NOMEM, -1, "no memory for %u peers", size);
+    for (uint32_t p = 0; p < size; p++)
+        d->sockets[p] = -1;
+    int rc = make_arena(d);
+    if (rc == PC_OK)
+        rc = listen_for_peers(d);
+    if (rc != PC_OK)
+        return rc;
+    d->address.magic = PC_SHM_MAGIC;
+    d->address.version = PC_VERSION;
+    d->address.rank = rank;
+    d->address.uid = (uint32_t)getuid();
+    d->address.base = (uint64_t)(uintptr_t)d->arena;
+    read_host(d->address.host);
+    struct stat st;
+    d->address.namespaces[0] = inode_of("/proc/self/ns/pid");
+    d->address.namespaces[1] = inode_of("/proc/self/ns/net");
+    d->address.inode = fstat(d->memfd, &st) == 0 ? (uint64_t)st.st_ino : 0;
+    d->address.pid = (uint32_t)getpid();
+    d->address.memfd = (uint32_t)d->memfd;
+    d->peers[rank] = d->arena;
+    return PC_OK;
+}
+
+static char *shm_arena(struct pc_device *d)
+{
+    return d->arena;
+}
+
+static int shm_address(struct pc_device *d, void *blob, size_t capacity)
+{
+    if (capacity < sizeof d->address)
+        return pc__fail(d->error, PC_INVALID, -1, "address needs %zu bytes, got %zu",
+                        sizeof d->address, capacity);
+    memcpy(blob, &d->address, sizeof d->address);
+    return (int)sizeof d->address;
+}
+
+static int send_hello(struct pc_device *d, uint32_t peer, const struct address *a)
+{
+    struct sockaddr_un at;
+    socklen_t length = socket_address(&at, a->name);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return SYSTEM(d, (int)peer, "socket");
+    if (connect(fd, (struct sockaddr *)&at, length) != 0) {
+        int rc = PC_AGAIN; /* EAGAIN: the peer has not accepted the ones before */
+        if (errno == ECONNREFUSED || errno == ENOENT)
+            rc = pc__fail(d->error, PC_UNMAPPABLE, (int)peer, "rank %u does not listen here", peer);
+        else if (errno != EAGAIN && errno != EINTR)
+            rc = SYSTEM(d, (int)peer, "connect");
+        close(fd);
+        return rc;
+    }
+    struct hello hello = {.magic = PC_SHM_MAGIC, .rank = d->address.rank};
+    memcpy(hello.token, a->token, PC_TOKEN_BYTES);
+    if (send(fd, &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello || watch(d, fd) != 0) {
+        int rc = SYSTEM(d, (int)peer, "send");
+        close(fd);
+        return rc;
+    }
+    d->sockets[peer] = fd;
+    return PC_AGAIN;
+}
+
+/* Checks that what came is a memfd of the agreed length that nobody can shorten under us. */
+static int adopt(struct pc_device *d, uint32_t peer, int fd, char **arena)
+{
+    struct stat st;
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (fstat(fd, &st) != 0 || (size_t)st.st_size != d->bytes || seals < 0
+        || (seals & PC_SEALS) != PC_SEALS)
+        return pc__fail(d->error, PC_INVALID, (int)peer,
+                        "memory of rank %u has %lld bytes, seals %#x; want %zu bytes, seals %#x",
+                        peer, (long long)st.st_size, (unsigned)seals, d->bytes, PC_SEALS);
+    if (d->peers[peer] != NULL) /* an earlier one that the communicator refused */
+        munmap(d->peers[peer], d->bytes);
+    *arena = d->peers[peer] = map(fd, d->bytes);
+    return *arena ? PC_OK : SYSTEM(d, (int)peer, "mmap of a peer's memory");
+}
+
+/* Opens the memory of a peer through /proc: no message, no answer to wait for, which counts where
+ * hundreds of ranks map each other. It needs the right to look into the peer (the same user, a
+ * process that may be traced), one view of processes, and one network, without which two ranks
+ * are to be taken for two hosts. */
+static int open_memory(struct pc_device *d, uint32_t peer, const struct address *a, char **arena)
+{
+    char path[64];
+    struct stat st;
+    if (a->namespaces[0] == 0
+        || memcmp(a->namespaces, d->address.namespaces, sizeof a->namespaces) != 0)
+        return PC_UNMAPPABLE;
+    snprintf(path, sizeof path, "/proc/%u/fd/%u", a->pid, a->memfd);
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return PC_UNMAPPABLE;
+    int rc = PC_UNMAPPABLE; /* another process may have got the number meanwhile */
+    if (fstat(fd, &st) == 0 && (uint64_t)st.st_ino == a->inode && fcntl(fd, F_GET_SEALS) >= 0)
+        rc = adopt(d, peer, fd, arena);
+    close_fd(&fd);
+    return rc;
+}
+
+static int receive_memory(struct pc_device *d, uint32_t peer, char **arena)
+{
+    uint32_t magic = 0;
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } control;
+    struct iovec data = {&magic, sizeof magic};
+    struct msghdr message = {.msg_iov = &data,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = sizeof control.bytes};
+    ssize_t n = recvmsg(d->sockets[peer], &message, MSG_CMSG_CLOEXEC);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return PC_AGAIN;
+    struct cmsghdr *c = n > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+    int fd = -1;
+    if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
+        for (size_t at = 0; at + CMSG_LEN(sizeof fd) <= c->cmsg_len; at += sizeof fd) {
+            close_fd(&fd); /* the space for one holds two by its alignment */
+            memcpy(&fd, CMSG_DATA(c) + at, sizeof fd);
+        }
+    int rc = fd >= 0 && magic == PC_SHM_MAGIC
+                 ? adopt(d, peer, fd, arena)
+                 : pc__fail(d->error, PC_INVALID, (int)peer,
+                            "rank %u closed the connection without handing over its memory", peer);
+    close_fd(&fd);
+    close_fd(&d->sockets[peer]);
+    return rc;
+}
+
+static int shm_connect(struct pc_device *d, uint32_t peer, const void *blob, size_t nbytes,
+                       char **arena)
+{
+    struct address a;
+    if (d->sockets[peer] >= 0)
+        return receive_memory(d, peer, arena);
+    if (nbytes != sizeof a)
+        return pc__fail(d->error, PC_INVALID, (int)peer,
+                        "address of rank %u has %zu bytes, want %zu", peer, nbytes, sizeof a);
+    memcpy(&a, blob, sizeof a);
+    if (a.magic != PC_SHM_MAGIC || a.version != PC_VERSION || a.rank != peer)
+        return pc__fail(d->error, PC_INVALID, (int)peer,
+                        "address of rank %u has magic %#x version %u rank %u, want %#x version %u",
+                        peer, a.magic, a.version, a.rank, PC_SHM_MAGIC, PC_VERSION);
+    if (memcmp(a.host, d->address.host, sizeof a.host) != 0 || a.uid != d->address.uid)
+        return pc__fail(d->error, PC_UNMAPPABLE, (int)peer,
+                        "rank %u is on another host or another user's", peer);
+#ifdef PC_RANKS_ARE_THREADS /* ThreadSanitizer knows memory by its address: share the mapping */
+    *arena = (char *)(uintptr_t)a.base;
+    return PC_OK;
+#endif
+    int rc = open_memory(d, peer, &a, arena);
+    return rc == PC_UNMAPPABLE ? send_hello(d, peer, &a) : rc;
+}
+
+enum answer { WAITING, SERVED, REFUSED };
+
+/* Answers a client whose hello has come. */
+static enum answer answer(struct pc_device *d, int fd)
+{
+    struct hello hello;
+    ssize_t n = recv(fd, &hello, sizeof hello, MSG_DONTWAIT | MSG_TRUNC);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return WAITING;
+    unsigned char differ = 0;
+    for (int i = 0; n == sizeof hello && i < PC_TOKEN_BYTES; i++) /* in constant time */
+        differ |= (unsigned char)(hello.token[i] ^ d->address.token[i]);
+    if (n != sizeof hello || hello.magic != PC_SHM_MAGIC || differ || hello.rank >= d->size)
+        return REFUSED;
+    uint32_t magic = PC_SHM_MAGIC;
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } control = {{0}};
+    struct iovec data = {&magic, sizeof magic};
+    struct msghdr message = {.msg_iov = &data,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = sizeof control.bytes};
+    struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(c), &d->memfd, sizeof(int));
+    return sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) > 0 ? SERVED : REFUSED;
+}
+
+/* An abstract address can be reached by every user of the host. */
+static bool same_user(int fd)
+{
+    struct ucred who;
+    socklen_t length = sizeof who;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &length) == 0 && who.uid == getuid();
+}
+
+static void forget_client(struct pc_device *d, uint32_t i)
+{
+    close_fd(&d->clients[i]);
+    d->nclients--;
+    memmove(d->clients + i, d->clients + i + 1, (d->nclients - i) * sizeof *d->clients);
+}
+
+static int shm_poll(struct pc_device *d)
+{
+    int served = 0;
+    for (;;) {
+        for (uint32_t i = 0; i < d->nclients;) {
+            enum answer what = answer(d, d->clients[i]);
+            served += what == SERVED;
+            if (what == WAITING)
+                i++;
+            else
+                forget_client(d, i);
+        }
+        int fd = accept4(d->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0)
+            return served;
+        if (!same_user(fd) || watch(d, fd) != 0) {
+            close(fd);
+            continue;
+        }
+        if (d->nclients == d->size) /* a peer speaks at once; who is silent longest is none */
+            forget_client(d, 0);
+        d->clients[d->nclients++] = fd;
+    }
+}
+
+static int shm_wakeup(struct pc_device *d)
+{
+    return d->epoll;
+}
+
+static void shm_seal(struct pc_device *d)
+{
+    while (d->nclients > 0)
+        close_fd(&d->clients[--d->nclients]);
+    close_fd(&d->listener);
+    close_fd(&d->epoll);
+}
+
+static int shm_discard(struct pc_device *d, size_t offset, size_t nbytes)
+{
+    if (fallocate(d->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
+                  (off_t)nbytes)
+        != 0)
+        return SYSTEM(d, -1, "fallocate");
+    return PC_OK;
+}
+
+const struct pc_transport pc__shm = {
+    .name = "shm",
+    .open = shm_open_,
+    .close = shm_close,
+    .arena = shm_arena,
+    .address = shm_address,
+    .connect = shm_connect,
+    .poll = shm_poll,
+    .wakeup = shm_wakeup,
+    .seal = shm_seal,
+    .discard = shm_discard,
+};

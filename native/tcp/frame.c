@@ -1,0 +1,118 @@
+/* Frames: made from an edge's shadow, checked and put into this rank's memory. */
+#include <string.h>
+#include "tcp/frame.h"
+
+#define BAD(...) pc__fail(error, PC_INVALID, (int)peer, "a frame of rank %u " __VA_ARGS__)
+
+static struct pc_line *line_of(const struct pc_fifo *f, uint64_t number)
+{
+    return &f->in_lines[number & (PC_LINES - 1)];
+}
+
+struct pc_frame pc__frame_message(const struct pc_fifo *f, uint64_t number, uint64_t nbytes)
+{
+    const struct pc_line *line = &f->out_lines[number & (PC_LINES - 1)];
+    return (struct pc_frame){.magic = PC_FRAME_MAGIC,
+                             .kind = PC_FRAME_MESSAGE,
+                             .channel = f->channel,
+                             .nbytes = nbytes,
+                             .count = number + 1,
+                             .credit = f->consumed,
+                             .signature = line->signature,
+                             .place = line->place,
+                             .piece = line->nbytes};
+}
+
+struct pc_frame pc__frame_credit(const struct pc_fifo *f)
+{
+    return (struct pc_frame){.magic = PC_FRAME_MAGIC,
+                             .kind = PC_FRAME_CREDIT,
+                             .channel = f->channel,
+                             .credit = f->consumed};
+}
+
+/* Where the bytes go; NULL when they do not fit there. Messages of Programs have slots, transfers
+ * lie where their line says. */
+static char *place_of(const struct pc_comm *comm, const struct pc_fifo *f,
+                      const struct pc_frame *frame, uint64_t *depth)
+{
+    uint64_t number = frame->count - 1, slots = comm->layout.slots, at;
+    uint64_t slot_bytes = comm->layout.slot_bytes;
+    bool transfer = frame->channel >= PC_MAX_CHANNELS;
+    *depth = PC_LINES;
+    if (transfer ? frame->place == PC_IN_LINE : frame->nbytes <= PC_INLINE_BYTES)
+        return frame->nbytes <= PC_INLINE_BYTES ? (char *)line_of(f, number)->bytes : NULL;
+    if (transfer) {
+        at = (uint64_t)frame->place * PC_CHUNK_UNIT;
+        return at <= slots * slot_bytes && frame->nbytes <= slots * slot_bytes - at
+                   ? f->in_data + at
+                   : NULL;
+    }
+    *depth = slots;
+    return frame->nbytes <= slot_bytes ? f->in_data + (number & (slots - 1)) * slot_bytes : NULL;
+}
+
+/* A line takes every PC_LINES-th message, each exactly once, and never before the message that lies
+ * where this one will go has been consumed. */
+static bool is_next(const struct pc_fifo *f, uint64_t count, uint64_t depth)
+{
+    uint64_t before = count <= PC_LINES ? 0 : count - PC_LINES;
+    return count != 0 && count - 1 - f->consumed < depth
+           && pc__count(line_of(f, count - 1)) == before;
+}
+
+int pc__frame_check(struct pc_comm *comm, uint32_t peer, const struct pc_frame *frame, char **into,
+                    struct pc_error *error)
+{
+    uint64_t depth;
+    *into = NULL;
+    if (frame->magic != PC_FRAME_MAGIC || frame->zero != 0
+        || (frame->kind != PC_FRAME_MESSAGE && frame->kind != PC_FRAME_CREDIT))
+        return BAD("begins with %#x, kind %u; want %#x, kind 1 or 2", peer, frame->magic,
+                   frame->kind, PC_FRAME_MAGIC);
+    if (frame->channel >= PC_EDGE_CHANNELS)
+        return BAD("is for channel %u of %u", peer, frame->channel, PC_EDGE_CHANNELS);
+    const struct pc_fifo *f = &comm->fifos[(size_t)peer * PC_EDGE_CHANNELS + frame->channel];
+    if (frame->credit > f->put)
+        return BAD("gives back %llu messages; %llu have been sent", peer,
+                   (unsigned long long)frame->credit, (unsigned long long)f->put);
+    if (frame->kind == PC_FRAME_CREDIT) {
+        if (frame->nbytes | frame->count | frame->signature | frame->place | frame->piece)
+            return BAD("holds a message besides its credit", peer);
+        return PC_OK;
+    }
+    char *place = place_of(comm, f, frame, &depth);
+    if (place == NULL)
+        return BAD("holds %llu bytes, which do not fit where they belong", peer,
+                   (unsigned long long)frame->nbytes);
+    if (!is_next(f, frame->count, depth))
+        return BAD("holds message %llu of channel %u; %llu have been consumed, and the rest may "
+                   "come once each, %llu ahead",
+                   peer, (unsigned long long)frame->count, frame->channel,
+                   (unsigned long long)f->consumed, (unsigned long long)depth);
+    *into = place;
+    return PC_OK;
+}
+
+int pc__frame_land(struct pc_comm *comm, uint32_t peer, const struct pc_frame *frame,
+                   struct pc_error *error)
+{
+    struct pc_fifo *f = &comm->fifos[(size_t)peer * PC_EDGE_CHANNELS + frame->channel];
+    int asleep = 0;
+    if (frame->kind == PC_FRAME_MESSAGE) {
+        struct pc_line *line = line_of(f, frame->count - 1);
+        if (!is_next(f, frame->count, PC_LINES)) /* it came twice, over two streams at once */
+            return BAD("holds message %llu for the second time", peer,
+                       (unsigned long long)frame->count);
+        line->signature = frame->signature;
+        line->place = frame->place;
+        line->nbytes = frame->piece;
+        asleep |= pc__raise(line, frame->count);
+        f->ahead = frame->count - f->consumed > 1;
+        if (frame->count > f->arrived)
+            f->arrived = frame->count;
+    }
+    if (frame->credit > pc__count(f->out_credit)) /* of several streams, an older one may be late */
+        asleep |= pc__raise(f->out_credit, frame->credit);
+    return asleep;
+}

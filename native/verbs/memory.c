@@ -1,0 +1,147 @@
+/* Memory regions. Remote addresses are the process's own, for every kind of memory. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "core/internal.h"
+#include "verbs/memory.h"
+
+#ifndef PC_VERBS
+const char *pc__region_missing(enum pc_memory_kind kind)
+{
+    (void)kind;
+    return pc__ib_library();
+}
+#else
+
+const char *pc__region_missing(enum pc_memory_kind kind)
+{
+    const char *missing = pc__ib_library();
+    if (missing != NULL)
+        return missing;
+    if (kind == PC_MEMORY_DMABUF && pc__ib.reg_dmabuf_mr == NULL)
+        return "libibverbs.so.1 has no ibv_reg_dmabuf_mr: install rdma-core 34 or later";
+    return pc__memory_missing(kind);
+}
+
+static void drop(void *context, void *handle)
+{
+    const struct pc_regions *r = context;
+    struct pc_region *region = handle;
+    for (uint32_t i = 0; i < r->n; i++)
+        if (region->with[i] != NULL)
+            pc__ib.dereg_mr(region->with[i]);
+    free(region);
+}
+
+static struct ibv_mr *at_its_address(struct ibv_pd *domain, const struct pc_span *span, int access)
+{
+    void *at = (void *)span->from;
+    size_t nbytes = span->to - span->from;
+#ifdef IBV_ACCESS_OPTIONAL_RANGE
+    /* Such as relaxed ordering: the plain call has not heard of them. */
+    if (access & IBV_ACCESS_OPTIONAL_RANGE) {
+        if (pc__ib.reg_mr_iova2 != NULL)
+            return pc__ib.reg_mr_iova2(domain, at, nbytes, span->from, (unsigned int)access);
+        access &= ~IBV_ACCESS_OPTIONAL_RANGE;
+    }
+#endif
+    return pc__ib.reg_mr(domain, at, nbytes, access);
+}
+
+/* With the errno of the first that failed, or 0. */
+static int with_all(const struct pc_regions *r, const struct pc_span *span, int fd, uint64_t offset,
+                    struct pc_region *region)
+{
+    for (uint32_t i = 0; i < r->n; i++) {
+        errno = 0;
+        if (fd >= 0)
+            region->with[i] = pc__ib.reg_dmabuf_mr(r->domains[i], offset, span->to - span->from,
+                                                   span->from, fd, r->access);
+        else
+            region->with[i] = at_its_address(r->domains[i], span, r->access);
+        if (region->with[i] != NULL)
+            continue;
+        int errnum = errno != 0 ? errno : EINVAL;
+        while (i-- > 0) {
+            pc__ib.dereg_mr(region->with[i]);
+            region->with[i] = NULL;
+        }
+        return errnum;
+    }
+    return 0;
+}
+
+static int refused(const char *call, const struct pc_span *span, int errnum, struct pc_error *error)
+{
+    int code = errnum == ENOMEM ? PC_NOMEM : PC_SYSTEM;
+    pc__fail(error, code, -1, "%s of %zu bytes at %#zx: %s%s", call,
+             (size_t)(span->to - span->from), (size_t)span->from, strerror(errnum),
+             pc__ib_remedy(errnum));
+    error->errnum = errnum;
+    return code;
+}
+
+static int by_dmabuf(const struct pc_regions *r, const struct pc_span *span,
+                     struct pc_region *region, struct pc_error *error)
+{
+    const char *missing = pc__region_missing(PC_MEMORY_DMABUF);
+    uint64_t offset;
+    int fd;
+    if (*missing != 0)
+        return pc__fail(error, PC_UNMAPPABLE, -1, "%s", missing);
+    int rc = pc__memory_export(span, error, &fd, &offset);
+    if (rc != PC_OK)
+        return rc;
+    int errnum = with_all(r, span, fd, offset, region);
+    close(fd); /* the regions hold the memory */
+    return errnum == 0 ? PC_OK : refused("ibv_reg_dmabuf_mr", span, errnum, error);
+}
+
+static int by_peermem(const struct pc_regions *r, const struct pc_span *span,
+                      struct pc_region *region, struct pc_error *error)
+{
+    int rc = pc__memory_peermem(span, error);
+    if (rc != PC_OK)
+        return rc;
+    int errnum = with_all(r, span, -1, 0, region);
+    return errnum == 0 ? PC_OK : refused("ibv_reg_mr by nvidia_peermem", span, errnum, error);
+}
+
+/* By whichever way there is, the better first; else the memory is to be staged. */
+static int of_gpu(const struct pc_regions *r, struct pc_span *span, struct pc_region *region,
+                  struct pc_error *error)
+{
+    struct pc_error second;
+    span->kind = PC_MEMORY_DMABUF;
+    if (by_dmabuf(r, span, region, error) == PC_OK)
+        return PC_OK;
+    span->kind = PC_MEMORY_PEERMEM;
+    if (by_peermem(r, span, region, &second) == PC_OK)
+        return PC_OK;
+    span->kind = PC_MEMORY_STAGED;
+    struct pc_error first = *error;
+    return pc__fail(error, PC_UNMAPPABLE, -1, "%.110s; %.110s", first.text, second.text);
+}
+
+static int make(void *context, struct pc_span *span, struct pc_error *error, void **handle)
+{
+    const struct pc_regions *r = context;
+    struct pc_region *region = calloc(1, sizeof *region);
+    if (region == NULL)
+        return pc__fail(error, PC_NOMEM, -1, "no memory for a registration");
+    int rc;
+    if (span->kind == PC_MEMORY_HOST) {
+        int errnum = with_all(r, span, -1, 0, region);
+        rc = errnum == 0 ? PC_OK : refused("ibv_reg_mr", span, errnum, error);
+    } else {
+        rc = of_gpu(r, span, region, error);
+    }
+    if (rc != PC_OK)
+        free(region);
+    *handle = region;
+    return rc;
+}
+
+const struct pc_registrar pc__region_registrar = {.make = make, .drop = drop};
+#endif

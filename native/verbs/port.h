@@ -1,0 +1,28 @@
+/* A port of an RDMA device: what the verbs and sysfs say of it. */
+#ifndef PC_PORT_H
+#define PC_PORT_H
+#include "verbs/ibverbs.h"
+
+#ifdef PC_VERBS
+#define PC_PORT_FILE 48
+
+/* struct ibv_port_attr as later libraries know it, whatever the headers were. */
+struct pc_port_attr {
+    struct ibv_port_attr known;
+    uint64_t speed; /* bits per second each way; 0: unknown */
+};
+
+/* 0 or an errno. */
+int pc__port_query(struct ibv_context *context, uint32_t port, struct pc_port_attr *out);
+/* The first line of /sys/class/infiniband/<device>/ports/<port>/<file>; false: it is not there. */
+bool pc__port_read(const char *device, uint32_t port, const char *file, char *text, size_t size);
+static inline uint32_t pc__mtu_bytes(enum ibv_mtu mtu)
+{
+    return mtu == 0 ? 0 : 128u << mtu;
+}
+static inline enum ibv_mtu pc__mtu_smaller(enum ibv_mtu a, enum ibv_mtu b)
+{
+    return a < b ? a : b;
+}
+#endif
+#endif

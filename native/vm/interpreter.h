@@ -1,0 +1,204 @@
+/* The interpreter: control flow, addressing and synchronisation of a Program.
+ *
+ * In the common part of C11 and CUDA C++, so that each target compiles it with its own counts and
+ * its own loop over elements. Nothing here is atomic, or knows how memory is moved and by how many
+ * threads. On a GPU all threads of a block run it side by side: they take the same way through the
+ * code, and one of them, the leader, does what is done once.
+ *
+ * It is included once what a target gives is there (interpreter_cpu.h, kernel.h):
+ *   PC_ROUTINE, PC_CALL         before a function; the type of a call, which has terms
+ *   pc__leads(call)             this thread does what is done once
+ *   pc__meet(call, i)           before a line; false: the call is over
+ *   pc__over(call)              after a line: all threads know that the call is over
+ *   pc__await(call, channel, i) at a WAIT; false: there are better things to do than to wait here
+ *   pc__count(line), pc__count_local(token)                           a count, acquired
+ *   pc__signal(call, line, count, peer), pc__signal_local(token, n)   raise a count, released
+ *   pc__in_packets(call)           messages lie in packets; pc__packet_slot(): where
+ *   pc__complete(call, fifo)    message fifo->sent has all its packets
+ *   pc__taken(call, channel, i) before message fifo->received is given back; false: do not
+ *   pc__put(call, channel, i)   a remote peer is to get a message or a credit; a code ends the call
+ *   pc__signature(channel, i)   of the message that a WAIT has waited for
+ *   pc__mismatch(call, channel, i)   the message belongs to another call; likewise
+ *   pc__in, pc__out(call)       where the message would begin if the array held all of it
+ *   pc__peer_in, pc__peer_out(call, peer)  where that of a peer would
+ *   pc_skip, pc__skip(call, tile), pc__skipped(call, skip)   bytes of each chunk in earlier tiles,
+ *                               kept as the target likes it
+ *   PC_ROLLED                   before a loop that runs seldom more than once or twice
+ *   pc__manner(...), pc__manner_end(...)   around a REDUCE_COPY: how to store
+ *   pc__move(...)               one piece of each operand, by all threads */
+#ifndef PC_INTERPRETER_H
+#define PC_INTERPRETER_H
+#include "vm/operands.h"
+
+/* Whether a WAIT would pass now; if not, which count it needs to reach what. */
+PC_ROUTINE bool pc__passes(PC_CALL *call, const struct pc_code_line *i, struct pc_line **line,
+                           uint64_t *want)
+{
+    switch ((enum pc_step)i->step) {
+    case PC_STEP_WAIT_CREDIT: {
+        struct pc_fifo *f = i->at.fifo;
+        uint32_t depth = call->terms->depth;
+        if (f->sent - f->credit < depth)
+            return true;
+        f->credit = pc__count(f->out_credit);
+        *line = f->out_credit;
+        *want = f->sent - depth + 1;
+        return f->credit >= *want;
+    }
+    case PC_STEP_WAIT_MESSAGE: {
+        struct pc_fifo *f = i->at.fifo;
+        *line = &f->in_lines[f->received & (PC_LINES - 1)];
+        *want = f->received + 1;
+        return pc__count(*line) >= *want;
+    }
+    case PC_STEP_WAIT_DONE:
+        *line = i->at.token->in;
+        *want = i->at.token->received + 1;
+        return pc__count(*line) >= *want;
+    case PC_STEP_WAIT_LOCAL:
+        *line = NULL; /* another channel of this rank: nothing to sleep on */
+        *want = i->at.token->received + 1;
+        return pc__count_local(i->at.token) >= *want;
+    case PC_STEP_END:
+    case PC_STEP_REDUCE_COPY:
+    case PC_STEP_FILL:
+    case PC_STEP_CONSUME:
+    case PC_STEP_PUT_MESSAGE:
+    case PC_STEP_PUT_CREDIT:
+    case PC_STEP_SIGNAL_LOCAL:
+    case PC_STEP_SIGNAL_DONE:
+    case PC_STEP_LOOP:
+    case PC_STEP_END_LOOP:
+        break;
+    }
+    return true;
+}
+
+PC_ROUTINE void pc__reduce_copy(PC_CALL *call, const struct pc_channel *channel,
+                                const struct pc_code_line *i)
+{
+    const struct pc_terms *terms = call->terms;
+    const struct pc_place *places = i->at.places;
+    uint32_t first = places[0].chunk, width = places[0].nchunks;
+    pc_skip skip = pc__skip(call, channel->tile);
+    pc_size total = 0;
+    if (terms->spans && !(i->flags & PC_FLAG_PIECEWISE)) {
+        const struct pc_chunk *last = &terms->chunks[first + width - 1];
+        total = (pc_size)(last->at + last->nbytes - terms->chunks[first].at);
+        width = 1;
+    } else {
+        PC_ROLLED
+        for (uint32_t k = 0; k < width; k++)
+            total += pc__piece(call, skip, first + k);
+    }
+    if (total == 0)
+        return;
+    struct pc_manner manner;
+    pc__manner(call, i, total, &manner);
+    pc_size packed = 0, nbytes = total;
+    PC_ROLLED
+    for (uint32_t k = 0; k < width; k++) {
+        if (width > 1)
+            nbytes = pc__piece(call, skip, first + k);
+        if (nbytes == 0)
+            continue;
+        pc__move(call, i, k, skip, packed, total, nbytes, &manner);
+        packed += pc__in_packets(call) ? (nbytes + 3) & ~(pc_size)3 : nbytes;
+    }
+    pc__manner_end(i, total, &manner);
+}
+
+/* Runs a channel until it waits, has finished a tile, or is done. Returns 1 when it moved, 0 when
+ * it still waits, or a code. */
+PC_ROUTINE int pc__step(PC_CALL *call, struct pc_channel *channel)
+{
+    const struct pc_code_line *i = channel->pc, *from = i;
+    for (;; i++) {
+        if (!pc__meet(call, i))
+            return PC_BROKEN;
+        switch ((enum pc_step)i->step) {
+        case PC_STEP_REDUCE_COPY:
+            pc__reduce_copy(call, channel, i);
+            if (pc__over(call))
+                return PC_BROKEN;
+            break;
+        case PC_STEP_FILL:
+            if (pc__leads(call)) {
+                struct pc_fifo *f = i->at.fifo;
+                if (pc__in_packets(call)) {
+                    pc__complete(call, f);
+                    f->sent++;
+                    break;
+                }
+                struct pc_line *line = &f->out_lines[f->sent & (PC_LINES - 1)];
+                line->signature = call->terms->signature;
+                pc__signal(call, line, ++f->sent, f->peer);
+            }
+            break;
+        case PC_STEP_CONSUME:
+            if (pc__leads(call) && pc__taken(call, channel, i)) {
+                struct pc_fifo *f = i->at.fifo;
+                pc__signal(call, f->in_credit, ++f->received, f->peer);
+            }
+            break;
+        case PC_STEP_PUT_MESSAGE:
+        case PC_STEP_PUT_CREDIT:
+            if (pc__leads(call)) {
+                int rc = pc__put(call, channel, i);
+                if (rc != PC_OK) {
+                    channel->pc = i;
+                    return rc;
+                }
+            }
+            break;
+        case PC_STEP_SIGNAL_LOCAL:
+            if (pc__leads(call))
+                pc__signal_local(i->at.token, i->at.token->sent + 1);
+            break;
+        case PC_STEP_SIGNAL_DONE:
+            if (pc__leads(call)) {
+                struct pc_token *token = i->at.token;
+                pc__signal(call, token->out, ++token->sent, token->peer);
+            }
+            break;
+        case PC_STEP_WAIT_CREDIT:
+        case PC_STEP_WAIT_MESSAGE:
+        case PC_STEP_WAIT_LOCAL:
+        case PC_STEP_WAIT_DONE:
+            if (!pc__await(call, channel, i)) {
+                channel->pc = i;
+                return i != from;
+            }
+            if (!pc__leads(call))
+                break;
+            if (i->step == PC_STEP_WAIT_MESSAGE && !pc__in_packets(call)
+                && pc__signature(channel, i) != call->terms->signature) {
+                int rc = pc__mismatch(call, channel, i);
+                if (rc != PC_OK) {
+                    channel->pc = i;
+                    return rc;
+                }
+            }
+            if (i->step == PC_STEP_WAIT_LOCAL || i->step == PC_STEP_WAIT_DONE)
+                i->at.token->received++;
+            break;
+        case PC_STEP_LOOP:
+            break;
+        case PC_STEP_END_LOOP:
+            if (++channel->tile < call->terms->ntiles) {
+                i = call->terms->code + i->target;
+                if (call->terms->nchannels > 1) { /* tile by tile, so that channels overlap */
+                    channel->pc = i + 1;
+                    return 1;
+                }
+            }
+            break;
+        case PC_STEP_END:
+            channel->pc = i;
+            channel->finished = true;
+            call->running--;
+            return 1;
+        }
+    }
+}
+#endif
