@@ -1,0 +1,81 @@
+"""The engine's folders: which may include which, as native/README.md draws it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+NATIVE = Path(__file__).parents[1] / "native"
+
+#: What the files of a folder may include beside their own folder; "" is native/ itself.
+MAY_INCLUDE: dict[str, set[str]] = {
+    "": set(),
+    "vm": {""},
+    "reduce": {""},
+    "core": {"", "vm", "reduce"},
+    "p2p": {"core"},
+    "shm": {"core"},
+    "tcp": {"core"},
+    "gpu/driver": {"", "core"},
+    "memory": {"", "core", "gpu/driver"},
+    "verbs": {"", "core", "memory"},
+    "gpu": {"core", "vm", "gpu/driver"},
+    "gpu/kernel": {"vm", "gpu"},
+    "python": {"core"},
+}
+#: Single files that include more.
+ALSO: dict[str, set[str]] = {
+    # the loop that moves everything calls what moves transfers
+    "core/progress.c": {"p2p"},
+    "core/work.c": {"p2p"},
+}
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
+
+
+def folder(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def included() -> Iterator[tuple[str, str]]:
+    """Yield every file with each file that it includes, by their paths below native/."""
+    for path in sorted(NATIVE.rglob("*")):
+        if path.suffix in (".c", ".h", ".cu"):
+            for name in _INCLUDE.findall(path.read_text()):
+                yield path.relative_to(NATIVE).as_posix(), name
+
+
+def breaches() -> Iterator[str]:
+    for path, name in included():
+        here = folder(path)
+        allowed = MAY_INCLUDE[here] | {here} | ALSO.get(path, set())
+        if not (NATIVE / name).is_file():
+            yield f"{path}: {name} is not named from native/"
+        elif folder(name) not in allowed:
+            yield f"{path}: includes {name}, and {here}/ may include {sorted(allowed)}"
+
+
+def test_folders_include_what_they_may() -> None:
+    assert list(breaches()) == []
+
+
+def test_no_folder_may_include_one_that_may_include_it() -> None:
+    left = {name: set(others) for name, others in MAY_INCLUDE.items()}
+    while free := [name for name, others in left.items() if not others]:
+        for name in free:
+            del left[name]
+        for others in left.values():
+            others.difference_update(free)
+    assert left == {}
+
+
+def test_every_exception_is_needed() -> None:
+    used = {(path, folder(name)) for path, name in included()}
+    assert [(p, f) for p, fs in ALSO.items() for f in fs if (p, f) not in used] == []
+
+
+
+
+def test_every_folder_says_what_it_is() -> None:
+    for name in MAY_INCLUDE:
+        assert (NATIVE / name / "README.md").read_text().startswith(f"# {name or 'native'}/\n")
