@@ -11,8 +11,10 @@ import os
 import re
 import sysconfig
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import cffi
+if TYPE_CHECKING:
+    import cffi
 
 HEADERS = ("native/isa.h", "native/code.h", "native/pycoll.h")
 
@@ -77,6 +79,8 @@ def version() -> str:
 
 def ffi() -> cffi.FFI:
     """Return the builder that setuptools compiles."""
+    import cffi  # here: who asks for the list of sources may have none
+
     builder = cffi.FFI()
     for header in HEADERS:
         builder.cdef(cdef(read(header)))

@@ -6,6 +6,7 @@ by a probe that looks and never by catching an exception: a broken build fails, 
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import importlib.util
 import os
@@ -161,11 +162,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@functools.cache
-def full() -> tuple[str, ...]:
-    """Return how the names of the tests begin that only `make test-all` runs."""
-    lines = (ROOT / "tests" / "full.txt").read_text().splitlines()
-    return tuple(f"tests/{line.split()[0]}" for line in lines if line and line[0] != "#")
+def only_in_full(items: list[pytest.Item], whole: bool) -> set[pytest.Item]:
+    """Return the tests that `make test` leaves out; if all were collected, each line has some."""
+    path, left_out = ROOT / "tests" / "full.txt", set()
+    for line in path.read_text().splitlines():
+        if line and not line.startswith("#"):
+            pattern, _, why = line.partition(" ")
+            found = [
+                item for item in items if fnmatch.fnmatchcase(item.nodeid, f"tests/{pattern}*")
+            ]
+            if not why or (whole and not found):
+                raise pytest.UsageError(f"{path}: {line!r} gives no reason or names no test")
+            left_out.update(found)
+    return left_out
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
@@ -182,10 +191,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark every test with its kind, and skip those whose need is not met."""
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    left_out = only_in_full(items, whole)
     if config.getoption("--quick"):
-        left_out = [item for item in items if item.nodeid.startswith(full())]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.nodeid.startswith(full())]
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     # What takes longest begins first.
     items.sort(key=lambda item: not item.nodeid.startswith(("tests/net/", "tests/rdma/")))
     for item in items:

@@ -74,8 +74,6 @@ def test_every_exception_is_needed() -> None:
     assert [(p, f) for p, fs in ALSO.items() for f in fs if (p, f) not in used] == []
 
 
-
-
 def test_every_folder_says_what_it_is() -> None:
     for name in MAY_INCLUDE:
         assert (NATIVE / name / "README.md").read_text().startswith(f"# {name or 'native'}/\n")

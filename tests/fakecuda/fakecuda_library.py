@@ -76,8 +76,9 @@ def built(sanitizer: str = "plain", dtypes: Sequence[str] = DTYPES) -> Path:
 
 
 def library() -> Path:
-    """Return the folder of the stand-in with all kernels."""
-    return built()
+    """Return the folder of the stand-in with all kernels: the one that `environment` named."""
+    named = os.environ.get("FAKECUDA_LIBRARY")
+    return Path(named) if named else built()
 
 
 def environment(log: Path | None = None, **options: object) -> dict[str, str]:
@@ -86,7 +87,8 @@ def environment(log: Path | None = None, **options: object) -> dict[str, str]:
     given = {f"FAKECUDA_{name.upper()}": str(value) for name, value in options.items()}
     if log is not None:
         given["FAKECUDA_LOG"] = str(log)
-    return {"LD_LIBRARY_PATH": f"{library()}:{path}".rstrip(":"), **given}
+    folder = str(library())
+    return {"LD_LIBRARY_PATH": f"{folder}:{path}".rstrip(":"), "FAKECUDA_LIBRARY": folder, **given}
 
 
 @dataclass(frozen=True)

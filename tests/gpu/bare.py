@@ -14,7 +14,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What of the source a machine with a GPU is given, besides what `prepare` makes.
-CARRIED = ("pycoll", "native", "bench", "tests/gpu", "tests/fakecuda")
+CARRIED = ("pycoll", "native", "bench", "tests/gpu", "tests/fakecuda", "tests/compiled.py")
 
 
 def python(folder: Path) -> Path:
@@ -32,7 +32,10 @@ def source(folder: Path) -> Path:
     """Copy the source and the engine, and nothing that git has of them."""
     for part in CARRIED:
         ignored = shutil.ignore_patterns("__pycache__", "results", "test_*")
-        shutil.copytree(ROOT / part, folder / part, ignore=ignored)
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, folder / part, ignore=ignored)
+        else:
+            shutil.copy(ROOT / part, folder / part)
     return folder
 
 

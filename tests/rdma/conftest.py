@@ -52,8 +52,20 @@ class Machine:
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """What boots the guest. Temporary folders of tests are the same there and here."""
     machine = Machine(tmp_path_factory.getbasetemp())
+    _machines.append(machine)
     yield machine
     machine.close()
+
+
+_machines: list[Machine] = []
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the guest behind the last test here: it takes a part of a core also when it idles."""
+    here = Path(__file__).parent
+    if nextitem is None or here not in nextitem.path.parents:
+        for machine in _machines:
+            machine.close()
 
 
 @pytest.fixture
