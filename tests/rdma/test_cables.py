@@ -21,8 +21,6 @@ from command import SECONDS
 from rack import Rack
 from ranks import Ranks
 
-pytestmark = pytest.mark.timeout(600)  # behind PYCOLL_TIMEOUT, which says more
-
 BATCHES = str(Path(__file__).with_name("batches.py"))
 #: Of the arrays, in elements: in the line itself, in a slot, and cut over the rails.
 LENGTHS = (1, 100, 4096, 32768)
@@ -99,7 +97,7 @@ def job(rack: Rack, size: int = 2, rails: int = 1, leave: bool = True) -> Iterat
     """
     argv = [sys.executable, BATCHES, *map(str, LENGTHS)]
     # Less than a test waits: pycoll then says who waits for whom.
-    env = {"PYCOLL_TRANSPORT": "verbs", "PYCOLL_TIMEOUT": "250"}
+    env = {"PYCOLL_TRANSPORT": "verbs", "PYCOLL_TIMEOUT": "100"}
     with Ranks(rack, argv, size, hosts=size, rails=rails, env=env, stdin=True) as ranks:
         running = Job(ranks)
         running.until(whole)
