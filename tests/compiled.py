@@ -1,7 +1,8 @@
 """C and C++ that tests compile: an object is made once of the same text, and kept in build/tests.
 
 Most of a driver is the engine, which many drivers share, and so do the workers of a run and later
-runs. The name of an object is a digest of the command, the compiler and every file that it reads.
+runs. The name of an object is a digest of the command, the compiler and every file that it reads;
+within one process a file is read once.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ KEPT = ROOT / "build" / "tests"
 
 ENGINE = [ROOT / name for name in runpy.run_path(str(NATIVE / "build.py"))["ENGINE"]]
 C = ("-std=gnu11", "-g", "-pthread", "-D_GNU_SOURCE", f"-I{NATIVE}")
+
+#: The parts of the engine, see `parts`, that open an RDMA device and a queue pair.
+RAIL = (
+    *("verbs/device", "verbs/qp", "verbs/gid", "verbs/port", "verbs/enumerate"),
+    *("verbs/ibverbs", "core/error"),
+)
 
 #: Flags of a sanitizer, by its name.
 SANITIZERS: dict[str, tuple[str, ...]] = {
@@ -111,18 +118,22 @@ def objects(units: Iterable[Unit]) -> list[Path]:
         return list(pool.map(_object, units))
 
 
-def linked(name: str, units: Iterable[Unit], *flags: str, ready: Sequence[Path] = ()) -> Path:
-    """Return a program, or by ``-shared`` a library, made of units and of objects that are ready.
+def linked(name: str, units: Iterable[Unit], *flags: str, reads: Sequence[Path] = ()) -> Path:
+    """Return a program, or by ``-shared`` a library.
 
-    It lies in a folder of its own, which may go on LD_LIBRARY_PATH. The flags come last; what the
-    units were compiled with is not repeated by itself.
+    It lies in a folder of its own, which may go on LD_LIBRARY_PATH.
+
+    Args:
+        name: Of the file.
+        units: What is linked.
+        flags: Of the linker, which come last; those of the units are not repeated by themselves.
+        reads: Files that flags name, and whose text matters.
     """
     units = list(units)
     # A program that has any C++ is linked by that compiler.
     compiler = max(units, key=lambda unit: unit.source.suffix != ".c").compiler
-    paths = [*objects(units), *ready]
-    command = [compiler, "-pthread", *map(str, paths), *flags, "-ldl"]
-    text = "\n".join([_version(compiler), *command, *(_digest_of(path) for path in ready)])
+    command = [compiler, "-pthread", *map(str, objects(units)), *flags, "-ldl"]
+    text = "\n".join([_version(compiler), *command, *map(_digest_of, reads)])
     key = hashlib.sha256(text.encode()).hexdigest()[:20]
     return kept(f"{name}-{key}", name, lambda path: _run([*command, "-o", str(path)]))
 

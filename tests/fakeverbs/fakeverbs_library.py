@@ -35,8 +35,9 @@ def lack() -> str:
 
 def built(sanitizer: str = "plain") -> Path:
     """Return the folder of the stand-in, which belongs on LD_LIBRARY_PATH."""
-    flags = (f"-Wl,-soname,{SONAME}", f"-Wl,--version-script={HERE / 'libibverbs.map'}")
-    library = _shared(SONAME, SOURCES, sanitizer, *flags)
+    versions = HERE / "libibverbs.map"
+    flags = (f"-Wl,-soname,{SONAME}", f"-Wl,--version-script={versions}")
+    library = _shared(SONAME, SOURCES, sanitizer, *flags, reads=(versions,))
     control = _shared(CONTROL, ("control", "fabric"), "plain")
     with contextlib.suppress(FileExistsError):
         library.with_name(CONTROL).symlink_to(control)
@@ -50,9 +51,11 @@ def driver(sanitizer: str = "plain") -> Path:
     return linked("driver", _units(DRIVER, sanitizer), *flags, str(library))
 
 
-def _shared(name: str, sources: tuple[str, ...], sanitizer: str, *flags: str) -> Path:
+def _shared(
+    name: str, sources: tuple[str, ...], sanitizer: str, *flags: str, reads: tuple[Path, ...] = ()
+) -> Path:
     units = _units(sources, sanitizer, "-fPIC")
-    return linked(name, units, "-shared", *SANITIZERS[sanitizer], *flags)
+    return linked(name, units, "-shared", *SANITIZERS[sanitizer], *flags, reads=reads)
 
 
 def _units(sources: tuple[str, ...], sanitizer: str, *flags: str) -> list[Unit]:

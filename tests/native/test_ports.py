@@ -16,15 +16,6 @@ import fakeverbs_library
 import pytest
 
 HERE = Path(__file__).parent
-RAIL = [
-    "verbs/device",
-    "verbs/qp",
-    "verbs/gid",
-    "verbs/port",
-    "verbs/enumerate",
-    "verbs/ibverbs",
-    "core/error",
-]
 INSTALL = "apt-get install libibverbs1 ibverbs-providers (or dnf install libibverbs)"
 ASK = """
 from pycoll._native import ffi, lib
@@ -56,7 +47,7 @@ def library(source: Path) -> Path:
 def rails(standin: Path) -> Callable[..., str]:
     """Run the driver over the stand-in, under the sanitizers where the compiler has them."""
     sanitizer = "plain" if compiled.lack("asan") else "asan"
-    parts = compiled.parts(sanitizer, RAIL)
+    parts = compiled.parts(sanitizer, compiled.RAIL)
     driver = compiled.driver(HERE / "rails.c", sanitizer, parts)
 
     def run(*arguments: str, devices: str = "rxe0 0 1 2", **settings: str) -> str:
@@ -130,7 +121,7 @@ def test_built_without_the_headers(tmp_path: Path) -> None:
         'int main(void) { printf("%s\\n%d\\n", pc_verbs_missing(), pc_verbs_ports(NULL, 0)); }\n'
     )
     flags = (*compiled.C, "-DPC_NO_VERBS", "-Wall", "-Wextra", "-Werror")
-    sources = [unit.source for unit in compiled.parts("plain", RAIL)]
+    sources = [unit.source for unit in compiled.parts("plain", compiled.RAIL)]
     units = [compiled.Unit(path, flags) for path in (*sources, program)]
     without = compiled.linked("without", units)
     done = subprocess.run([without], capture_output=True, text=True, timeout=60)

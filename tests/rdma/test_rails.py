@@ -9,20 +9,11 @@ import pytest
 from rack import Rack
 
 ROOT = Path(__file__).parents[2]
-RAIL = [
-    "verbs/device",
-    "verbs/qp",
-    "verbs/gid",
-    "verbs/port",
-    "verbs/enumerate",
-    "verbs/ibverbs",
-    "core/error",
-]
 
 
 def driver(name: str) -> str:
     """Return a driver of rails, which the guest sees too."""
-    parts = compiled.parts("plain", RAIL)
+    parts = compiled.parts("plain", compiled.RAIL)
     return str(compiled.driver(ROOT / "tests" / "native" / f"{name}.c", "plain", parts))
 
 

@@ -16,19 +16,10 @@ CACHE = [
     "gpu/driver/cuda",
     "gpu/driver/cuda_memory",
 ]
-RAIL = [
-    "verbs/device",
-    "verbs/qp",
-    "verbs/gid",
-    "verbs/port",
-    "verbs/enumerate",
-    "verbs/ibverbs",
-    "core/error",
-]
 
 
 def test_no_write_goes_to_memory_of_before(rack: Rack) -> None:
-    parts = compiled.parts("plain", CACHE + RAIL)
+    parts = compiled.parts("plain", (*CACHE, *compiled.RAIL))
     driver = compiled.driver(ROOT / "tests" / "native" / "regions.c", "plain", parts)
     done = rack.guest.run([str(driver), "rxe0", "rxe1", "36"])
     assert done.stdout.splitlines() == [
