@@ -70,10 +70,10 @@ static void check(const char *found, uint64_t number)
 /* Connections are made and mended beside whatever the rank does. */
 static void *attend(void *unused)
 {
-    struct pollfd attention = {.fd = pc_comm_attention(comm), .events = POLLIN};
+    struct pollfd attention = {.fd = pc_comm_event_fd(comm), .events = POLLIN};
     while (attention.fd >= 0 && !atomic_load(&stopping))
         if (poll(&attention, 1, 50) > 0)
-            pc_comm_attend(comm);
+            pc_comm_handle_events(comm);
     return unused;
 }
 

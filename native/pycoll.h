@@ -1,8 +1,9 @@
 /* The whole ABI of the engine. cffi reads this file as it stands, after isa.h.
  *
  * Every function that returns int gives 0 (or a count) or one of enum pc_code; the text that
- * explains a failure is in pc_comm_error(). Only pc_comm_abort, pc_comm_adopt, pc_comm_links and
- * pc_comm_attend may be called while another thread is inside a call on the same communicator. */
+ * explains a failure is in pc_comm_error(). Only pc_comm_abort, pc_comm_adopt, pc_comm_connections
+ * and pc_comm_handle_events may be called while another thread is inside a call on the same
+ * communicator. */
 #ifndef PC_PYCOLL_H
 #define PC_PYCOLL_H
 #include <stddef.h>
@@ -10,7 +11,7 @@
 #include "isa.h"
 #include "code.h"
 
-enum pc_board_state { PC_BOARD_IDLE = 0, PC_BOARD_CALLING = 1, PC_BOARD_CLOSED = 2 };
+enum pc_status_state { PC_STATUS_IDLE = 0, PC_STATUS_CALLING = 1, PC_STATUS_CLOSED = 2 };
 
 struct pc_options {
     uint32_t rank;
@@ -53,15 +54,15 @@ struct pc_plan_spec {
 /* What failed: a call; a transfer; or a transfer of a call, which met another call's. */
 enum pc_cause { PC_CAUSE_NONE = 0, PC_CAUSE_TRANSFER = 1, PC_CAUSE_CALL = 2 };
 
-struct pc_board {       /* what a rank says it is doing */
+struct pc_status {      /* what a rank says it is doing */
     uint64_t sequence;  /* calls entered so far */
     uint64_t signature; /* of the last call entered */
-    uint32_t state;     /* enum pc_board_state */
+    uint32_t state;     /* enum pc_status_state */
     uint32_t described; /* low 32 bits of the sequence number that text is about */
     char text[232];
 };
 
-#define PC_BOARD_CALLS 64 /* last calls that a board knows; a rank may be ahead by more */
+#define PC_STATUS_CALLS 64 /* last calls that a board knows; a rank may be ahead by more */
 /* Instead of a signature: of a call that was refused; of one that was made or refused so long ago
  * that the board does not know it any more. */
 #define PC_REFUSED 1
@@ -76,7 +77,7 @@ struct pc_stuck { /* where a call stands that has not finished */
     uint64_t got;
 };
 
-struct pc_message { /* one end of a transfer */
+struct pc_p2p_op { /* one end of a transfer */
     void *at;
     uint64_t nbytes;
     uint32_t peer;
@@ -125,7 +126,7 @@ struct pc_port { /* what a port of an RDMA device says of itself */
     char driver[32];   /* such as mlx5_core or rdma_rxe, as far as known */
 };
 
-struct pc_wire_state {            /* of what carries a communicator's messages to remote peers */
+struct pc_net_state {             /* of what carries a communicator's messages to remote peers */
     uint32_t paths;               /* queue pairs that there should be */
     uint32_t live;                /* of those, how many carry messages */
     uint32_t queue_pairs;         /* that exist at this moment */
@@ -163,18 +164,19 @@ int pc_comm_remote(struct pc_comm *comm, uint32_t peer);
 /* Before that: remote peers are reached by RDMA over these ports; none: by TCP again. */
 int pc_comm_rails(struct pc_comm *comm, const struct pc_verbs_options *options,
                   const struct pc_rail_spec *rails, uint32_t n);
-int pc_comm_poll(struct pc_comm *comm); /* serves peers that connect; returns how many it served */
-int pc_comm_wakeup(struct pc_comm *comm); /* a file descriptor, readable when poll has work */
-int pc_comm_sealed(struct pc_comm *comm); /* all peers are connected: stop serving */
+int pc_comm_accept(
+    struct pc_comm *comm); /* serves peers that connect; returns how many it served */
+int pc_comm_connect_fd(struct pc_comm *comm); /* a file descriptor, readable when poll has work */
+int pc_comm_sealed(struct pc_comm *comm);     /* all peers are connected: stop serving */
 /* Takes over a connected stream socket to a remote peer whom the caller has authenticated; several
  * share the load. The first message to the peer waits for it. links: how many live. */
 int pc_comm_adopt(struct pc_comm *comm, uint32_t peer, int fd);
-int pc_comm_links(struct pc_comm *comm, uint32_t peer);
-/* A descriptor that is readable when what reaches remote peers needs pc_comm_attend, or -1: so that
- * it is seen to while no thread is inside a call. Any thread may attend. */
-int pc_comm_attention(struct pc_comm *comm);
-int pc_comm_attend(struct pc_comm *comm);
-int pc_comm_wire_state(struct pc_comm *comm, struct pc_wire_state *out);
+int pc_comm_connections(struct pc_comm *comm, uint32_t peer);
+/* A descriptor that is readable when what reaches remote peers needs pc_comm_handle_events, or -1:
+ * so that it is seen to while no thread is inside a call. Any thread may attend. */
+int pc_comm_event_fd(struct pc_comm *comm);
+int pc_comm_handle_events(struct pc_comm *comm);
+int pc_comm_net_state(struct pc_comm *comm, struct pc_net_state *out);
 void pc_comm_close(struct pc_comm *comm);
 const struct pc_error *pc_comm_error(struct pc_comm *comm);
 int pc_comm_abort(struct pc_comm *comm, int cause, int peer, const char *text);
@@ -183,13 +185,13 @@ int pc_comm_broken(struct pc_comm *comm); /* 0, or the code that broke it */
 int pc_comm_entered(struct pc_comm *comm);
 /* How many calls and messages of this rank have taken their places, and how many had when the
  * present call came in from Python, as module _fastcall notes. */
-uint64_t pc_comm_places(struct pc_comm *comm);
-uint64_t pc_comm_places_before(struct pc_comm *comm);
+uint64_t pc_comm_op_count(struct pc_comm *comm);
+uint64_t pc_comm_op_count_before(struct pc_comm *comm);
 /* A launch on `comm`'s plane takes a place among the calls of `leader`, too, which must outlive the
  * launches: both are one communicator to its user. */
 void pc_comm_follow(struct pc_comm *comm, struct pc_comm *leader);
 /* What took the places behind the first `places` was no call of the user's: they count no more. */
-void pc_comm_forget_places(struct pc_comm *comm, uint64_t places);
+void pc_comm_uncount_ops(struct pc_comm *comm, uint64_t places);
 /* The number of this rank's last call, queued ones included. */
 uint64_t pc_comm_calls(struct pc_comm *comm);
 int pc_comm_forked(struct pc_comm *comm); /* in the child of a fork: detach from the peers */
@@ -224,9 +226,8 @@ void pc_work_free(struct pc_work *work);
  * is none with anything else. A send is finished when its bytes may be written over. pc_exchange
  * is a blocking call as pc_run is, with pc_resume; what pc_post gives is waited for as that of
  * pc_submit is. */
-int pc_exchange(struct pc_comm *comm, const struct pc_message *messages, uint32_t n,
-                double timeout);
-int pc_post(struct pc_comm *comm, const struct pc_message *messages, uint32_t n, double timeout,
+int pc_exchange(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t n, double timeout);
+int pc_post(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t n, double timeout,
             struct pc_work **work);
 
 /* Any thread: this rank has left in good order, or died. Transfers with it end once what it had
@@ -240,17 +241,17 @@ int pc_refuse(struct pc_comm *comm, uint64_t *number);
 int pc_refuse_message(struct pc_comm *comm, uint32_t peer, uint32_t direction);
 
 /* Transfers that are one call among those of pc_run and pc_submit, in their order. */
-int pc_pairwise(struct pc_comm *comm, uint64_t signature, const struct pc_message *messages,
+int pc_pairwise(struct pc_comm *comm, uint64_t signature, const struct pc_p2p_op *messages,
                 uint32_t n, double timeout);
-int pc_pairwise_submit(struct pc_comm *comm, uint64_t signature, const struct pc_message *messages,
+int pc_pairwise_submit(struct pc_comm *comm, uint64_t signature, const struct pc_p2p_op *messages,
                        uint32_t n, double timeout, const char *where, struct pc_work **work);
 
 /* The call board. */
-int pc_board_describe(struct pc_comm *comm, const char *text);
-int pc_board_read(struct pc_comm *comm, uint32_t peer, struct pc_board *out);
+int pc_status_describe(struct pc_comm *comm, const char *text);
+int pc_status_read(struct pc_comm *comm, uint32_t peer, struct pc_status *out);
 /* The signature of a call of a mapped rank, PC_REFUSED or PC_FORGOTTEN; 0 if it has not come to
  * that call, or is not mapped. */
-uint64_t pc_board_call(struct pc_comm *comm, uint32_t peer, uint64_t number);
+uint64_t pc_status_call(struct pc_comm *comm, uint32_t peer, uint64_t number);
 
 /* CUDA. The driver's library is loaded when the first of these is called; without it each is
  * UNMAPPABLE, with the text of pc_cuda_missing. A device is its ordinal. Each works in that
@@ -404,17 +405,17 @@ int pc_cuda_launch(int device, const struct pc_cuda_grid *grid, void **arguments
  * on the host, and those to remote peers through a thread that hands them to its transport.
  * `locals`: the ranks of this host, this one included, in ascending order and alike on all of them.
  * A failure's text is in pc_comm_error. But for abort, one thread at a time. */
-struct pc_plane;
-struct pc_plane_plan;
+struct pc_device_comm;
+struct pc_device_plan;
 
-struct pc_plane_options {
+struct pc_device_comm_options {
     int32_t device;
     uint32_t nlocals;
     const uint32_t *locals;
-    uint64_t heap_bytes; /* for pc_plane_alloc, taken at once; equal on all locals; 0: none */
+    uint64_t heap_bytes; /* for pc_device_comm_alloc, taken at once; equal on all locals; 0: none */
 };
 
-struct pc_plane_plan_options {
+struct pc_device_plan_options {
     uintptr_t function; /* the kernel, of the plan's dtype and op */
     uint32_t threads;   /* of a block */
     uint32_t lanes;     /* 0: by the size of the message */
@@ -422,17 +423,17 @@ struct pc_plane_plan_options {
     uint32_t reserved;
 };
 
-struct pc_plane_shape { /* what a plan became */
+struct pc_device_plan_shape { /* what a plan became */
     uint32_t blocks;
     uint32_t lanes;
     uint32_t packets; /* 1: messages travel with their flags */
-    uint32_t direct;  /* 1: arrays of pc_plane_alloc are read and written where they lie */
+    uint32_t direct;  /* 1: arrays of pc_device_comm_alloc are read and written where they lie */
     uint32_t threads; /* of a block */
     uint32_t reserved;
 };
 
-struct pc_plane_state {
-    uint64_t launched; /* by pc_plane_launch and prepare, captured ones excluded */
+struct pc_device_comm_state {
+    uint64_t launched; /* by pc_device_comm_launch and prepare, captured ones excluded */
     uint64_t captured;
     uint64_t carried; /* messages and credits that the thread has handed to the transport */
     uint32_t pinned;  /* plans that a graph may still launch */
@@ -443,49 +444,52 @@ struct pc_plane_state {
 
 /* Opening, for all ranks at once: open, exchange addresses, connect to each that gave one; agree on
  * which pairs reach each other both ways; seal. */
-int pc_plane_open(struct pc_comm *comm, const struct pc_plane_options *options,
-                  struct pc_plane **out);
-int pc_plane_address(struct pc_plane *plane, void *blob, size_t capacity); /* its length */
+int pc_device_comm_open(struct pc_comm *comm, const struct pc_device_comm_options *options,
+                        struct pc_device_comm **out);
+int pc_device_comm_address(struct pc_device_comm *plane, void *blob,
+                           size_t capacity); /* its length */
 /* OK: this rank reaches the peer's GPU memory. UNMAPPABLE: not, the text says why. INVALID: the
  * peer's blob is no address. */
-int pc_plane_connect(struct pc_plane *plane, uint32_t peer, const void *blob, size_t nbytes);
+int pc_device_comm_connect(struct pc_device_comm *plane, uint32_t peer, const void *blob,
+                           size_t nbytes);
 /* reached[peer]: both ends of that pair do. `whole`: so do both of every pair of all ranks, as all
  * agree, and only then do plans get lanes, packets and direct forms. */
-int pc_plane_seal(struct pc_plane *plane, const uint8_t *reached, uint32_t whole);
+int pc_device_comm_seal(struct pc_device_comm *plane, const uint8_t *reached, uint32_t whole);
 /* Closing: all ranks detach, which waits for at most `seconds` for what was launched, then ends it
  * by force; when all have, each closes. Memory of a peer is not freed before nobody has it open. */
-void pc_plane_detach(struct pc_plane *plane, double seconds);
-void pc_plane_close(struct pc_plane *plane); /* before pc_comm_close */
+void pc_device_comm_detach(struct pc_device_comm *plane, double seconds);
+void pc_device_comm_close(struct pc_device_comm *plane); /* before pc_comm_close */
 
 /* Memory that all ranks that reach this one's can touch; 0 when the heap is full. */
-uint64_t pc_plane_alloc(struct pc_plane *plane, size_t nbytes);
-int pc_plane_free(struct pc_plane *plane, uint64_t address);
+uint64_t pc_device_comm_alloc(struct pc_device_comm *plane, size_t nbytes);
+int pc_device_comm_free(struct pc_device_comm *plane, uint64_t address);
 
 /* The plan is the plane's from then on, also if this fails. free: while a launch or a graph uses it
  * it lives on. */
-int pc_plane_plan(struct pc_plane *plane, struct pc_plan *plan,
-                  const struct pc_plane_plan_options *options, struct pc_plane_plan **out);
-void pc_plane_plan_free(struct pc_plane_plan *plan);
-void pc_plane_plan_shape(const struct pc_plane_plan *plan, struct pc_plane_shape *out);
+int pc_device_plan_create(struct pc_device_comm *plane, struct pc_plan *plan,
+                          const struct pc_device_plan_options *options,
+                          struct pc_device_plan **out);
+void pc_device_plan_free(struct pc_device_plan *plan);
+void pc_device_plan_shape(const struct pc_device_plan *plan, struct pc_device_plan_shape *out);
 
 /* Enqueues a call on `stream`, after all calls of this plane so far; waits for nothing. `timeout`
  * is its deadline in seconds, from when it runs. Where the stream is being captured, the graph
  * keeps the plan. */
-int pc_plane_launch(struct pc_plane *plane, struct pc_plane_plan *plan, uint64_t in, uint64_t out,
-                    uintptr_t stream, double timeout);
+int pc_device_comm_launch(struct pc_device_comm *plane, struct pc_device_plan *plan, uint64_t in,
+                          uint64_t out, uintptr_t stream, double timeout);
 /* The same, but the caller launches: writes the kernel's argument and returns its length. */
-int pc_plane_prepare(struct pc_plane *plane, struct pc_plane_plan *plan, uint64_t in, uint64_t out,
-                     double timeout, void *argument, size_t capacity);
+int pc_device_comm_prepare(struct pc_device_comm *plane, struct pc_device_plan *plan, uint64_t in,
+                           uint64_t out, double timeout, void *argument, size_t capacity);
 /* pc_refuse for a plane: launches from now on, and those of graphs that run from now on, are told
  * apart from what ranks launch that refused nothing. One thread at a time, as with launches. */
-int pc_plane_refuse(struct pc_plane *plane, uint64_t *number);
+int pc_device_comm_refuse(struct pc_device_comm *plane, uint64_t *number);
 /* OK, or the code of a call that failed, or of what broke the communicator; asks no driver. */
-int pc_plane_check(struct pc_plane *plane);
+int pc_device_comm_check(struct pc_device_comm *plane);
 /* Until all that was launched is finished: OK, AGAIN when `seconds` pass, or as check. */
-int pc_plane_wait(struct pc_plane *plane, double seconds);
+int pc_device_comm_wait(struct pc_device_comm *plane, double seconds);
 /* Where the call stood that failed on the device: 1, or 0 when none has. */
-int pc_plane_stuck(struct pc_plane *plane, struct pc_stuck *out);
-void pc_plane_state(struct pc_plane *plane, struct pc_plane_state *out);
+int pc_device_comm_stuck(struct pc_device_comm *plane, struct pc_stuck *out);
+void pc_device_comm_state(struct pc_device_comm *plane, struct pc_device_comm_state *out);
 
 /* For tests of the kernels. */
 int pc_fold_test(uint32_t dtype, uint32_t op, void **dst, uint32_t ndst, const void **src,

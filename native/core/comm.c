@@ -111,11 +111,11 @@ int pc_comm_open(const struct pc_options *options, struct pc_comm **out)
     comm->fifos = calloc((size_t)options->size * PC_EDGE_CHANNELS, sizeof *comm->fifos);
     if (!comm->peers || !comm->dones || !comm->fifos)
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for %u peers", options->size);
-    int rc
-        = pc__shm.open(comm->layout.end, options->rank, options->size, &comm->error, &comm->device);
+    int rc = pc__shm_ops.open(comm->layout.end, options->rank, options->size, &comm->error,
+                              &comm->device);
     if (rc != PC_OK)
         return rc;
-    comm->arena = pc__shm.arena(comm->device);
+    comm->arena = pc__shm_ops.arena(comm->device);
     write_header(comm);
     resolve(comm, options->rank, comm->arena);
     return pc__p2p_open(comm);
@@ -123,7 +123,7 @@ int pc_comm_open(const struct pc_options *options, struct pc_comm **out)
 
 int pc_comm_address(struct pc_comm *comm, void *blob, size_t capacity)
 {
-    return pc__shm.address(comm->device, blob, capacity);
+    return pc__shm_ops.address(comm->device, blob, capacity);
 }
 
 int pc_comm_connect(struct pc_comm *comm, uint32_t peer, const void *blob, size_t nbytes)
@@ -134,7 +134,7 @@ int pc_comm_connect(struct pc_comm *comm, uint32_t peer, const void *blob, size_
     if (comm->peers[peer].arena != NULL)
         return PC_OK;
     char *arena;
-    int rc = pc__shm.connect(comm->device, peer, blob, nbytes, &arena);
+    int rc = pc__shm_ops.connect(comm->device, peer, blob, nbytes, &arena);
     if (rc == PC_OK)
         rc = check_header(comm, peer, arena);
     if (rc == PC_OK)
@@ -167,11 +167,11 @@ static void drop_shadows(struct pc_comm *comm)
         close(comm->shadow_fd);
 }
 
-static int open_remote(struct pc_comm *comm, const struct pc_remote *remote)
+static int open_remote(struct pc_comm *comm, const struct pc_net_ops *remote)
 {
     int rc = comm->shadows == NULL ? make_shadows(comm) : PC_OK;
     if (rc == PC_OK && comm->bell < 0)
-        rc = pc__bell_open(comm);
+        rc = pc__wakeup_open(comm);
     if (rc == PC_OK) {
         rc = remote->open(comm, comm->bell, &comm->wire);
         if (rc != PC_OK) {
@@ -199,12 +199,12 @@ int pc_comm_rails(struct pc_comm *comm, const struct pc_verbs_options *options,
         return PC_OK;
     if (n > PC_MAX_RAILS)
         return pc__fail(&comm->error, PC_INVALID, -1, "%u rails, want at most %u", n, PC_MAX_RAILS);
-    if (*missing || pc__verbs == NULL)
+    if (*missing || pc__verbs_ops == NULL)
         return pc__fail(&comm->error, PC_SYSTEM, -1, "%s", missing);
     comm->verbs = *options;
     memcpy(comm->rails, rails, n * sizeof *rails);
     comm->nrails = n;
-    return open_remote(comm, pc__verbs);
+    return open_remote(comm, pc__verbs_ops);
 }
 
 int pc_comm_remote(struct pc_comm *comm, uint32_t peer)
@@ -215,7 +215,7 @@ int pc_comm_remote(struct pc_comm *comm, uint32_t peer)
                         comm->options.size, comm->sealed ? ", which has been told all peers" : "");
     if (comm->peers[peer].remote)
         return PC_OK;
-    int rc = comm->remote == NULL ? open_remote(comm, &pc__tcp) : PC_OK;
+    int rc = comm->remote == NULL ? open_remote(comm, &pc__tcp_ops) : PC_OK;
     if (rc != PC_OK)
         return rc;
     resolve(comm, peer, comm->shadows + peer * comm->layout.heap);
@@ -229,31 +229,31 @@ int pc_comm_adopt(struct pc_comm *comm, uint32_t peer, int fd)
         return PC_INVALID;
     int rc = comm->remote->adopt(comm->wire, peer, fd);
     if (rc == PC_OK)
-        pc__ring(comm, comm->options.rank);
+        pc__wakeup_signal(comm, comm->options.rank);
     return rc;
 }
 
-int pc_comm_links(struct pc_comm *comm, uint32_t peer)
+int pc_comm_connections(struct pc_comm *comm, uint32_t peer)
 {
     if (peer >= comm->options.size || !comm->peers[peer].remote)
         return PC_INVALID;
     return comm->remote->links(comm->wire, peer);
 }
 
-int pc_comm_attention(struct pc_comm *comm)
+int pc_comm_event_fd(struct pc_comm *comm)
 {
-    const struct pc_remote *t = comm->remote;
+    const struct pc_net_ops *t = comm->remote;
     return t == NULL || t->attention == NULL ? -1 : t->attention(comm->wire);
 }
 
-int pc_comm_attend(struct pc_comm *comm)
+int pc_comm_handle_events(struct pc_comm *comm)
 {
     if (comm->remote != NULL && comm->remote->attend != NULL)
         comm->remote->attend(comm->wire);
     return PC_OK;
 }
 
-int pc_comm_wire_state(struct pc_comm *comm, struct pc_wire_state *out)
+int pc_comm_net_state(struct pc_comm *comm, struct pc_net_state *out)
 {
     memset(out, 0, sizeof *out);
     if (comm->remote != NULL && comm->remote->state != NULL)
@@ -261,14 +261,14 @@ int pc_comm_wire_state(struct pc_comm *comm, struct pc_wire_state *out)
     return PC_OK;
 }
 
-int pc_comm_poll(struct pc_comm *comm)
+int pc_comm_accept(struct pc_comm *comm)
 {
-    return pc__shm.poll(comm->device);
+    return pc__shm_ops.poll(comm->device);
 }
 
-int pc_comm_wakeup(struct pc_comm *comm)
+int pc_comm_connect_fd(struct pc_comm *comm)
 {
-    return pc__shm.wakeup(comm->device);
+    return pc__shm_ops.wakeup(comm->device);
 }
 
 int pc_comm_sealed(struct pc_comm *comm)
@@ -276,7 +276,7 @@ int pc_comm_sealed(struct pc_comm *comm)
     if (comm->connected != comm->options.size)
         return pc__fail(&comm->error, PC_INVALID, -1, "%u of %u ranks are connected",
                         comm->connected, comm->options.size);
-    pc__shm.seal(comm->device);
+    pc__shm_ops.seal(comm->device);
     comm->sealed = true;
     return PC_OK;
 }
@@ -285,17 +285,17 @@ void pc_comm_close(struct pc_comm *comm)
 {
     if (comm == NULL)
         return;
-    pc__progress_stop(comm);
+    pc__progress_thread_stop(comm);
     pc__p2p_close(comm);
     if (comm->arena != NULL)
-        atomic_store(&((struct pc_arena *)comm->arena)->state, PC_BOARD_CLOSED);
+        atomic_store(&((struct pc_arena *)comm->arena)->state, PC_STATUS_CLOSED);
     /* What a broken communicator, or a fork's child, has sent is no matter. */
     if (comm->remote != NULL)
         comm->remote->close(comm->wire, atomic_load(&comm->broken) ? 0 : PC_LINGER_NS);
-    pc__bell_close(comm);
+    pc__wakeup_close(comm);
     drop_shadows(comm);
     if (comm->device != NULL)
-        pc__shm.close(comm->device);
+        pc__shm_ops.close(comm->device);
     pthread_cond_destroy(&comm->queue_moved);
     pthread_mutex_destroy(&comm->queue_lock);
     pc__heap_drop(&comm->heap);

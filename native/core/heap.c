@@ -93,7 +93,7 @@ int pc_heap_free(struct pc_comm *comm, void *address)
         return pc__fail(&comm->error, PC_INVALID, -1, "%p is not a registered array", address);
     if (comm->remote != NULL && comm->remote->forget != NULL)
         comm->remote->forget(comm->wire, address, nbytes);
-    int rc = pc__shm.discard(comm->device, comm->layout.heap + offset, nbytes);
+    int rc = pc__shm_ops.discard(comm->device, comm->layout.heap + offset, nbytes);
     pc__heap_give(&comm->heap, offset);
     return rc;
 }

@@ -27,8 +27,8 @@ struct pc_program {
     uint32_t nplaces;
     uint32_t ninstructions;
     bool apart; /* IN and OUT must not be one memory */
-    struct pc_code_line *code;
-    struct pc_place *places;
+    struct pc_vm_instruction *code;
+    struct pc_vm_operand *places;
     struct pc_probe *probes;
 };
 
@@ -96,9 +96,9 @@ struct pc_peer {
 struct pc_comm {
     struct pc_options options;
     struct pc_layout layout;
-    struct pc_device *device;
-    const struct pc_remote *remote; /* NULL where every peer is mapped */
-    struct pc_wire *wire;
+    struct pc_shm *device;
+    const struct pc_net_ops *remote; /* NULL where every peer is mapped */
+    struct pc_net *wire;
     struct pc_verbs_options verbs; /* with the rails that were named */
     struct pc_rail_spec rails[PC_MAX_RAILS];
     uint32_t nrails;
@@ -173,20 +173,21 @@ static inline uint64_t pc__extent_bytes(const struct pc_plan *plan, struct pc_ex
 }
 
 /* progress.c: the caller owns the communicator (comm->entered or the progress thread). */
-int pc__begin(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out,
-              double timeout);
-int pc__advance(struct pc_comm *comm, uint64_t patience_ns);
+int pc__call_begin(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out,
+                   double timeout);
+int pc__progress(struct pc_comm *comm, uint64_t patience_ns);
 /* pc_run that only polls: AGAIN soon, and never sleeps. */
-int pc__try(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out, double timeout);
+int pc__call_try(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out,
+                 double timeout);
 /* The same for a pairwise batch. */
-int pc__begin_batch(struct pc_comm *comm, struct pc_batch *batch, uint64_t signature,
-                    double timeout);
+int pc__call_begin_batch(struct pc_comm *comm, struct pc_batch *batch, uint64_t signature,
+                         double timeout);
 /* The call that was refused takes its place. */
 void pc__refused(struct pc_comm *comm);
-uint64_t pc__mix(uint64_t x);
+uint64_t pc__hash(uint64_t x);
 int pc__enter(struct pc_comm *comm);
 /* A call comes in from Python. One that comes in amid another is not the one to look at. */
-static inline void pc__comes(struct pc_comm *comm)
+static inline void pc__note_entry(struct pc_comm *comm)
 {
     if (atomic_load_explicit(&comm->entered, memory_order_relaxed) == 0)
         atomic_store_explicit(&comm->places_before,
@@ -200,7 +201,7 @@ void pc__leave(struct pc_comm *comm);
 uint64_t pc__now(void);
 
 /* work.c */
-void pc__progress_stop(struct pc_comm *comm);
+void pc__progress_thread_stop(struct pc_comm *comm);
 /* `job`: what to run. The queue owns its batch from then on. */
 int pc__enqueue(struct pc_comm *comm, const struct pc_work *job, const char *where,
                 struct pc_work **result);
@@ -208,13 +209,13 @@ int pc__join_queue(struct pc_comm *comm, const struct pc_work *job, double secon
 int pc__joined_wait(struct pc_comm *comm, double seconds);
 
 /* wakeup.c */
-int pc__bell_open(struct pc_comm *comm); /* from now on this rank's ring is heard by descriptor */
-void pc__bell_close(struct pc_comm *comm);
-void pc__ring(struct pc_comm *comm, uint32_t peer);
-uint32_t pc__doorbell(struct pc_comm *comm);
+int pc__wakeup_open(struct pc_comm *comm); /* from now on this rank's ring is heard by descriptor */
+void pc__wakeup_close(struct pc_comm *comm);
+void pc__wakeup_signal(struct pc_comm *comm, uint32_t peer);
+uint32_t pc__wakeup_arm(struct pc_comm *comm);
 /* Sleeps until the doorbell has moved on from what it was; with remote peers also until something
  * comes from one. */
-void pc__sleep(struct pc_comm *comm, uint32_t doorbell, uint64_t ns);
+void pc__wakeup_wait(struct pc_comm *comm, uint32_t doorbell, uint64_t ns);
 
 /* wait.c */
 #define PC_POLLS_PER_CLOCK 64
@@ -243,18 +244,19 @@ bool pc__p2p_sleep_begin(struct pc_comm *comm, uint64_t *until);
 void pc__p2p_sleep_end(struct pc_comm *comm);
 
 /* batch.c */
-int pc__exchange_resume(struct pc_comm *comm, uint64_t patience_ns);
-int pc__posted_wait(struct pc_batch *batch, double seconds);
-int pc__send_receive(struct pc_comm *comm, const struct pc_message *message, double timeout,
+int pc__batch_resume(struct pc_comm *comm, uint64_t patience_ns);
+int pc__batch_wait(struct pc_batch *batch, double seconds);
+int pc__send_receive(struct pc_comm *comm, const struct pc_p2p_op *message, double timeout,
                      uint64_t patience_ns);
 
 /* progress_thread.c: the progress thread, about transfers that nobody waits for. */
-int pc__watched(struct pc_comm *comm); /* makes sure that it does */
-bool pc__watch(struct pc_comm *comm);  /* a turn of it, with the queue's lock; false: none needed */
-int pc__thread_start(struct pc_comm *comm);
+int pc__progress_thread_wanted(struct pc_comm *comm); /* makes sure that it does */
+bool pc__progress_thread_turn(
+    struct pc_comm *comm); /* a turn of it, with the queue's lock; false: none needed */
+int pc__progress_thread_start(struct pc_comm *comm);
 
 /* status.c */
-void pc__board_enter(struct pc_comm *comm, uint64_t signature);
-void pc__board_leave(struct pc_comm *comm);
-void pc__board_describe(struct pc_comm *comm, const char *text);
+void pc__status_enter(struct pc_comm *comm, uint64_t signature);
+void pc__status_leave(struct pc_comm *comm);
+void pc__status_describe(struct pc_comm *comm, const char *text);
 #endif

@@ -27,7 +27,7 @@ static inline bool pc__leads(const struct pc_call *call)
     return true;
 }
 
-static inline bool pc__meet(const struct pc_call *call, const struct pc_code_line *i)
+static inline bool pc__meet(const struct pc_call *call, const struct pc_vm_instruction *i)
 {
     (void)call, (void)i;
     return true;
@@ -39,14 +39,13 @@ static inline bool pc__over(const struct pc_call *call)
     return false;
 }
 
-static inline bool pc__in_packets(const struct pc_call *call)
+static inline bool pc__uses_ll(const struct pc_call *call)
 {
     (void)call;
     return false;
 }
 
-static inline char *pc__packet_slot(struct pc_call *call, struct pc_fifo *f, bool receiving,
-                                    uint64_t n)
+static inline char *pc__ll_slot(struct pc_call *call, struct pc_fifo *f, bool receiving, uint64_t n)
 {
     (void)call, (void)receiving, (void)n;
     return f->in_packets;
@@ -58,7 +57,7 @@ static inline void pc__complete(struct pc_call *call, struct pc_fifo *f)
 }
 
 static inline bool pc__taken(struct pc_call *call, const struct pc_channel *channel,
-                             const struct pc_code_line *i)
+                             const struct pc_vm_instruction *i)
 {
     (void)call, (void)channel, (void)i;
     return true;
@@ -99,7 +98,7 @@ static inline void pc__signal(struct pc_call *call, struct pc_line *line, uint64
                               uint32_t peer)
 {
     if (pc__raise(line, count))
-        pc__ring(call->comm, peer);
+        pc__wakeup_signal(call->comm, peer);
 }
 
 /* A slot's lines lie in its reader's cache. Between cores that share one, storing through the
@@ -136,14 +135,14 @@ static inline void pc__probe_end(struct pc_probe *probe, enum pc_form form, uint
         probe->stream = probe->cost[PC_FORM_CACHED] > 2 * probe->cost[PC_FORM_STREAMED];
 }
 
-struct pc_manner {
+struct pc_store_mode {
     uint64_t ticks;
     uint32_t stream; /* bit j: destination j past the cache */
     enum pc_form form;
 };
 
-static inline void pc__manner(const struct pc_call *call, const struct pc_code_line *i,
-                              uint64_t total, struct pc_manner *manner)
+static inline void pc__store_mode(const struct pc_call *call, const struct pc_vm_instruction *i,
+                                  uint64_t total, struct pc_store_mode *manner)
 {
     /* In place the lines are in the cache anyway. */
     bool stream_out = call->terms->stream_out && call->in != call->out;
@@ -158,17 +157,17 @@ static inline void pc__manner(const struct pc_call *call, const struct pc_code_l
         }
 }
 
-static inline void pc__manner_end(const struct pc_code_line *i, uint64_t total,
-                                  const struct pc_manner *manner)
+static inline void pc__store_mode_end(const struct pc_vm_instruction *i, uint64_t total,
+                                      const struct pc_store_mode *manner)
 {
     pc__probe_end(i->probe, manner->form, total, manner->ticks);
 }
 
 #include "vm/operands.h"
 
-static inline void pc__move(struct pc_call *call, const struct pc_code_line *i, uint32_t piece,
+static inline void pc__move(struct pc_call *call, const struct pc_vm_instruction *i, uint32_t piece,
                             pc_skip skip, pc_size packed, pc_size total, pc_size nbytes,
-                            const struct pc_manner *manner)
+                            const struct pc_store_mode *manner)
 {
     const struct pc_plan *plan = call->plan;
     uint32_t n = (uint32_t)i->nsrc + i->ndst;
@@ -183,9 +182,9 @@ static inline void pc__move(struct pc_call *call, const struct pc_code_line *i, 
 /* A message lies in the peer's shadow, its signature in its line; a credit is news of one consumed.
  */
 static inline int pc__hand_over(struct pc_call *call, const struct pc_channel *channel,
-                                const struct pc_code_line *i)
+                                const struct pc_vm_instruction *i)
 {
-    const struct pc_remote *remote = call->comm->remote;
+    const struct pc_net_ops *remote = call->comm->remote;
     if (i->step == PC_STEP_PUT_CREDIT) {
         remote->credit(call->comm->wire, i->at.fifo, ++i->at.fifo->received);
         return PC_OK;
@@ -197,7 +196,7 @@ static inline int pc__hand_over(struct pc_call *call, const struct pc_channel *c
 }
 
 static inline int pc__put(struct pc_call *call, const struct pc_channel *channel,
-                          const struct pc_code_line *i)
+                          const struct pc_vm_instruction *i)
 {
     if (i->step == PC_STEP_PUT_MESSAGE) {
         struct pc_fifo *f = i->at.places->fifo;
@@ -206,14 +205,15 @@ static inline int pc__put(struct pc_call *call, const struct pc_channel *channel
     return pc__hand_over(call, channel, i);
 }
 
-static inline uint64_t pc__signature(const struct pc_channel *channel, const struct pc_code_line *i)
+static inline uint64_t pc__signature(const struct pc_channel *channel,
+                                     const struct pc_vm_instruction *i)
 {
     (void)i;
     return channel->line->signature;
 }
 
 static inline int pc__mismatch(struct pc_call *call, const struct pc_channel *channel,
-                               const struct pc_code_line *i)
+                               const struct pc_vm_instruction *i)
 {
     (void)channel;
     return pc__fail(&call->error, PC_MISMATCH, (int)i->at.fifo->peer,
@@ -221,24 +221,24 @@ static inline int pc__mismatch(struct pc_call *call, const struct pc_channel *ch
                     (unsigned long long)i->at.fifo->received, i->at.fifo->peer);
 }
 
-static inline bool pc__await(struct pc_call *call, struct pc_channel *channel,
-                             const struct pc_code_line *i);
+static inline bool pc__wait_here(struct pc_call *call, struct pc_channel *channel,
+                                 const struct pc_vm_instruction *i);
 
 #include "vm/interpreter.h"
 
-static inline bool pc__await(struct pc_call *call, struct pc_channel *channel,
-                             const struct pc_code_line *i)
+static inline bool pc__wait_here(struct pc_call *call, struct pc_channel *channel,
+                                 const struct pc_vm_instruction *i)
 {
     return pc__passes(call, i, &channel->line, &channel->want);
 }
 
-static inline bool pc__waits(const struct pc_code_line *i)
+static inline bool pc__waits(const struct pc_vm_instruction *i)
 {
     return i->step >= PC_STEP_WAIT_CREDIT && i->step <= PC_STEP_WAIT_DONE;
 }
 
 /* The rank that raises the count of a WAIT; not of WAIT_LOCAL. */
-static inline uint32_t pc__awaited(const struct pc_code_line *i)
+static inline uint32_t pc__awaited(const struct pc_vm_instruction *i)
 {
     return i->step == PC_STEP_WAIT_DONE ? i->at.token->peer : i->at.fifo->peer;
 }

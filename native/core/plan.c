@@ -110,7 +110,7 @@ static int check_places(struct pc_comm *comm, const struct pc_plan *plan,
 {
     const struct pc_plan_spec *s = &plan->spec;
     for (uint32_t i = 0; i < p->nplaces; i++) {
-        const struct pc_place *o = &p->places[i];
+        const struct pc_vm_operand *o = &p->places[i];
         if (o->space == PC_SPACE_SCRATCH || o->space == PC_SPACE_SLOT)
             continue;
         for (uint32_t k = 0; k < o->nchunks; k++) {

@@ -260,12 +260,12 @@ static void resolve_operands(const struct blob *b, struct pc_program *program)
 {
     for (uint32_t k = 0; k < b->header.noperands; k++) {
         struct pc_operand o = operand_at(b, k);
-        struct pc_place *p = &program->places[k];
-        *p = (struct pc_place){.space = o.space,
-                               .place = o.place,
-                               .chunk = o.chunk,
-                               .nchunks = o.nchunks,
-                               .peer = o.space == PC_SPACE_SLOT ? 0 : real_rank(b, o.edge)};
+        struct pc_vm_operand *p = &program->places[k];
+        *p = (struct pc_vm_operand){.space = o.space,
+                                    .place = o.place,
+                                    .chunk = o.chunk,
+                                    .nchunks = o.nchunks,
+                                    .peer = o.space == PC_SPACE_SLOT ? 0 : real_rank(b, o.edge)};
         if (o.space == PC_SPACE_SLOT && o.edge < b->header.nedges) {
             struct pc_edge e = edge_at(b, o.edge);
             p->fifo = fifo_of(b, &e);
@@ -275,15 +275,15 @@ static void resolve_operands(const struct blob *b, struct pc_program *program)
 }
 
 /* A frame must know how long its message is: as long as what last filled the slot. */
-static const struct pc_place *filled(const struct blob *b, const struct pc_program *program,
-                                     uint32_t at, const struct pc_fifo *fifo)
+static const struct pc_vm_operand *filled(const struct blob *b, const struct pc_program *program,
+                                          uint32_t at, const struct pc_fifo *fifo)
 {
     for (; at-- > 0;) {
         struct pc_instruction i = instruction_at(b, at);
         if (i.op == PC_OP_END)
             break; /* of the channel before */
         for (uint32_t k = 0; i.op == PC_OP_REDUCE_COPY && k < i.ndst; k++) {
-            const struct pc_place *p = &program->places[i.operand + i.nsrc + k];
+            const struct pc_vm_operand *p = &program->places[i.operand + i.nsrc + k];
             if (p->space == PC_SPACE_SLOT && p->fifo == fifo)
                 return p;
         }
@@ -293,7 +293,7 @@ static const struct pc_place *filled(const struct blob *b, const struct pc_progr
 
 /* Turns a signal into one to a remote peer. */
 static void put(const struct blob *b, const struct pc_program *program, uint32_t at,
-                struct pc_code_line *line)
+                struct pc_vm_instruction *line)
 {
     if (line->step == PC_STEP_CONSUME) {
         line->step = PC_STEP_PUT_CREDIT;
@@ -303,11 +303,11 @@ static void put(const struct blob *b, const struct pc_program *program, uint32_t
     }
 }
 
-static struct pc_code_line decode(const struct blob *b, const struct pc_program *program,
-                                  uint32_t at)
+static struct pc_vm_instruction decode(const struct blob *b, const struct pc_program *program,
+                                       uint32_t at)
 {
     struct pc_instruction i = instruction_at(b, at);
-    struct pc_code_line line
+    struct pc_vm_instruction line
         = {.flags = i.flags, .nsrc = i.nsrc, .ndst = i.ndst, .target = i.target};
     switch ((enum pc_opcode)i.op) {
     case PC_OP_END:

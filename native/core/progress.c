@@ -72,7 +72,7 @@ static void publish_ready(struct pc_comm *comm)
         line->signature = call->plan->terms[0].signature;
         memcpy(line->bytes, &mine, sizeof mine);
         if (pc__raise(line, n))
-            pc__ring(comm, p);
+            pc__wakeup_signal(comm, p);
     }
     comm->call.all_registered = mine.in && mine.out;
 }
@@ -142,7 +142,7 @@ static int usable(struct pc_comm *comm)
     return PC_ABORTED;
 }
 
-uint64_t pc__mix(uint64_t x)
+uint64_t pc__hash(uint64_t x)
 {
     x += UINT64_C(0x9E3779B97F4A7C15);
     x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
@@ -152,11 +152,11 @@ uint64_t pc__mix(uint64_t x)
 
 void pc__refused(struct pc_comm *comm)
 {
-    pc__board_enter(comm, PC_REFUSED);
-    pc__board_leave(comm);
+    pc__status_enter(comm, PC_REFUSED);
+    pc__status_leave(comm);
     uint64_t number
         = atomic_load_explicit(&((struct pc_arena *)comm->arena)->sequence, memory_order_relaxed);
-    comm->salt = pc__mix(comm->salt ^ number);
+    comm->salt = pc__hash(comm->salt ^ number);
 }
 
 int pc_refuse(struct pc_comm *comm, uint64_t *number)
@@ -186,7 +186,8 @@ static void salt(struct pc_plan *plan, uint64_t with)
         plan->terms[form].signature = plan->spec.signature ^ with;
 }
 
-int pc__begin(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out, double timeout)
+int pc__call_begin(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out,
+                   double timeout)
 {
     struct pc_call *call = &comm->call;
     int rc = usable(comm);
@@ -203,7 +204,7 @@ int pc__begin(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *
     call->timeout = timeout;
     call->deadline = 0;
     call->active = true;
-    pc__board_enter(comm, plan->spec.signature);
+    pc__status_enter(comm, plan->spec.signature);
     if (plan->direct == NULL) {
         start(call, plan->staged, 0);
     } else {
@@ -216,8 +217,8 @@ int pc__begin(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *
     return PC_OK;
 }
 
-int pc__begin_batch(struct pc_comm *comm, struct pc_batch *batch, uint64_t signature,
-                    double timeout)
+int pc__call_begin_batch(struct pc_comm *comm, struct pc_batch *batch, uint64_t signature,
+                         double timeout)
 {
     static const struct pc_program empty; /* what is left to run when the batch is done */
     struct pc_call *call = &comm->call;
@@ -230,14 +231,14 @@ int pc__begin_batch(struct pc_comm *comm, struct pc_batch *batch, uint64_t signa
     call->timeout = timeout;
     call->deadline = 0;
     call->active = true;
-    pc__board_enter(comm, signature);
+    pc__status_enter(comm, signature);
     for (uint32_t i = 0; i < batch->n; i++)
         pc__transfer_tag(&batch->transfers[i], signature ^ comm->salt);
     pc__pairwise_post(comm, batch);
     return PC_OK;
 }
 
-int pc__advance(struct pc_comm *comm, uint64_t patience_ns)
+int pc__progress(struct pc_comm *comm, uint64_t patience_ns)
 {
     struct pc_call *call = &comm->call;
     uint64_t until = 0;
@@ -273,7 +274,7 @@ int pc__advance(struct pc_comm *comm, uint64_t patience_ns)
         }
         if (rc >= 0 && ran && drained) {
             call->active = false;
-            pc__board_leave(comm);
+            pc__status_leave(comm);
             return PC_OK;
         }
         if (rc > 0)
@@ -307,9 +308,9 @@ static int run(struct pc_comm *comm, struct pc_plan *plan, const void *in, void 
             = {.plan = plan, .in = (char *)(uintptr_t)in, .out = out, .timeout = timeout};
         return finish(comm, pc__join_queue(comm, &job, (double)patience_ns * 1e-9));
     }
-    rc = pc__begin(comm, plan, in, out, timeout);
+    rc = pc__call_begin(comm, plan, in, out, timeout);
     if (rc == PC_OK)
-        rc = pc__advance(comm, patience_ns);
+        rc = pc__progress(comm, patience_ns);
     return finish(comm, rc);
 }
 
@@ -318,7 +319,8 @@ int pc_run(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out
     return run(comm, plan, in, out, timeout, PC_FIRST_PATIENCE_NS);
 }
 
-int pc__try(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out, double timeout)
+int pc__call_try(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out,
+                 double timeout)
 {
     return run(comm, plan, in, out, timeout, 0);
 }
@@ -329,10 +331,10 @@ int pc_resume(struct pc_comm *comm, double seconds)
     if (atomic_load_explicit(&comm->entered, memory_order_relaxed) != self())
         return PC_INVALID; /* comm->error may be another thread's, which is inside a call */
     if (comm->p2p->blocking != NULL)
-        return finish(comm, pc__exchange_resume(comm, patience));
+        return finish(comm, pc__batch_resume(comm, patience));
     if (comm->joined != NULL)
         return finish(comm, pc__joined_wait(comm, seconds));
-    return finish(comm, pc__advance(comm, patience));
+    return finish(comm, pc__progress(comm, patience));
 }
 
 int pc_comm_stuck(struct pc_comm *comm, struct pc_stuck *out)
@@ -354,7 +356,7 @@ int pc_comm_stuck(struct pc_comm *comm, struct pc_stuck *out)
     }
     for (uint32_t c = 0; c < call->program->nchannels; c++) {
         const struct pc_channel *channel = &call->channels[c];
-        const struct pc_code_line *i = channel->pc;
+        const struct pc_vm_instruction *i = channel->pc;
         if (channel->finished || !pc__waits(i) || i->step == PC_STEP_WAIT_LOCAL)
             continue;
         if (channel->line == NULL) /* it has not been stepped since its last tile */
@@ -376,12 +378,12 @@ int pc_comm_entered(struct pc_comm *comm)
     return by == 0 ? 0 : by == self() ? 2 : 1;
 }
 
-uint64_t pc_comm_places(struct pc_comm *comm)
+uint64_t pc_comm_op_count(struct pc_comm *comm)
 {
     return atomic_load_explicit(&comm->places, memory_order_relaxed);
 }
 
-uint64_t pc_comm_places_before(struct pc_comm *comm)
+uint64_t pc_comm_op_count_before(struct pc_comm *comm)
 {
     return atomic_load_explicit(&comm->places_before, memory_order_relaxed);
 }
@@ -391,7 +393,7 @@ void pc_comm_follow(struct pc_comm *comm, struct pc_comm *leader)
     comm->leader = leader;
 }
 
-void pc_comm_forget_places(struct pc_comm *comm, uint64_t places)
+void pc_comm_uncount_ops(struct pc_comm *comm, uint64_t places)
 {
     atomic_store_explicit(&comm->places, places, memory_order_relaxed);
 }
@@ -416,6 +418,6 @@ int pc_comm_abort(struct pc_comm *comm, int cause, int peer, const char *text)
     pc__fail(&comm->abort_error, PC_ABORTED, peer, "%s", text);
     comm->abort_error.cause = cause;
     atomic_store(&comm->aborted, 1);
-    pc__ring(comm, comm->options.rank);
+    pc__wakeup_signal(comm, comm->options.rank);
     return PC_OK;
 }

@@ -8,25 +8,25 @@ static struct pc_arena *mine(struct pc_comm *comm)
     return (struct pc_arena *)comm->arena;
 }
 
-void pc__board_enter(struct pc_comm *comm, uint64_t signature)
+void pc__status_enter(struct pc_comm *comm, uint64_t signature)
 {
     struct pc_arena *a = mine(comm);
     uint64_t sequence = atomic_load_explicit(&a->sequence, memory_order_relaxed) + 1;
     atomic_thread_fence(memory_order_release); /* IDLE, written before, is seen before */
-    atomic_store_explicit(&a->signatures[sequence % PC_BOARD_CALLS], signature,
+    atomic_store_explicit(&a->signatures[sequence % PC_STATUS_CALLS], signature,
                           memory_order_relaxed);
     atomic_store_explicit(&a->sequence, sequence, memory_order_relaxed);
-    atomic_store_explicit(&a->state, PC_BOARD_CALLING, memory_order_release);
+    atomic_store_explicit(&a->state, PC_STATUS_CALLING, memory_order_release);
 }
 
-void pc__board_leave(struct pc_comm *comm)
+void pc__status_leave(struct pc_comm *comm)
 {
-    atomic_store_explicit(&mine(comm)->state, PC_BOARD_IDLE, memory_order_release);
+    atomic_store_explicit(&mine(comm)->state, PC_STATUS_IDLE, memory_order_release);
 }
 
 /* Peers may read while this writes: they get a torn text at worst, always terminated, and
  * `described` tells them whether it is about the call they ask after. */
-void pc__board_describe(struct pc_comm *comm, const char *text)
+void pc__status_describe(struct pc_comm *comm, const char *text)
 {
     struct pc_arena *a = mine(comm);
     size_t n = strnlen(text, sizeof a->text - 1);
@@ -37,14 +37,14 @@ void pc__board_describe(struct pc_comm *comm, const char *text)
     atomic_store_explicit(&a->described, (uint32_t)sequence, memory_order_release);
 }
 
-int pc_board_describe(struct pc_comm *comm, const char *text)
+int pc_status_describe(struct pc_comm *comm, const char *text)
 {
     if (comm->joined == NULL) /* else the call on the board is an earlier one of the queue */
-        pc__board_describe(comm, text);
+        pc__status_describe(comm, text);
     return PC_OK;
 }
 
-int pc_board_read(struct pc_comm *comm, uint32_t peer, struct pc_board *out)
+int pc_status_read(struct pc_comm *comm, uint32_t peer, struct pc_status *out)
 {
     if (peer >= comm->options.size || comm->peers[peer].arena == NULL)
         return PC_INVALID;
@@ -53,7 +53,7 @@ int pc_board_read(struct pc_comm *comm, uint32_t peer, struct pc_board *out)
     struct pc_arena *a = (struct pc_arena *)comm->peers[peer].arena;
     out->state = atomic_load_explicit(&a->state, memory_order_acquire);
     out->sequence = atomic_load_explicit(&a->sequence, memory_order_relaxed);
-    out->signature = atomic_load_explicit(&a->signatures[out->sequence % PC_BOARD_CALLS],
+    out->signature = atomic_load_explicit(&a->signatures[out->sequence % PC_STATUS_CALLS],
                                           memory_order_relaxed);
     out->described = atomic_load_explicit(&a->described, memory_order_acquire);
     atomic_thread_fence(memory_order_acquire); /* so that reading twice means something */
@@ -62,7 +62,7 @@ int pc_board_read(struct pc_comm *comm, uint32_t peer, struct pc_board *out)
     return PC_OK;
 }
 
-uint64_t pc_board_call(struct pc_comm *comm, uint32_t peer, uint64_t number)
+uint64_t pc_status_call(struct pc_comm *comm, uint32_t peer, uint64_t number)
 {
     if (peer >= comm->options.size || comm->peers[peer].arena == NULL || comm->peers[peer].remote)
         return 0;
@@ -70,9 +70,9 @@ uint64_t pc_board_call(struct pc_comm *comm, uint32_t peer, uint64_t number)
     if (number == 0 || number > atomic_load_explicit(&a->sequence, memory_order_acquire))
         return 0;
     uint64_t found
-        = atomic_load_explicit(&a->signatures[number % PC_BOARD_CALLS], memory_order_relaxed);
+        = atomic_load_explicit(&a->signatures[number % PC_STATUS_CALLS], memory_order_relaxed);
     atomic_thread_fence(memory_order_acquire);
     /* Read behind it: a rank that goes on may have put a later call in its place. */
     uint64_t last = atomic_load_explicit(&a->sequence, memory_order_relaxed);
-    return last + 1 < number + PC_BOARD_CALLS ? found : PC_FORGOTTEN;
+    return last + 1 < number + PC_STATUS_CALLS ? found : PC_FORGOTTEN;
 }

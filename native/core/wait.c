@@ -44,7 +44,7 @@ static struct pc_line *sleep_on(struct pc_call *call, struct pc_channel *channel
     *want = channel->want;
     if (call->program == NULL)
         return line;
-    for (const struct pc_code_line *i = channel->pc; pc__waits(i); i++) {
+    for (const struct pc_vm_instruction *i = channel->pc; pc__waits(i); i++) {
         uint64_t n;
         if (!pc__passes(call, i, &other, &n) && other != NULL) {
             line = other;
@@ -92,7 +92,7 @@ enum listening { SEND_ONLY, FROM_AWAITED, FROM_ALL };
  * lost is a failure only where a channel waits for it, and after all that it sent was received. */
 static int listen_to(struct pc_comm *comm, uint32_t nchannels, enum listening whom)
 {
-    const struct pc_remote *t = comm->remote;
+    const struct pc_net_ops *t = comm->remote;
     struct pc_call *call = &comm->call;
     if (whom == FROM_ALL) /* first: it may be what empties the wire */
         t->progress(comm->wire);
@@ -137,9 +137,10 @@ static void doze(struct pc_comm *comm, uint32_t nchannels, uint32_t doorbell, ui
         asleep = false;
     if (comm->call.batch != NULL && pc__batch_done(comm->call.batch))
         asleep = false;
-    /* pc_comm_abort and pc__progress_stop ring after they have written, so nothing is missed. */
+    /* pc_comm_abort and pc__progress_thread_stop ring after they have written, so nothing is
+     * missed. */
     if (asleep && until > now && !atomic_load(&comm->aborted))
-        pc__sleep(comm, doorbell, until - now);
+        pc__wakeup_wait(comm, doorbell, until - now);
     while (n > 0) /* a mark left behind would cost its signaller a system call */
         pc__unmark(marked[--n]);
     if (posted)
@@ -210,7 +211,7 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
         return PC_AGAIN;
     pc__give_way(comm);
     for (uint32_t turns = comm->remote != NULL ? comm->remote->yields : 0;;) {
-        uint32_t doorbell = pc__doorbell(comm); /* first: what comes after the looks moves it */
+        uint32_t doorbell = pc__wakeup_arm(comm); /* first: what comes after the looks moves it */
         if (atomic_load(&comm->aborted)) {
             call->error = comm->abort_error;
             return PC_ABORTED;

@@ -30,7 +30,7 @@ static socklen_t address_of(struct sockaddr_un *at, const struct pc_arena *a, si
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
 }
 
-int pc__bell_open(struct pc_comm *comm)
+int pc__wakeup_open(struct pc_comm *comm)
 {
     struct pc_arena *mine = (struct pc_arena *)comm->arena;
     struct sockaddr_un at;
@@ -47,7 +47,7 @@ int pc__bell_open(struct pc_comm *comm)
     return PC_OK;
 }
 
-void pc__bell_close(struct pc_comm *comm)
+void pc__wakeup_close(struct pc_comm *comm)
 {
     int ringer = atomic_load(&comm->ringer);
     if (comm->bell >= 0)
@@ -73,7 +73,7 @@ static void wake_all(struct pc_arena *a)
     syscall(SYS_futex, &a->doorbell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-void pc__ring(struct pc_comm *comm, uint32_t peer)
+void pc__wakeup_signal(struct pc_comm *comm, uint32_t peer)
 {
     struct pc_arena *a = (struct pc_arena *)comm->peers[peer].arena;
     struct sockaddr_un at;
@@ -96,7 +96,7 @@ static void quiet(struct pc_comm *comm)
     }
 }
 
-uint32_t pc__doorbell(struct pc_comm *comm)
+uint32_t pc__wakeup_arm(struct pc_comm *comm)
 {
     return atomic_load_explicit(&((struct pc_arena *)comm->arena)->doorbell, memory_order_acquire);
 }
@@ -107,7 +107,7 @@ static void doze(struct pc_arena *arena, uint32_t doorbell, uint64_t ns)
     syscall(SYS_futex, &arena->doorbell, FUTEX_WAIT, doorbell, &t, NULL, 0);
 }
 
-void pc__sleep(struct pc_comm *comm, uint32_t doorbell, uint64_t ns)
+void pc__wakeup_wait(struct pc_comm *comm, uint32_t doorbell, uint64_t ns)
 {
     struct pc_arena *arena = (struct pc_arena *)comm->arena;
     int nobody = 0;
@@ -117,7 +117,7 @@ void pc__sleep(struct pc_comm *comm, uint32_t doorbell, uint64_t ns)
     }
     atomic_fetch_add(&comm->dozing, 1);
     if (atomic_compare_exchange_strong(&comm->listening, &nobody, 1)) {
-        if (pc__doorbell(comm) == doorbell && comm->remote->pause(comm->wire, ns))
+        if (pc__wakeup_arm(comm) == doorbell && comm->remote->pause(comm->wire, ns))
             quiet(comm);
         atomic_store(&comm->listening, 0);
         if (atomic_fetch_sub(&comm->dozing, 1) > 1) { /* one of them listens from now on */

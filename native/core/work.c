@@ -17,16 +17,16 @@ static int execute(struct pc_comm *comm, struct pc_work *work)
         pc__refused(comm);
         return PC_OK;
     }
-    int rc = work->batch ? pc__begin_batch(comm, work->batch, work->signature, work->timeout)
-                         : pc__begin(comm, work->plan, work->in, work->out, work->timeout);
+    int rc = work->batch ? pc__call_begin_batch(comm, work->batch, work->signature, work->timeout)
+                         : pc__call_begin(comm, work->plan, work->in, work->out, work->timeout);
     if (rc != PC_OK)
         return rc;
     work->batch = NULL; /* the call's now */
-    rc = pc__advance(comm, PC_FIRST_PATIENCE_NS);
+    rc = pc__progress(comm, PC_FIRST_PATIENCE_NS);
     if (rc == PC_AGAIN)
-        pc__board_describe(comm, work->where);
-    while (rc == PC_AGAIN) /* pc__progress_stop aborts it */
-        rc = pc__advance(comm, PC_PATIENCE_NS);
+        pc__status_describe(comm, work->where);
+    while (rc == PC_AGAIN) /* pc__progress_thread_stop aborts it */
+        rc = pc__progress(comm, PC_PATIENCE_NS);
     return rc;
 }
 
@@ -53,7 +53,7 @@ static void *progress(void *argument)
     while (!atomic_load(&comm->stopping)) {
         struct pc_work *work = comm->head;
         if (work == NULL) {
-            if (!pc__watch(comm))
+            if (!pc__progress_thread_turn(comm))
                 pthread_cond_wait(&comm->queue_moved, &comm->queue_lock);
             continue;
         }
@@ -71,7 +71,7 @@ static void *progress(void *argument)
     return NULL;
 }
 
-void pc__progress_stop(struct pc_comm *comm)
+void pc__progress_thread_stop(struct pc_comm *comm)
 {
     if (!comm->threaded)
         return;
@@ -85,7 +85,7 @@ void pc__progress_stop(struct pc_comm *comm)
 }
 
 /* With the queue's lock. */
-int pc__thread_start(struct pc_comm *comm)
+int pc__progress_thread_start(struct pc_comm *comm)
 {
     if (comm->threaded)
         return PC_OK;
@@ -108,7 +108,7 @@ int pc__enqueue(struct pc_comm *comm, const struct pc_work *job, const char *whe
     work->comm = comm;
     strncpy(work->where, where, sizeof work->where - 1);
     pthread_mutex_lock(&comm->queue_lock);
-    int rc = pc__thread_start(comm);
+    int rc = pc__progress_thread_start(comm);
     if (rc != PC_OK) {
         pthread_mutex_unlock(&comm->queue_lock);
         free(work->batch);
@@ -127,7 +127,7 @@ int pc__enqueue(struct pc_comm *comm, const struct pc_work *job, const char *whe
     pthread_cond_signal(&comm->queue_moved);
     pthread_mutex_unlock(&comm->queue_lock);
     if (atomic_load(&comm->p2p->driving))
-        pc__ring(comm, comm->options.rank); /* it sleeps on transfers */
+        pc__wakeup_signal(comm, comm->options.rank); /* it sleeps on transfers */
     *result = work;
     return PC_OK;
 }
@@ -148,7 +148,7 @@ int pc_submit(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *
 int pc_work_wait(struct pc_work *work, double seconds)
 {
     if (work->posted != NULL)
-        return pc__posted_wait(work->posted, seconds);
+        return pc__batch_wait(work->posted, seconds);
     uint64_t until = pc__now() + (seconds > 0 ? (uint64_t)(seconds * 1e9) : 0);
     for (;;) {
         if (atomic_load_explicit(&work->state, memory_order_acquire) == PC_WORK_FINISHED)

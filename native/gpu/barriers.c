@@ -6,9 +6,9 @@
  * count says that data has been written, or read, so all threads must have done that. */
 #include "gpu/device_image.h"
 
-static bool tells(const struct pc_code_line *line, bool packets)
+static bool tells(const struct pc_vm_instruction *line, bool packets)
 {
-    switch ((enum pc_step)line->step) {
+    switch ((enum pc_vm_step)line->step) {
     case PC_STEP_FILL:
         return !packets; /* each packet tells for itself */
     case PC_STEP_CONSUME:
@@ -30,7 +30,7 @@ static bool tells(const struct pc_code_line *line, bool packets)
     return false;
 }
 
-void pc__place_barriers(struct pc_code_line *code, uint32_t n, bool packets)
+void pc__place_barriers(struct pc_vm_instruction *code, uint32_t n, bool packets)
 {
     bool moved = false; /* since the threads met last */
     bool carried = false;

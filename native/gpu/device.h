@@ -3,27 +3,27 @@
  * A plan runs in lanes: lane l moves part l of every chunk, in blocks of its own. Block b of a
  * launch is (channel, lane) with b = channel * lanes + lane, which both ends of an edge agree on
  * even where one rank has fewer channels than the other. */
-#ifndef PC_DEVICE_H
-#define PC_DEVICE_H
+#ifndef PC_GPU_DEVICE_H
+#define PC_GPU_DEVICE_H
 #include "vm/vm.h"
 
 #define PC_MAX_BLOCKS 16u
-#define PC_MAX_LANES 8u
-#define PC_LOCALS (PC_MAX_LANES * PC_MAX_CHANNELS * PC_MAX_CHANNELS) /* [lane][from][to] */
-#define PC_RING_ENTRIES 1024u
+#define PC_MAX_INSTANCES 8u
+#define PC_LOCALS (PC_MAX_INSTANCES * PC_MAX_CHANNELS * PC_MAX_CHANNELS) /* [lane][from][to] */
+#define PC_PROXY_FIFO_ENTRIES 1024u
 
 /* Packets: a message as words of 8 bytes, 4 of data and the flag of the message above them. A
  * reader waits for each word by itself. The last word of a slot says whose call it is. */
-#define PC_PACKET_BYTES (16u << 10) /* of data, per message */
-#define PC_PACKET_SLOT_BYTES (2 * PC_PACKET_BYTES + 128u)
-#define PC_PACKET_PERIOD 0xffffffffull
+#define PC_LL_BYTES (16u << 10) /* of data, per message */
+#define PC_LL_SLOT_BYTES (2 * PC_LL_BYTES + 128u)
+#define PC_LL_FLAG_PERIOD 0xffffffffull
 
 #define PC_IN_READY 0xffffffffu /* for an instruction: before the first one */
 #define PC_NOBODY 0xffffffffu   /* the peer of who waits for another block of its own rank */
 
 /* Mapped host memory; zero: none. Who may write it is settled by block states, on the device: not
  * every bus carries atomics to the host's memory. */
-struct pc_trouble {
+struct pc_device_error {
     uint32_t claimed; /* 1 + block; the fields follow, `code` last (release) */
     uint32_t block;
     uint32_t instruction; /* of the Program */
@@ -34,13 +34,13 @@ struct pc_trouble {
     uint64_t code; /* - enum pc_code: TIMEDOUT, ABORTED, MISMATCH */
 };
 
-struct pc_watch { /* mapped host memory, one per plane; each field on lines of its own */
+struct pc_host_control { /* mapped host memory, one per plane; each field on lines of its own */
     PC_ALIGNED(128) uint32_t abort; /* the host writes 1: every spin ends */
-    PC_ALIGNED(128) struct pc_trouble trouble;
+    PC_ALIGNED(128) struct pc_device_error trouble;
     PC_ALIGNED(128)
     uint64_t finished[PC_MAX_BLOCKS][8]; /* [b][0]: launches that block b has ended (host reads) */
     uint64_t tail[PC_MAX_BLOCKS][8];     /* [b][0]: entries the proxy has consumed (host writes) */
-    uint64_t ring[PC_MAX_BLOCKS][PC_RING_ENTRIES];
+    uint64_t ring[PC_MAX_BLOCKS][PC_PROXY_FIFO_ENTRIES];
 };
 
 /* An entry of a ring: what the proxy is to do for a kernel, namely what the CPU's interpreter does
@@ -73,7 +73,7 @@ struct pc_where {
 };
 _Static_assert(sizeof(struct pc_where) <= PC_INLINE_BYTES, "READY fits a line");
 
-struct pc_reached {      /* of a peer */
+struct pc_ipc_peer {     /* of a peer */
     struct pc_line *out; /* two lines in its arena */
     struct pc_line *in;  /* two lines in this rank's arena */
     char *heap;
@@ -87,7 +87,7 @@ struct pc_arrays { /* of a peer: where its message would begin */
 /* Device memory: what one block runs. */
 struct pc_block_image {
     struct pc_terms terms;
-    const struct pc_code_line *start;
+    const struct pc_vm_instruction *start;
     struct pc_block_state *state;
     uint64_t *ring;
     const uint64_t *tail;
@@ -97,29 +97,29 @@ struct pc_block_image {
 };
 
 /* Device memory: a plan and its Program, for all blocks of a launch. */
-struct pc_image {
+struct pc_device_image {
     uint64_t nbytes; /* of all that lies behind this */
     uint32_t nblocks;
     uint32_t lanes;
     uint32_t plan; /* its number in a ring's entries */
     uint32_t form; /* 1: there is a direct form beside the staged one */
-    struct pc_watch *watch;
+    struct pc_host_control *watch;
     struct pc_block_state *states; /* of all blocks of the plane */
     /* Of the direct form. */
     uint32_t rank;
     uint32_t size;
     uint32_t nparts; /* blocks of the message */
     uint32_t reserved;
-    struct pc_where mine;       /* `in` and `out` are the bytes of the arrays */
-    const uint64_t *starts;     /* of the blocks in the message, and its end */
-    struct pc_reached *reached; /* [peer] */
-    struct pc_arrays *arrays;   /* [block][peer] */
+    struct pc_where mine;        /* `in` and `out` are the bytes of the arrays */
+    const uint64_t *starts;      /* of the blocks in the message, and its end */
+    struct pc_ipc_peer *reached; /* [peer] */
+    struct pc_arrays *arrays;    /* [block][peer] */
     uint64_t heap_bytes;
     struct pc_block_image blocks[2][PC_MAX_BLOCKS]; /* staged, direct */
 };
 
-struct pc_launch { /* by value, the only argument of a kernel */
-    const struct pc_image *image;
+struct pc_kernel_args { /* by value, the only argument of a kernel */
+    const struct pc_device_image *image;
     char *in; /* where the message would begin if the array held all of it; see pc_call */
     char *out;
     uint64_t timeout_ns;

@@ -10,7 +10,7 @@
 #define PC_STAGING_BYTES ((size_t)64 << 10)
 
 /* By way of pinned memory: else the driver would have to wait for the copy, or copy itself. */
-static int copy(struct pc_plane *plane, uint64_t device, char *host, size_t nbytes, bool up)
+static int copy(struct pc_device_comm *plane, uint64_t device, char *host, size_t nbytes, bool up)
 {
     int rc = PC_OK;
     for (size_t at = 0, n; at < nbytes && rc == PC_OK; at += n) {
@@ -28,17 +28,18 @@ static int copy(struct pc_plane *plane, uint64_t device, char *host, size_t nbyt
     return rc;
 }
 
-int pc__plane_upload(struct pc_plane *plane, uint64_t to, const void *from, size_t nbytes)
+int pc__device_comm_upload(struct pc_device_comm *plane, uint64_t to, const void *from,
+                           size_t nbytes)
 {
     return copy(plane, to, (char *)(uintptr_t)from, nbytes, true);
 }
 
-int pc__plane_download(struct pc_plane *plane, void *to, uint64_t from, size_t nbytes)
+int pc__device_comm_download(struct pc_device_comm *plane, void *to, uint64_t from, size_t nbytes)
 {
     return copy(plane, from, to, nbytes, false);
 }
 
-static int check_options(struct pc_plane *plane, const struct pc_plane_options *o)
+static int check_options(struct pc_device_comm *plane, const struct pc_device_comm_options *o)
 {
     const struct pc_options *c = &plane->comm->options;
     bool mine = false, rising = true;
@@ -57,7 +58,7 @@ static int check_options(struct pc_plane *plane, const struct pc_plane_options *
     return PC_OK;
 }
 
-static int place_locals(struct pc_plane *plane, const struct pc_plane_options *o)
+static int place_locals(struct pc_device_comm *plane, const struct pc_device_comm_options *o)
 {
     uint32_t size = plane->comm->options.size;
     plane->peers = calloc(size, sizeof *plane->peers);
@@ -76,7 +77,7 @@ static int place_locals(struct pc_plane *plane, const struct pc_plane_options *o
     return PC_OK;
 }
 
-static int allocate(struct pc_plane *plane)
+static int allocate(struct pc_device_comm *plane)
 {
     const struct pc_options *o = &plane->comm->options;
     int device = plane->device;
@@ -101,7 +102,7 @@ static int allocate(struct pc_plane *plane)
     return rc == PC_OK ? pc_cuda_event(device, 0, plane->error, &plane->captured_order) : rc;
 }
 
-static int open_device(struct pc_plane *plane)
+static int open_device(struct pc_device_comm *plane)
 {
     struct pc_cuda_device device;
     int least, greatest;
@@ -115,14 +116,14 @@ static int open_device(struct pc_plane *plane)
     plane->sync_domains = (uint32_t)device.sync_domains;
     plane->max_threads = (uint32_t)device.threads_per_block;
     rc = allocate(plane);
-    return rc == PC_OK ? pc__reach_open(plane) : rc;
+    return rc == PC_OK ? pc__ipc_open(plane) : rc;
 }
 
-int pc_plane_open(struct pc_comm *comm, const struct pc_plane_options *options,
-                  struct pc_plane **out)
+int pc_device_comm_open(struct pc_comm *comm, const struct pc_device_comm_options *options,
+                        struct pc_device_comm **out)
 {
     *out = NULL;
-    struct pc_plane *plane = calloc(1, sizeof *plane);
+    struct pc_device_comm *plane = calloc(1, sizeof *plane);
     if (plane == NULL)
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a plane");
     plane->comm = comm;
@@ -149,7 +150,7 @@ int pc_plane_open(struct pc_comm *comm, const struct pc_plane_options *options,
     }
     if (rc != PC_OK) {
         struct pc_error why = comm->error;
-        pc_plane_close(plane);
+        pc_device_comm_close(plane);
         comm->error = why;
         return rc;
     }
@@ -157,32 +158,32 @@ int pc_plane_open(struct pc_comm *comm, const struct pc_plane_options *options,
     return PC_OK;
 }
 
-static int seal(struct pc_plane *plane, const uint8_t *reached)
+static int seal(struct pc_device_comm *plane, const uint8_t *reached)
 {
     const struct pc_comm *comm = plane->comm;
     for (uint32_t p = 0; p < comm->options.size; p++) {
-        struct pc_plane_peer *peer = &plane->peers[p];
+        struct pc_device_peer *peer = &plane->peers[p];
         if (p == comm->options.rank) {
-            peer->reach = PC_REACH_SELF;
+            peer->reach = PC_ROUTE_SELF;
         } else if (reached[p] && peer->arena != 0) {
-            peer->reach = PC_REACH_DIRECT;
+            peer->reach = PC_ROUTE_P2P;
         } else if (reached[p] || plane->whole) {
             return pc__fail(plane->error, PC_INVALID, (int)p,
                             "rank %u is said to be reached by rank %u, which it is not", p,
                             comm->options.rank);
         } else {
-            pc__reach_drop(plane, p);
-            peer->reach = comm->peers[p].remote ? PC_REACH_REMOTE : PC_REACH_STAGED;
+            pc__ipc_drop(plane, p);
+            peer->reach = comm->peers[p].remote ? PC_ROUTE_NET : PC_ROUTE_SHM;
             plane->proxied = plane->proxied || comm->peers[p].remote;
         }
     }
-    int rc = pc__pinned_open(plane);
+    int rc = pc__host_register_open(plane);
     if (rc == PC_OK)
-        rc = pc__edges_make(plane);
+        rc = pc__device_fifos_make(plane);
     return rc == PC_OK ? pc__proxy_start(plane) : rc;
 }
 
-int pc_plane_seal(struct pc_plane *plane, const uint8_t *reached, uint32_t whole)
+int pc_device_comm_seal(struct pc_device_comm *plane, const uint8_t *reached, uint32_t whole)
 {
     if (plane->sealed)
         return pc__fail(plane->error, PC_INVALID, -1, "a plane that is sealed already");
@@ -194,7 +195,7 @@ int pc_plane_seal(struct pc_plane *plane, const uint8_t *reached, uint32_t whole
     return rc;
 }
 
-void pc__plane_fail(struct pc_plane *plane, int code, const struct pc_error *error)
+void pc__device_comm_fail(struct pc_device_comm *plane, int code, const struct pc_error *error)
 {
     int nobody = 0;
     if (atomic_compare_exchange_strong(&plane->failing, &nobody, 1)) {
@@ -207,12 +208,12 @@ void pc__plane_fail(struct pc_plane *plane, int code, const struct pc_error *err
 /* Waits for kernels that run, as long as they may, then until they have seen that they must end;
  * true if they have. What graphs launch is not counted: but that ends, too, and memory is not freed
  * before all kernels of the process have. */
-static bool settle(struct pc_plane *plane, double seconds)
+static bool settle(struct pc_device_comm *plane, double seconds)
 {
     const struct timespec nap = {0, 100000};
     uint64_t until = pc__now() + (uint64_t)(seconds * 1e9);
     while ((pc__launches_over(plane) == PC_AGAIN || !pc__proxy_settled(plane))
-           && pc_plane_check(plane) == PC_OK && pc__now() < until)
+           && pc_device_comm_check(plane) == PC_OK && pc__now() < until)
         nanosleep(&nap, NULL);
     __atomic_store_n(&plane->watch->abort, 1, __ATOMIC_RELEASE);
     until = pc__now() + PC_END_NS;
@@ -222,7 +223,7 @@ static bool settle(struct pc_plane *plane, double seconds)
     return rc == PC_OK || (rc != PC_AGAIN && pc__launches_ended(plane));
 }
 
-void pc_plane_detach(struct pc_plane *plane, double seconds)
+void pc_device_comm_detach(struct pc_device_comm *plane, double seconds)
 {
     if (plane == NULL || plane->detached || plane->pid != getpid())
         return;
@@ -231,13 +232,13 @@ void pc_plane_detach(struct pc_plane *plane, double seconds)
     plane->hung = plane->sealed && !settle(plane, seconds);
     pc__proxy_stop(plane);
     if (!plane->hung)
-        pc__reach_close(plane);
+        pc__ipc_close(plane);
     if (*pc_cuda_missing() == 0)
         pc__cuda_relax(mode);
 }
 
 /* What the plane said of its failure stays the communicator's, which lives longer. */
-static void leave_failure(struct pc_plane *plane)
+static void leave_failure(struct pc_device_comm *plane)
 {
     struct pc_comm *comm = plane->comm;
     if (atomic_load(&comm->failure) != &plane->failure)
@@ -246,11 +247,11 @@ static void leave_failure(struct pc_plane *plane)
     atomic_store(&comm->failure, &comm->call.error);
 }
 
-static void give_back(struct pc_plane *plane)
+static void give_back(struct pc_device_comm *plane)
 {
     struct pc_error ignored;
     int device = plane->device;
-    pc__pinned_close(plane);
+    pc__host_register_close(plane);
     if (plane->order != 0)
         pc_cuda_event_free(device, plane->order, &ignored);
     if (plane->captured_order != 0)
@@ -268,19 +269,19 @@ static void give_back(struct pc_plane *plane)
         pc_cuda_stream_free(device, plane->stream, &ignored);
 }
 
-void pc_plane_close(struct pc_plane *plane)
+void pc_device_comm_close(struct pc_device_comm *plane)
 {
     /* A fork's child owns nothing of it; and memory that a kernel may still touch is never freed.
      */
     if (plane == NULL || plane->pid != getpid())
         return;
-    pc_plane_detach(plane, 0);
+    pc_device_comm_detach(plane, 0);
     if (plane->hung)
         return;
     leave_failure(plane);
     if (*pc_cuda_missing() == 0) {
         int mode = pc__cuda_relax(PC_CUDA_RELAXED);
-        pc__plans_drop(plane);
+        pc__device_plans_drop(plane);
         give_back(plane);
         pc__cuda_relax(mode);
     }
@@ -294,7 +295,7 @@ void pc_plane_close(struct pc_plane *plane)
     free(plane);
 }
 
-uint64_t pc_plane_alloc(struct pc_plane *plane, size_t nbytes)
+uint64_t pc_device_comm_alloc(struct pc_device_comm *plane, size_t nbytes)
 {
     size_t offset;
     pthread_mutex_lock(
@@ -304,7 +305,7 @@ uint64_t pc_plane_alloc(struct pc_plane *plane, size_t nbytes)
     return found ? plane->arena + plane->layout.heap + offset : 0;
 }
 
-int pc_plane_free(struct pc_plane *plane, uint64_t address)
+int pc_device_comm_free(struct pc_device_comm *plane, uint64_t address)
 {
     size_t offset = (size_t)(address - (plane->arena + plane->layout.heap));
     pthread_mutex_lock(&plane->heap_lock);
@@ -315,17 +316,17 @@ int pc_plane_free(struct pc_plane *plane, uint64_t address)
     return found ? PC_OK : PC_INVALID;
 }
 
-void pc_plane_state(struct pc_plane *plane, struct pc_plane_state *out)
+void pc_device_comm_state(struct pc_device_comm *plane, struct pc_device_comm_state *out)
 {
-    *out = (struct pc_plane_state){.launched = plane->launches,
-                                   .captured = plane->captures,
-                                   .carried = atomic_load(&plane->carried)};
+    *out = (struct pc_device_comm_state){.launched = plane->launches,
+                                         .captured = plane->captures,
+                                         .carried = atomic_load(&plane->carried)};
     for (uint32_t i = 0; i < plane->nplans; i++)
         if (plane->plans[i] != NULL)
             out->pinned += __atomic_load_n(plane->plans[i]->graphs, __ATOMIC_ACQUIRE) != 0;
     for (uint32_t p = 0; p < plane->comm->options.size; p++) {
-        out->direct += plane->peers[p].reach == PC_REACH_DIRECT;
-        out->staged += plane->peers[p].reach == PC_REACH_STAGED;
-        out->remote += plane->peers[p].reach == PC_REACH_REMOTE;
+        out->direct += plane->peers[p].reach == PC_ROUTE_P2P;
+        out->staged += plane->peers[p].reach == PC_ROUTE_SHM;
+        out->remote += plane->peers[p].reach == PC_ROUTE_NET;
     }
 }

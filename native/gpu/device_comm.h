@@ -2,50 +2,50 @@
  * it comes to its peers' memory, host_register.c the memory of the host that its kernels touch,
  * pool.c memory for plans, fifo.c, device_plan.c and launch.c what their names say, proxy.c the
  * thread that carries to remote peers. */
-#ifndef PC_PLANE_H
-#define PC_PLANE_H
+#ifndef PC_DEVICE_COMM_H
+#define PC_DEVICE_COMM_H
 #include "gpu/device_layout.h"
 #include "gpu/device_image.h"
 #include "core/internal.h"
 
-enum pc_reach {
-    PC_REACH_NONE, /* not agreed on yet */
-    PC_REACH_SELF,
-    PC_REACH_DIRECT, /* GPU memory */
-    PC_REACH_STAGED, /* the host's arenas, which both map */
-    PC_REACH_REMOTE, /* the host's shadows, and the proxy */
+enum pc_device_route {
+    PC_ROUTE_NONE, /* not agreed on yet */
+    PC_ROUTE_SELF,
+    PC_ROUTE_P2P, /* GPU memory */
+    PC_ROUTE_SHM, /* the host's arenas, which both map */
+    PC_ROUTE_NET, /* the host's shadows, and the proxy */
 };
 
 /* What this rank has of a peer. */
-struct pc_plane_peer {
-    uint8_t reach;  /* enum pc_reach */
+struct pc_device_peer {
+    uint8_t reach;  /* enum pc_device_route */
     bool mapped;    /* `arena` is another process's memory, opened here */
     uint32_t place; /* among the ranks of this host, or UINT32_MAX */
     uint64_t arena; /* on the device; 0: not reached */
     uint64_t base;  /* of its allocation, where `mapped` */
 };
 
-struct pc_span_host { /* host memory that the device sees */
+struct pc_host_range { /* host memory that the device sees */
     char *host;
     size_t nbytes;
     uint64_t device;
 };
 
-enum pc_plan_state {
-    PC_PLAN_HELD,     /* by its owner */
-    PC_PLAN_DROPPED,  /* freed when nothing uses it any more */
-    PC_PLAN_ORPHANED, /* the plane has gone before its owner */
+enum pc_device_plan_state {
+    PC_DEVICE_PLAN_HELD,     /* by its owner */
+    PC_DEVICE_PLAN_DROPPED,  /* freed when nothing uses it any more */
+    PC_DEVICE_PLAN_ORPHANED, /* the plane has gone before its owner */
 };
 
-struct pc_plane_plan {
-    struct pc_plane *plane;
+struct pc_device_plan {
+    struct pc_device_comm *plane;
     struct pc_plan *plan;
     uint32_t number;
     uintptr_t function;
-    struct pc_plane_shape shape;
+    struct pc_device_plan_shape shape;
     uint64_t image;   /* on the device */
     uint32_t *graphs; /* that may launch it; counted down by the driver, so it outlives the plane */
-    _Atomic int state; /* enum pc_plan_state; of two threads, the later one frees it */
+    _Atomic int state; /* enum pc_device_plan_state; of two threads, the later one frees it */
 };
 
 struct pc_pool {
@@ -53,8 +53,8 @@ struct pc_pool {
     struct pc_heap heap;
 };
 
-struct pc_plane {
-    struct pc_plane *next; /* of this process's */
+struct pc_device_comm {
+    struct pc_device_comm *next; /* of this process's */
     struct pc_comm *comm;
     int device;
     int pid;                /* of who opened it: a fork's child owns nothing on the device */
@@ -65,22 +65,22 @@ struct pc_plane {
     struct pc_device_header header; /* as it stands in the arena */
     uint64_t arena;                 /* what peers open */
     uint64_t edges_memory;          /* FIFOs, tokens and block states: nobody else's */
-    struct pc_edges edges;
+    struct pc_device_fifos edges;
     struct pc_heap heap; /* offsets from layout.heap */
     pthread_mutex_t heap_lock;
     struct pc_pool *pools; /* for plans */
     uint32_t npools;
-    struct pc_plane_peer *peers;
+    struct pc_device_peer *peers;
     uint32_t *locals;
     uint32_t nlocals, place;
     bool whole, sealed, detached;
     bool hung; /* a kernel did not end, though it was told to */
 
     /* Memory of the host. */
-    struct pc_watch *watch;
+    struct pc_host_control *watch;
     uint64_t watch_device;
-    char *staging;              /* for uploads */
-    struct pc_span_host *spans; /* in order of address */
+    char *staging;               /* for uploads */
+    struct pc_host_range *spans; /* in order of address */
     uint32_t nspans;
 
     /* Launches. */
@@ -97,7 +97,7 @@ struct pc_plane {
     _Atomic uint64_t launched[PC_MAX_BLOCKS]; /* of these, those that block b is part of */
     _Atomic uint32_t capturing;               /* a graph may launch a plan whenever it likes */
 
-    struct pc_plane_plan **plans; /* by number; a place is written before its first launch */
+    struct pc_device_plan **plans; /* by number; a place is written before its first launch */
     uint32_t nplans;
     bool proxied; /* some peer is remote */
 
@@ -119,49 +119,50 @@ struct pc_plane {
 
 /* device_comm.c */
 /* Copies from host memory to the device and waits for it. */
-int pc__plane_upload(struct pc_plane *plane, uint64_t to, const void *from, size_t nbytes);
-int pc__plane_download(struct pc_plane *plane, void *to, uint64_t from, size_t nbytes);
+int pc__device_comm_upload(struct pc_device_comm *plane, uint64_t to, const void *from,
+                           size_t nbytes);
+int pc__device_comm_download(struct pc_device_comm *plane, void *to, uint64_t from, size_t nbytes);
 /* All spins of kernels end, and every call from now on tells `error`. */
-void pc__plane_fail(struct pc_plane *plane, int code, const struct pc_error *error);
+void pc__device_comm_fail(struct pc_device_comm *plane, int code, const struct pc_error *error);
 
 /* ipc.c */
-int pc__reach_open(struct pc_plane *plane);
-void pc__reach_drop(struct pc_plane *plane, uint32_t peer);
-void pc__reach_close(struct pc_plane *plane);
+int pc__ipc_open(struct pc_device_comm *plane);
+void pc__ipc_drop(struct pc_device_comm *plane, uint32_t peer);
+void pc__ipc_close(struct pc_device_comm *plane);
 
 /* host_register.c: once it is known who is reached how. */
-int pc__pinned_open(struct pc_plane *plane);
-void pc__pinned_close(struct pc_plane *plane);
+int pc__host_register_open(struct pc_device_comm *plane);
+void pc__host_register_close(struct pc_device_comm *plane);
 /* The device's address of memory of the host's arenas or shadows; 0: it was not made known. */
-uint64_t pc__pinned_device(const struct pc_plane *plane, const void *at);
+uint64_t pc__host_register_address(const struct pc_device_comm *plane, const void *at);
 
 /* pool.c: memory on the device for plans. To allocate may, and to free does, wait for all kernels
  * of this process, which may wait for one that is not launched yet: so nothing is given back to the
  * driver before the plane closes, and rarely anything taken. */
-int pc__pool_open(struct pc_plane *plane);
-void pc__pool_close(struct pc_plane *plane);
-int pc__pool_take(struct pc_plane *plane, size_t nbytes, uint64_t *address);
-void pc__pool_give(struct pc_plane *plane, uint64_t address);
+int pc__pool_open(struct pc_device_comm *plane);
+void pc__pool_close(struct pc_device_comm *plane);
+int pc__pool_take(struct pc_device_comm *plane, size_t nbytes, uint64_t *address);
+void pc__pool_give(struct pc_device_comm *plane, uint64_t address);
 
 /* fifo.c: once it is known who is reached how. */
-int pc__edges_make(struct pc_plane *plane);
+int pc__device_fifos_make(struct pc_device_comm *plane);
 
 /* launch.c */
 /* Launches that a block has ended; those of graphs count, too. */
-uint64_t pc__launches_finished(const struct pc_plane *plane, uint32_t block);
+uint64_t pc__launches_finished(const struct pc_device_comm *plane, uint32_t block);
 /* Whether every block has ended as many launches as are known of; those of graphs count, too. */
-bool pc__launches_ended(const struct pc_plane *plane);
+bool pc__launches_ended(const struct pc_device_comm *plane);
 /* OK when all that was launched has ended, AGAIN, or what the driver says; it may be asked. */
-int pc__launches_over(struct pc_plane *plane);
+int pc__launches_over(struct pc_device_comm *plane);
 
 /* device_plan.c */
-void pc__plans_drop(struct pc_plane *plane);
+void pc__device_plans_drop(struct pc_device_comm *plane);
 
 /* proxy.c */
-int pc__proxy_start(struct pc_plane *plane);
-void pc__proxy_stop(struct pc_plane *plane);
+int pc__proxy_start(struct pc_device_comm *plane);
+void pc__proxy_stop(struct pc_device_comm *plane);
 /* A launch was made, or will be: from now on the proxy keeps watch. */
-void pc__proxy_wake(struct pc_plane *plane);
+void pc__proxy_wake(struct pc_device_comm *plane);
 /* Whether all that was launched has ended, and all that it pushed was handed over. */
-bool pc__proxy_settled(struct pc_plane *plane);
+bool pc__proxy_settled(struct pc_device_comm *plane);
 #endif

@@ -1,6 +1,6 @@
 /* Builds the device image of a plan; see device_image.h. What it holds, one behind the other:
  *
- *   pc_image | starts | of each form, for each lane: chunks | places | code
+ *   pc_device_image | starts | of each form, for each lane: chunks | places | code
  *
  * Lanes have copies of places and code, as these name the lane's own edges. */
 #include <string.h>
@@ -16,7 +16,7 @@ struct builder {
     uint32_t lanes;
     bool packets;
     size_t chunks, places, code, end; /* where in the image */
-    const struct pc_edges *edges;
+    const struct pc_device_fifos *edges;
     char *copy;
     uint64_t base;
     struct pc_error *error;
@@ -38,14 +38,14 @@ static struct builder begin_at(const struct pc_plan *plan, int form, uint32_t la
         return b;
     b.chunks = at;
     b.places = b.chunks + lanes * aligned(b.program->nchunks * sizeof(struct pc_chunk));
-    b.code = b.places + lanes * aligned(b.program->nplaces * sizeof(struct pc_place));
-    b.end = b.code + lanes * aligned(b.program->ninstructions * sizeof(struct pc_code_line));
+    b.code = b.places + lanes * aligned(b.program->nplaces * sizeof(struct pc_vm_operand));
+    b.end = b.code + lanes * aligned(b.program->ninstructions * sizeof(struct pc_vm_instruction));
     return b;
 }
 
 static size_t starts_end(const struct pc_plan *plan)
 {
-    return aligned(sizeof(struct pc_image))
+    return aligned(sizeof(struct pc_device_image))
            + aligned((plan->spec.nblocks + (size_t)1) * sizeof(uint64_t));
 }
 
@@ -76,12 +76,12 @@ static uint64_t longest_piece(const struct builder *b, uint32_t lane, uint64_t *
     return longest < tile ? longest : tile;
 }
 
-int pc__image_blocks(const struct pc_plan *plan, int form, uint32_t lanes)
+int pc__device_image_blocks(const struct pc_plan *plan, int form, uint32_t lanes)
 {
     uint32_t most = 0;
     for (int f = 0; f <= form; f++) {
         struct builder b = begin(plan, f, lanes);
-        if (b.program == NULL || lanes == 0 || lanes > PC_MAX_LANES
+        if (b.program == NULL || lanes == 0 || lanes > PC_MAX_INSTANCES
             || b.program->nchannels * lanes > PC_MAX_BLOCKS)
             return PC_INVALID;
         if (b.program->nchannels * lanes > most)
@@ -90,7 +90,7 @@ int pc__image_blocks(const struct pc_plan *plan, int form, uint32_t lanes)
     return (int)most;
 }
 
-uint64_t pc__image_scratch(const struct pc_plan *plan, int form, uint32_t lanes)
+uint64_t pc__device_image_scratch(const struct pc_plan *plan, int form, uint32_t lanes)
 {
     uint64_t most = 0;
     for (int f = 0; f <= form; f++) {
@@ -101,20 +101,20 @@ uint64_t pc__image_scratch(const struct pc_plan *plan, int form, uint32_t lanes)
     return most;
 }
 
-bool pc__image_fits_packets(const struct pc_plan *plan, uint32_t lanes)
+bool pc__device_image_fits_ll(const struct pc_plan *plan, uint32_t lanes)
 {
     struct builder b = begin(plan, 0, lanes);
     uint64_t ntiles;
     for (uint32_t lane = 0; lane < lanes; lane++) /* a piece begins at a packet of its own */
         if (b.program->widest * ((longest_piece(&b, lane, &ntiles) + 3) & ~UINT64_C(3))
-            > PC_PACKET_BYTES)
+            > PC_LL_BYTES)
             return false;
     return true;
 }
 
-size_t pc__image_bytes(const struct pc_plan *plan, int form, uint32_t lanes)
+size_t pc__device_image_bytes(const struct pc_plan *plan, int form, uint32_t lanes)
 {
-    return pc__image_blocks(plan, form, lanes) > 0 ? begin(plan, form, lanes).end : 0;
+    return pc__device_image_blocks(plan, form, lanes) > 0 ? begin(plan, form, lanes).end : 0;
 }
 
 /* Pieces that lie in packets one behind the other do so as a span does, if each but the last is
@@ -138,18 +138,20 @@ static struct pc_chunk *chunks_at(const struct builder *b, uint32_t lane)
                                + lane * aligned(b->program->nchunks * sizeof(struct pc_chunk)));
 }
 
-static struct pc_place *places_at(const struct builder *b, uint32_t lane)
+static struct pc_vm_operand *places_at(const struct builder *b, uint32_t lane)
 {
-    return (struct pc_place *)(b->copy + b->places
-                               + lane * aligned(b->program->nplaces * sizeof(struct pc_place)));
+    return (struct pc_vm_operand *)(b->copy + b->places
+                                    + lane
+                                          * aligned(b->program->nplaces
+                                                    * sizeof(struct pc_vm_operand)));
 }
 
-static struct pc_code_line *code_at(const struct builder *b, uint32_t lane)
+static struct pc_vm_instruction *code_at(const struct builder *b, uint32_t lane)
 {
-    return (struct pc_code_line *)(b->copy + b->code
-                                   + lane
-                                         * aligned(b->program->ninstructions
-                                                   * sizeof(struct pc_code_line)));
+    return (struct pc_vm_instruction *)(b->copy + b->code
+                                        + lane
+                                              * aligned(b->program->ninstructions
+                                                        * sizeof(struct pc_vm_instruction)));
 }
 
 static uintptr_t device(const struct builder *b, const void *in_copy)
@@ -168,7 +170,7 @@ static struct pc_fifo *fifo_of(const struct builder *b, const struct pc_fifo *f,
     return (struct pc_fifo *)(uintptr_t)(b->edges->fifos + index * sizeof *f);
 }
 
-static struct pc_token *token_of(const struct builder *b, const struct pc_code_line *line,
+static struct pc_token *token_of(const struct builder *b, const struct pc_vm_instruction *line,
                                  uint32_t channel, uint32_t lane)
 {
     const struct pc_token *t = line->at.token;
@@ -183,7 +185,7 @@ static struct pc_token *token_of(const struct builder *b, const struct pc_code_l
 }
 
 /* Which operands lie in slots. */
-static uint32_t slots_of(const struct pc_code_line *line)
+static uint32_t slots_of(const struct pc_vm_instruction *line)
 {
     uint32_t slots = 0;
     for (uint32_t k = 0; k < (uint32_t)line->nsrc + line->ndst; k++)
@@ -192,9 +194,9 @@ static uint32_t slots_of(const struct pc_code_line *line)
 }
 
 /* A block has only its own channel's edges: nobody else raises their counts. */
-static bool own(const struct pc_code_line *line, uint32_t channel)
+static bool own(const struct pc_vm_instruction *line, uint32_t channel)
 {
-    switch ((enum pc_step)line->step) {
+    switch ((enum pc_vm_step)line->step) {
     case PC_STEP_REDUCE_COPY:
         for (uint32_t k = 0; k < (uint32_t)line->nsrc + line->ndst; k++)
             if (line->at.places[k].space == PC_SPACE_SLOT
@@ -224,18 +226,18 @@ static bool own(const struct pc_code_line *line, uint32_t channel)
     return true;
 }
 
-static void relocate(const struct builder *b, struct pc_code_line *line, uint32_t channel,
+static void relocate(const struct builder *b, struct pc_vm_instruction *line, uint32_t channel,
                      uint32_t lane)
 {
     line->probe = NULL;
-    switch ((enum pc_step)line->step) {
+    switch ((enum pc_vm_step)line->step) {
     case PC_STEP_REDUCE_COPY:
         line->target = slots_of(line);
-        line->at.places = (struct pc_place *)device(
+        line->at.places = (struct pc_vm_operand *)device(
             b, places_at(b, lane) + (line->at.places - b->program->places));
         break;
     case PC_STEP_PUT_MESSAGE:
-        line->at.places = (struct pc_place *)device(
+        line->at.places = (struct pc_vm_operand *)device(
             b, places_at(b, lane) + (line->at.places - b->program->places));
         break;
     case PC_STEP_FILL:
@@ -262,8 +264,8 @@ static int write_lane(const struct builder *b, uint32_t lane)
 {
     const struct pc_program *p = b->program;
     struct pc_chunk *chunks = chunks_at(b, lane);
-    struct pc_place *places = places_at(b, lane);
-    struct pc_code_line *code = code_at(b, lane);
+    struct pc_vm_operand *places = places_at(b, lane);
+    struct pc_vm_instruction *code = code_at(b, lane);
     for (uint32_t c = 0; c < p->nchunks; c++)
         chunks[c] = part_of(b, lane, c);
     for (uint32_t k = 0; k < p->nplaces; k++) {
@@ -287,7 +289,7 @@ static int write_lane(const struct builder *b, uint32_t lane)
     return PC_OK;
 }
 
-static void write_blocks(const struct builder *b, struct pc_image *image, uint32_t lane)
+static void write_blocks(const struct builder *b, struct pc_device_image *image, uint32_t lane)
 {
     uint64_t total = 0;
     struct pc_terms terms = *b->terms;
@@ -295,7 +297,7 @@ static void write_blocks(const struct builder *b, struct pc_image *image, uint32
     for (uint32_t c = 0; c < b->program->nchunks; c++)
         total += chunks_at(b, lane)[c].nbytes;
     message = message < total ? message : total;
-    terms.code = (struct pc_code_line *)device(b, code_at(b, lane));
+    terms.code = (struct pc_vm_instruction *)device(b, code_at(b, lane));
     terms.chunks = (struct pc_chunk *)device(b, chunks_at(b, lane));
     terms.scratch = (char *)(uintptr_t)(b->edges->scratch
                                         + (uint64_t)lane * b->program->nscratch * terms.tile);
@@ -317,30 +319,31 @@ static void write_blocks(const struct builder *b, struct pc_image *image, uint32
 }
 
 /* What a block needs even if its form has nothing for it to do. */
-static void write_places(const struct builder *b, struct pc_image *image)
+static void write_places(const struct builder *b, struct pc_device_image *image)
 {
     uint64_t watch = b->edges->watch, states = b->edges->states;
     for (uint32_t n = 0; n < PC_MAX_BLOCKS; n++) {
         struct pc_block_image *block = &image->blocks[b->form][n];
         block->state = (struct pc_block_state *)(uintptr_t)(states + n * sizeof *block->state);
-        block->ring = (uint64_t *)(uintptr_t)(watch + offsetof(struct pc_watch, ring[n]));
-        block->tail = (uint64_t *)(uintptr_t)(watch + offsetof(struct pc_watch, tail[n]));
-        block->finished = (uint64_t *)(uintptr_t)(watch + offsetof(struct pc_watch, finished[n]));
+        block->ring = (uint64_t *)(uintptr_t)(watch + offsetof(struct pc_host_control, ring[n]));
+        block->tail = (uint64_t *)(uintptr_t)(watch + offsetof(struct pc_host_control, tail[n]));
+        block->finished
+            = (uint64_t *)(uintptr_t)(watch + offsetof(struct pc_host_control, finished[n]));
     }
 }
 
 static int check(const struct builder *b, uint32_t number)
 {
-    uint64_t scratch = pc__image_scratch(b->plan, b->form, b->lanes), ntiles = 0;
+    uint64_t scratch = pc__device_image_scratch(b->plan, b->form, b->lanes), ntiles = 0;
     bool puts = false;
-    if (pc__image_blocks(b->plan, b->form, b->lanes) < 0)
+    if (pc__device_image_blocks(b->plan, b->form, b->lanes) < 0)
         return pc__fail(b->error, PC_INVALID, -1,
                         "image: %u lanes of %u channels, want at most %u "
                         "blocks",
                         b->lanes, b->program ? b->program->nchannels : 0, PC_MAX_BLOCKS);
     if (b->form != 0 && (b->edges->reached == 0 || b->edges->arrays == 0))
         return pc__fail(b->error, PC_UNMAPPABLE, -1, "image: the peers' heaps are not reached");
-    if (b->packets && (!b->edges->packets || !pc__image_fits_packets(b->plan, b->lanes)))
+    if (b->packets && (!b->edges->packets || !pc__device_image_fits_ll(b->plan, b->lanes)))
         return pc__fail(b->error, PC_UNMAPPABLE, -1, "image: %s",
                         b->edges->packets ? "a message is too long for packets"
                                           : "a peer has no packet slots");
@@ -376,16 +379,16 @@ static void write_head(const struct builder *b, uint32_t number)
 {
     const struct pc_plan *plan = b->plan;
     const struct pc_plan_spec *spec = &plan->spec;
-    const struct pc_edges *edges = b->edges;
-    uint64_t *starts = (uint64_t *)(b->copy + aligned(sizeof(struct pc_image)));
+    const struct pc_device_fifos *edges = b->edges;
+    uint64_t *starts = (uint64_t *)(b->copy + aligned(sizeof(struct pc_device_image)));
     memcpy(starts, plan->starts, (spec->nblocks + (size_t)1) * sizeof *starts);
-    *(struct pc_image *)b->copy = (struct pc_image){
+    *(struct pc_device_image *)b->copy = (struct pc_device_image){
         .nbytes = b->end,
-        .nblocks = (uint32_t)pc__image_blocks(plan, b->form, b->lanes),
+        .nblocks = (uint32_t)pc__device_image_blocks(plan, b->form, b->lanes),
         .lanes = b->lanes,
         .plan = number,
         .form = (uint32_t)b->form,
-        .watch = (struct pc_watch *)(uintptr_t)edges->watch,
+        .watch = (struct pc_host_control *)(uintptr_t)edges->watch,
         .states = (struct pc_block_state *)(uintptr_t)edges->states,
         .rank = edges->rank,
         .size = edges->size,
@@ -397,15 +400,15 @@ static void write_head(const struct builder *b, uint32_t number)
                  .out_first = spec->output.first,
                  .out_count = spec->output.count},
         .starts = (uint64_t *)device(b, starts),
-        .reached = (struct pc_reached *)(uintptr_t)edges->reached,
+        .reached = (struct pc_ipc_peer *)(uintptr_t)edges->reached,
         .arrays = (struct pc_arrays *)(uintptr_t)edges->arrays,
         .heap_bytes = edges->heap_bytes,
     };
 }
 
-int pc__image_build(const struct pc_plan *plan, int form, uint32_t lanes, bool packets,
-                    uint32_t number, const struct pc_edges *edges, void *host_copy,
-                    uint64_t device_base, struct pc_error *error)
+int pc__device_image_build(const struct pc_plan *plan, int form, uint32_t lanes, bool packets,
+                           uint32_t number, const struct pc_device_fifos *edges, void *host_copy,
+                           uint64_t device_base, struct pc_error *error)
 {
     int rc = PC_OK;
     for (int f = form; f >= 0 && rc == PC_OK; f--) { /* the last one has the end of the image */

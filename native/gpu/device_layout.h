@@ -6,8 +6,8 @@
  * It is what layout.h is for the CPU, with PC_MAX_BLOCKS edges where a CPU has channels, and for
  * the ranks of one host only: GPU memory is there from the start, whether it is touched or not. So
  * peers are counted by their place among those. All but slots and heap begins as zeros. */
-#ifndef PC_ARENA_H
-#define PC_ARENA_H
+#ifndef PC_DEVICE_LAYOUT_H
+#define PC_DEVICE_LAYOUT_H
 #include "gpu/device.h"
 #include "core/layout.h"
 
@@ -43,7 +43,7 @@ static inline struct pc_device_layout pc__device_layout(uint32_t places, uint32_
     l.credit = l.done + edges * PC_LINE_BYTES;
     l.lines = l.credit + edges * PC_LINE_BYTES;
     l.packets = pc__page_up(l.lines + edges * PC_LINES * PC_LINE_BYTES);
-    l.data = pc__page_up(l.packets + edges * slots * (size_t)PC_PACKET_SLOT_BYTES);
+    l.data = pc__page_up(l.packets + edges * slots * (size_t)PC_LL_SLOT_BYTES);
     l.heap = l.data + edges * slots * (size_t)slot_bytes;
     l.end = l.heap + heap_bytes;
     return l;
@@ -67,11 +67,11 @@ static inline size_t pc__device_lines(const struct pc_device_layout *l, uint32_t
     return l->lines + ((size_t)from * PC_MAX_BLOCKS + block) * PC_LINES * PC_LINE_BYTES;
 }
 
-static inline size_t pc__device_packets(const struct pc_device_layout *l, uint32_t from,
-                                        uint32_t block)
+static inline size_t pc__device_ll_slots(const struct pc_device_layout *l, uint32_t from,
+                                         uint32_t block)
 {
     return l->packets
-           + ((size_t)from * PC_MAX_BLOCKS + block) * l->slots * (size_t)PC_PACKET_SLOT_BYTES;
+           + ((size_t)from * PC_MAX_BLOCKS + block) * l->slots * (size_t)PC_LL_SLOT_BYTES;
 }
 
 static inline size_t pc__device_data(const struct pc_device_layout *l, uint32_t from,

@@ -4,7 +4,7 @@
 #include "gpu/device_comm.h"
 
 /* An edge by way of both ranks' device arenas; `mine` and `theirs` as the device sees them. */
-static struct pc_fifo direct_fifo(const struct pc_plane *plane, uint32_t peer, uint32_t block)
+static struct pc_fifo direct_fifo(const struct pc_device_comm *plane, uint32_t peer, uint32_t block)
 {
     const struct pc_device_layout *l = &plane->layout;
     uint64_t mine = plane->arena, theirs = plane->peers[peer].arena;
@@ -17,37 +17,38 @@ static struct pc_fifo direct_fifo(const struct pc_plane *plane, uint32_t peer, u
         .in_lines = AT(struct pc_line, mine + pc__device_lines(l, they, block)),
         .in_data = AT(char, mine + pc__device_data(l, they, block)),
         .in_credit = AT(struct pc_line, theirs + pc__device_credit(l, me, block)),
-        .out_packets = AT(char, theirs + pc__device_packets(l, me, block)),
-        .in_packets = AT(char, mine + pc__device_packets(l, they, block)),
+        .out_packets = AT(char, theirs + pc__device_ll_slots(l, me, block)),
+        .in_packets = AT(char, mine + pc__device_ll_slots(l, they, block)),
         .peer = peer,
         .channel = (uint8_t)block,
     };
 }
 
 /* An edge by way of the host: that of the CPU, with the device's addresses. */
-static struct pc_fifo host_fifo(const struct pc_plane *plane, uint32_t peer, uint32_t block)
+static struct pc_fifo host_fifo(const struct pc_device_comm *plane, uint32_t peer, uint32_t block)
 {
     const struct pc_fifo *f = &plane->comm->fifos[(size_t)peer * PC_EDGE_CHANNELS + block];
     return (struct pc_fifo){
-        .out_lines = AT(struct pc_line, pc__pinned_device(plane, f->out_lines)),
-        .out_data = AT(char, pc__pinned_device(plane, f->out_data)),
-        .out_credit = AT(struct pc_line, pc__pinned_device(plane, f->out_credit)),
-        .in_lines = AT(struct pc_line, pc__pinned_device(plane, f->in_lines)),
-        .in_data = AT(char, pc__pinned_device(plane, f->in_data)),
-        .in_credit = AT(struct pc_line, pc__pinned_device(plane, f->in_credit)),
+        .out_lines = AT(struct pc_line, pc__host_register_address(plane, f->out_lines)),
+        .out_data = AT(char, pc__host_register_address(plane, f->out_data)),
+        .out_credit = AT(struct pc_line, pc__host_register_address(plane, f->out_credit)),
+        .in_lines = AT(struct pc_line, pc__host_register_address(plane, f->in_lines)),
+        .in_data = AT(char, pc__host_register_address(plane, f->in_data)),
+        .in_credit = AT(struct pc_line, pc__host_register_address(plane, f->in_credit)),
         .peer = peer,
         .channel = (uint8_t)block,
     };
 }
 
-static void write_edges(const struct pc_plane *plane, struct pc_fifo *fifos, struct pc_token *dones)
+static void write_edges(const struct pc_device_comm *plane, struct pc_fifo *fifos,
+                        struct pc_token *dones)
 {
     const struct pc_device_layout *l = &plane->layout;
     for (uint32_t p = 0; p < plane->comm->options.size; p++) {
-        const struct pc_plane_peer *peer = &plane->peers[p];
-        bool direct = peer->reach == PC_REACH_DIRECT;
+        const struct pc_device_peer *peer = &plane->peers[p];
+        bool direct = peer->reach == PC_ROUTE_P2P;
         uint32_t nblocks = direct                         ? PC_MAX_BLOCKS
-                           : peer->reach == PC_REACH_SELF ? 0
+                           : peer->reach == PC_ROUTE_SELF ? 0
                                                           : PC_MAX_CHANNELS;
         for (uint32_t b = 0; b < nblocks; b++)
             fifos[(size_t)p * PC_MAX_BLOCKS + b]
@@ -61,12 +62,12 @@ static void write_edges(const struct pc_plane *plane, struct pc_fifo *fifos, str
     }
 }
 /* Where heaps are, and the lines by which ranks tell each other where their arrays are. */
-static void write_reached(const struct pc_plane *plane, struct pc_reached *reached)
+static void write_reached(const struct pc_device_comm *plane, struct pc_ipc_peer *reached)
 {
     const struct pc_device_layout *l = &plane->layout;
     for (uint32_t p = 0; p < plane->comm->options.size; p++) {
-        const struct pc_plane_peer *peer = &plane->peers[p];
-        bool self = peer->reach == PC_REACH_SELF;
+        const struct pc_device_peer *peer = &plane->peers[p];
+        bool self = peer->reach == PC_ROUTE_SELF;
         uint64_t theirs = self ? plane->arena : peer->arena;
         reached[p].heap = AT(char, theirs + l->heap);
         if (self)
@@ -89,13 +90,13 @@ static struct parts parts_of(uint32_t size)
     p.locals = p.dones + pc__page_up(each * sizeof(struct pc_token));
     p.states = p.locals + pc__page_up(PC_LOCALS * sizeof(struct pc_token));
     p.reached = p.states + pc__page_up(PC_MAX_BLOCKS * sizeof(struct pc_block_state));
-    p.arrays = p.reached + pc__page_up(size * sizeof(struct pc_reached));
+    p.arrays = p.reached + pc__page_up(size * sizeof(struct pc_ipc_peer));
     p.end = p.arrays + pc__page_up(each * sizeof(struct pc_arrays));
     return p;
 }
 
 /* FIFOs, tokens and block states: made on the host, and the kernels' from then on. */
-int pc__edges_make(struct pc_plane *plane)
+int pc__device_fifos_make(struct pc_device_comm *plane)
 {
     const struct pc_options *o = &plane->comm->options;
     struct parts parts = parts_of(o->size);
@@ -109,21 +110,21 @@ int pc__edges_make(struct pc_plane *plane)
         for (uint32_t i = 0; i < PC_LOCALS; i++)
             ((struct pc_token *)(memory + parts.locals))[i].peer = i;
         if (plane->whole)
-            write_reached(plane, (struct pc_reached *)(memory + parts.reached));
-        rc = pc__plane_upload(plane, at, memory, parts.end);
-        plane->edges = (struct pc_edges){.fifos = at,
-                                         .dones = at + parts.dones,
-                                         .locals = at + parts.locals,
-                                         .states = at + parts.states,
-                                         .watch = plane->watch_device,
-                                         .rank = o->rank,
-                                         .size = o->size,
-                                         .slots = plane->layout.slots,
-                                         .slot_bytes = plane->layout.slot_bytes,
-                                         .packets = plane->whole,
-                                         .reached = plane->whole ? at + parts.reached : 0,
-                                         .arrays = plane->whole ? at + parts.arrays : 0,
-                                         .heap_bytes = plane->heap.bytes};
+            write_reached(plane, (struct pc_ipc_peer *)(memory + parts.reached));
+        rc = pc__device_comm_upload(plane, at, memory, parts.end);
+        plane->edges = (struct pc_device_fifos){.fifos = at,
+                                                .dones = at + parts.dones,
+                                                .locals = at + parts.locals,
+                                                .states = at + parts.states,
+                                                .watch = plane->watch_device,
+                                                .rank = o->rank,
+                                                .size = o->size,
+                                                .slots = plane->layout.slots,
+                                                .slot_bytes = plane->layout.slot_bytes,
+                                                .packets = plane->whole,
+                                                .reached = plane->whole ? at + parts.reached : 0,
+                                                .arrays = plane->whole ? at + parts.arrays : 0,
+                                                .heap_bytes = plane->heap.bytes};
     }
     free(memory);
     return rc;

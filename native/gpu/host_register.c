@@ -5,20 +5,20 @@
 #include <string.h>
 #include "gpu/device_comm.h"
 
-static int add(struct pc_plane *plane, const void *from, size_t nbytes)
+static int add(struct pc_device_comm *plane, const void *from, size_t nbytes)
 {
-    struct pc_span_host *spans = realloc(plane->spans, (plane->nspans + 1) * sizeof *spans);
+    struct pc_host_range *spans = realloc(plane->spans, (plane->nspans + 1) * sizeof *spans);
     if (spans == NULL)
         return pc__fail(plane->error, PC_NOMEM, -1, "no memory for a plane");
     uintptr_t at = (uintptr_t)from & ~((uintptr_t)PC_PAGE - 1), end = (uintptr_t)from + nbytes;
     plane->spans = spans;
     spans[plane->nspans++]
-        = (struct pc_span_host){.host = (char *)at, .nbytes = pc__page_up(end - at)};
+        = (struct pc_host_range){.host = (char *)at, .nbytes = pc__page_up(end - at)};
     return PC_OK;
 }
 
 /* What kernels write for `peer`, there. */
-static int add_theirs(struct pc_plane *plane, uint32_t peer)
+static int add_theirs(struct pc_device_comm *plane, uint32_t peer)
 {
     const struct pc_layout *l = &plane->comm->layout;
     char *arena = plane->comm->peers[peer].arena;
@@ -34,7 +34,7 @@ static int add_theirs(struct pc_plane *plane, uint32_t peer)
 }
 
 /* What `peer` writes for this rank's kernels, here. */
-static int add_mine(struct pc_plane *plane, uint32_t peer)
+static int add_mine(struct pc_device_comm *plane, uint32_t peer)
 {
     const struct pc_layout *l = &plane->comm->layout;
     char *arena = plane->comm->arena;
@@ -50,14 +50,14 @@ static int add_mine(struct pc_plane *plane, uint32_t peer)
 
 static int by_address(const void *a, const void *b)
 {
-    const struct pc_span_host *x = a, *y = b;
+    const struct pc_host_range *x = a, *y = b;
     return (x->host > y->host) - (x->host < y->host);
 }
 
 /* The driver takes no page twice, so spans that share one become one. */
-static void merge(struct pc_plane *plane)
+static void merge(struct pc_device_comm *plane)
 {
-    struct pc_span_host *spans = plane->spans;
+    struct pc_host_range *spans = plane->spans;
     uint32_t n = 0;
     if (plane->nspans == 0)
         return;
@@ -72,11 +72,11 @@ static void merge(struct pc_plane *plane)
     plane->nspans = n + 1;
 }
 
-int pc__pinned_open(struct pc_plane *plane)
+int pc__host_register_open(struct pc_device_comm *plane)
 {
     int rc = PC_OK;
     for (uint32_t p = 0; p < plane->comm->options.size && rc == PC_OK; p++)
-        if (plane->peers[p].reach == PC_REACH_STAGED || plane->peers[p].reach == PC_REACH_REMOTE) {
+        if (plane->peers[p].reach == PC_ROUTE_SHM || plane->peers[p].reach == PC_ROUTE_NET) {
             rc = add_theirs(plane, p);
             if (rc == PC_OK)
                 rc = add_mine(plane, p);
@@ -85,7 +85,7 @@ int pc__pinned_open(struct pc_plane *plane)
         return rc;
     merge(plane);
     for (uint32_t i = 0; i < plane->nspans; i++) {
-        struct pc_span_host *span = &plane->spans[i];
+        struct pc_host_range *span = &plane->spans[i];
         rc = pc_cuda_host_register(plane->device, span->host, span->nbytes, plane->error,
                                    &span->device);
         if (rc != PC_OK) {
@@ -96,7 +96,7 @@ int pc__pinned_open(struct pc_plane *plane)
     return PC_OK;
 }
 
-void pc__pinned_close(struct pc_plane *plane)
+void pc__host_register_close(struct pc_device_comm *plane)
 {
     struct pc_error ignored;
     for (uint32_t i = 0; i < plane->nspans; i++)
@@ -106,10 +106,10 @@ void pc__pinned_close(struct pc_plane *plane)
     plane->nspans = 0;
 }
 
-uint64_t pc__pinned_device(const struct pc_plane *plane, const void *at)
+uint64_t pc__host_register_address(const struct pc_device_comm *plane, const void *at)
 {
     for (uint32_t i = 0; i < plane->nspans; i++) {
-        const struct pc_span_host *span = &plane->spans[i];
+        const struct pc_host_range *span = &plane->spans[i];
         if ((const char *)at >= span->host && (const char *)at < span->host + span->nbytes)
             return span->device + (uint64_t)((const char *)at - span->host);
     }

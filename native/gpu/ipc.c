@@ -8,7 +8,7 @@
 #include "gpu/driver/cuda.h"
 #include "gpu/device_comm.h"
 
-#define PC_PLANE_MAGIC 0x4c504350u /* "PCPL" */
+#define PC_IPC_MAGIC 0x4c504350u /* "PCPL" */
 
 struct address { /* the blob that Python carries */
     uint32_t magic;
@@ -32,7 +32,7 @@ struct opened {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct pc_plane *here; /* all planes of this process */
+static struct pc_device_comm *here; /* all planes of this process */
 static struct opened *opened;
 
 static uint64_t digest(const uint32_t *ranks, uint32_t n)
@@ -43,7 +43,7 @@ static uint64_t digest(const uint32_t *ranks, uint32_t n)
     return hash;
 }
 
-int pc__reach_open(struct pc_plane *plane)
+int pc__ipc_open(struct pc_device_comm *plane)
 {
     const struct pc_options *o = &plane->comm->options;
     plane->header = (struct pc_device_header){.magic = PC_DEVICE_ARENA_MAGIC,
@@ -58,7 +58,7 @@ int pc__reach_open(struct pc_plane *plane)
                                               .among = digest(plane->locals, plane->nlocals)};
     if (getrandom(plane->header.token, sizeof plane->header.token, 0) != sizeof plane->header.token)
         return pc__fail(plane->error, PC_SYSTEM, -1, "getrandom");
-    int rc = pc__plane_upload(plane, plane->arena, &plane->header, sizeof plane->header);
+    int rc = pc__device_comm_upload(plane, plane->arena, &plane->header, sizeof plane->header);
     if (rc != PC_OK)
         return rc;
     pthread_mutex_lock(&lock);
@@ -68,9 +68,9 @@ int pc__reach_open(struct pc_plane *plane)
     return PC_OK;
 }
 
-int pc_plane_address(struct pc_plane *plane, void *blob, size_t capacity)
+int pc_device_comm_address(struct pc_device_comm *plane, void *blob, size_t capacity)
 {
-    struct address a = {.magic = PC_PLANE_MAGIC,
+    struct address a = {.magic = PC_IPC_MAGIC,
                         .version = PC_VERSION,
                         .header = plane->header,
                         .nbytes = plane->layout.end};
@@ -91,7 +91,7 @@ int pc_plane_address(struct pc_plane *plane, void *blob, size_t capacity)
 }
 
 /* What must be so if `peer` calls as this rank does. */
-static bool fits(const struct pc_plane *plane, uint32_t peer, const struct address *a)
+static bool fits(const struct pc_device_comm *plane, uint32_t peer, const struct address *a)
 {
     struct pc_device_header want = plane->header;
     want.rank = peer;
@@ -103,11 +103,12 @@ static bool fits(const struct pc_plane *plane, uint32_t peer, const struct addre
 
 /* The plane of this process that has this token; what the peer says of its address is not needed.
  */
-static bool find_here(struct pc_plane *plane, const struct address *a, int *device, uint64_t *arena)
+static bool find_here(struct pc_device_comm *plane, const struct address *a, int *device,
+                      uint64_t *arena)
 {
     bool found = false;
     pthread_mutex_lock(&lock);
-    for (const struct pc_plane *p = here; p != NULL && !found; p = p->next) {
+    for (const struct pc_device_comm *p = here; p != NULL && !found; p = p->next) {
         found = p != plane && memcmp(&p->header, &a->header, sizeof p->header) == 0;
         if (found) {
             *device = p->device;
@@ -118,7 +119,7 @@ static bool find_here(struct pc_plane *plane, const struct address *a, int *devi
     return found;
 }
 
-static struct opened *find_opened(const struct pc_plane *plane, const struct address *a)
+static struct opened *find_opened(const struct pc_device_comm *plane, const struct address *a)
 {
     for (struct opened *o = opened; o != NULL; o = o->next)
         if (o->device == plane->device && o->id == a->id
@@ -128,7 +129,7 @@ static struct opened *find_opened(const struct pc_plane *plane, const struct add
 }
 
 /* Opens the allocation, or counts one more user. */
-static int open_memory(struct pc_plane *plane, uint32_t peer, const struct address *a,
+static int open_memory(struct pc_device_comm *plane, uint32_t peer, const struct address *a,
                        uint64_t *base)
 {
     int rc = PC_OK;
@@ -178,7 +179,7 @@ static void close_memory(int device, uint64_t base)
 }
 
 /* Whether what was opened is what its owner says: as long, and with its header at its begin. */
-static int check_memory(struct pc_plane *plane, uint32_t peer, const struct address *a,
+static int check_memory(struct pc_device_comm *plane, uint32_t peer, const struct address *a,
                         uint64_t base)
 {
     struct pc_device_header header;
@@ -192,16 +193,16 @@ static int check_memory(struct pc_plane *plane, uint32_t peer, const struct addr
                         "the GPU memory of rank %u has %llu bytes, want %llu at %llu", peer,
                         (unsigned long long)room, (unsigned long long)a->nbytes,
                         (unsigned long long)a->offset);
-    rc = pc__plane_download(plane, &header, base + a->offset, sizeof header);
+    rc = pc__device_comm_download(plane, &header, base + a->offset, sizeof header);
     if (rc == PC_OK && memcmp(&header, &a->header, sizeof header) != 0)
         return pc__fail(plane->error, PC_INVALID, (int)peer,
                         "the GPU memory of rank %u does not begin as it says", peer);
     return rc;
 }
 
-static int try_memory(struct pc_plane *plane, uint32_t peer, const struct address *a)
+static int try_memory(struct pc_device_comm *plane, uint32_t peer, const struct address *a)
 {
-    struct pc_plane_peer *p = &plane->peers[peer];
+    struct pc_device_peer *p = &plane->peers[peer];
     int device;
     uint64_t base;
     if (find_here(plane, a, &device, &p->arena)) {
@@ -230,14 +231,15 @@ static int try_memory(struct pc_plane *plane, uint32_t peer, const struct addres
     return PC_OK;
 }
 
-int pc_plane_connect(struct pc_plane *plane, uint32_t peer, const void *blob, size_t nbytes)
+int pc_device_comm_connect(struct pc_device_comm *plane, uint32_t peer, const void *blob,
+                           size_t nbytes)
 {
     struct address a;
     int rc, mode;
     if (peer >= plane->comm->options.size || peer == plane->comm->options.rank || plane->sealed)
         return pc__fail(plane->error, PC_INVALID, (int)peer, "rank %u of %u cannot be reached now",
                         peer, plane->comm->options.size);
-    struct pc_plane_peer *p = &plane->peers[peer];
+    struct pc_device_peer *p = &plane->peers[peer];
     if (p->arena != 0)
         return PC_OK;
     if (p->place == UINT32_MAX || plane->comm->peers[peer].remote)
@@ -246,7 +248,7 @@ int pc_plane_connect(struct pc_plane *plane, uint32_t peer, const void *blob, si
         return pc__fail(plane->error, PC_INVALID, (int)peer,
                         "address of rank %u has %zu bytes, want %zu", peer, nbytes, sizeof a);
     memcpy(&a, blob, sizeof a);
-    if (a.magic != PC_PLANE_MAGIC || a.version != PC_VERSION || !fits(plane, peer, &a))
+    if (a.magic != PC_IPC_MAGIC || a.version != PC_VERSION || !fits(plane, peer, &a))
         return pc__fail(
             plane->error, PC_INVALID, (int)peer,
             "address of rank %u is of rank %u of %u, %u slots of %u bytes, %llu of heap; "
@@ -260,21 +262,21 @@ int pc_plane_connect(struct pc_plane *plane, uint32_t peer, const void *blob, si
     return rc;
 }
 
-void pc__reach_drop(struct pc_plane *plane, uint32_t peer)
+void pc__ipc_drop(struct pc_device_comm *plane, uint32_t peer)
 {
-    struct pc_plane_peer *p = &plane->peers[peer];
+    struct pc_device_peer *p = &plane->peers[peer];
     if (p->mapped)
         close_memory(plane->device, p->base);
     p->mapped = false;
     p->arena = 0;
 }
 
-void pc__reach_close(struct pc_plane *plane)
+void pc__ipc_close(struct pc_device_comm *plane)
 {
     for (uint32_t p = 0; plane->peers != NULL && p < plane->comm->options.size; p++)
-        pc__reach_drop(plane, p);
+        pc__ipc_drop(plane, p);
     pthread_mutex_lock(&lock);
-    for (struct pc_plane **at = &here; *at != NULL; at = &(*at)->next)
+    for (struct pc_device_comm **at = &here; *at != NULL; at = &(*at)->next)
         if (*at == plane) {
             *at = plane->next;
             break;

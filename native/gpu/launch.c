@@ -8,12 +8,12 @@
 
 #define PC_STREAM_PER_THREAD 2u /* CU_STREAM_PER_THREAD */
 
-uint64_t pc__launches_finished(const struct pc_plane *plane, uint32_t block)
+uint64_t pc__launches_finished(const struct pc_device_comm *plane, uint32_t block)
 {
     return __atomic_load_n(&plane->watch->finished[block][0], __ATOMIC_ACQUIRE);
 }
 
-bool pc__launches_ended(const struct pc_plane *plane)
+bool pc__launches_ended(const struct pc_device_comm *plane)
 {
     for (uint32_t b = 0; b < PC_MAX_BLOCKS; b++)
         if (pc__launches_finished(plane, b) < atomic_load(&plane->launched[b]))
@@ -21,7 +21,7 @@ bool pc__launches_ended(const struct pc_plane *plane)
     return true;
 }
 
-int pc__launches_over(struct pc_plane *plane)
+int pc__launches_over(struct pc_device_comm *plane)
 {
     bool ended = pc__launches_ended(plane);
     struct pc_error error;
@@ -37,9 +37,9 @@ int pc__launches_over(struct pc_plane *plane)
 }
 
 /* The first failure that a kernel met, put into words. */
-static void tell_trouble(struct pc_plane *plane)
+static void tell_trouble(struct pc_device_comm *plane)
 {
-    const struct pc_trouble *t = &plane->watch->trouble;
+    const struct pc_device_error *t = &plane->watch->trouble;
     int code = -(int)__atomic_load_n(&t->code, __ATOMIC_ACQUIRE);
     struct pc_error error;
     if (code == PC_OK || code == PC_ABORTED || atomic_load(&plane->failing))
@@ -53,22 +53,23 @@ static void tell_trouble(struct pc_plane *plane)
                  "%u, which has reached %llu",
                  t->block, t->instruction, (unsigned long long)t->want, t->peer,
                  (unsigned long long)t->got);
-    pc__plane_fail(plane, code, &error);
+    pc__device_comm_fail(plane, code, &error);
 }
 
-int pc_plane_check(struct pc_plane *plane)
+int pc_device_comm_check(struct pc_device_comm *plane)
 {
     struct pc_comm *comm = plane->comm;
     if (plane->watch != NULL)
         tell_trouble(plane);
     if (atomic_load(&comm->aborted) && plane->watch != NULL)
-        pc__plane_fail(plane, PC_ABORTED, &comm->abort_error);
+        pc__device_comm_fail(plane, PC_ABORTED, &comm->abort_error);
     return atomic_load(&comm->broken);
 }
 
-static int usable(struct pc_plane *plane, const struct pc_plane_plan *p, uint64_t in, uint64_t out)
+static int usable(struct pc_device_comm *plane, const struct pc_device_plan *p, uint64_t in,
+                  uint64_t out)
 {
-    int rc = pc_plane_check(plane);
+    int rc = pc_device_comm_check(plane);
     if (rc != PC_OK)
         return rc;
     if (!plane->sealed || plane->detached)
@@ -79,12 +80,12 @@ static int usable(struct pc_plane *plane, const struct pc_plane_plan *p, uint64_
     return PC_OK;
 }
 
-static struct pc_launch argument_of(const struct pc_plane_plan *p, uint64_t in, uint64_t out,
-                                    double timeout)
+static struct pc_kernel_args argument_of(const struct pc_device_plan *p, uint64_t in, uint64_t out,
+                                         double timeout)
 {
     const struct pc_plan_spec *spec = &p->plan->spec;
-    return (struct pc_launch){
-        .image = (const struct pc_image *)(uintptr_t)p->image,
+    return (struct pc_kernel_args){
+        .image = (const struct pc_device_image *)(uintptr_t)p->image,
         .in = (char *)(uintptr_t)(in - pc__extent_at(p->plan, spec->input)),
         .out = (char *)(uintptr_t)(out - pc__extent_at(p->plan, spec->output)),
         .timeout_ns = (uint64_t)(timeout * 1e9),
@@ -93,15 +94,15 @@ static struct pc_launch argument_of(const struct pc_plane_plan *p, uint64_t in, 
 }
 
 /* Before the launch, so that nobody takes a kernel that runs for one that has ended. */
-static void count(struct pc_plane *plane, const struct pc_plane_plan *p, int by)
+static void count(struct pc_device_comm *plane, const struct pc_device_plan *p, int by)
 {
     for (uint32_t b = 0; b < p->shape.blocks; b++)
         atomic_fetch_add(&plane->launched[b], (uint64_t)(int64_t)by);
     plane->launches += (uint64_t)(int64_t)by;
 }
 
-static int enqueue(struct pc_plane *plane, const struct pc_plane_plan *p,
-                   struct pc_launch *argument, uintptr_t stream)
+static int enqueue(struct pc_device_comm *plane, const struct pc_device_plan *p,
+                   struct pc_kernel_args *argument, uintptr_t stream)
 {
     struct pc_cuda_grid grid = {.function = p->function,
                                 .stream = stream,
@@ -119,8 +120,8 @@ static bool same_stream(uintptr_t stream, uintptr_t last)
     return stream == last && stream != PC_STREAM_PER_THREAD;
 }
 
-static int launch_now(struct pc_plane *plane, struct pc_plane_plan *p, struct pc_launch *argument,
-                      uintptr_t stream)
+static int launch_now(struct pc_device_comm *plane, struct pc_device_plan *p,
+                      struct pc_kernel_args *argument, uintptr_t stream)
 {
     int rc = PC_OK;
     if (plane->ordered && !same_stream(stream, plane->last_stream))
@@ -128,7 +129,7 @@ static int launch_now(struct pc_plane *plane, struct pc_plane_plan *p, struct pc
     if (rc != PC_OK)
         return rc;
     count(plane, p, 1);
-    pc__board_enter(plane->comm, p->plan->spec.signature);
+    pc__status_enter(plane->comm, p->plan->spec.signature);
     pc__proxy_wake(plane);
     rc = enqueue(plane, p, argument, stream);
     if (rc != PC_OK) {
@@ -142,8 +143,8 @@ static int launch_now(struct pc_plane *plane, struct pc_plane_plan *p, struct pc
 
 /* Within one capture the streams that it joins are put in order; a graph's place among other
  * launches is its user's matter, who launches it on some stream. */
-static int launch_captured(struct pc_plane *plane, struct pc_plane_plan *p,
-                           struct pc_launch *argument, uintptr_t stream, uint64_t capture)
+static int launch_captured(struct pc_device_comm *plane, struct pc_device_plan *p,
+                           struct pc_kernel_args *argument, uintptr_t stream, uint64_t capture)
 {
     int rc = PC_OK;
     if (plane->capture == capture && !same_stream(stream, plane->captured_stream))
@@ -165,7 +166,7 @@ static int launch_captured(struct pc_plane *plane, struct pc_plane_plan *p,
 }
 
 /* Counted here, and not by the caller: an exception (Ctrl-C) may arrive right behind the launch. */
-static int placed(struct pc_plane *plane, int rc)
+static int placed(struct pc_device_comm *plane, int rc)
 {
     if (rc == PC_OK)
         for (struct pc_comm *comm = plane->comm; comm != NULL; comm = comm->leader)
@@ -173,14 +174,14 @@ static int placed(struct pc_plane *plane, int rc)
     return rc;
 }
 
-int pc_plane_launch(struct pc_plane *plane, struct pc_plane_plan *p, uint64_t in, uint64_t out,
-                    uintptr_t stream, double timeout)
+int pc_device_comm_launch(struct pc_device_comm *plane, struct pc_device_plan *p, uint64_t in,
+                          uint64_t out, uintptr_t stream, double timeout)
 {
     uint64_t capture = 0;
     int rc = usable(plane, p, in, out);
     if (rc != PC_OK)
         return rc;
-    struct pc_launch argument = argument_of(p, in, out, timeout);
+    struct pc_kernel_args argument = argument_of(p, in, out, timeout);
     rc = pc_cuda_capturing(plane->device, stream, plane->error, &capture);
     if (rc == PC_CUDA_NO_CAPTURE)
         return placed(plane, launch_now(plane, p, &argument, stream));
@@ -191,13 +192,13 @@ int pc_plane_launch(struct pc_plane *plane, struct pc_plane_plan *p, uint64_t in
                              "stream %#zx is in a capture that has failed", (size_t)stream);
 }
 
-int pc_plane_prepare(struct pc_plane *plane, struct pc_plane_plan *p, uint64_t in, uint64_t out,
-                     double timeout, void *argument, size_t capacity)
+int pc_device_comm_prepare(struct pc_device_comm *plane, struct pc_device_plan *p, uint64_t in,
+                           uint64_t out, double timeout, void *argument, size_t capacity)
 {
     int rc = usable(plane, p, in, out);
     if (rc != PC_OK)
         return rc;
-    struct pc_launch launch = argument_of(p, in, out, timeout);
+    struct pc_kernel_args launch = argument_of(p, in, out, timeout);
     if (capacity < sizeof launch)
         return pc__fail(plane->error, PC_INVALID, -1, "an argument has %zu bytes, got %zu",
                         sizeof launch, capacity);
@@ -207,7 +208,7 @@ int pc_plane_prepare(struct pc_plane *plane, struct pc_plane_plan *p, uint64_t i
     return (int)sizeof launch;
 }
 
-int pc_plane_refuse(struct pc_plane *plane, uint64_t *number)
+int pc_device_comm_refuse(struct pc_device_comm *plane, uint64_t *number)
 {
     struct pc_comm *comm = plane->comm;
     int rc = pc_refuse(comm, number);
@@ -215,28 +216,28 @@ int pc_plane_refuse(struct pc_plane *plane, uint64_t *number)
         return rc;
     int mode = pc__cuda_relax(PC_CUDA_RELAXED);
     uint64_t at = plane->edges.states + offsetof(struct pc_block_state, salt);
-    rc = pc__plane_upload(plane, at, &comm->salt, sizeof comm->salt);
+    rc = pc__device_comm_upload(plane, at, &comm->salt, sizeof comm->salt);
     pc__cuda_relax(mode);
     if (rc != PC_OK) {
         struct pc_error error = *plane->error;
-        pc__plane_fail(plane, rc, &error);
+        pc__device_comm_fail(plane, rc, &error);
     }
     return rc;
 }
 
-int pc_plane_wait(struct pc_plane *plane, double seconds)
+int pc_device_comm_wait(struct pc_device_comm *plane, double seconds)
 {
     uint64_t until = pc__now() + (uint64_t)(seconds > 0 ? seconds * 1e9 : 0);
     for (uint64_t nap = 0;; nap = nap < 200000 ? nap + 10000 : nap) {
         int rc = pc__launches_over(plane);
         if (rc != PC_OK && rc != PC_AGAIN) { /* what has not run will not, and its counts lack */
             struct pc_error error = *plane->error;
-            pc__plane_fail(plane, rc, &error);
+            pc__device_comm_fail(plane, rc, &error);
         }
-        int failed = pc_plane_check(plane);
+        int failed = pc_device_comm_check(plane);
         if (failed != PC_OK || rc != PC_AGAIN) {
             if (failed == PC_OK && rc == PC_OK)
-                pc__board_leave(plane->comm);
+                pc__status_leave(plane->comm);
             return failed != PC_OK ? failed : rc;
         }
         if (pc__now() >= until)
@@ -246,9 +247,9 @@ int pc_plane_wait(struct pc_plane *plane, double seconds)
     }
 }
 
-int pc_plane_stuck(struct pc_plane *plane, struct pc_stuck *out)
+int pc_device_comm_stuck(struct pc_device_comm *plane, struct pc_stuck *out)
 {
-    const struct pc_trouble *t = &plane->watch->trouble;
+    const struct pc_device_error *t = &plane->watch->trouble;
     memset(out, 0, sizeof *out);
     out->peer = -1;
     if (__atomic_load_n(&t->code, __ATOMIC_ACQUIRE) == 0)

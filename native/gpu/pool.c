@@ -4,7 +4,7 @@
 
 #define PC_POOL_BYTES ((size_t)4 << 20)
 
-static int grow(struct pc_plane *plane, size_t nbytes)
+static int grow(struct pc_device_comm *plane, size_t nbytes)
 {
     struct pc_pool *pools = realloc(plane->pools, (plane->npools + 1) * sizeof *pools);
     if (pools == NULL)
@@ -18,12 +18,12 @@ static int grow(struct pc_plane *plane, size_t nbytes)
     return rc;
 }
 
-int pc__pool_open(struct pc_plane *plane)
+int pc__pool_open(struct pc_device_comm *plane)
 {
     return grow(plane, PC_POOL_BYTES);
 }
 
-void pc__pool_close(struct pc_plane *plane)
+void pc__pool_close(struct pc_device_comm *plane)
 {
     struct pc_error ignored;
     for (uint32_t i = 0; i < plane->npools; i++) {
@@ -35,7 +35,7 @@ void pc__pool_close(struct pc_plane *plane)
     plane->npools = 0;
 }
 
-int pc__pool_take(struct pc_plane *plane, size_t nbytes, uint64_t *address)
+int pc__pool_take(struct pc_device_comm *plane, size_t nbytes, uint64_t *address)
 {
     size_t offset;
     for (uint32_t i = 0;; i++) {
@@ -53,7 +53,7 @@ int pc__pool_take(struct pc_plane *plane, size_t nbytes, uint64_t *address)
     }
 }
 
-void pc__pool_give(struct pc_plane *plane, uint64_t address)
+void pc__pool_give(struct pc_device_comm *plane, uint64_t address)
 {
     for (uint32_t i = 0; i < plane->npools; i++) {
         struct pc_pool *pool = &plane->pools[i];

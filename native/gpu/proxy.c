@@ -27,13 +27,13 @@
 
 /* Does for the kernel what it cannot: hands a message or a credit to the transport. The signature
  * in the message's line is the kernel's: the plan's, and what its launch knew of refused calls. */
-static int carry(struct pc_plane *plane, struct pc_entry entry)
+static int carry(struct pc_device_comm *plane, struct pc_proxy_entry entry)
 {
-    const struct pc_plane_plan *p = plane->plans[entry.plan];
+    const struct pc_device_plan *p = plane->plans[entry.plan];
     const struct pc_program *program = p == NULL ? NULL : p->plan->staged;
     struct pc_call *call = &plane->call;
     int rc = PC_INVALID;
-    const struct pc_code_line *i = NULL;
+    const struct pc_vm_instruction *i = NULL;
     if (program != NULL && entry.instruction < program->ninstructions
         && entry.tile < p->plan->terms[0].ntiles)
         i = &program->code[entry.instruction];
@@ -47,18 +47,18 @@ static int carry(struct pc_plane *plane, struct pc_entry entry)
                  entry.plan, entry.instruction, entry.tile);
     }
     if (rc != PC_OK)
-        pc__plane_fail(plane, rc, &call->error);
+        pc__device_comm_fail(plane, rc, &call->error);
     return rc;
 }
 
 /* Empties a block's ring, for the most part; true when there was something. */
-static bool serve(struct pc_plane *plane, uint32_t block)
+static bool serve(struct pc_device_comm *plane, uint32_t block)
 {
-    struct pc_watch *watch = plane->watch;
+    struct pc_host_control *watch = plane->watch;
     uint64_t first = plane->tail[block], tail = first;
-    struct pc_entry entry;
-    while (tail - first < PC_ENTRIES_AT_ONCE && pc__ring_read(watch->ring[block], tail, &entry)
-           && carry(plane, entry) == PC_OK)
+    struct pc_proxy_entry entry;
+    while (tail - first < PC_ENTRIES_AT_ONCE
+           && pc__proxy_fifo_read(watch->ring[block], tail, &entry) && carry(plane, entry) == PC_OK)
         tail++;
     if (tail == first)
         return false;
@@ -69,11 +69,11 @@ static bool serve(struct pc_plane *plane, uint32_t block)
 }
 
 /* The bits of all counts that peers have raised here: whether anything has come. */
-static uint64_t arrived(const struct pc_plane *plane)
+static uint64_t arrived(const struct pc_device_comm *plane)
 {
     uint64_t sum = 0;
     for (uint32_t p = 0; p < plane->comm->options.size; p++)
-        for (uint32_t c = 0; c < PC_MAX_CHANNELS && plane->peers[p].reach == PC_REACH_REMOTE; c++) {
+        for (uint32_t c = 0; c < PC_MAX_CHANNELS && plane->peers[p].reach == PC_ROUTE_NET; c++) {
             const struct pc_fifo *f = &plane->comm->fifos[(size_t)p * PC_EDGE_CHANNELS + c];
             sum += pc__count(f->out_credit) + pc__count(&f->in_lines[f->received & (PC_LINES - 1)]);
         }
@@ -82,12 +82,12 @@ static uint64_t arrived(const struct pc_plane *plane)
 
 /* A peer from which nothing more can come while kernels run is a failure, unless what it sent
  * before is all that they need. */
-static void look_for_faults(struct pc_plane *plane, uint64_t now)
+static void look_for_faults(struct pc_device_comm *plane, uint64_t now)
 {
-    const struct pc_remote *remote = plane->comm->remote;
+    const struct pc_net_ops *remote = plane->comm->remote;
     const struct pc_error *fault = NULL;
     for (uint32_t p = 0; p < plane->comm->options.size && fault == NULL; p++)
-        if (plane->peers[p].reach == PC_REACH_REMOTE)
+        if (plane->peers[p].reach == PC_ROUTE_NET)
             fault = remote->fault(plane->comm->wire, p);
     if (fault == NULL || (pc__launches_ended(plane) && !atomic_load(&plane->capturing))) {
         plane->fault_since = 0;
@@ -95,32 +95,32 @@ static void look_for_faults(struct pc_plane *plane, uint64_t now)
         plane->fault_since = now;
     } else if (now - plane->fault_since > PC_GRACE_NS) {
         struct pc_error error = *fault;
-        pc__plane_fail(plane, error.code, &error);
+        pc__device_comm_fail(plane, error.code, &error);
     }
 }
 
 /* Whether all that was handed over has left; what never can is a failure. */
-static bool drained(struct pc_plane *plane)
+static bool drained(struct pc_device_comm *plane)
 {
     struct pc_error error;
     int rc = plane->comm->remote->drained(plane->comm->wire, NULL, &error);
     if (rc < 0)
-        pc__plane_fail(plane, rc, &error);
+        pc__device_comm_fail(plane, rc, &error);
     return rc != 0;
 }
 
-static bool rings_empty(const struct pc_plane *plane)
+static bool rings_empty(const struct pc_device_comm *plane)
 {
-    struct pc_entry entry;
+    struct pc_proxy_entry entry;
     for (uint32_t b = 0; b < PC_MAX_CHANNELS; b++) {
         uint64_t tail = __atomic_load_n(&plane->watch->tail[b][0], __ATOMIC_ACQUIRE);
-        if (pc__ring_read(plane->watch->ring[b], tail, &entry))
+        if (pc__proxy_fifo_read(plane->watch->ring[b], tail, &entry))
             return false;
     }
     return true;
 }
 
-bool pc__proxy_settled(struct pc_plane *plane)
+bool pc__proxy_settled(struct pc_device_comm *plane)
 {
     return !plane->proxied || (pc__launches_ended(plane) && rings_empty(plane) && drained(plane));
 }
@@ -128,7 +128,7 @@ bool pc__proxy_settled(struct pc_plane *plane)
 /* Whether there is nothing to look after. A kernel may have ended before this thread saw it begin,
  * and all that it pushed still stands in the ring. A graph that was captured may be launched
  * unseen; but what is broken stays so, and its kernels end by themselves. */
-static bool over(struct pc_plane *plane)
+static bool over(struct pc_device_comm *plane)
 {
     bool broken = atomic_load(&plane->comm->broken) != 0;
     return pc__launches_ended(plane) && (broken || !atomic_load(&plane->capturing))
@@ -142,7 +142,7 @@ static void nap(long ns)
 }
 
 /* Nothing has come since `since`: gives way, the more the longer that is. */
-static void rest(struct pc_plane *plane, uint64_t now, uint64_t since)
+static void rest(struct pc_device_comm *plane, uint64_t now, uint64_t since)
 {
     struct pc_comm *comm = plane->comm;
     uint64_t idle = now - since;
@@ -155,18 +155,18 @@ static void rest(struct pc_plane *plane, uint64_t now, uint64_t since)
     else if (!pc__launches_ended(plane))
         nap(PC_LONG_NAP_NS);
     else /* only a graph may bring something */
-        pc__sleep(comm, pc__doorbell(comm), PC_LISTEN_NS);
+        pc__wakeup_wait(comm, pc__wakeup_arm(comm), PC_LISTEN_NS);
 }
 
 /* Serves the rings until there is no more reason to. */
-static void serve_all(struct pc_plane *plane)
+static void serve_all(struct pc_device_comm *plane)
 {
     struct pc_comm *comm = plane->comm;
     uint64_t since = pc__now(), looked = since, come = arrived(plane);
     bool flushed = false;
     while (!atomic_load(&plane->stopping)) {
         bool moved = false;
-        bool failed = pc_plane_check(plane) != PC_OK;
+        bool failed = pc_device_comm_check(plane) != PC_OK;
         for (uint32_t b = 0; b < PC_MAX_CHANNELS && !failed; b++)
             moved = serve(plane, b) || moved;
         comm->remote->progress(comm->wire);
@@ -183,7 +183,8 @@ static void serve_all(struct pc_plane *plane)
             look_for_faults(plane, now);
         }
         if (!flushed && (failed || pc__proxy_settled(plane))) {
-            pc__sleep(comm, pc__doorbell(comm), 0); /* credit that waits for a message to go with */
+            /* Credit that waits for a message to go with leaves now. */
+            pc__wakeup_wait(comm, pc__wakeup_arm(comm), 0);
             flushed = true;
             continue;
         }
@@ -194,14 +195,14 @@ static void serve_all(struct pc_plane *plane)
 }
 
 /* With no remote peers: nothing to carry, and an abort rings. */
-static void stand_by(struct pc_plane *plane)
+static void stand_by(struct pc_device_comm *plane)
 {
     while (!atomic_load(&plane->stopping)) {
         uint32_t doorbell
-            = pc__doorbell(plane->comm); /* first: what comes after the looks moves it */
-        pc_plane_check(plane);
+            = pc__wakeup_arm(plane->comm); /* first: what comes after the looks moves it */
+        pc_device_comm_check(plane);
         if (!atomic_load(&plane->stopping))
-            pc__sleep(plane->comm, doorbell, PC_DOZE_NS);
+            pc__wakeup_wait(plane->comm, doorbell, PC_DOZE_NS);
         if (over(plane))
             return;
     }
@@ -209,7 +210,7 @@ static void stand_by(struct pc_plane *plane)
 
 static void *run(void *argument)
 {
-    struct pc_plane *plane = argument;
+    struct pc_device_comm *plane = argument;
     pthread_mutex_lock(&plane->lock);
     while (!atomic_load(&plane->stopping)) {
         /* Parked before it looks for the last time: whoever launches looks after it has counted. */
@@ -230,7 +231,7 @@ static void *run(void *argument)
     return NULL;
 }
 
-void pc__proxy_wake(struct pc_plane *plane)
+void pc__proxy_wake(struct pc_device_comm *plane)
 {
     if (!atomic_load(&plane->parked))
         return;
@@ -239,7 +240,7 @@ void pc__proxy_wake(struct pc_plane *plane)
     pthread_mutex_unlock(&plane->lock);
 }
 
-int pc__proxy_start(struct pc_plane *plane)
+int pc__proxy_start(struct pc_device_comm *plane)
 {
     sigset_t all, before;
     plane->call.comm = plane->comm;
@@ -253,7 +254,7 @@ int pc__proxy_start(struct pc_plane *plane)
                : pc__fail(plane->error, PC_SYSTEM, -1, "the proxy's thread: %s", strerror(error));
 }
 
-void pc__proxy_stop(struct pc_plane *plane)
+void pc__proxy_stop(struct pc_device_comm *plane)
 {
     if (!plane->threaded)
         return;
@@ -261,7 +262,7 @@ void pc__proxy_stop(struct pc_plane *plane)
     atomic_store(&plane->stopping, 1);
     pthread_cond_signal(&plane->moved);
     pthread_mutex_unlock(&plane->lock);
-    pc__ring(plane->comm, plane->comm->options.rank);
+    pc__wakeup_signal(plane->comm, plane->comm->options.rank);
     pthread_join(plane->thread, NULL);
     plane->threaded = false;
 }

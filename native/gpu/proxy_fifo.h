@@ -3,38 +3,38 @@
  * An entry is 8 bytes, so that it is seen whole or not at all: bit 63 is the lap, by which the
  * reader tells a new entry from the one that lay there before, then which plan, which instruction
  * and which tile. Zeroed memory is an empty ring. */
-#ifndef PC_RING_H
-#define PC_RING_H
+#ifndef PC_PROXY_FIFO_H
+#define PC_PROXY_FIFO_H
 #include <stdbool.h>
 #include "gpu/device.h"
 
-struct pc_entry {
+struct pc_proxy_entry {
     uint32_t plan;
     uint32_t instruction;
     uint32_t tile;
 };
 
 /* Bit 63 of the k-th entry, counted from 0. */
-static inline bool pc__ring_lap(uint64_t k)
+static inline bool pc__proxy_fifo_lap(uint64_t k)
 {
-    return !(k / PC_RING_ENTRIES & 1);
+    return !(k / PC_PROXY_FIFO_ENTRIES & 1);
 }
 
-static inline struct pc_entry pc__entry(uint64_t bits)
+static inline struct pc_proxy_entry pc__proxy_entry(uint64_t bits)
 {
-    return (struct pc_entry){
+    return (struct pc_proxy_entry){
         .plan = bits >> 48 & 0x7fff, .instruction = bits >> 24 & 0xffffff, .tile = bits & 0xffffff};
 }
 
 /* Whether the k-th entry has come; and what it says. */
-static inline bool pc__ring_read(const uint64_t *ring, uint64_t k, struct pc_entry *out)
+static inline bool pc__proxy_fifo_read(const uint64_t *ring, uint64_t k, struct pc_proxy_entry *out)
 {
-#ifdef PC_RING_RELAXED /* a mutation: ThreadSanitizer has to notice */
-    uint64_t bits = __atomic_load_n(&ring[k % PC_RING_ENTRIES], __ATOMIC_RELAXED);
+#ifdef PC_PROXY_FIFO_RELAXED /* a mutation: ThreadSanitizer has to notice */
+    uint64_t bits = __atomic_load_n(&ring[k % PC_PROXY_FIFO_ENTRIES], __ATOMIC_RELAXED);
 #else
-    uint64_t bits = __atomic_load_n(&ring[k % PC_RING_ENTRIES], __ATOMIC_ACQUIRE);
+    uint64_t bits = __atomic_load_n(&ring[k % PC_PROXY_FIFO_ENTRIES], __ATOMIC_ACQUIRE);
 #endif
-    *out = pc__entry(bits);
-    return bits >> 63 == pc__ring_lap(k);
+    *out = pc__proxy_entry(bits);
+    return bits >> 63 == pc__proxy_fifo_lap(k);
 }
 #endif

@@ -40,10 +40,10 @@ static struct {
     pthread_mutex_t joining; /* of listen and leave; held while threads start and end */
     pthread_mutex_t lock;
     pthread_cond_t moved; /* soiled, cleaned, stopping */
-    struct pc_listener *listeners;
-    struct pc_listener *cleaning; /* whose clean runs */
-    int fd;                       /* the userfaultfd, or -1 */
-    int bell;                     /* wakes the reader */
+    struct pc_mem_handler *listeners;
+    struct pc_mem_handler *cleaning; /* whose clean runs */
+    int fd;                          /* the userfaultfd, or -1 */
+    int bell;                        /* wakes the reader */
     uint32_t patience;
     bool stopping;
     bool running;
@@ -57,24 +57,24 @@ static struct {
 
 static _Atomic uint32_t epoch;
 
-uint32_t pc__unmap_epoch(void)
+uint32_t pc__mem_events_epoch(void)
 {
     return atomic_load_explicit(&epoch, memory_order_relaxed);
 }
 
-void pc__unmap_lock(void)
+void pc__mem_events_lock(void)
 {
     pthread_mutex_lock(&unmap.lock);
 }
 
-void pc__unmap_unlock(void)
+void pc__mem_events_unlock(void)
 {
     pthread_mutex_unlock(&unmap.lock);
 }
 
 static void tell(uintptr_t from, uintptr_t to)
 {
-    for (struct pc_listener *l = unmap.listeners; l != NULL; l = l->next)
+    for (struct pc_mem_handler *l = unmap.listeners; l != NULL; l = l->next)
         l->gone(l, from, to);
 }
 
@@ -103,7 +103,7 @@ static bool changing(int fd)
     return ioctl(fd, UFFDIO_WRITEPROTECT, &nothing) == 0 || errno != EINVAL;
 }
 
-bool pc__unmap_settled(void)
+bool pc__mem_events_settled(void)
 {
     if (unmap.fd < 0)
         return false;
@@ -129,24 +129,24 @@ static bool watch(int fd, uintptr_t from, uintptr_t to)
     return ioctl(fd, UFFDIO_REGISTER, &range) == 0;
 }
 
-bool pc__unmap_watch(uintptr_t from, uintptr_t to)
+bool pc__mem_events_watch(uintptr_t from, uintptr_t to)
 {
     return unmap.fd >= 0 && watch(unmap.fd, from, to);
 }
 
-void pc__unmap_unwatch(uintptr_t from, uintptr_t to)
+void pc__mem_events_unwatch(uintptr_t from, uintptr_t to)
 {
     struct uffdio_range range = {from, to - from};
     if (unmap.fd < 0)
         return;
-    for (struct pc_listener *l = unmap.listeners; l != NULL; l = l->next)
+    for (struct pc_mem_handler *l = unmap.listeners; l != NULL; l = l->next)
         if (l->wants(l, from, to))
             return;
     /* Where something else is mapped by now this fails, and may. */
     ioctl(unmap.fd, UFFDIO_UNREGISTER, &range);
 }
 
-void pc__unmap_soil(struct pc_listener *listener)
+void pc__mem_events_defer_cleanup(struct pc_mem_handler *listener)
 {
     listener->soiled = true;
     pthread_cond_broadcast(&unmap.moved);
@@ -177,7 +177,7 @@ static void *cleaner(void *unused)
     (void)unused;
     pthread_mutex_lock(&unmap.lock);
     while (!unmap.stopping) {
-        struct pc_listener *l = unmap.listeners;
+        struct pc_mem_handler *l = unmap.listeners;
         while (l != NULL && !l->soiled)
             l = l->next;
         if (l == NULL) {
@@ -323,7 +323,7 @@ static const char *start(void)
     return "no thread can be started to read a userfaultfd";
 }
 
-const char *pc__unmap_listen(struct pc_listener *listener)
+const char *pc__mem_events_subscribe(struct pc_mem_handler *listener)
 {
     const char *missing = NULL;
     pthread_mutex_lock(&unmap.joining);
@@ -337,13 +337,13 @@ const char *pc__unmap_listen(struct pc_listener *listener)
     return missing;
 }
 
-void pc__unmap_leave(struct pc_listener *listener)
+void pc__mem_events_unsubscribe(struct pc_mem_handler *listener)
 {
     pthread_mutex_lock(&unmap.joining);
     pthread_mutex_lock(&unmap.lock);
     while (unmap.cleaning == listener)
         pthread_cond_wait(&unmap.moved, &unmap.lock);
-    for (struct pc_listener **at = &unmap.listeners; *at != NULL; at = &(*at)->next)
+    for (struct pc_mem_handler **at = &unmap.listeners; *at != NULL; at = &(*at)->next)
         if (*at == listener) {
             *at = listener->next;
             break;
@@ -355,7 +355,7 @@ void pc__unmap_leave(struct pc_listener *listener)
     pthread_mutex_unlock(&unmap.joining);
 }
 
-const char *pc__unmap_missing(void)
+const char *pc__mem_events_missing(void)
 {
     const char *missing = NULL;
     int fd = open_descriptor(&missing);

@@ -31,7 +31,7 @@ static uintptr_t page_up(uintptr_t at)
     return page_down(at + (uintptr_t)sysconf(_SC_PAGESIZE) - 1);
 }
 
-static int gpu_span(uintptr_t from, uintptr_t to, struct pc_error *error, struct pc_span *out)
+static int gpu_span(uintptr_t from, uintptr_t to, struct pc_error *error, struct pc_mem_span *out)
 {
     struct pc_cuda_pointer found;
     int rc = pc_cuda_pointer(from, error, &found);
@@ -50,7 +50,7 @@ static int gpu_span(uintptr_t from, uintptr_t to, struct pc_error *error, struct
         return pc__fail(error, PC_INVALID, -1,
                         "%zu bytes at %#zx reach beyond their allocation of %zu bytes at %#zx",
                         (size_t)(to - from), (size_t)from, (size_t)(end - start), (size_t)start);
-    out->kind = PC_MEMORY_DMABUF;
+    out->kind = PC_MEM_DMABUF;
     out->device = found.device;
     /* Pools and virtual memory management map other memory at an address that is still allocated:
      * only what cudaMalloc gives is known to keep its stamp as long as its memory. */
@@ -60,28 +60,29 @@ static int gpu_span(uintptr_t from, uintptr_t to, struct pc_error *error, struct
     return PC_OK;
 }
 
-int pc__memory_span(const void *address, size_t nbytes, bool gpu, struct pc_error *error,
-                    struct pc_span *out)
+int pc__mem_query(const void *address, size_t nbytes, bool gpu, struct pc_error *error,
+                  struct pc_mem_span *out)
 {
     uintptr_t from = (uintptr_t)address, to = from + nbytes;
     if (nbytes == 0 || to < from || page_up(to) < to)
         return pc__fail(error, PC_INVALID, -1, "%zu bytes at %p are no memory", nbytes, address);
-    *out = (struct pc_span){
-        .from = page_down(from), .to = page_up(to), .kind = PC_MEMORY_HOST, .device = -1};
+    *out = (struct pc_mem_span){
+        .from = page_down(from), .to = page_up(to), .kind = PC_MEM_HOST, .device = -1};
     return gpu ? gpu_span(from, to, error, out) : PC_OK;
 }
 
 /* Copies and kernels that the driver would let run past a synchronous call do not, for this memory:
  * else a NIC might read what such a call has yet to write. */
-static void synchronous(const struct pc_span *span)
+static void synchronous(const struct pc_mem_span *span)
 {
     unsigned yes = 1;
     pc__cuda.PointerSetAttribute(&yes, POINTER_SYNC_MEMOPS, span->from);
 }
 
-int pc__memory_export(const struct pc_span *span, struct pc_error *error, int *fd, uint64_t *offset)
+int pc__mem_export_dmabuf(const struct pc_mem_span *span, struct pc_error *error, int *fd,
+                          uint64_t *offset)
 {
-    const char *missing = pc__memory_missing(PC_MEMORY_DMABUF);
+    const char *missing = pc__mem_missing(PC_MEM_DMABUF);
     uintptr_t from = page_down(span->from), to = page_up(span->to);
     if (*missing != 0)
         return pc__fail(error, PC_UNMAPPABLE, -1, "%s", missing);
@@ -98,22 +99,22 @@ int pc__memory_export(const struct pc_span *span, struct pc_error *error, int *f
     return rc == PC_OK ? PC_OK : PC_UNMAPPABLE;
 }
 
-int pc__memory_peermem(const struct pc_span *span, struct pc_error *error)
+int pc__mem_peermem(const struct pc_mem_span *span, struct pc_error *error)
 {
-    const char *missing = pc__memory_missing(PC_MEMORY_PEERMEM);
+    const char *missing = pc__mem_missing(PC_MEM_PEERMEM);
     if (*missing != 0)
         return pc__fail(error, PC_UNMAPPABLE, -1, "%s", missing);
     synchronous(span);
     return PC_OK;
 }
 
-const char *pc__memory_missing(enum pc_memory_kind kind)
+const char *pc__mem_missing(enum pc_mem_type kind)
 {
-    if (kind != PC_MEMORY_DMABUF && kind != PC_MEMORY_PEERMEM)
+    if (kind != PC_MEM_DMABUF && kind != PC_MEM_PEERMEM)
         return "";
     if (*pc__cuda_library() != 0)
         return pc__cuda_library();
-    if (kind == PC_MEMORY_PEERMEM)
+    if (kind == PC_MEM_PEERMEM)
         return access("/sys/module/nvidia_peermem", F_OK) == 0
                    ? ""
                    : "nvidia_peermem is not loaded: modprobe nvidia_peermem";
@@ -126,21 +127,21 @@ const char *pc__memory_missing(enum pc_memory_kind kind)
     return "";
 }
 
-int pc__memory_gpu(int device, struct pc_error *error, struct pc_gpu *out)
+int pc__mem_query_gpu(int device, struct pc_error *error, struct pc_mem_gpu *out)
 {
     if (*pc__cuda_library() != 0)
         return pc__fail(error, PC_UNMAPPABLE, -1, "%s", pc__cuda_library());
     if (device < 0 || device >= pc__cuda.devices)
         return pc__fail(error, PC_INVALID, -1, "GPU %d: there are %d", device, pc__cuda.devices);
-    *out = (struct pc_gpu){.major = pc__cuda_attribute(device, DEVICE_CAPABILITY_MAJOR),
-                           .ordering = pc__cuda_attribute(device, DEVICE_RDMA_ORDERING),
-                           .options = pc__cuda_attribute(device, DEVICE_RDMA_FLUSH_OPTIONS),
-                           .coherent
-                           = pc__cuda_attribute(device, DEVICE_USES_HOST_PAGE_TABLES) != 0};
+    *out = (struct pc_mem_gpu){.major = pc__cuda_attribute(device, DEVICE_CAPABILITY_MAJOR),
+                               .ordering = pc__cuda_attribute(device, DEVICE_RDMA_ORDERING),
+                               .options = pc__cuda_attribute(device, DEVICE_RDMA_FLUSH_OPTIONS),
+                               .coherent
+                               = pc__cuda_attribute(device, DEVICE_USES_HOST_PAGE_TABLES) != 0};
     return PC_OK;
 }
 
-enum pc_flush pc__memory_flush(const struct pc_gpu *gpu, bool relaxed)
+enum pc_mem_flush pc__mem_flush_method(const struct pc_mem_gpu *gpu, bool relaxed)
 {
     if (gpu->major >= 9 && !gpu->coherent)
         return PC_FLUSH_NONE;
@@ -149,7 +150,7 @@ enum pc_flush pc__memory_flush(const struct pc_gpu *gpu, bool relaxed)
     return gpu->options & FLUSH_OPTION_HOST ? PC_FLUSH_DRIVER : PC_FLUSH_READ;
 }
 
-int pc__memory_flush_driver(int device, struct pc_error *error)
+int pc__mem_flush_by_driver(int device, struct pc_error *error)
 {
     int rc = pc__cuda_enter_base(device, error);
     if (rc != PC_OK)

@@ -8,44 +8,44 @@
  * The guarantee. Say a pin begins after some change of memory (munmap, mmap over it, mremap, brk,
  * free) has taken effect, on any thread and even where the call that made it has not returned yet:
  * when another thread got these addresses already, in between the unmapping and its event. Then
- * pc__pin returns a registration made of what lies at these addresses now. For the kernel counts
- * the change before anybody can map there again, and pc__pin asks for that count; while it is not
- * zero, and the event does not arrive soon, memory is registered for this one use.
+ * pc__rcache_get returns a registration made of what lies at these addresses now. For the kernel
+ * counts the change before anybody can map there again, and pc__rcache_get asks for that count;
+ * while it is not zero, and the event does not arrive soon, memory is registered for this one use.
  * Pages that are discarded (madvise) go after their event: for these the change has taken effect
  * when the call returns. A pin of memory that another thread discards at that moment may be kept as
  * it was: what the program itself reads there is uncertain too. Of what no event tells
- * (mem_events.h), pc__pins_forget must be told.
+ * (mem_events.h), pc__rcache_invalidate must be told.
  *
  * An entry in use whose memory changes is not found again, and is deregistered at its last unpin:
  * until then the device reads and writes the pages of before, which nobody else gets meanwhile.
  *
  * A GPU's memory has a stamp in place of events, which the driver gives to each allocation once: it
  * is compared at each pin. */
-#ifndef PC_PIN_H
-#define PC_PIN_H
+#ifndef PC_RCACHE_H
+#define PC_RCACHE_H
 #include "memory/mem_type.h"
 #include "memory/mem_events.h"
 
 /* Registers memory with a device, or several. Any thread calls these, without a lock. */
-struct pc_registrar {
+struct pc_rcache_ops {
     /* `span` may name DMABUF; span->kind is set to what was used. NOMEM: asked again once the
      * cache has given up what is idle. UNMAPPABLE: this memory is to be staged. */
-    int (*make)(void *context, struct pc_span *span, struct pc_error *error, void **handle);
+    int (*make)(void *context, struct pc_mem_span *span, struct pc_error *error, void **handle);
     void (*drop)(void *context, void *handle);
 };
 
-struct pc_pinned {
-    void *handle;        /* the registrar's */
-    struct pc_span span; /* at least what was asked for */
+struct pc_rcache_region {
+    void *handle;            /* the registrar's */
+    struct pc_mem_span span; /* at least what was asked for */
     /* The cache's own. */
     uint32_t references;
     bool kept;    /* lookups find it */
     bool watched; /* or was */
     bool stale;   /* changed while it was being registered */
-    struct pc_pinned *next, *before;
+    struct pc_rcache_region *next, *before;
 };
 
-struct pc_pin_counters {
+struct pc_rcache_counters {
     uint64_t hits, misses;
     uint64_t merges;         /* entries that became part of a larger one */
     uint64_t invalidations;  /* entries whose memory changed */
@@ -54,26 +54,27 @@ struct pc_pin_counters {
     uint64_t entries, bytes; /* that are kept now, idle or in use */
 };
 
-struct pc_pins;
+struct pc_rcache;
 
 /* A cache of registrations by one registrar. Of what it keeps, as much as is idle goes, the least
  * recently used first, so that it is not more than `limit` bytes; 0 keeps nothing. `context` and
  * `registrar` outlive it. NULL: out of memory. */
-struct pc_pins *pc__pins_open(const struct pc_registrar *registrar, void *context, uint64_t limit);
+struct pc_rcache *pc__rcache_open(const struct pc_rcache_ops *registrar, void *context,
+                                  uint64_t limit);
 /* Deregisters all; every pin has been given back. In the child of a fork it deregisters nothing. */
-void pc__pins_close(struct pc_pins *pins);
+void pc__rcache_close(struct pc_rcache *pins);
 
 /* A registration that covers [address, address + nbytes), at least one byte, of host memory or with
  * `gpu` of a GPU's; or NULL: UNMAPPABLE when this memory is to be staged, SYSTEM, NOMEM, INVALID.
  * Any thread. */
-struct pc_pinned *pc__pin(struct pc_pins *pins, const void *address, size_t nbytes, bool gpu,
-                          struct pc_error *error);
-void pc__unpin(struct pc_pins *pins, struct pc_pinned *pinned);
+struct pc_rcache_region *pc__rcache_get(struct pc_rcache *pins, const void *address, size_t nbytes,
+                                        bool gpu, struct pc_error *error);
+void pc__rcache_put(struct pc_rcache *pins, struct pc_rcache_region *pinned);
 
 /* For changes that no event tells of: the next pin of these bytes registers anew. */
-void pc__pins_forget(struct pc_pins *pins, const void *address, size_t nbytes);
+void pc__rcache_invalidate(struct pc_rcache *pins, const void *address, size_t nbytes);
 
-void pc__pins_count(struct pc_pins *pins, struct pc_pin_counters *out);
+void pc__rcache_query(struct pc_rcache *pins, struct pc_rcache_counters *out);
 /* "", or why nothing is kept. */
-const char *pc__pins_missing(const struct pc_pins *pins);
+const char *pc__rcache_missing(const struct pc_rcache *pins);
 #endif

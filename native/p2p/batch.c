@@ -3,7 +3,7 @@
 #include <string.h>
 #include "p2p/p2p.h"
 
-static int check(struct pc_comm *comm, const struct pc_message *m)
+static int check(struct pc_comm *comm, const struct pc_p2p_op *m)
 {
     if (m->peer >= comm->options.size || m->dtype >= PC_DTYPE_CODES
         || m->direction > PC_DIRECTION_RECV || m->nbytes >> PC_NBYTES_BITS)
@@ -16,7 +16,7 @@ static int check(struct pc_comm *comm, const struct pc_message *m)
     return PC_OK;
 }
 
-static struct pc_transfer transfer(const struct pc_message *m)
+static struct pc_transfer transfer(const struct pc_p2p_op *m)
 {
     return (struct pc_transfer){.at = m->at,
                                 .nbytes = m->nbytes,
@@ -25,7 +25,7 @@ static struct pc_transfer transfer(const struct pc_message *m)
                                 .direction = m->direction};
 }
 
-static int make(struct pc_comm *comm, const struct pc_message *messages, uint32_t n, double timeout,
+static int make(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t n, double timeout,
                 struct pc_batch **out)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -82,7 +82,7 @@ static int await(struct pc_comm *comm, struct pc_batch *batch, uint64_t patience
     pc__give_way(comm);
     uint32_t turns = comm->remote != NULL ? comm->remote->yields : 0;
     for (uint64_t until = pc__now() + patience_ns;;) {
-        uint32_t doorbell = pc__doorbell(comm); /* first: what comes after the looks moves it */
+        uint32_t doorbell = pc__wakeup_arm(comm); /* first: what comes after the looks moves it */
         int moved = pc__p2p_progress(comm);
         if (pc__batch_done(batch))
             return PC_OK;
@@ -99,12 +99,12 @@ static int await(struct pc_comm *comm, struct pc_batch *batch, uint64_t patience
         uint64_t limit = until;
         if (pc__p2p_sleep_begin(comm, &limit) && !pc__batch_done(batch)
             && !atomic_load(&comm->aborted) && limit > now)
-            pc__sleep(comm, doorbell, limit - now);
+            pc__wakeup_wait(comm, doorbell, limit - now);
         pc__p2p_sleep_end(comm);
     }
 }
 
-int pc__exchange_resume(struct pc_comm *comm, uint64_t patience_ns)
+int pc__batch_resume(struct pc_comm *comm, uint64_t patience_ns)
 {
     struct pc_batch *batch = comm->p2p->blocking;
     int rc = await(comm, batch, patience_ns);
@@ -118,7 +118,8 @@ int pc__exchange_resume(struct pc_comm *comm, uint64_t patience_ns)
 }
 
 /* A single transfer, without a batch as long as it moves at once or soon. True when it ended. */
-static bool at_once(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer *t, int *rc)
+static bool at_once(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_transfer *t,
+                    int *rc)
 {
     uint64_t now = 0, spin_until = 0;
     *rc = PC_OK;
@@ -147,7 +148,7 @@ static bool at_once(struct pc_comm *comm, struct pc_lane *lane, struct pc_transf
     }
 }
 
-int pc__send_receive(struct pc_comm *comm, const struct pc_message *message, double timeout,
+int pc__send_receive(struct pc_comm *comm, const struct pc_p2p_op *message, double timeout,
                      uint64_t patience_ns)
 {
     struct pc_p2p *p = comm->p2p;
@@ -163,7 +164,7 @@ int pc__send_receive(struct pc_comm *comm, const struct pc_message *message, dou
         return rc;
     }
     struct pc_transfer *t = &batch->transfers[0];
-    struct pc_lane *lane = pc__lane_of(comm, 0, message->peer);
+    struct pc_edge_queue *lane = pc__edge_queue_of(comm, 0, message->peer);
     *t = transfer(message);
     batch->timeout = timeout;
     batch->deadline = 0;
@@ -177,13 +178,13 @@ int pc__send_receive(struct pc_comm *comm, const struct pc_message *message, dou
     p->blocking = batch;
     pc__p2p_post(comm, batch, 0);
     pc__p2p_release(comm, 1);
-    rc = pc__exchange_resume(comm, patience_ns);
+    rc = pc__batch_resume(comm, patience_ns);
     if (rc != PC_AGAIN)
         pc__leave(comm);
     return rc;
 }
 
-int pc_exchange(struct pc_comm *comm, const struct pc_message *messages, uint32_t n, double timeout)
+int pc_exchange(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t n, double timeout)
 {
     if (n == 1)
         return pc__send_receive(comm, messages, timeout, PC_FIRST_PATIENCE_NS);
@@ -197,14 +198,14 @@ int pc_exchange(struct pc_comm *comm, const struct pc_message *messages, uint32_
     if (rc == PC_OK) {
         comm->p2p->blocking = batch;
         post(comm, batch);
-        rc = pc__exchange_resume(comm, PC_FIRST_PATIENCE_NS);
+        rc = pc__batch_resume(comm, PC_FIRST_PATIENCE_NS);
     }
     if (rc != PC_AGAIN)
         pc__leave(comm);
     return rc;
 }
 
-int pc_post(struct pc_comm *comm, const struct pc_message *messages, uint32_t n, double timeout,
+int pc_post(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t n, double timeout,
             struct pc_work **out)
 {
     struct pc_work *work = NULL;
@@ -224,13 +225,14 @@ int pc_post(struct pc_comm *comm, const struct pc_message *messages, uint32_t n,
         *out = work;
         post(comm, batch);
         if (!pc__batch_done(batch))
-            pc__watched(comm); /* if there is no thread, they move when somebody comes in */
+            pc__progress_thread_wanted(
+                comm); /* if there is no thread, they move when somebody comes in */
     }
     pc__leave(comm);
     return rc;
 }
 
-int pc__posted_wait(struct pc_batch *batch, double seconds)
+int pc__batch_wait(struct pc_batch *batch, double seconds)
 {
     struct pc_comm *comm = batch->comm;
     if (pc__batch_done(batch)) /* then the communicator may be gone */
@@ -282,7 +284,7 @@ int pc_comm_gone(struct pc_comm *comm, uint32_t peer, int died)
         atomic_compare_exchange_strong(&comm->died, &nobody, peer + 1);
     atomic_store_explicit(&comm->peers[peer].gone, 1, memory_order_release);
     if (comm->arena != NULL)
-        pc__ring(comm, comm->options.rank);
+        pc__wakeup_signal(comm, comm->options.rank);
     return PC_OK;
 }
 
@@ -303,7 +305,7 @@ int pc__batch_end(struct pc_comm *comm, struct pc_batch **batch)
     return rc;
 }
 
-int pc_pairwise(struct pc_comm *comm, uint64_t signature, const struct pc_message *messages,
+int pc_pairwise(struct pc_comm *comm, uint64_t signature, const struct pc_p2p_op *messages,
                 uint32_t n, double timeout)
 {
     struct pc_work job = {.signature = signature, .timeout = timeout};
@@ -314,9 +316,9 @@ int pc_pairwise(struct pc_comm *comm, uint64_t signature, const struct pc_messag
     if (rc == PC_OK && atomic_load_explicit(&comm->queued, memory_order_acquire)) {
         rc = pc__join_queue(comm, &job, (double)PC_FIRST_PATIENCE_NS * 1e-9);
     } else if (rc == PC_OK) {
-        rc = pc__begin_batch(comm, job.batch, signature, timeout);
+        rc = pc__call_begin_batch(comm, job.batch, signature, timeout);
         if (rc == PC_OK)
-            rc = pc__advance(comm, PC_FIRST_PATIENCE_NS);
+            rc = pc__progress(comm, PC_FIRST_PATIENCE_NS);
         else
             free(job.batch);
     }
@@ -325,7 +327,7 @@ int pc_pairwise(struct pc_comm *comm, uint64_t signature, const struct pc_messag
     return rc;
 }
 
-int pc_pairwise_submit(struct pc_comm *comm, uint64_t signature, const struct pc_message *messages,
+int pc_pairwise_submit(struct pc_comm *comm, uint64_t signature, const struct pc_p2p_op *messages,
                        uint32_t n, double timeout, const char *where, struct pc_work **work)
 {
     struct pc_work job = {.signature = signature, .timeout = timeout};

@@ -13,7 +13,7 @@ static ssize_t read_peer(int32_t pid, void *to, uint64_t from, size_t nbytes)
     return process_vm_readv(pid, &mine, 1, &theirs, 1, 0);
 }
 
-bool pc__fetchable(struct pc_comm *comm, uint32_t peer)
+bool pc__cma_usable(struct pc_comm *comm, uint32_t peer)
 {
     const struct pc_arena *known = (const struct pc_arena *)comm->peers[peer].arena;
     struct pc_arena found;
@@ -24,7 +24,7 @@ bool pc__fetchable(struct pc_comm *comm, uint32_t peer)
            && memcmp(&found, known, n) == 0;
 }
 
-int pc__fetch(struct pc_comm *comm, uint32_t peer, void *to, uint64_t from, uint64_t nbytes)
+int pc__cma_read(struct pc_comm *comm, uint32_t peer, void *to, uint64_t from, uint64_t nbytes)
 {
     const struct pc_arena *known = (const struct pc_arena *)comm->peers[peer].arena;
     while (nbytes > 0) {

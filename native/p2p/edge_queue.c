@@ -4,7 +4,7 @@
 #include "p2p/p2p.h"
 #include "core/target_cpu.h"
 
-#define PC_FETCH_BYTES (UINT64_C(4) << 20) /* at once; then others get their turn */
+#define PC_CMA_BYTES (UINT64_C(4) << 20) /* at once; then others get their turn */
 /* Credit is given back for several messages together: it takes a cache line from the sender. */
 #define PC_UNPUBLISHED_MESSAGES (PC_LINES / 4)
 
@@ -16,11 +16,11 @@ static int fill(struct pc_comm *comm, struct pc_fifo *f, const void *data, uint6
     if (comm->peers[f->peer].remote)
         return comm->remote->message(comm->wire, f, data, nbytes, &comm->p2p->error);
     if (pc__raise(line, ++f->sent))
-        pc__ring(comm, f->peer);
+        pc__wakeup_signal(comm, f->peer);
     return PC_OK;
 }
 
-struct offer { /* in the line of a message that is PC_OFFERED */
+struct offer { /* in the line of a message that is PC_IN_SENDER */
     uint64_t address;
     uint64_t heap; /* offset in the sender's heap, plus one; 0 when it lies elsewhere */
 };
@@ -70,7 +70,7 @@ const char *pc__transfer_text(const struct pc_transfer *t, char *text, size_t ca
     return text;
 }
 
-struct pc_line *pc__lane_waits(struct pc_lane *lane, uint32_t direction, uint64_t *want)
+struct pc_line *pc__edge_queue_waits(struct pc_edge_queue *lane, uint32_t direction, uint64_t *want)
 {
     struct pc_fifo *f = lane->fifo;
     if (direction == PC_DIRECTION_RECV) {
@@ -83,7 +83,8 @@ struct pc_line *pc__lane_waits(struct pc_lane *lane, uint32_t direction, uint64_
 }
 
 /* Finds room for `nbytes` of the next message in the peer's ring; false when there is none yet. */
-static bool room(struct pc_comm *comm, struct pc_lane *lane, uint64_t nbytes, uint64_t *offset)
+static bool room(struct pc_comm *comm, struct pc_edge_queue *lane, uint64_t nbytes,
+                 uint64_t *offset)
 {
     struct pc_fifo *f = lane->fifo;
     uint64_t ring = comm->p2p->ring_bytes,
@@ -115,13 +116,13 @@ static bool room(struct pc_comm *comm, struct pc_lane *lane, uint64_t nbytes, ui
     return false;
 }
 
-_Static_assert(sizeof(struct pc_loan) <= PC_INLINE_BYTES, "a loan fits a line");
+_Static_assert(sizeof(struct pc_rkey) <= PC_INLINE_BYTES, "a loan fits a line");
 
 /* Whether the remote peer would read this message from where it lies. */
 static bool lent(const struct pc_comm *comm, struct pc_transfer *t, struct pc_line *line)
 {
-    struct pc_loan loan;
-    const struct pc_remote *remote = comm->remote;
+    struct pc_rkey loan;
+    const struct pc_net_ops *remote = comm->remote;
     if (remote->lend == NULL || t->nbytes < comm->p2p->offer_bytes
         || remote->lend(comm->wire, t->peer, t->at, t->nbytes, &loan, &t->pull) != PC_OK)
         return false;
@@ -154,7 +155,7 @@ static int filled(struct pc_comm *comm, struct pc_transfer *t)
     return 1;
 }
 
-int pc__lane_send(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer *t)
+int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_transfer *t)
 {
     struct pc_fifo *f = lane->fifo;
     if (t->leaving) {
@@ -183,7 +184,7 @@ int pc__lane_send(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer
         t->staged = !offered(comm, f, t, line);
         if (t->staged)
             return 1;
-        line->place = PC_OFFERED;
+        line->place = PC_IN_SENDER;
         line->signature = t->signature;
         line->nbytes = 0;
         t->offered = f->sent + 1;
@@ -205,7 +206,7 @@ int pc__lane_send(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer
     return t->done == t->nbytes ? filled(comm, t) : 1;
 }
 
-void pc__lane_publish(struct pc_comm *comm, struct pc_lane *lane)
+void pc__edge_queue_publish(struct pc_comm *comm, struct pc_edge_queue *lane)
 {
     if (lane->published == lane->fifo->received)
         return;
@@ -214,22 +215,22 @@ void pc__lane_publish(struct pc_comm *comm, struct pc_lane *lane)
     if (comm->peers[lane->fifo->peer].remote)
         comm->remote->credit(comm->wire, lane->fifo, lane->published);
     else if (pc__raise(lane->fifo->in_credit, lane->published))
-        pc__ring(comm, lane->fifo->peer);
+        pc__wakeup_signal(comm, lane->fifo->peer);
 }
 
 /* Takes one step of what the sender offers. */
-static int fetch(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer *t,
+static int fetch(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_transfer *t,
                  const struct offer *offer)
 {
     struct pc_fifo *f = lane->fifo;
-    uint64_t left = t->nbytes - t->done, n = left < PC_FETCH_BYTES ? left : PC_FETCH_BYTES;
+    uint64_t left = t->nbytes - t->done, n = left < PC_CMA_BYTES ? left : PC_CMA_BYTES;
     const struct pc_arena *theirs = (const struct pc_arena *)comm->peers[f->peer].arena;
     int rc = PC_OK;
     t->withdrawn = atomic_load_explicit(&theirs->withdrawn, memory_order_relaxed);
     if (t->withdrawn)
         return 0;
     if (offer->heap == 0) {
-        rc = pc__fetch(comm, f->peer, t->at + t->done, offer->address + t->done, n);
+        rc = pc__cma_read(comm, f->peer, t->at + t->done, offer->address + t->done, n);
     } else if (t->nbytes > comm->options.heap_bytes
                || offer->heap - 1 > comm->options.heap_bytes - t->nbytes) {
         rc = PC_INVALID;
@@ -247,17 +248,17 @@ static int fetch(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer 
     t->done += n;
     if (t->done == t->nbytes) {
         f->received++;
-        pc__lane_publish(comm, lane); /* the sender waits for it */
+        pc__edge_queue_publish(comm, lane); /* the sender waits for it */
         t->finished = true;
     }
     return 1;
 }
 
 /* Reads what the remote sender lends. */
-static int borrow(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer *t,
-                  const struct pc_loan *loan)
+static int borrow(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_transfer *t,
+                  const struct pc_rkey *loan)
 {
-    const struct pc_remote *remote = comm->remote;
+    const struct pc_net_ops *remote = comm->remote;
     struct pc_error *error = &comm->p2p->error;
     int rc = PC_OK;
     if (remote->borrow == NULL)
@@ -273,7 +274,7 @@ static int borrow(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer
     t->finished = true;
     pc__transfer_release(comm, t);
     lane->fifo->received++;
-    pc__lane_publish(comm, lane); /* the sender waits for it */
+    pc__edge_queue_publish(comm, lane); /* the sender waits for it */
     return 1;
 }
 
@@ -295,7 +296,7 @@ static int mismatch(struct pc_comm *comm, const struct pc_transfer *t, uint64_t 
     return PC_MISMATCH;
 }
 
-int pc__lane_receive(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer *t)
+int pc__edge_queue_receive(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_transfer *t)
 {
     struct pc_fifo *f = lane->fifo;
     const struct pc_line *line = &f->in_lines[f->received & (PC_LINES - 1)];
@@ -304,12 +305,12 @@ int pc__lane_receive(struct pc_comm *comm, struct pc_lane *lane, struct pc_trans
     if (line->signature != t->signature)
         return mismatch(comm, t, line->signature);
     uint64_t left = t->nbytes - t->done, n = line->nbytes;
-    if (line->place == PC_OFFERED && comm->peers[t->peer].remote) {
-        struct pc_loan loan;
+    if (line->place == PC_IN_SENDER && comm->peers[t->peer].remote) {
+        struct pc_rkey loan;
         memcpy(&loan, line->bytes, sizeof loan);
         return borrow(comm, lane, t, &loan);
     }
-    if (line->place == PC_OFFERED) {
+    if (line->place == PC_IN_SENDER) {
         struct offer offer;
         memcpy(&offer, line->bytes, sizeof offer);
         return fetch(comm, lane, t, &offer);
@@ -332,11 +333,11 @@ int pc__lane_receive(struct pc_comm *comm, struct pc_lane *lane, struct pc_trans
     lane->unpublished_bytes += line->place == PC_IN_LINE ? 0 : n;
     if (!lane->probed && t->nbytes >= comm->p2p->offer_bytes) {
         lane->probed = true;
-        if (pc__fetchable(comm, f->peer))
+        if (pc__cma_usable(comm, f->peer))
             __atomic_store_n(&f->in_credit->place, 1, __ATOMIC_RELAXED);
     }
     if (f->received - lane->published >= PC_UNPUBLISHED_MESSAGES
         || lane->unpublished_bytes >= comm->p2p->unpublished_bytes)
-        pc__lane_publish(comm, lane);
+        pc__edge_queue_publish(comm, lane);
     return 1;
 }

@@ -6,13 +6,13 @@
 
 /* Pieces: large enough to be copied at full speed, small enough that the first is soon on its way
  * and that those in flight stay in the caches. */
-#define PC_PIECE_BYTES (UINT64_C(32) << 10)
+#define PC_FRAG_BYTES (UINT64_C(32) << 10)
 #define PC_UNPUBLISHED_BYTES (UINT64_C(32) << 10)
 /* Two copies through the ring, by two ranks at once and in their caches, take less time than one
  * by the kernel until the message is far larger than the caches; but twice the work, which is what
  * counts where ranks share cores. */
-#define PC_OFFER_BYTES (UINT64_C(16) << 20)
-#define PC_OFFER_BYTES_SHARED (UINT64_C(256) << 10)
+#define PC_RNDV_BYTES (UINT64_C(16) << 20)
+#define PC_RNDV_BYTES_SHARED (UINT64_C(256) << 10)
 #define PC_STEPS 8 /* of one transfer, before others have their turn */
 
 struct pc_batch *pc__batch_new(struct pc_comm *comm, uint32_t n)
@@ -46,14 +46,14 @@ int pc__p2p_open(struct pc_comm *comm)
     /* With both limits at a quarter, credit that is held back never stops a sender for good: once
      * all is received, half of the ring is free, in one span. */
     uint64_t quarter = p->ring_bytes / 4;
-    p->piece_bytes = quarter < PC_PIECE_BYTES ? quarter : PC_PIECE_BYTES;
-    p->offer_bytes = comm->options.spin ? PC_OFFER_BYTES : PC_OFFER_BYTES_SHARED;
+    p->piece_bytes = quarter < PC_FRAG_BYTES ? quarter : PC_FRAG_BYTES;
+    p->offer_bytes = comm->options.spin ? PC_RNDV_BYTES : PC_RNDV_BYTES_SHARED;
     p->unpublished_bytes = quarter < PC_UNPUBLISHED_BYTES ? quarter : PC_UNPUBLISHED_BYTES;
     return PC_OK;
 }
 
 /* What was sent to this rank itself and never received. */
-static void drop_kept(struct pc_lane *lane)
+static void drop_kept(struct pc_edge_queue *lane)
 {
     for (struct pc_transfer *t = lane->head[PC_DIRECTION_SEND], *next; t != NULL; t = next) {
         next = t->next;
@@ -115,7 +115,7 @@ static void end_all(struct pc_comm *comm, int result)
 {
     struct pc_p2p *p = comm->p2p;
     withdraw(comm);
-    for (struct pc_lane *lane = p->listed; lane != NULL; lane = lane->next) {
+    for (struct pc_edge_queue *lane = p->listed; lane != NULL; lane = lane->next) {
         lane->listed = false;
         for (int d = 0; d < 2; d++) {
             for (struct pc_transfer *t = lane->head[d], *next; t != NULL; t = next) {
@@ -138,12 +138,12 @@ int pc__p2p_fail(struct pc_comm *comm, int code)
         comm->p2p->error.cause = PC_CAUSE_TRANSFER;
     pc__break(comm, code, &comm->p2p->error);
     end_all(comm, code);
-    pc__ring(comm, comm->options.rank); /* a call of another thread ends, too */
+    pc__wakeup_signal(comm, comm->options.rank); /* a call of another thread ends, too */
     return code;
 }
 
 /* Sends to this rank itself are kept until they are received, and meet their receives here. */
-static int meet(struct pc_comm *comm, struct pc_lane *lane)
+static int meet(struct pc_comm *comm, struct pc_edge_queue *lane)
 {
     struct pc_transfer *s = lane->head[PC_DIRECTION_SEND], *r = lane->head[PC_DIRECTION_RECV];
     if (s == NULL || r == NULL)
@@ -159,7 +159,7 @@ static int meet(struct pc_comm *comm, struct pc_lane *lane)
     return 1;
 }
 
-static void pop(struct pc_comm *comm, struct pc_lane *lane, uint32_t direction)
+static void pop(struct pc_comm *comm, struct pc_edge_queue *lane, uint32_t direction)
 {
     struct pc_transfer *t = lane->head[direction];
     lane->head[direction] = t->next;
@@ -202,8 +202,8 @@ static int bereft(struct pc_transfer *t, int code)
  * calls in their order, and end well where the dead rank had done its part. */
 static int bereaved(struct pc_comm *comm, uint32_t died)
 {
-    for (struct pc_lane *lane = comm->p2p->listed; lane != NULL; lane = lane->next) {
-        if (lane >= pc__lane_of(comm, PC_CHANNEL_PAIRWISE - PC_CHANNEL_P2P, 0))
+    for (struct pc_edge_queue *lane = comm->p2p->listed; lane != NULL; lane = lane->next) {
+        if (lane >= pc__edge_queue_of(comm, PC_CHANNEL_PAIRWISE - PC_CHANNEL_P2P, 0))
             continue;
         const struct pc_transfer *t = first_awaited(lane->head[PC_DIRECTION_RECV]);
         if (t == NULL && lane->fifo->peer != comm->options.rank)
@@ -214,14 +214,14 @@ static int bereaved(struct pc_comm *comm, uint32_t died)
     return 0;
 }
 
-static int move(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer *t)
+static int move(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_transfer *t)
 {
-    return t->direction == PC_DIRECTION_SEND ? pc__lane_send(comm, lane, t)
-                                             : pc__lane_receive(comm, lane, t);
+    return t->direction == PC_DIRECTION_SEND ? pc__edge_queue_send(comm, lane, t)
+                                             : pc__edge_queue_receive(comm, lane, t);
 }
 
 /* 1 when the head of a queue moved, 0 when it waits, or a code. */
-int pc__p2p_step(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer *t)
+int pc__p2p_step(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_transfer *t)
 {
     uint32_t peer = lane->fifo->peer;
     if (t == NULL || t->finished)
@@ -262,7 +262,7 @@ static int pass(struct pc_comm *comm)
         p->error = comm->abort_error;
         return pc__p2p_fail(comm, PC_ABORTED);
     }
-    for (struct pc_lane **at = &p->listed, *lane; (lane = *at) != NULL;) {
+    for (struct pc_edge_queue **at = &p->listed, *lane; (lane = *at) != NULL;) {
         for (uint32_t d = 0; d < 2; d++)
             for (int n = 0, rc; n < PC_STEPS && (rc = pc__p2p_step(comm, lane, lane->head[d])) != 0;
                  n++) {
@@ -295,7 +295,7 @@ int pc__p2p_release(struct pc_comm *comm, int moved)
     bool wake = moved && atomic_load_explicit(&comm->p2p->sleepers, memory_order_relaxed);
     pc__unlock(comm->p2p);
     if (wake)
-        pc__ring(comm, comm->options.rank);
+        pc__wakeup_signal(comm, comm->options.rank);
     return moved;
 }
 
@@ -306,12 +306,12 @@ int pc__p2p_progress(struct pc_comm *comm)
     return pc__p2p_release(comm, pass(comm));
 }
 
-struct pc_lane *pc__lane_of(struct pc_comm *comm, uint32_t channel, uint32_t peer)
+struct pc_edge_queue *pc__edge_queue_of(struct pc_comm *comm, uint32_t channel, uint32_t peer)
 {
     return &comm->p2p->lanes[(size_t)channel * comm->options.size + peer];
 }
 
-static void append(struct pc_lane *lane, struct pc_transfer *t)
+static void append(struct pc_edge_queue *lane, struct pc_transfer *t)
 {
     t->next = NULL;
     if (lane->head[t->direction] == NULL)
@@ -321,7 +321,7 @@ static void append(struct pc_lane *lane, struct pc_transfer *t)
     lane->tail[t->direction] = t;
 }
 
-static void list(struct pc_p2p *p, struct pc_lane *lane)
+static void list(struct pc_p2p *p, struct pc_edge_queue *lane)
 {
     if (lane->listed)
         return;
@@ -332,7 +332,7 @@ static void list(struct pc_p2p *p, struct pc_lane *lane)
 
 /* A send to this rank itself: a receive that waits takes it if nothing was sent before, or its
  * bytes are kept. Either way it is finished. */
-static int keep(struct pc_comm *comm, struct pc_lane *lane, const struct pc_transfer *t)
+static int keep(struct pc_comm *comm, struct pc_edge_queue *lane, const struct pc_transfer *t)
 {
     struct pc_transfer *waiting = lane->head[PC_DIRECTION_RECV];
     if (waiting != NULL && lane->head[PC_DIRECTION_SEND] == NULL
@@ -373,7 +373,7 @@ void pc__p2p_post(struct pc_comm *comm, struct pc_batch *batch, uint32_t channel
     int rc = PC_OK;
     for (uint32_t i = 0; i < n; i++) {
         struct pc_transfer *t = &batch->transfers[i];
-        struct pc_lane *lane = pc__lane_of(comm, channel, t->peer);
+        struct pc_edge_queue *lane = pc__edge_queue_of(comm, channel, t->peer);
         t->batch = batch;
         if (t->peer == comm->options.rank && t->direction == PC_DIRECTION_SEND) {
             if (rc == PC_OK)
@@ -449,10 +449,10 @@ bool pc__p2p_sleep_begin(struct pc_comm *comm, uint64_t *until)
     pc__lock(p);
     atomic_fetch_add_explicit(&p->sleepers, 1, memory_order_relaxed);
     bool ending = atomic_load(&comm->aborted) || atomic_load(&comm->broken), asleep = !ending;
-    for (struct pc_lane *lane = p->listed; lane != NULL && asleep; lane = lane->next) {
+    for (struct pc_edge_queue *lane = p->listed; lane != NULL && asleep; lane = lane->next) {
         if (lane->fifo->peer == comm->options.rank)
             continue;
-        pc__lane_publish(comm, lane);
+        pc__edge_queue_publish(comm, lane);
         for (uint32_t d = 0; d < 2 && asleep; d++) {
             uint64_t want;
             if (lane->head[d] == NULL)
@@ -461,7 +461,7 @@ bool pc__p2p_sleep_begin(struct pc_comm *comm, uint64_t *until)
                 continue; /* its reads ring */
             if (lane->head[d]->withdrawn)
                 continue; /* whoever brings the news of why rings; or there is none */
-            struct pc_line *line = pc__lane_waits(lane, d, &want); /* before `want` is read */
+            struct pc_line *line = pc__edge_queue_waits(lane, d, &want); /* before `want` is read */
             asleep = pc__mark(line, want);
         }
     }
@@ -477,11 +477,11 @@ void pc__p2p_sleep_end(struct pc_comm *comm)
     struct pc_p2p *p = comm->p2p;
     pc__lock(p);
     if (atomic_fetch_sub_explicit(&p->sleepers, 1, memory_order_relaxed) == 1)
-        for (struct pc_lane *lane = p->listed; lane != NULL; lane = lane->next)
+        for (struct pc_edge_queue *lane = p->listed; lane != NULL; lane = lane->next)
             for (uint32_t d = 0; d < 2; d++) {
                 uint64_t want;
                 if (lane->head[d] != NULL && lane->fifo->peer != comm->options.rank)
-                    pc__unmark(pc__lane_waits(lane, d, &want));
+                    pc__unmark(pc__edge_queue_waits(lane, d, &want));
             }
     pc__unlock(p);
     if (comm->remote != NULL) /* whatever came ended the sleep, and would end the next */

@@ -19,7 +19,7 @@ struct pc_transfer {
     uint64_t done;        /* bytes that have been copied */
     uint64_t signature;   /* of what, dtype and nbytes, and tag; both ends must say the same */
     uint64_t tag;         /* of the call that a pairwise batch is */
-    struct pc_pull *pull; /* the remote receiver reads it from where it lies; both ends */
+    struct pc_rndv *pull; /* the remote receiver reads it from where it lies; both ends */
     uint64_t offered;     /* SEND: consumed messages that mean the peer has fetched it, or 0 */
     uint32_t peer;
     uint32_t direction; /* enum pc_direction */
@@ -43,10 +43,10 @@ struct pc_batch {
     struct pc_transfer transfers[];
 };
 
-struct pc_lane {
+struct pc_edge_queue {
     struct pc_fifo *fifo;
     struct pc_transfer *head[2], *tail[2]; /* by direction */
-    struct pc_lane *next;                  /* of those with something to do */
+    struct pc_edge_queue *next;            /* of those with something to do */
     bool listed;
     bool probed; /* whether this rank can read the peer's memory has been found out */
     /* The data area of an edge is a ring of bytes here: messages take what they need of it. */
@@ -63,11 +63,11 @@ struct pc_p2p {
     _Atomic uint32_t visits;   /* moves whenever the user comes in */
     _Atomic uint32_t watching; /* the progress thread sees to what nobody waits for */
     _Atomic uint32_t driving;  /* and sleeps on the doorbell for that */
-    struct pc_lane *listed;
+    struct pc_edge_queue *listed;
     struct pc_batch *batches;
     struct pc_batch *single; /* for a blocking call of one transfer */
     struct pc_batch *blocking;
-    struct pc_lane *lanes; /* [channel][peer] */
+    struct pc_edge_queue *lanes; /* [channel][peer] */
     uint64_t ring_bytes;
     uint64_t piece_bytes;       /* of the ring, at most; see edge_queue.c */
     uint64_t unpublished_bytes; /* at most */
@@ -96,9 +96,9 @@ static inline void pc__unlock(struct pc_p2p *p)
 }
 
 /* p2p.c: under the lock. */
-struct pc_lane *pc__lane_of(struct pc_comm *comm, uint32_t channel, uint32_t peer);
+struct pc_edge_queue *pc__edge_queue_of(struct pc_comm *comm, uint32_t channel, uint32_t peer);
 /* 1 when the head of a queue moved, 0 when it waits, or a code. */
-int pc__p2p_step(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer *t);
+int pc__p2p_step(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_transfer *t);
 /* The batch may be finished, and gone, when this returns. */
 void pc__p2p_post(struct pc_comm *comm, struct pc_batch *batch, uint32_t channel);
 /* Breaks the communicator with p2p->error. */
@@ -112,10 +112,11 @@ int pc__batch_end(struct pc_comm *comm, struct pc_batch **batch); /* frees; give
 struct pc_batch *pc__batch_new(struct pc_comm *comm, uint32_t n);
 
 /* edge_queue.c: under the lock. 1 when it moved, 0 when it waits, or a code. */
-int pc__lane_send(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer *t);
-int pc__lane_receive(struct pc_comm *comm, struct pc_lane *lane, struct pc_transfer *t);
-void pc__lane_publish(struct pc_comm *comm, struct pc_lane *lane);
-struct pc_line *pc__lane_waits(struct pc_lane *lane, uint32_t direction, uint64_t *want);
+int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_transfer *t);
+int pc__edge_queue_receive(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_transfer *t);
+void pc__edge_queue_publish(struct pc_comm *comm, struct pc_edge_queue *lane);
+struct pc_line *pc__edge_queue_waits(struct pc_edge_queue *lane, uint32_t direction,
+                                     uint64_t *want);
 void pc__transfer_release(struct pc_comm *comm, struct pc_transfer *t);
 #define PC_NBYTES_BITS 48 /* of a signature; above are the dtype's code and a top bit set */
 #define PC_DTYPE_CODES (1u << (63 - PC_NBYTES_BITS))
@@ -136,6 +137,6 @@ static inline void pc__transfer_tag(struct pc_transfer *t, uint64_t tag)
 }
 
 /* cma.c */
-bool pc__fetchable(struct pc_comm *comm, uint32_t peer);
-int pc__fetch(struct pc_comm *comm, uint32_t peer, void *to, uint64_t from, uint64_t nbytes);
+bool pc__cma_usable(struct pc_comm *comm, uint32_t peer);
+int pc__cma_read(struct pc_comm *comm, uint32_t peer, void *to, uint64_t from, uint64_t nbytes);
 #endif

@@ -1,14 +1,14 @@
 /* The progress thread sees to transfers that nobody waits for.
  *
  * A user who posts transfers usually comes in again soon, and makes them move on the way. To take
- * over at once would cost every post a wake-up, on both ends: so the thread looks every PC_TICK_NS
- * and takes over once nobody has come in since the last time. Then it marks what the transfers
- * wait for, and sleeps on the doorbell. */
+ * over at once would cost every post a wake-up, on both ends: so the thread looks every
+ * PC_LOOK_EVERY_NS and takes over once nobody has come in since the last time. Then it marks what
+ * the transfers wait for, and sleeps on the doorbell. */
 #include <errno.h>
 #include <time.h>
 #include "p2p/p2p.h"
 
-#define PC_TICK_NS UINT64_C(200000)
+#define PC_LOOK_EVERY_NS UINT64_C(200000)
 #define PC_DRIVE_NS UINT64_C(100000000)
 
 /* Whether somebody is inside who sees to transfers. */
@@ -17,7 +17,7 @@ static bool visited(struct pc_comm *comm)
     return atomic_load(&comm->entered) || atomic_load(&comm->p2p->waiters);
 }
 
-int pc__watched(struct pc_comm *comm)
+int pc__progress_thread_wanted(struct pc_comm *comm)
 {
     struct pc_p2p *p = comm->p2p;
     int rc = PC_OK;
@@ -25,7 +25,7 @@ int pc__watched(struct pc_comm *comm)
     if (atomic_load(&p->watching))
         return rc;
     pthread_mutex_lock(&comm->queue_lock);
-    rc = pc__thread_start(comm);
+    rc = pc__progress_thread_start(comm);
     atomic_store(&p->watching, rc == PC_OK);
     pthread_cond_signal(&comm->queue_moved);
     pthread_mutex_unlock(&comm->queue_lock);
@@ -39,25 +39,25 @@ static void drive(struct pc_comm *comm)
     atomic_store(&p->driving, 1);
     while (atomic_load(&comm->posted) && !atomic_load(&comm->queued)
            && !atomic_load(&comm->stopping) && !visited(comm)) {
-        uint32_t doorbell = pc__doorbell(comm); /* first: what comes after the looks moves it */
+        uint32_t doorbell = pc__wakeup_arm(comm); /* first: what comes after the looks moves it */
         if (pc__p2p_progress(comm) != 0)
             continue;
         uint64_t now = pc__now(), until = now + PC_DRIVE_NS;
         if (pc__p2p_sleep_begin(comm, &until) && until > now && !atomic_load(&comm->queued)
             && !atomic_load(&comm->aborted))
-            pc__sleep(comm, doorbell, until - now);
+            pc__wakeup_wait(comm, doorbell, until - now);
         pc__p2p_sleep_end(comm);
     }
     atomic_store(&p->driving, 0);
 }
 
-bool pc__watch(struct pc_comm *comm)
+bool pc__progress_thread_turn(struct pc_comm *comm)
 {
     struct pc_p2p *p = comm->p2p;
     if (!atomic_load(&p->watching))
         return false;
     uint32_t visits = atomic_load(&p->visits);
-    uint64_t until = pc__now() + PC_TICK_NS;
+    uint64_t until = pc__now() + PC_LOOK_EVERY_NS;
     struct timespec t = {(time_t)(until / 1000000000u), (long)(until % 1000000000u)};
     if (pthread_cond_timedwait(&comm->queue_moved, &comm->queue_lock, &t) != ETIMEDOUT
         || atomic_load(&comm->stopping) || comm->head != NULL)

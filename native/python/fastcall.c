@@ -147,7 +147,7 @@ static int launch(struct pc_comm *comm, struct pc_plan *plan, const void *in, vo
 {
     int rc;
     if (plan->nbytes < PC_KEEP_LOCK_BYTES && comm->options.spin != 0) {
-        rc = pc__try(comm, plan, in, out, timeout);
+        rc = pc__call_try(comm, plan, in, out, timeout);
         if (rc != PC_AGAIN)
             return rc;
         Py_BEGIN_ALLOW_THREADS
@@ -218,7 +218,7 @@ static int serve(const struct launcher *l, uint64_t kind, const Py_buffer *x, co
 static void comes(const struct launcher *l)
 {
     if (l->comm != NULL)
-        pc__comes(l->comm);
+        pc__note_entry(l->comm);
 }
 
 static PyObject *launcher_comes(PyObject *self, PyObject *unused)
@@ -418,7 +418,7 @@ static PyObject *bound_call(PyObject *self, PyObject *args, PyObject *kwargs)
     }
     if (b->plan == NULL)
         return PyLong_FromLong(PC_BROKEN);
-    pc__comes(b->comm);
+    pc__note_entry(b->comm);
     return answer(launch(b->comm, b->plan, b->in, b->out, b->timeout), b->result);
 }
 
@@ -493,7 +493,7 @@ __attribute__((visibility("default"))) PyMODINIT_FUNC PyInit__fastcall(void)
         || PyModule_AddObjectRef(m, "Plan", bound) < 0
         || PyModule_AddIntConstant(m, "ALIAS", PC_ARRAYS_ALIAS) < 0
         || PyModule_AddIntConstant(m, "SHAPED", PC_ARRAYS_SHAPED) < 0
-        || PyModule_AddIntConstant(m, "APART", PC_ARRAYS_APART) < 0 || pc__add_port(m) < 0)
+        || PyModule_AddIntConstant(m, "APART", PC_ARRAYS_APART) < 0 || pc__add_send_recv(m) < 0)
         Py_CLEAR(m);
     Py_XDECREF(launcher);
     Py_XDECREF(bound);

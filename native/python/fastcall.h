@@ -12,5 +12,5 @@
 /* The element type of a view; -1 when it is none of ours. */
 int pc__dtype_of(const Py_buffer *view);
 /* fastsend.c: adds type Port to the module. */
-int pc__add_port(PyObject *module);
+int pc__add_send_recv(PyObject *module);
 #endif

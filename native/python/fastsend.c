@@ -13,7 +13,7 @@ struct port {
     PyObject *otherwise; /* (code or None, arguments, keywords) -> result */
 };
 
-static int transfer(const struct port *p, const struct pc_message *m)
+static int transfer(const struct port *p, const struct pc_p2p_op *m)
 {
     int rc;
     if (m->nbytes < PC_KEEP_LOCK_BYTES && p->comm->options.spin != 0) {
@@ -54,10 +54,10 @@ static PyObject *port_transfer(PyObject *self, PyObject *const *args, Py_ssize_t
                                PyObject *names)
 {
     struct port *p = (struct port *)self;
-    struct pc_message m = {.direction = p->direction};
+    struct pc_p2p_op m = {.direction = p->direction};
     Py_buffer view;
     if (p->comm != NULL)
-        pc__comes(p->comm);
+        pc__note_entry(p->comm);
     if (p->comm == NULL || nargs != 2 || names != NULL || !PyLong_CheckExact(args[1]))
         return slowly(p, Py_None, args, nargs, names);
     int overflow;
@@ -66,7 +66,7 @@ static PyObject *port_transfer(PyObject *self, PyObject *const *args, Py_ssize_t
     if (p->direction == PC_DIRECTION_RECV)
         flags |= PyBUF_WRITABLE;
     if (overflow || peer < 0 || peer >= (long)p->comm->options.size
-        || (p->comm->peers[peer].remote && pc_comm_links(p->comm, (uint32_t)peer) <= 0))
+        || (p->comm->peers[peer].remote && pc_comm_connections(p->comm, (uint32_t)peer) <= 0))
         return slowly(p, Py_None, args, nargs, names);
     if (PyObject_GetBuffer(args[0], &view, flags)) {
         PyErr_Clear();
@@ -166,7 +166,7 @@ static PyType_Spec port_spec = {.name = "pycoll._fastcall.Port",
                                 .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
                                 .slots = port_slots};
 
-int pc__add_port(PyObject *module)
+int pc__add_send_recv(PyObject *module)
 {
     PyObject *port = PyType_FromSpec(&port_spec);
     int rc = port ? PyModule_AddObjectRef(module, "Port", port) : -1;

@@ -43,7 +43,7 @@ struct hello {
     unsigned char token[PC_TOKEN_BYTES];
 };
 
-struct pc_device {
+struct pc_shm {
     struct pc_error *error;
     uint32_t size;
     size_t bytes;
@@ -66,7 +66,7 @@ static void close_fd(int *fd)
     *fd = -1;
 }
 
-static int watch(struct pc_device *d, int fd)
+static int watch(struct pc_shm *d, int fd)
 {
     struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
     return epoll_ctl(d->epoll, EPOLL_CTL_ADD, fd, &event);
@@ -102,7 +102,7 @@ static socklen_t socket_address(struct sockaddr_un *at, const char *name)
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
 }
 
-static int listen_for_peers(struct pc_device *d)
+static int listen_for_peers(struct pc_shm *d)
 {
     unsigned char noise[8];
     if (getrandom(noise, sizeof noise, 0) != sizeof noise
@@ -128,7 +128,7 @@ static char *map(int fd, size_t bytes)
     return p == MAP_FAILED ? NULL : p;
 }
 
-static int make_arena(struct pc_device *d)
+static int make_arena(struct pc_shm *d)
 {
     d->memfd = memfd_create("pycoll", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (d->memfd < 0 || ftruncate(d->memfd, (off_t)d->bytes) != 0
@@ -138,7 +138,7 @@ static int make_arena(struct pc_device *d)
     return d->arena ? PC_OK : SYSTEM(d, -1, "mmap of this rank's memory");
 }
 
-static void shm_close(struct pc_device *d)
+static void shm_close(struct pc_shm *d)
 {
     if (d == NULL)
         return;
@@ -162,13 +162,13 @@ static void shm_close(struct pc_device *d)
 }
 
 static int shm_open_(size_t bytes, uint32_t rank, uint32_t size, struct pc_error *error,
-                     struct pc_device **out)
+                     struct pc_shm **out)
 {
-    struct pc_device *d = calloc(1, sizeof *d);
+    struct pc_shm *d = calloc(1, sizeof *d);
     if (d == NULL)
         return pc__fail(error, PC_NOMEM, -1, "no memory for a transport");
     *out = d;
-    *d = (struct pc_device){
+    *d = (struct pc_shm){
         .error = error, .size = size, .bytes = bytes, .memfd = -1, .listener = -1, .epoll = -1};
     d->peers = calloc(size, sizeof *d->peers);
     d->sockets = malloc(size * sizeof *d->sockets);
@@ -198,12 +198,12 @@ static int shm_open_(size_t bytes, uint32_t rank, uint32_t size, struct pc_error
     return PC_OK;
 }
 
-static char *shm_arena(struct pc_device *d)
+static char *shm_arena(struct pc_shm *d)
 {
     return d->arena;
 }
 
-static int shm_address(struct pc_device *d, void *blob, size_t capacity)
+static int shm_address(struct pc_shm *d, void *blob, size_t capacity)
 {
     if (capacity < sizeof d->address)
         return pc__fail(d->error, PC_INVALID, -1, "address needs %zu bytes, got %zu",
@@ -212,7 +212,7 @@ static int shm_address(struct pc_device *d, void *blob, size_t capacity)
     return (int)sizeof d->address;
 }
 
-static int send_hello(struct pc_device *d, uint32_t peer, const struct address *a)
+static int send_hello(struct pc_shm *d, uint32_t peer, const struct address *a)
 {
     struct sockaddr_un at;
     socklen_t length = socket_address(&at, a->name);
@@ -240,7 +240,7 @@ static int send_hello(struct pc_device *d, uint32_t peer, const struct address *
 }
 
 /* Checks that what came is a memfd of the agreed length that nobody can shorten under us. */
-static int adopt(struct pc_device *d, uint32_t peer, int fd, char **arena)
+static int adopt(struct pc_shm *d, uint32_t peer, int fd, char **arena)
 {
     struct stat st;
     int seals = fcntl(fd, F_GET_SEALS);
@@ -259,7 +259,7 @@ static int adopt(struct pc_device *d, uint32_t peer, int fd, char **arena)
  * hundreds of ranks map each other. It needs the right to look into the peer (the same user, a
  * process that may be traced), one view of processes, and one network, without which two ranks
  * are to be taken for two hosts. */
-static int open_memory(struct pc_device *d, uint32_t peer, const struct address *a, char **arena)
+static int open_memory(struct pc_shm *d, uint32_t peer, const struct address *a, char **arena)
 {
     char path[64];
     struct stat st;
@@ -277,7 +277,7 @@ static int open_memory(struct pc_device *d, uint32_t peer, const struct address 
     return rc;
 }
 
-static int receive_memory(struct pc_device *d, uint32_t peer, char **arena)
+static int receive_memory(struct pc_shm *d, uint32_t peer, char **arena)
 {
     uint32_t magic = 0;
     union {
@@ -308,7 +308,7 @@ static int receive_memory(struct pc_device *d, uint32_t peer, char **arena)
     return rc;
 }
 
-static int shm_connect(struct pc_device *d, uint32_t peer, const void *blob, size_t nbytes,
+static int shm_connect(struct pc_shm *d, uint32_t peer, const void *blob, size_t nbytes,
                        char **arena)
 {
     struct address a;
@@ -336,7 +336,7 @@ static int shm_connect(struct pc_device *d, uint32_t peer, const void *blob, siz
 enum answer { WAITING, SERVED, REFUSED };
 
 /* Answers a client whose hello has come. */
-static enum answer answer(struct pc_device *d, int fd)
+static enum answer answer(struct pc_shm *d, int fd)
 {
     struct hello hello;
     ssize_t n = recv(fd, &hello, sizeof hello, MSG_DONTWAIT | MSG_TRUNC);
@@ -373,14 +373,14 @@ static bool same_user(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &length) == 0 && who.uid == getuid();
 }
 
-static void forget_client(struct pc_device *d, uint32_t i)
+static void forget_client(struct pc_shm *d, uint32_t i)
 {
     close_fd(&d->clients[i]);
     d->nclients--;
     memmove(d->clients + i, d->clients + i + 1, (d->nclients - i) * sizeof *d->clients);
 }
 
-static int shm_poll(struct pc_device *d)
+static int shm_poll(struct pc_shm *d)
 {
     int served = 0;
     for (;;) {
@@ -405,12 +405,12 @@ static int shm_poll(struct pc_device *d)
     }
 }
 
-static int shm_wakeup(struct pc_device *d)
+static int shm_wakeup(struct pc_shm *d)
 {
     return d->epoll;
 }
 
-static void shm_seal(struct pc_device *d)
+static void shm_seal(struct pc_shm *d)
 {
     while (d->nclients > 0)
         close_fd(&d->clients[--d->nclients]);
@@ -418,7 +418,7 @@ static void shm_seal(struct pc_device *d)
     close_fd(&d->epoll);
 }
 
-static int shm_discard(struct pc_device *d, size_t offset, size_t nbytes)
+static int shm_discard(struct pc_shm *d, size_t offset, size_t nbytes)
 {
     if (fallocate(d->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
                   (off_t)nbytes)
@@ -427,7 +427,7 @@ static int shm_discard(struct pc_device *d, size_t offset, size_t nbytes)
     return PC_OK;
 }
 
-const struct pc_transport pc__shm = {
+const struct pc_shm_ops pc__shm_ops = {
     .name = "shm",
     .open = shm_open_,
     .close = shm_close,

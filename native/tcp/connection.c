@@ -13,15 +13,15 @@
 #define PC_PAGES_FROM (32u << 10)
 #define PC_READS_AT_ONCE 16 /* so that one peer does not keep this rank from the others */
 
-struct pc_link *pc__link_new(uint32_t peer)
+struct pc_tcp_connection *pc__tcp_connection_new(uint32_t peer)
 {
-    struct pc_link *link = calloc(1, sizeof *link);
+    struct pc_tcp_connection *link = calloc(1, sizeof *link);
     if (link != NULL)
-        *link = (struct pc_link){.fd = -1, .peer = peer, .writing = true};
+        *link = (struct pc_tcp_connection){.fd = -1, .peer = peer, .writing = true};
     return link;
 }
 
-void pc__link_free(struct pc_link *link)
+void pc__tcp_connection_free(struct pc_tcp_connection *link)
 {
     if (link == NULL)
         return;
@@ -32,25 +32,26 @@ void pc__link_free(struct pc_link *link)
     free(link);
 }
 
-uint32_t pc__link_queued(const struct pc_link *link)
+uint32_t pc__tcp_connection_queued(const struct pc_tcp_connection *link)
 {
     return link->tail - link->head;
 }
 
-int pc__link_push(struct pc_link *link, const struct pc_frame *frame, const char *bytes)
+int pc__tcp_connection_push(struct pc_tcp_connection *link, const struct pc_frame *frame,
+                            const char *bytes)
 {
     if (link->queue == NULL)
-        link->queue = malloc(PC_LINK_FRAMES * sizeof *link->queue);
+        link->queue = malloc(PC_CONNECTION_FRAMES * sizeof *link->queue);
     if (link->queue == NULL)
         return PC_NOMEM;
-    if (pc__link_queued(link) == PC_LINK_FRAMES)
+    if (pc__tcp_connection_queued(link) == PC_CONNECTION_FRAMES)
         return PC_INVALID;
-    link->queue[link->tail++ % PC_LINK_FRAMES] = (struct pc_outgoing){*frame, bytes};
+    link->queue[link->tail++ % PC_CONNECTION_FRAMES] = (struct pc_tcp_send){*frame, bytes};
     return PC_OK;
 }
 
 /* A peer that is gone, or the way to it. */
-static int lost(const struct pc_link *link, struct pc_error *error, const char *what)
+static int lost(const struct pc_tcp_connection *link, struct pc_error *error, const char *what)
 {
     return pc__fail(error, PC_LOST, (int)link->peer, "rank %u is lost: %s: %s", link->peer, what,
                     strerror(errno));
@@ -58,18 +59,18 @@ static int lost(const struct pc_link *link, struct pc_error *error, const char *
 
 /* The pages of a large message are sent themselves: they do not change before the peer's credit,
  * which is to say, before the peer has read them. */
-static bool by_page(const struct pc_outgoing *out)
+static bool by_page(const struct pc_tcp_send *out)
 {
     return out->frame.nbytes >= PC_PAGES_FROM;
 }
 
 /* Describes what is queued, from the first byte that has not left, up to what is sent by page. */
-static int gather(const struct pc_link *link, struct iovec *parts, bool *more)
+static int gather(const struct pc_tcp_connection *link, struct iovec *parts, bool *more)
 {
     int n = 0;
     size_t skip = link->gone;
     for (uint32_t i = link->head; i != link->tail && n < 2 * PC_FRAMES_AT_ONCE; i++) {
-        const struct pc_outgoing *out = &link->queue[i % PC_LINK_FRAMES];
+        const struct pc_tcp_send *out = &link->queue[i % PC_CONNECTION_FRAMES];
         size_t nbytes = out->frame.nbytes, header = sizeof out->frame;
         if (skip < header)
             parts[n++] = (struct iovec){(char *)(uintptr_t)&out->frame + skip, header - skip};
@@ -85,11 +86,11 @@ static int gather(const struct pc_link *link, struct iovec *parts, bool *more)
     return n;
 }
 
-static void advance(struct pc_link *link, size_t sent)
+static void advance(struct pc_tcp_connection *link, size_t sent)
 {
     link->gone += sent;
     while (link->head != link->tail) {
-        const struct pc_outgoing *out = &link->queue[link->head % PC_LINK_FRAMES];
+        const struct pc_tcp_send *out = &link->queue[link->head % PC_CONNECTION_FRAMES];
         size_t whole = sizeof out->frame + out->frame.nbytes;
         if (link->gone < whole)
             return;
@@ -117,9 +118,9 @@ static ssize_t send_pages(int fd, int file, off_t at, size_t nbytes)
 }
 
 /* Sends from what is queued; returns what send() does. */
-static ssize_t send_some(const struct pc_link *link, const struct pc_comm *comm)
+static ssize_t send_some(const struct pc_tcp_connection *link, const struct pc_comm *comm)
 {
-    const struct pc_outgoing *first = &link->queue[link->head % PC_LINK_FRAMES];
+    const struct pc_tcp_send *first = &link->queue[link->head % PC_CONNECTION_FRAMES];
     size_t header = sizeof first->frame;
     if (by_page(first) && link->gone >= header) {
         size_t skip = link->gone - header;
@@ -132,7 +133,8 @@ static ssize_t send_some(const struct pc_link *link, const struct pc_comm *comm)
     return sendmsg(link->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
 }
 
-int pc__link_flush(struct pc_link *link, const struct pc_comm *comm, struct pc_error *error)
+int pc__tcp_connection_flush(struct pc_tcp_connection *link, const struct pc_comm *comm,
+                             struct pc_error *error)
 {
     while (link->head != link->tail) {
         ssize_t n = send_some(link, comm);
@@ -156,7 +158,7 @@ static size_t smaller(size_t a, size_t b)
 }
 
 /* Takes frames out of what was read ahead, as far as it goes. */
-static int parse(struct pc_link *link, struct pc_comm *comm, struct pc_error *error)
+static int parse(struct pc_tcp_connection *link, struct pc_comm *comm, struct pc_error *error)
 {
     int rc = PC_OK;
     for (;;) {
@@ -186,12 +188,12 @@ static int parse(struct pc_link *link, struct pc_comm *comm, struct pc_error *er
         if (rc < 0)
             return rc;
         if (rc > 0) /* another thread, or this one would not be here */
-            pc__ring(comm, comm->options.rank);
+            pc__wakeup_signal(comm, comm->options.rank);
     }
 }
 
 /* Where the next bytes go: the rest of a message straight into its place, all else ahead. */
-static int scatter(struct pc_link *link, struct iovec *parts)
+static int scatter(struct pc_tcp_connection *link, struct iovec *parts)
 {
     int n = 0;
     size_t there
@@ -202,11 +204,11 @@ static int scatter(struct pc_link *link, struct iovec *parts)
     link->end = there;
     if (link->into != NULL)
         parts[n++] = (struct iovec){link->into, link->rest};
-    parts[n++] = (struct iovec){link->ahead + there, PC_LINK_AHEAD - there};
+    parts[n++] = (struct iovec){link->ahead + there, PC_CONNECTION_READ_AHEAD - there};
     return n;
 }
 
-static void take(struct pc_link *link, size_t nbytes)
+static void take(struct pc_tcp_connection *link, size_t nbytes)
 {
     size_t n = link->into == NULL ? 0 : smaller(nbytes, link->rest);
     if (n != 0) {
@@ -216,7 +218,8 @@ static void take(struct pc_link *link, size_t nbytes)
     link->end += nbytes - n;
 }
 
-int pc__link_read(struct pc_link *link, struct pc_comm *comm, struct pc_error *error)
+int pc__tcp_connection_read(struct pc_tcp_connection *link, struct pc_comm *comm,
+                            struct pc_error *error)
 {
     for (int turn = 0; turn < PC_READS_AT_ONCE && link->reading; turn++) {
         struct iovec parts[2];

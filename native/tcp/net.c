@@ -19,10 +19,11 @@
 
 #define PC_STRIPE_BYTES (64u << 10) /* messages from here on take turns over the sockets */
 #define PC_SEND_AT_ONCE 4096u       /* smaller ones are sent together when this rank next waits */
-#define PC_EVENTS 32
+#define PC_EPOLL_EVENTS 32
 
 struct remote {
-    struct pc_link **links; /* the first is made with the peer, its socket may come later */
+    struct pc_tcp_connection *
+        *links; /* the first is made with the peer, its socket may come later */
     uint32_t nlinks;
     uint32_t reading;                  /* links that are */
     uint32_t queued[PC_EDGE_CHANNELS]; /* messages that have not left */
@@ -38,7 +39,7 @@ struct adopted {
     int fd;
 };
 
-struct pc_wire {
+struct pc_net {
     struct pc_comm *comm;
     struct remote *remotes; /* by rank; no links: a mapped one */
     uint32_t *dirty;
@@ -52,19 +53,20 @@ struct pc_wire {
     pthread_mutex_t lock; /* of all this; calls, transfers and adoption are different threads' */
 };
 
-static int watch(struct pc_wire *w, int operation, int fd, struct pc_link *link, uint32_t events)
+static int watch(struct pc_net *w, int operation, int fd, struct pc_tcp_connection *link,
+                 uint32_t events)
 {
     struct epoll_event event = {.events = events, .data.ptr = link};
     return epoll_ctl(w->epoll, operation, fd, &event);
 }
 
-static int tcp_open(struct pc_comm *comm, int bell, struct pc_wire **out)
+static int tcp_open(struct pc_comm *comm, int bell, struct pc_net **out)
 {
-    struct pc_wire *w = calloc(1, sizeof *w);
+    struct pc_net *w = calloc(1, sizeof *w);
     *out = w;
     if (w == NULL)
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a transport");
-    *w = (struct pc_wire){.comm = comm, .epoll = epoll_create1(EPOLL_CLOEXEC)};
+    *w = (struct pc_net){.comm = comm, .epoll = epoll_create1(EPOLL_CLOEXEC)};
     pthread_mutex_init(&w->lock, NULL);
     w->remotes = calloc(comm->options.size, sizeof *w->remotes);
     w->dirty = calloc(comm->options.size, sizeof *w->dirty);
@@ -77,7 +79,7 @@ static int tcp_open(struct pc_comm *comm, int bell, struct pc_wire **out)
 
 /* Bytes that the peer's kernel has not acknowledged. To close before would lose them, should one
  * more credit come from the peer: the answer to it is a reset. */
-static bool arrived(const struct pc_link *link)
+static bool arrived(const struct pc_tcp_connection *link)
 {
     char unread[4096];
     int left = 0, domain = AF_UNIX;
@@ -91,12 +93,12 @@ static bool arrived(const struct pc_link *link)
     return domain == AF_UNIX || ioctl(link->fd, SIOCOUTQ, &left) != 0 || left == 0;
 }
 
-static void linger(struct pc_wire *w, uint64_t ns)
+static void linger(struct pc_net *w, uint64_t ns)
 {
     uint64_t until = pc__now() + ns;
     for (uint32_t p = 0; p < w->comm->options.size; p++)
         for (uint32_t i = 0; i < w->remotes[p].nlinks; i++) {
-            struct pc_link *link = w->remotes[p].links[i];
+            struct pc_tcp_connection *link = w->remotes[p].links[i];
             if (link->fd < 0 || !link->writing)
                 continue;
             while (!arrived(link) && pc__now() < until)
@@ -104,7 +106,7 @@ static void linger(struct pc_wire *w, uint64_t ns)
         }
 }
 
-static void tcp_close(struct pc_wire *w, uint64_t linger_ns)
+static void tcp_close(struct pc_net *w, uint64_t linger_ns)
 {
     if (w == NULL)
         return;
@@ -112,7 +114,7 @@ static void tcp_close(struct pc_wire *w, uint64_t linger_ns)
         linger(w, linger_ns);
     for (uint32_t p = 0; w->remotes != NULL && p < w->comm->options.size; p++) {
         for (uint32_t i = 0; i < w->remotes[p].nlinks; i++)
-            pc__link_free(w->remotes[p].links[i]);
+            pc__tcp_connection_free(w->remotes[p].links[i]);
         free(w->remotes[p].links);
     }
     for (struct adopted *a = w->adopted, *next; a != NULL; a = next) {
@@ -140,7 +142,7 @@ static void steady(int fd)
         setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
 }
 
-static int tcp_adopt(struct pc_wire *w, uint32_t peer, int fd)
+static int tcp_adopt(struct pc_net *w, uint32_t peer, int fd)
 {
     struct adopted *a = malloc(sizeof *a);
     int flags = fcntl(fd, F_GETFL), yes = 1;
@@ -157,7 +159,7 @@ static int tcp_adopt(struct pc_wire *w, uint32_t peer, int fd)
     return PC_OK;
 }
 
-static int tcp_links(struct pc_wire *w, uint32_t peer)
+static int tcp_links(struct pc_net *w, uint32_t peer)
 {
     int n = 0;
     pthread_mutex_lock(&w->lock);
@@ -169,25 +171,26 @@ static int tcp_links(struct pc_wire *w, uint32_t peer)
 }
 
 /* The first link of a peer, which needs no socket to hold frames. */
-static struct pc_link *first_link(struct remote *r, uint32_t peer)
+static struct pc_tcp_connection *first_link(struct remote *r, uint32_t peer)
 {
     if (r->links == NULL)
-        r->links = calloc(PC_MAX_LINKS, sizeof *r->links);
-    if (r->links != NULL && r->nlinks == 0 && (r->links[0] = pc__link_new(peer)) != NULL)
+        r->links = calloc(PC_MAX_CONNECTIONS, sizeof *r->links);
+    if (r->links != NULL && r->nlinks == 0 && (r->links[0] = pc__tcp_connection_new(peer)) != NULL)
         r->nlinks = 1;
     return r->nlinks == 0 ? NULL : r->links[0];
 }
 
-static bool install(struct pc_wire *w, uint32_t peer, int fd)
+static bool install(struct pc_net *w, uint32_t peer, int fd)
 {
     struct remote *r = &w->remotes[peer];
-    struct pc_link *link = first_link(r, peer);
+    struct pc_tcp_connection *link = first_link(r, peer);
     if (link != NULL && (link->fd >= 0 || !link->writing)) {
-        link = r->fault.code == 0 && r->nlinks < PC_MAX_LINKS ? pc__link_new(peer) : NULL;
+        link = r->fault.code == 0 && r->nlinks < PC_MAX_CONNECTIONS ? pc__tcp_connection_new(peer)
+                                                                    : NULL;
         if (link != NULL)
             r->links[r->nlinks++] = link;
     }
-    if (link == NULL || (link->ahead = malloc(PC_LINK_AHEAD)) == NULL
+    if (link == NULL || (link->ahead = malloc(PC_CONNECTION_READ_AHEAD)) == NULL
         || watch(w, EPOLL_CTL_ADD, fd, link, EPOLLIN) != 0)
         return false;
     link->fd = fd;
@@ -196,7 +199,7 @@ static bool install(struct pc_wire *w, uint32_t peer, int fd)
     return true;
 }
 
-static void mark_dirty(struct pc_wire *w, uint32_t peer)
+static void mark_dirty(struct pc_net *w, uint32_t peer)
 {
     if (!w->remotes[peer].dirty)
         w->dirty[w->ndirty++] = peer;
@@ -204,7 +207,7 @@ static void mark_dirty(struct pc_wire *w, uint32_t peer)
 }
 
 /* Takes up the sockets that were handed over since. */
-static void pick_up(struct pc_wire *w)
+static void pick_up(struct pc_net *w)
 {
     struct adopted *a = w->adopted, *next, *turned = NULL;
     for (; a != NULL; a = next) { /* the order in which they came */
@@ -222,10 +225,10 @@ static void pick_up(struct pc_wire *w)
 }
 
 /* Another thread sleeps, maybe for what has just happened. */
-static void wake(struct pc_wire *w)
+static void wake(struct pc_net *w)
 {
     if (w->pausing)
-        pc__ring(w->comm, w->comm->options.rank);
+        pc__wakeup_signal(w->comm, w->comm->options.rank);
 }
 
 static void note(struct remote *r, const struct pc_error *error)
@@ -235,7 +238,7 @@ static void note(struct remote *r, const struct pc_error *error)
 }
 
 /* Counts a frame that is queued, or (by -1) one that no longer is. */
-static void count(struct pc_wire *w, uint32_t peer, const struct pc_frame *frame, int by)
+static void count(struct pc_net *w, uint32_t peer, const struct pc_frame *frame, int by)
 {
     uint32_t *of = frame->channel == PC_CHANNEL_P2P ? &w->posted : &w->called;
     if (frame->kind == PC_FRAME_CREDIT)
@@ -245,21 +248,21 @@ static void count(struct pc_wire *w, uint32_t peer, const struct pc_frame *frame
     *of += (uint32_t)by;
 }
 
-static int push(struct pc_wire *w, struct pc_link *link, const struct pc_frame *frame,
+static int push(struct pc_net *w, struct pc_tcp_connection *link, const struct pc_frame *frame,
                 const char *bytes)
 {
-    int rc = pc__link_push(link, frame, bytes);
+    int rc = pc__tcp_connection_push(link, frame, bytes);
     if (rc == PC_OK)
         count(w, link->peer, frame, 1);
     return rc;
 }
 
 /* What stands in its queue never leaves. A message is a loss; credit is of no use any more. */
-static void stop_writing(struct pc_wire *w, struct pc_link *link)
+static void stop_writing(struct pc_net *w, struct pc_tcp_connection *link)
 {
     struct remote *r = &w->remotes[link->peer];
     for (; link->head != link->tail; link->head++) {
-        const struct pc_frame *frame = &link->queue[link->head % PC_LINK_FRAMES].frame;
+        const struct pc_frame *frame = &link->queue[link->head % PC_CONNECTION_FRAMES].frame;
         count(w, link->peer, frame, -1);
         if (frame->kind != PC_FRAME_MESSAGE)
             continue;
@@ -270,22 +273,22 @@ static void stop_writing(struct pc_wire *w, struct pc_link *link)
     link->writing = false;
 }
 
-static void stop_reading(struct pc_wire *w, struct pc_link *link)
+static void stop_reading(struct pc_net *w, struct pc_tcp_connection *link)
 {
     watch(w, EPOLL_CTL_DEL, link->fd, NULL, 0);
     w->remotes[link->peer].reading--;
     wake(w);
 }
 
-static void flush_link(struct pc_wire *w, struct pc_link *link)
+static void flush_link(struct pc_net *w, struct pc_tcp_connection *link)
 {
     struct pc_error error;
     bool was_full = link->full;
     uint32_t head = link->head;
-    int rc = pc__link_flush(link, w->comm, &error);
+    int rc = pc__tcp_connection_flush(link, w->comm, &error);
     for (; head != link->head; head++)
-        count(w, link->peer, &link->queue[head % PC_LINK_FRAMES].frame, -1);
-    if (pc__link_queued(link) == 0)
+        count(w, link->peer, &link->queue[head % PC_CONNECTION_FRAMES].frame, -1);
+    if (pc__tcp_connection_queued(link) == 0)
         wake(w);
     if (rc != PC_OK) {
         note(&w->remotes[link->peer], &error);
@@ -302,10 +305,10 @@ static bool transfers(const struct pc_fifo *f)
 }
 
 /* Queues the credit that `r` is owed and that cannot wait. */
-static void give_credit(struct pc_wire *w, struct remote *r, uint32_t peer, bool all)
+static void give_credit(struct pc_net *w, struct remote *r, uint32_t peer, bool all)
 {
-    struct pc_link *link = r->links[0];
-    all = all || pc__link_queued(link) != 0; /* it costs nothing then */
+    struct pc_tcp_connection *link = r->links[0];
+    all = all || pc__tcp_connection_queued(link) != 0; /* it costs nothing then */
     for (uint32_t c = 0; r->owed >> c != 0; c++) {
         struct pc_fifo *f = &w->comm->fifos[(size_t)peer * PC_EDGE_CHANNELS + c];
         bool ahead = f->ahead || f->arrived - f->returned >= w->comm->options.slots / 2;
@@ -319,7 +322,7 @@ static void give_credit(struct pc_wire *w, struct remote *r, uint32_t peer, bool
     }
 }
 
-static void flush(struct pc_wire *w, bool all_credit)
+static void flush(struct pc_net *w, bool all_credit)
 {
     for (uint32_t k = w->ndirty; k-- > 0;) {
         uint32_t peer = w->dirty[k];
@@ -328,10 +331,10 @@ static void flush(struct pc_wire *w, bool all_credit)
         if (r->owed != 0)
             give_credit(w, r, peer, all_credit);
         for (uint32_t i = 0; i < r->nlinks; i++) {
-            struct pc_link *link = r->links[i];
-            if (link->fd >= 0 && !link->full && pc__link_queued(link) != 0)
+            struct pc_tcp_connection *link = r->links[i];
+            if (link->fd >= 0 && !link->full && pc__tcp_connection_queued(link) != 0)
                 flush_link(w, link);
-            more = more || pc__link_queued(link) != 0;
+            more = more || pc__tcp_connection_queued(link) != 0;
         }
         if (!more && r->owed == 0) {
             r->dirty = false;
@@ -340,7 +343,7 @@ static void flush(struct pc_wire *w, bool all_credit)
     }
 }
 
-static void end_link(struct pc_wire *w, struct pc_link *link)
+static void end_link(struct pc_net *w, struct pc_tcp_connection *link)
 {
     link->reading = false;
     stop_reading(w, link);
@@ -348,10 +351,10 @@ static void end_link(struct pc_wire *w, struct pc_link *link)
     shutdown(link->fd, SHUT_RDWR);
 }
 
-static void read_link(struct pc_wire *w, struct pc_link *link)
+static void read_link(struct pc_net *w, struct pc_tcp_connection *link)
 {
     struct pc_error error;
-    pc__link_read(link, w->comm, &error);
+    pc__tcp_connection_read(link, w->comm, &error);
     if (link->reading)
         return;
     struct remote *r = &w->remotes[link->peer];
@@ -364,13 +367,13 @@ static void read_link(struct pc_wire *w, struct pc_link *link)
             end_link(w, r->links[i]);
 }
 
-static int tcp_message(struct pc_wire *w, struct pc_fifo *f, const char *data, uint64_t nbytes,
+static int tcp_message(struct pc_net *w, struct pc_fifo *f, const char *data, uint64_t nbytes,
                        struct pc_error *error)
 {
     pthread_mutex_lock(&w->lock);
     pick_up(w);
     struct remote *r = &w->remotes[f->peer];
-    struct pc_link *link = first_link(r, f->peer);
+    struct pc_tcp_connection *link = first_link(r, f->peer);
     int rc = link == NULL ? PC_NOMEM : r->fault.code;
     if (rc == PC_OK) {
         if (nbytes >= PC_STRIPE_BYTES)
@@ -395,7 +398,7 @@ static int tcp_message(struct pc_wire *w, struct pc_fifo *f, const char *data, u
     return rc;
 }
 
-static void tcp_credit(struct pc_wire *w, struct pc_fifo *f, uint64_t received)
+static void tcp_credit(struct pc_net *w, struct pc_fifo *f, uint64_t received)
 {
     pthread_mutex_lock(&w->lock);
     f->consumed = received;
@@ -406,7 +409,7 @@ static void tcp_credit(struct pc_wire *w, struct pc_fifo *f, uint64_t received)
     pthread_mutex_unlock(&w->lock);
 }
 
-static void tcp_poll(struct pc_wire *w, uint32_t peer)
+static void tcp_poll(struct pc_net *w, uint32_t peer)
 {
     pthread_mutex_lock(&w->lock);
     pick_up(w);
@@ -421,15 +424,15 @@ static void tcp_poll(struct pc_wire *w, uint32_t peer)
     pthread_mutex_unlock(&w->lock);
 }
 
-static void tcp_progress(struct pc_wire *w)
+static void tcp_progress(struct pc_net *w)
 {
-    struct epoll_event events[PC_EVENTS];
+    struct epoll_event events[PC_EPOLL_EVENTS];
     pthread_mutex_lock(&w->lock);
     pick_up(w);
     flush(w, false);
-    int n = epoll_wait(w->epoll, events, PC_EVENTS, 0);
+    int n = epoll_wait(w->epoll, events, PC_EPOLL_EVENTS, 0);
     for (int i = 0; i < n; i++) {
-        struct pc_link *link = events[i].data.ptr;
+        struct pc_tcp_connection *link = events[i].data.ptr;
         if (link == NULL) /* the bell, for whoever sleeps */
             continue;
         if (link->full && events[i].events & (EPOLLOUT | EPOLLERR | EPOLLHUP))
@@ -440,7 +443,7 @@ static void tcp_progress(struct pc_wire *w)
     pthread_mutex_unlock(&w->lock);
 }
 
-static bool tcp_pause(struct pc_wire *w, uint64_t ns)
+static bool tcp_pause(struct pc_net *w, uint64_t ns)
 {
     uint64_t milliseconds = (ns + 999999) / 1000000;
     struct epoll_event events[2]; /* of two, one may be the bell */
@@ -459,7 +462,7 @@ static bool tcp_pause(struct pc_wire *w, uint64_t ns)
     return rung;
 }
 
-static int tcp_drained(struct pc_wire *w, const struct pc_fifo *f, struct pc_error *error)
+static int tcp_drained(struct pc_net *w, const struct pc_fifo *f, struct pc_error *error)
 {
     pthread_mutex_lock(&w->lock);
     flush(w, false);
@@ -478,7 +481,7 @@ static int tcp_drained(struct pc_wire *w, const struct pc_fifo *f, struct pc_err
     return rc;
 }
 
-static const struct pc_error *tcp_fault(struct pc_wire *w, uint32_t peer)
+static const struct pc_error *tcp_fault(struct pc_net *w, uint32_t peer)
 {
     struct remote *r = &w->remotes[peer];
     pthread_mutex_lock(&w->lock);
@@ -487,7 +490,7 @@ static const struct pc_error *tcp_fault(struct pc_wire *w, uint32_t peer)
     return fault;
 }
 
-const struct pc_remote pc__tcp = {
+const struct pc_net_ops pc__tcp_ops = {
     .name = "tcp",
     .yields = 40,
     .slow_yield_ns = PC_SLOW_YIELD_NS,

@@ -10,10 +10,10 @@
 #include "core/internal.h"
 #include "verbs/port.h"
 
-#define PC_MOST_READS 16 /* at a time, on a queue pair */
+#define PC_MAX_READS 16 /* at a time, on a queue pair */
 
-int pc__rail_fail(const struct pc_rail *rail, int errnum, const char *call, uint32_t maximum,
-                  struct pc_error *error)
+int pc__ib_device_fail(const struct pc_ib_device *rail, int errnum, const char *call,
+                       uint32_t maximum, struct pc_error *error)
 {
     char most[32] = "";
     if (maximum != 0)
@@ -23,8 +23,8 @@ int pc__rail_fail(const struct pc_rail *rail, int errnum, const char *call, uint
                     rail->spec.port, call, strerror(errnum), most, pc__ib_remedy(errnum));
 }
 
-int pc__rail_refused(const struct pc_rail *rail, const char *call, uint64_t nbytes,
-                     struct pc_error *error)
+int pc__ib_device_refused(const struct pc_ib_device *rail, const char *call, uint64_t nbytes,
+                          struct pc_error *error)
 {
     int errnum = errno;
     char what[96];
@@ -32,7 +32,7 @@ int pc__rail_refused(const struct pc_rail *rail, const char *call, uint64_t nbyt
         snprintf(what, sizeof what, "%s", call);
     else
         snprintf(what, sizeof what, "%s of %" PRIu64 " bytes", call, nbytes);
-    return pc__rail_fail(rail, errnum, what, 0, error);
+    return pc__ib_device_fail(rail, errnum, what, 0, error);
 }
 
 /* The largest that is not above `bytes`; 0 bytes: no limit. */
@@ -81,13 +81,13 @@ static int no_such_device(const struct pc_rail_spec *spec, struct ibv_device **l
                     spec->device, names);
 }
 
-static int open_device(struct pc_rail *rail, struct pc_error *error)
+static int open_device(struct pc_ib_device *rail, struct pc_error *error)
 {
     int n = 0, i = 0, rc = PC_OK;
     errno = 0;
     struct ibv_device **list = pc__ib.get_device_list(&n);
     if (list == NULL)
-        return pc__rail_fail(rail, errno, "ibv_get_device_list", 0, error);
+        return pc__ib_device_fail(rail, errno, "ibv_get_device_list", 0, error);
     while (i < n && strcmp(pc__ib.get_device_name(list[i]), rail->spec.device) != 0)
         i++;
     if (i == n) {
@@ -100,7 +100,7 @@ static int open_device(struct pc_rail *rail, struct pc_error *error)
         errno = ENODEV; /* for a provider that sets none */
         rail->context = pc__ib.open_device(list[i]);
         if (rail->context == NULL)
-            rc = pc__rail_fail(rail, errno, "ibv_open_device", 0, error);
+            rc = pc__ib_device_fail(rail, errno, "ibv_open_device", 0, error);
     }
     pc__ib.free_device_list(list);
     return rc;
@@ -125,14 +125,14 @@ static const char *state_name(enum ibv_port_state state)
     return "in an unknown state";
 }
 
-int pc__rail_look(struct pc_rail *rail, struct pc_error *error)
+int pc__ib_device_query(struct pc_ib_device *rail, struct pc_error *error)
 {
     const struct pc_rail_spec *spec = &rail->spec;
     struct pc_port_attr port;
     struct pc_gid gid;
     int rc = pc__port_query(rail->context, spec->port, &port);
     if (rc != 0)
-        return pc__rail_fail(rail, rc, "ibv_query_port", 0, error);
+        return pc__ib_device_fail(rail, rc, "ibv_query_port", 0, error);
     if (port.known.state != IBV_PORT_ACTIVE) {
         errno = ENETDOWN;
         return pc__fail(error, PC_SYSTEM, -1,
@@ -164,12 +164,12 @@ int pc__rail_look(struct pc_rail *rail, struct pc_error *error)
     return PC_OK;
 }
 
-static int learn(struct pc_rail *rail, struct pc_error *error)
+static int learn(struct pc_ib_device *rail, struct pc_error *error)
 {
     struct ibv_device_attr attr;
     int rc = pc__ib.query_device(rail->context, &attr);
     if (rc != 0)
-        return pc__rail_fail(rail, rc, "ibv_query_device", 0, error);
+        return pc__ib_device_fail(rail, rc, "ibv_query_device", 0, error);
     if (rail->spec.port > attr.phys_port_cnt) {
         errno = ENODEV;
         return pc__fail(error, PC_SYSTEM, -1, "%s has no port %u; it has %u", rail->spec.device,
@@ -178,28 +178,28 @@ static int learn(struct pc_rail *rail, struct pc_error *error)
     rail->max_sends = (uint32_t)attr.max_qp_wr;
     rail->max_pairs = (uint32_t)attr.max_qp;
     rail->reads_in
-        = (uint8_t)(attr.max_qp_rd_atom < PC_MOST_READS ? attr.max_qp_rd_atom : PC_MOST_READS);
-    rail->reads_out = (uint8_t)(attr.max_qp_init_rd_atom < PC_MOST_READS ? attr.max_qp_init_rd_atom
-                                                                         : PC_MOST_READS);
-    return pc__rail_look(rail, error);
+        = (uint8_t)(attr.max_qp_rd_atom < PC_MAX_READS ? attr.max_qp_rd_atom : PC_MAX_READS);
+    rail->reads_out = (uint8_t)(attr.max_qp_init_rd_atom < PC_MAX_READS ? attr.max_qp_init_rd_atom
+                                                                        : PC_MAX_READS);
+    return pc__ib_device_query(rail, error);
 }
 
-static int never_block(const struct pc_rail *rail, int fd, struct pc_error *error)
+static int never_block(const struct pc_ib_device *rail, int fd, struct pc_error *error)
 {
     int flags = fcntl(fd, F_GETFL);
     if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0)
-        return pc__rail_fail(rail, errno, "fcntl", 0, error);
+        return pc__ib_device_fail(rail, errno, "fcntl", 0, error);
     return PC_OK;
 }
 
-static int make_queues(struct pc_rail *rail, uint32_t cq_depth, struct pc_error *error)
+static int make_queues(struct pc_ib_device *rail, uint32_t cq_depth, struct pc_error *error)
 {
-    rail->pd = pc__rail_domain(rail, error);
+    rail->pd = pc__ib_device_pd(rail, error);
     if (rail->pd == NULL)
         return PC_SYSTEM;
     rail->channel = pc__ib.create_comp_channel(rail->context);
     if (rail->channel == NULL)
-        return pc__rail_fail(rail, errno, "ibv_create_comp_channel", 0, error);
+        return pc__ib_device_fail(rail, errno, "ibv_create_comp_channel", 0, error);
     int rc = never_block(rail, rail->channel->fd, error);
     if (rc == PC_OK)
         rc = never_block(rail, rail->context->async_fd, error);
@@ -210,21 +210,22 @@ static int make_queues(struct pc_rail *rail, uint32_t cq_depth, struct pc_error 
         struct ibv_device_attr attr = {0};
         int error_of_cq = errno;
         pc__ib.query_device(rail->context, &attr);
-        return pc__rail_fail(rail, error_of_cq, "ibv_create_cq", (uint32_t)attr.max_cqe, error);
+        return pc__ib_device_fail(rail, error_of_cq, "ibv_create_cq", (uint32_t)attr.max_cqe,
+                                  error);
     }
     return PC_OK;
 }
 
-struct ibv_pd *pc__rail_domain(struct pc_rail *rail, struct pc_error *error)
+struct ibv_pd *pc__ib_device_pd(struct pc_ib_device *rail, struct pc_error *error)
 {
     struct ibv_pd *pd = pc__ib.alloc_pd(rail->context);
     if (pd == NULL)
-        pc__rail_fail(rail, errno, "ibv_alloc_pd", 0, error);
+        pc__ib_device_fail(rail, errno, "ibv_alloc_pd", 0, error);
     return pd;
 }
 
-struct ibv_qp *pc__rail_pair(const struct pc_rail *rail, struct ibv_pd *pd, uint32_t sends,
-                             uint32_t receives, uint32_t inline_bytes)
+struct ibv_qp *pc__ib_device_create_qp(const struct pc_ib_device *rail, struct ibv_pd *pd,
+                                       uint32_t sends, uint32_t receives, uint32_t inline_bytes)
 {
     struct ibv_qp_init_attr attr = {
         .send_cq = rail->cq,
@@ -241,25 +242,25 @@ struct ibv_qp *pc__rail_pair(const struct pc_rail *rail, struct ibv_pd *pd, uint
 
 /* Devices do not say what they can, they refuse. More than these few cache lines would make every
  * entry of a send queue larger for nothing. */
-static int probe_inline(struct pc_rail *rail, struct pc_error *error)
+static int probe_inline(struct pc_ib_device *rail, struct pc_error *error)
 {
-    static const uint32_t sizes[] = {256, 220, 188, 128, 92, PC_LEAST_INLINE};
+    static const uint32_t sizes[] = {256, 220, 188, 128, 92, PC_MIN_INLINE};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         errno = EINVAL;
-        struct ibv_qp *qp = pc__rail_pair(rail, rail->pd, 1, 1, sizes[i]);
+        struct ibv_qp *qp = pc__ib_device_create_qp(rail, rail->pd, 1, 1, sizes[i]);
         if (qp != NULL) {
             pc__ib.destroy_qp(qp);
             rail->max_inline = sizes[i];
             return PC_OK;
         }
         if (errno == ENOMEM) /* not the size */
-            return pc__rail_fail(rail, errno, "ibv_create_qp", rail->max_pairs, error);
+            return pc__ib_device_fail(rail, errno, "ibv_create_qp", rail->max_pairs, error);
     }
-    return pc__rail_fail(rail, errno, "ibv_create_qp with 64 bytes inline", 0, error);
+    return pc__ib_device_fail(rail, errno, "ibv_create_qp with 64 bytes inline", 0, error);
 }
 
-int pc__rail_open(const struct pc_rail_spec *spec, const struct pc_verbs_options *options,
-                  uint32_t cq_depth, struct pc_error *error, struct pc_rail *out)
+int pc__ib_device_open(const struct pc_rail_spec *spec, const struct pc_verbs_options *options,
+                       uint32_t cq_depth, struct pc_error *error, struct pc_ib_device *out)
 {
     memset(out, 0, sizeof *out);
     int rc = check(spec, options, error);
@@ -281,11 +282,11 @@ int pc__rail_open(const struct pc_rail_spec *spec, const struct pc_verbs_options
     if (rc == PC_OK)
         rc = probe_inline(out, error);
     if (rc != PC_OK)
-        pc__rail_close(out);
+        pc__ib_device_close(out);
     return rc;
 }
 
-void pc__rail_close(struct pc_rail *rail)
+void pc__ib_device_close(struct pc_ib_device *rail)
 {
     if (rail->cq != NULL)
         pc__ib.destroy_cq(rail->cq);
@@ -298,7 +299,7 @@ void pc__rail_close(struct pc_rail *rail)
     memset(rail, 0, sizeof *rail);
 }
 
-bool pc__rail_active(const struct pc_rail *rail)
+bool pc__ib_device_active(const struct pc_ib_device *rail)
 {
     struct pc_port_attr port;
     return pc__port_query(rail->context, rail->spec.port, &port) == 0

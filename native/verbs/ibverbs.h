@@ -65,9 +65,9 @@ struct pc_gid_entry {
 };
 
 struct pc_ibverbs {
-#define PC_MEMBER(name, version) __typeof__(ibv_##name) *name;
-    PC_IBVERBS(PC_MEMBER)
-#undef PC_MEMBER
+#define PC_DEVICE_MEMBER(name, version) __typeof__(ibv_##name) *name;
+    PC_IBVERBS(PC_DEVICE_MEMBER)
+#undef PC_DEVICE_MEMBER
     /* NULL where the library is too old. */
     struct ibv_mr *(*reg_mr_iova2)(struct ibv_pd *pd, void *at, size_t nbytes, uint64_t iova,
                                    unsigned int access);

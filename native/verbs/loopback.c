@@ -18,13 +18,13 @@ int pc_verbs_loopback(const struct pc_rail_spec *spec, const struct pc_verbs_opt
 }
 #else
 #define PC_MESSAGE ((uint64_t)1 << 20)
-#define PC_MESSAGES \
+#define PC_EVENT_CQ \
     4u                /* of the source, and of the destination: past most caches, yet soon pinned */
 #define PC_WINDOW 16u /* on their way */
 #define PC_GRACE 10e9 /* nanoseconds without a completion: the device hangs */
 
 struct loop {
-    struct pc_rail rail;
+    struct pc_ib_device rail;
     struct ibv_qp *qp[2]; /* connected to each other */
     struct ibv_mr *mr;
     char *memory;
@@ -33,8 +33,8 @@ struct loop {
 
 static int prepare(struct loop *l, struct pc_error *error)
 {
-    const size_t nbytes = 2 * PC_MESSAGES * PC_MESSAGE;
-    struct pc_end ends[2];
+    const size_t nbytes = 2 * PC_EVENT_CQ * PC_MESSAGE;
+    struct pc_qp_info ends[2];
     l->memory = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (l->memory == MAP_FAILED) {
         l->memory = NULL;
@@ -44,14 +44,14 @@ static int prepare(struct loop *l, struct pc_error *error)
     l->mr = pc__ib.reg_mr(l->rail.pd, l->memory, nbytes,
                           IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
     if (l->mr == NULL)
-        return pc__rail_refused(&l->rail, "ibv_reg_mr", nbytes, error);
+        return pc__ib_device_refused(&l->rail, "ibv_reg_mr", nbytes, error);
     for (int i = 0; i < 2; i++) {
-        int rc = pc__rail_qp(&l->rail, l->rail.pd, PC_WINDOW, 1, error, &l->qp[i], &ends[i]);
+        int rc = pc__qp_create(&l->rail, l->rail.pd, PC_WINDOW, 1, error, &l->qp[i], &ends[i]);
         if (rc != PC_OK)
             return rc;
     }
     for (int i = 0; i < 2; i++) {
-        int rc = pc__rail_connect(&l->rail, l->qp[i], &ends[i], &ends[1 - i], error);
+        int rc = pc__qp_connect(&l->rail, l->qp[i], &ends[i], &ends[1 - i], error);
         if (rc != PC_OK)
             return rc;
     }
@@ -60,7 +60,7 @@ static int prepare(struct loop *l, struct pc_error *error)
 
 static int post(struct loop *l, uint64_t nbytes, struct pc_error *error)
 {
-    uint64_t at = l->posted % PC_MESSAGES * PC_MESSAGE;
+    uint64_t at = l->posted % PC_EVENT_CQ * PC_MESSAGE;
     struct ibv_sge from
         = {.addr = (uintptr_t)l->memory + at, .length = (uint32_t)nbytes, .lkey = l->mr->lkey};
     struct ibv_send_wr *bad,
@@ -69,12 +69,12 @@ static int post(struct loop *l, uint64_t nbytes, struct pc_error *error)
             .num_sge = 1,
             .opcode = IBV_WR_RDMA_WRITE,
             .send_flags = IBV_SEND_SIGNALED,
-            .wr.rdma = {.remote_addr = (uintptr_t)l->memory + PC_MESSAGES * PC_MESSAGE + at,
+            .wr.rdma = {.remote_addr = (uintptr_t)l->memory + PC_EVENT_CQ * PC_MESSAGE + at,
                         .rkey = l->mr->rkey},
         };
     errno = ibv_post_send(l->qp[0], &request, &bad);
     if (errno != 0)
-        return pc__rail_refused(&l->rail, "ibv_post_send", nbytes, error);
+        return pc__ib_device_refused(&l->rail, "ibv_post_send", nbytes, error);
     l->posted++;
     return PC_OK;
 }
@@ -84,7 +84,7 @@ static int poll(struct loop *l, struct pc_error *error)
     struct ibv_wc done[PC_WINDOW];
     int n = ibv_poll_cq(l->rail.cq, PC_WINDOW, done);
     if (n < 0)
-        return pc__rail_refused(&l->rail, "ibv_poll_cq", 0, error);
+        return pc__ib_device_refused(&l->rail, "ibv_poll_cq", 0, error);
     for (int i = 0; i < n; i++)
         if (done[i].status != IBV_WC_SUCCESS)
             return pc__fail(error, PC_SYSTEM, -1, "%s port %u: an RDMA write to itself: %s",
@@ -127,7 +127,7 @@ int pc_verbs_loopback(const struct pc_rail_spec *spec, const struct pc_verbs_opt
 {
     struct loop l = {0};
     *bandwidth = 0;
-    int rc = pc__rail_open(spec, options, 2 * PC_WINDOW, error, &l.rail);
+    int rc = pc__ib_device_open(spec, options, 2 * PC_WINDOW, error, &l.rail);
     if (rc != PC_OK)
         return rc;
     rc = prepare(&l, error);
@@ -139,8 +139,8 @@ int pc_verbs_loopback(const struct pc_rail_spec *spec, const struct pc_verbs_opt
     if (l.mr != NULL)
         pc__ib.dereg_mr(l.mr);
     if (l.memory != NULL)
-        munmap(l.memory, 2 * PC_MESSAGES * PC_MESSAGE);
-    pc__rail_close(&l.rail);
+        munmap(l.memory, 2 * PC_EVENT_CQ * PC_MESSAGE);
+    pc__ib_device_close(&l.rail);
     return rc;
 }
 #endif

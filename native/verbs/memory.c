@@ -7,34 +7,35 @@
 #include "verbs/memory.h"
 
 #ifndef PC_VERBS
-const char *pc__region_missing(enum pc_memory_kind kind)
+const char *pc__mr_missing(enum pc_mem_type kind)
 {
     (void)kind;
     return pc__ib_library();
 }
 #else
 
-const char *pc__region_missing(enum pc_memory_kind kind)
+const char *pc__mr_missing(enum pc_mem_type kind)
 {
     const char *missing = pc__ib_library();
     if (missing != NULL)
         return missing;
-    if (kind == PC_MEMORY_DMABUF && pc__ib.reg_dmabuf_mr == NULL)
+    if (kind == PC_MEM_DMABUF && pc__ib.reg_dmabuf_mr == NULL)
         return "libibverbs.so.1 has no ibv_reg_dmabuf_mr: install rdma-core 34 or later";
-    return pc__memory_missing(kind);
+    return pc__mem_missing(kind);
 }
 
 static void drop(void *context, void *handle)
 {
-    const struct pc_regions *r = context;
-    struct pc_region *region = handle;
+    const struct pc_mr_domains *r = context;
+    struct pc_mr *region = handle;
     for (uint32_t i = 0; i < r->n; i++)
         if (region->with[i] != NULL)
             pc__ib.dereg_mr(region->with[i]);
     free(region);
 }
 
-static struct ibv_mr *at_its_address(struct ibv_pd *domain, const struct pc_span *span, int access)
+static struct ibv_mr *at_its_address(struct ibv_pd *domain, const struct pc_mem_span *span,
+                                     int access)
 {
     void *at = (void *)span->from;
     size_t nbytes = span->to - span->from;
@@ -50,8 +51,8 @@ static struct ibv_mr *at_its_address(struct ibv_pd *domain, const struct pc_span
 }
 
 /* With the errno of the first that failed, or 0. */
-static int with_all(const struct pc_regions *r, const struct pc_span *span, int fd, uint64_t offset,
-                    struct pc_region *region)
+static int with_all(const struct pc_mr_domains *r, const struct pc_mem_span *span, int fd,
+                    uint64_t offset, struct pc_mr *region)
 {
     for (uint32_t i = 0; i < r->n; i++) {
         errno = 0;
@@ -72,7 +73,8 @@ static int with_all(const struct pc_regions *r, const struct pc_span *span, int 
     return 0;
 }
 
-static int refused(const char *call, const struct pc_span *span, int errnum, struct pc_error *error)
+static int refused(const char *call, const struct pc_mem_span *span, int errnum,
+                   struct pc_error *error)
 {
     int code = errnum == ENOMEM ? PC_NOMEM : PC_SYSTEM;
     pc__fail(error, code, -1, "%s of %zu bytes at %#zx: %s%s", call,
@@ -82,15 +84,15 @@ static int refused(const char *call, const struct pc_span *span, int errnum, str
     return code;
 }
 
-static int by_dmabuf(const struct pc_regions *r, const struct pc_span *span,
-                     struct pc_region *region, struct pc_error *error)
+static int by_dmabuf(const struct pc_mr_domains *r, const struct pc_mem_span *span,
+                     struct pc_mr *region, struct pc_error *error)
 {
-    const char *missing = pc__region_missing(PC_MEMORY_DMABUF);
+    const char *missing = pc__mr_missing(PC_MEM_DMABUF);
     uint64_t offset;
     int fd;
     if (*missing != 0)
         return pc__fail(error, PC_UNMAPPABLE, -1, "%s", missing);
-    int rc = pc__memory_export(span, error, &fd, &offset);
+    int rc = pc__mem_export_dmabuf(span, error, &fd, &offset);
     if (rc != PC_OK)
         return rc;
     int errnum = with_all(r, span, fd, offset, region);
@@ -98,10 +100,10 @@ static int by_dmabuf(const struct pc_regions *r, const struct pc_span *span,
     return errnum == 0 ? PC_OK : refused("ibv_reg_dmabuf_mr", span, errnum, error);
 }
 
-static int by_peermem(const struct pc_regions *r, const struct pc_span *span,
-                      struct pc_region *region, struct pc_error *error)
+static int by_peermem(const struct pc_mr_domains *r, const struct pc_mem_span *span,
+                      struct pc_mr *region, struct pc_error *error)
 {
-    int rc = pc__memory_peermem(span, error);
+    int rc = pc__mem_peermem(span, error);
     if (rc != PC_OK)
         return rc;
     int errnum = with_all(r, span, -1, 0, region);
@@ -109,29 +111,29 @@ static int by_peermem(const struct pc_regions *r, const struct pc_span *span,
 }
 
 /* By whichever way there is, the better first; else the memory is to be staged. */
-static int of_gpu(const struct pc_regions *r, struct pc_span *span, struct pc_region *region,
+static int of_gpu(const struct pc_mr_domains *r, struct pc_mem_span *span, struct pc_mr *region,
                   struct pc_error *error)
 {
     struct pc_error second;
-    span->kind = PC_MEMORY_DMABUF;
+    span->kind = PC_MEM_DMABUF;
     if (by_dmabuf(r, span, region, error) == PC_OK)
         return PC_OK;
-    span->kind = PC_MEMORY_PEERMEM;
+    span->kind = PC_MEM_PEERMEM;
     if (by_peermem(r, span, region, &second) == PC_OK)
         return PC_OK;
-    span->kind = PC_MEMORY_STAGED;
+    span->kind = PC_MEM_STAGED;
     struct pc_error first = *error;
     return pc__fail(error, PC_UNMAPPABLE, -1, "%.110s; %.110s", first.text, second.text);
 }
 
-static int make(void *context, struct pc_span *span, struct pc_error *error, void **handle)
+static int make(void *context, struct pc_mem_span *span, struct pc_error *error, void **handle)
 {
-    const struct pc_regions *r = context;
-    struct pc_region *region = calloc(1, sizeof *region);
+    const struct pc_mr_domains *r = context;
+    struct pc_mr *region = calloc(1, sizeof *region);
     if (region == NULL)
         return pc__fail(error, PC_NOMEM, -1, "no memory for a registration");
     int rc;
-    if (span->kind == PC_MEMORY_HOST) {
+    if (span->kind == PC_MEM_HOST) {
         int errnum = with_all(r, span, -1, 0, region);
         rc = errnum == 0 ? PC_OK : refused("ibv_reg_mr", span, errnum, error);
     } else {
@@ -143,5 +145,5 @@ static int make(void *context, struct pc_span *span, struct pc_error *error, voi
     return rc;
 }
 
-const struct pc_registrar pc__region_registrar = {.make = make, .drop = drop};
+const struct pc_rcache_ops pc__mr_rcache_ops = {.make = make, .drop = drop};
 #endif

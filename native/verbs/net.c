@@ -31,22 +31,22 @@ static int watch(int epoll, int fd, uint64_t what)
 static uint32_t completions(const struct pc_comm *comm)
 {
     uint64_t paths = (uint64_t)(comm->options.size - 1) * comm->verbs.queue_pairs;
-    return PC_PATH_COMPLETIONS * (uint32_t)(paths < 1 ? 1 : paths < 16 ? paths : 16);
+    return PC_CONNECTION_CQ_DEPTH * (uint32_t)(paths < 1 ? 1 : paths < 16 ? paths : 16);
 }
 
-static int open_rails(struct pc_wire *w)
+static int open_rails(struct pc_net *w)
 {
     struct pc_comm *comm = w->comm;
     for (; w->nrails < comm->nrails; w->nrails++) {
-        struct pc_rail *rail = &w->rails[w->nrails];
-        int rc = pc__rail_open(&comm->rails[w->nrails], &comm->verbs, completions(comm),
-                               &comm->error, rail);
+        struct pc_ib_device *rail = &w->rails[w->nrails];
+        int rc = pc__ib_device_open(&comm->rails[w->nrails], &comm->verbs, completions(comm),
+                                    &comm->error, rail);
         if (rc != PC_OK)
             return rc;
         int fd = rail->context->async_fd;
         if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) != 0
-            || watch(w->epoll, fd, PC_PORT + w->nrails) != 0
-            || watch(w->sleeper, rail->channel->fd, PC_MESSAGES + w->nrails) != 0)
+            || watch(w->epoll, fd, PC_EVENT_PORT + w->nrails) != 0
+            || watch(w->sleeper, rail->channel->fd, PC_EVENT_CQ + w->nrails) != 0)
             return pc__fail(&comm->error, PC_SYSTEM, -1, "epoll: %s", strerror(errno));
     }
     return PC_OK;
@@ -54,7 +54,7 @@ static int open_rails(struct pc_wire *w)
 
 /* What all peers together would have locked in memory, against what this process may lock: better
  * to know before anybody has connected. */
-static int check_memlock(struct pc_wire *w)
+static int check_memlock(struct pc_net *w)
 {
     const struct pc_layout *l = &w->comm->layout;
     uint64_t lines = (uint64_t)PC_EDGE_LINES * PC_LINE_BYTES;
@@ -72,9 +72,9 @@ static int check_memlock(struct pc_wire *w)
                     (unsigned long long)may >> 10, pc__ib_remedy(ENOMEM));
 }
 
-static int verbs_open(struct pc_comm *comm, int bell, struct pc_wire **out)
+static int verbs_open(struct pc_comm *comm, int bell, struct pc_net **out)
 {
-    struct pc_wire *w = calloc(1, sizeof *w);
+    struct pc_net *w = calloc(1, sizeof *w);
     *out = w;
     if (w == NULL)
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a transport");
@@ -89,19 +89,21 @@ static int verbs_open(struct pc_comm *comm, int bell, struct pc_wire **out)
     if (w->partners == NULL || w->dirty == NULL)
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for %u peers", comm->options.size);
     for (uint32_t p = 0; p < comm->options.size; p++)
-        w->partners[p] = (struct pc_partner){.rank = p, .mail.fd = -1};
-    if (w->epoll < 0 || w->sleeper < 0 || w->timer < 0 || watch(w->epoll, w->timer, PC_TIMER) != 0
-        || watch(w->sleeper, bell, PC_BELL) != 0 || watch(w->sleeper, w->epoll, PC_ATTENTION) != 0)
+        w->partners[p] = (struct pc_verbs_peer){.rank = p, .mail.fd = -1};
+    if (w->epoll < 0 || w->sleeper < 0 || w->timer < 0
+        || watch(w->epoll, w->timer, PC_EVENT_TIMER) != 0
+        || watch(w->sleeper, bell, PC_EVENT_WAKEUP) != 0
+        || watch(w->sleeper, w->epoll, PC_EVENT_ASYNC) != 0)
         return pc__fail(&comm->error, PC_SYSTEM, -1, "epoll: %s", strerror(errno));
     int rc = open_rails(w);
     return rc != PC_OK ? rc : check_memlock(w);
 }
 
-static void flush(struct pc_wire *w, bool all_credit)
+static void flush(struct pc_net *w, bool all_credit)
 {
     for (uint32_t k = w->ndirty; k-- > 0;) {
-        struct pc_partner *partner = w->dirty[k];
-        if (pc__partner_flush(w, partner, all_credit) && partner->owed == 0
+        struct pc_verbs_peer *partner = w->dirty[k];
+        if (pc__verbs_peer_flush(w, partner, all_credit) && partner->owed == 0
             && partner->head == partner->tail) {
             partner->dirty = false;
             w->dirty[k] = w->dirty[--w->ndirty];
@@ -109,18 +111,18 @@ static void flush(struct pc_wire *w, bool all_credit)
     }
 }
 
-static void see_to_all(struct pc_wire *w, bool join)
+static void see_to_all(struct pc_net *w, bool join)
 {
-    pc__reap(w);
-    pc__look(w);
-    pc__tend(w, join);
+    pc__poll_cq(w);
+    pc__handle_events(w);
+    pc__handle_due(w, join);
     flush(w, false);
 }
 
-static bool all_has_arrived(const struct pc_wire *w)
+static bool all_has_arrived(const struct pc_net *w)
 {
     for (uint32_t p = 0; p < w->comm->options.size; p++) {
-        const struct pc_partner *partner = &w->partners[p];
+        const struct pc_verbs_peer *partner = &w->partners[p];
         for (uint32_t i = 0; i < partner->npaths; i++)
             if (partner->paths[i].head != partner->paths[i].tail)
                 return false;
@@ -130,7 +132,7 @@ static bool all_has_arrived(const struct pc_wire *w)
     return true;
 }
 
-static void linger(struct pc_wire *w, uint64_t ns)
+static void linger(struct pc_net *w, uint64_t ns)
 {
     uint64_t until = pc__now() + ns;
     pthread_mutex_lock(&w->lock); /* to connect a path gives it back for a while */
@@ -144,7 +146,7 @@ static void linger(struct pc_wire *w, uint64_t ns)
     pthread_mutex_unlock(&w->lock);
 }
 
-static void verbs_close(struct pc_wire *w, uint64_t linger_ns)
+static void verbs_close(struct pc_net *w, uint64_t linger_ns)
 {
     if (w == NULL)
         return;
@@ -152,9 +154,9 @@ static void verbs_close(struct pc_wire *w, uint64_t linger_ns)
     if (mine && linger_ns != 0)
         linger(w, linger_ns);
     for (uint32_t p = 0; mine && w->partners != NULL && p < w->comm->options.size; p++)
-        pc__partner_close(w, &w->partners[p]);
+        pc__verbs_peer_close(w, &w->partners[p]);
     for (uint32_t i = 0; mine && i < w->nrails; i++)
-        pc__rail_close(&w->rails[i]);
+        pc__ib_device_close(&w->rails[i]);
     if (w->sleeper >= 0)
         close(w->sleeper);
     if (w->epoll >= 0)
@@ -167,27 +169,27 @@ static void verbs_close(struct pc_wire *w, uint64_t linger_ns)
     free(w);
 }
 
-static int verbs_adopt(struct pc_wire *w, uint32_t peer, int fd)
+static int verbs_adopt(struct pc_net *w, uint32_t peer, int fd)
 {
-    struct pc_partner *partner = &w->partners[peer];
+    struct pc_verbs_peer *partner = &w->partners[peer];
     pthread_mutex_lock(&w->lock);
     int rc = PC_INVALID;
     if (partner->mail.fd < 0 && !partner->ended && partner->lines[0] == NULL) {
         if (partner->queue == NULL)
-            partner->queue = malloc(PC_QUEUE * sizeof *partner->queue);
-        rc = partner->queue == NULL ? PC_NOMEM : pc__partner_greet(w, partner, fd);
+            partner->queue = malloc(PC_PENDING_OPS * sizeof *partner->queue);
+        rc = partner->queue == NULL ? PC_NOMEM : pc__verbs_peer_wireup(w, partner, fd);
     }
     if (rc != PC_OK)
         partner->mail.fd = -1; /* it stays the caller's */
-    pc__unlock_wire(w);
+    pc__net_unlock(w);
     return rc;
 }
 
-static int verbs_links(struct pc_wire *w, uint32_t peer)
+static int verbs_links(struct pc_net *w, uint32_t peer)
 {
     pthread_mutex_lock(&w->lock);
     int n = w->partners[peer].mail.fd >= 0 && !w->partners[peer].ended;
-    pc__unlock_wire(w);
+    pc__net_unlock(w);
     return n;
 }
 
@@ -196,16 +198,16 @@ static bool transfers(const struct pc_fifo *f)
     return f->channel >= PC_MAX_CHANNELS;
 }
 
-static int verbs_message(struct pc_wire *w, struct pc_fifo *f, const char *data, uint64_t nbytes,
+static int verbs_message(struct pc_net *w, struct pc_fifo *f, const char *data, uint64_t nbytes,
                          struct pc_error *error)
 {
     pthread_mutex_lock(&w->lock);
-    struct pc_partner *partner = &w->partners[f->peer];
+    struct pc_verbs_peer *partner = &w->partners[f->peer];
     int rc = PC_OK;
     if (++w->calls >= PC_CALLS_PER_REAP)
-        pc__reap(w);
+        pc__poll_cq(w);
     if (partner->queue == NULL)
-        partner->queue = malloc(PC_QUEUE * sizeof *partner->queue);
+        partner->queue = malloc(PC_PENDING_OPS * sizeof *partner->queue);
     if (partner->ended) {
         *error = partner->fault;
         rc = error->code;
@@ -215,57 +217,57 @@ static int verbs_message(struct pc_wire *w, struct pc_fifo *f, const char *data,
         rc = pc__fail(error, PC_INVALID, (int)f->peer, "no room for message %llu to rank %u",
                       (unsigned long long)f->put, f->peer);
     } else {
-        struct pc_record record
+        struct pc_send_op record
             = {.fifo = f, .number = f->put, .data = data, .nbytes = nbytes, .pieces = 1};
         struct pc_line *line = &f->out_lines[f->put & (PC_LINES - 1)];
         atomic_store_explicit(&line->count, f->put + 1, memory_order_relaxed);
         f->sent = ++f->put;
-        pc__partner_count(w, partner, f, 1);
-        if (partner->head != partner->tail || !pc__partner_send(w, partner, &record))
-            pc__partner_queue(w, partner, &record, false);
+        pc__verbs_peer_count_pending(w, partner, f, 1);
+        if (partner->head != partner->tail || !pc__verbs_peer_send(w, partner, &record))
+            pc__verbs_peer_queue(w, partner, &record, false);
     }
-    pc__unlock_wire(w);
+    pc__net_unlock(w);
     return rc;
 }
 
-static void verbs_credit(struct pc_wire *w, struct pc_fifo *f, uint64_t received)
+static void verbs_credit(struct pc_net *w, struct pc_fifo *f, uint64_t received)
 {
-    struct pc_partner *partner = &w->partners[f->peer];
+    struct pc_verbs_peer *partner = &w->partners[f->peer];
     pthread_mutex_lock(&w->lock);
     f->consumed = received;
     partner->owed |= UINT32_C(1) << f->channel;
-    pc__partner_dirty(w, partner);
+    pc__verbs_peer_dirty(w, partner);
     if (++w->calls >= PC_CALLS_PER_REAP)
-        pc__reap(w);
+        pc__poll_cq(w);
     if (transfers(f))
         flush(w, false);
-    pc__unlock_wire(w);
+    pc__net_unlock(w);
 }
 
-static void verbs_poll(struct pc_wire *w, uint32_t peer)
+static void verbs_poll(struct pc_net *w, uint32_t peer)
 {
     (void)peer; /* completions of all come together */
     pthread_mutex_lock(&w->lock);
-    pc__reap(w);
+    pc__poll_cq(w);
     if (w->ndirty != 0)
         flush(w, false);
-    pc__unlock_wire(w);
+    pc__net_unlock(w);
 }
 
-static void verbs_progress(struct pc_wire *w)
+static void verbs_progress(struct pc_net *w)
 {
     pthread_mutex_lock(&w->lock);
     if (w->heed || ++w->turns % PC_TURNS_PER_LOOK == 0) {
         see_to_all(w, !w->attended);
     } else {
-        pc__reap(w);
+        pc__poll_cq(w);
         if (w->ndirty != 0)
             flush(w, false);
     }
-    pc__unlock_wire(w);
+    pc__net_unlock(w);
 }
 
-static void hear_messages(struct pc_wire *w, uint32_t rail)
+static void hear_messages(struct pc_net *w, uint32_t rail)
 {
     struct ibv_cq *cq;
     void *context;
@@ -274,7 +276,7 @@ static void hear_messages(struct pc_wire *w, uint32_t rail)
     w->armed[rail] = false;
 }
 
-static bool verbs_pause(struct pc_wire *w, uint64_t ns)
+static bool verbs_pause(struct pc_net *w, uint64_t ns)
 {
     struct epoll_event events[PC_MAX_RAILS + 2];
     bool rung = false, come;
@@ -285,13 +287,13 @@ static bool verbs_pause(struct pc_wire *w, uint64_t ns)
     for (uint32_t i = 0; i < w->nrails; i++)
         if (!w->armed[i] || own)
             w->armed[i] = ibv_req_notify_cq(w->rails[i].cq, !own) == 0;
-    come = pc__reap(w); /* before the channel was armed */
+    come = pc__poll_cq(w); /* before the channel was armed */
     if (come || w->heed || w->torn != NULL)
         ns = 0;
     if (w->flying != 0 && ns > PC_NAP_NS)
         ns = PC_NAP_NS;
     w->pausing = true;
-    pc__unlock_wire(w);
+    pc__net_unlock(w);
     uint64_t milliseconds = (ns + 999999) / 1000000;
     int n = epoll_wait(w->sleeper, events, PC_MAX_RAILS + 2,
                        milliseconds > 1000000 ? 1000000 : (int)milliseconds);
@@ -299,18 +301,18 @@ static bool verbs_pause(struct pc_wire *w, uint64_t ns)
     w->pausing = false;
     for (int i = 0; i < n; i++) {
         uint64_t what = events[i].data.u64;
-        if (what == PC_BELL)
+        if (what == PC_EVENT_WAKEUP)
             rung = true;
-        else if (what == PC_ATTENTION)
+        else if (what == PC_EVENT_ASYNC)
             w->heed = true;
         else
-            hear_messages(w, (uint32_t)(what - PC_MESSAGES));
+            hear_messages(w, (uint32_t)(what - PC_EVENT_CQ));
     }
-    pc__unlock_wire(w);
+    pc__net_unlock(w);
     return rung;
 }
 
-static int verbs_drained(struct pc_wire *w, const struct pc_fifo *f, struct pc_error *error)
+static int verbs_drained(struct pc_net *w, const struct pc_fifo *f, struct pc_error *error)
 {
     pthread_mutex_lock(&w->lock);
     if (w->ndirty != 0)
@@ -318,7 +320,7 @@ static int verbs_drained(struct pc_wire *w, const struct pc_fifo *f, struct pc_e
     int rc = w->called == 0;
     const struct pc_error *torn = w->torn;
     if (f != NULL) {
-        const struct pc_partner *partner = &w->partners[f->peer];
+        const struct pc_verbs_peer *partner = &w->partners[f->peer];
         rc = partner->unacknowledged[f->channel] == 0;
         torn = partner->torn >> f->channel & 1 ? &partner->fault : NULL;
     }
@@ -326,45 +328,45 @@ static int verbs_drained(struct pc_wire *w, const struct pc_fifo *f, struct pc_e
         *error = *torn;
         rc = error->code;
     }
-    pc__unlock_wire(w);
+    pc__net_unlock(w);
     return rc;
 }
 
-static const struct pc_error *verbs_fault(struct pc_wire *w, uint32_t peer)
+static const struct pc_error *verbs_fault(struct pc_net *w, uint32_t peer)
 {
-    struct pc_partner *partner = &w->partners[peer];
+    struct pc_verbs_peer *partner = &w->partners[peer];
     pthread_mutex_lock(&w->lock);
     const struct pc_error *fault = partner->ended ? &partner->fault : NULL;
-    pc__unlock_wire(w);
+    pc__net_unlock(w);
     return fault;
 }
 
-static int verbs_attention(struct pc_wire *w)
+static int verbs_attention(struct pc_net *w)
 {
     pthread_mutex_lock(&w->lock); /* calls may run already */
     w->attended = true;
-    pc__unlock_wire(w);
+    pc__net_unlock(w);
     return w->epoll;
 }
 
-static void verbs_attend(struct pc_wire *w)
+static void verbs_attend(struct pc_net *w)
 {
     pthread_mutex_lock(&w->lock);
     see_to_all(w, true);
     bool wake = w->pausing;
-    pc__unlock_wire(w);
+    pc__net_unlock(w);
     if (wake)
-        pc__ring(w->comm, w->comm->options.rank);
+        pc__wakeup_signal(w->comm, w->comm->options.rank);
 }
 
-static void verbs_state(struct pc_wire *w, struct pc_wire_state *out)
+static void verbs_state(struct pc_net *w, struct pc_net_state *out)
 {
     pthread_mutex_lock(&w->lock);
     *out = w->state;
-    pc__unlock_wire(w);
+    pc__net_unlock(w);
 }
 
-static const struct pc_remote verbs = {
+static const struct pc_net_ops verbs = {
     .name = "verbs",
     .yields = 400,
     .slow_yield_ns = 10 * PC_SLOW_YIELD_NS, /* a device in software works in its poster's time */
@@ -379,17 +381,17 @@ static const struct pc_remote verbs = {
     .pause = verbs_pause,
     .drained = verbs_drained,
     .fault = verbs_fault,
-    .lend = pc__pull_lend,
-    .borrow = pc__pull_borrow,
-    .borrowed = pc__pull_borrowed,
-    .release = pc__pull_release,
-    .forget = pc__pull_forget,
+    .lend = pc__rndv_expose,
+    .borrow = pc__rndv_get,
+    .borrowed = pc__rndv_test,
+    .release = pc__rndv_release,
+    .forget = pc__rndv_invalidate,
     .attention = verbs_attention,
     .attend = verbs_attend,
     .state = verbs_state,
 };
 
-const struct pc_remote *const pc__verbs = &verbs;
+const struct pc_net_ops *const pc__verbs_ops = &verbs;
 #else
-const struct pc_remote *const pc__verbs = NULL;
+const struct pc_net_ops *const pc__verbs_ops = NULL;
 #endif

@@ -6,23 +6,23 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
-#define PC_CUT_BYTES (64u << 10) /* messages from here on go by all paths at once */
+#define PC_STRIPE_FROM_BYTES (64u << 10) /* messages from here on go by all paths at once */
 
-#define PC_SLOWEST 16 /* a path slower than the best by this gets no piece */
+#define PC_STRIPE_SLOWEST 16 /* a path slower than the best by this gets no piece */
 
-static struct ibv_mr *region(struct pc_wire *w, const struct pc_partner *partner, uint32_t rail,
+static struct ibv_mr *region(struct pc_net *w, const struct pc_verbs_peer *partner, uint32_t rail,
                              const void *at, size_t nbytes, int access, struct pc_error *error)
 {
     struct ibv_mr *mr
         = pc__ib.reg_mr(partner->domains[rail], (void *)(uintptr_t)at, nbytes, access);
     if (mr == NULL)
-        pc__rail_refused(&w->rails[rail], "ibv_reg_mr", nbytes, error);
+        pc__ib_device_refused(&w->rails[rail], "ibv_reg_mr", nbytes, error);
     else
         w->state.regions++;
     return mr;
 }
 
-static void drop(struct pc_wire *w, struct ibv_mr **mr)
+static void drop(struct pc_net *w, struct ibv_mr **mr)
 {
     if (*mr == NULL)
         return;
@@ -32,7 +32,7 @@ static void drop(struct pc_wire *w, struct ibv_mr **mr)
 }
 
 /* The peer may write its lines and its slots here, and nothing else. */
-static int make_regions(struct pc_wire *w, struct pc_partner *partner, struct pc_error *error)
+static int make_regions(struct pc_net *w, struct pc_verbs_peer *partner, struct pc_error *error)
 {
     const struct pc_layout *l = &w->comm->layout;
     uint32_t me = w->comm->options.rank, peer = partner->rank;
@@ -55,7 +55,7 @@ static int make_regions(struct pc_wire *w, struct pc_partner *partner, struct pc
             {&partner->shadow[i], pc__slot_data(shadow, l, me, 0), slots, 0},
             {&partner->bounce[i], partner->bounce_at, PC_BOUNCE_BYTES, IBV_ACCESS_LOCAL_WRITE},
         };
-        partner->domains[i] = pc__rail_domain(&w->rails[i], error);
+        partner->domains[i] = pc__ib_device_pd(&w->rails[i], error);
         if (partner->domains[i] == NULL)
             return error->code;
         for (uint32_t k = 0; k < 4; k++) {
@@ -68,22 +68,22 @@ static int make_regions(struct pc_wire *w, struct pc_partner *partner, struct pc
     return PC_OK;
 }
 
-static struct pc_hello hello_of(const struct pc_wire *w, const struct pc_partner *partner)
+static struct pc_wireup_hello hello_of(const struct pc_net *w, const struct pc_verbs_peer *partner)
 {
-    struct pc_hello hello = {.nrails = w->nrails,
-                             .queue_pairs = w->comm->verbs.queue_pairs,
-                             .lines = (uintptr_t)partner->lines[0]->addr,
-                             .lines_bytes = partner->lines[0]->length,
-                             .slots = (uintptr_t)partner->slots[0]->addr,
-                             .slots_bytes = partner->slots[0]->length};
+    struct pc_wireup_hello hello = {.nrails = w->nrails,
+                                    .queue_pairs = w->comm->verbs.queue_pairs,
+                                    .lines = (uintptr_t)partner->lines[0]->addr,
+                                    .lines_bytes = partner->lines[0]->length,
+                                    .slots = (uintptr_t)partner->slots[0]->addr,
+                                    .slots_bytes = partner->slots[0]->length};
     for (uint32_t i = 0; i < w->nrails; i++)
-        hello.rails[i] = (struct pc_hello_rail){.lines_key = partner->lines[i]->rkey,
-                                                .slots_key = partner->slots[i]->rkey,
-                                                .speed = w->rails[i].speed};
+        hello.rails[i] = (struct pc_wireup_rail){.lines_key = partner->lines[i]->rkey,
+                                                 .slots_key = partner->slots[i]->rkey,
+                                                 .speed = w->rails[i].speed};
     return hello;
 }
 
-int pc__partner_greet(struct pc_wire *w, struct pc_partner *partner, int fd)
+int pc__verbs_peer_wireup(struct pc_net *w, struct pc_verbs_peer *partner, int fd)
 {
     struct pc_error error;
     struct epoll_event event = {.events = EPOLLIN, .data.u64 = partner->rank};
@@ -92,13 +92,13 @@ int pc__partner_greet(struct pc_wire *w, struct pc_partner *partner, int fd)
         partner->fault = error;
         return rc;
     }
-    pc__mail_open(&partner->mail, fd);
+    pc__wireup_open(&partner->mail, fd);
     partner->cut_off = pc__now();
-    pc__due(w, partner->cut_off);
+    pc__schedule(w, partner->cut_off);
     if (epoll_ctl(w->epoll, EPOLL_CTL_ADD, fd, &event) != 0)
         return PC_SYSTEM;
-    struct pc_hello hello = hello_of(w, partner);
-    return pc__mail_write(&partner->mail, PC_LETTER_HELLO, 0, 0, &hello, sizeof hello);
+    struct pc_wireup_hello hello = hello_of(w, partner);
+    return pc__wireup_write(&partner->mail, PC_WIREUP_HELLO, 0, 0, &hello, sizeof hello);
 }
 
 static double slower(uint64_t a, uint64_t b)
@@ -108,10 +108,10 @@ static double slower(uint64_t a, uint64_t b)
 }
 
 /* The completion queues hold all that may come back by all paths; they grow with these. */
-static int make_room(struct pc_wire *w)
+static int make_room(struct pc_net *w)
 {
     for (uint32_t i = 0; i < w->nrails; i++) {
-        uint64_t want = (uint64_t)w->load[i] * PC_PATH_COMPLETIONS;
+        uint64_t want = (uint64_t)w->load[i] * PC_CONNECTION_CQ_DEPTH;
         uint64_t have = (uint64_t)w->rails[i].cq->cqe;
         if (want > have
             && pc__ib.resize_cq(w->rails[i].cq, (int)(want > 2 * have ? want : 2 * have)) != 0
@@ -124,9 +124,9 @@ static int make_room(struct pc_wire *w)
 }
 
 /* Path i goes by rail i of both, counted around where one has fewer. */
-static int make_paths(struct pc_wire *w, struct pc_partner *partner)
+static int make_paths(struct pc_net *w, struct pc_verbs_peer *partner)
 {
-    const struct pc_hello *hello = &partner->hello;
+    const struct pc_wireup_hello *hello = &partner->hello;
     uint32_t mine = w->nrails, theirs = hello->nrails, each = w->comm->verbs.queue_pairs;
     if (hello->queue_pairs < each)
         each = hello->queue_pairs;
@@ -136,11 +136,11 @@ static int make_paths(struct pc_wire *w, struct pc_partner *partner)
         return PC_NOMEM;
     partner->npaths = n;
     for (uint32_t i = 0; i < partner->npaths; i++) {
-        struct pc_path *path = &partner->paths[i];
-        *path = (struct pc_path){.partner = partner,
-                                 .index = i,
-                                 .rail = i / each % mine,
-                                 .their_rail = i / each % theirs};
+        struct pc_verbs_connection *path = &partner->paths[i];
+        *path = (struct pc_verbs_connection){.partner = partner,
+                                             .index = i,
+                                             .rail = i / each % mine,
+                                             .their_rail = i / each % theirs};
         w->load[path->rail]++;
         path->cost = slower(w->rails[path->rail].speed, hello->rails[path->their_rail].speed);
     }
@@ -148,7 +148,7 @@ static int make_paths(struct pc_wire *w, struct pc_partner *partner)
     return make_room(w);
 }
 
-static bool sound(const struct pc_wire *w, const struct pc_hello *hello)
+static bool sound(const struct pc_net *w, const struct pc_wireup_hello *hello)
 {
     const struct pc_layout *l = &w->comm->layout;
     return hello->nrails >= 1 && hello->nrails <= PC_MAX_RAILS && hello->queue_pairs >= 1
@@ -157,70 +157,72 @@ static bool sound(const struct pc_wire *w, const struct pc_hello *hello)
            && hello->slots_bytes == (uint64_t)PC_EDGE_CHANNELS * l->slots * l->slot_bytes;
 }
 
-static void meet(struct pc_wire *w, struct pc_partner *partner, const struct pc_hello *hello)
+static void meet(struct pc_net *w, struct pc_verbs_peer *partner,
+                 const struct pc_wireup_hello *hello)
 {
     if (partner->greeted || !sound(w, hello)) {
-        pc__partner_end(w, partner, PC_LOST, "its greeting is not one");
+        pc__verbs_peer_fail(w, partner, PC_LOST, "its greeting is not one");
         return;
     }
     partner->hello = *hello;
     partner->greeted = true;
     if (make_paths(w, partner) != PC_OK) {
-        pc__partner_end(w, partner, PC_NOMEM, "there is no room for its paths");
+        pc__verbs_peer_fail(w, partner, PC_NOMEM, "there is no room for its paths");
         return;
     }
     if (w->comm->options.rank < partner->rank)
         for (uint32_t i = 0; i < partner->npaths && !partner->ended; i++)
-            pc__path_offer(w, &partner->paths[i]);
+            pc__connection_request(w, &partner->paths[i]);
 }
 
-static void heed(struct pc_wire *w, struct pc_partner *partner)
+static void heed(struct pc_net *w, struct pc_verbs_peer *partner)
 {
-    const struct pc_letter *header = &partner->mail.in.header;
-    const union pc_letter_body *body = &partner->mail.in.body;
-    if (header->kind == PC_LETTER_HELLO) {
+    const struct pc_wireup_header *header = &partner->mail.in.header;
+    const union pc_wireup_body *body = &partner->mail.in.body;
+    if (header->kind == PC_WIREUP_HELLO) {
         meet(w, partner, &body->hello);
         return;
     }
-    if (header->kind == PC_LETTER_BYE) {
-        pc__reap(w); /* what it acknowledged before */
-        pc__partner_leave(w, partner, PC_LOST, "it closed its connection", &body->landed);
+    if (header->kind == PC_WIREUP_CLOSE) {
+        pc__poll_cq(w); /* what it acknowledged before */
+        pc__verbs_peer_leave(w, partner, PC_LOST, "it closed its connection", &body->landed);
         return;
     }
-    if (header->kind == PC_LETTER_WITHDRAWN) {
+    if (header->kind == PC_WIREUP_ABORTED) {
         partner->withdrawn = true;
         return;
     }
     if (!partner->greeted || header->path >= partner->npaths) {
-        pc__partner_end(w, partner, PC_LOST, "its letter is about no path");
+        pc__verbs_peer_fail(w, partner, PC_LOST, "its letter is about no path");
         return;
     }
-    struct pc_path *path = &partner->paths[header->path];
-    if (header->kind == PC_LETTER_OFFER)
-        pc__path_offered(w, path, header->turn, &body->end);
-    else if (header->kind == PC_LETTER_ANSWER)
-        pc__path_answered(w, path, header->turn, &body->end);
+    struct pc_verbs_connection *path = &partner->paths[header->path];
+    if (header->kind == PC_WIREUP_REQUEST)
+        pc__connection_requested(w, path, header->turn, &body->end);
+    else if (header->kind == PC_WIREUP_REPLY)
+        pc__connection_replied(w, path, header->turn, &body->end);
     else
-        pc__path_fenced(w, path, header->turn, &body->landed);
+        pc__connection_fenced(w, path, header->turn, &body->landed);
 }
 
-void pc__partner_read(struct pc_wire *w, struct pc_partner *partner)
+void pc__verbs_peer_read(struct pc_net *w, struct pc_verbs_peer *partner)
 {
     int rc = PC_OK;
-    pc__mail_flush(&partner->mail);
-    while (!partner->ended && (rc = pc__mail_read(&partner->mail)) > 0)
+    pc__wireup_flush(&partner->mail);
+    while (!partner->ended && (rc = pc__wireup_read(&partner->mail)) > 0)
         heed(w, partner);
     if (rc < 0) {
-        pc__reap(w); /* what has come before */
-        pc__partner_end(w, partner, PC_LOST,
-                        rc == PC_LOST ? "it closed its connection" : "it sent what is no letter");
+        pc__poll_cq(w); /* what has come before */
+        pc__verbs_peer_fail(w, partner, PC_LOST,
+                            rc == PC_LOST ? "it closed its connection"
+                                          : "it sent what is no letter");
     }
     if (partner->ended && partner->mail.fd >= 0)
-        pc__mail_close(&partner->mail); /* which takes it out of the epoll */
+        pc__wireup_close(&partner->mail); /* which takes it out of the epoll */
 }
 
-void pc__partner_leave(struct pc_wire *w, struct pc_partner *partner, int code, const char *why,
-                       const struct pc_landed *landed)
+void pc__verbs_peer_leave(struct pc_net *w, struct pc_verbs_peer *partner, int code,
+                          const char *why, const struct pc_wireup_received *landed)
 {
     char last[sizeof partner->fault.text];
     if (partner->ended)
@@ -231,38 +233,38 @@ void pc__partner_leave(struct pc_wire *w, struct pc_partner *partner, int code, 
     pc__fail(&partner->fault, code, (int)partner->rank, "rank %u is lost: %s%s%s%s", partner->rank,
              why, told ? " (" : "", told ? last : "", told ? ")" : "");
     for (uint32_t i = 0; i < partner->npaths; i++)
-        pc__path_end(w, &partner->paths[i], landed);
+        pc__connection_close(w, &partner->paths[i], landed);
     for (; partner->head != partner->tail; partner->head++) {
-        const struct pc_record *record = &partner->queue[partner->head % PC_QUEUE];
+        const struct pc_send_op *record = &partner->queue[partner->head % PC_PENDING_OPS];
         if (record->pull != NULL)
-            pc__pull_drop(w, record->pull);
+            pc__rndv_read_failed(w, record->pull);
         if (record->fifo == NULL)
             continue;
-        pc__partner_count(w, partner, record->fifo, -1);
-        pc__partner_tear(w, partner, record->fifo);
+        pc__verbs_peer_count_pending(w, partner, record->fifo, -1);
+        pc__verbs_peer_mark_undeliverable(w, partner, record->fifo);
     }
     if (partner->mail.fd >= 0)
         shutdown(partner->mail.fd, SHUT_RDWR); /* it becomes readable, and is closed there */
     w->heed = true;
-    pc__ring(w->comm, w->comm->options.rank);
+    pc__wakeup_signal(w->comm, w->comm->options.rank);
 }
 
-void pc__partner_end(struct pc_wire *w, struct pc_partner *partner, int code, const char *why)
+void pc__verbs_peer_fail(struct pc_net *w, struct pc_verbs_peer *partner, int code, const char *why)
 {
-    pc__partner_leave(w, partner, code, why, NULL);
+    pc__verbs_peer_leave(w, partner, code, why, NULL);
 }
 
-void pc__partner_close(struct pc_wire *w, struct pc_partner *partner)
+void pc__verbs_peer_close(struct pc_net *w, struct pc_verbs_peer *partner)
 {
     for (uint32_t i = 0; i < partner->npaths; i++)
-        pc__path_end(w, &partner->paths[i], NULL);
+        pc__connection_close(w, &partner->paths[i], NULL);
     if (partner->mail.fd >= 0) {
-        struct pc_landed landed;
-        pc__landed(w, partner, "", &landed);
-        pc__mail_write(&partner->mail, PC_LETTER_BYE, 0, 0, &landed, sizeof landed);
+        struct pc_wireup_received landed;
+        pc__received_so_far(w, partner, "", &landed);
+        pc__wireup_write(&partner->mail, PC_WIREUP_CLOSE, 0, 0, &landed, sizeof landed);
     }
-    pc__mail_close(&partner->mail);
-    pc__pulls_close(partner);
+    pc__wireup_close(&partner->mail);
+    pc__rndv_close_all(partner);
     for (uint32_t i = 0; i < PC_MAX_RAILS; i++) {
         drop(w, &partner->bounce[i]);
         drop(w, &partner->lines[i]);
@@ -279,13 +281,13 @@ void pc__partner_close(struct pc_wire *w, struct pc_partner *partner)
 }
 
 /* By which path a message would be done first; NULL when none takes it. */
-static struct pc_path *first_done(const struct pc_partner *partner, uint64_t nbytes)
+static struct pc_verbs_connection *first_done(const struct pc_verbs_peer *partner, uint64_t nbytes)
 {
-    struct pc_path *best = NULL;
+    struct pc_verbs_connection *best = NULL;
     double first = 0;
     for (uint32_t i = 0; i < partner->npaths; i++) {
-        struct pc_path *path = &partner->paths[i];
-        if (!pc__has_room(path))
+        struct pc_verbs_connection *path = &partner->paths[i];
+        if (!pc__can_post(path))
             continue;
         double done = (double)(path->bytes + nbytes + PC_LINE_BYTES) * path->cost;
         if (best == NULL || done < first) {
@@ -296,37 +298,38 @@ static struct pc_path *first_done(const struct pc_partner *partner, uint64_t nby
     return best;
 }
 
-static int by_path(struct pc_wire *w, struct pc_partner *partner, struct pc_path *path,
-                   const struct pc_record *record)
+static int by_path(struct pc_net *w, struct pc_verbs_peer *partner,
+                   struct pc_verbs_connection *path, const struct pc_send_op *record)
 {
     int rc = pc__post_message(w, path, record);
     if (rc != PC_OK && record->pieces > 1)
-        pc__partner_queue(w, partner, record, true);
+        pc__verbs_peer_queue(w, partner, record, true);
     return rc;
 }
 
 /* Cuts a message over the paths by their speed; false when it is not worth it. The paths may
  * deliver in any order: the peer counts the pieces. */
-static bool cut(struct pc_wire *w, struct pc_partner *partner, const struct pc_record *record)
+static bool cut(struct pc_net *w, struct pc_verbs_peer *partner, const struct pc_send_op *record)
 {
-    struct pc_path *paths[PC_MAX_PIECES];
+    struct pc_verbs_connection *paths[PC_MAX_FRAGS];
     uint32_t n = 0;
     double speed = 0, best = 0;
     for (uint32_t i = 0; i < partner->npaths; i++)
-        if (pc__has_room(&partner->paths[i]) && 1 / partner->paths[i].cost > best)
+        if (pc__can_post(&partner->paths[i]) && 1 / partner->paths[i].cost > best)
             best = 1 / partner->paths[i].cost;
-    for (uint32_t i = 0; i < partner->npaths && n < PC_MAX_PIECES; i++)
-        if (pc__has_room(&partner->paths[i]) && 1 / partner->paths[i].cost > best / PC_SLOWEST) {
+    for (uint32_t i = 0; i < partner->npaths && n < PC_MAX_FRAGS; i++)
+        if (pc__can_post(&partner->paths[i])
+            && 1 / partner->paths[i].cost > best / PC_STRIPE_SLOWEST) {
             paths[n++] = &partner->paths[i];
             speed += 1 / partner->paths[i].cost;
         }
     if (n < 2)
         return false;
-    struct pc_record piece = *record;
+    struct pc_send_op piece = *record;
     uint64_t begin = 0;
     double share = 0;
     piece.pieces = (uint8_t)n;
-    pc__partner_count(w, partner, record->fifo, (int)n - 1);
+    pc__verbs_peer_count_pending(w, partner, record->fifo, (int)n - 1);
     for (uint32_t i = 0; i < n; i++) {
         share += 1 / paths[i]->cost / speed;
         uint64_t end = (uint64_t)((double)record->nbytes * share) & -(uint64_t)PC_LINE_BYTES;
@@ -341,38 +344,40 @@ static bool cut(struct pc_wire *w, struct pc_partner *partner, const struct pc_r
     return true;
 }
 
-bool pc__partner_send(struct pc_wire *w, struct pc_partner *partner, const struct pc_record *record)
+bool pc__verbs_peer_send(struct pc_net *w, struct pc_verbs_peer *partner,
+                         const struct pc_send_op *record)
 {
-    if (record->nbytes >= PC_CUT_BYTES && record->pieces == 1 && record->pull == NULL
+    if (record->nbytes >= PC_STRIPE_FROM_BYTES && record->pieces == 1 && record->pull == NULL
         && partner->live > 1 && cut(w, partner, record))
         return true;
-    struct pc_path *path = first_done(partner, record->nbytes);
+    struct pc_verbs_connection *path = first_done(partner, record->nbytes);
     return path != NULL && pc__post_message(w, path, record) == PC_OK;
 }
 
-void pc__partner_dirty(struct pc_wire *w, struct pc_partner *partner)
+void pc__verbs_peer_dirty(struct pc_net *w, struct pc_verbs_peer *partner)
 {
     if (!partner->dirty)
         w->dirty[w->ndirty++] = partner;
     partner->dirty = true;
 }
 
-void pc__partner_queue(struct pc_wire *w, struct pc_partner *partner,
-                       const struct pc_record *record, bool first)
+void pc__verbs_peer_queue(struct pc_net *w, struct pc_verbs_peer *partner,
+                          const struct pc_send_op *record, bool first)
 {
     uint32_t at = first ? --partner->head : partner->tail++;
-    partner->queue[at % PC_QUEUE] = *record;
-    pc__partner_dirty(w, partner);
+    partner->queue[at % PC_PENDING_OPS] = *record;
+    pc__verbs_peer_dirty(w, partner);
 }
 
-void pc__partner_count(struct pc_wire *w, struct pc_partner *partner, const struct pc_fifo *f,
-                       int by)
+void pc__verbs_peer_count_pending(struct pc_net *w, struct pc_verbs_peer *partner,
+                                  const struct pc_fifo *f, int by)
 {
     *(f->channel == PC_CHANNEL_P2P ? &w->posted : &w->called) += (uint32_t)by;
     partner->unacknowledged[f->channel] += (uint32_t)by;
 }
 
-void pc__partner_tear(struct pc_wire *w, struct pc_partner *partner, const struct pc_fifo *f)
+void pc__verbs_peer_mark_undeliverable(struct pc_net *w, struct pc_verbs_peer *partner,
+                                       const struct pc_fifo *f)
 {
     partner->torn |= UINT32_C(1) << f->channel;
     if (f->channel != PC_CHANNEL_P2P)
@@ -387,14 +392,14 @@ static bool here(const struct pc_fifo *f, uint64_t n)
 
 /* The peer runs ahead, or soon has no room. Transfers hold back their credit themselves, and may be
  * all that this rank does. */
-static bool due(const struct pc_wire *w, const struct pc_fifo *f, bool all)
+static bool due(const struct pc_net *w, const struct pc_fifo *f, bool all)
 {
     uint64_t half = w->comm->options.slots / 2;
     return all || f->channel >= PC_MAX_CHANNELS || f->consumed - f->returned >= half
            || here(f, f->consumed + 1) || here(f, f->returned + half - 1);
 }
 
-bool pc__partner_flush(struct pc_wire *w, struct pc_partner *partner, bool all_credit)
+bool pc__verbs_peer_flush(struct pc_net *w, struct pc_verbs_peer *partner, bool all_credit)
 {
     bool left = false;
     if (partner->ended) {
@@ -402,10 +407,10 @@ bool pc__partner_flush(struct pc_wire *w, struct pc_partner *partner, bool all_c
         return true;
     }
     while (partner->head != partner->tail) {
-        const struct pc_record record = partner->queue[partner->head % PC_QUEUE];
+        const struct pc_send_op record = partner->queue[partner->head % PC_PENDING_OPS];
         partner->head++; /* pieces that fail are put before the queue */
-        if (!pc__partner_send(w, partner, &record)) {
-            partner->queue[--partner->head % PC_QUEUE] = record;
+        if (!pc__verbs_peer_send(w, partner, &record)) {
+            partner->queue[--partner->head % PC_PENDING_OPS] = record;
             return false;
         }
     }
@@ -419,7 +424,7 @@ bool pc__partner_flush(struct pc_wire *w, struct pc_partner *partner, bool all_c
         }
         if (!due(w, f, all_credit))
             continue;
-        struct pc_path *path = first_done(partner, 0);
+        struct pc_verbs_connection *path = first_done(partner, 0);
         if (path != NULL && pc__post_credit(w, path, f) == PC_OK)
             partner->owed &= ~(UINT32_C(1) << c);
         else

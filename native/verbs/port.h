@@ -1,6 +1,6 @@
 /* A port of an RDMA device: what the verbs and sysfs say of it. */
-#ifndef PC_PORT_H
-#define PC_PORT_H
+#ifndef PC_VERBS_PORT_H
+#define PC_VERBS_PORT_H
 #include "verbs/ibverbs.h"
 
 #ifdef PC_VERBS

@@ -10,19 +10,19 @@
 
 #define PC_24_BITS 0xffffffu /* of a queue pair's number, and of a packet's */
 
-int pc__rail_qp(struct pc_rail *rail, struct ibv_pd *pd, uint32_t sends, uint32_t receives,
-                struct pc_error *error, struct ibv_qp **qp, struct pc_end *mine)
+int pc__qp_create(struct pc_ib_device *rail, struct ibv_pd *pd, uint32_t sends, uint32_t receives,
+                  struct pc_error *error, struct ibv_qp **qp, struct pc_qp_info *mine)
 {
     uint32_t psn;
-    int rc = pc__rail_look(rail, error);
+    int rc = pc__ib_device_query(rail, error);
     if (rc != PC_OK)
         return rc;
     if (getrandom(&psn, sizeof psn, 0) != sizeof psn)
-        return pc__rail_fail(rail, errno, "getrandom", 0, error);
-    struct ibv_qp *made = pc__rail_pair(rail, pd, sends, receives, rail->max_inline);
+        return pc__ib_device_fail(rail, errno, "getrandom", 0, error);
+    struct ibv_qp *made = pc__ib_device_create_qp(rail, pd, sends, receives, rail->max_inline);
     if (made == NULL)
-        return pc__rail_fail(rail, errno, "ibv_create_qp",
-                             errno == ENOMEM ? rail->max_pairs : rail->max_sends, error);
+        return pc__ib_device_fail(rail, errno, "ibv_create_qp",
+                                  errno == ENOMEM ? rail->max_pairs : rail->max_sends, error);
     struct ibv_qp_attr attr = {
         .qp_state = IBV_QPS_INIT,
         .port_num = (uint8_t)rail->spec.port,
@@ -32,10 +32,10 @@ int pc__rail_qp(struct pc_rail *rail, struct ibv_pd *pd, uint32_t sends, uint32_
                           IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
     if (rc != 0) {
         pc__ib.destroy_qp(made);
-        return pc__rail_fail(rail, rc, "ibv_modify_qp to INIT", 0, error);
+        return pc__ib_device_fail(rail, rc, "ibv_modify_qp to INIT", 0, error);
     }
     *qp = made;
-    *mine = (struct pc_end){
+    *mine = (struct pc_qp_info){
         .qpn = made->qp_num,
         .psn = psn & PC_24_BITS,
         .lid = rail->lid,
@@ -48,7 +48,7 @@ int pc__rail_qp(struct pc_rail *rail, struct ibv_pd *pd, uint32_t sends, uint32_
     return PC_OK;
 }
 
-static const char *kind(const struct pc_end *end)
+static const char *kind(const struct pc_qp_info *end)
 {
     union ibv_gid gid;
     memcpy(gid.raw, end->gid, sizeof gid.raw);
@@ -59,8 +59,8 @@ static const char *kind(const struct pc_end *end)
     return pc__gid_is_ipv4(&gid) ? "RoCE v2 over IPv4" : "RoCE v2 over IPv6";
 }
 
-static int fit(const struct pc_rail *rail, const struct pc_end *mine, const struct pc_end *theirs,
-               struct pc_error *error)
+static int fit(const struct pc_ib_device *rail, const struct pc_qp_info *mine,
+               const struct pc_qp_info *theirs, struct pc_error *error)
 {
     if (theirs->qpn > PC_24_BITS || theirs->psn > PC_24_BITS || theirs->mtu < IBV_MTU_256
         || theirs->mtu > IBV_MTU_4096 || theirs->link_layer < IBV_LINK_LAYER_INFINIBAND
@@ -75,8 +75,8 @@ static int fit(const struct pc_rail *rail, const struct pc_end *mine, const stru
     return PC_OK;
 }
 
-static void address(const struct pc_rail *rail, const struct pc_end *mine,
-                    const struct pc_end *theirs, struct ibv_ah_attr *out)
+static void address(const struct pc_ib_device *rail, const struct pc_qp_info *mine,
+                    const struct pc_qp_info *theirs, struct ibv_ah_attr *out)
 {
     const size_t subnet = 8; /* bytes of an InfiniBand GID */
     *out = (struct ibv_ah_attr){
@@ -92,7 +92,7 @@ static void address(const struct pc_rail *rail, const struct pc_end *mine,
     memcpy(out->grh.dgid.raw, theirs->gid, sizeof theirs->gid);
 }
 
-static int unreachable(const struct pc_rail *rail, const struct pc_end *theirs, int errnum,
+static int unreachable(const struct pc_ib_device *rail, const struct pc_qp_info *theirs, int errnum,
                        struct pc_error *error)
 {
     char there[PC_GID_TEXT], here[PC_GID_TEXT];
@@ -105,8 +105,8 @@ static int unreachable(const struct pc_rail *rail, const struct pc_end *theirs, 
                     strerror(errnum));
 }
 
-int pc__rail_connect(struct pc_rail *rail, struct ibv_qp *qp, const struct pc_end *mine,
-                     const struct pc_end *theirs, struct pc_error *error)
+int pc__qp_connect(struct pc_ib_device *rail, struct ibv_qp *qp, const struct pc_qp_info *mine,
+                   const struct pc_qp_info *theirs, struct pc_error *error)
 {
     int rc = fit(rail, mine, theirs, error);
     if (rc != PC_OK)
@@ -137,7 +137,7 @@ int pc__rail_connect(struct pc_rail *rail, struct ibv_qp *qp, const struct pc_en
                           IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT
                               | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC);
     if (rc != 0)
-        return pc__rail_fail(rail, rc, "ibv_modify_qp to RTS", 0, error);
+        return pc__ib_device_fail(rail, rc, "ibv_modify_qp to RTS", 0, error);
     return PC_OK;
 }
 #endif

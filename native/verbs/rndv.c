@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PC_READ_BYTES (UINT64_C(1) << 20) /* by one request at most */
-#define PC_READS 8u                       /* requests on their way, of one transfer */
-#define PC_KEPT_BYTES (UINT64_C(1) << 30) /* idle registrations, by partner */
+#define PC_RNDV_READ_BYTES (UINT64_C(1) << 20) /* by one request at most */
+#define PC_RNDV_READS 8u                       /* requests on their way, of one transfer */
+#define PC_RCACHE_BYTES (UINT64_C(1) << 30)    /* idle registrations, by partner */
 
 /* Memory that the peer may read, and memory into which this rank reads: the peer may not touch
  * that. */
@@ -19,57 +19,57 @@ static int access_of(enum pc_direction direction)
     return direction == PC_DIRECTION_SEND ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_LOCAL_WRITE;
 }
 
-static struct pc_pull *begin(struct pc_wire *w, struct pc_partner *partner,
+static struct pc_rndv *begin(struct pc_net *w, struct pc_verbs_peer *partner,
                              enum pc_direction direction, const void *at, uint64_t nbytes,
                              struct pc_error *error)
 {
-    struct pc_regions *regions = &partner->regions[direction];
-    struct pc_pins **pins = &partner->pins[direction];
+    struct pc_mr_domains *regions = &partner->regions[direction];
+    struct pc_rcache **pins = &partner->pins[direction];
     if (*pins == NULL) {
         for (uint32_t i = 0; i < w->nrails; i++)
             regions->domains[i] = partner->domains[i];
         regions->n = w->nrails;
         regions->access = access_of(direction);
-        *pins = pc__pins_open(&pc__region_registrar, regions, PC_KEPT_BYTES);
+        *pins = pc__rcache_open(&pc__mr_rcache_ops, regions, PC_RCACHE_BYTES);
     }
-    struct pc_pull *pull = calloc(1, sizeof *pull);
+    struct pc_rndv *pull = calloc(1, sizeof *pull);
     if (pull == NULL || *pins == NULL) {
         free(pull);
         pc__fail(error, PC_NOMEM, -1, "no memory");
         return NULL;
     }
-    *pull = (struct pc_pull){
+    *pull = (struct pc_rndv){
         .partner = partner, .pins = *pins, .into = (char *)(uintptr_t)at, .nbytes = nbytes};
-    pull->pinned = pc__pin(*pins, at, nbytes, false, error);
+    pull->pinned = pc__rcache_get(*pins, at, nbytes, false, error);
     pull->next = partner->pulls;
     partner->pulls = pull;
     return pull;
 }
 
-static void end(struct pc_pull *pull)
+static void end(struct pc_rndv *pull)
 {
-    struct pc_pull **at = &pull->partner->pulls;
+    struct pc_rndv **at = &pull->partner->pulls;
     while (*at != pull)
         at = &(*at)->next;
     *at = pull->next;
     if (pull->pinned != NULL)
-        pc__unpin(pull->pins, pull->pinned);
+        pc__rcache_put(pull->pins, pull->pinned);
     free(pull);
 }
 
-int pc__pull_lend(struct pc_wire *w, uint32_t peer, const void *at, uint64_t nbytes,
-                  struct pc_loan *loan, struct pc_pull **out)
+int pc__rndv_expose(struct pc_net *w, uint32_t peer, const void *at, uint64_t nbytes,
+                    struct pc_rkey *loan, struct pc_rndv **out)
 {
-    struct pc_partner *partner = &w->partners[peer];
+    struct pc_verbs_peer *partner = &w->partners[peer];
     struct pc_error error;
     int rc = PC_UNMAPPABLE;
     pthread_mutex_lock(&w->lock);
-    struct pc_pull *pull = partner->greeted && !partner->ended
+    struct pc_rndv *pull = partner->greeted && !partner->ended
                                ? begin(w, partner, PC_DIRECTION_SEND, at, nbytes, &error)
                                : NULL;
     if (pull != NULL && pull->pinned != NULL) {
-        const struct pc_region *region = pull->pinned->handle;
-        *loan = (struct pc_loan){.address = (uintptr_t)at};
+        const struct pc_mr *region = pull->pinned->handle;
+        *loan = (struct pc_rkey){.address = (uintptr_t)at};
         for (uint32_t i = 0; i < w->nrails; i++)
             loan->keys[i] = region->with[i]->rkey;
         pull->lent = true;
@@ -78,43 +78,44 @@ int pc__pull_lend(struct pc_wire *w, uint32_t peer, const void *at, uint64_t nby
     } else if (pull != NULL) {
         end(pull);
     }
-    pc__unlock_wire(w);
+    pc__net_unlock(w);
     return rc;
 }
 
-uint32_t pc__pull_key(const struct pc_pull *pull, uint32_t rail)
+uint32_t pc__rndv_lkey(const struct pc_rndv *pull, uint32_t rail)
 {
     if (pull->pinned == NULL)
         return pull->partner->bounce[rail]->lkey;
-    return ((const struct pc_region *)pull->pinned->handle)->with[rail]->lkey;
+    return ((const struct pc_mr *)pull->pinned->handle)->with[rail]->lkey;
 }
 
 /* Asks for more, as far as it goes: the whole, or what the bounce buffer holds. */
-static void ask(struct pc_wire *w, struct pc_pull *pull)
+static void ask(struct pc_net *w, struct pc_rndv *pull)
 {
     uint64_t limit = pull->pinned ? pull->nbytes : pull->came + PC_BOUNCE_BYTES;
     if (limit > pull->nbytes)
         limit = pull->nbytes;
     if (pull->pinned == NULL && pull->reads != 0)
         return;
-    while (pull->asked < limit && pull->reads < PC_READS) {
-        uint64_t n = limit - pull->asked < PC_READ_BYTES ? limit - pull->asked : PC_READ_BYTES;
+    while (pull->asked < limit && pull->reads < PC_RNDV_READS) {
+        uint64_t n
+            = limit - pull->asked < PC_RNDV_READ_BYTES ? limit - pull->asked : PC_RNDV_READ_BYTES;
         char *to = pull->pinned ? pull->into + pull->asked : pull->partner->bounce_at;
-        struct pc_record record = {.pull = pull,
-                                   .number = pull->loan.address + pull->asked,
-                                   .data = to,
-                                   .nbytes = n,
-                                   .pieces = 1};
+        struct pc_send_op record = {.pull = pull,
+                                    .number = pull->loan.address + pull->asked,
+                                    .data = to,
+                                    .nbytes = n,
+                                    .pieces = 1};
         pull->asked += n;
         pull->reads++;
         w->reads++;
         if (pull->partner->head != pull->partner->tail
-            || !pc__partner_send(w, pull->partner, &record))
-            pc__partner_queue(w, pull->partner, &record, false);
+            || !pc__verbs_peer_send(w, pull->partner, &record))
+            pc__verbs_peer_queue(w, pull->partner, &record, false);
     }
 }
 
-void pc__pull_drop(struct pc_wire *w, struct pc_pull *pull)
+void pc__rndv_read_failed(struct pc_net *w, struct pc_rndv *pull)
 {
     pull->reads--;
     w->reads--;
@@ -122,10 +123,10 @@ void pc__pull_drop(struct pc_wire *w, struct pc_pull *pull)
         end(pull);
 }
 
-void pc__pull_came(struct pc_wire *w, struct pc_pull *pull, uint64_t nbytes)
+void pc__rndv_read_done(struct pc_net *w, struct pc_rndv *pull, uint64_t nbytes)
 {
     if (pull->broken) {
-        pc__pull_drop(w, pull);
+        pc__rndv_read_failed(w, pull);
         return;
     }
     pull->reads--;
@@ -136,12 +137,12 @@ void pc__pull_came(struct pc_wire *w, struct pc_pull *pull, uint64_t nbytes)
     ask(w, pull);
 }
 
-int pc__pull_borrow(struct pc_wire *w, uint32_t peer, void *into, uint64_t nbytes,
-                    const struct pc_loan *loan, struct pc_pull **out, struct pc_error *error)
+int pc__rndv_get(struct pc_net *w, uint32_t peer, void *into, uint64_t nbytes,
+                 const struct pc_rkey *loan, struct pc_rndv **out, struct pc_error *error)
 {
-    struct pc_partner *partner = &w->partners[peer];
+    struct pc_verbs_peer *partner = &w->partners[peer];
     pthread_mutex_lock(&w->lock);
-    struct pc_pull *pull = NULL;
+    struct pc_rndv *pull = NULL;
     if (partner->ended)
         *error = partner->fault;
     else
@@ -156,11 +157,11 @@ int pc__pull_borrow(struct pc_wire *w, uint32_t peer, void *into, uint64_t nbyte
         ask(w, pull);
     }
     *out = pull;
-    pc__unlock_wire(w);
+    pc__net_unlock(w);
     return rc;
 }
 
-int pc__pull_borrowed(struct pc_wire *w, struct pc_pull *pull, struct pc_error *error)
+int pc__rndv_test(struct pc_net *w, struct pc_rndv *pull, struct pc_error *error)
 {
     pthread_mutex_lock(&w->lock);
     int rc = pull != NULL && pull->came == pull->nbytes;
@@ -168,7 +169,7 @@ int pc__pull_borrowed(struct pc_wire *w, struct pc_pull *pull, struct pc_error *
         *error = pull->partner->fault;
         rc = error->code;
     }
-    pc__unlock_wire(w);
+    pc__net_unlock(w);
     return rc;
 }
 
@@ -176,18 +177,18 @@ int pc__pull_borrowed(struct pc_wire *w, struct pc_pull *pull, struct pc_error *
  * let what waits for one go on, here and at the other end, so that none is made. The other end is
  * told, as it would take a rank without paths for one that is gone; why, it hears from this rank's
  * user, who may be elsewhere for long. */
-static void withdraw(struct pc_wire *w, struct pc_partner *partner)
+static void withdraw(struct pc_net *w, struct pc_verbs_peer *partner)
 {
     if (!partner->withdrawn) /* who cannot be told has gone, which is noticed when reading */
-        (void)pc__mail_write(&partner->mail, PC_LETTER_WITHDRAWN, 0, 0, "", 0);
+        (void)pc__wireup_write(&partner->mail, PC_WIREUP_ABORTED, 0, 0, "", 0);
     partner->withdrawn = true;
     for (uint32_t i = 0; i < partner->npaths; i++)
-        pc__path_withdraw(w, &partner->paths[i]);
+        pc__connection_abort(w, &partner->paths[i]);
 }
 
-void pc__pull_release(struct pc_wire *w, struct pc_pull *pull, bool taken)
+void pc__rndv_release(struct pc_net *w, struct pc_rndv *pull, bool taken)
 {
-    struct pc_partner *partner = pull->partner;
+    struct pc_verbs_peer *partner = pull->partner;
     pthread_mutex_lock(&w->lock);
     bool underway = pull->reads != 0 || (pull->lent && !taken);
     pull->broken = true;
@@ -197,26 +198,26 @@ void pc__pull_release(struct pc_wire *w, struct pc_pull *pull, bool taken)
     w->reads++;
     if (underway)
         withdraw(w, partner);
-    pc__pull_drop(w, pull);
-    pc__unlock_wire(w);
+    pc__rndv_read_failed(w, pull);
+    pc__net_unlock(w);
 }
 
-void pc__pull_forget(struct pc_wire *w, const void *at, uint64_t nbytes)
+void pc__rndv_invalidate(struct pc_net *w, const void *at, uint64_t nbytes)
 {
     pthread_mutex_lock(&w->lock);
     for (uint32_t p = 0; p < w->comm->options.size; p++)
         for (uint32_t d = 0; d < 2; d++)
             if (w->partners[p].pins[d] != NULL)
-                pc__pins_forget(w->partners[p].pins[d], at, nbytes);
-    pc__unlock_wire(w);
+                pc__rcache_invalidate(w->partners[p].pins[d], at, nbytes);
+    pc__net_unlock(w);
 }
 
-void pc__pulls_close(struct pc_partner *partner)
+void pc__rndv_close_all(struct pc_verbs_peer *partner)
 {
     while (partner->pulls != NULL)
         end(partner->pulls);
     for (uint32_t d = 0; d < 2; d++)
         if (partner->pins[d] != NULL)
-            pc__pins_close(partner->pins[d]);
+            pc__rcache_close(partner->pins[d]);
 }
 #endif

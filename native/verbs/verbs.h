@@ -10,67 +10,68 @@
 
 /* A peer that runs ahead of this rank has all its lines on the way, and as many credits as there
  * were messages for it to consume: with receives for both it never finds none. */
-#define PC_PATH_RECEIVES 512u
-#define PC_PATH_SENDS 512u
-#define PC_PATH_RECORDS 256u
-#define PC_PATH_COMPLETIONS (PC_PATH_RECEIVES + PC_PATH_SENDS)
-#define PC_QUEUE 2048u
-#define PC_MAX_PIECES 8u
+#define PC_CONNECTION_RECV_WRS 512u
+#define PC_CONNECTION_SEND_WRS 512u
+#define PC_CONNECTION_SEND_OPS 256u
+#define PC_CONNECTION_CQ_DEPTH (PC_CONNECTION_RECV_WRS + PC_CONNECTION_SEND_WRS)
+#define PC_PENDING_OPS 2048u
+#define PC_MAX_FRAGS 8u
 #define PC_EDGE_LINES (PC_EDGE_CHANNELS * PC_LINES)
-#define PC_REPOST 16u /* receives are posted again so many at a time */
-_Static_assert(PC_PATH_RECEIVES >= 2 * PC_EDGE_CHANNELS * PC_LINES + 2 * PC_REPOST, "no RNR");
-_Static_assert(PC_QUEUE >= PC_EDGE_LINES * PC_MAX_PIECES + 64,
+#define PC_REPOST_BATCH 16u /* receives are posted again so many at a time */
+_Static_assert(PC_CONNECTION_RECV_WRS >= 2 * PC_EDGE_CHANNELS * PC_LINES + 2 * PC_REPOST_BATCH,
+               "no RNR");
+_Static_assert(PC_PENDING_OPS >= PC_EDGE_LINES * PC_MAX_FRAGS + 64,
                "all pieces, and reads, fit the queue");
 
-struct pc_record { /* a message or a piece of one: queued, or given to a path and not acknowledged
-                    */
+struct pc_send_op { /* a message or a piece of one: queued, or given to a path and not acknowledged
+                     */
     struct pc_fifo *fifo; /* NULL: credit alone, a probe, or a read */
-    struct pc_pull *pull; /* a read; `number` is the peer's address then */
+    struct pc_rndv *pull; /* a read; `number` is the peer's address then */
     uint64_t number;
     const char *data;
     uint64_t nbytes;
     uint8_t requests; /* that it took */
     uint8_t piece;
-    uint8_t pieces; /* of the message; at most PC_MAX_PIECES */
+    uint8_t pieces; /* of the message; at most PC_MAX_FRAGS */
 };
 
 /* A long transfer whose receiver reads it; of the sender only the first members count. */
-struct pc_pull {
-    struct pc_pull *next; /* of the partner's */
-    struct pc_partner *partner;
-    struct pc_pins *pins;
-    struct pc_pinned *pinned; /* NULL: by the bounce buffer */
+struct pc_rndv {
+    struct pc_rndv *next; /* of the partner's */
+    struct pc_verbs_peer *partner;
+    struct pc_rcache *pins;
+    struct pc_rcache_region *pinned; /* NULL: by the bounce buffer */
     char *into;
     uint64_t nbytes;
-    struct pc_loan loan;
+    struct pc_rkey loan;
     uint64_t asked, came; /* bytes */
     uint32_t reads;       /* on their way */
     bool lent;
     bool broken;
 };
 
-enum pc_path_state {
-    PC_PATH_DOWN,    /* neither end has a queue pair */
-    PC_PATH_OFFERED, /* this end has one; the peer has been told */
-    PC_PATH_CALLED,  /* the other end is known: to be connected */
-    PC_PATH_JOINING, /* a thread connects it, without the lock: that may take a second */
-    PC_PATH_PROBING, /* both have; nothing has passed yet */
-    PC_PATH_LIVE,
-    PC_PATH_FAILING, /* what was posted is coming back */
-    PC_PATH_FENCED,  /* this end has none; what the other end got is awaited */
+enum pc_connection_state {
+    PC_CONNECTION_DOWN,       /* neither end has a queue pair */
+    PC_CONNECTION_REQUESTED,  /* this end has one; the peer has been told */
+    PC_CONNECTION_REPLIED,    /* the other end is known: to be connected */
+    PC_CONNECTION_CONNECTING, /* a thread connects it, without the lock: that may take a second */
+    PC_CONNECTION_PROBING,    /* both have; nothing has passed yet */
+    PC_CONNECTION_UP,
+    PC_CONNECTION_DRAINING, /* what was posted is coming back */
+    PC_CONNECTION_FENCED,   /* this end has none; what the other end got is awaited */
 };
 
-struct pc_path { /* a queue pair to a partner, or the place for one */
-    struct pc_partner *partner;
+struct pc_verbs_connection { /* a queue pair to a partner, or the place for one */
+    struct pc_verbs_peer *partner;
     uint32_t index; /* among the partner's paths; and it is the same at the other end */
     uint32_t rail;  /* of this rank */
     uint32_t their_rail;
-    enum pc_path_state state;
+    enum pc_connection_state state;
     uint32_t turn;
     struct ibv_qp *qp;
-    struct pc_end mine, theirs;
+    struct pc_qp_info mine, theirs;
     double cost; /* ns per byte, of the slower end */
-    struct pc_record *records;
+    struct pc_send_op *records;
     uint32_t head, tail; /* of the records, ever growing */
     uint32_t requests;   /* in the send queue */
     uint64_t bytes;      /* not acknowledged */
@@ -79,39 +80,39 @@ struct pc_path { /* a queue pair to a partner, or the place for one */
     bool doomed;         /* JOINING: it has failed already */
     bool flushed;        /* FAILING: the last of the requests has come back */
     bool answered;       /* FENCED or BYE has come for this turn */
-    struct pc_landed *landed;
+    struct pc_wireup_received *landed;
     uint64_t since;           /* when it failed, or was set up */
     uint64_t attempt;         /* when to offer it next */
     uint64_t pause;           /* before the attempt after that */
     bool revived;             /* it has been live before */
-    char why[PC_LETTER_TEXT]; /* it failed last, or could not be made: this end's device, reason */
+    char why[PC_WIREUP_TEXT]; /* it failed last, or could not be made: this end's device, reason */
 };
 
-struct pc_partner { /* a remote peer */
+struct pc_verbs_peer { /* a remote peer */
     uint32_t rank;
-    struct pc_mail mail;
+    struct pc_wireup mail;
     bool greeted;   /* its HELLO has come */
     bool ended;     /* it has closed, or died: no more letters */
     bool withdrawn; /* a transfer was broken off, here or there: it gets no path any more */
-    struct pc_hello hello;
+    struct pc_wireup_hello hello;
     struct ibv_pd *domains[PC_MAX_RAILS]; /* its own: no key of another peer's opens anything */
     struct ibv_mr *lines[PC_MAX_RAILS];   /* in this rank's arena: what the peer may write */
     struct ibv_mr *slots[PC_MAX_RAILS];
     struct ibv_mr *shadow[PC_MAX_RAILS]; /* of the peer's slots, from which this rank sends */
-    struct pc_regions regions[2]; /* by direction: memory of the user that this peer reads, or
+    struct pc_mr_domains regions[2]; /* by direction: memory of the user that this peer reads, or
                                      into which this rank reads the peer's */
-    struct pc_pins *pins[2];
-    struct pc_pull *pulls;
+    struct pc_rcache *pins[2];
+    struct pc_rndv *pulls;
     struct ibv_mr *bounce[PC_MAX_RAILS];
     char *bounce_at;
     bool bouncing;
-    struct pc_path *paths;
+    struct pc_verbs_connection *paths;
     uint32_t npaths;
     uint32_t live;
-    bool reached;            /* a path has been live */
-    uint32_t tries;          /* that have failed since, of all paths */
-    uint64_t cut_off;        /* when the last path failed, or the two were connected; or 0 */
-    struct pc_record *queue; /* a ring of messages without a path */
+    bool reached;             /* a path has been live */
+    uint32_t tries;           /* that have failed since, of all paths */
+    uint64_t cut_off;         /* when the last path failed, or the two were connected; or 0 */
+    struct pc_send_op *queue; /* a ring of messages without a path */
     uint32_t head, tail;
     uint32_t unacknowledged[PC_EDGE_CHANNELS]; /* pieces of messages, queued or on their way */
     uint8_t come[PC_EDGE_LINES]; /* of the message on each line, pieces that have come; bits */
@@ -121,14 +122,14 @@ struct pc_partner { /* a remote peer */
     struct pc_error fault;
 };
 
-struct pc_wire {
+struct pc_net {
     struct pc_comm *comm;
     int pid; /* a fork's child must not touch what is the parent's */
     uint32_t nrails;
-    struct pc_rail rails[PC_MAX_RAILS];
-    uint32_t load[PC_MAX_RAILS]; /* paths by each */
-    struct pc_partner *partners; /* by rank */
-    struct pc_partner **dirty;
+    struct pc_ib_device rails[PC_MAX_RAILS];
+    uint32_t load[PC_MAX_RAILS];    /* paths by each */
+    struct pc_verbs_peer *partners; /* by rank */
+    struct pc_verbs_peer **dirty;
     uint32_t ndirty;
     uint32_t called, posted;     /* pieces of calls and of posted transfers, unacknowledged */
     uint32_t reads;              /* on their way */
@@ -147,97 +148,101 @@ struct pc_wire {
     int timer;
     uint64_t due;   /* when something has to be seen to, or 0 */
     uint64_t timed; /* when the timer expires */
-    struct pc_wire_state state;
+    struct pc_net_state state;
     pthread_mutex_t lock;
 };
 
 /* What descriptors stand for; smaller numbers are partners'. */
-#define PC_TIMER (UINT64_C(1) << 32)
-#define PC_BELL (UINT64_C(2) << 32)
-#define PC_ATTENTION (UINT64_C(3) << 32)
-#define PC_PORT (UINT64_C(4) << 32)     /* plus the rail */
-#define PC_MESSAGES (UINT64_C(5) << 32) /* plus the rail */
+#define PC_EVENT_TIMER (UINT64_C(1) << 32)
+#define PC_EVENT_WAKEUP (UINT64_C(2) << 32)
+#define PC_EVENT_ASYNC (UINT64_C(3) << 32)
+#define PC_EVENT_PORT (UINT64_C(4) << 32) /* plus the rail */
+#define PC_EVENT_CQ (UINT64_C(5) << 32)   /* plus the rail */
 
 /* events.c */
 /* Offers, goes on, gives up: what is due. Connects, which may take long, only with `join`. */
-void pc__tend(struct pc_wire *w, bool join);
-void pc__look(struct pc_wire *w); /* letters, events */
+void pc__handle_due(struct pc_net *w, bool join);
+void pc__handle_events(struct pc_net *w); /* letters, events */
 /* Gives the lock back, and sets the timer by what is due. */
-void pc__unlock_wire(struct pc_wire *w);
+void pc__net_unlock(struct pc_net *w);
 
 /* connection.c: the life of one queue pair. */
-int pc__path_offer(struct pc_wire *w, struct pc_path *path);
-void pc__path_offered(struct pc_wire *w, struct pc_path *path, uint32_t turn,
-                      const struct pc_end *theirs);
-void pc__path_answered(struct pc_wire *w, struct pc_path *path, uint32_t turn,
-                       const struct pc_end *theirs);
+int pc__connection_request(struct pc_net *w, struct pc_verbs_connection *path);
+void pc__connection_requested(struct pc_net *w, struct pc_verbs_connection *path, uint32_t turn,
+                              const struct pc_qp_info *theirs);
+void pc__connection_replied(struct pc_net *w, struct pc_verbs_connection *path, uint32_t turn,
+                            const struct pc_qp_info *theirs);
 /* CALLED: connects it. Where the peer's address must be found out first, and nobody answers, this
  * takes seconds; the lock is given back meanwhile. */
-void pc__path_join(struct pc_wire *w, struct pc_path *path);
-void pc__path_live(struct pc_wire *w, struct pc_path *path);
+void pc__connection_connect(struct pc_net *w, struct pc_verbs_connection *path);
+void pc__connection_up(struct pc_net *w, struct pc_verbs_connection *path);
 /* `why` NULL: that was told when it became doomed. */
-void pc__path_fail(struct pc_wire *w, struct pc_path *path, const char *why);
-void pc__path_fenced(struct pc_wire *w, struct pc_path *path, uint32_t turn,
-                     const struct pc_landed *landed);
+void pc__connection_fail(struct pc_net *w, struct pc_verbs_connection *path, const char *why);
+void pc__connection_fenced(struct pc_net *w, struct pc_verbs_connection *path, uint32_t turn,
+                           const struct pc_wireup_received *landed);
 /* FAILING: goes on when everything posted has come back. */
-void pc__path_settle(struct pc_wire *w, struct pc_path *path);
+void pc__connection_drain(struct pc_net *w, struct pc_verbs_connection *path);
 /* Fails it, and destroys its queue pair without waiting for what was posted: only after that does
  * the device touch nothing by it any more, as one in the state ERR may still end what it has begun.
  */
-void pc__path_withdraw(struct pc_wire *w, struct pc_path *path);
+void pc__connection_abort(struct pc_net *w, struct pc_verbs_connection *path);
 /* The partner has ended: the path as well, and what had not landed is lost. */
-void pc__path_end(struct pc_wire *w, struct pc_path *path, const struct pc_landed *landed);
+void pc__connection_close(struct pc_net *w, struct pc_verbs_connection *path,
+                          const struct pc_wireup_received *landed);
 /* What this rank has got of the partner's messages, and why it says so now. */
-void pc__landed(struct pc_wire *w, const struct pc_partner *partner, const char *why,
-                struct pc_landed *out);
-void pc__due(struct pc_wire *w, uint64_t when);
+void pc__received_so_far(struct pc_net *w, const struct pc_verbs_peer *partner, const char *why,
+                         struct pc_wireup_received *out);
+void pc__schedule(struct pc_net *w, uint64_t when);
 
 /* wr.c: what goes out by a path, and what comes back. */
-bool pc__has_room(const struct pc_path *path);
+bool pc__can_post(const struct pc_verbs_connection *path);
 /* OK, or the path has failed. `fifo` NULL: a probe. */
-int pc__post_message(struct pc_wire *w, struct pc_path *path, const struct pc_record *record);
-int pc__post_credit(struct pc_wire *w, struct pc_path *path, struct pc_fifo *f);
-int pc__post_receives(struct pc_wire *w, struct pc_path *path, uint32_t n);
+int pc__post_message(struct pc_net *w, struct pc_verbs_connection *path,
+                     const struct pc_send_op *record);
+int pc__post_credit(struct pc_net *w, struct pc_verbs_connection *path, struct pc_fifo *f);
+int pc__post_receives(struct pc_net *w, struct pc_verbs_connection *path, uint32_t n);
 /* Takes in all completions; true when messages or credit had come. */
-bool pc__reap(struct pc_wire *w);
+bool pc__poll_cq(struct pc_net *w);
 
-/* rndv.c: pc_remote's lend, borrow, borrowed and release. */
+/* rndv.c: pc_net_ops's lend, borrow, borrowed and release. */
 #define PC_BOUNCE_BYTES (UINT64_C(256) << 10)
-int pc__pull_lend(struct pc_wire *w, uint32_t peer, const void *at, uint64_t nbytes,
-                  struct pc_loan *loan, struct pc_pull **out);
-int pc__pull_borrow(struct pc_wire *w, uint32_t peer, void *into, uint64_t nbytes,
-                    const struct pc_loan *loan, struct pc_pull **out, struct pc_error *error);
-int pc__pull_borrowed(struct pc_wire *w, struct pc_pull *pull, struct pc_error *error);
-void pc__pull_release(struct pc_wire *w, struct pc_pull *pull, bool taken);
-void pc__pull_forget(struct pc_wire *w, const void *at, uint64_t nbytes);
+int pc__rndv_expose(struct pc_net *w, uint32_t peer, const void *at, uint64_t nbytes,
+                    struct pc_rkey *loan, struct pc_rndv **out);
+int pc__rndv_get(struct pc_net *w, uint32_t peer, void *into, uint64_t nbytes,
+                 const struct pc_rkey *loan, struct pc_rndv **out, struct pc_error *error);
+int pc__rndv_test(struct pc_net *w, struct pc_rndv *pull, struct pc_error *error);
+void pc__rndv_release(struct pc_net *w, struct pc_rndv *pull, bool taken);
+void pc__rndv_invalidate(struct pc_net *w, const void *at, uint64_t nbytes);
 /* The local key of where it reads to. */
-uint32_t pc__pull_key(const struct pc_pull *pull, uint32_t rail);
+uint32_t pc__rndv_lkey(const struct pc_rndv *pull, uint32_t rail);
 /* One of its reads is done. */
-void pc__pull_came(struct pc_wire *w, struct pc_pull *pull, uint64_t nbytes);
+void pc__rndv_read_done(struct pc_net *w, struct pc_rndv *pull, uint64_t nbytes);
 /* One never will be, and is not asked for again. */
-void pc__pull_drop(struct pc_wire *w, struct pc_pull *pull);
-void pc__pulls_close(struct pc_partner *partner);
+void pc__rndv_read_failed(struct pc_net *w, struct pc_rndv *pull);
+void pc__rndv_close_all(struct pc_verbs_peer *partner);
 
 /* peer.c: one remote peer. */
-int pc__partner_greet(struct pc_wire *w, struct pc_partner *partner, int fd);
-void pc__partner_read(struct pc_wire *w, struct pc_partner *partner);
+int pc__verbs_peer_wireup(struct pc_net *w, struct pc_verbs_peer *partner, int fd);
+void pc__verbs_peer_read(struct pc_net *w, struct pc_verbs_peer *partner);
 /* False when no path takes it now. A long message is cut over several. */
-bool pc__partner_send(struct pc_wire *w, struct pc_partner *partner,
-                      const struct pc_record *record);
-void pc__partner_queue(struct pc_wire *w, struct pc_partner *partner,
-                       const struct pc_record *record, bool first);
+bool pc__verbs_peer_send(struct pc_net *w, struct pc_verbs_peer *partner,
+                         const struct pc_send_op *record);
+void pc__verbs_peer_queue(struct pc_net *w, struct pc_verbs_peer *partner,
+                          const struct pc_send_op *record, bool first);
 /* Sends what is queued and the credit that is due; false when something is left. */
-bool pc__partner_flush(struct pc_wire *w, struct pc_partner *partner, bool all_credit);
-void pc__partner_dirty(struct pc_wire *w, struct pc_partner *partner);
+bool pc__verbs_peer_flush(struct pc_net *w, struct pc_verbs_peer *partner, bool all_credit);
+void pc__verbs_peer_dirty(struct pc_net *w, struct pc_verbs_peer *partner);
 /* Nothing more goes to it or comes from it. `landed` is what it said of what had come, or NULL. */
-void pc__partner_end(struct pc_wire *w, struct pc_partner *partner, int code, const char *why);
-void pc__partner_leave(struct pc_wire *w, struct pc_partner *partner, int code, const char *why,
-                       const struct pc_landed *landed);
-void pc__partner_close(struct pc_wire *w, struct pc_partner *partner);
+void pc__verbs_peer_fail(struct pc_net *w, struct pc_verbs_peer *partner, int code,
+                         const char *why);
+void pc__verbs_peer_leave(struct pc_net *w, struct pc_verbs_peer *partner, int code,
+                          const char *why, const struct pc_wireup_received *landed);
+void pc__verbs_peer_close(struct pc_net *w, struct pc_verbs_peer *partner);
 /* Counts a piece that is queued, or (by -1) one that is acknowledged or never will be. */
-void pc__partner_count(struct pc_wire *w, struct pc_partner *partner, const struct pc_fifo *f,
-                       int by);
+void pc__verbs_peer_count_pending(struct pc_net *w, struct pc_verbs_peer *partner,
+                                  const struct pc_fifo *f, int by);
 /* A message of this FIFO never can arrive. */
-void pc__partner_tear(struct pc_wire *w, struct pc_partner *partner, const struct pc_fifo *f);
+void pc__verbs_peer_mark_undeliverable(struct pc_net *w, struct pc_verbs_peer *partner,
+                                       const struct pc_fifo *f);
 #endif
 #endif

@@ -7,15 +7,16 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define PC_MAIL_BYTES (1u << 20) /* a peer that does not read has taken leave of its senses */
+#define PC_WIREUP_BACKLOG_BYTES \
+    (1u << 20) /* a peer that does not read has taken leave of its senses */
 
-void pc__mail_open(struct pc_mail *mail, int fd)
+void pc__wireup_open(struct pc_wireup *mail, int fd)
 {
     mail->fd = fd;
     mail->nin = 0;
 }
 
-void pc__mail_close(struct pc_mail *mail)
+void pc__wireup_close(struct pc_wireup *mail)
 {
     if (mail->fd >= 0)
         close(mail->fd);
@@ -25,14 +26,14 @@ void pc__mail_close(struct pc_mail *mail)
     mail->nout = mail->room = 0;
 }
 
-static bool reserve(struct pc_mail *mail, size_t nbytes)
+static bool reserve(struct pc_wireup *mail, size_t nbytes)
 {
     size_t room = mail->room ? mail->room : 4096;
     while (room < mail->nout + nbytes)
         room *= 2;
     if (room == mail->room)
         return true;
-    char *out = room > PC_MAIL_BYTES ? NULL : realloc(mail->out, room);
+    char *out = room > PC_WIREUP_BACKLOG_BYTES ? NULL : realloc(mail->out, room);
     if (out == NULL)
         return false;
     mail->out = out;
@@ -40,14 +41,14 @@ static bool reserve(struct pc_mail *mail, size_t nbytes)
     return true;
 }
 
-int pc__mail_write(struct pc_mail *mail, enum pc_letter_kind kind, uint32_t path, uint32_t turn,
-                   const void *body, size_t nbytes)
+int pc__wireup_write(struct pc_wireup *mail, enum pc_wireup_kind kind, uint32_t path, uint32_t turn,
+                     const void *body, size_t nbytes)
 {
-    struct pc_letter header = {.magic = PC_LETTER_MAGIC,
-                               .kind = (uint16_t)kind,
-                               .path = (uint16_t)path,
-                               .turn = turn,
-                               .nbytes = (uint32_t)nbytes};
+    struct pc_wireup_header header = {.magic = PC_WIREUP_MAGIC,
+                                      .kind = (uint16_t)kind,
+                                      .path = (uint16_t)path,
+                                      .turn = turn,
+                                      .nbytes = (uint32_t)nbytes};
     if (mail->fd < 0)
         return PC_LOST;
     if (!reserve(mail, sizeof header + nbytes))
@@ -55,10 +56,10 @@ int pc__mail_write(struct pc_mail *mail, enum pc_letter_kind kind, uint32_t path
     memcpy(mail->out + mail->nout, &header, sizeof header);
     memcpy(mail->out + mail->nout + sizeof header, body, nbytes);
     mail->nout += sizeof header + nbytes;
-    return pc__mail_flush(mail);
+    return pc__wireup_flush(mail);
 }
 
-int pc__mail_flush(struct pc_mail *mail)
+int pc__wireup_flush(struct pc_wireup *mail)
 {
     while (mail->nout != 0 && mail->fd >= 0) {
         ssize_t n = send(mail->fd, mail->out, mail->nout, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -76,18 +77,21 @@ int pc__mail_flush(struct pc_mail *mail)
     return mail->fd >= 0 ? PC_OK : PC_LOST;
 }
 
-static bool is_letter(const struct pc_letter *header)
+static bool is_letter(const struct pc_wireup_header *header)
 {
     static const size_t bytes[] = {
-        [PC_LETTER_HELLO] = sizeof(struct pc_hello), [PC_LETTER_OFFER] = sizeof(struct pc_end),
-        [PC_LETTER_ANSWER] = sizeof(struct pc_end),  [PC_LETTER_FENCED] = sizeof(struct pc_landed),
-        [PC_LETTER_BYE] = sizeof(struct pc_landed),  [PC_LETTER_WITHDRAWN] = 0,
+        [PC_WIREUP_HELLO] = sizeof(struct pc_wireup_hello),
+        [PC_WIREUP_REQUEST] = sizeof(struct pc_qp_info),
+        [PC_WIREUP_REPLY] = sizeof(struct pc_qp_info),
+        [PC_WIREUP_FENCED] = sizeof(struct pc_wireup_received),
+        [PC_WIREUP_CLOSE] = sizeof(struct pc_wireup_received),
+        [PC_WIREUP_ABORTED] = 0,
     };
-    return header->magic == PC_LETTER_MAGIC && header->kind >= PC_LETTER_HELLO
-           && header->kind <= PC_LETTER_WITHDRAWN && header->nbytes == bytes[header->kind];
+    return header->magic == PC_WIREUP_MAGIC && header->kind >= PC_WIREUP_HELLO
+           && header->kind <= PC_WIREUP_ABORTED && header->nbytes == bytes[header->kind];
 }
 
-int pc__mail_read(struct pc_mail *mail)
+int pc__wireup_read(struct pc_wireup *mail)
 {
     char *in = (char *)&mail->in;
     size_t want = sizeof mail->in.header;

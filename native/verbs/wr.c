@@ -7,14 +7,14 @@
 /* An immediate: the channel and what it tells of it. The low bits of the credit come with all but
  * pieces, which say which of how many they are, of the message on which line. */
 #define PC_IMM_CHANNEL 29
-#define PC_IMM_NEWS 27
-#define PC_IMM_PIECES 24 /* less one */
-#define PC_IMM_PIECE 21
+#define PC_IMM_KIND 27
+#define PC_IMM_FRAGS 24 /* less one */
+#define PC_IMM_FRAG 21
 #define PC_IMM_LINE 16
-#define PC_IMM_CREDIT ((UINT32_C(1) << PC_IMM_NEWS) - 1)
+#define PC_IMM_CREDIT ((UINT32_C(1) << PC_IMM_KIND) - 1)
 #define PC_CHANNEL_PROBE 7u
 _Static_assert(PC_EDGE_CHANNELS <= PC_CHANNEL_PROBE, "a channel fits its bits");
-_Static_assert(PC_LINES <= 32 && PC_MAX_PIECES <= 8, "so do a line and a piece");
+_Static_assert(PC_LINES <= 32 && PC_MAX_FRAGS <= 8, "so do a line and a piece");
 
 enum news { CREDIT, MESSAGE, PIECE };
 
@@ -22,46 +22,47 @@ enum news { CREDIT, MESSAGE, PIECE };
  * its queue pair has gone; the turn tells. */
 enum request { RECEIVE, DATA, LAST };
 
-static uint64_t number_of(const struct pc_path *path, uint32_t record, enum request kind)
+static uint64_t number_of(const struct pc_verbs_connection *path, uint32_t record,
+                          enum request kind)
 {
     return (uint64_t)path->partner->rank << 48 | (uint64_t)path->index << 40
            | (uint64_t)(path->turn & 0xffff) << 24 | (uint64_t)(record & 0xffff) << 8 | kind;
 }
 
-bool pc__has_room(const struct pc_path *path)
+bool pc__can_post(const struct pc_verbs_connection *path)
 {
-    return path->state == PC_PATH_LIVE && path->tail - path->head < PC_PATH_RECORDS
-           && path->requests + 2 <= PC_PATH_SENDS;
+    return path->state == PC_CONNECTION_UP && path->tail - path->head < PC_CONNECTION_SEND_OPS
+           && path->requests + 2 <= PC_CONNECTION_SEND_WRS;
 }
 
 static uint32_t immediate(uint32_t channel, enum news news, uint64_t credit)
 {
-    return channel << PC_IMM_CHANNEL | (uint32_t)news << PC_IMM_NEWS
+    return channel << PC_IMM_CHANNEL | (uint32_t)news << PC_IMM_KIND
            | ((uint32_t)credit & PC_IMM_CREDIT);
 }
 
-static uint32_t immediate_of(const struct pc_record *record)
+static uint32_t immediate_of(const struct pc_send_op *record)
 {
     const struct pc_fifo *f = record->fifo;
     if (f == NULL)
         return immediate(PC_CHANNEL_PROBE, CREDIT, 0);
     if (record->pieces == 1)
         return immediate(f->channel, MESSAGE, f->consumed);
-    return immediate(f->channel, PIECE, 0) | (record->pieces - 1u) << PC_IMM_PIECES
-           | (uint32_t)record->piece << PC_IMM_PIECE
+    return immediate(f->channel, PIECE, 0) | (record->pieces - 1u) << PC_IMM_FRAGS
+           | (uint32_t)record->piece << PC_IMM_FRAG
            | ((uint32_t)record->number & (PC_LINES - 1)) << PC_IMM_LINE;
 }
 
-static int post(struct pc_wire *w, struct pc_path *path, struct ibv_send_wr *requests,
-                const struct pc_record *record)
+static int post(struct pc_net *w, struct pc_verbs_connection *path, struct ibv_send_wr *requests,
+                const struct pc_send_op *record)
 {
     struct ibv_send_wr *bad;
     int error = ibv_post_send(path->qp, requests, &bad);
     if (error != 0) {
-        pc__path_fail(w, path, strerror(error));
+        pc__connection_fail(w, path, strerror(error));
         return PC_LOST;
     }
-    path->records[path->tail++ % PC_PATH_RECORDS] = *record;
+    path->records[path->tail++ % PC_CONNECTION_SEND_OPS] = *record;
     w->flying++;
     path->requests += record->requests;
     path->bytes += record->nbytes + PC_LINE_BYTES;
@@ -70,11 +71,11 @@ static int post(struct pc_wire *w, struct pc_path *path, struct ibv_send_wr *req
 }
 
 /* The data, if they do not lie in the line: into the peer's slot. */
-static bool describe_data(const struct pc_wire *w, const struct pc_path *path,
-                          const struct pc_record *record, struct ibv_sge *span,
+static bool describe_data(const struct pc_net *w, const struct pc_verbs_connection *path,
+                          const struct pc_send_op *record, struct ibv_sge *span,
                           struct ibv_send_wr *request)
 {
-    const struct pc_partner *partner = path->partner;
+    const struct pc_verbs_peer *partner = path->partner;
     const char *line = (const char *)&record->fifo->out_lines[record->number & (PC_LINES - 1)];
     const char *slots = w->comm->fifos[(size_t)partner->rank * PC_EDGE_CHANNELS].out_data;
     if (record->nbytes == 0 || (record->data >= line && record->data < line + PC_LINE_BYTES))
@@ -95,11 +96,11 @@ static bool describe_data(const struct pc_wire *w, const struct pc_path *path,
 
 /* The line: with its count, which says that all is there; or without, when pieces go by several
  * paths, and the peer counts them. */
-static void describe_line(const struct pc_wire *w, const struct pc_path *path,
-                          const struct pc_record *record, struct ibv_sge *span,
+static void describe_line(const struct pc_net *w, const struct pc_verbs_connection *path,
+                          const struct pc_send_op *record, struct ibv_sge *span,
                           struct ibv_send_wr *request)
 {
-    const struct pc_partner *partner = path->partner;
+    const struct pc_verbs_peer *partner = path->partner;
     const struct pc_line *lines
         = w->comm->fifos[(size_t)partner->rank * PC_EDGE_CHANNELS].out_lines;
     *request = (struct ibv_send_wr){.wr_id = number_of(path, path->tail, LAST),
@@ -120,12 +121,13 @@ static void describe_line(const struct pc_wire *w, const struct pc_path *path,
     request->wr.rdma.remote_addr += (uint64_t)((const char *)line - (const char *)lines);
 }
 
-static int post_read(struct pc_wire *w, struct pc_path *path, const struct pc_record *record)
+static int post_read(struct pc_net *w, struct pc_verbs_connection *path,
+                     const struct pc_send_op *record)
 {
-    struct pc_record sent = *record;
+    struct pc_send_op sent = *record;
     struct ibv_sge span = {.addr = (uintptr_t)record->data,
                            .length = (uint32_t)record->nbytes,
-                           .lkey = pc__pull_key(record->pull, path->rail)};
+                           .lkey = pc__rndv_lkey(record->pull, path->rail)};
     struct ibv_send_wr request = {.wr_id = number_of(path, path->tail, LAST),
                                   .opcode = IBV_WR_RDMA_READ,
                                   .send_flags = IBV_SEND_SIGNALED,
@@ -137,9 +139,10 @@ static int post_read(struct pc_wire *w, struct pc_path *path, const struct pc_re
     return post(w, path, &request, &sent);
 }
 
-int pc__post_message(struct pc_wire *w, struct pc_path *path, const struct pc_record *record)
+int pc__post_message(struct pc_net *w, struct pc_verbs_connection *path,
+                     const struct pc_send_op *record)
 {
-    struct pc_record sent = *record;
+    struct pc_send_op sent = *record;
     struct pc_fifo *f = record->fifo;
     struct ibv_sge spans[2];
     struct ibv_send_wr data = {0}, last, *first = &last;
@@ -169,10 +172,10 @@ int pc__post_message(struct pc_wire *w, struct pc_path *path, const struct pc_re
     return rc;
 }
 
-int pc__post_credit(struct pc_wire *w, struct pc_path *path, struct pc_fifo *f)
+int pc__post_credit(struct pc_net *w, struct pc_verbs_connection *path, struct pc_fifo *f)
 {
-    const struct pc_hello *hello = &path->partner->hello;
-    struct pc_record record = {.requests = 1, .pieces = 1};
+    const struct pc_wireup_hello *hello = &path->partner->hello;
+    struct pc_send_op record = {.requests = 1, .pieces = 1};
     struct ibv_send_wr request = {.wr_id = number_of(path, path->tail, LAST),
                                   .opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
                                   .send_flags = IBV_SEND_SIGNALED | IBV_SEND_SOLICITED,
@@ -185,17 +188,17 @@ int pc__post_credit(struct pc_wire *w, struct pc_path *path, struct pc_fifo *f)
     return rc;
 }
 
-int pc__post_receives(struct pc_wire *w, struct pc_path *path, uint32_t n)
+int pc__post_receives(struct pc_net *w, struct pc_verbs_connection *path, uint32_t n)
 {
-    struct ibv_recv_wr requests[PC_REPOST], *bad;
+    struct ibv_recv_wr requests[PC_REPOST_BATCH], *bad;
     for (uint32_t posted = 0; posted < n;) {
-        uint32_t k = n - posted < PC_REPOST ? n - posted : PC_REPOST;
+        uint32_t k = n - posted < PC_REPOST_BATCH ? n - posted : PC_REPOST_BATCH;
         for (uint32_t i = 0; i < k; i++)
             requests[i] = (struct ibv_recv_wr){.wr_id = number_of(path, 0, RECEIVE),
                                                .next = i + 1 < k ? &requests[i + 1] : NULL};
         int error = ibv_post_recv(path->qp, requests, &bad);
         if (error != 0) {
-            pc__path_fail(w, path, strerror(error));
+            pc__connection_fail(w, path, strerror(error));
             return PC_LOST;
         }
         path->receives += k;
@@ -205,7 +208,7 @@ int pc__post_receives(struct pc_wire *w, struct pc_path *path, uint32_t n)
 }
 
 /* The peer has said how much it has consumed; of several paths, an older word may come late. */
-static void take_credit(struct pc_wire *w, struct pc_partner *partner, struct pc_fifo *f,
+static void take_credit(struct pc_net *w, struct pc_verbs_peer *partner, struct pc_fifo *f,
                         uint32_t said)
 {
     uint64_t known = pc__count(f->out_credit);
@@ -213,7 +216,7 @@ static void take_credit(struct pc_wire *w, struct pc_partner *partner, struct pc
     if (more > PC_IMM_CREDIT / 2)
         return;
     if (known + more > f->put) {
-        pc__partner_end(w, partner, PC_LOST, "it gave back more messages than were sent");
+        pc__verbs_peer_fail(w, partner, PC_LOST, "it gave back more messages than were sent");
         return;
     }
     pc__raise(f->out_credit, known + more); /* who sleeps is woken by whoever reaped */
@@ -221,10 +224,10 @@ static void take_credit(struct pc_wire *w, struct pc_partner *partner, struct pc
 
 /* A piece has come; true when that makes the message whole. What a path has brought is in memory
  * when its completion is seen, and only then is the count raised, here. */
-static bool take_piece(struct pc_partner *partner, struct pc_fifo *f, uint32_t imm)
+static bool take_piece(struct pc_verbs_peer *partner, struct pc_fifo *f, uint32_t imm)
 {
     uint32_t number = imm >> PC_IMM_LINE & (PC_LINES - 1);
-    uint32_t pieces = (imm >> PC_IMM_PIECES & 7) + 1, piece = imm >> PC_IMM_PIECE & 7;
+    uint32_t pieces = (imm >> PC_IMM_FRAGS & 7) + 1, piece = imm >> PC_IMM_FRAG & 7;
     uint8_t *come = &partner->come[f->channel * PC_LINES + number];
     *come |= (uint8_t)(1u << piece);
     if (*come != (1u << pieces) - 1)
@@ -236,11 +239,11 @@ static bool take_piece(struct pc_partner *partner, struct pc_fifo *f, uint32_t i
     return true;
 }
 
-static void receive(struct pc_wire *w, struct pc_path *path, uint32_t imm)
+static void receive(struct pc_net *w, struct pc_verbs_connection *path, uint32_t imm)
 {
-    struct pc_partner *partner = path->partner;
-    uint32_t channel = imm >> PC_IMM_CHANNEL, news = imm >> PC_IMM_NEWS & 3;
-    pc__path_live(w, path);
+    struct pc_verbs_peer *partner = path->partner;
+    uint32_t channel = imm >> PC_IMM_CHANNEL, news = imm >> PC_IMM_KIND & 3;
+    pc__connection_up(w, path);
     if (channel < PC_EDGE_CHANNELS) {
         struct pc_fifo *f = &w->comm->fifos[(size_t)partner->rank * PC_EDGE_CHANNELS + channel];
         if (news == MESSAGE || (news == PIECE && take_piece(partner, f, imm))) {
@@ -248,25 +251,26 @@ static void receive(struct pc_wire *w, struct pc_path *path, uint32_t imm)
         if (news != PIECE)
             take_credit(w, partner, f, imm & PC_IMM_CREDIT);
     }
-    if (++path->spent >= PC_REPOST && path->qp != NULL && path->state <= PC_PATH_LIVE) {
-        path->spent -= PC_REPOST;
-        pc__post_receives(w, path, PC_REPOST);
+    if (++path->spent >= PC_REPOST_BATCH && path->qp != NULL && path->state <= PC_CONNECTION_UP) {
+        path->spent -= PC_REPOST_BATCH;
+        pc__post_receives(w, path, PC_REPOST_BATCH);
     }
 }
 
 /* True when somebody may wait for just that. */
-static bool acknowledge(struct pc_wire *w, struct pc_path *path)
+static bool acknowledge(struct pc_net *w, struct pc_verbs_connection *path)
 {
     /* A copy: what follows may post more. */
-    const struct pc_record done = path->records[path->head++ % PC_PATH_RECORDS], *record = &done;
+    const struct pc_send_op done = path->records[path->head++ % PC_CONNECTION_SEND_OPS],
+                            *record = &done;
     w->flying--;
     path->requests -= record->requests;
     path->bytes -= record->nbytes + PC_LINE_BYTES;
     if (record->pull != NULL)
-        pc__pull_came(w, record->pull, record->nbytes);
+        pc__rndv_read_done(w, record->pull, record->nbytes);
     else if (record->fifo != NULL)
-        pc__partner_count(w, path->partner, record->fifo, -1);
-    pc__path_live(w, path);
+        pc__verbs_peer_count_pending(w, path->partner, record->fifo, -1);
+    pc__connection_up(w, path);
     return done.pull != NULL
            || (done.fifo != NULL && path->partner->unacknowledged[done.fifo->channel] == 0);
 }
@@ -279,21 +283,21 @@ static bool refused(enum ibv_wc_status status)
            || status == IBV_WC_LOC_LEN_ERR;
 }
 
-static void failed(struct pc_wire *w, struct pc_path *path, const struct ibv_wc *wc)
+static void failed(struct pc_net *w, struct pc_verbs_connection *path, const struct ibv_wc *wc)
 {
     uint64_t last = number_of(path, path->tail - 1, LAST);
-    if (wc->status != IBV_WC_WR_FLUSH_ERR || path->state < PC_PATH_FAILING)
-        pc__path_fail(w, path, pc__ib.wc_status_str(wc->status));
+    if (wc->status != IBV_WC_WR_FLUSH_ERR || path->state < PC_CONNECTION_DRAINING)
+        pc__connection_fail(w, path, pc__ib.wc_status_str(wc->status));
     path->flushed = path->flushed || wc->wr_id == last;
     if (refused(wc->status))
-        pc__partner_end(w, path->partner, PC_LOST, pc__ib.wc_status_str(wc->status));
+        pc__verbs_peer_fail(w, path->partner, PC_LOST, pc__ib.wc_status_str(wc->status));
 }
 
-static bool complete(struct pc_wire *w, const struct ibv_wc *wc)
+static bool complete(struct pc_net *w, const struct ibv_wc *wc)
 {
     uint32_t rank = (uint32_t)(wc->wr_id >> 48), index = wc->wr_id >> 40 & 0xff;
-    struct pc_partner *partner = &w->partners[rank];
-    struct pc_path *path = &partner->paths[index];
+    struct pc_verbs_peer *partner = &w->partners[rank];
+    struct pc_verbs_connection *path = &partner->paths[index];
     if (path->qp == NULL || (path->turn & 0xffff) != (wc->wr_id >> 24 & 0xffff))
         return false; /* of a queue pair that is no more */
     bool receives = (wc->wr_id & 0xff) == RECEIVE, news = false;
@@ -307,12 +311,12 @@ static bool complete(struct pc_wire *w, const struct ibv_wc *wc)
     } else {
         news = acknowledge(w, path);
     }
-    if (path->state == PC_PATH_FAILING)
-        pc__path_settle(w, path);
+    if (path->state == PC_CONNECTION_DRAINING)
+        pc__connection_drain(w, path);
     return news;
 }
 
-bool pc__reap(struct pc_wire *w)
+bool pc__poll_cq(struct pc_net *w)
 {
     struct ibv_wc done[16];
     bool came = false;
@@ -331,7 +335,7 @@ bool pc__reap(struct pc_wire *w)
         /* A thread that is about to sleep has read the doorbell before it looked. */
         atomic_fetch_add(&((struct pc_arena *)w->comm->arena)->doorbell, 1);
         if (atomic_load(&w->comm->dozing))
-            pc__ring(w->comm, w->comm->options.rank);
+            pc__wakeup_signal(w->comm, w->comm->options.rank);
     }
     return came;
 }

@@ -10,10 +10,10 @@
  *   pc__leads(call)             this thread does what is done once
  *   pc__meet(call, i)           before a line; false: the call is over
  *   pc__over(call)              after a line: all threads know that the call is over
- *   pc__await(call, channel, i) at a WAIT; false: there are better things to do than to wait here
- *   pc__count(line), pc__count_local(token)                           a count, acquired
+ *   pc__wait_here(call, channel, i) at a WAIT; false: there are better things to do than to wait
+ * here pc__count(line), pc__count_local(token)                           a count, acquired
  *   pc__signal(call, line, count, peer), pc__signal_local(token, n)   raise a count, released
- *   pc__in_packets(call)           messages lie in packets; pc__packet_slot(): where
+ *   pc__uses_ll(call)           messages lie in packets; pc__ll_slot(): where
  *   pc__complete(call, fifo)    message fifo->sent has all its packets
  *   pc__taken(call, channel, i) before message fifo->received is given back; false: do not
  *   pc__put(call, channel, i)   a remote peer is to get a message or a credit; a code ends the call
@@ -24,17 +24,17 @@
  *   pc_skip, pc__skip(call, tile), pc__skipped(call, skip)   bytes of each chunk in earlier tiles,
  *                               kept as the target likes it
  *   PC_ROLLED                   before a loop that runs seldom more than once or twice
- *   pc__manner(...), pc__manner_end(...)   around a REDUCE_COPY: how to store
+ *   pc__store_mode(...), pc__store_mode_end(...)   around a REDUCE_COPY: how to store
  *   pc__move(...)               one piece of each operand, by all threads */
 #ifndef PC_INTERPRETER_H
 #define PC_INTERPRETER_H
 #include "vm/operands.h"
 
 /* Whether a WAIT would pass now; if not, which count it needs to reach what. */
-PC_ROUTINE bool pc__passes(PC_CALL *call, const struct pc_code_line *i, struct pc_line **line,
+PC_ROUTINE bool pc__passes(PC_CALL *call, const struct pc_vm_instruction *i, struct pc_line **line,
                            uint64_t *want)
 {
-    switch ((enum pc_step)i->step) {
+    switch ((enum pc_vm_step)i->step) {
     case PC_STEP_WAIT_CREDIT: {
         struct pc_fifo *f = i->at.fifo;
         uint32_t depth = call->terms->depth;
@@ -75,10 +75,10 @@ PC_ROUTINE bool pc__passes(PC_CALL *call, const struct pc_code_line *i, struct p
 }
 
 PC_ROUTINE void pc__reduce_copy(PC_CALL *call, const struct pc_channel *channel,
-                                const struct pc_code_line *i)
+                                const struct pc_vm_instruction *i)
 {
     const struct pc_terms *terms = call->terms;
-    const struct pc_place *places = i->at.places;
+    const struct pc_vm_operand *places = i->at.places;
     uint32_t first = places[0].chunk, width = places[0].nchunks;
     pc_skip skip = pc__skip(call, channel->tile);
     pc_size total = 0;
@@ -89,34 +89,34 @@ PC_ROUTINE void pc__reduce_copy(PC_CALL *call, const struct pc_channel *channel,
     } else {
         PC_ROLLED
         for (uint32_t k = 0; k < width; k++)
-            total += pc__piece(call, skip, first + k);
+            total += pc__tile_bytes(call, skip, first + k);
     }
     if (total == 0)
         return;
-    struct pc_manner manner;
-    pc__manner(call, i, total, &manner);
+    struct pc_store_mode manner;
+    pc__store_mode(call, i, total, &manner);
     pc_size packed = 0, nbytes = total;
     PC_ROLLED
     for (uint32_t k = 0; k < width; k++) {
         if (width > 1)
-            nbytes = pc__piece(call, skip, first + k);
+            nbytes = pc__tile_bytes(call, skip, first + k);
         if (nbytes == 0)
             continue;
         pc__move(call, i, k, skip, packed, total, nbytes, &manner);
-        packed += pc__in_packets(call) ? (nbytes + 3) & ~(pc_size)3 : nbytes;
+        packed += pc__uses_ll(call) ? (nbytes + 3) & ~(pc_size)3 : nbytes;
     }
-    pc__manner_end(i, total, &manner);
+    pc__store_mode_end(i, total, &manner);
 }
 
 /* Runs a channel until it waits, has finished a tile, or is done. Returns 1 when it moved, 0 when
  * it still waits, or a code. */
 PC_ROUTINE int pc__step(PC_CALL *call, struct pc_channel *channel)
 {
-    const struct pc_code_line *i = channel->pc, *from = i;
+    const struct pc_vm_instruction *i = channel->pc, *from = i;
     for (;; i++) {
         if (!pc__meet(call, i))
             return PC_BROKEN;
-        switch ((enum pc_step)i->step) {
+        switch ((enum pc_vm_step)i->step) {
         case PC_STEP_REDUCE_COPY:
             pc__reduce_copy(call, channel, i);
             if (pc__over(call))
@@ -125,7 +125,7 @@ PC_ROUTINE int pc__step(PC_CALL *call, struct pc_channel *channel)
         case PC_STEP_FILL:
             if (pc__leads(call)) {
                 struct pc_fifo *f = i->at.fifo;
-                if (pc__in_packets(call)) {
+                if (pc__uses_ll(call)) {
                     pc__complete(call, f);
                     f->sent++;
                     break;
@@ -165,13 +165,13 @@ PC_ROUTINE int pc__step(PC_CALL *call, struct pc_channel *channel)
         case PC_STEP_WAIT_MESSAGE:
         case PC_STEP_WAIT_LOCAL:
         case PC_STEP_WAIT_DONE:
-            if (!pc__await(call, channel, i)) {
+            if (!pc__wait_here(call, channel, i)) {
                 channel->pc = i;
                 return i != from;
             }
             if (!pc__leads(call))
                 break;
-            if (i->step == PC_STEP_WAIT_MESSAGE && !pc__in_packets(call)
+            if (i->step == PC_STEP_WAIT_MESSAGE && !pc__uses_ll(call)
                 && pc__signature(channel, i) != call->terms->signature) {
                 int rc = pc__mismatch(call, channel, i);
                 if (rc != PC_OK) {

@@ -1,13 +1,13 @@
 /* Where the operands of an instruction lie. C11 and CUDA C++; part of the interpreter, whose
  * targets give PC_ROUTINE, PC_CALL, pc__in and the like; see interpreter.h. */
-#ifndef PC_ADDRESS_H
-#define PC_ADDRESS_H
+#ifndef PC_OPERANDS_H
+#define PC_OPERANDS_H
 #include "vm/vm.h"
 
 /* Where the bytes of an operand begin. `skip` tells what earlier tiles held of the chunk, `packed`
  * is the offset in a slot; a slot of at most PC_INLINE_BYTES in all lies in its count's line. */
-PC_ROUTINE char *pc__address(PC_CALL *call, const struct pc_place *p, uint32_t piece, pc_skip skip,
-                             pc_size packed, pc_size total)
+PC_ROUTINE char *pc__address(PC_CALL *call, const struct pc_vm_operand *p, uint32_t piece,
+                             pc_skip skip, pc_size packed, pc_size total)
 {
     const struct pc_terms *terms = call->terms;
     uint32_t place = p->place + piece;
@@ -27,8 +27,8 @@ PC_ROUTINE char *pc__address(PC_CALL *call, const struct pc_place *p, uint32_t p
     }
     struct pc_fifo *f = p->fifo;
     uint64_t n = p->receiving ? f->received : f->sent;
-    if (pc__in_packets(call))
-        return pc__packet_slot(call, f, p->receiving, n) + 2 * packed;
+    if (pc__uses_ll(call))
+        return pc__ll_slot(call, f, p->receiving, n) + 2 * packed;
     if (total <= PC_INLINE_BYTES)
         return (char *)(p->receiving ? f->in_lines : f->out_lines)[n & (PC_LINES - 1)].bytes
                + packed;
@@ -37,7 +37,7 @@ PC_ROUTINE char *pc__address(PC_CALL *call, const struct pc_place *p, uint32_t p
 }
 
 /* How many bytes of chunk c belong to the tile. */
-PC_ROUTINE pc_size pc__piece(const PC_CALL *call, pc_skip skip, uint32_t c)
+PC_ROUTINE pc_size pc__tile_bytes(const PC_CALL *call, pc_skip skip, uint32_t c)
 {
     uint64_t from = pc__skipped(call, skip), nbytes = call->terms->chunks[c].nbytes;
     uint32_t size = call->terms->tile;
@@ -47,13 +47,14 @@ PC_ROUTINE pc_size pc__piece(const PC_CALL *call, pc_skip skip, uint32_t c)
 }
 
 /* The bytes of a range in a tile: as long as a message of it is. */
-PC_ROUTINE pc_size pc__message_bytes(const PC_CALL *call, pc_tile tile, const struct pc_place *p)
+PC_ROUTINE pc_size pc__message_bytes(const PC_CALL *call, pc_tile tile,
+                                     const struct pc_vm_operand *p)
 {
     pc_skip skip = pc__skip(call, tile);
     pc_size total = 0;
     PC_ROLLED
     for (uint32_t k = 0; k < p->nchunks; k++)
-        total += pc__piece(call, skip, p->chunk + k);
+        total += pc__tile_bytes(call, skip, p->chunk + k);
     return total;
 }
 #endif

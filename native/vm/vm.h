@@ -2,8 +2,8 @@
  *
  * C11 and CUDA C++, which has neither headers of the system nor <stdatomic.h>; the layouts agree,
  * since the host writes them and a GPU reads them. */
-#ifndef PC_MACHINE_H
-#define PC_MACHINE_H
+#ifndef PC_VM_H
+#define PC_VM_H
 #if defined(__CUDACC_RTC__)
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
@@ -92,7 +92,7 @@ struct pc_token {
 };
 
 /* An instruction as the interpreter likes it: the edge resolved, the opcode split by its kind. */
-enum pc_step {
+enum pc_vm_step {
     PC_STEP_END,
     PC_STEP_REDUCE_COPY,
     PC_STEP_FILL,        /* SIGNAL, sending end of a FIFO */
@@ -116,8 +116,8 @@ enum pc_step {
 
 struct pc_probe;
 
-struct pc_code_line {
-    uint8_t step; /* enum pc_step */
+struct pc_vm_instruction {
+    uint8_t step; /* enum pc_vm_step */
     uint8_t flags;
     uint8_t nsrc;
     uint8_t ndst;
@@ -126,13 +126,13 @@ struct pc_code_line {
     union {
         struct pc_fifo *fifo;
         struct pc_token *token;
-        const struct pc_place *places; /* REDUCE_COPY: sources, then destinations;
+        const struct pc_vm_operand *places; /* REDUCE_COPY: sources, then destinations;
                                           PUT_MESSAGE: the slot as it was filled */
     } at;
 };
 
 /* An operand; all operands of one instruction name the same chunks. */
-struct pc_place {
+struct pc_vm_operand {
     uint8_t space; /* enum pc_space */
     uint32_t place;
     uint32_t chunk;
@@ -149,7 +149,7 @@ struct pc_chunk { /* where it lies in the message, and its length */
 
 /* A Program bound to a plan, in one form: what all its calls have in common. */
 struct pc_terms {
-    const struct pc_code_line *code;
+    const struct pc_vm_instruction *code;
     const struct pc_chunk *chunks;
     char *scratch;
     uint64_t signature;
@@ -166,7 +166,7 @@ struct pc_terms {
 };
 
 struct pc_channel {
-    const struct pc_code_line *pc;
+    const struct pc_vm_instruction *pc;
     pc_tile tile;
     bool finished;
     /* Where it waits, when it does. */

@@ -80,21 +80,21 @@ BUSY: int = _lib.PC_BUSY
 BROKEN: int = _lib.PC_BROKEN
 LOST: int = _lib.PC_LOST
 UNMAPPABLE: int = _lib.PC_UNMAPPABLE
-IDLE: int = _lib.PC_BOARD_IDLE
-CALLING: int = _lib.PC_BOARD_CALLING
+IDLE: int = _lib.PC_STATUS_IDLE
+CALLING: int = _lib.PC_STATUS_CALLING
 TRANSFER: int = _lib.PC_CAUSE_TRANSFER  #: `Error.cause` where a transfer failed
 REFUSED_MESSAGE = "a message that was refused"  #: in texts about transfers, see edge_queue.c
 REFUSED: int = _lib.PC_REFUSED  #: signature on the board of a call that was refused
 FORGOTTEN: int = _lib.PC_FORGOTTEN  #: of a call, made or refused, that is on the board no more
-BOARD_CALLS: int = _lib.PC_BOARD_CALLS  #: how many of its last calls a board knows
-CLOSED: int = _lib.PC_BOARD_CLOSED
+BOARD_CALLS: int = _lib.PC_STATUS_CALLS  #: how many of its last calls a board knows
+CLOSED: int = _lib.PC_STATUS_CLOSED
 
 #: Rails of a rank at most.
 MAX_RAILS: int = _lib.PC_MAX_RAILS
 #: An address blob is smaller than this.
 ADDRESS_CAPACITY = 1024
 #: Bytes of a board's text without its closing zero.
-BOARD_TEXT: int = ffi.sizeof(ffi.new("struct pc_board *").text) - 1
+BOARD_TEXT: int = ffi.sizeof(ffi.new("struct pc_status *").text) - 1
 _ERROR_TEXT: int = ffi.sizeof(ffi.new("struct pc_error *").text) - 1
 
 
@@ -340,18 +340,18 @@ def comm_rails(comm: Any, fabric: Fabric, rails: Sequence[Rail], patience: float
 
 def comm_attention(comm: Any) -> int:
     """Return a descriptor that is readable when `comm_attend` has work, or -1: it never has."""
-    return int(_lib.pc_comm_attention(comm))
+    return int(_lib.pc_comm_event_fd(comm))
 
 
 def comm_attend(comm: Any) -> None:
     """See to what reaches remote peers; any thread may, while another is inside a call."""
-    check(_lib.pc_comm_attend(comm), None, "attending to RDMA")
+    check(_lib.pc_comm_handle_events(comm), None, "attending to RDMA")
 
 
 def comm_wire_state(comm: Any) -> WireState:
     """Return what state the way to remote peers is in."""
-    s = ffi.new("struct pc_wire_state *")
-    check(_lib.pc_comm_wire_state(comm, s), comm, "state of the way to remote ranks")
+    s = ffi.new("struct pc_net_state *")
+    check(_lib.pc_comm_net_state(comm, s), comm, "state of the way to remote ranks")
     fields = {name: getattr(s, name) for name in WireState._fields}
     return WireState(**(fields | {"bytes": tuple(s.bytes)}))
 
@@ -363,17 +363,17 @@ def comm_adopt(comm: Any, peer: int, fd: int) -> None:
 
 def comm_links(comm: Any, peer: int) -> int:
     """Return how many sockets to a remote peer live; any thread may ask."""
-    return check(_lib.pc_comm_links(comm, peer), None, f"sockets to rank {peer}")
+    return check(_lib.pc_comm_connections(comm, peer), None, f"sockets to rank {peer}")
 
 
 def comm_poll(comm: Any) -> int:
     """Serve peers that connect; return how many were served."""
-    return check(_lib.pc_comm_poll(comm), comm, "serving a peer that connects")
+    return check(_lib.pc_comm_accept(comm), comm, "serving a peer that connects")
 
 
 def comm_wakeup(comm: Any) -> int:
     """Return a file descriptor that is readable when `comm_poll` has work."""
-    return check(_lib.pc_comm_wakeup(comm), comm, "descriptor of connecting")
+    return check(_lib.pc_comm_connect_fd(comm), comm, "descriptor of connecting")
 
 
 def comm_sealed(comm: Any) -> None:
@@ -409,12 +409,12 @@ def comm_entered(comm: Any) -> int:
 
 def comm_places(comm: Any) -> int:
     """Return how many calls and messages of this rank have taken their places."""
-    return int(_lib.pc_comm_places(comm))
+    return int(_lib.pc_comm_op_count(comm))
 
 
 def comm_places_before(comm: Any) -> int:
     """Return how many had when the present call came in, as `fastcall` noted."""
-    return int(_lib.pc_comm_places_before(comm))
+    return int(_lib.pc_comm_op_count_before(comm))
 
 
 def comm_follow(comm: Any, leader: Any) -> None:
@@ -424,7 +424,7 @@ def comm_follow(comm: Any, leader: Any) -> None:
 
 def comm_forget_places(comm: Any, places: int) -> None:
     """Count only so many places: what took those behind them was no call of the user's."""
-    _lib.pc_comm_forget_places(comm, places)
+    _lib.pc_comm_uncount_ops(comm, places)
 
 
 def comm_calls(comm: Any) -> int:
@@ -588,7 +588,7 @@ def work_wait(work: Any, seconds: float) -> int:
 
 
 def _messages(messages: Sequence[Message]) -> Any:
-    found = ffi.new("struct pc_message[]", len(messages))
+    found = ffi.new("struct pc_p2p_op[]", len(messages))
     for m, (address, nbytes, peer, sending, dtype) in zip(found, messages, strict=True):
         m.at, m.nbytes, m.peer, m.dtype = ffi.cast("void *", address), nbytes, peer, dtype
         m.direction = _lib.PC_DIRECTION_SEND if sending else _lib.PC_DIRECTION_RECV
@@ -626,7 +626,7 @@ def pairwise_submit(
 
 def board_describe(comm: Any, text: str) -> None:
     """Say on this rank's board what its present call is."""
-    _lib.pc_board_describe(comm, _bytes(text, BOARD_TEXT))
+    _lib.pc_status_describe(comm, _bytes(text, BOARD_TEXT))
 
 
 def board_call(comm: Any, peer: int, number: int) -> int:
@@ -634,12 +634,12 @@ def board_call(comm: Any, peer: int, number: int) -> int:
 
     0 if it has not come to that call, or is remote.
     """
-    return int(_lib.pc_board_call(comm, peer, number))
+    return int(_lib.pc_status_call(comm, peer, number))
 
 
 def board_read(comm: Any, peer: int) -> Board:
     """Read a rank's board."""
-    b = ffi.new("struct pc_board *")
-    check(_lib.pc_board_read(comm, peer, b), comm, f"board of rank {peer}")
+    b = ffi.new("struct pc_status *")
+    check(_lib.pc_status_read(comm, peer, b), comm, f"board of rank {peer}")
     described = b.described == b.sequence & 0xFFFFFFFF and b.sequence > 0
     return Board(b.sequence, b.signature, b.state, _text(b.text) if described else "")

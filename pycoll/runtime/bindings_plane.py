@@ -66,18 +66,18 @@ def plane_open(comm: Any, device: int, local_ranks: Sequence[int], heap_bytes: i
         UnavailableError: There is no GPU, or no memory on it.
     """
     ranks = ffi.new("uint32_t[]", list(local_ranks))
-    options = ffi.new("struct pc_plane_options *")
+    options = ffi.new("struct pc_device_comm_options *")
     options.device, options.heap_bytes = device, heap_bytes
     options.nlocals, options.locals = len(local_ranks), ranks
-    out = ffi.new("struct pc_plane **")
-    bindings.check(_lib.pc_plane_open(comm, options, out), comm, f"GPU {device}")
+    out = ffi.new("struct pc_device_comm **")
+    bindings.check(_lib.pc_device_comm_open(comm, options, out), comm, f"GPU {device}")
     return out[0]
 
 
 def plane_address(plane: Any, comm: Any) -> bytes:
     """Return the blob by which other ranks of the host find this plane's memory."""
     blob = ffi.new("char[]", ADDRESS_CAPACITY)
-    n = bindings.check(_lib.pc_plane_address(plane, blob, ADDRESS_CAPACITY), comm, "address")
+    n = bindings.check(_lib.pc_device_comm_address(plane, blob, ADDRESS_CAPACITY), comm, "address")
     return bytes(ffi.buffer(blob, n))
 
 
@@ -87,7 +87,7 @@ def plane_connect(plane: Any, comm: Any, peer: int, blob: bytes) -> str:
     Raises:
         InternalError: The blob is no address of that rank.
     """
-    code = _lib.pc_plane_connect(plane, peer, ffi.from_buffer(blob), len(blob))
+    code = _lib.pc_device_comm_connect(plane, peer, ffi.from_buffer(blob), len(blob))
     if code == UNMAPPABLE:
         return bindings.comm_error(comm).text
     bindings.check(code, comm, f"the GPU of rank {peer}")
@@ -103,28 +103,30 @@ def plane_seal(plane: Any, comm: Any, reached: Sequence[bool], whole: bool) -> N
         reached: For each rank; false for this one.
         whole: So do all pairs of all ranks, as all agree.
     """
-    code = _lib.pc_plane_seal(plane, ffi.from_buffer(bytes(map(bool, reached))), whole)
+    code = _lib.pc_device_comm_seal(plane, ffi.from_buffer(bytes(map(bool, reached))), whole)
     bindings.check(code, comm, "the edges of a GPU")
 
 
 def plane_detach(plane: Any, seconds: float) -> None:
     """End what was launched, after waiting for at most so long, and let go of peers' memory."""
-    _lib.pc_plane_detach(plane, seconds)
+    _lib.pc_device_comm_detach(plane, seconds)
 
 
 def plane_close(plane: Any) -> None:
     """Give everything back; when all ranks have detached, and before the communicator closes."""
-    _lib.pc_plane_close(plane)
+    _lib.pc_device_comm_close(plane)
 
 
 def plane_alloc(plane: Any, nbytes: int) -> int | None:
     """Allocate GPU memory that peers can reach; None when the heap is full."""
-    return int(_lib.pc_plane_alloc(plane, nbytes)) or None
+    return int(_lib.pc_device_comm_alloc(plane, nbytes)) or None
 
 
 def plane_free(plane: Any, address: int) -> None:
     """Free what `plane_alloc` gave; any thread may."""
-    bindings.check(_lib.pc_plane_free(plane, address), None, "free of empty() memory on a GPU")
+    bindings.check(
+        _lib.pc_device_comm_free(plane, address), None, "free of empty() memory on a GPU"
+    )
 
 
 def plane_plan(
@@ -148,19 +150,19 @@ def plane_plan(
         lanes: Blocks per channel, alike on all ranks; 0: by the size of the message.
         packets: Send short messages with their flags, where all ranks may.
     """
-    options = ffi.new("struct pc_plane_plan_options *")
+    options = ffi.new("struct pc_device_plan_options *")
     options.function, options.threads, options.lanes = function, threads, lanes
     options.packets = -1 if packets else 0
-    out = ffi.new("struct pc_plane_plan **")
+    out = ffi.new("struct pc_device_plan **")
     ffi.gc(plan, None)
-    bindings.check(_lib.pc_plane_plan(plane, plan, options, out), comm, "a plan on a GPU")
-    return ffi.gc(out[0], _lib.pc_plane_plan_free)
+    bindings.check(_lib.pc_device_plan_create(plane, plan, options, out), comm, "a plan on a GPU")
+    return ffi.gc(out[0], _lib.pc_device_plan_free)
 
 
 def plane_plan_shape(plan: Any) -> Shape:
     """Return what a plan became."""
-    s = ffi.new("struct pc_plane_shape *")
-    _lib.pc_plane_plan_shape(plan, s)
+    s = ffi.new("struct pc_device_plan_shape *")
+    _lib.pc_device_plan_shape(plan, s)
     return Shape(s.blocks, s.lanes, bool(s.packets), bool(s.direct), s.threads)
 
 
@@ -175,13 +177,13 @@ def plane_launch(plane: Any, plan: Any, x: int, out: int, stream: int, timeout: 
         stream: The driver's handle, 0 for the default stream.
         timeout: Seconds, from when the kernel first has to wait.
     """
-    return int(_lib.pc_plane_launch(plane, plan, x, out, stream, timeout))
+    return int(_lib.pc_device_comm_launch(plane, plan, x, out, stream, timeout))
 
 
 def plane_prepare(plane: Any, comm: Any, plan: Any, x: int, out: int, timeout: float) -> bytes:
     """Return the argument of a kernel that the caller launches; that must happen."""
     place = ffi.new("char[]", ARGUMENT_CAPACITY)
-    code = _lib.pc_plane_prepare(plane, plan, x, out, timeout, place, ARGUMENT_CAPACITY)
+    code = _lib.pc_device_comm_prepare(plane, plan, x, out, timeout, place, ARGUMENT_CAPACITY)
     return bytes(ffi.buffer(place, bindings.check(code, comm, "a call on a GPU")))
 
 
@@ -191,29 +193,29 @@ def plane_refuse(plane: Any) -> int | None:
     None of a plane that is broken.
     """
     number = ffi.new("uint64_t *")
-    return None if _lib.pc_plane_refuse(plane, number) else int(number[0])
+    return None if _lib.pc_device_comm_refuse(plane, number) else int(number[0])
 
 
 def plane_check(plane: Any) -> int:
     """Return 0, or the code of a call that has failed; asks no driver."""
-    return int(_lib.pc_plane_check(plane))
+    return int(_lib.pc_device_comm_check(plane))
 
 
 def plane_wait(plane: Any, seconds: float) -> int:
     """Wait until what was launched has finished: 0, AGAIN after so long, or as `plane_check`."""
-    return int(_lib.pc_plane_wait(plane, seconds))
+    return int(_lib.pc_device_comm_wait(plane, seconds))
 
 
 def plane_stuck(plane: Any) -> Stuck | None:
     """Return where a call stood that failed on the GPU, or None when none has."""
     s = ffi.new("struct pc_stuck *")
-    if _lib.pc_plane_stuck(plane, s) != 1:
+    if _lib.pc_device_comm_stuck(plane, s) != 1:
         return None
     return Stuck(s.channel, s.instruction, s.peer, s.want, s.got)
 
 
 def plane_state(plane: Any) -> State:
     """Return what a plane has done, and how it reaches its peers."""
-    s = ffi.new("struct pc_plane_state *")
-    _lib.pc_plane_state(plane, s)
+    s = ffi.new("struct pc_device_comm_state *")
+    _lib.pc_device_comm_state(plane, s)
     return State(*(getattr(s, name) for name in State._fields))

@@ -26,7 +26,7 @@ SENT, FRESH, REUSED = 1, 2, 3  #: what elements are
 SLOW = 1 << 20  #: bytes per second
 #: Longer than between two offers of a path (PC_LONGEST_PAUSE_NS of native/verbs/connection.c).
 PAUSE = 1.5
-#: Longer than rank 0 misses a rank without paths (PC_HOPE_NS of native/verbs/events.c).
+#: Longer than rank 0 misses a rank without paths (PC_RECONNECT_NS of native/verbs/events.c).
 LONG = 12.0
 
 

@@ -21,7 +21,7 @@ from pycoll.runtime import bindings
 pytestmark = pytest.mark.stand_in
 
 SLOT_BYTES = 4096
-#: Longer than a rank that was reached before is missed (PC_HOPE_NS of native/verbs/events.c).
+#: Longer than a rank that was reached before is missed (PC_RECONNECT_NS of native/verbs/events.c).
 LONG = 11.0
 
 

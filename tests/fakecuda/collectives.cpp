@@ -15,7 +15,7 @@ struct Block {
     }
 };
 
-template <uint32_t op> static void play(const pc_launch *ranks, const fake::Grid &grid)
+template <uint32_t op> static void play(const pc_kernel_args *ranks, const fake::Grid &grid)
 {
     uint32_t blocks = grid.blocks[0] * grid.blocks[1];
     std::vector<std::unique_ptr<Block>> all;
@@ -31,20 +31,20 @@ template <uint32_t op> static void play(const pc_launch *ranks, const fake::Grid
 
 template <uint32_t op> static void one(void *const *arguments, const fake::Grid &grid)
 {
-    play<op>((const pc_launch *)arguments[0], grid);
+    play<op>((const pc_kernel_args *)arguments[0], grid);
 }
 
 // One launch for several ranks: blockIdx.y is the rank.
 template <uint32_t op> static void fused(void *const *arguments, const fake::Grid &grid)
 {
-    play<op>(*(const pc_launch *const *)arguments[0], grid);
+    play<op>(*(const pc_kernel_args *const *)arguments[0], grid);
 }
 
 enum { REGISTERS_USED = 80 }; // at most, by what the tests of the real kernels hold them to
 #define KERNEL(name, op) \
     static fake::Kernel name##_one( \
         "pc_" TEXT(PC_KERNEL_NAME) "_" #name, \
-        {{sizeof(pc_launch)}, REGISTERS_USED, sizeof(pc_shared), one<op>}); \
+        {{sizeof(pc_kernel_args)}, REGISTERS_USED, sizeof(pc_shared), one<op>}); \
     static fake::Kernel name##_fused( \
         "pc_fused_" TEXT(PC_KERNEL_NAME) "_" #name, \
         {{sizeof(void *)}, REGISTERS_USED, sizeof(pc_shared), fused<op>});

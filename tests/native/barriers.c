@@ -26,7 +26,7 @@ int main(void)
 {
     int wrong = 0;
     for (size_t t = 0; t < sizeof trials / sizeof *trials; t++) {
-        struct pc_code_line code[8] = {{0}};
+        struct pc_vm_instruction code[8] = {{0}};
         uint32_t n = 0, meet = 0;
         do
             code[n].step = trials[t].steps[n];

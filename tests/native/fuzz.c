@@ -49,7 +49,7 @@ static void connect_pair(struct pc_comm *pair[2])
                 fprintf(stderr, "connect: %s\n", pc_comm_error(pair[r])->text);
                 exit(1);
             }
-            pc_comm_poll(pair[!r]);
+            pc_comm_accept(pair[!r]);
             done = done && rc == PC_OK;
         }
     }
@@ -187,7 +187,7 @@ static void try_address(void)
             fprintf(stderr, "a damaged address connected\n");
             exit(1);
         }
-        pc_comm_poll(comm);
+        pc_comm_accept(comm);
     }
     pc_comm_close(comm);
 }

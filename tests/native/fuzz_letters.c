@@ -74,7 +74,7 @@ static void open_job(struct job *j)
     if (pc_comm_adopt(j->honest, 1, end) != PC_OK)
         fail("adopt", NULL);
     link_two(j->rank1, j->liar.rank, &j->liar.fd);
-    if (pc__rail_open(&spec, &options, 1 << 14, &error, &j->liar.rail) != PC_OK)
+    if (pc__ib_device_open(&spec, &options, 1 << 14, &error, &j->liar.rail) != PC_OK)
         fail("rail", &error);
     size_t nbytes = PC_EDGE_LINES * PC_LINE_BYTES + PC_EDGE_CHANNELS * SLOTS * SLOT_BYTES;
     j->liar.memory = malloc(nbytes);
@@ -88,7 +88,7 @@ static void close_job(struct job *j)
         drop_pair(&j->liar, i);
     pc__ib.dereg_mr(j->liar.region);
     free(j->liar.memory);
-    pc__rail_close(&j->liar.rail);
+    pc__ib_device_close(&j->liar.rail);
     if (j->liar.fd >= 0)
         close(j->liar.fd);
     pc_comm_close(j->rank1);
@@ -139,7 +139,7 @@ static void pump(struct job *j)
 {
     struct pc_comm *both[] = {j->rank1, j->honest};
     for (uint32_t i = 0; i < 2; i++) {
-        pc_comm_attend(both[i]);
+        pc_comm_handle_events(both[i]);
         both[i]->remote->progress(both[i]->wire);
     }
     talk(j, j->rank1, j->honest, &j->sent[0], &j->got[0]);
@@ -151,7 +151,7 @@ static void pump(struct job *j)
 /* The greeting comes first, or rank 1 would not go on. */
 static void greet(struct job *j)
 {
-    struct letter letter = {.header = {.magic = PC_LETTER_MAGIC, .kind = PC_LETTER_HELLO}};
+    struct letter letter = {.header = {.magic = PC_WIREUP_MAGIC, .kind = PC_WIREUP_HELLO}};
     hear(&j->liar);
     letter.body.hello = greeting(&j->liar);
     letter.header.nbytes = sizeof letter.body.hello;

@@ -292,7 +292,7 @@ static const struct pc_error *turn(struct model *m, uint32_t nframes)
         uint32_t stream = draw(m->nstreams);
         size_t start = m->ends[stream];
         if (draw(4) == 0 && m->comm->remote->fault(m->comm->wire, 1) == NULL
-            && pc_comm_links(m->comm, 1) == (int)m->nstreams)
+            && pc_comm_connections(m->comm, 1) == (int)m->nstreams)
             let_rank_send(m);
         send_frame(m, stream);
         if (!m->honest && draw(nframes) == 0)

@@ -27,8 +27,8 @@ static void fail(const char *what, const struct pc_error *error)
 }
 
 struct letter {
-    struct pc_letter header;
-    union pc_letter_body body;
+    struct pc_wireup_header header;
+    union pc_wireup_body body;
 };
 
 static const struct pc_verbs_options options = {.queue_pairs = 2, .timeout = 8, .retry_count = 1};
@@ -36,17 +36,17 @@ static const struct pc_verbs_options options = {.queue_pairs = 2, .timeout = 8, 
 struct liar {
     uint32_t rank;
     int fd;
-    struct pc_rail rail;
+    struct pc_ib_device rail;
     char *memory; /* that rank 1 may write */
     struct ibv_mr *region;
     struct ibv_qp *pairs[PAIRS];
-    struct pc_end ends[PAIRS];
+    struct pc_qp_info ends[PAIRS];
     bool connected[PAIRS];
     struct letter sent[SENT];
     uint32_t nsent;
     uint32_t turn, path;   /* that rank 1 spoke of last */
-    struct pc_hello hello; /* rank 1's */
-    struct pc_end heard;   /* of its queue pairs, the last one */
+    struct pc_wireup_hello hello; /* rank 1's */
+    struct pc_qp_info heard;   /* of its queue pairs, the last one */
     uint32_t asks;         /* the kind of letter in which that was, until it is answered well */
     uint32_t offered;      /* bit per path: rank 1 should have it */
     uint32_t shown;        /* the pair whose end was told last */
@@ -62,9 +62,9 @@ static void drop_pair(struct liar *l, uint32_t i)
 }
 
 /* What it would say if it were honest. */
-static struct pc_hello greeting(const struct liar *l)
+static struct pc_wireup_hello greeting(const struct liar *l)
 {
-    struct pc_hello hello = l->hello; /* of rank 1: its lengths are right */
+    struct pc_wireup_hello hello = l->hello; /* of rank 1: its lengths are right */
     hello.lines = (uintptr_t)l->memory;
     hello.slots = hello.lines + hello.lines_bytes;
     for (uint32_t i = 0; i < PC_MAX_RAILS; i++)
@@ -76,26 +76,26 @@ static void hear(struct liar *l)
 {
     struct letter letter;
     static const size_t bytes[] = {
-        [PC_LETTER_HELLO] = sizeof(struct pc_hello), [PC_LETTER_OFFER] = sizeof(struct pc_end),
-        [PC_LETTER_ANSWER] = sizeof(struct pc_end),  [PC_LETTER_FENCED] = sizeof(struct pc_landed),
-        [PC_LETTER_BYE] = sizeof(struct pc_landed),  [PC_LETTER_WITHDRAWN] = 0,
+        [PC_WIREUP_HELLO] = sizeof(struct pc_wireup_hello), [PC_WIREUP_REQUEST] = sizeof(struct pc_qp_info),
+        [PC_WIREUP_REPLY] = sizeof(struct pc_qp_info),  [PC_WIREUP_FENCED] = sizeof(struct pc_wireup_received),
+        [PC_WIREUP_CLOSE] = sizeof(struct pc_wireup_received),  [PC_WIREUP_ABORTED] = 0,
     };
     while (recv(l->fd, &letter.header, sizeof letter.header, MSG_PEEK) == sizeof letter.header) {
-        if (letter.header.kind < PC_LETTER_HELLO || letter.header.kind > PC_LETTER_WITHDRAWN
+        if (letter.header.kind < PC_WIREUP_HELLO || letter.header.kind > PC_WIREUP_ABORTED
             || letter.header.nbytes != bytes[letter.header.kind])
             fail("rank 1 wrote what is no letter", NULL);
         size_t whole = sizeof letter.header + letter.header.nbytes;
         if (recv(l->fd, &letter, whole, 0) != (ssize_t)whole)
             fail("rank 1 wrote half a letter", NULL);
-        if (letter.header.kind == PC_LETTER_HELLO)
+        if (letter.header.kind == PC_WIREUP_HELLO)
             l->hello = letter.body.hello;
-        if (letter.header.kind == PC_LETTER_OFFER || letter.header.kind == PC_LETTER_ANSWER) {
+        if (letter.header.kind == PC_WIREUP_REQUEST || letter.header.kind == PC_WIREUP_REPLY) {
             l->heard = letter.body.end;
             l->asks = letter.header.kind;
         }
         l->turn = letter.header.turn;
         l->path = letter.header.path;
-        if (letter.header.kind == PC_LETTER_FENCED)
+        if (letter.header.kind == PC_WIREUP_FENCED)
             l->offered &= ~(1u << l->path);
     }
 }
@@ -112,10 +112,10 @@ static void noise(void *bytes, size_t n)
 }
 
 /* The end of a queue pair that can be connected, or one that is made up. */
-static struct pc_end an_end(struct liar *l)
+static struct pc_qp_info an_end(struct liar *l)
 {
     struct pc_error error;
-    struct pc_end end;
+    struct pc_qp_info end;
     uint32_t i = draw(PAIRS);
     if (draw(3) == 0) {
         noise(&end, sizeof end);
@@ -126,7 +126,7 @@ static struct pc_end an_end(struct liar *l)
         return end;
     }
     drop_pair(l, i);
-    if (pc__rail_qp(&l->rail, l->rail.pd, 64, 64, &error, &l->pairs[i], &l->ends[i]) != PC_OK)
+    if (pc__qp_create(&l->rail, l->rail.pd, 64, 64, &error, &l->pairs[i], &l->ends[i]) != PC_OK)
         fail("a queue pair", &error);
     l->shown = i;
     return l->ends[i];
@@ -139,7 +139,7 @@ static void connect_pair(struct liar *l)
     uint32_t i = draw(PAIRS);
     if (l->pairs[i] != NULL && !l->connected[i] && l->heard.qpn != 0)
         l->connected[i]
-            = pc__rail_connect(&l->rail, l->pairs[i], &l->ends[i], &l->heard, &error) == PC_OK;
+            = pc__qp_connect(&l->rail, l->pairs[i], &l->ends[i], &l->heard, &error) == PC_OK;
 }
 
 /* Writes by a pair: nothing or noise over the lines, with an immediate. */
@@ -177,8 +177,8 @@ static uint32_t a_path(const struct liar *l)
 /* Of two ranks the lower one offers. */
 static void offer_well(struct liar *l)
 {
-    struct letter letter = {.header = {.magic = PC_LETTER_MAGIC,
-                                       .kind = PC_LETTER_OFFER,
+    struct letter letter = {.header = {.magic = PC_WIREUP_MAGIC,
+                                       .kind = PC_WIREUP_REQUEST,
                                        .path = (uint16_t)a_path(l),
                                        .turn = l->turn + 1,
                                        .nbytes = sizeof letter.body.end}};
@@ -193,24 +193,24 @@ static void offer_well(struct liar *l)
 static void answer_well(struct liar *l)
 {
     struct pc_error error;
-    struct letter letter = {.header = {.magic = PC_LETTER_MAGIC,
-                                       .kind = PC_LETTER_ANSWER,
+    struct letter letter = {.header = {.magic = PC_WIREUP_MAGIC,
+                                       .kind = PC_WIREUP_REPLY,
                                        .path = (uint16_t)l->path,
                                        .turn = l->turn,
                                        .nbytes = sizeof letter.body.end}};
     uint32_t i = l->shown;
-    if (l->asks == PC_LETTER_OFFER) {
+    if (l->asks == PC_WIREUP_REQUEST) {
         i = draw(PAIRS);
         drop_pair(l, i);
-        if (pc__rail_qp(&l->rail, l->rail.pd, 64, 64, &error, &l->pairs[i], &l->ends[i]) != PC_OK)
+        if (pc__qp_create(&l->rail, l->rail.pd, 64, 64, &error, &l->pairs[i], &l->ends[i]) != PC_OK)
             fail("a queue pair", &error);
     }
     if (l->asks == 0 || l->pairs[i] == NULL || l->connected[i])
         return;
     l->connected[i]
-        = pc__rail_connect(&l->rail, l->pairs[i], &l->ends[i], &l->heard, &error) == PC_OK;
+        = pc__qp_connect(&l->rail, l->pairs[i], &l->ends[i], &l->heard, &error) == PC_OK;
     letter.body.end = l->ends[i];
-    if (l->asks == PC_LETTER_OFFER)
+    if (l->asks == PC_WIREUP_REQUEST)
         write_bytes(l, &letter, sizeof letter.header + letter.header.nbytes);
     else
         write_imm(l, i, PROBE, true);
@@ -222,16 +222,16 @@ static void answer_well(struct liar *l)
 
 static void make_body(struct liar *l, struct letter *letter)
 {
-    struct pc_letter *header = &letter->header;
+    struct pc_wireup_header *header = &letter->header;
     uint32_t kind = draw(80);
-    header->kind = kind == 0   ? PC_LETTER_BYE
-                   : kind == 1 ? PC_LETTER_HELLO
-                   : kind == 2 ? PC_LETTER_WITHDRAWN
-                   : kind < 12 ? PC_LETTER_OFFER
-                   : kind < 50 ? PC_LETTER_ANSWER
-                               : PC_LETTER_FENCED;
+    header->kind = kind == 0   ? PC_WIREUP_CLOSE
+                   : kind == 1 ? PC_WIREUP_HELLO
+                   : kind == 2 ? PC_WIREUP_ABORTED
+                   : kind < 12 ? PC_WIREUP_REQUEST
+                   : kind < 50 ? PC_WIREUP_REPLY
+                               : PC_WIREUP_FENCED;
     switch (header->kind) {
-    case PC_LETTER_HELLO:
+    case PC_WIREUP_HELLO:
         letter->body.hello = greeting(l);
         letter->body.hello.nrails = draw(8) ? 1 + draw(2) : draw(12);
         letter->body.hello.queue_pairs = draw(8) ? 1 + draw(2) : draw(12);
@@ -239,12 +239,12 @@ static void make_body(struct liar *l, struct letter *letter)
             letter->body.hello.lines_bytes += draw(3);
         header->nbytes = sizeof letter->body.hello;
         break;
-    case PC_LETTER_OFFER:
-    case PC_LETTER_ANSWER:
+    case PC_WIREUP_REQUEST:
+    case PC_WIREUP_REPLY:
         letter->body.end = an_end(l);
         header->nbytes = sizeof letter->body.end;
         break;
-    case PC_LETTER_WITHDRAWN:
+    case PC_WIREUP_ABORTED:
         header->nbytes = 0;
         break;
     default:
@@ -257,7 +257,7 @@ static void make_body(struct liar *l, struct letter *letter)
 
 static void write_letter(struct liar *l)
 {
-    struct letter letter = {.header.magic = PC_LETTER_MAGIC};
+    struct letter letter = {.header.magic = PC_WIREUP_MAGIC};
     make_body(l, &letter);
     letter.header.path = (uint16_t)(draw(40) ? draw(4) ? l->path : a_path(l) : draw(1u << 16));
     letter.header.turn = l->turn + (draw(4) == 0) - (draw(8) == 0);

@@ -28,7 +28,7 @@
     } while (0)
 
 struct registration {
-    struct pc_span span;
+    struct pc_mem_span span;
     uint64_t *words; /* the first of each page */
 };
 
@@ -52,7 +52,7 @@ static void call(void (*_Atomic *hook)(void))
         f();
 }
 
-static int make(void *context, struct pc_span *span, struct pc_error *e, void **handle)
+static int make(void *context, struct pc_mem_span *span, struct pc_error *e, void **handle)
 {
     (void)context;
     if (atomic_load(&refuse) > 0 && atomic_fetch_sub(&refuse, 1) > 0) {
@@ -88,20 +88,20 @@ static void drop(void *context, void *handle)
     atomic_fetch_add(&dropped, 1);
 }
 
-static const struct pc_registrar registrar = {make, drop};
-static struct pc_pins *pins;
+static const struct pc_rcache_ops registrar = {make, drop};
+static struct pc_rcache *pins;
 
-static struct pc_pin_counters counters(void)
+static struct pc_rcache_counters counters(void)
 {
-    struct pc_pin_counters out;
-    pc__pins_count(pins, &out);
+    struct pc_rcache_counters out;
+    pc__rcache_query(pins, &out);
     return out;
 }
 
 /* A pin whose registration covers it and is of what lies there now. */
-static struct pc_pinned *pin(const void *at, size_t nbytes)
+static struct pc_rcache_region *pin(const void *at, size_t nbytes)
 {
-    struct pc_pinned *p = pc__pin(pins, at, nbytes, false, &error);
+    struct pc_rcache_region *p = pc__rcache_get(pins, at, nbytes, false, &error);
     want(p != NULL);
     const struct registration *r = p->handle;
     uintptr_t from = (uintptr_t)at & ~(PAGE - 1), to = (uintptr_t)at + nbytes;
@@ -116,9 +116,9 @@ static struct pc_pinned *pin(const void *at, size_t nbytes)
 
 static void *touch(const void *at, size_t nbytes)
 {
-    struct pc_pinned *p = pin(at, nbytes);
+    struct pc_rcache_region *p = pin(at, nbytes);
     void *handle = p->handle;
-    pc__unpin(pins, p);
+    pc__rcache_put(pins, p);
     return handle;
 }
 
@@ -165,9 +165,9 @@ static int run(int argc, char **argv, const struct scenario *scenarios, size_t n
     for (size_t i = 0; argc == 2 && i < n; i++) {
         if (strcmp(argv[1], scenarios[i].name) != 0)
             continue;
-        pins = pc__pins_open(&registrar, NULL, LIMIT);
+        pins = pc__rcache_open(&registrar, NULL, LIMIT);
         scenarios[i].run();
-        pc__pins_close(pins);
+        pc__rcache_close(pins);
         want(atomic_load(&made) == atomic_load(&dropped));
         printf("%s\n", argv[1]);
         return 0;

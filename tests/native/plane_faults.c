@@ -28,7 +28,7 @@
 
 static const char *scenario, *folder;
 static struct pc_comm *comms[2];
-static struct pc_plane *planes[2];
+static struct pc_device_comm *planes[2];
 static struct pc_program *programs[2];
 static char addresses[2][1024];
 static int address_bytes[2];
@@ -101,7 +101,7 @@ static void open_comms(bool remote)
             if (rc != PC_AGAIN)
                 must(rc, r);
             all = all && rc != PC_AGAIN;
-            pc_comm_poll(comms[r]);
+            pc_comm_accept(comms[r]);
         }
     }
     if (remote && socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0)
@@ -117,11 +117,11 @@ static void open_comms(bool remote)
 static int open_plane(uint32_t rank, bool remote)
 {
     uint32_t all[] = {0, 1};
-    struct pc_plane_options options = {.device = 0,
-                                       .nlocals = remote ? 1 : 2,
-                                       .locals = remote ? all + rank : all,
-                                       .heap_bytes = 1 << 16};
-    return pc_plane_open(comms[rank], &options, &planes[rank]);
+    struct pc_device_comm_options options = {.device = 0,
+                                             .nlocals = remote ? 1 : 2,
+                                             .locals = remote ? all + rank : all,
+                                             .heap_bytes = 1 << 16};
+    return pc_device_comm_open(comms[rank], &options, &planes[rank]);
 }
 
 static void open_planes(bool remote)
@@ -130,14 +130,17 @@ static void open_planes(bool remote)
     uintptr_t module;
     for (uint32_t r = 0; r < 2; r++) {
         must(open_plane(r, remote), r);
-        must(address_bytes[r] = pc_plane_address(planes[r], addresses[r], sizeof addresses[r]), r);
+        must(address_bytes[r]
+             = pc_device_comm_address(planes[r], addresses[r], sizeof addresses[r]),
+             r);
     }
     for (uint32_t r = 0; r < 2; r++) {
         uint8_t reached[2] = {0};
-        int rc = pc_plane_connect(planes[r], 1 - r, addresses[1 - r], (size_t)address_bytes[1 - r]);
+        int rc = pc_device_comm_connect(planes[r], 1 - r, addresses[1 - r],
+                                        (size_t)address_bytes[1 - r]);
         reached[1 - r] = rc == PC_OK;
         check(rc == (remote ? PC_UNMAPPABLE : PC_OK), "who reaches whom");
-        must(pc_plane_seal(planes[r], reached, !remote), r);
+        must(pc_device_comm_seal(planes[r], reached, !remote), r);
     }
     cuda(pc_cuda_module(0, "any", &error, &module), &error);
     cuda(pc_cuda_function(0, module, "pc_int32_sum", &error, &function), &error);
@@ -146,14 +149,14 @@ static void open_planes(bool remote)
         cuda(pc_cuda_stream(0, 0, &error, &streams[r]), &error);
         cuda(pc_cuda_host_alloc(0, 2 * 4 * COUNT, &error, &memory, &host_device[r]), &error);
         host[r] = memory;
-        device[r][0] = pc_plane_alloc(planes[r], 4 * COUNT);
-        device[r][1] = pc_plane_alloc(planes[r], 4 * COUNT);
+        device[r][0] = pc_device_comm_alloc(planes[r], 4 * COUNT);
+        device[r][1] = pc_device_comm_alloc(planes[r], 4 * COUNT);
         check(device[r][0] != 0 && device[r][1] != 0, "room in the heap");
-        check(pc_plane_alloc(planes[r], 1 << 16) == 0, "no more than there is");
+        check(pc_device_comm_alloc(planes[r], 1 << 16) == 0, "no more than there is");
     }
 }
 
-static struct pc_plane_plan *plan(uint32_t rank, uint64_t signature)
+static struct pc_device_plan *plan(uint32_t rank, uint64_t signature)
 {
     uint64_t nbytes = 4 * COUNT;
     struct pc_plan_spec spec = {.signature = signature,
@@ -164,18 +167,18 @@ static struct pc_plane_plan *plan(uint32_t rank, uint64_t signature)
                                 .dtype = PC_DTYPE_INT32,
                                 .op = PC_REDUCE_SUM,
                                 .tile = 128};
-    struct pc_plane_plan_options options = {.function = function};
+    struct pc_device_plan_options options = {.function = function};
     struct pc_plan *made;
-    struct pc_plane_plan *out;
+    struct pc_device_plan *out;
     must(pc_plan_create(comms[rank], &spec, programs[rank], NULL, &made), rank);
-    must(pc_plane_plan(planes[rank], made, &options, &out), rank);
+    must(pc_device_plan_create(planes[rank], made, &options, &out), rank);
     return out;
 }
 
-static int launch(uint32_t rank, struct pc_plane_plan *p, double timeout)
+static int launch(uint32_t rank, struct pc_device_plan *p, double timeout)
 {
-    return pc_plane_launch(planes[rank], p, device[rank][0], device[rank][1], streams[rank],
-                           timeout);
+    return pc_device_comm_launch(planes[rank], p, device[rank][0], device[rank][1], streams[rank],
+                                 timeout);
 }
 
 /* The kernel has ended, whatever it did; and who asks is told. */
@@ -183,27 +186,27 @@ static void expect(uint32_t rank, int code, int peer, const char *text)
 {
     struct pc_error error;
     int rc;
-    while ((rc = pc_plane_wait(planes[rank], 1)) == PC_AGAIN) {
+    while ((rc = pc_device_comm_wait(planes[rank], 1)) == PC_AGAIN) {
     }
     cuda(pc_cuda_stream_wait(0, streams[rank], &error), &error);
     const struct pc_error *told = pc_comm_error(comms[rank]);
     check(rc == code && told->code == code, pc_code_name(code));
     check(told->peer == peer, "of that rank");
     check(strstr(told->text, text) != NULL, text);
-    check(pc_plane_check(planes[rank]) == code, "and again");
+    check(pc_device_comm_check(planes[rank]) == code, "and again");
 }
 
 static void close_all(void)
 {
     struct pc_error error;
     for (uint32_t r = 0; r < 2; r++)
-        pc_plane_detach(planes[r], plays("close") || plays("fault") ? 0 : 10);
+        pc_device_comm_detach(planes[r], plays("close") || plays("fault") ? 0 : 10);
     for (uint32_t r = 0; r < 2; r++) {
         cuda(pc_cuda_host_free(0, host[r], &error), &error);
         cuda(pc_cuda_stream_free(0, streams[r], &error), &error);
         char said[sizeof pc_comm_error(comms[r])->text];
         strcpy(said, pc_comm_error(comms[r])->text);
-        pc_plane_close(planes[r]);
+        pc_device_comm_close(planes[r]);
         check(strcmp(pc_comm_error(comms[r])->text, said) == 0, "the same, without the plane");
         pc_program_free(programs[r]);
     }
@@ -216,12 +219,12 @@ static void play_faults(void)
     bool remote = plays("lost");
     open_comms(remote);
     open_planes(remote);
-    struct pc_plane_plan *a = plan(0, 1), *b = plan(1, 2);
+    struct pc_device_plan *a = plan(0, 1), *b = plan(1, 2);
     must(launch(0, a, plays("absent") ? 0.2 : 100), 0);
     if (plays("absent")) {
         struct pc_stuck stuck;
         expect(0, PC_TIMEDOUT, 1, "waits for count 1 of rank 1, which has reached 0");
-        check(pc_plane_stuck(planes[0], &stuck) == 1 && stuck.peer == 1 && stuck.want == 1,
+        check(pc_device_comm_stuck(planes[0], &stuck) == 1 && stuck.peer == 1 && stuck.want == 1,
               "where it stood");
         check(launch(0, a, 100) == PC_TIMEDOUT, "no call after that");
     } else if (plays("mismatch")) {
@@ -236,8 +239,8 @@ static void play_faults(void)
         shutdown(sockets[1], SHUT_RDWR);
         expect(0, PC_LOST, 1, "rank 1 is lost");
     }
-    pc_plane_plan_free(a);
-    pc_plane_plan_free(b);
+    pc_device_plan_free(a);
+    pc_device_plan_free(b);
     close_all();
 }
 
@@ -255,14 +258,14 @@ static void play_fault(void)
     *(void **)&fail = symbol("fakecuda_fail");
     open_comms(false);
     open_planes(false);
-    struct pc_plane_plan *a = plan(0, 1);
+    struct pc_device_plan *a = plan(0, 1);
     must(launch(0, a, 100), 0);
-    check(pc_plane_wait(planes[0], 0) == PC_AGAIN, "it waits for rank 1");
+    check(pc_device_comm_wait(planes[0], 0) == PC_AGAIN, "it waits for rank 1");
     fail("cuEventQuery:1");
-    int rc = pc_plane_wait(planes[0], 20);
+    int rc = pc_device_comm_wait(planes[0], 20);
     check(rc < 0 && rc != PC_AGAIN, "it does not wait for what never ends");
     check(strstr(pc_comm_error(comms[0])->text, "cuEventQuery") != NULL, "who said so");
-    pc_plane_plan_free(a);
+    pc_device_plan_free(a);
     close_all();
 }
 
@@ -271,7 +274,7 @@ static void play_fault(void)
 static void *launch_later(void *p)
 {
     struct pc_error error;
-    must(pc_plane_launch(planes[0], p, device[0][0], device[0][1], PER_THREAD, 20), 0);
+    must(pc_device_comm_launch(planes[0], p, device[0][0], device[0][1], PER_THREAD, 20), 0);
     cuda(pc_cuda_stream_wait(0, PER_THREAD, &error), &error);
     return NULL;
 }
@@ -281,12 +284,13 @@ static void play_threads(void)
     open_comms(false);
     open_planes(false);
     struct pc_error error;
-    struct pc_plane_plan *plans[2][2];
+    struct pc_device_plan *plans[2][2];
     pthread_t thread;
     for (uint32_t r = 0; r < 2; r++)
         for (uint32_t k = 0; k < 2; k++)
             plans[r][k] = plan(r, 1 + k);
-    must(pc_plane_launch(planes[0], plans[0][0], device[0][0], device[0][1], PER_THREAD, 20), 0);
+    must(pc_device_comm_launch(planes[0], plans[0][0], device[0][0], device[0][1], PER_THREAD, 20),
+         0);
     pthread_create(&thread, NULL, launch_later, plans[0][1]);
     must(launch(1, plans[1][0], 20), 1);
     must(launch(1, plans[1][1], 20), 1);
@@ -294,9 +298,9 @@ static void play_threads(void)
     cuda(pc_cuda_stream_wait(0, PER_THREAD, &error), &error);
     cuda(pc_cuda_stream_wait(0, streams[1], &error), &error);
     for (uint32_t r = 0; r < 2; r++) {
-        must(pc_plane_wait(planes[r], 20), r);
+        must(pc_device_comm_wait(planes[r], 20), r);
         for (uint32_t k = 0; k < 2; k++)
-            pc_plane_plan_free(plans[r][k]);
+            pc_device_plan_free(plans[r][k]);
     }
     close_all();
 }
@@ -317,11 +321,11 @@ static void play_graph(void)
     open_comms(true);
     open_planes(true);
     struct pc_error error;
-    struct pc_plane_plan *plans[2];
+    struct pc_device_plan *plans[2];
     void *context;
     check(retain(&context, 0) == 0 && set_current(context) == 0,
           "a context, as a user's thread has");
-    struct pc_plane_state state;
+    struct pc_device_comm_state state;
     void *graphs[2], *executables[2];
     for (uint32_t r = 0; r < 2; r++)
         plans[r] = plan(r, 1);
@@ -334,8 +338,8 @@ static void play_graph(void)
              &error);
         check(end((void *)streams[r], &graphs[r]) == 0, "and ends");
         check(make(&executables[r], graphs[r], 0) == 0, "a graph of it");
-        pc_plane_plan_free(plans[r]); /* the graph has it */
-        pc_plane_state(planes[r], &state);
+        pc_device_plan_free(plans[r]); /* the graph has it */
+        pc_device_comm_state(planes[r], &state);
         check(state.captured == 1 && state.launched == 0 && state.pinned == 1, "what was done");
     }
     for (uint32_t turn = 0; turn < REPLAYS; turn++) {
@@ -351,15 +355,15 @@ static void play_graph(void)
         }
     }
     for (uint32_t r = 0; r < 2; r++) {
-        must(pc_plane_check(planes[r]), r);
+        must(pc_device_comm_check(planes[r]), r);
         check(drop_executable(executables[r]) == 0 && drop(graphs[r]) == 0, "the graph's end");
     }
     for (uint32_t r = 0; r < 2; r++) {
         do { /* the driver gives it up when it likes */
-            pc_plane_state(planes[r], &state);
+            pc_device_comm_state(planes[r], &state);
         } while (state.pinned != 0);
         check(state.carried > 0, "the proxy has worked");
-        pc_plane_plan_free(plan(r, 2)); /* which gives back what may go */
+        pc_device_plan_free(plan(r, 2)); /* which gives back what may go */
     }
     close_all();
 }
@@ -369,7 +373,9 @@ static void play_lies(void)
     open_comms(false);
     for (uint32_t r = 0; r < 2; r++) {
         must(open_plane(r, false), r);
-        must(address_bytes[r] = pc_plane_address(planes[r], addresses[r], sizeof addresses[r]), r);
+        must(address_bytes[r]
+             = pc_device_comm_address(planes[r], addresses[r], sizeof addresses[r]),
+             r);
     }
     const size_t offset = 80; /* of what the address says of the arena's place */
     size_t n = (size_t)address_bytes[1];
@@ -379,7 +385,7 @@ static void play_lies(void)
         for (int bit = 0; bit < 8; bit += 3) {
             memcpy(lie, addresses[1], n);
             lie[at] ^= (char)(1 << bit);
-            int rc = pc_plane_connect(planes[0], 1, lie, n);
+            int rc = pc_device_comm_connect(planes[0], 1, lie, n);
             check(rc == PC_OK || rc == PC_INVALID || rc == PC_UNMAPPABLE, "a refusal");
             refused += rc != PC_OK;
             if (rc == PC_OK) /* it said more than is needed, of this process */
@@ -387,17 +393,19 @@ static void play_lies(void)
         }
     check(refused > 200, "most of them");
     for (size_t shorter = 0; shorter < n; shorter += 7)
-        check(pc_plane_connect(planes[1], 0, addresses[0], shorter) == PC_INVALID, "a short one");
-    check(pc_plane_connect(planes[1], 1, addresses[1], n) == PC_INVALID, "not itself");
+        check(pc_device_comm_connect(planes[1], 0, addresses[0], shorter) == PC_INVALID,
+              "a short one");
+    check(pc_device_comm_connect(planes[1], 1, addresses[1], n) == PC_INVALID, "not itself");
     memcpy(lie, addresses[0], n);
     lie[offset] ^= 8;
-    check(pc_plane_connect(planes[1], 0, lie, n) == PC_INVALID, "counts that lie across lines");
+    check(pc_device_comm_connect(planes[1], 0, lie, n) == PC_INVALID,
+          "counts that lie across lines");
     uint8_t all[2] = {1, 1};
-    check(pc_plane_seal(planes[1], all, 1) == PC_INVALID, "not reached, whatever is said");
+    check(pc_device_comm_seal(planes[1], all, 1) == PC_INVALID, "not reached, whatever is said");
     for (uint32_t r = 0; r < 2; r++)
-        pc_plane_detach(planes[r], 0);
+        pc_device_comm_detach(planes[r], 0);
     for (uint32_t r = 0; r < 2; r++) {
-        pc_plane_close(planes[r]);
+        pc_device_comm_close(planes[r]);
         pc_program_free(programs[r]);
         pc_comm_close(comms[r]);
     }
@@ -423,10 +431,10 @@ static void play_refused(void)
             fail(what);
             int rc = open_plane(0, true);
             if (rc == PC_OK)
-                rc = pc_plane_seal(planes[0], none, 0);
+                rc = pc_device_comm_seal(planes[0], none, 0);
             if (rc != PC_OK)
                 check(strstr(pc_comm_error(comms[0])->text, "cu") != NULL, "who refused");
-            pc_plane_close(planes[0]);
+            pc_device_comm_close(planes[0]);
             planes[0] = NULL;
             fail("");
             failures += rc != PC_OK;

@@ -84,7 +84,7 @@ static uint32_t draw(uint64_t *state)
 }
 
 struct slot {
-    struct pc_plane_plan *plan;
+    struct pc_device_plan *plan;
     uint64_t in, out;             /* on the device, in the heap */
     uint64_t plain_in, plain_out; /* elsewhere there */
     int32_t *host;                /* pinned: the input, then the output */
@@ -94,12 +94,12 @@ struct slot {
     int call;
 };
 
-static void finish(struct pc_plane *plane, struct slot *s)
+static void finish(struct pc_device_comm *plane, struct slot *s)
 {
     struct pc_error error;
     if (s->plan == NULL)
         return;
-    int rc = pc_plane_check(plane);
+    int rc = pc_device_comm_check(plane);
     if (rc == PC_OK)
         cuda(pc_cuda_stream_wait(0, s->stream, &error), &error);
     for (uint32_t i = 0; i < s->count; i++) {
@@ -112,13 +112,14 @@ static void finish(struct pc_plane *plane, struct slot *s)
             exit(1);
         }
     }
-    pc_plane_plan_free(s->plan);
+    pc_device_plan_free(s->plan);
     s->plan = NULL;
 }
 
-static void run_call(struct pc_comm *comm, struct pc_plane *plane, struct slot *s, uint32_t rank,
-                     const struct pc_plan_spec *spec, struct pc_program *const programs[2],
-                     const struct pc_plane_plan_options *options, uint32_t offset, bool in_place,
+static void run_call(struct pc_comm *comm, struct pc_device_comm *plane, struct slot *s,
+                     uint32_t rank, const struct pc_plan_spec *spec,
+                     struct pc_program *const programs[2],
+                     const struct pc_device_plan_options *options, uint32_t offset, bool in_place,
                      bool registered)
 {
     struct pc_error error;
@@ -131,12 +132,12 @@ static void run_call(struct pc_comm *comm, struct pc_plane *plane, struct slot *
     memset(s->host + MAX_COUNT, 0x55, nbytes);
     int rc = pc_plan_create(comm, spec, programs[0], programs[1], &plan);
     if (rc == PC_OK)
-        rc = pc_plane_plan(plane, plan, options, &s->plan);
+        rc = pc_device_plan_create(plane, plan, options, &s->plan);
     if (rc != PC_OK)
         die(comm, "plan", rc);
     if (nbytes != 0)
         cuda(pc_cuda_copy(0, in, s->host_device, nbytes, s->stream, &error), &error);
-    rc = pc_plane_launch(plane, s->plan, in, out, s->stream, 100);
+    rc = pc_device_comm_launch(plane, s->plan, in, out, s->stream, 100);
     if (rc != PC_OK)
         die(comm, "launch", rc);
     if (nbytes != 0)
@@ -144,7 +145,7 @@ static void run_call(struct pc_comm *comm, struct pc_plane *plane, struct slot *
              &error);
 }
 
-static void run_calls(struct pc_comm *comm, struct pc_plane *plane, uint32_t rank)
+static void run_calls(struct pc_comm *comm, struct pc_device_comm *plane, uint32_t rank)
 {
     struct pc_program *programs[MAX_ALGORITHMS][2];
     struct slot slots[DEPTH] = {{0}};
@@ -156,8 +157,8 @@ static void run_calls(struct pc_comm *comm, struct pc_plane *plane, uint32_t ran
         cuda(pc_cuda_stream(0, 0, &error, &streams[i]), &error);
     for (int i = 0; i < DEPTH; i++) {
         void *host;
-        slots[i].in = pc_plane_alloc(plane, MAX_COUNT * 4 + 64);
-        slots[i].out = pc_plane_alloc(plane, MAX_COUNT * 4 + 64);
+        slots[i].in = pc_device_comm_alloc(plane, MAX_COUNT * 4 + 64);
+        slots[i].out = pc_device_comm_alloc(plane, MAX_COUNT * 4 + 64);
         cuda(pc_cuda_alloc(0, MAX_COUNT * 4 + 64, &error, &slots[i].plain_in), &error);
         cuda(pc_cuda_alloc(0, MAX_COUNT * 4 + 64, &error, &slots[i].plain_out), &error);
         cuda(pc_cuda_host_alloc(0, 2 * MAX_COUNT * 4, &error, &host, &slots[i].host_device),
@@ -192,20 +193,20 @@ static void run_calls(struct pc_comm *comm, struct pc_plane *plane, uint32_t ran
                                     .dtype = PC_DTYPE_INT32,
                                     .op = PC_REDUCE_SUM,
                                     .tile = 64u << draw(&state) % 4};
-        struct pc_plane_plan_options options = {.function = function,
-                                                .lanes = 1u << draw(&state) % 3,
-                                                .packets = draw(&state) % 2 ? -1 : 0};
+        struct pc_device_plan_options options = {.function = function,
+                                                 .lanes = 1u << draw(&state) % 3,
+                                                 .packets = draw(&state) % 2 ? -1 : 0};
         run_call(comm, plane, s, rank, &spec, programs[a], &options, draw(&state) % 5, in_place,
                  registered);
     }
     for (int i = 0; i < DEPTH; i++)
         finish(plane, &slots[i]);
-    int rc = pc_plane_wait(plane, 100);
+    int rc = pc_device_comm_wait(plane, 100);
     if (rc != PC_OK)
         die(comm, "wait", rc);
     for (int i = 0; i < DEPTH; i++) {
-        pc_plane_free(plane, slots[i].in);
-        pc_plane_free(plane, slots[i].out);
+        pc_device_comm_free(plane, slots[i].in);
+        pc_device_comm_free(plane, slots[i].out);
         cuda(pc_cuda_free(0, slots[i].plain_in, &error), &error);
         cuda(pc_cuda_free(0, slots[i].plain_out, &error), &error);
         cuda(pc_cuda_host_free(0, slots[i].host, &error), &error);
@@ -278,42 +279,42 @@ static struct pc_comm *open_comm(uint32_t rank)
                  : pc_comm_connect(comm, peer, blobs[peer], (size_t)blob_bytes[peer]);
         if (rc != PC_OK && rc != PC_AGAIN)
             die(comm, "connect", rc);
-        pc_comm_poll(comm);
+        pc_comm_accept(comm);
         peer += rc == PC_OK;
     }
     atomic_fetch_add(&connected, 1);
     while (atomic_load(&connected) < size) /* the others need an answer from this one */
-        pc_comm_poll(comm);
+        pc_comm_accept(comm);
     if ((rc = pc_comm_sealed(comm)) != PC_OK)
         die(comm, "sealed", rc);
     pthread_barrier_wait(&barrier);
     return comm;
 }
 
-static struct pc_plane *open_plane(struct pc_comm *comm, uint32_t rank)
+static struct pc_device_comm *open_plane(struct pc_comm *comm, uint32_t rank)
 {
     uint32_t locals[MAX_RANKS], n = 0;
     uint8_t reached[MAX_RANKS] = {0};
-    struct pc_plane *plane;
+    struct pc_device_comm *plane;
     for (uint32_t p = 0; p < size; p++)
         if (!is_remote(rank, p))
             locals[n++] = p;
-    struct pc_plane_options options
+    struct pc_device_comm_options options
         = {.device = 0, .nlocals = n, .locals = locals, .heap_bytes = 1 << 20};
-    int rc = pc_plane_open(comm, &options, &plane);
+    int rc = pc_device_comm_open(comm, &options, &plane);
     if (rc != PC_OK)
         die(comm, "a plane", rc);
-    blob_bytes[rank] = pc_plane_address(plane, blobs[rank], sizeof blobs[rank]);
+    blob_bytes[rank] = pc_device_comm_address(plane, blobs[rank], sizeof blobs[rank]);
     pthread_barrier_wait(&barrier);
     for (uint32_t p = 0; p < size; p++) {
         if (p == rank)
             continue;
-        rc = pc_plane_connect(plane, p, blobs[p], (size_t)blob_bytes[p]);
+        rc = pc_device_comm_connect(plane, p, blobs[p], (size_t)blob_bytes[p]);
         if (rc != (is_remote(rank, p) ? PC_UNMAPPABLE : PC_OK))
             die(comm, "a peer's plane", rc);
         reached[p] = rc == PC_OK && !staged;
     }
-    rc = pc_plane_seal(plane, reached, !any_remote && !staged);
+    rc = pc_device_comm_seal(plane, reached, !any_remote && !staged);
     if (rc != PC_OK)
         die(comm, "the edges", rc);
     return plane;
@@ -323,16 +324,16 @@ static void *rank_main(void *argument)
 {
     uint32_t rank = (uint32_t)(uintptr_t)argument;
     struct pc_comm *comm = open_comm(rank);
-    struct pc_plane *plane = open_plane(comm, rank);
-    struct pc_plane_state state;
+    struct pc_device_comm *plane = open_plane(comm, rank);
+    struct pc_device_comm_state state;
     pthread_barrier_wait(&joined);
     run_calls(comm, plane, rank);
-    pc_plane_state(plane, &state);
+    pc_device_comm_state(plane, &state);
     atomic_fetch_add(&carried, state.carried);
     pthread_barrier_wait(&joined);
-    pc_plane_detach(plane, 10);
+    pc_device_comm_detach(plane, 10);
     pthread_barrier_wait(&barrier);
-    pc_plane_close(plane);
+    pc_device_comm_close(plane);
     pthread_barrier_wait(&barrier); /* the arenas are shared: nobody unmaps before all are done */
     pc_comm_close(comm);
     return NULL;

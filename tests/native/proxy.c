@@ -25,8 +25,8 @@
 #define SIGNATURE 1000 /* of a channel's messages, plus the channel; it is none of a plan */
 
 static struct pc_comm *comm;
-static struct pc_plane plane;
-static struct pc_plane_plan bound[PLANS];
+static struct pc_device_comm plane;
+static struct pc_device_plan bound[PLANS];
 static uint32_t sends[PC_MAX_CHANNELS], credits[PC_MAX_CHANNELS]; /* instructions */
 static uint64_t sizes[PC_MAX_CHANNELS][PLANS];                    /* bytes of its messages */
 static uint32_t nchannels;
@@ -37,7 +37,7 @@ static const char *scenario;
 static uint64_t messages[PC_MAX_CHANNELS], given_back[PC_MAX_CHANNELS];
 static uint64_t script[PC_MAX_CHANNELS]; /* the state of the dice, as the kernel's */
 /* What a kernel has written before it pushed entry k: its data, so to say. */
-static uint64_t stamps[PC_MAX_CHANNELS][PC_RING_ENTRIES];
+static uint64_t stamps[PC_MAX_CHANNELS][PC_PROXY_FIFO_ENTRIES];
 static _Atomic int filled, refused;
 static struct pc_error gone = {.code = PC_LOST, .peer = 1, .text = "rank 1 is lost: played"};
 static _Atomic int is_gone;
@@ -65,10 +65,10 @@ static uint32_t draw(uint64_t *state)
 static void check_stamp(uint32_t channel)
 {
     uint64_t k = messages[channel] + given_back[channel];
-    check(stamps[channel][k % PC_RING_ENTRIES] == k, "all that the kernel wrote is there");
+    check(stamps[channel][k % PC_PROXY_FIFO_ENTRIES] == k, "all that the kernel wrote is there");
 }
 
-static int message(struct pc_wire *wire, struct pc_fifo *f, const char *data, uint64_t nbytes,
+static int message(struct pc_net *wire, struct pc_fifo *f, const char *data, uint64_t nbytes,
                    struct pc_error *error)
 {
     (void)wire;
@@ -95,7 +95,7 @@ static int message(struct pc_wire *wire, struct pc_fifo *f, const char *data, ui
     return PC_OK;
 }
 
-static void credit(struct pc_wire *wire, struct pc_fifo *f, uint64_t received)
+static void credit(struct pc_net *wire, struct pc_fifo *f, uint64_t received)
 {
     (void)wire;
     uint32_t what = draw(&script[f->channel]);
@@ -104,37 +104,37 @@ static void credit(struct pc_wire *wire, struct pc_fifo *f, uint64_t received)
     check(received == ++given_back[f->channel], "the next of its edge");
 }
 
-static void progress(struct pc_wire *wire)
+static void progress(struct pc_net *wire)
 {
     (void)wire;
 }
 
-static bool pause_(struct pc_wire *wire, uint64_t ns)
+static bool pause_(struct pc_net *wire, uint64_t ns)
 {
     (void)wire, (void)ns;
     sched_yield();
     return false;
 }
 
-static int drained(struct pc_wire *wire, const struct pc_fifo *f, struct pc_error *error)
+static int drained(struct pc_net *wire, const struct pc_fifo *f, struct pc_error *error)
 {
     (void)wire, (void)f, (void)error;
     return 1;
 }
 
-static const struct pc_error *fault(struct pc_wire *wire, uint32_t peer)
+static const struct pc_error *fault(struct pc_net *wire, uint32_t peer)
 {
     (void)wire, (void)peer;
     return atomic_load(&is_gone) ? &gone : NULL;
 }
 
-static const struct pc_remote played = {.name = "played",
-                                        .message = message,
-                                        .credit = credit,
-                                        .progress = progress,
-                                        .pause = pause_,
-                                        .drained = drained,
-                                        .fault = fault};
+static const struct pc_net_ops played = {.name = "played",
+                                         .message = message,
+                                         .credit = credit,
+                                         .progress = progress,
+                                         .pause = pause_,
+                                         .drained = drained,
+                                         .fault = fault};
 
 static bool aborted(void)
 {
@@ -145,16 +145,17 @@ static bool aborted(void)
 static bool push(uint32_t block, uint64_t *head, uint32_t plan, uint32_t instruction)
 {
     while (*head - __atomic_load_n(&plane.watch->tail[block][0], __ATOMIC_ACQUIRE)
-           >= PC_RING_ENTRIES) {
+           >= PC_PROXY_FIFO_ENTRIES) {
         atomic_store(&filled, 1);
         if (aborted())
             return false;
         sched_yield();
     }
-    stamps[block][*head % PC_RING_ENTRIES] = *head;
-    uint64_t entry = (uint64_t)!(*head / PC_RING_ENTRIES & 1) << 63 | (uint64_t)plan << 48
+    stamps[block][*head % PC_PROXY_FIFO_ENTRIES] = *head;
+    uint64_t entry = (uint64_t)!(*head / PC_PROXY_FIFO_ENTRIES & 1) << 63 | (uint64_t)plan << 48
                      | (uint64_t)instruction << 24;
-    __atomic_store_n(&plane.watch->ring[block][*head % PC_RING_ENTRIES], entry, __ATOMIC_RELEASE);
+    __atomic_store_n(&plane.watch->ring[block][*head % PC_PROXY_FIFO_ENTRIES], entry,
+                     __ATOMIC_RELEASE);
     ++*head;
     return true;
 }
@@ -242,15 +243,15 @@ static struct pc_program *open_comm(const char *path)
 
 static void open_plane(struct pc_program *program)
 {
-    static struct pc_plane_peer peers[2] = {{.reach = PC_REACH_SELF}, {.reach = PC_REACH_REMOTE}};
-    static struct pc_plane_plan *plans[PLANS];
-    plane = (struct pc_plane){.comm = comm,
-                              .error = &comm->error,
-                              .peers = peers,
-                              .plans = plans,
-                              .nplans = PLANS,
-                              .proxied = true,
-                              .watch = aligned_alloc(128, sizeof(struct pc_watch))};
+    static struct pc_device_peer peers[2] = {{.reach = PC_ROUTE_SELF}, {.reach = PC_ROUTE_NET}};
+    static struct pc_device_plan *plans[PLANS];
+    plane = (struct pc_device_comm){.comm = comm,
+                                    .error = &comm->error,
+                                    .peers = peers,
+                                    .plans = plans,
+                                    .nplans = PLANS,
+                                    .proxied = true,
+                                    .watch = aligned_alloc(128, sizeof(struct pc_host_control))};
     memset(plane.watch, 0, sizeof *plane.watch);
     pthread_mutex_init(&plane.lock, NULL);
     pthread_cond_init(&plane.moved, NULL);
@@ -267,7 +268,7 @@ static void open_plane(struct pc_program *program)
         must(pc_plan_create(comm, &spec, program, NULL, &bound[k].plan), "plan");
         plans[k] = &bound[k];
         for (uint32_t c = 0; c < nchannels; c++) {
-            const struct pc_place *slot = program->code[sends[c]].at.places;
+            const struct pc_vm_operand *slot = program->code[sends[c]].at.places;
             for (uint32_t i = 0; i < slot->nchunks; i++) {
                 uint64_t nbytes = bound[k].plan->terms[0].chunks[slot->chunk + i].nbytes;
                 sizes[c][k] += nbytes < 64 ? nbytes : 64;
@@ -279,7 +280,7 @@ static void open_plane(struct pc_program *program)
 
 static void expect_failure(int code, const char *text)
 {
-    check(pc_plane_check(&plane) == code, "its code");
+    check(pc_device_comm_check(&plane) == code, "its code");
     check(strstr(pc_comm_error(comm)->text, text) != NULL, "its text");
 }
 
@@ -292,7 +293,7 @@ int main(int argc, char **argv)
     scenario = argv[1];
     nentries = strtoull(argv[3], NULL, 10);
     struct pc_program *program = open_comm(argv[2]);
-    const struct pc_remote *real = comm->remote;
+    const struct pc_net_ops *real = comm->remote;
     comm->remote = &played;
     open_plane(program);
     for (uint32_t c = 0; c < nchannels; c++)
@@ -316,14 +317,14 @@ int main(int argc, char **argv)
             got += messages[c] + given_back[c];
         check(got == want && atomic_load(&plane.carried) == want, "all of them, and no more");
         check(!plays("full") || atomic_load(&filled), "the ring was full");
-        check(pc_plane_check(&plane) == PC_OK, "no failure");
+        check(pc_device_comm_check(&plane) == PC_OK, "no failure");
     }
     if (plays("lost") || plays("gone"))
         expect_failure(PC_LOST, "rank 1 is lost: played");
     if (plays("abort"))
         expect_failure(PC_ABORTED, "played");
     if (plays("idle"))
-        check(pc_plane_check(&plane) == PC_OK, "no failure");
+        check(pc_device_comm_check(&plane) == PC_OK, "no failure");
     pc__proxy_stop(&plane);
     comm->remote = real;
     for (uint32_t k = 0; k < PLANS; k++)

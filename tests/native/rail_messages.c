@@ -41,7 +41,7 @@ static void die(const char *what, const struct pc_error *error)
 }
 
 struct side {
-    struct pc_rail rail;
+    struct pc_ib_device rail;
     struct ibv_qp *qp;
     struct ibv_mr *mr;
     unsigned char *memory; /* out: the first half; in: the second */
@@ -51,7 +51,7 @@ struct side {
 };
 
 struct hello {
-    struct pc_end end;
+    struct pc_qp_info end;
     uint64_t in;
     uint32_t rkey;
 };
@@ -75,21 +75,21 @@ static void start(struct side *s, const char *device, int fd)
     struct hello mine = {0}, theirs;
     struct pc_rail_spec spec = {.port = 1, .gid_index = -1};
     snprintf(spec.device, sizeof spec.device, "%s", device);
-    if (pc__rail_open(&spec, &options, 1024, &error, &s->rail) != PC_OK)
+    if (pc__ib_device_open(&spec, &options, 1024, &error, &s->rail) != PC_OK)
         die("open", &error);
     s->memory = mmap(NULL, REGION, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     s->mr = pc__ib.reg_mr(s->rail.pd, s->memory, REGION,
                           IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
     if (s->mr == NULL)
         die("ibv_reg_mr", NULL);
-    if (pc__rail_qp(&s->rail, s->rail.pd, 2 * DEPTH, DEPTH, &error, &s->qp, &mine.end) != PC_OK)
+    if (pc__qp_create(&s->rail, s->rail.pd, 2 * DEPTH, DEPTH, &error, &s->qp, &mine.end) != PC_OK)
         die("qp", &error);
     for (uint32_t i = 0; i < DEPTH; i++)
         post_receive(s);
     mine.in = (uintptr_t)s->memory + REGION / 2;
     mine.rkey = s->mr->rkey;
     exchange(fd, &mine, &theirs, sizeof mine);
-    if (pc__rail_connect(&s->rail, s->qp, &mine.end, &theirs.end, &error) != PC_OK)
+    if (pc__qp_connect(&s->rail, s->qp, &mine.end, &theirs.end, &error) != PC_OK)
         die("connect", &error);
     s->their_in = theirs.in;
     s->their_rkey = theirs.rkey;
@@ -200,7 +200,7 @@ static void pass(struct side *s, const char *device, int fd, uint32_t messages)
     pc__ib.destroy_qp(s->qp);
     pc__ib.dereg_mr(s->mr);
     munmap(s->memory, REGION);
-    pc__rail_close(&s->rail);
+    pc__ib_device_close(&s->rail);
 }
 
 static int two_processes(const char *a, const char *b, uint32_t messages)

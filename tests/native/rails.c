@@ -46,11 +46,11 @@ static struct pc_rail_spec spec_of(const char *device, const char *port, const c
     return spec;
 }
 
-static void open_rail(const char *device, const char *gid, struct pc_rail *rail)
+static void open_rail(const char *device, const char *gid, struct pc_ib_device *rail)
 {
     struct pc_rail_spec spec = spec_of(device, "1", gid);
     struct pc_error error;
-    if (pc__rail_open(&spec, &options, 1024, &error, rail) != PC_OK)
+    if (pc__ib_device_open(&spec, &options, 1024, &error, rail) != PC_OK)
         die("open", &error);
 }
 
@@ -79,17 +79,17 @@ static int try_open(const struct pc_rail_spec *spec, uint32_t mtu)
 {
     struct pc_verbs_options with = options;
     struct pc_error error;
-    struct pc_rail rail;
+    struct pc_ib_device rail;
     with.mtu = mtu;
-    int rc = pc__rail_open(spec, &with, 1024, &error, &rail);
+    int rc = pc__ib_device_open(spec, &with, 1024, &error, &rail);
     if (rc != PC_OK) {
         printf("%s %d %s\n", pc_code_name(rc), error.errnum, error.text);
         return 0;
     }
     printf("OK gid %d mtu %d inline %u message %u speed %llu active %d\n", rail.spec.gid_index,
            128 << rail.mtu, rail.max_inline, rail.max_message, (unsigned long long)rail.speed,
-           pc__rail_active(&rail));
-    pc__rail_close(&rail);
+           pc__ib_device_active(&rail));
+    pc__ib_device_close(&rail);
     return 0;
 }
 
@@ -97,15 +97,15 @@ static int deep(const char *device, uint32_t completions, uint32_t sends)
 {
     struct pc_rail_spec spec = spec_of(device, "1", "-1");
     struct pc_error error;
-    struct pc_rail rail;
-    struct pc_end end;
+    struct pc_ib_device rail;
+    struct pc_qp_info end;
     struct ibv_qp *qp;
-    int rc = pc__rail_open(&spec, &options, completions, &error, &rail);
+    int rc = pc__ib_device_open(&spec, &options, completions, &error, &rail);
     if (rc == PC_OK) {
-        rc = pc__rail_qp(&rail, rail.pd, sends, DEPTH, &error, &qp, &end);
+        rc = pc__qp_create(&rail, rail.pd, sends, DEPTH, &error, &qp, &end);
         if (rc == PC_OK)
             pc__ib.destroy_qp(qp);
-        pc__rail_close(&rail);
+        pc__ib_device_close(&rail);
     }
     printf("%s %s\n", pc_code_name(rc), rc == PC_OK ? "" : error.text);
     return 0;
@@ -127,14 +127,14 @@ static int locked(const struct pc_rail_spec *spec, const char *kib)
         printf("missing %s\n", missing);
         return 0;
     }
-    struct pc_rail rail;
+    struct pc_ib_device rail;
     open_rail(spec->device, "-1", &rail);
     uint64_t before = pc__ib_lockable();
     char *memory = mmap(NULL, REGION, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     struct ibv_mr *mr = pc__ib.reg_mr(rail.pd, memory, REGION, IBV_ACCESS_LOCAL_WRITE);
     if (mr == NULL) {
         struct pc_error error;
-        pc__rail_refused(&rail, "ibv_reg_mr", REGION, &error);
+        pc__ib_device_refused(&rail, "ibv_reg_mr", REGION, &error);
         printf("%s\n", error.text);
     } else {
         printf("registered, %llu KiB less\n",
@@ -142,24 +142,24 @@ static int locked(const struct pc_rail_spec *spec, const char *kib)
         pc__ib.dereg_mr(mr);
     }
     munmap(memory, REGION);
-    pc__rail_close(&rail);
+    pc__ib_device_close(&rail);
     return 0;
 }
 
 static int renew(const char *a, const char *b, int times)
 {
     struct pc_error error;
-    struct pc_rail one, two;
+    struct pc_ib_device one, two;
     open_rail(a, "-1", &one);
     open_rail(b, "-1", &two);
     uint32_t psn = 0, repeated = 0;
     for (int i = 0; i < times; i++) {
-        struct pc_end here, there;
+        struct pc_qp_info here, there;
         struct ibv_qp *p, *q;
-        if (pc__rail_qp(&one, one.pd, DEPTH, DEPTH, &error, &p, &here) != PC_OK
-            || pc__rail_qp(&two, two.pd, DEPTH, DEPTH, &error, &q, &there) != PC_OK
-            || pc__rail_connect(&one, p, &here, &there, &error) != PC_OK
-            || pc__rail_connect(&two, q, &there, &here, &error) != PC_OK)
+        if (pc__qp_create(&one, one.pd, DEPTH, DEPTH, &error, &p, &here) != PC_OK
+            || pc__qp_create(&two, two.pd, DEPTH, DEPTH, &error, &q, &there) != PC_OK
+            || pc__qp_connect(&one, p, &here, &there, &error) != PC_OK
+            || pc__qp_connect(&two, q, &there, &here, &error) != PC_OK)
             die("renew", &error);
         struct ibv_qp_attr attr;
         struct ibv_qp_init_attr init;
@@ -171,8 +171,8 @@ static int renew(const char *a, const char *b, int times)
         pc__ib.destroy_qp(p);
         pc__ib.destroy_qp(q);
     }
-    pc__rail_close(&one);
-    pc__rail_close(&two);
+    pc__ib_device_close(&one);
+    pc__ib_device_close(&two);
     printf("%d pairs, %s\n", times, repeated < 2 ? "PSNs vary" : "PSNs repeat");
     return 0;
 }
@@ -180,45 +180,45 @@ static int renew(const char *a, const char *b, int times)
 static int misfit(const char *a, const char *gid_a, const char *b, const char *gid_b)
 {
     struct pc_error error;
-    struct pc_rail one, two;
-    struct pc_end here, there;
+    struct pc_ib_device one, two;
+    struct pc_qp_info here, there;
     struct ibv_qp *p, *q;
     open_rail(a, gid_a, &one);
     open_rail(b, gid_b, &two);
-    if (pc__rail_qp(&one, one.pd, DEPTH, DEPTH, &error, &p, &here) != PC_OK
-        || pc__rail_qp(&two, two.pd, DEPTH, DEPTH, &error, &q, &there) != PC_OK)
+    if (pc__qp_create(&one, one.pd, DEPTH, DEPTH, &error, &p, &here) != PC_OK
+        || pc__qp_create(&two, two.pd, DEPTH, DEPTH, &error, &q, &there) != PC_OK)
         die("qp", &error);
-    int rc = pc__rail_connect(&one, p, &here, &there, &error);
+    int rc = pc__qp_connect(&one, p, &here, &there, &error);
     printf("%s %s\n", pc_code_name(rc), rc == PC_OK ? "" : error.text);
     pc__ib.destroy_qp(p);
     pc__ib.destroy_qp(q);
     there.qpn = 1u << 24;
-    if (pc__rail_qp(&one, one.pd, DEPTH, DEPTH, &error, &p, &here) != PC_OK)
+    if (pc__qp_create(&one, one.pd, DEPTH, DEPTH, &error, &p, &here) != PC_OK)
         die("qp", &error);
-    rc = pc__rail_connect(&one, p, &here, &there, &error);
+    rc = pc__qp_connect(&one, p, &here, &there, &error);
     printf("%s %s\n", pc_code_name(rc), rc == PC_OK ? "" : error.text);
     pc__ib.destroy_qp(p);
-    pc__rail_close(&one);
-    pc__rail_close(&two);
+    pc__ib_device_close(&one);
+    pc__ib_device_close(&two);
     return 0;
 }
 
 static int nobody(const char *device, const char *where)
 {
     struct pc_error error;
-    struct pc_rail rail;
-    struct pc_end here, there;
+    struct pc_ib_device rail;
+    struct pc_qp_info here, there;
     struct ibv_qp *qp;
     open_rail(device, "-1", &rail);
-    if (pc__rail_qp(&rail, rail.pd, DEPTH, DEPTH, &error, &qp, &here) != PC_OK)
+    if (pc__qp_create(&rail, rail.pd, DEPTH, DEPTH, &error, &qp, &here) != PC_OK)
         die("qp", &error);
     there = here;
     if (inet_pton(AF_INET, where, there.gid + 12) != 1)
         die("address", NULL);
-    int rc = pc__rail_connect(&rail, qp, &here, &there, &error);
+    int rc = pc__qp_connect(&rail, qp, &here, &there, &error);
     printf("%s %d %s\n", pc_code_name(rc), error.errnum, rc == PC_OK ? "" : error.text);
     pc__ib.destroy_qp(qp);
-    pc__rail_close(&rail);
+    pc__ib_device_close(&rail);
     return 0;
 }
 

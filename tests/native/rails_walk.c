@@ -75,20 +75,20 @@ static uint64_t length(uint64_t *state)
 static void exchange(struct pc_comm *comm, uint32_t rank, int number, uint64_t *state,
                      unsigned char *memory)
 {
-    struct pc_message messages[2 * MAX_RANKS];
+    struct pc_p2p_op messages[2 * MAX_RANKS];
     uint32_t n = 0;
     for (uint32_t from = 0; from < size; from++)
         for (uint32_t to = 0; to < size; to++) {
             uint64_t nbytes = length(state);
             if (from == to || (from != rank && to != rank))
                 continue;
-            struct pc_message *m = &messages[n];
-            *m = (struct pc_message){.at = memory + (size_t)n * MAX_BYTES,
-                                     .nbytes = nbytes,
-                                     .peer = from == rank ? to : from,
-                                     .direction
-                                     = from == rank ? PC_DIRECTION_SEND : PC_DIRECTION_RECV,
-                                     .dtype = PC_DTYPE_UINT8};
+            struct pc_p2p_op *m = &messages[n];
+            *m = (struct pc_p2p_op){.at = memory + (size_t)n * MAX_BYTES,
+                                    .nbytes = nbytes,
+                                    .peer = from == rank ? to : from,
+                                    .direction
+                                    = from == rank ? PC_DIRECTION_SEND : PC_DIRECTION_RECV,
+                                    .dtype = PC_DTYPE_UINT8};
             for (uint64_t i = 0; i < nbytes; i++)
                 ((unsigned char *)m->at)[i] = from == rank ? value(from, to, number, i) : 0x55;
             n++;
@@ -198,21 +198,21 @@ static void *attend(void *unused)
 {
     struct pollfd fds[MAX_RANKS];
     for (uint32_t r = 0; r < size; r++)
-        fds[r] = (struct pollfd){.fd = pc_comm_attention(comms[r]), .events = POLLIN};
+        fds[r] = (struct pollfd){.fd = pc_comm_event_fd(comms[r]), .events = POLLIN};
     while (atomic_load(&attends)) {
         poll(fds, size, 10);
         for (uint32_t r = 0; r < size; r++)
             if (fds[r].revents)
-                pc_comm_attend(comms[r]);
+                pc_comm_handle_events(comms[r]);
     }
     return unused;
 }
 
-static struct pc_wire_state total(void)
+static struct pc_net_state total(void)
 {
-    struct pc_wire_state sum = {0}, one;
+    struct pc_net_state sum = {0}, one;
     for (uint32_t r = 0; r < size; r++) {
-        pc_comm_wire_state(comms[r], &one);
+        pc_comm_net_state(comms[r], &one);
         sum.failures += one.failures;
         sum.revivals += one.revivals;
         sum.replayed += one.replayed;
@@ -334,7 +334,7 @@ int main(int argc, char **argv)
     watch(10, false);
     end_rounds();
     pthread_barrier_wait(&barrier);
-    struct pc_wire_state seen = total();
+    struct pc_net_state seen = total();
     atomic_store(&attends, false);
     pthread_join(attendant, NULL);
     pthread_barrier_wait(&barrier);

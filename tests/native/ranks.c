@@ -201,7 +201,7 @@ static void link_ranks(void)
                     setsockopt(ends[i], SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
                 int rc = pc_comm_adopt(comms[a], b, ends[0]);
                 rc = rc == PC_OK ? pc_comm_adopt(comms[b], a, ends[1]) : rc;
-                if (rc != PC_OK || pc_comm_links(comms[b], a) != (int)k + 1) {
+                if (rc != PC_OK || pc_comm_connections(comms[b], a) != (int)k + 1) {
                     fprintf(stderr, "adopt: %s\n", pc_code_name(rc));
                     exit(1);
                 }
@@ -245,12 +245,12 @@ static void *rank_main(void *argument)
                  : pc_comm_connect(comm, peer, blobs[peer], (size_t)blob_bytes[peer]);
         if (rc != PC_OK && rc != PC_AGAIN)
             die(comm, "connect", rc);
-        pc_comm_poll(comm);
+        pc_comm_accept(comm);
         peer += rc == PC_OK;
     }
     atomic_fetch_add(&connected, 1);
     while (atomic_load(&connected) < size) /* the others need an answer from this one */
-        pc_comm_poll(comm);
+        pc_comm_accept(comm);
     pthread_barrier_wait(&joined);
     run_calls(comm, rank);
     while (!atomic_load(&linked))

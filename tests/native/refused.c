@@ -22,7 +22,7 @@ static void turn(void)
     struct pc_comm *comm = NULL;
     struct pc_work *work = NULL;
     unsigned char x;
-    struct pc_message m = {
+    struct pc_p2p_op m = {
         .at = &x, .nbytes = 1, .peer = 1, .direction = PC_DIRECTION_RECV, .dtype = PC_DTYPE_UINT8};
     uint64_t number;
     expect(comm, "open", pc_comm_open(&options, &comm), PC_OK);

@@ -30,9 +30,9 @@ int main(void)
 
 static const struct pc_verbs_options options
     = {.queue_pairs = 1, .timeout = 14, .retry_count = 7, .traffic_class = 104};
-static struct pc_rail rails[2];
+static struct pc_ib_device rails[2];
 static struct ibv_qp *pairs[2];
-static struct pc_pins *pins;
+static struct pc_rcache *pins;
 static struct pc_error error;
 
 static void die(const char *what)
@@ -43,22 +43,22 @@ static void die(const char *what)
 
 static void open_rails(char *const *devices)
 {
-    struct pc_end ends[2];
+    struct pc_qp_info ends[2];
     for (int i = 0; i < 2; i++) {
         struct pc_rail_spec spec = {.port = 1, .gid_index = -1};
         snprintf(spec.device, sizeof spec.device, "%s", devices[i]);
-        if (pc__rail_open(&spec, &options, 64, &error, &rails[i]) != PC_OK
-            || pc__rail_qp(&rails[i], rails[i].pd, 8, 8, &error, &pairs[i], &ends[i]) != PC_OK)
+        if (pc__ib_device_open(&spec, &options, 64, &error, &rails[i]) != PC_OK
+            || pc__qp_create(&rails[i], rails[i].pd, 8, 8, &error, &pairs[i], &ends[i]) != PC_OK)
             die(devices[i]);
     }
     for (int i = 0; i < 2; i++)
-        if (pc__rail_connect(&rails[i], pairs[i], &ends[i], &ends[1 - i], &error) != PC_OK)
+        if (pc__qp_connect(&rails[i], pairs[i], &ends[i], &ends[1 - i], &error) != PC_OK)
             die("connect");
 }
 
 /* Writes from one buffer to the other, by the first rail to the second. */
-static void write_from(const char *from, const struct pc_region *mine, const char *to,
-                       const struct pc_region *theirs)
+static void write_from(const char *from, const struct pc_mr *mine, const char *to,
+                       const struct pc_mr *theirs)
 {
     struct ibv_sge part = {(uintptr_t)from, NBYTES, mine->with[0]->lkey};
     struct ibv_send_wr wr = {.sg_list = &part,
@@ -78,9 +78,9 @@ static void write_from(const char *from, const struct pc_region *mine, const cha
     }
 }
 
-static struct pc_pinned *pin(const char *at)
+static struct pc_rcache_region *pin(const char *at)
 {
-    struct pc_pinned *p = pc__pin(pins, at, NBYTES, false, &error);
+    struct pc_rcache_region *p = pc__rcache_get(pins, at, NBYTES, false, &error);
     if (p == NULL)
         die("pin");
     return p;
@@ -133,8 +133,8 @@ static void change(char *at, int how)
     }
 }
 
-static bool carries(char *from, const struct pc_region *mine, char *to,
-                    const struct pc_region *theirs, unsigned round)
+static bool carries(char *from, const struct pc_mr *mine, char *to, const struct pc_mr *theirs,
+                    unsigned round)
 {
     for (size_t i = 0; i < NBYTES; i++) {
         from[i] = (char)(round * 37 + i % 251 + 1);
@@ -150,7 +150,7 @@ static _Atomic int done;
 static void *beside(void *own)
 {
     while (!atomic_load(&done)) {
-        pc__unpin(pins, pin(own));
+        pc__rcache_put(pins, pin(own));
         munmap(own, ROOM);
         fresh(own);
     }
@@ -169,24 +169,24 @@ int main(int argc, char **argv)
         return 1;
     }
     open_rails(argv + 1);
-    struct pc_regions regions = {.domains = {rails[0].pd, rails[1].pd},
-                                 .n = 2,
-                                 .access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE};
-    struct pc_pin_counters c;
+    struct pc_mr_domains regions = {.domains = {rails[0].pd, rails[1].pd},
+                                    .n = 2,
+                                    .access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE};
+    struct pc_rcache_counters c;
     pthread_t thread;
-    pins = pc__pins_open(&pc__region_registrar, &regions, 1 << 22);
-    if (*pc__pins_missing(pins) != 0)
-        printf("nothing is kept: %s\n", pc__pins_missing(pins));
+    pins = pc__rcache_open(&pc__mr_rcache_ops, &regions, 1 << 22);
+    if (*pc__rcache_missing(pins) != 0)
+        printf("nothing is kept: %s\n", pc__rcache_missing(pins));
     char *from = fresh(NULL), *to = fresh(NULL);
     pthread_create(&thread, NULL, beside, fresh(NULL));
     unsigned rounds = (unsigned)atoi(argv[3]);
     for (unsigned round = 0; round < rounds; round++) {
         change(from, (int)(round % 6));
         change(to, (int)(round / 6 % 6));
-        struct pc_pinned *mine = pin(from), *theirs = pin(to);
+        struct pc_rcache_region *mine = pin(from), *theirs = pin(to);
         bool right = carries(from, mine->handle, to, theirs->handle, round);
-        pc__unpin(pins, mine);
-        pc__unpin(pins, theirs);
+        pc__rcache_put(pins, mine);
+        pc__rcache_put(pins, theirs);
         if (!right) {
             fprintf(stderr, "round %u: what was written is not there\n", round);
             return 1;
@@ -196,24 +196,24 @@ int main(int argc, char **argv)
     pthread_join(thread, NULL);
     /* While a change of memory is yet to be read nothing is kept. Now there are no more of them. */
     for (int i = 0; i < 10000 && (i == 0 || c.entries == 0 || c.hits == 0); i++) {
-        pc__unpin(pins, pin(from));
-        pc__pins_count(pins, &c);
+        pc__rcache_put(pins, pin(from));
+        pc__rcache_query(pins, &c);
         usleep(1000);
     }
     printf("%u writes to memory as it was; kept: %s, found again: %s\n", rounds,
            c.entries > 0 ? "yes" : "no", c.hits > 0 ? "yes" : "no");
 
-    struct pc_pinned *mine = pin(from), *theirs = pin(to);
+    struct pc_rcache_region *mine = pin(from), *theirs = pin(to);
     change(to, 1);
     printf("a region that was kept in spite of it: %s\n",
            carries(from, mine->handle, to, theirs->handle, 7) ? "right" : "nothing arrives");
-    pc__unpin(pins, mine);
-    pc__unpin(pins, theirs);
-    pc__pins_close(pins);
+    pc__rcache_put(pins, mine);
+    pc__rcache_put(pins, theirs);
+    pc__rcache_close(pins);
     for (int i = 0; i < 2; i++)
         pc__ib.destroy_qp(pairs[i]);
     for (int i = 0; i < 2; i++)
-        pc__rail_close(&rails[i]);
+        pc__ib_device_close(&rails[i]);
     return 0;
 }
 #endif

@@ -55,9 +55,9 @@ static void open_ranks(uint32_t size)
         }
 }
 
-static struct pc_message message(uint32_t direction, uint32_t peer, void *at, uint64_t nbytes)
+static struct pc_p2p_op message(uint32_t direction, uint32_t peer, void *at, uint64_t nbytes)
 {
-    return (struct pc_message){
+    return (struct pc_p2p_op){
         .at = at, .nbytes = nbytes, .peer = peer, .direction = direction, .dtype = PC_DTYPE_UINT8};
 }
 
@@ -69,12 +69,12 @@ static int finish(struct pc_comm *comm, int rc)
     return rc;
 }
 
-static int exchange(uint32_t rank, const struct pc_message *m, uint32_t n, double timeout)
+static int exchange(uint32_t rank, const struct pc_p2p_op *m, uint32_t n, double timeout)
 {
     return finish(comms[rank], pc_exchange(comms[rank], m, n, timeout));
 }
 
-static struct pc_work *post(uint32_t rank, const struct pc_message *m)
+static struct pc_work *post(uint32_t rank, const struct pc_p2p_op *m)
 {
     struct pc_work *work = NULL;
     expect(comms[rank], "post", pc_post(comms[rank], m, 1, FOREVER, &work), PC_OK);
@@ -86,12 +86,12 @@ static void order(void)
 {
     unsigned char first = 1, second = 2, x[2] = {0, 0};
     open_ranks(1);
-    struct pc_message send = message(PC_DIRECTION_SEND, 0, &first, 1);
+    struct pc_p2p_op send = message(PC_DIRECTION_SEND, 0, &first, 1);
     expect(comms[0], "send", exchange(0, &send, 1, FOREVER), PC_OK);
-    struct pc_message both[2]
+    struct pc_p2p_op both[2]
         = {message(PC_DIRECTION_RECV, 0, &x[0], 1), message(PC_DIRECTION_SEND, 0, &second, 1)};
     expect(comms[0], "exchange", exchange(0, both, 2, FOREVER), PC_OK);
-    struct pc_message receive = message(PC_DIRECTION_RECV, 0, &x[1], 1);
+    struct pc_p2p_op receive = message(PC_DIRECTION_RECV, 0, &x[1], 1);
     expect(comms[0], "receive", exchange(0, &receive, 1, FOREVER), PC_OK);
     if (x[0] != first || x[1] != second) {
         fprintf(stderr, "got %u, %u; want %u, %u\n", x[0], x[1], first, second);
@@ -103,7 +103,7 @@ static void order(void)
 static void memory(void)
 {
     open_ranks(1);
-    struct pc_message m = message(PC_DIRECTION_SEND, 0, sent, UINT64_C(1) << 47);
+    struct pc_p2p_op m = message(PC_DIRECTION_SEND, 0, sent, UINT64_C(1) << 47);
     expect(comms[0], "send", exchange(0, &m, 1, FOREVER), PC_NOMEM);
 }
 
@@ -111,8 +111,8 @@ static void memory(void)
 static void several(void)
 {
     open_ranks(3);
-    struct pc_message send = message(PC_DIRECTION_SEND, 0, sent, 100);
-    struct pc_message receive[2]
+    struct pc_p2p_op send = message(PC_DIRECTION_SEND, 0, sent, 100);
+    struct pc_p2p_op receive[2]
         = {message(PC_DIRECTION_RECV, 1, got, 100), message(PC_DIRECTION_RECV, 2, got + 100, 100)};
     for (int i = 0; i < 40; i++) { /* more than there are lines */
         expect(comms[1], "send", exchange(1, &send, 1, FOREVER), PC_OK);
@@ -125,8 +125,8 @@ static void several(void)
 static void deadline(void)
 {
     open_ranks(2);
-    struct pc_message send = message(PC_DIRECTION_SEND, 1, sent, LARGE);
-    struct pc_message receive = message(PC_DIRECTION_RECV, 0, got, LARGE);
+    struct pc_p2p_op send = message(PC_DIRECTION_SEND, 1, sent, LARGE);
+    struct pc_p2p_op receive = message(PC_DIRECTION_RECV, 0, got, LARGE);
     struct pc_work *work = post(0, &send);
     expect(comms[1], "receive", exchange(1, &receive, 1, FOREVER), PC_OK);
     int rc = PC_AGAIN;
@@ -141,8 +141,8 @@ static void deadline(void)
 static void beside(void)
 {
     open_ranks(3);
-    struct pc_message large = message(PC_DIRECTION_SEND, 2, sent, LARGE);
-    struct pc_message small = message(PC_DIRECTION_SEND, 1, sent, 100);
+    struct pc_p2p_op large = message(PC_DIRECTION_SEND, 2, sent, LARGE);
+    struct pc_p2p_op small = message(PC_DIRECTION_SEND, 1, sent, 100);
     struct pc_work *work = post(0, &large);
     expect(comms[0], "send", exchange(0, &small, 1, 1.0), PC_OK);
     expect(comms[0], "work", pc_work_wait(work, 0), PC_AGAIN);
@@ -155,7 +155,7 @@ static void beside(void)
 static void call(void)
 {
     open_ranks(2);
-    struct pc_message large = message(PC_DIRECTION_SEND, 1, sent, LARGE);
+    struct pc_p2p_op large = message(PC_DIRECTION_SEND, 1, sent, LARGE);
     struct pc_work *work = post(0, &large);
     expect(comms[0], "pairwise", finish(comms[0], pc_pairwise(comms[0], 7, NULL, 0, 1.0)), PC_OK);
     expect(comms[0], "work", pc_work_wait(work, 0), PC_AGAIN);
@@ -168,7 +168,7 @@ static void call(void)
 static void credit(void)
 {
     open_ranks(2);
-    struct pc_message large = message(PC_DIRECTION_SEND, 1, sent, LARGE), eight[2][8];
+    struct pc_p2p_op large = message(PC_DIRECTION_SEND, 1, sent, LARGE), eight[2][8];
     for (int i = 0; i < 8; i++) {
         eight[0][i] = message(PC_DIRECTION_RECV, 1, got + 100 * i, 100);
         eight[1][i] = message(PC_DIRECTION_SEND, 0, sent + 100 * i, 100);

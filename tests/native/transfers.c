@@ -73,7 +73,7 @@ static void check(const unsigned char *x, uint64_t nbytes, uint32_t from, uint32
 struct slot {
     struct pc_work *work;
     unsigned char *sent, *got, *heap;
-    struct pc_message messages[2 * MAX_RANKS];
+    struct pc_p2p_op messages[2 * MAX_RANKS];
     uint32_t n;
     int number;
 };
@@ -144,13 +144,13 @@ static void offer(struct rank *r, struct pc_work *work)
 static void add(struct slot *s, const struct rank *r, uint32_t peer, uint32_t direction,
                 uint64_t nbytes, bool registered)
 {
-    struct pc_message *m = &s->messages[s->n++];
+    struct pc_p2p_op *m = &s->messages[s->n++];
     unsigned char *base = direction == PC_DIRECTION_RECV ? s->got : registered ? s->heap : s->sent;
-    *m = (struct pc_message){.at = base + (uint64_t)peer * MAX_BYTES,
-                             .nbytes = nbytes,
-                             .peer = peer,
-                             .direction = direction,
-                             .dtype = PC_DTYPE_UINT8};
+    *m = (struct pc_p2p_op){.at = base + (uint64_t)peer * MAX_BYTES,
+                            .nbytes = nbytes,
+                            .peer = peer,
+                            .direction = direction,
+                            .dtype = PC_DTYPE_UINT8};
     if (direction == PC_DIRECTION_SEND)
         fill(m->at, nbytes, r->rank, peer, s->number);
     else
@@ -282,12 +282,12 @@ static void *rank_main(void *argument)
                  : pc_comm_connect(r->comm, peer, blobs[peer], (size_t)blob_bytes[peer]);
         if (rc != PC_OK && rc != PC_AGAIN)
             die(r->comm, "connect", rc);
-        pc_comm_poll(r->comm);
+        pc_comm_accept(r->comm);
         peer += rc == PC_OK;
     }
     atomic_fetch_add(&connected, 1);
     while (atomic_load(&connected) < size) /* the others need an answer from this one */
-        pc_comm_poll(r->comm);
+        pc_comm_accept(r->comm);
     comms[r->rank] = r->comm;
     pthread_barrier_wait(&joined);
     pthread_barrier_wait(&joined);

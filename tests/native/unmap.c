@@ -101,7 +101,7 @@ static void heap(void)
         char *small[64];
         for (int k = 0; k < 64; k++) {
             small[k] = malloc(3000);
-            pc__unpin(pins, pc__pin(pins, small[k], 3000, false, &error));
+            pc__rcache_put(pins, pc__rcache_get(pins, small[k], 3000, false, &error));
         }
         for (int k = 0; k < 64; k++)
             free(small[k]);
@@ -120,20 +120,20 @@ static void forks(void)
 {
     char *a = fresh(NULL, 4);
     void *handle = touch(a, 4 * PAGE);
-    struct pc_pinned *p = pin(a, PAGE);
+    struct pc_rcache_region *p = pin(a, PAGE);
     pid_t child = fork();
     if (child == 0) {
         munmap(a, 4 * PAGE); /* nobody is told */
         fresh(a, 4);
-        want(pc__pin(pins, a, 1, false, &error) == NULL && error.code == PC_INVALID);
-        pc__unpin(pins, p);
-        pc__pins_close(pins);
+        want(pc__rcache_get(pins, a, 1, false, &error) == NULL && error.code == PC_INVALID);
+        pc__rcache_put(pins, p);
+        pc__rcache_close(pins);
         _exit(atomic_load(&dropped));
     }
     ended(child);
     want(system("! ls -l /proc/self/fd | grep userfaultfd") == 0);
     want(touch(a, 4 * PAGE) == handle && counters().invalidations == 0);
-    pc__unpin(pins, p);
+    pc__rcache_put(pins, p);
     /* A child that stays must not keep the watching alive: nobody would read. */
     int ends[2];
     char byte;
@@ -146,11 +146,11 @@ static void forks(void)
     char *b = fresh(NULL, 4);
     munmap(b, 4 * PAGE);
     want(mremap(a, 4 * PAGE, 4 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, b) == b);
-    pc__pins_close(pins);
+    pc__rcache_close(pins);
     munmap(b, 4 * PAGE); /* was still watched after it had moved */
     close(ends[1]);
     ended(child);
-    pins = pc__pins_open(&registrar, NULL, LIMIT);
+    pins = pc__rcache_open(&registrar, NULL, LIMIT);
 }
 
 static char *neighbour;
@@ -190,9 +190,9 @@ static void meanwhile(void)
     char *a = neighbour = fresh(NULL, 4);
     touch(a, 2 * PAGE);
     atomic_store(&before, unmap_neighbour);
-    struct pc_pinned *p = pin(a + PAGE, 3 * PAGE);
+    struct pc_rcache_region *p = pin(a + PAGE, 3 * PAGE);
     want(p->span.from == (uintptr_t)a + PAGE && p->span.to == (uintptr_t)a + 4 * PAGE);
-    pc__unpin(pins, p);
+    pc__rcache_put(pins, p);
     fresh(a, 1);
     atomic_store(&during, pin_all);
     touch(a + PAGE, 2 * PAGE);
@@ -222,7 +222,7 @@ static void unwatched(void)
     munmap(a, PAGE);
     until_dropped(1);
     want(watched() == 1);
-    pc__pins_forget(pins, a + 4 * PAGE, 1);
+    pc__rcache_invalidate(pins, a + 4 * PAGE, 1);
     want(watched() == 0);
     munmap(a, 8 * PAGE);
 }
@@ -240,14 +240,14 @@ static void late(void)
         pthread_t thread;
         char *a = fresh(NULL, 2);
         touch(a, 2 * PAGE);
-        pc__unmap_lock();
+        pc__mem_events_lock();
         want(pthread_create(&thread, NULL, unmapper, a) == 0);
         while (mmap(a, 2 * PAGE, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0)
                == MAP_FAILED)
             want(errno == EEXIST);
         fill(a, 2);
-        pc__unmap_unlock();
+        pc__mem_events_unlock();
         touch(a, 2 * PAGE);
         pthread_join(thread, NULL);
         munmap(a, 2 * PAGE);
@@ -291,9 +291,9 @@ static void mixed(void)
     enum { PAGES = 48, HELD = 6 };
     unsigned state = 1;
     char *a = fresh(NULL, PAGES);
-    struct pc_pinned *held[HELD] = {NULL};
-    pc__pins_close(pins);
-    pins = pc__pins_open(&registrar, NULL, 24 * PAGE);
+    struct pc_rcache_region *held[HELD] = {NULL};
+    pc__rcache_close(pins);
+    pins = pc__rcache_open(&registrar, NULL, 24 * PAGE);
     for (int turn = 0; turn < 20000; turn++) {
         size_t page = (size_t)rand_r(&state) % PAGES, rest = PAGES - page;
         size_t n = 1 + (size_t)rand_r(&state) % (rest < 10 ? rest : 10);
@@ -310,14 +310,14 @@ static void mixed(void)
             fill(at, n);
             break;
         case 2:
-            pc__pins_forget(pins, at, n * PAGE);
+            pc__rcache_invalidate(pins, at, n * PAGE);
             break;
         case 3:
             atomic_store(&refuse, 1);
             /* fall through */
         default:
             if (held[slot] != NULL)
-                pc__unpin(pins, held[slot]);
+                pc__rcache_put(pins, held[slot]);
             held[slot]
                 = rand_r(&state) % 4 == 0 ? NULL : pin(at + rand_r(&state) % 64, n * PAGE - 64);
             atomic_store(&refuse, 0);
@@ -329,7 +329,7 @@ static void mixed(void)
     want(counters().hits > 1000 && counters().merges > 1000 && counters().invalidations > 1000);
     for (int i = 0; i < HELD; i++)
         if (held[i] != NULL)
-            pc__unpin(pins, held[i]);
+            pc__rcache_put(pins, held[i]);
     want(counters().bytes <= 24 * PAGE);
     munmap(a, PAGES * PAGE);
 }
@@ -357,10 +357,10 @@ static void *worker(void *argument)
             want(madvise(a, PAGE, MADV_DONTNEED) == 0);
             fill(a, 1);
         }
-        struct pc_pinned *p = pin(a, pages * PAGE);
+        struct pc_rcache_region *p = pin(a, pages * PAGE);
         if (rand_r(&state) % 2 == 0)
-            pc__pins_forget(pins, a, PAGE);
-        pc__unpin(pins, p);
+            pc__rcache_invalidate(pins, a, PAGE);
+        pc__rcache_put(pins, p);
         munmap(a, pages * PAGE);
     }
     return NULL;

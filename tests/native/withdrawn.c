@@ -47,23 +47,23 @@ static void open_ranks(void)
     }
     while (found[0] != PC_OK || found[1] != PC_OK)
         for (uint32_t r = 0; r < 2; r++) {
-            pc_comm_poll(comms[r]);
+            pc_comm_accept(comms[r]);
             found[r] = pc_comm_connect(comms[r], !r, blobs[!r], (size_t)bytes[!r]);
             if (found[r] != PC_AGAIN)
                 expect(comms[r], "connect", found[r], PC_OK);
         }
 }
 
-static struct pc_message message(uint32_t direction, uint32_t peer, void *at, uint64_t nbytes)
+static struct pc_p2p_op message(uint32_t direction, uint32_t peer, void *at, uint64_t nbytes)
 {
-    return (struct pc_message){
+    return (struct pc_p2p_op){
         .at = at, .nbytes = nbytes, .peer = peer, .direction = direction, .dtype = PC_DTYPE_UINT8};
 }
 
 static struct pc_work *post(uint32_t rank, uint32_t direction, void *at, double timeout)
 {
     struct pc_work *work = NULL;
-    struct pc_message m = message(direction, !rank, at, BYTES);
+    struct pc_p2p_op m = message(direction, !rank, at, BYTES);
     expect(comms[rank], "post", pc_post(comms[rank], &m, 1, timeout, &work), PC_OK);
     return work;
 }
@@ -88,7 +88,7 @@ static void greet(void)
 static void call_alone(bool queued)
 {
     unsigned char x = 0;
-    struct pc_message m = message(PC_DIRECTION_RECV, 1, &x, 1);
+    struct pc_p2p_op m = message(PC_DIRECTION_RECV, 1, &x, 1);
     struct pc_work *work = NULL;
     int rc = queued ? pc_pairwise_submit(comms[0], 77, &m, 1, 0.05, "queued", &work)
                     : pc_pairwise(comms[0], 77, &m, 1, 0.05);

@@ -30,8 +30,8 @@ template <uint32_t dtype, uint32_t op> uint32_t fold(const call &c)
     typedef pc__folding<dtype, op> F;
     waiter poll = {c.patience};
     if (c.packets)
-        return pc__span_packets<F>(c.dst, c.ndst, c.src, c.nsrc, c.nbytes, c.divisor, c.packets,
-                                   c.flag, poll);
+        return pc__span_ll<F>(c.dst, c.ndst, c.src, c.nsrc, c.nbytes, c.divisor, c.packets, c.flag,
+                              poll);
     pc__span_gpu<F>(c.dst, c.ndst, c.src, c.nsrc, c.nbytes, c.divisor);
     return 0;
 }

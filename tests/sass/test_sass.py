@@ -59,7 +59,7 @@ BAD = {
     ),
     "narrow": (
         """extern "C" __global__ void bad(const uint64_t *in, uint64_t *out) {
-            pc__store_packet(out, pc__load_packet(in));
+            pc__store_ll(out, pc__load_ll(in));
         }""",
         ("no LDG of 16 bytes", "no STG of 16 bytes"),
     ),
@@ -111,7 +111,7 @@ def test_counts_are_released_and_acquired_at_system_scope(kernel, capability):
     text = """#include "gpu/kernel/target_cuda.h"
         extern "C" __global__ void release(uint64_t *to) { pc__store_release(to, 1); }
         extern "C" __global__ void acquire(const uint64_t *from, uint64_t *to) {
-            pc__store_packet(to, pc__load_acquire(from));
+            pc__store_ll(to, pc__load_acquire(from));
         }"""
     image = compile.compile_text(text, f"--gpu-architecture=sm_{capability[0]}{capability[1]}")
     code = {name: [i.split()[0] for i in lines] for name, lines in instructions(image).items()}

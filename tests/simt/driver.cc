@@ -186,10 +186,10 @@ struct rank_run {
     const sim_case *c;
     const rank_part *part;
     uint32_t rank;
-    pc_image *image;
-    pc_watch *watch;
+    pc_device_image *image;
+    pc_host_control *watch;
     array in, out; /* in place: only `out`, all of the message */
-    pc_launch launch;
+    pc_kernel_args launch;
     unsigned char *input, *result;
     std::vector<std::unique_ptr<pc_simt_block>> blocks;
     std::vector<pc_shared> shared;
@@ -326,7 +326,7 @@ struct simulation {
     {
         bool any = false;
         for (uint32_t r = 0; r < c.size; r++) {
-            const pc_trouble &t = ranks[r].watch->trouble;
+            const pc_device_error &t = ranks[r].watch->trouble;
             if (!t.claimed)
                 continue;
             any = true;

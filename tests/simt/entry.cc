@@ -3,7 +3,7 @@
 #include "gpu/kernel/span.h"
 #include "gpu/kernel/kernel.h"
 
-static void run(const struct pc_launch *launch, uint32_t block, struct pc_shared *shared)
+static void run(const struct pc_kernel_args *launch, uint32_t block, struct pc_shared *shared)
 {
     pc__kernel<pc__folding<PC_KERNEL_DTYPE, PC_KERNEL_OP>>(launch, block, shared);
 }

@@ -5,7 +5,7 @@
 #include "gpu/device.h"
 
 struct pc_shared;
-typedef void (*simt_kernel)(const struct pc_launch *launch, uint32_t block,
+typedef void (*simt_kernel)(const struct pc_kernel_args *launch, uint32_t block,
                             struct pc_shared *shared);
 
 struct simt_entry {

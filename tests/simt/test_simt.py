@@ -58,7 +58,7 @@ KERNELS: tuple[tuple[DType, ReduceOp], ...] = (
 )
 #: Elements: none, one, of part of a word, a line, a unit of 64 bytes, some tiles.
 COUNTS = (0, 1, 3, 10, 11, 16, 17, 65, 129, 300)
-#: Messages until the flags of packets begin again; PC_PACKET_PERIOD.
+#: Messages until the flags of packets begin again; PC_LL_FLAG_PERIOD.
 PERIOD = (1 << 32) - 1
 
 Change = tuple[str, str, str]  #: a header, a text that is there once, what stands there instead
@@ -246,8 +246,8 @@ ONE_WAY = (
 ONE_WAY_PACKETS = (("broadcast", "chain"), ("reduce", "chain"), ("gather", "binomial"))
 #: Of what a thread of a kernel reads: another is slow.
 SLOW: tuple[Change, ...] = (
-    (TARGET, "PC_DEVICE uint64_t pc__load_packet(const uint64_t *from)\n{\n",
-     "PC_DEVICE uint64_t pc__load_packet(const uint64_t *from)\n{\n"
+    (TARGET, "PC_DEVICE_FN uint64_t pc__load_ll(const uint64_t *from)\n{\n",
+     "PC_DEVICE_FN uint64_t pc__load_ll(const uint64_t *from)\n{\n"
      "    const struct timespec pause = {0, 200000};\n"
      "    if (pc_simt_self.index % 2)\n        nanosleep(&pause, nullptr);\n"),
 )  # fmt: skip

@@ -10,7 +10,7 @@ struct rank_memory {
     struct pc_line *credit; /* [peer][block] */
     struct pc_line *done;   /* [peer][block] */
     struct pc_line *ready;  /* [peer][2] */
-    struct pc_reached *reached;
+    struct pc_ipc_peer *reached;
     struct pc_arrays *arrays;
     char *heap;
     char *packets;         /* [peer][block][slot] */
@@ -19,7 +19,7 @@ struct rank_memory {
     struct pc_token *dones;
     struct pc_token *locals;
     struct pc_block_state *states;
-    struct pc_watch *watch;
+    struct pc_host_control *watch;
     char *scratch;
 };
 
@@ -65,8 +65,7 @@ static size_t edge(uint32_t peer, uint32_t block)
 static void link_edge(struct world *w, uint32_t r, uint32_t p, uint32_t b, uint64_t first)
 {
     struct rank_memory *mine = &w->ranks[r], *theirs = &w->ranks[p];
-    size_t packets = (size_t)w->slots * PC_PACKET_SLOT_BYTES,
-           data = (size_t)w->slots * w->slot_bytes;
+    size_t packets = (size_t)w->slots * PC_LL_SLOT_BYTES, data = (size_t)w->slots * w->slot_bytes;
     mine->fifos[edge(p, b)] = (struct pc_fifo){
         .sent = first,
         .credit = first,
@@ -91,15 +90,15 @@ static void link_edge(struct world *w, uint32_t r, uint32_t p, uint32_t b, uint6
                      first - n);
     /* A period ago, a long message has passed with the number of one to come, and only short ones
      * since: where the slot is still to be cleaned. */
-    uint64_t again = (first / PC_PACKET_PERIOD + 1) * PC_PACKET_PERIOD;
+    uint64_t again = (first / PC_LL_FLAG_PERIOD + 1) * PC_LL_FLAG_PERIOD;
     for (uint64_t last = again - w->slots; first && last < again; last++) {
         uint64_t s = last % w->slots, n = last + w->slots;
         if (last < first)
             continue;
         uint64_t *word
-            = (uint64_t *)(mine->packets + edge(p, b) * packets + (size_t)s * PC_PACKET_SLOT_BYTES);
-        for (uint32_t k = 0; k < PC_PACKET_SLOT_BYTES / 8; k++)
-            word[k] = (n % PC_PACKET_PERIOD + 1) << 32 | 0xbadbadu;
+            = (uint64_t *)(mine->packets + edge(p, b) * packets + (size_t)s * PC_LL_SLOT_BYTES);
+        for (uint32_t k = 0; k < PC_LL_SLOT_BYTES / 8; k++)
+            word[k] = (n % PC_LL_FLAG_PERIOD + 1) << 32 | 0xbadbadu;
     }
 }
 
@@ -120,7 +119,7 @@ struct world *world_open(uint32_t size, uint32_t slots, uint32_t slot_bytes, uin
         m->reached = zeros(size * sizeof *m->reached);
         m->arrays = zeros(edges * sizeof *m->arrays);
         m->heap = zeros(HEAP);
-        m->packets = calloc(edges * slots, PC_PACKET_SLOT_BYTES); /* untouched, it is not there */
+        m->packets = calloc(edges * slots, PC_LL_SLOT_BYTES); /* untouched, it is not there */
         m->data = calloc(edges * slots, slot_bytes);
         m->fifos = zeros(edges * sizeof *m->fifos);
         m->dones = zeros(edges * sizeof *m->dones);
@@ -131,9 +130,9 @@ struct world *world_open(uint32_t size, uint32_t slots, uint32_t slot_bytes, uin
     }
     for (uint32_t r = 0; r < size; r++)
         for (uint32_t p = 0; p < size; p++)
-            w->ranks[r].reached[p] = (struct pc_reached){.out = &w->ranks[p].ready[2 * r],
-                                                         .in = &w->ranks[r].ready[2 * p],
-                                                         .heap = w->ranks[p].heap};
+            w->ranks[r].reached[p] = (struct pc_ipc_peer){.out = &w->ranks[p].ready[2 * r],
+                                                          .in = &w->ranks[r].ready[2 * p],
+                                                          .heap = w->ranks[p].heap};
     for (uint32_t r = 0; r < size; r++)
         for (uint32_t p = 0; p < size; p++)
             for (uint32_t b = 0; p != r && b < PC_MAX_BLOCKS; b++)
@@ -165,7 +164,7 @@ static void want(struct world *w, uint32_t rank, const char *what, int rc,
     exit(2);
 }
 
-struct pc_image *world_image(struct world *w, uint32_t rank, const struct plan_text *t)
+struct pc_device_image *world_image(struct world *w, uint32_t rank, const struct plan_text *t)
 {
     struct rank_memory *m = &w->ranks[rank];
     struct pc_program *program, *direct = NULL;
@@ -189,7 +188,7 @@ struct pc_image *world_image(struct world *w, uint32_t rank, const struct plan_t
         .blocks = t->blocks,
     };
     want(w, rank, "plan", pc_plan_create(m->comm, &spec, program, direct, &plan), NULL);
-    struct pc_edges edges = {
+    struct pc_device_fifos edges = {
         .fifos = (uintptr_t)m->fifos,
         .dones = (uintptr_t)m->dones,
         .locals = (uintptr_t)m->locals,
@@ -206,10 +205,10 @@ struct pc_image *world_image(struct world *w, uint32_t rank, const struct plan_t
         .arrays = (uintptr_t)m->arrays,
         .heap_bytes = HEAP,
     };
-    void *image = zeros(pc__image_bytes(plan, form, t->lanes));
+    void *image = zeros(pc__device_image_bytes(plan, form, t->lanes));
     want(w, rank, "image",
-         pc__image_build(plan, form, t->lanes, t->packets, 1, &edges, image, (uintptr_t)image,
-                         &error),
+         pc__device_image_build(plan, form, t->lanes, t->packets, 1, &edges, image,
+                                (uintptr_t)image, &error),
          &error);
     pc_plan_free(plan);
     pc_program_free(program);
@@ -222,12 +221,12 @@ char *world_heap(struct world *w, uint32_t rank)
     return w->ranks[rank].heap;
 }
 
-struct pc_watch *world_watch(struct world *w, uint32_t rank)
+struct pc_host_control *world_watch(struct world *w, uint32_t rank)
 {
     return w->ranks[rank].watch;
 }
 
-static bool matches(const struct pc_code_line *line, enum line_kind kind)
+static bool matches(const struct pc_vm_instruction *line, enum line_kind kind)
 {
     switch (kind) {
     case LINE_SYNC:
@@ -245,29 +244,30 @@ static bool matches(const struct pc_code_line *line, enum line_kind kind)
 }
 
 /* The n-th line of lane 0's blocks, in the form that runs, or their number. */
-static uint32_t find(const struct pc_image *image, enum line_kind kind, uint32_t n,
-                     struct pc_code_line **found)
+static uint32_t find(const struct pc_device_image *image, enum line_kind kind, uint32_t n,
+                     struct pc_vm_instruction **found)
 {
     uint32_t count = 0;
     for (uint32_t b = 0; b < image->nblocks; b += image->lanes)
-        for (const struct pc_code_line *i = image->blocks[image->form][b].start; i != NULL; i++) {
+        for (const struct pc_vm_instruction *i = image->blocks[image->form][b].start; i != NULL;
+             i++) {
             if (matches(i, kind) && count++ == n)
-                *found = (struct pc_code_line *)i;
+                *found = (struct pc_vm_instruction *)i;
             if (i->step == PC_STEP_END)
                 break;
         }
     return count;
 }
 
-uint32_t image_lines(const struct pc_image *image, enum line_kind kind)
+uint32_t image_lines(const struct pc_device_image *image, enum line_kind kind)
 {
-    struct pc_code_line *none;
+    struct pc_vm_instruction *none;
     return find(image, kind, UINT32_MAX, &none);
 }
 
-void image_mutate(struct pc_image *image, enum line_kind kind, uint32_t n)
+void image_mutate(struct pc_device_image *image, enum line_kind kind, uint32_t n)
 {
-    struct pc_code_line *line = NULL;
+    struct pc_vm_instruction *line = NULL;
     find(image, kind, n, &line);
     if (line == NULL) {
         fprintf(stderr, "no line %u of kind %d\n", n, kind);

@@ -26,17 +26,18 @@ struct world;
 struct world *world_open(uint32_t size, uint32_t slots, uint32_t slot_bytes, uint64_t first);
 void world_close(struct world *world);
 /* The image of the plan, at its own address; exits with the reason if there is none. */
-struct pc_image *world_image(struct world *world, uint32_t rank, const struct plan_text *text);
+struct pc_device_image *world_image(struct world *world, uint32_t rank,
+                                    const struct plan_text *text);
 /* HEAP bytes that the peers reach. */
 #define HEAP (1u << 18)
 char *world_heap(struct world *world, uint32_t rank);
-struct pc_watch *world_watch(struct world *world, uint32_t rank);
+struct pc_host_control *world_watch(struct world *world, uint32_t rank);
 
 /* Mutations, and what to count them by: the n-th line of all ranks' images that `match` names. */
 enum line_kind { LINE_SYNC, LINE_WAIT_MESSAGE, LINE_WAIT_CREDIT, LINE_WAIT_LOCAL, LINE_WAIT_DONE };
-uint32_t image_lines(const struct pc_image *image, enum line_kind kind);
+uint32_t image_lines(const struct pc_device_image *image, enum line_kind kind);
 /* Takes the n-th line away. */
-void image_mutate(struct pc_image *image, enum line_kind kind, uint32_t n);
+void image_mutate(struct pc_device_image *image, enum line_kind kind, uint32_t n);
 
 #ifdef __cplusplus
 }

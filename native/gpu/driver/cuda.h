@@ -128,11 +128,11 @@ struct pc_cuda_launch_config { /* CUlaunchConfig */
       (void *, uint64_t, size_t, int, unsigned long long))
 
 struct pc_cuda {
-#define PC_MEMBER(name, symbol, arguments) int(*name) arguments;
-    PC_CUDA_BASE(PC_MEMBER)
-    PC_CUDA_KERNELS(PC_MEMBER)
-    PC_CUDA_NEWER(PC_MEMBER)
-#undef PC_MEMBER
+#define PC_DEVICE_MEMBER(name, symbol, arguments) int(*name) arguments;
+    PC_CUDA_BASE(PC_DEVICE_MEMBER)
+    PC_CUDA_KERNELS(PC_DEVICE_MEMBER)
+    PC_CUDA_NEWER(PC_DEVICE_MEMBER)
+#undef PC_DEVICE_MEMBER
     int devices;
 };
 

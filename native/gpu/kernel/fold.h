@@ -9,8 +9,8 @@
  * which is what their definition asks for anyway.
  *
  * Common to SIMT and CUDA. */
-#ifndef PC_FOLD_GPU_H
-#define PC_FOLD_GPU_H
+#ifndef PC_KERNEL_FOLD_H
+#define PC_KERNEL_FOLD_H
 #include "gpu/kernel/half.h"
 
 /* Elements of `bits` bits side by side in a word, all at once. */
@@ -19,26 +19,26 @@ template <uint32_t bits> struct pc__lanes {
     static constexpr uint32_t top = last << (bits - 1);
 
     /* The same in each. */
-    PC_DEVICE constexpr uint32_t all(uint32_t x)
+    PC_DEVICE_FN constexpr uint32_t all(uint32_t x)
     {
         return x * last;
     }
 
     /* No carry goes from one into the next. */
-    PC_DEVICE uint32_t add(uint32_t a, uint32_t b)
+    PC_DEVICE_FN uint32_t add(uint32_t a, uint32_t b)
     {
         return ((a & ~top) + (b & ~top)) ^ ((a ^ b) & top);
     }
 
     /* All bits of each for which a >= b, unsigned. */
-    PC_DEVICE uint32_t not_below(uint32_t a, uint32_t b)
+    PC_DEVICE_FN uint32_t not_below(uint32_t a, uint32_t b)
     {
         uint32_t lower = (a | top) - (b & ~top); /* top: of the other bits */
         uint32_t found = ((a & ~b) | (~(a ^ b) & lower)) & top;
         return found | (found - (found >> (bits - 1)));
     }
 
-    PC_DEVICE uint32_t select(uint32_t mask, uint32_t a, uint32_t b)
+    PC_DEVICE_FN uint32_t select(uint32_t mask, uint32_t a, uint32_t b)
     {
         return (a & mask) | (b & ~mask);
     }
@@ -50,18 +50,18 @@ template <class Word, class Float, Word infinity, Word quiet, uint32_t op> struc
     typedef Word word;
     static constexpr uint32_t bytes = sizeof(Word);
 
-    PC_DEVICE Word open(Word x)
+    PC_DEVICE_FN Word open(Word x)
     {
         return x;
     }
 
-    PC_DEVICE Word join(Word a, Word b)
+    PC_DEVICE_FN Word join(Word a, Word b)
     {
         const Float x = pc__bits<Float>(a), y = pc__bits<Float>(b);
         return pc__bits<Word>(op == PC_REDUCE_PROD ? x * y : x + y);
     }
 
-    PC_DEVICE Word close(Word x, uint32_t divisor)
+    PC_DEVICE_FN Word close(Word x, uint32_t divisor)
     {
         if (op == PC_REDUCE_AVG && divisor)
             x = pc__bits<Word>(pc__bits<Float>(x) / (Float)divisor);
@@ -73,27 +73,27 @@ template <class Word, class Float, Word infinity, Word quiet, uint32_t op> struc
 struct pc__float16 {
     static constexpr uint32_t infinity = 0x7c00u, quiet = 0x7e00u;
 
-    PC_DEVICE float low(uint32_t word)
+    PC_DEVICE_FN float low(uint32_t word)
     {
         return pc__low_float16(word);
     }
 
-    PC_DEVICE float high(uint32_t word)
+    PC_DEVICE_FN float high(uint32_t word)
     {
         return pc__high_float16(word);
     }
 
-    PC_DEVICE uint32_t pack(float low, float high)
+    PC_DEVICE_FN uint32_t pack(float low, float high)
     {
         return pc__pack_float16(low, high);
     }
 
-    PC_DEVICE uint32_t add(uint32_t a, uint32_t b)
+    PC_DEVICE_FN uint32_t add(uint32_t a, uint32_t b)
     {
         return pc__add_float16(a, b);
     }
 
-    PC_DEVICE uint32_t mul(uint32_t a, uint32_t b)
+    PC_DEVICE_FN uint32_t mul(uint32_t a, uint32_t b)
     {
         return pc__mul_float16(a, b);
     }
@@ -102,27 +102,27 @@ struct pc__float16 {
 struct pc__bfloat16 {
     static constexpr uint32_t infinity = 0x7f80u, quiet = 0x7fc0u;
 
-    PC_DEVICE float low(uint32_t word)
+    PC_DEVICE_FN float low(uint32_t word)
     {
         return pc__bits<float>(word << 16);
     }
 
-    PC_DEVICE float high(uint32_t word)
+    PC_DEVICE_FN float high(uint32_t word)
     {
         return pc__bits<float>(word & 0xffff0000u);
     }
 
-    PC_DEVICE uint32_t pack(float low, float high)
+    PC_DEVICE_FN uint32_t pack(float low, float high)
     {
         return pc__pack_bfloat16(low, high);
     }
 
-    PC_DEVICE uint32_t add(uint32_t a, uint32_t b)
+    PC_DEVICE_FN uint32_t add(uint32_t a, uint32_t b)
     {
         return pc__add_bfloat16(a, b);
     }
 
-    PC_DEVICE uint32_t mul(uint32_t a, uint32_t b)
+    PC_DEVICE_FN uint32_t mul(uint32_t a, uint32_t b)
     {
         return pc__mul_bfloat16(a, b);
     }
@@ -133,17 +133,17 @@ template <class Half, uint32_t op> struct pc__halves {
     typedef pc__lanes<16> lanes;
     static constexpr uint32_t bytes = 2;
 
-    PC_DEVICE uint32_t open(uint32_t x)
+    PC_DEVICE_FN uint32_t open(uint32_t x)
     {
         return x;
     }
 
-    PC_DEVICE uint32_t join(uint32_t a, uint32_t b)
+    PC_DEVICE_FN uint32_t join(uint32_t a, uint32_t b)
     {
         return op == PC_REDUCE_PROD ? Half::mul(a, b) : Half::add(a, b);
     }
 
-    PC_DEVICE uint32_t close(uint32_t x, uint32_t divisor)
+    PC_DEVICE_FN uint32_t close(uint32_t x, uint32_t divisor)
     {
         if (op == PC_REDUCE_AVG && divisor)
             x = Half::pack(Half::low(x) / (float)divisor, Half::high(x) / (float)divisor);
@@ -165,22 +165,22 @@ template <class Word, class Signed, Word infinity, Word quiet, uint32_t op> stru
     static constexpr Word shift = least ? top + nans : top - nans;
     static constexpr Word bound = least ? 2 * nans : infinity + shift + 1; /* of the NaNs */
 
-    PC_DEVICE Word turn(Word x)
+    PC_DEVICE_FN Word turn(Word x)
     {
         return x ^ ((Word)((Signed)x >> (8 * sizeof(Word) - 1)) & (top - 1));
     }
 
-    PC_DEVICE Word open(Word x)
+    PC_DEVICE_FN Word open(Word x)
     {
         return turn(x) + shift;
     }
 
-    PC_DEVICE Word join(Word a, Word b)
+    PC_DEVICE_FN Word join(Word a, Word b)
     {
         return (a < b) == least ? a : b;
     }
 
-    PC_DEVICE Word close(Word x, uint32_t)
+    PC_DEVICE_FN Word close(Word x, uint32_t)
     {
         return (x < bound) == least ? quiet : turn(x - shift);
     }
@@ -196,24 +196,24 @@ template <class Half, uint32_t op> struct pc__ordered_halves {
     static constexpr uint32_t shift = least ? 0x8000u + nans : 0x8000u - nans;
     static constexpr uint32_t bound = least ? 2 * nans : Half::infinity + shift + 1;
 
-    PC_DEVICE uint32_t turn(uint32_t x)
+    PC_DEVICE_FN uint32_t turn(uint32_t x)
     {
         uint32_t negative = x & lanes::top;
         return x ^ (negative - (negative >> 15));
     }
 
-    PC_DEVICE uint32_t open(uint32_t x)
+    PC_DEVICE_FN uint32_t open(uint32_t x)
     {
         return lanes::add(turn(x), lanes::all(shift));
     }
 
-    PC_DEVICE uint32_t join(uint32_t a, uint32_t b)
+    PC_DEVICE_FN uint32_t join(uint32_t a, uint32_t b)
     {
         uint32_t above = lanes::not_below(a, b);
         return least ? lanes::select(above, b, a) : lanes::select(above, a, b);
     }
 
-    PC_DEVICE uint32_t close(uint32_t x, uint32_t)
+    PC_DEVICE_FN uint32_t close(uint32_t x, uint32_t)
     {
         uint32_t above = lanes::not_below(x, lanes::all(bound));
         uint32_t value = turn(lanes::add(x, lanes::all(0x10000u - shift)));
@@ -227,12 +227,12 @@ template <class Word, class Number, uint32_t op> struct pc__integers {
     typedef Word word;
     static constexpr uint32_t bytes = sizeof(Word);
 
-    PC_DEVICE Word open(Word x)
+    PC_DEVICE_FN Word open(Word x)
     {
         return x;
     }
 
-    PC_DEVICE Word join(Word a, Word b)
+    PC_DEVICE_FN Word join(Word a, Word b)
     {
         if (op == PC_REDUCE_PROD)
             return a * b;
@@ -243,7 +243,7 @@ template <class Word, class Number, uint32_t op> struct pc__integers {
         return a + b;
     }
 
-    PC_DEVICE Word close(Word x, uint32_t divisor)
+    PC_DEVICE_FN Word close(Word x, uint32_t divisor)
     {
         if (op != PC_REDUCE_AVG || divisor == 0)
             return x;
@@ -261,12 +261,12 @@ template <class Number, uint32_t op> struct pc__bytes {
     static constexpr bool extreme = op == PC_REDUCE_MIN || op == PC_REDUCE_MAX;
     static constexpr uint32_t turned = extreme && (Number)-1 < (Number)0 ? lanes::top : 0;
 
-    PC_DEVICE uint32_t open(uint32_t x)
+    PC_DEVICE_FN uint32_t open(uint32_t x)
     {
         return x ^ turned;
     }
 
-    PC_DEVICE uint32_t join(uint32_t a, uint32_t b)
+    PC_DEVICE_FN uint32_t join(uint32_t a, uint32_t b)
     {
         if (op == PC_REDUCE_PROD)
             return product(a, b, 0) | product(a, b, 8) | product(a, b, 16) | product(a, b, 24);
@@ -276,7 +276,7 @@ template <class Number, uint32_t op> struct pc__bytes {
         return op == PC_REDUCE_MIN ? lanes::select(above, b, a) : lanes::select(above, a, b);
     }
 
-    PC_DEVICE uint32_t close(uint32_t x, uint32_t divisor)
+    PC_DEVICE_FN uint32_t close(uint32_t x, uint32_t divisor)
     {
         if (op != PC_REDUCE_AVG || divisor == 0)
             return x ^ turned;
@@ -285,12 +285,12 @@ template <class Number, uint32_t op> struct pc__bytes {
     }
 
   private:
-    PC_DEVICE uint32_t product(uint32_t a, uint32_t b, uint32_t shift)
+    PC_DEVICE_FN uint32_t product(uint32_t a, uint32_t b, uint32_t shift)
     {
         return ((a >> shift) * (b >> shift) & 0xffu) << shift;
     }
 
-    PC_DEVICE uint32_t part(uint32_t x, uint32_t divisor, uint32_t shift)
+    PC_DEVICE_FN uint32_t part(uint32_t x, uint32_t divisor, uint32_t shift)
     {
         int32_t value = (Number)(x >> shift);
         uint32_t quotient = (uint32_t)(value < 0 ? -value : value) / divisor;
@@ -315,7 +315,7 @@ template <class Then, class Else> struct pc__either<false, Then, Else> {
 
 /* Loads of a source that are in flight together: fewer where the fold itself wants registers, for
  * all must do with 80. tests/sass says when they do not. */
-PC_DEVICE constexpr uint32_t pc__deep(uint32_t dtype, uint32_t op)
+PC_DEVICE_FN constexpr uint32_t pc__deep(uint32_t dtype, uint32_t op)
 {
     const bool sum = op == PC_REDUCE_SUM, average = op == PC_REDUCE_AVG;
     switch (dtype) {
@@ -369,17 +369,17 @@ template <class F> struct pc__copying {
     static constexpr bool copies = true;
     static constexpr uint32_t deep = 8;
 
-    PC_DEVICE word open(word x)
+    PC_DEVICE_FN word open(word x)
     {
         return x;
     }
 
-    PC_DEVICE word join(word a, word)
+    PC_DEVICE_FN word join(word a, word)
     {
         return a;
     }
 
-    PC_DEVICE word close(word x, uint32_t)
+    PC_DEVICE_FN word close(word x, uint32_t)
     {
         return x;
     }

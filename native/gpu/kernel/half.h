@@ -2,8 +2,8 @@
  *
  * Common to SIMT and CUDA. A target may have instructions for what stands under PC_TARGET_HALVES,
  * and then defines that and the functions. */
-#ifndef PC_HALF_GPU_H
-#define PC_HALF_GPU_H
+#ifndef PC_KERNEL_HALF_H
+#define PC_KERNEL_HALF_H
 #include "vm/vm.h"
 
 #if defined(__FAST_MATH__)
@@ -11,7 +11,7 @@
 #endif
 
 /* Bits of a number; both copies compile to nothing. */
-template <class To, class From> PC_DEVICE To pc__bits(From from)
+template <class To, class From> PC_DEVICE_FN To pc__bits(From from)
 {
     static_assert(sizeof(To) == sizeof(From), "as many bits");
     union {
@@ -24,7 +24,7 @@ template <class To, class From> PC_DEVICE To pc__bits(From from)
 
 #if !defined(PC_TARGET_HALVES)
 /* To nearest even. A NaN must not be rounded: the carry could make an infinity of it, or a zero. */
-PC_DEVICE uint32_t pc__narrow_bfloat16(float value)
+PC_DEVICE_FN uint32_t pc__narrow_bfloat16(float value)
 {
     uint32_t x = pc__bits<uint32_t>(value);
     if ((x & 0x7fffffffu) > 0x7f800000u)
@@ -32,12 +32,12 @@ PC_DEVICE uint32_t pc__narrow_bfloat16(float value)
     return (x + 0x7fffu + (x >> 16 & 1)) >> 16;
 }
 
-PC_DEVICE uint32_t pc__pack_bfloat16(float low, float high)
+PC_DEVICE_FN uint32_t pc__pack_bfloat16(float low, float high)
 {
     return pc__narrow_bfloat16(low) | pc__narrow_bfloat16(high) << 16;
 }
 
-PC_DEVICE float pc__widen_float16(uint32_t x)
+PC_DEVICE_FN float pc__widen_float16(uint32_t x)
 {
     /* Shifted into place the exponent is 112 too small, which the product mends. */
     float value = pc__bits<float>((x & 0x7fffu) << 13) * 5192296858534827628530496329220096.0f;
@@ -45,7 +45,7 @@ PC_DEVICE float pc__widen_float16(uint32_t x)
     return pc__bits<float>(pc__bits<uint32_t>(value) | top | (x & 0x8000u) << 16);
 }
 
-PC_DEVICE uint32_t pc__narrow_float16(float value)
+PC_DEVICE_FN uint32_t pc__narrow_float16(float value)
 {
     uint32_t x = pc__bits<uint32_t>(value), sign = x >> 16 & 0x8000u, size = x & 0x7fffffffu;
     if (size > 0x7f800000u)
@@ -57,34 +57,34 @@ PC_DEVICE uint32_t pc__narrow_float16(float value)
     return sign | (size - (112u << 23) + (0xfffu + (size >> 13 & 1))) >> 13;
 }
 
-PC_DEVICE uint32_t pc__pack_float16(float low, float high)
+PC_DEVICE_FN uint32_t pc__pack_float16(float low, float high)
 {
     return pc__narrow_float16(low) | pc__narrow_float16(high) << 16;
 }
 
-PC_DEVICE float pc__low_float16(uint32_t word)
+PC_DEVICE_FN float pc__low_float16(uint32_t word)
 {
     return pc__widen_float16(word & 0xffffu);
 }
 
-PC_DEVICE float pc__high_float16(uint32_t word)
+PC_DEVICE_FN float pc__high_float16(uint32_t word)
 {
     return pc__widen_float16(word >> 16);
 }
 
-PC_DEVICE uint32_t pc__add_float16(uint32_t a, uint32_t b)
+PC_DEVICE_FN uint32_t pc__add_float16(uint32_t a, uint32_t b)
 {
     return pc__pack_float16(pc__low_float16(a) + pc__low_float16(b),
                             pc__high_float16(a) + pc__high_float16(b));
 }
 
-PC_DEVICE uint32_t pc__mul_float16(uint32_t a, uint32_t b)
+PC_DEVICE_FN uint32_t pc__mul_float16(uint32_t a, uint32_t b)
 {
     return pc__pack_float16(pc__low_float16(a) * pc__low_float16(b),
                             pc__high_float16(a) * pc__high_float16(b));
 }
 
-PC_DEVICE uint32_t pc__add_bfloat16(uint32_t a, uint32_t b)
+PC_DEVICE_FN uint32_t pc__add_bfloat16(uint32_t a, uint32_t b)
 {
     return pc__pack_bfloat16(pc__bits<float>(a << 16) + pc__bits<float>(b << 16),
                              pc__bits<float>(a & 0xffff0000u) + pc__bits<float>(b & 0xffff0000u));
@@ -93,7 +93,7 @@ PC_DEVICE uint32_t pc__add_bfloat16(uint32_t a, uint32_t b)
 
 /* float32 loses of a product what lies below its least denormal, and that may decide how bfloat16's
  * denormals are rounded: so no target can do this in one step. */
-PC_DEVICE uint32_t pc__mul_bfloat16(uint32_t a, uint32_t b)
+PC_DEVICE_FN uint32_t pc__mul_bfloat16(uint32_t a, uint32_t b)
 {
     return pc__pack_bfloat16(pc__bits<float>(a << 16) * pc__bits<float>(b << 16),
                              pc__bits<float>(a & 0xffff0000u) * pc__bits<float>(b & 0xffff0000u));

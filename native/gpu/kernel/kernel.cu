@@ -37,7 +37,7 @@
 typedef pc__folding<PC_KERNEL_DTYPE, PC_KERNEL_OP> folding;
 
 /* One rank: as many blocks as its image says. */
-KERNEL NAME(pc)(const __grid_constant__ struct pc_launch launch)
+KERNEL NAME(pc)(const __grid_constant__ struct pc_kernel_args launch)
 {
     __shared__ struct pc_shared shared;
     pc__kernel<folding>(&launch, blockIdx.x, &shared);
@@ -45,7 +45,7 @@ KERNEL NAME(pc)(const __grid_constant__ struct pc_launch launch)
 
 /* Several ranks on one GPU in one launch, so that all are sure to run at once: blockIdx.y is the
  * rank. */
-KERNEL NAME(pc_fused)(const struct pc_launch *launches)
+KERNEL NAME(pc_fused)(const struct pc_kernel_args *launches)
 {
     __shared__ struct pc_shared shared;
     pc__kernel<folding>(&launches[blockIdx.y], blockIdx.x, &shared);

@@ -19,7 +19,7 @@
  * reading the table before last, as it has met the others since. */
 struct pc_shared {
     struct pc_block_image block;
-    const struct pc_image *image;
+    const struct pc_device_image *image;
     char *in;
     char *out;
     uint64_t deadline;
@@ -41,7 +41,7 @@ template <class F> struct pc_call {
     bool over; /* all threads know */
 };
 
-#define PC_ROUTINE template <class F> PC_DEVICE
+#define PC_ROUTINE template <class F> PC_DEVICE_FN
 #define PC_CALL struct pc_call<F>
 
 typedef pc_tile pc_skip;
@@ -57,10 +57,10 @@ PC_ROUTINE uint64_t pc__skipped(const PC_CALL *call, pc_skip skip)
 }
 
 /* The first one says why; the others of this rank only stop. */
-PC_ROUTINE void pc__give_up(PC_CALL *call, const struct pc_code_line *i, int code, uint32_t peer,
-                            uint64_t want, uint64_t got)
+PC_ROUTINE void pc__give_up(PC_CALL *call, const struct pc_vm_instruction *i, int code,
+                            uint32_t peer, uint64_t want, uint64_t got)
 {
-    struct pc_trouble *trouble = &call->shared->image->watch->trouble;
+    struct pc_device_error *trouble = &call->shared->image->watch->trouble;
     bool first = false;
     call->dead = true;
     PC_ROLLED
@@ -90,7 +90,7 @@ PC_ROUTINE int pc__verdict(const PC_CALL *call)
 
 /* Asked after every look at a count that is not there; true when there is no more use in waiting.
  */
-PC_ROUTINE bool pc__hopeless(PC_CALL *call, const struct pc_code_line *i, uint32_t peer,
+PC_ROUTINE bool pc__hopeless(PC_CALL *call, const struct pc_vm_instruction *i, uint32_t peer,
                              uint64_t want, uint64_t got)
 {
     if (++call->spins % PC_SPINS_PER_LOOK != 0)
@@ -109,7 +109,7 @@ PC_ROUTINE bool pc__leads(const PC_CALL *call)
     return pc__thread() == 0 && !call->dead;
 }
 
-PC_ROUTINE bool pc__meet(PC_CALL *call, const struct pc_code_line *i)
+PC_ROUTINE bool pc__meet(PC_CALL *call, const struct pc_vm_instruction *i)
 {
     if (i->flags & PC_FLAG_SYNC)
         call->over = pc__barrier(call->shared, call->dead);
@@ -123,17 +123,17 @@ PC_ROUTINE bool pc__over(const PC_CALL *call)
 
 /* ---- counts ---------------------------------------------------------------------------------- */
 
-PC_DEVICE uint64_t pc__count(const struct pc_line *line)
+PC_DEVICE_FN uint64_t pc__count(const struct pc_line *line)
 {
     return pc__load_acquire(&line->count);
 }
 
-PC_DEVICE uint64_t pc__count_local(const struct pc_token *token)
+PC_DEVICE_FN uint64_t pc__count_local(const struct pc_token *token)
 {
     return pc__load_acquire(&token->sent);
 }
 
-PC_DEVICE void pc__signal_local(struct pc_token *token, uint64_t count)
+PC_DEVICE_FN void pc__signal_local(struct pc_token *token, uint64_t count)
 {
     pc__store_release(&token->sent, count);
 }
@@ -145,30 +145,30 @@ PC_ROUTINE void pc__signal(PC_CALL *, struct pc_line *line, uint64_t count, uint
 
 /* ---- packets --------------------------------------------------------------------------------- */
 
-PC_ROUTINE bool pc__in_packets(const PC_CALL *call)
+PC_ROUTINE bool pc__uses_ll(const PC_CALL *call)
 {
     return call->terms->packets;
 }
 
-/* n modulo PC_PACKET_PERIOD, without a division. */
-PC_DEVICE uint32_t pc__in_period(uint64_t n)
+/* n modulo PC_LL_FLAG_PERIOD, without a division. */
+PC_DEVICE_FN uint32_t pc__in_period(uint64_t n)
 {
-    n = (n & PC_PACKET_PERIOD) + (n >> 32);
-    n = (n & PC_PACKET_PERIOD) + (n >> 32);
-    return n == PC_PACKET_PERIOD ? 0 : (uint32_t)n;
+    n = (n & PC_LL_FLAG_PERIOD) + (n >> 32);
+    n = (n & PC_LL_FLAG_PERIOD) + (n >> 32);
+    return n == PC_LL_FLAG_PERIOD ? 0 : (uint32_t)n;
 }
 
 /* Never 0, which is what a slot holds at first. */
-PC_DEVICE uint32_t pc__flag_of(uint64_t n)
+PC_DEVICE_FN uint32_t pc__flag_of(uint64_t n)
 {
     return pc__in_period(n) + 1;
 }
 
-PC_ROUTINE char *pc__packet_slot(const PC_CALL *call, const struct pc_fifo *f, bool receiving,
-                                 uint64_t n)
+PC_ROUTINE char *pc__ll_slot(const PC_CALL *call, const struct pc_fifo *f, bool receiving,
+                             uint64_t n)
 {
     return (receiving ? f->in_packets : f->out_packets)
-           + (n & (call->terms->slots - 1)) * (uint64_t)PC_PACKET_SLOT_BYTES;
+           + (n & (call->terms->slots - 1)) * (uint64_t)PC_LL_SLOT_BYTES;
 }
 
 /* The packet behind those of the message: whose call it is. */
@@ -181,34 +181,35 @@ PC_ROUTINE uint64_t pc__seal(const PC_CALL *call, uint64_t n)
 PC_ROUTINE uint64_t *pc__seal_at(const PC_CALL *call, const struct pc_fifo *f, bool receiving,
                                  uint64_t n)
 {
-    return (uint64_t *)(pc__packet_slot(call, f, receiving, n) + 2 * PC_PACKET_BYTES);
+    return (uint64_t *)(pc__ll_slot(call, f, receiving, n) + 2 * PC_LL_BYTES);
 }
 
 PC_ROUTINE void pc__complete(const PC_CALL *call, const struct pc_fifo *f)
 {
-    pc__store_packet(pc__seal_at(call, f, false, f->sent), pc__seal(call, f->sent));
+    pc__store_ll(pc__seal_at(call, f, false, f->sent), pc__seal(call, f->sent));
 }
 
 /* Whether the message that is to be received is there, as its sender says. */
 PC_ROUTINE bool pc__sealed(const PC_CALL *call, const struct pc_fifo *f, bool *foreign)
 {
-    uint64_t n = f->received, seal = pc__load_packet(pc__seal_at(call, f, true, n));
+    uint64_t n = f->received, seal = pc__load_ll(pc__seal_at(call, f, true, n));
     bool there = seal >> 32 == pc__flag_of(n);
     *foreign = there && seal != pc__seal(call, n);
     return there;
 }
 
-/* Flags come again after PC_PACKET_PERIOD messages. What an old one has left behind then looks like
- * a new one; so each slot is emptied once in each period, by its reader. */
+/* Flags come again after PC_LL_FLAG_PERIOD messages. What an old one has left behind then looks
+ * like a new one; so each slot is emptied once in each period, by its reader. */
 PC_ROUTINE void pc__clean(const PC_CALL *call, const struct pc_fifo *f)
 {
-    uint64_t *word = (uint64_t *)pc__packet_slot(call, f, true, f->received);
+    uint64_t *word = (uint64_t *)pc__ll_slot(call, f, true, f->received);
     PC_ROLLED
-    for (uint32_t k = 0; k < PC_PACKET_SLOT_BYTES / 8; k++)
-        pc__store_packet(&word[k], 0);
+    for (uint32_t k = 0; k < PC_LL_SLOT_BYTES / 8; k++)
+        pc__store_ll(&word[k], 0);
 }
 
-PC_ROUTINE bool pc__taken(PC_CALL *call, const struct pc_channel *, const struct pc_code_line *i)
+PC_ROUTINE bool pc__taken(PC_CALL *call, const struct pc_channel *,
+                          const struct pc_vm_instruction *i)
 {
     const struct pc_fifo *f = i->at.fifo;
     if (call->terms->packets) {
@@ -223,7 +224,7 @@ PC_ROUTINE bool pc__taken(PC_CALL *call, const struct pc_channel *, const struct
             return false;
         }
     }
-    if (f->in_packets && pc__in_period(f->received) >= PC_PACKET_PERIOD - call->terms->slots)
+    if (f->in_packets && pc__in_period(f->received) >= PC_LL_FLAG_PERIOD - call->terms->slots)
         pc__clean(call, f);
     return true;
 }
@@ -232,9 +233,9 @@ PC_ROUTINE bool pc__taken(PC_CALL *call, const struct pc_channel *, const struct
  * the message belongs to another call, as that never sends them. */
 template <class F> struct pc_poll {
     PC_CALL *call;
-    const struct pc_code_line *i;
+    const struct pc_vm_instruction *i;
 
-    PC_MEMBER bool operator()(uint32_t operand)
+    PC_DEVICE_MEMBER bool operator()(uint32_t operand)
     {
         bool foreign;
         if (++call->spins % PC_SPINS_PER_LOOK != 0)
@@ -245,7 +246,7 @@ template <class F> struct pc_poll {
 };
 
 /* Says why it did. */
-PC_ROUTINE void pc__gave_up(PC_CALL *call, const struct pc_code_line *i, uint32_t operand)
+PC_ROUTINE void pc__gave_up(PC_CALL *call, const struct pc_vm_instruction *i, uint32_t operand)
 {
     const struct pc_fifo *f = i->at.places[operand].fifo;
     bool foreign;
@@ -260,22 +261,22 @@ PC_ROUTINE void pc__gave_up(PC_CALL *call, const struct pc_code_line *i, uint32_
  */
 
 PC_ROUTINE int pc__put(PC_CALL *call, const struct pc_channel *channel,
-                       const struct pc_code_line *i)
+                       const struct pc_vm_instruction *i)
 {
     const struct pc_block_image *block = &call->shared->block;
     struct pc_block_state *state = block->state;
     bool message = i->step == PC_STEP_PUT_MESSAGE;
     struct pc_fifo *f = message ? i->at.places->fifo : i->at.fifo;
     uint64_t n = state->head;
-    while (n - state->tail >= PC_RING_ENTRIES) {
+    while (n - state->tail >= PC_PROXY_FIFO_ENTRIES) {
         state->tail = pc__load_acquire(block->tail);
-        if (n - state->tail < PC_RING_ENTRIES)
+        if (n - state->tail < PC_PROXY_FIFO_ENTRIES)
             break;
-        if (pc__hopeless(call, i, f->peer, n - PC_RING_ENTRIES + 1, state->tail))
+        if (pc__hopeless(call, i, f->peer, n - PC_PROXY_FIFO_ENTRIES + 1, state->tail))
             return PC_OK;
         pc__relax();
     }
-    uint64_t entry = (uint64_t)!(n / PC_RING_ENTRIES & 1) << 63
+    uint64_t entry = (uint64_t)!(n / PC_PROXY_FIFO_ENTRIES & 1) << 63
                      | (uint64_t)call->shared->image->plan << 48
                      | (uint64_t)(i - call->terms->code) << 24 | channel->tile;
     state->head = n + 1;
@@ -283,7 +284,7 @@ PC_ROUTINE int pc__put(PC_CALL *call, const struct pc_channel *channel,
         f->out_lines[f->sent++ & (PC_LINES - 1)].signature = call->terms->signature;
     else
         f->received++;
-    pc__store_release(&block->ring[n & (PC_RING_ENTRIES - 1)], entry);
+    pc__store_release(&block->ring[n & (PC_PROXY_FIFO_ENTRIES - 1)], entry);
     return PC_OK;
 }
 
@@ -308,8 +309,8 @@ PC_ROUTINE char *pc__peer_out(const PC_CALL *call, uint32_t peer)
 
 /* Where an array lies in the heap, plus one; 0 when it does not. One that the call does not have
  * stands in nobody's way. */
-PC_DEVICE uint64_t pc__registered(const struct pc_image *image, const char *message, uint32_t first,
-                                  uint32_t count, uint64_t nbytes)
+PC_DEVICE_FN uint64_t pc__registered(const struct pc_device_image *image, const char *message,
+                                     uint32_t first, uint32_t count, uint64_t nbytes)
 {
     const char *heap = image->reached[image->rank].heap;
     const char *array = message + (count ? image->starts[first] : 0);
@@ -322,8 +323,8 @@ PC_DEVICE uint64_t pc__registered(const struct pc_image *image, const char *mess
 }
 
 /* Where a peer's message would begin if its array held all of it; NULL: it lies, or has none. */
-PC_DEVICE char *pc__message_of(const struct pc_image *image, uint32_t peer, uint64_t place,
-                               uint32_t first, uint32_t count)
+PC_DEVICE_FN char *pc__message_of(const struct pc_device_image *image, uint32_t peer,
+                                  uint64_t place, uint32_t first, uint32_t count)
 {
     if (place == 0 || first > image->nparts || count > image->nparts - first)
         return NULL;
@@ -338,8 +339,8 @@ PC_DEVICE char *pc__message_of(const struct pc_image *image, uint32_t peer, uint
  * could be that the direct form runs. One thread for a peer; of block 0, which tells. */
 PC_ROUTINE bool pc__ready(PC_CALL *call, uint32_t peer, uint64_t n, const struct pc_where *mine)
 {
-    const struct pc_image *image = call->shared->image;
-    const struct pc_reached *reached = &image->reached[peer];
+    const struct pc_device_image *image = call->shared->image;
+    const struct pc_ipc_peer *reached = &image->reached[peer];
     uint64_t signature = image->blocks[0][0].terms.signature ^ call->shared->salt;
     struct pc_line *line = &reached->out[n & 1];
     if (call->shared->number == 0) {
@@ -352,12 +353,12 @@ PC_ROUTINE bool pc__ready(PC_CALL *call, uint32_t peer, uint64_t n, const struct
         uint64_t count = pc__count(line);
         if (count >= n)
             break;
-        if (pc__hopeless(call, (const struct pc_code_line *)NULL, peer, n, count))
+        if (pc__hopeless(call, (const struct pc_vm_instruction *)NULL, peer, n, count))
             return false;
         pc__relax();
     }
     if (line->signature != signature) {
-        pc__give_up(call, (const struct pc_code_line *)NULL, PC_MISMATCH, peer, n, n);
+        pc__give_up(call, (const struct pc_vm_instruction *)NULL, PC_MISMATCH, peer, n, n);
         return false;
     }
     const struct pc_where theirs = *(const struct pc_where *)line->bytes;
@@ -372,7 +373,7 @@ PC_ROUTINE bool pc__ready(PC_CALL *call, uint32_t peer, uint64_t n, const struct
 PC_ROUTINE bool pc__astray(PC_CALL *call)
 {
     struct pc_shared *shared = call->shared;
-    const struct pc_image *image = shared->image;
+    const struct pc_device_image *image = shared->image;
     struct pc_block_state *state = &image->states[shared->number];
     struct pc_where mine = image->mine;
     mine.in = pc__registered(image, shared->in, mine.in_first, mine.in_count, mine.in);
@@ -407,19 +408,21 @@ PC_ROUTINE char *pc__out(const PC_CALL *call)
 
 #include "vm/operands.h"
 
-struct pc_manner {};
+struct pc_store_mode {};
 
-PC_ROUTINE void pc__manner(const PC_CALL *, const struct pc_code_line *, pc_size,
-                           struct pc_manner *)
+PC_ROUTINE void pc__store_mode(const PC_CALL *, const struct pc_vm_instruction *, pc_size,
+                               struct pc_store_mode *)
 {
 }
 
-PC_DEVICE void pc__manner_end(const struct pc_code_line *, pc_size, const struct pc_manner *)
+PC_DEVICE_FN void pc__store_mode_end(const struct pc_vm_instruction *, pc_size,
+                                     const struct pc_store_mode *)
 {
 }
 
-PC_ROUTINE void pc__move(PC_CALL *call, const struct pc_code_line *i, uint32_t piece, pc_skip skip,
-                         pc_size packed, pc_size total, pc_size nbytes, const struct pc_manner *)
+PC_ROUTINE void pc__move(PC_CALL *call, const struct pc_vm_instruction *i, uint32_t piece,
+                         pc_skip skip, pc_size packed, pc_size total, pc_size nbytes,
+                         const struct pc_store_mode *)
 {
     if (call->over)
         return;
@@ -432,7 +435,7 @@ PC_ROUTINE void pc__move(PC_CALL *call, const struct pc_code_line *i, uint32_t p
         pc__warp_barrier(call->shared); /* the leader has raised counts */
         PC_ROLLED
         for (uint32_t j = pc__thread(); j < n; j += PC_WARP) {
-            const struct pc_place *p = &i->at.places[j];
+            const struct pc_vm_operand *p = &i->at.places[j];
             address[j] = pc__address(call, p, piece, skip, packed, total);
             if (packets >> j & 1)
                 flag[j] = pc__flag_of(p->receiving ? p->fifo->received : p->fifo->sent);
@@ -448,8 +451,8 @@ PC_ROUTINE void pc__move(PC_CALL *call, const struct pc_code_line *i, uint32_t p
         struct pc_poll<F> poll;
         poll.call = call;
         poll.i = i;
-        uint32_t missing = pc__span_packets<F>(address + i->nsrc, i->ndst, src, i->nsrc, nbytes,
-                                               divisor, packets, flag, poll);
+        uint32_t missing = pc__span_ll<F>(address + i->nsrc, i->ndst, src, i->nsrc, nbytes, divisor,
+                                          packets, flag, poll);
         if (missing)
             pc__gave_up(call, i, missing - 1);
     }
@@ -457,24 +460,27 @@ PC_ROUTINE void pc__move(PC_CALL *call, const struct pc_code_line *i, uint32_t p
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-PC_DEVICE uint64_t pc__signature(const struct pc_channel *, const struct pc_code_line *i)
+PC_DEVICE_FN uint64_t pc__signature(const struct pc_channel *, const struct pc_vm_instruction *i)
 {
     const struct pc_fifo *f = i->at.fifo;
     return f->in_lines[f->received & (PC_LINES - 1)].signature;
 }
 
-PC_ROUTINE int pc__mismatch(PC_CALL *call, const struct pc_channel *, const struct pc_code_line *i)
+PC_ROUTINE int pc__mismatch(PC_CALL *call, const struct pc_channel *,
+                            const struct pc_vm_instruction *i)
 {
     const struct pc_fifo *f = i->at.fifo;
     pc__give_up(call, i, PC_MISMATCH, f->peer, f->received + 1, f->received + 1);
     return PC_OK; /* the others have to be told */
 }
 
-PC_ROUTINE bool pc__await(PC_CALL *call, const struct pc_channel *, const struct pc_code_line *i);
+PC_ROUTINE bool pc__wait_here(PC_CALL *call, const struct pc_channel *,
+                              const struct pc_vm_instruction *i);
 
 #include "vm/interpreter.h"
 
-PC_ROUTINE bool pc__await(PC_CALL *call, const struct pc_channel *, const struct pc_code_line *i)
+PC_ROUTINE bool pc__wait_here(PC_CALL *call, const struct pc_channel *,
+                              const struct pc_vm_instruction *i)
 {
     struct pc_line *line;
     uint64_t want;
@@ -493,9 +499,10 @@ PC_ROUTINE bool pc__await(PC_CALL *call, const struct pc_channel *, const struct
 
 /* Block `number` of a launch. `shared` is uninitialised memory of the block. */
 template <class F>
-PC_DEVICE void pc__kernel(const struct pc_launch *launch, uint32_t number, struct pc_shared *shared)
+PC_DEVICE_FN void pc__kernel(const struct pc_kernel_args *launch, uint32_t number,
+                             struct pc_shared *shared)
 {
-    const struct pc_image *image = launch->image;
+    const struct pc_device_image *image = launch->image;
     if (number >= image->nblocks)
         return;
     struct pc_call<F> call = {};

@@ -2,8 +2,8 @@
  *
  * A message that is short lies in words of 8 bytes, each with 4 bytes of data below and the
  * message's flag above: whoever finds the flag has the data, without another memory access. */
-#ifndef PC_PACKET_GPU_H
-#define PC_PACKET_GPU_H
+#ifndef PC_LL_H
+#define PC_LL_H
 
 /* Operand j is packets if bit j of `packets` is set, and flag[j] is then their flag; first come the
  * sources, then the destinations. */
@@ -16,8 +16,8 @@ template <class Poll> struct pc__wanted {
 /* `rows` words of one operand, a warp's width apart, of which the first is word i; a single one may
  * be short, of `left` bytes, or lie anywhere. True: poll gave up. */
 template <class Word, uint32_t rows, class Poll>
-PC_DEVICE bool pc__load_words(Word x[rows], const char *from, uint32_t operand,
-                              const pc__wanted<Poll> &p, uint32_t i, uint32_t left)
+PC_DEVICE_FN bool pc__load_words(Word x[rows], const char *from, uint32_t operand,
+                                 const pc__wanted<Poll> &p, uint32_t i, uint32_t left)
 {
     const uint32_t each = sizeof(Word) / 4; /* packets */
     if (p.operands >> operand & 1) {
@@ -27,7 +27,7 @@ PC_DEVICE bool pc__load_words(Word x[rows], const char *from, uint32_t operand,
             uint64_t packet[rows * each];
             PC_UNROLLED
             for (uint32_t k = 0; k < rows * each; k++)
-                packet[k] = pc__load_packet(packets + k / each * each * PC_WARP + k % each);
+                packet[k] = pc__load_ll(packets + k / each * each * PC_WARP + k % each);
             uint32_t wrong = 0;
             PC_UNROLLED
             for (uint32_t k = 0; k < rows * each; k++)
@@ -55,8 +55,8 @@ PC_DEVICE bool pc__load_words(Word x[rows], const char *from, uint32_t operand,
 }
 
 template <class Word, uint32_t rows, class Poll>
-PC_DEVICE void pc__store_words(const Word x[rows], char *to, uint32_t operand,
-                               const pc__wanted<Poll> &p, uint32_t i, uint32_t left)
+PC_DEVICE_FN void pc__store_words(const Word x[rows], char *to, uint32_t operand,
+                                  const pc__wanted<Poll> &p, uint32_t i, uint32_t left)
 {
     const uint32_t each = sizeof(Word) / 4;
     if (p.operands >> operand & 1) {
@@ -64,8 +64,8 @@ PC_DEVICE void pc__store_words(const Word x[rows], char *to, uint32_t operand,
         const uint64_t flag = (uint64_t)p.flag[operand] << 32;
         PC_UNROLLED
         for (uint32_t k = 0; k < rows * each; k++)
-            pc__store_packet(packets + k / each * each * PC_WARP + k % each,
-                             flag | (uint32_t)((uint64_t)x[k / each] >> 32 * (k % each)));
+            pc__store_ll(packets + k / each * each * PC_WARP + k % each,
+                         flag | (uint32_t)((uint64_t)x[k / each] >> 32 * (k % each)));
         return;
     }
     to += i * sizeof(Word);
@@ -79,9 +79,9 @@ PC_DEVICE void pc__store_words(const Word x[rows], char *to, uint32_t operand,
 
 /* 1 + the operand that poll gave up on, or 0. */
 template <class F, uint32_t rows, class Poll>
-PC_DEVICE uint32_t pc__word_rows(void *const dst[], uint32_t ndst, const void *const src[],
-                                 uint32_t nsrc, uint32_t divisor, const pc__wanted<Poll> &p,
-                                 uint32_t i, uint32_t left)
+PC_DEVICE_FN uint32_t pc__word_rows(void *const dst[], uint32_t ndst, const void *const src[],
+                                    uint32_t nsrc, uint32_t divisor, const pc__wanted<Poll> &p,
+                                    uint32_t i, uint32_t left)
 {
     typedef typename F::word word;
     word x[rows], y[rows];
@@ -114,9 +114,9 @@ PC_DEVICE uint32_t pc__word_rows(void *const dst[], uint32_t ndst, const void *c
  * and whether to give up. Returns 1 + the operand that it then gave up on, and some of the
  * destinations have not been written; or 0. */
 template <class F, class Poll>
-PC_DEVICE uint32_t pc__span_packets(void *const dst[], uint32_t ndst, const void *const src[],
-                                    uint32_t nsrc, uint32_t nbytes, uint32_t divisor,
-                                    uint32_t packets, const uint32_t flag[], Poll &poll)
+PC_DEVICE_FN uint32_t pc__span_ll(void *const dst[], uint32_t ndst, const void *const src[],
+                                  uint32_t nsrc, uint32_t nbytes, uint32_t divisor,
+                                  uint32_t packets, const uint32_t flag[], Poll &poll)
 {
     typedef typename F::word word;
     const pc__wanted<Poll> p = {packets, flag, poll};

@@ -6,8 +6,8 @@
  *
  * The arrays of addresses are read at run time: they lie in memory that the block shares. In an
  * array of a thread's own they would be local memory, which is slower than what they point to. */
-#ifndef PC_SPAN_GPU_H
-#define PC_SPAN_GPU_H
+#ifndef PC_KERNEL_SPAN_H
+#define PC_KERNEL_SPAN_H
 #include "gpu/kernel/fold.h"
 
 #if defined(__GNUC__) && !defined(__CUDACC__)
@@ -38,7 +38,7 @@ template <> struct pc__unit<8> {
 };
 
 /* A word of which n bytes count; the rest is 0 and is not touched. */
-template <class Word> PC_DEVICE Word pc__load_bytes(const char *from, uint64_t n)
+template <class Word> PC_DEVICE_FN Word pc__load_bytes(const char *from, uint64_t n)
 {
     Word x = 0;
     PC_UNROLLED
@@ -48,7 +48,7 @@ template <class Word> PC_DEVICE Word pc__load_bytes(const char *from, uint64_t n
     return x;
 }
 
-template <class Word> PC_DEVICE void pc__store_bytes(char *to, uint64_t n, Word x)
+template <class Word> PC_DEVICE_FN void pc__store_bytes(char *to, uint64_t n, Word x)
 {
     PC_UNROLLED
     for (uint32_t k = 0; k < sizeof(Word); k++)
@@ -63,17 +63,17 @@ template <class F> struct pc__by_16 {
     static constexpr uint32_t bytes = 16;
     static constexpr bool copies = F::copies;
 
-    PC_DEVICE pc_vector load(const char *from)
+    PC_DEVICE_FN pc_vector load(const char *from)
     {
         return pc__load16((const pc_vector *)from);
     }
 
-    PC_DEVICE void store(char *to, pc_vector x)
+    PC_DEVICE_FN void store(char *to, pc_vector x)
     {
         pc__store16((pc_vector *)to, x);
     }
 
-    PC_DEVICE uint64_t join(uint64_t a, uint64_t b)
+    PC_DEVICE_FN uint64_t join(uint64_t a, uint64_t b)
     {
         if (sizeof(word) == 8)
             return F::join((word)a, (word)b);
@@ -81,33 +81,33 @@ template <class F> struct pc__by_16 {
                | (uint64_t)F::join((word)(a >> 32), (word)(b >> 32)) << 32;
     }
 
-    PC_DEVICE uint64_t open(uint64_t x)
+    PC_DEVICE_FN uint64_t open(uint64_t x)
     {
         if (sizeof(word) == 8)
             return F::open((word)x);
         return F::open((word)x) | (uint64_t)F::open((word)(x >> 32)) << 32;
     }
 
-    PC_DEVICE uint64_t close(uint64_t x, uint32_t divisor)
+    PC_DEVICE_FN uint64_t close(uint64_t x, uint32_t divisor)
     {
         if (sizeof(word) == 8)
             return F::close((word)x, divisor);
         return F::close((word)x, divisor) | (uint64_t)F::close((word)(x >> 32), divisor) << 32;
     }
 
-    PC_DEVICE pc_vector open(pc_vector x)
+    PC_DEVICE_FN pc_vector open(pc_vector x)
     {
         x.x = open(x.x), x.y = open(x.y);
         return x;
     }
 
-    PC_DEVICE pc_vector join(pc_vector a, pc_vector b)
+    PC_DEVICE_FN pc_vector join(pc_vector a, pc_vector b)
     {
         a.x = join(a.x, b.x), a.y = join(a.y, b.y);
         return a;
     }
 
-    PC_DEVICE pc_vector close(pc_vector x, uint32_t divisor)
+    PC_DEVICE_FN pc_vector close(pc_vector x, uint32_t divisor)
     {
         x.x = close(x.x, divisor), x.y = close(x.y, divisor);
         return x;
@@ -119,12 +119,12 @@ template <class F, uint32_t nbytes> struct pc__by_unit : F {
     typedef typename pc__unit<nbytes>::type unit;
     static constexpr uint32_t bytes = nbytes;
 
-    PC_DEVICE type load(const char *from)
+    PC_DEVICE_FN type load(const char *from)
     {
         return *(const unit *)from;
     }
 
-    PC_DEVICE void store(char *to, type x)
+    PC_DEVICE_FN void store(char *to, type x)
     {
         *(unit *)to = (unit)x;
     }
@@ -134,12 +134,12 @@ template <class F> struct pc__by_byte : F {
     typedef typename F::word type;
     static constexpr uint32_t bytes = F::bytes;
 
-    PC_DEVICE type load(const char *from)
+    PC_DEVICE_FN type load(const char *from)
     {
         return pc__load_bytes<type>(from, F::bytes);
     }
 
-    PC_DEVICE void store(char *to, type x)
+    PC_DEVICE_FN void store(char *to, type x)
     {
         pc__store_bytes<type>(to, F::bytes, x);
     }
@@ -155,7 +155,8 @@ struct pc__operands {
 
 /* `rows` units of every operand, a warp's width apart, the first of them `at` bytes into each.
  * All loads of two sources are in flight together. */
-template <class Access, uint32_t rows> PC_DEVICE void pc__rows(const pc__operands &o, uint32_t at)
+template <class Access, uint32_t rows>
+PC_DEVICE_FN void pc__rows(const pc__operands &o, uint32_t at)
 {
     const uint32_t apart = PC_WARP * Access::bytes;
     const uint64_t place = at;
@@ -203,7 +204,7 @@ template <class Access, uint32_t rows> PC_DEVICE void pc__rows(const pc__operand
 /* `count` units of every operand, beginning at byte `at`. The warps take turns at tiles of `deep`
  * rows; of what is left each thread takes a unit at a time. */
 template <class Access, uint32_t deep>
-PC_DEVICE void pc__units(const pc__operands &o, uint32_t at, uint32_t count)
+PC_DEVICE_FN void pc__units(const pc__operands &o, uint32_t at, uint32_t count)
 {
     const uint32_t tile = deep * PC_WARP, thread = pc__thread(), threads = pc__threads();
     const uint32_t whole = deep == 1 || threads % PC_WARP ? 0 : count / tile * tile;
@@ -220,7 +221,7 @@ PC_DEVICE void pc__units(const pc__operands &o, uint32_t at, uint32_t count)
 
 /* As wide as all operands' alignment lets it; the ends, which may lie anywhere, by element. */
 template <class F>
-PC_DEVICE void pc__plain(const pc__operands &o, void *const dst[], uint32_t nbytes)
+PC_DEVICE_FN void pc__plain(const pc__operands &o, void *const dst[], uint32_t nbytes)
 {
     typedef typename F::word word;
     const uint32_t begin = (uint32_t)(uintptr_t)o.one;
@@ -260,8 +261,8 @@ PC_DEVICE void pc__plain(const pc__operands &o, void *const dst[], uint32_t nbyt
 /* nbytes is a multiple of the element's size, and below 2 GiB: numbers of 32 bits take half the
  * registers. `divisor` as in pc_fold_fn. */
 template <class F>
-PC_DEVICE void pc__span_gpu(void *const dst[], uint32_t ndst, const void *const src[],
-                            uint32_t nsrc, uint32_t nbytes, uint32_t divisor)
+PC_DEVICE_FN void pc__span_gpu(void *const dst[], uint32_t ndst, const void *const src[],
+                               uint32_t nsrc, uint32_t nbytes, uint32_t divisor)
 {
     pc__operands o = {(const char *)src[0],
                       (const char *)src[nsrc - 1],

@@ -8,8 +8,8 @@
 #define PC_TARGET_CUDA_H
 #include <stdint.h>
 
-#define PC_DEVICE static __device__ __forceinline__ /* of functions, and of static members */
-#define PC_MEMBER __device__ __forceinline__        /* of members of an object */
+#define PC_DEVICE_FN static __device__ __forceinline__ /* of functions, and of static members */
+#define PC_DEVICE_MEMBER __device__ __forceinline__    /* of members of an object */
 
 /* Threads that load together. A block is a multiple of it. */
 #define PC_WARP 32u
@@ -25,14 +25,14 @@ struct alignas(16) pc_vector {
 
 /* In the block. Volatile: what is computed from them would otherwise be kept in registers from the
  * beginning of the kernel to its end. */
-PC_DEVICE uint32_t pc__thread(void)
+PC_DEVICE_FN uint32_t pc__thread(void)
 {
     uint32_t x;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
     return x;
 }
 
-PC_DEVICE uint32_t pc__threads(void)
+PC_DEVICE_FN uint32_t pc__threads(void)
 {
     uint32_t x;
     asm volatile("mov.u32 %0, %%ntid.x;" : "=r"(x));
@@ -40,37 +40,37 @@ PC_DEVICE uint32_t pc__threads(void)
 }
 
 /* For all threads of the block; true for all of them if any passed `dead`. */
-template <class Block> PC_DEVICE bool pc__barrier(Block *, bool dead)
+template <class Block> PC_DEVICE_FN bool pc__barrier(Block *, bool dead)
 {
     return __syncthreads_or(dead);
 }
 
 /* For the threads of the first warp. */
-template <class Block> PC_DEVICE void pc__warp_barrier(Block *)
+template <class Block> PC_DEVICE_FN void pc__warp_barrier(Block *)
 {
     __syncwarp();
 }
 
-PC_DEVICE uint64_t pc__load_acquire(const uint64_t *from)
+PC_DEVICE_FN uint64_t pc__load_acquire(const uint64_t *from)
 {
     uint64_t x;
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
     return x;
 }
 
-PC_DEVICE void pc__store_release(uint64_t *to, uint64_t x)
+PC_DEVICE_FN void pc__store_release(uint64_t *to, uint64_t x)
 {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
 }
 
-PC_DEVICE uint32_t pc__load_relaxed32(const uint32_t *from)
+PC_DEVICE_FN uint32_t pc__load_relaxed32(const uint32_t *from)
 {
     uint32_t x;
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
     return x;
 }
 
-PC_DEVICE uint64_t pc__load_relaxed64(const uint64_t *from)
+PC_DEVICE_FN uint64_t pc__load_relaxed64(const uint64_t *from)
 {
     uint64_t x;
     asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
@@ -78,7 +78,7 @@ PC_DEVICE uint64_t pc__load_relaxed64(const uint64_t *from)
 }
 
 /* 0 becomes x; true for the one that did it. */
-PC_DEVICE bool pc__claim(uint32_t *at, uint32_t x)
+PC_DEVICE_FN bool pc__claim(uint32_t *at, uint32_t x)
 {
     uint32_t old;
     asm volatile("atom.relaxed.sys.global.cas.b32 %0, [%1], 0, %2;"
@@ -89,7 +89,7 @@ PC_DEVICE bool pc__claim(uint32_t *at, uint32_t x)
 }
 
 /* 16 bytes of data, aligned so. */
-PC_DEVICE pc_vector pc__load16(const pc_vector *from)
+PC_DEVICE_FN pc_vector pc__load16(const pc_vector *from)
 {
     pc_vector x;
     asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
@@ -99,24 +99,24 @@ PC_DEVICE pc_vector pc__load16(const pc_vector *from)
     return x;
 }
 
-PC_DEVICE void pc__store16(pc_vector *to, pc_vector x)
+PC_DEVICE_FN void pc__store16(pc_vector *to, pc_vector x)
 {
     asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(x.x), "l"(x.y)
                  : "memory");
 }
 
 /* 8 bytes that are seen whole or not at all. */
-PC_DEVICE uint64_t pc__load_packet(const uint64_t *from)
+PC_DEVICE_FN uint64_t pc__load_ll(const uint64_t *from)
 {
     return pc__load_relaxed64(from);
 }
 
-PC_DEVICE void pc__store_packet(uint64_t *to, uint64_t x)
+PC_DEVICE_FN void pc__store_ll(uint64_t *to, uint64_t x)
 {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
 }
 
-PC_DEVICE uint64_t pc__clock_ns(void)
+PC_DEVICE_FN uint64_t pc__clock_ns(void)
 {
     uint64_t x;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(x));
@@ -124,7 +124,7 @@ PC_DEVICE uint64_t pc__clock_ns(void)
 }
 
 /* Between two looks: long enough to leave the memory to others, short beside its latency. */
-PC_DEVICE void pc__relax(void)
+PC_DEVICE_FN void pc__relax(void)
 {
     asm volatile("nanosleep.u32 20;");
 }
@@ -134,7 +134,7 @@ PC_DEVICE void pc__relax(void)
  * falls below the least denormal. The same holds for products of float16, which float32 holds. */
 #define PC_TARGET_HALVES
 
-PC_DEVICE uint32_t pc__pack_float16(float low, float high)
+PC_DEVICE_FN uint32_t pc__pack_float16(float low, float high)
 {
     uint32_t word;
 #if __CUDA_ARCH__ >= 800
@@ -148,14 +148,14 @@ PC_DEVICE uint32_t pc__pack_float16(float low, float high)
     return word;
 }
 
-PC_DEVICE float pc__low_float16(uint32_t word)
+PC_DEVICE_FN float pc__low_float16(uint32_t word)
 {
     float x;
     asm("{.reg .b16 l, h;\n\tmov.b32 {l, h}, %1;\n\tcvt.f32.f16 %0, l;}" : "=f"(x) : "r"(word));
     return x;
 }
 
-PC_DEVICE float pc__high_float16(uint32_t word)
+PC_DEVICE_FN float pc__high_float16(uint32_t word)
 {
     float x;
     asm("{.reg .b16 l, h;\n\tmov.b32 {l, h}, %1;\n\tcvt.f32.f16 %0, h;}" : "=f"(x) : "r"(word));
@@ -163,7 +163,7 @@ PC_DEVICE float pc__high_float16(uint32_t word)
 }
 
 #if __CUDA_ARCH__ >= 800
-PC_DEVICE uint32_t pc__pack_bfloat16(float low, float high)
+PC_DEVICE_FN uint32_t pc__pack_bfloat16(float low, float high)
 {
     uint32_t word;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
@@ -171,33 +171,33 @@ PC_DEVICE uint32_t pc__pack_bfloat16(float low, float high)
 }
 #else
 /* A NaN must not be rounded: the carry could make an infinity of it, or a zero. */
-PC_DEVICE uint32_t pc__round_bfloat16(float value)
+PC_DEVICE_FN uint32_t pc__round_bfloat16(float value)
 {
     uint32_t x = __float_as_uint(value);
     return (x & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : x + 0x7fffu + (x >> 16 & 1);
 }
 
-PC_DEVICE uint32_t pc__pack_bfloat16(float low, float high)
+PC_DEVICE_FN uint32_t pc__pack_bfloat16(float low, float high)
 {
     return pc__round_bfloat16(low) >> 16 | (pc__round_bfloat16(high) & 0xffff0000u);
 }
 #endif
 
-PC_DEVICE uint32_t pc__add_float16(uint32_t a, uint32_t b)
+PC_DEVICE_FN uint32_t pc__add_float16(uint32_t a, uint32_t b)
 {
     uint32_t word;
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
     return word;
 }
 
-PC_DEVICE uint32_t pc__mul_float16(uint32_t a, uint32_t b)
+PC_DEVICE_FN uint32_t pc__mul_float16(uint32_t a, uint32_t b)
 {
     uint32_t word;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
     return word;
 }
 
-PC_DEVICE uint32_t pc__add_bfloat16(uint32_t a, uint32_t b)
+PC_DEVICE_FN uint32_t pc__add_bfloat16(uint32_t a, uint32_t b)
 {
 #if __CUDA_ARCH__ >= 900
     uint32_t word;

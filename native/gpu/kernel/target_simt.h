@@ -10,8 +10,9 @@
 #include <stdint.h>
 #include <time.h>
 
-#define PC_DEVICE static inline __attribute__((always_inline)) /* of functions, static members */
-#define PC_MEMBER inline __attribute__((always_inline))        /* of members of an object */
+/* Of functions, and of static members. */
+#define PC_DEVICE_FN static inline __attribute__((always_inline))
+#define PC_DEVICE_MEMBER inline __attribute__((always_inline)) /* of members of an object */
 
 /* Threads that load together. A block is a multiple of it, or less. */
 #define PC_WARP 2u
@@ -79,78 +80,78 @@ static inline void pc_simt_enter(pc_simt_block *block, uint32_t index)
     pc_simt_self = pc_simt_thread{block, index, 0};
 }
 
-PC_DEVICE uint32_t pc__thread(void)
+PC_DEVICE_FN uint32_t pc__thread(void)
 {
     return pc_simt_self.index;
 }
 
-PC_DEVICE uint32_t pc__threads(void)
+PC_DEVICE_FN uint32_t pc__threads(void)
 {
     return pc_simt_self.block->threads;
 }
 
 /* For all threads of the block; true for all of them if any passed `dead`. */
-template <class Block> PC_DEVICE bool pc__barrier(Block *, bool dead)
+template <class Block> PC_DEVICE_FN bool pc__barrier(Block *, bool dead)
 {
     return pc_simt_self.block->all.meet(dead);
 }
 
 /* For the threads of the first warp. */
-template <class Block> PC_DEVICE void pc__warp_barrier(Block *)
+template <class Block> PC_DEVICE_FN void pc__warp_barrier(Block *)
 {
     pc_simt_self.block->warp.meet(false);
 }
 
-PC_DEVICE uint64_t pc__load_acquire(const uint64_t *from)
+PC_DEVICE_FN uint64_t pc__load_acquire(const uint64_t *from)
 {
     return __atomic_load_n(from, __ATOMIC_ACQUIRE);
 }
 
-PC_DEVICE void pc__store_release(uint64_t *to, uint64_t x)
+PC_DEVICE_FN void pc__store_release(uint64_t *to, uint64_t x)
 {
     __atomic_store_n(to, x, __ATOMIC_RELEASE);
 }
 
-PC_DEVICE uint32_t pc__load_relaxed32(const uint32_t *from)
+PC_DEVICE_FN uint32_t pc__load_relaxed32(const uint32_t *from)
 {
     return __atomic_load_n(from, __ATOMIC_RELAXED);
 }
 
-PC_DEVICE uint64_t pc__load_relaxed64(const uint64_t *from)
+PC_DEVICE_FN uint64_t pc__load_relaxed64(const uint64_t *from)
 {
     return __atomic_load_n(from, __ATOMIC_RELAXED);
 }
 
 /* 0 becomes x; true for the one that did it. */
-PC_DEVICE bool pc__claim(uint32_t *at, uint32_t x)
+PC_DEVICE_FN bool pc__claim(uint32_t *at, uint32_t x)
 {
     uint32_t old = 0;
     return __atomic_compare_exchange_n(at, &old, x, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
 /* 16 bytes of data, aligned so. */
-PC_DEVICE pc_vector pc__load16(const pc_vector *from)
+PC_DEVICE_FN pc_vector pc__load16(const pc_vector *from)
 {
     return *from;
 }
 
-PC_DEVICE void pc__store16(pc_vector *to, pc_vector x)
+PC_DEVICE_FN void pc__store16(pc_vector *to, pc_vector x)
 {
     *to = x;
 }
 
 /* 8 bytes that are seen whole or not at all. */
-PC_DEVICE uint64_t pc__load_packet(const uint64_t *from)
+PC_DEVICE_FN uint64_t pc__load_ll(const uint64_t *from)
 {
     return __atomic_load_n(from, __ATOMIC_RELAXED);
 }
 
-PC_DEVICE void pc__store_packet(uint64_t *to, uint64_t x)
+PC_DEVICE_FN void pc__store_ll(uint64_t *to, uint64_t x)
 {
     __atomic_store_n(to, x, __ATOMIC_RELAXED);
 }
 
-PC_DEVICE uint64_t pc__clock_ns(void)
+PC_DEVICE_FN uint64_t pc__clock_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -161,7 +162,7 @@ PC_DEVICE uint64_t pc__clock_ns(void)
 inline uint64_t pc_simt_spins;
 
 /* Threads outnumber cores: the one that is waited for has to run. */
-PC_DEVICE void pc__relax(void)
+PC_DEVICE_FN void pc__relax(void)
 {
     if (++pc_simt_self.spins % 8 != 0)
         return;
