@@ -127,12 +127,12 @@ struct pc_port { /* what a port of an RDMA device says of itself */
 };
 
 struct pc_net_state {             /* of what carries a communicator's messages to remote peers */
-    uint32_t paths;               /* queue pairs that there should be */
+    uint32_t connections;         /* queue pairs that there should be */
     uint32_t live;                /* of those, how many carry messages */
     uint32_t queue_pairs;         /* that exist at this moment */
     uint32_t regions;             /* memory regions that do */
-    uint64_t failures;            /* of paths */
-    uint64_t revivals;            /* of paths that had failed */
+    uint64_t failures;            /* of connections */
+    uint64_t revivals;            /* of connections that had failed */
     uint64_t replayed;            /* messages that were sent again */
     uint64_t recovery_ns;         /* the longest time from a failure's notice to the replay */
     uint64_t bytes[PC_MAX_RAILS]; /* sent by each rail */
@@ -169,7 +169,7 @@ int pc_comm_accept(
 int pc_comm_connect_fd(struct pc_comm *comm); /* a file descriptor, readable when poll has work */
 int pc_comm_sealed(struct pc_comm *comm);     /* all peers are connected: stop serving */
 /* Takes over a connected stream socket to a remote peer whom the caller has authenticated; several
- * share the load. The first message to the peer waits for it. links: how many live. */
+ * share the load. The first message to the peer waits for it. connections: how many live. */
 int pc_comm_adopt(struct pc_comm *comm, uint32_t peer, int fd);
 int pc_comm_connections(struct pc_comm *comm, uint32_t peer);
 /* A descriptor that is readable when what reaches remote peers needs pc_comm_handle_events, or -1:
@@ -183,15 +183,15 @@ int pc_comm_abort(struct pc_comm *comm, int cause, int peer, const char *text);
 int pc_comm_broken(struct pc_comm *comm); /* 0, or the code that broke it */
 /* 0, or while a thread is inside a call: 2 if it is the one that asks, else 1. */
 int pc_comm_entered(struct pc_comm *comm);
-/* How many calls and messages of this rank have taken their places, and how many had when the
+/* How many calls and messages of this rank have begun, and how many had when the
  * present call came in from Python, as module _fastcall notes. */
 uint64_t pc_comm_op_count(struct pc_comm *comm);
 uint64_t pc_comm_op_count_before(struct pc_comm *comm);
 /* A launch on `comm`'s plane takes a place among the calls of `leader`, too, which must outlive the
  * launches: both are one communicator to its user. */
 void pc_comm_follow(struct pc_comm *comm, struct pc_comm *leader);
-/* What took the places behind the first `places` was no call of the user's: they count no more. */
-void pc_comm_uncount_ops(struct pc_comm *comm, uint64_t places);
+/* What began behind the first `op_count` was no call of the user's: it counts no more. */
+void pc_comm_uncount_ops(struct pc_comm *comm, uint64_t op_count);
 /* The number of this rank's last call, queued ones included. */
 uint64_t pc_comm_calls(struct pc_comm *comm);
 int pc_comm_forked(struct pc_comm *comm); /* in the child of a fork: detach from the peers */
@@ -418,14 +418,14 @@ struct pc_device_comm_options {
 struct pc_device_plan_options {
     uintptr_t function; /* the kernel, of the plan's dtype and op */
     uint32_t threads;   /* of a block */
-    uint32_t lanes;     /* 0: by the size of the message */
+    uint32_t instances; /* 0: by the size of the message */
     int32_t packets;    /* 0: never; 1, -1: wherever all ranks may */
     uint32_t reserved;
 };
 
 struct pc_device_plan_shape { /* what a plan became */
     uint32_t blocks;
-    uint32_t lanes;
+    uint32_t instances;
     uint32_t packets; /* 1: messages travel with their flags */
     uint32_t direct;  /* 1: arrays of pc_device_comm_alloc are read and written where they lie */
     uint32_t threads; /* of a block */
@@ -435,10 +435,10 @@ struct pc_device_plan_shape { /* what a plan became */
 struct pc_device_comm_state {
     uint64_t launched; /* by pc_device_comm_launch and prepare, captured ones excluded */
     uint64_t captured;
-    uint64_t carried; /* messages and credits that the thread has handed to the transport */
-    uint32_t pinned;  /* plans that a graph may still launch */
-    uint32_t direct;  /* peers whose GPU memory this rank reaches, with the next two */
-    uint32_t staged;  /* mapped, but only through memory of the host */
+    uint64_t handed_over; /* messages and credits that the thread has handed to the transport */
+    uint32_t pinned;      /* plans that a graph may still launch */
+    uint32_t direct;      /* peers whose GPU memory this rank reaches, with the next two */
+    uint32_t staged;      /* mapped, but only through memory of the host */
     uint32_t remote;
 };
 
@@ -453,7 +453,7 @@ int pc_device_comm_address(struct pc_device_comm *plane, void *blob,
 int pc_device_comm_connect(struct pc_device_comm *plane, uint32_t peer, const void *blob,
                            size_t nbytes);
 /* reached[peer]: both ends of that pair do. `whole`: so do both of every pair of all ranks, as all
- * agree, and only then do plans get lanes, packets and direct forms. */
+ * agree, and only then do plans get instances, packets and direct forms. */
 int pc_device_comm_seal(struct pc_device_comm *plane, const uint8_t *reached, uint32_t whole);
 /* Closing: all ranks detach, which waits for at most `seconds` for what was launched, then ends it
  * by force; when all have, each closes. Memory of a peer is not freed before nobody has it open. */

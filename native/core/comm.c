@@ -89,8 +89,8 @@ int pc_comm_open(const struct pc_options *options, struct pc_comm **out)
     comm->options = *options;
     comm->shadow_fd = -1;
     comm->call.comm = comm;
-    comm->bell = -1;
-    atomic_init(&comm->ringer, -1);
+    comm->wakeup_fd = -1;
+    atomic_init(&comm->signal_fd, -1);
     if (check_options(options) != PC_OK)
         return pc__fail(&comm->error, PC_INVALID, -1,
                         "rank %u of %u, %u slots of %u bytes, heap of %llu bytes: out of range",
@@ -170,10 +170,10 @@ static void drop_shadows(struct pc_comm *comm)
 static int open_remote(struct pc_comm *comm, const struct pc_net_ops *remote)
 {
     int rc = comm->shadows == NULL ? make_shadows(comm) : PC_OK;
-    if (rc == PC_OK && comm->bell < 0)
+    if (rc == PC_OK && comm->wakeup_fd < 0)
         rc = pc__wakeup_open(comm);
     if (rc == PC_OK) {
-        rc = remote->open(comm, comm->bell, &comm->wire);
+        rc = remote->open(comm, comm->wakeup_fd, &comm->wire);
         if (rc != PC_OK) {
             remote->close(comm->wire, 0);
             comm->wire = NULL;
@@ -237,7 +237,7 @@ int pc_comm_connections(struct pc_comm *comm, uint32_t peer)
 {
     if (peer >= comm->options.size || !comm->peers[peer].remote)
         return PC_INVALID;
-    return comm->remote->links(comm->wire, peer);
+    return comm->remote->connections(comm->wire, peer);
 }
 
 int pc_comm_event_fd(struct pc_comm *comm)

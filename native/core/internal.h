@@ -24,11 +24,11 @@ struct pc_program {
     uint32_t widest;
     uint32_t nchannels;
     uint32_t starts[PC_MAX_CHANNELS];
-    uint32_t nplaces;
+    uint32_t noperands;
     uint32_t ninstructions;
     bool apart; /* IN and OUT must not be one memory */
     struct pc_vm_instruction *code;
-    struct pc_vm_operand *places;
+    struct pc_vm_operand *operands;
     struct pc_probe *probes;
 };
 
@@ -102,10 +102,10 @@ struct pc_comm {
     struct pc_verbs_options verbs; /* with the rails that were named */
     struct pc_rail_spec rails[PC_MAX_RAILS];
     uint32_t nrails;
-    int bell;           /* a socket that is readable when this rank was rung; -1: it has no bell */
-    _Atomic int ringer; /* a socket to ring others', or -1 */
+    int wakeup_fd;         /* a socket that is readable when this rank was woken; -1: it has none */
+    _Atomic int signal_fd; /* a socket to wake others by theirs, or -1 */
     _Atomic int listening; /* a thread sleeps in remote->pause */
-    _Atomic int dozing;    /* threads that sleep, with that one */
+    _Atomic int sleepers;  /* threads that sleep, with that one */
     char *arena;
     char *shadows; /* of remote peers' memory, in order of rank */
     int shadow_fd;
@@ -124,10 +124,10 @@ struct pc_comm {
     _Atomic int aborted;
     _Atomic int abort_claimed;
     struct pc_error abort_error;
-    _Atomic uintptr_t entered;      /* the thread inside a call, or 0 */
-    _Atomic uint64_t places;        /* taken so far by calls and messages, refused ones included */
-    _Atomic uint64_t places_before; /* those taken when the present call came in from Python */
-    struct pc_comm *leader;         /* whose user's calls launches here are, or NULL */
+    _Atomic uintptr_t entered; /* the thread inside a call, or 0 */
+    _Atomic uint64_t op_count; /* of calls and messages begun so far, refused ones included */
+    _Atomic uint64_t op_count_before; /* those taken when the present call came in from Python */
+    struct pc_comm *leader;           /* whose user's calls launches here are, or NULL */
     struct pc_call call;
     _Atomic uint64_t
         yield_after; /* ns: until then a rank that waits sleeps without yielding first */
@@ -190,8 +190,8 @@ int pc__enter(struct pc_comm *comm);
 static inline void pc__note_entry(struct pc_comm *comm)
 {
     if (atomic_load_explicit(&comm->entered, memory_order_relaxed) == 0)
-        atomic_store_explicit(&comm->places_before,
-                              atomic_load_explicit(&comm->places, memory_order_relaxed),
+        atomic_store_explicit(&comm->op_count_before,
+                              atomic_load_explicit(&comm->op_count, memory_order_relaxed),
                               memory_order_relaxed);
 }
 
@@ -209,13 +209,13 @@ int pc__join_queue(struct pc_comm *comm, const struct pc_work *job, double secon
 int pc__joined_wait(struct pc_comm *comm, double seconds);
 
 /* wakeup.c */
-int pc__wakeup_open(struct pc_comm *comm); /* from now on this rank's ring is heard by descriptor */
+int pc__wakeup_open(struct pc_comm *comm); /* from now on this rank is woken by a descriptor */
 void pc__wakeup_close(struct pc_comm *comm);
 void pc__wakeup_signal(struct pc_comm *comm, uint32_t peer);
 uint32_t pc__wakeup_arm(struct pc_comm *comm);
-/* Sleeps until the doorbell has moved on from what it was; with remote peers also until something
- * comes from one. */
-void pc__wakeup_wait(struct pc_comm *comm, uint32_t doorbell, uint64_t ns);
+/* Sleeps until the wakeup counter has moved on from what it was; with remote peers also until
+ * something comes from one. */
+void pc__wakeup_wait(struct pc_comm *comm, uint32_t armed, uint64_t ns);
 
 /* wait.c */
 #define PC_POLLS_PER_CLOCK 64
@@ -238,7 +238,7 @@ bool pc__batch_done(const struct pc_batch *batch);
 void pc__batch_stuck(const struct pc_batch *batch, struct pc_stuck *out);
 /* Whatever is posted ends with `result`: the communicator is broken. */
 void pc__p2p_end(struct pc_comm *comm, int result);
-/* Around a sleep: from begin on, whatever transfers wait for rings the doorbell. False when there
+/* Around a sleep: from begin on, whatever transfers wait for wakes this rank. False when there
  * is no reason to sleep; lowers `until` to the first deadline. */
 bool pc__p2p_sleep_begin(struct pc_comm *comm, uint64_t *until);
 void pc__p2p_sleep_end(struct pc_comm *comm);

@@ -151,7 +151,7 @@ static inline void pc__store_mode(const struct pc_call *call, const struct pc_vm
     manner->stream = 0;
     if (stream_out || stream_slot)
         for (uint32_t k = 0; k < i->ndst; k++) {
-            enum pc_space space = (enum pc_space)i->at.places[i->nsrc + k].space;
+            enum pc_space space = (enum pc_space)i->at.operands[i->nsrc + k].space;
             bool slot = space == PC_SPACE_SLOT, own = space == PC_SPACE_SCRATCH;
             manner->stream |= (uint32_t)(slot ? stream_slot : stream_out && !own) << k;
         }
@@ -174,7 +174,7 @@ static inline void pc__move(struct pc_call *call, const struct pc_vm_instruction
     uint32_t divisor = i->flags & PC_FLAG_SCALE ? call->terms->divisor : 0;
     void *address[PC_MAX_OPERANDS];
     for (uint32_t j = 0; j < n; j++)
-        address[j] = pc__address(call, &i->at.places[j], piece, skip, packed, total);
+        address[j] = pc__address(call, &i->at.operands[j], piece, skip, packed, total);
     plan->fold(address + i->nsrc, i->ndst, (const void *const *)address, i->nsrc,
                nbytes >> plan->itemsize_log2, divisor, manner->stream);
 }
@@ -189,9 +189,9 @@ static inline int pc__hand_over(struct pc_call *call, const struct pc_channel *c
         remote->credit(call->comm->wire, i->at.fifo, ++i->at.fifo->received);
         return PC_OK;
     }
-    struct pc_fifo *f = i->at.places->fifo;
-    uint64_t nbytes = pc__message_bytes(call, channel->tile, i->at.places);
-    const char *data = pc__address(call, i->at.places, 0, 0, 0, nbytes);
+    struct pc_fifo *f = i->at.operands->fifo;
+    uint64_t nbytes = pc__message_bytes(call, channel->tile, i->at.operands);
+    const char *data = pc__address(call, i->at.operands, 0, 0, 0, nbytes);
     return remote->message(call->comm->wire, f, data, nbytes, &call->error);
 }
 
@@ -199,7 +199,7 @@ static inline int pc__put(struct pc_call *call, const struct pc_channel *channel
                           const struct pc_vm_instruction *i)
 {
     if (i->step == PC_STEP_PUT_MESSAGE) {
-        struct pc_fifo *f = i->at.places->fifo;
+        struct pc_fifo *f = i->at.operands->fifo;
         f->out_lines[f->sent & (PC_LINES - 1)].signature = call->terms->signature;
     }
     return pc__hand_over(call, channel, i);

@@ -15,12 +15,13 @@
 #define PC_CHANNEL_PAIRWISE (PC_MAX_CHANNELS + 1)
 #define PC_EDGE_CHANNELS (PC_MAX_CHANNELS + 2)
 #define PC_WAKEUP_NAME 32u
-#define PC_IN_LINE UINT32_MAX         /* of pc_line.place: the piece lies in the line */
-#define PC_IN_SENDER (UINT32_MAX - 1) /* its reader, a mapped peer, fetches it from where it lies \
-                                       */
-#define PC_ARENA_MAGIC 0x50434152u    /* "PCAR" */
+#define PC_IN_LINE UINT32_MAX /* of pc_line.place: the piece lies in the line */
+#define PC_IN_SENDER \
+    (UINT32_MAX - 1)               /* its reader, a mapped peer, fetches it from where it lies \
+                                    */
+#define PC_ARENA_MAGIC 0x50434152u /* "PCAR" */
 
-/* Bit 63 of a count: its waiter sleeps; whoever raises the count rings the waiter's doorbell. One
+/* Bit 63 of a count: its waiter sleeps; whoever raises the count wakes the waiter. One
  * exchange raises the count and learns that, so a signal needs no fence of its own. */
 #define PC_ASLEEP (UINT64_C(1) << 63)
 
@@ -46,9 +47,9 @@ struct pc_arena {
     uint32_t reserved;
     uint64_t address; /* of this header, in the rank that owns it */
     uint64_t token;   /* at random: what is found there is this header */
-    _Alignas(PC_LINE_BYTES) _Atomic uint32_t doorbell; /* futex: moves when a sleeper must look */
-    _Atomic uint32_t bell; /* bytes of bell_name, a socket on which the rank sleeps instead; or 0 */
-    char bell_name[PC_WAKEUP_NAME];
+    _Alignas(PC_LINE_BYTES) _Atomic uint32_t wakeup; /* futex: moves when a sleeper must look */
+    _Atomic uint32_t wakeup_name_bytes; /* of a socket on which the rank sleeps instead; or 0 */
+    char wakeup_name[PC_WAKEUP_NAME];
     _Alignas(PC_LINE_BYTES) _Atomic uint32_t core;     /* where the rank last waited, plus one */
     _Alignas(PC_LINE_BYTES) _Atomic uint64_t sequence; /* the board; see struct pc_status */
     _Atomic uint32_t state;

@@ -104,13 +104,13 @@ static bool holds(const struct pc_plan *plan, struct pc_extent e, const struct p
            && chunk->at + chunk->nbytes <= plan->starts[e.first + e.count];
 }
 
-/* The loader has checked chunks and places by number; here they have addresses and lengths. */
+/* The loader has checked chunks and operands by number; here they have addresses and lengths. */
 static int check_places(struct pc_comm *comm, const struct pc_plan *plan,
                         const struct pc_program *p, const struct pc_chunk *chunks)
 {
     const struct pc_plan_spec *s = &plan->spec;
-    for (uint32_t i = 0; i < p->nplaces; i++) {
-        const struct pc_vm_operand *o = &p->places[i];
+    for (uint32_t i = 0; i < p->noperands; i++) {
+        const struct pc_vm_operand *o = &p->operands[i];
         if (o->space == PC_SPACE_SCRATCH || o->space == PC_SPACE_SLOT)
             continue;
         for (uint32_t k = 0; k < o->nchunks; k++) {
@@ -131,7 +131,7 @@ static int check_places(struct pc_comm *comm, const struct pc_plan *plan,
 static int build(struct pc_comm *comm, struct pc_plan *plan, struct pc_program *const programs[2])
 {
     struct pc_plan_spec *s = &plan->spec;
-    uint64_t places = 0, longest_message = 0, ntiles[2] = {1, 1};
+    uint64_t nscratch = 0, longest_message = 0, ntiles[2] = {1, 1};
     plan->starts = starts_of(s);
     s->blocks = NULL; /* the caller's */
     if (plan->starts == NULL)
@@ -152,14 +152,14 @@ static int build(struct pc_comm *comm, struct pc_plan *plan, struct pc_program *
         uint64_t longest = longest_of(plan->chunks[form], p->nchunks);
         uint64_t tiles = longest / s->tile + (longest % s->tile != 0);
         ntiles[form] = tiles ? tiles : 1;
-        places = p->nscratch > places ? p->nscratch : places;
+        nscratch = p->nscratch > nscratch ? p->nscratch : nscratch;
         if (form == 0)
             longest_message = p->widest * (longest < s->tile ? longest : s->tile);
     }
     if (longest_message > plan->nbytes)
         longest_message = plan->nbytes;
-    if (places != 0) {
-        plan->scratch = aligned_alloc(PC_CHUNK_UNIT, places * s->tile);
+    if (nscratch != 0) {
+        plan->scratch = aligned_alloc(PC_CHUNK_UNIT, nscratch * s->tile);
         if (plan->scratch == NULL)
             return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a plan");
     }

@@ -260,7 +260,7 @@ static void resolve_operands(const struct blob *b, struct pc_program *program)
 {
     for (uint32_t k = 0; k < b->header.noperands; k++) {
         struct pc_operand o = operand_at(b, k);
-        struct pc_vm_operand *p = &program->places[k];
+        struct pc_vm_operand *p = &program->operands[k];
         *p = (struct pc_vm_operand){.space = o.space,
                                     .place = o.place,
                                     .chunk = o.chunk,
@@ -283,7 +283,7 @@ static const struct pc_vm_operand *filled(const struct blob *b, const struct pc_
         if (i.op == PC_OP_END)
             break; /* of the channel before */
         for (uint32_t k = 0; i.op == PC_OP_REDUCE_COPY && k < i.ndst; k++) {
-            const struct pc_vm_operand *p = &program->places[i.operand + i.nsrc + k];
+            const struct pc_vm_operand *p = &program->operands[i.operand + i.nsrc + k];
             if (p->space == PC_SPACE_SLOT && p->fifo == fifo)
                 return p;
         }
@@ -299,7 +299,7 @@ static void put(const struct blob *b, const struct pc_program *program, uint32_t
         line->step = PC_STEP_PUT_CREDIT;
     } else if (line->step == PC_STEP_FILL) {
         line->step = PC_STEP_PUT_MESSAGE;
-        line->at.places = filled(b, program, at, line->at.fifo);
+        line->at.operands = filled(b, program, at, line->at.fifo);
     }
 }
 
@@ -321,13 +321,14 @@ static struct pc_vm_instruction decode(const struct blob *b, const struct pc_pro
         break;
     case PC_OP_REDUCE_COPY:
         line.step = PC_STEP_REDUCE_COPY;
-        line.at.places = program->places + i.operand;
+        line.at.operands = program->operands + i.operand;
         for (uint32_t k = i.nsrc; k < (uint32_t)i.nsrc + i.ndst; k++)
-            if (line.at.places[k].space == PC_SPACE_SLOT
-                && !b->comm->peers[line.at.places[k].fifo->peer].remote) /* nobody reads a shadow */
+            if (line.at.operands[k].space == PC_SPACE_SLOT
+                && !b->comm->peers[line.at.operands[k].fifo->peer]
+                        .remote) /* nobody reads a shadow */
                 line.probe = &program->probes[at];
         for (uint32_t k = 0; k < (uint32_t)i.nsrc + i.ndst; k++)
-            if (line.at.places[k].space == PC_SPACE_SCRATCH && line.at.places[k].nchunks > 1)
+            if (line.at.operands[k].space == PC_SPACE_SCRATCH && line.at.operands[k].nchunks > 1)
                 line.flags |= PC_FLAG_PIECEWISE;
         break;
     case PC_OP_SIGNAL:
@@ -368,7 +369,7 @@ int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes, uint
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a program");
     *program = (struct pc_program){.references = 1,
                                    .root = root,
-                                   .nplaces = b.header.noperands,
+                                   .noperands = b.header.noperands,
                                    .ninstructions = b.header.ninstructions,
                                    .flags = b.header.flags,
                                    .nchunks = b.header.nchunks,
@@ -376,9 +377,9 @@ int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes, uint
                                    .widest = b.header.widest,
                                    .nchannels = b.header.nchannels};
     program->code = calloc(b.header.ninstructions, sizeof *program->code);
-    program->places = calloc(b.header.noperands + 1, sizeof *program->places);
+    program->operands = calloc(b.header.noperands + 1, sizeof *program->operands);
     program->probes = calloc(b.header.ninstructions, sizeof *program->probes);
-    if (program->code == NULL || program->places == NULL || program->probes == NULL) {
+    if (program->code == NULL || program->operands == NULL || program->probes == NULL) {
         pc_program_free(program);
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a program");
     }
@@ -391,7 +392,7 @@ int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes, uint
         program->code[i] = decode(&b, program, i);
     }
     for (uint32_t i = 0; i < b.header.ninstructions; i++)
-        if (program->code[i].step == PC_STEP_PUT_MESSAGE && program->code[i].at.places == NULL) {
+        if (program->code[i].step == PC_STEP_PUT_MESSAGE && program->code[i].at.operands == NULL) {
             pc_program_free(program);
             return BAD(&b, "instruction %u: signals a slot that nothing before it fills", i);
         }
@@ -404,7 +405,7 @@ void pc_program_free(struct pc_program *program)
     if (program == NULL || atomic_fetch_sub(&program->references, 1) != 1)
         return;
     free(program->code);
-    free(program->places);
+    free(program->operands);
     free(program->probes);
     free(program);
 }

@@ -15,8 +15,8 @@ int pc__enter(struct pc_comm *comm)
     if (!atomic_compare_exchange_strong_explicit(&comm->entered, &nobody, self(),
                                                  memory_order_acquire, memory_order_relaxed))
         return PC_BUSY;
-    uint64_t places = atomic_load_explicit(&comm->places, memory_order_relaxed);
-    atomic_store_explicit(&comm->places, places + 1, memory_order_relaxed);
+    uint64_t op_count = atomic_load_explicit(&comm->op_count, memory_order_relaxed);
+    atomic_store_explicit(&comm->op_count, op_count + 1, memory_order_relaxed);
     return PC_OK;
 }
 
@@ -380,12 +380,12 @@ int pc_comm_entered(struct pc_comm *comm)
 
 uint64_t pc_comm_op_count(struct pc_comm *comm)
 {
-    return atomic_load_explicit(&comm->places, memory_order_relaxed);
+    return atomic_load_explicit(&comm->op_count, memory_order_relaxed);
 }
 
 uint64_t pc_comm_op_count_before(struct pc_comm *comm)
 {
-    return atomic_load_explicit(&comm->places_before, memory_order_relaxed);
+    return atomic_load_explicit(&comm->op_count_before, memory_order_relaxed);
 }
 
 void pc_comm_follow(struct pc_comm *comm, struct pc_comm *leader)
@@ -393,9 +393,9 @@ void pc_comm_follow(struct pc_comm *comm, struct pc_comm *leader)
     comm->leader = leader;
 }
 
-void pc_comm_uncount_ops(struct pc_comm *comm, uint64_t places)
+void pc_comm_uncount_ops(struct pc_comm *comm, uint64_t op_count)
 {
-    atomic_store_explicit(&comm->places, places, memory_order_relaxed);
+    atomic_store_explicit(&comm->op_count, op_count, memory_order_relaxed);
 }
 
 uint64_t pc_comm_calls(struct pc_comm *comm)

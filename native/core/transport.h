@@ -60,15 +60,15 @@ struct pc_net_ops {
     uint32_t yields;        /* a rank yields so often before it sleeps, and is woken */
     uint64_t slow_yield_ns; /* one that takes longer has let a foreign process run */
 
-    /* pause() ends when `bell` becomes readable. */
-    int (*open)(struct pc_comm *comm, int bell, struct pc_net **out);
+    /* pause() ends when `wakeup_fd` becomes readable. */
+    int (*open)(struct pc_comm *comm, int wakeup_fd, struct pc_net **out);
     /* Waits at most `linger_ns` for what has been sent to arrive. */
     void (*close)(struct pc_net *wire, uint64_t linger_ns);
 
     /* Takes over a connected socket to `peer`, whom the caller has authenticated. */
     int (*adopt)(struct pc_net *wire, uint32_t peer, int fd);
     /* How many sockets to `peer` live. */
-    int (*links)(struct pc_net *wire, uint32_t peer);
+    int (*connections)(struct pc_net *wire, uint32_t peer);
 
     /* Sends message f->sent, whose `nbytes` lie at `data` in the shadow, and raises f->sent. The
      * shadow must stay as it is until the peer has given the message back. */
@@ -81,8 +81,8 @@ struct pc_net_ops {
     /* Sends what is due, and takes in what has come: from one peer, or from all. */
     void (*poll)(struct pc_net *wire, uint32_t peer);
     void (*progress)(struct pc_net *wire);
-    /* Sends what was held back, then sleeps until something comes, or the bell, or `ns` have
-     * passed; true when it was the bell. Takes nothing in; one thread at a time. */
+    /* Sends what was held back, then sleeps until something comes, or a wakeup, or `ns` have
+     * passed; true when it was a wakeup. Takes nothing in; one thread at a time. */
     bool (*pause)(struct pc_net *wire, uint64_t ns);
 
     /* 1 when the messages of this FIFO (NULL: of all calls) have left this process, 0 while some

@@ -1,10 +1,10 @@
-/* Waiting: poll while that is cheap, yield once, then sleep until a peer rings.
+/* Waiting: poll while that is cheap, yield once, then sleep until a peer wakes it.
  *
  * With more ranks than cores a polling rank only keeps the core from the rank it waits for, so
  * options.spin is 0 there. Elsewhere a foreign process may still push two ranks onto one core: a
  * rank that has polled for a moment says where it runs, and does not go on beside a peer there.
  * A sleeper marks the counts that it needs (PC_ASLEEP) and sleeps on its
- * doorbell; whoever raises a marked count moves the doorbell. */
+ * wakeup counter; whoever raises a marked count moves that. */
 #include <sched.h>
 #include <time.h>
 #include "core/interpreter_cpu.h"
@@ -94,7 +94,7 @@ static int listen_to(struct pc_comm *comm, uint32_t nchannels, enum listening wh
 {
     const struct pc_net_ops *t = comm->remote;
     struct pc_call *call = &comm->call;
-    if (whom == FROM_ALL) /* first: it may be what empties the wire */
+    if (whom == FROM_ALL) /* first: it may be what empties the network */
         t->progress(comm->wire);
     int rc = t->drained(comm->wire, NULL, &call->error);
     if (rc < 0 || (rc > 0 && call->running == 0))
@@ -117,7 +117,7 @@ static int listen_to(struct pc_comm *comm, uint32_t nchannels, enum listening wh
     return PC_OK;
 }
 
-static void doze(struct pc_comm *comm, uint32_t nchannels, uint32_t doorbell, uint64_t now,
+static void doze(struct pc_comm *comm, uint32_t nchannels, uint32_t armed, uint64_t now,
                  uint64_t until)
 {
     bool posted = atomic_load_explicit(&comm->posted, memory_order_relaxed) != 0;
@@ -140,7 +140,7 @@ static void doze(struct pc_comm *comm, uint32_t nchannels, uint32_t doorbell, ui
     /* pc_comm_abort and pc__progress_thread_stop ring after they have written, so nothing is
      * missed. */
     if (asleep && until > now && !atomic_load(&comm->aborted))
-        pc__wakeup_wait(comm, doorbell, until - now);
+        pc__wakeup_wait(comm, armed, until - now);
     while (n > 0) /* a mark left behind would cost its signaller a system call */
         pc__unmark(marked[--n]);
     if (posted)
@@ -211,7 +211,7 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
         return PC_AGAIN;
     pc__give_way(comm);
     for (uint32_t turns = comm->remote != NULL ? comm->remote->yields : 0;;) {
-        uint32_t doorbell = pc__wakeup_arm(comm); /* first: what comes after the looks moves it */
+        uint32_t armed = pc__wakeup_arm(comm); /* first: what comes after the looks moves it */
         if (atomic_load(&comm->aborted)) {
             call->error = comm->abort_error;
             return PC_ABORTED;
@@ -240,6 +240,6 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
             continue;
         }
         uint64_t limit = until_ns < call->deadline ? until_ns : call->deadline;
-        doze(comm, nchannels, doorbell, now, limit);
+        doze(comm, nchannels, armed, now, limit);
     }
 }

@@ -33,13 +33,13 @@ static bool tells(const struct pc_vm_instruction *line, bool packets)
 void pc__place_barriers(struct pc_vm_instruction *code, uint32_t n, bool packets)
 {
     bool moved = false; /* since the threads met last */
-    bool carried = false;
+    bool handed_over = false;
     for (int turn = 0; turn < 2; turn++, moved = false)
         for (uint32_t i = 0; i < n; i++) {
             if (code[i].step == PC_STEP_LOOP)
-                moved |= carried; /* from before it, or in the second turn from END_LOOP */
+                moved |= handed_over; /* from before it, or in the second turn from END_LOOP */
             else if (code[i].step == PC_STEP_END_LOOP)
-                carried = moved;
+                handed_over = moved;
             else if (code[i].step == PC_STEP_REDUCE_COPY)
                 moved = true;
             else if (moved && tells(&code[i], packets)) {

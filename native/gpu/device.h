@@ -1,15 +1,16 @@
 /* What the host and the kernels share. C11 and CUDA C++; see vm.h.
  *
- * A plan runs in lanes: lane l moves part l of every chunk, in blocks of its own. Block b of a
- * launch is (channel, lane) with b = channel * lanes + lane, which both ends of an edge agree on
- * even where one rank has fewer channels than the other. */
+ * A plan runs in instances: instance l moves part l of every chunk, in blocks of its own. Block b
+ * of a launch is (channel, instance) with b = channel * instances + instance, which both ends of an
+ * edge agree on even where one rank has fewer channels than the other. */
 #ifndef PC_GPU_DEVICE_H
 #define PC_GPU_DEVICE_H
 #include "vm/vm.h"
 
 #define PC_MAX_BLOCKS 16u
 #define PC_MAX_INSTANCES 8u
-#define PC_LOCALS (PC_MAX_INSTANCES * PC_MAX_CHANNELS * PC_MAX_CHANNELS) /* [lane][from][to] */
+#define PC_LOCALS (PC_MAX_INSTANCES * PC_MAX_CHANNELS * PC_MAX_CHANNELS) /* [instance][from][to] \
+                                                                          */
 #define PC_PROXY_FIFO_ENTRIES 1024u
 
 /* Packets: a message as words of 8 bytes, 4 of data and the flag of the message above them. A
@@ -34,9 +35,10 @@ struct pc_device_error {
     uint64_t code; /* - enum pc_code: TIMEDOUT, ABORTED, MISMATCH */
 };
 
-struct pc_host_control { /* mapped host memory, one per plane; each field on lines of its own */
+struct pc_host_control { /* mapped host memory, one per device communicator; each field on lines of
+                            its own */
     PC_ALIGNED(128) uint32_t abort; /* the host writes 1: every spin ends */
-    PC_ALIGNED(128) struct pc_device_error trouble;
+    PC_ALIGNED(128) struct pc_device_error error;
     PC_ALIGNED(128)
     uint64_t finished[PC_MAX_BLOCKS][8]; /* [b][0]: launches that block b has ended (host reads) */
     uint64_t tail[PC_MAX_BLOCKS][8];     /* [b][0]: entries the proxy has consumed (host writes) */
@@ -50,14 +52,15 @@ struct pc_host_control { /* mapped host memory, one per plane; each field on lin
 #define PC_MAX_ENTRY_INSTRUCTIONS (1u << 24)
 #define PC_MAX_ENTRY_TILES (1ull << 24)
 
-/* Device memory, per block; lives as long as the plane. Zero at first. */
+/* Device memory, per block; lives as long as the device communicator. Zero at first. */
 struct pc_block_state {
     PC_ALIGNED(128) uint64_t launches;
     uint64_t head;  /* of its ring */
     uint64_t tail;  /* of its ring, as last seen */
     uint64_t ready; /* launches that have told where their arrays are */
     uint64_t salt;  /* of block 0: what a graph's launches take for theirs; the host writes it */
-    uint32_t dead;  /* a block of this plane has given up: so do all, and later launches */
+    uint32_t
+        dead; /* a block of this device communicator has given up: so do all, and later launches */
 };
 
 /* The direct form: arrays that lie in a rank's heap are read and written by its peers. At the begin
@@ -92,7 +95,7 @@ struct pc_block_image {
     uint64_t *ring;
     const uint64_t *tail;
     uint64_t *finished;
-    uint32_t lane;
+    uint32_t instance;
     uint32_t channel;
 };
 
@@ -100,20 +103,20 @@ struct pc_block_image {
 struct pc_device_image {
     uint64_t nbytes; /* of all that lies behind this */
     uint32_t nblocks;
-    uint32_t lanes;
+    uint32_t instances;
     uint32_t plan; /* its number in a ring's entries */
     uint32_t form; /* 1: there is a direct form beside the staged one */
-    struct pc_host_control *watch;
-    struct pc_block_state *states; /* of all blocks of the plane */
+    struct pc_host_control *control;
+    struct pc_block_state *states; /* of all blocks of the device communicator */
     /* Of the direct form. */
     uint32_t rank;
     uint32_t size;
     uint32_t nparts; /* blocks of the message */
     uint32_t reserved;
-    struct pc_where mine;        /* `in` and `out` are the bytes of the arrays */
-    const uint64_t *starts;      /* of the blocks in the message, and its end */
-    struct pc_ipc_peer *reached; /* [peer] */
-    struct pc_arrays *arrays;    /* [block][peer] */
+    struct pc_where mine;          /* `in` and `out` are the bytes of the arrays */
+    const uint64_t *starts;        /* of the blocks in the message, and its end */
+    struct pc_ipc_peer *ipc_peers; /* [peer] */
+    struct pc_arrays *arrays;      /* [block][peer] */
     uint64_t heap_bytes;
     struct pc_block_image blocks[2][PC_MAX_BLOCKS]; /* staged, direct */
 };

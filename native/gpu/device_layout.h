@@ -5,7 +5,7 @@
  *
  * It is what layout.h is for the CPU, with PC_MAX_BLOCKS edges where a CPU has channels, and for
  * the ranks of one host only: GPU memory is there from the start, whether it is touched or not. So
- * peers are counted by their place among those. All but slots and heap begins as zeros. */
+ * peers are counted by their number among those. All but slots and heap begins as zeros. */
 #ifndef PC_DEVICE_LAYOUT_H
 #define PC_DEVICE_LAYOUT_H
 #include "gpu/device.h"
@@ -18,8 +18,8 @@ struct pc_device_header { /* at its begin: who opened it reads that it is what i
     uint32_t version;
     uint32_t rank;
     uint32_t size;
-    uint32_t place;  /* of the rank among those that may reach each other */
-    uint32_t places; /* how many those are */
+    uint32_t local;   /* of the rank among those that may reach each other */
+    uint32_t nlocals; /* how many those are */
     uint32_t slots;
     uint32_t slot_bytes;
     uint64_t heap_bytes;
@@ -33,13 +33,13 @@ struct pc_device_layout {
     size_t ready, done, credit, lines, packets, data, heap, end;
 };
 
-static inline struct pc_device_layout pc__device_layout(uint32_t places, uint32_t slots,
+static inline struct pc_device_layout pc__device_layout(uint32_t nlocals, uint32_t slots,
                                                         uint32_t slot_bytes, uint64_t heap_bytes)
 {
     struct pc_device_layout l = {.slots = slots, .slot_bytes = slot_bytes};
-    size_t edges = (size_t)places * PC_MAX_BLOCKS;
+    size_t edges = (size_t)nlocals * PC_MAX_BLOCKS;
     l.ready = pc__page_up(sizeof(struct pc_device_header));
-    l.done = l.ready + (size_t)places * 2 * PC_LINE_BYTES; /* two ready lines per peer */
+    l.done = l.ready + (size_t)nlocals * 2 * PC_LINE_BYTES; /* two ready lines per peer */
     l.credit = l.done + edges * PC_LINE_BYTES;
     l.lines = l.credit + edges * PC_LINE_BYTES;
     l.packets = pc__page_up(l.lines + edges * PC_LINES * PC_LINE_BYTES);

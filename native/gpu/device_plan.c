@@ -1,66 +1,68 @@
-/* Plans of a plane: images on the device, which live as long as a launch or a graph uses them. */
+/* Plans of a device communicator: images on the device, which live as long as a launch or a graph
+ * uses them. */
 #include <stdlib.h>
 #include "gpu/driver/cuda.h"
 #include "gpu/device_comm.h"
 
-/* Up to so many bytes a call runs in one lane; with each doubling in twice as many. */
+/* Up to so many bytes a call runs in one instance; with each doubling in twice as many. */
 #define PC_INSTANCE_BYTES (UINT64_C(64) << 10)
 #define PC_THREADS 256u
 #define PC_WARP 32u
 
 /* As many for all ranks: a rank's own Program may have fewer channels than another's. */
-static uint32_t lanes_of(const struct pc_device_comm *plane, const struct pc_plan *plan,
-                         uint32_t wanted)
+static uint32_t instances_of(const struct pc_device_comm *dc, const struct pc_plan *plan,
+                             uint32_t wanted)
 {
-    uint32_t lanes = 1;
-    if (!plane->whole)
+    uint32_t instances = 1;
+    if (!dc->whole)
         return 1;
     if (wanted != 0)
         return wanted;
-    while (lanes * PC_MAX_CHANNELS < PC_MAX_BLOCKS && plan->nbytes > lanes * PC_INSTANCE_BYTES)
-        lanes *= 2;
-    return lanes;
+    while (instances * PC_MAX_CHANNELS < PC_MAX_BLOCKS
+           && plan->nbytes > instances * PC_INSTANCE_BYTES)
+        instances *= 2;
+    return instances;
 }
 
-static uint32_t threads_of(const struct pc_device_comm *plane, uint32_t wanted)
+static uint32_t threads_of(const struct pc_device_comm *dc, uint32_t wanted)
 {
     uint32_t threads = wanted != 0 ? wanted : PC_THREADS;
-    threads = threads < plane->max_threads ? threads : plane->max_threads;
+    threads = threads < dc->max_threads ? threads : dc->max_threads;
     return threads > PC_WARP ? threads / PC_WARP * PC_WARP : threads;
 }
 
 /* Scratch is shared by all plans, as one runs at a time. A larger one replaces it for later plans;
  * those before keep what they were built for, so none is given back. */
-static int make_scratch(struct pc_device_comm *plane, uint64_t nbytes)
+static int make_scratch(struct pc_device_comm *dc, uint64_t nbytes)
 {
     uint64_t at;
-    if (nbytes <= plane->edges.scratch_bytes)
+    if (nbytes <= dc->edges.scratch_bytes)
         return PC_OK;
-    if (nbytes < 2 * plane->edges.scratch_bytes)
-        nbytes = 2 * plane->edges.scratch_bytes;
-    int rc = pc__pool_take(plane, nbytes, &at);
+    if (nbytes < 2 * dc->edges.scratch_bytes)
+        nbytes = 2 * dc->edges.scratch_bytes;
+    int rc = pc__pool_take(dc, nbytes, &at);
     if (rc != PC_OK)
         return rc;
-    plane->edges.scratch = at;
-    plane->edges.scratch_bytes = nbytes;
+    dc->edges.scratch = at;
+    dc->edges.scratch_bytes = nbytes;
     return PC_OK;
 }
 
-static int build(struct pc_device_comm *plane, struct pc_device_plan *p, uint32_t lanes)
+static int build(struct pc_device_comm *dc, struct pc_device_plan *p, uint32_t instances)
 {
     int form = (int)p->shape.direct;
-    int rc = make_scratch(plane, pc__device_image_scratch(p->plan, form, lanes));
-    size_t nbytes = pc__device_image_bytes(p->plan, form, lanes);
+    int rc = make_scratch(dc, pc__device_image_scratch(p->plan, form, instances));
+    size_t nbytes = pc__device_image_bytes(p->plan, form, instances);
     void *image = nbytes == 0 ? NULL : aligned_alloc(PC_CHUNK_UNIT, pc__page_up(nbytes));
     if (rc == PC_OK && image == NULL)
-        rc = pc__fail(plane->error, PC_NOMEM, -1, "no memory for a plan");
+        rc = pc__fail(dc->error, PC_NOMEM, -1, "no memory for a plan");
     if (rc == PC_OK)
-        rc = pc__pool_take(plane, nbytes, &p->image);
+        rc = pc__pool_take(dc, nbytes, &p->image);
     if (rc == PC_OK)
-        rc = pc__device_image_build(p->plan, form, lanes, p->shape.packets, p->number,
-                                    &plane->edges, image, p->image, plane->error);
+        rc = pc__device_image_build(p->plan, form, instances, p->shape.packets, p->number,
+                                    &dc->edges, image, p->image, dc->error);
     if (rc == PC_OK)
-        rc = pc__device_comm_upload(plane, p->image, image, nbytes);
+        rc = pc__device_comm_upload(dc, p->image, image, nbytes);
     free(image);
     return rc;
 }
@@ -76,31 +78,30 @@ static void free_plan(struct pc_device_plan *p)
 static void take_out(struct pc_device_plan *p)
 {
     if (p->image != 0)
-        pc__pool_give(p->plane, p->image);
-    p->plane->plans[p->number] = NULL;
+        pc__pool_give(p->dc, p->image);
+    p->dc->plans[p->number] = NULL;
 }
 
 /* When the last graph has gone, the launches that nobody counted are counted after all. */
-static void forget_graphs(struct pc_device_comm *plane)
+static void forget_graphs(struct pc_device_comm *dc)
 {
-    if (!atomic_load(&plane->capturing) || pc__launches_over(plane) != PC_OK)
+    if (!atomic_load(&dc->capturing) || pc__launches_over(dc) != PC_OK)
         return;
-    for (uint32_t i = 0; i < plane->nplans; i++)
-        if (plane->plans[i] != NULL
-            && __atomic_load_n(plane->plans[i]->graphs, __ATOMIC_ACQUIRE) != 0)
+    for (uint32_t i = 0; i < dc->nplans; i++)
+        if (dc->plans[i] != NULL && __atomic_load_n(dc->plans[i]->graphs, __ATOMIC_ACQUIRE) != 0)
             return;
     for (uint32_t b = 0; b < PC_MAX_BLOCKS; b++)
-        atomic_store(&plane->launched[b], pc__launches_finished(plane, b));
-    atomic_store(&plane->capturing, 0);
+        atomic_store(&dc->launched[b], pc__launches_finished(dc, b));
+    atomic_store(&dc->capturing, 0);
 }
 
 /* Frees what was dropped and is used no more. Entries of a plan may stand in a ring when its kernel
  * has ended, and a graph may still launch it. */
-static void sweep(struct pc_device_comm *plane)
+static void sweep(struct pc_device_comm *dc)
 {
-    bool idle = pc__launches_over(plane) == PC_OK && pc__proxy_settled(plane);
-    for (uint32_t i = 0; idle && i < plane->nplans; i++) {
-        struct pc_device_plan *p = plane->plans[i];
+    bool idle = pc__launches_over(dc) == PC_OK && pc__proxy_settled(dc);
+    for (uint32_t i = 0; idle && i < dc->nplans; i++) {
+        struct pc_device_plan *p = dc->plans[i];
         if (p != NULL && atomic_load(&p->state) == PC_DEVICE_PLAN_DROPPED
             && __atomic_load_n(p->graphs, __ATOMIC_ACQUIRE) == 0) {
             take_out(p);
@@ -115,10 +116,10 @@ void pc_device_plan_free(struct pc_device_plan *p)
         free_plan(p);
 }
 
-void pc__device_plans_drop(struct pc_device_comm *plane)
+void pc__device_plans_drop(struct pc_device_comm *dc)
 {
-    for (uint32_t i = 0; plane->plans != NULL && i < plane->nplans; i++) {
-        struct pc_device_plan *p = plane->plans[i];
+    for (uint32_t i = 0; dc->plans != NULL && i < dc->nplans; i++) {
+        struct pc_device_plan *p = dc->plans[i];
         if (p == NULL)
             continue;
         take_out(p);
@@ -127,44 +128,44 @@ void pc__device_plans_drop(struct pc_device_comm *plane)
     }
 }
 
-static int number_of(struct pc_device_comm *plane, uint32_t *number)
+static int number_of(struct pc_device_comm *dc, uint32_t *number)
 {
     for (uint32_t i = 0; i < PC_MAX_PLANS; i++)
-        if (plane->plans[i] == NULL) {
+        if (dc->plans[i] == NULL) {
             *number = i;
-            plane->nplans = i >= plane->nplans ? i + 1 : plane->nplans;
+            dc->nplans = i >= dc->nplans ? i + 1 : dc->nplans;
             return PC_OK;
         }
-    return pc__fail(plane->error, PC_NOMEM, -1, "a plane has room for %u plans", PC_MAX_PLANS);
+    return pc__fail(dc->error, PC_NOMEM, -1, "a plane has room for %u plans", PC_MAX_PLANS);
 }
 
-static int check_plan(struct pc_device_comm *plane, const struct pc_plan *plan)
+static int check_plan(struct pc_device_comm *dc, const struct pc_plan *plan)
 {
-    if (!plane->sealed || plane->detached)
-        return pc__fail(plane->error, PC_INVALID, -1, "a plane that is %s",
-                        plane->sealed ? "closed" : "not open yet");
-    if (plane->proxied
+    if (!dc->sealed || dc->detached)
+        return pc__fail(dc->error, PC_INVALID, -1, "a plane that is %s",
+                        dc->sealed ? "closed" : "not open yet");
+    if (dc->proxied
         && (plan->terms[0].ntiles > PC_MAX_ENTRY_TILES
             || plan->staged->ninstructions > PC_MAX_ENTRY_INSTRUCTIONS))
-        return pc__fail(plane->error, PC_INVALID, -1,
+        return pc__fail(dc->error, PC_INVALID, -1,
                         "%llu tiles of %u instructions: a ring's entry has no room for that",
                         (unsigned long long)plan->terms[0].ntiles, plan->staged->ninstructions);
     return PC_OK;
 }
 
-int pc_device_plan_create(struct pc_device_comm *plane, struct pc_plan *plan,
+int pc_device_plan_create(struct pc_device_comm *dc, struct pc_plan *plan,
                           const struct pc_device_plan_options *options, struct pc_device_plan **out)
 {
     *out = NULL;
     int mode = pc__cuda_relax(PC_CUDA_RELAXED);
     struct pc_device_plan *p = calloc(1, sizeof *p);
-    int rc = check_plan(plane, plan);
+    int rc = check_plan(dc, plan);
     if (rc == PC_OK && (p == NULL || (p->graphs = calloc(1, sizeof *p->graphs)) == NULL))
-        rc = pc__fail(plane->error, PC_NOMEM, -1, "no memory for a plan");
+        rc = pc__fail(dc->error, PC_NOMEM, -1, "no memory for a plan");
     if (rc == PC_OK) {
-        forget_graphs(plane);
-        sweep(plane);
-        rc = number_of(plane, &p->number);
+        forget_graphs(dc);
+        sweep(dc);
+        rc = number_of(dc, &p->number);
     }
     if (rc != PC_OK) {
         pc__cuda_relax(mode);
@@ -173,25 +174,25 @@ int pc_device_plan_create(struct pc_device_comm *plane, struct pc_plan *plan,
         free(p);
         return rc;
     }
-    uint32_t lanes = lanes_of(plane, plan, options->lanes);
-    p->plane = plane;
+    uint32_t instances = instances_of(dc, plan, options->instances);
+    p->dc = dc;
     p->plan = plan;
     p->function = options->function;
-    plane->plans[p->number] = p;
+    dc->plans[p->number] = p;
     /* As on all ranks: their heaps are alike, and so are the forms that they compile. */
-    int form = plan->direct != NULL && plane->whole && plane->heap.bytes != 0;
-    int blocks = pc__device_image_blocks(plan, form, lanes);
+    int form = plan->direct != NULL && dc->whole && dc->heap.bytes != 0;
+    int blocks = pc__device_image_blocks(plan, form, instances);
     if (blocks < 0)
-        rc = pc__fail(plane->error, PC_INVALID, -1, "%u lanes of %u channels, want at most %u",
-                      lanes, plan->staged->nchannels, PC_MAX_BLOCKS);
-    p->shape = (struct pc_device_plan_shape){.blocks = (uint32_t)blocks,
-                                             .lanes = lanes,
-                                             .direct = (uint32_t)form,
-                                             .threads = threads_of(plane, options->threads),
-                                             .packets = plane->whole && options->packets != 0
-                                                        && pc__device_image_fits_ll(plan, lanes)};
+        rc = pc__fail(dc->error, PC_INVALID, -1, "%u lanes of %u channels, want at most %u",
+                      instances, plan->staged->nchannels, PC_MAX_BLOCKS);
+    p->shape = (struct pc_device_plan_shape){
+        .blocks = (uint32_t)blocks,
+        .instances = instances,
+        .direct = (uint32_t)form,
+        .threads = threads_of(dc, options->threads),
+        .packets = dc->whole && options->packets != 0 && pc__device_image_fits_ll(plan, instances)};
     if (rc == PC_OK)
-        rc = build(plane, p, lanes);
+        rc = build(dc, p, instances);
     if (rc == PC_OK) {
         *out = p;
     } else {

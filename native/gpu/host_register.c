@@ -1,50 +1,50 @@
-/* Memory of the host that a plane's kernels touch: the watch, and of the arenas and shadows the
- * edges of peers whose GPU memory is not reached. Such memory is pinned, so no more of it than
- * that. */
+/* Memory of the host that a device communicator's kernels touch: its control block, and of the
+ * arenas and shadows the edges of peers whose GPU memory is not reached. Such memory is pinned, so
+ * no more of it than that. */
 #include <stdlib.h>
 #include <string.h>
 #include "gpu/device_comm.h"
 
-static int add(struct pc_device_comm *plane, const void *from, size_t nbytes)
+static int add(struct pc_device_comm *dc, const void *from, size_t nbytes)
 {
-    struct pc_host_range *spans = realloc(plane->spans, (plane->nspans + 1) * sizeof *spans);
+    struct pc_host_range *spans = realloc(dc->spans, (dc->nspans + 1) * sizeof *spans);
     if (spans == NULL)
-        return pc__fail(plane->error, PC_NOMEM, -1, "no memory for a plane");
+        return pc__fail(dc->error, PC_NOMEM, -1, "no memory for a plane");
     uintptr_t at = (uintptr_t)from & ~((uintptr_t)PC_PAGE - 1), end = (uintptr_t)from + nbytes;
-    plane->spans = spans;
-    spans[plane->nspans++]
+    dc->spans = spans;
+    spans[dc->nspans++]
         = (struct pc_host_range){.host = (char *)at, .nbytes = pc__page_up(end - at)};
     return PC_OK;
 }
 
 /* What kernels write for `peer`, there. */
-static int add_theirs(struct pc_device_comm *plane, uint32_t peer)
+static int add_theirs(struct pc_device_comm *dc, uint32_t peer)
 {
-    const struct pc_layout *l = &plane->comm->layout;
-    char *arena = plane->comm->peers[peer].arena;
-    uint32_t me = plane->comm->options.rank;
-    int rc = add(plane, pc__slot_lines(arena, l, me, 0),
+    const struct pc_layout *l = &dc->comm->layout;
+    char *arena = dc->comm->peers[peer].arena;
+    uint32_t me = dc->comm->options.rank;
+    int rc = add(dc, pc__slot_lines(arena, l, me, 0),
                  (size_t)PC_MAX_CHANNELS * PC_LINES * PC_LINE_BYTES);
     if (rc == PC_OK)
-        rc = add(plane, pc__slot_data(arena, l, me, 0),
+        rc = add(dc, pc__slot_data(arena, l, me, 0),
                  (size_t)PC_MAX_CHANNELS * l->slots * l->slot_bytes);
-    if (rc == PC_OK && !plane->comm->peers[peer].remote)
-        rc = add(plane, pc__credit_line(arena, l, me, 0), PC_MAX_CHANNELS * PC_LINE_BYTES);
+    if (rc == PC_OK && !dc->comm->peers[peer].remote)
+        rc = add(dc, pc__credit_line(arena, l, me, 0), PC_MAX_CHANNELS * PC_LINE_BYTES);
     return rc;
 }
 
 /* What `peer` writes for this rank's kernels, here. */
-static int add_mine(struct pc_device_comm *plane, uint32_t peer)
+static int add_mine(struct pc_device_comm *dc, uint32_t peer)
 {
-    const struct pc_layout *l = &plane->comm->layout;
-    char *arena = plane->comm->arena;
-    int rc = add(plane, pc__slot_lines(arena, l, peer, 0),
+    const struct pc_layout *l = &dc->comm->layout;
+    char *arena = dc->comm->arena;
+    int rc = add(dc, pc__slot_lines(arena, l, peer, 0),
                  (size_t)PC_MAX_CHANNELS * PC_LINES * PC_LINE_BYTES);
     if (rc == PC_OK)
-        rc = add(plane, pc__slot_data(arena, l, peer, 0),
+        rc = add(dc, pc__slot_data(arena, l, peer, 0),
                  (size_t)PC_MAX_CHANNELS * l->slots * l->slot_bytes);
     if (rc == PC_OK)
-        rc = add(plane, pc__credit_line(arena, l, peer, 0), PC_MAX_CHANNELS * PC_LINE_BYTES);
+        rc = add(dc, pc__credit_line(arena, l, peer, 0), PC_MAX_CHANNELS * PC_LINE_BYTES);
     return rc;
 }
 
@@ -55,61 +55,60 @@ static int by_address(const void *a, const void *b)
 }
 
 /* The driver takes no page twice, so spans that share one become one. */
-static void merge(struct pc_device_comm *plane)
+static void merge(struct pc_device_comm *dc)
 {
-    struct pc_host_range *spans = plane->spans;
+    struct pc_host_range *spans = dc->spans;
     uint32_t n = 0;
-    if (plane->nspans == 0)
+    if (dc->nspans == 0)
         return;
-    qsort(spans, plane->nspans, sizeof *spans, by_address);
-    for (uint32_t i = 1; i < plane->nspans; i++) {
+    qsort(spans, dc->nspans, sizeof *spans, by_address);
+    for (uint32_t i = 1; i < dc->nspans; i++) {
         char *end = spans[n].host + spans[n].nbytes, *other = spans[i].host + spans[i].nbytes;
         if (spans[i].host >= end)
             spans[++n] = spans[i];
         else if (other > end)
             spans[n].nbytes = (size_t)(other - spans[n].host);
     }
-    plane->nspans = n + 1;
+    dc->nspans = n + 1;
 }
 
-int pc__host_register_open(struct pc_device_comm *plane)
+int pc__host_register_open(struct pc_device_comm *dc)
 {
     int rc = PC_OK;
-    for (uint32_t p = 0; p < plane->comm->options.size && rc == PC_OK; p++)
-        if (plane->peers[p].reach == PC_ROUTE_SHM || plane->peers[p].reach == PC_ROUTE_NET) {
-            rc = add_theirs(plane, p);
+    for (uint32_t p = 0; p < dc->comm->options.size && rc == PC_OK; p++)
+        if (dc->peers[p].route == PC_ROUTE_SHM || dc->peers[p].route == PC_ROUTE_NET) {
+            rc = add_theirs(dc, p);
             if (rc == PC_OK)
-                rc = add_mine(plane, p);
+                rc = add_mine(dc, p);
         }
     if (rc != PC_OK)
         return rc;
-    merge(plane);
-    for (uint32_t i = 0; i < plane->nspans; i++) {
-        struct pc_host_range *span = &plane->spans[i];
-        rc = pc_cuda_host_register(plane->device, span->host, span->nbytes, plane->error,
-                                   &span->device);
+    merge(dc);
+    for (uint32_t i = 0; i < dc->nspans; i++) {
+        struct pc_host_range *span = &dc->spans[i];
+        rc = pc_cuda_host_register(dc->device, span->host, span->nbytes, dc->error, &span->device);
         if (rc != PC_OK) {
-            plane->nspans = i;
+            dc->nspans = i;
             return rc;
         }
     }
     return PC_OK;
 }
 
-void pc__host_register_close(struct pc_device_comm *plane)
+void pc__host_register_close(struct pc_device_comm *dc)
 {
     struct pc_error ignored;
-    for (uint32_t i = 0; i < plane->nspans; i++)
-        pc_cuda_host_unregister(plane->device, plane->spans[i].host, &ignored);
-    free(plane->spans);
-    plane->spans = NULL;
-    plane->nspans = 0;
+    for (uint32_t i = 0; i < dc->nspans; i++)
+        pc_cuda_host_unregister(dc->device, dc->spans[i].host, &ignored);
+    free(dc->spans);
+    dc->spans = NULL;
+    dc->nspans = 0;
 }
 
-uint64_t pc__host_register_address(const struct pc_device_comm *plane, const void *at)
+uint64_t pc__host_register_address(const struct pc_device_comm *dc, const void *at)
 {
-    for (uint32_t i = 0; i < plane->nspans; i++) {
-        const struct pc_host_range *span = &plane->spans[i];
+    for (uint32_t i = 0; i < dc->nspans; i++) {
+        const struct pc_host_range *span = &dc->spans[i];
         if ((const char *)at >= span->host && (const char *)at < span->host + span->nbytes)
             return span->device + (uint64_t)((const char *)at - span->host);
     }

@@ -32,7 +32,7 @@ struct opened {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct pc_device_comm *here; /* all planes of this process */
+static struct pc_device_comm *here; /* all device communicators of this process */
 static struct opened *opened;
 
 static uint64_t digest(const uint32_t *ranks, uint32_t n)
@@ -43,46 +43,46 @@ static uint64_t digest(const uint32_t *ranks, uint32_t n)
     return hash;
 }
 
-int pc__ipc_open(struct pc_device_comm *plane)
+int pc__ipc_open(struct pc_device_comm *dc)
 {
-    const struct pc_options *o = &plane->comm->options;
-    plane->header = (struct pc_device_header){.magic = PC_DEVICE_ARENA_MAGIC,
-                                              .version = PC_VERSION,
-                                              .rank = o->rank,
-                                              .size = o->size,
-                                              .place = plane->place,
-                                              .places = plane->nlocals,
-                                              .slots = plane->layout.slots,
-                                              .slot_bytes = plane->layout.slot_bytes,
-                                              .heap_bytes = plane->heap.bytes,
-                                              .among = digest(plane->locals, plane->nlocals)};
-    if (getrandom(plane->header.token, sizeof plane->header.token, 0) != sizeof plane->header.token)
-        return pc__fail(plane->error, PC_SYSTEM, -1, "getrandom");
-    int rc = pc__device_comm_upload(plane, plane->arena, &plane->header, sizeof plane->header);
+    const struct pc_options *o = &dc->comm->options;
+    dc->header = (struct pc_device_header){.magic = PC_DEVICE_ARENA_MAGIC,
+                                           .version = PC_VERSION,
+                                           .rank = o->rank,
+                                           .size = o->size,
+                                           .local = dc->local,
+                                           .nlocals = dc->nlocals,
+                                           .slots = dc->layout.slots,
+                                           .slot_bytes = dc->layout.slot_bytes,
+                                           .heap_bytes = dc->heap.bytes,
+                                           .among = digest(dc->locals, dc->nlocals)};
+    if (getrandom(dc->header.token, sizeof dc->header.token, 0) != sizeof dc->header.token)
+        return pc__fail(dc->error, PC_SYSTEM, -1, "getrandom");
+    int rc = pc__device_comm_upload(dc, dc->arena, &dc->header, sizeof dc->header);
     if (rc != PC_OK)
         return rc;
     pthread_mutex_lock(&lock);
-    plane->next = here;
-    here = plane;
+    dc->next = here;
+    here = dc;
     pthread_mutex_unlock(&lock);
     return PC_OK;
 }
 
-int pc_device_comm_address(struct pc_device_comm *plane, void *blob, size_t capacity)
+int pc_device_comm_address(struct pc_device_comm *dc, void *blob, size_t capacity)
 {
     struct address a = {.magic = PC_IPC_MAGIC,
                         .version = PC_VERSION,
-                        .header = plane->header,
-                        .nbytes = plane->layout.end};
+                        .header = dc->header,
+                        .nbytes = dc->layout.end};
     struct pc_cuda_pointer where;
     struct pc_error ignored;
     if (capacity < sizeof a)
-        return pc__fail(plane->error, PC_INVALID, -1, "an address needs %zu bytes, got %zu",
-                        sizeof a, capacity);
+        return pc__fail(dc->error, PC_INVALID, -1, "an address needs %zu bytes, got %zu", sizeof a,
+                        capacity);
     /* An allocation that no other process can open is no failure: ranks of this one can. */
-    if (pc_cuda_pointer(plane->arena, &ignored, &where) == PC_OK && where.kind == PC_CUDA_DEVICE
-        && pc_cuda_ipc_get(plane->device, plane->arena, &ignored, a.handle) == PC_OK) {
-        a.offset = plane->arena - where.base;
+    if (pc_cuda_pointer(dc->arena, &ignored, &where) == PC_OK && where.kind == PC_CUDA_DEVICE
+        && pc_cuda_ipc_get(dc->device, dc->arena, &ignored, a.handle) == PC_OK) {
+        a.offset = dc->arena - where.base;
         a.id = where.id;
         a.exported = 1;
     }
@@ -91,25 +91,26 @@ int pc_device_comm_address(struct pc_device_comm *plane, void *blob, size_t capa
 }
 
 /* What must be so if `peer` calls as this rank does. */
-static bool fits(const struct pc_device_comm *plane, uint32_t peer, const struct address *a)
+static bool fits(const struct pc_device_comm *dc, uint32_t peer, const struct address *a)
 {
-    struct pc_device_header want = plane->header;
+    struct pc_device_header want = dc->header;
     want.rank = peer;
-    want.place = plane->peers[peer].place;
+    want.local = dc->peers[peer].local;
     memcpy(want.token, a->header.token, sizeof want.token);
-    return memcmp(&want, &a->header, sizeof want) == 0 && a->nbytes == plane->layout.end
+    return memcmp(&want, &a->header, sizeof want) == 0 && a->nbytes == dc->layout.end
            && a->offset % PC_LINE_BYTES == 0 && a->exported <= 1;
 }
 
-/* The plane of this process that has this token; what the peer says of its address is not needed.
+/* The device communicator of this process that has this token; what the peer says of its address is
+ * not needed.
  */
-static bool find_here(struct pc_device_comm *plane, const struct address *a, int *device,
+static bool find_here(struct pc_device_comm *dc, const struct address *a, int *device,
                       uint64_t *arena)
 {
     bool found = false;
     pthread_mutex_lock(&lock);
     for (const struct pc_device_comm *p = here; p != NULL && !found; p = p->next) {
-        found = p != plane && memcmp(&p->header, &a->header, sizeof p->header) == 0;
+        found = p != dc && memcmp(&p->header, &a->header, sizeof p->header) == 0;
         if (found) {
             *device = p->device;
             *arena = p->arena;
@@ -119,35 +120,35 @@ static bool find_here(struct pc_device_comm *plane, const struct address *a, int
     return found;
 }
 
-static struct opened *find_opened(const struct pc_device_comm *plane, const struct address *a)
+static struct opened *find_opened(const struct pc_device_comm *dc, const struct address *a)
 {
     for (struct opened *o = opened; o != NULL; o = o->next)
-        if (o->device == plane->device && o->id == a->id
+        if (o->device == dc->device && o->id == a->id
             && memcmp(o->handle, a->handle, sizeof o->handle) == 0)
             return o;
     return NULL;
 }
 
 /* Opens the allocation, or counts one more user. */
-static int open_memory(struct pc_device_comm *plane, uint32_t peer, const struct address *a,
+static int open_memory(struct pc_device_comm *dc, uint32_t peer, const struct address *a,
                        uint64_t *base)
 {
     int rc = PC_OK;
     pthread_mutex_lock(&lock);
-    struct opened *o = find_opened(plane, a);
+    struct opened *o = find_opened(dc, a);
     if (o == NULL && (o = calloc(1, sizeof *o)) == NULL) {
-        rc = pc__fail(plane->error, PC_NOMEM, (int)peer, "no memory for a plane");
+        rc = pc__fail(dc->error, PC_NOMEM, (int)peer, "no memory for a plane");
     } else if (o->users == 0) {
         struct pc_error error;
-        rc = pc_cuda_ipc_open(plane->device, a->handle, &error, &o->address);
+        rc = pc_cuda_ipc_open(dc->device, a->handle, &error, &o->address);
         if (rc == PC_OK) {
             memcpy(o->handle, a->handle, sizeof o->handle);
             o->id = a->id;
-            o->device = plane->device;
+            o->device = dc->device;
             o->next = opened;
             opened = o;
         } else {
-            rc = pc__fail(plane->error, PC_UNMAPPABLE, (int)peer, "the GPU memory of rank %u: %s",
+            rc = pc__fail(dc->error, PC_UNMAPPABLE, (int)peer, "the GPU memory of rank %u: %s",
                           peer, error.text);
             free(o);
         }
@@ -179,50 +180,50 @@ static void close_memory(int device, uint64_t base)
 }
 
 /* Whether what was opened is what its owner says: as long, and with its header at its begin. */
-static int check_memory(struct pc_device_comm *plane, uint32_t peer, const struct address *a,
+static int check_memory(struct pc_device_comm *dc, uint32_t peer, const struct address *a,
                         uint64_t base)
 {
     struct pc_device_header header;
     struct pc_cuda_pointer where;
-    int rc = pc_cuda_pointer(base, plane->error, &where);
+    int rc = pc_cuda_pointer(base, dc->error, &where);
     if (rc != PC_OK)
         return rc;
     uint64_t room = where.nbytes - (base - where.base);
     if (where.kind != PC_CUDA_DEVICE || a->offset > room || a->nbytes > room - a->offset)
-        return pc__fail(plane->error, PC_INVALID, (int)peer,
+        return pc__fail(dc->error, PC_INVALID, (int)peer,
                         "the GPU memory of rank %u has %llu bytes, want %llu at %llu", peer,
                         (unsigned long long)room, (unsigned long long)a->nbytes,
                         (unsigned long long)a->offset);
-    rc = pc__device_comm_download(plane, &header, base + a->offset, sizeof header);
+    rc = pc__device_comm_download(dc, &header, base + a->offset, sizeof header);
     if (rc == PC_OK && memcmp(&header, &a->header, sizeof header) != 0)
-        return pc__fail(plane->error, PC_INVALID, (int)peer,
+        return pc__fail(dc->error, PC_INVALID, (int)peer,
                         "the GPU memory of rank %u does not begin as it says", peer);
     return rc;
 }
 
-static int try_memory(struct pc_device_comm *plane, uint32_t peer, const struct address *a)
+static int try_memory(struct pc_device_comm *dc, uint32_t peer, const struct address *a)
 {
-    struct pc_device_peer *p = &plane->peers[peer];
+    struct pc_device_peer *p = &dc->peers[peer];
     int device;
     uint64_t base;
-    if (find_here(plane, a, &device, &p->arena)) {
+    if (find_here(dc, a, &device, &p->arena)) {
         struct pc_error error;
-        if (pc_cuda_peer(plane->device, device, &error) == PC_OK)
+        if (pc_cuda_peer(dc->device, device, &error) == PC_OK)
             return PC_OK;
         p->arena = 0;
-        return pc__fail(plane->error, PC_UNMAPPABLE, (int)peer, "the GPU memory of rank %u: %s",
-                        peer, error.text);
+        return pc__fail(dc->error, PC_UNMAPPABLE, (int)peer, "the GPU memory of rank %u: %s", peer,
+                        error.text);
     }
     if (!a->exported)
-        return pc__fail(plane->error, PC_UNMAPPABLE, (int)peer,
+        return pc__fail(dc->error, PC_UNMAPPABLE, (int)peer,
                         "rank %u, another process, has GPU memory that CUDA IPC does not share",
                         peer);
-    int rc = open_memory(plane, peer, a, &base);
+    int rc = open_memory(dc, peer, a, &base);
     if (rc != PC_OK)
         return rc;
-    rc = check_memory(plane, peer, a, base);
+    rc = check_memory(dc, peer, a, base);
     if (rc != PC_OK) {
-        close_memory(plane->device, base);
+        close_memory(dc->device, base);
         return rc;
     }
     p->arena = base + a->offset;
@@ -231,54 +232,54 @@ static int try_memory(struct pc_device_comm *plane, uint32_t peer, const struct 
     return PC_OK;
 }
 
-int pc_device_comm_connect(struct pc_device_comm *plane, uint32_t peer, const void *blob,
+int pc_device_comm_connect(struct pc_device_comm *dc, uint32_t peer, const void *blob,
                            size_t nbytes)
 {
     struct address a;
     int rc, mode;
-    if (peer >= plane->comm->options.size || peer == plane->comm->options.rank || plane->sealed)
-        return pc__fail(plane->error, PC_INVALID, (int)peer, "rank %u of %u cannot be reached now",
-                        peer, plane->comm->options.size);
-    struct pc_device_peer *p = &plane->peers[peer];
+    if (peer >= dc->comm->options.size || peer == dc->comm->options.rank || dc->sealed)
+        return pc__fail(dc->error, PC_INVALID, (int)peer, "rank %u of %u cannot be reached now",
+                        peer, dc->comm->options.size);
+    struct pc_device_peer *p = &dc->peers[peer];
     if (p->arena != 0)
         return PC_OK;
-    if (p->place == UINT32_MAX || plane->comm->peers[peer].remote)
-        return pc__fail(plane->error, PC_UNMAPPABLE, (int)peer, "rank %u is on another host", peer);
+    if (p->local == UINT32_MAX || dc->comm->peers[peer].remote)
+        return pc__fail(dc->error, PC_UNMAPPABLE, (int)peer, "rank %u is on another host", peer);
     if (nbytes != sizeof a)
-        return pc__fail(plane->error, PC_INVALID, (int)peer,
+        return pc__fail(dc->error, PC_INVALID, (int)peer,
                         "address of rank %u has %zu bytes, want %zu", peer, nbytes, sizeof a);
     memcpy(&a, blob, sizeof a);
-    if (a.magic != PC_IPC_MAGIC || a.version != PC_VERSION || !fits(plane, peer, &a))
+    if (a.magic != PC_IPC_MAGIC || a.version != PC_VERSION || !fits(dc, peer, &a))
         return pc__fail(
-            plane->error, PC_INVALID, (int)peer,
+            dc->error, PC_INVALID, (int)peer,
             "address of rank %u is of rank %u of %u, %u slots of %u bytes, %llu of heap; "
             "want rank %u of %u, %u of %u, %llu",
             peer, a.header.rank, a.header.size, a.header.slots, a.header.slot_bytes,
-            (unsigned long long)a.header.heap_bytes, peer, plane->header.size, plane->header.slots,
-            plane->header.slot_bytes, (unsigned long long)plane->header.heap_bytes);
+            (unsigned long long)a.header.heap_bytes, peer, dc->header.size, dc->header.slots,
+            dc->header.slot_bytes, (unsigned long long)dc->header.heap_bytes);
     mode = pc__cuda_relax(PC_CUDA_RELAXED);
-    rc = try_memory(plane, peer, &a);
+    rc = try_memory(dc, peer, &a);
     pc__cuda_relax(mode);
     return rc;
 }
 
-void pc__ipc_drop(struct pc_device_comm *plane, uint32_t peer)
+void pc__ipc_drop(struct pc_device_comm *dc, uint32_t peer)
 {
-    struct pc_device_peer *p = &plane->peers[peer];
+    struct pc_device_peer *p = &dc->peers[peer];
     if (p->mapped)
-        close_memory(plane->device, p->base);
+        close_memory(dc->device, p->base);
     p->mapped = false;
     p->arena = 0;
 }
 
-void pc__ipc_close(struct pc_device_comm *plane)
+void pc__ipc_close(struct pc_device_comm *dc)
 {
-    for (uint32_t p = 0; plane->peers != NULL && p < plane->comm->options.size; p++)
-        pc__ipc_drop(plane, p);
+    for (uint32_t p = 0; dc->peers != NULL && p < dc->comm->options.size; p++)
+        pc__ipc_drop(dc, p);
     pthread_mutex_lock(&lock);
     for (struct pc_device_comm **at = &here; *at != NULL; at = &(*at)->next)
-        if (*at == plane) {
-            *at = plane->next;
+        if (*at == dc) {
+            *at = dc->next;
             break;
         }
     pthread_mutex_unlock(&lock);

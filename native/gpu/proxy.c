@@ -1,10 +1,10 @@
-/* The proxy: the thread of a plane that does for its kernels what only a CPU can.
+/* The proxy: the thread of a device communicator that does for its kernels what only a CPU can.
  *
  * A kernel that has a message for a remote peer, or has consumed one, pushes an entry into its
  * block's ring, and the proxy hands it to the transport, as the CPU's interpreter does itself. A
  * kernel cannot wake a thread: while launches run, or might since a graph was captured, the proxy
  * looks, the more seldom the longer nothing has happened. Else it is parked. Where no peer is
- * remote it sleeps on the communicator's doorbell, and only passes on that the call was aborted. */
+ * remote it sleeps on the communicator's wakeup, and only passes on that the call was aborted. */
 #include <signal.h>
 #include <string.h>
 #include <time.h>
@@ -27,11 +27,11 @@
 
 /* Does for the kernel what it cannot: hands a message or a credit to the transport. The signature
  * in the message's line is the kernel's: the plan's, and what its launch knew of refused calls. */
-static int carry(struct pc_device_comm *plane, struct pc_proxy_entry entry)
+static int hand_over(struct pc_device_comm *dc, struct pc_proxy_entry entry)
 {
-    const struct pc_device_plan *p = plane->plans[entry.plan];
+    const struct pc_device_plan *p = dc->plans[entry.plan];
     const struct pc_program *program = p == NULL ? NULL : p->plan->staged;
-    struct pc_call *call = &plane->call;
+    struct pc_call *call = &dc->call;
     int rc = PC_INVALID;
     const struct pc_vm_instruction *i = NULL;
     if (program != NULL && entry.instruction < program->ninstructions
@@ -47,34 +47,35 @@ static int carry(struct pc_device_comm *plane, struct pc_proxy_entry entry)
                  entry.plan, entry.instruction, entry.tile);
     }
     if (rc != PC_OK)
-        pc__device_comm_fail(plane, rc, &call->error);
+        pc__device_comm_fail(dc, rc, &call->error);
     return rc;
 }
 
 /* Empties a block's ring, for the most part; true when there was something. */
-static bool serve(struct pc_device_comm *plane, uint32_t block)
+static bool serve(struct pc_device_comm *dc, uint32_t block)
 {
-    struct pc_host_control *watch = plane->watch;
-    uint64_t first = plane->tail[block], tail = first;
+    struct pc_host_control *control = dc->control;
+    uint64_t first = dc->tail[block], tail = first;
     struct pc_proxy_entry entry;
     while (tail - first < PC_ENTRIES_AT_ONCE
-           && pc__proxy_fifo_read(watch->ring[block], tail, &entry) && carry(plane, entry) == PC_OK)
+           && pc__proxy_fifo_read(control->ring[block], tail, &entry)
+           && hand_over(dc, entry) == PC_OK)
         tail++;
     if (tail == first)
         return false;
-    plane->tail[block] = tail;
-    atomic_fetch_add_explicit(&plane->carried, tail - first, memory_order_relaxed);
-    __atomic_store_n(&watch->tail[block][0], tail, __ATOMIC_RELEASE);
+    dc->tail[block] = tail;
+    atomic_fetch_add_explicit(&dc->handed_over, tail - first, memory_order_relaxed);
+    __atomic_store_n(&control->tail[block][0], tail, __ATOMIC_RELEASE);
     return true;
 }
 
 /* The bits of all counts that peers have raised here: whether anything has come. */
-static uint64_t arrived(const struct pc_device_comm *plane)
+static uint64_t arrived(const struct pc_device_comm *dc)
 {
     uint64_t sum = 0;
-    for (uint32_t p = 0; p < plane->comm->options.size; p++)
-        for (uint32_t c = 0; c < PC_MAX_CHANNELS && plane->peers[p].reach == PC_ROUTE_NET; c++) {
-            const struct pc_fifo *f = &plane->comm->fifos[(size_t)p * PC_EDGE_CHANNELS + c];
+    for (uint32_t p = 0; p < dc->comm->options.size; p++)
+        for (uint32_t c = 0; c < PC_MAX_CHANNELS && dc->peers[p].route == PC_ROUTE_NET; c++) {
+            const struct pc_fifo *f = &dc->comm->fifos[(size_t)p * PC_EDGE_CHANNELS + c];
             sum += pc__count(f->out_credit) + pc__count(&f->in_lines[f->received & (PC_LINES - 1)]);
         }
     return sum;
@@ -82,57 +83,57 @@ static uint64_t arrived(const struct pc_device_comm *plane)
 
 /* A peer from which nothing more can come while kernels run is a failure, unless what it sent
  * before is all that they need. */
-static void look_for_faults(struct pc_device_comm *plane, uint64_t now)
+static void look_for_faults(struct pc_device_comm *dc, uint64_t now)
 {
-    const struct pc_net_ops *remote = plane->comm->remote;
+    const struct pc_net_ops *remote = dc->comm->remote;
     const struct pc_error *fault = NULL;
-    for (uint32_t p = 0; p < plane->comm->options.size && fault == NULL; p++)
-        if (plane->peers[p].reach == PC_ROUTE_NET)
-            fault = remote->fault(plane->comm->wire, p);
-    if (fault == NULL || (pc__launches_ended(plane) && !atomic_load(&plane->capturing))) {
-        plane->fault_since = 0;
-    } else if (plane->fault_since == 0) {
-        plane->fault_since = now;
-    } else if (now - plane->fault_since > PC_GRACE_NS) {
+    for (uint32_t p = 0; p < dc->comm->options.size && fault == NULL; p++)
+        if (dc->peers[p].route == PC_ROUTE_NET)
+            fault = remote->fault(dc->comm->wire, p);
+    if (fault == NULL || (pc__launches_ended(dc) && !atomic_load(&dc->capturing))) {
+        dc->fault_since = 0;
+    } else if (dc->fault_since == 0) {
+        dc->fault_since = now;
+    } else if (now - dc->fault_since > PC_GRACE_NS) {
         struct pc_error error = *fault;
-        pc__device_comm_fail(plane, error.code, &error);
+        pc__device_comm_fail(dc, error.code, &error);
     }
 }
 
 /* Whether all that was handed over has left; what never can is a failure. */
-static bool drained(struct pc_device_comm *plane)
+static bool drained(struct pc_device_comm *dc)
 {
     struct pc_error error;
-    int rc = plane->comm->remote->drained(plane->comm->wire, NULL, &error);
+    int rc = dc->comm->remote->drained(dc->comm->wire, NULL, &error);
     if (rc < 0)
-        pc__device_comm_fail(plane, rc, &error);
+        pc__device_comm_fail(dc, rc, &error);
     return rc != 0;
 }
 
-static bool rings_empty(const struct pc_device_comm *plane)
+static bool rings_empty(const struct pc_device_comm *dc)
 {
     struct pc_proxy_entry entry;
     for (uint32_t b = 0; b < PC_MAX_CHANNELS; b++) {
-        uint64_t tail = __atomic_load_n(&plane->watch->tail[b][0], __ATOMIC_ACQUIRE);
-        if (pc__proxy_fifo_read(plane->watch->ring[b], tail, &entry))
+        uint64_t tail = __atomic_load_n(&dc->control->tail[b][0], __ATOMIC_ACQUIRE);
+        if (pc__proxy_fifo_read(dc->control->ring[b], tail, &entry))
             return false;
     }
     return true;
 }
 
-bool pc__proxy_settled(struct pc_device_comm *plane)
+bool pc__proxy_settled(struct pc_device_comm *dc)
 {
-    return !plane->proxied || (pc__launches_ended(plane) && rings_empty(plane) && drained(plane));
+    return !dc->proxied || (pc__launches_ended(dc) && rings_empty(dc) && drained(dc));
 }
 
 /* Whether there is nothing to look after. A kernel may have ended before this thread saw it begin,
  * and all that it pushed still stands in the ring. A graph that was captured may be launched
  * unseen; but what is broken stays so, and its kernels end by themselves. */
-static bool over(struct pc_device_comm *plane)
+static bool over(struct pc_device_comm *dc)
 {
-    bool broken = atomic_load(&plane->comm->broken) != 0;
-    return pc__launches_ended(plane) && (broken || !atomic_load(&plane->capturing))
-           && (broken || pc__proxy_settled(plane));
+    bool broken = atomic_load(&dc->comm->broken) != 0;
+    return pc__launches_ended(dc) && (broken || !atomic_load(&dc->capturing))
+           && (broken || pc__proxy_settled(dc));
 }
 
 static void nap(long ns)
@@ -142,9 +143,9 @@ static void nap(long ns)
 }
 
 /* Nothing has come since `since`: gives way, the more the longer that is. */
-static void rest(struct pc_device_comm *plane, uint64_t now, uint64_t since)
+static void rest(struct pc_device_comm *dc, uint64_t now, uint64_t since)
 {
-    struct pc_comm *comm = plane->comm;
+    struct pc_comm *comm = dc->comm;
     uint64_t idle = now - since;
     if (idle < comm->options.spin * UINT64_C(1000))
         pc__relax();
@@ -152,25 +153,25 @@ static void rest(struct pc_device_comm *plane, uint64_t now, uint64_t since)
         pc__give_way(comm);
     else if (idle < PC_LATER_NS)
         nap(PC_NAP_NS);
-    else if (!pc__launches_ended(plane))
+    else if (!pc__launches_ended(dc))
         nap(PC_LONG_NAP_NS);
     else /* only a graph may bring something */
         pc__wakeup_wait(comm, pc__wakeup_arm(comm), PC_LISTEN_NS);
 }
 
 /* Serves the rings until there is no more reason to. */
-static void serve_all(struct pc_device_comm *plane)
+static void serve_all(struct pc_device_comm *dc)
 {
-    struct pc_comm *comm = plane->comm;
-    uint64_t since = pc__now(), looked = since, come = arrived(plane);
+    struct pc_comm *comm = dc->comm;
+    uint64_t since = pc__now(), looked = since, come = arrived(dc);
     bool flushed = false;
-    while (!atomic_load(&plane->stopping)) {
+    while (!atomic_load(&dc->stopping)) {
         bool moved = false;
-        bool failed = pc_device_comm_check(plane) != PC_OK;
+        bool failed = pc_device_comm_check(dc) != PC_OK;
         for (uint32_t b = 0; b < PC_MAX_CHANNELS && !failed; b++)
-            moved = serve(plane, b) || moved;
+            moved = serve(dc, b) || moved;
         comm->remote->progress(comm->wire);
-        uint64_t now = pc__now(), here = arrived(plane);
+        uint64_t now = pc__now(), here = arrived(dc);
         moved = moved || here != come;
         come = here;
         if (moved) {
@@ -180,89 +181,88 @@ static void serve_all(struct pc_device_comm *plane)
         }
         if (now - looked > PC_LATE_NS) {
             looked = now;
-            look_for_faults(plane, now);
+            look_for_faults(dc, now);
         }
-        if (!flushed && (failed || pc__proxy_settled(plane))) {
+        if (!flushed && (failed || pc__proxy_settled(dc))) {
             /* Credit that waits for a message to go with leaves now. */
             pc__wakeup_wait(comm, pc__wakeup_arm(comm), 0);
             flushed = true;
             continue;
         }
-        if (flushed && now - since > PC_AFTERWARDS_NS && over(plane))
+        if (flushed && now - since > PC_AFTERWARDS_NS && over(dc))
             return;
-        rest(plane, now, since);
+        rest(dc, now, since);
     }
 }
 
 /* With no remote peers: nothing to carry, and an abort rings. */
-static void stand_by(struct pc_device_comm *plane)
+static void stand_by(struct pc_device_comm *dc)
 {
-    while (!atomic_load(&plane->stopping)) {
-        uint32_t doorbell
-            = pc__wakeup_arm(plane->comm); /* first: what comes after the looks moves it */
-        pc_device_comm_check(plane);
-        if (!atomic_load(&plane->stopping))
-            pc__wakeup_wait(plane->comm, doorbell, PC_DOZE_NS);
-        if (over(plane))
+    while (!atomic_load(&dc->stopping)) {
+        uint32_t armed = pc__wakeup_arm(dc->comm); /* first: what comes after the looks moves it */
+        pc_device_comm_check(dc);
+        if (!atomic_load(&dc->stopping))
+            pc__wakeup_wait(dc->comm, armed, PC_DOZE_NS);
+        if (over(dc))
             return;
     }
 }
 
 static void *run(void *argument)
 {
-    struct pc_device_comm *plane = argument;
-    pthread_mutex_lock(&plane->lock);
-    while (!atomic_load(&plane->stopping)) {
+    struct pc_device_comm *dc = argument;
+    pthread_mutex_lock(&dc->lock);
+    while (!atomic_load(&dc->stopping)) {
         /* Parked before it looks for the last time: whoever launches looks after it has counted. */
-        atomic_store(&plane->parked, 1);
-        if (over(plane)) {
-            pthread_cond_wait(&plane->moved, &plane->lock);
+        atomic_store(&dc->parked, 1);
+        if (over(dc)) {
+            pthread_cond_wait(&dc->moved, &dc->lock);
             continue;
         }
-        atomic_store(&plane->parked, 0);
-        pthread_mutex_unlock(&plane->lock);
-        if (plane->proxied)
-            serve_all(plane);
+        atomic_store(&dc->parked, 0);
+        pthread_mutex_unlock(&dc->lock);
+        if (dc->proxied)
+            serve_all(dc);
         else
-            stand_by(plane);
-        pthread_mutex_lock(&plane->lock);
+            stand_by(dc);
+        pthread_mutex_lock(&dc->lock);
     }
-    pthread_mutex_unlock(&plane->lock);
+    pthread_mutex_unlock(&dc->lock);
     return NULL;
 }
 
-void pc__proxy_wake(struct pc_device_comm *plane)
+void pc__proxy_wake(struct pc_device_comm *dc)
 {
-    if (!atomic_load(&plane->parked))
+    if (!atomic_load(&dc->parked))
         return;
-    pthread_mutex_lock(&plane->lock);
-    pthread_cond_signal(&plane->moved);
-    pthread_mutex_unlock(&plane->lock);
+    pthread_mutex_lock(&dc->lock);
+    pthread_cond_signal(&dc->moved);
+    pthread_mutex_unlock(&dc->lock);
 }
 
-int pc__proxy_start(struct pc_device_comm *plane)
+int pc__proxy_start(struct pc_device_comm *dc)
 {
     sigset_t all, before;
-    plane->call.comm = plane->comm;
+    dc->call.comm = dc->comm;
     sigfillset(&all); /* signals are the main thread's */
     pthread_sigmask(SIG_BLOCK, &all, &before);
-    int error = pthread_create(&plane->thread, NULL, run, plane);
+    int error = pthread_create(&dc->thread, NULL, run, dc);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    plane->threaded = error == 0;
+    dc->threaded = error == 0;
     return error == 0
                ? PC_OK
-               : pc__fail(plane->error, PC_SYSTEM, -1, "the proxy's thread: %s", strerror(error));
+               : pc__fail(dc->error, PC_SYSTEM, -1, "the proxy's thread: %s", strerror(error));
 }
 
-void pc__proxy_stop(struct pc_device_comm *plane)
+void pc__proxy_stop(struct pc_device_comm *dc)
 {
-    if (!plane->threaded)
+    if (!dc->threaded)
         return;
-    pthread_mutex_lock(&plane->lock);
-    atomic_store(&plane->stopping, 1);
-    pthread_cond_signal(&plane->moved);
-    pthread_mutex_unlock(&plane->lock);
-    pc__wakeup_signal(plane->comm, plane->comm->options.rank);
-    pthread_join(plane->thread, NULL);
-    plane->threaded = false;
+    pthread_mutex_lock(&dc->lock);
+    atomic_store(&dc->stopping, 1);
+    pthread_cond_signal(&dc->moved);
+    pthread_mutex_unlock(&dc->lock);
+    pc__wakeup_signal(dc->comm, dc->comm->options.rank);
+    pthread_join(dc->thread, NULL);
+    dc->threaded = false;
 }

@@ -148,7 +148,7 @@ void pc__mem_events_unwatch(uintptr_t from, uintptr_t to)
 
 void pc__mem_events_defer_cleanup(struct pc_mem_handler *listener)
 {
-    listener->soiled = true;
+    listener->cleanup_pending = true;
     pthread_cond_broadcast(&unmap.moved);
 }
 
@@ -178,13 +178,13 @@ static void *cleaner(void *unused)
     pthread_mutex_lock(&unmap.lock);
     while (!unmap.stopping) {
         struct pc_mem_handler *l = unmap.listeners;
-        while (l != NULL && !l->soiled)
+        while (l != NULL && !l->cleanup_pending)
             l = l->next;
         if (l == NULL) {
             pthread_cond_wait(&unmap.moved, &unmap.lock);
             continue;
         }
-        l->soiled = false;
+        l->cleanup_pending = false;
         unmap.cleaning = l;
         pthread_mutex_unlock(&unmap.lock);
         l->clean(l);
@@ -214,7 +214,7 @@ static void forked(void)
     atomic_fetch_add_explicit(&epoch, 1, memory_order_relaxed);
 }
 
-static void heed_forks(void)
+static void handle_forks(void)
 {
     pthread_atfork(NULL, NULL, forked);
 }
@@ -300,7 +300,7 @@ static const char *start(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     const char *missing = NULL;
-    pthread_once(&once, heed_forks);
+    pthread_once(&once, handle_forks);
     int fd = open_descriptor(&missing);
     if (fd < 0)
         return missing;

@@ -33,7 +33,7 @@ struct pc_mem_handler {
     /* Without the lock, on a thread for it: what hearing left to do. */
     void (*clean)(struct pc_mem_handler *listener);
     struct pc_mem_handler *next;
-    bool soiled; /* with the lock: clean is to be called */
+    bool cleanup_pending; /* with the lock: clean is to be called */
 };
 
 /* Joins those who hear; NULL, or why nothing can be watched here (the listener has joined all the

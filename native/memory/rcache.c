@@ -1,8 +1,8 @@
 /* The registration cache: ranges that do not overlap, in the order of their addresses.
  *
- * A pin that reaches beyond what is kept merges the entries that it overlaps into one range. Those
- * that it only touches stay apart, or a walk through a large array would register it all again at
- * each step.
+ * A registration that reaches beyond what is kept merges the entries that it overlaps into one
+ * range. Those that it only touches stay apart, or a walk through a large array would register it
+ * all again at each step.
  *
  * With the lock of mem_events.h nothing here allocates, frees or registers. */
 #include <stdlib.h>
@@ -134,9 +134,9 @@ static void clean(struct pc_mem_handler *listener)
 /* Lets the lock go, and cleans up if there is something. */
 static void leave(struct pc_rcache *c)
 {
-    bool soiled = c->dead.next != &c->dead;
+    bool cleanup_pending = c->dead.next != &c->dead;
     pc__mem_events_unlock();
-    if (soiled)
+    if (cleanup_pending)
         clean(&c->listener);
 }
 

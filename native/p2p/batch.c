@@ -118,13 +118,13 @@ int pc__batch_resume(struct pc_comm *comm, uint64_t patience_ns)
 }
 
 /* A single transfer, without a batch as long as it moves at once or soon. True when it ended. */
-static bool at_once(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_transfer *t,
+static bool at_once(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t,
                     int *rc)
 {
     uint64_t now = 0, spin_until = 0;
     *rc = PC_OK;
     for (uint32_t polls = 1;; polls++) {
-        int moved = pc__p2p_step(comm, lane, t);
+        int moved = pc__p2p_step(comm, queue, t);
         if (t->finished)
             return true;
         if (moved < 0) {
@@ -164,13 +164,13 @@ int pc__send_receive(struct pc_comm *comm, const struct pc_p2p_op *message, doub
         return rc;
     }
     struct pc_transfer *t = &batch->transfers[0];
-    struct pc_edge_queue *lane = pc__edge_queue_of(comm, 0, message->peer);
+    struct pc_edge_queue *queue = pc__edge_queue_of(comm, 0, message->peer);
     *t = transfer(message);
     batch->timeout = timeout;
     batch->deadline = 0;
     pc__lock(p);
-    if (message->peer != comm->options.rank && lane->head[message->direction] == NULL
-        && at_once(comm, lane, t, &rc)) {
+    if (message->peer != comm->options.rank && queue->head[message->direction] == NULL
+        && at_once(comm, queue, t, &rc)) {
         pc__p2p_release(comm, 0);
         pc__leave(comm);
         return rc;

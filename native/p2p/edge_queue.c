@@ -1,4 +1,4 @@
-/* How a transfer crosses a lane: in its line, in pieces through the ring, or fetched. */
+/* How a transfer crosses an edge queue: in its line, in fragments through the ring, or fetched. */
 #include <stdio.h>
 #include <string.h>
 #include "p2p/p2p.h"
@@ -70,23 +70,24 @@ const char *pc__transfer_text(const struct pc_transfer *t, char *text, size_t ca
     return text;
 }
 
-struct pc_line *pc__edge_queue_waits(struct pc_edge_queue *lane, uint32_t direction, uint64_t *want)
+struct pc_line *pc__edge_queue_waits(struct pc_edge_queue *queue, uint32_t direction,
+                                     uint64_t *want)
 {
-    struct pc_fifo *f = lane->fifo;
+    struct pc_fifo *f = queue->fifo;
     if (direction == PC_DIRECTION_RECV) {
         *want = f->received + 1;
         return &f->in_lines[f->received & (PC_LINES - 1)];
     }
-    const struct pc_transfer *t = lane->head[PC_DIRECTION_SEND];
+    const struct pc_transfer *t = queue->head[PC_DIRECTION_SEND];
     *want = t->offered ? t->offered : f->credit + 1;
     return f->out_credit;
 }
 
 /* Finds room for `nbytes` of the next message in the peer's ring; false when there is none yet. */
-static bool room(struct pc_comm *comm, struct pc_edge_queue *lane, uint64_t nbytes,
+static bool room(struct pc_comm *comm, struct pc_edge_queue *queue, uint64_t nbytes,
                  uint64_t *offset)
 {
-    struct pc_fifo *f = lane->fifo;
+    struct pc_fifo *f = queue->fifo;
     uint64_t ring = comm->p2p->ring_bytes,
              need = (nbytes + PC_LINE_BYTES - 1) & -(uint64_t)PC_LINE_BYTES;
     for (int fresh = 0; fresh < 2; fresh++) {
@@ -94,9 +95,9 @@ static bool room(struct pc_comm *comm, struct pc_edge_queue *lane, uint64_t nbyt
             f->credit = pc__count(f->out_credit);
         if (f->sent - f->credit >= PC_LINES)
             continue;
-        uint64_t begin = lane->filled, end, oldest;
+        uint64_t begin = queue->filled, end, oldest;
         if (nbytes == 0) {
-            lane->begins[f->sent & (PC_LINES - 1)] = begin;
+            queue->begins[f->sent & (PC_LINES - 1)] = begin;
             return true;
         }
         if (f->sent == f->credit && begin % ring) /* empty: use again what is in the caches */
@@ -104,12 +105,12 @@ static bool room(struct pc_comm *comm, struct pc_edge_queue *lane, uint64_t nbyt
         if (begin % ring + need > ring) /* in one span */
             begin += ring - begin % ring;
         end = begin + need;
-        oldest = f->sent == f->credit ? begin : lane->begins[f->credit & (PC_LINES - 1)];
+        oldest = f->sent == f->credit ? begin : queue->begins[f->credit & (PC_LINES - 1)];
         if (end - oldest > ring)
             continue;
-        lane->begins[f->sent & (PC_LINES - 1)]
-            = f->sent == f->credit ? begin : lane->filled; /* what was skipped is this message's */
-        lane->filled = end;
+        queue->begins[f->sent & (PC_LINES - 1)]
+            = f->sent == f->credit ? begin : queue->filled; /* what was skipped is this message's */
+        queue->filled = end;
         *offset = begin % ring;
         return true;
     }
@@ -123,7 +124,7 @@ static bool lent(const struct pc_comm *comm, struct pc_transfer *t, struct pc_li
 {
     struct pc_rkey loan;
     const struct pc_net_ops *remote = comm->remote;
-    if (remote->lend == NULL || t->nbytes < comm->p2p->offer_bytes
+    if (remote->lend == NULL || t->nbytes < comm->p2p->rndv_bytes
         || remote->lend(comm->wire, t->peer, t->at, t->nbytes, &loan, &t->pull) != PC_OK)
         return false;
     memcpy(line->bytes, &loan, sizeof loan);
@@ -137,7 +138,7 @@ static bool offered(const struct pc_comm *comm, const struct pc_fifo *f, struct 
     struct offer offer;
     if (comm->peers[t->peer].remote)
         return lent(comm, t, line);
-    if (t->nbytes < comm->p2p->offer_bytes)
+    if (t->nbytes < comm->p2p->rndv_bytes)
         return false;
     const char *heap = comm->arena + comm->layout.heap;
     bool registered = t->at >= heap && t->at + t->nbytes <= comm->arena + comm->layout.end;
@@ -155,9 +156,9 @@ static int filled(struct pc_comm *comm, struct pc_transfer *t)
     return 1;
 }
 
-int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_transfer *t)
+int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t)
 {
-    struct pc_fifo *f = lane->fifo;
+    struct pc_fifo *f = queue->fifo;
     if (t->leaving) {
         int rc = comm->remote->drained(comm->wire, f, &comm->p2p->error);
         f->credit = pc__count(f->out_credit); /* a sleeper marks the next one */
@@ -175,11 +176,11 @@ int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *lane, struct
     uint64_t left = t->nbytes - t->done, offset = 0, n = left;
     char *to = (char *)line->bytes;
     if (left <= PC_INLINE_BYTES) {
-        if (!room(comm, lane, 0, &offset))
+        if (!room(comm, queue, 0, &offset))
             return 0;
         line->place = PC_IN_LINE;
     } else if (t->done == 0 && !t->staged) {
-        if (!room(comm, lane, 0, &offset))
+        if (!room(comm, queue, 0, &offset))
             return 0;
         t->staged = !offered(comm, f, t, line);
         if (t->staged)
@@ -190,8 +191,8 @@ int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *lane, struct
         t->offered = f->sent + 1;
         return fill(comm, f, line->bytes, 0) == PC_OK ? 1 : comm->p2p->error.code;
     } else {
-        n = left < comm->p2p->piece_bytes ? left : comm->p2p->piece_bytes;
-        if (!room(comm, lane, n, &offset))
+        n = left < comm->p2p->frag_bytes ? left : comm->p2p->frag_bytes;
+        if (!room(comm, queue, n, &offset))
             return 0;
         line->place = (uint32_t)(offset / PC_LINE_BYTES);
         to = f->out_data + offset;
@@ -206,23 +207,23 @@ int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *lane, struct
     return t->done == t->nbytes ? filled(comm, t) : 1;
 }
 
-void pc__edge_queue_publish(struct pc_comm *comm, struct pc_edge_queue *lane)
+void pc__edge_queue_publish(struct pc_comm *comm, struct pc_edge_queue *queue)
 {
-    if (lane->published == lane->fifo->received)
+    if (queue->published == queue->fifo->received)
         return;
-    lane->published = lane->fifo->received;
-    lane->unpublished_bytes = 0;
-    if (comm->peers[lane->fifo->peer].remote)
-        comm->remote->credit(comm->wire, lane->fifo, lane->published);
-    else if (pc__raise(lane->fifo->in_credit, lane->published))
-        pc__wakeup_signal(comm, lane->fifo->peer);
+    queue->published = queue->fifo->received;
+    queue->unpublished_bytes = 0;
+    if (comm->peers[queue->fifo->peer].remote)
+        comm->remote->credit(comm->wire, queue->fifo, queue->published);
+    else if (pc__raise(queue->fifo->in_credit, queue->published))
+        pc__wakeup_signal(comm, queue->fifo->peer);
 }
 
 /* Takes one step of what the sender offers. */
-static int fetch(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_transfer *t,
+static int fetch(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t,
                  const struct offer *offer)
 {
-    struct pc_fifo *f = lane->fifo;
+    struct pc_fifo *f = queue->fifo;
     uint64_t left = t->nbytes - t->done, n = left < PC_CMA_BYTES ? left : PC_CMA_BYTES;
     const struct pc_arena *theirs = (const struct pc_arena *)comm->peers[f->peer].arena;
     int rc = PC_OK;
@@ -248,14 +249,14 @@ static int fetch(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_tra
     t->done += n;
     if (t->done == t->nbytes) {
         f->received++;
-        pc__edge_queue_publish(comm, lane); /* the sender waits for it */
+        pc__edge_queue_publish(comm, queue); /* the sender waits for it */
         t->finished = true;
     }
     return 1;
 }
 
 /* Reads what the remote sender lends. */
-static int borrow(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_transfer *t,
+static int borrow(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t,
                   const struct pc_rkey *loan)
 {
     const struct pc_net_ops *remote = comm->remote;
@@ -273,8 +274,8 @@ static int borrow(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_tr
     t->done = t->nbytes;
     t->finished = true;
     pc__transfer_release(comm, t);
-    lane->fifo->received++;
-    pc__edge_queue_publish(comm, lane); /* the sender waits for it */
+    queue->fifo->received++;
+    pc__edge_queue_publish(comm, queue); /* the sender waits for it */
     return 1;
 }
 
@@ -296,9 +297,9 @@ static int mismatch(struct pc_comm *comm, const struct pc_transfer *t, uint64_t 
     return PC_MISMATCH;
 }
 
-int pc__edge_queue_receive(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_transfer *t)
+int pc__edge_queue_receive(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t)
 {
-    struct pc_fifo *f = lane->fifo;
+    struct pc_fifo *f = queue->fifo;
     const struct pc_line *line = &f->in_lines[f->received & (PC_LINES - 1)];
     if (pc__count(line) <= f->received)
         return 0;
@@ -308,12 +309,12 @@ int pc__edge_queue_receive(struct pc_comm *comm, struct pc_edge_queue *lane, str
     if (line->place == PC_IN_SENDER && comm->peers[t->peer].remote) {
         struct pc_rkey loan;
         memcpy(&loan, line->bytes, sizeof loan);
-        return borrow(comm, lane, t, &loan);
+        return borrow(comm, queue, t, &loan);
     }
     if (line->place == PC_IN_SENDER) {
         struct offer offer;
         memcpy(&offer, line->bytes, sizeof offer);
-        return fetch(comm, lane, t, &offer);
+        return fetch(comm, queue, t, &offer);
     }
     const char *from = (const char *)line->bytes;
     uint64_t limit = PC_INLINE_BYTES;
@@ -330,14 +331,14 @@ int pc__edge_queue_receive(struct pc_comm *comm, struct pc_edge_queue *lane, str
     t->done += n;
     t->finished = t->done == t->nbytes;
     f->received++;
-    lane->unpublished_bytes += line->place == PC_IN_LINE ? 0 : n;
-    if (!lane->probed && t->nbytes >= comm->p2p->offer_bytes) {
-        lane->probed = true;
+    queue->unpublished_bytes += line->place == PC_IN_LINE ? 0 : n;
+    if (!queue->probed && t->nbytes >= comm->p2p->rndv_bytes) {
+        queue->probed = true;
         if (pc__cma_usable(comm, f->peer))
             __atomic_store_n(&f->in_credit->place, 1, __ATOMIC_RELAXED);
     }
-    if (f->received - lane->published >= PC_UNPUBLISHED_MESSAGES
-        || lane->unpublished_bytes >= comm->p2p->unpublished_bytes)
-        pc__edge_queue_publish(comm, lane);
+    if (f->received - queue->published >= PC_UNPUBLISHED_MESSAGES
+        || queue->unpublished_bytes >= comm->p2p->unpublished_bytes)
+        pc__edge_queue_publish(comm, queue);
     return 1;
 }

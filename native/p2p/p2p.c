@@ -4,8 +4,8 @@
 #include "p2p/p2p.h"
 #include "core/target_cpu.h"
 
-/* Pieces: large enough to be copied at full speed, small enough that the first is soon on its way
- * and that those in flight stay in the caches. */
+/* Fragments: large enough to be copied at full speed, small enough that the first is soon on its
+ * way and that those in flight stay in the caches. */
 #define PC_FRAG_BYTES (UINT64_C(32) << 10)
 #define PC_UNPUBLISHED_BYTES (UINT64_C(32) << 10)
 /* Two copies through the ring, by two ranks at once and in their caches, take less time than one
@@ -33,29 +33,29 @@ int pc__p2p_open(struct pc_comm *comm)
     struct pc_p2p *p = comm->p2p = calloc(1, sizeof *p);
     uint32_t size = comm->options.size;
     if (p != NULL) {
-        p->lanes = calloc((size_t)size * PC_TRANSFER_CHANNELS, sizeof *p->lanes);
+        p->queues = calloc((size_t)size * PC_TRANSFER_CHANNELS, sizeof *p->queues);
         p->single = pc__batch_new(comm, 1);
     }
-    if (p == NULL || p->lanes == NULL || p->single == NULL)
+    if (p == NULL || p->queues == NULL || p->single == NULL)
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for transfers with %u peers", size);
     for (uint32_t c = 0; c < PC_TRANSFER_CHANNELS; c++)
         for (uint32_t peer = 0; peer < size; peer++)
-            p->lanes[(size_t)c * size + peer].fifo
+            p->queues[(size_t)c * size + peer].fifo
                 = &comm->fifos[(size_t)peer * PC_EDGE_CHANNELS + PC_CHANNEL_P2P + c];
     p->ring_bytes = (uint64_t)comm->options.slots * comm->options.slot_bytes;
     /* With both limits at a quarter, credit that is held back never stops a sender for good: once
      * all is received, half of the ring is free, in one span. */
     uint64_t quarter = p->ring_bytes / 4;
-    p->piece_bytes = quarter < PC_FRAG_BYTES ? quarter : PC_FRAG_BYTES;
-    p->offer_bytes = comm->options.spin ? PC_RNDV_BYTES : PC_RNDV_BYTES_SHARED;
+    p->frag_bytes = quarter < PC_FRAG_BYTES ? quarter : PC_FRAG_BYTES;
+    p->rndv_bytes = comm->options.spin ? PC_RNDV_BYTES : PC_RNDV_BYTES_SHARED;
     p->unpublished_bytes = quarter < PC_UNPUBLISHED_BYTES ? quarter : PC_UNPUBLISHED_BYTES;
     return PC_OK;
 }
 
 /* What was sent to this rank itself and never received. */
-static void drop_kept(struct pc_edge_queue *lane)
+static void drop_kept(struct pc_edge_queue *queue)
 {
-    for (struct pc_transfer *t = lane->head[PC_DIRECTION_SEND], *next; t != NULL; t = next) {
+    for (struct pc_transfer *t = queue->head[PC_DIRECTION_SEND], *next; t != NULL; t = next) {
         next = t->next;
         free(t);
     }
@@ -68,12 +68,12 @@ void pc__p2p_close(struct pc_comm *comm)
     struct pc_p2p *p = comm->p2p;
     if (p == NULL)
         return;
-    if (p->lanes != NULL) {
+    if (p->queues != NULL) {
         end_all(comm, PC_ABORTED);
         for (uint32_t c = 0; c < PC_TRANSFER_CHANNELS; c++)
-            drop_kept(&p->lanes[(size_t)c * comm->options.size + comm->options.rank]);
+            drop_kept(&p->queues[(size_t)c * comm->options.size + comm->options.rank]);
     }
-    free(p->lanes);
+    free(p->queues);
     free(p->single);
     free(p);
     comm->p2p = NULL;
@@ -115,10 +115,10 @@ static void end_all(struct pc_comm *comm, int result)
 {
     struct pc_p2p *p = comm->p2p;
     withdraw(comm);
-    for (struct pc_edge_queue *lane = p->listed; lane != NULL; lane = lane->next) {
-        lane->listed = false;
+    for (struct pc_edge_queue *queue = p->listed; queue != NULL; queue = queue->next) {
+        queue->listed = false;
         for (int d = 0; d < 2; d++) {
-            for (struct pc_transfer *t = lane->head[d], *next; t != NULL; t = next) {
+            for (struct pc_transfer *t = queue->head[d], *next; t != NULL; t = next) {
                 next = t->next;
                 pc__transfer_release(comm, t);
                 if (t->batch != NULL)
@@ -126,7 +126,7 @@ static void end_all(struct pc_comm *comm, int result)
                 else
                     free(t);
             }
-            lane->head[d] = NULL;
+            queue->head[d] = NULL;
         }
     }
     p->listed = NULL;
@@ -143,9 +143,9 @@ int pc__p2p_fail(struct pc_comm *comm, int code)
 }
 
 /* Sends to this rank itself are kept until they are received, and meet their receives here. */
-static int meet(struct pc_comm *comm, struct pc_edge_queue *lane)
+static int meet(struct pc_comm *comm, struct pc_edge_queue *queue)
 {
-    struct pc_transfer *s = lane->head[PC_DIRECTION_SEND], *r = lane->head[PC_DIRECTION_RECV];
+    struct pc_transfer *s = queue->head[PC_DIRECTION_SEND], *r = queue->head[PC_DIRECTION_RECV];
     if (s == NULL || r == NULL)
         return 0;
     if (s->signature != r->signature) {
@@ -159,10 +159,10 @@ static int meet(struct pc_comm *comm, struct pc_edge_queue *lane)
     return 1;
 }
 
-static void pop(struct pc_comm *comm, struct pc_edge_queue *lane, uint32_t direction)
+static void pop(struct pc_comm *comm, struct pc_edge_queue *queue, uint32_t direction)
 {
-    struct pc_transfer *t = lane->head[direction];
-    lane->head[direction] = t->next;
+    struct pc_transfer *t = queue->head[direction];
+    queue->head[direction] = t->next;
     if (t->batch != NULL)
         ended(comm, t->batch, PC_OK);
     else
@@ -202,43 +202,43 @@ static int bereft(struct pc_transfer *t, int code)
  * calls in their order, and end well where the dead rank had done its part. */
 static int bereaved(struct pc_comm *comm, uint32_t died)
 {
-    for (struct pc_edge_queue *lane = comm->p2p->listed; lane != NULL; lane = lane->next) {
-        if (lane >= pc__edge_queue_of(comm, PC_CHANNEL_PAIRWISE - PC_CHANNEL_P2P, 0))
+    for (struct pc_edge_queue *queue = comm->p2p->listed; queue != NULL; queue = queue->next) {
+        if (queue >= pc__edge_queue_of(comm, PC_CHANNEL_PAIRWISE - PC_CHANNEL_P2P, 0))
             continue;
-        const struct pc_transfer *t = first_awaited(lane->head[PC_DIRECTION_RECV]);
-        if (t == NULL && lane->fifo->peer != comm->options.rank)
-            t = first_awaited(lane->head[PC_DIRECTION_SEND]);
+        const struct pc_transfer *t = first_awaited(queue->head[PC_DIRECTION_RECV]);
+        if (t == NULL && queue->fifo->peer != comm->options.rank)
+            t = first_awaited(queue->head[PC_DIRECTION_SEND]);
         if (t != NULL)
             return lost(comm, t, died);
     }
     return 0;
 }
 
-static int move(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_transfer *t)
+static int move(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t)
 {
-    return t->direction == PC_DIRECTION_SEND ? pc__edge_queue_send(comm, lane, t)
-                                             : pc__edge_queue_receive(comm, lane, t);
+    return t->direction == PC_DIRECTION_SEND ? pc__edge_queue_send(comm, queue, t)
+                                             : pc__edge_queue_receive(comm, queue, t);
 }
 
 /* 1 when the head of a queue moved, 0 when it waits, or a code. */
-int pc__p2p_step(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_transfer *t)
+int pc__p2p_step(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t)
 {
-    uint32_t peer = lane->fifo->peer;
+    uint32_t peer = queue->fifo->peer;
     if (t == NULL || t->finished)
         return 0;
     if (peer == comm->options.rank)
-        return meet(comm, lane);
+        return meet(comm, queue);
     bool remote = comm->peers[peer].remote;
     /* Looked at first: what the rank had sent before it went is still there. */
     bool gone = atomic_load_explicit(&comm->peers[peer].gone, memory_order_acquire);
     bool begun = t->done > 0 || t->offered > 0;
     if (gone && !remote && t->direction == PC_DIRECTION_SEND && !begun)
         return bereft(t, lost(comm, t, peer)); /* there may be room, but nobody reads it */
-    int rc = move(comm, lane, t);
+    int rc = move(comm, queue, t);
     if (rc == 0 && remote) {
         comm->remote->poll(comm->wire, peer);
         const struct pc_error *fault = comm->remote->fault(comm->wire, peer);
-        rc = move(comm, lane, t);
+        rc = move(comm, queue, t);
         if (rc == 0 && fault != NULL) {
             comm->p2p->error = *fault;
             return bereft(t, fault->code);
@@ -249,7 +249,7 @@ int pc__p2p_step(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_tra
     return rc == PC_LOST ? bereft(t, rc) : rc;
 }
 
-/* One pass over all lanes with something to do. */
+/* One pass over all edge queues with something to do. */
 static int pass(struct pc_comm *comm)
 {
     struct pc_p2p *p = comm->p2p;
@@ -262,23 +262,23 @@ static int pass(struct pc_comm *comm)
         p->error = comm->abort_error;
         return pc__p2p_fail(comm, PC_ABORTED);
     }
-    for (struct pc_edge_queue **at = &p->listed, *lane; (lane = *at) != NULL;) {
+    for (struct pc_edge_queue **at = &p->listed, *queue; (queue = *at) != NULL;) {
         for (uint32_t d = 0; d < 2; d++)
-            for (int n = 0, rc; n < PC_STEPS && (rc = pc__p2p_step(comm, lane, lane->head[d])) != 0;
-                 n++) {
+            for (int n = 0, rc;
+                 n < PC_STEPS && (rc = pc__p2p_step(comm, queue, queue->head[d])) != 0; n++) {
                 if (rc < 0)
                     return pc__p2p_fail(comm, rc);
                 moved = 1;
                 for (uint32_t e = 0; e < 2; e++) /* both, where one meets the other */
-                    if (lane->head[e] != NULL && lane->head[e]->finished)
-                        pop(comm, lane, e);
+                    if (queue->head[e] != NULL && queue->head[e]->finished)
+                        pop(comm, queue, e);
             }
-        bool own = lane->fifo->peer == comm->options.rank;
-        if (lane->head[PC_DIRECTION_RECV] || (lane->head[PC_DIRECTION_SEND] && !own)) {
-            at = &lane->next;
+        bool own = queue->fifo->peer == comm->options.rank;
+        if (queue->head[PC_DIRECTION_RECV] || (queue->head[PC_DIRECTION_SEND] && !own)) {
+            at = &queue->next;
         } else {
-            lane->listed = false;
-            *at = lane->next;
+            queue->listed = false;
+            *at = queue->next;
         }
     }
     uint32_t died = atomic_load_explicit(&comm->died, memory_order_acquire);
@@ -308,38 +308,38 @@ int pc__p2p_progress(struct pc_comm *comm)
 
 struct pc_edge_queue *pc__edge_queue_of(struct pc_comm *comm, uint32_t channel, uint32_t peer)
 {
-    return &comm->p2p->lanes[(size_t)channel * comm->options.size + peer];
+    return &comm->p2p->queues[(size_t)channel * comm->options.size + peer];
 }
 
-static void append(struct pc_edge_queue *lane, struct pc_transfer *t)
+static void append(struct pc_edge_queue *queue, struct pc_transfer *t)
 {
     t->next = NULL;
-    if (lane->head[t->direction] == NULL)
-        lane->head[t->direction] = t;
+    if (queue->head[t->direction] == NULL)
+        queue->head[t->direction] = t;
     else
-        lane->tail[t->direction]->next = t;
-    lane->tail[t->direction] = t;
+        queue->tail[t->direction]->next = t;
+    queue->tail[t->direction] = t;
 }
 
-static void list(struct pc_p2p *p, struct pc_edge_queue *lane)
+static void list(struct pc_p2p *p, struct pc_edge_queue *queue)
 {
-    if (lane->listed)
+    if (queue->listed)
         return;
-    lane->listed = true;
-    lane->next = p->listed;
-    p->listed = lane;
+    queue->listed = true;
+    queue->next = p->listed;
+    p->listed = queue;
 }
 
 /* A send to this rank itself: a receive that waits takes it if nothing was sent before, or its
  * bytes are kept. Either way it is finished. */
-static int keep(struct pc_comm *comm, struct pc_edge_queue *lane, const struct pc_transfer *t)
+static int keep(struct pc_comm *comm, struct pc_edge_queue *queue, const struct pc_transfer *t)
 {
-    struct pc_transfer *waiting = lane->head[PC_DIRECTION_RECV];
-    if (waiting != NULL && lane->head[PC_DIRECTION_SEND] == NULL
+    struct pc_transfer *waiting = queue->head[PC_DIRECTION_RECV];
+    if (waiting != NULL && queue->head[PC_DIRECTION_SEND] == NULL
         && waiting->signature == t->signature) { /* so nothing is kept */
         memmove(waiting->at, t->at, t->nbytes);
         waiting->finished = true;
-        pop(comm, lane, PC_DIRECTION_RECV);
+        pop(comm, queue, PC_DIRECTION_RECV);
         return PC_OK;
     }
     struct pc_transfer *kept = malloc(sizeof *kept + t->nbytes);
@@ -351,8 +351,8 @@ static int keep(struct pc_comm *comm, struct pc_edge_queue *lane, const struct p
     kept->batch = NULL;
     kept->at = (char *)(kept + 1);
     memcpy(kept->at, t->at, t->nbytes);
-    append(lane, kept);
-    list(comm->p2p, lane);
+    append(queue, kept);
+    list(comm->p2p, queue);
     return PC_OK;
 }
 
@@ -373,17 +373,17 @@ void pc__p2p_post(struct pc_comm *comm, struct pc_batch *batch, uint32_t channel
     int rc = PC_OK;
     for (uint32_t i = 0; i < n; i++) {
         struct pc_transfer *t = &batch->transfers[i];
-        struct pc_edge_queue *lane = pc__edge_queue_of(comm, channel, t->peer);
+        struct pc_edge_queue *queue = pc__edge_queue_of(comm, channel, t->peer);
         t->batch = batch;
         if (t->peer == comm->options.rank && t->direction == PC_DIRECTION_SEND) {
             if (rc == PC_OK)
-                rc = keep(comm, lane, t);
+                rc = keep(comm, queue, t);
             t->finished = true;
             ended(comm, batch, rc);
             continue;
         }
-        append(lane, t);
-        list(p, lane);
+        append(queue, t);
+        list(p, queue);
     }
     if (rc != PC_OK)
         pc__p2p_fail(comm, rc);
@@ -449,19 +449,20 @@ bool pc__p2p_sleep_begin(struct pc_comm *comm, uint64_t *until)
     pc__lock(p);
     atomic_fetch_add_explicit(&p->sleepers, 1, memory_order_relaxed);
     bool ending = atomic_load(&comm->aborted) || atomic_load(&comm->broken), asleep = !ending;
-    for (struct pc_edge_queue *lane = p->listed; lane != NULL && asleep; lane = lane->next) {
-        if (lane->fifo->peer == comm->options.rank)
+    for (struct pc_edge_queue *queue = p->listed; queue != NULL && asleep; queue = queue->next) {
+        if (queue->fifo->peer == comm->options.rank)
             continue;
-        pc__edge_queue_publish(comm, lane);
+        pc__edge_queue_publish(comm, queue);
         for (uint32_t d = 0; d < 2 && asleep; d++) {
             uint64_t want;
-            if (lane->head[d] == NULL)
+            if (queue->head[d] == NULL)
                 continue;
-            if (d == PC_DIRECTION_RECV && lane->head[d]->pull != NULL)
+            if (d == PC_DIRECTION_RECV && queue->head[d]->pull != NULL)
                 continue; /* its reads ring */
-            if (lane->head[d]->withdrawn)
+            if (queue->head[d]->withdrawn)
                 continue; /* whoever brings the news of why rings; or there is none */
-            struct pc_line *line = pc__edge_queue_waits(lane, d, &want); /* before `want` is read */
+            struct pc_line *line
+                = pc__edge_queue_waits(queue, d, &want); /* before `want` is read */
             asleep = pc__mark(line, want);
         }
     }
@@ -477,11 +478,11 @@ void pc__p2p_sleep_end(struct pc_comm *comm)
     struct pc_p2p *p = comm->p2p;
     pc__lock(p);
     if (atomic_fetch_sub_explicit(&p->sleepers, 1, memory_order_relaxed) == 1)
-        for (struct pc_edge_queue *lane = p->listed; lane != NULL; lane = lane->next)
+        for (struct pc_edge_queue *queue = p->listed; queue != NULL; queue = queue->next)
             for (uint32_t d = 0; d < 2; d++) {
                 uint64_t want;
-                if (lane->head[d] != NULL && lane->fifo->peer != comm->options.rank)
-                    pc__unmark(pc__edge_queue_waits(lane, d, &want));
+                if (queue->head[d] != NULL && queue->fifo->peer != comm->options.rank)
+                    pc__unmark(pc__edge_queue_waits(queue, d, &want));
             }
     pc__unlock(p);
     if (comm->remote != NULL) /* whatever came ended the sleep, and would end the next */

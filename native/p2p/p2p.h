@@ -1,8 +1,9 @@
 /* Transfers: messages between two ranks that no Program sends.
  *
- * A lane is both directions between this rank and one peer on one channel. Its messages follow one
- * another in the order in which they were posted; lanes know nothing of each other. All of this is
- * touched only under the lock, by whichever thread polls or waits at the time. */
+ * An edge queue is both directions between this rank and one peer on one channel. Its messages
+ * follow one another in the order in which they were posted; edge queues know nothing of each
+ * other. All of this is touched only under the lock, by whichever thread polls or waits at the
+ * time. */
 #ifndef PC_P2P_H
 #define PC_P2P_H
 #include <sched.h>
@@ -12,7 +13,7 @@
 #define PC_TRANSFER_CHANNELS 2u /* PC_CHANNEL_P2P, PC_CHANNEL_PAIRWISE */
 
 struct pc_transfer {
-    struct pc_transfer *next; /* in its lane's queue */
+    struct pc_transfer *next; /* in its edge queue's queue */
     struct pc_batch *batch;   /* NULL: of a send to this rank, whose bytes were kept */
     char *at;
     uint64_t nbytes;
@@ -67,11 +68,11 @@ struct pc_p2p {
     struct pc_batch *batches;
     struct pc_batch *single; /* for a blocking call of one transfer */
     struct pc_batch *blocking;
-    struct pc_edge_queue *lanes; /* [channel][peer] */
+    struct pc_edge_queue *queues; /* [channel][peer] */
     uint64_t ring_bytes;
-    uint64_t piece_bytes;       /* of the ring, at most; see edge_queue.c */
+    uint64_t frag_bytes;        /* of the ring, at most; see edge_queue.c */
     uint64_t unpublished_bytes; /* at most */
-    uint64_t offer_bytes;       /* from here on the reader fetches a message, if it can */
+    uint64_t rndv_bytes;        /* from here on the reader fetches a message, if it can */
     struct pc_error error;
 };
 
@@ -87,7 +88,7 @@ static inline void pc__lock(struct pc_p2p *p)
         if (polls < PC_POLLS_PER_CLOCK)
             pc__relax();
         else
-            sched_yield(); /* its holder copies a few pieces at most */
+            sched_yield(); /* its holder copies a few fragments at most */
 }
 
 static inline void pc__unlock(struct pc_p2p *p)
@@ -98,7 +99,7 @@ static inline void pc__unlock(struct pc_p2p *p)
 /* p2p.c: under the lock. */
 struct pc_edge_queue *pc__edge_queue_of(struct pc_comm *comm, uint32_t channel, uint32_t peer);
 /* 1 when the head of a queue moved, 0 when it waits, or a code. */
-int pc__p2p_step(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_transfer *t);
+int pc__p2p_step(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t);
 /* The batch may be finished, and gone, when this returns. */
 void pc__p2p_post(struct pc_comm *comm, struct pc_batch *batch, uint32_t channel);
 /* Breaks the communicator with p2p->error. */
@@ -112,10 +113,11 @@ int pc__batch_end(struct pc_comm *comm, struct pc_batch **batch); /* frees; give
 struct pc_batch *pc__batch_new(struct pc_comm *comm, uint32_t n);
 
 /* edge_queue.c: under the lock. 1 when it moved, 0 when it waits, or a code. */
-int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_transfer *t);
-int pc__edge_queue_receive(struct pc_comm *comm, struct pc_edge_queue *lane, struct pc_transfer *t);
-void pc__edge_queue_publish(struct pc_comm *comm, struct pc_edge_queue *lane);
-struct pc_line *pc__edge_queue_waits(struct pc_edge_queue *lane, uint32_t direction,
+int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t);
+int pc__edge_queue_receive(struct pc_comm *comm, struct pc_edge_queue *queue,
+                           struct pc_transfer *t);
+void pc__edge_queue_publish(struct pc_comm *comm, struct pc_edge_queue *queue);
+struct pc_line *pc__edge_queue_waits(struct pc_edge_queue *queue, uint32_t direction,
                                      uint64_t *want);
 void pc__transfer_release(struct pc_comm *comm, struct pc_transfer *t);
 #define PC_NBYTES_BITS 48 /* of a signature; above are the dtype's code and a top bit set */

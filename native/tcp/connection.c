@@ -15,45 +15,45 @@
 
 struct pc_tcp_connection *pc__tcp_connection_new(uint32_t peer)
 {
-    struct pc_tcp_connection *link = calloc(1, sizeof *link);
-    if (link != NULL)
-        *link = (struct pc_tcp_connection){.fd = -1, .peer = peer, .writing = true};
-    return link;
+    struct pc_tcp_connection *conn = calloc(1, sizeof *conn);
+    if (conn != NULL)
+        *conn = (struct pc_tcp_connection){.fd = -1, .peer = peer, .writing = true};
+    return conn;
 }
 
-void pc__tcp_connection_free(struct pc_tcp_connection *link)
+void pc__tcp_connection_free(struct pc_tcp_connection *conn)
 {
-    if (link == NULL)
+    if (conn == NULL)
         return;
-    if (link->fd >= 0)
-        close(link->fd);
-    free(link->queue);
-    free(link->ahead);
-    free(link);
+    if (conn->fd >= 0)
+        close(conn->fd);
+    free(conn->queue);
+    free(conn->ahead);
+    free(conn);
 }
 
-uint32_t pc__tcp_connection_queued(const struct pc_tcp_connection *link)
+uint32_t pc__tcp_connection_queued(const struct pc_tcp_connection *conn)
 {
-    return link->tail - link->head;
+    return conn->tail - conn->head;
 }
 
-int pc__tcp_connection_push(struct pc_tcp_connection *link, const struct pc_frame *frame,
+int pc__tcp_connection_push(struct pc_tcp_connection *conn, const struct pc_frame *frame,
                             const char *bytes)
 {
-    if (link->queue == NULL)
-        link->queue = malloc(PC_CONNECTION_FRAMES * sizeof *link->queue);
-    if (link->queue == NULL)
+    if (conn->queue == NULL)
+        conn->queue = malloc(PC_CONNECTION_FRAMES * sizeof *conn->queue);
+    if (conn->queue == NULL)
         return PC_NOMEM;
-    if (pc__tcp_connection_queued(link) == PC_CONNECTION_FRAMES)
+    if (pc__tcp_connection_queued(conn) == PC_CONNECTION_FRAMES)
         return PC_INVALID;
-    link->queue[link->tail++ % PC_CONNECTION_FRAMES] = (struct pc_tcp_send){*frame, bytes};
+    conn->queue[conn->tail++ % PC_CONNECTION_FRAMES] = (struct pc_tcp_send){*frame, bytes};
     return PC_OK;
 }
 
 /* A peer that is gone, or the way to it. */
-static int lost(const struct pc_tcp_connection *link, struct pc_error *error, const char *what)
+static int lost(const struct pc_tcp_connection *conn, struct pc_error *error, const char *what)
 {
-    return pc__fail(error, PC_LOST, (int)link->peer, "rank %u is lost: %s: %s", link->peer, what,
+    return pc__fail(error, PC_LOST, (int)conn->peer, "rank %u is lost: %s: %s", conn->peer, what,
                     strerror(errno));
 }
 
@@ -65,12 +65,12 @@ static bool by_page(const struct pc_tcp_send *out)
 }
 
 /* Describes what is queued, from the first byte that has not left, up to what is sent by page. */
-static int gather(const struct pc_tcp_connection *link, struct iovec *parts, bool *more)
+static int gather(const struct pc_tcp_connection *conn, struct iovec *parts, bool *more)
 {
     int n = 0;
-    size_t skip = link->gone;
-    for (uint32_t i = link->head; i != link->tail && n < 2 * PC_FRAMES_AT_ONCE; i++) {
-        const struct pc_tcp_send *out = &link->queue[i % PC_CONNECTION_FRAMES];
+    size_t skip = conn->gone;
+    for (uint32_t i = conn->head; i != conn->tail && n < 2 * PC_FRAMES_AT_ONCE; i++) {
+        const struct pc_tcp_send *out = &conn->queue[i % PC_CONNECTION_FRAMES];
         size_t nbytes = out->frame.nbytes, header = sizeof out->frame;
         if (skip < header)
             parts[n++] = (struct iovec){(char *)(uintptr_t)&out->frame + skip, header - skip};
@@ -86,16 +86,16 @@ static int gather(const struct pc_tcp_connection *link, struct iovec *parts, boo
     return n;
 }
 
-static void advance(struct pc_tcp_connection *link, size_t sent)
+static void advance(struct pc_tcp_connection *conn, size_t sent)
 {
-    link->gone += sent;
-    while (link->head != link->tail) {
-        const struct pc_tcp_send *out = &link->queue[link->head % PC_CONNECTION_FRAMES];
+    conn->gone += sent;
+    while (conn->head != conn->tail) {
+        const struct pc_tcp_send *out = &conn->queue[conn->head % PC_CONNECTION_FRAMES];
         size_t whole = sizeof out->frame + out->frame.nbytes;
-        if (link->gone < whole)
+        if (conn->gone < whole)
             return;
-        link->gone -= whole;
-        link->head++;
+        conn->gone -= whole;
+        conn->head++;
     }
 }
 
@@ -118,37 +118,37 @@ static ssize_t send_pages(int fd, int file, off_t at, size_t nbytes)
 }
 
 /* Sends from what is queued; returns what send() does. */
-static ssize_t send_some(const struct pc_tcp_connection *link, const struct pc_comm *comm)
+static ssize_t send_some(const struct pc_tcp_connection *conn, const struct pc_comm *comm)
 {
-    const struct pc_tcp_send *first = &link->queue[link->head % PC_CONNECTION_FRAMES];
+    const struct pc_tcp_send *first = &conn->queue[conn->head % PC_CONNECTION_FRAMES];
     size_t header = sizeof first->frame;
-    if (by_page(first) && link->gone >= header) {
-        size_t skip = link->gone - header;
-        return send_pages(link->fd, comm->shadow_fd, first->bytes + skip - comm->shadows,
+    if (by_page(first) && conn->gone >= header) {
+        size_t skip = conn->gone - header;
+        return send_pages(conn->fd, comm->shadow_fd, first->bytes + skip - comm->shadows,
                           first->frame.nbytes - skip);
     }
     struct iovec parts[2 * PC_FRAMES_AT_ONCE];
     bool more = false;
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)gather(link, parts, &more)};
-    return sendmsg(link->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)gather(conn, parts, &more)};
+    return sendmsg(conn->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
 }
 
-int pc__tcp_connection_flush(struct pc_tcp_connection *link, const struct pc_comm *comm,
+int pc__tcp_connection_flush(struct pc_tcp_connection *conn, const struct pc_comm *comm,
                              struct pc_error *error)
 {
-    while (link->head != link->tail) {
-        ssize_t n = send_some(link, comm);
+    while (conn->head != conn->tail) {
+        ssize_t n = send_some(conn, comm);
         if (n >= 0) {
-            advance(link, (size_t)n);
+            advance(conn, (size_t)n);
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-            link->full = true;
+            conn->full = true;
             return PC_OK;
         } else if (errno != EINTR) {
-            link->writing = false;
-            return lost(link, error, "send");
+            conn->writing = false;
+            return lost(conn, error, "send");
         }
     }
-    link->full = false;
+    conn->full = false;
     return PC_OK;
 }
 
@@ -158,33 +158,33 @@ static size_t smaller(size_t a, size_t b)
 }
 
 /* Takes frames out of what was read ahead, as far as it goes. */
-static int parse(struct pc_tcp_connection *link, struct pc_comm *comm, struct pc_error *error)
+static int parse(struct pc_tcp_connection *conn, struct pc_comm *comm, struct pc_error *error)
 {
     int rc = PC_OK;
     for (;;) {
-        size_t there = link->end - link->begin;
-        if (link->into != NULL) {
-            size_t n = smaller(there, link->rest);
-            memcpy(link->into, link->ahead + link->begin, n);
-            link->into += n;
-            link->rest -= n;
-            link->begin += n;
-            if (link->rest != 0)
+        size_t there = conn->end - conn->begin;
+        if (conn->into != NULL) {
+            size_t n = smaller(there, conn->rest);
+            memcpy(conn->into, conn->ahead + conn->begin, n);
+            conn->into += n;
+            conn->rest -= n;
+            conn->begin += n;
+            if (conn->rest != 0)
                 return PC_OK;
         } else {
-            if (there < sizeof link->frame)
+            if (there < sizeof conn->frame)
                 return PC_OK;
-            memcpy(&link->frame, link->ahead + link->begin, sizeof link->frame);
-            link->begin += sizeof link->frame;
-            rc = pc__frame_check(comm, link->peer, &link->frame, &link->into, error);
+            memcpy(&conn->frame, conn->ahead + conn->begin, sizeof conn->frame);
+            conn->begin += sizeof conn->frame;
+            rc = pc__frame_check(comm, conn->peer, &conn->frame, &conn->into, error);
             if (rc != PC_OK)
                 return rc;
-            link->rest = link->frame.nbytes;
-            if (link->rest != 0)
+            conn->rest = conn->frame.nbytes;
+            if (conn->rest != 0)
                 continue;
         }
-        link->into = NULL;
-        rc = pc__frame_land(comm, link->peer, &link->frame, error);
+        conn->into = NULL;
+        rc = pc__frame_land(comm, conn->peer, &conn->frame, error);
         if (rc < 0)
             return rc;
         if (rc > 0) /* another thread, or this one would not be here */
@@ -193,57 +193,57 @@ static int parse(struct pc_tcp_connection *link, struct pc_comm *comm, struct pc
 }
 
 /* Where the next bytes go: the rest of a message straight into its place, all else ahead. */
-static int scatter(struct pc_tcp_connection *link, struct iovec *parts)
+static int scatter(struct pc_tcp_connection *conn, struct iovec *parts)
 {
     int n = 0;
     size_t there
-        = link->end - link->begin; /* less than a header; nothing while bytes are awaited */
+        = conn->end - conn->begin; /* less than a header; nothing while bytes are awaited */
     if (there != 0)
-        memmove(link->ahead, link->ahead + link->begin, there);
-    link->begin = 0;
-    link->end = there;
-    if (link->into != NULL)
-        parts[n++] = (struct iovec){link->into, link->rest};
-    parts[n++] = (struct iovec){link->ahead + there, PC_CONNECTION_READ_AHEAD - there};
+        memmove(conn->ahead, conn->ahead + conn->begin, there);
+    conn->begin = 0;
+    conn->end = there;
+    if (conn->into != NULL)
+        parts[n++] = (struct iovec){conn->into, conn->rest};
+    parts[n++] = (struct iovec){conn->ahead + there, PC_CONNECTION_READ_AHEAD - there};
     return n;
 }
 
-static void take(struct pc_tcp_connection *link, size_t nbytes)
+static void take(struct pc_tcp_connection *conn, size_t nbytes)
 {
-    size_t n = link->into == NULL ? 0 : smaller(nbytes, link->rest);
+    size_t n = conn->into == NULL ? 0 : smaller(nbytes, conn->rest);
     if (n != 0) {
-        link->into += n;
-        link->rest -= n;
+        conn->into += n;
+        conn->rest -= n;
     }
-    link->end += nbytes - n;
+    conn->end += nbytes - n;
 }
 
-int pc__tcp_connection_read(struct pc_tcp_connection *link, struct pc_comm *comm,
+int pc__tcp_connection_read(struct pc_tcp_connection *conn, struct pc_comm *comm,
                             struct pc_error *error)
 {
-    for (int turn = 0; turn < PC_READS_AT_ONCE && link->reading; turn++) {
+    for (int turn = 0; turn < PC_READS_AT_ONCE && conn->reading; turn++) {
         struct iovec parts[2];
-        int nparts = scatter(link, parts);
+        int nparts = scatter(conn, parts);
         size_t room = parts[0].iov_len + (nparts > 1 ? parts[1].iov_len : 0);
-        ssize_t n = nparts == 1 ? recv(link->fd, parts[0].iov_base, room, MSG_DONTWAIT)
-                                : readv(link->fd, parts, nparts);
+        ssize_t n = nparts == 1 ? recv(conn->fd, parts[0].iov_base, room, MSG_DONTWAIT)
+                                : readv(conn->fd, parts, nparts);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return 1;
         if (n <= 0) {
-            bool within = link->into != NULL || link->end != 0;
-            link->reading = false;
+            bool within = conn->into != NULL || conn->end != 0;
+            conn->reading = false;
             if (n < 0)
-                return lost(link, error, "receive");
+                return lost(conn, error, "receive");
             errno = 0;
-            return pc__fail(error, PC_LOST, (int)link->peer, "rank %u is lost: it closed its %s",
-                            link->peer, within ? "connection within a message" : "connection");
+            return pc__fail(error, PC_LOST, (int)conn->peer, "rank %u is lost: it closed its %s",
+                            conn->peer, within ? "connection within a message" : "connection");
         }
-        take(link, (size_t)n);
-        int rc = parse(link, comm, error);
+        take(conn, (size_t)n);
+        int rc = parse(conn, comm, error);
         if (rc != PC_OK) {
-            link->reading = false;
+            conn->reading = false;
             return rc;
         }
         if ((size_t)n < room)

@@ -37,18 +37,18 @@ struct pc_tcp_connection {
 
 struct pc_tcp_connection *pc__tcp_connection_new(uint32_t peer);
 /* What has not left is lost; the socket is closed. */
-void pc__tcp_connection_free(struct pc_tcp_connection *link);
+void pc__tcp_connection_free(struct pc_tcp_connection *conn);
 
 /* OK, or INVALID when the queue is full: the Program never waits for credit. */
-int pc__tcp_connection_push(struct pc_tcp_connection *link, const struct pc_frame *frame,
+int pc__tcp_connection_push(struct pc_tcp_connection *conn, const struct pc_frame *frame,
                             const char *bytes);
-uint32_t pc__tcp_connection_queued(const struct pc_tcp_connection *link);
+uint32_t pc__tcp_connection_queued(const struct pc_tcp_connection *conn);
 
 /* Sends what the socket takes. A failure ends `writing`, and its text is in `error`. */
-int pc__tcp_connection_flush(struct pc_tcp_connection *link, const struct pc_comm *comm,
+int pc__tcp_connection_flush(struct pc_tcp_connection *conn, const struct pc_comm *comm,
                              struct pc_error *error);
 /* Takes in what has come. 1: that was all, 0: there may be more. A failure or the end of the stream
  * ends `reading`; LOST when the peer or the network caused it, INVALID when the peer lied. */
-int pc__tcp_connection_read(struct pc_tcp_connection *link, struct pc_comm *comm,
+int pc__tcp_connection_read(struct pc_tcp_connection *conn, struct pc_comm *comm,
                             struct pc_error *error);
 #endif

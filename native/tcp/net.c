@@ -23,14 +23,14 @@
 
 struct remote {
     struct pc_tcp_connection *
-        *links; /* the first is made with the peer, its socket may come later */
-    uint32_t nlinks;
-    uint32_t reading;                  /* links that are */
+        *conns; /* the first is made with the peer, its socket may come later */
+    uint32_t nconns;
+    uint32_t reading;                  /* connections that are */
     uint32_t queued[PC_EDGE_CHANNELS]; /* messages that have not left */
     uint32_t owed;         /* bit per channel: messages were consumed that the peer knows not of */
     uint32_t torn;         /* bit per channel: a message never can leave */
     bool dirty;            /* in the list of peers with something to send */
-    struct pc_error fault; /* what ended the first of its links */
+    struct pc_error fault; /* what ended the first of its connections */
 };
 
 struct adopted {
@@ -41,7 +41,7 @@ struct adopted {
 
 struct pc_net {
     struct pc_comm *comm;
-    struct remote *remotes; /* by rank; no links: a mapped one */
+    struct remote *remotes; /* by rank; no connections: a mapped one */
     uint32_t *dirty;
     uint32_t ndirty;
     /* Frames that have not left: messages of calls and of posted transfers, and credit. */
@@ -53,14 +53,14 @@ struct pc_net {
     pthread_mutex_t lock; /* of all this; calls, transfers and adoption are different threads' */
 };
 
-static int watch(struct pc_net *w, int operation, int fd, struct pc_tcp_connection *link,
+static int watch(struct pc_net *w, int operation, int fd, struct pc_tcp_connection *conn,
                  uint32_t events)
 {
-    struct epoll_event event = {.events = events, .data.ptr = link};
+    struct epoll_event event = {.events = events, .data.ptr = conn};
     return epoll_ctl(w->epoll, operation, fd, &event);
 }
 
-static int tcp_open(struct pc_comm *comm, int bell, struct pc_net **out)
+static int tcp_open(struct pc_comm *comm, int wakeup_fd, struct pc_net **out)
 {
     struct pc_net *w = calloc(1, sizeof *w);
     *out = w;
@@ -72,36 +72,36 @@ static int tcp_open(struct pc_comm *comm, int bell, struct pc_net **out)
     w->dirty = calloc(comm->options.size, sizeof *w->dirty);
     if (w->remotes == NULL || w->dirty == NULL)
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for %u peers", comm->options.size);
-    if (w->epoll < 0 || watch(w, EPOLL_CTL_ADD, bell, NULL, EPOLLIN) != 0)
+    if (w->epoll < 0 || watch(w, EPOLL_CTL_ADD, wakeup_fd, NULL, EPOLLIN) != 0)
         return pc__fail(&comm->error, PC_SYSTEM, -1, "epoll: %s", strerror(errno));
     return PC_OK;
 }
 
 /* Bytes that the peer's kernel has not acknowledged. To close before would lose them, should one
  * more credit come from the peer: the answer to it is a reset. */
-static bool arrived(const struct pc_tcp_connection *link)
+static bool arrived(const struct pc_tcp_connection *conn)
 {
     char unread[4096];
     int left = 0, domain = AF_UNIX;
     socklen_t length = sizeof domain;
     ssize_t n;
-    while ((n = recv(link->fd, unread, sizeof unread, MSG_DONTWAIT)) > 0) {
+    while ((n = recv(conn->fd, unread, sizeof unread, MSG_DONTWAIT)) > 0) {
     }
     if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK)
         return true; /* never */
-    getsockopt(link->fd, SOL_SOCKET, SO_DOMAIN, &domain, &length);
-    return domain == AF_UNIX || ioctl(link->fd, SIOCOUTQ, &left) != 0 || left == 0;
+    getsockopt(conn->fd, SOL_SOCKET, SO_DOMAIN, &domain, &length);
+    return domain == AF_UNIX || ioctl(conn->fd, SIOCOUTQ, &left) != 0 || left == 0;
 }
 
 static void linger(struct pc_net *w, uint64_t ns)
 {
     uint64_t until = pc__now() + ns;
     for (uint32_t p = 0; p < w->comm->options.size; p++)
-        for (uint32_t i = 0; i < w->remotes[p].nlinks; i++) {
-            struct pc_tcp_connection *link = w->remotes[p].links[i];
-            if (link->fd < 0 || !link->writing)
+        for (uint32_t i = 0; i < w->remotes[p].nconns; i++) {
+            struct pc_tcp_connection *conn = w->remotes[p].conns[i];
+            if (conn->fd < 0 || !conn->writing)
                 continue;
-            while (!arrived(link) && pc__now() < until)
+            while (!arrived(conn) && pc__now() < until)
                 poll(NULL, 0, 1); /* a round trip; nothing says when it is over */
         }
 }
@@ -113,9 +113,9 @@ static void tcp_close(struct pc_net *w, uint64_t linger_ns)
     if (linger_ns != 0)
         linger(w, linger_ns);
     for (uint32_t p = 0; w->remotes != NULL && p < w->comm->options.size; p++) {
-        for (uint32_t i = 0; i < w->remotes[p].nlinks; i++)
-            pc__tcp_connection_free(w->remotes[p].links[i]);
-        free(w->remotes[p].links);
+        for (uint32_t i = 0; i < w->remotes[p].nconns; i++)
+            pc__tcp_connection_free(w->remotes[p].conns[i]);
+        free(w->remotes[p].conns);
     }
     for (struct adopted *a = w->adopted, *next; a != NULL; a = next) {
         next = a->next;
@@ -170,31 +170,31 @@ static int tcp_links(struct pc_net *w, uint32_t peer)
     return n;
 }
 
-/* The first link of a peer, which needs no socket to hold frames. */
+/* The first connection of a peer, which needs no socket to hold frames. */
 static struct pc_tcp_connection *first_link(struct remote *r, uint32_t peer)
 {
-    if (r->links == NULL)
-        r->links = calloc(PC_MAX_CONNECTIONS, sizeof *r->links);
-    if (r->links != NULL && r->nlinks == 0 && (r->links[0] = pc__tcp_connection_new(peer)) != NULL)
-        r->nlinks = 1;
-    return r->nlinks == 0 ? NULL : r->links[0];
+    if (r->conns == NULL)
+        r->conns = calloc(PC_MAX_CONNECTIONS, sizeof *r->conns);
+    if (r->conns != NULL && r->nconns == 0 && (r->conns[0] = pc__tcp_connection_new(peer)) != NULL)
+        r->nconns = 1;
+    return r->nconns == 0 ? NULL : r->conns[0];
 }
 
 static bool install(struct pc_net *w, uint32_t peer, int fd)
 {
     struct remote *r = &w->remotes[peer];
-    struct pc_tcp_connection *link = first_link(r, peer);
-    if (link != NULL && (link->fd >= 0 || !link->writing)) {
-        link = r->fault.code == 0 && r->nlinks < PC_MAX_CONNECTIONS ? pc__tcp_connection_new(peer)
+    struct pc_tcp_connection *conn = first_link(r, peer);
+    if (conn != NULL && (conn->fd >= 0 || !conn->writing)) {
+        conn = r->fault.code == 0 && r->nconns < PC_MAX_CONNECTIONS ? pc__tcp_connection_new(peer)
                                                                     : NULL;
-        if (link != NULL)
-            r->links[r->nlinks++] = link;
+        if (conn != NULL)
+            r->conns[r->nconns++] = conn;
     }
-    if (link == NULL || (link->ahead = malloc(PC_CONNECTION_READ_AHEAD)) == NULL
-        || watch(w, EPOLL_CTL_ADD, fd, link, EPOLLIN) != 0)
+    if (conn == NULL || (conn->ahead = malloc(PC_CONNECTION_READ_AHEAD)) == NULL
+        || watch(w, EPOLL_CTL_ADD, fd, conn, EPOLLIN) != 0)
         return false;
-    link->fd = fd;
-    link->reading = true;
+    conn->fd = fd;
+    conn->reading = true;
     r->reading++;
     return true;
 }
@@ -248,54 +248,54 @@ static void count(struct pc_net *w, uint32_t peer, const struct pc_frame *frame,
     *of += (uint32_t)by;
 }
 
-static int push(struct pc_net *w, struct pc_tcp_connection *link, const struct pc_frame *frame,
+static int push(struct pc_net *w, struct pc_tcp_connection *conn, const struct pc_frame *frame,
                 const char *bytes)
 {
-    int rc = pc__tcp_connection_push(link, frame, bytes);
+    int rc = pc__tcp_connection_push(conn, frame, bytes);
     if (rc == PC_OK)
-        count(w, link->peer, frame, 1);
+        count(w, conn->peer, frame, 1);
     return rc;
 }
 
 /* What stands in its queue never leaves. A message is a loss; credit is of no use any more. */
-static void stop_writing(struct pc_net *w, struct pc_tcp_connection *link)
+static void stop_writing(struct pc_net *w, struct pc_tcp_connection *conn)
 {
-    struct remote *r = &w->remotes[link->peer];
-    for (; link->head != link->tail; link->head++) {
-        const struct pc_frame *frame = &link->queue[link->head % PC_CONNECTION_FRAMES].frame;
-        count(w, link->peer, frame, -1);
+    struct remote *r = &w->remotes[conn->peer];
+    for (; conn->head != conn->tail; conn->head++) {
+        const struct pc_frame *frame = &conn->queue[conn->head % PC_CONNECTION_FRAMES].frame;
+        count(w, conn->peer, frame, -1);
         if (frame->kind != PC_FRAME_MESSAGE)
             continue;
         r->torn |= UINT32_C(1) << frame->channel;
         if (frame->channel != PC_CHANNEL_P2P)
             w->torn = &r->fault;
     }
-    link->writing = false;
+    conn->writing = false;
 }
 
-static void stop_reading(struct pc_net *w, struct pc_tcp_connection *link)
+static void stop_reading(struct pc_net *w, struct pc_tcp_connection *conn)
 {
-    watch(w, EPOLL_CTL_DEL, link->fd, NULL, 0);
-    w->remotes[link->peer].reading--;
+    watch(w, EPOLL_CTL_DEL, conn->fd, NULL, 0);
+    w->remotes[conn->peer].reading--;
     wake(w);
 }
 
-static void flush_link(struct pc_net *w, struct pc_tcp_connection *link)
+static void flush_link(struct pc_net *w, struct pc_tcp_connection *conn)
 {
     struct pc_error error;
-    bool was_full = link->full;
-    uint32_t head = link->head;
-    int rc = pc__tcp_connection_flush(link, w->comm, &error);
-    for (; head != link->head; head++)
-        count(w, link->peer, &link->queue[head % PC_CONNECTION_FRAMES].frame, -1);
-    if (pc__tcp_connection_queued(link) == 0)
+    bool was_full = conn->full;
+    uint32_t head = conn->head;
+    int rc = pc__tcp_connection_flush(conn, w->comm, &error);
+    for (; head != conn->head; head++)
+        count(w, conn->peer, &conn->queue[head % PC_CONNECTION_FRAMES].frame, -1);
+    if (pc__tcp_connection_queued(conn) == 0)
         wake(w);
     if (rc != PC_OK) {
-        note(&w->remotes[link->peer], &error);
-        stop_writing(w, link);
+        note(&w->remotes[conn->peer], &error);
+        stop_writing(w, conn);
     }
-    if (link->full != was_full && link->reading)
-        watch(w, EPOLL_CTL_MOD, link->fd, link, link->full ? EPOLLIN | EPOLLOUT : EPOLLIN);
+    if (conn->full != was_full && conn->reading)
+        watch(w, EPOLL_CTL_MOD, conn->fd, conn, conn->full ? EPOLLIN | EPOLLOUT : EPOLLIN);
 }
 
 /* Transfers hold back their credit themselves, and may be all that this rank does. */
@@ -307,15 +307,15 @@ static bool transfers(const struct pc_fifo *f)
 /* Queues the credit that `r` is owed and that cannot wait. */
 static void give_credit(struct pc_net *w, struct remote *r, uint32_t peer, bool all)
 {
-    struct pc_tcp_connection *link = r->links[0];
-    all = all || pc__tcp_connection_queued(link) != 0; /* it costs nothing then */
+    struct pc_tcp_connection *conn = r->conns[0];
+    all = all || pc__tcp_connection_queued(conn) != 0; /* it costs nothing then */
     for (uint32_t c = 0; r->owed >> c != 0; c++) {
         struct pc_fifo *f = &w->comm->fifos[(size_t)peer * PC_EDGE_CHANNELS + c];
         bool ahead = f->ahead || f->arrived - f->returned >= w->comm->options.slots / 2;
         if (!(r->owed >> c & 1) || !(all || ahead || transfers(f)))
             continue;
         struct pc_frame frame = pc__frame_credit(f);
-        if (link->writing && push(w, link, &frame, NULL) != PC_OK)
+        if (conn->writing && push(w, conn, &frame, NULL) != PC_OK)
             continue; /* later */
         f->returned = f->consumed;
         r->owed &= ~(UINT32_C(1) << c);
@@ -330,11 +330,11 @@ static void flush(struct pc_net *w, bool all_credit)
         bool more = false;
         if (r->owed != 0)
             give_credit(w, r, peer, all_credit);
-        for (uint32_t i = 0; i < r->nlinks; i++) {
-            struct pc_tcp_connection *link = r->links[i];
-            if (link->fd >= 0 && !link->full && pc__tcp_connection_queued(link) != 0)
-                flush_link(w, link);
-            more = more || pc__tcp_connection_queued(link) != 0;
+        for (uint32_t i = 0; i < r->nconns; i++) {
+            struct pc_tcp_connection *conn = r->conns[i];
+            if (conn->fd >= 0 && !conn->full && pc__tcp_connection_queued(conn) != 0)
+                flush_link(w, conn);
+            more = more || pc__tcp_connection_queued(conn) != 0;
         }
         if (!more && r->owed == 0) {
             r->dirty = false;
@@ -343,28 +343,29 @@ static void flush(struct pc_net *w, bool all_credit)
     }
 }
 
-static void end_link(struct pc_net *w, struct pc_tcp_connection *link)
+static void end_link(struct pc_net *w, struct pc_tcp_connection *conn)
 {
-    link->reading = false;
-    stop_reading(w, link);
-    stop_writing(w, link); /* nobody closes only one direction */
-    shutdown(link->fd, SHUT_RDWR);
+    conn->reading = false;
+    stop_reading(w, conn);
+    stop_writing(w, conn); /* nobody closes only one direction */
+    shutdown(conn->fd, SHUT_RDWR);
 }
 
-static void read_link(struct pc_net *w, struct pc_tcp_connection *link)
+static void read_link(struct pc_net *w, struct pc_tcp_connection *conn)
 {
     struct pc_error error;
-    pc__tcp_connection_read(link, w->comm, &error);
-    if (link->reading)
+    pc__tcp_connection_read(conn, w->comm, &error);
+    if (conn->reading)
         return;
-    struct remote *r = &w->remotes[link->peer];
+    struct remote *r = &w->remotes[conn->peer];
     note(r, &error);
-    end_link(w, link);
-    /* When a peer closes, its other links still hold what it sent before, and end by themselves. */
+    end_link(w, conn);
+    /* When a peer closes, its other connections still hold what it sent before, and end by
+     * themselves. */
     bool closed = error.code == PC_LOST && (error.errnum == 0 || error.errnum == ECONNRESET);
-    for (uint32_t i = 0; !closed && i < r->nlinks; i++)
-        if (r->links[i]->reading)
-            end_link(w, r->links[i]);
+    for (uint32_t i = 0; !closed && i < r->nconns; i++)
+        if (r->conns[i]->reading)
+            end_link(w, r->conns[i]);
 }
 
 static int tcp_message(struct pc_net *w, struct pc_fifo *f, const char *data, uint64_t nbytes,
@@ -373,21 +374,21 @@ static int tcp_message(struct pc_net *w, struct pc_fifo *f, const char *data, ui
     pthread_mutex_lock(&w->lock);
     pick_up(w);
     struct remote *r = &w->remotes[f->peer];
-    struct pc_tcp_connection *link = first_link(r, f->peer);
-    int rc = link == NULL ? PC_NOMEM : r->fault.code;
+    struct pc_tcp_connection *conn = first_link(r, f->peer);
+    int rc = conn == NULL ? PC_NOMEM : r->fault.code;
     if (rc == PC_OK) {
         if (nbytes >= PC_STRIPE_BYTES)
-            link = r->links[f->put % r->nlinks];
+            conn = r->conns[f->put % r->nconns];
         struct pc_frame frame = pc__frame_message(f, f->put, nbytes);
-        rc = push(w, link, &frame, data);
+        rc = push(w, conn, &frame, data);
     }
     if (rc == PC_OK) {
         f->sent = ++f->put;
         f->returned = f->consumed;
         r->owed &= ~(UINT32_C(1) << f->channel);
         mark_dirty(w, f->peer);
-        if ((nbytes >= PC_SEND_AT_ONCE || transfers(f)) && link->fd >= 0 && !link->full)
-            flush_link(w, link);
+        if ((nbytes >= PC_SEND_AT_ONCE || transfers(f)) && conn->fd >= 0 && !conn->full)
+            flush_link(w, conn);
     } else if (r->fault.code != 0) {
         *error = r->fault;
     } else {
@@ -415,11 +416,11 @@ static void tcp_poll(struct pc_net *w, uint32_t peer)
     pick_up(w);
     flush(w, false);
     struct remote *r = &w->remotes[peer];
-    for (uint32_t i = 0; i < r->nlinks; i++) {
-        if (r->links[i]->full)
-            flush_link(w, r->links[i]);
-        if (r->links[i]->reading)
-            read_link(w, r->links[i]);
+    for (uint32_t i = 0; i < r->nconns; i++) {
+        if (r->conns[i]->full)
+            flush_link(w, r->conns[i]);
+        if (r->conns[i]->reading)
+            read_link(w, r->conns[i]);
     }
     pthread_mutex_unlock(&w->lock);
 }
@@ -432,13 +433,13 @@ static void tcp_progress(struct pc_net *w)
     flush(w, false);
     int n = epoll_wait(w->epoll, events, PC_EPOLL_EVENTS, 0);
     for (int i = 0; i < n; i++) {
-        struct pc_tcp_connection *link = events[i].data.ptr;
-        if (link == NULL) /* the bell, for whoever sleeps */
+        struct pc_tcp_connection *conn = events[i].data.ptr;
+        if (conn == NULL) /* the wakeup socket, for whoever sleeps */
             continue;
-        if (link->full && events[i].events & (EPOLLOUT | EPOLLERR | EPOLLHUP))
-            flush_link(w, link);
-        if (link->reading && events[i].events & ~(uint32_t)EPOLLOUT)
-            read_link(w, link);
+        if (conn->full && events[i].events & (EPOLLOUT | EPOLLERR | EPOLLHUP))
+            flush_link(w, conn);
+        if (conn->reading && events[i].events & ~(uint32_t)EPOLLOUT)
+            read_link(w, conn);
     }
     pthread_mutex_unlock(&w->lock);
 }
@@ -446,7 +447,7 @@ static void tcp_progress(struct pc_net *w)
 static bool tcp_pause(struct pc_net *w, uint64_t ns)
 {
     uint64_t milliseconds = (ns + 999999) / 1000000;
-    struct epoll_event events[2]; /* of two, one may be the bell */
+    struct epoll_event events[2]; /* of two, one may be the wakeup socket */
     bool rung = false;
     pthread_mutex_lock(&w->lock);
     pick_up(w);
@@ -497,7 +498,7 @@ const struct pc_net_ops pc__tcp_ops = {
     .open = tcp_open,
     .close = tcp_close,
     .adopt = tcp_adopt,
-    .links = tcp_links,
+    .connections = tcp_links,
     .message = tcp_message,
     .credit = tcp_credit,
     .poll = tcp_poll,

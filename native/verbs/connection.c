@@ -1,10 +1,11 @@
-/* The life of one path: a queue pair at each end, made by letters, tried, used, and fenced when it
- * fails.
+/* The life of one connection: a queue pair at each end, made by wireup messages, tried, used, and
+ * fenced when it fails.
  *
- * The lower rank offers, whether for the first time or again. A path fails at one end or at both;
- * each end then destroys its queue pair, which is what makes sure that nothing more comes through
- * it, and only then says what had landed. So who sent knows exactly which messages have not, and
- * sends those again by another path: each lands once, and never in a slot that has moved on. */
+ * The lower rank offers, whether for the first time or again. A connection fails at one end or at
+ * both; each end then destroys its queue pair, which is what makes sure that nothing more comes
+ * through it, and only then says what had landed. So who sent knows exactly which messages have
+ * not, and sends those again by another connection: each lands once, and never in a slot that has
+ * moved on. */
 #include "verbs/verbs.h"
 #ifdef PC_VERBS
 #include <stdio.h>
@@ -24,347 +25,348 @@ void pc__schedule(struct pc_net *w, uint64_t when)
         w->due = when;
 }
 
-static const char *rail_name(const struct pc_net *w, const struct pc_verbs_connection *path)
+static const char *rail_name(const struct pc_net *w, const struct pc_verbs_connection *conn)
 {
-    return w->rails[path->rail].spec.device;
+    return w->rails[conn->rail].spec.device;
 }
 
-static void write_letter(struct pc_net *w, struct pc_verbs_connection *path,
-                         enum pc_wireup_kind kind, const void *body, size_t nbytes)
+static void send_wireup(struct pc_net *w, struct pc_verbs_connection *conn,
+                        enum pc_wireup_kind kind, const void *body, size_t nbytes)
 {
-    struct pc_verbs_peer *partner = path->partner;
-    int rc = pc__wireup_write(&partner->mail, kind, path->index, path->turn, body, nbytes);
-    if (rc == PC_OK || partner->mail.fd < 0)
+    struct pc_verbs_peer *peer = conn->peer;
+    int rc = pc__wireup_write(&peer->wireup, kind, conn->index, conn->turn, body, nbytes);
+    if (rc == PC_OK || peer->wireup.fd < 0)
         return;
     if (rc != PC_LOST) {
-        pc__verbs_peer_fail(w, partner, rc, "there is no memory for a letter to it");
+        pc__verbs_peer_fail(w, peer, rc, "there is no memory for a letter to it");
         return;
     }
-    /* It takes no letters any more. What it wrote before, perhaps that it closed and what had
-     * landed by then, is read to the end, and only there it is lost. */
-    shutdown(partner->mail.fd, SHUT_RDWR);
-    w->heed = true;
+    /* It takes no wireup messages any more. What it wrote before, perhaps that it closed and what
+     * had landed by then, is read to the end, and only there it is lost. */
+    shutdown(peer->wireup.fd, SHUT_RDWR);
+    w->events_pending = true;
 }
 
-static void destroy(struct pc_net *w, struct pc_verbs_connection *path)
+static void destroy(struct pc_net *w, struct pc_verbs_connection *conn)
 {
-    if (path->qp == NULL)
+    if (conn->qp == NULL)
         return;
-    pc__ib.destroy_qp(path->qp);
-    path->qp = NULL;
-    path->receives = 0; /* what was posted has gone with it */
+    pc__ib.destroy_qp(conn->qp);
+    conn->qp = NULL;
+    conn->receives = 0; /* what was posted has gone with it */
     w->state.queue_pairs--;
 }
 
 /* A fresh queue pair that is ready to receive what the other end will send. */
-static int make(struct pc_net *w, struct pc_verbs_connection *path, struct pc_error *error)
+static int make(struct pc_net *w, struct pc_verbs_connection *conn, struct pc_error *error)
 {
-    struct pc_ib_device *rail = &w->rails[path->rail];
-    if (path->partner->withdrawn)
+    struct pc_ib_device *rail = &w->rails[conn->rail];
+    if (conn->peer->aborted)
         return pc__fail(error, PC_BROKEN, -1, "%s", PC_BROKEN_OFF);
-    if (path->records == NULL)
-        path->records = malloc(PC_CONNECTION_SEND_OPS * sizeof *path->records);
-    if (path->records == NULL)
+    if (conn->ops == NULL)
+        conn->ops = malloc(PC_CONNECTION_SEND_OPS * sizeof *conn->ops);
+    if (conn->ops == NULL)
         return pc__fail(error, PC_NOMEM, -1, "no memory for a path");
-    int rc = pc__qp_create(rail, path->partner->domains[path->rail], PC_CONNECTION_SEND_WRS,
-                           PC_CONNECTION_RECV_WRS, error, &path->qp, &path->mine);
+    int rc = pc__qp_create(rail, conn->peer->domains[conn->rail], PC_CONNECTION_SEND_WRS,
+                           PC_CONNECTION_RECV_WRS, error, &conn->qp, &conn->mine);
     if (rc != PC_OK) {
-        path->qp = NULL;
+        conn->qp = NULL;
         return rc;
     }
     w->state.queue_pairs++;
-    path->head = path->tail = 0;
-    path->requests = path->receives = path->spent = 0;
-    path->bytes = 0;
-    path->flushed = path->answered = false;
+    conn->head = conn->tail = 0;
+    conn->requests = conn->receives = conn->spent = 0;
+    conn->bytes = 0;
+    conn->flushed = conn->answered = false;
     return PC_OK;
 }
 
-static void postpone(struct pc_net *w, struct pc_verbs_connection *path)
+static void postpone(struct pc_net *w, struct pc_verbs_connection *conn)
 {
-    path->pause = path->pause == 0 ? PC_FIRST_PAUSE_NS : 2 * path->pause;
-    if (path->pause > PC_LONGEST_PAUSE_NS)
-        path->pause = PC_LONGEST_PAUSE_NS;
-    path->attempt = pc__now() + path->pause;
-    path->partner->tries++;
-    pc__schedule(w, path->attempt);
+    conn->pause = conn->pause == 0 ? PC_FIRST_PAUSE_NS : 2 * conn->pause;
+    if (conn->pause > PC_LONGEST_PAUSE_NS)
+        conn->pause = PC_LONGEST_PAUSE_NS;
+    conn->attempt = pc__now() + conn->pause;
+    conn->peer->tries++;
+    pc__schedule(w, conn->attempt);
 }
 
-/* Why a path fails or cannot be made: for the other end, and for whoever asks about the partner. */
-static void note(struct pc_net *w, struct pc_verbs_connection *path, const char *why)
+/* Why a connection fails or cannot be made: for the other end, and for whoever asks about the peer.
+ */
+static void note(struct pc_net *w, struct pc_verbs_connection *conn, const char *why)
 {
-    struct pc_verbs_peer *partner = path->partner;
-    snprintf(path->why, sizeof path->why, "%.60s: %.250s", rail_name(w, path), why);
-    if (!partner->ended) /* else it has been said why */
-        pc__fail(&partner->fault, 0, (int)partner->rank, "%s, path %u: %s", rail_name(w, path),
-                 path->index, why);
+    struct pc_verbs_peer *peer = conn->peer;
+    snprintf(conn->why, sizeof conn->why, "%.60s: %.250s", rail_name(w, conn), why);
+    if (!peer->ended) /* else it has been said why */
+        pc__fail(&peer->fault, 0, (int)peer->rank, "%s, path %u: %s", rail_name(w, conn),
+                 conn->index, why);
 }
 
-int pc__connection_request(struct pc_net *w, struct pc_verbs_connection *path)
+int pc__connection_request(struct pc_net *w, struct pc_verbs_connection *conn)
 {
     struct pc_error error;
-    if (!pc__ib_device_active(&w->rails[path->rail])) {
-        note(w, path, "the port is down");
-        postpone(w, path);
+    if (!pc__ib_device_active(&w->rails[conn->rail])) {
+        note(w, conn, "the port is down");
+        postpone(w, conn);
         return PC_AGAIN;
     }
-    path->turn++;
-    if (make(w, path, &error) != PC_OK) {
-        note(w, path, error.text);
-        postpone(w, path);
+    conn->turn++;
+    if (make(w, conn, &error) != PC_OK) {
+        note(w, conn, error.text);
+        postpone(w, conn);
         return PC_AGAIN;
     }
-    path->state = PC_CONNECTION_REQUESTED;
-    path->since = pc__now();
-    write_letter(w, path, PC_WIREUP_REQUEST, &path->mine, sizeof path->mine);
+    conn->state = PC_CONNECTION_REQUESTED;
+    conn->since = pc__now();
+    send_wireup(w, conn, PC_WIREUP_REQUEST, &conn->mine, sizeof conn->mine);
     return PC_OK;
 }
 
-static void call(struct pc_net *w, struct pc_verbs_connection *path,
+static void call(struct pc_net *w, struct pc_verbs_connection *conn,
                  const struct pc_qp_info *theirs)
 {
-    path->state = PC_CONNECTION_REPLIED;
-    path->theirs = *theirs;
-    pc__schedule(w, path->since);
+    conn->state = PC_CONNECTION_REPLIED;
+    conn->theirs = *theirs;
+    pc__schedule(w, conn->since);
 }
 
-void pc__connection_requested(struct pc_net *w, struct pc_verbs_connection *path, uint32_t turn,
+void pc__connection_requested(struct pc_net *w, struct pc_verbs_connection *conn, uint32_t turn,
                               const struct pc_qp_info *theirs)
 {
     struct pc_error error;
-    if (path->state != PC_CONNECTION_DOWN) {
-        pc__verbs_peer_fail(w, path->partner, PC_LOST, "it offered a path that it has already");
+    if (conn->state != PC_CONNECTION_DOWN) {
+        pc__verbs_peer_fail(w, conn->peer, PC_LOST, "it offered a path that it has already");
         return;
     }
-    path->turn = turn;
-    path->since = pc__now();
-    path->answered = false;
-    if (make(w, path, &error) != PC_OK) {
-        note(w, path, error.text);
-        path->state = PC_CONNECTION_DRAINING;
-        pc__connection_drain(w, path);
+    conn->turn = turn;
+    conn->since = pc__now();
+    conn->answered = false;
+    if (make(w, conn, &error) != PC_OK) {
+        note(w, conn, error.text);
+        conn->state = PC_CONNECTION_DRAINING;
+        pc__connection_drain(w, conn);
     } else {
-        call(w, path, theirs);
+        call(w, conn, theirs);
     }
 }
 
-void pc__connection_replied(struct pc_net *w, struct pc_verbs_connection *path, uint32_t turn,
+void pc__connection_replied(struct pc_net *w, struct pc_verbs_connection *conn, uint32_t turn,
                             const struct pc_qp_info *theirs)
 {
-    if (path->state == PC_CONNECTION_REQUESTED
-        && path->turn == turn) /* else it has failed here meanwhile */
-        call(w, path, theirs);
+    if (conn->state == PC_CONNECTION_REQUESTED
+        && conn->turn == turn) /* else it has failed here meanwhile */
+        call(w, conn, theirs);
 }
 
-void pc__connection_connect(struct pc_net *w, struct pc_verbs_connection *path)
+void pc__connection_connect(struct pc_net *w, struct pc_verbs_connection *conn)
 {
-    static const struct pc_send_op probe = {.pieces = 1};
+    static const struct pc_send_op probe = {.frags = 1};
     struct pc_error error;
-    path->state = PC_CONNECTION_CONNECTING;
-    path->doomed = false;
-    struct pc_ib_device rail = w->rails[path->rail]; /* as it is now: its port may change */
+    conn->state = PC_CONNECTION_CONNECTING;
+    conn->failed_early = false;
+    struct pc_ib_device rail = w->rails[conn->rail]; /* as it is now: its port may change */
     pthread_mutex_unlock(&w->lock);
-    int rc = pc__qp_connect(&rail, path->qp, &path->mine, &path->theirs, &error);
+    int rc = pc__qp_connect(&rail, conn->qp, &conn->mine, &conn->theirs, &error);
     pthread_mutex_lock(&w->lock);
-    path->state = PC_CONNECTION_PROBING;
+    conn->state = PC_CONNECTION_PROBING;
     pc__schedule(w, pc__now() + PC_LOOK_NS);
-    if (path->partner->ended) {
-        pc__connection_close(w, path, NULL);
+    if (conn->peer->ended) {
+        pc__connection_close(w, conn, NULL);
         return;
     }
-    if (rc != PC_OK || path->doomed) /* told to the other end as any later failure is */
-        pc__connection_fail(w, path, rc != PC_OK ? error.text : NULL);
+    if (rc != PC_OK || conn->failed_early) /* told to the other end as any later failure is */
+        pc__connection_fail(w, conn, rc != PC_OK ? error.text : NULL);
     else
-        pc__post_receives(w, path, PC_CONNECTION_RECV_WRS);
-    if (path->state == PC_CONNECTION_DRAINING)
-        pc__connection_drain(w, path);
-    else if (w->comm->options.rank < path->partner->rank)
-        pc__post_message(w, path, &probe);
+        pc__post_receives(w, conn, PC_CONNECTION_RECV_WRS);
+    if (conn->state == PC_CONNECTION_DRAINING)
+        pc__connection_drain(w, conn);
+    else if (w->comm->options.rank < conn->peer->rank)
+        pc__post_message(w, conn, &probe);
     else
-        write_letter(w, path, PC_WIREUP_REPLY, &path->mine, sizeof path->mine);
+        send_wireup(w, conn, PC_WIREUP_REPLY, &conn->mine, sizeof conn->mine);
 }
 
-void pc__connection_up(struct pc_net *w, struct pc_verbs_connection *path)
+void pc__connection_up(struct pc_net *w, struct pc_verbs_connection *conn)
 {
-    struct pc_verbs_peer *partner = path->partner;
-    if (path->state != PC_CONNECTION_PROBING)
+    struct pc_verbs_peer *peer = conn->peer;
+    if (conn->state != PC_CONNECTION_PROBING)
         return;
-    path->state = PC_CONNECTION_UP;
-    path->since = pc__now();
-    partner->live++;
-    partner->reached = true;
-    partner->cut_off = 0;
+    conn->state = PC_CONNECTION_UP;
+    conn->since = pc__now();
+    peer->live++;
+    peer->reached = true;
+    peer->cut_off = 0;
     w->state.live++;
-    w->state.revivals += path->revived;
-    path->revived = true;
-    pc__verbs_peer_dirty(w, partner);
-    w->heed = true; /* who waits for a path should look */
+    w->state.revivals += conn->revived;
+    conn->revived = true;
+    pc__verbs_peer_dirty(w, peer);
+    w->events_pending = true; /* who waits for a connection should look */
 }
 
-void pc__connection_fail(struct pc_net *w, struct pc_verbs_connection *path, const char *why)
+void pc__connection_fail(struct pc_net *w, struct pc_verbs_connection *conn, const char *why)
 {
-    struct pc_verbs_peer *partner = path->partner;
-    if (path->state == PC_CONNECTION_DOWN || path->state >= PC_CONNECTION_DRAINING)
+    struct pc_verbs_peer *peer = conn->peer;
+    if (conn->state == PC_CONNECTION_DOWN || conn->state >= PC_CONNECTION_DRAINING)
         return;
     uint64_t now = pc__now();
-    if (why != NULL && (path->state != PC_CONNECTION_CONNECTING || !path->doomed))
-        note(w, path, why);
-    if (path->state == PC_CONNECTION_CONNECTING) {
-        path->doomed = true;
+    if (why != NULL && (conn->state != PC_CONNECTION_CONNECTING || !conn->failed_early))
+        note(w, conn, why);
+    if (conn->state == PC_CONNECTION_CONNECTING) {
+        conn->failed_early = true;
         return;
     }
-    if (path->state == PC_CONNECTION_UP) {
-        partner->live--;
+    if (conn->state == PC_CONNECTION_UP) {
+        peer->live--;
         w->state.live--;
         w->state.failures++;
-        if (now - path->since > PC_LONGEST_PAUSE_NS) /* it was good for a while */
-            path->pause = 0;
-        if (partner->live == 0) {
-            partner->cut_off = now;
-            partner->tries = 0;
+        if (now - conn->since > PC_LONGEST_PAUSE_NS) /* it was good for a while */
+            conn->pause = 0;
+        if (peer->live == 0) {
+            peer->cut_off = now;
+            peer->tries = 0;
         }
     }
-    path->state = PC_CONNECTION_DRAINING;
-    path->since = now;
+    conn->state = PC_CONNECTION_DRAINING;
+    conn->since = now;
     struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_ERR};
-    pc__ib.modify_qp(path->qp, &attributes, IBV_QP_STATE);
+    pc__ib.modify_qp(conn->qp, &attributes, IBV_QP_STATE);
     pc__schedule(w, now + PC_LOOK_NS);
 }
 
-void pc__received_so_far(struct pc_net *w, const struct pc_verbs_peer *partner, const char *why,
+void pc__received_so_far(struct pc_net *w, const struct pc_verbs_peer *peer, const char *why,
                          struct pc_wireup_received *out)
 {
-    const struct pc_fifo *fifos = &w->comm->fifos[(size_t)partner->rank * PC_EDGE_CHANNELS];
+    const struct pc_fifo *fifos = &w->comm->fifos[(size_t)peer->rank * PC_EDGE_CHANNELS];
     memset(out, 0, sizeof *out);
     for (uint32_t c = 0; c < PC_EDGE_CHANNELS; c++)
         for (uint32_t i = 0; i < PC_LINES; i++)
             out->counts[c * PC_LINES + i] = (uint32_t)pc__count(&fifos[c].in_lines[i]);
-    memcpy(out->pieces, partner->come, sizeof out->pieces);
+    memcpy(out->frags, peer->come, sizeof out->frags);
     snprintf(out->why, sizeof out->why, "%s", why);
 }
 
-static bool has_landed(const struct pc_send_op *record, const struct pc_wireup_received *landed)
+static bool has_landed(const struct pc_send_op *op, const struct pc_wireup_received *landed)
 {
-    uint32_t line = (uint32_t)record->number & (PC_LINES - 1);
-    uint32_t at = record->fifo->channel * PC_LINES + line;
-    return (int32_t)(landed->counts[at] - (uint32_t)(record->number + 1)) >= 0
-           || (record->pieces > 1 && landed->pieces[at] >> record->piece & 1);
+    uint32_t line = (uint32_t)op->number & (PC_LINES - 1);
+    uint32_t at = op->fifo->channel * PC_LINES + line;
+    return (int32_t)(landed->counts[at] - (uint32_t)(op->number + 1)) >= 0
+           || (op->frags > 1 && landed->frags[at] >> op->frag & 1);
 }
 
-/* Both ends have let go. What had not landed goes by another path. */
-static void down(struct pc_net *w, struct pc_verbs_connection *path)
+/* Both ends have let go. What had not landed goes by another connection. */
+static void down(struct pc_net *w, struct pc_verbs_connection *conn)
 {
-    struct pc_verbs_peer *partner = path->partner;
-    while (path->tail != path->head) { /* the last one first: each is put before the queue */
-        const struct pc_send_op *record = &path->records[--path->tail % PC_CONNECTION_SEND_OPS];
-        w->flying--;
-        if (record->pull != NULL && record->pull->broken)
-            pc__rndv_read_failed(w, record->pull);
-        else if (record->pull != NULL)
-            pc__verbs_peer_queue(w, partner, record, true);
-        if (record->fifo == NULL)
+    struct pc_verbs_peer *peer = conn->peer;
+    while (conn->tail != conn->head) { /* the last one first: each is put before the queue */
+        const struct pc_send_op *op = &conn->ops[--conn->tail % PC_CONNECTION_SEND_OPS];
+        w->in_flight--;
+        if (op->rndv != NULL && op->rndv->broken)
+            pc__rndv_read_failed(w, op->rndv);
+        else if (op->rndv != NULL)
+            pc__verbs_peer_queue(w, peer, op, true);
+        if (op->fifo == NULL)
             continue;
-        if (has_landed(record, path->landed)) {
-            pc__verbs_peer_count_pending(w, partner, record->fifo, -1);
+        if (has_landed(op, conn->landed)) {
+            pc__verbs_peer_count_pending(w, peer, op->fifo, -1);
         } else {
-            pc__verbs_peer_queue(w, partner, record, true);
+            pc__verbs_peer_queue(w, peer, op, true);
             w->state.replayed++;
         }
     }
     /* Credit says how much in all, so that it may be said twice. */
-    partner->owed = (1u << PC_EDGE_CHANNELS) - 1;
+    peer->owed = (1u << PC_EDGE_CHANNELS) - 1;
     for (uint32_t c = 0; c < PC_EDGE_CHANNELS; c++)
-        w->comm->fifos[(size_t)partner->rank * PC_EDGE_CHANNELS + c].returned = 0;
-    pc__verbs_peer_dirty(w, partner);
-    path->state = PC_CONNECTION_DOWN;
-    uint64_t took = pc__now() - path->since;
-    if (took > w->state.recovery_ns && path->revived)
+        w->comm->fifos[(size_t)peer->rank * PC_EDGE_CHANNELS + c].returned = 0;
+    pc__verbs_peer_dirty(w, peer);
+    conn->state = PC_CONNECTION_DOWN;
+    uint64_t took = pc__now() - conn->since;
+    if (took > w->state.recovery_ns && conn->revived)
         w->state.recovery_ns = took;
-    free(path->landed);
-    path->landed = NULL;
-    if (w->comm->options.rank < partner->rank)
-        postpone(w, path);
-    w->heed = true;
+    free(conn->landed);
+    conn->landed = NULL;
+    if (w->comm->options.rank < peer->rank)
+        postpone(w, conn);
+    w->events_pending = true;
 }
 
 /* This end lets go, and says so. */
-static void fence(struct pc_net *w, struct pc_verbs_connection *path)
+static void fence(struct pc_net *w, struct pc_verbs_connection *conn)
 {
-    destroy(w, path);
-    path->state = PC_CONNECTION_FENCED;
+    destroy(w, conn);
+    conn->state = PC_CONNECTION_FENCED;
     struct pc_wireup_received landed;
-    pc__received_so_far(w, path->partner, path->why, &landed);
-    write_letter(w, path, PC_WIREUP_FENCED, &landed, sizeof landed);
-    if (path->answered && path->state == PC_CONNECTION_FENCED)
-        down(w, path);
+    pc__received_so_far(w, conn->peer, conn->why, &landed);
+    send_wireup(w, conn, PC_WIREUP_FENCED, &landed, sizeof landed);
+    if (conn->answered && conn->state == PC_CONNECTION_FENCED)
+        down(w, conn);
 }
 
-void pc__connection_abort(struct pc_net *w, struct pc_verbs_connection *path)
+void pc__connection_abort(struct pc_net *w, struct pc_verbs_connection *conn)
 {
-    pc__connection_fail(w, path, PC_BROKEN_OFF);
-    if (path->state == PC_CONNECTION_DRAINING)
-        fence(w, path);
+    pc__connection_fail(w, conn, PC_BROKEN_OFF);
+    if (conn->state == PC_CONNECTION_DRAINING)
+        fence(w, conn);
 }
 
-void pc__connection_drain(struct pc_net *w, struct pc_verbs_connection *path)
+void pc__connection_drain(struct pc_net *w, struct pc_verbs_connection *conn)
 {
-    bool back = path->receives == 0 && (path->head == path->tail || path->flushed);
-    if (path->state != PC_CONNECTION_DRAINING)
+    bool back = conn->receives == 0 && (conn->head == conn->tail || conn->flushed);
+    if (conn->state != PC_CONNECTION_DRAINING)
         return;
     uint64_t now = pc__now();
-    if (!back && now - path->since < PC_FLUSH_NS) {
+    if (!back && now - conn->since < PC_FLUSH_NS) {
         pc__schedule(w, now + PC_LOOK_NS);
         return;
     }
-    fence(w, path);
+    fence(w, conn);
 }
 
-void pc__connection_fenced(struct pc_net *w, struct pc_verbs_connection *path, uint32_t turn,
+void pc__connection_fenced(struct pc_net *w, struct pc_verbs_connection *conn, uint32_t turn,
                            const struct pc_wireup_received *landed)
 {
-    if (turn != path->turn || path->state == PC_CONNECTION_DOWN || path->answered)
+    if (turn != conn->turn || conn->state == PC_CONNECTION_DOWN || conn->answered)
         return; /* of a turn that is over */
     char why[PC_WIREUP_TEXT + 32];
     snprintf(why, sizeof why, "at the other end, %.*s", (int)sizeof landed->why - 1, landed->why);
-    path->landed = malloc(sizeof *path->landed);
-    if (path->landed == NULL) {
-        pc__verbs_peer_fail(w, path->partner, PC_NOMEM, "no memory for its letter");
+    conn->landed = malloc(sizeof *conn->landed);
+    if (conn->landed == NULL) {
+        pc__verbs_peer_fail(w, conn->peer, PC_NOMEM, "no memory for its letter");
         return;
     }
-    *path->landed = *landed;
-    path->answered = true;
-    pc__connection_fail(w, path, why);
-    if (path->state == PC_CONNECTION_FENCED)
-        down(w, path);
+    *conn->landed = *landed;
+    conn->answered = true;
+    pc__connection_fail(w, conn, why);
+    if (conn->state == PC_CONNECTION_FENCED)
+        down(w, conn);
     else
-        pc__connection_drain(w, path);
+        pc__connection_drain(w, conn);
 }
 
-void pc__connection_close(struct pc_net *w, struct pc_verbs_connection *path,
+void pc__connection_close(struct pc_net *w, struct pc_verbs_connection *conn,
                           const struct pc_wireup_received *landed)
 {
-    struct pc_verbs_peer *partner = path->partner;
-    if (path->state == PC_CONNECTION_UP) {
-        partner->live--;
+    struct pc_verbs_peer *peer = conn->peer;
+    if (conn->state == PC_CONNECTION_UP) {
+        peer->live--;
         w->state.live--;
     }
-    if (path->state == PC_CONNECTION_CONNECTING)
+    if (conn->state == PC_CONNECTION_CONNECTING)
         return; /* whoever connects it comes back here */
-    destroy(w, path);
-    path->state = PC_CONNECTION_DOWN;
-    path->attempt = 0;
-    for (; path->head != path->tail; path->head++) {
-        const struct pc_send_op *record = &path->records[path->head % PC_CONNECTION_SEND_OPS];
-        w->flying--;
-        if (record->pull != NULL)
-            pc__rndv_read_failed(w, record->pull);
-        if (record->fifo == NULL)
+    destroy(w, conn);
+    conn->state = PC_CONNECTION_DOWN;
+    conn->attempt = 0;
+    for (; conn->head != conn->tail; conn->head++) {
+        const struct pc_send_op *op = &conn->ops[conn->head % PC_CONNECTION_SEND_OPS];
+        w->in_flight--;
+        if (op->rndv != NULL)
+            pc__rndv_read_failed(w, op->rndv);
+        if (op->fifo == NULL)
             continue;
-        pc__verbs_peer_count_pending(w, partner, record->fifo, -1);
-        if (landed == NULL || !has_landed(record, landed))
-            pc__verbs_peer_mark_undeliverable(w, partner, record->fifo);
+        pc__verbs_peer_count_pending(w, peer, op->fifo, -1);
+        if (landed == NULL || !has_landed(op, landed))
+            pc__verbs_peer_mark_undeliverable(w, peer, op->fifo);
     }
-    free(path->landed);
-    path->landed = NULL;
+    free(conn->landed);
+    conn->landed = NULL;
 }
 #endif

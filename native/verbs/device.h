@@ -65,8 +65,8 @@ int pc__qp_create(struct pc_ib_device *rail, struct ibv_pd *pd, uint32_t sends, 
                   struct pc_error *error, struct ibv_qp **qp, struct pc_qp_info *mine);
 /* Checks that the two ends fit each other and moves the queue pair to RTR and RTS. RoCE: resolves
  * the peer's address, which takes a second where nobody answers. INVALID: the ends do not fit or
- * `theirs` is nonsense; SYSTEM: the device or the network refused. The pair is to be destroyed
- * then. */
+ * `theirs` is nonsense; SYSTEM: the device or the network refused. The queue pair is to be
+ * destroyed then. */
 int pc__qp_connect(struct pc_ib_device *rail, struct ibv_qp *qp, const struct pc_qp_info *mine,
                    const struct pc_qp_info *theirs, struct pc_error *error);
 

@@ -24,10 +24,10 @@ int pc_verbs_ports(struct pc_port *ports, uint32_t capacity)
 
 static int32_t numa_node(const char *device)
 {
-    char path[128];
+    char conn[128];
     int node = -1;
-    snprintf(path, sizeof path, "/sys/class/infiniband/%.63s/device/numa_node", device);
-    FILE *f = fopen(path, "re");
+    snprintf(conn, sizeof conn, "/sys/class/infiniband/%.63s/device/numa_node", device);
+    FILE *f = fopen(conn, "re");
     if (f == NULL || fscanf(f, "%d", &node) != 1)
         node = -1;
     if (f != NULL)
@@ -38,17 +38,17 @@ static int32_t numa_node(const char *device)
 /* A device of a bus has a driver; a software device has none, and rxe alone has a parent. */
 static void driver(const char *device, char *out, size_t size)
 {
-    char path[128], target[256];
-    snprintf(path, sizeof path, "/sys/class/infiniband/%.63s/device/driver", device);
-    ssize_t n = readlink(path, target, sizeof target - 1);
+    char conn[128], target[256];
+    snprintf(conn, sizeof conn, "/sys/class/infiniband/%.63s/device/driver", device);
+    ssize_t n = readlink(conn, target, sizeof target - 1);
     if (n > 0) {
         target[n] = 0;
         const char *slash = strrchr(target, '/');
         snprintf(out, size, "%.31s", slash == NULL ? target : slash + 1);
         return;
     }
-    snprintf(path, sizeof path, "/sys/class/infiniband/%.63s/parent", device);
-    snprintf(out, size, "%s", access(path, F_OK) == 0 ? "rdma_rxe" : "");
+    snprintf(conn, sizeof conn, "/sys/class/infiniband/%.63s/parent", device);
+    snprintf(out, size, "%s", access(conn, F_OK) == 0 ? "rdma_rxe" : "");
 }
 
 static void describe(struct ibv_context *context, const struct ibv_device_attr *device,

@@ -1,5 +1,5 @@
-/* What has to be seen to beside messages: letters, the ports' events, and what is due at some time.
- * Whoever is in a call does it in passing; else the thread that attends. */
+/* What has to be seen to beside messages: wireup messages, the ports' events, and what is due at
+ * some time. Whoever is in a call does it in passing; else the thread that attends. */
 #include "verbs/verbs.h"
 #ifdef PC_VERBS
 #include <errno.h>
@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #define PC_EPOLL_EVENTS 32
-/* A peer that was reached before is lost without any path for so long, if its paths have failed
- * so often since; else after twice the time. An attempt that began before may end. */
+/* A peer that was reached before is lost without any connection for so long, if its connections
+ * have failed so often since; else after twice the time. An attempt that began before may end. */
 #define PC_RECONNECT_NS UINT64_C(10000000000)
 #define PC_RECONNECT_TRIES 3
 #define PC_PROBE_NS UINT64_C(5000000)       /* who answered an offer looks so often for the probe */
@@ -30,49 +30,49 @@ void pc__net_unlock(struct pc_net *w)
 {
     if (w->due != 0 && (w->timed == 0 || w->due < w->timed)) {
         set_timer(w, w->due);
-    } else if (w->flying != 0 && !w->ticking) {
-        uint64_t tick = pc__now() + PC_POLL_SENT_NS;
-        w->ticking = true;
-        if (w->timed == 0 || tick < w->timed)
-            set_timer(w, tick);
+    } else if (w->in_flight != 0 && !w->timer_set) {
+        uint64_t poll_at = pc__now() + PC_POLL_SENT_NS;
+        w->timer_set = true;
+        if (w->timed == 0 || poll_at < w->timed)
+            set_timer(w, poll_at);
     }
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Until when a partner may be without a path; 0: for ever. Where a transfer was broken off none is
- * made, and both ranks live: what waits has its own deadline. Before its first path the other rank
- * may rightly be late, as at every step of the start. Later the lower rank decides, as only it
- * knows what was tried, and hangs up; a busy machine may not have let it try. */
-static uint64_t hope(const struct pc_net *w, const struct pc_verbs_peer *partner)
+/* Until when a peer may be without a connection; 0: for ever. Where a transfer was broken off none
+ * is made, and both ranks live: what waits has its own deadline. Before its first connection the
+ * other rank may rightly be late, as at every step of the start. Later the lower rank decides, as
+ * only it knows what was tried, and hangs up; a busy machine may not have let it try. */
+static uint64_t reconnect_until(const struct pc_net *w, const struct pc_verbs_peer *peer)
 {
     uint64_t patience = w->comm->verbs.patience;
-    bool tried = w->comm->options.rank < partner->rank
-                 && partner->tries >= PC_RECONNECT_TRIES * partner->npaths;
-    if (partner->withdrawn)
+    bool tried
+        = w->comm->options.rank < peer->rank && peer->tries >= PC_RECONNECT_TRIES * peer->nconns;
+    if (peer->aborted)
         return 0;
-    if (partner->reached)
-        return partner->cut_off + (tried ? 1 : 2) * PC_RECONNECT_NS;
-    return patience == 0 ? 0 : partner->cut_off + patience * UINT64_C(1000000000);
+    if (peer->reached)
+        return peer->cut_off + (tried ? 1 : 2) * PC_RECONNECT_NS;
+    return patience == 0 ? 0 : peer->cut_off + patience * UINT64_C(1000000000);
 }
 
 /* Whether an attempt that began in time may still end well. */
-static bool trying(const struct pc_verbs_peer *partner, uint64_t until)
+static bool connecting_now(const struct pc_verbs_peer *peer, uint64_t until)
 {
-    for (uint32_t i = 0; i < partner->npaths; i++) {
-        const struct pc_verbs_connection *path = &partner->paths[i];
-        if (path->state >= PC_CONNECTION_REQUESTED && path->state <= PC_CONNECTION_PROBING
-            && path->since < until)
+    for (uint32_t i = 0; i < peer->nconns; i++) {
+        const struct pc_verbs_connection *conn = &peer->conns[i];
+        if (conn->state >= PC_CONNECTION_REQUESTED && conn->state <= PC_CONNECTION_PROBING
+            && conn->since < until)
             return true;
     }
     return false;
 }
 
-static void give_up(struct pc_net *w, struct pc_verbs_peer *partner)
+static void fail_peer(struct pc_net *w, struct pc_verbs_peer *peer)
 {
     char why[64] = "no path to it is left";
-    if (!partner->reached)
+    if (!peer->reached)
         snprintf(why, sizeof why, "no path to it came up within %u s", w->comm->verbs.patience);
-    pc__verbs_peer_fail(w, partner, PC_LOST, why);
+    pc__verbs_peer_fail(w, peer, PC_LOST, why);
 }
 
 /* Offers what is down, goes on with what has failed, and gives up what has been cut off too long.
@@ -84,35 +84,35 @@ void pc__handle_due(struct pc_net *w, bool join)
         return;
     w->due = 0;
     for (uint32_t p = 0; p < w->comm->options.size; p++) {
-        struct pc_verbs_peer *partner = &w->partners[p];
-        if (partner->mail.fd < 0 || partner->ended)
+        struct pc_verbs_peer *peer = &w->peers[p];
+        if (peer->wireup.fd < 0 || peer->ended)
             continue;
-        pc__wireup_flush(&partner->mail);
-        for (uint32_t i = 0; i < partner->npaths && !partner->ended; i++) {
-            struct pc_verbs_connection *path = &partner->paths[i];
-            if (path->state == PC_CONNECTION_REPLIED && join) {
-                w->joining = true;
-                pc__connection_connect(w, path);
-                w->joining = false;
+        pc__wireup_flush(&peer->wireup);
+        for (uint32_t i = 0; i < peer->nconns && !peer->ended; i++) {
+            struct pc_verbs_connection *conn = &peer->conns[i];
+            if (conn->state == PC_CONNECTION_REPLIED && join) {
+                w->connecting = true;
+                pc__connection_connect(w, conn);
+                w->connecting = false;
                 now = pc__now();
-            } else if (path->state == PC_CONNECTION_REPLIED) {
-                if (!w->joining) /* whoever joins comes by */
-                    pc__schedule(w, path->since);
-            } else if (path->state == PC_CONNECTION_PROBING) {
+            } else if (conn->state == PC_CONNECTION_REPLIED) {
+                if (!w->connecting) /* whoever joins comes by */
+                    pc__schedule(w, conn->since);
+            } else if (conn->state == PC_CONNECTION_PROBING) {
                 pc__schedule(w, now + PC_PROBE_NS);
-            } else if (path->state == PC_CONNECTION_DRAINING) {
-                pc__connection_drain(w, path);
-            } else if (path->state == PC_CONNECTION_DOWN && path->attempt != 0) {
-                if (path->attempt <= now)
-                    pc__connection_request(w, path);
+            } else if (conn->state == PC_CONNECTION_DRAINING) {
+                pc__connection_drain(w, conn);
+            } else if (conn->state == PC_CONNECTION_DOWN && conn->attempt != 0) {
+                if (conn->attempt <= now)
+                    pc__connection_request(w, conn);
                 else
-                    pc__schedule(w, path->attempt);
+                    pc__schedule(w, conn->attempt);
             }
         }
-        uint64_t until = hope(w, partner);
-        if (partner->live == 0 && until != 0 && !partner->ended) {
-            if (now >= until && !(partner->reached && trying(partner, until)))
-                give_up(w, partner);
+        uint64_t until = reconnect_until(w, peer);
+        if (peer->live == 0 && until != 0 && !peer->ended) {
+            if (now >= until && !(peer->reached && connecting_now(peer, until)))
+                fail_peer(w, peer);
             else
                 pc__schedule(w, now < until ? until : now + PC_POLL_SENT_NS);
         }
@@ -120,12 +120,13 @@ void pc__handle_due(struct pc_net *w, bool join)
 }
 
 /* Events of a port tell its number; all others are the device's. */
-static bool concerns(const struct pc_ib_device *rail, enum ibv_event_type type, uint32_t port)
+static bool concerns_events(const struct pc_ib_device *rail, enum ibv_event_type type,
+                            uint32_t port)
 {
     return (type != IBV_EVENT_PORT_ERR && type != IBV_EVENT_PORT_ACTIVE) || port == rail->spec.port;
 }
 
-static void hear_port(struct pc_net *w, uint32_t rail)
+static void handle_port_events(struct pc_net *w, uint32_t rail)
 {
     struct ibv_async_event event;
     errno = 0;
@@ -135,17 +136,17 @@ static void hear_port(struct pc_net *w, uint32_t rail)
         pc__ib.ack_async_event(&event);
         bool gone = type == IBV_EVENT_PORT_ERR || type == IBV_EVENT_DEVICE_FATAL;
         for (uint32_t p = 0; p < w->comm->options.size; p++)
-            for (uint32_t i = 0; i < w->partners[p].npaths; i++) {
-                struct pc_verbs_connection *path = &w->partners[p].paths[i];
-                if (path->rail != rail || !concerns(&w->rails[rail], type, port))
+            for (uint32_t i = 0; i < w->peers[p].nconns; i++) {
+                struct pc_verbs_connection *conn = &w->peers[p].conns[i];
+                if (conn->rail != rail || !concerns_events(&w->rails[rail], type, port))
                     continue;
                 if (gone)
-                    pc__connection_fail(w, path,
+                    pc__connection_fail(w, conn,
                                         type == IBV_EVENT_PORT_ERR ? "its port went down"
                                                                    : "its device failed");
-                if (type == IBV_EVENT_PORT_ACTIVE && path->attempt != 0) {
-                    path->attempt = pc__now();
-                    pc__schedule(w, path->attempt);
+                if (type == IBV_EVENT_PORT_ACTIVE && conn->attempt != 0) {
+                    conn->attempt = pc__now();
+                    pc__schedule(w, conn->attempt);
                 }
             }
     }
@@ -153,26 +154,26 @@ static void hear_port(struct pc_net *w, uint32_t rail)
         epoll_ctl(w->epoll, EPOLL_CTL_DEL, w->rails[rail].context->async_fd, NULL);
 }
 
-/* Letters, ports' events, the timer. */
+/* Wireup messages, ports' events, the timer. */
 void pc__handle_events(struct pc_net *w)
 {
     struct epoll_event events[PC_EPOLL_EVENTS];
     uint64_t expired;
-    w->heed = false;
+    w->events_pending = false;
     int n = epoll_wait(w->epoll, events, PC_EPOLL_EVENTS, 0);
     for (int i = 0; i < n; i++) {
         uint64_t what = events[i].data.u64;
         if (what == PC_EVENT_TIMER) {
             (void)!read(w->timer, &expired, sizeof expired);
-            w->ticking = false;
+            w->timer_set = false;
             w->timed = 0;
         } else if (what >= PC_EVENT_PORT) {
-            hear_port(w, (uint32_t)(what - PC_EVENT_PORT));
+            handle_port_events(w, (uint32_t)(what - PC_EVENT_PORT));
         } else {
-            pc__verbs_peer_read(w, &w->partners[what]);
+            pc__verbs_peer_read(w, &w->peers[what]);
         }
     }
     if (n == PC_EPOLL_EVENTS)
-        w->heed = true;
+        w->events_pending = true;
 }
 #endif

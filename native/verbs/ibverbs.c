@@ -49,7 +49,7 @@ static uint64_t limit_of_locked(void)
 }
 
 /* What is registered counts as pinned, not as locked (VmLck). */
-static uint64_t pinned(void)
+static uint64_t cached(void)
 {
     char line[256];
     unsigned long kib = 0;
@@ -67,7 +67,7 @@ uint64_t pc__ib_lockable(void)
     uint64_t limit = limit_of_locked();
     if (limit == UINT64_MAX)
         return limit;
-    uint64_t taken = pinned();
+    uint64_t taken = cached();
     return limit > taken ? limit - taken : 0;
 }
 
@@ -195,7 +195,7 @@ static const char *no_device(void)
 static const char *devices_shut(struct ibv_device **list, int n)
 {
     const char *other = NULL, *shut = NULL;
-    char path[sizeof list[0]->dev_path];
+    char conn[sizeof list[0]->dev_path];
     int error = 0;
     for (int i = 0; i < n; i++) {
         const char *name = pc__ib.get_device_name(list[i]);
@@ -203,17 +203,17 @@ static const char *devices_shut(struct ibv_device **list, int n)
             other = name;
             continue;
         }
-        snprintf(path, sizeof path, PC_DEVICES "/%.63s", name);
-        if (access(path, F_OK) != 0)
+        snprintf(conn, sizeof conn, PC_DEVICES "/%.63s", name);
+        if (access(conn, F_OK) != 0)
             return NULL; /* no device of the kernel's: ask nothing about its file */
-        snprintf(path, sizeof path, PC_DEVICE_FILES "/%.63s", list[i]->dev_name);
-        if (access(path, R_OK | W_OK) == 0)
+        snprintf(conn, sizeof conn, PC_DEVICE_FILES "/%.63s", list[i]->dev_name);
+        if (access(conn, R_OK | W_OK) == 0)
             return NULL;
         error = errno;
         shut = name;
     }
     if (shut != NULL)
-        snprintf(reason, sizeof reason, "%s cannot be opened: %s: %s%s", shut, path,
+        snprintf(reason, sizeof reason, "%s cannot be opened: %s: %s%s", shut, conn,
                  strerror(error), pc__ib_remedy(error));
     else
         snprintf(reason, sizeof reason,

@@ -18,7 +18,7 @@
 /* While this rank only sends and consumes, it looks for completions so often. */
 #define PC_CALLS_PER_REAP 8u
 #define PC_TURNS_PER_LOOK 16u
-/* A rank with something on its way looks whether the path has failed. */
+/* A rank with something on its way looks whether the connection has failed. */
 #define PC_NAP_NS UINT64_C(20000000)
 
 static int watch(int epoll, int fd, uint64_t what)
@@ -27,11 +27,11 @@ static int watch(int epoll, int fd, uint64_t what)
     return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
 }
 
-/* For a path to each peer; where that would be very much, it grows as they come. */
+/* For a connection to each peer; where that would be very much, it grows as they come. */
 static uint32_t completions(const struct pc_comm *comm)
 {
-    uint64_t paths = (uint64_t)(comm->options.size - 1) * comm->verbs.queue_pairs;
-    return PC_CONNECTION_CQ_DEPTH * (uint32_t)(paths < 1 ? 1 : paths < 16 ? paths : 16);
+    uint64_t conns = (uint64_t)(comm->options.size - 1) * comm->verbs.queue_pairs;
+    return PC_CONNECTION_CQ_DEPTH * (uint32_t)(conns < 1 ? 1 : conns < 16 ? conns : 16);
 }
 
 static int open_rails(struct pc_net *w)
@@ -46,7 +46,7 @@ static int open_rails(struct pc_net *w)
         int fd = rail->context->async_fd;
         if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) != 0
             || watch(w->epoll, fd, PC_EVENT_PORT + w->nrails) != 0
-            || watch(w->sleeper, rail->channel->fd, PC_EVENT_CQ + w->nrails) != 0)
+            || watch(w->pause_epoll, rail->channel->fd, PC_EVENT_CQ + w->nrails) != 0)
             return pc__fail(&comm->error, PC_SYSTEM, -1, "epoll: %s", strerror(errno));
     }
     return PC_OK;
@@ -72,7 +72,7 @@ static int check_memlock(struct pc_net *w)
                     (unsigned long long)may >> 10, pc__ib_remedy(ENOMEM));
 }
 
-static int verbs_open(struct pc_comm *comm, int bell, struct pc_net **out)
+static int verbs_open(struct pc_comm *comm, int wakeup_fd, struct pc_net **out)
 {
     struct pc_net *w = calloc(1, sizeof *w);
     *out = w;
@@ -81,19 +81,19 @@ static int verbs_open(struct pc_comm *comm, int bell, struct pc_net **out)
     w->comm = comm;
     w->pid = getpid();
     w->epoll = epoll_create1(EPOLL_CLOEXEC);
-    w->sleeper = epoll_create1(EPOLL_CLOEXEC);
+    w->pause_epoll = epoll_create1(EPOLL_CLOEXEC);
     w->timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     pthread_mutex_init(&w->lock, NULL);
-    w->partners = calloc(comm->options.size, sizeof *w->partners);
+    w->peers = calloc(comm->options.size, sizeof *w->peers);
     w->dirty = calloc(comm->options.size, sizeof *w->dirty);
-    if (w->partners == NULL || w->dirty == NULL)
+    if (w->peers == NULL || w->dirty == NULL)
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for %u peers", comm->options.size);
     for (uint32_t p = 0; p < comm->options.size; p++)
-        w->partners[p] = (struct pc_verbs_peer){.rank = p, .mail.fd = -1};
-    if (w->epoll < 0 || w->sleeper < 0 || w->timer < 0
+        w->peers[p] = (struct pc_verbs_peer){.rank = p, .wireup.fd = -1};
+    if (w->epoll < 0 || w->pause_epoll < 0 || w->timer < 0
         || watch(w->epoll, w->timer, PC_EVENT_TIMER) != 0
-        || watch(w->sleeper, bell, PC_EVENT_WAKEUP) != 0
-        || watch(w->sleeper, w->epoll, PC_EVENT_ASYNC) != 0)
+        || watch(w->pause_epoll, wakeup_fd, PC_EVENT_WAKEUP) != 0
+        || watch(w->pause_epoll, w->epoll, PC_EVENT_ASYNC) != 0)
         return pc__fail(&comm->error, PC_SYSTEM, -1, "epoll: %s", strerror(errno));
     int rc = open_rails(w);
     return rc != PC_OK ? rc : check_memlock(w);
@@ -102,16 +102,16 @@ static int verbs_open(struct pc_comm *comm, int bell, struct pc_net **out)
 static void flush(struct pc_net *w, bool all_credit)
 {
     for (uint32_t k = w->ndirty; k-- > 0;) {
-        struct pc_verbs_peer *partner = w->dirty[k];
-        if (pc__verbs_peer_flush(w, partner, all_credit) && partner->owed == 0
-            && partner->head == partner->tail) {
-            partner->dirty = false;
+        struct pc_verbs_peer *peer = w->dirty[k];
+        if (pc__verbs_peer_flush(w, peer, all_credit) && peer->owed == 0
+            && peer->head == peer->tail) {
+            peer->dirty = false;
             w->dirty[k] = w->dirty[--w->ndirty];
         }
     }
 }
 
-static void see_to_all(struct pc_net *w, bool join)
+static void handle_all(struct pc_net *w, bool join)
 {
     pc__poll_cq(w);
     pc__handle_events(w);
@@ -122,11 +122,11 @@ static void see_to_all(struct pc_net *w, bool join)
 static bool all_has_arrived(const struct pc_net *w)
 {
     for (uint32_t p = 0; p < w->comm->options.size; p++) {
-        const struct pc_verbs_peer *partner = &w->partners[p];
-        for (uint32_t i = 0; i < partner->npaths; i++)
-            if (partner->paths[i].head != partner->paths[i].tail)
+        const struct pc_verbs_peer *peer = &w->peers[p];
+        for (uint32_t i = 0; i < peer->nconns; i++)
+            if (peer->conns[i].head != peer->conns[i].tail)
                 return false;
-        if (!partner->ended && (partner->head != partner->tail || partner->owed != 0))
+        if (!peer->ended && (peer->head != peer->tail || peer->owed != 0))
             return false;
     }
     return true;
@@ -135,13 +135,14 @@ static bool all_has_arrived(const struct pc_net *w)
 static void linger(struct pc_net *w, uint64_t ns)
 {
     uint64_t until = pc__now() + ns;
-    pthread_mutex_lock(&w->lock); /* to connect a path gives it back for a while */
+    pthread_mutex_lock(&w->lock); /* to connect a connection gives it back for a while */
     for (;;) {
-        see_to_all(w, true);
+        handle_all(w, true);
         flush(w, true);
         if (all_has_arrived(w) || pc__now() >= until)
             break;
-        poll(NULL, 0, 1); /* a round trip, or a failing path; completions need not be solicited */
+        poll(NULL, 0,
+             1); /* a round trip, or a failing connection; completions need not be solicited */
     }
     pthread_mutex_unlock(&w->lock);
 }
@@ -153,42 +154,42 @@ static void verbs_close(struct pc_net *w, uint64_t linger_ns)
     bool mine = w->pid == getpid(); /* else the parent's objects would go with these */
     if (mine && linger_ns != 0)
         linger(w, linger_ns);
-    for (uint32_t p = 0; mine && w->partners != NULL && p < w->comm->options.size; p++)
-        pc__verbs_peer_close(w, &w->partners[p]);
+    for (uint32_t p = 0; mine && w->peers != NULL && p < w->comm->options.size; p++)
+        pc__verbs_peer_close(w, &w->peers[p]);
     for (uint32_t i = 0; mine && i < w->nrails; i++)
         pc__ib_device_close(&w->rails[i]);
-    if (w->sleeper >= 0)
-        close(w->sleeper);
+    if (w->pause_epoll >= 0)
+        close(w->pause_epoll);
     if (w->epoll >= 0)
         close(w->epoll);
     if (w->timer >= 0)
         close(w->timer);
     pthread_mutex_destroy(&w->lock);
-    free(w->partners);
+    free(w->peers);
     free(w->dirty);
     free(w);
 }
 
-static int verbs_adopt(struct pc_net *w, uint32_t peer, int fd)
+static int verbs_adopt(struct pc_net *w, uint32_t rank, int fd)
 {
-    struct pc_verbs_peer *partner = &w->partners[peer];
+    struct pc_verbs_peer *peer = &w->peers[rank];
     pthread_mutex_lock(&w->lock);
     int rc = PC_INVALID;
-    if (partner->mail.fd < 0 && !partner->ended && partner->lines[0] == NULL) {
-        if (partner->queue == NULL)
-            partner->queue = malloc(PC_PENDING_OPS * sizeof *partner->queue);
-        rc = partner->queue == NULL ? PC_NOMEM : pc__verbs_peer_wireup(w, partner, fd);
+    if (peer->wireup.fd < 0 && !peer->ended && peer->lines[0] == NULL) {
+        if (peer->queue == NULL)
+            peer->queue = malloc(PC_PENDING_OPS * sizeof *peer->queue);
+        rc = peer->queue == NULL ? PC_NOMEM : pc__verbs_peer_wireup(w, peer, fd);
     }
     if (rc != PC_OK)
-        partner->mail.fd = -1; /* it stays the caller's */
+        peer->wireup.fd = -1; /* it stays the caller's */
     pc__net_unlock(w);
     return rc;
 }
 
-static int verbs_links(struct pc_net *w, uint32_t peer)
+static int verbs_links(struct pc_net *w, uint32_t rank)
 {
     pthread_mutex_lock(&w->lock);
-    int n = w->partners[peer].mail.fd >= 0 && !w->partners[peer].ended;
+    int n = w->peers[rank].wireup.fd >= 0 && !w->peers[rank].ended;
     pc__net_unlock(w);
     return n;
 }
@@ -202,29 +203,29 @@ static int verbs_message(struct pc_net *w, struct pc_fifo *f, const char *data, 
                          struct pc_error *error)
 {
     pthread_mutex_lock(&w->lock);
-    struct pc_verbs_peer *partner = &w->partners[f->peer];
+    struct pc_verbs_peer *peer = &w->peers[f->peer];
     int rc = PC_OK;
     if (++w->calls >= PC_CALLS_PER_REAP)
         pc__poll_cq(w);
-    if (partner->queue == NULL)
-        partner->queue = malloc(PC_PENDING_OPS * sizeof *partner->queue);
-    if (partner->ended) {
-        *error = partner->fault;
+    if (peer->queue == NULL)
+        peer->queue = malloc(PC_PENDING_OPS * sizeof *peer->queue);
+    if (peer->ended) {
+        *error = peer->fault;
         rc = error->code;
-    } else if (partner->queue == NULL) {
+    } else if (peer->queue == NULL) {
         rc = pc__fail(error, PC_NOMEM, (int)f->peer, "no memory for messages to rank %u", f->peer);
     } else if (f->put - pc__count(f->out_credit) >= PC_LINES) {
         rc = pc__fail(error, PC_INVALID, (int)f->peer, "no room for message %llu to rank %u",
                       (unsigned long long)f->put, f->peer);
     } else {
-        struct pc_send_op record
-            = {.fifo = f, .number = f->put, .data = data, .nbytes = nbytes, .pieces = 1};
+        struct pc_send_op op
+            = {.fifo = f, .number = f->put, .data = data, .nbytes = nbytes, .frags = 1};
         struct pc_line *line = &f->out_lines[f->put & (PC_LINES - 1)];
         atomic_store_explicit(&line->count, f->put + 1, memory_order_relaxed);
         f->sent = ++f->put;
-        pc__verbs_peer_count_pending(w, partner, f, 1);
-        if (partner->head != partner->tail || !pc__verbs_peer_send(w, partner, &record))
-            pc__verbs_peer_queue(w, partner, &record, false);
+        pc__verbs_peer_count_pending(w, peer, f, 1);
+        if (peer->head != peer->tail || !pc__verbs_peer_send(w, peer, &op))
+            pc__verbs_peer_queue(w, peer, &op, false);
     }
     pc__net_unlock(w);
     return rc;
@@ -232,11 +233,11 @@ static int verbs_message(struct pc_net *w, struct pc_fifo *f, const char *data, 
 
 static void verbs_credit(struct pc_net *w, struct pc_fifo *f, uint64_t received)
 {
-    struct pc_verbs_peer *partner = &w->partners[f->peer];
+    struct pc_verbs_peer *peer = &w->peers[f->peer];
     pthread_mutex_lock(&w->lock);
     f->consumed = received;
-    partner->owed |= UINT32_C(1) << f->channel;
-    pc__verbs_peer_dirty(w, partner);
+    peer->owed |= UINT32_C(1) << f->channel;
+    pc__verbs_peer_dirty(w, peer);
     if (++w->calls >= PC_CALLS_PER_REAP)
         pc__poll_cq(w);
     if (transfers(f))
@@ -244,9 +245,9 @@ static void verbs_credit(struct pc_net *w, struct pc_fifo *f, uint64_t received)
     pc__net_unlock(w);
 }
 
-static void verbs_poll(struct pc_net *w, uint32_t peer)
+static void verbs_poll(struct pc_net *w, uint32_t rank)
 {
-    (void)peer; /* completions of all come together */
+    (void)rank; /* completions of all come together */
     pthread_mutex_lock(&w->lock);
     pc__poll_cq(w);
     if (w->ndirty != 0)
@@ -257,8 +258,8 @@ static void verbs_poll(struct pc_net *w, uint32_t peer)
 static void verbs_progress(struct pc_net *w)
 {
     pthread_mutex_lock(&w->lock);
-    if (w->heed || ++w->turns % PC_TURNS_PER_LOOK == 0) {
-        see_to_all(w, !w->attended);
+    if (w->events_pending || ++w->turns % PC_TURNS_PER_LOOK == 0) {
+        handle_all(w, !w->has_event_thread);
     } else {
         pc__poll_cq(w);
         if (w->ndirty != 0)
@@ -267,7 +268,7 @@ static void verbs_progress(struct pc_net *w)
     pc__net_unlock(w);
 }
 
-static void hear_messages(struct pc_net *w, uint32_t rail)
+static void handle_completions(struct pc_net *w, uint32_t rail)
 {
     struct ibv_cq *cq;
     void *context;
@@ -288,14 +289,14 @@ static bool verbs_pause(struct pc_net *w, uint64_t ns)
         if (!w->armed[i] || own)
             w->armed[i] = ibv_req_notify_cq(w->rails[i].cq, !own) == 0;
     come = pc__poll_cq(w); /* before the channel was armed */
-    if (come || w->heed || w->torn != NULL)
+    if (come || w->events_pending || w->undeliverable != NULL)
         ns = 0;
-    if (w->flying != 0 && ns > PC_NAP_NS)
+    if (w->in_flight != 0 && ns > PC_NAP_NS)
         ns = PC_NAP_NS;
     w->pausing = true;
     pc__net_unlock(w);
     uint64_t milliseconds = (ns + 999999) / 1000000;
-    int n = epoll_wait(w->sleeper, events, PC_MAX_RAILS + 2,
+    int n = epoll_wait(w->pause_epoll, events, PC_MAX_RAILS + 2,
                        milliseconds > 1000000 ? 1000000 : (int)milliseconds);
     pthread_mutex_lock(&w->lock);
     w->pausing = false;
@@ -304,9 +305,9 @@ static bool verbs_pause(struct pc_net *w, uint64_t ns)
         if (what == PC_EVENT_WAKEUP)
             rung = true;
         else if (what == PC_EVENT_ASYNC)
-            w->heed = true;
+            w->events_pending = true;
         else
-            hear_messages(w, (uint32_t)(what - PC_EVENT_CQ));
+            handle_completions(w, (uint32_t)(what - PC_EVENT_CQ));
     }
     pc__net_unlock(w);
     return rung;
@@ -318,25 +319,25 @@ static int verbs_drained(struct pc_net *w, const struct pc_fifo *f, struct pc_er
     if (w->ndirty != 0)
         flush(w, false);
     int rc = w->called == 0;
-    const struct pc_error *torn = w->torn;
+    const struct pc_error *undeliverable = w->undeliverable;
     if (f != NULL) {
-        const struct pc_verbs_peer *partner = &w->partners[f->peer];
-        rc = partner->unacknowledged[f->channel] == 0;
-        torn = partner->torn >> f->channel & 1 ? &partner->fault : NULL;
+        const struct pc_verbs_peer *peer = &w->peers[f->peer];
+        rc = peer->unacknowledged[f->channel] == 0;
+        undeliverable = peer->undeliverable >> f->channel & 1 ? &peer->fault : NULL;
     }
-    if (torn != NULL) {
-        *error = *torn;
+    if (undeliverable != NULL) {
+        *error = *undeliverable;
         rc = error->code;
     }
     pc__net_unlock(w);
     return rc;
 }
 
-static const struct pc_error *verbs_fault(struct pc_net *w, uint32_t peer)
+static const struct pc_error *verbs_fault(struct pc_net *w, uint32_t rank)
 {
-    struct pc_verbs_peer *partner = &w->partners[peer];
+    struct pc_verbs_peer *peer = &w->peers[rank];
     pthread_mutex_lock(&w->lock);
-    const struct pc_error *fault = partner->ended ? &partner->fault : NULL;
+    const struct pc_error *fault = peer->ended ? &peer->fault : NULL;
     pc__net_unlock(w);
     return fault;
 }
@@ -344,7 +345,7 @@ static const struct pc_error *verbs_fault(struct pc_net *w, uint32_t peer)
 static int verbs_attention(struct pc_net *w)
 {
     pthread_mutex_lock(&w->lock); /* calls may run already */
-    w->attended = true;
+    w->has_event_thread = true;
     pc__net_unlock(w);
     return w->epoll;
 }
@@ -352,7 +353,7 @@ static int verbs_attention(struct pc_net *w)
 static void verbs_attend(struct pc_net *w)
 {
     pthread_mutex_lock(&w->lock);
-    see_to_all(w, true);
+    handle_all(w, true);
     bool wake = w->pausing;
     pc__net_unlock(w);
     if (wake)
@@ -373,7 +374,7 @@ static const struct pc_net_ops verbs = {
     .open = verbs_open,
     .close = verbs_close,
     .adopt = verbs_adopt,
-    .links = verbs_links,
+    .connections = verbs_links,
     .message = verbs_message,
     .credit = verbs_credit,
     .poll = verbs_poll,

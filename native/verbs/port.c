@@ -12,9 +12,9 @@ _Static_assert(sizeof(struct ibv_port_attr) <= 64, "struct ibv_port_attr has gro
 
 bool pc__port_read(const char *device, uint32_t port, const char *file, char *text, size_t size)
 {
-    char path[64 + PC_PORT_FILE + 64];
-    snprintf(path, sizeof path, "/sys/class/infiniband/%.63s/ports/%u/%.47s", device, port, file);
-    FILE *f = fopen(path, "re");
+    char conn[64 + PC_PORT_FILE + 64];
+    snprintf(conn, sizeof conn, "/sys/class/infiniband/%.63s/ports/%u/%.47s", device, port, file);
+    FILE *f = fopen(conn, "re");
     /* A file of an empty entry of a table can be opened and not read. */
     bool read = f != NULL && fgets(text, (int)size, f) != NULL;
     if (f != NULL)

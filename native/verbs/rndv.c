@@ -2,7 +2,8 @@
  * need not be inside a call. Both ends' memory is registered with the peer's domain, and kept in a
  * cache; where the receiver's cannot be, it reads into a bounce buffer that can.
  *
- * What a path could not read another reads again: nobody looks at the bytes before all are here. */
+ * What a connection could not read another reads again: nobody looks at the bytes before all are
+ * here. */
 #include "verbs/verbs.h"
 #ifdef PC_VERBS
 #include <stdlib.h>
@@ -10,7 +11,7 @@
 
 #define PC_RNDV_READ_BYTES (UINT64_C(1) << 20) /* by one request at most */
 #define PC_RNDV_READS 8u                       /* requests on their way, of one transfer */
-#define PC_RCACHE_BYTES (UINT64_C(1) << 30)    /* idle registrations, by partner */
+#define PC_RCACHE_BYTES (UINT64_C(1) << 30)    /* idle registrations, by peer */
 
 /* Memory that the peer may read, and memory into which this rank reads: the peer may not touch
  * that. */
@@ -19,186 +20,185 @@ static int access_of(enum pc_direction direction)
     return direction == PC_DIRECTION_SEND ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_LOCAL_WRITE;
 }
 
-static struct pc_rndv *begin(struct pc_net *w, struct pc_verbs_peer *partner,
+static struct pc_rndv *begin(struct pc_net *w, struct pc_verbs_peer *peer,
                              enum pc_direction direction, const void *at, uint64_t nbytes,
                              struct pc_error *error)
 {
-    struct pc_mr_domains *regions = &partner->regions[direction];
-    struct pc_rcache **pins = &partner->pins[direction];
-    if (*pins == NULL) {
+    struct pc_mr_domains *regions = &peer->regions[direction];
+    struct pc_rcache **rcaches = &peer->rcaches[direction];
+    if (*rcaches == NULL) {
         for (uint32_t i = 0; i < w->nrails; i++)
-            regions->domains[i] = partner->domains[i];
+            regions->domains[i] = peer->domains[i];
         regions->n = w->nrails;
         regions->access = access_of(direction);
-        *pins = pc__rcache_open(&pc__mr_rcache_ops, regions, PC_RCACHE_BYTES);
+        *rcaches = pc__rcache_open(&pc__mr_rcache_ops, regions, PC_RCACHE_BYTES);
     }
-    struct pc_rndv *pull = calloc(1, sizeof *pull);
-    if (pull == NULL || *pins == NULL) {
-        free(pull);
+    struct pc_rndv *rndv = calloc(1, sizeof *rndv);
+    if (rndv == NULL || *rcaches == NULL) {
+        free(rndv);
         pc__fail(error, PC_NOMEM, -1, "no memory");
         return NULL;
     }
-    *pull = (struct pc_rndv){
-        .partner = partner, .pins = *pins, .into = (char *)(uintptr_t)at, .nbytes = nbytes};
-    pull->pinned = pc__rcache_get(*pins, at, nbytes, false, error);
-    pull->next = partner->pulls;
-    partner->pulls = pull;
-    return pull;
+    *rndv = (struct pc_rndv){
+        .peer = peer, .rcaches = *rcaches, .into = (char *)(uintptr_t)at, .nbytes = nbytes};
+    rndv->cached = pc__rcache_get(*rcaches, at, nbytes, false, error);
+    rndv->next = peer->rndvs;
+    peer->rndvs = rndv;
+    return rndv;
 }
 
-static void end(struct pc_rndv *pull)
+static void end(struct pc_rndv *rndv)
 {
-    struct pc_rndv **at = &pull->partner->pulls;
-    while (*at != pull)
+    struct pc_rndv **at = &rndv->peer->rndvs;
+    while (*at != rndv)
         at = &(*at)->next;
-    *at = pull->next;
-    if (pull->pinned != NULL)
-        pc__rcache_put(pull->pins, pull->pinned);
-    free(pull);
+    *at = rndv->next;
+    if (rndv->cached != NULL)
+        pc__rcache_put(rndv->rcaches, rndv->cached);
+    free(rndv);
 }
 
-int pc__rndv_expose(struct pc_net *w, uint32_t peer, const void *at, uint64_t nbytes,
+int pc__rndv_expose(struct pc_net *w, uint32_t rank, const void *at, uint64_t nbytes,
                     struct pc_rkey *loan, struct pc_rndv **out)
 {
-    struct pc_verbs_peer *partner = &w->partners[peer];
+    struct pc_verbs_peer *peer = &w->peers[rank];
     struct pc_error error;
     int rc = PC_UNMAPPABLE;
     pthread_mutex_lock(&w->lock);
-    struct pc_rndv *pull = partner->greeted && !partner->ended
-                               ? begin(w, partner, PC_DIRECTION_SEND, at, nbytes, &error)
+    struct pc_rndv *rndv = peer->hello_received && !peer->ended
+                               ? begin(w, peer, PC_DIRECTION_SEND, at, nbytes, &error)
                                : NULL;
-    if (pull != NULL && pull->pinned != NULL) {
-        const struct pc_mr *region = pull->pinned->handle;
+    if (rndv != NULL && rndv->cached != NULL) {
+        const struct pc_mr *region = rndv->cached->handle;
         *loan = (struct pc_rkey){.address = (uintptr_t)at};
         for (uint32_t i = 0; i < w->nrails; i++)
             loan->keys[i] = region->with[i]->rkey;
-        pull->lent = true;
-        *out = pull;
+        rndv->lent = true;
+        *out = rndv;
         rc = PC_OK;
-    } else if (pull != NULL) {
-        end(pull);
+    } else if (rndv != NULL) {
+        end(rndv);
     }
     pc__net_unlock(w);
     return rc;
 }
 
-uint32_t pc__rndv_lkey(const struct pc_rndv *pull, uint32_t rail)
+uint32_t pc__rndv_lkey(const struct pc_rndv *rndv, uint32_t rail)
 {
-    if (pull->pinned == NULL)
-        return pull->partner->bounce[rail]->lkey;
-    return ((const struct pc_mr *)pull->pinned->handle)->with[rail]->lkey;
+    if (rndv->cached == NULL)
+        return rndv->peer->bounce[rail]->lkey;
+    return ((const struct pc_mr *)rndv->cached->handle)->with[rail]->lkey;
 }
 
 /* Asks for more, as far as it goes: the whole, or what the bounce buffer holds. */
-static void ask(struct pc_net *w, struct pc_rndv *pull)
+static void ask(struct pc_net *w, struct pc_rndv *rndv)
 {
-    uint64_t limit = pull->pinned ? pull->nbytes : pull->came + PC_BOUNCE_BYTES;
-    if (limit > pull->nbytes)
-        limit = pull->nbytes;
-    if (pull->pinned == NULL && pull->reads != 0)
+    uint64_t limit = rndv->cached ? rndv->nbytes : rndv->came + PC_BOUNCE_BYTES;
+    if (limit > rndv->nbytes)
+        limit = rndv->nbytes;
+    if (rndv->cached == NULL && rndv->reads != 0)
         return;
-    while (pull->asked < limit && pull->reads < PC_RNDV_READS) {
+    while (rndv->asked < limit && rndv->reads < PC_RNDV_READS) {
         uint64_t n
-            = limit - pull->asked < PC_RNDV_READ_BYTES ? limit - pull->asked : PC_RNDV_READ_BYTES;
-        char *to = pull->pinned ? pull->into + pull->asked : pull->partner->bounce_at;
-        struct pc_send_op record = {.pull = pull,
-                                    .number = pull->loan.address + pull->asked,
-                                    .data = to,
-                                    .nbytes = n,
-                                    .pieces = 1};
-        pull->asked += n;
-        pull->reads++;
+            = limit - rndv->asked < PC_RNDV_READ_BYTES ? limit - rndv->asked : PC_RNDV_READ_BYTES;
+        char *to = rndv->cached ? rndv->into + rndv->asked : rndv->peer->bounce_at;
+        struct pc_send_op op = {.rndv = rndv,
+                                .number = rndv->loan.address + rndv->asked,
+                                .data = to,
+                                .nbytes = n,
+                                .frags = 1};
+        rndv->asked += n;
+        rndv->reads++;
         w->reads++;
-        if (pull->partner->head != pull->partner->tail
-            || !pc__verbs_peer_send(w, pull->partner, &record))
-            pc__verbs_peer_queue(w, pull->partner, &record, false);
+        if (rndv->peer->head != rndv->peer->tail || !pc__verbs_peer_send(w, rndv->peer, &op))
+            pc__verbs_peer_queue(w, rndv->peer, &op, false);
     }
 }
 
-void pc__rndv_read_failed(struct pc_net *w, struct pc_rndv *pull)
+void pc__rndv_read_failed(struct pc_net *w, struct pc_rndv *rndv)
 {
-    pull->reads--;
+    rndv->reads--;
     w->reads--;
-    if (pull->broken && pull->reads == 0)
-        end(pull);
+    if (rndv->broken && rndv->reads == 0)
+        end(rndv);
 }
 
-void pc__rndv_read_done(struct pc_net *w, struct pc_rndv *pull, uint64_t nbytes)
+void pc__rndv_read_done(struct pc_net *w, struct pc_rndv *rndv, uint64_t nbytes)
 {
-    if (pull->broken) {
-        pc__rndv_read_failed(w, pull);
+    if (rndv->broken) {
+        pc__rndv_read_failed(w, rndv);
         return;
     }
-    pull->reads--;
+    rndv->reads--;
     w->reads--;
-    if (pull->pinned == NULL)
-        memcpy(pull->into + pull->came, pull->partner->bounce_at, nbytes);
-    pull->came += nbytes;
-    ask(w, pull);
+    if (rndv->cached == NULL)
+        memcpy(rndv->into + rndv->came, rndv->peer->bounce_at, nbytes);
+    rndv->came += nbytes;
+    ask(w, rndv);
 }
 
-int pc__rndv_get(struct pc_net *w, uint32_t peer, void *into, uint64_t nbytes,
+int pc__rndv_get(struct pc_net *w, uint32_t rank, void *into, uint64_t nbytes,
                  const struct pc_rkey *loan, struct pc_rndv **out, struct pc_error *error)
 {
-    struct pc_verbs_peer *partner = &w->partners[peer];
+    struct pc_verbs_peer *peer = &w->peers[rank];
     pthread_mutex_lock(&w->lock);
-    struct pc_rndv *pull = NULL;
-    if (partner->ended)
-        *error = partner->fault;
+    struct pc_rndv *rndv = NULL;
+    if (peer->ended)
+        *error = peer->fault;
     else
-        pull = begin(w, partner, PC_DIRECTION_RECV, into, nbytes, error);
-    int rc = pull == NULL ? error->code : PC_OK;
-    if (pull != NULL && pull->pinned == NULL && partner->bouncing) {
-        end(pull); /* the other channel's transfer has it: later */
-        pull = NULL;
-    } else if (pull != NULL) {
-        partner->bouncing = partner->bouncing || pull->pinned == NULL;
-        pull->loan = *loan;
-        ask(w, pull);
+        rndv = begin(w, peer, PC_DIRECTION_RECV, into, nbytes, error);
+    int rc = rndv == NULL ? error->code : PC_OK;
+    if (rndv != NULL && rndv->cached == NULL && peer->bouncing) {
+        end(rndv); /* the other channel's transfer has it: later */
+        rndv = NULL;
+    } else if (rndv != NULL) {
+        peer->bouncing = peer->bouncing || rndv->cached == NULL;
+        rndv->loan = *loan;
+        ask(w, rndv);
     }
-    *out = pull;
+    *out = rndv;
     pc__net_unlock(w);
     return rc;
 }
 
-int pc__rndv_test(struct pc_net *w, struct pc_rndv *pull, struct pc_error *error)
+int pc__rndv_test(struct pc_net *w, struct pc_rndv *rndv, struct pc_error *error)
 {
     pthread_mutex_lock(&w->lock);
-    int rc = pull != NULL && pull->came == pull->nbytes;
-    if (pull != NULL && rc == 0 && pull->partner->ended) {
-        *error = pull->partner->fault;
+    int rc = rndv != NULL && rndv->came == rndv->nbytes;
+    if (rndv != NULL && rc == 0 && rndv->peer->ended) {
+        *error = rndv->peer->fault;
         rc = error->code;
     }
     pc__net_unlock(w);
     return rc;
 }
 
-/* The user may write or free that memory next: nothing more may come, nor be read. A new path would
- * let what waits for one go on, here and at the other end, so that none is made. The other end is
- * told, as it would take a rank without paths for one that is gone; why, it hears from this rank's
- * user, who may be elsewhere for long. */
-static void withdraw(struct pc_net *w, struct pc_verbs_peer *partner)
+/* The user may write or free that memory next: nothing more may come, nor be read. A new connection
+ * would let what waits for one go on, here and at the other end, so that none is made. The other
+ * end is told, as it would take a rank without connections for one that is gone; why, it hears from
+ * this rank's user, who may be elsewhere for long. */
+static void withdraw(struct pc_net *w, struct pc_verbs_peer *peer)
 {
-    if (!partner->withdrawn) /* who cannot be told has gone, which is noticed when reading */
-        (void)pc__wireup_write(&partner->mail, PC_WIREUP_ABORTED, 0, 0, "", 0);
-    partner->withdrawn = true;
-    for (uint32_t i = 0; i < partner->npaths; i++)
-        pc__connection_abort(w, &partner->paths[i]);
+    if (!peer->aborted) /* who cannot be told has gone, which is noticed when reading */
+        (void)pc__wireup_write(&peer->wireup, PC_WIREUP_ABORTED, 0, 0, "", 0);
+    peer->aborted = true;
+    for (uint32_t i = 0; i < peer->nconns; i++)
+        pc__connection_abort(w, &peer->conns[i]);
 }
 
-void pc__rndv_release(struct pc_net *w, struct pc_rndv *pull, bool taken)
+void pc__rndv_release(struct pc_net *w, struct pc_rndv *rndv, bool taken)
 {
-    struct pc_verbs_peer *partner = pull->partner;
+    struct pc_verbs_peer *peer = rndv->peer;
     pthread_mutex_lock(&w->lock);
-    bool underway = pull->reads != 0 || (pull->lent && !taken);
-    pull->broken = true;
-    if (pull->pinned == NULL)
-        partner->bouncing = false;
-    pull->reads++; /* one more, so that it ends below, or with the last of them */
+    bool underway = rndv->reads != 0 || (rndv->lent && !taken);
+    rndv->broken = true;
+    if (rndv->cached == NULL)
+        peer->bouncing = false;
+    rndv->reads++; /* one more, so that it ends below, or with the last of them */
     w->reads++;
     if (underway)
-        withdraw(w, partner);
-    pc__rndv_read_failed(w, pull);
+        withdraw(w, peer);
+    pc__rndv_read_failed(w, rndv);
     pc__net_unlock(w);
 }
 
@@ -207,17 +207,17 @@ void pc__rndv_invalidate(struct pc_net *w, const void *at, uint64_t nbytes)
     pthread_mutex_lock(&w->lock);
     for (uint32_t p = 0; p < w->comm->options.size; p++)
         for (uint32_t d = 0; d < 2; d++)
-            if (w->partners[p].pins[d] != NULL)
-                pc__rcache_invalidate(w->partners[p].pins[d], at, nbytes);
+            if (w->peers[p].rcaches[d] != NULL)
+                pc__rcache_invalidate(w->peers[p].rcaches[d], at, nbytes);
     pc__net_unlock(w);
 }
 
-void pc__rndv_close_all(struct pc_verbs_peer *partner)
+void pc__rndv_close_all(struct pc_verbs_peer *peer)
 {
-    while (partner->pulls != NULL)
-        end(partner->pulls);
+    while (peer->rndvs != NULL)
+        end(peer->rndvs);
     for (uint32_t d = 0; d < 2; d++)
-        if (partner->pins[d] != NULL)
-            pc__rcache_close(partner->pins[d]);
+        if (peer->rcaches[d] != NULL)
+            pc__rcache_close(peer->rcaches[d]);
 }
 #endif

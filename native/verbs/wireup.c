@@ -1,4 +1,4 @@
-/* Letters over a stream socket. */
+/* Wireup messages over a stream socket. */
 #include "verbs/wireup.h"
 #ifdef PC_VERBS
 #include <errno.h>
@@ -10,74 +10,74 @@
 #define PC_WIREUP_BACKLOG_BYTES \
     (1u << 20) /* a peer that does not read has taken leave of its senses */
 
-void pc__wireup_open(struct pc_wireup *mail, int fd)
+void pc__wireup_open(struct pc_wireup *wireup, int fd)
 {
-    mail->fd = fd;
-    mail->nin = 0;
+    wireup->fd = fd;
+    wireup->nin = 0;
 }
 
-void pc__wireup_close(struct pc_wireup *mail)
+void pc__wireup_close(struct pc_wireup *wireup)
 {
-    if (mail->fd >= 0)
-        close(mail->fd);
-    free(mail->out);
-    mail->fd = -1;
-    mail->out = NULL;
-    mail->nout = mail->room = 0;
+    if (wireup->fd >= 0)
+        close(wireup->fd);
+    free(wireup->out);
+    wireup->fd = -1;
+    wireup->out = NULL;
+    wireup->nout = wireup->room = 0;
 }
 
-static bool reserve(struct pc_wireup *mail, size_t nbytes)
+static bool reserve(struct pc_wireup *wireup, size_t nbytes)
 {
-    size_t room = mail->room ? mail->room : 4096;
-    while (room < mail->nout + nbytes)
+    size_t room = wireup->room ? wireup->room : 4096;
+    while (room < wireup->nout + nbytes)
         room *= 2;
-    if (room == mail->room)
+    if (room == wireup->room)
         return true;
-    char *out = room > PC_WIREUP_BACKLOG_BYTES ? NULL : realloc(mail->out, room);
+    char *out = room > PC_WIREUP_BACKLOG_BYTES ? NULL : realloc(wireup->out, room);
     if (out == NULL)
         return false;
-    mail->out = out;
-    mail->room = room;
+    wireup->out = out;
+    wireup->room = room;
     return true;
 }
 
-int pc__wireup_write(struct pc_wireup *mail, enum pc_wireup_kind kind, uint32_t path, uint32_t turn,
-                     const void *body, size_t nbytes)
+int pc__wireup_write(struct pc_wireup *wireup, enum pc_wireup_kind kind, uint32_t conn,
+                     uint32_t turn, const void *body, size_t nbytes)
 {
     struct pc_wireup_header header = {.magic = PC_WIREUP_MAGIC,
                                       .kind = (uint16_t)kind,
-                                      .path = (uint16_t)path,
+                                      .conn = (uint16_t)conn,
                                       .turn = turn,
                                       .nbytes = (uint32_t)nbytes};
-    if (mail->fd < 0)
+    if (wireup->fd < 0)
         return PC_LOST;
-    if (!reserve(mail, sizeof header + nbytes))
+    if (!reserve(wireup, sizeof header + nbytes))
         return PC_NOMEM;
-    memcpy(mail->out + mail->nout, &header, sizeof header);
-    memcpy(mail->out + mail->nout + sizeof header, body, nbytes);
-    mail->nout += sizeof header + nbytes;
-    return pc__wireup_flush(mail);
+    memcpy(wireup->out + wireup->nout, &header, sizeof header);
+    memcpy(wireup->out + wireup->nout + sizeof header, body, nbytes);
+    wireup->nout += sizeof header + nbytes;
+    return pc__wireup_flush(wireup);
 }
 
-int pc__wireup_flush(struct pc_wireup *mail)
+int pc__wireup_flush(struct pc_wireup *wireup)
 {
-    while (mail->nout != 0 && mail->fd >= 0) {
-        ssize_t n = send(mail->fd, mail->out, mail->nout, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (wireup->nout != 0 && wireup->fd >= 0) {
+        ssize_t n = send(wireup->fd, wireup->out, wireup->nout, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return PC_OK;
         if (n < 0) {
-            mail->nout = 0; /* nobody reads it */
+            wireup->nout = 0; /* nobody reads it */
             return PC_LOST;
         }
-        mail->nout -= (size_t)n;
-        memmove(mail->out, mail->out + n, mail->nout);
+        wireup->nout -= (size_t)n;
+        memmove(wireup->out, wireup->out + n, wireup->nout);
     }
-    return mail->fd >= 0 ? PC_OK : PC_LOST;
+    return wireup->fd >= 0 ? PC_OK : PC_LOST;
 }
 
-static bool is_letter(const struct pc_wireup_header *header)
+static bool is_wireup(const struct pc_wireup_header *header)
 {
     static const size_t bytes[] = {
         [PC_WIREUP_HELLO] = sizeof(struct pc_wireup_hello),
@@ -91,29 +91,29 @@ static bool is_letter(const struct pc_wireup_header *header)
            && header->kind <= PC_WIREUP_ABORTED && header->nbytes == bytes[header->kind];
 }
 
-int pc__wireup_read(struct pc_wireup *mail)
+int pc__wireup_read(struct pc_wireup *wireup)
 {
-    char *in = (char *)&mail->in;
-    size_t want = sizeof mail->in.header;
-    if (mail->nin >= want && mail->nin == want + mail->in.header.nbytes)
-        mail->nin = 0; /* the last one has been dealt with */
-    while (mail->fd >= 0) {
-        want = sizeof mail->in.header;
-        if (mail->nin >= want) {
-            if (!is_letter(&mail->in.header))
+    char *in = (char *)&wireup->in;
+    size_t want = sizeof wireup->in.header;
+    if (wireup->nin >= want && wireup->nin == want + wireup->in.header.nbytes)
+        wireup->nin = 0; /* the last one has been dealt with */
+    while (wireup->fd >= 0) {
+        want = sizeof wireup->in.header;
+        if (wireup->nin >= want) {
+            if (!is_wireup(&wireup->in.header))
                 return PC_INVALID;
-            want += mail->in.header.nbytes;
-            if (mail->nin == want)
+            want += wireup->in.header.nbytes;
+            if (wireup->nin == want)
                 return 1;
         }
-        ssize_t n = recv(mail->fd, in + mail->nin, want - mail->nin, MSG_DONTWAIT);
+        ssize_t n = recv(wireup->fd, in + wireup->nin, want - wireup->nin, MSG_DONTWAIT);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return 0;
         if (n <= 0)
             return PC_LOST;
-        mail->nin += (size_t)n;
+        wireup->nin += (size_t)n;
     }
     return PC_LOST;
 }

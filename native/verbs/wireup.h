@@ -1,6 +1,6 @@
-/* Letters: what two ranks that reach each other by RDMA say beside it, over the authenticated
- * socket between them: what may be written where, new queue pairs, and what becomes of those that
- * fail. */
+/* Wireup messages: what two ranks that reach each other by RDMA say beside it, over the
+ * authenticated socket between them: what may be written where, new queue pairs, and what becomes
+ * of those that fail. */
 #ifndef PC_WIREUP_H
 #define PC_WIREUP_H
 #include "core/layout.h"
@@ -11,19 +11,20 @@
 
 enum pc_wireup_kind {
     PC_WIREUP_HELLO = 1,   /* struct pc_wireup_hello */
-    PC_WIREUP_REQUEST = 2, /* struct pc_qp_info: a queue pair for a path that has none */
+    PC_WIREUP_REQUEST = 2, /* struct pc_qp_info: a queue pair for a connection that has none */
     PC_WIREUP_REPLY = 3,   /* struct pc_qp_info: the other end of it */
-    PC_WIREUP_FENCED = 4,  /* struct pc_wireup_received: the path's queue pair is no more, at this
-                              end */
+    PC_WIREUP_FENCED = 4,  /* struct pc_wireup_received: the connection's queue pair is no more, at
+                              this end */
     PC_WIREUP_CLOSE = 5,   /* struct pc_wireup_received: none is; the rank leaves in good order */
-    PC_WIREUP_ABORTED = 6, /* nothing: the rank lives, but broke a transfer off: no more paths */
+    PC_WIREUP_ABORTED = 6, /* nothing: the rank lives, but broke a transfer off: no more connections
+                            */
 };
 
 struct pc_wireup_header { /* the header of each */
     uint32_t magic;
     uint16_t kind; /* enum pc_wireup_kind */
-    uint16_t path;
-    uint32_t turn;   /* of the path: how often it has been offered */
+    uint16_t conn;
+    uint32_t turn;   /* of the connection: how often it has been offered */
     uint32_t nbytes; /* that follow */
 };
 
@@ -43,10 +44,11 @@ struct pc_wireup_hello {
     struct pc_wireup_rail rails[PC_MAX_RAILS];
 };
 
-struct pc_wireup_received { /* which messages had come, when nothing more could by that path */
+struct pc_wireup_received { /* which messages had come, when nothing more could by that connection
+                             */
     uint32_t counts[PC_EDGE_CHANNELS * PC_LINES]; /* the low bits of each line's */
-    uint8_t pieces[PC_EDGE_CHANNELS * PC_LINES];  /* a bit for each of the next message's */
-    char why[PC_WIREUP_TEXT]; /* the path has failed: its device here, and the reason */
+    uint8_t frags[PC_EDGE_CHANNELS * PC_LINES];   /* a bit for each of the next message's */
+    char why[PC_WIREUP_TEXT]; /* the connection has failed: its device here, and the reason */
 };
 
 union pc_wireup_body {
@@ -63,16 +65,16 @@ struct pc_wireup { /* both directions of one socket */
     struct {
         struct pc_wireup_header header;
         union pc_wireup_body body;
-    } in; /* what has come of the letter that is coming */
+    } in; /* what has come of the wireup message that is coming */
 };
 
-void pc__wireup_open(struct pc_wireup *mail, int fd);
-void pc__wireup_close(struct pc_wireup *mail);
+void pc__wireup_open(struct pc_wireup *wireup, int fd);
+void pc__wireup_close(struct pc_wireup *wireup);
 /* OK also when the socket takes nothing at present; LOST when it has ended. */
-int pc__wireup_write(struct pc_wireup *mail, enum pc_wireup_kind kind, uint32_t path, uint32_t turn,
-                     const void *body, size_t nbytes);
-int pc__wireup_flush(struct pc_wireup *mail);
-/* 1: a whole letter lies in mail->in, until the next call; 0: none yet; LOST at the end of the
- * stream, INVALID when it is no letter. */
-int pc__wireup_read(struct pc_wireup *mail);
+int pc__wireup_write(struct pc_wireup *wireup, enum pc_wireup_kind kind, uint32_t conn,
+                     uint32_t turn, const void *body, size_t nbytes);
+int pc__wireup_flush(struct pc_wireup *wireup);
+/* 1: a whole wireup message lies in wireup->in, until the next call; 0: none yet; LOST at the end
+ * of the stream, INVALID when it is no wireup message. */
+int pc__wireup_read(struct pc_wireup *wireup);
 #endif

@@ -78,8 +78,8 @@ PC_ROUTINE void pc__reduce_copy(PC_CALL *call, const struct pc_channel *channel,
                                 const struct pc_vm_instruction *i)
 {
     const struct pc_terms *terms = call->terms;
-    const struct pc_vm_operand *places = i->at.places;
-    uint32_t first = places[0].chunk, width = places[0].nchunks;
+    const struct pc_vm_operand *operands = i->at.operands;
+    uint32_t first = operands[0].chunk, width = operands[0].nchunks;
     pc_skip skip = pc__skip(call, channel->tile);
     pc_size total = 0;
     if (terms->spans && !(i->flags & PC_FLAG_PIECEWISE)) {

@@ -126,7 +126,7 @@ struct pc_vm_instruction {
     union {
         struct pc_fifo *fifo;
         struct pc_token *token;
-        const struct pc_vm_operand *places; /* REDUCE_COPY: sources, then destinations;
+        const struct pc_vm_operand *operands; /* REDUCE_COPY: sources, then destinations;
                                           PUT_MESSAGE: the slot as it was filled */
     } at;
 };

@@ -170,7 +170,7 @@ static bool turn(struct job *j)
             poll(NULL, 0, 1); /* the network's turn */
         hear(&j->liar);
         pump(j);
-        j->liar.lived |= j->rank1->wire->partners[j->liar.rank].live != 0;
+        j->liar.lived |= j->rank1->wire->peers[j->liar.rank].live != 0;
     }
     const struct pc_error *fault = j->rank1->remote->fault(j->rank1->wire, j->liar.rank);
     bool refused = fault != NULL;

@@ -44,11 +44,11 @@ struct liar {
     bool connected[PAIRS];
     struct letter sent[SENT];
     uint32_t nsent;
-    uint32_t turn, path;   /* that rank 1 spoke of last */
+    uint32_t turn, conn;   /* that rank 1 spoke of last */
     struct pc_wireup_hello hello; /* rank 1's */
     struct pc_qp_info heard;   /* of its queue pairs, the last one */
     uint32_t asks;         /* the kind of letter in which that was, until it is answered well */
-    uint32_t offered;      /* bit per path: rank 1 should have it */
+    uint32_t offered;      /* bit per connection: rank 1 should have it */
     uint32_t shown;        /* the pair whose end was told last */
     bool lived;            /* rank 1 took one of its paths for good */
 };
@@ -94,9 +94,9 @@ static void hear(struct liar *l)
             l->asks = letter.header.kind;
         }
         l->turn = letter.header.turn;
-        l->path = letter.header.path;
+        l->conn = letter.header.conn;
         if (letter.header.kind == PC_WIREUP_FENCED)
-            l->offered &= ~(1u << l->path);
+            l->offered &= ~(1u << l->conn);
     }
 }
 
@@ -179,23 +179,23 @@ static void offer_well(struct liar *l)
 {
     struct letter letter = {.header = {.magic = PC_WIREUP_MAGIC,
                                        .kind = PC_WIREUP_REQUEST,
-                                       .path = (uint16_t)a_path(l),
+                                       .conn = (uint16_t)a_path(l),
                                        .turn = l->turn + 1,
                                        .nbytes = sizeof letter.body.end}};
-    if (l->rank > 1 || l->offered >> letter.header.path & 1)
+    if (l->rank > 1 || l->offered >> letter.header.conn & 1)
         return;
-    l->offered |= 1u << letter.header.path;
+    l->offered |= 1u << letter.header.conn;
     letter.body.end = an_end(l);
     write_bytes(l, &letter, sizeof letter.header + letter.header.nbytes);
 }
 
-/* As an honest rank does: the path lives then. */
+/* As an honest rank does: the connection lives then. */
 static void answer_well(struct liar *l)
 {
     struct pc_error error;
     struct letter letter = {.header = {.magic = PC_WIREUP_MAGIC,
                                        .kind = PC_WIREUP_REPLY,
-                                       .path = (uint16_t)l->path,
+                                       .conn = (uint16_t)l->conn,
                                        .turn = l->turn,
                                        .nbytes = sizeof letter.body.end}};
     uint32_t i = l->shown;
@@ -259,7 +259,7 @@ static void write_letter(struct liar *l)
 {
     struct letter letter = {.header.magic = PC_WIREUP_MAGIC};
     make_body(l, &letter);
-    letter.header.path = (uint16_t)(draw(40) ? draw(4) ? l->path : a_path(l) : draw(1u << 16));
+    letter.header.conn = (uint16_t)(draw(40) ? draw(4) ? l->conn : a_path(l) : draw(1u << 16));
     letter.header.turn = l->turn + (draw(4) == 0) - (draw(8) == 0);
     size_t n = sizeof letter.header + letter.header.nbytes;
     l->sent[l->nsent++ % SENT] = letter;

@@ -362,7 +362,7 @@ static void play_graph(void)
         do { /* the driver gives it up when it likes */
             pc_device_comm_state(planes[r], &state);
         } while (state.pinned != 0);
-        check(state.carried > 0, "the proxy has worked");
+        check(state.handed_over > 0, "the proxy has worked");
         pc_device_plan_free(plan(r, 2)); /* which gives back what may go */
     }
     close_all();

@@ -194,7 +194,7 @@ static void run_calls(struct pc_comm *comm, struct pc_device_comm *plane, uint32
                                     .op = PC_REDUCE_SUM,
                                     .tile = 64u << draw(&state) % 4};
         struct pc_device_plan_options options = {.function = function,
-                                                 .lanes = 1u << draw(&state) % 3,
+                                                 .instances = 1u << draw(&state) % 3,
                                                  .packets = draw(&state) % 2 ? -1 : 0};
         run_call(comm, plane, s, rank, &spec, programs[a], &options, draw(&state) % 5, in_place,
                  registered);
@@ -329,7 +329,7 @@ static void *rank_main(void *argument)
     pthread_barrier_wait(&joined);
     run_calls(comm, plane, rank);
     pc_device_comm_state(plane, &state);
-    atomic_fetch_add(&carried, state.carried);
+    atomic_fetch_add(&carried, state.handed_over);
     pthread_barrier_wait(&joined);
     pc_device_comm_detach(plane, 10);
     pthread_barrier_wait(&barrier);

@@ -138,13 +138,13 @@ static const struct pc_net_ops played = {.name = "played",
 
 static bool aborted(void)
 {
-    return __atomic_load_n(&plane.watch->abort, __ATOMIC_ACQUIRE) != 0;
+    return __atomic_load_n(&plane.control->abort, __ATOMIC_ACQUIRE) != 0;
 }
 
 /* Pushes one entry as kernel.h does; false when told to end. */
 static bool push(uint32_t block, uint64_t *head, uint32_t plan, uint32_t instruction)
 {
-    while (*head - __atomic_load_n(&plane.watch->tail[block][0], __ATOMIC_ACQUIRE)
+    while (*head - __atomic_load_n(&plane.control->tail[block][0], __ATOMIC_ACQUIRE)
            >= PC_PROXY_FIFO_ENTRIES) {
         atomic_store(&filled, 1);
         if (aborted())
@@ -154,7 +154,7 @@ static bool push(uint32_t block, uint64_t *head, uint32_t plan, uint32_t instruc
     stamps[block][*head % PC_PROXY_FIFO_ENTRIES] = *head;
     uint64_t entry = (uint64_t)!(*head / PC_PROXY_FIFO_ENTRIES & 1) << 63 | (uint64_t)plan << 48
                      | (uint64_t)instruction << 24;
-    __atomic_store_n(&plane.watch->ring[block][*head % PC_PROXY_FIFO_ENTRIES], entry,
+    __atomic_store_n(&plane.control->ring[block][*head % PC_PROXY_FIFO_ENTRIES], entry,
                      __ATOMIC_RELEASE);
     ++*head;
     return true;
@@ -171,7 +171,7 @@ static void *kernel(void *argument)
         bool late = plays("late");
         while (late
                && !(atomic_load(&plane.parked)
-                    && __atomic_load_n(&plane.watch->tail[block][0], __ATOMIC_ACQUIRE) == head))
+                    && __atomic_load_n(&plane.control->tail[block][0], __ATOMIC_ACQUIRE) == head))
             sched_yield();
         if (late) /* until this launch has ended */
             pthread_mutex_lock(&plane.lock);
@@ -185,7 +185,7 @@ static void *kernel(void *argument)
         }
         while ((waits || atomic_load(&refused)) && !aborted()) /* for a message */
             sched_yield();
-        uint64_t *finished = &plane.watch->finished[block][0];
+        uint64_t *finished = &plane.control->finished[block][0];
         __atomic_store_n(finished, *finished + 1, __ATOMIC_RELEASE);
         if (late) {
             pthread_mutex_unlock(&plane.lock);
@@ -243,7 +243,7 @@ static struct pc_program *open_comm(const char *path)
 
 static void open_plane(struct pc_program *program)
 {
-    static struct pc_device_peer peers[2] = {{.reach = PC_ROUTE_SELF}, {.reach = PC_ROUTE_NET}};
+    static struct pc_device_peer peers[2] = {{.route = PC_ROUTE_SELF}, {.route = PC_ROUTE_NET}};
     static struct pc_device_plan *plans[PLANS];
     plane = (struct pc_device_comm){.comm = comm,
                                     .error = &comm->error,
@@ -251,8 +251,8 @@ static void open_plane(struct pc_program *program)
                                     .plans = plans,
                                     .nplans = PLANS,
                                     .proxied = true,
-                                    .watch = aligned_alloc(128, sizeof(struct pc_host_control))};
-    memset(plane.watch, 0, sizeof *plane.watch);
+                                    .control = aligned_alloc(128, sizeof(struct pc_host_control))};
+    memset(plane.control, 0, sizeof *plane.control);
     pthread_mutex_init(&plane.lock, NULL);
     pthread_cond_init(&plane.moved, NULL);
     for (uint32_t k = 0; k < PLANS; k++) {
@@ -268,7 +268,7 @@ static void open_plane(struct pc_program *program)
         must(pc_plan_create(comm, &spec, program, NULL, &bound[k].plan), "plan");
         plans[k] = &bound[k];
         for (uint32_t c = 0; c < nchannels; c++) {
-            const struct pc_vm_operand *slot = program->code[sends[c]].at.places;
+            const struct pc_vm_operand *slot = program->code[sends[c]].at.operands;
             for (uint32_t i = 0; i < slot->nchunks; i++) {
                 uint64_t nbytes = bound[k].plan->terms[0].chunks[slot->chunk + i].nbytes;
                 sizes[c][k] += nbytes < 64 ? nbytes : 64;
@@ -315,7 +315,7 @@ int main(int argc, char **argv)
             sched_yield();
         for (uint32_t c = 0; c < nchannels; c++)
             got += messages[c] + given_back[c];
-        check(got == want && atomic_load(&plane.carried) == want, "all of them, and no more");
+        check(got == want && atomic_load(&plane.handed_over) == want, "all of them, and no more");
         check(!plays("full") || atomic_load(&filled), "the ring was full");
         check(pc_device_comm_check(&plane) == PC_OK, "no failure");
     }
@@ -331,7 +331,7 @@ int main(int argc, char **argv)
         pc_plan_free(bound[k].plan);
     pc_program_free(program);
     pc_comm_close(comm);
-    free(plane.watch);
+    free(plane.control);
     printf("%s\n", scenario);
     return 0;
 }

@@ -114,7 +114,7 @@ static sim_case read_case(reader &in)
     plan_text text = {};
     text.dtype = (uint32_t)in.number(), text.op = (uint32_t)in.number();
     text.tile = (uint32_t)in.number(), text.root = (uint32_t)in.number();
-    text.lanes = (uint32_t)in.number(), text.packets = (uint32_t)in.number();
+    text.instances = (uint32_t)in.number(), text.packets = (uint32_t)in.number();
     c.blocks.resize(in.number());
     for (uint64_t &nbytes : c.blocks)
         nbytes = in.number();
@@ -187,7 +187,7 @@ struct rank_run {
     const rank_part *part;
     uint32_t rank;
     pc_device_image *image;
-    pc_host_control *watch;
+    pc_host_control *control;
     array in, out; /* in place: only `out`, all of the message */
     pc_kernel_args launch;
     unsigned char *input, *result;
@@ -209,7 +209,7 @@ void rank_run::make(const sim_case &of, uint32_t r, world *w)
     plan_text text = part->text;
     text.blocks = of.blocks.data();
     image = world_image(w, r, &text);
-    watch = world_watch(w, r);
+    control = world_control(w, r);
     std::vector<uint64_t> starts = {0};
     for (uint64_t nbytes : of.blocks)
         starts.push_back(starts.back() + nbytes);
@@ -309,7 +309,7 @@ struct simulation {
                         run->stream->meet(false);
                         kernel(&run->launch, b, &run->shared[b]);
                         run->stream->meet(false);
-                        if (user && !run->watch->trouble.claimed)
+                        if (user && !run->control->error.claimed)
                             run->check(l);
                     }
                 });
@@ -326,7 +326,7 @@ struct simulation {
     {
         bool any = false;
         for (uint32_t r = 0; r < c.size; r++) {
-            const pc_device_error &t = ranks[r].watch->trouble;
+            const pc_device_error &t = ranks[r].control->error;
             if (!t.claimed)
                 continue;
             any = true;
@@ -345,7 +345,7 @@ struct simulation {
             well = !ranks[r].wrong;
         for (uint32_t r = 0; well && r < c.size; r++)
             for (uint32_t b = 0; b < ranks[r].image->nblocks; b++)
-                if (ranks[r].watch->finished[b][0]
+                if (ranks[r].control->finished[b][0]
                     != ranks[r].image->blocks[0][b].state->launches) {
                     fprintf(stderr, "%s: rank %u block %u did not say that it ended\n",
                             c.name.c_str(), r, b);
@@ -431,7 +431,7 @@ int main(int argc, char **argv)
                 while (__atomic_load_n(&pc_simt_spins, __ATOMIC_RELAXED) < 10000)
                     std::this_thread::yield();
                 for (uint32_t r = 1; r < c.size; r++)
-                    __atomic_store_n(&s.ranks[r].watch->abort, 1, __ATOMIC_RELAXED);
+                    __atomic_store_n(&s.ranks[r].control->abort, 1, __ATOMIC_RELAXED);
             }
             s.join();
             s.trouble(stdout);

@@ -10,7 +10,7 @@ struct rank_memory {
     struct pc_line *credit; /* [peer][block] */
     struct pc_line *done;   /* [peer][block] */
     struct pc_line *ready;  /* [peer][2] */
-    struct pc_ipc_peer *reached;
+    struct pc_ipc_peer *ipc_peers;
     struct pc_arrays *arrays;
     char *heap;
     char *packets;         /* [peer][block][slot] */
@@ -19,7 +19,7 @@ struct rank_memory {
     struct pc_token *dones;
     struct pc_token *locals;
     struct pc_block_state *states;
-    struct pc_host_control *watch;
+    struct pc_host_control *control;
     char *scratch;
 };
 
@@ -116,7 +116,7 @@ struct world *world_open(uint32_t size, uint32_t slots, uint32_t slot_bytes, uin
         m->credit = zeros(edges * sizeof *m->credit);
         m->done = zeros(edges * sizeof *m->done);
         m->ready = zeros(size * 2 * sizeof *m->ready);
-        m->reached = zeros(size * sizeof *m->reached);
+        m->ipc_peers = zeros(size * sizeof *m->ipc_peers);
         m->arrays = zeros(edges * sizeof *m->arrays);
         m->heap = zeros(HEAP);
         m->packets = calloc(edges * slots, PC_LL_SLOT_BYTES); /* untouched, it is not there */
@@ -125,14 +125,14 @@ struct world *world_open(uint32_t size, uint32_t slots, uint32_t slot_bytes, uin
         m->dones = zeros(edges * sizeof *m->dones);
         m->locals = zeros(PC_LOCALS * sizeof *m->locals);
         m->states = zeros(PC_MAX_BLOCKS * sizeof *m->states);
-        m->watch = zeros(sizeof *m->watch);
+        m->control = zeros(sizeof *m->control);
         m->scratch = zeros(SCRATCH);
     }
     for (uint32_t r = 0; r < size; r++)
         for (uint32_t p = 0; p < size; p++)
-            w->ranks[r].reached[p] = (struct pc_ipc_peer){.out = &w->ranks[p].ready[2 * r],
-                                                          .in = &w->ranks[r].ready[2 * p],
-                                                          .heap = w->ranks[p].heap};
+            w->ranks[r].ipc_peers[p] = (struct pc_ipc_peer){.out = &w->ranks[p].ready[2 * r],
+                                                            .in = &w->ranks[r].ready[2 * p],
+                                                            .heap = w->ranks[p].heap};
     for (uint32_t r = 0; r < size; r++)
         for (uint32_t p = 0; p < size; p++)
             for (uint32_t b = 0; p != r && b < PC_MAX_BLOCKS; b++)
@@ -144,9 +144,9 @@ void world_close(struct world *w)
 {
     for (uint32_t r = 0; r < w->size; r++) {
         struct rank_memory *m = &w->ranks[r];
-        void *all[] = {m->lines,   m->credit, m->done,    m->packets, m->data,
-                       m->fifos,   m->dones,  m->locals,  m->states,  m->watch,
-                       m->scratch, m->ready,  m->reached, m->arrays,  m->heap};
+        void *all[] = {m->lines,   m->credit, m->done,      m->packets, m->data,
+                       m->fifos,   m->dones,  m->locals,    m->states,  m->control,
+                       m->scratch, m->ready,  m->ipc_peers, m->arrays,  m->heap};
         pc_comm_close(m->comm);
         for (size_t i = 0; i < sizeof all / sizeof *all; i++)
             free(all[i]);
@@ -193,7 +193,7 @@ struct pc_device_image *world_image(struct world *w, uint32_t rank, const struct
         .dones = (uintptr_t)m->dones,
         .locals = (uintptr_t)m->locals,
         .states = (uintptr_t)m->states,
-        .watch = (uintptr_t)m->watch,
+        .control = (uintptr_t)m->control,
         .scratch = (uintptr_t)m->scratch,
         .scratch_bytes = SCRATCH,
         .slots = w->slots,
@@ -201,13 +201,13 @@ struct pc_device_image *world_image(struct world *w, uint32_t rank, const struct
         .packets = true,
         .rank = rank,
         .size = w->size,
-        .reached = (uintptr_t)m->reached,
+        .ipc_peers = (uintptr_t)m->ipc_peers,
         .arrays = (uintptr_t)m->arrays,
         .heap_bytes = HEAP,
     };
-    void *image = zeros(pc__device_image_bytes(plan, form, t->lanes));
+    void *image = zeros(pc__device_image_bytes(plan, form, t->instances));
     want(w, rank, "image",
-         pc__device_image_build(plan, form, t->lanes, t->packets, 1, &edges, image,
+         pc__device_image_build(plan, form, t->instances, t->packets, 1, &edges, image,
                                 (uintptr_t)image, &error),
          &error);
     pc_plan_free(plan);
@@ -221,9 +221,9 @@ char *world_heap(struct world *w, uint32_t rank)
     return w->ranks[rank].heap;
 }
 
-struct pc_host_control *world_watch(struct world *w, uint32_t rank)
+struct pc_host_control *world_control(struct world *w, uint32_t rank)
 {
-    return w->ranks[rank].watch;
+    return w->ranks[rank].control;
 }
 
 static bool matches(const struct pc_vm_instruction *line, enum line_kind kind)
@@ -248,7 +248,7 @@ static uint32_t find(const struct pc_device_image *image, enum line_kind kind, u
                      struct pc_vm_instruction **found)
 {
     uint32_t count = 0;
-    for (uint32_t b = 0; b < image->nblocks; b += image->lanes)
+    for (uint32_t b = 0; b < image->nblocks; b += image->instances)
         for (const struct pc_vm_instruction *i = image->blocks[image->form][b].start; i != NULL;
              i++) {
             if (matches(i, kind) && count++ == n)

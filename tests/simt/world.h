@@ -14,7 +14,7 @@ struct plan_text {                         /* one rank's part of a case */
     const unsigned char *program, *direct; /* the second or NULL */
     uint64_t program_bytes, direct_bytes;
     const uint64_t *blocks;
-    uint32_t nblocks, dtype, op, tile, root, lanes, packets;
+    uint32_t nblocks, dtype, op, tile, root, instances, packets;
     uint32_t input[2], output[2]; /* extents */
     uint64_t signature;
 };
@@ -31,7 +31,7 @@ struct pc_device_image *world_image(struct world *world, uint32_t rank,
 /* HEAP bytes that the peers reach. */
 #define HEAP (1u << 18)
 char *world_heap(struct world *world, uint32_t rank);
-struct pc_host_control *world_watch(struct world *world, uint32_t rank);
+struct pc_host_control *world_control(struct world *world, uint32_t rank);
 
 /* Mutations, and what to count them by: the n-th line of all ranks' images that `match` names. */
 enum line_kind { LINE_SYNC, LINE_WAIT_MESSAGE, LINE_WAIT_CREDIT, LINE_WAIT_LOCAL, LINE_WAIT_DONE };

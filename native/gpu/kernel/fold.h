@@ -130,7 +130,7 @@ struct pc__bfloat16 {
 
 template <class Half, uint32_t op> struct pc__halves {
     typedef uint32_t word;
-    typedef pc__lanes<16> lanes;
+    typedef pc__lanes<16> instances;
     static constexpr uint32_t bytes = 2;
 
     PC_DEVICE_FN uint32_t open(uint32_t x)
@@ -147,8 +147,9 @@ template <class Half, uint32_t op> struct pc__halves {
     {
         if (op == PC_REDUCE_AVG && divisor)
             x = Half::pack(Half::low(x) / (float)divisor, Half::high(x) / (float)divisor);
-        uint32_t nan = lanes::not_below(x & ~lanes::top, lanes::all(Half::infinity + 1));
-        return lanes::select(nan, lanes::all(Half::quiet), x);
+        uint32_t nan
+            = instances::not_below(x & ~instances::top, instances::all(Half::infinity + 1));
+        return instances::select(nan, instances::all(Half::quiet), x);
     }
 };
 
@@ -189,7 +190,7 @@ template <class Word, class Signed, Word infinity, Word quiet, uint32_t op> stru
 /* The same for two floats of 16 bits side by side. */
 template <class Half, uint32_t op> struct pc__ordered_halves {
     typedef uint32_t word;
-    typedef pc__lanes<16> lanes;
+    typedef pc__lanes<16> instances;
     static constexpr uint32_t bytes = 2;
     static constexpr bool least = op == PC_REDUCE_MIN;
     static constexpr uint32_t nans = 0x7fffu - Half::infinity;
@@ -198,26 +199,26 @@ template <class Half, uint32_t op> struct pc__ordered_halves {
 
     PC_DEVICE_FN uint32_t turn(uint32_t x)
     {
-        uint32_t negative = x & lanes::top;
+        uint32_t negative = x & instances::top;
         return x ^ (negative - (negative >> 15));
     }
 
     PC_DEVICE_FN uint32_t open(uint32_t x)
     {
-        return lanes::add(turn(x), lanes::all(shift));
+        return instances::add(turn(x), instances::all(shift));
     }
 
     PC_DEVICE_FN uint32_t join(uint32_t a, uint32_t b)
     {
-        uint32_t above = lanes::not_below(a, b);
-        return least ? lanes::select(above, b, a) : lanes::select(above, a, b);
+        uint32_t above = instances::not_below(a, b);
+        return least ? instances::select(above, b, a) : instances::select(above, a, b);
     }
 
     PC_DEVICE_FN uint32_t close(uint32_t x, uint32_t)
     {
-        uint32_t above = lanes::not_below(x, lanes::all(bound));
-        uint32_t value = turn(lanes::add(x, lanes::all(0x10000u - shift)));
-        return lanes::select(least ? ~above : above, lanes::all(Half::quiet), value);
+        uint32_t above = instances::not_below(x, instances::all(bound));
+        uint32_t value = turn(instances::add(x, instances::all(0x10000u - shift)));
+        return instances::select(least ? ~above : above, instances::all(Half::quiet), value);
     }
 };
 
@@ -256,10 +257,10 @@ template <class Word, class Number, uint32_t op> struct pc__integers {
 /* Four integers of 8 bits to a word; the least and greatest as unsigned ones. */
 template <class Number, uint32_t op> struct pc__bytes {
     typedef uint32_t word;
-    typedef pc__lanes<8> lanes;
+    typedef pc__lanes<8> instances;
     static constexpr uint32_t bytes = 1;
     static constexpr bool extreme = op == PC_REDUCE_MIN || op == PC_REDUCE_MAX;
-    static constexpr uint32_t turned = extreme && (Number)-1 < (Number)0 ? lanes::top : 0;
+    static constexpr uint32_t turned = extreme && (Number)-1 < (Number)0 ? instances::top : 0;
 
     PC_DEVICE_FN uint32_t open(uint32_t x)
     {
@@ -271,9 +272,10 @@ template <class Number, uint32_t op> struct pc__bytes {
         if (op == PC_REDUCE_PROD)
             return product(a, b, 0) | product(a, b, 8) | product(a, b, 16) | product(a, b, 24);
         if (!extreme)
-            return lanes::add(a, b);
-        uint32_t above = lanes::not_below(a, b);
-        return op == PC_REDUCE_MIN ? lanes::select(above, b, a) : lanes::select(above, a, b);
+            return instances::add(a, b);
+        uint32_t above = instances::not_below(a, b);
+        return op == PC_REDUCE_MIN ? instances::select(above, b, a)
+                                   : instances::select(above, a, b);
     }
 
     PC_DEVICE_FN uint32_t close(uint32_t x, uint32_t divisor)

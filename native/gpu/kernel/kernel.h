@@ -60,7 +60,7 @@ PC_ROUTINE uint64_t pc__skipped(const PC_CALL *call, pc_skip skip)
 PC_ROUTINE void pc__give_up(PC_CALL *call, const struct pc_vm_instruction *i, int code,
                             uint32_t peer, uint64_t want, uint64_t got)
 {
-    struct pc_device_error *trouble = &call->shared->image->watch->trouble;
+    struct pc_device_error *error = &call->shared->image->control->error;
     bool first = false;
     call->dead = true;
     PC_ROLLED
@@ -68,14 +68,14 @@ PC_ROUTINE void pc__give_up(PC_CALL *call, const struct pc_vm_instruction *i, in
         first = pc__claim(&call->shared->image->states[b].dead, 1);
     if (!first)
         return;
-    trouble->claimed = 1 + call->shared->number;
-    trouble->block = call->shared->number;
-    trouble->instruction = i ? (uint32_t)(i - call->terms->code) : PC_IN_READY;
-    trouble->peer = peer;
-    trouble->slot = want - 1;
-    trouble->want = want;
-    trouble->got = got;
-    pc__store_release(&trouble->code, (uint64_t)-code);
+    error->claimed = 1 + call->shared->number;
+    error->block = call->shared->number;
+    error->instruction = i ? (uint32_t)(i - call->terms->code) : PC_IN_READY;
+    error->peer = peer;
+    error->slot = want - 1;
+    error->want = want;
+    error->got = got;
+    pc__store_release(&error->code, (uint64_t)-code);
 }
 
 /* PC_OK: it may wait on. PC_BROKEN: another block has said why not. */
@@ -83,7 +83,7 @@ PC_ROUTINE int pc__verdict(const PC_CALL *call)
 {
     if (pc__load_relaxed32(&call->shared->block.state->dead))
         return PC_BROKEN;
-    if (pc__load_relaxed32(&call->shared->image->watch->abort))
+    if (pc__load_relaxed32(&call->shared->image->control->abort))
         return PC_ABORTED;
     return pc__clock_ns() >= call->shared->deadline ? PC_TIMEDOUT : PC_OK;
 }
@@ -240,7 +240,7 @@ template <class F> struct pc_poll {
         bool foreign;
         if (++call->spins % PC_SPINS_PER_LOOK != 0)
             return false;
-        pc__sealed(call, i->at.places[operand].fifo, &foreign);
+        pc__sealed(call, i->at.operands[operand].fifo, &foreign);
         return foreign || pc__verdict(call) != PC_OK;
     }
 };
@@ -248,7 +248,7 @@ template <class F> struct pc_poll {
 /* Says why it did. */
 PC_ROUTINE void pc__gave_up(PC_CALL *call, const struct pc_vm_instruction *i, uint32_t operand)
 {
-    const struct pc_fifo *f = i->at.places[operand].fifo;
+    const struct pc_fifo *f = i->at.operands[operand].fifo;
     bool foreign;
     pc__sealed(call, f, &foreign);
     int code = foreign ? PC_MISMATCH : pc__verdict(call);
@@ -266,7 +266,7 @@ PC_ROUTINE int pc__put(PC_CALL *call, const struct pc_channel *channel,
     const struct pc_block_image *block = &call->shared->block;
     struct pc_block_state *state = block->state;
     bool message = i->step == PC_STEP_PUT_MESSAGE;
-    struct pc_fifo *f = message ? i->at.places->fifo : i->at.fifo;
+    struct pc_fifo *f = message ? i->at.operands->fifo : i->at.fifo;
     uint64_t n = state->head;
     while (n - state->tail >= PC_PROXY_FIFO_ENTRIES) {
         state->tail = pc__load_acquire(block->tail);
@@ -312,7 +312,7 @@ PC_ROUTINE char *pc__peer_out(const PC_CALL *call, uint32_t peer)
 PC_DEVICE_FN uint64_t pc__registered(const struct pc_device_image *image, const char *message,
                                      uint32_t first, uint32_t count, uint64_t nbytes)
 {
-    const char *heap = image->reached[image->rank].heap;
+    const char *heap = image->ipc_peers[image->rank].heap;
     const char *array = message + (count ? image->starts[first] : 0);
     if (count == 0)
         return 1;
@@ -324,15 +324,15 @@ PC_DEVICE_FN uint64_t pc__registered(const struct pc_device_image *image, const 
 
 /* Where a peer's message would begin if its array held all of it; NULL: it lies, or has none. */
 PC_DEVICE_FN char *pc__message_of(const struct pc_device_image *image, uint32_t peer,
-                                  uint64_t place, uint32_t first, uint32_t count)
+                                  uint64_t local, uint32_t first, uint32_t count)
 {
-    if (place == 0 || first > image->nparts || count > image->nparts - first)
+    if (local == 0 || first > image->nparts || count > image->nparts - first)
         return NULL;
     uint64_t at = count ? image->starts[first] : 0;
     uint64_t nbytes = count ? image->starts[first + count] - at : 0;
-    if (nbytes > image->heap_bytes || place - 1 > image->heap_bytes - nbytes)
+    if (nbytes > image->heap_bytes || local - 1 > image->heap_bytes - nbytes)
         return NULL;
-    return image->reached[peer].heap + (place - 1) - at;
+    return image->ipc_peers[peer].heap + (local - 1) - at;
 }
 
 /* Tells a peer where this rank's arrays are, and hears where those of the peer are: whether it
@@ -340,15 +340,15 @@ PC_DEVICE_FN char *pc__message_of(const struct pc_device_image *image, uint32_t 
 PC_ROUTINE bool pc__ready(PC_CALL *call, uint32_t peer, uint64_t n, const struct pc_where *mine)
 {
     const struct pc_device_image *image = call->shared->image;
-    const struct pc_ipc_peer *reached = &image->reached[peer];
+    const struct pc_ipc_peer *ipc_peers = &image->ipc_peers[peer];
     uint64_t signature = image->blocks[0][0].terms.signature ^ call->shared->salt;
-    struct pc_line *line = &reached->out[n & 1];
+    struct pc_line *line = &ipc_peers->out[n & 1];
     if (call->shared->number == 0) {
         line->signature = signature;
         *(struct pc_where *)line->bytes = *mine;
         pc__store_release(&line->count, n);
     }
-    line = &reached->in[n & 1];
+    line = &ipc_peers->in[n & 1];
     for (;;) {
         uint64_t count = pc__count(line);
         if (count >= n)
@@ -435,7 +435,7 @@ PC_ROUTINE void pc__move(PC_CALL *call, const struct pc_vm_instruction *i, uint3
         pc__warp_barrier(call->shared); /* the leader has raised counts */
         PC_ROLLED
         for (uint32_t j = pc__thread(); j < n; j += PC_WARP) {
-            const struct pc_vm_operand *p = &i->at.places[j];
+            const struct pc_vm_operand *p = &i->at.operands[j];
             address[j] = pc__address(call, p, piece, skip, packed, total);
             if (packets >> j & 1)
                 flag[j] = pc__flag_of(p->receiving ? p->fifo->received : p->fifo->sent);

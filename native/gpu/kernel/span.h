@@ -159,14 +159,14 @@ template <class Access, uint32_t rows>
 PC_DEVICE_FN void pc__rows(const pc__operands &o, uint32_t at)
 {
     const uint32_t apart = PC_WARP * Access::bytes;
-    const uint64_t place = at;
+    const uint64_t local = at;
     typename Access::type x[rows], y[rows];
-    const char *from = o.one + place;
+    const char *from = o.one + local;
     PC_UNROLLED
     for (uint32_t u = 0; u < rows; u++)
         x[u] = Access::load(from + u * apart);
     if constexpr (!Access::copies) {
-        from = o.two + place; /* of one source again itself: what may not have been loaded would */
+        from = o.two + local; /* of one source again itself: what may not have been loaded would */
         PC_UNROLLED
         for (uint32_t u = 0; u < rows; u++) /* keep its registers all the time */
             y[u] = Access::load(from + u * apart);
@@ -180,7 +180,7 @@ PC_DEVICE_FN void pc__rows(const pc__operands &o, uint32_t at)
                 x[u] = Access::join(x[u], Access::open(y[u]));
             if (s + 1 == o.nsrc)
                 break;
-            from = (const char *)o.src[s + 1] + place;
+            from = (const char *)o.src[s + 1] + local;
             PC_UNROLLED
             for (uint32_t u = 0; u < rows; u++)
                 y[u] = Access::load(from + u * apart);
@@ -189,11 +189,11 @@ PC_DEVICE_FN void pc__rows(const pc__operands &o, uint32_t at)
         for (uint32_t u = 0; u < rows; u++)
             x[u] = Access::close(x[u], o.divisor);
     }
-    char *to = o.first + place;
+    char *to = o.first + local;
     PC_UNROLLED
     for (uint32_t u = 0; u < rows; u++)
         Access::store(to + u * apart, x[u]);
-    to = o.second + place;
+    to = o.second + local;
     if (o.ndst > 1) {
         PC_UNROLLED
         for (uint32_t u = 0; u < rows; u++)
