@@ -29,7 +29,7 @@ from pycoll.benchmark.operation import OPERATIONS
 from pycoll.benchmark.problem import Array, Problem
 from pycoll.benchmark.timing import Case, Rules, measure
 from pycoll.dtypes import ReduceOp
-from pycoll.runtime import bindings
+from pycoll.runtime.native import bindings
 
 SLOTS, SLOT_BYTES = 4, 256 << 10
 SIZES = (8, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)

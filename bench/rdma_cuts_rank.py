@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import pycoll
-from pycoll.runtime import bindings
+from pycoll.runtime.native import bindings
 
 LARGEST = 18  #: elements of the longest call, as a power of two: 1 MiB
 TURNS = 8  #: after so many calls the ranks ask whether to stop

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pycoll.bootstrap import spawn
     from pycoll.communicator import Communicator, init
     from pycoll.interop.mpi import from_mpi
-    from pycoll.runtime.persistent import Plan
+    from pycoll.runtime.plan.persistent import Plan
     from pycoll.runtime.work import Work
     from pycoll.schedule import (
         ScheduleBuilder,
@@ -93,7 +93,7 @@ _HOMES = {
     "Communicator": "pycoll.communicator",
     "init": "pycoll.communicator",
     "from_mpi": "pycoll.interop.mpi",
-    "Plan": "pycoll.runtime.persistent",
+    "Plan": "pycoll.runtime.plan.persistent",
     "Work": "pycoll.runtime.work",
     "ScheduleBuilder": "pycoll.schedule",
     "allgather": "pycoll.schedule",

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pycoll.runtime.asked import Asked
+from pycoll.runtime.plan.options import Asked
 
 if TYPE_CHECKING:
     from pycoll.algorithms import Algorithm
+    from pycoll.runtime.dispatch import Launch
     from pycoll.runtime.engine import Engine
-    from pycoll.runtime.launch import Launch
-    from pycoll.runtime.persistent import Plan
+    from pycoll.runtime.plan.persistent import Plan
 
 #: Places in `schedule.COLLECTIVES`, by which native code knows plans. Written down here because
 #: `init` shall be quick, and that table comes with all that an algorithm needs.
@@ -380,7 +380,7 @@ class Collectives:
     def _rank_of(self, value: Any, who: str) -> int:
         """Return a rank that the user named by something else than a plain int."""
         self._comes()  # before anything that raises
-        from pycoll.runtime.request import rank_of
+        from pycoll.runtime.plan.request import rank_of
 
         self._engine.require_usable(who.partition(":")[0])
         return rank_of(value, self.size, who)
@@ -393,6 +393,6 @@ class Collectives:
     @cached_property
     def _launch(self) -> Launch:
         # Loaded at the first call: it brings algorithms and passes, and `init` shall be quick.
-        from pycoll.runtime.launch import Launch
+        from pycoll.runtime.dispatch import Launch
 
         return Launch(self._engine, self)

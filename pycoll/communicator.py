@@ -16,9 +16,9 @@ from pycoll.groups import Groups
 if TYPE_CHECKING:
     from pycoll.bootstrap import Bootstrap
     from pycoll.cost import Explanation
-    from pycoll.runtime.cuda.plane import Gpu
+    from pycoll.runtime.cuda.device_comm import Gpu
     from pycoll.runtime.engine import Engine
-    from pycoll.runtime.settled import Selector
+    from pycoll.runtime.plan.agreement import Selector
 
 
 def init(

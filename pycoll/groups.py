@@ -8,7 +8,7 @@ from typing import Self
 from pycoll.bootstrap.descriptors import enough
 from pycoll.errors import UsageError, quoted
 from pycoll.objects import Objects
-from pycoll.runtime.asked import Asked
+from pycoll.runtime.plan.options import Asked
 
 _INT64 = range(-(1 << 63), 1 << 63)
 

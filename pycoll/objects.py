@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pycoll.counted import Counted
 from pycoll.errors import TransportError, UsageError, quoted
-from pycoll.runtime.asked import Asked
-from pycoll.runtime.vouchers import EVERYONE, FAILED, VOUCHER_BYTES, Voucher, Vouchers
+from pycoll.runtime.pickle_header import EVERYONE, FAILED, VOUCHER_BYTES, Voucher, Vouchers
+from pycoll.runtime.plan.options import Asked
+from pycoll.vector_collectives import Counted
 
 if TYPE_CHECKING:
     import numpy
@@ -144,7 +144,7 @@ class Objects(Counted):
         return found
 
     def _begin(self, root: int, who: str) -> None:
-        from pycoll.runtime.request import rank_of
+        from pycoll.runtime.plan.request import rank_of
 
         self._engine.require_usable(who)
         rank_of(root, self.size, f"{who}: root")

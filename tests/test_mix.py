@@ -16,7 +16,7 @@ import pycoll
 from pycoll.algorithms import names
 from pycoll.communicator import Communicator
 from pycoll.dtypes import BY_NAME, OPS
-from pycoll.runtime import plan as plans
+from pycoll.runtime.plan import cache as plans
 
 pytestmark = pytest.mark.native
 

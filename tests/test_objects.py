@@ -11,8 +11,8 @@ import pytest
 
 import pycoll
 from pycoll import objects
-from pycoll.runtime.asked import Asked
-from pycoll.runtime.vouchers import Voucher, Vouchers
+from pycoll.runtime.pickle_header import Voucher, Vouchers
+from pycoll.runtime.plan.options import Asked
 
 pytestmark = pytest.mark.native
 

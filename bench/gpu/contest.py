@@ -17,7 +17,7 @@ from device import Array, Pool
 
 from pycoll.benchmark.problem import Problem
 from pycoll.benchmark.timing import rotated
-from pycoll.runtime import bindings_cuda as cuda
+from pycoll.runtime.native import cuda
 
 MODES = ("eager", "graph")
 #: Calls in a graph: its own launch is then little beside them.

@@ -65,7 +65,7 @@ def rank(comm: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
     Raises:
         UnavailableError: There is no GPU, fewer than ranks, or no NCCL; on all ranks alike.
     """
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import cuda
 
     lack = cuda.missing()
     if not lack and (found := cuda.devices()) < comm.local_size:
@@ -100,7 +100,7 @@ def meta(comm: Any, device: int, nccl: Any) -> dict[str, Any]:
     """Return who measured what on which GPUs."""
     from contest import METHOD
 
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import cuda
 
     gpu = cuda.device(device)
     versions = {"pycoll": pycoll.__version__, "cuda driver": str(gpu.driver)}

@@ -124,7 +124,7 @@ def contest(plan: Plan, options: argparse.Namespace) -> None:
     Raises:
         UnavailableError: There is no GPU, or no NCCL in which ranks can share it.
     """
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import cuda
 
     if lack := cuda.missing():
         raise UnavailableError(lack)
@@ -159,7 +159,7 @@ def meta(plan: Plan, options: argparse.Namespace, nccl: Any) -> dict[str, Any]:
     from contest import METHOD
 
     import pycoll
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import cuda
 
     gpu = cuda.device(options.device)
     versions = {"pycoll": pycoll.__version__, "cuda driver": str(gpu.driver)}

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from pycoll.bootstrap import route
 from pycoll.bootstrap.control import Control, Exchange
+from pycoll.bootstrap.control_loop import CLOSED
+from pycoll.bootstrap.control_plane import Plane
 from pycoll.bootstrap.member import Member
-from pycoll.bootstrap.plane import Plane
-from pycoll.bootstrap.reactor import CLOSED
 from pycoll.bootstrap.rendezvous import Star
 
 

@@ -15,11 +15,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from pycoll.bootstrap.control_loop import CLOSED, UNREACHABLE
+from pycoll.bootstrap.control_plane import Plane
+from pycoll.bootstrap.control_router import CALLS, RANK, SECONDS
 from pycoll.bootstrap.framing import MAX_BLOB, MAX_KEY, Frame, Kind, encode, unpack_blobs
 from pycoll.bootstrap.group import number_of
-from pycoll.bootstrap.hub import CALLS, RANK, SECONDS
-from pycoll.bootstrap.plane import Plane
-from pycoll.bootstrap.reactor import CLOSED, UNREACHABLE
 from pycoll.bootstrap.rendezvous import GRACE_SECONDS
 from pycoll.errors import (
     BootstrapError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from pycoll.bootstrap import owner, rendezvous, route
+from pycoll.bootstrap import rendezvous, route, user_key
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.config import Config
@@ -81,4 +81,4 @@ def _loopback_secret(config: Config, host: str) -> bytes:
             f"PYCOLL_SECRET is not set, and {config.address} can be reached from other machines: "
             "set it to the same output of `openssl rand -hex 32` on every rank"
         )
-    return owner.secret(config.cache, f"loopback {config.address}".encode())
+    return user_key.secret(config.cache, f"loopback {config.address}".encode())

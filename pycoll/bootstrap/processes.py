@@ -17,7 +17,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from pycoll.bootstrap import torchrun
-from pycoll.bootstrap.spawned import PR_SET_PDEATHSIG, die_with
+from pycoll.bootstrap.local_child import PR_SET_PDEATHSIG, die_with
 from pycoll.config import SETTINGS
 
 PR_SET_CHILD_SUBREAPER = 36

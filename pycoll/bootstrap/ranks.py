@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from pycoll.bootstrap.control_router import rank_list
 from pycoll.bootstrap.forwarding import Lines, Sink
-from pycoll.bootstrap.hub import rank_list
 from pycoll.bootstrap.processes import Processes, end_children
 
 LAST = 20  #: lines of a failed rank that are shown once more

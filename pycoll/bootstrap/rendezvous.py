@@ -26,9 +26,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from pycoll.bootstrap import handshake
+from pycoll.bootstrap.control_router import rank_list
 from pycoll.bootstrap.framing import Decoder, Frame, Kind, pack_blobs, sealed, unpack_blobs
 from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES, Preface, Side
-from pycoll.bootstrap.hub import rank_list
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.route import is_here, is_loopback
 from pycoll.bootstrap.seal import SealError, Seals

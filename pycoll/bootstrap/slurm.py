@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pycoll.bootstrap import environment, nodelist, owner, torchrun
+from pycoll.bootstrap import environment, nodelist, torchrun, user_key
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.config import Config
@@ -60,7 +60,7 @@ def meet(config: Config, environ: Mapping[str, str]) -> Star:
                 "Slurm shares no secret: "
                 "srun --export=ALL,PYCOLL_SECRET=$(openssl rand -hex 32) ..."
             )
-        secret = owner.secret(config.cache, b"slurm " + name)
+        secret = user_key.secret(config.cache, b"slurm " + name)
     return environment.meet_at(host, choice, rank, size, secret, config.timeout)
 
 

@@ -14,10 +14,10 @@ import struct
 import time
 from typing import Protocol
 
-from pycoll.bootstrap import owner, rendezvous
+from pycoll.bootstrap import rendezvous, user_key
 from pycoll.bootstrap.base import Bootstrap
+from pycoll.bootstrap.control_router import rank_list
 from pycoll.bootstrap.framing import pack_blobs, unpack_blobs
-from pycoll.bootstrap.hub import rank_list
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.mpi import _addresses, _names
 from pycoll.bootstrap.rendezvous import Star
@@ -92,7 +92,7 @@ def _secrets(config: Config, number: bytes) -> tuple[bytes, bytes]:
         return config.secret, b""
     if not number:
         raise BootstrapError("PYCOLL_SECRET is set on rank 0: set it to the same on every rank")
-    return owner.secret(config.cache, b"store " + number), number
+    return user_key.secret(config.cache, b"store " + number), number
 
 
 def _wait(

@@ -17,7 +17,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 
-from pycoll.bootstrap import environment, owner
+from pycoll.bootstrap import environment, user_key
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.config import Config
@@ -59,7 +59,7 @@ def meet(config: Config, environ: Mapping[str, str]) -> Star:
     name = f"{environ.get('TORCHELASTIC_RUN_ID', '')} {host} {port}".encode()
     secret, public = config.secret, b""
     if not secret:
-        secret = owner.secret(config.cache, b"torchrun " + name)
+        secret = user_key.secret(config.cache, b"torchrun " + name)
         if environ.get("LOCAL_WORLD_SIZE") != str(size):  # else all are on this machine
             public = hashlib.sha256(b"pycoll torchrun secret " + name).digest()
     choice = ports(name)

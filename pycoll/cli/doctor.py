@@ -93,7 +93,7 @@ def _machine(config: Config, seconds: float) -> Machine:
         pause=lambda: time.sleep(seconds),
     )
     try:
-        from pycoll.runtime import bindings
+        from pycoll.runtime.native import bindings
     except UnavailableError as error:
         return replace(machine, engine=str(error), attributes=_by_pyverbs())
     ports = bindings.verbs_ports()
@@ -122,7 +122,7 @@ def _measurement(fabric: Fabric) -> Callable[[Port], float]:
     """Return what measures a port."""
 
     def measure(port: Port) -> float:
-        from pycoll.runtime import bindings
+        from pycoll.runtime.native import bindings
 
         return bindings.verbs_loopback(Rail(port.device, port.number), fabric, _MEASURED)
 

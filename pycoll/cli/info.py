@@ -38,7 +38,7 @@ class _Native(NamedTuple):
 
 def _native() -> _Native:
     try:
-        from pycoll.runtime import bindings
+        from pycoll.runtime.native import bindings
     except UnavailableError as error:
         return _Native(missing=str(error))
     return _Native(bindings.version(), bindings.compiler(), bindings.cpu_features())
@@ -60,8 +60,9 @@ def _between_hosts(config: Config) -> str:
 
 def _rdma(config: Config) -> list[str]:
     """Say by which RDMA ports ranks of other hosts can be reached, or why by none; then of each."""
-    from pycoll.runtime import bindings, rails
-    from pycoll.runtime.place import Place
+    from pycoll.runtime.host.locality import Place
+    from pycoll.runtime.native import bindings
+    from pycoll.runtime.net import rails
 
     if lack := bindings.verbs_missing():
         return [f"missing: {lack}"]
@@ -80,8 +81,8 @@ def _rdma(config: Config) -> list[str]:
 
 def _gpus() -> Iterator[tuple[str, str]]:
     """Say which GPUs there are, and what runs kernels on them, or why nothing does."""
-    from pycoll.runtime import bindings_cuda
     from pycoll.runtime.cuda import compile
+    from pycoll.runtime.native import cuda as bindings_cuda
 
     if lack := bindings_cuda.missing():
         yield "driver", f"missing: {lack}"

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pycoll.bootstrap import keeper
+from pycoll.bootstrap import supervisor
 from pycoll.bootstrap.ranks import Ranks
 from pycoll.cli.types import positive
 from pycoll.errors import UsageError
@@ -67,4 +67,4 @@ def run(options: argparse.Namespace) -> int:
         if stream is not None:
             stream.flush()
     ranks = Ranks([*command, *options.arguments], options.ranks, options.grace)
-    return keeper.keep(ranks.run)
+    return supervisor.keep(ranks.run)

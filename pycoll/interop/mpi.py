@@ -9,7 +9,7 @@ from pycoll.communicator import Communicator, init
 from pycoll.config import Config
 
 if TYPE_CHECKING:
-    from pycoll.runtime.settled import Selector
+    from pycoll.runtime.plan.agreement import Selector
 
 
 def from_mpi(

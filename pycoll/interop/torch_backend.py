@@ -52,7 +52,7 @@ def _with_launchers(environment: _Handler) -> _Handler:
         try:
             found = next(theirs)
         except ValueError:  # a variable is missing
-            from pycoll.interop.torch_launch import launched, store
+            from pycoll.interop.torch_env import launched, store
 
             if not launched():
                 raise

@@ -13,13 +13,13 @@ from torch.autograd import profiler
 
 from pycoll.errors import PycollError, UsageError
 from pycoll.interop.torch_dynamo import run_as_it_is
+from pycoll.interop.torch_env import seconds
 from pycoll.interop.torch_error import translated
 from pycoll.interop.torch_future import Beside, Completer
-from pycoll.interop.torch_launch import seconds
-from pycoll.interop.torch_meet import Maker
+from pycoll.interop.torch_init import Maker
 from pycoll.interop.torch_tensor import CODES, Tensor
 from pycoll.interop.torch_work import Done, Pending, Whole, forgotten
-from pycoll.runtime import batch
+from pycoll.runtime.p2p import batch
 
 _STRIDED = torch.strided
 _GROUPS: weakref.WeakSet[Calls] = weakref.WeakSet()

@@ -28,9 +28,9 @@ from torch._C._distributed_c10d import (
 from pycoll.collectives import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCE, REDUCE_SCATTER
 from pycoll.errors import UsageError
 from pycoll.interop.torch_calls import Call, Calls, Prepared, only
-from pycoll.interop.torch_door import call
 from pycoll.interop.torch_dynamo import run_as_it_is
-from pycoll.interop.torch_forms import listed, nested, options
+from pycoll.interop.torch_entry import call
+from pycoll.interop.torch_overloads import listed, nested, options
 from pycoll.interop.torch_reduce import NUMBERS, Reduction, folding, reduction, summing
 from pycoll.interop.torch_tensor import (
     Staged,

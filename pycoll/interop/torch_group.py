@@ -16,11 +16,11 @@ from pycoll.errors import UnavailableError, UsageError
 from pycoll.interop.torch_backend import DEVICES, NAME
 from pycoll.interop.torch_calls import only
 from pycoll.interop.torch_collectives import Collectives
-from pycoll.interop.torch_door import call, torch_errors
 from pycoll.interop.torch_dynamo import run_as_it_is
-from pycoll.interop.torch_forms import options
-from pycoll.interop.torch_launch import seconds
-from pycoll.interop.torch_meet import Maker
+from pycoll.interop.torch_entry import call, torch_errors
+from pycoll.interop.torch_env import seconds
+from pycoll.interop.torch_init import Maker
+from pycoll.interop.torch_overloads import options
 from pycoll.interop.torch_tags import Lanes
 from pycoll.interop.torch_tensor import Tensor, incoming, outgoing
 from pycoll.interop.torch_work import Pending

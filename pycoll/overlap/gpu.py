@@ -8,7 +8,7 @@ from pycoll.errors import UnavailableError
 from pycoll.overlap.frameworks import current_device
 from pycoll.overlap.limits import Limits
 from pycoll.overlap.occupancy import Footprint
-from pycoll.runtime import bindings_cuda as cuda
+from pycoll.runtime.native import cuda
 
 
 class Event:

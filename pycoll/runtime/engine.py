@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pycoll.arrays import driver
 from pycoll.bootstrap import Bootstrap
-from pycoll.bootstrap.reactor import CLOSED, EXITED
+from pycoll.bootstrap.control_loop import CLOSED, EXITED
 from pycoll.config import Config
 from pycoll.errors import (
     BrokenError,
@@ -29,17 +29,17 @@ from pycoll.errors import (
     described,
     quoted,
 )
-from pycoll.runtime import bindings
-from pycoll.runtime.faults import TOLD, Faults
+from pycoll.runtime.call_site import amid
+from pycoll.runtime.failure import TOLD, Faults
+from pycoll.runtime.host.heap import Heap
 from pycoll.runtime.join import World, join
-from pycoll.runtime.line import amid
-from pycoll.runtime.links import Links
-from pycoll.runtime.region import Heap
-from pycoll.runtime.settled import Selector, Settled, settle
+from pycoll.runtime.native import bindings
+from pycoll.runtime.net.connections import Links
+from pycoll.runtime.plan.agreement import Selector, Settled, settle
 
 if TYPE_CHECKING:
-    from pycoll.runtime.plan import Executable
-    from pycoll.runtime.selection import Selection
+    from pycoll.runtime.plan.cache import Executable
+    from pycoll.runtime.plan.selection import Selection
     from pycoll.runtime.work import Work
 
 E = TypeVar("E", bound="Engine")
@@ -116,7 +116,7 @@ class Engine:
     def selection(self) -> Selection:
         """How calls choose their algorithms."""
         # Loaded at the first plan: it brings every algorithm, and joining shall be quick.
-        from pycoll.runtime.selection import Selection
+        from pycoll.runtime.plan.selection import Selection
 
         return Selection(self.world, self._settled)
 
@@ -592,9 +592,9 @@ os.register_at_fork(after_in_child=_forget_all)
 
 def _gpu_of(address: int) -> int:
     # Loaded at the first array of a GPU: most programs have none.
-    from pycoll.runtime import bindings_cuda
+    from pycoll.runtime.native import cuda
 
-    return bindings_cuda.pointer(address).device
+    return cuda.pointer(address).device
 
 
 driver.gpu_of = _gpu_of

@@ -20,9 +20,11 @@ from typing import Any, NamedTuple, Protocol
 from pycoll.config import Config
 from pycoll.errors import BootstrapError, PycollError, UnavailableError
 from pycoll.fabric import Fabric
-from pycoll.runtime import bindings, place, transport
-from pycoll.runtime.place import Place
-from pycoll.runtime.transport import Wanted
+from pycoll.runtime.host import locality
+from pycoll.runtime.host.locality import Place
+from pycoll.runtime.native import bindings
+from pycoll.runtime.net import transport
+from pycoll.runtime.net.transport import Wanted
 from pycoll.schedule.placement import Placement
 
 #: Slots per edge: one is filled while the other is read, and two more hide a late reader.
@@ -131,7 +133,7 @@ def join(bootstrap: Bootstrap, config: Config) -> tuple[World, Any]:
     theirs = [_introduction(i, blob) for i, blob in enumerate(blobs)]
     _same_version([said.version for said in theirs])
     places = [said.place for said in theirs]
-    cores, near = place.cores(places, places[rank].host)
+    cores, near = locality.cores(places, places[rank].host)
     try:
         comm = bindings.comm_open(
             rank,
@@ -148,7 +150,7 @@ def join(bootstrap: Bootstrap, config: Config) -> tuple[World, Any]:
     try:
         mapped = _map(comm, bootstrap, timeout)
         remote = [peer for peer in range(size) if not mapped[rank] >> peer & 1]
-        hosts, by = place.hosts(places), transport.Reach(transport.SHM)
+        hosts, by = locality.hosts(places), transport.Reach(transport.SHM)
         if any(bits + 1 != 1 << size for bits in mapped):
             # Only here: to look for RDMA devices takes longer than all else where there are many.
             wanted = Wanted(theirs[0].transport, theirs[0].fabric, config.rails)
@@ -163,7 +165,7 @@ def join(bootstrap: Bootstrap, config: Config) -> tuple[World, Any]:
     world = World(
         rank,
         size,
-        place.scarcest(places),
+        locality.scarcest(places),
         theirs[0].algorithm,
         SLOTS,
         each,
@@ -172,7 +174,7 @@ def join(bootstrap: Bootstrap, config: Config) -> tuple[World, Any]:
         by.transport,
         by.wire,
         hosts,
-        place.placement(places, mapped),
+        locality.placement(places, mapped),
     )
     return world, comm
 

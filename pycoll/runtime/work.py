@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pycoll.errors import CollectiveTimeout, PycollError, UsageError, quoted
-from pycoll.runtime.line import user_line
+from pycoll.runtime.call_site import user_line
 
 if TYPE_CHECKING:
     from pycoll.runtime.engine import Engine
-    from pycoll.runtime.plan import Executable
+    from pycoll.runtime.plan.cache import Executable
 
 
 class Work:

@@ -14,9 +14,10 @@ from pycoll.arrays.cuda_array import CudaArray
 from pycoll.arrays.view import ArrayView
 from pycoll.dtypes import FLOAT64, ReduceOp
 from pycoll.errors import UsageError
-from pycoll.runtime import batch, coalesce
-from pycoll.runtime.batch import Place
-from pycoll.runtime.request import KINDS, Asking
+from pycoll.runtime.p2p import batch
+from pycoll.runtime.p2p.batch import Place
+from pycoll.runtime.plan import buckets
+from pycoll.runtime.plan.request import KINDS, Asking
 
 pytestmark = pytest.mark.native  # transfers are named as native code has them
 
@@ -75,9 +76,9 @@ ENTRIES: dict[str, tuple[Callable[[Any, Any], object], int, int]] = {
     },
     "allgatherv": (lambda x, out: collective("allgather", x, out, [3, 1]), 3, 4),
     "reduce_scatterv": (lambda x, out: collective("reduce_scatter", x, out, [3, 1]), 4, 3),
-    "allreduce, array 0": (lambda x, out: coalesce.pairs([x], [out], "allreduce"), 4, 4),
+    "allreduce, array 0": (lambda x, out: buckets.pairs([x], [out], "allreduce"), 4, 4),
     "allreduce: array 0": (
-        lambda x, out: coalesce.pairs([x, np.ones(4)], [np.ones(4), out], "allreduce"),
+        lambda x, out: buckets.pairs([x, np.ones(4)], [np.ones(4), out], "allreduce"),
         4,
         4,
     ),
@@ -126,7 +127,7 @@ def test_empty_arrays_lie_anywhere() -> None:
         a, b = families.look(x, "x"), families.look(out, "out")
         assert not a.overlaps(b)
         operands.require_apart(a, b, "x")
-        coalesce.pairs([x, out], None, "allreduce")
+        buckets.pairs([x, out], None, "allreduce")
         batch.exchange(PLACE, [(x, 1)], [(out, 1)])
     collective("allgather", whole[3:3], whole[4:4])
     collective("alltoall", whole[3:3], whole[:0])

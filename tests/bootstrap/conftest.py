@@ -14,7 +14,7 @@ import pytest
 
 from pycoll.bootstrap import rendezvous
 from pycoll.bootstrap.control import Control
-from pycoll.bootstrap.plane import Plane
+from pycoll.bootstrap.control_plane import Plane
 from pycoll.bootstrap.rendezvous import Star
 
 SECRET = b"correct horse battery staple"

@@ -16,11 +16,11 @@ import pytest
 from pycoll.bootstrap import detect, spawn
 from pycoll.bootstrap.base import Bootstrap
 from pycoll.bootstrap.control import Control
+from pycoll.bootstrap.control_loop import Reactor
+from pycoll.bootstrap.control_plane import Plane, leave_all
+from pycoll.bootstrap.control_router import SECONDS as TIMEOUT
 from pycoll.bootstrap.framing import HEADER, MAX_BLOB, Decoder, Frame, Kind, encode, sealed
-from pycoll.bootstrap.hub import SECONDS as TIMEOUT
 from pycoll.bootstrap.member import Member
-from pycoll.bootstrap.plane import Plane, leave_all
-from pycoll.bootstrap.reactor import Reactor
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.bootstrap.seal import digest_of
 from pycoll.errors import (

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pycoll.bootstrap import Bootstrap, detect, spawn
+from pycoll.bootstrap.control_router import CALLS, SECONDS, Hub
 from pycoll.bootstrap.framing import Frame, Kind, unpack_blobs
 from pycoll.bootstrap.group import number_of
-from pycoll.bootstrap.hub import CALLS, SECONDS, Hub
 from pycoll.errors import (
     BootstrapError,
     BrokenError,
@@ -183,7 +183,7 @@ def test_who_joins_late_hears_what_was_said_before(jobs):
 
 
 def test_everyone_is_asked_once_however_many_ask(jobs, together, monkeypatch):
-    monkeypatch.setattr("pycoll.bootstrap.hub.POLL_SECONDS", LONG)
+    monkeypatch.setattr("pycoll.bootstrap.control_router.POLL_SECONDS", LONG)
     job = jobs(4)
     groups = [b.group([2, 1, 3], "g") for b in job[1:]]
     _ = [Log(b) for b in [*job, *groups]]

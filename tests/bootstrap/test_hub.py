@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pycoll.bootstrap.control_router import CALLS, SECONDS, Hub, rank_list
 from pycoll.bootstrap.framing import Frame, Kind, unpack_blobs
-from pycoll.bootstrap.hub import CALLS, SECONDS, Hub, rank_list
 from pycoll.errors import BootstrapError
 
 

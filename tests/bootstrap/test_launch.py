@@ -14,7 +14,7 @@ import pytest
 
 import pycoll
 from pycoll.bootstrap import detect, job
-from pycoll.bootstrap.launch import spawn
+from pycoll.bootstrap.local_launch import spawn
 from pycoll.errors import BootstrapError, CollectiveTimeout, PeerLostError, UsageError
 
 SECONDS = 30.0  #: generous: reached only by a hang

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pycoll.bootstrap.link import Link, keep_alive, silence_seconds
+from pycoll.bootstrap.control_socket import Link, keep_alive, silence_seconds
 from pycoll.bootstrap.seal import Seal, Seals
 
 SEALS = Seals(Seal(b"s"), Seal(b"r"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import resource
 
 from pycoll.bootstrap import detect, job, spawn
+from pycoll.bootstrap.control_router import SECONDS, Hub
 from pycoll.bootstrap.framing import Frame, Kind
-from pycoll.bootstrap.hub import SECONDS, Hub
 
 RANKS = 256
 LONG = 120.0  #: seconds; generous: reached only by a hang

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pycoll.bootstrap import environment, owner, rendezvous, route, store, torchrun
+from pycoll.bootstrap import environment, rendezvous, route, store, torchrun, user_key
 from pycoll.bootstrap.base import Bootstrap
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.config import Config
@@ -28,7 +28,7 @@ NOBODY = 65534
 
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(owner, "FALLBACKS", (tmp_path / "fallback",))
+    monkeypatch.setattr(user_key, "FALLBACKS", (tmp_path / "fallback",))
 
 
 def path(folder: Path) -> Path:
@@ -37,18 +37,18 @@ def path(folder: Path) -> Path:
 
 def test_a_key_is_made_once_for_its_user_alone(tmp_path):
     folder = tmp_path / "a" / "cache"
-    first = owner.key(folder)
-    assert owner.key(folder) == first
-    assert len(first) == owner.KEY_BYTES
+    first = user_key.key(folder)
+    assert user_key.key(folder) == first
+    assert len(first) == user_key.KEY_BYTES
     assert stat.S_IMODE(path(folder).stat().st_mode) == 0o600
     assert [entry.name for entry in folder.iterdir()] == [path(folder).name]
-    assert owner.key(tmp_path / "b") != first
+    assert user_key.key(tmp_path / "b") != first
 
 
 def test_ranks_that_make_the_key_at_once_have_the_same(tmp_path):
     for i in range(20):
         with ThreadPoolExecutor(8) as pool:
-            keys = [pool.submit(owner.key, tmp_path / str(i)) for _ in range(8)]
+            keys = [pool.submit(user_key.key, tmp_path / str(i)) for _ in range(8)]
         assert len({key.result() for key in keys}) == 1
 
 
@@ -80,21 +80,27 @@ WRONG = {
 def test_what_others_may_have_put_there_is_never_taken_for_a_key(tmp_path, monkeypatch, wrong):
     make, message = WRONG[wrong]
     make(path(tmp_path))
-    instead = owner.key(tmp_path)  # in another folder, and there is no waiting for a pipe's end
-    assert instead == owner.key(tmp_path) == owner._read(path(tmp_path / "fallback"), os.geteuid())
-    monkeypatch.setattr(owner, "FALLBACKS", ())
+    instead = user_key.key(tmp_path)  # in another folder, and there is no waiting for a pipe's end
+    assert (
+        instead
+        == user_key.key(tmp_path)
+        == user_key._read(path(tmp_path / "fallback"), os.geteuid())
+    )
+    monkeypatch.setattr(user_key, "FALLBACKS", ())
     with pytest.raises(
         BootstrapError, match=rf"^there is no place for a key .*{message}\): set PYCOLL_SECRET"
     ):
-        owner.key(tmp_path)
+        user_key.key(tmp_path)
 
 
 def test_a_folder_that_cannot_be(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    assert owner.key(tmp_path / "file" / "cache") == owner.key(Path("/proc/cache/" + 5000 * "a"))
-    monkeypatch.setattr(owner, "FALLBACKS", ())
+    assert user_key.key(tmp_path / "file" / "cache") == user_key.key(
+        Path("/proc/cache/" + 5000 * "a")
+    )
+    monkeypatch.setattr(user_key, "FALLBACKS", ())
     with pytest.raises(BootstrapError, match=r"^there is no place .*Not a directory"):
-        owner.key(tmp_path / "file" / "cache")
+        user_key.key(tmp_path / "file" / "cache")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
@@ -102,7 +108,7 @@ def test_the_key_of_another_user_is_not_taken(tmp_path):
     path(tmp_path).write_bytes(bytes(32))
     path(tmp_path).chmod(0o600)
     os.chown(path(tmp_path), NOBODY, NOBODY)
-    assert owner.key(tmp_path) == owner._read(path(tmp_path / "fallback"), os.geteuid())
+    assert user_key.key(tmp_path) == user_key._read(path(tmp_path / "fallback"), os.geteuid())
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::ffff:127.0.0.2", "::1"])

@@ -13,10 +13,10 @@ import pytest
 
 from pycoll.bootstrap import rendezvous
 from pycoll.bootstrap.control import Control
+from pycoll.bootstrap.control_loop import FORGED, TAMPERED
+from pycoll.bootstrap.control_plane import Plane
 from pycoll.bootstrap.framing import HEADER, Frame, Kind, encode
 from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES
-from pycoll.bootstrap.plane import Plane
-from pycoll.bootstrap.reactor import FORGED, TAMPERED
 from pycoll.bootstrap.seal import TAG_BYTES
 from pycoll.errors import BootstrapError, PycollError
 

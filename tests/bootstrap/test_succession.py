@@ -21,14 +21,14 @@ from collections.abc import Callable
 import pytest
 
 from pycoll.bootstrap import Bootstrap, detect, spawn
-from pycoll.bootstrap.caller import Caller, Visit
+from pycoll.bootstrap.connection import Caller, Visit
 from pycoll.bootstrap.control import Control
+from pycoll.bootstrap.control_loop import GAVE_UP, UNREACHABLE, Reactor
+from pycoll.bootstrap.control_plane import Plane
+from pycoll.bootstrap.failover import Succession
 from pycoll.bootstrap.framing import Frame
 from pycoll.bootstrap.handshake import PREFACE, Preface
-from pycoll.bootstrap.plane import Plane
-from pycoll.bootstrap.reactor import GAVE_UP, UNREACHABLE, Reactor
 from pycoll.bootstrap.rendezvous import Star
-from pycoll.bootstrap.succession import Succession
 from pycoll.errors import BootstrapError, BrokenError, PeerLostError
 
 LONG = 60.0  #: seconds; generous: reached only by a hang
@@ -222,7 +222,7 @@ def test_a_stranger_at_the_port_of_a_rank_that_died_is_passed_by(
     stars, planes, monkeypatch, stranger
 ):
     """Its port was free again: a server of something else, or a rank of this or another job."""
-    monkeypatch.setattr("pycoll.bootstrap.succession.silence_seconds", lambda timeout: 0.3)
+    monkeypatch.setattr("pycoll.bootstrap.failover.silence_seconds", lambda timeout: 0.3)
     met = stars(4)
     listener = met[1].listener.dup()
     secret = met[1].secret if stranger == "other rank" else b"of another job"
@@ -321,7 +321,7 @@ def test_who_lost_only_its_own_way_to_the_hub_is_turned_away(stars, planes, earl
 @pytest.mark.parametrize("where", ["before", "behind"])
 def test_who_comes_too_late_is_turned_away(stars, planes, monkeypatch, where):
     """Before it has called the new hub, or when it has, and has not said a word."""
-    monkeypatch.setattr("pycoll.bootstrap.reactor.silence_seconds", lambda timeout: 0.3)
+    monkeypatch.setattr("pycoll.bootstrap.control_loop.silence_seconds", lambda timeout: 0.3)
     met = stars(4)
     controls = planes(met[1:])
     go = threading.Event()
@@ -344,7 +344,7 @@ def test_who_comes_too_late_is_turned_away(stars, planes, monkeypatch, where):
 
 def test_a_machine_that_does_not_answer_is_tried_once(stars, planes, monkeypatch):
     """However many ranks it has; a port whose queue is full drops SYNs, as such a machine does."""
-    monkeypatch.setattr("pycoll.bootstrap.succession.silence_seconds", lambda timeout: 0.3)
+    monkeypatch.setattr("pycoll.bootstrap.failover.silence_seconds", lambda timeout: 0.3)
     begin, begun = Caller.begin, []
     monkeypatch.setattr(Caller, "begin", lambda *args: begun.append(args[0].peer) or begin(*args))
     met = stars(5)

@@ -114,7 +114,7 @@ def test_bad_arguments_are_one_line_and_code_2(cli, machine, arguments, message)
 
 @pytest.mark.native
 def test_bandwidth_of_each_port(cli, machine, monkeypatch):
-    from pycoll.runtime import bindings
+    from pycoll.runtime.native import bindings
 
     asked = []
 
@@ -131,7 +131,7 @@ def test_bandwidth_of_each_port(cli, machine, monkeypatch):
 
 @pytest.mark.native
 def test_bandwidth_that_cannot_be_measured(cli, machine, monkeypatch):
-    from pycoll.runtime import bindings
+    from pycoll.runtime.native import bindings
 
     def loopback(rail, fabric, seconds):
         raise TransportError("rxe0 port 1: ibv_reg_mr: Cannot allocate memory")

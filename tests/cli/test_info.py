@@ -95,8 +95,9 @@ def test_info_says_by_which_network_other_hosts_are_reached(cli, monkeypatch):
 
 @pytest.mark.native
 def test_info_says_by_which_ports_rdma_goes(cli, monkeypatch):
-    from pycoll.runtime import bindings, rails
-    from pycoll.runtime.bindings import Port
+    from pycoll.runtime.native import bindings
+    from pycoll.runtime.native.bindings import Port
+    from pycoll.runtime.net import rails
 
     def port(device: str, state: int) -> Port:
         more = (1, 4096, 4096, 7, 400_000_000_000, 0, 1000, 0, 0, bytes(16), -1, "mlx5_core")
@@ -134,8 +135,8 @@ def gpus(out: str) -> list[str]:
 
 @pytest.mark.native
 def test_info_says_what_is_missing_for_gpus(cli, monkeypatch):
-    from pycoll.runtime import bindings_cuda
     from pycoll.runtime.cuda import compile
+    from pycoll.runtime.native import cuda as bindings_cuda
 
     monkeypatch.setattr(bindings_cuda, "missing", lambda: "libcuda.so.1 was not found: install it")
     monkeypatch.setattr(bindings_cuda, "devices", lambda: 0)

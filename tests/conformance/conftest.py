@@ -16,7 +16,7 @@ import joined
 import stand_in
 from joined import Opened, held
 
-from pycoll.runtime import bindings
+from pycoll.runtime.native import bindings
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import fabric
 
 from pycoll.bootstrap import Bootstrap
 from pycoll.fabric import Fabric, Rail
-from pycoll.runtime import bindings
+from pycoll.runtime.native import bindings
 
 SLOTS = 2
 SLOT_BYTES = 4096

@@ -11,7 +11,7 @@ from joined import SECONDS, SLOT_BYTES, finish
 from pycoll.algorithms import algorithm
 from pycoll.dtypes import UINT8, DType, ReduceOp
 from pycoll.program.lower import compile_program
-from pycoll.runtime import bindings
+from pycoll.runtime.native import bindings
 from pycoll.schedule import Algorithm, ScheduleBuilder, allreduce
 
 

@@ -18,7 +18,7 @@ from fabric import Kind
 from joined import SECONDS, Opened, attend_until, connect_all, rail_all
 
 from pycoll.dtypes import UINT8
-from pycoll.runtime import bindings
+from pycoll.runtime.native import bindings
 
 DEVICES = ("fake0", "fake4")
 NBYTES = 4 << 20

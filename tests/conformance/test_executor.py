@@ -27,7 +27,7 @@ from pycoll.dtypes import DTYPES, DType, ReduceOp
 from pycoll.program import reference
 from pycoll.program.lower import compile_all
 from pycoll.program.program import Program
-from pycoll.runtime import bindings
+from pycoll.runtime.native import bindings
 from pycoll.schedule import COLLECTIVES, Algorithm, Collective, NotDirect
 
 Bytes = npt.NDArray[np.uint8]

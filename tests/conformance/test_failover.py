@@ -20,7 +20,7 @@ from joined import HASTY, Opened, attend_until, rail_all, settle
 from stream import Stream
 
 from pycoll.fabric import Fabric
-from pycoll.runtime import bindings
+from pycoll.runtime.native import bindings
 
 pytestmark = pytest.mark.stand_in
 

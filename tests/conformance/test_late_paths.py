@@ -16,7 +16,7 @@ from fabric import Fabric as Network
 from joined import SECONDS, Opened, attend_until, rail_all, settle
 from stream import Stream
 
-from pycoll.runtime import bindings
+from pycoll.runtime.native import bindings
 
 pytestmark = pytest.mark.stand_in
 

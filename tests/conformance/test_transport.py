@@ -45,7 +45,7 @@ from pycoll.dtypes import INT64, UINT8
 from pycoll.errors import InternalError
 from pycoll.fabric import Rail
 from pycoll.program.lower import compile_program
-from pycoll.runtime import bindings
+from pycoll.runtime.native import bindings
 from pycoll.schedule import ScheduleBuilder, allreduce
 
 Connect = Callable[[Sequence[Any]], None]

@@ -18,8 +18,8 @@ import walk
 import pycoll
 from pycoll import BrokenError, CollectiveTimeout, Communicator, MismatchError, UsageError
 from pycoll.bootstrap import job as jobs
-from pycoll.runtime import bindings_plane as bindings
-from pycoll.runtime.faults import Faults
+from pycoll.runtime.failure import Faults
+from pycoll.runtime.native import device_comm as bindings
 
 pytestmark = gpus.MARKS
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pycoll
-from pycoll.runtime import bindings_cuda
+from pycoll.runtime.native import cuda as bindings_cuda
 
 pytestmark = gpus.MARKS
 

@@ -22,7 +22,7 @@ import kernels
 import together
 
 import pycoll
-from pycoll.runtime import bindings_cuda as cuda
+from pycoll.runtime.native import cuda
 
 pytestmark = pytest.mark.native
 

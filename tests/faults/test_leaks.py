@@ -76,7 +76,7 @@ def timeout() -> None:
 
 def test_a_failed_init_leaves_nothing() -> None:
     from pycoll.bootstrap import detect
-    from pycoll.runtime import bindings
+    from pycoll.runtime.native import bindings
 
     def rank() -> None:
         before = held()
@@ -92,7 +92,7 @@ def test_a_failed_init_leaves_nothing() -> None:
 
 
 def test_many_sizes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pycoll.runtime import plan as plans
+    from pycoll.runtime.plan import cache as plans
 
     monkeypatch.setattr(plans, "MAX_PLANS", 10)
 
@@ -109,7 +109,7 @@ def test_many_sizes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many_algorithms_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pycoll.runtime import plan as plans
+    from pycoll.runtime.plan import cache as plans
 
     monkeypatch.setattr(plans, "MAX_PLANS", 3)
 

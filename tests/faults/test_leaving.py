@@ -15,9 +15,10 @@ import pytest
 import pycoll
 from pycoll import BrokenError, PeerLostError, UsageError
 from pycoll.bootstrap.control import Control
-from pycoll.runtime import bindings, engine
-from pycoll.runtime import plan as plans
-from pycoll.runtime.faults import Faults
+from pycoll.runtime import engine
+from pycoll.runtime.failure import Faults
+from pycoll.runtime.native import bindings
+from pycoll.runtime.plan import cache as plans
 
 
 @pytest.mark.parametrize("what", ["raises", "closes"])

@@ -20,7 +20,7 @@ import walk
 import pycoll
 from pycoll import Communicator, MismatchError, UsageError
 from pycoll.bootstrap import job as jobs
-from pycoll.runtime import bindings
+from pycoll.runtime.native import bindings
 
 
 def repeat(call: Callable[[], Any], work: Any = None) -> None:
@@ -467,11 +467,14 @@ def test_a_call_in_a_signal_handler_amid_the_first_import() -> None:
 
         class Strikes(importlib.abc.MetaPathFinder):
             def find_spec(self, name: str, *_: object) -> None:
-                if name == "pycoll.runtime.host" and not refused:
+                if name == "pycoll.runtime.host.executor" and not refused:
                     os.kill(os.getpid(), signal.SIGUSR1)
 
         signal.signal(signal.SIGUSR1, handler)
-        for name in ("pycoll.runtime.launch", "pycoll.runtime.host"):  # the test has imported them
+        for name in (
+            "pycoll.runtime.dispatch",
+            "pycoll.runtime.host.executor",
+        ):  # the test has imported them
             sys.modules.pop(name, None)
         sys.meta_path.insert(0, Strikes())
         assert comm.allreduce(np.ones(4))[0] == 2

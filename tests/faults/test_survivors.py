@@ -17,8 +17,9 @@ import pycoll
 from pycoll import BrokenError, Communicator, PeerLostError
 from pycoll.bootstrap import Bootstrap
 from pycoll.bootstrap.job import current
-from pycoll.runtime import bindings, join
+from pycoll.runtime import join
 from pycoll.runtime.engine import Engine
+from pycoll.runtime.native import bindings
 
 SECONDS = 60.0  #: until a wait fails; no test reaches it but by a hang
 SIZE = 4

@@ -38,7 +38,7 @@ import pycoll
 from pycoll import Communicator, PycollError
 from pycoll.benchmark import metadata
 from pycoll.bootstrap import job as jobs
-from pycoll.runtime import bindings
+from pycoll.runtime.native import bindings
 
 ROOT = Path(__file__).parents[2]
 SIZE = 4

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from pycoll.runtime import bindings_cuda as cuda
+from pycoll.runtime.native import cuda
 
 #: CUdevice_attribute, those that gpu phases report.
 ATTRIBUTES = {

@@ -16,7 +16,7 @@ import numpy as np
 
 from pycoll.arrays.cuda_array import CudaArray
 from pycoll.dtypes import BY_NAME, DType
-from pycoll.runtime import bindings_cuda as cuda
+from pycoll.runtime.native import cuda
 
 #: Bytes that pass through pinned memory at once.
 _STAGE = 8 << 20

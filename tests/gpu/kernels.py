@@ -127,7 +127,7 @@ def compile_all(folder: Path, capability: tuple[int, int]) -> str:
 
 def load(device: int, carried: Path | None) -> dict[str, int]:
     """Return the kernels' handles, by name; compiled here if they were not carried along."""
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import cuda
 
     gpu = cuda.device(device)
     arch = f"{gpu.major}{gpu.minor}"
@@ -144,7 +144,7 @@ def played(device: int, carried: Path | None) -> dict[str, int]:
     sys.path.append(str(Path(__file__).resolve().parents[1] / "fakecuda"))
     import fakecuda
 
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import cuda
 
     module = cuda.module(device, fakecuda.image(**PLAYED))
     return {name: cuda.function(device, module, name) for name in PLAYED}
@@ -166,7 +166,7 @@ class Computation:
 
     def padded(self, padding: int) -> Any:
         """Return what enqueues it on a stream with so much dynamic shared memory."""
-        from pycoll.runtime import bindings_cuda as cuda
+        from pycoll.runtime.native import cuda
 
         if padding:
             cuda.function_dynamic(self._device, self.handle, padding)

@@ -115,9 +115,9 @@ def bench(*given: str, script: str = "one_gpu", **more: str) -> subprocess.Compl
 @pytest.mark.native
 @pytest.mark.parametrize("script", ["one_gpu", "many_gpus"])
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path, script: str) -> None:
-    from pycoll.runtime import bindings_cuda
+    from pycoll.runtime.native import cuda
 
-    if not bindings_cuda.missing():
+    if not cuda.missing():
         pytest.skip("this machine has a GPU")
     done = bench("--output", str(tmp_path / "out.json"), script=script)
     assert done.returncode == 1

@@ -15,7 +15,7 @@ import kernels
 import together
 
 from pycoll import overlap
-from pycoll.runtime import bindings_cuda as cuda
+from pycoll.runtime.native import cuda
 
 pytestmark = [pytest.mark.native, pytest.mark.fake_cuda]
 

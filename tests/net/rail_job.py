@@ -13,7 +13,7 @@ import warnings
 import numpy as np
 
 import pycoll
-from pycoll.runtime import bindings
+from pycoll.runtime.native import bindings
 
 
 def say(**words: object) -> None:

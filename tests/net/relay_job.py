@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import pycoll
-from pycoll.runtime import links
+from pycoll.runtime.net import connections as links
 
 PLAIN = "a harmless object " * 20
 

@@ -19,7 +19,7 @@ SEEK = """
 import math, selectors, sys, time
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.rendezvous import Star
-from pycoll.bootstrap.succession import Succession
+from pycoll.bootstrap.failover import Succession
 
 def say(*words):
     print(*words, flush=True)

@@ -12,7 +12,7 @@ from pycoll.errors import UsageError
 from pycoll.overlap.gpu import Gpu
 from pycoll.overlap.limits import TABLE
 from pycoll.overlap.occupancy import Footprint, resident
-from pycoll.runtime import bindings_cuda as cuda
+from pycoll.runtime.native import cuda
 
 pytestmark = [pytest.mark.native, pytest.mark.fake_cuda]
 

@@ -163,9 +163,9 @@ def test_the_driver_has_the_last_word() -> None:
 
 @pytest.mark.native
 def test_without_a_gpu_it_refuses_and_says_what_mends_it() -> None:
-    from pycoll.runtime import bindings_cuda
+    from pycoll.runtime.native import cuda
 
-    if not bindings_cuda.missing():
+    if not cuda.missing():
         pytest.skip("this machine has a GPU")
     for call in (
         lambda: overlap.plan(Footprint(256, 32), 256),

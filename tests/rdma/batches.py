@@ -16,7 +16,7 @@ import sys
 import numpy as np
 
 import pycoll
-from pycoll.runtime import bindings
+from pycoll.runtime.native import bindings
 
 LENGTHS = [int(length) for length in sys.argv[1:]]
 

@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 import pycoll
-from pycoll.runtime import bindings
+from pycoll.runtime.native import bindings
 
 SECONDS = 60  #: in which every path has come up, or never will
 COUNTS = (3, 30_000)  #: elements for each rank: in the line; cut over the rails where there are two

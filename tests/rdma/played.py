@@ -22,7 +22,7 @@ from letters import HELLO, IN_LINE, LINE, OFFERED, P2P, Hello, Kind, Loan, Mail
 
 import pycoll
 from pycoll.errors import PycollError
-from pycoll.runtime import bindings
+from pycoll.runtime.native import bindings
 
 PATIENCE = 60.0  #: seconds
 GUARD = 4096  #: bytes around what may be written

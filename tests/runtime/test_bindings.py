@@ -24,7 +24,7 @@ from pycoll.errors import (
 )
 from pycoll.fabric import Fabric, Rail
 from pycoll.program.lower import compile_program
-from pycoll.runtime import bindings
+from pycoll.runtime.native import bindings
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_every_code_has_its_exception(name: str, kind: type[Exception]) -> None:
 def test_every_function_of_the_header_is_bound(root: Path) -> None:
     header = (root / "native" / "pycoll.h").read_text()
     declared = set(re.findall(r"\b(pc_\w+)\(", header)) - {"pc_fold_test"}  # for tests of kernels
-    files = Path(bindings.__file__).parent.glob("bindings*.py")
+    files = Path(bindings.__file__).parent.glob("*.py")
     source = "".join(path.read_text() for path in files)
     assert declared == set(re.findall(r"_lib\.(pc_\w+)", source))
 

@@ -12,8 +12,8 @@ import fakecuda
 import pytest
 
 from pycoll.errors import InternalError, UnavailableError
-from pycoll.runtime import bindings, bindings_cuda
-from pycoll.runtime import bindings_plane as planes
+from pycoll.runtime.native import bindings, cuda
+from pycoll.runtime.native import device_comm as planes
 
 HEAP = 1 << 16
 SIZE = 3
@@ -81,7 +81,7 @@ def test_the_heap_of_a_plane(alone: Any) -> None:
     assert half is not None
     assert rest == half + HEAP // 2
     assert planes.plane_alloc(plane, 1) is None
-    assert bindings_cuda.pointer(half).kind == bindings_cuda.DEVICE
+    assert cuda.pointer(half).kind == cuda.DEVICE
     planes.plane_free(plane, half)
     with pytest.raises(InternalError, match=r"free of empty\(\) memory on a GPU"):
         planes.plane_free(plane, half)
@@ -109,7 +109,7 @@ def test_a_gpu_that_is_not_there(alone: Any) -> None:
 def test_a_gpu_that_is_full(alone: Any) -> None:
     with pytest.raises(UnavailableError, match=r"GPU 0: cuMemAlloc\(.*OUT_OF_MEMORY"):
         planes.plane_open(alone, 0, [0], 1 << 30)
-    assert bindings_cuda.pointer(0).kind == bindings_cuda.UNKNOWN  # and the driver still answers
+    assert cuda.pointer(0).kind == cuda.UNKNOWN  # and the driver still answers
 
 
 @pytest.mark.fake_cuda

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pycoll.errors import ClosedError
-from pycoll.runtime import bindings, boards
-from pycoll.runtime.bindings import Board
-from pycoll.runtime.boards import Boards, parse
+from pycoll.runtime import status
+from pycoll.runtime.native import bindings
+from pycoll.runtime.native.bindings import Board
+from pycoll.runtime.status import Boards, parse
 
 
 class Control:
@@ -35,7 +36,7 @@ class Control:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(boards.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(status.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -8,7 +8,7 @@ import pycoll
 from pycoll import ScheduleBuilder
 from pycoll.algorithms import get
 from pycoll.dtypes import FLOAT32, INT64, ReduceOp
-from pycoll.runtime.call import BARRIER, Call
+from pycoll.runtime.plan.call import BARRIER, Call
 
 SUM = ReduceOp.SUM
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from pycoll.bootstrap.reactor import CLOSED, UNREACHABLE
+from pycoll.bootstrap.control_loop import CLOSED, UNREACHABLE
 from pycoll.errors import BrokenError, MismatchError, PeerLostError
-from pycoll.runtime import bindings, faults
-from pycoll.runtime.bindings import Board
-from pycoll.runtime.faults import Faults
-from pycoll.runtime.line import user_line
+from pycoll.runtime import failure as faults
+from pycoll.runtime.call_site import user_line
+from pycoll.runtime.failure import Faults
+from pycoll.runtime.native import bindings
+from pycoll.runtime.native.bindings import Board
 
 
 def within(module: str, code: str) -> str:
@@ -28,7 +29,7 @@ def test_the_frame_outside_of_pycoll_is_named() -> None:
     code = "\n\ndef call():\n    return user_line()\n"
     assert within("train", code) == "/elsewhere/train.py:4"
     assert within("pycolladder", code) == "/elsewhere/pycolladder.py:4"
-    ours = within("pycoll.runtime.launch", code)
+    ours = within("pycoll.runtime.dispatch", code)
     assert ours.startswith("tests/runtime/test_faults.py:"), ours
     assert within("pycoll.communicator", code) == ours
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pycoll.runtime.geometry import Extent, geometry
+from pycoll.runtime.plan.geometry import Extent, geometry
 from pycoll.schedule import COLLECTIVES
 
 NONE, ONE = Extent(0, 0), Extent(0, 1)

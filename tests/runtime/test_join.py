@@ -13,7 +13,8 @@ import pytest
 import pycoll
 from pycoll.config import Config
 from pycoll.errors import BootstrapError
-from pycoll.runtime import bindings, join
+from pycoll.runtime import join
+from pycoll.runtime.native import bindings
 
 PLACED = b'{"cpus": "1", "heap": 1, "host": "a", "memory": 0'
 

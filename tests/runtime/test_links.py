@@ -20,13 +20,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pycoll
-from pycoll.bootstrap.caller import NOT_TAKEN, TAKEN
+from pycoll.bootstrap.connection import NOT_TAKEN, TAKEN
 from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES, Preface, Side, Talk, proof
 from pycoll.config import Config
 from pycoll.errors import BootstrapError, BrokenError, PeerLostError, TransportError
-from pycoll.runtime import bindings, links, switchboard
-from pycoll.runtime.links import Links
-from pycoll.runtime.switchboard import MOST_STRANGERS, SOCKETS, Attention, Switchboard
+from pycoll.runtime.native import bindings
+from pycoll.runtime.net import connections as links
+from pycoll.runtime.net import connector
+from pycoll.runtime.net.connections import Links
+from pycoll.runtime.net.connector import MOST_STRANGERS, SOCKETS, Attention, Switchboard
 
 SECONDS = 30.0  #: generous: reached only by a hang
 SECRET = b"correct horse battery staple"
@@ -319,7 +321,7 @@ def test_what_was_said_before_cannot_be_said_again(ranks) -> None:
 
 
 def test_the_silent_are_dropped(ranks, monkeypatch) -> None:
-    monkeypatch.setattr(switchboard, "STRANGER_SECONDS", 0.05)
+    monkeypatch.setattr(connector, "STRANGER_SECONDS", 0.05)
     job = ranks(2, only=0)
     with connect(job.addresses[0]) as sock:
         assert len(receive(sock, 1000)) == PREFACE.size  # returns at its end

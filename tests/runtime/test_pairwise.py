@@ -14,9 +14,9 @@ import pytest
 import pycoll
 from pycoll import BrokenError, CollectiveTimeout, Communicator, MismatchError, PeerLostError
 from pycoll.dtypes import BY_NAME, UINT8
-from pycoll.runtime.bindings import Message
 from pycoll.runtime.join import SLOT_BYTES, SLOTS
-from pycoll.runtime.pairwise import Pairwise
+from pycoll.runtime.native.bindings import Message
+from pycoll.runtime.p2p.pairwise import Pairwise
 from pycoll.runtime.work import Work
 
 RING = SLOTS * SLOT_BYTES

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pycoll.runtime import place
-from pycoll.runtime.place import NOWHERE, Place
+from pycoll.runtime.host import locality
+from pycoll.runtime.host.locality import NOWHERE, Place
 from pycoll.sysfs import NUMA, Sysfs
 
 
@@ -59,25 +59,25 @@ def test_the_memory_of_processors(tmp_path: Path) -> None:
         (tmp_path / NUMA / name).mkdir(parents=True)
         (tmp_path / NUMA / name / "cpulist").write_text(cpus)
     host = Sysfs(tmp_path)
-    assert place.memory_of({0, 9}, host) == 0
-    assert place.memory_of({4, 5, 6, 7}, host) == 1
-    assert place.memory_of({3, 4}, host) == NOWHERE
-    assert place.memory_of({64}, host) == NOWHERE
-    assert place.memory_of({0}, Sysfs(tmp_path / "missing")) == NOWHERE
+    assert locality.memory_of({0, 9}, host) == 0
+    assert locality.memory_of({4, 5, 6, 7}, host) == 1
+    assert locality.memory_of({3, 4}, host) == NOWHERE
+    assert locality.memory_of({64}, host) == NOWHERE
+    assert locality.memory_of({0}, Sysfs(tmp_path / "missing")) == NOWHERE
 
 
 def test_hosts_are_numbered_by_their_first_ranks() -> None:
     places = ranks(("b", 0, {0}), ("a", 0, {0}), ("b", 0, {1}))
-    assert place.hosts(places) == (0, 1, 0)
-    assert place.cores(places, "b") == (2, 2)
-    assert place.cores(places, "a") == (1, 1)
+    assert locality.hosts(places) == (0, 1, 0)
+    assert locality.cores(places, "b") == (2, 2)
+    assert locality.cores(places, "a") == (1, 1)
 
 
 def test_cores_count_where_they_are_scarcest() -> None:
     # Equal numbers of processors of different hosts are different processors.
-    assert place.scarcest(ranks(("a", 0, {0, 1}), ("a", 0, {0, 1}), ("b", 0, {0, 1}))) == 2
-    assert place.scarcest(ranks(("a", 0, {0}), ("a", 0, {0}), ("b", 0, {0, 1, 2}))) == 1
-    assert place.scarcest(ranks(("a", 0, {0, 1, 2, 3}), ("b", 0, {0}))) == 1
+    assert locality.scarcest(ranks(("a", 0, {0, 1}), ("a", 0, {0, 1}), ("b", 0, {0, 1}))) == 2
+    assert locality.scarcest(ranks(("a", 0, {0}), ("a", 0, {0}), ("b", 0, {0, 1, 2}))) == 1
+    assert locality.scarcest(ranks(("a", 0, {0, 1, 2, 3}), ("b", 0, {0}))) == 1
 
 
 @pytest.mark.parametrize(
@@ -104,11 +104,11 @@ def test_cores_count_where_they_are_scarcest() -> None:
 )
 def test_levels(spots: list[tuple[str, int]], levels: dict[str, tuple[int, ...]]) -> None:
     places = ranks(*((host, memory, {0}) for host, memory in spots))
-    found = place.placement(places, sharing(places))
+    found = locality.placement(places, sharing(places))
     assert {level.name: level.groups for level in found.levels} == levels
 
 
 def test_a_node_holds_ranks_that_all_share_memory() -> None:
     places = ranks(*[("a", 0, {0})] * 5)
-    found = place.placement(places, [0b00011, 0b00111, 0b11110, 0b11100, 0b11100])
+    found = locality.placement(places, [0b00011, 0b00111, 0b11110, 0b11100, 0b11100])
     assert found.groups("node") == ((0, 1), (2, 3, 4))

@@ -11,8 +11,9 @@ import pytest
 from pycoll import fabric
 from pycoll.errors import UnavailableError
 from pycoll.fabric import Rail, Rails
-from pycoll.runtime import bindings, rails
-from pycoll.runtime.bindings import Port
+from pycoll.runtime.native import bindings
+from pycoll.runtime.native.bindings import Port
+from pycoll.runtime.net import rails
 from pycoll.sysfs import RDMA, Sysfs
 
 INFINIBAND, ETHERNET = 1, 2

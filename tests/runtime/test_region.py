@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import pycoll
-from pycoll.runtime import bindings
-from pycoll.runtime.region import Heap
+from pycoll.runtime.host.heap import Heap
+from pycoll.runtime.native import bindings
 
 
 def test_two_threads_that_drop_the_last_arrays_close_once(monkeypatch: pytest.MonkeyPatch) -> None:

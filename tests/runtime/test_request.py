@@ -9,7 +9,7 @@ import pytest
 
 from pycoll.dtypes import ReduceOp
 from pycoll.errors import UsageError
-from pycoll.runtime.request import KINDS, Asking, Request
+from pycoll.runtime.plan.request import KINDS, Asking, Request
 
 
 def ask(

@@ -12,7 +12,7 @@ import pycoll
 from pycoll.bootstrap import job
 from pycoll.cost import Choice, Question, choose
 from pycoll.cost.selectors import GROUP
-from pycoll.runtime.region import _heaps
+from pycoll.runtime.host.heap import _heaps
 
 
 def ring_for_all(question: Question) -> Choice | None:
@@ -76,8 +76,8 @@ def test_what_rank_0_has_measured_is_known_to_all(
     def measure() -> None:
         """Write down that the ring was fast, under the key of this job's machine."""
         from pycoll.cost.machine import hosts_of
-        from pycoll.runtime import bindings
-        from pycoll.runtime.selection import question
+        from pycoll.runtime.native import bindings
+        from pycoll.runtime.plan.selection import question
 
         with pycoll.init() as comm:
             if comm.rank == 0:

@@ -16,9 +16,10 @@ import pycoll
 from pycoll.bootstrap import job
 from pycoll.errors import BootstrapError, TransportError, UnavailableError
 from pycoll.fabric import Fabric, Rail, Rails
-from pycoll.runtime import bindings, rails, transport
-from pycoll.runtime.rails import Found
-from pycoll.runtime.transport import TCP, VERBS, Reach, Said, Wanted, decide
+from pycoll.runtime.native import bindings
+from pycoll.runtime.net import rails, transport
+from pycoll.runtime.net.rails import Found
+from pycoll.runtime.net.transport import TCP, VERBS, Reach, Said, Wanted, decide
 
 READY = Said("Ethernet", device=True, speeds={"a:1": 8_000})
 NONE = Said(lack="there is no RDMA device")

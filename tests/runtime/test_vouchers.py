@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pycoll.errors import MismatchError, TransportError
-from pycoll.runtime.vouchers import EVERYONE, FAILED, VOUCHER_BYTES, Vouchers
+from pycoll.runtime.pickle_header import EVERYONE, FAILED, VOUCHER_BYTES, Vouchers
 
 SECRET = b"s" * 32
 WHAT = "broadcast_object(root 0)"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from pycoll.dtypes import DType, ReduceOp
-from pycoll.runtime import bindings_cuda
-from pycoll.runtime.bindings_cuda import Function
 from pycoll.runtime.cuda import compile
+from pycoll.runtime.native import cuda
+from pycoll.runtime.native.cuda import Function
 
 #: Threads of a block: few registers and little shared memory fit beside computation.
 THREADS = 256
@@ -21,7 +21,7 @@ class Kernels:
     """
 
     def __init__(self, number: int, cache: Path) -> None:
-        device = bindings_cuda.device(number)
+        device = cuda.device(number)
         self._number, self._cache = number, cache
         self._capability = device.major, device.minor
         compile.require(self._capability, cache)
@@ -34,20 +34,20 @@ class Kernels:
         found = self._functions.get((dtype, op))
         if found is None:
             image = compile.cubin(dtype, op, self._capability, self._cache)
-            module = bindings_cuda.module(self._number, image)
+            module = cuda.module(self._number, image)
             self._modules.append(module)
-            found = bindings_cuda.function(self._number, module, compile.entry(dtype, op))
+            found = cuda.function(self._number, module, compile.entry(dtype, op))
             self._functions[dtype, op] = found
         return found
 
     def any(self) -> Function | None:
         """Return what one of them takes, if any is loaded."""
         for handle in self._functions.values():
-            return bindings_cuda.function_read(self._number, handle)
+            return cuda.function_read(self._number, handle)
         return None
 
     def close(self) -> None:
         """Unload all of them; none runs."""
         for module in self._modules:
-            bindings_cuda.module_free(self._number, module)
+            cuda.module_free(self._number, module)
         self._modules, self._functions = [], {}

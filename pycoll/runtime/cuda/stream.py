@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from pycoll.errors import PycollError
-from pycoll.runtime import bindings_cuda
+from pycoll.runtime.native import cuda
 
 
 class Event:
@@ -13,23 +13,23 @@ class Event:
 
     def __init__(self, number: int, stream: int) -> None:
         self._number = number
-        self._handle = bindings_cuda.event(number)
+        self._handle = cuda.event(number)
         try:
-            bindings_cuda.event_record(number, self._handle, stream)
+            cuda.event_record(number, self._handle, stream)
         except BaseException:
             self.__del__()
             raise
 
     def hold_back(self, stream: int) -> None:
         """Let what is enqueued on a stream from now on begin behind this."""
-        bindings_cuda.stream_after(self._number, stream, self._handle)
+        cuda.stream_after(self._number, stream, self._handle)
 
     def happened(self) -> bool:
         """Tell whether it has happened."""
-        return bindings_cuda.event_query(self._number, self._handle)
+        return cuda.event_query(self._number, self._handle)
 
     def __del__(self) -> None:
         handle, self._handle = self._handle, 0
         if handle:
             with contextlib.suppress(PycollError):  # the process ends, and the driver before it
-                bindings_cuda.event_free(self._number, handle)
+                cuda.event_free(self._number, handle)

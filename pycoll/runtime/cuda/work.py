@@ -9,7 +9,7 @@ from pycoll.errors import UsageError
 from pycoll.runtime.work import Work
 
 if TYPE_CHECKING:
-    from pycoll.runtime.cuda.plane import Plane
+    from pycoll.runtime.cuda.device_comm import Plane
     from pycoll.runtime.cuda.stream import Event
 
 

@@ -18,7 +18,7 @@ SIZES = (1 << 20, 64 << 10, 16 << 20)
 
 
 def phase(run: Run) -> str:
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import cuda
 
     if lack := cuda.missing():
         raise Lacking(lack)

@@ -29,7 +29,7 @@ FIRST = (4097, 1 << 20, 17)
 
 
 def phase(run: Run) -> str:
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import cuda
 
     if lack := cuda.missing():
         raise Lacking(lack)
@@ -204,8 +204,8 @@ def cases(run: Run) -> Iterator[Any]:
 
 def prepare(comm: Any, case: Any, x: Any, out: Any, deadline: float) -> tuple[bytes, int]:
     """Return a kernel's argument for this rank's part of a case, and how many blocks it wants."""
-    from pycoll.runtime import bindings_plane
-    from pycoll.runtime.asked import Asked
+    from pycoll.runtime.native import device_comm
+    from pycoll.runtime.plan.options import Asked
 
     op = "sum" if case.op == "-" else case.op
     asked = Asked(op, 0, None, case.algorithm)
@@ -214,8 +214,8 @@ def prepare(comm: Any, case: Any, x: Any, out: Any, deadline: float) -> tuple[by
     request = comm._launch._request(kind, x, given, reduce_op, asked)
     cuda = comm._launch.cuda
     plane, plan = cuda._ready(request, asked, x._pool.stream)
-    shape = bindings_plane.plane_plan_shape(plan.handle)
-    argument = bindings_plane.plane_prepare(
+    shape = device_comm.plane_plan_shape(plan.handle)
+    argument = device_comm.plane_prepare(
         plane.native, plane.comm, plan.handle, *request.addresses, deadline
     )
     return argument, shape.blocks
@@ -225,8 +225,7 @@ def launch(comm: Any, case: Any, arguments: list[bytes], blocks: int, pool: Any)
     """Launch all ranks' parts at once, and wait for them."""
     import numpy as np
 
-    from pycoll.runtime import bindings
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import bindings, cuda
 
     plane = comm._launch.cuda.open()
     function = fused(plane, case, pool.device)
@@ -247,8 +246,8 @@ _functions: dict[tuple[int, str, str], int] = {}
 def fused(plane: Any, case: Any, device: int) -> int:
     """Return the kernel that runs several ranks."""
     from pycoll.dtypes import BY_NAME, reduce_op
-    from pycoll.runtime import bindings_cuda as cuda
     from pycoll.runtime.cuda import compile
+    from pycoll.runtime.native import cuda
 
     kind, op = BY_NAME[case.dtype], reduce_op("sum" if case.op == "-" else case.op)
     key = device, case.dtype, op.name

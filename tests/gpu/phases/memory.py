@@ -14,8 +14,7 @@ SOURCES = ("memory/mem_type", "gpu/driver/cuda", "gpu/driver/cuda_memory", "core
 
 
 def phase(run: Run) -> str:
-    from pycoll.runtime import bindings
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import bindings, cuda
 
     if lack := cuda.missing():
         raise Lacking(lack)

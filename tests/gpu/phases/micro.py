@@ -12,7 +12,7 @@ REPEATS = 5
 
 
 def phase(run: Run) -> str:
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import cuda
 
     if lack := cuda.missing():
         raise Lacking(lack)
@@ -20,7 +20,7 @@ def phase(run: Run) -> str:
     import kernels
     import numpy as np
 
-    from pycoll.runtime import bindings
+    from pycoll.runtime.native import bindings
 
     count = (1 << 16) if run.stand_in else (16 << 20)  # words of a copy: half of the memory
     rounds = 50 if run.stand_in else 10_000

@@ -16,7 +16,7 @@ REFUSED = "not measured: "
 def phase(run: Run) -> str:
     import one_arch
 
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import cuda
 
     if lack := cuda.missing():
         raise Lacking(lack)

@@ -14,7 +14,7 @@ MESSAGES = (1 << 20, 16 << 20, 64 << 20)
 
 
 def phase(run: Run) -> str:
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import cuda
 
     if lack := cuda.missing():
         raise Lacking(lack)
@@ -77,8 +77,7 @@ def computation(comm: Any, run: Run, name: str, pool: Any) -> tuple[Any, Any, An
     import kernels
 
     from pycoll import overlap
-    from pycoll.runtime import bindings
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import bindings, cuda
 
     gpu = cuda.device(run.device)
     if name == "torch":  # cuBLAS: nobody shapes that

@@ -8,7 +8,7 @@ from phase import Lacking, Run, main
 
 
 def phase(run: Run) -> str:
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import cuda
 
     if lack := cuda.missing():
         raise Lacking(lack)

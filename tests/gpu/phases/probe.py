@@ -18,8 +18,7 @@ NBYTES = 1 << 20
 
 
 def phase(run: Run) -> str:
-    from pycoll.runtime import bindings
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import bindings, cuda
 
     if lack := cuda.missing():
         raise Lacking(lack)
@@ -75,7 +74,7 @@ def give(device: int) -> None:
     """Print the handle of an allocation, and keep that until told to end."""
     from device import Pool
 
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import cuda
 
     pool = Pool(device, 1 << 20)
     print(cuda.ipc_get(device, pool.empty(1).address).hex(), flush=True)
@@ -86,7 +85,7 @@ def take(handle: str, device: int) -> None:
     """Open another process's allocation; with no handle, only make use of the GPU."""
     from device import Pool, close_all
 
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import cuda
 
     Pool(device, 1 << 20)  # its context
     if handle:
@@ -99,7 +98,7 @@ def ipc(run: Run) -> str:
     import numpy as np
     from device import Pool
 
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import cuda
 
     pool = Pool(run.device)
     values = np.random.default_rng(1).integers(0, 256, NBYTES, np.uint8)
@@ -121,7 +120,7 @@ def other(arguments: list[str]) -> None:
     import numpy as np
     from device import Pool
 
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import cuda
 
     device = int(arguments[2])
     pool = Pool(device)

@@ -45,7 +45,7 @@ def rank(
     """Run one rank; returns what it lacks, its calls, and how it reaches the others."""
     import kernels
 
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import cuda
 
     if lack := cuda.missing():
         return lack, 0, ()
@@ -75,7 +75,7 @@ def _one(comm: Any, case: Any, pool: Any, stream: int, device: int) -> None:
     import cases as c
 
     import pycoll
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import cuda
 
     try:
         given, want = c.expected(comm, case, comm.rank, comm.size)

@@ -10,7 +10,7 @@ CALLS = 50  #: whose tensors are freed at once
 
 
 def phase(run: Run) -> str:
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import cuda
 
     if lack := cuda.missing():
         raise Lacking(lack)

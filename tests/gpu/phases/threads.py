@@ -17,7 +17,7 @@ PROXIED = ("ring", "binomial", "direct", "pairwise", "double_binary_tree")
 
 
 def phase(run: Run) -> str:
-    from pycoll.runtime import bindings_cuda as cuda
+    from pycoll.runtime.native import cuda
 
     if lack := cuda.missing():
         raise Lacking(lack)
@@ -48,7 +48,7 @@ class Rank:
         from cudriver import Driver
         from device import Pool
 
-        from pycoll.runtime import bindings_cuda as cuda
+        from pycoll.runtime.native import cuda
 
         self.run, self.comm, self.device = run, comm, run.device
         self.pool = Pool(run.device, nbytes)
@@ -323,9 +323,9 @@ def proxy(run: Run) -> str:
                 raise AssertionError(f"by the proxy, rank {comm.rank}: {case}: {text}")
             run.checks += comm.rank == 0
         plane = comm._launch.cuda.open()
-        from pycoll.runtime import bindings_plane
+        from pycoll.runtime.native import device_comm
 
-        state = bindings_plane.plane_state(plane.native)
+        state = device_comm.plane_state(plane.native)
         if comm.rank == 0:
             carried[0] = state.carried
         if not (state.remote == comm.size - 1 and state.carried):

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import pycoll
-from pycoll.runtime import bindings
+from pycoll.runtime.native import bindings
 
 rank = size = 0
 

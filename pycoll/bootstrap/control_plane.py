@@ -1,0 +1,199 @@
+"""Plane: the control plane of one process, which all its communicators of a job share.
+
+It lives from the meeting of the ranks until the last of the process's communicators has been
+closed. The rank that carries everyone's frames goes on while others need that, until its process
+ends; then another takes its place.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
+
+from pycoll.bootstrap.control_loop import EXITED, Reactor
+from pycoll.bootstrap.control_router import RANK
+from pycoll.bootstrap.framing import Frame, Kind
+from pycoll.bootstrap.rendezvous import Star
+from pycoll.errors import BootstrapError, UsageError
+
+if TYPE_CHECKING:
+    from pycoll.bootstrap.control import Control
+
+#: How long the end of a process waits for those who need its hub.
+HANDOVER_SECONDS = 0.5
+#: Farewells that are kept.
+REMEMBERED = 256
+
+
+class Plane:
+    """Hands the frames of one connection to the communicators that they are for.
+
+    Args:
+        star: The sockets of a job whose ranks have met.
+        timeout: Seconds that the job allows a wait for other ranks.
+    """
+
+    # A communicator may be closed by a finalizer or a signal handler, in the very thread that is
+    # amid what follows, and whoever closes the last one waits for the control thread. So nobody
+    # waits for a lock here: all rely on single operations of dicts and deques, and on their order.
+
+    def __init__(self, star: Star, timeout: float = 300.0) -> None:
+        self.star = star
+        self.pid = os.getpid()
+        self.forked = False
+        self._timeout = timeout
+        self._controls: dict[int, Control] = {}
+        self._lost: dict[int, str] = {}
+        self._leaving: deque[tuple[Control, Frame]] = deque()
+        self._parting = threading.Lock()  # held, never waited for, by the one who empties it
+        # How this process left its communicators, for a hub that takes another's place.
+        self._left: deque[tuple[Frame, Frame]] = deque(maxlen=REMEMBERED)
+        self._ended: Exception | None = None
+        self._reactor: Reactor | None = None
+        if star.size > 1:
+            self._reactor = Reactor(
+                star, timeout, self._deliver, self._after, self._end, self._recall
+            )
+
+    def add(self, control: Control, joining: Frame | None) -> None:
+        """Serve a communicator from now on; the first of all is that of all ranks.
+
+        Args:
+            control: Its share.
+            joining: What tells rank 0 of it; None of the first, which rank 0 knows.
+        """
+        if self._controls.setdefault(control.number, control) is not control:
+            raise UsageError("group: its ranks have one under this key already; give it a new key")
+        if joining:
+            self.post(joining)
+        # Only now: what comes between is told twice, which is once, and not missed.
+        for rank, reason in self._lost.copy().items():
+            control.lose(rank, reason)
+        if self._ended:
+            control.end(self._ended)
+        if joining is None and self._reactor:
+            _live.add(self)
+            self._reactor.start()  # not before: a hub may be told at once which groups there are
+
+    def post(self, *frames: Frame) -> None:
+        """Send frames to rank 0; none just has every `Control.tell` called."""
+        if self._reactor:
+            self._reactor.post(*frames)
+
+    def leave(self, control: Control, farewell: Frame) -> None:
+        """Take leave for one communicator; the last one ends the control plane.
+
+        Amid another's leave this returns at once, and whoever is there sees to both.
+        """
+        self._leaving.append((control, farewell))
+        while self._leaving and self._parting.acquire(blocking=False):
+            try:
+                while self._leaving:
+                    self._part(*self._leaving.popleft())
+            finally:
+                self._parting.release()
+
+    def _part(self, control: Control, farewell: Frame) -> None:
+        if self._controls.get(control.number) is not control:
+            return  # it was closed amid its own close
+        self._left.append((control.joining(), farewell))
+        del self._controls[control.number]
+        if self._reactor is None:
+            return
+        if self._controls:
+            self._reactor.post(farewell)
+        else:
+            self._reactor.stop(farewell)
+
+    def current(self) -> bool:
+        """Tell whether the caller is the control thread."""
+        return self._reactor is not None and self._reactor.current()
+
+    def report(self, error: Exception) -> None:
+        """Show an error of a callback."""
+        assert self._reactor is not None
+        self._reactor.report(error)
+
+    def close(self) -> None:
+        """Take leave for every communicator."""
+        for control in self._controls.copy().values():
+            control.close(reason=EXITED)
+
+    def join(self) -> None:
+        """Wait a moment for those who need this process's hub; then another takes its place."""
+        if self._reactor:
+            self._reactor.retire(HANDOVER_SECONDS)
+
+    def forget(self) -> None:
+        """Run in a forked child: the control plane is the parent's."""
+        self.forked = True
+        for control in self._controls.values():
+            control.forget()
+        if self._reactor:
+            self._reactor.forget()
+
+    # What follows runs on the control thread.
+
+    def _deliver(self, frame: Frame) -> None:
+        if not 0 <= frame.rank < self.star.size:
+            raise BootstrapError(f"the hub sent {frame.kind.name} about rank {frame.rank}")
+        if frame.kind is Kind.LOST:
+            self._lose(frame)
+        elif control := self._controls.get(frame.group):  # else it was closed meanwhile
+            control.deliver(frame)
+
+    def _recall(self) -> list[Frame]:
+        controls = self._controls.copy()  # first: who leaves is in the other before it is out
+        frames = []
+        for joining, farewell in self._left.copy():
+            frames += [joining, farewell]
+            controls.pop(farewell.group, None)
+        for control in controls.values():
+            frames += control.recall()
+        me, lost = self.star.rank, self._lost.copy()
+        frames += [Frame(Kind.HEARD, me, why, RANK.pack(rank)) for rank, why in lost.items()]
+        return frames
+
+    def _lose(self, frame: Frame) -> None:
+        assert self._reactor is not None
+        self._reactor.gone(frame.rank)
+        self._lost.setdefault(frame.rank, frame.key)
+        for control in self._controls.copy().values():
+            control.lose(frame.rank, frame.key)
+
+    def _after(self) -> None:
+        for control in self._controls.copy().values():
+            control.tell()
+
+    def _end(self, error: Exception | None) -> None:
+        _live.discard(self)
+        self._ended = error or BootstrapError("the control plane has ended")
+        for control in self._controls.copy().values():
+            control.end(self._ended)
+
+
+#: Control planes that are open in this process.
+_live: weakref.WeakSet[Plane] = weakref.WeakSet()
+
+
+def leave_all() -> None:
+    """Take leave on behalf of whoever did not: the interpreter is about to end."""
+    planes = list(_live)
+    for plane in planes:
+        plane.close()
+    for plane in planes:  # only now: who waits for another's farewell has said its own
+        plane.join()
+
+
+def _forget_all() -> None:
+    for plane in list(_live):
+        plane.forget()
+    _live.clear()
+
+
+atexit.register(leave_all)
+os.register_at_fork(after_in_child=_forget_all)

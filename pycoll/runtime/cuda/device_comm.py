@@ -1,0 +1,303 @@
+"""Plane: the communicator beside a communicator, whose calls are kernels on GPUs.
+
+It has a native communicator of its own, so the counts of its edges belong to the kernels alone, and
+its own failures. All ranks make it together, at the first call on arrays of a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pycoll.bootstrap.control_loop import CLOSED, EXITED
+from pycoll.config import Config
+from pycoll.errors import PycollError, UnavailableError, UsageError
+from pycoll.runtime.cuda.failure import PlaneFaults
+from pycoll.runtime.cuda.heap import DeviceHeap
+from pycoll.runtime.cuda.keep_alive import Held
+from pycoll.runtime.cuda.kernels import Kernels
+from pycoll.runtime.cuda.plan_cache import DevicePlans
+from pycoll.runtime.engine import Engine
+from pycoll.runtime.native import bindings, device_comm
+from pycoll.runtime.native import cuda as bindings_cuda
+from pycoll.runtime.plan.selection import Selection
+
+if TYPE_CHECKING:
+    from pycoll.bootstrap import Bootstrap
+    from pycoll.runtime.failure import Faults
+    from pycoll.runtime.plan.agreement import Settled
+    from pycoll.runtime.plan.proof import Proofs
+
+#: How long leaving waits for what was launched, and then for the other ranks to come as far.
+_DRAIN_SECONDS = 1.0
+#: Seconds between two looks at an event: a wait on the host may be short or long.
+_PAUSE, _MOST_PAUSE = 20e-6, 1e-3
+#: Blocks of a kernel at most; channels of a Program at most.
+MAX_BLOCKS, MAX_CHANNELS = 16, 4
+
+
+class Gpu(NamedTuple):
+    """What a communicator has on its GPU."""
+
+    device: int  #: as CUDA counts
+    name: str
+    stream: int  #: CUDA's handle of the communicator's own stream, of the highest priority
+    threads: int  #: of a block of its kernels
+    blocks: int  #: of its kernels, at most
+    registers: int  #: of a thread of its kernels; 0 as long as none is loaded
+    shared_bytes: int  #: of a block; 0 as long as no kernel is loaded
+    reach: tuple[str, ...]  #: how each rank is reached: "cuda", "shm", "tcp" or "verbs"
+
+
+class _Hello(NamedTuple):
+    """What a rank says before the planes are connected."""
+
+    error: str
+    address: bytes
+    blocks: int | None
+    heap: int
+
+
+class Plane(Engine):
+    """One rank's side of it."""
+
+    def __init__(
+        self,
+        bootstrap: Bootstrap,
+        config: Config,
+        settled: Settled,
+        *,
+        device: int,
+        proofs: Proofs,
+    ) -> None:
+        self.device = device  #: its number, as CUDA counts
+        self.native: Any = None  #: until it is connected, and after it was closed
+        self.kernels: Kernels
+        self.stream = 0  #: CUDA's handle of its own
+        self.text, self.seconds = "a call", config.timeout  #: the last that was launched
+        self._launched = 0  #: when it was closed
+        self.whole = False  #: every rank reaches every other's GPU memory
+        self._built = False
+        self.held = Held(self)
+        self._guard = threading.Lock()  #: of `native`, which the control thread asks, too
+        #: Launches are put in order one by one; reentrant: a signal handler may call, too.
+        self.turn = threading.RLock()
+        super().__init__(bootstrap, config, settled=settled._replace(tuning=None))
+        try:
+            self._connect(config)
+            self.plans = DevicePlans(self, proofs)
+            self._built = True
+        except BaseException:
+            self.leave()
+            raise
+
+    @cached_property
+    def selection(self) -> Selection:
+        """How calls choose their algorithms: by the rates of GPUs."""
+        return Selection(self.world, self._settled, "cuda", self.whole)
+
+    @property
+    def gpu(self) -> Gpu:
+        """What the user is told of it."""
+        function = self.kernels.any()
+        threads, registers, shared = self.kernels.threads, 0, 0
+        if function is not None:
+            registers, shared = function.registers, function.shared
+        name = bindings_cuda.device(self.device).name
+        return Gpu(
+            self.device, name, self.stream, threads, MAX_BLOCKS, registers, shared, self.reach
+        )
+
+    def _connect(self, config: Config) -> None:
+        """Open the native plane, and reach the memory of the peers' GPUs where that goes."""
+        world, hosts = self.world, self.world.hosts
+        local = [rank for rank in range(world.size) if hosts[rank] == hosts[world.rank]]
+        said = self._meet(config, local)
+        self.lanes = lanes(said[0].blocks)
+        reached = {world.rank}
+        for peer in local:
+            if peer != world.rank and not device_comm.plane_connect(
+                self.native, self.comm, peer, said[peer].address
+            ):
+                reached.add(peer)
+        every = [set(json.loads(blob)) for blob in self._gather(json.dumps(sorted(reached)))]
+        mutual = [{p for p in every[r] if r in every[p]} for r in range(world.size)]
+        self.whole = all(len(peers) == world.size for peers in mutual)
+        mine = mutual[world.rank]
+        self.reach = tuple(
+            "cuda" if peer in mine else "shm" if world.mapped[peer] else world.transport
+            for peer in range(world.size)
+        )
+        reaches = [peer in mine and peer != world.rank for peer in range(world.size)]
+        device_comm.plane_seal(self.native, self.comm, reaches, self.whole)
+
+    def _meet(self, config: Config, local: list[int]) -> list[_Hello]:
+        """Open, and hear whether all ranks could; raise the same on all if one could not."""
+        error, address = "", b""
+        try:
+            heap = config.cuda_heap << 20
+            self.native = device_comm.plane_open(self.comm, self.device, local, heap)
+            address = device_comm.plane_address(self.native, self.comm)
+            # All that one rank may lack, before anybody counts on it.
+            self.kernels = Kernels(self.device, config.cache)
+            _, greatest = bindings_cuda.priorities(self.device)
+            self.stream = bindings_cuda.stream(self.device, greatest)
+        except PycollError as failure:
+            error = f"rank {self.world.rank} cannot use GPU {self.device}: {failure}"
+        mine = [error, address.hex(), config.cuda_blocks, config.cuda_heap]
+        said = [_hello(blob) for blob in self._gather(json.dumps(mine))]
+        if failed := [hello.error for hello in said if hello.error]:
+            raise UnavailableError("; ".join(failed))
+        for rank, hello in enumerate(said):
+            if hello.heap != said[0].heap:
+                raise UsageError(
+                    f"the heap of GPU memory is of {hello.heap} MiB on rank {rank} and of "
+                    f"{said[0].heap} MiB on rank 0; give all ranks the same"
+                )
+        return said
+
+    def _gather(self, text: str) -> list[bytes]:
+        return self.bootstrap.allgather(text.encode(), self.timeout)
+
+    # Calls.
+
+    def launch(
+        self, plan: Any, x: int, out: int, stream: int, timeout: float | None, text: str
+    ) -> None:
+        """Enqueue a plan on the arrays at two addresses, behind all launches so far."""
+        seconds = self.timeout if timeout is None else timeout
+        with self.turn:
+            code = device_comm.plane_launch(self.native, plan, x, out, stream, seconds)
+        if code:  # maybe of a call before this one
+            self.faults.raise_for(code, self.seconds)
+        self.text, self.seconds = text, seconds
+        if self.faults.uneasy():
+            self.faults.look()
+            self.check()
+
+    def check(self, where: str = "") -> None:
+        """Raise what went wrong with a launch, if anything did and is known."""
+        code = device_comm.plane_check(self.native)
+        if code:
+            self.faults.raise_for(code, self.seconds, where)
+
+    def _take_place(self) -> int | None:
+        with self.turn:
+            return None if self.native is None else device_comm.plane_refuse(self.native)
+
+    def capturing(self, stream: int) -> bool:
+        """Tell whether a stream is being captured into a graph."""
+        return bindings_cuda.capturing(self.device, stream)[0] != bindings_cuda.NO_CAPTURE
+
+    def wait(self, event: Any, seconds: float) -> int | None:
+        """Wait on the host for an event, at most so long; None if it has not happened."""
+        until, pause = time.monotonic() + seconds, _PAUSE
+        while not self._happened(event):
+            left = until - time.monotonic()
+            if left <= 0:
+                return None
+            self.faults.look()
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _MOST_PAUSE)
+        return int(device_comm.plane_check(self.native)) if self.native else 0
+
+    def _happened(self, event: Any) -> bool:
+        """Tell whether it has, or never will, which `plane_check` then knows."""
+        try:
+            return bool(event.happened())
+        except PycollError:
+            if self.native is not None:
+                device_comm.plane_wait(self.native, 0)
+            if self.native is None or not device_comm.plane_check(self.native):
+                raise
+            return True
+
+    def idle(self) -> bool:
+        """Tell whether all that was launched has ended."""
+        return device_comm.plane_wait(self.native, 0) != bindings.AGAIN
+
+    def drain(self) -> None:
+        """Wait on the host until all that was launched has ended, however that may be."""
+        while device_comm.plane_wait(self.native, _DRAIN_SECONDS) == bindings.AGAIN:
+            self.faults.look()
+        if not device_comm.plane_check(self.native):  # else kernels are still giving up
+            self.held.drain()
+
+    @cached_property
+    def device_heap(self) -> DeviceHeap:
+        """Memory that all ranks reach; `heap` is that of the host."""
+        return DeviceHeap(self)
+
+    # Life.
+
+    def calls(self) -> int:
+        """Return how many calls this rank has launched; those that are captured do not count."""
+        with self._guard:
+            if self.native is None:
+                return self._launched
+            return int(device_comm.plane_state(self.native).launched)
+
+    def captured(self) -> bool:
+        """Tell whether a graph may still launch plans, which nobody counts."""
+        with self._guard:
+            return self.native is not None and device_comm.plane_state(self.native).pinned > 0
+
+    def calling(self) -> bool:
+        """Tell whether plans are in use: by what was launched, or by graphs."""
+        if self.native is None:
+            return super().calling()
+        return not self.idle() or super().calling()
+
+    def close(self, reason: str = CLOSED) -> None:
+        """Finish what was launched, take leave of the other ranks and free everything."""
+        if self.native is not None and not (self._closed or self._parent):
+            self.drain()
+        super().close(reason)
+
+    def leave(self, reason: str = EXITED) -> None:
+        """Take leave; what is still running is ended."""
+        elsewhere = self.bootstrap.control.current() or self.links.current()
+        if self.native is not None and not (self._closed or self._parent or elsewhere):
+            self._shut(reason)
+        super().leave(reason)
+
+    def _shut(self, reason: str) -> None:
+        seconds = _DRAIN_SECONDS if reason in (CLOSED, EXITED) else 0.0
+        if reason != CLOSED:
+            # First, for what follows may wait for kernels that wait for this rank.
+            given_up = device_comm.plane_wait(self.native, seconds) == bindings.AGAIN
+            self.bootstrap.close(self.calls() - given_up, reason=reason)
+        device_comm.plane_detach(self.native, seconds)
+        self.held.close()
+        for work in list(self._pending):
+            work.exception()
+        if self._built:
+            # A peer's kernel may touch this rank's memory until that peer has come as far.
+            with contextlib.suppress(PycollError):
+                self.bootstrap.barrier(_DRAIN_SECONDS)
+            self.plans.free()
+        launched = self.calls()
+        with self._guard:
+            native, self.native, self._launched = self.native, None, launched
+        device_comm.plane_close(native)
+        if self.stream:
+            with contextlib.suppress(PycollError):  # after a fault the driver refuses everything
+                bindings_cuda.stream_free(self.device, self.stream)
+                self.kernels.close()
+
+    def _faults(self) -> Faults:
+        return PlaneFaults(self)
+
+
+def lanes(blocks: int | None) -> int:
+    """Return the blocks for each channel that a number of blocks allows; 0: by the message."""
+    return 0 if blocks is None else max(1, blocks // MAX_CHANNELS)
+
+
+def _hello(blob: bytes) -> _Hello:
+    error, address, blocks, heap = json.loads(blob)
+    return _Hello(error, bytes.fromhex(address), blocks, heap)

@@ -1,0 +1,85 @@
+"""Memory of a GPU that all ranks can reach: what ``comm.empty(..., device="cuda")`` gives."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from pycoll.arrays.cuda_array import CudaArray
+from pycoll.arrays.cupy import usable, wrap
+from pycoll.dtypes import DType
+from pycoll.errors import UnavailableError
+from pycoll.runtime.native import device_comm
+
+if TYPE_CHECKING:
+    from pycoll.runtime.cuda.device_comm import Plane
+
+
+class _Room:
+    """A piece of the heap; arrays hold it."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.address, self.nbytes = address, nbytes
+
+
+class DeviceHeap:
+    """The reachable GPU memory of one plane.
+
+    A piece is given back once no array refers to it and all that was launched has ended: a kernel
+    may still be busy with what Python has let go of.
+    """
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+        self._dead: deque[int] = deque()  #: a finalizer runs anywhere: it takes no lock
+        self._live: dict[int, int] = {}  #: address → bytes
+
+    def empty(self, shape: tuple[int, ...], kind: DType) -> Any:
+        """Return an array whose elements have no set value: of cupy where that is, else its own."""
+        room = self._allocate(math.prod(shape) * kind.itemsize)
+        number = self._plane.device
+        if kind.format and usable():
+            return wrap(room.address, room.nbytes, room, number, shape, kind.name)
+        return CudaArray(room.address, shape, kind, number, room)
+
+    def array(self, shape: tuple[int, ...], kind: DType) -> CudaArray:
+        """Return a CudaArray."""
+        room = self._allocate(math.prod(shape) * kind.itemsize)
+        return CudaArray(room.address, shape, kind, self._plane.device, room)
+
+    def holds(self, address: int, nbytes: int) -> bool:
+        """Tell whether these bytes are of one of its arrays."""
+        return any(
+            start <= address and address + nbytes <= start + room
+            for start, room in tuple(self._live.items())
+        )
+
+    def _allocate(self, nbytes: int) -> _Room:
+        address = self._find(nbytes)
+        if address is None:
+            self._plane.drain()  # which lets go of arrays, too
+            gc.collect()  # arrays in reference cycles
+            address = self._find(nbytes)
+        if address is None:
+            raise UnavailableError(
+                f"empty: no room for {nbytes} bytes of GPU memory beside {len(self._live)} arrays "
+                f"of this communicator; delete some, or give it more by PYCOLL_CUDA_HEAP, in MiB"
+            )
+        room = _Room(address, nbytes)
+        self._live[address] = nbytes
+        weakref.finalize(room, self._discard, address).atexit = False
+        return room
+
+    def _discard(self, address: int) -> None:
+        self._live.pop(address, None)
+        self._dead.append(address)
+
+    def _find(self, nbytes: int) -> int | None:
+        plane = self._plane
+        if self._dead and plane.idle():
+            while self._dead:
+                device_comm.plane_free(plane.native, self._dead.popleft())
+        return device_comm.plane_alloc(plane.native, max(1, nbytes))

@@ -1,0 +1,145 @@
+"""DeviceList: a collective of a list of arrays on a GPU; small ones share a message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pycoll.dtypes import UINT8, ReduceOp
+from pycoll.runtime.native import cuda as bindings_cuda
+from pycoll.runtime.plan import buckets
+from pycoll.runtime.plan.buckets import Message, Pair
+from pycoll.runtime.plan.persistent import Plan
+from pycoll.runtime.plan.request import rank_of
+
+if TYPE_CHECKING:
+    from pycoll.arrays.view import ArrayView
+    from pycoll.runtime.cuda.device_comm import Plane
+    from pycoll.runtime.cuda.executor import Cuda, Part
+    from pycoll.runtime.cuda.work import StreamWork
+    from pycoll.runtime.host.executor import Host
+    from pycoll.runtime.plan.options import Asked
+    from pycoll.runtime.plan.request import Kind
+
+
+class _Packed:
+    """Messages that lie in a buffer, and the copies into it and out of it."""
+
+    def __init__(self) -> None:
+        self.buffers: list[ArrayView] = []
+        self._into: list[tuple[int, int, int]] = []
+        self._out_of: list[tuple[int, int, int]] = []
+
+    def add(self, message: Message, buffer: ArrayView) -> int:
+        """Plan the copies of a message; return where it lies."""
+        self.buffers.append(buffer)
+        place = buffer.address
+        for x, out in message.pairs:
+            if x.nbytes:
+                self._into.append((place, x.address, x.nbytes))
+                self._out_of.append((out.address, place, x.nbytes))
+            place += x.nbytes
+        return buffer.address
+
+    def pack(self, plane: Plane, stream: int) -> None:
+        """Enqueue the copies into buffers."""
+        for copy in self._into:
+            bindings_cuda.copy(plane.device, *copy, stream)
+
+    def unpack(self, plane: Plane, stream: int) -> None:
+        """Enqueue the copies of the results."""
+        for copy in self._out_of:
+            bindings_cuda.copy(plane.device, *copy, stream)
+
+
+class DeviceList:
+    """What a collective whose result has the form of its input does with arrays on a GPU."""
+
+    def __init__(
+        self,
+        cuda: Cuda,
+        kind: Kind,
+        pairs: Sequence[Pair],
+        op: ReduceOp,
+        asked: Asked,
+        host: Host,
+    ) -> None:
+        self._cuda, self._kind, self._asked, self._host = cuda, kind, asked, host
+        self._op = op if kind.collective.reduces else ReduceOp.SUM
+        self._root = rank_of(asked.root, host.engine.world.size, f"{kind.name}: root")
+        self._pairs = pairs
+        self._views = [view for pair in pairs for view in pair]
+
+    def run(self) -> list[Any]:
+        """Enqueue it and return the results."""
+        plane, parts, packed, stream = self._parts()
+        with plane.entirely(self._text()):
+            self._cuda.enqueue(
+                plane, parts, stream, self._asked.timeout, packed.pack, packed.unpack
+            )
+        self._cuda.hold(plane, [*self._views, *packed.buffers], stream)
+        self._cuda.keep(plane, packed.buffers, stream)
+        return self._results()
+
+    def submit(self) -> StreamWork:
+        """Enqueue it beside its caller."""
+        plane, parts, packed, stream = self._parts()
+        self._cuda.keep(plane, packed.buffers, stream)
+        with plane.entirely(self._text()):
+            return self._cuda.begin(
+                plane,
+                parts,
+                stream,
+                self._asked.timeout,
+                self._views,
+                self._results(),
+                packed.pack,
+                packed.unpack,
+                packed.buffers,
+            )
+
+    def bind(self) -> Plan:
+        """Bind it to its arrays and to buffers of its own."""
+        plane, parts, packed, _ = self._parts()
+        who = self._kind.name
+
+        def start() -> list[Any]:
+            stream = self._cuda.stream(self._views, who)
+            with plane.entirely(self._text()):
+                self._cuda.enqueue(
+                    plane, parts, stream, self._asked.timeout, packed.pack, packed.unpack
+                )
+            self._cuda.keep(plane, packed.buffers, stream)
+            return self._results()
+
+        first = parts[0][0]
+        pins = (self._host.works.owner(), self._pairs, parts, packed)
+        timeout = self._asked.timeout
+        by, transport = first.algorithm, first.transport
+        return Plan(plane, start, self._results(), first.text, by, transport, timeout, pins)
+
+    def _parts(self) -> tuple[Plane, list[Part], _Packed, int]:
+        cuda, asked = self._cuda, self._asked
+        stream = cuda.stream(self._views, self._kind.name)
+        number = self._views[0].device.number
+        parts: list[Part] = []
+        packed = _Packed()
+        plane = None
+        for message in buckets.messages(self._pairs):
+            call = message.call(self._kind.name, self._op, self._root)
+            plane, plan = cuda.find(call, asked.algorithm, asked.timeout, number, stream)
+            if len(message.pairs) == 1:
+                x, out = message.pairs[0]
+                parts.append((plan, x.address, out.address))
+                continue
+            buffer = cuda.new(message.pairs[0][0], (max(1, message.nbytes),), UINT8)
+            place = packed.add(message, buffer)
+            parts.append((plan, place, place))
+        assert plane is not None  # an empty list lies in the host's memory
+        return plane, parts, packed, stream
+
+    def _results(self) -> list[Any]:
+        return [out.owner for _, out in self._pairs]
+
+    def _text(self) -> str:
+        return f"{self._kind.name}({len(self._pairs)} arrays)"

@@ -1,0 +1,142 @@
+"""From a user's arrays to a started plan: the calls that `_fastcall` alone does not serve.
+
+1. `Launch.run` and `bind` check the words of a call; a list of arrays is a `Listed` call from here.
+2. `Executor.again` starts a blocking call that is like an earlier one, by a glance at its arrays.
+3. `request` looks at the arrays (`arrays.families`) and says what all ranks must ask for alike.
+4. `Executor.run`, `submit` or `bind` finds or makes the plan of that.
+5. The plan is started on the arrays' addresses, and known to 2 from then on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pycoll.arrays import families, operands
+from pycoll.arrays.view import HOST, ArrayView, Device
+from pycoll.dtypes import ReduceOp, reduce_op
+from pycoll.errors import UsageError, quoted
+from pycoll.runtime.host.executor import Host
+from pycoll.runtime.native import bindings
+from pycoll.runtime.plan import buckets
+from pycoll.runtime.plan.call import BARRIER
+from pycoll.runtime.plan.executor import Executor, Listed
+from pycoll.runtime.plan.options import Asked
+from pycoll.runtime.plan.persistent import Plan
+from pycoll.runtime.plan.request import KINDS, Asking, Kind, Request
+from pycoll.runtime.work import Work, Works
+from pycoll.schedule import Algorithm
+
+if TYPE_CHECKING:
+    from pycoll.runtime.cuda.executor import Cuda
+    from pycoll.runtime.engine import Engine
+
+_LISTS = (list, tuple)  # a union of types costs several times as much to test for
+
+
+class Launch:
+    """The collectives of one communicator."""
+
+    def __init__(self, engine: Engine, owner: Any) -> None:
+        self.engine = engine
+        self._works = Works(engine, owner)
+        self._host = Host(engine, self._works)
+        self._cuda: Cuda | None = None  #: of those that use no GPU nothing more is asked
+        self.plans = self._host.plans
+
+    def run(self, name: str, x: Any, out: Any, asked: Asked, async_op: bool = False) -> Any:
+        """Run or queue a collective; see its method in `Communicator`."""
+        kind, op = self._check(name, asked)
+        if kind.lists and isinstance(x, _LISTS):
+            call = self._listed(kind, x, out, op, asked)
+            return call.submit() if async_op else call.run()
+        out = x if kind.out == "x" else out
+        if not async_op and asked.repeats:
+            found = self._host.again(kind, x, out, op, asked)
+            if found is None and self._cuda is not None:
+                found = self._cuda.again(kind, x, out, op, asked)
+            if found is not None:
+                return found[0]
+        request = self._request(kind, x, out, op, asked)
+        executor = self._executor(request.device)
+        return executor.submit(request, asked) if async_op else executor.run(request, asked)
+
+    def bind(self, name: str, x: Any, out: Any, asked: Asked) -> Plan:
+        """Bind a collective to its arrays."""
+        kind, op = self._check(name, asked)
+        if kind.lists and isinstance(x, _LISTS):
+            return self._listed(kind, x, out, op, asked).bind()
+        if kind.out == "x" and out is not None:
+            raise UsageError(f"{name}: out is given, but the result goes to x; pass None")
+        request = self._request(kind, x, x if kind.out == "x" else out, op, asked)
+        return self._executor(request.device).bind(request, asked)
+
+    def barrier(self) -> Plan:
+        """Bind a barrier: an all-reduce of one byte that nobody looks at."""
+        self.engine.require_usable("barrier")
+        plan, byte = self.plans.find(BARRIER, None), bindings.ffi.new("unsigned char[1]")
+        address = int(bindings.ffi.cast("uintptr_t", byte))
+        bound = self._host.bound(plan, (address, address), None, None)
+        # Held by the communicator itself, so it must not hold that.
+        pins = (byte, plan)
+        text, by, transport = plan.text, plan.algorithm, plan.transport
+        return Plan(self.engine, bound, None, text, by, transport, None, pins)
+
+    def arrive(self, asked: Asked, async_op: bool) -> Work | None:
+        """Run a barrier with a timeout of its own, or queue one."""
+        asked = asked._replace(purpose=asked.purpose or BARRIER.purpose)
+        self._check("allreduce", asked)
+        return self._host.arrive(asked, async_op)
+
+    @property
+    def cuda(self) -> Cuda:
+        """What runs collectives on arrays in a GPU's memory."""
+        if self._cuda is None:
+            # Loaded at the first array of a GPU: most programs have none.
+            from pycoll.runtime.cuda.executor import Cuda
+
+            self._cuda = Cuda(self._host)
+        return self._cuda
+
+    def on(self, device: str, who: str) -> Cuda:
+        """Return what serves a kind of device that the user has named."""
+        if device != "cuda":
+            raise UsageError(f'{who}: device is {quoted(device)}, want "cpu" or "cuda"')
+        return self.cuda
+
+    def _executor(self, device: Device) -> Executor:
+        return self._host if device == HOST else self.cuda
+
+    def _listed(self, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked) -> Listed:
+        pairs = buckets.pairs(x, out, kind.name, kind.collective.reduces)
+        device = operands.together((view for pair in pairs for view in pair), kind.name)
+        return self._executor(device).listed(kind, pairs, op, asked)
+
+    def _check(self, name: str, asked: Asked) -> tuple[Kind, ReduceOp]:
+        who = (asked.purpose and asked.method) or name
+        self.engine.require_usable(who)
+        wanted = asked.algorithm
+        if not (wanted is None or isinstance(wanted, str | Algorithm)):
+            raise UsageError(
+                f"{name}: algorithm is a {type(wanted).__name__}, want the name of a built-in or "
+                f"a function under @pycoll.algorithm(pycoll.{name})"
+            )
+        if asked.timeout is not None:
+            self.engine.check_timeout(who, asked.timeout)
+        if not isinstance(name, str):
+            raise UsageError(f"plan: collective is {quoted(name)}, want one of {', '.join(KINDS)}")
+        kind = KINDS.get(name) or KINDS.get(name.removesuffix("v"))
+        if kind is None or not (asked.counts is None or kind.counted):
+            known = [k.name for k in KINDS.values() if k.counted or asked.counts is None]
+            with_counts = "" if asked.counts is None else " with counts"
+            raise UsageError(
+                f"plan: collective{with_counts} is {quoted(name)}, want one of {', '.join(known)}"
+            )
+        return kind, reduce_op(asked.op)
+
+    def _request(self, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked) -> Request:
+        world = self.engine.world
+        asking = Asking(kind, world.rank, world.size, asked.root, asked.counts, self._empty)
+        return asking.request(x, out, op, asked.purpose)
+
+    def _empty(self, like: ArrayView, shape: tuple[int, ...]) -> ArrayView:
+        return families.empty(like, shape) if like.device == HOST else self.cuda.new(like, shape)

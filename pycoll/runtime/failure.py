@@ -1,0 +1,658 @@
+"""What went wrong with a call, told alike to every rank.
+
+A communicator breaks once: the first failure is kept, whatever thread sees it, and the native
+engine is told so that a call in progress ends. The rank that sees a failure tells the others over
+the control plane. Nothing here runs on the good path, except that a rank which has waited for
+some milliseconds says on its board what it is doing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+
+from pycoll.bootstrap.control import GONE, REFUSED
+from pycoll.bootstrap.control_loop import CLOSED, DIED, EXITED, GARBLED, UNREACHABLE
+from pycoll.errors import (
+    BrokenError,
+    BusyError,
+    CollectiveTimeout,
+    MismatchError,
+    PeerLostError,
+    PycollError,
+    described,
+)
+from pycoll.runtime import status
+from pycoll.runtime.call_site import user_line
+from pycoll.runtime.native import bindings
+from pycoll.runtime.native.bindings import Board
+from pycoll.runtime.status import Boards
+
+if TYPE_CHECKING:
+    from pycoll.runtime.join import World
+
+#: How long a rank that knows of a failure waits for what the others have to say about it.
+_SAY_SECONDS = 1.0
+#: Characters of what is told of a call that was refused.
+_REFUSED_TEXT = 1000
+#: How long a rank waits for what a peer has to say of a message that was refused.
+REFUSED_SECONDS = 0.2
+#: How long, at most, a rank waits for a control plane that has to find another hub first.
+_HEAR_SECONDS, _LOOK_SECONDS = 60.0, 0.05
+#: What is known of a mismatch before the ranks have said what they called.
+_DIFFERENT = "ranks called different things"
+
+
+#: Attribute of an exception that all ranks were told of.
+TOLD = "_pycoll_told"
+#: `bindings.comm_entered` where it is the thread that asks.
+_HERE = 2
+
+
+class Cause(enum.IntEnum):
+    """Why this rank aborted its own engine."""
+
+    LOST = 1
+    MISMATCH = 2
+    TIMEOUT = 3
+    ERROR = 4
+
+
+class _Departed(NamedTuple):
+    """A rank that is gone."""
+
+    calls: int  #: that it finished, at least
+    how: str
+    died: bool  #: it did not take leave: whoever waits, for whomever, may wait for it in the end
+    exact: bool = True  #: the calls; of a remote rank that died, only what was last heard is known
+
+    def __str__(self) -> str:
+        if self.exact:
+            return f"{self.how} after {calls_text(self.calls)}"
+        return f"{self.how} after at least {calls_text(self.calls)}" if self.calls else self.how
+
+
+#: How to say why a rank is gone; a reason that is not here says it itself.
+_LEFT = {
+    DIED: "died",
+    EXITED: "exited",
+    CLOSED: "closed its communicator",
+    GARBLED: "sent what no rank of this version sends",
+    UNREACHABLE: "cannot be reached any more",
+}
+
+
+class Named(Protocol):
+    """What a signature stands for."""
+
+    @property
+    def text(self) -> str:
+        """Return the call as errors show it."""
+
+
+class Control(status.Control, Protocol):
+    """What is used here of the control plane."""
+
+    def abort(self, kind: str, text: str) -> None:
+        """Tell every other rank that this rank gives up, and why."""
+
+    def calls_of(self, rank: int) -> int | None:
+        """Return how many calls a rank had made when it left in good order."""
+
+    def fail(self, kind: str, text: str) -> None:
+        """The same, and end the exchanges and call back here as there."""
+
+
+class Faults:
+    """The failure of one communicator, and how its ranks come to agree on it."""
+
+    def __init__(
+        self,
+        comm: Any,
+        control: Control,
+        world: World,
+        name: Callable[[int], str],
+        elsewhere: Callable[[], str] = str,
+    ) -> None:
+        #: The first; never raised itself: its traceback would keep the user's frames alive.
+        self.failure: PycollError | None = None
+        #: Signature of a call → what runs it, as long as somebody may run it.
+        self.plans: weakref.WeakValueDictionary[int, Named] = weakref.WeakValueDictionary()
+        self._comm = comm
+        self._control = control
+        self._rank = world.rank
+        self._size = world.size
+        self.boards = Boards(comm, control, world, elsewhere)
+        self._name = name  #: rank → "rank 2 (process 71 on node7)"
+        self._reported = False  #: the failure was raised to the user once
+        self._departed: dict[int, _Departed] = {}
+        self._mismatched = sys.maxsize  #: number of the first call that ranks disagree on
+        #: Mismatch: what the ranks say that they called, by rank and number of the call.
+        self._said: dict[int, dict[int, str]] = {}
+        #: Calls that were refused before they began, by rank and number; 0: messages, the last.
+        self._refused: dict[int, dict[int, str]] = {}
+        #: Groups that some of the ranks are about to form, each with the causes it does not mind.
+        self._forming: dict[Control, Container[int]] = {}
+        self._moved = threading.Condition()
+
+    def departed(self) -> bool:
+        """Tell whether any rank is gone."""
+        return bool(self._departed)
+
+    def uneasy(self) -> bool:
+        """Tell whether there is anything to `look` for: a rank is gone, or refused a call."""
+        return bool(self._departed or self._refused)
+
+    # The control thread comes in here.
+
+    def on_lost(self, rank: int, reason: str) -> None:
+        """Note that a rank is gone: it died, or it left in good order."""
+        calls = self._control.calls_of(rank)
+        died = calls is None
+        if calls is None:  # it died without a word, but its board outlives it
+            board = self.boards.of(rank)  # of a remote rank, the last that was heard
+            calls = board.sequence - (board.state == bindings.CALLING) if board else 0
+        exact = not died or self.boards.exact(rank)
+        with self._moved:
+            self._departed[rank] = _Departed(calls, _LEFT.get(reason, reason), died, exact)
+            self._moved.notify_all()
+        self._look_for_departed(self.boards.own())
+        bindings.comm_gone(self._comm, rank, died)  # transfers with it end; if it died, all do
+        self._fail_forming()
+
+    def on_abort(self, rank: int, kind: str, text: str) -> None:
+        """Note that a rank gave up, and why."""
+        if kind == "mismatch":
+            number, _, call = text.partition(" ")
+            with self._moved:
+                self._said.setdefault(rank, {})[int(number)] = call
+                self._mismatched = min(self._mismatched, int(number))
+                self._moved.notify_all()
+            own = self.boards.own()
+            self._look_for_mismatch(own)
+            if own.sequence > int(number) or own.state != bindings.CALLING:
+                self._say(int(number), own)  # nobody is inside that call who would
+        elif kind == REFUSED:
+            number, _, call = text.partition(" ")
+            self._note_refused(rank, int(number), call)
+            self._look_for_refused(self.boards.own())
+        elif kind == GONE:
+            self._break(PeerLostError(text), Cause.LOST, rank)
+        elif kind == "timeout":
+            self._break(CollectiveTimeout(text), Cause.TIMEOUT, rank)
+        elif kind == "transfer":
+            self._break(MismatchError(text), Cause.MISMATCH, rank)
+        else:
+            self._break(BrokenError(f"{self._name(rank)} gave up: {text}"), Cause.ERROR, rank)
+
+    # The caller's thread comes in here.
+
+    def describe(self, where: str = "") -> str:
+        """Say on the board what this rank's present call is; return it.
+
+        Args:
+            where: The text of a queued call; believed if the present call is of that kind.
+        """
+        own = self.boards.own()
+        if own.text:
+            return own.text
+        call = self._text(own, "a call")
+        text = where if where.startswith(f"{call} at ") else f"{call} at {user_line()}"
+        bindings.board_describe(self._comm, text)
+        return text
+
+    def calling(self) -> str:
+        """Return what call this rank is inside, in words; empty: none."""
+        own = self.boards.own()
+        return own.text or self._text(own, "a call") if own.state == bindings.CALLING else ""
+
+    def look(self) -> None:
+        """Compare this rank's board with the others'; abort the call if it can never end.
+
+        It finds what no message tells: a rank that waits, elsewhere in the same numbered call, for
+        ranks that do not send to this one, and a rank that has left.
+        """
+        own = self.boards.own()
+        if own.state != bindings.CALLING:
+            return
+        self._look_for_departed(own)  # first: a rank that died may have been in another call
+        self.boards.ask_in_time(own)
+        for rank in range(self._size):
+            if rank != self._rank and self._differs(own, rank):
+                self._mismatched = min(self._mismatched, own.sequence)
+        self._look_for_refused(own)
+        self._look_for_mismatch(own)
+
+    def _look_for_mismatch(self, own: Board) -> None:
+        # A rank may still be in an earlier call, which ends well: all others have done their part.
+        if own.sequence >= self._mismatched:
+            self._break(MismatchError(_DIFFERENT), Cause.MISMATCH, -1)
+
+    def _look_for_refused(self, own: Board) -> None:
+        """Find out whether this rank has made a call that another was refused."""
+        self._compare_refused([self._rank])
+        self._look_for_mismatch(own)
+
+    def _compare_refused(self, ranks: Iterable[int]) -> None:
+        """Note the first call that some rank was refused, and some of ``ranks`` not."""
+        with self._moved:
+            numbers = {n for calls in self._refused.values() for n in calls if n}
+            for number in numbers:
+                if any(self._made(rank, number) for rank in ranks):
+                    self._mismatched = min(self._mismatched, number)
+
+    def _made(self, rank: int, number: int) -> bool:
+        """Tell whether a mapped rank is known to have made a call, and was not refused it."""
+        signature = bindings.board_call(self._comm, rank, number)
+        if signature == bindings.FORGOTTEN:
+            # What was refused is kept longer than the board knows it, but not for ever.
+            refused = self._refused.get(rank, {}).keys() - {0}
+            all_kept = len(refused) < bindings.BOARD_CALLS or number > min(refused)
+            return all_kept and number not in refused
+        return signature not in (0, bindings.REFUSED)
+
+    def _look_for_departed(self, own: Board) -> None:
+        # The same: who has finished call n is not missed by those that are still in it.
+        if own.state != bindings.CALLING:
+            return
+        # Who died before who left: that may be why it left.
+        for rank, departed in sorted(self._departed.items(), key=lambda item: not item[1].died):
+            if own.sequence > departed.calls:
+                call = own.text or self._text(own, "a call")
+                text = (
+                    f"{self._name(rank)} {departed} "
+                    f"and takes no part in call {own.sequence}, {call}"
+                )
+                self._lose(rank, text, told=departed.died)
+                return
+
+    def _differs(self, own: Board, rank: int) -> bool:
+        # Read twice: the owner writes the signature, the sequence and the state one after the
+        # other, and leaves IDLE before it does. Equal readings cannot straddle that.
+        seen = self.boards.of(rank)
+        if seen is None or (own.sequence, bindings.CALLING) != (seen.sequence, seen.state):
+            return False
+        return seen.signature != own.signature and seen == self.boards.of(rank)
+
+    def refuse(self, what: str, error: BaseException, number: int) -> None:
+        """Tell the others of a call, or of messages (number 0), that took its place unbegun."""
+        text = f"{what} at {user_line()}, refused with {described(error)}"[:_REFUSED_TEXT]
+        self._note_refused(self._rank, number, text)
+        self._tell(REFUSED, f"{number} {text}")
+
+    def _note_refused(self, rank: int, number: int, text: str) -> None:
+        with self._moved:
+            calls = self._refused.setdefault(rank, {})
+            calls[number] = text
+            for old in sorted(calls.keys() - {0})[: -bindings.BOARD_CALLS]:
+                del calls[old]
+            self._moved.notify_all()
+
+    def interrupted(self, error: BaseException) -> None:
+        """End the call that an exception (Ctrl-C) left unfinished in this thread, on every rank."""
+        if bindings.resume(self._comm, 0) == bindings.AGAIN:
+            calling = self.boards.own().state == bindings.CALLING
+            self.give_up(error, self.describe() if calling else f"a transfer at {user_line()}")
+
+    def give_up(self, error: BaseException, call: str) -> None:
+        """Break the communicator on every rank: ``error`` stopped ``call`` half way here."""
+        what = f"{type(error).__name__} inside {call}"
+        vars(error)[TOLD] = True
+        failure = BrokenError(f"rank {self._rank} stopped by {what}")
+        self._reported = True  # the user sees `error` itself
+        self._break(failure, Cause.ERROR, self._rank)
+        while bindings.resume(self._comm, 1) == bindings.AGAIN:
+            pass
+        self._tell("error", what)
+
+    def raise_for(self, code: int, timeout: float, where: str = "") -> NoReturn:
+        """Raise what a call that ended with ``code`` means."""
+        if code == bindings.BUSY:
+            raise BusyError(
+                "this thread is inside a call on this communicator already, which goes on: let a "
+                "signal handler or finalizer only note what happened, and call later"
+                if bindings.comm_entered(self._comm) == _HERE
+                else "another thread is inside a call on this communicator; "
+                "give each thread a communicator of its own"
+            )
+        if code == bindings.BROKEN and self.failure is None:
+            # A queued call broke it, and its Work has not been waited for.
+            code = bindings.comm_broken(self._comm) or code
+        native = bindings.comm_error(self._comm)
+        told = code in (bindings.ABORTED, bindings.BROKEN)  # its cause is one of `Cause`
+        transfer = not told and native.code == code and native.cause == bindings.TRANSFER
+        if where and not transfer:
+            self.describe(where)
+        if transfer:
+            self._transfer_failed(native, where)
+        elif code == bindings.TIMEDOUT:
+            self._time_out(timeout)
+        elif code == bindings.MISMATCH:
+            self._break(MismatchError(_DIFFERENT), Cause.MISMATCH, native.peer)
+        elif code == bindings.LOST:
+            self._note_lost_link(native.peer, f"the connection to it broke ({native.text})")
+        elif code not in (bindings.ABORTED, bindings.BROKEN):
+            self._unexpected(code)
+        self._raise(in_call=code != bindings.BROKEN)
+
+    def _raise(self, *, in_call: bool) -> NoReturn:
+        """Raise the failure itself to the first who asks, and to all others that it is broken."""
+        failure = self.failure
+        if failure is None:
+            failure = BrokenError("the communicator was closed inside this call")
+        first, self._reported = not self._reported, True
+        if first and str(failure) == _DIFFERENT:
+            failure = self.failure = self._agree_on_mismatch()
+        if first and (in_call or isinstance(failure, PeerLostError | MismatchError)):
+            error = _copy(failure)
+            vars(error)[TOLD] = True
+            raise error
+        raise BrokenError(f"an earlier failure broke the communicator: {failure}") from _copy(
+            failure
+        )
+
+    def raise_failure(self) -> None:
+        """Raise what broke the communicator, on this rank or another, if anything did."""
+        if self.failure is not None:
+            self._raise(in_call=True)
+
+    def bereave(self, what: str) -> None:
+        """Raise that a rank has died if one has: ``what``, outside of any call, cannot go on."""
+        dead = self._dead()
+        if dead:
+            gone = self._departed[dead[0]]
+            name = f"{self._name(dead[0])} {gone}"
+            self._lose(dead[0], f"{name} and takes no part in {what}() at {user_line()}", told=True)
+        self.raise_failure()
+
+    @contextlib.contextmanager
+    def forming(self, group: Control, but: Container[int] = ()) -> Iterator[None]:
+        """Have a group, which is formed inside, fail on all its ranks if this communicator breaks.
+
+        One of them may hear of it elsewhere, and then never come.
+
+        Args:
+            group: The group's control plane.
+            but: Which of the `causes` do not fail it.
+        """
+        with self._moved:
+            self._forming[group] = but
+        self._fail_forming()
+        try:
+            yield
+        finally:
+            with self._moved:
+                self._forming.pop(group, None)  # None: it has failed
+
+    def causes(self) -> dict[int, PycollError]:
+        """Return what ends this communicator: the ranks that died, else -1, each as an error."""
+        lost: dict[int, PycollError] = {rank: self._lost(rank) for rank in self._dead()}
+        return lost or ({} if self.failure is None else {-1: self.failure})
+
+    def _fail_forming(self) -> None:
+        with self._moved:
+            causes = self.causes()
+            failed = {
+                group: failures[0]
+                for group, but in self._forming.items()
+                if (failures := [failure for cause, failure in causes.items() if cause not in but])
+            }
+            for group in failed:
+                del self._forming[group]
+        for group, failure in failed.items():
+            kind = GONE if isinstance(failure, PeerLostError) else "error"
+            with contextlib.suppress(PycollError):  # closed meanwhile
+                group.fail(kind, f"the communicator that this one comes from broke: {failure}")
+
+    def lose_link(self, peer: int, why: str) -> NoReturn:
+        """Break the communicator on every rank: there is no connection to a remote peer."""
+        self._note_lost_link(peer, why)
+        self._raise(in_call=True)
+
+    def refuse_link(self, peer: int, why: str) -> None:
+        """The same, from any thread: this rank cannot use its connection; the next call raises."""
+        self._lose(peer, f"{self._name(peer)} is lost to rank {self._rank}: {why}")
+
+    def _note_lost_link(self, peer: int, why: str) -> None:
+        rank, departed = self._blame(peer)
+        if departed is None:
+            self.refuse_link(peer, f"{why}; the control plane has not lost it")
+            return
+        also = why if rank == peer else f"the connection to {self._name(peer)} ended after it"
+        text = f"{self._name(rank)} {departed}; {also}"
+        self._lose(rank, text)
+
+    def _blame(self, peer: int) -> tuple[int, _Departed | None]:
+        """Return who is gone, where all that is seen here is the end of the way to ``peer``.
+
+        A rank that died takes its connections along, and so does one that leaves because another
+        has died. The control plane knows better than this rank, and is about to say it.
+        """
+
+        def told() -> bool:
+            return bool(self.failure is not None or peer in self._departed or self._dead())
+
+        with self._moved:
+            known = self._moved.wait_for(told, _SAY_SECONDS)
+        # If the control plane answers, it has nothing to say. If it does not, it is about to.
+        answered = None if known else self.boards.question()
+        until = time.monotonic() + _HEAR_SECONDS
+        with self._moved:
+            while answered and not (answered.is_set() or told()) and time.monotonic() < until:
+                self._moved.wait(_LOOK_SECONDS)
+            dead = self._dead()
+            rank = peer if peer in dead or not dead else dead[0]
+            return rank, self._departed.get(rank)
+
+    def _bereavement(self) -> PeerLostError | None:
+        """Return what to say if a rank has died: who heard of it may call other things."""
+        dead = self._dead()
+        return self._lost(dead[0]) if dead else None
+
+    def _lost(self, rank: int) -> PeerLostError:
+        return PeerLostError(f"{self._name(rank)} {self._departed[rank]}")
+
+    def _dead(self) -> list[int]:
+        """Return the ranks that went without taking leave, in the order of the news."""
+        return [rank for rank, departed in list(self._departed.items()) if departed.died]
+
+    def _lose(self, peer: int, text: str, *, told: bool = False) -> None:
+        """Break the communicator because a rank is gone.
+
+        Args:
+            peer: The rank.
+            text: What is known of it, and who misses it.
+            told: All other ranks hear of it as this one did, and need not be told.
+        """
+        if self.failure is None:
+            self._break(PeerLostError(text), Cause.LOST, peer)
+            if not told:
+                self._tell(GONE, text)
+
+    def _transfer_failed(self, native: bindings.Error, where: str) -> None:
+        what = f"{native.text} (at {where.rpartition(' at ')[2] or user_line()})"
+        if native.code == bindings.TIMEDOUT:
+            self.boards.refresh(_SAY_SECONDS)
+            elsewhere = self._elsewhere(native.peer)
+            board = self.boards.of(native.peer)
+            last = (
+                "" if board is None else board.text or self._text(board, f"call {board.sequence}")
+            )
+            if board is None or not board.sequence:
+                what += f"; rank {native.peer} has made no call yet{elsewhere}"
+            elif board.state == bindings.CALLING:
+                what += f"; rank {native.peer} is in {last}"
+            else:
+                what += f"; rank {native.peer} is in no collective, its last was {last}{elsewhere}"
+            self._break(CollectiveTimeout(what), Cause.TIMEOUT, self._rank)
+            self._tell("timeout", what)
+        elif native.code == bindings.MISMATCH:
+            if bindings.REFUSED_MESSAGE in native.text:  # else it is about what came later
+                for rank, text in self._refused_by(native.peer):
+                    what += f"; rank {rank} had called {text}"
+            self._break(MismatchError(what), Cause.MISMATCH, native.peer)
+            self._tell("transfer", what)
+        elif native.code == bindings.LOST:
+            rank, departed = self._blame(native.peer)
+            how = "is gone" if departed is None else departed.how
+            self._lose(rank, f"{self._name(rank)} {how}: {what}")
+        else:
+            self._unexpected(native.code)
+
+    def _refused_by(self, peer: int) -> list[tuple[int, str]]:
+        """Return what this rank and a peer were refused last, of which no number is known."""
+        ranks = (self._rank, peer)
+        with self._moved:
+            # What is said of it takes another way than the messages.
+            self._moved.wait_for(
+                lambda: any(0 in self._refused.get(rank, ()) for rank in ranks), REFUSED_SECONDS
+            )
+            found = {rank: self._refused.get(rank, {}).get(0) for rank in ranks}
+        return [(rank, text) for rank, text in found.items() if text]
+
+    def _unexpected(self, code: int) -> None:
+        try:
+            bindings.raise_for(code, self._comm, self.describe())
+        except PycollError as error:
+            self._break(_copy(error), Cause.ERROR, self._rank)
+            self._tell("error", str(error))
+
+    def _break(self, failure: PycollError, cause: Cause, peer: int) -> None:
+        if isinstance(failure, MismatchError):
+            failure = self._bereavement() or failure
+        with self._moved:
+            if self.failure is None:
+                self.failure = failure
+            self._moved.notify_all()
+        bindings.comm_abort(self._comm, cause, peer, str(failure))
+        self._fail_forming()
+
+    def _tell(self, kind: str, text: str) -> None:
+        try:
+            self._control.abort(kind, text)
+        except PycollError:  # closed meanwhile: there is nobody to tell
+            return
+
+    def _time_out(self, timeout: float) -> None:
+        own, stuck, call = self.boards.own(), bindings.comm_stuck(self._comm), self.describe()
+        self.boards.refresh(_SAY_SECONDS)
+        others = {rank: self.boards.of(rank) for rank in range(self._size) if rank != self._rank}
+        late = [r for r, board in others.items() if not board or board.sequence < own.sequence]
+        with self._moved:
+            # Where nobody is late now, somebody was: whoever saw it is about to say so.
+            told = self._moved.wait_for(
+                lambda: self.failure is not None, 0 if late else _SAY_SECONDS
+            )
+        if told:
+            return
+        text = f"{call} did not finish within {timeout:g} s"
+        if stuck is not None and stuck.peer >= 0:
+            text += f": rank {self._rank} waits for rank {stuck.peer}"
+        for rank in late[:8]:
+            text += f"; {self._late(rank, others[rank], own)}"
+        if len(late) > 8:
+            text += f"; and {len(late) - 8} ranks more"
+        if not late:
+            text += "; every rank has made this call, so one is stopped or starved inside it"
+        self._break(CollectiveTimeout(text), Cause.TIMEOUT, self._rank)
+        self._tell("timeout", text)
+
+    def _late(self, rank: int, board: Board | None, own: Board) -> str:
+        call = self._text(own, "it").partition("(")[0]
+        if board is None:
+            return f"rank {rank} does not say what it is doing"
+        elsewhere = self._elsewhere(rank)
+        if not board.sequence:
+            return f"rank {rank} has made no call yet{elsewhere}"
+        last = board.text or self._text(board, "another call")
+        if board.state == bindings.CALLING:
+            return f"rank {rank} is in call {board.sequence}, {last}, before this one"
+        made = calls_text(board.sequence)
+        return (
+            f"rank {rank} has made {made}, last {last}, and has not called this {call}{elsewhere}"
+        )
+
+    def _elsewhere(self, rank: int) -> str:
+        found = self.boards.elsewhere(rank)
+        return f"; its process is in {found}" if found else ""
+
+    def _agree_on_mismatch(self) -> PycollError:
+        own = self.boards.own()
+        with self._moved:
+            self._mismatched = min(self._mismatched, own.sequence)
+        self._compare_refused(range(self._size))
+        self._say(self._mismatched, own)
+        with self._moved:
+            # The first call that they disagree on is the one to name: others may know of an
+            # earlier one than this rank, which says then what it called there.
+            self._moved.wait_for(self._all_said, _SAY_SECONDS)
+            number = self._mismatched
+            said = {rank: calls.get(number) for rank, calls in self._said.items()}
+        lines = []
+        for rank in range(self._size):
+            lines.append(f"rank {rank}: {said.get(rank) or self._guess(rank, number)}")
+        return self._bereavement() or MismatchError(f"{_DIFFERENT}: {'; '.join(lines)}")
+
+    def _all_said(self) -> bool:
+        here = (rank for rank in range(self._size) if rank not in self._departed)
+        return all(self._mismatched in self._said.get(rank, ()) for rank in here)
+
+    def _say(self, number: int, own: Board) -> None:
+        """Tell the others what this rank's call of a number was, once, if it has made it."""
+        if own.sequence < number:
+            return
+        text = self._refused.get(self._rank, {}).get(number, "")
+        if number == own.sequence and own.state == bindings.CALLING:
+            text = self.describe()
+        elif not text:
+            text = f"{self._called(self._rank, number)}, which has ended there"
+        with self._moved:
+            if number in self._said.setdefault(self._rank, {}):
+                return
+        # First: the caller's thread, which waits for all to have said it, may close behind that.
+        self._tell("mismatch", f"{number} {text}")
+        with self._moved:
+            self._said[self._rank].setdefault(number, text)
+            self._moved.notify_all()
+
+    def _guess(self, rank: int, number: int) -> str:
+        if number in (refused := self._refused.get(rank, {})):
+            return refused[number]
+        board = self.boards.of(rank)
+        if board is None:
+            return "does not say"
+        if board.sequence < number:
+            return f"has not made call {number} yet"
+        if board.sequence > number:
+            return self._called(rank, number)
+        return board.text or self._text(board, "an unknown call")
+
+    def _called(self, rank: int, number: int) -> str:
+        """Return what one of the last calls of a mapped rank was, in words."""
+        signature = bindings.board_call(self._comm, rank, number)
+        if signature == bindings.REFUSED:
+            return "a call that was refused"
+        if signature == bindings.FORGOTTEN:
+            followed = bindings.BOARD_CALLS - 1
+            return f"a call that {followed} or more have followed, and that is not known any more"
+        plan = self.plans.get(signature)
+        return "an unknown call" if plan is None else plan.text
+
+    def _text(self, board: Board, otherwise: str) -> str:
+        plan = self.plans.get(board.signature)
+        return otherwise if plan is None else plan.text
+
+
+def _copy(error: PycollError) -> PycollError:
+    return type(error)(*error.args)
+
+
+def calls_text(number: int) -> str:
+    """Return a number of calls in words."""
+    return f"{number} call{'' if number == 1 else 's'}"

@@ -1,0 +1,1 @@
+"""Arrays in the host's memory: what runs their plans, and where it is."""

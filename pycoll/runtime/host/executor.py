@@ -1,0 +1,133 @@
+"""Host: runs plans on arrays in the host's memory, by the engine's threads."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pycoll.arrays.torch import pointers
+from pycoll.runtime.host.list_call import ListCall
+from pycoll.runtime.native import bindings
+from pycoll.runtime.plan.buckets import Buffers
+from pycoll.runtime.plan.cache import Executable, Plans
+from pycoll.runtime.plan.call import BARRIER
+from pycoll.runtime.plan.geometry import geometry
+from pycoll.runtime.plan.persistent import Plan
+from pycoll.runtime.plan.request import NUMBERS
+
+if TYPE_CHECKING:
+    from pycoll.dtypes import ReduceOp
+    from pycoll.runtime.engine import Engine
+    from pycoll.runtime.plan.buckets import Pair
+    from pycoll.runtime.plan.options import Asked
+    from pycoll.runtime.plan.request import Kind, Request
+    from pycoll.runtime.work import Work, Works
+
+
+class Host:
+    """The executor of arrays in the host's memory."""
+
+    def __init__(self, engine: Engine, works: Works) -> None:
+        self.engine = engine
+        self.works = works
+        self.plans = Plans(engine)
+        self.buffers = Buffers(engine.heap)
+
+    def again(self, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked) -> tuple[Any] | None:
+        """Run the plan that serves these arrays, if there is one."""
+        launcher, number = self.plans.launcher(asked.algorithm), NUMBERS[kind.collective.name]
+        done = None
+        if asked.algorithm is not None:  # without a wish, `Communicator` has tried this already
+            done = launcher.call(number, x, out, op, asked.root)
+        if done is not None:
+            if done.__class__ is int:
+                self.engine.finish_on(done, x, out)
+        elif (found := pointers(x, out, kind.alike)) is not None:
+            done = launcher.pointers(number, *found, op, asked.root)
+            if done:
+                self.engine.finish(done)
+        if done is None:
+            return None
+        if kind.collective.rooted:  # a rank that gets nothing returns nothing
+            world = self.engine.world
+            g = geometry(kind.collective, world.rank, world.size, int(asked.root))
+            if not g.output.nblocks:
+                return (None,)
+        return (x if out is None else out,)
+
+    def run(self, request: Request, asked: Asked) -> Any:
+        """Run a call and return its result."""
+        plan = self._plan(request, asked)
+        _copy(request)
+        self.engine.call(plan.handle, *request.addresses, asked.timeout)
+        return request.result
+
+    def submit(self, request: Request, asked: Asked) -> Work:
+        """Queue a call for the progress thread."""
+        plan = self._plan(request, asked)
+        _copy(request)
+        work = self.works.work(plan.text, asked.timeout, request)
+        return work.start([(plan, *request.addresses)], lambda: request.result)
+
+    def bind(self, request: Request, asked: Asked) -> Plan:
+        """Bind a call to its arrays."""
+        plan = self._plan(request, asked)
+        bound = self.bound(plan, request.addresses, asked.timeout, request.result)
+        holds = self.engine.heap.holds
+        mapped = all(holds(array.address, array.nbytes) for array in request.views)
+        by = plan.direct if mapped and plan.direct else plan.algorithm
+        start = bound if request.copy is None else _copied(request, bound)
+        pins = (self.works.owner(), request, plan)
+        return Plan(
+            self.engine,
+            start,
+            request.result,
+            plan.text,
+            by,
+            plan.transport,
+            asked.timeout,
+            pins,
+        )
+
+    def listed(self, kind: Kind, pairs: Sequence[Pair], op: ReduceOp, asked: Asked) -> ListCall:
+        """Return a call of a list of arrays."""
+        return ListCall(self, kind, pairs, op, asked)
+
+    def arrive(self, asked: Asked, async_op: bool = False) -> Work | None:
+        """Run or queue a barrier, for the purpose that is given."""
+        call = replace(BARRIER, purpose=asked.purpose)
+        plan = self.plans.find(call, None, asked.timeout)
+        byte = bindings.ffi.new("unsigned char[1]")
+        address = int(bindings.ffi.cast("uintptr_t", byte))
+        if async_op:
+            work = self.works.work(plan.text, asked.timeout, byte)
+            return work.start([(plan, address, address)], lambda: None)
+        self.engine.call(plan.handle, address, address, asked.timeout)
+        return None
+
+    def bound(
+        self, plan: Executable, addresses: tuple[int, int], timeout: float | None, result: Any
+    ) -> Any:
+        """Bind a native plan to addresses."""
+        engine = self.engine
+        seconds = engine.timeout if timeout is None else timeout
+        return bindings.fastcall.Plan(engine.number, plan.number, *addresses, seconds, result)
+
+    def _plan(self, request: Request, asked: Asked) -> Executable:
+        return self.plans.find(request.call, asked.algorithm, asked.timeout)
+
+
+def _copy(request: Request) -> None:
+    if request.copy is not None:
+        x, copy = request.copy
+        ctypes.memmove(copy.address, x.address, x.nbytes)
+
+
+def _copied(request: Request, bound: Callable[[], Any]) -> Callable[[], Any]:
+    def start() -> Any:
+        _copy(request)
+        return bound()
+
+    return start

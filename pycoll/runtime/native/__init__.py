@@ -1,0 +1,1 @@
+"""The bindings: one function per function of ``native/pycoll.h``."""

@@ -1,0 +1,157 @@
+"""Links: authenticated connections to remote ranks, made when a call first needs them.
+
+Each rank that has remote peers listens, on the network by which the ranks met or that
+PYCOLL_IFACE names. A `Switchboard` makes and answers the connections; the engine gets the sockets.
+Over TCP all that passes goes by them; over RDMA what its paths need to be made and mended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import time
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from pycoll.bootstrap import Bootstrap
+from pycoll.bootstrap.control_loop import CLOSED, EXITED
+from pycoll.bootstrap.control_socket import keep_alive
+from pycoll.config import Config
+from pycoll.errors import BootstrapError, PycollError
+from pycoll.runtime.failure import Faults
+from pycoll.runtime.join import World
+from pycoll.runtime.native import bindings
+from pycoll.runtime.net.connector import MOST_STRANGERS, SOCKETS, Attention, Switchboard
+
+#: A waiting caller looks this often whether the peer or the communicator is gone.
+_SLICE_SECONDS = 0.1
+
+
+class Links:
+    """The connections of one communicator; nothing at all where every rank is mapped.
+
+    Every rank of a communicator with remote ranks makes one, at the same time.
+    """
+
+    def __init__(
+        self, comm: Any, bootstrap: Bootstrap, world: World, config: Config, faults: Faults
+    ) -> None:
+        self._remote = {p for p in range(world.size) if not world.mapped[p]}
+        self._linked: set[int] = set()
+        self._switchboard: Switchboard | None = None
+        if not world.remote:
+            return
+        self._comm, self._bootstrap, self._faults = comm, bootstrap, faults
+        self._timeout = config.timeout
+        listener = None
+        mine = b""
+        if self._remote:
+            host = bootstrap.address(config.iface)
+            listener = listen(host, len(self._remote))
+            mine = f"{host} {listener.getsockname()[1]}".encode()
+        try:
+            blobs = bootstrap.allgather(mine, config.timeout)
+            self._addresses = {peer: address(peer, blobs[peer]) for peer in self._remote}
+        except BaseException:
+            if listener:
+                listener.close()
+            raise
+        if listener:
+            secret = hmac.digest(bootstrap.secret, b"links", hashlib.sha256)
+            fd = bindings.comm_attention(comm)
+            attention = Attention(fd, lambda: bindings.comm_attend(comm)) if fd >= 0 else None
+            self._switchboard = Switchboard(
+                listener, world.rank, world.size, secret, self._addresses, self._adopt, attention
+            )
+
+    def require(self, peers: Iterable[int], timeout: float | None = None) -> None:
+        """Return once there is a connection to each of these ranks that is remote.
+
+        Args:
+            peers: Ranks of this communicator.
+            timeout: Seconds; the communicator's by default.
+
+        Raises:
+            PeerLostError: One cannot be reached; the communicator is broken on every rank.
+        """
+        missing = self._remote.intersection(peers) - self._linked
+        if not missing or self._switchboard is None:
+            return
+        seconds = self._timeout if timeout is None else timeout
+        deadline = time.monotonic() + seconds
+        self._switchboard.want(missing, deadline)
+        while still := self._switchboard.wait(missing, _SLICE_SECONDS):
+            self._give_up_on_lost(still)
+            if time.monotonic() > deadline:
+                self._fail(still, seconds)
+        self._linked |= missing
+
+    def close(self) -> None:
+        """End the thread and give everything back but the sockets that the engine has."""
+        if self._switchboard:
+            self._switchboard.close()
+
+    def current(self) -> bool:
+        """Tell whether the caller is the connections' thread, which cannot wait for its end."""
+        return self._switchboard is not None and self._switchboard.current()
+
+    def forked(self) -> None:
+        """In the child of a fork: let go of the parent's sockets."""
+        if self._switchboard:
+            self._switchboard.forked()
+
+    def _adopt(self, peer: int, sock: socket.socket) -> None:
+        keep_alive(sock, self._timeout)
+        fd = sock.detach()
+        try:
+            bindings.comm_adopt(self._comm, peer, fd)
+        except PycollError as error:
+            # The peer believes that it is connected: another attempt would come too late. First
+            # the reason, then the end of the connection, for which the peer would make up one.
+            self._faults.refuse_link(peer, f"its connection cannot be used here ({error})")
+            os.close(fd)
+            raise
+
+    def _give_up_on_lost(self, still: set[int]) -> None:
+        self._faults.raise_failure()
+        if code := bindings.comm_broken(self._comm):
+            self._faults.raise_for(code, self._timeout)
+        for rank, reason in self._bootstrap.control.lost().items():
+            # Who left in good order may have done its part of the call; who died breaks it for all.
+            if rank in still or reason not in (CLOSED, EXITED):
+                self._faults.lose_link(rank, f"no connection to rank {min(still)} was made yet")
+
+    def _fail(self, still: set[int], seconds: float) -> NoReturn:
+        assert self._switchboard is not None
+        peer = min(still)
+        host, port = self._addresses[peer]
+        why = self._switchboard.problem(peer) or "no answer"
+        also = f", nor have {len(still) - 1} ranks more" if len(still) > 1 else ""
+        self._faults.lose_link(
+            peer, f"it could not be reached at {host}:{port} within {seconds:g} s ({why}){also}"
+        )
+
+
+def listen(host: str, peers: int) -> socket.socket:
+    """Listen at an address of this machine, on any port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server(
+            (host, 0), family=family, backlog=SOCKETS * peers + MOST_STRANGERS
+        )
+    except OSError as error:
+        raise BootstrapError(
+            f"cannot listen at {host} for ranks of other hosts: {error.strerror or error}; "
+            "PYCOLL_IFACE names another address"
+        ) from error
+
+
+def address(peer: int, blob: bytes) -> tuple[str, int]:
+    """Read where a peer listens."""
+    text = blob.decode(errors="replace")
+    host, _, port = text.partition(" ")
+    if not (0 < len(host) < 64 and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise BootstrapError(f"rank {peer} says that it listens at {text[:60]!r}, want host port")
+    return host, int(port)

@@ -1,0 +1,201 @@
+"""Rails: the ports of RDMA devices by which this rank reaches ranks of other hosts."""
+
+from __future__ import annotations
+
+import socket
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pycoll.errors import UnavailableError
+from pycoll.fabric import MAX_RAILS, Rail, Rails
+from pycoll.runtime.native import bindings
+from pycoll.runtime.native.bindings import Port
+from pycoll.sysfs import HOST, RDMA, natural
+
+ACTIVE = 4
+LAYERS = {1: "InfiniBand", 2: "Ethernet"}
+GID_TYPES = {0: "InfiniBand", 1: "RoCE v1", 2: "RoCE v2"}
+_ROCE = 2  #: link layer
+_MAPPED = bytes(10) + b"\xff\xff"  #: before an IPv4 address
+_STATES = {
+    0: "cannot be opened",
+    1: "is down: plug in its cable, or ip link set its interface up",
+    2: "waits for a subnet manager, which a switch runs, or a host: apt-get install opensm",
+    3: "waits for the subnet manager to activate it",
+    5: "was active and has lost its link",
+}
+
+
+class Found(NamedTuple):
+    """What a rank can use, or why it can use nothing."""
+
+    rails: tuple[Rail, ...] = ()
+    speeds: tuple[int, ...] = ()  #: of each, bits per second each way; 0: unknown
+    layer: str = ""  #: of their links, and the kind of address; only what is alike can be connected
+    lack: str = ""  #: why there are none, and what mends it
+    device: bool = True  #: this machine has an RDMA device, of use or not
+
+    @classmethod
+    def of(cls, ports: Sequence[Port], rails: tuple[Rail, ...]) -> Found:
+        """Look up what else is to be known of these rails."""
+        by_name = {(port.device, port.port): port for port in ports}
+        mine = [by_name[rail.device, rail.port] for rail in rails]
+        layers = sorted({kind(p, r.gid) for p, r in zip(mine, rails, strict=True)})
+        return cls(rails, tuple(port.speed for port in mine), " and ".join(layers))
+
+
+def find(named: Rails | None, memory: int) -> Found:
+    """Return the rails of this rank.
+
+    Args:
+        named: What PYCOLL_RAILS names; by default those that `choose` finds best.
+        memory: Number of the NUMA node that this rank runs on, or -1.
+
+    Raises:
+        UnavailableError: A port that is named is not there, or cannot be used.
+    """
+    lack = bindings.verbs_missing()
+    ports = [] if lack else bindings.verbs_ports()
+    if named is not None:
+        if lack:
+            raise UnavailableError(f"PYCOLL_RAILS is {named}, but {lack}")
+        return Found.of(ports, pick(ports, named))
+    if chosen := choose([port for port in ports if not flaw(port)], memory):
+        return Found.of(ports, chosen)
+    lack = lack or "; ".join(f"{name(port)} {flaw(port)}" for port in ports)
+    return Found(lack=lack or "there is no RDMA device", device=bool(ports) or seen())
+
+
+def choose(usable: Sequence[Port], memory: int) -> tuple[Rail, ...]:
+    """Return the best of the ports that can be used.
+
+    Only ports of one kind can reach each other: the one with more bandwidth in this host. Of those
+    the near ones, and of many the fastest. The ranks at one memory share all of them.
+    """
+    kinds: dict[str, list[Port]] = defaultdict(list)
+    for port in usable:
+        kinds[kind(port)].append(port)
+    if not kinds:
+        return ()
+    best = max(sorted(kinds), key=lambda one: sum(max(1, p.speed) for p in kinds[one]))
+    fastest = sorted(near(kinds[best], memory), key=lambda port: (-port.speed, _order(port)))
+    chosen = sorted(fastest[:MAX_RAILS], key=_order)  # alike on alike hosts: rail i meets rail i
+    return tuple(Rail(port.device, port.port) for port in chosen)
+
+
+def near(ports: Sequence[Port], memory: int) -> list[Port]:
+    """Return the ports that are on the NUMA node of the data, or all where none is.
+
+    Data on another node crosses the link between sockets, which is slower than several NICs. This
+    is the place for memory of a GPU too: of that, the ports below the same PCI bridge are near
+    (`topology.model.Pci.parent`), and then those of the same node.
+    """
+    return [port for port in ports if port.numa_node == memory >= 0] or list(ports)
+
+
+def pick(ports: Sequence[Port], named: Rails) -> tuple[Rail, ...]:
+    """Return the ports that the user named, each with its number.
+
+    Raises:
+        UnavailableError: One is not there, or cannot be used; says what there is.
+    """
+    chosen = []
+    for rail in named:
+        meant = [p for p in ports if p.device == rail.device and rail.port in (0, p.port)]
+        if not meant:
+            there = ", ".join(map(name, ports)) or "none"
+            raise UnavailableError(
+                f"PYCOLL_RAILS names {rail}, which is not a port of an RDMA device here; "
+                f"there are {there}"
+            )
+        usable = [p for p in meant if not flaw(p, rail.gid)]
+        if not usable:
+            why = "; ".join(f"{name(p)} {flaw(p, rail.gid)}" for p in meant)
+            raise UnavailableError(f"PYCOLL_RAILS names {rail}, but {why}")
+        chosen += [Rail(p.device, p.port, rail.gid) for p in usable]
+    if len(chosen) > MAX_RAILS:
+        raise UnavailableError(
+            f"PYCOLL_RAILS names {len(chosen)} ports ({Rails(chosen)}), want at most {MAX_RAILS}"
+        )
+    return tuple(chosen)
+
+
+def flaw(port: Port, gid: int = -1) -> str:
+    """Return why a port cannot be used, as the end of a sentence; "" if it can.
+
+    Args:
+        port: The port.
+        gid: Index of the address that the user wants; -1: any.
+    """
+    if port.state != ACTIVE:
+        return _STATES.get(port.state, f"is in state {port.state}")
+    if port.link_layer not in LAYERS:
+        return "is neither InfiniBand nor Ethernet"
+    if port.link_layer == _ROCE and port.gid_index < 0 and gid < 0:
+        return "has no address: ip addr add gives its interface one"
+    if gid >= 0 and (address := _gid(port, gid)) is not None and not any(address):
+        return f"has no address with the number {gid} (GID): see /{_folder(port)}/gids"
+    return ""
+
+
+def kind(port: Port, gid: int = -1) -> str:
+    """Return what two ports must have in common to be connected, in words.
+
+    Args:
+        port: The port.
+        gid: Index of its address; -1: the one that the engine would choose.
+    """
+    if port.link_layer != _ROCE:
+        return LAYERS[port.link_layer]
+    address, number = port.gid, port.gid_type
+    if gid not in (-1, port.gid_index) and (named := _gid(port, gid)) is not None:
+        address, number = named, _gid_type(port, gid)
+    family = "IPv4" if address.startswith(_MAPPED) else "IPv6"
+    return f"Ethernet, {GID_TYPES.get(number, f'GID type {number}')} over {family}"
+
+
+def _folder(port: Port) -> str:
+    return f"{RDMA}/{port.device}/ports/{port.port}"
+
+
+def _gid(port: Port, number: int) -> bytes | None:
+    """Return an address of a port, zeros if it has none there; None if nobody can tell."""
+    if not HOST.names(f"{_folder(port)}/gids"):
+        return None
+    try:
+        return socket.inet_pton(socket.AF_INET6, HOST.text(f"{_folder(port)}/gids/{number}") or "")
+    except OSError:  # also of an entry that is empty
+        return bytes(16)
+
+
+def _gid_type(port: Port, number: int) -> int:
+    text = HOST.text(f"{_folder(port)}/gid_attrs/types/{number}")
+    return port.gid_type if text is None else 2 if "v2" in text else 1
+
+
+def describe(port: Port) -> str:
+    """Return what a user wants to know of a port, in one line."""
+    speed = f"{port.speed / 1e9:g} Gb/s" if port.speed else "speed unknown"
+    layer = LAYERS.get(port.link_layer, f"link layer {port.link_layer}")
+    node = f"NUMA node {port.numa_node}" if port.numa_node >= 0 else "NUMA node unknown"
+    parts = ["active" if port.state == ACTIVE else "not active", speed, layer, node]
+    if port.link_layer == _ROCE and port.gid_index >= 0:
+        address = socket.inet_ntop(socket.AF_INET6, port.gid).removeprefix("::ffff:")
+        kind = GID_TYPES.get(port.gid_type, f"GID type {port.gid_type}")
+        parts.insert(3, f"{kind} at {address} (GID {port.gid_index})")
+    return ", ".join([*parts, *filter(None, [port.driver])])
+
+
+def name(port: Port) -> str:
+    """Return a port as PYCOLL_RAILS would name it."""
+    return str(Rail(port.device, port.port))
+
+
+def seen() -> bool:
+    """Tell whether the kernel has an RDMA device, even if programs cannot use it."""
+    return bool(HOST.names(RDMA))
+
+
+def _order(port: Port) -> tuple[object, ...]:
+    return natural(port.device), port.port

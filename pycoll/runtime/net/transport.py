@@ -1,0 +1,220 @@
+"""Transport: how the ranks of a communicator reach those whose memory they do not map.
+
+By RDMA if each rank that has such peers could open its rails; else all of them use TCP. Between
+two ranks nothing else would do: both ends of a path must be of one kind.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from pycoll.errors import BootstrapError, PycollError, UnavailableError
+from pycoll.fabric import Fabric, Rails
+from pycoll.runtime.native import bindings
+from pycoll.runtime.net import rails
+
+SHM, TCP, VERBS = "shm", "tcp", "verbs"
+
+#: What else is wrong is not told after so many reasons.
+_REASONS = 3
+#: Bytes of a reason.
+_REASON = 400
+#: From `agree` to who called `pycoll.init`.
+_CALLERS = 5
+
+
+class Bootstrap(Protocol):
+    """What is used here of a bootstrap."""
+
+    rank: int
+    whole: bool  #: the job, not a group of it
+
+    def allgather(self, blob: bytes, timeout: float) -> list[bytes]:
+        """Give every rank's blob to every rank."""
+
+    def describe(self, rank: int) -> str:
+        """Return a rank's name for messages."""
+
+
+class Wanted(NamedTuple):
+    """What the settings say; the first two are those of rank 0, on every rank."""
+
+    transport: str = "auto"
+    fabric: Fabric = Fabric()
+    rails: Rails | None = None
+
+
+class Reach(NamedTuple):
+    """How remote peers are reached; alike on all ranks."""
+
+    transport: str
+    wire: float = 0.0  #: bytes per second each way of a host's rails, of the least; 0: unknown
+
+
+class Said(NamedTuple):
+    """What a rank tells the others of its rails."""
+
+    layer: str = ""  #: of the rails that it has opened; "": none
+    lack: str = ""  #: why none, and what mends it
+    device: bool = False  #: its machine has an RDMA device, of use or not
+    asked: bool = False  #: what is lacking was asked for by name
+    speeds: dict[str, int] | None = None  #: of its rails by name, bits per second; 0: unknown
+
+    def encode(self) -> bytes:
+        """Return what `parse` reads."""
+        return json.dumps(self).encode()
+
+    @classmethod
+    def parse(cls, rank: int, blob: bytes) -> Said | None:
+        """Read what a rank says; None: it has no remote peers.
+
+        Raises:
+            BootstrapError: No rank of this version says that.
+        """
+        if not blob:
+            return None
+        try:
+            fields = json.loads(blob)
+            if not isinstance(fields, list) or len(fields) != len(cls._fields):
+                raise ValueError("fields")
+            said = cls(*fields)
+            speeds = (said.speeds or {}).values()
+            if [*map(type, said[:4])] != [str, str, bool, bool]:
+                raise ValueError("types")
+            if not all(isinstance(speed, int) for speed in speeds):
+                raise ValueError("speeds")
+        except (ValueError, AttributeError) as error:
+            raise BootstrapError(
+                f"rank {rank} says of its RDMA ports {blob[:60]!r}, want what this version "
+                f"({bindings.version()}) says: {error}"
+            ) from None
+        return said
+
+
+class Verdict(NamedTuple):
+    """What follows, alike on every rank."""
+
+    transport: str
+    trouble: str = ""  #: why the communicator cannot be made
+    warning: str = ""  #: what the user should know
+
+
+def agree(
+    comm: Any,
+    bootstrap: Bootstrap,
+    wanted: Wanted,
+    hosts: Sequence[int],
+    memory: int | None,
+    timeout: float,
+) -> Reach:
+    """Open the rails of a communicator whose ranks do not all share memory, if all ranks can.
+
+    Args:
+        comm: Its engine, before the first of its remote peers.
+        bootstrap: Its ranks; every one calls this.
+        wanted: What the settings say.
+        hosts: Number of every rank's host.
+        memory: Number of the NUMA node that this rank runs on, or -1; None: it has no remote
+            peers.
+        timeout: Seconds until a wait for another rank fails.
+
+    Raises:
+        UnavailableError: Some rank has no rails, and the settings ask for them.
+    """
+    if wanted.transport == TCP:
+        return Reach(TCP)
+    mine = None if memory is None else _open(comm, wanted, memory, timeout)
+    blobs = bootstrap.allgather(mine.encode() if mine else b"", timeout)
+    said = [Said.parse(rank, blob) for rank, blob in enumerate(blobs)]
+    verdict = decide(said, wanted.transport == VERBS, bootstrap.describe)
+    if verdict.trouble:
+        raise UnavailableError(verdict.trouble)
+    if verdict.transport == TCP and mine and mine.layer:
+        bindings.comm_rails(comm, wanted.fabric, ())
+    if verdict.warning and bootstrap.whole and bootstrap.rank == 0:
+        warnings.warn(verdict.warning, RuntimeWarning, stacklevel=_CALLERS)
+    if verdict.transport == TCP:
+        return Reach(TCP)
+    return Reach(VERBS, wire(said, hosts))
+
+
+def wire(said: Sequence[Said | None], hosts: Sequence[int]) -> float:
+    """Return the bytes per second each way of the host whose rails together have the fewest."""
+    rails_of: dict[int, dict[str, int]] = {}  # the ranks of a host may use the same
+    for one, host in zip(said, hosts, strict=True):
+        if one is not None:
+            rails_of.setdefault(host, {}).update(one.speeds or {})
+    return min(sum(speeds.values()) / 8 for speeds in rails_of.values())
+
+
+def decide(said: Sequence[Said | None], required: bool, name: Callable[[int], str]) -> Verdict:
+    """Return what follows from what the ranks say.
+
+    Args:
+        said: Of every rank; None of those without remote peers.
+        required: RDMA or nothing.
+        name: Of a rank, for messages.
+    """
+    known = {rank: one for rank, one in enumerate(said) if one is not None}
+    layers = {rank: one.layer for rank, one in known.items() if one.layer}
+    lacks = {rank: one.lack for rank, one in known.items() if not one.layer}
+    asked = {rank: one.lack for rank, one in known.items() if one.asked}
+    if asked:
+        return Verdict(TCP, trouble=_told(asked, name))
+    first = next(iter(layers), -1)
+    for rank, layer in layers.items():
+        if layer != layers[first]:
+            lacks[rank] = (
+                f"its RDMA ports are {layer} and cannot reach those of rank {first}, which are "
+                f"{layers[first]}; PYCOLL_RAILS names others"
+            )
+    if not lacks:
+        return Verdict(VERBS)
+    if required:
+        return Verdict(
+            TCP, trouble=f"PYCOLL_TRANSPORT=verbs wants RDMA between hosts: {_told(lacks, name)}"
+        )
+    expected = layers or any(one.device for one in known.values())
+    warning = (
+        f"ranks of other hosts are reached by TCP and not by RDMA: {_told(lacks, name)}; "
+        "PYCOLL_TRANSPORT=tcp says that this is meant"
+    )
+    return Verdict(TCP, warning=warning if expected else "")
+
+
+def _open(comm: Any, wanted: Wanted, memory: int, timeout: float) -> Said:
+    try:
+        found = rails.find(wanted.rails, memory)
+    except UnavailableError as error:
+        return Said(lack=str(error)[:_REASON], device=True, asked=True)
+    except OSError as error:
+        return Said(lack=_reason(error)[:_REASON], device=True)
+    if not found.rails:
+        return Said(lack=found.lack[:_REASON], device=found.device)
+    try:
+        bindings.comm_rails(comm, wanted.fabric, found.rails, timeout)
+    except (UnavailableError, OSError) as error:
+        return Said(lack=_reason(error)[:_REASON], device=True)
+    speeds = {f"{r.device}:{r.port}": n for r, n in zip(found.rails, found.speeds, strict=True)}
+    return Said(found.layer, device=True, speeds=speeds)
+
+
+def _reason(error: PycollError | OSError) -> str:
+    return str(getattr(error, "strerror", None) or error)
+
+
+def _told(lacks: dict[int, str], name: Callable[[int], str]) -> str:
+    """Say who lacks what, each reason once."""
+    by_reason: dict[str, list[int]] = {}
+    for rank, lack in lacks.items():
+        by_reason.setdefault(lack, []).append(rank)
+    parts = []
+    for lack, (first, *others) in list(by_reason.items())[:_REASONS]:
+        same = f" (so on {len(others)} ranks more)" if others else ""
+        parts.append(f"{name(first)}: {lack}{same}")
+    if left := len(lacks) - sum(len(ranks) for ranks in list(by_reason.values())[:_REASONS]):
+        parts.append(f"and {left} ranks more")
+    return "; ".join(parts)

@@ -1,0 +1,75 @@
+"""Transfers: from a user's arrays to started messages between ranks, for one communicator."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from pycoll.errors import UsageError, quoted
+from pycoll.runtime.p2p import batch
+from pycoll.runtime.p2p.batch import Batch, Place
+from pycoll.runtime.p2p.pairwise import Pairwise
+
+if TYPE_CHECKING:
+    from pycoll.runtime.engine import Engine
+    from pycoll.runtime.p2p.batch import Pairs
+
+
+def _listed(pairs: Pairs, name: str) -> list[tuple[Any, int]]:
+    try:
+        return list(pairs)  # they may come from a generator
+    except TypeError:
+        raise UsageError(
+            f"exchange: {name} is {quoted(pairs)}, want a sequence of pairs of an array and a rank"
+        ) from None
+
+
+class Transfers:
+    """The transfers of one communicator, singly and as calls of all ranks."""
+
+    def __init__(self, engine: Engine, owner: Any) -> None:
+        self.pairwise = Pairwise(engine)
+        self.place = Place(engine.world.rank, engine.world.size)
+        self._engine = engine
+        self._owner = weakref.ref(owner)  # weak: the communicator holds this
+
+    def one(self, x: Any, peer: Any, sending: bool, async_op: bool, timeout: float | None) -> Any:
+        """Send or receive one message; see `Communicator.send` and `recv`."""
+        who = "send" if sending else "recv"
+        self._engine.require_usable(who)
+        found = batch.one(self.place, x, peer, sending, who)
+        return self._transfer(found, f"{who}({found.dtype.name}, rank {peer})", async_op, timeout)
+
+    def exchange(self, sends: Pairs, recvs: Pairs, async_op: bool, timeout: float | None) -> Any:
+        """Send and receive messages in any order; see `Communicator.exchange`."""
+        self._engine.require_usable("exchange")
+        sends, recvs = _listed(sends, "sends"), _listed(recvs, "recvs")
+        found = batch.exchange(self.place, sends, recvs)
+        text = f"exchange({len(sends)} sent, {len(recvs)} received)"
+        return self._transfer(found, text, async_op, timeout)
+
+    def together(
+        self, what: str, found: Batch, root: int | None, timeout: float | None, async_op: bool
+    ) -> Any:
+        """Run a batch as one call among those of the communicator."""
+        timeout = self._engine.check_timeout(what, timeout)
+        self._require(found, timeout)
+        if async_op:
+            pins = (self._owner(), found.pins)
+            return self.pairwise.submit(
+                what, found.dtype, root, found.messages, timeout, pins, lambda: found.result
+            )
+        self.pairwise.call(what, found.dtype, root, found.messages, timeout)
+        return found.result
+
+    def _transfer(self, found: Batch, text: str, async_op: bool, timeout: float | None) -> Any:
+        timeout = self._engine.check_timeout(text.partition("(")[0], timeout)
+        self._require(found, timeout)
+        if async_op:
+            pins = (self._owner(), found.pins)
+            return self.pairwise.post(found.messages, timeout, pins, text, lambda: found.result)
+        self.pairwise.transfer(found.messages, timeout)
+        return found.result
+
+    def _require(self, found: Batch, timeout: float | None) -> None:
+        self._engine.links.require({message.peer for message in found.messages}, timeout)

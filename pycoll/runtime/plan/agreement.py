@@ -1,0 +1,73 @@
+"""Settled: what the ranks of a job choose algorithms by, agreed once, when they have met."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pycoll.errors import UsageError
+from pycoll.runtime.native import bindings
+
+if TYPE_CHECKING:
+    from pycoll.bootstrap import Bootstrap
+    from pycoll.config import Config
+    from pycoll.cost import Question
+    from pycoll.runtime.join import World
+
+#: What `init` takes: a plug-in's name, or a function like it.
+Selector = Callable[["Question"], Any]
+
+_FUNCTION = "a function"
+
+
+class Settled(NamedTuple):
+    """The same on all ranks, and in the groups that they form."""
+
+    tuning: dict[str, Any] | None = None  #: what rank 0 found measured, as JSON
+    selector: Selector | None = None
+
+
+def settle(
+    bootstrap: Bootstrap, world: World, config: Config, selector: Selector | str | None
+) -> Settled:
+    """Hear what rank 0 knows, and that the ranks were given selectors alike.
+
+    A name is looked up here, on every rank, so that one that is wrong is refused before any call.
+
+    Raises:
+        UsageError: They were not, or there is no selector of that name.
+    """
+    named = selector if isinstance(selector, str) else "" if selector is None else _FUNCTION
+    mine = {"selector": named, "tuning": _tuning(world, config) if world.rank == 0 else None}
+    blobs = bootstrap.allgather(json.dumps(mine).encode(), config.timeout)
+    said = [json.loads(blob) for blob in blobs]
+    wanted = said[0]["selector"]
+    for rank, theirs in enumerate(said):
+        # A name is enough on rank 0; a function cannot travel.
+        if theirs["selector"] != wanted and (theirs["selector"] or wanted == _FUNCTION):
+            raise UsageError(
+                f"selector is {theirs['selector'] or 'not given'} on rank {rank} and "
+                f"{wanted or 'not given'} on rank 0; give all ranks the same"
+            )
+    return Settled(said[0]["tuning"], selector if callable(selector) else _named(wanted))
+
+
+def _named(name: str) -> Selector | None:
+    if not name:
+        return None
+    from pycoll.cost import selector  # looks at what is installed, which is slow and rarely needed
+
+    return selector(name)
+
+
+def _tuning(world: World, config: Config) -> dict[str, Any] | None:
+    if not os.path.isdir(config.cache / "tuning"):  # Path's own raises where it may not look
+        return None
+    # Loaded only where something was measured: it brings every algorithm.
+    from pycoll.cost import load
+    from pycoll.runtime.plan.selection import question
+
+    found = load(config.cache, bindings.version(), question(world, "allreduce", 0))
+    return None if found is None else found.to_json()

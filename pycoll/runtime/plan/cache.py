@@ -1,0 +1,234 @@
+"""Plans: a verified Program bound to a message, found again at the next call of its kind.
+
+A call that no plan serves yet takes the slow path through here: choose an algorithm, prove it
+unless a certificate does, lower it for this rank, load it, bind it. All ranks do the same from
+the same inputs, so they agree without a message; the signature of a plan travels with every
+message of its calls, so ranks that do not agree find out from the first one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pycoll.algorithms import get
+from pycoll.cost import Choice
+from pycoll.dtypes import ReduceOp
+from pycoll.errors import UsageError
+from pycoll.program.isa import CHUNK_UNIT, EdgeKind
+from pycoll.program.lower import compile_program
+from pycoll.program.program import Program
+from pycoll.runtime.native import bindings
+from pycoll.runtime.plan.call import Call, Wanted
+from pycoll.runtime.plan.geometry import Geometry, geometry
+from pycoll.runtime.plan.proof import Form, Proofs
+from pycoll.runtime.plan.request import KINDS, NUMBERS, in_place
+from pycoll.schedule import COLLECTIVES, NotDirect
+
+if TYPE_CHECKING:
+    from pycoll.runtime.engine import Engine
+
+#: Plans kept; when there are more, all are forgotten and the ones in use are made again.
+MAX_PLANS = 1024
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Executable:
+    """A native plan and what it is called."""
+
+    handle: Any
+    number: int  #: the pointer, as `fastcall` takes it
+    text: str
+    algorithm: str
+    direct: str | None  #: algorithm that runs instead where all arrays are of `empty`
+    transport: str  #: what moves the data, such as "shm", "tcp" or "shm+verbs"
+    nbytes: int  #: of the message, all blocks together
+
+
+class Plans:
+    """The plans of one communicator."""
+
+    #: Whether arrays of `empty` may take the direct form.
+    direct = True
+
+    def __init__(self, engine: Engine, proofs: Proofs | None = None) -> None:
+        self._engine = engine
+        self._plans: dict[tuple[Call, Wanted], Executable] = {}
+        self._programs: dict[tuple[int, int], Any] = {}
+        self._launchers: dict[Wanted, Any] = {None: engine.launcher}
+        self.proofs = proofs or Proofs(engine, self._bind)
+        self._rank, self._size = engine.world.rank, engine.world.size
+        engine.lend(self)
+
+    def launcher(self, wanted: Wanted) -> Any:
+        """Return what starts cached plans without Python's help, for one choice of algorithm."""
+        launcher = self._launchers.get(wanted)
+        if launcher is None:
+            engine = self._engine
+            launcher = bindings.fastcall.Launcher(engine.number, engine.timeout)
+            self._launchers[wanted] = launcher
+        return launcher
+
+    def find(self, call: Call, wanted: Wanted, timeout: float | None = None) -> Executable:
+        """Return the plan for a call; make it first if need be.
+
+        Args:
+            call: What all ranks ask for alike.
+            wanted: The algorithm; None: the fastest.
+            timeout: Seconds to reach the ranks that it talks to; the communicator's by default.
+
+        Raises:
+            UsageError: There is no such algorithm, or it is for another collective.
+            ScheduleError: The algorithm is not correct.
+        """
+        found = self._plans.get((call, wanted))
+        if found is not None:
+            return found
+        if len(self._plans) >= MAX_PLANS and not self._engine.calling():
+            self._forget()  # else another thread may be inside a call of one: the next time
+        made = self._plans[call, wanted] = self._make(call, wanted, timeout)
+        plain = not (call.counts or call.pieces or call.purpose)
+        if plain and call.dtype.named:  # the arrays' lengths and formats say it all
+            self._offer(call, wanted, made)
+        return made
+
+    def _offer(self, call: Call, wanted: Wanted, made: Executable) -> None:
+        """Let the launcher find a plan by the arrays of a call."""
+        kind, g, blocks = KINDS[call.collective], self._geometry(call), call.blocks(self._size)
+        x, out = g.input.total(blocks), g.output.total(blocks)
+        has_x = kind.out == "x" or g.input.nblocks > 0
+        flags = bindings.fastcall
+        arrays = flags.APART * (not kind.collective.in_place) | flags.SHAPED * kind.alike
+        if kind.default is in_place or not (g.input.nblocks and g.output.nblocks):
+            arrays |= flags.ALIAS
+        self.launcher(wanted).add(
+            NUMBERS[call.collective],
+            int(call.op),
+            call.root,
+            call.dtype.code,
+            x if g.input.nblocks else out,
+            out,
+            has_x,
+            arrays,
+            made.number,
+        )
+
+    def revoke(self, refuse: Callable[..., Any]) -> None:
+        """Forget every plan: the engine closes."""
+        self._forget()
+
+    def _forget(self) -> None:
+        for launcher in self._launchers.values():
+            launcher.drop()
+        self._launchers = {None: self._engine.launcher}
+        self._plans.clear()
+        self._programs.clear()  # a native plan keeps its own
+
+    def _make(self, call: Call, wanted: Wanted, timeout: float | None) -> Executable:
+        world = self._engine.world
+        choice, algorithm = self._engine.selection.choose(call, wanted)
+        text = call.text(algorithm if wanted is not None else None)
+        average = call.op is ReduceOp.AVG
+        placement = world.placement.rotated(call.root)
+        staged = Form(algorithm, average, False, placement)
+        forms = [(staged, self._compile(staged, call.root))]
+        if choice.direct is not None and self.direct and not world.remote:
+            named = algorithm if choice.direct == algorithm.name else None
+            direct = named or get(choice.direct, call.collective)
+            mapped = Form(direct, average, True, placement)
+            with contextlib.suppress(NotDirect):  # it has no such form, and runs staged
+                forms.append((mapped, self._compile(mapped, call.root)))
+        programs = [program for _, program in forms]
+        widest = max(program.widest for program in programs)
+        tile = min(choice.tile, world.slot_bytes // widest // CHUNK_UNIT * CHUNK_UNIT)
+        if tile == 0:
+            raise UsageError(
+                f"{call.collective}: algorithm {algorithm.name!r} sends {widest} chunks at once, "
+                f"want at most {world.slot_bytes // CHUNK_UNIT}"
+            )
+        self.proofs.require(call, forms, text)
+        return self._bind(call, programs, choice._replace(tile=tile), text, timeout)
+
+    def _compile(self, form: Form, root: int) -> Program:
+        return compile_program(
+            form.algorithm,
+            self._size,
+            (self._rank - root) % self._size,
+            direct=form.direct,
+            average=form.average,
+            placement=form.placement,
+        )
+
+    def _bind(
+        self,
+        call: Call,
+        programs: list[Program],
+        choice: Choice,
+        text: str,
+        timeout: float | None = None,
+    ) -> Executable:
+        engine, g = self._engine, self._geometry(call)
+        agreed = (call, [p.digest for p in programs], choice.tile, choice.stream)
+        digest = hashlib.blake2b(repr(agreed).encode(), digest_size=8).digest()
+        signature = int.from_bytes(digest, "little")
+        peers = _peers(programs, call.root, self._size)
+        engine.links.require(peers, timeout)
+        loaded = [self._load(program, call.root) for program in programs]
+        handle = bindings.plan_create(
+            engine.comm,
+            loaded[0],
+            loaded[1] if len(loaded) > 1 else None,
+            signature=signature,
+            blocks=call.blocks(self._size),
+            dtype=call.dtype.carrier.code,
+            op=int(call.op),
+            tile=choice.tile,
+            stream=choice.stream,
+            root=call.root,
+            in_extent=g.input,
+            out_extent=g.output,
+        )
+        handle = self._keep(call, handle)
+        made = Executable(
+            handle,
+            bindings.plan_number(handle),
+            text,
+            choice.algorithm,
+            choice.direct if len(programs) > 1 else None,
+            self._transport(peers),
+            call.nbytes,
+        )
+        engine.faults.plans[signature] = made
+        return made
+
+    def _keep(self, call: Call, handle: Any) -> Any:
+        """Return what runs a native plan, which is freed when the engine closes at the latest."""
+        return self._engine.keep(handle)
+
+    def _load(self, program: Program, root: int) -> Any:
+        key = program.digest, root
+        if key not in self._programs:
+            loaded = bindings.program_load(self._engine.comm, program.to_bytes(), root)
+            self._programs[key] = self._engine.keep(loaded)
+        return self._programs[key]
+
+    def _transport(self, peers: set[int]) -> str:
+        world = self._engine.world
+        names = {"shm" if world.mapped[peer] else world.transport for peer in peers}
+        return "+".join(sorted(names)) or "shm"
+
+    def _geometry(self, call: Call) -> Geometry:
+        return geometry(COLLECTIVES[call.collective], self._rank, self._size, call.root)
+
+
+def _peers(programs: list[Program], root: int, size: int) -> set[int]:
+    """Return the ranks that exchange messages with this one."""
+    return {
+        (edge.peer + root) % size
+        for program in programs
+        for edge in program.edges
+        if edge.kind is not EdgeKind.LOCAL
+    }

@@ -1,0 +1,109 @@
+"""Selection: the question that a call asks of `cost`, and the algorithm that answers it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pycoll.algorithms import get, names
+from pycoll.cost import Choice, Question, Tuning, choose, explain
+from pycoll.errors import UsageError, quoted
+from pycoll.runtime.net.transport import VERBS
+from pycoll.runtime.plan.call import BARRIER, Call, Wanted
+from pycoll.schedule import COLLECTIVES, Algorithm
+
+if TYPE_CHECKING:
+    from pycoll.cost import Explanation
+    from pycoll.runtime.join import World
+    from pycoll.runtime.plan.agreement import Settled
+
+
+class Selection:
+    """How the ranks of one communicator choose, all alike: a pure function of what they agreed."""
+
+    def __init__(
+        self, world: World, settled: Settled, device: str = "cpu", direct: bool = True
+    ) -> None:
+        self._world = world
+        self._device = device
+        self._direct = direct  #: whether all arrays of `empty` are reached by all ranks
+        self._tuning = None if settled.tuning is None else Tuning.from_json(settled.tuning)
+        self._selector = settled.selector
+
+    def choose(self, call: Call, wanted: Wanted) -> tuple[Choice, Algorithm]:
+        """Return how a call is to run.
+
+        Raises:
+            UsageError: There is no such algorithm, or it is for another collective.
+        """
+        if wanted is None and not call.purpose:
+            wanted = self._preset(call)
+        named = wanted.name if isinstance(wanted, Algorithm) else wanted
+        name = "barrier" if call == BARRIER else call.collective
+        asked = question(
+            self._world, name, call.nbytes, named, call.dtype.name, device=self._device
+        )
+        own = self._selector if named is None else None  # an explicit wish needs no advice
+        choice = self._served(choose(asked, tuning=self._tuning, selector=own))
+        algorithm = wanted
+        if not isinstance(algorithm, Algorithm):
+            algorithm = get(choice.algorithm, call.collective)
+        if algorithm.collective.name != call.collective:
+            raise UsageError(
+                f"{call.collective}: algorithm {algorithm.name!r} is for "
+                f"{algorithm.collective.name}, want one for {call.collective}"
+            )
+        return choice, algorithm
+
+    def explain(self, collective: str, nbytes: int) -> Explanation:
+        """Return what `choose` chooses for a call of this length, and why."""
+        asked = question(self._world, collective, nbytes, device=self._device)
+        found = explain(asked, self._tuning, self._selector)
+        return replace(found, choice=self._served(found.choice))
+
+    def _served(self, choice: Choice) -> Choice:
+        return choice if self._direct else choice._replace(direct=None)
+
+    def _preset(self, call: Call) -> str | None:
+        """Return PYCOLL_ALGORITHM where this collective has such an algorithm.
+
+        Raises:
+            UsageError: None has.
+        """
+        name = self._world.algorithm
+        if name is None:
+            return None
+        having = [c for c in COLLECTIVES if name in names(c)]
+        if not having:
+            known = ", ".join(names(call.collective))
+            raise UsageError(
+                f"{call.collective}: PYCOLL_ALGORITHM is {quoted(name)} on rank 0, want the name "
+                f"of an algorithm, such as {known}"
+            )
+        return name if call.collective in having else None
+
+
+def question(
+    world: World,
+    collective: str,
+    nbytes: int,
+    wanted: str | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
+) -> Question:
+    """Return what the ranks of a communicator ask about a call."""
+    return Question(
+        collective,
+        nbytes,
+        world.size,
+        world.cores,
+        placement=world.placement,
+        remote=world.remote,
+        wanted=wanted,
+        dtype=dtype,
+        slots=world.slots,
+        slot_bytes=world.slot_bytes,
+        rdma=world.transport == VERBS,
+        wire=world.wire,
+        device=device,
+    )

@@ -1,0 +1,110 @@
+"""Boards: what every rank says it is doing; of mapped ranks read, of remote ranks asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pycoll.errors import PycollError, encoded
+from pycoll.runtime.native import bindings
+from pycoll.runtime.native.bindings import Board
+
+if TYPE_CHECKING:
+    from pycoll.runtime.join import World
+
+#: A call that has waited this long makes its rank ask for the boards of remote ranks; then after
+#: twice as long, and so on, up to the second.
+ASK_SECONDS, MOST_ASK_SECONDS = 0.5, 16.0
+
+#: A board on its way: sequence, signature, state; the texts follow, with a zero byte between them.
+_LAYOUT = struct.Struct("<QQI")
+
+
+class Control(Protocol):
+    """What is used here of the control plane."""
+
+    def ask(self) -> threading.Event:
+        """Ask every rank for its board; the event is set when there are answers."""
+
+    def boards(self) -> dict[int, bytes]:
+        """Return the last board of each rank that has answered."""
+
+
+class Boards:
+    """The boards of one communicator."""
+
+    def __init__(
+        self, comm: Any, control: Control, world: World, elsewhere: Callable[[], str] = str
+    ) -> None:
+        self._comm, self._control = comm, control
+        self._elsewhere = elsewhere  #: what this process does on its other communicators
+        self._rank, self._mapped = world.rank, world.mapped
+        self._asking = (0, 0.0, 0.0)  #: number of the call; when to ask next; the pause then
+
+    def own(self) -> Board:
+        """Return this rank's board."""
+        return bindings.board_read(self._comm, self._rank)
+
+    def of(self, rank: int) -> Board | None:
+        """Return a rank's board; None of a remote rank that has never answered."""
+        if self._mapped[rank]:
+            return bindings.board_read(self._comm, rank)
+        return parse(self._control.boards().get(rank, b""))
+
+    def exact(self, rank: int) -> bool:
+        """Tell whether `of` returns what a rank's board says now, and not what was last heard."""
+        return self._mapped[rank]
+
+    def said(self) -> bytes:
+        """Return what this rank answers to ranks that cannot read its board."""
+        own = self.own()
+        texts = f"{own.text}\0{self._elsewhere()}"
+        return _LAYOUT.pack(own.sequence, own.signature, own.state) + encoded(texts)
+
+    def elsewhere(self, rank: int) -> str:
+        """Return what a rank's process does on its other communicators, as it said when asked."""
+        board = parse(self._control.boards().get(rank, b""))
+        return board.elsewhere if board else ""
+
+    def ask_in_time(self, own: Board) -> None:
+        """Ask for the boards of remote ranks if this call has waited long, more and more rarely.
+
+        What was heard holds until the next answer: a sequence only grows, and two ranks that are
+        in one numbered call with different signatures never leave it.
+        """
+        if all(self._mapped):
+            return
+        number, due, pause = self._asking
+        now = time.monotonic()
+        if number != own.sequence:
+            self._asking = own.sequence, now + ASK_SECONDS, ASK_SECONDS
+        elif now >= due:
+            pause = min(2 * pause, MOST_ASK_SECONDS)
+            self._asking = number, now + pause, pause
+            with contextlib.suppress(PycollError):  # closed meanwhile
+                self._control.ask()
+
+    def question(self) -> threading.Event | None:
+        """Ask every rank for its board; the event is set when there are answers."""
+        try:
+            return self._control.ask()
+        except PycollError:  # closed meanwhile
+            return None
+
+    def refresh(self, seconds: float) -> None:
+        """Ask every rank for its board and what it does elsewhere; wait at most so long."""
+        with contextlib.suppress(PycollError):
+            self._control.ask().wait(seconds)
+
+
+def parse(said: bytes) -> Board | None:
+    """Read a board as a remote rank said it; None if it is not one."""
+    if len(said) < _LAYOUT.size:
+        return None
+    sequence, signature, state = _LAYOUT.unpack_from(said)
+    text, _, elsewhere = said[_LAYOUT.size :].decode(errors="replace").partition("\0")
+    return Board(sequence, signature, state, text, elsewhere)
