@@ -64,7 +64,7 @@ class Rank:
         """Return what is told; since when `longest` counts starts anew."""
         waits = time.monotonic() - self.finished  # in a call that has not ended, maybe
         longest, self.longest = max(self.longest, waits), 0.0
-        wire = bindings.comm_wire_state(self.comm._engine.comm)
+        wire = bindings.comm_net_state(self.comm._engine.comm)
         told = {"turns": self.turns, "wrong": self.wrong, "longest": longest}
         return told | {"wire": wire._asdict()}
 

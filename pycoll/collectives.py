@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pycoll.runtime.plan.options import Asked
+from pycoll.runtime.plan.options import CallOptions
 
 if TYPE_CHECKING:
     from pycoll.algorithms import Algorithm
-    from pycoll.runtime.dispatch import Launch
+    from pycoll.runtime.dispatch import Dispatcher
     from pycoll.runtime.engine import Engine
     from pycoll.runtime.plan.persistent import Plan
 
@@ -82,7 +82,7 @@ class Collectives:
                     return done if done.__class__ is not int else self._finish(done, x, out)
             else:
                 self._comes()
-            asked = Asked(op, 0, None, algorithm, timeout)
+            asked = CallOptions(op, 0, None, algorithm, timeout)
             return self._launch.run("allreduce", x, out, asked, async_op)
         except BaseException as error:
             self._engine.refused("allreduce", error)
@@ -112,7 +112,7 @@ class Collectives:
                     return done if done.__class__ is not int else self._finish(done, x, None)
             else:
                 self._comes()
-            asked = Asked("sum", root, None, algorithm, timeout)
+            asked = CallOptions("sum", root, None, algorithm, timeout)
             return self._launch.run("broadcast", x, None, asked, async_op)
         except BaseException as error:
             self._engine.refused("broadcast", error)
@@ -155,7 +155,7 @@ class Collectives:
                     return done if self.rank == root else None
             else:
                 self._comes()
-            asked = Asked(op, root, None, algorithm, timeout)
+            asked = CallOptions(op, root, None, algorithm, timeout)
             return self._launch.run("reduce", x, out, asked, async_op)
         except BaseException as error:
             self._engine.refused("reduce", error)
@@ -189,7 +189,7 @@ class Collectives:
                     return done if done.__class__ is not int else self._finish(done, x, out)
             else:
                 self._comes()
-            asked = Asked("sum", 0, None, algorithm, timeout)
+            asked = CallOptions("sum", 0, None, algorithm, timeout)
             return self._launch.run("allgather", x, out, asked, async_op)
         except BaseException as error:
             self._engine.refused("allgather", error)
@@ -225,7 +225,7 @@ class Collectives:
                     return done if done.__class__ is not int else self._finish(done, x, out)
             else:
                 self._comes()
-            asked = Asked(op, 0, None, algorithm, timeout)
+            asked = CallOptions(op, 0, None, algorithm, timeout)
             return self._launch.run("reduce_scatter", x, out, asked, async_op)
         except BaseException as error:
             self._engine.refused("reduce_scatter", error)
@@ -259,7 +259,7 @@ class Collectives:
                     return done if done.__class__ is not int else self._finish(done, x, out)
             else:
                 self._comes()
-            asked = Asked("sum", 0, None, algorithm, timeout)
+            asked = CallOptions("sum", 0, None, algorithm, timeout)
             return self._launch.run("alltoall", x, out, asked, async_op)
         except BaseException as error:
             self._engine.refused("alltoall", error)
@@ -301,7 +301,7 @@ class Collectives:
                     return done if self.rank == root else None
             else:
                 self._comes()
-            asked = Asked("sum", root, None, algorithm, timeout)
+            asked = CallOptions("sum", root, None, algorithm, timeout)
             return self._launch.run("gather", x, out, asked, async_op)
         except BaseException as error:
             self._engine.refused("gather", error)
@@ -342,7 +342,7 @@ class Collectives:
                     return done if done.__class__ is not int else self._finish(done, x, out)
             else:
                 self._comes()
-            asked = Asked("sum", root, None, algorithm, timeout)
+            asked = CallOptions("sum", root, None, algorithm, timeout)
             return self._launch.run("scatter", x, out, asked, async_op)
         except BaseException as error:
             self._engine.refused("scatter", error)
@@ -352,7 +352,7 @@ class Collectives:
         """Return once every rank has called it."""
         if async_op or timeout is not None:
             with self._engine.begins("barrier"):
-                return self._launch.arrive(Asked(timeout=timeout), async_op)
+                return self._launch.arrive(CallOptions(timeout=timeout), async_op)
         if self._barrier is None:
             with self._engine.begins("barrier"):
                 self._barrier = self._launch.barrier()
@@ -374,7 +374,7 @@ class Collectives:
         Arguments are those of the collective's own method; ``collective`` is its name.
         """
         with self._engine.begins("plan"):
-            asked = Asked(op, root, counts, algorithm, timeout)
+            asked = CallOptions(op, root, counts, algorithm, timeout)
             return self._launch.bind(collective, x, out, asked)
 
     def _rank_of(self, value: Any, who: str) -> int:
@@ -391,8 +391,8 @@ class Collectives:
         return x if out is None else out
 
     @cached_property
-    def _launch(self) -> Launch:
+    def _launch(self) -> Dispatcher:
         # Loaded at the first call: it brings algorithms and passes, and `init` shall be quick.
-        from pycoll.runtime.dispatch import Launch
+        from pycoll.runtime.dispatch import Dispatcher
 
-        return Launch(self._engine, self)
+        return Dispatcher(self._engine, self)

@@ -8,7 +8,7 @@ from typing import Self
 from pycoll.bootstrap.descriptors import enough
 from pycoll.errors import UsageError, quoted
 from pycoll.objects import Objects
-from pycoll.runtime.plan.options import Asked
+from pycoll.runtime.plan.options import CallOptions
 
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -42,7 +42,7 @@ class Groups(Objects):
                 _whole(0 if color is None else color, "color"),
                 _whole(key, "key"),
             ]
-            asked = Asked(timeout=timeout, purpose="split()")
+            asked = CallOptions(timeout=timeout, purpose="split()")
             said = self._launch.run("allgather", numpy.array(mine, numpy.int64), None, asked)
         self._groups += 1
         if color is None:
@@ -57,7 +57,7 @@ class Groups(Objects):
     def dup(self, timeout: float | None = None) -> Self:
         """Return another communicator of the same ranks; every rank calls it."""
         with self._engine.begins("dup"):
-            self._launch.arrive(Asked(timeout=timeout, purpose="dup()"), False)
+            self._launch.arrive(CallOptions(timeout=timeout, purpose="dup()"), False)
         self._groups += 1
         return self._group(list(range(self.size)), "dup")
 

@@ -8,9 +8,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll.errors import TransportError, UsageError, quoted
-from pycoll.runtime.pickle_header import EVERYONE, FAILED, VOUCHER_BYTES, Voucher, Vouchers
-from pycoll.runtime.plan.options import Asked
-from pycoll.vector_collectives import Counted
+from pycoll.runtime.pickle_header import (
+    EVERYONE,
+    FAILED,
+    VOUCHER_BYTES,
+    PickleHeader,
+    PickleHeaders,
+)
+from pycoll.runtime.plan.options import CallOptions
+from pycoll.vector_collectives import VectorCollectives
 
 if TYPE_CHECKING:
     import numpy
@@ -21,7 +27,7 @@ if TYPE_CHECKING:
 _WASTE_BYTES = 1 << 20
 
 
-class Objects(Counted):
+class Objects(VectorCollectives):
     """What ranks do together with objects that `pickle` serves.
 
     A pickle can make its reader run anything: these methods trust the ranks of the job, and nobody
@@ -34,9 +40,9 @@ class Objects(Counted):
     """
 
     @cached_property
-    def _vouchers(self) -> Vouchers:
+    def _vouchers(self) -> PickleHeaders:
         engine = self._engine
-        return Vouchers(engine.bootstrap.secret, self.rank, leave=engine.world.remote)
+        return PickleHeaders(engine.bootstrap.secret, self.rank, leave=engine.world.remote)
 
     def broadcast_object(self, obj: Any = None, root: int = 0, timeout: float | None = None) -> Any:
         """Return the object of rank ``root``.
@@ -48,7 +54,9 @@ class Objects(Counted):
         """
         with self._engine.begins("broadcast_object"):
             self._begin(root, "broadcast_object")
-            asked = Asked(root=root, timeout=timeout, purpose=f"broadcast_object(root {root})")
+            asked = CallOptions(
+                root=root, timeout=timeout, purpose=f"broadcast_object(root {root})"
+            )
             mine = _pickled([obj], 1) if self.rank == root else _Pickled([], 1)
             vouchers = self._announce("broadcast", mine, asked)
         (voucher,) = _all_pickled("broadcast", mine, vouchers, asked)
@@ -67,7 +75,7 @@ class Objects(Counted):
         """
         with self._engine.begins("allgather_object"):
             self._begin(0, "allgather_object")
-            asked = Asked(timeout=timeout, purpose="allgather_object()")
+            asked = CallOptions(timeout=timeout, purpose="allgather_object()")
             mine = _pickled([obj], 1)
             vouchers = self._announce("allgather", mine, asked)
         _all_pickled("allgather", mine, vouchers, asked)
@@ -89,7 +97,7 @@ class Objects(Counted):
         """
         with self._engine.begins("gather_object"):
             self._begin(root, "gather_object")
-            asked = Asked(timeout=timeout, purpose=f"gather_object(root {root})")
+            asked = CallOptions(timeout=timeout, purpose=f"gather_object(root {root})")
             mine = _pickled([obj], 1)
             vouchers = self._announce("allgather", mine, asked)
         _all_pickled("allgather", mine, vouchers, asked)
@@ -115,7 +123,7 @@ class Objects(Counted):
         """
         with self._engine.begins("scatter_object"):
             self._begin(root, "scatter_object")
-            asked = Asked(root=root, timeout=timeout, purpose=f"scatter_object(root {root})")
+            asked = CallOptions(root=root, timeout=timeout, purpose=f"scatter_object(root {root})")
             is_root = self.rank == root
             mine = _pickled(objs, self.size) if is_root else _Pickled([], self.size)
             vouchers = self._announce("broadcast", mine, asked)
@@ -129,7 +137,7 @@ class Objects(Counted):
         return objs[root] if is_root and objs is not None else pickle.loads(found)
 
     def _pickles_of_all(
-        self, pickles: list[bytes], lengths: list[int], asked: Asked
+        self, pickles: list[bytes], lengths: list[int], asked: CallOptions
     ) -> list[Bytes]:
         import numpy
 
@@ -155,7 +163,7 @@ class Objects(Counted):
                 "of `openssl rand -hex 32` on every rank"
             )
 
-    def _announce(self, collective: str, mine: _Pickled, asked: Asked) -> list[Voucher]:
+    def _announce(self, collective: str, mine: _Pickled, asked: CallOptions) -> list[PickleHeader]:
         """Exchange the vouchers of pickles, or that a rank could not make its own.
 
         In a broadcast there is a pickle for each rank, or one for all of them.
@@ -204,8 +212,8 @@ def _pickled(objects: Sequence[Any] | None, want: int) -> _Pickled:
 
 
 def _all_pickled(
-    collective: str, mine: _Pickled, vouchers: list[Voucher], asked: Asked
-) -> list[Voucher]:
+    collective: str, mine: _Pickled, vouchers: list[PickleHeader], asked: CallOptions
+) -> list[PickleHeader]:
     """Return the vouchers; raise if a rank could not make its pickles. All ranks raise alike."""
     if mine.error is not None:
         raise mine.error
@@ -238,7 +246,7 @@ def _cut(data: Bytes, lengths: Sequence[int]) -> list[Bytes]:
     return [data[end - n : end] for end, n in zip(ends, lengths, strict=True)]
 
 
-def _vouched(voucher: Voucher, data: Bytes, sender: int, asked: Asked) -> memoryview:
+def _vouched(voucher: PickleHeader, data: Bytes, sender: int, asked: CallOptions) -> memoryview:
     """Return the pickle with which ``data`` begins, if its rank vouched for that."""
     found = data[: voucher.length].data
     if not voucher.holds(found):
@@ -249,6 +257,8 @@ def _vouched(voucher: Voucher, data: Bytes, sender: int, asked: Asked) -> memory
     return found
 
 
-def _all_vouched(vouchers: list[Voucher], every: list[Bytes], asked: Asked) -> list[memoryview]:
+def _all_vouched(
+    vouchers: list[PickleHeader], every: list[Bytes], asked: CallOptions
+) -> list[memoryview]:
     pairs = zip(vouchers, every, strict=True)
     return [_vouched(voucher, data, i, asked) for i, (voucher, data) in enumerate(pairs)]

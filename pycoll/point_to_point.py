@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _UNSERVED = object()  #: what a port gives for what it does not serve
 
 
-class Messages(Collectives):
+class PointToPoint(Collectives):
     """What two ranks do together, whatever the others do meanwhile.
 
     Messages from one rank to another arrive in the order in which they were sent; there is no

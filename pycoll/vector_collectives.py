@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pycoll.errors import UsageError
-from pycoll.point_to_point import Messages
-from pycoll.runtime.plan.options import Asked
+from pycoll.point_to_point import PointToPoint
+from pycoll.runtime.plan.options import CallOptions
 
 if TYPE_CHECKING:
     from pycoll.algorithms import Algorithm
 
 
-class Counted(Messages):
+class VectorCollectives(PointToPoint):
     """What ranks do together with blocks that are counted one by one.
 
     Counts are elements. `allgatherv` and `reduce_scatterv` take those of all ranks, on all ranks,
@@ -192,5 +192,5 @@ class Counted(Messages):
         if counts is None:  # which would be the collective without counts
             raise UsageError(f"{collective}v: counts is None, want {self.size} numbers of elements")
         with self._engine.begins(f"{collective}v"):
-            asked = Asked(op, 0, counts, algorithm, timeout)
+            asked = CallOptions(op, 0, counts, algorithm, timeout)
             return self._launch.run(collective, x, out, asked, async_op)

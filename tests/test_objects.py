@@ -11,8 +11,8 @@ import pytest
 
 import pycoll
 from pycoll import objects
-from pycoll.runtime.pickle_header import Voucher, Vouchers
-from pycoll.runtime.plan.options import Asked
+from pycoll.runtime.pickle_header import PickleHeader, PickleHeaders
+from pycoll.runtime.plan.options import CallOptions
 
 pytestmark = pytest.mark.native
 
@@ -82,7 +82,7 @@ def test_behind_a_pickle_nothing_of_this_process_is_sent(monkeypatch: pytest.Mon
         with pycoll.init() as comm:
             seen: list[int] = []
 
-            def look(voucher: Voucher, data: np.ndarray, who: int, asked: Asked) -> Any:
+            def look(voucher: PickleHeader, data: np.ndarray, who: int, asked: CallOptions) -> Any:
                 behind = data[voucher.length :]
                 seen.append(len(behind))
                 assert not behind.any()
@@ -222,19 +222,21 @@ def test_what_somebody_changed_on_its_way_is_not_loaded(
     def rank() -> None:
         comm = pycoll.init(timeout=60)
         secret = comm._engine.bootstrap.secret
-        comm._vouchers = Vouchers(secret, comm.rank, leave=True)  # as between hosts
-        read = Vouchers.read
+        comm._vouchers = PickleHeaders(secret, comm.rank, leave=True)  # as between hosts
+        read = PickleHeaders.read
         vouched = objects._vouched
 
         def read_changed(
-            self: Vouchers, what: str, call: int, data: bytes, who: int, *to: int
-        ) -> Voucher:
+            self: PickleHeaders, what: str, call: int, data: bytes, who: int, *to: int
+        ) -> PickleHeader:
             came = np.frombuffer(bytearray(data), np.uint8)
             if who == sender:
                 change(came)
             return read(self, what, call, came.tobytes(), who, *to)
 
-        def vouched_changed(voucher: Voucher, data: np.ndarray, who: int, asked: Asked) -> Any:
+        def vouched_changed(
+            voucher: PickleHeader, data: np.ndarray, who: int, asked: CallOptions
+        ) -> Any:
             if who == sender:
                 change(data)
             return vouched(voucher, data, who, asked)
@@ -242,7 +244,7 @@ def test_what_somebody_changed_on_its_way_is_not_loaded(
         if comm.rank == 1:
             monkeypatch.setattr(pickle, "loads", lambda data: pytest.fail(f"loaded {data!r}"))
             if place == "the voucher":
-                monkeypatch.setattr(Vouchers, "read", read_changed)
+                monkeypatch.setattr(PickleHeaders, "read", read_changed)
             else:
                 monkeypatch.setattr(objects, "_vouched", vouched_changed)
 

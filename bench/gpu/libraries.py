@@ -33,7 +33,7 @@ class Pycoll:
         with comm.on_stream(stream):  # a kernel that is loaded later may wait for those that run
             plan = comm.plan(name, x, None if name == "broadcast" else out, **options)
         *_, native = plan._owner
-        self.ran = device_comm.plane_plan_shape(native.handle).blocks
+        self.ran = device_comm.device_plan_shape(native.handle).blocks
 
         def call() -> None:
             with comm.on_stream(stream):

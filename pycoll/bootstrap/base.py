@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pycoll.bootstrap import route
 from pycoll.bootstrap.control import Control, Exchange
 from pycoll.bootstrap.control_loop import CLOSED
-from pycoll.bootstrap.control_plane import Plane
+from pycoll.bootstrap.control_plane import ControlPlane
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.rendezvous import Star
 
@@ -50,7 +50,7 @@ class Bootstrap:
             )
         self.name = name  #: "mpi4py", "slurm", "torchrun", "environment", "spawn" or "single"
         #: Deaths, aborts and boards; its `attach` may be called once.
-        self.control = control or Control(Plane(star, timeout))
+        self.control = control or Control(ControlPlane(star, timeout))
         self.rank = self.control.rank
         self.size = self.control.size
         self.members: tuple[Member, ...] = self.control.members

@@ -12,7 +12,7 @@ import os
 import selectors
 import socket
 
-from pycoll.bootstrap.handshake import Preface, Side, Talk
+from pycoll.bootstrap.handshake import Handshake, Preface, Side
 from pycoll.bootstrap.seal import Seals
 from pycoll.errors import BootstrapError
 
@@ -25,7 +25,7 @@ CONNECT_SECONDS = 3.0
 PAUSE_SECONDS, MOST_PAUSE_SECONDS = 0.02, 1.0
 
 
-class Caller:
+class OutgoingConnection:
     """Connects to one peer, again and again until somebody loses patience."""
 
     def __init__(self, peer: int, address: tuple[str, int], secret: bytes) -> None:
@@ -33,7 +33,7 @@ class Caller:
         self.sock: socket.socket | None = None  #: of the attempt under way
         self.accepted = False
         self._address, self._secret = address, secret
-        self._talk: Talk | None = None
+        self._talk: Handshake | None = None
         self._connected = False
         self._until = self._next = 0.0
         self._deadline = 0.0
@@ -71,7 +71,7 @@ class Caller:
             OSError: There is no way, nobody listens there, or this process has no more sockets.
         """
         host, port = self._address
-        self._talk = Talk(Side.CONNECTING, self._secret, own)
+        self._talk = Handshake(Side.CONNECTING, self._secret, own)
         self._connected = self.accepted = False
         self._until, self._deadline = min(now + seconds, deadline), deadline
         sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -145,13 +145,13 @@ class Caller:
         return data
 
 
-class Visit:
+class IncomingConnection:
     """A connection that somebody made here, who is a stranger until the handshake is done."""
 
     def __init__(self, sock: socket.socket, secret: bytes, own: Preface, until: float) -> None:
         self.sock = sock
         self.until = until
-        self._talk = Talk(Side.LISTENING, secret, own)
+        self._talk = Handshake(Side.LISTENING, secret, own)
         sock.setblocking(False)
         with contextlib.suppress(OSError):  # gone already
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

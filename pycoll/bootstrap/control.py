@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from pycoll.bootstrap.control_loop import CLOSED, UNREACHABLE
-from pycoll.bootstrap.control_plane import Plane
+from pycoll.bootstrap.control_plane import ControlPlane
 from pycoll.bootstrap.control_router import CALLS, RANK, SECONDS
-from pycoll.bootstrap.framing import MAX_BLOB, MAX_KEY, Frame, Kind, encode, unpack_blobs
+from pycoll.bootstrap.framing import MAX_BLOB, MAX_KEY, Frame, FrameType, encode, unpack_blobs
 from pycoll.bootstrap.group import number_of
 from pycoll.bootstrap.rendezvous import GRACE_SECONDS
 from pycoll.errors import (
@@ -74,7 +74,9 @@ class Control:
         number: Under which its frames travel; 0 is that of all ranks.
     """
 
-    def __init__(self, plane: Plane, ranks: Sequence[int] | None = None, number: int = 0) -> None:
+    def __init__(
+        self, plane: ControlPlane, ranks: Sequence[int] | None = None, number: int = 0
+    ) -> None:
         star = plane.star
         self.number = number
         self.ranks = tuple(range(star.size) if ranks is None else ranks)
@@ -150,7 +152,7 @@ class Control:
         self._check_usable("ask")
         with self._lock:
             answered, self._asking = self._answered, True
-        self._post(self._frame(Kind.ASK))
+        self._post(self._frame(FrameType.ASK))
         return answered
 
     def boards(self) -> dict[int, bytes]:
@@ -182,7 +184,7 @@ class Control:
             raise UsageError(f"exchange {key!r}: blob has {len(blob)} bytes, at most {MAX_BLOB}")
         if not 0 <= timeout <= 86400:
             raise UsageError(f"exchange {key!r}: timeout is {timeout}, want 0 to 86400 seconds")
-        frame = self._frame(Kind.CONTRIBUTE, key, SECONDS.pack(timeout) + blob)
+        frame = self._frame(FrameType.CONTRIBUTE, key, SECONDS.pack(timeout) + blob)
         exchange = Exchange(frame, notice)
         if self.size == 1:
             exchange.resolve([bytes(blob)], None)
@@ -257,7 +259,7 @@ class Control:
                 return
             self._closed = True
         if self.size > 1:
-            self._plane.leave(self, self._frame(Kind.CLOSED, reason, CALLS.pack(calls)))
+            self._plane.leave(self, self._frame(FrameType.CLOSED, reason, CALLS.pack(calls)))
         self._break(ClosedError(f"rank {self.rank} has closed its control plane"))
         with self._calling:  # held by none but the control thread, which may be who calls this
             return
@@ -272,14 +274,14 @@ class Control:
 
     def joining(self) -> Frame:
         """Return what tells a hub of this communicator."""
-        return self._frame(Kind.JOIN, body=struct.pack(f"<{self.size}I", *self.ranks))
+        return self._frame(FrameType.JOIN, body=struct.pack(f"<{self.size}I", *self.ranks))
 
-    def _frame(self, kind: Kind, key: str = "", body: bytes = b"") -> Frame:
+    def _frame(self, kind: FrameType, key: str = "", body: bytes = b"") -> Frame:
         return Frame(kind, self.ranks[self.rank], key, body, self.number)
 
     def _abort(self, kind: str, text: str) -> Frame:
         self._check_usable("abort")
-        frame = self._frame(Kind.ABORT, kind, encoded(text[:MAX_TEXT]))
+        frame = self._frame(FrameType.ABORT, kind, encoded(text[:MAX_TEXT]))
         (self._refused if kind == REFUSED else self._aborts).append(frame)
         self._post(frame)
         return frame
@@ -306,35 +308,37 @@ class Control:
         """Return what a hub that knows nothing must hear: it may have heard some of it."""
         with self._lock:
             left = [
-                self._frame(Kind.HEARD, self._lost[r], RANK.pack(self.ranks[r]) + CALLS.pack(calls))
+                self._frame(
+                    FrameType.HEARD, self._lost[r], RANK.pack(self.ranks[r]) + CALLS.pack(calls)
+                )
                 for r, calls in self._calls.items()
             ]
             given = [self._given] if self._given else []
             given += [exchange.frame for exchange in self._exchanges.values()]
-            question = [self._frame(Kind.ASK)] if self._asking else []
+            question = [self._frame(FrameType.ASK)] if self._asking else []
             said = [*self._refused, *self._aborts]
             return [self.joining(), *left, *said, *given, *question]
 
     def deliver(self, frame: Frame) -> None:
         """Act on a frame that is for this communicator."""
-        if frame.kind is Kind.GATHERED:
+        if frame.kind is FrameType.GATHERED:
             self._resolve(frame.key, unpack_blobs(frame.body, self.size), None)
-        elif frame.kind is Kind.MISSING:
+        elif frame.kind is FrameType.MISSING:
             text = frame.body.decode(errors="replace")
             self._resolve(frame.key, [], CollectiveTimeout(f"exchange {frame.key!r}: {text}"))
-        elif frame.kind is Kind.ASK:
+        elif frame.kind is FrameType.ASK:
             self._asked = True
             self.tell()
-        elif frame.kind is Kind.BOARDS:
+        elif frame.kind is FrameType.BOARDS:
             said = unpack_blobs(frame.body, self.size)
             with self._lock:
                 self._boards.update({rank: board for rank, board in enumerate(said) if board})
                 answered, self._answered = self._answered, threading.Event()
                 self._asking = False
             answered.set()
-        elif frame.kind is Kind.ABORT and frame.rank in self._here:
+        elif frame.kind is FrameType.ABORT and frame.rank in self._here:
             self._give_up(frame)
-        elif frame.kind is Kind.CLOSED and frame.rank in self._here:
+        elif frame.kind is FrameType.CLOSED and frame.rank in self._here:
             self._lose(frame._replace(rank=self._here[frame.rank]))
         else:
             raise BootstrapError(f"the hub sent {frame.kind.name} about rank {frame.rank}")
@@ -342,7 +346,7 @@ class Control:
     def lose(self, rank: int, reason: str) -> None:
         """Note that a rank of the job is gone without having left this communicator."""
         if rank in self._here:
-            self._lose(Frame(Kind.LOST, self._here[rank], reason))
+            self._lose(Frame(FrameType.LOST, self._here[rank], reason))
 
     def tell(self) -> None:
         """Call back for what happened, once there are callbacks."""
@@ -350,7 +354,7 @@ class Control:
             while self._untold and self._callbacks and not self._closed:
                 frame = self._untold.popleft()
                 try:
-                    if frame.kind is Kind.ABORT:
+                    if frame.kind is FrameType.ABORT:
                         text = frame.body.decode(errors="replace")
                         self._callbacks[1](frame.rank, frame.key, text)
                     else:
@@ -364,7 +368,7 @@ class Control:
                 except Exception as error:
                     self._plane.report(error)
                     return
-                self._post(self._frame(Kind.BOARD, body=board))
+                self._post(self._frame(FrameType.BOARD, body=board))
 
     def end(self, error: Exception) -> None:
         """Fail every exchange: the control plane is no more."""
@@ -392,7 +396,7 @@ class Control:
         with self._lock:
             if frame.rank in self._lost:
                 return
-            if frame.kind is Kind.CLOSED:
+            if frame.kind is FrameType.CLOSED:
                 (self._calls[frame.rank],) = CALLS.unpack(frame.body)
             self._lost[frame.rank] = frame.key
         self._announce(frame)

@@ -18,10 +18,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from pycoll.bootstrap.control_router import RANK, SECONDS, Hub, Outgoing
-from pycoll.bootstrap.control_socket import ANSWER_SECONDS, Link, silence_seconds
-from pycoll.bootstrap.failover import Succession
-from pycoll.bootstrap.framing import MAX_BLOB, Frame, Kind
+from pycoll.bootstrap.control_router import RANK, SECONDS, ControlRouter, Outgoing
+from pycoll.bootstrap.control_socket import ANSWER_SECONDS, ControlSocket, silence_seconds
+from pycoll.bootstrap.failover import Failover
+from pycoll.bootstrap.framing import MAX_BLOB, Frame, FrameType
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.bootstrap.seal import SealError, Seals
 from pycoll.errors import BootstrapError
@@ -51,7 +51,7 @@ class _GivenUp(Exception):
     """The hub has said that this very rank is lost."""
 
 
-class Reactor:
+class ControlLoop:
     """Sends this rank's frames and hands it what comes, both by way of the hub.
 
     Args:
@@ -76,7 +76,7 @@ class Reactor:
         self._deliver_here, self._after, self._ended = deliver, after, ended
         self._recall = recall
         self._chief = 0  #: the rank that runs the hub
-        self._hub = Hub(star.size) if star.rank == 0 else None
+        self._hub = ControlRouter(star.size) if star.rank == 0 else None
         self._outbox: deque[Frame] = deque()
         self._retiring = False
         self._farewell: Frame | None = None  #: the last frame; the thread ends once it is there
@@ -89,14 +89,14 @@ class Reactor:
         self._waker.setblocking(False)
         self._woken.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, ControlSocket] = {}
         for peer, sock in star.links.items():
             self._link(peer, sock, star.seals[peer])
         self._early: dict[int, tuple[socket.socket, Seals]] = {}  # came before it was our turn
         self._ends: set[int] = set()  # ranks whose processes this one knows to have ended
         self._pidfds: dict[int, int] = {}
         self._watch_processes()
-        self._succession = Succession(
+        self._succession = Failover(
             star,
             self._selector,
             timeout,
@@ -235,7 +235,7 @@ class Reactor:
             due = min(due, self._hub.next_deadline())
         return None if due == math.inf else max(0.0, due - now)
 
-    def _patience(self, link: Link, now: float) -> float:
+    def _patience(self, link: ControlSocket, now: float) -> float:
         """Return until when an answer from a peer's machine is waited for, or infinity."""
         silence = link.silence(now)
         left = max(silence_seconds(self._timeout) - silence, ANSWER_SECONDS)
@@ -297,7 +297,7 @@ class Reactor:
         if link and link.open:
             link.queue(frame)
 
-    def _send(self, link: Link) -> None:
+    def _send(self, link: ControlSocket) -> None:
         if not link.open:
             return
         if link.unsent:
@@ -307,7 +307,7 @@ class Reactor:
             link.events = wanted
             self._selector.modify(link.sock, wanted, link)
 
-    def _read(self, link: Link) -> bool:
+    def _read(self, link: ControlSocket) -> bool:
         """Act on what came from a peer; False if nothing has."""
         try:
             data = link.receive()
@@ -335,23 +335,23 @@ class Reactor:
     def _link(self, peer: int, sock: socket.socket, seals: Seals) -> None:
         """Begin to read what a peer sends."""
         limit = MAX_BLOB + SECONDS.size if self._hub else self._star.size * (MAX_BLOB + 4)
-        link = self._links[peer] = Link(peer, sock, seals, limit, self._timeout)
+        link = self._links[peer] = ControlSocket(peer, sock, seals, limit, self._timeout)
         self._selector.register(sock, selectors.EVENT_READ, link)
 
-    def _cut(self, link: Link) -> None:
+    def _cut(self, link: ControlSocket) -> None:
         """End a connection of which nothing more is wanted."""
         if link.sock.fileno() >= 0:
             self._selector.unregister(link.sock)
             link.sock.close()
         link.open = False
 
-    def _distrust(self, link: Link, error: SealError) -> None:
+    def _distrust(self, link: ControlSocket, error: SealError) -> None:
         """Believe no more of what comes over a connection, and tell its other end why.
 
         It stays open until that end closes it: a reset would destroy what it is told.
         """
         text = f"rank {link.peer} did not send this: {error}"
-        link.queue(Frame(Kind.ABORT, self._star.rank, TAMPERED, text.encode()))
+        link.queue(Frame(FrameType.ABORT, self._star.rank, TAMPERED, text.encode()))
         self._send(link)
         link.finish()
         link.open = False
@@ -359,10 +359,10 @@ class Reactor:
 
     def _take(self, peer: int, frame: Frame) -> None:
         if self._hub is None:
-            if frame.kind is Kind.LOST and frame.rank == self._star.rank:
+            if frame.kind is FrameType.LOST and frame.rank == self._star.rank:
                 raise _GivenUp
             self._deliver_here(frame)
-        elif frame.kind is Kind.DEAD:
+        elif frame.kind is FrameType.DEAD:
             (rank,) = RANK.unpack(frame.body)
             if not 0 <= rank < self._star.size or rank == self._star.rank:
                 raise BootstrapError(f"rank {peer} says that rank {rank} has died")
@@ -387,7 +387,7 @@ class Reactor:
             self._queue(self._chief, self._dead(rank))
 
     def _dead(self, rank: int) -> Frame:
-        return Frame(Kind.DEAD, self._star.rank, "", RANK.pack(rank))
+        return Frame(FrameType.DEAD, self._star.rank, "", RANK.pack(rank))
 
     def _doubt(self, rank: int) -> None:
         members = self._star.members
@@ -410,12 +410,12 @@ class Reactor:
             return
         if rank == self._chief and (link := self._links.get(rank)) and link.open:
             self._cut(link)  # a child of that process may hold the other end
-        self._deliver_here(Frame(Kind.LOST, rank, reason))
+        self._deliver_here(Frame(FrameType.LOST, rank, reason))
         if reason == UNREACHABLE:  # and so is its machine, with all who are there
             mine, theirs = self._star.members[self._star.rank].host, self._star.members[rank].host
             for other, member in enumerate(self._star.members):
                 if member.host == theirs != mine and other != rank:
-                    self._deliver_here(Frame(Kind.LOST, other, UNREACHABLE))
+                    self._deliver_here(Frame(FrameType.LOST, other, UNREACHABLE))
         if rank == self._chief and not self._finished:
             self._succession.seek()
 
@@ -443,7 +443,7 @@ class Reactor:
             self._cut(link)
         self._link(rank, sock, seals)
         link = self._links[rank]
-        link.queue(Frame(Kind.LOST, rank, UNREACHABLE))
+        link.queue(Frame(FrameType.LOST, rank, UNREACHABLE))
         self._send(link)
         link.finish()
         link.open = False
@@ -459,7 +459,7 @@ class Reactor:
         me = self._chief = self._star.rank
         others = set(range(self._star.size)) - {me} - self._succession.out
         until = time.monotonic() + 2 * silence_seconds(self._timeout)
-        self._hub = Hub(self._star.size, me, others, until)
+        self._hub = ControlRouter(self._star.size, me, others, until)
         for frame in self._recall():
             self._dispatch(frame)
         for rank in self._ends:

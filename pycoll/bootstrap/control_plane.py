@@ -14,9 +14,9 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
-from pycoll.bootstrap.control_loop import EXITED, Reactor
+from pycoll.bootstrap.control_loop import EXITED, ControlLoop
 from pycoll.bootstrap.control_router import RANK
-from pycoll.bootstrap.framing import Frame, Kind
+from pycoll.bootstrap.framing import Frame, FrameType
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.errors import BootstrapError, UsageError
 
@@ -29,7 +29,7 @@ HANDOVER_SECONDS = 0.5
 REMEMBERED = 256
 
 
-class Plane:
+class ControlPlane:
     """Hands the frames of one connection to the communicators that they are for.
 
     Args:
@@ -53,9 +53,9 @@ class Plane:
         # How this process left its communicators, for a hub that takes another's place.
         self._left: deque[tuple[Frame, Frame]] = deque(maxlen=REMEMBERED)
         self._ended: Exception | None = None
-        self._reactor: Reactor | None = None
+        self._reactor: ControlLoop | None = None
         if star.size > 1:
-            self._reactor = Reactor(
+            self._reactor = ControlLoop(
                 star, timeout, self._deliver, self._after, self._end, self._recall
             )
 
@@ -141,7 +141,7 @@ class Plane:
     def _deliver(self, frame: Frame) -> None:
         if not 0 <= frame.rank < self.star.size:
             raise BootstrapError(f"the hub sent {frame.kind.name} about rank {frame.rank}")
-        if frame.kind is Kind.LOST:
+        if frame.kind is FrameType.LOST:
             self._lose(frame)
         elif control := self._controls.get(frame.group):  # else it was closed meanwhile
             control.deliver(frame)
@@ -155,7 +155,7 @@ class Plane:
         for control in controls.values():
             frames += control.recall()
         me, lost = self.star.rank, self._lost.copy()
-        frames += [Frame(Kind.HEARD, me, why, RANK.pack(rank)) for rank, why in lost.items()]
+        frames += [Frame(FrameType.HEARD, me, why, RANK.pack(rank)) for rank, why in lost.items()]
         return frames
 
     def _lose(self, frame: Frame) -> None:
@@ -177,7 +177,7 @@ class Plane:
 
 
 #: Control planes that are open in this process.
-_live: weakref.WeakSet[Plane] = weakref.WeakSet()
+_live: weakref.WeakSet[ControlPlane] = weakref.WeakSet()
 
 
 def leave_all() -> None:

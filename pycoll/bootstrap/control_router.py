@@ -11,7 +11,7 @@ import math
 import struct
 from collections.abc import Iterable
 
-from pycoll.bootstrap.framing import Frame, Kind, pack_blobs
+from pycoll.bootstrap.framing import Frame, FrameType, pack_blobs
 from pycoll.bootstrap.group import Group, Poll
 from pycoll.errors import BootstrapError
 
@@ -31,7 +31,7 @@ def rank_list(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{rest}"
 
 
-class Hub:
+class ControlRouter:
     """Completes exchanges and tells every rank what became of the others.
 
     Args:
@@ -67,29 +67,29 @@ class Hub:
         if frame.rank != rank:
             raise BootstrapError(f"rank {rank} sent a frame of rank {frame.rank}")
         self._expected.discard(rank)
-        if frame.kind is Kind.JOIN:
+        if frame.kind is FrameType.JOIN:
             return self._join(rank, frame)
-        if frame.kind is Kind.HEARD:
+        if frame.kind is FrameType.HEARD:
             return self._hear_of(rank, frame)
         group = self._groups.get(frame.group)
         # What was on its way while its rank told all anew comes behind the rank's farewell.
-        if group is None and (self._successor or frame.kind is Kind.CLOSED):
+        if group is None and (self._successor or frame.kind is FrameType.CLOSED):
             return []  # told twice; the group is forgotten
         if group is None or rank not in group.joined:
             raise BootstrapError(f"rank {rank} sent {frame.kind.name} to a group that it is not in")
-        if frame.kind is Kind.CONTRIBUTE:
+        if frame.kind is FrameType.CONTRIBUTE:
             return self._contribute(group, rank, frame, now)
-        if frame.kind is Kind.ABORT:
+        if frame.kind is FrameType.ABORT:
             return self._tell(group, rank, frame)
-        if frame.kind is Kind.CLOSED:
+        if frame.kind is FrameType.CLOSED:
             if len(frame.body) != CALLS.size:
                 raise BootstrapError(
                     f"rank {rank} sent CLOSED with {len(frame.body)} bytes, want 8"
                 )
             return self._leave(group, rank, frame)
-        if frame.kind is Kind.ASK:
+        if frame.kind is FrameType.ASK:
             return self._ask(group, rank, now)
-        if frame.kind is Kind.BOARD:
+        if frame.kind is FrameType.BOARD:
             return self._note(group, rank, frame.body)
         raise BootstrapError(f"rank {rank} sent {frame.kind.name}, which only a hub sends")
 
@@ -106,7 +106,7 @@ class Hub:
             group.gone.add(rank)
             out += self._tidy(group)
         if missed:
-            frame = Frame(Kind.LOST, rank, reason)
+            frame = Frame(FrameType.LOST, rank, reason)
             present = set().union(*(group.present for group in self._groups.values()))
             out += [(other, frame) for other in sorted(present)]
         return out
@@ -131,7 +131,7 @@ class Hub:
                 absent = [i for i, r in enumerate(group.ranks) if r not in gathering.blobs]
                 text = f"{rank_list(absent)} did not come within {gathering.seconds:g} s"
                 group.failed[key] = text
-                frame = Frame(Kind.MISSING, 0, key, text.encode(), group.number)
+                frame = Frame(FrameType.MISSING, 0, key, text.encode(), group.number)
                 out += [(rank, frame) for rank in gathering.blobs]
             if group.poll and group.poll.deadline <= now:
                 out += self._answer(group)
@@ -163,11 +163,11 @@ class Hub:
         group.joined.add(rank)
         said = [(rank, earlier) for kept in group.said.values() for earlier in kept]
         missed = group.gone - group.left
-        said += [(rank, Frame(Kind.LOST, gone, self._gone[gone])) for gone in sorted(missed)]
+        said += [(rank, Frame(FrameType.LOST, gone, self._gone[gone])) for gone in sorted(missed)]
         if group.complete():
             group.said.clear()
         if group.poll:  # the others were asked before it came; it is waited for as they are
-            said.append((rank, Frame(Kind.ASK, 0, group=group.number)))
+            said.append((rank, Frame(FrameType.ASK, 0, group=group.number)))
         return said
 
     def _hear_of(self, rank: int, frame: Frame) -> list[Outgoing]:
@@ -183,7 +183,7 @@ class Hub:
         if group is None or other not in group.index:
             return []
         group.joined.add(other)
-        left = Frame(Kind.CLOSED, other, frame.key, frame.body[RANK.size :], group.number)
+        left = Frame(FrameType.CLOSED, other, frame.key, frame.body[RANK.size :], group.number)
         return self._leave(group, other, left)
 
     def _contribute(self, group: Group, rank: int, frame: Frame, now: float) -> list[Outgoing]:
@@ -194,7 +194,7 @@ class Hub:
             raise BootstrapError(f"rank {rank} sent a timeout of {seconds} s")
         key, number = frame.key, group.number
         if key in group.failed:  # too late: the others have given up
-            return [(rank, Frame(Kind.MISSING, 0, key, group.failed[key].encode(), number))]
+            return [(rank, Frame(FrameType.MISSING, 0, key, group.failed[key].encode(), number))]
         gathering = group.gathering(key, now + seconds, seconds)
         # A rank that gave up on a slow rank 0 and tries again replaces what it said before.
         gathering.blobs[rank] = frame.body[SECONDS.size :]
@@ -202,7 +202,7 @@ class Hub:
             return []
         del group.gatherings[key]
         everything = pack_blobs([gathering.blobs[rank] for rank in group.ranks])
-        complete = Frame(Kind.GATHERED, 0, key, everything, number)
+        complete = Frame(FrameType.GATHERED, 0, key, everything, number)
         return [(rank, complete) for rank in group.ranks]
 
     def _leave(self, group: Group, rank: int, frame: Frame) -> list[Outgoing]:
@@ -229,7 +229,7 @@ class Hub:
             group.poll.askers.add(rank)
             return []
         group.poll = Poll({rank}, now + POLL_SECONDS)
-        frame = Frame(Kind.ASK, 0, group=group.number)
+        frame = Frame(FrameType.ASK, 0, group=group.number)
         return [(other, frame) for other in sorted(group.present)]
 
     def _note(self, group: Group, rank: int, board: bytes) -> list[Outgoing]:
@@ -243,5 +243,5 @@ class Hub:
         assert group.poll is not None
         askers, group.poll = group.poll.askers & group.present, None
         blobs = pack_blobs([group.boards.get(rank, b"") for rank in group.ranks])
-        frame = Frame(Kind.BOARDS, 0, "", blobs, group.number)
+        frame = Frame(FrameType.BOARDS, 0, "", blobs, group.number)
         return [(rank, frame) for rank in sorted(askers)]

@@ -27,7 +27,7 @@ UNREACHABLE = frozenset(
 )
 
 
-class Link:
+class ControlSocket:
     """A socket of the star with what is still to be sent on it."""
 
     def __init__(

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pycoll.bootstrap.connection import Caller, Visit
+from pycoll.bootstrap.connection import IncomingConnection, OutgoingConnection
 from pycoll.bootstrap.control_socket import UNREACHABLE, keep_alive, silence_seconds
 from pycoll.bootstrap.handshake import Preface, check
 from pycoll.bootstrap.rendezvous import Star
@@ -41,7 +41,7 @@ SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errn
 Taken = Callable[[int, socket.socket, Seals], None]
 
 
-class Succession:
+class Failover:
     """One rank's part in it; all of it runs on the control thread.
 
     Args:
@@ -71,8 +71,8 @@ class Succession:
         self._ended, self._unreachable = ended, unreachable
         self._listener = star.listener
         self._secret = hmac.digest(star.secret, b"succession", hashlib.sha256)
-        self._visits: dict[int, Visit] = {}  # file descriptor → stranger, oldest first
-        self._caller: Caller | None = None
+        self._visits: dict[int, IncomingConnection] = {}  # file descriptor → stranger, oldest first
+        self._caller: OutgoingConnection | None = None
         self._patient_until = math.inf  # with who hangs up; counted from the first time
         self._deaf_until = math.inf  # without descriptors for those who come
         self.out: set[int] = set()  #: ranks that cannot serve any more
@@ -103,12 +103,12 @@ class Succession:
             self._caller, self._patient_until = self._caller_of(rank), math.inf
             self._begin(self._caller)
 
-    def _caller_of(self, rank: int) -> Caller:
+    def _caller_of(self, rank: int) -> OutgoingConnection:
         member = self._star.members[rank]
         host = member.address
         if is_loopback(host) and member.host != self._star.members[self._star.rank].host:
             host = self._star.members[0].address  # it met rank 0 on rank 0's own machine
-        return Caller(rank, (host, member.port), self._secret)
+        return OutgoingConnection(rank, (host, member.port), self._secret)
 
     def due(self) -> float:
         """Return when `expire` has something to do; infinity if nothing is under way."""
@@ -147,7 +147,7 @@ class Succession:
         for visit in self._visits.values():
             visit.sock.close()
 
-    def _begin(self, caller: Caller) -> None:
+    def _begin(self, caller: OutgoingConnection) -> None:
         """Begin an attempt to reach the rank whose turn it is."""
         own = Preface.make(self._star.rank, self._star.size)
         try:
@@ -158,7 +158,7 @@ class Succession:
         keep_alive(sock, self._timeout)  # its machine may vanish once it is reached
         self._selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
 
-    def _call(self, caller: Caller, events: int) -> None:
+    def _call(self, caller: OutgoingConnection, events: int) -> None:
         assert caller.sock is not None
         try:
             ended = caller.progress(events)
@@ -176,7 +176,7 @@ class Succession:
         self._caller = None
         self._reached(caller.peer, sock, caller.seals())
 
-    def _fail(self, caller: Caller, error: BootstrapError | OSError) -> None:
+    def _fail(self, caller: OutgoingConnection, error: BootstrapError | OSError) -> None:
         """End an attempt; pass the rank by, which leaves no caller, or call it again later."""
         self._hang_up()
         now = time.monotonic()
@@ -195,7 +195,7 @@ class Succession:
             else:
                 self._pass_by(caller, self._ended)
 
-    def _pass_by(self, caller: Caller, told: Callable[[int], None]) -> None:
+    def _pass_by(self, caller: OutgoingConnection, told: Callable[[int], None]) -> None:
         self._caller = None
         self.out.add(caller.peer)
         told(caller.peer)
@@ -222,7 +222,7 @@ class Succession:
                 self._deaf_until = time.monotonic() + DEAF_SECONDS
             return
         own = Preface.make(self._star.rank, self._star.size)
-        visit = Visit(sock, self._secret, own, time.monotonic() + STRANGER_SECONDS)
+        visit = IncomingConnection(sock, self._secret, own, time.monotonic() + STRANGER_SECONDS)
         self._visits[sock.fileno()] = visit
         self._selector.register(sock, selectors.EVENT_READ, self)
         if len(self._visits) > MOST_STRANGERS + self._star.size:
@@ -230,7 +230,7 @@ class Succession:
         if not visit.greet():
             self._drop(visit)
 
-    def _hear(self, visit: Visit) -> None:
+    def _hear(self, visit: IncomingConnection) -> None:
         try:
             if not visit.hear():
                 return
@@ -246,7 +246,7 @@ class Succession:
         del self._visits[visit.sock.fileno()]
         self._came(peer.rank, visit.sock, visit.seals())
 
-    def _drop(self, visit: Visit) -> None:
+    def _drop(self, visit: IncomingConnection) -> None:
         if self._visits.pop(visit.sock.fileno(), None):
             with contextlib.suppress(KeyError):
                 self._selector.unregister(visit.sock)

@@ -24,7 +24,7 @@ MAX_KEY = 256  #: bytes of a key
 MAX_BLOB = 1 << 20  #: bytes that one rank may give to an exchange
 
 
-class Kind(enum.IntEnum):
+class FrameType(enum.IntEnum):
     """What a frame says; `key` and `body` are in brackets.
 
     Rank 0 is the hub, until another takes its place (`succession`).
@@ -52,7 +52,7 @@ class Kind(enum.IntEnum):
 class Frame(NamedTuple):
     """One message of the control plane."""
 
-    kind: Kind
+    kind: FrameType
     rank: int  #: whom it is about; the hub checks it against the connection
     key: str = ""
     body: bytes = b""
@@ -143,7 +143,7 @@ class Decoder:
             raise BootstrapError(f"control frame: the key has {key} bytes, at most {MAX_KEY}")
         if body > self._limit:
             raise BootstrapError(
-                f"control frame: {Kind(kind).name} of rank {rank} has {body} bytes, "
+                f"control frame: {FrameType(kind).name} of rank {rank} has {body} bytes, "
                 f"at most {self._limit}"
             )
 
@@ -152,11 +152,13 @@ class Decoder:
         try:
             name = rest[:key].decode()
         except UnicodeDecodeError:
-            raise BootstrapError(f"control frame: {Kind(kind).name}: key is not UTF-8") from None
-        return Frame(Kind(kind), rank, name, rest[key:], group)
+            raise BootstrapError(
+                f"control frame: {FrameType(kind).name}: key is not UTF-8"
+            ) from None
+        return Frame(FrameType(kind), rank, name, rest[key:], group)
 
 
-_KINDS = frozenset(int(kind) for kind in Kind)
+_KINDS = frozenset(int(kind) for kind in FrameType)
 
 
 def pack_blobs(blobs: Sequence[bytes]) -> bytes:

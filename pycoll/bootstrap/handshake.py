@@ -88,7 +88,7 @@ def seals(secret: bytes, side: Side, own: Preface, peer: Preface) -> Seals:
     return Seals(seal(side), seal(other))
 
 
-class Talk:
+class Handshake:
     """One side of a handshake, without the socket: bytes in, bytes out, nothing parsed before.
 
     It never wants a byte of what follows the handshake on the connection.

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from pycoll.bootstrap import handshake
 from pycoll.bootstrap.control_router import rank_list
-from pycoll.bootstrap.framing import Decoder, Frame, Kind, pack_blobs, sealed, unpack_blobs
+from pycoll.bootstrap.framing import Decoder, Frame, FrameType, pack_blobs, sealed, unpack_blobs
 from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES, Preface, Side
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.route import is_here, is_loopback
@@ -191,7 +191,7 @@ class _Reception:
         number = os.urandom(NUMBER_BYTES)
         public = any(guest.public for guest in guests)
         blobs = [number, _PUBLIC if public else b"", *(m.encode() for m in members)]
-        frame = Frame(Kind.WELCOME, 0, "", pack_blobs(blobs))
+        frame = Frame(FrameType.WELCOME, 0, "", pack_blobs(blobs))
         seals: dict[int, Seals] = {}
         for rank, guest in enumerate(guests, start=1):
             assert guest.seals is not None
@@ -207,7 +207,7 @@ class _Reception:
 
     def refuse(self, text: str) -> None:
         """Tell everyone who has proved to be of this job why it does not start."""
-        frame = Frame(Kind.REFUSED, 0, "", text.encode())
+        frame = Frame(FrameType.REFUSED, 0, "", text.encode())
         for guest in [*self.arrived.values(), *self._guests.values()]:
             if guest.seals and guest.peer and guest.peer.version == handshake.PROTOCOL:
                 with contextlib.suppress(OSError):
@@ -305,7 +305,7 @@ class _Reception:
 
     def _arrive(self, guest: _Guest, rank: int, frames: list[Frame]) -> None:
         first = frames[0]
-        if first.kind is not Kind.HELLO or first.rank != rank or len(frames) > 1:
+        if first.kind is not FrameType.HELLO or first.rank != rank or len(frames) > 1:
             raise BootstrapError(
                 f"rank {rank} began with {first.kind.name} of rank {first.rank}, want HELLO"
             )
@@ -469,7 +469,7 @@ def _hello(
     sock: socket.socket, seals: Seals, me: Member, rank: int, size: int, deadline: float
 ) -> tuple[bytes, bool, tuple[Member, ...]]:
     """Say who this rank is and wait until rank 0 says that all have come."""
-    sock.sendall(sealed(Frame(Kind.HELLO, rank, "", me.encode()), seals.sending))
+    sock.sendall(sealed(Frame(FrameType.HELLO, rank, "", me.encode()), seals.sending))
     decoder = Decoder((size + 1) * (HELLO_LIMIT + 4), seals.receiving)
     frames: list[Frame] = []
     until = deadline + GRACE_SECONDS
@@ -488,9 +488,9 @@ def _hello(
         except SealError as error:
             raise BootstrapError(f"rank {rank}: rank 0 did not send what came: {error}") from None
     first = frames[0]
-    if first.kind is Kind.REFUSED:
+    if first.kind is FrameType.REFUSED:
         raise BootstrapError(first.body.decode(errors="replace"))
-    if first.kind is not Kind.WELCOME:
+    if first.kind is not FrameType.WELCOME:
         raise BootstrapError(f"rank {rank}: rank 0 answered {first.kind.name}, want WELCOME")
     number, public, *blobs = unpack_blobs(first.body, size + 2)
     zero, *others = (Member.parse(blob) for blob in blobs)

@@ -18,7 +18,7 @@ ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  #: what asks a job to 
 _AWAITED = {signal.SIGCHLD, signal.SIGTSTP, *ENDINGS}
 
 
-def keep(work: Callable[[int], int]) -> int:
+def supervise(work: Callable[[int], int]) -> int:
     """Run `work` in a child of this process, and return what it returns.
 
     Nothing that the child started is left behind. If this process is killed, the child gets

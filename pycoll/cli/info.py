@@ -60,7 +60,7 @@ def _between_hosts(config: Config) -> str:
 
 def _rdma(config: Config) -> list[str]:
     """Say by which RDMA ports ranks of other hosts can be reached, or why by none; then of each."""
-    from pycoll.runtime.host.locality import Place
+    from pycoll.runtime.host.locality import Locality
     from pycoll.runtime.native import bindings
     from pycoll.runtime.net import rails
 
@@ -68,7 +68,7 @@ def _rdma(config: Config) -> list[str]:
         return [f"missing: {lack}"]
     ports = bindings.verbs_ports()
     try:
-        found = rails.find(config.rails, Place.mine().memory)
+        found = rails.find(config.rails, Locality.mine().memory)
     except PycollError as error:
         first = f"missing: {error}"
     else:

@@ -67,4 +67,4 @@ def run(options: argparse.Namespace) -> int:
         if stream is not None:
             stream.flush()
     ranks = Ranks([*command, *options.arguments], options.ranks, options.grace)
-    return supervisor.keep(ranks.run)
+    return supervisor.supervise(ranks.run)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from pycoll.cost.machine import CACHE_BYTES, MEMORY_BYTES, STRIPE_BYTES, Machine
-from pycoll.cost.simulate import Lane, Scene, Stalled, Way, simulate
+from pycoll.cost.simulate import EdgeRoutes, Scene, SimRoute, Stalled, simulate
 from pycoll.cost.work import Operation, Work, sample, whole_work_of, work_of
 from pycoll.program.isa import CHUNK_UNIT, MAX_SOURCES
 from pycoll.schedule import Algorithm, Kind, Schedule
@@ -223,11 +223,11 @@ class _Price:
         return seconds * self._pace
 
 
-def _ways(work: Work, machine: Machine, hosts: Sequence[int], wake: float) -> list[Way]:
+def _ways(work: Work, machine: Machine, hosts: Sequence[int], wake: float) -> list[EdgeRoutes]:
     if machine.topology is not None:
         return _described(work, machine)
     rates = machine.rates
-    near = Way(max(rates.latency, wake))
+    near = EdgeRoutes(max(rates.latency, wake))
     latency, bandwidth, incast = (
         # Flow control between switches and adapters keeps their queues from overflowing.
         (rates.rdma_latency, rates.rdma_bandwidth, 0.0)
@@ -247,12 +247,12 @@ def _ways(work: Work, machine: Machine, hosts: Sequence[int], wake: float) -> li
         # The sender may be one that is not simulated: its host is like the one that is.
         out = frm if frm in seats else to
         into = bandwidth / (1 + incast * max(0, senders[edge[0]] - turns))
-        lane = Lane(max(latency, wake), ((2 * out, bandwidth), (2 * to + 1, into)))
-        ways.append(Way(lane.latency, (lane,)))
+        lane = SimRoute(max(latency, wake), ((2 * out, bandwidth), (2 * to + 1, into)))
+        ways.append(EdgeRoutes(lane.latency, (lane,)))
     return ways
 
 
-def _described(work: Work, machine: Machine) -> list[Way]:
+def _described(work: Work, machine: Machine) -> list[EdgeRoutes]:
     topology, rates = machine.topology, machine.rates
     assert topology is not None
     numbers: dict[object, int] = {}
@@ -261,6 +261,6 @@ def _described(work: Work, machine: Machine) -> list[Way]:
         lanes = []
         for route in topology.routes(work.sender(edge), edge[0], machine.flows):
             links = [(numbers.setdefault(x, len(numbers)), x.bandwidth) for x in route.links]
-            lanes.append(Lane(rates.latency + route.latency, tuple(links), route.share))
-        ways.append(Way(min(lane.latency for lane in lanes), tuple(lanes)))
+            lanes.append(SimRoute(rates.latency + route.latency, tuple(links), route.share))
+        ways.append(EdgeRoutes(min(lane.latency for lane in lanes), tuple(lanes)))
     return ways

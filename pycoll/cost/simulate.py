@@ -28,7 +28,7 @@ class Stalled(Exception):
     """Ranks wait for each other: the ranks that were simulated do not stand for all."""
 
 
-class Lane(NamedTuple):
+class SimRoute(NamedTuple):
     """What a message crosses, whole or a piece of it."""
 
     latency: float
@@ -37,11 +37,11 @@ class Lane(NamedTuple):
 
 
 @dataclass(slots=True)
-class Way:
+class EdgeRoutes:
     """What one edge's messages may cross; nothing that is shared where there are no lanes."""
 
     latency: float  #: of the shortest lane
-    lanes: tuple[Lane, ...] = ()
+    lanes: tuple[SimRoute, ...] = ()
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Scene:
     work: Work
     seconds: Sequence[float]  #: of each operation's own work on one tile
     nbytes: Sequence[float]  #: that each operation sends to each destination, of one tile
-    ways: Sequence[Way]  #: of each edge
+    ways: Sequence[EdgeRoutes]  #: of each edge
     depth: int  #: messages on their way per edge
     tiles: int
     hosts: Sequence[int]  #: of the ranks that are simulated
@@ -87,7 +87,7 @@ class _Stream:
 
 
 @dataclass(slots=True)
-class _Message:
+class _SimMessage:
     """One that is on its way."""
 
     edge: int
@@ -100,8 +100,8 @@ class _Message:
 class _Piece:
     """What crosses links."""
 
-    message: _Message
-    lane: Lane
+    message: _SimMessage
+    lane: SimRoute
     nbytes: float
     crossed: int = 0  #: links
     end: float = 0.0  #: when its last byte has left the last of them
@@ -233,19 +233,19 @@ class _Run:
             return
         lanes = way.lanes
         if len(lanes) == 1 or nbytes < self.scene.stripe:
-            message = _Message(edge, number, 1)
+            message = _SimMessage(edge, number, 1)
             pieces = [(lanes[0] if len(lanes) == 1 else self._soonest(lanes, nbytes, now), nbytes)]
         else:
-            message = _Message(edge, number, len(lanes))
+            message = _SimMessage(edge, number, len(lanes))
             pieces = [(lane, lane.share * nbytes) for lane in lanes]
         for lane, part in pieces:
             heappush(self.events, (now, next(self.order), ~len(self.pieces)))
             self.pieces.append(_Piece(message, lane, part))
 
-    def _soonest(self, lanes: Sequence[Lane], nbytes: float, now: float) -> Lane:
+    def _soonest(self, lanes: Sequence[SimRoute], nbytes: float, now: float) -> SimRoute:
         """Return the lane by which a message arrives first, as far as that is known now."""
 
-        def arrives(lane: Lane) -> float:
+        def arrives(lane: SimRoute) -> float:
             narrow = min(bandwidth for _, bandwidth in lane.links)
             free = max(self.free.get(link, now) for link, _ in lane.links)
             return max(now, free) + nbytes / narrow + lane.latency

@@ -10,7 +10,7 @@ from pycoll.doctor.machine import Machine
 from pycoll.doctor.port import Port
 
 
-class Kind(NamedTuple):
+class CounterKind(NamedTuple):
     """Counters with one cause."""
 
     what: str
@@ -20,7 +20,7 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    Kind(
+    CounterKind(
         "the cable or a transceiver is failing",
         True,
         "clean or replace cable and transceivers; {show} shows their light levels",
@@ -36,7 +36,7 @@ KINDS = (
             }
         ),
     ),
-    Kind(
+    CounterKind(
         "packets are lost on the way and sent again",
         False,
         "see the checks pfc and ecn, and the drops of the switches' ports",
@@ -58,7 +58,7 @@ KINDS = (
             }
         ),
     ),
-    Kind(
+    CounterKind(
         "this host takes packets in too slowly",
         False,
         "see the checks slot, iommu and distance; ethtool -G {interface} rx 8192",

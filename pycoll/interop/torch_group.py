@@ -21,7 +21,7 @@ from pycoll.interop.torch_entry import call, torch_errors
 from pycoll.interop.torch_env import seconds
 from pycoll.interop.torch_init import Maker
 from pycoll.interop.torch_overloads import options
-from pycoll.interop.torch_tags import Lanes
+from pycoll.interop.torch_tags import TagQueues
 from pycoll.interop.torch_tensor import Tensor, incoming, outgoing
 from pycoll.interop.torch_work import Pending
 
@@ -64,7 +64,7 @@ class Group(Collectives):
         super().__init__(maker)
         self._store = store
         self._name = self._desc = ""
-        self._lanes = Lanes(self._pair)
+        self._lanes = TagQueues(self._pair)
         self.options = Options(timedelta(seconds=self._engine.timeout))
         self.options.global_ranks_in_group = list(ranks)
 

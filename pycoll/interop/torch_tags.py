@@ -59,7 +59,7 @@ class Promise:
         return self._error
 
 
-class _Message:
+class _TaggedMessage:
     """One that somebody sends or wants: the bytes of a tensor.
 
     Without a tensor it was refused, and takes its place among the others: whatever comes for it is
@@ -103,7 +103,7 @@ class _Message:
         )
 
 
-class _Lane:
+class _TagQueue:
     """One direction between this rank and a peer.
 
     Args:
@@ -121,7 +121,7 @@ class _Lane:
 
     def post(self, array: Tensor | None, tag: int) -> Promise:
         """Send an array of uint8, or receive into one; None: that was refused."""
-        message = _Message(tag, array, f"{self._what}, tag {tag})")
+        message = _TaggedMessage(tag, array, f"{self._what}, tag {tag})")
         with self._changed:
             if self._error is not None:
                 message.promise.settle(self._error)
@@ -163,25 +163,25 @@ class _Lane:
                 message.promise.settle(self._error)
             self._changed.notify()
 
-    def _add(self, message: _Message) -> None:
+    def _add(self, message: _TaggedMessage) -> None:
         raise NotImplementedError
 
-    def _waiting(self) -> list[_Message]:
+    def _waiting(self) -> list[_TaggedMessage]:
         raise NotImplementedError
 
     def _step(self, comm: Communicator) -> None:
         raise NotImplementedError
 
 
-class _Sender(_Lane):
+class _Sender(_TagQueue):
     def __init__(self, make: Callable[[], Communicator], peer: int) -> None:
-        self._messages: deque[_Message] = deque()
+        self._messages: deque[_TaggedMessage] = deque()
         super().__init__(make, f"send(rank {peer}")
 
-    def _add(self, message: _Message) -> None:
+    def _add(self, message: _TaggedMessage) -> None:
         self._messages.append(message)
 
-    def _waiting(self) -> list[_Message]:
+    def _waiting(self) -> list[_TaggedMessage]:
         return list(self._messages)
 
     def _step(self, comm: Communicator) -> None:
@@ -194,15 +194,15 @@ class _Sender(_Lane):
         message.promise.settle()
 
 
-class _Receiver(_Lane):
+class _Receiver(_TagQueue):
     def __init__(self, make: Callable[[], Communicator], peer: int) -> None:
-        self._wanted: defaultdict[int, deque[_Message]] = defaultdict(deque)
+        self._wanted: defaultdict[int, deque[_TaggedMessage]] = defaultdict(deque)
         self._kept: defaultdict[int, deque[Tensor | None]] = defaultdict(deque)
         self._dropped: set[int] = set()  #: tags of messages of which the next recv is to be told
-        self._present: _Message | None = None  #: its bytes are coming
+        self._present: _TaggedMessage | None = None  #: its bytes are coming
         super().__init__(make, f"recv(rank {peer}")
 
-    def _add(self, message: _Message) -> None:
+    def _add(self, message: _TaggedMessage) -> None:
         tag = message.tag
         if message.array is not None and tag in self._dropped:
             self._dropped.remove(tag)
@@ -212,7 +212,7 @@ class _Receiver(_Lane):
         else:
             self._wanted[tag].append(message)
 
-    def _give(self, message: _Message, data: Tensor | None) -> None:
+    def _give(self, message: _TaggedMessage, data: Tensor | None) -> None:
         """Give what came to whom it came for; where that drops it, see that the user is told."""
         drops = message.array is None and not message.told and data is not None
         message.take(data)
@@ -224,7 +224,7 @@ class _Receiver(_Lane):
             elif not after.told:
                 after.tell()
 
-    def _waiting(self) -> list[_Message]:
+    def _waiting(self) -> list[_TaggedMessage]:
         present = [] if self._present is None else [self._present]
         return present + [message for wanted in self._wanted.values() for message in wanted]
 
@@ -253,7 +253,7 @@ class _Receiver(_Lane):
                 self._kept[tag].append(data)
 
 
-class Lanes:
+class TagQueues:
     """The tagged messages of one process group.
 
     Args:

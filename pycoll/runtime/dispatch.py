@@ -15,35 +15,35 @@ from pycoll.arrays import families, operands
 from pycoll.arrays.view import HOST, ArrayView, Device
 from pycoll.dtypes import ReduceOp, reduce_op
 from pycoll.errors import UsageError, quoted
-from pycoll.runtime.host.executor import Host
+from pycoll.runtime.host.executor import HostExecutor
 from pycoll.runtime.native import bindings
 from pycoll.runtime.plan import buckets
 from pycoll.runtime.plan.call import BARRIER
 from pycoll.runtime.plan.executor import Executor, Listed
-from pycoll.runtime.plan.options import Asked
+from pycoll.runtime.plan.options import CallOptions
 from pycoll.runtime.plan.persistent import Plan
-from pycoll.runtime.plan.request import KINDS, Asking, Kind, Request
+from pycoll.runtime.plan.request import KINDS, CollectiveKind, Request, RequestBuilder
 from pycoll.runtime.work import Work, Works
 from pycoll.schedule import Algorithm
 
 if TYPE_CHECKING:
-    from pycoll.runtime.cuda.executor import Cuda
+    from pycoll.runtime.cuda.executor import CudaExecutor
     from pycoll.runtime.engine import Engine
 
 _LISTS = (list, tuple)  # a union of types costs several times as much to test for
 
 
-class Launch:
+class Dispatcher:
     """The collectives of one communicator."""
 
     def __init__(self, engine: Engine, owner: Any) -> None:
         self.engine = engine
         self._works = Works(engine, owner)
-        self._host = Host(engine, self._works)
-        self._cuda: Cuda | None = None  #: of those that use no GPU nothing more is asked
+        self._host = HostExecutor(engine, self._works)
+        self._cuda: CudaExecutor | None = None  #: of those that use no GPU nothing more is asked
         self.plans = self._host.plans
 
-    def run(self, name: str, x: Any, out: Any, asked: Asked, async_op: bool = False) -> Any:
+    def run(self, name: str, x: Any, out: Any, asked: CallOptions, async_op: bool = False) -> Any:
         """Run or queue a collective; see its method in `Communicator`."""
         kind, op = self._check(name, asked)
         if kind.lists and isinstance(x, _LISTS):
@@ -60,7 +60,7 @@ class Launch:
         executor = self._executor(request.device)
         return executor.submit(request, asked) if async_op else executor.run(request, asked)
 
-    def bind(self, name: str, x: Any, out: Any, asked: Asked) -> Plan:
+    def bind(self, name: str, x: Any, out: Any, asked: CallOptions) -> Plan:
         """Bind a collective to its arrays."""
         kind, op = self._check(name, asked)
         if kind.lists and isinstance(x, _LISTS):
@@ -81,23 +81,23 @@ class Launch:
         text, by, transport = plan.text, plan.algorithm, plan.transport
         return Plan(self.engine, bound, None, text, by, transport, None, pins)
 
-    def arrive(self, asked: Asked, async_op: bool) -> Work | None:
+    def arrive(self, asked: CallOptions, async_op: bool) -> Work | None:
         """Run a barrier with a timeout of its own, or queue one."""
         asked = asked._replace(purpose=asked.purpose or BARRIER.purpose)
         self._check("allreduce", asked)
         return self._host.arrive(asked, async_op)
 
     @property
-    def cuda(self) -> Cuda:
+    def cuda(self) -> CudaExecutor:
         """What runs collectives on arrays in a GPU's memory."""
         if self._cuda is None:
             # Loaded at the first array of a GPU: most programs have none.
-            from pycoll.runtime.cuda.executor import Cuda
+            from pycoll.runtime.cuda.executor import CudaExecutor
 
-            self._cuda = Cuda(self._host)
+            self._cuda = CudaExecutor(self._host)
         return self._cuda
 
-    def on(self, device: str, who: str) -> Cuda:
+    def on(self, device: str, who: str) -> CudaExecutor:
         """Return what serves a kind of device that the user has named."""
         if device != "cuda":
             raise UsageError(f'{who}: device is {quoted(device)}, want "cpu" or "cuda"')
@@ -106,12 +106,14 @@ class Launch:
     def _executor(self, device: Device) -> Executor:
         return self._host if device == HOST else self.cuda
 
-    def _listed(self, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked) -> Listed:
+    def _listed(
+        self, kind: CollectiveKind, x: Any, out: Any, op: ReduceOp, asked: CallOptions
+    ) -> Listed:
         pairs = buckets.pairs(x, out, kind.name, kind.collective.reduces)
         device = operands.together((view for pair in pairs for view in pair), kind.name)
         return self._executor(device).listed(kind, pairs, op, asked)
 
-    def _check(self, name: str, asked: Asked) -> tuple[Kind, ReduceOp]:
+    def _check(self, name: str, asked: CallOptions) -> tuple[CollectiveKind, ReduceOp]:
         who = (asked.purpose and asked.method) or name
         self.engine.require_usable(who)
         wanted = asked.algorithm
@@ -133,9 +135,11 @@ class Launch:
             )
         return kind, reduce_op(asked.op)
 
-    def _request(self, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked) -> Request:
+    def _request(
+        self, kind: CollectiveKind, x: Any, out: Any, op: ReduceOp, asked: CallOptions
+    ) -> Request:
         world = self.engine.world
-        asking = Asking(kind, world.rank, world.size, asked.root, asked.counts, self._empty)
+        asking = RequestBuilder(kind, world.rank, world.size, asked.root, asked.counts, self._empty)
         return asking.request(x, out, op, asked.purpose)
 
     def _empty(self, like: ArrayView, shape: tuple[int, ...]) -> ArrayView:

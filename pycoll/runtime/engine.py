@@ -34,11 +34,11 @@ from pycoll.runtime.failure import TOLD, Faults
 from pycoll.runtime.host.heap import Heap
 from pycoll.runtime.join import World, join
 from pycoll.runtime.native import bindings
-from pycoll.runtime.net.connections import Links
-from pycoll.runtime.plan.agreement import Selector, Settled, settle
+from pycoll.runtime.net.connections import Connections
+from pycoll.runtime.plan.agreement import Agreement, Selector, agree
 
 if TYPE_CHECKING:
-    from pycoll.runtime.plan.cache import Executable
+    from pycoll.runtime.plan.cache import BoundPlan
     from pycoll.runtime.plan.selection import Selection
     from pycoll.runtime.work import Work
 
@@ -76,7 +76,7 @@ class Engine:
         bootstrap: Bootstrap,
         config: Config,
         selector: Selector | str | None = None,
-        settled: Settled | None = None,
+        settled: Agreement | None = None,
     ) -> None:
         self.timeout = config.timeout
         self.bootstrap = bootstrap
@@ -101,11 +101,11 @@ class Engine:
         self.faults = self._faults()
         try:
             #: What calls choose their algorithms by.
-            self._settled = settled or settle(bootstrap, self.world, config, selector)
+            self._settled = settled or agree(bootstrap, self.world, config, selector)
             bootstrap.control.attach(
                 self.faults.on_lost, self.faults.on_abort, self.faults.boards.said
             )
-            self.links = Links(self.comm, bootstrap, self.world, config, self.faults)
+            self.links = Connections(self.comm, bootstrap, self.world, config, self.faults)
         except BaseException:
             bootstrap.close()  # behind it no callback runs on what is freed here
             self.heap.close()  # which owns the native communicator
@@ -225,7 +225,7 @@ class Engine:
 
     def places(self) -> int:
         """Return how many calls and messages of this rank have taken their places."""
-        return 0 if self._closed else bindings.comm_places(self.comm)
+        return 0 if self._closed else bindings.comm_op_count(self.comm)
 
     def noted(self, launch: Callable[[], Any]) -> Callable[[], Any]:
         """Return ``launch`` so that it notes `places` first; what is native does so by itself."""
@@ -310,7 +310,7 @@ class Engine:
             return True  # it is all ranks' affair: what broke is the plane of a GPU, or this
         if isinstance(error, BusyError):
             return True
-        before = bindings.comm_places_before(self.comm) if before is None else before
+        before = bindings.comm_op_count_before(self.comm) if before is None else before
         return self.places() != before
 
     @contextlib.contextmanager
@@ -322,7 +322,7 @@ class Engine:
         """
         before = self.places()
         yield
-        bindings.comm_forget_places(self.comm, before)
+        bindings.comm_uncount_ops(self.comm, before)
 
     @contextlib.contextmanager
     def begins(self, what: str) -> Iterator[None]:
@@ -364,7 +364,7 @@ class Engine:
         return bindings.work_place()
 
     def submit(
-        self, plan: Executable, x: int, out: int, timeout: float, where: str, work: Any
+        self, plan: BoundPlan, x: int, out: int, timeout: float, where: str, work: Any
     ) -> None:
         """Queue a plan behind what was queued before; the native work goes to ``work``."""
         code = bindings.submit(self.comm, plan.handle, x, out, timeout, where, work)
@@ -529,7 +529,7 @@ class Engine:
 
     def calls(self) -> int:
         """Return how many calls this rank has finished."""
-        own = bindings.board_read(self.comm, self.world.rank)
+        own = bindings.status_read(self.comm, self.world.rank)
         return own.sequence - (own.state == bindings.CALLING)
 
     def doing(self) -> str:
@@ -544,7 +544,7 @@ class Engine:
 
     def calling(self) -> bool:
         """Tell whether a call is under way; one that failed stays on the board."""
-        own = bindings.board_read(self.comm, self.world.rank)
+        own = bindings.status_read(self.comm, self.world.rank)
         on_board = own.state == bindings.CALLING and not bindings.comm_broken(self.comm)
         # Behind queued calls it is not on the board yet; a transfer never is.
         return on_board or self._waiter != 0 or bindings.comm_entered(self.comm) != 0

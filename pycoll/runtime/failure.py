@@ -31,8 +31,8 @@ from pycoll.errors import (
 from pycoll.runtime import status
 from pycoll.runtime.call_site import user_line
 from pycoll.runtime.native import bindings
-from pycoll.runtime.native.bindings import Board
-from pycoll.runtime.status import Boards
+from pycoll.runtime.native.bindings import RankStatus
+from pycoll.runtime.status import Statuses
 
 if TYPE_CHECKING:
     from pycoll.runtime.join import World
@@ -88,7 +88,7 @@ _LEFT = {
 }
 
 
-class Named(Protocol):
+class Described(Protocol):
     """What a signature stands for."""
 
     @property
@@ -123,12 +123,12 @@ class Faults:
         #: The first; never raised itself: its traceback would keep the user's frames alive.
         self.failure: PycollError | None = None
         #: Signature of a call → what runs it, as long as somebody may run it.
-        self.plans: weakref.WeakValueDictionary[int, Named] = weakref.WeakValueDictionary()
+        self.plans: weakref.WeakValueDictionary[int, Described] = weakref.WeakValueDictionary()
         self._comm = comm
         self._control = control
         self._rank = world.rank
         self._size = world.size
-        self.boards = Boards(comm, control, world, elsewhere)
+        self.boards = Statuses(comm, control, world, elsewhere)
         self._name = name  #: rank → "rank 2 (process 71 on node7)"
         self._reported = False  #: the failure was raised to the user once
         self._departed: dict[int, _Departed] = {}
@@ -204,7 +204,7 @@ class Faults:
             return own.text
         call = self._text(own, "a call")
         text = where if where.startswith(f"{call} at ") else f"{call} at {user_line()}"
-        bindings.board_describe(self._comm, text)
+        bindings.status_describe(self._comm, text)
         return text
 
     def calling(self) -> str:
@@ -229,12 +229,12 @@ class Faults:
         self._look_for_refused(own)
         self._look_for_mismatch(own)
 
-    def _look_for_mismatch(self, own: Board) -> None:
+    def _look_for_mismatch(self, own: RankStatus) -> None:
         # A rank may still be in an earlier call, which ends well: all others have done their part.
         if own.sequence >= self._mismatched:
             self._break(MismatchError(_DIFFERENT), Cause.MISMATCH, -1)
 
-    def _look_for_refused(self, own: Board) -> None:
+    def _look_for_refused(self, own: RankStatus) -> None:
         """Find out whether this rank has made a call that another was refused."""
         self._compare_refused([self._rank])
         self._look_for_mismatch(own)
@@ -249,7 +249,7 @@ class Faults:
 
     def _made(self, rank: int, number: int) -> bool:
         """Tell whether a mapped rank is known to have made a call, and was not refused it."""
-        signature = bindings.board_call(self._comm, rank, number)
+        signature = bindings.status_call(self._comm, rank, number)
         if signature == bindings.FORGOTTEN:
             # What was refused is kept longer than the board knows it, but not for ever.
             refused = self._refused.get(rank, {}).keys() - {0}
@@ -257,7 +257,7 @@ class Faults:
             return all_kept and number not in refused
         return signature not in (0, bindings.REFUSED)
 
-    def _look_for_departed(self, own: Board) -> None:
+    def _look_for_departed(self, own: RankStatus) -> None:
         # The same: who has finished call n is not missed by those that are still in it.
         if own.state != bindings.CALLING:
             return
@@ -272,7 +272,7 @@ class Faults:
                 self._lose(rank, text, told=departed.died)
                 return
 
-    def _differs(self, own: Board, rank: int) -> bool:
+    def _differs(self, own: RankStatus, rank: int) -> bool:
         # Read twice: the owner writes the signature, the sequence and the state one after the
         # other, and leaves IDLE before it does. Equal readings cannot straddle that.
         seen = self.boards.of(rank)
@@ -493,7 +493,7 @@ class Faults:
             self._break(CollectiveTimeout(what), Cause.TIMEOUT, self._rank)
             self._tell("timeout", what)
         elif native.code == bindings.MISMATCH:
-            if bindings.REFUSED_MESSAGE in native.text:  # else it is about what came later
+            if bindings.REFUSED_P2P_OP in native.text:  # else it is about what came later
                 for rank, text in self._refused_by(native.peer):
                     what += f"; rank {rank} had called {text}"
             self._break(MismatchError(what), Cause.MISMATCH, native.peer)
@@ -563,7 +563,7 @@ class Faults:
         self._break(CollectiveTimeout(text), Cause.TIMEOUT, self._rank)
         self._tell("timeout", text)
 
-    def _late(self, rank: int, board: Board | None, own: Board) -> str:
+    def _late(self, rank: int, board: RankStatus | None, own: RankStatus) -> str:
         call = self._text(own, "it").partition("(")[0]
         if board is None:
             return f"rank {rank} does not say what it is doing"
@@ -603,7 +603,7 @@ class Faults:
         here = (rank for rank in range(self._size) if rank not in self._departed)
         return all(self._mismatched in self._said.get(rank, ()) for rank in here)
 
-    def _say(self, number: int, own: Board) -> None:
+    def _say(self, number: int, own: RankStatus) -> None:
         """Tell the others what this rank's call of a number was, once, if it has made it."""
         if own.sequence < number:
             return
@@ -635,7 +635,7 @@ class Faults:
 
     def _called(self, rank: int, number: int) -> str:
         """Return what one of the last calls of a mapped rank was, in words."""
-        signature = bindings.board_call(self._comm, rank, number)
+        signature = bindings.status_call(self._comm, rank, number)
         if signature == bindings.REFUSED:
             return "a call that was refused"
         if signature == bindings.FORGOTTEN:
@@ -644,7 +644,7 @@ class Faults:
         plan = self.plans.get(signature)
         return "an unknown call" if plan is None else plan.text
 
-    def _text(self, board: Board, otherwise: str) -> str:
+    def _text(self, board: RankStatus, otherwise: str) -> str:
         plan = self.plans.get(board.signature)
         return otherwise if plan is None else plan.text
 

@@ -21,10 +21,10 @@ from pycoll.config import Config
 from pycoll.errors import BootstrapError, PycollError, UnavailableError
 from pycoll.fabric import Fabric
 from pycoll.runtime.host import locality
-from pycoll.runtime.host.locality import Place
+from pycoll.runtime.host.locality import Locality
 from pycoll.runtime.native import bindings
 from pycoll.runtime.net import transport
-from pycoll.runtime.net.transport import Wanted
+from pycoll.runtime.net.transport import NetOptions
 from pycoll.schedule.placement import Placement
 
 #: Slots per edge: one is filled while the other is read, and two more hide a late reader.
@@ -127,7 +127,7 @@ def join(bootstrap: Bootstrap, config: Config) -> tuple[World, Any]:
         "transport": config.transport,
         "verbs": str(config.verbs),
         "heap": heap_bytes(size, bootstrap.whole),
-        **Place.mine().encode(),
+        **Locality.mine().encode(),
     }
     blobs = bootstrap.allgather(json.dumps(mine).encode(), timeout)
     theirs = [_introduction(i, blob) for i, blob in enumerate(blobs)]
@@ -150,10 +150,10 @@ def join(bootstrap: Bootstrap, config: Config) -> tuple[World, Any]:
     try:
         mapped = _map(comm, bootstrap, timeout)
         remote = [peer for peer in range(size) if not mapped[rank] >> peer & 1]
-        hosts, by = locality.hosts(places), transport.Reach(transport.SHM)
+        hosts, by = locality.hosts(places), transport.Reachability(transport.SHM)
         if any(bits + 1 != 1 << size for bits in mapped):
             # Only here: to look for RDMA devices takes longer than all else where there are many.
-            wanted = Wanted(theirs[0].transport, theirs[0].fabric, config.rails)
+            wanted = NetOptions(theirs[0].transport, theirs[0].fabric, config.rails)
             here = places[rank].memory if remote else None
             by = transport.agree(comm, bootstrap, wanted, hosts, here, timeout)
         for peer in remote:
@@ -185,7 +185,7 @@ class _Introduction(NamedTuple):
     version: str
     algorithm: str | None
     heap: int
-    place: Place
+    place: Locality
     transport: str
     fabric: Fabric
 
@@ -196,7 +196,7 @@ def _introduction(rank: int, blob: bytes) -> _Introduction:
         version, heap = str(said.get("version")), said["heap"]
         if not isinstance(heap, int):
             raise ValueError("heap")
-        there, by = Place.parse(said), said["transport"]
+        there, by = Locality.parse(said), said["transport"]
         if by not in ("auto", transport.VERBS, transport.TCP):
             raise ValueError("transport")
         fabric = Fabric.parse(said["verbs"])
@@ -268,7 +268,7 @@ def _connect(
     waiting = [(rank + step) % len(blobs) for step in range(1, len(blobs))]
     deadline = time.monotonic() + timeout
     ready = select.poll()
-    ready.register(bindings.comm_wakeup(comm), select.POLLIN)
+    ready.register(bindings.comm_connect_fd(comm), select.POLLIN)
     while waiting:
         still = []
         for peer in waiting[:AT_ONCE]:
@@ -282,7 +282,7 @@ def _connect(
                 # Serve the others for a moment more; the peer in question may never come.
                 deadline = min(deadline, time.monotonic() + AFTER_TROUBLE_SECONDS)
         waiting = still + waiting[AT_ONCE:]
-        bindings.comm_poll(comm)
+        bindings.comm_accept(comm)
         if waiting:
             bootstrap.check()
         if waiting and time.monotonic() > deadline:
@@ -306,11 +306,11 @@ def _served(comm: Any, bootstrap: Bootstrap, blob: bytes, timeout: float) -> lis
     with ended, told:
         gathering = bootstrap.begin(blob, timeout, notice)
         ready = select.poll()
-        ready.register(bindings.comm_wakeup(comm), select.POLLIN)
+        ready.register(bindings.comm_connect_fd(comm), select.POLLIN)
         ready.register(ended, select.POLLIN)
         until = time.monotonic() + timeout
         while not gathering.done() and time.monotonic() < until:
-            bindings.comm_poll(comm)
+            bindings.comm_accept(comm)
             ready.poll(100)
         return gathering.finish()
 

@@ -23,7 +23,7 @@ _LAYOUT = struct.Struct("<Qq32s32s")  # number of the call, length, digest, and 
 _BOUND = struct.Struct("<II")  # sender, receiver
 
 
-class Voucher(NamedTuple):
+class PickleHeader(NamedTuple):
     """What a rank says of a pickle before it sends it."""
 
     length: int
@@ -36,7 +36,7 @@ class Voucher(NamedTuple):
         return not self.digest or self.digest == hashlib.sha256(pickle).digest()
 
 
-class Vouchers:
+class PickleHeaders:
     """One communicator's; a call has the same number on all ranks that are in step.
 
     Args:
@@ -67,7 +67,7 @@ class Vouchers:
 
     def read(
         self, what: str, call: int, data: bytes, sender: int, receiver: int = EVERYONE
-    ) -> Voucher:
+    ) -> PickleHeader:
         """Return what a rank vouches for.
 
         Raises:
@@ -86,7 +86,7 @@ class Vouchers:
                 f"{what}: rank {sender} is at its call {number}, rank {self._rank} at its call "
                 f"{call}: one of them was left out, or failed, on one rank alone"
             )
-        return Voucher(length, digest if self._leave else b"")
+        return PickleHeader(length, digest if self._leave else b"")
 
     def _seal(
         self, number: int, length: int, digest: bytes, what: str, sender: int, receiver: int

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pycoll.errors import PycollError, encoded
 from pycoll.runtime.native import bindings
-from pycoll.runtime.native.bindings import Board
+from pycoll.runtime.native.bindings import RankStatus
 
 if TYPE_CHECKING:
     from pycoll.runtime.join import World
@@ -34,7 +34,7 @@ class Control(Protocol):
         """Return the last board of each rank that has answered."""
 
 
-class Boards:
+class Statuses:
     """The boards of one communicator."""
 
     def __init__(
@@ -45,14 +45,14 @@ class Boards:
         self._rank, self._mapped = world.rank, world.mapped
         self._asking = (0, 0.0, 0.0)  #: number of the call; when to ask next; the pause then
 
-    def own(self) -> Board:
+    def own(self) -> RankStatus:
         """Return this rank's board."""
-        return bindings.board_read(self._comm, self._rank)
+        return bindings.status_read(self._comm, self._rank)
 
-    def of(self, rank: int) -> Board | None:
+    def of(self, rank: int) -> RankStatus | None:
         """Return a rank's board; None of a remote rank that has never answered."""
         if self._mapped[rank]:
-            return bindings.board_read(self._comm, rank)
+            return bindings.status_read(self._comm, rank)
         return parse(self._control.boards().get(rank, b""))
 
     def exact(self, rank: int) -> bool:
@@ -70,7 +70,7 @@ class Boards:
         board = parse(self._control.boards().get(rank, b""))
         return board.elsewhere if board else ""
 
-    def ask_in_time(self, own: Board) -> None:
+    def ask_in_time(self, own: RankStatus) -> None:
         """Ask for the boards of remote ranks if this call has waited long, more and more rarely.
 
         What was heard holds until the next answer: a sequence only grows, and two ranks that are
@@ -101,10 +101,10 @@ class Boards:
             self._control.ask().wait(seconds)
 
 
-def parse(said: bytes) -> Board | None:
+def parse(said: bytes) -> RankStatus | None:
     """Read a board as a remote rank said it; None if it is not one."""
     if len(said) < _LAYOUT.size:
         return None
     sequence, signature, state = _LAYOUT.unpack_from(said)
     text, _, elsewhere = said[_LAYOUT.size :].decode(errors="replace").partition("\0")
-    return Board(sequence, signature, state, text, elsewhere)
+    return RankStatus(sequence, signature, state, text, elsewhere)

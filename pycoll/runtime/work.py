@@ -14,7 +14,7 @@ from pycoll.runtime.call_site import user_line
 
 if TYPE_CHECKING:
     from pycoll.runtime.engine import Engine
-    from pycoll.runtime.plan.cache import Executable
+    from pycoll.runtime.plan.cache import BoundPlan
 
 
 class Work:
@@ -36,7 +36,7 @@ class Work:
         self._finish: Callable[[], Any] | None = None
         self._value: Any = None
 
-    def start(self, parts: list[tuple[Executable, int, int]], finish: Callable[[], Any]) -> Work:
+    def start(self, parts: list[tuple[BoundPlan, int, int]], finish: Callable[[], Any]) -> Work:
         """Queue plans with their addresses; ``finish`` makes the result when all are done."""
         self._finish = finish
         # The plans too: the cache that made them may forget them before they have run.

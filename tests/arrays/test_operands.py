@@ -15,9 +15,9 @@ from pycoll.arrays.view import ArrayView
 from pycoll.dtypes import FLOAT64, ReduceOp
 from pycoll.errors import UsageError
 from pycoll.runtime.p2p import batch
-from pycoll.runtime.p2p.batch import Place
+from pycoll.runtime.p2p.batch import RankOf
 from pycoll.runtime.plan import buckets
-from pycoll.runtime.plan.request import KINDS, Asking
+from pycoll.runtime.plan.request import KINDS, RequestBuilder
 
 pytestmark = pytest.mark.native  # transfers are named as native code has them
 
@@ -53,11 +53,11 @@ def test_where_a_result_may_not_go() -> None:
             result(source, out)
 
 
-PLACE = Place(0, 2)
+PLACE = RankOf(0, 2)
 
 
 def collective(name: str, x: Any, out: Any, counts: Any = None) -> None:
-    Asking(KINDS[name], 0, 2, 0, counts).request(x, out, ReduceOp.SUM)
+    RequestBuilder(KINDS[name], 0, 2, 0, counts).request(x, out, ReduceOp.SUM)
 
 
 #: Who calls → the call on an input and a result, each of that many of the elements.
@@ -141,6 +141,6 @@ def test_where_a_collective_may_run_in_place() -> None:
     collective("reduce_scatter", whole, whole[:2])
     collective("allgather", whole[:3], whole, [3, 1])
     batch.gatherv(PLACE, whole[:3], [3, 1], whole, 0, "gatherv")
-    copied = Asking(KINDS["alltoall"], 0, 2, 0, None).request(whole, whole[:], ReduceOp.SUM)
+    copied = RequestBuilder(KINDS["alltoall"], 0, 2, 0, None).request(whole, whole[:], ReduceOp.SUM)
     assert copied.copy is not None  # the result overwrites what is still to be read
     assert copied.x is copied.copy[1]

@@ -14,7 +14,7 @@ import pytest
 
 from pycoll.bootstrap import rendezvous
 from pycoll.bootstrap.control import Control
-from pycoll.bootstrap.control_plane import Plane
+from pycoll.bootstrap.control_plane import ControlPlane
 from pycoll.bootstrap.rendezvous import Star
 
 SECRET = b"correct horse battery staple"
@@ -61,7 +61,7 @@ def controls(no_leak: None) -> Iterator[Callable[[int], list[Control]]]:
     with ExitStack() as stack:
 
         def make(size: int) -> list[Control]:
-            made = [Control(Plane(star)) for star in meet(size)]
+            made = [Control(ControlPlane(star)) for star in meet(size)]
             stack.callback(leave_all, made)
             return made
 

@@ -16,10 +16,10 @@ import pytest
 from pycoll.bootstrap import detect, spawn
 from pycoll.bootstrap.base import Bootstrap
 from pycoll.bootstrap.control import Control
-from pycoll.bootstrap.control_loop import Reactor
-from pycoll.bootstrap.control_plane import Plane, leave_all
+from pycoll.bootstrap.control_loop import ControlLoop
+from pycoll.bootstrap.control_plane import ControlPlane, leave_all
 from pycoll.bootstrap.control_router import SECONDS as TIMEOUT
-from pycoll.bootstrap.framing import HEADER, MAX_BLOB, Decoder, Frame, Kind, encode, sealed
+from pycoll.bootstrap.framing import HEADER, MAX_BLOB, Decoder, Frame, FrameType, encode, sealed
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.bootstrap.seal import digest_of
@@ -97,7 +97,7 @@ def test_64_ranks_in_one_process(controls, together):
 
 def test_one_rank_alone_needs_no_thread(no_leak):
     before = threading.active_count()
-    control = Control(Plane(Star(0, 1, (Member.me(),))))
+    control = Control(ControlPlane(Star(0, 1, (Member.me(),))))
     assert threading.active_count() == before
     control.attach(ignore, ignore)
     control.abort("error", "to nobody")
@@ -153,7 +153,7 @@ def test_of_refused_calls_the_last_are_told_anew(controls):
     for number in range(1000):
         two.abort("refused", f"{number} allreduce")
     two.abort("error", "why")
-    again = [frame for frame in two.recall() if frame.kind is Kind.ABORT]
+    again = [frame for frame in two.recall() if frame.kind is FrameType.ABORT]
     assert [frame.key for frame in again] == ["refused"] * 64 + ["error"]
     assert again[-2].body == b"999 allreduce"
 
@@ -195,7 +195,7 @@ def test_a_rank_0_that_is_gone_before_the_control_plane_begins(stars, leave, no_
     monkeypatch.setattr(threading.Thread, "start", ahead)
     made = []
     for star in (one, two):
-        control = Control(Plane(star, SECONDS))
+        control = Control(ControlPlane(star, SECONDS))
         made.append(control)
         with pytest.raises(PeerLostError, match=r"^rank 0 \(process \d+ on .*\) is gone: it died$"):
             control.exchange("key", b"", SECONDS)
@@ -226,7 +226,7 @@ def test_a_farewell_arrives_although_the_other_side_still_talks(stars, no_leak, 
     """A closed socket answers with a reset, which destroys what is on its way from there."""
     made = stars(2)
     other = 1 - leaver
-    left = Control(Plane(made[leaver]))
+    left = Control(ControlPlane(made[leaver]))
 
     def leave() -> None:
         left.close()
@@ -236,19 +236,19 @@ def test_a_farewell_arrives_although_the_other_side_still_talks(stars, no_leak, 
         # More than the other side's kernel takes while nobody reads: the farewell stays behind it.
         part = TIMEOUT.pack(SECONDS) + bytes(1 << 18)
         seals = made[other].seals[leaver]
-        contribution = Frame(Kind.CONTRIBUTE, other, "key", part)
+        contribution = Frame(FrameType.CONTRIBUTE, other, "key", part)
         sock.sendall(sealed(contribution, seals.sending) if other else b"")
         exchange = left.begin("key", part, SECONDS)
         assert leaver or exchange.done.wait(SECONDS)
         leaving = threading.Thread(target=leave)
         leaving.start()
         leaving.join(0.2)  # it cannot be over yet; where it is, what follows meets a closed socket
-        sock.sendall(sealed(Frame(Kind.ASK, other), seals.sending))
+        sock.sendall(sealed(Frame(FrameType.ASK, other), seals.sending))
         frames = []
         decoder = Decoder(1 << 20, seals.receiving)
         while data := sock.recv(65536):
             frames += decoder.feed(data)
-    assert [frame.kind for frame in frames][1:2] == [Kind.CLOSED]
+    assert [frame.kind for frame in frames][1:2] == [FrameType.CLOSED]
     leaving.join(SECONDS)
     assert not leaving.is_alive()
 
@@ -351,7 +351,7 @@ def test_closing_amid_a_close_wherever_that_is(controls, inner, parent):
 def closed_amid(outer: Control, inner: Control, line: int) -> bool:
     """Close one control, and another at some line of that; False if it has no such line."""
     lines = itertools.count(1)
-    files = {inspect.getfile(part) for part in (Control, Plane, Reactor)}
+    files = {inspect.getfile(part) for part in (Control, ControlPlane, ControlLoop)}
     reached = False
 
     def trace(frame: types.FrameType, event: str, arg: object) -> object:
@@ -426,15 +426,15 @@ def said_by(star: Star, data: bytes) -> bytes:
     "nonsense",
     [
         b"\xff" * 20,
-        encode(Frame(Kind.LOST, 1, "died")),
-        encode(Frame(Kind.ABORT, 2, "error")),
-        encode(Frame(Kind.CONTRIBUTE, 1, "k", TIMEOUT.pack(float("nan")))),
+        encode(Frame(FrameType.LOST, 1, "died")),
+        encode(Frame(FrameType.ABORT, 2, "error")),
+        encode(Frame(FrameType.CONTRIBUTE, 1, "k", TIMEOUT.pack(float("nan")))),
     ],
     ids=["garbage", "rank 0's frame", "another's frame", "timeout"],
 )
 def test_a_rank_that_sends_nonsense_is_lost_to_all(stars, leave, no_leak, nonsense):
     met = stars(3)
-    zero, two = Control(Plane(met[0])), Control(Plane(met[2]))
+    zero, two = Control(ControlPlane(met[0])), Control(ControlPlane(met[2]))
     logs = Log(zero), Log(two)
     met[1].links[0].sendall(said_by(met[1], nonsense))
     assert [log.take() for log in logs] == [(1, "garbled")] * 2
@@ -446,16 +446,16 @@ def test_a_rank_that_sends_nonsense_is_lost_to_all(stars, leave, no_leak, nonsen
     "nonsense",
     [
         b"\xff" * 20,
-        encode(Frame(Kind.HELLO, 0)),
-        encode(Frame(Kind.LOST, 7, "died")),
-        encode(Frame(Kind.CLOSED, 0, "closed", b"short")),
-        encode(Frame(Kind.GATHERED, 0, "k", b"\xff" * 8)),
+        encode(Frame(FrameType.HELLO, 0)),
+        encode(Frame(FrameType.LOST, 7, "died")),
+        encode(Frame(FrameType.CLOSED, 0, "closed", b"short")),
+        encode(Frame(FrameType.GATHERED, 0, "k", b"\xff" * 8)),
     ],
     ids=["garbage", "hello", "no such rank", "short", "blobs"],
 )
 def test_a_rank_0_that_sends_nonsense_is_lost(stars, no_leak, nonsense):
     met = stars(2)
-    one = Control(Plane(met[1]))
+    one = Control(ControlPlane(met[1]))
     log = Log(one)
     met[0].links[1].sendall(said_by(met[0], nonsense))
     assert log.take() == (0, "garbled")
@@ -466,7 +466,7 @@ def test_a_rank_0_that_sends_nonsense_is_lost(stars, no_leak, nonsense):
 def test_rank_0_may_not_answer_at_all(stars, no_leak, monkeypatch):
     monkeypatch.setattr("pycoll.bootstrap.control.GRACE_SECONDS", 0.0)
     met = stars(2)
-    one = Control(Plane(met[1]))
+    one = Control(ControlPlane(met[1]))
     with pytest.raises(
         CollectiveTimeout,
         match=r"^exchange 'k': rank 1 waited 0\.1 s, and the control plane does not answer$",

@@ -10,7 +10,7 @@ from pycoll.bootstrap.framing import (
     MAX_KEY,
     Decoder,
     Frame,
-    Kind,
+    FrameType,
     encode,
     pack_blobs,
     sealed,
@@ -36,7 +36,7 @@ def sealed_bytes(*pieces: bytes) -> bytes:
 
 frames = st.builds(
     Frame,
-    st.sampled_from(Kind),
+    st.sampled_from(FrameType),
     st.integers(0, 2**32 - 1),
     st.text(max_size=60),
     st.binary(max_size=LIMIT),
@@ -142,15 +142,15 @@ def test_a_bad_header_is_refused_before_its_body_comes(header, message):
 
 
 def test_a_key_that_is_not_text_is_refused():
-    data = sealed_bytes(HEADER.pack(Kind.ABORT, 0, 1, 0, 0, 0), b"\xff")
+    data = sealed_bytes(HEADER.pack(FrameType.ABORT, 0, 1, 0, 0, 0), b"\xff")
     with pytest.raises(BootstrapError, match=r"^control frame: ABORT: key is not UTF-8$"):
         Decoder(LIMIT, Seal(KEY)).feed(data)
 
 
 def test_a_key_that_is_too_long_is_not_sent():
     with pytest.raises(BootstrapError, match=r"^control frame: the key has 300 bytes, at most"):
-        encode(Frame(Kind.ABORT, 0, "é" * 150))
-    assert encode(Frame(Kind.ABORT, 0, "k" * MAX_KEY))
+        encode(Frame(FrameType.ABORT, 0, "é" * 150))
+    assert encode(Frame(FrameType.ABORT, 0, "k" * MAX_KEY))
 
 
 @given(st.lists(st.binary(max_size=50), max_size=6))

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pycoll.bootstrap import Bootstrap, detect, spawn
-from pycoll.bootstrap.control_router import CALLS, SECONDS, Hub
-from pycoll.bootstrap.framing import Frame, Kind, unpack_blobs
+from pycoll.bootstrap.control_router import CALLS, SECONDS, ControlRouter
+from pycoll.bootstrap.framing import Frame, FrameType, unpack_blobs
 from pycoll.bootstrap.group import number_of
 from pycoll.errors import (
     BootstrapError,
@@ -287,17 +287,17 @@ def test_a_group_without_rank_0_outlives_rank_0():
 
 
 def join(rank: int, ranks: list[int], number: int = 9) -> Frame:
-    return Frame(Kind.JOIN, rank, "", struct.pack(f"<{len(ranks)}I", *ranks), number)
+    return Frame(FrameType.JOIN, rank, "", struct.pack(f"<{len(ranks)}I", *ranks), number)
 
 
 def test_a_group_is_forgotten_when_all_have_left_it():
-    hub = Hub(4)
+    hub = ControlRouter(4)
     for rank in (1, 2, 3):
         assert hub.receive(rank, join(rank, [1, 2, 3]), 0) == []
     assert hub.needed()
-    closed = Frame(Kind.CLOSED, 1, "closed", CALLS.pack(7), 9)
+    closed = Frame(FrameType.CLOSED, 1, "closed", CALLS.pack(7), 9)
     assert hub.receive(1, closed, 0) == [(2, closed), (3, closed)]
-    lost = Frame(Kind.LOST, 2, "died")
+    lost = Frame(FrameType.LOST, 2, "died")
     assert hub.lost(2, "died") == [(0, lost), (1, lost), (3, lost)]
     hub.receive(3, closed._replace(rank=3), 0)
     assert list(hub._groups) == [0]
@@ -308,11 +308,11 @@ def test_a_group_is_forgotten_when_all_have_left_it():
 
 
 def test_nothing_is_said_of_who_left_every_group():
-    hub = Hub(3)
+    hub = ControlRouter(3)
     hub.receive(1, join(1, [1, 2]), 0)
     hub.receive(2, join(2, [1, 2]), 0)
     for number in (0, 9):
-        hub.receive(1, Frame(Kind.CLOSED, 1, "closed", CALLS.pack(7), number), 0)
+        hub.receive(1, Frame(FrameType.CLOSED, 1, "closed", CALLS.pack(7), number), 0)
     assert hub.lost(1, "died") == []
 
 
@@ -323,25 +323,28 @@ def test_nothing_is_said_of_who_left_every_group():
         (join(1, [1, 1]), r"^rank 1 joined a group of ranks 1, 1$"),
         (join(1, [1, 3]), r"^rank 1 joined a group of ranks 1, 3$"),
         (join(1, []), r"^rank 1 sent JOIN with 0 bytes$"),
-        (Frame(Kind.JOIN, 1, "", b"12345", 9), r"^rank 1 sent JOIN with 5 bytes$"),
+        (Frame(FrameType.JOIN, 1, "", b"12345", 9), r"^rank 1 sent JOIN with 5 bytes$"),
         (join(1, [0, 1], 5), r"^rank 1 joined group 5 with other ranks$"),
-        (Frame(Kind.ABORT, 1, "k", b"", 5), r"^rank 1 sent ABORT to a group that it is not in$"),
-        (Frame(Kind.ASK, 1, group=7), r"^rank 1 sent ASK to a group that it is not in$"),
+        (
+            Frame(FrameType.ABORT, 1, "k", b"", 5),
+            r"^rank 1 sent ABORT to a group that it is not in$",
+        ),
+        (Frame(FrameType.ASK, 1, group=7), r"^rank 1 sent ASK to a group that it is not in$"),
     ],
 )
 def test_a_group_frame_that_no_rank_sends(frame, message):
-    hub = Hub(3)
+    hub = ControlRouter(3)
     hub.receive(0, join(0, [2, 0, 1], 5), 0)
     with pytest.raises(BootstrapError, match=message):
         hub.receive(1, frame, 0)
 
 
 def test_a_poll_ends_with_its_deadline():
-    hub = Hub(3)
-    ask = Frame(Kind.ASK, 0)
-    assert hub.receive(1, Frame(Kind.ASK, 1), 10) == [(0, ask), (1, ask), (2, ask)]
-    assert hub.receive(2, Frame(Kind.ASK, 2), 10.1) == []
-    assert hub.receive(2, Frame(Kind.BOARD, 2, "", b"two"), 10.2) == []
+    hub = ControlRouter(3)
+    ask = Frame(FrameType.ASK, 0)
+    assert hub.receive(1, Frame(FrameType.ASK, 1), 10) == [(0, ask), (1, ask), (2, ask)]
+    assert hub.receive(2, Frame(FrameType.ASK, 2), 10.1) == []
+    assert hub.receive(2, Frame(FrameType.BOARD, 2, "", b"two"), 10.2) == []
     assert hub.next_deadline() == 10.5
     out = hub.expire(10.5)
     assert [rank for rank, _ in out] == [1, 2]
@@ -349,12 +352,12 @@ def test_a_poll_ends_with_its_deadline():
 
 
 def test_a_rank_that_joins_during_a_poll_is_asked_too():
-    hub = Hub(3)
+    hub = ControlRouter(3)
     hub.receive(0, join(0, [0, 1], 5), 0)
-    hub.receive(0, Frame(Kind.ASK, 0, group=5), 0)
-    assert hub.receive(1, join(1, [0, 1], 5), 0) == [(1, Frame(Kind.ASK, 0, group=5))]
-    assert hub.receive(0, Frame(Kind.BOARD, 0, "", b"zero", 5), 0) == []
-    ((asker, answer),) = hub.receive(1, Frame(Kind.BOARD, 1, "", b"one", 5), 0)
+    hub.receive(0, Frame(FrameType.ASK, 0, group=5), 0)
+    assert hub.receive(1, join(1, [0, 1], 5), 0) == [(1, Frame(FrameType.ASK, 0, group=5))]
+    assert hub.receive(0, Frame(FrameType.BOARD, 0, "", b"zero", 5), 0) == []
+    ((asker, answer),) = hub.receive(1, Frame(FrameType.BOARD, 1, "", b"one", 5), 0)
     assert asker == 0
     assert unpack_blobs(answer.body, 2) == [b"zero", b"one"]
 
@@ -369,7 +372,7 @@ def test_the_number_of_a_group_follows_from_what_all_members_know():
     st.lists(
         st.tuples(
             st.integers(0, 2),
-            st.sampled_from(Kind),
+            st.sampled_from(FrameType),
             st.integers(0, 3),
             st.sampled_from(["", "k"]),
             st.sampled_from(
@@ -387,7 +390,7 @@ def test_the_number_of_a_group_follows_from_what_all_members_know():
     )
 )
 def test_any_frames_of_groups_are_served_or_refused(received):
-    hub = Hub(3)
+    hub = ControlRouter(3)
     for now, (rank, kind, claimed, key, body, number, ends) in enumerate(received):
         try:
             out = hub.receive(rank, Frame(kind, claimed, key, body, number), now)

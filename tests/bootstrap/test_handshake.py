@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pycoll.bootstrap import handshake
-from pycoll.bootstrap.handshake import PREFACE, PROTOCOL, Preface, Side, Talk, check, proof, proves
+from pycoll.bootstrap.handshake import (
+    PREFACE,
+    PROTOCOL,
+    Handshake,
+    Preface,
+    Side,
+    check,
+    proof,
+    proves,
+)
 from pycoll.errors import BootstrapError
 
 SECRET = b"s" * 32
@@ -60,10 +69,10 @@ def test_a_peer_that_fits():
     assert len(proof(SECRET, Side.LISTENING, *[Preface.make(0, 1)] * 2)) == handshake.PROOF_BYTES
 
 
-def talked(secret: bytes = SECRET) -> tuple[Talk, Talk]:
+def talked(secret: bytes = SECRET) -> tuple[Handshake, Handshake]:
     """Let both sides of a connection shake hands."""
-    calls = Talk(Side.CONNECTING, secret, Preface.make(1, 2))
-    serves = Talk(Side.LISTENING, secret, Preface.make(0, 2))
+    calls = Handshake(Side.CONNECTING, secret, Preface.make(1, 2))
+    serves = Handshake(Side.LISTENING, secret, Preface.make(0, 2))
     serves.feed(calls.own.encode())
     calls.feed(serves.feed(calls.feed(serves.own.encode())))
     assert calls.done

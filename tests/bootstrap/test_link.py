@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pycoll.bootstrap.control_socket import Link, keep_alive, silence_seconds
+from pycoll.bootstrap.control_socket import ControlSocket, keep_alive, silence_seconds
 from pycoll.bootstrap.seal import Seal, Seals
 
 SEALS = Seals(Seal(b"s"), Seal(b"r"))
@@ -35,7 +35,7 @@ def test_nothing_is_owed_where_nothing_was_sent_or_all_was_acknowledged():
         socket.create_connection(listener.getsockname()) as caller,
         listener.accept()[0],
     ):
-        link = Link(1, caller, SEALS, 100, 300.0)
+        link = ControlSocket(1, caller, SEALS, 100, 300.0)
         assert link.silence(time.monotonic()) == 0
         link.unsent += b"x"
         link.send()
@@ -61,7 +61,7 @@ class Broken:
 
 def test_a_network_that_is_down_is_not_taken_for_a_death():
     with socket.socket() as sock:
-        link = Link(1, Broken(sock), SEALS, 100, 300.0)
+        link = ControlSocket(1, Broken(sock), SEALS, 100, 300.0)
         link.unsent += b"x"
         link.send()
         assert not link.unsent
@@ -74,7 +74,7 @@ def test_the_end_of_a_process_is_the_end_of_its_data():
         caller = socket.create_connection(listener.getsockname())
         served, _ = listener.accept()
         with served:
-            link = Link(1, caller, SEALS, 100, 300.0)
+            link = ControlSocket(1, caller, SEALS, 100, 300.0)
             with pytest.raises(BlockingIOError):
                 link.receive()
         while True:

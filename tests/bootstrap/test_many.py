@@ -5,8 +5,8 @@ from __future__ import annotations
 import resource
 
 from pycoll.bootstrap import detect, job, spawn
-from pycoll.bootstrap.control_router import SECONDS, Hub
-from pycoll.bootstrap.framing import Frame, Kind
+from pycoll.bootstrap.control_router import SECONDS, ControlRouter
+from pycoll.bootstrap.framing import Frame, FrameType
 
 RANKS = 256
 LONG = 120.0  #: seconds; generous: reached only by a hang
@@ -43,20 +43,22 @@ def test_256_controls_of_one_process(controls, together) -> None:
 
 
 def test_a_hub_asks_256_ranks_once() -> None:
-    hub = Hub(RANKS)
-    asked = [out for rank in range(RANKS) for out in hub.receive(rank, Frame(Kind.ASK, rank), 0)]
+    hub = ControlRouter(RANKS)
+    asked = [
+        out for rank in range(RANKS) for out in hub.receive(rank, Frame(FrameType.ASK, rank), 0)
+    ]
     assert len(asked) == RANKS
     answers = []
     for rank in range(RANKS):
-        answers += hub.receive(rank, Frame(Kind.BOARD, rank, "", b"b"), 0)
+        answers += hub.receive(rank, Frame(FrameType.BOARD, rank, "", b"b"), 0)
     assert [rank for rank, _ in answers] == list(range(RANKS))
     assert len({id(frame) for _, frame in answers}) == 1
 
 
 def test_a_hub_completes_an_exchange_of_256_ranks_with_one_frame() -> None:
-    hub = Hub(RANKS)
+    hub = ControlRouter(RANKS)
     out = []
     for rank in range(RANKS):
-        out += hub.receive(rank, Frame(Kind.CONTRIBUTE, rank, "k", SECONDS.pack(1.0)), 0)
+        out += hub.receive(rank, Frame(FrameType.CONTRIBUTE, rank, "k", SECONDS.pack(1.0)), 0)
     assert len(out) == RANKS
     assert len({id(frame) for _, frame in out}) == 1

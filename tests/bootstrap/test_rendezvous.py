@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from pycoll.bootstrap import handshake, rendezvous
-from pycoll.bootstrap.framing import HEADER, Decoder, Frame, Kind, encode, sealed
+from pycoll.bootstrap.framing import HEADER, Decoder, Frame, FrameType, encode, sealed
 from pycoll.bootstrap.handshake import PREFACE, PROTOCOL, Preface, Side, proof
 from pycoll.bootstrap.job import Job
 from pycoll.bootstrap.member import Member
@@ -58,7 +58,7 @@ def prove(sock: socket.socket, secret: bytes, own: Preface) -> Seals:
 def arrive(sock: socket.socket, secret: bytes, rank: int, size: int) -> Seals:
     """Come as an honest rank, up to HELLO."""
     seals = prove(sock, secret, Preface.make(rank, size))
-    sock.sendall(sealed(Frame(Kind.HELLO, rank, "", Member.me().encode()), seals.sending))
+    sock.sendall(sealed(Frame(FrameType.HELLO, rank, "", Member.me().encode()), seals.sending))
     return seals
 
 
@@ -76,7 +76,7 @@ def refusal(sock: socket.socket, seals: Seals) -> str:
         data = receive(sock, decoder.missing())
         assert data
         frames = decoder.feed(data)
-    assert frames[0].kind is Kind.REFUSED
+    assert frames[0].kind is FrameType.REFUSED
     return frames[0].body.decode()
 
 
@@ -348,11 +348,11 @@ def test_two_processes_with_one_rank(listener, secret, together, rank):
 @pytest.mark.parametrize(
     ("first", "message"),
     [
-        (encode(Frame(Kind.ABORT, 1)), r"^rank 1 began with ABORT of rank 1, want HELLO$"),
-        (encode(Frame(Kind.HELLO, 2)), r"^rank 1 began with HELLO of rank 2, want HELLO$"),
-        (encode(Frame(Kind.HELLO, 1, "", b"x")), r"^hello: 1 bytes, want at least 15$"),
+        (encode(Frame(FrameType.ABORT, 1)), r"^rank 1 began with ABORT of rank 1, want HELLO$"),
+        (encode(Frame(FrameType.HELLO, 2)), r"^rank 1 began with HELLO of rank 2, want HELLO$"),
+        (encode(Frame(FrameType.HELLO, 1, "", b"x")), r"^hello: 1 bytes, want at least 15$"),
         (
-            encode(Frame(Kind.HELLO, 1, "", bytes(5000))),
+            encode(Frame(FrameType.HELLO, 1, "", bytes(5000))),
             r"^control frame: HELLO of rank 1 has 5000",
         ),
         (b"\xff" * HEADER.size, r"^control frame: kind is 255\.255"),
@@ -412,9 +412,12 @@ def serve_rank(listener: socket.socket, secret: bytes, *then: bytes) -> None:
     ("then", "message"),
     [
         ([], r"^rank 1: rank 0 went away before all ranks had come$"),
-        ([encode(Frame(Kind.LOST, 0))], r"^rank 1: rank 0 answered LOST, want WELCOME$"),
-        ([encode(Frame(Kind.REFUSED, 0, "", b"sorry"))], r"^sorry$"),
-        ([encode(Frame(Kind.WELCOME, 0))], r"^control frame: 0 bytes hold 0 whole blobs, want 4$"),
+        ([encode(Frame(FrameType.LOST, 0))], r"^rank 1: rank 0 answered LOST, want WELCOME$"),
+        ([encode(Frame(FrameType.REFUSED, 0, "", b"sorry"))], r"^sorry$"),
+        (
+            [encode(Frame(FrameType.WELCOME, 0))],
+            r"^control frame: 0 bytes hold 0 whole blobs, want 4$",
+        ),
         ([b"\0" * HEADER.size], r"^control frame: kind is 0\.0"),
     ],
     ids=["hangs up", "other frame", "refuses", "empty welcome", "garbage"],

@@ -14,8 +14,8 @@ import pytest
 from pycoll.bootstrap import rendezvous
 from pycoll.bootstrap.control import Control
 from pycoll.bootstrap.control_loop import FORGED, TAMPERED
-from pycoll.bootstrap.control_plane import Plane
-from pycoll.bootstrap.framing import HEADER, Frame, Kind, encode
+from pycoll.bootstrap.control_plane import ControlPlane
+from pycoll.bootstrap.framing import HEADER, Frame, FrameType, encode
 from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES
 from pycoll.bootstrap.seal import TAG_BYTES
 from pycoll.errors import BootstrapError, PycollError
@@ -114,14 +114,14 @@ def reflected(relay: Relay, way: str, frame: bytes) -> bytes:
 def invented(relay: Relay, way: str, frame: bytes) -> bytes:
     """What any relay could do before frames had seals."""
     del relay.change[way]
-    evil = encode(Frame(Kind.ABORT, 1 if way == UP else 0, "error", b"evil"))
+    evil = encode(Frame(FrameType.ABORT, 1 if way == UP else 0, "error", b"evil"))
     head, rest = evil[: HEADER.size], evil[HEADER.size :]
     return head + bytes(TAG_BYTES) + rest + bytes(TAG_BYTES) + frame
 
 
 def bare(relay: Relay, way: str, frame: bytes) -> bytes:
     del relay.change[way]
-    return encode(Frame(Kind.ABORT, 1 if way == UP else 0, "error", bytes(100)))
+    return encode(Frame(FrameType.ABORT, 1 if way == UP else 0, "error", bytes(100)))
 
 
 CHANGES = {
@@ -155,7 +155,7 @@ def relayed(secret: bytes, together, leave) -> Iterator[tuple[Relay, list[Contro
                 for r in (1, 2)
             ],
         )
-    controls = [Control(Plane(star)) for star in met]
+    controls = [Control(ControlPlane(star)) for star in met]
     yield relay, controls
     leave(controls)
     relay.close()

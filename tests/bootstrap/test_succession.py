@@ -21,11 +21,11 @@ from collections.abc import Callable
 import pytest
 
 from pycoll.bootstrap import Bootstrap, detect, spawn
-from pycoll.bootstrap.connection import Caller, Visit
+from pycoll.bootstrap.connection import IncomingConnection, OutgoingConnection
 from pycoll.bootstrap.control import Control
-from pycoll.bootstrap.control_loop import GAVE_UP, UNREACHABLE, Reactor
-from pycoll.bootstrap.control_plane import Plane
-from pycoll.bootstrap.failover import Succession
+from pycoll.bootstrap.control_loop import GAVE_UP, UNREACHABLE, ControlLoop
+from pycoll.bootstrap.control_plane import ControlPlane
+from pycoll.bootstrap.failover import Failover
 from pycoll.bootstrap.framing import Frame
 from pycoll.bootstrap.handshake import PREFACE, Preface
 from pycoll.bootstrap.rendezvous import Star
@@ -152,7 +152,7 @@ def test_without_descriptors_a_rank_does_not_look_for_ever_who_comes():
         socket.create_connection(listener.getsockname()),
     ):
         star = Star(1, 2, (), secret=b"s", listener=listener)
-        succession = Succession(star, selector, 3, **dict.fromkeys(CALLBACKS))
+        succession = Failover(star, selector, 3, **dict.fromkeys(CALLBACKS))
         (key, events) = selector.select(LONG)[0]
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (listener.fileno(), limit[1]))
@@ -178,7 +178,7 @@ def planes(no_leak: None):
     made: list[Control] = []
 
     def make(stars: list[Star], timeout: float = LONG) -> list[Control]:
-        made.extend(Control(Plane(star, timeout)) for star in stars)
+        made.extend(Control(ControlPlane(star, timeout)) for star in stars)
         return made[-len(stars) :]
 
     yield make
@@ -235,7 +235,7 @@ def test_a_stranger_at_the_port_of_a_rank_that_died_is_passed_by(
             except OSError:  # shut down
                 return
             with sock, contextlib.suppress(OSError, BootstrapError):
-                visit = Visit(sock, secret, Preface.make(3, 4), math.inf)
+                visit = IncomingConnection(sock, secret, Preface.make(3, 4), math.inf)
                 sock.setblocking(True)
                 if stranger == "liar":
                     sock.sendall(b"220 a server of something else" + bytes(PREFACE.size))
@@ -263,14 +263,17 @@ def test_a_stranger_at_the_port_of_a_rank_that_died_is_passed_by(
 
 def test_without_descriptors_a_rank_calls_again(stars, planes, monkeypatch):
     met = stars(3)
-    begin, failures = Caller.begin, iter([errno.EMFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL])
+    begin, failures = (
+        OutgoingConnection.begin,
+        iter([errno.EMFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL]),
+    )
 
     def short(*args: object) -> socket.socket:
         if code := next(failures, 0):
             raise OSError(code, os.strerror(code))
         return begin(*args)
 
-    monkeypatch.setattr(Caller, "begin", short)
+    monkeypatch.setattr(OutgoingConnection, "begin", short)
     one, two = planes(met[1:])
     met[0].close()
     groups = [control.group([1, 2], "g") for control in (one, two)]
@@ -345,8 +348,10 @@ def test_who_comes_too_late_is_turned_away(stars, planes, monkeypatch, where):
 def test_a_machine_that_does_not_answer_is_tried_once(stars, planes, monkeypatch):
     """However many ranks it has; a port whose queue is full drops SYNs, as such a machine does."""
     monkeypatch.setattr("pycoll.bootstrap.failover.silence_seconds", lambda timeout: 0.3)
-    begin, begun = Caller.begin, []
-    monkeypatch.setattr(Caller, "begin", lambda *args: begun.append(args[0].peer) or begin(*args))
+    begin, begun = OutgoingConnection.begin, []
+    monkeypatch.setattr(
+        OutgoingConnection, "begin", lambda *args: begun.append(args[0].peer) or begin(*args)
+    )
     met = stars(5)
     with contextlib.ExitStack() as stack:
         black = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
@@ -368,7 +373,7 @@ def test_a_machine_that_does_not_answer_is_tried_once(stars, planes, monkeypatch
 class Interrupted(deque[Frame]):
     """An outbox whose user is interrupted behind each frame, while the control thread goes on."""
 
-    def __init__(self, reactor: Reactor) -> None:
+    def __init__(self, reactor: ControlLoop) -> None:
         super().__init__()
         self.reactor = reactor
 

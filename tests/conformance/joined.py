@@ -40,7 +40,7 @@ def connect_all(comms: Sequence[Any]) -> None:
     left = {(i, j) for i in range(len(comms)) for j in range(len(comms)) if i != j}
     while left:
         for comm in comms:
-            bindings.comm_poll(comm)
+            bindings.comm_accept(comm)
         for i, j in sorted(left):
             code = bindings.comm_connect(comms[i], j, blobs[j])
             assert code in (0, bindings.AGAIN), bindings.comm_error(comms[i]).text
@@ -104,20 +104,20 @@ def rail_all(
 
 
 def attend_until(
-    comms: Sequence[Any], what: Callable[[list[bindings.WireState]], bool]
-) -> list[bindings.WireState]:
+    comms: Sequence[Any], what: Callable[[list[bindings.NetState]], bool]
+) -> list[bindings.NetState]:
     """See to the paths of ranks that make no call, until their state is so."""
     deadline = time.monotonic() + SECONDS
     while True:
         for comm in comms:
-            bindings.comm_attend(comm)
-        states = [bindings.comm_wire_state(comm) for comm in comms]
+            bindings.comm_handle_events(comm)
+        states = [bindings.comm_net_state(comm) for comm in comms]
         if what(states):
             return states
         assert time.monotonic() < deadline, states
 
 
-def settle(comms: Sequence[Any]) -> list[bindings.WireState]:
+def settle(comms: Sequence[Any]) -> list[bindings.NetState]:
     """Wait until every path between ranks of this process carries messages."""
     return attend_until(comms, lambda states: all(s.live == s.paths for s in states))
 
@@ -129,7 +129,7 @@ def connect_some(comms: Sequence[Any]) -> None:
     for i, comm in enumerate(comms):
         j = i ^ 1
         while j < len(comms) and bindings.comm_connect(comm, j, blobs[j]) == bindings.AGAIN:
-            bindings.comm_poll(comms[j])
+            bindings.comm_accept(comms[j])
     for i, j in remote:
         bindings.comm_remote(comms[i], j)
         bindings.comm_remote(comms[j], i)
@@ -157,7 +157,7 @@ def join(met: Bootstrap, way: str = "shm", rails: int = 1, **options: int) -> An
     blobs = met.allgather(bindings.comm_address(comm), SECONDS)
     waiting = set(range(met.size)) - {met.rank}
     while waiting:
-        bindings.comm_poll(comm)
+        bindings.comm_accept(comm)
         for peer in sorted(waiting):
             code = bindings.comm_connect(comm, peer, blobs[peer])
             assert code in (0, bindings.AGAIN), bindings.comm_error(comm).text
@@ -165,9 +165,9 @@ def join(met: Bootstrap, way: str = "shm", rails: int = 1, **options: int) -> An
                 waiting.discard(peer)
     # Others may still want to be served.
     gathering, ready = met.begin(b"", SECONDS, lambda: None), select.poll()
-    ready.register(bindings.comm_wakeup(comm), select.POLLIN)
+    ready.register(bindings.comm_connect_fd(comm), select.POLLIN)
     while not gathering.done():
-        bindings.comm_poll(comm)
+        bindings.comm_accept(comm)
         ready.poll(10)
     gathering.finish()
     bindings.comm_sealed(comm)

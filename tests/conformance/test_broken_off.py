@@ -51,7 +51,7 @@ class Transfer:
         """Post the ends of these ranks."""
         for rank in ranks:
             at, sends = self.arrays[rank].ctypes.data, rank == self.lender
-            message = bindings.Message(at, NBYTES, 1 - rank, sends, UINT8.code)
+            message = bindings.P2POp(at, NBYTES, 1 - rank, sends, UINT8.code)
             bindings.post(self.comms[rank], [message], self.seconds, self.works[rank])
 
     def result(self, rank: int) -> int:
@@ -102,7 +102,7 @@ def let_paths_be_made(transfer: Transfer, broken: int, network: Network) -> int:
     until = time.monotonic() + PAUSE
     other = 1 - broken
 
-    def over(_: list[bindings.WireState]) -> bool:
+    def over(_: list[bindings.NetState]) -> bool:
         done = transfer.go_on()[other] != bindings.AGAIN or not transfer.holds(broken, REUSED)
         return done or time.monotonic() > until
 
@@ -149,7 +149,7 @@ def test_what_was_being_read_has_stopped_when_the_call_ends(
     transfer.post(0, 1)
     attend_until(comms, lambda _: transfer.go_on() and transfer.arrays[1 - lender][0] == SENT)
     transfer.break_off(broken)
-    assert bindings.comm_wire_state(comms[broken]).queue_pairs == 0
+    assert bindings.comm_net_state(comms[broken]).queue_pairs == 0
     network.slow(DEVICES[lender], 0)
     attend_until(comms, lambda states: all(s.queue_pairs == 0 for s in states))
     assert transfer.holds(broken, REUSED)

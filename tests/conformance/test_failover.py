@@ -68,7 +68,7 @@ class Pair:
             self.codes[1] = self.receiver.begin()
         while any(self.codes):
             for at, stream in enumerate((self.sender, self.receiver)):
-                bindings.comm_attend(stream.comm)  # also for the one that has finished
+                bindings.comm_handle_events(stream.comm)  # also for the one that has finished
                 if self.codes[at] == bindings.AGAIN:
                     self.codes[at] = stream.resume()
 
@@ -78,15 +78,15 @@ class Pair:
             self.begin()
             self.finish()
 
-    def until(self, what: Callable[[Any, Any], bool]) -> list[bindings.WireState]:
+    def until(self, what: Callable[[Any, Any], bool]) -> list[bindings.NetState]:
         """Wait until the state of the two ranks is so; they make no call meanwhile."""
         return attend_until(self.comms, lambda states: what(*states))
 
-    def down(self) -> list[bindings.WireState]:
+    def down(self) -> list[bindings.NetState]:
         """Wait until both ranks have let go of every path."""
         return self.until(lambda a, b: a.queue_pairs == b.queue_pairs == 0)
 
-    def settle(self) -> list[bindings.WireState]:
+    def settle(self) -> list[bindings.NetState]:
         return settle(self.comms)
 
 
@@ -351,13 +351,13 @@ def test_a_rank_that_makes_no_call_lets_its_peer_fail_over(
     pair.call(2)
     idle = pair.comms[1]
     told = select.poll()
-    told.register(bindings.comm_attention(idle), select.POLLIN)
+    told.register(bindings.comm_event_fd(idle), select.POLLIN)
     network.fuse("fake0", "fake4", after=1, count=Kind.WRITE_IMM)
     pair.begin()
     while pair.codes[0] == bindings.AGAIN:
         if told.poll(0):
-            bindings.comm_attend(idle)
-        if network.blown("fake0", "fake4") and bindings.comm_wire_state(idle).failures:
+            bindings.comm_handle_events(idle)
+        if network.blown("fake0", "fake4") and bindings.comm_net_state(idle).failures:
             both(network, "heal", 0)
         pair.codes[0] = pair.sender.resume()
     pair.receiver.whole()
@@ -405,7 +405,7 @@ def test_without_any_rail_for_long_the_peer_is_lost_on_both_sides(
     for rank, comm in enumerate(pair.comms):
         while (code := bindings.resume(comm, 0.01)) == bindings.AGAIN:
             for other in pair.comms:
-                bindings.comm_attend(other)
+                bindings.comm_handle_events(other)
         error = bindings.comm_error(comm)
         assert (code, error.code, error.peer) == (bindings.LOST, bindings.LOST, 1 - rank)
         texts.append(error.text)
@@ -454,7 +454,7 @@ def test_a_peer_that_has_closed_while_the_paths_to_it_failed(
     code = joined.finish(pair.sender.comm, run(pair.sender))
     assert code == bindings.LOST
     assert "rank 1 is lost: it closed its connection" in bindings.comm_error(pair.sender.comm).text
-    assert bindings.comm_links(pair.sender.comm, 1) == 0
+    assert bindings.comm_connections(pair.sender.comm, 1) == 0
 
 
 def run(end: Stream) -> int:

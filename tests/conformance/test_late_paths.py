@@ -35,7 +35,7 @@ def attend_for(comm: Any, seconds: float) -> None:
     """Let a rank see to its paths for so long, and no other rank."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        bindings.comm_attend(comm)
+        bindings.comm_handle_events(comm)
         time.sleep(0.001)
 
 
@@ -50,7 +50,7 @@ def call(comms: list[Any]) -> None:
     codes = [stream.begin() for stream in both]
     while any(codes):
         for at, stream in enumerate(both):
-            bindings.comm_attend(stream.comm)
+            bindings.comm_handle_events(stream.comm)
             if codes[at] == bindings.AGAIN:
                 codes[at] = stream.resume()
 
@@ -63,7 +63,7 @@ def failure(comms: list[Any], rank: int, attend: list[Any]) -> str:
     code = bindings.run(comm, plan, address, address, SECONDS)
     while code == bindings.AGAIN:
         for one in attend:
-            bindings.comm_attend(one)
+            bindings.comm_handle_events(one)
         code = bindings.resume(comm, 0.01)
     error = bindings.comm_error(comm)
     assert (code, error.code, error.peer) == (bindings.LOST, bindings.LOST, 1 - rank), error.text

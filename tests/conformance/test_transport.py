@@ -208,10 +208,10 @@ def test_a_closed_peer_leaves_the_memory_that_others_see(opened: Opened) -> None
     ends[0].plans.clear()
     bindings.comm_close(comms.pop(0))
     assert [end.begin() for end in ends[1:]] == [0, 0]  # sent before it closed
-    assert bindings.board_read(comms[0], 0).state == bindings.CLOSED
+    assert bindings.status_read(comms[0], 0).state == bindings.CLOSED
     assert ends[1].begin() == bindings.AGAIN
     bindings.comm_close(comms.pop(0))  # inside a call, for ever
-    assert bindings.board_read(comms[0], 1).state == bindings.CLOSED
+    assert bindings.status_read(comms[0], 1).state == bindings.CLOSED
 
 
 def test_a_remote_peer_that_closed_is_lost_once_all_it_sent_was_received(
@@ -234,14 +234,14 @@ def test_a_remote_peer_that_closed_is_lost_once_all_it_sent_was_received(
     assert code == bindings.LOST
     error = bindings.comm_error(lost.comm)
     assert (error.code, error.peer) == (code, 0)
-    assert bindings.comm_links(lost.comm, 0) == 0, error.text
+    assert bindings.comm_connections(lost.comm, 0) == 0, error.text
     with pytest.raises(
         pycoll.PeerLostError,
         match=r"call: rank 0 is lost: (it closed its connection|receive: |send: )",
     ):
         bindings.raise_for(code, lost.comm, "call")
     with pytest.raises(pycoll.UnavailableError, match="board of rank 0"):
-        bindings.board_read(lost.comm, 0)
+        bindings.status_read(lost.comm, 0)
     assert ends[2].begin() == bindings.AGAIN  # it waits for rank 1, who is there
 
 
@@ -255,7 +255,7 @@ def test_a_call_waits_for_its_first_socket(opened: Opened, way: str) -> None:
         bindings.comm_sealed(comm)
     ends = [Stream(comm, rank, 2, [1000]) for rank, comm in enumerate(comms)]
     assert [end.begin() for end in ends] == [bindings.AGAIN] * 2
-    assert [bindings.comm_links(comm, 1 - rank) for rank, comm in enumerate(comms)] == [0, 0]
+    assert [bindings.comm_connections(comm, 1 - rank) for rank, comm in enumerate(comms)] == [0, 0]
     adopter = threading.Thread(target=joined.adopt, args=(comms, 0, 1))
     adopter.start()
     adopter.join()
@@ -279,7 +279,7 @@ def test_what_cannot_be_remote(opened: Opened) -> None:
     with pytest.raises(InternalError, match="socket to rank 1: INVALID"):
         bindings.comm_adopt(mapped[0], 1, 0)
     with pytest.raises(InternalError, match="sockets to rank 1: INVALID"):
-        bindings.comm_links(mapped[0], 1)
+        bindings.comm_connections(mapped[0], 1)
 
 
 @pytest.mark.parametrize("way", with_devices(("told", "deadline", "tcp", "verbs")))
@@ -346,7 +346,7 @@ def forged(blob: bytes, **changed: Any) -> bytes:
 def refused(comm: Any, peer: int, blob: bytes, serving: Callable[[], object]) -> tuple[int, str]:
     """Connect until there is an answer other than AGAIN."""
     ready = select.poll()
-    ready.register(bindings.comm_wakeup(comm), select.POLLIN)
+    ready.register(bindings.comm_connect_fd(comm), select.POLLIN)
     while (code := bindings.comm_connect(comm, peer, blob)) == bindings.AGAIN:
         serving()
         ready.poll(100)
@@ -377,7 +377,7 @@ def refused(comm: Any, peer: int, blob: bytes, serving: Callable[[], object]) ->
 def test_a_forged_address(opened: Opened, changed: dict[str, Any], code: str, text: str) -> None:
     comms = opened(2)
     blob = forged(bindings.comm_address(comms[1]), **changed)
-    found, said = refused(comms[0], 1, blob, lambda: bindings.comm_poll(comms[1]))
+    found, said = refused(comms[0], 1, blob, lambda: bindings.comm_accept(comms[1]))
     assert bindings.code_name(found) == code
     with pytest.raises(pycoll.PycollError, match=text):
         bindings.raise_for(found, comms[0], said)
@@ -402,7 +402,7 @@ def test_garbage_for_an_address(opened: Opened) -> None:
         blob = bytearray(drawn.randbytes(FIELDS.size))
         keep = drawn.choice((0, 4, 8, 12, 16, 32))
         blob[:keep] = truth[:keep]
-        code, _ = refused(comms[0], 1, bytes(blob), lambda: bindings.comm_poll(comms[1]))
+        code, _ = refused(comms[0], 1, bytes(blob), lambda: bindings.comm_accept(comms[1]))
         assert code in (bindings.INVALID, bindings.UNMAPPABLE)
     connect_all(comms)
 
@@ -419,14 +419,14 @@ def test_memory_that_is_not_where_the_address_says_comes_by_the_socket(
     if lie:
         blob = forged(blob, processes=truth["processes"], **lie)
         assert bindings.comm_connect(comms[0], 1, blob) == bindings.AGAIN
-        bindings.comm_poll(comms[1])
+        bindings.comm_accept(comms[1])
     assert bindings.comm_connect(comms[0], 1, blob) == 0
 
 
 def test_an_address_of_the_other_peer(opened: Opened) -> None:
     comms = opened(3)
     blob = forged(bindings.comm_address(comms[2]), rank=1)
-    code, text = refused(comms[0], 1, blob, lambda: bindings.comm_poll(comms[2]))
+    code, text = refused(comms[0], 1, blob, lambda: bindings.comm_accept(comms[2]))
     assert code == bindings.INVALID
     assert text == (
         f"rank 2 of 3 has {SLOTS} slots of {SLOT_BYTES} bytes, "
@@ -438,7 +438,7 @@ def test_a_peer_that_lies_about_its_rank_is_refused_every_time(opened: Opened) -
     comms = opened(3)
     blob = forged(bindings.comm_address(comms[2]), rank=1)
     for _ in range(5):
-        refused(comms[0], 1, blob, lambda: bindings.comm_poll(comms[2]))
+        refused(comms[0], 1, blob, lambda: bindings.comm_accept(comms[2]))
     # The fixture finds any mapping of these attempts that closing leaves behind.
 
 
@@ -454,7 +454,7 @@ def test_there_is_no_such_peer(opened: Opened) -> None:
 def test_a_peer_with_other_options(opened: Opened, options: dict[str, int]) -> None:
     mine, other = opened(2)[0], opened(2, **options)[1]
     blob = bindings.comm_address(other)
-    code, text = refused(mine, 1, blob, lambda: bindings.comm_poll(other))
+    code, text = refused(mine, 1, blob, lambda: bindings.comm_accept(other))
     assert code == bindings.INVALID
     assert "rank 1" in text
     assert "want" in text
@@ -463,7 +463,7 @@ def test_a_peer_with_other_options(opened: Opened, options: dict[str, int]) -> N
 def test_a_peer_of_the_same_length_with_other_slots(opened: Opened) -> None:
     mine = opened(2, slots=2, slot_bytes=8192)[0]
     other = opened(2, slots=4, slot_bytes=4096)[1]
-    code, text = refused(mine, 1, bindings.comm_address(other), lambda: bindings.comm_poll(other))
+    code, text = refused(mine, 1, bindings.comm_address(other), lambda: bindings.comm_accept(other))
     assert code == bindings.INVALID
     assert text == "rank 1 of 2 has 4 slots of 4096 bytes, want rank 1 of 2 with 2 of 8192"
 
@@ -566,7 +566,7 @@ def test_a_stranger_gets_nothing_and_is_not_counted(opened: Opened) -> None:
                 stranger.send(lie)
             else:
                 stranger.shutdown(socket.SHUT_WR)
-            assert bindings.comm_poll(comms[1]) == 0, lie
+            assert bindings.comm_accept(comms[1]) == 0, lie
             stranger.settimeout(SECONDS)
             data, fds, _, _ = socket.recv_fds(stranger, 64, 4)
             assert (data, fds) == (b"", [])
@@ -649,7 +649,7 @@ def test_a_remote_peer_that_lies(opened: Opened, lies: list[bytes], text: str) -
     assert code == (bindings.LOST if "lost" in text else bindings.INVALID)
     assert (error.code, error.peer) == (code, 0)
     assert text in error.text
-    assert bindings.comm_links(comm, 0) == 0
+    assert bindings.comm_connections(comm, 0) == 0
 
 
 def test_messages_that_were_refused_need_nobody_who_left(
@@ -705,7 +705,7 @@ def test_a_liar_and_a_dead_peer_do_no_harm_to_calls_without_them(opened: Opened)
         complete(comms, plans[:3], at, at)
         assert np.array_equal(x, out)
     liar.close()
-    assert [bindings.comm_links(comms[1], peer) for peer in (0, 2, 3)] == [1, 0, 0]
+    assert [bindings.comm_connections(comms[1], peer) for peer in (0, 2, 3)] == [1, 0, 0]
     late = bind(comms[1], 1, 4, get("ring"), 1000)
     code = finish(comms[1], bindings.run(comms[1], late, out.ctypes.data, 0, SECONDS))
     assert code == bindings.INVALID

@@ -299,7 +299,11 @@ def test_a_call_that_was_launched_is_none_that_was_refused(
 
     def rank() -> None:
         comm, x = opened()
-        y, stream, launch = gpus.of(np.zeros(700, "f4")), fakecuda.Stream(), bindings.plane_launch
+        y, stream, launch = (
+            gpus.of(np.zeros(700, "f4")),
+            fakecuda.Stream(),
+            bindings.device_comm_launch,
+        )
         make = functools.partial(comm.allreduce, y, async_op=how == "async")
         if how == "plan":
             make = comm.plan("allreduce", y)

@@ -211,7 +211,7 @@ def test_ctrl_c() -> None:
         # Rank 0 is inside its call once it says so on its board, which it does when it has waited.
         from pycoll.runtime.native import bindings
 
-        while "float64, 5 elements" not in bindings.board_read(comm._engine.comm, 0).text:
+        while "float64, 5 elements" not in bindings.status_read(comm._engine.comm, 0).text:
             pass
         os.kill(first, signal.SIGINT)
         told = "gave up: KeyboardInterrupt inside allreduce"

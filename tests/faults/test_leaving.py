@@ -43,7 +43,7 @@ def test_a_signal_handler_inside_a_call_leaves_nothing_unfinished(what: str) -> 
                 comm.allreduce(np.ones(5))
         else:
             # Rank 0 is inside its call once it says so, which it does when it has waited.
-            while "float64, 5 elements" not in bindings.board_read(comm._engine.comm, 0).text:
+            while "float64, 5 elements" not in bindings.status_read(comm._engine.comm, 0).text:
                 pass
             os.kill(first, signal.SIGUSR1)
             with pytest.raises(BrokenError, match="gave up"):

@@ -42,7 +42,7 @@ def main() -> None:
                 where=[one.filename for one in heard],
             )
             for _ in sys.stdin:
-                say(**bindings.comm_wire_state(comm._engine.comm)._asdict())
+                say(**bindings.comm_net_state(comm._engine.comm)._asdict())
             check(comm, 1000)
             group.close()
 

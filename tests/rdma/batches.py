@@ -40,7 +40,7 @@ def main() -> None:
                 print(f"call {number}", flush=True)
                 call(comm, number)
                 number += 1
-            print(json.dumps(bindings.comm_wire_state(comm._engine.comm)._asdict()), flush=True)
+            print(json.dumps(bindings.comm_net_state(comm._engine.comm)._asdict()), flush=True)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def all_paths(comm: pycoll.Communicator) -> None:
     """Wait for the paths to all peers: a job begins when each peer has one, and may end before."""
     comm.alltoall(np.zeros(comm.size))
     end = time.monotonic() + SECONDS
-    while (state := bindings.comm_wire_state(comm._engine.comm)).live < state.paths:
+    while (state := bindings.comm_net_state(comm._engine.comm)).live < state.paths:
         assert time.monotonic() < end, f"{state.live} of {state.paths} paths"
         time.sleep(0.01)
     comm.barrier()
@@ -85,6 +85,6 @@ with pycoll.init() as comm:
         collectives(half)
         half.close()
         assert comm.allgather_object(comm.rank) == list(range(comm.size))
-    state = bindings.comm_wire_state(comm._engine.comm)
+    state = bindings.comm_net_state(comm._engine.comm)
     assert state.failures == 0
     print(f"done by {sum(1 for n in state.bytes if n)} rails")

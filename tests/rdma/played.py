@@ -82,7 +82,7 @@ def sum_twice(comm: pycoll.Communicator, between: Callable[[], None] = lambda: N
         comm.allreduce(x)
         assert x[0] == 1000 + 2 * number, (number, x)
         between()
-    state = bindings.comm_wire_state(comm._engine.comm)
+    state = bindings.comm_net_state(comm._engine.comm)
     assert state.live == state.paths == 1, state
     print(f"replayed {state.replayed} failures {state.failures}")
 

@@ -100,10 +100,10 @@ def test_the_heap(comm: Any) -> None:
 
 
 def test_the_board(comm: Any) -> None:
-    board = bindings.board_read(comm, 0)
+    board = bindings.status_read(comm, 0)
     assert (board.sequence, board.state, board.text) == (0, bindings.IDLE, "")
     with pytest.raises(InternalError, match="board of rank 1: INVALID"):
-        bindings.board_read(comm, 1)
+        bindings.status_read(comm, 1)
     assert bindings.comm_stuck(comm) is None
     assert bindings.resume(comm, 0) == bindings.INVALID
 
@@ -114,8 +114,8 @@ def test_rails_that_are_not_there(comm: Any) -> None:
     with pytest.raises((TransportError, UnavailableError), match="opening RDMA ports: "):
         bindings.comm_rails(comm, Fabric(), [Rail("nosuch0", 1)])
     bindings.comm_rails(comm, Fabric(), [])
-    assert bindings.comm_attention(comm) == -1
-    state = bindings.comm_wire_state(comm)
+    assert bindings.comm_event_fd(comm) == -1
+    state = bindings.comm_net_state(comm)
     assert state[:-1] == (0,) * 8
     assert state.bytes == (0,) * bindings.MAX_RAILS
 

@@ -52,7 +52,7 @@ def connected(comms: dict[int, Any], blobs: dict[int, bytes]) -> None:
     waiting = [(rank, peer) for rank in comms for peer in blobs if peer != rank]
     while waiting:
         for comm in comms.values():
-            bindings.comm_poll(comm)
+            bindings.comm_accept(comm)
         waiting = [
             (rank, peer)
             for rank, peer in waiting
@@ -75,40 +75,43 @@ def alone() -> Iterator[Any]:
 
 @pytest.mark.fake_cuda
 def test_the_heap_of_a_plane(alone: Any) -> None:
-    plane = planes.plane_open(alone, 0, [0], HEAP)
-    planes.plane_seal(plane, alone, [False], True)
-    half, rest = planes.plane_alloc(plane, HEAP // 2), planes.plane_alloc(plane, HEAP // 2)
+    plane = planes.device_comm_open(alone, 0, [0], HEAP)
+    planes.device_comm_seal(plane, alone, [False], True)
+    half, rest = (
+        planes.device_comm_alloc(plane, HEAP // 2),
+        planes.device_comm_alloc(plane, HEAP // 2),
+    )
     assert half is not None
     assert rest == half + HEAP // 2
-    assert planes.plane_alloc(plane, 1) is None
+    assert planes.device_comm_alloc(plane, 1) is None
     assert cuda.pointer(half).kind == cuda.DEVICE
-    planes.plane_free(plane, half)
+    planes.device_comm_free(plane, half)
     with pytest.raises(InternalError, match=r"free of empty\(\) memory on a GPU"):
-        planes.plane_free(plane, half)
-    assert planes.plane_alloc(plane, 1) == half
-    assert planes.plane_state(plane) == planes.State(0, 0, 0, 0, 0, 0, 0)
-    assert planes.plane_stuck(plane) is None
-    assert planes.plane_check(plane) == planes.plane_wait(plane, 0) == 0
-    planes.plane_close(plane)
+        planes.device_comm_free(plane, half)
+    assert planes.device_comm_alloc(plane, 1) == half
+    assert planes.device_comm_state(plane) == planes.State(0, 0, 0, 0, 0, 0, 0)
+    assert planes.device_comm_stuck(plane) is None
+    assert planes.device_comm_check(plane) == planes.device_comm_wait(plane, 0) == 0
+    planes.device_comm_close(plane)
 
 
 @pytest.mark.fake_cuda
 @pytest.mark.parametrize("ranks", [[], [1], [0, 0], [0, 1]])
 def test_local_ranks_that_cannot_be(alone: Any, ranks: list[int]) -> None:
     with pytest.raises(InternalError, match="local ranks that are not in order"):
-        planes.plane_open(alone, 0, ranks, HEAP)
+        planes.device_comm_open(alone, 0, ranks, HEAP)
 
 
 @pytest.mark.fake_cuda
 def test_a_gpu_that_is_not_there(alone: Any) -> None:
     with pytest.raises(InternalError, match="GPU 7: there are 1"):
-        planes.plane_open(alone, 7, [0], HEAP)
+        planes.device_comm_open(alone, 7, [0], HEAP)
 
 
 @pytest.mark.fake_cuda(memory_mib=8)
 def test_a_gpu_that_is_full(alone: Any) -> None:
     with pytest.raises(UnavailableError, match=r"GPU 0: cuMemAlloc\(.*OUT_OF_MEMORY"):
-        planes.plane_open(alone, 0, [0], 1 << 30)
+        planes.device_comm_open(alone, 0, [0], 1 << 30)
     assert cuda.pointer(0).kind == cuda.UNKNOWN  # and the driver still answers
 
 
@@ -140,14 +143,18 @@ def test_two_ranks_of_a_process_open_a_third_one_once() -> None:
         mine = {}
         for rank, comm in comms.items():
             bindings.comm_sealed(comm)
-            mine[rank] = planes.plane_open(comm, 0, [0, 1, 2], HEAP)
-        there = {rank: planes.plane_address(mine[rank], comms[rank]) for rank in mine} | {2: hear()}
+            mine[rank] = planes.device_comm_open(comm, 0, [0, 1, 2], HEAP)
+        there = {rank: planes.device_comm_address(mine[rank], comms[rank]) for rank in mine} | {
+            2: hear()
+        }
         for rank, plane in mine.items():
             for peer in range(SIZE):
                 if peer != rank:
-                    assert planes.plane_connect(plane, comms[rank], peer, there[peer]) == ""
-            planes.plane_seal(plane, comms[rank], [peer != rank for peer in range(SIZE)], True)
-            assert planes.plane_state(plane).direct == 2
+                    assert planes.device_comm_connect(plane, comms[rank], peer, there[peer]) == ""
+            planes.device_comm_seal(
+                plane, comms[rank], [peer != rank for peer in range(SIZE)], True
+            )
+            assert planes.device_comm_state(plane).direct == 2
         tell(there[0])
         tell(there[1])
         assert hear().startswith(
@@ -156,16 +163,16 @@ def test_two_ranks_of_a_process_open_a_third_one_once() -> None:
         opened = [call for call in fakecuda.calls() if call.name == "cuIpcOpenMemHandle"]
         here = [call for call in opened if call.pid == os.getpid()]
         assert [call.result for call in here] == [0]  # one for two ranks
-        planes.plane_detach(mine[0], 1)
+        planes.device_comm_detach(mine[0], 1)
         assert not [call for call in fakecuda.calls() if call.name == "cuIpcCloseMemHandle"]
-        planes.plane_detach(mine[1], 1)
+        planes.device_comm_detach(mine[1], 1)
         closed = [call for call in fakecuda.calls() if call.name == "cuIpcCloseMemHandle"]
         assert len(closed) == 1
         tell()
         assert hear() == b"detached"
         tell()
         for rank, plane in mine.items():
-            planes.plane_close(plane)
+            planes.device_comm_close(plane)
             bindings.comm_close(comms[rank])
         assert other.wait() == 0
     assert fakecuda.remarks() == []

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pycoll.errors import ClosedError
 from pycoll.runtime import status
 from pycoll.runtime.native import bindings
-from pycoll.runtime.native.bindings import Board
-from pycoll.runtime.status import Boards, parse
+from pycoll.runtime.native.bindings import RankStatus
+from pycoll.runtime.status import Statuses, parse
 
 
 class Control:
@@ -40,12 +40,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-OWN = Board(7, 0xABC, 1, "allreduce(…) at train.py:3")
+OWN = RankStatus(7, 0xABC, 1, "allreduce(…) at train.py:3")
 
 
-def of_two(control: Control, monkeypatch: pytest.MonkeyPatch, *, remote: bool) -> Boards:
+def of_two(control: Control, monkeypatch: pytest.MonkeyPatch, *, remote: bool) -> Statuses:
     monkeypatch.setattr(bindings, "board_read", lambda comm, rank: OWN._replace(sequence=rank))
-    return Boards(None, control, SimpleNamespace(rank=0, mapped=(True, not remote)))
+    return Statuses(None, control, SimpleNamespace(rank=0, mapped=(True, not remote)))
 
 
 def test_a_board_survives_its_travel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_a_board_survives_its_travel(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_board_that_utf_8_cannot_say(monkeypatch: pytest.MonkeyPatch) -> None:
     odd = OWN._replace(text="allreduce(…) at \udcff.py:3")
     monkeypatch.setattr(bindings, "board_read", lambda comm, rank: odd)
-    said = parse(Boards(None, Control(), SimpleNamespace(rank=0, mapped=(True,))).said())
+    said = parse(Statuses(None, Control(), SimpleNamespace(rank=0, mapped=(True,))).said())
     assert said == odd._replace(text="allreduce(…) at \\udcff.py:3")
 
 

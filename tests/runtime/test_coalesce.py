@@ -17,7 +17,7 @@ SPECS = st.lists(st.tuples(st.sampled_from(("f4", "i8")), st.integers(0, 400_000
 @given(SPECS)
 def test_every_array_is_in_one_message_of_its_dtype(specs: list[tuple[str, int]]) -> None:
     found = buckets.pairs([np.empty(count, kind) for kind, count in specs], None, "allreduce")
-    messages = buckets.messages(found)
+    messages = buckets.buckets(found)
     assert sorted(id(x) for m in messages for x, _ in m.pairs) == sorted(id(x) for x, _ in found)
     for message in messages:
         assert {x.dtype for x, _ in message.pairs} == {message.dtype}
@@ -25,7 +25,7 @@ def test_every_array_is_in_one_message_of_its_dtype(specs: list[tuple[str, int]]
             assert all(x.nbytes < ALONE_BYTES for x, _ in message.pairs)
             assert message.nbytes <= SHARED_BYTES
             assert message.pieces == tuple(x.count for x, _ in message.pairs)
-    again = buckets.messages(found)
+    again = buckets.buckets(found)
     assert [(m.dtype, m.count, m.pieces) for m in again] == [
         (m.dtype, m.count, m.pieces) for m in messages
     ]
@@ -34,7 +34,7 @@ def test_every_array_is_in_one_message_of_its_dtype(specs: list[tuple[str, int]]
 def test_packing_copies_in_and_out() -> None:
     x = [np.arange(3.0), np.empty(0), np.arange(5.0)]
     out = [np.zeros_like(a) for a in x]
-    (message,) = buckets.messages(buckets.pairs(x, out, "allreduce"))
+    (message,) = buckets.buckets(buckets.pairs(x, out, "allreduce"))
     buffer = np.zeros(64, np.uint8)
     packing = Packing(message, buffer)
     packing.pack()

@@ -15,7 +15,7 @@ from pycoll.runtime import failure as faults
 from pycoll.runtime.call_site import user_line
 from pycoll.runtime.failure import Faults
 from pycoll.runtime.native import bindings
-from pycoll.runtime.native.bindings import Board
+from pycoll.runtime.native.bindings import RankStatus
 
 
 def within(module: str, code: str) -> str:
@@ -69,7 +69,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tuple[Faults, Cont
         monkeypatch.setattr(bindings, name, lambda *arguments: None, raising=False)
 
     def make(state: int = bindings.CALLING) -> tuple[Faults, Control]:
-        board = Board(1, 5, state, "barrier() at x.py:1")
+        board = RankStatus(1, 5, state, "barrier() at x.py:1")
         monkeypatch.setattr(bindings, "board_read", lambda comm, rank: board)
         world: Any = types.SimpleNamespace(rank=0, size=3, mapped=(True, False, False))
         control: Any = Control()
@@ -118,7 +118,7 @@ def test_of_a_remote_rank_that_died_only_what_was_heard_is_told(
     alone: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, _ = alone(bindings.IDLE)
-    heard = {2: Board(7, 5, bindings.CALLING, "barrier()")}
+    heard = {2: RankStatus(7, 5, bindings.CALLING, "barrier()")}
     monkeypatch.setattr(made.boards, "of", lambda rank: heard.get(rank))
     made.on_lost(2, "died")
     with pytest.raises(PeerLostError, match=r"^rank 2 \(.*\) died after at least 6 calls; reset$"):
@@ -159,7 +159,7 @@ def test_a_call_that_another_rank_was_refused(
     alone: Any, monkeypatch: pytest.MonkeyPatch, made: int, refused: dict[int, str], want: bool
 ) -> None:
     found, _ = alone()
-    board = Board(200, 5, bindings.CALLING, "barrier() at x.py:1")
+    board = RankStatus(200, 5, bindings.CALLING, "barrier() at x.py:1")
     monkeypatch.setattr(bindings, "board_read", lambda comm, rank: board)
     monkeypatch.setattr(bindings, "board_call", lambda comm, rank, number: made)
     for number, text in refused.items():

@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 
 import pycoll
 from pycoll.bootstrap.connection import NOT_TAKEN, TAKEN
-from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES, Preface, Side, Talk, proof
+from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES, Handshake, Preface, Side, proof
 from pycoll.config import Config
 from pycoll.errors import BootstrapError, BrokenError, PeerLostError, TransportError
 from pycoll.runtime.native import bindings
 from pycoll.runtime.net import connections as links
 from pycoll.runtime.net import connector
-from pycoll.runtime.net.connections import Links
-from pycoll.runtime.net.connector import MOST_STRANGERS, SOCKETS, Attention, Switchboard
+from pycoll.runtime.net.connections import Connections
+from pycoll.runtime.net.connector import MOST_STRANGERS, SOCKETS, Connector, EventSource
 
 SECONDS = 30.0  #: generous: reached only by a hang
 SECRET = b"correct horse battery staple"
@@ -64,7 +64,7 @@ class Ranks:
             if only in (None, rank):
                 peers = {p: a for p, a in enumerate(self.addresses) if p != rank}
                 self.boards.append(
-                    Switchboard(listener, rank, size, secret, peers, self._adopt(rank))
+                    Connector(listener, rank, size, secret, peers, self._adopt(rank))
                 )
             else:
                 self.silent.append(listener)
@@ -122,7 +122,7 @@ def receive(sock: socket.socket, count: int) -> bytes:
 
 def shake(sock: socket.socket, rank: int, size: int, secret: bytes = SECRET) -> Preface:
     """Come as an honest rank; return who answered."""
-    talk = Talk(Side.CONNECTING, secret, Preface.make(rank, size))
+    talk = Handshake(Side.CONNECTING, secret, Preface.make(rank, size))
     sock.sendall(talk.own.encode())
     while wanted := talk.wants():
         if not (data := receive(sock, wanted)):
@@ -216,7 +216,7 @@ class Bell:
         self.near, self.far = socket.socketpair()
         self.attended: queue.Queue[bytes] = queue.Queue()
         self.fail = fail
-        self.attention = Attention(self.near.fileno(), self.attend)
+        self.attention = EventSource(self.near.fileno(), self.attend)
 
     def attend(self) -> None:
         self.attended.put(b"" if self.fail else self.near.recv(1))
@@ -228,11 +228,11 @@ class Bell:
         self.far.close()
 
 
-def alone(bell: Bell) -> tuple[Switchboard, tuple[str, int], queue.Queue[socket.socket]]:
+def alone(bell: Bell) -> tuple[Connector, tuple[str, int], queue.Queue[socket.socket]]:
     listener = links.listen("127.0.0.1", 1)
     adopted: queue.Queue[socket.socket] = queue.Queue()
     peers = {1: ("127.0.0.1", 9)}
-    board = Switchboard(listener, 0, 2, SECRET, peers, lambda _, s: adopted.put(s), bell.attention)
+    board = Connector(listener, 0, 2, SECRET, peers, lambda _, s: adopted.put(s), bell.attention)
     return board, listener.getsockname(), adopted
 
 
@@ -356,7 +356,7 @@ class Exhausted:
 def test_it_waits_while_there_are_no_file_descriptors(monkeypatch) -> None:
     listener = Exhausted(links.listen("127.0.0.1", 1), 3)
     adopted: queue.Queue[socket.socket] = queue.Queue()
-    board = Switchboard(listener, 0, 2, SECRET, {1: ("127.0.0.1", 9)}, lambda _, s: adopted.put(s))
+    board = Connector(listener, 0, 2, SECRET, {1: ("127.0.0.1", 9)}, lambda _, s: adopted.put(s))
     with connect(listener.getsockname()) as sock:
         shake(sock, 1, 2)
         assert receive(sock, 1) == TAKEN
@@ -367,7 +367,7 @@ def test_it_waits_while_there_are_no_file_descriptors(monkeypatch) -> None:
 
 @given(st.lists(st.binary(max_size=120), max_size=4), st.sampled_from(Side))
 def test_any_bytes_end_a_handshake_or_are_waited_on(pieces: list[bytes], side: Side) -> None:
-    talk = Talk(side, SECRET, Preface.make(0, 2))
+    talk = Handshake(side, SECRET, Preface.make(0, 2))
     for piece in pieces:
         wanted = talk.wants()
         assert 0 < wanted <= PREFACE.size
@@ -380,7 +380,7 @@ def test_any_bytes_end_a_handshake_or_are_waited_on(pieces: list[bytes], side: S
 
 @given(st.integers(1, 80))
 def test_a_handshake_in_pieces_never_reads_on(cut: int) -> None:
-    ends = [Talk(side, SECRET, Preface.make(r, 2)) for r, side in enumerate(Side)]
+    ends = [Handshake(side, SECRET, Preface.make(r, 2)) for r, side in enumerate(Side)]
     wires = [ends[1].own.encode(), ends[0].own.encode()]
     while not (ends[0].done and ends[1].done):
         for i, end in enumerate(ends):
@@ -457,8 +457,8 @@ class Job:
     def raise_for(self, code: int, timeout: float) -> None:
         raise BrokenError(f"broken with {code}")
 
-    def links(self, timeout: float = SECONDS) -> Links:
-        return Links(None, self, self.world, Config.load({}, timeout=timeout), self)
+    def links(self, timeout: float = SECONDS) -> Connections:
+        return Connections(None, self, self.world, Config.load({}, timeout=timeout), self)
 
 
 @pytest.fixture
@@ -493,7 +493,7 @@ def test_a_required_connection_is_made_once(no_engine) -> None:
         waiting.start()
         sock, _ = listener.accept()
         key = hmac.digest(SECRET, b"links", "sha256")
-        talk = Talk(Side.LISTENING, key, Preface.make(0, 2))
+        talk = Handshake(Side.LISTENING, key, Preface.make(0, 2))
         with sock:
             sock.settimeout(SECONDS)
             sock.sendall(talk.own.encode())

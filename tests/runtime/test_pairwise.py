@@ -15,7 +15,7 @@ import pycoll
 from pycoll import BrokenError, CollectiveTimeout, Communicator, MismatchError, PeerLostError
 from pycoll.dtypes import BY_NAME, UINT8
 from pycoll.runtime.join import SLOT_BYTES, SLOTS
-from pycoll.runtime.native.bindings import Message
+from pycoll.runtime.native.bindings import P2POp
 from pycoll.runtime.p2p.pairwise import Pairwise
 from pycoll.runtime.work import Work
 
@@ -39,20 +39,20 @@ class Ends:
         self.send = self.pairwise.port(receives=False, otherwise=ended)
         self.recv = self.pairwise.port(receives=True, otherwise=ended)
 
-    def message(self, x: Any, peer: int, sending: bool) -> Message:
+    def message(self, x: Any, peer: int, sending: bool) -> P2POp:
         code = BY_NAME[x.dtype.name].code
-        return Message(x.__array_interface__["data"][0], x.nbytes, peer, sending, code)
+        return P2POp(x.__array_interface__["data"][0], x.nbytes, peer, sending, code)
 
-    def to(self, x: Any, peer: int) -> Message:
+    def to(self, x: Any, peer: int) -> P2POp:
         return self.message(x, peer, True)
 
-    def frm(self, x: Any, peer: int) -> Message:
+    def frm(self, x: Any, peer: int) -> P2POp:
         return self.message(x, peer, False)
 
-    def exchange(self, *messages: Message, timeout: float | None = None) -> None:
+    def exchange(self, *messages: P2POp, timeout: float | None = None) -> None:
         self.pairwise.transfer(messages, timeout)
 
-    def post(self, *messages: Message, owner: Any = None, timeout: float | None = None) -> Work:
+    def post(self, *messages: P2POp, owner: Any = None, timeout: float | None = None) -> Work:
         return self.pairwise.post(messages, timeout, owner, "post", lambda: "value")
 
 

@@ -10,30 +10,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pycoll.runtime.host import locality
-from pycoll.runtime.host.locality import NOWHERE, Place
+from pycoll.runtime.host.locality import NOWHERE, Locality
 from pycoll.sysfs import NUMA, Sysfs
 
 
-def ranks(*spots: tuple[str, int, set[int]]) -> list[Place]:
-    return [Place(host, memory, sum(1 << cpu for cpu in cpus)) for host, memory, cpus in spots]
+def ranks(*spots: tuple[str, int, set[int]]) -> list[Locality]:
+    return [Locality(host, memory, sum(1 << cpu for cpu in cpus)) for host, memory, cpus in spots]
 
 
-def sharing(places: list[Place]) -> list[int]:
+def sharing(places: list[Locality]) -> list[int]:
     """Everyone shares memory with everyone on the host."""
     return [sum(1 << i for i, p in enumerate(places) if p.host == one.host) for one in places]
 
 
 def test_this_process() -> None:
-    mine = Place.mine()
+    mine = Locality.mine()
     assert mine.cpus
     assert mine.memory >= NOWHERE
-    assert Place.parse(json.loads(json.dumps(mine.encode()))) == mine
+    assert Locality.parse(json.loads(json.dumps(mine.encode()))) == mine
 
 
 @given(st.integers(1, 1 << 1000), st.integers(-1, 7), st.text(max_size=9))
 def test_a_place_survives_its_travel(cpus: int, memory: int, host: str) -> None:
-    there = Place(host, memory, cpus)
-    assert Place.parse(json.loads(json.dumps(there.encode()))) == there
+    there = Locality(host, memory, cpus)
+    assert Locality.parse(json.loads(json.dumps(there.encode()))) == there
 
 
 @given(
@@ -47,7 +47,7 @@ def test_a_place_survives_its_travel(cpus: int, memory: int, host: str) -> None:
 )
 def test_a_place_that_lies_is_one_or_an_error(said: dict[str, object]) -> None:
     try:
-        there = Place.parse(said)
+        there = Locality.parse(said)
     except (ValueError, TypeError, KeyError):
         return
     assert there.memory >= NOWHERE

@@ -9,7 +9,7 @@ import pytest
 
 from pycoll.dtypes import ReduceOp
 from pycoll.errors import UsageError
-from pycoll.runtime.plan.request import KINDS, Asking, Request
+from pycoll.runtime.plan.request import KINDS, Request, RequestBuilder
 
 
 def ask(
@@ -21,7 +21,7 @@ def ask(
     root: Any = 0,
     counts: Any = None,
 ) -> Request:
-    return Asking(KINDS[name], rank, size, root, counts).request(x, out, ReduceOp.MAX)
+    return RequestBuilder(KINDS[name], rank, size, root, counts).request(x, out, ReduceOp.MAX)
 
 
 @pytest.mark.parametrize(

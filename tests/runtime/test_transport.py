@@ -18,12 +18,12 @@ from pycoll.errors import BootstrapError, TransportError, UnavailableError
 from pycoll.fabric import Fabric, Rail, Rails
 from pycoll.runtime.native import bindings
 from pycoll.runtime.net import rails, transport
-from pycoll.runtime.net.rails import Found
-from pycoll.runtime.net.transport import TCP, VERBS, Reach, Said, Wanted, decide
+from pycoll.runtime.net.rails import LocalRails
+from pycoll.runtime.net.transport import TCP, VERBS, Capability, NetOptions, Reachability, decide
 
-READY = Said("Ethernet", device=True, speeds={"a:1": 8_000})
-NONE = Said(lack="there is no RDMA device")
-BROKEN = Said(lack="libibverbs1 is not installed: apt-get install libibverbs1", device=True)
+READY = Capability("Ethernet", device=True, speeds={"a:1": 8_000})
+NONE = Capability(lack="there is no RDMA device")
+BROKEN = Capability(lack="libibverbs1 is not installed: apt-get install libibverbs1", device=True)
 
 
 def name(rank: int) -> str:
@@ -52,7 +52,7 @@ def test_a_cluster_without_rdma_is_silent() -> None:
     ],
 )
 def test_where_rdma_was_to_be_expected_its_absence_is_told(
-    said: Sequence[Said | None], told: str
+    said: Sequence[Capability | None], told: str
 ) -> None:
     verdict = decide(said, False, name)
     assert (verdict.transport, verdict.trouble) == (TCP, "")
@@ -62,14 +62,14 @@ def test_where_rdma_was_to_be_expected_its_absence_is_told(
 
 
 def test_many_reasons_are_not_all_told() -> None:
-    said = [Said(lack=f"reason {i}", device=True) for i in range(9)]
+    said = [Capability(lack=f"reason {i}", device=True) for i in range(9)]
     warning = decide(said, False, name).warning
     assert "rank 2 (on node2): reason 2; and 6 ranks more;" in warning
     assert "reason 3" not in warning
 
 
 def test_what_cannot_be_connected_is_not_used() -> None:
-    verdict = decide([None, READY, Said("InfiniBand", device=True)], False, name)
+    verdict = decide([None, READY, Capability("InfiniBand", device=True)], False, name)
     assert verdict.transport == TCP
     assert (
         "rank 2 (on node2): its RDMA ports are InfiniBand and cannot reach those of rank 1, which "
@@ -87,27 +87,30 @@ def test_rdma_that_is_asked_for_is_had_or_there_is_no_communicator() -> None:
 
 
 def test_a_port_that_is_named_and_missing_is_an_error_on_every_rank() -> None:
-    asked = Said(lack="PYCOLL_RAILS names x, which", device=True, asked=True)
+    asked = Capability(lack="PYCOLL_RAILS names x, which", device=True, asked=True)
     assert decide([READY, asked], False, name).trouble == (
         "rank 1 (on node1): PYCOLL_RAILS names x, which"
     )
 
 
 def test_the_wire_is_that_of_the_host_with_the_least() -> None:
-    a, b = Said("x", speeds={"a:1": 800, "b:1": 800}), Said("x", speeds={"b:1": 800, "c:1": 800})
+    a, b = (
+        Capability("x", speeds={"a:1": 800, "b:1": 800}),
+        Capability("x", speeds={"b:1": 800, "c:1": 800}),
+    )
     assert transport.wire([a, b, a], [0, 0, 1]) == 200.0
     assert transport.wire([a, None, b], [0, 0, 0]) == 300.0
-    assert transport.wire([a, Said("x", speeds={"a:1": 0})], [0, 1]) == 0.0
+    assert transport.wire([a, Capability("x", speeds={"a:1": 0})], [0, 1]) == 0.0
 
 
 # What ranks say
 
 
-@given(st.builds(Said, st.text(), st.text(), st.booleans(), st.booleans(), st.none()))
-def test_what_is_said_survives_its_travel(said: Said) -> None:
-    assert Said.parse(0, said.encode()) == said
-    assert Said.parse(0, READY.encode()) == READY
-    assert Said.parse(0, b"") is None
+@given(st.builds(Capability, st.text(), st.text(), st.booleans(), st.booleans(), st.none()))
+def test_what_is_said_survives_its_travel(said: Capability) -> None:
+    assert Capability.parse(0, said.encode()) == said
+    assert Capability.parse(0, READY.encode()) == READY
+    assert Capability.parse(0, b"") is None
 
 
 @pytest.mark.parametrize(
@@ -125,13 +128,13 @@ def test_what_is_said_survives_its_travel(said: Said) -> None:
 )
 def test_what_no_rank_says_is_an_error(blob: bytes) -> None:
     with pytest.raises(BootstrapError, match=r"^rank 3 says of its RDMA ports b'.*', want what"):
-        Said.parse(3, blob)
+        Capability.parse(3, blob)
 
 
 @given(st.binary(min_size=1, max_size=60))
 def test_any_bytes_are_understood_or_an_error(blob: bytes) -> None:
     with contextlib.suppress(BootstrapError):
-        Said.parse(0, blob)
+        Capability.parse(0, blob)
 
 
 # Agreeing
@@ -140,7 +143,7 @@ def test_any_bytes_are_understood_or_an_error(blob: bytes) -> None:
 class Ranks:
     """A bootstrap whose other ranks have said what they say."""
 
-    def __init__(self, rank: int, *others: Said | None, whole: bool = True) -> None:
+    def __init__(self, rank: int, *others: Capability | None, whole: bool = True) -> None:
         self.rank, self.whole, self.others = rank, whole, others
         self.asked = 0
 
@@ -157,15 +160,15 @@ class Ranks:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Rail, ...]]:
     """Have a rail, and say what the engine was told to open."""
     calls: list[tuple[Rail, ...]] = []
-    found = Found((Rail("a", 1),), (8_000,), "Ethernet")
+    found = LocalRails((Rail("a", 1),), (8_000,), "Ethernet")
     monkeypatch.setattr(rails, "find", lambda named, memory: found)
     monkeypatch.setattr(bindings, "comm_rails", lambda comm, fabric, some, *_: calls.append(some))
     return calls
 
 
-def agree(ranks: Ranks, wanted: str = "auto", memory: int | None = 0) -> Reach:
+def agree(ranks: Ranks, wanted: str = "auto", memory: int | None = 0) -> Reachability:
     hosts = range(1 + len(ranks.others))
-    return transport.agree(None, ranks, Wanted(wanted), hosts, memory, 1)
+    return transport.agree(None, ranks, NetOptions(wanted), hosts, memory, 1)
 
 
 def test_rails_are_opened_and_kept_if_all_have_some(opened) -> None:
@@ -218,7 +221,7 @@ def test_a_device_that_cannot_be_asked_is_told(monkeypatch) -> None:
 def test_named_rails_that_are_missing_are_an_error(monkeypatch) -> None:
     monkeypatch.setattr(bindings, "verbs_missing", lambda: "")
     monkeypatch.setattr(bindings, "verbs_ports", list)
-    wanted = Wanted("auto", Fabric(), Rails.parse("x:1"))
+    wanted = NetOptions("auto", Fabric(), Rails.parse("x:1"))
     with pytest.raises(UnavailableError, match=r"^rank 0 \(on node0\): PYCOLL_RAILS names x:1, wh"):
         transport.agree(None, Ranks(0, READY), wanted, (0, 1), 0, 1)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pycoll.errors import MismatchError, TransportError
-from pycoll.runtime.pickle_header import EVERYONE, FAILED, VOUCHER_BYTES, Vouchers
+from pycoll.runtime.pickle_header import EVERYONE, FAILED, VOUCHER_BYTES, PickleHeaders
 
 SECRET = b"s" * 32
 WHAT = "broadcast_object(root 0)"
@@ -16,9 +16,9 @@ FORGED = r"^broadcast_object\(root 0\): what came for rank 0's voucher is not th
 pickles = st.none() | st.binary(max_size=200)
 
 
-def pair(secret: bytes = SECRET, leave: bool = True) -> tuple[Vouchers, Vouchers]:
+def pair(secret: bytes = SECRET, leave: bool = True) -> tuple[PickleHeaders, PickleHeaders]:
     """Return those of rank 0 and of rank 1."""
-    return Vouchers(secret, 0, leave), Vouchers(secret, 1, leave)
+    return PickleHeaders(secret, 0, leave), PickleHeaders(secret, 1, leave)
 
 
 @given(pickles, st.sampled_from([EVERYONE, 1]))

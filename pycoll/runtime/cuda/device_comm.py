@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pycoll.bootstrap.control_loop import CLOSED, EXITED
 from pycoll.config import Config
 from pycoll.errors import PycollError, UnavailableError, UsageError
-from pycoll.runtime.cuda.failure import PlaneFaults
+from pycoll.runtime.cuda.failure import DeviceFailure
 from pycoll.runtime.cuda.heap import DeviceHeap
-from pycoll.runtime.cuda.keep_alive import Held
+from pycoll.runtime.cuda.keep_alive import KeepAlive
 from pycoll.runtime.cuda.kernels import Kernels
-from pycoll.runtime.cuda.plan_cache import DevicePlans
+from pycoll.runtime.cuda.plan_cache import DevicePlanCache
 from pycoll.runtime.engine import Engine
 from pycoll.runtime.native import bindings, device_comm
 from pycoll.runtime.native import cuda as bindings_cuda
@@ -29,7 +29,7 @@ from pycoll.runtime.plan.selection import Selection
 if TYPE_CHECKING:
     from pycoll.bootstrap import Bootstrap
     from pycoll.runtime.failure import Faults
-    from pycoll.runtime.plan.agreement import Settled
+    from pycoll.runtime.plan.agreement import Agreement
     from pycoll.runtime.plan.proof import Proofs
 
 #: How long leaving waits for what was launched, and then for the other ranks to come as far.
@@ -62,14 +62,14 @@ class _Hello(NamedTuple):
     heap: int
 
 
-class Plane(Engine):
+class DeviceComm(Engine):
     """One rank's side of it."""
 
     def __init__(
         self,
         bootstrap: Bootstrap,
         config: Config,
-        settled: Settled,
+        settled: Agreement,
         *,
         device: int,
         proofs: Proofs,
@@ -82,14 +82,14 @@ class Plane(Engine):
         self._launched = 0  #: when it was closed
         self.whole = False  #: every rank reaches every other's GPU memory
         self._built = False
-        self.held = Held(self)
+        self.held = KeepAlive(self)
         self._guard = threading.Lock()  #: of `native`, which the control thread asks, too
         #: Launches are put in order one by one; reentrant: a signal handler may call, too.
         self.turn = threading.RLock()
         super().__init__(bootstrap, config, settled=settled._replace(tuning=None))
         try:
             self._connect(config)
-            self.plans = DevicePlans(self, proofs)
+            self.plans = DevicePlanCache(self, proofs)
             self._built = True
         except BaseException:
             self.leave()
@@ -117,10 +117,10 @@ class Plane(Engine):
         world, hosts = self.world, self.world.hosts
         local = [rank for rank in range(world.size) if hosts[rank] == hosts[world.rank]]
         said = self._meet(config, local)
-        self.lanes = lanes(said[0].blocks)
+        self.lanes = instances(said[0].blocks)
         reached = {world.rank}
         for peer in local:
-            if peer != world.rank and not device_comm.plane_connect(
+            if peer != world.rank and not device_comm.device_comm_connect(
                 self.native, self.comm, peer, said[peer].address
             ):
                 reached.add(peer)
@@ -133,15 +133,15 @@ class Plane(Engine):
             for peer in range(world.size)
         )
         reaches = [peer in mine and peer != world.rank for peer in range(world.size)]
-        device_comm.plane_seal(self.native, self.comm, reaches, self.whole)
+        device_comm.device_comm_seal(self.native, self.comm, reaches, self.whole)
 
     def _meet(self, config: Config, local: list[int]) -> list[_Hello]:
         """Open, and hear whether all ranks could; raise the same on all if one could not."""
         error, address = "", b""
         try:
             heap = config.cuda_heap << 20
-            self.native = device_comm.plane_open(self.comm, self.device, local, heap)
-            address = device_comm.plane_address(self.native, self.comm)
+            self.native = device_comm.device_comm_open(self.comm, self.device, local, heap)
+            address = device_comm.device_comm_address(self.native, self.comm)
             # All that one rank may lack, before anybody counts on it.
             self.kernels = Kernels(self.device, config.cache)
             _, greatest = bindings_cuda.priorities(self.device)
@@ -171,7 +171,7 @@ class Plane(Engine):
         """Enqueue a plan on the arrays at two addresses, behind all launches so far."""
         seconds = self.timeout if timeout is None else timeout
         with self.turn:
-            code = device_comm.plane_launch(self.native, plan, x, out, stream, seconds)
+            code = device_comm.device_comm_launch(self.native, plan, x, out, stream, seconds)
         if code:  # maybe of a call before this one
             self.faults.raise_for(code, self.seconds)
         self.text, self.seconds = text, seconds
@@ -181,13 +181,13 @@ class Plane(Engine):
 
     def check(self, where: str = "") -> None:
         """Raise what went wrong with a launch, if anything did and is known."""
-        code = device_comm.plane_check(self.native)
+        code = device_comm.device_comm_check(self.native)
         if code:
             self.faults.raise_for(code, self.seconds, where)
 
     def _take_place(self) -> int | None:
         with self.turn:
-            return None if self.native is None else device_comm.plane_refuse(self.native)
+            return None if self.native is None else device_comm.device_comm_refuse(self.native)
 
     def capturing(self, stream: int) -> bool:
         """Tell whether a stream is being captured into a graph."""
@@ -203,7 +203,7 @@ class Plane(Engine):
             self.faults.look()
             time.sleep(min(pause, left))
             pause = min(2 * pause, _MOST_PAUSE)
-        return int(device_comm.plane_check(self.native)) if self.native else 0
+        return int(device_comm.device_comm_check(self.native)) if self.native else 0
 
     def _happened(self, event: Any) -> bool:
         """Tell whether it has, or never will, which `plane_check` then knows."""
@@ -211,20 +211,20 @@ class Plane(Engine):
             return bool(event.happened())
         except PycollError:
             if self.native is not None:
-                device_comm.plane_wait(self.native, 0)
-            if self.native is None or not device_comm.plane_check(self.native):
+                device_comm.device_comm_wait(self.native, 0)
+            if self.native is None or not device_comm.device_comm_check(self.native):
                 raise
             return True
 
     def idle(self) -> bool:
         """Tell whether all that was launched has ended."""
-        return device_comm.plane_wait(self.native, 0) != bindings.AGAIN
+        return device_comm.device_comm_wait(self.native, 0) != bindings.AGAIN
 
     def drain(self) -> None:
         """Wait on the host until all that was launched has ended, however that may be."""
-        while device_comm.plane_wait(self.native, _DRAIN_SECONDS) == bindings.AGAIN:
+        while device_comm.device_comm_wait(self.native, _DRAIN_SECONDS) == bindings.AGAIN:
             self.faults.look()
-        if not device_comm.plane_check(self.native):  # else kernels are still giving up
+        if not device_comm.device_comm_check(self.native):  # else kernels are still giving up
             self.held.drain()
 
     @cached_property
@@ -239,12 +239,12 @@ class Plane(Engine):
         with self._guard:
             if self.native is None:
                 return self._launched
-            return int(device_comm.plane_state(self.native).launched)
+            return int(device_comm.device_comm_state(self.native).launched)
 
     def captured(self) -> bool:
         """Tell whether a graph may still launch plans, which nobody counts."""
         with self._guard:
-            return self.native is not None and device_comm.plane_state(self.native).pinned > 0
+            return self.native is not None and device_comm.device_comm_state(self.native).pinned > 0
 
     def calling(self) -> bool:
         """Tell whether plans are in use: by what was launched, or by graphs."""
@@ -269,9 +269,9 @@ class Plane(Engine):
         seconds = _DRAIN_SECONDS if reason in (CLOSED, EXITED) else 0.0
         if reason != CLOSED:
             # First, for what follows may wait for kernels that wait for this rank.
-            given_up = device_comm.plane_wait(self.native, seconds) == bindings.AGAIN
+            given_up = device_comm.device_comm_wait(self.native, seconds) == bindings.AGAIN
             self.bootstrap.close(self.calls() - given_up, reason=reason)
-        device_comm.plane_detach(self.native, seconds)
+        device_comm.device_comm_detach(self.native, seconds)
         self.held.close()
         for work in list(self._pending):
             work.exception()
@@ -283,17 +283,17 @@ class Plane(Engine):
         launched = self.calls()
         with self._guard:
             native, self.native, self._launched = self.native, None, launched
-        device_comm.plane_close(native)
+        device_comm.device_comm_close(native)
         if self.stream:
             with contextlib.suppress(PycollError):  # after a fault the driver refuses everything
                 bindings_cuda.stream_free(self.device, self.stream)
                 self.kernels.close()
 
     def _faults(self) -> Faults:
-        return PlaneFaults(self)
+        return DeviceFailure(self)
 
 
-def lanes(blocks: int | None) -> int:
+def instances(blocks: int | None) -> int:
     """Return the blocks for each channel that a number of blocks allows; 0: by the message."""
     return 0 if blocks is None else max(1, blocks // MAX_CHANNELS)
 

@@ -17,46 +17,46 @@ from pycoll.dtypes import BFLOAT16, DType
 from pycoll.errors import UsageError, quoted
 from pycoll.runtime.call_site import user_line
 from pycoll.runtime.cuda import nvtx
-from pycoll.runtime.cuda.device_comm import Gpu, Plane
-from pycoll.runtime.cuda.fast_path import Quick
-from pycoll.runtime.cuda.list_call import DeviceList
+from pycoll.runtime.cuda.device_comm import DeviceComm, Gpu
+from pycoll.runtime.cuda.fast_path import FastPath
+from pycoll.runtime.cuda.list_call import DeviceListCall
 from pycoll.runtime.cuda.stream import Event
 from pycoll.runtime.cuda.work import StreamWork
 from pycoll.runtime.host.heap import lengths, numpy_dtype
 from pycoll.runtime.native import cuda as bindings_cuda
-from pycoll.runtime.plan.cache import Executable
-from pycoll.runtime.plan.options import Asked
+from pycoll.runtime.plan.cache import BoundPlan
+from pycoll.runtime.plan.options import CallOptions
 from pycoll.runtime.plan.persistent import Plan
 
 if TYPE_CHECKING:
     from pycoll.arrays.view import ArrayView
     from pycoll.cost import Explanation
     from pycoll.dtypes import ReduceOp
-    from pycoll.runtime.host.executor import Host
+    from pycoll.runtime.host.executor import HostExecutor
     from pycoll.runtime.plan.buckets import Pair
     from pycoll.runtime.plan.call import Call, Wanted
-    from pycoll.runtime.plan.request import Kind, Request
+    from pycoll.runtime.plan.request import CollectiveKind, Request
 
 #: CUDA counts devices by a C int.
 _MOST_DEVICE = 2**31 - 1
 
 #: One part of a call: a plan with the addresses of its arrays.
-Part = tuple[Executable, int, int]
+Part = tuple[BoundPlan, int, int]
 
 
-class Cuda:
+class CudaExecutor:
     """The executor of arrays in the memory of one GPU."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: HostExecutor) -> None:
         self._host = host
-        self._plane: Plane | None = None
+        self._plane: DeviceComm | None = None
         self._opened = 0  #: how often that was tried, on every rank alike
         self._chosen: int | None = None  #: the stream that the user has said
-        self._quick = Quick()
+        self._quick = FastPath()
 
     # The plane.
 
-    def open(self, number: int | None = None, timeout: float | None = None) -> Plane:
+    def open(self, number: int | None = None, timeout: float | None = None) -> DeviceComm:
         """Return the plane; make it first if need be, which all ranks do together.
 
         Args:
@@ -79,9 +79,9 @@ class Cuda:
         engine = self._host.engine
         found = self._device() if number is None else _number(number)
         with engine.aside():
-            self._host.arrive(Asked(timeout=timeout, purpose="cuda()"))
+            self._host.arrive(CallOptions(timeout=timeout, purpose="cuda()"))
             self._opened += 1
-            make = functools.partial(Plane, device=found, proofs=self._host.plans.proofs)
+            make = functools.partial(DeviceComm, device=found, proofs=self._host.plans.proofs)
             everyone = list(range(engine.world.size))
             plane = engine.found(everyone, f"cuda {self._opened}", make)
             plane.follow(engine)
@@ -145,7 +145,9 @@ class Cuda:
 
     # Calls.
 
-    def again(self, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked) -> tuple[Any] | None:
+    def again(
+        self, kind: CollectiveKind, x: Any, out: Any, op: ReduceOp, asked: CallOptions
+    ) -> tuple[Any] | None:
         """Enqueue a call that is like an earlier one; None: it has to be looked at.
 
         A stream that the user has said is left to `run`, for then allocators have to be told.
@@ -166,7 +168,7 @@ class Cuda:
             plane.held.add((x, out), stream)
         return (found.result,)
 
-    def run(self, request: Request, asked: Asked) -> Any:
+    def run(self, request: Request, asked: CallOptions) -> Any:
         """Enqueue a call, and return its result, which is there when the stream has come to it."""
         stream = self.stream(request.views, request.call.collective)
         plane, plan = self._ready(request, asked, stream)
@@ -177,7 +179,7 @@ class Cuda:
             self._quick.learn(asked, request, plan)
         return request.result
 
-    def submit(self, request: Request, asked: Asked) -> StreamWork:
+    def submit(self, request: Request, asked: CallOptions) -> StreamWork:
         """Enqueue a call on the communicator's own stream, behind what is enqueued so far."""
         stream = self.stream(request.views, request.call.collective)
         plane, plan = self._ready(request, asked, stream)
@@ -190,14 +192,14 @@ class Cuda:
 
     def begin(
         self,
-        plane: Plane,
+        plane: DeviceComm,
         parts: list[Part],
         stream: int,
         timeout: float | None,
         views: Sequence[ArrayView],
         result: Any,
-        before: Callable[[Plane, int], None] | None = None,
-        after: Callable[[Plane, int], None] | None = None,
+        before: Callable[[DeviceComm, int], None] | None = None,
+        after: Callable[[DeviceComm, int], None] | None = None,
         pins: Any = None,
     ) -> StreamWork:
         """Enqueue parts on the communicator's own stream, and return the Work."""
@@ -214,7 +216,7 @@ class Cuda:
             each.record(own)  # the Work holds it in any case
         return work.launched(Event(plane.device, own), plane.capturing(own))
 
-    def bind(self, request: Request, asked: Asked) -> Plan:
+    def bind(self, request: Request, asked: CallOptions) -> Plan:
         """Bind a call to its arrays; each run is enqueued on the stream that is current then."""
         views, who = request.views, request.call.collective
         plane, plan = self._ready(request, asked, self.stream(views, who))
@@ -239,18 +241,20 @@ class Cuda:
             pins,
         )
 
-    def listed(self, kind: Kind, pairs: Sequence[Pair], op: ReduceOp, asked: Asked) -> DeviceList:
+    def listed(
+        self, kind: CollectiveKind, pairs: Sequence[Pair], op: ReduceOp, asked: CallOptions
+    ) -> DeviceListCall:
         """Return a call of a list of arrays."""
-        return DeviceList(self, kind, pairs, op, asked, self._host)
+        return DeviceListCall(self, kind, pairs, op, asked, self._host)
 
     def enqueue(
         self,
-        plane: Plane,
+        plane: DeviceComm,
         parts: Sequence[Part],
         stream: int,
         timeout: float | None,
-        before: Callable[[Plane, int], None] | None = None,
-        after: Callable[[Plane, int], None] | None = None,
+        before: Callable[[DeviceComm, int], None] | None = None,
+        after: Callable[[DeviceComm, int], None] | None = None,
     ) -> None:
         """Enqueue copies and plans on a stream, within a range for profilers."""
         ranges = nvtx.ranges()
@@ -268,7 +272,7 @@ class Cuda:
             if ranges is not None and parts:
                 ranges.pop()
 
-    def hold(self, plane: Plane, views: Sequence[ArrayView], stream: int) -> None:
+    def hold(self, plane: DeviceComm, views: Sequence[ArrayView], stream: int) -> None:
         """See to it that arrays are not freed before the GPU is done with them."""
         for each in views:
             # A library frees in the order of its own current stream: there nothing is to be done.
@@ -279,18 +283,18 @@ class Cuda:
                     continue
             plane.held.add(each, stream)
 
-    def keep(self, plane: Plane, buffers: Sequence[ArrayView], stream: int) -> None:
+    def keep(self, plane: DeviceComm, buffers: Sequence[ArrayView], stream: int) -> None:
         """Keep what is not the user's as long as a graph may use it, if one is being captured."""
         if buffers and plane.capturing(stream):
             plane.held.for_graph(list(buffers))
 
-    def _keep(self, plane: Plane, request: Request, stream: int) -> None:
+    def _keep(self, plane: DeviceComm, request: Request, stream: int) -> None:
         if request.copy is not None:
             self.keep(plane, request.copy[1:], stream)
 
     def find(
         self, call: Call, wanted: Wanted, timeout: float | None, number: int, stream: int
-    ) -> tuple[Plane, Executable]:
+    ) -> tuple[DeviceComm, BoundPlan]:
         """Return the plan of a call on a device; make what is missing unless that cannot be now."""
         plane = self._opened_for(number, stream, timeout, call.text(None))
         plane.require_usable(call.collective)
@@ -298,7 +302,7 @@ class Cuda:
             self._refuse_capture(call.text(None))
         return plane, plane.plans.find(call, wanted, timeout)
 
-    def _opened_for(self, number: int, stream: int, timeout: float | None, what: str) -> Plane:
+    def _opened_for(self, number: int, stream: int, timeout: float | None, what: str) -> DeviceComm:
         if (
             self._plane is None
             and bindings_cuda.capturing(number, stream)[0] != bindings_cuda.NO_CAPTURE
@@ -312,7 +316,9 @@ class Cuda:
             "and messages; make one such call, or comm.plan of it, before the capture"
         )
 
-    def _ready(self, request: Request, asked: Asked, stream: int) -> tuple[Plane, Executable]:
+    def _ready(
+        self, request: Request, asked: CallOptions, stream: int
+    ) -> tuple[DeviceComm, BoundPlan]:
         number = request.device.number
         return self.find(request.call, asked.algorithm, asked.timeout, number, stream)
 
@@ -327,12 +333,12 @@ def _number(device: Any) -> int:
     return number
 
 
-def _copying(request: Request) -> Callable[[Plane, int], None] | None:
+def _copying(request: Request) -> Callable[[DeviceComm, int], None] | None:
     if request.copy is None:
         return None
     x, copy = request.copy
 
-    def enqueue(plane: Plane, stream: int) -> None:
+    def enqueue(plane: DeviceComm, stream: int) -> None:
         if x.nbytes:
             bindings_cuda.copy(plane.device, copy.address, x.address, x.nbytes, stream)
 

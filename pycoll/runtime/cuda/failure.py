@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 from pycoll.errors import CollectiveTimeout, MismatchError, PeerLostError
 from pycoll.runtime.failure import REFUSED_SECONDS, Cause, Faults, calls_text
 from pycoll.runtime.native import bindings, device_comm
-from pycoll.runtime.native.bindings import Board
+from pycoll.runtime.native.bindings import RankStatus
 
 if TYPE_CHECKING:
-    from pycoll.runtime.cuda.device_comm import Plane
+    from pycoll.runtime.cuda.device_comm import DeviceComm
 
 
-class PlaneFaults(Faults):
+class DeviceFailure(Faults):
     """The failure of one plane."""
 
-    def __init__(self, plane: Plane) -> None:
+    def __init__(self, plane: DeviceComm) -> None:
         bootstrap = plane.bootstrap
         super().__init__(plane.comm, bootstrap.control, plane.world, bootstrap.describe)
         self._plane = plane
@@ -44,7 +44,7 @@ class PlaneFaults(Faults):
         if self._refused:
             self._look_for_refused(self.boards.own())
 
-    def _look_for_departed(self, own: Board) -> None:
+    def _look_for_departed(self, own: RankStatus) -> None:
         self.look()
 
     def describe(self, where: str = "") -> str:
@@ -52,7 +52,7 @@ class PlaneFaults(Faults):
         return where or self._plane.text
 
     def _time_out(self, timeout: float) -> None:
-        stuck = device_comm.plane_stuck(self._plane.native)
+        stuck = device_comm.device_comm_stuck(self._plane.native)
         text = f"{self._plane.text} did not finish within {timeout:g} s on the GPU"
         if stuck is not None and stuck.peer >= 0:
             text += (
@@ -63,7 +63,7 @@ class PlaneFaults(Faults):
         self._tell("timeout", text)
 
     def _agree_on_mismatch(self) -> MismatchError:
-        stuck = device_comm.plane_stuck(self._plane.native)
+        stuck = device_comm.device_comm_stuck(self._plane.native)
         whose = "" if stuck is None else f"; rank {stuck.peer} sent the message of another call"
         for rank, call in self._refused_alone():
             whose += f"; rank {rank} had called {call}"
@@ -88,5 +88,5 @@ class PlaneFaults(Faults):
     def _was_refused(self, rank: int, number: int) -> bool:
         # The board of a mapped rank shows it before the rank's news of it arrive.
         return number in self._refused.get(rank, ()) or (
-            bindings.board_call(self._comm, rank, number) == bindings.REFUSED
+            bindings.status_call(self._comm, rank, number) == bindings.REFUSED
         )

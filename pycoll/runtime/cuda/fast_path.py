@@ -12,39 +12,39 @@ from pycoll.arrays.families import spot
 from pycoll.arrays.view import Spot, intersect
 
 if TYPE_CHECKING:
-    from pycoll.runtime.plan.cache import Executable
-    from pycoll.runtime.plan.options import Asked
+    from pycoll.runtime.plan.cache import BoundPlan
+    from pycoll.runtime.plan.options import CallOptions
     from pycoll.runtime.plan.request import Request
 
 #: Kinds of calls that are remembered; when there are more, all are forgotten.
 MOST = 1024
 
 
-class Known(NamedTuple):
+class CachedPlan(NamedTuple):
     """A kind of calls."""
 
-    plan: Executable
+    plan: BoundPlan
     reads: bool  #: x is the input
     writes: bool  #: there is a result, in out, or in x where there is none
 
 
-class Found(NamedTuple):
+class Hit(NamedTuple):
     """A call that can be launched."""
 
-    plan: Executable
+    plan: BoundPlan
     x: int
     out: int
     spot: Spot
     result: Any
 
 
-class Quick:
+class FastPath:
     """The kinds of calls that one communicator has made on a GPU."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], Known] = {}
+        self._known: dict[tuple[Any, ...], CachedPlan] = {}
 
-    def find(self, name: str, x: Any, out: Any, op: int, asked: Asked) -> Found | None:
+    def find(self, name: str, x: Any, out: Any, op: int, asked: CallOptions) -> Hit | None:
         """Return a call that can be launched; None sends the caller to look at its arrays."""
         if not self._known or (at := spot(x)) is None or asked.root.__class__ is not int:
             return None
@@ -61,9 +61,9 @@ class Quick:
         if known.writes and target is not at and intersect(a, at.nbytes, b, target.nbytes):
             return None  # perhaps as they may
         result = (x if out is None else out) if known.writes else None
-        return Found(known.plan, a if known.reads else 0, b if known.writes else 0, at, result)
+        return Hit(known.plan, a if known.reads else 0, b if known.writes else 0, at, result)
 
-    def learn(self, asked: Asked, request: Request, plan: Executable) -> None:
+    def learn(self, asked: CallOptions, request: Request, plan: BoundPlan) -> None:
         """Remember a kind of calls that needs nothing else than its plan."""
         call, (x, out), result = request.call, request.given, request.result
         if request.copy is not None or (
@@ -79,11 +79,11 @@ class Quick:
         if len(self._known) >= MOST:
             self._known.clear()
         key = _key(call.collective, call.op, asked, at, target, x, out)
-        self._known[key] = Known(plan, request.x is not None, request.out is not None)
+        self._known[key] = CachedPlan(plan, request.x is not None, request.out is not None)
 
 
 def _key(
-    name: str, op: int, asked: Asked, at: Spot, target: Spot, x: Any, out: Any
+    name: str, op: int, asked: CallOptions, at: Spot, target: Spot, x: Any, out: Any
 ) -> tuple[Any, ...]:
     # In place is another kind of call: some collectives copy first.
     there = None if out is None else True if out is x else target.kind

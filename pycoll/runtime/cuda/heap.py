@@ -15,7 +15,7 @@ from pycoll.errors import UnavailableError
 from pycoll.runtime.native import device_comm
 
 if TYPE_CHECKING:
-    from pycoll.runtime.cuda.device_comm import Plane
+    from pycoll.runtime.cuda.device_comm import DeviceComm
 
 
 class _Room:
@@ -32,7 +32,7 @@ class DeviceHeap:
     may still be busy with what Python has let go of.
     """
 
-    def __init__(self, plane: Plane) -> None:
+    def __init__(self, plane: DeviceComm) -> None:
         self._plane = plane
         self._dead: deque[int] = deque()  #: a finalizer runs anywhere: it takes no lock
         self._live: dict[int, int] = {}  #: address → bytes
@@ -81,5 +81,5 @@ class DeviceHeap:
         plane = self._plane
         if self._dead and plane.idle():
             while self._dead:
-                device_comm.plane_free(plane.native, self._dead.popleft())
-        return device_comm.plane_alloc(plane.native, max(1, nbytes))
+                device_comm.device_comm_free(plane.native, self._dead.popleft())
+        return device_comm.device_comm_alloc(plane.native, max(1, nbytes))

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 from pycoll.runtime.cuda.stream import Event
 
 if TYPE_CHECKING:
-    from pycoll.runtime.cuda.device_comm import Plane
+    from pycoll.runtime.cuda.device_comm import DeviceComm
 
 #: So many are gathered before it is looked whether those before them can go.
 _MANY = 32
 
 
-class Held:
+class KeepAlive:
     """What one plane's launches use.
 
     Two generations: an event stands behind all launches of the older one, since a plane's launches
     follow each other. To ask whether the GPU is idle would not do: who asks has just launched.
     """
 
-    def __init__(self, plane: Plane) -> None:
+    def __init__(self, plane: DeviceComm) -> None:
         self._plane = plane
         self._new: list[Any] = []
         self._old: list[Any] = []

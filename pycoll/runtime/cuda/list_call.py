@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 from pycoll.dtypes import UINT8, ReduceOp
 from pycoll.runtime.native import cuda as bindings_cuda
 from pycoll.runtime.plan import buckets
-from pycoll.runtime.plan.buckets import Message, Pair
+from pycoll.runtime.plan.buckets import Bucket, Pair
 from pycoll.runtime.plan.persistent import Plan
 from pycoll.runtime.plan.request import rank_of
 
 if TYPE_CHECKING:
     from pycoll.arrays.view import ArrayView
-    from pycoll.runtime.cuda.device_comm import Plane
-    from pycoll.runtime.cuda.executor import Cuda, Part
+    from pycoll.runtime.cuda.device_comm import DeviceComm
+    from pycoll.runtime.cuda.executor import CudaExecutor, Part
     from pycoll.runtime.cuda.work import StreamWork
-    from pycoll.runtime.host.executor import Host
-    from pycoll.runtime.plan.options import Asked
-    from pycoll.runtime.plan.request import Kind
+    from pycoll.runtime.host.executor import HostExecutor
+    from pycoll.runtime.plan.options import CallOptions
+    from pycoll.runtime.plan.request import CollectiveKind
 
 
 class _Packed:
@@ -30,7 +30,7 @@ class _Packed:
         self._into: list[tuple[int, int, int]] = []
         self._out_of: list[tuple[int, int, int]] = []
 
-    def add(self, message: Message, buffer: ArrayView) -> int:
+    def add(self, message: Bucket, buffer: ArrayView) -> int:
         """Plan the copies of a message; return where it lies."""
         self.buffers.append(buffer)
         place = buffer.address
@@ -41,28 +41,28 @@ class _Packed:
             place += x.nbytes
         return buffer.address
 
-    def pack(self, plane: Plane, stream: int) -> None:
+    def pack(self, plane: DeviceComm, stream: int) -> None:
         """Enqueue the copies into buffers."""
         for copy in self._into:
             bindings_cuda.copy(plane.device, *copy, stream)
 
-    def unpack(self, plane: Plane, stream: int) -> None:
+    def unpack(self, plane: DeviceComm, stream: int) -> None:
         """Enqueue the copies of the results."""
         for copy in self._out_of:
             bindings_cuda.copy(plane.device, *copy, stream)
 
 
-class DeviceList:
+class DeviceListCall:
     """What a collective whose result has the form of its input does with arrays on a GPU."""
 
     def __init__(
         self,
-        cuda: Cuda,
-        kind: Kind,
+        cuda: CudaExecutor,
+        kind: CollectiveKind,
         pairs: Sequence[Pair],
         op: ReduceOp,
-        asked: Asked,
-        host: Host,
+        asked: CallOptions,
+        host: HostExecutor,
     ) -> None:
         self._cuda, self._kind, self._asked, self._host = cuda, kind, asked, host
         self._op = op if kind.collective.reduces else ReduceOp.SUM
@@ -118,14 +118,14 @@ class DeviceList:
         by, transport = first.algorithm, first.transport
         return Plan(plane, start, self._results(), first.text, by, transport, timeout, pins)
 
-    def _parts(self) -> tuple[Plane, list[Part], _Packed, int]:
+    def _parts(self) -> tuple[DeviceComm, list[Part], _Packed, int]:
         cuda, asked = self._cuda, self._asked
         stream = cuda.stream(self._views, self._kind.name)
         number = self._views[0].device.number
         parts: list[Part] = []
         packed = _Packed()
         plane = None
-        for message in buckets.messages(self._pairs):
+        for message in buckets.buckets(self._pairs):
             call = message.call(self._kind.name, self._op, self._root)
             plane, plan = cuda.find(call, asked.algorithm, asked.timeout, number, stream)
             if len(message.pairs) == 1:

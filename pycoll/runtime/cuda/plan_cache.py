@@ -6,18 +6,18 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from pycoll.runtime.native import bindings, device_comm
-from pycoll.runtime.plan.cache import Executable, Plans
+from pycoll.runtime.plan.cache import BoundPlan, PlanCache
 from pycoll.runtime.plan.call import Call, Wanted
 from pycoll.runtime.plan.proof import Proofs
 
 if TYPE_CHECKING:
-    from pycoll.runtime.cuda.device_comm import Plane
+    from pycoll.runtime.cuda.device_comm import DeviceComm
 
 
-class DevicePlans(Plans):
+class DevicePlanCache(PlanCache):
     """The plans of one plane. What is proved for the communicator beside it is proved here."""
 
-    def __init__(self, plane: Plane, proofs: Proofs) -> None:
+    def __init__(self, plane: DeviceComm, proofs: Proofs) -> None:
         super().__init__(plane, proofs)
         self._plane = plane
         self.direct = plane.whole
@@ -37,7 +37,7 @@ class DevicePlans(Plans):
         plane = self._plane
         # The others may be about to launch it, or have: they are not to wait for this rank.
         with plane.turn, plane.entirely(call.text(None)):
-            image = device_comm.plane_plan(
+            image = device_comm.device_plan_create(
                 plane.native,
                 plane.comm,
                 handle,
@@ -48,7 +48,7 @@ class DevicePlans(Plans):
         self._images.add(image)
         return image
 
-    def _offer(self, call: Call, wanted: Wanted, made: Executable) -> None:
+    def _offer(self, call: Call, wanted: Wanted, made: BoundPlan) -> None:
         """Nobody starts these without Python: a stream has to be asked for."""
 
     def _transport(self, peers: set[int]) -> str:

@@ -9,7 +9,7 @@ from pycoll.errors import UsageError
 from pycoll.runtime.work import Work
 
 if TYPE_CHECKING:
-    from pycoll.runtime.cuda.device_comm import Plane
+    from pycoll.runtime.cuda.device_comm import DeviceComm
     from pycoll.runtime.cuda.stream import Event
 
 
@@ -22,7 +22,7 @@ class StreamWork(Work):
 
     def __init__(
         self,
-        plane: Plane,
+        plane: DeviceComm,
         where: str,
         timeout: float,
         owner: Any,

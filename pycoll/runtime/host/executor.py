@@ -11,7 +11,7 @@ from pycoll.arrays.torch import pointers
 from pycoll.runtime.host.list_call import ListCall
 from pycoll.runtime.native import bindings
 from pycoll.runtime.plan.buckets import Buffers
-from pycoll.runtime.plan.cache import Executable, Plans
+from pycoll.runtime.plan.cache import BoundPlan, PlanCache
 from pycoll.runtime.plan.call import BARRIER
 from pycoll.runtime.plan.geometry import geometry
 from pycoll.runtime.plan.persistent import Plan
@@ -21,21 +21,23 @@ if TYPE_CHECKING:
     from pycoll.dtypes import ReduceOp
     from pycoll.runtime.engine import Engine
     from pycoll.runtime.plan.buckets import Pair
-    from pycoll.runtime.plan.options import Asked
-    from pycoll.runtime.plan.request import Kind, Request
+    from pycoll.runtime.plan.options import CallOptions
+    from pycoll.runtime.plan.request import CollectiveKind, Request
     from pycoll.runtime.work import Work, Works
 
 
-class Host:
+class HostExecutor:
     """The executor of arrays in the host's memory."""
 
     def __init__(self, engine: Engine, works: Works) -> None:
         self.engine = engine
         self.works = works
-        self.plans = Plans(engine)
+        self.plans = PlanCache(engine)
         self.buffers = Buffers(engine.heap)
 
-    def again(self, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked) -> tuple[Any] | None:
+    def again(
+        self, kind: CollectiveKind, x: Any, out: Any, op: ReduceOp, asked: CallOptions
+    ) -> tuple[Any] | None:
         """Run the plan that serves these arrays, if there is one."""
         launcher, number = self.plans.launcher(asked.algorithm), NUMBERS[kind.collective.name]
         done = None
@@ -57,21 +59,21 @@ class Host:
                 return (None,)
         return (x if out is None else out,)
 
-    def run(self, request: Request, asked: Asked) -> Any:
+    def run(self, request: Request, asked: CallOptions) -> Any:
         """Run a call and return its result."""
         plan = self._plan(request, asked)
         _copy(request)
         self.engine.call(plan.handle, *request.addresses, asked.timeout)
         return request.result
 
-    def submit(self, request: Request, asked: Asked) -> Work:
+    def submit(self, request: Request, asked: CallOptions) -> Work:
         """Queue a call for the progress thread."""
         plan = self._plan(request, asked)
         _copy(request)
         work = self.works.work(plan.text, asked.timeout, request)
         return work.start([(plan, *request.addresses)], lambda: request.result)
 
-    def bind(self, request: Request, asked: Asked) -> Plan:
+    def bind(self, request: Request, asked: CallOptions) -> Plan:
         """Bind a call to its arrays."""
         plan = self._plan(request, asked)
         bound = self.bound(plan, request.addresses, asked.timeout, request.result)
@@ -91,11 +93,13 @@ class Host:
             pins,
         )
 
-    def listed(self, kind: Kind, pairs: Sequence[Pair], op: ReduceOp, asked: Asked) -> ListCall:
+    def listed(
+        self, kind: CollectiveKind, pairs: Sequence[Pair], op: ReduceOp, asked: CallOptions
+    ) -> ListCall:
         """Return a call of a list of arrays."""
         return ListCall(self, kind, pairs, op, asked)
 
-    def arrive(self, asked: Asked, async_op: bool = False) -> Work | None:
+    def arrive(self, asked: CallOptions, async_op: bool = False) -> Work | None:
         """Run or queue a barrier, for the purpose that is given."""
         call = replace(BARRIER, purpose=asked.purpose)
         plan = self.plans.find(call, None, asked.timeout)
@@ -108,14 +112,14 @@ class Host:
         return None
 
     def bound(
-        self, plan: Executable, addresses: tuple[int, int], timeout: float | None, result: Any
+        self, plan: BoundPlan, addresses: tuple[int, int], timeout: float | None, result: Any
     ) -> Any:
         """Bind a native plan to addresses."""
         engine = self.engine
         seconds = engine.timeout if timeout is None else timeout
         return bindings.fastcall.Plan(engine.number, plan.number, *addresses, seconds, result)
 
-    def _plan(self, request: Request, asked: Asked) -> Executable:
+    def _plan(self, request: Request, asked: CallOptions) -> BoundPlan:
         return self.plans.find(request.call, asked.algorithm, asked.timeout)
 
 

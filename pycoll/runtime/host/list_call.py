@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll.dtypes import ReduceOp
 from pycoll.runtime.plan import buckets
-from pycoll.runtime.plan.buckets import Message, Packing, Pair
+from pycoll.runtime.plan.buckets import Bucket, Packing, Pair
 from pycoll.runtime.plan.persistent import Plan
 from pycoll.runtime.plan.request import rank_of
 
 if TYPE_CHECKING:
-    from pycoll.runtime.host.executor import Host
-    from pycoll.runtime.plan.cache import Executable
-    from pycoll.runtime.plan.options import Asked
-    from pycoll.runtime.plan.request import Kind
+    from pycoll.runtime.host.executor import HostExecutor
+    from pycoll.runtime.plan.cache import BoundPlan
+    from pycoll.runtime.plan.options import CallOptions
+    from pycoll.runtime.plan.request import CollectiveKind
     from pycoll.runtime.work import Work
 
 
@@ -24,11 +24,11 @@ class ListCall:
 
     def __init__(
         self,
-        host: Host,
-        kind: Kind,
+        host: HostExecutor,
+        kind: CollectiveKind,
         pairs: Sequence[Pair],
         op: ReduceOp,
-        asked: Asked,
+        asked: CallOptions,
     ) -> None:
         self._host, self._kind, self._asked = host, kind, asked
         self._op = op if kind.collective.reduces else ReduceOp.SUM
@@ -83,8 +83,8 @@ class ListCall:
         host, pins = self._host, (self._host.works.owner(), self._pairs, plans)
         return Plan(host.engine, self.run, None, text, by, transport, self._asked.timeout, pins)
 
-    def _plans(self) -> Iterator[tuple[Message, Executable]]:
-        for message in buckets.messages(self._pairs):
+    def _plans(self) -> Iterator[tuple[Bucket, BoundPlan]]:
+        for message in buckets.buckets(self._pairs):
             call = message.call(self._kind.name, self._op, self._root)
             asked = self._asked
             yield message, self._host.plans.find(call, asked.algorithm, asked.timeout)

@@ -14,7 +14,7 @@ from pycoll.sysfs import HOST, NUMA, Sysfs, boot_id
 NOWHERE = -1  #: of a rank whose processors do not all lie at one memory
 
 
-class Place(NamedTuple):
+class Locality(NamedTuple):
     """The machine, the memory and the processors that a rank may use."""
 
     host: str  #: boot id: equal for two ranks of one kernel, whatever their containers are called
@@ -22,7 +22,7 @@ class Place(NamedTuple):
     cpus: int  #: a bit for each; there may be hundreds, of hundreds of ranks
 
     @classmethod
-    def mine(cls) -> Place:
+    def mine(cls) -> Locality:
         """Describe this process."""
         # Without /proc it is alone, as far as can be told.
         host = boot_id() or f"{os.uname().nodename}/{os.getpid()}"
@@ -34,7 +34,7 @@ class Place(NamedTuple):
         return {"host": self.host, "memory": self.memory, "cpus": f"{self.cpus:x}"}
 
     @classmethod
-    def parse(cls, said: dict[str, Any]) -> Place:
+    def parse(cls, said: dict[str, Any]) -> Locality:
         """Read what `encode` wrote; ValueError, TypeError or KeyError for anything else."""
         host, memory, text = said["host"], said["memory"], said["cpus"]
         if not isinstance(host, str) or not isinstance(memory, int) or memory < NOWHERE:
@@ -56,25 +56,25 @@ def memory_of(cpus: Set[int], host: Sysfs = HOST) -> int:
     return NOWHERE
 
 
-def hosts(places: Sequence[Place]) -> tuple[int, ...]:
+def hosts(places: Sequence[Locality]) -> tuple[int, ...]:
     """Return the number of every rank's host, counted in the order of their first ranks."""
     numbers: dict[str, int] = {}
     return tuple(numbers.setdefault(place.host, len(numbers)) for place in places)
 
 
-def cores(places: Sequence[Place], host: str) -> tuple[int, int]:
+def cores(places: Sequence[Locality], host: str) -> tuple[int, int]:
     """Return how many cores the ranks of a host may use together, and how many ranks they are."""
     near = [place.cpus for place in places if place.host == host]
     return functools.reduce(operator.or_, near).bit_count(), len(near)
 
 
-def scarcest(places: Sequence[Place]) -> int:
+def scarcest(places: Sequence[Locality]) -> int:
     """Return the number of cores of the host that has fewest for each of its ranks."""
     counts = [cores(places, host) for host in sorted({place.host for place in places})]
     return min(counts, key=lambda count: (count[0] / count[1], count))[0]
 
 
-def placement(places: Sequence[Place], mapped: Sequence[int]) -> Placement:
+def placement(places: Sequence[Locality], mapped: Sequence[int]) -> Placement:
     """Return which ranks share memory, and which of those the same NUMA node.
 
     Args:

@@ -83,7 +83,7 @@ UNMAPPABLE: int = _lib.PC_UNMAPPABLE
 IDLE: int = _lib.PC_STATUS_IDLE
 CALLING: int = _lib.PC_STATUS_CALLING
 TRANSFER: int = _lib.PC_CAUSE_TRANSFER  #: `Error.cause` where a transfer failed
-REFUSED_MESSAGE = "a message that was refused"  #: in texts about transfers, see edge_queue.c
+REFUSED_P2P_OP = "a message that was refused"  #: in texts about transfers, see edge_queue.c
 REFUSED: int = _lib.PC_REFUSED  #: signature on the board of a call that was refused
 FORGOTTEN: int = _lib.PC_FORGOTTEN  #: of a call, made or refused, that is on the board no more
 BOARD_CALLS: int = _lib.PC_STATUS_CALLS  #: how many of its last calls a board knows
@@ -108,7 +108,7 @@ class Error(NamedTuple):
     text: str
 
 
-class Message(NamedTuple):
+class P2POp(NamedTuple):
     """One end of a transfer."""
 
     address: int
@@ -118,7 +118,7 @@ class Message(NamedTuple):
     dtype: int  #: its code
 
 
-class Board(NamedTuple):
+class RankStatus(NamedTuple):
     """What a rank says it is doing."""
 
     sequence: int  #: calls entered so far
@@ -148,7 +148,7 @@ class Port(NamedTuple):
     driver: str
 
 
-class WireState(NamedTuple):
+class NetState(NamedTuple):
     """What carries a communicator's messages to remote peers."""
 
     paths: int  #: queue pairs that there should be
@@ -338,22 +338,22 @@ def comm_rails(comm: Any, fabric: Fabric, rails: Sequence[Rail], patience: float
     check(code, comm, "opening RDMA ports")
 
 
-def comm_attention(comm: Any) -> int:
+def comm_event_fd(comm: Any) -> int:
     """Return a descriptor that is readable when `comm_attend` has work, or -1: it never has."""
     return int(_lib.pc_comm_event_fd(comm))
 
 
-def comm_attend(comm: Any) -> None:
+def comm_handle_events(comm: Any) -> None:
     """See to what reaches remote peers; any thread may, while another is inside a call."""
     check(_lib.pc_comm_handle_events(comm), None, "attending to RDMA")
 
 
-def comm_wire_state(comm: Any) -> WireState:
+def comm_net_state(comm: Any) -> NetState:
     """Return what state the way to remote peers is in."""
     s = ffi.new("struct pc_net_state *")
     check(_lib.pc_comm_net_state(comm, s), comm, "state of the way to remote ranks")
-    fields = {name: getattr(s, name) for name in WireState._fields}
-    return WireState(**(fields | {"bytes": tuple(s.bytes)}))
+    fields = {name: getattr(s, name) for name in NetState._fields}
+    return NetState(**(fields | {"bytes": tuple(s.bytes)}))
 
 
 def comm_adopt(comm: Any, peer: int, fd: int) -> None:
@@ -361,17 +361,17 @@ def comm_adopt(comm: Any, peer: int, fd: int) -> None:
     check(_lib.pc_comm_adopt(comm, peer, fd), None, f"socket to rank {peer}")
 
 
-def comm_links(comm: Any, peer: int) -> int:
+def comm_connections(comm: Any, peer: int) -> int:
     """Return how many sockets to a remote peer live; any thread may ask."""
     return check(_lib.pc_comm_connections(comm, peer), None, f"sockets to rank {peer}")
 
 
-def comm_poll(comm: Any) -> int:
+def comm_accept(comm: Any) -> int:
     """Serve peers that connect; return how many were served."""
     return check(_lib.pc_comm_accept(comm), comm, "serving a peer that connects")
 
 
-def comm_wakeup(comm: Any) -> int:
+def comm_connect_fd(comm: Any) -> int:
     """Return a file descriptor that is readable when `comm_poll` has work."""
     return check(_lib.pc_comm_connect_fd(comm), comm, "descriptor of connecting")
 
@@ -407,12 +407,12 @@ def comm_entered(comm: Any) -> int:
     return int(_lib.pc_comm_entered(comm))
 
 
-def comm_places(comm: Any) -> int:
+def comm_op_count(comm: Any) -> int:
     """Return how many calls and messages of this rank have taken their places."""
     return int(_lib.pc_comm_op_count(comm))
 
 
-def comm_places_before(comm: Any) -> int:
+def comm_op_count_before(comm: Any) -> int:
     """Return how many had when the present call came in, as `fastcall` noted."""
     return int(_lib.pc_comm_op_count_before(comm))
 
@@ -422,7 +422,7 @@ def comm_follow(comm: Any, leader: Any) -> None:
     _lib.pc_comm_follow(comm, leader)
 
 
-def comm_forget_places(comm: Any, places: int) -> None:
+def comm_uncount_ops(comm: Any, places: int) -> None:
     """Count only so many places: what took those behind them was no call of the user's."""
     _lib.pc_comm_uncount_ops(comm, places)
 
@@ -587,7 +587,7 @@ def work_wait(work: Any, seconds: float) -> int:
     return int(_lib.pc_work_wait(work[0], seconds)) if work[0] else 0
 
 
-def _messages(messages: Sequence[Message]) -> Any:
+def _messages(messages: Sequence[P2POp]) -> Any:
     found = ffi.new("struct pc_p2p_op[]", len(messages))
     for m, (address, nbytes, peer, sending, dtype) in zip(found, messages, strict=True):
         m.at, m.nbytes, m.peer, m.dtype = ffi.cast("void *", address), nbytes, peer, dtype
@@ -595,12 +595,12 @@ def _messages(messages: Sequence[Message]) -> Any:
     return found
 
 
-def exchange(comm: Any, messages: Sequence[Message], timeout: float) -> int:
+def exchange(comm: Any, messages: Sequence[P2POp], timeout: float) -> int:
     """Transfer messages; AGAIN after a millisecond, then go on with `resume`."""
     return int(_lib.pc_exchange(comm, _messages(messages), len(messages), timeout))
 
 
-def post(comm: Any, messages: Sequence[Message], timeout: float, work: Any) -> int:
+def post(comm: Any, messages: Sequence[P2POp], timeout: float, work: Any) -> int:
     """Transfer messages beside the caller; their work goes to ``work``."""
     return int(_lib.pc_post(comm, _messages(messages), len(messages), timeout, work))
 
@@ -610,13 +610,13 @@ def comm_gone(comm: Any, peer: int, died: bool) -> None:
     _lib.pc_comm_gone(comm, peer, died)
 
 
-def pairwise(comm: Any, signature: int, messages: Sequence[Message], timeout: float) -> int:
+def pairwise(comm: Any, signature: int, messages: Sequence[P2POp], timeout: float) -> int:
     """Run transfers as one call; AGAIN after a millisecond, then go on with `resume`."""
     return int(_lib.pc_pairwise(comm, signature, _messages(messages), len(messages), timeout))
 
 
 def pairwise_submit(
-    comm: Any, signature: int, messages: Sequence[Message], timeout: float, where: str, work: Any
+    comm: Any, signature: int, messages: Sequence[P2POp], timeout: float, where: str, work: Any
 ) -> int:
     """Queue transfers as one call for the progress thread; its work goes to ``work``."""
     found, text = _messages(messages), _bytes(where, BOARD_TEXT)
@@ -624,12 +624,12 @@ def pairwise_submit(
     return int(code)
 
 
-def board_describe(comm: Any, text: str) -> None:
+def status_describe(comm: Any, text: str) -> None:
     """Say on this rank's board what its present call is."""
     _lib.pc_status_describe(comm, _bytes(text, BOARD_TEXT))
 
 
-def board_call(comm: Any, peer: int, number: int) -> int:
+def status_call(comm: Any, peer: int, number: int) -> int:
     """Return the signature of a rank's call, `REFUSED` or `FORGOTTEN`.
 
     0 if it has not come to that call, or is remote.
@@ -637,9 +637,9 @@ def board_call(comm: Any, peer: int, number: int) -> int:
     return int(_lib.pc_status_call(comm, peer, number))
 
 
-def board_read(comm: Any, peer: int) -> Board:
+def status_read(comm: Any, peer: int) -> RankStatus:
     """Read a rank's board."""
     b = ffi.new("struct pc_status *")
     check(_lib.pc_status_read(comm, peer, b), comm, f"board of rank {peer}")
     described = b.described == b.sequence & 0xFFFFFFFF and b.sequence > 0
-    return Board(b.sequence, b.signature, b.state, _text(b.text) if described else "")
+    return RankStatus(b.sequence, b.signature, b.state, _text(b.text) if described else "")

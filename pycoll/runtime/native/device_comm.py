@@ -53,7 +53,7 @@ class Stuck(NamedTuple):
     got: int
 
 
-def plane_open(comm: Any, device: int, local_ranks: Sequence[int], heap_bytes: int) -> Any:
+def device_comm_open(comm: Any, device: int, local_ranks: Sequence[int], heap_bytes: int) -> Any:
     """Open a communicator's plane on a GPU; for all ranks at once.
 
     Args:
@@ -74,14 +74,14 @@ def plane_open(comm: Any, device: int, local_ranks: Sequence[int], heap_bytes: i
     return out[0]
 
 
-def plane_address(plane: Any, comm: Any) -> bytes:
+def device_comm_address(plane: Any, comm: Any) -> bytes:
     """Return the blob by which other ranks of the host find this plane's memory."""
     blob = ffi.new("char[]", ADDRESS_CAPACITY)
     n = bindings.check(_lib.pc_device_comm_address(plane, blob, ADDRESS_CAPACITY), comm, "address")
     return bytes(ffi.buffer(blob, n))
 
 
-def plane_connect(plane: Any, comm: Any, peer: int, blob: bytes) -> str:
+def device_comm_connect(plane: Any, comm: Any, peer: int, blob: bytes) -> str:
     """Open a peer's GPU memory; return "", or why it cannot be reached.
 
     Raises:
@@ -94,7 +94,7 @@ def plane_connect(plane: Any, comm: Any, peer: int, blob: bytes) -> str:
     return ""
 
 
-def plane_seal(plane: Any, comm: Any, reached: Sequence[bool], whole: bool) -> None:
+def device_comm_seal(plane: Any, comm: Any, reached: Sequence[bool], whole: bool) -> None:
     """Say which peers reach this rank's GPU memory as it reaches theirs; calls may begin.
 
     Args:
@@ -107,29 +107,29 @@ def plane_seal(plane: Any, comm: Any, reached: Sequence[bool], whole: bool) -> N
     bindings.check(code, comm, "the edges of a GPU")
 
 
-def plane_detach(plane: Any, seconds: float) -> None:
+def device_comm_detach(plane: Any, seconds: float) -> None:
     """End what was launched, after waiting for at most so long, and let go of peers' memory."""
     _lib.pc_device_comm_detach(plane, seconds)
 
 
-def plane_close(plane: Any) -> None:
+def device_comm_close(plane: Any) -> None:
     """Give everything back; when all ranks have detached, and before the communicator closes."""
     _lib.pc_device_comm_close(plane)
 
 
-def plane_alloc(plane: Any, nbytes: int) -> int | None:
+def device_comm_alloc(plane: Any, nbytes: int) -> int | None:
     """Allocate GPU memory that peers can reach; None when the heap is full."""
     return int(_lib.pc_device_comm_alloc(plane, nbytes)) or None
 
 
-def plane_free(plane: Any, address: int) -> None:
+def device_comm_free(plane: Any, address: int) -> None:
     """Free what `plane_alloc` gave; any thread may."""
     bindings.check(
         _lib.pc_device_comm_free(plane, address), None, "free of empty() memory on a GPU"
     )
 
 
-def plane_plan(
+def device_plan_create(
     plane: Any,
     comm: Any,
     plan: Any,
@@ -159,14 +159,14 @@ def plane_plan(
     return ffi.gc(out[0], _lib.pc_device_plan_free)
 
 
-def plane_plan_shape(plan: Any) -> Shape:
+def device_plan_shape(plan: Any) -> Shape:
     """Return what a plan became."""
     s = ffi.new("struct pc_device_plan_shape *")
     _lib.pc_device_plan_shape(plan, s)
     return Shape(s.blocks, s.lanes, bool(s.packets), bool(s.direct), s.threads)
 
 
-def plane_launch(plane: Any, plan: Any, x: int, out: int, stream: int, timeout: float) -> int:
+def device_comm_launch(plane: Any, plan: Any, x: int, out: int, stream: int, timeout: float) -> int:
     """Enqueue a call on a stream behind all calls so far, and return its code; waits for nothing.
 
     Args:
@@ -180,14 +180,16 @@ def plane_launch(plane: Any, plan: Any, x: int, out: int, stream: int, timeout: 
     return int(_lib.pc_device_comm_launch(plane, plan, x, out, stream, timeout))
 
 
-def plane_prepare(plane: Any, comm: Any, plan: Any, x: int, out: int, timeout: float) -> bytes:
+def device_comm_prepare(
+    plane: Any, comm: Any, plan: Any, x: int, out: int, timeout: float
+) -> bytes:
     """Return the argument of a kernel that the caller launches; that must happen."""
     place = ffi.new("char[]", ARGUMENT_CAPACITY)
     code = _lib.pc_device_comm_prepare(plane, plan, x, out, timeout, place, ARGUMENT_CAPACITY)
     return bytes(ffi.buffer(place, bindings.check(code, comm, "a call on a GPU")))
 
 
-def plane_refuse(plane: Any) -> int | None:
+def device_comm_refuse(plane: Any) -> int | None:
     """Have a call that was refused take its place among the launches; its number.
 
     None of a plane that is broken.
@@ -196,17 +198,17 @@ def plane_refuse(plane: Any) -> int | None:
     return None if _lib.pc_device_comm_refuse(plane, number) else int(number[0])
 
 
-def plane_check(plane: Any) -> int:
+def device_comm_check(plane: Any) -> int:
     """Return 0, or the code of a call that has failed; asks no driver."""
     return int(_lib.pc_device_comm_check(plane))
 
 
-def plane_wait(plane: Any, seconds: float) -> int:
+def device_comm_wait(plane: Any, seconds: float) -> int:
     """Wait until what was launched has finished: 0, AGAIN after so long, or as `plane_check`."""
     return int(_lib.pc_device_comm_wait(plane, seconds))
 
 
-def plane_stuck(plane: Any) -> Stuck | None:
+def device_comm_stuck(plane: Any) -> Stuck | None:
     """Return where a call stood that failed on the GPU, or None when none has."""
     s = ffi.new("struct pc_stuck *")
     if _lib.pc_device_comm_stuck(plane, s) != 1:
@@ -214,7 +216,7 @@ def plane_stuck(plane: Any) -> Stuck | None:
     return Stuck(s.channel, s.instruction, s.peer, s.want, s.got)
 
 
-def plane_state(plane: Any) -> State:
+def device_comm_state(plane: Any) -> State:
     """Return what a plane has done, and how it reaches its peers."""
     s = ffi.new("struct pc_device_comm_state *")
     _lib.pc_device_comm_state(plane, s)

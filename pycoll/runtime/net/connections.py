@@ -23,13 +23,13 @@ from pycoll.errors import BootstrapError, PycollError
 from pycoll.runtime.failure import Faults
 from pycoll.runtime.join import World
 from pycoll.runtime.native import bindings
-from pycoll.runtime.net.connector import MOST_STRANGERS, SOCKETS, Attention, Switchboard
+from pycoll.runtime.net.connector import MOST_STRANGERS, SOCKETS, Connector, EventSource
 
 #: A waiting caller looks this often whether the peer or the communicator is gone.
 _SLICE_SECONDS = 0.1
 
 
-class Links:
+class Connections:
     """The connections of one communicator; nothing at all where every rank is mapped.
 
     Every rank of a communicator with remote ranks makes one, at the same time.
@@ -40,7 +40,7 @@ class Links:
     ) -> None:
         self._remote = {p for p in range(world.size) if not world.mapped[p]}
         self._linked: set[int] = set()
-        self._switchboard: Switchboard | None = None
+        self._switchboard: Connector | None = None
         if not world.remote:
             return
         self._comm, self._bootstrap, self._faults = comm, bootstrap, faults
@@ -60,9 +60,11 @@ class Links:
             raise
         if listener:
             secret = hmac.digest(bootstrap.secret, b"links", hashlib.sha256)
-            fd = bindings.comm_attention(comm)
-            attention = Attention(fd, lambda: bindings.comm_attend(comm)) if fd >= 0 else None
-            self._switchboard = Switchboard(
+            fd = bindings.comm_event_fd(comm)
+            attention = (
+                EventSource(fd, lambda: bindings.comm_handle_events(comm)) if fd >= 0 else None
+            )
+            self._switchboard = Connector(
                 listener, world.rank, world.size, secret, self._addresses, self._adopt, attention
             )
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pycoll.bootstrap.connection import Caller, Visit
+from pycoll.bootstrap.connection import IncomingConnection, OutgoingConnection
 from pycoll.bootstrap.handshake import Preface, check
 from pycoll.errors import BootstrapError, PycollError
 
@@ -32,14 +32,14 @@ STRANGER_SECONDS = 5.0
 DEAF_SECONDS = 0.1
 
 
-class Attention(NamedTuple):
+class EventSource(NamedTuple):
     """What the thread sees to besides."""
 
     fd: int  #: readable when there is something to do
     attend: Callable[[], None]  #: does it; PycollError: it can never be done again
 
 
-class Switchboard:
+class Connector:
     """Answers and calls, until every peer that is wanted has its sockets.
 
     Args:
@@ -60,7 +60,7 @@ class Switchboard:
         secret: bytes,
         addresses: dict[int, tuple[str, int]],
         adopt: Callable[[int, socket.socket], None],
-        attention: Attention | None = None,
+        attention: EventSource | None = None,
     ) -> None:
         self._listener, self._rank, self._size, self._secret = listener, rank, size, secret
         self._addresses, self._adopt = addresses, adopt
@@ -68,8 +68,8 @@ class Switchboard:
         self._wanted: dict[int, float] = {}  # peer → until when
         self._sockets = dict.fromkeys(addresses, 0)
         self._problems: dict[int, str] = {}
-        self._callers: dict[int, Caller] = {}
-        self._visits: dict[int, Visit] = {}  # file descriptor → stranger, oldest first
+        self._callers: dict[int, OutgoingConnection] = {}
+        self._visits: dict[int, IncomingConnection] = {}  # file descriptor → stranger, oldest first
         self._deaf_until = 0.0
         self._closing = False
         listener.setblocking(False)
@@ -147,9 +147,9 @@ class Switchboard:
             elif key.fileobj is self._woken:
                 with contextlib.suppress(BlockingIOError):
                     self._woken.recv(4096)
-            elif isinstance(key.data, Attention):
+            elif isinstance(key.data, EventSource):
                 self._attend(key.data)
-            elif isinstance(key.data, Caller):
+            elif isinstance(key.data, OutgoingConnection):
                 self._progress(key.data, events)
             else:
                 self._hear(key.data)
@@ -161,7 +161,7 @@ class Switchboard:
             self._selector.register(self._listener, selectors.EVENT_READ)
         self._call(now)
 
-    def _attend(self, attention: Attention) -> None:
+    def _attend(self, attention: EventSource) -> None:
         try:
             attention.attend()
         except PycollError:
@@ -178,7 +178,7 @@ class Switchboard:
             self._end(self._callers.pop(peer))
         for peer, until in wanted.items():
             if peer not in self._callers:
-                self._callers[peer] = Caller(peer, self._addresses[peer], self._secret)
+                self._callers[peer] = OutgoingConnection(peer, self._addresses[peer], self._secret)
             caller = self._callers[peer]
             if caller.sock and caller.overdue(now):
                 self._retry(caller, "no answer in time")
@@ -190,7 +190,7 @@ class Switchboard:
                     continue
                 self._selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE, caller)
 
-    def _progress(self, caller: Caller, events: int) -> None:
+    def _progress(self, caller: OutgoingConnection, events: int) -> None:
         if caller.sock is None:
             return
         try:
@@ -211,12 +211,12 @@ class Switchboard:
             # Mostly its own attempt is on the way here; if not, what went wrong before tells more.
             self._retry(caller, self.problem(caller.peer) or "it has taken another connection")
 
-    def _retry(self, caller: Caller, problem: str) -> None:
+    def _retry(self, caller: OutgoingConnection, problem: str) -> None:
         self._problems[caller.peer] = problem
         self._end(caller)
         caller.postpone(time.monotonic())
 
-    def _end(self, caller: Caller) -> None:
+    def _end(self, caller: OutgoingConnection) -> None:
         if caller.sock:
             self._selector.unregister(caller.sock)
             caller.sock.close()
@@ -234,7 +234,7 @@ class Switchboard:
                 self._deaf_until = time.monotonic() + DEAF_SECONDS
             return
         own = Preface.make(self._rank, self._size)
-        visit = Visit(sock, self._secret, own, time.monotonic() + STRANGER_SECONDS)
+        visit = IncomingConnection(sock, self._secret, own, time.monotonic() + STRANGER_SECONDS)
         self._visits[sock.fileno()] = visit
         self._selector.register(sock, selectors.EVENT_READ, visit)
         if len(self._visits) > MOST_STRANGERS + len(self._addresses):
@@ -242,7 +242,7 @@ class Switchboard:
         if not visit.greet():
             self._drop(visit)
 
-    def _hear(self, visit: Visit) -> None:
+    def _hear(self, visit: IncomingConnection) -> None:
         if visit.sock.fileno() not in self._visits:  # dropped earlier in this round
             return
         try:
@@ -270,7 +270,7 @@ class Switchboard:
         else:
             self._drop(visit)
 
-    def _drop(self, visit: Visit) -> None:
+    def _drop(self, visit: IncomingConnection) -> None:
         if self._visits.pop(visit.sock.fileno(), None):
             self._selector.unregister(visit.sock)
         visit.sock.close()

@@ -27,7 +27,7 @@ _STATES = {
 }
 
 
-class Found(NamedTuple):
+class LocalRails(NamedTuple):
     """What a rank can use, or why it can use nothing."""
 
     rails: tuple[Rail, ...] = ()
@@ -37,7 +37,7 @@ class Found(NamedTuple):
     device: bool = True  #: this machine has an RDMA device, of use or not
 
     @classmethod
-    def of(cls, ports: Sequence[Port], rails: tuple[Rail, ...]) -> Found:
+    def of(cls, ports: Sequence[Port], rails: tuple[Rail, ...]) -> LocalRails:
         """Look up what else is to be known of these rails."""
         by_name = {(port.device, port.port): port for port in ports}
         mine = [by_name[rail.device, rail.port] for rail in rails]
@@ -45,7 +45,7 @@ class Found(NamedTuple):
         return cls(rails, tuple(port.speed for port in mine), " and ".join(layers))
 
 
-def find(named: Rails | None, memory: int) -> Found:
+def find(named: Rails | None, memory: int) -> LocalRails:
     """Return the rails of this rank.
 
     Args:
@@ -60,11 +60,11 @@ def find(named: Rails | None, memory: int) -> Found:
     if named is not None:
         if lack:
             raise UnavailableError(f"PYCOLL_RAILS is {named}, but {lack}")
-        return Found.of(ports, pick(ports, named))
+        return LocalRails.of(ports, pick(ports, named))
     if chosen := choose([port for port in ports if not flaw(port)], memory):
-        return Found.of(ports, chosen)
+        return LocalRails.of(ports, chosen)
     lack = lack or "; ".join(f"{name(port)} {flaw(port)}" for port in ports)
-    return Found(lack=lack or "there is no RDMA device", device=bool(ports) or seen())
+    return LocalRails(lack=lack or "there is no RDMA device", device=bool(ports) or seen())
 
 
 def choose(usable: Sequence[Port], memory: int) -> tuple[Rail, ...]:

@@ -39,7 +39,7 @@ class Bootstrap(Protocol):
         """Return a rank's name for messages."""
 
 
-class Wanted(NamedTuple):
+class NetOptions(NamedTuple):
     """What the settings say; the first two are those of rank 0, on every rank."""
 
     transport: str = "auto"
@@ -47,14 +47,14 @@ class Wanted(NamedTuple):
     rails: Rails | None = None
 
 
-class Reach(NamedTuple):
+class Reachability(NamedTuple):
     """How remote peers are reached; alike on all ranks."""
 
     transport: str
     wire: float = 0.0  #: bytes per second each way of a host's rails, of the least; 0: unknown
 
 
-class Said(NamedTuple):
+class Capability(NamedTuple):
     """What a rank tells the others of its rails."""
 
     layer: str = ""  #: of the rails that it has opened; "": none
@@ -68,7 +68,7 @@ class Said(NamedTuple):
         return json.dumps(self).encode()
 
     @classmethod
-    def parse(cls, rank: int, blob: bytes) -> Said | None:
+    def parse(cls, rank: int, blob: bytes) -> Capability | None:
         """Read what a rank says; None: it has no remote peers.
 
         Raises:
@@ -94,7 +94,7 @@ class Said(NamedTuple):
         return said
 
 
-class Verdict(NamedTuple):
+class Selected(NamedTuple):
     """What follows, alike on every rank."""
 
     transport: str
@@ -105,11 +105,11 @@ class Verdict(NamedTuple):
 def agree(
     comm: Any,
     bootstrap: Bootstrap,
-    wanted: Wanted,
+    wanted: NetOptions,
     hosts: Sequence[int],
     memory: int | None,
     timeout: float,
-) -> Reach:
+) -> Reachability:
     """Open the rails of a communicator whose ranks do not all share memory, if all ranks can.
 
     Args:
@@ -125,10 +125,10 @@ def agree(
         UnavailableError: Some rank has no rails, and the settings ask for them.
     """
     if wanted.transport == TCP:
-        return Reach(TCP)
+        return Reachability(TCP)
     mine = None if memory is None else _open(comm, wanted, memory, timeout)
     blobs = bootstrap.allgather(mine.encode() if mine else b"", timeout)
-    said = [Said.parse(rank, blob) for rank, blob in enumerate(blobs)]
+    said = [Capability.parse(rank, blob) for rank, blob in enumerate(blobs)]
     verdict = decide(said, wanted.transport == VERBS, bootstrap.describe)
     if verdict.trouble:
         raise UnavailableError(verdict.trouble)
@@ -137,11 +137,11 @@ def agree(
     if verdict.warning and bootstrap.whole and bootstrap.rank == 0:
         warnings.warn(verdict.warning, RuntimeWarning, stacklevel=_CALLERS)
     if verdict.transport == TCP:
-        return Reach(TCP)
-    return Reach(VERBS, wire(said, hosts))
+        return Reachability(TCP)
+    return Reachability(VERBS, wire(said, hosts))
 
 
-def wire(said: Sequence[Said | None], hosts: Sequence[int]) -> float:
+def wire(said: Sequence[Capability | None], hosts: Sequence[int]) -> float:
     """Return the bytes per second each way of the host whose rails together have the fewest."""
     rails_of: dict[int, dict[str, int]] = {}  # the ranks of a host may use the same
     for one, host in zip(said, hosts, strict=True):
@@ -150,7 +150,9 @@ def wire(said: Sequence[Said | None], hosts: Sequence[int]) -> float:
     return min(sum(speeds.values()) / 8 for speeds in rails_of.values())
 
 
-def decide(said: Sequence[Said | None], required: bool, name: Callable[[int], str]) -> Verdict:
+def decide(
+    said: Sequence[Capability | None], required: bool, name: Callable[[int], str]
+) -> Selected:
     """Return what follows from what the ranks say.
 
     Args:
@@ -163,7 +165,7 @@ def decide(said: Sequence[Said | None], required: bool, name: Callable[[int], st
     lacks = {rank: one.lack for rank, one in known.items() if not one.layer}
     asked = {rank: one.lack for rank, one in known.items() if one.asked}
     if asked:
-        return Verdict(TCP, trouble=_told(asked, name))
+        return Selected(TCP, trouble=_told(asked, name))
     first = next(iter(layers), -1)
     for rank, layer in layers.items():
         if layer != layers[first]:
@@ -172,9 +174,9 @@ def decide(said: Sequence[Said | None], required: bool, name: Callable[[int], st
                 f"{layers[first]}; PYCOLL_RAILS names others"
             )
     if not lacks:
-        return Verdict(VERBS)
+        return Selected(VERBS)
     if required:
-        return Verdict(
+        return Selected(
             TCP, trouble=f"PYCOLL_TRANSPORT=verbs wants RDMA between hosts: {_told(lacks, name)}"
         )
     expected = layers or any(one.device for one in known.values())
@@ -182,24 +184,24 @@ def decide(said: Sequence[Said | None], required: bool, name: Callable[[int], st
         f"ranks of other hosts are reached by TCP and not by RDMA: {_told(lacks, name)}; "
         "PYCOLL_TRANSPORT=tcp says that this is meant"
     )
-    return Verdict(TCP, warning=warning if expected else "")
+    return Selected(TCP, warning=warning if expected else "")
 
 
-def _open(comm: Any, wanted: Wanted, memory: int, timeout: float) -> Said:
+def _open(comm: Any, wanted: NetOptions, memory: int, timeout: float) -> Capability:
     try:
         found = rails.find(wanted.rails, memory)
     except UnavailableError as error:
-        return Said(lack=str(error)[:_REASON], device=True, asked=True)
+        return Capability(lack=str(error)[:_REASON], device=True, asked=True)
     except OSError as error:
-        return Said(lack=_reason(error)[:_REASON], device=True)
+        return Capability(lack=_reason(error)[:_REASON], device=True)
     if not found.rails:
-        return Said(lack=found.lack[:_REASON], device=found.device)
+        return Capability(lack=found.lack[:_REASON], device=found.device)
     try:
         bindings.comm_rails(comm, wanted.fabric, found.rails, timeout)
     except (UnavailableError, OSError) as error:
-        return Said(lack=_reason(error)[:_REASON], device=True)
+        return Capability(lack=_reason(error)[:_REASON], device=True)
     speeds = {f"{r.device}:{r.port}": n for r, n in zip(found.rails, found.speeds, strict=True)}
-    return Said(found.layer, device=True, speeds=speeds)
+    return Capability(found.layer, device=True, speeds=speeds)
 
 
 def _reason(error: PycollError | OSError) -> str:

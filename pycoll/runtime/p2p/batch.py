@@ -9,14 +9,14 @@ from pycoll.arrays import families, operands
 from pycoll.arrays.view import HOST, ArrayView, written_twice
 from pycoll.dtypes import UINT8, DType
 from pycoll.errors import UsageError, quoted
-from pycoll.runtime.native.bindings import Message
+from pycoll.runtime.native.bindings import P2POp
 from pycoll.runtime.plan.request import rank_of, table
 
 #: Messages as a user gives them: arrays, each with a rank.
 Pairs = Sequence[tuple[Any, int]]
 
 
-class Place(NamedTuple):
+class RankOf(NamedTuple):
     """A rank among the others."""
 
     rank: int
@@ -26,13 +26,13 @@ class Place(NamedTuple):
 class Batch(NamedTuple):
     """Transfers that begin together."""
 
-    messages: list[Message]
+    messages: list[P2POp]
     result: Any  #: what the method returns
     pins: Any  #: what must not be collected meanwhile
     dtype: DType
 
 
-def exchange(place: Place, sends: Pairs, recvs: Pairs) -> Batch:
+def exchange(place: RankOf, sends: Pairs, recvs: Pairs) -> Batch:
     """Look at messages to some ranks and from some ranks, in any order."""
     views: list[tuple[ArrayView, bool]] = []
     messages, who = [], "exchange"
@@ -54,7 +54,7 @@ def exchange(place: Place, sends: Pairs, recvs: Pairs) -> Batch:
     return Batch(messages, [pair[0] for pair in recvs], [view for view, _ in views], dtype)
 
 
-def one(place: Place, x: Any, peer: Any, sending: bool, who: str) -> Batch:
+def one(place: RankOf, x: Any, peer: Any, sending: bool, who: str) -> Batch:
     """Look at one message."""
     view = array(x, f"{who}: x", sending)
     peer = rank_of(peer, place.size, f"{who}: {'to' if sending else 'frm'}")
@@ -63,7 +63,7 @@ def one(place: Place, x: Any, peer: Any, sending: bool, who: str) -> Batch:
 
 
 def alltoallv(
-    place: Place, x: Any, send_counts: Sequence[int], out: Any, recv_counts: Sequence[int]
+    place: RankOf, x: Any, send_counts: Sequence[int], out: Any, recv_counts: Sequence[int]
 ) -> Batch:
     """Look at a part for every rank and a part from every rank."""
     source = array(x, "alltoallv: x", sending=True)
@@ -76,7 +76,7 @@ def alltoallv(
 
 
 def gatherv(
-    place: Place, x: Any, counts: Sequence[int] | None, out: Any, root: int, who: str
+    place: RankOf, x: Any, counts: Sequence[int] | None, out: Any, root: int, who: str
 ) -> Batch:
     """Look at this rank's part and, on the root, at where the parts of all ranks go."""
     root = rank_of(root, place.size, f"{who}: root")
@@ -99,7 +99,7 @@ def gatherv(
 
 
 def scatterv(
-    place: Place, x: Any, counts: Sequence[int] | None, out: Any, root: int, who: str
+    place: RankOf, x: Any, counts: Sequence[int] | None, out: Any, root: int, who: str
 ) -> Batch:
     """Look at where this rank's part goes and, on the root, at the parts of all ranks."""
     root = rank_of(root, place.size, f"{who}: root")
@@ -148,22 +148,22 @@ def _pair(pair: Any, who: str) -> tuple[Any, Any]:
     return x, peer
 
 
-def _message(view: ArrayView, peer: int, sending: bool) -> Message:
-    return Message(view.address, view.nbytes, peer, sending, view.dtype.code)
+def _message(view: ArrayView, peer: int, sending: bool) -> P2POp:
+    return P2POp(view.address, view.nbytes, peer, sending, view.dtype.code)
 
 
-def _parts(whole: ArrayView, lengths: Sequence[int], sending: bool) -> list[Message]:
+def _parts(whole: ArrayView, lengths: Sequence[int], sending: bool) -> list[P2POp]:
     """Return a message for every rank's part, empty ones too: whoever disagrees shall know."""
     messages, at = [], whole.address
     for peer, count in enumerate(lengths):
         nbytes = count * whole.dtype.itemsize
-        messages.append(Message(at, nbytes, peer, sending, whole.dtype.code))
+        messages.append(P2POp(at, nbytes, peer, sending, whole.dtype.code))
         at += nbytes
     return messages
 
 
 def _lengths(
-    counts: Sequence[int] | None, place: Place, who: str, whole: ArrayView, name: str
+    counts: Sequence[int] | None, place: RankOf, who: str, whole: ArrayView, name: str
 ) -> tuple[int, ...]:
     found = table(counts, place.size, who)
     if sum(found) != whole.count:

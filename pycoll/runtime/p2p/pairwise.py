@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pycoll.dtypes import DType
 from pycoll.runtime.call_site import user_line
 from pycoll.runtime.native import bindings
-from pycoll.runtime.native.bindings import Message
+from pycoll.runtime.native.bindings import P2POp
 from pycoll.runtime.work import Work
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Otherwise = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
 
 
-class Kind:
+class PairwiseKind:
     """A pairwise call that all ranks must make alike."""
 
     def __init__(self, what: str, dtype: DType, root: int | None) -> None:
@@ -40,7 +40,7 @@ class Pairwise:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._kinds: dict[tuple[str, DType, int | None], Kind] = {}
+        self._kinds: dict[tuple[str, DType, int | None], PairwiseKind] = {}
         self._ports: list[Any] = []
         engine.lend(self)
 
@@ -64,7 +64,7 @@ class Pairwise:
         transfer: Callable[..., Any] = port.transfer
         return transfer
 
-    def transfer(self, messages: Sequence[Message], timeout: float | None) -> None:
+    def transfer(self, messages: Sequence[P2POp], timeout: float | None) -> None:
         """Send and receive messages, in any order, and return when all are done."""
         engine = self._engine
         seconds = engine.timeout if timeout is None else timeout
@@ -72,7 +72,7 @@ class Pairwise:
 
     def post(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[P2POp],
         timeout: float | None,
         owner: Any,
         text: str,
@@ -99,7 +99,7 @@ class Pairwise:
         what: str,
         dtype: DType,
         root: int | None,
-        messages: Iterable[Message],
+        messages: Iterable[P2POp],
         timeout: float | None,
     ) -> None:
         """Run a pairwise batch as one call, such as ``what`` = "alltoallv".
@@ -128,7 +128,7 @@ class Pairwise:
         what: str,
         dtype: DType,
         root: int | None,
-        messages: Iterable[Message],
+        messages: Iterable[P2POp],
         timeout: float | None,
         owner: Any,
         finish: Callable[[], Any],
@@ -153,14 +153,14 @@ class Pairwise:
         for port in self._ports:
             port.drop()
 
-    def _kind(self, what: str, dtype: DType, root: int | None) -> Kind:
+    def _kind(self, what: str, dtype: DType, root: int | None) -> PairwiseKind:
         kind = self._kinds.get((what, dtype, root))
         if kind is None:
-            kind = self._kinds[what, dtype, root] = Kind(what, dtype, root)
+            kind = self._kinds[what, dtype, root] = PairwiseKind(what, dtype, root)
             self._engine.faults.plans[kind.signature] = kind
         return kind
 
-    def _staggered(self, messages: Iterable[Message]) -> list[Message]:
+    def _staggered(self, messages: Iterable[P2POp]) -> list[P2POp]:
         """Order messages so that no rank is everybody's first; receives stand ready first."""
         rank, size = self._engine.world.rank, self._engine.world.size
         return sorted(messages, key=lambda m: (m.sending, (m.peer - rank) % size))

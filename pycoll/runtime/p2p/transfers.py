@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll.errors import UsageError, quoted
 from pycoll.runtime.p2p import batch
-from pycoll.runtime.p2p.batch import Batch, Place
+from pycoll.runtime.p2p.batch import Batch, RankOf
 from pycoll.runtime.p2p.pairwise import Pairwise
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Transfers:
 
     def __init__(self, engine: Engine, owner: Any) -> None:
         self.pairwise = Pairwise(engine)
-        self.place = Place(engine.world.rank, engine.world.size)
+        self.place = RankOf(engine.world.rank, engine.world.size)
         self._engine = engine
         self._owner = weakref.ref(owner)  # weak: the communicator holds this
 

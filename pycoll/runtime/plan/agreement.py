@@ -22,16 +22,16 @@ Selector = Callable[["Question"], Any]
 _FUNCTION = "a function"
 
 
-class Settled(NamedTuple):
+class Agreement(NamedTuple):
     """The same on all ranks, and in the groups that they form."""
 
     tuning: dict[str, Any] | None = None  #: what rank 0 found measured, as JSON
     selector: Selector | None = None
 
 
-def settle(
+def agree(
     bootstrap: Bootstrap, world: World, config: Config, selector: Selector | str | None
-) -> Settled:
+) -> Agreement:
     """Hear what rank 0 knows, and that the ranks were given selectors alike.
 
     A name is looked up here, on every rank, so that one that is wrong is refused before any call.
@@ -51,7 +51,7 @@ def settle(
                 f"selector is {theirs['selector'] or 'not given'} on rank {rank} and "
                 f"{wanted or 'not given'} on rank 0; give all ranks the same"
             )
-    return Settled(said[0]["tuning"], selector if callable(selector) else _named(wanted))
+    return Agreement(said[0]["tuning"], selector if callable(selector) else _named(wanted))
 
 
 def _named(name: str) -> Selector | None:

@@ -27,7 +27,7 @@ Pair = tuple[ArrayView, ArrayView]
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class Bucket:
     """Arrays of one dtype that travel together; a single one travels as it lies."""
 
     dtype: DType
@@ -85,17 +85,17 @@ def pairs(xs: Sequence[Any], outs: Any, who: str, reduces: bool = True) -> list[
     return found
 
 
-def messages(found: Iterable[Pair]) -> list[Message]:
+def buckets(found: Iterable[Pair]) -> list[Bucket]:
     """Group arrays into messages, the same on all ranks whose arrays are alike."""
-    done: list[Message] = []
-    open_: dict[DType, tuple[Message, int]] = {}  # and its bytes so far
+    done: list[Bucket] = []
+    open_: dict[DType, tuple[Bucket, int]] = {}  # and its bytes so far
     for x, out in found:
         if x.nbytes >= ALONE_BYTES:
-            done.append(Message(x.dtype, [(x, out)]))
+            done.append(Bucket(x.dtype, [(x, out)]))
             continue
         message, nbytes = open_.get(x.dtype, (None, 0))
         if message is None or nbytes + x.nbytes > SHARED_BYTES:
-            message, nbytes = Message(x.dtype, []), 0
+            message, nbytes = Bucket(x.dtype, []), 0
             done.append(message)
         message.pairs.append((x, out))
         open_[x.dtype] = message, nbytes + x.nbytes
@@ -105,7 +105,7 @@ def messages(found: Iterable[Pair]) -> list[Message]:
 class Packing:
     """The buffer that a shared message lies in."""
 
-    def __init__(self, message: Message, buffer: Any) -> None:
+    def __init__(self, message: Bucket, buffer: Any) -> None:
         self._pairs = message.pairs
         self._buffer = buffer  # keeps the memory alive
         self.address: int = buffer.__array_interface__["data"][0]

@@ -36,7 +36,7 @@ MAX_PLANS = 1024
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
-class Executable:
+class BoundPlan:
     """A native plan and what it is called."""
 
     handle: Any
@@ -48,7 +48,7 @@ class Executable:
     nbytes: int  #: of the message, all blocks together
 
 
-class Plans:
+class PlanCache:
     """The plans of one communicator."""
 
     #: Whether arrays of `empty` may take the direct form.
@@ -56,7 +56,7 @@ class Plans:
 
     def __init__(self, engine: Engine, proofs: Proofs | None = None) -> None:
         self._engine = engine
-        self._plans: dict[tuple[Call, Wanted], Executable] = {}
+        self._plans: dict[tuple[Call, Wanted], BoundPlan] = {}
         self._programs: dict[tuple[int, int], Any] = {}
         self._launchers: dict[Wanted, Any] = {None: engine.launcher}
         self.proofs = proofs or Proofs(engine, self._bind)
@@ -72,7 +72,7 @@ class Plans:
             self._launchers[wanted] = launcher
         return launcher
 
-    def find(self, call: Call, wanted: Wanted, timeout: float | None = None) -> Executable:
+    def find(self, call: Call, wanted: Wanted, timeout: float | None = None) -> BoundPlan:
         """Return the plan for a call; make it first if need be.
 
         Args:
@@ -95,7 +95,7 @@ class Plans:
             self._offer(call, wanted, made)
         return made
 
-    def _offer(self, call: Call, wanted: Wanted, made: Executable) -> None:
+    def _offer(self, call: Call, wanted: Wanted, made: BoundPlan) -> None:
         """Let the launcher find a plan by the arrays of a call."""
         kind, g, blocks = KINDS[call.collective], self._geometry(call), call.blocks(self._size)
         x, out = g.input.total(blocks), g.output.total(blocks)
@@ -127,7 +127,7 @@ class Plans:
         self._plans.clear()
         self._programs.clear()  # a native plan keeps its own
 
-    def _make(self, call: Call, wanted: Wanted, timeout: float | None) -> Executable:
+    def _make(self, call: Call, wanted: Wanted, timeout: float | None) -> BoundPlan:
         world = self._engine.world
         choice, algorithm = self._engine.selection.choose(call, wanted)
         text = call.text(algorithm if wanted is not None else None)
@@ -169,7 +169,7 @@ class Plans:
         choice: Choice,
         text: str,
         timeout: float | None = None,
-    ) -> Executable:
+    ) -> BoundPlan:
         engine, g = self._engine, self._geometry(call)
         agreed = (call, [p.digest for p in programs], choice.tile, choice.stream)
         digest = hashlib.blake2b(repr(agreed).encode(), digest_size=8).digest()
@@ -192,7 +192,7 @@ class Plans:
             out_extent=g.output,
         )
         handle = self._keep(call, handle)
-        made = Executable(
+        made = BoundPlan(
             handle,
             bindings.plan_number(handle),
             text,

@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
     from pycoll.dtypes import ReduceOp
     from pycoll.runtime.plan.buckets import Pair
-    from pycoll.runtime.plan.options import Asked
+    from pycoll.runtime.plan.options import CallOptions
     from pycoll.runtime.plan.persistent import Plan
-    from pycoll.runtime.plan.request import Kind, Request
+    from pycoll.runtime.plan.request import CollectiveKind, Request
     from pycoll.runtime.work import Work
 
 
@@ -31,7 +31,9 @@ class Listed(Protocol):
 class Executor(Protocol):
     """Runs collectives whose arrays lie in one kind of memory, such as the host's."""
 
-    def again(self, kind: Kind, x: Any, out: Any, op: ReduceOp, asked: Asked) -> tuple[Any] | None:
+    def again(
+        self, kind: CollectiveKind, x: Any, out: Any, op: ReduceOp, asked: CallOptions
+    ) -> tuple[Any] | None:
         """Run a call that is like an earlier one; return its result, or None to have it looked at.
 
         Args:
@@ -42,14 +44,16 @@ class Executor(Protocol):
             asked: What else is asked for; it `repeats`.
         """
 
-    def run(self, request: Request, asked: Asked) -> Any:
+    def run(self, request: Request, asked: CallOptions) -> Any:
         """Run a call and return its result."""
 
-    def submit(self, request: Request, asked: Asked) -> Work:
+    def submit(self, request: Request, asked: CallOptions) -> Work:
         """Start a call that runs beside its caller."""
 
-    def bind(self, request: Request, asked: Asked) -> Plan:
+    def bind(self, request: Request, asked: CallOptions) -> Plan:
         """Bind a call to its arrays."""
 
-    def listed(self, kind: Kind, pairs: Sequence[Pair], op: ReduceOp, asked: Asked) -> Listed:
+    def listed(
+        self, kind: CollectiveKind, pairs: Sequence[Pair], op: ReduceOp, asked: CallOptions
+    ) -> Listed:
         """Return a call of a list of arrays, each with where its result goes."""

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pycoll.runtime.plan.call import Wanted
 
 
-class Asked(NamedTuple):
+class CallOptions(NamedTuple):
     """What a user asks for, as it was passed: nothing has been checked."""
 
     op: str = "sum"

@@ -52,12 +52,12 @@ class Request(NamedTuple):
         return self.out.owner if self.out else None
 
 
-class Asking:
+class RequestBuilder:
     """A call of one collective on one rank, while its arrays are looked at."""
 
     def __init__(
         self,
-        kind: Kind,
+        kind: CollectiveKind,
         rank: int,
         size: int,
         root: Any,
@@ -153,12 +153,12 @@ class Asking:
         return array.address - extent.begin(self.counts) * array.dtype.itemsize
 
 
-def in_place(asking: Asking, x: ArrayView) -> ArrayView:
+def in_place(asking: RequestBuilder, x: ArrayView) -> ArrayView:
     """The result goes to x."""
     return operands.result(x, None, asking.who)
 
 
-def new(asking: Asking, x: ArrayView) -> ArrayView:
+def new(asking: RequestBuilder, x: ArrayView) -> ArrayView:
     """The result goes to a new array: x with more or fewer rows; flat where blocks differ."""
     have, want = asking.geometry.input, asking.geometry.output
     if len(set(asking.counts)) > 1:
@@ -168,7 +168,7 @@ def new(asking: Asking, x: ArrayView) -> ArrayView:
     return asking.empty(x, (rows // have.nblocks * want.nblocks, *x.shape[1:]))
 
 
-def own_part(asking: Asking, x: ArrayView) -> ArrayView:
+def own_part(asking: RequestBuilder, x: ArrayView) -> ArrayView:
     """The result is this rank's part of x."""
     have, want = asking.geometry.input, asking.geometry.output
     if have.nblocks == 1:
@@ -178,7 +178,7 @@ def own_part(asking: Asking, x: ArrayView) -> ArrayView:
     return families.rows(x, want.first * each, (want.first + 1) * each)
 
 
-def _check_rows(asking: Asking, x: ArrayView, rows: int, extent: Extent) -> None:
+def _check_rows(asking: RequestBuilder, x: ArrayView, rows: int, extent: Extent) -> None:
     if rows % extent.nblocks:
         raise UsageError(
             f"{asking.who}: the first axis of x has length {rows} (shape {x.shape}), want a "
@@ -187,11 +187,13 @@ def _check_rows(asking: Asking, x: ArrayView, rows: int, extent: Extent) -> None
 
 
 @dataclass(frozen=True)
-class Kind:
+class CollectiveKind:
     """A collective as a method of the communicator."""
 
     collective: Collective
-    default: Callable[[Asking, ArrayView], ArrayView]  #: finds ``out`` where the user gave none
+    default: Callable[
+        [RequestBuilder, ArrayView], ArrayView
+    ]  #: finds ``out`` where the user gave none
     alike: bool = False  #: out has the shape of x
     lists: bool = False  #: x may be a list of arrays
     counted: bool = False  #: blocks may be of different lengths, which all ranks know
@@ -204,8 +206,10 @@ class Kind:
         return self.collective.name
 
 
-def _kind(name: str, default: Callable[[Asking, ArrayView], ArrayView], **more: Any) -> Kind:
-    return Kind(COLLECTIVES[name], default, **more)
+def _kind(
+    name: str, default: Callable[[RequestBuilder, ArrayView], ArrayView], **more: Any
+) -> CollectiveKind:
+    return CollectiveKind(COLLECTIVES[name], default, **more)
 
 
 _OF_OUT = "this rank's own part of out as x (in place)"
@@ -217,7 +221,7 @@ _MOST_ELEMENTS = 1 << 48
 #: Collective → the number by which native code knows it.
 NUMBERS = {name: number for number, name in enumerate(COLLECTIVES)}
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, CollectiveKind] = {
     kind.name: kind
     for kind in (
         _kind("allreduce", in_place, alike=True, lists=True),

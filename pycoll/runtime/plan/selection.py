@@ -15,14 +15,14 @@ from pycoll.schedule import COLLECTIVES, Algorithm
 if TYPE_CHECKING:
     from pycoll.cost import Explanation
     from pycoll.runtime.join import World
-    from pycoll.runtime.plan.agreement import Settled
+    from pycoll.runtime.plan.agreement import Agreement
 
 
 class Selection:
     """How the ranks of one communicator choose, all alike: a pure function of what they agreed."""
 
     def __init__(
-        self, world: World, settled: Settled, device: str = "cpu", direct: bool = True
+        self, world: World, settled: Agreement, device: str = "cpu", direct: bool = True
     ) -> None:
         self._world = world
         self._device = device

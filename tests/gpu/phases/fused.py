@@ -205,17 +205,17 @@ def cases(run: Run) -> Iterator[Any]:
 def prepare(comm: Any, case: Any, x: Any, out: Any, deadline: float) -> tuple[bytes, int]:
     """Return a kernel's argument for this rank's part of a case, and how many blocks it wants."""
     from pycoll.runtime.native import device_comm
-    from pycoll.runtime.plan.options import Asked
+    from pycoll.runtime.plan.options import CallOptions
 
     op = "sum" if case.op == "-" else case.op
-    asked = Asked(op, 0, None, case.algorithm)
+    asked = CallOptions(op, 0, None, case.algorithm)
     kind, reduce_op = comm._launch._check(case.collective, asked)
     given = x if case.collective == "broadcast" else out
     request = comm._launch._request(kind, x, given, reduce_op, asked)
     cuda = comm._launch.cuda
     plane, plan = cuda._ready(request, asked, x._pool.stream)
-    shape = device_comm.plane_plan_shape(plan.handle)
-    argument = device_comm.plane_prepare(
+    shape = device_comm.device_plan_shape(plan.handle)
+    argument = device_comm.device_comm_prepare(
         plane.native, plane.comm, plan.handle, *request.addresses, deadline
     )
     return argument, shape.blocks

@@ -325,7 +325,7 @@ def proxy(run: Run) -> str:
         plane = comm._launch.cuda.open()
         from pycoll.runtime.native import device_comm
 
-        state = device_comm.plane_state(plane.native)
+        state = device_comm.device_comm_state(plane.native)
         if comm.rank == 0:
             carried[0] = state.carried
         if not (state.remote == comm.size - 1 and state.carried):
