@@ -12,7 +12,7 @@ from setuptools import setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-#: Read by pycoll.runtime.native.bindings when the native module is missing.
+#: Read by pycoll.runtime.native.load when the native module is missing.
 RECORD = "_native_missing.txt"
 CURE = "apt-get install gcc python3-dev"
 AGAIN = "pip install --force-reinstall --no-deps . (or make build)"

@@ -29,7 +29,7 @@ from pycoll.benchmark.operation import OPERATIONS
 from pycoll.benchmark.problem import Array, Problem
 from pycoll.benchmark.timing import Case, Rules, measure
 from pycoll.dtypes import ReduceOp
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import load
 
 SLOTS, SLOT_BYTES = 4, 256 << 10
 SIZES = (8, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)
@@ -100,7 +100,7 @@ class Twin:
 
     def engine(self, comm: Any, plan: Any, x: Array, out: Array) -> Callable[[int], float]:
         """Return a block timer that calls the engine from C, with no Python between the calls."""
-        native, ffi = bindings._lib, bindings.ffi
+        native, ffi = load.lib, load.ffi
         run, resume = (
             ctypes.c_void_p(int(ffi.cast("uintptr_t", ffi.addressof(native, name))))
             for name in ("pc_run", "pc_resume")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import pycoll
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import verbs
 
 LARGEST = 18  #: elements of the longest call, as a power of two: 1 MiB
 TURNS = 8  #: after so many calls the ranks ask whether to stop
@@ -64,7 +64,7 @@ class Rank:
         """Return what is told; since when `longest` counts starts anew."""
         waits = time.monotonic() - self.finished  # in a call that has not ended, maybe
         longest, self.longest = max(self.longest, waits), 0.0
-        wire = bindings.comm_net_state(self.comm._engine.comm)
+        wire = verbs.comm_net_state(self.comm._engine.comm)
         told = {"turns": self.turns, "wrong": self.wrong, "longest": longest}
         return told | {"wire": wire._asdict()}
 

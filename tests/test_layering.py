@@ -45,8 +45,11 @@ LAW = {
     ),
     "only_in": {
         # imports and attributes
-        "pycoll._native": ("runtime/native/bindings.py",),
-        "pycoll.runtime.native.bindings": ("runtime/", "communicator", "cli/"),
+        "pycoll._native": ("runtime/native/load.py",),
+        "pycoll.runtime.native.bindings": ("runtime/",),
+        "pycoll.runtime.native.codes": ("runtime/", "communicator"),
+        "pycoll.runtime.native.load": ("runtime/", "communicator", "cli/"),
+        "pycoll.runtime.native.verbs": ("runtime/", "cli/"),
         "cffi": (),
         "ctypes": ("bootstrap/", "runtime/", "arrays/dlpack.py"),
         "mmap": ("bootstrap/", "runtime/"),
@@ -78,7 +81,7 @@ LAW = {
     "no_circles": ("arrays",),
     # whole string literals
     "strings": {
-        r"pycoll\._native": ("runtime/native/bindings.py",),
+        r"pycoll\._native": ("runtime/native/load.py",),
         r"PYCOLL_[A-Z_]+": ("config.py",),
         r"(OMPI|PMI|PMIX|SLURM|MPI|TORCHELASTIC)_\w+": ("bootstrap/",),
         r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT": ("bootstrap/",),

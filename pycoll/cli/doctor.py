@@ -93,13 +93,13 @@ def _machine(config: Config, seconds: float) -> Machine:
         pause=lambda: time.sleep(seconds),
     )
     try:
-        from pycoll.runtime.native import bindings
+        from pycoll.runtime.native import verbs
     except UnavailableError as error:
         return replace(machine, engine=str(error), attributes=_by_pyverbs())
-    ports = bindings.verbs_ports()
+    ports = verbs.verbs_ports()
     return replace(
         machine,
-        missing=bindings.verbs_missing(),
+        missing=verbs.verbs_missing(),
         attributes=tuple(Attributes(p.device, p.port, p.mtu, p.max_mtu) for p in ports),
     )
 
@@ -122,9 +122,9 @@ def _measurement(fabric: Fabric) -> Callable[[Port], float]:
     """Return what measures a port."""
 
     def measure(port: Port) -> float:
-        from pycoll.runtime.native import bindings
+        from pycoll.runtime.native import verbs
 
-        return bindings.verbs_loopback(Rail(port.device, port.number), fabric, _MEASURED)
+        return verbs.verbs_loopback(Rail(port.device, port.number), fabric, _MEASURED)
 
     return measure
 

@@ -38,10 +38,10 @@ class _Native(NamedTuple):
 
 def _native() -> _Native:
     try:
-        from pycoll.runtime.native import bindings
+        from pycoll.runtime.native import load
     except UnavailableError as error:
         return _Native(missing=str(error))
-    return _Native(bindings.version(), bindings.compiler(), bindings.cpu_features())
+    return _Native(load.version(), load.compiler(), load.cpu_features())
 
 
 def _between_hosts(config: Config) -> str:
@@ -61,12 +61,12 @@ def _between_hosts(config: Config) -> str:
 def _rdma(config: Config) -> list[str]:
     """Say by which RDMA ports ranks of other hosts can be reached, or why by none; then of each."""
     from pycoll.runtime.host.locality import Locality
-    from pycoll.runtime.native import bindings
+    from pycoll.runtime.native import verbs
     from pycoll.runtime.net import rails
 
-    if lack := bindings.verbs_missing():
+    if lack := verbs.verbs_missing():
         return [f"missing: {lack}"]
-    ports = bindings.verbs_ports()
+    ports = verbs.verbs_ports()
     try:
         found = rails.find(config.rails, Locality.mine().memory)
     except PycollError as error:

@@ -16,7 +16,7 @@ from pycoll.arrays.view import HOST, ArrayView, Device
 from pycoll.dtypes import ReduceOp, reduce_op
 from pycoll.errors import UsageError, quoted
 from pycoll.runtime.host.executor import HostExecutor
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import load
 from pycoll.runtime.plan import buckets
 from pycoll.runtime.plan.call import BARRIER
 from pycoll.runtime.plan.executor import Executor, Listed
@@ -73,8 +73,8 @@ class Dispatcher:
     def barrier(self) -> Plan:
         """Bind a barrier: an all-reduce of one byte that nobody looks at."""
         self.engine.require_usable("barrier")
-        plan, byte = self.plans.find(BARRIER, None), bindings.ffi.new("unsigned char[1]")
-        address = int(bindings.ffi.cast("uintptr_t", byte))
+        plan, byte = self.plans.find(BARRIER, None), load.ffi.new("unsigned char[1]")
+        address = int(load.ffi.cast("uintptr_t", byte))
         bound = self._host.bound(plan, (address, address), None, None)
         # Held by the communicator itself, so it must not hold that.
         pins = (byte, plan)

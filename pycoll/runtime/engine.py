@@ -33,7 +33,7 @@ from pycoll.runtime.call_site import amid
 from pycoll.runtime.failure import TOLD, Faults
 from pycoll.runtime.host.heap import Heap
 from pycoll.runtime.join import World, join
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, codes, load
 from pycoll.runtime.net.connections import Connections
 from pycoll.runtime.plan.agreement import Agreement, Selector, agree
 
@@ -96,7 +96,7 @@ class Engine:
         self.world, self.comm = join(bootstrap, config)
         self.number = bindings.comm_number(self.comm)
         #: Starts cached plans without Python's help; `Plans` fills it.
-        self.launcher = bindings.fastcall.Launcher(self.number, self.timeout)
+        self.launcher = load.fastcall.Launcher(self.number, self.timeout)
         self.heap = Heap(self.comm)
         self.faults = self._faults()
         try:
@@ -184,10 +184,10 @@ class Engine:
 
     def finish(self, code: int, timeout: float | None = None) -> None:
         """Carry a call that gave ``code`` instead of a result to its end, or raise."""
-        if code == bindings.AGAIN:
+        if code == codes.AGAIN:
             self._waiter = threading.get_ident()
             code = bindings.resume(self.comm, _QUIET_SECONDS)
-            while code == bindings.AGAIN:
+            while code == codes.AGAIN:
                 self.faults.describe()
                 self.faults.look()
                 code = bindings.resume(self.comm, _SLICE_SECONDS)
@@ -206,9 +206,9 @@ class Engine:
 
     def finish_transfer(self, code: int, timeout: float) -> None:
         """Carry a transfer, which is on no board, to its end, or raise."""
-        if code == bindings.AGAIN:
+        if code == codes.AGAIN:
             self._waiter = threading.get_ident()
-            while code == bindings.AGAIN:
+            while code == codes.AGAIN:
                 code = bindings.resume(self.comm, _SLICE_SECONDS)
             self._waiter = 0
         if code:
@@ -229,7 +229,7 @@ class Engine:
 
     def noted(self, launch: Callable[[], Any]) -> Callable[[], Any]:
         """Return ``launch`` so that it notes `places` first; what is native does so by itself."""
-        native = isinstance(launch, bindings.fastcall.Plan)
+        native = isinstance(launch, load.fastcall.Plan)
         comes = self.launcher.comes
 
         def start() -> Any:
@@ -379,7 +379,7 @@ class Engine:
             code = bindings.work_wait(work, min(seconds, _SLICE_SECONDS))
         finally:
             self._inside.discard(thread)
-        return None if code == bindings.AGAIN else code
+        return None if code == codes.AGAIN else code
 
     def track(self, work: Work) -> None:
         """Keep ``work``, and so its arrays, until it is `settled`."""

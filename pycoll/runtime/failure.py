@@ -30,7 +30,7 @@ from pycoll.errors import (
 )
 from pycoll.runtime import status
 from pycoll.runtime.call_site import user_line
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, codes
 from pycoll.runtime.native.bindings import RankStatus
 from pycoll.runtime.status import Statuses
 
@@ -253,7 +253,7 @@ class Faults:
         if signature == bindings.FORGOTTEN:
             # What was refused is kept longer than the board knows it, but not for ever.
             refused = self._refused.get(rank, {}).keys() - {0}
-            all_kept = len(refused) < bindings.BOARD_CALLS or number > min(refused)
+            all_kept = len(refused) < bindings.STATUS_CALLS or number > min(refused)
             return all_kept and number not in refused
         return signature not in (0, bindings.REFUSED)
 
@@ -290,13 +290,13 @@ class Faults:
         with self._moved:
             calls = self._refused.setdefault(rank, {})
             calls[number] = text
-            for old in sorted(calls.keys() - {0})[: -bindings.BOARD_CALLS]:
+            for old in sorted(calls.keys() - {0})[: -bindings.STATUS_CALLS]:
                 del calls[old]
             self._moved.notify_all()
 
     def interrupted(self, error: BaseException) -> None:
         """End the call that an exception (Ctrl-C) left unfinished in this thread, on every rank."""
-        if bindings.resume(self._comm, 0) == bindings.AGAIN:
+        if bindings.resume(self._comm, 0) == codes.AGAIN:
             calling = self.boards.own().state == bindings.CALLING
             self.give_up(error, self.describe() if calling else f"a transfer at {user_line()}")
 
@@ -307,13 +307,13 @@ class Faults:
         failure = BrokenError(f"rank {self._rank} stopped by {what}")
         self._reported = True  # the user sees `error` itself
         self._break(failure, Cause.ERROR, self._rank)
-        while bindings.resume(self._comm, 1) == bindings.AGAIN:
+        while bindings.resume(self._comm, 1) == codes.AGAIN:
             pass
         self._tell("error", what)
 
     def raise_for(self, code: int, timeout: float, where: str = "") -> NoReturn:
         """Raise what a call that ended with ``code`` means."""
-        if code == bindings.BUSY:
+        if code == codes.BUSY:
             raise BusyError(
                 "this thread is inside a call on this communicator already, which goes on: let a "
                 "signal handler or finalizer only note what happened, and call later"
@@ -321,25 +321,25 @@ class Faults:
                 else "another thread is inside a call on this communicator; "
                 "give each thread a communicator of its own"
             )
-        if code == bindings.BROKEN and self.failure is None:
+        if code == codes.BROKEN and self.failure is None:
             # A queued call broke it, and its Work has not been waited for.
             code = bindings.comm_broken(self._comm) or code
-        native = bindings.comm_error(self._comm)
-        told = code in (bindings.ABORTED, bindings.BROKEN)  # its cause is one of `Cause`
-        transfer = not told and native.code == code and native.cause == bindings.TRANSFER
+        native = codes.comm_error(self._comm)
+        told = code in (codes.ABORTED, codes.BROKEN)  # its cause is one of `Cause`
+        transfer = not told and native.code == code and native.cause == codes.TRANSFER
         if where and not transfer:
             self.describe(where)
         if transfer:
             self._transfer_failed(native, where)
-        elif code == bindings.TIMEDOUT:
+        elif code == codes.TIMEDOUT:
             self._time_out(timeout)
-        elif code == bindings.MISMATCH:
+        elif code == codes.MISMATCH:
             self._break(MismatchError(_DIFFERENT), Cause.MISMATCH, native.peer)
-        elif code == bindings.LOST:
+        elif code == codes.LOST:
             self._note_lost_link(native.peer, f"the connection to it broke ({native.text})")
-        elif code not in (bindings.ABORTED, bindings.BROKEN):
+        elif code not in (codes.ABORTED, codes.BROKEN):
             self._unexpected(code)
-        self._raise(in_call=code != bindings.BROKEN)
+        self._raise(in_call=code != codes.BROKEN)
 
     def _raise(self, *, in_call: bool) -> NoReturn:
         """Raise the failure itself to the first who asks, and to all others that it is broken."""
@@ -475,9 +475,9 @@ class Faults:
             if not told:
                 self._tell(GONE, text)
 
-    def _transfer_failed(self, native: bindings.Error, where: str) -> None:
+    def _transfer_failed(self, native: codes.Error, where: str) -> None:
         what = f"{native.text} (at {where.rpartition(' at ')[2] or user_line()})"
-        if native.code == bindings.TIMEDOUT:
+        if native.code == codes.TIMEDOUT:
             self.boards.refresh(_SAY_SECONDS)
             elsewhere = self._elsewhere(native.peer)
             board = self.boards.of(native.peer)
@@ -492,13 +492,13 @@ class Faults:
                 what += f"; rank {native.peer} is in no collective, its last was {last}{elsewhere}"
             self._break(CollectiveTimeout(what), Cause.TIMEOUT, self._rank)
             self._tell("timeout", what)
-        elif native.code == bindings.MISMATCH:
+        elif native.code == codes.MISMATCH:
             if bindings.REFUSED_P2P_OP in native.text:  # else it is about what came later
                 for rank, text in self._refused_by(native.peer):
                     what += f"; rank {rank} had called {text}"
             self._break(MismatchError(what), Cause.MISMATCH, native.peer)
             self._tell("transfer", what)
-        elif native.code == bindings.LOST:
+        elif native.code == codes.LOST:
             rank, departed = self._blame(native.peer)
             how = "is gone" if departed is None else departed.how
             self._lose(rank, f"{self._name(rank)} {how}: {what}")
@@ -518,7 +518,7 @@ class Faults:
 
     def _unexpected(self, code: int) -> None:
         try:
-            bindings.raise_for(code, self._comm, self.describe())
+            codes.raise_for(code, self._comm, self.describe())
         except PycollError as error:
             self._break(_copy(error), Cause.ERROR, self._rank)
             self._tell("error", str(error))
@@ -639,7 +639,7 @@ class Faults:
         if signature == bindings.REFUSED:
             return "a call that was refused"
         if signature == bindings.FORGOTTEN:
-            followed = bindings.BOARD_CALLS - 1
+            followed = bindings.STATUS_CALLS - 1
             return f"a call that {followed} or more have followed, and that is not known any more"
         plan = self.plans.get(signature)
         return "an unknown call" if plan is None else plan.text

@@ -22,7 +22,7 @@ from pycoll.errors import BootstrapError, PycollError, UnavailableError
 from pycoll.fabric import Fabric
 from pycoll.runtime.host import locality
 from pycoll.runtime.host.locality import Locality
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, codes, load
 from pycoll.runtime.net import transport
 from pycoll.runtime.net.transport import NetOptions
 from pycoll.schedule.placement import Placement
@@ -122,7 +122,7 @@ def join(bootstrap: Bootstrap, config: Config) -> tuple[World, Any]:
     rank, size, timeout = bootstrap.rank, bootstrap.size, config.timeout
     each = slot_bytes(size, bootstrap.whole)
     mine = {
-        "version": bindings.version(),
+        "version": load.version(),
         "algorithm": config.algorithm,
         "transport": config.transport,
         "verbs": str(config.verbs),
@@ -204,7 +204,7 @@ def _introduction(rank: int, blob: bytes) -> _Introduction:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BootstrapError(
             f"rank {rank} introduced itself with {blob[:60]!r}, which this version "
-            f"({bindings.version()}) does not understand: {error}"
+            f"({load.version()}) does not understand: {error}"
         ) from None
 
 
@@ -273,11 +273,11 @@ def _connect(
         still = []
         for peer in waiting[:AT_ONCE]:
             code = bindings.comm_connect(comm, peer, blobs[peer])
-            if code == bindings.AGAIN:
+            if code == codes.AGAIN:
                 still.append(peer)
             elif code >= 0:
                 mapped.add(peer)
-            elif code != bindings.UNMAPPABLE and not trouble:
+            elif code != codes.UNMAPPABLE and not trouble:
                 trouble = _reason(code, comm, f"rank {rank} cannot reach rank {peer}")
                 # Serve the others for a moment more; the peer in question may never come.
                 deadline = min(deadline, time.monotonic() + AFTER_TROUBLE_SECONDS)
@@ -317,7 +317,7 @@ def _served(comm: Any, bootstrap: Bootstrap, blob: bytes, timeout: float) -> lis
 
 def _reason(code: int, comm: Any, what: str) -> str:
     try:
-        bindings.raise_for(code, comm, what)
+        codes.raise_for(code, comm, what)
     except PycollError as error:
         return f"{error}{_cure(error)}"
 

@@ -114,7 +114,7 @@ def test_bad_arguments_are_one_line_and_code_2(cli, machine, arguments, message)
 
 @pytest.mark.native
 def test_bandwidth_of_each_port(cli, machine, monkeypatch):
-    from pycoll.runtime.native import bindings
+    from pycoll.runtime.native import verbs
 
     asked = []
 
@@ -122,7 +122,7 @@ def test_bandwidth_of_each_port(cli, machine, monkeypatch):
         asked.append((str(rail), fabric.timeout))
         return 25e9
 
-    monkeypatch.setattr(bindings, "verbs_loopback", loopback)
+    monkeypatch.setattr(verbs, "verbs_loopback", loopback)
     done = cli("doctor", "--bandwidth")
     assert asked == [("rxe0:1", 14)]
     assert "bandwidth  rxe0 port 1: 200 Gb/s to itself" in done.out
@@ -131,12 +131,12 @@ def test_bandwidth_of_each_port(cli, machine, monkeypatch):
 
 @pytest.mark.native
 def test_bandwidth_that_cannot_be_measured(cli, machine, monkeypatch):
-    from pycoll.runtime.native import bindings
+    from pycoll.runtime.native import verbs
 
     def loopback(rail, fabric, seconds):
         raise TransportError("rxe0 port 1: ibv_reg_mr: Cannot allocate memory")
 
-    monkeypatch.setattr(bindings, "verbs_loopback", loopback)
+    monkeypatch.setattr(verbs, "verbs_loopback", loopback)
     assert "cannot be measured: rxe0 port 1: ibv_reg_mr" in cli("doctor", "--bandwidth").out
 
 

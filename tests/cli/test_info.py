@@ -95,18 +95,18 @@ def test_info_says_by_which_network_other_hosts_are_reached(cli, monkeypatch):
 
 @pytest.mark.native
 def test_info_says_by_which_ports_rdma_goes(cli, monkeypatch):
-    from pycoll.runtime.native import bindings
-    from pycoll.runtime.native.bindings import Port
+    from pycoll.runtime.native import verbs
+    from pycoll.runtime.native.verbs import Port
     from pycoll.runtime.net import rails
 
     def port(device: str, state: int) -> Port:
         more = (1, 4096, 4096, 7, 400_000_000_000, 0, 1000, 0, 0, bytes(16), -1, "mlx5_core")
         return Port(device, 1, state, *more)
 
-    monkeypatch.setattr(bindings, "verbs_missing", lambda: "no libibverbs: apt-get install it")
+    monkeypatch.setattr(verbs, "verbs_missing", lambda: "no libibverbs: apt-get install it")
     assert "  verbs           missing: no libibverbs: apt-get install it\n" in cli("info").out
-    monkeypatch.setattr(bindings, "verbs_missing", lambda: "")
-    monkeypatch.setattr(bindings, "verbs_ports", lambda: [port("mlx5_0", 4), port("mlx5_1", 1)])
+    monkeypatch.setattr(verbs, "verbs_missing", lambda: "")
+    monkeypatch.setattr(verbs, "verbs_ports", lambda: [port("mlx5_0", 4), port("mlx5_1", 1)])
     lines = cli("info").out.splitlines()
     at = lines.index("  verbs           ranks of several hosts, by mlx5_0:1")
     more = "400 Gb/s, InfiniBand, NUMA node unknown, mlx5_core"
@@ -122,7 +122,7 @@ def test_info_says_by_which_ports_rdma_goes(cli, monkeypatch):
     monkeypatch.setenv("PYCOLL_TRANSPORT", "tcp")
     assert "by mlx5_0:1; not used, as PYCOLL_TRANSPORT is tcp\n" in cli("info").out
     monkeypatch.delenv("PYCOLL_RAILS")
-    monkeypatch.setattr(bindings, "verbs_ports", list)
+    monkeypatch.setattr(verbs, "verbs_ports", list)
     monkeypatch.setattr(rails, "seen", lambda: False)
     assert "  verbs           missing: there is no RDMA device" in cli("info").out
 

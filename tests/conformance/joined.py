@@ -17,7 +17,7 @@ import fabric
 
 from pycoll.bootstrap import Bootstrap
 from pycoll.fabric import Fabric, Rail
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, codes, verbs
 
 SLOTS = 2
 SLOT_BYTES = 4096
@@ -43,7 +43,7 @@ def connect_all(comms: Sequence[Any]) -> None:
             bindings.comm_accept(comm)
         for i, j in sorted(left):
             code = bindings.comm_connect(comms[i], j, blobs[j])
-            assert code in (0, bindings.AGAIN), bindings.comm_error(comms[i]).text
+            assert code in (0, codes.AGAIN), codes.comm_error(comms[i]).text
             if code == 0:
                 left.discard((i, j))
     for comm in comms:
@@ -97,29 +97,29 @@ def rail_all(
         count = rails if isinstance(rails, int) else rails[rank]
         names = devices(rank, len(comms), count)
         gid = gids[rank] if gids else -1
-        bindings.comm_rails(comm, by, [Rail(name, 1, gid) for name in names], patience)
+        verbs.comm_rails(comm, by, [Rail(name, 1, gid) for name in names], patience)
     link_all(comms)
     if settled:
         settle(comms)
 
 
 def attend_until(
-    comms: Sequence[Any], what: Callable[[list[bindings.NetState]], bool]
-) -> list[bindings.NetState]:
+    comms: Sequence[Any], what: Callable[[list[verbs.NetState]], bool]
+) -> list[verbs.NetState]:
     """See to the paths of ranks that make no call, until their state is so."""
     deadline = time.monotonic() + SECONDS
     while True:
         for comm in comms:
             bindings.comm_handle_events(comm)
-        states = [bindings.comm_net_state(comm) for comm in comms]
+        states = [verbs.comm_net_state(comm) for comm in comms]
         if what(states):
             return states
         assert time.monotonic() < deadline, states
 
 
-def settle(comms: Sequence[Any]) -> list[bindings.NetState]:
+def settle(comms: Sequence[Any]) -> list[verbs.NetState]:
     """Wait until every path between ranks of this process carries messages."""
-    return attend_until(comms, lambda states: all(s.live == s.paths for s in states))
+    return attend_until(comms, lambda states: all(s.live == s.connections for s in states))
 
 
 def connect_some(comms: Sequence[Any]) -> None:
@@ -128,7 +128,7 @@ def connect_some(comms: Sequence[Any]) -> None:
     remote = [(i, j) for i, j in itertools.combinations(range(len(comms)), 2) if i // 2 != j // 2]
     for i, comm in enumerate(comms):
         j = i ^ 1
-        while j < len(comms) and bindings.comm_connect(comm, j, blobs[j]) == bindings.AGAIN:
+        while j < len(comms) and bindings.comm_connect(comm, j, blobs[j]) == codes.AGAIN:
             bindings.comm_accept(comms[j])
     for i, j in remote:
         bindings.comm_remote(comms[i], j)
@@ -151,7 +151,7 @@ def join(met: Bootstrap, way: str = "shm", rails: int = 1, **options: int) -> An
     comm = open_rank(met.rank, met.size, **options)
     if way == "verbs":
         names = devices(met.rank, met.size, rails)
-        bindings.comm_rails(comm, HASTY, [Rail(name, 1) for name in names])
+        verbs.comm_rails(comm, HASTY, [Rail(name, 1) for name in names])
     if way != "shm":
         return _link(met, comm)
     blobs = met.allgather(bindings.comm_address(comm), SECONDS)
@@ -160,7 +160,7 @@ def join(met: Bootstrap, way: str = "shm", rails: int = 1, **options: int) -> An
         bindings.comm_accept(comm)
         for peer in sorted(waiting):
             code = bindings.comm_connect(comm, peer, blobs[peer])
-            assert code in (0, bindings.AGAIN), bindings.comm_error(comm).text
+            assert code in (0, codes.AGAIN), codes.comm_error(comm).text
             if code == 0:
                 waiting.discard(peer)
     # Others may still want to be served.
@@ -194,7 +194,7 @@ def _link(met: Bootstrap, comm: Any) -> Any:
 
 def finish(comm: Any, code: int) -> int:
     """Carry a call that `bindings.run` began to its end."""
-    while code == bindings.AGAIN:
+    while code == codes.AGAIN:
         code = bindings.resume(comm, 0.1)
     return code
 
@@ -202,13 +202,13 @@ def finish(comm: Any, code: int) -> int:
 def complete(comms: Sequence[Any], plans: Sequence[Any], xs: Sequence[int], outs: Sequence[int],
              seconds: float = SECONDS) -> None:  # fmt: skip
     """Run one call on ranks that all live in this thread: each goes on where it stopped."""
-    codes = [bindings.run(*call, seconds) for call in zip(comms, plans, xs, outs, strict=True)]
-    while any(codes):
-        for i, code in enumerate(codes):
-            if code == bindings.AGAIN:
-                codes[i] = bindings.resume(comms[i], 0.0)
+    ended = [bindings.run(*call, seconds) for call in zip(comms, plans, xs, outs, strict=True)]
+    while any(ended):
+        for i, code in enumerate(ended):
+            if code == codes.AGAIN:
+                ended[i] = bindings.resume(comms[i], 0.0)
             else:
-                assert code == 0, (i, bindings.comm_error(comms[i]))
+                assert code == 0, (i, codes.comm_error(comms[i]))
 
 
 def held() -> set[str]:

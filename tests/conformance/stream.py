@@ -11,7 +11,7 @@ from joined import SECONDS, SLOT_BYTES, finish
 from pycoll.algorithms import algorithm
 from pycoll.dtypes import UINT8, DType, ReduceOp
 from pycoll.program.lower import compile_program
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, codes
 from pycoll.schedule import Algorithm, ScheduleBuilder, allreduce
 
 
@@ -72,7 +72,7 @@ class Stream:
 
     def end(self, code: int) -> int:
         """Look at what came, when it has come."""
-        assert code in (0, bindings.AGAIN), bindings.comm_error(self.comm)
+        assert code in (0, codes.AGAIN), codes.comm_error(self.comm)
         if code == 0:
             n, shift = self._next()
             assert np.array_equal(self.memory[shift : shift + n], content(self.number, n))
@@ -86,11 +86,11 @@ class Stream:
 
     def rest(self) -> None:
         """Go on with a message that needs nobody else to move: what it waits for is on its way."""
-        assert self.end(finish(self.comm, bindings.AGAIN)) == 0
+        assert self.end(finish(self.comm, codes.AGAIN)) == 0
 
     def whole(self) -> None:
         """Send or receive the next message, which needs nobody else to move."""
-        if self.begin() == bindings.AGAIN:
+        if self.begin() == codes.AGAIN:
             self.rest()
 
     def _next(self) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from fabric import Kind
 from joined import SECONDS, Opened, attend_until, connect_all, rail_all
 
 from pycoll.dtypes import UINT8
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, codes, verbs
 
 DEVICES = ("fake0", "fake4")
 NBYTES = 4 << 20
@@ -72,7 +72,7 @@ class Transfer:
     def break_off(self, rank: int) -> None:
         """End it at one rank, as any failure does; then its memory is used for something else."""
         bindings.comm_abort(self.comms[rank], 0, -1, "a test broke it off")
-        assert self.end(rank) == bindings.ABORTED
+        assert self.end(rank) == codes.ABORTED
         self.arrays[rank][:] = REUSED
 
 
@@ -90,7 +90,7 @@ def waiting_for_a_path(
     attend_until(comms, lambda states: transfer.go_on() and any(s.failures for s in states))
     network.cut_both(*DEVICES)
     attend_until(comms, lambda states: all(s.queue_pairs == 0 for s in states))
-    assert transfer.go_on() == [bindings.AGAIN] * 2
+    assert transfer.go_on() == [codes.AGAIN] * 2
     return transfer
 
 
@@ -102,8 +102,8 @@ def let_paths_be_made(transfer: Transfer, broken: int, network: Network) -> int:
     until = time.monotonic() + PAUSE
     other = 1 - broken
 
-    def over(_: list[bindings.NetState]) -> bool:
-        done = transfer.go_on()[other] != bindings.AGAIN or not transfer.holds(broken, REUSED)
+    def over(_: list[verbs.NetState]) -> bool:
+        done = transfer.go_on()[other] != codes.AGAIN or not transfer.holds(broken, REUSED)
         return done or time.monotonic() > until
 
     network.heal_both(*DEVICES)
@@ -120,7 +120,7 @@ def test_nothing_more_is_read_into_it_by_a_later_path(
     transfer.break_off(broken)
     code = let_paths_be_made(transfer, broken, network)
     assert transfer.holds(broken, REUSED)
-    assert code in (bindings.AGAIN, bindings.LOST)
+    assert code in (codes.AGAIN, codes.LOST)
 
 
 @pytest.mark.stand_in
@@ -132,7 +132,7 @@ def test_nothing_more_is_read_of_it_by_a_later_path(
     transfer.break_off(broken)
     code = let_paths_be_made(transfer, broken, network)
     assert transfer.holds(1 - broken, FRESH)
-    assert code in (bindings.AGAIN, bindings.LOST)
+    assert code in (codes.AGAIN, codes.LOST)
 
 
 @pytest.mark.stand_in
@@ -149,11 +149,11 @@ def test_what_was_being_read_has_stopped_when_the_call_ends(
     transfer.post(0, 1)
     attend_until(comms, lambda _: transfer.go_on() and transfer.arrays[1 - lender][0] == SENT)
     transfer.break_off(broken)
-    assert bindings.comm_net_state(comms[broken]).queue_pairs == 0
+    assert verbs.comm_net_state(comms[broken]).queue_pairs == 0
     network.slow(DEVICES[lender], 0)
     attend_until(comms, lambda states: all(s.queue_pairs == 0 for s in states))
     assert transfer.holds(broken, REUSED)
-    assert transfer.result(1 - broken) == bindings.AGAIN
+    assert transfer.result(1 - broken) == codes.AGAIN
 
 
 # Within a host.
@@ -167,17 +167,17 @@ def test_what_a_rank_offered_is_not_taken_after_another_failure_of_that_rank(
     connect_all(comms)
     first = Transfer(comms, 0)
     first.post(0, 1)
-    while bindings.AGAIN in first.go_on():
+    while codes.AGAIN in first.go_on():
         pass
     transfer = Transfer(comms, 0)  # rank 1 has found out that it can read rank 0's memory
     transfer.post(0)
     bindings.comm_abort(comms[0], 0, -1, "a test broke it off")
     assert bindings.refuse(comms[0]) is None
     # Rank 0's own thread may have met the abort before the refusal ended its transfers.
-    assert transfer.end(0) in (bindings.BROKEN, bindings.ABORTED)
+    assert transfer.end(0) in (codes.BROKEN, codes.ABORTED)
     transfer.arrays[0][:] = REUSED
     transfer.post(1)
-    assert [transfer.result(1) for _ in range(10)] == [bindings.AGAIN] * 10
+    assert [transfer.result(1) for _ in range(10)] == [codes.AGAIN] * 10
     assert transfer.holds(1, FRESH)
 
 
@@ -191,6 +191,6 @@ def test_who_broke_it_off_is_not_taken_for_one_that_is_gone(
     transfer = waiting_for_a_path(comms, lender, network, LONG)
     transfer.break_off(1)
     network.heal_both(*DEVICES)
-    attend_until(comms, lambda _: transfer.result(0) != bindings.AGAIN)
-    assert transfer.result(0) == bindings.TIMEDOUT, bindings.comm_error(comms[0]).text
+    attend_until(comms, lambda _: transfer.result(0) != codes.AGAIN)
+    assert transfer.result(0) == codes.TIMEDOUT, codes.comm_error(comms[0]).text
     assert transfer.holds(1, REUSED)

@@ -27,7 +27,7 @@ from pycoll.dtypes import DTYPES, DType, ReduceOp
 from pycoll.program import reference
 from pycoll.program.lower import compile_all
 from pycoll.program.program import Program
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, codes
 from pycoll.schedule import COLLECTIVES, Algorithm, Collective, NotDirect
 
 Bytes = npt.NDArray[np.uint8]
@@ -260,7 +260,7 @@ def native_call(comm: Any, rank: int, size: int, number: int, case: Case) -> byt
         x = out = Place(comm, result, case, reachable)
         addresses = x.address + into - end, x.address
     code = joined.finish(comm, bindings.run(comm, plan, *addresses, joined.SECONDS))
-    assert code == 0, (case, bindings.comm_error(comm))
+    assert code == 0, (case, codes.comm_error(comm))
     assert x.guarded(), case
     assert out.guarded(), case
     assert in_place or np.array_equal(x.content, mine), case

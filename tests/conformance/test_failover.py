@@ -20,7 +20,7 @@ from joined import HASTY, Opened, attend_until, rail_all, settle
 from stream import Stream
 
 from pycoll.fabric import Fabric
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, codes, verbs
 
 pytestmark = pytest.mark.stand_in
 
@@ -69,7 +69,7 @@ class Pair:
         while any(self.codes):
             for at, stream in enumerate((self.sender, self.receiver)):
                 bindings.comm_handle_events(stream.comm)  # also for the one that has finished
-                if self.codes[at] == bindings.AGAIN:
+                if self.codes[at] == codes.AGAIN:
                     self.codes[at] = stream.resume()
 
     def call(self, times: int = 1) -> None:
@@ -78,15 +78,15 @@ class Pair:
             self.begin()
             self.finish()
 
-    def until(self, what: Callable[[Any, Any], bool]) -> list[bindings.NetState]:
+    def until(self, what: Callable[[Any, Any], bool]) -> list[verbs.NetState]:
         """Wait until the state of the two ranks is so; they make no call meanwhile."""
         return attend_until(self.comms, lambda states: what(*states))
 
-    def down(self) -> list[bindings.NetState]:
+    def down(self) -> list[verbs.NetState]:
         """Wait until both ranks have let go of every path."""
         return self.until(lambda a, b: a.queue_pairs == b.queue_pairs == 0)
 
-    def settle(self) -> list[bindings.NetState]:
+    def settle(self) -> list[verbs.NetState]:
         return settle(self.comms)
 
 
@@ -163,7 +163,7 @@ def test_what_was_consumed_before_the_path_was_given_up_is_not_sent_again(
     )
     pair.begin()
     pair.codes[1] = pair.receiver.begin()
-    assert pair.codes[1] == bindings.AGAIN  # but what had come is consumed
+    assert pair.codes[1] == codes.AGAIN  # but what had come is consumed
     pair.until(lambda a, b: a.failures == 1)
     both(network, "heal", 0)
     pair.finish()
@@ -270,7 +270,7 @@ def test_a_line_that_is_used_again_before_its_last_message_is_acknowledged(
 def test_one_end_has_more_rails(opened: Opened, network: Network, rails: tuple[int, int]) -> None:
     pair = Pair(opened, rails, messages=3, slot_bytes=SLOT_BYTES)
     for state in pair.settle():
-        assert state.paths == max(rails)
+        assert state.connections == max(rails)
     pair.call(3)
     for rank, count in enumerate(rails):
         # All paths of these ports at once: everything posted comes back by one completion queue.
@@ -354,10 +354,10 @@ def test_a_rank_that_makes_no_call_lets_its_peer_fail_over(
     told.register(bindings.comm_event_fd(idle), select.POLLIN)
     network.fuse("fake0", "fake4", after=1, count=Kind.WRITE_IMM)
     pair.begin()
-    while pair.codes[0] == bindings.AGAIN:
+    while pair.codes[0] == codes.AGAIN:
         if told.poll(0):
             bindings.comm_handle_events(idle)
-        if network.blown("fake0", "fake4") and bindings.comm_net_state(idle).failures:
+        if network.blown("fake0", "fake4") and verbs.comm_net_state(idle).failures:
             both(network, "heal", 0)
         pair.codes[0] = pair.sender.resume()
     pair.receiver.whole()
@@ -400,14 +400,14 @@ def test_without_any_rail_for_long_the_peer_is_lost_on_both_sides(
     else:
         both(network, "cut", 0, 1)
     pair.begin()
-    assert pair.receiver.begin() == bindings.AGAIN
+    assert pair.receiver.begin() == codes.AGAIN
     texts = []
     for rank, comm in enumerate(pair.comms):
-        while (code := bindings.resume(comm, 0.01)) == bindings.AGAIN:
+        while (code := bindings.resume(comm, 0.01)) == codes.AGAIN:
             for other in pair.comms:
                 bindings.comm_handle_events(other)
-        error = bindings.comm_error(comm)
-        assert (code, error.code, error.peer) == (bindings.LOST, bindings.LOST, 1 - rank)
+        error = codes.comm_error(comm)
+        assert (code, error.code, error.peer) == (codes.LOST, codes.LOST, 1 - rank)
         texts.append(error.text)
     assert texts[0].startswith("rank 1 is lost: no path to it is left (fake")
     assert texts[1].startswith("rank 0 is lost: ")
@@ -452,8 +452,8 @@ def test_a_peer_that_has_closed_while_the_paths_to_it_failed(
     time.sleep(0.2)  # by now all paths have failed; the sender has not looked
     assert pair.sender.end(joined.finish(pair.sender.comm, pair.codes[0])) == 0
     code = joined.finish(pair.sender.comm, run(pair.sender))
-    assert code == bindings.LOST
-    assert "rank 1 is lost: it closed its connection" in bindings.comm_error(pair.sender.comm).text
+    assert code == codes.LOST
+    assert "rank 1 is lost: it closed its connection" in codes.comm_error(pair.sender.comm).text
     assert bindings.comm_connections(pair.sender.comm, 1) == 0
 
 

@@ -16,7 +16,7 @@ from fabric import Fabric as Network
 from joined import SECONDS, Opened, attend_until, rail_all, settle
 from stream import Stream
 
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, codes
 
 pytestmark = pytest.mark.stand_in
 
@@ -47,12 +47,12 @@ def streams(comms: list[Any]) -> list[Stream]:
 def call(comms: list[Any]) -> None:
     """Make that call, to its end."""
     both = streams(comms)
-    codes = [stream.begin() for stream in both]
-    while any(codes):
+    ended = [stream.begin() for stream in both]
+    while any(ended):
         for at, stream in enumerate(both):
             bindings.comm_handle_events(stream.comm)
-            if codes[at] == bindings.AGAIN:
-                codes[at] = stream.resume()
+            if ended[at] == codes.AGAIN:
+                ended[at] = stream.resume()
 
 
 def failure(comms: list[Any], rank: int, attend: list[Any]) -> str:
@@ -61,12 +61,12 @@ def failure(comms: list[Any], rank: int, attend: list[Any]) -> str:
     (plan,) = stream.plans.values()
     address = stream.memory.ctypes.data
     code = bindings.run(comm, plan, address, address, SECONDS)
-    while code == bindings.AGAIN:
+    while code == codes.AGAIN:
         for one in attend:
             bindings.comm_handle_events(one)
         code = bindings.resume(comm, 0.01)
-    error = bindings.comm_error(comm)
-    assert (code, error.code, error.peer) == (bindings.LOST, bindings.LOST, 1 - rank), error.text
+    error = codes.comm_error(comm)
+    assert (code, error.code, error.peer) == (codes.LOST, codes.LOST, 1 - rank), error.text
     return error.text
 
 

@@ -45,7 +45,7 @@ from pycoll.dtypes import INT64, UINT8
 from pycoll.errors import InternalError
 from pycoll.fabric import Rail
 from pycoll.program.lower import compile_program
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, codes, verbs
 from pycoll.schedule import ScheduleBuilder, allreduce
 
 Connect = Callable[[Sequence[Any]], None]
@@ -127,20 +127,20 @@ def test_a_sender_is_ahead_by_its_slots_and_no_further(
     sender, receiver = (Stream(comm, rank, 2, [nbytes]) for rank, comm in enumerate(comms))
     for _ in range(ahead):
         sender.whole()
-    assert sender.begin() == bindings.AGAIN
-    assert sender.resume() == bindings.AGAIN
+    assert sender.begin() == codes.AGAIN
+    assert sender.resume() == codes.AGAIN
     stuck = bindings.comm_stuck(comms[0])
     assert stuck is not None
     assert (stuck.peer, stuck.sending) == (1, True)
     for _ in range(3 * ahead):
         receiver.whole()
         sender.rest()
-        assert sender.begin() == bindings.AGAIN
+        assert sender.begin() == codes.AGAIN
     for _ in range(ahead):
         receiver.whole()
     sender.rest()
     receiver.whole()
-    assert receiver.begin() == bindings.AGAIN
+    assert receiver.begin() == codes.AGAIN
     stuck = bindings.comm_stuck(comms[1])
     assert stuck is not None
     assert (stuck.peer, stuck.sending) == (0, False)
@@ -168,7 +168,7 @@ def test_thousands_of_messages_between_processes(size: int, way: str) -> None:
         end = Stream(comm, met.rank, size, LENGTHS)
         while end.number < 4000:
             code = end.begin()
-            while code == bindings.AGAIN:
+            while code == codes.AGAIN:
                 code = end.end(bindings.resume(comm, 0.1))
         end.plans.clear()
         bindings.comm_close(comm)
@@ -209,7 +209,7 @@ def test_a_closed_peer_leaves_the_memory_that_others_see(opened: Opened) -> None
     bindings.comm_close(comms.pop(0))
     assert [end.begin() for end in ends[1:]] == [0, 0]  # sent before it closed
     assert bindings.status_read(comms[0], 0).state == bindings.CLOSED
-    assert ends[1].begin() == bindings.AGAIN
+    assert ends[1].begin() == codes.AGAIN
     bindings.comm_close(comms.pop(0))  # inside a call, for ever
     assert bindings.status_read(comms[0], 1).state == bindings.CLOSED
 
@@ -231,18 +231,18 @@ def test_a_remote_peer_that_closed_is_lost_once_all_it_sent_was_received(
     code = finish(
         lost.comm, bindings.run(lost.comm, lost.plans[0], lost.memory.ctypes.data, 0, SECONDS)
     )
-    assert code == bindings.LOST
-    error = bindings.comm_error(lost.comm)
+    assert code == codes.LOST
+    error = codes.comm_error(lost.comm)
     assert (error.code, error.peer) == (code, 0)
     assert bindings.comm_connections(lost.comm, 0) == 0, error.text
     with pytest.raises(
         pycoll.PeerLostError,
         match=r"call: rank 0 is lost: (it closed its connection|receive: |send: )",
     ):
-        bindings.raise_for(code, lost.comm, "call")
+        codes.raise_for(code, lost.comm, "call")
     with pytest.raises(pycoll.UnavailableError, match="board of rank 0"):
         bindings.status_read(lost.comm, 0)
-    assert ends[2].begin() == bindings.AGAIN  # it waits for rank 1, who is there
+    assert ends[2].begin() == codes.AGAIN  # it waits for rank 1, who is there
 
 
 @pytest.mark.parametrize("way", with_devices(("tcp", "verbs")))
@@ -250,17 +250,17 @@ def test_a_call_waits_for_its_first_socket(opened: Opened, way: str) -> None:
     comms = opened(2)
     for rank, comm in enumerate(comms):
         if way == "verbs":
-            bindings.comm_rails(comm, joined.HASTY, [Rail(joined.devices(rank, 2, 1)[0], 1)])
+            verbs.comm_rails(comm, joined.HASTY, [Rail(joined.devices(rank, 2, 1)[0], 1)])
         bindings.comm_remote(comm, 1 - comms.index(comm))
         bindings.comm_sealed(comm)
     ends = [Stream(comm, rank, 2, [1000]) for rank, comm in enumerate(comms)]
-    assert [end.begin() for end in ends] == [bindings.AGAIN] * 2
+    assert [end.begin() for end in ends] == [codes.AGAIN] * 2
     assert [bindings.comm_connections(comm, 1 - rank) for rank, comm in enumerate(comms)] == [0, 0]
     adopter = threading.Thread(target=joined.adopt, args=(comms, 0, 1))
     adopter.start()
     adopter.join()
-    while any(codes := [end.resume() if end.number == 0 else 0 for end in ends]):
-        assert set(codes) <= {0, bindings.AGAIN}
+    while any(ended := [end.resume() if end.number == 0 else 0 for end in ends]):
+        assert set(ended) <= {0, codes.AGAIN}
 
 
 def test_what_cannot_be_remote(opened: Opened) -> None:
@@ -302,16 +302,16 @@ def test_a_peer_that_dies_under_load_leaves_a_survivor_that_can_close(way: str) 
             seconds = 0.5 if way == "deadline" and calls == 1000 else SECONDS
             code, calls = finish(comm, bindings.run(*call, seconds)), calls + 1
         assert calls > 999
-        error = bindings.comm_error(comm)
+        error = codes.comm_error(comm)
         assert error.code == code
         assert bindings.comm_broken(comm) == code
-        assert bindings.run(*call, SECONDS) == bindings.BROKEN
+        assert bindings.run(*call, SECONDS) == codes.BROKEN
         if way == "told":
             watch.join()
         bindings.release(plan)
         bindings.comm_close(comm)
         assert held() <= before
-        return f"{bindings.code_name(code)} {error.cause} {error.text[:14]}"
+        return f"{codes.code_name(code)} {error.cause} {error.text[:14]}"
 
     def tell(comm: Any, pid: int) -> None:
         died = os.pidfd_open(pid)
@@ -347,10 +347,10 @@ def refused(comm: Any, peer: int, blob: bytes, serving: Callable[[], object]) ->
     """Connect until there is an answer other than AGAIN."""
     ready = select.poll()
     ready.register(bindings.comm_connect_fd(comm), select.POLLIN)
-    while (code := bindings.comm_connect(comm, peer, blob)) == bindings.AGAIN:
+    while (code := bindings.comm_connect(comm, peer, blob)) == codes.AGAIN:
         serving()
         ready.poll(100)
-    error = bindings.comm_error(comm)
+    error = codes.comm_error(comm)
     assert (error.code, error.peer) == (code, peer)
     return code, error.text
 
@@ -378,9 +378,9 @@ def test_a_forged_address(opened: Opened, changed: dict[str, Any], code: str, te
     comms = opened(2)
     blob = forged(bindings.comm_address(comms[1]), **changed)
     found, said = refused(comms[0], 1, blob, lambda: bindings.comm_accept(comms[1]))
-    assert bindings.code_name(found) == code
+    assert codes.code_name(found) == code
     with pytest.raises(pycoll.PycollError, match=text):
-        bindings.raise_for(found, comms[0], said)
+        codes.raise_for(found, comms[0], said)
     connect_all(comms)  # a lie does no harm to the truth
     end = Stream(comms[0], 0, 2, LENGTHS)
     assert end.begin() == 0
@@ -391,7 +391,7 @@ def test_an_address_of_the_wrong_length(opened: Opened, length: int) -> None:
     comms = opened(2)
     blob = (bindings.comm_address(comms[1]) * 12)[:length]
     code, text = refused(comms[0], 1, blob, lambda: None)
-    assert code == bindings.INVALID
+    assert code == codes.INVALID
     assert text == f"address of rank 1 has {length} bytes, want {FIELDS.size}"
 
 
@@ -403,7 +403,7 @@ def test_garbage_for_an_address(opened: Opened) -> None:
         keep = drawn.choice((0, 4, 8, 12, 16, 32))
         blob[:keep] = truth[:keep]
         code, _ = refused(comms[0], 1, bytes(blob), lambda: bindings.comm_accept(comms[1]))
-        assert code in (bindings.INVALID, bindings.UNMAPPABLE)
+        assert code in (codes.INVALID, codes.UNMAPPABLE)
     connect_all(comms)
 
 
@@ -418,7 +418,7 @@ def test_memory_that_is_not_where_the_address_says_comes_by_the_socket(
     truth = dict(zip(NAMES, FIELDS.unpack(blob), strict=True))
     if lie:
         blob = forged(blob, processes=truth["processes"], **lie)
-        assert bindings.comm_connect(comms[0], 1, blob) == bindings.AGAIN
+        assert bindings.comm_connect(comms[0], 1, blob) == codes.AGAIN
         bindings.comm_accept(comms[1])
     assert bindings.comm_connect(comms[0], 1, blob) == 0
 
@@ -427,7 +427,7 @@ def test_an_address_of_the_other_peer(opened: Opened) -> None:
     comms = opened(3)
     blob = forged(bindings.comm_address(comms[2]), rank=1)
     code, text = refused(comms[0], 1, blob, lambda: bindings.comm_accept(comms[2]))
-    assert code == bindings.INVALID
+    assert code == codes.INVALID
     assert text == (
         f"rank 2 of 3 has {SLOTS} slots of {SLOT_BYTES} bytes, "
         f"want rank 1 of 3 with {SLOTS} of {SLOT_BYTES}"
@@ -445,7 +445,7 @@ def test_a_peer_that_lies_about_its_rank_is_refused_every_time(opened: Opened) -
 def test_there_is_no_such_peer(opened: Opened) -> None:
     comms = opened(2)
     assert refused(comms[0], 2, bindings.comm_address(comms[1]), lambda: None) == (
-        bindings.INVALID,
+        codes.INVALID,
         "rank 2 of 2",
     )
 
@@ -455,7 +455,7 @@ def test_a_peer_with_other_options(opened: Opened, options: dict[str, int]) -> N
     mine, other = opened(2)[0], opened(2, **options)[1]
     blob = bindings.comm_address(other)
     code, text = refused(mine, 1, blob, lambda: bindings.comm_accept(other))
-    assert code == bindings.INVALID
+    assert code == codes.INVALID
     assert "rank 1" in text
     assert "want" in text
 
@@ -464,7 +464,7 @@ def test_a_peer_of_the_same_length_with_other_slots(opened: Opened) -> None:
     mine = opened(2, slots=2, slot_bytes=8192)[0]
     other = opened(2, slots=4, slot_bytes=4096)[1]
     code, text = refused(mine, 1, bindings.comm_address(other), lambda: bindings.comm_accept(other))
-    assert code == bindings.INVALID
+    assert code == codes.INVALID
     assert text == "rank 1 of 2 has 4 slots of 4096 bytes, want rank 1 of 2 with 2 of 8192"
 
 
@@ -531,9 +531,9 @@ def test_a_peer_that_hands_over_something_else(opened: Opened, lie: str, text: s
     for fd in (memory, reader, writer):
         os.close(fd)
     liar.socket.close()
-    assert code == bindings.INVALID
+    assert code == codes.INVALID
     with pytest.raises(InternalError, match=text):
-        bindings.raise_for(code, comms[0], said)
+        codes.raise_for(code, comms[0], said)
 
 
 def length_of_memory() -> int:
@@ -645,8 +645,8 @@ def test_a_remote_peer_that_lies(opened: Opened, lies: list[bytes], text: str) -
     liar.close()
     memory = end.memory.ctypes.data
     code = finish(comm, bindings.run(comm, end.plans[1000], memory, memory, SECONDS))
-    error = bindings.comm_error(comm)
-    assert code == (bindings.LOST if "lost" in text else bindings.INVALID)
+    error = codes.comm_error(comm)
+    assert code == (codes.LOST if "lost" in text else codes.INVALID)
     assert (error.code, error.peer) == (code, 0)
     assert text in error.text
     assert bindings.comm_connections(comm, 0) == 0
@@ -677,7 +677,7 @@ def test_messages_that_were_refused_need_nobody_who_left(
         assert bindings.work_wait(work, SECONDS) == 0
         assert np.array_equal(got, sent)
     code = finish(comms[0], bindings.exchange(comms[0], [gone], SECONDS))
-    assert (code, bindings.comm_error(comms[0]).peer) == (bindings.LOST, 2)
+    assert (code, codes.comm_error(comms[0]).peer) == (codes.LOST, 2)
 
 
 @algorithm(allreduce)
@@ -708,8 +708,8 @@ def test_a_liar_and_a_dead_peer_do_no_harm_to_calls_without_them(opened: Opened)
     assert [bindings.comm_connections(comms[1], peer) for peer in (0, 2, 3)] == [1, 0, 0]
     late = bind(comms[1], 1, 4, get("ring"), 1000)
     code = finish(comms[1], bindings.run(comms[1], late, out.ctypes.data, 0, SECONDS))
-    assert code == bindings.INVALID
-    assert "a frame of rank 2 holds 1099511627776 bytes" in bindings.comm_error(comms[1]).text
+    assert code == codes.INVALID
+    assert "a frame of rank 2 holds 1099511627776 bytes" in codes.comm_error(comms[1]).text
 
 
 def test_closing_waits_until_what_was_sent_has_arrived(

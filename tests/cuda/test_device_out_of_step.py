@@ -19,7 +19,7 @@ import pycoll
 from pycoll import BrokenError, CollectiveTimeout, Communicator, MismatchError, UsageError
 from pycoll.bootstrap import job as jobs
 from pycoll.runtime.failure import Faults
-from pycoll.runtime.native import device_comm as bindings
+from pycoll.runtime.native import device_comm
 
 pytestmark = gpus.MARKS
 
@@ -302,7 +302,7 @@ def test_a_call_that_was_launched_is_none_that_was_refused(
         y, stream, launch = (
             gpus.of(np.zeros(700, "f4")),
             fakecuda.Stream(),
-            bindings.device_comm_launch,
+            device_comm.device_comm_launch,
         )
         make = functools.partial(comm.allreduce, y, async_op=how == "async")
         if how == "plan":
@@ -317,7 +317,7 @@ def test_a_call_that_was_launched_is_none_that_was_refused(
         with comm.on_stream(stream):
             if comm.rank == 0:
                 with monkeypatch.context() as patch:
-                    patch.setattr(bindings, "plane_launch", interrupted)
+                    patch.setattr(device_comm, "device_comm_launch", interrupted)
                     with pytest.raises(KeyboardInterrupt):
                         make()
             else:

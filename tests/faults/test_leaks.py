@@ -76,13 +76,13 @@ def timeout() -> None:
 
 def test_a_failed_init_leaves_nothing() -> None:
     from pycoll.bootstrap import detect
-    from pycoll.runtime.native import bindings
+    from pycoll.runtime.native import load
 
     def rank() -> None:
         before = held()
         met = detect()
         if met.rank:
-            bindings.version = lambda: "0.0.9"
+            load.version = lambda: "0.0.9"
         with pytest.raises(pycoll.BootstrapError, match=r"rank 1 runs pycoll 0.0.9, rank 0 runs"):
             pycoll.init(met)
         del met

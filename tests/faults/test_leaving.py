@@ -17,7 +17,7 @@ from pycoll import BrokenError, PeerLostError, UsageError
 from pycoll.bootstrap.control import Control
 from pycoll.runtime import engine
 from pycoll.runtime.failure import Faults
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, load
 from pycoll.runtime.plan import cache as plans
 
 
@@ -184,10 +184,10 @@ def test_leaving_frees_nothing_under_a_thread_that_is_inside_a_call() -> None:
             self.freed.append(plan)
             honest.pc_plan_free(plan)
 
-    honest = bindings._lib
+    honest = load.lib
 
     def rank() -> None:
-        spy = bindings._lib = Spy()
+        spy = load.lib = Spy()
         comm = pycoll.init()
         x = np.ones(10)
         comm.allreduce(x)

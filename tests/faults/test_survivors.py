@@ -19,7 +19,7 @@ from pycoll.bootstrap import Bootstrap
 from pycoll.bootstrap.job import current
 from pycoll.runtime import join
 from pycoll.runtime.engine import Engine
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, codes
 
 SECONDS = 60.0  #: until a wait fails; no test reaches it but by a hang
 SIZE = 4
@@ -36,7 +36,7 @@ def apart(hosts: str) -> None:
     mine = hosts[here.rank].encode()
 
     def other(comm: Any, peer: int, blob: bytes) -> int:
-        return connect(comm, peer, blob[1:]) if blob[:1] == mine else bindings.UNMAPPABLE
+        return connect(comm, peer, blob[1:]) if blob[:1] == mine else codes.UNMAPPABLE
 
     bindings.comm_address = lambda comm: mine + address(comm)
     bindings.comm_connect = other

@@ -38,7 +38,7 @@ import pycoll
 from pycoll import Communicator, PycollError
 from pycoll.benchmark import metadata
 from pycoll.bootstrap import job as jobs
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, codes
 
 ROOT = Path(__file__).parents[2]
 SIZE = 4
@@ -268,7 +268,7 @@ def apart(way: str, rank: int) -> Iterator[None]:
     address, connect, host = bindings.comm_address, bindings.comm_connect, host_of(way, rank)
 
     def within_host(comm: Any, peer: int, blob: bytes) -> int:
-        return connect(comm, peer, blob[:-1]) if blob[-1] == host else bindings.UNMAPPABLE
+        return connect(comm, peer, blob[:-1]) if blob[-1] == host else codes.UNMAPPABLE
 
     bindings.comm_address = lambda comm: address(comm) + bytes([host])
     bindings.comm_connect = within_host

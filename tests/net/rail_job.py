@@ -13,7 +13,7 @@ import warnings
 import numpy as np
 
 import pycoll
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import verbs
 
 
 def say(**words: object) -> None:
@@ -42,7 +42,7 @@ def main() -> None:
                 where=[one.filename for one in heard],
             )
             for _ in sys.stdin:
-                say(**bindings.comm_net_state(comm._engine.comm)._asdict())
+                say(**verbs.comm_net_state(comm._engine.comm)._asdict())
             check(comm, 1000)
             group.close()
 

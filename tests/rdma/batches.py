@@ -16,7 +16,7 @@ import sys
 import numpy as np
 
 import pycoll
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import verbs
 
 LENGTHS = [int(length) for length in sys.argv[1:]]
 
@@ -40,7 +40,7 @@ def main() -> None:
                 print(f"call {number}", flush=True)
                 call(comm, number)
                 number += 1
-            print(json.dumps(bindings.comm_net_state(comm._engine.comm)._asdict()), flush=True)
+            print(json.dumps(verbs.comm_net_state(comm._engine.comm)._asdict()), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 import pycoll
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import verbs
 
 SECONDS = 60  #: in which every path has come up, or never will
 COUNTS = (3, 30_000)  #: elements for each rank: in the line; cut over the rails where there are two
@@ -53,8 +53,8 @@ def all_paths(comm: pycoll.Communicator) -> None:
     """Wait for the paths to all peers: a job begins when each peer has one, and may end before."""
     comm.alltoall(np.zeros(comm.size))
     end = time.monotonic() + SECONDS
-    while (state := bindings.comm_net_state(comm._engine.comm)).live < state.paths:
-        assert time.monotonic() < end, f"{state.live} of {state.paths} paths"
+    while (state := verbs.comm_net_state(comm._engine.comm)).live < state.connections:
+        assert time.monotonic() < end, f"{state.live} of {state.connections} paths"
         time.sleep(0.01)
     comm.barrier()
 
@@ -85,6 +85,6 @@ with pycoll.init() as comm:
         collectives(half)
         half.close()
         assert comm.allgather_object(comm.rank) == list(range(comm.size))
-    state = bindings.comm_net_state(comm._engine.comm)
+    state = verbs.comm_net_state(comm._engine.comm)
     assert state.failures == 0
     print(f"done by {sum(1 for n in state.bytes if n)} rails")

@@ -22,7 +22,7 @@ from letters import HELLO, IN_LINE, LINE, OFFERED, P2P, Hello, Kind, Loan, Mail
 
 import pycoll
 from pycoll.errors import PycollError
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, verbs
 
 PATIENCE = 60.0  #: seconds
 GUARD = 4096  #: bytes around what may be written
@@ -82,8 +82,8 @@ def sum_twice(comm: pycoll.Communicator, between: Callable[[], None] = lambda: N
         comm.allreduce(x)
         assert x[0] == 1000 + 2 * number, (number, x)
         between()
-    state = bindings.comm_net_state(comm._engine.comm)
-    assert state.live == state.paths == 1, state
+    state = verbs.comm_net_state(comm._engine.comm)
+    assert state.live == state.connections == 1, state
     print(f"replayed {state.replayed} failures {state.failures}")
 
 
@@ -137,7 +137,7 @@ def connected(comm: pycoll.Communicator, sockets: queue.Queue[tuple[int, int]]):
 def play(scene: str, folder: Path) -> None:
     """Be a rank that is no pycoll."""
     sockets: queue.Queue[tuple[int, int]] = queue.Queue()
-    bindings.comm_rails = lambda *_: None
+    verbs.comm_rails = lambda *_: None
     bindings.comm_adopt = lambda comm, peer, fd: sockets.put((peer, fd))
     with pycoll.init() as comm:
         peer = connected(comm, sockets)

@@ -15,10 +15,10 @@ ROOT = Path(__file__).parents[2]
 
 COMPARE = """
 from pycoll.interop.pyverbs import devices
-from pycoll.runtime import bindings
+from pycoll.runtime.native import verbs
 
 told = {(d.name, p.number): (d, p) for d in devices() for p in d.ports}
-ports = bindings.verbs_ports()
+ports = verbs.verbs_ports()
 assert told.keys() == {(port.device, port.port) for port in ports}, told
 for port in ports:
     device, other = told[port.device, port.port]

@@ -24,7 +24,7 @@ from pycoll.errors import (
 )
 from pycoll.fabric import Fabric, Rail
 from pycoll.program.lower import compile_program
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, codes, load, verbs
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def comm() -> Any:
 
 
 def test_the_engine_is_of_this_version() -> None:
-    assert bindings.version() == pycoll.__version__
-    assert bindings.compiler()
-    assert bindings.cpu_features()
+    assert load.version() == pycoll.__version__
+    assert load.compiler()
+    assert load.cpu_features()
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,10 @@ def test_the_engine_is_of_this_version() -> None:
     ],
 )
 def test_every_code_has_its_exception(name: str, kind: type[Exception]) -> None:
-    code = getattr(bindings._lib, f"PC_{name}")
+    code = getattr(load.lib, f"PC_{name}")
     with pytest.raises(kind, match=f"trying: {name}"):
-        bindings.check(code, None, "trying")
-    assert bindings.check(3, None, "trying") == 3
+        codes.check(code, None, "trying")
+    assert codes.check(3, None, "trying") == 3
 
 
 def test_every_function_of_the_header_is_bound(root: Path) -> None:
@@ -65,7 +65,7 @@ def test_every_function_of_the_header_is_bound(root: Path) -> None:
     declared = set(re.findall(r"\b(pc_\w+)\(", header)) - {"pc_fold_test"}  # for tests of kernels
     files = Path(bindings.__file__).parent.glob("*.py")
     source = "".join(path.read_text() for path in files)
-    assert declared == set(re.findall(r"_lib\.(pc_\w+)", source))
+    assert declared == set(re.findall(r"\blib\.(pc_\w+)", source))
 
 
 def test_open_with_bad_options() -> None:
@@ -105,25 +105,25 @@ def test_the_board(comm: Any) -> None:
     with pytest.raises(InternalError, match="board of rank 1: INVALID"):
         bindings.status_read(comm, 1)
     assert bindings.comm_stuck(comm) is None
-    assert bindings.resume(comm, 0) == bindings.INVALID
+    assert bindings.resume(comm, 0) == codes.INVALID
 
 
 @pytest.mark.own_process
 def test_rails_that_are_not_there(comm: Any) -> None:
     """Whatever this machine has, it has no such device."""
     with pytest.raises((TransportError, UnavailableError), match="opening RDMA ports: "):
-        bindings.comm_rails(comm, Fabric(), [Rail("nosuch0", 1)])
-    bindings.comm_rails(comm, Fabric(), [])
+        verbs.comm_rails(comm, Fabric(), [Rail("nosuch0", 1)])
+    verbs.comm_rails(comm, Fabric(), [])
     assert bindings.comm_event_fd(comm) == -1
-    state = bindings.comm_net_state(comm)
+    state = verbs.comm_net_state(comm)
     assert state[:-1] == (0,) * 8
-    assert state.bytes == (0,) * bindings.MAX_RAILS
+    assert state.bytes == (0,) * verbs.MAX_RAILS
 
 
 @pytest.mark.own_process
 def test_ports_are_found_or_it_is_said_what_is_missing() -> None:
-    ports = bindings.verbs_ports()
-    assert bool(ports) or bindings.verbs_missing()
+    ports = verbs.verbs_ports()
+    assert bool(ports) or verbs.verbs_missing()
     for port in ports:
         assert port.device
         assert port.port >= 1
@@ -133,17 +133,17 @@ def test_ports_are_found_or_it_is_said_what_is_missing() -> None:
 def test_nothing_to_resume_and_nothing_broken(comm: Any) -> None:
     assert bindings.comm_broken(comm) == 0
     bindings.comm_abort(comm, 1, -1, "enough\0said")
-    assert bindings.comm_error(comm).code in (0, bindings.ABORTED, bindings.INVALID)
+    assert codes.comm_error(comm).code in (0, codes.ABORTED, codes.INVALID)
 
 
 def test_without_the_native_module_the_cure_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bindings, "_RECORD", tmp_path / "absent")
-    error = bindings._missing(ImportError("No module named 'pycoll._native'"))
+    monkeypatch.setattr(load, "_RECORD", tmp_path / "absent")
+    error = load._missing(ImportError("No module named 'pycoll._native'"))
     assert "No module named 'pycoll._native'; to mend it: apt-get install gcc" in str(error)
     (tmp_path / "absent").write_text("no C compiler (cc) was found; to mend it: install one\n")
-    error = bindings._missing(ImportError("x"))
+    error = load._missing(ImportError("x"))
     assert str(error).endswith(
         "nothing can run: no C compiler (cc) was found; to mend it: install one"
     )
@@ -173,6 +173,6 @@ def test_everything_but_init_works_without_the_native_module() -> None:
 
 
 def test_the_fast_module_is_in_the_same_shared_object() -> None:
-    assert bindings.fastcall.__name__ == "pycoll._fastcall"
+    assert load.fastcall.__name__ == "pycoll._fastcall"
     native = importlib.import_module("pycoll._native")
-    assert bindings.fastcall.__spec__.origin == native.__file__
+    assert load.fastcall.__spec__.origin == native.__file__

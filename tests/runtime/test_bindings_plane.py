@@ -12,7 +12,7 @@ import fakecuda
 import pytest
 
 from pycoll.errors import InternalError, UnavailableError
-from pycoll.runtime.native import bindings, cuda
+from pycoll.runtime.native import bindings, codes, cuda
 from pycoll.runtime.native import device_comm as planes
 
 HEAP = 1 << 16
@@ -21,28 +21,28 @@ SIZE = 3
 #: Rank 2 of three: it tells its addresses, hears those of the others, and closes when told to.
 OTHER = """
 import sys
-from pycoll.runtime import bindings, bindings_plane as planes
+from pycoll.runtime.native import bindings, codes, device_comm as planes, load
 def tell(blob): print(blob.hex(), flush=True)
 def hear(): return bytes.fromhex(sys.stdin.readline())
 comm = bindings.comm_open(2, 3, slots=2, slot_bytes=4096, heap_bytes=0, spin=0)
 tell(bindings.comm_address(comm))
 waiting = {0: hear(), 1: hear()}
 while waiting:
-    bindings.comm_poll(comm)
+    bindings.comm_accept(comm)
     waiting = {p: blob for p, blob in waiting.items() if bindings.comm_connect(comm, p, blob)}
 tell(b"connected")
 hear()
 bindings.comm_sealed(comm)
-plane = planes.plane_open(comm, 0, [0, 1, 2], 1 << 16)
-tell(planes.plane_address(plane, comm))
-reasons = [planes.plane_connect(plane, comm, p, hear()) for p in (0, 1)]
-planes.plane_seal(plane, comm, [not reasons[0], not reasons[1], False], True)
-tell(repr((reasons, planes.plane_state(plane))).encode())
+plane = planes.device_comm_open(comm, 0, [0, 1, 2], 1 << 16)
+tell(planes.device_comm_address(plane, comm))
+reasons = [planes.device_comm_connect(plane, comm, p, hear()) for p in (0, 1)]
+planes.device_comm_seal(plane, comm, [not reasons[0], not reasons[1], False], True)
+tell(repr((reasons, planes.device_comm_state(plane))).encode())
 hear()
-planes.plane_detach(plane, 1)
+planes.device_comm_detach(plane, 1)
 tell(b"detached")
 hear()
-planes.plane_close(plane)
+planes.device_comm_close(plane)
 bindings.comm_close(comm)
 """
 
@@ -56,7 +56,7 @@ def connected(comms: dict[int, Any], blobs: dict[int, bytes]) -> None:
         waiting = [
             (rank, peer)
             for rank, peer in waiting
-            if bindings.comm_connect(comms[rank], peer, blobs[peer]) == bindings.AGAIN
+            if bindings.comm_connect(comms[rank], peer, blobs[peer]) == codes.AGAIN
         ]
 
 
@@ -158,7 +158,7 @@ def test_two_ranks_of_a_process_open_a_third_one_once() -> None:
         tell(there[0])
         tell(there[1])
         assert hear().startswith(
-            b"(['', ''], State(launched=0, captured=0, carried=0, pinned=0, dir"
+            b"(['', ''], State(launched=0, captured=0, handed_over=0, pinned=0, dir"
         )
         opened = [call for call in fakecuda.calls() if call.name == "cuIpcOpenMemHandle"]
         here = [call for call in opened if call.pid == os.getpid()]

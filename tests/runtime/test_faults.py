@@ -14,7 +14,7 @@ from pycoll.errors import BrokenError, MismatchError, PeerLostError
 from pycoll.runtime import failure as faults
 from pycoll.runtime.call_site import user_line
 from pycoll.runtime.failure import Faults
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, codes
 from pycoll.runtime.native.bindings import RankStatus
 
 
@@ -70,7 +70,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tuple[Faults, Cont
 
     def make(state: int = bindings.CALLING) -> tuple[Faults, Control]:
         board = RankStatus(1, 5, state, "barrier() at x.py:1")
-        monkeypatch.setattr(bindings, "board_read", lambda comm, rank: board)
+        monkeypatch.setattr(bindings, "status_read", lambda comm, rank: board)
         world: Any = types.SimpleNamespace(rank=0, size=3, mapped=(True, False, False))
         control: Any = Control()
         return Faults(None, control, world, lambda r: f"rank {r} (process {r} on node{r})"), control
@@ -134,13 +134,13 @@ def test_a_remote_rank_that_closed_after_its_part_does_not(alone: Any) -> None:
 
 def test_the_link_that_broke_a_call_is_named(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = alone()
-    error = bindings.Error(bindings.LOST, 0, 1, 110, "Connection timed out")
-    monkeypatch.setattr(bindings, "comm_error", lambda comm: error)
+    error = codes.Error(codes.LOST, 0, 1, 110, "Connection timed out")
+    monkeypatch.setattr(codes, "comm_error", lambda comm: error)
     told = r"^rank 1 \(.*\) is lost to rank 0: the connection to it broke \(Connection timed out\);"
     with pytest.raises(PeerLostError, match=told):
-        made.raise_for(bindings.LOST, 10)
+        made.raise_for(codes.LOST, 10)
     with pytest.raises(BrokenError, match=r"^an earlier failure broke the communicator: rank 1"):
-        made.raise_for(bindings.BROKEN, 10)
+        made.raise_for(codes.BROKEN, 10)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_a_call_that_another_rank_was_refused(
 ) -> None:
     found, _ = alone()
     board = RankStatus(200, 5, bindings.CALLING, "barrier() at x.py:1")
-    monkeypatch.setattr(bindings, "board_read", lambda comm, rank: board)
-    monkeypatch.setattr(bindings, "board_call", lambda comm, rank, number: made)
+    monkeypatch.setattr(bindings, "status_read", lambda comm, rank: board)
+    monkeypatch.setattr(bindings, "status_call", lambda comm, rank, number: made)
     for number, text in refused.items():
         found._note_refused(0, number, text)
     found.on_abort(1, "refused", "2 allreduce at y.py:1, refused with UsageError")

@@ -24,7 +24,7 @@ from pycoll.bootstrap.connection import NOT_TAKEN, TAKEN
 from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES, Handshake, Preface, Side, proof
 from pycoll.config import Config
 from pycoll.errors import BootstrapError, BrokenError, PeerLostError, TransportError
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, codes
 from pycoll.runtime.net import connections as links
 from pycoll.runtime.net import connector
 from pycoll.runtime.net.connections import Connections
@@ -472,7 +472,7 @@ def no_engine(monkeypatch) -> list[tuple[int, int]]:
 
     monkeypatch.setattr(bindings, "comm_adopt", adopt)
     monkeypatch.setattr(bindings, "comm_broken", lambda comm: 0)
-    monkeypatch.setattr(bindings, "comm_attention", lambda comm: -1)
+    monkeypatch.setattr(bindings, "comm_event_fd", lambda comm: -1)
     return adopted
 
 
@@ -566,7 +566,7 @@ def test_a_broken_communicator_waits_for_no_connection(no_engine, monkeypatch) -
         job = Job(0, {1: b"127.0.0.1 %d" % silent.getsockname()[1]})
         made = job.links()
         job.gone[5] = "closed"  # of no interest
-        monkeypatch.setattr(bindings, "comm_broken", lambda comm: bindings.ABORTED)
+        monkeypatch.setattr(bindings, "comm_broken", lambda comm: codes.ABORTED)
         with pytest.raises(BrokenError, match=r"^broken with -"):
             made.require([1])
         made.close()
@@ -574,8 +574,8 @@ def test_a_broken_communicator_waits_for_no_connection(no_engine, monkeypatch) -
 
 def test_the_engine_is_attended_to_while_nobody_calls(no_engine, monkeypatch) -> None:
     bell = Bell()
-    monkeypatch.setattr(bindings, "comm_attention", lambda comm: bell.attention.fd)
-    monkeypatch.setattr(bindings, "comm_attend", lambda comm: bell.attend())
+    monkeypatch.setattr(bindings, "comm_event_fd", lambda comm: bell.attention.fd)
+    monkeypatch.setattr(bindings, "comm_handle_events", lambda comm: bell.attend())
     made = Job(0, {1: b"127.0.0.1 9"}).links()
     bell.far.sendall(b"1")
     assert bell.attended.get(timeout=SECONDS) == b"1"

@@ -11,8 +11,8 @@ import pytest
 from pycoll import fabric
 from pycoll.errors import UnavailableError
 from pycoll.fabric import Rail, Rails
-from pycoll.runtime.native import bindings
-from pycoll.runtime.native.bindings import Port
+from pycoll.runtime.native import verbs
+from pycoll.runtime.native.verbs import Port
 from pycoll.runtime.net import rails
 from pycoll.sysfs import RDMA, Sysfs
 
@@ -52,14 +52,14 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         for device in devices:
             (tmp_path / RDMA / device).mkdir(parents=True)
         monkeypatch.setattr(rails, "HOST", Sysfs(tmp_path))
-        monkeypatch.setattr(bindings, "verbs_missing", lambda: missing)
-        monkeypatch.setattr(bindings, "verbs_ports", lambda: list(ports))
+        monkeypatch.setattr(verbs, "verbs_missing", lambda: missing)
+        monkeypatch.setattr(verbs, "verbs_ports", lambda: list(ports))
 
     return have
 
 
 def test_a_rank_has_as_many_rails_as_the_engine_serves() -> None:
-    assert fabric.MAX_RAILS == bindings.MAX_RAILS
+    assert fabric.MAX_RAILS == verbs.MAX_RAILS
 
 
 def test_those_at_the_own_memory_are_taken_if_there_are_any() -> None:

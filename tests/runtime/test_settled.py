@@ -76,7 +76,7 @@ def test_what_rank_0_has_measured_is_known_to_all(
     def measure() -> None:
         """Write down that the ring was fast, under the key of this job's machine."""
         from pycoll.cost.machine import hosts_of
-        from pycoll.runtime.native import bindings
+        from pycoll.runtime.native import load
         from pycoll.runtime.plan.selection import question
 
         with pycoll.init() as comm:
@@ -84,7 +84,7 @@ def test_what_rank_0_has_measured_is_known_to_all(
                 asked = question(comm._engine.world, "allreduce", 0)
                 table = {("allreduce", "ring"): ((8, 1e-9), (1 << 20, 2e-9))}
                 tuning = Tuning(2, hosts=hosts_of(asked), rows=table)
-                store.store(tmp_path, bindings.version(), asked, tuning, {})
+                store.store(tmp_path, load.version(), asked, tuning, {})
 
     def rank() -> str:
         with pycoll.init() as comm:

@@ -16,7 +16,7 @@ import pycoll
 from pycoll.bootstrap import job
 from pycoll.errors import BootstrapError, TransportError, UnavailableError
 from pycoll.fabric import Fabric, Rail, Rails
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, codes, verbs
 from pycoll.runtime.net import rails, transport
 from pycoll.runtime.net.rails import LocalRails
 from pycoll.runtime.net.transport import TCP, VERBS, Capability, NetOptions, Reachability, decide
@@ -162,7 +162,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Rail, ...]]:
     calls: list[tuple[Rail, ...]] = []
     found = LocalRails((Rail("a", 1),), (8_000,), "Ethernet")
     monkeypatch.setattr(rails, "find", lambda named, memory: found)
-    monkeypatch.setattr(bindings, "comm_rails", lambda comm, fabric, some, *_: calls.append(some))
+    monkeypatch.setattr(verbs, "comm_rails", lambda comm, fabric, some, *_: calls.append(some))
     return calls
 
 
@@ -202,7 +202,7 @@ def test_rails_that_do_not_open_are_told_with_the_reason(opened, monkeypatch) ->
     def refuse(*_: object) -> None:
         raise TransportError(12, "opening RDMA ports: no memory may be locked: ulimit -l unlimited")
 
-    monkeypatch.setattr(bindings, "comm_rails", refuse)
+    monkeypatch.setattr(verbs, "comm_rails", refuse)
     with pytest.warns(RuntimeWarning, match=r"rank 0 \(on node0\): opening RDMA ports: no memory"):
         assert agree(Ranks(0, READY)) == (TCP, 0.0)
     with pytest.raises(UnavailableError, match=r"^PYCOLL_TRANSPORT=verbs .*: ulimit -l unlimited"):
@@ -219,8 +219,8 @@ def test_a_device_that_cannot_be_asked_is_told(monkeypatch) -> None:
 
 
 def test_named_rails_that_are_missing_are_an_error(monkeypatch) -> None:
-    monkeypatch.setattr(bindings, "verbs_missing", lambda: "")
-    monkeypatch.setattr(bindings, "verbs_ports", list)
+    monkeypatch.setattr(verbs, "verbs_missing", lambda: "")
+    monkeypatch.setattr(verbs, "verbs_ports", list)
     wanted = NetOptions("auto", Fabric(), Rails.parse("x:1"))
     with pytest.raises(UnavailableError, match=r"^rank 0 \(on node0\): PYCOLL_RAILS names x:1, wh"):
         transport.agree(None, Ranks(0, READY), wanted, (0, 1), 0, 1)
@@ -232,9 +232,9 @@ def test_named_rails_that_are_missing_are_an_error(monkeypatch) -> None:
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have ranks that can map nobody, on a machine without RDMA."""
-    unmappable = bindings.UNMAPPABLE
+    unmappable = codes.UNMAPPABLE
     monkeypatch.setattr(bindings, "comm_connect", lambda comm, peer, blob: unmappable)
-    monkeypatch.setattr(bindings, "verbs_missing", lambda: "no libibverbs: apt-get install it")
+    monkeypatch.setattr(verbs, "verbs_missing", lambda: "no libibverbs: apt-get install it")
     monkeypatch.setattr(rails, "seen", lambda: False)
 
 

@@ -22,7 +22,7 @@ from pycoll.runtime.cuda.keep_alive import KeepAlive
 from pycoll.runtime.cuda.kernels import Kernels
 from pycoll.runtime.cuda.plan_cache import DevicePlanCache
 from pycoll.runtime.engine import Engine
-from pycoll.runtime.native import bindings, device_comm
+from pycoll.runtime.native import codes, device_comm
 from pycoll.runtime.native import cuda as bindings_cuda
 from pycoll.runtime.plan.selection import Selection
 
@@ -117,7 +117,7 @@ class DeviceComm(Engine):
         world, hosts = self.world, self.world.hosts
         local = [rank for rank in range(world.size) if hosts[rank] == hosts[world.rank]]
         said = self._meet(config, local)
-        self.lanes = instances(said[0].blocks)
+        self.instances = instances(said[0].blocks)
         reached = {world.rank}
         for peer in local:
             if peer != world.rank and not device_comm.device_comm_connect(
@@ -206,7 +206,7 @@ class DeviceComm(Engine):
         return int(device_comm.device_comm_check(self.native)) if self.native else 0
 
     def _happened(self, event: Any) -> bool:
-        """Tell whether it has, or never will, which `plane_check` then knows."""
+        """Tell whether it has, or never will, which `device_comm_check` then knows."""
         try:
             return bool(event.happened())
         except PycollError:
@@ -218,11 +218,11 @@ class DeviceComm(Engine):
 
     def idle(self) -> bool:
         """Tell whether all that was launched has ended."""
-        return device_comm.device_comm_wait(self.native, 0) != bindings.AGAIN
+        return device_comm.device_comm_wait(self.native, 0) != codes.AGAIN
 
     def drain(self) -> None:
         """Wait on the host until all that was launched has ended, however that may be."""
-        while device_comm.device_comm_wait(self.native, _DRAIN_SECONDS) == bindings.AGAIN:
+        while device_comm.device_comm_wait(self.native, _DRAIN_SECONDS) == codes.AGAIN:
             self.faults.look()
         if not device_comm.device_comm_check(self.native):  # else kernels are still giving up
             self.held.drain()
@@ -269,7 +269,7 @@ class DeviceComm(Engine):
         seconds = _DRAIN_SECONDS if reason in (CLOSED, EXITED) else 0.0
         if reason != CLOSED:
             # First, for what follows may wait for kernels that wait for this rank.
-            given_up = device_comm.device_comm_wait(self.native, seconds) == bindings.AGAIN
+            given_up = device_comm.device_comm_wait(self.native, seconds) == codes.AGAIN
             self.bootstrap.close(self.calls() - given_up, reason=reason)
         device_comm.device_comm_detach(self.native, seconds)
         self.held.close()

@@ -43,7 +43,7 @@ class DevicePlanCache(PlanCache):
                 handle,
                 plane.kernels.function(call.dtype.carrier, call.op),
                 threads=plane.kernels.threads,
-                lanes=plane.lanes,
+                instances=plane.instances,
             )
         self._images.add(image)
         return image

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll.arrays.torch import pointers
 from pycoll.runtime.host.list_call import ListCall
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import load
 from pycoll.runtime.plan.buckets import Buffers
 from pycoll.runtime.plan.cache import BoundPlan, PlanCache
 from pycoll.runtime.plan.call import BARRIER
@@ -103,8 +103,8 @@ class HostExecutor:
         """Run or queue a barrier, for the purpose that is given."""
         call = replace(BARRIER, purpose=asked.purpose)
         plan = self.plans.find(call, None, asked.timeout)
-        byte = bindings.ffi.new("unsigned char[1]")
-        address = int(bindings.ffi.cast("uintptr_t", byte))
+        byte = load.ffi.new("unsigned char[1]")
+        address = int(load.ffi.cast("uintptr_t", byte))
         if async_op:
             work = self.works.work(plan.text, asked.timeout, byte)
             return work.start([(plan, address, address)], lambda: None)
@@ -117,7 +117,7 @@ class HostExecutor:
         """Bind a native plan to addresses."""
         engine = self.engine
         seconds = engine.timeout if timeout is None else timeout
-        return bindings.fastcall.Plan(engine.number, plan.number, *addresses, seconds, result)
+        return load.fastcall.Plan(engine.number, plan.number, *addresses, seconds, result)
 
     def _plan(self, request: Request, asked: CallOptions) -> BoundPlan:
         return self.plans.find(request.call, asked.algorithm, asked.timeout)

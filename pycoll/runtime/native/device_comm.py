@@ -1,7 +1,7 @@
-"""One function per ``pc_plane_*`` of ``native/pycoll.h``: the GPU's plane of a communicator.
+"""One function per ``pc_device_*`` of ``native/pycoll.h``: the GPU's side of a communicator.
 
 The communicator is one of its own, whose calls all run on the GPU. A failure's text is in
-`bindings.comm_error`; `check` and `wait` return their code, as `bindings.run` does. But for `free`
+`codes.comm_error`; `check` and `wait` return their code, as `bindings.run` does. But for `free`
 and `plan_free`, one thread at a time.
 """
 
@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pycoll.runtime.native import bindings
-from pycoll.runtime.native.bindings import UNMAPPABLE, ffi
-
-_lib: Any = bindings._lib
+from pycoll.runtime.native import codes
+from pycoll.runtime.native.codes import UNMAPPABLE
+from pycoll.runtime.native.load import ffi, lib
 
 #: An address is smaller than this.
 ADDRESS_CAPACITY = 1024
@@ -25,9 +24,9 @@ class Shape(NamedTuple):
     """What a plan became on the GPU."""
 
     blocks: int
-    lanes: int
+    instances: int
     packets: bool  #: messages travel with their flags
-    direct: bool  #: arrays of `plane_alloc` are read and written where they lie
+    direct: bool  #: arrays of `device_comm_alloc` are read and written where they lie
     threads: int  #: of a block
 
 
@@ -36,7 +35,7 @@ class State(NamedTuple):
 
     launched: int  #: calls, those in graphs excluded
     captured: int
-    carried: int  #: messages and credits handed to the transport
+    handed_over: int  #: messages and credits handed to the transport
     pinned: int  #: plans that a graph may still launch
     direct: int  #: peers whose GPU memory this rank reaches
     staged: int  #: peers reached through memory of the host
@@ -60,7 +59,8 @@ def device_comm_open(comm: Any, device: int, local_ranks: Sequence[int], heap_by
         comm: One whose ranks are connected, and which has no calls on the CPU.
         device: Ordinal of the GPU.
         local_ranks: The ranks of this host, this one too, in ascending order, alike on all of them.
-        heap_bytes: GPU memory for `plane_alloc`, taken at once; a multiple of 4096, equal on them.
+        heap_bytes: GPU memory for `device_comm_alloc`, taken at once; a multiple of 4096, equal
+            on all ranks.
 
     Raises:
         UnavailableError: There is no GPU, or no memory on it.
@@ -70,14 +70,14 @@ def device_comm_open(comm: Any, device: int, local_ranks: Sequence[int], heap_by
     options.device, options.heap_bytes = device, heap_bytes
     options.nlocals, options.locals = len(local_ranks), ranks
     out = ffi.new("struct pc_device_comm **")
-    bindings.check(_lib.pc_device_comm_open(comm, options, out), comm, f"GPU {device}")
+    codes.check(lib.pc_device_comm_open(comm, options, out), comm, f"GPU {device}")
     return out[0]
 
 
 def device_comm_address(plane: Any, comm: Any) -> bytes:
     """Return the blob by which other ranks of the host find this plane's memory."""
     blob = ffi.new("char[]", ADDRESS_CAPACITY)
-    n = bindings.check(_lib.pc_device_comm_address(plane, blob, ADDRESS_CAPACITY), comm, "address")
+    n = codes.check(lib.pc_device_comm_address(plane, blob, ADDRESS_CAPACITY), comm, "address")
     return bytes(ffi.buffer(blob, n))
 
 
@@ -87,10 +87,10 @@ def device_comm_connect(plane: Any, comm: Any, peer: int, blob: bytes) -> str:
     Raises:
         InternalError: The blob is no address of that rank.
     """
-    code = _lib.pc_device_comm_connect(plane, peer, ffi.from_buffer(blob), len(blob))
+    code = lib.pc_device_comm_connect(plane, peer, ffi.from_buffer(blob), len(blob))
     if code == UNMAPPABLE:
-        return bindings.comm_error(comm).text
-    bindings.check(code, comm, f"the GPU of rank {peer}")
+        return codes.comm_error(comm).text
+    codes.check(code, comm, f"the GPU of rank {peer}")
     return ""
 
 
@@ -103,30 +103,28 @@ def device_comm_seal(plane: Any, comm: Any, reached: Sequence[bool], whole: bool
         reached: For each rank; false for this one.
         whole: So do all pairs of all ranks, as all agree.
     """
-    code = _lib.pc_device_comm_seal(plane, ffi.from_buffer(bytes(map(bool, reached))), whole)
-    bindings.check(code, comm, "the edges of a GPU")
+    code = lib.pc_device_comm_seal(plane, ffi.from_buffer(bytes(map(bool, reached))), whole)
+    codes.check(code, comm, "the edges of a GPU")
 
 
 def device_comm_detach(plane: Any, seconds: float) -> None:
     """End what was launched, after waiting for at most so long, and let go of peers' memory."""
-    _lib.pc_device_comm_detach(plane, seconds)
+    lib.pc_device_comm_detach(plane, seconds)
 
 
 def device_comm_close(plane: Any) -> None:
     """Give everything back; when all ranks have detached, and before the communicator closes."""
-    _lib.pc_device_comm_close(plane)
+    lib.pc_device_comm_close(plane)
 
 
 def device_comm_alloc(plane: Any, nbytes: int) -> int | None:
     """Allocate GPU memory that peers can reach; None when the heap is full."""
-    return int(_lib.pc_device_comm_alloc(plane, nbytes)) or None
+    return int(lib.pc_device_comm_alloc(plane, nbytes)) or None
 
 
 def device_comm_free(plane: Any, address: int) -> None:
-    """Free what `plane_alloc` gave; any thread may."""
-    bindings.check(
-        _lib.pc_device_comm_free(plane, address), None, "free of empty() memory on a GPU"
-    )
+    """Free what `device_comm_alloc` gave; any thread may."""
+    codes.check(lib.pc_device_comm_free(plane, address), None, "free of empty() memory on a GPU")
 
 
 def device_plan_create(
@@ -136,7 +134,7 @@ def device_plan_create(
     function: int,
     *,
     threads: int = 0,
-    lanes: int = 0,
+    instances: int = 0,
     packets: bool = True,
 ) -> Any:
     """Bind a plan to a kernel; not while a stream is being captured by this thread.
@@ -147,23 +145,23 @@ def device_plan_create(
         plan: Of `bindings.plan_create`. It is the plane's from then on, also if this fails.
         function: The kernel, as `bindings_cuda.function` gives it, of the same dtype and operator.
         threads: Of a block; 0: as many as suit.
-        lanes: Blocks per channel, alike on all ranks; 0: by the size of the message.
+        instances: Blocks per channel, alike on all ranks; 0: by the size of the message.
         packets: Send short messages with their flags, where all ranks may.
     """
     options = ffi.new("struct pc_device_plan_options *")
-    options.function, options.threads, options.lanes = function, threads, lanes
+    options.function, options.threads, options.instances = function, threads, instances
     options.packets = -1 if packets else 0
     out = ffi.new("struct pc_device_plan **")
     ffi.gc(plan, None)
-    bindings.check(_lib.pc_device_plan_create(plane, plan, options, out), comm, "a plan on a GPU")
-    return ffi.gc(out[0], _lib.pc_device_plan_free)
+    codes.check(lib.pc_device_plan_create(plane, plan, options, out), comm, "a plan on a GPU")
+    return ffi.gc(out[0], lib.pc_device_plan_free)
 
 
 def device_plan_shape(plan: Any) -> Shape:
     """Return what a plan became."""
     s = ffi.new("struct pc_device_plan_shape *")
-    _lib.pc_device_plan_shape(plan, s)
-    return Shape(s.blocks, s.lanes, bool(s.packets), bool(s.direct), s.threads)
+    lib.pc_device_plan_shape(plan, s)
+    return Shape(s.blocks, s.instances, bool(s.packets), bool(s.direct), s.threads)
 
 
 def device_comm_launch(plane: Any, plan: Any, x: int, out: int, stream: int, timeout: float) -> int:
@@ -171,13 +169,13 @@ def device_comm_launch(plane: Any, plan: Any, x: int, out: int, stream: int, tim
 
     Args:
         plane: The plane.
-        plan: Of `plane_plan`; where the stream is being captured, the graph keeps it.
+        plan: Of `device_plan_create`; where the stream is being captured, the graph keeps it.
         x: Address of the input.
         out: Address of the output.
         stream: The driver's handle, 0 for the default stream.
         timeout: Seconds, from when the kernel first has to wait.
     """
-    return int(_lib.pc_device_comm_launch(plane, plan, x, out, stream, timeout))
+    return int(lib.pc_device_comm_launch(plane, plan, x, out, stream, timeout))
 
 
 def device_comm_prepare(
@@ -185,8 +183,8 @@ def device_comm_prepare(
 ) -> bytes:
     """Return the argument of a kernel that the caller launches; that must happen."""
     place = ffi.new("char[]", ARGUMENT_CAPACITY)
-    code = _lib.pc_device_comm_prepare(plane, plan, x, out, timeout, place, ARGUMENT_CAPACITY)
-    return bytes(ffi.buffer(place, bindings.check(code, comm, "a call on a GPU")))
+    code = lib.pc_device_comm_prepare(plane, plan, x, out, timeout, place, ARGUMENT_CAPACITY)
+    return bytes(ffi.buffer(place, codes.check(code, comm, "a call on a GPU")))
 
 
 def device_comm_refuse(plane: Any) -> int | None:
@@ -195,23 +193,27 @@ def device_comm_refuse(plane: Any) -> int | None:
     None of a plane that is broken.
     """
     number = ffi.new("uint64_t *")
-    return None if _lib.pc_device_comm_refuse(plane, number) else int(number[0])
+    return None if lib.pc_device_comm_refuse(plane, number) else int(number[0])
 
 
 def device_comm_check(plane: Any) -> int:
     """Return 0, or the code of a call that has failed; asks no driver."""
-    return int(_lib.pc_device_comm_check(plane))
+    return int(lib.pc_device_comm_check(plane))
 
 
 def device_comm_wait(plane: Any, seconds: float) -> int:
-    """Wait until what was launched has finished: 0, AGAIN after so long, or as `plane_check`."""
-    return int(_lib.pc_device_comm_wait(plane, seconds))
+    """Wait until what was launched has finished.
+
+    Returns:
+        0, AGAIN after so long, or what `device_comm_check` would.
+    """
+    return int(lib.pc_device_comm_wait(plane, seconds))
 
 
 def device_comm_stuck(plane: Any) -> Stuck | None:
     """Return where a call stood that failed on the GPU, or None when none has."""
     s = ffi.new("struct pc_stuck *")
-    if _lib.pc_device_comm_stuck(plane, s) != 1:
+    if lib.pc_device_comm_stuck(plane, s) != 1:
         return None
     return Stuck(s.channel, s.instruction, s.peer, s.want, s.got)
 
@@ -219,5 +221,5 @@ def device_comm_stuck(plane: Any) -> Stuck | None:
 def device_comm_state(plane: Any) -> State:
     """Return what a plane has done, and how it reaches its peers."""
     s = ffi.new("struct pc_device_comm_state *")
-    _lib.pc_device_comm_state(plane, s)
+    lib.pc_device_comm_state(plane, s)
     return State(*(getattr(s, name) for name in State._fields))

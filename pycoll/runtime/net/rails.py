@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from pycoll.errors import UnavailableError
 from pycoll.fabric import MAX_RAILS, Rail, Rails
-from pycoll.runtime.native import bindings
-from pycoll.runtime.native.bindings import Port
+from pycoll.runtime.native import verbs
+from pycoll.runtime.native.verbs import Port
 from pycoll.sysfs import HOST, RDMA, natural
 
 ACTIVE = 4
@@ -55,8 +55,8 @@ def find(named: Rails | None, memory: int) -> LocalRails:
     Raises:
         UnavailableError: A port that is named is not there, or cannot be used.
     """
-    lack = bindings.verbs_missing()
-    ports = [] if lack else bindings.verbs_ports()
+    lack = verbs.verbs_missing()
+    ports = [] if lack else verbs.verbs_ports()
     if named is not None:
         if lack:
             raise UnavailableError(f"PYCOLL_RAILS is {named}, but {lack}")

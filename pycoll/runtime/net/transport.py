@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pycoll.errors import BootstrapError, PycollError, UnavailableError
 from pycoll.fabric import Fabric, Rails
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import load, verbs
 from pycoll.runtime.net import rails
 
 SHM, TCP, VERBS = "shm", "tcp", "verbs"
@@ -89,7 +89,7 @@ class Capability(NamedTuple):
         except (ValueError, AttributeError) as error:
             raise BootstrapError(
                 f"rank {rank} says of its RDMA ports {blob[:60]!r}, want what this version "
-                f"({bindings.version()}) says: {error}"
+                f"({load.version()}) says: {error}"
             ) from None
         return said
 
@@ -133,7 +133,7 @@ def agree(
     if verdict.trouble:
         raise UnavailableError(verdict.trouble)
     if verdict.transport == TCP and mine and mine.layer:
-        bindings.comm_rails(comm, wanted.fabric, ())
+        verbs.comm_rails(comm, wanted.fabric, ())
     if verdict.warning and bootstrap.whole and bootstrap.rank == 0:
         warnings.warn(verdict.warning, RuntimeWarning, stacklevel=_CALLERS)
     if verdict.transport == TCP:
@@ -197,7 +197,7 @@ def _open(comm: Any, wanted: NetOptions, memory: int, timeout: float) -> Capabil
     if not found.rails:
         return Capability(lack=found.lack[:_REASON], device=found.device)
     try:
-        bindings.comm_rails(comm, wanted.fabric, found.rails, timeout)
+        verbs.comm_rails(comm, wanted.fabric, found.rails, timeout)
     except (UnavailableError, OSError) as error:
         return Capability(lack=_reason(error)[:_REASON], device=True)
     speeds = {f"{r.device}:{r.port}": n for r, n in zip(found.rails, found.speeds, strict=True)}

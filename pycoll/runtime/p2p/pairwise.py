@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll.dtypes import DType
 from pycoll.runtime.call_site import user_line
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, load
 from pycoll.runtime.native.bindings import P2POp
 from pycoll.runtime.work import Work
 
@@ -59,7 +59,7 @@ class Pairwise:
             self._finish(code, engine.timeout)
             return args[0] if receives else None
 
-        port = bindings.fastcall.Port(engine.number, receives, engine.timeout, slowly)
+        port = load.fastcall.Port(engine.number, receives, engine.timeout, slowly)
         self._ports.append(port)
         transfer: Callable[..., Any] = port.transfer
         return transfer

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll.errors import UsageError
-from pycoll.runtime.native import bindings
 
 if TYPE_CHECKING:
     from pycoll.bootstrap import Bootstrap
@@ -66,8 +65,9 @@ def _tuning(world: World, config: Config) -> dict[str, Any] | None:
     if not os.path.isdir(config.cache / "tuning"):  # Path's own raises where it may not look
         return None
     # Loaded only where something was measured: it brings every algorithm.
-    from pycoll.cost import load
+    from pycoll.cost import load as load_tuning
+    from pycoll.runtime.native import load
     from pycoll.runtime.plan.selection import question
 
-    found = load(config.cache, bindings.version(), question(world, "allreduce", 0))
+    found = load_tuning(config.cache, load.version(), question(world, "allreduce", 0))
     return None if found is None else found.to_json()

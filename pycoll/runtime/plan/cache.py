@@ -21,7 +21,7 @@ from pycoll.errors import UsageError
 from pycoll.program.isa import CHUNK_UNIT, EdgeKind
 from pycoll.program.lower import compile_program
 from pycoll.program.program import Program
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, load
 from pycoll.runtime.plan.call import Call, Wanted
 from pycoll.runtime.plan.geometry import Geometry, geometry
 from pycoll.runtime.plan.proof import Form, Proofs
@@ -68,7 +68,7 @@ class PlanCache:
         launcher = self._launchers.get(wanted)
         if launcher is None:
             engine = self._engine
-            launcher = bindings.fastcall.Launcher(engine.number, engine.timeout)
+            launcher = load.fastcall.Launcher(engine.number, engine.timeout)
             self._launchers[wanted] = launcher
         return launcher
 
@@ -100,7 +100,7 @@ class PlanCache:
         kind, g, blocks = KINDS[call.collective], self._geometry(call), call.blocks(self._size)
         x, out = g.input.total(blocks), g.output.total(blocks)
         has_x = kind.out == "x" or g.input.nblocks > 0
-        flags = bindings.fastcall
+        flags = load.fastcall
         arrays = flags.APART * (not kind.collective.in_place) | flags.SHAPED * kind.alike
         if kind.default is in_place or not (g.input.nblocks and g.output.nblocks):
             arrays |= flags.ALIAS

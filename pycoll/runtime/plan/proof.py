@@ -11,7 +11,7 @@ from pycoll.errors import ScheduleError
 from pycoll.program.isa import CHUNK_UNIT
 from pycoll.program.lower import compile_program
 from pycoll.program.program import Program
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, load
 from pycoll.runtime.plan.call import BARRIER, Call
 from pycoll.schedule import Algorithm, Placement, asks_placement
 
@@ -102,8 +102,8 @@ class Proofs:
             purpose=f"proof of {call} {digests}",
         )
         plan = self._bind(ask, [program], choice._replace(tile=CHUNK_UNIT), text)
-        flag = bindings.ffi.new("unsigned char[1]", [wrong])
-        address = int(bindings.ffi.cast("uintptr_t", flag))
+        flag = load.ffi.new("unsigned char[1]", [wrong])
+        address = int(load.ffi.cast("uintptr_t", flag))
         engine.call(plan.handle, address, address)
         bindings.release(plan.handle)
         return bool(flag[0])

@@ -225,13 +225,13 @@ def launch(comm: Any, case: Any, arguments: list[bytes], blocks: int, pool: Any)
     """Launch all ranks' parts at once, and wait for them."""
     import numpy as np
 
-    from pycoll.runtime.native import bindings, cuda
+    from pycoll.runtime.native import cuda, load
 
     plane = comm._launch.cuda.open()
     function = fused(plane, case, pool.device)
     joined = np.frombuffer(b"".join(arguments), np.uint8)
     place = pool.array(joined)
-    pointer = bindings.ffi.new("uint64_t *", place.address)
+    pointer = load.ffi.new("uint64_t *", place.address)
     grid = (blocks, len(arguments), 1)
     threads = (plane.kernels.threads, 1, 1)
     flags = cuda.COOPERATIVE  # all blocks at once, or an error

@@ -14,7 +14,7 @@ SOURCES = ("memory/mem_type", "gpu/driver/cuda", "gpu/driver/cuda_memory", "core
 
 
 def phase(run: Run) -> str:
-    from pycoll.runtime.native import bindings, cuda
+    from pycoll.runtime.native import cuda, verbs
 
     if lack := cuda.missing():
         raise Lacking(lack)
@@ -34,7 +34,7 @@ def phase(run: Run) -> str:
     run.check(done.returncode == 0, f"exit status {done.returncode}: {done.stderr.strip()}")
     lines = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     run.details |= lines
-    run.details["verbs"] = bindings.verbs_missing() or "there"
+    run.details["verbs"] = verbs.verbs_missing() or "there"
     print(done.stdout, end="")
     return "; ".join(f"{name}: {text}" for name, text in lines.items())
 

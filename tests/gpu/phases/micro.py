@@ -20,7 +20,7 @@ def phase(run: Run) -> str:
     import kernels
     import numpy as np
 
-    from pycoll.runtime.native import bindings
+    from pycoll.runtime.native import load
 
     count = (1 << 16) if run.stand_in else (16 << 20)  # words of a copy: half of the memory
     rounds = 50 if run.stand_in else 10_000
@@ -28,7 +28,7 @@ def phase(run: Run) -> str:
     words = pool.empty(2 * count, "int64").fill(0)
     handles = (kernels.played if run.stand_in else kernels.load)(run.device, run.carried)
     start, end = (cuda.event(run.device, timing=True) for _ in range(2))
-    new = bindings.ffi.new
+    new = load.ffi.new
 
     def launch(name: str, blocks: int, threads: int, words_each: int, rounds: int) -> None:
         arguments = [new("uint64_t *", words.address), new("uint64_t *", words_each)]

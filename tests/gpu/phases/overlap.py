@@ -77,7 +77,8 @@ def computation(comm: Any, run: Run, name: str, pool: Any) -> tuple[Any, Any, An
     import kernels
 
     from pycoll import overlap
-    from pycoll.runtime.native import bindings, cuda
+    from pycoll.runtime.native import cuda
+    from pycoll.runtime.native.load import ffi
 
     gpu = cuda.device(run.device)
     if name == "torch":  # cuBLAS: nobody shapes that
@@ -86,7 +87,6 @@ def computation(comm: Any, run: Run, name: str, pool: Any) -> tuple[Any, Any, An
         return (lambda stream: torch.matmul(a, a)), None, "cuBLAS chooses its launches itself"
     load = kernels.played if run.stand_in else kernels.load
     handles = load(run.device, run.carried)
-    ffi = bindings.ffi
     threads = kernels.THREADS
     if run.stand_in:
         data, grid, threads = pool.empty(1000).fill(0), (1, 1, 1), 4

@@ -18,7 +18,7 @@ NBYTES = 1 << 20
 
 
 def phase(run: Run) -> str:
-    from pycoll.runtime.native import bindings, cuda
+    from pycoll.runtime.native import cuda, verbs
 
     if lack := cuda.missing():
         raise Lacking(lack)
@@ -32,7 +32,7 @@ def phase(run: Run) -> str:
     }
     run.details["versions"] = {"python": platform.python_version(), **versions()}
     run.details["tools"] = {tool: shutil.which(tool) for tool in TOOLS}
-    run.details["verbs"] = bindings.verbs_missing() or "there"
+    run.details["verbs"] = verbs.verbs_missing() or "there"
     for name in ("gpu", "attributes", "versions", "tools"):
         for key, value in run.details[name].items():
             print(f"{name}: {key}: {value}")

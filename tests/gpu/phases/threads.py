@@ -327,8 +327,8 @@ def proxy(run: Run) -> str:
 
         state = device_comm.device_comm_state(plane.native)
         if comm.rank == 0:
-            carried[0] = state.carried
-        if not (state.remote == comm.size - 1 and state.carried):
+            carried[0] = state.handed_over
+        if not (state.remote == comm.size - 1 and state.handed_over):
             raise AssertionError(f"nothing went by the proxy: {state}")
 
     with together.apart():
