@@ -166,7 +166,7 @@ def test_a_peer_that_lies_over_its_sockets(run: Run) -> None:
 
 
 def test_a_peer_that_lies_in_letters(run: Run) -> None:
-    binary = built("fuzz_letters", "asan")
+    binary = built("fuzz_wireup", "asan")
     refused = lived = 0
     for seed in (1, 2, 3):
         done = run(binary, seed, 100, verbs="asan")

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from letters import (
+from pyverbs import enums
+from queue_pair import ATTEMPT, OWN, READABLE, STAGE, Path, Rail
+from wireup import (
     CHANNELS,
     COUNT,
     CREDIT_BITS,
@@ -30,8 +32,6 @@ from letters import (
     News,
     landed,
 )
-from pyverbs import enums
-from queue_pair import ATTEMPT, OWN, READABLE, STAGE, Path, Rail
 
 PATIENCE = 60.0  #: seconds
 STATUS = {

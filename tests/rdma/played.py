@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from letters import HELLO, IN_LINE, LINE, OFFERED, P2P, Hello, Kind, Loan, Mail
+from wireup import HELLO, IN_LINE, LINE, OFFERED, P2P, Hello, Kind, Loan, Mail
 
 import pycoll
 from pycoll.errors import PycollError

@@ -7,7 +7,6 @@ import ipaddress
 import mmap
 import socket
 
-from letters import LINE, End, Immediate, Key
 from pyverbs import enums
 from pyverbs.addr import GID, AHAttr, GlobalRoute
 from pyverbs.cq import CQ
@@ -16,6 +15,7 @@ from pyverbs.mr import MR
 from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
+from wireup import LINE, End, Immediate, Key
 
 WRITABLE = enums.IBV_ACCESS_LOCAL_WRITE | enums.IBV_ACCESS_REMOTE_WRITE
 READABLE = enums.IBV_ACCESS_REMOTE_READ

@@ -1,4 +1,4 @@
-/* The registration cache: what is kept, for how long, and where nothing can be. See pins.h. */
+/* The registration cache: what is kept, for how long, and where nothing can be. See rcache.h. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
-#include "pins.h"
+#include "rcache.h"
 
 static void hit(void)
 {

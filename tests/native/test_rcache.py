@@ -1,6 +1,6 @@
 """The registration cache: what it keeps, and that it never keeps what memory no longer is.
 
-The registrar is the driver's own (``pins.h``), so nothing here needs a device.
+The registrar is the driver's own (``rcache.h``), so nothing here needs a device.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run(
 @pytest.fixture(scope="module")
 def watching() -> None:
     """Skip where the kernel does not let memory be watched: then nothing is kept."""
-    missing = run(built("pin"), "missing").stdout.strip()
+    missing = run(built("rcache"), "missing").stdout.strip()
     if missing:
         pytest.skip(missing)
 
@@ -55,7 +55,7 @@ of_kinds = pytest.mark.parametrize("kind", compiled.SANITIZERS)
 )
 @pytest.mark.usefixtures("watching")
 def test_what_is_kept(kind: str, scenario: str) -> None:
-    done = run(built("pin", kind), scenario)
+    done = run(built("rcache", kind), scenario)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{scenario}\n", "")
 
 
@@ -79,13 +79,13 @@ def test_what_is_kept(kind: str, scenario: str) -> None:
 )
 @pytest.mark.usefixtures("watching")
 def test_no_registration_outlives_its_memory(kind: str, scenario: str) -> None:
-    done = run(built("unmap", kind), scenario)
+    done = run(built("mem_events", kind), scenario)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{scenario}\n", "")
 
 
 @of_kinds
 def test_nothing_is_kept_without_userfaultfd(kind: str) -> None:
-    done = run(built("pin", kind), "without")
+    done = run(built("rcache", kind), "without")
     assert (done.returncode, done.stdout, done.stderr) == (0, "without\n", "")
 
 
@@ -96,11 +96,11 @@ def test_the_watcher_asks_for_changes_in_flight(tmp_path: Path) -> None:
     source = unit.source.read_text()
     asked = "for (uint32_t i = 0; changing(unmap.fd); i++) {"
     assert asked in source
-    (tmp_path / "unmap.c").write_text(
+    (tmp_path / "mem_events.c").write_text(
         source.replace(asked, f"drain();\n    return true;\n    {asked}")
     )
-    mutant = replace(unit, source=tmp_path / "unmap.c")
-    done = run(compiled.driver(HERE / "unmap.c", "plain", [mutant, *others]), "window")
+    mutant = replace(unit, source=tmp_path / "mem_events.c")
+    done = run(compiled.driver(HERE / "mem_events.c", "plain", [mutant, *others]), "window")
     assert done.returncode == 1
     assert "word_at" in done.stderr
 
@@ -126,7 +126,7 @@ def cuda(lacking: str = "") -> dict[str, str]:
 )
 @pytest.mark.parametrize("kind", ["plain", "asan"])
 def test_memory_of_a_gpu(kind: str, scenario: str, lacking: str) -> None:
-    done = run(built("memory", kind), scenario, cuda(lacking))
+    done = run(built("mem_type", kind), scenario, cuda(lacking))
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{scenario}\n", "")
 
 
@@ -139,13 +139,13 @@ def test_memory_of_a_gpu(kind: str, scenario: str, lacking: str) -> None:
     ],
 )
 def test_why_a_gpu_is_not_reached(lacking: str, dmabuf: str) -> None:
-    done = run(built("memory"), "missing", cuda(lacking))
+    done = run(built("mem_type"), "missing", cuda(lacking))
     assert done.returncode == 0, done.stderr
     assert dmabuf in done.stdout.split("|")[0]
 
 
 def test_without_the_driver_of_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "libcuda.so.1").write_text("this is no library")
-    done = run(built("memory"), "absent", {"LD_LIBRARY_PATH": str(tmp_path)})
+    done = run(built("mem_type"), "absent", {"LD_LIBRARY_PATH": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("libcuda.so.1 was not found: install NVIDIA's driver|")

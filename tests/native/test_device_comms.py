@@ -107,7 +107,7 @@ def test_calls_on_gpus(programs: Path, tmp_path: Path, kind: str, path: str, siz
             pytest.skip(reason)
         network = fabric.Fabric(tmp_path / "fabric", fakeverbs_library.built(kind))
         env = network.environment(devices=fabric.DEVICES)
-    command = (built("planes", kind), path, programs / str(size), size, 60)
+    command = (built("device_comms", kind), path, programs / str(size), size, 60)
     done = run(*command, *names("allreduce"), folders=(gpus(kind),), env=env)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert done.stdout == f"60 calls on {size} ranks\n"
@@ -129,10 +129,14 @@ def test_calls_on_gpus(programs: Path, tmp_path: Path, kind: str, path: str, siz
     ],
 )
 def test_what_goes_wrong(programs: Path, scenario: str) -> None:
-    done = run(built("plane_faults", "asan"), scenario, programs / "2", folders=(gpus("asan"),))
+    done = run(
+        built("device_comm_faults", "asan"), scenario, programs / "2", folders=(gpus("asan"),)
+    )
     assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{scenario}\n")
 
 
 def test_a_captured_call_has_no_race(programs: Path) -> None:
-    done = run(built("plane_faults", "tsan"), "graph", programs / "2", folders=(gpus("tsan"),))
+    done = run(
+        built("device_comm_faults", "tsan"), "graph", programs / "2", folders=(gpus("tsan"),)
+    )
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "graph\n")

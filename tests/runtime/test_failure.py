@@ -30,7 +30,7 @@ def test_the_frame_outside_of_pycoll_is_named() -> None:
     assert within("train", code) == "/elsewhere/train.py:4"
     assert within("pycolladder", code) == "/elsewhere/pycolladder.py:4"
     ours = within("pycoll.runtime.dispatch", code)
-    assert ours.startswith("tests/runtime/test_faults.py:"), ours
+    assert ours.startswith("tests/runtime/test_failure.py:"), ours
     assert within("pycoll.communicator", code) == ours
 
 

@@ -1,4 +1,4 @@
-/* The registration cache while memory changes under it. See pins.h. */
+/* The registration cache while memory changes under it. See rcache.h. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
@@ -7,7 +7,7 @@
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include "pins.h"
+#include "rcache.h"
 
 static char *shared(size_t pages)
 {

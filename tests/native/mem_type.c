@@ -24,7 +24,7 @@ static struct pc_error error;
 static struct pc_rcache *pins;
 static int made, dropped;
 
-/* As memory.c does, without devices. */
+/* As mem_type.c does, without devices. */
 static int make(void *context, struct pc_mem_span *span, struct pc_error *e, void **handle)
 {
     (void)context;

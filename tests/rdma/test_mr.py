@@ -20,7 +20,7 @@ CACHE = [
 
 def test_no_write_goes_to_memory_of_before(rack: Rack) -> None:
     parts = compiled.parts("plain", (*CACHE, *compiled.RAIL))
-    driver = compiled.driver(ROOT / "tests" / "native" / "regions.c", "plain", parts)
+    driver = compiled.driver(ROOT / "tests" / "native" / "mr.c", "plain", parts)
     done = rack.guest.run([str(driver), "rxe0", "rxe1", "36"])
     assert done.stdout.splitlines() == [
         "36 writes to memory as it was; kept: yes, found again: yes",
