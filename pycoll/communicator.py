@@ -143,7 +143,7 @@ class Communicator(Groups):
             stream: Of torch or cupy, anything with `__cuda_stream__`, or CUDA's handle, an integer.
         """
         self._engine.require_usable("on_stream")
-        return self._launch.cuda.on_stream(stream)
+        return self._launch.cuda.streams.on_stream(stream)
 
     def explain(self, collective: str, nbytes: int, device: str = "cpu") -> Explanation:
         """Say which algorithm would run, and what was predicted or measured of all of them.

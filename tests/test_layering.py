@@ -78,7 +78,7 @@ LAW = {
         "cupy": (),
     },
     # packages whose modules do not import each other in a circle, not even within functions
-    "no_circles": ("arrays",),
+    "no_circles": ("arrays", "bootstrap", "runtime"),
     # whole string literals
     "strings": {
         r"pycoll\._native": ("runtime/native/load.py",),

@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pycoll.bootstrap.control_loop import EXITED, ControlLoop
 from pycoll.bootstrap.control_router import RANK
@@ -20,13 +20,40 @@ from pycoll.bootstrap.framing import Frame, FrameType
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.errors import BootstrapError, UsageError
 
-if TYPE_CHECKING:
-    from pycoll.bootstrap.control import Control
-
 #: How long the end of a process waits for those who need its hub.
 HANDOVER_SECONDS = 0.5
 #: Farewells that are kept.
 REMEMBERED = 256
+
+
+class Share(Protocol):
+    """What a communicator has of the control plane; all but `close` are for the control thread."""
+
+    number: int
+
+    def deliver(self, frame: Frame) -> None:
+        """Take a frame that is for this communicator."""
+
+    def lose(self, rank: int, reason: str) -> None:
+        """Hear that a rank of the job is gone."""
+
+    def tell(self) -> None:
+        """Call back with what has been delivered."""
+
+    def end(self, error: Exception) -> None:
+        """Hear that the control plane has ended."""
+
+    def joining(self) -> Frame:
+        """Return what tells rank 0 of this communicator."""
+
+    def recall(self) -> list[Frame]:
+        """Return all that another router has to know of it."""
+
+    def close(self, calls: int = 0, *, reason: str = EXITED) -> None:
+        """Take leave."""
+
+    def forget(self) -> None:
+        """Let go, in the child of a fork."""
 
 
 class ControlPlane:
@@ -46,9 +73,9 @@ class ControlPlane:
         self.pid = os.getpid()
         self.forked = False
         self._timeout = timeout
-        self._controls: dict[int, Control] = {}
+        self._controls: dict[int, Share] = {}
         self._lost: dict[int, str] = {}
-        self._leaving: deque[tuple[Control, Frame]] = deque()
+        self._leaving: deque[tuple[Share, Frame]] = deque()
         self._parting = threading.Lock()  # held, never waited for, by the one who empties it
         # How this process left its communicators, for a hub that takes another's place.
         self._left: deque[tuple[Frame, Frame]] = deque(maxlen=REMEMBERED)
@@ -59,7 +86,7 @@ class ControlPlane:
                 star, timeout, self._deliver, self._after, self._end, self._recall
             )
 
-    def add(self, control: Control, joining: Frame | None) -> None:
+    def add(self, control: Share, joining: Frame | None) -> None:
         """Serve a communicator from now on; the first of all is that of all ranks.
 
         Args:
@@ -80,11 +107,11 @@ class ControlPlane:
             self._reactor.start()  # not before: a hub may be told at once which groups there are
 
     def post(self, *frames: Frame) -> None:
-        """Send frames to rank 0; none just has every `Control.tell` called."""
+        """Send frames to rank 0; none just has every `Share.tell` called."""
         if self._reactor:
             self._reactor.post(*frames)
 
-    def leave(self, control: Control, farewell: Frame) -> None:
+    def leave(self, control: Share, farewell: Frame) -> None:
         """Take leave for one communicator; the last one ends the control plane.
 
         Amid another's leave this returns at once, and whoever is there sees to both.
@@ -97,7 +124,7 @@ class ControlPlane:
             finally:
                 self._parting.release()
 
-    def _part(self, control: Control, farewell: Frame) -> None:
+    def _part(self, control: Share, farewell: Frame) -> None:
         if self._controls.get(control.number) is not control:
             return  # it was closed amid its own close
         self._left.append((control.joining(), farewell))

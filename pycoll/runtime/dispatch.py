@@ -143,4 +143,8 @@ class Dispatcher:
         return asking.request(x, out, op, asked.purpose)
 
     def _empty(self, like: ArrayView, shape: tuple[int, ...]) -> ArrayView:
-        return families.empty(like, shape) if like.device == HOST else self.cuda.new(like, shape)
+        return (
+            families.empty(like, shape)
+            if like.device == HOST
+            else self.cuda.streams.new(like, shape)
+        )

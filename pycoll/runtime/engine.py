@@ -32,23 +32,20 @@ from pycoll.errors import (
 from pycoll.runtime.call_site import amid
 from pycoll.runtime.failure import TOLD, Faults
 from pycoll.runtime.host.heap import Heap
+from pycoll.runtime.host.side import SLICE_SECONDS, HostSide
 from pycoll.runtime.join import World, join
 from pycoll.runtime.native import bindings, codes, load
 from pycoll.runtime.net.connections import Connections
 from pycoll.runtime.plan.agreement import Agreement, Selector, agree
 
 if TYPE_CHECKING:
-    from pycoll.runtime.plan.cache import BoundPlan
     from pycoll.runtime.plan.selection import Selection
-    from pycoll.runtime.work import Work
 
-E = TypeVar("E", bound="Engine")
+T = TypeVar("T")
 
 #: Of messages the peer, as the user gave it, and whether they are sent.
 Lanes = Iterable[tuple[Any, bool]]
 
-#: A native wait returns to Python this often, for Ctrl-C and a look at the other ranks' boards.
-_SLICE_SECONDS = 0.1
 #: A rank that has waited this long says what it is doing; large messages take milliseconds anyway.
 _QUIET_SECONDS = 0.01
 _MAX_SECONDS = 86400  #: of a timeout
@@ -61,6 +58,16 @@ _LOOK_SECONDS = 0.5
 _FEW = 8
 
 
+class Pending(Protocol):
+    """Work that has been started, and that nobody has waited for."""
+
+    def done(self) -> bool:
+        """Tell whether it has ended."""
+
+    def exception(self) -> PycollError | None:
+        """Wait until it has ended; return what went wrong."""
+
+
 class Revocable(Protocol):
     """Something that holds pointers into the engine, and lets go of them."""
 
@@ -68,8 +75,45 @@ class Revocable(Protocol):
         """Never use the engine again: calls go to ``refuse``, which raises."""
 
 
+class Side(Protocol):
+    """What runs the calls of a communicator: threads of the host, or a GPU."""
+
+    @property
+    def faults(self) -> Callable[..., Faults]:
+        """Return what makes the object that knows of failures."""
+
+    def refuse(self) -> int | None:
+        """Count a call that was refused; return its number, None if there are no more calls."""
+
+    def calls(self) -> int:
+        """Return how many calls this rank has finished, or launched."""
+
+    def busy(self) -> bool:
+        """Tell whether something runs that no thread of the host is inside of."""
+
+    def wait(self, work: Any, seconds: float) -> int | None:
+        """Wait for native work for a moment, at most so long; return its code, or None."""
+
+    def inside(self) -> bool:
+        """Tell whether other threads are in `wait`, which return as soon as the work has ended."""
+
+    def drain(self) -> None:
+        """Wait until all that was launched has ended."""
+
+    def shut(self, reason: str) -> None:
+        """Give back what the engine does not know of: it leaves."""
+
+
 class Engine:
-    """One rank's side of a communicator. Communicator is what users hold."""
+    """One rank's side of a communicator. Communicator is what users hold.
+
+    Args:
+        bootstrap: The ranks.
+        config: Its settings.
+        selector: What the user gave to choose algorithms by.
+        settled: What the ranks have agreed on, in place of `selector`.
+        side: Makes what runs the calls, from the native communicator and its ranks.
+    """
 
     def __init__(
         self,
@@ -77,6 +121,7 @@ class Engine:
         config: Config,
         selector: Selector | str | None = None,
         settled: Agreement | None = None,
+        side: Callable[[Any, World], Side] = HostSide,
     ) -> None:
         self.timeout = config.timeout
         self.bootstrap = bootstrap
@@ -88,9 +133,8 @@ class Engine:
         self._waiter = 0  #: the thread that waits for an unfinished call
         self._revocable: weakref.WeakSet[Revocable] = weakref.WeakSet()
         self._handles: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._pending: set[Work] = set()
+        self._pending: set[Pending] = set()
         self._followers: list[Engine] = []
-        self._inside: set[int] = set()  #: threads that wait for works at this moment
         self._many = _FEW  #: pending works at which to look which are finished
         self.world: World
         self.world, self.comm = join(bootstrap, config)
@@ -98,6 +142,7 @@ class Engine:
         #: Starts cached plans without Python's help; `Plans` fills it.
         self.launcher = load.fastcall.Launcher(self.number, self.timeout)
         self.heap = Heap(self.comm)
+        self.side = side(self.comm, self.world)
         self.faults = self._faults()
         try:
             #: What calls choose their algorithms by.
@@ -124,7 +169,7 @@ class Engine:
         """Return an engine of some of the ranks; each of them calls this."""
         return self.found(ranks, key, Engine)
 
-    def found(self, ranks: list[int], key: str, make: Callable[..., E]) -> E:
+    def found(self, ranks: list[int], key: str, make: Callable[..., T]) -> T:
         """Return what ``make`` makes of some of the ranks, which have all made a call for it.
 
         Raises:
@@ -149,10 +194,10 @@ class Engine:
         self,
         ranks: list[int],
         key: str,
-        make: Callable[..., E],
+        make: Callable[..., T],
         config: Config,
         but: Container[int] = (),
-    ) -> E:
+    ) -> T:
         bootstrap = self.bootstrap.group(ranks, key)
         try:
             with self.faults.forming(bootstrap.control, but):
@@ -190,7 +235,7 @@ class Engine:
             while code == codes.AGAIN:
                 self.faults.describe()
                 self.faults.look()
-                code = bindings.resume(self.comm, _SLICE_SECONDS)
+                code = bindings.resume(self.comm, SLICE_SECONDS)
             self._waiter = 0
         if code:
             self.faults.raise_for(code, self.timeout if timeout is None else timeout)
@@ -209,7 +254,7 @@ class Engine:
         if code == codes.AGAIN:
             self._waiter = threading.get_ident()
             while code == codes.AGAIN:
-                code = bindings.resume(self.comm, _SLICE_SECONDS)
+                code = bindings.resume(self.comm, SLICE_SECONDS)
             self._waiter = 0
         if code:
             self.faults.raise_for(code, timeout)
@@ -260,13 +305,9 @@ class Engine:
         if self._begun(error, before):
             return
         for engine in (self, *self._followers):
-            number = engine._take_place()
+            number = engine.side.refuse()
             if number is not None:
                 engine.faults.refuse(what, error, number)
-
-    def _take_place(self) -> int | None:
-        """Count a call that was refused; return its number, None if this has no more calls."""
-        return bindings.refuse(self.comm)
 
     def refused_messages(
         self, what: str, error: BaseException, lanes: Lanes, before: int | None = None
@@ -363,25 +404,17 @@ class Engine:
         """Return where `submit` may put native work."""
         return bindings.work_place()
 
-    def submit(
-        self, plan: BoundPlan, x: int, out: int, timeout: float, where: str, work: Any
-    ) -> None:
+    def submit(self, plan: Any, x: int, out: int, timeout: float, where: str, work: Any) -> None:
         """Queue a plan behind what was queued before; the native work goes to ``work``."""
-        code = bindings.submit(self.comm, plan.handle, x, out, timeout, where, work)
+        code = bindings.submit(self.comm, plan, x, out, timeout, where, work)
         if code:
             self.faults.raise_for(code, timeout)
 
     def wait(self, work: Any, seconds: float) -> int | None:
         """Wait for native work for a moment, at most so long; return its code, or None."""
-        thread = threading.get_ident()
-        self._inside.add(thread)
-        try:
-            code = bindings.work_wait(work, min(seconds, _SLICE_SECONDS))
-        finally:
-            self._inside.discard(thread)
-        return None if code == codes.AGAIN else code
+        return self.side.wait(work, seconds)
 
-    def track(self, work: Work) -> None:
+    def track(self, work: Pending) -> None:
         """Keep ``work``, and so its arrays, until it is `settled`."""
         self._pending.add(work)
         if len(self._pending) < self._many:
@@ -391,7 +424,12 @@ class Engine:
                 old.exception()
         self._many = max(_FEW, 2 * len(self._pending))  # so that it costs each work the same
 
-    def settled(self, work: Work) -> None:
+    def finish_pending(self) -> None:
+        """Wait for all works that are kept."""
+        for work in list(self._pending):
+            work.exception()
+
+    def settled(self, work: Pending) -> None:
         """Let go of ``work``: it needs neither native code nor its arrays any more."""
         self._pending.discard(work)
 
@@ -449,10 +487,10 @@ class Engine:
         """Finish queued work, take leave of the other ranks and free everything."""
         if self._closed or self._parent:
             return
+        self.side.drain()
         for follower in self._followers:
             follower.close(reason)
-        for work in list(self._pending):
-            work.exception()
+        self.finish_pending()
         if self.calling():
             raise UsageError("close: another thread is inside a call on this communicator")
         self.leave(reason)
@@ -465,6 +503,7 @@ class Engine:
             # Collected there, perhaps amid a callback that uses what would be freed here.
             threading.Thread(target=self.leave, args=(reason,)).start()
             return
+        self.side.shut(reason)
         with _freeing:
             self._closed = True
             _live.discard(self)
@@ -476,14 +515,13 @@ class Engine:
         self.launcher.close()
         if self._pending:
             bindings.comm_abort(self.comm, 0, -1, "the communicator was closed")
-            for work in list(self._pending):
-                work.exception()
+            self.finish_pending()
         until = time.monotonic() + _LEAVE_SECONDS
-        while self._others_inside() and time.monotonic() < until:
+        while self.side.inside() and time.monotonic() < until:
             time.sleep(0)  # every work is finished: whoever waited for it is about to leave
         self.links.close()
         self.bootstrap.close(self.calls(), reason=reason)
-        if self.calling() or self._others_inside():
+        if self.calling() or self.side.inside():
             # A thread sleeps in a call, and the process ends: it may sleep on, on what it uses.
             for handle in handles:
                 bindings.abandon(handle)
@@ -511,10 +549,8 @@ class Engine:
             return "; and in ".join(filter(None, found))
 
         control = self.bootstrap.control
-        return Faults(self.comm, control, self.world, self.bootstrap.describe, elsewhere)
-
-    def _others_inside(self) -> bool:
-        return bool(self._inside - {threading.get_ident()})
+        name = self.bootstrap.describe
+        return self.side.faults(self.comm, control, self.world, name, elsewhere)
 
     def forked(self) -> None:
         """In the child of a fork: let go; everything belongs to the parent."""
@@ -529,8 +565,7 @@ class Engine:
 
     def calls(self) -> int:
         """Return how many calls this rank has finished."""
-        own = bindings.status_read(self.comm, self.world.rank)
-        return own.sequence - (own.state == bindings.CALLING)
+        return self.side.calls()
 
     def doing(self) -> str:
         """Return what this rank waits in, for ranks of other communicators; empty: in nothing."""
@@ -547,7 +582,8 @@ class Engine:
         own = bindings.status_read(self.comm, self.world.rank)
         on_board = own.state == bindings.CALLING and not bindings.comm_broken(self.comm)
         # Behind queued calls it is not on the board yet; a transfer never is.
-        return on_board or self._waiter != 0 or bindings.comm_entered(self.comm) != 0
+        entered = self._waiter != 0 or bindings.comm_entered(self.comm) != 0
+        return self.side.busy() or on_board or entered
 
 
 #: Engines of this process that are open.

@@ -32,6 +32,7 @@ from pycoll.runtime import status
 from pycoll.runtime.call_site import user_line
 from pycoll.runtime.native import bindings, codes
 from pycoll.runtime.native.bindings import RankStatus
+from pycoll.runtime.refusal import Refusals
 from pycoll.runtime.status import Statuses
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 _SAY_SECONDS = 1.0
 #: Characters of what is told of a call that was refused.
 _REFUSED_TEXT = 1000
-#: How long a rank waits for what a peer has to say of a message that was refused.
-REFUSED_SECONDS = 0.2
 #: How long, at most, a rank waits for a control plane that has to find another hub first.
 _HEAR_SECONDS, _LOOK_SECONDS = 60.0, 0.05
 #: What is known of a mismatch before the ranks have said what they called.
@@ -135,11 +134,10 @@ class Faults:
         self._mismatched = sys.maxsize  #: number of the first call that ranks disagree on
         #: Mismatch: what the ranks say that they called, by rank and number of the call.
         self._said: dict[int, dict[int, str]] = {}
-        #: Calls that were refused before they began, by rank and number; 0: messages, the last.
-        self._refused: dict[int, dict[int, str]] = {}
         #: Groups that some of the ranks are about to form, each with the causes it does not mind.
         self._forming: dict[Control, Container[int]] = {}
         self._moved = threading.Condition()
+        self._refusals = Refusals(comm, self._moved)
 
     def departed(self) -> bool:
         """Tell whether any rank is gone."""
@@ -147,7 +145,7 @@ class Faults:
 
     def uneasy(self) -> bool:
         """Tell whether there is anything to `look` for: a rank is gone, or refused a call."""
-        return bool(self._departed or self._refused)
+        return bool(self._departed or self._refusals)
 
     # The control thread comes in here.
 
@@ -180,7 +178,7 @@ class Faults:
                 self._say(int(number), own)  # nobody is inside that call who would
         elif kind == REFUSED:
             number, _, call = text.partition(" ")
-            self._note_refused(rank, int(number), call)
+            self._refusals.note(rank, int(number), call)
             self._look_for_refused(self.boards.own())
         elif kind == GONE:
             self._break(PeerLostError(text), Cause.LOST, rank)
@@ -242,20 +240,9 @@ class Faults:
     def _compare_refused(self, ranks: Iterable[int]) -> None:
         """Note the first call that some rank was refused, and some of ``ranks`` not."""
         with self._moved:
-            numbers = {n for calls in self._refused.values() for n in calls if n}
-            for number in numbers:
-                if any(self._made(rank, number) for rank in ranks):
-                    self._mismatched = min(self._mismatched, number)
-
-    def _made(self, rank: int, number: int) -> bool:
-        """Tell whether a mapped rank is known to have made a call, and was not refused it."""
-        signature = bindings.status_call(self._comm, rank, number)
-        if signature == bindings.FORGOTTEN:
-            # What was refused is kept longer than the board knows it, but not for ever.
-            refused = self._refused.get(rank, {}).keys() - {0}
-            all_kept = len(refused) < bindings.STATUS_CALLS or number > min(refused)
-            return all_kept and number not in refused
-        return signature not in (0, bindings.REFUSED)
+            number = self._refusals.first_made(ranks)
+            if number is not None:
+                self._mismatched = min(self._mismatched, number)
 
     def _look_for_departed(self, own: RankStatus) -> None:
         # The same: who has finished call n is not missed by those that are still in it.
@@ -283,16 +270,8 @@ class Faults:
     def refuse(self, what: str, error: BaseException, number: int) -> None:
         """Tell the others of a call, or of messages (number 0), that took its place unbegun."""
         text = f"{what} at {user_line()}, refused with {described(error)}"[:_REFUSED_TEXT]
-        self._note_refused(self._rank, number, text)
+        self._refusals.note(self._rank, number, text)
         self._tell(REFUSED, f"{number} {text}")
-
-    def _note_refused(self, rank: int, number: int, text: str) -> None:
-        with self._moved:
-            calls = self._refused.setdefault(rank, {})
-            calls[number] = text
-            for old in sorted(calls.keys() - {0})[: -bindings.STATUS_CALLS]:
-                del calls[old]
-            self._moved.notify_all()
 
     def interrupted(self, error: BaseException) -> None:
         """End the call that an exception (Ctrl-C) left unfinished in this thread, on every rank."""
@@ -494,7 +473,7 @@ class Faults:
             self._tell("timeout", what)
         elif native.code == codes.MISMATCH:
             if bindings.REFUSED_P2P_OP in native.text:  # else it is about what came later
-                for rank, text in self._refused_by(native.peer):
+                for rank, text in self._refusals.messages((self._rank, native.peer)):
                     what += f"; rank {rank} had called {text}"
             self._break(MismatchError(what), Cause.MISMATCH, native.peer)
             self._tell("transfer", what)
@@ -504,17 +483,6 @@ class Faults:
             self._lose(rank, f"{self._name(rank)} {how}: {what}")
         else:
             self._unexpected(native.code)
-
-    def _refused_by(self, peer: int) -> list[tuple[int, str]]:
-        """Return what this rank and a peer were refused last, of which no number is known."""
-        ranks = (self._rank, peer)
-        with self._moved:
-            # What is said of it takes another way than the messages.
-            self._moved.wait_for(
-                lambda: any(0 in self._refused.get(rank, ()) for rank in ranks), REFUSED_SECONDS
-            )
-            found = {rank: self._refused.get(rank, {}).get(0) for rank in ranks}
-        return [(rank, text) for rank, text in found.items() if text]
 
     def _unexpected(self, code: int) -> None:
         try:
@@ -607,7 +575,7 @@ class Faults:
         """Tell the others what this rank's call of a number was, once, if it has made it."""
         if own.sequence < number:
             return
-        text = self._refused.get(self._rank, {}).get(number, "")
+        text = self._refusals.text(self._rank, number)
         if number == own.sequence and own.state == bindings.CALLING:
             text = self.describe()
         elif not text:
@@ -622,8 +590,8 @@ class Faults:
             self._moved.notify_all()
 
     def _guess(self, rank: int, number: int) -> str:
-        if number in (refused := self._refused.get(rank, {})):
-            return refused[number]
+        if refused := self._refusals.text(rank, number):
+            return refused
         board = self.boards.of(rank)
         if board is None:
             return "does not say"

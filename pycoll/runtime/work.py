@@ -45,7 +45,7 @@ class Work:
         for plan, x, out in parts:
             # In its place before it runs: no exception comes between the two.
             self._parts.append(self._engine.work_place())
-            self._engine.submit(plan, x, out, self._timeout, self._where, self._parts[-1])
+            self._engine.submit(plan.handle, x, out, self._timeout, self._where, self._parts[-1])
         return self
 
     def begin(self, submit: Callable[[Any], int], finish: Callable[[], Any]) -> Work:

@@ -18,8 +18,8 @@ import walk
 import pycoll
 from pycoll import BrokenError, CollectiveTimeout, Communicator, MismatchError, UsageError
 from pycoll.bootstrap import job as jobs
-from pycoll.runtime.failure import Faults
 from pycoll.runtime.native import device_comm
+from pycoll.runtime.refusal import Refusals
 
 pytestmark = gpus.MARKS
 
@@ -111,13 +111,13 @@ def test_what_all_ranks_were_refused_is_not_named(monkeypatch: pytest.MonkeyPatc
 
     def rank() -> str:
         comm, x = opened()
-        note = Faults._note_refused
+        note = Refusals.note
 
-        def late(faults: Faults, rank: int, number: int, text: str) -> None:
+        def late(refusals: Refusals, rank: int, number: int, text: str) -> None:
             if rank == comm.rank:
-                note(faults, rank, number, text)
+                note(refusals, rank, number, text)
 
-        monkeypatch.setattr(Faults, "_note_refused", late)
+        monkeypatch.setattr(Refusals, "note", late)
         call(comm, x, 0)
         refused(comm, x)
         comm.barrier()

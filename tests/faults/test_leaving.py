@@ -17,7 +17,7 @@ from pycoll import BrokenError, PeerLostError, UsageError
 from pycoll.bootstrap.control import Control
 from pycoll.runtime import engine
 from pycoll.runtime.failure import Faults
-from pycoll.runtime.native import bindings, load
+from pycoll.runtime.native import bindings
 from pycoll.runtime.plan import cache as plans
 
 
@@ -184,10 +184,10 @@ def test_leaving_frees_nothing_under_a_thread_that_is_inside_a_call() -> None:
             self.freed.append(plan)
             honest.pc_plan_free(plan)
 
-    honest = load.lib
+    honest = bindings.lib
 
     def rank() -> None:
-        spy = load.lib = Spy()
+        spy = bindings.lib = Spy()
         comm = pycoll.init()
         x = np.ones(10)
         comm.allreduce(x)

@@ -163,7 +163,7 @@ def test_a_call_that_another_rank_was_refused(
     monkeypatch.setattr(bindings, "status_read", lambda comm, rank: board)
     monkeypatch.setattr(bindings, "status_call", lambda comm, rank, number: made)
     for number, text in refused.items():
-        found._note_refused(0, number, text)
+        found._refusals.note(0, number, text)
     found.on_abort(1, "refused", "2 allreduce at y.py:1, refused with UsageError")
     assert isinstance(found.failure, MismatchError) is want
 

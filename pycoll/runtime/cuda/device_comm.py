@@ -1,4 +1,4 @@
-"""Plane: the communicator beside a communicator, whose calls are kernels on GPUs.
+"""DeviceComm: the communicator beside a communicator, whose calls are kernels on GPUs.
 
 It has a native communicator of its own, so the counts of its edges belong to the kernels alone, and
 its own failures. All ranks make it together, at the first call on arrays of a GPU.
@@ -18,17 +18,21 @@ from pycoll.config import Config
 from pycoll.errors import PycollError, UnavailableError, UsageError
 from pycoll.runtime.cuda.failure import DeviceFailure
 from pycoll.runtime.cuda.heap import DeviceHeap
+from pycoll.runtime.cuda.images import Images
 from pycoll.runtime.cuda.keep_alive import KeepAlive
 from pycoll.runtime.cuda.kernels import Kernels
-from pycoll.runtime.cuda.plan_cache import DevicePlanCache
 from pycoll.runtime.engine import Engine
 from pycoll.runtime.native import codes, device_comm
 from pycoll.runtime.native import cuda as bindings_cuda
+from pycoll.runtime.plan.cache import PlanCache
 from pycoll.runtime.plan.selection import Selection
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pycoll.bootstrap import Bootstrap
-    from pycoll.runtime.failure import Faults
+    from pycoll.runtime.failure import Control
+    from pycoll.runtime.join import World
     from pycoll.runtime.plan.agreement import Agreement
     from pycoll.runtime.plan.proof import Proofs
 
@@ -54,7 +58,7 @@ class Gpu(NamedTuple):
 
 
 class _Hello(NamedTuple):
-    """What a rank says before the planes are connected."""
+    """What a rank says before the device communicators are connected."""
 
     error: str
     address: bytes
@@ -62,8 +66,8 @@ class _Hello(NamedTuple):
     heap: int
 
 
-class DeviceComm(Engine):
-    """One rank's side of it."""
+class DeviceComm:
+    """One rank's side of it: an engine of its own, and the native device communicator."""
 
     def __init__(
         self,
@@ -74,6 +78,7 @@ class DeviceComm(Engine):
         device: int,
         proofs: Proofs,
     ) -> None:
+        self.timeout = config.timeout
         self.device = device  #: its number, as CUDA counts
         self.native: Any = None  #: until it is connected, and after it was closed
         self.kernels: Kernels
@@ -82,23 +87,32 @@ class DeviceComm(Engine):
         self._launched = 0  #: when it was closed
         self.whole = False  #: every rank reaches every other's GPU memory
         self._built = False
-        self.held = KeepAlive(self)
+        self.held = KeepAlive(device, self.capturing)
         self._guard = threading.Lock()  #: of `native`, which the control thread asks, too
         #: Launches are put in order one by one; reentrant: a signal handler may call, too.
         self.turn = threading.RLock()
-        super().__init__(bootstrap, config, settled=settled._replace(tuning=None))
+        self._settled = settled._replace(tuning=None)
+        self.engine = Engine(bootstrap, config, settled=self._settled, side=lambda *_: self)
+        self.world, self.comm = self.engine.world, self.engine.comm
         try:
             self._connect(config)
-            self.plans = DevicePlanCache(self, proofs)
+            self.images = Images(self)
+            self.plans = PlanCache(self.engine, self.images, proofs)
             self._built = True
         except BaseException:
-            self.leave()
+            self.engine.leave()
             raise
 
     @cached_property
     def selection(self) -> Selection:
         """How calls choose their algorithms: by the rates of GPUs."""
         return Selection(self.world, self._settled, "cuda", self.whole)
+
+    def faults(
+        self, comm: Any, control: Control, world: World, name: Callable[[int], str], _: Any
+    ) -> DeviceFailure:
+        """Make the object that knows of failures."""
+        return DeviceFailure(self, comm, control, world, name)
 
     @property
     def gpu(self) -> Gpu:
@@ -113,7 +127,7 @@ class DeviceComm(Engine):
         )
 
     def _connect(self, config: Config) -> None:
-        """Open the native plane, and reach the memory of the peers' GPUs where that goes."""
+        """Open the native half, and reach the memory of the peers' GPUs where that goes."""
         world, hosts = self.world, self.world.hosts
         local = [rank for rank in range(world.size) if hosts[rank] == hosts[world.rank]]
         said = self._meet(config, local)
@@ -161,7 +175,7 @@ class DeviceComm(Engine):
         return said
 
     def _gather(self, text: str) -> list[bytes]:
-        return self.bootstrap.allgather(text.encode(), self.timeout)
+        return self.engine.bootstrap.allgather(text.encode(), self.timeout)
 
     # Calls.
 
@@ -173,19 +187,20 @@ class DeviceComm(Engine):
         with self.turn:
             code = device_comm.device_comm_launch(self.native, plan, x, out, stream, seconds)
         if code:  # maybe of a call before this one
-            self.faults.raise_for(code, self.seconds)
+            self.engine.faults.raise_for(code, self.seconds)
         self.text, self.seconds = text, seconds
-        if self.faults.uneasy():
-            self.faults.look()
+        if self.engine.faults.uneasy():
+            self.engine.faults.look()
             self.check()
 
     def check(self, where: str = "") -> None:
         """Raise what went wrong with a launch, if anything did and is known."""
         code = device_comm.device_comm_check(self.native)
         if code:
-            self.faults.raise_for(code, self.seconds, where)
+            self.engine.faults.raise_for(code, self.seconds, where)
 
-    def _take_place(self) -> int | None:
+    def refuse(self) -> int | None:
+        """Count a call that was refused; return its number, None if there are no more calls."""
         with self.turn:
             return None if self.native is None else device_comm.device_comm_refuse(self.native)
 
@@ -200,7 +215,7 @@ class DeviceComm(Engine):
             left = until - time.monotonic()
             if left <= 0:
                 return None
-            self.faults.look()
+            self.engine.faults.look()
             time.sleep(min(pause, left))
             pause = min(2 * pause, _MOST_PAUSE)
         return int(device_comm.device_comm_check(self.native)) if self.native else 0
@@ -222,8 +237,10 @@ class DeviceComm(Engine):
 
     def drain(self) -> None:
         """Wait on the host until all that was launched has ended, however that may be."""
+        if self.native is None:
+            return
         while device_comm.device_comm_wait(self.native, _DRAIN_SECONDS) == codes.AGAIN:
-            self.faults.look()
+            self.engine.faults.look()
         if not device_comm.device_comm_check(self.native):  # else kernels are still giving up
             self.held.drain()
 
@@ -246,40 +263,33 @@ class DeviceComm(Engine):
         with self._guard:
             return self.native is not None and device_comm.device_comm_state(self.native).pinned > 0
 
-    def calling(self) -> bool:
+    def busy(self) -> bool:
         """Tell whether plans are in use: by what was launched, or by graphs."""
+        return self.native is not None and not self.idle()
+
+    def inside(self) -> bool:
+        """Return False: `wait` uses nothing that is freed without a look whether it is there."""
+        return False
+
+    def shut(self, reason: str) -> None:
+        """End what is still running, and give back what is the GPU's."""
         if self.native is None:
-            return super().calling()
-        return not self.idle() or super().calling()
-
-    def close(self, reason: str = CLOSED) -> None:
-        """Finish what was launched, take leave of the other ranks and free everything."""
-        if self.native is not None and not (self._closed or self._parent):
-            self.drain()
-        super().close(reason)
-
-    def leave(self, reason: str = EXITED) -> None:
-        """Take leave; what is still running is ended."""
-        elsewhere = self.bootstrap.control.current() or self.links.current()
-        if self.native is not None and not (self._closed or self._parent or elsewhere):
-            self._shut(reason)
-        super().leave(reason)
-
-    def _shut(self, reason: str) -> None:
+            return
+        bootstrap = self.engine.bootstrap
         seconds = _DRAIN_SECONDS if reason in (CLOSED, EXITED) else 0.0
         if reason != CLOSED:
             # First, for what follows may wait for kernels that wait for this rank.
             given_up = device_comm.device_comm_wait(self.native, seconds) == codes.AGAIN
-            self.bootstrap.close(self.calls() - given_up, reason=reason)
+            bootstrap.close(self.calls() - given_up, reason=reason)
         device_comm.device_comm_detach(self.native, seconds)
         self.held.close()
-        for work in list(self._pending):
-            work.exception()
+        self.engine.finish_pending()
         if self._built:
             # A peer's kernel may touch this rank's memory until that peer has come as far.
             with contextlib.suppress(PycollError):
-                self.bootstrap.barrier(_DRAIN_SECONDS)
-            self.plans.free()
+                bootstrap.barrier(_DRAIN_SECONDS)
+            self.images.free()
+            self.plans.forget()
         launched = self.calls()
         with self._guard:
             native, self.native, self._launched = self.native, None, launched
@@ -288,9 +298,6 @@ class DeviceComm(Engine):
             with contextlib.suppress(PycollError):  # after a fault the driver refuses everything
                 bindings_cuda.stream_free(self.device, self.stream)
                 self.kernels.close()
-
-    def _faults(self) -> Faults:
-        return DeviceFailure(self)
 
 
 def instances(blocks: int | None) -> int:

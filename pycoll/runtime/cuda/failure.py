@@ -6,30 +6,39 @@ what is known of a failure is what the kernel left behind, and who of the ranks 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from pycoll.errors import CollectiveTimeout, MismatchError, PeerLostError
-from pycoll.runtime.failure import REFUSED_SECONDS, Cause, Faults, calls_text
-from pycoll.runtime.native import bindings, device_comm
+from pycoll.runtime.failure import Cause, Faults, calls_text
+from pycoll.runtime.native import device_comm
 from pycoll.runtime.native.bindings import RankStatus
 
-if TYPE_CHECKING:
-    from pycoll.runtime.cuda.device_comm import DeviceComm
+
+class Launches(Protocol):
+    """What is used here of a device communicator."""
+
+    native: Any
+    text: str  #: the call that was launched last
+
+    def calls(self) -> int:
+        """Return how many calls this rank has launched."""
+
+    def captured(self) -> bool:
+        """Tell whether a graph may still launch plans, which nobody counts."""
 
 
 class DeviceFailure(Faults):
-    """The failure of one plane."""
+    """The failure of one device communicator."""
 
-    def __init__(self, plane: DeviceComm) -> None:
-        bootstrap = plane.bootstrap
-        super().__init__(plane.comm, bootstrap.control, plane.world, bootstrap.describe)
-        self._plane = plane
+    def __init__(self, launches: Launches, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._launches = launches
 
     def look(self) -> None:
-        """Break the plane if what was launched, or a graph, can never end without a rank."""
+        """Break it if what was launched, or a graph, can never end without a rank."""
         if self.failure is not None:
             return
-        launched, captured = self._plane.calls(), self._plane.captured()
+        launched, captured = self._launches.calls(), self._launches.captured()
         for rank, gone in list(self._departed.items()):
             left = self._control.calls_of(rank) is not None
             if launched > gone.calls or (captured and not left):
@@ -37,11 +46,11 @@ class DeviceFailure(Faults):
                 after = f" after {calls_text(gone.calls)} on its GPU" if left else ""
                 text = (
                     f"{self._name(rank)} {gone.how}{after} and takes no part in call {launched} on "
-                    f"the GPU, {self._plane.text}"
+                    f"the GPU, {self._launches.text}"
                 )
                 self._break(PeerLostError(text), Cause.LOST, rank)
                 return
-        if self._refused:
+        if self._refusals:
             self._look_for_refused(self.boards.own())
 
     def _look_for_departed(self, own: RankStatus) -> None:
@@ -49,11 +58,11 @@ class DeviceFailure(Faults):
 
     def describe(self, where: str = "") -> str:
         """Return what this rank called last, or the text of a queued call."""
-        return where or self._plane.text
+        return where or self._launches.text
 
     def _time_out(self, timeout: float) -> None:
-        stuck = device_comm.device_comm_stuck(self._plane.native)
-        text = f"{self._plane.text} did not finish within {timeout:g} s on the GPU"
+        stuck = device_comm.device_comm_stuck(self._launches.native)
+        text = f"{self._launches.text} did not finish within {timeout:g} s on the GPU"
         if stuck is not None and stuck.peer >= 0:
             text += (
                 f": rank {self._rank} waits for rank {stuck.peer} (count {stuck.got}, want "
@@ -63,30 +72,10 @@ class DeviceFailure(Faults):
         self._tell("timeout", text)
 
     def _agree_on_mismatch(self) -> MismatchError:
-        stuck = device_comm.device_comm_stuck(self._plane.native)
+        stuck = device_comm.device_comm_stuck(self._launches.native)
         whose = "" if stuck is None else f"; rank {stuck.peer} sent the message of another call"
-        for rank, call in self._refused_alone():
+        for rank, call in self._refusals.first_uneven(self._size):
             whose += f"; rank {rank} had called {call}"
-        text = f"ranks called different things: rank {self._rank}: {self._plane.text}{whose}"
+        text = f"ranks called different things: rank {self._rank}: {self._launches.text}{whose}"
         self._tell("transfer", text)
         return MismatchError(text)
-
-    def _refused_alone(self) -> list[tuple[int, str]]:
-        """Return who was refused the first call that not all ranks were, and what is told of it."""
-        with self._moved:
-            # What is said of it takes another way than the kernels' messages.
-            self._moved.wait_for(lambda: bool(self._uneven()), REFUSED_SECONDS)
-            first = min(self._uneven(), default=0)
-            told = sorted(self._refused.items())
-        return [(rank, calls[first]) for rank, calls in told if first in calls]
-
-    def _uneven(self) -> set[int]:
-        """Return the calls that some ranks were refused, and not all, as far as is known."""
-        numbers = {n for calls in self._refused.values() for n in calls}
-        return {n for n in numbers if not all(self._was_refused(r, n) for r in range(self._size))}
-
-    def _was_refused(self, rank: int, number: int) -> bool:
-        # The board of a mapped rank shows it before the rank's news of it arrive.
-        return number in self._refused.get(rank, ()) or (
-            bindings.status_call(self._comm, rank, number) == bindings.REFUSED
-        )

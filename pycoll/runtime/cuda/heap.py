@@ -6,16 +6,13 @@ import gc
 import math
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pycoll.arrays.cuda_array import CudaArray
 from pycoll.arrays.cupy import usable, wrap
 from pycoll.dtypes import DType
 from pycoll.errors import UnavailableError
 from pycoll.runtime.native import device_comm
-
-if TYPE_CHECKING:
-    from pycoll.runtime.cuda.device_comm import DeviceComm
 
 
 class _Room:
@@ -25,22 +22,35 @@ class _Room:
         self.address, self.nbytes = address, nbytes
 
 
+class Device(Protocol):
+    """What is used here of a device communicator."""
+
+    device: int
+    native: Any
+
+    def idle(self) -> bool:
+        """Tell whether all that was launched has ended."""
+
+    def drain(self) -> None:
+        """Wait until it has, and let go of the arrays that it used."""
+
+
 class DeviceHeap:
-    """The reachable GPU memory of one plane.
+    """The reachable GPU memory of one device communicator.
 
     A piece is given back once no array refers to it and all that was launched has ended: a kernel
     may still be busy with what Python has let go of.
     """
 
-    def __init__(self, plane: DeviceComm) -> None:
-        self._plane = plane
+    def __init__(self, device: Device) -> None:
+        self._device = device
         self._dead: deque[int] = deque()  #: a finalizer runs anywhere: it takes no lock
         self._live: dict[int, int] = {}  #: address → bytes
 
     def empty(self, shape: tuple[int, ...], kind: DType) -> Any:
         """Return an array whose elements have no set value: of cupy where that is, else its own."""
         room = self._allocate(math.prod(shape) * kind.itemsize)
-        number = self._plane.device
+        number = self._device.device
         if kind.format and usable():
             return wrap(room.address, room.nbytes, room, number, shape, kind.name)
         return CudaArray(room.address, shape, kind, number, room)
@@ -48,7 +58,7 @@ class DeviceHeap:
     def array(self, shape: tuple[int, ...], kind: DType) -> CudaArray:
         """Return a CudaArray."""
         room = self._allocate(math.prod(shape) * kind.itemsize)
-        return CudaArray(room.address, shape, kind, self._plane.device, room)
+        return CudaArray(room.address, shape, kind, self._device.device, room)
 
     def holds(self, address: int, nbytes: int) -> bool:
         """Tell whether these bytes are of one of its arrays."""
@@ -60,7 +70,7 @@ class DeviceHeap:
     def _allocate(self, nbytes: int) -> _Room:
         address = self._find(nbytes)
         if address is None:
-            self._plane.drain()  # which lets go of arrays, too
+            self._device.drain()  # which lets go of arrays, too
             gc.collect()  # arrays in reference cycles
             address = self._find(nbytes)
         if address is None:
@@ -78,8 +88,8 @@ class DeviceHeap:
         self._dead.append(address)
 
     def _find(self, nbytes: int) -> int | None:
-        plane = self._plane
-        if self._dead and plane.idle():
+        device = self._device
+        if self._dead and device.idle():
             while self._dead:
-                device_comm.device_comm_free(plane.native, self._dead.popleft())
-        return device_comm.device_comm_alloc(plane.native, max(1, nbytes))
+                device_comm.device_comm_free(device.native, self._dead.popleft())
+        return device_comm.device_comm_alloc(device.native, max(1, nbytes))

@@ -1,4 +1,4 @@
-"""DeviceList: a collective of a list of arrays on a GPU; small ones share a message."""
+"""DeviceListCall: a collective of a list of arrays on a GPU; small ones share a message."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from pycoll.runtime.plan.request import rank_of
 if TYPE_CHECKING:
     from pycoll.arrays.view import ArrayView
     from pycoll.runtime.cuda.device_comm import DeviceComm
-    from pycoll.runtime.cuda.executor import CudaExecutor, Part
+    from pycoll.runtime.cuda.streams import Part, Streams
     from pycoll.runtime.cuda.work import StreamWork
-    from pycoll.runtime.host.executor import HostExecutor
     from pycoll.runtime.plan.options import CallOptions
     from pycoll.runtime.plan.request import CollectiveKind
 
@@ -41,15 +40,15 @@ class _Packed:
             place += x.nbytes
         return buffer.address
 
-    def pack(self, plane: DeviceComm, stream: int) -> None:
+    def pack(self, dc: DeviceComm, stream: int) -> None:
         """Enqueue the copies into buffers."""
         for copy in self._into:
-            bindings_cuda.copy(plane.device, *copy, stream)
+            bindings_cuda.copy(dc.device, *copy, stream)
 
-    def unpack(self, plane: DeviceComm, stream: int) -> None:
+    def unpack(self, dc: DeviceComm, stream: int) -> None:
         """Enqueue the copies of the results."""
         for copy in self._out_of:
-            bindings_cuda.copy(plane.device, *copy, stream)
+            bindings_cuda.copy(dc.device, *copy, stream)
 
 
 class DeviceListCall:
@@ -57,37 +56,36 @@ class DeviceListCall:
 
     def __init__(
         self,
-        cuda: CudaExecutor,
+        streams: Streams,
         kind: CollectiveKind,
         pairs: Sequence[Pair],
         op: ReduceOp,
         asked: CallOptions,
-        host: HostExecutor,
     ) -> None:
-        self._cuda, self._kind, self._asked, self._host = cuda, kind, asked, host
+        self._streams, self._kind, self._asked = streams, kind, asked
         self._op = op if kind.collective.reduces else ReduceOp.SUM
-        self._root = rank_of(asked.root, host.engine.world.size, f"{kind.name}: root")
+        self._root = rank_of(asked.root, streams.host.engine.world.size, f"{kind.name}: root")
         self._pairs = pairs
         self._views = [view for pair in pairs for view in pair]
 
     def run(self) -> list[Any]:
         """Enqueue it and return the results."""
-        plane, parts, packed, stream = self._parts()
-        with plane.entirely(self._text()):
-            self._cuda.enqueue(
-                plane, parts, stream, self._asked.timeout, packed.pack, packed.unpack
+        dc, parts, packed, stream = self._parts()
+        with dc.engine.entirely(self._text()):
+            self._streams.enqueue(
+                dc, parts, stream, self._asked.timeout, packed.pack, packed.unpack
             )
-        self._cuda.hold(plane, [*self._views, *packed.buffers], stream)
-        self._cuda.keep(plane, packed.buffers, stream)
+        self._streams.hold(dc, [*self._views, *packed.buffers], stream)
+        self._streams.keep(dc, packed.buffers, stream)
         return self._results()
 
     def submit(self) -> StreamWork:
         """Enqueue it beside its caller."""
-        plane, parts, packed, stream = self._parts()
-        self._cuda.keep(plane, packed.buffers, stream)
-        with plane.entirely(self._text()):
-            return self._cuda.begin(
-                plane,
+        dc, parts, packed, stream = self._parts()
+        self._streams.keep(dc, packed.buffers, stream)
+        with dc.engine.entirely(self._text()):
+            return self._streams.begin(
+                dc,
                 parts,
                 stream,
                 self._asked.timeout,
@@ -100,43 +98,43 @@ class DeviceListCall:
 
     def bind(self) -> Plan:
         """Bind it to its arrays and to buffers of its own."""
-        plane, parts, packed, _ = self._parts()
+        dc, parts, packed, _ = self._parts()
         who = self._kind.name
 
         def start() -> list[Any]:
-            stream = self._cuda.stream(self._views, who)
-            with plane.entirely(self._text()):
-                self._cuda.enqueue(
-                    plane, parts, stream, self._asked.timeout, packed.pack, packed.unpack
+            stream = self._streams.stream(self._views, who)
+            with dc.engine.entirely(self._text()):
+                self._streams.enqueue(
+                    dc, parts, stream, self._asked.timeout, packed.pack, packed.unpack
                 )
-            self._cuda.keep(plane, packed.buffers, stream)
+            self._streams.keep(dc, packed.buffers, stream)
             return self._results()
 
         first = parts[0][0]
-        pins = (self._host.works.owner(), self._pairs, parts, packed)
+        pins = (self._streams.host.works.owner(), self._pairs, parts, packed)
         timeout = self._asked.timeout
         by, transport = first.algorithm, first.transport
-        return Plan(plane, start, self._results(), first.text, by, transport, timeout, pins)
+        return Plan(dc.engine, start, self._results(), first.text, by, transport, timeout, pins)
 
     def _parts(self) -> tuple[DeviceComm, list[Part], _Packed, int]:
-        cuda, asked = self._cuda, self._asked
-        stream = cuda.stream(self._views, self._kind.name)
+        streams, asked = self._streams, self._asked
+        stream = streams.stream(self._views, self._kind.name)
         number = self._views[0].device.number
         parts: list[Part] = []
         packed = _Packed()
-        plane = None
+        dc = None
         for message in buckets.buckets(self._pairs):
             call = message.call(self._kind.name, self._op, self._root)
-            plane, plan = cuda.find(call, asked.algorithm, asked.timeout, number, stream)
+            dc, plan = streams.find(call, asked.algorithm, asked.timeout, number, stream)
             if len(message.pairs) == 1:
                 x, out = message.pairs[0]
                 parts.append((plan, x.address, out.address))
                 continue
-            buffer = cuda.new(message.pairs[0][0], (max(1, message.nbytes),), UINT8)
+            buffer = streams.new(message.pairs[0][0], (max(1, message.nbytes),), UINT8)
             place = packed.add(message, buffer)
             parts.append((plan, place, place))
-        assert plane is not None  # an empty list lies in the host's memory
-        return plane, parts, packed, stream
+        assert dc is not None  # an empty list lies in the host's memory
+        return dc, parts, packed, stream
 
     def _results(self) -> list[Any]:
         return [out.owner for _, out in self._pairs]

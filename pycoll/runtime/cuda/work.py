@@ -22,15 +22,15 @@ class StreamWork(Work):
 
     def __init__(
         self,
-        plane: DeviceComm,
+        dc: DeviceComm,
         where: str,
         timeout: float,
         owner: Any,
         stream: Callable[[], int],
         result: Any,
     ) -> None:
-        super().__init__(plane, where, timeout, owner)
-        self._plane = plane
+        super().__init__(dc.engine, where, timeout, owner)
+        self._dc = dc
         self._stream = stream  #: says which stream is the caller's
         self._value = result
         self._event: Event | None = None
@@ -57,7 +57,7 @@ class StreamWork(Work):
         """
         self._engine.require_own("wait")
         if self._parts and self._error is None:
-            self._plane.check(self._where)
+            self._dc.check(self._where)
         if self._error is not None:
             raise self._error
         if self._event is not None:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pycoll.arrays.torch import pointers
-from pycoll.runtime.host.list_call import ListCall
+from pycoll.runtime.host.launchers import Launchers
+from pycoll.runtime.host.list_call import ListCall, Lists
 from pycoll.runtime.native import load
 from pycoll.runtime.plan.buckets import Buffers
 from pycoll.runtime.plan.cache import BoundPlan, PlanCache
@@ -32,14 +33,15 @@ class HostExecutor:
     def __init__(self, engine: Engine, works: Works) -> None:
         self.engine = engine
         self.works = works
-        self.plans = PlanCache(engine)
-        self.buffers = Buffers(engine.heap)
+        self.launchers = Launchers(engine)
+        self.plans = PlanCache(engine, self.launchers)
+        self._lists = Lists(engine, works, self.plans, Buffers(engine.heap))
 
     def again(
         self, kind: CollectiveKind, x: Any, out: Any, op: ReduceOp, asked: CallOptions
     ) -> tuple[Any] | None:
         """Run the plan that serves these arrays, if there is one."""
-        launcher, number = self.plans.launcher(asked.algorithm), NUMBERS[kind.collective.name]
+        launcher, number = self.launchers.of(asked.algorithm), NUMBERS[kind.collective.name]
         done = None
         if asked.algorithm is not None:  # without a wish, `Communicator` has tried this already
             done = launcher.call(number, x, out, op, asked.root)
@@ -97,7 +99,7 @@ class HostExecutor:
         self, kind: CollectiveKind, pairs: Sequence[Pair], op: ReduceOp, asked: CallOptions
     ) -> ListCall:
         """Return a call of a list of arrays."""
-        return ListCall(self, kind, pairs, op, asked)
+        return ListCall(self._lists, kind, pairs, op, asked)
 
     def arrive(self, asked: CallOptions, async_op: bool = False) -> Work | None:
         """Run or queue a barrier, for the purpose that is given."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll.dtypes import ReduceOp
 from pycoll.runtime.plan import buckets
@@ -12,11 +12,21 @@ from pycoll.runtime.plan.persistent import Plan
 from pycoll.runtime.plan.request import rank_of
 
 if TYPE_CHECKING:
-    from pycoll.runtime.host.executor import HostExecutor
-    from pycoll.runtime.plan.cache import BoundPlan
+    from pycoll.runtime.engine import Engine
+    from pycoll.runtime.plan.buckets import Buffers
+    from pycoll.runtime.plan.cache import BoundPlan, PlanCache
     from pycoll.runtime.plan.options import CallOptions
     from pycoll.runtime.plan.request import CollectiveKind
-    from pycoll.runtime.work import Work
+    from pycoll.runtime.work import Work, Works
+
+
+class Lists(NamedTuple):
+    """What the list calls of one communicator have in common."""
+
+    engine: Engine
+    works: Works
+    plans: PlanCache
+    buffers: Buffers
 
 
 class ListCall:
@@ -24,7 +34,7 @@ class ListCall:
 
     def __init__(
         self,
-        host: HostExecutor,
+        host: Lists,
         kind: CollectiveKind,
         pairs: Sequence[Pair],
         op: ReduceOp,

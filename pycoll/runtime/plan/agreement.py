@@ -1,4 +1,4 @@
-"""Settled: what the ranks of a job choose algorithms by, agreed once, when they have met."""
+"""Agreement: what the ranks of a job choose algorithms by, agreed once, when they have met."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _tuning(world: World, config: Config) -> dict[str, Any] | None:
     # Loaded only where something was measured: it brings every algorithm.
     from pycoll.cost import load as load_tuning
     from pycoll.runtime.native import load
-    from pycoll.runtime.plan.selection import question
+    from pycoll.runtime.plan.question import question
 
     found = load_tuning(config.cache, load.version(), question(world, "allreduce", 0))
     return None if found is None else found.to_json()

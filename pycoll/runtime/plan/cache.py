@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pycoll.algorithms import get
 from pycoll.cost import Choice
@@ -21,15 +21,15 @@ from pycoll.errors import UsageError
 from pycoll.program.isa import CHUNK_UNIT, EdgeKind
 from pycoll.program.lower import compile_program
 from pycoll.program.program import Program
-from pycoll.runtime.native import bindings, load
+from pycoll.runtime.native import bindings
 from pycoll.runtime.plan.call import Call, Wanted
 from pycoll.runtime.plan.geometry import Geometry, geometry
 from pycoll.runtime.plan.proof import Form, Proofs
-from pycoll.runtime.plan.request import KINDS, NUMBERS, in_place
 from pycoll.schedule import COLLECTIVES, NotDirect
 
 if TYPE_CHECKING:
     from pycoll.runtime.engine import Engine
+    from pycoll.runtime.plan.selection import Selection
 
 #: Plans kept; when there are more, all are forgotten and the ones in use are made again.
 MAX_PLANS = 1024
@@ -48,29 +48,51 @@ class BoundPlan:
     nbytes: int  #: of the message, all blocks together
 
 
+class Target(Protocol):
+    """Where the plans of a communicator run: on the host, or on a GPU."""
+
+    @property
+    def direct(self) -> bool:
+        """Tell whether arrays of `empty` may take the direct form."""
+
+    @property
+    def selection(self) -> Selection:
+        """Return how calls choose their algorithms."""
+
+    def keep(self, call: Call, handle: Any) -> Any:
+        """Return what runs a native plan, which is freed when the engine closes at the latest."""
+
+    def offer(self, call: Call, wanted: Wanted, made: BoundPlan) -> None:
+        """Let later calls find a plan by their arrays alone."""
+
+    def forget(self) -> None:
+        """Let no call find any of them so."""
+
+    def transport(self, peers: set[int]) -> str:
+        """Return what moves the data to these ranks."""
+
+
 class PlanCache:
-    """The plans of one communicator."""
+    """The plans of one communicator.
 
-    #: Whether arrays of `empty` may take the direct form.
-    direct = True
+    Args:
+        engine: The communicator's.
+        target: Where they run.
+        proofs: Of the same ranks, if they have any already.
+    """
 
-    def __init__(self, engine: Engine, proofs: Proofs | None = None) -> None:
+    def __init__(self, engine: Engine, target: Target, proofs: Proofs | None = None) -> None:
         self._engine = engine
+        self._target = target
         self._plans: dict[tuple[Call, Wanted], BoundPlan] = {}
         self._programs: dict[tuple[int, int], Any] = {}
-        self._launchers: dict[Wanted, Any] = {None: engine.launcher}
-        self.proofs = proofs or Proofs(engine, self._bind)
+        self.proofs = proofs or Proofs(engine, target, self._bind)
         self._rank, self._size = engine.world.rank, engine.world.size
         engine.lend(self)
 
-    def launcher(self, wanted: Wanted) -> Any:
-        """Return what starts cached plans without Python's help, for one choice of algorithm."""
-        launcher = self._launchers.get(wanted)
-        if launcher is None:
-            engine = self._engine
-            launcher = load.fastcall.Launcher(engine.number, engine.timeout)
-            self._launchers[wanted] = launcher
-        return launcher
+    def known(self, call: Call, wanted: Wanted) -> bool:
+        """Tell whether `find` has only to look it up."""
+        return (call, wanted) in self._plans
 
     def find(self, call: Call, wanted: Wanted, timeout: float | None = None) -> BoundPlan:
         """Return the plan for a call; make it first if need be.
@@ -88,54 +110,32 @@ class PlanCache:
         if found is not None:
             return found
         if len(self._plans) >= MAX_PLANS and not self._engine.calling():
-            self._forget()  # else another thread may be inside a call of one: the next time
+            self.forget()  # else another thread may be inside a call of one: the next time
         made = self._plans[call, wanted] = self._make(call, wanted, timeout)
         plain = not (call.counts or call.pieces or call.purpose)
         if plain and call.dtype.named:  # the arrays' lengths and formats say it all
-            self._offer(call, wanted, made)
+            self._target.offer(call, wanted, made)
         return made
-
-    def _offer(self, call: Call, wanted: Wanted, made: BoundPlan) -> None:
-        """Let the launcher find a plan by the arrays of a call."""
-        kind, g, blocks = KINDS[call.collective], self._geometry(call), call.blocks(self._size)
-        x, out = g.input.total(blocks), g.output.total(blocks)
-        has_x = kind.out == "x" or g.input.nblocks > 0
-        flags = load.fastcall
-        arrays = flags.APART * (not kind.collective.in_place) | flags.SHAPED * kind.alike
-        if kind.default is in_place or not (g.input.nblocks and g.output.nblocks):
-            arrays |= flags.ALIAS
-        self.launcher(wanted).add(
-            NUMBERS[call.collective],
-            int(call.op),
-            call.root,
-            call.dtype.code,
-            x if g.input.nblocks else out,
-            out,
-            has_x,
-            arrays,
-            made.number,
-        )
 
     def revoke(self, refuse: Callable[..., Any]) -> None:
         """Forget every plan: the engine closes."""
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
-        for launcher in self._launchers.values():
-            launcher.drop()
-        self._launchers = {None: self._engine.launcher}
+    def forget(self) -> None:
+        """Forget every plan; none may be in use."""
+        self._target.forget()
         self._plans.clear()
         self._programs.clear()  # a native plan keeps its own
 
     def _make(self, call: Call, wanted: Wanted, timeout: float | None) -> BoundPlan:
         world = self._engine.world
-        choice, algorithm = self._engine.selection.choose(call, wanted)
+        choice, algorithm = self._target.selection.choose(call, wanted)
         text = call.text(algorithm if wanted is not None else None)
         average = call.op is ReduceOp.AVG
         placement = world.placement.rotated(call.root)
         staged = Form(algorithm, average, False, placement)
         forms = [(staged, self._compile(staged, call.root))]
-        if choice.direct is not None and self.direct and not world.remote:
+        if choice.direct is not None and self._target.direct and not world.remote:
             named = algorithm if choice.direct == algorithm.name else None
             direct = named or get(choice.direct, call.collective)
             mapped = Form(direct, average, True, placement)
@@ -191,22 +191,18 @@ class PlanCache:
             in_extent=g.input,
             out_extent=g.output,
         )
-        handle = self._keep(call, handle)
+        handle = self._target.keep(call, handle)
         made = BoundPlan(
             handle,
             bindings.plan_number(handle),
             text,
             choice.algorithm,
             choice.direct if len(programs) > 1 else None,
-            self._transport(peers),
+            self._target.transport(peers),
             call.nbytes,
         )
         engine.faults.plans[signature] = made
         return made
-
-    def _keep(self, call: Call, handle: Any) -> Any:
-        """Return what runs a native plan, which is freed when the engine closes at the latest."""
-        return self._engine.keep(handle)
 
     def _load(self, program: Program, root: int) -> Any:
         key = program.digest, root
@@ -214,11 +210,6 @@ class PlanCache:
             loaded = bindings.program_load(self._engine.comm, program.to_bytes(), root)
             self._programs[key] = self._engine.keep(loaded)
         return self._programs[key]
-
-    def _transport(self, peers: set[int]) -> str:
-        world = self._engine.world
-        names = {"shm" if world.mapped[peer] else world.transport for peer in peers}
-        return "+".join(sorted(names)) or "shm"
 
     def _geometry(self, call: Call) -> Geometry:
         return geometry(COLLECTIVES[call.collective], self._rank, self._size, call.root)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pycoll.algorithms import BUILTIN
 from pycoll.errors import ScheduleError
@@ -17,6 +17,7 @@ from pycoll.schedule import Algorithm, Placement, asks_placement
 
 if TYPE_CHECKING:
     from pycoll.runtime.engine import Engine
+    from pycoll.runtime.plan.selection import Selection
 
 
 class Form(NamedTuple):
@@ -28,11 +29,20 @@ class Form(NamedTuple):
     placement: Placement
 
 
+class Chooser(Protocol):
+    """What has a way to choose algorithms."""
+
+    @property
+    def selection(self) -> Selection:
+        """Return it."""
+
+
 class Proofs:
     """What has been proved for one communicator."""
 
-    def __init__(self, engine: Engine, bind: Callable[..., Any]) -> None:
+    def __init__(self, engine: Engine, target: Chooser, bind: Callable[..., Any]) -> None:
         self._engine = engine
+        self._target = target
         self._bind = bind  #: of Plans: makes the plan that carries a verdict
         self._proven: set[int] = set()
 
@@ -93,7 +103,7 @@ class Proofs:
     def _share(self, call: Call, digests: tuple[int, ...], wrong: bool, text: str) -> bool:
         """Tell every rank whether the proof failed."""
         engine, world = self._engine, self._engine.world
-        choice, algorithm = engine.selection.choose(BARRIER, None)
+        choice, algorithm = self._target.selection.choose(BARRIER, None)
         carrier = Form(algorithm, average=False, direct=False, placement=world.placement)
         self._prove(carrier)
         program = compile_program(algorithm, world.size, world.rank, placement=carrier.placement)

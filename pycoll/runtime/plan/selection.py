@@ -1,4 +1,4 @@
-"""Selection: the question that a call asks of `cost`, and the algorithm that answers it."""
+"""Selection: which algorithm runs a call, as `cost` answers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pycoll.algorithms import get, names
-from pycoll.cost import Choice, Question, Tuning, choose, explain
+from pycoll.cost import Choice, Tuning, choose, explain
 from pycoll.errors import UsageError, quoted
-from pycoll.runtime.net.transport import VERBS
 from pycoll.runtime.plan.call import BARRIER, Call, Wanted
+from pycoll.runtime.plan.question import question
 from pycoll.schedule import COLLECTIVES, Algorithm
 
 if TYPE_CHECKING:
@@ -81,29 +81,3 @@ class Selection:
                 f"of an algorithm, such as {known}"
             )
         return name if call.collective in having else None
-
-
-def question(
-    world: World,
-    collective: str,
-    nbytes: int,
-    wanted: str | None = None,
-    dtype: str = "float32",
-    device: str = "cpu",
-) -> Question:
-    """Return what the ranks of a communicator ask about a call."""
-    return Question(
-        collective,
-        nbytes,
-        world.size,
-        world.cores,
-        placement=world.placement,
-        remote=world.remote,
-        wanted=wanted,
-        dtype=dtype,
-        slots=world.slots,
-        slot_bytes=world.slot_bytes,
-        rdma=world.transport == VERBS,
-        wire=world.wire,
-        device=device,
-    )

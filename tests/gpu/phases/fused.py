@@ -227,7 +227,7 @@ def launch(comm: Any, case: Any, arguments: list[bytes], blocks: int, pool: Any)
 
     from pycoll.runtime.native import cuda, load
 
-    plane = comm._launch.cuda.open()
+    plane = comm._launch.cuda.streams.open()
     function = fused(plane, case, pool.device)
     joined = np.frombuffer(b"".join(arguments), np.uint8)
     place = pool.array(joined)

@@ -1,0 +1,80 @@
+"""Launchers: they start cached plans on arrays of the host without Python's help."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pycoll.runtime.native import load
+from pycoll.runtime.plan.geometry import geometry
+from pycoll.runtime.plan.request import KINDS, NUMBERS, in_place
+from pycoll.schedule import COLLECTIVES
+
+if TYPE_CHECKING:
+    from pycoll.runtime.engine import Engine
+    from pycoll.runtime.plan.cache import BoundPlan
+    from pycoll.runtime.plan.call import Call, Wanted
+    from pycoll.runtime.plan.selection import Selection
+
+
+class Launchers:
+    """Those of one communicator: one for each choice of algorithm. The target of its plans."""
+
+    direct = True
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._launchers: dict[Wanted, Any] = {None: engine.launcher}
+
+    @cached_property
+    def selection(self) -> Selection:
+        """How calls choose their algorithms."""
+        return self._engine.selection
+
+    def of(self, wanted: Wanted) -> Any:
+        """Return the launcher for one choice of algorithm; None: the fastest."""
+        launcher = self._launchers.get(wanted)
+        if launcher is None:
+            engine = self._engine
+            launcher = load.fastcall.Launcher(engine.number, engine.timeout)
+            self._launchers[wanted] = launcher
+        return launcher
+
+    def keep(self, call: Call, handle: Any) -> Any:
+        """Return the native plan itself."""
+        return self._engine.keep(handle)
+
+    def offer(self, call: Call, wanted: Wanted, made: BoundPlan) -> None:
+        """Let the launcher find a plan by the arrays of a call."""
+        world = self._engine.world
+        kind, blocks = KINDS[call.collective], call.blocks(world.size)
+        g = geometry(COLLECTIVES[call.collective], world.rank, world.size, call.root)
+        x, out = g.input.total(blocks), g.output.total(blocks)
+        has_x = kind.out == "x" or g.input.nblocks > 0
+        flags = load.fastcall
+        arrays = flags.APART * (not kind.collective.in_place) | flags.SHAPED * kind.alike
+        if kind.default is in_place or not (g.input.nblocks and g.output.nblocks):
+            arrays |= flags.ALIAS
+        self.of(wanted).add(
+            NUMBERS[call.collective],
+            int(call.op),
+            call.root,
+            call.dtype.code,
+            x if g.input.nblocks else out,
+            out,
+            has_x,
+            arrays,
+            made.number,
+        )
+
+    def forget(self) -> None:
+        """Let no launcher find a plan."""
+        for launcher in self._launchers.values():
+            launcher.drop()
+        self._launchers = {None: self._engine.launcher}
+
+    def transport(self, peers: set[int]) -> str:
+        """Return what moves the data to these ranks."""
+        world = self._engine.world
+        names = {"shm" if world.mapped[peer] else world.transport for peer in peers}
+        return "+".join(sorted(names)) or "shm"

@@ -1,0 +1,58 @@
+"""The host's side of a communicator: its calls run on threads of this process."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from pycoll.runtime.failure import Faults
+from pycoll.runtime.native import bindings, codes
+
+if TYPE_CHECKING:
+    from pycoll.runtime.join import World
+
+#: A native wait returns to Python this often, for Ctrl-C and a look at the other ranks' boards.
+SLICE_SECONDS = 0.1
+
+
+class HostSide:
+    """What counts, refuses and waits for the calls of one native communicator."""
+
+    faults = Faults
+
+    def __init__(self, comm: Any, world: World) -> None:
+        self._comm, self._rank = comm, world.rank
+        self._inside: set[int] = set()  #: threads that wait for works at this moment
+
+    def refuse(self) -> int | None:
+        """Count a call that was refused; return its number, None if there are no more calls."""
+        return bindings.refuse(self._comm)
+
+    def calls(self) -> int:
+        """Return how many calls this rank has finished."""
+        own = bindings.status_read(self._comm, self._rank)
+        return own.sequence - (own.state == bindings.CALLING)
+
+    def busy(self) -> bool:
+        """Tell whether something runs that no thread is inside of: nothing does."""
+        return False
+
+    def wait(self, work: Any, seconds: float) -> int | None:
+        """Wait for native work for a moment, at most so long; return its code, or None."""
+        thread = threading.get_ident()
+        self._inside.add(thread)
+        try:
+            code = bindings.work_wait(work, min(seconds, SLICE_SECONDS))
+        finally:
+            self._inside.discard(thread)
+        return None if code == codes.AGAIN else code
+
+    def inside(self) -> bool:
+        """Tell whether other threads are in `wait`."""
+        return bool(self._inside - {threading.get_ident()})
+
+    def drain(self) -> None:
+        """Do nothing: whoever closes waits for what is queued."""
+
+    def shut(self, reason: str) -> None:
+        """Do nothing: all is the engine's."""

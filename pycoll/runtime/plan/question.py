@@ -1,0 +1,37 @@
+"""The question that the ranks of a communicator ask of `cost` about a call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pycoll.cost import Question
+from pycoll.runtime.net.transport import VERBS
+
+if TYPE_CHECKING:
+    from pycoll.runtime.join import World
+
+
+def question(
+    world: World,
+    collective: str,
+    nbytes: int,
+    wanted: str | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
+) -> Question:
+    """Return what the ranks of a communicator ask about a call."""
+    return Question(
+        collective,
+        nbytes,
+        world.size,
+        world.cores,
+        placement=world.placement,
+        remote=world.remote,
+        wanted=wanted,
+        dtype=dtype,
+        slots=world.slots,
+        slot_bytes=world.slot_bytes,
+        rdma=world.transport == VERBS,
+        wire=world.wire,
+        device=device,
+    )
