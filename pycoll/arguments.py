@@ -17,6 +17,7 @@ from pycoll.errors import UsageError, quoted
 
 #: What a number must at least be an instance of; numpy's are instances of these, too.
 _NUMBERS = {int: numbers.Integral, float: numbers.Real}
+_MAX_SECONDS = 86400  #: of a timeout
 _WORDS = {
     str: "text",
     int: "an integer of at least 0",
@@ -159,3 +160,16 @@ def named(record: object, until: str = "") -> str:
             break
         texts.append(quoted(value))
     return f"{type(record).__name__} {', '.join(texts[:2])}".strip()
+
+
+def check_timeout(what: str, timeout: Any) -> float | None:
+    """Return a timeout that a user gave; UsageError if it is none."""
+    if timeout is None:
+        return None
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if number and 0 < timeout <= _MAX_SECONDS:
+        return float(timeout)
+    raise UsageError(
+        f"{what}: timeout is {quoted(timeout)}, want seconds, more than 0 and at most "
+        f"{_MAX_SECONDS}, or None"
+    )

@@ -85,7 +85,7 @@ class Collectives:
             asked = CallOptions(op, 0, None, algorithm, timeout)
             return self._launch.run("allreduce", x, out, asked, async_op)
         except BaseException as error:
-            self._engine.refused("allreduce", error)
+            self._engine.order.refused("allreduce", error)
             raise
 
     def broadcast(
@@ -115,7 +115,7 @@ class Collectives:
             asked = CallOptions("sum", root, None, algorithm, timeout)
             return self._launch.run("broadcast", x, None, asked, async_op)
         except BaseException as error:
-            self._engine.refused("broadcast", error)
+            self._engine.order.refused("broadcast", error)
             raise
 
     def reduce(
@@ -158,7 +158,7 @@ class Collectives:
             asked = CallOptions(op, root, None, algorithm, timeout)
             return self._launch.run("reduce", x, out, asked, async_op)
         except BaseException as error:
-            self._engine.refused("reduce", error)
+            self._engine.order.refused("reduce", error)
             raise
 
     def allgather(
@@ -192,7 +192,7 @@ class Collectives:
             asked = CallOptions("sum", 0, None, algorithm, timeout)
             return self._launch.run("allgather", x, out, asked, async_op)
         except BaseException as error:
-            self._engine.refused("allgather", error)
+            self._engine.order.refused("allgather", error)
             raise
 
     def reduce_scatter(
@@ -228,7 +228,7 @@ class Collectives:
             asked = CallOptions(op, 0, None, algorithm, timeout)
             return self._launch.run("reduce_scatter", x, out, asked, async_op)
         except BaseException as error:
-            self._engine.refused("reduce_scatter", error)
+            self._engine.order.refused("reduce_scatter", error)
             raise
 
     def alltoall(
@@ -262,7 +262,7 @@ class Collectives:
             asked = CallOptions("sum", 0, None, algorithm, timeout)
             return self._launch.run("alltoall", x, out, asked, async_op)
         except BaseException as error:
-            self._engine.refused("alltoall", error)
+            self._engine.order.refused("alltoall", error)
             raise
 
     def gather(
@@ -304,7 +304,7 @@ class Collectives:
             asked = CallOptions("sum", root, None, algorithm, timeout)
             return self._launch.run("gather", x, out, asked, async_op)
         except BaseException as error:
-            self._engine.refused("gather", error)
+            self._engine.order.refused("gather", error)
             raise
 
     def scatter(
@@ -345,16 +345,16 @@ class Collectives:
             asked = CallOptions("sum", root, None, algorithm, timeout)
             return self._launch.run("scatter", x, out, asked, async_op)
         except BaseException as error:
-            self._engine.refused("scatter", error)
+            self._engine.order.refused("scatter", error)
             raise
 
     def barrier(self, async_op: bool = False, timeout: float | None = None) -> Any:
         """Return once every rank has called it."""
         if async_op or timeout is not None:
-            with self._engine.begins("barrier"):
+            with self._engine.order.begins("barrier"):
                 return self._launch.arrive(CallOptions(timeout=timeout), async_op)
         if self._barrier is None:
-            with self._engine.begins("barrier"):
+            with self._engine.order.begins("barrier"):
                 self._barrier = self._launch.barrier()
         return self._barrier()
 
@@ -373,7 +373,7 @@ class Collectives:
 
         Arguments are those of the collective's own method; ``collective`` is its name.
         """
-        with self._engine.begins("plan"):
+        with self._engine.order.begins("plan"):
             asked = CallOptions(op, root, counts, algorithm, timeout)
             return self._launch.bind(collective, x, out, asked)
 
@@ -382,12 +382,12 @@ class Collectives:
         self._comes()  # before anything that raises
         from pycoll.runtime.plan.request import rank_of
 
-        self._engine.require_usable(who.partition(":")[0])
+        self._engine.life.require_usable(who.partition(":")[0])
         return rank_of(value, self.size, who)
 
     def _finish(self, code: int, x: Any, out: Any) -> Any:
         """Carry a call that has not ended at once to its end, and return its result."""
-        self._engine.finish_on(code, x, out)
+        self._engine.waits.finish_on(code, x, out)
         return x if out is None else out
 
     @cached_property

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from pycoll.arguments import check_timeout
 from pycoll.config import Config
 from pycoll.errors import UsageError, quoted
 from pycoll.groups import Groups
@@ -111,7 +112,7 @@ class Communicator(Groups):
                 GPU, of cupy where that is installed, else a small class of its own. The first call
                 for a GPU is made by all ranks, see `cuda`.
         """
-        self._engine.require_usable("empty")
+        self._engine.life.require_usable("empty")
         if _on_host(device, "empty"):
             return self._engine.heap.empty(shape, dtype)
         return self._launch.on(device, "empty").empty(shape, dtype)
@@ -133,8 +134,8 @@ class Communicator(Groups):
         Raises:
             UnavailableError: On some rank there is no GPU, or what it needs is missing; on all.
         """
-        self._engine.require_usable("cuda")
-        return self._launch.cuda.describe(device, self._engine.check_timeout("cuda", timeout))
+        self._engine.life.require_usable("cuda")
+        return self._launch.cuda.describe(device, check_timeout("cuda", timeout))
 
     def on_stream(self, stream: Any) -> AbstractContextManager[None]:
         """Enqueue calls on a stream, whatever is current for the arrays: for a ``with`` block.
@@ -142,7 +143,7 @@ class Communicator(Groups):
         Args:
             stream: Of torch or cupy, anything with `__cuda_stream__`, or CUDA's handle, an integer.
         """
-        self._engine.require_usable("on_stream")
+        self._engine.life.require_usable("on_stream")
         return self._launch.cuda.streams.on_stream(stream)
 
     def explain(self, collective: str, nbytes: int, device: str = "cpu") -> Explanation:
@@ -157,7 +158,7 @@ class Communicator(Groups):
         Returns:
             An Explanation; ``str()`` of it is a table.
         """
-        self._engine.require_usable("explain")
+        self._engine.life.require_usable("explain")
         if not isinstance(collective, str):
             raise UsageError(f"explain: collective is {quoted(collective)}, want a name")
         if _on_host(device, "explain"):

@@ -34,7 +34,7 @@ class Groups(Objects):
         Returns:
             The new communicator, or None if ``color`` is None.
         """
-        with self._engine.begins("split"):
+        with self._engine.order.begins("split"):
             import numpy
 
             mine = [
@@ -56,7 +56,7 @@ class Groups(Objects):
 
     def dup(self, timeout: float | None = None) -> Self:
         """Return another communicator of the same ranks; every rank calls it."""
-        with self._engine.begins("dup"):
+        with self._engine.order.begins("dup"):
             self._launch.arrive(CallOptions(timeout=timeout, purpose="dup()"), False)
         self._groups += 1
         return self._group(list(range(self.size)), "dup")

@@ -52,7 +52,7 @@ class Objects(VectorCollectives):
             root: The rank that has it.
             timeout: Seconds, for the voucher and again for the object.
         """
-        with self._engine.begins("broadcast_object"):
+        with self._engine.order.begins("broadcast_object"):
             self._begin(root, "broadcast_object")
             asked = CallOptions(
                 root=root, timeout=timeout, purpose=f"broadcast_object(root {root})"
@@ -60,7 +60,7 @@ class Objects(VectorCollectives):
             mine = _pickled([obj], 1) if self.rank == root else _Pickled([], 1)
             vouchers = self._announce("broadcast", mine, asked)
         (voucher,) = _all_pickled("broadcast", mine, vouchers, asked)
-        with self._engine.entirely(asked.purpose):
+        with self._engine.order.entirely(asked.purpose):
             data = _room(_rounded(voucher.length), mine.pickles)
             self._launch.run("broadcast", data, None, asked)
             found = _vouched(voucher, data, root, asked)
@@ -73,13 +73,13 @@ class Objects(VectorCollectives):
             obj: This rank's object.
             timeout: Seconds, for the vouchers and again for the objects.
         """
-        with self._engine.begins("allgather_object"):
+        with self._engine.order.begins("allgather_object"):
             self._begin(0, "allgather_object")
             asked = CallOptions(timeout=timeout, purpose="allgather_object()")
             mine = _pickled([obj], 1)
             vouchers = self._announce("allgather", mine, asked)
         _all_pickled("allgather", mine, vouchers, asked)
-        with self._engine.entirely(asked.purpose):
+        with self._engine.order.entirely(asked.purpose):
             lengths = [voucher.length for voucher in vouchers]
             every = self._pickles_of_all(mine.pickles, lengths, asked)
             found = _all_vouched(vouchers, every, asked)
@@ -95,13 +95,13 @@ class Objects(VectorCollectives):
             root: The rank that gets them.
             timeout: Seconds, for the vouchers and again for the objects.
         """
-        with self._engine.begins("gather_object"):
+        with self._engine.order.begins("gather_object"):
             self._begin(root, "gather_object")
             asked = CallOptions(timeout=timeout, purpose=f"gather_object(root {root})")
             mine = _pickled([obj], 1)
             vouchers = self._announce("allgather", mine, asked)
         _all_pickled("allgather", mine, vouchers, asked)
-        with self._engine.entirely(asked.purpose):
+        with self._engine.order.entirely(asked.purpose):
             lengths = [voucher.length for voucher in vouchers]
             out = _room(sum(lengths), []) if self.rank == root else None
             own = _room(0, mine.pickles)
@@ -121,14 +121,14 @@ class Objects(VectorCollectives):
             root: The rank that has them.
             timeout: Seconds, for the vouchers and again for the objects.
         """
-        with self._engine.begins("scatter_object"):
+        with self._engine.order.begins("scatter_object"):
             self._begin(root, "scatter_object")
             asked = CallOptions(root=root, timeout=timeout, purpose=f"scatter_object(root {root})")
             is_root = self.rank == root
             mine = _pickled(objs, self.size) if is_root else _Pickled([], self.size)
             vouchers = self._announce("broadcast", mine, asked)
         _all_pickled("broadcast", mine, vouchers, asked)
-        with self._engine.entirely(asked.purpose):
+        with self._engine.order.entirely(asked.purpose):
             lengths = [voucher.length for voucher in vouchers]
             own = _room(lengths[self.rank], [])
             every = _room(0, mine.pickles) if is_root else None
@@ -154,7 +154,7 @@ class Objects(VectorCollectives):
     def _begin(self, root: int, who: str) -> None:
         from pycoll.runtime.plan.request import rank_of
 
-        self._engine.require_usable(who)
+        self._engine.life.require_usable(who)
         rank_of(root, self.size, f"{who}: root")
         if self._engine.bootstrap.public:
             raise UsageError(
@@ -180,7 +180,7 @@ class Objects(VectorCollectives):
         x = numpy.frombuffer(bytearray(b"".join(said)), numpy.int64)
         ahead = asked._replace(purpose=f"lengths of {what}")
         vouchers = []
-        with self._engine.entirely(what, self._engine.places()):
+        with self._engine.order.entirely(what, self._engine.order.count()):
             data = self._launch.run(collective, x, None, ahead).tobytes()
             for i, start in enumerate(range(0, len(data), VOUCHER_BYTES)):
                 sender = asked.root if collective == "broadcast" else i

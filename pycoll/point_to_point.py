@@ -40,7 +40,7 @@ class PointToPoint(Collectives):
                 self._comes()
             return self._transfers.one(x, to, True, async_op, timeout)
         except BaseException as error:
-            self._engine.refused_messages("send", error, [(to, True)])
+            self._engine.order.refused_messages("send", error, [(to, True)])
             raise
 
     def recv(self, x: Any, frm: int, async_op: bool = False, timeout: float | None = None) -> Any:
@@ -60,7 +60,7 @@ class PointToPoint(Collectives):
                 self._comes()
             return self._transfers.one(x, frm, False, async_op, timeout)
         except BaseException as error:
-            self._engine.refused_messages("recv", error, [(frm, False)])
+            self._engine.order.refused_messages("recv", error, [(frm, False)])
             raise
 
     def exchange(
@@ -81,12 +81,12 @@ class PointToPoint(Collectives):
         Returns:
             The arrays of ``recvs``.
         """
-        before = self._engine.places()
+        before = self._engine.order.count()
         try:
             return self._transfers.exchange(sends, recvs, async_op, timeout)
         except BaseException as error:
             lanes = [*_lanes(sends, True), *_lanes(recvs, False)]
-            self._engine.refused_messages("exchange", error, lanes, before)
+            self._engine.order.refused_messages("exchange", error, lanes, before)
             raise
 
     @cached_property
@@ -107,7 +107,7 @@ class PointToPoint(Collectives):
         """Return what transfers an array without Python's help, or says that it does not."""
         self._comes()  # before anything that raises
         # Of a closed communicator no port knows: what it would point to has been freed.
-        self._engine.require_usable("recv" if receives else "send")
+        self._engine.life.require_usable("recv" if receives else "send")
         if self._engine.world.remote:  # a link may have to be made first
             comes = self._comes  # and not this communicator, which holds what is returned
 

@@ -87,10 +87,10 @@ class VectorCollectives(PointToPoint):
         Returns:
             ``out``.
         """
-        with self._engine.begins("alltoallv"):
+        with self._engine.order.begins("alltoallv"):
             from pycoll.runtime.p2p import batch
 
-            self._engine.require_usable("alltoallv")
+            self._engine.life.require_usable("alltoallv")
             found = batch.alltoallv(self._transfers.place, x, send_counts, out, recv_counts)
             return self._transfers.together("alltoallv", found, None, timeout, async_op)
 
@@ -117,7 +117,7 @@ class VectorCollectives(PointToPoint):
         Returns:
             On the root ``out``, or the new array; None elsewhere.
         """
-        with self._engine.begins("gatherv"):
+        with self._engine.order.begins("gatherv"):
             return self._gatherv("gatherv", x, counts, out, root, async_op, timeout)
 
     def scatterv(
@@ -143,7 +143,7 @@ class VectorCollectives(PointToPoint):
         Returns:
             ``out``, or on the root a flat view of its part of ``x``.
         """
-        with self._engine.begins("scatterv"):
+        with self._engine.order.begins("scatterv"):
             return self._scatterv("scatterv", x, counts, out, root, async_op, timeout)
 
     def _gatherv(
@@ -158,7 +158,7 @@ class VectorCollectives(PointToPoint):
     ) -> Any:
         from pycoll.runtime.p2p import batch
 
-        self._engine.require_usable(what)
+        self._engine.life.require_usable(what)
         found = batch.gatherv(self._transfers.place, x, counts, out, root, what)
         return self._transfers.together(what, found, root, timeout, async_op)
 
@@ -174,7 +174,7 @@ class VectorCollectives(PointToPoint):
     ) -> Any:
         from pycoll.runtime.p2p import batch
 
-        self._engine.require_usable(what)
+        self._engine.life.require_usable(what)
         found = batch.scatterv(self._transfers.place, x, counts, out, root, what)
         return self._transfers.together(what, found, root, timeout, async_op)
 
@@ -191,6 +191,6 @@ class VectorCollectives(PointToPoint):
     ) -> Any:
         if counts is None:  # which would be the collective without counts
             raise UsageError(f"{collective}v: counts is None, want {self.size} numbers of elements")
-        with self._engine.begins(f"{collective}v"):
+        with self._engine.order.begins(f"{collective}v"):
             asked = CallOptions(op, 0, counts, algorithm, timeout)
             return self._launch.run(collective, x, out, asked, async_op)

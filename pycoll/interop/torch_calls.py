@@ -88,9 +88,9 @@ class Calls(torch._C._distributed_c10d.ProcessGroup):  # type: ignore[misc]
             try:
                 code = self._pointers(number, start, to, nbytes, room, code, op, root)
                 if code:
-                    self._engine.finish(code)
+                    self._engine.waits.finish(code)
             except BaseException as error:
-                self._engine.refused("a collective", error)
+                self._engine.order.refused("a collective", error)
                 if isinstance(error, PycollError):
                     raise translated(error) from error
                 raise
@@ -159,7 +159,9 @@ class Calls(torch._C._distributed_c10d.ProcessGroup):  # type: ignore[misc]
     def _refused(self, what: str, error: BaseException) -> None:
         """Have a call that could not be prepared take its place among the others; see `Engine`."""
         with self._entered:  # behind the call that another thread is inside
-            self._engine.refused(what, error, self._engine.places())  # nothing of it was begun
+            self._engine.order.refused(
+                what, error, self._engine.order.count()
+            )  # nothing of it was begun
 
     def _pairwise(
         self,
@@ -169,12 +171,12 @@ class Calls(torch._C._distributed_c10d.ProcessGroup):  # type: ignore[misc]
         root: int | None = None,
     ) -> Call:
         """Return a call of all ranks in which every array goes straight where it belongs."""
-        self._engine.require_usable(what)
+        self._engine.life.require_usable(what)
         transfers = self._comm._transfers
         found = batch.exchange(transfers.place, sends, recvs)
 
         def call(asynchronous: bool, timeout: float | None) -> Any:
-            with self._engine.begins(what):
+            with self._engine.order.begins(what):
                 return transfers.together(what, found, root, timeout, asynchronous)
 
         return call

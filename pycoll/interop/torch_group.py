@@ -223,8 +223,8 @@ class Group(Collectives):
     ) -> None:
         with self._entered:
             if not isinstance(tag, int) or tag <= 0:  # without a tag, or with what is none
-                before = self._engine.places()  # nothing of it was begun
-                self._engine.refused_messages(what, error, [(peer, sending)], before)
+                before = self._engine.order.count()  # nothing of it was begun
+                self._engine.order.refused_messages(what, error, [(peer, sending)], before)
             elif self._is_peer(peer) and not self._engine.state():
                 self._lanes.refused(self._comm.rank, peer, sending, tag)
 

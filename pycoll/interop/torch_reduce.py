@@ -107,7 +107,7 @@ def folding(comm: Communicator, x: Tensor, fold: Any) -> Callable[[], Tensor]:
 
     def run() -> Tensor:
         comm.alltoall(room.view(torch.uint8), got.view(torch.uint8))
-        with comm._engine.entirely("a reduction that ranks make by themselves"):
+        with comm._engine.order.entirely("a reduction that ranks make by themselves"):
             mine, *others = got.view(size, each)
             for other in others:
                 mine = fold(mine, other)
@@ -131,7 +131,7 @@ def summing(comm: Communicator, tensor: Tensor) -> Callable[[], None]:
 
     def run() -> None:
         comm.allgather(own, lengths)
-        with comm._engine.entirely("a sum of sparse tensors"):
+        with comm._engine.order.entirely("a sum of sparse tensors"):
             counts = lengths.tolist()
             found = torch.empty(sum(counts) * ndim, dtype=torch.int64)
             comm.allgatherv(dense(indices.t()).reshape(-1), [n * ndim for n in counts], found)

@@ -32,8 +32,8 @@ _CALLS = (
 )
 
 
-def amid(engine: Any) -> bool:
-    """Tell whether the present call of ``engine`` was made amid another one of this thread.
+def amid(comm: Any) -> bool:
+    """Tell whether the present call on ``comm`` was made amid another one of this thread.
 
     A signal handler or a finalizer makes such calls: the user's frame stands between the two.
     """
@@ -43,13 +43,13 @@ def amid(engine: Any) -> bool:
         name = str(frame.f_globals.get("__name__"))
         if not name.startswith(("pycoll.", "contextlib")):
             outside = True
-        elif outside and name in _CALLS and _of(frame.f_locals.get("self")) is engine:
+        elif outside and name in _CALLS and _of(frame.f_locals.get("self")) is comm:
             return True
     return False
 
 
 def _of(caller: Any) -> Any:
-    return getattr(caller, "_engine", None)
+    return getattr(getattr(caller, "_engine", None), "comm", None)
 
 
 def user_line() -> str:

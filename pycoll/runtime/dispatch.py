@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pycoll.arguments import check_timeout
 from pycoll.arrays import families, operands
 from pycoll.arrays.view import HOST, ArrayView, Device
 from pycoll.dtypes import ReduceOp, reduce_op
@@ -72,7 +73,7 @@ class Dispatcher:
 
     def barrier(self) -> Plan:
         """Bind a barrier: an all-reduce of one byte that nobody looks at."""
-        self.engine.require_usable("barrier")
+        self.engine.life.require_usable("barrier")
         plan, byte = self.plans.find(BARRIER, None), load.ffi.new("unsigned char[1]")
         address = int(load.ffi.cast("uintptr_t", byte))
         bound = self._host.bound(plan, (address, address), None, None)
@@ -115,7 +116,7 @@ class Dispatcher:
 
     def _check(self, name: str, asked: CallOptions) -> tuple[CollectiveKind, ReduceOp]:
         who = (asked.purpose and asked.method) or name
-        self.engine.require_usable(who)
+        self.engine.life.require_usable(who)
         wanted = asked.algorithm
         if not (wanted is None or isinstance(wanted, str | Algorithm)):
             raise UsageError(
@@ -123,7 +124,7 @@ class Dispatcher:
                 f"a function under @pycoll.algorithm(pycoll.{name})"
             )
         if asked.timeout is not None:
-            self.engine.check_timeout(who, asked.timeout)
+            check_timeout(who, asked.timeout)
         if not isinstance(name, str):
             raise UsageError(f"plan: collective is {quoted(name)}, want one of {', '.join(KINDS)}")
         kind = KINDS.get(name) or KINDS.get(name.removesuffix("v"))

@@ -41,18 +41,20 @@ class Work:
         self._finish = finish
         # The plans too: the cache that made them may forget them before they have run.
         self._owner = (self._owner, parts)
-        self._engine.track(self)
+        self._engine.waits.track(self)
         for plan, x, out in parts:
             # In its place before it runs: no exception comes between the two.
-            self._parts.append(self._engine.work_place())
-            self._engine.submit(plan.handle, x, out, self._timeout, self._where, self._parts[-1])
+            self._parts.append(self._engine.waits.work_place())
+            self._engine.waits.submit(
+                plan.handle, x, out, self._timeout, self._where, self._parts[-1]
+            )
         return self
 
     def begin(self, submit: Callable[[Any], int], finish: Callable[[], Any]) -> Work:
         """Start one native work: ``submit`` puts it into a place and returns its code."""
         self._finish = finish
-        self._engine.track(self)
-        self._parts.append(self._engine.work_place())
+        self._engine.waits.track(self)
+        self._parts.append(self._engine.waits.work_place())
         code = submit(self._parts[-1])
         if code:
             self._engine.faults.raise_for(code, self._timeout)
@@ -102,7 +104,7 @@ class Work:
         self._finished(math.inf)
         with self._lock:
             for part in self._parts:
-                code = self._engine.wait(part, 0)
+                code = self._engine.waits.wait(part, 0)
                 if code and self._error is None:
                     try:
                         self._engine.faults.raise_for(code, self._timeout, self._where)
@@ -110,14 +112,14 @@ class Work:
                         self._error, self._finish, self._owner = error, None, None
             # Last: if Ctrl-C interrupts the report, the next who asks finds the failure again.
             self._parts = []
-            self._engine.settled(self)
+            self._engine.waits.settled(self)
         return self._error
 
     def _finished(self, seconds: float) -> bool:
-        self._engine.require_own("wait")
+        self._engine.life.require_own("wait")
         until = time.monotonic() + seconds
         for part in self._parts:
-            while self._engine.wait(part, left := max(0.0, until - time.monotonic())) is None:
+            while self._engine.waits.wait(part, left := max(0.0, until - time.monotonic())) is None:
                 if not left:
                     return False
                 with self._lock:

@@ -274,7 +274,7 @@ def test_a_call_of_several_that_ends_half_way_breaks_the_gpu_too() -> None:
 
         def several() -> None:
             call(comm, x, 0)
-            with comm._engine.entirely("two calls"):
+            with comm._engine.order.entirely("two calls"):
                 if comm.rank == 0:
                     raise KeyboardInterrupt
                 call(comm, x, 1)
@@ -352,7 +352,7 @@ def test_a_plan_whose_run_is_refused() -> None:
 
         run(0)
         if comm.rank == 0:
-            plan._launch = plan._engine.noted(stopped)
+            plan._launch = plan._engine.order.noted(stopped)
             with pytest.raises(UsageError, match="not now"):
                 plan()
             plan._launch = launch

@@ -51,7 +51,7 @@ def test_a_signal_handler_inside_a_call_leaves_nothing_unfinished(what: str) -> 
             with pytest.raises(BrokenError, match="gave up: UsageError inside allreduce"):
                 comm.allreduce(np.ones(5))
         comm.close()
-        assert comm._engine._closed
+        assert comm._engine.life.closed
 
     pycoll.spawn(rank, 2, timeout=60)
 

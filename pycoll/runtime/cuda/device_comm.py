@@ -283,7 +283,7 @@ class DeviceComm:
             bootstrap.close(self.calls() - given_up, reason=reason)
         device_comm.device_comm_detach(self.native, seconds)
         self.held.close()
-        self.engine.finish_pending()
+        self.engine.waits.finish_pending()
         if self._built:
             # A peer's kernel may touch this rank's memory until that peer has come as far.
             with contextlib.suppress(PycollError):

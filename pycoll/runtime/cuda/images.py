@@ -59,7 +59,7 @@ class Images:
         """Return the image of a native plan."""
         device = self._device
         # The others may be about to launch it, or have: they are not to wait for this rank.
-        with device.turn, device.engine.entirely(call.text(None)):
+        with device.turn, device.engine.order.entirely(call.text(None)):
             image = device_comm.device_plan_create(
                 device.native,
                 device.engine.comm,

@@ -71,7 +71,7 @@ class DeviceListCall:
     def run(self) -> list[Any]:
         """Enqueue it and return the results."""
         dc, parts, packed, stream = self._parts()
-        with dc.engine.entirely(self._text()):
+        with dc.engine.order.entirely(self._text()):
             self._streams.enqueue(
                 dc, parts, stream, self._asked.timeout, packed.pack, packed.unpack
             )
@@ -83,7 +83,7 @@ class DeviceListCall:
         """Enqueue it beside its caller."""
         dc, parts, packed, stream = self._parts()
         self._streams.keep(dc, packed.buffers, stream)
-        with dc.engine.entirely(self._text()):
+        with dc.engine.order.entirely(self._text()):
             return self._streams.begin(
                 dc,
                 parts,
@@ -103,7 +103,7 @@ class DeviceListCall:
 
         def start() -> list[Any]:
             stream = self._streams.stream(self._views, who)
-            with dc.engine.entirely(self._text()):
+            with dc.engine.order.entirely(self._text()):
                 self._streams.enqueue(
                     dc, parts, stream, self._asked.timeout, packed.pack, packed.unpack
                 )

@@ -70,7 +70,7 @@ class Streams:
             return dc
         engine = self.host.engine
         found = self._device() if number is None else _number(number)
-        with engine.aside():
+        with engine.order.aside():
             self.host.arrive(CallOptions(timeout=timeout, purpose="cuda()"))
             self._opened += 1
             make = functools.partial(DeviceComm, device=found, proofs=self.host.plans.proofs)
@@ -122,7 +122,7 @@ class Streams:
     ) -> tuple[DeviceComm, BoundPlan]:
         """Return the plan of a call on a device; make what is missing unless that cannot be now."""
         dc = self._opened_for(number, stream, timeout, call.text(None))
-        dc.engine.require_usable(call.collective)
+        dc.engine.life.require_usable(call.collective)
         if not dc.plans.known(call, wanted) and dc.capturing(stream):
             self._refuse_capture(call.text(None))
         return dc, dc.plans.find(call, wanted, timeout)

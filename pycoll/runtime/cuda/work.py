@@ -46,7 +46,7 @@ class StreamWork(Work):
         self._event, self._captured = event, captured
         if not captured:
             self._parts.append(event)
-            self._engine.track(self)
+            self._engine.waits.track(self)
         return self
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -55,7 +55,7 @@ class StreamWork(Work):
         Args:
             timeout: Not used: it does not wait.
         """
-        self._engine.require_own("wait")
+        self._engine.life.require_own("wait")
         if self._parts and self._error is None:
             self._dc.check(self._where)
         if self._error is not None:

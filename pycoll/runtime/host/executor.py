@@ -47,11 +47,11 @@ class HostExecutor:
             done = launcher.call(number, x, out, op, asked.root)
         if done is not None:
             if done.__class__ is int:
-                self.engine.finish_on(done, x, out)
+                self.engine.waits.finish_on(done, x, out)
         elif (found := pointers(x, out, kind.alike)) is not None:
             done = launcher.pointers(number, *found, op, asked.root)
             if done:
-                self.engine.finish(done)
+                self.engine.waits.finish(done)
         if done is None:
             return None
         if kind.collective.rooted:  # a rank that gets nothing returns nothing
@@ -65,7 +65,7 @@ class HostExecutor:
         """Run a call and return its result."""
         plan = self._plan(request, asked)
         _copy(request)
-        self.engine.call(plan.handle, *request.addresses, asked.timeout)
+        self.engine.waits.call(plan.handle, *request.addresses, asked.timeout)
         return request.result
 
     def submit(self, request: Request, asked: CallOptions) -> Work:
@@ -110,7 +110,7 @@ class HostExecutor:
         if async_op:
             work = self.works.work(plan.text, asked.timeout, byte)
             return work.start([(plan, address, address)], lambda: None)
-        self.engine.call(plan.handle, address, address, asked.timeout)
+        self.engine.waits.call(plan.handle, address, address, asked.timeout)
         return None
 
     def bound(

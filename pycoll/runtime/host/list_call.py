@@ -49,15 +49,15 @@ class ListCall:
         """Run it and return the results."""
         host, timeout = self._host, self._asked.timeout
         plans = list(self._plans())
-        with host.engine.entirely(self._text(), host.engine.places()):
+        with host.engine.order.entirely(self._text(), host.engine.order.count()):
             for message, plan in plans:
                 if len(message.pairs) == 1:
                     x, out = message.pairs[0]
-                    host.engine.call(plan.handle, x.address, out.address, timeout)
+                    host.engine.waits.call(plan.handle, x.address, out.address, timeout)
                     continue
                 packing = Packing(message, host.buffers.shared(message.nbytes))
                 packing.pack()
-                host.engine.call(plan.handle, packing.address, packing.address, timeout)
+                host.engine.waits.call(plan.handle, packing.address, packing.address, timeout)
                 packing.unpack()
         return self._results()
 
@@ -81,7 +81,7 @@ class ListCall:
                 packing.unpack()
             return self._results()
 
-        with host.engine.entirely(self._text(), host.engine.places()):
+        with host.engine.order.entirely(self._text(), host.engine.order.count()):
             return host.works.work(text, self._asked.timeout, self._pairs).start(parts, finish)
 
     def bind(self) -> Plan:

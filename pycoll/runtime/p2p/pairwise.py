@@ -118,9 +118,9 @@ class Pairwise:
                 engine.comm, kind.signature, self._staggered(messages), seconds
             )
             if code:
-                engine.finish(code, seconds)
+                engine.waits.finish(code, seconds)
         except BaseException as error:
-            engine.interrupted(error)
+            engine.waits.interrupted(error)
             raise
 
     def submit(
@@ -169,7 +169,7 @@ class Pairwise:
         """Carry a blocking transfer that gave ``code`` to its end, or raise."""
         try:
             if code:
-                self._engine.finish_transfer(code, timeout)
+                self._engine.waits.finish_transfer(code, timeout)
         except BaseException as error:
-            self._engine.interrupted(error)
+            self._engine.waits.interrupted(error)
             raise

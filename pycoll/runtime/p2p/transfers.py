@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from pycoll.arguments import check_timeout
 from pycoll.errors import UsageError, quoted
 from pycoll.runtime.p2p import batch
 from pycoll.runtime.p2p.batch import Batch, RankOf
@@ -36,13 +37,13 @@ class Transfers:
     def one(self, x: Any, peer: Any, sending: bool, async_op: bool, timeout: float | None) -> Any:
         """Send or receive one message; see `Communicator.send` and `recv`."""
         who = "send" if sending else "recv"
-        self._engine.require_usable(who)
+        self._engine.life.require_usable(who)
         found = batch.one(self.place, x, peer, sending, who)
         return self._transfer(found, f"{who}({found.dtype.name}, rank {peer})", async_op, timeout)
 
     def exchange(self, sends: Pairs, recvs: Pairs, async_op: bool, timeout: float | None) -> Any:
         """Send and receive messages in any order; see `Communicator.exchange`."""
-        self._engine.require_usable("exchange")
+        self._engine.life.require_usable("exchange")
         sends, recvs = _listed(sends, "sends"), _listed(recvs, "recvs")
         found = batch.exchange(self.place, sends, recvs)
         text = f"exchange({len(sends)} sent, {len(recvs)} received)"
@@ -52,7 +53,7 @@ class Transfers:
         self, what: str, found: Batch, root: int | None, timeout: float | None, async_op: bool
     ) -> Any:
         """Run a batch as one call among those of the communicator."""
-        timeout = self._engine.check_timeout(what, timeout)
+        timeout = check_timeout(what, timeout)
         self._require(found, timeout)
         if async_op:
             pins = (self._owner(), found.pins)
@@ -63,7 +64,7 @@ class Transfers:
         return found.result
 
     def _transfer(self, found: Batch, text: str, async_op: bool, timeout: float | None) -> Any:
-        timeout = self._engine.check_timeout(text.partition("(")[0], timeout)
+        timeout = check_timeout(text.partition("(")[0], timeout)
         self._require(found, timeout)
         if async_op:
             pins = (self._owner(), found.pins)

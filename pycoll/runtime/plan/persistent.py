@@ -24,7 +24,7 @@ class Plan:
         owner: Any,
     ) -> None:
         self._engine = engine
-        self._launch = engine.noted(launch)
+        self._launch = engine.order.noted(launch)
         self._result = result
         self.algorithm = algorithm  #: name of the algorithm that runs
         self.transport = transport  #: what moves the data, such as "shm", "tcp" or "shm+verbs"
@@ -38,11 +38,11 @@ class Plan:
         try:
             done = self._launch()
             if done.__class__ is int:
-                self._engine.finish(done, self._timeout)
+                self._engine.waits.finish(done, self._timeout)
                 return self._result
             return done
         except BaseException as error:
-            self._engine.refused(self._text, error)
+            self._engine.order.refused(self._text, error)
             raise
 
     def __repr__(self) -> str:

@@ -114,6 +114,6 @@ class Proofs:
         plan = self._bind(ask, [program], choice._replace(tile=CHUNK_UNIT), text)
         flag = load.ffi.new("unsigned char[1]", [wrong])
         address = int(load.ffi.cast("uintptr_t", flag))
-        engine.call(plan.handle, address, address)
+        engine.waits.call(plan.handle, address, address)
         bindings.release(plan.handle)
         return bool(flag[0])

@@ -389,7 +389,7 @@ def refuse(case: Case, wrong: Callable[[Any], Any], group: Any) -> None:
         raise
     except Exception:
         # Behind calls that are queued it is counted later.
-        if case.counted and not engine._pending and engine.calls() == before:
+        if case.counted and not engine.waits.pending() and engine.calls() == before:
             raise AssertionError("it has no place among the calls") from None
         return
     raise AssertionError("it was served")
