@@ -202,15 +202,15 @@ bench: $(VENV)/.built $(VENV)/.bench $(MPICH)/.base
 	@test -z "$(GLOO)" || { $(PY) bench/torch/collectives.py && $(PY) bench/torch/gpt.py && $(PY) bench/torch/death.py; }
 	$(PY) bench/summary.py
 
-# One wheel for every Python from 3.11 on, tagged with the oldest glibc that has all it calls: that of
-# this machine, or somewhat older. Then it is installed and used where there is no compiler.
+# One wheel for every Python from 3.11 on and glibc from 2.28 on (RHEL 8, Debian 10, Ubuntu 18.10),
+# whatever this machine has. Then it is installed and used where there is no compiler.
 wheel: $(VENV)/.wheel
 	@command -v $(firstword $(CC)) >/dev/null || { \
 	  echo "no C compiler ($(CC)): apt-get install gcc python3-dev"; exit 1; }
 	@rm -rf build/wheel build/lib.* build/bdist.* dist/pycoll-*.whl
 	@echo "building the wheel"
-	@$(PIP) wheel --no-build-isolation --no-deps -w build/wheel .
-	@PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m auditwheel repair --strip -w dist build/wheel/pycoll-*.whl
+	@PYCOLL_WHEEL=1 $(PIP) wheel --no-build-isolation --no-deps -w build/wheel .
+	@PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m auditwheel repair --strip --plat manylinux_2_28_$(shell uname -m) -w dist build/wheel/pycoll-*.whl
 	@$(VENV)/bin/abi3audit --strict dist/pycoll-*.whl
 	@$(PY) tests/try_wheel.py dist/pycoll-*.whl
 

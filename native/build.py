@@ -48,6 +48,11 @@ COMPILE = [
     "-Werror=implicit-function-declaration",
 ]
 
+#: Wheels are to load where glibc is as old as 2.28; see native/old_glibc.h.
+WHEEL = bool(os.environ.get("PYCOLL_WHEEL"))
+OLD_GLIBC = ["-include", "native/old_glibc.h"]
+OLD_LIBRARIES = ["-Wl,--no-as-needed", "-l:libdl.so.2", "-l:libpthread.so.0"]
+
 _VERSION = re.compile(r"^__version__ = \"(.+)\"$", re.MULTILINE)
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _CONTINUED = re.compile(r"\\\n")
@@ -97,8 +102,9 @@ def ffi() -> cffi.FFI:
             ("PC_VERSION_TEXT", f'"{version()}"'),
             *([("Py_LIMITED_API", "0x030b0000")] if limited else []),
         ],
-        extra_compile_args=COMPILE,
-        extra_link_args=["-pthread", "-ldl"],  # dlopen, before glibc 2.34
+        extra_compile_args=[*COMPILE, *(OLD_GLIBC if WHEEL else [])],
+        # -ldl: dlopen, before glibc 2.34
+        extra_link_args=["-pthread", "-ldl", *(OLD_LIBRARIES if WHEEL else [])],
         optional=True,  # without a compiler everything up to `init` still works
     )
     return builder

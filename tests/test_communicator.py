@@ -228,7 +228,8 @@ def test_memory_of_the_buffer_protocol_cannot_be_resized_under_a_call() -> None:
                     found: list[BaseException] = []
 
                     def resize(found: list[BaseException] = found) -> None:
-                        while not comm._engine.waits.waiter:  # until the call has waited for a while
+                        # Until the call has waited for a while.
+                        while not comm._engine.waits.waiter:
                             pass
                         for array in (x, y):
                             try:
