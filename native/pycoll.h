@@ -440,6 +440,7 @@ struct pc_device_comm_state {
     uint32_t direct;      /* peers whose GPU memory this rank reaches, with the next two */
     uint32_t staged;      /* mapped, but only through memory of the host */
     uint32_t remote;
+    uint32_t max_blocks; /* of a kernel */
 };
 
 /* Opening, for all ranks at once: open, exchange addresses, connect to each that gave one; agree on

@@ -318,6 +318,7 @@ void pc_device_comm_state(struct pc_device_comm *dc, struct pc_device_comm_state
 {
     *out = (struct pc_device_comm_state){.launched = dc->launches,
                                          .captured = dc->captures,
+                                         .max_blocks = PC_MAX_BLOCKS,
                                          .handed_over = atomic_load(&dc->handed_over)};
     for (uint32_t i = 0; i < dc->nplans; i++)
         if (dc->plans[i] != NULL)

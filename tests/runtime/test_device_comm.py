@@ -89,7 +89,7 @@ def test_the_heap_of_a_plane(alone: Any) -> None:
     with pytest.raises(InternalError, match=r"free of empty\(\) memory on a GPU"):
         planes.device_comm_free(plane, half)
     assert planes.device_comm_alloc(plane, 1) == half
-    assert planes.device_comm_state(plane) == planes.State(0, 0, 0, 0, 0, 0, 0)
+    assert planes.device_comm_state(plane) == planes.State(0, 0, 0, 0, 0, 0, 0, 16)
     assert planes.device_comm_stuck(plane) is None
     assert planes.device_comm_check(plane) == planes.device_comm_wait(plane, 0) == 0
     planes.device_comm_close(plane)

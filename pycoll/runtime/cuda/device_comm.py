@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pycoll.bootstrap.control_loop import CLOSED, EXITED
 from pycoll.config import Config
 from pycoll.errors import PycollError, UnavailableError, UsageError
+from pycoll.program.isa import MAX_CHANNELS
 from pycoll.runtime.cuda.failure import DeviceFailure
 from pycoll.runtime.cuda.heap import DeviceHeap
 from pycoll.runtime.cuda.images import Images
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 _DRAIN_SECONDS = 1.0
 #: Seconds between two looks at an event: a wait on the host may be short or long.
 _PAUSE, _MOST_PAUSE = 20e-6, 1e-3
-#: Blocks of a kernel at most; channels of a Program at most.
-MAX_BLOCKS, MAX_CHANNELS = 16, 4
 
 
 class Gpu(NamedTuple):
@@ -122,9 +121,8 @@ class DeviceComm:
         if function is not None:
             registers, shared = function.registers, function.shared
         name = bindings_cuda.device(self.device).name
-        return Gpu(
-            self.device, name, self.stream, threads, MAX_BLOCKS, registers, shared, self.reach
-        )
+        blocks = device_comm.device_comm_state(self.native).max_blocks
+        return Gpu(self.device, name, self.stream, threads, blocks, registers, shared, self.reach)
 
     def _connect(self, config: Config) -> None:
         """Open the native half, and reach the memory of the peers' GPUs where that goes."""

@@ -40,6 +40,7 @@ class State(NamedTuple):
     direct: int  #: peers whose GPU memory this rank reaches
     staged: int  #: peers reached through memory of the host
     remote: int
+    max_blocks: int  #: of a kernel
 
 
 class Stuck(NamedTuple):
