@@ -92,13 +92,20 @@ class Handshake:
     """One side of a handshake, without the socket: bytes in, bytes out, nothing parsed before.
 
     It never wants a byte of what follows the handshake on the connection.
+
+    Args:
+        side: Which side.
+        secret: What the other side is to know.
+        own: What this side says first.
+        others: Secrets that do as well; only of who listens, as the other side proves first.
     """
 
-    def __init__(self, side: Side, secret: bytes, own: Preface) -> None:
+    def __init__(self, side: Side, secret: bytes, own: Preface, *others: bytes) -> None:
         self.own = own
+        self.secret = secret  #: when it is `done`, the one that the other side knows
         self.peer: Preface | None = None  #: not believed until `done`
         self.done = False
-        self._side, self._secret = side, secret
+        self._side, self._others = side, others
         self._held = b""
 
     def wants(self) -> int:
@@ -109,7 +116,7 @@ class Handshake:
     def seals(self) -> Seals:
         """Return the seals of what follows on the connection; call it when it is `done`."""
         assert self.peer is not None
-        return seals(self._secret, self._side, self.own, self.peer)
+        return seals(self.secret, self._side, self.own, self.peer)
 
     def feed(self, data: bytes) -> bytes:
         """Take at most as many bytes as were wanted; return what to send.
@@ -124,12 +131,13 @@ class Handshake:
         connects = self._side is Side.CONNECTING
         if self.peer is None:
             self.peer = Preface.parse(data)
-            return proof(self._secret, self._side, self.own, self.peer) if connects else b""
+            return proof(self.secret, self._side, self.own, self.peer) if connects else b""
         other = Side.LISTENING if connects else Side.CONNECTING
-        if not proves(data, self._secret, other, self.peer, self.own):
-            raise BootstrapError("it does not know the secret of these ranks")
-        self.done = True
-        return b"" if connects else proof(self._secret, self._side, self.own, self.peer)
+        for secret in (self.secret, *self._others):
+            if proves(data, secret, other, self.peer, self.own):
+                self.secret, self.done = secret, True
+                return b"" if connects else proof(secret, self._side, self.own, self.peer)
+        raise BootstrapError("it does not know the secret of these ranks")
 
 
 def check(peer: Preface, rank: int, size: int) -> None:

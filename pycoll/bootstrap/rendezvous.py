@@ -28,7 +28,7 @@ from typing import NamedTuple
 from pycoll.bootstrap import handshake
 from pycoll.bootstrap.control_router import rank_list
 from pycoll.bootstrap.framing import Decoder, Frame, FrameType, pack_blobs, sealed, unpack_blobs
-from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES, Preface, Side
+from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES, Handshake, Preface, Side
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.route import is_here, is_loopback
 from pycoll.bootstrap.seal import SealError, Seals
@@ -122,18 +122,21 @@ def gather(
 class _Guest:
     """A connection on its way from stranger to rank."""
 
-    def __init__(self, sock: socket.socket, address: Address, own: Preface) -> None:
+    def __init__(self, sock: socket.socket, address: Address, talk: Handshake) -> None:
         self.sock = sock
         self.host = address[0]
         self.where = f"{address[0]}:{address[1]}"
-        self.own = own
+        self.talk = talk
         self.until = time.monotonic() + GUEST_SECONDS
-        self.peer: Preface | None = None
         self.held = bytearray()
-        self.public = False  #: it proved what anybody could
         self.seals: Seals | None = None  #: once it has proved itself
         self.decoder: Decoder | None = None  #: then, too
         self.member: Member | None = None
+
+    @property
+    def peer(self) -> Preface | None:
+        """Return what it said of itself; not believed until it has `seals`."""
+        return self.talk.peer
 
     def take(self, count: int) -> bytes | None:
         """Return the next `count` bytes, or None if they have not all come."""
@@ -189,7 +192,7 @@ class _Reception:
         guests = [self.arrived[rank] for rank in range(1, self._size)]
         members = (Member.me(), *(g.member.seen_at(g.host) for g in guests if g.member))
         number = os.urandom(NUMBER_BYTES)
-        public = any(guest.public for guest in guests)
+        public = any(guest.talk.secret != self._secret for guest in guests)
         blobs = [number, _PUBLIC if public else b"", *(m.encode() for m in members)]
         frame = Frame(FrameType.WELCOME, 0, "", pack_blobs(blobs))
         seals: dict[int, Seals] = {}
@@ -231,7 +234,8 @@ class _Reception:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         own = Preface.make(0, self._size)
-        guest = _Guest(sock, address, own)
+        others = [self._public] if self._public and not is_here(address[0]) else []
+        guest = _Guest(sock, address, Handshake(Side.LISTENING, self._secret, own, *others))
         self._guests[sock] = guest
         self._selector.register(sock, selectors.EVENT_READ, guest)
         if len(self._guests) > 4 * self._size + 64:  # a flood: the oldest had their chance
@@ -272,27 +276,20 @@ class _Reception:
             self._drop(guest, str(error))
 
     def _advance(self, guest: _Guest) -> None:
-        if guest.peer is None and (data := guest.take(PREFACE.size)):
+        talk = guest.talk
+        while data := guest.take(talk.wants()):
             try:
-                guest.peer = Preface.parse(data)
+                answer = talk.feed(data)
             except BootstrapError as error:
-                raise _Stranger(str(error)) from None
-        if guest.peer and not guest.seals and (given := guest.take(PROOF_BYTES)):
-            secret = self._secret
-            if not handshake.proves(given, secret, Side.CONNECTING, guest.peer, guest.own):
-                secret, guest.public = self._public, True
-                if (
-                    not secret
-                    or not handshake.proves(given, secret, Side.CONNECTING, guest.peer, guest.own)
-                    or is_here(guest.host)
-                ):
-                    guest.sock.send(handshake.REFUSAL)
-                    raise _Stranger("it does not know the job's secret")
-            guest.seals = handshake.seals(secret, Side.LISTENING, guest.own, guest.peer)
-            guest.decoder = Decoder(HELLO_LIMIT, guest.seals.receiving)
-            own = handshake.proof(secret, Side.LISTENING, guest.own, guest.peer)
-            guest.sock.send(own)
-            handshake.check(guest.peer, 0, self._size)
+                if talk.peer is None:
+                    raise _Stranger(str(error)) from None
+                guest.sock.send(handshake.REFUSAL)
+                raise _Stranger("it does not know the job's secret") from None
+            if talk.peer and talk.done:
+                guest.seals = talk.seals()
+                guest.decoder = Decoder(HELLO_LIMIT, guest.seals.receiving)
+                guest.sock.send(answer)
+                handshake.check(talk.peer, 0, self._size)
         if guest.peer and guest.decoder and (data := guest.take(len(guest.held))):
             try:
                 frames = guest.decoder.feed(data)
