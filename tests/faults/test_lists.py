@@ -21,7 +21,7 @@ def test_a_list_that_stops_between_two_messages(async_op: bool) -> None:
         arrays = [np.ones(1 << 18) for _ in range(3)]  # too large to be packed: three messages
         if comm.rank == 0:
             name, sent = ("submit" if async_op else "call"), []
-            real = getattr(comm._engine, name)
+            real = getattr(comm._engine.waits, name)
 
             def second_fails(*arguments: Any) -> Any:
                 if sent:
@@ -29,7 +29,7 @@ def test_a_list_that_stops_between_two_messages(async_op: bool) -> None:
                 sent.append(1)
                 return real(*arguments)
 
-            setattr(comm._engine, name, second_fails)
+            setattr(comm._engine.waits, name, second_fails)
             with pytest.raises(Stopped):
                 comm.allreduce(arrays, async_op=async_op)
         else:
