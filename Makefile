@@ -13,6 +13,7 @@ CC ?= cc
 
 VENV := .venv
 MPICH := .venv-mpich
+DOCS := .venv-docs
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check
 NATIVE := $(sort $(shell find native -name '*.[ch]'))
@@ -31,12 +32,12 @@ comma := ,
 GLOO = $(if $(wildcard $(VENV)/lib/python*/site-packages/torch),$(comma)gloo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build test test-all test-rdma test-gpu rdma-packages torch jax cuda lint fmt isa golden certificates asan tsan bench wheel clean
+.PHONY: help demo build test test-all test-rdma test-gpu rdma-packages torch jax cuda docs lint fmt isa golden certificates asan tsan bench wheel clean
 .DELETE_ON_ERROR:
 
 help:
 	@sed -n '1,5s/^# \{0,1\}//p' Makefile
-	@echo "Also: build test-rdma test-gpu rdma-packages torch jax cuda lint fmt isa golden certificates asan tsan bench wheel clean"
+	@echo "Also: build test-rdma test-gpu rdma-packages torch jax cuda docs lint fmt isa golden certificates asan tsan bench wheel clean"
 
 demo: $(VENV)/.built $(MPI_$(MPI))
 	$(RUN_$(MPI)) -m pycoll bench allreduce --against mpi4py$(GLOO) --min 4 --max 64M --factor 16
@@ -160,6 +161,22 @@ $(VENV)/.wheel: $(VENV)/.base
 	@$(call extra,wheel) | $(PIP) install -r /dev/stdin
 	@touch $@
 
+# What builds the site imports pycoll and needs no engine, so its environment stands by itself.
+$(DOCS)/.base: PY := $(DOCS)/bin/python
+$(DOCS)/.base: pyproject.toml
+	@echo "installing Sphinx and its theme into $(DOCS)"
+	@test -x $(PY) || $(PYTHON) -m venv $(DOCS)
+	@{ echo numpy; echo cffi; $(call extra,docs); } \
+	| $(PY) -m pip -qq --disable-pip-version-check install -r /dev/stdin
+	@touch $@
+
+# The documentation as a site, build/docs/index.html. A warning is an error, and so is a link or a
+# reference to nothing. All is read anew: Sphinx repeats no warning of a page that has not changed.
+docs: $(DOCS)/.base
+	@rm -rf build/docs
+	@$(DOCS)/bin/python -m sphinx -q -W -b html -d build/docs/.doctrees docs build/docs
+	@echo "build/docs/index.html"
+
 $(VENV)/.dev: $(VENV)/.base
 	@echo "installing the lint tools"
 	@$(call extra,dev) | $(PIP) install -r /dev/stdin
@@ -215,5 +232,5 @@ wheel: $(VENV)/.wheel
 	@$(PY) tests/try_wheel.py dist/pycoll-*.whl
 
 clean:
-	rm -rf $(VENV) $(MPICH) build dist *.egg-info pycoll/_native*.so pycoll/_native_missing.txt
+	rm -rf $(VENV) $(MPICH) $(DOCS) build dist *.egg-info pycoll/_native*.so pycoll/_native_missing.txt
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

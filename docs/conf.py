@@ -1,0 +1,30 @@
+"""How Sphinx builds the site: `make docs`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import pycoll
+
+project = "pycoll"
+version = release = pycoll.__version__
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_argparse_cli",
+]
+html_theme = "furo"
+html_title = f"pycoll {version}"
+html_copy_source = False
+
+myst_heading_anchors = 3  # [text](page.md#heading), as GitHub has it
+default_role = "py:obj"  # `name` in a docstring
+nitpicky = True  # a reference to nothing is an error ...
+nitpick_ignore_regex = [  # ... unless it may be no reference, or one to what is not documented:
+    ("py:class", r".*"),  # types in annotations
+    ("py:obj", r"(?!pycoll\.).*"),  # code that a docstring quotes
+]
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
