@@ -1,4 +1,4 @@
-"""What README shows runs as it stands."""
+"""What README and the pages of docs/ show runs as it stands."""
 
 from __future__ import annotations
 
@@ -10,15 +10,24 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.M | re.S)
-OWN = next(block for block in BLOCKS if "@pycoll.algorithm" in block)
-SUM = next(block for block in BLOCKS if "1000" in block)
+PAGES = ("README.md", "docs/first-allreduce.md", "docs/collectives.md", "docs/own-algorithm.md")
+
+
+def blocks_of(page: str, language: str = "python") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+
+
+OWN = next(block for block in blocks_of("README.md") if "@pycoll.algorithm" in block)
+SUM = blocks_of("docs/first-allreduce.md")[0]
+STAR = blocks_of("docs/own-algorithm.md")[0]
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("block", [block for page in PAGES for block in blocks_of(page)])
 def test_block_runs_alone(block: str, tmp_path: Path) -> None:
+    (tmp_path / "star.py").write_text(STAR)
     script = tmp_path / "block.py"
     script.write_text(block)  # a file: an algorithm's digest is that of its source
     done = subprocess.run(
@@ -57,25 +66,46 @@ def test_own_algorithm_with_recv_for_recv_reduce_is_refused() -> None:
         pycoll.verify(names["there_and_back"], size=3)
 
 
-def test_the_tables_list_every_algorithm() -> None:
+def test_the_tutorial_shows_what_the_commands_print(tmp_path: Path) -> None:
+    (tmp_path / "star.py").write_text(STAR)
+    for block in blocks_of("docs/own-algorithm.md", "console"):
+        commands = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.M)
+        assert commands
+        for command, want in commands:
+            done = subprocess.run(
+                command.replace("pycoll ", f"{sys.executable} -m pycoll ", 1),
+                shell=True,
+                cwd=tmp_path,
+                env={"PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            took = re.compile(r"proved in [0-9.]+ s")
+            said = done.stdout + done.stderr
+            assert took.sub("proved", said) == took.sub("proved", want), command
+
+
+def test_the_table_lists_every_algorithm() -> None:
     from pycoll.algorithms import BUILTIN
 
     want = sorted((a.collective.name, a.name) for a in BUILTIN)
-    page = (ROOT / "docs" / "algorithms.md").read_text()
+    page = (DOCS / "algorithms.md").read_text()
     assert sorted(re.findall(r"^\| (\w+) \| `(\w+)` \|", page, re.M)) == want
-    rows = re.findall(r"^\| (\w+) \| (`.*`) \|$", README, re.M)
-    assert sorted((c, n) for c, line in rows for n in re.findall(r"`(\w+)`", line)) == want
+    assert f"[{len(BUILTIN)} algorithms](docs/algorithms.md)" in README
 
 
 def test_the_table_lists_every_setting() -> None:
     from pycoll.config import SETTINGS
 
-    rows = re.findall(r"^\| `(PYCOLL_\w+)` \| (.*) \| (.*) \| (.*) \|$", README, re.M)
+    page = (DOCS / "settings.md").read_text()
+    rows = re.findall(r"^\| `(PYCOLL_\w+)` \| (.*) \| (.*) \| (.*) \|$", page, re.M)
     assert rows == [(s.variable, s.type, s.default, s.why) for s in SETTINGS]
 
 
 def test_every_linked_file_exists() -> None:
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")):
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
