@@ -32,12 +32,12 @@ comma := ,
 GLOO = $(if $(wildcard $(VENV)/lib/python*/site-packages/torch),$(comma)gloo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build test test-all test-rdma test-gpu rdma-packages torch jax cuda docs lint fmt isa golden certificates asan tsan bench wheel clean
+.PHONY: help demo build test test-all test-rdma test-gpu rdma-packages torch jax cuda docs pictures lint fmt isa golden certificates asan tsan bench wheel clean
 .DELETE_ON_ERROR:
 
 help:
 	@sed -n '1,5s/^# \{0,1\}//p' Makefile
-	@echo "Also: build test-rdma test-gpu rdma-packages torch jax cuda docs lint fmt isa golden certificates asan tsan bench wheel clean"
+	@echo "Also: build test-rdma test-gpu rdma-packages torch jax cuda docs pictures lint fmt isa golden certificates asan tsan bench wheel clean"
 
 demo: $(VENV)/.built $(MPI_$(MPI))
 	$(RUN_$(MPI)) -m pycoll bench allreduce --against mpi4py$(GLOO) --min 4 --max 64M --factor 16
@@ -169,6 +169,14 @@ $(DOCS)/.base: pyproject.toml
 	@{ echo numpy; echo cffi; $(call extra,docs); } \
 	| $(PY) -m pip -qq --disable-pip-version-check install -r /dev/stdin
 	@touch $@
+
+# The pictures of the documentation, from their sources; both are in the tree, so that only who draws
+# needs Graphviz. A test compares what the last line of a picture says of its source.
+pictures:
+	@command -v dot >/dev/null || { echo "no dot: apt-get install graphviz"; exit 1; }
+	@for source in docs/pictures/*.dot; do \
+	  { dot -Tsvg $$source && echo "<!-- $$(sha256sum <$$source | cut -c1-64) -->"; } \
+	  >$${source%.dot}.svg || exit 1; done
 
 # The documentation as a site, build/docs/index.html. A warning is an error, and so is a link or a
 # reference to nothing. All is read anew: Sphinx repeats no warning of a page that has not changed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 from pathlib import Path
@@ -71,3 +72,12 @@ def test_the_files_that_the_design_names_are_there() -> None:
     paths += ["/native/", "/pycoll/", "/tests/", "/bench/"]
     for name in re.findall(r"`([\w/]+\.(?:py|c|h|cu)|[\w/]+/)`", ours):
         assert any(path.endswith(f"/{name}") for path in paths), f"no {name}"
+
+
+@pytest.mark.parametrize("source", sorted((DOCS / "pictures").glob("*.dot")), ids=lambda p: p.stem)
+def test_a_picture_is_drawn_from_its_source_and_shown(source: Path) -> None:
+    picture = source.with_suffix(".svg").read_text()
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    assert picture.endswith(f"<!-- {digest} -->\n"), "make pictures draws it"
+    pages = [page.read_text() for page in DOCS.glob("*.md")]
+    assert any(f"](pictures/{source.stem}.svg)" in page for page in pages)
