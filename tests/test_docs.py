@@ -81,3 +81,11 @@ def test_a_picture_is_drawn_from_its_source_and_shown(source: Path) -> None:
     assert picture.endswith(f"<!-- {digest} -->\n"), "make pictures draws it"
     pages = [page.read_text() for page in DOCS.glob("*.md")]
     assert any(f"](pictures/{source.stem}.svg)" in page for page in pages)
+
+
+def test_the_layout_names_every_folder() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## Where things are")[2]
+    section = text.partition("\n## ")[0]
+    named = set(re.findall(r"`(\w+/)`", section))
+    found = [*(ROOT / "pycoll").iterdir(), *(ROOT / "pycoll" / "runtime").iterdir()]
+    assert {f"{p.name}/" for p in found if (p / "__init__.py").exists()} <= named
