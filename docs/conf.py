@@ -26,6 +26,7 @@ html_show_copyright = False
 highlight_language = "none"  # of a block that names none
 
 myst_heading_anchors = 3  # [text](page.md#heading), as GitHub has it
+smartquotes = False  # an option begins with two hyphens
 default_role = "py:obj"  # `name` in a docstring
 nitpicky = True  # a reference to nothing is an error ...
 nitpick_ignore_regex = [  # ... unless it may be no reference, or one to what is not documented:
