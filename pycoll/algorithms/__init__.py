@@ -76,8 +76,8 @@ def names(collective: str) -> tuple[str, ...]:
     """Return the names of the algorithms for ``collective``, those of plug-ins last."""
     if not isinstance(collective, str):
         raise UsageError(f"collective is {quoted(collective)}, want a name")
-    found = plugins.names(collective)
-    return (*(name for of, name in _NAMED if of == collective), *found)
+    plugged = plugins.load(tuple(_NAMED))
+    return tuple(name for of, name in (*_NAMED, *plugged) if of == collective)
 
 
 def get(name: str, collective: str = "allreduce") -> Algorithm:
@@ -85,7 +85,8 @@ def get(name: str, collective: str = "allreduce") -> Algorithm:
     for what, value in (("algorithm", name), ("collective", collective)):
         if not isinstance(value, str):
             raise UsageError(f"{what} is {quoted(value)}, want a name")
-    found = _NAMED.get((collective, name)) or plugins.get(name, collective)
+    key = collective, name
+    found = _NAMED.get(key) or plugins.load(tuple(_NAMED)).get(key)
     if found is None:
         known = ", ".join(names(collective)) or "none"
         raise UsageError(f"algorithm is {quoted(name)}, want one of {known}")

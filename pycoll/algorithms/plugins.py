@@ -21,18 +21,21 @@ if TYPE_CHECKING:
 
 GROUP = "pycoll.algorithms"
 
+Name = tuple[str, str]  #: of a collective and of an algorithm for it
+
 
 @cache
-def load() -> dict[tuple[str, str], Algorithm]:
+def load(builtin: tuple[Name, ...]) -> dict[Name, Algorithm]:
     """Return every plug-in by collective and name.
+
+    Args:
+        builtin: Names that are pycoll's own.
 
     Raises:
         UsageError: One does not load, is no Algorithm, or has a name that is taken.
     """
-    from pycoll.algorithms import BUILTIN
-
-    taken = {(a.collective.name, a.name): "pycoll" for a in BUILTIN}
-    found = {}
+    taken = dict.fromkeys(builtin, "pycoll")
+    found: dict[Name, Algorithm] = {}
     for point in _points():
         algorithm = _load(point)
         key = algorithm.collective.name, point.name
@@ -44,16 +47,6 @@ def load() -> dict[tuple[str, str], Algorithm]:
         taken[key] = _distribution(point)
         found[key] = algorithm
     return found
-
-
-def names(collective: str) -> tuple[str, ...]:
-    """Return the names of the plug-ins for ``collective``."""
-    return tuple(name for of, name in load() if of == collective)
-
-
-def get(name: str, collective: str) -> Algorithm | None:
-    """Return the plug-in called ``name``, or None."""
-    return load().get((collective, name))
 
 
 def _points() -> list[EntryPoint]:

@@ -32,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"pycoll {pycoll.__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    top.set_defaults(parser=top)  # which `completion` reads
     for module in (info, doctor, topology, verify, show, explain, bench, tune, run, completion):
         module.add(commands)
     return top

@@ -26,8 +26,6 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the script."""
-    from pycoll.cli import parser
-
     try:
         import shtab
     except ImportError as error:
@@ -39,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
             f"shtab {shtab.__version__} makes nothing for {options.shell}; "
             "pip install --upgrade shtab"
         )
-    top = parser()
+    top = options.parser
     kinds = {"FILE": shtab.FILE, "PROGRAM": shtab.FILE, "DIRECTORY": shtab.DIRECTORY}
     for action in _actions(top):
         if action.metavar in kinds:

@@ -11,8 +11,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-NAME = "pycoll"
-DEVICES = ("cpu", "cuda")  #: of whose tensors a group takes calls
+from pycoll.interop.torch_name import DEVICES, NAME
 
 #: Yields a store, this process's rank and the number of ranks; torch's rendezvous handlers do.
 _Handler = Callable[..., Iterator[tuple[Any, int, int]]]

@@ -26,7 +26,7 @@ _GROUPS: weakref.WeakSet[Calls] = weakref.WeakSet()
 
 #: Makes a call, beside the caller or not, with a timeout in seconds or None.
 Call = Callable[[bool, float | None], Any]
-#: Makes what has been prepared; returns what torch gets. See `torch_door.call`.
+#: Makes what has been prepared; returns what torch gets. See `torch_entry.call`.
 Prepared = Callable[[], Any]
 
 

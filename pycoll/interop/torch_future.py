@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pycoll.interop.torch_work import Pending
+from pycoll.interop.torch_work import Pending
 
 
 class Completer:

@@ -13,13 +13,13 @@ from torch.distributed import BarrierOptions
 
 from pycoll.communicator import Communicator
 from pycoll.errors import UnavailableError, UsageError
-from pycoll.interop.torch_backend import DEVICES, NAME
 from pycoll.interop.torch_calls import only
 from pycoll.interop.torch_collectives import Collectives
 from pycoll.interop.torch_dynamo import run_as_it_is
 from pycoll.interop.torch_entry import call, torch_errors
 from pycoll.interop.torch_env import seconds
 from pycoll.interop.torch_init import Maker
+from pycoll.interop.torch_name import DEVICES, NAME
 from pycoll.interop.torch_overloads import options
 from pycoll.interop.torch_tags import TagQueues
 from pycoll.interop.torch_tensor import Tensor, incoming, outgoing

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
-from pycoll.interop.torch_backend import NAME
+from pycoll.interop.torch_name import NAME
 
 
 def profiling() -> bool:

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -14,10 +14,6 @@ from pycoll.errors import PycollError
 from pycoll.interop.torch_dynamo import run_as_it_is
 from pycoll.interop.torch_error import Failure, translated
 from pycoll.interop.torch_profile import profiling, recorded
-
-if TYPE_CHECKING:
-    from pycoll.interop.torch_future import Beside, Completer
-
 
 #: How many works that are over are kept for a C++ that may still wait for them.
 _KEPT = 1000
@@ -34,6 +30,13 @@ class Part(Protocol):
 
     def exception(self) -> PycollError | None:
         """Return what went wrong, or None; waits."""
+
+
+class Completes(Protocol):
+    """Gives the futures of works their values; see `torch_future`."""
+
+    def complete(self, work: Pending) -> None:
+        """Fulfil the future of a work, at once if that is over, else beside the caller."""
 
 
 @run_as_it_is
@@ -125,7 +128,7 @@ class Pending(torch._C._distributed_c10d.Work):  # type: ignore[misc]
         parts: Sequence[Part],
         arrive: Sequence[Callable[[], object]],
         tensors: Any,
-        completer: Completer | Beside,
+        completer: Completes,
         source: int = -1,
     ) -> None:
         super().__init__()

@@ -16,9 +16,10 @@ from pycoll.schedule.collective import (
     scatter,
 )
 from pycoll.schedule.placement import FLAT, Level, Placement
-from pycoll.schedule.schedule import NotDirect, Schedule, asks_placement, schedule, trace
+from pycoll.schedule.schedule import NotDirect, Schedule
 from pycoll.schedule.step import Kind, Step
 from pycoll.schedule.text import dump, parse
+from pycoll.schedule.trace import asks_placement, schedule, trace
 
 __all__ = [
     "COLLECTIVES",

@@ -9,6 +9,7 @@ from operator import index
 from pycoll.errors import ScheduleError, UsageError, quoted
 from pycoll.schedule.chunk import Buffer, ChunkArray, Chunks, require_chunks
 from pycoll.schedule.collective import Collective, allreduce
+from pycoll.schedule.part import Part
 from pycoll.schedule.placement import FLAT, Placement
 from pycoll.schedule.step import Kind, Step, places
 
@@ -87,8 +88,6 @@ class ScheduleBuilder:
         Raises:
             ScheduleError: This rank is not among ``ranks``, or one is there twice.
         """
-        from pycoll.schedule.group import Group
-
         try:
             ranks = tuple(index(rank) for rank in ranks)
             pieces = chunks
@@ -104,7 +103,8 @@ class ScheduleBuilder:
                 f"rank {self.rank}: within: collective is {quoted(collective)}, want one such as "
                 "pycoll.allreduce"
             )
-        return Group(self, ranks, pieces, collective or self.collective)
+        part = Part(self.rank, ranks, pieces, self.nchunks)
+        return Group(self, part, collective or self.collective)
 
     def _cut(self, n: int) -> None:
         self.input = ChunkArray(Buffer.INPUT, n)
@@ -262,6 +262,92 @@ class ScheduleBuilder:
                     f"rank {self.rank}: scratch[{place}] is used from channels {channel} and "
                     f"{self._channel}; scratch belongs to one channel"
                 )
+
+
+class Group(ScheduleBuilder):
+    """A ScheduleBuilder for a part of another one, into which it writes; see `within`.
+
+    Its input and its output are both the parent's output, as what a group works on may have been
+    computed before; only where the collective keeps them apart is its input the parent's.
+    """
+
+    def __init__(self, parent: ScheduleBuilder, part: Part, collective: Collective) -> None:
+        self._parent = parent
+        self._part = part
+        self._first_scratch = parent.nscratch
+        super().__init__(len(part.ranks), part.rank, collective)
+
+    @property
+    def placement(self) -> Placement:
+        """Which ranks of the group lie close together."""
+        return self._parent.placement.among(self._part.ranks)
+
+    def chunks(self, n: int) -> None:
+        """Cut the group's part of the message into ``n`` chunks; they need not be equal."""
+        super().chunks(n)
+        self._part.pieces(0, n)
+
+    @contextmanager
+    def channel(self, channel: int) -> Iterator[None]:
+        """Open ordered stream ``channel`` of the parent."""
+        with self._parent.channel(channel):
+            yield
+
+    def send(self, chunks: Chunks, to: int) -> None:
+        """Send ``chunks`` to rank ``to`` of the group."""
+        for piece in self._outer(chunks):
+            self._parent.send(piece, to=self._peer_of("send", to))
+
+    def recv(self, chunks: Chunks, frm: int) -> None:
+        """Overwrite ``chunks`` with the next message of rank ``frm`` of the group."""
+        for piece in self._outer(chunks):
+            self._parent.recv(piece, frm=self._peer_of("recv", frm))
+
+    def recv_reduce(self, chunks: Chunks, frm: int | Sequence[int]) -> None:
+        """Fold what ranks ``frm`` of the group send into ``chunks``."""
+        mine, peers = self._parent.rank, folded(self.rank, frm)
+        order = [mine if p == self.rank else self._peer_of("recv_reduce", p) for p in peers]
+        for piece in self._outer(chunks):
+            self._parent.recv_reduce(piece, frm=order)
+
+    def copy(self, src: Chunks, dst: Chunks) -> None:
+        """Copy ``src`` to ``dst``, both of this rank."""
+        for source, target in self._pairs("copy", src, dst):
+            if source != target:  # input and output of a group may be the same
+                self._parent.copy(source, target)
+
+    def reduce(self, src: Chunks, into: Chunks) -> None:
+        """Fold ``src`` into ``into``, both of this rank."""
+        for source, target in self._pairs("reduce", src, into):
+            self._parent.reduce(source, target)
+
+    def _peer_of(self, call: str, peer: int) -> int:
+        return self._part.ranks[self._peer(call, peer)]
+
+    def _pairs(self, call: str, src: Chunks, dst: Chunks) -> Iterator[tuple[Chunks, Chunks]]:
+        require_chunks(self.rank, call, src, dst)
+        if src.nchunks != dst.nchunks:
+            raise ScheduleError(f"rank {self.rank}: {call} {src} to {dst}: the counts differ")
+        pieces = self._outer(src), self._outer(dst)
+        if [c.nchunks for c in pieces[0]] != [c.nchunks for c in pieces[1]]:
+            raise ScheduleError(
+                f"rank {self.rank}: {call} {src} to {dst}: the pieces of the group lie differently"
+            )
+        return zip(*pieces, strict=True)
+
+    def _outer(self, chunks: Chunks) -> list[Chunks]:
+        """Return the parent's ranges that are ``chunks``, each side by side."""
+        require_chunks(self.rank, "a step of a group", chunks)
+        self._chunks_fixed = True  # from now on their number has a meaning
+        parent, part = self._parent, self._part
+        if chunks.buffer is Buffer.SCRATCH:
+            places = part.scratch(chunks, self.nchunks)
+            self.nscratch = max(self.nscratch, chunks.place + chunks.nchunks)
+            first = self._first_scratch
+            return [parent.scratch[first + places.start : first + places.stop]]
+        apart = chunks.buffer is Buffer.INPUT and not parent.collective.in_place
+        array = parent.input if apart else parent.output
+        return [array[run.start : run.stop] for run in part.runs(chunks, self.nchunks)]
 
 
 def folded(rank: int, frm: int | Sequence[int]) -> tuple[int, ...]:

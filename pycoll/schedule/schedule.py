@@ -8,12 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from pycoll.errors import ScheduleError, UsageError
-from pycoll.schedule.algorithm import Algorithm
-from pycoll.schedule.builder import ScheduleBuilder
+from pycoll.errors import ScheduleError
 from pycoll.schedule.chunk import Buffer, Chunks
 from pycoll.schedule.collective import Collective
-from pycoll.schedule.placement import FLAT, Placement
 from pycoll.schedule.step import Kind, Step
 
 
@@ -66,81 +63,17 @@ class Schedule:
         return max((s.channel for r in self.ranks for s in r), default=0) + 1
 
     def __str__(self) -> str:
-        """Return the text form."""
-        from pycoll.schedule.text import dump
-
-        return dump(self)
-
-
-def _trace(algorithm: Algorithm, size: int, rank: int, placement: Placement) -> ScheduleBuilder:
-    builder = ScheduleBuilder(size, rank, algorithm.collective, placement)
-    algorithm(builder)
-    return builder
-
-
-def trace(
-    algorithm: Algorithm, size: int, rank: int, placement: Placement = FLAT
-) -> tuple[Step, ...]:
-    """Return the steps that ``algorithm`` writes for one rank, unchecked against its peers."""
-    return tuple(_trace(algorithm, size, rank, placement).steps)
-
-
-#: Schedules by algorithm, size and placement; None for the placement where no rank asked for it.
-_known: dict[tuple[Algorithm, int, Placement | None], Schedule] = {}
-KNOWN = 64  #: schedules that are kept
-
-
-def schedule(algorithm: Algorithm, size: int, placement: Placement | None = None) -> Schedule:
-    """Return ``algorithm``'s schedule for ``size`` ranks; every message has both its ends."""
-    placement = placement or FLAT
-    for level in placement.levels:
-        if len(level.groups) != size:
-            raise UsageError(
-                f"{algorithm.name}: size is {size}, but level {level.name!r} of the placement "
-                f"has {len(level.groups)} ranks"
-            )
-    found = _known.get((algorithm, size, None)) or _known.get((algorithm, size, placement))
-    if found is None:
-        found, asked = _build(algorithm, size, placement)
-        while len(_known) >= KNOWN:
-            _known.pop(next(iter(_known)), None)
-        _known[algorithm, size, placement if asked else None] = found
-    return found
-
-
-def asks_placement(algorithm: Algorithm, size: int, placement: Placement | None = None) -> bool:
-    """Tell whether the schedule depends on the placement."""
-    schedule(algorithm, size, placement)
-    return (algorithm, size, None) not in _known
-
-
-def _build(algorithm: Algorithm, size: int, placement: Placement) -> tuple[Schedule, bool]:
-    """Return the schedule, and whether any rank asked for the placement."""
-    if size < 1:
-        raise UsageError(f"{algorithm.name}: size is {size}, want at least 1")
-    builders = [_trace(algorithm, size, rank, placement) for rank in range(size)]
-    nchunks = builders[0].nchunks
-    for b in builders:
-        if b.nchunks != nchunks:
-            raise ScheduleError(
-                f"{algorithm.name}: rank {b.rank} cuts {b.nchunks} chunks and rank 0 {nchunks}; "
-                "the number may depend on the size only"
-            )
-    result = Schedule(
-        algorithm.name,
-        algorithm.collective,
-        size,
-        nchunks,
-        max(b.nscratch for b in builders),
-        tuple(tuple(b.steps) for b in builders),
-    )
-    check_messages(result)
-    if result.nscratch:
-        # Which chunk a place of scratch holds is known only to the sender.
-        from pycoll.schedule.evaluate import evaluate
-
-        result = evaluate(result).resolved
-    return result, any(b.asked_placement for b in builders)
+        """Return the text form; a step of another channel than 0 starts with ``[channel]``."""
+        lines = [
+            f"schedule {self.name} {self.collective.name} size {self.size} "
+            f"chunks {self.nchunks} scratch {self.nscratch}"
+        ]
+        for rank, steps in enumerate(self.ranks):
+            lines.append(f"rank {rank}")
+            for step in steps:
+                channel = f"[{step.channel}] " if step.channel else ""
+                lines.append(f"  {channel}{step}")
+        return "\n".join(lines) + "\n"
 
 
 EdgeKey = tuple[int, int, int]  #: source, destination, channel

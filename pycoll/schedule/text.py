@@ -21,17 +21,8 @@ _BUFFERS = {name: buffer for buffer, name in BUFFER_NAMES.items()}
 
 
 def dump(s: Schedule) -> str:
-    """Return the text form; a step of another channel than 0 starts with ``[channel]``."""
-    lines = [
-        f"schedule {s.name} {s.collective.name} size {s.size} chunks {s.nchunks} "
-        f"scratch {s.nscratch}"
-    ]
-    for rank, steps in enumerate(s.ranks):
-        lines.append(f"rank {rank}")
-        for step in steps:
-            channel = f"[{step.channel}] " if step.channel else ""
-            lines.append(f"  {channel}{step}")
-    return "\n".join(lines) + "\n"
+    """Return the text form."""
+    return str(s)
 
 
 def parse(text: str) -> Schedule:

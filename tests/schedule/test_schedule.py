@@ -18,7 +18,7 @@ from pycoll.schedule import (
     trace,
 )
 from pycoll.schedule.builder import CHANNELS
-from pycoll.schedule.schedule import KNOWN
+from pycoll.schedule.trace import KNOWN
 
 
 def test_trace_writes_one_rank_only() -> None:

@@ -9,39 +9,15 @@ is an UnavailableError that names the command that mends it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
+from pycoll.benchmark.backends.backend import Backend, Begin, Call
 from pycoll.benchmark.oob import Share, share
-from pycoll.benchmark.problem import Array, Problem
 from pycoll.config import Config
 from pycoll.errors import UsageError
 
 NAMES = ("mpi4py", "gloo")
-
-Call = Callable[[], object]
-#: Begins a call, and returns what waits for its end.
-Begin = Callable[[], Call]
-
-
-class Backend(Protocol):
-    """Another library."""
-
-    name: str
-    versions: dict[str, str]  #: what to write into the results' meta
-
-    def bind(self, problem: Problem, x: Array, out: Array, in_place: bool) -> Call:
-        """Return a call that solves the problem from ``x`` into ``out``.
-
-        Raises:
-            UsageError: The library does not serve it; the same on all ranks.
-        """
-
-    def begin(self, problem: Problem, x: Array, out: Array, in_place: bool) -> Begin:
-        """Return the same, of a collective, as a call that does not block."""
-
-    def close(self) -> None:
-        """Give back what the library opened."""
 
 
 def open_all(chosen: Sequence[str], comm: Any, stack: contextlib.ExitStack) -> list[Backend]:
@@ -77,6 +53,4 @@ def open_backend(
     raise UsageError(f"--against names {name!r}, want some of {', '.join(NAMES)}")
 
 
-def first_line(error: object) -> str:
-    """Return the first line of what an error, or a library's version, says."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+__all__ = ["NAMES", "Backend", "Begin", "Call", "open_all", "open_backend"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pycoll.benchmark import p2p
-from pycoll.benchmark.backends import Begin, Call, first_line
+from pycoll.benchmark.backends.backend import Begin, Call, first_line
 from pycoll.benchmark.oob import Share
 from pycoll.benchmark.problem import Array, Problem
 from pycoll.dtypes import ReduceOp

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pycoll.benchmark import p2p
-from pycoll.benchmark.backends import Begin, Call, first_line
+from pycoll.benchmark.backends.backend import Begin, Call, first_line
 from pycoll.benchmark.problem import Array, Lengths, Problem
 from pycoll.dtypes import ReduceOp
 from pycoll.errors import UnavailableError, UsageError
