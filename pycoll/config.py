@@ -214,6 +214,13 @@ SETTINGS: tuple[Setting, ...] = (
         _integer(0, 1 << 20),
         "How much of a GPU's memory a job spares for arrays of empty() is its own affair.",
     ),
+    Setting(
+        "log",
+        "nothing",
+        "debug, info or warning",
+        _one_of("debug", "info", "warning"),
+        "Whether anybody reads what a job decides, while all goes well, is known to its user.",
+    ),
 )
 
 
@@ -234,6 +241,7 @@ class Config:
     verbs: Fabric = field(default_factory=Fabric)
     cuda_blocks: int | None = None  #: of a collective's kernel, at most
     cuda_heap: int = 64  #: MiB
+    log: str | None = None  #: from which level on standard error shows what is decided
     #: setting's name → "default", "environment" or "argument"
     origins: Mapping[str, str] = field(
         default_factory=lambda: MappingProxyType({s.name: "default" for s in SETTINGS}),
@@ -303,7 +311,8 @@ def _unknown(given: Mapping[str, Any], known: list[str], what: str) -> Iterator[
         if name not in known:
             import difflib  # only now: it is slow to load
 
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
+            begun = [one for one in known if one.startswith(name)]
+            near = difflib.get_close_matches(name, begun or known, n=1, cutoff=0)[0]
             yield f"{name} {what} of pycoll; did you mean {near}?"
 
 

@@ -90,6 +90,7 @@ def test_an_unknown_argument_names_the_nearest():
     ("variable", "value", "wanted"),
     [
         ("PYCOLL_TIMEOUT", "soon", "seconds, more than 0 and at most 86400"),
+        ("PYCOLL_LOG", "loud", "debug, info or warning"),
         ("PYCOLL_TIMEOUT", "0", "seconds, more than 0"),
         ("PYCOLL_TIMEOUT", "nan", "seconds, more than 0"),
         ("PYCOLL_TIMEOUT", "inf", "seconds, more than 0"),

@@ -30,7 +30,7 @@ ABOVE = (
 #: the places (prefixes of the path below pycoll/) that `only_in` lists for it.
 LAW = {
     "order": (
-        {"errors", "arguments", "config", "dtypes", "fabric", "files", "installed", "sysfs"},
+        {"errors", "arguments", "config", "dtypes", "fabric", "files", "installed", "log", "sysfs"},
         {"schedule", "topology"},
         {"algorithms", "passes"},
         {"program"},
@@ -55,6 +55,7 @@ LAW = {
         "mmap": ("bootstrap/", "runtime/"),
         "socket": ("bootstrap/", "runtime/", "doctor/dcb.py"),
         "multiprocessing": ("bootstrap/",),
+        "logging": ("log.py",),
         "subprocess": ("benchmark/metadata.py", "bootstrap/"),
         "threading": (*ABOVE, "interop/torch_"),
         "os.environ": ("config.py", "bootstrap/"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from pycoll import log
 from pycoll.bootstrap import environment, job, mpi, slurm, torchrun
 from pycoll.bootstrap.base import Bootstrap
 from pycoll.bootstrap.member import Member
@@ -67,4 +68,5 @@ def detect(config: Config | None = None) -> Bootstrap:
         star = slurm.meet(config, os.environ)
     else:
         star = Star(0, 1, (Member.me(),))
+    log.info("bootstrap", "rank %d of %d, by launcher %s", star.rank, star.size, name)
     return Bootstrap(name, star, config.timeout)

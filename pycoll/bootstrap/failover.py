@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from pycoll import log
 from pycoll.bootstrap.connection import IncomingConnection, OutgoingConnection
 from pycoll.bootstrap.control_socket import UNREACHABLE, keep_alive, silence_seconds
 from pycoll.bootstrap.handshake import Preface, check
@@ -98,6 +99,7 @@ class Failover:
         while self._caller is None:
             rank = next(rank for rank in range(self._star.size) if rank not in self.out)
             if rank == self._star.rank:
+                log.info("control", "rank %d: carries the control plane from now on", rank)
                 self._preside()
                 return
             self._caller, self._patient_until = self._caller_of(rank), math.inf
@@ -174,11 +176,19 @@ class Failover:
         sock, caller.sock = caller.sock, None
         self._selector.unregister(sock)
         self._caller = None
+        log.info(
+            "control", "rank %d: rank %d carries the control plane", self._star.rank, caller.peer
+        )
         self._reached(caller.peer, sock, caller.seals())
 
     def _fail(self, caller: OutgoingConnection, error: BootstrapError | OSError) -> None:
         """End an attempt; pass the rank by, which leaves no caller, or call it again later."""
         self._hang_up()
+        log.info(
+            "control",
+            "rank %d: rank %d does not take it into the control plane: %s",
+            *(self._star.rank, caller.peer, error),
+        )
         now = time.monotonic()
         if isinstance(error, BootstrapError) or error.errno == errno.ECONNREFUSED:
             self._pass_by(caller, self._ended)

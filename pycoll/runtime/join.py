@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from pycoll import log
 from pycoll.config import Config
 from pycoll.errors import BootstrapError, PycollError, UnavailableError
 from pycoll.fabric import Fabric
@@ -156,6 +157,10 @@ def join(bootstrap: Bootstrap, config: Config) -> tuple[World, Any]:
             wanted = NetOptions(theirs[0].transport, theirs[0].fabric, config.rails)
             here = places[rank].memory if remote else None
             by = transport.agree(comm, bootstrap, wanted, hosts, here, timeout)
+        elif rank == 0:
+            log.info("transport", "shm: every rank maps the memory of all %d", size)
+        if remote:
+            log.debug("transport", "rank %d: shares no memory with ranks %s", rank, remote)
         for peer in remote:
             bindings.comm_remote(comm, peer)
         bindings.comm_sealed(comm)

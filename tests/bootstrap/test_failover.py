@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import hmac
+import logging
 import math
 import os
 import queue
@@ -197,8 +198,9 @@ def log_of(control: Control) -> Callable[[], tuple[int, str]]:
     return lambda: said.get(timeout=LONG)
 
 
-def test_who_hangs_up_is_called_again(stars, planes):
+def test_who_hangs_up_is_called_again(stars, planes, caplog):
     """A rank that was slow to answer is hung up on, and the other lives."""
+    caplog.set_level(logging.INFO, "pycoll")
     met = stars(3)
     listener = met[1].listener
     (two,) = planes([met[2]])
@@ -215,6 +217,14 @@ def test_who_hangs_up_is_called_again(stars, planes):
     assert groups[0].finish(exchange, "k", LONG) == [b"one", b"two"]
     assert log() == (0, "died")
     assert two.lost().keys() == {0}
+    assert {
+        "rank 1: carries the control plane from now on",
+        "rank 2: rank 1 carries the control plane",
+    } <= set(caplog.messages)
+    assert any(
+        text.startswith("rank 2: rank 1 does not take it into the control plane: ")
+        for text in caplog.messages
+    )
 
 
 @pytest.mark.parametrize("stranger", ["liar", "other rank", "other job", "hangs up"])

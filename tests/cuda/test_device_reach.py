@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from logging.handlers import BufferingHandler
 from pathlib import Path
 
 import fakecuda
@@ -48,7 +50,12 @@ def test_through_memory_of_the_host_where_one_cannot_open_the_others() -> None:
         with pycoll.init() as comm:
             if comm.rank == 0:
                 fakecuda.fail("cuIpcOpenMemHandle:1=201")
+            said = BufferingHandler(100)
+            logging.getLogger("pycoll").addHandler(said)
+            logging.getLogger("pycoll").setLevel(logging.INFO)
             checked(comm, {"cuda", "shm"}, "shm")
+            text = f"rank {comm.rank}: GPU memory of ranks {[1 - comm.rank]} is out of reach; "
+            assert any(text in record.getMessage() for record in said.buffer)
 
     gpus.ranks(2, rank)
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import gc
 import hmac
+import logging
 import os
 import queue
 import socket
@@ -24,7 +25,7 @@ from pycoll.bootstrap.connection import NOT_TAKEN, TAKEN
 from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES, Handshake, Preface, Side, proof
 from pycoll.config import Config
 from pycoll.errors import BootstrapError, BrokenError, PeerLostError, TransportError
-from pycoll.runtime.native import bindings, codes
+from pycoll.runtime.native import bindings, codes, verbs
 from pycoll.runtime.net import connections as links
 from pycoll.runtime.net import connector
 from pycoll.runtime.net.connections import Connections
@@ -536,7 +537,8 @@ def test_the_timeout_of_a_call_holds_for_its_connections() -> None:
     pycoll.spawn(rank, 1, timeout=60)
 
 
-def test_a_peer_that_refuses_is_named_with_the_reason(no_engine) -> None:
+def test_a_peer_that_refuses_is_named_with_the_reason(no_engine, caplog) -> None:
+    caplog.set_level(logging.INFO, "pycoll")
     with links.listen("127.0.0.1", 1) as gone:
         port = gone.getsockname()[1]
     job = Job(0, {1: b"127.0.0.1 %d" % port})
@@ -544,6 +546,7 @@ def test_a_peer_that_refuses_is_named_with_the_reason(no_engine) -> None:
     with pytest.raises(PeerLostError, match=r"within 0\.1 s \(Connection refused\)$"):
         made.require([1])
     made.close()
+    assert "rank 0: no connection to rank 1: Connection refused" in caplog.messages
 
 
 @pytest.mark.parametrize(
@@ -572,15 +575,23 @@ def test_a_broken_communicator_waits_for_no_connection(no_engine, monkeypatch) -
         made.close()
 
 
-def test_the_engine_is_attended_to_while_nobody_calls(no_engine, monkeypatch) -> None:
-    bell = Bell()
+def test_the_engine_is_attended_to_while_nobody_calls(no_engine, monkeypatch, caplog) -> None:
+    bell, state = Bell(), SimpleNamespace(live=2, connections=2, failures=0, revivals=0)
     monkeypatch.setattr(bindings, "comm_event_fd", lambda comm: bell.attention.fd)
     monkeypatch.setattr(bindings, "comm_handle_events", lambda comm: bell.attend())
+    monkeypatch.setattr(verbs, "comm_net_state", lambda comm: SimpleNamespace(**vars(state)))
+    caplog.set_level(logging.INFO, "pycoll")
     made = Job(0, {1: b"127.0.0.1 9"}).links()
-    bell.far.sendall(b"1")
-    assert bell.attended.get(timeout=SECONDS) == b"1"
+    for call, changes in ((b"1", {}), (b"2", {"failures": 1, "live": 1}), (b"3", {"revivals": 1})):
+        vars(state).update(changes)
+        bell.far.sendall(call)
+        assert bell.attended.get(timeout=SECONDS) == call
     made.close()
     bell.close()
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", "rank 0: an RDMA connection failed; 1 of 2 carry messages"),
+        ("INFO", "rank 0: an RDMA connection is back; 1 of 2 carry messages"),
+    ]
 
 
 def test_a_connection_that_the_engine_cannot_use_breaks_the_communicator(

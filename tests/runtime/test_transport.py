@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 import warnings
 from collections.abc import Sequence
 
@@ -169,6 +171,23 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Rail, ...]]:
 def agree(ranks: Ranks, wanted: str = "auto", memory: int | None = 0) -> Reachability:
     hosts = range(1 + len(ranks.others))
     return transport.agree(None, ranks, NetOptions(wanted), hosts, memory, 1)
+
+
+@pytest.mark.parametrize(
+    ("other", "wanted", "said"),
+    [
+        (READY, "tcp", "by tcp: PYCOLL_TRANSPORT=tcp"),
+        (READY, "auto", "by verbs: all of them have opened RDMA ports"),
+        (NONE, "auto", r"by TCP and not by RDMA: rank 1 \(on node1\): there is no RDMA device"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_log_says_which_transport_and_why(opened, caplog, other, wanted, said) -> None:
+    with caplog.at_level(logging.INFO, "pycoll"):
+        agree(Ranks(0, other), wanted)
+    assert re.search(said, caplog.messages[-1])
+    assert {record.name for record in caplog.records} == {"pycoll.transport"}
+    assert ("rank 0: RDMA ports a:1" in caplog.messages) == (wanted == "auto")
 
 
 def test_rails_are_opened_and_kept_if_all_have_some(opened) -> None:

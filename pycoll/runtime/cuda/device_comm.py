@@ -13,6 +13,7 @@ import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pycoll import log
 from pycoll.bootstrap.control_loop import CLOSED, EXITED
 from pycoll.config import Config
 from pycoll.errors import PycollError, UnavailableError, UsageError
@@ -144,6 +145,12 @@ class DeviceComm:
             "cuda" if peer in mine else "shm" if world.mapped[peer] else world.transport
             for peer in range(world.size)
         )
+        if len(mine) < world.size:
+            log.info(
+                "cuda",
+                "rank %d: GPU memory of ranks %s is out of reach; messages go by the host's",
+                *(world.rank, [peer for peer in range(world.size) if peer not in mine]),
+            )
         reaches = [peer in mine and peer != world.rank for peer in range(world.size)]
         device_comm.device_comm_seal(self.native, self.comm, reaches, self.whole)
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from pycoll import log
 from pycoll.bootstrap import Bootstrap
 from pycoll.bootstrap.control_loop import CLOSED, EXITED
 from pycoll.bootstrap.control_socket import keep_alive
@@ -22,7 +23,7 @@ from pycoll.config import Config
 from pycoll.errors import BootstrapError, PycollError
 from pycoll.runtime.failure import Faults
 from pycoll.runtime.join import World
-from pycoll.runtime.native import bindings
+from pycoll.runtime.native import bindings, verbs
 from pycoll.runtime.net.connector import MOST_STRANGERS, SOCKETS, Connector, EventSource
 
 #: A waiting caller looks this often whether the peer or the communicator is gone.
@@ -41,6 +42,7 @@ class Connections:
         self._remote = {p for p in range(world.size) if not world.mapped[p]}
         self._linked: set[int] = set()
         self._switchboard: Connector | None = None
+        self._failures = self._revivals = 0  #: of connections over RDMA, as far as was told
         if not world.remote:
             return
         self._comm, self._bootstrap, self._faults = comm, bootstrap, faults
@@ -61,9 +63,7 @@ class Connections:
         if listener:
             secret = hmac.digest(bootstrap.secret, b"links", hashlib.sha256)
             fd = bindings.comm_event_fd(comm)
-            attention = (
-                EventSource(fd, lambda: bindings.comm_handle_events(comm)) if fd >= 0 else None
-            )
+            attention = EventSource(fd, self._attend) if fd >= 0 else None
             self._switchboard = Connector(
                 listener, world.rank, world.size, secret, self._addresses, self._adopt, attention
             )
@@ -115,6 +115,17 @@ class Connections:
             self._faults.refuse_link(peer, f"its connection cannot be used here ({error})")
             os.close(fd)
             raise
+
+    def _attend(self) -> None:
+        """See to connections over RDMA that are to be made, that failed or that come back."""
+        bindings.comm_handle_events(self._comm)
+        state = verbs.comm_net_state(self._comm)
+        left = f"{state.live} of {state.connections} carry messages"
+        if state.failures > self._failures:
+            log.warning("net", "rank %d: an RDMA connection failed; %s", self._bootstrap.rank, left)
+        if state.revivals > self._revivals:
+            log.info("net", "rank %d: an RDMA connection is back; %s", self._bootstrap.rank, left)
+        self._failures, self._revivals = state.failures, state.revivals
 
     def _give_up_on_lost(self, still: set[int]) -> None:
         self._faults.raise_failure()

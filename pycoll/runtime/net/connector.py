@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from pycoll import log
 from pycoll.bootstrap.connection import IncomingConnection, OutgoingConnection
 from pycoll.bootstrap.handshake import Preface, check
 from pycoll.errors import BootstrapError, PycollError
@@ -28,6 +29,8 @@ SOCKETS = 1
 MOST_STRANGERS = 64
 #: How long such a connection may take.
 STRANGER_SECONDS = 5.0
+#: Why a peer refuses, mostly: the one that it has begun itself is on the way here.
+_OTHERWISE = "it has taken another connection"
 #: How long to be deaf when no more sockets can be had.
 DEAF_SECONDS = 0.1
 
@@ -208,10 +211,12 @@ class Connector:
             self._selector.unregister(sock)
             self._give(caller.peer, sock)
         else:
-            # Mostly its own attempt is on the way here; if not, what went wrong before tells more.
-            self._retry(caller, self.problem(caller.peer) or "it has taken another connection")
+            # What went wrong before tells more.
+            self._retry(caller, self.problem(caller.peer) or _OTHERWISE)
 
     def _retry(self, caller: OutgoingConnection, problem: str) -> None:
+        say = log.debug if problem == _OTHERWISE else log.info
+        say("net", "rank %d: no connection to rank %d: %s", self._rank, caller.peer, problem)
         self._problems[caller.peer] = problem
         self._end(caller)
         caller.postpone(time.monotonic())
@@ -283,6 +288,7 @@ class Connector:
             self._problems[peer] = str(error)
             sock.close()
             return
+        log.debug("net", "rank %d: connected to rank %d", self._rank, peer)
         with self._moved:
             self._sockets[peer] += 1
             self._moved.notify_all()

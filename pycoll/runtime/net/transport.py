@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from pycoll import log
 from pycoll.errors import BootstrapError, PycollError, UnavailableError
 from pycoll.fabric import Fabric, Rails
 from pycoll.runtime.native import load, verbs
@@ -125,8 +126,11 @@ def agree(
         UnavailableError: Some rank has no rails, and the settings ask for them.
     """
     if wanted.transport == TCP:
+        _say(bootstrap, TCP, "PYCOLL_TRANSPORT=tcp")
         return Reachability(TCP)
     mine = None if memory is None else _open(comm, wanted, memory, timeout)
+    if mine and mine.speeds:
+        log.info("transport", "rank %d: RDMA ports %s", bootstrap.rank, ", ".join(mine.speeds))
     blobs = bootstrap.allgather(mine.encode() if mine else b"", timeout)
     said = [Capability.parse(rank, blob) for rank, blob in enumerate(blobs)]
     verdict = decide(said, wanted.transport == VERBS, bootstrap.describe)
@@ -137,8 +141,17 @@ def agree(
     if verdict.warning and bootstrap.whole and bootstrap.rank == 0:
         warnings.warn(verdict.warning, RuntimeWarning, stacklevel=_CALLERS)
     if verdict.transport == TCP:
+        _say(bootstrap, TCP, verdict.warning or "none of them has an RDMA device")
         return Reachability(TCP)
+    _say(bootstrap, VERBS, "all of them have opened RDMA ports")
     return Reachability(VERBS, wire(said, hosts))
+
+
+def _say(bootstrap: Bootstrap, transport: str, why: str) -> None:
+    if bootstrap.rank == 0:
+        log.info(
+            "transport", "ranks that share no memory reach each other by %s: %s", transport, why
+        )
 
 
 def wire(said: Sequence[Capability | None], hosts: Sequence[int]) -> float:

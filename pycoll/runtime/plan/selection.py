@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pycoll import log
 from pycoll.algorithms import get, names
 from pycoll.cost import Choice, Tuning, choose, explain
-from pycoll.errors import UsageError, quoted
+from pycoll.errors import UsageError, counted, quoted
 from pycoll.runtime.plan.call import BARRIER, Call, Wanted
 from pycoll.runtime.plan.question import question
 from pycoll.schedule import COLLECTIVES, Algorithm
@@ -36,8 +37,8 @@ class Selection:
         Raises:
             UsageError: There is no such algorithm, or it is for another collective.
         """
-        if wanted is None and not call.purpose:
-            wanted = self._preset(call)
+        preset = self._preset(call) if wanted is None and not call.purpose else None
+        wanted = wanted if preset is None else preset
         named = wanted.name if isinstance(wanted, Algorithm) else wanted
         name = "barrier" if call == BARRIER else call.collective
         asked = question(
@@ -52,6 +53,15 @@ class Selection:
             raise UsageError(
                 f"{call.collective}: algorithm {algorithm.name!r} is for "
                 f"{algorithm.collective.name}, want one for {call.collective}"
+            )
+        if self._world.rank == 0:
+            log.info(
+                "selection",
+                "%s of %d bytes on %s: %s, %s",
+                *(name, call.nbytes, counted(self._world.size, "rank"), algorithm.name),
+                "as PYCOLL_ALGORITHM says"
+                if preset is not None
+                else choice.reason or "by the selector",
             )
         return choice, algorithm
 
