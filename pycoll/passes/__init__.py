@@ -10,9 +10,9 @@ from pycoll.passes.fold import Folder
 from pycoll.passes.forward_input import forward_input
 from pycoll.passes.fuse import drop_dead_stores, fuse, split
 from pycoll.passes.hide import compact, hide
-from pycoll.passes.moves import Limits, Move, Place, Where, uniform
+from pycoll.passes.moves import Limits, Location, Move, Where, uniform
 from pycoll.passes.slots import slots
-from pycoll.passes.sync import End, Item, Link, Signal, Wait, release, sync
+from pycoll.passes.sync import CountKind, End, Item, Signal, Wait, release, sync
 from pycoll.schedule import Schedule
 
 #: per rank, the steps that end an average
@@ -82,13 +82,13 @@ def _finish(
 
 __all__ = [
     "Completes",
+    "CountKind",
     "End",
     "Item",
     "Limits",
-    "Link",
+    "Location",
     "Lowered",
     "Move",
-    "Place",
     "Signal",
     "Wait",
     "Where",

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from pycoll.passes.fold import Folder
 from pycoll.passes.hide import within
-from pycoll.passes.moves import Move, Place, Where, local, remote
+from pycoll.passes.moves import Location, Move, Where, local, remote
 from pycoll.passes.slots import local_step
 from pycoll.schedule import Buffer, Chunks, Kind, NotDirect, Schedule
 from pycoll.schedule.step import Step, places
@@ -126,7 +126,7 @@ def check_exclusive(s: Schedule, moves: list[list[Move]]) -> None:
 Memory = tuple[int, bool, int]  #: owner, whether it is an input that is never the output, place
 
 
-def _memory(s: Schedule, rank: int, place: Place, kept: list[range]) -> list[Memory]:
+def _memory(s: Schedule, rank: int, place: Location, kept: list[range]) -> list[Memory]:
     # In place, IN and OUT are one memory; scratch is nobody else's, nor is what stands for places
     # that the output does not have.
     if place.where is Where.SCRATCH:

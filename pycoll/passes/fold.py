@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pycoll.passes.moves import Move, Place, Where
+from pycoll.passes.moves import Location, Move, Where
 
 
 class Folder:
@@ -14,7 +14,9 @@ class Folder:
         self.nscratch = nscratch
         self._hidden: dict[int, tuple[int, int]] = {}  # channel -> first place, places
 
-    def fold(self, channel: int, order: tuple[Place, ...], into: Place, scale: bool) -> list[Move]:
+    def fold(
+        self, channel: int, order: tuple[Location, ...], into: Location, scale: bool
+    ) -> list[Move]:
         """Return the moves that leave the fold of ``order``, in that order, in ``into``."""
         moves = []
         while len(order) > self.sources:
@@ -23,11 +25,11 @@ class Folder:
             order = (partial, *order[self.sources :])
         return [*moves, Move(channel, order, (into,), scale)]
 
-    def _scratch(self, channel: int, like: Place) -> Place:
+    def _scratch(self, channel: int, like: Location) -> Location:
         # One area per channel: a partial fold is read by the next move and then free again.
         first, count = self._hidden.get(channel, (self.nscratch, 0))
         if count < like.nchunks:
             first = self.nscratch
             self.nscratch += like.nchunks
             self._hidden[channel] = (first, like.nchunks)
-        return Place(Where.SCRATCH, 0, first, like.chunk, like.nchunks)
+        return Location(Where.SCRATCH, 0, first, like.chunk, like.nchunks)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pycoll.passes.moves import Move, Place, Where
+from pycoll.passes.moves import Location, Move, Where
 
 
 def forward_input(
@@ -52,8 +52,8 @@ def copies(channel: int, chunks: Iterable[int]) -> list[Move]:
     return [
         Move(
             channel,
-            (Place(Where.IN, 0, first, first, end - first),),
-            (Place(Where.OUT, 0, first, first, end - first),),
+            (Location(Where.IN, 0, first, first, end - first),),
+            (Location(Where.OUT, 0, first, first, end - first),),
         )
         for first, end in runs
     ]

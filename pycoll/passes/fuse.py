@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pycoll.passes.moves import Move, Place, Where, outgoing
+from pycoll.passes.moves import Location, Move, Where, outgoing
 
 
 def fuse(moves: list[Move]) -> list[Move]:
@@ -45,7 +45,7 @@ def _joins(first: Move, send: Move, between: list[Move]) -> bool:
     return not any(_overlaps(value, d) for move in between for d in move.destinations)
 
 
-def _overlaps(a: Place, b: Place) -> bool:
+def _overlaps(a: Location, b: Location) -> bool:
     return not set(a.memory()).isdisjoint(b.memory())
 
 

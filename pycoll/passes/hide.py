@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pycoll.errors import ScheduleError
-from pycoll.passes.moves import Move, Place, Where
+from pycoll.passes.moves import Location, Move, Where
 
 
-def within(place: Place, kept: range) -> bool:
+def within(place: Location, kept: range) -> bool:
     """Tell whether a place of OUT lies wholly in the chunks that the output has."""
     return kept.start <= place.place and place.place + place.nchunks <= kept.stop
 
@@ -59,11 +59,11 @@ class _Hidden:
         self.aside: set[int] = set()  # chunks of `kept` whose value lies in scratch
         self.channel: dict[int, int] = {}  # of every chunk that was ever there
 
-    def straddles(self, place: Place) -> bool:
+    def straddles(self, place: Location) -> bool:
         overlaps = place.place < self.kept.stop and self.kept.start < place.place + place.nchunks
         return overlaps and not within(place, self.kept)
 
-    def scratch(self, place: Place, channel: int) -> Place:
+    def scratch(self, place: Location, channel: int) -> Location:
         for c in place.memory():
             other = self.channel.setdefault(c, channel)
             if other != channel:
@@ -75,14 +75,14 @@ class _Hidden:
 
     def restore(self, chunks: Iterable[int]) -> list[Move]:
         """Return the moves that copy chunks from scratch to OUT."""
-        runs: list[Place] = []
+        runs: list[Location] = []
         for c in sorted(chunks):
-            out = runs[-1] if runs else Place(Where.OUT, 0, c, c, 0)
+            out = runs[-1] if runs else Location(Where.OUT, 0, c, c, 0)
             follows = out.place + out.nchunks == c and self.channel[out.place] == self.channel[c]
             if follows and runs:
                 runs[-1] = out._replace(nchunks=out.nchunks + 1)
             else:
-                runs.append(Place(Where.OUT, 0, c, c, 1))
+                runs.append(Location(Where.OUT, 0, c, c, 1))
         self.aside = self.aside.difference(chunks)
         channels = [self.channel[out.place] for out in runs]
         return [
@@ -105,7 +105,7 @@ def compact(moves: list[Move], first: int) -> tuple[list[Move], int]:
     if all(place == n for place, n in number.items()):
         return moves, first + len(used)
 
-    def renumbered(place: Place) -> Place:
+    def renumbered(place: Location) -> Location:
         if place.where is not Where.SCRATCH or place.place < first:
             return place
         return place._replace(place=number[place.place])

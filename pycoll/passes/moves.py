@@ -23,7 +23,7 @@ class Where(enum.IntEnum):
     PEER_OUT = 5
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """A range of chunks somewhere."""
 
     where: Where
@@ -45,8 +45,8 @@ class Move(NamedTuple):
     """Every destination = fold of the sources in order."""
 
     channel: int
-    sources: tuple[Place, ...]
-    destinations: tuple[Place, ...]
+    sources: tuple[Location, ...]
+    destinations: tuple[Location, ...]
     scale: bool = False  #: the value first holds all contributions here: an average divides
 
 
@@ -57,16 +57,16 @@ class Limits(NamedTuple):
     destinations: int
 
 
-def local(chunks: Chunks) -> Place:
+def local(chunks: Chunks) -> Location:
     """Return the place of this rank's own chunks."""
     where = (Where.IN, Where.OUT, Where.SCRATCH)[chunks.buffer]
-    return Place(where, 0, chunks.place, chunks.chunk, chunks.nchunks)
+    return Location(where, 0, chunks.place, chunks.chunk, chunks.nchunks)
 
 
-def remote(where: Where, peer: int, chunks: Chunks) -> Place:
+def remote(where: Where, peer: int, chunks: Chunks) -> Location:
     """Return ``peer``'s own place of ``chunks``, or the slot to or from it for a message."""
     place = 0 if where is Where.SLOT else chunks.place
-    return Place(where, peer, place, chunks.chunk, chunks.nchunks)
+    return Location(where, peer, place, chunks.chunk, chunks.nchunks)
 
 
 def uniform(move: Move) -> Move:
@@ -81,6 +81,6 @@ def uniform(move: Move) -> Move:
     )
 
 
-def outgoing(place: Place) -> bool:
+def outgoing(place: Location) -> bool:
     """Tell whether a destination leaves this rank."""
     return place.where is Where.SLOT or place.where is Where.PEER_OUT

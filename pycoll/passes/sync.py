@@ -10,7 +10,7 @@ from pycoll.passes.moves import Move, Where
 from pycoll.schedule.order import Access, cross_channel
 
 
-class Link(enum.IntEnum):
+class CountKind(enum.IntEnum):
     """What a count orders; numbered as ``isa.EdgeKind``."""
 
     DATA = 0
@@ -21,7 +21,7 @@ class Link(enum.IntEnum):
 class End(NamedTuple):
     """One end of an edge."""
 
-    link: Link
+    kind: CountKind
     sending: bool
     peer: int
     channel: int
@@ -56,18 +56,20 @@ def sync(moves: Sequence[Move], rank: int, in_place: bool) -> dict[int, list[Ite
         c = move.channel
         stream = channels.setdefault(c, [])
         for j in after[i]:
-            stream.append(Wait(End(Link.LOCAL, False, rank, moves[j].channel, c)))
+            stream.append(Wait(End(CountKind.LOCAL, False, rank, moves[j].channel, c)))
         filled = [
-            End(Link.DATA, True, d.peer, c) for d in move.destinations if d.where is Where.SLOT
+            End(CountKind.DATA, True, d.peer, c) for d in move.destinations if d.where is Where.SLOT
         ]
-        emptied = [End(Link.DATA, False, s.peer, c) for s in move.sources if s.where is Where.SLOT]
+        emptied = [
+            End(CountKind.DATA, False, s.peer, c) for s in move.sources if s.where is Where.SLOT
+        ]
         # Credit first: it is nearly always there already, and data is worth waiting for last.
         stream += [Wait(end) for end in filled + emptied]
         stream.append(move)
         # The peer that waits for data is on the critical path, the one that waits for credit not.
         stream += [Signal(end) for end in filled + emptied]
         for other in awaited.get(i, ()):
-            stream.append(Signal(End(Link.LOCAL, True, rank, c, other)))
+            stream.append(Signal(End(CountKind.LOCAL, True, rank, c, other)))
     return channels
 
 
@@ -93,9 +95,9 @@ def release(moves: Sequence[Sequence[Move]]) -> list[list[Item]]:
         for mine in moves
     ]
     tails: list[list[Item]] = [
-        [Signal(End(Link.DONE, True, peer, 0)) for peer in peers] for peers in touches
+        [Signal(End(CountKind.DONE, True, peer, 0)) for peer in peers] for peers in touches
     ]
     for rank, peers in enumerate(touches):
         for peer in peers:
-            tails[peer].append(Wait(End(Link.DONE, False, rank, 0)))
+            tails[peer].append(Wait(End(CountKind.DONE, False, rank, 0)))
     return tails

@@ -9,13 +9,13 @@ from functools import lru_cache
 from pycoll.errors import ScheduleError, UsageError
 from pycoll.passes import (
     Completes,
+    CountKind,
     End,
     Item,
     Limits,
-    Link,
+    Location,
     Lowered,
     Move,
-    Place,
     Wait,
     Where,
     feasible,
@@ -150,14 +150,14 @@ def _encode(
 
 def _edge(end: End) -> Edge:
     direction = Direction.SEND if end.sending else Direction.RECV
-    return Edge(end.peer, EdgeKind(end.link), direction, end.channel, end.other)
+    return Edge(end.peer, EdgeKind(end.kind), direction, end.channel, end.other)
 
 
 def _reduce_copy(move: Move, edge: Callable[[End], int]) -> Instruction:
-    def operand(place: Place, sending: bool) -> Operand:
+    def operand(place: Location, sending: bool) -> Operand:
         number = place.peer
         if place.where is Where.SLOT:
-            number = edge(End(Link.DATA, sending, place.peer, move.channel))
+            number = edge(End(CountKind.DATA, sending, place.peer, move.channel))
         return Operand(SPACES[place.where], number, place.place, place.chunk, place.nchunks)
 
     return Instruction(

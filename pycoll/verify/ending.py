@@ -5,86 +5,86 @@ from __future__ import annotations
 from pycoll.errors import DeadlockError, PostconditionError, ScheduleError
 from pycoll.program.isa import EdgeKind
 from pycoll.verify.finding import COLUMNS, At, finding
-from pycoll.verify.machine import Machine
 from pycoll.verify.network import AWAIT_SLOT
+from pycoll.verify.symbolic_run import SymbolicRun
 from pycoll.verify.values import rank_names
 
 CHAIN = 8  #: waits that a message lists
 
 
-def check_ending(machine: Machine, *, average: bool) -> None:
+def check_ending(run: SymbolicRun, *, average: bool) -> None:
     """Raise what is wrong with the state in which a run has stopped."""
-    if not all(machine.ended):
-        raise _deadlock(machine)
-    _check_level(machine)
-    if machine.order is not None:
-        machine.order.finish()
-    _check_output(machine, average)
+    if not all(run.ended):
+        raise _deadlock(run)
+    _check_level(run)
+    if run.order is not None:
+        run.order.finish()
+    _check_output(run, average)
 
 
-def _deadlock(machine: Machine) -> ScheduleError:
+def _deadlock(run: SymbolicRun) -> ScheduleError:
     """Follow the waits from one thread until they close a circle or reach an ended thread."""
-    thread = machine.ended.index(False)
+    thread = run.ended.index(False)
     chain: list[int] = []
-    while thread not in chain and not machine.ended[thread]:
+    while thread not in chain and not run.ended[thread]:
         chain.append(thread)
-        thread = _awaited(machine, thread)
+        thread = _awaited(run, thread)
     circle = thread in chain
     if circle:
         chain = chain[chain.index(thread) :]
-    waits = "; ".join(_wait(machine, t) for t in chain[:CHAIN])
+    waits = "; ".join(_wait(run, t) for t in chain[:CHAIN])
     if len(chain) > CHAIN:
         waits += f"; and {len(chain) - CHAIN} more"
     if circle:
-        text = f"waits in a circle with {machine.slots} slots per edge: {waits}"
+        text = f"waits in a circle with {run.slots} slots per edge: {waits}"
     else:
-        waits += f"; {_who(machine, thread)} has ended"
+        waits += f"; {_who(run, thread)} has ended"
         text = f"waits for ever: {waits}"
     shown = chain if circle else [*chain[: COLUMNS - 1], thread]
-    return finding(DeadlockError, text, *(_place(machine, t) for t in shown))
+    return finding(DeadlockError, text, *(_place(run, t) for t in shown))
 
 
-def _awaited(machine: Machine, thread: int) -> int:
+def _awaited(run: SymbolicRun, thread: int) -> int:
     """Return the thread whose signal a blocked thread waits for."""
-    kind, link = machine.network.threads[thread].code[machine.steps[thread]]
-    ends = machine.network.links[link]
+    kind, edge = run.network.threads[thread].code[run.steps[thread]]
+    ends = run.network.edges[edge]
     return ends.target if kind == AWAIT_SLOT else ends.source
 
 
-def _wait(machine: Machine, thread: int) -> str:
-    kind, link = machine.network.threads[thread].code[machine.steps[thread]]
-    other = _who(machine, _awaited(machine, thread))
+def _wait(run: SymbolicRun, thread: int) -> str:
+    kind, edge = run.network.threads[thread].code[run.steps[thread]]
+    other = _who(run, _awaited(run, thread))
     if kind == AWAIT_SLOT:
-        what = f"{other} to free a slot ({machine.slots} of {machine.slots} filled)"
+        what = f"{other} to free a slot ({run.slots} of {run.slots} filled)"
     else:
         noun = {EdgeKind.DATA: "message", EdgeKind.LOCAL: "signal", EdgeKind.DONE: "DONE"}
-        number = machine.awaited[link] + 1
-        what = f"{noun[machine.network.links[link].kind]} {number} of {other}"
-    place = _place(machine, thread)
-    tile = machine.offsets[thread] // machine.tile_stride
-    return f"{_who(machine, thread)} at #{place.instruction} (tile {tile}) waits for {what}"
+        number = run.awaited[edge] + 1
+        what = f"{noun[run.network.edges[edge].kind]} {number} of {other}"
+    place = _place(run, thread)
+    tile = run.offsets[thread] // run.tile_stride
+    return f"{_who(run, thread)} at #{place.instruction} (tile {tile}) waits for {what}"
 
 
-def _who(machine: Machine, thread: int) -> str:
-    t = machine.network.threads[thread]
+def _who(run: SymbolicRun, thread: int) -> str:
+    t = run.network.threads[thread]
     several = len(t.program.channel_starts) > 1
     return f"rank {t.program.rank}" + (f" channel {t.channel}" if several else "")
 
 
-def _place(machine: Machine, thread: int) -> At:
-    return machine.network.threads[thread].at(machine.steps[thread])
+def _place(run: SymbolicRun, thread: int) -> At:
+    return run.network.threads[thread].at(run.steps[thread])
 
 
-def _check_level(machine: Machine) -> None:
+def _check_level(run: SymbolicRun) -> None:
     """Edges outlive the call: the next one would take what this one leaves."""
-    for link, ends in enumerate(machine.network.links):
-        filled, awaited = machine.filled[link], machine.awaited[link]
-        asked, consumed = machine.asked[link], machine.consumed[link]
+    for edge, ends in enumerate(run.network.edges):
+        filled, awaited = run.filled[edge], run.awaited[edge]
+        asked, consumed = run.asked[edge], run.consumed[edge]
         if ends.kind != EdgeKind.DATA:
             consumed, asked = awaited, filled
         if asked == filled == awaited == consumed:
             continue
-        source, target = _who(machine, ends.source), _who(machine, ends.target)
+        source, target = _who(run, ends.source), _who(run, ends.target)
         if filled != awaited or ends.kind != EdgeKind.DATA:
             what = {EdgeKind.DATA: "messages", EdgeKind.LOCAL: "signals", EdgeKind.DONE: "DONEs"}
             text = (
@@ -98,19 +98,17 @@ def _check_level(machine: Machine) -> None:
             )
         else:
             text = f"{source} takes {asked} slots to {target} and fills {filled}"
-        raise finding(
-            ScheduleError, text, _place(machine, ends.source), _place(machine, ends.target)
-        )
+        raise finding(ScheduleError, text, _place(run, ends.source), _place(run, ends.target))
 
 
-def _check_output(machine: Machine, average: bool) -> None:
+def _check_output(run: SymbolicRun, average: bool) -> None:
     """Every place of OUT holds what the collective promises, on all ranks the same bits."""
-    network, values = machine.network, machine.values
+    network, values = run.network, run.values
     n = network.nchunks
-    for tile in range(machine.full_tiles):
+    for tile in range(run.full_tiles):
         for rank in range(network.size):
-            first = tile * machine.tile_stride + rank * network.stride
-            held = machine.memory[first : first + n]
+            first = tile * run.tile_stride + rank * network.stride
+            held = run.memory[first : first + n]
             wanted = values.after[rank * n : rank * n + n]
             origins = values.origin[rank * n : rank * n + n]
             for chunk, (value, want) in enumerate(zip(held, wanted, strict=True)):
@@ -137,7 +135,7 @@ def _check_output(machine: Machine, average: bool) -> None:
                     )
                 else:
                     continue
-                place = _place(machine, network.thread_of[rank, 0])
+                place = _place(run, network.thread_of[rank, 0])
                 raise finding(PostconditionError, text, place, chunk=chunk)
 
 

@@ -1,7 +1,7 @@
 """The ranks' Programs as one network of threads and edges, after every check that needs no run.
 
 A thread is one channel of one rank. Its code is the channel's instructions one for one, with
-edges and places resolved to indices of the whole network, so that the machine only runs them.
+edges and places resolved to indices of the whole network, so that `SymbolicRun` only runs them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ AGAIN = 8  #: (step behind BEGIN)
 STOP = 9
 
 # Where an operand lies: (kind, index).
-OUTPUT = 0  #: OUT of some rank: index into the machine's memory
+OUTPUT = 0  #: OUT of some rank: index into the run's memory
 INPUT = 1  #: IN of some rank: index is that of OUT, the same memory when in place
-SCRATCH = 2  #: index into the machine's memory
+SCRATCH = 2  #: index into the run's memory
 MESSAGE = 3  #: slot: index of the edge
 
 Step = tuple[Any, ...]
@@ -59,7 +59,7 @@ class Thread(NamedTuple):
         return At(self.program, self.channel, self.program.channel_starts[self.channel] + step)
 
 
-class Link(NamedTuple):
+class NetworkEdge(NamedTuple):
     """An edge of the network and the threads at its two ends."""
 
     kind: EdgeKind
@@ -69,7 +69,7 @@ class Link(NamedTuple):
 
 @dataclass
 class Network:
-    """Threads, links and the shape of memory: rank r's OUT begins at ``r * stride``."""
+    """Threads, edges and the shape of memory: rank r's OUT begins at ``r * stride``."""
 
     size: int
     nchunks: int
@@ -80,7 +80,7 @@ class Network:
     given: list[range]  #: chunks that IN of each rank has
     kept: list[range]  #: chunks that OUT of each rank has
     threads: list[Thread] = field(default_factory=list)
-    links: list[Link] = field(default_factory=list)
+    edges: list[NetworkEdge] = field(default_factory=list)
     thread_of: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
@@ -123,7 +123,7 @@ def build(programs: Sequence[Program], collective: Collective) -> Network:
         for channel in range(len(program.channel_starts)):
             network.thread_of[rank, channel] = len(network.threads)
             network.threads.append(Thread(program, channel, []))
-    ends = _link(programs, network)
+    ends = _join(programs, network)
     widest = 1
     for rank, program in enumerate(programs):
         owners: dict[int, int] = {}  # scratch place -> channel
@@ -163,9 +163,9 @@ def _check_header(rank: int, program: Program, first: Program, size: int) -> Non
         )
 
 
-def _link(programs: Sequence[Program], network: Network) -> list[list[tuple[int, int]]]:
-    """Join the ends of the edges; return for each rank's edge (link, the thread of this end)."""
-    links: dict[tuple[int, ...], int] = {}
+def _join(programs: Sequence[Program], network: Network) -> list[list[tuple[int, int]]]:
+    """Join the ends of the edges; return for each rank's edge (index, the thread of this end)."""
+    indices: dict[tuple[int, ...], int] = {}
     seen: set[tuple[int, ...]] = set()
     ends: list[list[tuple[int, int]]] = []
     for rank, program in enumerate(programs):
@@ -186,10 +186,10 @@ def _link(programs: Sequence[Program], network: Network) -> list[list[tuple[int,
             if (*key, edge.direction) in seen:
                 raise ScheduleError(f"{what}: listed twice")
             seen.add((*key, edge.direction))
-            link = links.setdefault(key, len(links))
-            mine.append((link, network.thread_of[thread]))
+            index = indices.setdefault(key, len(indices))
+            mine.append((index, network.thread_of[thread]))
         ends.append(mine)
-    for key in links:
+    for key in indices:
         kind, (source, target, channel, other) = EdgeKind(key[0]), key[1:]
         for direction in Direction:
             if (*key, direction) not in seen:
@@ -200,7 +200,7 @@ def _link(programs: Sequence[Program], network: Network) -> list[list[tuple[int,
                 )
         waiting = other if kind == EdgeKind.LOCAL else channel
         ends_at = network.thread_of[source, channel], network.thread_of[target, waiting]
-        network.links.append(Link(kind, *ends_at))
+        network.edges.append(NetworkEdge(kind, *ends_at))
     return ends
 
 
@@ -289,7 +289,7 @@ class _Translator:
         if not 0 <= i.edge < len(self.ends):
             raise self.fail(f"names edge {i.edge} of {len(self.ends)}")
         edge = self.program.edges[i.edge]
-        link, thread = self.ends[i.edge]
+        index, thread = self.ends[i.edge]
         if thread != self.thread:
             raise self.fail(f"uses an edge of another channel ({_name(edge)})")
         inside = self.loop >= 0 and self.end_loop < 0
@@ -300,11 +300,11 @@ class _Translator:
         sends = edge.direction == Direction.SEND
         if edge.kind == EdgeKind.DATA:
             if i.op == Op.WAIT:
-                return (AWAIT_SLOT if sends else AWAIT_MESSAGE, link)
-            return (FILL if sends else CONSUME, link)
+                return (AWAIT_SLOT if sends else AWAIT_MESSAGE, index)
+            return (FILL if sends else CONSUME, index)
         if sends != (i.op == Op.SIGNAL):
             raise self.fail(f"{i.op.name} on the {edge.direction.name} end of a plain count")
-        return (RAISE if sends else AWAIT_COUNT, link)
+        return (RAISE if sends else AWAIT_COUNT, index)
 
     def reduce_copy(self, i: Instruction) -> Step:
         sources, destinations = i.sources, i.destinations
@@ -369,7 +369,7 @@ class _Translator:
         if not 0 <= o.edge < len(self.ends):
             raise self.fail(f"names edge {o.edge} of {len(self.ends)}")
         edge = self.program.edges[o.edge]
-        link, thread = self.ends[o.edge]
+        index, thread = self.ends[o.edge]
         if edge.kind != EdgeKind.DATA or thread != self.thread:
             raise self.fail(f"has no slot on this edge ({_name(edge)})")
         if (edge.direction == Direction.SEND) != written:
@@ -377,7 +377,7 @@ class _Translator:
         if o.place != 0:
             raise self.fail(f"a slot at place {o.place}, want 0")
         self.widest = max(self.widest, n)
-        return (MESSAGE, link)
+        return (MESSAGE, index)
 
     def scratch(self, place: int, n: int) -> tuple[int, int]:
         if place < 0 or place + n > self.program.nscratch:

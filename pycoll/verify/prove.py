@@ -17,8 +17,8 @@ from pycoll.program.lower import compile_all
 from pycoll.program.program import Program
 from pycoll.schedule import Collective, Placement
 from pycoll.verify.ending import check_ending
-from pycoll.verify.machine import Machine
 from pycoll.verify.network import build
+from pycoll.verify.symbolic_run import SymbolicRun
 from pycoll.verify.values import Values
 
 
@@ -87,11 +87,11 @@ def verify_programs(
     values = Values(collective, network.size, network.nchunks)
     unrollings = (1, 2, slots + 2)
     for tiles in unrollings:
-        machine = Machine(
+        run = SymbolicRun(
             network, values, slots=slots, tiles=tiles, empty_last=tiles == unrollings[-1]
         )
-        machine.run()
-        check_ending(machine, average=average)
+        run.complete()
+        check_ending(run, average=average)
     return Verdict(
         name=collective.name,
         size=network.size,

@@ -14,7 +14,7 @@ from pycoll.schedule.collective import Collective, Rule
 
 
 class WrongValueError(Exception):
-    """A fold or a scale that no correct collective does; the machine adds the place."""
+    """A fold or a scale that no correct collective does; the run adds the place."""
 
 
 class Values:

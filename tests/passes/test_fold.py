@@ -1,11 +1,11 @@
 from pycoll.passes.fold import Folder
-from pycoll.passes.moves import Move, Place, Where
+from pycoll.passes.moves import Location, Move, Where
 
-OUT = Place(Where.OUT, 0, 2, 2, 1)
+OUT = Location(Where.OUT, 0, 2, 2, 1)
 
 
-def slot(peer: int) -> Place:
-    return Place(Where.SLOT, peer, 0, 2, 1)
+def slot(peer: int) -> Location:
+    return Location(Where.SLOT, peer, 0, 2, 1)
 
 
 def test_a_short_fold_is_one_move() -> None:
@@ -18,7 +18,7 @@ def test_a_short_fold_is_one_move() -> None:
 def test_a_long_fold_passes_through_hidden_scratch_in_order() -> None:
     folder = Folder(3, 5)
     order = tuple(slot(p) for p in range(6))
-    hidden = Place(Where.SCRATCH, 0, 5, 2, 1)
+    hidden = Location(Where.SCRATCH, 0, 5, 2, 1)
     assert folder.fold(1, order, OUT, True) == [
         Move(1, order[:3], (hidden,)),
         Move(1, (hidden, *order[3:5]), (hidden,)),

@@ -1,16 +1,16 @@
 from pycoll.passes.forward_input import forward_input
-from pycoll.passes.moves import Move, Place, Where
+from pycoll.passes.moves import Location, Move, Where
 
 
-def out(chunk: int, n: int = 1) -> Place:
-    return Place(Where.OUT, 0, chunk, chunk, n)
+def out(chunk: int, n: int = 1) -> Location:
+    return Location(Where.OUT, 0, chunk, chunk, n)
 
 
-def inp(chunk: int, n: int = 1) -> Place:
-    return Place(Where.IN, 0, chunk, chunk, n)
+def inp(chunk: int, n: int = 1) -> Location:
+    return Location(Where.IN, 0, chunk, chunk, n)
 
 
-SLOT = Place(Where.SLOT, 1, 0, 0, 1)
+SLOT = Location(Where.SLOT, 1, 0, 0, 1)
 
 
 def test_the_first_read_is_of_the_input_and_later_ones_are_not() -> None:

@@ -1,14 +1,14 @@
 from pycoll.passes.fuse import drop_dead_stores, fuse, split
-from pycoll.passes.moves import Move, Place, Where
+from pycoll.passes.moves import Location, Move, Where
 
-X = Place(Where.OUT, 0, 0, 0, 1)
-Y = Place(Where.OUT, 0, 1, 1, 1)
-IN = Place(Where.IN, 0, 0, 0, 1)
-SCRATCH = Place(Where.SCRATCH, 0, 0, 0, 1)
+X = Location(Where.OUT, 0, 0, 0, 1)
+Y = Location(Where.OUT, 0, 1, 1, 1)
+IN = Location(Where.IN, 0, 0, 0, 1)
+SCRATCH = Location(Where.SCRATCH, 0, 0, 0, 1)
 
 
-def slot(peer: int) -> Place:
-    return Place(Where.SLOT, peer, 0, 0, 1)
+def slot(peer: int) -> Location:
+    return Location(Where.SLOT, peer, 0, 0, 1)
 
 
 def test_a_send_joins_the_move_that_makes_the_value() -> None:

@@ -5,24 +5,24 @@ import pytest
 from pycoll.algorithms import algorithm
 from pycoll.errors import ScheduleError
 from pycoll.passes.hide import compact, hide
-from pycoll.passes.moves import Move, Place, Where
+from pycoll.passes.moves import Location, Move, Where
 from pycoll.program.lower import compile_all
 from pycoll.schedule import ScheduleBuilder, reduce
 
 
-def out(chunk: int, n: int = 1) -> Place:
-    return Place(Where.OUT, 0, chunk, chunk, n)
+def out(chunk: int, n: int = 1) -> Location:
+    return Location(Where.OUT, 0, chunk, chunk, n)
 
 
-def scratch(place: int, chunk: int, n: int = 1) -> Place:
-    return Place(Where.SCRATCH, 0, place, chunk, n)
+def scratch(place: int, chunk: int, n: int = 1) -> Location:
+    return Location(Where.SCRATCH, 0, place, chunk, n)
 
 
-def slot(chunk: int, n: int = 1) -> Place:
-    return Place(Where.SLOT, 1, 0, chunk, n)
+def slot(chunk: int, n: int = 1) -> Location:
+    return Location(Where.SLOT, 1, 0, chunk, n)
 
 
-def copied(source: Place, target: Place, channel: int = 0) -> Move:
+def copied(source: Location, target: Location, channel: int = 0) -> Move:
     return Move(channel, (source,), (target,))
 
 

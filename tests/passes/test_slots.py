@@ -1,5 +1,5 @@
 from pycoll.passes.fold import Folder
-from pycoll.passes.moves import Move, Place, Where
+from pycoll.passes.moves import Location, Move, Where
 from pycoll.passes.slots import slots
 from pycoll.schedule import ScheduleBuilder
 
@@ -12,10 +12,10 @@ def test_every_kind_of_step_becomes_its_move() -> None:
     b.recv_reduce(x, frm=[1, 0, 2])
     b.reduce(s, into=x)
     b.copy(x, s)
-    here, scratch = Place(Where.OUT, 0, 1, 1, 1), Place(Where.SCRATCH, 0, 0, -1, 1)
+    here, scratch = Location(Where.OUT, 0, 1, 1, 1), Location(Where.SCRATCH, 0, 0, -1, 1)
 
-    def slot(peer: int, chunk: int = 1) -> Place:
-        return Place(Where.SLOT, peer, 0, chunk, 1)
+    def slot(peer: int, chunk: int = 1) -> Location:
+        return Location(Where.SLOT, peer, 0, chunk, 1)
 
     assert slots(b.steps, 0, frozenset({2, 3}), Folder(8, 1)) == [
         Move(0, (here,), (slot(1),)),

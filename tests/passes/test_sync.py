@@ -1,16 +1,16 @@
-from pycoll.passes.moves import Move, Place, Where
-from pycoll.passes.sync import End, Link, Signal, Wait, release, sync
+from pycoll.passes.moves import Location, Move, Where
+from pycoll.passes.sync import CountKind, End, Signal, Wait, release, sync
 
-X = Place(Where.OUT, 0, 0, 0, 1)
-IN = Place(Where.IN, 0, 0, 0, 1)
+X = Location(Where.OUT, 0, 0, 0, 1)
+IN = Location(Where.IN, 0, 0, 0, 1)
 
 
-def slot(peer: int) -> Place:
-    return Place(Where.SLOT, peer, 0, 0, 1)
+def slot(peer: int) -> Location:
+    return Location(Where.SLOT, peer, 0, 0, 1)
 
 
 def data(sending: bool, peer: int, channel: int = 0) -> End:
-    return End(Link.DATA, sending, peer, channel)
+    return End(CountKind.DATA, sending, peer, channel)
 
 
 def test_waits_stand_before_and_signals_behind_data_first() -> None:
@@ -32,8 +32,8 @@ def test_a_value_that_crosses_channels_gets_a_local_edge() -> None:
     up, down = Move(0, (IN,), (slot(1),)), Move(1, (slot(1),), (X,))
     channels = sync([up, down], 5, True)
     # In place, up reads what down writes.
-    assert channels[0][-1] == Signal(End(Link.LOCAL, True, 5, 0, 1))
-    assert channels[1][0] == Wait(End(Link.LOCAL, False, 5, 0, 1))
+    assert channels[0][-1] == Signal(End(CountKind.LOCAL, True, 5, 0, 1))
+    assert channels[1][0] == Wait(End(CountKind.LOCAL, False, 5, 0, 1))
 
 
 def test_an_input_that_is_never_the_output_is_not_waited_for() -> None:
@@ -44,15 +44,15 @@ def test_an_input_that_is_never_the_output_is_not_waited_for() -> None:
         for item in items
         if item not in (up, down)
     ]
-    assert {end.link for end in ends} == {Link.DATA}
+    assert {end.kind for end in ends} == {CountKind.DATA}
 
 
 def test_release_pairs_every_toucher_with_its_owner() -> None:
-    push = Move(0, (X,), (Place(Where.PEER_OUT, 1, 0, 0, 1),))
-    pull = Move(0, (Place(Where.PEER_IN, 0, 0, 0, 1),), (X,))
+    push = Move(0, (X,), (Location(Where.PEER_OUT, 1, 0, 0, 1),))
+    pull = Move(0, (Location(Where.PEER_IN, 0, 0, 0, 1),), (X,))
 
     def done(sending: bool, peer: int) -> End:
-        return End(Link.DONE, sending, peer, 0)
+        return End(CountKind.DONE, sending, peer, 0)
 
     assert release([[push], [], [pull]]) == [
         [Signal(done(True, 1)), Wait(done(False, 2))],

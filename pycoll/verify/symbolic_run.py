@@ -34,8 +34,8 @@ from pycoll.verify.order import Order, Release
 from pycoll.verify.values import Values, WrongValueError
 
 
-class Machine:
-    """The state of one run of every thread through ``tiles`` tiles.
+class SymbolicRun:
+    """One run of every thread through ``tiles`` tiles.
 
     With ``empty_last`` the last tile is behind the end of every chunk: its instructions move no
     data, and still wait and signal. A partial tile runs as a full one, since no instruction
@@ -53,25 +53,25 @@ class Machine:
         self.tile_stride = network.size * network.stride
         self.memory = [0] * (self.tile_stride * self.full_tiles)
         self.inputs = values.inputs(network.stride)
-        threads, links = len(network.threads), len(network.links)
+        threads, edges = len(network.threads), len(network.edges)
         self.steps = [0] * threads  # where each thread stands
         self.offsets = [0] * threads  # its tile, times tile_stride
         self.ended = [False] * threads
-        # Counts of each link: what the source asked for and filled (a plain count: raised),
+        # Counts of each edge: what the source asked for and filled (a plain count: raised),
         # what the target awaited and consumed.
-        self.asked = [0] * links
-        self.filled = [0] * links
-        self.awaited = [0] * links
-        self.consumed = [0] * links
-        self.source_sleeps = [False] * links
-        self.target_sleeps = [False] * links
+        self.asked = [0] * edges
+        self.filled = [0] * edges
+        self.awaited = [0] * edges
+        self.consumed = [0] * edges
+        self.source_sleeps = [False] * edges
+        self.target_sleeps = [False] * edges
         # Values in the slot to be filled next, and in all those that were filled.
-        self.pending: list[list[int] | None] = [None] * links
-        self.messages: list[list[list[int] | None]] = [[] for _ in range(links)]
+        self.pending: list[list[int] | None] = [None] * edges
+        self.messages: list[list[list[int] | None]] = [[] for _ in range(edges)]
         self.order = Order(network) if network.shared else None
-        self.fills: list[list[Release]] = [[] for _ in range(links)]
+        self.fills: list[list[Release]] = [[] for _ in range(edges)]
 
-    def run(self) -> None:
+    def complete(self) -> None:
         """Run until no thread can go on; raise what is wrong on the way."""
         # Taken from the end, so rank 0 runs first; a finding is the same every time.
         ready = list(range(len(self.network.threads) - 1, -1, -1))
@@ -80,7 +80,7 @@ class Machine:
 
     def _run_thread(self, thread: int, ready: list[int]) -> None:
         """Run one thread until it waits or ends, adding to ``ready`` the threads it wakes."""
-        code, links, order = self.network.threads[thread].code, self.network.links, self.order
+        code, edges, order = self.network.threads[thread].code, self.network.edges, self.order
         asked, filled, awaited, consumed = self.asked, self.filled, self.awaited, self.consumed
         slots, end = self.slots, len(self.memory)
         offset, at = self.offsets[thread], self.steps[thread]
@@ -91,46 +91,46 @@ class Machine:
                 if offset < end:
                     self._fold(thread, at, step, offset)
             elif kind in (AWAIT_MESSAGE, AWAIT_COUNT):
-                link = step[1]
-                if kind == AWAIT_MESSAGE and awaited[link] > consumed[link]:
+                edge = step[1]
+                if kind == AWAIT_MESSAGE and awaited[edge] > consumed[edge]:
                     text = "waits for a message before it has consumed the last one"
                     raise self._wrong(thread, at, text, kind=ScheduleError)
-                if awaited[link] >= filled[link]:
-                    self.target_sleeps[link] = True
+                if awaited[edge] >= filled[edge]:
+                    self.target_sleeps[edge] = True
                     break
                 if order is not None:
-                    order.acquire(thread, self.fills[link][awaited[link]])
-                awaited[link] += 1
+                    order.acquire(thread, self.fills[edge][awaited[edge]])
+                awaited[edge] += 1
             elif kind == AWAIT_SLOT:
-                link = step[1]
-                if asked[link] > filled[link]:
+                edge = step[1]
+                if asked[edge] > filled[edge]:
                     text = "waits for a slot before it has filled the last one"
                     raise self._wrong(thread, at, text, kind=ScheduleError)
-                if asked[link] >= consumed[link] + slots:
-                    self.source_sleeps[link] = True
+                if asked[edge] >= consumed[edge] + slots:
+                    self.source_sleeps[edge] = True
                     break
-                asked[link] += 1
+                asked[edge] += 1
             elif kind in (FILL, RAISE):
-                link = step[1]
+                edge = step[1]
                 if kind == FILL:
-                    if asked[link] <= filled[link]:
-                        raise self._unpaired(thread, at, link, "fills a slot that may be in use")
-                    self.messages[link].append(self.pending[link])
-                    self.pending[link] = None
+                    if asked[edge] <= filled[edge]:
+                        raise self._unpaired(thread, at, edge, "fills a slot that may be in use")
+                    self.messages[edge].append(self.pending[edge])
+                    self.pending[edge] = None
                 if order is not None:
-                    self.fills[link].append(order.release(thread))
-                filled[link] += 1
-                if self.target_sleeps[link]:
-                    self.target_sleeps[link] = False
-                    ready.append(links[link].target)
+                    self.fills[edge].append(order.release(thread))
+                filled[edge] += 1
+                if self.target_sleeps[edge]:
+                    self.target_sleeps[edge] = False
+                    ready.append(edges[edge].target)
             elif kind == CONSUME:
-                link = step[1]
-                if awaited[link] <= consumed[link]:
-                    raise self._unpaired(thread, at, link, "consumes what may not be there")
-                consumed[link] += 1
-                if self.source_sleeps[link]:
-                    self.source_sleeps[link] = False
-                    ready.append(links[link].source)
+                edge = step[1]
+                if awaited[edge] <= consumed[edge]:
+                    raise self._unpaired(thread, at, edge, "consumes what may not be there")
+                consumed[edge] += 1
+                if self.source_sleeps[edge]:
+                    self.source_sleeps[edge] = False
+                    ready.append(edges[edge].source)
             elif kind == AGAIN:
                 offset += self.tile_stride
                 if offset < self.tile_stride * self.tiles:
@@ -201,12 +201,12 @@ class Machine:
             else:
                 memory[index + offset : index + offset + n] = total
 
-    def _message(self, thread: int, at: int, link: int, chunk: int, n: int) -> list[int]:
-        """Return what the next slot of ``link`` holds, if it is there and is these chunks."""
-        number = self.consumed[link]
-        if self.awaited[link] <= number:
-            raise self._unpaired(thread, at, link, "reads a slot that may not be filled yet")
-        got = self.messages[link][number]
+    def _message(self, thread: int, at: int, edge: int, chunk: int, n: int) -> list[int]:
+        """Return what the next slot of ``edge`` holds, if it is there and is these chunks."""
+        number = self.consumed[edge]
+        if self.awaited[edge] <= number:
+            raise self._unpaired(thread, at, edge, "reads a slot that may not be filled yet")
+        got = self.messages[edge][number]
         if got is None:
             raise self._wrong(thread, at, "reads a slot that was signalled but never filled", chunk)
         first = self.values.chunks[got[0]]
@@ -235,13 +235,13 @@ class Machine:
             if kind_ == FOLD:
                 peers = [i for k, i in rest[2] if k == MESSAGE]
                 break
-        others = dict.fromkeys(self.network.links[p].source for p in peers)
+        others = dict.fromkeys(self.network.edges[p].source for p in peers)
         places = [self._place(thread, at), *(self._place(t, self.steps[t]) for t in others)]
         return finding(kind, text, *places, chunk=chunk)
 
-    def _unpaired(self, thread: int, at: int, link: int, text: str) -> ScheduleError:
+    def _unpaired(self, thread: int, at: int, edge: int, text: str) -> ScheduleError:
         """Return the finding of a slot that is used without its WAIT."""
-        ends = self.network.links[link]
+        ends = self.network.edges[edge]
         other = ends.target if thread == ends.source else ends.source
         peer = self.network.threads[other].program.rank
         return finding(
