@@ -10,6 +10,8 @@ from pycoll import topology
 from pycoll.cost import Tuning
 from pycoll.errors import counted, quoted
 from pycoll.overlap.result import Measured
+from pycoll.program.lower import compile_all
+from pycoll.schedule import schedule
 
 
 def test_a_collective_says_how_it_is_called() -> None:
@@ -26,6 +28,19 @@ def test_algorithms_and_verdicts_are_one_line() -> None:
     verdict = pycoll.verify(ring, size=3)
     assert str(verdict).startswith("ring is correct at 3 ranks: 72 instructions, proved in ")
     assert repr(verdict) == f"<pycoll.Verdict {verdict}>"
+
+
+def test_a_schedule_and_its_programs_are_one_line() -> None:
+    """A failing assertion, or a prompt, would else show every step of every rank."""
+    ring = pycoll.algorithms.get("ring")
+    builder = pycoll.ScheduleBuilder(3, 1)
+    assert repr(builder) == "<pycoll.ScheduleBuilder allreduce, rank 1 of 3: 0 steps>"
+    ring(builder)
+    assert repr(builder) == "<pycoll.ScheduleBuilder allreduce, rank 1 of 3: 8 steps>"
+    traced = schedule(ring, 3)
+    assert repr(traced) == "<pycoll.Schedule ring for allreduce at 3 ranks: 24 steps>"
+    (program, *_) = compile_all(ring, 3)
+    assert repr(program) == "<pycoll Program of rank 0 of 3: 24 instructions in 1 channel>"
 
 
 def test_what_describes_a_machine_is_one_line() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pycoll.errors import ScheduleError
+from pycoll.errors import ScheduleError, counted
 from pycoll.program import isa
 from pycoll.program.isa import Direction, EdgeKind, Flag, Op, ProgramFlag, Space
 
@@ -59,6 +59,11 @@ class Program:
     edges: tuple[Edge, ...]
     channel_starts: tuple[int, ...]
     instructions: tuple[Instruction, ...]
+
+    def __repr__(self) -> str:
+        parts = counted(len(self.instructions), "instruction")
+        channels = counted(len(self.channel_starts), "channel")
+        return f"<pycoll Program of rank {self.rank} of {self.size}: {parts} in {channels}>"
 
     def to_bytes(self) -> bytes:
         """Return the blob that ``pc_program_load`` and ``from_bytes`` read."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
 
-from pycoll.errors import ScheduleError, UsageError, quoted
+from pycoll.errors import ScheduleError, UsageError, counted, quoted
 from pycoll.schedule.chunk import Buffer, ChunkArray, Chunks, require_chunks
 from pycoll.schedule.collective import Collective, allreduce
 from pycoll.schedule.part import Part
@@ -43,6 +43,10 @@ class ScheduleBuilder:
         self._written: set[int] = set()
         self._scratch_channel: dict[int, int] = {}
         self._cut(size)
+
+    def __repr__(self) -> str:
+        what = f"{self.collective.name}, rank {self.rank} of {self.size}"
+        return f"<pycoll.ScheduleBuilder {what}: {counted(len(self.steps), 'step')}>"
 
     @property
     def nchunks(self) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from pycoll.errors import ScheduleError
+from pycoll.errors import ScheduleError, counted
 from pycoll.schedule.chunk import Buffer, Chunks
 from pycoll.schedule.collective import Collective
 from pycoll.schedule.step import Kind, Step
@@ -61,6 +61,11 @@ class Schedule:
     def nchannels(self) -> int:
         """Channels that any rank uses."""
         return max((s.channel for r in self.ranks for s in r), default=0) + 1
+
+    def __repr__(self) -> str:
+        steps = counted(sum(map(len, self.ranks)), "step")
+        size = counted(self.size, "rank")
+        return f"<pycoll.Schedule {self.name} for {self.collective.name} at {size}: {steps}>"
 
     def __str__(self) -> str:
         """Return the text form; a step of another channel than 0 starts with ``[channel]``."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pycoll.algorithms import Algorithm, get
-from pycoll.errors import UsageError, quoted
+from pycoll.errors import UsageError, counted, quoted
 from pycoll.program.lower import compile_all
 from pycoll.program.program import Program
 from pycoll.schedule import Collective, Placement
@@ -55,7 +55,7 @@ class Verdict:
 
     def __str__(self) -> str:
         """Say it in a sentence."""
-        ranks = f"{self.size} rank{'' if self.size == 1 else 's'}"
+        ranks = counted(self.size, "rank")
         if self.origin != "proof":
             return f"{self.name} at {ranks}: {self.origin}"
         return (
