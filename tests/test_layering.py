@@ -78,6 +78,8 @@ LAW = {
         "shtab": (),
         "cupy": (),
     },
+    # of a function, without its docstring
+    "lines": 60,
     # whole string literals
     "strings": {
         r"pycoll\._native": ("runtime/native/load.py",),
@@ -201,6 +203,29 @@ def test_a_planted_circle_is_found(source: str) -> None:
     package = "from pycoll.verify.prove import Verdict, verify"
     with pytest.raises(CycleError, match=r"pycoll\.verify"):
         require_no_circle({"pycoll/verify/__init__.py": package, "pycoll/verify/prove.py": source})
+
+
+def too_long(source: str) -> list[str]:
+    """Return the functions that have more lines than the law allows, without their docstrings."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            text = node.body[0] if ast.get_docstring(node, clean=False) is not None else None
+            above = text.end_lineno - text.lineno + 1 if text else 0
+            if (lines := node.end_lineno - node.lineno - above) > LAW["lines"]:
+                found.append(f"{node.name}: {lines} lines")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_functions_fit_a_screen(path: str) -> None:
+    assert too_long((ROOT / path).read_text()) == []
+
+
+def test_a_function_that_fits_no_screen_is_found() -> None:
+    text = '    """' + "It is long.\n" * 70 + '"""\n'
+    assert too_long(f"def f():\n{text}" + "    x = 0\n" * 60) == []
+    assert too_long(f"def f():\n{text}" + "    x = 0\n" * 61) == ["f: 61 lines"]
 
 
 @pytest.mark.parametrize("path", FILES)

@@ -136,11 +136,8 @@ def measure(
 
     _require_communicator("measure", comm)
     repeats = integer("overlap.measure: repeats", repeats, 1, MOST_REPEATS)
-    given = {"compute": compute, "collective": collective} | (
-        {} if shaped is None else {"shaped": shaped}
-    )
-    for what, enqueue in given.items():
-        if not callable(enqueue):
+    for what, enqueue in {"compute": compute, "collective": collective, "shaped": shaped}.items():
+        if not callable(enqueue) and not (what == "shaped" and enqueue is None):
             raise UsageError(
                 f"overlap.measure: {what} is {quoted(enqueue)}, want a function of a stream"
             )

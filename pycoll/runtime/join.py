@@ -25,7 +25,7 @@ from pycoll.runtime.host import locality
 from pycoll.runtime.host.locality import Locality
 from pycoll.runtime.native import bindings, codes, load
 from pycoll.runtime.net import transport
-from pycoll.runtime.net.transport import NetOptions
+from pycoll.runtime.net.transport import NetOptions, Reachability
 from pycoll.schedule.placement import Placement
 
 #: Slots per edge: one is filled while the other is read, and two more hide a late reader.
@@ -120,50 +120,14 @@ def join(bootstrap: Bootstrap, config: Config) -> tuple[World, Any]:
         BootstrapError: The ranks run different versions, or a peer's memory cannot be reached.
         UnavailableError: There is no memory, or no RDMA where the settings ask for it.
     """
-    rank, size, timeout = bootstrap.rank, bootstrap.size, config.timeout
-    each = slot_bytes(size, bootstrap.whole)
-    mine = {
-        "version": load.version(),
-        "algorithm": config.algorithm,
-        "transport": config.transport,
-        "verbs": str(config.verbs),
-        "heap": heap_bytes(size, bootstrap.whole),
-        **Locality.mine().encode(),
-    }
-    blobs = bootstrap.allgather(json.dumps(mine).encode(), timeout)
-    theirs = [_introduction(i, blob) for i, blob in enumerate(blobs)]
-    _same_version([said.version for said in theirs])
+    rank, size = bootstrap.rank, bootstrap.size
+    theirs = _introductions(bootstrap, config)
     places = [said.place for said in theirs]
-    cores, near = locality.cores(places, places[rank].host)
+    each, hosts = slot_bytes(size, bootstrap.whole), locality.hosts(places)
+    comm = _open(rank, places, each, min(said.heap for said in theirs))
     try:
-        comm = bindings.comm_open(
-            rank,
-            size,
-            slots=SLOTS,
-            slot_bytes=each,
-            heap_bytes=min(said.heap for said in theirs),
-            spin=SPIN if near <= cores else 0,
-        )
-    except PycollError as error:
-        if cure := _cure(error):
-            raise UnavailableError(f"{error}{cure}") from error
-        raise
-    try:
-        mapped = _map(comm, bootstrap, timeout)
-        remote = [peer for peer in range(size) if not mapped[rank] >> peer & 1]
-        hosts, by = locality.hosts(places), transport.Reachability(transport.SHM)
-        if any(bits + 1 != 1 << size for bits in mapped):
-            # Only here: to look for RDMA devices takes longer than all else where there are many.
-            wanted = NetOptions(theirs[0].transport, theirs[0].fabric, config.rails)
-            here = places[rank].memory if remote else None
-            by = transport.agree(comm, bootstrap, wanted, hosts, here, timeout)
-        elif rank == 0:
-            log.info("transport", "shm: every rank maps the memory of all %d", size)
-        if remote:
-            log.debug("transport", "rank %d: shares no memory with ranks %s", rank, remote)
-        for peer in remote:
-            bindings.comm_remote(comm, peer)
-        bindings.comm_sealed(comm)
+        mapped = _map(comm, bootstrap, config.timeout)
+        by = _reach(comm, bootstrap, config, theirs, mapped, hosts)
     except BaseException:
         bindings.comm_close(comm)
         raise
@@ -184,6 +148,51 @@ def join(bootstrap: Bootstrap, config: Config) -> tuple[World, Any]:
     return world, comm
 
 
+def _open(rank: int, places: list[Locality], slot: int, heap: int) -> Any:
+    """Return the engine of this rank, which reaches nobody yet."""
+    cores, near = locality.cores(places, places[rank].host)
+    spin = SPIN if near <= cores else 0
+    try:
+        return bindings.comm_open(
+            rank,
+            len(places),
+            slots=SLOTS,
+            slot_bytes=slot,
+            heap_bytes=heap,
+            spin=spin,
+        )
+    except PycollError as error:
+        if cure := _cure(error):
+            raise UnavailableError(f"{error}{cure}") from error
+        raise
+
+
+def _reach(
+    comm: Any,
+    bootstrap: Bootstrap,
+    config: Config,
+    theirs: list[_Introduction],
+    mapped: list[int],
+    hosts: tuple[int, ...],
+) -> Reachability:
+    """Open the way to the peers that are not mapped; end connecting."""
+    rank, size, by = bootstrap.rank, bootstrap.size, Reachability(transport.SHM)
+    remote = [peer for peer in range(size) if not mapped[rank] >> peer & 1]
+    if any(bits + 1 != 1 << size for bits in mapped):
+        # Only here: to look for RDMA devices takes longer than all else where there are many.
+        wanted = NetOptions(theirs[0].transport, theirs[0].fabric, config.rails)
+        here = theirs[rank].place.memory if remote else None
+        by = transport.agree(comm, bootstrap, wanted, hosts, here, config.timeout)
+    elif rank == 0:
+        log.info("transport", "shm: every rank maps the memory of all %d", size)
+    if remote:
+        log.debug("transport", "rank %d: shares no memory with ranks %s", rank, remote)
+    for peer in remote:
+        bindings.comm_remote(comm, peer)
+    bindings.comm_sealed(comm)
+    return by
+
+
 class _Introduction(NamedTuple):
     """What a rank says of itself."""
 
@@ -193,6 +202,22 @@ class _Introduction(NamedTuple):
     place: Locality
     transport: str
     fabric: Fabric
+
+
+def _introductions(bootstrap: Bootstrap, config: Config) -> list[_Introduction]:
+    """Tell the other ranks who this one is; return what each says, this one too."""
+    mine = {
+        "version": load.version(),
+        "algorithm": config.algorithm,
+        "transport": config.transport,
+        "verbs": str(config.verbs),
+        "heap": heap_bytes(bootstrap.size, bootstrap.whole),
+        **Locality.mine().encode(),
+    }
+    blobs = bootstrap.allgather(json.dumps(mine).encode(), config.timeout)
+    theirs = [_introduction(rank, blob) for rank, blob in enumerate(blobs)]
+    _same_version([said.version for said in theirs])
+    return theirs
 
 
 def _introduction(rank: int, blob: bytes) -> _Introduction:

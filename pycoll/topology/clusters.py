@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -167,14 +167,8 @@ def fabric(
     hop = number("hop", hop)
     _wires(network=network, memory=memory, bridge=bridge)
     width = rails if rail_optimized else 1  # leaves of one pod, or rack
-    leaves = width if leaves is None else integer("leaves", leaves, 1)
-    spines = int(leaves > 1) if spines is None else integer("spines", spines, 0, MOST)
+    leaves, spines = _switches(nodes, width, leaves, spines, rail_optimized)
     pods = leaves // width
-    if leaves % width or pods > nodes:
-        want = f"{rails} for each pod" if rail_optimized else "one for each rack"
-        raise UsageError(f"leaves is {quoted(leaves)}, want {want} of the {nodes} nodes")
-    if spines == 0 and pods > 1:
-        raise UsageError(f"spines is {spines}, want at least 1 to join {leaves} leaves")
     if (links := nodes * (rails + gpus) + leaves * spines) > MOST:
         raise UsageError(
             f"nodes, rails, gpus, leaves and spines make {links} links, want at most {MOST}"
@@ -183,30 +177,56 @@ def fabric(
     flows = _row("weights", weights, spines, "spines", 1.0)
     counts = _counts(nodes, ranks_per_node)
     node = _railed(_bare(sockets, cores, counts, memory, bridge), fast, gpus, network.kind)
-    wires: list[Link] = []
-    down = dict.fromkeys(range(leaves), 0.0)
-    for i in range(nodes):
-        for k, speed in enumerate(fast):
-            leaf = i * pods // nodes * width + k % width
-            down[leaf] += speed
-            nic = within(f"node{i}", f"nic{k}")
-            wires.append(Link(nic, f"leaf{leaf}", network.latency, speed, network.kind))
-    for leaf, speed in down.items():
-        for i, weight in enumerate(flows):
-            up = speed / oversubscription / spines
-            share = None if weights is None else weight
-            wires.append(Link(f"leaf{leaf}", f"spine{i}", hop, up, network.kind, share))
+    pod = [i * pods // nodes for i in range(nodes)]
+    down = [
+        Link(
+            within(f"node{i}", f"nic{k}"),
+            f"leaf{pod[i] * width + k % width}",
+            *network._replace(bandwidth=speed),
+        )
+        for i in range(nodes)
+        for k, speed in enumerate(fast)
+    ]
+    shares = (None,) * spines if weights is None else flows
     racked = pods > 1 and not rail_optimized
     return Topology(
         tuple(
-            replace(node, name=f"node{i}", rack=f"rack{i * pods // nodes}" if racked else None)
+            replace(node, name=f"node{i}", rack=f"rack{pod[i]}" if racked else None)
             for i in range(nodes)
         ),
         tuple(Switch(f"leaf{i}") for i in range(leaves))
         + tuple(Switch(f"spine{i}") for i in range(spines)),
-        tuple(wires),
+        (*down, *_to_spines(down, shares, oversubscription, hop)),
         _seats(counts, [part.name for part in node.devices or node.sockets], cyclic),
     )
+
+
+def _switches(
+    nodes: int, width: int, leaves: int | None, spines: int | None, rail_optimized: bool
+) -> tuple[int, int]:
+    """Return how many leaves and spines there are; a pod, or rack, has ``width`` leaves."""
+    leaves = width if leaves is None else integer("leaves", leaves, 1)
+    spines = int(leaves > 1) if spines is None else integer("spines", spines, 0, MOST)
+    pods = leaves // width
+    if leaves % width or pods > nodes:
+        want = f"{width} for each pod" if rail_optimized else "one for each rack"
+        raise UsageError(f"leaves is {quoted(leaves)}, want {want} of the {nodes} nodes")
+    if spines == 0 and pods > 1:
+        raise UsageError(f"spines is {spines}, want at least 1 to join {leaves} leaves")
+    return leaves, spines
+
+
+def _to_spines(
+    down: Sequence[Link], shares: Sequence[float | None], oversubscription: float, hop: float
+) -> Iterator[Link]:
+    """Yield the links from every leaf to every spine; ``down`` has those of the leaves to NICs."""
+    speeds: dict[str, float] = {}
+    for link in down:
+        speeds[link.b] = speeds.get(link.b, 0.0) + link.bandwidth
+    for leaf, speed in speeds.items():
+        for i, share in enumerate(shares):
+            up = speed / oversubscription / len(shares)
+            yield Link(leaf, f"spine{i}", hop, up, down[0].kind, share)
 
 
 def _wires(**wires: Wire) -> None:

@@ -80,9 +80,7 @@ class SymbolicRun:
 
     def _run_thread(self, thread: int, ready: list[int]) -> None:
         """Run one thread until it waits or ends, adding to ``ready`` the threads it wakes."""
-        code, edges, order = self.network.threads[thread].code, self.network.edges, self.order
-        asked, filled, awaited, consumed = self.asked, self.filled, self.awaited, self.consumed
-        slots, end = self.slots, len(self.memory)
+        code, end = self.network.threads[thread].code, len(self.memory)
         offset, at = self.offsets[thread], self.steps[thread]
         while True:
             step = code[at]
@@ -91,46 +89,15 @@ class SymbolicRun:
                 if offset < end:
                     self._fold(thread, at, step, offset)
             elif kind in (AWAIT_MESSAGE, AWAIT_COUNT):
-                edge = step[1]
-                if kind == AWAIT_MESSAGE and awaited[edge] > consumed[edge]:
-                    text = "waits for a message before it has consumed the last one"
-                    raise self._wrong(thread, at, text, kind=ScheduleError)
-                if awaited[edge] >= filled[edge]:
-                    self.target_sleeps[edge] = True
+                if not self._take(thread, at, kind, step[1]):
                     break
-                if order is not None:
-                    order.acquire(thread, self.fills[edge][awaited[edge]])
-                awaited[edge] += 1
             elif kind == AWAIT_SLOT:
-                edge = step[1]
-                if asked[edge] > filled[edge]:
-                    text = "waits for a slot before it has filled the last one"
-                    raise self._wrong(thread, at, text, kind=ScheduleError)
-                if asked[edge] >= consumed[edge] + slots:
-                    self.source_sleeps[edge] = True
+                if not self._reserve(thread, at, step[1]):
                     break
-                asked[edge] += 1
             elif kind in (FILL, RAISE):
-                edge = step[1]
-                if kind == FILL:
-                    if asked[edge] <= filled[edge]:
-                        raise self._unpaired(thread, at, edge, "fills a slot that may be in use")
-                    self.messages[edge].append(self.pending[edge])
-                    self.pending[edge] = None
-                if order is not None:
-                    self.fills[edge].append(order.release(thread))
-                filled[edge] += 1
-                if self.target_sleeps[edge]:
-                    self.target_sleeps[edge] = False
-                    ready.append(edges[edge].target)
+                self._signal(thread, at, kind, step[1], ready)
             elif kind == CONSUME:
-                edge = step[1]
-                if awaited[edge] <= consumed[edge]:
-                    raise self._unpaired(thread, at, edge, "consumes what may not be there")
-                consumed[edge] += 1
-                if self.source_sleeps[edge]:
-                    self.source_sleeps[edge] = False
-                    ready.append(edges[edge].source)
+                self._consume(thread, at, step[1], ready)
             elif kind == AGAIN:
                 offset += self.tile_stride
                 if offset < self.tile_stride * self.tiles:
@@ -141,6 +108,55 @@ class SymbolicRun:
                 break
             at += 1
         self.offsets[thread], self.steps[thread] = offset, at
+
+    def _take(self, thread: int, at: int, kind: int, edge: int) -> bool:
+        """Take the next message, or the next signal of a plain count; False: not there yet."""
+        number = self.awaited[edge]
+        if kind == AWAIT_MESSAGE and number > self.consumed[edge]:
+            text = "waits for a message before it has consumed the last one"
+            raise self._wrong(thread, at, text, kind=ScheduleError)
+        if number >= self.filled[edge]:
+            self.target_sleeps[edge] = True
+            return False
+        if self.order is not None:
+            self.order.acquire(thread, self.fills[edge][number])
+        self.awaited[edge] = number + 1
+        return True
+
+    def _reserve(self, thread: int, at: int, edge: int) -> bool:
+        """Ask for the next slot; False: it is not free yet."""
+        number = self.asked[edge]
+        if number > self.filled[edge]:
+            text = "waits for a slot before it has filled the last one"
+            raise self._wrong(thread, at, text, kind=ScheduleError)
+        if number >= self.consumed[edge] + self.slots:
+            self.source_sleeps[edge] = True
+            return False
+        self.asked[edge] = number + 1
+        return True
+
+    def _signal(self, thread: int, at: int, kind: int, edge: int, ready: list[int]) -> None:
+        """Say that a message is in its slot, or raise a plain count."""
+        if kind == FILL:
+            if self.asked[edge] <= self.filled[edge]:
+                raise self._unpaired(thread, at, edge, "fills a slot that may be in use")
+            self.messages[edge].append(self.pending[edge])
+            self.pending[edge] = None
+        if self.order is not None:
+            self.fills[edge].append(self.order.release(thread))
+        self.filled[edge] += 1
+        if self.target_sleeps[edge]:
+            self.target_sleeps[edge] = False
+            ready.append(self.network.edges[edge].target)
+
+    def _consume(self, thread: int, at: int, edge: int, ready: list[int]) -> None:
+        """Give a slot back."""
+        if self.awaited[edge] <= self.consumed[edge]:
+            raise self._unpaired(thread, at, edge, "consumes what may not be there")
+        self.consumed[edge] += 1
+        if self.source_sleeps[edge]:
+            self.source_sleeps[edge] = False
+            ready.append(self.network.edges[edge].source)
 
     def _fold(self, thread: int, at: int, step: Step, offset: int) -> None:
         """Run one REDUCE_COPY; a range of chunks is a list of values."""

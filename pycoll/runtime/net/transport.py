@@ -24,7 +24,7 @@ _REASONS = 3
 #: Bytes of a reason.
 _REASON = 400
 #: From `agree` to who called `pycoll.init`.
-_CALLERS = 5
+_CALLERS = 6
 
 
 class Bootstrap(Protocol):
