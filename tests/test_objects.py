@@ -202,7 +202,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("place", ["the voucher", "a byte", "all of it"])
+@pytest.mark.parametrize("place", ["the header", "a byte", "all of it"])
 @pytest.mark.parametrize("method", CALLS)
 def test_what_somebody_changed_on_its_way_is_not_loaded(
     method: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -243,7 +243,7 @@ def test_what_somebody_changed_on_its_way_is_not_loaded(
 
         if comm.rank == 1:
             monkeypatch.setattr(pickle, "loads", lambda data: pytest.fail(f"loaded {data!r}"))
-            if place == "the voucher":
+            if place == "the header":
                 monkeypatch.setattr(PickleHeaders, "read", read_changed)
             else:
                 monkeypatch.setattr(objects, "_vouched", vouched_changed)
@@ -252,7 +252,7 @@ def test_what_somebody_changed_on_its_way_is_not_loaded(
             CALLS[method](comm)
             comm.barrier()
 
-        thing = "voucher" if place == "the voucher" else "object"
+        thing = "pickle header" if place == "the header" else "object"
         if comm.rank == 1:
             told = rf"^{method}_object\(.*\): what came for rank {sender}'s {thing} is not"
             with pytest.raises(pycoll.TransportError, match=told):

@@ -49,7 +49,7 @@ class Bootstrap:
                 stacklevel=2,
             )
         self.name = name  #: "mpi4py", "slurm", "torchrun", "environment", "spawn" or "single"
-        #: Deaths, aborts and boards; its `attach` may be called once.
+        #: Deaths, aborts and statuses; its `attach` may be called once.
         self.control = control or Control(ControlPlane(star, timeout))
         self.rank = self.control.rank
         self.size = self.control.size

@@ -1,6 +1,6 @@
 """Control: a communicator's share of the control plane, which lasts until it is closed.
 
-It carries deaths, aborts, boards and small exchanges over one connection from every rank to rank
+It carries deaths, aborts, statuses and small exchanges over one connection from every rank to rank
 0, by a thread that sleeps until something happens: an idle control plane costs nothing. Ranks
 are counted here as in the communicator; on the wire a rank is that of the whole job.
 """
@@ -34,7 +34,7 @@ from pycoll.errors import (
 MAX_TEXT = 16384  #: characters of an abort's text
 REFUSED = "refused"  #: kind of an abort that ends nothing: a call was refused, on one rank
 GONE = "lost"  #: kind of an abort whose text says which rank is gone, and how
-_REFUSED_KEPT = 64  #: refused calls that another hub is told of; a board knows no more either
+_REFUSED_KEPT = 64  #: refused calls that another router is told of; a status has as many
 
 OnLost = Callable[[int, str], None]
 OnAbort = Callable[[int, str, str], None]
@@ -91,8 +91,8 @@ class Control:
         self._lock = threading.RLock()  # a finalizer or a signal handler may close this amid a call
         self._calling = threading.RLock()  # held while a callback of this communicator runs
         self._exchanges: dict[str, Exchange] = {}
-        # What a hub that takes another's place is told anew. The last exchange that was completed
-        # here may not be so elsewhere; the one before is.
+        # What a router that takes another's place is told anew. The last exchange that was
+        # completed here may not be so elsewhere; the one before is.
         self._given: Frame | None = None
         self._aborts: list[Frame] = []
         self._refused: deque[Frame] = deque(maxlen=_REFUSED_KEPT)  # of them there may be any number
@@ -148,7 +148,7 @@ class Control:
         self._plane.post()
 
     def ask(self) -> threading.Event:
-        """Ask every rank for its board; `boards` knows the answers once the event is set."""
+        """Ask every rank for its status; `boards` knows the answers once the event is set."""
         self._check_usable("ask")
         with self._lock:
             answered, self._asking = self._answered, True
@@ -156,7 +156,7 @@ class Control:
         return answered
 
     def boards(self) -> dict[int, bytes]:
-        """Return the last board of each rank that has ever been asked and has answered."""
+        """Return the last status of each rank that has ever been asked and has answered."""
         with self._lock:
             return dict(self._boards)
 
@@ -206,7 +206,7 @@ class Control:
     def finish(self, exchange: Exchange, key: str, timeout: float) -> list[bytes]:
         """Wait for an exchange that was begun, and return every rank's blob."""
         try:
-            # The hub keeps the time, because it knows who is missing.
+            # The router keeps the time, because it knows who is missing.
             if not exchange.done.wait(timeout + GRACE_SECONDS):
                 raise CollectiveTimeout(
                     f"exchange {key!r}: rank {self.rank} waited {timeout:g} s, "
@@ -273,7 +273,7 @@ class Control:
         self._lock = threading.RLock()
 
     def joining(self) -> Frame:
-        """Return what tells a hub of this communicator."""
+        """Return what tells a router of this communicator."""
         return self._frame(FrameType.JOIN, body=struct.pack(f"<{self.size}I", *self.ranks))
 
     def _frame(self, kind: FrameType, key: str = "", body: bytes = b"") -> Frame:
@@ -305,7 +305,7 @@ class Control:
     # What follows runs on the control thread.
 
     def recall(self) -> list[Frame]:
-        """Return what a hub that knows nothing must hear: it may have heard some of it."""
+        """Return what a router that knows nothing must hear: it may have heard some of it."""
         with self._lock:
             left = [
                 self._frame(
@@ -341,7 +341,9 @@ class Control:
         elif frame.kind is FrameType.CLOSED and frame.rank in self._here:
             self._lose(frame._replace(rank=self._here[frame.rank]))
         else:
-            raise BootstrapError(f"the hub sent {frame.kind.name} about rank {frame.rank}")
+            raise BootstrapError(
+                f"the control router sent {frame.kind.name} about rank {frame.rank}"
+            )
 
     def lose(self, rank: int, reason: str) -> None:
         """Note that a rank of the job is gone without having left this communicator."""

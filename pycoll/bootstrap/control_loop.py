@@ -1,8 +1,8 @@
-"""Reactor: the control plane's one thread, with the sockets and processes that it watches.
+"""Control loop: the control plane's one thread, with the sockets and processes that it watches.
 
 It sleeps in a selector until a socket, a peer's process or the calling thread wakes it. On one
-rank, at first rank 0, it also runs the `Hub`; if the connection to that rank ends, the `Succession`
-says who does. What the frames mean to this rank is the affair of `Control`.
+rank, at first rank 0, it also runs the `ControlRouter`; if the connection to that rank ends, the
+`Failover` says who does. What the frames mean to this rank is the affair of `Control`.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ ARRIVED_SECONDS = 0.002, 0.02  #: how often to look whether it has, at first and
 
 
 class _GivenUp(Exception):
-    """The hub has said that this very rank is lost."""
+    """The router has said that this very rank is lost."""
 
 
 class ControlLoop:
-    """Sends this rank's frames and hands it what comes, both by way of the hub.
+    """Sends this rank's frames and hands it what comes, both by way of the router.
 
     Args:
         star: The sockets, which are closed when the thread ends.
@@ -60,7 +60,7 @@ class ControlLoop:
         deliver: Called on the thread with each frame that is for this rank.
         after: Called on the thread after each round.
         ended: Called on the thread at its end, with the error if it was one.
-        recall: Called on the thread; returns what a hub that knows nothing must hear.
+        recall: Called on the thread; returns what a router that knows nothing must hear.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class ControlLoop:
         self._star, self._timeout = star, timeout
         self._deliver_here, self._after, self._ended = deliver, after, ended
         self._recall = recall
-        self._chief = 0  #: the rank that runs the hub
+        self._chief = 0  #: the rank that runs the router
         self._hub = ControlRouter(star.size) if star.rank == 0 else None
         self._outbox: deque[Frame] = deque()
         self._retiring = False
         self._farewell: Frame | None = None  #: the last frame; the thread ends once it is there
-        self._finished = False  # all is said, and the hub may close its end
-        self._parted = threading.Event()  # the farewell is out; the hub may be needed still
+        self._finished = False  # all is said, and the router may close its end
+        self._parted = threading.Event()  # the farewell is out; the router may be needed still
         # Rank whose process has ended, and whose connection has not → when to give it up.
         self._suspects: dict[int, float] = {}
         self._selector = selectors.DefaultSelector()
@@ -121,10 +121,10 @@ class ControlLoop:
     def stop(self, farewell: Frame) -> None:
         """Send a last frame, end the thread and free everything.
 
-        Where the hub is, the thread goes on for as long as others need it.
+        Where the router is, the thread goes on for as long as others need it.
         """
-        # Not by the outbox: the hub may end once it has this, and a thread that had sent it, and
-        # does not know yet that it is the last, would seek another hub.
+        # Not by the outbox: the router may end once it has this, and a thread that had sent it, and
+        # does not know yet that it is the last, would seek another router.
         self._farewell = farewell
         self.post()
         if not self.current():
@@ -133,7 +133,7 @@ class ControlLoop:
                 self._thread.join()
 
     def retire(self, seconds: float) -> None:
-        """End the thread, which was told to stop; others may need its hub, but no longer."""
+        """End the thread, which was told to stop; others may need its router, but no longer."""
         if not self.current():
             self._thread.join(seconds)
             self._retiring = True
@@ -170,7 +170,7 @@ class ControlLoop:
 
         A socket stays open as long as any process holds it, so a child that a rank forked
         behind Python's back would hide that rank's death. Each rank watches the next few and
-        tells the hub; all watch the hub's rank, of which no hub could tell.
+        tells the router; all watch the router's rank, of which no router could tell.
         """
         members, rank = self._star.members, self._star.rank
         mine = members[rank]
@@ -275,14 +275,14 @@ class ControlLoop:
         self._after()
 
     def _dispatch(self, frame: Frame) -> None:
-        """Send a frame of this rank to the hub, which may be in this process."""
+        """Send a frame of this rank to the router, which may be in this process."""
         if self._hub:
             self._deliver(self._hub.receive(self._star.rank, frame, time.monotonic()))
         else:
             self._queue(self._chief, frame)
 
     def _deliver(self, out: list[Outgoing]) -> None:
-        """Send what the hub says; this rank last, since what it then does may be to die."""
+        """Send what the router says; this rank last, since what it then does may be to die."""
         here = [frame for rank, frame in out if rank == self._star.rank]
         for rank, frame in out:
             if rank != self._star.rank:
@@ -293,7 +293,7 @@ class ControlLoop:
             self._deliver_here(frame)
 
     def _queue(self, rank: int, frame: Frame) -> None:
-        link = self._links.get(rank)  # None while a hub is sought, which is told everything
+        link = self._links.get(rank)  # None while a router is sought, which is told everything
         if link and link.open:
             link.queue(frame)
 
@@ -371,7 +371,7 @@ class ControlLoop:
             self._deliver(self._hub.receive(peer, frame, time.monotonic()))
 
     def _notice_end(self, fd: int) -> None:
-        """A process has ended: tell the hub, which knows whether it had taken leave."""
+        """A process has ended: tell the router, which knows whether it had taken leave."""
         rank = self._pidfds.pop(fd)
         self._selector.unregister(fd)
         os.close(fd)
@@ -404,7 +404,7 @@ class ControlLoop:
             self._lose(rank, DIED)
 
     def _lose(self, rank: int, reason: str) -> None:
-        """Note what this process itself saw; where the hub is, tell the others."""
+        """Note what this process itself saw; where the router is, tell the others."""
         if self._hub:
             self._deliver(self._hub.lost(rank, reason))
             return
@@ -419,7 +419,7 @@ class ControlLoop:
         if rank == self._chief and not self._finished:
             self._succession.seek()
 
-    # Another hub. Who comes here knows that the last one has gone, perhaps before this rank does.
+    # Another router. Who comes here knows that the last one is gone, perhaps before this rank does.
 
     def _came(self, rank: int, sock: socket.socket, seals: Seals) -> None:
         if rank in self._succession.out:

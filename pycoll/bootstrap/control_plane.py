@@ -1,4 +1,4 @@
-"""Plane: the control plane of one process, which all its communicators of a job share.
+"""The control plane of one process, which all its communicators of a job share.
 
 It lives from the meeting of the ranks until the last of the process's communicators has been
 closed. The rank that carries everyone's frames goes on while others need that, until its process
@@ -20,7 +20,7 @@ from pycoll.bootstrap.framing import Frame, FrameType
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.errors import BootstrapError, UsageError
 
-#: How long the end of a process waits for those who need its hub.
+#: How long the end of a process waits for those who need its router.
 HANDOVER_SECONDS = 0.5
 #: Farewells that are kept.
 REMEMBERED = 256
@@ -77,7 +77,7 @@ class ControlPlane:
         self._lost: dict[int, str] = {}
         self._leaving: deque[tuple[Share, Frame]] = deque()
         self._parting = threading.Lock()  # held, never waited for, by the one who empties it
-        # How this process left its communicators, for a hub that takes another's place.
+        # How this process left its communicators, for a router that takes another's place.
         self._left: deque[tuple[Frame, Frame]] = deque(maxlen=REMEMBERED)
         self._ended: Exception | None = None
         self._reactor: ControlLoop | None = None
@@ -104,7 +104,7 @@ class ControlPlane:
             control.end(self._ended)
         if joining is None and self._reactor:
             _live.add(self)
-            self._reactor.start()  # not before: a hub may be told at once which groups there are
+            self._reactor.start()  # not before: a router may be told at once which groups there are
 
     def post(self, *frames: Frame) -> None:
         """Send frames to rank 0; none just has every `Share.tell` called."""
@@ -151,7 +151,7 @@ class ControlPlane:
             control.close(reason=EXITED)
 
     def join(self) -> None:
-        """Wait a moment for those who need this process's hub; then another takes its place."""
+        """Wait a moment for those who need this process's router; then another takes its place."""
         if self._reactor:
             self._reactor.retire(HANDOVER_SECONDS)
 
@@ -167,7 +167,9 @@ class ControlPlane:
 
     def _deliver(self, frame: Frame) -> None:
         if not 0 <= frame.rank < self.star.size:
-            raise BootstrapError(f"the hub sent {frame.kind.name} about rank {frame.rank}")
+            raise BootstrapError(
+                f"the control router sent {frame.kind.name} about rank {frame.rank}"
+            )
         if frame.kind is FrameType.LOST:
             self._lose(frame)
         elif control := self._controls.get(frame.group):  # else it was closed meanwhile

@@ -1,4 +1,4 @@
-"""Hub: what one rank does with the frames of all, as pure logic without sockets or clocks.
+"""Control router: what one rank does with the frames of all; pure logic, no sockets or clocks.
 
 It begins on rank 0. One that takes its place knows nothing, and is told: each rank that comes says
 what groups it is in, what it has said there and heard, and who it knows is gone. So everything that
@@ -18,7 +18,7 @@ from pycoll.errors import BootstrapError
 SECONDS = struct.Struct("<d")
 CALLS = struct.Struct("<Q")
 RANK = struct.Struct("<I")
-POLL_SECONDS = 0.5  #: how long a rank may take to say its board
+POLL_SECONDS = 0.5  #: how long a rank may take to say its status
 
 #: A frame and the rank that it goes to.
 Outgoing = tuple[int, Frame]
@@ -91,7 +91,9 @@ class ControlRouter:
             return self._ask(group, rank, now)
         if frame.kind is FrameType.BOARD:
             return self._note(group, rank, frame.body)
-        raise BootstrapError(f"rank {rank} sent {frame.kind.name}, which only a hub sends")
+        raise BootstrapError(
+            f"rank {rank} sent {frame.kind.name}, which only the control router sends"
+        )
 
     def lost(self, rank: int, reason: str) -> list[Outgoing]:
         """Note that the connection to `rank` ended; nothing is said if it had left every group."""
@@ -112,7 +114,7 @@ class ControlRouter:
         return out
 
     def needed(self) -> bool:
-        """Tell whether other ranks depend on this hub."""
+        """Tell whether other ranks depend on this router."""
         others = (group.present - {self._rank} for group in self._groups.values())
         return bool(self._expected) or any(others)
 
@@ -171,7 +173,7 @@ class ControlRouter:
         return said
 
     def _hear_of(self, rank: int, frame: Frame) -> list[Outgoing]:
-        """Take what a rank heard from an earlier hub: that another left a group, or is lost."""
+        """Take what a rank heard from an earlier router: that another left a group, or is lost."""
         if len(frame.body) not in (RANK.size, RANK.size + CALLS.size):
             raise BootstrapError(f"rank {rank} sent HEARD with {len(frame.body)} bytes")
         (other,) = RANK.unpack_from(frame.body)
@@ -216,13 +218,13 @@ class ControlRouter:
         return [(other, frame) for other in sorted(group.present - {rank})]
 
     def _tidy(self, group: Group) -> list[Outgoing]:
-        """Forget a group that everyone has left; do not wait for the board of who has."""
+        """Forget a group that everyone has left; do not wait for the status of who has."""
         if group.index.keys() <= group.left | group.gone:
             del self._groups[group.number]
             return []
         return self._answer(group) if group.poll and group.poll.heard(group.present) else []
 
-    # Boards. However many ranks ask, each rank is asked once, and all askers get one answer.
+    # Statuses. However many ranks ask, each rank is asked once, and all askers get one answer.
 
     def _ask(self, group: Group, rank: int, now: float) -> list[Outgoing]:
         if group.poll:

@@ -1,4 +1,4 @@
-"""Link: one socket of the star, without blocking."""
+"""Control socket: one of those between rank 0 and the others, without blocking."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNREACHABLE = frozenset(
 
 
 class ControlSocket:
-    """A socket of the star with what is still to be sent on it."""
+    """A socket of the control plane with what is still to be sent on it."""
 
     def __init__(
         self, peer: int, sock: socket.socket, seals: Seals, limit: int, timeout: float

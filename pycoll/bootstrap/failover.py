@@ -1,12 +1,12 @@
-"""Succession: who carries the control plane when the process that did is gone.
+"""Failover: who carries the control plane when the process that did is gone.
 
 The lowest rank that lives takes its place. Every rank but 0 listens from the start; when its
-connection to the hub ends, it tries the ranks in order until one takes it in, or its own turn has
-come. A rank is passed by for good if nobody listens at its port, if who listens there shows to be
-somebody else, or if its machine does not answer. Whoever hangs up is called again: it may live, and
-what ended may be the patience with this rank. But a stranger that has the port of a rank that died
-hangs up for ever, so that lasts no longer than the silence of a machine. What the hub knew it is
-told anew by those who come (decision 15).
+connection to the router's rank ends, it tries the ranks in order until one takes it in, or its own
+turn has come. A rank is passed by for good if nobody listens at its port, if whoever listens there
+is somebody else, or if its machine does not answer. Whoever hangs up is called again: it may
+live, and what ended may be the patience with this rank. But a stranger that has the port of a rank
+that died hangs up for ever, so that lasts no longer than the silence of a machine. What the router
+knew it is told anew by those who come (decision 15).
 """
 
 from __future__ import annotations

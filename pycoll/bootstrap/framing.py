@@ -27,7 +27,7 @@ MAX_BLOB = 1 << 20  #: bytes that one rank may give to an exchange
 class FrameType(enum.IntEnum):
     """What a frame says; `key` and `body` are in brackets.
 
-    Rank 0 is the hub, until another takes its place (`succession`).
+    Rank 0 has the router, until another rank takes its place (`failover`).
     """
 
     HELLO = 1  #: member to rank 0: who I am (body: `Member`)
@@ -40,11 +40,11 @@ class FrameType(enum.IntEnum):
     LOST = 8  #: `rank` is gone (key: reason)
     CLOSED = 9  #: `rank` leaves in good order (key: reason; body: calls it finished, u64)
     JOIN = 10  #: I am in a new group (body: its ranks, u32 each)
-    ASK = 11  #: member to the hub: I want the boards of the group; the hub to members: say yours
-    BOARD = 12  #: member to the hub: my board (body)
-    BOARDS = 13  #: the hub to members: what the group said (body: blobs, empty where unknown)
-    DEAD = 14  #: member to the hub: I saw a process end (body: its rank, u32)
-    #: member to a new hub: I heard that a rank left the group (key: reason; body: its rank, u32,
+    ASK = 11  #: member to router: I want the statuses of the group; router to members: say yours
+    BOARD = 12  #: member to router: my status (body)
+    BOARDS = 13  #: router to members: what the group said (body: blobs, empty where unknown)
+    DEAD = 14  #: member to router: I saw a process end (body: its rank, u32)
+    #: member to a new router: I heard that a rank left the group (key: reason; body: its rank, u32,
     #: and the calls it finished, u64), or that it is lost to the job (the same without the calls)
     HEARD = 15
 
@@ -53,7 +53,7 @@ class Frame(NamedTuple):
     """One message of the control plane."""
 
     kind: FrameType
-    rank: int  #: whom it is about; the hub checks it against the connection
+    rank: int  #: whom it is about; the router checks it against the connection
     key: str = ""
     body: bytes = b""
     group: int = 0  #: the communicator; 0 is that of all ranks

@@ -1,4 +1,4 @@
-"""Group: the ranks of one communicator, as rank 0's hub knows them."""
+"""Group: the ranks of one communicator, as rank 0's router knows them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Gathering:
 
 @dataclass
 class Poll:
-    """A round in which every rank of a group is asked for its board."""
+    """A round in which every rank of a group is asked for its status."""
 
     askers: set[int]
     deadline: float

@@ -21,7 +21,8 @@ class Member(NamedTuple):
     host: str  #: name and boot id: two machines may share either, hardly both
     #: From where rank 0 saw it come; of rank 0, where this process found it. Empty if unknown.
     address: str = ""
-    port: int = 0  #: where it listens for those whose hub is gone; of rank 0, which begins as it, 0
+    #: Where it listens for those whose router is gone; of rank 0, which begins with the router, 0.
+    port: int = 0
 
     @classmethod
     def me(cls) -> Member:

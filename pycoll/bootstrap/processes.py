@@ -1,4 +1,4 @@
-"""Processes: programs as the ranks of a job on this host, of which nothing outlives their keeper.
+"""Processes: programs as the ranks of a job on this host; nothing of them outlives the supervisor.
 
 The kernel ends a rank with its parent. What a rank has started, and left, becomes a child of the
 nearest ancestor that called `adopt`, which can then end it.

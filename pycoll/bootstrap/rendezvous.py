@@ -1,4 +1,4 @@
-"""Rendezvous: rank 0 listens, the others connect, and an authenticated star of sockets is left.
+"""Rendezvous: rank 0 listens, the others connect, and each has an authenticated socket to it.
 
 Nothing that a stranger does to the port harms the job: until a connection has proved the job's
 secret it can only be dropped. What an authenticated rank does wrong ends the bootstrap on every

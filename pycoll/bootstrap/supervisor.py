@@ -1,7 +1,7 @@
-"""Keeper: the user's process forks a worker, and each of the two ends the job if the other dies.
+"""Supervisor: the user's process forks a worker, and each ends the job if the other dies.
 
 The worker and what it starts are a process group of their own: a signal, from a terminal or from
-`kill`, reaches the keeper alone, which passes it on once.
+`kill`, reaches the supervisor alone, which passes it on once.
 """
 
 from __future__ import annotations

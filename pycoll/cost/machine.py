@@ -103,7 +103,7 @@ class Machine:
     def of(cls, question: Question, rates: Rates | None = None) -> Machine:
         """Return the machine that a question is about.
 
-        All rails of a host are one wire here, and there is nothing between hosts but these wires.
+        All rails of a host are one link here, and there is nothing between hosts but these links.
         """
         on_gpus = question.device != "cpu"
         if rates is None:

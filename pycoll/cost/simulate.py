@@ -5,10 +5,10 @@ operation begins when all its messages and slots are there. A message leaves whe
 ends, waits at each link on its way for those before it, and is seen after their latency. Ranks
 that outnumber their host's cores take turns: one keeps its core until it has nothing to do.
 
-Where two ranks have several lanes, a message takes the one by which it arrives first; a long one is
-cut over all of them, and is seen when its last piece has arrived. What is simplified: a link serves
-one message after the other, whole, not packets in turn, and one that waits for a later link does
-not hold up those before it.
+Where two ranks have several routes, a message takes the one by which it arrives first; a long one
+is cut over all of them, and is seen when its last piece has arrived. What is simplified: a link
+serves one message after the other, whole, not packets in turn, and one that waits for a later link
+does not hold up those before it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class SimRoute(NamedTuple):
 
 @dataclass(slots=True)
 class EdgeRoutes:
-    """What one edge's messages may cross; nothing that is shared where there are no lanes."""
+    """What one edge's messages may cross; nothing that is shared where there are no routes."""
 
-    latency: float  #: of the shortest lane
+    latency: float  #: of the shortest route
     lanes: tuple[SimRoute, ...] = ()
 
 
@@ -57,7 +57,7 @@ class Scene:
     hosts: Sequence[int]  #: of the ranks that are simulated
     cores: int  #: of each host
     switch: float  #: seconds of a core that changes to another rank
-    stripe: float = math.inf  #: bytes of a message from which on it is cut over all its lanes
+    stripe: float = math.inf  #: bytes of a message from which on it is cut over all its routes
     limit: float = math.inf  #: seconds behind which nobody asks for the end
 
     def busiest(self) -> float:
@@ -243,7 +243,7 @@ class _Run:
             self.pieces.append(_Piece(message, lane, part))
 
     def _soonest(self, lanes: Sequence[SimRoute], nbytes: float, now: float) -> SimRoute:
-        """Return the lane by which a message arrives first, as far as that is known now."""
+        """Return the route by which a message arrives first, as far as that is known now."""
 
         def arrives(lane: SimRoute) -> float:
             narrow = min(bandwidth for _, bandwidth in lane.links)

@@ -1,4 +1,4 @@
-"""The door of a process group's methods: errors, the profiler, and calls that are refused."""
+"""What every method of a process group passes: errors, the profiler, calls that are refused."""
 
 from __future__ import annotations
 

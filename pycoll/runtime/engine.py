@@ -41,7 +41,7 @@ T = TypeVar("T")
 _LISTED = 8  #: ranks of a communicator that a text lists
 #: How long leaving waits for threads that are about to leave a wait.
 _LEAVE_SECONDS = 1.0
-#: How long a board waits for whoever takes a communicator away; then it says nothing of others.
+#: How long a status waits for whoever takes a communicator away; then it says nothing of others.
 _LOOK_SECONDS = 0.5
 
 
@@ -275,10 +275,10 @@ class Engine:
         return f"{call} on {on} of the job" if call else ""
 
     def calling(self) -> bool:
-        """Tell whether a call is under way; one that failed stays on the board."""
+        """Tell whether a call is under way; one that failed stays in the status."""
         own = bindings.status_read(self.comm, self.world.rank)
         on_board = own.state == bindings.CALLING and not bindings.comm_broken(self.comm)
-        # Behind queued calls it is not on the board yet; a transfer never is.
+        # Behind queued calls it is not in the status yet; a transfer never is.
         entered = self.waits.waiter != 0 or bindings.comm_entered(self.comm) != 0
         return self.side.busy() or on_board or entered
 

@@ -3,7 +3,7 @@
 A communicator breaks once: the first failure is kept, whatever thread sees it, and the native
 engine is told so that a call in progress ends. The rank that sees a failure tells the others over
 the control plane. Nothing here runs on the good path, except that a rank which has waited for
-some milliseconds says on its board what it is doing.
+some milliseconds says in its status what it is doing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _SAY_SECONDS = 1.0
 #: Characters of what is told of a call that was refused.
 _REFUSED_TEXT = 1000
-#: How long, at most, a rank waits for a control plane that has to find another hub first.
+#: How long, at most, a rank waits for a control plane that has to find another router first.
 _HEAR_SECONDS, _LOOK_SECONDS = 60.0, 0.05
 #: What is known of a mismatch before the ranks have said what they called.
 _DIFFERENT = "ranks called different things"
@@ -153,7 +153,7 @@ class Faults:
         """Note that a rank is gone: it died, or it left in good order."""
         calls = self._control.calls_of(rank)
         died = calls is None
-        if calls is None:  # it died without a word, but its board outlives it
+        if calls is None:  # it died without a word, but its status outlives it
             board = self.boards.of(rank)  # of a remote rank, the last that was heard
             calls = board.sequence - (board.state == bindings.CALLING) if board else 0
         exact = not died or self.boards.exact(rank)
@@ -192,7 +192,7 @@ class Faults:
     # The caller's thread comes in here.
 
     def describe(self, where: str = "") -> str:
-        """Say on the board what this rank's present call is; return it.
+        """Say in the status what this rank's present call is; return it.
 
         Args:
             where: The text of a queued call; believed if the present call is of that kind.
@@ -211,7 +211,7 @@ class Faults:
         return own.text or self._text(own, "a call") if own.state == bindings.CALLING else ""
 
     def look(self) -> None:
-        """Compare this rank's board with the others'; abort the call if it can never end.
+        """Compare this rank's status with the others'; abort the call if it can never end.
 
         It finds what no message tells: a rank that waits, elsewhere in the same numbered call, for
         ranks that do not send to this one, and a rank that has left.

@@ -1,7 +1,7 @@
 """How ranks become a communicator: exchange what they are, then map each other's memory.
 
 Two ranks are *mapped* if handing over their memory worked both ways, never because names agree;
-any other two are *remote* to each other, and reach each other by `links`.
+any other two are *remote* to each other, and reach each other by `net.connections`.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class OpOrder:
             return True
         self._waits.interrupted(error)
         if TOLD in vars(error) or isinstance(error, BrokenError | PeerLostError | MismatchError):
-            return True  # it is all ranks' affair: what broke is the plane of a GPU, or this
+            return True  # all ranks know: what broke is the GPU's communicator, or this
         if isinstance(error, BusyError):
             return True
         before = bindings.comm_op_count_before(self._comm) if before is None else before

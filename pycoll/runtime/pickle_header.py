@@ -1,7 +1,7 @@
-"""Vouchers: what shows that a pickle is what a rank of this communicator made for this very call.
+"""Pickle headers: each shows that a pickle was made by a rank of these, for this very call.
 
 A pickle can make its reader run anything, and the data of collectives travel without a seal. So a
-voucher goes ahead of each pickle: its length and its digest under a key that only the
+header goes ahead of each pickle: its length and its digest under a key that only the
 communicator's ranks know, bound to the call, to the rank that made it and to whom it is for. Where
 no data leave the host, through memory that the ranks alone can reach, the digest is left out: it
 takes longer than the copy.
@@ -50,7 +50,7 @@ class PickleHeaders:
         self._rank, self._leave = rank, leave
 
     def write(self, what: str, call: int, pickle: bytes | None, receiver: int = EVERYONE) -> bytes:
-        """Return the voucher for a pickle of this rank, or for none.
+        """Return the header for a pickle of this rank, or for none.
 
         Args:
             what: The call, as all ranks call it.
@@ -68,18 +68,18 @@ class PickleHeaders:
     def read(
         self, what: str, call: int, data: bytes, sender: int, receiver: int = EVERYONE
     ) -> PickleHeader:
-        """Return what a rank vouches for.
+        """Return what a rank says of a pickle.
 
         Raises:
-            TransportError: It is not that rank's voucher.
+            TransportError: It is not that rank's header.
             MismatchError: It is for another of the rank's calls.
         """
         number, length, digest, given = _LAYOUT.unpack(data)
         seal = self._seal(number, length, digest, what, sender, receiver)
         if not hmac.compare_digest(seal, given):
             raise TransportError(
-                f"{what}: what came for rank {sender}'s voucher is not that: somebody between the "
-                "ranks changed it; nothing was loaded"
+                f"{what}: what came for rank {sender}'s pickle header is not that: somebody "
+                "between the ranks changed it; nothing was loaded"
             )
         if number != call:
             raise MismatchError(

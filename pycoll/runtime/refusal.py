@@ -56,7 +56,7 @@ class Refusals:
         """Tell whether a mapped rank is known to have made a call, and was not refused it."""
         signature = bindings.status_call(self._comm, rank, number)
         if signature == bindings.FORGOTTEN:
-            # What was refused is kept longer than the board knows it, but not for ever.
+            # What was refused is kept longer than the status knows it, but not for ever.
             refused = self._texts.get(rank, {}).keys() - {0}
             all_kept = len(refused) < bindings.STATUS_CALLS or number > min(refused)
             return all_kept and number not in refused
@@ -85,7 +85,7 @@ class Refusals:
         return {n for n in numbers if not all(self._was_refused(r, n) for r in range(size))}
 
     def _was_refused(self, rank: int, number: int) -> bool:
-        # The board of a mapped rank shows it before the rank's news of it arrive.
+        # The status of a mapped rank shows it before the rank's news of it arrive.
         return number in self._texts.get(rank, ()) or (
             bindings.status_call(self._comm, rank, number) == bindings.REFUSED
         )

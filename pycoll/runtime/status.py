@@ -1,4 +1,4 @@
-"""Boards: what every rank says it is doing; of mapped ranks read, of remote ranks asked for."""
+"""Statuses: what every rank says it is doing; of mapped ranks read, of remote ranks asked for."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pycoll.runtime.native.bindings import RankStatus
 if TYPE_CHECKING:
     from pycoll.runtime.join import World
 
-#: A call that has waited this long makes its rank ask for the boards of remote ranks; then after
+#: A call that has waited this long makes its rank ask for the statuses of remote ranks; then after
 #: twice as long, and so on, up to the second.
 ASK_SECONDS, MOST_ASK_SECONDS = 0.5, 16.0
 
-#: A board on its way: sequence, signature, state; the texts follow, with a zero byte between them.
+#: A status on its way: sequence, signature, state; the texts follow, with a zero byte between them.
 _LAYOUT = struct.Struct("<QQI")
 
 
@@ -28,14 +28,14 @@ class Control(Protocol):
     """What is used here of the control plane."""
 
     def ask(self) -> threading.Event:
-        """Ask every rank for its board; the event is set when there are answers."""
+        """Ask every rank for its status; the event is set when there are answers."""
 
     def boards(self) -> dict[int, bytes]:
-        """Return the last board of each rank that has answered."""
+        """Return the last status of each rank that has answered."""
 
 
 class Statuses:
-    """The boards of one communicator."""
+    """The statuses of one communicator."""
 
     def __init__(
         self, comm: Any, control: Control, world: World, elsewhere: Callable[[], str] = str
@@ -46,21 +46,21 @@ class Statuses:
         self._asking = (0, 0.0, 0.0)  #: number of the call; when to ask next; the pause then
 
     def own(self) -> RankStatus:
-        """Return this rank's board."""
+        """Return this rank's status."""
         return bindings.status_read(self._comm, self._rank)
 
     def of(self, rank: int) -> RankStatus | None:
-        """Return a rank's board; None of a remote rank that has never answered."""
+        """Return a rank's status; None of a remote rank that has never answered."""
         if self._mapped[rank]:
             return bindings.status_read(self._comm, rank)
         return parse(self._control.boards().get(rank, b""))
 
     def exact(self, rank: int) -> bool:
-        """Tell whether `of` returns what a rank's board says now, and not what was last heard."""
+        """Tell whether `of` returns what a rank's status says now, and not what was last heard."""
         return self._mapped[rank]
 
     def said(self) -> bytes:
-        """Return what this rank answers to ranks that cannot read its board."""
+        """Return what this rank answers to ranks that cannot read its status."""
         own = self.own()
         texts = f"{own.text}\0{self._elsewhere()}"
         return _LAYOUT.pack(own.sequence, own.signature, own.state) + encoded(texts)
@@ -71,7 +71,7 @@ class Statuses:
         return board.elsewhere if board else ""
 
     def ask_in_time(self, own: RankStatus) -> None:
-        """Ask for the boards of remote ranks if this call has waited long, more and more rarely.
+        """Ask for the statuses of remote ranks if this call has waited long, more and more rarely.
 
         What was heard holds until the next answer: a sequence only grows, and two ranks that are
         in one numbered call with different signatures never leave it.
@@ -89,20 +89,20 @@ class Statuses:
                 self._control.ask()
 
     def question(self) -> threading.Event | None:
-        """Ask every rank for its board; the event is set when there are answers."""
+        """Ask every rank for its status; the event is set when there are answers."""
         try:
             return self._control.ask()
         except PycollError:  # closed meanwhile
             return None
 
     def refresh(self, seconds: float) -> None:
-        """Ask every rank for its board and what it does elsewhere; wait at most so long."""
+        """Ask every rank for its status and what it does elsewhere; wait at most so long."""
         with contextlib.suppress(PycollError):
             self._control.ask().wait(seconds)
 
 
 def parse(said: bytes) -> RankStatus | None:
-    """Read a board as a remote rank said it; None if it is not one."""
+    """Read a status as a remote rank said it; None if it is not one."""
     if len(said) < _LAYOUT.size:
         return None
     sequence, signature, state = _LAYOUT.unpack_from(said)

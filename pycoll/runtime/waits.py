@@ -83,7 +83,7 @@ class Waits:
                 view.release()
 
     def finish_transfer(self, code: int, timeout: float) -> None:
-        """Carry a transfer, which is on no board, to its end, or raise."""
+        """Carry a transfer, which is in no status, to its end, or raise."""
         if code == codes.AGAIN:
             self.waiter = threading.get_ident()
             while code == codes.AGAIN:
@@ -118,7 +118,7 @@ class Waits:
         return self._side.wait(work, seconds)
 
     def track(self, work: Pending) -> None:
-        """Keep ``work``, and so its arrays, until it is `settled`."""
+        """Keep ``work``, and so its arrays, until it is over."""
         self._pending.add(work)
         if len(self._pending) < self._many:
             return

@@ -123,7 +123,7 @@ class Work:
                 if not left:
                     return False
                 with self._lock:
-                    if self._parts:  # else it was settled meanwhile, and the engine may be closed
+                    if self._parts:  # else it is over by now, and the engine may be closed
                         self._engine.faults.look()
         return True
 

@@ -127,7 +127,7 @@ def test_a_loss_is_told_once_and_not_after_a_clean_close():
     ("frame", "message"),
     [
         (Frame(FrameType.ABORT, 2, "error"), r"^rank 1 sent a frame of rank 2$"),
-        (Frame(FrameType.GATHERED, 1, "k"), r"^rank 1 sent GATHERED, which only a hub sends$"),
+        (Frame(FrameType.GATHERED, 1, "k"), r"^rank 1 sent GATHERED, which only the control"),
         (Frame(FrameType.CLOSED, 1, "closed", b""), r"^rank 1 sent CLOSED with 0 bytes, want 8$"),
         (Frame(FrameType.CONTRIBUTE, 1, "k", b"1234"), r"^rank 1 sent a contribution of 4 bytes$"),
         (contribution(1, seconds=math.nan), r"^rank 1 sent a timeout of nan s$"),

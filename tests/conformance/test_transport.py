@@ -240,7 +240,7 @@ def test_a_remote_peer_that_closed_is_lost_once_all_it_sent_was_received(
         match=r"call: rank 0 is lost: (it closed its connection|receive: |send: )",
     ):
         codes.raise_for(code, lost.comm, "call")
-    with pytest.raises(pycoll.UnavailableError, match="board of rank 0"):
+    with pytest.raises(pycoll.UnavailableError, match="status of rank 0"):
         bindings.status_read(lost.comm, 0)
     assert ends[2].begin() == codes.AGAIN  # it waits for rank 1, who is there
 

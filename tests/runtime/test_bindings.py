@@ -102,7 +102,7 @@ def test_the_heap(comm: Any) -> None:
 def test_the_board(comm: Any) -> None:
     board = bindings.status_read(comm, 0)
     assert (board.sequence, board.state, board.text) == (0, bindings.IDLE, "")
-    with pytest.raises(InternalError, match="board of rank 1: INVALID"):
+    with pytest.raises(InternalError, match="status of rank 1: INVALID"):
         bindings.status_read(comm, 1)
     assert bindings.comm_stuck(comm) is None
     assert bindings.resume(comm, 0) == codes.INVALID

@@ -11,7 +11,7 @@ from pycoll.runtime.pickle_header import EVERYONE, FAILED, VOUCHER_BYTES, Pickle
 
 SECRET = b"s" * 32
 WHAT = "broadcast_object(root 0)"
-FORGED = r"^broadcast_object\(root 0\): what came for rank 0's voucher is not that: somebody"
+FORGED = r"^broadcast_object\(root 0\): what came for rank 0's pickle header is not that"
 
 pickles = st.none() | st.binary(max_size=200)
 
@@ -60,7 +60,7 @@ def test_a_voucher_is_good_in_one_place_only(what, sender, receiver):
     zero, one = pair()
     data = zero.write(WHAT, 1, b"pickle")
     with pytest.raises(
-        TransportError, match=rf"^{re.escape(what)}: what came for rank {sender}'s voucher is not"
+        TransportError, match=rf"^{re.escape(what)}: what came for rank {sender}'s pickle header"
     ):
         one.read(what, 1, data, sender, receiver)
 

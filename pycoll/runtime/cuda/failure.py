@@ -1,6 +1,6 @@
 """What went wrong with a call on a GPU, told alike to every rank.
 
-A kernel waits for its peers by itself, with a deadline; nobody writes on the call board for it. So
+A kernel waits for its peers by itself, with a deadline; no status says what it does. So
 what is known of a failure is what the kernel left behind, and who of the ranks is gone.
 """
 

@@ -1,4 +1,4 @@
-"""Place: where a rank runs, as it tells the others, and what follows from everyone's."""
+"""Locality: where a rank runs, as it tells the others, and what follows from everyone's."""
 
 from __future__ import annotations
 

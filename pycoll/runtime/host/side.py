@@ -11,7 +11,7 @@ from pycoll.runtime.native import bindings, codes
 if TYPE_CHECKING:
     from pycoll.runtime.join import World
 
-#: A native wait returns to Python this often, for Ctrl-C and a look at the other ranks' boards.
+#: A native wait returns to Python this often, for Ctrl-C and a look at the other ranks' statuses.
 SLICE_SECONDS = 0.1
 
 

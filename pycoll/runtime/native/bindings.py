@@ -17,14 +17,14 @@ from pycoll.runtime.native.load import ffi, lib, text_of
 IDLE: int = lib.PC_STATUS_IDLE
 CALLING: int = lib.PC_STATUS_CALLING
 REFUSED_P2P_OP = "a message that was refused"  #: in texts about transfers, see edge_queue.c
-REFUSED: int = lib.PC_REFUSED  #: signature on the board of a call that was refused
-FORGOTTEN: int = lib.PC_FORGOTTEN  #: of a call, made or refused, that is on the board no more
-STATUS_CALLS: int = lib.PC_STATUS_CALLS  #: how many of its last calls a board knows
+REFUSED: int = lib.PC_REFUSED  #: signature in the status of a call that was refused
+FORGOTTEN: int = lib.PC_FORGOTTEN  #: of a call, made or refused, that is in the status no more
+STATUS_CALLS: int = lib.PC_STATUS_CALLS  #: how many of its last calls a status knows
 CLOSED: int = lib.PC_STATUS_CLOSED
 
 #: An address blob is smaller than this.
 ADDRESS_CAPACITY = 1024
-#: Bytes of a board's text without its closing zero.
+#: Bytes of a status's text without its closing zero.
 STATUS_TEXT: int = ffi.sizeof(ffi.new("struct pc_status *").text) - 1
 _ERROR_TEXT: int = ffi.sizeof(ffi.new("struct pc_error *").text) - 1
 
@@ -377,7 +377,7 @@ def pairwise_submit(
 
 
 def status_describe(comm: Any, text: str) -> None:
-    """Say on this rank's board what its present call is."""
+    """Say in this rank's status what its present call is."""
     lib.pc_status_describe(comm, _bytes(text, STATUS_TEXT))
 
 
@@ -390,8 +390,8 @@ def status_call(comm: Any, peer: int, number: int) -> int:
 
 
 def status_read(comm: Any, peer: int) -> RankStatus:
-    """Read a rank's board."""
+    """Read a rank's status."""
     b = ffi.new("struct pc_status *")
-    check(lib.pc_status_read(comm, peer, b), comm, f"board of rank {peer}")
+    check(lib.pc_status_read(comm, peer, b), comm, f"status of rank {peer}")
     described = b.described == b.sequence & 0xFFFFFFFF and b.sequence > 0
     return RankStatus(b.sequence, b.signature, b.state, text_of(b.text) if described else "")

@@ -31,7 +31,7 @@ class Shape(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a plane has done, and how it reaches its peers."""
+    """What a device communicator has done, and how it reaches its peers."""
 
     launched: int  #: calls, those in graphs excluded
     captured: int
@@ -54,7 +54,7 @@ class Stuck(NamedTuple):
 
 
 def device_comm_open(comm: Any, device: int, local_ranks: Sequence[int], heap_bytes: int) -> Any:
-    """Open a communicator's plane on a GPU; for all ranks at once.
+    """Open the device communicator of a communicator; for all ranks at once.
 
     Args:
         comm: One whose ranks are connected, and which has no calls on the CPU.
@@ -76,7 +76,7 @@ def device_comm_open(comm: Any, device: int, local_ranks: Sequence[int], heap_by
 
 
 def device_comm_address(plane: Any, comm: Any) -> bytes:
-    """Return the blob by which other ranks of the host find this plane's memory."""
+    """Return the blob by which other ranks of the host find this device communicator's memory."""
     blob = ffi.new("char[]", ADDRESS_CAPACITY)
     n = codes.check(lib.pc_device_comm_address(plane, blob, ADDRESS_CAPACITY), comm, "address")
     return bytes(ffi.buffer(blob, n))
@@ -143,7 +143,8 @@ def device_plan_create(
     Args:
         plane: One that is sealed.
         comm: Its communicator.
-        plan: Of `bindings.plan_create`. It is the plane's from then on, also if this fails.
+        plan: Of `bindings.plan_create`. It belongs to the device communicator from
+            then on, also if this fails.
         function: The kernel, as `bindings_cuda.function` gives it, of the same dtype and operator.
         threads: Of a block; 0: as many as suit.
         instances: Blocks per channel, alike on all ranks; 0: by the size of the message.
@@ -169,7 +170,7 @@ def device_comm_launch(plane: Any, plan: Any, x: int, out: int, stream: int, tim
     """Enqueue a call on a stream behind all calls so far, and return its code; waits for nothing.
 
     Args:
-        plane: The plane.
+        plane: The device communicator.
         plan: Of `device_plan_create`; where the stream is being captured, the graph keeps it.
         x: Address of the input.
         out: Address of the output.
@@ -191,7 +192,7 @@ def device_comm_prepare(
 def device_comm_refuse(plane: Any) -> int | None:
     """Have a call that was refused take its place among the launches; its number.
 
-    None of a plane that is broken.
+    None of a device communicator that is broken.
     """
     number = ffi.new("uint64_t *")
     return None if lib.pc_device_comm_refuse(plane, number) else int(number[0])
@@ -220,7 +221,7 @@ def device_comm_stuck(plane: Any) -> Stuck | None:
 
 
 def device_comm_state(plane: Any) -> State:
-    """Return what a plane has done, and how it reaches its peers."""
+    """Return what a device communicator has done, and how it reaches its peers."""
     s = ffi.new("struct pc_device_comm_state *")
     lib.pc_device_comm_state(plane, s)
     return State(*(getattr(s, name) for name in State._fields))

@@ -106,8 +106,8 @@ def comm_rails(comm: Any, fabric: Fabric, rails: Sequence[Rail], patience: float
         comm: One without remote peers as yet.
         fabric: How packets are sent.
         rails: At most MAX_RAILS, each with its port.
-        patience: Seconds for a first path to each peer, rounded up, from when the two have a
-            connection; 0: for ever.
+        patience: Seconds for a first RDMA connection to each peer, rounded up, from when the two
+            have a socket; 0: for ever.
     """
     options = _options(fabric)
     options.patience = math.ceil(patience)

@@ -1,8 +1,8 @@
-"""Links: authenticated connections to remote ranks, made when a call first needs them.
+"""Authenticated connections to remote ranks, made when a call first needs them.
 
 Each rank that has remote peers listens, on the network by which the ranks met or that
-PYCOLL_IFACE names. A `Switchboard` makes and answers the connections; the engine gets the sockets.
-Over TCP all that passes goes by them; over RDMA what its paths need to be made and mended.
+PYCOLL_IFACE names. A `Connector` makes and answers the connections; the engine gets the sockets.
+Over TCP all that passes goes by them; over RDMA, what its connections need to be made and mended.
 """
 
 from __future__ import annotations

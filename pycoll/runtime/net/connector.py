@@ -1,10 +1,10 @@
-"""Switchboard: the thread that makes connections to remote ranks, and answers theirs.
+"""Connector: the thread that makes connections to remote ranks, and answers theirs.
 
 Whoever connects must prove the secret of these ranks before anything else is read. Either side
 may begin; of two at once the lower rank's stays: only it refuses, while its own attempt lives.
 
-The thread also attends to what needs somebody while no call runs: paths of RDMA that are to be
-connected, that have failed or that come back.
+The thread also handles events that nobody else would see while no call runs: RDMA connections that
+are to be made, that have failed or that come back.
 """
 
 from __future__ import annotations

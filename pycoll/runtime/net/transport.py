@@ -1,7 +1,7 @@
 """Transport: how the ranks of a communicator reach those whose memory they do not map.
 
 By RDMA if each rank that has such peers could open its rails; else all of them use TCP. Between
-two ranks nothing else would do: both ends of a path must be of one kind.
+two ranks nothing else would do: both ends of a connection must be of one kind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Asked: what a collective's method takes beside its arrays. Light, for `communicator` needs it."""
+"""What a collective's method takes beside its arrays. Light, as `communicator` needs it."""
 
 from __future__ import annotations
 
