@@ -83,7 +83,7 @@ class Job:
 
 def whole(states: list[Row]) -> bool:
     """Tell whether every path carries messages."""
-    return all(s["wire"]["live"] == s["wire"]["paths"] > 0 for s in states)
+    return all(s["wire"]["live"] == s["wire"]["connections"] > 0 for s in states)
 
 
 def owned(state: Row) -> tuple[int, int]:

@@ -136,8 +136,8 @@ def test_ranks_of_two_hosts_use_rdma_and_leave_nothing(start, network) -> None:
     assert agreed(said, "plan") == "shm+verbs"
     assert agreed(said, "heard") == []
     for rank in ranks:
-        state = rank.until(lambda state: state["live"] == state["paths"])
-        assert state["paths"] == 2 * 2  # remote peers, rails
+        state = rank.until(lambda state: state["live"] == state["connections"])
+        assert state["connections"] == 2 * 2  # remote peers, rails
         assert sum(state["bytes"]) > 0
     assert end(ranks) == [0] * 4
     assert set(network.objects().values()) == {0}
@@ -180,7 +180,7 @@ def test_only_named_ports_carry_data(start, network) -> None:
     ranks = start({"PYCOLL_RAILS": "fake1"}, {"PYCOLL_RAILS": "fake0:1"})
     for rank in ranks:
         assert rank.hear()["transport"] == "verbs"
-        assert rank.until(lambda state: state["live"] == 1)["paths"] == 1
+        assert rank.until(lambda state: state["live"] == 1)["connections"] == 1
     for device, carries in {"0/fake0": 0, "0/fake1": 1, "1/fake0": 1, "1/fake1": 0}.items():
         assert (network.counts(device)["tx_packets"] > 0) == carries
 
@@ -198,7 +198,7 @@ def test_what_rank_0_says_of_queue_pairs_holds_for_all(start) -> None:
     ranks = start({"PYCOLL_VERBS": "qps=3,mtu=1024"}, {"PYCOLL_VERBS": "qps=2"}, devices=1)
     for rank in ranks:
         rank.hear()
-        assert rank.until(lambda state: state["live"] == state["paths"])["queue_pairs"] == 3
+        assert rank.until(lambda state: state["live"] == state["connections"])["queue_pairs"] == 3
     assert end(ranks) == [0, 0]
 
 
@@ -215,7 +215,7 @@ def test_paths_are_mended_while_nobody_calls(start, network) -> None:
     ranks = start({}, {}, devices=1)
     for rank in ranks:
         rank.hear()
-        rank.until(lambda state: state["live"] == state["paths"] == 1)
+        rank.until(lambda state: state["live"] == state["connections"] == 1)
     network.down("1/fake0")
     for rank in ranks:
         assert rank.until(lambda state: state["live"] == 0)["failures"] == 1
