@@ -77,3 +77,67 @@ def test_every_exception_is_needed() -> None:
 def test_every_folder_says_what_it_is() -> None:
     for name in MAY_INCLUDE:
         assert (NATIVE / name / "README.md").read_text().startswith(f"# {name or 'native'}/\n")
+
+
+#: What only a network's own folder, and net/, may name: in code, not in comments.
+NETWORKS = ("shm", "tcp", "verbs", "net")
+_NAMES_ONE = re.compile(r"\b(?:remote|wire|\w*tcp|\w*tcp_\w+|\w*verbs\w*|n?rails?)\b")
+_COMMENT = re.compile(r'/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
+#: Lines that do, in files of no network. The numbers only fall.
+NAMES: dict[str, int] = {
+    "core/comm.c": 37,
+    "core/internal.h": 6,
+    "core/interpreter_cpu.h": 3,
+    "core/plan.c": 1,
+    "core/program.c": 3,
+    "core/progress.c": 2,
+    "core/status.c": 1,
+    "core/transport.h": 19,
+    "core/wait.c": 8,
+    "core/wakeup.c": 2,
+    "gpu/device_comm.c": 3,
+    "gpu/ipc.c": 1,
+    "gpu/proxy.c": 4,
+    "p2p/edge_queue.c": 16,
+    "p2p/p2p.c": 7,
+}
+
+
+def code(path: Path) -> list[str]:
+    """Return the lines of a source without comments, texts and directives."""
+    text = _COMMENT.sub(lambda m: "\n" * m[0].count("\n"), path.read_text())
+    return [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+
+
+def test_general_code_names_no_network() -> None:
+    found = {}
+    for path in sorted(NATIVE.rglob("*.[ch]")):
+        name = path.relative_to(NATIVE).as_posix()
+        # pycoll.h is what users of the engine ask for, by name
+        if folder(name).split("/")[0] not in NETWORKS and name != "pycoll.h":
+            n = sum(bool(_NAMES_ONE.search(line)) for line in code(path))
+            if n:
+                found[name] = n
+    assert found == NAMES
+
+
+#: The files of verbs/; one calls only what stands left of it. The rest stands beside them.
+ORDER = ("wireup", "memory", "wr", "connection", "rndv", "peer", "events", "net")
+#: Functions that a file calls though they stand right of it. Their number only falls.
+UPWARD = 16
+_DEFINES = re.compile(r"^\w[\w *]*?\b(pc__\w+)\([^;]*?\)\n\{", re.M)
+
+
+def upward() -> set[tuple[str, str]]:
+    texts = {name: "\n".join(code(NATIVE / "verbs" / f"{name}.c")) for name in ORDER}
+    home = {f: name for name, text in texts.items() for f in _DEFINES.findall(text)}
+    return {
+        (name, f)
+        for name, text in texts.items()
+        for f in set(re.findall(r"\bpc__\w+(?=\()", text)) & home.keys()
+        if ORDER.index(home[f]) > ORDER.index(name)
+    }
+
+
+def test_verbs_files_call_in_one_direction() -> None:
+    assert len(upward()) == UPWARD, sorted(upward())

@@ -30,6 +30,7 @@ static void resolve(struct pc_comm *comm, uint32_t peer, char *theirs)
     if (comm->peers[peer].arena == NULL)
         comm->connected++;
     comm->peers[peer].arena = theirs;
+    atomic_store(&comm->peers[peer].ready, 1);
     comm->dones[peer].peer = peer;
     comm->dones[peer].out = pc__done_line(theirs, l, me);
     comm->dones[peer].in = pc__done_line(comm->arena, l, peer);
@@ -90,6 +91,7 @@ int pc_comm_open(const struct pc_options *options, struct pc_comm **out)
     comm->shadow_fd = -1;
     comm->call.comm = comm;
     comm->wakeup_fd = -1;
+    comm->slow_yield_ns = PC_SLOW_YIELD_NS;
     atomic_init(&comm->signal_fd, -1);
     if (check_options(options) != PC_OK)
         return pc__fail(&comm->error, PC_INVALID, -1,
@@ -107,9 +109,10 @@ int pc_comm_open(const struct pc_options *options, struct pc_comm **out)
     pthread_cond_init(&comm->queue_moved, &monotonic);
     pthread_condattr_destroy(&monotonic);
     comm->peers = calloc(options->size, sizeof *comm->peers);
+    comm->neighbours = calloc(options->size, sizeof *comm->neighbours);
     comm->dones = calloc(options->size, sizeof *comm->dones);
     comm->fifos = calloc((size_t)options->size * PC_EDGE_CHANNELS, sizeof *comm->fifos);
-    if (!comm->peers || !comm->dones || !comm->fifos)
+    if (!comm->peers || !comm->neighbours || !comm->dones || !comm->fifos)
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for %u peers", options->size);
     int rc = pc__shm_ops.open(comm->layout.end, options->rank, options->size, &comm->error,
                               &comm->device);
@@ -179,8 +182,11 @@ static int open_remote(struct pc_comm *comm, const struct pc_net_ops *remote)
             comm->wire = NULL;
         }
     }
-    if (rc == PC_OK)
+    if (rc == PC_OK) {
         comm->remote = remote;
+        comm->yields = remote->yields;
+        comm->slow_yield_ns = remote->slow_yield_ns;
+    }
     return rc;
 }
 
@@ -195,6 +201,8 @@ int pc_comm_rails(struct pc_comm *comm, const struct pc_verbs_options *options,
         comm->remote->close(comm->wire, 0);
     comm->remote = NULL;
     comm->wire = NULL;
+    comm->yields = 0;
+    comm->slow_yield_ns = PC_SLOW_YIELD_NS;
     if (n == 0)
         return PC_OK;
     if (n > PC_MAX_RAILS)
@@ -220,6 +228,7 @@ int pc_comm_remote(struct pc_comm *comm, uint32_t peer)
         return rc;
     resolve(comm, peer, comm->shadows + peer * comm->layout.heap);
     comm->peers[peer].remote = true;
+    atomic_store(&comm->peers[peer].ready, 0);
     return PC_OK;
 }
 
@@ -228,8 +237,10 @@ int pc_comm_adopt(struct pc_comm *comm, uint32_t peer, int fd)
     if (peer >= comm->options.size || !comm->peers[peer].remote)
         return PC_INVALID;
     int rc = comm->remote->adopt(comm->wire, peer, fd);
-    if (rc == PC_OK)
+    if (rc == PC_OK) {
+        atomic_store(&comm->peers[peer].ready, comm->remote->connections(comm->wire, peer) > 0);
         pc__wakeup_signal(comm, comm->options.rank);
+    }
     return rc;
 }
 
@@ -278,6 +289,9 @@ int pc_comm_sealed(struct pc_comm *comm)
                         comm->connected, comm->options.size);
     pc__shm_ops.seal(comm->device);
     comm->sealed = true;
+    for (uint32_t p = 0; p < comm->options.size; p++)
+        if (p != comm->options.rank && !comm->peers[p].remote)
+            comm->neighbours[comm->nneighbours++] = p;
     return PC_OK;
 }
 
@@ -300,6 +314,7 @@ void pc_comm_close(struct pc_comm *comm)
     pthread_mutex_destroy(&comm->queue_lock);
     pc__heap_drop(&comm->heap);
     free(comm->peers);
+    free(comm->neighbours);
     free(comm->dones);
     free(comm->fifos);
     free(comm);

@@ -91,8 +91,7 @@ int pc_heap_free(struct pc_comm *comm, void *address)
     size_t nbytes = pc__heap_taken(&comm->heap, offset);
     if (nbytes == 0)
         return pc__fail(&comm->error, PC_INVALID, -1, "%p is not a registered array", address);
-    if (comm->remote != NULL && comm->remote->forget != NULL)
-        comm->remote->forget(comm->wire, address, nbytes);
+    pc__mem_changed(address, nbytes);
     int rc = pc__shm_ops.discard(comm->device, comm->layout.heap + offset, nbytes);
     pc__heap_give(&comm->heap, offset);
     return rc;

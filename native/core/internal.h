@@ -86,10 +86,11 @@ struct pc_work {
 };
 
 struct pc_peer {
-    char *arena; /* of a remote peer: its shadow */
+    char *arena; /* of a peer whose memory is not mapped: its shadow */
     bool remote;
-    _Atomic uint32_t gone; /* the rank has left in good order, or died */
-    const char *in;        /* READY of the present call */
+    _Atomic uint32_t ready; /* messages can reach it; those before wait for the first connection */
+    _Atomic uint32_t gone;  /* the rank has left in good order, or died */
+    const char *in;         /* READY of the present call */
     char *out;
 };
 
@@ -110,6 +111,10 @@ struct pc_comm {
     char *shadows; /* of remote peers' memory, in order of rank */
     int shadow_fd;
     struct pc_peer *peers;
+    uint32_t *neighbours; /* whose memory is mapped, but this rank; known when all are connected */
+    uint32_t nneighbours;
+    uint32_t yields;        /* a rank yields so often before it sleeps; with a network only */
+    uint64_t slow_yield_ns; /* a yield that takes longer has let a foreign process run */
     struct pc_fifo *fifos;  /* [peer][channel], PC_EDGE_CHANNELS each */
     struct pc_token *dones; /* [peer] */
     struct pc_token locals[PC_MAX_CHANNELS][PC_MAX_CHANNELS];
@@ -152,6 +157,9 @@ struct pc_comm {
 
 /* A call that takes longer hands back to its caller, who then looks about. */
 #define PC_FIRST_PATIENCE_NS UINT64_C(1000000)
+
+/* memory/mem_events.c: this memory gets other pages now, of which the kernel tells nobody. */
+void pc__mem_changed(const void *at, size_t nbytes);
 
 /* error.c */
 int pc__fail(struct pc_error *error, int code, int peer, const char *format, ...)

@@ -103,8 +103,6 @@ struct pc_net_ops {
                   const struct pc_rkey *loan, struct pc_rndv **pull, struct pc_error *error);
     int (*borrowed)(struct pc_net *wire, struct pc_rndv *pull, struct pc_error *error);
     void (*release)(struct pc_net *wire, struct pc_rndv *pull, bool taken);
-    /* This memory gets other pages now, of which the kernel tells nobody. Or not. */
-    void (*forget)(struct pc_net *wire, const void *at, uint64_t nbytes);
 
     /* The next two, or neither: where something may have to be seen to while no thread is inside a
      * call. A descriptor, readable when that is so; and what sees to it. */

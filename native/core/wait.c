@@ -72,10 +72,9 @@ bool pc__shares_core(struct pc_comm *comm)
     uint32_t core = (uint32_t)sched_getcpu() + 1; /* zero: not known yet */
     if (atomic_load_explicit(&mine->core, memory_order_relaxed) != core)
         atomic_store_explicit(&mine->core, core, memory_order_relaxed);
-    for (uint32_t p = 0; p < comm->options.size; p++) {
-        struct pc_arena *peer = (struct pc_arena *)comm->peers[p].arena;
-        if (p != comm->options.rank && !comm->peers[p].remote
-            && atomic_load_explicit(&peer->core, memory_order_relaxed) == core)
+    for (uint32_t i = 0; i < comm->nneighbours; i++) {
+        struct pc_arena *peer = (struct pc_arena *)comm->peers[comm->neighbours[i]].arena;
+        if (atomic_load_explicit(&peer->core, memory_order_relaxed) == core)
             return true;
     }
     return false;
@@ -158,8 +157,7 @@ void pc__give_way(struct pc_comm *comm)
     sched_yield();
     uint64_t pause = atomic_load_explicit(&comm->yield_pause, memory_order_relaxed);
     /* Many ranks of the job before this one is no foreign process. */
-    uint64_t slow = comm->remote != NULL ? comm->remote->slow_yield_ns : PC_SLOW_YIELD_NS;
-    if (pc__now() - before < slow * (1 + comm->options.size / 16)) {
+    if (pc__now() - before < comm->slow_yield_ns * (1 + comm->options.size / 16)) {
         atomic_store_explicit(&comm->yield_pause, pause / 2, memory_order_relaxed);
         return;
     }
@@ -210,7 +208,7 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
     if (until_ns == 0) /* the caller only wanted to poll */
         return PC_AGAIN;
     pc__give_way(comm);
-    for (uint32_t turns = comm->remote != NULL ? comm->remote->yields : 0;;) {
+    for (uint32_t turns = comm->yields;;) {
         uint32_t armed = pc__wakeup_arm(comm); /* first: what comes after the looks moves it */
         if (atomic_load(&comm->aborted)) {
             call->error = comm->abort_error;

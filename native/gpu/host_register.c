@@ -28,7 +28,7 @@ static int add_theirs(struct pc_device_comm *dc, uint32_t peer)
     if (rc == PC_OK)
         rc = add(dc, pc__slot_data(arena, l, me, 0),
                  (size_t)PC_MAX_CHANNELS * l->slots * l->slot_bytes);
-    if (rc == PC_OK && !dc->comm->peers[peer].remote)
+    if (rc == PC_OK && dc->peers[peer].route != PC_ROUTE_NET) /* else the proxy gives credit */
         rc = add(dc, pc__credit_line(arena, l, me, 0), PC_MAX_CHANNELS * PC_LINE_BYTES);
     return rc;
 }

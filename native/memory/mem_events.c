@@ -78,6 +78,13 @@ static void tell(uintptr_t from, uintptr_t to)
         l->gone(l, from, to);
 }
 
+void pc__mem_changed(const void *at, size_t nbytes)
+{
+    pc__mem_events_lock();
+    tell((uintptr_t)at, (uintptr_t)at + nbytes);
+    pc__mem_events_unlock();
+}
+
 /* With the lock, so that whoever finds no change in flight also finds it applied. */
 static void drain(void)
 {

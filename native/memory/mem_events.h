@@ -23,6 +23,7 @@
 #ifndef PC_MEM_EVENTS_H
 #define PC_MEM_EVENTS_H
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct pc_mem_handler {
@@ -57,6 +58,10 @@ bool pc__mem_events_watch(uintptr_t from, uintptr_t to);
 void pc__mem_events_unwatch(uintptr_t from, uintptr_t to);
 /* With the lock: see to it that clean is called. */
 void pc__mem_events_defer_cleanup(struct pc_mem_handler *listener);
+
+/* Without the lock. Tells all who hear of a change that no kernel tells of; what they kept of these
+ * bytes is not found any more. */
+void pc__mem_changed(const void *at, size_t nbytes);
 
 /* Differs in the child of a fork, where nothing of before can be used: the child inherits neither
  * the watching nor the threads, and its memory is not what was registered. */

@@ -337,15 +337,6 @@ void pc__rcache_put(struct pc_rcache *c, struct pc_rcache_region *p)
     leave(c);
 }
 
-void pc__rcache_invalidate(struct pc_rcache *c, const void *address, size_t nbytes)
-{
-    if (forked(c))
-        return;
-    pc__mem_events_lock();
-    gone(&c->listener, (uintptr_t)address, (uintptr_t)address + nbytes);
-    leave(c);
-}
-
 void pc__rcache_query(struct pc_rcache *c, struct pc_rcache_counters *out)
 {
     pc__mem_events_lock();

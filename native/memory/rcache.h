@@ -14,7 +14,7 @@
  * one use. Pages that are discarded (madvise) go after their event: for these the change has taken
  * effect when the call returns. A registration of memory that another thread discards at that
  * moment may be kept as it was: what the program itself reads there is uncertain too. Of what no
- * event tells (mem_events.h), pc__rcache_invalidate must be told.
+ * event tells (mem_events.h), pc__mem_changed must be told.
  *
  * An entry in use whose memory changes is not found again, and is deregistered at its last unpin:
  * until then the device reads and writes the pages of before, which nobody else gets meanwhile.
@@ -71,9 +71,6 @@ void pc__rcache_close(struct pc_rcache *rcache);
 struct pc_rcache_region *pc__rcache_get(struct pc_rcache *rcache, const void *address,
                                         size_t nbytes, bool gpu, struct pc_error *error);
 void pc__rcache_put(struct pc_rcache *rcache, struct pc_rcache_region *region);
-
-/* For changes that no event tells of: the next registration of these bytes registers anew. */
-void pc__rcache_invalidate(struct pc_rcache *rcache, const void *address, size_t nbytes);
 
 void pc__rcache_query(struct pc_rcache *rcache, struct pc_rcache_counters *out);
 /* "", or why nothing is kept. */

@@ -80,7 +80,7 @@ static int await(struct pc_comm *comm, struct pc_batch *batch, uint64_t patience
     if (patience_ns == 0) /* the caller only wanted to poll */
         return PC_AGAIN;
     pc__give_way(comm);
-    uint32_t turns = comm->remote != NULL ? comm->remote->yields : 0;
+    uint32_t turns = comm->yields;
     for (uint64_t until = pc__now() + patience_ns;;) {
         uint32_t doorbell = pc__wakeup_arm(comm); /* first: what comes after the looks moves it */
         int moved = pc__p2p_progress(comm);

@@ -66,7 +66,7 @@ static PyObject *port_transfer(PyObject *self, PyObject *const *args, Py_ssize_t
     if (p->direction == PC_DIRECTION_RECV)
         flags |= PyBUF_WRITABLE;
     if (overflow || peer < 0 || peer >= (long)p->comm->options.size
-        || (p->comm->peers[peer].remote && pc_comm_connections(p->comm, (uint32_t)peer) <= 0))
+        || !atomic_load_explicit(&p->comm->peers[peer].ready, memory_order_relaxed))
         return slowly(p, Py_None, args, nargs, names);
     if (PyObject_GetBuffer(args[0], &view, flags)) {
         PyErr_Clear();

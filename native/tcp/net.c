@@ -276,7 +276,8 @@ static void stop_writing(struct pc_net *w, struct pc_tcp_connection *conn)
 static void stop_reading(struct pc_net *w, struct pc_tcp_connection *conn)
 {
     watch(w, EPOLL_CTL_DEL, conn->fd, NULL, 0);
-    w->remotes[conn->peer].reading--;
+    if (--w->remotes[conn->peer].reading == 0)
+        atomic_store(&w->comm->peers[conn->peer].ready, 0);
     wake(w);
 }
 

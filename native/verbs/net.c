@@ -386,7 +386,6 @@ static const struct pc_net_ops verbs = {
     .borrow = pc__rndv_get,
     .borrowed = pc__rndv_test,
     .release = pc__rndv_release,
-    .forget = pc__rndv_invalidate,
     .attention = verbs_attention,
     .attend = verbs_attend,
     .state = verbs_state,

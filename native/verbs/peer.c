@@ -226,6 +226,7 @@ void pc__verbs_peer_leave(struct pc_net *w, struct pc_verbs_peer *peer, int code
     if (peer->ended)
         return;
     peer->ended = true;
+    atomic_store(&w->comm->peers[peer->rank].ready, 0);
     memcpy(last, peer->fault.text, sizeof last);
     bool told = last[0] != 0 && peer->live == 0;
     pc__fail(&peer->fault, code, (int)peer->rank, "rank %u is lost: %s%s%s%s", peer->rank, why,

@@ -202,16 +202,6 @@ void pc__rndv_release(struct pc_net *w, struct pc_rndv *rndv, bool taken)
     pc__net_unlock(w);
 }
 
-void pc__rndv_invalidate(struct pc_net *w, const void *at, uint64_t nbytes)
-{
-    pthread_mutex_lock(&w->lock);
-    for (uint32_t p = 0; p < w->comm->options.size; p++)
-        for (uint32_t d = 0; d < 2; d++)
-            if (w->peers[p].rcaches[d] != NULL)
-                pc__rcache_invalidate(w->peers[p].rcaches[d], at, nbytes);
-    pc__net_unlock(w);
-}
-
 void pc__rndv_close_all(struct pc_verbs_peer *peer)
 {
     while (peer->rndvs != NULL)

@@ -214,7 +214,6 @@ int pc__rndv_get(struct pc_net *w, uint32_t rank, void *into, uint64_t nbytes,
                  const struct pc_rkey *loan, struct pc_rndv **out, struct pc_error *error);
 int pc__rndv_test(struct pc_net *w, struct pc_rndv *rndv, struct pc_error *error);
 void pc__rndv_release(struct pc_net *w, struct pc_rndv *rndv, bool taken);
-void pc__rndv_invalidate(struct pc_net *w, const void *at, uint64_t nbytes);
 /* The local key of where it reads to. */
 uint32_t pc__rndv_lkey(const struct pc_rndv *rndv, uint32_t rail);
 /* One of its reads is done. */

@@ -222,7 +222,8 @@ static void unwatched(void)
     munmap(a, PAGE);
     until_dropped(1);
     want(watched() == 1);
-    pc__rcache_invalidate(pins, a + 4 * PAGE, 1);
+    pc__mem_changed(a + 4 * PAGE, 1);
+    until_dropped(2);
     want(watched() == 0);
     munmap(a, 8 * PAGE);
 }
@@ -310,7 +311,7 @@ static void mixed(void)
             fill(at, n);
             break;
         case 2:
-            pc__rcache_invalidate(pins, at, n * PAGE);
+            pc__mem_changed(at, n * PAGE);
             break;
         case 3:
             atomic_store(&refuse, 1);
@@ -359,7 +360,7 @@ static void *worker(void *argument)
         }
         struct pc_rcache_region *p = pin(a, pages * PAGE);
         if (rand_r(&state) % 2 == 0)
-            pc__rcache_invalidate(pins, a, PAGE);
+            pc__mem_changed(a, PAGE);
         pc__rcache_put(pins, p);
         munmap(a, pages * PAGE);
     }

@@ -21,8 +21,9 @@ static void hit(void)
     want(c.hits == 2 && c.misses == 1 && c.unkept == 0 && c.entries == 1 && c.bytes == 4 * PAGE);
     want(pc__rcache_get(pins, a, 0, false, &error) == NULL && error.code == PC_INVALID);
     want(pc__rcache_get(pins, a, SIZE_MAX, false, &error) == NULL && error.code == PC_INVALID);
-    pc__rcache_invalidate(pins, a, 1);
-    want(counters().entries == 0 && atomic_load(&dropped) == 1);
+    pc__mem_changed(a, 1);
+    want(counters().entries == 0);
+    until_dropped(1);
     munmap(a, 4 * PAGE);
 }
 
