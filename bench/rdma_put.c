@@ -107,8 +107,7 @@ static void join(const char *transport, const char *device, int fd)
 
 static void look(void)
 {
-    const struct pc_error *fault = comm->remote->fault(comm->wire, !rank);
-    comm->remote->poll(comm->wire, !rank);
+    const struct pc_error *fault = pc__net_poll(comm->net, !rank);
     if (fault != NULL) {
         comm->error = *fault;
         die("the other rank", fault->code);
@@ -136,7 +135,7 @@ static void put(void)
         data = (char *)line->bytes;
         fill(data, fifo->sent);
     }
-    int rc = comm->remote->message(comm->wire, fifo, data, nbytes, &comm->error);
+    int rc = pc__net_message(fifo->edge, data, nbytes, &comm->error);
     if (rc != PC_OK)
         die("message", rc);
 }
@@ -151,13 +150,13 @@ static void take(void)
     if (in_line())
         check((char *)line->bytes, fifo->received);
     fifo->received++;
-    comm->remote->credit(comm->wire, fifo, fifo->received);
+    pc__net_credit(fifo->edge, fifo->received);
 }
 
 static void drain(void)
 {
     int rc;
-    while ((rc = comm->remote->drained(comm->wire, NULL, &comm->error)) == 0)
+    while ((rc = pc__net_drained(comm->net, NULL, &comm->error)) == 0)
         look();
     if (rc < 0)
         die("the last messages", rc);

@@ -161,7 +161,10 @@ int pc_comm_connect(struct pc_comm *comm, uint32_t peer, const void *blob, size_
 /* Instead of connect, or after it where the peer could not do the same: what passes between the two
  * goes over sockets. Before pc_comm_sealed. */
 int pc_comm_remote(struct pc_comm *comm, uint32_t peer);
-/* Before that: remote peers are reached by RDMA over these ports; none: by TCP again. */
+/* Before that: remote peers are reached by the network of this name, with options of its own; "":
+ * by the first there is, TCP, again. */
+int pc_comm_net(struct pc_comm *comm, const char *name, const void *options, size_t nbytes);
+/* The same for RDMA over these ports. */
 int pc_comm_rails(struct pc_comm *comm, const struct pc_verbs_options *options,
                   const struct pc_rail_spec *rails, uint32_t n);
 int pc_comm_accept(

@@ -1,8 +1,6 @@
 /* A communicator: this rank's arena, the peers' arenas, and the edges between them. */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/random.h>
 #include <unistd.h>
 #include "core/internal.h"
@@ -23,14 +21,19 @@ static int check_options(const struct pc_options *o)
     return PC_OK;
 }
 
-static void resolve(struct pc_comm *comm, uint32_t peer, char *theirs)
+void pc__comm_resolve(struct pc_comm *comm, uint32_t peer, char *theirs, struct pc_net_peer *by_net,
+                      const struct pc_rndv_ops *rndv)
 {
     const struct pc_layout *l = &comm->layout;
     uint32_t me = comm->options.rank;
     if (comm->peers[peer].arena == NULL)
         comm->connected++;
     comm->peers[peer].arena = theirs;
-    atomic_store(&comm->peers[peer].ready, 1);
+    comm->nmapped -= comm->peers[peer].mapped; /* until now */
+    comm->peers[peer].mapped = by_net == NULL;
+    comm->nmapped += comm->peers[peer].mapped;
+    comm->peers[peer].rndv = rndv;
+    atomic_store(&comm->peers[peer].ready, by_net == NULL);
     comm->dones[peer].peer = peer;
     comm->dones[peer].out = pc__done_line(theirs, l, me);
     comm->dones[peer].in = pc__done_line(comm->arena, l, peer);
@@ -44,6 +47,7 @@ static void resolve(struct pc_comm *comm, uint32_t peer, char *theirs)
             .in_credit = pc__credit_line(theirs, l, me, c),
             .peer = peer,
             .channel = (uint8_t)c,
+            .edge = by_net == NULL ? NULL : &by_net->edges[c],
         };
 }
 
@@ -88,7 +92,6 @@ int pc_comm_open(const struct pc_options *options, struct pc_comm **out)
         return PC_NOMEM;
     *out = comm; /* also on failure: it holds the error */
     comm->options = *options;
-    comm->shadow_fd = -1;
     comm->call.comm = comm;
     comm->wakeup_fd = -1;
     comm->slow_yield_ns = PC_SLOW_YIELD_NS;
@@ -120,7 +123,7 @@ int pc_comm_open(const struct pc_options *options, struct pc_comm **out)
         return rc;
     comm->arena = pc__shm_ops.arena(comm->device);
     write_header(comm);
-    resolve(comm, options->rank, comm->arena);
+    pc__comm_resolve(comm, options->rank, comm->arena, NULL, &pc__cma_rndv);
     return pc__p2p_open(comm);
 }
 
@@ -141,135 +144,8 @@ int pc_comm_connect(struct pc_comm *comm, uint32_t peer, const void *blob, size_
     if (rc == PC_OK)
         rc = check_header(comm, peer, arena);
     if (rc == PC_OK)
-        resolve(comm, peer, arena);
+        pc__comm_resolve(comm, peer, arena, NULL, &pc__cma_rndv);
     return rc;
-}
-
-/* Memory laid out as the peers' arenas are, one behind the other: what this rank writes there is
- * sent. Nothing is sent of the heap, which has no shadow. It is a file, so that the kernel can send
- * its pages themselves and need not copy them. */
-static int make_shadows(struct pc_comm *comm)
-{
-    size_t bytes = comm->options.size * comm->layout.heap;
-    comm->shadow_fd = memfd_create("pycoll-shadows", MFD_CLOEXEC);
-    if (comm->shadow_fd < 0 || ftruncate(comm->shadow_fd, (off_t)bytes) != 0)
-        return pc__fail(&comm->error, PC_SYSTEM, -1, "memfd of shadows: %s", strerror(errno));
-    void *p
-        = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, comm->shadow_fd, 0);
-    if (p == MAP_FAILED)
-        return pc__fail(&comm->error, PC_SYSTEM, -1, "mmap of shadows: %s", strerror(errno));
-    comm->shadows = p;
-    return PC_OK;
-}
-
-static void drop_shadows(struct pc_comm *comm)
-{
-    if (comm->shadows != NULL)
-        munmap(comm->shadows, comm->options.size * comm->layout.heap);
-    if (comm->shadow_fd >= 0)
-        close(comm->shadow_fd);
-}
-
-static int open_remote(struct pc_comm *comm, const struct pc_net_ops *remote)
-{
-    int rc = comm->shadows == NULL ? make_shadows(comm) : PC_OK;
-    if (rc == PC_OK && comm->wakeup_fd < 0)
-        rc = pc__wakeup_open(comm);
-    if (rc == PC_OK) {
-        rc = remote->open(comm, comm->wakeup_fd, &comm->wire);
-        if (rc != PC_OK) {
-            remote->close(comm->wire, 0);
-            comm->wire = NULL;
-        }
-    }
-    if (rc == PC_OK) {
-        comm->remote = remote;
-        comm->yields = remote->yields;
-        comm->slow_yield_ns = remote->slow_yield_ns;
-    }
-    return rc;
-}
-
-int pc_comm_rails(struct pc_comm *comm, const struct pc_verbs_options *options,
-                  const struct pc_rail_spec *rails, uint32_t n)
-{
-    const char *missing = pc_verbs_missing();
-    for (uint32_t p = 0; p < comm->options.size; p++)
-        if (comm->peers[p].remote)
-            return pc__fail(&comm->error, PC_INVALID, (int)p, "rails come before remote peers");
-    if (comm->remote != NULL)
-        comm->remote->close(comm->wire, 0);
-    comm->remote = NULL;
-    comm->wire = NULL;
-    comm->yields = 0;
-    comm->slow_yield_ns = PC_SLOW_YIELD_NS;
-    if (n == 0)
-        return PC_OK;
-    if (n > PC_MAX_RAILS)
-        return pc__fail(&comm->error, PC_INVALID, -1, "%u rails, want at most %u", n, PC_MAX_RAILS);
-    if (*missing || pc__verbs_ops == NULL)
-        return pc__fail(&comm->error, PC_SYSTEM, -1, "%s", missing);
-    comm->verbs = *options;
-    memcpy(comm->rails, rails, n * sizeof *rails);
-    comm->nrails = n;
-    return open_remote(comm, pc__verbs_ops);
-}
-
-int pc_comm_remote(struct pc_comm *comm, uint32_t peer)
-{
-    if (peer >= comm->options.size || peer == comm->options.rank || comm->sealed)
-        return pc__fail(&comm->error, PC_INVALID, (int)peer,
-                        "rank %u cannot be remote to rank %u of %u%s", peer, comm->options.rank,
-                        comm->options.size, comm->sealed ? ", which has been told all peers" : "");
-    if (comm->peers[peer].remote)
-        return PC_OK;
-    int rc = comm->remote == NULL ? open_remote(comm, &pc__tcp_ops) : PC_OK;
-    if (rc != PC_OK)
-        return rc;
-    resolve(comm, peer, comm->shadows + peer * comm->layout.heap);
-    comm->peers[peer].remote = true;
-    atomic_store(&comm->peers[peer].ready, 0);
-    return PC_OK;
-}
-
-int pc_comm_adopt(struct pc_comm *comm, uint32_t peer, int fd)
-{
-    if (peer >= comm->options.size || !comm->peers[peer].remote)
-        return PC_INVALID;
-    int rc = comm->remote->adopt(comm->wire, peer, fd);
-    if (rc == PC_OK) {
-        atomic_store(&comm->peers[peer].ready, comm->remote->connections(comm->wire, peer) > 0);
-        pc__wakeup_signal(comm, comm->options.rank);
-    }
-    return rc;
-}
-
-int pc_comm_connections(struct pc_comm *comm, uint32_t peer)
-{
-    if (peer >= comm->options.size || !comm->peers[peer].remote)
-        return PC_INVALID;
-    return comm->remote->connections(comm->wire, peer);
-}
-
-int pc_comm_event_fd(struct pc_comm *comm)
-{
-    const struct pc_net_ops *t = comm->remote;
-    return t == NULL || t->attention == NULL ? -1 : t->attention(comm->wire);
-}
-
-int pc_comm_handle_events(struct pc_comm *comm)
-{
-    if (comm->remote != NULL && comm->remote->attend != NULL)
-        comm->remote->attend(comm->wire);
-    return PC_OK;
-}
-
-int pc_comm_net_state(struct pc_comm *comm, struct pc_net_state *out)
-{
-    memset(out, 0, sizeof *out);
-    if (comm->remote != NULL && comm->remote->state != NULL)
-        comm->remote->state(comm->wire, out);
-    return PC_OK;
 }
 
 int pc_comm_accept(struct pc_comm *comm)
@@ -290,7 +166,7 @@ int pc_comm_sealed(struct pc_comm *comm)
     pc__shm_ops.seal(comm->device);
     comm->sealed = true;
     for (uint32_t p = 0; p < comm->options.size; p++)
-        if (p != comm->options.rank && !comm->peers[p].remote)
+        if (p != comm->options.rank && pc__mapped(comm, p))
             comm->neighbours[comm->nneighbours++] = p;
     return PC_OK;
 }
@@ -304,10 +180,8 @@ void pc_comm_close(struct pc_comm *comm)
     if (comm->arena != NULL)
         atomic_store(&((struct pc_arena *)comm->arena)->state, PC_STATUS_CLOSED);
     /* What a broken communicator, or a fork's child, has sent is no matter. */
-    if (comm->remote != NULL)
-        comm->remote->close(comm->wire, atomic_load(&comm->broken) ? 0 : PC_LINGER_NS);
+    pc__net_close(comm->net, atomic_load(&comm->broken) ? 0 : PC_LINGER_NS);
     pc__wakeup_close(comm);
-    drop_shadows(comm);
     if (comm->device != NULL)
         pc__shm_ops.close(comm->device);
     pthread_cond_destroy(&comm->queue_moved);

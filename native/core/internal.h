@@ -6,6 +6,7 @@
 #include "core/heap.h"
 #include "core/layout.h"
 #include "reduce/reduce.h"
+#include "core/net.h"
 #include "core/transport.h"
 
 /* How an instruction that fills a slot should store; see target_cpu.h. */
@@ -85,11 +86,14 @@ struct pc_work {
     int result;
 };
 
+struct pc_rndv_ops; /* p2p/p2p.h */
+
 struct pc_peer {
     char *arena; /* of a peer whose memory is not mapped: its shadow */
-    bool remote;
+    bool mapped;
+    const struct pc_rndv_ops *rndv; /* long messages are read from where they lie; or NULL */
     _Atomic uint32_t ready; /* messages can reach it; those before wait for the first connection */
-    _Atomic uint32_t gone;  /* the rank has left in good order, or died */
+    _Atomic uint32_t gone;  /* a mapped rank has left in good order, or died */
     const char *in;         /* READY of the present call */
     char *out;
 };
@@ -98,21 +102,16 @@ struct pc_comm {
     struct pc_options options;
     struct pc_layout layout;
     struct pc_shm *device;
-    const struct pc_net_ops *remote; /* NULL where every peer is mapped */
-    struct pc_net *wire;
-    struct pc_verbs_options verbs; /* with the rails that were named */
-    struct pc_rail_spec rails[PC_MAX_RAILS];
-    uint32_t nrails;
+    struct pc_net *net;    /* NULL where every peer is mapped */
     int wakeup_fd;         /* a socket that is readable when this rank was woken; -1: it has none */
     _Atomic int signal_fd; /* a socket to wake others by theirs, or -1 */
-    _Atomic int listening; /* a thread sleeps in remote->pause */
+    _Atomic int listening; /* a thread sleeps in pc__net_pause */
     _Atomic int sleepers;  /* threads that sleep, with that one */
     char *arena;
-    char *shadows; /* of remote peers' memory, in order of rank */
-    int shadow_fd;
     struct pc_peer *peers;
     uint32_t *neighbours; /* whose memory is mapped, but this rank; known when all are connected */
     uint32_t nneighbours;
+    uint32_t nmapped;       /* ranks so far, with this one */
     uint32_t yields;        /* a rank yields so often before it sleeps; with a network only */
     uint64_t slow_yield_ns; /* a yield that takes longer has let a foreign process run */
     struct pc_fifo *fifos;  /* [peer][channel], PC_EDGE_CHANNELS each */
@@ -154,6 +153,31 @@ struct pc_comm {
 
     struct pc_heap heap;
 };
+
+/* Whether the memory of a rank can be loaded and stored. */
+static inline bool pc__mapped(const struct pc_comm *comm, uint32_t rank)
+{
+    return comm->peers[rank].mapped;
+}
+
+/* The same of the peer of an edge: else its signals are the network's. */
+static inline bool pc__edge_mapped(const struct pc_fifo *f)
+{
+    return f->edge == NULL;
+}
+
+/* Whether there is more to poll, and to sleep on, than memory. */
+static inline bool pc__has_net(const struct pc_comm *comm)
+{
+    return comm->net != NULL;
+}
+
+/* comm.c: where the edges of a peer lie, who is mapped or is reached `by_net`. */
+void pc__comm_resolve(struct pc_comm *comm, uint32_t peer, char *theirs, struct pc_net_peer *by_net,
+                      const struct pc_rndv_ops *rndv);
+
+/* p2p/: of mapped peers, and by a network that can do it. */
+extern const struct pc_rndv_ops pc__cma_rndv, pc__get_rndv;
 
 /* A call that takes longer hands back to its caller, who then looks about. */
 #define PC_FIRST_PATIENCE_NS UINT64_C(1000000)
@@ -221,7 +245,7 @@ int pc__wakeup_open(struct pc_comm *comm); /* from now on this rank is woken by 
 void pc__wakeup_close(struct pc_comm *comm);
 void pc__wakeup_signal(struct pc_comm *comm, uint32_t peer);
 uint32_t pc__wakeup_arm(struct pc_comm *comm);
-/* Sleeps until the wakeup counter has moved on from what it was; with remote peers also until
+/* Sleeps until the wakeup counter has moved on from what it was; with a network also until
  * something comes from one. */
 void pc__wakeup_wait(struct pc_comm *comm, uint32_t armed, uint64_t ns);
 

@@ -184,15 +184,14 @@ static inline void pc__move(struct pc_call *call, const struct pc_vm_instruction
 static inline int pc__hand_over(struct pc_call *call, const struct pc_channel *channel,
                                 const struct pc_vm_instruction *i)
 {
-    const struct pc_net_ops *remote = call->comm->remote;
     if (i->step == PC_STEP_PUT_CREDIT) {
-        remote->credit(call->comm->wire, i->at.fifo, ++i->at.fifo->received);
+        pc__net_credit(i->at.fifo->edge, ++i->at.fifo->received);
         return PC_OK;
     }
     struct pc_fifo *f = i->at.operands->fifo;
     uint64_t nbytes = pc__message_bytes(call, channel->tile, i->at.operands);
     const char *data = pc__address(call, i->at.operands, 0, 0, 0, nbytes);
-    return remote->message(call->comm->wire, f, data, nbytes, &call->error);
+    return pc__net_message(f->edge, data, nbytes, &call->error);
 }
 
 static inline int pc__put(struct pc_call *call, const struct pc_channel *channel,

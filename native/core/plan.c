@@ -190,8 +190,8 @@ int pc_plan_create(struct pc_comm *comm, const struct pc_plan_spec *spec, struct
     struct pc_program *const programs[2] = {staged, direct};
     if (staged == NULL)
         return BAD(comm, "no staged program");
-    if (direct != NULL && comm->remote != NULL)
-        return BAD(comm, "a direct form, and remote peers");
+    if (direct != NULL && comm->nmapped != comm->options.size)
+        return BAD(comm, "a direct form, and peers whose memory is not mapped");
     int rc = check_spec(comm, spec);
     for (int form = 0; form < 2 && rc == PC_OK; form++)
         rc = programs[form] ? check_form(comm, spec, programs[form], form == 1) : PC_OK;

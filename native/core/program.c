@@ -87,7 +87,7 @@ static int check_edge(const struct blob *b, uint32_t i)
         fits = fits && e.peer == rank && e.other < PC_MAX_CHANNELS;
     else
         fits = fits && e.kind <= PC_EDGE_DONE && e.peer != rank
-               && !(e.kind == PC_EDGE_DONE && b->comm->peers[real_rank(b, e.peer)].remote);
+               && !(e.kind == PC_EDGE_DONE && !pc__mapped(b->comm, real_rank(b, e.peer)));
     return fits ? PC_OK
                 : BAD(b, "edge %u: kind %u, peer %u, channel %u, direction %u", i, e.kind, e.peer,
                       e.channel, e.direction);
@@ -291,7 +291,7 @@ static const struct pc_vm_operand *filled(const struct blob *b, const struct pc_
     return NULL;
 }
 
-/* Turns a signal into one to a remote peer. */
+/* Turns a signal into one that a network carries. */
 static void put(const struct blob *b, const struct pc_program *program, uint32_t at,
                 struct pc_vm_instruction *line)
 {
@@ -324,8 +324,7 @@ static struct pc_vm_instruction decode(const struct blob *b, const struct pc_pro
         line.at.operands = program->operands + i.operand;
         for (uint32_t k = i.nsrc; k < (uint32_t)i.nsrc + i.ndst; k++)
             if (line.at.operands[k].space == PC_SPACE_SLOT
-                && !b->comm->peers[line.at.operands[k].fifo->peer]
-                        .remote) /* nobody reads a shadow */
+                && pc__edge_mapped(line.at.operands[k].fifo)) /* nobody reads a shadow */
                 line.probe = &program->probes[at];
         for (uint32_t k = 0; k < (uint32_t)i.nsrc + i.ndst; k++)
             if (line.at.operands[k].space == PC_SPACE_SCRATCH && line.at.operands[k].nchunks > 1)
@@ -339,7 +338,7 @@ static struct pc_vm_instruction decode(const struct blob *b, const struct pc_pro
             line.at.fifo = fifo_of(b, &e);
             line.step = signal ? (sends ? PC_STEP_FILL : PC_STEP_CONSUME)
                                : (sends ? PC_STEP_WAIT_CREDIT : PC_STEP_WAIT_MESSAGE);
-            if (b->comm->peers[line.at.fifo->peer].remote)
+            if (!pc__edge_mapped(line.at.fifo))
                 put(b, program, at, &line);
         } else if (e.kind == PC_EDGE_LOCAL) {
             line.at.token = &b->comm->locals[e.channel][e.other];

@@ -268,8 +268,8 @@ int pc__progress(struct pc_comm *comm, uint64_t patience_ns)
         }
         /* What a rank has sent leaves before its call ends: nobody sends it later. */
         bool ran = rc >= 0 && call->batch == NULL && call->running == 0;
-        if (ran && comm->remote != NULL) {
-            rc = comm->remote->drained(comm->wire, NULL, &call->error);
+        if (ran && pc__has_net(comm)) {
+            rc = pc__net_drained(comm->net, NULL, &call->error);
             drained = rc != 0;
         }
         if (rc >= 0 && ran && drained) {

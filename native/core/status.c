@@ -48,7 +48,7 @@ int pc_status_read(struct pc_comm *comm, uint32_t peer, struct pc_status *out)
 {
     if (peer >= comm->options.size || comm->peers[peer].arena == NULL)
         return PC_INVALID;
-    if (comm->peers[peer].remote)
+    if (!pc__mapped(comm, peer))
         return PC_UNMAPPABLE;
     struct pc_arena *a = (struct pc_arena *)comm->peers[peer].arena;
     out->state = atomic_load_explicit(&a->state, memory_order_acquire);

@@ -87,15 +87,15 @@ void pc__unmark(struct pc_line *line)
 
 enum listening { SEND_ONLY, FROM_AWAITED, FROM_ALL };
 
-/* Sends and receives where peers are remote: 1 when a finished call has sent all. A peer that is
+/* Sends and receives by the network: 1 when a finished call has sent all. A peer that is
  * lost is a failure only where a channel waits for it, and after all that it sent was received. */
 static int listen_to(struct pc_comm *comm, uint32_t nchannels, enum listening whom)
 {
-    const struct pc_net_ops *t = comm->remote;
+    struct pc_net *net = comm->net;
     struct pc_call *call = &comm->call;
     if (whom == FROM_ALL) /* first: it may be what empties the network */
-        t->progress(comm->wire);
-    int rc = t->drained(comm->wire, NULL, &call->error);
+        pc__net_progress(net);
+    int rc = pc__net_drained(net, NULL, &call->error);
     if (rc < 0 || (rc > 0 && call->running == 0))
         return rc;
     for (uint32_t c = 0; c < nchannels; c++) {
@@ -103,11 +103,8 @@ static int listen_to(struct pc_comm *comm, uint32_t nchannels, enum listening wh
         if (channel->finished || channel->line == NULL)
             continue;
         uint32_t peer = pc__awaited(channel->pc);
-        if (!comm->peers[peer].remote)
-            continue;
-        if (whom == FROM_AWAITED)
-            t->poll(comm->wire, peer);
-        const struct pc_error *fault = t->fault(comm->wire, peer);
+        const struct pc_error *fault
+            = whom == FROM_AWAITED ? pc__net_poll(net, peer) : pc__net_fault(net, peer);
         if (fault != NULL && !reached(channel)) {
             call->error = *fault;
             return fault->code;
@@ -180,7 +177,7 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
     uint64_t spin_until = 0, now = 0;
     int rc;
     for (uint32_t polls = 1;; polls++) {
-        if (comm->remote != NULL) {
+        if (pc__has_net(comm)) {
             bool others = polls % PC_POLLS_PER_CLOCK == 0 || until_ns == 0 || call->running == 0;
             rc = listen_to(comm, nchannels,
                            others               ? FROM_ALL
@@ -214,7 +211,7 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
             call->error = comm->abort_error;
             return PC_ABORTED;
         }
-        if (comm->remote != NULL) {
+        if (pc__has_net(comm)) {
             rc = listen_to(comm, nchannels, FROM_ALL);
             if (rc != PC_OK)
                 return rc < 0 ? rc : PC_OK;

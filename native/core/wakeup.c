@@ -111,13 +111,13 @@ void pc__wakeup_wait(struct pc_comm *comm, uint32_t armed, uint64_t ns)
 {
     struct pc_arena *arena = (struct pc_arena *)comm->arena;
     int nobody = 0;
-    if (comm->remote == NULL) {
+    if (!pc__has_net(comm)) {
         doze(arena, armed, ns);
         return;
     }
     atomic_fetch_add(&comm->sleepers, 1);
     if (atomic_compare_exchange_strong(&comm->listening, &nobody, 1)) {
-        if (pc__wakeup_arm(comm) == armed && comm->remote->pause(comm->wire, ns))
+        if (pc__wakeup_arm(comm) == armed && pc__net_pause(comm->net, ns))
             quiet(comm);
         atomic_store(&comm->listening, 0);
         if (atomic_fetch_sub(&comm->sleepers, 1) > 1) { /* one of them listens from now on */

@@ -9,8 +9,9 @@
 
 #define PC_MAX_BLOCKS 16u
 #define PC_MAX_INSTANCES 8u
-#define PC_LOCALS (PC_MAX_INSTANCES * PC_MAX_CHANNELS * PC_MAX_CHANNELS) /* [instance][from][to] \
-                                                                          */
+#define PC_LOCALS \
+    (PC_MAX_INSTANCES * PC_MAX_CHANNELS * PC_MAX_CHANNELS) /* [instance][from][to] \
+                                                            */
 #define PC_PROXY_FIFO_ENTRIES 1024u
 
 /* Packets: a message as words of 8 bytes, 4 of data and the flag of the message above them. A

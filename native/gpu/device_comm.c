@@ -172,8 +172,8 @@ static int seal(struct pc_device_comm *dc, const uint8_t *ipc_peers)
                             comm->options.rank);
         } else {
             pc__ipc_drop(dc, p);
-            peer->route = comm->peers[p].remote ? PC_ROUTE_NET : PC_ROUTE_SHM;
-            dc->proxied = dc->proxied || comm->peers[p].remote;
+            peer->route = pc__mapped(comm, p) ? PC_ROUTE_SHM : PC_ROUTE_NET;
+            dc->proxied = dc->proxied || peer->route == PC_ROUTE_NET;
         }
     }
     int rc = pc__host_register_open(dc);

@@ -243,7 +243,7 @@ int pc_device_comm_connect(struct pc_device_comm *dc, uint32_t peer, const void 
     struct pc_device_peer *p = &dc->peers[peer];
     if (p->arena != 0)
         return PC_OK;
-    if (p->local == UINT32_MAX || dc->comm->peers[peer].remote)
+    if (p->local == UINT32_MAX || !pc__mapped(dc->comm, peer))
         return pc__fail(dc->error, PC_UNMAPPABLE, (int)peer, "rank %u is on another host", peer);
     if (nbytes != sizeof a)
         return pc__fail(dc->error, PC_INVALID, (int)peer,

@@ -85,11 +85,10 @@ static uint64_t arrived(const struct pc_device_comm *dc)
  * before is all that they need. */
 static void look_for_faults(struct pc_device_comm *dc, uint64_t now)
 {
-    const struct pc_net_ops *remote = dc->comm->remote;
     const struct pc_error *fault = NULL;
     for (uint32_t p = 0; p < dc->comm->options.size && fault == NULL; p++)
         if (dc->peers[p].route == PC_ROUTE_NET)
-            fault = remote->fault(dc->comm->wire, p);
+            fault = pc__net_fault(dc->comm->net, p);
     if (fault == NULL || (pc__launches_ended(dc) && !atomic_load(&dc->capturing))) {
         dc->fault_since = 0;
     } else if (dc->fault_since == 0) {
@@ -104,7 +103,7 @@ static void look_for_faults(struct pc_device_comm *dc, uint64_t now)
 static bool drained(struct pc_device_comm *dc)
 {
     struct pc_error error;
-    int rc = dc->comm->remote->drained(dc->comm->wire, NULL, &error);
+    int rc = pc__net_drained(dc->comm->net, NULL, &error);
     if (rc < 0)
         pc__device_comm_fail(dc, rc, &error);
     return rc != 0;
@@ -170,7 +169,7 @@ static void serve_all(struct pc_device_comm *dc)
         bool failed = pc_device_comm_check(dc) != PC_OK;
         for (uint32_t b = 0; b < PC_MAX_CHANNELS && !failed; b++)
             moved = serve(dc, b) || moved;
-        comm->remote->progress(comm->wire);
+        pc__net_progress(comm->net);
         uint64_t now = pc__now(), here = arrived(dc);
         moved = moved || here != come;
         come = here;

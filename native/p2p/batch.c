@@ -282,7 +282,9 @@ int pc_comm_gone(struct pc_comm *comm, uint32_t peer, int died)
     uint32_t nobody = 0;
     if (died)
         atomic_compare_exchange_strong(&comm->died, &nobody, peer + 1);
-    atomic_store_explicit(&comm->peers[peer].gone, 1, memory_order_release);
+    /* Of others their network says it, once all that they sent has been received. */
+    if (pc__edge_mapped(pc__edge_queue_of(comm, 0, peer)->fifo))
+        atomic_store_explicit(&comm->peers[peer].gone, 1, memory_order_release);
     if (comm->arena != NULL)
         pc__wakeup_signal(comm, comm->options.rank);
     return PC_OK;

@@ -1,29 +1,13 @@
-/* How a transfer crosses an edge queue: in its line, in fragments through the ring, or fetched. */
+/* How a transfer crosses an edge queue: in its line, in fragments through the ring, or read from
+ * where it lies. */
 #include <stdio.h>
 #include <string.h>
+#include "net/edge.h"
 #include "p2p/p2p.h"
 #include "core/target_cpu.h"
 
-#define PC_CMA_BYTES (UINT64_C(4) << 20) /* at once; then others get their turn */
 /* Credit is given back for several messages together: it takes a cache line from the sender. */
 #define PC_UNPUBLISHED_MESSAGES (PC_LINES / 4)
-
-/* The next message is filled: its line is ready but for the count. `data` is where its `nbytes`
- * were stored for the peer: in the ring or in the line. */
-static int fill(struct pc_comm *comm, struct pc_fifo *f, const void *data, uint64_t nbytes)
-{
-    struct pc_line *line = &f->out_lines[f->sent & (PC_LINES - 1)];
-    if (comm->peers[f->peer].remote)
-        return comm->remote->message(comm->wire, f, data, nbytes, &comm->p2p->error);
-    if (pc__raise(line, ++f->sent))
-        pc__wakeup_signal(comm, f->peer);
-    return PC_OK;
-}
-
-struct offer { /* in the line of a message that is PC_IN_SENDER */
-    uint64_t address;
-    uint64_t heap; /* offset in the sender's heap, plus one; 0 when it lies elsewhere */
-};
 
 static const char *const dtype_names[PC_NNAMED] = PC_DTYPE_NAMES;
 static const uint8_t dtype_bytes[PC_NNAMED] = PC_DTYPE_BYTES;
@@ -117,50 +101,11 @@ static bool room(struct pc_comm *comm, struct pc_edge_queue *queue, uint64_t nby
     return false;
 }
 
-_Static_assert(sizeof(struct pc_rkey) <= PC_INLINE_BYTES, "a loan fits a line");
-
-/* Whether the remote peer would read this message from where it lies. */
-static bool lent(const struct pc_comm *comm, struct pc_transfer *t, struct pc_line *line)
-{
-    struct pc_rkey loan;
-    const struct pc_net_ops *remote = comm->remote;
-    if (remote->lend == NULL || t->nbytes < comm->p2p->rndv_bytes
-        || remote->lend(comm->wire, t->peer, t->at, t->nbytes, &loan, &t->pull) != PC_OK)
-        return false;
-    memcpy(line->bytes, &loan, sizeof loan);
-    return true;
-}
-
-/* Whether the peer would fetch this message; the line then says from where. */
-static bool offered(const struct pc_comm *comm, const struct pc_fifo *f, struct pc_transfer *t,
-                    struct pc_line *line)
-{
-    struct offer offer;
-    if (comm->peers[t->peer].remote)
-        return lent(comm, t, line);
-    if (t->nbytes < comm->p2p->rndv_bytes)
-        return false;
-    const char *heap = comm->arena + comm->layout.heap;
-    bool registered = t->at >= heap && t->at + t->nbytes <= comm->arena + comm->layout.end;
-    offer.address = (uint64_t)(uintptr_t)t->at;
-    offer.heap = registered ? (uint64_t)(t->at - heap) + 1 : 0;
-    memcpy(line->bytes, &offer, sizeof offer);
-    return registered || __atomic_load_n(&f->out_credit->place, __ATOMIC_RELAXED);
-}
-
-/* All of it is filled. What goes to a remote peer must leave, too: nobody may come in later. */
-static int filled(struct pc_comm *comm, struct pc_transfer *t)
-{
-    t->leaving = comm->peers[t->peer].remote;
-    t->finished = !t->leaving;
-    return 1;
-}
-
 int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t)
 {
     struct pc_fifo *f = queue->fifo;
     if (t->leaving) {
-        int rc = comm->remote->drained(comm->wire, f, &comm->p2p->error);
+        int rc = pc__net_drained(comm->net, f->edge, &comm->p2p->error);
         f->credit = pc__count(f->out_credit); /* a sleeper marks the next one */
         t->finished = rc > 0;
         return rc;
@@ -182,14 +127,17 @@ int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *queue, struc
     } else if (t->done == 0 && !t->staged) {
         if (!room(comm, queue, 0, &offset))
             return 0;
-        t->staged = !offered(comm, f, t, line);
+        const struct pc_rndv_ops *rndv = comm->peers[t->peer].rndv;
+        t->staged = rndv == NULL || t->nbytes < comm->p2p->rndv_bytes
+                    || !rndv->offer(comm, queue, t, line);
         if (t->staged)
             return 1;
         line->place = PC_IN_SENDER;
         line->signature = t->signature;
         line->nbytes = 0;
         t->offered = f->sent + 1;
-        return fill(comm, f, line->bytes, 0) == PC_OK ? 1 : comm->p2p->error.code;
+        int rc = pc__edge_message(comm, f, line->bytes, 0, &comm->p2p->error);
+        return rc == PC_OK || rc == PC_AGAIN ? 1 : rc;
     } else {
         n = left < comm->p2p->frag_bytes ? left : comm->p2p->frag_bytes;
         if (!room(comm, queue, n, &offset))
@@ -201,10 +149,13 @@ int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *queue, struc
     line->nbytes = (uint32_t)n;
     line->signature = t->signature;
     t->done += n;
-    int rc = fill(comm, f, to, n);
-    if (rc != PC_OK)
+    int rc = pc__edge_message(comm, f, to, n, &comm->p2p->error);
+    if (rc != PC_OK && rc != PC_AGAIN)
         return rc;
-    return t->done == t->nbytes ? filled(comm, t) : 1;
+    /* What a network was handed must leave, too: nobody may come in later. */
+    t->leaving = rc == PC_AGAIN && t->done == t->nbytes;
+    t->finished = rc == PC_OK && t->done == t->nbytes;
+    return 1;
 }
 
 void pc__edge_queue_publish(struct pc_comm *comm, struct pc_edge_queue *queue)
@@ -213,77 +164,7 @@ void pc__edge_queue_publish(struct pc_comm *comm, struct pc_edge_queue *queue)
         return;
     queue->published = queue->fifo->received;
     queue->unpublished_bytes = 0;
-    if (comm->peers[queue->fifo->peer].remote)
-        comm->remote->credit(comm->wire, queue->fifo, queue->published);
-    else if (pc__raise(queue->fifo->in_credit, queue->published))
-        pc__wakeup_signal(comm, queue->fifo->peer);
-}
-
-/* Takes one step of what the sender offers. */
-static int fetch(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t,
-                 const struct offer *offer)
-{
-    struct pc_fifo *f = queue->fifo;
-    uint64_t left = t->nbytes - t->done, n = left < PC_CMA_BYTES ? left : PC_CMA_BYTES;
-    const struct pc_arena *theirs = (const struct pc_arena *)comm->peers[f->peer].arena;
-    int rc = PC_OK;
-    t->withdrawn = atomic_load_explicit(&theirs->withdrawn, memory_order_relaxed);
-    if (t->withdrawn)
-        return 0;
-    if (offer->heap == 0) {
-        rc = pc__cma_read(comm, f->peer, t->at + t->done, offer->address + t->done, n);
-    } else if (t->nbytes > comm->options.heap_bytes
-               || offer->heap - 1 > comm->options.heap_bytes - t->nbytes) {
-        rc = PC_INVALID;
-    } else {
-        const char *heap = comm->peers[f->peer].arena + comm->layout.heap;
-        memcpy(t->at + t->done, heap + offer->heap - 1 + t->done, n);
-    }
-    atomic_thread_fence(memory_order_acquire);
-    t->withdrawn = atomic_load_explicit(&theirs->withdrawn, memory_order_relaxed);
-    if (t->withdrawn)
-        return 0; /* it may have been overwritten, or freed, while it was read */
-    if (rc != PC_OK)
-        return pc__fail(&comm->p2p->error, rc, (int)f->peer, "the memory of rank %u cannot be read",
-                        f->peer);
-    t->done += n;
-    if (t->done == t->nbytes) {
-        f->received++;
-        pc__edge_queue_publish(comm, queue); /* the sender waits for it */
-        t->finished = true;
-    }
-    return 1;
-}
-
-/* Reads what the remote sender lends. */
-static int borrow(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t,
-                  const struct pc_rkey *loan)
-{
-    const struct pc_net_ops *remote = comm->remote;
-    struct pc_error *error = &comm->p2p->error;
-    int rc = PC_OK;
-    if (remote->borrow == NULL)
-        return pc__fail(error, PC_INVALID, (int)t->peer, "rank %u lends, and nobody can borrow",
-                        t->peer);
-    if (t->pull == NULL)
-        rc = remote->borrow(comm->wire, t->peer, t->at, t->nbytes, loan, &t->pull, error);
-    if (rc == PC_OK)
-        rc = remote->borrowed(comm->wire, t->pull, error);
-    if (rc <= 0)
-        return rc;
-    t->done = t->nbytes;
-    t->finished = true;
-    pc__transfer_release(comm, t);
-    queue->fifo->received++;
-    pc__edge_queue_publish(comm, queue); /* the sender waits for it */
-    return 1;
-}
-
-void pc__transfer_release(struct pc_comm *comm, struct pc_transfer *t)
-{
-    if (t->pull != NULL)
-        comm->remote->release(comm->wire, t->pull, t->finished);
-    t->pull = NULL;
+    pc__edge_credit(comm, queue->fifo, queue->published);
 }
 
 static int mismatch(struct pc_comm *comm, const struct pc_transfer *t, uint64_t theirs)
@@ -306,16 +187,9 @@ int pc__edge_queue_receive(struct pc_comm *comm, struct pc_edge_queue *queue, st
     if (line->signature != t->signature)
         return mismatch(comm, t, line->signature);
     uint64_t left = t->nbytes - t->done, n = line->nbytes;
-    if (line->place == PC_IN_SENDER && comm->peers[t->peer].remote) {
-        struct pc_rkey loan;
-        memcpy(&loan, line->bytes, sizeof loan);
-        return borrow(comm, queue, t, &loan);
-    }
-    if (line->place == PC_IN_SENDER) {
-        struct offer offer;
-        memcpy(&offer, line->bytes, sizeof offer);
-        return fetch(comm, queue, t, &offer);
-    }
+    const struct pc_rndv_ops *rndv = comm->peers[t->peer].rndv;
+    if (line->place == PC_IN_SENDER && rndv != NULL)
+        return rndv->read(comm, queue, t, line);
     const char *from = (const char *)line->bytes;
     uint64_t limit = PC_INLINE_BYTES;
     if (line->place != PC_IN_LINE) {

@@ -223,21 +223,19 @@ static int move(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_tra
 /* 1 when the head of a queue moved, 0 when it waits, or a code. */
 int pc__p2p_step(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t)
 {
-    uint32_t peer = queue->fifo->peer;
     if (t == NULL || t->finished)
         return 0;
+    uint32_t peer = queue->fifo->peer;
     if (peer == comm->options.rank)
         return meet(comm, queue);
-    bool remote = comm->peers[peer].remote;
     /* Looked at first: what the rank had sent before it went is still there. */
     bool gone = atomic_load_explicit(&comm->peers[peer].gone, memory_order_acquire);
     bool begun = t->done > 0 || t->offered > 0;
-    if (gone && !remote && t->direction == PC_DIRECTION_SEND && !begun)
+    if (gone && t->direction == PC_DIRECTION_SEND && !begun)
         return bereft(t, lost(comm, t, peer)); /* there may be room, but nobody reads it */
     int rc = move(comm, queue, t);
-    if (rc == 0 && remote) {
-        comm->remote->poll(comm->wire, peer);
-        const struct pc_error *fault = comm->remote->fault(comm->wire, peer);
+    if (rc == 0 && !pc__edge_mapped(queue->fifo)) { /* else the peer writes here itself */
+        const struct pc_error *fault = pc__net_poll(comm->net, peer);
         rc = move(comm, queue, t);
         if (rc == 0 && fault != NULL) {
             comm->p2p->error = *fault;
@@ -457,7 +455,7 @@ bool pc__p2p_sleep_begin(struct pc_comm *comm, uint64_t *until)
             uint64_t want;
             if (queue->head[d] == NULL)
                 continue;
-            if (d == PC_DIRECTION_RECV && queue->head[d]->pull != NULL)
+            if (d == PC_DIRECTION_RECV && queue->head[d]->rndv != NULL)
                 continue; /* its reads ring */
             if (queue->head[d]->withdrawn)
                 continue; /* whoever brings the news of why rings; or there is none */
@@ -485,6 +483,6 @@ void pc__p2p_sleep_end(struct pc_comm *comm)
                     pc__unmark(pc__edge_queue_waits(queue, d, &want));
             }
     pc__unlock(p);
-    if (comm->remote != NULL) /* whatever came ended the sleep, and would end the next */
-        comm->remote->progress(comm->wire);
+    if (pc__has_net(comm)) /* whatever came ended the sleep, and would end the next */
+        pc__net_progress(comm->net);
 }

@@ -20,7 +20,7 @@ struct pc_transfer {
     uint64_t done;        /* bytes that have been copied */
     uint64_t signature;   /* of what, dtype and nbytes, and tag; both ends must say the same */
     uint64_t tag;         /* of the call that a pairwise batch is */
-    struct pc_rndv *pull; /* the remote receiver reads it from where it lies; both ends */
+    struct pc_rndv *rndv; /* a network's receiver reads it from where it lies; both ends */
     uint64_t offered;     /* SEND: consumed messages that mean the peer has fetched it, or 0 */
     uint32_t peer;
     uint32_t direction; /* enum pc_direction */
@@ -119,7 +119,6 @@ int pc__edge_queue_receive(struct pc_comm *comm, struct pc_edge_queue *queue,
 void pc__edge_queue_publish(struct pc_comm *comm, struct pc_edge_queue *queue);
 struct pc_line *pc__edge_queue_waits(struct pc_edge_queue *queue, uint32_t direction,
                                      uint64_t *want);
-void pc__transfer_release(struct pc_comm *comm, struct pc_transfer *t);
 #define PC_NBYTES_BITS 48 /* of a signature; above are the dtype's code and a top bit set */
 #define PC_DTYPE_CODES (1u << (63 - PC_NBYTES_BITS))
 uint64_t pc__transfer_signature(uint32_t dtype, uint64_t nbytes);
@@ -138,7 +137,19 @@ static inline void pc__transfer_tag(struct pc_transfer *t, uint64_t tag)
     t->tag = tag;
 }
 
+/* How the receiver of a long message reads it from where it lies. */
+struct pc_rndv_ops {
+    /* Whether the peer would; the line then says from where. */
+    bool (*offer)(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t,
+                  struct pc_line *line);
+    /* Takes one step of it: 1 when it moved, 0 when it waits, or a code. */
+    int (*read)(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t,
+                const struct pc_line *line);
+};
+
+/* get.c: nothing reads the message of a network any more, unless all of it is here. */
+void pc__transfer_release(struct pc_comm *comm, struct pc_transfer *t);
+
 /* cma.c */
 bool pc__cma_usable(struct pc_comm *comm, uint32_t peer);
-int pc__cma_read(struct pc_comm *comm, uint32_t peer, void *to, uint64_t from, uint64_t nbytes);
 #endif

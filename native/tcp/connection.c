@@ -3,17 +3,18 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
-#include "tcp/connection.h"
+#include "tcp/tcp.h"
 
 #define PC_FRAMES_AT_ONCE 16
 #define PC_PAGES_FROM (32u << 10)
 #define PC_READS_AT_ONCE 16 /* so that one peer does not keep this rank from the others */
 
-struct pc_tcp_connection *pc__tcp_connection_new(uint32_t peer)
+struct pc_tcp_connection *pc__tcp_connection_new(struct pc_tcp_peer *peer)
 {
     struct pc_tcp_connection *conn = calloc(1, sizeof *conn);
     if (conn != NULL)
@@ -32,6 +33,13 @@ void pc__tcp_connection_free(struct pc_tcp_connection *conn)
     free(conn);
 }
 
+int pc__tcp_connection_watch(struct pc_tcp_connection *conn, int operation)
+{
+    struct epoll_event event
+        = {.events = conn->full ? EPOLLIN | EPOLLOUT : EPOLLIN, .data.ptr = conn};
+    return epoll_ctl(conn->peer->base.net->pause_epoll, operation, conn->fd, &event);
+}
+
 uint32_t pc__tcp_connection_queued(const struct pc_tcp_connection *conn)
 {
     return conn->tail - conn->head;
@@ -45,7 +53,7 @@ int pc__tcp_connection_push(struct pc_tcp_connection *conn, const struct pc_fram
     if (conn->queue == NULL)
         return PC_NOMEM;
     if (pc__tcp_connection_queued(conn) == PC_CONNECTION_FRAMES)
-        return PC_INVALID;
+        return PC_AGAIN;
     conn->queue[conn->tail++ % PC_CONNECTION_FRAMES] = (struct pc_tcp_send){*frame, bytes};
     return PC_OK;
 }
@@ -53,7 +61,8 @@ int pc__tcp_connection_push(struct pc_tcp_connection *conn, const struct pc_fram
 /* A peer that is gone, or the way to it. */
 static int lost(const struct pc_tcp_connection *conn, struct pc_error *error, const char *what)
 {
-    return pc__fail(error, PC_LOST, (int)conn->peer, "rank %u is lost: %s: %s", conn->peer, what,
+    uint32_t rank = conn->peer->base.rank;
+    return pc__fail(error, PC_LOST, (int)rank, "rank %u is lost: %s: %s", rank, what,
                     strerror(errno));
 }
 
@@ -118,13 +127,14 @@ static ssize_t send_pages(int fd, int file, off_t at, size_t nbytes)
 }
 
 /* Sends from what is queued; returns what send() does. */
-static ssize_t send_some(const struct pc_tcp_connection *conn, const struct pc_comm *comm)
+static ssize_t send_some(const struct pc_tcp_connection *conn)
 {
+    const struct pc_net *net = conn->peer->base.net;
     const struct pc_tcp_send *first = &conn->queue[conn->head % PC_CONNECTION_FRAMES];
     size_t header = sizeof first->frame;
     if (by_page(first) && conn->gone >= header) {
         size_t skip = conn->gone - header;
-        return send_pages(conn->fd, comm->shadow_fd, first->bytes + skip - comm->shadows,
+        return send_pages(conn->fd, net->shadow_fd, first->bytes + skip - net->shadows,
                           first->frame.nbytes - skip);
     }
     struct iovec parts[2 * PC_FRAMES_AT_ONCE];
@@ -133,11 +143,10 @@ static ssize_t send_some(const struct pc_tcp_connection *conn, const struct pc_c
     return sendmsg(conn->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
 }
 
-int pc__tcp_connection_flush(struct pc_tcp_connection *conn, const struct pc_comm *comm,
-                             struct pc_error *error)
+int pc__tcp_connection_flush(struct pc_tcp_connection *conn, struct pc_error *error)
 {
     while (conn->head != conn->tail) {
-        ssize_t n = send_some(conn, comm);
+        ssize_t n = send_some(conn);
         if (n >= 0) {
             advance(conn, (size_t)n);
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
@@ -158,8 +167,10 @@ static size_t smaller(size_t a, size_t b)
 }
 
 /* Takes frames out of what was read ahead, as far as it goes. */
-static int parse(struct pc_tcp_connection *conn, struct pc_comm *comm, struct pc_error *error)
+static int parse(struct pc_tcp_connection *conn, struct pc_error *error)
 {
+    struct pc_net_peer *peer = &conn->peer->base;
+    struct pc_comm *comm = peer->net->comm;
     int rc = PC_OK;
     for (;;) {
         size_t there = conn->end - conn->begin;
@@ -176,7 +187,7 @@ static int parse(struct pc_tcp_connection *conn, struct pc_comm *comm, struct pc
                 return PC_OK;
             memcpy(&conn->frame, conn->ahead + conn->begin, sizeof conn->frame);
             conn->begin += sizeof conn->frame;
-            rc = pc__frame_check(comm, conn->peer, &conn->frame, &conn->into, error);
+            rc = pc__frame_check(peer, &conn->frame, &conn->into, error);
             if (rc != PC_OK)
                 return rc;
             conn->rest = conn->frame.nbytes;
@@ -184,7 +195,7 @@ static int parse(struct pc_tcp_connection *conn, struct pc_comm *comm, struct pc
                 continue;
         }
         conn->into = NULL;
-        rc = pc__frame_land(comm, conn->peer, &conn->frame, error);
+        rc = pc__frame_land(peer, &conn->frame, error);
         if (rc < 0)
             return rc;
         if (rc > 0) /* another thread, or this one would not be here */
@@ -218,9 +229,9 @@ static void take(struct pc_tcp_connection *conn, size_t nbytes)
     conn->end += nbytes - n;
 }
 
-int pc__tcp_connection_read(struct pc_tcp_connection *conn, struct pc_comm *comm,
-                            struct pc_error *error)
+int pc__tcp_connection_read(struct pc_tcp_connection *conn, struct pc_error *error)
 {
+    uint32_t rank = conn->peer->base.rank;
     for (int turn = 0; turn < PC_READS_AT_ONCE && conn->reading; turn++) {
         struct iovec parts[2];
         int nparts = scatter(conn, parts);
@@ -237,11 +248,11 @@ int pc__tcp_connection_read(struct pc_tcp_connection *conn, struct pc_comm *comm
             if (n < 0)
                 return lost(conn, error, "receive");
             errno = 0;
-            return pc__fail(error, PC_LOST, (int)conn->peer, "rank %u is lost: it closed its %s",
-                            conn->peer, within ? "connection within a message" : "connection");
+            return pc__fail(error, PC_LOST, (int)rank, "rank %u is lost: it closed its %s", rank,
+                            within ? "connection within a message" : "connection");
         }
         take(conn, (size_t)n);
-        int rc = parse(conn, comm, error);
+        int rc = parse(conn, error);
         if (rc != PC_OK) {
             conn->reading = false;
             return rc;

@@ -9,35 +9,36 @@ static struct pc_line *line_of(const struct pc_fifo *f, uint64_t number)
     return &f->in_lines[number & (PC_LINES - 1)];
 }
 
-struct pc_frame pc__frame_message(const struct pc_fifo *f, uint64_t number, uint64_t nbytes)
+struct pc_frame pc__frame_message(const struct pc_net_edge *edge, uint64_t number, uint64_t nbytes)
 {
+    const struct pc_fifo *f = edge->fifo;
     const struct pc_line *line = &f->out_lines[number & (PC_LINES - 1)];
     return (struct pc_frame){.magic = PC_FRAME_MAGIC,
                              .kind = PC_FRAME_MESSAGE,
                              .channel = f->channel,
                              .nbytes = nbytes,
                              .count = number + 1,
-                             .credit = f->consumed,
+                             .credit = edge->consumed,
                              .signature = line->signature,
                              .place = line->place,
                              .piece = line->nbytes};
 }
 
-struct pc_frame pc__frame_credit(const struct pc_fifo *f)
+struct pc_frame pc__frame_credit(const struct pc_net_edge *edge)
 {
     return (struct pc_frame){.magic = PC_FRAME_MAGIC,
                              .kind = PC_FRAME_CREDIT,
-                             .channel = f->channel,
-                             .credit = f->consumed};
+                             .channel = edge->fifo->channel,
+                             .credit = edge->consumed};
 }
 
 /* Where the bytes go; NULL when they do not fit there. Messages of Programs have slots, transfers
  * lie where their line says. */
-static char *place_of(const struct pc_comm *comm, const struct pc_fifo *f,
-                      const struct pc_frame *frame, uint64_t *depth)
+static char *place_of(const struct pc_net_edge *edge, const struct pc_frame *frame, uint64_t *depth)
 {
-    uint64_t number = frame->count - 1, slots = comm->layout.slots, at;
-    uint64_t slot_bytes = comm->layout.slot_bytes;
+    const struct pc_layout *l = &edge->peer->net->comm->layout;
+    const struct pc_fifo *f = edge->fifo;
+    uint64_t number = frame->count - 1, slots = l->slots, slot_bytes = l->slot_bytes, at;
     bool transfer = frame->channel >= PC_MAX_CHANNELS;
     *depth = PC_LINES;
     if (transfer ? frame->place == PC_IN_LINE : frame->nbytes <= PC_INLINE_BYTES)
@@ -54,16 +55,17 @@ static char *place_of(const struct pc_comm *comm, const struct pc_fifo *f,
 
 /* A line takes every PC_LINES-th message, each exactly once, and never before the message that lies
  * where this one will go has been consumed. */
-static bool is_next(const struct pc_fifo *f, uint64_t count, uint64_t depth)
+static bool is_next(const struct pc_net_edge *edge, uint64_t count, uint64_t depth)
 {
     uint64_t before = count <= PC_LINES ? 0 : count - PC_LINES;
-    return count != 0 && count - 1 - f->consumed < depth
-           && pc__count(line_of(f, count - 1)) == before;
+    return count != 0 && count - 1 - edge->consumed < depth
+           && pc__count(line_of(edge->fifo, count - 1)) == before;
 }
 
-int pc__frame_check(struct pc_comm *comm, uint32_t peer, const struct pc_frame *frame, char **into,
+int pc__frame_check(struct pc_net_peer *from, const struct pc_frame *frame, char **into,
                     struct pc_error *error)
 {
+    uint32_t peer = from->rank;
     uint64_t depth;
     *into = NULL;
     if (frame->magic != PC_FRAME_MAGIC || frame->zero != 0
@@ -72,45 +74,44 @@ int pc__frame_check(struct pc_comm *comm, uint32_t peer, const struct pc_frame *
                    frame->kind, PC_FRAME_MAGIC);
     if (frame->channel >= PC_EDGE_CHANNELS)
         return BAD("is for channel %u of %u", peer, frame->channel, PC_EDGE_CHANNELS);
-    const struct pc_fifo *f = &comm->fifos[(size_t)peer * PC_EDGE_CHANNELS + frame->channel];
-    if (frame->credit > f->put)
+    const struct pc_net_edge *edge = &from->edges[frame->channel];
+    if (frame->credit > edge->put)
         return BAD("gives back %llu messages; %llu have been sent", peer,
-                   (unsigned long long)frame->credit, (unsigned long long)f->put);
+                   (unsigned long long)frame->credit, (unsigned long long)edge->put);
     if (frame->kind == PC_FRAME_CREDIT) {
         if (frame->nbytes | frame->count | frame->signature | frame->place | frame->piece)
             return BAD("holds a message besides its credit", peer);
         return PC_OK;
     }
-    char *place = place_of(comm, f, frame, &depth);
+    char *place = place_of(edge, frame, &depth);
     if (place == NULL)
         return BAD("holds %llu bytes, which do not fit where they belong", peer,
                    (unsigned long long)frame->nbytes);
-    if (!is_next(f, frame->count, depth))
+    if (!is_next(edge, frame->count, depth))
         return BAD("holds message %llu of channel %u; %llu have been consumed, and the rest may "
                    "come once each, %llu ahead",
                    peer, (unsigned long long)frame->count, frame->channel,
-                   (unsigned long long)f->consumed, (unsigned long long)depth);
+                   (unsigned long long)edge->consumed, (unsigned long long)depth);
     *into = place;
     return PC_OK;
 }
 
-int pc__frame_land(struct pc_comm *comm, uint32_t peer, const struct pc_frame *frame,
-                   struct pc_error *error)
+int pc__frame_land(struct pc_net_peer *from, const struct pc_frame *frame, struct pc_error *error)
 {
-    struct pc_fifo *f = &comm->fifos[(size_t)peer * PC_EDGE_CHANNELS + frame->channel];
+    uint32_t peer = from->rank;
+    struct pc_net_edge *edge = &from->edges[frame->channel];
+    struct pc_fifo *f = edge->fifo;
     int asleep = 0;
     if (frame->kind == PC_FRAME_MESSAGE) {
         struct pc_line *line = line_of(f, frame->count - 1);
-        if (!is_next(f, frame->count, PC_LINES)) /* it came twice, over two streams at once */
+        if (!is_next(edge, frame->count, PC_LINES)) /* it came twice, over two streams at once */
             return BAD("holds message %llu for the second time", peer,
                        (unsigned long long)frame->count);
         line->signature = frame->signature;
         line->place = frame->place;
         line->nbytes = frame->piece;
         asleep |= pc__raise(line, frame->count);
-        f->ahead = frame->count - f->consumed > 1;
-        if (frame->count > f->arrived)
-            f->arrived = frame->count;
+        edge->ahead = frame->count - edge->consumed > 1;
     }
     if (frame->credit > pc__count(f->out_credit)) /* of several streams, an older one may be late */
         asleep |= pc__raise(f->out_credit, frame->credit);

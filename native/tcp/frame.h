@@ -27,14 +27,13 @@ struct pc_frame {
 };
 _Static_assert(sizeof(struct pc_frame) == 48, "pc_frame is 48 bytes");
 
-struct pc_frame pc__frame_message(const struct pc_fifo *f, uint64_t number, uint64_t nbytes);
-struct pc_frame pc__frame_credit(const struct pc_fifo *f);
+struct pc_frame pc__frame_message(const struct pc_net_edge *edge, uint64_t number, uint64_t nbytes);
+struct pc_frame pc__frame_credit(const struct pc_net_edge *edge);
 
-/* Checks a header that came from `peer`; `into` is where its bytes go, all of which must come
+/* Checks a header that has come; `into` is where its bytes go, all of which must come
  * before it lands. */
-int pc__frame_check(struct pc_comm *comm, uint32_t peer, const struct pc_frame *frame, char **into,
+int pc__frame_check(struct pc_net_peer *from, const struct pc_frame *frame, char **into,
                     struct pc_error *error);
 /* Raises the counts. 1 when somebody sleeps on one. */
-int pc__frame_land(struct pc_comm *comm, uint32_t peer, const struct pc_frame *frame,
-                   struct pc_error *error);
+int pc__frame_land(struct pc_net_peer *from, const struct pc_frame *frame, struct pc_error *error);
 #endif

@@ -19,23 +19,17 @@
 #define PC_LOOK_NS UINT64_C(1000000)     /* what was posted comes back soon */
 #define PC_BROKEN_OFF "a transfer was broken off"
 
-void pc__schedule(struct pc_net *w, uint64_t when)
-{
-    if (w->due == 0 || when < w->due)
-        w->due = when;
-}
-
-static const char *rail_name(const struct pc_net *w, const struct pc_verbs_connection *conn)
+static const char *rail_name(const struct pc_verbs_net *w, const struct pc_verbs_connection *conn)
 {
     return w->rails[conn->rail].spec.device;
 }
 
-static void send_wireup(struct pc_net *w, struct pc_verbs_connection *conn,
+static void send_wireup(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
                         enum pc_wireup_kind kind, const void *body, size_t nbytes)
 {
     struct pc_verbs_peer *peer = conn->peer;
     int rc = pc__wireup_write(&peer->wireup, kind, conn->index, conn->turn, body, nbytes);
-    if (rc == PC_OK || peer->wireup.fd < 0)
+    if (rc == PC_OK || !peer->wireup.open)
         return;
     if (rc != PC_LOST) {
         pc__verbs_peer_fail(w, peer, rc, "there is no memory for a letter to it");
@@ -44,21 +38,21 @@ static void send_wireup(struct pc_net *w, struct pc_verbs_connection *conn,
     /* It takes no wireup messages any more. What it wrote before, perhaps that it closed and what
      * had landed by then, is read to the end, and only there it is lost. */
     shutdown(peer->wireup.fd, SHUT_RDWR);
-    w->events_pending = true;
+    w->base.events_pending = true;
 }
 
-static void destroy(struct pc_net *w, struct pc_verbs_connection *conn)
+static void destroy(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
 {
     if (conn->qp == NULL)
         return;
     pc__ib.destroy_qp(conn->qp);
     conn->qp = NULL;
     conn->receives = 0; /* what was posted has gone with it */
-    w->state.queue_pairs--;
+    w->base.state.queue_pairs--;
 }
 
 /* A fresh queue pair that is ready to receive what the other end will send. */
-static int make(struct pc_net *w, struct pc_verbs_connection *conn, struct pc_error *error)
+static int make(struct pc_verbs_net *w, struct pc_verbs_connection *conn, struct pc_error *error)
 {
     struct pc_ib_device *rail = &w->rails[conn->rail];
     if (conn->peer->aborted)
@@ -73,7 +67,7 @@ static int make(struct pc_net *w, struct pc_verbs_connection *conn, struct pc_er
         conn->qp = NULL;
         return rc;
     }
-    w->state.queue_pairs++;
+    w->base.state.queue_pairs++;
     conn->head = conn->tail = 0;
     conn->requests = conn->receives = conn->spent = 0;
     conn->bytes = 0;
@@ -81,28 +75,28 @@ static int make(struct pc_net *w, struct pc_verbs_connection *conn, struct pc_er
     return PC_OK;
 }
 
-static void postpone(struct pc_net *w, struct pc_verbs_connection *conn)
+static void postpone(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
 {
     conn->pause = conn->pause == 0 ? PC_FIRST_PAUSE_NS : 2 * conn->pause;
     if (conn->pause > PC_LONGEST_PAUSE_NS)
         conn->pause = PC_LONGEST_PAUSE_NS;
     conn->attempt = pc__now() + conn->pause;
     conn->peer->tries++;
-    pc__schedule(w, conn->attempt);
+    pc__net_schedule(&w->base, conn->attempt);
 }
 
 /* Why a connection fails or cannot be made: for the other end, and for whoever asks about the peer.
  */
-static void note(struct pc_net *w, struct pc_verbs_connection *conn, const char *why)
+static void note(struct pc_verbs_net *w, struct pc_verbs_connection *conn, const char *why)
 {
     struct pc_verbs_peer *peer = conn->peer;
     snprintf(conn->why, sizeof conn->why, "%.60s: %.250s", rail_name(w, conn), why);
-    if (!peer->ended) /* else it has been said why */
-        pc__fail(&peer->fault, 0, (int)peer->rank, "%s, path %u: %s", rail_name(w, conn),
+    if (!peer->base.ended) /* else it has been said why */
+        pc__fail(&peer->base.fault, 0, (int)peer->base.rank, "%s, path %u: %s", rail_name(w, conn),
                  conn->index, why);
 }
 
-int pc__connection_request(struct pc_net *w, struct pc_verbs_connection *conn)
+int pc__connection_request(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
 {
     struct pc_error error;
     if (!pc__ib_device_active(&w->rails[conn->rail])) {
@@ -122,16 +116,16 @@ int pc__connection_request(struct pc_net *w, struct pc_verbs_connection *conn)
     return PC_OK;
 }
 
-static void call(struct pc_net *w, struct pc_verbs_connection *conn,
+static void call(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
                  const struct pc_qp_info *theirs)
 {
     conn->state = PC_CONNECTION_REPLIED;
     conn->theirs = *theirs;
-    pc__schedule(w, conn->since);
+    pc__net_schedule(&w->base, conn->since);
 }
 
-void pc__connection_requested(struct pc_net *w, struct pc_verbs_connection *conn, uint32_t turn,
-                              const struct pc_qp_info *theirs)
+void pc__connection_requested(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
+                              uint32_t turn, const struct pc_qp_info *theirs)
 {
     struct pc_error error;
     if (conn->state != PC_CONNECTION_DOWN) {
@@ -150,7 +144,7 @@ void pc__connection_requested(struct pc_net *w, struct pc_verbs_connection *conn
     }
 }
 
-void pc__connection_replied(struct pc_net *w, struct pc_verbs_connection *conn, uint32_t turn,
+void pc__connection_replied(struct pc_verbs_net *w, struct pc_verbs_connection *conn, uint32_t turn,
                             const struct pc_qp_info *theirs)
 {
     if (conn->state == PC_CONNECTION_REQUESTED
@@ -158,19 +152,19 @@ void pc__connection_replied(struct pc_net *w, struct pc_verbs_connection *conn, 
         call(w, conn, theirs);
 }
 
-void pc__connection_connect(struct pc_net *w, struct pc_verbs_connection *conn)
+void pc__connection_connect(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
 {
     static const struct pc_send_op probe = {.frags = 1};
     struct pc_error error;
     conn->state = PC_CONNECTION_CONNECTING;
     conn->failed_early = false;
     struct pc_ib_device rail = w->rails[conn->rail]; /* as it is now: its port may change */
-    pthread_mutex_unlock(&w->lock);
+    pthread_mutex_unlock(&w->base.lock);
     int rc = pc__qp_connect(&rail, conn->qp, &conn->mine, &conn->theirs, &error);
-    pthread_mutex_lock(&w->lock);
+    pthread_mutex_lock(&w->base.lock);
     conn->state = PC_CONNECTION_PROBING;
-    pc__schedule(w, pc__now() + PC_LOOK_NS);
-    if (conn->peer->ended) {
+    pc__net_schedule(&w->base, pc__now() + PC_LOOK_NS);
+    if (conn->peer->base.ended) {
         pc__connection_close(w, conn, NULL);
         return;
     }
@@ -180,13 +174,13 @@ void pc__connection_connect(struct pc_net *w, struct pc_verbs_connection *conn)
         pc__post_receives(w, conn, PC_CONNECTION_RECV_WRS);
     if (conn->state == PC_CONNECTION_DRAINING)
         pc__connection_drain(w, conn);
-    else if (w->comm->options.rank < conn->peer->rank)
+    else if (w->base.comm->options.rank < conn->peer->base.rank)
         pc__post_message(w, conn, &probe);
     else
         send_wireup(w, conn, PC_WIREUP_REPLY, &conn->mine, sizeof conn->mine);
 }
 
-void pc__connection_up(struct pc_net *w, struct pc_verbs_connection *conn)
+void pc__connection_up(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
 {
     struct pc_verbs_peer *peer = conn->peer;
     if (conn->state != PC_CONNECTION_PROBING)
@@ -196,14 +190,14 @@ void pc__connection_up(struct pc_net *w, struct pc_verbs_connection *conn)
     peer->live++;
     peer->reached = true;
     peer->cut_off = 0;
-    w->state.live++;
-    w->state.revivals += conn->revived;
+    w->base.state.live++;
+    w->base.state.revivals += conn->revived;
     conn->revived = true;
-    pc__verbs_peer_dirty(w, peer);
-    w->events_pending = true; /* who waits for a connection should look */
+    pc__net_dirty(&peer->base);
+    w->base.events_pending = true; /* who waits for a connection should look */
 }
 
-void pc__connection_fail(struct pc_net *w, struct pc_verbs_connection *conn, const char *why)
+void pc__connection_fail(struct pc_verbs_net *w, struct pc_verbs_connection *conn, const char *why)
 {
     struct pc_verbs_peer *peer = conn->peer;
     if (conn->state == PC_CONNECTION_DOWN || conn->state >= PC_CONNECTION_DRAINING)
@@ -217,8 +211,8 @@ void pc__connection_fail(struct pc_net *w, struct pc_verbs_connection *conn, con
     }
     if (conn->state == PC_CONNECTION_UP) {
         peer->live--;
-        w->state.live--;
-        w->state.failures++;
+        w->base.state.live--;
+        w->base.state.failures++;
         if (now - conn->since > PC_LONGEST_PAUSE_NS) /* it was good for a while */
             conn->pause = 0;
         if (peer->live == 0) {
@@ -230,98 +224,99 @@ void pc__connection_fail(struct pc_net *w, struct pc_verbs_connection *conn, con
     conn->since = now;
     struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_ERR};
     pc__ib.modify_qp(conn->qp, &attributes, IBV_QP_STATE);
-    pc__schedule(w, now + PC_LOOK_NS);
+    pc__net_schedule(&w->base, now + PC_LOOK_NS);
 }
 
-void pc__received_so_far(struct pc_net *w, const struct pc_verbs_peer *peer, const char *why,
+void pc__received_so_far(const struct pc_verbs_peer *peer, const char *why,
                          struct pc_wireup_received *out)
 {
-    const struct pc_fifo *fifos = &w->comm->fifos[(size_t)peer->rank * PC_EDGE_CHANNELS];
     memset(out, 0, sizeof *out);
-    for (uint32_t c = 0; c < PC_EDGE_CHANNELS; c++)
+    for (uint32_t c = 0; c < PC_EDGE_CHANNELS; c++) {
+        const struct pc_net_edge *edge = &peer->base.edges[c];
         for (uint32_t i = 0; i < PC_LINES; i++)
-            out->counts[c * PC_LINES + i] = (uint32_t)pc__count(&fifos[c].in_lines[i]);
-    memcpy(out->frags, peer->come, sizeof out->frags);
+            out->counts[c * PC_LINES + i] = (uint32_t)pc__count(&edge->fifo->in_lines[i]);
+        memcpy(out->frags + c * PC_LINES, edge->come, PC_LINES);
+    }
     snprintf(out->why, sizeof out->why, "%s", why);
 }
 
 static bool has_landed(const struct pc_send_op *op, const struct pc_wireup_received *landed)
 {
     uint32_t line = (uint32_t)op->number & (PC_LINES - 1);
-    uint32_t at = op->fifo->channel * PC_LINES + line;
+    uint32_t at = op->edge->fifo->channel * PC_LINES + line;
     return (int32_t)(landed->counts[at] - (uint32_t)(op->number + 1)) >= 0
            || (op->frags > 1 && landed->frags[at] >> op->frag & 1);
 }
 
 /* Both ends have let go. What had not landed goes by another connection. */
-static void down(struct pc_net *w, struct pc_verbs_connection *conn)
+static void down(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
 {
     struct pc_verbs_peer *peer = conn->peer;
     while (conn->tail != conn->head) { /* the last one first: each is put before the queue */
         const struct pc_send_op *op = &conn->ops[--conn->tail % PC_CONNECTION_SEND_OPS];
-        w->in_flight--;
+        w->base.in_flight--;
         if (op->rndv != NULL && op->rndv->broken)
             pc__rndv_read_failed(w, op->rndv);
         else if (op->rndv != NULL)
-            pc__verbs_peer_queue(w, peer, op, true);
-        if (op->fifo == NULL)
+            pc__net_queue(&peer->base, op, true);
+        if (op->edge == NULL)
             continue;
         if (has_landed(op, conn->landed)) {
-            pc__verbs_peer_count_pending(w, peer, op->fifo, -1);
+            pc__net_count(op->edge, -1);
         } else {
-            pc__verbs_peer_queue(w, peer, op, true);
-            w->state.replayed++;
+            pc__net_queue(&peer->base, op, true);
+            w->base.state.replayed++;
         }
     }
     /* Credit says how much in all, so that it may be said twice. */
-    peer->owed = (1u << PC_EDGE_CHANNELS) - 1;
+    peer->base.owed = (1u << PC_EDGE_CHANNELS) - 1;
     for (uint32_t c = 0; c < PC_EDGE_CHANNELS; c++)
-        w->comm->fifos[(size_t)peer->rank * PC_EDGE_CHANNELS + c].returned = 0;
-    pc__verbs_peer_dirty(w, peer);
+        peer->base.edges[c].told = 0;
+    pc__net_dirty(&peer->base);
     conn->state = PC_CONNECTION_DOWN;
     uint64_t took = pc__now() - conn->since;
-    if (took > w->state.recovery_ns && conn->revived)
-        w->state.recovery_ns = took;
+    if (took > w->base.state.recovery_ns && conn->revived)
+        w->base.state.recovery_ns = took;
     free(conn->landed);
     conn->landed = NULL;
-    if (w->comm->options.rank < peer->rank)
+    if (w->base.comm->options.rank < peer->base.rank)
         postpone(w, conn);
-    w->events_pending = true;
+    w->base.events_pending = true;
 }
 
 /* This end lets go, and says so. */
-static void fence(struct pc_net *w, struct pc_verbs_connection *conn)
+static void fence(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
 {
     destroy(w, conn);
     conn->state = PC_CONNECTION_FENCED;
     struct pc_wireup_received landed;
-    pc__received_so_far(w, conn->peer, conn->why, &landed);
+    pc__received_so_far(conn->peer, conn->why, &landed);
     send_wireup(w, conn, PC_WIREUP_FENCED, &landed, sizeof landed);
     if (conn->answered && conn->state == PC_CONNECTION_FENCED)
         down(w, conn);
 }
 
-void pc__connection_abort(struct pc_net *w, struct pc_verbs_connection *conn)
+void pc__connection_abort(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
 {
     pc__connection_fail(w, conn, PC_BROKEN_OFF);
     if (conn->state == PC_CONNECTION_DRAINING)
         fence(w, conn);
 }
 
-void pc__connection_drain(struct pc_net *w, struct pc_verbs_connection *conn)
+void pc__connection_drain(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
 {
     bool back = conn->receives == 0 && (conn->head == conn->tail || conn->flushed);
     if (conn->state != PC_CONNECTION_DRAINING)
         return;
     uint64_t now = pc__now();
     if (!back && now - conn->since < PC_FLUSH_NS) {
-        pc__schedule(w, now + PC_LOOK_NS);
+        pc__net_schedule(&w->base, now + PC_LOOK_NS);
         return;
     }
     fence(w, conn);
 }
 
-void pc__connection_fenced(struct pc_net *w, struct pc_verbs_connection *conn, uint32_t turn,
+void pc__connection_fenced(struct pc_verbs_net *w, struct pc_verbs_connection *conn, uint32_t turn,
                            const struct pc_wireup_received *landed)
 {
     if (turn != conn->turn || conn->state == PC_CONNECTION_DOWN || conn->answered)
@@ -342,13 +337,13 @@ void pc__connection_fenced(struct pc_net *w, struct pc_verbs_connection *conn, u
         pc__connection_drain(w, conn);
 }
 
-void pc__connection_close(struct pc_net *w, struct pc_verbs_connection *conn,
+void pc__connection_close(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
                           const struct pc_wireup_received *landed)
 {
     struct pc_verbs_peer *peer = conn->peer;
     if (conn->state == PC_CONNECTION_UP) {
         peer->live--;
-        w->state.live--;
+        w->base.state.live--;
     }
     if (conn->state == PC_CONNECTION_CONNECTING)
         return; /* whoever connects it comes back here */
@@ -357,14 +352,14 @@ void pc__connection_close(struct pc_net *w, struct pc_verbs_connection *conn,
     conn->attempt = 0;
     for (; conn->head != conn->tail; conn->head++) {
         const struct pc_send_op *op = &conn->ops[conn->head % PC_CONNECTION_SEND_OPS];
-        w->in_flight--;
+        w->base.in_flight--;
         if (op->rndv != NULL)
             pc__rndv_read_failed(w, op->rndv);
-        if (op->fifo == NULL)
+        if (op->edge == NULL)
             continue;
-        pc__verbs_peer_count_pending(w, peer, op->fifo, -1);
+        pc__net_count(op->edge, -1);
         if (landed == NULL || !has_landed(op, landed))
-            pc__verbs_peer_mark_undeliverable(w, peer, op->fifo);
+            pc__net_undeliverable(op->edge);
     }
     free(conn->landed);
     conn->landed = NULL;

@@ -20,7 +20,7 @@ static int access_of(enum pc_direction direction)
     return direction == PC_DIRECTION_SEND ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_LOCAL_WRITE;
 }
 
-static struct pc_rndv *begin(struct pc_net *w, struct pc_verbs_peer *peer,
+static struct pc_rndv *begin(struct pc_verbs_net *w, struct pc_verbs_peer *peer,
                              enum pc_direction direction, const void *at, uint64_t nbytes,
                              struct pc_error *error)
 {
@@ -58,28 +58,28 @@ static void end(struct pc_rndv *rndv)
     free(rndv);
 }
 
-int pc__rndv_expose(struct pc_net *w, uint32_t rank, const void *at, uint64_t nbytes,
-                    struct pc_rkey *loan, struct pc_rndv **out)
+int pc__rndv_expose(struct pc_net_peer *base, const void *at, uint64_t nbytes, void *rkey,
+                    struct pc_rndv **out)
 {
-    struct pc_verbs_peer *peer = &w->peers[rank];
+    struct pc_verbs_peer *peer = (struct pc_verbs_peer *)base;
+    struct pc_verbs_net *w = (struct pc_verbs_net *)base->net;
     struct pc_error error;
     int rc = PC_UNMAPPABLE;
-    pthread_mutex_lock(&w->lock);
-    struct pc_rndv *rndv = peer->hello_received && !peer->ended
+    struct pc_rndv *rndv = peer->hello_received && !peer->base.ended
                                ? begin(w, peer, PC_DIRECTION_SEND, at, nbytes, &error)
                                : NULL;
     if (rndv != NULL && rndv->cached != NULL) {
         const struct pc_mr *region = rndv->cached->handle;
-        *loan = (struct pc_rkey){.address = (uintptr_t)at};
+        rndv->rkey.address = (uintptr_t)at;
         for (uint32_t i = 0; i < w->nrails; i++)
-            loan->keys[i] = region->with[i]->rkey;
+            rndv->rkey.keys[i] = region->with[i]->rkey;
+        memcpy(rkey, &rndv->rkey, sizeof rndv->rkey);
         rndv->lent = true;
         *out = rndv;
         rc = PC_OK;
     } else if (rndv != NULL) {
         end(rndv);
     }
-    pc__net_unlock(w);
     return rc;
 }
 
@@ -91,7 +91,7 @@ uint32_t pc__rndv_lkey(const struct pc_rndv *rndv, uint32_t rail)
 }
 
 /* Asks for more, as far as it goes: the whole, or what the bounce buffer holds. */
-static void ask(struct pc_net *w, struct pc_rndv *rndv)
+static void ask(struct pc_verbs_net *w, struct pc_rndv *rndv)
 {
     uint64_t limit = rndv->cached ? rndv->nbytes : rndv->came + PC_BOUNCE_BYTES;
     if (limit > rndv->nbytes)
@@ -103,19 +103,20 @@ static void ask(struct pc_net *w, struct pc_rndv *rndv)
             = limit - rndv->asked < PC_RNDV_READ_BYTES ? limit - rndv->asked : PC_RNDV_READ_BYTES;
         char *to = rndv->cached ? rndv->into + rndv->asked : rndv->peer->bounce_at;
         struct pc_send_op op = {.rndv = rndv,
-                                .number = rndv->loan.address + rndv->asked,
+                                .number = rndv->rkey.address + rndv->asked,
                                 .data = to,
                                 .nbytes = n,
                                 .frags = 1};
         rndv->asked += n;
         rndv->reads++;
         w->reads++;
-        if (rndv->peer->head != rndv->peer->tail || !pc__verbs_peer_send(w, rndv->peer, &op))
-            pc__verbs_peer_queue(w, rndv->peer, &op, false);
+        if (rndv->peer->base.head != rndv->peer->base.tail
+            || pc__verbs_send(&rndv->peer->base, &op) != PC_OK)
+            pc__net_queue(&rndv->peer->base, &op, false);
     }
 }
 
-void pc__rndv_read_failed(struct pc_net *w, struct pc_rndv *rndv)
+void pc__rndv_read_failed(struct pc_verbs_net *w, struct pc_rndv *rndv)
 {
     rndv->reads--;
     w->reads--;
@@ -123,7 +124,7 @@ void pc__rndv_read_failed(struct pc_net *w, struct pc_rndv *rndv)
         end(rndv);
 }
 
-void pc__rndv_read_done(struct pc_net *w, struct pc_rndv *rndv, uint64_t nbytes)
+void pc__rndv_read_done(struct pc_verbs_net *w, struct pc_rndv *rndv, uint64_t nbytes)
 {
     if (rndv->broken) {
         pc__rndv_read_failed(w, rndv);
@@ -137,47 +138,44 @@ void pc__rndv_read_done(struct pc_net *w, struct pc_rndv *rndv, uint64_t nbytes)
     ask(w, rndv);
 }
 
-int pc__rndv_get(struct pc_net *w, uint32_t rank, void *into, uint64_t nbytes,
-                 const struct pc_rkey *loan, struct pc_rndv **out, struct pc_error *error)
+int pc__rndv_get(struct pc_net_peer *base, void *into, uint64_t nbytes, const void *rkey,
+                 struct pc_rndv **out, struct pc_error *error)
 {
-    struct pc_verbs_peer *peer = &w->peers[rank];
-    pthread_mutex_lock(&w->lock);
+    struct pc_verbs_peer *peer = (struct pc_verbs_peer *)base;
+    struct pc_verbs_net *w = (struct pc_verbs_net *)base->net;
     struct pc_rndv *rndv = NULL;
-    if (peer->ended)
-        *error = peer->fault;
+    if (peer->base.ended)
+        *error = peer->base.fault;
     else
         rndv = begin(w, peer, PC_DIRECTION_RECV, into, nbytes, error);
     int rc = rndv == NULL ? error->code : PC_OK;
     if (rndv != NULL && rndv->cached == NULL && peer->bouncing) {
         end(rndv); /* the other channel's transfer has it: later */
-        rndv = NULL;
+        return PC_AGAIN;
     } else if (rndv != NULL) {
         peer->bouncing = peer->bouncing || rndv->cached == NULL;
-        rndv->loan = *loan;
+        memcpy(&rndv->rkey, rkey, sizeof rndv->rkey);
         ask(w, rndv);
     }
     *out = rndv;
-    pc__net_unlock(w);
     return rc;
 }
 
-int pc__rndv_test(struct pc_net *w, struct pc_rndv *rndv, struct pc_error *error)
+int pc__rndv_test(struct pc_net_peer *peer, struct pc_rndv *rndv, struct pc_error *error)
 {
-    pthread_mutex_lock(&w->lock);
-    int rc = rndv != NULL && rndv->came == rndv->nbytes;
-    if (rndv != NULL && rc == 0 && rndv->peer->ended) {
-        *error = rndv->peer->fault;
-        rc = error->code;
-    }
-    pc__net_unlock(w);
-    return rc;
+    if (rndv->came == rndv->nbytes)
+        return 1;
+    if (!peer->ended)
+        return 0;
+    *error = peer->fault;
+    return error->code;
 }
 
 /* The user may write or free that memory next: nothing more may come, nor be read. A new connection
  * would let what waits for one go on, here and at the other end, so that none is made. The other
  * end is told, as it would take a rank without connections for one that is gone; why, it hears from
  * this rank's user, who may be elsewhere for long. */
-static void withdraw(struct pc_net *w, struct pc_verbs_peer *peer)
+static void withdraw(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
 {
     if (!peer->aborted) /* who cannot be told has gone, which is noticed when reading */
         (void)pc__wireup_write(&peer->wireup, PC_WIREUP_ABORTED, 0, 0, "", 0);
@@ -186,10 +184,10 @@ static void withdraw(struct pc_net *w, struct pc_verbs_peer *peer)
         pc__connection_abort(w, &peer->conns[i]);
 }
 
-void pc__rndv_release(struct pc_net *w, struct pc_rndv *rndv, bool taken)
+void pc__rndv_release(struct pc_net_peer *base, struct pc_rndv *rndv, bool taken)
 {
-    struct pc_verbs_peer *peer = rndv->peer;
-    pthread_mutex_lock(&w->lock);
+    struct pc_verbs_peer *peer = (struct pc_verbs_peer *)base;
+    struct pc_verbs_net *w = (struct pc_verbs_net *)base->net;
     bool underway = rndv->reads != 0 || (rndv->lent && !taken);
     rndv->broken = true;
     if (rndv->cached == NULL)
@@ -199,7 +197,6 @@ void pc__rndv_release(struct pc_net *w, struct pc_rndv *rndv, bool taken)
     if (underway)
         withdraw(w, peer);
     pc__rndv_read_failed(w, rndv);
-    pc__net_unlock(w);
 }
 
 void pc__rndv_close_all(struct pc_verbs_peer *peer)

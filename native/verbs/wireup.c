@@ -13,15 +13,16 @@
 void pc__wireup_open(struct pc_wireup *wireup, int fd)
 {
     wireup->fd = fd;
+    wireup->open = true;
     wireup->nin = 0;
 }
 
 void pc__wireup_close(struct pc_wireup *wireup)
 {
-    if (wireup->fd >= 0)
+    if (wireup->open)
         close(wireup->fd);
     free(wireup->out);
-    wireup->fd = -1;
+    wireup->open = false;
     wireup->out = NULL;
     wireup->nout = wireup->room = 0;
 }
@@ -49,7 +50,7 @@ int pc__wireup_write(struct pc_wireup *wireup, enum pc_wireup_kind kind, uint32_
                                       .conn = (uint16_t)conn,
                                       .turn = turn,
                                       .nbytes = (uint32_t)nbytes};
-    if (wireup->fd < 0)
+    if (!wireup->open)
         return PC_LOST;
     if (!reserve(wireup, sizeof header + nbytes))
         return PC_NOMEM;
@@ -61,7 +62,7 @@ int pc__wireup_write(struct pc_wireup *wireup, enum pc_wireup_kind kind, uint32_
 
 int pc__wireup_flush(struct pc_wireup *wireup)
 {
-    while (wireup->nout != 0 && wireup->fd >= 0) {
+    while (wireup->nout != 0 && wireup->open) {
         ssize_t n = send(wireup->fd, wireup->out, wireup->nout, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0 && errno == EINTR)
             continue;
@@ -74,7 +75,7 @@ int pc__wireup_flush(struct pc_wireup *wireup)
         wireup->nout -= (size_t)n;
         memmove(wireup->out, wireup->out + n, wireup->nout);
     }
-    return wireup->fd >= 0 ? PC_OK : PC_LOST;
+    return wireup->open ? PC_OK : PC_LOST;
 }
 
 static bool is_wireup(const struct pc_wireup_header *header)
@@ -97,7 +98,7 @@ int pc__wireup_read(struct pc_wireup *wireup)
     size_t want = sizeof wireup->in.header;
     if (wireup->nin >= want && wireup->nin == want + wireup->in.header.nbytes)
         wireup->nin = 0; /* the last one has been dealt with */
-    while (wireup->fd >= 0) {
+    while (wireup->open) {
         want = sizeof wireup->in.header;
         if (wireup->nin >= want) {
             if (!is_wireup(&wireup->in.header))

@@ -58,8 +58,9 @@ union pc_wireup_body {
 };
 
 struct pc_wireup { /* both directions of one socket */
-    int fd;        /* -1: none, or ended */
-    char *out;     /* what has not been sent */
+    int fd;
+    bool open;
+    char *out; /* what has not been sent */
     size_t nout, room;
     size_t nin;
     struct {

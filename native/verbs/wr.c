@@ -24,7 +24,7 @@ enum request { RECEIVE, DATA, LAST };
 
 static uint64_t number_of(const struct pc_verbs_connection *conn, uint32_t op, enum request kind)
 {
-    return (uint64_t)conn->peer->rank << 48 | (uint64_t)conn->index << 40
+    return (uint64_t)conn->peer->base.rank << 48 | (uint64_t)conn->index << 40
            | (uint64_t)(conn->turn & 0xffff) << 24 | (uint64_t)(op & 0xffff) << 8 | kind;
 }
 
@@ -42,18 +42,18 @@ static uint32_t immediate(uint32_t channel, enum imm_kind imm_kind, uint64_t cre
 
 static uint32_t immediate_of(const struct pc_send_op *op)
 {
-    const struct pc_fifo *f = op->fifo;
-    if (f == NULL)
+    const struct pc_net_edge *edge = op->edge;
+    if (edge == NULL)
         return immediate(PC_CHANNEL_PROBE, CREDIT, 0);
     if (op->frags == 1)
-        return immediate(f->channel, MESSAGE, f->consumed);
-    return immediate(f->channel, PIECE, 0) | (op->frags - 1u) << PC_IMM_FRAGS
+        return immediate(edge->fifo->channel, MESSAGE, edge->consumed);
+    return immediate(edge->fifo->channel, PIECE, 0) | (op->frags - 1u) << PC_IMM_FRAGS
            | (uint32_t)op->frag << PC_IMM_FRAG
            | ((uint32_t)op->number & (PC_LINES - 1)) << PC_IMM_LINE;
 }
 
-static int post(struct pc_net *w, struct pc_verbs_connection *conn, struct ibv_send_wr *requests,
-                const struct pc_send_op *op)
+static int post(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
+                struct ibv_send_wr *requests, const struct pc_send_op *op)
 {
     struct ibv_send_wr *bad;
     int error = ibv_post_send(conn->qp, requests, &bad);
@@ -62,21 +62,21 @@ static int post(struct pc_net *w, struct pc_verbs_connection *conn, struct ibv_s
         return PC_LOST;
     }
     conn->ops[conn->tail++ % PC_CONNECTION_SEND_OPS] = *op;
-    w->in_flight++;
+    w->base.in_flight++;
     conn->requests += op->requests;
     conn->bytes += op->nbytes + PC_LINE_BYTES;
-    w->state.bytes[conn->rail] += op->nbytes;
+    w->base.state.bytes[conn->rail] += op->nbytes;
     return PC_OK;
 }
 
 /* The data, if they do not lie in the line: into the peer's slot. */
-static bool describe_data(const struct pc_net *w, const struct pc_verbs_connection *conn,
+static bool describe_data(const struct pc_verbs_net *w, const struct pc_verbs_connection *conn,
                           const struct pc_send_op *op, struct ibv_sge *span,
                           struct ibv_send_wr *request)
 {
     const struct pc_verbs_peer *peer = conn->peer;
-    const char *line = (const char *)&op->fifo->out_lines[op->number & (PC_LINES - 1)];
-    const char *slots = w->comm->fifos[(size_t)peer->rank * PC_EDGE_CHANNELS].out_data;
+    const char *line = (const char *)&op->edge->fifo->out_lines[op->number & (PC_LINES - 1)];
+    const char *slots = peer->base.edges[0].fifo->out_data;
     if (op->nbytes == 0 || (op->data >= line && op->data < line + PC_LINE_BYTES))
         return false;
     *span = (struct ibv_sge){.addr = (uintptr_t)op->data,
@@ -95,21 +95,20 @@ static bool describe_data(const struct pc_net *w, const struct pc_verbs_connecti
 
 /* The line: with its count, which says that all is there; or without, when fragments go by several
  * connections, and the peer counts them. */
-static void describe_line(const struct pc_net *w, const struct pc_verbs_connection *conn,
-                          const struct pc_send_op *op, struct ibv_sge *span,
-                          struct ibv_send_wr *request)
+static void describe_line(const struct pc_verbs_connection *conn, const struct pc_send_op *op,
+                          struct ibv_sge *span, struct ibv_send_wr *request)
 {
     const struct pc_verbs_peer *peer = conn->peer;
-    const struct pc_line *lines = w->comm->fifos[(size_t)peer->rank * PC_EDGE_CHANNELS].out_lines;
+    const struct pc_line *lines = peer->base.edges[0].fifo->out_lines;
     *request = (struct ibv_send_wr){.wr_id = number_of(conn, conn->tail, LAST),
                                     .opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
                                     .send_flags = IBV_SEND_SIGNALED | IBV_SEND_SOLICITED,
                                     .imm_data = htonl(immediate_of(op))};
     request->wr.rdma.remote_addr = peer->hello.lines;
     request->wr.rdma.rkey = peer->hello.rails[conn->their_rail].lines_key;
-    if (op->fifo == NULL)
+    if (op->edge == NULL)
         return;
-    const struct pc_line *line = &op->fifo->out_lines[op->number & (PC_LINES - 1)];
+    const struct pc_line *line = &op->edge->fifo->out_lines[op->number & (PC_LINES - 1)];
     *span = (struct ibv_sge){.addr = (uintptr_t)line,
                              .length = op->frags == 1 ? PC_LINE_BYTES
                                                       : (uint32_t)offsetof(struct pc_line, count)};
@@ -119,7 +118,7 @@ static void describe_line(const struct pc_net *w, const struct pc_verbs_connecti
     request->wr.rdma.remote_addr += (uint64_t)((const char *)line - (const char *)lines);
 }
 
-static int post_read(struct pc_net *w, struct pc_verbs_connection *conn,
+static int post_read(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
                      const struct pc_send_op *op)
 {
     struct pc_send_op sent = *op;
@@ -132,21 +131,20 @@ static int post_read(struct pc_net *w, struct pc_verbs_connection *conn,
                                   .sg_list = &span,
                                   .num_sge = 1};
     request.wr.rdma.remote_addr = op->number;
-    request.wr.rdma.rkey = op->rndv->loan.keys[conn->their_rail];
+    request.wr.rdma.rkey = op->rndv->rkey.keys[conn->their_rail];
     sent.requests = 1;
     return post(w, conn, &request, &sent);
 }
 
-int pc__post_message(struct pc_net *w, struct pc_verbs_connection *conn,
+int pc__post_message(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
                      const struct pc_send_op *op)
 {
     struct pc_send_op sent = *op;
-    struct pc_fifo *f = op->fifo;
     struct ibv_sge spans[2];
     struct ibv_send_wr data = {0}, last, *first = &last;
     if (op->rndv != NULL)
         return post_read(w, conn, op);
-    bool has_data = f != NULL && describe_data(w, conn, op, &spans[0], &data);
+    bool has_data = op->edge != NULL && describe_data(w, conn, op, &spans[0], &data);
     sent.requests = 1;
     if (op->frag != 0) { /* the line goes with fragment 0 */
         data.wr_id = number_of(conn, conn->tail, LAST);
@@ -155,7 +153,7 @@ int pc__post_message(struct pc_net *w, struct pc_verbs_connection *conn,
         data.imm_data = htonl(immediate_of(op));
         first = &data;
     } else {
-        describe_line(w, conn, op, &spans[1], &last);
+        describe_line(conn, op, &spans[1], &last);
         if (has_data) {
             data.next = &last;
             first = &data;
@@ -163,30 +161,30 @@ int pc__post_message(struct pc_net *w, struct pc_verbs_connection *conn,
         }
     }
     int rc = post(w, conn, first, &sent);
-    if (rc == PC_OK && f != NULL && op->frags == 1) {
-        f->returned = f->consumed;
-        conn->peer->owed &= ~(UINT32_C(1) << f->channel);
-    }
+    if (rc == PC_OK && op->edge != NULL && op->frags == 1)
+        pc__net_told(op->edge);
     return rc;
 }
 
-int pc__post_credit(struct pc_net *w, struct pc_verbs_connection *conn, struct pc_fifo *f)
+int pc__post_credit(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
+                    struct pc_net_edge *edge)
 {
     const struct pc_wireup_hello *hello = &conn->peer->hello;
     struct pc_send_op op = {.requests = 1, .frags = 1};
-    struct ibv_send_wr request = {.wr_id = number_of(conn, conn->tail, LAST),
-                                  .opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
-                                  .send_flags = IBV_SEND_SIGNALED | IBV_SEND_SOLICITED,
-                                  .imm_data = htonl(immediate(f->channel, CREDIT, f->consumed))};
+    struct ibv_send_wr request
+        = {.wr_id = number_of(conn, conn->tail, LAST),
+           .opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
+           .send_flags = IBV_SEND_SIGNALED | IBV_SEND_SOLICITED,
+           .imm_data = htonl(immediate(edge->fifo->channel, CREDIT, edge->consumed))};
     request.wr.rdma.remote_addr = hello->lines;
     request.wr.rdma.rkey = hello->rails[conn->their_rail].lines_key;
     int rc = post(w, conn, &request, &op);
     if (rc == PC_OK)
-        f->returned = f->consumed;
+        pc__net_told(edge);
     return rc;
 }
 
-int pc__post_receives(struct pc_net *w, struct pc_verbs_connection *conn, uint32_t n)
+int pc__post_receives(struct pc_verbs_net *w, struct pc_verbs_connection *conn, uint32_t n)
 {
     struct ibv_recv_wr requests[PC_REPOST_BATCH], *bad;
     for (uint32_t posted = 0; posted < n;) {
@@ -207,48 +205,33 @@ int pc__post_receives(struct pc_net *w, struct pc_verbs_connection *conn, uint32
 
 /* The peer has said how much it has consumed; of several connections, an older word may come late.
  */
-static void receive_credit(struct pc_net *w, struct pc_verbs_peer *peer, struct pc_fifo *f,
-                           uint32_t said)
+static void receive_credit(struct pc_verbs_net *w, struct pc_verbs_peer *peer,
+                           const struct pc_net_edge *edge, uint32_t said)
 {
+    struct pc_fifo *f = edge->fifo;
     uint64_t known = pc__count(f->out_credit);
     uint32_t more = (said - (uint32_t)known) & PC_IMM_CREDIT;
     if (more > PC_IMM_CREDIT / 2)
         return;
-    if (known + more > f->put) {
+    if (known + more > edge->put) {
         pc__verbs_peer_fail(w, peer, PC_LOST, "it gave back more messages than were sent");
         return;
     }
     pc__raise(f->out_credit, known + more); /* who sleeps is woken by whoever reaped */
 }
 
-/* A fragment has come; true when that makes the message whole. What a connection has brought is in
- * memory when its completion is seen, and only then is the count raised, here. */
-static bool receive_frag(struct pc_verbs_peer *peer, struct pc_fifo *f, uint32_t imm)
-{
-    uint32_t number = imm >> PC_IMM_LINE & (PC_LINES - 1);
-    uint32_t frags = (imm >> PC_IMM_FRAGS & 7) + 1, frag = imm >> PC_IMM_FRAG & 7;
-    uint8_t *come = &peer->come[f->channel * PC_LINES + number];
-    *come |= (uint8_t)(1u << frag);
-    if (*come != (1u << frags) - 1)
-        return false;
-    *come = 0;
-    struct pc_line *line = &f->in_lines[number];
-    uint64_t count = pc__count(line);
-    pc__raise(line, count == 0 ? number + 1 : count + PC_LINES); /* who sleeps is woken later */
-    return true;
-}
-
-static void receive(struct pc_net *w, struct pc_verbs_connection *conn, uint32_t imm)
+static void receive(struct pc_verbs_net *w, struct pc_verbs_connection *conn, uint32_t imm)
 {
     struct pc_verbs_peer *peer = conn->peer;
     uint32_t channel = imm >> PC_IMM_CHANNEL, imm_kind = imm >> PC_IMM_KIND & 3;
     pc__connection_up(w, conn);
     if (channel < PC_EDGE_CHANNELS) {
-        struct pc_fifo *f = &w->comm->fifos[(size_t)peer->rank * PC_EDGE_CHANNELS + channel];
-        if (imm_kind == MESSAGE || (imm_kind == PIECE && receive_frag(peer, f, imm))) {
-        }
-        if (imm_kind != PIECE)
-            receive_credit(w, peer, f, imm & PC_IMM_CREDIT);
+        struct pc_net_edge *edge = &peer->base.edges[channel];
+        if (imm_kind == PIECE) /* what a connection has brought is in memory by now */
+            pc__edge_frag(edge, imm >> PC_IMM_LINE & (PC_LINES - 1), imm >> PC_IMM_FRAG & 7,
+                          (imm >> PC_IMM_FRAGS & 7) + 1);
+        else
+            receive_credit(w, peer, edge, imm & PC_IMM_CREDIT);
     }
     if (++conn->spent >= PC_REPOST_BATCH && conn->qp != NULL && conn->state <= PC_CONNECTION_UP) {
         conn->spent -= PC_REPOST_BATCH;
@@ -257,20 +240,19 @@ static void receive(struct pc_net *w, struct pc_verbs_connection *conn, uint32_t
 }
 
 /* True when somebody may wait for just that. */
-static bool acknowledge(struct pc_net *w, struct pc_verbs_connection *conn)
+static bool acknowledge(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
 {
     /* A copy: what follows may post more. */
     const struct pc_send_op done = conn->ops[conn->head++ % PC_CONNECTION_SEND_OPS], *op = &done;
-    w->in_flight--;
+    w->base.in_flight--;
     conn->requests -= op->requests;
     conn->bytes -= op->nbytes + PC_LINE_BYTES;
     if (op->rndv != NULL)
         pc__rndv_read_done(w, op->rndv, op->nbytes);
-    else if (op->fifo != NULL)
-        pc__verbs_peer_count_pending(w, conn->peer, op->fifo, -1);
+    else if (op->edge != NULL)
+        pc__net_count(op->edge, -1);
     pc__connection_up(w, conn);
-    return done.rndv != NULL
-           || (done.fifo != NULL && conn->peer->unacknowledged[done.fifo->channel] == 0);
+    return done.rndv != NULL || (done.edge != NULL && done.edge->pending == 0);
 }
 
 /* Of these the network is innocent: the two ranks disagree on what may be written where. (An
@@ -281,7 +263,8 @@ static bool refused(enum ibv_wc_status status)
            || status == IBV_WC_LOC_LEN_ERR;
 }
 
-static void failed(struct pc_net *w, struct pc_verbs_connection *conn, const struct ibv_wc *wc)
+static void failed(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
+                   const struct ibv_wc *wc)
 {
     uint64_t last = number_of(conn, conn->tail - 1, LAST);
     if (wc->status != IBV_WC_WR_FLUSH_ERR || conn->state < PC_CONNECTION_DRAINING)
@@ -291,10 +274,10 @@ static void failed(struct pc_net *w, struct pc_verbs_connection *conn, const str
         pc__verbs_peer_fail(w, conn->peer, PC_LOST, pc__ib.wc_status_str(wc->status));
 }
 
-static bool complete(struct pc_net *w, const struct ibv_wc *wc)
+static bool complete(struct pc_verbs_net *w, const struct ibv_wc *wc)
 {
     uint32_t rank = (uint32_t)(wc->wr_id >> 48), index = wc->wr_id >> 40 & 0xff;
-    struct pc_verbs_peer *peer = &w->peers[rank];
+    struct pc_verbs_peer *peer = pc__verbs_peer(w, rank);
     struct pc_verbs_connection *conn = &peer->conns[index];
     if (conn->qp == NULL || (conn->turn & 0xffff) != (wc->wr_id >> 24 & 0xffff))
         return false; /* of a queue pair that is no more */
@@ -314,11 +297,10 @@ static bool complete(struct pc_net *w, const struct ibv_wc *wc)
     return imm_kind;
 }
 
-bool pc__poll_cq(struct pc_net *w)
+bool pc__poll_cq(struct pc_verbs_net *w)
 {
     struct ibv_wc done[16];
     bool came = false;
-    w->calls = 0;
     for (uint32_t i = 0; i < w->nrails; i++) {
         int n;
         do {
@@ -331,9 +313,9 @@ bool pc__poll_cq(struct pc_net *w)
      */
     if (came) {
         /* A thread that is about to sleep has read the wakeup counter before it looked. */
-        atomic_fetch_add(&((struct pc_arena *)w->comm->arena)->wakeup, 1);
-        if (atomic_load(&w->comm->sleepers))
-            pc__wakeup_signal(w->comm, w->comm->options.rank);
+        atomic_fetch_add(&((struct pc_arena *)w->base.comm->arena)->wakeup, 1);
+        if (atomic_load(&w->base.comm->sleepers))
+            pc__wakeup_signal(w->base.comm, w->base.comm->options.rank);
     }
     return came;
 }

@@ -59,6 +59,8 @@ struct pc_line {
 };
 _Static_assert(sizeof(struct pc_line) == PC_LINE_BYTES, "a count owns one cache line");
 
+struct pc_net_edge;
+
 /* Both directions between this rank and one peer on one channel. The counts live as long as the
  * communicator; calls follow one another on them without ever resetting them. */
 struct pc_fifo {
@@ -72,14 +74,11 @@ struct pc_fifo {
     char *in_data;              /* in this rank's arena */
     struct pc_line *in_credit;  /* in the peer's arena, raised by this rank */
     /* Between GPUs, or NULL: slots of packets; see device.h. */
-    char *out_packets; /* in the peer's arena */
-    char *in_packets;  /* in this rank's arena */
-    /* Of a remote peer, under its transport's lock: messages handed to the transport, come,
-     * consumed, and consumed as the peer knows. */
-    uint64_t put, arrived, consumed, returned;
+    char *out_packets;        /* in the peer's arena */
+    char *in_packets;         /* in this rank's arena */
+    struct pc_net_edge *edge; /* of a peer whose memory is not mapped, or NULL */
     uint32_t peer;
     uint8_t channel;
-    bool ahead; /* a remote peer sends before this rank has consumed what came */
 };
 
 /* Counts without slots: LOCAL (two channels of this rank) and DONE (per peer). */
@@ -97,7 +96,7 @@ enum pc_vm_step {
     PC_STEP_REDUCE_COPY,
     PC_STEP_FILL,        /* SIGNAL, sending end of a FIFO */
     PC_STEP_CONSUME,     /* SIGNAL, receiving end */
-    PC_STEP_PUT_MESSAGE, /* the same two, of a remote peer */
+    PC_STEP_PUT_MESSAGE, /* the same two, of a peer whose memory is not mapped */
     PC_STEP_PUT_CREDIT,
     PC_STEP_SIGNAL_LOCAL,
     PC_STEP_SIGNAL_DONE,

@@ -92,8 +92,7 @@ static void let_rank_send(struct model *m)
     for (uint32_t c = 0; c < PC_EDGE_CHANNELS; c++) {
         struct pc_fifo *f = fifo(m, c);
         struct pc_line *line = &f->out_lines[f->sent & (PC_LINES - 1)];
-        if (draw(3) == 0
-            && m->comm->remote->message(m->comm->wire, f, (char *)line->bytes, 8, &error) != PC_OK)
+        if (draw(3) == 0 && pc__net_message(f->edge, (char *)line->bytes, 8, &error) != PC_OK)
             fail("message", &error);
     }
 }
@@ -222,7 +221,7 @@ static void consume(struct model *m)
                     fail("a message came out wrong", NULL);
             if (m->honest && line->signature != f->received * 3 + c)
                 fail("a line came out wrong", NULL);
-            m->comm->remote->credit(m->comm->wire, f, ++f->received);
+            pc__net_credit(f->edge, ++f->received);
             if (draw(8) == 0)
                 break;
         }
@@ -250,8 +249,8 @@ static void pump(struct model *m, bool all)
             n -= (size_t)sent;
         }
     }
-    m->comm->remote->poll(m->comm->wire, 1);
-    m->comm->remote->progress(m->comm->wire);
+    pc__net_poll(m->comm->net, 1);
+    pc__net_progress(m->comm->net);
     consume(m);
 }
 
@@ -281,8 +280,8 @@ static const struct pc_error *hang_up(struct model *m)
         m->sockets[i] = -1;
     }
     const struct pc_error *fault;
-    while ((fault = m->comm->remote->fault(m->comm->wire, 1)) == NULL)
-        m->comm->remote->progress(m->comm->wire);
+    while ((fault = pc__net_fault(m->comm->net, 1)) == NULL)
+        pc__net_progress(m->comm->net);
     return fault;
 }
 
@@ -291,7 +290,7 @@ static const struct pc_error *turn(struct model *m, uint32_t nframes)
     for (uint32_t k = 0; k < nframes; k++) {
         uint32_t stream = draw(m->nstreams);
         size_t start = m->ends[stream];
-        if (draw(4) == 0 && m->comm->remote->fault(m->comm->wire, 1) == NULL
+        if (draw(4) == 0 && pc__net_fault(m->comm->net, 1) == NULL
             && pc_comm_connections(m->comm, 1) == (int)m->nstreams)
             let_rank_send(m);
         send_frame(m, stream);

@@ -107,8 +107,7 @@ static void talk(struct job *j, struct pc_comm *from, struct pc_comm *to, uint64
         struct pc_line *line = &out->out_lines[*sent & (PC_LINES - 1)];
         uint64_t content = *sent * 3 + from->options.rank;
         memcpy(line->bytes, &content, sizeof content);
-        if (from->remote->message(from->wire, out, (char *)line->bytes, sizeof content, &error)
-            != PC_OK)
+        if (pc__net_message(out->edge, (char *)line->bytes, sizeof content, &error) != PC_OK)
             fail("a message of the honest", &error);
         ++*sent;
     }
@@ -119,7 +118,7 @@ static void talk(struct job *j, struct pc_comm *from, struct pc_comm *to, uint64
         if (content != want)
             fail("a message came out wrong", NULL);
         in->received = ++*got;
-        to->remote->credit(to->wire, in, *got);
+        pc__net_credit(in->edge, *got);
     }
     (void)j;
 }
@@ -131,8 +130,8 @@ static void talk_to_liar(struct job *j)
     struct pc_fifo *f = &j->rank1->fifos[j->liar.rank * PC_EDGE_CHANNELS + draw(PC_EDGE_CHANNELS)];
     struct pc_line *line = &f->out_lines[f->sent & (PC_LINES - 1)];
     if (f->sent - pc__count(f->out_credit) < SLOTS
-        && j->rank1->remote->fault(j->rank1->wire, j->liar.rank) == NULL)
-        j->rank1->remote->message(j->rank1->wire, f, (char *)line->bytes, 8, &error);
+        && pc__net_fault(j->rank1->net, j->liar.rank) == NULL)
+        pc__net_message(f->edge, (char *)line->bytes, 8, &error);
 }
 
 static void pump(struct job *j)
@@ -140,7 +139,7 @@ static void pump(struct job *j)
     struct pc_comm *both[] = {j->rank1, j->honest};
     for (uint32_t i = 0; i < 2; i++) {
         pc_comm_handle_events(both[i]);
-        both[i]->remote->progress(both[i]->wire);
+        pc__net_progress(both[i]->net);
     }
     talk(j, j->rank1, j->honest, &j->sent[0], &j->got[0]);
     talk(j, j->honest, j->rank1, &j->sent[1], &j->got[1]);
@@ -170,9 +169,10 @@ static bool turn(struct job *j)
             poll(NULL, 0, 1); /* the network's turn */
         hear(&j->liar);
         pump(j);
-        j->liar.lived |= j->rank1->wire->peers[j->liar.rank].live != 0;
+        j->liar.lived
+            |= pc__verbs_peer((struct pc_verbs_net *)j->rank1->net, j->liar.rank)->live != 0;
     }
-    const struct pc_error *fault = j->rank1->remote->fault(j->rank1->wire, j->liar.rank);
+    const struct pc_error *fault = pc__net_fault(j->rank1->net, j->liar.rank);
     bool refused = fault != NULL;
     if (refused && (fault->peer != (int)j->liar.rank || fault->code >= 0 || fault->text[0] == 0))
         fail("a fault of another kind", fault);
@@ -188,9 +188,8 @@ static bool turn(struct job *j)
         if (ms > PATIENCE)
             poll(NULL, 0, 1);
     }
-    if (j->rank1->remote->fault(j->rank1->wire, j->honest->options.rank) != NULL)
-        fail("the honest rank is lost",
-             j->rank1->remote->fault(j->rank1->wire, j->honest->options.rank));
+    if (pc__net_fault(j->rank1->net, j->honest->options.rank) != NULL)
+        fail("the honest rank is lost", pc__net_fault(j->rank1->net, j->honest->options.rank));
     return refused;
 }
 

@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "core/target_cpu.h"
 #include "gpu/device_comm.h"
 
 #define PLANS 3
@@ -40,7 +41,6 @@ static uint64_t script[PC_MAX_CHANNELS]; /* the state of the dice, as the kernel
 static uint64_t stamps[PC_MAX_CHANNELS][PC_PROXY_FIFO_ENTRIES];
 static _Atomic int filled, refused;
 static struct pc_error gone = {.code = PC_LOST, .peer = 1, .text = "rank 1 is lost: played"};
-static _Atomic int is_gone;
 
 static bool plays(const char *name)
 {
@@ -68,17 +68,19 @@ static void check_stamp(uint32_t channel)
     check(stamps[channel][k % PC_PROXY_FIFO_ENTRIES] == k, "all that the kernel wrote is there");
 }
 
-static int message(struct pc_net *wire, struct pc_fifo *f, const char *data, uint64_t nbytes,
-                   struct pc_error *error)
+static int message(const struct pc_send_op *op)
 {
-    (void)wire;
+    struct pc_fifo *f = op->edge->fifo;
+    const char *data = op->data;
+    uint64_t nbytes = op->nbytes;
     uint32_t what = draw(&script[f->channel]);
     if (plays("full"))
         while (!atomic_load(&filled))
             sched_yield();
     if (plays("lost") && messages[f->channel] == 5) {
         atomic_store(&refused, 1);
-        return pc__fail(error, PC_LOST, (int)f->peer, "rank %u is lost: played", f->peer);
+        op->edge->peer->fault = gone;
+        return PC_LOST;
     }
     check(what % 2 == 0, "a message, where one is due");
     check_stamp(f->channel);
@@ -91,50 +93,65 @@ static int message(struct pc_net *wire, struct pc_fifo *f, const char *data, uin
               : data == f->out_data + (f->sent & 1) * comm->options.slot_bytes,
           "where the kernel has put it");
     messages[f->channel]++;
-    f->sent = ++f->put;
+    pc__net_count(op->edge, -1);
+    pc__raise(f->out_credit, op->number + 1); /* the peer consumes it at once */
     return PC_OK;
 }
 
-static void credit(struct pc_net *wire, struct pc_fifo *f, uint64_t received)
+/* Called after each message and each credit: what is owed has been handed over. */
+static void look(struct pc_net *net, struct pc_net_peer *only)
 {
-    (void)wire;
-    uint32_t what = draw(&script[f->channel]);
-    check(what % 2 == 1, "a credit, where one is due");
-    check_stamp(f->channel);
-    check(received == ++given_back[f->channel], "the next of its edge");
+    (void)only;
+    for (uint32_t c = 0; c < nchannels; c++) {
+        uint64_t received = net->peers[1]->edges[c].consumed;
+        if (received == given_back[c])
+            continue;
+        check(draw(&script[c]) % 2 == 1, "a credit, where one is due");
+        check_stamp(c);
+        check(received == ++given_back[c], "the next of its edge");
+    }
 }
 
-static void progress(struct pc_net *wire)
+static int take(struct pc_net_peer *peer, const struct pc_send_op *op)
 {
-    (void)wire;
+    (void)peer;
+    if (op->kind == PC_SEND_MESSAGE)
+        return message(op);
+    pc__net_told(op->edge);
+    return PC_OK;
 }
 
-static bool pause_(struct pc_net *wire, uint64_t ns)
+static bool flushed(struct pc_net_peer *peer)
 {
-    (void)wire, (void)ns;
+    (void)peer;
+    return true;
+}
+
+static uint64_t arm(struct pc_net *net, uint64_t ns)
+{
+    (void)net, (void)ns;
     sched_yield();
-    return false;
-}
-
-static int drained(struct pc_net *wire, const struct pc_fifo *f, struct pc_error *error)
-{
-    (void)wire, (void)f, (void)error;
-    return 1;
-}
-
-static const struct pc_error *fault(struct pc_net *wire, uint32_t peer)
-{
-    (void)wire, (void)peer;
-    return atomic_load(&is_gone) ? &gone : NULL;
+    return 0;
 }
 
 static const struct pc_net_ops played = {.name = "played",
-                                         .message = message,
-                                         .credit = credit,
-                                         .progress = progress,
-                                         .pause = pause_,
-                                         .drained = drained,
-                                         .fault = fault};
+                                         .calls_per_poll = 1,
+                                         .send = take,
+                                         .flush = flushed,
+                                         .poll = look,
+                                         .arm = arm};
+
+/* The peer is gone, once all has been handed over that kernels push before they wait. */
+static void lose_peer(uint64_t handed_over)
+{
+    struct pc_net *net = comm->net;
+    while (atomic_load(&plane.handed_over) < handed_over)
+        sched_yield();
+    pthread_mutex_lock(&net->lock);
+    net->peers[1]->fault = gone;
+    pc__net_end(net->peers[1]);
+    pc__net_unlock(net);
+}
 
 static bool aborted(void)
 {
@@ -293,18 +310,18 @@ int main(int argc, char **argv)
     scenario = argv[1];
     nentries = strtoull(argv[3], NULL, 10);
     struct pc_program *program = open_comm(argv[2]);
-    const struct pc_net_ops *real = comm->remote;
-    comm->remote = &played;
+    const struct pc_net_ops *real = comm->net->ops;
+    comm->net->ops = &played;
     open_plane(program);
     for (uint32_t c = 0; c < nchannels; c++)
         script[c] = c + 1;
     pthread_t threads[PC_MAX_CHANNELS];
     if (plays("idle"))
-        atomic_store(&is_gone, 1);
+        lose_peer(0);
     for (uint32_t c = 0; c < nchannels && !plays("idle"); c++)
         pthread_create(&threads[c], NULL, kernel, (void *)(uintptr_t)c);
     if (plays("gone"))
-        atomic_store(&is_gone, 1);
+        lose_peer(nentries / LAUNCHES * nchannels);
     if (plays("abort"))
         pc_comm_abort(comm, PC_LOST, 1, "played");
     for (uint32_t c = 0; c < nchannels && !plays("idle"); c++)
@@ -326,7 +343,7 @@ int main(int argc, char **argv)
     if (plays("idle"))
         check(pc_device_comm_check(&plane) == PC_OK, "no failure");
     pc__proxy_stop(&plane);
-    comm->remote = real;
+    comm->net->ops = real;
     for (uint32_t k = 0; k < PLANS; k++)
         pc_plan_free(bound[k].plan);
     pc_program_free(program);

@@ -1,0 +1,30 @@
+/* What a signal on an edge is: a count raised in the peer's memory, or something for the network.
+ */
+#ifndef PC_EDGE_H
+#define PC_EDGE_H
+#include "core/target_cpu.h"
+
+/* The next message is filled: its line is ready but for the count. `data` is where its `nbytes`
+ * were stored for the peer: in its slot or in the line. OK; AGAIN: it has been handed over, and has
+ * not left until pc__net_drained says so; or a code. */
+static inline int pc__edge_message(struct pc_comm *comm, struct pc_fifo *f, const void *data,
+                                   uint64_t nbytes, struct pc_error *error)
+{
+    struct pc_line *line = &f->out_lines[f->sent & (PC_LINES - 1)];
+    if (!pc__edge_mapped(f)) {
+        int rc = pc__net_message(f->edge, data, nbytes, error);
+        return rc == PC_OK ? PC_AGAIN : rc;
+    }
+    if (pc__raise(line, ++f->sent))
+        pc__wakeup_signal(comm, f->peer);
+    return PC_OK;
+}
+
+static inline void pc__edge_credit(struct pc_comm *comm, struct pc_fifo *f, uint64_t received)
+{
+    if (!pc__edge_mapped(f))
+        pc__net_credit(f->edge, received);
+    else if (pc__raise(f->in_credit, received))
+        pc__wakeup_signal(comm, f->peer);
+}
+#endif

@@ -1,0 +1,573 @@
+/* What all networks have in common: who is reached by one, what waits to be sent and what is owed,
+ * when a peer is lost, and how a rank sleeps. */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+#include "core/target_cpu.h"
+
+#define PC_EPOLL_EVENTS 32
+#define PC_TURNS_PER_LOOK 16u
+#define PC_POLL_SENT_NS \
+    UINT64_C(100000000) /* until somebody looks what became of what was sent \
+                         */
+
+int pc__net_watch(int epoll, int fd, uint32_t events, uint64_t what)
+{
+    struct epoll_event event = {.events = events, .data.u64 = what};
+    return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
+}
+
+int pc__net_attend(struct pc_net *net)
+{
+    net->epoll = epoll_create1(EPOLL_CLOEXEC);
+    net->timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    if (net->epoll < 0 || net->timer < 0
+        || pc__net_watch(net->epoll, net->timer, EPOLLIN, PC_NET_TIMER) != 0
+        || pc__net_watch(net->pause_epoll, net->epoll, EPOLLIN, PC_NET_EVENTS) != 0)
+        return pc__fail(&net->comm->error, PC_SYSTEM, -1, "epoll: %s", strerror(errno));
+    return PC_OK;
+}
+
+static void set_timer(struct pc_net *net, uint64_t when)
+{
+    struct itimerspec t = {.it_value = {.tv_sec = (time_t)(when / 1000000000u),
+                                        .tv_nsec = (long)(when % 1000000000u)}};
+    net->timed = when;
+    timerfd_settime(net->timer, TFD_TIMER_ABSTIME, &t, NULL);
+}
+
+/* What is due must not be forgotten while nobody comes in; nor what is in flight. */
+void pc__net_unlock(struct pc_net *net)
+{
+    if (net->due != 0 && (net->timed == 0 || net->due < net->timed)) {
+        set_timer(net, net->due);
+    } else if (net->in_flight != 0 && !net->timer_set) {
+        uint64_t poll_at = pc__now() + PC_POLL_SENT_NS;
+        net->timer_set = true;
+        if (net->timed == 0 || poll_at < net->timed)
+            set_timer(net, poll_at);
+    }
+    pthread_mutex_unlock(&net->lock);
+}
+
+void pc__net_schedule(struct pc_net *net, uint64_t when)
+{
+    if (net->due == 0 || when < net->due)
+        net->due = when;
+}
+
+void pc__net_count(struct pc_net_edge *edge, int by)
+{
+    struct pc_net *net = edge->peer->net;
+    *(edge->fifo->channel == PC_CHANNEL_P2P ? &net->posted : &net->called) += (uint32_t)by;
+    edge->pending += (uint32_t)by;
+}
+
+static uint32_t bit_of(const struct pc_net_edge *edge)
+{
+    return UINT32_C(1) << edge->fifo->channel;
+}
+
+void pc__net_told(struct pc_net_edge *edge)
+{
+    edge->told = edge->consumed;
+    edge->peer->owed &= ~bit_of(edge);
+}
+
+void pc__net_undeliverable(struct pc_net_edge *edge)
+{
+    struct pc_net_peer *peer = edge->peer;
+    peer->undeliverable |= bit_of(edge);
+    if (edge->fifo->channel != PC_CHANNEL_P2P)
+        peer->net->undeliverable = &peer->fault;
+}
+
+void pc__net_dirty(struct pc_net_peer *peer)
+{
+    struct pc_net *net = peer->net;
+    if (!peer->dirty)
+        net->dirty[net->ndirty++] = peer;
+    peer->dirty = true;
+}
+
+void pc__net_queue(struct pc_net_peer *peer, const struct pc_send_op *op, bool first)
+{
+    uint32_t at = first ? --peer->head : peer->tail++;
+    peer->queue[at % PC_PENDING_OPS] = *op;
+    pc__net_dirty(peer);
+}
+
+void pc__net_wake(struct pc_net *net)
+{
+    if (net->pausing)
+        pc__wakeup_signal(net->comm, net->comm->options.rank);
+}
+
+void pc__net_end(struct pc_net_peer *peer)
+{
+    struct pc_comm *comm = peer->net->comm;
+    peer->ended = true;
+    atomic_store(&comm->peers[peer->rank].ready, 0);
+    for (; peer->head != peer->tail; peer->head++) {
+        struct pc_net_edge *edge = peer->queue[peer->head % PC_PENDING_OPS].edge;
+        if (edge == NULL)
+            continue;
+        pc__net_count(edge, -1);
+        pc__net_undeliverable(edge);
+    }
+    peer->net->events_pending = true;
+    pc__wakeup_signal(comm, comm->options.rank);
+}
+
+/* Sends what is queued and the credit that is due; false when something is left. */
+static bool flush_peer(struct pc_net_peer *peer, bool all_credit)
+{
+    const struct pc_net_ops *ops = peer->net->ops;
+    if (peer->ended) {
+        peer->owed = 0;
+        return true;
+    }
+    while (peer->head != peer->tail) {
+        const struct pc_send_op op = peer->queue[peer->head % PC_PENDING_OPS];
+        peer->head++; /* fragments that fail are put before the queue */
+        if (ops->send(peer, &op) != PC_OK) {
+            peer->queue[--peer->head % PC_PENDING_OPS] = op;
+            return false;
+        }
+    }
+    for (uint32_t c = 0; peer->owed >> c != 0; c++) {
+        struct pc_net_edge *edge = &peer->edges[c];
+        const struct pc_send_op op = {.edge = edge, .kind = PC_SEND_CREDIT, .frags = 1};
+        if (!(peer->owed >> c & 1))
+            continue;
+        if (edge->told == edge->consumed)
+            peer->owed &= ~bit_of(edge);
+        else if (pc__edge_due(edge, all_credit || peer->sending))
+            ops->send(peer, &op);
+    }
+    return ops->flush(peer) && peer->owed == 0;
+}
+
+static void flush(struct pc_net *net, bool all_credit)
+{
+    for (uint32_t k = net->ndirty; k-- > 0;) {
+        struct pc_net_peer *peer = net->dirty[k];
+        if (flush_peer(peer, all_credit)) {
+            peer->dirty = false;
+            net->dirty[k] = net->dirty[--net->ndirty];
+        }
+    }
+}
+
+static void poll_net(struct pc_net *net, struct pc_net_peer *only)
+{
+    net->calls = 0;
+    net->ops->poll(net, only);
+}
+
+/* While this rank only sends and consumes, it looks for what comes so often. */
+static void count_call(struct pc_net *net)
+{
+    if (net->ops->calls_per_poll != 0 && ++net->calls >= net->ops->calls_per_poll)
+        poll_net(net, NULL);
+}
+
+int pc__net_message(struct pc_net_edge *edge, const char *data, uint64_t nbytes,
+                    struct pc_error *error)
+{
+    struct pc_net_peer *peer = edge->peer;
+    struct pc_net *net = peer->net;
+    struct pc_fifo *f = edge->fifo;
+    int rc = PC_INVALID;
+    pthread_mutex_lock(&net->lock);
+    count_call(net);
+    if (peer->fault.code == 0 && edge->put - pc__count(f->out_credit) < PC_LINES) {
+        const struct pc_send_op op
+            = {.edge = edge, .number = edge->put, .data = data, .nbytes = nbytes, .frags = 1};
+        struct pc_line *line = &f->out_lines[edge->put & (PC_LINES - 1)];
+        atomic_store_explicit(&line->count, edge->put + 1, memory_order_relaxed);
+        pc__net_count(edge, 1);
+        rc = peer->head != peer->tail ? PC_AGAIN : net->ops->send(peer, &op);
+        if (rc == PC_AGAIN) {
+            pc__net_queue(peer, &op, false);
+            rc = PC_OK;
+        }
+        if (rc == PC_OK)
+            f->sent = ++edge->put;
+        else
+            pc__net_count(edge, -1);
+    }
+    if (rc != PC_OK && peer->fault.code != 0) {
+        *error = peer->fault;
+        rc = error->code;
+    } else if (rc != PC_OK) {
+        pc__fail(error, rc, (int)peer->rank, "no room for message %llu to rank %u",
+                 (unsigned long long)edge->put, peer->rank);
+    }
+    pc__net_unlock(net);
+    return rc;
+}
+
+void pc__net_credit(struct pc_net_edge *edge, uint64_t received)
+{
+    struct pc_net *net = edge->peer->net;
+    pthread_mutex_lock(&net->lock);
+    edge->consumed = received;
+    edge->peer->owed |= bit_of(edge);
+    pc__net_dirty(edge->peer);
+    count_call(net);
+    if (pc__edge_holds_credit(edge))
+        flush(net, false);
+    pc__net_unlock(net);
+}
+
+/* What is in the epoll, and what is due. */
+static void look(struct pc_net *net, bool block)
+{
+    struct epoll_event events[PC_EPOLL_EVENTS];
+    uint64_t expired;
+    if (net->epoll < 0)
+        return;
+    int n = epoll_wait(net->epoll, events, PC_EPOLL_EVENTS, 0);
+    net->events_pending = n == PC_EPOLL_EVENTS;
+    for (int i = 0; i < n; i++) {
+        if (events[i].data.u64 != PC_NET_TIMER) {
+            net->ops->handle_event(net, events[i].data.u64);
+            continue;
+        }
+        (void)!read(net->timer, &expired, sizeof expired);
+        net->timer_set = false;
+        net->timed = 0;
+    }
+    if (net->due != 0 && pc__now() >= net->due) {
+        net->due = 0;
+        net->ops->handle_due(net, block);
+    }
+    flush(net, false);
+}
+
+void pc__net_progress(struct pc_net *net)
+{
+    pthread_mutex_lock(&net->lock);
+    flush(net, false);
+    poll_net(net, NULL);
+    if (net->events_pending || ++net->turns % PC_TURNS_PER_LOOK == 0)
+        look(net, !net->has_event_thread);
+    pc__net_unlock(net);
+}
+
+static const struct pc_error *fault_of(const struct pc_net_peer *peer)
+{
+    return peer->ended ? &peer->fault : NULL;
+}
+
+const struct pc_error *pc__net_poll(struct pc_net *net, uint32_t rank)
+{
+    struct pc_net_peer *peer = net->peers[rank];
+    if (peer == NULL)
+        return NULL;
+    pthread_mutex_lock(&net->lock);
+    flush(net, false);
+    poll_net(net, peer);
+    const struct pc_error *fault = fault_of(peer);
+    pc__net_unlock(net);
+    return fault;
+}
+
+const struct pc_error *pc__net_fault(struct pc_net *net, uint32_t rank)
+{
+    struct pc_net_peer *peer = net->peers[rank];
+    if (peer == NULL)
+        return NULL;
+    pthread_mutex_lock(&net->lock);
+    const struct pc_error *fault = fault_of(peer);
+    pc__net_unlock(net);
+    return fault;
+}
+
+int pc__net_drained(struct pc_net *net, const struct pc_net_edge *edge, struct pc_error *error)
+{
+    pthread_mutex_lock(&net->lock);
+    flush(net, false);
+    int rc = net->called == 0 && (net->credits == 0 || net->posted != 0);
+    const struct pc_error *undeliverable = net->undeliverable;
+    if (edge != NULL) {
+        rc = edge->pending == 0;
+        undeliverable = edge->peer->undeliverable & bit_of(edge) ? &edge->peer->fault : NULL;
+    }
+    if (undeliverable != NULL) {
+        *error = *undeliverable;
+        rc = error->code;
+    }
+    pc__net_unlock(net);
+    return rc;
+}
+
+bool pc__net_pause(struct pc_net *net, uint64_t ns)
+{
+    struct epoll_event events[PC_EPOLL_EVENTS];
+    bool rung = false;
+    pthread_mutex_lock(&net->lock);
+    flush(net, net->ops->credit_at_sleep);
+    ns = net->ops->arm(net, ns);
+    if (net->events_pending || net->undeliverable != NULL)
+        ns = 0;
+    net->pausing = true;
+    pc__net_unlock(net);
+    uint64_t milliseconds = (ns + 999999) / 1000000;
+    int n = epoll_wait(net->pause_epoll, events, PC_EPOLL_EVENTS,
+                       milliseconds > 1000000 ? 1000000 : (int)milliseconds);
+    pthread_mutex_lock(&net->lock);
+    net->pausing = false;
+    for (int i = 0; i < n; i++) {
+        uint64_t what = events[i].data.u64;
+        if (what == PC_NET_WAKEUP)
+            rung = true;
+        else if (what == PC_NET_EVENTS)
+            net->events_pending = true;
+        else
+            net->ops->woken(net, what);
+    }
+    pc__net_unlock(net);
+    return rung;
+}
+
+static bool all_settled(const struct pc_net *net)
+{
+    for (uint32_t p = 0; p < net->comm->options.size; p++) {
+        const struct pc_net_peer *peer = net->peers[p];
+        if (peer == NULL)
+            continue;
+        if (!peer->ended && (peer->head != peer->tail || peer->owed != 0))
+            return false;
+        if (!net->ops->settled(peer))
+            return false;
+    }
+    return true;
+}
+
+static void linger(struct pc_net *net, uint64_t ns)
+{
+    uint64_t until = pc__now() + ns;
+    pthread_mutex_lock(&net->lock); /* what blocks gives it back for a while */
+    for (;;) {
+        poll_net(net, NULL);
+        look(net, true);
+        flush(net, true);
+        if (all_settled(net) || pc__now() >= until)
+            break;
+        poll(NULL, 0, 1); /* a round trip; nothing says when it is over */
+    }
+    pthread_mutex_unlock(&net->lock);
+}
+
+/* The peers' memory, one behind the other. Nothing is sent of the heap, which has no shadow. It is
+ * a file, so that a kernel can send its pages themselves and need not copy them. */
+static int make_shadows(struct pc_net *net)
+{
+    struct pc_comm *comm = net->comm;
+    size_t bytes = comm->options.size * comm->layout.heap;
+    net->shadow_fd = memfd_create("pycoll-shadows", MFD_CLOEXEC);
+    if (net->shadow_fd < 0 || ftruncate(net->shadow_fd, (off_t)bytes) != 0)
+        return pc__fail(&comm->error, PC_SYSTEM, -1, "memfd of shadows: %s", strerror(errno));
+    void *p
+        = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, net->shadow_fd, 0);
+    if (p == MAP_FAILED)
+        return pc__fail(&comm->error, PC_SYSTEM, -1, "mmap of shadows: %s", strerror(errno));
+    net->shadows = p;
+    return PC_OK;
+}
+
+static void close_fd(int fd)
+{
+    if (fd >= 0)
+        close(fd);
+}
+
+void pc__net_close(struct pc_net *net, uint64_t linger_ns)
+{
+    if (net == NULL)
+        return;
+    uint32_t size = net->comm->options.size;
+    if (linger_ns != 0 && net->pid == getpid())
+        linger(net, linger_ns);
+    net->ops->close(net);
+    for (uint32_t p = 0; net->peers != NULL && p < size; p++) {
+        if (net->peers[p] != NULL)
+            free(net->peers[p]->queue);
+        free(net->peers[p]);
+    }
+    close_fd(net->pause_epoll);
+    close_fd(net->epoll);
+    close_fd(net->timer);
+    if (net->shadows != NULL)
+        munmap(net->shadows, size * net->comm->layout.heap);
+    close_fd(net->shadow_fd);
+    pthread_mutex_destroy(&net->lock);
+    free(net->peers);
+    free(net->dirty);
+    free(net);
+}
+
+static int open_net(struct pc_comm *comm, const struct pc_net_ops *ops, const void *options,
+                    size_t nbytes)
+{
+    struct pc_net *net = calloc(1, ops->net_bytes);
+    uint32_t size = comm->options.size;
+    if (net == NULL)
+        return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a network");
+    net->ops = ops;
+    net->comm = comm;
+    net->pid = getpid();
+    net->shadow_fd = net->epoll = net->timer = -1;
+    pthread_mutex_init(&net->lock, NULL);
+    net->pause_epoll = epoll_create1(EPOLL_CLOEXEC);
+    net->peers = calloc(size, sizeof *net->peers);
+    net->dirty = calloc(size, sizeof *net->dirty);
+    int rc = PC_OK;
+    if (net->peers == NULL || net->dirty == NULL)
+        rc = pc__fail(&comm->error, PC_NOMEM, -1, "no memory for %u peers", size);
+    if (rc == PC_OK)
+        rc = make_shadows(net);
+    if (rc == PC_OK && comm->wakeup_fd < 0)
+        rc = pc__wakeup_open(comm);
+    if (rc == PC_OK
+        && (net->pause_epoll < 0
+            || pc__net_watch(net->pause_epoll, comm->wakeup_fd, EPOLLIN, PC_NET_WAKEUP) != 0))
+        rc = pc__fail(&comm->error, PC_SYSTEM, -1, "epoll: %s", strerror(errno));
+    if (rc == PC_OK)
+        rc = ops->open(net, options, nbytes);
+    if (rc != PC_OK) {
+        pc__net_close(net, 0);
+        return rc;
+    }
+    comm->net = net;
+    comm->yields = ops->yields;
+    comm->slow_yield_ns = ops->slow_yield_ns;
+    return PC_OK;
+}
+
+int pc_comm_net(struct pc_comm *comm, const char *name, const void *options, size_t nbytes)
+{
+    const struct pc_net_ops *const *ops = pc__nets;
+    if (comm->net != NULL && comm->net->npeers != 0)
+        return pc__fail(&comm->error, PC_INVALID, -1,
+                        "a network comes before the peers that it reaches");
+    pc__net_close(comm->net, 0);
+    comm->net = NULL;
+    comm->yields = 0;
+    comm->slow_yield_ns = PC_SLOW_YIELD_NS;
+    if (*name == 0)
+        return PC_OK;
+    while (*ops != NULL && strcmp((*ops)->name, name) != 0)
+        ops++;
+    if (*ops == NULL)
+        return pc__fail(&comm->error, PC_INVALID, -1, "there is no network %s", name);
+    const char *missing = (*ops)->missing();
+    if (*missing != 0)
+        return pc__fail(&comm->error, PC_SYSTEM, -1, "%s", missing);
+    return open_net(comm, *ops, options, nbytes);
+}
+
+int pc_comm_remote(struct pc_comm *comm, uint32_t rank)
+{
+    int rc = PC_OK;
+    if (rank >= comm->options.size || rank == comm->options.rank || comm->sealed)
+        return pc__fail(&comm->error, PC_INVALID, (int)rank,
+                        "rank %u cannot be remote to rank %u of %u%s", rank, comm->options.rank,
+                        comm->options.size, comm->sealed ? ", which has been told all peers" : "");
+    if (comm->net == NULL)
+        rc = pc_comm_net(comm, pc__nets[0]->name, NULL, 0);
+    if (rc != PC_OK || comm->net->peers[rank] != NULL)
+        return rc;
+    struct pc_net *net = comm->net;
+    struct pc_net_peer *peer = calloc(1, net->ops->peer_bytes);
+    struct pc_send_op *queue = malloc(PC_PENDING_OPS * sizeof *queue);
+    if (peer == NULL || queue == NULL) {
+        free(peer);
+        free(queue);
+        return pc__fail(&comm->error, PC_NOMEM, (int)rank, "no memory for messages to rank %u",
+                        rank);
+    }
+    peer->net = net;
+    peer->rank = rank;
+    peer->queue = queue;
+    net->peers[rank] = peer;
+    net->npeers++;
+    for (uint32_t c = 0; c < PC_EDGE_CHANNELS; c++)
+        peer->edges[c] = (struct pc_net_edge){
+            .peer = peer, .fifo = &comm->fifos[(size_t)rank * PC_EDGE_CHANNELS + c]};
+    pc__comm_resolve(comm, rank, net->shadows + rank * comm->layout.heap, peer,
+                     net->ops->expose != NULL ? &pc__get_rndv : NULL);
+    return PC_OK;
+}
+
+static struct pc_net_peer *peer_of(struct pc_comm *comm, uint32_t rank)
+{
+    return rank < comm->options.size && comm->net != NULL ? comm->net->peers[rank] : NULL;
+}
+
+int pc_comm_adopt(struct pc_comm *comm, uint32_t rank, int fd)
+{
+    struct pc_net_peer *peer = peer_of(comm, rank);
+    if (peer == NULL)
+        return PC_INVALID;
+    struct pc_net *net = comm->net;
+    pthread_mutex_lock(&net->lock);
+    int rc = net->ops->adopt(peer, fd);
+    atomic_store(&comm->peers[rank].ready, net->ops->connections(peer) > 0);
+    pc__net_unlock(net);
+    if (rc == PC_OK)
+        pc__wakeup_signal(comm, comm->options.rank);
+    return rc;
+}
+
+int pc_comm_connections(struct pc_comm *comm, uint32_t rank)
+{
+    struct pc_net_peer *peer = peer_of(comm, rank);
+    if (peer == NULL)
+        return PC_INVALID;
+    pthread_mutex_lock(&comm->net->lock);
+    int n = comm->net->ops->connections(peer);
+    pc__net_unlock(comm->net);
+    return n;
+}
+
+int pc_comm_event_fd(struct pc_comm *comm)
+{
+    if (comm->net == NULL)
+        return -1;
+    pthread_mutex_lock(&comm->net->lock); /* calls may run already */
+    comm->net->has_event_thread = true;
+    pc__net_unlock(comm->net);
+    return comm->net->epoll;
+}
+
+int pc_comm_handle_events(struct pc_comm *comm)
+{
+    struct pc_net *net = comm->net;
+    if (net == NULL)
+        return PC_OK;
+    pthread_mutex_lock(&net->lock);
+    poll_net(net, NULL);
+    look(net, true);
+    pc__net_wake(net);
+    pc__net_unlock(net);
+    return PC_OK;
+}
+
+int pc_comm_net_state(struct pc_comm *comm, struct pc_net_state *out)
+{
+    memset(out, 0, sizeof *out);
+    if (comm->net == NULL)
+        return PC_OK;
+    pthread_mutex_lock(&comm->net->lock);
+    *out = comm->net->state;
+    pc__net_unlock(comm->net);
+    return PC_OK;
+}
