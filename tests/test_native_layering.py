@@ -111,7 +111,7 @@ def test_general_code_names_no_network() -> None:
 #: The files of verbs/; one calls only what stands left of it. The rest stands beside them.
 ORDER = ("wireup", "memory", "wr", "connection", "rndv", "peer", "events", "net")
 #: Functions that a file calls though they stand right of it. Their number only falls.
-UPWARD = 9
+UPWARD = 0
 _DEFINES = re.compile(r"^\w[\w *]*?\b(pc__\w+)\([^;]*?\)\n\{", re.M)
 
 

@@ -31,12 +31,9 @@ static void send_wireup(struct pc_verbs_net *w, struct pc_verbs_connection *conn
     int rc = pc__wireup_write(&peer->wireup, kind, conn->index, conn->turn, body, nbytes);
     if (rc == PC_OK || !peer->wireup.open)
         return;
-    if (rc != PC_LOST) {
-        pc__verbs_peer_fail(w, peer, rc, "there is no memory for a letter to it");
-        return;
-    }
-    /* It takes no wireup messages any more. What it wrote before, perhaps that it closed and what
-     * had landed by then, is read to the end, and only there it is lost. */
+    /* There is no memory for it, which the peer would wait for; or it takes no wireup messages any
+     * more. What it wrote before, perhaps that it closed and what had landed by then, is read to
+     * the end, and only there it is lost. */
     shutdown(peer->wireup.fd, SHUT_RDWR);
     w->base.events_pending = true;
 }
@@ -116,6 +113,22 @@ int pc__connection_request(struct pc_verbs_net *w, struct pc_verbs_connection *c
     return PC_OK;
 }
 
+int pc__connection_post(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
+                        const struct pc_send_op *op)
+{
+    int error = pc__wr_post(w, conn, op);
+    if (error != 0)
+        pc__connection_fail(w, conn, strerror(error));
+    return error == 0 ? PC_OK : PC_AGAIN;
+}
+
+void pc__connection_receive(struct pc_verbs_net *w, struct pc_verbs_connection *conn, uint32_t n)
+{
+    int error = pc__wr_post_receives(conn, n);
+    if (error != 0)
+        pc__connection_fail(w, conn, strerror(error));
+}
+
 static void call(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
                  const struct pc_qp_info *theirs)
 {
@@ -124,14 +137,12 @@ static void call(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
     pc__net_schedule(&w->base, conn->since);
 }
 
-void pc__connection_requested(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
-                              uint32_t turn, const struct pc_qp_info *theirs)
+int pc__connection_requested(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
+                             uint32_t turn, const struct pc_qp_info *theirs)
 {
     struct pc_error error;
-    if (conn->state != PC_CONNECTION_DOWN) {
-        pc__verbs_peer_fail(w, conn->peer, PC_LOST, "it offered a path that it has already");
-        return;
-    }
+    if (conn->state != PC_CONNECTION_DOWN)
+        return PC_INVALID;
     conn->turn = turn;
     conn->since = pc__now();
     conn->answered = false;
@@ -142,6 +153,7 @@ void pc__connection_requested(struct pc_verbs_net *w, struct pc_verbs_connection
     } else {
         call(w, conn, theirs);
     }
+    return PC_OK;
 }
 
 void pc__connection_replied(struct pc_verbs_net *w, struct pc_verbs_connection *conn, uint32_t turn,
@@ -165,17 +177,17 @@ void pc__connection_connect(struct pc_verbs_net *w, struct pc_verbs_connection *
     conn->state = PC_CONNECTION_PROBING;
     pc__net_schedule(&w->base, pc__now() + PC_LOOK_NS);
     if (conn->peer->base.ended) {
-        pc__connection_close(w, conn, NULL);
+        pc__connection_close(w, conn);
         return;
     }
     if (rc != PC_OK || conn->failed_early) /* told to the other end as any later failure is */
         pc__connection_fail(w, conn, rc != PC_OK ? error.text : NULL);
     else
-        pc__post_receives(w, conn, PC_CONNECTION_RECV_WRS);
+        pc__connection_receive(w, conn, PC_CONNECTION_RECV_WRS);
     if (conn->state == PC_CONNECTION_DRAINING)
         pc__connection_drain(w, conn);
     else if (w->base.comm->options.rank < conn->peer->base.rank)
-        pc__post_message(w, conn, &probe);
+        pc__connection_post(w, conn, &probe);
     else
         send_wireup(w, conn, PC_WIREUP_REPLY, &conn->mine, sizeof conn->mine);
 }
@@ -240,46 +252,25 @@ void pc__received_so_far(const struct pc_verbs_peer *peer, const char *why,
     snprintf(out->why, sizeof out->why, "%s", why);
 }
 
-static bool has_landed(const struct pc_send_op *op, const struct pc_wireup_received *landed)
+bool pc__connection_take_back(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
+                              struct pc_send_op *op)
 {
-    uint32_t line = (uint32_t)op->number & (PC_LINES - 1);
-    uint32_t at = op->edge->fifo->channel * PC_LINES + line;
-    return (int32_t)(landed->counts[at] - (uint32_t)(op->number + 1)) >= 0
-           || (op->frags > 1 && landed->frags[at] >> op->frag & 1);
+    if (conn->head == conn->tail)
+        return false;
+    *op = conn->ops[--conn->tail % PC_CONNECTION_SEND_OPS];
+    w->base.in_flight--;
+    return true;
 }
 
-/* Both ends have let go. What had not landed goes by another connection. */
-static void down(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
+void pc__connection_down(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
 {
-    struct pc_verbs_peer *peer = conn->peer;
-    while (conn->tail != conn->head) { /* the last one first: each is put before the queue */
-        const struct pc_send_op *op = &conn->ops[--conn->tail % PC_CONNECTION_SEND_OPS];
-        w->base.in_flight--;
-        if (op->rndv != NULL && op->rndv->broken)
-            pc__rndv_read_failed(w, op->rndv);
-        else if (op->rndv != NULL)
-            pc__net_queue(&peer->base, op, true);
-        if (op->edge == NULL)
-            continue;
-        if (has_landed(op, conn->landed)) {
-            pc__net_count(op->edge, -1);
-        } else {
-            pc__net_queue(&peer->base, op, true);
-            w->base.state.replayed++;
-        }
-    }
-    /* Credit says how much in all, so that it may be said twice. */
-    peer->base.owed = (1u << PC_EDGE_CHANNELS) - 1;
-    for (uint32_t c = 0; c < PC_EDGE_CHANNELS; c++)
-        peer->base.edges[c].told = 0;
-    pc__net_dirty(&peer->base);
     conn->state = PC_CONNECTION_DOWN;
     uint64_t took = pc__now() - conn->since;
     if (took > w->base.state.recovery_ns && conn->revived)
         w->base.state.recovery_ns = took;
     free(conn->landed);
     conn->landed = NULL;
-    if (w->base.comm->options.rank < peer->base.rank)
+    if (w->base.comm->options.rank < conn->peer->base.rank)
         postpone(w, conn);
     w->base.events_pending = true;
 }
@@ -292,8 +283,8 @@ static void fence(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
     struct pc_wireup_received landed;
     pc__received_so_far(conn->peer, conn->why, &landed);
     send_wireup(w, conn, PC_WIREUP_FENCED, &landed, sizeof landed);
-    if (conn->answered && conn->state == PC_CONNECTION_FENCED)
-        down(w, conn);
+    if (conn->answered)
+        conn->state = PC_CONNECTION_RELEASED;
 }
 
 void pc__connection_abort(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
@@ -316,33 +307,30 @@ void pc__connection_drain(struct pc_verbs_net *w, struct pc_verbs_connection *co
     fence(w, conn);
 }
 
-void pc__connection_fenced(struct pc_verbs_net *w, struct pc_verbs_connection *conn, uint32_t turn,
-                           const struct pc_wireup_received *landed)
+int pc__connection_fenced(struct pc_verbs_net *w, struct pc_verbs_connection *conn, uint32_t turn,
+                          const struct pc_wireup_received *landed)
 {
     if (turn != conn->turn || conn->state == PC_CONNECTION_DOWN || conn->answered)
-        return; /* of a turn that is over */
+        return PC_OK; /* of a turn that is over */
     char why[PC_WIREUP_TEXT + 32];
     snprintf(why, sizeof why, "at the other end, %.*s", (int)sizeof landed->why - 1, landed->why);
     conn->landed = malloc(sizeof *conn->landed);
-    if (conn->landed == NULL) {
-        pc__verbs_peer_fail(w, conn->peer, PC_NOMEM, "no memory for its letter");
-        return;
-    }
+    if (conn->landed == NULL)
+        return PC_NOMEM;
     *conn->landed = *landed;
     conn->answered = true;
     pc__connection_fail(w, conn, why);
     if (conn->state == PC_CONNECTION_FENCED)
-        down(w, conn);
+        conn->state = PC_CONNECTION_RELEASED;
     else
         pc__connection_drain(w, conn);
+    return PC_OK;
 }
 
-void pc__connection_close(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
-                          const struct pc_wireup_received *landed)
+void pc__connection_close(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
 {
-    struct pc_verbs_peer *peer = conn->peer;
     if (conn->state == PC_CONNECTION_UP) {
-        peer->live--;
+        conn->peer->live--;
         w->base.state.live--;
     }
     if (conn->state == PC_CONNECTION_CONNECTING)
@@ -350,17 +338,6 @@ void pc__connection_close(struct pc_verbs_net *w, struct pc_verbs_connection *co
     destroy(w, conn);
     conn->state = PC_CONNECTION_DOWN;
     conn->attempt = 0;
-    for (; conn->head != conn->tail; conn->head++) {
-        const struct pc_send_op *op = &conn->ops[conn->head % PC_CONNECTION_SEND_OPS];
-        w->base.in_flight--;
-        if (op->rndv != NULL)
-            pc__rndv_read_failed(w, op->rndv);
-        if (op->edge == NULL)
-            continue;
-        pc__net_count(op->edge, -1);
-        if (landed == NULL || !has_landed(op, landed))
-            pc__net_undeliverable(op->edge);
-    }
     free(conn->landed);
     conn->landed = NULL;
 }

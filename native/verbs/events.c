@@ -69,6 +69,7 @@ void pc__verbs_handle_due(struct pc_net *net, bool block)
                 pc__connection_connect(w, conn);
                 w->connecting = false;
                 now = pc__now();
+                pc__verbs_peer_take_back(w, conn);
             } else if (conn->state == PC_CONNECTION_REPLIED) {
                 if (!w->connecting) /* whoever joins comes by */
                     pc__net_schedule(&w->base, conn->since);
@@ -76,6 +77,7 @@ void pc__verbs_handle_due(struct pc_net *net, bool block)
                 pc__net_schedule(&w->base, now + PC_PROBE_NS);
             } else if (conn->state == PC_CONNECTION_DRAINING) {
                 pc__connection_drain(w, conn);
+                pc__verbs_peer_take_back(w, conn);
             } else if (conn->state == PC_CONNECTION_DOWN && conn->attempt != 0) {
                 if (conn->attempt <= now)
                     pc__connection_request(w, conn);
@@ -130,19 +132,146 @@ static void handle_port_events(struct pc_verbs_net *w, uint32_t rail)
         epoll_ctl(w->base.epoll, EPOLL_CTL_DEL, w->rails[rail].context->async_fd, NULL);
 }
 
+/* The peer has said how much it has consumed; of several connections, an older word may come late.
+ */
+static void receive_credit(struct pc_verbs_net *w, struct pc_verbs_peer *peer,
+                           const struct pc_net_edge *edge, uint32_t said)
+{
+    uint64_t known = pc__count(edge->fifo->out_credit);
+    uint32_t more = (said - (uint32_t)known) & PC_IMM_CREDIT;
+    if (more > PC_IMM_CREDIT / 2)
+        return;
+    if (known + more > edge->put)
+        pc__verbs_peer_fail(w, peer, PC_LOST, "it gave back more messages than were sent");
+    else
+        pc__raise(edge->fifo->out_credit, known + more); /* who sleeps is woken by the poller */
+}
+
+static void receive(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
+                    const struct pc_event *event)
+{
+    struct pc_verbs_peer *peer = conn->peer;
+    pc__connection_up(w, conn);
+    if (event->channel < PC_EDGE_CHANNELS) {
+        struct pc_net_edge *edge = &peer->base.edges[event->channel];
+        if (event->is_frag) /* what a connection has brought is in memory by now */
+            pc__edge_frag(edge, event->line, event->frag, event->frags);
+        else
+            receive_credit(w, peer, edge, event->credit);
+    }
+    if (++conn->spent >= PC_REPOST_BATCH && conn->qp != NULL && conn->state <= PC_CONNECTION_UP) {
+        conn->spent -= PC_REPOST_BATCH;
+        pc__connection_receive(w, conn, PC_REPOST_BATCH);
+    }
+}
+
+/* True when somebody may wait for just that. */
+static bool acknowledge(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
+{
+    const struct pc_send_op *op = &conn->ops[conn->head++ % PC_CONNECTION_SEND_OPS];
+    w->base.in_flight--;
+    conn->requests -= op->requests;
+    conn->bytes -= op->nbytes + PC_LINE_BYTES;
+    if (op->rndv != NULL)
+        pc__rndv_read_done(w, op->rndv, op->nbytes);
+    else if (op->edge != NULL)
+        pc__net_count(op->edge, -1);
+    pc__connection_up(w, conn);
+    return op->rndv != NULL || (op->edge != NULL && op->edge->pending == 0);
+}
+
+/* Of these the network is innocent: the two ranks disagree on what may be written where. (An
+ * invalid request is not among them: Soft-RoCE says so of packets that it lost.) */
+static bool refused(enum ibv_wc_status status)
+{
+    return status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_LOC_PROT_ERR
+           || status == IBV_WC_LOC_LEN_ERR;
+}
+
+static void failed(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
+                   const struct pc_event *event)
+{
+    bool last = event->kind == PC_EVENT_SENT && event->op == ((conn->tail - 1) & 0xffff);
+    if (event->status != IBV_WC_WR_FLUSH_ERR || conn->state < PC_CONNECTION_DRAINING)
+        pc__connection_fail(w, conn, pc__ib.wc_status_str(event->status));
+    conn->flushed = conn->flushed || last;
+    if (refused(event->status))
+        pc__verbs_peer_fail(w, conn->peer, PC_LOST, pc__ib.wc_status_str(event->status));
+}
+
+static bool complete(struct pc_verbs_net *w, const struct pc_event *event)
+{
+    struct pc_verbs_connection *conn = &pc__verbs_peer(w, event->rank)->conns[event->conn];
+    bool news = event->kind == PC_EVENT_RECEIVED;
+    if (conn->qp == NULL || (conn->turn & 0xffff) != event->turn)
+        return false; /* of a queue pair that is no more */
+    conn->receives -= news;
+    if (event->status != IBV_WC_SUCCESS) {
+        failed(w, conn, event);
+        news = false;
+    } else if (news) {
+        receive(w, conn, event);
+    } else {
+        news = acknowledge(w, conn);
+    }
+    if (conn->state == PC_CONNECTION_DRAINING)
+        pc__connection_drain(w, conn);
+    pc__verbs_peer_take_back(w, conn);
+    return news;
+}
+
+/* Takes in all completions; true when messages or credit had come. */
+static bool poll_all(struct pc_verbs_net *w)
+{
+    struct pc_event events[PC_EVENTS_AT_ONCE];
+    struct pc_comm *comm = w->base.comm;
+    bool came = false;
+    for (uint32_t i = 0, n; i < w->nrails; i++)
+        do {
+            n = pc__wr_poll(&w->rails[i], events);
+            for (uint32_t k = 0; k < n; k++)
+                came |= complete(w, &events[k]);
+        } while (n == PC_EVENTS_AT_ONCE);
+    /* A thread that sleeps on a count may have to look; who listens on descriptors is woken there.
+     */
+    if (came) {
+        /* A thread that is about to sleep has read the wakeup counter before it looked. */
+        atomic_fetch_add(&((struct pc_arena *)comm->arena)->wakeup, 1);
+        if (atomic_load(&comm->sleepers))
+            pc__wakeup_signal(comm, comm->options.rank);
+    }
+    return came;
+}
+
+static void read_peer(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
+{
+    int rc = pc__verbs_peer_read(w, peer);
+    if (rc != PC_OK)
+        poll_all(w); /* what it acknowledged before, or sent */
+    if (rc > 0)
+        pc__verbs_peer_leave(w, peer, PC_LOST, "it closed its connection",
+                             &peer->wireup.in.body.landed);
+    else if (rc < 0)
+        pc__verbs_peer_fail(w, peer, PC_LOST,
+                            rc == PC_LOST ? "it closed its connection"
+                                          : "it sent what is no letter");
+    if (peer->base.ended && peer->wireup.open)
+        pc__wireup_close(&peer->wireup); /* which takes it out of the epoll */
+}
+
 void pc__verbs_handle_event(struct pc_net *net, uint64_t what)
 {
     struct pc_verbs_net *w = (struct pc_verbs_net *)net;
     if (what >= PC_EVENT_PORT)
         handle_port_events(w, (uint32_t)(what - PC_EVENT_PORT));
     else
-        pc__verbs_peer_read(w, pc__verbs_peer(w, (uint32_t)what));
+        read_peer(w, pc__verbs_peer(w, (uint32_t)what));
 }
 
 void pc__verbs_poll(struct pc_net *net, struct pc_net_peer *only)
 {
     (void)only; /* completions of all come together */
-    pc__poll_cq((struct pc_verbs_net *)net);
+    poll_all((struct pc_verbs_net *)net);
 }
 
 uint64_t pc__verbs_arm(struct pc_net *net, uint64_t ns)
@@ -153,7 +282,7 @@ uint64_t pc__verbs_arm(struct pc_net *net, uint64_t ns)
     for (uint32_t i = 0; i < w->nrails; i++)
         if (!w->armed[i] || own)
             w->armed[i] = ibv_req_notify_cq(w->rails[i].cq, !own) == 0;
-    if (pc__poll_cq(w)) /* before the channel was armed */
+    if (poll_all(w)) /* before the channel was armed */
         return 0;
     return net->in_flight != 0 && ns > PC_NAP_NS ? PC_NAP_NS : ns;
 }

@@ -170,54 +170,99 @@ static void handle_hello(struct pc_verbs_net *w, struct pc_verbs_peer *peer,
         return;
     }
     if (w->base.comm->options.rank < peer->base.rank)
-        for (uint32_t i = 0; i < peer->nconns && !peer->base.ended; i++)
+        for (uint32_t i = 0; i < peer->nconns; i++)
             pc__connection_request(w, &peer->conns[i]);
 }
 
-static void handle_wireup(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
+static bool has_landed(const struct pc_send_op *op, const struct pc_wireup_received *landed)
+{
+    uint32_t line = (uint32_t)op->number & (PC_LINES - 1);
+    uint32_t at = op->edge->fifo->channel * PC_LINES + line;
+    return (int32_t)(landed->counts[at] - (uint32_t)(op->number + 1)) >= 0
+           || (op->frags > 1 && landed->frags[at] >> op->frag & 1);
+}
+
+void pc__verbs_peer_take_back(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
+{
+    struct pc_net_peer *peer = &conn->peer->base;
+    struct pc_send_op op;
+    if (conn->state != PC_CONNECTION_RELEASED)
+        return;
+    while (pc__connection_take_back(w, conn, &op)) { /* the last first: before the queue */
+        if (op.rndv != NULL && op.rndv->broken) {
+            pc__rndv_read_failed(w, op.rndv);
+        } else if (op.rndv != NULL) {
+            pc__net_queue(peer, &op, true);
+        } else if (op.edge != NULL && has_landed(&op, conn->landed)) {
+            pc__net_count(op.edge, -1);
+        } else if (op.edge != NULL) {
+            pc__net_queue(peer, &op, true);
+            w->base.state.replayed++;
+        }
+    }
+    /* Credit says how much in all, so that it may be said twice. */
+    peer->owed = (1u << PC_EDGE_CHANNELS) - 1;
+    for (uint32_t c = 0; c < PC_EDGE_CHANNELS; c++)
+        peer->edges[c].told = 0;
+    pc__net_dirty(peer);
+    pc__connection_down(w, conn);
+}
+
+/* 1 when it is the peer's goodbye. */
+static int handle_wireup(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
 {
     const struct pc_wireup_header *header = &peer->wireup.in.header;
     const union pc_wireup_body *body = &peer->wireup.in.body;
     if (header->kind == PC_WIREUP_HELLO) {
         handle_hello(w, peer, &body->hello);
-        return;
+        return PC_OK;
     }
-    if (header->kind == PC_WIREUP_CLOSE) {
-        pc__poll_cq(w); /* what it acknowledged before */
-        pc__verbs_peer_leave(w, peer, PC_LOST, "it closed its connection", &body->landed);
-        return;
-    }
+    if (header->kind == PC_WIREUP_CLOSE)
+        return 1;
     if (header->kind == PC_WIREUP_ABORTED) {
         peer->aborted = true;
-        return;
+        return PC_OK;
     }
     if (!peer->hello_received || header->conn >= peer->nconns) {
         pc__verbs_peer_fail(w, peer, PC_LOST, "its letter is about no path");
-        return;
+        return PC_OK;
     }
     struct pc_verbs_connection *conn = &peer->conns[header->conn];
-    if (header->kind == PC_WIREUP_REQUEST)
-        pc__connection_requested(w, conn, header->turn, &body->end);
-    else if (header->kind == PC_WIREUP_REPLY)
+    if (header->kind == PC_WIREUP_REPLY)
         pc__connection_replied(w, conn, header->turn, &body->end);
-    else
-        pc__connection_fenced(w, conn, header->turn, &body->landed);
+    else if (header->kind == PC_WIREUP_REQUEST) {
+        if (pc__connection_requested(w, conn, header->turn, &body->end) != PC_OK)
+            pc__verbs_peer_fail(w, peer, PC_LOST, "it offered a path that it has already");
+    } else if (pc__connection_fenced(w, conn, header->turn, &body->landed) != PC_OK)
+        pc__verbs_peer_fail(w, peer, PC_NOMEM, "no memory for its letter");
+    pc__verbs_peer_take_back(w, conn);
+    return PC_OK;
 }
 
-void pc__verbs_peer_read(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
+int pc__verbs_peer_read(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
 {
     int rc = PC_OK;
     pc__wireup_flush(&peer->wireup);
-    while (!peer->base.ended && (rc = pc__wireup_read(&peer->wireup)) > 0)
-        handle_wireup(w, peer);
-    if (rc < 0) {
-        pc__poll_cq(w); /* what has come before */
-        pc__verbs_peer_fail(w, peer, PC_LOST,
-                            rc == PC_LOST ? "it closed its connection"
-                                          : "it sent what is no letter");
+    while (rc == PC_OK && !peer->base.ended && (rc = pc__wireup_read(&peer->wireup)) > 0)
+        rc = handle_wireup(w, peer);
+    return rc;
+}
+
+/* What was posted by it and has not landed is lost. */
+static void drop_connection(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
+                            const struct pc_wireup_received *landed)
+{
+    struct pc_send_op op;
+    pc__connection_close(w, conn);
+    while (pc__connection_take_back(w, conn, &op)) {
+        if (op.rndv != NULL)
+            pc__rndv_read_failed(w, op.rndv);
+        if (op.edge == NULL)
+            continue;
+        pc__net_count(op.edge, -1);
+        if (landed == NULL || !has_landed(&op, landed))
+            pc__net_undeliverable(op.edge);
     }
-    if (peer->base.ended && peer->wireup.open)
-        pc__wireup_close(&peer->wireup); /* which takes it out of the epoll */
 }
 
 void pc__verbs_peer_leave(struct pc_verbs_net *w, struct pc_verbs_peer *peer, int code,
@@ -232,7 +277,7 @@ void pc__verbs_peer_leave(struct pc_verbs_net *w, struct pc_verbs_peer *peer, in
     pc__fail(&peer->base.fault, code, (int)peer->base.rank, "rank %u is lost: %s%s%s%s",
              peer->base.rank, why, told ? " (" : "", told ? last : "", told ? ")" : "");
     for (uint32_t i = 0; i < peer->nconns; i++)
-        pc__connection_close(w, &peer->conns[i], landed);
+        drop_connection(w, &peer->conns[i], landed);
     for (uint32_t k = peer->base.head; k != peer->base.tail; k++)
         if (peer->base.queue[k % PC_PENDING_OPS].rndv != NULL)
             pc__rndv_read_failed(w, peer->base.queue[k % PC_PENDING_OPS].rndv);
@@ -250,7 +295,7 @@ void pc__verbs_peer_fail(struct pc_verbs_net *w, struct pc_verbs_peer *peer, int
 void pc__verbs_peer_close(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
 {
     for (uint32_t i = 0; i < peer->nconns; i++)
-        pc__connection_close(w, &peer->conns[i], NULL);
+        drop_connection(w, &peer->conns[i], NULL);
     if (peer->wireup.open) {
         struct pc_wireup_received landed;
         pc__received_so_far(peer, "", &landed);
@@ -293,7 +338,7 @@ static struct pc_verbs_connection *first_done(const struct pc_verbs_peer *peer, 
 static int send_on(struct pc_verbs_net *w, struct pc_verbs_peer *peer,
                    struct pc_verbs_connection *conn, const struct pc_send_op *op)
 {
-    int rc = pc__post_message(w, conn, op);
+    int rc = pc__connection_post(w, conn, op);
     if (rc != PC_OK && op->frags > 1)
         pc__net_queue(&peer->base, op, true);
     return rc;
@@ -341,15 +386,38 @@ int pc__verbs_send(struct pc_net_peer *base, const struct pc_send_op *op)
     struct pc_verbs_peer *peer = (struct pc_verbs_peer *)base;
     struct pc_verbs_net *w = (struct pc_verbs_net *)base->net;
     struct pc_verbs_connection *conn;
+    if (op->rndv != NULL && op->rndv->broken) {
+        pc__rndv_read_failed(w, op->rndv);
+        return PC_OK;
+    }
     if (op->nbytes >= PC_STRIPE_FROM_BYTES && op->frags == 1 && op->rndv == NULL && peer->live > 1
         && send_striped(w, peer, op))
         return PC_OK;
     conn = first_done(peer, op->nbytes);
     if (conn == NULL)
         return PC_AGAIN;
-    int rc = op->kind == PC_SEND_CREDIT ? pc__post_credit(w, conn, op->edge)
-                                        : pc__post_message(w, conn, op);
-    return rc == PC_OK ? PC_OK : PC_AGAIN;
+    return pc__connection_post(w, conn, op);
+}
+
+/* The user may write or free that memory next: nothing more may come, nor be read. A new connection
+ * would let what waits for one go on, here and at the other end, so that none is made. The other
+ * end is told, as it would take a rank without connections for one that is gone; why, it hears from
+ * this rank's user, who may be elsewhere for long. */
+static void withdraw(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
+{
+    if (!peer->aborted) /* who cannot be told has gone, which is noticed when reading */
+        (void)pc__wireup_write(&peer->wireup, PC_WIREUP_ABORTED, 0, 0, "", 0);
+    peer->aborted = true;
+    for (uint32_t i = 0; i < peer->nconns; i++)
+        pc__connection_abort(w, &peer->conns[i]);
+    for (uint32_t i = 0; i < peer->nconns; i++)
+        pc__verbs_peer_take_back(w, &peer->conns[i]);
+}
+
+void pc__verbs_release(struct pc_net_peer *peer, struct pc_rndv *rndv, bool taken)
+{
+    if (pc__rndv_break(rndv, taken))
+        withdraw((struct pc_verbs_net *)peer->net, (struct pc_verbs_peer *)peer);
 }
 
 bool pc__verbs_flush(struct pc_net_peer *peer)

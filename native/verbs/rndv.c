@@ -83,13 +83,6 @@ int pc__rndv_expose(struct pc_net_peer *base, const void *at, uint64_t nbytes, v
     return rc;
 }
 
-uint32_t pc__rndv_lkey(const struct pc_rndv *rndv, uint32_t rail)
-{
-    if (rndv->cached == NULL)
-        return rndv->peer->bounce[rail]->lkey;
-    return ((const struct pc_mr *)rndv->cached->handle)->with[rail]->lkey;
-}
-
 /* Asks for more, as far as it goes: the whole, or what the bounce buffer holds. */
 static void ask(struct pc_verbs_net *w, struct pc_rndv *rndv)
 {
@@ -110,9 +103,7 @@ static void ask(struct pc_verbs_net *w, struct pc_rndv *rndv)
         rndv->asked += n;
         rndv->reads++;
         w->reads++;
-        if (rndv->peer->base.head != rndv->peer->base.tail
-            || pc__verbs_send(&rndv->peer->base, &op) != PC_OK)
-            pc__net_queue(&rndv->peer->base, &op, false);
+        pc__net_queue(&rndv->peer->base, &op, false);
     }
 }
 
@@ -171,32 +162,15 @@ int pc__rndv_test(struct pc_net_peer *peer, struct pc_rndv *rndv, struct pc_erro
     return error->code;
 }
 
-/* The user may write or free that memory next: nothing more may come, nor be read. A new connection
- * would let what waits for one go on, here and at the other end, so that none is made. The other
- * end is told, as it would take a rank without connections for one that is gone; why, it hears from
- * this rank's user, who may be elsewhere for long. */
-static void withdraw(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
+bool pc__rndv_break(struct pc_rndv *rndv, bool taken)
 {
-    if (!peer->aborted) /* who cannot be told has gone, which is noticed when reading */
-        (void)pc__wireup_write(&peer->wireup, PC_WIREUP_ABORTED, 0, 0, "", 0);
-    peer->aborted = true;
-    for (uint32_t i = 0; i < peer->nconns; i++)
-        pc__connection_abort(w, &peer->conns[i]);
-}
-
-void pc__rndv_release(struct pc_net_peer *base, struct pc_rndv *rndv, bool taken)
-{
-    struct pc_verbs_peer *peer = (struct pc_verbs_peer *)base;
-    struct pc_verbs_net *w = (struct pc_verbs_net *)base->net;
     bool underway = rndv->reads != 0 || (rndv->lent && !taken);
     rndv->broken = true;
     if (rndv->cached == NULL)
-        peer->bouncing = false;
-    rndv->reads++; /* one more, so that it ends below, or with the last of them */
-    w->reads++;
-    if (underway)
-        withdraw(w, peer);
-    pc__rndv_read_failed(w, rndv);
+        rndv->peer->bouncing = false;
+    if (rndv->reads == 0)
+        end(rndv); /* else with the last of them */
+    return underway;
 }
 
 void pc__rndv_close_all(struct pc_verbs_peer *peer)

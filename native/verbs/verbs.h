@@ -49,6 +49,7 @@ enum pc_connection_state {
     PC_CONNECTION_UP,
     PC_CONNECTION_DRAINING, /* what was posted is coming back */
     PC_CONNECTION_FENCED,   /* this end has none; what the other end got is awaited */
+    PC_CONNECTION_RELEASED, /* that is known: what it has not got is to be taken back */
 };
 
 struct pc_verbs_connection { /* a queue pair to a peer, or the place for one */
@@ -133,8 +134,9 @@ void pc__verbs_handle_due(struct pc_net *net, bool block);
 
 /* connection.c: the life of one queue pair. */
 int pc__connection_request(struct pc_verbs_net *w, struct pc_verbs_connection *conn);
-void pc__connection_requested(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
-                              uint32_t turn, const struct pc_qp_info *theirs);
+/* INVALID: the peer lied. */
+int pc__connection_requested(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
+                             uint32_t turn, const struct pc_qp_info *theirs);
 void pc__connection_replied(struct pc_verbs_net *w, struct pc_verbs_connection *conn, uint32_t turn,
                             const struct pc_qp_info *theirs);
 /* CALLED: connects it. Where the peer's address must be found out first, and nobody answers, this
@@ -143,55 +145,84 @@ void pc__connection_connect(struct pc_verbs_net *w, struct pc_verbs_connection *
 void pc__connection_up(struct pc_verbs_net *w, struct pc_verbs_connection *conn);
 /* `why` NULL: that was told when it became doomed. */
 void pc__connection_fail(struct pc_verbs_net *w, struct pc_verbs_connection *conn, const char *why);
-void pc__connection_fenced(struct pc_verbs_net *w, struct pc_verbs_connection *conn, uint32_t turn,
-                           const struct pc_wireup_received *landed);
+/* OK, or NOMEM. */
+int pc__connection_fenced(struct pc_verbs_net *w, struct pc_verbs_connection *conn, uint32_t turn,
+                          const struct pc_wireup_received *landed);
 /* FAILING: goes on when everything posted has come back. */
 void pc__connection_drain(struct pc_verbs_net *w, struct pc_verbs_connection *conn);
 /* Fails it, and destroys its queue pair without waiting for what was posted: only after that does
  * the device touch nothing by it any more, as one in the state ERR may still end what it has begun.
  */
 void pc__connection_abort(struct pc_verbs_net *w, struct pc_verbs_connection *conn);
-/* The peer has ended: the connection as well, and what had not landed is lost. */
-void pc__connection_close(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
-                          const struct pc_wireup_received *landed);
+/* RELEASED: the last of what was posted and is not acknowledged; false when nothing is left, and
+ * then the connection is down. */
+bool pc__connection_take_back(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
+                              struct pc_send_op *op);
+void pc__connection_down(struct pc_verbs_net *w, struct pc_verbs_connection *conn);
+/* The peer has ended: the connection as well. What it had posted can be taken back. */
+void pc__connection_close(struct pc_verbs_net *w, struct pc_verbs_connection *conn);
+/* OK; AGAIN: the connection has failed. */
+int pc__connection_post(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
+                        const struct pc_send_op *op);
+void pc__connection_receive(struct pc_verbs_net *w, struct pc_verbs_connection *conn, uint32_t n);
 /* What this rank has got of the peer's messages, and why it says so now. */
 void pc__received_so_far(const struct pc_verbs_peer *peer, const char *why,
                          struct pc_wireup_received *out);
 
 /* wr.c: what goes out by a connection, and what comes back. */
-bool pc__can_post(const struct pc_verbs_connection *conn);
-/* OK, or the connection has failed. `edge` NULL: a probe. */
-int pc__post_message(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
-                     const struct pc_send_op *op);
-int pc__post_credit(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
-                    struct pc_net_edge *edge);
-int pc__post_receives(struct pc_verbs_net *w, struct pc_verbs_connection *conn, uint32_t n);
-/* Takes in all completions; true when messages or credit had come. */
-bool pc__poll_cq(struct pc_verbs_net *w);
+enum pc_event_kind {
+    PC_EVENT_RECEIVED,
+    PC_EVENT_DATA, /* the first of an op's two requests, which is told only when it fails */
+    PC_EVENT_SENT, /* and the last */
+};
 
-/* rndv.c: pc_net_ops's expose, get, test and release. */
+struct pc_event { /* a completion: of which request, and what an immediate says */
+    uint16_t rank, turn, op;
+    uint8_t conn;
+    uint8_t kind; /* enum pc_event_kind */
+    enum ibv_wc_status status;
+    uint8_t channel; /* of the credit, or of the fragment of the message on a line */
+    bool is_frag;
+    uint8_t frags, frag, line;
+    uint32_t credit; /* the low bits */
+};
+#define PC_EVENTS_AT_ONCE 16
+#define PC_IMM_KIND 27 /* bits of an immediate below its kind */
+#define PC_IMM_CREDIT ((UINT32_C(1) << PC_IMM_KIND) - 1)
+
+bool pc__can_post(const struct pc_verbs_connection *conn);
+/* An errno, or 0. `edge` NULL: a probe, or a read. */
+int pc__wr_post(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
+                const struct pc_send_op *op);
+int pc__wr_post_receives(struct pc_verbs_connection *conn, uint32_t n);
+uint32_t pc__wr_poll(struct pc_ib_device *rail, struct pc_event *out); /* how many there were */
+
+/* rndv.c: pc_net_ops's expose, get and test. */
 #define PC_BOUNCE_BYTES (UINT64_C(256) << 10)
 int pc__rndv_expose(struct pc_net_peer *peer, const void *at, uint64_t nbytes, void *rkey,
                     struct pc_rndv **out);
 int pc__rndv_get(struct pc_net_peer *peer, void *into, uint64_t nbytes, const void *rkey,
                  struct pc_rndv **out, struct pc_error *error);
 int pc__rndv_test(struct pc_net_peer *peer, struct pc_rndv *rndv, struct pc_error *error);
-void pc__rndv_release(struct pc_net_peer *peer, struct pc_rndv *rndv, bool taken);
-/* The local key of where it reads to. */
-uint32_t pc__rndv_lkey(const struct pc_rndv *rndv, uint32_t rail);
+/* It is over; true when something of it may still be under way. */
+bool pc__rndv_break(struct pc_rndv *rndv, bool taken);
 /* One of its reads is done. */
 void pc__rndv_read_done(struct pc_verbs_net *w, struct pc_rndv *rndv, uint64_t nbytes);
 /* One never will be, and is not asked for again. */
 void pc__rndv_read_failed(struct pc_verbs_net *w, struct pc_rndv *rndv);
 void pc__rndv_close_all(struct pc_verbs_peer *peer);
 
-/* peer.c: pc_net_ops's adopt, send, flush, connections and settled. */
+/* peer.c: pc_net_ops's adopt, send, flush, connections, settled and release. */
 int pc__verbs_adopt(struct pc_net_peer *peer, int fd);
 int pc__verbs_send(struct pc_net_peer *peer, const struct pc_send_op *op);
 bool pc__verbs_flush(struct pc_net_peer *peer);
 int pc__verbs_connections(const struct pc_net_peer *peer);
 bool pc__verbs_settled(const struct pc_net_peer *peer);
-void pc__verbs_peer_read(struct pc_verbs_net *w, struct pc_verbs_peer *peer);
+void pc__verbs_release(struct pc_net_peer *peer, struct pc_rndv *rndv, bool taken);
+/* OK; a code: it has ended, or wrote what is no letter; 1: its goodbye lies in peer->wireup. */
+int pc__verbs_peer_read(struct pc_verbs_net *w, struct pc_verbs_peer *peer);
+/* A connection may have been RELEASED: what had not landed goes by another. */
+void pc__verbs_peer_take_back(struct pc_verbs_net *w, struct pc_verbs_connection *conn);
 /* Nothing more goes to it or comes from it. `landed` is what it said of what had come, or NULL. */
 void pc__verbs_peer_fail(struct pc_verbs_net *w, struct pc_verbs_peer *peer, int code,
                          const char *why);
