@@ -252,6 +252,11 @@ void pc__wakeup_wait(struct pc_comm *comm, uint32_t armed, uint64_t ns);
 /* wait.c */
 #define PC_POLLS_PER_CLOCK 64
 #define PC_SLOW_YIELD_NS UINT64_C(1000000)
+struct pc_spin { /* of who polls; see pc__spun */
+    uint32_t polls;
+    uint64_t until;
+};
+bool pc__spun_out(struct pc_comm *comm, struct pc_spin *spin);
 int pc__idle(struct pc_comm *comm, uint64_t until_ns);
 bool pc__shares_core(struct pc_comm *comm);
 void pc__give_way(struct pc_comm *comm);

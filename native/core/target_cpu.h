@@ -23,6 +23,13 @@ static inline void pc__relax(void)
 #endif
 }
 
+/* Between two polls: whether they have gone on long enough. */
+static inline bool pc__spun(struct pc_comm *comm, struct pc_spin *spin)
+{
+    pc__relax();
+    return spin->polls++ % PC_POLLS_PER_CLOCK == 0 && pc__spun_out(comm, spin);
+}
+
 static inline uint64_t pc__ticks(void)
 {
 #if defined(__x86_64__) || defined(__i386__)

@@ -170,40 +170,47 @@ bool pc__may_yield(struct pc_comm *comm, uint64_t now)
     return now >= atomic_load_explicit(&comm->yield_after, memory_order_relaxed);
 }
 
-int pc__idle(struct pc_comm *comm, uint64_t until_ns)
+bool pc__spun_out(struct pc_comm *comm, struct pc_spin *spin)
+{
+    uint64_t now = pc__now();
+    if (spin->until == 0)
+        spin->until = pc__shares_core(comm) ? now : now + comm->options.spin * UINT64_C(1000);
+    return now >= spin->until || atomic_load(&comm->aborted) || atomic_load(&comm->broken);
+}
+
+static inline int listen_if_any(struct pc_comm *comm, uint32_t nchannels, enum listening whom)
+{
+    return pc__has_net(comm) ? listen_to(comm, nchannels, whom) : PC_OK;
+}
+
+/* Polls while that is cheap: AGAIN when it no longer is. */
+static int poll_call(struct pc_comm *comm, uint32_t nchannels, bool once)
 {
     struct pc_call *call = &comm->call;
-    uint32_t nchannels = call->batch ? 0 : call->program ? call->program->nchannels : 1;
-    uint64_t spin_until = 0, now = 0;
-    int rc;
-    for (uint32_t polls = 1;; polls++) {
-        if (pc__has_net(comm)) {
-            bool others = polls % PC_POLLS_PER_CLOCK == 0 || until_ns == 0 || call->running == 0;
-            rc = listen_to(comm, nchannels,
-                           others               ? FROM_ALL
-                           : comm->options.spin ? FROM_AWAITED
-                                                : SEND_ONLY);
-            if (rc != PC_OK)
-                return rc < 0 ? rc : PC_OK;
-        }
+    for (struct pc_spin spin = {.polls = 1};;) {
+        bool others = spin.polls % PC_POLLS_PER_CLOCK == 0 || once || call->running == 0;
+        int rc = listen_if_any(comm, nchannels,
+                               others               ? FROM_ALL
+                               : comm->options.spin ? FROM_AWAITED
+                                                    : SEND_ONLY);
+        if (rc != PC_OK)
+            return rc < 0 ? rc : PC_OK;
         if (moved(call, nchannels))
             return PC_OK;
         if (atomic_load_explicit(&comm->posted, memory_order_relaxed) && pc__p2p_progress(comm) > 0)
             continue;
-        if (comm->options.spin == 0)
-            break;
-        pc__relax();
-        if (polls % PC_POLLS_PER_CLOCK == 0) {
-            now = pc__now();
-            if (spin_until == 0)
-                spin_until
-                    = pc__shares_core(comm) ? now : now + comm->options.spin * UINT64_C(1000);
-            if (now >= spin_until || atomic_load(&comm->aborted) || atomic_load(&comm->broken))
-                break;
-        }
+        if (comm->options.spin == 0 || pc__spun(comm, &spin))
+            return PC_AGAIN;
     }
-    if (until_ns == 0) /* the caller only wanted to poll */
-        return PC_AGAIN;
+}
+
+int pc__idle(struct pc_comm *comm, uint64_t until_ns)
+{
+    struct pc_call *call = &comm->call;
+    uint32_t nchannels = call->batch ? 0 : call->program ? call->program->nchannels : 1;
+    int rc = poll_call(comm, nchannels, until_ns == 0);
+    if (rc != PC_AGAIN || until_ns == 0) /* the caller only wanted to poll */
+        return rc;
     pc__give_way(comm);
     for (uint32_t turns = comm->yields;;) {
         uint32_t armed = pc__wakeup_arm(comm); /* first: what comes after the looks moves it */
@@ -211,18 +218,16 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
             call->error = comm->abort_error;
             return PC_ABORTED;
         }
-        if (pc__has_net(comm)) {
-            rc = listen_to(comm, nchannels, FROM_ALL);
-            if (rc != PC_OK)
-                return rc < 0 ? rc : PC_OK;
-        }
+        rc = listen_if_any(comm, nchannels, FROM_ALL);
+        if (rc != PC_OK)
+            return rc < 0 ? rc : PC_OK;
         if (atomic_load_explicit(&comm->posted, memory_order_relaxed))
             pc__p2p_progress(comm);
         if (moved(call, nchannels))
             return PC_OK;
         if (atomic_load(&comm->broken)) /* by a transfer */
             return PC_BROKEN;
-        now = pc__now();
+        uint64_t now = pc__now();
         if (call->deadline == 0)
             call->deadline = now + (uint64_t)(call->timeout * 1e9);
         if (now >= call->deadline)

@@ -59,23 +59,13 @@ static void post(struct pc_comm *comm, struct pc_batch *batch)
 /* Waits for a batch, whoever makes it move. Its result is read where it is done. */
 static int await(struct pc_comm *comm, struct pc_batch *batch, uint64_t patience_ns)
 {
-    uint64_t now = 0, spin_until = 0;
-    for (uint32_t polls = 1;; polls++) {
+    for (struct pc_spin spin = {.polls = 1};;) {
         if (pc__batch_done(batch))
             return PC_OK;
         if (pc__p2p_progress(comm) > 0)
             continue;
-        if (comm->options.spin == 0)
+        if (comm->options.spin == 0 || pc__spun(comm, &spin))
             break;
-        pc__relax();
-        if (polls % PC_POLLS_PER_CLOCK == 0) {
-            now = pc__now();
-            if (spin_until == 0)
-                spin_until
-                    = pc__shares_core(comm) ? now : now + comm->options.spin * UINT64_C(1000);
-            if (now >= spin_until)
-                break;
-        }
     }
     if (patience_ns == 0) /* the caller only wanted to poll */
         return PC_AGAIN;
@@ -88,7 +78,7 @@ static int await(struct pc_comm *comm, struct pc_batch *batch, uint64_t patience
             return PC_OK;
         if (moved > 0)
             continue;
-        now = pc__now();
+        uint64_t now = pc__now();
         if (now >= until)
             return PC_AGAIN;
         if (turns > 0 && pc__may_yield(comm, now)) {
@@ -121,9 +111,8 @@ int pc__batch_resume(struct pc_comm *comm, uint64_t patience_ns)
 static bool at_once(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t,
                     int *rc)
 {
-    uint64_t now = 0, spin_until = 0;
     *rc = PC_OK;
-    for (uint32_t polls = 1;; polls++) {
+    for (struct pc_spin spin = {.polls = 1};;) {
         int moved = pc__p2p_step(comm, queue, t);
         if (t->finished)
             return true;
@@ -136,15 +125,8 @@ static bool at_once(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc
             continue;
         if (comm->options.spin == 0 || atomic_load_explicit(&comm->posted, memory_order_relaxed))
             return false;
-        pc__relax();
-        if (polls % PC_POLLS_PER_CLOCK == 0) {
-            now = pc__now();
-            if (spin_until == 0)
-                spin_until
-                    = pc__shares_core(comm) ? now : now + comm->options.spin * UINT64_C(1000);
-            if (now >= spin_until || atomic_load(&comm->aborted))
-                return false;
-        }
+        if (pc__spun(comm, &spin))
+            return false;
     }
 }
 
