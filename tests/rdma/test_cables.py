@@ -76,7 +76,7 @@ class Job:
 
 def whole(state: State) -> bool:
     """Every path carries messages."""
-    found: bool = state["live"] == state["paths"] > 0
+    found: bool = state["live"] == state["connections"] > 0
     return found
 
 
