@@ -1,17 +1,12 @@
 /* One stream socket: frames out of a queue, frames into this rank's memory. */
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/sendfile.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 #include <unistd.h>
 #include "tcp/tcp.h"
 
-#define PC_FRAMES_AT_ONCE 16
-#define PC_PAGES_FROM (32u << 10)
 #define PC_READS_AT_ONCE 16 /* so that one peer does not keep this rank from the others */
 
 struct pc_tcp_connection *pc__tcp_connection_new(struct pc_tcp_peer *peer)
@@ -66,35 +61,6 @@ static int lost(const struct pc_tcp_connection *conn, struct pc_error *error, co
                     strerror(errno));
 }
 
-/* The pages of a large message are sent themselves: they do not change before the peer's credit,
- * which is to say, before the peer has read them. */
-static bool by_page(const struct pc_tcp_send *out)
-{
-    return out->frame.nbytes >= PC_PAGES_FROM;
-}
-
-/* Describes what is queued, from the first byte that has not left, up to what is sent by page. */
-static int gather(const struct pc_tcp_connection *conn, struct iovec *parts, bool *more)
-{
-    int n = 0;
-    size_t skip = conn->gone;
-    for (uint32_t i = conn->head; i != conn->tail && n < 2 * PC_FRAMES_AT_ONCE; i++) {
-        const struct pc_tcp_send *out = &conn->queue[i % PC_CONNECTION_FRAMES];
-        size_t nbytes = out->frame.nbytes, header = sizeof out->frame;
-        if (skip < header)
-            parts[n++] = (struct iovec){(char *)(uintptr_t)&out->frame + skip, header - skip};
-        skip = skip < header ? 0 : skip - header;
-        if (by_page(out)) {
-            *more = true;
-            break;
-        }
-        if (nbytes > skip)
-            parts[n++] = (struct iovec){(char *)(uintptr_t)out->bytes + skip, nbytes - skip};
-        skip = 0;
-    }
-    return n;
-}
-
 static void advance(struct pc_tcp_connection *conn, size_t sent)
 {
     conn->gone += sent;
@@ -108,45 +74,10 @@ static void advance(struct pc_tcp_connection *conn, size_t sent)
     }
 }
 
-/* sendfile() has no MSG_NOSIGNAL: the signal of a closed connection is taken before anyone sees it.
- */
-static ssize_t send_pages(int fd, int file, off_t at, size_t nbytes)
-{
-    sigset_t pipe_signal, before, pending;
-    sigemptyset(&pipe_signal);
-    sigaddset(&pipe_signal, SIGPIPE);
-    sigpending(&pending);
-    pthread_sigmask(SIG_BLOCK, &pipe_signal, &before);
-    ssize_t n = sendfile(fd, file, &at, nbytes);
-    int error = errno;
-    if (n < 0 && error == EPIPE && !sigismember(&pending, SIGPIPE))
-        sigtimedwait(&pipe_signal, NULL, &(struct timespec){0});
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    errno = error;
-    return n;
-}
-
-/* Sends from what is queued; returns what send() does. */
-static ssize_t send_some(const struct pc_tcp_connection *conn)
-{
-    const struct pc_net *net = conn->peer->base.net;
-    const struct pc_tcp_send *first = &conn->queue[conn->head % PC_CONNECTION_FRAMES];
-    size_t header = sizeof first->frame;
-    if (by_page(first) && conn->gone >= header) {
-        size_t skip = conn->gone - header;
-        return send_pages(conn->fd, net->shadow_fd, first->bytes + skip - net->shadows,
-                          first->frame.nbytes - skip);
-    }
-    struct iovec parts[2 * PC_FRAMES_AT_ONCE];
-    bool more = false;
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)gather(conn, parts, &more)};
-    return sendmsg(conn->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
-}
-
 int pc__tcp_connection_flush(struct pc_tcp_connection *conn, struct pc_error *error)
 {
     while (conn->head != conn->tail) {
-        ssize_t n = send_some(conn);
+        ssize_t n = pc__tcp_send_some(conn);
         if (n >= 0) {
             advance(conn, (size_t)n);
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
@@ -203,22 +134,6 @@ static int parse(struct pc_tcp_connection *conn, struct pc_error *error)
     }
 }
 
-/* Where the next bytes go: the rest of a message straight into its place, all else ahead. */
-static int scatter(struct pc_tcp_connection *conn, struct iovec *parts)
-{
-    int n = 0;
-    size_t there
-        = conn->end - conn->begin; /* less than a header; nothing while bytes are awaited */
-    if (there != 0)
-        memmove(conn->ahead, conn->ahead + conn->begin, there);
-    conn->begin = 0;
-    conn->end = there;
-    if (conn->into != NULL)
-        parts[n++] = (struct iovec){conn->into, conn->rest};
-    parts[n++] = (struct iovec){conn->ahead + there, PC_CONNECTION_READ_AHEAD - there};
-    return n;
-}
-
 static void take(struct pc_tcp_connection *conn, size_t nbytes)
 {
     size_t n = conn->into == NULL ? 0 : smaller(nbytes, conn->rest);
@@ -234,7 +149,7 @@ int pc__tcp_connection_read(struct pc_tcp_connection *conn, struct pc_error *err
     uint32_t rank = conn->peer->base.rank;
     for (int turn = 0; turn < PC_READS_AT_ONCE && conn->reading; turn++) {
         struct iovec parts[2];
-        int nparts = scatter(conn, parts);
+        int nparts = pc__tcp_scatter(conn, parts);
         size_t room = parts[0].iov_len + (nparts > 1 ? parts[1].iov_len : 0);
         ssize_t n = nparts == 1 ? recv(conn->fd, parts[0].iov_base, room, MSG_DONTWAIT)
                                 : readv(conn->fd, parts, nparts);

@@ -2,6 +2,7 @@
  * that leave, and the frame that is coming. */
 #ifndef PC_TCP_H
 #define PC_TCP_H
+#include <sys/uio.h>
 #include "tcp/frame.h"
 
 /* Every frame of a peer fits one queue: all lines of all channels, and a credit for each. */
@@ -59,6 +60,12 @@ int pc__tcp_connection_flush(struct pc_tcp_connection *conn, struct pc_error *er
 /* Takes in what has come. 1: that was all, 0: there may be more. A failure or the end of the stream
  * ends `reading`; LOST when the peer or the network caused it, INVALID when the peer lied. */
 int pc__tcp_connection_read(struct pc_tcp_connection *conn, struct pc_error *error);
+
+/* memory.c */
+/* Sends from what is queued; returns what send() does. */
+ssize_t pc__tcp_send_some(const struct pc_tcp_connection *conn);
+/* Where the next bytes go: the rest of a message straight into its place, all else ahead. */
+int pc__tcp_scatter(struct pc_tcp_connection *conn, struct iovec *parts);
 
 /* peer.c: pc_net_ops's adopt, send, flush, connections and settled. */
 int pc__tcp_adopt(struct pc_net_peer *peer, int fd);
