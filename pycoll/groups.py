@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 import operator
-from typing import Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from pycoll.bootstrap.descriptors import enough
 from pycoll.errors import UsageError, quoted
-from pycoll.objects import Objects
 from pycoll.runtime.plan.options import CallOptions
+
+if TYPE_CHECKING:
+    from pycoll.collectives import Collectives
+    from pycoll.runtime.engine import Engine
+
+C = TypeVar("C")  #: a class of communicators
 
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
-class Groups(Objects):
-    """How a communicator's ranks form others.
+class Groups:
+    """What forms them, of one communicator."""
 
-    A new communicator has queues, plans and failures of its own: one that breaks leaves the others
-    usable. A process that dies breaks all that it belongs to. They may be closed in any order.
-    The slots of each take up to 8 MiB of memory, as they are used, and arrays of its `empty` more.
-    """
+    def __init__(self, engine: Engine, collectives: Collectives) -> None:
+        self._engine = engine
+        self._collectives = collectives
+        self._formed = 0  #: on every rank alike
 
-    _groups = 0  #: made so far, on every rank alike
-
-    def split(self, color: int | None, key: int = 0, timeout: float | None = None) -> Self | None:
-        """Return a communicator of the ranks that give the same color; every rank calls it.
-
-        Args:
-            color: Which of the new communicators this rank joins; None: none of them.
-            key: Ranks there are in order of key, and of rank here where keys are equal.
-            timeout: Seconds.
-
-        Returns:
-            The new communicator, or None if ``color`` is None.
-        """
+    def split(
+        self, make: Callable[[Engine], C], color: int | None, key: int, timeout: float | None
+    ) -> C | None:
+        """Return what ``make`` makes of the ranks that give the same color."""
         with self._engine.order.begins("split"):
             import numpy
 
@@ -43,8 +40,9 @@ class Groups(Objects):
                 _whole(key, "key"),
             ]
             asked = CallOptions(timeout=timeout, purpose="split()")
-            said = self._launch.run("allgather", numpy.array(mine, numpy.int64), None, asked)
-        self._groups += 1
+            every = numpy.array(mine, numpy.int64)
+            said = self._collectives.launch.run("allgather", every, None, asked)
+        self._formed += 1
         if color is None:
             return None
         same = [
@@ -52,18 +50,18 @@ class Groups(Objects):
             for rank, theirs in enumerate(said.reshape(-1, 3).tolist())
             if theirs[:2] == mine[:2]
         ]
-        return self._group([rank for _, rank in sorted(same)], "split")
+        return self._group(make, [rank for _, rank in sorted(same)], "split")
 
-    def dup(self, timeout: float | None = None) -> Self:
-        """Return another communicator of the same ranks; every rank calls it."""
+    def dup(self, make: Callable[[Engine], C], timeout: float | None) -> C:
+        """Return what ``make`` makes of the same ranks."""
         with self._engine.order.begins("dup"):
-            self._launch.arrive(CallOptions(timeout=timeout, purpose="dup()"), False)
-        self._groups += 1
-        return self._group(list(range(self.size)), "dup")
+            self._collectives.launch.arrive(CallOptions(timeout=timeout, purpose="dup()"), False)
+        self._formed += 1
+        return self._group(make, list(range(self._engine.world.size)), "dup")
 
-    def _group(self, ranks: list[int], how: str) -> Self:
+    def _group(self, make: Callable[[Engine], C], ranks: list[int], how: str) -> C:
         with enough(how, len(ranks)):
-            return type(self)(self._engine.group(ranks, f"{how} {self._groups}"))
+            return make(self._engine.group(ranks, f"{how} {self._formed}"))
 
 
 def _whole(value: int, name: str) -> int:

@@ -1,4 +1,9 @@
-"""Objects of Python between the ranks of a Communicator, as pickles."""
+"""Objects of Python between the ranks of a Communicator, as pickles.
+
+A voucher for each pickle travels first, and what came is loaded if it is what its rank vouched
+for. What stops a rank behind the vouchers (Ctrl-C, no memory for the object) breaks the
+communicator for all.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +21,13 @@ from pycoll.runtime.pickle_header import (
     PickleHeaders,
 )
 from pycoll.runtime.plan.options import CallOptions
-from pycoll.vector_collectives import VectorCollectives
 
 if TYPE_CHECKING:
     import numpy
+
+    from pycoll.collectives import Collectives
+    from pycoll.runtime.engine import Engine
+    from pycoll.vector_collectives import VectorCollectives
 
     Bytes = numpy.ndarray[Any, numpy.dtype[numpy.uint8]]
 
@@ -27,31 +35,25 @@ if TYPE_CHECKING:
 _WASTE_BYTES = 1 << 20
 
 
-class Objects(VectorCollectives):
-    """What ranks do together with objects that `pickle` serves.
+class Objects:
+    """What moves the objects of one communicator."""
 
-    A pickle can make its reader run anything: these methods trust the ranks of the job, and nobody
-    else. A voucher for each pickle travels first, and what came is loaded if it is what its rank
-    vouched for; where it is not, TransportError breaks the communicator for all. Where a rank
-    cannot pickle its object the error is raised there, and UsageError on the others; the
-    communicator is as good as before. What stops a rank behind the vouchers (Ctrl-C, no memory for
-    the object) breaks it for all. In a job that anybody could have joined (see `Bootstrap.public`)
-    every call is a UsageError.
-    """
+    def __init__(
+        self, engine: Engine, collectives: Collectives, counted: VectorCollectives
+    ) -> None:
+        self._engine = engine
+        self._collectives = collectives
+        self._counted = counted
+        self.rank, self.size = engine.world.rank, engine.world.size
 
     @cached_property
-    def _vouchers(self) -> PickleHeaders:
+    def vouchers(self) -> PickleHeaders:
+        """What goes before pickles, and says whose they are."""
         engine = self._engine
         return PickleHeaders(engine.bootstrap.secret, self.rank, leave=engine.world.remote)
 
-    def broadcast_object(self, obj: Any = None, root: int = 0, timeout: float | None = None) -> Any:
-        """Return the object of rank ``root``.
-
-        Args:
-            obj: The object, on the root; elsewhere it is not looked at.
-            root: The rank that has it.
-            timeout: Seconds, for the voucher and again for the object.
-        """
+    def broadcast(self, obj: Any, root: int, timeout: float | None) -> Any:
+        """Return the object of rank ``root``."""
         with self._engine.order.begins("broadcast_object"):
             self._begin(root, "broadcast_object")
             asked = CallOptions(
@@ -62,17 +64,12 @@ class Objects(VectorCollectives):
         (voucher,) = _all_pickled("broadcast", mine, vouchers, asked)
         with self._engine.order.entirely(asked.purpose):
             data = _room(_rounded(voucher.length), mine.pickles)
-            self._launch.run("broadcast", data, None, asked)
+            self._collectives.launch.run("broadcast", data, None, asked)
             found = _vouched(voucher, data, root, asked)
         return obj if self.rank == root else pickle.loads(found)
 
-    def allgather_object(self, obj: Any, timeout: float | None = None) -> list[Any]:
-        """Return the objects of all ranks, in order of rank.
-
-        Args:
-            obj: This rank's object.
-            timeout: Seconds, for the vouchers and again for the objects.
-        """
+    def allgather(self, obj: Any, timeout: float | None) -> list[Any]:
+        """Return the objects of all ranks."""
         with self._engine.order.begins("allgather_object"):
             self._begin(0, "allgather_object")
             asked = CallOptions(timeout=timeout, purpose="allgather_object()")
@@ -85,16 +82,8 @@ class Objects(VectorCollectives):
             found = _all_vouched(vouchers, every, asked)
         return [obj if r == self.rank else pickle.loads(data) for r, data in enumerate(found)]
 
-    def gather_object(
-        self, obj: Any, root: int = 0, timeout: float | None = None
-    ) -> list[Any] | None:
-        """Return the objects of all ranks, in order of rank, on rank ``root``; None elsewhere.
-
-        Args:
-            obj: This rank's object.
-            root: The rank that gets them.
-            timeout: Seconds, for the vouchers and again for the objects.
-        """
+    def gather(self, obj: Any, root: int, timeout: float | None) -> list[Any] | None:
+        """Return the objects of all ranks on rank ``root``; None elsewhere."""
         with self._engine.order.begins("gather_object"):
             self._begin(root, "gather_object")
             asked = CallOptions(timeout=timeout, purpose=f"gather_object(root {root})")
@@ -105,22 +94,14 @@ class Objects(VectorCollectives):
             lengths = [voucher.length for voucher in vouchers]
             out = _room(sum(lengths), []) if self.rank == root else None
             own = _room(0, mine.pickles)
-            self._gatherv("gather_object", own, lengths, out, root, timeout=timeout)
+            self._counted.within("gatherv", asked.method, own, lengths, out, root, False, timeout)
             if out is None:
                 return None
             found = _all_vouched(vouchers, _cut(out, lengths), asked)
         return [obj if r == self.rank else pickle.loads(data) for r, data in enumerate(found)]
 
-    def scatter_object(
-        self, objs: Sequence[Any] | None = None, root: int = 0, timeout: float | None = None
-    ) -> Any:
-        """Return the one of ``objs``, of rank ``root``, that is this rank's.
-
-        Args:
-            objs: On the root, an object for each rank; elsewhere it is not looked at.
-            root: The rank that has them.
-            timeout: Seconds, for the vouchers and again for the objects.
-        """
+    def scatter(self, objs: Sequence[Any] | None, root: int, timeout: float | None) -> Any:
+        """Return the one of ``objs``, of rank ``root``, that is this rank's."""
         with self._engine.order.begins("scatter_object"):
             self._begin(root, "scatter_object")
             asked = CallOptions(root=root, timeout=timeout, purpose=f"scatter_object(root {root})")
@@ -132,7 +113,9 @@ class Objects(VectorCollectives):
             lengths = [voucher.length for voucher in vouchers]
             own = _room(lengths[self.rank], [])
             every = _room(0, mine.pickles) if is_root else None
-            self._scatterv("scatter_object", every, lengths, own, root, timeout=timeout)
+            self._counted.within(
+                "scatterv", asked.method, every, lengths, own, root, False, timeout
+            )
             found = _vouched(vouchers[self.rank], own, root, asked)
         return objs[root] if is_root and objs is not None else pickle.loads(found)
 
@@ -144,11 +127,13 @@ class Objects(VectorCollectives):
         widest = _rounded(max(lengths))
         if self.size * widest - sum(lengths) <= max(_WASTE_BYTES, sum(lengths)):
             out = numpy.empty((self.size, widest), numpy.uint8)
-            return list(self._launch.run("allgather", _room(widest, pickles), out, asked))
+            return list(
+                self._collectives.launch.run("allgather", _room(widest, pickles), out, asked)
+            )
         found = []
         for root, length in enumerate(lengths):
             found.append(_room(_rounded(length), pickles if root == self.rank else []))
-            self._launch.run("broadcast", found[-1], None, asked._replace(root=root))
+            self._collectives.launch.run("broadcast", found[-1], None, asked._replace(root=root))
         return found
 
     def _begin(self, root: int, who: str) -> None:
@@ -174,19 +159,19 @@ class Objects(VectorCollectives):
         number = self._engine.next_call()
         nothing: list[bytes | None] = [None] * mine.want
         said = [
-            self._vouchers.write(what, number, pickle, receiver if each else EVERYONE)
+            self.vouchers.write(what, number, pickle, receiver if each else EVERYONE)
             for receiver, pickle in enumerate(mine.pickles or nothing)
         ]
         x = numpy.frombuffer(bytearray(b"".join(said)), numpy.int64)
         ahead = asked._replace(purpose=f"lengths of {what}")
         vouchers = []
         with self._engine.order.entirely(what, self._engine.order.count()):
-            data = self._launch.run(collective, x, None, ahead).tobytes()
+            data = self._collectives.launch.run(collective, x, None, ahead).tobytes()
             for i, start in enumerate(range(0, len(data), VOUCHER_BYTES)):
                 sender = asked.root if collective == "broadcast" else i
                 one = data[start : start + VOUCHER_BYTES]
                 receiver = i if each else EVERYONE
-                vouchers.append(self._vouchers.read(what, number, one, sender, receiver))
+                vouchers.append(self.vouchers.read(what, number, one, sender, receiver))
         return vouchers
 
 

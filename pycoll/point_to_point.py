@@ -2,122 +2,62 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from pycoll.collectives import Collectives
-
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Callable
 
+    from pycoll.runtime.engine import Engine
     from pycoll.runtime.p2p.batch import Pairs
     from pycoll.runtime.p2p.transfers import Transfers
 
-_UNSERVED = object()  #: what a port gives for what it does not serve
 
+class PointToPoint:
+    """What sends and receives of a communicator fall back to; whatever holds `call` holds it."""
 
-class PointToPoint(Collectives):
-    """What two ranks do together, whatever the others do meanwhile.
+    def __init__(self, engine: Engine, owner: weakref.ref[Any]) -> None:
+        self._engine = engine
+        self._owner = owner
 
-    Messages from one rank to another arrive in the order in which they were sent; there is no
-    order with anything else, and there are no tags. Both ends give arrays of one length and dtype.
-    """
+    def call(self, name: str, receives: bool) -> Callable[..., Any]:
+        """Return what serves ``send`` or ``recv``: it takes (x, peer, async_op, timeout)."""
+        served, refused = partial(self._serve, not receives), partial(self._refused, name, receives)
+        made: Callable[..., Any] = self._engine.launcher.message(receives, served, refused)
+        return made
 
-    def send(self, x: Any, to: int, async_op: bool = False, timeout: float | None = None) -> Any:
-        """Send an array; return once it may be written again.
+    @cached_property
+    def transfers(self) -> Transfers:
+        """What moves the messages."""
+        # Loaded at the first message: `init` shall be quick.
+        from pycoll.runtime.p2p.transfers import Transfers
 
-        Args:
-            x: The array.
-            to: The rank that receives it.
-            async_op: Return a Work.
-            timeout: Seconds.
-        """
-        try:
-            if timeout is None and not async_op:
-                if self._sender(x, to) is None:
-                    return None
-            else:
-                self._comes()
-            return self._transfers.one(x, to, True, async_op, timeout)
-        except BaseException as error:
-            self._engine.order.refused_messages("send", error, [(to, True)])
-            raise
+        return Transfers(self._engine, self._owner())
 
-    def recv(self, x: Any, frm: int, async_op: bool = False, timeout: float | None = None) -> Any:
-        """Receive into an array, and return it.
-
-        Args:
-            x: The array.
-            frm: The rank that sends it.
-            async_op: Return a Work.
-            timeout: Seconds.
-        """
-        try:
-            if timeout is None and not async_op:
-                if self._receiver(x, frm) is x:
-                    return x
-            else:
-                self._comes()
-            return self._transfers.one(x, frm, False, async_op, timeout)
-        except BaseException as error:
-            self._engine.order.refused_messages("recv", error, [(frm, False)])
-            raise
-
-    def exchange(
-        self,
-        sends: Pairs = (),
-        recvs: Pairs = (),
-        async_op: bool = False,
-        timeout: float | None = None,
-    ) -> Any:
-        """Send and receive messages that all move at once, in any order.
-
-        Args:
-            sends: Pairs of an array and the rank that receives it.
-            recvs: Pairs of an array and the rank that sends it.
-            async_op: Return a Work.
-            timeout: Seconds.
-
-        Returns:
-            The arrays of ``recvs``.
-        """
+    def exchange(self, sends: Pairs, recvs: Pairs, async_op: bool, timeout: float | None) -> Any:
+        """Send and receive messages that all move at once."""
         before = self._engine.order.count()
         try:
-            return self._transfers.exchange(sends, recvs, async_op, timeout)
+            return self.transfers.exchange(sends, recvs, async_op, timeout)
         except BaseException as error:
             lanes = [*_lanes(sends, True), *_lanes(recvs, False)]
             self._engine.order.refused_messages("exchange", error, lanes, before)
             raise
 
-    @cached_property
-    def _transfers(self) -> Transfers:
-        from pycoll.runtime.p2p.transfers import Transfers
+    def _serve(
+        self, sending: bool, code: int | None, x: Any, peer: Any, async_op: Any, timeout: Any
+    ) -> Any:
+        """Move a message, or carry one to its end that is under way and gave ``code``."""
+        if code is None:
+            return self.transfers.one(x, peer, sending, async_op, timeout)
+        self._engine.waits.finish_transfer(code, self._engine.timeout)
+        return None if sending else x
 
-        return Transfers(self._engine, self)
-
-    @cached_property
-    def _sender(self) -> Callable[[Any, int], Any]:
-        return self._port(receives=False)
-
-    @cached_property
-    def _receiver(self) -> Callable[[Any, int], Any]:
-        return self._port(receives=True)
-
-    def _port(self, receives: bool) -> Callable[[Any, int], Any]:
-        """Return what transfers an array without Python's help, or says that it does not."""
-        self._comes()  # before anything that raises
-        # Of a closed communicator no port knows: what it would point to has been freed.
-        self._engine.life.require_usable("recv" if receives else "send")
-        if self._engine.world.remote:  # a link may have to be made first
-            comes = self._comes  # and not this communicator, which holds what is returned
-
-            def unserved(x: Any, peer: Any) -> Any:
-                comes()
-                return _UNSERVED
-
-            return unserved
-        pairwise = self._transfers.pairwise
-        return pairwise.port(receives=receives, otherwise=lambda args, kwargs: _UNSERVED)
+    def _refused(
+        self, name: str, receives: bool, error: BaseException, x: Any, peer: Any, *call: Any
+    ) -> None:
+        self._engine.order.refused_messages(name, error, [(peer, not receives)])
 
 
 def _lanes(pairs: Any, sending: bool) -> list[tuple[Any, bool]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import inspect
+import itertools
 from typing import Any
 
 import collective_checks as checks
@@ -12,6 +13,7 @@ import pytest
 
 import pycoll
 from pycoll import algorithms, collectives
+from pycoll.runtime.plan.request import KINDS, NUMBERS
 from pycoll.schedule import COLLECTIVES
 
 pytestmark = pytest.mark.native
@@ -25,6 +27,16 @@ def test_numbers_are_those_of_the_table() -> None:
     for number, name in enumerate(COLLECTIVES):
         assert getattr(collectives, name.upper()) == number
     assert set(checks.COLLECTIVES) == set(COLLECTIVES)
+
+
+def test_rows_say_what_the_collectives_do() -> None:
+    assert [row.name for row in collectives.ROWS] == list(NUMBERS)
+    for row in collectives.ROWS[:-1]:
+        c = COLLECTIVES[row.name]
+        apart = KINDS[row.name].out == "out"  # else the result goes to x
+        assert row.x_at_root == (apart and not c.in_blocks(1, 3))
+        assert row.out_at_root == (not c.out_blocks(1, 3))
+        assert row.result
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -290,6 +302,39 @@ def test_what_a_known_plan_is_called_with_is_looked_at_as_the_first_time() -> No
             assert (whole == np.arange(9)).all()
 
     pycoll.spawn(rank, 2, timeout=100)
+
+
+def test_words_are_checked_where_a_plan_is_known_as_where_none_is() -> None:
+    def rank() -> None:
+        with pycoll.init() as comm:
+            x = np.ones(4)
+            for _ in range(2):
+                for op in (0, 3, np.int64(0)):
+                    with pytest.raises(pycoll.UsageError, match=r"^op is .*, want one of sum"):
+                        comm.allreduce(x, op=op)
+                    comm.allreduce(x)
+                    comm.allreduce(x, op="max")
+
+    ranks(1, rank)
+
+
+def test_a_root_is_checked_for_every_kind_of_array() -> None:
+    torch = pytest.importorskip("torch")
+
+    def rank() -> None:
+        with pycoll.init() as comm:
+            for make, method in itertools.product(
+                (np.asarray, torch.from_numpy),
+                (comm.broadcast, comm.reduce, comm.gather, comm.scatter),
+            ):
+                x = make(np.ones(4))
+                for _ in range(2):
+                    method(x, root=np.int64(0))
+                    for root in ("0", 1.5, -1, 1, 2**70):
+                        with pytest.raises(pycoll.UsageError, match=r"root is .*, want a rank"):
+                            method(x, root=root)
+
+    ranks(1, rank)
 
 
 def test_an_algorithm_is_for_one_collective(monkeypatch: pytest.MonkeyPatch) -> None:

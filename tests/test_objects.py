@@ -64,7 +64,9 @@ def test_one_long_object_takes_no_room_of_its_length_for_each_rank() -> None:
             mine = b"x" * (objects._WASTE_BYTES * 2 if comm.rank == 1 else comm.rank)
             lengths = [len(found) for found in comm.allgather_object(mine)]
             assert lengths == [0, objects._WASTE_BYTES * 2, 2]
-            assert not [call for call, _ in comm._launch.plans._plans if call.count > 5 << 20]
+            assert not [
+                call for call, _ in comm._collectives.launch.plans._plans if call.count > 5 << 20
+            ]
 
     pycoll.spawn(rank, 3, timeout=60)
 
@@ -104,7 +106,7 @@ def test_few_plans_serve_many_lengths() -> None:
         with pycoll.init() as comm:
             for n in range(500):
                 assert comm.broadcast_object("x" * n) == "x" * n
-            assert len(comm._launch.plans._plans) < 10
+            assert len(comm._collectives.launch.plans._plans) < 10
 
     pycoll.spawn(rank, 2, timeout=60)
 
@@ -222,7 +224,7 @@ def test_what_somebody_changed_on_its_way_is_not_loaded(
     def rank() -> None:
         comm = pycoll.init(timeout=60)
         secret = comm._engine.bootstrap.secret
-        comm._vouchers = PickleHeaders(secret, comm.rank, leave=True)  # as between hosts
+        comm._objects.vouchers = PickleHeaders(secret, comm.rank, leave=True)  # as between hosts
         read = PickleHeaders.read
         vouched = objects._vouched
 

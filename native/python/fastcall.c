@@ -1,8 +1,10 @@
-/* Module _fastcall: the call that every collective makes, without a wrapper in between.
+/* Module _fastcall: the calls that a communicator makes, without a wrapper in between.
  *
  * A Launcher remembers plans by what was asked for and starts one for arrays that speak the buffer
  * protocol. Whatever it does not serve it hands back untouched (None), and the
- * Python path finds the plan or the reason. Limited API, so one build serves every Python. */
+ * Python path finds the plan or the reason. It makes the callables that a communicator's methods
+ * call: of a collective (fastcoll.c), a send or a receive (fastsend.c). Limited API, so one build
+ * serves every Python. */
 #include "python/fastcall.h"
 #include <stdlib.h>
 #include <string.h>
@@ -17,20 +19,11 @@ struct key {
     uint64_t kind;   /* what else was asked for, plus one so that zero is an empty place */
 };
 
-struct entry {
+struct pc__entry {
     struct key key;
     uint64_t out_nbytes;
     uint32_t arrays;
     struct pc_plan *plan;
-};
-
-struct launcher {
-    PyObject_HEAD
-    struct pc_comm *comm;
-    double timeout;
-    struct entry *entries; /* open addressing, capacity a power of two */
-    size_t capacity;
-    size_t used;
 };
 
 struct bound { /* a persistent plan */
@@ -95,14 +88,14 @@ static uint64_t kind_of(uint32_t collective, uint32_t dtype, uint32_t op, uint32
            + 1;
 }
 
-static size_t place_of(const struct launcher *l, struct key k)
+static size_t place_of(const struct pc__launcher *l, struct key k)
 {
     uint64_t h
         = (k.nbytes * UINT64_C(0x9E3779B97F4A7C15)) ^ (k.kind * UINT64_C(0xC2B2AE3D27D4EB4F));
     return (size_t)(h >> 32) & (l->capacity - 1);
 }
 
-static const struct entry *find(const struct launcher *l, struct key k)
+static const struct pc__entry *find(const struct pc__launcher *l, struct key k)
 {
     for (size_t i = place_of(l, k); l->used && l->entries[i].key.kind;
          i = (i + 1) & (l->capacity - 1))
@@ -111,7 +104,7 @@ static const struct entry *find(const struct launcher *l, struct key k)
     return NULL;
 }
 
-static void put(struct launcher *l, struct entry e)
+static void put(struct pc__launcher *l, struct pc__entry e)
 {
     size_t i = place_of(l, e.key);
     while (l->entries[i].key.kind
@@ -121,11 +114,11 @@ static void put(struct launcher *l, struct entry e)
     l->entries[i] = e;
 }
 
-static int grow(struct launcher *l)
+static int grow(struct pc__launcher *l)
 {
     if (2 * (l->used + 1) <= l->capacity)
         return 0;
-    struct launcher bigger = *l;
+    struct pc__launcher bigger = *l;
     bigger.capacity = l->capacity ? 2 * l->capacity : 64;
     bigger.used = 0;
     bigger.entries = calloc(bigger.capacity, sizeof *bigger.entries);
@@ -171,7 +164,7 @@ static PyObject *answer(int rc, PyObject *result)
 
 /* Whether the arrays may be used together: apart, or in place, where each block lies in the same
  * memory in both. */
-static bool compatible(const struct entry *e, const Py_buffer *x, const Py_buffer *out)
+static bool compatible(const struct pc__entry *e, const Py_buffer *x, const Py_buffer *out)
 {
     uintptr_t p = (uintptr_t)x->buf, q = (uintptr_t)out->buf;
     const struct pc_plan_spec *s = &e->plan->spec;
@@ -199,13 +192,12 @@ static int op_of(PyObject *name)
     return -1;
 }
 
-#define PC_NOT_SERVED 1 /* there is no plan, or it does not serve these arrays */
-
 /* Runs the plan for two views, or for one that is both. */
-static int serve(const struct launcher *l, uint64_t kind, const Py_buffer *x, const Py_buffer *out)
+static int serve(const struct pc__launcher *l, uint64_t kind, const Py_buffer *x,
+                 const Py_buffer *out)
 {
     struct key k = {(uint64_t)x->len, kind};
-    const struct entry *e = find(l, k);
+    const struct pc__entry *e = find(l, k);
     if (e == NULL)
         return PC_NOT_SERVED;
     if (x == out ? !(e->arrays & PC_ARRAYS_ALIAS)
@@ -215,7 +207,59 @@ static int serve(const struct launcher *l, uint64_t kind, const Py_buffer *x, co
     return launch(l->comm, e->plan, x->buf, out->buf, l->timeout);
 }
 
-static void comes(const struct launcher *l)
+int pc__start(const struct pc__launcher *l, uint32_t collective, PyObject *x, PyObject *out,
+              PyObject *op_name, uint32_t root, struct pc__held *held)
+{
+    bool has_x = x != Py_None;
+    if (!has_x)
+        x = out;
+    if (out == Py_None)
+        out = x;
+    held->n = 0;
+    long op = PyUnicode_Check(op_name) ? op_of(op_name) : PyLong_AsLong(op_name);
+    if (op < 0 || op >= PC_NREDUCE || out == Py_None
+        || PyObject_GetBuffer(out, &held->out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT))
+        goto unserved;
+    held->n = 1;
+    int dtype = pc__dtype_of(&held->out);
+    if (dtype < 0)
+        goto unserved;
+    if (x != out) {
+        if (PyObject_GetBuffer(x, &held->x, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT))
+            goto unserved;
+        held->n = 2;
+        if (pc__dtype_of(&held->x) != dtype)
+            goto unserved;
+    }
+    int rc = serve(l, kind_of(collective, (uint32_t)dtype, (uint32_t)op, root, has_x),
+                   x == out ? &held->out : &held->x, &held->out);
+    if (rc != PC_NOT_SERVED)
+        return rc;
+unserved:
+    PyErr_Clear(); /* the Python path says what is wrong */
+    pc__let_go(held);
+    return PC_NOT_SERVED;
+}
+
+void pc__let_go(struct pc__held *held)
+{
+    if (held->n > 0)
+        PyBuffer_Release(&held->out);
+    if (held->n > 1)
+        PyBuffer_Release(&held->x);
+    held->n = 0;
+}
+
+bool pc__rank_of(PyObject *number, uint32_t *rank)
+{
+    long found = PyLong_AsLong(number);
+    if (found == -1)
+        PyErr_Clear();
+    *rank = (uint32_t)found;
+    return found >= 0 && found <= INT32_MAX;
+}
+
+void pc__comes(const struct pc__launcher *l)
 {
     if (l->comm != NULL)
         pc__note_entry(l->comm);
@@ -224,58 +268,35 @@ static void comes(const struct launcher *l)
 static PyObject *launcher_comes(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    comes((struct launcher *)self);
+    pc__comes((struct pc__launcher *)self);
     Py_RETURN_NONE;
 }
 
 static PyObject *launcher_call(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    struct launcher *l = (struct launcher *)self;
-    comes(l);
+    struct pc__launcher *l = (struct pc__launcher *)self;
+    pc__comes(l);
     if (nargs != 5) {
         PyErr_SetString(PyExc_TypeError, "call(collective, x, out, op, root) takes 5 arguments");
         return NULL;
     }
-    bool has_x = args[1] != Py_None;
-    PyObject *x = has_x ? args[1] : args[2], *out = args[2] == Py_None ? x : args[2];
-    long collective = PyLong_AsLong(args[0]), root = PyLong_AsLong(args[4]);
-    long op = PyUnicode_Check(args[3]) ? op_of(args[3]) : PyLong_AsLong(args[3]);
-    if (PyErr_Occurred()) { /* the Python path says what is wrong */
-        PyErr_Clear();
-        Py_RETURN_NONE;
-    }
-    Py_buffer in_view, out_view;
-    int rc = PC_NOT_SERVED;
-    if (op < 0 || op >= PC_NREDUCE || root < 0 || root > INT32_MAX || x == Py_None)
-        Py_RETURN_NONE;
-    if (PyObject_GetBuffer(out, &out_view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT)) {
-        PyErr_Clear();
-        Py_RETURN_NONE;
-    }
-    int dtype = pc__dtype_of(&out_view);
-    uint64_t kind
-        = kind_of((uint32_t)collective, (uint32_t)dtype, (uint32_t)op, (uint32_t)root, has_x);
-    if (dtype >= 0 && x == out) {
-        rc = serve(l, kind, &out_view, &out_view);
-    } else if (dtype >= 0) {
-        if (PyObject_GetBuffer(x, &in_view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) == 0) {
-            if (pc__dtype_of(&in_view) == dtype)
-                rc = serve(l, kind, &in_view, &out_view);
-            PyBuffer_Release(&in_view);
-        } else {
-            PyErr_Clear();
-        }
-    }
-    PyBuffer_Release(&out_view);
+    uint32_t collective = (uint32_t)PyLong_AsUnsignedLong(args[0]), root;
+    struct pc__held held;
+    if (PyErr_Occurred())
+        return NULL;
+    int rc = pc__rank_of(args[4], &root)
+                 ? pc__start(l, collective, args[1], args[2], args[3], root, &held)
+                 : PC_NOT_SERVED;
     if (rc == PC_NOT_SERVED)
         Py_RETURN_NONE;
-    return answer(rc, out);
+    pc__let_go(&held);
+    return answer(rc, args[2] == Py_None ? args[1] : args[2]);
 }
 
 static PyObject *launcher_pointers(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    struct launcher *l = (struct launcher *)self;
-    comes(l);
+    struct pc__launcher *l = (struct pc__launcher *)self;
+    pc__comes(l);
     if (nargs != 8) {
         PyErr_SetString(PyExc_TypeError, "pointers(collective, in, out, nbytes, out_nbytes, dtype, "
                                          "op, root) takes 8 arguments");
@@ -298,7 +319,7 @@ static PyObject *launcher_pointers(PyObject *self, PyObject *const *args, Py_ssi
 
 static PyObject *launcher_add(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    struct launcher *l = (struct launcher *)self;
+    struct pc__launcher *l = (struct pc__launcher *)self;
     if (nargs != 9) {
         PyErr_SetString(PyExc_TypeError, "add(collective, op, root, dtype, nbytes, out_nbytes, "
                                          "has_x, arrays, plan) takes 9 arguments");
@@ -310,10 +331,10 @@ static PyObject *launcher_add(PyObject *self, PyObject *const *args, Py_ssize_t 
     uint32_t dtype = (uint32_t)PyLong_AsUnsignedLong(args[3]);
     uint64_t nbytes = PyLong_AsUnsignedLongLong(args[4]);
     bool has_x = PyLong_AsLong(args[6]) != 0;
-    struct entry e = {.key = {nbytes, kind_of(collective, dtype, op, root, has_x)},
-                      .out_nbytes = PyLong_AsUnsignedLongLong(args[5]),
-                      .arrays = (uint32_t)PyLong_AsUnsignedLong(args[7]),
-                      .plan = PyLong_AsVoidPtr(args[8])};
+    struct pc__entry e = {.key = {nbytes, kind_of(collective, dtype, op, root, has_x)},
+                          .out_nbytes = PyLong_AsUnsignedLongLong(args[5]),
+                          .arrays = (uint32_t)PyLong_AsUnsignedLong(args[7]),
+                          .plan = PyLong_AsVoidPtr(args[8])};
     if (PyErr_Occurred())
         return NULL;
     if (grow(l) != 0)
@@ -324,7 +345,7 @@ static PyObject *launcher_add(PyObject *self, PyObject *const *args, Py_ssize_t 
 
 static PyObject *launcher_drop(PyObject *self, PyObject *unused)
 {
-    struct launcher *l = (struct launcher *)self;
+    struct pc__launcher *l = (struct pc__launcher *)self;
     (void)unused;
     free(l->entries);
     l->entries = NULL;
@@ -335,8 +356,19 @@ static PyObject *launcher_drop(PyObject *self, PyObject *unused)
 /* The communicator is closed. */
 static PyObject *launcher_close(PyObject *self, PyObject *unused)
 {
-    ((struct launcher *)self)->comm = NULL;
+    ((struct pc__launcher *)self)->comm = NULL;
     return launcher_drop(self, unused);
+}
+
+/* A callable goes with a launcher, which knows when the communicator is closed. */
+static PyObject *launcher_collective(PyObject *self, PyObject *args)
+{
+    return pc__collective((struct pc__launcher *)self, args);
+}
+
+static PyObject *launcher_message(PyObject *self, PyObject *args)
+{
+    return pc__message((struct pc__launcher *)self, args);
 }
 
 static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -346,7 +378,7 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     (void)kwargs;
     if (!PyArg_ParseTuple(args, "Kd:Launcher", &comm, &timeout))
         return NULL;
-    struct launcher *l = (struct launcher *)PyType_GenericAlloc(type, 0);
+    struct pc__launcher *l = (struct pc__launcher *)PyType_GenericAlloc(type, 0);
     if (l == NULL)
         return NULL;
     l->comm = (struct pc_comm *)(uintptr_t)comm;
@@ -357,7 +389,7 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwar
 static void launcher_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    free(((struct launcher *)self)->entries);
+    free(((struct pc__launcher *)self)->entries);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
@@ -369,6 +401,11 @@ static PyMethodDef launcher_methods[] = {
      "pointers(collective, in, out, nbytes, out_nbytes, dtype, op, root): the same for addresses."},
     {"add", (PyCFunction)(void (*)(void))launcher_add, METH_FASTCALL,
      "add(collective, op, root, dtype, nbytes, out_nbytes, has_x, arrays, plan): remember a plan."},
+    {"collective", launcher_collective, METH_VARARGS,
+     "collective(number, x_at_root, out_at_root, result, otherwise, refused): what a method "
+     "calls."},
+    {"message", launcher_message, METH_VARARGS,
+     "message(receives, otherwise, refused): what `send` or `recv` calls."},
     {"comes", launcher_comes, METH_NOARGS,
      "comes(): a call comes in that begins by none of the others here."},
     {"drop", launcher_drop, METH_NOARGS, "drop(): forget every plan."},
@@ -385,7 +422,7 @@ static PyType_Slot launcher_slots[] = {
 };
 
 static PyType_Spec launcher_spec = {.name = "pycoll._fastcall.Launcher",
-                                    .basicsize = sizeof(struct launcher),
+                                    .basicsize = sizeof(struct pc__launcher),
                                     .flags = Py_TPFLAGS_DEFAULT,
                                     .slots = launcher_slots};
 
@@ -493,7 +530,7 @@ __attribute__((visibility("default"))) PyMODINIT_FUNC PyInit__fastcall(void)
         || PyModule_AddObjectRef(m, "Plan", bound) < 0
         || PyModule_AddIntConstant(m, "ALIAS", PC_ARRAYS_ALIAS) < 0
         || PyModule_AddIntConstant(m, "SHAPED", PC_ARRAYS_SHAPED) < 0
-        || PyModule_AddIntConstant(m, "APART", PC_ARRAYS_APART) < 0 || pc__add_send_recv(m) < 0)
+        || PyModule_AddIntConstant(m, "APART", PC_ARRAYS_APART) < 0)
         Py_CLEAR(m);
     Py_XDECREF(launcher);
     Py_XDECREF(bound);

@@ -9,8 +9,56 @@
  * costs more than the whole call. */
 #define PC_KEEP_LOCK_BYTES (32u << 10)
 
+#define PC_NOT_SERVED 1 /* there is no plan, or it does not serve these arrays */
+
+struct pc__entry;
+
+struct pc__launcher {
+    PyObject_HEAD
+    struct pc_comm *comm; /* NULL: it is closed */
+    double timeout;
+    struct pc__entry *entries; /* open addressing, capacity a power of two */
+    size_t capacity;
+    size_t used;
+};
+
+/* What a method of a communicator calls: it falls back to the Python functions it was made with. */
+struct pc__callable {
+    PyObject_HEAD
+    struct pc__launcher *launcher;
+    PyObject *otherwise; /* (code or None, the arguments) -> result */
+    PyObject *refused;   /* (error, the arguments): what that raised, wherever it had got to */
+};
+
+/* Views of a call's arrays, which nobody can resize meanwhile. */
+struct pc__held {
+    Py_buffer out, x;
+    int n; /* how many there are: of out, and of x if it is another array */
+};
+
+/* fastcall.c */
 /* The element type of a view; -1 when it is none of ours. */
 int pc__dtype_of(const Py_buffer *view);
-/* fastsend.c: adds type Port to the module. */
-int pc__add_send_recv(PyObject *module);
+/* Notes that a call comes in. */
+void pc__comes(const struct pc__launcher *l);
+/* A rank as it was passed; false where it is none. */
+bool pc__rank_of(PyObject *number, uint32_t *rank);
+/* Starts the plan for these arrays and holds them, unless it is not served. */
+int pc__start(const struct pc__launcher *l, uint32_t collective, PyObject *x, PyObject *out,
+              PyObject *op, uint32_t root, struct pc__held *held);
+void pc__let_go(struct pc__held *held);
+
+/* callable.c */
+/* Has Python serve a call, or carry one to its end that gave `rc`. `refused` is told from here and
+ * not by `otherwise`: a signal handler may raise before the first line of that. */
+PyObject *pc__fall_back(const struct pc__callable *c, int rc, PyObject *const *args,
+                        Py_ssize_t nargs);
+/* A type whose objects begin with a struct pc__callable. */
+PyObject *pc__callable_type(const char *name, int size, PyMethodDef *methods);
+PyObject *pc__make_callable(PyObject *type, struct pc__launcher *l, PyObject *otherwise,
+                            PyObject *refused);
+
+/* What a launcher makes: fastcoll.c and fastsend.c. */
+PyObject *pc__collective(struct pc__launcher *l, PyObject *args);
+PyObject *pc__message(struct pc__launcher *l, PyObject *args);
 #endif

@@ -22,12 +22,8 @@ _OURS = (
 
 #: Modules whose frames are those of calls.
 _CALLS = (
-    "pycoll.collectives",
-    "pycoll.vector_collectives",
-    "pycoll.groups",
+    "pycoll.communicator",
     "pycoll.interop.torch_calls",
-    "pycoll.point_to_point",
-    "pycoll.objects",
     "pycoll.runtime.plan.persistent",
 )
 

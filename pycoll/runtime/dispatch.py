@@ -1,6 +1,6 @@
 """From a user's arrays to a started plan: the calls that `_fastcall` alone does not serve.
 
-1. `Launch.run` and `bind` check the words of a call; a list of arrays is a `Listed` call from here.
+1. `run` and `bind` check the words of a call; a list of arrays is a `Listed` call from here on.
 2. `Executor.again` starts a blocking call that is like an earlier one, by a glance at its arrays.
 3. `request` looks at the arrays (`arrays.families`) and says what all ranks must ask for alike.
 4. `Executor.run`, `submit` or `bind` finds or makes the plan of that.
@@ -17,7 +17,6 @@ from pycoll.arrays.view import HOST, ArrayView, Device
 from pycoll.dtypes import ReduceOp, reduce_op
 from pycoll.errors import UsageError, quoted
 from pycoll.runtime.host.executor import HostExecutor
-from pycoll.runtime.native import load
 from pycoll.runtime.plan import buckets
 from pycoll.runtime.plan.call import BARRIER
 from pycoll.runtime.plan.executor import Executor, Listed
@@ -71,19 +70,8 @@ class Dispatcher:
         request = self._request(kind, x, x if kind.out == "x" else out, op, asked)
         return self._executor(request.device).bind(request, asked)
 
-    def barrier(self) -> Plan:
-        """Bind a barrier: an all-reduce of one byte that nobody looks at."""
-        self.engine.life.require_usable("barrier")
-        plan, byte = self.plans.find(BARRIER, None), load.ffi.new("unsigned char[1]")
-        address = int(load.ffi.cast("uintptr_t", byte))
-        bound = self._host.bound(plan, (address, address), None, None)
-        # Held by the communicator itself, so it must not hold that.
-        pins = (byte, plan)
-        text, by, transport = plan.text, plan.algorithm, plan.transport
-        return Plan(self.engine, bound, None, text, by, transport, None, pins)
-
     def arrive(self, asked: CallOptions, async_op: bool) -> Work | None:
-        """Run a barrier with a timeout of its own, or queue one."""
+        """Run a barrier, or queue one."""
         asked = asked._replace(purpose=asked.purpose or BARRIER.purpose)
         self._check("allreduce", asked)
         return self._host.arrive(asked, async_op)

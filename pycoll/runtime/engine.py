@@ -255,6 +255,7 @@ class Engine:
         self.links.forked()
         for holder in list(self._revocable):
             holder.revoke(self.life.refuse)
+        self.launcher.close()
 
     def next_call(self) -> int:
         """Return the number that this rank's next call will have; equal on ranks in step."""

@@ -27,8 +27,8 @@ class Life:
 
     def require_usable(self, what: str) -> None:
         """Raise what keeps the communicator from being used, if anything does."""
-        self.require_own(what)
-        if self.closed:
+        if self.parent or self.closed:
+            self.require_own(what)
             raise ClosedError(f"{what}: the communicator is closed")
 
     def require_own(self, what: str) -> None:

@@ -78,8 +78,8 @@ class OpOrder:
         Args:
             what: Name of the method.
             error: What it raises.
-            before: `count` when the call came in; by default what the launcher, a port or a bound
-                plan noted then.
+            before: `count` when the call came in; by default what native code noted then: the
+                launcher, what it made, or a bound plan.
 
         Raises:
             BusyError: In place of what an import says that is under way already.

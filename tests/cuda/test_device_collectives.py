@@ -291,7 +291,7 @@ def test_calls_that_repeat_are_found_again() -> None:
                         checks.equal(gpus.host(got), s.want, *where)
                         if not within and collective != "broadcast" and s.x is not None:
                             checks.equal(x, s.x, *where, "x is written")
-            assert comm._launch.cuda._quick._known
+            assert comm._collectives.launch.cuda._quick._known
 
     gpus.ranks(2, rank)
 

@@ -46,7 +46,7 @@ def repeat(comm: Communicator, x: gpus.Seen) -> None:
 
 def listen(comm: Communicator) -> None:
     """Look for bad news until there is some."""
-    plane = comm._launch.cuda.streams.open()
+    plane = comm._collectives.launch.cuda.streams.open()
     while True:
         plane.check()
 

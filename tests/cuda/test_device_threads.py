@@ -60,7 +60,7 @@ def _calls(
         for x, out in zip(arrays[1::3], blocks, strict=True):
             comm.allgather(pool_part(x), out)
     cuda.stream_wait(0, stream)
-    comm._launch.cuda.streams.open().check()
+    comm._collectives.launch.cuda.streams.open().check()
     for x in arrays:
         assert (x.get() == comm.size).all()
     for out in blocks:

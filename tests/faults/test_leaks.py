@@ -102,7 +102,7 @@ def test_many_sizes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
             plan = comm.plan("allreduce", kept)
             for count in range(1, 200):
                 assert comm.allreduce(np.ones(count))[0] == 2
-                assert len(comm._launch.plans._plans) <= 10
+                assert len(comm._collectives.launch.plans._plans) <= 10
             assert plan()[0] == 2
 
     pycoll.spawn(rank, 2, timeout=60)
@@ -125,7 +125,7 @@ def test_many_algorithms_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None
                     b.recv_reduce(b.output[:], frm=range(b.size))
 
                 assert comm.allreduce(np.ones(100), algorithm=exchange)[0] == 2
-            kept, faults = comm._launch.plans, comm._engine.faults
+            kept, faults = comm._collectives.launch.plans, comm._engine.faults
             gc.collect()
             assert len(kept._plans) <= 3
             assert len(kept._target._launchers) <= 4

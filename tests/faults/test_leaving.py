@@ -222,7 +222,7 @@ def test_no_plan_is_forgotten_under_a_thread_that_is_inside_a_call(
                     pass
                 with pytest.raises(UsageError, match="another thread is inside a call"):
                     comm.allreduce(np.ones(5))
-                kept = [call.count for call, _ in comm._launch.plans._plans]
+                kept = [call.count for call, _ in comm._collectives.launch.plans._plans]
                 comm._engine.bootstrap.barrier()
                 thread.join()
                 assert kept == [4, 5]

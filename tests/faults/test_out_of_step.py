@@ -281,6 +281,7 @@ def test_a_call_that_had_ended_is_not_counted_again_as_refused(form: str) -> Non
 #: Forms of calls, and a function that runs in them before they begin.
 BEFORE: dict[str, tuple[Callable[[Communicator, Any], Any], str]] = {
     "call": (lambda c, x: c.allreduce(x), "_request"),
+    "its first line": (lambda c, x: c.allreduce(x), "_serve"),
     "timeout": (lambda c, x: c.allreduce(x, timeout=60), "_request"),
     "root": (lambda c, x: c.gather(x, root=np.int64(0)), "rank_of"),
     "queued": (lambda c, x: c.allreduce(x, async_op=True), "_request"),
@@ -309,18 +310,55 @@ def test_a_call_that_was_stopped_before_it_began_takes_its_place(form: str) -> N
     pycoll.spawn(rank, 2, timeout=120)
 
 
-def test_a_message_that_was_stopped_before_it_began_takes_its_place() -> None:
+@pytest.mark.parametrize("where", ["_serve", "one"])
+def test_a_message_that_was_stopped_before_it_began_takes_its_place(where: str) -> None:
     def rank() -> None:
         comm = pycoll.init(timeout=60)
         comm.barrier()
         if comm.rank == 1:
-            stop_in("port")  # which the first message makes
+            stop_in(where)
             with pytest.raises(Stop):
-                comm.send(np.ones(4), 0)
+                comm.send(np.ones(4), 0, timeout=60)
         with pytest.raises(MismatchError, match="refused with Stop"):
             repeat(lambda: comm.recv(np.ones(4), 1) if comm.rank == 0 else comm.send(np.ones(4), 0))
 
     pycoll.spawn(rank, 2, timeout=120)
+
+
+#: Forms of calls that native code begins, and Python carries to their end.
+UNFINISHED: dict[str, Callable[[Communicator, Any], Any]] = {
+    "allreduce": lambda c, x: c.allreduce(x),
+    "barrier": lambda c, x: c.barrier(),
+    "recv": lambda c, x: c.recv(x, 0) if c.rank else c.send(x, 1),
+}
+
+
+@pytest.mark.parametrize("form", UNFINISHED)
+def test_a_call_that_was_stopped_before_python_carried_on_breaks_it_for_all(form: str) -> None:
+    call = UNFINISHED[form]
+    ends = os.pipe()
+
+    def rank() -> None:
+        comm = pycoll.init(timeout=60)
+        x = np.ones(4)
+        for _ in range(2):  # then there are plans
+            call(comm, x)
+        comm._engine.bootstrap.barrier()  # nobody is inside a call
+        if comm.rank == 1:
+            stop_in("_serve")  # as a signal handler does that runs as soon as Python does
+            with pytest.raises(Stop):
+                call(comm, x)
+            os.write(ends[1], b"x")
+        else:
+            os.read(ends[0], 1)
+        with pytest.raises(pycoll.BrokenError, match="Stop"):
+            repeat(lambda: call(comm, x))
+
+    try:
+        pycoll.spawn(rank, 2, timeout=120)
+    finally:
+        for end in ends:
+            os.close(end)
 
 
 def test_objects_that_were_stopped_half_way_break_it_for_all() -> None:

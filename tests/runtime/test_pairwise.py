@@ -26,8 +26,19 @@ SIZES = [0, 1, 39, 40, 41, 63, 64, 65, 4095, 4096, 32767, 32768, 32769, SLOT_BYT
 FETCHED = 16 << 20
 
 
-def ended(args: Any, kwargs: Any) -> Any:
-    raise AssertionError(f"not served: {args} {kwargs}")
+def native(engine: Any, receives: bool) -> Callable[[Any, int], Any]:
+    """Return a send or a receive that native code serves, but for the end of a long one."""
+
+    def otherwise(code: int | None, x: Any, peer: int, *more: Any) -> Any:
+        assert code is not None, f"not served: {x} {peer}"
+        engine.waits.finish_transfer(code, engine.timeout)
+        return x if receives else None
+
+    def refused(error: BaseException, *call: Any) -> None:
+        engine.waits.interrupted(error)
+
+    transfer = engine.launcher.message(receives, otherwise, refused)
+    return lambda x, peer: transfer(x, peer, False, None)
 
 
 class Ends:
@@ -36,8 +47,8 @@ class Ends:
     def __init__(self, comm: Communicator) -> None:
         self.rank, self.size, self.engine = comm.rank, comm.size, comm._engine
         self.pairwise = Pairwise(comm._engine)
-        self.send = self.pairwise.port(receives=False, otherwise=ended)
-        self.recv = self.pairwise.port(receives=True, otherwise=ended)
+        self.send = native(comm._engine, receives=False)
+        self.recv = native(comm._engine, receives=True)
 
     def message(self, x: Any, peer: int, sending: bool) -> P2POp:
         code = BY_NAME[x.dtype.name].code
@@ -403,28 +414,47 @@ def test_interrupted_inside_a_transfer() -> None:
     pycoll.spawn(rank, 2, timeout=60)
 
 
-def test_what_a_port_does_not_serve_goes_on_untouched() -> None:
+def test_what_native_code_does_not_serve_goes_on_untouched() -> None:
     def rank() -> None:
         with pycoll.init() as comm:
-            pairwise = Pairwise(comm._engine)
+            launcher = comm._engine.launcher
             seen: list[Any] = []
-            send = pairwise.port(receives=False, otherwise=lambda a, k: seen.append((a, k)))
-            recv = pairwise.port(receives=True, otherwise=lambda a, k: seen.append((a, k)))
+            told: list[Any] = []
+
+            def otherwise(*call: Any) -> str:
+                seen.append(call)
+                return "served"
+
+            def fails(*call: Any) -> None:
+                raise ValueError(call)
+
+            def refused(*call: Any) -> None:
+                told.append(call)
+
+            send = launcher.message(False, otherwise, refused)
+            recv = launcher.message(True, otherwise, refused)
             x, read_only = np.zeros(4), np.zeros(4)
             read_only.flags.writeable = False
-            send(x, 1, timeout=3)
-            send(x, -1)
-            send(x, 2**70)
-            send(x, comm.size)
-            send(x[::2], 0)
-            send("text", 0)
-            send(x.astype(">f8"), 0)
-            send(x)
-            recv(read_only, 0)
-            recv(x, "0")
-            assert len(seen) == 10
-            assert seen[0] == ((x, 1), {"timeout": 3})
-        send(x, 0)
-        assert len(seen) == 11  # closed: whoever serves it says so
+            assert send(x, 1, False, 3) == "served"
+            send(x, 0, True, None)
+            send(x, -1, False, None)
+            send(x, 2**70, False, None)
+            send(x, comm.size, False, None)
+            send(x[::2], 0, False, None)
+            send("text", 0, False, None)
+            send(x.astype(">f8"), 0, False, None)
+            recv(read_only, 0, False, None)
+            recv(x, "0", False, None)
+            recv(x, 0, np.ones(2), None)  # which has no truth value
+            assert len(seen) == 11
+            assert seen[0] == (None, x, 1, False, 3)
+            assert told == []
+            with pytest.raises(ValueError, match="None, 'text', 0") as raised:
+                launcher.message(False, fails, refused)("text", 0, False, None)
+            assert told == [(raised.value, "text", 0, False, None)]
+            with pytest.raises(TypeError, match="takes 4 arguments"):
+                send(x, 0)
+        send(x, 0, False, None)
+        assert len(seen) == 12  # closed: whoever serves it says so
 
     pycoll.spawn(rank, 1, timeout=60)

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pycoll.runtime.native import load
+from pycoll.runtime.plan.call import BARRIER
 from pycoll.runtime.plan.geometry import geometry
 from pycoll.runtime.plan.request import KINDS, NUMBERS, in_place
 from pycoll.schedule import COLLECTIVES
@@ -56,7 +57,7 @@ class Launchers:
         if kind.default is in_place or not (g.input.nblocks and g.output.nblocks):
             arrays |= flags.ALIAS
         self.of(wanted).add(
-            NUMBERS[call.collective],
+            NUMBERS["barrier" if call == BARRIER else call.collective],
             int(call.op),
             call.root,
             call.dtype.code,

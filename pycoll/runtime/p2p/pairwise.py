@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pycoll.dtypes import DType
 from pycoll.runtime.call_site import user_line
-from pycoll.runtime.native import bindings, load
+from pycoll.runtime.native import bindings
 from pycoll.runtime.native.bindings import P2POp
 from pycoll.runtime.work import Work
 
 if TYPE_CHECKING:
     from pycoll.runtime.engine import Engine
-
-#: What a port does not serve: the arguments and keyword arguments it was called with.
-Otherwise = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
 
 
 class PairwiseKind:
@@ -41,28 +38,6 @@ class Pairwise:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._kinds: dict[tuple[str, DType, int | None], PairwiseKind] = {}
-        self._ports: list[Any] = []
-        engine.lend(self)
-
-    def port(self, *, receives: bool, otherwise: Otherwise) -> Callable[..., Any]:
-        """Return ``transfer(x, peer)`` without a wrapper in between, for blocking calls.
-
-        It sends ``x`` and returns None, or receives into ``x`` and returns it. Calls that it does
-        not serve (an array without the buffer protocol, keyword arguments, a rank that does not
-        exist, a closed communicator) go to ``otherwise(args, kwargs)``, untouched.
-        """
-        engine = self._engine
-
-        def slowly(code: int | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-            if code is None:
-                return otherwise(args, kwargs)
-            self._finish(code, engine.timeout)
-            return args[0] if receives else None
-
-        port = load.fastcall.Port(engine.number, receives, engine.timeout, slowly)
-        self._ports.append(port)
-        transfer: Callable[..., Any] = port.transfer
-        return transfer
 
     def transfer(self, messages: Sequence[P2POp], timeout: float | None) -> None:
         """Send and receive messages, in any order, and return when all are done."""
@@ -147,11 +122,6 @@ class Pairwise:
             where,
         )
         return work.begin(begin, finish)
-
-    def revoke(self, refuse: Callable[..., Any]) -> None:
-        """Let go of the engine, which closes."""
-        for port in self._ports:
-            port.drop()
 
     def _kind(self, what: str, dtype: DType, root: int | None) -> PairwiseKind:
         kind = self._kinds.get((what, dtype, root))

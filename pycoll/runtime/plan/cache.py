@@ -22,7 +22,7 @@ from pycoll.program.isa import CHUNK_UNIT, EdgeKind
 from pycoll.program.lower import compile_program
 from pycoll.program.program import Program
 from pycoll.runtime.native import bindings
-from pycoll.runtime.plan.call import Call, Wanted
+from pycoll.runtime.plan.call import BARRIER, Call, Wanted
 from pycoll.runtime.plan.geometry import Geometry, geometry
 from pycoll.runtime.plan.proof import Form, Proofs
 from pycoll.schedule import COLLECTIVES, NotDirect
@@ -112,7 +112,7 @@ class PlanCache:
         if len(self._plans) >= MAX_PLANS and not self._engine.calling():
             self.forget()  # else another thread may be inside a call of one: the next time
         made = self._plans[call, wanted] = self._make(call, wanted, timeout)
-        plain = not (call.counts or call.pieces or call.purpose)
+        plain = call == BARRIER or not (call.counts or call.pieces or call.purpose)
         if plain and call.dtype.named:  # the arrays' lengths and formats say it all
             self._target.offer(call, wanted, made)
         return made

@@ -218,8 +218,8 @@ _OF_X = "this rank's own part of x (in place)"
 #: Of one rank's block, and bytes of a message, as far as native code counts.
 _MOST_ELEMENTS = 1 << 48
 
-#: Collective → the number by which native code knows it.
-NUMBERS = {name: number for number, name in enumerate(COLLECTIVES)}
+#: Collective → the number by which native code knows it; `collectives.ROWS` has the same order.
+NUMBERS = {name: number for number, name in enumerate((*COLLECTIVES, "barrier"))}
 
 KINDS: dict[str, CollectiveKind] = {
     kind.name: kind

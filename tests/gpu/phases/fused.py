@@ -209,10 +209,10 @@ def prepare(comm: Any, case: Any, x: Any, out: Any, deadline: float) -> tuple[by
 
     op = "sum" if case.op == "-" else case.op
     asked = CallOptions(op, 0, None, case.algorithm)
-    kind, reduce_op = comm._launch._check(case.collective, asked)
+    kind, reduce_op = comm._collectives.launch._check(case.collective, asked)
     given = x if case.collective == "broadcast" else out
-    request = comm._launch._request(kind, x, given, reduce_op, asked)
-    cuda = comm._launch.cuda
+    request = comm._collectives.launch._request(kind, x, given, reduce_op, asked)
+    cuda = comm._collectives.launch.cuda
     plane, plan = cuda._ready(request, asked, x._pool.stream)
     shape = device_comm.device_plan_shape(plan.handle)
     argument = device_comm.device_comm_prepare(
@@ -227,7 +227,7 @@ def launch(comm: Any, case: Any, arguments: list[bytes], blocks: int, pool: Any)
 
     from pycoll.runtime.native import cuda, load
 
-    plane = comm._launch.cuda.streams.open()
+    plane = comm._collectives.launch.cuda.streams.open()
     function = fused(plane, case, pool.device)
     joined = np.frombuffer(b"".join(arguments), np.uint8)
     place = pool.array(joined)

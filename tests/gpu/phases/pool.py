@@ -58,7 +58,7 @@ def phase(run: Run) -> str:
             checked += 1
         seat.gather(0.0)
         out = comm.allgather(arrays[0][:10])  # a new array of cupy's
-        comm._launch.cuda.streams.open().check()
+        comm._collectives.launch.cuda.streams.open().check()
         stream.synchronize()
         if not isinstance(out, cupy.ndarray) or out.size != 20:
             raise AssertionError(f"allgather gave {type(out)} of {out.size}")

@@ -89,7 +89,7 @@ def _one(comm: Any, case: Any, pool: Any, stream: int, device: int) -> None:
     with comm.on_stream(stream):
         c.call(comm, case, x, out)
     cuda.stream_wait(device, stream)
-    comm._launch.cuda.streams.open().check()
+    comm._collectives.launch.cuda.streams.open().check()
     got = out.get()
     if not c.same_bits(got, want):
         raise AssertionError(f"rank {comm.rank} of {comm.size}: {case}: {c.difference(got, want)}")

@@ -52,7 +52,7 @@ def phase(run: Run) -> str:
                     work.wait()
                     z = y + 0
                 stream.synchronize()
-                comm._launch.cuda.streams.open().check()
+                comm._collectives.launch.cuda.streams.open().check()
                 seat.gather(0.0)  # nothing runs until both have met again
                 # 1 + 2 = 3 on both; 6 on both; their sum is 12.
                 if not bool((z == 12).all()):
@@ -73,7 +73,7 @@ def phase(run: Run) -> str:
             del x
             torch.full((1 << 18,), -7.0, device=device)
         torch.cuda.synchronize(device)
-        comm._launch.cuda.streams.open().check()
+        comm._collectives.launch.cuda.streams.open().check()
         seat.gather(0.0)
         return checked
 

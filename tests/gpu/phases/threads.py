@@ -59,7 +59,8 @@ class Rank:
     def wait(self) -> None:
         """Wait on the host for the streams, and raise what went wrong on them."""
         self.drain()
-        self.comm._launch.cuda.streams.open().check()  # a kernel that gave up has ended, too
+        # A kernel that gave up has ended, too.
+        self.comm._collectives.launch.cuda.streams.open().check()
 
     def drain(self) -> None:
         """Wait on the host for the streams, whatever went wrong."""
@@ -322,7 +323,7 @@ def proxy(run: Run) -> str:
                 text = c.difference(out.get(), want)
                 raise AssertionError(f"by the proxy, rank {comm.rank}: {case}: {text}")
             run.checks += comm.rank == 0
-        plane = comm._launch.cuda.streams.open()
+        plane = comm._collectives.launch.cuda.streams.open()
         from pycoll.runtime.native import device_comm
 
         state = device_comm.device_comm_state(plane.native)
