@@ -38,7 +38,7 @@ _REFUSED_KEPT = 64  #: refused calls that another router is told of; a status ha
 
 OnLost = Callable[[int, str], None]
 OnAbort = Callable[[int, str, str], None]
-Board = Callable[[], bytes]
+StatusOf = Callable[[], bytes]
 
 
 def said(reason: str) -> str:
@@ -98,13 +98,13 @@ class Control:
         self._refused: deque[Frame] = deque(maxlen=_REFUSED_KEPT)  # of them there may be any number
         self._lost: dict[int, str] = {}
         self._calls: dict[int, int] = {}
-        self._boards: dict[int, bytes] = {}
+        self._statuses: dict[int, bytes] = {}
         self._answered = threading.Event()  # of the present question, if there is one
         self._asking = False  # there is one
         self._broken: Exception | None = None
         self._untold: deque[Frame] = deque()
         self._asked = False
-        self._callbacks: tuple[OnLost, OnAbort, Board | None] | None = None
+        self._callbacks: tuple[OnLost, OnAbort, StatusOf | None] | None = None
         if self.size > 1:
             plane.add(self, self.joining() if number else None)
 
@@ -124,18 +124,18 @@ class Control:
             )
         return Control(self._plane, members, number_of(self.number, key, members))
 
-    def attach(self, on_lost: OnLost, on_abort: OnAbort, board: Board | None = None) -> None:
+    def attach(self, on_lost: OnLost, on_abort: OnAbort, status: StatusOf | None = None) -> None:
         """Name the callbacks; what happened before is told now. All on the control thread.
 
         Args:
             on_lost: Told a rank that is gone, and the reason.
             on_abort: Told a rank that gave up, the kind and the text.
-            board: Returns what this rank answers to an `ask`.
+            status: Returns what this rank answers to an `ask`.
         """
         self._check_usable("attach")
         if self._callbacks:
             raise UsageError("attach: the control plane has its callbacks already")
-        self._callbacks = on_lost, on_abort, board
+        self._callbacks = on_lost, on_abort, status
         self._plane.post()
 
     def abort(self, kind: str, text: str) -> None:
@@ -148,17 +148,17 @@ class Control:
         self._plane.post()
 
     def ask(self) -> threading.Event:
-        """Ask every rank for its status; `boards` knows the answers once the event is set."""
+        """Ask every rank for its status; `statuses` knows the answers once the event is set."""
         self._check_usable("ask")
         with self._lock:
             answered, self._asking = self._answered, True
         self._post(self._frame(FrameType.ASK))
         return answered
 
-    def boards(self) -> dict[int, bytes]:
+    def statuses(self) -> dict[int, bytes]:
         """Return the last status of each rank that has ever been asked and has answered."""
         with self._lock:
-            return dict(self._boards)
+            return dict(self._statuses)
 
     def exchange(self, key: str, blob: bytes, timeout: float) -> list[bytes]:
         """Give every rank's blob to every rank, in rank order.
@@ -329,10 +329,10 @@ class Control:
         elif frame.kind is FrameType.ASK:
             self._asked = True
             self.tell()
-        elif frame.kind is FrameType.BOARDS:
+        elif frame.kind is FrameType.STATUSES:
             said = unpack_blobs(frame.body, self.size)
             with self._lock:
-                self._boards.update({rank: board for rank, board in enumerate(said) if board})
+                self._statuses.update({rank: status for rank, status in enumerate(said) if status})
                 answered, self._answered = self._answered, threading.Event()
                 self._asking = False
             answered.set()
@@ -366,11 +366,11 @@ class Control:
             if self._asked and self._callbacks and not self._closed:
                 self._asked = False
                 try:
-                    board = self._callbacks[2]() if self._callbacks[2] else b""
+                    status = self._callbacks[2]() if self._callbacks[2] else b""
                 except Exception as error:
                     self._plane.report(error)
                     return
-                self._post(self._frame(FrameType.BOARD, body=board))
+                self._post(self._frame(FrameType.STATUS, body=status))
 
     def end(self, error: Exception) -> None:
         """Fail every exchange: the control plane is no more."""

@@ -89,7 +89,7 @@ class ControlRouter:
             return self._leave(group, rank, frame)
         if frame.kind is FrameType.ASK:
             return self._ask(group, rank, now)
-        if frame.kind is FrameType.BOARD:
+        if frame.kind is FrameType.STATUS:
             return self._note(group, rank, frame.body)
         raise BootstrapError(
             f"rank {rank} sent {frame.kind.name}, which only the control router sends"
@@ -234,8 +234,8 @@ class ControlRouter:
         frame = Frame(FrameType.ASK, 0, group=group.number)
         return [(other, frame) for other in sorted(group.present)]
 
-    def _note(self, group: Group, rank: int, board: bytes) -> list[Outgoing]:
-        group.boards[rank] = board
+    def _note(self, group: Group, rank: int, status: bytes) -> list[Outgoing]:
+        group.statuses[rank] = status
         if not group.poll:
             return []
         group.poll.answered.add(rank)
@@ -244,6 +244,6 @@ class ControlRouter:
     def _answer(self, group: Group) -> list[Outgoing]:
         assert group.poll is not None
         askers, group.poll = group.poll.askers & group.present, None
-        blobs = pack_blobs([group.boards.get(rank, b"") for rank in group.ranks])
-        frame = Frame(FrameType.BOARDS, 0, "", blobs, group.number)
+        blobs = pack_blobs([group.statuses.get(rank, b"") for rank in group.ranks])
+        frame = Frame(FrameType.STATUSES, 0, "", blobs, group.number)
         return [(rank, frame) for rank in sorted(askers)]

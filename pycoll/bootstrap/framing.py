@@ -41,8 +41,8 @@ class FrameType(enum.IntEnum):
     CLOSED = 9  #: `rank` leaves in good order (key: reason; body: calls it finished, u64)
     JOIN = 10  #: I am in a new group (body: its ranks, u32 each)
     ASK = 11  #: member to router: I want the statuses of the group; router to members: say yours
-    BOARD = 12  #: member to router: my status (body)
-    BOARDS = 13  #: router to members: what the group said (body: blobs, empty where unknown)
+    STATUS = 12  #: member to router: my status (body)
+    STATUSES = 13  #: router to members: what the group said (body: blobs, empty where unknown)
     DEAD = 14  #: member to router: I saw a process end (body: its rank, u32)
     #: member to a new router: I heard that a rank left the group (key: reason; body: its rank, u32,
     #: and the calls it finished, u64), or that it is lost to the job (the same without the calls)

@@ -60,7 +60,7 @@ class Group:
             lambda: deque(maxlen=KEPT)
         )
         self.poll: Poll | None = None
-        self.boards: dict[int, bytes] = {}  #: the last that each rank said
+        self.statuses: dict[int, bytes] = {}  #: the last that each rank said
 
     @property
     def present(self) -> set[int]:

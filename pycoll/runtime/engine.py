@@ -21,7 +21,7 @@ from pycoll.errors import (
     UsageError,
     described,
 )
-from pycoll.runtime.failure import Faults
+from pycoll.runtime.failure import Failure
 from pycoll.runtime.host.heap import Heap
 from pycoll.runtime.host.side import HostSide
 from pycoll.runtime.join import World, join
@@ -86,19 +86,19 @@ class Engine:
         self.launcher = load.fastcall.Launcher(self.number, self.timeout)
         self.heap = Heap(self.comm)
         self.side = side(self.comm, self.world)
-        self.faults = self._faults()
-        self.waits = Waits(self.comm, self.side, self.faults, self.life, self.timeout)
+        self.failure = self._make_failure()
+        self.waits = Waits(self.comm, self.side, self.failure, self.life, self.timeout)
         self.order = OpOrder(
-            *(self.comm, self.world.size, self.side, self.waits, self.faults, self.life),
+            *(self.comm, self.world.size, self.side, self.waits, self.failure, self.life),
             self.launcher,
         )
         try:
             #: What calls choose their algorithms by.
             self._settled = settled or agree(bootstrap, self.world, config, selector)
             bootstrap.control.attach(
-                self.faults.on_lost, self.faults.on_abort, self.faults.boards.said
+                self.failure.on_lost, self.failure.on_abort, self.failure.statuses.said
             )
-            self.links = Connections(self.comm, bootstrap, self.world, config, self.faults)
+            self.links = Connections(self.comm, bootstrap, self.world, config, self.failure)
         except BaseException:
             bootstrap.close()  # behind it no callback runs on what is freed here
             self.heap.close()  # which owns the native communicator
@@ -126,7 +126,7 @@ class Engine:
         try:
             return self._form(ranks, key, make, self._config)
         except PycollError:
-            self.faults.bereave(key.partition(" ")[0])
+            self.failure.bereave(key.partition(" ")[0])
             raise
 
     def apart(self, ranks: list[int], key: str, config: Config) -> Engine:
@@ -136,7 +136,7 @@ class Engine:
         death among its own ranks it hears of by itself. No failure of this one is raised in its
         place, since any thread may call this: that is kept for whoever calls on this one next.
         """
-        return self._form(ranks, key, Engine, config, {*self.faults.causes(), *ranks})
+        return self._form(ranks, key, Engine, config, {*self.failure.causes(), *ranks})
 
     def _form(
         self,
@@ -148,7 +148,7 @@ class Engine:
     ) -> T:
         bootstrap = self.bootstrap.group(ranks, key)
         try:
-            with self.faults.forming(bootstrap.control, but):
+            with self.failure.forming(bootstrap.control, but):
                 return make(bootstrap, config, settled=self._settled)
         except BaseException:
             bootstrap.close()
@@ -231,7 +231,7 @@ class Engine:
         """Take leave because of an exception of the user's; the others are told which."""
         self.leave(failed(error))
 
-    def _faults(self) -> Faults:
+    def _make_failure(self) -> Failure:
         itself = weakref.ref(self)  # weak: this holds what is made here
 
         def elsewhere() -> str:
@@ -247,7 +247,7 @@ class Engine:
 
         control = self.bootstrap.control
         name = self.bootstrap.describe
-        return self.side.faults(self.comm, control, self.world, name, elsewhere)
+        return self.side.make_failure(self.comm, control, self.world, name, elsewhere)
 
     def forked(self) -> None:
         """In the child of a fork: let go; everything belongs to the parent."""
@@ -269,7 +269,7 @@ class Engine:
         """Return what this rank waits in, for ranks of other communicators; empty: in nothing."""
         if self.life.over or bindings.comm_broken(self.comm):
             return ""
-        call = self.faults.calling() or ("a transfer" if self.waits.waiter else "")
+        call = self.failure.calling() or ("a transfer" if self.waits.waiter else "")
         ranks = self.bootstrap.control.ranks
         few = f"ranks {list(ranks)}" if len(ranks) <= _LISTED else f"{len(ranks)} ranks"
         on = "the communicator of all ranks" if self.bootstrap.whole else f"a communicator of {few}"

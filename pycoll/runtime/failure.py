@@ -28,11 +28,11 @@ from pycoll.errors import (
     PycollError,
     described,
 )
-from pycoll.runtime import status
 from pycoll.runtime.call_site import user_line
 from pycoll.runtime.native import bindings, codes
 from pycoll.runtime.native.bindings import RankStatus
 from pycoll.runtime.refusal import Refusals
+from pycoll.runtime.status import Control as StatusControl
 from pycoll.runtime.status import Statuses
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Described(Protocol):
         """Return the call as errors show it."""
 
 
-class Control(status.Control, Protocol):
+class Control(StatusControl, Protocol):
     """What is used here of the control plane."""
 
     def abort(self, kind: str, text: str) -> None:
@@ -108,7 +108,7 @@ class Control(status.Control, Protocol):
         """The same, and end the exchanges and call back here as there."""
 
 
-class Faults:
+class Failure:
     """The failure of one communicator, and how its ranks come to agree on it."""
 
     def __init__(
@@ -120,14 +120,14 @@ class Faults:
         elsewhere: Callable[[], str] = str,
     ) -> None:
         #: The first; never raised itself: its traceback would keep the user's frames alive.
-        self.failure: PycollError | None = None
+        self.error: PycollError | None = None
         #: Signature of a call → what runs it, as long as somebody may run it.
         self.plans: weakref.WeakValueDictionary[int, Described] = weakref.WeakValueDictionary()
         self._comm = comm
         self._control = control
         self._rank = world.rank
         self._size = world.size
-        self.boards = Statuses(comm, control, world, elsewhere)
+        self.statuses = Statuses(comm, control, world, elsewhere)
         self._name = name  #: rank → "rank 2 (process 71 on node7)"
         self._reported = False  #: the failure was raised to the user once
         self._departed: dict[int, _Departed] = {}
@@ -154,13 +154,13 @@ class Faults:
         calls = self._control.calls_of(rank)
         died = calls is None
         if calls is None:  # it died without a word, but its status outlives it
-            board = self.boards.of(rank)  # of a remote rank, the last that was heard
-            calls = board.sequence - (board.state == bindings.CALLING) if board else 0
-        exact = not died or self.boards.exact(rank)
+            status = self.statuses.of(rank)  # of a remote rank, the last that was heard
+            calls = status.sequence - (status.state == bindings.CALLING) if status else 0
+        exact = not died or self.statuses.exact(rank)
         with self._moved:
             self._departed[rank] = _Departed(calls, _LEFT.get(reason, reason), died, exact)
             self._moved.notify_all()
-        self._look_for_departed(self.boards.own())
+        self._look_for_departed(self.statuses.own())
         bindings.comm_gone(self._comm, rank, died)  # transfers with it end; if it died, all do
         self._fail_forming()
 
@@ -172,14 +172,14 @@ class Faults:
                 self._said.setdefault(rank, {})[int(number)] = call
                 self._mismatched = min(self._mismatched, int(number))
                 self._moved.notify_all()
-            own = self.boards.own()
+            own = self.statuses.own()
             self._look_for_mismatch(own)
             if own.sequence > int(number) or own.state != bindings.CALLING:
                 self._say(int(number), own)  # nobody is inside that call who would
         elif kind == REFUSED:
             number, _, call = text.partition(" ")
             self._refusals.note(rank, int(number), call)
-            self._look_for_refused(self.boards.own())
+            self._look_for_refused(self.statuses.own())
         elif kind == GONE:
             self._break(PeerLostError(text), Cause.LOST, rank)
         elif kind == "timeout":
@@ -197,7 +197,7 @@ class Faults:
         Args:
             where: The text of a queued call; believed if the present call is of that kind.
         """
-        own = self.boards.own()
+        own = self.statuses.own()
         if own.text:
             return own.text
         call = self._text(own, "a call")
@@ -207,7 +207,7 @@ class Faults:
 
     def calling(self) -> str:
         """Return what call this rank is inside, in words; empty: none."""
-        own = self.boards.own()
+        own = self.statuses.own()
         return own.text or self._text(own, "a call") if own.state == bindings.CALLING else ""
 
     def look(self) -> None:
@@ -216,11 +216,11 @@ class Faults:
         It finds what no message tells: a rank that waits, elsewhere in the same numbered call, for
         ranks that do not send to this one, and a rank that has left.
         """
-        own = self.boards.own()
+        own = self.statuses.own()
         if own.state != bindings.CALLING:
             return
         self._look_for_departed(own)  # first: a rank that died may have been in another call
-        self.boards.ask_in_time(own)
+        self.statuses.ask_in_time(own)
         for rank in range(self._size):
             if rank != self._rank and self._differs(own, rank):
                 self._mismatched = min(self._mismatched, own.sequence)
@@ -262,10 +262,10 @@ class Faults:
     def _differs(self, own: RankStatus, rank: int) -> bool:
         # Read twice: the owner writes the signature, the sequence and the state one after the
         # other, and leaves IDLE before it does. Equal readings cannot straddle that.
-        seen = self.boards.of(rank)
+        seen = self.statuses.of(rank)
         if seen is None or (own.sequence, bindings.CALLING) != (seen.sequence, seen.state):
             return False
-        return seen.signature != own.signature and seen == self.boards.of(rank)
+        return seen.signature != own.signature and seen == self.statuses.of(rank)
 
     def refuse(self, what: str, error: BaseException, number: int) -> None:
         """Tell the others of a call, or of messages (number 0), that took its place unbegun."""
@@ -276,7 +276,7 @@ class Faults:
     def interrupted(self, error: BaseException) -> None:
         """End the call that an exception (Ctrl-C) left unfinished in this thread, on every rank."""
         if bindings.resume(self._comm, 0) == codes.AGAIN:
-            calling = self.boards.own().state == bindings.CALLING
+            calling = self.statuses.own().state == bindings.CALLING
             self.give_up(error, self.describe() if calling else f"a transfer at {user_line()}")
 
     def give_up(self, error: BaseException, call: str) -> None:
@@ -300,7 +300,7 @@ class Faults:
                 else "another thread is inside a call on this communicator; "
                 "give each thread a communicator of its own"
             )
-        if code == codes.BROKEN and self.failure is None:
+        if code == codes.BROKEN and self.error is None:
             # A queued call broke it, and its Work has not been waited for.
             code = bindings.comm_broken(self._comm) or code
         native = codes.comm_error(self._comm)
@@ -322,12 +322,12 @@ class Faults:
 
     def _raise(self, *, in_call: bool) -> NoReturn:
         """Raise the failure itself to the first who asks, and to all others that it is broken."""
-        failure = self.failure
+        failure = self.error
         if failure is None:
             failure = BrokenError("the communicator was closed inside this call")
         first, self._reported = not self._reported, True
         if first and str(failure) == _DIFFERENT:
-            failure = self.failure = self._agree_on_mismatch()
+            failure = self.error = self._agree_on_mismatch()
         if first and (in_call or isinstance(failure, PeerLostError | MismatchError)):
             error = _copy(failure)
             vars(error)[TOLD] = True
@@ -338,7 +338,7 @@ class Faults:
 
     def raise_failure(self) -> None:
         """Raise what broke the communicator, on this rank or another, if anything did."""
-        if self.failure is not None:
+        if self.error is not None:
             self._raise(in_call=True)
 
     def bereave(self, what: str) -> None:
@@ -372,7 +372,7 @@ class Faults:
     def causes(self) -> dict[int, PycollError]:
         """Return what ends this communicator: the ranks that died, else -1, each as an error."""
         lost: dict[int, PycollError] = {rank: self._lost(rank) for rank in self._dead()}
-        return lost or ({} if self.failure is None else {-1: self.failure})
+        return lost or ({} if self.error is None else {-1: self.error})
 
     def _fail_forming(self) -> None:
         with self._moved:
@@ -415,12 +415,12 @@ class Faults:
         """
 
         def told() -> bool:
-            return bool(self.failure is not None or peer in self._departed or self._dead())
+            return bool(self.error is not None or peer in self._departed or self._dead())
 
         with self._moved:
             known = self._moved.wait_for(told, _SAY_SECONDS)
         # If the control plane answers, it has nothing to say. If it does not, it is about to.
-        answered = None if known else self.boards.question()
+        answered = None if known else self.statuses.question()
         until = time.monotonic() + _HEAR_SECONDS
         with self._moved:
             while answered and not (answered.is_set() or told()) and time.monotonic() < until:
@@ -449,7 +449,7 @@ class Faults:
             text: What is known of it, and who misses it.
             told: All other ranks hear of it as this one did, and need not be told.
         """
-        if self.failure is None:
+        if self.error is None:
             self._break(PeerLostError(text), Cause.LOST, peer)
             if not told:
                 self._tell(GONE, text)
@@ -457,15 +457,17 @@ class Faults:
     def _transfer_failed(self, native: codes.Error, where: str) -> None:
         what = f"{native.text} (at {where.rpartition(' at ')[2] or user_line()})"
         if native.code == codes.TIMEDOUT:
-            self.boards.refresh(_SAY_SECONDS)
+            self.statuses.refresh(_SAY_SECONDS)
             elsewhere = self._elsewhere(native.peer)
-            board = self.boards.of(native.peer)
+            status = self.statuses.of(native.peer)
             last = (
-                "" if board is None else board.text or self._text(board, f"call {board.sequence}")
+                ""
+                if status is None
+                else status.text or self._text(status, f"call {status.sequence}")
             )
-            if board is None or not board.sequence:
+            if status is None or not status.sequence:
                 what += f"; rank {native.peer} has made no call yet{elsewhere}"
-            elif board.state == bindings.CALLING:
+            elif status.state == bindings.CALLING:
                 what += f"; rank {native.peer} is in {last}"
             else:
                 what += f"; rank {native.peer} is in no collective, its last was {last}{elsewhere}"
@@ -495,8 +497,8 @@ class Faults:
         if isinstance(failure, MismatchError):
             failure = self._bereavement() or failure
         with self._moved:
-            if self.failure is None:
-                self.failure = failure
+            if self.error is None:
+                self.error = failure
             self._moved.notify_all()
         bindings.comm_abort(self._comm, cause, peer, str(failure))
         self._fail_forming()
@@ -508,15 +510,13 @@ class Faults:
             return
 
     def _time_out(self, timeout: float) -> None:
-        own, stuck, call = self.boards.own(), bindings.comm_stuck(self._comm), self.describe()
-        self.boards.refresh(_SAY_SECONDS)
-        others = {rank: self.boards.of(rank) for rank in range(self._size) if rank != self._rank}
-        late = [r for r, board in others.items() if not board or board.sequence < own.sequence]
+        own, stuck, call = self.statuses.own(), bindings.comm_stuck(self._comm), self.describe()
+        self.statuses.refresh(_SAY_SECONDS)
+        others = {rank: self.statuses.of(rank) for rank in range(self._size) if rank != self._rank}
+        late = [r for r, status in others.items() if not status or status.sequence < own.sequence]
         with self._moved:
             # Where nobody is late now, somebody was: whoever saw it is about to say so.
-            told = self._moved.wait_for(
-                lambda: self.failure is not None, 0 if late else _SAY_SECONDS
-            )
+            told = self._moved.wait_for(lambda: self.error is not None, 0 if late else _SAY_SECONDS)
         if told:
             return
         text = f"{call} did not finish within {timeout:g} s"
@@ -531,27 +531,27 @@ class Faults:
         self._break(CollectiveTimeout(text), Cause.TIMEOUT, self._rank)
         self._tell("timeout", text)
 
-    def _late(self, rank: int, board: RankStatus | None, own: RankStatus) -> str:
+    def _late(self, rank: int, status: RankStatus | None, own: RankStatus) -> str:
         call = self._text(own, "it").partition("(")[0]
-        if board is None:
+        if status is None:
             return f"rank {rank} does not say what it is doing"
         elsewhere = self._elsewhere(rank)
-        if not board.sequence:
+        if not status.sequence:
             return f"rank {rank} has made no call yet{elsewhere}"
-        last = board.text or self._text(board, "another call")
-        if board.state == bindings.CALLING:
-            return f"rank {rank} is in call {board.sequence}, {last}, before this one"
-        made = calls_text(board.sequence)
+        last = status.text or self._text(status, "another call")
+        if status.state == bindings.CALLING:
+            return f"rank {rank} is in call {status.sequence}, {last}, before this one"
+        made = calls_text(status.sequence)
         return (
             f"rank {rank} has made {made}, last {last}, and has not called this {call}{elsewhere}"
         )
 
     def _elsewhere(self, rank: int) -> str:
-        found = self.boards.elsewhere(rank)
+        found = self.statuses.elsewhere(rank)
         return f"; its process is in {found}" if found else ""
 
     def _agree_on_mismatch(self) -> PycollError:
-        own = self.boards.own()
+        own = self.statuses.own()
         with self._moved:
             self._mismatched = min(self._mismatched, own.sequence)
         self._compare_refused(range(self._size))
@@ -592,14 +592,14 @@ class Faults:
     def _guess(self, rank: int, number: int) -> str:
         if refused := self._refusals.text(rank, number):
             return refused
-        board = self.boards.of(rank)
-        if board is None:
+        status = self.statuses.of(rank)
+        if status is None:
             return "does not say"
-        if board.sequence < number:
+        if status.sequence < number:
             return f"has not made call {number} yet"
-        if board.sequence > number:
+        if status.sequence > number:
             return self._called(rank, number)
-        return board.text or self._text(board, "an unknown call")
+        return status.text or self._text(status, "an unknown call")
 
     def _called(self, rank: int, number: int) -> str:
         """Return what one of the last calls of a mapped rank was, in words."""
@@ -612,8 +612,8 @@ class Faults:
         plan = self.plans.get(signature)
         return "an unknown call" if plan is None else plan.text
 
-    def _text(self, board: RankStatus, otherwise: str) -> str:
-        plan = self.plans.get(board.signature)
+    def _text(self, status: RankStatus, otherwise: str) -> str:
+        plan = self.plans.get(status.signature)
         return otherwise if plan is None else plan.text
 
 

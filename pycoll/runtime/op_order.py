@@ -13,7 +13,7 @@ from pycoll.runtime.failure import TOLD
 from pycoll.runtime.native import bindings, load
 
 if TYPE_CHECKING:
-    from pycoll.runtime.failure import Faults
+    from pycoll.runtime.failure import Failure
     from pycoll.runtime.life import Life
     from pycoll.runtime.side import Side
     from pycoll.runtime.waits import Waits
@@ -30,7 +30,7 @@ class OpOrder:
         size: How many ranks it has.
         side: What runs its calls.
         waits: How threads wait for them.
-        faults: What knows of its failures.
+        failure: What knows of its failures.
         life: Whether it may be used.
         launcher: What starts cached plans without Python's help.
     """
@@ -41,12 +41,12 @@ class OpOrder:
         size: int,
         side: Side,
         waits: Waits,
-        faults: Faults,
+        failure: Failure,
         life: Life,
         launcher: Any,
     ) -> None:
         self._comm, self._size, self._side, self._waits = comm, size, side, waits
-        self._faults, self._life, self._launcher = faults, life, launcher
+        self._failure, self._life, self._launcher = failure, life, launcher
         #: Those of communicators that belong to this one, such as its GPU's.
         self.followers: list[OpOrder] = []
 
@@ -89,7 +89,7 @@ class OpOrder:
         for order in (self, *self.followers):
             number = order._side.refuse()
             if number is not None:
-                order._faults.refuse(what, error, number)
+                order._failure.refuse(what, error, number)
 
     def refused_messages(
         self, what: str, error: BaseException, messages: Directions, before: int | None = None
@@ -115,7 +115,7 @@ class OpOrder:
             peers = [number] if 0 <= number < size else range(size)
             done += [bindings.refuse_message(self._comm, peer, sending) for peer in peers]
         if any(done):
-            self._faults.refuse(what, error, 0)
+            self._failure.refuse(what, error, 0)
 
     def _begun(self, error: BaseException, before: int | None) -> bool:
         """End a call that was unfinished; tell whether it needs no place: it had its own."""
@@ -179,5 +179,5 @@ class OpOrder:
             raise
 
     def _give_up(self, error: BaseException, what: str) -> None:
-        if self._faults.failure is None and not bindings.comm_broken(self._comm):
-            self._faults.give_up(error, what)
+        if self._failure.error is None and not bindings.comm_broken(self._comm):
+            self._failure.give_up(error, what)

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from pycoll.runtime.failure import Faults
+    from pycoll.runtime.failure import Failure
 
 
 class Side(Protocol):
     """What runs the calls of a communicator: threads of the host, or a GPU."""
 
     @property
-    def faults(self) -> Callable[..., Faults]:
+    def make_failure(self) -> Callable[..., Failure]:
         """Return what makes the object that knows of failures."""
 
     def refuse(self) -> int | None:

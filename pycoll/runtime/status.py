@@ -30,7 +30,7 @@ class Control(Protocol):
     def ask(self) -> threading.Event:
         """Ask every rank for its status; the event is set when there are answers."""
 
-    def boards(self) -> dict[int, bytes]:
+    def statuses(self) -> dict[int, bytes]:
         """Return the last status of each rank that has answered."""
 
 
@@ -53,7 +53,7 @@ class Statuses:
         """Return a rank's status; None of a remote rank that has never answered."""
         if self._mapped[rank]:
             return bindings.status_read(self._comm, rank)
-        return parse(self._control.boards().get(rank, b""))
+        return parse(self._control.statuses().get(rank, b""))
 
     def exact(self, rank: int) -> bool:
         """Tell whether `of` returns what a rank's status says now, and not what was last heard."""
@@ -67,8 +67,8 @@ class Statuses:
 
     def elsewhere(self, rank: int) -> str:
         """Return what a rank's process does on its other communicators, as it said when asked."""
-        board = parse(self._control.boards().get(rank, b""))
-        return board.elsewhere if board else ""
+        status = parse(self._control.statuses().get(rank, b""))
+        return status.elsewhere if status else ""
 
     def ask_in_time(self, own: RankStatus) -> None:
         """Ask for the statuses of remote ranks if this call has waited long, more and more rarely.

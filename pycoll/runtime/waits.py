@@ -11,7 +11,7 @@ from pycoll.runtime.native import bindings, codes
 
 if TYPE_CHECKING:
     from pycoll.errors import PycollError
-    from pycoll.runtime.failure import Faults
+    from pycoll.runtime.failure import Failure
     from pycoll.runtime.life import Life
     from pycoll.runtime.side import Side
 
@@ -37,13 +37,13 @@ class Waits:
     Args:
         comm: The native communicator.
         side: What runs its calls.
-        faults: What knows of its failures.
+        failure: What knows of its failures.
         life: Whether it may be used.
         timeout: Seconds that a call may take by default.
     """
 
-    def __init__(self, comm: Any, side: Side, faults: Faults, life: Life, timeout: float) -> None:
-        self._comm, self._side, self._faults, self._life = comm, side, faults, life
+    def __init__(self, comm: Any, side: Side, failure: Failure, life: Life, timeout: float) -> None:
+        self._comm, self._side, self._failure, self._life = comm, side, failure, life
         self._timeout = timeout
         self.waiter = 0  #: the thread that waits for an unfinished call
         self._pending: set[Pending] = set()
@@ -66,12 +66,12 @@ class Waits:
             self.waiter = threading.get_ident()
             code = bindings.resume(self._comm, _QUIET_SECONDS)
             while code == codes.AGAIN:
-                self._faults.describe()
-                self._faults.look()
+                self._failure.describe()
+                self._failure.look()
                 code = bindings.resume(self._comm, SLICE_SECONDS)
             self.waiter = 0
         if code:
-            self._faults.raise_for(code, self._timeout if timeout is None else timeout)
+            self._failure.raise_for(code, self._timeout if timeout is None else timeout)
 
     def finish_on(self, code: int, *arrays: Any) -> None:
         """Carry a call on buffers to its end; meanwhile no other thread can resize them."""
@@ -90,7 +90,7 @@ class Waits:
                 code = bindings.resume(self._comm, SLICE_SECONDS)
             self.waiter = 0
         if code:
-            self._faults.raise_for(code, timeout)
+            self._failure.raise_for(code, timeout)
 
     def interrupted(self, error: BaseException) -> None:
         """Break the communicator if ``error`` left a call unfinished in this thread."""
@@ -99,7 +99,7 @@ class Waits:
         mine = self.waiter in (0, threading.get_ident())
         if mine and not self._life.over:
             self.waiter = 0
-            self._faults.interrupted(error)
+            self._failure.interrupted(error)
 
     # Works.
 
@@ -111,7 +111,7 @@ class Waits:
         """Queue a plan behind what was queued before; the native work goes to ``work``."""
         code = bindings.submit(self._comm, plan, x, out, timeout, where, work)
         if code:
-            self._faults.raise_for(code, timeout)
+            self._failure.raise_for(code, timeout)
 
     def wait(self, work: Any, seconds: float) -> int | None:
         """Wait for native work for a moment, at most so long; return its code, or None."""

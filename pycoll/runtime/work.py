@@ -57,7 +57,7 @@ class Work:
         self._parts.append(self._engine.waits.work_place())
         code = submit(self._parts[-1])
         if code:
-            self._engine.faults.raise_for(code, self._timeout)
+            self._engine.failure.raise_for(code, self._timeout)
         return self
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -107,7 +107,7 @@ class Work:
                 code = self._engine.waits.wait(part, 0)
                 if code and self._error is None:
                     try:
-                        self._engine.faults.raise_for(code, self._timeout, self._where)
+                        self._engine.failure.raise_for(code, self._timeout, self._where)
                     except PycollError as error:
                         self._error, self._finish, self._owner = error, None, None
             # Last: if Ctrl-C interrupts the report, the next who asks finds the failure again.
@@ -124,7 +124,7 @@ class Work:
                     return False
                 with self._lock:
                     if self._parts:  # else it is over by now, and the engine may be closed
-                        self._engine.faults.look()
+                        self._engine.failure.look()
         return True
 
     def _result(self) -> Any:

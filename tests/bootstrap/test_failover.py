@@ -42,7 +42,7 @@ def listen(bootstrap: Bootstrap) -> queue.Queue[tuple[int, str]]:
     bootstrap.control.attach(
         lambda rank, reason: said.put((bootstrap.control.ranks[rank], reason)),
         lambda rank, kind, text: said.put((bootstrap.control.ranks[rank], kind)),
-        lambda: b"board of %d" % bootstrap.rank,
+        lambda: b"status of %d" % bootstrap.rank,
     )
     return said
 

@@ -37,7 +37,7 @@ class Log:
         bootstrap.control.attach(
             lambda rank, reason: self.said.put((rank, reason)),
             lambda rank, kind, text: self.said.put((rank, kind, text)),
-            lambda: b"board of %d" % bootstrap.rank,
+            lambda: b"status of %d" % bootstrap.rank,
         )
 
     def take(self) -> tuple[object, ...]:
@@ -190,10 +190,10 @@ def test_everyone_is_asked_once_however_many_ask(jobs, together, monkeypatch):
 
     def ask(b: Bootstrap) -> dict[int, bytes]:
         assert b.control.ask().wait(LONG)
-        return b.control.boards()
+        return b.control.statuses()
 
     together(*[b.barrier for b in groups])  # who has not joined yet would not be asked
-    want = {rank: b"board of %d" % rank for rank in range(3)}
+    want = {rank: b"status of %d" % rank for rank in range(3)}
     assert together(*[lambda b=b: ask(b) for b in groups]) == [want] * 3
     assert len(ask(job[0])) == 4
 
@@ -202,9 +202,9 @@ def test_a_rank_that_is_silent_or_leaves_is_not_waited_for(jobs):
     job = jobs(4)
     _ = [Log(b) for b in job[:2]]  # rank 2 never attaches, and so never answers
     job[3].close()
-    while len(job[0].control.boards()) < 2:  # on a busy machine one may be late for a round
+    while len(job[0].control.statuses()) < 2:  # on a busy machine one may be late for a round
         assert job[0].control.ask().wait(LONG)
-    assert job[0].control.boards() == {0: b"board of 0", 1: b"board of 1"}
+    assert job[0].control.statuses() == {0: b"status of 0", 1: b"status of 1"}
 
 
 def test_a_callback_has_ended_when_close_returns(jobs):
@@ -344,7 +344,7 @@ def test_a_poll_ends_with_its_deadline():
     ask = Frame(FrameType.ASK, 0)
     assert hub.receive(1, Frame(FrameType.ASK, 1), 10) == [(0, ask), (1, ask), (2, ask)]
     assert hub.receive(2, Frame(FrameType.ASK, 2), 10.1) == []
-    assert hub.receive(2, Frame(FrameType.BOARD, 2, "", b"two"), 10.2) == []
+    assert hub.receive(2, Frame(FrameType.STATUS, 2, "", b"two"), 10.2) == []
     assert hub.next_deadline() == 10.5
     out = hub.expire(10.5)
     assert [rank for rank, _ in out] == [1, 2]
@@ -356,8 +356,8 @@ def test_a_rank_that_joins_during_a_poll_is_asked_too():
     hub.receive(0, join(0, [0, 1], 5), 0)
     hub.receive(0, Frame(FrameType.ASK, 0, group=5), 0)
     assert hub.receive(1, join(1, [0, 1], 5), 0) == [(1, Frame(FrameType.ASK, 0, group=5))]
-    assert hub.receive(0, Frame(FrameType.BOARD, 0, "", b"zero", 5), 0) == []
-    ((asker, answer),) = hub.receive(1, Frame(FrameType.BOARD, 1, "", b"one", 5), 0)
+    assert hub.receive(0, Frame(FrameType.STATUS, 0, "", b"zero", 5), 0) == []
+    ((asker, answer),) = hub.receive(1, Frame(FrameType.STATUS, 1, "", b"one", 5), 0)
     assert asker == 0
     assert unpack_blobs(answer.body, 2) == [b"zero", b"one"]
 

@@ -50,7 +50,7 @@ def test_a_hub_asks_256_ranks_once() -> None:
     assert len(asked) == RANKS
     answers = []
     for rank in range(RANKS):
-        answers += hub.receive(rank, Frame(FrameType.BOARD, rank, "", b"b"), 0)
+        answers += hub.receive(rank, Frame(FrameType.STATUS, rank, "", b"b"), 0)
     assert [rank for rank, _ in answers] == list(range(RANKS))
     assert len({id(frame) for _, frame in answers}) == 1
 

@@ -208,7 +208,7 @@ def test_ctrl_c() -> None:
             with pytest.raises(BrokenError, match="stopped by KeyboardInterrupt inside allreduce"):
                 comm.barrier()
             return
-        # Rank 0 is inside its call once it says so on its board, which it does when it has waited.
+        # Rank 0 is inside its call once it says so on its status, which it does when it has waited.
         from pycoll.runtime.native import bindings
 
         while "float64, 5 elements" not in bindings.status_read(comm._engine.comm, 0).text:

@@ -125,12 +125,12 @@ def test_many_algorithms_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None
                     b.recv_reduce(b.output[:], frm=range(b.size))
 
                 assert comm.allreduce(np.ones(100), algorithm=exchange)[0] == 2
-            kept, faults = comm._collectives.launch.plans, comm._engine.faults
+            kept, failure = comm._collectives.launch.plans, comm._engine.failure
             gc.collect()
             assert len(kept._plans) <= 3
             assert len(kept._target._launchers) <= 4
             assert len(kept._programs) <= 8
-            texts = [plan.text for plan in faults.plans.values()]
+            texts = [plan.text for plan in failure.plans.values()]
             assert len(texts) <= 4
             assert "allreduce(sum, float64, 5 elements)" in texts  # of the bound one, which lives
             assert bound()[0] == 2

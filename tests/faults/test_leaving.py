@@ -16,7 +16,7 @@ import pycoll
 from pycoll import BrokenError, PeerLostError, UsageError
 from pycoll.bootstrap.control import Control
 from pycoll.runtime import engine
-from pycoll.runtime.failure import Faults
+from pycoll.runtime.failure import Failure
 from pycoll.runtime.native import bindings
 from pycoll.runtime.plan import cache as plans
 
@@ -81,15 +81,15 @@ def test_a_peer_that_dies_before_its_news_can_be_told() -> None:
 
 def test_a_communicator_that_is_collected_on_the_control_thread() -> None:
     def rank() -> None:
-        told, honest = threading.Event(), Faults.on_lost
+        told, honest = threading.Event(), Failure.on_lost
 
-        def collected(self: Faults, rank: int, reason: str) -> None:
+        def collected(self: Failure, rank: int, reason: str) -> None:
             comm._engine.leave()  # as the collector may, amid the callback
             for _ in range(100):
                 honest(self, rank, reason)
             told.set()
 
-        Faults.on_lost = collected  # type: ignore[method-assign]
+        Failure.on_lost = collected  # type: ignore[method-assign]
         comm = pycoll.init()
         x = comm.allreduce(np.ones(3))
         if comm.rank == 0:
@@ -135,8 +135,8 @@ def test_a_board_does_not_wait_for_ever_for_who_leaves() -> None:
     def rank() -> None:
         comm = pycoll.init()
         said: list[bytes] = []
-        boards = comm._engine.faults.boards
-        asked = threading.Thread(target=lambda: said.append(boards.said()), daemon=True)
+        statuses = comm._engine.failure.statuses
+        asked = threading.Thread(target=lambda: said.append(statuses.said()), daemon=True)
         with engine._freeing:
             asked.start()
             asked.join(30)

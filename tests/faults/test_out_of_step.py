@@ -100,7 +100,7 @@ def test_a_call_that_the_boards_of_ranks_far_ahead_know_no_more() -> None:
         comm.barrier()
         if comm.rank == comm.size - 1:
             deadline = time.monotonic() + 60  # 32 broadcasts stand on their way between two ranks
-            while comm._engine.faults.boards.of(0).sequence < 90 and time.monotonic() < deadline:
+            while comm._engine.failure.statuses.of(0).sequence < 90 and time.monotonic() < deadline:
                 time.sleep(0.01)
             with pytest.raises(UsageError):
                 comm.broadcast("x")
@@ -416,7 +416,7 @@ def test_the_place_of_a_refused_message_needs_nobody_who_leaves(way: str) -> Non
         comm.barrier()
         if comm.rank == 0:
             deadline = time.monotonic() + 60
-            while not comm._engine.faults.departed() and time.monotonic() < deadline:
+            while not comm._engine.failure.departed() and time.monotonic() < deadline:
                 time.sleep(0.01)
             comm.recv(received, 2, async_op=True).wait()  # which looks at every lane
         elif comm.rank == 2:

@@ -220,10 +220,10 @@ def fail_before_the_group(hosts: str, how: str, known: bool, came: Marks, raised
             die()
         if comm.rank == 1:
             if how == "stops":
-                engine.faults.give_up(KeyboardInterrupt(), "split()")
+                engine.failure.give_up(KeyboardInterrupt(), "split()")
             comm.barrier()  # which raises
         if known:
-            wait_until(lambda: engine.faults.departed() or engine.faults.failure is not None)
+            wait_until(lambda: engine.failure.departed() or engine.failure.error is not None)
         return form(engine, ranks, key)
 
     Engine.group = group  # type: ignore[method-assign]

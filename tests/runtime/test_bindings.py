@@ -100,8 +100,8 @@ def test_the_heap(comm: Any) -> None:
 
 
 def test_the_board(comm: Any) -> None:
-    board = bindings.status_read(comm, 0)
-    assert (board.sequence, board.state, board.text) == (0, bindings.IDLE, "")
+    status = bindings.status_read(comm, 0)
+    assert (status.sequence, status.state, status.text) == (0, bindings.IDLE, "")
     with pytest.raises(InternalError, match="status of rank 1: INVALID"):
         bindings.status_read(comm, 1)
     assert bindings.comm_stuck(comm) is None

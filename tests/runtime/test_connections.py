@@ -60,11 +60,11 @@ class Ranks:
         self.addresses = [listener.getsockname() for listener in listeners]
         self.adopted: queue.Queue[tuple[int, int, socket.socket]] = queue.Queue()
         self.silent = []  #: listen, and never answer
-        self.boards = []
+        self.statuses = []
         for rank, listener in enumerate(listeners):
             if only in (None, rank):
                 peers = {p: a for p, a in enumerate(self.addresses) if p != rank}
-                self.boards.append(
+                self.statuses.append(
                     Connector(listener, rank, size, secret, peers, self._adopt(rank))
                 )
             else:
@@ -75,8 +75,8 @@ class Ranks:
 
     def close(self) -> list[tuple[int, int]]:
         """Close everything; return who adopted a socket to whom, of those not looked at."""
-        for board in self.boards:
-            board.close()
+        for status in self.statuses:
+            status.close()
         for listener in self.silent:
             listener.close()
         left = []
@@ -141,10 +141,10 @@ def test_all_begin_at_once_and_each_pair_has_one_connection(ranks, size: int) ->
     for _ in range(5):
         job = ranks(size)
         everyone = set(range(size))
-        for rank, board in enumerate(job.boards):
-            board.want(everyone - {rank}, soon())
-        for rank, board in enumerate(job.boards):
-            assert board.wait(everyone - {rank}, SECONDS) == set()
+        for rank, status in enumerate(job.statuses):
+            status.want(everyone - {rank}, soon())
+        for rank, status in enumerate(job.statuses):
+            assert status.wait(everyone - {rank}, SECONDS) == set()
         ends = {}
         for _ in range(SOCKETS * size * (size - 1)):
             rank, peer, sock = job.adopted.get(timeout=SECONDS)
@@ -162,17 +162,17 @@ def test_all_begin_at_once_and_each_pair_has_one_connection(ranks, size: int) ->
 
 def test_who_is_called_need_not_have_asked(ranks) -> None:
     job = ranks(2)
-    job.boards[1].want({0}, soon())
-    assert job.boards[1].wait({0}, SECONDS) == set()
-    assert job.boards[0].wait({1}, SECONDS) == set()
+    job.statuses[1].want({0}, soon())
+    assert job.statuses[1].wait({0}, SECONDS) == set()
+    assert job.statuses[0].wait({1}, SECONDS) == set()
     assert job.close() == [(0, 1), (1, 0)]
 
 
 @pytest.mark.parametrize(("own", "verdict"), [(0, NOT_TAKEN), (1, TAKEN)])
 def test_of_two_at_once_the_lower_ranks_stays(ranks, own: int, verdict: bytes) -> None:
     job = ranks(2, only=own)
-    (board,) = job.boards
-    board.want({1 - own}, soon())
+    (status,) = job.statuses
+    status.want({1 - own}, soon())
     called, _ = job.silent[0].accept()  # it is in the middle of calling
     with called, connect(job.addresses[own]) as sock:
         called.settimeout(SECONDS)
@@ -180,7 +180,7 @@ def test_of_two_at_once_the_lower_ranks_stays(ranks, own: int, verdict: bytes) -
         shake(sock, 1 - own, 2)
         assert receive(sock, 1) == verdict
         if verdict == TAKEN:  # and its own attempt ends
-            assert board.wait({1 - own}, SECONDS) == set()
+            assert status.wait({1 - own}, SECONDS) == set()
             assert receive(called, 1) == b""
     assert job.close() == ([(1, 0)] if verdict == TAKEN else [])
 
@@ -201,10 +201,10 @@ def test_an_engine_that_does_not_take_it(ranks, monkeypatch) -> None:
     def refuse(peer: int, sock: socket.socket) -> None:
         raise BrokenError("no more sockets")
 
-    job.boards[0]._adopt = refuse
-    job.boards[0].want({1}, soon())
-    while job.boards[0].problem(1) != "no more sockets":
-        assert job.boards[0].wait({1}, 0.01) == {1}
+    job.statuses[0]._adopt = refuse
+    job.statuses[0].want({1}, soon())
+    while job.statuses[0].problem(1) != "no more sockets":
+        assert job.statuses[0].wait({1}, 0.01) == {1}
 
 
 # What the thread sees to besides
@@ -233,17 +233,17 @@ def alone(bell: Bell) -> tuple[Connector, tuple[str, int], queue.Queue[socket.so
     listener = links.listen("127.0.0.1", 1)
     adopted: queue.Queue[socket.socket] = queue.Queue()
     peers = {1: ("127.0.0.1", 9)}
-    board = Connector(listener, 0, 2, SECRET, peers, lambda _, s: adopted.put(s), bell.attention)
-    return board, listener.getsockname(), adopted
+    status = Connector(listener, 0, 2, SECRET, peers, lambda _, s: adopted.put(s), bell.attention)
+    return status, listener.getsockname(), adopted
 
 
 def test_who_rings_is_attended_to_as_often_as_it_rings() -> None:
     bell = Bell()
-    board, _, _ = alone(bell)
+    status, _, _ = alone(bell)
     for call in (b"1", b"2", b"3"):
         bell.far.sendall(call)
         assert bell.attended.get(timeout=SECONDS) == call
-    board.close()
+    status.close()
     bell.far.sendall(b"4")
     assert bell.attended.empty()
     assert bell.near.recv(1) == b"4"  # its descriptor is not the switchboard's to close
@@ -252,7 +252,7 @@ def test_who_rings_is_attended_to_as_often_as_it_rings() -> None:
 
 def test_what_cannot_be_attended_to_is_left_and_ranks_still_connect() -> None:
     bell = Bell(fail=True)
-    board, address, adopted = alone(bell)
+    status, address, adopted = alone(bell)
     bell.far.sendall(b"1")
     bell.attended.get(timeout=SECONDS)
     with connect(address) as sock:
@@ -260,7 +260,7 @@ def test_what_cannot_be_attended_to_is_left_and_ranks_still_connect() -> None:
         assert receive(sock, 1) == TAKEN
     assert bell.attended.empty()
     adopted.get(timeout=SECONDS).close()
-    board.close()
+    status.close()
     bell.close()
 
 
@@ -288,7 +288,7 @@ def test_a_stranger_is_dropped_and_told_nothing(ranks, said: bytes) -> None:
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_WR)
         assert len(receive(sock, 1000)) <= PREFACE.size
-    job.boards[0].want({1}, soon())
+    job.statuses[0].want({1}, soon())
     assert job.close() == []
 
 
@@ -332,10 +332,10 @@ def test_a_flood_of_strangers_does_not_keep_a_rank_out(ranks) -> None:
     job = ranks(2)
     with contextlib.ExitStack() as stack:
         flood = [stack.enter_context(connect(job.addresses[0])) for _ in range(MOST_STRANGERS + 20)]
-        job.boards[1].want({0}, soon())
-        assert job.boards[1].wait({0}, SECONDS) == set()
+        job.statuses[1].want({0}, soon())
+        assert job.statuses[1].wait({0}, SECONDS) == set()
         assert len(receive(flood[0], 1000)) == PREFACE.size
-        assert len(job.boards[0]._visits) <= MOST_STRANGERS + 1
+        assert len(job.statuses[0]._visits) <= MOST_STRANGERS + 1
 
 
 class Exhausted:
@@ -357,13 +357,13 @@ class Exhausted:
 def test_it_waits_while_there_are_no_file_descriptors(monkeypatch) -> None:
     listener = Exhausted(links.listen("127.0.0.1", 1), 3)
     adopted: queue.Queue[socket.socket] = queue.Queue()
-    board = Connector(listener, 0, 2, SECRET, {1: ("127.0.0.1", 9)}, lambda _, s: adopted.put(s))
+    status = Connector(listener, 0, 2, SECRET, {1: ("127.0.0.1", 9)}, lambda _, s: adopted.put(s))
     with connect(listener.getsockname()) as sock:
         shake(sock, 1, 2)
         assert receive(sock, 1) == TAKEN
     assert listener.times == 0
     adopted.get(timeout=SECONDS).close()
-    board.close()
+    status.close()
 
 
 @given(st.lists(st.binary(max_size=120), max_size=4), st.sampled_from(Side))
@@ -423,7 +423,7 @@ def test_an_address_of_another_machine_cannot_be_listened_at() -> None:
 
 
 class Job:
-    """What Links use of bootstrap and faults, for two ranks that are remote to each other."""
+    """What Links use of bootstrap and failure, for two ranks that are remote to each other."""
 
     secret = SECRET
 

@@ -11,9 +11,9 @@ import pytest
 
 from pycoll.bootstrap.control_loop import CLOSED, UNREACHABLE
 from pycoll.errors import BrokenError, MismatchError, PeerLostError
-from pycoll.runtime import failure as faults
+from pycoll.runtime import failure
 from pycoll.runtime.call_site import user_line
-from pycoll.runtime.failure import Faults
+from pycoll.runtime.failure import Failure
 from pycoll.runtime.native import bindings, codes
 from pycoll.runtime.native.bindings import RankStatus
 
@@ -57,23 +57,24 @@ class Control:
         answered.set()
         return answered
 
-    def boards(self) -> dict[int, bytes]:
+    def statuses(self) -> dict[int, bytes]:
         return {}
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tuple[Faults, Control]]:
+def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tuple[Failure, Control]]:
     """Be rank 0 in its first call, whose peers 1 and 2 are remote, without an engine."""
-    monkeypatch.setattr(faults, "_SAY_SECONDS", 0.0)
+    monkeypatch.setattr(failure, "_SAY_SECONDS", 0.0)
     for name in ("comm_abort", "comm_gone"):
         monkeypatch.setattr(bindings, name, lambda *arguments: None, raising=False)
 
-    def make(state: int = bindings.CALLING) -> tuple[Faults, Control]:
-        board = RankStatus(1, 5, state, "barrier() at x.py:1")
-        monkeypatch.setattr(bindings, "status_read", lambda comm, rank: board)
+    def make(state: int = bindings.CALLING) -> tuple[Failure, Control]:
+        status = RankStatus(1, 5, state, "barrier() at x.py:1")
+        monkeypatch.setattr(bindings, "status_read", lambda comm, rank: status)
         world: Any = types.SimpleNamespace(rank=0, size=3, mapped=(True, False, False))
         control: Any = Control()
-        return Faults(None, control, world, lambda r: f"rank {r} (process {r} on node{r})"), control
+        made = Failure(None, control, world, lambda r: f"rank {r} (process {r} on node{r})")
+        return made, control
 
     return make
 
@@ -90,14 +91,14 @@ def test_a_broken_connection_is_told_to_all(alone: Any) -> None:
     assert kind == "lost"
     other, _ = alone()
     other.on_abort(0, kind, text)
-    assert isinstance(other.failure, PeerLostError)
-    assert str(other.failure) == text
+    assert isinstance(other.error, PeerLostError)
+    assert str(other.error) == text
 
 
 def test_a_connection_to_a_rank_that_is_known_to_be_gone(alone: Any) -> None:
     made, control = alone(bindings.IDLE)
     made.on_lost(2, UNREACHABLE)
-    assert made.failure is None  # this rank is in no call
+    assert made.error is None  # this rank is in no call
     with pytest.raises(
         PeerLostError,
         match=r"^rank 2 \(.*\) cannot be reached any more; no connection yet$",
@@ -109,7 +110,7 @@ def test_a_connection_to_a_rank_that_is_known_to_be_gone(alone: Any) -> None:
 def test_a_remote_rank_that_dies_ends_the_call(alone: Any) -> None:
     made, _ = alone()
     made.on_lost(1, "died")
-    assert str(made.failure).startswith(
+    assert str(made.error).startswith(
         "rank 1 (process 1 on node1) died and takes no part in call 1, barrier()"
     )
 
@@ -119,7 +120,7 @@ def test_of_a_remote_rank_that_died_only_what_was_heard_is_told(
 ) -> None:
     made, _ = alone(bindings.IDLE)
     heard = {2: RankStatus(7, 5, bindings.CALLING, "barrier()")}
-    monkeypatch.setattr(made.boards, "of", lambda rank: heard.get(rank))
+    monkeypatch.setattr(made.statuses, "of", lambda rank: heard.get(rank))
     made.on_lost(2, "died")
     with pytest.raises(PeerLostError, match=r"^rank 2 \(.*\) died after at least 6 calls; reset$"):
         made.lose_link(2, "reset")
@@ -129,7 +130,7 @@ def test_a_remote_rank_that_closed_after_its_part_does_not(alone: Any) -> None:
     made, control = alone()
     control.calls[1] = 1
     made.on_lost(1, CLOSED)
-    assert made.failure is None
+    assert made.error is None
 
 
 def test_the_link_that_broke_a_call_is_named(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,18 +160,18 @@ def test_a_call_that_another_rank_was_refused(
     alone: Any, monkeypatch: pytest.MonkeyPatch, made: int, refused: dict[int, str], want: bool
 ) -> None:
     found, _ = alone()
-    board = RankStatus(200, 5, bindings.CALLING, "barrier() at x.py:1")
-    monkeypatch.setattr(bindings, "status_read", lambda comm, rank: board)
+    status = RankStatus(200, 5, bindings.CALLING, "barrier() at x.py:1")
+    monkeypatch.setattr(bindings, "status_read", lambda comm, rank: status)
     monkeypatch.setattr(bindings, "status_call", lambda comm, rank, number: made)
     for number, text in refused.items():
         found._refusals.note(0, number, text)
     found.on_abort(1, "refused", "2 allreduce at y.py:1, refused with UsageError")
-    assert isinstance(found.failure, MismatchError) is want
+    assert isinstance(found.error, MismatchError) is want
 
 
 def test_a_death_is_named_before_a_mismatch_that_follows_from_it(alone: Any) -> None:
     made, _ = alone(bindings.IDLE)
     made.on_lost(2, "died")
-    made._break(MismatchError("ranks called different things"), faults.Cause.MISMATCH, 1)
-    assert isinstance(made.failure, PeerLostError)
-    assert str(made.failure) == "rank 2 (process 2 on node2) died"
+    made._break(MismatchError("ranks called different things"), failure.Cause.MISMATCH, 1)
+    assert isinstance(made.error, PeerLostError)
+    assert str(made.error) == "rank 2 (process 2 on node2) died"

@@ -251,7 +251,7 @@ def test_what_is_sent_stays_when_the_sender_goes_on_or_leaves() -> None:
             comm.close()
         else:
             y = np.empty(5000, "uint8")
-            while not comm._engine.faults._departed:
+            while not comm._engine.failure._departed:
                 pass
             e.recv(y, 0)
             assert (y == data(5000, 5)).all()
@@ -391,9 +391,9 @@ def test_a_rank_that_is_killed(how: str) -> None:
     found = pycoll.spawn(rank, 2, timeout=60, check=False)
     assert isinstance(found[1], PeerLostError)
     assert found[0].startswith("rank 1 (process ")
-    # Of a batch, the call board and the transfer itself tell; whichever is first.
-    board = how == "batch" and "takes no part in call 2, alltoallv(uint8)" in found[0]
-    assert board or "(4194304 elements uint8)" in found[0]
+    # Of a batch, the call status and the transfer itself tell; whichever is first.
+    status = how == "batch" and "takes no part in call 2, alltoallv(uint8)" in found[0]
+    assert status or "(4194304 elements uint8)" in found[0]
 
 
 def test_interrupted_inside_a_transfer() -> None:

@@ -1,4 +1,4 @@
-"""Boards of remote ranks: asked for rarely, believed as far as they can be read."""
+"""Statuses of remote ranks: asked for rarely, believed as far as they can be read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Control:
         event.set()
         return event
 
-    def boards(self) -> dict[int, bytes]:
+    def statuses(self) -> dict[int, bytes]:
         return self.said
 
 
@@ -111,5 +111,5 @@ def test_a_closed_control_plane_is_no_failure(
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_board_or_none(said: bytes) -> None:
-    board = parse(said)
-    assert (board is None) == (len(said) < 20)
+    status = parse(said)
+    assert (status is None) == (len(said) < 20)

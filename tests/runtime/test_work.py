@@ -19,14 +19,14 @@ def test_a_failure_whose_report_is_interrupted_is_raised_by_the_next_wait() -> N
         comm = pycoll.init()
         meet = comm._engine.bootstrap.barrier
         if comm.rank == 0:
-            faults = comm._engine.faults
-            honest = faults.raise_for
+            failure = comm._engine.failure
+            honest = failure.raise_for
 
             def interrupted(*arguments: object) -> None:
-                faults.raise_for = honest
+                failure.raise_for = honest
                 raise KeyboardInterrupt
 
-            faults.raise_for = interrupted
+            failure.raise_for = interrupted
             work = comm.allreduce(np.ones(5), async_op=True, timeout=0.2)
             with pytest.raises(KeyboardInterrupt):
                 work.wait()

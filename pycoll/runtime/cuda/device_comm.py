@@ -108,7 +108,7 @@ class DeviceComm:
         """How calls choose their algorithms: by the rates of GPUs."""
         return Selection(self.world, self._settled, "cuda", self.whole)
 
-    def faults(
+    def make_failure(
         self, comm: Any, control: Control, world: World, name: Callable[[int], str], _: Any
     ) -> DeviceFailure:
         """Make the object that knows of failures."""
@@ -192,17 +192,17 @@ class DeviceComm:
         with self.turn:
             code = device_comm.device_comm_launch(self.native, plan, x, out, stream, seconds)
         if code:  # maybe of a call before this one
-            self.engine.faults.raise_for(code, self.seconds)
+            self.engine.failure.raise_for(code, self.seconds)
         self.text, self.seconds = text, seconds
-        if self.engine.faults.uneasy():
-            self.engine.faults.look()
+        if self.engine.failure.uneasy():
+            self.engine.failure.look()
             self.check()
 
     def check(self, where: str = "") -> None:
         """Raise what went wrong with a launch, if anything did and is known."""
         code = device_comm.device_comm_check(self.native)
         if code:
-            self.engine.faults.raise_for(code, self.seconds, where)
+            self.engine.failure.raise_for(code, self.seconds, where)
 
     def refuse(self) -> int | None:
         """Count a call that was refused; return its number, None if there are no more calls."""
@@ -220,7 +220,7 @@ class DeviceComm:
             left = until - time.monotonic()
             if left <= 0:
                 return None
-            self.engine.faults.look()
+            self.engine.failure.look()
             time.sleep(min(pause, left))
             pause = min(2 * pause, _MOST_PAUSE)
         return int(device_comm.device_comm_check(self.native)) if self.native else 0
@@ -245,7 +245,7 @@ class DeviceComm:
         if self.native is None:
             return
         while device_comm.device_comm_wait(self.native, _DRAIN_SECONDS) == codes.AGAIN:
-            self.engine.faults.look()
+            self.engine.failure.look()
         if not device_comm.device_comm_check(self.native):  # else kernels are still giving up
             self.held.drain()
 

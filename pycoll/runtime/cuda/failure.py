@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from pycoll.errors import CollectiveTimeout, MismatchError, PeerLostError
-from pycoll.runtime.failure import Cause, Faults, calls_text
+from pycoll.runtime.failure import Cause, Failure, calls_text
 from pycoll.runtime.native import device_comm
 from pycoll.runtime.native.bindings import RankStatus
 
@@ -27,7 +27,7 @@ class Launches(Protocol):
         """Tell whether a graph may still launch plans, which nobody counts."""
 
 
-class DeviceFailure(Faults):
+class DeviceFailure(Failure):
     """The failure of one device communicator."""
 
     def __init__(self, launches: Launches, *arguments: Any) -> None:
@@ -36,7 +36,7 @@ class DeviceFailure(Faults):
 
     def look(self) -> None:
         """Break it if what was launched, or a graph, can never end without a rank."""
-        if self.failure is not None:
+        if self.error is not None:
             return
         launched, captured = self._launches.calls(), self._launches.captured()
         for rank, gone in list(self._departed.items()):
@@ -51,7 +51,7 @@ class DeviceFailure(Faults):
                 self._break(PeerLostError(text), Cause.LOST, rank)
                 return
         if self._refusals:
-            self._look_for_refused(self.boards.own())
+            self._look_for_refused(self.statuses.own())
 
     def _look_for_departed(self, own: RankStatus) -> None:
         self.look()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from pycoll.runtime.failure import Faults
+from pycoll.runtime.failure import Failure
 from pycoll.runtime.native import bindings, codes
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ SLICE_SECONDS = 0.1
 class HostSide:
     """What counts, refuses and waits for the calls of one native communicator."""
 
-    faults = Faults
+    make_failure = Failure
 
     def __init__(self, comm: Any, world: World) -> None:
         self._comm, self._rank = comm, world.rank

@@ -2,7 +2,7 @@
 
 Each checks its return code, turns a failure into an exception and adds no policy. The functions
 through which a call runs (`run`, `resume`, `work_wait`, `submit`) return their code instead:
-what it means depends on the call, and `faults` knows.
+what it means depends on the call, and `failure` knows.
 """
 
 from __future__ import annotations

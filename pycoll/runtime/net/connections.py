@@ -21,7 +21,7 @@ from pycoll.bootstrap.control_loop import CLOSED, EXITED
 from pycoll.bootstrap.control_socket import keep_alive
 from pycoll.config import Config
 from pycoll.errors import BootstrapError, PycollError
-from pycoll.runtime.failure import Faults
+from pycoll.runtime.failure import Failure
 from pycoll.runtime.join import World
 from pycoll.runtime.native import bindings, verbs
 from pycoll.runtime.net.connector import MOST_STRANGERS, SOCKETS, Connector, EventSource
@@ -37,7 +37,7 @@ class Connections:
     """
 
     def __init__(
-        self, comm: Any, bootstrap: Bootstrap, world: World, config: Config, faults: Faults
+        self, comm: Any, bootstrap: Bootstrap, world: World, config: Config, failure: Failure
     ) -> None:
         self._remote = {p for p in range(world.size) if not world.mapped[p]}
         self._linked: set[int] = set()
@@ -45,7 +45,7 @@ class Connections:
         self._failures = self._revivals = 0  #: of connections over RDMA, as far as was told
         if not world.remote:
             return
-        self._comm, self._bootstrap, self._faults = comm, bootstrap, faults
+        self._comm, self._bootstrap, self._failure = comm, bootstrap, failure
         self._timeout = config.timeout
         listener = None
         mine = b""
@@ -112,7 +112,7 @@ class Connections:
         except PycollError as error:
             # The peer believes that it is connected: another attempt would come too late. First
             # the reason, then the end of the connection, for which the peer would make up one.
-            self._faults.refuse_link(peer, f"its connection cannot be used here ({error})")
+            self._failure.refuse_link(peer, f"its connection cannot be used here ({error})")
             os.close(fd)
             raise
 
@@ -128,13 +128,13 @@ class Connections:
         self._failures, self._revivals = state.failures, state.revivals
 
     def _give_up_on_lost(self, still: set[int]) -> None:
-        self._faults.raise_failure()
+        self._failure.raise_failure()
         if code := bindings.comm_broken(self._comm):
-            self._faults.raise_for(code, self._timeout)
+            self._failure.raise_for(code, self._timeout)
         for rank, reason in self._bootstrap.control.lost().items():
             # Who left in good order may have done its part of the call; who died breaks it for all.
             if rank in still or reason not in (CLOSED, EXITED):
-                self._faults.lose_link(rank, f"no connection to rank {min(still)} was made yet")
+                self._failure.lose_link(rank, f"no connection to rank {min(still)} was made yet")
 
     def _fail(self, still: set[int], seconds: float) -> NoReturn:
         assert self._switchboard is not None
@@ -142,7 +142,7 @@ class Connections:
         host, port = self._addresses[peer]
         why = self._switchboard.problem(peer) or "no answer"
         also = f", nor have {len(still) - 1} ranks more" if len(still) > 1 else ""
-        self._faults.lose_link(
+        self._failure.lose_link(
             peer, f"it could not be reached at {host}:{port} within {seconds:g} s ({why}){also}"
         )
 

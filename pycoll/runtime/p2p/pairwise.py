@@ -127,7 +127,7 @@ class Pairwise:
         kind = self._kinds.get((what, dtype, root))
         if kind is None:
             kind = self._kinds[what, dtype, root] = PairwiseKind(what, dtype, root)
-            self._engine.faults.plans[kind.signature] = kind
+            self._engine.failure.plans[kind.signature] = kind
         return kind
 
     def _staggered(self, messages: Iterable[P2POp]) -> list[P2POp]:

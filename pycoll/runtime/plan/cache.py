@@ -201,7 +201,7 @@ class PlanCache:
             self._target.transport(peers),
             call.nbytes,
         )
-        engine.faults.plans[signature] = made
+        engine.failure.plans[signature] = made
         return made
 
     def _load(self, program: Program, root: int) -> Any:
