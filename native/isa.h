@@ -29,7 +29,9 @@ enum pc_dtype { PC_DTYPE_FLOAT64 = 0, PC_DTYPE_FLOAT32 = 1, PC_DTYPE_FLOAT16 = 2
 #define PC_NNAMED 20u
 #define PC_DTYPE_NAMES { "float64", "float32", "float16", "bfloat16", "int8", "uint8", "int32", "uint32", "int64", "uint64", "bool", "int16", "uint16", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu" }
 #define PC_DTYPE_BYTES { 8, 4, 2, 2, 1, 1, 4, 4, 8, 8, 1, 2, 2, 8, 16, 1, 1, 1, 1, 1 }
+#define PC_DTYPE_LOG2_BYTES { 3, 2, 1, 1, 0, 0, 2, 2, 3, 3 } /* of those that are reduced */
 #define PC_NREDUCE 5u
+#define PC_REDUCE_NAMES { "sum", "prod", "min", "max", "avg" }
 
 struct pc_header {
     uint32_t magic;

@@ -3,11 +3,7 @@
 #include <string.h>
 #include "core/internal.h"
 
-static const uint8_t itemsize_log2[PC_NDTYPES] = {
-    [PC_DTYPE_FLOAT64] = 3, [PC_DTYPE_FLOAT32] = 2, [PC_DTYPE_FLOAT16] = 1, [PC_DTYPE_BFLOAT16] = 1,
-    [PC_DTYPE_INT8] = 0,    [PC_DTYPE_UINT8] = 0,   [PC_DTYPE_INT32] = 2,   [PC_DTYPE_UINT32] = 2,
-    [PC_DTYPE_INT64] = 3,   [PC_DTYPE_UINT64] = 3,
-};
+static const uint8_t itemsize_log2[PC_NDTYPES] = PC_DTYPE_LOG2_BYTES;
 
 /* Blocks in the order of memory, and the end of the last. */
 static uint64_t *starts_of(const struct pc_plan_spec *s)

@@ -182,10 +182,7 @@ static bool same_shape(const Py_buffer *a, const Py_buffer *b)
 
 static int op_of(PyObject *name)
 {
-    static const char *const names[PC_NREDUCE] = {
-        [PC_REDUCE_SUM] = "sum", [PC_REDUCE_PROD] = "prod", [PC_REDUCE_MIN] = "min",
-        [PC_REDUCE_MAX] = "max", [PC_REDUCE_AVG] = "avg",
-    };
+    static const char *const names[PC_NREDUCE] = PC_REDUCE_NAMES;
     for (uint32_t op = 0; op < PC_NREDUCE; op++)
         if (PyUnicode_CompareWithASCIIString(name, names[op]) == 0)
             return (int)op;

@@ -25,7 +25,7 @@ def ring(b: ScheduleBuilder) -> None:
 
 @algorithm(allgather)
 def recursive_doubling(b: ScheduleBuilder) -> None:
-    """Exchange all there is with the partner at distance 1, 2, 4, ...
+    """Exchange all there is with the peer at distance 1, 2, 4, ...
 
     Chunks: size.
     Needs: any size; ranks from p on, the largest power of two in size, give their block first.

@@ -33,7 +33,7 @@ def ring(b: ScheduleBuilder) -> None:
 
 @algorithm(allreduce)
 def recursive_doubling(b: ScheduleBuilder) -> None:
-    """Exchange everything with the partner at distance 1, 2, 4, ...
+    """Exchange everything with the peer at distance 1, 2, 4, ...
 
     Chunks: 1.
     Needs: any size; ranks from p on, the largest power of two in size, are folded in first.

@@ -25,7 +25,7 @@ def ring(b: ScheduleBuilder) -> None:
 
 @algorithm(reduce_scatter)
 def recursive_halving(b: ScheduleBuilder) -> None:
-    """Exchange half of the blocks with the partner at distance p/2, half of that at p/4, ...
+    """Exchange half of the blocks with the peer at distance p/2, half of that at p/4, ...
 
     Chunks: size.
     Needs: any size; ranks from p on, the largest power of two in size, are folded in first.
@@ -96,7 +96,7 @@ def pat(b: ScheduleBuilder) -> None:
 
 @algorithm(reduce_scatter)
 def pairwise(b: ScheduleBuilder) -> None:
-    """Exchange with the rank at distance 1, then 2, ...; one partner at a time.
+    """Exchange with the rank at distance 1, then 2, ...; one peer at a time.
 
     Chunks: size.
     Needs: any size.

@@ -172,7 +172,10 @@ def _lines() -> Iterator[str]:
     yield f"#define PC_NNAMED {len(named)}u"
     yield "#define PC_DTYPE_NAMES { " + ", ".join(f'"{d.name}"' for d in named) + " }"
     yield "#define PC_DTYPE_BYTES { " + ", ".join(str(d.itemsize) for d in named) + " }"
+    logs = ", ".join(str(d.itemsize.bit_length() - 1) for d in DTYPES)
+    yield f"#define PC_DTYPE_LOG2_BYTES {{ {logs} }} /* of those that are reduced */"
     yield f"#define PC_NREDUCE {len(ReduceOp)}u"
+    yield "#define PC_REDUCE_NAMES { " + ", ".join(f'"{m.name.lower()}"' for m in ReduceOp) + " }"
     for name, fields in STRUCTS.items():
         yield ""
         yield f"struct pc_{name} {{"
