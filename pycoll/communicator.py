@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from pycoll.arguments import check_timeout
 from pycoll.collectives import Collectives
@@ -20,15 +20,32 @@ from pycoll.runtime.plan.options import CallOptions
 from pycoll.vector_collectives import VectorCollectives
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
+    from numpy.typing import DTypeLike, NDArray
+
     from pycoll.algorithms import Algorithm
+    from pycoll.arrays.protocol import Array, Out, X
     from pycoll.bootstrap import Bootstrap
     from pycoll.cost import Explanation
+    from pycoll.dtypes import OpName
     from pycoll.runtime.cuda.device_comm import Gpu
     from pycoll.runtime.engine import Engine
-    from pycoll.runtime.p2p.batch import Pairs
     from pycoll.runtime.p2p.transfers import Transfers
     from pycoll.runtime.plan.agreement import Selector
+    from pycoll.runtime.plan.options import (
+        Bound,
+        Either,
+        EitherBy,
+        Queued,
+        QueuedBy,
+        Waits,
+        WaitsBy,
+    )
     from pycoll.runtime.plan.persistent import Plan
+    from pycoll.runtime.work import Work
+
+T = TypeVar("T")
 
 
 def init(
@@ -46,10 +63,20 @@ def init(
             it has no opinion, given alike to all ranks; or the name of one that a package brings
             under the entry points ``pycoll.selectors``, given to rank 0. By default cost decides.
 
+    Returns:
+        The communicator; `Communicator.close` ends it.
+
     Raises:
         UsageError: The ranks were given different selectors, or a name that no package brings.
         UnavailableError: The native engine, or what the launcher or the settings need, is missing.
         BootstrapError: The ranks did not meet, or cannot reach each other's memory.
+
+    Example:
+        >>> def job():
+        ...     with pycoll.init() as comm:
+        ...         return comm.allreduce(np.ones(2)).tolist()
+        >>> pycoll.spawn(job, 2)
+        [[2.0, 2.0], [2.0, 2.0]]
     """
     # Loaded here: `import pycoll` must work, and be quick, where there is no engine.
     from pycoll.bootstrap import detect
@@ -96,13 +123,31 @@ def _on_host(device: str, who: str) -> bool:
 class Communicator:
     """The ranks of one job. Every rank makes the same calls in the same order.
 
-    Used by one thread at a time. `init` makes it; `close` it, or use it in a ``with`` block.
+    Used by one thread at a time. `init` makes it; `close` it, or use it in a ``with`` block. In the
+    examples there are two ranks, what is shown is what rank 0 gets, and ``np`` is numpy.
 
-    Methods take, beside what their own texts say:
+    Attributes:
+        rank: Number of this process among them, from 0.
+        size: How many they are.
+        local_rank: Number of this process among those of its host.
+        local_size: How many those are.
+        launcher: What started the ranks, such as "mpi4py".
+        transport: How ranks that share no memory reach each other: "verbs" or "tcp"; "shm" if all
+            share it.
 
-    - ``async_op``: return at once, with a Work whose ``wait()`` returns the result;
-    - ``algorithm``: name of a built-in or an algorithm of one's own; by default the fastest;
-    - ``timeout``: seconds until the call fails; the communicator's by default.
+    What any call raises:
+
+    - UsageError: an argument cannot be served; the text says which, and what to pass. The call
+      counts all the same: ranks that are all refused alike go on as if nothing had happened;
+    - MismatchError: the ranks' calls are not alike, or one of them was refused;
+    - CollectiveTimeout: the seconds have passed; the text says who waits for whom;
+    - PeerLostError: a rank has died, or left;
+    - BrokenError: one of the three has broken the communicator before, or another rank was stopped
+      inside a call;
+    - ClosedError: it is closed;
+    - TransportError: the operating system or the fabric refused an operation;
+    - UnavailableError: there is no memory for a new array, or something that a GPU needs is
+      missing.
 
     An array is a contiguous one of numpy or torch, or anything with the buffer protocol or
     DLPack. Its first axis holds the blocks of the ranks where a collective cuts or joins arrays.
@@ -143,8 +188,7 @@ class Communicator:
         self.size = engine.world.size
         self.local_rank = engine.bootstrap.local_rank
         self.local_size = engine.bootstrap.local_size
-        self.launcher = engine.bootstrap.name  #: what started the ranks, such as "mpi4py"
-        #: How ranks that share no memory reach each other: "verbs" or "tcp"; "shm" if all share it.
+        self.launcher = engine.bootstrap.name
         self.transport = engine.world.transport
         self._engine = engine
         itself = weakref.ref(self)  # weak: this holds all that is made here
@@ -160,11 +204,53 @@ class Communicator:
         finalizer = weakref.finalize(self, engine.leave)
         finalizer.atexit = False  # the engine sees to that itself
 
+    @overload
+    def allreduce(
+        self, x: X, out: Out | None = None, op: OpName = "sum", **how: Unpack[WaitsBy]
+    ) -> Out: ...
+
+    @overload
+    def allreduce(
+        self, x: X, out: Out | None = None, op: OpName = "sum", **how: Unpack[QueuedBy]
+    ) -> Work[Out]: ...
+
+    @overload
+    def allreduce(
+        self,
+        x: Sequence[X],
+        out: Sequence[Out] | None = None,
+        op: OpName = "sum",
+        **how: Unpack[WaitsBy],
+    ) -> list[Out]: ...
+
+    @overload
+    def allreduce(
+        self,
+        x: Sequence[X],
+        out: Sequence[Out] | None = None,
+        op: OpName = "sum",
+        **how: Unpack[QueuedBy],
+    ) -> Work[list[Out]]: ...
+
+    @overload
+    def allreduce(
+        self, x: X, out: Out | None = None, op: OpName = "sum", **how: Unpack[EitherBy]
+    ) -> Out | Work[Out]: ...
+
+    @overload
+    def allreduce(
+        self,
+        x: Sequence[X],
+        out: Sequence[Out] | None = None,
+        op: OpName = "sum",
+        **how: Unpack[EitherBy],
+    ) -> list[Out] | Work[list[Out]]: ...
+
     def allreduce(
         self,
         x: Any,
         out: Any = None,
-        op: str = "sum",
+        op: OpName = "sum",
         async_op: bool = False,
         algorithm: Algorithm | str | None = None,
         timeout: float | None = None,
@@ -172,17 +258,48 @@ class Communicator:
         """Combine ``x`` of all ranks elementwise; every rank gets the result, the same bits.
 
         Args:
-            x: An array; or a list of arrays, which then travel together.
+            x: An array of any shape, alike on all ranks; or a list of arrays, which then travel
+                together.
             out: Where the result goes, of the same shape and dtype; ``x`` itself by default.
             op: "sum", "prod", "min", "max" or "avg".
-            async_op: Return a Work.
-            algorithm: What runs.
-            timeout: Seconds.
+            async_op: Return at once, with a Work.
+            algorithm: What runs: a name or an algorithm of one's own; by default the fastest.
+            timeout: Seconds until the call fails; the communicator's by default.
 
         Returns:
-            ``out``, or ``x`` when it is None; with ``async_op`` a Work.
+            ``out``, or ``x`` when it is None; with ``async_op`` a Work of it.
+
+        Raises:
+            UsageError: The arrays do not go together, or their dtype is not reduced.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> comm.allreduce(np.full(3, comm.rank + 1.0), op="max")
+            array([2., 2., 2.])
         """
         return self._call.allreduce(x, out, op, 0, async_op, algorithm, timeout)
+
+    @overload
+    def broadcast(self, x: X, root: int = 0, **how: Unpack[WaitsBy]) -> X: ...
+
+    @overload
+    def broadcast(self, x: X, root: int = 0, **how: Unpack[QueuedBy]) -> Work[X]: ...
+
+    @overload
+    def broadcast(self, x: Sequence[X], root: int = 0, **how: Unpack[WaitsBy]) -> list[X]: ...
+
+    @overload
+    def broadcast(
+        self, x: Sequence[X], root: int = 0, **how: Unpack[QueuedBy]
+    ) -> Work[list[X]]: ...
+
+    @overload
+    def broadcast(self, x: X, root: int = 0, **how: Unpack[EitherBy]) -> X | Work[X]: ...
+
+    @overload
+    def broadcast(
+        self, x: Sequence[X], root: int = 0, **how: Unpack[EitherBy]
+    ) -> list[X] | Work[list[X]]: ...
 
     def broadcast(
         self,
@@ -192,22 +309,64 @@ class Communicator:
         algorithm: Algorithm | str | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Give every rank what ``x`` holds on rank ``root``: in place. Returns ``x``.
+        """Give every rank what ``x`` holds on rank ``root``: in place.
 
         Args:
-            x: An array, of one length and dtype on all ranks; or a list of arrays.
+            x: An array, of one length and dtype on all ranks; or a list of arrays, which then
+                travel together.
             root: The rank that has the data.
-            async_op: Return a Work.
-            algorithm: What runs.
-            timeout: Seconds.
+            async_op: Return at once, with a Work.
+            algorithm: What runs: a name or an algorithm of one's own; by default the fastest.
+            timeout: Seconds until the call fails; the communicator's by default.
+
+        Returns:
+            ``x``; with ``async_op`` a Work of it.
+
+        Raises:
+            UsageError: ``x`` is no array that can be written, or ``root`` is no rank.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> comm.broadcast(np.full(3, comm.rank), root=1)
+            array([1, 1, 1])
         """
         return self._call.broadcast(x, None, "sum", root, async_op, algorithm, timeout)
+
+    @overload
+    def reduce(
+        self,
+        x: X,
+        out: Out | None = None,
+        op: OpName = "sum",
+        root: int = 0,
+        **how: Unpack[WaitsBy],
+    ) -> Out | None: ...
+
+    @overload
+    def reduce(
+        self,
+        x: X,
+        out: Out | None = None,
+        op: OpName = "sum",
+        root: int = 0,
+        **how: Unpack[QueuedBy],
+    ) -> Work[Out | None]: ...
+
+    @overload
+    def reduce(
+        self,
+        x: X,
+        out: Out | None = None,
+        op: OpName = "sum",
+        root: int = 0,
+        **how: Unpack[EitherBy],
+    ) -> Out | Work[Out | None] | None: ...
 
     def reduce(
         self,
         x: Any,
         out: Any = None,
-        op: str = "sum",
+        op: OpName = "sum",
         root: int = 0,
         async_op: bool = False,
         algorithm: Algorithm | str | None = None,
@@ -216,18 +375,40 @@ class Communicator:
         """Combine ``x`` of all ranks elementwise; rank ``root`` gets the result.
 
         Args:
-            x: An array.
-            out: On the root, where the result goes, of the same shape; ``x`` itself by default.
+            x: An array of any shape, alike on all ranks.
+            out: On the root, where the result goes, of the same shape and dtype; ``x`` itself by
+                default. Elsewhere it is not looked at.
             op: "sum", "prod", "min", "max" or "avg".
             root: The rank that gets the result.
-            async_op: Return a Work.
-            algorithm: What runs.
-            timeout: Seconds.
+            async_op: Return at once, with a Work.
+            algorithm: What runs: a name or an algorithm of one's own; by default the fastest.
+            timeout: Seconds until the call fails; the communicator's by default.
 
         Returns:
-            On the root ``out``, or ``x`` when it is None; None elsewhere.
+            On the root ``out``, or ``x`` when it is None; None elsewhere. With ``async_op`` a Work
+            of it.
+
+        Raises:
+            UsageError: The arrays do not go together, their dtype is not reduced, or ``root`` is no
+                rank.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> comm.reduce(np.full(3, comm.rank + 1.0), root=0)
+            array([3., 3., 3.])
         """
         return self._call.reduce(x, out, op, root, async_op, algorithm, timeout)
+
+    @overload
+    def allgather(self, x: X, out: Out | None = None, **how: Unpack[WaitsBy]) -> Out: ...
+
+    @overload
+    def allgather(self, x: X, out: Out | None = None, **how: Unpack[QueuedBy]) -> Work[Out]: ...
+
+    @overload
+    def allgather(
+        self, x: X, out: Out | None = None, **how: Unpack[EitherBy]
+    ) -> Out | Work[Out]: ...
 
     def allgather(
         self,
@@ -243,20 +424,44 @@ class Communicator:
             x: This rank's array, as long on every rank. In place: this rank's part of ``out``.
             out: Where they go, ``size`` times as long; a new array by default, in which they are
                 joined along the first axis.
-            async_op: Return a Work.
-            algorithm: What runs.
-            timeout: Seconds.
+            async_op: Return at once, with a Work.
+            algorithm: What runs: a name or an algorithm of one's own; by default the fastest.
+            timeout: Seconds until the call fails; the communicator's by default.
 
         Returns:
-            ``out``, or the new array.
+            ``out``, or the new array; with ``async_op`` a Work of it.
+
+        Raises:
+            UsageError: The arrays do not go together: ``out`` is not ``size`` times as long, or
+                overlaps ``x``.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> comm.allgather(np.full(2, comm.rank))
+            array([0, 0, 1, 1])
         """
         return self._call.allgather(x, out, "sum", 0, async_op, algorithm, timeout)
+
+    @overload
+    def reduce_scatter(
+        self, x: X, out: Out | None = None, op: OpName = "sum", **how: Unpack[WaitsBy]
+    ) -> Out: ...
+
+    @overload
+    def reduce_scatter(
+        self, x: X, out: Out | None = None, op: OpName = "sum", **how: Unpack[QueuedBy]
+    ) -> Work[Out]: ...
+
+    @overload
+    def reduce_scatter(
+        self, x: X, out: Out | None = None, op: OpName = "sum", **how: Unpack[EitherBy]
+    ) -> Out | Work[Out]: ...
 
     def reduce_scatter(
         self,
         x: Any,
         out: Any = None,
-        op: str = "sum",
+        op: OpName = "sum",
         async_op: bool = False,
         algorithm: Algorithm | str | None = None,
         timeout: float | None = None,
@@ -264,18 +469,38 @@ class Communicator:
         """Combine ``x`` of all ranks elementwise; rank r gets the r-th part of the result.
 
         Args:
-            x: An array whose first axis is a multiple of ``size`` long.
+            x: An array whose first axis is a multiple of ``size`` long, alike on all ranks.
             out: Where this rank's part goes; a new array by default. In place: this rank's part
                 of ``x``.
             op: "sum", "prod", "min", "max" or "avg".
-            async_op: Return a Work.
-            algorithm: What runs.
-            timeout: Seconds.
+            async_op: Return at once, with a Work.
+            algorithm: What runs: a name or an algorithm of one's own; by default the fastest.
+            timeout: Seconds until the call fails; the communicator's by default.
 
         Returns:
-            ``out``, or the new array.
+            ``out``, or the new array; with ``async_op`` a Work of it.
+
+        Raises:
+            UsageError: ``x`` cannot be cut into ``size`` parts, its dtype is not reduced, or
+                ``out`` is no such part.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> comm.reduce_scatter(np.arange(4.0))
+            array([0., 2.])
         """
         return self._call.reduce_scatter(x, out, op, 0, async_op, algorithm, timeout)
+
+    @overload
+    def alltoall(self, x: X, out: Out | None = None, **how: Unpack[WaitsBy]) -> Out: ...
+
+    @overload
+    def alltoall(self, x: X, out: Out | None = None, **how: Unpack[QueuedBy]) -> Work[Out]: ...
+
+    @overload
+    def alltoall(
+        self, x: X, out: Out | None = None, **how: Unpack[EitherBy]
+    ) -> Out | Work[Out]: ...
 
     def alltoall(
         self,
@@ -288,17 +513,40 @@ class Communicator:
         """Give rank r the r-th part of ``x`` of every rank, in order of rank.
 
         Args:
-            x: An array whose first axis is a multiple of ``size`` long.
+            x: An array whose first axis is a multiple of ``size`` long, alike on all ranks.
             out: Where the parts go, as long as ``x``; a new array by default. It may be ``x``
                 itself, which costs a copy.
-            async_op: Return a Work.
-            algorithm: What runs.
-            timeout: Seconds.
+            async_op: Return at once, with a Work.
+            algorithm: What runs: a name or an algorithm of one's own; by default the fastest.
+            timeout: Seconds until the call fails; the communicator's by default.
 
         Returns:
-            ``out``, or the new array.
+            ``out``, or the new array; with ``async_op`` a Work of it.
+
+        Raises:
+            UsageError: ``x`` cannot be cut into ``size`` parts, or ``out`` is not as long.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> comm.alltoall(np.array([10, 20]) + comm.rank)
+            array([10, 11])
         """
         return self._call.alltoall(x, out, "sum", 0, async_op, algorithm, timeout)
+
+    @overload
+    def gather(
+        self, x: X, out: Out | None = None, root: int = 0, **how: Unpack[WaitsBy]
+    ) -> Out | None: ...
+
+    @overload
+    def gather(
+        self, x: X, out: Out | None = None, root: int = 0, **how: Unpack[QueuedBy]
+    ) -> Work[Out | None]: ...
+
+    @overload
+    def gather(
+        self, x: X, out: Out | None = None, root: int = 0, **how: Unpack[EitherBy]
+    ) -> Out | Work[Out | None] | None: ...
 
     def gather(
         self,
@@ -314,16 +562,39 @@ class Communicator:
         Args:
             x: This rank's array, as long on every rank. In place on the root: its part of ``out``.
             out: On the root, where they go, ``size`` times as long; a new array by default, in
-                which they are joined along the first axis.
+                which they are joined along the first axis. Elsewhere it is not looked at.
             root: The rank that gets them.
-            async_op: Return a Work.
-            algorithm: What runs.
-            timeout: Seconds.
+            async_op: Return at once, with a Work.
+            algorithm: What runs: a name or an algorithm of one's own; by default the fastest.
+            timeout: Seconds until the call fails; the communicator's by default.
 
         Returns:
-            On the root ``out``, or the new array; None elsewhere.
+            On the root ``out``, or the new array; None elsewhere. With ``async_op`` a Work of it.
+
+        Raises:
+            UsageError: The arrays do not go together, or ``root`` is no rank.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> comm.gather(np.full(2, comm.rank), root=0)
+            array([0, 0, 1, 1])
         """
         return self._call.gather(x, out, "sum", root, async_op, algorithm, timeout)
+
+    @overload
+    def scatter(
+        self, x: X | None = None, out: Out | None = None, root: int = 0, **how: Unpack[WaitsBy]
+    ) -> Out: ...
+
+    @overload
+    def scatter(
+        self, x: X | None = None, out: Out | None = None, root: int = 0, **how: Unpack[QueuedBy]
+    ) -> Work[Out]: ...
+
+    @overload
+    def scatter(
+        self, x: X | None = None, out: Out | None = None, root: int = 0, **how: Unpack[EitherBy]
+    ) -> Out | Work[Out]: ...
 
     def scatter(
         self,
@@ -342,36 +613,141 @@ class Communicator:
             out: Where this rank's part goes. The root may leave it out: its part stays where it
                 is, in ``x``.
             root: The rank that has the array.
-            async_op: Return a Work.
-            algorithm: What runs.
-            timeout: Seconds.
+            async_op: Return at once, with a Work.
+            algorithm: What runs: a name or an algorithm of one's own; by default the fastest.
+            timeout: Seconds until the call fails; the communicator's by default.
 
         Returns:
-            ``out``, or on the root a view of its part of ``x``.
+            ``out``, or on the root a view of its part of ``x``; with ``async_op`` a Work of it.
+
+        Raises:
+            UsageError: ``x`` cannot be cut into ``size`` parts, ``out`` is no such part, or
+                ``root`` is no rank.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> comm.scatter(np.arange(4), np.empty(2, int), root=0)
+            array([0, 1])
         """
         return self._call.scatter(x, out, "sum", root, async_op, algorithm, timeout)
 
+    @overload
+    def barrier(self, async_op: Literal[False] = False, timeout: float | None = None) -> None: ...
+
+    @overload
+    def barrier(self, async_op: Literal[True], timeout: float | None = None) -> Work[None]: ...
+
+    @overload
+    def barrier(self, async_op: bool, timeout: float | None = None) -> Work[None] | None: ...
+
     def barrier(self, async_op: bool = False, timeout: float | None = None) -> Any:
-        """Return once every rank has called it."""
+        """Return once every rank has called it.
+
+        Args:
+            async_op: Return at once, with a Work.
+            timeout: Seconds until the call fails; the communicator's by default.
+
+        Returns:
+            None; with ``async_op`` a Work of it.
+
+        Raises:
+            UsageError: ``timeout`` is no number of seconds.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> comm.barrier(timeout=60)
+            >>> comm.barrier(async_op=True).wait()
+        """
         return self._call.barrier(self._byte, None, "max", 0, async_op, None, timeout)
+
+    @overload
+    def plan(
+        self,
+        collective: Literal["allreduce", "broadcast"],
+        x: Sequence[X],
+        out: Sequence[Out] | None = None,
+        op: OpName = "sum",
+        root: int = 0,
+        **how: Unpack[Bound],
+    ) -> Plan[list[Out]]: ...
+
+    @overload
+    def plan(
+        self,
+        collective: Literal["reduce", "gather"],
+        x: X,
+        out: Out | None = None,
+        op: OpName = "sum",
+        root: int = 0,
+        **how: Unpack[Bound],
+    ) -> Plan[Out | None]: ...
+
+    @overload
+    def plan(
+        self,
+        collective: Literal[
+            "allreduce", "broadcast", "allgather", "reduce_scatter", "alltoall", "scatter"
+        ],
+        x: X | None = None,
+        out: Out | None = None,
+        op: OpName = "sum",
+        root: int = 0,
+        **how: Unpack[Bound],
+    ) -> Plan[Out]: ...
 
     def plan(
         self,
         collective: str,
         x: Any = None,
         out: Any = None,
-        op: str = "sum",
+        op: OpName = "sum",
         root: int = 0,
         counts: Sequence[int] | None = None,
         algorithm: Algorithm | str | None = None,
         timeout: float | None = None,
-    ) -> Plan:
-        """Return a call bound to its arrays, which it keeps alive: ``plan()`` runs it.
+    ) -> Plan[Any]:
+        """Bind a collective to its arrays, with all decisions taken: for calls that repeat.
 
-        Arguments are those of the collective's own method; ``collective`` is its name.
+        Args:
+            collective: Name of the collective, which is that of its method.
+            x: As the method takes it; the plan keeps it alive.
+            out: As the method takes it; the plan keeps it alive.
+            op: As the method takes it.
+            root: As the method takes it.
+            counts: Elements of every rank's block, where they differ, of "allgather" and
+                "reduce_scatter"; alike on all ranks.
+            algorithm: What runs: a name or an algorithm of one's own; by default the fastest.
+            timeout: Seconds until a run of it fails; the communicator's by default.
+
+        Returns:
+            The Plan: ``plan()`` makes the call, and returns what the method does.
+
+        Raises:
+            UsageError: There is no such collective, or the method would refuse the arguments.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> plan = comm.plan("allreduce", np.ones(2))
+            >>> plan()
+            array([2., 2.])
         """
         asked = CallOptions(op, root, counts, algorithm, timeout)
         return self._collectives.plan(collective, x, out, asked)
+
+    @overload
+    def allgatherv(
+        self, x: X, counts: Sequence[int], out: Out | None = None, **how: Unpack[WaitsBy]
+    ) -> Out: ...
+
+    @overload
+    def allgatherv(
+        self, x: X, counts: Sequence[int], out: Out | None = None, **how: Unpack[QueuedBy]
+    ) -> Work[Out]: ...
+
+    @overload
+    def allgatherv(
+        self, x: X, counts: Sequence[int], out: Out | None = None, **how: Unpack[EitherBy]
+    ) -> Out | Work[Out]: ...
 
     def allgatherv(
         self,
@@ -388,19 +764,61 @@ class Communicator:
             x: This rank's array, of ``counts[rank]`` elements.
             counts: Elements of every rank's array, alike on all ranks.
             out: Where they go, ``sum(counts)`` elements; a new flat array by default.
-            async_op: Return a Work.
-            algorithm: What runs.
-            timeout: Seconds.
+            async_op: Return at once, with a Work.
+            algorithm: What runs: a name or an algorithm of one's own; by default the fastest.
+            timeout: Seconds until the call fails; the communicator's by default.
+
+        Returns:
+            ``out``, or the new array; with ``async_op`` a Work of it.
+
+        Raises:
+            UsageError: ``counts`` has no number for each rank, or the arrays are not of these
+                lengths.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> comm.allgatherv(np.full(comm.rank + 1, comm.rank), [1, 2])
+            array([0, 1, 1])
         """
         asked = CallOptions("sum", 0, counts, algorithm, timeout)
         return self._counted.by_counts("allgather", x, out, asked, async_op)
+
+    @overload
+    def reduce_scatterv(
+        self,
+        x: X,
+        counts: Sequence[int],
+        out: Out | None = None,
+        op: OpName = "sum",
+        **how: Unpack[WaitsBy],
+    ) -> Out: ...
+
+    @overload
+    def reduce_scatterv(
+        self,
+        x: X,
+        counts: Sequence[int],
+        out: Out | None = None,
+        op: OpName = "sum",
+        **how: Unpack[QueuedBy],
+    ) -> Work[Out]: ...
+
+    @overload
+    def reduce_scatterv(
+        self,
+        x: X,
+        counts: Sequence[int],
+        out: Out | None = None,
+        op: OpName = "sum",
+        **how: Unpack[EitherBy],
+    ) -> Out | Work[Out]: ...
 
     def reduce_scatterv(
         self,
         x: Any,
         counts: Sequence[int],
         out: Any = None,
-        op: str = "sum",
+        op: OpName = "sum",
         async_op: bool = False,
         algorithm: Algorithm | str | None = None,
         timeout: float | None = None,
@@ -412,12 +830,54 @@ class Communicator:
             counts: Elements of every rank's part, alike on all ranks.
             out: Where this rank's ``counts[rank]`` elements go; a new flat array by default.
             op: "sum", "prod", "min", "max" or "avg".
-            async_op: Return a Work.
-            algorithm: What runs.
-            timeout: Seconds.
+            async_op: Return at once, with a Work.
+            algorithm: What runs: a name or an algorithm of one's own; by default the fastest.
+            timeout: Seconds until the call fails; the communicator's by default.
+
+        Returns:
+            ``out``, or the new array; with ``async_op`` a Work of it.
+
+        Raises:
+            UsageError: ``counts`` has no number for each rank, or the arrays are not of these
+                lengths.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> comm.reduce_scatterv(np.arange(3.0), [2, 1])
+            array([0., 2.])
         """
         asked = CallOptions(op, 0, counts, algorithm, timeout)
         return self._counted.by_counts("reduce_scatter", x, out, asked, async_op)
+
+    @overload
+    def alltoallv(
+        self,
+        x: Array,
+        send_counts: Sequence[int],
+        out: X,
+        recv_counts: Sequence[int],
+        **how: Unpack[Waits],
+    ) -> X: ...
+
+    @overload
+    def alltoallv(
+        self,
+        x: Array,
+        send_counts: Sequence[int],
+        out: X,
+        recv_counts: Sequence[int],
+        **how: Unpack[Queued],
+    ) -> Work[X]: ...
+
+    @overload
+    def alltoallv(
+        self,
+        x: Array,
+        send_counts: Sequence[int],
+        out: X,
+        recv_counts: Sequence[int],
+        **how: Unpack[Either],
+    ) -> X | Work[X]: ...
 
     def alltoallv(
         self,
@@ -435,13 +895,53 @@ class Communicator:
             send_counts: Elements of each.
             out: Where the parts from all ranks go, one behind the other in order of rank.
             recv_counts: Elements of each.
-            async_op: Return a Work.
-            timeout: Seconds.
+            async_op: Return at once, with a Work.
+            timeout: Seconds until the call fails; the communicator's by default.
 
         Returns:
-            ``out``.
+            ``out``; with ``async_op`` a Work of it.
+
+        Raises:
+            UsageError: Counts have no number for each rank, the arrays are not of these lengths, or
+                overlap.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> comm.alltoallv(np.full(3, comm.rank), [1, 2], np.empty(2 + 2 * comm.rank, int),
+            ...                [1 + comm.rank] * 2)
+            array([0, 1])
         """
         return self._counted.alltoallv(x, send_counts, out, recv_counts, async_op, timeout)
+
+    @overload
+    def gatherv(
+        self,
+        x: X,
+        counts: Sequence[int] | None = None,
+        out: Out | None = None,
+        root: int = 0,
+        **how: Unpack[Waits],
+    ) -> Out | None: ...
+
+    @overload
+    def gatherv(
+        self,
+        x: X,
+        counts: Sequence[int] | None = None,
+        out: Out | None = None,
+        root: int = 0,
+        **how: Unpack[Queued],
+    ) -> Work[Out | None]: ...
+
+    @overload
+    def gatherv(
+        self,
+        x: X,
+        counts: Sequence[int] | None = None,
+        out: Out | None = None,
+        root: int = 0,
+        **how: Unpack[Either],
+    ) -> Out | Work[Out | None] | None: ...
 
     def gatherv(
         self,
@@ -460,13 +960,52 @@ class Communicator:
             out: On the root, where they go, one behind the other in order of rank; a new flat
                 array by default. In place on the root: its own part of ``out`` is ``x``.
             root: The rank that gets them.
-            async_op: Return a Work.
-            timeout: Seconds.
+            async_op: Return at once, with a Work.
+            timeout: Seconds until the call fails; the communicator's by default.
 
         Returns:
-            On the root ``out``, or the new array; None elsewhere.
+            On the root ``out``, or the new array; None elsewhere. With ``async_op`` a Work of it.
+
+        Raises:
+            UsageError: ``counts`` has no number for each rank, the arrays are not of these lengths,
+                or ``root`` is no rank.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> comm.gatherv(np.full(comm.rank + 1, comm.rank), [1, 2], root=0)
+            array([0, 1, 1])
         """
         return self._counted.rooted("gatherv", x, counts, out, root, async_op, timeout)
+
+    @overload
+    def scatterv(
+        self,
+        x: X | None = None,
+        counts: Sequence[int] | None = None,
+        out: Out | None = None,
+        root: int = 0,
+        **how: Unpack[Waits],
+    ) -> Out: ...
+
+    @overload
+    def scatterv(
+        self,
+        x: X | None = None,
+        counts: Sequence[int] | None = None,
+        out: Out | None = None,
+        root: int = 0,
+        **how: Unpack[Queued],
+    ) -> Work[Out]: ...
+
+    @overload
+    def scatterv(
+        self,
+        x: X | None = None,
+        counts: Sequence[int] | None = None,
+        out: Out | None = None,
+        root: int = 0,
+        **how: Unpack[Either],
+    ) -> Out | Work[Out]: ...
 
     def scatterv(
         self,
@@ -485,96 +1024,236 @@ class Communicator:
             counts: On the root, the elements of each.
             out: Where this rank's part goes. The root may leave it out: its part stays in ``x``.
             root: The rank that has the array.
-            async_op: Return a Work.
-            timeout: Seconds.
+            async_op: Return at once, with a Work.
+            timeout: Seconds until the call fails; the communicator's by default.
 
         Returns:
-            ``out``, or on the root a flat view of its part of ``x``.
+            ``out``, or on the root a flat view of its part of ``x``; with ``async_op`` a Work of
+            it.
+
+        Raises:
+            UsageError: ``counts`` has no number for each rank, the arrays are not of these lengths,
+                or ``root`` is no rank.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> comm.scatterv(np.arange(3), [1, 2], np.empty(comm.rank + 1, int), root=0)
+            array([0])
         """
         return self._counted.rooted("scatterv", x, counts, out, root, async_op, timeout)
 
-    def send(self, x: Any, to: int, async_op: bool = False, timeout: float | None = None) -> Any:
-        """Send an array; return once it may be written again.
+    @overload
+    def send(
+        self, x: Array, to: int, async_op: Literal[False] = False, timeout: float | None = None
+    ) -> None: ...
+
+    @overload
+    def send(
+        self, x: Array, to: int, async_op: Literal[True], timeout: float | None = None
+    ) -> Work[None]: ...
+
+    @overload
+    def send(
+        self, x: Array, to: int, async_op: bool, timeout: float | None = None
+    ) -> Work[None] | None: ...
+
+    def send(self, x: Array, to: int, async_op: bool = False, timeout: float | None = None) -> Any:
+        """Send an array to one rank; return once it may be written again.
 
         Args:
-            x: The array.
+            x: The array, of any shape and of a dtype of fixed size.
             to: The rank that receives it.
-            async_op: Return a Work.
-            timeout: Seconds.
+            async_op: Return at once, with a Work.
+            timeout: Seconds until the call fails; the communicator's by default.
+
+        Returns:
+            None; with ``async_op`` a Work of it.
+
+        Raises:
+            UsageError: ``x`` is no array, or ``to`` is no rank.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> received = np.empty(2)
+            >>> comm.recv(received, frm=1) if comm.rank == 0 else comm.send(np.ones(2), to=0)
+            array([1., 1.])
         """
         return self._send(x, to, async_op, timeout)
 
+    @overload
+    def recv(
+        self, x: X, frm: int, async_op: Literal[False] = False, timeout: float | None = None
+    ) -> X: ...
+
+    @overload
+    def recv(
+        self, x: X, frm: int, async_op: Literal[True], timeout: float | None = None
+    ) -> Work[X]: ...
+
+    @overload
+    def recv(self, x: X, frm: int, async_op: bool, timeout: float | None = None) -> X | Work[X]: ...
+
     def recv(self, x: Any, frm: int, async_op: bool = False, timeout: float | None = None) -> Any:
-        """Receive into an array, and return it.
+        """Receive the next message of one rank into an array.
 
         Args:
-            x: The array.
+            x: The array, of the length and dtype of the one that is sent.
             frm: The rank that sends it.
-            async_op: Return a Work.
-            timeout: Seconds.
+            async_op: Return at once, with a Work.
+            timeout: Seconds until the call fails; the communicator's by default.
+
+        Returns:
+            ``x``; with ``async_op`` a Work of it.
+
+        Raises:
+            UsageError: ``x`` is no array that can be written, or ``frm`` is no rank.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> work = comm.recv(np.empty(2), frm=1 - comm.rank, async_op=True)
+            >>> comm.send(np.ones(2), to=1 - comm.rank)
+            >>> work.wait()
+            array([1., 1.])
         """
         return self._recv(x, frm, async_op, timeout)
 
+    @overload
     def exchange(
         self,
-        sends: Pairs = (),
-        recvs: Pairs = (),
+        sends: Iterable[tuple[Array, int]] = (),
+        recvs: Iterable[tuple[X, int]] = (),
+        **how: Unpack[Waits],
+    ) -> list[X]: ...
+
+    @overload
+    def exchange(
+        self,
+        sends: Iterable[tuple[Array, int]] = (),
+        recvs: Iterable[tuple[X, int]] = (),
+        **how: Unpack[Queued],
+    ) -> Work[list[X]]: ...
+
+    @overload
+    def exchange(
+        self,
+        sends: Iterable[tuple[Array, int]] = (),
+        recvs: Iterable[tuple[X, int]] = (),
+        **how: Unpack[Either],
+    ) -> list[X] | Work[list[X]]: ...
+
+    def exchange(
+        self,
+        sends: Iterable[tuple[Any, int]] = (),
+        recvs: Iterable[tuple[Any, int]] = (),
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Send and receive messages that all move at once, in any order.
+        """Send and receive messages that all move at once, so that no order of them can deadlock.
 
         Args:
             sends: Pairs of an array and the rank that receives it.
             recvs: Pairs of an array and the rank that sends it.
-            async_op: Return a Work.
-            timeout: Seconds.
+            async_op: Return at once, with a Work.
+            timeout: Seconds until the call fails; the communicator's by default.
 
         Returns:
-            The arrays of ``recvs``.
+            The arrays of ``recvs``; with ``async_op`` a Work of them.
+
+        Raises:
+            UsageError: What is listed are no such pairs, or an array is received that another one
+                overlaps.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> me, peer = comm.rank, 1 - comm.rank
+            >>> comm.exchange([(np.full(2, me), peer)], [(np.empty(2, int), peer)])
+            [array([1, 1])]
         """
         return self._messages.exchange(sends, recvs, async_op, timeout)
 
     def broadcast_object(self, obj: Any = None, root: int = 0, timeout: float | None = None) -> Any:
-        """Return the object of rank ``root``.
+        """Return the object of rank ``root`` on every rank.
 
         Args:
             obj: The object, on the root; elsewhere it is not looked at.
             root: The rank that has it.
-            timeout: Seconds, for the voucher and again for the object.
+            timeout: Seconds, for the pickle headers that go ahead and again for the objects.
+
+        Returns:
+            The object itself on the root, a copy of it elsewhere.
+
+        Raises:
+            UsageError: ``root`` is no rank, or see `Communicator` about objects.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> comm.broadcast_object({"seed": comm.rank}, root=1)
+            {'seed': 1}
         """
         return self._objects.broadcast(obj, root, timeout)
 
-    def allgather_object(self, obj: Any, timeout: float | None = None) -> list[Any]:
-        """Return the objects of all ranks, in order of rank.
+    def allgather_object(self, obj: T, timeout: float | None = None) -> list[T]:
+        """Return the objects of all ranks on every rank.
 
         Args:
             obj: This rank's object.
-            timeout: Seconds, for the vouchers and again for the objects.
+            timeout: Seconds, for the pickle headers that go ahead and again for the objects.
+
+        Returns:
+            The objects, in order of rank.
+
+        Raises:
+            UsageError: See `Communicator` about objects.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> comm.allgather_object(f"rank {comm.rank}")
+            ['rank 0', 'rank 1']
         """
         return self._objects.allgather(obj, timeout)
 
-    def gather_object(
-        self, obj: Any, root: int = 0, timeout: float | None = None
-    ) -> list[Any] | None:
-        """Return the objects of all ranks, in order of rank, on rank ``root``; None elsewhere.
+    def gather_object(self, obj: T, root: int = 0, timeout: float | None = None) -> list[T] | None:
+        """Return the objects of all ranks on rank ``root``.
 
         Args:
             obj: This rank's object.
             root: The rank that gets them.
-            timeout: Seconds, for the vouchers and again for the objects.
+            timeout: Seconds, for the pickle headers that go ahead and again for the objects.
+
+        Returns:
+            On the root the objects, in order of rank; None elsewhere.
+
+        Raises:
+            UsageError: ``root`` is no rank, or see `Communicator` about objects.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> comm.gather_object(f"rank {comm.rank}", root=0)
+            ['rank 0', 'rank 1']
         """
         return self._objects.gather(obj, root, timeout)
 
     def scatter_object(
         self, objs: Sequence[Any] | None = None, root: int = 0, timeout: float | None = None
     ) -> Any:
-        """Return the one of ``objs``, of rank ``root``, that is this rank's.
+        """Give each rank one of the objects that rank ``root`` has.
 
         Args:
             objs: On the root, an object for each rank; elsewhere it is not looked at.
             root: The rank that has them.
-            timeout: Seconds, for the vouchers and again for the objects.
+            timeout: Seconds, for the pickle headers that go ahead and again for the objects.
+
+        Returns:
+            This rank's object.
+
+        Raises:
+            UsageError: ``objs`` is not one object for each rank, ``root`` is no rank, or see
+                `Communicator` about objects.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> comm.scatter_object(["first", "second"], root=0)
+            'first'
         """
         return self._objects.scatter(objs, root, timeout)
 
@@ -582,20 +1261,65 @@ class Communicator:
         """Return a communicator of the ranks that give the same color; every rank calls it.
 
         Args:
-            color: Which of the new communicators this rank joins; None: none of them.
+            color: Which of the new communicators this rank joins, any integer of 64 bits; None:
+                none
+                of them.
             key: Ranks there are in order of key, and of rank here where keys are equal.
-            timeout: Seconds.
+            timeout: Seconds until the call fails; the communicator's by default.
 
         Returns:
             The new communicator, or None if ``color`` is None.
+
+        Raises:
+            UsageError: ``color`` or ``key`` is no integer of 64 bits.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> with comm.split(color=comm.rank) as alone:
+            ...     alone.size
+            1
         """
         return self._groups.split(type(self), color, key, timeout)
 
     def dup(self, timeout: float | None = None) -> Self:
-        """Return another communicator of the same ranks; every rank calls it."""
+        """Return another communicator of the same ranks; every rank calls it.
+
+        Args:
+            timeout: Seconds until the call fails; the communicator's by default.
+
+        Returns:
+            The new communicator.
+
+        Raises:
+            UsageError: ``timeout`` is no number of seconds.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> with comm.dup() as other:
+            ...     other.allreduce(np.ones(1))
+            array([2.])
+        """
         return self._groups.dup(type(self), timeout)
 
-    def empty(self, shape: int | Iterable[int], dtype: Any = "float64", device: str = "cpu") -> Any:
+    @overload
+    def empty(
+        self,
+        shape: int | Iterable[int],
+        dtype: DTypeLike = "float64",
+        device: Literal["cpu"] = "cpu",
+    ) -> NDArray[Any]: ...
+
+    @overload
+    def empty(
+        self, shape: int | Iterable[int], dtype: Any = "float64", *, device: Literal["cuda"]
+    ) -> Any: ...
+
+    def empty(
+        self,
+        shape: int | Iterable[int],
+        dtype: Any = "float64",
+        device: Literal["cpu", "cuda"] = "cpu",
+    ) -> Any:
         """Return an array in memory that the other ranks can reach: no copy on the way.
 
         Its elements have no set value. The memory is freed with the last reference to it.
@@ -606,6 +1330,19 @@ class Communicator:
             device: "cpu" for an array of numpy; "cuda" for one in the memory of this communicator's
                 GPU, of cupy where that is installed, else a small class of its own. The first call
                 for a GPU is made by all ranks, see `cuda`.
+
+        Returns:
+            The array.
+
+        Raises:
+            UsageError: An argument is none of these.
+            UnavailableError: There is no memory for it, or no GPU.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> x = comm.empty((2, 3), "float32")
+            >>> x.shape, x.dtype
+            ((2, 3), dtype('float32'))
         """
         self._engine.life.require_usable("empty")
         if _on_host(device, "empty"):
@@ -627,21 +1364,39 @@ class Communicator:
             What the communicator has there, such as its ``stream``.
 
         Raises:
+            UsageError: ``device`` is no number of a GPU, or the communicator's is another.
             UnavailableError: On some rank there is no GPU, or what it needs is missing; on all.
+            PycollError: What any call raises, see `Communicator`.
+
+        Example:
+            >>> comm.cuda().stream  # doctest: +SKIP
         """
         self._engine.life.require_usable("cuda")
         return self._collectives.launch.cuda.describe(device, check_timeout("cuda", timeout))
 
-    def on_stream(self, stream: Any) -> AbstractContextManager[None]:
+    def on_stream(self, stream: object) -> AbstractContextManager[None]:
         """Enqueue calls on a stream, whatever is current for the arrays: for a ``with`` block.
 
         Args:
             stream: Of torch or cupy, anything with `__cuda_stream__`, or CUDA's handle, an integer.
+
+        Returns:
+            What a ``with`` statement takes.
+
+        Raises:
+            UsageError: ``stream`` is none of these.
+            ClosedError: The communicator is closed.
+
+        Example:
+            >>> with comm.on_stream(stream):  # doctest: +SKIP
+            ...     comm.allreduce(x)
         """
         self._engine.life.require_usable("on_stream")
         return self._collectives.launch.cuda.streams.on_stream(stream)
 
-    def explain(self, collective: str, nbytes: int, device: str = "cpu") -> Explanation:
+    def explain(
+        self, collective: str, nbytes: int, device: Literal["cpu", "cuda"] = "cpu"
+    ) -> Explanation:
         """Say which algorithm would run, and what was predicted or measured of all of them.
 
         Args:
@@ -652,6 +1407,16 @@ class Communicator:
 
         Returns:
             An Explanation; ``str()`` of it is a table.
+
+        Raises:
+            UsageError: There is no such collective, ``nbytes`` is no integer of at least 0, or
+                there
+                is no such device.
+            ClosedError: The communicator is closed.
+
+        Example:
+            >>> comm.explain("allreduce", nbytes=8).choice.algorithm
+            'one_shot'
         """
         self._engine.life.require_usable("explain")
         if not isinstance(collective, str):
@@ -661,7 +1426,17 @@ class Communicator:
         return self._collectives.launch.on(device, "explain").explain(collective, _length(nbytes))
 
     def close(self) -> None:
-        """Finish queued work, take leave of the other ranks and free everything."""
+        """Finish queued work, take leave of the other ranks and free everything.
+
+        It waits for no rank. What is called on the communicator afterwards is ClosedError.
+
+        Raises:
+            UsageError: Another thread is inside a call on this communicator.
+
+        Example:
+            >>> other = comm.dup()
+            >>> other.close()
+        """
         self._engine.close()
 
     @property

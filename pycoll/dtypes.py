@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from pycoll.errors import UsageError, quoted
 
@@ -106,6 +106,8 @@ class ReduceOp(enum.IntEnum):
     AVG = 4
 
 
+#: What a user calls an operator.
+OpName = Literal["sum", "prod", "min", "max", "avg"]
 OPS: dict[str, ReduceOp] = {op.name.lower(): op for op in ReduceOp}
 
 

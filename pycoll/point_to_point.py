@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from pycoll.runtime.engine import Engine
-    from pycoll.runtime.p2p.batch import Pairs
     from pycoll.runtime.p2p.transfers import Transfers
 
 
@@ -35,7 +34,13 @@ class PointToPoint:
 
         return Transfers(self._engine, self._owner())
 
-    def exchange(self, sends: Pairs, recvs: Pairs, async_op: bool, timeout: float | None) -> Any:
+    def exchange(
+        self,
+        sends: Iterable[tuple[Any, int]],
+        recvs: Iterable[tuple[Any, int]],
+        async_op: bool,
+        timeout: float | None,
+    ) -> Any:
         """Send and receive messages that all move at once."""
         before = self._engine.order.count()
         try:

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.spawn import get_preparation_data
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pycoll.bootstrap import local_child
 from pycoll.bootstrap.control_router import rank_list
@@ -35,17 +35,19 @@ from pycoll.errors import (
     quoted,
 )
 
+R = TypeVar("R")
+
 _MOST_RANKS = 65536  #: as PYCOLL_SIZE
 
 
 def spawn(
-    fn: Callable[..., Any],
+    fn: Callable[..., R],
     size: int,
     *args: Any,
     timeout: float | None = None,
     start: Literal["fork", "spawn"] = "fork",
     check: bool = True,
-) -> list[Any]:
+) -> list[R]:
     """Run ``fn(*args)`` in `size` processes; in each, ``pycoll.init()`` finds its rank.
 
     No process outlives the call, nor this process, however either ends. The ranks' standard
@@ -68,9 +70,14 @@ def spawn(
         What the ranks returned, in rank order.
 
     Raises:
+        UsageError: An argument is none of these.
         CollectiveTimeout: Ranks still ran when the time was over.
         PeerLostError: A rank's process ended without a result.
         BootstrapError: A rank called ``sys.exit`` or was interrupted.
+
+    Example:
+        >>> pycoll.spawn(lambda: pycoll.init().rank, 2)
+        [0, 1]
     """
     if not callable(fn):
         raise UsageError(f"spawn: fn is {quoted(fn)}, want a function that each rank calls")
@@ -101,7 +108,10 @@ def spawn(
     finally:
         for child in children:
             child.end()
-    return [child.outcome.error or child.outcome.value for child in children if child.outcome]
+    found: list[Any] = [
+        child.outcome.error or child.outcome.value for child in children if child.outcome
+    ]
+    return found
 
 
 @dataclass

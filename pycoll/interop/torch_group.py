@@ -240,7 +240,9 @@ class Group(Collectives):
         def begin() -> Any:
             with self._entered:
                 if tag == 0:
-                    part = self._comm.send(array, dstRank, async_op=True, timeout=self._seconds)
+                    part: Any = self._comm.send(
+                        array, dstRank, async_op=True, timeout=self._seconds
+                    )
                 else:
                     part = self._lanes.send(_bytes(array), self._comm.rank, dstRank, tag)
             return self._noted(Pending([part], (), [tensor], self._beside))
@@ -259,7 +261,9 @@ class Group(Collectives):
         def begin() -> Any:
             with self._entered:
                 if tag == 0:
-                    part = self._comm.recv(array, srcRank, async_op=True, timeout=self._seconds)
+                    part: Any = self._comm.recv(
+                        array, srcRank, async_op=True, timeout=self._seconds
+                    )
                 else:
                     part = self._lanes.recv(_bytes(array), srcRank, self._comm.rank, tag)
             after = () if arrive is None else (arrive,)

@@ -238,7 +238,7 @@ class _Receiver(_TagQueue):
             if wanted and wanted[0].length == length:
                 self._present = wanted.popleft()
         present = self._present
-        data = None if present is None else present.array
+        data: Tensor = None if present is None else present.array
         if present is None and length != _REFUSED:
             data = torch.empty(length, dtype=torch.uint8)
         if length > 0:

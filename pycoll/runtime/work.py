@@ -7,8 +7,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Self
 
+from pycoll.arrays.protocol import R
 from pycoll.errors import CollectiveTimeout, PycollError, UsageError, quoted
 from pycoll.runtime.call_site import user_line
 
@@ -17,13 +18,20 @@ if TYPE_CHECKING:
     from pycoll.runtime.plan.cache import BoundPlan
 
 
-class Work:
-    """What ``async_op=True`` returns. Its arrays stay alive until it is finished.
+class Work(Generic[R]):
+    """What ``async_op=True`` returns: a call that is under way.
 
-    Until `wait` has returned, the input must not be written and the result not be read. Any
-    thread may wait, and several at once: finished native work says its code as often as it is
-    asked, and goes with the last thread that asks. Only what follows is done once, under a lock.
+    Until `wait` has returned, the input must not be written and the result not be read. The arrays
+    stay alive until it is finished. Any thread may wait, and several at once.
+
+    Example:
+        >>> work = comm.allreduce(np.ones(2), async_op=True)
+        >>> work.wait()
+        array([2., 2.])
     """
+
+    # Finished native work says its code as often as it is asked, and goes with the last thread
+    # that asks. Only what follows is done once, under a lock.
 
     def __init__(self, engine: Engine, where: str, timeout: float, owner: Any) -> None:
         self._engine = engine
@@ -36,7 +44,7 @@ class Work:
         self._finish: Callable[[], Any] | None = None
         self._value: Any = None
 
-    def start(self, parts: list[tuple[BoundPlan, int, int]], finish: Callable[[], Any]) -> Work:
+    def start(self, parts: list[tuple[BoundPlan, int, int]], finish: Callable[[], Any]) -> Self:
         """Queue plans with their addresses; ``finish`` makes the result when all are done."""
         self._finish = finish
         # The plans too: the cache that made them may forget them before they have run.
@@ -50,7 +58,7 @@ class Work:
             )
         return self
 
-    def begin(self, submit: Callable[[Any], int], finish: Callable[[], Any]) -> Work:
+    def begin(self, submit: Callable[[Any], int], finish: Callable[[], Any]) -> Self:
         """Start one native work: ``submit`` puts it into a place and returns its code."""
         self._finish = finish
         self._engine.waits.track(self)
@@ -60,12 +68,24 @@ class Work:
             self._engine.failure.raise_for(code, self._timeout)
         return self
 
-    def wait(self, timeout: float | None = None) -> Any:
-        """Return the result; raise what went wrong.
+    def wait(self, timeout: float | None = None) -> R:
+        """Wait until the call is done, and return its result.
 
         Args:
-            timeout: Seconds to wait at most. When they pass, CollectiveTimeout is raised and the
-                work goes on: its own deadline is what was given to the collective.
+            timeout: Seconds to wait at most; None: until the call ends, at its own deadline.
+
+        Returns:
+            What the method returns without ``async_op``. On a GPU it is there when the current
+            stream has come to it, and this returns at once.
+
+        Raises:
+            CollectiveTimeout: The seconds have passed; the call goes on, so wait again.
+            UsageError: ``timeout`` is no number of at least 0.
+            PycollError: What ended the call; see `Communicator`.
+
+        Example:
+            >>> comm.allreduce(np.ones(2), async_op=True).wait(timeout=60)
+            array([2., 2.])
         """
         if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
             raise UsageError(
@@ -78,7 +98,8 @@ class Work:
         error = self.exception()
         if error is not None:
             raise error
-        return self._result()
+        result: R = self._result()
+        return result
 
     def __repr__(self) -> str:
         if self._error is not None:
@@ -87,20 +108,53 @@ class Work:
             state = "under way" if self._parts else "finished"
         return f"<pycoll.Work {self._where}, {state}>"
 
-    def synchronize(self, timeout: float | None = None) -> Any:
-        """Wait on the host; on arrays in its memory `wait` does the same.
+    def synchronize(self, timeout: float | None = None) -> R:
+        """Wait on the host until the call is done; on arrays in its memory `wait` does the same.
 
         Args:
             timeout: Seconds to wait at most.
+
+        Returns:
+            What `wait` returns.
+
+        Raises:
+            PycollError: As `wait`.
+
+        Example:
+            >>> comm.allreduce(np.ones(2), async_op=True).synchronize()
+            array([2., 2.])
         """
         return self.wait(timeout)
 
     def done(self) -> bool:
-        """Tell whether `wait` would return, or raise, at once."""
+        """Tell whether `wait` would return, or raise, at once.
+
+        Returns:
+            True or False; it does not wait.
+
+        Raises:
+            UsageError: This is the child of a fork, and the work is its parent's.
+
+        Example:
+            >>> work = comm.barrier(async_op=True)
+            >>> work.wait(), work.done()
+            (None, True)
+        """
         return self._finished(0)
 
     def exception(self) -> PycollError | None:
-        """Return what went wrong, or None; waits until the work is finished."""
+        """Wait until the call is done, and return what went wrong.
+
+        Returns:
+            What `wait` raises; None if nothing went wrong.
+
+        Raises:
+            UsageError: This is the child of a fork, and the work is its parent's.
+
+        Example:
+            >>> comm.allreduce(np.ones(2), async_op=True).exception() is None
+            True
+        """
         self._finished(math.inf)
         with self._lock:
             for part in self._parts:

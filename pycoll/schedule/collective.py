@@ -154,6 +154,18 @@ alltoall = Collective(
 gather = Collective("gather", _owner_at_owner, _owner_at_root, "rank", rooted=True)
 scatter = Collective("scatter", _root_at_root, _root_at_owner, "rank", rooted=True)
 
+#: What a user calls one.
+CollectiveName = Literal[
+    "allreduce",
+    "broadcast",
+    "reduce",
+    "allgather",
+    "reduce_scatter",
+    "alltoall",
+    "gather",
+    "scatter",
+]
+
 COLLECTIVES: dict[str, Collective] = {
     c.name: c
     for c in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from pycoll.arguments import check_timeout
@@ -13,10 +14,9 @@ from pycoll.runtime.p2p.pairwise import Pairwise
 
 if TYPE_CHECKING:
     from pycoll.runtime.engine import Engine
-    from pycoll.runtime.p2p.batch import Pairs
 
 
-def _listed(pairs: Pairs, name: str) -> list[tuple[Any, int]]:
+def _listed(pairs: Iterable[tuple[Any, int]], name: str) -> list[tuple[Any, int]]:
     try:
         return list(pairs)  # they may come from a generator
     except TypeError:
@@ -41,7 +41,13 @@ class Transfers:
         found = batch.one(self.place, x, peer, sending, who)
         return self._transfer(found, f"{who}({found.dtype.name}, rank {peer})", async_op, timeout)
 
-    def exchange(self, sends: Pairs, recvs: Pairs, async_op: bool, timeout: float | None) -> Any:
+    def exchange(
+        self,
+        sends: Iterable[tuple[Any, int]],
+        recvs: Iterable[tuple[Any, int]],
+        async_op: bool,
+        timeout: float | None,
+    ) -> Any:
         """Send and receive messages in any order; see `Communicator.exchange`."""
         self._engine.life.require_usable("exchange")
         sends, recvs = _listed(sends, "sends"), _listed(recvs, "recvs")

@@ -3,10 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 if TYPE_CHECKING:
     from pycoll.runtime.plan.call import Wanted
+    from pycoll.schedule import Algorithm
+
+
+# What a type checker is told of the options of a call: they say whether it returns a Work.
+
+
+class Waits(TypedDict, total=False):
+    """Of a call that returns when it is done."""
+
+    async_op: Literal[False]
+    timeout: float | None
+
+
+class Queued(TypedDict):
+    """Of a call that returns at once."""
+
+    async_op: Literal[True]
+    timeout: NotRequired[float | None]
+
+
+class Either(TypedDict):
+    """Of a call of which only the run tells."""
+
+    async_op: bool
+    timeout: NotRequired[float | None]
+
+
+class WaitsBy(Waits, total=False):
+    """The same, of a call that an algorithm serves."""
+
+    algorithm: Algorithm | str | None
+
+
+class QueuedBy(Queued):
+    """The same, of a call that an algorithm serves."""
+
+    algorithm: NotRequired[Algorithm | str | None]
+
+
+class EitherBy(Either):
+    """The same, of a call that an algorithm serves."""
+
+    algorithm: NotRequired[Algorithm | str | None]
+
+
+class Bound(TypedDict, total=False):
+    """Of a call that is bound to its arrays."""
+
+    counts: Sequence[int] | None
+    algorithm: Algorithm | str | None
+    timeout: float | None
 
 
 class CallOptions(NamedTuple):

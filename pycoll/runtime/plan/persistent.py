@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
+
+from pycoll.arrays.protocol import R
 
 if TYPE_CHECKING:
     from pycoll.runtime.engine import Engine
 
 
-class Plan:
-    """A collective bound to its arrays, which it keeps alive; call it as often as you like."""
+class Plan(Generic[R]):
+    """A collective bound to its arrays, which it keeps alive; call it as often as you like.
+
+    Attributes:
+        algorithm: Name of the algorithm that runs.
+        transport: What moves the data, such as "shm", "tcp" or "shm+verbs".
+
+    Example:
+        >>> plan = comm.plan("allreduce", np.ones(2))
+        >>> plan()
+        array([2., 2.])
+    """
 
     def __init__(
         self,
@@ -33,14 +45,27 @@ class Plan:
         self._owner = owner  # the communicator, the arrays and the native plan
         engine.lend(self)
 
-    def __call__(self) -> Any:
-        """Run it and return the result array."""
+    def __call__(self) -> R:
+        """Run it; all ranks do.
+
+        Returns:
+            What the method of the collective returns.
+
+        Raises:
+            PycollError: What ended the call; see `Communicator`. A communicator that is closed
+                closes its plans, too.
+
+        Example:
+            >>> comm.plan("allreduce", np.ones(2), op="max")()
+            array([1., 1.])
+        """
         try:
             done = self._launch()
             if done.__class__ is int:
                 self._engine.waits.finish(done, self._timeout)
-                return self._result
-            return done
+                done = self._result
+            result: R = done
+            return result
         except BaseException as error:
             self._engine.order.refused(self._text, error)
             raise
