@@ -73,7 +73,21 @@ _NAMED = {(a.collective.name, a.name): a for a in BUILTIN}
 
 
 def names(collective: str) -> tuple[str, ...]:
-    """Return the names of the algorithms for ``collective``, those of plug-ins last."""
+    """Return the names of the algorithms for a collective, those of plug-ins last.
+
+    Args:
+        collective: Name of the collective.
+
+    Returns:
+        The names; none where there is no such collective.
+
+    Raises:
+        UsageError: ``collective`` is no text.
+
+    Example:
+        >>> pycoll.algorithms.names("scatter")
+        ('binomial', 'direct')
+    """
     if not isinstance(collective, str):
         raise UsageError(f"collective is {quoted(collective)}, want a name")
     plugged = plugins.load(tuple(_NAMED))
@@ -81,7 +95,22 @@ def names(collective: str) -> tuple[str, ...]:
 
 
 def get(name: str, collective: str = "allreduce") -> Algorithm:
-    """Return the algorithm called ``name``; UsageError lists those that exist."""
+    """Return an algorithm by its name.
+
+    Args:
+        name: Of a built-in, or of one that a package brings.
+        collective: What it computes.
+
+    Returns:
+        The Algorithm.
+
+    Raises:
+        UsageError: There is none of the name; the text lists those that exist.
+
+    Example:
+        >>> pycoll.algorithms.get("ring")
+        <pycoll.Algorithm ring for allreduce>
+    """
     for what, value in (("algorithm", name), ("collective", collective)):
         if not isinstance(value, str):
             raise UsageError(f"{what} is {quoted(value)}, want a name")

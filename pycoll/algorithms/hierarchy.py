@@ -37,8 +37,16 @@ def hierarchical(outer: Algorithm, *inner: Algorithm, level: str | None = None) 
         level: Name of the level; default: every level, the innermost first. Where nothing splits
             the ranks, ``outer`` alone runs.
 
+    Returns:
+        The Algorithm.
+
     Raises:
         UsageError: The collectives do not fit together.
+
+    Example:
+        >>> parts = (pycoll.algorithms.get("binomial", name) for name in ("reduce", "broadcast"))
+        >>> pycoll.algorithms.hierarchical(pycoll.algorithms.get("ring"), *parts)
+        <pycoll.Algorithm hierarchical_binomial_binomial_ring for allreduce>
     """
     for given in (outer, *inner):
         if not isinstance(given, Algorithm):

@@ -67,8 +67,15 @@ def explain(
         selector: The user's own choice, if there is one.
         machine: Where the call would run, if that is not the job's own machine.
 
+    Returns:
+        The Explanation, with all candidates.
+
     Raises:
         UsageError: There is no such collective or algorithm, or none for so many ranks.
+
+    Example:
+        >>> cost.explain(cost.Question("allreduce", nbytes=8, size=4, cores=4)).choice.algorithm
+        'one_shot'
     """
     found = candidates(question, tuning, full=True, machine=machine)
     best = winner(found)

@@ -48,9 +48,17 @@ def predict(
         most: Steps that are worth simulating; None: all.
         limit: Seconds that are worth knowing; what takes longer may be said to take for ever.
 
+    Returns:
+        Seconds.
+
     Raises:
         ScheduleError: The algorithm does not serve so many ranks.
         TooLarge: It has more steps than ``most``.
+
+    Example:
+        >>> machine = cost.Machine.described(topology.cluster(2))
+        >>> cost.predict(pycoll.algorithms.get("ring"), 8, machine) > 0
+        True
     """
     lengths = None if blocks is None else tuple(blocks)
     return _predict(subject, nbytes, machine, placement, lengths, most, limit)

@@ -47,9 +47,16 @@ def choose(
         machine: Where the call would run, such as one that a topology describes, if that is not
             the job's own machine.
 
+    Returns:
+        The Choice.
+
     Raises:
         UsageError: There is no such collective, no algorithm for so many ranks, or the selector
             returned something else than a Choice.
+
+    Example:
+        >>> cost.choose(cost.Question("allreduce", nbytes=8, size=4, cores=4)).algorithm
+        'one_shot'
     """
     if selector is not None and (own := selector(question)) is not None:
         return _checked(own, question)

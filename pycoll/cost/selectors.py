@@ -14,8 +14,19 @@ def selector(wanted: Selector | str) -> Selector:
     Every rank calls it by itself, so it must depend on the question alone; ranks whose selectors
     answer differently find out at the first message.
 
+    Args:
+        wanted: A function from a Question to a Choice, or to None where it has no opinion; or the
+            name of one.
+
+    Returns:
+        The function.
+
     Raises:
         UsageError: There is no such plug-in, or it does not load.
+
+    Example:
+        >>> cost.selector(lambda question: None)(cost.Question("allreduce", 8, 4, 4)) is None
+        True
     """
     if not isinstance(wanted, str):
         if not callable(wanted):

@@ -25,10 +25,17 @@ def from_mpi(
         timeout: As in `pycoll.init`.
         selector: As in `pycoll.init`.
 
+    Returns:
+        The communicator, whose `Communicator.launcher` is "mpi4py".
+
     Raises:
         UsageError: ``comm`` is not one: an inter-communicator, one that was freed, or no
             communicator of mpi4py.
         BootstrapError: MPI is not running, or not every rank came before the timeout.
+
+    Example:
+        >>> from mpi4py import MPI  # doctest: +SKIP
+        >>> comm = pycoll.from_mpi(MPI.COMM_WORLD)  # doctest: +SKIP
     """
     config = Config.load(timeout=timeout)
     return init(Bootstrap("mpi4py", mpi.meet_over(comm, config), config.timeout), timeout, selector)

@@ -18,7 +18,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Algorithm:
-    """One rank's side of a collective, as a function over a ScheduleBuilder."""
+    """One rank's side of a collective, as a function over a ScheduleBuilder.
+
+    Attributes:
+        function: Called for one rank, writes its steps.
+        collective: What it computes.
+
+    Raises:
+        UsageError: ``function`` is no function, or ``collective`` none such as `pycoll.allreduce`.
+
+    Example:
+        >>> pycoll.Algorithm(lambda b: None, pycoll.allreduce).collective
+        <pycoll.allreduce, a collective>
+    """
 
     function: Callable[[ScheduleBuilder], None]
     collective: Collective
@@ -44,11 +56,32 @@ class Algorithm:
         return self.function.__name__
 
     def __call__(self, b: ScheduleBuilder) -> None:
-        """Write one rank's steps into ``b``."""
+        """Write one rank's steps.
+
+        Args:
+            b: Where they go.
+
+        Raises:
+            ScheduleError: They cannot be right.
+
+        Example:
+            >>> b = pycoll.ScheduleBuilder(size=2, rank=0)
+            >>> pycoll.algorithms.get("ring")(b)
+            >>> len(b.steps)
+            4
+        """
         self.function(b)
 
     def digest(self) -> str:
-        """Return a hex digest of the source, or of the bytecode where there is no source."""
+        """Return a hexadecimal digest of the source, or of the bytecode where there is no source.
+
+        Returns:
+            32 digits; alike for algorithms of one source.
+
+        Example:
+            >>> len(pycoll.algorithms.get("ring").digest())
+            32
+        """
         return self._digest
 
     @cached_property

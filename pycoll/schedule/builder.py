@@ -19,7 +19,26 @@ CHANNELS = 4  #: ordered streams that a rank may open
 
 
 class ScheduleBuilder:
-    """Collects one rank's steps; the order of the calls is their meaning."""
+    """Collects one rank's steps; the order of the calls is their meaning.
+
+    Attributes:
+        size: Number of ranks.
+        rank: The rank whose steps these are; the root of a rooted collective is rank 0.
+        collective: What is to be computed.
+        input: The chunks that the rank begins with; they cannot be written.
+        output: The chunks that it ends with. In place they are those of ``input``.
+        scratch: Chunks beside them, as many as are used.
+        steps: What has been written so far.
+
+    Raises:
+        UsageError: ``size``, ``rank``, ``collective`` or ``placement`` is none such.
+
+    Example:
+        >>> b = pycoll.ScheduleBuilder(size=2, rank=0)
+        >>> b.send(b.output[0], to=1)
+        >>> len(b.steps)
+        1
+    """
 
     def __init__(
         self,
@@ -60,7 +79,20 @@ class ScheduleBuilder:
         return self._placement
 
     def chunks(self, n: int) -> None:
-        """Cut the message into ``n`` chunks (default: size); call it first."""
+        """Cut the message into chunks; call it first, or there are ``size`` of them.
+
+        Args:
+            n: Number of chunks, of all blocks together.
+
+        Raises:
+            ScheduleError: It is not the first call, or the blocks cannot be cut so.
+
+        Example:
+            >>> b = pycoll.ScheduleBuilder(size=2, rank=0)
+            >>> b.chunks(4)
+            >>> b.nchunks
+            4
+        """
         if self._chunks_fixed or self.steps:
             raise ScheduleError(f"rank {self.rank}: chunks({n}) must be the first call, once")
         if not isinstance(n, int) or not 1 <= n <= _MOST_CHUNKS:
@@ -89,8 +121,17 @@ class ScheduleBuilder:
                 numbers of the chunks that make up each chunk there. Default: all of it.
             collective: What they compute on that; default: the same as here.
 
+        Returns:
+            The builder; its steps go here.
+
         Raises:
             ScheduleError: This rank is not among ``ranks``, or one is there twice.
+
+        Example:
+            >>> b = pycoll.ScheduleBuilder(size=2, rank=0)
+            >>> pycoll.algorithms.get("ring")(b.within([0, 1]))
+            >>> len(b.steps)
+            4
         """
         try:
             ranks = tuple(index(rank) for rank in ranks)
@@ -117,7 +158,22 @@ class ScheduleBuilder:
 
     @contextmanager
     def channel(self, channel: int) -> Iterator[None]:
-        """Open ordered stream ``channel``; steps outside of any are in channel 0."""
+        """Open an ordered stream, for a ``with`` block; steps outside of any are in channel 0.
+
+        Args:
+            channel: Its number, 0 to 3.
+
+        Returns:
+            What a ``with`` statement takes.
+
+        Raises:
+            ScheduleError: There is no such channel.
+
+        Example:
+            >>> b = pycoll.ScheduleBuilder(size=2, rank=0)
+            >>> with b.channel(1):
+            ...     b.send(b.output[0], to=1)
+        """
         if not isinstance(channel, int) or channel not in range(CHANNELS):
             raise ScheduleError(
                 f"rank {self.rank}: channel {quoted(channel)}, want 0..{CHANNELS - 1}"
@@ -129,24 +185,60 @@ class ScheduleBuilder:
             self._channel = outer
 
     def send(self, chunks: Chunks, to: int) -> None:
-        """Send ``chunks`` to rank ``to``."""
+        """Send chunks to another rank.
+
+        Args:
+            chunks: Neighbouring chunks, such as ``b.output[1:3]``.
+            to: The rank that receives them.
+
+        Raises:
+            ScheduleError: There is no such rank, or the chunks have not been written.
+
+        Example:
+            >>> b = pycoll.ScheduleBuilder(size=2, rank=0)
+            >>> b.send(b.output[:], to=1)
+        """
         require_chunks(self.rank, "send", chunks)
         peer = self._peer("send", to)
         self._reading(chunks)
         self._add(Step(Kind.SEND, self._channel, chunks, (peer,)))
 
     def recv(self, chunks: Chunks, frm: int) -> None:
-        """Overwrite ``chunks`` with the next message of rank ``frm``."""
+        """Overwrite chunks with the next message of another rank.
+
+        Args:
+            chunks: Neighbouring chunks, as many as are sent.
+            frm: The rank that sends them.
+
+        Raises:
+            ScheduleError: There is no such rank, or the chunks cannot be written.
+
+        Example:
+            >>> b = pycoll.ScheduleBuilder(size=2, rank=0)
+            >>> b.recv(b.output[:], frm=1)
+        """
         require_chunks(self.rank, "recv", chunks)
         peer = self._peer("recv", frm)
         self._writing(chunks)
         self._add(Step(Kind.RECV, self._channel, chunks, (peer,)))
 
     def recv_reduce(self, chunks: Chunks, frm: int | Sequence[int]) -> None:
-        """Fold what ``frm`` sends into ``chunks``.
+        """Fold what other ranks send into chunks.
 
         With one rank: the present value, then the incoming one. With a sequence the fold is in
         the order listed; this rank, listed once, stands for the present value.
+
+        Args:
+            chunks: Neighbouring chunks, as many as are sent.
+            frm: The rank that sends them, or ranks.
+
+        Raises:
+            ScheduleError: There is no such rank, the collective reduces nothing, or the chunks
+                hold nothing.
+
+        Example:
+            >>> b = pycoll.ScheduleBuilder(size=2, rank=0)
+            >>> b.recv_reduce(b.output[:], frm=1)
         """
         require_chunks(self.rank, "recv_reduce", chunks)
         listed = folded(self.rank, frm)
@@ -164,14 +256,40 @@ class ScheduleBuilder:
         self._add(Step(Kind.RECV_REDUCE, self._channel, chunks, order))
 
     def copy(self, src: Chunks, dst: Chunks) -> None:
-        """Copy ``src`` to ``dst``, both of this rank."""
+        """Copy chunks of this rank.
+
+        Args:
+            src: Where they are.
+            dst: Where they go; as many.
+
+        Raises:
+            ScheduleError: The counts differ, or ``dst`` cannot be written.
+
+        Example:
+            >>> b = pycoll.ScheduleBuilder(size=2, rank=0)
+            >>> b.copy(b.output[0], b.scratch[0])
+        """
         require_chunks(self.rank, "copy", src, dst)
         self._local("copy", src, dst)
         self._writing(dst)
         self._add(Step(Kind.COPY, self._channel, dst, source=src))
 
     def reduce(self, src: Chunks, into: Chunks) -> None:
-        """Fold ``src`` into ``into``, both of this rank."""
+        """Fold chunks of this rank into others of it.
+
+        Args:
+            src: What is folded.
+            into: The left operand, and the result; as many.
+
+        Raises:
+            ScheduleError: The counts differ, the collective reduces nothing, or the chunks hold
+                nothing.
+
+        Example:
+            >>> b = pycoll.ScheduleBuilder(size=2, rank=0)
+            >>> b.recv(b.scratch[0], frm=1)
+            >>> b.reduce(b.scratch[0], into=b.output[0])
+        """
         self._folding("reduce")
         require_chunks(self.rank, "reduce", src, into)
         self._local("reduce", src, into)

@@ -77,8 +77,15 @@ def cluster(
         memory: Every socket's memory.
         bridge: Every link between two sockets of a node.
 
+    Returns:
+        The Topology.
+
     Raises:
         UsageError: A number does not fit the others.
+
+    Example:
+        >>> topology.cluster(nodes=2, ranks_per_node=4).size
+        8
     """
     nodes, racks = integer("nodes", nodes, 1, MOST), integer("racks", racks, 1)
     cyclic = flag("cyclic", cyclic)
@@ -157,8 +164,15 @@ def fabric(
         memory: Every socket's memory.
         bridge: Every link between two sockets of a node.
 
+    Returns:
+        The Topology.
+
     Raises:
         UsageError: A number does not fit the others.
+
+    Example:
+        >>> len(topology.fabric(nodes=4, rails=2, leaves=4).switches)
+        5
     """
     nodes, rails = integer("nodes", nodes, 1, MOST), integer("rails", rails, 1, MOST_PARTS)
     gpus = integer("gpus", gpus, 0, MOST_PARTS)

@@ -24,7 +24,18 @@ def dumps(topology: Topology) -> str:
 
 
 def save(topology: Topology, path: str | Path) -> None:
-    """Write the document to a file; UsageError if it is no topology, or no file can be written."""
+    """Write a topology to a file, as JSON.
+
+    Args:
+        topology: What is written.
+        path: Of the file, which is made or overwritten.
+
+    Raises:
+        UsageError: It is no Topology, or the file cannot be written.
+
+    Example:
+        >>> topology.save(topology.cluster(2), f"{folder}/two.json")
+    """
     text, name = dumps(topology), filename("path", path)
     try:
         Path(name).write_text(text)
@@ -35,7 +46,22 @@ def save(topology: Topology, path: str | Path) -> None:
 
 
 def load(path: str | Path) -> Topology:
-    """Read a document; UsageError names the place that is wrong."""
+    """Read a topology from a file.
+
+    Args:
+        path: Of the file, which `save` wrote, or a user.
+
+    Returns:
+        The Topology.
+
+    Raises:
+        UsageError: The file cannot be read, or a place in it, which the text names, is wrong.
+
+    Example:
+        >>> topology.save(topology.cluster(2), f"{folder}/two.json")
+        >>> topology.load(f"{folder}/two.json") == topology.cluster(2)
+        True
+    """
     name = filename("path", path)
     try:
         text = Path(name).read_text()

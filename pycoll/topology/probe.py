@@ -15,7 +15,22 @@ ETHERNET, INFINIBAND = 1, 32  #: what /sys/class/net/*/type says (ARPHRD_*)
 
 
 def probe(root: str | Path = "/", name: str = "localhost") -> Node:
-    """Return what /sys below ``root`` tells; what cannot be read is None or left out."""
+    """Return what this machine says of itself; what cannot be read is None or left out.
+
+    Args:
+        root: Folder that has the machine's ``sys``.
+        name: What the node is called.
+
+    Returns:
+        The node, of which a `Topology` can be made.
+
+    Raises:
+        UsageError: ``root`` is no path, or ``name`` no text.
+
+    Example:
+        >>> topology.probe(name="here").name
+        'here'
+    """
     sysfs = Sysfs(filename("root", root))
     sockets = _sockets(sysfs)
     pci = functions(sysfs, {s.name for s in sockets})

@@ -12,10 +12,20 @@ from pycoll.topology.topology import Topology
 
 
 def tree(topology: Topology) -> str:
-    """Return one line for each part, indented by what holds it; no final newline.
+    """Draw a topology: one line for each part, indented by what holds it.
+
+    Args:
+        topology: What is drawn.
+
+    Returns:
+        The lines, without a final newline.
 
     Raises:
         UsageError: It is no Topology.
+
+    Example:
+        >>> topology.tree(topology.cluster(2)).splitlines()[0]
+        'node node0: 1 rank'
     """
     instance("topology", topology, Topology)
     return "\n".join(_lines(topology))

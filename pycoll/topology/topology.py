@@ -131,16 +131,39 @@ class Topology:
     def rails(self, node: str) -> tuple[Nic, ...]:
         """Return the NICs of a node by which RDMA can go, in order: rail 0, rail 1 and so on.
 
+        Args:
+            node: Name of the node.
+
+        Returns:
+            The NICs.
+
         Raises:
             UsageError: There is no such node.
+
+        Example:
+            >>> pods = topology.fabric(4, rails=2, leaves=4)
+            >>> [nic.name for nic in pods.rails("node0")]
+            ['nic0', 'nic1']
         """
         return tuple(nic for nic in self._node("rails", node).nics if nic.is_rail)
 
     def leaf(self, node: str, nic: str) -> str | None:
-        """Return the switch that a NIC is connected to; None where nobody knows.
+        """Return the switch that a NIC is connected to.
+
+        Args:
+            node: Name of the node.
+            nic: Name of the NIC.
+
+        Returns:
+            Name of the switch; None where nobody knows.
 
         Raises:
             UsageError: There is no such node, or it has no such NIC.
+
+        Example:
+            >>> pods = topology.fabric(4, rails=2, leaves=4)
+            >>> pods.leaf("node0", "nic1")
+            'leaf1'
         """
         names = [found.name for found in self._node("leaf", node).nics]
         if not isinstance(nic, str) or nic not in names:
@@ -165,8 +188,16 @@ class Topology:
             flows: Queue pairs of each pair of rails; each has its own hash, by which switches
                 spread flows over equal ways. Those that go by the same links count once.
 
+        Returns:
+            The routes.
+
         Raises:
             UsageError: There is no such rank, or no way between the two.
+
+        Example:
+            >>> pods = topology.fabric(4, rails=2, leaves=4)
+            >>> [route.rdma for route in pods.routes(0, 1)]
+            [True, True]
         """
         key = (
             integer("source", source, 0, self.size - 1),
@@ -186,24 +217,84 @@ class Topology:
         that both share. Within a node the last link is the memory of the receiver's socket; a
         rank has no link to itself.
 
+        Args:
+            source: Rank that sends.
+            destination: Rank that receives.
+
+        Returns:
+            The links.
+
         Raises:
             UsageError: There is no such rank, or no way between the two.
+
+        Example:
+            >>> pods = topology.fabric(4, rails=2, leaves=4)
+            >>> [link.b for link in pods.path(0, 1)][-2:]
+            ['node1/nic0', 'node1/socket0']
         """
         return min(self.routes(source, destination), key=lambda route: route.latency).links
 
     def latency(self, source: int, destination: int) -> float:
-        """Return the seconds that the first byte takes."""
+        """Return the seconds that the first byte takes.
+
+        Args:
+            source: Rank that sends.
+            destination: Rank that receives.
+
+        Returns:
+            Seconds.
+
+        Raises:
+            UsageError: There is no such rank, or no way between the two.
+
+        Example:
+            >>> pods = topology.fabric(4, rails=2, leaves=4)
+            >>> pods.latency(0, 1) < pods.latency(0, 3)
+            True
+        """
         return sum(link.latency for link in self.path(source, destination))
 
     def bandwidth(self, source: int, destination: int, flows: int = 1) -> float:
         """Return the bytes per second of a long message, when nobody else uses the links.
 
         It is the sum over the routes of their narrowest links, unless they share one.
+
+        Args:
+            source: Rank that sends.
+            destination: Rank that receives.
+            flows: As in `routes`.
+
+        Returns:
+            Bytes per second.
+
+        Raises:
+            UsageError: There is no such rank, or no way between the two.
+
+        Example:
+            >>> pods = topology.fabric(4, rails=2, leaves=4)
+            >>> pods.bandwidth(0, 1) == 2 * topology.NDR.bandwidth
+            True
         """
         return together(self.routes(source, destination, flows))
 
     def hops(self, source: int, destination: int) -> int:
-        """Return how many switches a message passes: 0 in a node, 1 by a leaf, 3 by a spine."""
+        """Return how many switches a message passes: 0 in a node, 1 by a leaf, 3 by a spine.
+
+        Args:
+            source: Rank that sends.
+            destination: Rank that receives.
+
+        Returns:
+            Their number.
+
+        Raises:
+            UsageError: There is no such rank, or no way between the two.
+
+        Example:
+            >>> pods = topology.fabric(4, rails=2, leaves=4)
+            >>> pods.hops(0, 1), pods.hops(0, 3)
+            (1, 3)
+        """
         return sum(link.b in self.wiring.switches for link in self.path(source, destination))
 
     def _railways(self, source: int, destination: int, flows: int) -> tuple[tuple[Link, ...], ...]:
@@ -273,6 +364,13 @@ class Topology:
         A leaf's group are the nodes whose NICs are connected to the same switches: in a fabric
         with a leaf for each rail, those of a pod. Of levels that split the ranks alike one is
         told: the rack, where all of a rack have one leaf.
+
+        Returns:
+            The Placement, as `ScheduleBuilder.placement` and `pycoll.verify` take it.
+
+        Example:
+            >>> [level.name for level in topology.cluster(2, 2).placement().levels]
+            ['node']
         """
         nodes = [place.node for place in self.ranks]
         sockets = [(place.node, self._socket(place)) for place in self.ranks]

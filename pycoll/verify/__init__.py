@@ -17,6 +17,7 @@ __all__ = ["Verdict", "gate", "verify", "verify_programs"]
 
 class _CallablePackage(types.ModuleType):
     def __call__(self, *args: Any, **kwargs: Any) -> Verdict:
+        """Call `verify` of this package."""
         return verify(*args, **kwargs)
 
 

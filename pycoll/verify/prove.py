@@ -112,14 +112,33 @@ def verify(
     collective: str | None = None,
     placement: Placement | None = None,
 ) -> Verdict:
-    """Prove an algorithm (a built-in by its name) at ``size`` ranks, or raise what is wrong.
-
-    Several built-ins may have one name; ``collective`` (default: allreduce) says which is meant.
-    A proof of an algorithm that asks for the ``placement`` is of that placement only. ``direct``
-    asks for the zero-copy form, ``average`` for the Programs that divide by the size.
+    """Prove an algorithm at ``size`` ranks, or raise what is wrong.
 
     First the schedule is checked, whose errors are nearer to the source: every send has its
     receive. Then the Programs that it lowers to are proved, see ``verify_programs``.
+
+    Args:
+        algorithm: An algorithm, or the name of a built-in.
+        size: Number of ranks.
+        slots: Of every edge; what holds with so many holds with more.
+        direct: Prove the zero-copy form.
+        average: Prove the Programs that divide by the size.
+        collective: Which built-in is meant, where several have the name; "allreduce" by default.
+        placement: Which ranks lie close together. The proof of an algorithm that asks for it is
+            of this placement only.
+
+    Returns:
+        The Verdict: what was proved, and how long it took.
+
+    Raises:
+        UsageError: There is no such algorithm, or an argument is none of these.
+        ScheduleError: The algorithm is not correct. PostconditionError: a value is missing, counted
+            twice, or not what was promised. RaceError: two accesses to one place are not ordered.
+            DeadlockError: a rank waits for ever.
+
+    Example:
+        >>> bool(pycoll.verify("ring", size=3))
+        True
     """
     began = time.perf_counter()
     _check(size, slots, placement, direct=direct, average=average)
