@@ -6,7 +6,7 @@ one native call, and any other falls back to `Collectives`.
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,9 +60,7 @@ class Collectives:
         collective = self._engine.launcher.collective
         return SimpleNamespace(
             **{
-                row.name: collective(
-                    number, *row[1:], partial(self._serve, row), partial(self._refused, row.name)
-                )
+                row.name: collective(row, number, *row[1:], self._serve, self._refused)
                 for number, row in enumerate(ROWS)
             }
         )
@@ -93,21 +91,29 @@ class Collectives:
         timeout: Any,
     ) -> Any:
         """Make a call, or carry one to its end that has begun and gave ``code``."""
-        world = self._engine.world
+        engine = self._engine
         if code is not None:
-            return self._engine.waits.finish(code)
-        if root.__class__ is not int or not 0 <= root < world.size:
-            from pycoll.runtime.plan.request import rank_of
-
-            self._engine.life.require_usable(row.name)
-            root = rank_of(root, world.size, f"{row.name}: root")
-        if root != world.rank:
-            x = None if row.x_at_root else x
-            out = None if row.out_at_root else out
-        asked = CallOptions(op, root, None, algorithm, timeout)
+            return engine.waits.finish(code)
+        if root is not engine.world.rank:
+            root = self._root(row.name, root)
+            if root != engine.world.rank:
+                x = None if row.x_at_root else x
+                out = None if row.out_at_root else out
+        # As its constructor does, which is a function of Python's.
+        asked = tuple.__new__(CallOptions, (op, root, None, algorithm, timeout, ""))
         if not row.result:
             return self.launch.arrive(asked, async_op)
         return self.launch.run(row.name, x, out, asked, async_op)
 
-    def _refused(self, name: str, error: BaseException, *call: Any) -> None:
-        self._engine.order.refused(name, error)
+    def _root(self, who: str, root: Any) -> int:
+        """Return a rank that the user named."""
+        world = self._engine.world
+        if root.__class__ is int and 0 <= root < world.size:
+            return int(root)
+        from pycoll.runtime.plan.request import rank_of
+
+        self._engine.life.require_usable(who)
+        return rank_of(root, world.size, f"{who}: root")
+
+    def _refused(self, row: Row, error: BaseException, *call: Any) -> None:
+        self._engine.order.refused(row.name, error)

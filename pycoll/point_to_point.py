@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ class PointToPoint:
 
     def call(self, name: str, receives: bool) -> Callable[..., Any]:
         """Return what serves ``send`` or ``recv``: it takes (x, peer, async_op, timeout)."""
-        served, refused = partial(self._serve, not receives), partial(self._refused, name, receives)
-        made: Callable[..., Any] = self._engine.launcher.message(receives, served, refused)
+        what, message = (name, not receives), self._engine.launcher.message
+        made: Callable[..., Any] = message(what, receives, self._serve, self._refused)
         return made
 
     @cached_property
@@ -51,18 +51,26 @@ class PointToPoint:
             raise
 
     def _serve(
-        self, sending: bool, code: int | None, x: Any, peer: Any, async_op: Any, timeout: Any
+        self,
+        what: tuple[str, bool],
+        code: int | None,
+        x: Any,
+        peer: Any,
+        async_op: Any,
+        timeout: Any,
     ) -> Any:
         """Move a message, or carry one to its end that is under way and gave ``code``."""
+        _, sending = what
         if code is None:
             return self.transfers.one(x, peer, sending, async_op, timeout)
         self._engine.waits.finish_transfer(code, self._engine.timeout)
         return None if sending else x
 
     def _refused(
-        self, name: str, receives: bool, error: BaseException, x: Any, peer: Any, *call: Any
+        self, what: tuple[str, bool], error: BaseException, x: Any, peer: Any, *call: Any
     ) -> None:
-        self._engine.order.refused_messages(name, error, [(peer, not receives)])
+        name, sending = what
+        self._engine.order.refused_messages(name, error, [(peer, sending)])
 
 
 def _lanes(pairs: Any, sending: bool) -> list[tuple[Any, bool]]:

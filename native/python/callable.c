@@ -1,15 +1,17 @@
 /* What the callables of module _fastcall have in common: the Python functions behind them. */
 #include "python/fastcall.h"
 
-/* Returns what `function` returns of one argument and others behind it. */
-static PyObject *call(PyObject *function, PyObject *first, PyObject *const *args, Py_ssize_t nargs)
+/* Returns what `function` returns of `what`, one more and the arguments. */
+static PyObject *call(PyObject *function, PyObject *what, PyObject *more, PyObject *const *args,
+                      Py_ssize_t nargs)
 {
-    PyObject *all = PyTuple_New(nargs + 1);
+    PyObject *all = PyTuple_New(nargs + 2);
     if (all == NULL)
         return NULL;
-    PyTuple_SetItem(all, 0, Py_NewRef(first));
+    PyTuple_SetItem(all, 0, Py_NewRef(what));
+    PyTuple_SetItem(all, 1, Py_NewRef(more));
     for (Py_ssize_t i = 0; i < nargs; i++)
-        PyTuple_SetItem(all, i + 1, Py_NewRef(args[i]));
+        PyTuple_SetItem(all, i + 2, Py_NewRef(args[i]));
     PyObject *result = PyObject_Call(function, all, NULL);
     Py_DECREF(all);
     return result;
@@ -19,7 +21,7 @@ PyObject *pc__fall_back(const struct pc__callable *c, int rc, PyObject *const *a
                         Py_ssize_t nargs)
 {
     PyObject *code = rc == PC_NOT_SERVED ? Py_NewRef(Py_None) : PyLong_FromLong(rc);
-    PyObject *result = code ? call(c->otherwise, code, args, nargs) : NULL;
+    PyObject *result = code ? call(c->otherwise, c->what, code, args, nargs) : NULL;
     Py_XDECREF(code);
     if (result != NULL)
         return result;
@@ -28,7 +30,7 @@ PyObject *pc__fall_back(const struct pc__callable *c, int rc, PyObject *const *a
     PyErr_NormalizeException(&type, &error, &trace);
     if (trace != NULL)
         PyException_SetTraceback(error, trace);
-    PyObject *told = call(c->refused, error, args, nargs);
+    PyObject *told = call(c->refused, c->what, error, args, nargs);
     if (told != NULL) {
         Py_DECREF(told);
         PyErr_Restore(type, error, trace);
@@ -40,13 +42,14 @@ PyObject *pc__fall_back(const struct pc__callable *c, int rc, PyObject *const *a
     return NULL;
 }
 
-PyObject *pc__make_callable(PyObject *type, struct pc__launcher *l, PyObject *otherwise,
-                            PyObject *refused)
+PyObject *pc__make_callable(PyObject *type, struct pc__launcher *l, PyObject *what,
+                            PyObject *otherwise, PyObject *refused)
 {
     struct pc__callable *c = (struct pc__callable *)PyType_GenericAlloc((PyTypeObject *)type, 0);
     if (c == NULL)
         return NULL;
     c->launcher = (struct pc__launcher *)Py_NewRef((PyObject *)l);
+    c->what = Py_NewRef(what);
     c->otherwise = Py_NewRef(otherwise);
     c->refused = Py_NewRef(refused);
     return (PyObject *)c;
@@ -57,6 +60,7 @@ static int traverse(PyObject *self, visitproc visit, void *arg)
     struct pc__callable *c = (struct pc__callable *)self;
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(c->launcher);
+    Py_VISIT(c->what);
     Py_VISIT(c->otherwise);
     Py_VISIT(c->refused);
     return 0;
@@ -65,6 +69,7 @@ static int traverse(PyObject *self, visitproc visit, void *arg)
 static int clear(PyObject *self)
 {
     struct pc__callable *c = (struct pc__callable *)self;
+    Py_CLEAR(c->what);
     Py_CLEAR(c->otherwise);
     Py_CLEAR(c->refused);
     return 0;

@@ -399,10 +399,10 @@ static PyMethodDef launcher_methods[] = {
     {"add", (PyCFunction)(void (*)(void))launcher_add, METH_FASTCALL,
      "add(collective, op, root, dtype, nbytes, out_nbytes, has_x, arrays, plan): remember a plan."},
     {"collective", launcher_collective, METH_VARARGS,
-     "collective(number, x_at_root, out_at_root, result, otherwise, refused): what a method "
+     "collective(what, number, x_at_root, out_at_root, result, otherwise, refused): what a method "
      "calls."},
     {"message", launcher_message, METH_VARARGS,
-     "message(receives, otherwise, refused): what `send` or `recv` calls."},
+     "message(what, receives, otherwise, refused): what `send` or `recv` calls."},
     {"comes", launcher_comes, METH_NOARGS,
      "comes(): a call comes in that begins by none of the others here."},
     {"drop", launcher_drop, METH_NOARGS, "drop(): forget every plan."},

@@ -26,8 +26,9 @@ struct pc__launcher {
 struct pc__callable {
     PyObject_HEAD
     struct pc__launcher *launcher;
-    PyObject *otherwise; /* (code or None, the arguments) -> result */
-    PyObject *refused;   /* (error, the arguments): what that raised, wherever it had got to */
+    PyObject *what;      /* tells those which callable it is */
+    PyObject *otherwise; /* (what, code or None, the arguments) -> result */
+    PyObject *refused; /* (what, error, the arguments): what that raised, wherever it had got to */
 };
 
 /* Views of a call's arrays, which nobody can resize meanwhile. */
@@ -55,8 +56,8 @@ PyObject *pc__fall_back(const struct pc__callable *c, int rc, PyObject *const *a
                         Py_ssize_t nargs);
 /* A type whose objects begin with a struct pc__callable. */
 PyObject *pc__callable_type(const char *name, int size, PyMethodDef *methods);
-PyObject *pc__make_callable(PyObject *type, struct pc__launcher *l, PyObject *otherwise,
-                            PyObject *refused);
+PyObject *pc__make_callable(PyObject *type, struct pc__launcher *l, PyObject *what,
+                            PyObject *otherwise, PyObject *refused);
 
 /* What a launcher makes: fastcoll.c and fastsend.c. */
 PyObject *pc__collective(struct pc__launcher *l, PyObject *args);

@@ -67,13 +67,13 @@ PyObject *pc__collective(struct pc__launcher *l, PyObject *args)
     static PyObject *type;
     unsigned int number;
     int x_at_root, out_at_root, result;
-    PyObject *otherwise, *refused;
-    if (!PyArg_ParseTuple(args, "IpppOO:collective", &number, &x_at_root, &out_at_root, &result,
-                          &otherwise, &refused))
+    PyObject *what, *otherwise, *refused;
+    if (!PyArg_ParseTuple(args, "OIpppOO:collective", &what, &number, &x_at_root, &out_at_root,
+                          &result, &otherwise, &refused))
         return NULL;
     if (type == NULL)
         type = pc__callable_type("pycoll._fastcall.Collective", sizeof(struct collective), methods);
-    PyObject *made = type ? pc__make_callable(type, l, otherwise, refused) : NULL;
+    PyObject *made = type ? pc__make_callable(type, l, what, otherwise, refused) : NULL;
     if (made == NULL)
         return NULL;
     struct collective *c = (struct collective *)made;

@@ -81,12 +81,12 @@ PyObject *pc__message(struct pc__launcher *l, PyObject *args)
 {
     static PyObject *type;
     int receives;
-    PyObject *otherwise, *refused;
-    if (!PyArg_ParseTuple(args, "pOO:message", &receives, &otherwise, &refused))
+    PyObject *what, *otherwise, *refused;
+    if (!PyArg_ParseTuple(args, "OpOO:message", &what, &receives, &otherwise, &refused))
         return NULL;
     if (type == NULL)
         type = pc__callable_type("pycoll._fastcall.Message", sizeof(struct message), methods);
-    PyObject *made = type ? pc__make_callable(type, l, otherwise, refused) : NULL;
+    PyObject *made = type ? pc__make_callable(type, l, what, otherwise, refused) : NULL;
     if (made == NULL)
         return NULL;
     ((struct message *)made)->direction = receives ? PC_DIRECTION_RECV : PC_DIRECTION_SEND;

@@ -29,15 +29,15 @@ FETCHED = 16 << 20
 def native(engine: Any, receives: bool) -> Callable[[Any, int], Any]:
     """Return a send or a receive that native code serves, but for the end of a long one."""
 
-    def otherwise(code: int | None, x: Any, peer: int, *more: Any) -> Any:
+    def otherwise(what: str, code: int | None, x: Any, peer: int, *more: Any) -> Any:
         assert code is not None, f"not served: {x} {peer}"
         engine.waits.finish_transfer(code, engine.timeout)
         return x if receives else None
 
-    def refused(error: BaseException, *call: Any) -> None:
+    def refused(what: str, error: BaseException, *call: Any) -> None:
         engine.waits.interrupted(error)
 
-    transfer = engine.launcher.message(receives, otherwise, refused)
+    transfer = engine.launcher.message("it", receives, otherwise, refused)
     return lambda x, peer: transfer(x, peer, False, None)
 
 
@@ -431,8 +431,8 @@ def test_what_native_code_does_not_serve_goes_on_untouched() -> None:
             def refused(*call: Any) -> None:
                 told.append(call)
 
-            send = launcher.message(False, otherwise, refused)
-            recv = launcher.message(True, otherwise, refused)
+            send = launcher.message("a send", False, otherwise, refused)
+            recv = launcher.message("a recv", True, otherwise, refused)
             x, read_only = np.zeros(4), np.zeros(4)
             read_only.flags.writeable = False
             assert send(x, 1, False, 3) == "served"
@@ -447,11 +447,11 @@ def test_what_native_code_does_not_serve_goes_on_untouched() -> None:
             recv(x, "0", False, None)
             recv(x, 0, np.ones(2), None)  # which has no truth value
             assert len(seen) == 11
-            assert seen[0] == (None, x, 1, False, 3)
+            assert seen[0] == ("a send", None, x, 1, False, 3)
             assert told == []
             with pytest.raises(ValueError, match="None, 'text', 0") as raised:
-                launcher.message(False, fails, refused)("text", 0, False, None)
-            assert told == [(raised.value, "text", 0, False, None)]
+                launcher.message("it", False, fails, refused)("text", 0, False, None)
+            assert told == [("it", raised.value, "text", 0, False, None)]
             with pytest.raises(TypeError, match="takes 4 arguments"):
                 send(x, 0)
         send(x, 0, False, None)
