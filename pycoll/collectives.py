@@ -57,7 +57,7 @@ class Collectives:
 
         All take (x, out, op, root, async_op, algorithm, timeout).
         """
-        collective = self._engine.launcher.collective
+        collective = self._engine.dispatcher.collective
         return SimpleNamespace(
             **{
                 row.name: collective(row, number, *row[1:], self._serve, self._refused)

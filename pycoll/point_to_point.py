@@ -22,7 +22,7 @@ class PointToPoint:
 
     def call(self, name: str, receives: bool) -> Callable[..., Any]:
         """Return what serves ``send`` or ``recv``: it takes (x, peer, async_op, timeout)."""
-        what, message = (name, not receives), self._engine.launcher.message
+        what, message = (name, not receives), self._engine.dispatcher.message
         made: Callable[..., Any] = message(what, receives, self._serve, self._refused)
         return made
 

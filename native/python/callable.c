@@ -42,13 +42,13 @@ PyObject *pc__fall_back(const struct pc__callable *c, int rc, PyObject *const *a
     return NULL;
 }
 
-PyObject *pc__make_callable(PyObject *type, struct pc__launcher *l, PyObject *what,
+PyObject *pc__make_callable(PyObject *type, struct pc__dispatcher *l, PyObject *what,
                             PyObject *otherwise, PyObject *refused)
 {
     struct pc__callable *c = (struct pc__callable *)PyType_GenericAlloc((PyTypeObject *)type, 0);
     if (c == NULL)
         return NULL;
-    c->launcher = (struct pc__launcher *)Py_NewRef((PyObject *)l);
+    c->dispatcher = (struct pc__dispatcher *)Py_NewRef((PyObject *)l);
     c->what = Py_NewRef(what);
     c->otherwise = Py_NewRef(otherwise);
     c->refused = Py_NewRef(refused);
@@ -59,7 +59,7 @@ static int traverse(PyObject *self, visitproc visit, void *arg)
 {
     struct pc__callable *c = (struct pc__callable *)self;
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(c->launcher);
+    Py_VISIT(c->dispatcher);
     Py_VISIT(c->what);
     Py_VISIT(c->otherwise);
     Py_VISIT(c->refused);
@@ -80,7 +80,7 @@ static void dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     clear(self);
-    Py_DECREF(((struct pc__callable *)self)->launcher);
+    Py_DECREF(((struct pc__callable *)self)->dispatcher);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }

@@ -1,10 +1,10 @@
 /* Module _fastcall: the calls that a communicator makes, without a wrapper in between.
  *
- * A Launcher remembers plans by what was asked for and starts one for arrays that speak the buffer
- * protocol. Whatever it does not serve it hands back untouched (None), and the
- * Python path finds the plan or the reason. It makes the callables that a communicator's methods
- * call: of a collective (fastcoll.c), a send or a receive (fastsend.c). Limited API, so one build
- * serves every Python. */
+ * A Dispatcher remembers plans by what was asked for and starts one for arrays that speak the
+ * buffer protocol. Whatever it does not serve it hands back untouched (None), and the Python path
+ * finds the plan or the reason. It makes the callables that a communicator's methods call: of a
+ * collective (fastcoll.c), a send or a receive (fastsend.c). Limited API, so one build serves every
+ * Python. */
 #include "python/fastcall.h"
 #include <stdlib.h>
 #include <string.h>
@@ -88,14 +88,14 @@ static uint64_t kind_of(uint32_t collective, uint32_t dtype, uint32_t op, uint32
            + 1;
 }
 
-static size_t place_of(const struct pc__launcher *l, struct key k)
+static size_t place_of(const struct pc__dispatcher *l, struct key k)
 {
     uint64_t h
         = (k.nbytes * UINT64_C(0x9E3779B97F4A7C15)) ^ (k.kind * UINT64_C(0xC2B2AE3D27D4EB4F));
     return (size_t)(h >> 32) & (l->capacity - 1);
 }
 
-static const struct pc__entry *find(const struct pc__launcher *l, struct key k)
+static const struct pc__entry *find(const struct pc__dispatcher *l, struct key k)
 {
     for (size_t i = place_of(l, k); l->used && l->entries[i].key.kind;
          i = (i + 1) & (l->capacity - 1))
@@ -104,7 +104,7 @@ static const struct pc__entry *find(const struct pc__launcher *l, struct key k)
     return NULL;
 }
 
-static void put(struct pc__launcher *l, struct pc__entry e)
+static void put(struct pc__dispatcher *l, struct pc__entry e)
 {
     size_t i = place_of(l, e.key);
     while (l->entries[i].key.kind
@@ -114,11 +114,11 @@ static void put(struct pc__launcher *l, struct pc__entry e)
     l->entries[i] = e;
 }
 
-static int grow(struct pc__launcher *l)
+static int grow(struct pc__dispatcher *l)
 {
     if (2 * (l->used + 1) <= l->capacity)
         return 0;
-    struct pc__launcher bigger = *l;
+    struct pc__dispatcher bigger = *l;
     bigger.capacity = l->capacity ? 2 * l->capacity : 64;
     bigger.used = 0;
     bigger.entries = calloc(bigger.capacity, sizeof *bigger.entries);
@@ -190,7 +190,7 @@ static int op_of(PyObject *name)
 }
 
 /* Runs the plan for two views, or for one that is both. */
-static int serve(const struct pc__launcher *l, uint64_t kind, const Py_buffer *x,
+static int serve(const struct pc__dispatcher *l, uint64_t kind, const Py_buffer *x,
                  const Py_buffer *out)
 {
     struct key k = {(uint64_t)x->len, kind};
@@ -204,7 +204,7 @@ static int serve(const struct pc__launcher *l, uint64_t kind, const Py_buffer *x
     return launch(l->comm, e->plan, x->buf, out->buf, l->timeout);
 }
 
-int pc__start(const struct pc__launcher *l, uint32_t collective, PyObject *x, PyObject *out,
+int pc__start(const struct pc__dispatcher *l, uint32_t collective, PyObject *x, PyObject *out,
               PyObject *op_name, uint32_t root, struct pc__held *held)
 {
     bool has_x = x != Py_None;
@@ -256,22 +256,22 @@ bool pc__rank_of(PyObject *number, uint32_t *rank)
     return found >= 0 && found <= INT32_MAX;
 }
 
-void pc__comes(const struct pc__launcher *l)
+void pc__comes(const struct pc__dispatcher *l)
 {
     if (l->comm != NULL)
         pc__note_entry(l->comm);
 }
 
-static PyObject *launcher_comes(PyObject *self, PyObject *unused)
+static PyObject *dispatcher_comes(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    pc__comes((struct pc__launcher *)self);
+    pc__comes((struct pc__dispatcher *)self);
     Py_RETURN_NONE;
 }
 
-static PyObject *launcher_call(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *dispatcher_call(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    struct pc__launcher *l = (struct pc__launcher *)self;
+    struct pc__dispatcher *l = (struct pc__dispatcher *)self;
     pc__comes(l);
     if (nargs != 5) {
         PyErr_SetString(PyExc_TypeError, "call(collective, x, out, op, root) takes 5 arguments");
@@ -290,9 +290,9 @@ static PyObject *launcher_call(PyObject *self, PyObject *const *args, Py_ssize_t
     return answer(rc, args[2] == Py_None ? args[1] : args[2]);
 }
 
-static PyObject *launcher_pointers(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *dispatcher_pointers(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    struct pc__launcher *l = (struct pc__launcher *)self;
+    struct pc__dispatcher *l = (struct pc__dispatcher *)self;
     pc__comes(l);
     if (nargs != 8) {
         PyErr_SetString(PyExc_TypeError, "pointers(collective, in, out, nbytes, out_nbytes, dtype, "
@@ -314,9 +314,9 @@ static PyObject *launcher_pointers(PyObject *self, PyObject *const *args, Py_ssi
     return PyLong_FromLong(rc);
 }
 
-static PyObject *launcher_add(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *dispatcher_add(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    struct pc__launcher *l = (struct pc__launcher *)self;
+    struct pc__dispatcher *l = (struct pc__dispatcher *)self;
     if (nargs != 9) {
         PyErr_SetString(PyExc_TypeError, "add(collective, op, root, dtype, nbytes, out_nbytes, "
                                          "has_x, arrays, plan) takes 9 arguments");
@@ -340,9 +340,9 @@ static PyObject *launcher_add(PyObject *self, PyObject *const *args, Py_ssize_t 
     Py_RETURN_NONE;
 }
 
-static PyObject *launcher_drop(PyObject *self, PyObject *unused)
+static PyObject *dispatcher_drop(PyObject *self, PyObject *unused)
 {
-    struct pc__launcher *l = (struct pc__launcher *)self;
+    struct pc__dispatcher *l = (struct pc__dispatcher *)self;
     (void)unused;
     free(l->entries);
     l->entries = NULL;
@@ -351,31 +351,31 @@ static PyObject *launcher_drop(PyObject *self, PyObject *unused)
 }
 
 /* The communicator is closed. */
-static PyObject *launcher_close(PyObject *self, PyObject *unused)
+static PyObject *dispatcher_close(PyObject *self, PyObject *unused)
 {
-    ((struct pc__launcher *)self)->comm = NULL;
-    return launcher_drop(self, unused);
+    ((struct pc__dispatcher *)self)->comm = NULL;
+    return dispatcher_drop(self, unused);
 }
 
-/* A callable goes with a launcher, which knows when the communicator is closed. */
-static PyObject *launcher_collective(PyObject *self, PyObject *args)
+/* A callable goes with a dispatcher, which knows when the communicator is closed. */
+static PyObject *dispatcher_collective(PyObject *self, PyObject *args)
 {
-    return pc__collective((struct pc__launcher *)self, args);
+    return pc__collective((struct pc__dispatcher *)self, args);
 }
 
-static PyObject *launcher_message(PyObject *self, PyObject *args)
+static PyObject *dispatcher_message(PyObject *self, PyObject *args)
 {
-    return pc__message((struct pc__launcher *)self, args);
+    return pc__message((struct pc__dispatcher *)self, args);
 }
 
-static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     unsigned long long comm;
     double timeout;
     (void)kwargs;
-    if (!PyArg_ParseTuple(args, "Kd:Launcher", &comm, &timeout))
+    if (!PyArg_ParseTuple(args, "Kd:Dispatcher", &comm, &timeout))
         return NULL;
-    struct pc__launcher *l = (struct pc__launcher *)PyType_GenericAlloc(type, 0);
+    struct pc__dispatcher *l = (struct pc__dispatcher *)PyType_GenericAlloc(type, 0);
     if (l == NULL)
         return NULL;
     l->comm = (struct pc_comm *)(uintptr_t)comm;
@@ -383,45 +383,45 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     return (PyObject *)l;
 }
 
-static void launcher_dealloc(PyObject *self)
+static void dispatcher_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    free(((struct pc__launcher *)self)->entries);
+    free(((struct pc__dispatcher *)self)->entries);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
 
-static PyMethodDef launcher_methods[] = {
-    {"call", (PyCFunction)(void (*)(void))launcher_call, METH_FASTCALL,
+static PyMethodDef dispatcher_methods[] = {
+    {"call", (PyCFunction)(void (*)(void))dispatcher_call, METH_FASTCALL,
      "call(collective, x, out, op, root): run the plan for these arrays; None when there is none."},
-    {"pointers", (PyCFunction)(void (*)(void))launcher_pointers, METH_FASTCALL,
+    {"pointers", (PyCFunction)(void (*)(void))dispatcher_pointers, METH_FASTCALL,
      "pointers(collective, in, out, nbytes, out_nbytes, dtype, op, root): the same for addresses."},
-    {"add", (PyCFunction)(void (*)(void))launcher_add, METH_FASTCALL,
+    {"add", (PyCFunction)(void (*)(void))dispatcher_add, METH_FASTCALL,
      "add(collective, op, root, dtype, nbytes, out_nbytes, has_x, arrays, plan): remember a plan."},
-    {"collective", launcher_collective, METH_VARARGS,
+    {"collective", dispatcher_collective, METH_VARARGS,
      "collective(what, number, x_at_root, out_at_root, result, otherwise, refused): what a method "
      "calls."},
-    {"message", launcher_message, METH_VARARGS,
+    {"message", dispatcher_message, METH_VARARGS,
      "message(what, receives, otherwise, refused): what `send` or `recv` calls."},
-    {"comes", launcher_comes, METH_NOARGS,
+    {"comes", dispatcher_comes, METH_NOARGS,
      "comes(): a call comes in that begins by none of the others here."},
-    {"drop", launcher_drop, METH_NOARGS, "drop(): forget every plan."},
-    {"close", launcher_close, METH_NOARGS, "close(): never touch the communicator again."},
+    {"drop", dispatcher_drop, METH_NOARGS, "drop(): forget every plan."},
+    {"close", dispatcher_close, METH_NOARGS, "close(): never touch the communicator again."},
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot launcher_slots[] = {
-    {Py_tp_new, launcher_new},
-    {Py_tp_dealloc, launcher_dealloc},
-    {Py_tp_methods, launcher_methods},
-    {Py_tp_doc, "Launcher(comm, timeout): plans of one communicator, by message."},
+static PyType_Slot dispatcher_slots[] = {
+    {Py_tp_new, dispatcher_new},
+    {Py_tp_dealloc, dispatcher_dealloc},
+    {Py_tp_methods, dispatcher_methods},
+    {Py_tp_doc, "Dispatcher(comm, timeout): plans of one communicator, by message."},
     {0, NULL},
 };
 
-static PyType_Spec launcher_spec = {.name = "pycoll._fastcall.Launcher",
-                                    .basicsize = sizeof(struct pc__launcher),
-                                    .flags = Py_TPFLAGS_DEFAULT,
-                                    .slots = launcher_slots};
+static PyType_Spec dispatcher_spec = {.name = "pycoll._fastcall.Dispatcher",
+                                      .basicsize = sizeof(struct pc__dispatcher),
+                                      .flags = Py_TPFLAGS_DEFAULT,
+                                      .slots = dispatcher_slots};
 
 static PyObject *bound_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -521,15 +521,15 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT,
 __attribute__((visibility("default"))) PyMODINIT_FUNC PyInit__fastcall(void)
 {
     PyObject *m = PyModule_Create(&module);
-    PyObject *launcher = m ? PyType_FromSpec(&launcher_spec) : NULL;
-    PyObject *bound = launcher ? PyType_FromSpec(&bound_spec) : NULL;
-    if (bound == NULL || PyModule_AddObjectRef(m, "Launcher", launcher) < 0
+    PyObject *dispatcher = m ? PyType_FromSpec(&dispatcher_spec) : NULL;
+    PyObject *bound = dispatcher ? PyType_FromSpec(&bound_spec) : NULL;
+    if (bound == NULL || PyModule_AddObjectRef(m, "Dispatcher", dispatcher) < 0
         || PyModule_AddObjectRef(m, "Plan", bound) < 0
         || PyModule_AddIntConstant(m, "ALIAS", PC_ARRAYS_ALIAS) < 0
         || PyModule_AddIntConstant(m, "SHAPED", PC_ARRAYS_SHAPED) < 0
         || PyModule_AddIntConstant(m, "APART", PC_ARRAYS_APART) < 0)
         Py_CLEAR(m);
-    Py_XDECREF(launcher);
+    Py_XDECREF(dispatcher);
     Py_XDECREF(bound);
     return m;
 }

@@ -13,7 +13,7 @@
 
 struct pc__entry;
 
-struct pc__launcher {
+struct pc__dispatcher {
     PyObject_HEAD
     struct pc_comm *comm; /* NULL: it is closed */
     double timeout;
@@ -25,7 +25,7 @@ struct pc__launcher {
 /* What a method of a communicator calls: it falls back to the Python functions it was made with. */
 struct pc__callable {
     PyObject_HEAD
-    struct pc__launcher *launcher;
+    struct pc__dispatcher *dispatcher;
     PyObject *what;      /* tells those which callable it is */
     PyObject *otherwise; /* (what, code or None, the arguments) -> result */
     PyObject *refused; /* (what, error, the arguments): what that raised, wherever it had got to */
@@ -41,11 +41,11 @@ struct pc__held {
 /* The element type of a view; -1 when it is none of ours. */
 int pc__dtype_of(const Py_buffer *view);
 /* Notes that a call comes in. */
-void pc__comes(const struct pc__launcher *l);
+void pc__comes(const struct pc__dispatcher *l);
 /* A rank as it was passed; false where it is none. */
 bool pc__rank_of(PyObject *number, uint32_t *rank);
 /* Starts the plan for these arrays and holds them, unless it is not served. */
-int pc__start(const struct pc__launcher *l, uint32_t collective, PyObject *x, PyObject *out,
+int pc__start(const struct pc__dispatcher *l, uint32_t collective, PyObject *x, PyObject *out,
               PyObject *op, uint32_t root, struct pc__held *held);
 void pc__let_go(struct pc__held *held);
 
@@ -56,10 +56,10 @@ PyObject *pc__fall_back(const struct pc__callable *c, int rc, PyObject *const *a
                         Py_ssize_t nargs);
 /* A type whose objects begin with a struct pc__callable. */
 PyObject *pc__callable_type(const char *name, int size, PyMethodDef *methods);
-PyObject *pc__make_callable(PyObject *type, struct pc__launcher *l, PyObject *what,
+PyObject *pc__make_callable(PyObject *type, struct pc__dispatcher *l, PyObject *what,
                             PyObject *otherwise, PyObject *refused);
 
-/* What a launcher makes: fastcoll.c and fastsend.c. */
-PyObject *pc__collective(struct pc__launcher *l, PyObject *args);
-PyObject *pc__message(struct pc__launcher *l, PyObject *args);
+/* What a dispatcher makes: fastcoll.c and fastsend.c. */
+PyObject *pc__collective(struct pc__dispatcher *l, PyObject *args);
+PyObject *pc__message(struct pc__dispatcher *l, PyObject *args);
 #endif

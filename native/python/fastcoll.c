@@ -18,7 +18,7 @@ struct collective {
 static PyObject *collective_call(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     struct collective *c = (struct collective *)self;
-    struct pc__launcher *l = c->python.launcher;
+    struct pc__dispatcher *l = c->python.dispatcher;
     pc__comes(l);
     if (nargs != NARGS) {
         PyErr_SetString(PyExc_TypeError, "call(x, out, op, root, async_op, algorithm, timeout) "
@@ -62,7 +62,7 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-PyObject *pc__collective(struct pc__launcher *l, PyObject *args)
+PyObject *pc__collective(struct pc__dispatcher *l, PyObject *args)
 {
     static PyObject *type;
     unsigned int number;

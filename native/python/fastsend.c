@@ -12,7 +12,7 @@ struct message {
     uint32_t direction;
 };
 
-static int transfer(const struct pc__launcher *l, const struct pc_p2p_op *m)
+static int transfer(const struct pc__dispatcher *l, const struct pc_p2p_op *m)
 {
     int rc;
     if (m->nbytes < PC_KEEP_LOCK_BYTES && l->comm->options.spin != 0) {
@@ -40,7 +40,7 @@ static bool reached(struct pc_comm *comm, uint32_t peer)
 static PyObject *message_transfer(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     struct message *p = (struct message *)self;
-    struct pc__launcher *l = p->python.launcher;
+    struct pc__dispatcher *l = p->python.dispatcher;
     struct pc_p2p_op m = {.direction = p->direction};
     bool receives = p->direction == PC_DIRECTION_RECV;
     pc__comes(l);
@@ -77,7 +77,7 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-PyObject *pc__message(struct pc__launcher *l, PyObject *args)
+PyObject *pc__message(struct pc__dispatcher *l, PyObject *args)
 {
     static PyObject *type;
     int receives;

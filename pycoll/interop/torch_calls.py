@@ -42,7 +42,7 @@ class Calls(torch._C._distributed_c10d.ProcessGroup):  # type: ignore[misc]
         self._comm = maker.comm
         self._engine = maker.engine
         super().__init__(self._comm.rank, self._comm.size)
-        self._pointers = self._engine.launcher.pointers
+        self._pointers = self._engine.dispatcher.pointers
         self._entered = threading.RLock()  #: reentrant: a signal handler may call, and is refused
         self._over = Done()  #: one for all blocking calls: making one costs more than the rest
         self._seconds: float | None = None  #: of a call, if not the communicator's

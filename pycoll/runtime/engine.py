@@ -83,14 +83,14 @@ class Engine:
         self.world, self.comm = join(bootstrap, config)
         self.number = bindings.comm_number(self.comm)
         #: Starts cached plans without Python's help; `Plans` fills it.
-        self.launcher = load.fastcall.Launcher(self.number, self.timeout)
+        self.dispatcher = load.fastcall.Dispatcher(self.number, self.timeout)
         self.heap = Heap(self.comm)
         self.side = side(self.comm, self.world)
         self.failure = self._make_failure()
         self.waits = Waits(self.comm, self.side, self.failure, self.life, self.timeout)
         self.order = OpOrder(
             *(self.comm, self.world.size, self.side, self.waits, self.failure, self.life),
-            self.launcher,
+            self.dispatcher,
         )
         try:
             #: What calls choose their algorithms by.
@@ -209,7 +209,7 @@ class Engine:
         handles = list(self._handles)  # held: whoever is revoked lets go of them
         for holder in list(self._revocable):
             holder.revoke(self.life.refuse)
-        self.launcher.close()
+        self.dispatcher.close()
         if self.waits.pending():
             bindings.comm_abort(self.comm, 0, -1, "the communicator was closed")
             self.waits.finish_pending()
@@ -255,7 +255,7 @@ class Engine:
         self.links.forked()
         for holder in list(self._revocable):
             holder.revoke(self.life.refuse)
-        self.launcher.close()
+        self.dispatcher.close()
 
     def next_call(self) -> int:
         """Return the number that this rank's next call will have; equal on ranks in step."""

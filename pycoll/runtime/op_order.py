@@ -32,7 +32,7 @@ class OpOrder:
         waits: How threads wait for them.
         failure: What knows of its failures.
         life: Whether it may be used.
-        launcher: What starts cached plans without Python's help.
+        dispatcher: What starts cached plans without Python's help.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class OpOrder:
         waits: Waits,
         failure: Failure,
         life: Life,
-        launcher: Any,
+        dispatcher: Any,
     ) -> None:
         self._comm, self._size, self._side, self._waits = comm, size, side, waits
-        self._failure, self._life, self._launcher = failure, life, launcher
+        self._failure, self._life, self._dispatcher = failure, life, dispatcher
         #: Those of communicators that belong to this one, such as its GPU's.
         self.followers: list[OpOrder] = []
 
@@ -57,7 +57,7 @@ class OpOrder:
     def noted(self, launch: Callable[[], Any]) -> Callable[[], Any]:
         """Return ``launch`` so that it notes `count` first; what is native does so by itself."""
         native = isinstance(launch, load.fastcall.Plan)
-        comes = self._launcher.comes
+        comes = self._dispatcher.comes
 
         def start() -> Any:
             comes()
@@ -79,7 +79,7 @@ class OpOrder:
             what: Name of the method.
             error: What it raises.
             before: `count` when the call came in; by default what native code noted then: the
-                launcher, what it made, or a bound plan.
+                dispatcher, what it made, or a bound plan.
 
         Raises:
             BusyError: In place of what an import says that is under way already.

@@ -128,7 +128,7 @@ def test_many_algorithms_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None
             kept, failure = comm._collectives.launch.plans, comm._engine.failure
             gc.collect()
             assert len(kept._plans) <= 3
-            assert len(kept._target._launchers) <= 4
+            assert len(kept._target._dispatchers) <= 4
             assert len(kept._programs) <= 8
             texts = [plan.text for plan in failure.plans.values()]
             assert len(texts) <= 4

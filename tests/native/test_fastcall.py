@@ -27,7 +27,7 @@ def _refusals() -> list[object]:
     comm = pycoll.init()
     x = np.ones(8, "float32")
     comm.allreduce(x)
-    call = comm._engine.launcher.call
+    call = comm._engine.dispatcher.call
     read_only = x.copy()
     read_only.flags.writeable = False
     return [

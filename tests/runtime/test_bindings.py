@@ -114,6 +114,9 @@ def test_rails_that_are_not_there(comm: Any) -> None:
     with pytest.raises((TransportError, UnavailableError), match="opening RDMA ports: "):
         verbs.comm_rails(comm, Fabric(), [Rail("nosuch0", 1)])
     verbs.comm_rails(comm, Fabric(), [])
+    bindings.comm_net(comm, "")
+    with pytest.raises(InternalError, match="network 'carrier': there is no network carrier"):
+        bindings.comm_net(comm, "carrier")
     assert bindings.comm_event_fd(comm) == -1
     state = verbs.comm_net_state(comm)
     assert state[:-1] == (0,) * 8

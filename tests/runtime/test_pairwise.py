@@ -37,7 +37,7 @@ def native(engine: Any, receives: bool) -> Callable[[Any, int], Any]:
     def refused(what: str, error: BaseException, *call: Any) -> None:
         engine.waits.interrupted(error)
 
-    transfer = engine.launcher.message("it", receives, otherwise, refused)
+    transfer = engine.dispatcher.message("it", receives, otherwise, refused)
     return lambda x, peer: transfer(x, peer, False, None)
 
 
@@ -417,7 +417,7 @@ def test_interrupted_inside_a_transfer() -> None:
 def test_what_native_code_does_not_serve_goes_on_untouched() -> None:
     def rank() -> None:
         with pycoll.init() as comm:
-            launcher = comm._engine.launcher
+            dispatcher = comm._engine.dispatcher
             seen: list[Any] = []
             told: list[Any] = []
 
@@ -431,8 +431,8 @@ def test_what_native_code_does_not_serve_goes_on_untouched() -> None:
             def refused(*call: Any) -> None:
                 told.append(call)
 
-            send = launcher.message("a send", False, otherwise, refused)
-            recv = launcher.message("a recv", True, otherwise, refused)
+            send = dispatcher.message("a send", False, otherwise, refused)
+            recv = dispatcher.message("a recv", True, otherwise, refused)
             x, read_only = np.zeros(4), np.zeros(4)
             read_only.flags.writeable = False
             assert send(x, 1, False, 3) == "served"
@@ -450,7 +450,7 @@ def test_what_native_code_does_not_serve_goes_on_untouched() -> None:
             assert seen[0] == ("a send", None, x, 1, False, 3)
             assert told == []
             with pytest.raises(ValueError, match="None, 'text', 0") as raised:
-                launcher.message("it", False, fails, refused)("text", 0, False, None)
+                dispatcher.message("it", False, fails, refused)("text", 0, False, None)
             assert told == [("it", raised.value, "text", 0, False, None)]
             with pytest.raises(TypeError, match="takes 4 arguments"):
                 send(x, 0)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pycoll.arrays.torch import pointers
-from pycoll.runtime.host.launchers import Launchers
+from pycoll.runtime.host.dispatchers import Dispatchers
 from pycoll.runtime.host.list_call import ListCall, Lists
 from pycoll.runtime.native import load
 from pycoll.runtime.plan.buckets import Buffers
@@ -33,23 +33,23 @@ class HostExecutor:
     def __init__(self, engine: Engine, works: Works) -> None:
         self.engine = engine
         self.works = works
-        self.launchers = Launchers(engine)
-        self.plans = PlanCache(engine, self.launchers)
+        self.dispatchers = Dispatchers(engine)
+        self.plans = PlanCache(engine, self.dispatchers)
         self._lists = Lists(engine, works, self.plans, Buffers(engine.heap))
 
     def again(
         self, kind: CollectiveKind, x: Any, out: Any, op: ReduceOp, asked: CallOptions
     ) -> tuple[Any] | None:
         """Run the plan that serves these arrays, if there is one."""
-        launcher, number = self.launchers.of(asked.algorithm), NUMBERS[kind.collective.name]
+        dispatcher, number = self.dispatchers.of(asked.algorithm), NUMBERS[kind.collective.name]
         done = None
         if asked.algorithm is not None:  # without a wish, `Communicator` has tried this already
-            done = launcher.call(number, x, out, op, asked.root)
+            done = dispatcher.call(number, x, out, op, asked.root)
         if done is not None:
             if done.__class__ is int:
                 self.engine.waits.finish_on(done, x, out)
         elif (found := pointers(x, out, kind.alike)) is not None:
-            done = launcher.pointers(number, *found, op, asked.root)
+            done = dispatcher.pointers(number, *found, op, asked.root)
             if done:
                 self.engine.waits.finish(done)
         if done is None:

@@ -104,6 +104,16 @@ def comm_remote(comm: Any, peer: int) -> None:
     check(lib.pc_comm_remote(comm, peer), comm, f"rank {peer} as a remote peer")
 
 
+def comm_net(comm: Any, name: str) -> None:
+    """Say by which network remote peers are reached; "": by the first there is, TCP.
+
+    Args:
+        comm: One without remote peers as yet.
+        name: A network's that needs no options.
+    """
+    check(lib.pc_comm_net(comm, name.encode(), ffi.NULL, 0), comm, f"network {name!r}")
+
+
 def comm_event_fd(comm: Any) -> int:
     """Return a descriptor, readable when `comm_handle_events` has work, or -1: it never has."""
     return int(lib.pc_comm_event_fd(comm))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from pycoll import log
 from pycoll.errors import BootstrapError, PycollError, UnavailableError
 from pycoll.fabric import Fabric, Rails
-from pycoll.runtime.native import load, verbs
+from pycoll.runtime.native import bindings, load, verbs
 from pycoll.runtime.net import rails
 
 SHM, TCP, VERBS = "shm", "tcp", "verbs"
@@ -137,7 +137,7 @@ def agree(
     if verdict.trouble:
         raise UnavailableError(verdict.trouble)
     if verdict.transport == TCP and mine and mine.layer:
-        verbs.comm_rails(comm, wanted.fabric, ())
+        bindings.comm_net(comm, "")
     if verdict.warning and bootstrap.whole and bootstrap.rank == 0:
         warnings.warn(verdict.warning, RuntimeWarning, stacklevel=_CALLERS)
     if verdict.transport == TCP:

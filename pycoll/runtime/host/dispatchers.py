@@ -1,4 +1,4 @@
-"""Launchers: they start cached plans on arrays of the host without Python's help."""
+"""Dispatchers: they start cached plans on arrays of the host without Python's help."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from pycoll.runtime.plan.selection import Selection
 
 
-class Launchers:
+class Dispatchers:
     """Those of one communicator: one for each choice of algorithm. The target of its plans."""
 
     direct = True
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._launchers: dict[Wanted, Any] = {None: engine.launcher}
+        self._dispatchers: dict[Wanted, Any] = {None: engine.dispatcher}
 
     @cached_property
     def selection(self) -> Selection:
@@ -33,20 +33,20 @@ class Launchers:
         return self._engine.selection
 
     def of(self, wanted: Wanted) -> Any:
-        """Return the launcher for one choice of algorithm; None: the fastest."""
-        launcher = self._launchers.get(wanted)
-        if launcher is None:
+        """Return the dispatcher for one choice of algorithm; None: the fastest."""
+        dispatcher = self._dispatchers.get(wanted)
+        if dispatcher is None:
             engine = self._engine
-            launcher = load.fastcall.Launcher(engine.number, engine.timeout)
-            self._launchers[wanted] = launcher
-        return launcher
+            dispatcher = load.fastcall.Dispatcher(engine.number, engine.timeout)
+            self._dispatchers[wanted] = dispatcher
+        return dispatcher
 
     def keep(self, call: Call, handle: Any) -> Any:
         """Return the native plan itself."""
         return self._engine.keep(handle)
 
     def offer(self, call: Call, wanted: Wanted, made: BoundPlan) -> None:
-        """Let the launcher find a plan by the arrays of a call."""
+        """Let the dispatcher find a plan by the arrays of a call."""
         world = self._engine.world
         kind, blocks = KINDS[call.collective], call.blocks(world.size)
         g = geometry(COLLECTIVES[call.collective], world.rank, world.size, call.root)
@@ -69,10 +69,10 @@ class Launchers:
         )
 
     def forget(self) -> None:
-        """Let no launcher find a plan."""
-        for launcher in self._launchers.values():
-            launcher.drop()
-        self._launchers = {None: self._engine.launcher}
+        """Let no dispatcher find a plan."""
+        for dispatcher in self._dispatchers.values():
+            dispatcher.drop()
+        self._dispatchers = {None: self._engine.dispatcher}
 
     def transport(self, peers: set[int]) -> str:
         """Return what moves the data to these ranks."""
