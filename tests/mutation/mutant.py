@@ -16,6 +16,8 @@ from pathlib import Path
 
 #: Stands in a site's text for the number of the mutant that is planted there.
 NUMBER = "\0"
+#: A folder of a planted tree, for all that is known of it.
+STATE = ".mutation"
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 

@@ -17,10 +17,9 @@ from pathlib import Path
 import mutant
 from choose import c_sites, python_sites
 from insertion import HEADER, inserted
-from mutant import Mutant, Site
+from mutant import STATE, Mutant, Site
 
 HERE = Path(__file__).parent
-STATE = ".mutation"  #: a folder of the planted tree, for all that is known of it
 TOOLS = ("cc", "gcc", "c++", "g++")
 
 

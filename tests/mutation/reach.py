@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import supervise
-from plant import STATE
+from mutant import STATE
 
 LIMIT = 1800.0  #: seconds for a file of tests
 COMPILED = 5.0  #: seconds of compiling, which later runs are spared, that spoil what was measured
@@ -42,9 +42,11 @@ class Reached:
 
 def pytest_command(tree: Path, folder: Path, files: Iterable[str], *more: str) -> list[str | Path]:
     """Return the command that runs tests of a tree, observed, in a folder of their own."""
+    options = tree / STATE / "options"
     return [
         *(tree / ".venv/bin/python", "-m", "pytest", "-q", "--tb=short"),
         *("-p", "pc_mutation_observer", "-p", "no:cacheprovider", "--basetemp", folder / "t"),
+        *(options.read_text().split() if options.exists() else ()),
         *more,
         *files,
     ]
@@ -57,8 +59,15 @@ def events(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def measure(tree: Path, only: Sequence[str]) -> None:
-    """Run all files of tests that have not been run yet, or those that are named."""
+def measure(tree: Path, only: Sequence[str], options: str) -> None:
+    """Run all files of tests that have not been run yet, or those that are named.
+
+    Args:
+        tree: The planted one; it keeps the results.
+        only: Files or folders; empty for all.
+        options: For pytest, with blanks between them; `run` has them too.
+    """
+    (tree / STATE / "options").write_text(options)
     results = tree / STATE / "reach"
     results.mkdir(exist_ok=True)
     paths = sorted((tree / "tests").rglob("test_*.py"))
@@ -104,12 +113,14 @@ def _file(tree: Path, name: str) -> dict[str, Any]:
             command, tree, env, notes / "output", lambda: time.monotonic() - begun > LIMIT
         )
     tests: dict[str, dict[str, Any]] = {}
+    over = {event["test"] for event in events(notes) if event.get("phase") == "teardown"}
     names: dict[int, str] = {}
     for event in events(notes):
         if event["event"] == "start":
             names[event["epoch"]] = event["test"]
         elif event["event"] == "phase":
-            test = tests.setdefault(event["test"], vars(Test()))
+            outcome = "passed" if event["test"] in over else "failed"
+            test = tests.setdefault(event["test"], vars(Test(outcome=outcome)))
             test[event["phase"]] = event["seconds"]
             if event["outcome"] != "passed" and test["outcome"] != "failed":
                 test["outcome"] = event["outcome"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections import defaultdict
@@ -16,8 +15,7 @@ import mutant
 import reach
 import supervise
 from compare import FOUND
-from mutant import Mutant
-from plant import STATE
+from mutant import STATE, Mutant
 from reach import Reached, Test
 
 SECONDS = 60.0  #: for the tests of one mutant
@@ -131,12 +129,12 @@ def _mutant(
     unsure: list[str] = []
     while tests:
         begun = time.monotonic()
-        told |= _tests(tree, each.number, tests, known, seconds)
+        told |= _tests(tree, str(each.number), tests, known, seconds)
         told["seconds"] = round(time.monotonic() - begun, 1)
         failed = told.get("test", "")
         if told["outcome"] != "killed" or failed not in known:
             break
-        alone = _tests(tree, 0, [failed], known, seconds)
+        alone = _tests(tree, f"{each.number}-off", [failed], known, seconds)
         if alone["outcome"] == "survived":
             break
         unsure.append(failed)
@@ -148,10 +146,10 @@ def _mutant(
 
 
 def _tests(
-    tree: Path, number: int, tests: list[str], known: dict[str, Test], seconds: float
+    tree: Path, name: str, tests: list[str], known: dict[str, Test], seconds: float
 ) -> dict[str, Any]:
-    """Run tests, with the mutant of this number on unless it is 0."""
-    notes = tree / STATE / "runs" / (str(number) if number else f"off-{os.getpid()}")
+    """Run tests, with the mutant on whose number `name` is; with none if it is no number."""
+    notes = tree / STATE / "runs" / name
     shutil.rmtree(notes, ignore_errors=True)
     notes.mkdir(parents=True)
     (notes / "only").write_text("\n".join(tests) + "\n")
@@ -171,7 +169,7 @@ def _tests(
         return bool(hung) or now - begun > seconds
 
     with supervise.surroundings(tree / STATE) as (folder, env):
-        env |= {"OBSERVE": str(notes), "MUTANT": str(number)}
+        env |= {"OBSERVE": str(notes), "MUTANT": name if name.isdigit() else "0"}
         files = list(dict.fromkeys(name.split("::")[0] for name in tests))
         command = reach.pytest_command(tree, folder, files, "-x")
         code = supervise.run(command, tree, env, notes / "output", watch)

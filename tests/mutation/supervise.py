@@ -108,26 +108,29 @@ def _unlink(before: set[Path]) -> None:
 def surroundings(state: Path) -> Iterator[tuple[Path, dict[str, str]]]:
     """Give a run a folder for all that it leaves, and the environment that makes it use that.
 
-    No run finds what another has cached: a mutant may have made it.
+    No run finds what pycoll has cached in another: a mutant may have made it.
     """
     folder = Path(tempfile.mkdtemp(prefix="m"))  # short: sockets have their paths in it
     try:
         for name in KEPT:
             (state / "kept" / name).mkdir(mode=0o700, exist_ok=True)
             (folder / name).symlink_to(state / "kept" / name)
-        guest = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "pycoll/guest"
-        cache = folder / "cache/pycoll"
-        cache.mkdir(parents=True)
-        if guest.exists():
-            (cache / "guest").symlink_to(guest)
+        cache = folder / "cache"
+        cache.mkdir()
+        users = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+        for path in users.iterdir() if users.exists() else ():
+            if path.name != "pycoll":
+                (cache / path.name).symlink_to(path)
+        if (guest := users / "pycoll/guest").exists():  # 100 MB of Debian
+            (cache / "pycoll").mkdir()
+            (cache / "pycoll/guest").symlink_to(guest)
         env = {name: value for name, value in os.environ.items() if name[:6] != "PYCOLL"}
         for name in ("MUTANT", "REACH", "OBSERVE"):
             env.pop(name, None)
         env |= {
             "PATH": f"{state / 'bin'}:{os.environ['PATH']}",
             "TMPDIR": str(folder),
-            "XDG_CACHE_HOME": str(folder / "cache"),
-            "PYTHONDONTWRITEBYTECODE": "1",
+            "XDG_CACHE_HOME": str(cache),
         }
         yield folder, env
     finally:
