@@ -20,7 +20,7 @@ def read(path: Path) -> dict[int, Entry]:
 def show(path: Path) -> None:
     """Print how many were found in each area, and those that were not."""
     entries = read(path)
-    outcomes = ("killed", "timed out", "survived", "survived at the limit", "not reached", "lost")
+    outcomes = (*FOUND, "survived", "survived at the limit", "not reached", "lost", "error")
     print(f"{'':28}{'mutants':>9}" + "".join(f"{name:>{len(name) + 2}}" for name in outcomes))
     for area in [*sorted({entry["area"] for entry in entries.values()}), ""]:
         here = [entry for entry in entries.values() if area in ("", entry["area"])]

@@ -74,8 +74,8 @@ int pc__mutant_inherited(const char *name, char *value, size_t room)
         if (fd < 0)
             return 0;
         size_t n = 0;
-        for (ssize_t got; n < sizeof text - 1
-                          && (got = read(fd, text + n, sizeof text - 1 - n)) > 0;)
+        for (ssize_t got;
+             n < sizeof text - 1 && (got = read(fd, text + n, sizeof text - 1 - n)) > 0;)
             n += (size_t)got;
         close(fd);
         text[n] = 0;
