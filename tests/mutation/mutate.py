@@ -36,6 +36,7 @@ def main() -> int:
     step = steps.add_parser("reach", help="find which tests reach which mutant; goes on")
     step.add_argument("target", type=Path, help="the planted tree")
     step.add_argument("tests", nargs="*", help="files or folders of tests: all")
+    step.add_argument("--skip", nargs="*", default=[], help="files or folders that are not run")
     step.add_argument("--pytest", default="", help="options for pytest, here and in run")
     step = steps.add_parser("run", help="run each mutant's tests; goes on")
     step.add_argument("target", type=Path)
@@ -63,7 +64,7 @@ def main() -> int:
     elif given.step == "equip":
         plant.equip(given.target.resolve())
     elif given.step == "reach":
-        reach.measure(given.target.resolve(), given.tests, given.pytest)
+        reach.measure(given.target.resolve(), given.tests, given.skip, given.pytest)
     elif given.step == "run":
         only = set(given.only)
         results = run.run(given.target.resolve(), given.jobs, only, given.seconds, given.again)

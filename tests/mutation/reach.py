@@ -59,12 +59,13 @@ def events(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def measure(tree: Path, only: Sequence[str], options: str) -> None:
+def measure(tree: Path, only: Sequence[str], skip: Sequence[str], options: str) -> None:
     """Run all files of tests that have not been run yet, or those that are named.
 
     Args:
         tree: The planted one; it keeps the results.
         only: Files or folders; empty for all.
+        skip: Those that are not run.
         options: For pytest, with blanks between them; `run` has them too.
     """
     (tree / STATE / "options").write_text(options)
@@ -75,6 +76,8 @@ def measure(tree: Path, only: Sequence[str], options: str) -> None:
     if only:
         files = [name for name in files if any(name.startswith(start) for start in only)]
     for name in files:
+        if name.startswith(tuple(skip)):
+            continue
         result = results / (name.replace("/", "--") + ".json")
         if not result.exists():
             before = _compiled(tree)

@@ -49,13 +49,23 @@ def run(
         )
         try:
             while process.poll() is None and not watch():
+                _reap_orphans(process)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(0.2)
+                    process.wait(0.05)
             code = process.poll()
         finally:
             _end_all(process)
             _unlink(before)
     return code
+
+
+def _reap_orphans(process: subprocess.Popen[bytes]) -> None:
+    """Take leave of orphans that have ended, as init would: tests wait until they are gone."""
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid == process.pid:
+                break
+            os.waitpid(ended.si_pid, 0)
 
 
 def _end_all(process: subprocess.Popen[bytes]) -> None:
