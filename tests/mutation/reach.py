@@ -7,6 +7,7 @@ with. A file whose tests compiled much is run again, to measure what they take f
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections import defaultdict
@@ -103,9 +104,10 @@ def _compiled(tree: Path) -> float:
 
 
 def _file(tree: Path, name: str) -> dict[str, Any]:
-    notes = tree / STATE / "notes"
-    shutil.rmtree(notes, ignore_errors=True)
-    notes.mkdir(mode=0o777)
+    # A folder of its own: what an interrupted run may have left must not speak for this one.
+    shutil.rmtree(tree / STATE / "notes", ignore_errors=True)
+    notes = tree / STATE / "notes" / str(os.getpid()) / str(time.monotonic_ns())
+    notes.mkdir(parents=True)
     (notes / "epoch").write_bytes((1).to_bytes(4, "little"))  # 1: before the first test
     notes.chmod(0o777)  # some tests give up root
     begun = time.monotonic()

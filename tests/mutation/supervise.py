@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 SET_CHILD_SUBREAPER = 36
 #: What tests keep between sessions in the folder for temporary files: it takes minutes to make.
@@ -36,6 +37,7 @@ def run(
         Its exit status, negative if a signal ended it; None where `watch` has ended it.
     """
     ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGTERM, _leave)
     before = set(SHARED.iterdir())
     with output.open("w") as said:
         process = subprocess.Popen(
@@ -57,6 +59,11 @@ def run(
             _end_all(process)
             _unlink(before)
     return code
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    """End this process the way that ends what it has started."""
+    raise SystemExit(128 + number)
 
 
 def _reap_orphans(process: subprocess.Popen[bytes]) -> None:
