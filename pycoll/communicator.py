@@ -155,8 +155,8 @@ class Communicator:
 
     What is only moved may be of any dtype whose elements are a fixed number of bytes: integers and
     floats of any width, bool, complex, fp8, datetime64, strings, structures, either byte order.
-    Reductions take those with arithmetic, see `pycoll.dtypes.DTYPES`; UsageError says what to pass
-    instead of another.
+    Reductions take those with arithmetic, see ``pycoll.dtypes.DTYPES``; UsageError says what to
+    pass instead of another.
 
     ``op="avg"`` is the sum and then one division by ``size``. Of integers both are done in their
     dtype, as NCCL does them: the sum wraps, the quotient is truncated towards zero.

@@ -38,8 +38,8 @@ class Plan(Generic[R]):
         self._engine = engine
         self._launch = engine.order.noted(launch)
         self._result = result
-        self.algorithm = algorithm  #: name of the algorithm that runs
-        self.transport = transport  #: what moves the data, such as "shm", "tcp" or "shm+verbs"
+        self.algorithm = algorithm
+        self.transport = transport
         self._text = text
         self._timeout = timeout
         self._owner = owner  # the communicator, the arrays and the native plan
