@@ -73,10 +73,10 @@ class Collectives:
 
         return Dispatcher(self._engine, self._owner())
 
-    def plan(self, collective: str, x: Any, out: Any, asked: CallOptions) -> Plan:
+    def plan(self, collective: str, x: Any, out: Any, options: CallOptions) -> Plan:
         """Bind a collective to its arrays."""
         with self._engine.order.begins("plan"):
-            return self.launch.bind(collective, x, out, asked)
+            return self.launch.bind(collective, x, out, options)
 
     def _serve(
         self,
@@ -100,10 +100,10 @@ class Collectives:
                 x = None if row.x_at_root else x
                 out = None if row.out_at_root else out
         # As its constructor does, which is a function of Python's.
-        asked = tuple.__new__(CallOptions, (op, root, None, algorithm, timeout, ""))
+        options = tuple.__new__(CallOptions, (op, root, None, algorithm, timeout, ""))
         if not row.result:
-            return self.launch.arrive(asked, async_op)
-        return self.launch.run(row.name, x, out, asked, async_op)
+            return self.launch.arrive(options, async_op)
+        return self.launch.run(row.name, x, out, options, async_op)
 
     def _root(self, who: str, root: Any) -> int:
         """Return a rank that the user named."""

@@ -731,8 +731,8 @@ class Communicator:
             >>> plan()
             array([2., 2.])
         """
-        asked = CallOptions(op, root, counts, algorithm, timeout)
-        return self._collectives.plan(collective, x, out, asked)
+        options = CallOptions(op, root, counts, algorithm, timeout)
+        return self._collectives.plan(collective, x, out, options)
 
     @overload
     def allgatherv(
@@ -780,8 +780,8 @@ class Communicator:
             >>> comm.allgatherv(np.full(comm.rank + 1, comm.rank), [1, 2])
             array([0, 1, 1])
         """
-        asked = CallOptions("sum", 0, counts, algorithm, timeout)
-        return self._counted.by_counts("allgather", x, out, asked, async_op)
+        options = CallOptions("sum", 0, counts, algorithm, timeout)
+        return self._counted.by_counts("allgather", x, out, options, async_op)
 
     @overload
     def reduce_scatterv(
@@ -846,8 +846,8 @@ class Communicator:
             >>> comm.reduce_scatterv(np.arange(3.0), [2, 1])
             array([0., 2.])
         """
-        asked = CallOptions(op, 0, counts, algorithm, timeout)
-        return self._counted.by_counts("reduce_scatter", x, out, asked, async_op)
+        options = CallOptions(op, 0, counts, algorithm, timeout)
+        return self._counted.by_counts("reduce_scatter", x, out, options, async_op)
 
     @overload
     def alltoallv(

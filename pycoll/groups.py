@@ -39,9 +39,9 @@ class Groups:
                 _whole(0 if color is None else color, "color"),
                 _whole(key, "key"),
             ]
-            asked = CallOptions(timeout=timeout, purpose="split()")
+            options = CallOptions(timeout=timeout, purpose="split()")
             every = numpy.array(mine, numpy.int64)
-            said = self._collectives.launch.run("allgather", every, None, asked)
+            said = self._collectives.launch.run("allgather", every, None, options)
         self._formed += 1
         if color is None:
             return None

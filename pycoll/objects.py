@@ -1,7 +1,7 @@
 """Objects of Python between the ranks of a Communicator, as pickles.
 
-A voucher for each pickle travels first, and what came is loaded if it is what its rank vouched
-for. What stops a rank behind the vouchers (Ctrl-C, no memory for the object) breaks the
+A header for each pickle travels first, and what came is loaded if it is what its rank vouched
+for. What stops a rank behind the headers (Ctrl-C, no memory for the object) breaks the
 communicator for all.
 """
 
@@ -47,7 +47,7 @@ class Objects:
         self.rank, self.size = engine.world.rank, engine.world.size
 
     @cached_property
-    def vouchers(self) -> PickleHeaders:
+    def headers(self) -> PickleHeaders:
         """What goes before pickles, and says whose they are."""
         engine = self._engine
         return PickleHeaders(engine.bootstrap.secret, self.rank, leave=engine.world.remote)
@@ -56,71 +56,73 @@ class Objects:
         """Return the object of rank ``root``."""
         with self._engine.order.begins("broadcast_object"):
             self._begin(root, "broadcast_object")
-            asked = CallOptions(
+            options = CallOptions(
                 root=root, timeout=timeout, purpose=f"broadcast_object(root {root})"
             )
             mine = _pickled([obj], 1) if self.rank == root else _Pickled([], 1)
-            vouchers = self._announce("broadcast", mine, asked)
-        (voucher,) = _all_pickled("broadcast", mine, vouchers, asked)
-        with self._engine.order.entirely(asked.purpose):
-            data = _room(_rounded(voucher.length), mine.pickles)
-            self._collectives.launch.run("broadcast", data, None, asked)
-            found = _vouched(voucher, data, root, asked)
+            headers = self._announce("broadcast", mine, options)
+        (header,) = _all_pickled("broadcast", mine, headers, options)
+        with self._engine.order.entirely(options.purpose):
+            data = _room(_rounded(header.length), mine.pickles)
+            self._collectives.launch.run("broadcast", data, None, options)
+            found = _vouched(header, data, root, options)
         return obj if self.rank == root else pickle.loads(found)
 
     def allgather(self, obj: Any, timeout: float | None) -> list[Any]:
         """Return the objects of all ranks."""
         with self._engine.order.begins("allgather_object"):
             self._begin(0, "allgather_object")
-            asked = CallOptions(timeout=timeout, purpose="allgather_object()")
+            options = CallOptions(timeout=timeout, purpose="allgather_object()")
             mine = _pickled([obj], 1)
-            vouchers = self._announce("allgather", mine, asked)
-        _all_pickled("allgather", mine, vouchers, asked)
-        with self._engine.order.entirely(asked.purpose):
-            lengths = [voucher.length for voucher in vouchers]
-            every = self._pickles_of_all(mine.pickles, lengths, asked)
-            found = _all_vouched(vouchers, every, asked)
+            headers = self._announce("allgather", mine, options)
+        _all_pickled("allgather", mine, headers, options)
+        with self._engine.order.entirely(options.purpose):
+            lengths = [header.length for header in headers]
+            every = self._pickles_of_all(mine.pickles, lengths, options)
+            found = _all_vouched(headers, every, options)
         return [obj if r == self.rank else pickle.loads(data) for r, data in enumerate(found)]
 
     def gather(self, obj: Any, root: int, timeout: float | None) -> list[Any] | None:
         """Return the objects of all ranks on rank ``root``; None elsewhere."""
         with self._engine.order.begins("gather_object"):
             self._begin(root, "gather_object")
-            asked = CallOptions(timeout=timeout, purpose=f"gather_object(root {root})")
+            options = CallOptions(timeout=timeout, purpose=f"gather_object(root {root})")
             mine = _pickled([obj], 1)
-            vouchers = self._announce("allgather", mine, asked)
-        _all_pickled("allgather", mine, vouchers, asked)
-        with self._engine.order.entirely(asked.purpose):
-            lengths = [voucher.length for voucher in vouchers]
+            headers = self._announce("allgather", mine, options)
+        _all_pickled("allgather", mine, headers, options)
+        with self._engine.order.entirely(options.purpose):
+            lengths = [header.length for header in headers]
             out = _room(sum(lengths), []) if self.rank == root else None
             own = _room(0, mine.pickles)
-            self._counted.within("gatherv", asked.method, own, lengths, out, root, False, timeout)
+            self._counted.within("gatherv", options.method, own, lengths, out, root, False, timeout)
             if out is None:
                 return None
-            found = _all_vouched(vouchers, _cut(out, lengths), asked)
+            found = _all_vouched(headers, _cut(out, lengths), options)
         return [obj if r == self.rank else pickle.loads(data) for r, data in enumerate(found)]
 
     def scatter(self, objs: Sequence[Any] | None, root: int, timeout: float | None) -> Any:
         """Return the one of ``objs``, of rank ``root``, that is this rank's."""
         with self._engine.order.begins("scatter_object"):
             self._begin(root, "scatter_object")
-            asked = CallOptions(root=root, timeout=timeout, purpose=f"scatter_object(root {root})")
+            options = CallOptions(
+                root=root, timeout=timeout, purpose=f"scatter_object(root {root})"
+            )
             is_root = self.rank == root
             mine = _pickled(objs, self.size) if is_root else _Pickled([], self.size)
-            vouchers = self._announce("broadcast", mine, asked)
-        _all_pickled("broadcast", mine, vouchers, asked)
-        with self._engine.order.entirely(asked.purpose):
-            lengths = [voucher.length for voucher in vouchers]
+            headers = self._announce("broadcast", mine, options)
+        _all_pickled("broadcast", mine, headers, options)
+        with self._engine.order.entirely(options.purpose):
+            lengths = [header.length for header in headers]
             own = _room(lengths[self.rank], [])
             every = _room(0, mine.pickles) if is_root else None
             self._counted.within(
-                "scatterv", asked.method, every, lengths, own, root, False, timeout
+                "scatterv", options.method, every, lengths, own, root, False, timeout
             )
-            found = _vouched(vouchers[self.rank], own, root, asked)
+            found = _vouched(headers[self.rank], own, root, options)
         return objs[root] if is_root and objs is not None else pickle.loads(found)
 
     def _pickles_of_all(
-        self, pickles: list[bytes], lengths: list[int], asked: CallOptions
+        self, pickles: list[bytes], lengths: list[int], options: CallOptions
     ) -> list[Bytes]:
         import numpy
 
@@ -128,12 +130,12 @@ class Objects:
         if self.size * widest - sum(lengths) <= max(_WASTE_BYTES, sum(lengths)):
             out = numpy.empty((self.size, widest), numpy.uint8)
             return list(
-                self._collectives.launch.run("allgather", _room(widest, pickles), out, asked)
+                self._collectives.launch.run("allgather", _room(widest, pickles), out, options)
             )
         found = []
         for root, length in enumerate(lengths):
             found.append(_room(_rounded(length), pickles if root == self.rank else []))
-            self._collectives.launch.run("broadcast", found[-1], None, asked._replace(root=root))
+            self._collectives.launch.run("broadcast", found[-1], None, options._replace(root=root))
         return found
 
     def _begin(self, root: int, who: str) -> None:
@@ -148,31 +150,33 @@ class Objects:
                 "of `openssl rand -hex 32` on every rank"
             )
 
-    def _announce(self, collective: str, mine: _Pickled, asked: CallOptions) -> list[PickleHeader]:
-        """Exchange the vouchers of pickles, or that a rank could not make its own.
+    def _announce(
+        self, collective: str, mine: _Pickled, options: CallOptions
+    ) -> list[PickleHeader]:
+        """Exchange the headers of pickles, or that a rank could not make its own.
 
         In a broadcast there is a pickle for each rank, or one for all of them.
         """
         import numpy
 
-        what, each = asked.purpose, mine.want > 1
+        what, each = options.purpose, mine.want > 1
         number = self._engine.next_call()
         nothing: list[bytes | None] = [None] * mine.want
         said = [
-            self.vouchers.write(what, number, pickle, receiver if each else EVERYONE)
+            self.headers.write(what, number, pickle, receiver if each else EVERYONE)
             for receiver, pickle in enumerate(mine.pickles or nothing)
         ]
         x = numpy.frombuffer(bytearray(b"".join(said)), numpy.int64)
-        ahead = asked._replace(purpose=f"lengths of {what}")
-        vouchers = []
+        ahead = options._replace(purpose=f"lengths of {what}")
+        headers = []
         with self._engine.order.entirely(what, self._engine.order.count()):
             data = self._collectives.launch.run(collective, x, None, ahead).tobytes()
             for i, start in enumerate(range(0, len(data), VOUCHER_BYTES)):
-                sender = asked.root if collective == "broadcast" else i
+                sender = options.root if collective == "broadcast" else i
                 one = data[start : start + VOUCHER_BYTES]
                 receiver = i if each else EVERYONE
-                vouchers.append(self.vouchers.read(what, number, one, sender, receiver))
-        return vouchers
+                headers.append(self.headers.read(what, number, one, sender, receiver))
+        return headers
 
 
 class _Pickled(NamedTuple):
@@ -197,17 +201,17 @@ def _pickled(objects: Sequence[Any] | None, want: int) -> _Pickled:
 
 
 def _all_pickled(
-    collective: str, mine: _Pickled, vouchers: list[PickleHeader], asked: CallOptions
+    collective: str, mine: _Pickled, headers: list[PickleHeader], options: CallOptions
 ) -> list[PickleHeader]:
-    """Return the vouchers; raise if a rank could not make its pickles. All ranks raise alike."""
+    """Return the headers; raise if a rank could not make its pickles. All ranks raise alike."""
     if mine.error is not None:
         raise mine.error
-    failed = [i for i, voucher in enumerate(vouchers) if voucher.length == FAILED]
+    failed = [i for i, header in enumerate(headers) if header.length == FAILED]
     if failed:
-        rank = asked.root if collective == "broadcast" else failed[0]
-        who = asked.purpose.partition("(")[0]
+        rank = options.root if collective == "broadcast" else failed[0]
+        who = options.purpose.partition("(")[0]
         raise UsageError(f"{who}: rank {rank} could not pickle its object; see its message")
-    return vouchers
+    return headers
 
 
 def _rounded(length: int) -> int:
@@ -231,19 +235,19 @@ def _cut(data: Bytes, lengths: Sequence[int]) -> list[Bytes]:
     return [data[end - n : end] for end, n in zip(ends, lengths, strict=True)]
 
 
-def _vouched(voucher: PickleHeader, data: Bytes, sender: int, asked: CallOptions) -> memoryview:
+def _vouched(header: PickleHeader, data: Bytes, sender: int, options: CallOptions) -> memoryview:
     """Return the pickle with which ``data`` begins, if its rank vouched for that."""
-    found = data[: voucher.length].data
-    if not voucher.holds(found):
+    found = data[: header.length].data
+    if not header.holds(found):
         raise TransportError(
-            f"{asked.purpose}: what came for rank {sender}'s object is not what it sent: somebody "
-            "between the ranks changed it; it was not loaded"
+            f"{options.purpose}: what came for rank {sender}'s object is not what it sent: "
+            "somebody between the ranks changed it; it was not loaded"
         )
     return found
 
 
 def _all_vouched(
-    vouchers: list[PickleHeader], every: list[Bytes], asked: CallOptions
+    headers: list[PickleHeader], every: list[Bytes], options: CallOptions
 ) -> list[memoryview]:
-    pairs = zip(vouchers, every, strict=True)
-    return [_vouched(voucher, data, i, asked) for i, (voucher, data) in enumerate(pairs)]
+    pairs = zip(headers, every, strict=True)
+    return [_vouched(header, data, i, options) for i, (header, data) in enumerate(pairs)]

@@ -26,13 +26,13 @@ class VectorCollectives:
         self._collectives = collectives
         self._messages = messages
 
-    def by_counts(self, name: str, x: Any, out: Any, asked: CallOptions, async_op: bool) -> Any:
+    def by_counts(self, name: str, x: Any, out: Any, options: CallOptions, async_op: bool) -> Any:
         """Run `allgatherv` or `reduce_scatterv`; ``name`` is that of the form without counts."""
-        if asked.counts is None:  # which would be the collective without counts
+        if options.counts is None:  # which would be the collective without counts
             size = self._engine.world.size
             raise UsageError(f"{name}v: counts is None, want {size} numbers of elements")
         with self._engine.order.begins(f"{name}v"):
-            return self._collectives.launch.run(name, x, out, asked, async_op)
+            return self._collectives.launch.run(name, x, out, options, async_op)
 
     def alltoallv(
         self,

@@ -84,11 +84,11 @@ def test_behind_a_pickle_nothing_of_this_process_is_sent(monkeypatch: pytest.Mon
         with pycoll.init() as comm:
             seen: list[int] = []
 
-            def look(voucher: PickleHeader, data: np.ndarray, who: int, asked: CallOptions) -> Any:
-                behind = data[voucher.length :]
+            def look(header: PickleHeader, data: np.ndarray, who: int, options: CallOptions) -> Any:
+                behind = data[header.length :]
                 seen.append(len(behind))
                 assert not behind.any()
-                return vouched(voucher, data, who, asked)
+                return vouched(header, data, who, options)
 
             monkeypatch.setattr(np, "empty", used)
             monkeypatch.setattr(objects, "_vouched", look)
@@ -224,7 +224,7 @@ def test_what_somebody_changed_on_its_way_is_not_loaded(
     def rank() -> None:
         comm = pycoll.init(timeout=60)
         secret = comm._engine.bootstrap.secret
-        comm._objects.vouchers = PickleHeaders(secret, comm.rank, leave=True)  # as between hosts
+        comm._objects.headers = PickleHeaders(secret, comm.rank, leave=True)  # as between hosts
         read = PickleHeaders.read
         vouched = objects._vouched
 
@@ -237,11 +237,11 @@ def test_what_somebody_changed_on_its_way_is_not_loaded(
             return read(self, what, call, came.tobytes(), who, *to)
 
         def vouched_changed(
-            voucher: PickleHeader, data: np.ndarray, who: int, asked: CallOptions
+            header: PickleHeader, data: np.ndarray, who: int, options: CallOptions
         ) -> Any:
             if who == sender:
                 change(data)
-            return vouched(voucher, data, who, asked)
+            return vouched(header, data, who, options)
 
         if comm.rank == 1:
             monkeypatch.setattr(pickle, "loads", lambda data: pytest.fail(f"loaded {data!r}"))

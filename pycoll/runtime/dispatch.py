@@ -43,38 +43,38 @@ class Dispatcher:
         self._cuda: CudaExecutor | None = None  #: of those that use no GPU nothing more is asked
         self.plans = self._host.plans
 
-    def run(self, name: str, x: Any, out: Any, asked: CallOptions, async_op: bool = False) -> Any:
+    def run(self, name: str, x: Any, out: Any, options: CallOptions, async_op: bool = False) -> Any:
         """Run or queue a collective; see its method in `Communicator`."""
-        kind, op = self._check(name, asked)
+        kind, op = self._check(name, options)
         if kind.lists and isinstance(x, _LISTS):
-            call = self._listed(kind, x, out, op, asked)
+            call = self._listed(kind, x, out, op, options)
             return call.submit() if async_op else call.run()
         out = x if kind.out == "x" else out
-        if not async_op and asked.repeats:
-            found = self._host.again(kind, x, out, op, asked)
+        if not async_op and options.repeats:
+            found = self._host.again(kind, x, out, op, options)
             if found is None and self._cuda is not None:
-                found = self._cuda.again(kind, x, out, op, asked)
+                found = self._cuda.again(kind, x, out, op, options)
             if found is not None:
                 return found[0]
-        request = self._request(kind, x, out, op, asked)
+        request = self._request(kind, x, out, op, options)
         executor = self._executor(request.device)
-        return executor.submit(request, asked) if async_op else executor.run(request, asked)
+        return executor.submit(request, options) if async_op else executor.run(request, options)
 
-    def bind(self, name: str, x: Any, out: Any, asked: CallOptions) -> Plan:
+    def bind(self, name: str, x: Any, out: Any, options: CallOptions) -> Plan:
         """Bind a collective to its arrays."""
-        kind, op = self._check(name, asked)
+        kind, op = self._check(name, options)
         if kind.lists and isinstance(x, _LISTS):
-            return self._listed(kind, x, out, op, asked).bind()
+            return self._listed(kind, x, out, op, options).bind()
         if kind.out == "x" and out is not None:
             raise UsageError(f"{name}: out is given, but the result goes to x; pass None")
-        request = self._request(kind, x, x if kind.out == "x" else out, op, asked)
-        return self._executor(request.device).bind(request, asked)
+        request = self._request(kind, x, x if kind.out == "x" else out, op, options)
+        return self._executor(request.device).bind(request, options)
 
-    def arrive(self, asked: CallOptions, async_op: bool) -> Work | None:
+    def arrive(self, options: CallOptions, async_op: bool) -> Work | None:
         """Run a barrier, or queue one."""
-        asked = asked._replace(purpose=asked.purpose or BARRIER.purpose)
-        self._check("allreduce", asked)
-        return self._host.arrive(asked, async_op)
+        options = options._replace(purpose=options.purpose or BARRIER.purpose)
+        self._check("allreduce", options)
+        return self._host.arrive(options, async_op)
 
     @property
     def cuda(self) -> CudaExecutor:
@@ -96,40 +96,42 @@ class Dispatcher:
         return self._host if device == HOST else self.cuda
 
     def _listed(
-        self, kind: CollectiveKind, x: Any, out: Any, op: ReduceOp, asked: CallOptions
+        self, kind: CollectiveKind, x: Any, out: Any, op: ReduceOp, options: CallOptions
     ) -> Listed:
         pairs = buckets.pairs(x, out, kind.name, kind.collective.reduces)
         device = operands.together((view for pair in pairs for view in pair), kind.name)
-        return self._executor(device).listed(kind, pairs, op, asked)
+        return self._executor(device).listed(kind, pairs, op, options)
 
-    def _check(self, name: str, asked: CallOptions) -> tuple[CollectiveKind, ReduceOp]:
-        who = (asked.purpose and asked.method) or name
+    def _check(self, name: str, options: CallOptions) -> tuple[CollectiveKind, ReduceOp]:
+        who = (options.purpose and options.method) or name
         self.engine.life.require_usable(who)
-        wanted = asked.algorithm
+        wanted = options.algorithm
         if not (wanted is None or isinstance(wanted, str | Algorithm)):
             raise UsageError(
                 f"{name}: algorithm is a {type(wanted).__name__}, want the name of a built-in or "
                 f"a function under @pycoll.algorithm(pycoll.{name})"
             )
-        if asked.timeout is not None:
-            check_timeout(who, asked.timeout)
+        if options.timeout is not None:
+            check_timeout(who, options.timeout)
         if not isinstance(name, str):
             raise UsageError(f"plan: collective is {quoted(name)}, want one of {', '.join(KINDS)}")
         kind = KINDS.get(name) or KINDS.get(name.removesuffix("v"))
-        if kind is None or not (asked.counts is None or kind.counted):
-            known = [k.name for k in KINDS.values() if k.counted or asked.counts is None]
-            with_counts = "" if asked.counts is None else " with counts"
+        if kind is None or not (options.counts is None or kind.counted):
+            known = [k.name for k in KINDS.values() if k.counted or options.counts is None]
+            with_counts = "" if options.counts is None else " with counts"
             raise UsageError(
                 f"plan: collective{with_counts} is {quoted(name)}, want one of {', '.join(known)}"
             )
-        return kind, reduce_op(asked.op)
+        return kind, reduce_op(options.op)
 
     def _request(
-        self, kind: CollectiveKind, x: Any, out: Any, op: ReduceOp, asked: CallOptions
+        self, kind: CollectiveKind, x: Any, out: Any, op: ReduceOp, options: CallOptions
     ) -> Request:
         world = self.engine.world
-        asking = RequestBuilder(kind, world.rank, world.size, asked.root, asked.counts, self._empty)
-        return asking.request(x, out, op, asked.purpose)
+        builder = RequestBuilder(
+            kind, world.rank, world.size, options.root, options.counts, self._empty
+        )
+        return builder.request(x, out, op, options.purpose)
 
     def _empty(self, like: ArrayView, shape: tuple[int, ...]) -> ArrayView:
         return (

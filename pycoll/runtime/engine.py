@@ -59,7 +59,7 @@ class Engine:
         bootstrap: The ranks.
         config: Its settings.
         selector: What the user gave to choose algorithms by.
-        settled: What the ranks have agreed on, in place of `selector`.
+        agreement: What the ranks have agreed on, in place of `selector`.
         side: Makes what runs the calls, from the native communicator and its ranks.
     """
 
@@ -68,7 +68,7 @@ class Engine:
         bootstrap: Bootstrap,
         config: Config,
         selector: Selector | str | None = None,
-        settled: Agreement | None = None,
+        agreement: Agreement | None = None,
         side: Callable[[Any, World], Side] = HostSide,
     ) -> None:
         self.timeout = config.timeout
@@ -94,7 +94,7 @@ class Engine:
         )
         try:
             #: What calls choose their algorithms by.
-            self._settled = settled or agree(bootstrap, self.world, config, selector)
+            self._agreement = agreement or agree(bootstrap, self.world, config, selector)
             bootstrap.control.attach(
                 self.failure.on_lost, self.failure.on_abort, self.failure.statuses.said
             )
@@ -111,7 +111,7 @@ class Engine:
         # Loaded at the first plan: it brings every algorithm, and joining shall be quick.
         from pycoll.runtime.plan.selection import Selection
 
-        return Selection(self.world, self._settled)
+        return Selection(self.world, self._agreement)
 
     def group(self, ranks: list[int], key: str) -> Engine:
         """Return an engine of some of the ranks; each of them calls this."""
@@ -149,7 +149,7 @@ class Engine:
         bootstrap = self.bootstrap.group(ranks, key)
         try:
             with self.failure.forming(bootstrap.control, but):
-                return make(bootstrap, config, settled=self._settled)
+                return make(bootstrap, config, agreement=self._agreement)
         except BaseException:
             bootstrap.close()
             raise

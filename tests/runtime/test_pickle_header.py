@@ -26,14 +26,14 @@ def test_a_voucher_holds_for_its_pickle_and_for_no_other(pickle, receiver):
     zero, one = pair()
     data = zero.write(WHAT, 1, pickle, receiver)
     assert len(data) == VOUCHER_BYTES
-    voucher = one.read(WHAT, 1, data, 0, receiver)
+    header = one.read(WHAT, 1, data, 0, receiver)
     if pickle is None:
-        assert voucher.length == FAILED
-        assert not voucher.holds(b"")
+        assert header.length == FAILED
+        assert not header.holds(b"")
     else:
-        assert voucher.holds(memoryview(pickle))
-        assert not voucher.holds(pickle + b".")
-        assert not voucher.holds(bytes(len(pickle) + 1)[1:] + b"x")
+        assert header.holds(memoryview(pickle))
+        assert not header.holds(pickle + b".")
+        assert not header.holds(bytes(len(pickle) + 1)[1:] + b"x")
 
 
 @given(pickles, st.integers(0, VOUCHER_BYTES - 1), st.integers(1, 255))
@@ -81,6 +81,6 @@ def test_a_voucher_of_another_call_is_a_mismatch():
 
 def test_within_a_host_a_voucher_is_for_a_length():
     zero, one = pair(leave=False)
-    voucher = one.read(WHAT, 1, zero.write(WHAT, 1, b"pickle"), 0)
-    assert voucher.holds(b"xxxxxx")
-    assert not voucher.holds(b"pickles")
+    header = one.read(WHAT, 1, zero.write(WHAT, 1, b"pickle"), 0)
+    assert header.holds(b"xxxxxx")
+    assert not header.holds(b"pickles")

@@ -73,7 +73,7 @@ class DeviceComm:
         self,
         bootstrap: Bootstrap,
         config: Config,
-        settled: Agreement,
+        agreement: Agreement,
         *,
         device: int,
         proofs: Proofs,
@@ -91,8 +91,8 @@ class DeviceComm:
         self._guard = threading.Lock()  #: of `native`, which the control thread asks, too
         #: Launches are put in order one by one; reentrant: a signal handler may call, too.
         self.turn = threading.RLock()
-        self._settled = settled._replace(tuning=None)
-        self.engine = Engine(bootstrap, config, settled=self._settled, side=lambda *_: self)
+        self._agreement = agreement._replace(tuning=None)
+        self.engine = Engine(bootstrap, config, agreement=self._agreement, side=lambda *_: self)
         self.world, self.comm = self.engine.world, self.engine.comm
         try:
             self._connect(config)
@@ -106,7 +106,7 @@ class DeviceComm:
     @cached_property
     def selection(self) -> Selection:
         """How calls choose their algorithms: by the rates of GPUs."""
-        return Selection(self.world, self._settled, "cuda", self.whole)
+        return Selection(self.world, self._agreement, "cuda", self.whole)
 
     def make_failure(
         self, comm: Any, control: Control, world: World, name: Callable[[int], str], _: Any

@@ -59,13 +59,13 @@ class CudaExecutor:
     # Calls.
 
     def again(
-        self, kind: CollectiveKind, x: Any, out: Any, op: ReduceOp, asked: CallOptions
+        self, kind: CollectiveKind, x: Any, out: Any, op: ReduceOp, options: CallOptions
     ) -> tuple[Any] | None:
         """Enqueue a call that is like an earlier one; None: it has to be looked at.
 
         A stream that the user has said is left to `run`, for then allocators have to be told.
         """
-        found = self._quick.find(kind.collective.name, x, out, op, asked)
+        found = self._quick.find(kind.collective.name, x, out, op, options)
         dc = self.streams.dc
         if found is None or dc is None or found.spot.number != dc.device:
             return None
@@ -81,39 +81,39 @@ class CudaExecutor:
             dc.held.add((x, out), stream)
         return (found.result,)
 
-    def run(self, request: Request, asked: CallOptions) -> Any:
+    def run(self, request: Request, options: CallOptions) -> Any:
         """Enqueue a call, and return its result, which is there when the stream has come to it."""
         stream = self.streams.stream(request.views, request.call.collective)
-        dc, plan = self._ready(request, asked, stream)
+        dc, plan = self._ready(request, options, stream)
         self.streams.enqueue(
-            dc, [(plan, *request.addresses)], stream, asked.timeout, _copying(request)
+            dc, [(plan, *request.addresses)], stream, options.timeout, _copying(request)
         )
         self.streams.hold(dc, request.views, stream)
         self._keep(dc, request, stream)
-        if asked.repeats:
-            self._quick.learn(asked, request, plan)
+        if options.repeats:
+            self._quick.learn(options, request, plan)
         return request.result
 
-    def submit(self, request: Request, asked: CallOptions) -> StreamWork:
+    def submit(self, request: Request, options: CallOptions) -> StreamWork:
         """Enqueue a call on the communicator's own stream, behind what is enqueued so far."""
         stream = self.streams.stream(request.views, request.call.collective)
-        dc, plan = self._ready(request, asked, stream)
+        dc, plan = self._ready(request, options, stream)
         parts = [(plan, *request.addresses)]
         work = self.streams.begin(
-            dc, parts, stream, asked.timeout, request.views, request.result, _copying(request)
+            dc, parts, stream, options.timeout, request.views, request.result, _copying(request)
         )
         self._keep(dc, request, stream)
         return work
 
-    def bind(self, request: Request, asked: CallOptions) -> Plan:
+    def bind(self, request: Request, options: CallOptions) -> Plan:
         """Bind a call to its arrays; each run is enqueued on the stream that is current then."""
         views, who = request.views, request.call.collective
-        dc, plan = self._ready(request, asked, self.streams.stream(views, who))
+        dc, plan = self._ready(request, options, self.streams.stream(views, who))
         part, copying = (plan, *request.addresses), _copying(request)
 
         def start() -> Any:
             stream = self.streams.stream(views, who)
-            self.streams.enqueue(dc, [part], stream, asked.timeout, copying)
+            self.streams.enqueue(dc, [part], stream, options.timeout, copying)
             self._keep(dc, request, stream)
             return request.result
 
@@ -126,25 +126,25 @@ class CudaExecutor:
             plan.text,
             plan.direct if mapped and plan.direct else plan.algorithm,
             plan.transport,
-            asked.timeout,
+            options.timeout,
             pins,
         )
 
     def listed(
-        self, kind: CollectiveKind, pairs: Sequence[Pair], op: ReduceOp, asked: CallOptions
+        self, kind: CollectiveKind, pairs: Sequence[Pair], op: ReduceOp, options: CallOptions
     ) -> DeviceListCall:
         """Return a call of a list of arrays."""
-        return DeviceListCall(self.streams, kind, pairs, op, asked)
+        return DeviceListCall(self.streams, kind, pairs, op, options)
 
     def _keep(self, dc: DeviceComm, request: Request, stream: int) -> None:
         if request.copy is not None:
             self.streams.keep(dc, request.copy[1:], stream)
 
     def _ready(
-        self, request: Request, asked: CallOptions, stream: int
+        self, request: Request, options: CallOptions, stream: int
     ) -> tuple[DeviceComm, BoundPlan]:
         number = request.device.number
-        return self.streams.find(request.call, asked.algorithm, asked.timeout, number, stream)
+        return self.streams.find(request.call, options.algorithm, options.timeout, number, stream)
 
 
 def _copying(request: Request) -> Callable[[DeviceComm, int], None] | None:

@@ -44,9 +44,9 @@ class FastPath:
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], CachedPlan] = {}
 
-    def find(self, name: str, x: Any, out: Any, op: int, asked: CallOptions) -> Hit | None:
+    def find(self, name: str, x: Any, out: Any, op: int, options: CallOptions) -> Hit | None:
         """Return a call that can be launched; None sends the caller to look at its arrays."""
-        if not self._known or (at := spot(x)) is None or asked.root.__class__ is not int:
+        if not self._known or (at := spot(x)) is None or options.root.__class__ is not int:
             return None
         target = at
         if out is not None and out is not x:
@@ -54,7 +54,7 @@ class FastPath:
             if there is None or there.family is not at.family or there.given != at.given:
                 return None
             target = there
-        known = self._known.get(_key(name, op, asked, at, target, x, out))
+        known = self._known.get(_key(name, op, options, at, target, x, out))
         if known is None:
             return None
         a, b = at.address, target.address
@@ -63,7 +63,7 @@ class FastPath:
         result = (x if out is None else out) if known.writes else None
         return Hit(known.plan, a if known.reads else 0, b if known.writes else 0, at, result)
 
-    def learn(self, asked: CallOptions, request: Request, plan: BoundPlan) -> None:
+    def learn(self, options: CallOptions, request: Request, plan: BoundPlan) -> None:
         """Remember a kind of calls that needs nothing else than its plan."""
         call, (x, out), result = request.call, request.given, request.result
         if request.copy is not None or (
@@ -74,17 +74,17 @@ class FastPath:
         target = at if out is None or out is x else spot(out)
         if at is None or target is None or target.family is not at.family:
             return
-        if asked.root.__class__ is not int:  # a number of another kind; it may not be hashable
+        if options.root.__class__ is not int:  # a number of another kind; it may not be hashable
             return
         if len(self._known) >= MOST:
             self._known.clear()
-        key = _key(call.collective, call.op, asked, at, target, x, out)
+        key = _key(call.collective, call.op, options, at, target, x, out)
         self._known[key] = CachedPlan(plan, request.x is not None, request.out is not None)
 
 
 def _key(
-    name: str, op: int, asked: CallOptions, at: Spot, target: Spot, x: Any, out: Any
+    name: str, op: int, options: CallOptions, at: Spot, target: Spot, x: Any, out: Any
 ) -> tuple[Any, ...]:
     # In place is another kind of call: some collectives copy first.
     there = None if out is None else True if out is x else target.kind
-    return name, op, asked.root, asked.algorithm, at.kind, there
+    return name, op, options.root, options.algorithm, at.kind, there

@@ -60,11 +60,11 @@ class DeviceListCall:
         kind: CollectiveKind,
         pairs: Sequence[Pair],
         op: ReduceOp,
-        asked: CallOptions,
+        options: CallOptions,
     ) -> None:
-        self._streams, self._kind, self._asked = streams, kind, asked
+        self._streams, self._kind, self._options = streams, kind, options
         self._op = op if kind.collective.reduces else ReduceOp.SUM
-        self._root = rank_of(asked.root, streams.host.engine.world.size, f"{kind.name}: root")
+        self._root = rank_of(options.root, streams.host.engine.world.size, f"{kind.name}: root")
         self._pairs = pairs
         self._views = [view for pair in pairs for view in pair]
 
@@ -73,7 +73,7 @@ class DeviceListCall:
         dc, parts, packed, stream = self._parts()
         with dc.engine.order.entirely(self._text()):
             self._streams.enqueue(
-                dc, parts, stream, self._asked.timeout, packed.pack, packed.unpack
+                dc, parts, stream, self._options.timeout, packed.pack, packed.unpack
             )
         self._streams.hold(dc, [*self._views, *packed.buffers], stream)
         self._streams.keep(dc, packed.buffers, stream)
@@ -88,7 +88,7 @@ class DeviceListCall:
                 dc,
                 parts,
                 stream,
-                self._asked.timeout,
+                self._options.timeout,
                 self._views,
                 self._results(),
                 packed.pack,
@@ -105,19 +105,19 @@ class DeviceListCall:
             stream = self._streams.stream(self._views, who)
             with dc.engine.order.entirely(self._text()):
                 self._streams.enqueue(
-                    dc, parts, stream, self._asked.timeout, packed.pack, packed.unpack
+                    dc, parts, stream, self._options.timeout, packed.pack, packed.unpack
                 )
             self._streams.keep(dc, packed.buffers, stream)
             return self._results()
 
         first = parts[0][0]
         pins = (self._streams.host.works.owner(), self._pairs, parts, packed)
-        timeout = self._asked.timeout
+        timeout = self._options.timeout
         by, transport = first.algorithm, first.transport
         return Plan(dc.engine, start, self._results(), first.text, by, transport, timeout, pins)
 
     def _parts(self) -> tuple[DeviceComm, list[Part], _Packed, int]:
-        streams, asked = self._streams, self._asked
+        streams, options = self._streams, self._options
         stream = streams.stream(self._views, self._kind.name)
         number = self._views[0].device.number
         parts: list[Part] = []
@@ -125,7 +125,7 @@ class DeviceListCall:
         dc = None
         for message in buckets.buckets(self._pairs):
             call = message.call(self._kind.name, self._op, self._root)
-            dc, plan = streams.find(call, asked.algorithm, asked.timeout, number, stream)
+            dc, plan = streams.find(call, options.algorithm, options.timeout, number, stream)
             if len(message.pairs) == 1:
                 x, out = message.pairs[0]
                 parts.append((plan, x.address, out.address))

@@ -38,47 +38,47 @@ class HostExecutor:
         self._lists = Lists(engine, works, self.plans, Buffers(engine.heap))
 
     def again(
-        self, kind: CollectiveKind, x: Any, out: Any, op: ReduceOp, asked: CallOptions
+        self, kind: CollectiveKind, x: Any, out: Any, op: ReduceOp, options: CallOptions
     ) -> tuple[Any] | None:
         """Run the plan that serves these arrays, if there is one."""
-        dispatcher, number = self.dispatchers.of(asked.algorithm), NUMBERS[kind.collective.name]
+        dispatcher, number = self.dispatchers.of(options.algorithm), NUMBERS[kind.collective.name]
         done = None
-        if asked.algorithm is not None:  # without a wish, `Communicator` has tried this already
-            done = dispatcher.call(number, x, out, op, asked.root)
+        if options.algorithm is not None:  # without a wish, `Communicator` has tried this already
+            done = dispatcher.call(number, x, out, op, options.root)
         if done is not None:
             if done.__class__ is int:
                 self.engine.waits.finish_on(done, x, out)
         elif (found := pointers(x, out, kind.alike)) is not None:
-            done = dispatcher.pointers(number, *found, op, asked.root)
+            done = dispatcher.pointers(number, *found, op, options.root)
             if done:
                 self.engine.waits.finish(done)
         if done is None:
             return None
         if kind.collective.rooted:  # a rank that gets nothing returns nothing
             world = self.engine.world
-            g = geometry(kind.collective, world.rank, world.size, int(asked.root))
+            g = geometry(kind.collective, world.rank, world.size, int(options.root))
             if not g.output.nblocks:
                 return (None,)
         return (x if out is None else out,)
 
-    def run(self, request: Request, asked: CallOptions) -> Any:
+    def run(self, request: Request, options: CallOptions) -> Any:
         """Run a call and return its result."""
-        plan = self._plan(request, asked)
+        plan = self._plan(request, options)
         _copy(request)
-        self.engine.waits.call(plan.handle, *request.addresses, asked.timeout)
+        self.engine.waits.call(plan.handle, *request.addresses, options.timeout)
         return request.result
 
-    def submit(self, request: Request, asked: CallOptions) -> Work:
+    def submit(self, request: Request, options: CallOptions) -> Work:
         """Queue a call for the progress thread."""
-        plan = self._plan(request, asked)
+        plan = self._plan(request, options)
         _copy(request)
-        work = self.works.work(plan.text, asked.timeout, request)
+        work = self.works.work(plan.text, options.timeout, request)
         return work.start([(plan, *request.addresses)], lambda: request.result)
 
-    def bind(self, request: Request, asked: CallOptions) -> Plan:
+    def bind(self, request: Request, options: CallOptions) -> Plan:
         """Bind a call to its arrays."""
-        plan = self._plan(request, asked)
-        bound = self.bound(plan, request.addresses, asked.timeout, request.result)
+        plan = self._plan(request, options)
+        bound = self.bound(plan, request.addresses, options.timeout, request.result)
         holds = self.engine.heap.holds
         mapped = all(holds(array.address, array.nbytes) for array in request.views)
         by = plan.direct if mapped and plan.direct else plan.algorithm
@@ -91,26 +91,26 @@ class HostExecutor:
             plan.text,
             by,
             plan.transport,
-            asked.timeout,
+            options.timeout,
             pins,
         )
 
     def listed(
-        self, kind: CollectiveKind, pairs: Sequence[Pair], op: ReduceOp, asked: CallOptions
+        self, kind: CollectiveKind, pairs: Sequence[Pair], op: ReduceOp, options: CallOptions
     ) -> ListCall:
         """Return a call of a list of arrays."""
-        return ListCall(self._lists, kind, pairs, op, asked)
+        return ListCall(self._lists, kind, pairs, op, options)
 
-    def arrive(self, asked: CallOptions, async_op: bool = False) -> Work | None:
+    def arrive(self, options: CallOptions, async_op: bool = False) -> Work | None:
         """Run or queue a barrier, for the purpose that is given."""
-        call = replace(BARRIER, purpose=asked.purpose)
-        plan = self.plans.find(call, None, asked.timeout)
+        call = replace(BARRIER, purpose=options.purpose)
+        plan = self.plans.find(call, None, options.timeout)
         byte = load.ffi.new("unsigned char[1]")
         address = int(load.ffi.cast("uintptr_t", byte))
         if async_op:
-            work = self.works.work(plan.text, asked.timeout, byte)
+            work = self.works.work(plan.text, options.timeout, byte)
             return work.start([(plan, address, address)], lambda: None)
-        self.engine.waits.call(plan.handle, address, address, asked.timeout)
+        self.engine.waits.call(plan.handle, address, address, options.timeout)
         return None
 
     def bound(
@@ -121,8 +121,8 @@ class HostExecutor:
         seconds = engine.timeout if timeout is None else timeout
         return load.fastcall.Plan(engine.number, plan.number, *addresses, seconds, result)
 
-    def _plan(self, request: Request, asked: CallOptions) -> BoundPlan:
-        return self.plans.find(request.call, asked.algorithm, asked.timeout)
+    def _plan(self, request: Request, options: CallOptions) -> BoundPlan:
+        return self.plans.find(request.call, options.algorithm, options.timeout)
 
 
 def _copy(request: Request) -> None:

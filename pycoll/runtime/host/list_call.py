@@ -38,16 +38,16 @@ class ListCall:
         kind: CollectiveKind,
         pairs: Sequence[Pair],
         op: ReduceOp,
-        asked: CallOptions,
+        options: CallOptions,
     ) -> None:
-        self._host, self._kind, self._asked = host, kind, asked
+        self._host, self._kind, self._options = host, kind, options
         self._op = op if kind.collective.reduces else ReduceOp.SUM
-        self._root = rank_of(asked.root, host.engine.world.size, f"{kind.name}: root")
+        self._root = rank_of(options.root, host.engine.world.size, f"{kind.name}: root")
         self._pairs = pairs
 
     def run(self) -> list[Any]:
         """Run it and return the results."""
-        host, timeout = self._host, self._asked.timeout
+        host, timeout = self._host, self._options.timeout
         plans = list(self._plans())
         with host.engine.order.entirely(self._text(), host.engine.order.count()):
             for message, plan in plans:
@@ -82,7 +82,7 @@ class ListCall:
             return self._results()
 
         with host.engine.order.entirely(self._text(), host.engine.order.count()):
-            return host.works.work(text, self._asked.timeout, self._pairs).start(parts, finish)
+            return host.works.work(text, self._options.timeout, self._pairs).start(parts, finish)
 
     def bind(self) -> Plan:
         """Bind it to its arrays."""
@@ -91,13 +91,13 @@ class ListCall:
         if plans:
             text, by, transport = plans[0].text, plans[0].algorithm, plans[0].transport
         host, pins = self._host, (self._host.works.owner(), self._pairs, plans)
-        return Plan(host.engine, self.run, None, text, by, transport, self._asked.timeout, pins)
+        return Plan(host.engine, self.run, None, text, by, transport, self._options.timeout, pins)
 
     def _plans(self) -> Iterator[tuple[Bucket, BoundPlan]]:
         for message in buckets.buckets(self._pairs):
             call = message.call(self._kind.name, self._op, self._root)
-            asked = self._asked
-            yield message, self._host.plans.find(call, asked.algorithm, asked.timeout)
+            options = self._options
+            yield message, self._host.plans.find(call, options.algorithm, options.timeout)
 
     def _results(self) -> list[Any]:
         return [out.owner for _, out in self._pairs]

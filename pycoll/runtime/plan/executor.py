@@ -32,7 +32,7 @@ class Executor(Protocol):
     """Runs collectives whose arrays lie in one kind of memory, such as the host's."""
 
     def again(
-        self, kind: CollectiveKind, x: Any, out: Any, op: ReduceOp, asked: CallOptions
+        self, kind: CollectiveKind, x: Any, out: Any, op: ReduceOp, options: CallOptions
     ) -> tuple[Any] | None:
         """Run a call that is like an earlier one; return its result, or None to have it looked at.
 
@@ -41,19 +41,19 @@ class Executor(Protocol):
             x: The input, as the user passed it.
             out: Where the result goes; None: where `kind` says.
             op: How contributions combine.
-            asked: What else is asked for; it `repeats`.
+            options: What else is asked for; it `repeats`.
         """
 
-    def run(self, request: Request, asked: CallOptions) -> Any:
+    def run(self, request: Request, options: CallOptions) -> Any:
         """Run a call and return its result."""
 
-    def submit(self, request: Request, asked: CallOptions) -> Work:
+    def submit(self, request: Request, options: CallOptions) -> Work:
         """Start a call that runs beside its caller."""
 
-    def bind(self, request: Request, asked: CallOptions) -> Plan:
+    def bind(self, request: Request, options: CallOptions) -> Plan:
         """Bind a call to its arrays."""
 
     def listed(
-        self, kind: CollectiveKind, pairs: Sequence[Pair], op: ReduceOp, asked: CallOptions
+        self, kind: CollectiveKind, pairs: Sequence[Pair], op: ReduceOp, options: CallOptions
     ) -> Listed:
         """Return a call of a list of arrays, each with where its result goes."""

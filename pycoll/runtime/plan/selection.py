@@ -23,13 +23,13 @@ class Selection:
     """How the ranks of one communicator choose, all alike: a pure function of what they agreed."""
 
     def __init__(
-        self, world: World, settled: Agreement, device: str = "cpu", direct: bool = True
+        self, world: World, agreement: Agreement, device: str = "cpu", direct: bool = True
     ) -> None:
         self._world = world
         self._device = device
         self._direct = direct  #: whether all arrays of `empty` are reached by all ranks
-        self._tuning = None if settled.tuning is None else Tuning.from_json(settled.tuning)
-        self._selector = settled.selector
+        self._tuning = None if agreement.tuning is None else Tuning.from_json(agreement.tuning)
+        self._selector = agreement.selector
 
     def choose(self, call: Call, wanted: Wanted) -> tuple[Choice, Algorithm]:
         """Return how a call is to run.

@@ -208,12 +208,12 @@ def prepare(comm: Any, case: Any, x: Any, out: Any, deadline: float) -> tuple[by
     from pycoll.runtime.plan.options import CallOptions
 
     op = "sum" if case.op == "-" else case.op
-    asked = CallOptions(op, 0, None, case.algorithm)
-    kind, reduce_op = comm._collectives.launch._check(case.collective, asked)
+    options = CallOptions(op, 0, None, case.algorithm)
+    kind, reduce_op = comm._collectives.launch._check(case.collective, options)
     given = x if case.collective == "broadcast" else out
-    request = comm._collectives.launch._request(kind, x, given, reduce_op, asked)
+    request = comm._collectives.launch._request(kind, x, given, reduce_op, options)
     cuda = comm._collectives.launch.cuda
-    plane, plan = cuda._ready(request, asked, x._pool.stream)
+    plane, plan = cuda._ready(request, options, x._pool.stream)
     shape = device_comm.device_plan_shape(plan.handle)
     argument = device_comm.device_comm_prepare(
         plane.native, plane.comm, plan.handle, *request.addresses, deadline
