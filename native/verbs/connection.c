@@ -1,11 +1,11 @@
-/* The life of one connection: a queue pair at each end, made by wireup messages, tried, used, and
- * fenced when it fails.
+/* The state machine of one connection: a queue pair at each end is created by wireup, probed, used,
+ * and fenced when it fails.
  *
- * The lower rank offers, whether for the first time or again. A connection fails at one end or at
- * both; each end then destroys its queue pair, which is what makes sure that nothing more comes
- * through it, and only then says what had landed. So who sent knows exactly which messages have
- * not, and sends those again by another connection: each lands once, and never in a slot that has
- * moved on. */
+ * The lower rank sends the request, for the first time and after a failure. A connection fails at
+ * one end or at both. Each end then destroys its queue pair, so that nothing more can arrive by it,
+ * and only after that says what it has received. The sender so knows exactly which messages did not
+ * arrive, and sends those again by another connection: each arrives once, and never in a slot that
+ * has moved on. */
 #include "verbs/verbs.h"
 #ifdef PC_VERBS
 #include <stdio.h>
@@ -15,8 +15,8 @@
 
 #define PC_FIRST_PAUSE_NS UINT64_C(10000000)
 #define PC_LONGEST_PAUSE_NS UINT64_C(1000000000)
-#define PC_FLUSH_NS UINT64_C(1000000000) /* a device that has not flushed by then does not */
-#define PC_LOOK_NS UINT64_C(1000000)     /* what was posted comes back soon */
+#define PC_FLUSH_NS UINT64_C(1000000000) /* after that the device will not flush any more */
+#define PC_LOOK_NS UINT64_C(1000000)     /* between two looks whether the flush has ended */
 #define PC_BROKEN_OFF "a transfer was broken off"
 
 static const char *rail_name(const struct pc_verbs_net *w, const struct pc_verbs_connection *conn)
@@ -31,9 +31,9 @@ static void send_wireup(struct pc_verbs_net *w, struct pc_verbs_connection *conn
     int rc = pc__wireup_write(&peer->wireup, kind, conn->index, conn->turn, body, nbytes);
     if (rc == PC_OK || !peer->wireup.open)
         return;
-    /* There is no memory for it, which the peer would wait for; or it takes no wireup messages any
-     * more. What it wrote before, perhaps that it closed and what had landed by then, is read to
-     * the end, and only there it is lost. */
+    /* There is no memory for a message for which the peer would wait, or its socket takes none any
+     * more. What the peer wrote before, perhaps its CLOSE with what it has received, is still read;
+     * the peer is lost only at the end of the stream. */
     shutdown(peer->wireup.fd, SHUT_RDWR);
     w->base.events_pending = true;
 }
@@ -44,11 +44,11 @@ static void destroy(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
         return;
     pc__ib.destroy_qp(conn->qp);
     conn->qp = NULL;
-    conn->receives = 0; /* what was posted has gone with it */
+    conn->receives = 0; /* they went with the queue pair */
     w->base.state.queue_pairs--;
 }
 
-/* A fresh queue pair that is ready to receive what the other end will send. */
+/* Creates a queue pair in INIT, and resets the counters of the connection. */
 static int make(struct pc_verbs_net *w, struct pc_verbs_connection *conn, struct pc_error *error)
 {
     struct pc_ib_device *rail = &w->rails[conn->rail];
@@ -82,13 +82,12 @@ static void postpone(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
     pc__net_schedule(&w->base, conn->attempt);
 }
 
-/* Why a connection fails or cannot be made: for the other end, and for whoever asks about the peer.
- */
+/* Notes why a connection failed: for the other end, and for the peer's fault. */
 static void note(struct pc_verbs_net *w, struct pc_verbs_connection *conn, const char *why)
 {
     struct pc_verbs_peer *peer = conn->peer;
     snprintf(conn->why, sizeof conn->why, "%.60s: %.250s", rail_name(w, conn), why);
-    if (!peer->base.ended) /* else it has been said why */
+    if (!peer->base.ended) /* else `fault` has the reason already */
         pc__fail(&peer->base.fault, 0, (int)peer->base.rank, "%s, path %u: %s", rail_name(w, conn),
                  conn->index, why);
 }
@@ -129,8 +128,8 @@ void pc__connection_receive(struct pc_verbs_net *w, struct pc_verbs_connection *
         pc__connection_fail(w, conn, strerror(error));
 }
 
-static void call(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
-                 const struct pc_qp_info *theirs)
+static void learn_other_end(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
+                            const struct pc_qp_info *theirs)
 {
     conn->state = PC_CONNECTION_REPLIED;
     conn->theirs = *theirs;
@@ -151,7 +150,7 @@ int pc__connection_requested(struct pc_verbs_net *w, struct pc_verbs_connection 
         conn->state = PC_CONNECTION_DRAINING;
         pc__connection_drain(w, conn);
     } else {
-        call(w, conn, theirs);
+        learn_other_end(w, conn, theirs);
     }
     return PC_OK;
 }
@@ -161,7 +160,7 @@ void pc__connection_replied(struct pc_verbs_net *w, struct pc_verbs_connection *
 {
     if (conn->state == PC_CONNECTION_REQUESTED
         && conn->turn == turn) /* else it has failed here meanwhile */
-        call(w, conn, theirs);
+        learn_other_end(w, conn, theirs);
 }
 
 void pc__connection_connect(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
@@ -170,7 +169,7 @@ void pc__connection_connect(struct pc_verbs_net *w, struct pc_verbs_connection *
     struct pc_error error;
     conn->state = PC_CONNECTION_CONNECTING;
     conn->failed_early = false;
-    struct pc_ib_device rail = w->rails[conn->rail]; /* as it is now: its port may change */
+    struct pc_ib_device rail = w->rails[conn->rail]; /* a copy: the port may change */
     pthread_mutex_unlock(&w->base.lock);
     int rc = pc__qp_connect(&rail, conn->qp, &conn->mine, &conn->theirs, &error);
     pthread_mutex_lock(&w->base.lock);
@@ -180,7 +179,7 @@ void pc__connection_connect(struct pc_verbs_net *w, struct pc_verbs_connection *
         pc__connection_close(w, conn);
         return;
     }
-    if (rc != PC_OK || conn->failed_early) /* told to the other end as any later failure is */
+    if (rc != PC_OK || conn->failed_early) /* the other end is told by FENCED, as of any failure */
         pc__connection_fail(w, conn, rc != PC_OK ? error.text : NULL);
     else
         pc__connection_receive(w, conn, PC_CONNECTION_RECV_WRS);
@@ -206,7 +205,7 @@ void pc__connection_up(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
     w->base.state.revivals += conn->revived;
     conn->revived = true;
     pc__net_dirty(&peer->base);
-    w->base.events_pending = true; /* who waits for a connection should look */
+    w->base.events_pending = true; /* wakes a thread that waits for a connection */
 }
 
 void pc__connection_fail(struct pc_verbs_net *w, struct pc_verbs_connection *conn, const char *why)
@@ -225,7 +224,7 @@ void pc__connection_fail(struct pc_verbs_net *w, struct pc_verbs_connection *con
         peer->live--;
         w->base.state.live--;
         w->base.state.failures++;
-        if (now - conn->since > PC_LONGEST_PAUSE_NS) /* it was good for a while */
+        if (now - conn->since > PC_LONGEST_PAUSE_NS) /* it was up for a while: no backoff */
             conn->pause = 0;
         if (peer->live == 0) {
             peer->cut_off = now;
@@ -275,7 +274,7 @@ void pc__connection_down(struct pc_verbs_net *w, struct pc_verbs_connection *con
     w->base.events_pending = true;
 }
 
-/* This end lets go, and says so. */
+/* Destroys this end's queue pair, then says FENCED. */
 static void fence(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
 {
     destroy(w, conn);
@@ -311,7 +310,7 @@ int pc__connection_fenced(struct pc_verbs_net *w, struct pc_verbs_connection *co
                           const struct pc_wireup_received *landed)
 {
     if (turn != conn->turn || conn->state == PC_CONNECTION_DOWN || conn->answered)
-        return PC_OK; /* of a turn that is over */
+        return PC_OK; /* of an older turn */
     char why[PC_WIREUP_TEXT + 32];
     snprintf(why, sizeof why, "at the other end, %.*s", (int)sizeof landed->why - 1, landed->why);
     conn->landed = malloc(sizeof *conn->landed);
@@ -334,7 +333,7 @@ void pc__connection_close(struct pc_verbs_net *w, struct pc_verbs_connection *co
         w->base.state.live--;
     }
     if (conn->state == PC_CONNECTION_CONNECTING)
-        return; /* whoever connects it comes back here */
+        return; /* pc__connection_connect closes it afterwards */
     destroy(w, conn);
     conn->state = PC_CONNECTION_DOWN;
     conn->attempt = 0;

@@ -1,4 +1,4 @@
-/* Opens ports of RDMA devices. */
+/* Opens RDMA devices: context, protection domain, completion channel and completion queue. */
 #include "verbs/device.h"
 #ifdef PC_VERBS
 #include <errno.h>
@@ -10,7 +10,7 @@
 #include "core/internal.h"
 #include "verbs/port.h"
 
-#define PC_MAX_READS 16 /* at a time, on a queue pair */
+#define PC_MAX_READS 16 /* RDMA reads at once, of a queue pair */
 
 int pc__ib_device_fail(const struct pc_ib_device *rail, int errnum, const char *call,
                        uint32_t maximum, struct pc_error *error)
@@ -35,7 +35,7 @@ int pc__ib_device_refused(const struct pc_ib_device *rail, const char *call, uin
     return pc__ib_device_fail(rail, errnum, what, 0, error);
 }
 
-/* The largest that is not above `bytes`; 0 bytes: no limit. */
+/* The largest MTU of at most `bytes`; 0 bytes: no limit. */
 static enum ibv_mtu mtu_within(uint32_t bytes)
 {
     enum ibv_mtu mtu = IBV_MTU_4096;
@@ -97,7 +97,7 @@ static int open_device(struct pc_ib_device *rail, struct pc_error *error)
         rc = pc__fail(error, PC_SYSTEM, -1, "%s speaks neither InfiniBand nor RoCE",
                       rail->spec.device);
     } else {
-        errno = ENODEV; /* for a provider that sets none */
+        errno = ENODEV; /* for a provider that sets no errno */
         rail->context = pc__ib.open_device(list[i]);
         if (rail->context == NULL)
             rc = pc__ib_device_fail(rail, errno, "ibv_open_device", 0, error);
@@ -164,7 +164,7 @@ int pc__ib_device_query(struct pc_ib_device *rail, struct pc_error *error)
     return PC_OK;
 }
 
-static int learn(struct pc_ib_device *rail, struct pc_error *error)
+static int query_limits(struct pc_ib_device *rail, struct pc_error *error)
 {
     struct ibv_device_attr attr;
     int rc = pc__ib.query_device(rail->context, &attr);
@@ -184,7 +184,7 @@ static int learn(struct pc_ib_device *rail, struct pc_error *error)
     return pc__ib_device_query(rail, error);
 }
 
-static int never_block(const struct pc_ib_device *rail, int fd, struct pc_error *error)
+static int set_nonblocking(const struct pc_ib_device *rail, int fd, struct pc_error *error)
 {
     int flags = fcntl(fd, F_GETFL);
     if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0)
@@ -200,9 +200,9 @@ static int make_queues(struct pc_ib_device *rail, uint32_t cq_depth, struct pc_e
     rail->channel = pc__ib.create_comp_channel(rail->context);
     if (rail->channel == NULL)
         return pc__ib_device_fail(rail, errno, "ibv_create_comp_channel", 0, error);
-    int rc = never_block(rail, rail->channel->fd, error);
+    int rc = set_nonblocking(rail, rail->channel->fd, error);
     if (rc == PC_OK)
-        rc = never_block(rail, rail->context->async_fd, error);
+        rc = set_nonblocking(rail, rail->context->async_fd, error);
     if (rc != PC_OK)
         return rc;
     rail->cq = pc__ib.create_cq(rail->context, (int)cq_depth, NULL, rail->channel, 0);
@@ -240,8 +240,8 @@ struct ibv_qp *pc__ib_device_create_qp(const struct pc_ib_device *rail, struct i
     return pc__ib.create_qp(pd, &attr);
 }
 
-/* Devices do not say what they can, they refuse. More than these few cache lines would make every
- * entry of a send queue larger for nothing. */
+/* Finds max_inline_data by trying, as no query tells it. More than these few cache lines would make
+ * every entry of a send queue larger for nothing. */
 static int probe_inline(struct pc_ib_device *rail, struct pc_error *error)
 {
     static const uint32_t sizes[] = {256, 220, 188, 128, 92, PC_MIN_INLINE};
@@ -253,7 +253,7 @@ static int probe_inline(struct pc_ib_device *rail, struct pc_error *error)
             rail->max_inline = sizes[i];
             return PC_OK;
         }
-        if (errno == ENOMEM) /* not the size */
+        if (errno == ENOMEM) /* the size is not the reason */
             return pc__ib_device_fail(rail, errno, "ibv_create_qp", rail->max_pairs, error);
     }
     return pc__ib_device_fail(rail, errno, "ibv_create_qp with 64 bytes inline", 0, error);
@@ -276,7 +276,7 @@ int pc__ib_device_open(const struct pc_rail_spec *spec, const struct pc_verbs_op
     out->any_gid = spec->gid_index < 0;
     rc = open_device(out, error);
     if (rc == PC_OK)
-        rc = learn(out, error);
+        rc = query_limits(out, error);
     if (rc == PC_OK)
         rc = make_queues(out, cq_depth, error);
     if (rc == PC_OK)

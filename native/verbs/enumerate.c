@@ -1,4 +1,4 @@
-/* The ports of all RDMA devices of this machine, for whoever chooses among them. */
+/* Enumerates the ports of all RDMA devices of this host, for the choice of rails. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +35,7 @@ static int32_t numa_node(const char *device)
     return node;
 }
 
-/* A device of a bus has a driver; a software device has none, and rxe alone has a parent. */
+/* The kernel driver. A software device has none; of these only rxe has the file `parent`. */
 static void driver(const char *device, char *out, size_t size)
 {
     char conn[128], target[256];

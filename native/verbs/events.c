@@ -1,24 +1,26 @@
-/* What has to be seen to beside messages: wireup messages, the ports' events, and what is due at
- * some time. Whoever is in a call does it in passing; else the thread that attends. */
+/* The event loop of verbs: completions, wireup messages, asynchronous events and timers. A thread
+ * that is in a call serves it; otherwise the event thread does. */
 #include "verbs/verbs.h"
 #ifdef PC_VERBS
 #include <errno.h>
 #include <stdio.h>
 #include <sys/epoll.h>
 
-/* A peer that was reached before is lost without any connection for so long, if its connections
- * have failed so often since; else after twice the time. An attempt that began before may end. */
+/* A peer that was reached before is lost after this time without a connection, if each of its
+ * connections failed so often since; else after twice the time. An attempt that began before may
+ * end. */
 #define PC_RECONNECT_NS UINT64_C(10000000000)
 #define PC_RECONNECT_TRIES 3
-#define PC_PROBE_NS UINT64_C(5000000)       /* who answered an offer looks so often for the probe */
-#define PC_POLL_SENT_NS UINT64_C(100000000) /* and for an attempt that is under way */
-/* A rank with something on its way looks whether the connection has failed. */
+#define PC_PROBE_NS UINT64_C(5000000)       /* between two polls for the probe, after a reply */
+#define PC_POLL_SENT_NS UINT64_C(100000000) /* between two looks at an attempt */
+/* The longest sleep with sends in flight: a failed connection wakes nobody. */
 #define PC_NAP_NS UINT64_C(20000000)
 
-/* Until when a peer may be without a connection; 0: for ever. Where a transfer was broken off none
- * is made, and both ranks live: what waits has its own deadline. Before its first connection the
- * other rank may rightly be late, as at every step of the start. Later the lower rank decides, as
- * only it knows what was tried, and hangs up; a busy machine may not have let it try. */
+/* Until when a peer may be without a connection; 0: for ever. Where a transfer was broken off no
+ * connection is made, and both ranks live: what waits has its own deadline. Before the first
+ * connection the other rank may rightly be late, as at every step of the start. Later the lower
+ * rank decides, as only it knows what was tried, and closes the socket; a busy machine may not have
+ * let it try. */
 static uint64_t reconnect_until(const struct pc_verbs_net *w, const struct pc_verbs_peer *peer)
 {
     uint64_t patience = w->options.patience;
@@ -31,7 +33,7 @@ static uint64_t reconnect_until(const struct pc_verbs_net *w, const struct pc_ve
     return patience == 0 ? 0 : peer->cut_off + patience * UINT64_C(1000000000);
 }
 
-/* Whether an attempt that began in time may still end well. */
+/* Whether a connection attempt that began before `until` may still succeed. */
 static bool connecting_now(const struct pc_verbs_peer *peer, uint64_t until)
 {
     for (uint32_t i = 0; i < peer->nconns; i++) {
@@ -51,8 +53,7 @@ static void fail_peer(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
     pc__verbs_peer_fail(w, peer, PC_LOST, why);
 }
 
-/* Offers what is down, goes on with what has failed, and gives up what has been cut off too long.
- */
+/* Requests what is down, drains what has failed, gives up peers that were cut off too long. */
 void pc__verbs_handle_due(struct pc_net *net, bool block)
 {
     struct pc_verbs_net *w = (struct pc_verbs_net *)net;
@@ -71,7 +72,7 @@ void pc__verbs_handle_due(struct pc_net *net, bool block)
                 now = pc__now();
                 pc__verbs_peer_take_back(w, conn);
             } else if (conn->state == PC_CONNECTION_REPLIED) {
-                if (!w->connecting) /* whoever joins comes by */
+                if (!w->connecting) /* the thread that connects serves this one too */
                     pc__net_schedule(&w->base, conn->since);
             } else if (conn->state == PC_CONNECTION_PROBING) {
                 pc__net_schedule(&w->base, now + PC_PROBE_NS);
@@ -95,9 +96,8 @@ void pc__verbs_handle_due(struct pc_net *net, bool block)
     }
 }
 
-/* Events of a port tell its number; all others are the device's. */
-static bool concerns_events(const struct pc_ib_device *rail, enum ibv_event_type type,
-                            uint32_t port)
+/* Only events of ports carry a port number; all others are the whole device's. */
+static bool concerns_port(const struct pc_ib_device *rail, enum ibv_event_type type, uint32_t port)
 {
     return (type != IBV_EVENT_PORT_ERR && type != IBV_EVENT_PORT_ACTIVE) || port == rail->spec.port;
 }
@@ -115,7 +115,7 @@ static void handle_port_events(struct pc_verbs_net *w, uint32_t rail)
             struct pc_verbs_peer *peer = pc__verbs_peer(w, p);
             for (uint32_t i = 0; peer != NULL && i < peer->nconns; i++) {
                 struct pc_verbs_connection *conn = &peer->conns[i];
-                if (conn->rail != rail || !concerns_events(&w->rails[rail], type, port))
+                if (conn->rail != rail || !concerns_port(&w->rails[rail], type, port))
                     continue;
                 if (gone)
                     pc__connection_fail(w, conn,
@@ -132,8 +132,7 @@ static void handle_port_events(struct pc_verbs_net *w, uint32_t rail)
         epoll_ctl(w->base.epoll, EPOLL_CTL_DEL, w->rails[rail].context->async_fd, NULL);
 }
 
-/* The peer has said how much it has consumed; of several connections, an older word may come late.
- */
+/* The peer has consumed `said` messages. With several connections an older count may come late. */
 static void receive_credit(struct pc_verbs_net *w, struct pc_verbs_peer *peer,
                            const struct pc_net_edge *edge, uint32_t said)
 {
@@ -144,7 +143,7 @@ static void receive_credit(struct pc_verbs_net *w, struct pc_verbs_peer *peer,
     if (known + more > edge->put)
         pc__verbs_peer_fail(w, peer, PC_LOST, "it gave back more messages than were sent");
     else
-        pc__raise(edge->fifo->out_credit, known + more); /* who sleeps is woken by the poller */
+        pc__raise(edge->fifo->out_credit, known + more); /* poll_all wakes sleepers */
 }
 
 static void receive(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
@@ -154,7 +153,7 @@ static void receive(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
     pc__connection_up(w, conn);
     if (event->channel < PC_EDGE_CHANNELS) {
         struct pc_net_edge *edge = &peer->base.edges[event->channel];
-        if (event->is_frag) /* what a connection has brought is in memory by now */
+        if (event->is_frag) /* its bytes came before the completion */
             pc__edge_frag(edge, event->line, event->frag, event->frags);
         else
             receive_credit(w, peer, edge, event->credit);
@@ -165,7 +164,7 @@ static void receive(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
     }
 }
 
-/* True when somebody may wait for just that. */
+/* Retires the oldest send op; true when a thread may wait for just that. */
 static bool acknowledge(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
 {
     const struct pc_send_op *op = &conn->ops[conn->head++ % PC_CONNECTION_SEND_OPS];
@@ -180,8 +179,8 @@ static bool acknowledge(struct pc_verbs_net *w, struct pc_verbs_connection *conn
     return op->rndv != NULL || (op->edge != NULL && op->edge->pending == 0);
 }
 
-/* Of these the network is innocent: the two ranks disagree on what may be written where. (An
- * invalid request is not among them: Soft-RoCE says so of packets that it lost.) */
+/* Errors that no other connection mends: the two ranks disagree on what may be written where.
+ * (IBV_WC_REM_INV_REQ_ERR is not among them: Soft-RoCE reports it for lost packets.) */
 static bool refused(enum ibv_wc_status status)
 {
     return status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_LOC_PROT_ERR
@@ -204,7 +203,7 @@ static bool complete(struct pc_verbs_net *w, const struct pc_event *event)
     struct pc_verbs_connection *conn = &pc__verbs_peer(w, event->rank)->conns[event->conn];
     bool news = event->kind == PC_EVENT_RECEIVED;
     if (conn->qp == NULL || (conn->turn & 0xffff) != event->turn)
-        return false; /* of a queue pair that is no more */
+        return false; /* of a destroyed queue pair */
     conn->receives -= news;
     if (event->status != IBV_WC_SUCCESS) {
         failed(w, conn, event);
@@ -220,7 +219,7 @@ static bool complete(struct pc_verbs_net *w, const struct pc_event *event)
     return news;
 }
 
-/* Takes in all completions; true when messages or credit had come. */
+/* Polls all completion queues; true when messages or credit came. */
 static bool poll_all(struct pc_verbs_net *w)
 {
     struct pc_event events[PC_EVENTS_AT_ONCE];
@@ -232,8 +231,6 @@ static bool poll_all(struct pc_verbs_net *w)
             for (uint32_t k = 0; k < n; k++)
                 came |= complete(w, &events[k]);
         } while (n == PC_EVENTS_AT_ONCE);
-    /* A thread that sleeps on a count may have to look; who listens on descriptors is woken there.
-     */
     if (came) {
         /* A thread that is about to sleep has read the wakeup counter before it looked. */
         atomic_fetch_add(&((struct pc_arena *)comm->arena)->wakeup, 1);
@@ -247,7 +244,7 @@ static void read_peer(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
 {
     int rc = pc__verbs_peer_read(w, peer);
     if (rc != PC_OK)
-        poll_all(w); /* what it acknowledged before, or sent */
+        poll_all(w); /* what it acknowledged or sent before */
     if (rc > 0)
         pc__verbs_peer_leave(w, peer, PC_LOST, "it closed its connection",
                              &peer->wireup.in.body.landed);
@@ -256,7 +253,7 @@ static void read_peer(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
                             rc == PC_LOST ? "it closed its connection"
                                           : "it sent what is no letter");
     if (peer->base.ended && peer->wireup.open)
-        pc__wireup_close(&peer->wireup); /* which takes it out of the epoll */
+        pc__wireup_close(&peer->wireup); /* close removes it from the epoll */
 }
 
 void pc__verbs_handle_event(struct pc_net *net, uint64_t what)
@@ -270,19 +267,19 @@ void pc__verbs_handle_event(struct pc_net *net, uint64_t what)
 
 void pc__verbs_poll(struct pc_net *net, struct pc_net_peer *only)
 {
-    (void)only; /* completions of all come together */
+    (void)only; /* one completion queue serves all peers */
     poll_all((struct pc_verbs_net *)net);
 }
 
 uint64_t pc__verbs_arm(struct pc_net *net, uint64_t ns)
 {
     struct pc_verbs_net *w = (struct pc_verbs_net *)net;
-    /* Nobody solicits what this rank itself has posted. */
+    /* Completions of this rank's own sends raise no solicited event. */
     bool own = (net->called | net->posted | w->reads) != 0;
     for (uint32_t i = 0; i < w->nrails; i++)
         if (!w->armed[i] || own)
             w->armed[i] = ibv_req_notify_cq(w->rails[i].cq, !own) == 0;
-    if (poll_all(w)) /* before the channel was armed */
+    if (poll_all(w)) /* came before the channel was armed */
         return 0;
     return net->in_flight != 0 && ns > PC_NAP_NS ? PC_NAP_NS : ns;
 }

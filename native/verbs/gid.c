@@ -1,4 +1,4 @@
-/* The table of a port's GIDs: read from the library, or where that cannot, from sysfs. */
+/* Reads a port's GID table (libibverbs, else sysfs) and chooses an entry. */
 #include "verbs/gid.h"
 #ifdef PC_VERBS
 #include <arpa/inet.h>
@@ -55,8 +55,8 @@ static uint32_t read_by_hand(struct ibv_context *context, const char *device, ui
     return found;
 }
 
-/* The GIDs of this port; the table is that of all ports, so `capacity` must be for all. An address
- * vector names a GID by 8 bits, some tables are longer. */
+/* The GIDs of this port. The library's table has all ports, so that `capacity` must be for all.
+ * Entries beyond 255 are left out: an address vector has 8 bits for the index. */
 static uint32_t read_table(struct ibv_context *context, const char *device, uint32_t port,
                            uint32_t n, bool roce, struct pc_gid_entry *entries, uint32_t capacity)
 {
@@ -72,8 +72,8 @@ static uint32_t read_table(struct ibv_context *context, const char *device, uint
     return found;
 }
 
-/* What is not known is up. A process in another network namespace than the device's sees other
- * interfaces under these numbers: it is the same one only where its name is that in sysfs. */
+/* True also where the state is unknown. A process in another network namespace than the device's
+ * sees other interfaces under these indexes: only if sysfs has the same name it is the same. */
 static bool interface_up(const char *device, uint32_t port, const struct pc_gid_entry *e)
 {
     char file[PC_PORT_FILE], name[32];
@@ -105,7 +105,7 @@ static int worth(const char *device, uint32_t port, const struct pc_gid_entry *e
            + reach(&e->gid);
 }
 
-/* The entry, or `n`. */
+/* The position of the best entry, or `n`. */
 static uint32_t best(const char *device, uint32_t port, const struct pc_gid_entry *entries,
                      uint32_t n)
 {

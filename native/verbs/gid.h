@@ -1,4 +1,4 @@
-/* Which of a port's addresses a rail uses. */
+/* The choice of a GID (a port's address) for a rail. */
 #ifndef PC_GID_H
 #define PC_GID_H
 #include "verbs/ibverbs.h"
@@ -12,10 +12,10 @@ struct pc_gid {
     uint32_t type; /* 0 InfiniBand, 1 RoCE v1, 2 RoCE v2 */
 };
 
-/* The GID at `index`, or the best one if that is -1. InfiniBand: number 0. RoCE: one whose
- * interface is up before others; then RoCE v2, which is routed, before v1; then an IPv4 address
- * before an IPv6 one before a link-local one; then the lowest number. No peer is known yet: where a
- * port has addresses in several networks, the index tells which is meant. False: there is none. */
+/* The GID at `index`, or the best one if that is -1. InfiniBand: index 0. RoCE: one whose interface
+ * is up before others; then RoCE v2, which is routed, before v1; then an IPv4 address before an
+ * IPv6 one before a link-local one; then the lowest index. No peer is known yet: where a port has
+ * addresses in several networks, the user must give the index. False: there is none. */
 bool pc__gid_choose(struct ibv_context *context, const char *device, uint32_t port, int32_t index,
                     struct pc_gid *out);
 bool pc__gid_is_ipv4(const union ibv_gid *gid);

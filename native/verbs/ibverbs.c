@@ -1,4 +1,4 @@
-/* Finds libibverbs, and says what is missing. */
+/* Loads libibverbs, and says what is missing for RDMA. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -17,12 +17,12 @@
 #define PC_INSTALL "apt-get install libibverbs1 ibverbs-providers (or dnf install libibverbs)"
 #define PC_CONTAINER \
     "docker run --device=" PC_DEVICE_FILES " --cap-add=IPC_LOCK --ulimit memlock=-1"
-/* With less, not even the queues of a device that has them in user memory can be had. */
+/* With less, not even the queues of a device that keeps them in user memory can be created. */
 #define PC_LEAST_LOCKED (UINT64_C(64) << 10)
 
 static _Thread_local char remedy[240];
 
-/* The kernel wants the capability in the first user namespace: root of another has it in vain. */
+/* The kernel checks CAP_IPC_LOCK in the initial user namespace: root of another has it in vain. */
 static bool may_lock_all(void)
 {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
@@ -39,7 +39,7 @@ static bool may_lock_all(void)
     return first;
 }
 
-/* UINT64_MAX: none. */
+/* RLIMIT_MEMLOCK in bytes; UINT64_MAX: no limit. */
 static uint64_t limit_of_locked(void)
 {
     struct rlimit limit;
@@ -48,8 +48,8 @@ static uint64_t limit_of_locked(void)
     return limit.rlim_cur;
 }
 
-/* What is registered counts as pinned, not as locked (VmLck). */
-static uint64_t cached(void)
+/* Bytes registered so far. They count as pinned (VmPin), not as locked (VmLck). */
+static uint64_t pinned_bytes(void)
 {
     char line[256];
     unsigned long kib = 0;
@@ -67,7 +67,7 @@ uint64_t pc__ib_lockable(void)
     uint64_t limit = limit_of_locked();
     if (limit == UINT64_MAX)
         return limit;
-    uint64_t taken = cached();
+    uint64_t taken = pinned_bytes();
     return limit > taken ? limit - taken : 0;
 }
 
@@ -129,7 +129,7 @@ static void load(void)
         return;
     }
     for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
-        /* By version: the library still has the functions of its version 1.0, with other structs.
+        /* By version: the library still exports the functions of version 1.0, with other structs.
          */
         void *found = dlvsym(library, symbols[i].name, symbols[i].version);
         if (found == NULL)
@@ -142,9 +142,9 @@ static void load(void)
         }
         memcpy((char *)&pc__ib + symbols[i].at, &found, sizeof found);
     }
-    /* Before any memory is registered: where the kernel (before 5.12) does not copy registered
-     * pages for the child of a fork, the next write would give this process a page that the device
-     * does not know. */
+    /* Before any memory is registered: a kernel before 5.12 does not copy registered pages for the
+     * child of a fork, and the next write would then give this process a page that the device does
+     * not know. */
     int rc = pc__ib.fork_init();
     if (rc != 0)
         snprintf(unloadable, sizeof unloadable,
@@ -190,9 +190,9 @@ static const char *no_device(void)
            ": apt-get install ibverbs-providers (or dnf install libibverbs)";
 }
 
-/* NULL, or why none of the devices can be opened. Asks the kernel's files, not the devices: opening
- * one takes milliseconds. */
-static const char *devices_shut(struct ibv_device **list, int n)
+/* NULL, or why none of the devices can be opened. Checks the files in /dev, as opening a device
+ * takes milliseconds. */
+static const char *unopenable(struct ibv_device **list, int n)
 {
     const char *other = NULL, *shut = NULL;
     char conn[sizeof list[0]->dev_path];
@@ -205,7 +205,7 @@ static const char *devices_shut(struct ibv_device **list, int n)
         }
         snprintf(conn, sizeof conn, PC_DEVICES "/%.63s", name);
         if (access(conn, F_OK) != 0)
-            return NULL; /* no device of the kernel's: ask nothing about its file */
+            return NULL; /* not a kernel device: it has no file in /dev */
         snprintf(conn, sizeof conn, PC_DEVICE_FILES "/%.63s", list[i]->dev_name);
         if (access(conn, R_OK | W_OK) == 0)
             return NULL;
@@ -231,7 +231,7 @@ const char *pc__ib_load(void)
     if (list == NULL || n == 0)
         missing = no_device();
     else
-        missing = devices_shut(list, n);
+        missing = unopenable(list, n);
     if (list != NULL)
         pc__ib.free_device_list(list);
     if (missing == NULL && limit_of_locked() < PC_LEAST_LOCKED)

@@ -1,8 +1,8 @@
-/* libibverbs, loaded when it is first wanted: a machine without it runs everything else.
+/* libibverbs, loaded by dlopen at first use: a machine without it runs everything else.
  *
- * The functions of its that are inline in <infiniband/verbs.h> (ibv_post_send, ibv_post_recv,
- * ibv_poll_cq, ibv_req_notify_cq) are called as they stand, all others through pc__ib. A source
- * that needs RDMA stands between #ifdef PC_VERBS and #endif. */
+ * Its functions that are inline in <infiniband/verbs.h> (ibv_post_send, ibv_post_recv, ibv_poll_cq,
+ * ibv_req_notify_cq) are called directly, all others through pc__ib. Code that needs RDMA is
+ * between #ifdef PC_VERBS and #endif. */
 #ifndef PC_IBVERBS_H
 #define PC_IBVERBS_H
 #include <stdbool.h>
@@ -24,7 +24,7 @@
 #undef ibv_reg_mr
 #undef ibv_reg_mr_iova
 
-/* Name and symbol version. */
+/* Name and symbol version of each function. */
 #define PC_IBVERBS(X) \
     X(get_device_list, "IBVERBS_1.1") \
     X(free_device_list, "IBVERBS_1.1") \
@@ -32,7 +32,7 @@
     X(open_device, "IBVERBS_1.1") \
     X(close_device, "IBVERBS_1.1") \
     X(query_device, "IBVERBS_1.1") \
-    X(query_port, "IBVERBS_1.1") /* pc__port_query sees more */ \
+    X(query_port, "IBVERBS_1.1") /* pc__port_query tells more */ \
     X(query_gid, "IBVERBS_1.1") \
     X(get_async_event, "IBVERBS_1.1") \
     X(ack_async_event, "IBVERBS_1.1") \
@@ -55,20 +55,20 @@
     X(wc_status_str, "IBVERBS_1.1") \
     X(event_type_str, "IBVERBS_1.1")
 
-/* As struct ibv_gid_entry, which older headers have not got. */
+/* The same as struct ibv_gid_entry, which older headers lack. */
 struct pc_gid_entry {
     union ibv_gid gid;
     uint32_t index;
     uint32_t port;
     uint32_t type;      /* 0 InfiniBand, 1 RoCE v1, 2 RoCE v2 */
-    uint32_t interface; /* its network interface's index, or 0 */
+    uint32_t interface; /* index of its network interface, or 0 */
 };
 
 struct pc_ibverbs {
 #define PC_DEVICE_MEMBER(name, version) __typeof__(ibv_##name) *name;
     PC_IBVERBS(PC_DEVICE_MEMBER)
 #undef PC_DEVICE_MEMBER
-    /* NULL where the library is too old. */
+    /* The next three are NULL where the library is too old. */
     struct ibv_mr *(*reg_mr_iova2)(struct ibv_pd *pd, void *at, size_t nbytes, uint64_t iova,
                                    unsigned int access);
     struct ibv_mr *(*reg_dmabuf_mr)(struct ibv_pd *pd, uint64_t offset, size_t nbytes,
@@ -79,18 +79,18 @@ struct pc_ibverbs {
 
 extern struct pc_ibverbs pc__ib; /* filled by pc__ib_library and pc__ib_load */
 
-/* Whether it speaks InfiniBand or RoCE: what else there is cannot be connected by hand. */
+/* Whether the device speaks InfiniBand or RoCE: others (iWARP) need the RDMA CM to connect. */
 bool pc__ib_usable(const struct ibv_device *device);
 #endif
 
-/* Loads the library once. NULL, or why it cannot be had and what mends it; valid for ever. */
+/* Loads the library once. NULL, or why it cannot be loaded and what mends that; valid for ever. */
 const char *pc__ib_library(void);
-/* The same, and there is a device that this process may open, and memory that it may lock. The text
- * is valid until this thread asks again. Any thread. */
+/* The same, and checks that this process may open a device and lock memory. The text is valid until
+ * this thread calls again. Any thread. */
 const char *pc__ib_load(void);
-/* Bytes that this process may still register, by its limit of locked memory; UINT64_MAX: there is
- * none. A page counts once for each region that it is in. */
+/* Bytes that this process may still register, by RLIMIT_MEMLOCK; UINT64_MAX: no limit. A page
+ * counts once for each region that it is in. */
 uint64_t pc__ib_lockable(void);
-/* What would mend a verb's failure: begins with ": ", or empty. Valid as that. */
+/* What would mend a verb's failure: "" or ": ...". Valid until this thread calls again. */
 const char *pc__ib_remedy(int errnum);
 #endif

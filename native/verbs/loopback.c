@@ -1,5 +1,5 @@
-/* The bandwidth of a rail to itself: what the card, its PCI link and the memory carry, with no
- * network and no peer. */
+/* Measures the bandwidth of a rail by RDMA writes to itself: what the NIC, its PCIe link and the
+ * memory carry, without network and peer. */
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -18,10 +18,9 @@ int pc_verbs_loopback(const struct pc_rail_spec *spec, const struct pc_verbs_opt
 }
 #else
 #define PC_MESSAGE ((uint64_t)1 << 20)
-#define PC_EVENT_CQ \
-    4u                /* of the source, and of the destination: past most caches, yet soon pinned */
-#define PC_WINDOW 16u /* on their way */
-#define PC_GRACE 10e9 /* nanoseconds without a completion: the device hangs */
+#define PC_BUFFERS 4u /* messages per side: exceed most caches, yet register fast */
+#define PC_WINDOW 16u /* writes in flight */
+#define PC_GRACE 10e9 /* ns without a completion: the device hangs */
 
 struct loop {
     struct pc_ib_device rail;
@@ -33,14 +32,14 @@ struct loop {
 
 static int prepare(struct loop *l, struct pc_error *error)
 {
-    const size_t nbytes = 2 * PC_EVENT_CQ * PC_MESSAGE;
+    const size_t nbytes = 2 * PC_BUFFERS * PC_MESSAGE;
     struct pc_qp_info ends[2];
     l->memory = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (l->memory == MAP_FAILED) {
         l->memory = NULL;
         return pc__fail(error, PC_NOMEM, -1, "%zu bytes: %s", nbytes, strerror(errno));
     }
-    memset(l->memory, 1, nbytes); /* or the source would be one page of zeros */
+    memset(l->memory, 1, nbytes); /* else every page of the source is the zero page */
     l->mr = pc__ib.reg_mr(l->rail.pd, l->memory, nbytes,
                           IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
     if (l->mr == NULL)
@@ -60,7 +59,7 @@ static int prepare(struct loop *l, struct pc_error *error)
 
 static int post(struct loop *l, uint64_t nbytes, struct pc_error *error)
 {
-    uint64_t at = l->posted % PC_EVENT_CQ * PC_MESSAGE;
+    uint64_t at = l->posted % PC_BUFFERS * PC_MESSAGE;
     struct ibv_sge from
         = {.addr = (uintptr_t)l->memory + at, .length = (uint32_t)nbytes, .lkey = l->mr->lkey};
     struct ibv_send_wr *bad,
@@ -69,7 +68,7 @@ static int post(struct loop *l, uint64_t nbytes, struct pc_error *error)
             .num_sge = 1,
             .opcode = IBV_WR_RDMA_WRITE,
             .send_flags = IBV_SEND_SIGNALED,
-            .wr.rdma = {.remote_addr = (uintptr_t)l->memory + PC_EVENT_CQ * PC_MESSAGE + at,
+            .wr.rdma = {.remote_addr = (uintptr_t)l->memory + PC_BUFFERS * PC_MESSAGE + at,
                         .rkey = l->mr->rkey},
         };
     errno = ibv_post_send(l->qp[0], &request, &bad);
@@ -94,13 +93,13 @@ static int poll(struct loop *l, struct pc_error *error)
     return n;
 }
 
-/* Keeps the window full for so long, then waits for the last. */
+/* Keeps the window full for `seconds`, then waits for the last completions. */
 static int measure(struct loop *l, double seconds, struct pc_error *error, double *bandwidth)
 {
     const uint64_t most = l->rail.max_message;
     const uint64_t nbytes = most < PC_MESSAGE ? most : PC_MESSAGE;
     const uint64_t start = pc__now();
-    uint64_t now = start, heard = start;
+    uint64_t now = start, last_completion = start;
     do {
         while ((double)(now - start) < seconds * 1e9 && l->posted - l->completed < PC_WINDOW) {
             int rc = post(l, nbytes, error);
@@ -112,8 +111,8 @@ static int measure(struct loop *l, double seconds, struct pc_error *error, doubl
             return n;
         now = pc__now();
         if (n > 0)
-            heard = now;
-        else if ((double)(now - heard) > PC_GRACE)
+            last_completion = now;
+        else if ((double)(now - last_completion) > PC_GRACE)
             return pc__fail(error, PC_TIMEDOUT, -1,
                             "%s port %u: an RDMA write to itself does not end", l->rail.spec.device,
                             l->rail.spec.port);
@@ -139,7 +138,7 @@ int pc_verbs_loopback(const struct pc_rail_spec *spec, const struct pc_verbs_opt
     if (l.mr != NULL)
         pc__ib.dereg_mr(l.mr);
     if (l.memory != NULL)
-        munmap(l.memory, 2 * PC_EVENT_CQ * PC_MESSAGE);
+        munmap(l.memory, 2 * PC_BUFFERS * PC_MESSAGE);
     pc__ib_device_close(&l.rail);
     return rc;
 }

@@ -1,4 +1,4 @@
-/* Memory regions. Remote addresses are the process's own, for every kind of memory. */
+/* Registers memory regions. Their iova is the process's virtual address, for every memory type. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,13 +34,13 @@ static void drop(void *context, void *handle)
     free(region);
 }
 
-static struct ibv_mr *at_its_address(struct ibv_pd *domain, const struct pc_mem_span *span,
-                                     int access)
+static struct ibv_mr *reg_mr_at_va(struct ibv_pd *domain, const struct pc_mem_span *span,
+                                   int access)
 {
     void *at = (void *)span->from;
     size_t nbytes = span->to - span->from;
 #ifdef IBV_ACCESS_OPTIONAL_RANGE
-    /* Such as relaxed ordering: the plain call has not heard of them. */
+    /* Such as IBV_ACCESS_RELAXED_ORDERING: ibv_reg_mr does not know optional flags. */
     if (access & IBV_ACCESS_OPTIONAL_RANGE) {
         if (pc__ib.reg_mr_iova2 != NULL)
             return pc__ib.reg_mr_iova2(domain, at, nbytes, span->from, (unsigned int)access);
@@ -50,9 +50,9 @@ static struct ibv_mr *at_its_address(struct ibv_pd *domain, const struct pc_mem_
     return pc__ib.reg_mr(domain, at, nbytes, access);
 }
 
-/* With the errno of the first that failed, or 0. */
-static int with_all(const struct pc_mr_domains *r, const struct pc_mem_span *span, int fd,
-                    uint64_t offset, struct pc_mr *region)
+/* Registers the span in each domain, or in none. 0, or the errno of the domain that failed. */
+static int reg_in_all(const struct pc_mr_domains *r, const struct pc_mem_span *span, int fd,
+                      uint64_t offset, struct pc_mr *region)
 {
     for (uint32_t i = 0; i < r->n; i++) {
         errno = 0;
@@ -60,7 +60,7 @@ static int with_all(const struct pc_mr_domains *r, const struct pc_mem_span *spa
             region->with[i] = pc__ib.reg_dmabuf_mr(r->domains[i], offset, span->to - span->from,
                                                    span->from, fd, r->access);
         else
-            region->with[i] = at_its_address(r->domains[i], span, r->access);
+            region->with[i] = reg_mr_at_va(r->domains[i], span, r->access);
         if (region->with[i] != NULL)
             continue;
         int errnum = errno != 0 ? errno : EINVAL;
@@ -95,8 +95,8 @@ static int by_dmabuf(const struct pc_mr_domains *r, const struct pc_mem_span *sp
     int rc = pc__mem_export_dmabuf(span, error, &fd, &offset);
     if (rc != PC_OK)
         return rc;
-    int errnum = with_all(r, span, fd, offset, region);
-    close(fd); /* the regions hold the memory */
+    int errnum = reg_in_all(r, span, fd, offset, region);
+    close(fd); /* the regions keep the dma-buf */
     return errnum == 0 ? PC_OK : refused("ibv_reg_dmabuf_mr", span, errnum, error);
 }
 
@@ -106,11 +106,11 @@ static int by_peermem(const struct pc_mr_domains *r, const struct pc_mem_span *s
     int rc = pc__mem_peermem(span, error);
     if (rc != PC_OK)
         return rc;
-    int errnum = with_all(r, span, -1, 0, region);
+    int errnum = reg_in_all(r, span, -1, 0, region);
     return errnum == 0 ? PC_OK : refused("ibv_reg_mr by nvidia_peermem", span, errnum, error);
 }
 
-/* By whichever way there is, the better first; else the memory is to be staged. */
+/* By dma-buf, else by nvidia_peermem, else the memory must be staged. */
 static int of_gpu(const struct pc_mr_domains *r, struct pc_mem_span *span, struct pc_mr *region,
                   struct pc_error *error)
 {
@@ -134,7 +134,7 @@ static int make(void *context, struct pc_mem_span *span, struct pc_error *error,
         return pc__fail(error, PC_NOMEM, -1, "no memory for a registration");
     int rc;
     if (span->kind == PC_MEM_HOST) {
-        int errnum = with_all(r, span, -1, 0, region);
+        int errnum = reg_in_all(r, span, -1, 0, region);
         rc = errnum == 0 ? PC_OK : refused("ibv_reg_mr", span, errnum, error);
     } else {
         rc = of_gpu(r, span, region, error);

@@ -1,21 +1,21 @@
-/* The registrar of the registration cache for RDMA devices: a memory region with each of them. */
+/* Memory regions (ibv_mr) for the registration cache: one with each rail's device. */
 #ifndef PC_VERBS_MEMORY_H
 #define PC_VERBS_MEMORY_H
 #include "verbs/ibverbs.h"
 #include "memory/rcache.h"
 
-/* "", or why devices here cannot reach memory of this kind, and what mends it. Valid for ever. */
+/* "", or why RDMA devices cannot reach memory of this type, and what mends that. Valid for ever. */
 const char *pc__mr_missing(enum pc_mem_type kind);
 
 #ifdef PC_VERBS
-/* Its context. */
+/* The context of pc__mr_rcache_ops. */
 struct pc_mr_domains {
     struct ibv_pd *domains[PC_MAX_RAILS];
     uint32_t n;
-    int access; /* IBV_ACCESS_*, of all */
+    int access; /* IBV_ACCESS_*, for all domains */
 };
 
-/* Its handle: the region with each domain, by the domain's index. */
+/* The handle of a registration: the region in each domain, by the domain's index. */
 struct pc_mr {
     struct ibv_mr *with[PC_MAX_RAILS];
 };

@@ -1,13 +1,13 @@
-/* Peers over RDMA verbs.
+/* The network of RDMA verbs.
  *
- * A message is written into the peer's slot, and behind it, on the same queue pair, its line, whose
- * last bytes are the count: so the count is never seen before the message. The line goes with an
- * immediate, which tells a peer that sleeps, and carries credit. A call ends when all that it sent
- * is acknowledged, for only this rank could send it again. */
+ * A message is an RDMA write into the peer's slot. An RDMA write with immediate of its line follows
+ * on the same queue pair; the last bytes of a line are the count, so that the count is never seen
+ * before the message. The immediate wakes a peer that sleeps, and carries credit. A call ends when
+ * all that it sent is acknowledged, for only this rank could send it again. */
 #include <string.h>
 #include "verbs/verbs.h"
 
-/* What pc_comm_net gets. */
+/* The options of pc_comm_net. */
 struct options {
     struct pc_verbs_options verbs;
     uint32_t nrails;
@@ -21,8 +21,8 @@ struct options {
 #include <sys/epoll.h>
 #include <unistd.h>
 
-/* For a connection to each peer; where that would be very much, it grows as they come. */
-static uint32_t completions(const struct pc_verbs_net *w)
+/* The first depth of a completion queue; make_room in peer.c resizes it later. */
+static uint32_t first_cq_depth(const struct pc_verbs_net *w)
 {
     uint64_t conns = (uint64_t)(w->base.comm->options.size - 1) * w->options.queue_pairs;
     return PC_CONNECTION_CQ_DEPTH * (uint32_t)(conns < 1 ? 1 : conns < 16 ? conns : 16);
@@ -33,7 +33,7 @@ static int open_rails(struct pc_verbs_net *w, const struct options *options)
     struct pc_comm *comm = w->base.comm;
     for (; w->nrails < options->nrails; w->nrails++) {
         struct pc_ib_device *rail = &w->rails[w->nrails];
-        int rc = pc__ib_device_open(&options->rails[w->nrails], &w->options, completions(w),
+        int rc = pc__ib_device_open(&options->rails[w->nrails], &w->options, first_cq_depth(w),
                                     &comm->error, rail);
         if (rc != PC_OK)
             return rc;
@@ -48,8 +48,8 @@ static int open_rails(struct pc_verbs_net *w, const struct options *options)
     return PC_OK;
 }
 
-/* What all peers together would have locked in memory, against what this process may lock: better
- * to know before anybody has connected. */
+/* Compares the memory that all peers together need registered with RLIMIT_MEMLOCK, so that this
+ * fails before anybody has connected. */
 static int check_memlock(struct pc_verbs_net *w)
 {
     const struct pc_layout *l = &w->base.comm->layout;
@@ -58,7 +58,7 @@ static int check_memlock(struct pc_verbs_net *w)
     uint64_t want = w->nrails * (uint64_t)(w->base.comm->options.size - 1)
                     * (lines + 2 * slots + PC_BOUNCE_BYTES);
     uint64_t may = pc__ib_lockable();
-    errno = ENOMEM; /* what it would have been */
+    errno = ENOMEM; /* as ibv_reg_mr would set it */
     if (want <= may)
         return PC_OK;
     return pc__fail(&w->base.comm->error, PC_SYSTEM, -1,
@@ -87,7 +87,7 @@ static void verbs_close(struct pc_net *net)
 {
     struct pc_verbs_net *w = (struct pc_verbs_net *)net;
     if (net->pid != getpid())
-        return; /* the parent's objects would go with these */
+        return; /* a child of fork: the objects are the parent's */
     for (uint32_t p = 0; net->peers != NULL && p < net->comm->options.size; p++)
         if (net->peers[p] != NULL)
             pc__verbs_peer_close(w, pc__verbs_peer(w, p));
@@ -100,7 +100,7 @@ const struct pc_net_ops pc__verbs_ops = {
     .net_bytes = sizeof(struct pc_verbs_net),
     .peer_bytes = sizeof(struct pc_verbs_peer),
     .yields = 400,
-    .slow_yield_ns = 10 * PC_SLOW_YIELD_NS, /* a device in software works in its poster's time */
+    .slow_yield_ns = 10 * PC_SLOW_YIELD_NS, /* rxe works on its caller's CPU time */
     .calls_per_poll = 8,
     .missing = pc_verbs_missing,
     .open = verbs_open,

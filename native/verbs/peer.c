@@ -1,5 +1,4 @@
-/* One remote peer: the memory that it may write, the wireup messages to it, and what waits for a
- * connection. */
+/* One remote peer: the memory that it may write, wireup, and a connection for each message. */
 #include "verbs/verbs.h"
 #ifdef PC_VERBS
 #include <stdlib.h>
@@ -7,7 +6,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
-#define PC_STRIPE_FROM_BYTES (64u << 10) /* messages from here on go by all connections at once */
+#define PC_STRIPE_FROM_BYTES (64u << 10) /* longer messages are striped over all connections */
 
 #define PC_STRIPE_SLOWEST 16 /* a connection slower than the best by this gets no fragment */
 
@@ -32,7 +31,7 @@ static void drop(struct pc_verbs_net *w, struct ibv_mr **mr)
     w->base.state.regions--;
 }
 
-/* The peer may write its lines and its slots here, and nothing else. */
+/* Registers the lines and slots that the peer may write, its shadow and the bounce buffer. */
 static int make_regions(struct pc_verbs_net *w, struct pc_verbs_peer *peer, struct pc_error *error)
 {
     const struct pc_layout *l = &w->base.comm->layout;
@@ -102,13 +101,13 @@ static int begin_wireup(struct pc_verbs_net *w, struct pc_verbs_peer *peer, int 
     return pc__wireup_write(&peer->wireup, PC_WIREUP_HELLO, 0, 0, &hello, sizeof hello);
 }
 
-static double slower(uint64_t a, uint64_t b)
+static double cost_of_slower(uint64_t a, uint64_t b)
 {
     uint64_t speed = a < b ? a : b;
     return 1e9 / (double)(speed ? speed : 1);
 }
 
-/* The completion queues hold all that may come back by all connections; they grow with these. */
+/* Resizes the completion queues to hold the completions of all connections. */
 static int make_room(struct pc_verbs_net *w)
 {
     for (uint32_t i = 0; i < w->nrails; i++) {
@@ -124,7 +123,7 @@ static int make_room(struct pc_verbs_net *w)
     return PC_OK;
 }
 
-/* Connection i goes by rail i of both, counted around where one has fewer. */
+/* Connection i uses rail i of both ranks, modulo the number of rails of each. */
 static int make_connections(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
 {
     const struct pc_wireup_hello *hello = &peer->hello;
@@ -141,7 +140,8 @@ static int make_connections(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
         *conn = (struct pc_verbs_connection){
             .peer = peer, .index = i, .rail = i / each % mine, .their_rail = i / each % theirs};
         w->load[conn->rail]++;
-        conn->cost = slower(w->rails[conn->rail].speed, hello->rails[conn->their_rail].speed);
+        conn->cost
+            = cost_of_slower(w->rails[conn->rail].speed, hello->rails[conn->their_rail].speed);
     }
     w->base.state.connections += peer->nconns;
     return make_room(w);
@@ -248,7 +248,7 @@ int pc__verbs_peer_read(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
     return rc;
 }
 
-/* What was posted by it and has not landed is lost. */
+/* Closes a connection. Messages that were posted to it and did not arrive are lost. */
 static void drop_connection(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
                             const struct pc_wireup_received *landed)
 {
@@ -282,7 +282,7 @@ void pc__verbs_peer_leave(struct pc_verbs_net *w, struct pc_verbs_peer *peer, in
         if (peer->base.queue[k % PC_PENDING_OPS].rndv != NULL)
             pc__rndv_read_failed(w, peer->base.queue[k % PC_PENDING_OPS].rndv);
     if (peer->wireup.open)
-        shutdown(peer->wireup.fd, SHUT_RDWR); /* it becomes readable, and is closed there */
+        shutdown(peer->wireup.fd, SHUT_RDWR); /* read_peer then closes it */
     pc__net_end(&peer->base);
 }
 
@@ -317,7 +317,7 @@ void pc__verbs_peer_close(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
     free(peer->bounce_at);
 }
 
-/* By which connection a message would be done first; NULL when none takes it. */
+/* The connection by which a message would be done first; NULL when no send queue has room. */
 static struct pc_verbs_connection *first_done(const struct pc_verbs_peer *peer, uint64_t nbytes)
 {
     struct pc_verbs_connection *best = NULL;
@@ -344,8 +344,8 @@ static int send_on(struct pc_verbs_net *w, struct pc_verbs_peer *peer,
     return rc;
 }
 
-/* Cuts a message over the connections by their speed; false when it is not worth it. The
- * connections may deliver in any order: the peer counts the fragments. */
+/* Stripes a message over the connections by their speed; false when fewer than two are free. They
+ * may deliver in any order: the peer counts the fragments. */
 static bool send_striped(struct pc_verbs_net *w, struct pc_verbs_peer *peer,
                          const struct pc_send_op *op)
 {
@@ -399,13 +399,13 @@ int pc__verbs_send(struct pc_net_peer *base, const struct pc_send_op *op)
     return pc__connection_post(w, conn, op);
 }
 
-/* The user may write or free that memory next: nothing more may come, nor be read. A new connection
- * would let what waits for one go on, here and at the other end, so that none is made. The other
- * end is told, as it would take a rank without connections for one that is gone; why, it hears from
- * this rank's user, who may be elsewhere for long. */
-static void withdraw(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
+/* The user may write or free that memory next, so that no RDMA may touch it any more. No new
+ * connection is made, as it would let what waits for one go on, here and at the other end. The
+ * other end is told, as it would take a rank without connections for one that is lost; it learns
+ * the reason from this rank's user, who may be elsewhere for long. */
+static void abort_connections(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
 {
-    if (!peer->aborted) /* who cannot be told has gone, which is noticed when reading */
+    if (!peer->aborted) /* a failed write means a lost peer: reading finds that */
         (void)pc__wireup_write(&peer->wireup, PC_WIREUP_ABORTED, 0, 0, "", 0);
     peer->aborted = true;
     for (uint32_t i = 0; i < peer->nconns; i++)
@@ -417,12 +417,12 @@ static void withdraw(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
 void pc__verbs_release(struct pc_net_peer *peer, struct pc_rndv *rndv, bool taken)
 {
     if (pc__rndv_break(rndv, taken))
-        withdraw((struct pc_verbs_net *)peer->net, (struct pc_verbs_peer *)peer);
+        abort_connections((struct pc_verbs_net *)peer->net, (struct pc_verbs_peer *)peer);
 }
 
 bool pc__verbs_flush(struct pc_net_peer *peer)
 {
-    (void)peer; /* what is posted has left */
+    (void)peer; /* nothing is gathered: a posted work request has left */
     return true;
 }
 
@@ -433,7 +433,7 @@ int pc__verbs_adopt(struct pc_net_peer *base, int fd)
     if (!peer->wireup.open && !base->ended && peer->lines[0] == NULL)
         rc = begin_wireup((struct pc_verbs_net *)base->net, peer, fd);
     if (rc != PC_OK)
-        peer->wireup.open = false; /* it stays the caller's */
+        peer->wireup.open = false; /* the socket stays the caller's */
     return rc;
 }
 

@@ -1,11 +1,11 @@
-/* A port's state and speed. */
+/* Queries a port's attributes and its speed. */
 #include "verbs/port.h"
 #ifdef PC_VERBS
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Where newer libraries than these headers may say a speed that does not fit 8 bits (XDR). */
+/* Offset of active_speed_ex, for speeds above 8 bits (XDR); these headers may lack it. */
 #define PC_SPEED_EX_AT 52
 _Static_assert(offsetof(struct ibv_port_attr, flags) == 47, "the part that every library fills");
 _Static_assert(sizeof(struct ibv_port_attr) <= 64, "struct ibv_port_attr has grown");
@@ -15,7 +15,7 @@ bool pc__port_read(const char *device, uint32_t port, const char *file, char *te
     char conn[64 + PC_PORT_FILE + 64];
     snprintf(conn, sizeof conn, "/sys/class/infiniband/%.63s/ports/%u/%.47s", device, port, file);
     FILE *f = fopen(conn, "re");
-    /* A file of an empty entry of a table can be opened and not read. */
+    /* The file of an empty table entry can be opened, but not read. */
     bool read = f != NULL && fgets(text, (int)size, f) != NULL;
     if (f != NULL)
         fclose(f);
@@ -42,7 +42,7 @@ static uint64_t lanes(uint8_t width)
     }
 }
 
-/* Of a lane, in bits per second, as the kernel's `rate` has it. */
+/* Bits per second of a lane, by active_speed, as in the kernel's `rate`. */
 static uint64_t lane_speed(uint32_t speed)
 {
     switch (speed) {
@@ -90,9 +90,10 @@ int pc__port_query(struct ibv_context *context, uint32_t port, struct pc_port_at
     int rc;
     memset(out, 0, sizeof *out);
     memset(&attr, 0, sizeof attr);
-    /* The exported function fills no more than the struct had in 2008, through `flags`; what came
-     * later is only to be had from the context's own table, which says by its size whether it has
-     * that entry. It is told how much room there is, and clears what it does not know. */
+    /* The exported ibv_query_port fills no more than the struct had in 2008, through `flags`. Later
+     * members come only from the function in the context's own table, which says by its size
+     * whether it has that entry. That one is told the size of the buffer, and clears what it does
+     * not know. */
     struct verbs_context *extended = verbs_get_ctx_op(context, query_port);
     if (extended != NULL)
         rc = extended->query_port(context, (uint8_t)port, &attr.known, sizeof attr);
@@ -103,7 +104,7 @@ int pc__port_query(struct ibv_context *context, uint32_t port, struct pc_port_at
     memcpy(&speed, attr.bytes + PC_SPEED_EX_AT, sizeof speed);
     out->known = attr.known;
     if (out->known.link_layer == IBV_LINK_LAYER_UNSPECIFIED)
-        out->known.link_layer = IBV_LINK_LAYER_INFINIBAND; /* older than RoCE */
+        out->known.link_layer = IBV_LINK_LAYER_INFINIBAND; /* a driver older than RoCE */
     out->speed
         = lanes(attr.known.active_width) * lane_speed(speed != 0 ? speed : attr.known.active_speed);
     if (out->speed == 0)

@@ -1,4 +1,4 @@
-/* Makes the queue pairs of a rail, and connects them. */
+/* Creates the queue pairs of a rail, and connects them (INIT, RTR, RTS). */
 #include "verbs/device.h"
 #ifdef PC_VERBS
 #include <errno.h>
@@ -8,7 +8,7 @@
 #include "core/internal.h"
 #include "verbs/port.h"
 
-#define PC_24_BITS 0xffffffu /* of a queue pair's number, and of a packet's */
+#define PC_24_BITS 0xffffffu /* of a queue pair number, and of a PSN */
 
 int pc__qp_create(struct pc_ib_device *rail, struct ibv_pd *pd, uint32_t sends, uint32_t receives,
                   struct pc_error *error, struct ibv_qp **qp, struct pc_qp_info *mine)
@@ -59,8 +59,8 @@ static const char *kind(const struct pc_qp_info *end)
     return pc__gid_is_ipv4(&gid) ? "RoCE v2 over IPv4" : "RoCE v2 over IPv6";
 }
 
-static int fit(const struct pc_ib_device *rail, const struct pc_qp_info *mine,
-               const struct pc_qp_info *theirs, struct pc_error *error)
+static int check_ends(const struct pc_ib_device *rail, const struct pc_qp_info *mine,
+                      const struct pc_qp_info *theirs, struct pc_error *error)
 {
     if (theirs->qpn > PC_24_BITS || theirs->psn > PC_24_BITS || theirs->mtu < IBV_MTU_256
         || theirs->mtu > IBV_MTU_4096 || theirs->link_layer < IBV_LINK_LAYER_INFINIBAND
@@ -75,8 +75,8 @@ static int fit(const struct pc_ib_device *rail, const struct pc_qp_info *mine,
     return PC_OK;
 }
 
-static void address(const struct pc_ib_device *rail, const struct pc_qp_info *mine,
-                    const struct pc_qp_info *theirs, struct ibv_ah_attr *out)
+static void fill_ah_attr(const struct pc_ib_device *rail, const struct pc_qp_info *mine,
+                         const struct pc_qp_info *theirs, struct ibv_ah_attr *out)
 {
     const size_t subnet = 8; /* bytes of an InfiniBand GID */
     *out = (struct ibv_ah_attr){
@@ -108,7 +108,7 @@ static int unreachable(const struct pc_ib_device *rail, const struct pc_qp_info 
 int pc__qp_connect(struct pc_ib_device *rail, struct ibv_qp *qp, const struct pc_qp_info *mine,
                    const struct pc_qp_info *theirs, struct pc_error *error)
 {
-    int rc = fit(rail, mine, theirs, error);
+    int rc = check_ends(rail, mine, theirs, error);
     if (rc != PC_OK)
         return rc;
     struct ibv_qp_attr attr = {
@@ -117,9 +117,9 @@ int pc__qp_connect(struct pc_ib_device *rail, struct ibv_qp *qp, const struct pc
         .dest_qp_num = theirs->qpn,
         .rq_psn = theirs->psn,
         .max_dest_rd_atomic = rail->reads_in,
-        .min_rnr_timer = 12, /* 0.64 ms; receives do not run out */
+        .min_rnr_timer = 12, /* 0.64 ms; the receive queue never runs empty */
     };
-    address(rail, mine, theirs, &attr.ah_attr);
+    fill_ah_attr(rail, mine, theirs, &attr.ah_attr);
     rc = pc__ib.modify_qp(qp, &attr,
                           IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN
                               | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);

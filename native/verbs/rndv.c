@@ -1,20 +1,20 @@
-/* Long transfers that the receiver reads from where they lie: neither side copies, and the sender
- * need not be inside a call. Both ends' memory is registered with the peer's domain, and kept in a
- * cache; where the receiver's cannot be, it reads into a bounce buffer that can.
+/* Rendezvous by RDMA read: the receiver gets a long transfer from where it lies. Neither side
+ * copies, and the sender need not be inside a call. Both ends' memory is registered in the peer's
+ * protection domain, by the registration cache. Where the receiver's cannot be, it reads into a
+ * registered bounce buffer.
  *
- * What a connection could not read another reads again: nobody looks at the bytes before all are
- * here. */
+ * A read that failed on one connection is posted to another: nobody looks at the bytes before all
+ * are here. */
 #include "verbs/verbs.h"
 #ifdef PC_VERBS
 #include <stdlib.h>
 #include <string.h>
 
-#define PC_RNDV_READ_BYTES (UINT64_C(1) << 20) /* by one request at most */
-#define PC_RNDV_READS 8u                       /* requests on their way, of one transfer */
-#define PC_RCACHE_BYTES (UINT64_C(1) << 30)    /* idle registrations, by peer */
+#define PC_RNDV_READ_BYTES (UINT64_C(1) << 20) /* of one work request, at most */
+#define PC_RNDV_READS 8u                       /* in flight for one transfer */
+#define PC_RCACHE_BYTES (UINT64_C(1) << 30)    /* of unused registrations, per peer */
 
-/* Memory that the peer may read, and memory into which this rank reads: the peer may not touch
- * that. */
+/* The peer may read what this rank exposes, but not touch the memory into which this one reads. */
 static int access_of(enum pc_direction direction)
 {
     return direction == PC_DIRECTION_SEND ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_LOCAL_WRITE;
@@ -83,8 +83,8 @@ int pc__rndv_expose(struct pc_net_peer *base, const void *at, uint64_t nbytes, v
     return rc;
 }
 
-/* Asks for more, as far as it goes: the whole, or what the bounce buffer holds. */
-static void ask(struct pc_verbs_net *w, struct pc_rndv *rndv)
+/* Posts more reads: up to the whole transfer, or to what the bounce buffer holds. */
+static void post_reads(struct pc_verbs_net *w, struct pc_rndv *rndv)
 {
     uint64_t limit = rndv->cached ? rndv->nbytes : rndv->came + PC_BOUNCE_BYTES;
     if (limit > rndv->nbytes)
@@ -126,7 +126,7 @@ void pc__rndv_read_done(struct pc_verbs_net *w, struct pc_rndv *rndv, uint64_t n
     if (rndv->cached == NULL)
         memcpy(rndv->into + rndv->came, rndv->peer->bounce_at, nbytes);
     rndv->came += nbytes;
-    ask(w, rndv);
+    post_reads(w, rndv);
 }
 
 int pc__rndv_get(struct pc_net_peer *base, void *into, uint64_t nbytes, const void *rkey,
@@ -141,12 +141,12 @@ int pc__rndv_get(struct pc_net_peer *base, void *into, uint64_t nbytes, const vo
         rndv = begin(w, peer, PC_DIRECTION_RECV, into, nbytes, error);
     int rc = rndv == NULL ? error->code : PC_OK;
     if (rndv != NULL && rndv->cached == NULL && peer->bouncing) {
-        end(rndv); /* the other channel's transfer has it: later */
+        end(rndv); /* a transfer of the other channel uses the bounce buffer */
         return PC_AGAIN;
     } else if (rndv != NULL) {
         peer->bouncing = peer->bouncing || rndv->cached == NULL;
         memcpy(&rndv->rkey, rkey, sizeof rndv->rkey);
-        ask(w, rndv);
+        post_reads(w, rndv);
     }
     *out = rndv;
     return rc;
@@ -169,7 +169,7 @@ bool pc__rndv_break(struct pc_rndv *rndv, bool taken)
     if (rndv->cached == NULL)
         rndv->peer->bouncing = false;
     if (rndv->reads == 0)
-        end(rndv); /* else with the last of them */
+        end(rndv); /* else its last read ends it */
     return underway;
 }
 

@@ -7,8 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define PC_WIREUP_BACKLOG_BYTES \
-    (1u << 20) /* a peer that does not read has taken leave of its senses */
+#define PC_WIREUP_BACKLOG_BYTES (1u << 20) /* a peer that does not read */
 
 void pc__wireup_open(struct pc_wireup *wireup, int fd)
 {
@@ -69,7 +68,7 @@ int pc__wireup_flush(struct pc_wireup *wireup)
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return PC_OK;
         if (n < 0) {
-            wireup->nout = 0; /* nobody reads it */
+            wireup->nout = 0; /* the peer does not read it any more */
             return PC_LOST;
         }
         wireup->nout -= (size_t)n;
@@ -97,7 +96,7 @@ int pc__wireup_read(struct pc_wireup *wireup)
     char *in = (char *)&wireup->in;
     size_t want = sizeof wireup->in.header;
     if (wireup->nin >= want && wireup->nin == want + wireup->in.header.nbytes)
-        wireup->nin = 0; /* the last one has been dealt with */
+        wireup->nin = 0; /* the caller is done with the last message */
     while (wireup->open) {
         want = sizeof wireup->in.header;
         if (wireup->nin >= want) {

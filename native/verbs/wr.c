@@ -1,24 +1,24 @@
-/* Work requests of what goes out by a connection, and events of the completions that come back. */
+/* Posts work requests to a connection's queue pair, and polls the completion queue of a rail. */
 #include "verbs/verbs.h"
 #ifdef PC_VERBS
 #include <arpa/inet.h>
 
-/* An immediate: the channel and what it tells of it. The low bits of the credit come with all but
- * fragments, which say which of how many they are, of the message on which line. */
+/* Immediate data (32 bits): the channel, the kind, and by kind either the low bits of the credit,
+ * or for a fragment the number of fragments, its index, and the line of its message. */
 #define PC_IMM_CHANNEL 29
-#define PC_IMM_FRAGS 24 /* less one */
+#define PC_IMM_FRAGS 24 /* the number of fragments less one */
 #define PC_IMM_FRAG 21
 #define PC_IMM_LINE 16
-#define PC_CHANNEL_PROBE 7u /* none */
+#define PC_CHANNEL_PROBE 7u /* no channel */
 _Static_assert(PC_EDGE_CHANNELS <= PC_CHANNEL_PROBE, "a channel fits its bits");
-_Static_assert(PC_LINES <= 32 && PC_MAX_FRAGS <= 8, "so do a line and a piece");
+_Static_assert(PC_LINES <= 32 && PC_MAX_FRAGS <= 8, "a line and a fragment fit their bits");
 
-enum imm_kind { CREDIT, MESSAGE, PIECE };
+enum imm_kind { CREDIT, MESSAGE, FRAG };
 
-/* What a request is, in its number: peer, connection, turn, send op, kind. A completion may come
- * after its queue pair has gone; the turn tells. */
-static uint64_t number_of(const struct pc_verbs_connection *conn, uint32_t op,
-                          enum pc_event_kind kind)
+/* The wr_id: peer, connection, turn, send op, kind. A completion may be polled after its queue pair
+ * was destroyed; its turn is an older one then. */
+static uint64_t wr_id_of(const struct pc_verbs_connection *conn, uint32_t op,
+                         enum pc_event_kind kind)
 {
     return (uint64_t)conn->peer->base.rank << 48 | (uint64_t)conn->index << 40
            | (uint64_t)(conn->turn & 0xffff) << 24 | (uint64_t)(op & 0xffff) << 8 | kind;
@@ -38,7 +38,7 @@ uint32_t pc__wr_poll(struct pc_ib_device *rail, struct pc_event *out)
                                    .kind = number & 0xff,
                                    .status = done[i].status,
                                    .channel = imm >> PC_IMM_CHANNEL,
-                                   .is_frag = (imm >> PC_IMM_KIND & 3) == PIECE,
+                                   .is_frag = (imm >> PC_IMM_KIND & 3) == FRAG,
                                    .frags = (imm >> PC_IMM_FRAGS & 7) + 1,
                                    .frag = imm >> PC_IMM_FRAG & 7,
                                    .line = imm >> PC_IMM_LINE & (PC_LINES - 1),
@@ -67,7 +67,7 @@ static uint32_t immediate_of(const struct pc_send_op *op)
     if (op->frags == 1)
         return immediate(edge->fifo->channel, op->kind == PC_SEND_CREDIT ? CREDIT : MESSAGE,
                          edge->consumed);
-    return immediate(edge->fifo->channel, PIECE, 0) | (op->frags - 1u) << PC_IMM_FRAGS
+    return immediate(edge->fifo->channel, FRAG, 0) | (op->frags - 1u) << PC_IMM_FRAGS
            | (uint32_t)op->frag << PC_IMM_FRAG
            | ((uint32_t)op->number & (PC_LINES - 1)) << PC_IMM_LINE;
 }
@@ -87,7 +87,7 @@ static int post(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
     return 0;
 }
 
-/* The data, if they do not lie in the line: into the peer's slot. */
+/* The RDMA write of the data into the peer's slot; false when the data are inline in the line. */
 static bool describe_data(const struct pc_verbs_net *w, const struct pc_verbs_connection *conn,
                           const struct pc_send_op *op, struct ibv_sge *span,
                           struct ibv_send_wr *request)
@@ -100,7 +100,7 @@ static bool describe_data(const struct pc_verbs_net *w, const struct pc_verbs_co
     *span = (struct ibv_sge){.addr = (uintptr_t)op->data,
                              .length = (uint32_t)op->nbytes,
                              .lkey = peer->shadow[conn->rail]->lkey};
-    *request = (struct ibv_send_wr){.wr_id = number_of(conn, conn->tail, PC_EVENT_DATA),
+    *request = (struct ibv_send_wr){.wr_id = wr_id_of(conn, conn->tail, PC_EVENT_DATA),
                                     .opcode = IBV_WR_RDMA_WRITE,
                                     .sg_list = span,
                                     .num_sge = 1};
@@ -111,14 +111,14 @@ static bool describe_data(const struct pc_verbs_net *w, const struct pc_verbs_co
     return true;
 }
 
-/* The line: with its count, which says that all is there; or without, when fragments go by several
- * connections, and the peer counts them. */
+/* The RDMA write of the line. A whole message sends it with its count, which says that all is
+ * there. A striped one leaves out the count, as the peer counts the fragments. */
 static void describe_line(const struct pc_verbs_connection *conn, const struct pc_send_op *op,
                           struct ibv_sge *span, struct ibv_send_wr *request)
 {
     const struct pc_verbs_peer *peer = conn->peer;
     const struct pc_line *lines = peer->base.edges[0].fifo->out_lines;
-    *request = (struct ibv_send_wr){.wr_id = number_of(conn, conn->tail, PC_EVENT_SENT),
+    *request = (struct ibv_send_wr){.wr_id = wr_id_of(conn, conn->tail, PC_EVENT_SENT),
                                     .opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
                                     .send_flags = IBV_SEND_SIGNALED | IBV_SEND_SOLICITED,
                                     .imm_data = htonl(immediate_of(op))};
@@ -136,7 +136,7 @@ static void describe_line(const struct pc_verbs_connection *conn, const struct p
     request->wr.rdma.remote_addr += (uint64_t)((const char *)line - (const char *)lines);
 }
 
-/* Of where a read goes to. */
+/* The local key of the destination of an RDMA read. */
 static uint32_t lkey_of(const struct pc_rndv *rndv, uint32_t rail)
 {
     if (rndv->cached == NULL)
@@ -151,7 +151,7 @@ static int post_read(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
     struct ibv_sge span = {.addr = (uintptr_t)op->data,
                            .length = (uint32_t)op->nbytes,
                            .lkey = lkey_of(op->rndv, conn->rail)};
-    struct ibv_send_wr request = {.wr_id = number_of(conn, conn->tail, PC_EVENT_SENT),
+    struct ibv_send_wr request = {.wr_id = wr_id_of(conn, conn->tail, PC_EVENT_SENT),
                                   .opcode = IBV_WR_RDMA_READ,
                                   .send_flags = IBV_SEND_SIGNALED,
                                   .sg_list = &span,
@@ -173,8 +173,8 @@ int pc__wr_post(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
     bool has_data = op->edge != NULL && op->kind == PC_SEND_MESSAGE
                     && describe_data(w, conn, op, &spans[0], &data);
     sent.requests = 1;
-    if (op->frag != 0) { /* the line goes with fragment 0 */
-        data.wr_id = number_of(conn, conn->tail, PC_EVENT_SENT);
+    if (op->frag != 0) { /* fragment 0 carries the line */
+        data.wr_id = wr_id_of(conn, conn->tail, PC_EVENT_SENT);
         data.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
         data.send_flags |= IBV_SEND_SIGNALED | IBV_SEND_SOLICITED;
         data.imm_data = htonl(immediate_of(op));
@@ -188,7 +188,7 @@ int pc__wr_post(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
         }
     }
     if (op->kind == PC_SEND_CREDIT)
-        sent.edge = NULL; /* nobody waits for it */
+        sent.edge = NULL; /* no call waits for a credit */
     int error = post(w, conn, first, &sent);
     if (error == 0 && op->edge != NULL && op->frags == 1)
         pc__net_told(op->edge);
@@ -201,7 +201,7 @@ int pc__wr_post_receives(struct pc_verbs_connection *conn, uint32_t n)
     for (uint32_t posted = 0; posted < n;) {
         uint32_t k = n - posted < PC_REPOST_BATCH ? n - posted : PC_REPOST_BATCH;
         for (uint32_t i = 0; i < k; i++)
-            requests[i] = (struct ibv_recv_wr){.wr_id = number_of(conn, 0, PC_EVENT_RECEIVED),
+            requests[i] = (struct ibv_recv_wr){.wr_id = wr_id_of(conn, 0, PC_EVENT_RECEIVED),
                                                .next = i + 1 < k ? &requests[i + 1] : NULL};
         int error = ibv_post_recv(conn->qp, requests, &bad);
         if (error != 0)
