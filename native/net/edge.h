@@ -1,12 +1,11 @@
-/* What a signal on an edge is: a count raised in the peer's memory, or something for the network.
- */
+/* A signal on an edge: it raises a count in a mapped peer's memory, or goes to the network. */
 #ifndef PC_EDGE_H
 #define PC_EDGE_H
 #include "core/target_cpu.h"
 
-/* The next message is filled: its line is ready but for the count. `data` is where its `nbytes`
- * were stored for the peer: in its slot or in the line. OK; AGAIN: it has been handed over, and has
- * not left until pc__net_drained says so; or a code. */
+/* Sends the next message, whose line is filled but for the count. `data`: its `nbytes`, in the slot
+ * or in the line. OK; AGAIN: the network has it, and pc__net_drained tells when it has left; or a
+ * code. */
 static inline int pc__edge_message(struct pc_comm *comm, struct pc_fifo *f, const void *data,
                                    uint64_t nbytes, struct pc_error *error)
 {

@@ -1,5 +1,5 @@
-/* What all networks have in common: who is reached by one, what waits to be sent and what is owed,
- * when a peer is lost, and how a rank sleeps. */
+/* What all networks have in common: the queue of each remote peer, credit, lost peers, timers, and
+ * how a rank sleeps. pc_net_ops does the rest. */
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -13,8 +13,7 @@
 #define PC_EPOLL_EVENTS 32
 #define PC_TURNS_PER_LOOK 16u
 #define PC_POLL_SENT_NS \
-    UINT64_C(100000000) /* until somebody looks what became of what was sent \
-                         */
+    UINT64_C(100000000) /* when an idle rank polls again while sends are in flight */
 
 int pc__net_watch(int epoll, int fd, uint32_t events, uint64_t what)
 {
@@ -41,7 +40,7 @@ static void set_timer(struct pc_net *net, uint64_t when)
     timerfd_settime(net->timer, TFD_TIMER_ABSTIME, &t, NULL);
 }
 
-/* What is due must not be forgotten while nobody comes in; nor what is in flight. */
+/* Sets the timer for what is due and for what is in flight, as no thread may call in for long. */
 void pc__net_unlock(struct pc_net *net)
 {
     if (net->due != 0 && (net->timed == 0 || net->due < net->timed)) {
@@ -124,7 +123,7 @@ void pc__net_end(struct pc_net_peer *peer)
     pc__wakeup_signal(comm, comm->options.rank);
 }
 
-/* Sends what is queued and the credit that is due; false when something is left. */
+/* Sends the queued ops and the credit that is due; false when something is left. */
 static bool flush_peer(struct pc_net_peer *peer, bool all_credit)
 {
     const struct pc_net_ops *ops = peer->net->ops;
@@ -134,7 +133,7 @@ static bool flush_peer(struct pc_net_peer *peer, bool all_credit)
     }
     while (peer->head != peer->tail) {
         const struct pc_send_op op = peer->queue[peer->head % PC_PENDING_OPS];
-        peer->head++; /* fragments that fail are put before the queue */
+        peer->head++; /* `send` may put fragments that fail at the head of the queue */
         if (ops->send(peer, &op) != PC_OK) {
             peer->queue[--peer->head % PC_PENDING_OPS] = op;
             return false;
@@ -170,7 +169,7 @@ static void poll_net(struct pc_net *net, struct pc_net_peer *only)
     net->ops->poll(net, only);
 }
 
-/* While this rank only sends and consumes, it looks for what comes so often. */
+/* Polls after calls_per_poll sends and credits: a rank that only sends must also receive. */
 static void count_call(struct pc_net *net)
 {
     if (net->ops->calls_per_poll != 0 && ++net->calls >= net->ops->calls_per_poll)
@@ -226,8 +225,8 @@ void pc__net_credit(struct pc_net_edge *edge, uint64_t received)
     pc__net_unlock(net);
 }
 
-/* What is in the epoll, and what is due. */
-static void look(struct pc_net *net, bool block)
+/* Handles the events of net->epoll, and what is due. */
+static void handle_events(struct pc_net *net, bool block)
 {
     struct epoll_event events[PC_EPOLL_EVENTS];
     uint64_t expired;
@@ -257,7 +256,7 @@ void pc__net_progress(struct pc_net *net)
     flush(net, false);
     poll_net(net, NULL);
     if (net->events_pending || ++net->turns % PC_TURNS_PER_LOOK == 0)
-        look(net, !net->has_event_thread);
+        handle_events(net, !net->has_event_thread);
     pc__net_unlock(net);
 }
 
@@ -311,7 +310,7 @@ int pc__net_drained(struct pc_net *net, const struct pc_net_edge *edge, struct p
 bool pc__net_pause(struct pc_net *net, uint64_t ns)
 {
     struct epoll_event events[PC_EPOLL_EVENTS];
-    bool rung = false;
+    bool woken_up = false;
     pthread_mutex_lock(&net->lock);
     flush(net, net->ops->credit_at_sleep);
     ns = net->ops->arm(net, ns);
@@ -327,14 +326,14 @@ bool pc__net_pause(struct pc_net *net, uint64_t ns)
     for (int i = 0; i < n; i++) {
         uint64_t what = events[i].data.u64;
         if (what == PC_NET_WAKEUP)
-            rung = true;
+            woken_up = true;
         else if (what == PC_NET_EVENTS)
             net->events_pending = true;
         else
             net->ops->woken(net, what);
     }
     pc__net_unlock(net);
-    return rung;
+    return woken_up;
 }
 
 static bool all_settled(const struct pc_net *net)
@@ -354,20 +353,20 @@ static bool all_settled(const struct pc_net *net)
 static void linger(struct pc_net *net, uint64_t ns)
 {
     uint64_t until = pc__now() + ns;
-    pthread_mutex_lock(&net->lock); /* what blocks gives it back for a while */
+    pthread_mutex_lock(&net->lock); /* handle_due releases it where it blocks */
     for (;;) {
         poll_net(net, NULL);
-        look(net, true);
+        handle_events(net, true);
         flush(net, true);
         if (all_settled(net) || pc__now() >= until)
             break;
-        poll(NULL, 0, 1); /* a round trip; nothing says when it is over */
+        poll(NULL, 0, 1); /* about a round trip; no event tells when all is acknowledged */
     }
     pthread_mutex_unlock(&net->lock);
 }
 
-/* The peers' memory, one behind the other. Nothing is sent of the heap, which has no shadow. It is
- * a file, so that a kernel can send its pages themselves and need not copy them. */
+/* Maps the shadows of all peers, one behind the other. The heap has no shadow, as messages never go
+ * there. The shadows are a memfd, so that sendfile() can send their pages without a copy. */
 static int make_shadows(struct pc_net *net)
 {
     struct pc_comm *comm = net->comm;
@@ -542,7 +541,7 @@ int pc_comm_event_fd(struct pc_comm *comm)
 {
     if (comm->net == NULL)
         return -1;
-    pthread_mutex_lock(&comm->net->lock); /* calls may run already */
+    pthread_mutex_lock(&comm->net->lock); /* other threads may be in calls already */
     comm->net->has_event_thread = true;
     pc__net_unlock(comm->net);
     return comm->net->epoll;
@@ -555,7 +554,7 @@ int pc_comm_handle_events(struct pc_comm *comm)
         return PC_OK;
     pthread_mutex_lock(&net->lock);
     poll_net(net, NULL);
-    look(net, true);
+    handle_events(net, true);
     pc__net_wake(net);
     pc__net_unlock(net);
     return PC_OK;

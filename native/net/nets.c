@@ -1,4 +1,4 @@
-/* The networks there are. The first one is taken where none is asked for: every machine has it. */
+/* The table of networks. The first one, which every host has, is the default. */
 #include "core/net.h"
 
 extern const struct pc_net_ops pc__tcp_ops, pc__verbs_ops;

@@ -1,4 +1,4 @@
-/* One stream socket: frames out of a queue, frames into this rank's memory. */
+/* One stream socket: sends frames from a queue, and receives frames into this rank's arena. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include <unistd.h>
 #include "tcp/tcp.h"
 
-#define PC_READS_AT_ONCE 16 /* so that one peer does not keep this rank from the others */
+#define PC_READS_AT_ONCE 16 /* recv calls in a row: one peer must not starve the others */
 
 struct pc_tcp_connection *pc__tcp_connection_new(struct pc_tcp_peer *peer)
 {
@@ -53,7 +53,7 @@ int pc__tcp_connection_push(struct pc_tcp_connection *conn, const struct pc_fram
     return PC_OK;
 }
 
-/* A peer that is gone, or the way to it. */
+/* The peer is lost, or the network to it. */
 static int lost(const struct pc_tcp_connection *conn, struct pc_error *error, const char *what)
 {
     uint32_t rank = conn->peer->base.rank;
@@ -97,7 +97,7 @@ static size_t smaller(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* Takes frames out of what was read ahead, as far as it goes. */
+/* Parses the frames in `ahead`, as far as they are complete. */
 static int parse(struct pc_tcp_connection *conn, struct pc_error *error)
 {
     struct pc_net_peer *peer = &conn->peer->base;
@@ -129,7 +129,7 @@ static int parse(struct pc_tcp_connection *conn, struct pc_error *error)
         rc = pc__frame_land(peer, &conn->frame, error);
         if (rc < 0)
             return rc;
-        if (rc > 0) /* another thread, or this one would not be here */
+        if (rc > 0) /* another thread: this one is awake */
             pc__wakeup_signal(comm, comm->options.rank);
     }
 }

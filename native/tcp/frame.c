@@ -1,4 +1,4 @@
-/* Frames: made from an edge's shadow, checked and put into this rank's memory. */
+/* Frames: made from an edge's shadow, checked by the receiver, and written into its arena. */
 #include <string.h>
 #include "tcp/frame.h"
 
@@ -32,8 +32,8 @@ struct pc_frame pc__frame_credit(const struct pc_net_edge *edge)
                              .credit = edge->consumed};
 }
 
-/* Where the bytes go; NULL when they do not fit there. Messages of Programs have slots, transfers
- * lie where their line says. */
+/* Where the bytes go; NULL when they do not fit there. A Program's message goes to its slot, a
+ * transfer's where its line says. */
 static char *place_of(const struct pc_net_edge *edge, const struct pc_frame *frame, uint64_t *depth)
 {
     const struct pc_layout *l = &edge->peer->net->comm->layout;
@@ -104,7 +104,8 @@ int pc__frame_land(struct pc_net_peer *from, const struct pc_frame *frame, struc
     int asleep = 0;
     if (frame->kind == PC_FRAME_MESSAGE) {
         struct pc_line *line = line_of(f, frame->count - 1);
-        if (!is_next(edge, frame->count, PC_LINES)) /* it came twice, over two streams at once */
+        if (!is_next(edge, frame->count,
+                     PC_LINES)) /* the same message came over two streams at once */
             return BAD("holds message %llu for the second time", peer,
                        (unsigned long long)frame->count);
         line->signature = frame->signature;
@@ -113,7 +114,8 @@ int pc__frame_land(struct pc_net_peer *from, const struct pc_frame *frame, struc
         asleep |= pc__raise(line, frame->count);
         edge->ahead = frame->count - edge->consumed > 1;
     }
-    if (frame->credit > pc__count(f->out_credit)) /* of several streams, an older one may be late */
+    if (frame->credit
+        > pc__count(f->out_credit)) /* with several streams, an older credit may come late */
         asleep |= pc__raise(f->out_credit, frame->credit);
     return asleep;
 }

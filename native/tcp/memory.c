@@ -1,5 +1,4 @@
-/* Which bytes go out and where those that come belong: pages of the shadow, and this rank's slots.
- */
+/* Gathers frames from the shadow, and scatters received bytes into this rank's slots. */
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
@@ -10,14 +9,14 @@
 #define PC_FRAMES_AT_ONCE 16
 #define PC_PAGES_FROM (32u << 10)
 
-/* The pages of a large message are sent themselves: they do not change before the peer's credit,
- * which is to say, before the peer has read them. */
-static bool by_page(const struct pc_tcp_send *out)
+/* Whether sendfile() sends the bytes without a copy. Their pages do not change before the peer's
+ * credit, which is to say, before the peer has read them. */
+static bool is_zero_copy(const struct pc_tcp_send *out)
 {
     return out->frame.nbytes >= PC_PAGES_FROM;
 }
 
-/* Describes what is queued, from the first byte that has not left, up to what is sent by page. */
+/* Fills the iovec from the first unsent byte of the queue up to a message for sendfile(). */
 static int gather(const struct pc_tcp_connection *conn, struct iovec *parts, bool *more)
 {
     int n = 0;
@@ -28,7 +27,7 @@ static int gather(const struct pc_tcp_connection *conn, struct iovec *parts, boo
         if (skip < header)
             parts[n++] = (struct iovec){(char *)(uintptr_t)&out->frame + skip, header - skip};
         skip = skip < header ? 0 : skip - header;
-        if (by_page(out)) {
+        if (is_zero_copy(out)) {
             *more = true;
             break;
         }
@@ -39,8 +38,7 @@ static int gather(const struct pc_tcp_connection *conn, struct iovec *parts, boo
     return n;
 }
 
-/* sendfile() has no MSG_NOSIGNAL: the signal of a closed connection is taken before anyone sees it.
- */
+/* sendfile() has no MSG_NOSIGNAL: SIGPIPE is blocked, and taken off the queue. */
 static ssize_t send_pages(int fd, int file, off_t at, size_t nbytes)
 {
     sigset_t pipe_signal, before, pending;
@@ -62,7 +60,7 @@ ssize_t pc__tcp_send_some(const struct pc_tcp_connection *conn)
     const struct pc_net *net = conn->peer->base.net;
     const struct pc_tcp_send *first = &conn->queue[conn->head % PC_CONNECTION_FRAMES];
     size_t header = sizeof first->frame;
-    if (by_page(first) && conn->gone >= header) {
+    if (is_zero_copy(first) && conn->gone >= header) {
         size_t skip = conn->gone - header;
         return send_pages(conn->fd, net->shadow_fd, first->bytes + skip - net->shadows,
                           first->frame.nbytes - skip);
@@ -76,8 +74,7 @@ ssize_t pc__tcp_send_some(const struct pc_tcp_connection *conn)
 int pc__tcp_scatter(struct pc_tcp_connection *conn, struct iovec *parts)
 {
     int n = 0;
-    size_t there
-        = conn->end - conn->begin; /* less than a header; nothing while bytes are awaited */
+    size_t there = conn->end - conn->begin; /* less than a header; 0 inside a message */
     if (there != 0)
         memmove(conn->ahead, conn->ahead + conn->begin, there);
     conn->begin = 0;

@@ -1,8 +1,8 @@
-/* Peers over TCP: for each, one or more sockets that carry frames.
+/* The network of TCP: each peer has one or more sockets that carry frames.
  *
- * A call does not end before what it sent has left to the kernel, so nothing needs this rank while
- * it is elsewhere. Credit alone may stay behind: it travels with the next message, or goes by
- * itself as soon as this rank sleeps or the peer is half its slots ahead. */
+ * A call ends only when the kernel has taken all that it sent, so that nothing needs this rank
+ * while it is elsewhere. Only credit may stay behind: it travels with the next message, or alone as
+ * soon as this rank sleeps or the peer is half its slots ahead. */
 #include "tcp/tcp.h"
 
 static const char *tcp_missing(void)
@@ -12,7 +12,7 @@ static const char *tcp_missing(void)
 
 static int tcp_open(struct pc_net *net, const void *options, size_t nbytes)
 {
-    (void)net, (void)options, (void)nbytes; /* sockets come connected */
+    (void)net, (void)options, (void)nbytes; /* `adopt` gets connected sockets */
     return PC_OK;
 }
 

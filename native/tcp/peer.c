@@ -1,4 +1,4 @@
-/* One peer: its connections, and which of them takes which message. */
+/* One remote peer: its connections, and the choice of one for each message. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/sockios.h>
@@ -12,13 +12,13 @@
 #include <unistd.h>
 #include "tcp/tcp.h"
 
-#define PC_STRIPE_BYTES (64u << 10) /* messages from here on take turns over the sockets */
-#define PC_SEND_AT_ONCE 4096u       /* smaller ones are sent together when this rank next waits */
+#define PC_STRIPE_BYTES (64u << 10) /* longer messages go round-robin over the sockets */
+#define PC_SEND_AT_ONCE 4096u       /* shorter ones are gathered until this rank waits next */
 
 /* BBR paces a stream by the bandwidth that it believes in, and collectives, which send in bursts
  * and then wait for each other, have it believe a hundredth of what there is. Reno is in every
  * kernel, and every user may choose it. Whatever else the administrator has chosen stays. */
-static void steady(int fd)
+static void avoid_bbr(int fd)
 {
     char name[16] = "";
     socklen_t length = sizeof name;
@@ -27,8 +27,8 @@ static void steady(int fd)
         setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
 }
 
-/* The first connection of a peer, which needs no socket to hold frames. */
-static struct pc_tcp_connection *first_link(struct pc_tcp_peer *peer)
+/* The first connection of a peer, which queues frames even before it has a socket. */
+static struct pc_tcp_connection *first_connection(struct pc_tcp_peer *peer)
 {
     if (peer->nconns == 0 && (peer->conns[0] = pc__tcp_connection_new(peer)) != NULL)
         peer->nconns = 1;
@@ -36,14 +36,14 @@ static struct pc_tcp_connection *first_link(struct pc_tcp_peer *peer)
 }
 
 /* The connection that gets the next socket, or NULL. */
-static struct pc_tcp_connection *free_link(struct pc_tcp_peer *peer)
+static struct pc_tcp_connection *free_connection(struct pc_tcp_peer *peer)
 {
-    struct pc_tcp_connection *conn = first_link(peer);
+    struct pc_tcp_connection *conn = first_connection(peer);
     if (conn == NULL || (conn->fd < 0 && conn->writing))
         return conn;
     if (peer->base.fault.code != 0 || peer->nconns == PC_MAX_CONNECTIONS)
         return NULL;
-    if (peer->conns[peer->nconns] == NULL) /* else one is left of a socket that could not be had */
+    if (peer->conns[peer->nconns] == NULL) /* else it is left from an `adopt` that failed */
         peer->conns[peer->nconns] = pc__tcp_connection_new(peer);
     return peer->conns[peer->nconns];
 }
@@ -54,10 +54,11 @@ int pc__tcp_adopt(struct pc_net_peer *base, int fd)
     int flags = fcntl(fd, F_GETFL), yes = 1;
     if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0)
         return PC_SYSTEM;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes); /* other streams have no delay */
-    steady(fd);
-    struct pc_tcp_connection *conn = free_link(peer);
-    if (conn == NULL) { /* one too many, or too late */
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes,
+               sizeof yes); /* fails on Unix sockets, which have no such delay */
+    avoid_bbr(fd);
+    struct pc_tcp_connection *conn = free_connection(peer);
+    if (conn == NULL) { /* too many sockets, or the peer has failed */
         close(fd);
         return PC_OK;
     }
@@ -91,7 +92,7 @@ static void count(struct pc_net_peer *peer, const struct pc_frame *frame, int by
         pc__net_count(&peer->edges[frame->channel], by);
 }
 
-/* What stands in its queue never leaves. A message is a loss; credit is of no use any more. */
+/* Drops the queue. Its messages are undeliverable; credit has no use any more. */
 static void stop_writing(struct pc_tcp_connection *conn)
 {
     struct pc_net_peer *peer = &conn->peer->base;
@@ -150,7 +151,7 @@ static int push(struct pc_tcp_connection *conn, const struct pc_frame *frame, co
 static int send_credit(struct pc_tcp_connection *conn, struct pc_net_edge *edge)
 {
     struct pc_frame frame = pc__frame_credit(edge);
-    int rc = conn->writing ? push(conn, &frame, NULL) : PC_OK; /* else it is of no use any more */
+    int rc = conn->writing ? push(conn, &frame, NULL) : PC_OK; /* else credit has no use any more */
     if (rc == PC_OK)
         pc__net_told(edge);
     return rc;
@@ -159,7 +160,7 @@ static int send_credit(struct pc_tcp_connection *conn, struct pc_net_edge *edge)
 int pc__tcp_send(struct pc_net_peer *base, const struct pc_send_op *op)
 {
     struct pc_tcp_peer *peer = (struct pc_tcp_peer *)base;
-    struct pc_tcp_connection *conn = first_link(peer);
+    struct pc_tcp_connection *conn = first_connection(peer);
     if (conn == NULL)
         return PC_NOMEM;
     if (op->kind == PC_SEND_CREDIT)
@@ -193,14 +194,14 @@ bool pc__tcp_flush(struct pc_net_peer *base)
     return !more;
 }
 
-/* Bytes that the peer's kernel has not acknowledged. To close before would lose them, should one
- * more credit come from the peer: the answer to it is a reset. */
+/* Whether the peer's kernel has acknowledged all bytes. If this rank closed before and one more
+ * credit came from the peer, the kernel would answer with a reset, and the bytes would be lost. */
 static bool arrived(const struct pc_tcp_connection *conn)
 {
     int left = 0, domain = AF_UNIX;
     socklen_t length = sizeof domain;
     if (conn->fd < 0 || !conn->writing)
-        return true; /* or never */
+        return true; /* or it never will be */
     getsockopt(conn->fd, SOL_SOCKET, SO_DOMAIN, &domain, &length);
     return domain == AF_UNIX || ioctl(conn->fd, SIOCOUTQ, &left) != 0 || left == 0;
 }

@@ -1,70 +1,71 @@
-/* The network of stream sockets. A peer has one or more connections, each with a queue of frames
- * that leave, and the frame that is coming. */
+/* The network of stream sockets. A peer has one or more connections, each with a queue of frames to
+ * send, and the frame that is being received. */
 #ifndef PC_TCP_H
 #define PC_TCP_H
 #include <sys/uio.h>
 #include "tcp/frame.h"
 
-/* Every frame of a peer fits one queue: all lines of all channels, and a credit for each. */
+/* One queue holds every frame of a peer: all lines of all channels, and a credit for each. */
 #define PC_MAX_CONNECTIONS 8u /* per peer */
 #define PC_CONNECTION_FRAMES 256u
 #define PC_CONNECTION_READ_AHEAD \
-    (16u << 10) /* bytes read ahead: many small frames for one system call */
+    (16u << 10) /* bytes of the receive buffer: one system call reads many small frames */
 _Static_assert(PC_CONNECTION_FRAMES >= PC_EDGE_CHANNELS * (PC_LINES + 1),
                "a queue holds all frames");
 
 struct pc_tcp_send {
     struct pc_frame frame;
-    const char *bytes; /* in the shadow, which does not change before the peer's credit */
+    const char *bytes; /* in the shadow, unchanged until the peer's credit */
 };
 
 struct pc_tcp_connection {
-    int fd; /* -1: the frames wait for a socket */
+    int fd; /* -1: no socket yet; frames wait in the queue */
     struct pc_tcp_peer *peer;
-    bool reading; /* more may come */
-    bool writing; /* more may go; without a socket too */
-    bool full;    /* the socket takes no more at present */
+    bool reading; /* the socket is open for receiving */
+    bool writing; /* open for sending; also before there is a socket */
+    bool full;    /* the last send would have blocked */
 
-    struct pc_tcp_send *queue; /* a ring; made with the first frame */
+    struct pc_tcp_send *queue; /* a ring, allocated for the first frame */
     uint32_t head, tail;
-    size_t gone; /* bytes of the first frame that have left */
+    size_t gone; /* bytes of the first frame that were sent */
 
-    struct pc_frame frame; /* whose bytes are coming */
+    struct pc_frame frame; /* being received */
     char *into;
     size_t rest;
-    size_t begin, end; /* of what was read ahead */
-    char *ahead;       /* made with the socket */
+    size_t begin, end; /* of the unparsed bytes in `ahead` */
+    char *ahead;       /* the receive buffer, allocated with the socket */
 };
 
 struct pc_tcp_peer {
     struct pc_net_peer base;
     struct pc_tcp_connection *conns[PC_MAX_CONNECTIONS]; /* the first may have no socket yet */
     uint32_t nconns;
-    uint32_t reading; /* connections that are */
+    uint32_t reading; /* how many are open for receiving */
 };
 
-/* connection.c */
+/* connection.c: one socket. */
 struct pc_tcp_connection *pc__tcp_connection_new(struct pc_tcp_peer *peer);
-/* What has not left is lost; the socket is closed. */
+/* Closes the socket; queued frames are lost. */
 void pc__tcp_connection_free(struct pc_tcp_connection *conn);
 
 /* OK, or AGAIN when the queue is full. */
 int pc__tcp_connection_push(struct pc_tcp_connection *conn, const struct pc_frame *frame,
                             const char *bytes);
 uint32_t pc__tcp_connection_queued(const struct pc_tcp_connection *conn);
-/* EPOLL_CTL_*: wakes a rank that sleeps when more comes, and when the socket takes more again. */
+/* EPOLL_CTL_* on net->pause_epoll: for readable, and for writable if `full`. */
 int pc__tcp_connection_watch(struct pc_tcp_connection *conn, int operation);
 
-/* Sends what the socket takes. A failure ends `writing`, and its text is in `error`. */
+/* Sends until the socket would block. A failure clears `writing`; its text is in `error`. */
 int pc__tcp_connection_flush(struct pc_tcp_connection *conn, struct pc_error *error);
-/* Takes in what has come. 1: that was all, 0: there may be more. A failure or the end of the stream
- * ends `reading`; LOST when the peer or the network caused it, INVALID when the peer lied. */
+/* Receives. 1: that was all, 0: there may be more. A failure or the end of the stream clears
+ * `reading`: LOST when the peer or the network caused it, INVALID when a frame is wrong. */
 int pc__tcp_connection_read(struct pc_tcp_connection *conn, struct pc_error *error);
 
-/* memory.c */
-/* Sends from what is queued; returns what send() does. */
+/* memory.c: which bytes are sent, and where received bytes go. */
+/* Sends from the queue; returns what send() does. */
 ssize_t pc__tcp_send_some(const struct pc_tcp_connection *conn);
-/* Where the next bytes go: the rest of a message straight into its place, all else ahead. */
+/* The iovec of the next receive: the rest of a message straight into place, all else into `ahead`.
+ */
 int pc__tcp_scatter(struct pc_tcp_connection *conn, struct iovec *parts);
 
 /* peer.c: pc_net_ops's adopt, send, flush, connections and settled. */
@@ -73,8 +74,8 @@ int pc__tcp_send(struct pc_net_peer *peer, const struct pc_send_op *op);
 bool pc__tcp_flush(struct pc_net_peer *peer);
 int pc__tcp_connections(const struct pc_net_peer *peer);
 bool pc__tcp_settled(const struct pc_net_peer *peer);
-void pc__tcp_peer_flush(struct pc_tcp_connection *conn); /* one connection's queue */
-/* A connection has ended for `error`. */
+void pc__tcp_peer_flush(struct pc_tcp_connection *conn); /* sends from one connection's queue */
+/* The connection failed by `error`: drops its queue, and ends the peer with its last connection. */
 void pc__tcp_peer_lose(struct pc_tcp_connection *conn, const struct pc_error *error);
 
 /* events.c: pc_net_ops's poll, arm and woken. */
