@@ -1,8 +1,8 @@
-/* The userfaultfd, the thread that reads it, and the thread that cleans up.
+/* Memory events by a userfaultfd: the thread that reads it, and the thread that cleans up.
  *
- * Two threads, as the one that reads must never wait: deregistering frees memory, free may give
- * back memory that is watched, and that would wait for the reader. For the same reason whatever
- * allocates stands outside the lock, thread creation too. */
+ * Two threads, as the reader must never wait: deregistering frees memory, free may give back memory
+ * that is watched, and that would wait for the reader. For the same reason whatever allocates
+ * stands outside the lock, thread creation too. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
@@ -26,34 +26,34 @@
 #ifndef UFFD_FEATURE_EXACT_ADDRESS
 #define UFFD_FEATURE_EXACT_ADDRESS (1 << 11)
 #endif
-/* EXACT_ADDRESS is of no use here; it says that the kernel is 5.18 or later. Before 5.15 the end of
- * one change hid another that was in flight; before 5.12 a fork could part a process from pages
- * that a device holds. */
+/* EXACT_ADDRESS is not used; it shows that the kernel is 5.18 or later. Before 5.15 the end of one
+ * change hid another that was in flight; before 5.12 a fork could part a process from pages that a
+ * device holds. */
 #define PC_UFFD_FEATURES \
     (UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMOVE | UFFD_FEATURE_EVENT_REMAP \
      | UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_EXACT_ADDRESS)
 
-/* How often a lookup gives way to a change in flight, before it does without the cache. */
+/* How often a lookup yields to a change in flight before it does without the cache. */
 #define PC_PATIENCE 1000
 
 static struct {
-    pthread_mutex_t joining; /* of listen and leave; held while threads start and end */
+    pthread_mutex_t subscribing; /* of (un)subscribe; held while threads start and end */
     pthread_mutex_t lock;
-    pthread_cond_t moved; /* soiled, cleaned, stopping */
+    pthread_cond_t changed; /* cleanup_pending, cleaning or stopping */
     struct pc_mem_handler *listeners;
-    struct pc_mem_handler *cleaning; /* whose clean runs */
+    struct pc_mem_handler *cleaning; /* the listener whose `clean` runs */
     int fd;                          /* the userfaultfd, or -1 */
-    int bell;                        /* wakes the reader */
+    int wakeup_fd;                   /* an eventfd that wakes the reader */
     uint32_t patience;
     bool stopping;
     bool running;
     pthread_t reader, cleaner;
-} unmap = {.joining = PTHREAD_MUTEX_INITIALIZER,
-           .lock = PTHREAD_MUTEX_INITIALIZER,
-           .moved = PTHREAD_COND_INITIALIZER,
-           .fd = -1,
-           .bell = -1,
-           .patience = PC_PATIENCE};
+} monitor = {.subscribing = PTHREAD_MUTEX_INITIALIZER,
+             .lock = PTHREAD_MUTEX_INITIALIZER,
+             .changed = PTHREAD_COND_INITIALIZER,
+             .fd = -1,
+             .wakeup_fd = -1,
+             .patience = PC_PATIENCE};
 
 static _Atomic uint32_t epoch;
 
@@ -64,47 +64,47 @@ uint32_t pc__mem_events_epoch(void)
 
 void pc__mem_events_lock(void)
 {
-    pthread_mutex_lock(&unmap.lock);
+    pthread_mutex_lock(&monitor.lock);
 }
 
 void pc__mem_events_unlock(void)
 {
-    pthread_mutex_unlock(&unmap.lock);
+    pthread_mutex_unlock(&monitor.lock);
 }
 
-static void tell(uintptr_t from, uintptr_t to)
+static void notify(uintptr_t from, uintptr_t to)
 {
-    for (struct pc_mem_handler *l = unmap.listeners; l != NULL; l = l->next)
+    for (struct pc_mem_handler *l = monitor.listeners; l != NULL; l = l->next)
         l->gone(l, from, to);
 }
 
 void pc__mem_changed(const void *at, size_t nbytes)
 {
     pc__mem_events_lock();
-    tell((uintptr_t)at, (uintptr_t)at + nbytes);
+    notify((uintptr_t)at, (uintptr_t)at + nbytes);
     pc__mem_events_unlock();
 }
 
-/* With the lock, so that whoever finds no change in flight also finds it applied. */
+/* Reads and applies all events. With the lock: who finds no change in flight finds it applied. */
 static void drain(void)
 {
     struct uffd_msg events[8];
     ssize_t n;
-    while ((n = read(unmap.fd, events, sizeof events)) > 0) {
+    while ((n = read(monitor.fd, events, sizeof events)) > 0) {
         for (size_t i = 0; i < (size_t)n / sizeof *events; i++) {
             const struct uffd_msg *e = &events[i];
             if (e->event == UFFD_EVENT_UNMAP || e->event == UFFD_EVENT_REMOVE)
-                tell((uintptr_t)e->arg.remove.start, (uintptr_t)e->arg.remove.end);
+                notify((uintptr_t)e->arg.remove.start, (uintptr_t)e->arg.remove.end);
             else if (e->event == UFFD_EVENT_REMAP)
-                tell((uintptr_t)e->arg.remap.from,
-                     (uintptr_t)(e->arg.remap.from + e->arg.remap.len));
+                notify((uintptr_t)e->arg.remap.from,
+                       (uintptr_t)(e->arg.remap.from + e->arg.remap.len));
         }
     }
 }
 
-/* Whether a change has begun whose event has not been read. Every ioctl that works on pages is
- * refused with EAGAIN then, before it looks at its arguments; this one has none. */
-static bool changing(int fd)
+/* Whether a change has begun whose event has not been read. The kernel then refuses every ioctl on
+ * pages with EAGAIN before it looks at the arguments; this one's range is empty (EINVAL). */
+static bool change_in_flight(int fd)
 {
     struct uffdio_writeprotect nothing = {.range = {0, 0}, .mode = 0};
     return ioctl(fd, UFFDIO_WRITEPROTECT, &nothing) == 0 || errno != EINVAL;
@@ -112,21 +112,21 @@ static bool changing(int fd)
 
 bool pc__mem_events_settled(void)
 {
-    if (unmap.fd < 0)
+    if (monitor.fd < 0)
         return false;
-    for (uint32_t i = 0; changing(unmap.fd); i++) {
+    for (uint32_t i = 0; change_in_flight(monitor.fd); i++) {
         drain();
-        /* The one who made the change has yet to wake up and take it off the count. Some kernels
-         * never do after an mremap that failed: then this is not waited for again. */
-        if (i >= unmap.patience) {
-            unmap.patience = 1;
+        /* The thread that made the change has yet to wake up and lower the kernel's count. After an
+         * mremap that failed some kernels never do; then later calls do not wait again. */
+        if (i >= monitor.patience) {
+            monitor.patience = 1;
             return false;
         }
-        pthread_mutex_unlock(&unmap.lock);
+        pthread_mutex_unlock(&monitor.lock);
         sched_yield();
-        pthread_mutex_lock(&unmap.lock);
+        pthread_mutex_lock(&monitor.lock);
     }
-    unmap.patience = PC_PATIENCE;
+    monitor.patience = PC_PATIENCE;
     return true;
 }
 
@@ -138,86 +138,87 @@ static bool watch(int fd, uintptr_t from, uintptr_t to)
 
 bool pc__mem_events_watch(uintptr_t from, uintptr_t to)
 {
-    return unmap.fd >= 0 && watch(unmap.fd, from, to);
+    return monitor.fd >= 0 && watch(monitor.fd, from, to);
 }
 
 void pc__mem_events_unwatch(uintptr_t from, uintptr_t to)
 {
     struct uffdio_range range = {from, to - from};
-    if (unmap.fd < 0)
+    if (monitor.fd < 0)
         return;
-    for (struct pc_mem_handler *l = unmap.listeners; l != NULL; l = l->next)
+    for (struct pc_mem_handler *l = monitor.listeners; l != NULL; l = l->next)
         if (l->wants(l, from, to))
             return;
-    /* Where something else is mapped by now this fails, and may. */
-    ioctl(unmap.fd, UFFDIO_UNREGISTER, &range);
+    /* This may fail: something else may be mapped there by now. */
+    ioctl(monitor.fd, UFFDIO_UNREGISTER, &range);
 }
 
 void pc__mem_events_defer_cleanup(struct pc_mem_handler *listener)
 {
     listener->cleanup_pending = true;
-    pthread_cond_broadcast(&unmap.moved);
+    pthread_cond_broadcast(&monitor.changed);
 }
 
 static void *reader(void *unused)
 {
     (void)unused;
-    struct pollfd fds[2] = {{unmap.fd, POLLIN, 0}, {unmap.bell, POLLIN, 0}};
+    struct pollfd fds[2] = {{monitor.fd, POLLIN, 0}, {monitor.wakeup_fd, POLLIN, 0}};
     for (;;) {
         poll(fds, 2, -1);
-        pthread_mutex_lock(&unmap.lock);
+        pthread_mutex_lock(&monitor.lock);
         drain();
-        if (unmap.stopping)
+        if (monitor.stopping)
             break;
-        pthread_mutex_unlock(&unmap.lock);
+        pthread_mutex_unlock(&monitor.lock);
     }
-    /* Here, so that there is no moment when nobody reads: the kernel forgets what is still watched,
-     * and lets go whoever waits. */
-    close(unmap.fd);
-    unmap.fd = -1;
-    pthread_mutex_unlock(&unmap.lock);
+    /* The reader closes the descriptor, so that somebody reads until the end: the kernel then ends
+     * all watching, and wakes threads that wait for their event. */
+    close(monitor.fd);
+    monitor.fd = -1;
+    pthread_mutex_unlock(&monitor.lock);
     return NULL;
 }
 
 static void *cleaner(void *unused)
 {
     (void)unused;
-    pthread_mutex_lock(&unmap.lock);
-    while (!unmap.stopping) {
-        struct pc_mem_handler *l = unmap.listeners;
+    pthread_mutex_lock(&monitor.lock);
+    while (!monitor.stopping) {
+        struct pc_mem_handler *l = monitor.listeners;
         while (l != NULL && !l->cleanup_pending)
             l = l->next;
         if (l == NULL) {
-            pthread_cond_wait(&unmap.moved, &unmap.lock);
+            pthread_cond_wait(&monitor.changed, &monitor.lock);
             continue;
         }
         l->cleanup_pending = false;
-        unmap.cleaning = l;
-        pthread_mutex_unlock(&unmap.lock);
+        monitor.cleaning = l;
+        pthread_mutex_unlock(&monitor.lock);
         l->clean(l);
-        pthread_mutex_lock(&unmap.lock);
-        unmap.cleaning = NULL;
-        pthread_cond_broadcast(&unmap.moved);
+        pthread_mutex_lock(&monitor.lock);
+        monitor.cleaning = NULL;
+        pthread_cond_broadcast(&monitor.changed);
     }
-    pthread_mutex_unlock(&unmap.lock);
+    pthread_mutex_unlock(&monitor.lock);
     return NULL;
 }
 
-/* The child has a copy of the descriptor, of this process's memory: it would hear for its parent,
- * and keep the watching alive when the parent has ended it. Only what a signal handler may do. */
+/* In the child of fork. Its copy of the descriptor watches the parent's memory: it would take the
+ * parent's events, and keep the watching alive when the parent has ended it. Only async-signal-safe
+ * calls are allowed here. */
 static void forked(void)
 {
     static const pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
     static const pthread_cond_t condition = PTHREAD_COND_INITIALIZER;
-    if (unmap.fd >= 0)
-        close(unmap.fd);
-    if (unmap.bell >= 0)
-        close(unmap.bell);
-    unmap.fd = unmap.bell = -1;
-    unmap.listeners = unmap.cleaning = NULL;
-    unmap.running = unmap.stopping = false;
-    unmap.joining = unmap.lock = mutex;
-    unmap.moved = condition;
+    if (monitor.fd >= 0)
+        close(monitor.fd);
+    if (monitor.wakeup_fd >= 0)
+        close(monitor.wakeup_fd);
+    monitor.fd = monitor.wakeup_fd = -1;
+    monitor.listeners = monitor.cleaning = NULL;
+    monitor.running = monitor.stopping = false;
+    monitor.subscribing = monitor.lock = mutex;
+    monitor.changed = condition;
     atomic_fetch_add_explicit(&epoch, 1, memory_order_relaxed);
 }
 
@@ -226,7 +227,7 @@ static void handle_forks(void)
     pthread_atfork(NULL, NULL, forked);
 }
 
-/* The descriptor, or -1 and why not. */
+/* Opens a userfaultfd; -1: `missing` says why not. */
 static int open_descriptor(const char **missing)
 {
     int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
@@ -247,27 +248,26 @@ static int open_descriptor(const char **missing)
     return fd;
 }
 
-/* Asks the kernel for what it will have to do: private memory can be watched, and it says whether
- * changes are in flight. */
-static const char *try_out(int fd)
+/* Probes the kernel: whether it can watch private memory, and reports changes in flight. */
+static const char *probe_features(int fd)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     void *at = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED)
         return "no memory";
     bool watched = watch(fd, (uintptr_t)at, (uintptr_t)at + page);
-    bool quiet = !changing(fd);
+    bool reports_changes = !change_in_flight(fd);
     struct uffdio_range range = {(uintptr_t)at, page};
-    /* Not by munmap: that would wait for a reader. */
+    /* before munmap, which would wait for a reader */
     if (watched && ioctl(fd, UFFDIO_UNREGISTER, &range) != 0)
         return "userfaultfd does not end watching";
     munmap(at, page);
-    return !watched ? "userfaultfd cannot watch memory (CONFIG_HAVE_ARCH_USERFAULTFD_WP)"
-           : !quiet ? "userfaultfd does not say whether changes are in flight"
-                    : NULL;
+    return !watched           ? "userfaultfd cannot watch memory (CONFIG_HAVE_ARCH_USERFAULTFD_WP)"
+           : !reports_changes ? "userfaultfd does not say whether changes are in flight"
+                              : NULL;
 }
 
-/* Signals are for the user's threads: a handler that unmaps something would wait for this one. */
+/* Starts a thread without signals: a handler that unmaps something would wait for the thread. */
 static int start_thread(pthread_t *thread, void *(*main)(void *))
 {
     sigset_t all, before;
@@ -278,31 +278,30 @@ static int start_thread(pthread_t *thread, void *(*main)(void *))
     return rc;
 }
 
-/* With `joining`. What is still watched is so until the descriptor is closed, and somebody must
- * read until then: the reader closes it. */
+/* With `subscribing` held. The reader closes the descriptor: until then somebody must read it. */
 static void stop(bool reads)
 {
     uint64_t one = 1;
-    pthread_mutex_lock(&unmap.lock);
-    unmap.stopping = true;
-    pthread_cond_broadcast(&unmap.moved);
+    pthread_mutex_lock(&monitor.lock);
+    monitor.stopping = true;
+    pthread_cond_broadcast(&monitor.changed);
     if (!reads) {
-        close(unmap.fd);
-        unmap.fd = -1;
+        close(monitor.fd);
+        monitor.fd = -1;
     }
-    pthread_mutex_unlock(&unmap.lock);
-    while (reads && write(unmap.bell, &one, sizeof one) < 0 && errno == EINTR) {
+    pthread_mutex_unlock(&monitor.lock);
+    while (reads && write(monitor.wakeup_fd, &one, sizeof one) < 0 && errno == EINTR) {
     }
     if (reads)
-        pthread_join(unmap.reader, NULL);
-    if (unmap.running)
-        pthread_join(unmap.cleaner, NULL);
-    close(unmap.bell);
-    unmap.bell = -1;
-    unmap.running = unmap.stopping = false;
+        pthread_join(monitor.reader, NULL);
+    if (monitor.running)
+        pthread_join(monitor.cleaner, NULL);
+    close(monitor.wakeup_fd);
+    monitor.wakeup_fd = -1;
+    monitor.running = monitor.stopping = false;
 }
 
-/* With `joining`. */
+/* With `subscribing` held. */
 static const char *start(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -311,20 +310,20 @@ static const char *start(void)
     int fd = open_descriptor(&missing);
     if (fd < 0)
         return missing;
-    missing = try_out(fd);
-    int bell = missing == NULL ? eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) : -1;
-    if (bell < 0) {
+    missing = probe_features(fd);
+    int wakeup_fd = missing == NULL ? eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) : -1;
+    if (wakeup_fd < 0) {
         close(fd);
         return missing != NULL ? missing : "no descriptor is left to wake who reads a userfaultfd";
     }
-    pthread_mutex_lock(&unmap.lock); /* who listens in vain may ask meanwhile */
-    unmap.fd = fd;
-    unmap.bell = bell;
-    unmap.patience = PC_PATIENCE;
-    pthread_mutex_unlock(&unmap.lock);
-    bool reads = start_thread(&unmap.reader, reader) == 0;
-    unmap.running = reads && start_thread(&unmap.cleaner, cleaner) == 0;
-    if (unmap.running)
+    pthread_mutex_lock(&monitor.lock); /* a listener may exist whose watching failed to start */
+    monitor.fd = fd;
+    monitor.wakeup_fd = wakeup_fd;
+    monitor.patience = PC_PATIENCE;
+    pthread_mutex_unlock(&monitor.lock);
+    bool reads = start_thread(&monitor.reader, reader) == 0;
+    monitor.running = reads && start_thread(&monitor.cleaner, cleaner) == 0;
+    if (monitor.running)
         return NULL;
     stop(reads);
     return "no thread can be started to read a userfaultfd";
@@ -333,33 +332,33 @@ static const char *start(void)
 const char *pc__mem_events_subscribe(struct pc_mem_handler *listener)
 {
     const char *missing = NULL;
-    pthread_mutex_lock(&unmap.joining);
-    if (!unmap.running)
+    pthread_mutex_lock(&monitor.subscribing);
+    if (!monitor.running)
         missing = start();
-    pthread_mutex_lock(&unmap.lock);
-    listener->next = unmap.listeners;
-    unmap.listeners = listener;
-    pthread_mutex_unlock(&unmap.lock);
-    pthread_mutex_unlock(&unmap.joining);
+    pthread_mutex_lock(&monitor.lock);
+    listener->next = monitor.listeners;
+    monitor.listeners = listener;
+    pthread_mutex_unlock(&monitor.lock);
+    pthread_mutex_unlock(&monitor.subscribing);
     return missing;
 }
 
 void pc__mem_events_unsubscribe(struct pc_mem_handler *listener)
 {
-    pthread_mutex_lock(&unmap.joining);
-    pthread_mutex_lock(&unmap.lock);
-    while (unmap.cleaning == listener)
-        pthread_cond_wait(&unmap.moved, &unmap.lock);
-    for (struct pc_mem_handler **at = &unmap.listeners; *at != NULL; at = &(*at)->next)
+    pthread_mutex_lock(&monitor.subscribing);
+    pthread_mutex_lock(&monitor.lock);
+    while (monitor.cleaning == listener)
+        pthread_cond_wait(&monitor.changed, &monitor.lock);
+    for (struct pc_mem_handler **at = &monitor.listeners; *at != NULL; at = &(*at)->next)
         if (*at == listener) {
             *at = listener->next;
             break;
         }
-    bool last = unmap.listeners == NULL && unmap.running;
-    pthread_mutex_unlock(&unmap.lock);
+    bool last = monitor.listeners == NULL && monitor.running;
+    pthread_mutex_unlock(&monitor.lock);
     if (last)
         stop(true);
-    pthread_mutex_unlock(&unmap.joining);
+    pthread_mutex_unlock(&monitor.subscribing);
 }
 
 const char *pc__mem_events_missing(void)
@@ -368,7 +367,7 @@ const char *pc__mem_events_missing(void)
     int fd = open_descriptor(&missing);
     if (fd < 0)
         return missing;
-    missing = try_out(fd);
+    missing = probe_features(fd);
     close(fd);
     return missing == NULL ? "" : missing;
 }

@@ -1,8 +1,7 @@
-/* Memory kinds: host memory by arithmetic, a GPU's by asking its driver.
+/* Memory types: computes the span of host memory, and asks the CUDA driver about GPU memory.
  *
- * The driver's library is loaded when somebody first asks for GPU memory, and never otherwise: it
- * takes a good part of a second. Source: the CUDA driver API's reference, and how NCCL registers.
- */
+ * libcuda is loaded at the first question about GPU memory, and never otherwise: it takes a good
+ * part of a second. Source: the CUDA driver API's reference, and how NCCL registers. */
 #include <unistd.h>
 #include "gpu/driver/cuda.h"
 #include "core/internal.h"
@@ -38,7 +37,7 @@ static int gpu_span(uintptr_t from, uintptr_t to, struct pc_error *error, struct
     if (rc != PC_OK)
         return rc;
     if (found.kind == PC_CUDA_HOST)
-        return PC_OK; /* pinned by the driver: as any other */
+        return PC_OK; /* pinned by the driver: like any host memory */
     if (found.kind != PC_CUDA_DEVICE)
         return pc__fail(error, PC_INVALID, -1, "%#zx is not memory that NVIDIA's driver knows",
                         (size_t)from);
@@ -52,8 +51,8 @@ static int gpu_span(uintptr_t from, uintptr_t to, struct pc_error *error, struct
                         (size_t)(to - from), (size_t)from, (size_t)(end - start), (size_t)start);
     out->kind = PC_MEM_DMABUF;
     out->device = found.device;
-    /* Pools and virtual memory management map other memory at an address that is still allocated:
-     * only what cudaMalloc gives is known to keep its stamp as long as its memory. */
+    /* Pools and virtual memory management may map other memory at an address that is still
+     * allocated: only memory of cudaMalloc is known to keep its stamp. */
     out->stamp = found.ipc ? found.id : 0;
     out->from = out->from > start ? out->from : start;
     out->to = out->to < end ? out->to : end;
@@ -71,9 +70,9 @@ int pc__mem_query(const void *address, size_t nbytes, bool gpu, struct pc_error 
     return gpu ? gpu_span(from, to, error, out) : PC_OK;
 }
 
-/* Copies and kernels that the driver would let run past a synchronous call do not, for this memory:
- * else a NIC might read what such a call has yet to write. */
-static void synchronous(const struct pc_mem_span *span)
+/* Makes synchronous CUDA calls on this memory complete before they return
+ * (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS): else a NIC might read what such a call has yet to write. */
+static void set_sync_memops(const struct pc_mem_span *span)
 {
     unsigned yes = 1;
     pc__cuda.PointerSetAttribute(&yes, POINTER_SYNC_MEMOPS, span->from);
@@ -89,13 +88,13 @@ int pc__mem_export_dmabuf(const struct pc_mem_span *span, struct pc_error *error
     int rc = pc__cuda_enter_base(span->device, error);
     if (rc != PC_OK)
         return rc;
-    synchronous(span);
+    set_sync_memops(span);
     int result = pc__cuda.MemGetHandleForAddressRange(fd, from, to - from, HANDLE_DMA_BUF, 0);
     *offset = span->from - from;
     rc = pc__cuda_leave(result, error, "cuMemGetHandleForAddressRange(%#zx, %zu bytes)",
                         (size_t)from, (size_t)(to - from));
     if (rc != PC_OK)
-        error->code = PC_UNMAPPABLE; /* whatever it was: the caller then tries another way */
+        error->code = PC_UNMAPPABLE; /* for any error the caller tries another way */
     return rc == PC_OK ? PC_OK : PC_UNMAPPABLE;
 }
 
@@ -104,7 +103,7 @@ int pc__mem_peermem(const struct pc_mem_span *span, struct pc_error *error)
     const char *missing = pc__mem_missing(PC_MEM_PEERMEM);
     if (*missing != 0)
         return pc__fail(error, PC_UNMAPPABLE, -1, "%s", missing);
-    synchronous(span);
+    set_sync_memops(span);
     return PC_OK;
 }
 

@@ -1,22 +1,21 @@
-/* The registration cache: ranges that do not overlap, in the order of their addresses.
+/* The registration cache: an array of entries that do not overlap, sorted by address.
  *
- * A registration that reaches beyond what is kept merges the entries that it overlaps into one
- * range. Those that it only touches stay apart, or a walk through a large array would register it
- * all again at each step.
+ * A registration that overlaps entries merges them into one range. Entries that it only touches
+ * stay apart, or a walk through a large array would register it all again at each step.
  *
- * With the lock of mem_events.h nothing here allocates, frees or registers. */
+ * Nothing here allocates, frees or registers while it holds the lock of mem_events.h. */
 #include <stdlib.h>
 #include <string.h>
 #include "core/internal.h"
 #include "memory/rcache.h"
 
-/* Each range that is watched may part a mapping of the kernel's in three, of which a process has
- * 65530 (vm.max_map_count). */
+/* Each watched range may split a mapping (VMA) in three, of which a process has 65530
+ * (vm.max_map_count). */
 #define PC_RCACHE_MAX_REGIONS 4096
 
-/* Lists are rings; a head is an entry of its own. */
+/* Lists are circular; the head is an entry. */
 struct pc_rcache {
-    struct pc_mem_handler listener; /* first */
+    struct pc_mem_handler listener; /* must be first */
     const struct pc_rcache_ops *registrar;
     void *context;
     uint64_t limit;
@@ -24,9 +23,9 @@ struct pc_rcache {
     uint32_t epoch;
     uint32_t nkept;
     uint64_t bytes;
-    struct pc_rcache_region idle;    /* kept and not in use, the least recently used first */
-    struct pc_rcache_region pending; /* being registered: changes are marked there */
-    struct pc_rcache_region dead;    /* to be deregistered */
+    struct pc_rcache_region idle;    /* kept and unused, the least recently used first */
+    struct pc_rcache_region pending; /* being registered; a change sets `stale` */
+    struct pc_rcache_region dead;    /* removed from the cache, to be deregistered */
     struct pc_rcache_counters counters;
     struct pc_rcache_region *kept[PC_RCACHE_MAX_REGIONS];
 };
@@ -44,7 +43,7 @@ static void append(struct pc_rcache_region *head, struct pc_rcache_region *p)
     head->before = p;
 }
 
-static void take_out(struct pc_rcache_region *p)
+static void unlink_region(struct pc_rcache_region *p)
 {
     p->next->before = p->before;
     p->before->next = p->next;
@@ -73,7 +72,7 @@ static uint32_t overlapping(const struct pc_rcache *c, uint32_t i, uintptr_t to)
     return n;
 }
 
-/* Lookups find n entries from `i` on no more. */
+/* Removes n entries from `i` on from the cache; those not in use go to `dead`. */
 static void unkeep(struct pc_rcache *c, uint32_t i, uint32_t n)
 {
     for (uint32_t k = i; k < i + n; k++) {
@@ -81,7 +80,7 @@ static void unkeep(struct pc_rcache *c, uint32_t i, uint32_t n)
         p->kept = false;
         c->bytes -= p->span.to - p->span.from;
         if (p->references == 0) {
-            take_out(p);
+            unlink_region(p);
             append(&c->dead, p);
         }
     }
@@ -111,7 +110,7 @@ static void trim(struct pc_rcache *c, uint64_t limit)
         evict(c, c->idle.next);
 }
 
-/* Deregisters what is dead. Without the lock. */
+/* Deregisters the entries in `dead`. Without the lock. */
 static void clean(struct pc_mem_handler *listener)
 {
     struct pc_rcache *c = (struct pc_rcache *)listener;
@@ -119,7 +118,7 @@ static void clean(struct pc_mem_handler *listener)
         pc__mem_events_lock();
         struct pc_rcache_region *p = c->dead.next;
         if (p != &c->dead) {
-            take_out(p);
+            unlink_region(p);
             if (p->watched)
                 pc__mem_events_unwatch(p->span.from, p->span.to);
         }
@@ -131,8 +130,8 @@ static void clean(struct pc_mem_handler *listener)
     }
 }
 
-/* Lets the lock go, and cleans up if there is something. */
-static void leave(struct pc_rcache *c)
+/* Releases the lock, then deregisters what is dead. */
+static void unlock_and_clean(struct pc_rcache *c)
 {
     bool cleanup_pending = c->dead.next != &c->dead;
     pc__mem_events_unlock();
@@ -190,7 +189,7 @@ void pc__rcache_close(struct pc_rcache *c)
 {
     if (c == NULL)
         return;
-    if (!forked(c)) { /* else what is registered is the parent's */
+    if (!forked(c)) { /* else the registrations are the parent's */
         pc__mem_events_lock();
         unkeep(c, 0, c->nkept);
         pc__mem_events_unlock();
@@ -200,7 +199,7 @@ void pc__rcache_close(struct pc_rcache *c)
     free(c);
 }
 
-/* What is kept and covers the span. With the lock. */
+/* The kept entry that covers the span, or NULL. With the lock. */
 static struct pc_rcache_region *lookup(struct pc_rcache *c, const struct pc_mem_span *span)
 {
     uint32_t i = find(c, span->from);
@@ -209,19 +208,19 @@ static struct pc_rcache_region *lookup(struct pc_rcache *c, const struct pc_mem_
     struct pc_rcache_region *p = c->kept[i];
     if (p->span.from > span->from || p->span.to < span->to)
         return NULL;
-    if (p->span.stamp != span->stamp) { /* the addresses are another allocation's by now */
+    if (p->span.stamp != span->stamp) { /* another allocation has these addresses now */
         c->counters.invalidations++;
         unkeep(c, i, 1);
         return NULL;
     }
     if (p->references++ == 0)
-        take_out(p);
+        unlink_region(p);
     c->counters.hits++;
     return p;
 }
 
-/* Makes p what is to be registered: the span and what it overlaps, which is not found any more.
- * With the lock. False when p cannot be kept. */
+/* Sets p's span to `span` merged with the entries that it overlaps, removes these, and watches p's
+ * memory. With the lock. False when p cannot be kept. */
 static bool widen(struct pc_rcache *c, struct pc_rcache_region *p, const struct pc_mem_span *span)
 {
     uint32_t i = find(c, span->from), n = overlapping(c, i, span->to);
@@ -249,8 +248,8 @@ static bool widen(struct pc_rcache *c, struct pc_rcache_region *p, const struct 
     return true;
 }
 
-/* Whether p, which is registered now, is found from now on. With the lock. */
-static bool settle(struct pc_rcache *c, struct pc_rcache_region *p)
+/* Adds p, now registered, to the cache; false: it serves one use only. With the lock. */
+static bool try_keep(struct pc_rcache *c, struct pc_rcache_region *p)
 {
     if (p->stale || overlapping(c, find(c, p->span.from), p->span.to) > 0)
         return false;
@@ -263,7 +262,7 @@ static bool settle(struct pc_rcache *c, struct pc_rcache_region *p)
     return true;
 }
 
-/* Registers p; where that fails, once more, no more than was asked for and without what is idle. */
+/* Registers p. Where that fails, evicts what is idle and registers only what was asked for. */
 static int make(struct pc_rcache *c, struct pc_rcache_region *p, const struct pc_mem_span *span,
                 struct pc_error *error)
 {
@@ -275,7 +274,7 @@ static int make(struct pc_rcache *c, struct pc_rcache_region *p, const struct pc
     if (rc == PC_NOMEM)
         trim(c, 0);
     p->span = *span;
-    leave(c);
+    unlock_and_clean(c);
     return c->registrar->make(c->context, &p->span, error, &p->handle);
 }
 
@@ -295,7 +294,7 @@ struct pc_rcache_region *pc__rcache_get(struct pc_rcache *c, const void *address
     bool known = c->limit > 0 && (host ? pc__mem_events_settled() : span.stamp != 0);
     struct pc_rcache_region *p = known ? lookup(c, &span) : NULL;
     c->counters.misses += p == NULL;
-    leave(c);
+    unlock_and_clean(c);
     if (p != NULL)
         return p;
 
@@ -307,17 +306,17 @@ struct pc_rcache_region *pc__rcache_get(struct pc_rcache *c, const void *address
     p->span = span;
     p->references = 1;
     pc__mem_events_lock();
-    append(&c->pending, p); /* before it is watched: from now on a change makes it stale */
+    append(&c->pending, p); /* before it is watched: a change sets p->stale from now on */
     known = known && widen(c, p, &span);
-    leave(c);
+    unlock_and_clean(c);
     int rc = make(c, p, &span, error);
     pc__mem_events_lock();
-    take_out(p);
+    unlink_region(p);
     if (rc == PC_OK)
-        c->counters.unkept += !(known && settle(c, p));
+        c->counters.unkept += !(known && try_keep(c, p));
     else if (p->watched)
         pc__mem_events_unwatch(p->span.from, p->span.to);
-    leave(c);
+    unlock_and_clean(c);
     if (rc != PC_OK) {
         free(p);
         return NULL;
@@ -334,7 +333,7 @@ void pc__rcache_put(struct pc_rcache *c, struct pc_rcache_region *p)
         append(p->kept ? &c->idle : &c->dead, p);
         trim(c, c->limit);
     }
-    leave(c);
+    unlock_and_clean(c);
 }
 
 void pc__rcache_query(struct pc_rcache *c, struct pc_rcache_counters *out)

@@ -94,7 +94,7 @@ def test_the_watcher_asks_for_changes_in_flight(tmp_path: Path) -> None:
     """A mutant that only reads the events which are there already meets a stale registration."""
     unit, *others = compiled.parts("plain", sorted(SOURCES, key=lambda name: name != UNMAP))
     source = unit.source.read_text()
-    asked = "for (uint32_t i = 0; changing(unmap.fd); i++) {"
+    asked = "for (uint32_t i = 0; change_in_flight(monitor.fd); i++) {"
     assert asked in source
     (tmp_path / "mem_events.c").write_text(
         source.replace(asked, f"drain();\n    return true;\n    {asked}")
