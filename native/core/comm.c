@@ -5,7 +5,7 @@
 #include <unistd.h>
 #include "core/internal.h"
 
-/* How long a rank that closes waits for its last messages to reach a peer. */
+/* How long pc_comm_close waits for the last messages to arrive. */
 #define PC_LINGER_NS UINT64_C(2000000000)
 
 static int check_options(const struct pc_options *o)
@@ -29,7 +29,7 @@ void pc__comm_resolve(struct pc_comm *comm, uint32_t peer, char *theirs, struct 
     if (comm->peers[peer].arena == NULL)
         comm->connected++;
     comm->peers[peer].arena = theirs;
-    comm->nmapped -= comm->peers[peer].mapped; /* until now */
+    comm->nmapped -= comm->peers[peer].mapped; /* what it was before */
     comm->peers[peer].mapped = by_net == NULL;
     comm->nmapped += comm->peers[peer].mapped;
     comm->peers[peer].rndv = rndv;
@@ -63,7 +63,7 @@ static void write_header(struct pc_comm *comm)
     a->pid = (int32_t)getpid();
     a->address = (uint64_t)(uintptr_t)a;
     if (getrandom(&a->token, sizeof a->token, 0) != sizeof a->token)
-        a->pid = 0; /* no process: peers fetch nothing from this one */
+        a->pid = 0; /* no process: peers do not use CMA */
     a->magic = PC_ARENA_MAGIC;
 }
 
@@ -90,7 +90,7 @@ int pc_comm_open(const struct pc_options *options, struct pc_comm **out)
     struct pc_comm *comm = calloc(1, sizeof *comm);
     if (comm == NULL)
         return PC_NOMEM;
-    *out = comm; /* also on failure: it holds the error */
+    *out = comm; /* set on failure too: it has the error */
     comm->options = *options;
     comm->call.comm = comm;
     comm->wakeup_fd = -1;
@@ -179,7 +179,7 @@ void pc_comm_close(struct pc_comm *comm)
     pc__p2p_close(comm);
     if (comm->arena != NULL)
         atomic_store(&((struct pc_arena *)comm->arena)->state, PC_STATUS_CLOSED);
-    /* What a broken communicator, or a fork's child, has sent is no matter. */
+    /* A broken communicator, or a child of fork, does not wait for what was sent. */
     pc__net_close(comm->net, atomic_load(&comm->broken) ? 0 : PC_LINGER_NS);
     pc__wakeup_close(comm);
     if (comm->device != NULL)

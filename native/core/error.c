@@ -1,4 +1,4 @@
-/* The text behind a code. */
+/* Errors: a code with its text. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,7 +15,7 @@ int pc__fail(struct pc_error *error, int code, int peer, const char *format, ...
     error->errnum = code == PC_SYSTEM || code == PC_LOST ? saved : 0;
     va_start(args, format);
     int n = vsnprintf(error->text, sizeof error->text, format, args);
-    if (n >= (int)sizeof error->text) /* whoever reads it should see that something is missing */
+    if (n >= (int)sizeof error->text) /* shows the reader that the text was cut */
         memcpy(error->text + sizeof error->text - 4, "...", 4);
     va_end(args);
     return code;

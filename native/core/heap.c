@@ -1,4 +1,4 @@
-/* Registered memory: pieces of the arena's tail, so that a peer knows an array by its offset. */
+/* The heap: allocates from the tail of the arena, so that a peer knows an array by its offset. */
 #include "core/heap.h"
 #include <stdlib.h>
 #include <string.h>
@@ -86,7 +86,7 @@ void *pc_heap_alloc(struct pc_comm *comm, size_t nbytes)
 int pc_heap_free(struct pc_comm *comm, void *address)
 {
     if (comm->arena == NULL)
-        return PC_OK; /* a fork's child: the memory is its parent's */
+        return PC_OK; /* a child of fork: the memory is its parent's */
     size_t offset = (size_t)((char *)address - (comm->arena + comm->layout.heap));
     size_t nbytes = pc__heap_taken(&comm->heap, offset);
     if (nbytes == 0)

@@ -1,5 +1,5 @@
-/* Which pieces of a region are taken: first fit, in whole pages, neighbours that are free merged.
- * It knows offsets only, so it serves memory that this process cannot touch as well. */
+/* An allocator of whole pages: first fit, and free neighbours are merged. It knows offsets only, so
+ * it serves memory that this process cannot touch as well. */
 #ifndef PC_HEAP_H
 #define PC_HEAP_H
 #include <stdbool.h>
@@ -17,9 +17,9 @@ struct pc_heap {
     size_t bytes; /* of the region; a multiple of PC_PAGE */
 };
 
-/* Finds room for `nbytes`; false when there is none. */
+/* Allocates `nbytes`; false when there is no room. */
 bool pc__heap_take(struct pc_heap *heap, size_t nbytes, size_t *offset);
-/* The bytes of the piece that begins at `offset`; 0 when none does that is taken. */
+/* The size of the block allocated at `offset`; 0 when there is none. */
 size_t pc__heap_taken(const struct pc_heap *heap, size_t offset);
 void pc__heap_give(struct pc_heap *heap, size_t offset);
 void pc__heap_drop(struct pc_heap *heap);

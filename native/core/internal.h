@@ -1,4 +1,4 @@
-/* The engine's own structures. Nothing outside native/ sees them. */
+/* The engine's internal structures, which nothing outside native/ sees. */
 #ifndef PC_INTERNAL_H
 #define PC_INTERNAL_H
 #include <pthread.h>
@@ -9,11 +9,11 @@
 #include "core/net.h"
 #include "core/transport.h"
 
-/* How an instruction that fills a slot should store; see target_cpu.h. */
+/* Measures how an instruction that fills a slot should store; see interpreter_cpu.h. */
 struct pc_probe {
     uint32_t turn;
-    bool stream;      /* past the cache, for now */
-    uint64_t cost[2]; /* clock ticks per KiB: through the cache, past it */
+    bool stream;      /* the present choice: non-temporal stores */
+    uint64_t cost[2]; /* clock ticks per KiB: cached, non-temporal */
 };
 
 struct pc_program {
@@ -27,7 +27,7 @@ struct pc_program {
     uint32_t starts[PC_MAX_CHANNELS];
     uint32_t noperands;
     uint32_t ninstructions;
-    bool apart; /* IN and OUT must not be one memory */
+    bool apart; /* IN and OUT must be distinct memory */
     struct pc_vm_instruction *code;
     struct pc_vm_operand *operands;
     struct pc_probe *probes;
@@ -36,16 +36,16 @@ struct pc_program {
 struct pc_plan {
     struct pc_plan_spec spec;
     struct pc_program *staged;
-    struct pc_program *direct; /* or NULL */
+    struct pc_program *direct; /* the direct form, or NULL */
     pc_fold_fn fold;
     uint32_t itemsize_log2;
-    uint64_t nbytes;            /* of all blocks */
-    uint64_t *starts;           /* of blocks in the message, and its end */
-    struct pc_chunk *chunks[2]; /* staged, direct */
+    uint64_t nbytes;            /* of all blocks together */
+    uint64_t *starts;           /* where each block begins in the message, and the end */
+    struct pc_chunk *chunks[2]; /* by form: staged, direct */
     struct pc_terms terms[2];
-    uint64_t salt; /* of the communicator, when the terms were last salted */
-    bool apart;    /* of one of its programs */
-    bool adjacent; /* chunk c + 1 lies behind chunk c */
+    uint64_t salt; /* the communicator's salt in these signatures */
+    bool apart;    /* one of its programs needs IN and OUT distinct */
+    bool adjacent; /* chunk c + 1 follows chunk c in memory */
     char *scratch;
 };
 
@@ -54,15 +54,15 @@ struct pc_call {
     struct pc_comm *comm;
     struct pc_plan *plan;
     struct pc_batch *batch;           /* instead of a plan */
-    const struct pc_program *program; /* NULL while READY is being exchanged */
-    const struct pc_terms *terms;     /* of the plan, in the form of that program */
-    char *in; /* where the message would begin if the array held all of it */
+    const struct pc_program *program; /* NULL while READY lines are exchanged */
+    const struct pc_terms *terms;     /* the plan's terms for that program */
+    char *in;                         /* where the message would begin if the array held it all */
     char *out;
-    uint32_t running; /* channels not finished */
-    uint32_t ready;   /* peers whose READY has been seen */
+    uint32_t running; /* channels that have not finished */
+    uint32_t ready;   /* peers whose READY was read */
     bool all_registered;
     bool active;
-    struct pc_error error; /* written by whoever runs the call, read once the communicator broke */
+    struct pc_error error; /* written by the call's thread, read once the communicator broke */
     double timeout;
     uint64_t deadline; /* ns; 0 until the call first has to wait */
     struct pc_channel channels[PC_MAX_CHANNELS];
@@ -75,12 +75,12 @@ struct pc_work {
     struct pc_plan *plan;
     char *in;
     char *out;
-    struct pc_batch *batch;  /* instead of a plan, until the call has it */
+    struct pc_batch *batch;  /* instead of a plan; the queue owns it until the call begins */
     uint64_t signature;      /* of the batch's call */
-    bool refused;            /* instead of either; nobody waits for it */
-    struct pc_batch *posted; /* not queued at all: transfers that were posted */
+    bool refused;            /* a refused call, which has neither */
+    struct pc_batch *posted; /* transfers that were posted, not queued */
     double timeout;
-    char where[232]; /* as long as the board's text */
+    char where[232]; /* as long as pc_arena's text */
     struct pc_work *next;
     _Atomic uint32_t state; /* futex; enum pc_work_state */
     int result;
@@ -89,12 +89,12 @@ struct pc_work {
 struct pc_rndv_ops; /* p2p/p2p.h */
 
 struct pc_peer {
-    char *arena; /* of a peer whose memory is not mapped: its shadow */
+    char *arena; /* mapped; of a remote peer the shadow */
     bool mapped;
-    const struct pc_rndv_ops *rndv; /* long messages are read from where they lie; or NULL */
-    _Atomic uint32_t ready; /* messages can reach it; those before wait for the first connection */
-    _Atomic uint32_t gone;  /* a mapped rank has left in good order, or died */
-    const char *in;         /* READY of the present call */
+    const struct pc_rndv_ops *rndv; /* rendezvous with this peer; or NULL */
+    _Atomic uint32_t ready;         /* it has a connection; earlier messages wait for one */
+    _Atomic uint32_t gone;          /* a mapped peer that closed or died */
+    const char *in;                 /* from READY of the present call */
     char *out;
 };
 
@@ -103,39 +103,38 @@ struct pc_comm {
     struct pc_layout layout;
     struct pc_shm *device;
     struct pc_net *net;    /* NULL where every peer is mapped */
-    int wakeup_fd;         /* a socket that is readable when this rank was woken; -1: it has none */
-    _Atomic int signal_fd; /* a socket to wake others by theirs, or -1 */
+    int wakeup_fd;         /* the wakeup socket, readable when this rank was woken; or -1 */
+    _Atomic int signal_fd; /* a socket that sends to others' wakeup sockets, or -1 */
     _Atomic int listening; /* a thread sleeps in pc__net_pause */
-    _Atomic int sleepers;  /* threads that sleep, with that one */
+    _Atomic int sleepers;  /* threads that sleep, this one included */
     char *arena;
     struct pc_peer *peers;
-    uint32_t *neighbours; /* whose memory is mapped, but this rank; known when all are connected */
+    uint32_t *neighbours; /* the mapped peers; known when all are connected */
     uint32_t nneighbours;
-    uint32_t nmapped;       /* ranks so far, with this one */
-    uint32_t yields;        /* a rank yields so often before it sleeps; with a network only */
-    uint64_t slow_yield_ns; /* a yield that takes longer has let a foreign process run */
+    uint32_t nmapped;       /* mapped ranks so far, with this one */
+    uint32_t yields;        /* yields before a sleep; with a network only */
+    uint64_t slow_yield_ns; /* a longer yield has let another process run */
     struct pc_fifo *fifos;  /* [peer][channel], PC_EDGE_CHANNELS each */
     struct pc_token *dones; /* [peer] */
     struct pc_token locals[PC_MAX_CHANNELS][PC_MAX_CHANNELS];
     uint64_t ready_calls;
-    _Atomic uint32_t died; /* 1 + the first rank that died, or 0: transfers with others end, too */
+    _Atomic uint32_t died; /* 1 + the first rank that died, or 0; ends all transfers */
     uint32_t connected;
     bool sealed;
     struct pc_error error;
-    uint64_t salt;                      /* of signatures: which calls this rank refused */
-    _Atomic int broken;                 /* the code that broke it, or 0 */
-    _Atomic(struct pc_error *) failure; /* what broke it: the call's error or the transfers' */
+    uint64_t salt;      /* mixed into signatures: the calls that this rank refused */
+    _Atomic int broken; /* the code that broke it, or 0 */
+    _Atomic(struct pc_error *) failure; /* what broke it: the error of the call or of a transfer */
     _Atomic int aborted;
     _Atomic int abort_claimed;
     struct pc_error abort_error;
-    _Atomic uintptr_t entered; /* the thread inside a call, or 0 */
-    _Atomic uint64_t op_count; /* of calls and messages begun so far, refused ones included */
-    _Atomic uint64_t op_count_before; /* those taken when the present call came in from Python */
-    struct pc_comm *leader;           /* whose user's calls launches here are, or NULL */
+    _Atomic uintptr_t entered;        /* the thread inside a call, or 0 */
+    _Atomic uint64_t op_count;        /* calls and messages begun so far, refused ones included */
+    _Atomic uint64_t op_count_before; /* its value when the present call came in from Python */
+    struct pc_comm *leader;           /* launches here count among its calls, too; or NULL */
     struct pc_call call;
-    _Atomic uint64_t
-        yield_after; /* ns: until then a rank that waits sleeps without yielding first */
-    _Atomic uint64_t yield_pause; /* ns: how long that was the last time */
+    _Atomic uint64_t yield_after; /* ns: until then a waiting rank sleeps without yielding */
+    _Atomic uint64_t yield_pause; /* ns: the length of the last such time */
 
     pthread_t thread; /* progress thread, started by the first pc_submit */
     bool threaded;
@@ -145,44 +144,44 @@ struct pc_comm {
     struct pc_work *head;
     struct pc_work *tail;
     _Atomic uint32_t queued; /* submitted and not finished */
-    uint64_t numbered;       /* the number of the call that was queued last */
-    struct pc_work *joined;  /* a blocking call that stands in the queue */
+    uint64_t numbered;       /* the number of the last queued call */
+    struct pc_work *joined;  /* a blocking call that waits in the queue */
 
     struct pc_p2p *p2p;
-    _Atomic uint32_t posted; /* batches of transfers that are not finished */
+    _Atomic uint32_t posted; /* unfinished batches of transfers */
 
     struct pc_heap heap;
 };
 
-/* Whether the memory of a rank can be loaded and stored. */
+/* Whether a rank's memory is mapped. */
 static inline bool pc__mapped(const struct pc_comm *comm, uint32_t rank)
 {
     return comm->peers[rank].mapped;
 }
 
-/* The same of the peer of an edge: else its signals are the network's. */
+/* The same for the peer of an edge; if not, a network carries its signals. */
 static inline bool pc__edge_mapped(const struct pc_fifo *f)
 {
     return f->edge == NULL;
 }
 
-/* Whether there is more to poll, and to sleep on, than memory. */
+/* Whether a network must be polled, and slept on, besides memory. */
 static inline bool pc__has_net(const struct pc_comm *comm)
 {
     return comm->net != NULL;
 }
 
-/* comm.c: where the edges of a peer lie, who is mapped or is reached `by_net`. */
+/* comm.c: sets up the edges to a peer, which is mapped or reached `by_net`. */
 void pc__comm_resolve(struct pc_comm *comm, uint32_t peer, char *theirs, struct pc_net_peer *by_net,
                       const struct pc_rndv_ops *rndv);
 
-/* p2p/: of mapped peers, and by a network that can do it. */
+/* p2p/: rendezvous with mapped peers, and by a network that supports it. */
 extern const struct pc_rndv_ops pc__cma_rndv, pc__get_rndv;
 
-/* A call that takes longer hands back to its caller, who then looks about. */
+/* A call that takes longer returns to its caller, which looks for signals and deaths. */
 #define PC_FIRST_PATIENCE_NS UINT64_C(1000000)
 
-/* memory/mem_events.c: this memory gets other pages now, of which the kernel tells nobody. */
+/* memory/mem_events.c: this memory gets other pages, and the kernel has no event for that. */
 void pc__mem_changed(const void *at, size_t nbytes);
 
 /* error.c */
@@ -208,17 +207,17 @@ static inline uint64_t pc__extent_bytes(const struct pc_plan *plan, struct pc_ex
 int pc__call_begin(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out,
                    double timeout);
 int pc__progress(struct pc_comm *comm, uint64_t patience_ns);
-/* pc_run that only polls: AGAIN soon, and never sleeps. */
+/* As pc_run, but polls only: returns AGAIN soon, and never sleeps. */
 int pc__call_try(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out,
                  double timeout);
-/* The same for a pairwise batch. */
+/* As pc__call_begin, for a pairwise batch. */
 int pc__call_begin_batch(struct pc_comm *comm, struct pc_batch *batch, uint64_t signature,
                          double timeout);
-/* The call that was refused takes its place. */
+/* Counts a refused call in the order of calls. */
 void pc__refused(struct pc_comm *comm);
 uint64_t pc__hash(uint64_t x);
 int pc__enter(struct pc_comm *comm);
-/* A call comes in from Python. One that comes in amid another is not the one to look at. */
+/* Notes the op count of a call that comes in from Python, unless another call is in progress. */
 static inline void pc__note_entry(struct pc_comm *comm)
 {
     if (atomic_load_explicit(&comm->entered, memory_order_relaxed) == 0)
@@ -227,32 +226,31 @@ static inline void pc__note_entry(struct pc_comm *comm)
                               memory_order_relaxed);
 }
 
-/* The first failure is the communicator's. */
+/* Breaks the communicator. Only the first failure counts. */
 void pc__break(struct pc_comm *comm, int code, struct pc_error *error);
 void pc__leave(struct pc_comm *comm);
 uint64_t pc__now(void);
 
 /* work.c */
 void pc__progress_thread_stop(struct pc_comm *comm);
-/* `job`: what to run. The queue owns its batch from then on. */
+/* Queues `job`; the queue owns its batch from then on. */
 int pc__enqueue(struct pc_comm *comm, const struct pc_work *job, const char *where,
                 struct pc_work **result);
 int pc__join_queue(struct pc_comm *comm, const struct pc_work *job, double seconds);
 int pc__joined_wait(struct pc_comm *comm, double seconds);
 
 /* wakeup.c */
-int pc__wakeup_open(struct pc_comm *comm); /* from now on this rank is woken by a descriptor */
+int pc__wakeup_open(struct pc_comm *comm); /* from now on a descriptor wakes this rank */
 void pc__wakeup_close(struct pc_comm *comm);
 void pc__wakeup_signal(struct pc_comm *comm, uint32_t peer);
 uint32_t pc__wakeup_arm(struct pc_comm *comm);
-/* Sleeps until the wakeup counter has moved on from what it was; with a network also until
- * something comes from one. */
+/* Sleeps until the wakeup counter differs from `armed`, or something comes from a network. */
 void pc__wakeup_wait(struct pc_comm *comm, uint32_t armed, uint64_t ns);
 
 /* wait.c */
 #define PC_POLLS_PER_CLOCK 64
 #define PC_SLOW_YIELD_NS UINT64_C(1000000)
-struct pc_spin { /* of who polls; see pc__spun */
+struct pc_spin { /* the state of a polling loop; see pc__spun */
     uint32_t polls;
     uint64_t until;
 };
@@ -260,23 +258,23 @@ bool pc__spun_out(struct pc_comm *comm, struct pc_spin *spin);
 int pc__idle(struct pc_comm *comm, uint64_t until_ns);
 bool pc__shares_core(struct pc_comm *comm);
 void pc__give_way(struct pc_comm *comm);
-/* No foreign process has taken the core at the last yield. */
+/* Whether no other process took the core at the last yield. */
 bool pc__may_yield(struct pc_comm *comm, uint64_t now);
-/* Marks `line`; false when the count is there already. */
+/* Sets PC_ASLEEP on `line`; false when its count is at least `want` already. */
 bool pc__mark(struct pc_line *line, uint64_t want);
 void pc__unmark(struct pc_line *line);
 
 /* p2p.c */
 int pc__p2p_open(struct pc_comm *comm);
 void pc__p2p_close(struct pc_comm *comm);
-/* Moves what transfers can move: 1 when any did, 0, or the code that broke the communicator. */
+/* Progress of all transfers: 1 when any moved, 0, or the code that broke the communicator. */
 int pc__p2p_progress(struct pc_comm *comm);
 bool pc__batch_done(const struct pc_batch *batch);
 void pc__batch_stuck(const struct pc_batch *batch, struct pc_stuck *out);
-/* Whatever is posted ends with `result`: the communicator is broken. */
+/* Ends all posted transfers with `result`: the communicator is broken. */
 void pc__p2p_end(struct pc_comm *comm, int result);
-/* Around a sleep: from begin on, whatever transfers wait for wakes this rank. False when there
- * is no reason to sleep; lowers `until` to the first deadline. */
+/* Around a sleep: from begin on, all that transfers wait for wakes this rank. False when it must
+ * not sleep; lowers `until` to the first deadline. */
 bool pc__p2p_sleep_begin(struct pc_comm *comm, uint64_t *until);
 void pc__p2p_sleep_end(struct pc_comm *comm);
 
@@ -286,10 +284,10 @@ int pc__batch_wait(struct pc_batch *batch, double seconds);
 int pc__send_receive(struct pc_comm *comm, const struct pc_p2p_op *message, double timeout,
                      uint64_t patience_ns);
 
-/* progress_thread.c: the progress thread, about transfers that nobody waits for. */
-int pc__progress_thread_wanted(struct pc_comm *comm); /* makes sure that it does */
+/* progress_thread.c: progress of transfers that nobody waits for. */
+int pc__progress_thread_wanted(struct pc_comm *comm); /* starts the thread if needed */
 bool pc__progress_thread_turn(
-    struct pc_comm *comm); /* a turn of it, with the queue's lock; false: none needed */
+    struct pc_comm *comm); /* one turn, with the queue's lock; false: no transfers */
 int pc__progress_thread_start(struct pc_comm *comm);
 
 /* status.c */

@@ -1,5 +1,5 @@
 /* The interpreter on the CPU: one thread steps the channels of a call in turns, and a WAIT that
- * does not pass sends it back to the progress loop. See interpreter.h for what is given here. */
+ * does not pass sends it back to the progress loop. See vm/interpreter.h. */
 #ifndef PC_INTERPRETER_CPU_H
 #define PC_INTERPRETER_CPU_H
 #include "core/target_cpu.h"
@@ -83,7 +83,7 @@ static inline char *pc__peer_out(const struct pc_call *call, uint32_t peer)
     return call->comm->peers[peer].out;
 }
 
-/* Both channels are of this thread. */
+/* One thread runs both channels. */
 static inline uint64_t pc__count_local(const struct pc_token *token)
 {
     return token->sent;
@@ -131,20 +131,20 @@ static inline void pc__probe_end(struct pc_probe *probe, enum pc_form form, uint
     if (form == PC_FORM_UNTIMED)
         return;
     probe->cost[form] = (pc__ticks() - ticks) * 1024 / nbytes;
-    if (form == PC_FORM_STREAMED) /* twice: the reader's share of the bill */
+    if (form == PC_FORM_STREAMED) /* twice: the reader's cost */
         probe->stream = probe->cost[PC_FORM_CACHED] > 2 * probe->cost[PC_FORM_STREAMED];
 }
 
 struct pc_store_mode {
     uint64_t ticks;
-    uint32_t stream; /* bit j: destination j past the cache */
+    uint32_t stream; /* bit j: non-temporal stores to destination j */
     enum pc_form form;
 };
 
 static inline void pc__store_mode(const struct pc_call *call, const struct pc_vm_instruction *i,
                                   uint64_t total, struct pc_store_mode *manner)
 {
-    /* In place the lines are in the cache anyway. */
+    /* In place the lines are in the cache already. */
     bool stream_out = call->terms->stream_out && call->in != call->out;
     bool stream_slot;
     manner->form = pc__probe_begin(i->probe, total, &stream_slot, &manner->ticks);
@@ -179,8 +179,7 @@ static inline void pc__move(struct pc_call *call, const struct pc_vm_instruction
                nbytes >> plan->itemsize_log2, divisor, manner->stream);
 }
 
-/* A message lies in the peer's shadow, its signature in its line; a credit is news of one consumed.
- */
+/* Hands a message (data in the shadow, signature in the line) or a credit to the network. */
 static inline int pc__hand_over(struct pc_call *call, const struct pc_channel *channel,
                                 const struct pc_vm_instruction *i)
 {
@@ -236,7 +235,7 @@ static inline bool pc__waits(const struct pc_vm_instruction *i)
     return i->step >= PC_STEP_WAIT_CREDIT && i->step <= PC_STEP_WAIT_DONE;
 }
 
-/* The rank that raises the count of a WAIT; not of WAIT_LOCAL. */
+/* The rank that raises the count of a WAIT; not for WAIT_LOCAL. */
 static inline uint32_t pc__awaited(const struct pc_vm_instruction *i)
 {
     return i->step == PC_STEP_WAIT_DONE ? i->at.token->peer : i->at.fifo->peer;

@@ -1,4 +1,4 @@
-/* Where everything lies in a rank's arena: one sparse memfd that every mapped peer maps whole.
+/* The layout of a rank's arena: one sparse memfd that every mapped peer maps whole.
  *
  *   header | ready lines | done lines | credit lines | slot lines | slots | heap
  *
@@ -10,23 +10,21 @@
 #include "pycoll.h"
 
 #define PC_PAGE 4096u
-/* Channels of an edge: those of Programs, and two for transfers outside any Program. */
+/* The channels of an edge: those of Programs, and two for transfers. */
 #define PC_CHANNEL_P2P PC_MAX_CHANNELS
 #define PC_CHANNEL_PAIRWISE (PC_MAX_CHANNELS + 1)
 #define PC_EDGE_CHANNELS (PC_MAX_CHANNELS + 2)
 #define PC_WAKEUP_NAME 32u
-#define PC_IN_LINE UINT32_MAX /* of pc_line.place: the piece lies in the line */
-#define PC_IN_SENDER \
-    (UINT32_MAX - 1)               /* its reader, a mapped peer, fetches it from where it lies \
-                                    */
-#define PC_ARENA_MAGIC 0x50434152u /* "PCAR" */
+#define PC_IN_LINE UINT32_MAX         /* pc_line.place: the fragment is inline in the line */
+#define PC_IN_SENDER (UINT32_MAX - 1) /* rendezvous: the reader gets it from the sender */
+#define PC_ARENA_MAGIC 0x50434152u    /* "PCAR" */
 
-/* Bit 63 of a count: its waiter sleeps; whoever raises the count wakes the waiter. One
- * exchange raises the count and learns that, so a signal needs no fence of its own. */
+/* Bit 63 of a count: its waiter sleeps, and whoever raises the count wakes it. One atomic exchange
+ * raises the count and reads the bit, so a signal needs no memory fence of its own. */
 #define PC_ASLEEP (UINT64_C(1) << 63)
 
-/* What a READY line carries: where the caller's arrays lie in its heap, plus one (0: elsewhere),
- * and which blocks they hold. */
+/* The payload of a READY line: offsets of the caller's arrays in its heap, plus one (0: not in the
+ * heap), and the blocks that they hold. */
 struct pc_ready {
     uint64_t in;
     uint64_t out;
@@ -43,18 +41,18 @@ struct pc_arena {
     uint32_t slots;
     uint32_t slot_bytes;
     uint64_t heap_bytes;
-    int32_t pid; /* with the next two: how a peer may read this rank's memory */
+    int32_t pid; /* with the next two: for peers that read this rank's memory (CMA) */
     uint32_t reserved;
-    uint64_t address; /* of this header, in the rank that owns it */
-    uint64_t token;   /* at random: what is found there is this header */
-    _Alignas(PC_LINE_BYTES) _Atomic uint32_t wakeup; /* futex: moves when a sleeper must look */
-    _Atomic uint32_t wakeup_name_bytes; /* of a socket on which the rank sleeps instead; or 0 */
+    uint64_t address; /* of this header, in its owner's address space */
+    uint64_t token;   /* random: a peer that reads it there has found this header */
+    _Alignas(PC_LINE_BYTES) _Atomic uint32_t wakeup; /* futex: the wakeup counter */
+    _Atomic uint32_t wakeup_name_bytes;              /* of the rank's wakeup socket; 0: none */
     char wakeup_name[PC_WAKEUP_NAME];
     _Alignas(PC_LINE_BYTES) _Atomic uint32_t core;     /* where the rank last waited, plus one */
-    _Alignas(PC_LINE_BYTES) _Atomic uint64_t sequence; /* the board; see struct pc_status */
+    _Alignas(PC_LINE_BYTES) _Atomic uint64_t sequence; /* the rank's status; see struct pc_status */
     _Atomic uint32_t state;
     _Atomic uint32_t described;
-    _Atomic uint32_t withdrawn; /* its messages have ended: what it offered may be overwritten */
+    _Atomic uint32_t withdrawn; /* it broke off transfers: memory that it exposed may change */
     _Atomic uint64_t
         signatures[PC_STATUS_CALLS]; /* of the last calls; call n's at n mod that many */
     char text[232];
@@ -91,8 +89,8 @@ static inline struct pc_line *pc__line(char *arena, size_t offset, size_t index)
     return (struct pc_line *)(arena + offset) + index;
 }
 
-/* In the arena of the receiver. READY of call n uses line n & 1: a peer can be one call ahead of
- * a rank that has not read yet, never two. */
+/* In the arena of the receiver. Call n uses READY line n & 1: a peer can be one call ahead of a
+ * rank that has not read yet, never two. */
 static inline struct pc_line *pc__ready_line(char *a, const struct pc_layout *l, uint32_t from,
                                              uint64_t n)
 {

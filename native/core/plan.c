@@ -5,7 +5,7 @@
 
 static const uint8_t itemsize_log2[PC_NDTYPES] = PC_DTYPE_LOG2_BYTES;
 
-/* Blocks in the order of memory, and the end of the last. */
+/* The starts of the blocks in the order of memory, and the end of the last one. */
 static uint64_t *starts_of(const struct pc_plan_spec *s)
 {
     uint64_t *starts = malloc(((size_t)s->nblocks + 1) * sizeof *starts);
@@ -100,7 +100,7 @@ static bool holds(const struct pc_plan *plan, struct pc_extent e, const struct p
            && chunk->at + chunk->nbytes <= plan->starts[e.first + e.count];
 }
 
-/* The loader has checked chunks and operands by number; here they have addresses and lengths. */
+/* The loader has checked chunks and operands by number; here their bytes are checked. */
 static int check_places(struct pc_comm *comm, const struct pc_plan *plan,
                         const struct pc_program *p, const struct pc_chunk *chunks)
 {
@@ -129,7 +129,7 @@ static int build(struct pc_comm *comm, struct pc_plan *plan, struct pc_program *
     struct pc_plan_spec *s = &plan->spec;
     uint64_t nscratch = 0, longest_message = 0, ntiles[2] = {1, 1};
     plan->starts = starts_of(s);
-    s->blocks = NULL; /* the caller's */
+    s->blocks = NULL; /* the caller owns them */
     if (plan->starts == NULL)
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a plan");
     plan->nbytes = plan->starts[s->nblocks];

@@ -1,7 +1,8 @@
-/* The loader: checks every instruction against its regions once, so that the interpreter need not.
+/* The loader of programs: checks every instruction against its regions once, so that the
+ * interpreter need not.
  *
- * A loaded program may be wrong (the verifier's matter), but it cannot leave its buffers, run off
- * its end or name a peer that is not there. */
+ * A loaded program may be wrong (that is the verifier's task), but it cannot leave its buffers, run
+ * off its end or name a peer that is not there. */
 #include <stdlib.h>
 #include <string.h>
 #include "core/internal.h"
@@ -38,7 +39,7 @@ static struct pc_operand operand_at(const struct blob *b, uint32_t i)
     return o;
 }
 
-/* Programs of collectives with a root are written for root 0. */
+/* Programs of rooted collectives are written for root 0: rotates a rank number. */
 static uint32_t real_rank(const struct blob *b, uint32_t rank)
 {
     return (uint32_t)(((uint64_t)rank + b->root) % b->header.size);
@@ -100,7 +101,7 @@ static int check_operand(const struct blob *b, uint32_t at, const struct pc_oper
     bool fits = o->nchunks > 0 && o->nchunks <= h->nchunks && o->chunk <= h->nchunks - o->nchunks
                 && o->chunk == first->chunk && o->nchunks == first->nchunks;
     bool placed = o->nchunks <= h->nchunks && o->place <= h->nchunks - o->nchunks;
-    switch ((enum pc_space)o->space) { /* what an array holds, the plan knows */
+    switch ((enum pc_space)o->space) { /* only the plan knows the extent of an array */
     case PC_SPACE_IN:
         fits = fits && placed && !destination;
         break;
@@ -137,7 +138,7 @@ static bool partly_overlap(const struct pc_operand *a, const struct pc_operand *
            && a->place < b->place + b->nchunks && b->place < a->place + a->nchunks;
 }
 
-/* Whether some value moves to another place of the message: then in place, where IN and OUT are one
+/* Whether a value moves to another offset of the message: then in place, where IN and OUT are one
  * memory, it would overwrite what is still to be read. */
 static bool turns(const struct blob *b, const struct pc_instruction *i)
 {
@@ -179,7 +180,7 @@ static int check_reduce_copy(const struct blob *b, uint32_t at, const struct pc_
     return PC_OK;
 }
 
-/* Channel c is instructions [first, end): at most one LOOP that closes, and END as the last. */
+/* Channel c is instructions [first, end): at most one LOOP, closed, and END as the last. */
 static int check_channel(const struct blob *b, uint32_t first, uint32_t end)
 {
     uint32_t loop = UINT32_MAX;
@@ -274,14 +275,14 @@ static void resolve_operands(const struct blob *b, struct pc_program *program)
     }
 }
 
-/* A frame must know how long its message is: as long as what last filled the slot. */
+/* The destination that last filled the slot before a SIGNAL: the length of its message. */
 static const struct pc_vm_operand *filled(const struct blob *b, const struct pc_program *program,
                                           uint32_t at, const struct pc_fifo *fifo)
 {
     for (; at-- > 0;) {
         struct pc_instruction i = instruction_at(b, at);
         if (i.op == PC_OP_END)
-            break; /* of the channel before */
+            break; /* an instruction of the channel before */
         for (uint32_t k = 0; i.op == PC_OP_REDUCE_COPY && k < i.ndst; k++) {
             const struct pc_vm_operand *p = &program->operands[i.operand + i.nsrc + k];
             if (p->space == PC_SPACE_SLOT && p->fifo == fifo)
@@ -291,7 +292,7 @@ static const struct pc_vm_operand *filled(const struct blob *b, const struct pc_
     return NULL;
 }
 
-/* Turns a signal into one that a network carries. */
+/* Binds a signal to the edge of a remote peer. */
 static void put(const struct blob *b, const struct pc_program *program, uint32_t at,
                 struct pc_vm_instruction *line)
 {
@@ -324,7 +325,7 @@ static struct pc_vm_instruction decode(const struct blob *b, const struct pc_pro
         line.at.operands = program->operands + i.operand;
         for (uint32_t k = i.nsrc; k < (uint32_t)i.nsrc + i.ndst; k++)
             if (line.at.operands[k].space == PC_SPACE_SLOT
-                && pc__edge_mapped(line.at.operands[k].fifo)) /* nobody reads a shadow */
+                && pc__edge_mapped(line.at.operands[k].fifo)) /* no core reads a shadow */
                 line.probe = &program->probes[at];
         for (uint32_t k = 0; k < (uint32_t)i.nsrc + i.ndst; k++)
             if (line.at.operands[k].space == PC_SPACE_SCRATCH && line.at.operands[k].nchunks > 1)

@@ -3,7 +3,7 @@
 #include "core/interpreter_cpu.h"
 #include "p2p/p2p.h"
 
-/* A thread's identity; never zero. */
+/* The calling thread's identity; never zero. */
 static uintptr_t self(void)
 {
     return (uintptr_t)pthread_self();
@@ -41,8 +41,8 @@ static void start(struct pc_call *call, const struct pc_program *program, int fo
         call->channels[c] = (struct pc_channel){.pc = program->code + program->starts[c]};
 }
 
-/* Where an array lies in this rank's heap, plus one; 0 when it is not registered. One that the
- * call does not have stands in nobody's way. */
+/* The offset of an array in this rank's heap, plus one; 0 when it is not in the heap. A missing
+ * array (NULL) does not prevent the direct form. */
 static uint64_t registered(const struct pc_comm *comm, const char *message, struct pc_extent e)
 {
     const char *heap = comm->arena + comm->layout.heap;
@@ -77,7 +77,7 @@ static void publish_ready(struct pc_comm *comm)
     comm->call.all_registered = mine.in && mine.out;
 }
 
-/* Where the message of a peer would begin if its array held all of it; NULL when the peer lies. */
+/* Where a peer's message would begin if its array held all of it; NULL: READY is out of range. */
 static char *message_of(const struct pc_comm *comm, uint32_t peer, uint64_t place,
                         struct pc_extent e)
 {
@@ -130,7 +130,7 @@ void pc__break(struct pc_comm *comm, int code, struct pc_error *error)
         atomic_store(&comm->broken, code);
 }
 
-/* Whether calls can still be made. */
+/* OK, or why no call can be made any more. */
 static int usable(struct pc_comm *comm)
 {
     if (atomic_load_explicit(&comm->broken, memory_order_relaxed))
@@ -165,7 +165,8 @@ int pc_refuse(struct pc_comm *comm, uint64_t *number)
     int rc = pc__enter(comm);
     if (rc != PC_OK)
         return rc;
-    if (atomic_load_explicit(&comm->queued, memory_order_acquire)) { /* the call is its thread's */
+    if (atomic_load_explicit(&comm->queued,
+                             memory_order_acquire)) { /* the progress thread runs the calls */
         const struct pc_work job = {.refused = true};
         struct pc_work *unused;
         rc = atomic_load(&comm->broken) ? PC_BROKEN : pc__enqueue(comm, &job, "", &unused);
@@ -177,8 +178,8 @@ int pc_refuse(struct pc_comm *comm, uint64_t *number)
     return finish(comm, rc);
 }
 
-/* What a plan's messages say of the call: that ranks which refused different calls tell their later
- * ones apart. Only a call that follows a refused one comes here. */
+/* Mixes the salt into a plan's signatures: ranks that refused different calls then find that their
+ * later calls differ. Only a call that follows a refused one comes here. */
 static void salt(struct pc_plan *plan, uint64_t with)
 {
     plan->salt = with;
@@ -220,14 +221,14 @@ int pc__call_begin(struct pc_comm *comm, struct pc_plan *plan, const void *in, v
 int pc__call_begin_batch(struct pc_comm *comm, struct pc_batch *batch, uint64_t signature,
                          double timeout)
 {
-    static const struct pc_program empty; /* what is left to run when the batch is done */
+    static const struct pc_program empty; /* the program of a batch call: nothing */
     struct pc_call *call = &comm->call;
     int rc = usable(comm);
     if (rc != PC_OK)
         return rc;
     call->program = &empty;
     call->batch = batch;
-    call->running = 1; /* channel, so to say */
+    call->running = 1; /* counts the batch as one channel */
     call->timeout = timeout;
     call->deadline = 0;
     call->active = true;
@@ -266,7 +267,7 @@ int pc__progress(struct pc_comm *comm, uint64_t patience_ns)
             if (stepped < 0)
                 rc = stepped;
         }
-        /* What a rank has sent leaves before its call ends: nobody sends it later. */
+        /* A call ends when all that it sent has left: nobody sends it later. */
         bool ran = rc >= 0 && call->batch == NULL && call->running == 0;
         if (ran && pc__has_net(comm)) {
             rc = pc__net_drained(comm->net, NULL, &call->error);
@@ -329,7 +330,7 @@ int pc_resume(struct pc_comm *comm, double seconds)
 {
     uint64_t patience = seconds > 0 ? (uint64_t)(seconds * 1e9) : 1;
     if (atomic_load_explicit(&comm->entered, memory_order_relaxed) != self())
-        return PC_INVALID; /* comm->error may be another thread's, which is inside a call */
+        return PC_INVALID; /* comm->error belongs to the thread inside a call */
     if (comm->p2p->blocking != NULL)
         return finish(comm, pc__batch_resume(comm, patience));
     if (comm->joined != NULL)
@@ -414,7 +415,7 @@ int pc_comm_abort(struct pc_comm *comm, int cause, int peer, const char *text)
 {
     int first = 0;
     if (!atomic_compare_exchange_strong(&comm->abort_claimed, &first, 1))
-        return PC_OK; /* the first cause is the one to report */
+        return PC_OK; /* the first cause is reported */
     pc__fail(&comm->abort_error, PC_ABORTED, peer, "%s", text);
     comm->abort_error.cause = cause;
     atomic_store(&comm->aborted, 1);

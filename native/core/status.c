@@ -1,5 +1,6 @@
-/* The call board: what each rank says that it is doing. The good path writes two words of its own
- * cache line and never reads; texts appear only once somebody has waited for some milliseconds. */
+/* The status of each rank: which call it is in, and on whom it waits. The fast path writes two
+ * words of its own cache line and never reads; texts are written only after milliseconds of
+ * waiting. */
 #include <string.h>
 #include "core/internal.h"
 
@@ -12,7 +13,7 @@ void pc__status_enter(struct pc_comm *comm, uint64_t signature)
 {
     struct pc_arena *a = mine(comm);
     uint64_t sequence = atomic_load_explicit(&a->sequence, memory_order_relaxed) + 1;
-    atomic_thread_fence(memory_order_release); /* IDLE, written before, is seen before */
+    atomic_thread_fence(memory_order_release); /* IDLE was stored before, and must be seen before */
     atomic_store_explicit(&a->signatures[sequence % PC_STATUS_CALLS], signature,
                           memory_order_relaxed);
     atomic_store_explicit(&a->sequence, sequence, memory_order_relaxed);
@@ -24,8 +25,8 @@ void pc__status_leave(struct pc_comm *comm)
     atomic_store_explicit(&mine(comm)->state, PC_STATUS_IDLE, memory_order_release);
 }
 
-/* Peers may read while this writes: they get a torn text at worst, always terminated, and
- * `described` tells them whether it is about the call they ask after. */
+/* Peers may read while this writes. At worst they get a torn text, always terminated; `described`
+ * tells whether it is about the call that they ask after. */
 void pc__status_describe(struct pc_comm *comm, const char *text)
 {
     struct pc_arena *a = mine(comm);
@@ -39,7 +40,7 @@ void pc__status_describe(struct pc_comm *comm, const char *text)
 
 int pc_status_describe(struct pc_comm *comm, const char *text)
 {
-    if (comm->joined == NULL) /* else the call on the board is an earlier one of the queue */
+    if (comm->joined == NULL) /* else the status shows an earlier call of the queue */
         pc__status_describe(comm, text);
     return PC_OK;
 }
@@ -56,7 +57,7 @@ int pc_status_read(struct pc_comm *comm, uint32_t peer, struct pc_status *out)
     out->signature = atomic_load_explicit(&a->signatures[out->sequence % PC_STATUS_CALLS],
                                           memory_order_relaxed);
     out->described = atomic_load_explicit(&a->described, memory_order_acquire);
-    atomic_thread_fence(memory_order_acquire); /* so that reading twice means something */
+    atomic_thread_fence(memory_order_acquire); /* for the second read of `sequence` */
     memcpy(out->text, a->text, sizeof out->text);
     out->text[sizeof out->text - 1] = 0;
     return PC_OK;
@@ -66,14 +67,14 @@ uint64_t pc_status_call(struct pc_comm *comm, uint32_t peer, uint64_t number)
 {
     if (peer >= comm->options.size || comm->peers[peer].arena == NULL)
         return 0;
-    /* Of a rank whose memory is not mapped there is a shadow, which says that it made no call. */
+    /* The shadow of a remote peer reads as zero: no call. */
     struct pc_arena *a = (struct pc_arena *)comm->peers[peer].arena;
     if (number == 0 || number > atomic_load_explicit(&a->sequence, memory_order_acquire))
         return 0;
     uint64_t found
         = atomic_load_explicit(&a->signatures[number % PC_STATUS_CALLS], memory_order_relaxed);
     atomic_thread_fence(memory_order_acquire);
-    /* Read behind it: a rank that goes on may have put a later call in its place. */
+    /* Read again: the rank may have overwritten the signature with a later call's. */
     uint64_t last = atomic_load_explicit(&a->sequence, memory_order_relaxed);
     return last + 1 < number + PC_STATUS_CALLS ? found : PC_FORGOTTEN;
 }

@@ -1,4 +1,4 @@
-/* What is the CPU's: counts that wake a sleeper, and a clock. */
+/* CPU primitives: counts that wake a sleeper, and polling. */
 #ifndef PC_TARGET_CPU_H
 #define PC_TARGET_CPU_H
 #include "core/internal.h"
@@ -8,7 +8,7 @@ static inline uint64_t pc__count(const struct pc_line *line)
     return atomic_load_explicit(&line->count, memory_order_acquire) & ~PC_ASLEEP;
 }
 
-/* Raises a count. True when its waiter sleeps and must be rung. */
+/* Raises a count. True when its waiter sleeps and must be woken. */
 static inline bool pc__raise(struct pc_line *line, uint64_t count)
 {
     return atomic_exchange_explicit(&line->count, count, memory_order_acq_rel) & PC_ASLEEP;
@@ -23,7 +23,7 @@ static inline void pc__relax(void)
 #endif
 }
 
-/* Between two polls: whether they have gone on long enough. */
+/* Called between two polls: whether this rank has polled long enough. */
 static inline bool pc__spun(struct pc_comm *comm, struct pc_spin *spin)
 {
     pc__relax();

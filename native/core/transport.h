@@ -1,24 +1,24 @@
-/* How ranks of one host share memory: one file, one const struct of this type. Peers that cannot be
- * reached so are reached by a network; see core/net.h.
+/* The interface of a transport for ranks of one host, which map each other's memory: one file and
+ * one const struct of this type. All other peers are reached by a network (core/net.h).
  *
- * No function blocks; PC_AGAIN asks for another call. */
+ * No function blocks; PC_AGAIN: call it again. */
 #ifndef PC_TRANSPORT_H
 #define PC_TRANSPORT_H
 #include <stdbool.h>
 #include "pycoll.h"
 
-struct pc_shm; /* its own state for one communicator */
+struct pc_shm; /* the transport's state for one communicator */
 
 struct pc_shm_ops {
     const char *name;
 
-    /* Creates this rank's arena of `bytes` zeroed bytes and what peers need to reach it. */
+    /* Creates this rank's arena of `bytes` zeroed bytes, and what peers need to map it. */
     int (*open)(size_t bytes, uint32_t rank, uint32_t size, struct pc_error *error,
                 struct pc_shm **out);
     void (*close)(struct pc_shm *device);
     char *(*arena)(struct pc_shm *device);
 
-    /* Writes the blob that bootstrap carries to every peer; returns its length. */
+    /* Writes the address blob that the bootstrap carries to every peer; returns its length. */
     int (*address)(struct pc_shm *device, void *blob, size_t capacity);
 
     /* Maps the arena of `peer`. AGAIN until the peer has answered; UNMAPPABLE when it never can.
@@ -26,16 +26,16 @@ struct pc_shm_ops {
     int (*connect)(struct pc_shm *device, uint32_t peer, const void *blob, size_t nbytes,
                    char **arena);
 
-    /* Answers peers that connect; returns how many it served. */
+    /* Serves peers that connect; returns how many. */
     int (*poll)(struct pc_shm *device);
 
     /* A file descriptor that is readable when poll or connect has work to do. */
     int (*wakeup)(struct pc_shm *device);
 
-    /* Every peer is connected: stops answering and gives back what connecting needed. */
+    /* All peers are connected: stops serving and frees what connecting needed. */
     void (*seal)(struct pc_shm *device);
 
-    /* Gives back `nbytes` of physical memory at `offset` of this rank's arena; they read zero. */
+    /* Frees the pages of `nbytes` at `offset` of this rank's arena; they read as zero. */
     int (*discard)(struct pc_shm *device, size_t offset, size_t nbytes);
 };
 

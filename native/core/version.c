@@ -1,4 +1,4 @@
-/* What was built, and where it runs. */
+/* The version of the library, and what it was built for. */
 #include "core/internal.h"
 
 #ifndef PC_VERSION_TEXT

@@ -1,10 +1,10 @@
 /* Waiting: poll while that is cheap, yield once, then sleep until a peer wakes it.
  *
  * With more ranks than cores a polling rank only keeps the core from the rank it waits for, so
- * options.spin is 0 there. Elsewhere a foreign process may still push two ranks onto one core: a
- * rank that has polled for a moment says where it runs, and does not go on beside a peer there.
- * A sleeper marks the counts that it needs (PC_ASLEEP) and sleeps on its
- * wakeup counter; whoever raises a marked count moves that. */
+ * options.spin is 0 there. Elsewhere another process may still push two ranks onto one core: a rank
+ * that has polled for a moment publishes its core, and stops polling when a peer has the same. A
+ * sleeper marks the counts that it needs (PC_ASLEEP) and sleeps on its wakeup counter; whoever
+ * raises a marked count raises that counter. */
 #include <sched.h>
 #include <time.h>
 #include "core/interpreter_cpu.h"
@@ -24,8 +24,8 @@ static bool reached(const struct pc_channel *channel)
     return channel->line == NULL || pc__count(channel->line) >= channel->want;
 }
 
-/* Whether some channel could move. Channels that wait for another channel of this rank do not
- * count: they move when that one does. */
+/* Whether a channel can step. Channels that wait for another channel of this rank do not count:
+ * they step when that one does. */
 static bool moved(const struct pc_call *call, uint32_t nchannels)
 {
     if (call->batch != NULL)
@@ -36,8 +36,8 @@ static bool moved(const struct pc_call *call, uint32_t nchannels)
     return false;
 }
 
-/* Of the WAITs that stand in a row, all must pass before anything else happens: sleep on the last
- * that does not, so that one wake-up serves them all. */
+/* All of a row of WAITs must pass before anything else happens: sleep on the last one that does
+ * not, so that one wake-up serves them all. */
 static struct pc_line *sleep_on(struct pc_call *call, struct pc_channel *channel, uint64_t *want)
 {
     struct pc_line *line = channel->line, *other;
@@ -69,7 +69,7 @@ bool pc__mark(struct pc_line *line, uint64_t want)
 bool pc__shares_core(struct pc_comm *comm)
 {
     struct pc_arena *mine = (struct pc_arena *)comm->arena;
-    uint32_t core = (uint32_t)sched_getcpu() + 1; /* zero: not known yet */
+    uint32_t core = (uint32_t)sched_getcpu() + 1; /* peers read 0 as: not known yet */
     if (atomic_load_explicit(&mine->core, memory_order_relaxed) != core)
         atomic_store_explicit(&mine->core, core, memory_order_relaxed);
     for (uint32_t i = 0; i < comm->nneighbours; i++) {
@@ -87,13 +87,13 @@ void pc__unmark(struct pc_line *line)
 
 enum listening { SEND_ONLY, FROM_AWAITED, FROM_ALL };
 
-/* Sends and receives by the network: 1 when a finished call has sent all. A peer that is
- * lost is a failure only where a channel waits for it, and after all that it sent was received. */
+/* Polls the network: 1 when a finished call has sent all. A lost peer is a failure only where a
+ * channel waits for it, and after all that it sent was received. */
 static int listen_to(struct pc_comm *comm, uint32_t nchannels, enum listening whom)
 {
     struct pc_net *net = comm->net;
     struct pc_call *call = &comm->call;
-    if (whom == FROM_ALL) /* first: it may be what empties the network */
+    if (whom == FROM_ALL) /* first: this may drain the network */
         pc__net_progress(net);
     int rc = pc__net_drained(net, NULL, &call->error);
     if (rc < 0 || (rc > 0 && call->running == 0))
@@ -113,8 +113,8 @@ static int listen_to(struct pc_comm *comm, uint32_t nchannels, enum listening wh
     return PC_OK;
 }
 
-static void doze(struct pc_comm *comm, uint32_t nchannels, uint32_t armed, uint64_t now,
-                 uint64_t until)
+static void sleep_until(struct pc_comm *comm, uint32_t nchannels, uint32_t armed, uint64_t now,
+                        uint64_t until)
 {
     bool posted = atomic_load_explicit(&comm->posted, memory_order_relaxed) != 0;
     struct pc_line *marked[PC_MAX_CHANNELS];
@@ -133,8 +133,7 @@ static void doze(struct pc_comm *comm, uint32_t nchannels, uint32_t armed, uint6
         asleep = false;
     if (comm->call.batch != NULL && pc__batch_done(comm->call.batch))
         asleep = false;
-    /* pc_comm_abort and pc__progress_thread_stop ring after they have written, so nothing is
-     * missed. */
+    /* pc_comm_abort and pc__progress_thread_stop write before they signal: nothing is missed. */
     if (asleep && until > now && !atomic_load(&comm->aborted))
         pc__wakeup_wait(comm, armed, until - now);
     while (n > 0) /* a mark left behind would cost its signaller a system call */
@@ -143,7 +142,7 @@ static void doze(struct pc_comm *comm, uint32_t nchannels, uint32_t armed, uint6
         pc__p2p_sleep_end(comm);
 }
 
-/* Lets the other ranks of this core run, which is cheaper than to sleep and be woken. But a foreign
+/* Yields to the other ranks of this core, which is cheaper than to sleep and be woken. But another
  * process that burns the core gets its whole time slice, milliseconds, and nobody wakes a rank that
  * only yielded: each time that happens, ranks go straight to sleep for longer. */
 void pc__give_way(struct pc_comm *comm)
@@ -153,7 +152,7 @@ void pc__give_way(struct pc_comm *comm)
         return;
     sched_yield();
     uint64_t pause = atomic_load_explicit(&comm->yield_pause, memory_order_relaxed);
-    /* Many ranks of the job before this one is no foreign process. */
+    /* Many ranks of this job that ran before this one are no other process. */
     if (pc__now() - before < comm->slow_yield_ns * (1 + comm->options.size / 16)) {
         atomic_store_explicit(&comm->yield_pause, pause / 2, memory_order_relaxed);
         return;
@@ -183,7 +182,7 @@ static inline int listen_if_any(struct pc_comm *comm, uint32_t nchannels, enum l
     return pc__has_net(comm) ? listen_to(comm, nchannels, whom) : PC_OK;
 }
 
-/* Polls while that is cheap: AGAIN when it no longer is. */
+/* Polls the call while that is cheap, then returns AGAIN. */
 static int poll_call(struct pc_comm *comm, uint32_t nchannels, bool once)
 {
     struct pc_call *call = &comm->call;
@@ -209,11 +208,11 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
     struct pc_call *call = &comm->call;
     uint32_t nchannels = call->batch ? 0 : call->program ? call->program->nchannels : 1;
     int rc = poll_call(comm, nchannels, until_ns == 0);
-    if (rc != PC_AGAIN || until_ns == 0) /* the caller only wanted to poll */
+    if (rc != PC_AGAIN || until_ns == 0) /* until_ns 0: poll only */
         return rc;
     pc__give_way(comm);
     for (uint32_t turns = comm->yields;;) {
-        uint32_t armed = pc__wakeup_arm(comm); /* first: what comes after the looks moves it */
+        uint32_t armed = pc__wakeup_arm(comm); /* first: later news changes the counter */
         if (atomic_load(&comm->aborted)) {
             call->error = comm->abort_error;
             return PC_ABORTED;
@@ -225,7 +224,7 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
             pc__p2p_progress(comm);
         if (moved(call, nchannels))
             return PC_OK;
-        if (atomic_load(&comm->broken)) /* by a transfer */
+        if (atomic_load(&comm->broken)) /* broken by a transfer */
             return PC_BROKEN;
         uint64_t now = pc__now();
         if (call->deadline == 0)
@@ -240,6 +239,6 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
             continue;
         }
         uint64_t limit = until_ns < call->deadline ? until_ns : call->deadline;
-        doze(comm, nchannels, armed, now, limit);
+        sleep_until(comm, nchannels, armed, now, limit);
     }
 }

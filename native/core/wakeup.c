@@ -1,9 +1,9 @@
-/* Wakeup: how a rank that sleeps is told that a count was raised.
+/* Wakeup: how a sleeping rank learns that a count was raised.
  *
- * It is a futex in the rank's arena. A rank with remote peers must wake for its sockets as well:
- * one of its threads, the listener, sleeps on descriptors. One of these is the rank's wakeup
- * socket, whose abstract name stands in the arena, and whoever wakes it sends a byte
- * there. Should there be other threads, they sleep on the futex until the listener passes it on. */
+ * It is a futex in the rank's arena. A rank with remote peers must wake for its sockets as well, so
+ * that one of its threads, the listener, sleeps on descriptors (epoll). One of these is the rank's
+ * wakeup socket, whose abstract name is in the arena; whoever wakes the rank sends a byte there.
+ * Other threads of the rank sleep on the futex until the listener passes the wakeup on. */
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -26,7 +26,7 @@ static socklen_t address_of(struct sockaddr_un *at, const struct pc_arena *a, si
 {
     memset(at, 0, sizeof *at);
     at->sun_family = AF_UNIX;
-    memcpy(at->sun_path + 1, a->wakeup_name, length); /* a leading zero byte: the abstract names */
+    memcpy(at->sun_path + 1, a->wakeup_name, length); /* a leading zero byte: an abstract name */
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
 }
 
@@ -56,7 +56,7 @@ void pc__wakeup_close(struct pc_comm *comm)
         close(signal_fd);
 }
 
-/* A socket to signal with: made the first time that somebody with a wakeup socket is woken. */
+/* The socket to signal with, made when a rank with a wakeup socket is first woken. */
 static int signal_socket(struct pc_comm *comm)
 {
     int fd = atomic_load(&comm->signal_fd), none = -1;
@@ -85,7 +85,7 @@ void pc__wakeup_signal(struct pc_comm *comm, uint32_t peer)
     }
     socklen_t length = address_of(&at, a, n);
     while (sendto(signal_socket(comm), "", 1, MSG_NOSIGNAL, (struct sockaddr *)&at, length) < 0)
-        if (errno != EINTR) /* EAGAIN: it has been signalled already */
+        if (errno != EINTR) /* EAGAIN: it was signalled already */
             break;
 }
 
@@ -101,7 +101,7 @@ uint32_t pc__wakeup_arm(struct pc_comm *comm)
     return atomic_load_explicit(&((struct pc_arena *)comm->arena)->wakeup, memory_order_acquire);
 }
 
-static void doze(struct pc_arena *arena, uint32_t armed, uint64_t ns)
+static void futex_sleep(struct pc_arena *arena, uint32_t armed, uint64_t ns)
 {
     struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
     syscall(SYS_futex, &arena->wakeup, FUTEX_WAIT, armed, &t, NULL, 0);
@@ -112,7 +112,7 @@ void pc__wakeup_wait(struct pc_comm *comm, uint32_t armed, uint64_t ns)
     struct pc_arena *arena = (struct pc_arena *)comm->arena;
     int nobody = 0;
     if (!pc__has_net(comm)) {
-        doze(arena, armed, ns);
+        futex_sleep(arena, armed, ns);
         return;
     }
     atomic_fetch_add(&comm->sleepers, 1);
@@ -120,12 +120,12 @@ void pc__wakeup_wait(struct pc_comm *comm, uint32_t armed, uint64_t ns)
         if (pc__wakeup_arm(comm) == armed && pc__net_pause(comm->net, ns))
             quiet(comm);
         atomic_store(&comm->listening, 0);
-        if (atomic_fetch_sub(&comm->sleepers, 1) > 1) { /* one of them listens from now on */
+        if (atomic_fetch_sub(&comm->sleepers, 1) > 1) { /* one of them becomes the listener */
             atomic_fetch_add(&arena->wakeup, 1);
             wake_all(arena);
         }
     } else {
-        doze(arena, armed, ns);
+        futex_sleep(arena, armed, ns);
         atomic_fetch_sub(&comm->sleepers, 1);
     }
 }

@@ -1,4 +1,4 @@
-/* Calls that run beside the caller: a queue, and the one thread that empties it. */
+/* Nonblocking calls: a queue, and the progress thread that runs it. */
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -21,7 +21,7 @@ static int execute(struct pc_comm *comm, struct pc_work *work)
                          : pc__call_begin(comm, work->plan, work->in, work->out, work->timeout);
     if (rc != PC_OK)
         return rc;
-    work->batch = NULL; /* the call's now */
+    work->batch = NULL; /* the call owns it now */
     rc = pc__progress(comm, PC_FIRST_PATIENCE_NS);
     if (rc == PC_AGAIN)
         pc__status_describe(comm, work->where);
@@ -30,7 +30,7 @@ static int execute(struct pc_comm *comm, struct pc_work *work)
     return rc;
 }
 
-/* Its owner may free the work as soon as it reads FINISHED: the wake-up is the last thing, and the
+/* The owner may free the work as soon as it reads FINISHED: so the wake-up comes last, and the
  * kernel only compares the address. */
 static void finish(struct pc_work *work, int result)
 {
@@ -120,14 +120,14 @@ int pc__enqueue(struct pc_comm *comm, const struct pc_work *job, const char *whe
     else
         comm->tail->next = work;
     comm->tail = work;
-    if (atomic_load(&comm->queued) == 0) /* then the board has all calls before this one */
+    if (atomic_load(&comm->queued) == 0) /* then the status shows all calls before this one */
         comm->numbered = atomic_load(&((struct pc_arena *)comm->arena)->sequence);
     comm->numbered++;
     atomic_fetch_add(&comm->queued, 1);
     pthread_cond_signal(&comm->queue_moved);
     pthread_mutex_unlock(&comm->queue_lock);
     if (atomic_load(&comm->p2p->driving))
-        pc__wakeup_signal(comm, comm->options.rank); /* it sleeps on transfers */
+        pc__wakeup_signal(comm, comm->options.rank); /* it may sleep on transfers */
     *result = work;
     return PC_OK;
 }
@@ -169,7 +169,7 @@ void pc_work_free(struct pc_work *work)
     free(work);
 }
 
-/* A blocking call with queued ones before it takes its place behind them. */
+/* A blocking call that follows queued ones goes through the queue. */
 int pc__join_queue(struct pc_comm *comm, const struct pc_work *job, double seconds)
 {
     int rc = pc__enqueue(comm, job, "", &comm->joined);
