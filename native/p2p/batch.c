@@ -1,4 +1,4 @@
-/* The calls that transfer: send and receive, batches of them, and pairwise batches. */
+/* The calls of point-to-point: send, receive, batches of them, and pairwise batches. */
 #include <stdlib.h>
 #include <string.h>
 #include "p2p/p2p.h"
@@ -56,8 +56,8 @@ static void post(struct pc_comm *comm, struct pc_batch *batch)
     pc__p2p_release(comm, 1);
 }
 
-/* Waits for a batch, whoever makes it move. Its result is read where it is done. */
-static int await(struct pc_comm *comm, struct pc_batch *batch, uint64_t patience_ns)
+/* Makes progress until a batch is done; the caller reads its result. */
+static int wait_for_batch(struct pc_comm *comm, struct pc_batch *batch, uint64_t patience_ns)
 {
     for (struct pc_spin spin = {.polls = 1};;) {
         if (pc__batch_done(batch))
@@ -67,12 +67,12 @@ static int await(struct pc_comm *comm, struct pc_batch *batch, uint64_t patience
         if (comm->options.spin == 0 || pc__spun(comm, &spin))
             break;
     }
-    if (patience_ns == 0) /* the caller only wanted to poll */
+    if (patience_ns == 0) /* patience 0: poll only */
         return PC_AGAIN;
     pc__give_way(comm);
     uint32_t turns = comm->yields;
     for (uint64_t until = pc__now() + patience_ns;;) {
-        uint32_t doorbell = pc__wakeup_arm(comm); /* first: what comes after the looks moves it */
+        uint32_t armed = pc__wakeup_arm(comm); /* first: later news changes the counter */
         int moved = pc__p2p_progress(comm);
         if (pc__batch_done(batch))
             return PC_OK;
@@ -89,7 +89,7 @@ static int await(struct pc_comm *comm, struct pc_batch *batch, uint64_t patience
         uint64_t limit = until;
         if (pc__p2p_sleep_begin(comm, &limit) && !pc__batch_done(batch)
             && !atomic_load(&comm->aborted) && limit > now)
-            pc__wakeup_wait(comm, doorbell, limit - now);
+            pc__wakeup_wait(comm, armed, limit - now);
         pc__p2p_sleep_end(comm);
     }
 }
@@ -97,7 +97,7 @@ static int await(struct pc_comm *comm, struct pc_batch *batch, uint64_t patience
 int pc__batch_resume(struct pc_comm *comm, uint64_t patience_ns)
 {
     struct pc_batch *batch = comm->p2p->blocking;
-    int rc = await(comm, batch, patience_ns);
+    int rc = wait_for_batch(comm, batch, patience_ns);
     if (rc == PC_AGAIN)
         return rc;
     rc = batch->result;
@@ -107,9 +107,9 @@ int pc__batch_resume(struct pc_comm *comm, uint64_t patience_ns)
     return rc;
 }
 
-/* A single transfer, without a batch as long as it moves at once or soon. True when it ended. */
-static bool at_once(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t,
-                    int *rc)
+/* Tries a single transfer without a batch, while it moves at once or soon. True when it ended. */
+static bool try_single(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t,
+                       int *rc)
 {
     *rc = PC_OK;
     for (struct pc_spin spin = {.polls = 1};;) {
@@ -120,7 +120,7 @@ static bool at_once(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc
             *rc = pc__p2p_fail(comm, moved);
             return true;
         }
-        /* Others wait for the lock: they have transfers, too. */
+        /* Other threads with transfers may wait for the lock. */
         if (moved > 0)
             continue;
         if (comm->options.spin == 0 || atomic_load_explicit(&comm->posted, memory_order_relaxed))
@@ -152,7 +152,7 @@ int pc__send_receive(struct pc_comm *comm, const struct pc_p2p_op *message, doub
     batch->deadline = 0;
     pc__lock(p);
     if (message->peer != comm->options.rank && queue->head[message->direction] == NULL
-        && at_once(comm, queue, t, &rc)) {
+        && try_single(comm, queue, t, &rc)) {
         pc__p2p_release(comm, 0);
         pc__leave(comm);
         return rc;
@@ -207,8 +207,7 @@ int pc_post(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t n, 
         *out = work;
         post(comm, batch);
         if (!pc__batch_done(batch))
-            pc__progress_thread_wanted(
-                comm); /* if there is no thread, they move when somebody comes in */
+            pc__progress_thread_wanted(comm); /* without the thread, the next call makes progress */
     }
     pc__leave(comm);
     return rc;
@@ -217,16 +216,16 @@ int pc_post(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t n, 
 int pc__batch_wait(struct pc_batch *batch, double seconds)
 {
     struct pc_comm *comm = batch->comm;
-    if (pc__batch_done(batch)) /* then the communicator may be gone */
+    if (pc__batch_done(batch)) /* the communicator may be closed then */
         return batch->result;
-    if (comm->arena == NULL) /* the child of a fork */
+    if (comm->arena == NULL) /* a child of fork */
         return PC_BROKEN;
     if (seconds <= 0) {
         pc__p2p_progress(comm);
         return pc__batch_done(batch) ? batch->result : PC_AGAIN;
     }
     atomic_fetch_add_explicit(&comm->p2p->waiters, 1, memory_order_relaxed);
-    int rc = await(comm, batch, (uint64_t)(seconds * 1e9));
+    int rc = wait_for_batch(comm, batch, (uint64_t)(seconds * 1e9));
     atomic_fetch_add_explicit(&comm->p2p->visits, 1, memory_order_relaxed);
     atomic_fetch_sub_explicit(&comm->p2p->waiters, 1, memory_order_relaxed);
     return rc == PC_OK ? batch->result : rc;
@@ -264,7 +263,7 @@ int pc_comm_gone(struct pc_comm *comm, uint32_t peer, int died)
     uint32_t nobody = 0;
     if (died)
         atomic_compare_exchange_strong(&comm->died, &nobody, peer + 1);
-    /* Of others their network says it, once all that they sent has been received. */
+    /* The network reports remote peers, once all that they sent was received. */
     if (pc__edge_mapped(pc__edge_queue_of(comm, 0, peer)->fifo))
         atomic_store_explicit(&comm->peers[peer].gone, 1, memory_order_release);
     if (comm->arena != NULL)
@@ -274,7 +273,7 @@ int pc_comm_gone(struct pc_comm *comm, uint32_t peer, int died)
 
 void pc__pairwise_post(struct pc_comm *comm, struct pc_batch *batch)
 {
-    batch->deadline = UINT64_MAX; /* the call's is what counts */
+    batch->deadline = UINT64_MAX; /* the call's deadline counts */
     pc__lock(comm->p2p);
     pc__p2p_post(comm, batch, PC_CHANNEL_PAIRWISE - PC_CHANNEL_P2P);
     pc__p2p_release(comm, 1);

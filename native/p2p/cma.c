@@ -1,18 +1,20 @@
-/* A message that its reader takes from where it lies: one copy instead of two.
+/* Rendezvous with a mapped peer: the reader copies a message from where it lies, one copy instead
+ * of two.
  *
- * Memory of the heap is mapped anyway. Any other is read by the kernel, if it lets one process read
- * another: whether it does is tried on the peer's header, whose token says that it is the peer. */
+ * Memory of the heap is mapped. Any other is read by process_vm_readv (CMA), where the kernel
+ * allows it: a try on the peer's arena header, whose token proves that it is the peer, shows that.
+ */
 #include <errno.h>
 #include <string.h>
 #include <sys/uio.h>
 #include "core/target_cpu.h"
 #include "p2p/p2p.h"
 
-#define PC_CMA_BYTES (UINT64_C(4) << 20) /* at once; then others get their turn */
+#define PC_CMA_BYTES (UINT64_C(4) << 20) /* in one step; then other transfers get their turn */
 
-struct offer { /* in the line of a message that is PC_IN_SENDER */
+struct offer { /* inline in the line of a PC_IN_SENDER message */
     uint64_t address;
-    uint64_t heap; /* offset in the sender's heap, plus one; 0 when it lies elsewhere */
+    uint64_t heap; /* offset in the sender's heap, plus one; 0: not in the heap */
 };
 
 static ssize_t read_peer(int32_t pid, void *to, uint64_t from, size_t nbytes)
@@ -81,14 +83,14 @@ static int read_offer(struct pc_comm *comm, struct pc_edge_queue *queue, struct 
     atomic_thread_fence(memory_order_acquire);
     t->withdrawn = atomic_load_explicit(&theirs->withdrawn, memory_order_relaxed);
     if (t->withdrawn)
-        return 0; /* it may have been overwritten, or freed, while it was read */
+        return 0; /* the sender broke off: the bytes read may be garbage */
     if (rc != PC_OK)
         return pc__fail(&comm->p2p->error, rc, (int)f->peer, "the memory of rank %u cannot be read",
                         f->peer);
     t->done += n;
     if (t->done == t->nbytes) {
         f->received++;
-        pc__edge_queue_publish(comm, queue); /* the sender waits for it */
+        pc__edge_queue_publish(comm, queue); /* the sender waits for this credit */
         t->finished = true;
     }
     return 1;

@@ -1,12 +1,12 @@
-/* How a transfer crosses an edge queue: in its line, in fragments through the ring, or read from
- * where it lies. */
+/* How a transfer crosses an edge: inline in its line, as fragments in the ring, or by rendezvous.
+ */
 #include <stdio.h>
 #include <string.h>
 #include "net/edge.h"
 #include "p2p/p2p.h"
 #include "core/target_cpu.h"
 
-/* Credit is given back for several messages together: it takes a cache line from the sender. */
+/* Credit is sent for several messages together: it takes a cache line from the sender. */
 #define PC_UNPUBLISHED_MESSAGES (PC_LINES / 4)
 
 static const char *const dtype_names[PC_NNAMED] = PC_DTYPE_NAMES;
@@ -25,7 +25,7 @@ static bool of_transfer(uint64_t signature)
            && (dtype >= PC_NNAMED || nbytes % dtype_bytes[dtype] == 0);
 }
 
-/* "3 elements float32" of a signature, which may be any bits. */
+/* Formats a signature, which may be any bits: "3 elements float32". */
 static const char *amount(uint64_t signature, char *text, size_t capacity)
 {
     uint64_t dtype = signature >> PC_NBYTES_BITS & (PC_DTYPE_CODES - 1),
@@ -34,7 +34,7 @@ static const char *amount(uint64_t signature, char *text, size_t capacity)
         snprintf(text, capacity, "a message that was refused");
     } else if (!of_transfer(signature)) {
         snprintf(text, capacity, "something else");
-    } else if (dtype >= PC_NNAMED) { /* a hash: what it is called only its owner knows */
+    } else if (dtype >= PC_NNAMED) { /* a hash: only its owner knows the dtype's name */
         snprintf(text, capacity, "%llu bytes of dtype #%llx", (unsigned long long)nbytes,
                  (unsigned long long)dtype);
     } else {
@@ -67,9 +67,9 @@ struct pc_line *pc__edge_queue_waits(struct pc_edge_queue *queue, uint32_t direc
     return f->out_credit;
 }
 
-/* Finds room for `nbytes` of the next message in the peer's ring; false when there is none yet. */
-static bool room(struct pc_comm *comm, struct pc_edge_queue *queue, uint64_t nbytes,
-                 uint64_t *offset)
+/* Finds room for `nbytes` of the next message in the peer's ring; false: none yet. */
+static bool find_room(struct pc_comm *comm, struct pc_edge_queue *queue, uint64_t nbytes,
+                      uint64_t *offset)
 {
     struct pc_fifo *f = queue->fifo;
     uint64_t ring = comm->p2p->ring_bytes,
@@ -84,16 +84,17 @@ static bool room(struct pc_comm *comm, struct pc_edge_queue *queue, uint64_t nby
             queue->begins[f->sent & (PC_LINES - 1)] = begin;
             return true;
         }
-        if (f->sent == f->credit && begin % ring) /* empty: use again what is in the caches */
+        if (f->sent == f->credit && begin % ring) /* empty: start where the caches are warm */
             begin += ring - begin % ring;
-        if (begin % ring + need > ring) /* in one span */
+        if (begin % ring + need > ring) /* a fragment must not wrap */
             begin += ring - begin % ring;
         end = begin + need;
         oldest = f->sent == f->credit ? begin : queue->begins[f->credit & (PC_LINES - 1)];
         if (end - oldest > ring)
             continue;
         queue->begins[f->sent & (PC_LINES - 1)]
-            = f->sent == f->credit ? begin : queue->filled; /* what was skipped is this message's */
+            = f->sent == f->credit ? begin
+                                   : queue->filled; /* skipped bytes belong to this message */
         queue->filled = end;
         *offset = begin % ring;
         return true;
@@ -106,7 +107,7 @@ int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *queue, struc
     struct pc_fifo *f = queue->fifo;
     if (t->leaving) {
         int rc = pc__net_drained(comm->net, f->edge, &comm->p2p->error);
-        f->credit = pc__count(f->out_credit); /* a sleeper marks the next one */
+        f->credit = pc__count(f->out_credit); /* a sleeper marks the credit line for this count */
         t->finished = rc > 0;
         return rc;
     }
@@ -121,11 +122,11 @@ int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *queue, struc
     uint64_t left = t->nbytes - t->done, offset = 0, n = left;
     char *to = (char *)line->bytes;
     if (left <= PC_INLINE_BYTES) {
-        if (!room(comm, queue, 0, &offset))
+        if (!find_room(comm, queue, 0, &offset))
             return 0;
         line->place = PC_IN_LINE;
     } else if (t->done == 0 && !t->staged) {
-        if (!room(comm, queue, 0, &offset))
+        if (!find_room(comm, queue, 0, &offset))
             return 0;
         const struct pc_rndv_ops *rndv = comm->peers[t->peer].rndv;
         t->staged = rndv == NULL || t->nbytes < comm->p2p->rndv_bytes
@@ -140,7 +141,7 @@ int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *queue, struc
         return rc == PC_OK || rc == PC_AGAIN ? 1 : rc;
     } else {
         n = left < comm->p2p->frag_bytes ? left : comm->p2p->frag_bytes;
-        if (!room(comm, queue, n, &offset))
+        if (!find_room(comm, queue, n, &offset))
             return 0;
         line->place = (uint32_t)(offset / PC_LINE_BYTES);
         to = f->out_data + offset;
@@ -152,7 +153,7 @@ int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *queue, struc
     int rc = pc__edge_message(comm, f, to, n, &comm->p2p->error);
     if (rc != PC_OK && rc != PC_AGAIN)
         return rc;
-    /* What a network was handed must leave, too: nobody may come in later. */
+    /* What the network took must also leave before the transfer ends: nobody may come in later. */
     t->leaving = rc == PC_AGAIN && t->done == t->nbytes;
     t->finished = rc == PC_OK && t->done == t->nbytes;
     return 1;

@@ -1,4 +1,4 @@
-/* Long messages that a network reads from where they lie. */
+/* Rendezvous by a network: the receiver gets long messages from where they lie. */
 #include "p2p/p2p.h"
 
 static struct pc_net_peer *locked(const struct pc_comm *comm, const struct pc_transfer *t)
@@ -34,7 +34,7 @@ static int get(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_tran
     t->finished = true;
     pc__transfer_release(comm, t);
     queue->fifo->received++;
-    pc__edge_queue_publish(comm, queue); /* the sender waits for it */
+    pc__edge_queue_publish(comm, queue); /* the sender waits for this credit */
     return 1;
 }
 

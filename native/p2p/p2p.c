@@ -4,8 +4,8 @@
 #include "p2p/p2p.h"
 #include "core/target_cpu.h"
 
-/* Fragments: large enough to be copied at full speed, small enough that the first is soon on its
- * way and that those in flight stay in the caches. */
+/* The longest fragment: large enough to be copied at full speed, small enough that the first one is
+ * soon in flight and that those in flight stay in the caches. */
 #define PC_FRAG_BYTES (UINT64_C(32) << 10)
 #define PC_UNPUBLISHED_BYTES (UINT64_C(32) << 10)
 /* Two copies through the ring, by two ranks at once and in their caches, take less time than one
@@ -13,7 +13,7 @@
  * counts where ranks share cores. */
 #define PC_RNDV_BYTES (UINT64_C(16) << 20)
 #define PC_RNDV_BYTES_SHARED (UINT64_C(256) << 10)
-#define PC_STEPS 8 /* of one transfer, before others have their turn */
+#define PC_STEPS 8 /* of one transfer in a row */
 
 struct pc_batch *pc__batch_new(struct pc_comm *comm, uint32_t n)
 {
@@ -52,7 +52,7 @@ int pc__p2p_open(struct pc_comm *comm)
     return PC_OK;
 }
 
-/* What was sent to this rank itself and never received. */
+/* Frees the bytes of sends to this rank that were never received. */
 static void drop_kept(struct pc_edge_queue *queue)
 {
     for (struct pc_transfer *t = queue->head[PC_DIRECTION_SEND], *next; t != NULL; t = next) {
@@ -79,8 +79,8 @@ void pc__p2p_close(struct pc_comm *comm)
     comm->p2p = NULL;
 }
 
-/* The last of a batch makes its owner free it: nothing of it is touched afterwards. */
-static void ended(struct pc_comm *comm, struct pc_batch *batch, int result)
+/* Ends a transfer. After the last one the owner may free the batch: it is not touched again. */
+static void transfer_ended(struct pc_comm *comm, struct pc_batch *batch, int result)
 {
     struct pc_p2p *p = comm->p2p;
     if (batch->result == PC_OK)
@@ -101,20 +101,20 @@ static void ended(struct pc_comm *comm, struct pc_batch *batch, int result)
     atomic_store_explicit(&batch->done, 1, memory_order_release);
 }
 
-/* Before any owner of what was offered may write there: who reads it looks here afterwards. */
-static void withdraw(struct pc_comm *comm)
+/* Comes before an owner of exposed memory writes there: peers check this flag after reading. */
+static void withdraw_exposed(struct pc_comm *comm)
 {
-    if (comm->arena == NULL) /* in the child of a fork, which has offered nothing */
+    if (comm->arena == NULL) /* a child of fork, which has exposed nothing */
         return;
     atomic_store(&((struct pc_arena *)comm->arena)->withdrawn, 1);
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-/* The communicator is broken, or closes: nothing moves any more. */
+/* Ends all batches: the communicator is broken, or closes. */
 static void end_all(struct pc_comm *comm, int result)
 {
     struct pc_p2p *p = comm->p2p;
-    withdraw(comm);
+    withdraw_exposed(comm);
     for (struct pc_edge_queue *queue = p->listed; queue != NULL; queue = queue->next) {
         queue->listed = false;
         for (int d = 0; d < 2; d++) {
@@ -122,7 +122,7 @@ static void end_all(struct pc_comm *comm, int result)
                 next = t->next;
                 pc__transfer_release(comm, t);
                 if (t->batch != NULL)
-                    ended(comm, t->batch, result);
+                    transfer_ended(comm, t->batch, result);
                 else
                     free(t);
             }
@@ -138,12 +138,12 @@ int pc__p2p_fail(struct pc_comm *comm, int code)
         comm->p2p->error.cause = PC_CAUSE_TRANSFER;
     pc__break(comm, code, &comm->p2p->error);
     end_all(comm, code);
-    pc__wakeup_signal(comm, comm->options.rank); /* a call of another thread ends, too */
+    pc__wakeup_signal(comm, comm->options.rank); /* a call of another thread must end, too */
     return code;
 }
 
-/* Sends to this rank itself are kept until they are received, and meet their receives here. */
-static int meet(struct pc_comm *comm, struct pc_edge_queue *queue)
+/* Matches receives with sends to this rank itself, whose bytes are kept until then. */
+static int match_self_sends(struct pc_comm *comm, struct pc_edge_queue *queue)
 {
     struct pc_transfer *s = queue->head[PC_DIRECTION_SEND], *r = queue->head[PC_DIRECTION_RECV];
     if (s == NULL || r == NULL)
@@ -164,7 +164,7 @@ static void pop(struct pc_comm *comm, struct pc_edge_queue *queue, uint32_t dire
     struct pc_transfer *t = queue->head[direction];
     queue->head[direction] = t->next;
     if (t->batch != NULL)
-        ended(comm, t->batch, PC_OK);
+        transfer_ended(comm, t->batch, PC_OK);
     else
         free(t);
 }
@@ -176,7 +176,7 @@ static int lost(struct pc_comm *comm, const struct pc_transfer *t, uint32_t peer
                     pc__transfer_text(t, what, sizeof what));
 }
 
-/* An empty message in the place of one that was refused is what nobody waits for. */
+/* Whether somebody waits for it: nobody does for the empty message in place of a refused one. */
 static bool awaited(const struct pc_transfer *t)
 {
     return t->batch == NULL || !t->batch->forgotten;
@@ -189,8 +189,8 @@ static const struct pc_transfer *first_awaited(const struct pc_transfer *t)
     return t;
 }
 
-/* The rank at the other end is gone: that fails a transfer, but not what nobody waits for. */
-static int bereft(struct pc_transfer *t, int code)
+/* The peer is gone: that fails a transfer, unless nobody waits for it. */
+static int peer_gone(struct pc_transfer *t, int code)
 {
     if (awaited(t))
         return code;
@@ -198,9 +198,9 @@ static int bereft(struct pc_transfer *t, int code)
     return 1;
 }
 
-/* A rank has died: whoever is waited for may wait for it, directly or not. Batches of all ranks are
- * calls in their order, and end well where the dead rank had done its part. */
-static int bereaved(struct pc_comm *comm, uint32_t died)
+/* A rank has died: any transfer may depend on it, directly or not. Pairwise batches are left out:
+ * they are calls of all ranks, and end well where the dead rank had done its part. */
+static int fail_all(struct pc_comm *comm, uint32_t died)
 {
     for (struct pc_edge_queue *queue = comm->p2p->listed; queue != NULL; queue = queue->next) {
         if (queue >= pc__edge_queue_of(comm, PC_CHANNEL_PAIRWISE - PC_CHANNEL_P2P, 0))
@@ -227,28 +227,28 @@ int pc__p2p_step(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_tr
         return 0;
     uint32_t peer = queue->fifo->peer;
     if (peer == comm->options.rank)
-        return meet(comm, queue);
-    /* Looked at first: what the rank had sent before it went is still there. */
+        return match_self_sends(comm, queue);
+    /* Read first: what the peer sent before it went is still received. */
     bool gone = atomic_load_explicit(&comm->peers[peer].gone, memory_order_acquire);
     bool begun = t->done > 0 || t->offered > 0;
     if (gone && t->direction == PC_DIRECTION_SEND && !begun)
-        return bereft(t, lost(comm, t, peer)); /* there may be room, but nobody reads it */
+        return peer_gone(t, lost(comm, t, peer)); /* even if there is room: it reads nothing */
     int rc = move(comm, queue, t);
     if (rc == 0 && !pc__edge_mapped(queue->fifo)) { /* else the peer writes here itself */
         const struct pc_error *fault = pc__net_poll(comm->net, peer);
         rc = move(comm, queue, t);
         if (rc == 0 && fault != NULL) {
             comm->p2p->error = *fault;
-            return bereft(t, fault->code);
+            return peer_gone(t, fault->code);
         }
     } else if (rc == 0 && gone) {
         rc = lost(comm, t, peer);
     }
-    return rc == PC_LOST ? bereft(t, rc) : rc;
+    return rc == PC_LOST ? peer_gone(t, rc) : rc;
 }
 
-/* One pass over all edge queues with something to do. */
-static int pass(struct pc_comm *comm)
+/* Progress of all edge queues with something to do. */
+static int progress_queues(struct pc_comm *comm)
 {
     struct pc_p2p *p = comm->p2p;
     int moved = 0;
@@ -267,7 +267,7 @@ static int pass(struct pc_comm *comm)
                 if (rc < 0)
                     return pc__p2p_fail(comm, rc);
                 moved = 1;
-                for (uint32_t e = 0; e < 2; e++) /* both, where one meets the other */
+                for (uint32_t e = 0; e < 2; e++) /* both, where a rank sends to itself */
                     if (queue->head[e] != NULL && queue->head[e]->finished)
                         pop(comm, queue, e);
             }
@@ -281,13 +281,13 @@ static int pass(struct pc_comm *comm)
     }
     uint32_t died = atomic_load_explicit(&comm->died, memory_order_acquire);
     if (died != 0 && moved == 0) {
-        int rc = bereaved(comm, died - 1);
+        int rc = fail_all(comm, died - 1);
         return rc < 0 ? pc__p2p_fail(comm, rc) : rc;
     }
     return moved;
 }
 
-/* Who sleeps marked what was waited for before: it looks again. */
+/* Sleepers have set PC_ASLEEP for what was waited for before: they must look again. */
 int pc__p2p_release(struct pc_comm *comm, int moved)
 {
     bool wake = moved && atomic_load_explicit(&comm->p2p->sleepers, memory_order_relaxed);
@@ -301,7 +301,7 @@ int pc__p2p_progress(struct pc_comm *comm)
 {
     if (!pc__try_lock(comm->p2p))
         return 0;
-    return pc__p2p_release(comm, pass(comm));
+    return pc__p2p_release(comm, progress_queues(comm));
 }
 
 struct pc_edge_queue *pc__edge_queue_of(struct pc_comm *comm, uint32_t channel, uint32_t peer)
@@ -328,13 +328,14 @@ static void list(struct pc_p2p *p, struct pc_edge_queue *queue)
     p->listed = queue;
 }
 
-/* A send to this rank itself: a receive that waits takes it if nothing was sent before, or its
- * bytes are kept. Either way it is finished. */
-static int keep(struct pc_comm *comm, struct pc_edge_queue *queue, const struct pc_transfer *t)
+/* A send to this rank goes to a waiting receive, or its bytes are kept. It is finished either way.
+ */
+static int post_self_send(struct pc_comm *comm, struct pc_edge_queue *queue,
+                          const struct pc_transfer *t)
 {
     struct pc_transfer *waiting = queue->head[PC_DIRECTION_RECV];
     if (waiting != NULL && queue->head[PC_DIRECTION_SEND] == NULL
-        && waiting->signature == t->signature) { /* so nothing is kept */
+        && waiting->signature == t->signature) { /* so no earlier send is kept */
         memmove(waiting->at, t->at, t->nbytes);
         waiting->finished = true;
         pop(comm, queue, PC_DIRECTION_RECV);
@@ -354,13 +355,12 @@ static int keep(struct pc_comm *comm, struct pc_edge_queue *queue, const struct 
     return PC_OK;
 }
 
-/* Under the lock. The batch may be finished, and gone, when this returns. */
 void pc__p2p_post(struct pc_comm *comm, struct pc_batch *batch, uint32_t channel)
 {
     struct pc_p2p *p = comm->p2p;
     uint32_t n = batch->n;
     batch->result = PC_OK;
-    batch->unfinished = n + 1; /* one more, so that it ends below */
+    batch->unfinished = n + 1; /* one more, so that it cannot end before the last line */
     batch->previous = NULL;
     batch->next = p->batches;
     if (batch->next)
@@ -375,9 +375,9 @@ void pc__p2p_post(struct pc_comm *comm, struct pc_batch *batch, uint32_t channel
         t->batch = batch;
         if (t->peer == comm->options.rank && t->direction == PC_DIRECTION_SEND) {
             if (rc == PC_OK)
-                rc = keep(comm, queue, t);
+                rc = post_self_send(comm, queue, t);
             t->finished = true;
-            ended(comm, batch, rc);
+            transfer_ended(comm, batch, rc);
             continue;
         }
         append(queue, t);
@@ -386,8 +386,8 @@ void pc__p2p_post(struct pc_comm *comm, struct pc_batch *batch, uint32_t channel
     if (rc != PC_OK)
         pc__p2p_fail(comm, rc);
     else
-        pass(comm);
-    ended(comm, batch, PC_OK);
+        progress_queues(comm);
+    transfer_ended(comm, batch, PC_OK);
 }
 
 bool pc__batch_done(const struct pc_batch *batch)
@@ -395,7 +395,7 @@ bool pc__batch_done(const struct pc_batch *batch)
     return atomic_load_explicit(&batch->done, memory_order_acquire);
 }
 
-/* Of a batch that is not done. */
+/* The first unfinished transfer of a batch. */
 static const struct pc_transfer *unfinished(const struct pc_batch *batch)
 {
     uint32_t i = 0;
@@ -420,8 +420,7 @@ void pc__p2p_end(struct pc_comm *comm, int result)
     pc__p2p_release(comm, 1);
 }
 
-/* The first deadline of all batches, which begins when somebody first has to sleep; 0 when one has
- * passed. */
+/* The first deadline of all batches; 0 when one has passed. Deadlines start at the first sleep. */
 static uint64_t first_deadline(struct pc_comm *comm)
 {
     uint64_t now = pc__now(), first = UINT64_MAX;
@@ -456,11 +455,11 @@ bool pc__p2p_sleep_begin(struct pc_comm *comm, uint64_t *until)
             if (queue->head[d] == NULL)
                 continue;
             if (d == PC_DIRECTION_RECV && queue->head[d]->rndv != NULL)
-                continue; /* its reads ring */
+                continue; /* the network wakes this rank */
             if (queue->head[d]->withdrawn)
-                continue; /* whoever brings the news of why rings; or there is none */
+                continue; /* the connection or the failure that is missing wakes this rank */
             struct pc_line *line
-                = pc__edge_queue_waits(queue, d, &want); /* before `want` is read */
+                = pc__edge_queue_waits(queue, d, &want); /* must come before `want` is read */
             asleep = pc__mark(line, want);
         }
     }
@@ -470,7 +469,7 @@ bool pc__p2p_sleep_begin(struct pc_comm *comm, uint64_t *until)
     return asleep && first != 0;
 }
 
-/* A mark left behind would cost its signaller a system call; but others may rely on it. */
+/* A mark left behind would cost its signaller a system call; but other sleepers may rely on it. */
 void pc__p2p_sleep_end(struct pc_comm *comm)
 {
     struct pc_p2p *p = comm->p2p;
@@ -483,6 +482,6 @@ void pc__p2p_sleep_end(struct pc_comm *comm)
                     pc__unmark(pc__edge_queue_waits(queue, d, &want));
             }
     pc__unlock(p);
-    if (pc__has_net(comm)) /* whatever came ended the sleep, and would end the next */
+    if (pc__has_net(comm)) /* receive what came: it would end the next sleep at once */
         pc__net_progress(comm->net);
 }

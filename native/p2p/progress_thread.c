@@ -1,9 +1,9 @@
-/* The progress thread sees to transfers that nobody waits for.
+/* The progress thread makes progress on transfers that nobody waits for.
  *
- * A user who posts transfers usually comes in again soon, and makes them move on the way. To take
- * over at once would cost every post a wake-up, on both ends: so the thread looks every
- * PC_LOOK_EVERY_NS and takes over once nobody has come in since the last time. Then it marks what
- * the transfers wait for, and sleeps on the doorbell. */
+ * A user who posts transfers usually calls again soon, and each call makes progress. To take over
+ * at once would cost every post a wake-up, on both ends: so the thread looks every PC_LOOK_EVERY_NS
+ * and takes over once nobody has called since the last time. Then it marks what the transfers wait
+ * for, and sleeps on the wakeup. */
 #include <errno.h>
 #include <time.h>
 #include "p2p/p2p.h"
@@ -11,7 +11,7 @@
 #define PC_LOOK_EVERY_NS UINT64_C(200000)
 #define PC_DRIVE_NS UINT64_C(100000000)
 
-/* Whether somebody is inside who sees to transfers. */
+/* Whether another thread is in a call, which makes progress. */
 static bool visited(struct pc_comm *comm)
 {
     return atomic_load(&comm->entered) || atomic_load(&comm->p2p->waiters);
@@ -32,20 +32,20 @@ int pc__progress_thread_wanted(struct pc_comm *comm)
     return rc;
 }
 
-/* Moves transfers, asleep in between, until somebody comes in, a call is queued or all is done. */
-static void drive(struct pc_comm *comm)
+/* Makes progress, asleep in between, until the user calls, a call is queued or all is done. */
+static void make_progress(struct pc_comm *comm)
 {
     struct pc_p2p *p = comm->p2p;
     atomic_store(&p->driving, 1);
     while (atomic_load(&comm->posted) && !atomic_load(&comm->queued)
            && !atomic_load(&comm->stopping) && !visited(comm)) {
-        uint32_t doorbell = pc__wakeup_arm(comm); /* first: what comes after the looks moves it */
+        uint32_t armed = pc__wakeup_arm(comm); /* first: later news changes the counter */
         if (pc__p2p_progress(comm) != 0)
             continue;
         uint64_t now = pc__now(), until = now + PC_DRIVE_NS;
         if (pc__p2p_sleep_begin(comm, &until) && until > now && !atomic_load(&comm->queued)
             && !atomic_load(&comm->aborted))
-            pc__wakeup_wait(comm, doorbell, until - now);
+            pc__wakeup_wait(comm, armed, until - now);
         pc__p2p_sleep_end(comm);
     }
     atomic_store(&p->driving, 0);
@@ -66,11 +66,11 @@ bool pc__progress_thread_turn(struct pc_comm *comm)
         return true;
     if (atomic_load(&comm->posted)) {
         pthread_mutex_unlock(&comm->queue_lock);
-        drive(comm);
+        make_progress(comm);
         pthread_mutex_lock(&comm->queue_lock);
         return true;
     }
-    /* Whoever posts after this finds that nobody watches; and who posted before is seen here. */
+    /* A post after this store finds `watching` unset; one before it is found here. */
     atomic_store(&p->watching, 0);
     if (atomic_load(&comm->posted))
         atomic_store(&p->watching, 1);

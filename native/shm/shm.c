@@ -1,9 +1,9 @@
-/* Shared memory between the ranks of a host: a sealed memfd, which peers open through /proc or,
- * where they may not, get over a Unix socket.
+/* The transport of shared memory: each rank's arena is a sealed memfd, which peers open through
+ * /proc or, where they may not, get over a Unix socket (SCM_RIGHTS).
  *
- * Nothing has a name in the file system: the memory and the socket are gone when their last
- * process is, however it ends. Each rank listens on an abstract address that only the job knows;
- * whoever connects must be the same user and show the token of the address. */
+ * Nothing has a name in the file system: the memory and the socket are gone when their last process
+ * is, however it ends. Each rank listens on an abstract address that only the job knows; whoever
+ * connects must be the same user and show the token of the address. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@
 #define PC_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 #define PC_SHM_MAGIC 0x53434350u /* "PCCS" */
 
-struct address { /* the blob that bootstrap carries */
+struct address { /* the blob that the bootstrap carries */
     uint32_t magic;
     uint32_t version;
     uint32_t rank;
@@ -30,11 +30,11 @@ struct address { /* the blob that bootstrap carries */
     unsigned char host[16]; /* boot id: an abstract address means nothing on another host */
     unsigned char token[PC_TOKEN_BYTES];
     char name[32];
-    uint64_t namespaces[2]; /* of processes, where pid means something, and of the network */
+    uint64_t namespaces[2]; /* inodes of the PID and the network namespace */
     uint64_t inode;         /* of the memfd */
     uint32_t pid;
     uint32_t memfd;
-    uint64_t base; /* of the mapping in its own process; for ranks that are threads, in tests */
+    uint64_t base; /* of the owner's mapping; for ranks that are threads, in tests */
 };
 
 struct hello {
@@ -49,9 +49,9 @@ struct pc_shm {
     size_t bytes;
     int memfd, listener, epoll;
     char *arena;
-    char **peers; /* mappings */
-    int *sockets; /* of connects under way, -1 for none */
-    int *clients; /* accepted, not yet answered */
+    char **peers; /* mapped arenas, by rank */
+    int *sockets; /* of connects in progress; -1: none */
+    int *clients; /* accepted sockets that are not answered yet */
     uint32_t nclients;
     struct address address;
 };
@@ -72,7 +72,7 @@ static int watch(struct pc_shm *d, int fd)
     return epoll_ctl(d->epoll, EPOLL_CTL_ADD, fd, &event);
 }
 
-/* A wrong answer only makes a mapping attempt that fails, so a missing file is no error. */
+/* A wrong boot id only makes a mapping fail, so a missing file is no error. */
 static void read_host(unsigned char host[16])
 {
     int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
@@ -98,7 +98,7 @@ static socklen_t socket_address(struct sockaddr_un *at, const char *name)
     memset(at, 0, sizeof *at);
     at->sun_family = AF_UNIX;
     size_t n = strnlen(name, sizeof((struct address *)0)->name);
-    memcpy(at->sun_path + 1, name, n); /* a leading zero byte: the abstract name space */
+    memcpy(at->sun_path + 1, name, n); /* a leading zero byte: an abstract name */
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
 }
 
@@ -220,7 +220,7 @@ static int send_hello(struct pc_shm *d, uint32_t peer, const struct address *a)
     if (fd < 0)
         return SYSTEM(d, (int)peer, "socket");
     if (connect(fd, (struct sockaddr *)&at, length) != 0) {
-        int rc = PC_AGAIN; /* EAGAIN: the peer has not accepted the ones before */
+        int rc = PC_AGAIN; /* EAGAIN: the peer's backlog is full */
         if (errno == ECONNREFUSED || errno == ENOENT)
             rc = pc__fail(d->error, PC_UNMAPPABLE, (int)peer, "rank %u does not listen here", peer);
         else if (errno != EAGAIN && errno != EINTR)
@@ -239,7 +239,7 @@ static int send_hello(struct pc_shm *d, uint32_t peer, const struct address *a)
     return PC_AGAIN;
 }
 
-/* Checks that what came is a memfd of the agreed length that nobody can shorten under us. */
+/* Maps a descriptor that is a memfd of the agreed length, and sealed against shortening. */
 static int adopt(struct pc_shm *d, uint32_t peer, int fd, char **arena)
 {
     struct stat st;
@@ -249,16 +249,16 @@ static int adopt(struct pc_shm *d, uint32_t peer, int fd, char **arena)
         return pc__fail(d->error, PC_INVALID, (int)peer,
                         "memory of rank %u has %lld bytes, seals %#x; want %zu bytes, seals %#x",
                         peer, (long long)st.st_size, (unsigned)seals, d->bytes, PC_SEALS);
-    if (d->peers[peer] != NULL) /* an earlier one that the communicator refused */
+    if (d->peers[peer] != NULL) /* an earlier mapping, which the communicator refused */
         munmap(d->peers[peer], d->bytes);
     *arena = d->peers[peer] = map(fd, d->bytes);
     return *arena ? PC_OK : SYSTEM(d, (int)peer, "mmap of a peer's memory");
 }
 
-/* Opens the memory of a peer through /proc: no message, no answer to wait for, which counts where
- * hundreds of ranks map each other. It needs the right to look into the peer (the same user, a
- * process that may be traced), one view of processes, and one network, without which two ranks
- * are to be taken for two hosts. */
+/* Opens the memfd of a peer through /proc: no message, no answer to wait for, which counts where
+ * hundreds of ranks map each other. It needs ptrace access to the peer (the same user, a dumpable
+ * process), the same PID namespace, and the same network namespace: ranks in different ones count
+ * as two hosts. */
 static int open_memory(struct pc_shm *d, uint32_t peer, const struct address *a, char **arena)
 {
     char path[64];
@@ -270,7 +270,7 @@ static int open_memory(struct pc_shm *d, uint32_t peer, const struct address *a,
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return PC_UNMAPPABLE;
-    int rc = PC_UNMAPPABLE; /* another process may have got the number meanwhile */
+    int rc = PC_UNMAPPABLE; /* another process may have got the pid meanwhile */
     if (fstat(fd, &st) == 0 && (uint64_t)st.st_ino == a->inode && fcntl(fd, F_GET_SEALS) >= 0)
         rc = adopt(d, peer, fd, arena);
     close_fd(&fd);
@@ -296,7 +296,7 @@ static int receive_memory(struct pc_shm *d, uint32_t peer, char **arena)
     int fd = -1;
     if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
         for (size_t at = 0; at + CMSG_LEN(sizeof fd) <= c->cmsg_len; at += sizeof fd) {
-            close_fd(&fd); /* the space for one holds two by its alignment */
+            close_fd(&fd); /* CMSG_SPACE of one descriptor has room for two */
             memcpy(&fd, CMSG_DATA(c) + at, sizeof fd);
         }
     int rc = fd >= 0 && magic == PC_SHM_MAGIC
@@ -335,7 +335,7 @@ static int shm_connect(struct pc_shm *d, uint32_t peer, const void *blob, size_t
 
 enum answer { WAITING, SERVED, REFUSED };
 
-/* Answers a client whose hello has come. */
+/* Answers a client that has sent its hello. */
 static enum answer answer(struct pc_shm *d, int fd)
 {
     struct hello hello;
@@ -365,7 +365,7 @@ static enum answer answer(struct pc_shm *d, int fd)
     return sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) > 0 ? SERVED : REFUSED;
 }
 
-/* An abstract address can be reached by every user of the host. */
+/* Checks SO_PEERCRED: every user of the host can connect to an abstract address. */
 static bool same_user(int fd)
 {
     struct ucred who;
@@ -399,7 +399,7 @@ static int shm_poll(struct pc_shm *d)
             close(fd);
             continue;
         }
-        if (d->nclients == d->size) /* a peer speaks at once; who is silent longest is none */
+        if (d->nclients == d->size) /* peers send at once: drop the longest silent */
             forget_client(d, 0);
         d->clients[d->nclients++] = fd;
     }

@@ -2,35 +2,35 @@
  *
  * In the common part of C11 and CUDA C++, so that each target compiles it with its own counts and
  * its own loop over elements. Nothing here is atomic, or knows how memory is moved and by how many
- * threads. On a GPU all threads of a block run it side by side: they take the same way through the
- * code, and one of them, the leader, does what is done once.
+ * threads. On a GPU all threads of a block run it in parallel: they take the same branches, and one
+ * of them, the leader, does what must be done once.
  *
- * It is included once what a target gives is there (interpreter_cpu.h, kernel.h):
+ * A target includes it after its own definitions of these (interpreter_cpu.h, kernel.h):
  *   PC_ROUTINE, PC_CALL         before a function; the type of a call, which has terms
- *   pc__leads(call)             this thread does what is done once
- *   pc__meet(call, i)           before a line; false: the call is over
- *   pc__over(call)              after a line: all threads know that the call is over
- *   pc__wait_here(call, channel, i) at a WAIT; false: there are better things to do than to wait
- * here pc__count(line), pc__count_local(token)                           a count, acquired
+ *   pc__leads(call)             this thread is the leader
+ *   pc__meet(call, i)           before an instruction; false: the call is over
+ *   pc__over(call)              after an instruction: all threads know that the call is over
+ *   pc__wait_here(call, channel, i)   at a WAIT that does not pass; false: the step ends
+ *   pc__count(line), pc__count_local(token)                           a count, acquired
  *   pc__signal(call, line, count, peer), pc__signal_local(token, n)   raise a count, released
- *   pc__uses_ll(call)           messages lie in packets; pc__ll_slot(): where
- *   pc__complete(call, fifo)    message fifo->sent has all its packets
- *   pc__taken(call, channel, i) before message fifo->received is given back; false: do not
- *   pc__put(call, channel, i)   a remote peer is to get a message or a credit; a code ends the call
+ *   pc__uses_ll(call)           messages are LL packets; pc__ll_slot(): where
+ *   pc__complete(call, fifo)    all packets of message fifo->sent are written
+ *   pc__taken(call, channel, i) before the credit for message fifo->received; false: no credit
+ *   pc__put(call, channel, i)   sends a message or a credit to a remote peer; a code ends the call
  *   pc__signature(channel, i)   of the message that a WAIT has waited for
  *   pc__mismatch(call, channel, i)   the message belongs to another call; likewise
  *   pc__in, pc__out(call)       where the message would begin if the array held all of it
  *   pc__peer_in, pc__peer_out(call, peer)  where that of a peer would
  *   pc_skip, pc__skip(call, tile), pc__skipped(call, skip)   bytes of each chunk in earlier tiles,
- *                               kept as the target likes it
- *   PC_ROLLED                   before a loop that runs seldom more than once or twice
+ *                               in the target's own form
+ *   PC_ROLLED                   before a loop that seldom runs more than once or twice
  *   pc__store_mode(...), pc__store_mode_end(...)   around a REDUCE_COPY: how to store
- *   pc__move(...)               one piece of each operand, by all threads */
+ *   pc__move(...)               moves one part of each operand, by all threads */
 #ifndef PC_INTERPRETER_H
 #define PC_INTERPRETER_H
 #include "vm/operands.h"
 
-/* Whether a WAIT would pass now; if not, which count it needs to reach what. */
+/* Whether a WAIT would pass now; if not, the line that it waits for, and the count. */
 PC_ROUTINE bool pc__passes(PC_CALL *call, const struct pc_vm_instruction *i, struct pc_line **line,
                            uint64_t *want)
 {
@@ -108,8 +108,8 @@ PC_ROUTINE void pc__reduce_copy(PC_CALL *call, const struct pc_channel *channel,
     pc__store_mode_end(i, total, &manner);
 }
 
-/* Runs a channel until it waits, has finished a tile, or is done. Returns 1 when it moved, 0 when
- * it still waits, or a code. */
+/* Runs a channel until it waits, has finished a tile, or is done. 1 when it moved, 0 when it still
+ * waits, or a code. */
 PC_ROUTINE int pc__step(PC_CALL *call, struct pc_channel *channel)
 {
     const struct pc_vm_instruction *i = channel->pc, *from = i;

@@ -1,11 +1,11 @@
-/* Where the operands of an instruction lie. C11 and CUDA C++; part of the interpreter, whose
+/* The addresses of an instruction's operands. C11 and CUDA C++; part of the interpreter, whose
  * targets give PC_ROUTINE, PC_CALL, pc__in and the like; see interpreter.h. */
 #ifndef PC_OPERANDS_H
 #define PC_OPERANDS_H
 #include "vm/vm.h"
 
-/* Where the bytes of an operand begin. `skip` tells what earlier tiles held of the chunk, `packed`
- * is the offset in a slot; a slot of at most PC_INLINE_BYTES in all lies in its count's line. */
+/* The address of an operand. `skip`: bytes of the chunk in earlier tiles; `packed`: offset in a
+ * slot. A message of at most PC_INLINE_BYTES is inline in its line. */
 PC_ROUTINE char *pc__address(PC_CALL *call, const struct pc_vm_operand *p, uint32_t piece,
                              pc_skip skip, pc_size packed, pc_size total)
 {
@@ -46,7 +46,7 @@ PC_ROUTINE pc_size pc__tile_bytes(const PC_CALL *call, pc_skip skip, uint32_t c)
     return (pc_size)(nbytes - from < size ? nbytes - from : size);
 }
 
-/* The bytes of a range in a tile: as long as a message of it is. */
+/* The bytes of a range in a tile: the length of its message. */
 PC_ROUTINE pc_size pc__message_bytes(const PC_CALL *call, pc_tile tile,
                                      const struct pc_vm_operand *p)
 {

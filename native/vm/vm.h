@@ -1,7 +1,7 @@
-/* What an interpreter sees, whatever it runs on: counts, edges, and the code of a Program.
+/* The data of the interpreter on any target: counts, edges, and the code of a Program.
  *
- * C11 and CUDA C++, which has neither headers of the system nor <stdatomic.h>; the layouts agree,
- * since the host writes them and a GPU reads them. */
+ * C11 and CUDA C++, which has neither system headers nor <stdatomic.h>; the layouts agree, since
+ * the host writes them and a GPU reads them. */
 #ifndef PC_VM_H
 #define PC_VM_H
 #if defined(__CUDACC_RTC__)
@@ -33,8 +33,8 @@ typedef unsigned long long uintptr_t;
 #include "isa.h"
 #include "code.h"
 
-/* Bytes of a message or of what one instruction moves, and the number of a tile. A GPU has few
- * registers: what does not fit there, the image's builder refuses. */
+/* Bytes of a message or of one instruction's data, and the number of a tile. 32 bits on a GPU,
+ * which has few registers: the image's builder refuses what does not fit. */
 #if defined(__cplusplus)
 typedef uint32_t pc_size;
 typedef uint32_t pc_tile;
@@ -45,15 +45,15 @@ typedef uint64_t pc_tile;
 
 #define PC_LINE_BYTES 64u
 #define PC_INLINE_BYTES 40u
-#define PC_LINES 32u /* per edge: so many small messages may be on their way */
+#define PC_LINES 32u /* per edge: the most small messages in flight */
 
-/* One count and what travels with it. It has a single signaller and never goes down. Messages of
- * at most PC_INLINE_BYTES lie in the line itself: one cache line moves. The count comes last: what
- * is written there from afar, in ascending order, is whole once its count is seen. */
+/* A line: one count and what travels with it. The count has a single writer and never goes down.
+ * Messages of at most PC_INLINE_BYTES are inline in the line: one cache line moves. The count comes
+ * last: a remote write, in ascending order, is complete once its count is seen. */
 struct pc_line {
     PC_ALIGNED(PC_LINE_BYTES) uint64_t signature;
-    uint32_t place;  /* of a transfer's piece: in units of 64 bytes of the edge's data */
-    uint32_t nbytes; /* of the piece */
+    uint32_t place;  /* of a transfer's fragment, in units of 64 bytes of the edge's data */
+    uint32_t nbytes; /* of the fragment */
     unsigned char bytes[PC_INLINE_BYTES];
     PC_ATOMIC(uint64_t) count;
 };
@@ -61,42 +61,42 @@ _Static_assert(sizeof(struct pc_line) == PC_LINE_BYTES, "a count owns one cache 
 
 struct pc_net_edge;
 
-/* Both directions between this rank and one peer on one channel. The counts live as long as the
+/* The FIFO to one peer and the FIFO back, on one channel. Their counts live as long as the
  * communicator; calls follow one another on them without ever resetting them. */
 struct pc_fifo {
-    uint64_t sent;              /* messages this rank has signalled */
-    uint64_t credit;            /* of those, consumed as last seen */
-    uint64_t received;          /* messages this rank has consumed */
+    uint64_t sent;              /* messages that this rank has sent */
+    uint64_t credit;            /* how many of these the peer had consumed when last read */
+    uint64_t received;          /* messages that this rank has consumed */
     struct pc_line *out_lines;  /* in the peer's arena */
     char *out_data;             /* in the peer's arena */
     struct pc_line *out_credit; /* in this rank's arena, raised by the peer */
     struct pc_line *in_lines;   /* in this rank's arena */
     char *in_data;              /* in this rank's arena */
     struct pc_line *in_credit;  /* in the peer's arena, raised by this rank */
-    /* Between GPUs, or NULL: slots of packets; see device.h. */
+    /* Between GPUs, or NULL: slots of LL packets; see gpu/device.h. */
     char *out_packets;        /* in the peer's arena */
     char *in_packets;         /* in this rank's arena */
-    struct pc_net_edge *edge; /* of a peer whose memory is not mapped, or NULL */
+    struct pc_net_edge *edge; /* of a remote peer, or NULL */
     uint32_t peer;
     uint8_t channel;
 };
 
-/* Counts without slots: LOCAL (two channels of this rank) and DONE (per peer). */
+/* A token, a count without slots: LOCAL (between two channels of this rank) or DONE (per peer). */
 struct pc_token {
     uint64_t sent;
     uint64_t received;
     struct pc_line *out; /* DONE: in the peer's arena */
     struct pc_line *in;  /* DONE: in this rank's arena */
-    uint32_t peer;       /* LOCAL: which; its row among all of a rank's */
+    uint32_t peer;       /* LOCAL: its row among all of the rank's */
 };
 
-/* An instruction as the interpreter likes it: the edge resolved, the opcode split by its kind. */
+/* A decoded instruction: the edge resolved, the opcode split by the kind of its edge. */
 enum pc_vm_step {
     PC_STEP_END,
     PC_STEP_REDUCE_COPY,
     PC_STEP_FILL,        /* SIGNAL, sending end of a FIFO */
     PC_STEP_CONSUME,     /* SIGNAL, receiving end */
-    PC_STEP_PUT_MESSAGE, /* the same two, of a peer whose memory is not mapped */
+    PC_STEP_PUT_MESSAGE, /* the same two, for a remote peer */
     PC_STEP_PUT_CREDIT,
     PC_STEP_SIGNAL_LOCAL,
     PC_STEP_SIGNAL_DONE,
@@ -108,9 +108,9 @@ enum pc_vm_step {
     PC_STEP_END_LOOP,
 };
 
-/* Flags of a code line, beside those of an instruction (enum pc_instruction_flag). */
-#define PC_FLAG_SYNC 0x40      /* the threads of a block meet before this line */
-#define PC_FLAG_PIECEWISE 0x80 /* a range of SCRATCH is not one span */
+/* Flags of a decoded instruction, besides those of enum pc_instruction_flag. */
+#define PC_FLAG_SYNC 0x40      /* a block barrier before this instruction */
+#define PC_FLAG_PIECEWISE 0x80 /* a range of SCRATCH is not contiguous */
 #define PC_MAX_OPERANDS (PC_MAX_SOURCES + PC_MAX_DESTINATIONS)
 
 struct pc_probe;
@@ -125,8 +125,7 @@ struct pc_vm_instruction {
     union {
         struct pc_fifo *fifo;
         struct pc_token *token;
-        const struct pc_vm_operand *operands; /* REDUCE_COPY: sources, then destinations;
-                                          PUT_MESSAGE: the slot as it was filled */
+        const struct pc_vm_operand *operands; /* sources, destinations; PUT_MESSAGE: the slot */
     } at;
 };
 
@@ -141,7 +140,7 @@ struct pc_vm_operand {
     struct pc_fifo *fifo; /* SLOT */
 };
 
-struct pc_chunk { /* where it lies in the message, and its length */
+struct pc_chunk { /* its offset in the message, and its length */
     uint64_t at;
     uint64_t nbytes;
 };
@@ -154,21 +153,21 @@ struct pc_terms {
     uint64_t signature;
     uint64_t ntiles;
     uint32_t tile;
-    uint32_t depth; /* messages on their way per edge: slots, or lines if all fit */
+    uint32_t depth; /* messages in flight per edge: slots, or lines if all are inline */
     uint32_t slots;
     uint32_t slot_bytes;
-    uint32_t nchannels; /* that one thread, or one block, steps in turns */
-    uint32_t divisor;   /* of SCALE; 0 when the op is not an average */
-    bool spans;      /* a range of chunks is one span: there is one tile, and they are adjacent */
-    bool stream_out; /* CPU: write OUT past the cache */
-    bool packets;    /* GPU: messages lie in packets */
+    uint32_t nchannels; /* that one thread, or one block, runs */
+    uint32_t divisor;   /* for SCALE; 0 when the op is not an average */
+    bool spans;         /* a range of chunks is contiguous: adjacent chunks, and one tile */
+    bool stream_out;    /* CPU: non-temporal stores to OUT */
+    bool packets;       /* GPU: messages are LL packets */
 };
 
 struct pc_channel {
     const struct pc_vm_instruction *pc;
     pc_tile tile;
     bool finished;
-    /* Where it waits, when it does. */
+    /* When it waits: for `line` to reach `want`. */
     struct pc_line *line;
     uint64_t want;
     uint32_t peer;
