@@ -1,16 +1,16 @@
-/* Where the threads of a block must meet.
+/* Places the barriers of a block.
  *
  * Each REDUCE_COPY has a barrier of its own, between the addresses that its block's first warp
  * finds and the data that all threads move (kernel.h): so it comes after whatever the leader waited
  * for, and after the data of the REDUCE_COPY before it. What is left is the other direction: a
- * count says that data has been written, or read, so all threads must have done that. */
+ * count says that data was written, or read, so a barrier must come before it is raised. */
 #include "gpu/device_image.h"
 
 static bool tells(const struct pc_vm_instruction *line, bool packets)
 {
     switch ((enum pc_vm_step)line->step) {
     case PC_STEP_FILL:
-        return !packets; /* each packet tells for itself */
+        return !packets; /* each LL packet has its own flag */
     case PC_STEP_CONSUME:
     case PC_STEP_PUT_MESSAGE:
     case PC_STEP_PUT_CREDIT:
@@ -32,12 +32,12 @@ static bool tells(const struct pc_vm_instruction *line, bool packets)
 
 void pc__place_barriers(struct pc_vm_instruction *code, uint32_t n, bool packets)
 {
-    bool moved = false; /* since the threads met last */
+    bool moved = false; /* data was moved since the last barrier */
     bool handed_over = false;
     for (int turn = 0; turn < 2; turn++, moved = false)
         for (uint32_t i = 0; i < n; i++) {
             if (code[i].step == PC_STEP_LOOP)
-                moved |= handed_over; /* from before it, or in the second turn from END_LOOP */
+                moved |= handed_over; /* from before the loop, or from its last turn */
             else if (code[i].step == PC_STEP_END_LOOP)
                 handed_over = moved;
             else if (code[i].step == PC_STEP_REDUCE_COPY)

@@ -1,15 +1,15 @@
-/* A device communicator's life: its memory on the device and on the host, its edges, its end. */
+/* Opens and closes a device communicator: its memory on device and host, and its failure. */
 #include "gpu/device_comm.h"
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include "gpu/driver/cuda.h"
 
-/* How long a rank that closes waits for kernels that were told to end. */
+/* How long closing waits for kernels after the abort. */
 #define PC_END_NS UINT64_C(5000000000)
 #define PC_STAGING_BYTES ((size_t)64 << 10)
 
-/* By way of pinned memory: else the driver would have to wait for the copy, or copy itself. */
+/* Copies through pinned memory: from pageable memory the driver would stage or wait by itself. */
 static int copy(struct pc_device_comm *dc, uint64_t device, char *host, size_t nbytes, bool up)
 {
     int rc = PC_OK;
@@ -204,9 +204,9 @@ void pc__device_comm_fail(struct pc_device_comm *dc, int code, const struct pc_e
     __atomic_store_n(&dc->control->abort, 1, __ATOMIC_RELEASE);
 }
 
-/* Waits for kernels that run, as long as they may, then until they have seen that they must end;
- * true if they have. What graphs launch is not counted: but that ends, too, and memory is not freed
- * before all kernels of the process have. */
+/* Waits at most `seconds` for running kernels, then aborts them; true if all have ended. Launches
+ * by graphs are not counted: but these end, too, and the driver frees memory only after all kernels
+ * of the process have. */
 static bool settle(struct pc_device_comm *dc, double seconds)
 {
     const struct timespec nap = {0, 100000};
@@ -236,7 +236,7 @@ void pc_device_comm_detach(struct pc_device_comm *dc, double seconds)
         pc__cuda_relax(mode);
 }
 
-/* What the device communicator said of its failure stays the communicator's, which lives longer. */
+/* Moves the text of the failure to the communicator, which lives longer. */
 static void leave_failure(struct pc_device_comm *dc)
 {
     struct pc_comm *comm = dc->comm;
@@ -270,8 +270,7 @@ static void give_back(struct pc_device_comm *dc)
 
 void pc_device_comm_close(struct pc_device_comm *dc)
 {
-    /* A fork's child owns nothing of it; and memory that a kernel may still touch is never freed.
-     */
+    /* A child of fork owns none of it; and memory that a kernel may still touch is never freed. */
     if (dc == NULL || dc->pid != getpid())
         return;
     pc_device_comm_detach(dc, 0);
@@ -297,7 +296,7 @@ void pc_device_comm_close(struct pc_device_comm *dc)
 uint64_t pc_device_comm_alloc(struct pc_device_comm *dc, size_t nbytes)
 {
     size_t offset;
-    pthread_mutex_lock(&dc->heap_lock); /* arrays are freed by whichever thread lets go of them */
+    pthread_mutex_lock(&dc->heap_lock); /* any thread may free arrays */
     bool found = !dc->detached && pc__heap_take(&dc->heap, nbytes, &offset);
     pthread_mutex_unlock(&dc->heap_lock);
     return found ? dc->arena + dc->layout.heap + offset : 0;

@@ -15,7 +15,7 @@ struct builder {
     int form;
     uint32_t instances;
     bool packets;
-    size_t chunks, operands, code, end; /* where in the image */
+    size_t chunks, operands, code, end; /* offsets in the image */
     const struct pc_device_fifos *edges;
     char *copy;
     uint64_t base;
@@ -56,7 +56,7 @@ static struct builder begin(const struct pc_plan *plan, int form, uint32_t insta
     return form == 0 || b.program == NULL ? b : begin_at(plan, 1, instances, b.end);
 }
 
-/* What an instance has of a chunk. */
+/* The part of a chunk that an instance moves. */
 static struct pc_chunk part_of(const struct builder *b, uint32_t instance, uint32_t c)
 {
     struct pc_chunk whole = b->plan->chunks[b->form][c];
@@ -65,7 +65,7 @@ static struct pc_chunk part_of(const struct builder *b, uint32_t instance, uint3
                              .nbytes = pc__part_at(whole.nbytes, b->instances, instance + 1) - at};
 }
 
-/* The longest piece of a chunk, by tile: bytes, at most a tile. */
+/* The bytes of the longest part of a chunk in a tile. */
 static uint64_t longest_piece(const struct builder *b, uint32_t instance, uint64_t *ntiles)
 {
     uint64_t longest = 0, tile = b->terms->tile;
@@ -107,7 +107,7 @@ bool pc__device_image_fits_ll(const struct pc_plan *plan, uint32_t instances)
     struct builder b = begin(plan, 0, instances);
     uint64_t ntiles;
     for (uint32_t instance = 0; instance < instances;
-         instance++) /* a piece begins at a packet of its own */
+         instance++) /* each part begins at a new LL packet */
         if (b.program->widest * ((longest_piece(&b, instance, &ntiles) + 3) & ~UINT64_C(3))
             > PC_LL_BYTES)
             return false;
@@ -120,8 +120,8 @@ size_t pc__device_image_bytes(const struct pc_plan *plan, int form, uint32_t ins
                                                               : 0;
 }
 
-/* Pieces that lie in packets one behind the other do so as a span does, if each but the last is
- * made of whole packets. All ranks come to the same answer, as they know the same blocks. */
+/* Whether parts in LL packets lie as one contiguous span does: each but the last fills whole
+ * packets. All ranks get the same answer, as they know the same blocks. */
 static bool whole_packets(const struct builder *b)
 {
     bool broken = false;
@@ -134,7 +134,7 @@ static bool whole_packets(const struct builder *b)
     return true;
 }
 
-/* Addresses in the copy, and what they are on the device. */
+/* Addresses in the host copy, and the device addresses for them. */
 static struct pc_chunk *chunks_at(const struct builder *b, uint32_t instance)
 {
     return (struct pc_chunk *)(b->copy + b->chunks
@@ -187,7 +187,7 @@ static struct pc_token *token_of(const struct builder *b, const struct pc_vm_ins
     return (struct pc_token *)(uintptr_t)at;
 }
 
-/* Which operands lie in slots. */
+/* A bit for each operand in a slot. */
 static uint32_t slots_of(const struct pc_vm_instruction *line)
 {
     uint32_t slots = 0;
@@ -196,7 +196,7 @@ static uint32_t slots_of(const struct pc_vm_instruction *line)
     return slots;
 }
 
-/* A block has only its own channel's edges: nobody else raises their counts. */
+/* Whether the edge is of the block's own channel, so that no other block raises its counts. */
 static bool own(const struct pc_vm_instruction *line, uint32_t channel)
 {
     switch ((enum pc_vm_step)line->step) {
@@ -321,7 +321,7 @@ static void write_blocks(const struct builder *b, struct pc_device_image *image,
     }
 }
 
-/* What a block needs even if its form has nothing for it to do. */
+/* Writes what a block needs even if its form has no instructions for it. */
 static void write_places(const struct builder *b, struct pc_device_image *image)
 {
     uint64_t control = b->edges->control, states = b->edges->states;
@@ -414,7 +414,8 @@ int pc__device_image_build(const struct pc_plan *plan, int form, uint32_t instan
                            uint64_t device_base, struct pc_error *error)
 {
     int rc = PC_OK;
-    for (int f = form; f >= 0 && rc == PC_OK; f--) { /* the last one has the end of the image */
+    for (int f = form; f >= 0 && rc == PC_OK;
+         f--) { /* form 0 comes last: it sets the end of the image */
         struct builder b = begin(plan, f, instances);
         b.packets = packets && f == 0;
         b.edges = edges;

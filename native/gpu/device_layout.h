@@ -1,11 +1,11 @@
-/* Where everything lies in a rank's device arena: one allocation of GPU memory, which the ranks
- * that can reach it open whole.
+/* The layout of a rank's device arena: one allocation of GPU memory, which the ranks that can reach
+ * it open whole.
  *
  *   header | ready lines | done lines | credit lines | slot lines | packets | slots | heap
  *
- * It is what layout.h is for the CPU, with PC_MAX_BLOCKS edges where a CPU has channels, and for
- * the ranks of one host only: GPU memory is there from the start, whether it is touched or not. So
- * peers are counted by their number among those. All but slots and heap begins as zeros. */
+ * It is like core/layout.h, with PC_MAX_BLOCKS edges where a CPU has channels, and for the ranks of
+ * one host only, as GPU memory is allocated whether it is touched or not. So a peer is given by its
+ * number among those (local). All but slots and heap begins as zeros. */
 #ifndef PC_DEVICE_LAYOUT_H
 #define PC_DEVICE_LAYOUT_H
 #include "gpu/device.h"
@@ -13,18 +13,18 @@
 
 #define PC_DEVICE_ARENA_MAGIC 0x50434441u /* "PCDA" */
 
-struct pc_device_header { /* at its begin: who opened it reads that it is what its owner says */
+struct pc_device_header { /* at offset 0: who opens the arena checks it */
     uint32_t magic;
     uint32_t version;
     uint32_t rank;
     uint32_t size;
-    uint32_t local;   /* of the rank among those that may reach each other */
-    uint32_t nlocals; /* how many those are */
+    uint32_t local;   /* the rank's number among those of its host */
+    uint32_t nlocals; /* how many ranks those are */
     uint32_t slots;
     uint32_t slot_bytes;
     uint64_t heap_bytes;
     uint64_t among;    /* a digest of which ranks those are */
-    uint64_t token[2]; /* at random */
+    uint64_t token[2]; /* random */
 };
 
 struct pc_device_layout {
@@ -49,7 +49,7 @@ static inline struct pc_device_layout pc__device_layout(uint32_t nlocals, uint32
     return l;
 }
 
-/* Offsets, of the edge between the owner and the peer at `place`. In the arena of the receiver: */
+/* Offsets of an edge; peers are local numbers. In the arena of the receiver: */
 static inline size_t pc__device_ready(const struct pc_device_layout *l, uint32_t from)
 {
     return l->ready + (size_t)from * 2 * PC_LINE_BYTES;

@@ -1,15 +1,14 @@
-/* Plans of a device communicator: images on the device, which live as long as a launch or a graph
- * uses them. */
+/* Plans of a device communicator: device images, kept while a launch or a graph uses them. */
 #include <stdlib.h>
 #include "gpu/driver/cuda.h"
 #include "gpu/device_comm.h"
 
-/* Up to so many bytes a call runs in one instance; with each doubling in twice as many. */
+/* Longest call of one instance; each doubling has twice as many. */
 #define PC_INSTANCE_BYTES (UINT64_C(64) << 10)
 #define PC_THREADS 256u
 #define PC_WARP 32u
 
-/* As many for all ranks: a rank's own Program may have fewer channels than another's. */
+/* The number of instances, equal on all ranks: their Programs may differ in channels. */
 static uint32_t instances_of(const struct pc_device_comm *dc, const struct pc_plan *plan,
                              uint32_t wanted)
 {
@@ -31,8 +30,8 @@ static uint32_t threads_of(const struct pc_device_comm *dc, uint32_t wanted)
     return threads > PC_WARP ? threads / PC_WARP * PC_WARP : threads;
 }
 
-/* Scratch is shared by all plans, as one runs at a time. A larger one replaces it for later plans;
- * those before keep what they were built for, so none is given back. */
+/* All plans share the scratch, as one runs at a time. A larger scratch replaces it for later plans;
+ * earlier plans keep the one they were built with, so none is freed. */
 static int make_scratch(struct pc_device_comm *dc, uint64_t nbytes)
 {
     uint64_t at;
@@ -71,7 +70,7 @@ static void free_plan(struct pc_device_plan *p)
 {
     pc_plan_free(p->plan);
     if (p->graphs != NULL && __atomic_load_n(p->graphs, __ATOMIC_ACQUIRE) == 0)
-        free(p->graphs); /* else the driver counts it down some day */
+        free(p->graphs); /* else the driver still decrements it */
     free(p);
 }
 
@@ -82,7 +81,7 @@ static void take_out(struct pc_device_plan *p)
     p->dc->plans[p->number] = NULL;
 }
 
-/* When the last graph has gone, the launches that nobody counted are counted after all. */
+/* When the last graph is destroyed, adds the launches that it made to the counts. */
 static void forget_graphs(struct pc_device_comm *dc)
 {
     if (!atomic_load(&dc->capturing) || pc__launches_over(dc) != PC_OK)
@@ -95,8 +94,8 @@ static void forget_graphs(struct pc_device_comm *dc)
     atomic_store(&dc->capturing, 0);
 }
 
-/* Frees what was dropped and is used no more. Entries of a plan may stand in a ring when its kernel
- * has ended, and a graph may still launch it. */
+/* Frees dropped plans that nothing uses. Entries of a plan may be left in a proxy FIFO when its
+ * kernel has ended, and a graph may still launch it. */
 static void sweep(struct pc_device_comm *dc)
 {
     bool idle = pc__launches_over(dc) == PC_OK && pc__proxy_settled(dc);
@@ -179,7 +178,7 @@ int pc_device_plan_create(struct pc_device_comm *dc, struct pc_plan *plan,
     p->plan = plan;
     p->function = options->function;
     dc->plans[p->number] = p;
-    /* As on all ranks: their heaps are alike, and so are the forms that they compile. */
+    /* Equal on all ranks: so are their heaps, and the forms that they compile. */
     int form = plan->direct != NULL && dc->whole && dc->heap.bytes != 0;
     int blocks = pc__device_image_blocks(plan, form, instances);
     if (blocks < 0)

@@ -1,9 +1,9 @@
-/* A device communicator's edges: the FIFOs and tokens of its kernels, which are those of the CPU
- * with PC_MAX_BLOCKS edges where it has channels, and with the device's addresses. */
+/* Makes the FIFOs and tokens of kernels: like those of the CPU, with PC_MAX_BLOCKS edges in place
+ * of its channels, and with device addresses. */
 #include <stdlib.h>
 #include "gpu/device_comm.h"
 
-/* An edge by way of both ranks' device arenas; `mine` and `theirs` as the device sees them. */
+/* A FIFO in the device arenas of both ranks; `mine` and `theirs` are device addresses. */
 static struct pc_fifo direct_fifo(const struct pc_device_comm *dc, uint32_t peer, uint32_t block)
 {
     const struct pc_device_layout *l = &dc->layout;
@@ -24,7 +24,7 @@ static struct pc_fifo direct_fifo(const struct pc_device_comm *dc, uint32_t peer
     };
 }
 
-/* An edge by way of the host: that of the CPU, with the device's addresses. */
+/* A FIFO in the host arenas: the CPU's, with device addresses. */
 static struct pc_fifo host_fifo(const struct pc_device_comm *dc, uint32_t peer, uint32_t block)
 {
     const struct pc_fifo *f = &dc->comm->fifos[(size_t)peer * PC_EDGE_CHANNELS + block];
@@ -61,7 +61,7 @@ static void write_edges(const struct pc_device_comm *dc, struct pc_fifo *fifos,
             };
     }
 }
-/* Where heaps are, and the lines by which ranks tell each other where their arrays are. */
+/* Writes the addresses of the peers' heaps and READY lines. */
 static void write_reached(const struct pc_device_comm *dc, struct pc_ipc_peer *ipc_peers)
 {
     const struct pc_device_layout *l = &dc->layout;
@@ -78,7 +78,7 @@ static void write_reached(const struct pc_device_comm *dc, struct pc_ipc_peer *i
 }
 #undef AT
 
-/* Parts of the edges' memory, one behind the other. */
+/* Offsets of the parts of edges_memory. */
 struct parts {
     size_t dones, locals, states, ipc_peers, arrays, end;
 };
@@ -95,7 +95,7 @@ static struct parts parts_of(uint32_t size)
     return p;
 }
 
-/* FIFOs, tokens and block states: made on the host, and the kernels' from then on. */
+/* Makes FIFOs, tokens and block states on the host and uploads them; only kernels change them. */
 int pc__device_fifos_make(struct pc_device_comm *dc)
 {
     const struct pc_options *o = &dc->comm->options;

@@ -1,6 +1,6 @@
-/* Memory of the host that a device communicator's kernels touch: its control block, and of the
- * arenas and shadows the edges of peers whose GPU memory is not reached. Such memory is pinned, so
- * no more of it than that. */
+/* Registers the host memory that kernels touch (cuMemHostRegister): the control block, and in
+ * arenas and shadows the edges of peers whose GPU memory is not reached. Registering pins memory,
+ * so no more than that. */
 #include <stdlib.h>
 #include <string.h>
 #include "gpu/device_comm.h"
@@ -17,7 +17,7 @@ static int add(struct pc_device_comm *dc, const void *from, size_t nbytes)
     return PC_OK;
 }
 
-/* What kernels write for `peer`, there. */
+/* Adds what kernels write for `peer`, in its arena or shadow. */
 static int add_theirs(struct pc_device_comm *dc, uint32_t peer)
 {
     const struct pc_layout *l = &dc->comm->layout;
@@ -28,12 +28,12 @@ static int add_theirs(struct pc_device_comm *dc, uint32_t peer)
     if (rc == PC_OK)
         rc = add(dc, pc__slot_data(arena, l, me, 0),
                  (size_t)PC_MAX_CHANNELS * l->slots * l->slot_bytes);
-    if (rc == PC_OK && dc->peers[peer].route != PC_ROUTE_NET) /* else the proxy gives credit */
+    if (rc == PC_OK && dc->peers[peer].route != PC_ROUTE_NET) /* else the proxy sends the credit */
         rc = add(dc, pc__credit_line(arena, l, me, 0), PC_MAX_CHANNELS * PC_LINE_BYTES);
     return rc;
 }
 
-/* What `peer` writes for this rank's kernels, here. */
+/* Adds what `peer` writes for this rank's kernels, in this rank's arena. */
 static int add_mine(struct pc_device_comm *dc, uint32_t peer)
 {
     const struct pc_layout *l = &dc->comm->layout;
@@ -54,7 +54,7 @@ static int by_address(const void *a, const void *b)
     return (x->host > y->host) - (x->host < y->host);
 }
 
-/* The driver takes no page twice, so spans that share one become one. */
+/* Merges spans that share a page, as the driver registers no page twice. */
 static void merge(struct pc_device_comm *dc)
 {
     struct pc_host_range *spans = dc->spans;

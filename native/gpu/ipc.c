@@ -1,7 +1,6 @@
-/* How a rank comes to the GPU memory of another: by its address in the same process, by CUDA IPC
- * from another one of the host. An allocation can be opened once by a process, and ranks may be
- * threads: so what is open is counted, by the allocation's handle and its stamp, which no other
- * allocation ever has, though it may lie where an earlier one lay. */
+/* Opens the GPU memory of peers: by address in the same process, by CUDA IPC in another one of the
+ * host. A process can open an allocation once, and ranks may be threads: so open allocations are
+ * counted, by handle and unique number, as a new allocation may have an old one's address. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -10,14 +9,14 @@
 
 #define PC_IPC_MAGIC 0x4c504350u /* "PCPL" */
 
-struct address { /* the blob that Python carries */
+struct address { /* the address blob that Python carries to the peers */
     uint32_t magic;
     uint32_t version;
     struct pc_device_header header; /* as it stands in the arena */
     uint64_t nbytes;                /* of the arena */
-    uint64_t offset;                /* of the arena in its allocation */
-    uint64_t id;                    /* of that allocation */
-    uint32_t exported;              /* it can be opened by other processes */
+    uint64_t offset;                /* of the arena within its allocation */
+    uint64_t id;                    /* the unique number of that allocation */
+    uint32_t exported;              /* other processes can open it */
     uint32_t reserved;
     unsigned char handle[PC_CUDA_HANDLE];
 };
@@ -79,7 +78,7 @@ int pc_device_comm_address(struct pc_device_comm *dc, void *blob, size_t capacit
     if (capacity < sizeof a)
         return pc__fail(dc->error, PC_INVALID, -1, "an address needs %zu bytes, got %zu", sizeof a,
                         capacity);
-    /* An allocation that no other process can open is no failure: ranks of this one can. */
+    /* No error if other processes cannot open the allocation: ranks of this process can. */
     if (pc_cuda_pointer(dc->arena, &ignored, &where) == PC_OK && where.kind == PC_CUDA_DEVICE
         && pc_cuda_ipc_get(dc->device, dc->arena, &ignored, a.handle) == PC_OK) {
         a.offset = dc->arena - where.base;
@@ -90,8 +89,8 @@ int pc_device_comm_address(struct pc_device_comm *dc, void *blob, size_t capacit
     return (int)sizeof a;
 }
 
-/* What must be so if `peer` calls as this rank does. */
-static bool fits(const struct pc_device_comm *dc, uint32_t peer, const struct address *a)
+/* Checks what must be equal if `peer` opened its device communicator as this rank did. */
+static bool check_address(const struct pc_device_comm *dc, uint32_t peer, const struct address *a)
 {
     struct pc_device_header want = dc->header;
     want.rank = peer;
@@ -101,9 +100,7 @@ static bool fits(const struct pc_device_comm *dc, uint32_t peer, const struct ad
            && a->offset % PC_LINE_BYTES == 0 && a->exported <= 1;
 }
 
-/* The device communicator of this process that has this token; what the peer says of its address is
- * not needed.
- */
+/* Finds the device communicator of this process by its token: the peer's address is not trusted. */
 static bool find_here(struct pc_device_comm *dc, const struct address *a, int *device,
                       uint64_t *arena)
 {
@@ -129,7 +126,7 @@ static struct opened *find_opened(const struct pc_device_comm *dc, const struct 
     return NULL;
 }
 
-/* Opens the allocation, or counts one more user. */
+/* Opens the allocation, or counts one more user of it. */
 static int open_memory(struct pc_device_comm *dc, uint32_t peer, const struct address *a,
                        uint64_t *base)
 {
@@ -179,7 +176,7 @@ static void close_memory(int device, uint64_t base)
     pthread_mutex_unlock(&lock);
 }
 
-/* Whether what was opened is what its owner says: as long, and with its header at its begin. */
+/* Checks what was opened: its length, and the header at its start. */
 static int check_memory(struct pc_device_comm *dc, uint32_t peer, const struct address *a,
                         uint64_t base)
 {
@@ -249,7 +246,7 @@ int pc_device_comm_connect(struct pc_device_comm *dc, uint32_t peer, const void 
         return pc__fail(dc->error, PC_INVALID, (int)peer,
                         "address of rank %u has %zu bytes, want %zu", peer, nbytes, sizeof a);
     memcpy(&a, blob, sizeof a);
-    if (a.magic != PC_IPC_MAGIC || a.version != PC_VERSION || !fits(dc, peer, &a))
+    if (a.magic != PC_IPC_MAGIC || a.version != PC_VERSION || !check_address(dc, peer, &a))
         return pc__fail(
             dc->error, PC_INVALID, (int)peer,
             "address of rank %u is of rank %u of %u, %u slots of %u bytes, %llu of heap; "

@@ -1,5 +1,5 @@
-/* Launches. A launch waits for nothing and, while its stream is being captured, allocates nothing;
- * all launches of a device communicator run one after the other, since they share its edges. */
+/* Launches kernels. A launch waits for nothing and, while its stream is being captured, allocates
+ * nothing. All launches of a device communicator run in order, since they share its edges. */
 #include <string.h>
 #include <time.h>
 #include "gpu/driver/cuda.h"
@@ -27,7 +27,7 @@ int pc__launches_over(struct pc_device_comm *dc)
     struct pc_error error;
     if (!dc->ordered || (ended && !atomic_load(&dc->capturing)))
         return ended ? PC_OK : PC_AGAIN;
-    /* After a fault on the device, of whatever kernel, none ever says that it has ended. */
+    /* Asks the driver: after a fault of any kernel on the device no launch reports its end. */
     int mode = pc__cuda_relax(PC_CUDA_RELAXED);
     int rc = pc_cuda_event_query(dc->device, dc->order, &error);
     pc__cuda_relax(mode);
@@ -36,7 +36,7 @@ int pc__launches_over(struct pc_device_comm *dc)
     return rc == PC_OK && !ended ? PC_AGAIN : rc;
 }
 
-/* The first failure that a kernel met, put into words. */
+/* Reports the first failure of a kernel as the communicator's error. */
 static void report_error(struct pc_device_comm *dc)
 {
     const struct pc_device_error *t = &dc->control->error;
@@ -93,7 +93,7 @@ static struct pc_kernel_args argument_of(const struct pc_device_plan *p, uint64_
     };
 }
 
-/* Before the launch, so that nobody takes a kernel that runs for one that has ended. */
+/* Counts a launch before it is made, so that a running kernel never looks as if it had ended. */
 static void count(struct pc_device_comm *dc, const struct pc_device_plan *p, int by)
 {
     for (uint32_t b = 0; b < p->shape.blocks; b++)
@@ -113,8 +113,8 @@ static int enqueue(struct pc_device_comm *dc, const struct pc_device_plan *p,
     return pc_cuda_launch(dc->device, &grid, arguments, dc->error);
 }
 
-/* Whether a launch on `stream` comes after one on `last` by itself. The default stream "per thread"
- * is another one on each thread, by the same handle. */
+/* Whether stream order puts a launch on `stream` after one on `last`. The per-thread default stream
+ * is another one on each thread, with the same handle. */
 static bool same_stream(uintptr_t stream, uintptr_t last)
 {
     return stream == last && stream != PC_STREAM_PER_THREAD;
@@ -141,8 +141,8 @@ static int launch_now(struct pc_device_comm *dc, struct pc_device_plan *p,
     return pc_cuda_event_record(dc->device, dc->order, stream, dc->error);
 }
 
-/* Within one capture the streams that it joins are put in order; a graph's place among other
- * launches is its user's matter, who launches it on some stream. */
+/* Orders launches within one capture. The order of a graph among other launches is up to the user.
+ */
 static int launch_captured(struct pc_device_comm *dc, struct pc_device_plan *p,
                            struct pc_kernel_args *argument, uintptr_t stream, uint64_t capture)
 {
@@ -165,7 +165,7 @@ static int launch_captured(struct pc_device_comm *dc, struct pc_device_plan *p,
     return rc;
 }
 
-/* Counted here, and not by the caller: an exception (Ctrl-C) may arrive right behind the launch. */
+/* Counts the op here: in the caller an exception (Ctrl-C) may arrive right after the launch. */
 static int placed(struct pc_device_comm *dc, int rc)
 {
     if (rc == PC_OK)
@@ -230,7 +230,7 @@ int pc_device_comm_wait(struct pc_device_comm *dc, double seconds)
     uint64_t until = pc__now() + (uint64_t)(seconds > 0 ? seconds * 1e9 : 0);
     for (uint64_t nap = 0;; nap = nap < 200000 ? nap + 10000 : nap) {
         int rc = pc__launches_over(dc);
-        if (rc != PC_OK && rc != PC_AGAIN) { /* what has not run will not, and its counts lack */
+        if (rc != PC_OK && rc != PC_AGAIN) { /* what has not run never will */
             struct pc_error error = *dc->error;
             pc__device_comm_fail(dc, rc, &error);
         }

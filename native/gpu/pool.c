@@ -1,4 +1,4 @@
-/* Memory on the device for plans: pieces of a few large allocations; see device_comm.h. */
+/* The memory pool for plans, made of a few large device allocations; see device_comm.h. */
 #include <stdlib.h>
 #include "gpu/device_comm.h"
 
@@ -48,7 +48,7 @@ int pc__pool_take(struct pc_device_comm *dc, size_t nbytes, uint64_t *address)
             *address = dc->pools[i].at + offset;
             return PC_OK;
         }
-        if (i + 1 == dc->npools && dc->pools[i].heap.blocks == NULL) /* no memory here */
+        if (i + 1 == dc->npools && dc->pools[i].heap.blocks == NULL) /* out of host memory */
             return pc__fail(dc->error, PC_NOMEM, -1, "no memory for a plan");
     }
 }

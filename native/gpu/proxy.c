@@ -1,10 +1,10 @@
 /* The proxy: the thread of a device communicator that does for its kernels what only a CPU can.
  *
  * A kernel that has a message for a remote peer, or has consumed one, pushes an entry into its
- * block's ring, and the proxy hands it to the transport, as the CPU's interpreter does itself. A
- * kernel cannot wake a thread: while launches run, or might since a graph was captured, the proxy
- * looks, the more seldom the longer nothing has happened. Else it is parked. Where no peer is
- * remote it sleeps on the communicator's wakeup, and only passes on that the call was aborted. */
+ * block's proxy FIFO, and the proxy hands it to the network, as the CPU interpreter would. A kernel
+ * cannot wake a thread: while launches run, or might since a graph was captured, the proxy polls,
+ * the more seldom the longer nothing has happened. Else it is parked. Where no peer is remote it
+ * sleeps on the communicator's wakeup, and only passes an abort on to the kernels. */
 #include <signal.h>
 #include <string.h>
 #include <time.h>
@@ -12,21 +12,21 @@
 #include "gpu/device_comm.h"
 #include "gpu/proxy_fifo.h"
 
-#define PC_ENTRIES_AT_ONCE 64u /* of a ring, before the others get their turn */
-/* It goes on looking for so long after the last launch has ended: the next may be near. */
+#define PC_ENTRIES_AT_ONCE 64u /* of one proxy FIFO in a row */
+/* How long it polls on after the last launch has ended: the next may be near. */
 #define PC_AFTERWARDS_NS UINT64_C(2000000)
-/* When nothing has come for so long, it naps; then longer; then it listens to the network only. */
+/* After so long without an entry it naps; then longer; then it sleeps on the network. */
 #define PC_LATE_NS UINT64_C(200000)
 #define PC_LATER_NS UINT64_C(20000000)
 #define PC_NAP_NS 20000
 #define PC_LONG_NAP_NS 200000
 #define PC_LISTEN_NS UINT64_C(1000000)
-#define PC_DOZE_NS UINT64_C(100000000) /* with no remote peers, until it looks whether to park */
-/* A peer that is lost may have sent before all that a call needs: so long the kernels may go on. */
+#define PC_STANDBY_NS UINT64_C(100000000) /* no remote peers: between two checks */
+/* How long kernels may go on after a peer is lost: it may have sent all that the call needs. */
 #define PC_GRACE_NS UINT64_C(200000000)
 
-/* Does for the kernel what it cannot: hands a message or a credit to the transport. The signature
- * in the message's line is the kernel's: the plan's, and what its launch knew of refused calls. */
+/* Hands a message or a credit to the network. The kernel wrote the signature into the message's
+ * line: the plan's, with its launch's salt. */
 static int hand_over(struct pc_device_comm *dc, struct pc_proxy_entry entry)
 {
     const struct pc_device_plan *p = dc->plans[entry.plan];
@@ -51,7 +51,7 @@ static int hand_over(struct pc_device_comm *dc, struct pc_proxy_entry entry)
     return rc;
 }
 
-/* Empties a block's ring, for the most part; true when there was something. */
+/* Serves a block's proxy FIFO; true when there was an entry. */
 static bool serve(struct pc_device_comm *dc, uint32_t block)
 {
     struct pc_host_control *control = dc->control;
@@ -69,7 +69,7 @@ static bool serve(struct pc_device_comm *dc, uint32_t block)
     return true;
 }
 
-/* The bits of all counts that peers have raised here: whether anything has come. */
+/* The sum of all counts that remote peers have raised: it changes when anything has come. */
 static uint64_t arrived(const struct pc_device_comm *dc)
 {
     uint64_t sum = 0;
@@ -81,8 +81,8 @@ static uint64_t arrived(const struct pc_device_comm *dc)
     return sum;
 }
 
-/* A peer from which nothing more can come while kernels run is a failure, unless what it sent
- * before is all that they need. */
+/* Fails the device communicator when a peer is lost while kernels run, unless what it sent before
+ * is all that they need. */
 static void look_for_faults(struct pc_device_comm *dc, uint64_t now)
 {
     const struct pc_error *fault = NULL;
@@ -99,7 +99,7 @@ static void look_for_faults(struct pc_device_comm *dc, uint64_t now)
     }
 }
 
-/* Whether all that was handed over has left; what never can is a failure. */
+/* Whether all that was handed over has left; fails if something never can. */
 static bool drained(struct pc_device_comm *dc)
 {
     struct pc_error error;
@@ -125,9 +125,9 @@ bool pc__proxy_settled(struct pc_device_comm *dc)
     return !dc->proxied || (pc__launches_ended(dc) && rings_empty(dc) && drained(dc));
 }
 
-/* Whether there is nothing to look after. A kernel may have ended before this thread saw it begin,
- * and all that it pushed still stands in the ring. A graph that was captured may be launched
- * unseen; but what is broken stays so, and its kernels end by themselves. */
+/* Whether the proxy may park. A kernel may have ended before this thread saw it begin, with all its
+ * entries still in the FIFO. A captured graph may be launched unseen; but a broken communicator
+ * stays so, and its kernels end by themselves. */
 static bool over(struct pc_device_comm *dc)
 {
     bool broken = atomic_load(&dc->comm->broken) != 0;
@@ -141,8 +141,8 @@ static void nap(long ns)
     nanosleep(&t, NULL);
 }
 
-/* Nothing has come since `since`: gives way, the more the longer that is. */
-static void rest(struct pc_device_comm *dc, uint64_t now, uint64_t since)
+/* Backs off, the more the longer nothing has come. */
+static void back_off(struct pc_device_comm *dc, uint64_t now, uint64_t since)
 {
     struct pc_comm *comm = dc->comm;
     uint64_t idle = now - since;
@@ -154,11 +154,11 @@ static void rest(struct pc_device_comm *dc, uint64_t now, uint64_t since)
         nap(PC_NAP_NS);
     else if (!pc__launches_ended(dc))
         nap(PC_LONG_NAP_NS);
-    else /* only a graph may bring something */
+    else /* only a graph may start kernels */
         pc__wakeup_wait(comm, pc__wakeup_arm(comm), PC_LISTEN_NS);
 }
 
-/* Serves the rings until there is no more reason to. */
+/* Serves the proxy FIFOs until the proxy may park. */
 static void serve_all(struct pc_device_comm *dc)
 {
     struct pc_comm *comm = dc->comm;
@@ -183,25 +183,25 @@ static void serve_all(struct pc_device_comm *dc)
             look_for_faults(dc, now);
         }
         if (!flushed && (failed || pc__proxy_settled(dc))) {
-            /* Credit that waits for a message to go with leaves now. */
+            /* Sends credit that was held back for a message to travel with. */
             pc__wakeup_wait(comm, pc__wakeup_arm(comm), 0);
             flushed = true;
             continue;
         }
         if (flushed && now - since > PC_AFTERWARDS_NS && over(dc))
             return;
-        rest(dc, now, since);
+        back_off(dc, now, since);
     }
 }
 
-/* With no remote peers: nothing to carry, and an abort rings. */
+/* With no remote peers: only passes an abort on, which wakes it. */
 static void stand_by(struct pc_device_comm *dc)
 {
     while (!atomic_load(&dc->stopping)) {
-        uint32_t armed = pc__wakeup_arm(dc->comm); /* first: what comes after the looks moves it */
+        uint32_t armed = pc__wakeup_arm(dc->comm); /* first: later news changes it */
         pc_device_comm_check(dc);
         if (!atomic_load(&dc->stopping))
-            pc__wakeup_wait(dc->comm, armed, PC_DOZE_NS);
+            pc__wakeup_wait(dc->comm, armed, PC_STANDBY_NS);
         if (over(dc))
             return;
     }
@@ -212,7 +212,7 @@ static void *run(void *argument)
     struct pc_device_comm *dc = argument;
     pthread_mutex_lock(&dc->lock);
     while (!atomic_load(&dc->stopping)) {
-        /* Parked before it looks for the last time: whoever launches looks after it has counted. */
+        /* Set before the last check: a launch is counted before it reads `parked`. */
         atomic_store(&dc->parked, 1);
         if (over(dc)) {
             pthread_cond_wait(&dc->moved, &dc->lock);
@@ -243,7 +243,7 @@ int pc__proxy_start(struct pc_device_comm *dc)
 {
     sigset_t all, before;
     dc->call.comm = dc->comm;
-    sigfillset(&all); /* signals are the main thread's */
+    sigfillset(&all); /* signals go to the user's threads */
     pthread_sigmask(SIG_BLOCK, &all, &before);
     int error = pthread_create(&dc->thread, NULL, run, dc);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

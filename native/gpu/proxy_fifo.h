@@ -1,8 +1,9 @@
-/* The reading end of a ring: how a block of a kernel tells the host which messages to carry.
+/* The reading end of a proxy FIFO, by which a block of a kernel tells the host which messages to
+ * send.
  *
  * An entry is 8 bytes, so that it is seen whole or not at all: bit 63 is the lap, by which the
- * reader tells a new entry from the one that lay there before, then which plan, which instruction
- * and which tile. Zeroed memory is an empty ring. */
+ * reader tells a new entry from the old one; then come plan, instruction and tile. Zeroed memory is
+ * an empty FIFO. */
 #ifndef PC_PROXY_FIFO_H
 #define PC_PROXY_FIFO_H
 #include <stdbool.h>
@@ -14,7 +15,7 @@ struct pc_proxy_entry {
     uint32_t tile;
 };
 
-/* Bit 63 of the k-th entry, counted from 0. */
+/* The lap bit of the k-th entry, counted from 0. */
 static inline bool pc__proxy_fifo_lap(uint64_t k)
 {
     return !(k / PC_PROXY_FIFO_ENTRIES & 1);
@@ -26,10 +27,10 @@ static inline struct pc_proxy_entry pc__proxy_entry(uint64_t bits)
         .plan = bits >> 48 & 0x7fff, .instruction = bits >> 24 & 0xffffff, .tile = bits & 0xffffff};
 }
 
-/* Whether the k-th entry has come; and what it says. */
+/* Decodes the k-th entry; false: it is not there yet. */
 static inline bool pc__proxy_fifo_read(const uint64_t *ring, uint64_t k, struct pc_proxy_entry *out)
 {
-#ifdef PC_PROXY_FIFO_RELAXED /* a mutation: ThreadSanitizer has to notice */
+#ifdef PC_PROXY_FIFO_RELAXED /* a test's mutation: ThreadSanitizer must report it */
     uint64_t bits = __atomic_load_n(&ring[k % PC_PROXY_FIFO_ENTRIES], __ATOMIC_RELAXED);
 #else
     uint64_t bits = __atomic_load_n(&ring[k % PC_PROXY_FIFO_ENTRIES], __ATOMIC_ACQUIRE);

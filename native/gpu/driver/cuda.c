@@ -1,4 +1,4 @@
-/* The driver's library, its errors, its devices and their contexts. */
+/* Loads libcuda; errors, devices and primary contexts. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -46,7 +46,7 @@ static const struct {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool loaded, forked; /* it was tried here; and a process before this one had a GPU */
+static bool loaded, forked; /* loading was tried; the parent of fork had used CUDA */
 static char missing[240], no_kernels[240];
 
 static void *contexts[PC_CUDA_MAX_DEVICES]; /* primary ones, retained until this process ends */
@@ -58,7 +58,7 @@ static bool find(void *library, const char *symbol, size_t at)
     return found != NULL;
 }
 
-/* CUDA does not survive a fork. What was not there may be found by the child. */
+/* In a child of fork: CUDA does not survive a fork, but a failed load may be tried again. */
 static void forget(void)
 {
     pthread_mutex_init(&lock, NULL);

@@ -1,9 +1,10 @@
-/* NVIDIA's driver, loaded when it is first wanted: a machine without it runs everything else.
+/* The CUDA driver API (libcuda.so.1), loaded by dlopen at first use: a machine without it runs
+ * everything else.
  *
- * There is no header of CUDA where pycoll is built: the few types and constants of its ABI are
- * written out here, and tests/fakecuda compares them with cuda.h where there is one. A device
- * address is a uint64_t, every handle a pointer. Kernels, streams and the like are for the rest of
- * the engine what they are for Python: the functions pc_cuda_* of pycoll.h. */
+ * No CUDA header is needed to build: the few types and constants of its ABI are written out here,
+ * and tests/fakecuda compares them with cuda.h where there is one. A device address is a uint64_t,
+ * every handle a pointer. The rest of the engine uses kernels, streams and the like as Python does,
+ * by the functions pc_cuda_* of pycoll.h. */
 #ifndef PC_CUDA_H
 #define PC_CUDA_H
 #include <stdbool.h>
@@ -11,7 +12,7 @@
 #include <stdint.h>
 #include "pycoll.h"
 
-enum { /* CUresult, those that are told apart */
+enum { /* CUresult: the values that the engine tells apart */
        CUDA_INVALID_VALUE = 1,
        CUDA_OUT_OF_MEMORY = 2,
        CUDA_INVALID_DEVICE = 101,
@@ -53,8 +54,8 @@ struct pc_cuda_launch_config { /* CUlaunchConfig */
     unsigned nattributes;
 };
 
-/* Member, symbol, arguments. What the engine cannot do without: CUDA 11.3, driver 465. The numbers
- * at the end of symbols are those that the headers of CUDA 11 and 12 choose. */
+/* Member, symbol, arguments. Required of every driver: CUDA 11.3, driver 465. Suffixes such as _v2
+ * are those that the headers of CUDA 11 and 12 choose. */
 #define PC_CUDA_BASE(X) \
     X(Init, "cuInit", (unsigned)) \
     X(DeviceGet, "cuDeviceGet", (int *, int)) \
@@ -69,7 +70,7 @@ struct pc_cuda_launch_config { /* CUlaunchConfig */
     X(GetErrorString, "cuGetErrorString", (int, const char **)) \
     X(FlushGPUDirectRDMAWrites, "cuFlushGPUDirectRDMAWrites", (int, int))
 
-/* What kernels want: CUDA 11.8, driver 520, for cuLaunchKernelEx; all else is older. */
+/* Required for kernels: CUDA 11.8, driver 520, for cuLaunchKernelEx; all else is older. */
 #define PC_CUDA_KERNELS(X) \
     X(GetErrorName, "cuGetErrorName", (int, const char **)) \
     X(DriverGetVersion, "cuDriverGetVersion", (int *)) \
@@ -138,23 +139,22 @@ struct pc_cuda {
 
 extern struct pc_cuda pc__cuda; /* filled by pc__cuda_library */
 
-/* Loads the library once. "", or why there is no GPU's memory here and what mends it; valid for
- * ever. The members of PC_CUDA_KERNELS are there if pc_cuda_missing() says nothing either. */
+/* Loads the library once. "", or why there is no GPU memory here and what mends that; valid for
+ * ever. The members of PC_CUDA_KERNELS are set if pc_cuda_missing() is "" too. */
 const char *pc__cuda_library(void);
 
 /* Makes the device's primary context current, until pc__cuda_leave. UNMAPPABLE without a driver
  * that has kernels, INVALID without that device. */
 int pc__cuda_enter(int device, struct pc_error *error);
-/* The same where the members of PC_CUDA_BASE suffice. */
+/* The same for calls of PC_CUDA_BASE alone. */
 int pc__cuda_enter_base(int device, struct pc_error *error);
-/* What was current is so again. result: of the call between; OK, or its code, with the text of what
- * was called, CUDA's name for the error, and CUDA's text. */
+/* Restores the context that was current before. `result`: of the call in between; OK, or its code,
+ * with a text: what was called, CUDA's name for the error, and CUDA's text. */
 int pc__cuda_leave(int result, struct pc_error *error, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* From now on this thread disturbs captures by this mode (enum pc_cuda_mode); returns that before.
- */
+/* Sets this thread's capture mode (cuThreadExchangeStreamCaptureMode); returns the one before. */
 int pc__cuda_relax(int mode);
-/* The last part of that, for a call that needs no context. */
+/* As pc__cuda_leave, for a call that needs no context. */
 int pc__cuda_fail(int result, struct pc_error *error, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* A device's attribute by CUDA's number; 0 where the driver does not know it. */

@@ -1,4 +1,4 @@
-/* Memory of a GPU, host memory that it reaches, and memory of other processes' GPUs. */
+/* Device memory, pinned and registered host memory, and CUDA IPC. */
 #include <string.h>
 #include "gpu/driver/cuda.h"
 #include "core/internal.h"
@@ -12,7 +12,7 @@ enum { /* CUpointer_attribute */
        POINTER_RANGE_START = 11,
        POINTER_RANGE_SIZE = 12,
 };
-/* CU_MEMHOSTALLOC_... and CU_MEMHOSTREGISTER_...: seen by all contexts, and by kernels. */
+/* CU_MEMHOSTALLOC_... and CU_MEMHOSTREGISTER_...: for all contexts, and mapped for kernels. */
 enum { HOST_PORTABLE = 1, HOST_MAPPED = 2 };
 enum { IPC_LAZY_ENABLE_PEER_ACCESS = 1 }; /* the only flag there is, and it must be given */
 
@@ -30,7 +30,7 @@ int pc_cuda_pointer(uint64_t address, struct pc_error *error, struct pc_cuda_poi
     void *answers[] = {&type, &managed, &ipc, &device, &id, &base, &nbytes};
     if (*missing != 0)
         return pc__fail(error, PC_UNMAPPABLE, -1, "%s", missing);
-    /* What it does not know it describes by zeros, and that is no error. */
+    /* Of memory unknown to the driver all attributes are zero, and that is no error. */
     int result
         = pc__cuda.PointerGetAttributes(sizeof which / sizeof *which, which, answers, address);
     if (result != 0)

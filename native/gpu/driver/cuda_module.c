@@ -1,4 +1,4 @@
-/* Modules, their functions, how many blocks of one fit, and launches. */
+/* Modules, functions, occupancy and launches. */
 #include <string.h>
 #include "gpu/driver/cuda.h"
 #include "core/internal.h"
@@ -42,8 +42,8 @@ int pc_cuda_function(int device, uintptr_t module, const char *name, struct pc_e
     if (rc != PC_OK)
         return rc;
     int registers, result = pc__cuda.ModuleGetFunction(&found, (void *)module, name);
-    /* Where modules are loaded lazily, a function may be loaded as late as at its first launch, and
-     * that waits for kernels that run: maybe for one that waits for this launch. */
+    /* With lazy loading a function may be loaded as late as at its first launch, which waits for
+     * running kernels: maybe for one that waits for this launch. */
     if (result == 0)
         result = pc__cuda.FuncGetAttribute(&registers, FUNCTION_REGISTERS, found);
     *function = (uintptr_t)found;

@@ -1,11 +1,11 @@
-/* Streams, events, and streams that are being captured into a graph. */
+/* Streams, events and stream capture. */
 #include "gpu/driver/cuda.h"
 #include "core/internal.h"
 
 enum { STREAM_NON_BLOCKING = 1 };
 enum { EVENT_DEFAULT = 0, EVENT_DISABLE_TIMING = 2 };
-enum { USER_OBJECT_NO_DESTRUCTOR_SYNC = 1 }; /* must be given */
-enum { GRAPH_USER_OBJECT_MOVE = 1 };         /* the graph takes over the reference */
+enum { USER_OBJECT_NO_DESTRUCTOR_SYNC = 1 }; /* the only flag, and required */
+enum { GRAPH_USER_OBJECT_MOVE = 1 };         /* the graph takes over this reference */
 
 int pc_cuda_priorities(int device, struct pc_error *error, int *least, int *greatest)
 {
@@ -77,7 +77,7 @@ int pc_cuda_capturing(int device, uintptr_t stream, struct pc_error *error, uint
     return rc == PC_OK ? status : rc;
 }
 
-/* May run on any thread, and call nothing of the driver's. */
+/* A user object's destructor: runs on any thread, and must not call the driver. */
 static void count_down(void *users)
 {
     __atomic_sub_fetch((uint32_t *)users, 1, __ATOMIC_RELEASE);
@@ -139,7 +139,7 @@ int pc_cuda_event_query(int device, uintptr_t event, struct pc_error *error)
     int rc = pc__cuda_enter(device, error);
     if (rc != PC_OK)
         return rc;
-    /* The thread may be capturing something else, which this would end. */
+    /* The thread may be capturing another stream, which this call would invalidate. */
     int mode = pc__cuda_relax(PC_CUDA_RELAXED);
     int result = pc__cuda.EventQuery((void *)event);
     pc__cuda_relax(mode);

@@ -2,9 +2,9 @@
  *
  * pc__folding<dtype, op> is a functor over words of 4 bytes, or of 8 where an element has 8; a word
  * holds one element or several side by side.
- *   open(word)            what is accumulated, made of a source's word
+ *   open(word)            makes an accumulator of a source's word
  *   join(acc, acc)        one op on every element, rounded to the dtype
- *   close(acc, divisor)   the word of a result; an average divides here, unless divisor is 0
+ *   close(acc, divisor)   makes the word of a result; an average divides here, unless divisor is 0
  * As acc is no wider than the word, elements of 16 bits are rounded and packed after every op,
  * which is what their definition asks for anyway.
  *
@@ -15,25 +15,25 @@
 
 /* Elements of `bits` bits side by side in a word, all at once. */
 template <uint32_t bits> struct pc__lanes {
-    static constexpr uint32_t last = bits == 8 ? 0x01010101u : 0x00010001u; /* bit of each */
+    static constexpr uint32_t last = bits == 8 ? 0x01010101u : 0x00010001u; /* lowest bits */
     static constexpr uint32_t top = last << (bits - 1);
 
-    /* The same in each. */
+    /* x in each element. */
     PC_DEVICE_FN constexpr uint32_t all(uint32_t x)
     {
         return x * last;
     }
 
-    /* No carry goes from one into the next. */
+    /* Adds without carries from one element into the next. */
     PC_DEVICE_FN uint32_t add(uint32_t a, uint32_t b)
     {
         return ((a & ~top) + (b & ~top)) ^ ((a ^ b) & top);
     }
 
-    /* All bits of each for which a >= b, unsigned. */
+    /* All ones in each element with a >= b, unsigned. */
     PC_DEVICE_FN uint32_t not_below(uint32_t a, uint32_t b)
     {
-        uint32_t lower = (a | top) - (b & ~top); /* top: of the other bits */
+        uint32_t lower = (a | top) - (b & ~top); /* top bits: a >= b by the lower bits */
         uint32_t found = ((a & ~b) | (~(a ^ b) & lower)) & top;
         return found | (found - (found >> (bits - 1)));
     }
@@ -44,8 +44,8 @@ template <uint32_t bits> struct pc__lanes {
     }
 };
 
-/* Sums and products of floats as wide as the word. Which NaN an addition makes differs between
- * processors, so the end makes one of them. */
+/* Sums and products of floats as wide as the word. Processors differ in which NaN an addition
+ * makes, so close() makes one NaN of all. */
 template <class Word, class Float, Word infinity, Word quiet, uint32_t op> struct pc__floats {
     typedef Word word;
     static constexpr uint32_t bytes = sizeof(Word);
@@ -187,7 +187,7 @@ template <class Word, class Signed, Word infinity, Word quiet, uint32_t op> stru
     }
 };
 
-/* The same for two floats of 16 bits side by side. */
+/* The same for two 16-bit floats side by side. */
 template <class Half, uint32_t op> struct pc__ordered_halves {
     typedef uint32_t word;
     typedef pc__lanes<16> instances;
@@ -300,7 +300,7 @@ template <class Number, uint32_t op> struct pc__bytes {
     }
 };
 
-/* The table. Min and max of floats are another functor than their sums. */
+/* The table of functors. Min and max of floats have another one than sums. */
 template <uint32_t dtype, uint32_t op> struct pc__folding;
 
 template <bool condition, class Then, class Else> struct pc__either {
@@ -315,8 +315,8 @@ template <class Then, class Else> struct pc__either<false, Then, Else> {
 #define PC_TARGET_DEEP_BYTES 3
 #endif
 
-/* Loads of a source that are in flight together: fewer where the fold itself wants registers, for
- * all must do with 80. tests/sass says when they do not. */
+/* Loads of a source in flight together: fewer where the fold itself needs registers, as all kernels
+ * have at most 80; tests/sass checks that. */
 PC_DEVICE_FN constexpr uint32_t pc__deep(uint32_t dtype, uint32_t op)
 {
     const bool sum = op == PC_REDUCE_SUM, average = op == PC_REDUCE_AVG;
@@ -364,7 +364,7 @@ PC__FOLDING(UINT64, pc__integers<uint64_t, uint64_t, op>)
 #undef PC__FLOAT
 #undef PC__HALF
 
-/* A copy of such elements: every bit stays. */
+/* A copy of elements, bit for bit. */
 template <class F> struct pc__copying {
     typedef typename F::word word;
     static constexpr uint32_t bytes = F::bytes;

@@ -1,7 +1,7 @@
-/* 16-bit floats of a GPU's folds: two side by side in a word, rounded to nearest even.
+/* 16-bit floats in folds on a GPU: two side by side in a word, rounded to nearest even.
  *
- * Common to SIMT and CUDA. A target may have instructions for what stands under PC_TARGET_HALVES,
- * and then defines that and the functions. */
+ * Common to SIMT and CUDA. A target with instructions for the functions under PC_TARGET_HALVES
+ * defines that macro and those functions. */
 #ifndef PC_KERNEL_HALF_H
 #define PC_KERNEL_HALF_H
 #include "vm/vm.h"
@@ -10,7 +10,7 @@
 #error "NaN, -0 and denormals count: not with -ffast-math"
 #endif
 
-/* Bits of a number; both copies compile to nothing. */
+/* A bit cast; both copies compile to nothing. */
 template <class To, class From> PC_DEVICE_FN To pc__bits(From from)
 {
     static_assert(sizeof(To) == sizeof(From), "as many bits");
@@ -23,7 +23,7 @@ template <class To, class From> PC_DEVICE_FN To pc__bits(From from)
 }
 
 #if !defined(PC_TARGET_HALVES)
-/* To nearest even. A NaN must not be rounded: the carry could make an infinity of it, or a zero. */
+/* Rounds to nearest even. A NaN must not be rounded: the carry could make it infinity or zero. */
 PC_DEVICE_FN uint32_t pc__narrow_bfloat16(float value)
 {
     uint32_t x = pc__bits<uint32_t>(value);

@@ -1,5 +1,5 @@
-/* The kernels of one dtype and op, which -DPC_KERNEL_DTYPE and -DPC_KERNEL_OP name by their numbers
- * (enum pc_dtype, enum pc_reduce_op); compiled by NVRTC when they are first wanted. */
+/* The kernels of one dtype and op, given by -DPC_KERNEL_DTYPE and -DPC_KERNEL_OP (enum pc_dtype,
+ * enum pc_reduce_op); NVRTC compiles them at first use. */
 #include "gpu/kernel/target_cuda.h"
 
 #include "gpu/kernel/span.h"
@@ -27,8 +27,8 @@
 #define PASTE(a, b) PASTE_(a, b)
 #define NAME(prefix) NAME_(prefix, PASTE(DTYPE_, PC_KERNEL_DTYPE), PASTE(OP_, PC_KERNEL_OP))
 
-/* So small that it finds a place beside the kernels that compute: 256 threads with at most 80
- * registers each, as three such blocks must fit into one multiprocessor. */
+/* Small enough to run beside compute kernels: 256 threads with at most 80 registers each, as three
+ * such blocks must fit into one multiprocessor. */
 #if !defined(PC_MIN_BLOCKS)
 #define PC_MIN_BLOCKS 3
 #endif
@@ -36,7 +36,7 @@
 
 typedef pc__folding<PC_KERNEL_DTYPE, PC_KERNEL_OP> folding;
 
-/* One rank: as many blocks as its image says. */
+/* The kernel of one rank, with as many blocks as its image says. */
 KERNEL NAME(pc)(const __grid_constant__ struct pc_kernel_args launch)
 {
     __shared__ struct pc_shared shared;

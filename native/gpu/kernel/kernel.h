@@ -1,22 +1,22 @@
 /* A kernel: what each thread of a block runs. C++ (SIMT and CUDA); the target's header and
  * span.h come first.
  *
- * Between two barriers each thread of a block is on its own. Who does what:
+ * Between two barriers the threads of a block are independent. Who does what:
  *   the leader (thread 0)  waits, raises counts, and everything else that is done once
  *   the first warp         finds the operands' addresses, which depend on counts
- *   all threads            move the data, from a barrier behind those addresses on
- * That barrier stands in pc__move and keeps apart whatever two REDUCE_COPYs do; the others, before
- * a count is raised, are flags on lines that the image's builder sets (barriers.c).
+ *   all threads            move the data, after a barrier behind those addresses
+ * That barrier is in pc__move and separates any two REDUCE_COPYs; the others, before a count is
+ * raised, are flags on instructions that the image's builder sets (barriers.c).
  *
- * Who cannot go on is `dead`, which at the next barrier all threads learn: then the call is over.
- */
+ * A thread that cannot go on is `dead`. All threads learn that at the next barrier, and the call is
+ * over. */
 #ifndef PC_KERNEL_H
 #define PC_KERNEL_H
 #include "gpu/device.h"
 
-/* Memory that a block's threads share: what a call is about, copied from the image, so that no
- * thread needs registers for it; and two tables of operands that take turns. No thread is still
- * reading the table before last, as it has met the others since. */
+/* The shared memory of a block: the call, copied from the image, so that no thread needs registers
+ * for it; and two tables of operands, used in turn. No thread is still reading the table before
+ * last, as there was a barrier since. */
 struct pc_shared {
     struct pc_block_image block;
     const struct pc_device_image *image;
@@ -24,12 +24,12 @@ struct pc_shared {
     char *out;
     uint64_t deadline;
     uint64_t salt;
-    uint32_t number; /* of the block */
+    uint32_t number; /* of this block in the launch */
     void *address[2][PC_MAX_OPERANDS];
-    uint32_t flag[2][PC_MAX_OPERANDS]; /* of operands that are packets */
+    uint32_t flag[2][PC_MAX_OPERANDS]; /* of operands in LL packets */
 };
 
-#define PC_SPINS_PER_LOOK 64u /* the abort word lies in the host's memory */
+#define PC_SPINS_PER_LOOK 64u /* the abort word is in host memory: read it seldom */
 
 template <class F> struct pc_call {
     const struct pc_terms *terms; /* shared->block.terms */
@@ -38,7 +38,7 @@ template <class F> struct pc_call {
     uint32_t turn;
     uint32_t running;
     bool dead; /* this thread cannot go on */
-    bool over; /* all threads know */
+    bool over; /* all threads know that the call is over */
 };
 
 #define PC_ROUTINE template <class F> PC_DEVICE_FN
@@ -56,7 +56,7 @@ PC_ROUTINE uint64_t pc__skipped(const PC_CALL *call, pc_skip skip)
     return (uint64_t)skip * call->terms->tile;
 }
 
-/* The first one says why; the others of this rank only stop. */
+/* Gives up. The first block of this rank writes the reason; the others only stop. */
 PC_ROUTINE void pc__give_up(PC_CALL *call, const struct pc_vm_instruction *i, int code,
                             uint32_t peer, uint64_t want, uint64_t got)
 {
@@ -64,7 +64,8 @@ PC_ROUTINE void pc__give_up(PC_CALL *call, const struct pc_vm_instruction *i, in
     bool first = false;
     call->dead = true;
     PC_ROLLED
-    for (uint32_t b = 0; b < PC_MAX_BLOCKS; b++) /* the first is who claims the last one's */
+    for (uint32_t b = 0; b < PC_MAX_BLOCKS;
+         b++) /* the first is the one that claims the last block's state */
         first = pc__claim(&call->shared->image->states[b].dead, 1);
     if (!first)
         return;
@@ -78,7 +79,7 @@ PC_ROUTINE void pc__give_up(PC_CALL *call, const struct pc_vm_instruction *i, in
     pc__store_release(&error->code, (uint64_t)-code);
 }
 
-/* PC_OK: it may wait on. PC_BROKEN: another block has said why not. */
+/* Whether a thread may wait on: PC_OK. PC_BROKEN: another block has given the reason. */
 PC_ROUTINE int pc__verdict(const PC_CALL *call)
 {
     if (pc__load_relaxed32(&call->shared->block.state->dead))
@@ -88,8 +89,7 @@ PC_ROUTINE int pc__verdict(const PC_CALL *call)
     return pc__clock_ns() >= call->shared->deadline ? PC_TIMEDOUT : PC_OK;
 }
 
-/* Asked after every look at a count that is not there; true when there is no more use in waiting.
- */
+/* Called after every poll in vain; true when waiting has no use any more. */
 PC_ROUTINE bool pc__hopeless(PC_CALL *call, const struct pc_vm_instruction *i, uint32_t peer,
                              uint64_t want, uint64_t got)
 {
@@ -158,7 +158,7 @@ PC_DEVICE_FN uint32_t pc__in_period(uint64_t n)
     return n == PC_LL_FLAG_PERIOD ? 0 : (uint32_t)n;
 }
 
-/* Never 0, which is what a slot holds at first. */
+/* The flag of message n. Never 0, as slots begin as zeros. */
 PC_DEVICE_FN uint32_t pc__flag_of(uint64_t n)
 {
     return pc__in_period(n) + 1;
@@ -171,7 +171,7 @@ PC_ROUTINE char *pc__ll_slot(const PC_CALL *call, const struct pc_fifo *f, bool 
            + (n & (call->terms->slots - 1)) * (uint64_t)PC_LL_SLOT_BYTES;
 }
 
-/* The packet behind those of the message: whose call it is. */
+/* The last packet of a message, which tells which call it belongs to. */
 PC_ROUTINE uint64_t pc__seal(const PC_CALL *call, uint64_t n)
 {
     uint64_t signature = call->terms->signature;
@@ -189,7 +189,7 @@ PC_ROUTINE void pc__complete(const PC_CALL *call, const struct pc_fifo *f)
     pc__store_ll(pc__seal_at(call, f, false, f->sent), pc__seal(call, f->sent));
 }
 
-/* Whether the message that is to be received is there, as its sender says. */
+/* Whether the next message has its last packet; `foreign`: it belongs to another call. */
 PC_ROUTINE bool pc__sealed(const PC_CALL *call, const struct pc_fifo *f, bool *foreign)
 {
     uint64_t n = f->received, seal = pc__load_ll(pc__seal_at(call, f, true, n));
@@ -198,8 +198,8 @@ PC_ROUTINE bool pc__sealed(const PC_CALL *call, const struct pc_fifo *f, bool *f
     return there;
 }
 
-/* Flags come again after PC_LL_FLAG_PERIOD messages. What an old one has left behind then looks
- * like a new one; so each slot is emptied once in each period, by its reader. */
+/* Flags repeat after PC_LL_FLAG_PERIOD messages, and old packets would then look like new ones; so
+ * the reader clears each slot once in each period. */
 PC_ROUTINE void pc__clean(const PC_CALL *call, const struct pc_fifo *f)
 {
     uint64_t *word = (uint64_t *)pc__ll_slot(call, f, true, f->received);
@@ -229,8 +229,8 @@ PC_ROUTINE bool pc__taken(PC_CALL *call, const struct pc_channel *,
     return true;
 }
 
-/* What a thread asks between two looks at words that are missing: whether to give up. It does when
- * the message belongs to another call, as that never sends them. */
+/* Decides between two polls for missing words whether to give up. It does when the message belongs
+ * to another call, as that never sends them. */
 template <class F> struct pc_poll {
     PC_CALL *call;
     const struct pc_vm_instruction *i;
@@ -245,7 +245,7 @@ template <class F> struct pc_poll {
     }
 };
 
-/* Says why it did. */
+/* Reports why pc_poll gave up. */
 PC_ROUTINE void pc__gave_up(PC_CALL *call, const struct pc_vm_instruction *i, uint32_t operand)
 {
     const struct pc_fifo *f = i->at.operands[operand].fifo;
@@ -280,7 +280,7 @@ PC_ROUTINE int pc__put(PC_CALL *call, const struct pc_channel *channel,
                      | (uint64_t)call->shared->image->plan << 48
                      | (uint64_t)(i - call->terms->code) << 24 | channel->tile;
     state->head = n + 1;
-    if (message) /* the proxy, which comes later, knows the plan, not the launch */
+    if (message) /* the proxy runs later, and knows the plan but not the launch */
         f->out_lines[f->sent++ & (PC_LINES - 1)].signature = call->terms->signature;
     else
         f->received++;
@@ -307,8 +307,8 @@ PC_ROUTINE char *pc__peer_out(const PC_CALL *call, uint32_t peer)
     return pc__arrays(call, peer)->out;
 }
 
-/* Where an array lies in the heap, plus one; 0 when it does not. One that the call does not have
- * stands in nobody's way. */
+/* The offset of an array in the heap, plus one; 0 when it is not there. A missing array (NULL) does
+ * not prevent the direct form. */
 PC_DEVICE_FN uint64_t pc__registered(const struct pc_device_image *image, const char *message,
                                      uint32_t first, uint32_t count, uint64_t nbytes)
 {
@@ -322,7 +322,7 @@ PC_DEVICE_FN uint64_t pc__registered(const struct pc_device_image *image, const 
     return (uint64_t)(array - heap) + 1;
 }
 
-/* Where a peer's message would begin if its array held all of it; NULL: it lies, or has none. */
+/* Where a peer's message would begin if its array held it all; NULL: out of range, or no array. */
 PC_DEVICE_FN char *pc__message_of(const struct pc_device_image *image, uint32_t peer,
                                   uint64_t local, uint32_t first, uint32_t count)
 {
@@ -335,8 +335,8 @@ PC_DEVICE_FN char *pc__message_of(const struct pc_device_image *image, uint32_t 
     return image->ipc_peers[peer].heap + (local - 1) - at;
 }
 
-/* Tells a peer where this rank's arrays are, and hears where those of the peer are: whether it
- * could be that the direct form runs. One thread for a peer; of block 0, which tells. */
+/* Sends READY to a peer (block 0 only) and reads the peer's: false when the direct form cannot run.
+ * One thread per peer. */
 PC_ROUTINE bool pc__ready(PC_CALL *call, uint32_t peer, uint64_t n, const struct pc_where *mine)
 {
     const struct pc_device_image *image = call->shared->image;
@@ -368,8 +368,8 @@ PC_ROUTINE bool pc__ready(PC_CALL *call, uint32_t peer, uint64_t n, const struct
     return arrays->in && arrays->out;
 }
 
-/* By the first warp: whether this thread has seen an array that does not lie in its rank's heap.
- * All ranks, and all their blocks, come to the same answer. */
+/* Run by the first warp: whether this thread saw an array outside its rank's heap. All ranks, and
+ * all their blocks, come to the same answer. */
 PC_ROUTINE bool pc__astray(PC_CALL *call)
 {
     struct pc_shared *shared = call->shared;
@@ -389,7 +389,7 @@ PC_ROUTINE bool pc__astray(PC_CALL *call)
         state->ready = n;
         PC_ROLLED
         for (uint32_t b = shared->number ? PC_MAX_BLOCKS : image->nblocks; b < PC_MAX_BLOCKS; b++)
-            image->states[b].ready = n; /* who is not part of this launch keeps up */
+            image->states[b].ready = n; /* blocks that are not part of this launch keep count */
     }
     return !direct;
 }
@@ -432,7 +432,7 @@ PC_ROUTINE void pc__move(PC_CALL *call, const struct pc_vm_instruction *i, uint3
     void **address = call->shared->address[turn];
     uint32_t *flag = call->shared->flag[turn];
     if (pc__thread() < PC_WARP) {
-        pc__warp_barrier(call->shared); /* the leader has raised counts */
+        pc__warp_barrier(call->shared); /* after the leader has raised counts */
         PC_ROLLED
         for (uint32_t j = pc__thread(); j < n; j += PC_WARP) {
             const struct pc_vm_operand *p = &i->at.operands[j];
@@ -471,7 +471,7 @@ PC_ROUTINE int pc__mismatch(PC_CALL *call, const struct pc_channel *,
 {
     const struct pc_fifo *f = i->at.fifo;
     pc__give_up(call, i, PC_MISMATCH, f->peer, f->received + 1, f->received + 1);
-    return PC_OK; /* the others have to be told */
+    return PC_OK; /* the other threads learn it at a barrier */
 }
 
 PC_ROUTINE bool pc__wait_here(PC_CALL *call, const struct pc_channel *,
@@ -526,14 +526,14 @@ PC_DEVICE_FN void pc__kernel(const struct pc_kernel_args *launch, uint32_t numbe
         call.over = pc__barrier(shared, call.dead || call.over);
         form = !pc__barrier(shared, astray);
     }
-    typedef pc__unit<8>::type word; /* whatever lies there */
+    typedef pc__unit<8>::type word; /* any bits */
     const word *from = (const word *)&image->blocks[form][number];
     word *to = (word *)&shared->block;
     PC_ROLLED
     for (uint32_t k = pc__thread(); k < sizeof shared->block / sizeof *to; k += pc__threads())
         to[k] = from[k];
     pc__barrier(shared, false);
-    if (pc__thread() == 0) /* the others read it behind the barrier of a pc__move */
+    if (pc__thread() == 0) /* the other threads read it after the barrier of a pc__move */
         shared->block.terms.signature ^= shared->salt;
     call.terms = &shared->block.terms;
     struct pc_channel channel = {};
@@ -541,7 +541,7 @@ PC_DEVICE_FN void pc__kernel(const struct pc_kernel_args *launch, uint32_t numbe
     channel.finished = call.over || channel.pc == NULL; /* this form may have fewer blocks */
     while (!channel.finished && pc__step(&call, &channel) >= 0)
         continue;
-    pc__barrier(shared, call.dead); /* what the others have stored is released with the next */
+    pc__barrier(shared, call.dead); /* the next release covers the stores of all threads */
     if (pc__thread() == 0)
         pc__store_release(shared->block.finished, ++shared->block.state->launches);
 }

@@ -1,25 +1,25 @@
-/* The loop over words on a GPU, where operands are packets; part of span.h.
+/* The LL protocol on a GPU: the loop over words where operands are LL packets; part of span.h.
  *
- * A message that is short lies in words of 8 bytes, each with 4 bytes of data below and the
- * message's flag above: whoever finds the flag has the data, without another memory access. */
+ * A short message is stored in words of 8 bytes, each with 4 bytes of data below and the message's
+ * flag above: a reader that finds the flag has the data, without another memory access. */
 #ifndef PC_LL_H
 #define PC_LL_H
 
-/* Operand j is packets if bit j of `packets` is set, and flag[j] is then their flag; first come the
- * sources, then the destinations. */
+/* Operand j is LL packets if bit j of `packets` is set; flag[j] is then their flag. Sources come
+ * first, then destinations. */
 template <class Poll> struct pc__wanted {
     uint32_t operands;
     const uint32_t *flag;
     Poll &poll;
 };
 
-/* `rows` words of one operand, a warp's width apart, of which the first is word i; a single one may
- * be short, of `left` bytes, or lie anywhere. True: poll gave up. */
+/* Loads `rows` words of one operand, a warp's width apart, from word i on; a single one may be
+ * short, of `left` bytes, or unaligned. True: poll gave up. */
 template <class Word, uint32_t rows, class Poll>
 PC_DEVICE_FN bool pc__load_words(Word x[rows], const char *from, uint32_t operand,
                                  const pc__wanted<Poll> &p, uint32_t i, uint32_t left)
 {
-    const uint32_t each = sizeof(Word) / 4; /* packets */
+    const uint32_t each = sizeof(Word) / 4; /* LL packets */
     if (p.operands >> operand & 1) {
         const uint64_t *packets = (const uint64_t *)from + i * each;
         const uint32_t flag = p.flag[operand];
@@ -109,10 +109,9 @@ PC_DEVICE_FN uint32_t pc__word_rows(void *const dst[], uint32_t ndst, const void
     return 0;
 }
 
-/* pc__span_gpu with operands that are packets; an address of such is where its first packet lies.
- * poll(operand) is asked after every try that found words missing: it decides how often it looks,
- * and whether to give up. Returns 1 + the operand that it then gave up on, and some of the
- * destinations have not been written; or 0. */
+/* pc__span_gpu with operands in LL packets, whose address is that of the first packet.
+ * poll(operand) is called after every try that found words missing, and decides whether to give up.
+ * Returns 0, or 1 + the operand that it gave up on; then some destinations were not written. */
 template <class F, class Poll>
 PC_DEVICE_FN uint32_t pc__span_ll(void *const dst[], uint32_t ndst, const void *const src[],
                                   uint32_t nsrc, uint32_t nbytes, uint32_t divisor,
@@ -120,9 +119,9 @@ PC_DEVICE_FN uint32_t pc__span_ll(void *const dst[], uint32_t ndst, const void *
 {
     typedef typename F::word word;
     const pc__wanted<Poll> p = {packets, flag, poll};
-    const uint32_t deep = 16 / sizeof(word), tile = deep * PC_WARP; /* 4 packets in flight */
+    const uint32_t deep = 16 / sizeof(word), tile = deep * PC_WARP; /* 4 LL packets in flight */
     const uint32_t thread = pc__thread(), threads = pc__threads();
-    uint32_t begin = 0; /* of operands that are none: the last bits */
+    uint32_t begin = 0; /* of the operands that are not packets: the low address bits */
     PC_ROLLED
     for (uint32_t s = 0; s < nsrc; s++)
         begin |= packets >> s & 1 ? 0 : (uint32_t)(uintptr_t)src[s];

@@ -1,11 +1,11 @@
-/* The loop over elements on a GPU: every destination = the fold of 1 to 8 sources, done by all
- * threads of a block. Common to SIMT and CUDA; the target's header comes first.
+/* The loop over elements on a GPU: all threads of a block fold 1 to 8 sources into every
+ * destination. Common to SIMT and CUDA; the target's header comes first.
  *
- * Each element is read and written by one thread, at the same place of every operand, so a
- * destination may be one of the sources. Nothing here synchronises.
+ * One thread reads and writes an element, at the same offset of every operand, so a destination may
+ * be one of the sources. Nothing here synchronises.
  *
- * The arrays of addresses are read at run time: they lie in memory that the block shares. In an
- * array of a thread's own they would be local memory, which is slower than what they point to. */
+ * The arrays of addresses are read at run time from shared memory. A thread's own array would be
+ * local memory, which is slower than what they point to. */
 #ifndef PC_KERNEL_SPAN_H
 #define PC_KERNEL_SPAN_H
 #include "gpu/kernel/fold.h"
@@ -20,7 +20,7 @@
 #define PC_ROLLED _Pragma("GCC unroll 1")
 #else
 #define PC_UNROLLED _Pragma("unroll")
-#define PC_ROLLED _Pragma("unroll 1") /* what is unrolled beyond need takes registers */
+#define PC_ROLLED _Pragma("unroll 1") /* unrolling beyond need takes registers */
 #endif
 
 template <uint32_t bytes> struct pc__unit;
@@ -37,7 +37,7 @@ template <> struct pc__unit<8> {
     typedef uint64_t PC__ALIAS type;
 };
 
-/* A word of which n bytes count; the rest is 0 and is not touched. */
+/* Loads n bytes of a word; the others are 0 and are not read. */
 template <class Word> PC_DEVICE_FN Word pc__load_bytes(const char *from, uint64_t n)
 {
     Word x = 0;
@@ -145,7 +145,7 @@ template <class F> struct pc__by_byte : F {
     }
 };
 
-/* Addresses: the first ones in registers, as nearly every fold has no others. */
+/* The addresses of operands: the first ones in registers, as nearly every fold has no others. */
 struct pc__operands {
     const char *one, *two;
     char *first, *second;
@@ -153,8 +153,8 @@ struct pc__operands {
     uint32_t nsrc, ndst, divisor;
 };
 
-/* `rows` units of every operand, a warp's width apart, the first of them `at` bytes into each.
- * All loads of two sources are in flight together. */
+/* Folds `rows` units of every operand, a warp's width apart, from byte `at` on. All loads of two
+ * sources are in flight together. */
 template <class Access, uint32_t rows>
 PC_DEVICE_FN void pc__rows(const pc__operands &o, uint32_t at)
 {
@@ -166,9 +166,9 @@ PC_DEVICE_FN void pc__rows(const pc__operands &o, uint32_t at)
     for (uint32_t u = 0; u < rows; u++)
         x[u] = Access::load(from + u * apart);
     if constexpr (!Access::copies) {
-        from = o.two + local; /* of one source again itself: what may not have been loaded would */
+        from = o.two + local; /* for one source the source itself: an unset address would */
         PC_UNROLLED
-        for (uint32_t u = 0; u < rows; u++) /* keep its registers all the time */
+        for (uint32_t u = 0; u < rows; u++) /* keep registers for the whole loop */
             y[u] = Access::load(from + u * apart);
         PC_UNROLLED
         for (uint32_t u = 0; u < rows; u++)
@@ -201,8 +201,8 @@ PC_DEVICE_FN void pc__rows(const pc__operands &o, uint32_t at)
     }
 }
 
-/* `count` units of every operand, beginning at byte `at`. The warps take turns at tiles of `deep`
- * rows; of what is left each thread takes a unit at a time. */
+/* Folds `count` units of every operand from byte `at` on. Warps take tiles of `deep` rows in turn;
+ * of the rest each thread takes a unit at a time. */
 template <class Access, uint32_t deep>
 PC_DEVICE_FN void pc__units(const pc__operands &o, uint32_t at, uint32_t count)
 {
@@ -219,13 +219,13 @@ PC_DEVICE_FN void pc__units(const pc__operands &o, uint32_t at, uint32_t count)
         pc__rows<Access, 1>(o, at + i * Access::bytes);
 }
 
-/* As wide as all operands' alignment lets it; the ends, which may lie anywhere, by element. */
+/* Uses the widest access that all operands' alignment allows; the unaligned ends go by element. */
 template <class F>
 PC_DEVICE_FN void pc__plain(const pc__operands &o, void *const dst[], uint32_t nbytes)
 {
     typedef typename F::word word;
     const uint32_t begin = (uint32_t)(uintptr_t)o.one;
-    uint32_t apart = 0; /* of addresses, the last bits */
+    uint32_t apart = 0; /* the low bits in which addresses differ */
     PC_ROLLED
     for (uint32_t s = 1; s < o.nsrc; s++)
         apart |= (uint32_t)(uintptr_t)o.src[s] ^ begin;
@@ -258,7 +258,7 @@ PC_DEVICE_FN void pc__plain(const pc__operands &o, void *const dst[], uint32_t n
     }
 }
 
-/* nbytes is a multiple of the element's size, and below 2 GiB: numbers of 32 bits take half the
+/* nbytes is a multiple of the element's size, and below 2 GiB: 32-bit indexes take half the
  * registers. `divisor` as in pc_fold_fn. */
 template <class F>
 PC_DEVICE_FN void pc__span_gpu(void *const dst[], uint32_t ndst, const void *const src[],

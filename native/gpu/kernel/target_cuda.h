@@ -1,9 +1,9 @@
-/* What the CUDA target gives the interpreter: threads of a block, memory that other GPUs, the host
- * and NICs see, time. For sm_70 and later, compiled by NVRTC or nvcc.
+/* The CUDA target of the interpreter: threads and barriers of a block, memory accesses that other
+ * GPUs, the host and NICs see, and time. For sm_70 and later, compiled by NVRTC or nvcc.
  *
- * Counts are released and acquired at system scope by one thread; the barrier hands that on to the
- * block, as causality order is transitive. Data is relaxed at system scope, so that no load is
- * served by a line of L1 that an earlier message left there. */
+ * One thread releases and acquires counts at system scope; a barrier extends that to the block, as
+ * causality order is transitive. Data is relaxed at system scope, so that no load is served by a
+ * line of L1 that an earlier message left there. */
 #ifndef PC_TARGET_CUDA_H
 #define PC_TARGET_CUDA_H
 #include <stdint.h>
@@ -11,10 +11,10 @@
 #define PC_DEVICE_FN static __device__ __forceinline__ /* of functions, and of static members */
 #define PC_DEVICE_MEMBER __device__ __forceinline__    /* of members of an object */
 
-/* Threads that load together. A block is a multiple of it. */
+/* Threads of a warp. A block has a multiple of it. */
 #define PC_WARP 32u
 
-/* For Blackwell the compiler takes more registers where elements are bytes. */
+/* On Blackwell the compiler needs more registers for elements of one byte. */
 #if __CUDA_ARCH__ >= 1000
 #define PC_TARGET_DEEP_BYTES 1
 #endif
@@ -23,8 +23,8 @@ struct alignas(16) pc_vector {
     uint64_t x, y;
 };
 
-/* In the block. Volatile: what is computed from them would otherwise be kept in registers from the
- * beginning of the kernel to its end. */
+/* The thread's index in the block. Volatile: else the compiler keeps what is computed from it in
+ * registers for the whole kernel. */
 PC_DEVICE_FN uint32_t pc__thread(void)
 {
     uint32_t x;
@@ -39,13 +39,13 @@ PC_DEVICE_FN uint32_t pc__threads(void)
     return x;
 }
 
-/* For all threads of the block; true for all of them if any passed `dead`. */
+/* A barrier of the block; true for all its threads if any passed `dead`. */
 template <class Block> PC_DEVICE_FN bool pc__barrier(Block *, bool dead)
 {
     return __syncthreads_or(dead);
 }
 
-/* For the threads of the first warp. */
+/* A barrier of the first warp. */
 template <class Block> PC_DEVICE_FN void pc__warp_barrier(Block *)
 {
     __syncwarp();
@@ -77,7 +77,7 @@ PC_DEVICE_FN uint64_t pc__load_relaxed64(const uint64_t *from)
     return x;
 }
 
-/* 0 becomes x; true for the one that did it. */
+/* Atomic compare-and-swap of 0 to x; true for the thread that did it. */
 PC_DEVICE_FN bool pc__claim(uint32_t *at, uint32_t x)
 {
     uint32_t old;
@@ -88,7 +88,7 @@ PC_DEVICE_FN bool pc__claim(uint32_t *at, uint32_t x)
     return old == 0;
 }
 
-/* 16 bytes of data, aligned so. */
+/* 16 aligned bytes of data. */
 PC_DEVICE_FN pc_vector pc__load16(const pc_vector *from)
 {
     pc_vector x;
@@ -105,7 +105,7 @@ PC_DEVICE_FN void pc__store16(pc_vector *to, pc_vector x)
                  : "memory");
 }
 
-/* 8 bytes that are seen whole or not at all. */
+/* 8 bytes, seen whole or not at all. */
 PC_DEVICE_FN uint64_t pc__load_ll(const uint64_t *from)
 {
     return pc__load_relaxed64(from);
@@ -123,14 +123,14 @@ PC_DEVICE_FN uint64_t pc__clock_ns(void)
     return x;
 }
 
-/* Between two looks: long enough to leave the memory to others, short beside its latency. */
+/* Between two polls: long enough to leave memory bandwidth to others, short beside its latency. */
 PC_DEVICE_FN void pc__relax(void)
 {
     asm volatile("nanosleep.u32 20;");
 }
 
-/* 16-bit floats, to nearest even; both of a word at once where the GPU can. One rounding of a sum
- * gives what two give, first to float32: that has more than twice as many digits, and no sum of two
+/* 16-bit floats, rounded to nearest even; both of a word at once where the GPU can. A sum rounded
+ * once equals one rounded to float32 first: that has more than twice the digits, and no sum of two
  * falls below the least denormal. The same holds for products of float16, which float32 holds. */
 #define PC_TARGET_HALVES
 

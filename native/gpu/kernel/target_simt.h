@@ -1,7 +1,8 @@
-/* What the SIMT target gives the interpreter: a GPU's threads and barriers played by threads of the
- * host, in C++. For tests: ThreadSanitizer then sees what a block does side by side.
+/* The SIMT target of the interpreter: host threads emulate the threads and barriers of a block, in
+ * C++. For tests: ThreadSanitizer sees the races of a block.
  *
- * Data is accessed as it is, so that a race is a race; counts and packets are atomic. */
+ * Data is accessed by plain loads and stores, so a race is a race; counts and LL packets are
+ * atomic. */
 #ifndef PC_TARGET_SIMT_H
 #define PC_TARGET_SIMT_H
 #include <condition_variable>
@@ -14,14 +15,14 @@
 #define PC_DEVICE_FN static inline __attribute__((always_inline))
 #define PC_DEVICE_MEMBER inline __attribute__((always_inline)) /* of members of an object */
 
-/* Threads that load together. A block is a multiple of it, or less. */
+/* Threads of a warp. A block has a multiple of it, or less. */
 #define PC_WARP 2u
 
 struct alignas(16) pc_vector {
     uint64_t x, y;
 } __attribute__((may_alias));
 
-/* Lets nobody go on before all have come. */
+/* A barrier of threads. */
 class pc_simt_barrier
 {
   public:
@@ -56,7 +57,7 @@ class pc_simt_barrier
     bool dying = false, died = false;
 };
 
-/* A block while it runs; who runs it starts its threads, each of which says which one it is. */
+/* A running block; the test starts its threads, and each sets its index. */
 struct pc_simt_block {
     explicit pc_simt_block(uint32_t threads)
         : threads(threads), all(threads), warp(threads < PC_WARP ? threads : PC_WARP)
@@ -64,7 +65,7 @@ struct pc_simt_block {
     }
 
     const uint32_t threads;
-    pc_simt_barrier all, warp; /* the block's threads; those of its first warp */
+    pc_simt_barrier all, warp; /* barriers: of the block, of its first warp */
 };
 
 struct pc_simt_thread {
@@ -90,13 +91,13 @@ PC_DEVICE_FN uint32_t pc__threads(void)
     return pc_simt_self.block->threads;
 }
 
-/* For all threads of the block; true for all of them if any passed `dead`. */
+/* A barrier of the block; true for all its threads if any passed `dead`. */
 template <class Block> PC_DEVICE_FN bool pc__barrier(Block *, bool dead)
 {
     return pc_simt_self.block->all.meet(dead);
 }
 
-/* For the threads of the first warp. */
+/* A barrier of the first warp. */
 template <class Block> PC_DEVICE_FN void pc__warp_barrier(Block *)
 {
     pc_simt_self.block->warp.meet(false);
@@ -122,14 +123,14 @@ PC_DEVICE_FN uint64_t pc__load_relaxed64(const uint64_t *from)
     return __atomic_load_n(from, __ATOMIC_RELAXED);
 }
 
-/* 0 becomes x; true for the one that did it. */
+/* Atomic compare-and-swap of 0 to x; true for the thread that did it. */
 PC_DEVICE_FN bool pc__claim(uint32_t *at, uint32_t x)
 {
     uint32_t old = 0;
     return __atomic_compare_exchange_n(at, &old, x, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
-/* 16 bytes of data, aligned so. */
+/* 16 aligned bytes of data. */
 PC_DEVICE_FN pc_vector pc__load16(const pc_vector *from)
 {
     return *from;
@@ -140,7 +141,7 @@ PC_DEVICE_FN void pc__store16(pc_vector *to, pc_vector x)
     *to = x;
 }
 
-/* 8 bytes that are seen whole or not at all. */
+/* 8 bytes, seen whole or not at all. */
 PC_DEVICE_FN uint64_t pc__load_ll(const uint64_t *from)
 {
     return __atomic_load_n(from, __ATOMIC_RELAXED);
@@ -158,10 +159,10 @@ PC_DEVICE_FN uint64_t pc__clock_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* How often any thread has waited in vain, roughly: by it tests know that a kernel spins. */
+/* Roughly how often threads have polled in vain: tests so know that a kernel spins. */
 inline uint64_t pc_simt_spins;
 
-/* Threads outnumber cores: the one that is waited for has to run. */
+/* Threads outnumber cores: yield to the one that is waited for. */
 PC_DEVICE_FN void pc__relax(void)
 {
     if (++pc_simt_self.spins % 8 != 0)
