@@ -1,11 +1,11 @@
-/* What a function of the engine returns when it has no count to return. Part of the ABI. */
+/* The codes that functions of the engine return. Part of the ABI. */
 #ifndef PC_CODE_H
 #define PC_CODE_H
 
 enum pc_code {
     PC_OK = 0,
     PC_AGAIN = -1,      /* not finished yet; call again */
-    PC_INVALID = -2,    /* an argument, program or peer's blob is not right */
+    PC_INVALID = -2,    /* an argument, program or peer's blob is wrong */
     PC_NOMEM = -3,      /* out of memory or address space */
     PC_SYSTEM = -4,     /* the operating system refused; see error.errnum */
     PC_UNMAPPABLE = -5, /* the peer's memory cannot be mapped from here */

@@ -1,4 +1,4 @@
-/* What the callables of module _fastcall have in common: the Python functions behind them. */
+/* The base of the callables of module _fastcall: the Python functions that they fall back to. */
 #include "python/fastcall.h"
 
 /* Returns what `function` returns of `what`, one more and the arguments. */
@@ -34,7 +34,7 @@ PyObject *pc__fall_back(const struct pc__callable *c, int rc, PyObject *const *a
     if (told != NULL) {
         Py_DECREF(told);
         PyErr_Restore(type, error, trace);
-    } else { /* it raised another one in its place */
+    } else { /* it raised another exception in its place */
         Py_XDECREF(type);
         Py_XDECREF(error);
         Py_XDECREF(trace);

@@ -10,13 +10,13 @@
 #include <string.h>
 
 /* How a plan wants its arrays; Python gives these to add(). */
-#define PC_ARRAYS_ALIAS 1u  /* without `out`, `x` is both */
+#define PC_ARRAYS_ALIAS 1u  /* without `out`, `x` is also the output */
 #define PC_ARRAYS_SHAPED 2u /* `out` has the shape of `x` */
-#define PC_ARRAYS_APART 4u  /* no byte is in both */
+#define PC_ARRAYS_APART 4u  /* `x` and `out` must not overlap */
 
 struct key {
-    uint64_t nbytes; /* of x; of out where there is no x */
-    uint64_t kind;   /* what else was asked for, plus one so that zero is an empty place */
+    uint64_t nbytes; /* of x, or of out where there is no x */
+    uint64_t kind;   /* the rest of the request, plus one: zero is an empty entry */
 };
 
 struct pc__entry {
@@ -35,8 +35,8 @@ struct bound { /* a persistent plan */
     PyObject *result;
 };
 
-/* The element type of a view: the letter tells the kind and, since 'l' may be 4 or 8 bytes long,
- * itemsize the width. -1 when it has no name here, or is not in this machine's byte order. */
+/* The dtype of a view's elements: the format letter tells the kind and, since 'l' may be 4 or 8
+ * bytes long, itemsize the width. -1 when there is none, or the byte order is not native. */
 int pc__dtype_of(const Py_buffer *view)
 {
     const char *format = view->format ? view->format : "B";
@@ -162,8 +162,7 @@ static PyObject *answer(int rc, PyObject *result)
     return result;
 }
 
-/* Whether the arrays may be used together: apart, or in place, where each block lies in the same
- * memory in both. */
+/* Whether the arrays may be used together: disjoint, or in place with the same blocks. */
 static bool compatible(const struct pc__entry *e, const Py_buffer *x, const Py_buffer *out)
 {
     uintptr_t p = (uintptr_t)x->buf, q = (uintptr_t)out->buf;
@@ -307,7 +306,7 @@ static PyObject *dispatcher_pointers(PyObject *self, PyObject *const *args, Py_s
     uint32_t root = (uint32_t)PyLong_AsUnsignedLong(args[7]);
     if (PyErr_Occurred())
         return NULL;
-    bool one = x.buf == out.buf && x.len == out.len; /* shapes are the caller's matter */
+    bool one = x.buf == out.buf && x.len == out.len; /* the caller checks shapes */
     int rc = serve(l, kind_of(collective, dtype, op, root, true), &x, one ? &x : &out);
     if (rc == PC_NOT_SERVED)
         Py_RETURN_NONE;
@@ -350,7 +349,7 @@ static PyObject *dispatcher_drop(PyObject *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* The communicator is closed. */
+/* Called when the communicator closes. */
 static PyObject *dispatcher_close(PyObject *self, PyObject *unused)
 {
     ((struct pc__dispatcher *)self)->comm = NULL;
@@ -456,7 +455,7 @@ static PyObject *bound_call(PyObject *self, PyObject *args, PyObject *kwargs)
     return answer(launch(b->comm, b->plan, b->in, b->out, b->timeout), b->result);
 }
 
-/* The communicator is closed: its plans are gone. */
+/* Called when the communicator closes, with its plans. */
 static PyObject *bound_drop(PyObject *self, PyObject *unused)
 {
     (void)unused;

@@ -1,12 +1,11 @@
-/* What the files of module _fastcall share. */
+/* The structures and functions that the files of module _fastcall share. */
 #ifndef PC_FASTCALL_H
 #define PC_FASTCALL_H
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include "core/internal.h"
 
-/* Below this the lock of the interpreter is held while polling: giving it away and taking it back
- * costs more than the whole call. */
+/* Below this size polling keeps the GIL: to release and take it costs more than the whole call. */
 #define PC_KEEP_LOCK_BYTES (32u << 10)
 
 #define PC_NOT_SERVED 1 /* there is no plan, or it does not serve these arrays */
@@ -15,14 +14,14 @@ struct pc__entry;
 
 struct pc__dispatcher {
     PyObject_HEAD
-    struct pc_comm *comm; /* NULL: it is closed */
+    struct pc_comm *comm; /* NULL: the communicator is closed */
     double timeout;
     struct pc__entry *entries; /* open addressing, capacity a power of two */
     size_t capacity;
     size_t used;
 };
 
-/* What a method of a communicator calls: it falls back to the Python functions it was made with. */
+/* What a method of a communicator calls; it falls back to the Python functions it was made with. */
 struct pc__callable {
     PyObject_HEAD
     struct pc__dispatcher *dispatcher;
@@ -31,27 +30,27 @@ struct pc__callable {
     PyObject *refused; /* (what, error, the arguments): what that raised, wherever it had got to */
 };
 
-/* Views of a call's arrays, which nobody can resize meanwhile. */
+/* Buffer views of a call's arrays, which nobody can resize meanwhile. */
 struct pc__held {
     Py_buffer out, x;
-    int n; /* how many there are: of out, and of x if it is another array */
+    int n; /* number of views: of out, and of x if it is another array */
 };
 
 /* fastcall.c */
-/* The element type of a view; -1 when it is none of ours. */
+/* The dtype of a view's elements; -1 when there is none. */
 int pc__dtype_of(const Py_buffer *view);
 /* Notes that a call comes in. */
 void pc__comes(const struct pc__dispatcher *l);
-/* A rank as it was passed; false where it is none. */
+/* Converts a rank argument; false when it is no rank. */
 bool pc__rank_of(PyObject *number, uint32_t *rank);
-/* Starts the plan for these arrays and holds them, unless it is not served. */
+/* Starts the plan for these arrays and holds their views; or PC_NOT_SERVED. */
 int pc__start(const struct pc__dispatcher *l, uint32_t collective, PyObject *x, PyObject *out,
               PyObject *op, uint32_t root, struct pc__held *held);
 void pc__let_go(struct pc__held *held);
 
 /* callable.c */
-/* Has Python serve a call, or carry one to its end that gave `rc`. `refused` is told from here and
- * not by `otherwise`: a signal handler may raise before the first line of that. */
+/* Has Python serve a call, or finish one that returned `rc`. `refused` is called from here and not
+ * by `otherwise`: a signal handler may raise before the first line of that. */
 PyObject *pc__fall_back(const struct pc__callable *c, int rc, PyObject *const *args,
                         Py_ssize_t nargs);
 /* A type whose objects begin with a struct pc__callable. */

@@ -1,6 +1,6 @@
 /* Collectives of module _fastcall: what the methods of a communicator call.
  *
- * It is called with all that a method takes. What it does not serve (an algorithm or a timeout of
+ * A callable gets all arguments of its method. What it does not serve (an algorithm or a timeout of
  * its own, a Work, arrays without the buffer protocol, a message without a plan) it hands to the
  * Python function that it was made with, and a call that failed or takes long with its code. */
 #include "python/fastcall.h"
@@ -10,8 +10,8 @@ enum { X, OUT, OP, ROOT, ASYNC_OP, ALGORITHM, TIMEOUT, NARGS };
 struct collective {
     struct pc__callable python;
     uint32_t number;
-    int x_at_root;   /* elsewhere x is not looked at */
-    int out_at_root; /* elsewhere out is not looked at, and there is no result */
+    int x_at_root;   /* only the root reads x */
+    int out_at_root; /* only the root writes out and has a result */
     int result;      /* whether there is one at all */
 };
 

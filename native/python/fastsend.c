@@ -1,8 +1,8 @@
 /* Sends and receives of module _fastcall: what the methods of a communicator call.
  *
- * It is called with all that a method takes. What it does not serve (a timeout of its own, a Work,
- * arrays without the buffer protocol) it hands to the Python function that it was made with, and a
- * transfer that failed or takes long with its code. */
+ * A callable gets all arguments of its method. What it does not serve (a timeout of its own, a
+ * Work, arrays without the buffer protocol) it hands to the Python function that it was made with,
+ * and a transfer that failed or takes long with its code. */
 #include "python/fastcall.h"
 
 enum { ARRAY, PEER, ASYNC_OP, TIMEOUT, NARGS };
@@ -30,7 +30,7 @@ static int transfer(const struct pc__dispatcher *l, const struct pc_p2p_op *m)
     return rc;
 }
 
-/* Whether this rank can reach another now; a connection may have to be made first. */
+/* Whether a peer can be reached now; a connection may have to be made first. */
 static bool reached(struct pc_comm *comm, uint32_t peer)
 {
     return peer < comm->options.size
@@ -67,7 +67,7 @@ static PyObject *message_transfer(PyObject *self, PyObject *const *args, Py_ssiz
     }
     PyObject *result = rc == PC_OK ? Py_NewRef(receives ? args[ARRAY] : Py_None)
                                    : pc__fall_back(&p->python, rc, args, nargs);
-    PyBuffer_Release(&view); /* held until now: nobody can resize what native code uses */
+    PyBuffer_Release(&view); /* held until here: nobody can resize memory that native code uses */
     return result;
 }
 

@@ -1,4 +1,4 @@
-/* Which kernels there are, and which of them this CPU runs. */
+/* Chooses the kernels for this CPU. */
 #include "reduce/reduce.h"
 #include <stdbool.h>
 #include <string.h>
@@ -20,8 +20,8 @@
         uint32_t divisor, uint32_t stream
 #define ARGUMENTS dst, ndst, src, nsrc, count, divisor, stream
 
-/* From here libc copies faster: it knows which instruction need not fetch the lines it overwrites,
- * and those lines lie in another core's cache when they are a slot's. */
+/* From this length on libc copies faster: its stores need not fetch the lines that they overwrite,
+ * and a slot's lines lie in another core's cache. */
 #define COPY_BY_LIBC (4u << 10)
 
 #define LEVEL plain
@@ -62,7 +62,7 @@ static int best_level(void)
 {
 #if defined(__x86_64__)
     unsigned a, b, c, d;
-    /* Asked of cpuid, as gcc before 11 does not know f16c. */
+    /* By cpuid, as gcc before 11 does not know f16c. */
     bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
     if (!f16c || !__builtin_cpu_supports("avx2"))
         return 0;

@@ -16,9 +16,9 @@
 
 /* 1 to 8 sources of count elements, 1 or 2 destinations. A destination is one of the sources or
  * overlaps none. Nothing has to be aligned; what is 64-byte aligned is fastest.
- * divisor: what a sum is divided by at the end, or 0 for not at all; 0 with every other op.
- * stream: bit j asks for stores to destination j that pass by the caches: for what exceeds them and
- * is not read again soon, as waiting for these stores costs 100 to 400 ns at the end. They are then
+ * divisor: a sum is divided by it at the end, unless it is 0; 0 with every other op.
+ * stream: bit j asks for non-temporal stores to destination j: for what exceeds the caches and is
+ * not read again soon, as waiting for these stores costs 100 to 400 ns at the end. They are then
  * ordered like any other. Ignored where a destination is not a multiple of the element's size away
  * from a vector's alignment (with two, from the other's). */
 typedef void (*pc_fold_fn)(void *const dst[], uint32_t ndst, const void *const src[], uint32_t nsrc,
@@ -27,10 +27,10 @@ typedef void (*pc_fold_fn)(void *const dst[], uint32_t ndst, const void *const s
 /* NULL for a dtype or op (enum pc_dtype, enum pc_reduce_op) that does not exist. */
 pc_fold_fn pc__fold(uint32_t dtype, uint32_t op);
 
-/* The instructions that pc__fold chose for this CPU, to be shown to people. */
+/* The SIMD instructions that pc__fold chose for this CPU, for people to read. */
 const char *pc__cpu_features(void);
 
-/* For tests: from now on choose the kernels of this level (0: any CPU of this architecture), or the
- * best again (-1). Returns the level in force; -1, changing nothing, if this CPU has no such. */
+/* For tests: choose the kernels of this level (0: any CPU of this architecture), or the best ones
+ * again (-1). Returns the level in force; -1, changing nothing, if this CPU lacks it. */
 int pc__reduce_level(int level);
 #endif

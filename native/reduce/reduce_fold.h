@@ -1,4 +1,4 @@
-/* Part of the template reduce_level.h: from memory to memory. */
+/* Part of the template reduce_level.h: loads, stores and the loops over memory. */
 
 KERNEL V(u32) V(load)(const void *from, size_t at)
 {
@@ -12,7 +12,7 @@ KERNEL void V(store)(void *to, size_t at, V(u32) x)
     memcpy((char *)to + at, &x, WIDTH);
 }
 
-/* Past the caches. The address is a multiple of WIDTH. */
+/* A non-temporal store. The address is a multiple of WIDTH. */
 KERNEL void V(stream)(void *to, size_t at, V(u32) x)
 {
 #if !defined(__x86_64__)
@@ -26,7 +26,7 @@ KERNEL void V(stream)(void *to, size_t at, V(u32) x)
 #endif
 }
 
-/* Folds n vectors, `at` bytes into every source; with a constant n, in registers. */
+/* Folds n vectors at byte `at` of every source; with a constant n, in registers. */
 KERNEL void V(vectors)(const struct V(kind) *kind, size_t n, V(u32) out[], const void *const src[],
                        uint32_t nsrc, size_t at, uint32_t divisor)
 {
@@ -55,7 +55,7 @@ KERNEL void V(put)(size_t n, const V(u32) x[], void *const dst[], uint32_t ndst,
                 V(store)(dst[j], at + i * WIDTH, x[i]);
 }
 
-/* Stops with a rest of 1 to WIDTH bytes. No prefetching: it was measured to gain nothing, and to
+/* Stops before the last 1 to WIDTH bytes. No prefetching: it was measured to gain nothing, and to
  * cost a third where stores stream. */
 KERNEL void V(loop)(const struct V(kind) *kind, void *const dst[], uint32_t ndst,
                     const void *const src[], uint32_t nsrc, size_t at, size_t end,
@@ -72,9 +72,9 @@ KERNEL void V(loop)(const struct V(kind) *kind, void *const dst[], uint32_t ndst
     }
 }
 
-/* At least one vector. The ends, which may lie anywhere, are folded first and stored last: so the
- * loop can begin where the destination is aligned and stop before the last vector, and where the
- * ends overlap the loop they store the same bytes, even in place. */
+/* Folds at least one vector. The ends, which may be unaligned, are folded first and stored last: so
+ * the loop can begin where the destination is aligned and stop before the last vector, and where
+ * the ends overlap the loop they store the same bytes, even in place. */
 KERNEL void V(whole)(const struct V(kind) *kind, size_t size, void *const dst[], uint32_t ndst,
                      const void *const src[], uint32_t nsrc, size_t nbytes, uint32_t divisor,
                      uint32_t stream)
@@ -109,8 +109,8 @@ KERNEL void V(whole)(const struct V(kind) *kind, size_t size, void *const dst[],
 }
 
 #ifndef NARROWER
-/* A vector of which n bytes count. With a mask n is anything and what lies beyond is not touched,
- * even if there is no memory; without, n is 8, 4, 2 or 1 and a constant. */
+/* The first n bytes of a vector. With masks n is any number, and memory beyond is not touched, even
+ * if there is none; without, n is 8, 4, 2 or 1 and a constant. */
 #if WIDTH == 64
 KERNEL V(u32) V(load_some)(const void *from, size_t at, size_t n)
 {
@@ -166,7 +166,7 @@ KERNEL void V(some)(const struct V(kind) *kind, void *const dst[], uint32_t ndst
         V(store_some)(dst[j], at, n, out);
 }
 
-/* Less than one vector, or nothing. */
+/* Folds less than one vector, or nothing. */
 KERNEL void V(part)(const struct V(kind) *kind, void *const dst[], uint32_t ndst,
                     const void *const src[], uint32_t nsrc, size_t nbytes, uint32_t divisor)
 {

@@ -1,4 +1,4 @@
-/* Part of the template reduce_level.h: kinds whose lanes are as wide as the dtype. */
+/* Part of the template reduce_level.h: dtypes whose lanes are as wide as the dtype. */
 
 KERNEL struct V(acc) V(raw)(V(u32) memory)
 {
@@ -42,7 +42,8 @@ MIN_MAX(u32)
 MIN_MAX(i64)
 MIN_MAX(u64)
 
-/* The end of a sum of integers. The lanes that are divided are a copy: others stay in registers. */
+/* Ends a sum of integers. The division works on a copy of the lanes, so that the others stay in
+ * registers. */
 #define DIVIDED(lanes, type, wide) \
     static __attribute__((noinline)) TARGET void V(divide_##lanes)(type lane[], uint32_t divisor) \
     { \
@@ -58,8 +59,8 @@ MIN_MAX(u64)
         } \
         return x.a; \
     }
-/* In floating point where that is exact, as it is faster: a quotient that is not whole is further
- * from the next whole number than rounding can move it. */
+/* In floating point where that is exact, as it is faster: a quotient that is no integer is further
+ * from the next integer than rounding can move it. */
 DIVIDED(i8, int8_t, float)
 DIVIDED(u8, uint8_t, float)
 DIVIDED(i32, int32_t, double)
@@ -67,7 +68,7 @@ DIVIDED(u32, uint32_t, double)
 DIVIDED(i64, int64_t, int64_t)
 DIVIDED(u64, uint64_t, uint64_t)
 
-/* The end of a sum or product of floats. */
+/* Ends a sum or product of floats. */
 #define NUMBER(lanes, type, bits, nan) \
     KERNEL V(u32) V(number_##lanes)(struct V(acc) x, uint32_t divisor) \
     { \

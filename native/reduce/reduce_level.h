@@ -1,4 +1,4 @@
-/* A template: every kernel, in vectors of WIDTH bytes. reduce.c includes it once per level, with
+/* The template of all kernels, in vectors of WIDTH bytes. reduce.c includes it once per level, with
  *   LEVEL     the suffix of every name made here, V(name)
  *   UNROLL    the vectors that are in flight
  *   TARGET    the attribute that lets the compiler use the level's instructions
@@ -20,14 +20,14 @@ typedef int64_t V(i64) __attribute__((vector_size(WIDTH)));
 typedef float V(f32) __attribute__((vector_size(WIDTH)));
 typedef double V(f64) __attribute__((vector_size(WIDTH)));
 
-/* One vector of memory on its way through a fold. The 16-bit floats need both parts, as their
- * values are float32 between the ops. */
+/* The accumulator of a vector of memory. The 16-bit floats need both parts, as their values are
+ * float32 between the ops. */
 struct V(acc) {
     V(u32) a, b;
 };
 
-/* What tells one kernel from another. A fold of three is close(join(settle(join(open, open)),
- * open)): settle rounds between ops where close would round at the end. */
+/* The functions that make a kernel. A fold of three is close(join(settle(join(open, open)), open)):
+ * settle rounds between ops as close rounds at the end. */
 struct V(kind) {
     struct V(acc) (*open)(V(u32) memory);
     struct V(acc) (*join)(struct V(acc) x, struct V(acc) y);
@@ -47,7 +47,7 @@ struct V(kind) {
 #endif
 
 /* A kernel: a pc_fold_fn. Two sources, which is nearly every fold, have a loop of their own; and
- * the loops are functions of their own, so that nothing is set up for a few elements. */
+ * the loops are separate functions, so that nothing is set up for a few elements. */
 #define FOLD(name, size, ...) \
     static const struct V(kind) V(name##_kind) = {__VA_ARGS__}; \
     static __attribute__((noinline)) TARGET void V(name##_two)(PARAMETERS) \
