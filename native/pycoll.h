@@ -1,8 +1,8 @@
-/* The whole ABI of the engine. cffi reads this file as it stands, after isa.h.
+/* The whole ABI of the engine. cffi parses this file, after isa.h.
  *
- * Every function that returns int gives 0 (or a count) or one of enum pc_code; the text that
- * explains a failure is in pc_comm_error(). Only pc_comm_abort, pc_comm_adopt, pc_comm_connections
- * and pc_comm_handle_events may be called while another thread is inside a call on the same
+ * Every function that returns int returns 0 (or a count) or one of enum pc_code; the text of a
+ * failure is in pc_comm_error(). Only pc_comm_abort, pc_comm_adopt, pc_comm_connections and
+ * pc_comm_handle_events may be called while another thread is inside a call on the same
  * communicator. */
 #ifndef PC_PYCOLL_H
 #define PC_PYCOLL_H
@@ -19,31 +19,31 @@ struct pc_options {
     uint32_t slots;      /* per edge; a power of two, 2 to 32 */
     uint32_t slot_bytes; /* a multiple of 4096 */
     uint64_t heap_bytes; /* address space for pc_heap_alloc; memory appears at first touch */
-    uint32_t spin;       /* microseconds to poll at most; 0 when ranks outnumber cores */
+    uint32_t spin;       /* microseconds of polling at most; 0 when ranks outnumber cores */
     uint32_t reserved;
 };
 
 struct pc_error {
     int32_t code;
-    int32_t cause; /* ABORTED: what was given to pc_comm_abort; else enum pc_cause */
+    int32_t cause; /* ABORTED: the argument of pc_comm_abort; else enum pc_cause */
     int32_t peer;  /* rank at fault, or -1 */
     int32_t errnum;
-    char text[496]; /* the longest that is made; a longer one ends in "..." */
+    char text[496]; /* a longer text is cut, and ends in "..." */
 };
 
-struct pc_extent { /* the blocks that an array of this rank holds, one behind the other */
+struct pc_extent { /* the blocks that an array of this rank holds, contiguous */
     uint32_t first;
     uint32_t count; /* 0: there is no such array */
 };
 
 /* A message is a row of blocks; the chunks of a Program are equal parts of a block. With a root,
- * block b of the Program lies where block (b + root) % nblocks lies in memory. */
+ * block b of the Program is block (b + root) % nblocks in memory. */
 struct pc_plan_spec {
-    uint64_t signature; /* of the call; travels with every message and must be equal on all ranks */
+    uint64_t signature; /* of the call; sent with every message, and equal on all ranks */
     uint32_t dtype;     /* enum pc_dtype */
     uint32_t op;        /* enum pc_reduce_op */
-    uint32_t tile;      /* bytes of a chunk per turn of the loop; a multiple of 64 */
-    uint32_t stream;    /* write OUT past the cache: 1 in the staged form, 2 in the direct form */
+    uint32_t tile;      /* bytes of a chunk per turn of a LOOP; a multiple of 64 */
+    uint32_t stream;    /* non-temporal stores to OUT: 1 in the staged form, 2 in the direct form */
     uint32_t nblocks;
     uint32_t root;
     struct pc_extent input;
@@ -51,24 +51,24 @@ struct pc_plan_spec {
     const uint64_t *blocks; /* bytes of each, multiples of the element size; read at creation */
 };
 
-/* What failed: a call; a transfer; or a transfer of a call, which met another call's. */
+/* What failed: a transfer; a call; or a call's transfer, matched with another call's. */
 enum pc_cause { PC_CAUSE_NONE = 0, PC_CAUSE_TRANSFER = 1, PC_CAUSE_CALL = 2 };
 
 struct pc_status {      /* what a rank says it is doing */
     uint64_t sequence;  /* calls entered so far */
     uint64_t signature; /* of the last call entered */
     uint32_t state;     /* enum pc_status_state */
-    uint32_t described; /* low 32 bits of the sequence number that text is about */
+    uint32_t described; /* the call that `text` is about: low 32 bits of its sequence number */
     char text[232];
 };
 
-#define PC_STATUS_CALLS 64 /* last calls that a board knows; a rank may be ahead by more */
-/* Instead of a signature: of a call that was refused; of one that was made or refused so long ago
- * that the board does not know it any more. */
+#define PC_STATUS_CALLS 64 /* calls that a status knows; a rank may be ahead by more */
+/* In place of a signature: the call was refused; the call is so old that the status does not know
+ * it any more. */
 #define PC_REFUSED 1
 #define PC_FORGOTTEN 2
 
-struct pc_stuck { /* where a call stands that has not finished */
+struct pc_stuck { /* where an unfinished call waits */
     uint32_t channel;
     uint32_t instruction;
     int32_t peer;       /* rank that the wait is for */
@@ -82,60 +82,58 @@ struct pc_p2p_op { /* one end of a transfer */
     uint64_t nbytes;
     uint32_t peer;
     uint32_t direction; /* enum pc_direction */
-    uint32_t dtype;     /* enum pc_dtype; both ends must say the same */
+    uint32_t dtype;     /* enum pc_dtype; equal at both ends */
     uint32_t reserved;
 };
 
-/* RDMA. A rail is a port of an RDMA device by which a rank reaches others. */
+/* RDMA. A rail is a port of an RDMA device that a rank uses. */
 #define PC_DEVICE_NAME 64
 #define PC_MAX_RAILS 8
 
 struct pc_rail_spec {
     char device[PC_DEVICE_NAME];
     uint32_t port;     /* from 1 */
-    int32_t gid_index; /* -1: the best there is */
+    int32_t gid_index; /* -1: the best one */
 };
 
 struct pc_verbs_options {
-    uint32_t queue_pairs;   /* per peer and pair of rails, 1 to 8: so many flows for a fabric that
-                               spreads them by hash */
+    uint32_t queue_pairs;   /* per peer and pair of rails, 1 to 8: more flows for ECMP */
     uint32_t traffic_class; /* its upper six bits are the DSCP */
     uint32_t service_level; /* 0 to 15 */
-    uint32_t timeout;       /* a packet is sent again after 4.096 us << timeout; 1 to 31 */
-    uint32_t retry_count;   /* so often, 0 to 7, before a path has failed */
+    uint32_t timeout;       /* of a retransmission: 4.096 us << timeout; 1 to 31 */
+    uint32_t retry_count;   /* retransmissions before a connection fails, 0 to 7 */
     uint32_t mtu;           /* bytes at most; 0: the port's */
-    uint32_t patience;      /* seconds for a first path to a peer, from when the two have a
-                               connection; 0: for ever */
+    uint32_t patience; /* seconds from the wireup socket to the first connection; 0: for ever */
 };
 
-struct pc_port { /* what a port of an RDMA device says of itself */
+struct pc_port { /* the attributes of a port of an RDMA device */
     char device[PC_DEVICE_NAME];
     uint32_t port;
     uint32_t state;      /* enum ibv_port_state; 4 is ACTIVE */
     uint32_t link_layer; /* 1 InfiniBand, 2 Ethernet */
-    uint32_t mtu;        /* bytes, with the next */
+    uint32_t mtu;        /* bytes, as the next */
     uint32_t max_mtu;
     uint32_t lid;
-    uint64_t speed;      /* bits per second each way; 0: unknown */
+    uint64_t speed;      /* bits per second in each direction; 0: unknown */
     uint32_t max_inline; /* bytes; 0: not tried */
     uint32_t max_queue_pairs;
-    int32_t gid_index; /* the one that would be chosen, or -1 */
-    uint32_t gid_type; /* of that: 0 InfiniBand, 1 RoCE v1, 2 RoCE v2 */
+    int32_t gid_index; /* of the GID that would be chosen, or -1 */
+    uint32_t gid_type; /* of that GID: 0 InfiniBand, 1 RoCE v1, 2 RoCE v2 */
     unsigned char gid[16];
     int32_t numa_node; /* or -1 */
-    char driver[32];   /* such as mlx5_core or rdma_rxe, as far as known */
+    char driver[32];   /* such as mlx5_core or rdma_rxe; "": unknown */
 };
 
-struct pc_net_state {             /* of what carries a communicator's messages to remote peers */
-    uint32_t connections;         /* queue pairs that there should be */
-    uint32_t live;                /* of those, how many carry messages */
-    uint32_t queue_pairs;         /* that exist at this moment */
-    uint32_t regions;             /* memory regions that do */
-    uint64_t failures;            /* of connections */
-    uint64_t revivals;            /* of connections that had failed */
+struct pc_net_state {             /* counters of a communicator's network */
+    uint32_t connections;         /* connections that should be up */
+    uint32_t live;                /* connections that are up */
+    uint32_t queue_pairs;         /* queue pairs that exist now */
+    uint32_t regions;             /* memory regions that exist now */
+    uint64_t failures;            /* failed connections */
+    uint64_t revivals;            /* failed connections that came up again */
     uint64_t replayed;            /* messages that were sent again */
-    uint64_t recovery_ns;         /* the longest time from a failure's notice to the replay */
-    uint64_t bytes[PC_MAX_RAILS]; /* sent by each rail */
+    uint64_t recovery_ns;         /* the longest time from detecting a failure to the replay */
+    uint64_t bytes[PC_MAX_RAILS]; /* sent on each rail */
 };
 
 struct pc_comm;
@@ -148,35 +146,35 @@ const char *pc_version(void);
 const char *pc_compiler(void);
 const char *pc_cpu_features(void);
 const char *pc_code_name(int code);
-const char *pc_verbs_missing(void); /* "", or what keeps this machine from RDMA and what mends it */
-int pc_verbs_ports(struct pc_port *ports, uint32_t capacity); /* how many there are */
-/* Bytes per second of RDMA writes from a port to itself, for about so many seconds. */
+const char *pc_verbs_missing(void); /* "", or why this host cannot use RDMA, and what mends that */
+int pc_verbs_ports(struct pc_port *ports, uint32_t capacity); /* the number of ports */
+/* Measures RDMA writes from a port to itself for about `seconds`: bytes per second. */
 int pc_verbs_loopback(const struct pc_rail_spec *rail, const struct pc_verbs_options *options,
                       double seconds, struct pc_error *error, double *bandwidth);
 
-/* A communicator: this rank's memory and its view of the peers'. */
+/* A communicator: this rank's arena and its view of the peers'. */
 int pc_comm_open(const struct pc_options *options, struct pc_comm **out);
 int pc_comm_address(struct pc_comm *comm, void *blob, size_t capacity); /* returns its length */
 int pc_comm_connect(struct pc_comm *comm, uint32_t peer, const void *blob, size_t nbytes);
-/* Instead of connect, or after it where the peer could not do the same: what passes between the two
- * goes over sockets. Before pc_comm_sealed. */
+/* In place of pc_comm_connect, or after it where the peer could not map this rank: makes the peer a
+ * remote one. Before pc_comm_sealed. */
 int pc_comm_remote(struct pc_comm *comm, uint32_t peer);
-/* Before that: remote peers are reached by the network of this name, with options of its own; "":
- * by the first there is, TCP, again. */
+/* Before pc_comm_remote: selects the network for remote peers by name, with options of its own; "":
+ * the default, TCP. */
 int pc_comm_net(struct pc_comm *comm, const char *name, const void *options, size_t nbytes);
-/* The same for RDMA over these ports. */
+/* Selects verbs, with these ports. */
 int pc_comm_rails(struct pc_comm *comm, const struct pc_verbs_options *options,
                   const struct pc_rail_spec *rails, uint32_t n);
 int pc_comm_accept(
     struct pc_comm *comm); /* serves peers that connect; returns how many it served */
 int pc_comm_connect_fd(struct pc_comm *comm); /* a file descriptor, readable when poll has work */
 int pc_comm_sealed(struct pc_comm *comm);     /* all peers are connected: stop serving */
-/* Takes over a connected stream socket to a remote peer whom the caller has authenticated; several
- * share the load. The first message to the peer waits for it. connections: how many live. */
+/* Takes over a connected stream socket to a remote peer that the caller has authenticated; several
+ * share the load. The first message to the peer waits for it. connections: how many are up. */
 int pc_comm_adopt(struct pc_comm *comm, uint32_t peer, int fd);
 int pc_comm_connections(struct pc_comm *comm, uint32_t peer);
-/* A descriptor that is readable when what reaches remote peers needs pc_comm_handle_events, or -1:
- * so that it is seen to while no thread is inside a call. Any thread may attend. */
+/* A descriptor that is readable when the network needs pc_comm_handle_events, or -1: for a thread
+ * that serves the network while no thread is inside a call. Any thread may. */
 int pc_comm_event_fd(struct pc_comm *comm);
 int pc_comm_handle_events(struct pc_comm *comm);
 int pc_comm_net_state(struct pc_comm *comm, struct pc_net_state *out);
@@ -184,22 +182,22 @@ void pc_comm_close(struct pc_comm *comm);
 const struct pc_error *pc_comm_error(struct pc_comm *comm);
 int pc_comm_abort(struct pc_comm *comm, int cause, int peer, const char *text);
 int pc_comm_broken(struct pc_comm *comm); /* 0, or the code that broke it */
-/* 0, or while a thread is inside a call: 2 if it is the one that asks, else 1. */
+/* 0; while a thread is inside a call, 2 if it is the calling one, else 1. */
 int pc_comm_entered(struct pc_comm *comm);
-/* How many calls and messages of this rank have begun, and how many had when the
- * present call came in from Python, as module _fastcall notes. */
+/* The op count: calls and messages begun so far; and its value when the present call came in from
+ * Python, as module _fastcall notes it. */
 uint64_t pc_comm_op_count(struct pc_comm *comm);
 uint64_t pc_comm_op_count_before(struct pc_comm *comm);
-/* A launch on `comm`'s plane takes a place among the calls of `leader`, too, which must outlive the
- * launches: both are one communicator to its user. */
+/* Launches on `comm`'s device communicator count among the calls of `leader`, too, which must
+ * outlive them: both are one communicator to the user. */
 void pc_comm_follow(struct pc_comm *comm, struct pc_comm *leader);
-/* What began behind the first `op_count` was no call of the user's: it counts no more. */
+/* Resets the op count to `op_count`: what began since was no call of the user's. */
 void pc_comm_uncount_ops(struct pc_comm *comm, uint64_t op_count);
 /* The number of this rank's last call, queued ones included. */
 uint64_t pc_comm_calls(struct pc_comm *comm);
-int pc_comm_forked(struct pc_comm *comm); /* in the child of a fork: detach from the peers */
+int pc_comm_forked(struct pc_comm *comm); /* in a child of fork: detaches from the peers */
 
-/* Registered memory, reachable by every mapped peer. NULL when the heap is full. */
+/* Memory of the heap, which every mapped peer maps. NULL when the heap is full. */
 void *pc_heap_alloc(struct pc_comm *comm, size_t nbytes);
 int pc_heap_free(struct pc_comm *comm, void *address);
 
@@ -212,65 +210,66 @@ int pc_plan_create(struct pc_comm *comm, const struct pc_plan_spec *spec, struct
                    struct pc_program *direct, struct pc_plan **out);
 void pc_plan_free(struct pc_plan *plan);
 
-/* A blocking call. AGAIN after a millisecond: resume, which waits for at most `seconds`, and before
- * long describe the call on the board. `timeout` is the deadline of the whole call in seconds. */
+/* A blocking call. AGAIN after a millisecond: then call pc_resume, which waits for at most
+ * `seconds`, and soon describe the call in the status. `timeout` is the deadline of the whole call
+ * in seconds. */
 int pc_run(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out, double timeout);
 int pc_resume(struct pc_comm *comm, double seconds);
 int pc_comm_stuck(struct pc_comm *comm, struct pc_stuck *out); /* 1 when a call is unfinished */
 
-/* Calls on the progress thread, in the order of submission; pc_run joins the queue. `where`
- * describes the call on the board. wait: AGAIN when `seconds` pass. free: only when finished. */
+/* Nonblocking calls, run by the progress thread in the order of submission; pc_run joins the queue.
+ * `where` describes the call in the status. wait: AGAIN when `seconds` pass. free: only when
+ * finished. */
 int pc_submit(struct pc_comm *comm, struct pc_plan *plan, const void *in, void *out, double timeout,
               const char *where, struct pc_work **work);
 int pc_work_wait(struct pc_work *work, double seconds);
 void pc_work_free(struct pc_work *work);
 
-/* Transfers between two ranks. Those to one peer, and those from one peer, keep their order; there
- * is none with anything else. A send is finished when its bytes may be written over. pc_exchange
- * is a blocking call as pc_run is, with pc_resume; what pc_post gives is waited for as that of
- * pc_submit is. */
+/* Transfers. Those to one peer, and those from one peer, keep their order; there is no other order.
+ * A send is finished when its bytes may be overwritten. pc_exchange blocks as pc_run does, with
+ * pc_resume; the work of pc_post is waited for as that of pc_submit. */
 int pc_exchange(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t n, double timeout);
 int pc_post(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t n, double timeout,
             struct pc_work **work);
 
-/* Any thread: this rank has left in good order, or died. Transfers with it end once what it had
- * sent has been received; where it died, all that wait do, as their peers may wait for it. */
+/* Any thread: `peer` closed, or died. Transfers with it end once what it had sent was received; if
+ * it died, all waiting transfers end, as their peers may wait for it. */
 int pc_comm_gone(struct pc_comm *comm, uint32_t peer, int died);
 
-/* A call, or a message to a rank or from it, that was refused before it began takes its place all
- * the same: what this rank does behind it is told apart from what ranks do that refused nothing.
- * Where calls are queued a refused one takes its place behind them. BUSY inside another call. */
+/* Counts a call, or a message to or from a rank, that was refused before it began: its place is
+ * kept, so that ranks which did not refuse it find a mismatch. It goes behind queued calls. BUSY
+ * inside another call. */
 int pc_refuse(struct pc_comm *comm, uint64_t *number);
 int pc_refuse_message(struct pc_comm *comm, uint32_t peer, uint32_t direction);
 
-/* Transfers that are one call among those of pc_run and pc_submit, in their order. */
+/* A batch of transfers that is one call, in order with those of pc_run and pc_submit. */
 int pc_pairwise(struct pc_comm *comm, uint64_t signature, const struct pc_p2p_op *messages,
                 uint32_t n, double timeout);
 int pc_pairwise_submit(struct pc_comm *comm, uint64_t signature, const struct pc_p2p_op *messages,
                        uint32_t n, double timeout, const char *where, struct pc_work **work);
 
-/* The call board. */
+/* The status of each rank. */
 int pc_status_describe(struct pc_comm *comm, const char *text);
 int pc_status_read(struct pc_comm *comm, uint32_t peer, struct pc_status *out);
-/* The signature of a call of a mapped rank, PC_REFUSED or PC_FORGOTTEN; 0 if it has not come to
- * that call, or is not mapped. */
+/* The signature of a call of a mapped peer, PC_REFUSED or PC_FORGOTTEN; 0 if the peer has not come
+ * to that call, or is not mapped. */
 uint64_t pc_status_call(struct pc_comm *comm, uint32_t peer, uint64_t number);
 
-/* CUDA. The driver's library is loaded when the first of these is called; without it each is
- * UNMAPPABLE, with the text of pc_cuda_missing. A device is its ordinal. Each works in that
- * device's primary context, as cupy and torch do, whatever is current, and leaves current what was.
- * An address is the device's own; a stream, event, module or function is the driver's handle
- * (stream 0: the default one). `error` is written on failure: NOMEM, AGAIN (not ready yet), INVALID
- * (an argument, a handle), else SYSTEM, where errnum is CUDA's number. Any thread. */
-#define PC_CUDA_HANDLE 64 /* bytes that let another process of the host open an allocation */
+/* CUDA. The first call of these functions loads libcuda; without it each returns UNMAPPABLE, with
+ * the text of pc_cuda_missing. A device is its ordinal. Each function works in the device's primary
+ * context, as cupy and torch do, and restores the context that was current. An address is a device
+ * address; a stream, event, module or function is the driver's handle (stream 0: the default one).
+ * `error` is written on failure: NOMEM, AGAIN (not ready yet), INVALID (an argument, a handle),
+ * else SYSTEM, where errnum is CUDA's number. Any thread. */
+#define PC_CUDA_HANDLE 64 /* bytes of an IPC handle */
 
 enum pc_cuda_kind { PC_CUDA_UNKNOWN = 0, PC_CUDA_HOST = 1, PC_CUDA_DEVICE = 2 };
 enum pc_cuda_capture { PC_CUDA_NO_CAPTURE = 0, PC_CUDA_CAPTURING = 1, PC_CUDA_INVALIDATED = 2 };
 enum pc_cuda_mode { PC_CUDA_GLOBAL = 0, PC_CUDA_THREAD_LOCAL = 1, PC_CUDA_RELAXED = 2 };
 enum pc_cuda_grid_flag {
-    PC_CUDA_COOPERATIVE = 1, /* all blocks at once, or an error */
+    PC_CUDA_COOPERATIVE = 1, /* all blocks are resident at once, or an error */
     PC_CUDA_REMOTE = 2,      /* in the memory synchronisation domain of communication */
-    PC_CUDA_PRIORITY = 4,    /* of its own, not the stream's */
+    PC_CUDA_PRIORITY = 4,    /* a priority of its own, not the stream's */
 };
 
 struct pc_cuda_device {
@@ -291,17 +290,17 @@ struct pc_cuda_device {
     int32_t shared_per_block_optin;
     int32_t shared_per_multiprocessor;
     int32_t shared_reserved_per_block;
-    int32_t cooperative;       /* 1: can launch so */
+    int32_t cooperative;       /* 1: supports cooperative launches */
     int32_t sync_domains;      /* 1 before compute capability 9.0 */
-    int32_t host_register;     /* 1: memory that is there can be mapped */
-    int32_t same_host_pointer; /* 1: and has the same address on the device */
+    int32_t host_register;     /* 1: host memory can be registered */
+    int32_t same_host_pointer; /* 1: registered memory has the same address on the device */
     int32_t rdma;              /* 1: GPUDirect RDMA */
 };
 
 struct pc_cuda_pointer { /* what the driver knows of an address */
     uint64_t base;       /* of its allocation, or 0 */
     uint64_t nbytes;
-    uint64_t id;     /* of the allocation: no other ever has the same */
+    uint64_t id;     /* of the allocation, unique */
     int32_t kind;    /* enum pc_cuda_kind */
     int32_t device;  /* or -1 */
     int32_t managed; /* 1: moves between host and device */
@@ -313,7 +312,7 @@ struct pc_cuda_function {
     int32_t registers;
     int32_t local;   /* bytes of stack and spills per thread */
     int32_t shared;  /* bytes, static */
-    int32_t dynamic; /* bytes, at most, as things stand */
+    int32_t dynamic; /* bytes, the present maximum */
 };
 
 struct pc_cuda_grid { /* a launch */
@@ -327,13 +326,13 @@ struct pc_cuda_grid { /* a launch */
     uint32_t reserved;
 };
 
-const char *pc_cuda_missing(void); /* "", or what is lacking and what mends it; valid for ever */
+const char *pc_cuda_missing(void); /* "", or what is missing and what mends that; valid for ever */
 int pc_cuda_devices(void);
 int pc_cuda_device(int device, struct pc_error *error, struct pc_cuda_device *out);
-/* Kernels of `device` may touch memory of `peer`; OK if they may already, UNMAPPABLE if never. */
+/* Enables peer access of `device` to `peer`; OK if it is enabled already, UNMAPPABLE if never. */
 int pc_cuda_peer(int device, int peer, struct pc_error *error);
-/* This thread's calls that disturb captures, such as pc_cuda_alloc, do so from now on by this mode:
- * a thread of one's own should be RELAXED. */
+/* Sets this thread's capture mode, for calls that captures forbid, such as pc_cuda_alloc: a private
+ * thread should be RELAXED. */
 int pc_cuda_thread_mode(int device, uint32_t mode, struct pc_error *error);
 
 /* UNKNOWN is no error. */
@@ -344,19 +343,18 @@ int pc_cuda_free(int device, uint64_t address, struct pc_error *error);
 int pc_cuda_host_alloc(int device, size_t nbytes, struct pc_error *error, void **host,
                        uint64_t *address);
 int pc_cuda_host_free(int device, void *host, struct pc_error *error);
-/* The same of memory that is there: whole pages, which stay until they are unregistered. */
+/* The same for existing memory: whole pages, which must stay until they are unregistered. */
 int pc_cuda_host_register(int device, void *host, size_t nbytes, struct pc_error *error,
                           uint64_t *address);
 int pc_cuda_host_unregister(int device, void *host, struct pc_error *error);
-/* In the stream's order; host memory only if it is pinned. */
+/* In stream order; host memory must be pinned. */
 int pc_cuda_copy(int device, uint64_t to, uint64_t from, size_t nbytes, uintptr_t stream,
                  struct pc_error *error);
 int pc_cuda_fill(int device, uint64_t to, unsigned char byte, size_t nbytes, uintptr_t stream,
                  struct pc_error *error);
 
-/* The handle is that of the whole allocation (pc_cuda_pointer says where that begins), and so is
- * the address. A process never opens its own, and an allocation only once; who has it open closes
- * it before its owner frees it. */
+/* Handle and address are of the whole allocation (its base is in pc_cuda_pointer). A process must
+ * not open its own allocations, nor one twice, and must close it before its owner frees it. */
 int pc_cuda_ipc_get(int device, uint64_t address, struct pc_error *error, void *handle);
 int pc_cuda_ipc_open(int device, const void *handle, struct pc_error *error, uint64_t *address);
 int pc_cuda_ipc_close(int device, uint64_t address, struct pc_error *error);
@@ -368,10 +366,10 @@ int pc_cuda_stream_free(int device, uintptr_t stream, struct pc_error *error);
 int pc_cuda_stream_query(int device, uintptr_t stream, struct pc_error *error);
 int pc_cuda_stream_wait(int device, uintptr_t stream, struct pc_error *error); /* the host waits */
 int pc_cuda_stream_after(int device, uintptr_t stream, uintptr_t event, struct pc_error *error);
-/* enum pc_cuda_capture, or a code; id: of the capture, no other ever has the same. */
+/* enum pc_cuda_capture, or a code; id: of the capture, unique. */
 int pc_cuda_capturing(int device, uintptr_t stream, struct pc_error *error, uint64_t *id);
-/* The graph that this stream is being captured into keeps one of `*users`, which is counted up now
- * and down when the graph and what was made of it are gone. */
+/* Counts `*users` up now, and down when the graph that the stream is being captured into, and all
+ * made of it, are destroyed. */
 int pc_cuda_capture_pin(int device, uintptr_t stream, uint32_t *users, struct pc_error *error);
 
 int pc_cuda_event(int device, uint32_t timing, struct pc_error *error, uintptr_t *event);
@@ -382,10 +380,10 @@ int pc_cuda_event_wait(int device, uintptr_t event, struct pc_error *error); /* 
 int pc_cuda_event_seconds(int device, uintptr_t start, uintptr_t end, struct pc_error *error,
                           double *seconds);
 
-/* A cubin, fatbin, or PTX that ends with a zero. */
+/* A cubin, fatbin, or zero-terminated PTX. */
 int pc_cuda_module(int device, const void *image, struct pc_error *error, uintptr_t *module);
 int pc_cuda_module_free(int device, uintptr_t module, struct pc_error *error);
-/* It is loaded now, and not at the first launch, which would wait for kernels that run. */
+/* Loads the function now, and not at its first launch, which would wait for running kernels. */
 int pc_cuda_function(int device, uintptr_t module, const char *name, struct pc_error *error,
                      uintptr_t *function);
 int pc_cuda_function_read(int device, uintptr_t function, struct pc_error *error,
@@ -402,12 +400,12 @@ int pc_cuda_room(int device, uintptr_t function, uint32_t blocks, uint32_t threa
 int pc_cuda_launch(int device, const struct pc_cuda_grid *grid, void **arguments,
                    struct pc_error *error);
 
-/* The GPU's plane of a communicator: calls whose arrays lie in GPU memory. The communicator is one
- * of its own, with no calls on the CPU: its edges' counts are the kernels'. Ranks of one host reach
- * each other's GPU memory where they can; else messages pass through the communicator's own memory
- * on the host, and those to remote peers through a thread that hands them to its transport.
- * `locals`: the ranks of this host, this one included, in ascending order and alike on all of them.
- * A failure's text is in pc_comm_error. But for abort, one thread at a time. */
+/* The device communicator: calls whose arrays lie in GPU memory. It belongs to a communicator that
+ * makes no calls on the CPU, as the kernels use the counts of its edges. Ranks of one host reach
+ * each other's GPU memory where they can; else messages pass through the communicator's host
+ * arenas, and those to remote peers through the proxy, which hands them to the network. `locals`:
+ * the ranks of this host, this one included, ascending and equal on all of them. The text of a
+ * failure is in pc_comm_error. Except for abort, one thread at a time. */
 struct pc_device_comm;
 struct pc_device_plan;
 
@@ -415,22 +413,22 @@ struct pc_device_comm_options {
     int32_t device;
     uint32_t nlocals;
     const uint32_t *locals;
-    uint64_t heap_bytes; /* for pc_device_comm_alloc, taken at once; equal on all locals; 0: none */
+    uint64_t heap_bytes; /* for pc_device_comm_alloc; equal on all locals; 0: none */
 };
 
 struct pc_device_plan_options {
     uintptr_t function; /* the kernel, of the plan's dtype and op */
     uint32_t threads;   /* of a block */
     uint32_t instances; /* 0: by the size of the message */
-    int32_t packets;    /* 0: never; 1, -1: wherever all ranks may */
+    int32_t packets;    /* LL. 0: never; 1, -1: wherever all ranks can */
     uint32_t reserved;
 };
 
-struct pc_device_plan_shape { /* what a plan became */
+struct pc_device_plan_shape { /* the choices made for a plan */
     uint32_t blocks;
     uint32_t instances;
-    uint32_t packets; /* 1: messages travel with their flags */
-    uint32_t direct;  /* 1: arrays of pc_device_comm_alloc are read and written where they lie */
+    uint32_t packets; /* 1: by LL */
+    uint32_t direct;  /* 1: the direct form, for arrays of pc_device_comm_alloc */
     uint32_t threads; /* of a block */
     uint32_t reserved;
 };
@@ -438,62 +436,61 @@ struct pc_device_plan_shape { /* what a plan became */
 struct pc_device_comm_state {
     uint64_t launched; /* by pc_device_comm_launch and prepare, captured ones excluded */
     uint64_t captured;
-    uint64_t handed_over; /* messages and credits that the thread has handed to the transport */
+    uint64_t handed_over; /* messages and credits that the proxy handed to the network */
     uint32_t pinned;      /* plans that a graph may still launch */
     uint32_t direct;      /* peers whose GPU memory this rank reaches, with the next two */
-    uint32_t staged;      /* mapped, but only through memory of the host */
+    uint32_t staged;      /* mapped peers reached only through host memory */
     uint32_t remote;
     uint32_t max_blocks; /* of a kernel */
 };
 
-/* Opening, for all ranks at once: open, exchange addresses, connect to each that gave one; agree on
+/* Opening, on all ranks: open, exchange addresses, connect to each peer that has one; agree on
  * which pairs reach each other both ways; seal. */
 int pc_device_comm_open(struct pc_comm *comm, const struct pc_device_comm_options *options,
                         struct pc_device_comm **out);
-int pc_device_comm_address(struct pc_device_comm *plane, void *blob,
-                           size_t capacity); /* its length */
-/* OK: this rank reaches the peer's GPU memory. UNMAPPABLE: not, the text says why. INVALID: the
- * peer's blob is no address. */
-int pc_device_comm_connect(struct pc_device_comm *plane, uint32_t peer, const void *blob,
+int pc_device_comm_address(struct pc_device_comm *dc, void *blob, size_t capacity); /* its length */
+/* OK: this rank reaches the peer's GPU memory. UNMAPPABLE: it does not; the text says why. INVALID:
+ * the blob is no address. */
+int pc_device_comm_connect(struct pc_device_comm *dc, uint32_t peer, const void *blob,
                            size_t nbytes);
-/* reached[peer]: both ends of that pair do. `whole`: so do both of every pair of all ranks, as all
- * agree, and only then do plans get instances, packets and direct forms. */
-int pc_device_comm_seal(struct pc_device_comm *plane, const uint8_t *reached, uint32_t whole);
-/* Closing: all ranks detach, which waits for at most `seconds` for what was launched, then ends it
- * by force; when all have, each closes. Memory of a peer is not freed before nobody has it open. */
-void pc_device_comm_detach(struct pc_device_comm *plane, double seconds);
-void pc_device_comm_close(struct pc_device_comm *plane); /* before pc_comm_close */
+/* reached[peer]: both ranks of that pair reach each other. `whole`: so do all pairs, as all ranks
+ * agree; only then do plans get instances, LL and direct forms. */
+int pc_device_comm_seal(struct pc_device_comm *dc, const uint8_t *reached, uint32_t whole);
+/* Closing: all ranks detach, which waits for at most `seconds` for launches, then aborts them; when
+ * all have, each closes. So a peer's memory is freed only when nobody has it open. */
+void pc_device_comm_detach(struct pc_device_comm *dc, double seconds);
+void pc_device_comm_close(struct pc_device_comm *dc); /* before pc_comm_close */
 
-/* Memory that all ranks that reach this one's can touch; 0 when the heap is full. */
-uint64_t pc_device_comm_alloc(struct pc_device_comm *plane, size_t nbytes);
-int pc_device_comm_free(struct pc_device_comm *plane, uint64_t address);
+/* Memory of the heap, for all ranks that reach this one's; 0 when the heap is full. */
+uint64_t pc_device_comm_alloc(struct pc_device_comm *dc, size_t nbytes);
+int pc_device_comm_free(struct pc_device_comm *dc, uint64_t address);
 
-/* The plan is the plane's from then on, also if this fails. free: while a launch or a graph uses it
- * it lives on. */
-int pc_device_plan_create(struct pc_device_comm *plane, struct pc_plan *plan,
+/* The device communicator owns the plan, also if this fails. free: it lives on while a launch or a
+ * graph uses it. */
+int pc_device_plan_create(struct pc_device_comm *dc, struct pc_plan *plan,
                           const struct pc_device_plan_options *options,
                           struct pc_device_plan **out);
 void pc_device_plan_free(struct pc_device_plan *plan);
 void pc_device_plan_shape(const struct pc_device_plan *plan, struct pc_device_plan_shape *out);
 
-/* Enqueues a call on `stream`, after all calls of this plane so far; waits for nothing. `timeout`
- * is its deadline in seconds, from when it runs. Where the stream is being captured, the graph
- * keeps the plan. */
-int pc_device_comm_launch(struct pc_device_comm *plane, struct pc_device_plan *plan, uint64_t in,
+/* Enqueues a call on `stream`, after all earlier calls of this device communicator; waits for
+ * nothing. `timeout`: its deadline in seconds from its start. If the stream is being captured, the
+ * graph keeps the plan. */
+int pc_device_comm_launch(struct pc_device_comm *dc, struct pc_device_plan *plan, uint64_t in,
                           uint64_t out, uintptr_t stream, double timeout);
-/* The same, but the caller launches: writes the kernel's argument and returns its length. */
-int pc_device_comm_prepare(struct pc_device_comm *plane, struct pc_device_plan *plan, uint64_t in,
+/* The same, but the caller launches: writes the kernel's parameter and returns its length. */
+int pc_device_comm_prepare(struct pc_device_comm *dc, struct pc_device_plan *plan, uint64_t in,
                            uint64_t out, double timeout, void *argument, size_t capacity);
-/* pc_refuse for a plane: launches from now on, and those of graphs that run from now on, are told
- * apart from what ranks launch that refused nothing. One thread at a time, as with launches. */
-int pc_device_comm_refuse(struct pc_device_comm *plane, uint64_t *number);
-/* OK, or the code of a call that failed, or of what broke the communicator; asks no driver. */
-int pc_device_comm_check(struct pc_device_comm *plane);
-/* Until all that was launched is finished: OK, AGAIN when `seconds` pass, or as check. */
-int pc_device_comm_wait(struct pc_device_comm *plane, double seconds);
-/* Where the call stood that failed on the device: 1, or 0 when none has. */
-int pc_device_comm_stuck(struct pc_device_comm *plane, struct pc_stuck *out);
-void pc_device_comm_state(struct pc_device_comm *plane, struct pc_device_comm_state *out);
+/* pc_refuse for a device communicator: later launches, those of graphs too, mismatch those of ranks
+ * that refused nothing. One thread at a time, as with launches. */
+int pc_device_comm_refuse(struct pc_device_comm *dc, uint64_t *number);
+/* OK, or the code of a failed call, or of what broke the communicator; does not call the driver. */
+int pc_device_comm_check(struct pc_device_comm *dc);
+/* Waits for all launches: OK, AGAIN when `seconds` pass, or as check. */
+int pc_device_comm_wait(struct pc_device_comm *dc, double seconds);
+/* Where the call that failed on the device waited: 1, or 0 when none failed. */
+int pc_device_comm_stuck(struct pc_device_comm *dc, struct pc_stuck *out);
+void pc_device_comm_state(struct pc_device_comm *dc, struct pc_device_comm_state *out);
 
 /* For tests of the kernels. */
 int pc_fold_test(uint32_t dtype, uint32_t op, void **dst, uint32_t ndst, const void **src,
