@@ -79,7 +79,7 @@ def apart() -> Iterator[None]:
     def own(places: list[Any]) -> tuple[int, ...]:
         return tuple(range(len(places)))
 
-    with mock.patch.object(join, "_map", nobody), mock.patch.object(join.place, "hosts", own):
+    with mock.patch.object(join, "_map", nobody), mock.patch.object(join.locality, "hosts", own):
         yield
 
 

@@ -78,7 +78,7 @@ def test_the_proxy_beside_threads_that_push(quartered: Path, kind: str, scenario
 
 def test_a_weakened_ring_is_caught(quartered: Path) -> None:
     units = [
-        replace(unit, flags=(*unit.flags, "-DPC_RING_RELAXED"))
+        replace(unit, flags=(*unit.flags, "-DPC_PROXY_FIFO_RELAXED"))
         if unit.source.stem == "proxy"
         else unit
         for unit in compiled.engine("tsan")
