@@ -1,4 +1,4 @@
-"""A rank whose hub is gone turns to a machine that vanishes as soon as it has been reached."""
+"""A rank whose control router is gone turns to a machine that vanishes once it is reached."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEEK = """
 import math, selectors, sys, time
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.rendezvous import Star
-from pycoll.bootstrap.failover import Succession
+from pycoll.bootstrap.failover import Failover
 
 def say(*words):
     print(*words, flush=True)
@@ -28,7 +28,7 @@ hosts = ("gone", "", 0), ("there", sys.argv[1], 5000), ("here", "", 0)
 members = tuple(Member(rank + 1, 0, *host) for rank, host in enumerate(hosts))
 with selectors.DefaultSelector() as selector:
     over = []
-    succession = Succession(
+    succession = Failover(
         Star(2, 3, members, secret=b"s"),
         selector,
         3.0,
