@@ -46,8 +46,8 @@ class PointToPoint:
         try:
             return self.transfers.exchange(sends, recvs, async_op, timeout)
         except BaseException as error:
-            lanes = [*_lanes(sends, True), *_lanes(recvs, False)]
-            self._engine.order.refused_messages("exchange", error, lanes, before)
+            directions = [*_directions(sends, True), *_directions(recvs, False)]
+            self._engine.order.refused_messages("exchange", error, directions, before)
             raise
 
     def _serve(
@@ -73,7 +73,7 @@ class PointToPoint:
         self._engine.order.refused_messages(name, error, [(peer, sending)])
 
 
-def _lanes(pairs: Any, sending: bool) -> list[tuple[Any, bool]]:
+def _directions(pairs: Any, sending: bool) -> list[tuple[Any, bool]]:
     """Return the peers of messages that were refused; None: it is not known which."""
     if not isinstance(pairs, list | tuple):  # a generator, which is used up
         return [(None, sending)]

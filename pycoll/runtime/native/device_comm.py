@@ -75,61 +75,61 @@ def device_comm_open(comm: Any, device: int, local_ranks: Sequence[int], heap_by
     return out[0]
 
 
-def device_comm_address(plane: Any, comm: Any) -> bytes:
+def device_comm_address(dc: Any, comm: Any) -> bytes:
     """Return the blob by which other ranks of the host find this device communicator's memory."""
     blob = ffi.new("char[]", ADDRESS_CAPACITY)
-    n = codes.check(lib.pc_device_comm_address(plane, blob, ADDRESS_CAPACITY), comm, "address")
+    n = codes.check(lib.pc_device_comm_address(dc, blob, ADDRESS_CAPACITY), comm, "address")
     return bytes(ffi.buffer(blob, n))
 
 
-def device_comm_connect(plane: Any, comm: Any, peer: int, blob: bytes) -> str:
+def device_comm_connect(dc: Any, comm: Any, peer: int, blob: bytes) -> str:
     """Open a peer's GPU memory; return "", or why it cannot be reached.
 
     Raises:
         InternalError: The blob is no address of that rank.
     """
-    code = lib.pc_device_comm_connect(plane, peer, ffi.from_buffer(blob), len(blob))
+    code = lib.pc_device_comm_connect(dc, peer, ffi.from_buffer(blob), len(blob))
     if code == UNMAPPABLE:
         return codes.comm_error(comm).text
     codes.check(code, comm, f"the GPU of rank {peer}")
     return ""
 
 
-def device_comm_seal(plane: Any, comm: Any, reached: Sequence[bool], whole: bool) -> None:
+def device_comm_seal(dc: Any, comm: Any, reached: Sequence[bool], whole: bool) -> None:
     """Say which peers reach this rank's GPU memory as it reaches theirs; calls may begin.
 
     Args:
-        plane: One that has tried to connect to all of them.
+        dc: One that has tried to connect to all of them.
         comm: Its communicator.
         reached: For each rank; false for this one.
         whole: So do all pairs of all ranks, as all agree.
     """
-    code = lib.pc_device_comm_seal(plane, ffi.from_buffer(bytes(map(bool, reached))), whole)
+    code = lib.pc_device_comm_seal(dc, ffi.from_buffer(bytes(map(bool, reached))), whole)
     codes.check(code, comm, "the edges of a GPU")
 
 
-def device_comm_detach(plane: Any, seconds: float) -> None:
+def device_comm_detach(dc: Any, seconds: float) -> None:
     """End what was launched, after waiting for at most so long, and let go of peers' memory."""
-    lib.pc_device_comm_detach(plane, seconds)
+    lib.pc_device_comm_detach(dc, seconds)
 
 
-def device_comm_close(plane: Any) -> None:
+def device_comm_close(dc: Any) -> None:
     """Give everything back; when all ranks have detached, and before the communicator closes."""
-    lib.pc_device_comm_close(plane)
+    lib.pc_device_comm_close(dc)
 
 
-def device_comm_alloc(plane: Any, nbytes: int) -> int | None:
+def device_comm_alloc(dc: Any, nbytes: int) -> int | None:
     """Allocate GPU memory that peers can reach; None when the heap is full."""
-    return int(lib.pc_device_comm_alloc(plane, nbytes)) or None
+    return int(lib.pc_device_comm_alloc(dc, nbytes)) or None
 
 
-def device_comm_free(plane: Any, address: int) -> None:
+def device_comm_free(dc: Any, address: int) -> None:
     """Free what `device_comm_alloc` gave; any thread may."""
-    codes.check(lib.pc_device_comm_free(plane, address), None, "free of empty() memory on a GPU")
+    codes.check(lib.pc_device_comm_free(dc, address), None, "free of empty() memory on a GPU")
 
 
 def device_plan_create(
-    plane: Any,
+    dc: Any,
     comm: Any,
     plan: Any,
     function: int,
@@ -141,7 +141,7 @@ def device_plan_create(
     """Bind a plan to a kernel; not while a stream is being captured by this thread.
 
     Args:
-        plane: One that is sealed.
+        dc: One that is sealed.
         comm: Its communicator.
         plan: Of `bindings.plan_create`. It belongs to the device communicator from
             then on, also if this fails.
@@ -155,7 +155,7 @@ def device_plan_create(
     options.packets = -1 if packets else 0
     out = ffi.new("struct pc_device_plan **")
     ffi.gc(plan, None)
-    codes.check(lib.pc_device_plan_create(plane, plan, options, out), comm, "a plan on a GPU")
+    codes.check(lib.pc_device_plan_create(dc, plan, options, out), comm, "a plan on a GPU")
     return ffi.gc(out[0], lib.pc_device_plan_free)
 
 
@@ -166,62 +166,60 @@ def device_plan_shape(plan: Any) -> Shape:
     return Shape(s.blocks, s.instances, bool(s.packets), bool(s.direct), s.threads)
 
 
-def device_comm_launch(plane: Any, plan: Any, x: int, out: int, stream: int, timeout: float) -> int:
+def device_comm_launch(dc: Any, plan: Any, x: int, out: int, stream: int, timeout: float) -> int:
     """Enqueue a call on a stream behind all calls so far, and return its code; waits for nothing.
 
     Args:
-        plane: The device communicator.
+        dc: The device communicator.
         plan: Of `device_plan_create`; where the stream is being captured, the graph keeps it.
         x: Address of the input.
         out: Address of the output.
         stream: The driver's handle, 0 for the default stream.
         timeout: Seconds, from when the kernel first has to wait.
     """
-    return int(lib.pc_device_comm_launch(plane, plan, x, out, stream, timeout))
+    return int(lib.pc_device_comm_launch(dc, plan, x, out, stream, timeout))
 
 
-def device_comm_prepare(
-    plane: Any, comm: Any, plan: Any, x: int, out: int, timeout: float
-) -> bytes:
+def device_comm_prepare(dc: Any, comm: Any, plan: Any, x: int, out: int, timeout: float) -> bytes:
     """Return the argument of a kernel that the caller launches; that must happen."""
     place = ffi.new("char[]", ARGUMENT_CAPACITY)
-    code = lib.pc_device_comm_prepare(plane, plan, x, out, timeout, place, ARGUMENT_CAPACITY)
+    code = lib.pc_device_comm_prepare(dc, plan, x, out, timeout, place, ARGUMENT_CAPACITY)
     return bytes(ffi.buffer(place, codes.check(code, comm, "a call on a GPU")))
 
 
-def device_comm_refuse(plane: Any) -> int | None:
+def device_comm_refuse(dc: Any) -> int | None:
     """Have a call that was refused take its place among the launches; its number.
 
     None of a device communicator that is broken.
     """
     number = ffi.new("uint64_t *")
-    return None if lib.pc_device_comm_refuse(plane, number) else int(number[0])
+    return None if lib.pc_device_comm_refuse(dc, number) else int(number[0])
 
 
-def device_comm_check(plane: Any) -> int:
+def device_comm_check(dc: Any) -> int:
     """Return 0, or the code of a call that has failed; asks no driver."""
-    return int(lib.pc_device_comm_check(plane))
+    return int(lib.pc_device_comm_check(dc))
 
 
-def device_comm_wait(plane: Any, seconds: float) -> int:
+def device_comm_wait(dc: Any, seconds: float) -> int:
     """Wait until what was launched has finished.
 
     Returns:
         0, AGAIN after so long, or what `device_comm_check` would.
     """
-    return int(lib.pc_device_comm_wait(plane, seconds))
+    return int(lib.pc_device_comm_wait(dc, seconds))
 
 
-def device_comm_stuck(plane: Any) -> Stuck | None:
+def device_comm_stuck(dc: Any) -> Stuck | None:
     """Return where a call stood that failed on the GPU, or None when none has."""
     s = ffi.new("struct pc_stuck *")
-    if lib.pc_device_comm_stuck(plane, s) != 1:
+    if lib.pc_device_comm_stuck(dc, s) != 1:
         return None
     return Stuck(s.channel, s.instruction, s.peer, s.want, s.got)
 
 
-def device_comm_state(plane: Any) -> State:
+def device_comm_state(dc: Any) -> State:
     """Return what a device communicator has done, and how it reaches its peers."""
     s = ffi.new("struct pc_device_comm_state *")
-    lib.pc_device_comm_state(plane, s)
+    lib.pc_device_comm_state(dc, s)
     return State(*(getattr(s, name) for name in State._fields))
