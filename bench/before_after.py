@@ -1,30 +1,41 @@
-"""Has a small call become slower? This checkout beside another one, in alternating launches.
+"""Has a call become slower? This checkout beside another one, in alternating launches.
 
-Run: python bench/before_after.py --before ../other-checkout [--launches 8]
+Run: python bench/before_after.py --before ../other-checkout [--of small|shm|tcp] [--launches 8]
 
-Each launch is a job of two ranks that have memory in common. It times blocks of all-reduces of
-8 bytes, by call and by plan, and its figure is the median over the blocks of the slowest rank. A
-launch of one checkout and the next of the other are a pair; the pairs' order alternates, since the
-host moves the cores about. The ratio is the geometric mean over the pairs of after / before, with
-its 95 % interval by Student's t of the logarithms.
+A launch is one job of one checkout, under its own Open MPI. What it times:
+
+small  2 ranks that have memory in common: all-reduces of 8 bytes, by call and by plan, without
+       an MPI; the median over many blocks of the slowest rank
+shm    what bench/allreduce_two_ranks.py does: 2 ranks, 4 B to 256 MiB, by call and by plan, of
+       NumPy arrays and of those of comm.empty
+tcp    what bench/tcp_allreduce.py does: 4 hosts (network namespaces; needs root) with a rank
+       each, 4 B to 64 MiB
+
+A launch of one checkout and the next of the other are a pair; the pairs' order alternates, since
+the host moves the cores about. A cell's ratio is the geometric mean over the pairs of after /
+before, with its 95 % interval by Student's t of the logarithms.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launch import write
+from cluster import Hosts, Spread, lack
+from launch import MPI, RESULTS, ROOT, write
 
-ROOT = Path(__file__).parents[1]
-RESULT = ROOT / "bench" / "results" / "before-after.json"
+from pycoll.benchmark import metadata
+
+RANKS = {"small": 2, "shm": 2, "tcp": 4}
 #: Of Student's t, two-sided 95 %, by degrees of freedom.
 T95 = {3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 9: 2.262, 11: 2.201, 15: 2.131, 23: 2.069}
 RANK = """
@@ -67,28 +78,41 @@ print(json.dumps(pycoll.spawn(rank, 2, timeout=120)[0]))
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--before", type=Path, required=True, help="the other checkout, built")
+    parser.add_argument(
+        "--of", choices=("small", "shm", "tcp"), default="small", help="what to time"
+    )
     parser.add_argument("--launches", type=int, default=8, help="pairs: 4 to 8, 10, 12, 16 or 24")
-    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     if options.launches - 1 not in T95:
         parser.error(f"--launches is {options.launches}, want 4 to 8, 10, 12, 16 or 24")
+    name = "before-after.json" if options.of == "small" else f"before-after-{options.of}.json"
+    output = options.output or RESULTS / name
     trees = {"before": options.before.resolve(), "after": ROOT}
+    with contextlib.ExitStack() as stack:
+        launch = small if options.of == "small" else job(options.of, stack)
+        rows = pairs(trees, options.launches, launch)
+    ratios = {cell: ratio(rows, cell) for cell in rows[0]["seconds"]}
+    for cell, found in ratios.items():
+        print(f"{cell:32}", *(f"{key} {value:.3f}" for key, value in found.items()))
+    meta = metadata.collect("spawn" if options.of == "small" else "openmpi", RANKS[options.of], {})
+    write(output, meta | {"before": commit(trees["before"])}, rows, ratios=ratios)
+
+
+def pairs(
+    trees: dict[str, Path], count: int, launch: Callable[[Path], dict[str, float]]
+) -> list[dict[str, Any]]:
+    """Return the seconds of each launch, both checkouts in turn."""
     rows: list[dict[str, Any]] = []
-    for pair in range(options.launches):
+    for pair in range(count):
         order = ("before", "after") if pair % 2 == 0 else ("after", "before")
         for which in order:
-            row = {"pair": pair, "which": which, **launch(trees[which])}
-            rows.append(row)
-            print(row, flush=True)
-    ratios = {what: ratio(rows, what) for what in ("call", "plan")}
-    print(json.dumps(ratios, indent=1))
-    from pycoll.benchmark import metadata
-
-    meta = metadata.collect("spawn", 2, {}) | {"before": commit(trees["before"])}
-    write(options.output, meta, rows, ratios=ratios)
+            rows.append({"pair": pair, "which": which, "seconds": launch(trees[which])})
+            print(f"# pair {pair}: {which}", flush=True)
+    return rows
 
 
-def launch(tree: Path) -> dict[str, float]:
+def small(tree: Path) -> dict[str, float]:
     """Return the seconds of a call and of a plan in one job of a checkout."""
     done = subprocess.run(
         [sys.executable, "-c", RANK],
@@ -102,11 +126,36 @@ def launch(tree: Path) -> dict[str, float]:
     return found
 
 
-def ratio(rows: list[dict[str, Any]], what: str) -> dict[str, float]:
+def job(kind: str, stack: contextlib.ExitStack) -> Callable[[Path], dict[str, float]]:
+    """Return what runs ``pycoll bench`` of a checkout and gives the seconds of every cell."""
+    if reason := kind == "tcp" and lack():
+        sys.exit(f"tcp is not measured: {reason}")
+    hosts = stack.enter_context(Hosts(RANKS[kind])) if kind == "tcp" else None
+    sweep = ["--max", "256M", "--call", "both", "--arrays", "both"]
+    sweep = sweep if hosts is None else ["--max", "64M"]
+
+    def launch(tree: Path) -> dict[str, float]:
+        mpi = ("openmpi", tree / ".venv", tree)
+        at = MPI(*mpi) if hosts is None else Spread(*mpi, hosts=hosts)
+        result = at.bench(RANKS[kind], "--min", "4", *sweep, timeout=300)
+        ran = result["meta"]["commit"].removesuffix("+")
+        if ran != commit(tree):
+            raise RuntimeError(f"{tree} was to run {commit(tree)}, ran {ran}")
+        if wrong := [row for row in result["rows"] if row["wrong"]]:
+            raise RuntimeError(f"{tree} computed wrong elements: {wrong}")
+        return {
+            f"{row['nbytes']} {row['call']} {row['arrays']}": row["time_us"]["median"] * 1e-6
+            for row in result["rows"]
+        }
+
+    return launch
+
+
+def ratio(rows: list[dict[str, Any]], cell: str) -> dict[str, float]:
     """Return after / before of the pairs: the geometric mean and its 95 % interval."""
     pairs: dict[int, dict[str, float]] = {}
     for row in rows:
-        pairs.setdefault(row["pair"], {})[row["which"]] = row[what]
+        pairs.setdefault(row["pair"], {})[row["which"]] = row["seconds"][cell]
     logs = [math.log(pair["after"] / pair["before"]) for pair in pairs.values()]
     mean = statistics.fmean(logs)
     half = T95[len(logs) - 1] * statistics.stdev(logs) / math.sqrt(len(logs))

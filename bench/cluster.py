@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from launch import MPI, ROOT, environment, mpis
 
@@ -25,7 +25,7 @@ AGENT = str(ROOT / "tests" / "net" / "agent.sh")
 class Spread(MPI):
     """An MPI whose ranks are spread evenly over the hosts, neighbours on one host."""
 
-    hosts: Hosts
+    hosts: Hosts = field(kw_only=True)
 
     def command(self, ranks: int) -> list[str]:
         """Return mpirun, on the hosts' front, and the Python that it starts on every rank."""
@@ -51,7 +51,7 @@ class Spread(MPI):
     def environment(self) -> dict[str, str]:
         """Return what the ranks need, which the agent hands on."""
         gloo = {"GLOO_SOCKET_IFNAME": "eth0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        return {**environment(), **self.hosts.agent, **gloo}
+        return {**environment(self.root), **self.hosts.agent, **gloo}
 
 
 @contextlib.contextmanager
@@ -61,4 +61,4 @@ def cluster(options: argparse.Namespace, count: int) -> Iterator[list[Spread]]:
         print(f"# not measured: {reason}")
         sys.exit()
     with Hosts(count) as hosts:
-        yield [Spread(mpi.name, mpi.folder, hosts) for mpi in mpis(options)]
+        yield [Spread(mpi.name, mpi.folder, hosts=hosts) for mpi in mpis(options)]

@@ -20,10 +20,11 @@ RESULTS = ROOT / "bench" / "results"
 
 @dataclass(frozen=True)
 class MPI:
-    """An environment whose mpirun and mpi4py belong to one MPI."""
+    """An environment whose mpirun and mpi4py belong to one MPI, and the checkout that it runs."""
 
     name: str
     folder: Path
+    root: Path = ROOT
 
     def command(self, ranks: int) -> list[str]:
         """Return mpirun and the Python that it starts on every rank."""
@@ -34,12 +35,13 @@ class MPI:
 
     def environment(self) -> dict[str, str]:
         """Return the variables that mpirun and the ranks need."""
-        return environment()
+        return environment(self.root)
 
     def run(self, ranks: int, *arguments: str, timeout: float = 3600) -> str:
         """Run ``python *arguments`` on every rank; returns what they printed."""
         done = subprocess.run(
             [*self.command(ranks), *arguments],
+            cwd=self.root,
             env=self.environment(),
             stdout=subprocess.PIPE,
             text=True,
@@ -61,15 +63,15 @@ class MPI:
         return result
 
 
-def environment() -> dict[str, str]:
-    """Return this process's variables with what the ranks need besides."""
+def environment(root: Path = ROOT) -> dict[str, str]:
+    """Return this process's variables with what ranks that run a checkout need besides."""
     # A rank that must compile every module would have its start measured as that.
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     return {
         **kept,
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")])),
     }
 
 

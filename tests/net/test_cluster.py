@@ -23,7 +23,7 @@ def test_mpirun_spreads_a_benchmark_over_hosts(
     against = ["mpi4py"] + ["gloo"] * (importlib.util.find_spec("torch") is not None)
     sweep = ["--min", "8", "--max", "64K", "--factor", "8192", "--repeats", "1"]
     with Hosts(2) as hosts:
-        mpi = Spread(launcher.name, Path(launcher.mpirun).parents[1], hosts)
+        mpi = Spread(launcher.name, Path(launcher.mpirun).parents[1], hosts=hosts)
         more = [*sweep, "--against", ",".join(against)]
         result = mpi.bench(4, *more, timeout=120)
     assert result["meta"]["ranks"] == 4
@@ -50,7 +50,7 @@ def test_what_is_no_plain_collective_is_right_between_hosts(
 
     few = [*sizes, "--repeats", "1", "--iters", "3", "--against", "mpi4py"]
     with Hosts(2) as hosts:
-        mpi = Spread(launcher.name, Path(launcher.mpirun).parents[1], hosts)
+        mpi = Spread(launcher.name, Path(launcher.mpirun).parents[1], hosts=hosts)
         result = mpi.bench(4, *few, collective=collective, timeout=120)
     assert [row["library"] for row in result["rows"]] == ["pycoll", "mpi4py"]
     assert all(row["wrong"] == 0 for row in result["rows"])
@@ -60,6 +60,6 @@ def test_ranks_spread_evenly_or_not_at_all(monkeypatch: pytest.MonkeyPatch, root
     monkeypatch.syspath_prepend(str(root / "bench"))
     from cluster import Spread
 
-    spread = Spread("openmpi", Path(sys.prefix), Hosts(2))
+    spread = Spread("openmpi", Path(sys.prefix), hosts=Hosts(2))
     with pytest.raises(ValueError, match="3 ranks do not spread evenly over 2 hosts"):
         spread.command(3)
