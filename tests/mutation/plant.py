@@ -49,8 +49,8 @@ def plant(
     for file, here in sorted(by_file.items()):
         path = target / file
         path.write_bytes(inserted(path.read_bytes(), here))
-        if path.suffix != ".py":
-            shutil.copy(HERE / "switch.h", path.with_name(HEADER))
+    # What is compiled at run time is found from native/, and all else looks there, too.
+    shutil.copy(HERE / "switch.h", target / "native" / HEADER)
     state = target / STATE
     state.mkdir()
     mutant.save(state / "mutants.json", mutants)
