@@ -232,7 +232,7 @@ class Channel:
 
     def _reduce_copy(self, i: Instruction) -> None:
         dtype, kind = self.world.dtype, storage(self.world.dtype)
-        values = [np.concatenate([_poison(0), *self._pieces(s)]).view(kind) for s in i.sources]
+        values = [np.concatenate(self._pieces(s)).view(kind) for s in i.sources]
         value = values[0]
         for other in values[1:]:
             value = combine(value, other, dtype, self.world.op)
@@ -253,9 +253,8 @@ class Channel:
         if o.space is Space.SCRATCH:
             return [self.scratch[o.place + k][:n] for k, n in enumerate(lengths)]
         if o.space is Space.SLOT:
-            cuts = np.cumsum([0, *lengths])
             slot = self._next_slot(o)
-            return [slot[a:b] for a, b in pairwise(cuts)]
+            return [slot[a:b] for a, b in pairwise(accumulate(lengths, initial=0))]
         owner = o.edge if o.space in (Space.PEER_IN, Space.PEER_OUT) else self.program.rank
         content, base = (w.inputs if o.space in (Space.IN, Space.PEER_IN) else w.outputs)[owner]
         pieces = []

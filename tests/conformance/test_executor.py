@@ -317,8 +317,11 @@ def expected(size: int) -> tuple[list[Case], Results]:
 
 
 def runs() -> Iterator[Any]:
-    """Every executor with every size; those for which the stand-in is wanted are marked."""
-    for executor, size in itertools.product(EXECUTORS, SLOTS):
+    """Every executor with every size; those for which the stand-in is wanted are marked.
+
+    The executors of a size come after each other, as they share what is expected.
+    """
+    for size, executor in itertools.product(SLOTS, EXECUTORS):
         if "two rails" not in executor or 2 * size <= DEVICES:
             marks = [pytest.mark.stand_in] if "verbs" in executor else []
             yield pytest.param(executor, size, marks=marks, id=f"{executor}-{size}")
