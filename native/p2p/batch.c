@@ -42,17 +42,21 @@ static int make(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t
     return PC_OK;
 }
 
-static int usable(const struct pc_comm *comm)
+/* Enters a communicator that is not broken. */
+static int enter(struct pc_comm *comm)
 {
-    if (atomic_load_explicit(&comm->broken, memory_order_relaxed))
-        return PC_BROKEN;
-    return PC_OK;
+    int rc = pc__enter(comm);
+    if (rc == PC_OK && atomic_load_explicit(&comm->broken, memory_order_relaxed)) {
+        pc__leave(comm);
+        rc = PC_BROKEN;
+    }
+    return rc;
 }
 
-static void post(struct pc_comm *comm, struct pc_batch *batch)
+static void post(struct pc_comm *comm, struct pc_batch *batch, uint32_t channel)
 {
     pc__lock(comm->p2p);
-    pc__p2p_post(comm, batch, PC_CHANNEL_P2P - PC_CHANNEL_P2P);
+    pc__p2p_post(comm, batch, channel - PC_CHANNEL_P2P);
     pc__p2p_release(comm, 1);
 }
 
@@ -135,12 +139,10 @@ int pc__send_receive(struct pc_comm *comm, const struct pc_p2p_op *message, doub
 {
     struct pc_p2p *p = comm->p2p;
     struct pc_batch *batch = p->single;
-    int rc = pc__enter(comm);
+    int rc = enter(comm);
     if (rc != PC_OK)
         return rc;
-    rc = usable(comm);
-    if (rc == PC_OK)
-        rc = check(comm, message);
+    rc = check(comm, message);
     if (rc != PC_OK) {
         pc__leave(comm);
         return rc;
@@ -171,15 +173,13 @@ int pc_exchange(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t
     if (n == 1)
         return pc__send_receive(comm, messages, timeout, PC_FIRST_PATIENCE_NS);
     struct pc_batch *batch = NULL;
-    int rc = pc__enter(comm);
+    int rc = enter(comm);
     if (rc != PC_OK)
         return rc;
-    rc = usable(comm);
-    if (rc == PC_OK)
-        rc = make(comm, messages, n, timeout, &batch);
+    rc = make(comm, messages, n, timeout, &batch);
     if (rc == PC_OK) {
         comm->p2p->blocking = batch;
-        post(comm, batch);
+        post(comm, batch, PC_CHANNEL_P2P);
         rc = pc__batch_resume(comm, PC_FIRST_PATIENCE_NS);
     }
     if (rc != PC_AGAIN)
@@ -192,12 +192,10 @@ int pc_post(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t n, 
 {
     struct pc_work *work = NULL;
     struct pc_batch *batch = NULL;
-    int rc = pc__enter(comm);
+    int rc = enter(comm);
     if (rc != PC_OK)
         return rc;
-    rc = usable(comm);
-    if (rc == PC_OK)
-        rc = make(comm, messages, n, timeout, &batch);
+    rc = make(comm, messages, n, timeout, &batch);
     if (rc == PC_OK && (work = calloc(1, sizeof *work)) == NULL) {
         free(batch);
         rc = pc__fail(&comm->error, PC_NOMEM, -1, "no memory for %u transfers", n);
@@ -205,7 +203,7 @@ int pc_post(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t n, 
     if (rc == PC_OK) {
         work->posted = batch;
         *out = work;
-        post(comm, batch);
+        post(comm, batch, PC_CHANNEL_P2P);
         if (!pc__batch_done(batch))
             pc__progress_thread_wanted(comm); /* without the thread, the next call makes progress */
     }
@@ -236,11 +234,10 @@ int pc_refuse_message(struct pc_comm *comm, uint32_t peer, uint32_t direction)
     if (peer >= comm->options.size || direction > PC_DIRECTION_RECV
         || comm->peers[peer].arena == NULL)
         return PC_INVALID;
-    int rc = pc__enter(comm);
+    int rc = enter(comm);
     if (rc != PC_OK)
         return rc;
-    rc = usable(comm);
-    struct pc_batch *batch = rc == PC_OK ? pc__batch_new(comm, 1) : NULL;
+    struct pc_batch *batch = pc__batch_new(comm, 1);
     if (batch != NULL) {
         batch->transfers[0] = (struct pc_transfer){.at = comm->arena,
                                                    .signature = PC_REFUSED_MESSAGE,
@@ -248,8 +245,8 @@ int pc_refuse_message(struct pc_comm *comm, uint32_t peer, uint32_t direction)
                                                    .direction = direction};
         batch->deadline = UINT64_MAX;
         batch->forgotten = true;
-        post(comm, batch);
-    } else if (rc == PC_OK) {
+        post(comm, batch, PC_CHANNEL_P2P);
+    } else {
         rc = PC_NOMEM;
     }
     pc__leave(comm);
@@ -274,9 +271,7 @@ int pc_comm_gone(struct pc_comm *comm, uint32_t peer, int died)
 void pc__pairwise_post(struct pc_comm *comm, struct pc_batch *batch)
 {
     batch->deadline = UINT64_MAX; /* the call's deadline counts */
-    pc__lock(comm->p2p);
-    pc__p2p_post(comm, batch, PC_CHANNEL_PAIRWISE - PC_CHANNEL_P2P);
-    pc__p2p_release(comm, 1);
+    post(comm, batch, PC_CHANNEL_PAIRWISE);
 }
 
 int pc__batch_end(struct pc_comm *comm, struct pc_batch **batch)
@@ -314,10 +309,10 @@ int pc_pairwise_submit(struct pc_comm *comm, uint64_t signature, const struct pc
                        uint32_t n, double timeout, const char *where, struct pc_work **work)
 {
     struct pc_work job = {.signature = signature, .timeout = timeout};
-    int rc = pc__enter(comm);
+    int rc = enter(comm);
     if (rc != PC_OK)
         return rc;
-    rc = atomic_load(&comm->broken) ? PC_BROKEN : make(comm, messages, n, timeout, &job.batch);
+    rc = make(comm, messages, n, timeout, &job.batch);
     if (rc == PC_OK)
         rc = pc__enqueue(comm, &job, where, work);
     pc__leave(comm);

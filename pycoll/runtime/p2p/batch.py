@@ -88,14 +88,7 @@ def gatherv(
     else:
         target = on_host(operands.target(out, source.dtype, f"{who}: out"), f"{who}: out")
     lengths = _lengths(counts, place, f"{who}: counts", target, "out")
-    messages = _parts(target, lengths, False)
-    _fit(source, lengths[root], f"{who}: x")
-    if source.address == messages[root].address:
-        del messages[root]  # in place
-    else:
-        operands.require_apart(source, target, who)
-        messages.append(_message(source, root, True))
-    return Batch(messages, target.owner, (source, target), source.dtype)
+    return _at_root(source, target, lengths, root, who, gathers=True)
 
 
 def scatterv(
@@ -108,18 +101,26 @@ def scatterv(
         return Batch([_message(target, root, False)], out, target, target.dtype)
     source = array(x, f"{who}: x", sending=True)
     lengths = _lengths(counts, place, f"{who}: counts", source, "x")
-    messages = _parts(source, lengths, True)
     if out is None:
         begin = sum(lengths[:root])
         target = families.rows(families.flat(source), begin, begin + lengths[root])
     else:
         target = on_host(operands.target(out, source.dtype, f"{who}: out"), f"{who}: out")
-    _fit(target, lengths[root], f"{who}: out")
-    if target.address == messages[root].address:
+    return _at_root(source, target, lengths, root, who, gathers=False)
+
+
+def _at_root(
+    source: ArrayView, target: ArrayView, lengths: Sequence[int], root: int, who: str, gathers: bool
+) -> Batch:
+    """Return the messages of the root, which has the parts of all ranks and one of its own."""
+    whole, part, name = (target, source, "x") if gathers else (source, target, "out")
+    messages = _parts(whole, lengths, not gathers)
+    _fit(part, lengths[root], f"{who}: {name}")
+    if part.address == messages[root].address:
         del messages[root]  # in place
     else:
         operands.require_apart(source, target, who)
-        messages.append(_message(target, root, False))
+        messages.append(_message(part, root, gathers))
     return Batch(messages, target.owner, (source, target), source.dtype)
 
 
