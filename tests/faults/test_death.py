@@ -332,7 +332,7 @@ def test_two_communicators_in_two_threads() -> None:
 def test_an_uncaught_exception_in_a_script_is_told_to_the_others() -> None:
     code = (
         "import numpy, pycoll\n"
-        "comm = pycoll.init(timeout=30)\n"
+        "comm = pycoll.init(timeout=120)\n"
         "comm.barrier()\n"
         "if comm.rank: raise ValueError('a bad sample')\n"
         "comm.allreduce(numpy.ones(3))\n"
@@ -350,7 +350,7 @@ def test_an_uncaught_exception_in_a_script_is_told_to_the_others() -> None:
         )
         for r in range(2)
     ]
-    errors = [process.communicate(timeout=60)[1] for process in processes]
+    errors = [process.communicate(timeout=180)[1] for process in processes]
     assert "ValueError: a bad sample" in errors[1]
     assert "PeerLostError: rank 1 (process " in errors[0]
     assert "failed with ValueError: a bad sample after 1 call and takes no part" in errors[0]
