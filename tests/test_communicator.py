@@ -549,6 +549,7 @@ def test_what_empty_and_explain_refuse() -> None:
             for nbytes in (-1, 1e6, "1M"):
                 with pytest.raises(pycoll.UsageError, match=r"^explain: nbytes is .*, want an int"):
                     comm.explain("allreduce", nbytes)  # type: ignore[arg-type]
+            assert comm.explain("allreduce", 0)  # a call on an empty array is one
             for given, shape in ((np.int64(3), (3,)), ([2, np.uint8(3)], (2, 3)), ((), ())):
                 assert comm.empty(given).shape == shape
             with pytest.raises(pycoll.UsageError, match=r"^dup: timeout is 0, want seconds"):

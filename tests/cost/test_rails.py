@@ -17,7 +17,7 @@ from pycoll.cost.store import key
 from pycoll.cost.traffic import busiest, traffic
 from pycoll.cost.work import whole_work_of
 from pycoll.errors import ScheduleError
-from pycoll.schedule import FLAT, Algorithm, ScheduleBuilder, allreduce
+from pycoll.schedule import FLAT, Algorithm, Level, Placement, ScheduleBuilder, allreduce
 from pycoll.topology import ETHERNET, HOP, MEMORY, NDR, PCIE, ROCE, Link, Topology, cluster, fabric
 
 #: Ranks work for nothing: only what is between them takes time.
@@ -166,6 +166,13 @@ def test_rows_over_tcp_are_not_those_over_rdma() -> None:
     names = {key("1", q, "cpu") for q in (tcp, rdma, rdma._replace(wire=50e9))}
     assert len(names) == 3
     assert key("1", tcp._replace(wire=1.0), "cpu") == key("1", tcp, "cpu")
+
+
+@pytest.mark.parametrize("name", ["ring", "hierarchical"])
+def test_the_work_of_all_ranks_knows_whether_the_placement_was_asked_for(name: str) -> None:
+    (found,) = (a for a in BUILTIN if a.name == name and a.collective is allreduce)
+    pairs = Placement.of(Level("node", (0, 0, 1, 1)))
+    assert whole_work_of(found, 4, pairs).asked_placement == (name == "hierarchical")
 
 
 def test_what_each_link_carries() -> None:

@@ -40,6 +40,7 @@ def test_an_answer(enabled):
         reply(2, struct.pack("=i", -errno.EOPNOTSUPP) + question("eth1")),
         reply(79, struct.pack("=BBH", 0, 21, 0)),
         reply(79, struct.pack("=BBH", 0, 21, 0) + attribute(13, attribute(1, bytes(60)))),
+        reply(79, struct.pack("=BBH", 0, 21, 0) + attribute(13, attribute(2, b"\x08"))),
         reply(79, struct.pack("=BBH", 0, 21, 0) + struct.pack("=HH", 0, 13)),
     ],
 )

@@ -38,9 +38,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fakecuda_library import SONAME, calls, environment, lack, library, remarks
+from fakecuda_library import SONAME, Logged, calls, environment, lack, library, remarks
 
-__all__ = ["calls", "environment", "lack", "library", "remarks"]  # and all that is below
+__all__ = ["Logged", "calls", "environment", "lack", "library", "remarks"]  # and all that is below
 
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED = 0, 1, 2, 3
 INVALID_DEVICE, INVALID_CONTEXT, MAP_FAILED = 101, 201, 205

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pycoll.errors import ScheduleError
+from pycoll.errors import ScheduleError, UsageError
 from pycoll.schedule import (
     COLLECTIVES,
     Buffer,
@@ -113,6 +113,18 @@ def open_channel(b: ScheduleBuilder) -> None:
 def test_a_wrong_call_is_refused(write: Callable[[ScheduleBuilder], object], message: str) -> None:
     with pytest.raises(ScheduleError, match=f"^rank 0: .*{message}"):
         write(ScheduleBuilder(3, 0))
+
+
+@pytest.mark.parametrize("rank", [3, -1, "0", 1.0, None])
+def test_a_builder_of_no_rank_is_refused(rank: object) -> None:
+    with pytest.raises(UsageError, match=r"^ScheduleBuilder: rank is .*, want 0 to 2$"):
+        ScheduleBuilder(3, rank)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [0, -2, 65537, "3", 3.0, None])
+def test_a_builder_for_no_number_of_ranks_is_refused(size: object) -> None:
+    with pytest.raises(UsageError, match=r"^ScheduleBuilder: size is .*, want an integer from 1"):
+        ScheduleBuilder(size, 0)  # type: ignore[arg-type]
 
 
 def test_whoever_reads_the_placement_has_asked_for_it() -> None:
