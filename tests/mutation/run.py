@@ -21,8 +21,9 @@ from reach import Reached, Test
 SECONDS = 60.0  #: for the tests of one mutant
 FILLED = 0.7  #: of these, the share that the chosen tests take if all goes as before
 START = 3.0  #: seconds until the first test runs
-#: A test that takes so much longer than it did without a mutant, hangs: times, and seconds.
-FAR, LEAST = 5.0, 10.0
+#: A test that takes so much longer than it did without a mutant, hangs: times, and seconds. It may
+#: have to compile what an earlier test of its file had compiled then.
+FAR, LEAST = 5.0, 30.0
 
 
 def run(tree: Path, jobs: int, only: set[int], seconds: float, again: bool) -> Path:
@@ -121,8 +122,8 @@ def _mutant(
 ) -> tuple[Mutant, dict[str, Any]]:
     """Run tests with a mutant on; how that ended.
 
-    A test that fails is run once more, by itself and without the mutant: if it fails then too, it
-    says nothing, and the others are run without it.
+    A test that fails or hangs is run once more, by itself and without the mutant: if it does so
+    then too, it says nothing, and the others are run without it.
     """
     told: dict[str, Any] = {"reached_by": every, "chosen": len(tests), "seconds": 0.0}
     known = reach.load(tree).tests
@@ -132,7 +133,7 @@ def _mutant(
         told |= _tests(tree, str(each.number), tests, known, seconds)
         told["seconds"] = round(time.monotonic() - begun, 1)
         failed = told.get("test", "")
-        if told["outcome"] != "killed" or failed not in known:
+        if told["outcome"] not in FOUND or failed not in known:
             break
         alone = _tests(tree, f"{each.number}-off", [failed], known, seconds)
         if alone["outcome"] == "survived":
