@@ -169,7 +169,8 @@ $(DOCS)/.base: pyproject.toml
 	@echo "installing Sphinx and its theme into $(DOCS)"
 	@test -x $(PY) || $(PYTHON) -m venv $(DOCS)
 	@{ echo numpy; echo cffi; $(call extra,docs); } \
-	| $(PY) -m pip -qq --disable-pip-version-check install -r /dev/stdin
+	| $(PY) -m pip -qq --disable-pip-version-check install -r /dev/stdin \
+	|| { rm -rf $(DOCS); exit 1; }
 	@touch $@
 
 # The pictures of the documentation, from their sources; both are in the tree, so that only who draws

@@ -2,14 +2,16 @@
 
 Run: python bench/before_after.py --before ../other-checkout [--of small|shm|tcp] [--launches 8]
 
-A launch is one job of one checkout, under its own Open MPI. What it times:
+A launch is one job of one checkout. What it times:
 
-small  2 ranks that have memory in common: all-reduces of 8 bytes, by call and by plan, without
-       an MPI; the median over many blocks of the slowest rank
+small  2 ranks that have memory in common and no MPI: all-reduces of 8 bytes, by call and by plan;
+       the median over many blocks of the slowest rank
 shm    what bench/allreduce_two_ranks.py does: 2 ranks, 4 B to 256 MiB, by call and by plan, of
        NumPy arrays and of those of comm.empty
 tcp    what bench/tcp_allreduce.py does: 4 hosts (network namespaces; needs root) with a rank
        each, 4 B to 64 MiB
+
+The last two run pycoll alone, under the checkout's own Open MPI.
 
 A launch of one checkout and the next of the other are a pair; the pairs' order alternates, since
 the host moves the cores about. A cell's ratio is the geometric mean over the pairs of after /
@@ -95,7 +97,9 @@ def main() -> None:
     ratios = {cell: ratio(rows, cell) for cell in rows[0]["seconds"]}
     for cell, found in ratios.items():
         print(f"{cell:32}", *(f"{key} {value:.3f}" for key, value in found.items()))
-    meta = metadata.collect("spawn" if options.of == "small" else "openmpi", RANKS[options.of], {})
+    launcher = "spawn" if options.of == "small" else "openmpi"
+    transport = "tcp" if options.of == "tcp" else "shm"
+    meta = metadata.collect(launcher, RANKS[options.of], {}, transport)
     write(output, meta | {"before": commit(trees["before"])}, rows, ratios=ratios)
 
 

@@ -28,7 +28,7 @@ hosts = ("gone", "", 0), ("there", sys.argv[1], 5000), ("here", "", 0)
 members = tuple(Member(rank + 1, 0, *host) for rank, host in enumerate(hosts))
 with selectors.DefaultSelector() as selector:
     over = []
-    succession = Failover(
+    failover = Failover(
         Star(2, 3, members, secret=b"s"),
         selector,
         3.0,
@@ -38,17 +38,17 @@ with selectors.DefaultSelector() as selector:
         ended=lambda rank: say("ended", rank),
         unreachable=lambda rank: say("unreachable", rank),
     )
-    succession.exclude(0)
-    succession.seek()
+    failover.exclude(0)
+    failover.seek()
     reached = False
     while not over:
-        due = succession.due() - time.monotonic()
+        due = failover.due() - time.monotonic()
         for key, events in selector.select(None if due == math.inf else max(0.0, due)):
-            succession.handle(key.fileobj, events)
-        if not reached and succession.seeking and succession._caller.connected():
+            failover.handle(key.fileobj, events)
+        if not reached and failover.seeking and failover._caller.connected():
             reached = True
             say("reached")
-        succession.expire(time.monotonic())
+        failover.expire(time.monotonic())
     say("presides")
 """
 
