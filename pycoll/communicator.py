@@ -81,7 +81,7 @@ def init(
     # Loaded here: `import pycoll` must work, and be quick, where there is no engine.
     from pycoll.bootstrap import detect
     from pycoll.bootstrap.descriptors import enough
-    from pycoll.runtime.engine import Engine
+    from pycoll.runtime.engine import Engine, failed
 
     if bootstrap is not None and not hasattr(bootstrap, "allgather"):
         raise UsageError(
@@ -99,8 +99,8 @@ def init(
     try:
         with enough("init", met.size):
             return Communicator(Engine(met, config, selector))
-    except BaseException:
-        met.close()
+    except BaseException as error:
+        met.close(reason=failed(error))
         raise
 
 

@@ -106,7 +106,7 @@ class Control:
         self._asked = False
         self._callbacks: tuple[OnLost, OnAbort, StatusOf | None] | None = None
         if self.size > 1:
-            plane.add(self, self.joining() if number else None)
+            plane.add(self, self._joining() if number else None)
 
     def group(self, ranks: Sequence[int], key: str) -> Control:
         """Return the control of some of these ranks; each of them calls this, and nobody else.
@@ -259,7 +259,8 @@ class Control:
                 return
             self._closed = True
         if self.size > 1:
-            self._plane.leave(self, self._frame(FrameType.CLOSED, reason, CALLS.pack(calls)))
+            farewell = self._frame(FrameType.CLOSED, reason, CALLS.pack(calls))
+            self._plane.leave(self, [self._joining(), *self._refused, *self._aborts, farewell])
         self._break(ClosedError(f"rank {self.rank} has closed its control plane"))
         with self._calling:  # held by none but the control thread, which may be who calls this
             return
@@ -272,7 +273,7 @@ class Control:
         """Run in a forked child, where a thread that holds the lock does not exist."""
         self._lock = threading.RLock()
 
-    def joining(self) -> Frame:
+    def _joining(self) -> Frame:
         """Return what tells a router of this communicator."""
         return self._frame(FrameType.JOIN, body=struct.pack(f"<{self.size}I", *self.ranks))
 
@@ -317,7 +318,7 @@ class Control:
             given += [exchange.frame for exchange in self._exchanges.values()]
             question = [self._frame(FrameType.ASK)] if self._asking else []
             said = [*self._refused, *self._aborts]
-            return [self.joining(), *left, *said, *given, *question]
+            return [self._joining(), *left, *said, *given, *question]
 
     def deliver(self, frame: Frame) -> None:
         """Act on a frame that is for this communicator."""

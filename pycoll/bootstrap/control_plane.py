@@ -43,9 +43,6 @@ class Share(Protocol):
     def end(self, error: Exception) -> None:
         """Hear that the control plane has ended."""
 
-    def joining(self) -> Frame:
-        """Return what tells rank 0 of this communicator."""
-
     def recall(self) -> list[Frame]:
         """Return all that another router has to know of it."""
 
@@ -75,10 +72,11 @@ class ControlPlane:
         self._timeout = timeout
         self._controls: dict[int, Share] = {}
         self._lost: dict[int, str] = {}
-        self._leaving: deque[tuple[Share, Frame]] = deque()
+        self._leaving: deque[tuple[Share, list[Frame]]] = deque()
         self._parting = threading.Lock()  # held, never waited for, by the one who empties it
-        # How this process left its communicators, for a router that takes another's place.
-        self._left: deque[tuple[Frame, Frame]] = deque(maxlen=REMEMBERED)
+        # What each communicator that this process left had said, the farewell last, for a router
+        # that takes another's place: the one before may not have passed it on.
+        self._left: deque[list[Frame]] = deque(maxlen=REMEMBERED)
         self._ended: Exception | None = None
         self._reactor: ControlLoop | None = None
         if star.size > 1:
@@ -111,12 +109,16 @@ class ControlPlane:
         if self._reactor:
             self._reactor.post(*frames)
 
-    def leave(self, control: Share, farewell: Frame) -> None:
+    def leave(self, control: Share, said: list[Frame]) -> None:
         """Take leave for one communicator; the last one ends the control plane.
 
         Amid another's leave this returns at once, and whoever is there sees to both.
+
+        Args:
+            control: Its share.
+            said: All that another router has to know of it; the last frame is the farewell.
         """
-        self._leaving.append((control, farewell))
+        self._leaving.append((control, said))
         while self._leaving and self._parting.acquire(blocking=False):
             try:
                 while self._leaving:
@@ -124,10 +126,11 @@ class ControlPlane:
             finally:
                 self._parting.release()
 
-    def _part(self, control: Share, farewell: Frame) -> None:
+    def _part(self, control: Share, said: list[Frame]) -> None:
         if self._controls.get(control.number) is not control:
             return  # it was closed amid its own close
-        self._left.append((control.joining(), farewell))
+        self._left.append(said)
+        farewell = said[-1]
         del self._controls[control.number]
         if self._reactor is None:
             return
@@ -178,9 +181,9 @@ class ControlPlane:
     def _recall(self) -> list[Frame]:
         controls = self._controls.copy()  # first: who leaves is in the other before it is out
         frames = []
-        for joining, farewell in self._left.copy():
-            frames += [joining, farewell]
-            controls.pop(farewell.group, None)
+        for said in self._left.copy():
+            frames += said
+            controls.pop(said[-1].group, None)
         for control in controls.values():
             frames += control.recall()
         me, lost = self.star.rank, self._lost.copy()

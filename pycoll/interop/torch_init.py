@@ -11,7 +11,7 @@ from pycoll.bootstrap.store import bootstrap
 from pycoll.communicator import Communicator
 from pycoll.config import Config
 from pycoll.interop.torch_env import seconds
-from pycoll.runtime.engine import Engine
+from pycoll.runtime.engine import Engine, failed
 
 
 class Maker:
@@ -31,8 +31,8 @@ class Maker:
         met = bootstrap(store, rank, size, config, "torch")
         try:
             return cls(Engine(met, config), config)
-        except BaseException:
-            met.close()
+        except BaseException as error:
+            met.close(reason=failed(error))
             raise
 
     def part(self, ranks: Sequence[int], key: str, timeout: Any = None) -> Maker:

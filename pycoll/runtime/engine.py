@@ -99,8 +99,9 @@ class Engine:
                 self.failure.on_lost, self.failure.on_abort, self.failure.statuses.said
             )
             self.links = Connections(self.comm, bootstrap, self.world, config, self.failure)
-        except BaseException:
-            bootstrap.close()  # behind it no callback runs on what is freed here
+        except BaseException as error:
+            # First: behind it no callback runs on what is freed here.
+            bootstrap.close(reason=failed(error))
             self.heap.close()  # which owns the native communicator
             raise
         _open(self)
@@ -150,8 +151,8 @@ class Engine:
         try:
             with self.failure.forming(bootstrap.control, but):
                 return make(bootstrap, config, agreement=self._agreement)
-        except BaseException:
-            bootstrap.close()
+        except BaseException as error:
+            bootstrap.close(reason=failed(error))
             raise
 
     def follow(self, engine: Engine) -> None:

@@ -146,6 +146,38 @@ def test_a_farewell_reaches_the_group():
     assert outcomes[1:] == [((2, "closed"), 7), "left", ((2, "closed"), 7)]
 
 
+def last_words_in_between() -> object:
+    """Ranks 1 to 3 are a group; rank 2 speaks there and leaves while nobody is the router."""
+    world = detect()
+    group = world.group([1, 2, 3], "g") if world.rank else None
+    log = listen(group) if group else None
+    gone: queue.Queue[int] = queue.Queue()
+
+    def news(rank: int, reason: str) -> None:
+        if rank == 0 and world.rank == 2:  # on the control thread, before it seeks another router
+            assert group is not None
+            group.control.fail("error", "the reason")
+            group.close()
+        gone.put(rank)
+
+    world.control.attach(news, lambda *_: None)
+    world.barrier()
+    if group is None:
+        end("killed")
+    assert group is not None
+    assert log is not None
+    assert gone.get(timeout=LONG) == 0
+    if world.rank == 2:
+        return "left"
+    return log.get(timeout=LONG), log.get(timeout=LONG)
+
+
+def test_what_a_rank_said_before_it_left_reaches_the_group():
+    outcomes = spawn(last_words_in_between, 4, timeout=2 * LONG, check=False)
+    heard = (2, "error"), (2, "closed")
+    assert outcomes[1:] == [heard, "left", heard]
+
+
 def test_without_descriptors_a_rank_does_not_look_for_ever_who_comes():
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,

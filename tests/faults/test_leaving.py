@@ -15,6 +15,7 @@ import pytest
 import pycoll
 from pycoll import BrokenError, PeerLostError, UsageError
 from pycoll.bootstrap.control import Control
+from pycoll.bootstrap.control_plane import ControlPlane
 from pycoll.runtime import engine
 from pycoll.runtime.failure import Failure
 from pycoll.runtime.native import bindings
@@ -114,16 +115,16 @@ def test_a_communicator_that_is_collected_amid_the_close_of_another(last: bool) 
         del cycle
         if last:
             comm.close()
-        joining = Control.joining
+        part = ControlPlane._part
 
-        def collecting(self: Control) -> Any:
-            Control.joining = joining  # type: ignore[method-assign]
+        def collecting(*of: Any) -> None:
+            ControlPlane._part = part  # type: ignore[method-assign]
             gc.collect()  # as an allocation there may
-            return joining(self)
+            part(*of)
 
-        Control.joining = collecting  # type: ignore[method-assign]
+        ControlPlane._part = collecting  # type: ignore[method-assign]
         closed.close()
-        assert Control.joining is joining
+        assert ControlPlane._part is part
         if not last:
             comm.barrier()
             comm.close()

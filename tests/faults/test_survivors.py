@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import pycoll
-from pycoll import BrokenError, Communicator, PeerLostError
+from pycoll import BrokenError, Communicator, PeerLostError, UnavailableError
 from pycoll.bootstrap import Bootstrap
 from pycoll.bootstrap.job import current
 from pycoll.runtime import join
@@ -292,6 +292,43 @@ def test_who_has_the_group_already_hears_why_another_has_not() -> None:
     assert isinstance(found[0], PeerLostError)
     assert found[1].startswith("rank 0 (process "), found
     assert found[2].startswith("the communicator that this one comes from broke: rank 0 ("), found
+
+
+def fail_by_itself(how: str, victim: int) -> str:
+    """A rank cannot form a communicator that the others have formed."""
+    here = current()
+    assert here is not None
+    comm = None if how == "init" else pycoll.init(timeout=SECONDS)
+    served = join._served
+
+    def serve(*of: Any) -> list[bytes]:
+        served(*of)
+        raise UnavailableError("no memory on this rank")
+
+    def form() -> None:
+        formed = pycoll.init(timeout=SECONDS) if comm is None else comm.split(0)
+        assert formed is not None
+        formed.barrier()
+
+    if here.rank == victim:
+        join._served = serve
+    with pytest.raises(UnavailableError if here.rank == victim else PeerLostError) as failed:
+        form()
+    if comm:
+        comm.close()
+    return str(failed.value)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("how", ["init", "split"])
+def test_who_cannot_form_a_communicator_tells_the_others_why(how: str, victim: int) -> None:
+    job = functools.partial(fail_by_itself, how, victim)
+    found = pycoll.spawn(job, 3, timeout=2 * SECONDS, check=False)
+    assert found.pop(victim) == "no memory on this rank"
+    for message in found:
+        assert isinstance(message, str), message
+        assert message.startswith(f"rank {victim} (process "), message
+        assert "failed with UnavailableError: no memory on this rank" in message
 
 
 def begin(hosts: str, stage: str, victim: int) -> str:

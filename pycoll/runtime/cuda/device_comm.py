@@ -99,8 +99,8 @@ class DeviceComm:
             self.images = Images(self)
             self.plans = PlanCache(self.engine, self.images, proofs)
             self._built = True
-        except BaseException:
-            self.engine.leave()
+        except BaseException as error:
+            self.engine.leave_after(error)
             raise
 
     @cached_property
