@@ -47,7 +47,8 @@ static int check_options(struct pc_device_comm *dc, const struct pc_device_comm_
         rising = rising && o->locals[i] < c->size && (i == 0 || o->locals[i] > o->locals[i - 1]);
     }
     if (!dc->comm->sealed)
-        return pc__fail(dc->error, PC_INVALID, -1, "a plane before its ranks are connected");
+        return pc__fail(dc->error, PC_INVALID, -1,
+                        "a device communicator before its ranks are connected");
     if (!mine || !rising || o->nlocals > c->size || o->heap_bytes % PC_PAGE != 0
         || o->heap_bytes > (UINT64_C(1) << 46))
         return pc__fail(dc->error, PC_INVALID, -1,
@@ -64,7 +65,7 @@ static int place_locals(struct pc_device_comm *dc, const struct pc_device_comm_o
     dc->locals = malloc(o->nlocals * sizeof *dc->locals);
     dc->plans = calloc(PC_MAX_PLANS, sizeof *dc->plans);
     if (dc->peers == NULL || dc->locals == NULL || dc->plans == NULL)
-        return pc__fail(dc->error, PC_NOMEM, -1, "no memory for a plane");
+        return pc__fail(dc->error, PC_NOMEM, -1, "no memory for a device communicator");
     for (uint32_t p = 0; p < size; p++)
         dc->peers[p].local = UINT32_MAX;
     for (uint32_t i = 0; i < o->nlocals; i++) {
@@ -124,7 +125,7 @@ int pc_device_comm_open(struct pc_comm *comm, const struct pc_device_comm_option
     *out = NULL;
     struct pc_device_comm *dc = calloc(1, sizeof *dc);
     if (dc == NULL)
-        return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a plane");
+        return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a device communicator");
     dc->comm = comm;
     dc->error = &comm->error;
     dc->device = options->device;
@@ -185,7 +186,7 @@ static int seal(struct pc_device_comm *dc, const uint8_t *ipc_peers)
 int pc_device_comm_seal(struct pc_device_comm *dc, const uint8_t *ipc_peers, uint32_t whole)
 {
     if (dc->sealed)
-        return pc__fail(dc->error, PC_INVALID, -1, "a plane that is sealed already");
+        return pc__fail(dc->error, PC_INVALID, -1, "a device communicator that is sealed already");
     dc->whole = whole != 0;
     int mode = pc__cuda_relax(PC_CUDA_RELAXED);
     int rc = seal(dc, ipc_peers);

@@ -135,13 +135,14 @@ static int number_of(struct pc_device_comm *dc, uint32_t *number)
             dc->nplans = i >= dc->nplans ? i + 1 : dc->nplans;
             return PC_OK;
         }
-    return pc__fail(dc->error, PC_NOMEM, -1, "a plane has room for %u plans", PC_MAX_PLANS);
+    return pc__fail(dc->error, PC_NOMEM, -1, "a device communicator has room for %u plans",
+                    PC_MAX_PLANS);
 }
 
 static int check_plan(struct pc_device_comm *dc, const struct pc_plan *plan)
 {
     if (!dc->sealed || dc->detached)
-        return pc__fail(dc->error, PC_INVALID, -1, "a plane that is %s",
+        return pc__fail(dc->error, PC_INVALID, -1, "a device communicator that is %s",
                         dc->sealed ? "closed" : "not open yet");
     if (dc->proxied
         && (plan->terms[0].ntiles > PC_MAX_ENTRY_TILES

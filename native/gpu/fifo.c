@@ -102,7 +102,8 @@ int pc__device_fifos_make(struct pc_device_comm *dc)
     struct parts parts = parts_of(o->size);
     char *memory = calloc(1, parts.end);
     if (memory == NULL)
-        return pc__fail(dc->error, PC_NOMEM, -1, "no memory for the edges of a plane");
+        return pc__fail(dc->error, PC_NOMEM, -1,
+                        "no memory for the edges of a device communicator");
     int rc = pc_cuda_alloc(dc->device, parts.end, dc->error, &dc->edges_memory);
     if (rc == PC_OK) {
         uint64_t at = dc->edges_memory;

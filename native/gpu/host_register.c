@@ -9,7 +9,7 @@ static int add(struct pc_device_comm *dc, const void *from, size_t nbytes)
 {
     struct pc_host_range *spans = realloc(dc->spans, (dc->nspans + 1) * sizeof *spans);
     if (spans == NULL)
-        return pc__fail(dc->error, PC_NOMEM, -1, "no memory for a plane");
+        return pc__fail(dc->error, PC_NOMEM, -1, "no memory for a device communicator");
     uintptr_t at = (uintptr_t)from & ~((uintptr_t)PC_PAGE - 1), end = (uintptr_t)from + nbytes;
     dc->spans = spans;
     spans[dc->nspans++]

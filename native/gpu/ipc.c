@@ -134,7 +134,7 @@ static int open_memory(struct pc_device_comm *dc, uint32_t peer, const struct ad
     pthread_mutex_lock(&lock);
     struct opened *o = find_opened(dc, a);
     if (o == NULL && (o = calloc(1, sizeof *o)) == NULL) {
-        rc = pc__fail(dc->error, PC_NOMEM, (int)peer, "no memory for a plane");
+        rc = pc__fail(dc->error, PC_NOMEM, (int)peer, "no memory for a device communicator");
     } else if (o->users == 0) {
         struct pc_error error;
         rc = pc_cuda_ipc_open(dc->device, a->handle, &error, &o->address);

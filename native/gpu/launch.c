@@ -73,7 +73,7 @@ static int usable(struct pc_device_comm *dc, const struct pc_device_plan *p, uin
     if (rc != PC_OK)
         return rc;
     if (!dc->sealed || dc->detached)
-        return pc__fail(dc->error, PC_INVALID, -1, "a plane that is %s",
+        return pc__fail(dc->error, PC_INVALID, -1, "a device communicator that is %s",
                         dc->sealed ? "closed" : "not open yet");
     if (p->plan->apart && in == out && p->plan->nbytes)
         return pc__fail(dc->error, PC_INVALID, -1, "this collective has no in-place form");

@@ -57,7 +57,7 @@ static int make(struct pc_verbs_net *w, struct pc_verbs_connection *conn, struct
     if (conn->ops == NULL)
         conn->ops = malloc(PC_CONNECTION_SEND_OPS * sizeof *conn->ops);
     if (conn->ops == NULL)
-        return pc__fail(error, PC_NOMEM, -1, "no memory for a path");
+        return pc__fail(error, PC_NOMEM, -1, "no memory for a connection");
     int rc = pc__qp_create(rail, conn->peer->domains[conn->rail], PC_CONNECTION_SEND_WRS,
                            PC_CONNECTION_RECV_WRS, error, &conn->qp, &conn->mine);
     if (rc != PC_OK) {
@@ -88,8 +88,8 @@ static void note(struct pc_verbs_net *w, struct pc_verbs_connection *conn, const
     struct pc_verbs_peer *peer = conn->peer;
     snprintf(conn->why, sizeof conn->why, "%.60s: %.250s", rail_name(w, conn), why);
     if (!peer->base.ended) /* else `fault` has the reason already */
-        pc__fail(&peer->base.fault, 0, (int)peer->base.rank, "%s, path %u: %s", rail_name(w, conn),
-                 conn->index, why);
+        pc__fail(&peer->base.fault, 0, (int)peer->base.rank, "%s, connection %u: %s",
+                 rail_name(w, conn), conn->index, why);
 }
 
 int pc__connection_request(struct pc_verbs_net *w, struct pc_verbs_connection *conn)

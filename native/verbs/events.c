@@ -47,9 +47,9 @@ static bool connecting_now(const struct pc_verbs_peer *peer, uint64_t until)
 
 static void fail_peer(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
 {
-    char why[64] = "no path to it is left";
+    char why[64] = "no connection to it is left";
     if (!peer->reached)
-        snprintf(why, sizeof why, "no path to it came up within %u s", w->options.patience);
+        snprintf(why, sizeof why, "no connection to it came up within %u s", w->options.patience);
     pc__verbs_peer_fail(w, peer, PC_LOST, why);
 }
 
@@ -251,7 +251,7 @@ static void read_peer(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
     else if (rc < 0)
         pc__verbs_peer_fail(w, peer, PC_LOST,
                             rc == PC_LOST ? "it closed its connection"
-                                          : "it sent what is no letter");
+                                          : "it sent what is no wireup message");
     if (peer->base.ended && peer->wireup.open)
         pc__wireup_close(&peer->wireup); /* close removes it from the epoll */
 }

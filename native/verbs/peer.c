@@ -166,7 +166,7 @@ static void handle_hello(struct pc_verbs_net *w, struct pc_verbs_peer *peer,
     peer->hello = *hello;
     peer->hello_received = true;
     if (make_connections(w, peer) != PC_OK) {
-        pc__verbs_peer_fail(w, peer, PC_NOMEM, "there is no room for its paths");
+        pc__verbs_peer_fail(w, peer, PC_NOMEM, "there is no room for its connections");
         return;
     }
     if (w->base.comm->options.rank < peer->base.rank)
@@ -224,7 +224,7 @@ static int handle_wireup(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
         return PC_OK;
     }
     if (!peer->hello_received || header->conn >= peer->nconns) {
-        pc__verbs_peer_fail(w, peer, PC_LOST, "its letter is about no path");
+        pc__verbs_peer_fail(w, peer, PC_LOST, "its wireup message is about no connection");
         return PC_OK;
     }
     struct pc_verbs_connection *conn = &peer->conns[header->conn];
@@ -232,9 +232,9 @@ static int handle_wireup(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
         pc__connection_replied(w, conn, header->turn, &body->end);
     else if (header->kind == PC_WIREUP_REQUEST) {
         if (pc__connection_requested(w, conn, header->turn, &body->end) != PC_OK)
-            pc__verbs_peer_fail(w, peer, PC_LOST, "it offered a path that it has already");
+            pc__verbs_peer_fail(w, peer, PC_LOST, "it offered a connection that it has already");
     } else if (pc__connection_fenced(w, conn, header->turn, &body->landed) != PC_OK)
-        pc__verbs_peer_fail(w, peer, PC_NOMEM, "no memory for its letter");
+        pc__verbs_peer_fail(w, peer, PC_NOMEM, "no memory for its wireup message");
     pc__verbs_peer_take_back(w, conn);
     return PC_OK;
 }

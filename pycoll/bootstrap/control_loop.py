@@ -76,7 +76,7 @@ class ControlLoop:
         self._deliver_here, self._after, self._ended = deliver, after, ended
         self._recall = recall
         self._chief = 0  #: the rank that runs the router
-        self._hub = ControlRouter(star.size) if star.rank == 0 else None
+        self._router = ControlRouter(star.size) if star.rank == 0 else None
         self._outbox: deque[Frame] = deque()
         self._retiring = False
         self._farewell: Frame | None = None  #: the last frame; the thread ends once it is there
@@ -205,8 +205,8 @@ class ControlLoop:
                 self._turn(self._pause())
             self._outbox.append(farewell)
             until = self._flush()
-            if self._hub:  # who has left all that it was in comes to no group any more
-                self._deliver(self._hub.lost(self._star.rank, farewell.key))
+            if self._router:  # who has left all that it was in comes to no group any more
+                self._deliver(self._router.lost(self._star.rank, farewell.key))
             while self._lingers():
                 self._parted.set()
                 self._turn(self._pause())
@@ -220,19 +220,19 @@ class ControlLoop:
             self._selector.close()
             self._close_all()
             self._ended(failure)
-            self._hub = None
+            self._router = None
             self._parted.set()
 
     def _lingers(self) -> bool:
-        hub = self._hub
-        return hub is not None and hub.needed() and not self._retiring
+        router = self._router
+        return router is not None and router.needed() and not self._retiring
 
     def _pause(self) -> float | None:
         now = time.monotonic()
         answers = (self._patience(link, now) for link in self._links.values() if link.open)
         due = min([self._succession.due(), *self._suspects.values(), *answers])
-        if self._hub:
-            due = min(due, self._hub.next_deadline())
+        if self._router:
+            due = min(due, self._router.next_deadline())
         return None if due == math.inf else max(0.0, due - now)
 
     def _patience(self, link: ControlSocket, now: float) -> float:
@@ -266,18 +266,18 @@ class ControlLoop:
             self._condemn(rank)
         self._succession.expire(now)
         self._look_for_silence(now)
-        if self._hub:
-            for rank in self._hub.absent(now):
+        if self._router:
+            for rank in self._router.absent(now):
                 self._lose(rank, UNREACHABLE)
-            self._deliver(self._hub.expire(now))
+            self._deliver(self._router.expire(now))
         for link in list(self._links.values()):
             self._send(link)
         self._after()
 
     def _dispatch(self, frame: Frame) -> None:
         """Send a frame of this rank to the router, which may be in this process."""
-        if self._hub:
-            self._deliver(self._hub.receive(self._star.rank, frame, time.monotonic()))
+        if self._router:
+            self._deliver(self._router.receive(self._star.rank, frame, time.monotonic()))
         else:
             self._queue(self._chief, frame)
 
@@ -334,7 +334,7 @@ class ControlLoop:
 
     def _link(self, peer: int, sock: socket.socket, seals: Seals) -> None:
         """Begin to read what a peer sends."""
-        limit = MAX_BLOB + SECONDS.size if self._hub else self._star.size * (MAX_BLOB + 4)
+        limit = MAX_BLOB + SECONDS.size if self._router else self._star.size * (MAX_BLOB + 4)
         link = self._links[peer] = ControlSocket(peer, sock, seals, limit, self._timeout)
         self._selector.register(sock, selectors.EVENT_READ, link)
 
@@ -358,7 +358,7 @@ class ControlLoop:
         self._lose(link.peer, FORGED)
 
     def _take(self, peer: int, frame: Frame) -> None:
-        if self._hub is None:
+        if self._router is None:
             if frame.kind is FrameType.LOST and frame.rank == self._star.rank:
                 raise _GivenUp
             self._deliver_here(frame)
@@ -368,7 +368,7 @@ class ControlLoop:
                 raise BootstrapError(f"rank {peer} says that rank {rank} has died")
             self._doubt(rank)
         else:
-            self._deliver(self._hub.receive(peer, frame, time.monotonic()))
+            self._deliver(self._router.receive(peer, frame, time.monotonic()))
 
     def _notice_end(self, fd: int) -> None:
         """A process has ended: tell the router, which knows whether it had taken leave."""
@@ -381,7 +381,7 @@ class ControlLoop:
     def _note_end(self, rank: int) -> None:
         """See that nobody is left who answers for a rank."""
         self._ends.add(rank)
-        if self._hub or rank == self._chief:
+        if self._router or rank == self._chief:
             self._doubt(rank)
         else:
             self._queue(self._chief, self._dead(rank))
@@ -405,8 +405,8 @@ class ControlLoop:
 
     def _lose(self, rank: int, reason: str) -> None:
         """Note what this process itself saw; where the router is, tell the others."""
-        if self._hub:
-            self._deliver(self._hub.lost(rank, reason))
+        if self._router:
+            self._deliver(self._router.lost(rank, reason))
             return
         if rank == self._chief and (link := self._links.get(rank)) and link.open:
             self._cut(link)  # a child of that process may hold the other end
@@ -425,7 +425,7 @@ class ControlLoop:
         if rank in self._succession.out:
             self._turn_away(rank, sock, seals)
             return
-        if self._hub is None:
+        if self._router is None:
             if rank in self._early:
                 self._early[rank][0].close()
             self._early[rank] = sock, seals
@@ -459,7 +459,7 @@ class ControlLoop:
         me = self._chief = self._star.rank
         others = set(range(self._star.size)) - {me} - self._succession.out
         until = time.monotonic() + 2 * silence_seconds(self._timeout)
-        self._hub = ControlRouter(self._star.size, me, others, until)
+        self._router = ControlRouter(self._star.size, me, others, until)
         for frame in self._recall():
             self._dispatch(frame)
         for rank in self._ends:

@@ -78,9 +78,9 @@ class ControlPlane:
         # that takes another's place: the one before may not have passed it on.
         self._left: deque[list[Frame]] = deque(maxlen=REMEMBERED)
         self._ended: Exception | None = None
-        self._reactor: ControlLoop | None = None
+        self._loop: ControlLoop | None = None
         if star.size > 1:
-            self._reactor = ControlLoop(
+            self._loop = ControlLoop(
                 star, timeout, self._deliver, self._after, self._end, self._recall
             )
 
@@ -100,14 +100,14 @@ class ControlPlane:
             control.lose(rank, reason)
         if self._ended:
             control.end(self._ended)
-        if joining is None and self._reactor:
+        if joining is None and self._loop:
             _live.add(self)
-            self._reactor.start()  # not before: a router may be told at once which groups there are
+            self._loop.start()  # not before: a router may be told at once which groups there are
 
     def post(self, *frames: Frame) -> None:
         """Send frames to rank 0; none just has every `Share.tell` called."""
-        if self._reactor:
-            self._reactor.post(*frames)
+        if self._loop:
+            self._loop.post(*frames)
 
     def leave(self, control: Share, said: list[Frame]) -> None:
         """Take leave for one communicator; the last one ends the control plane.
@@ -132,21 +132,21 @@ class ControlPlane:
         self._left.append(said)
         farewell = said[-1]
         del self._controls[control.number]
-        if self._reactor is None:
+        if self._loop is None:
             return
         if self._controls:
-            self._reactor.post(farewell)
+            self._loop.post(farewell)
         else:
-            self._reactor.stop(farewell)
+            self._loop.stop(farewell)
 
     def current(self) -> bool:
         """Tell whether the caller is the control thread."""
-        return self._reactor is not None and self._reactor.current()
+        return self._loop is not None and self._loop.current()
 
     def report(self, error: Exception) -> None:
         """Show an error of a callback."""
-        assert self._reactor is not None
-        self._reactor.report(error)
+        assert self._loop is not None
+        self._loop.report(error)
 
     def close(self) -> None:
         """Take leave for every communicator."""
@@ -155,16 +155,16 @@ class ControlPlane:
 
     def join(self) -> None:
         """Wait a moment for those who need this process's router; then another takes its place."""
-        if self._reactor:
-            self._reactor.retire(HANDOVER_SECONDS)
+        if self._loop:
+            self._loop.retire(HANDOVER_SECONDS)
 
     def forget(self) -> None:
         """Run in a forked child: the control plane is the parent's."""
         self.forked = True
         for control in self._controls.values():
             control.forget()
-        if self._reactor:
-            self._reactor.forget()
+        if self._loop:
+            self._loop.forget()
 
     # What follows runs on the control thread.
 
@@ -191,8 +191,8 @@ class ControlPlane:
         return frames
 
     def _lose(self, frame: Frame) -> None:
-        assert self._reactor is not None
-        self._reactor.gone(frame.rank)
+        assert self._loop is not None
+        self._loop.gone(frame.rank)
         self._lost.setdefault(frame.rank, frame.key)
         for control in self._controls.copy().values():
             control.lose(frame.rank, frame.key)

@@ -230,7 +230,7 @@ def test_a_farewell_arrives_although_the_other_side_still_talks(stars, no_leak, 
 
     def leave() -> None:
         left.close()
-        left._plane.join()  # where the hub is, as a process that ends does
+        left._plane.join()  # where the router is, as a process that ends does
 
     with made[other].links[leaver] as sock, made[other].listener or sock:
         # More than the other side's kernel takes while nobody reads: the farewell stays behind it.
@@ -478,7 +478,7 @@ def test_rank_0_may_not_answer_at_all(stars, no_leak, monkeypatch):
 
 def test_an_idle_control_thread_sleeps_until_it_is_woken(controls):
     for control in controls(3):
-        assert control._plane._reactor._pause() is None
+        assert control._plane._loop._pause() is None
 
 
 # In processes

@@ -18,48 +18,48 @@ def contribution(rank: int, key: str = "k", seconds: float = 5, blob: bytes = b"
 
 
 def test_an_exchange_is_complete_when_the_last_rank_has_come():
-    hub = ControlRouter(3)
-    assert hub.receive(2, contribution(2, blob=b"two"), 0) == []
-    assert hub.receive(0, contribution(0, blob=b"zero"), 0) == []
-    out = hub.receive(1, contribution(1, blob=b"one"), 0)
+    router = ControlRouter(3)
+    assert router.receive(2, contribution(2, blob=b"two"), 0) == []
+    assert router.receive(0, contribution(0, blob=b"zero"), 0) == []
+    out = router.receive(1, contribution(1, blob=b"one"), 0)
     assert [rank for rank, _ in out] == [0, 1, 2]
     assert {frame.kind for _, frame in out} == {FrameType.GATHERED}
     assert unpack_blobs(out[0][1].body, 3) == [b"zero", b"one", b"two"]
-    assert hub.next_deadline() == math.inf
+    assert router.next_deadline() == math.inf
 
 
 def test_exchanges_of_different_names_do_not_mix():
-    hub = ControlRouter(2)
-    assert hub.receive(0, contribution(0, "a"), 0) == []
-    assert hub.receive(1, contribution(1, "b"), 0) == []
-    assert len(hub.receive(1, contribution(1, "a"), 0)) == 2
+    router = ControlRouter(2)
+    assert router.receive(0, contribution(0, "a"), 0) == []
+    assert router.receive(1, contribution(1, "b"), 0) == []
+    assert len(router.receive(1, contribution(1, "a"), 0)) == 2
 
 
 def test_the_earliest_deadline_fails_an_exchange_and_names_the_missing():
-    hub = ControlRouter(4)
-    hub.receive(0, contribution(0, seconds=9), 100)
-    hub.receive(2, contribution(2, seconds=3), 101)
-    assert hub.next_deadline() == 104
-    assert hub.expire(103.9) == []
-    out = hub.expire(104)
+    router = ControlRouter(4)
+    router.receive(0, contribution(0, seconds=9), 100)
+    router.receive(2, contribution(2, seconds=3), 101)
+    assert router.next_deadline() == 104
+    assert router.expire(103.9) == []
+    out = router.expire(104)
     assert [rank for rank, _ in out] == [0, 2]
     assert out[0][1] == Frame(FrameType.MISSING, 0, "k", b"ranks 1, 3 did not come within 3 s")
-    assert hub.next_deadline() == math.inf
+    assert router.next_deadline() == math.inf
 
 
 def test_who_comes_after_the_deadline_is_told_at_once():
-    hub = ControlRouter(2)
-    hub.receive(0, contribution(0, seconds=1), 0)
-    hub.expire(1)
+    router = ControlRouter(2)
+    router.receive(0, contribution(0, seconds=1), 0)
+    router.expire(1)
     missing = Frame(FrameType.MISSING, 0, "k", b"rank 1 did not come within 1 s")
-    assert hub.receive(1, contribution(1), 2) == [(1, missing)]
+    assert router.receive(1, contribution(1), 2) == [(1, missing)]
 
 
 def test_a_rank_that_tries_again_replaces_what_it_said():
-    hub = ControlRouter(2)
-    hub.receive(1, contribution(1, blob=b"old"), 0)
-    hub.receive(1, contribution(1, blob=b"new"), 0)
-    out = hub.receive(0, contribution(0), 0)
+    router = ControlRouter(2)
+    router.receive(1, contribution(1, blob=b"old"), 0)
+    router.receive(1, contribution(1, blob=b"new"), 0)
+    out = router.receive(0, contribution(0), 0)
     assert unpack_blobs(out[0][1].body, 2) == [b"", b"new"]
 
 
@@ -68,43 +68,43 @@ def test_an_abort_goes_to_everyone_else():
     assert ControlRouter(3).receive(1, frame, 0) == [(0, frame), (2, frame)]
 
 
-def test_a_hub_that_is_alone_when_it_begins_is_needed_by_nobody():
-    hub = ControlRouter(3, 2, ())
-    hub.receive(2, Frame(FrameType.JOIN, 2, "", struct.pack("<3I", 0, 1, 2)), 0)
-    assert not hub.needed()
-    hub = ControlRouter(3, 1, (2,), until=5)
-    assert hub.needed()
-    assert (hub.absent(4), hub.absent(5), hub.next_deadline()) == ([], [2], 5)
-    hub.receive(2, Frame(FrameType.JOIN, 2, "", struct.pack("<3I", 0, 1, 2)), 0)
-    assert hub.needed()
-    assert hub.absent(5) == []
+def test_a_router_that_is_alone_when_it_begins_is_needed_by_nobody():
+    router = ControlRouter(3, 2, ())
+    router.receive(2, Frame(FrameType.JOIN, 2, "", struct.pack("<3I", 0, 1, 2)), 0)
+    assert not router.needed()
+    router = ControlRouter(3, 1, (2,), until=5)
+    assert router.needed()
+    assert (router.absent(4), router.absent(5), router.next_deadline()) == ([], [2], 5)
+    router.receive(2, Frame(FrameType.JOIN, 2, "", struct.pack("<3I", 0, 1, 2)), 0)
+    assert router.needed()
+    assert router.absent(5) == []
 
 
 def test_a_successor_is_told_twice_of_a_group_that_it_has_forgotten():
-    hub = ControlRouter(3, 1, {2}, until=10)
+    router = ControlRouter(3, 1, {2}, until=10)
     join = Frame(FrameType.JOIN, 2, body=struct.pack("<2I", 0, 2), group=7)
     farewell = Frame(FrameType.CLOSED, 2, "closed", CALLS.pack(0), group=7)
     for frame in (join, farewell, Frame(FrameType.HEARD, 2, "died", struct.pack("<I", 0))):
-        hub.receive(2, frame, 0)
-    assert hub.receive(2, Frame(FrameType.ABORT, 2, "lost", b"rank 0 died", group=7), 0) == []
-    assert hub.receive(2, farewell, 0) == []
-    assert not hub.needed()
+        router.receive(2, frame, 0)
+    assert router.receive(2, Frame(FrameType.ABORT, 2, "lost", b"rank 0 died", group=7), 0) == []
+    assert router.receive(2, farewell, 0) == []
+    assert not router.needed()
 
 
 def test_refused_calls_displace_nothing_of_what_latecomers_hear():
-    """A new hub is told of them first, by each rank of up to 64."""
-    hub = ControlRouter(4, 1, {2, 3}, until=10)
+    """A new router is told of them first, by each rank of up to 64."""
+    router = ControlRouter(4, 1, {2, 3}, until=10)
     ranks = struct.pack("<4I", 0, 1, 2, 3)
-    hub.receive(1, Frame(FrameType.JOIN, 1, body=ranks), 0)
+    router.receive(1, Frame(FrameType.JOIN, 1, body=ranks), 0)
     left = struct.pack("<I", 0) + CALLS.pack(5)
     for call in range(64):
-        hub.receive(1, Frame(FrameType.ABORT, 1, "refused", b"%d a call" % call), 0)
+        router.receive(1, Frame(FrameType.ABORT, 1, "refused", b"%d a call" % call), 0)
     gave_up = Frame(FrameType.ABORT, 1, "timeout", b"rank 1 gave up")
-    hub.receive(1, gave_up, 0)
-    hub.receive(1, Frame(FrameType.HEARD, 1, "closed", left), 0)
+    router.receive(1, gave_up, 0)
+    router.receive(1, Frame(FrameType.HEARD, 1, "closed", left), 0)
     for rank in (2, 3):
         heard = [
-            frame for _, frame in hub.receive(rank, Frame(FrameType.JOIN, rank, body=ranks), 0)
+            frame for _, frame in router.receive(rank, Frame(FrameType.JOIN, rank, body=ranks), 0)
         ]
         assert gave_up in heard
         assert Frame(FrameType.CLOSED, 0, "closed", CALLS.pack(5)) in heard
@@ -114,13 +114,13 @@ def test_refused_calls_displace_nothing_of_what_latecomers_hear():
 
 
 def test_a_loss_is_told_once_and_not_after_a_clean_close():
-    hub = ControlRouter(4)
+    router = ControlRouter(4)
     closed = Frame(FrameType.CLOSED, 2, "closed", CALLS.pack(7))
-    assert hub.receive(2, closed, 0) == [(0, closed), (1, closed), (3, closed)]
-    assert hub.lost(2, "died") == []
+    assert router.receive(2, closed, 0) == [(0, closed), (1, closed), (3, closed)]
+    assert router.lost(2, "died") == []
     lost = Frame(FrameType.LOST, 3, "died")
-    assert hub.lost(3, "died") == [(0, lost), (1, lost)]
-    assert hub.lost(3, "died") == []
+    assert router.lost(3, "died") == [(0, lost), (1, lost)]
+    assert router.lost(3, "died") == []
 
 
 @pytest.mark.parametrize(
@@ -166,8 +166,8 @@ def test_the_layouts_on_the_wire_do_not_depend_on_the_machine():
     )
 )
 def test_any_frames_from_any_ranks_are_served_or_refused(received):
-    hub = ControlRouter(3)
+    router = ControlRouter(3)
     for now, (rank, frame) in enumerate(received):
         with contextlib.suppress(BootstrapError):
-            assert {to for to, _ in hub.receive(rank, frame, now)} <= {0, 1, 2}
-        assert {to for to, _ in hub.expire(now)} <= {0, 1, 2}
+            assert {to for to, _ in router.receive(rank, frame, now)} <= {0, 1, 2}
+        assert {to for to, _ in router.expire(now)} <= {0, 1, 2}

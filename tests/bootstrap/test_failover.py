@@ -112,7 +112,7 @@ def an_exchange_is_under_way() -> object:
     if group is None:
         end("killed")
     assert group is not None
-    if world.rank == 1:  # the others have contributed, to a hub that is no more
+    if world.rank == 1:  # the others have contributed, to a router that is no more
         assert log.get(timeout=LONG) == (0, "died")
     return group.allgather(b"%d" % world.rank)
 
@@ -324,7 +324,7 @@ def test_without_descriptors_a_rank_calls_again(stars, planes, monkeypatch):
     assert groups[0].finish(exchange, "k", LONG) == [b"one", b"two"]
 
 
-def test_a_rank_where_nobody_listens_is_lost_to_the_hub_itself(stars, planes):
+def test_a_rank_where_nobody_listens_is_lost_to_the_router_itself(stars, planes):
     met = stars(3)
     (two,) = planes([met[2]])
     log = log_of(two)
@@ -334,11 +334,11 @@ def test_a_rank_where_nobody_listens_is_lost_to_the_hub_itself(stars, planes):
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_who_lost_only_its_own_way_to_the_hub_is_turned_away(stars, planes, early):
+def test_who_lost_only_its_own_way_to_the_router_is_turned_away(stars, planes, early):
     """Whether it comes to another rank before that rank hears that it is lost, or afterwards."""
     controls = planes(stars(4))
     pair = {rank: log_of(controls[rank].group([2, 3], "p")) for rank in (2, 3)}
-    reactors = [control._plane._reactor for control in controls]
+    loops = [control._plane._loop for control in controls]
     held, go = threading.Event(), threading.Event()
 
     def hold() -> bytes:
@@ -347,14 +347,14 @@ def test_who_lost_only_its_own_way_to_the_hub_is_turned_away(stars, planes, earl
         return b""
 
     controls[0].attach(lambda *_: None, lambda *_: None, hold)
-    if early:  # the hub's thread is busy, and so it notices later
+    if early:  # the router's thread is busy, and so it notices later
         controls[0].ask()
         assert held.wait(LONG)
     else:
         go.set()
-    reactors[3]._links[0].sock.shutdown(socket.SHUT_RDWR)
+    loops[3]._links[0].sock.shutdown(socket.SHUT_RDWR)
     until = time.monotonic() + LONG
-    while early and 3 not in reactors[1]._early and time.monotonic() < until:
+    while early and 3 not in loops[1]._early and time.monotonic() < until:
         go.wait(0.01)
     go.set()
     assert pair[3]() == (2, GAVE_UP)
@@ -365,7 +365,7 @@ def test_who_lost_only_its_own_way_to_the_hub_is_turned_away(stars, planes, earl
 
 @pytest.mark.parametrize("where", ["before", "behind"])
 def test_who_comes_too_late_is_turned_away(stars, planes, monkeypatch, where):
-    """Before it has called the new hub, or when it has, and has not said a word."""
+    """Before it has called the new router, or when it has, and has not said a word."""
     monkeypatch.setattr("pycoll.bootstrap.control_loop.silence_seconds", lambda timeout: 0.3)
     met = stars(4)
     controls = planes(met[1:])
@@ -376,9 +376,9 @@ def test_who_comes_too_late_is_turned_away(stars, planes, monkeypatch, where):
         told.put((rank, reason))
         assert where == "behind" or go.wait(LONG)
 
-    reactor = controls[2]._plane._reactor
-    recall = reactor._recall
-    monkeypatch.setattr(reactor, "_recall", lambda: go.wait(LONG) and recall())
+    loop = controls[2]._plane._loop
+    recall = loop._recall
+    monkeypatch.setattr(loop, "_recall", lambda: go.wait(LONG) and recall())
     controls[2].attach(lost, lambda *_: None)
     log = log_of(controls[1])
     met[0].close()
@@ -415,28 +415,28 @@ def test_a_machine_that_does_not_answer_is_tried_once(stars, planes, monkeypatch
 class Interrupted(deque[Frame]):
     """An outbox whose user is interrupted behind each frame, while the control thread goes on."""
 
-    def __init__(self, reactor: ControlLoop) -> None:
+    def __init__(self, loop: ControlLoop) -> None:
         super().__init__()
-        self.reactor = reactor
+        self.loop = loop
 
     def append(self, frame: Frame) -> None:
         super().append(frame)
-        if not self.reactor.current():
-            self.reactor.post()
+        if not self.loop.current():
+            self.loop.post()
             time.sleep(0.3)
 
 
 def test_who_leaves_last_takes_no_place_that_nobody_needs(stars, planes):
-    """The hub ends once it has the last farewell, perhaps before the one who sent it goes on."""
+    """The router ends once it has the last farewell, perhaps before the one who sent it goes on."""
     zero, one, two = planes(stars(3))
-    reactor = one._plane._reactor
-    reactor._outbox = Interrupted(reactor)
+    loop = one._plane._loop
+    loop._outbox = Interrupted(loop)
     for control in (zero, two, one):
         control.close()
-    assert not reactor._thread.is_alive()
+    assert not loop._thread.is_alive()
 
 
-def test_a_hub_that_begins_before_its_first_communicator_knows_it(stars, planes, monkeypatch):
+def test_a_router_that_begins_before_its_first_communicator_knows_it(stars, planes, monkeypatch):
     shown: list[object] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: shown.append(args.exc_value))
     begin = threading.Thread.start

@@ -135,15 +135,15 @@ def test_the_last_communicator_ends_the_control_plane(jobs):
     log = Log(groups[0])
     groups[1].close()
     assert log.take() == (1, "closed")
-    assert job[1].control._plane._reactor is not None
-    assert not job[1].control._plane._reactor._thread.is_alive()
+    assert job[1].control._plane._loop is not None
+    assert not job[1].control._plane._loop._thread.is_alive()
 
 
 def test_who_serves_and_has_left_everything_is_waited_for_by_no_group(jobs):
     worlds = jobs(3)
     group = worlds[1].group([0, 1], "g")
     waiting = group.begin(b"")
-    worlds[0].close()  # its hub goes on: the others need it
+    worlds[0].close()  # its router goes on: the others need it
     with pytest.raises(PeerLostError, match=r"rank 0 \(process \d+ on .*\) is gone: it closed"):
         waiting.finish()
     late = worlds[2].group([0, 2], "late")
@@ -165,7 +165,7 @@ def test_rank_0_serves_groups_that_it_has_never_been_in(jobs, together):
     assert log.take() == (1, "closed")
     groups[0].close()
     job[0].control._plane.join()
-    assert not job[0].control._plane._reactor._thread.is_alive()
+    assert not job[0].control._plane._loop._thread.is_alive()
 
 
 def test_who_joins_late_hears_what_was_said_before(jobs):
@@ -268,7 +268,7 @@ def rank_0_leaves_first() -> object:
     group = world.group([1, 2], "g") if world.rank else None
     if group is None:
         world.barrier()
-        return "left"  # its process waits, without a word, for those that need its hub
+        return "left"  # its process waits, without a word, for those that need its router
     group.barrier()
     world.barrier()
     log = Log(world)
@@ -283,7 +283,7 @@ def test_a_group_without_rank_0_outlives_rank_0():
     assert spawn(rank_0_leaves_first, 3, timeout=LONG) == ["left", *[(0, "exited")] * 2]
 
 
-# The hub alone
+# The router alone
 
 
 def join(rank: int, ranks: list[int], number: int = 9) -> Frame:
@@ -291,29 +291,29 @@ def join(rank: int, ranks: list[int], number: int = 9) -> Frame:
 
 
 def test_a_group_is_forgotten_when_all_have_left_it():
-    hub = ControlRouter(4)
+    router = ControlRouter(4)
     for rank in (1, 2, 3):
-        assert hub.receive(rank, join(rank, [1, 2, 3]), 0) == []
-    assert hub.needed()
+        assert router.receive(rank, join(rank, [1, 2, 3]), 0) == []
+    assert router.needed()
     closed = Frame(FrameType.CLOSED, 1, "closed", CALLS.pack(7), 9)
-    assert hub.receive(1, closed, 0) == [(2, closed), (3, closed)]
+    assert router.receive(1, closed, 0) == [(2, closed), (3, closed)]
     lost = Frame(FrameType.LOST, 2, "died")
-    assert hub.lost(2, "died") == [(0, lost), (1, lost), (3, lost)]
-    hub.receive(3, closed._replace(rank=3), 0)
-    assert list(hub._groups) == [0]
-    assert hub.needed()
+    assert router.lost(2, "died") == [(0, lost), (1, lost), (3, lost)]
+    router.receive(3, closed._replace(rank=3), 0)
+    assert list(router._groups) == [0]
+    assert router.needed()
     for rank in (1, 3):
-        hub.receive(rank, closed._replace(rank=rank, group=0), 0)
-    assert not hub.needed()  # by any but rank 0, where it is
+        router.receive(rank, closed._replace(rank=rank, group=0), 0)
+    assert not router.needed()  # by any but rank 0, where it is
 
 
 def test_nothing_is_said_of_who_left_every_group():
-    hub = ControlRouter(3)
-    hub.receive(1, join(1, [1, 2]), 0)
-    hub.receive(2, join(2, [1, 2]), 0)
+    router = ControlRouter(3)
+    router.receive(1, join(1, [1, 2]), 0)
+    router.receive(2, join(2, [1, 2]), 0)
     for number in (0, 9):
-        hub.receive(1, Frame(FrameType.CLOSED, 1, "closed", CALLS.pack(7), number), 0)
-    assert hub.lost(1, "died") == []
+        router.receive(1, Frame(FrameType.CLOSED, 1, "closed", CALLS.pack(7), number), 0)
+    assert router.lost(1, "died") == []
 
 
 @pytest.mark.parametrize(
@@ -333,31 +333,31 @@ def test_nothing_is_said_of_who_left_every_group():
     ],
 )
 def test_a_group_frame_that_no_rank_sends(frame, message):
-    hub = ControlRouter(3)
-    hub.receive(0, join(0, [2, 0, 1], 5), 0)
+    router = ControlRouter(3)
+    router.receive(0, join(0, [2, 0, 1], 5), 0)
     with pytest.raises(BootstrapError, match=message):
-        hub.receive(1, frame, 0)
+        router.receive(1, frame, 0)
 
 
 def test_a_poll_ends_with_its_deadline():
-    hub = ControlRouter(3)
+    router = ControlRouter(3)
     ask = Frame(FrameType.ASK, 0)
-    assert hub.receive(1, Frame(FrameType.ASK, 1), 10) == [(0, ask), (1, ask), (2, ask)]
-    assert hub.receive(2, Frame(FrameType.ASK, 2), 10.1) == []
-    assert hub.receive(2, Frame(FrameType.STATUS, 2, "", b"two"), 10.2) == []
-    assert hub.next_deadline() == 10.5
-    out = hub.expire(10.5)
+    assert router.receive(1, Frame(FrameType.ASK, 1), 10) == [(0, ask), (1, ask), (2, ask)]
+    assert router.receive(2, Frame(FrameType.ASK, 2), 10.1) == []
+    assert router.receive(2, Frame(FrameType.STATUS, 2, "", b"two"), 10.2) == []
+    assert router.next_deadline() == 10.5
+    out = router.expire(10.5)
     assert [rank for rank, _ in out] == [1, 2]
     assert unpack_blobs(out[0][1].body, 3) == [b"", b"", b"two"]
 
 
 def test_a_rank_that_joins_during_a_poll_is_asked_too():
-    hub = ControlRouter(3)
-    hub.receive(0, join(0, [0, 1], 5), 0)
-    hub.receive(0, Frame(FrameType.ASK, 0, group=5), 0)
-    assert hub.receive(1, join(1, [0, 1], 5), 0) == [(1, Frame(FrameType.ASK, 0, group=5))]
-    assert hub.receive(0, Frame(FrameType.STATUS, 0, "", b"zero", 5), 0) == []
-    ((asker, answer),) = hub.receive(1, Frame(FrameType.STATUS, 1, "", b"one", 5), 0)
+    router = ControlRouter(3)
+    router.receive(0, join(0, [0, 1], 5), 0)
+    router.receive(0, Frame(FrameType.ASK, 0, group=5), 0)
+    assert router.receive(1, join(1, [0, 1], 5), 0) == [(1, Frame(FrameType.ASK, 0, group=5))]
+    assert router.receive(0, Frame(FrameType.STATUS, 0, "", b"zero", 5), 0) == []
+    ((asker, answer),) = router.receive(1, Frame(FrameType.STATUS, 1, "", b"one", 5), 0)
     assert asker == 0
     assert unpack_blobs(answer.body, 2) == [b"zero", b"one"]
 
@@ -390,12 +390,12 @@ def test_the_number_of_a_group_follows_from_what_all_members_know():
     )
 )
 def test_any_frames_of_groups_are_served_or_refused(received):
-    hub = ControlRouter(3)
+    router = ControlRouter(3)
     for now, (rank, kind, claimed, key, body, number, ends) in enumerate(received):
         try:
-            out = hub.receive(rank, Frame(kind, claimed, key, body, number), now)
+            out = router.receive(rank, Frame(kind, claimed, key, body, number), now)
         except BootstrapError:
-            out = hub.lost(rank, "garbled") if ends else []
-        out += hub.expire(now)
+            out = router.lost(rank, "garbled") if ends else []
+        out += router.expire(now)
         assert {to for to, _ in out} <= {0, 1, 2}
-        assert hub.next_deadline() > now
+        assert router.next_deadline() > now

@@ -42,23 +42,23 @@ def test_256_controls_of_one_process(controls, together) -> None:
     assert all(got == want for got in together(*calls))
 
 
-def test_a_hub_asks_256_ranks_once() -> None:
-    hub = ControlRouter(RANKS)
+def test_a_router_asks_256_ranks_once() -> None:
+    router = ControlRouter(RANKS)
     asked = [
-        out for rank in range(RANKS) for out in hub.receive(rank, Frame(FrameType.ASK, rank), 0)
+        out for rank in range(RANKS) for out in router.receive(rank, Frame(FrameType.ASK, rank), 0)
     ]
     assert len(asked) == RANKS
     answers = []
     for rank in range(RANKS):
-        answers += hub.receive(rank, Frame(FrameType.STATUS, rank, "", b"b"), 0)
+        answers += router.receive(rank, Frame(FrameType.STATUS, rank, "", b"b"), 0)
     assert [rank for rank, _ in answers] == list(range(RANKS))
     assert len({id(frame) for _, frame in answers}) == 1
 
 
-def test_a_hub_completes_an_exchange_of_256_ranks_with_one_frame() -> None:
-    hub = ControlRouter(RANKS)
+def test_a_router_completes_an_exchange_of_256_ranks_with_one_frame() -> None:
+    router = ControlRouter(RANKS)
     out = []
     for rank in range(RANKS):
-        out += hub.receive(rank, Frame(FrameType.CONTRIBUTE, rank, "k", SECONDS.pack(1.0)), 0)
+        out += router.receive(rank, Frame(FrameType.CONTRIBUTE, rank, "k", SECONDS.pack(1.0)), 0)
     assert len(out) == RANKS
     assert len({id(frame) for _, frame in out}) == 1

@@ -409,7 +409,7 @@ def test_without_any_rail_for_long_the_peer_is_lost_on_both_sides(
         error = codes.comm_error(comm)
         assert (code, error.code, error.peer) == (codes.LOST, codes.LOST, 1 - rank)
         texts.append(error.text)
-    assert texts[0].startswith("rank 1 is lost: no path to it is left (fake")
+    assert texts[0].startswith("rank 1 is lost: no connection to it is left (fake")
     assert texts[1].startswith("rank 0 is lost: ")
     assert ("port" if way == "ports" else "retry counter") in texts[0]
     states = pair.until(lambda a, b: True)

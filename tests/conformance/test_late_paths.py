@@ -85,7 +85,7 @@ def test_a_rank_that_stays_away_is_lost_when_patience_ends(opened: Opened, late:
     comms = opened(2, slot_bytes=SLOT_BYTES)
     rail_all(comms, settled=False, patience=0.3)
     text = failure(comms, 1 - late, [comms[1 - late]])
-    assert text == f"rank {late} is lost: no path to it came up within 1 s"
+    assert text == f"rank {late} is lost: no connection to it came up within 1 s"
 
 
 def test_ports_that_come_up_late_are_waited_for(opened: Opened, network: Network) -> None:
@@ -119,8 +119,8 @@ IPV6, IPV4 = 1, 3
 @pytest.mark.parametrize(
     ("rank", "told"),
     [
-        (1, r"fake4, path 0: {}"),
-        (0, r"fake0, path 0: at the other end, fake4: {}"),
+        (1, r"fake4, connection 0: {}"),
+        (0, r"fake0, connection 0: at the other end, fake4: {}"),
     ],
 )
 def test_why_no_path_comes_up_is_said_at_both_ends_and_in_full(
@@ -133,7 +133,7 @@ def test_why_no_path_comes_up_is_said_at_both_ends_and_in_full(
         "name ports or GIDs that fit"
     )
     # The peer that gives up first hangs up.
-    ends = r"(no path to it came up within 1 s|it closed its connection)"
+    ends = r"(no connection to it came up within 1 s|it closed its connection)"
     want = rf"rank {1 - rank} is lost: {ends} \({told.format(re.escape(why))}\)"
     assert re.fullmatch(want, failure(comms, rank, comms))
 
@@ -152,4 +152,5 @@ def test_a_reason_is_not_told_back_to_who_gave_it(opened: Opened, network: Netwo
     network.down("fake0")
     network.down("fake4")
     text = failure(comms, 0, comms)
-    assert text == "rank 1 is lost: no path to it is left (fake0, path 0: the port is down)"
+    why = "fake0, connection 0: the port is down"
+    assert text == f"rank 1 is lost: no connection to it is left ({why})"

@@ -1,7 +1,7 @@
-/* Lies to a rank in letters, under AddressSanitizer: this program is the peer that reaches it by
+/* Lies to a rank in wireup messages, under AddressSanitizer: this program is the peer that reaches it by
  * RDMA, with the stand-in for libibverbs.
  *
- *   fuzz_letters SEED ITERATIONS
+ *   fuzz_wireup SEED ITERATIONS
  *
  * Each turn is rank 1 of 3, to which one of the others lies and the third is honest. The liar knows
  * the protocol: it greets, offers, answers, has queue pairs that can be connected and writes
@@ -150,11 +150,11 @@ static void pump(struct job *j)
 /* The greeting comes first, or rank 1 would not go on. */
 static void greet(struct job *j)
 {
-    struct letter letter = {.header = {.magic = PC_WIREUP_MAGIC, .kind = PC_WIREUP_HELLO}};
+    struct wireup_message message = {.header = {.magic = PC_WIREUP_MAGIC, .kind = PC_WIREUP_HELLO}};
     hear(&j->liar);
-    letter.body.hello = greeting(&j->liar);
-    letter.header.nbytes = sizeof letter.body.hello;
-    write_bytes(&j->liar, &letter, sizeof letter.header + letter.header.nbytes);
+    message.body.hello = greeting(&j->liar);
+    message.header.nbytes = sizeof message.body.hello;
+    write_bytes(&j->liar, &message, sizeof message.header + message.header.nbytes);
 }
 
 static bool turn(struct job *j)

@@ -9,7 +9,7 @@
 #include "verbs/verbs.h"
 
 #define PAIRS 4 /* queue pairs of the liar */
-#define SENT 64 /* letters that it may repeat */
+#define SENT 64 /* messages that it may repeat */
 #define PROBE (7u << 29)
 
 static uint64_t state;
@@ -26,7 +26,7 @@ static void fail(const char *what, const struct pc_error *error)
     exit(1);
 }
 
-struct letter {
+struct wireup_message {
     struct pc_wireup_header header;
     union pc_wireup_body body;
 };
@@ -42,15 +42,15 @@ struct liar {
     struct ibv_qp *pairs[PAIRS];
     struct pc_qp_info ends[PAIRS];
     bool connected[PAIRS];
-    struct letter sent[SENT];
+    struct wireup_message sent[SENT];
     uint32_t nsent;
-    uint32_t turn, conn;   /* that rank 1 spoke of last */
+    uint32_t turn, conn;          /* that rank 1 spoke of last */
     struct pc_wireup_hello hello; /* rank 1's */
-    struct pc_qp_info heard;   /* of its queue pairs, the last one */
-    uint32_t asks;         /* the kind of letter in which that was, until it is answered well */
-    uint32_t offered;      /* bit per connection: rank 1 should have it */
-    uint32_t shown;        /* the pair whose end was told last */
-    bool lived;            /* rank 1 took one of its paths for good */
+    struct pc_qp_info heard;      /* of its queue pairs, the last one */
+    uint32_t asks;    /* the kind of message in which that was, until it is answered well */
+    uint32_t offered; /* bit per connection: rank 1 should have it */
+    uint32_t shown;   /* the pair whose end was told last */
+    bool lived;       /* rank 1 took one of its paths for good */
 };
 
 static void drop_pair(struct liar *l, uint32_t i)
@@ -74,28 +74,31 @@ static struct pc_wireup_hello greeting(const struct liar *l)
 
 static void hear(struct liar *l)
 {
-    struct letter letter;
+    struct wireup_message message;
     static const size_t bytes[] = {
-        [PC_WIREUP_HELLO] = sizeof(struct pc_wireup_hello), [PC_WIREUP_REQUEST] = sizeof(struct pc_qp_info),
-        [PC_WIREUP_REPLY] = sizeof(struct pc_qp_info),  [PC_WIREUP_FENCED] = sizeof(struct pc_wireup_received),
-        [PC_WIREUP_CLOSE] = sizeof(struct pc_wireup_received),  [PC_WIREUP_ABORTED] = 0,
+        [PC_WIREUP_HELLO] = sizeof(struct pc_wireup_hello),
+        [PC_WIREUP_REQUEST] = sizeof(struct pc_qp_info),
+        [PC_WIREUP_REPLY] = sizeof(struct pc_qp_info),
+        [PC_WIREUP_FENCED] = sizeof(struct pc_wireup_received),
+        [PC_WIREUP_CLOSE] = sizeof(struct pc_wireup_received),
+        [PC_WIREUP_ABORTED] = 0,
     };
-    while (recv(l->fd, &letter.header, sizeof letter.header, MSG_PEEK) == sizeof letter.header) {
-        if (letter.header.kind < PC_WIREUP_HELLO || letter.header.kind > PC_WIREUP_ABORTED
-            || letter.header.nbytes != bytes[letter.header.kind])
-            fail("rank 1 wrote what is no letter", NULL);
-        size_t whole = sizeof letter.header + letter.header.nbytes;
-        if (recv(l->fd, &letter, whole, 0) != (ssize_t)whole)
-            fail("rank 1 wrote half a letter", NULL);
-        if (letter.header.kind == PC_WIREUP_HELLO)
-            l->hello = letter.body.hello;
-        if (letter.header.kind == PC_WIREUP_REQUEST || letter.header.kind == PC_WIREUP_REPLY) {
-            l->heard = letter.body.end;
-            l->asks = letter.header.kind;
+    while (recv(l->fd, &message.header, sizeof message.header, MSG_PEEK) == sizeof message.header) {
+        if (message.header.kind < PC_WIREUP_HELLO || message.header.kind > PC_WIREUP_ABORTED
+            || message.header.nbytes != bytes[message.header.kind])
+            fail("rank 1 wrote what is no wireup message", NULL);
+        size_t whole = sizeof message.header + message.header.nbytes;
+        if (recv(l->fd, &message, whole, 0) != (ssize_t)whole)
+            fail("rank 1 wrote half a wireup message", NULL);
+        if (message.header.kind == PC_WIREUP_HELLO)
+            l->hello = message.body.hello;
+        if (message.header.kind == PC_WIREUP_REQUEST || message.header.kind == PC_WIREUP_REPLY) {
+            l->heard = message.body.end;
+            l->asks = message.header.kind;
         }
-        l->turn = letter.header.turn;
-        l->conn = letter.header.conn;
-        if (letter.header.kind == PC_WIREUP_FENCED)
+        l->turn = message.header.turn;
+        l->conn = message.header.conn;
+        if (message.header.kind == PC_WIREUP_FENCED)
             l->offered &= ~(1u << l->conn);
     }
 }
@@ -177,27 +180,27 @@ static uint32_t a_path(const struct liar *l)
 /* Of two ranks the lower one offers. */
 static void offer_well(struct liar *l)
 {
-    struct letter letter = {.header = {.magic = PC_WIREUP_MAGIC,
+    struct wireup_message message = {.header = {.magic = PC_WIREUP_MAGIC,
                                        .kind = PC_WIREUP_REQUEST,
                                        .conn = (uint16_t)a_path(l),
                                        .turn = l->turn + 1,
-                                       .nbytes = sizeof letter.body.end}};
-    if (l->rank > 1 || l->offered >> letter.header.conn & 1)
+                                       .nbytes = sizeof message.body.end}};
+    if (l->rank > 1 || l->offered >> message.header.conn & 1)
         return;
-    l->offered |= 1u << letter.header.conn;
-    letter.body.end = an_end(l);
-    write_bytes(l, &letter, sizeof letter.header + letter.header.nbytes);
+    l->offered |= 1u << message.header.conn;
+    message.body.end = an_end(l);
+    write_bytes(l, &message, sizeof message.header + message.header.nbytes);
 }
 
 /* As an honest rank does: the connection lives then. */
 static void answer_well(struct liar *l)
 {
     struct pc_error error;
-    struct letter letter = {.header = {.magic = PC_WIREUP_MAGIC,
+    struct wireup_message message = {.header = {.magic = PC_WIREUP_MAGIC,
                                        .kind = PC_WIREUP_REPLY,
                                        .conn = (uint16_t)l->conn,
                                        .turn = l->turn,
-                                       .nbytes = sizeof letter.body.end}};
+                                       .nbytes = sizeof message.body.end}};
     uint32_t i = l->shown;
     if (l->asks == PC_WIREUP_REQUEST) {
         i = draw(PAIRS);
@@ -209,9 +212,9 @@ static void answer_well(struct liar *l)
         return;
     l->connected[i]
         = pc__qp_connect(&l->rail, l->pairs[i], &l->ends[i], &l->heard, &error) == PC_OK;
-    letter.body.end = l->ends[i];
+    message.body.end = l->ends[i];
     if (l->asks == PC_WIREUP_REQUEST)
-        write_bytes(l, &letter, sizeof letter.header + letter.header.nbytes);
+        write_bytes(l, &message, sizeof message.header + message.header.nbytes);
     else
         write_imm(l, i, PROBE, true);
     struct ibv_recv_wr *bad, receive = {.wr_id = 0};
@@ -220,9 +223,9 @@ static void answer_well(struct liar *l)
     l->asks = 0;
 }
 
-static void make_body(struct liar *l, struct letter *letter)
+static void make_body(struct liar *l, struct wireup_message *message)
 {
-    struct pc_wireup_header *header = &letter->header;
+    struct pc_wireup_header *header = &message->header;
     uint32_t kind = draw(80);
     header->kind = kind == 0   ? PC_WIREUP_CLOSE
                    : kind == 1 ? PC_WIREUP_HELLO
@@ -232,46 +235,46 @@ static void make_body(struct liar *l, struct letter *letter)
                                : PC_WIREUP_FENCED;
     switch (header->kind) {
     case PC_WIREUP_HELLO:
-        letter->body.hello = greeting(l);
-        letter->body.hello.nrails = draw(8) ? 1 + draw(2) : draw(12);
-        letter->body.hello.queue_pairs = draw(8) ? 1 + draw(2) : draw(12);
+        message->body.hello = greeting(l);
+        message->body.hello.nrails = draw(8) ? 1 + draw(2) : draw(12);
+        message->body.hello.queue_pairs = draw(8) ? 1 + draw(2) : draw(12);
         if (draw(8) == 0)
-            letter->body.hello.lines_bytes += draw(3);
-        header->nbytes = sizeof letter->body.hello;
+            message->body.hello.lines_bytes += draw(3);
+        header->nbytes = sizeof message->body.hello;
         break;
     case PC_WIREUP_REQUEST:
     case PC_WIREUP_REPLY:
-        letter->body.end = an_end(l);
-        header->nbytes = sizeof letter->body.end;
+        message->body.end = an_end(l);
+        header->nbytes = sizeof message->body.end;
         break;
     case PC_WIREUP_ABORTED:
         header->nbytes = 0;
         break;
     default:
-        memset(&letter->body.landed, 0, sizeof letter->body.landed);
+        memset(&message->body.landed, 0, sizeof message->body.landed);
         if (draw(2))
-            noise(&letter->body.landed, sizeof letter->body.landed);
-        header->nbytes = sizeof letter->body.landed;
+            noise(&message->body.landed, sizeof message->body.landed);
+        header->nbytes = sizeof message->body.landed;
     }
 }
 
-static void write_letter(struct liar *l)
+static void write_wireup(struct liar *l)
 {
-    struct letter letter = {.header.magic = PC_WIREUP_MAGIC};
-    make_body(l, &letter);
-    letter.header.conn = (uint16_t)(draw(40) ? draw(4) ? l->conn : a_path(l) : draw(1u << 16));
-    letter.header.turn = l->turn + (draw(4) == 0) - (draw(8) == 0);
-    size_t n = sizeof letter.header + letter.header.nbytes;
-    l->sent[l->nsent++ % SENT] = letter;
+    struct wireup_message message = {.header.magic = PC_WIREUP_MAGIC};
+    make_body(l, &message);
+    message.header.conn = (uint16_t)(draw(40) ? draw(4) ? l->conn : a_path(l) : draw(1u << 16));
+    message.header.turn = l->turn + (draw(4) == 0) - (draw(8) == 0);
+    size_t n = sizeof message.header + message.header.nbytes;
+    l->sent[l->nsent++ % SENT] = message;
     if (draw(150) == 0)
-        letter.header.nbytes = draw(2000);
+        message.header.nbytes = draw(2000);
     if (draw(150) == 0)
-        ((unsigned char *)&letter)[draw(sizeof letter.header)] ^= (unsigned char)(1u << draw(8));
+        ((unsigned char *)&message)[draw(sizeof message.header)] ^= (unsigned char)(1u << draw(8));
     if (draw(150) == 0)
         n = draw((uint32_t)n);
     size_t first = draw(6) ? n : draw((uint32_t)n + 1);
-    write_bytes(l, &letter, first);
-    write_bytes(l, (char *)&letter + first, n - first);
+    write_bytes(l, &message, first);
+    write_bytes(l, (char *)&message + first, n - first);
 }
 
 /* One thing that it says or does. */
@@ -287,7 +290,7 @@ static void act(struct liar *l)
         break;
     case 1:
         if (l->nsent != 0 && draw(4) == 0) {
-            const struct letter *again = &l->sent[draw(l->nsent < SENT ? l->nsent : SENT)];
+            const struct wireup_message *again = &l->sent[draw(l->nsent < SENT ? l->nsent : SENT)];
             write_bytes(l, again, sizeof again->header + again->header.nbytes);
         }
         break;
@@ -314,7 +317,7 @@ static void act(struct liar *l)
         write_by_pair(l);
         break;
     default:
-        write_letter(l);
+        write_wireup(l);
     }
 }
 #endif

@@ -3,49 +3,19 @@
  *
  *   transfers PATH SIZE ITERATIONS SPIN
  *
- * PATH is how ranks reach each other: `mapped`, `remote` (by sockets), `both` (ranks 0 and 1, 2 and
- * 3 are mapped), or `rails` (by RDMA, with the stand-in for libibverbs). Blocking ones, exchanges,
- * posted ones that a second thread of the rank waits for too, and pairwise batches, blocking and
- * queued, follow each other without a pause; every byte is checked. The slots are small, so that
- * most messages take several turns of the ring. */
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
-#include "pycoll.h"
+ * PATH is as in rank_threads.h. Blocking ones, exchanges, posted ones that a second thread of the
+ * rank waits for too, and pairwise batches, blocking and queued, follow each other without a pause;
+ * every byte is checked. The slots are small, so that most messages take several turns of the
+ * ring. */
+#include "rank_threads.h"
 
-#define MAX_RANKS 8
 #define MAX_BYTES 40000
 #define LARGE_BYTES 600000 /* such a message is fetched */
 #define DEPTH 12           /* posted or queued at once */
-#define LINKS 3            /* sockets between two ranks */
-#define RAILS 2            /* of a rank */
+#define CONNECTIONS 3      /* between two ranks */
 
-static uint32_t size, spin;
+static uint32_t spin;
 static int iterations;
-static bool any_mapped, any_remote, by_rails;
-static struct pc_comm *comms[MAX_RANKS];
-static pthread_barrier_t joined; /* with the thread that links */
-static pthread_barrier_t barrier;
-static char blobs[MAX_RANKS][256];
-static int blob_bytes[MAX_RANKS];
-static _Atomic uint32_t connected;
-
-static void die(struct pc_comm *comm, const char *what, int rc)
-{
-    fprintf(stderr, "%s: %s: %s\n", what, pc_code_name(rc), pc_comm_error(comm)->text);
-    exit(1);
-}
-
-/* All ranks draw the same numbers, so they agree on every message. */
-static uint32_t draw(uint64_t *state)
-{
-    *state = *state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(*state >> 33);
-}
 
 static unsigned char value(uint32_t from, uint32_t to, int number, uint64_t i)
 {
@@ -220,44 +190,6 @@ static void run(struct rank *r)
         finish(r, &r->slots[i]);
 }
 
-static bool is_remote(uint32_t a, uint32_t b)
-{
-    return a != b && any_remote && !(any_mapped && a / 2 == b / 2);
-}
-
-/* Hands over sockets with small buffers, so that frames leave in pieces. */
-static void link_ranks(void)
-{
-    for (uint32_t k = 0; k < (by_rails ? 1 : LINKS); k++)
-        for (uint32_t a = 0; a < size; a++)
-            for (uint32_t b = 0; b < a; b++) {
-                int ends[2], bytes = 16384;
-                if (!is_remote(a, b))
-                    continue;
-                if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-                    perror("socketpair");
-                    exit(1);
-                }
-                for (int i = 0; i < 2; i++)
-                    setsockopt(ends[i], SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
-                if (pc_comm_adopt(comms[a], b, ends[0]) != PC_OK
-                    || pc_comm_adopt(comms[b], a, ends[1]) != PC_OK)
-                    die(comms[a], "adopt", PC_INVALID);
-            }
-}
-
-/* By RDMA: the rank has the ports of the stand-in for libibverbs from its number times RAILS on. */
-static int open_rails(struct pc_comm *comm, uint32_t rank)
-{
-    const struct pc_verbs_options verbs = {.queue_pairs = 1, .timeout = 14, .retry_count = 7};
-    struct pc_rail_spec specs[RAILS];
-    for (uint32_t i = 0; i < RAILS; i++) {
-        specs[i] = (struct pc_rail_spec){.port = 1, .gid_index = -1};
-        snprintf(specs[i].device, sizeof specs[i].device, "fake%u", rank * RAILS + i);
-    }
-    return pc_comm_rails(comm, &verbs, specs, RAILS);
-}
-
 static void *rank_main(void *argument)
 {
     struct rank *r = calloc(1, sizeof *r);
@@ -269,26 +201,7 @@ static void *rank_main(void *argument)
                                  .slot_bytes = 1 << 12,
                                  .heap_bytes = 1 << 24,
                                  .spin = spin};
-    int rc = pc_comm_open(&options, &r->comm);
-    if (rc == PC_OK && by_rails)
-        rc = open_rails(r->comm, r->rank);
-    if (rc != PC_OK)
-        die(r->comm, "open", rc);
-    blob_bytes[r->rank] = pc_comm_address(r->comm, blobs[r->rank], sizeof blobs[r->rank]);
-    pthread_barrier_wait(&barrier);
-    for (uint32_t peer = 0; peer < size;) {
-        rc = is_remote(r->rank, peer)
-                 ? pc_comm_remote(r->comm, peer)
-                 : pc_comm_connect(r->comm, peer, blobs[peer], (size_t)blob_bytes[peer]);
-        if (rc != PC_OK && rc != PC_AGAIN)
-            die(r->comm, "connect", rc);
-        pc_comm_accept(r->comm);
-        peer += rc == PC_OK;
-    }
-    atomic_fetch_add(&connected, 1);
-    while (atomic_load(&connected) < size) /* the others need an answer from this one */
-        pc_comm_accept(r->comm);
-    comms[r->rank] = r->comm;
+    r->comm = open_comm(&options);
     pthread_barrier_wait(&joined);
     pthread_barrier_wait(&joined);
     for (int i = 0; i < DEPTH; i++) {
@@ -322,22 +235,11 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: %s PATH SIZE ITERATIONS SPIN\n", argv[0]);
         return 2;
     }
-    by_rails = strcmp(argv[1], "rails") == 0;
-    any_mapped = !by_rails && strcmp(argv[1], "remote") != 0;
-    any_remote = strcmp(argv[1], "mapped") != 0;
+    choose_path(argv[1]);
     size = (uint32_t)atoi(argv[2]);
     iterations = atoi(argv[3]);
     spin = (uint32_t)atoi(argv[4]);
-    pthread_barrier_init(&joined, NULL, size + 1);
-    pthread_t threads[MAX_RANKS];
-    pthread_barrier_init(&barrier, NULL, size);
-    for (uint32_t r = 0; r < size; r++)
-        pthread_create(&threads[r], NULL, rank_main, (void *)(uintptr_t)r);
-    pthread_barrier_wait(&joined);
-    link_ranks();
-    pthread_barrier_wait(&joined);
-    for (uint32_t r = 0; r < size; r++)
-        pthread_join(threads[r], NULL);
+    run_ranks(rank_main, CONNECTIONS);
     printf("%d messages or batches on %u ranks\n", iterations, size);
     return 0;
 }

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pyverbs import enums
-from queue_pair import ATTEMPT, OWN, READABLE, STAGE, Path, Rail
+from queue_pair import ATTEMPT, OWN, READABLE, STAGE, Connection, Rail
 from wireup import (
     CHANNELS,
     COUNT,
@@ -25,11 +25,11 @@ from wireup import (
     Hello,
     Immediate,
     Kind,
-    Letter,
     Line,
     Loan,
-    Mail,
     News,
+    WireupMessage,
+    WireupSocket,
     landed,
 )
 
@@ -38,7 +38,7 @@ STATUS = {
     getattr(enums, f"IBV_WC_{name}"): name
     for name in ("SUCCESS", "REM_ACCESS_ERR", "REM_INV_REQ_ERR", "REM_OP_ERR", "RETRY_EXC_ERR")
 }
-TRY = 7  #: channel of the write by which a path is tried
+TRY = 7  #: channel of the write by which a connection is tried
 
 
 class Message(NamedTuple):
@@ -53,31 +53,31 @@ class Peer:
     """One rank of a job, towards a rank that is pycoll.
 
     Args:
-        mail: The authenticated connection between the two.
+        wireup: The authenticated connection between the two.
         devices: Names of this rank's.
         slots: Of a channel of programs, as all ranks have agreed.
     """
 
-    def __init__(self, mail: Mail, devices: list[str], slots: int) -> None:
-        self.mail = mail
-        letter = self._letter()
-        assert letter.kind is Kind.HELLO, letter
-        self.theirs = Hello.unpack(letter.body)
+    def __init__(self, wireup: WireupSocket, devices: list[str], slots: int) -> None:
+        self.wireup = wireup
+        message = self._next_message()
+        assert message.kind is Kind.HELLO, message
+        self.theirs = Hello.unpack(message.body)
         size = self.theirs.lines_bytes
         assert size == CHANNELS * LINES * LINE, size
         self.slots, self.slot_bytes = slots, self.theirs.slots_bytes // CHANNELS // slots
         self.memory = mmap.mmap(-1, size + self.theirs.slots_bytes)
         self.rails = [Rail(device, self.memory, size) for device in devices]
-        self.paths: dict[int, Path] = {}
-        self.fences = 0  #: letters that said that a path is gone at the other end
+        self.conns: dict[int, Connection] = {}
+        self.fences = 0  #: wireup messages that said that a connection is gone at the other end
         self.left = False  #: the other rank has said goodbye
         self.sent, self.consumed = [0] * CHANNELS, [0] * CHANNELS
         self.credit = [0] * CHANNELS  #: of what was sent, as the other rank said
         self._come = [0] * CHANNELS  #: messages that have come
         self._messages: list[Message] = []
         self._pieces: dict[tuple[int, int], set[int]] = {}
-        self._busy = -1  #: path whose end is dealt with by who uses it
-        self._gone: dict[int, Path] = {}
+        self._busy = -1  #: connection whose end is dealt with by who uses it
+        self._gone: dict[int, Connection] = {}
         self._lent: list[object] = []
 
     # What a test does.
@@ -87,11 +87,12 @@ class Peer:
         size, at = self.theirs.lines_bytes, self.rails[0].lines.buf
         keys = tuple(rail.key() for rail in self.rails)
         hello = Hello(1, at, size, at + size, self.theirs.slots_bytes, keys)
-        self.mail.send(Kind.HELLO, hello.pack())
+        self.wireup.send(Kind.HELLO, hello.pack())
 
-    def until_paths(self, count: int) -> None:
-        """Wait until the other rank has tried so many paths."""
-        self._until(lambda: sum(path.tried for path in self.paths.values()) >= count, "a path")
+    def until_tried(self, count: int) -> None:
+        """Wait until the other rank has tried so many connections."""
+        conns = self.conns
+        self._until(lambda: sum(c.tried for c in conns.values()) >= count, "a connection")
 
     def message(self) -> Message:
         """Return the next message of any channel, which is consumed by that."""
@@ -113,11 +114,11 @@ class Peer:
         Args:
             like: Whose call it is.
             data: Its bytes, or what says where they lie.
-            pieces: Over so many paths it is cut.
+            pieces: Over so many connections it is cut.
             place: What its line says of the place; the same as the other's by default.
         """
         channel, number = like.channel, self.sent[like.channel]
-        self.until_paths(pieces)
+        self.until_tried(pieces)
         small = len(data) <= INLINE
         self._until(
             lambda: number - self.credit[channel] < (LINES if small else self.slots), "room"
@@ -126,7 +127,7 @@ class Peer:
         if place is not None:
             line = line._replace(place=place)
         step, slot = len(data) // pieces, self.theirs.slots + self._slot(channel, number)
-        for piece, index in enumerate(sorted(self.paths)[:pieces]):
+        for piece, index in enumerate(sorted(self.conns)[:pieces]):
             begin = piece * step
             end = len(data) if piece == pieces - 1 else begin + step
             news = News.MESSAGE if pieces == 1 else News.PIECE
@@ -136,13 +137,13 @@ class Peer:
             part = b"" if small else data[begin:end]
             self._send_piece(index, immediate, part, slot + begin, line)
         self.sent[channel] += 1
-        self._until(lambda: all(not path.owned for path in self.paths.values()), "acknowledgement")
+        self._until(lambda: all(not conn.owned for conn in self.conns.values()), "acknowledgement")
 
     def read(self, address: int, nbytes: int, key: int) -> bytes:
         """Read memory of the other rank."""
         status = self.attempt(enums.IBV_WR_RDMA_READ, address, key, bytes(nbytes))
         assert status == "SUCCESS", status
-        return self.paths[min(self.paths)].rail.stage.read(nbytes, 0)
+        return self.conns[min(self.conns)].rail.stage.read(nbytes, 0)
 
     def lend(self, data: bytes) -> Loan:
         """Let the other rank read a message, for ever."""
@@ -158,16 +159,16 @@ class Peer:
 
     def give_back(self, channel: int, count: int) -> None:
         """Say how many messages were consumed."""
-        self._write(min(self.paths), Immediate(channel, News.CREDIT, count))
+        self._write(min(self.conns), Immediate(channel, News.CREDIT, count))
 
     def attempt(self, opcode: int, address: int, key: int, data: bytes) -> str:
         """Post one request to anywhere; return how it ended, as verbs name it.
 
-        If that was the end of its path, both ranks have fenced it, and another is there.
+        If that was the end of its connection, both ranks have fenced it, and another is there.
         """
-        self.until_paths(1)
-        self._busy = index = min(self.paths)
-        self.paths[index].post(opcode, address, key, data, number=ATTEMPT)
+        self.until_tried(1)
+        self._busy = index = min(self.conns)
+        self.conns[index].post(opcode, address, key, data, number=ATTEMPT)
         status: list[int] = []
 
         def ended() -> bool:
@@ -179,18 +180,18 @@ class Peer:
         name = STATUS.get(status[0], str(status[0]))
         if name != "SUCCESS":
             self.fence(index, name)
-            self.until_paths(1)
+            self.until_tried(1)
         return name
 
     def fence(self, index: int, why: str) -> None:
-        """Destroy a path, say so, and wait until the other end has done the same."""
-        path = self.paths[index]
+        """Destroy a connection, say so, and wait until the other end has done the same."""
+        conn = self.conns[index]
         self._let_go(index, why)
-        self._until(lambda: path.fenced, "the other end of a fence")
+        self._until(lambda: conn.fenced, "the other end of a fence")
 
     def silence(self, index: int) -> None:
-        """Destroy a path's queue pair and say nothing: the other rank finds out by itself."""
-        self.paths[index].qp.close()
+        """Destroy a connection's queue pair and say nothing: the other rank finds out by itself."""
+        self.conns[index].qp.close()
 
     def counts(self) -> list[int]:
         """Return the count of every line, as it stands in memory."""
@@ -199,9 +200,9 @@ class Peer:
     def leave(self) -> None:
         """Wait for the other rank's goodbye, and answer it."""
         self._until(lambda: self.left, "goodbye")
-        for path in self.paths.values():
-            path.close()
-        self.mail.close()
+        for conn in self.conns.values():
+            conn.close()
+        self.wireup.close()
 
     # How it is done.
 
@@ -209,54 +210,54 @@ class Peer:
         deadline = time.monotonic() + PATIENCE
         while not holds():
             assert time.monotonic() < deadline, f"no {what} has come"
-            for index in list(self.paths):
+            for index in list(self.conns):
                 if index != self._busy:
                     self._completions(index)
-            if not self.left and select.select([self.mail], [], [], 0)[0]:
-                self._heed(self._letter())
+            if not self.left and select.select([self.wireup], [], [], 0)[0]:
+                self._heed(self._next_message())
 
-    def _letter(self) -> Letter:
-        letter = self.mail.receive()
-        return letter or Letter(Kind.BYE, 0, 0, b"")  # who dies does not even say so
+    def _next_message(self) -> WireupMessage:
+        message = self.wireup.receive()
+        return message or WireupMessage(Kind.CLOSE, 0, 0, b"")  # who dies does not even say so
 
-    def _heed(self, letter: Letter) -> None:
-        path = self.paths.get(letter.path) or self._gone.get(letter.path)
-        if letter.kind is Kind.OFFER:
-            assert letter.path not in self.paths, f"{letter} offers a path that is there"
-            rail = self.rails[letter.path % len(self.rails)]
-            path = self.paths[letter.path] = Path(rail, letter.turn)
-            path.connect(End.unpack(letter.body))
-            self.mail.send(Kind.ANSWER, path.end().pack(), letter.path, letter.turn)
-        elif letter.kind is Kind.FENCED:
-            assert path is not None
-            assert path.turn == letter.turn, f"{letter} is about turn {path.turn}"
+    def _heed(self, message: WireupMessage) -> None:
+        conn = self.conns.get(message.conn) or self._gone.get(message.conn)
+        if message.kind is Kind.REQUEST:
+            assert message.conn not in self.conns, f"{message} offers a connection that is there"
+            rail = self.rails[message.conn % len(self.rails)]
+            conn = self.conns[message.conn] = Connection(rail, message.turn)
+            conn.connect(End.unpack(message.body))
+            self.wireup.send(Kind.REPLY, conn.end().pack(), message.conn, message.turn)
+        elif message.kind is Kind.FENCED:
+            assert conn is not None
+            assert conn.turn == message.turn, f"{message} is about turn {conn.turn}"
             self.fences += 1
-            path.fenced = True
-            if letter.path in self.paths and letter.path != self._busy:
-                self._let_go(letter.path, "the other end fenced it")
-        elif letter.kind is Kind.BYE:
+            conn.fenced = True
+            if message.conn in self.conns and message.conn != self._busy:
+                self._let_go(message.conn, "the other end fenced it")
+        elif message.kind is Kind.CLOSE:
             self.left = True
         else:
-            raise AssertionError(f"nobody asked for {letter}")
+            raise AssertionError(f"nobody asked for {message}")
 
     def _let_go(self, index: int, why: str) -> None:
         self._completions(index)
-        path = self._gone[index] = self.paths.pop(index)
-        path.close()
-        self.mail.send(Kind.FENCED, landed(self.counts(), why), index, path.turn)
+        conn = self._gone[index] = self.conns.pop(index)
+        conn.close()
+        self.wireup.send(Kind.FENCED, landed(self.counts(), why), index, conn.turn)
 
     def _completions(self, index: int) -> list[int]:
-        """Take in what a path has brought; return how attempts have ended."""
-        path, attempts = self.paths[index], []
-        for done in path.cq.poll(16)[1]:
+        """Take in what a connection has brought; return how attempts have ended."""
+        conn, attempts = self.conns[index], []
+        for done in conn.cq.poll(16)[1]:
             good = done.status == enums.IBV_WC_SUCCESS
             if done.wr_id == ATTEMPT:
                 attempts.append(done.status)
             elif done.wr_id == OWN:
-                path.owned -= 1
+                conn.owned -= 1
             elif good:
-                path.tried = True
-                path.expect()
+                conn.tried = True
+                conn.expect()
                 self._take(Immediate.unpack(socket.ntohl(done.imm_data)))
         return attempts
 
@@ -292,13 +293,13 @@ class Peer:
     def _send_piece(
         self, index: int, immediate: Immediate, data: bytes, address: int, line: Line
     ) -> None:
-        path, keys = self.paths[index], self.theirs.rails[index % len(self.theirs.rails)]
+        conn, keys = self.conns[index], self.theirs.rails[index % len(self.theirs.rails)]
         if immediate.piece:  # the line goes with the first
             last = enums.IBV_WR_RDMA_WRITE_WITH_IMM
-            path.post(last, address, keys.slots, data, immediate)
+            conn.post(last, address, keys.slots, data, immediate)
             return
         if data:
-            path.post(enums.IBV_WR_RDMA_WRITE, address, keys.slots, data)
+            conn.post(enums.IBV_WR_RDMA_WRITE, address, keys.slots, data)
         whole = line.pack()
         part = whole if immediate.news is News.MESSAGE else whole[: LINE - COUNT.size]
         at = (immediate.channel * LINES + (line.count - 1) % LINES) * LINE
@@ -309,4 +310,4 @@ class Peer:
         keys = self.theirs.rails[index % len(self.theirs.rails)]
         opcode = enums.IBV_WR_RDMA_WRITE_WITH_IMM
         address = self.theirs.lines + at
-        self.paths[index].post(opcode, address, keys.lines, data, immediate, at=STAGE - LINE)
+        self.conns[index].post(opcode, address, keys.lines, data, immediate, at=STAGE - LINE)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from wireup import HELLO, IN_LINE, LINE, OFFERED, P2P, Hello, Kind, Loan, Mail
+from wireup import HELLO, IN_LINE, LINE, OFFERED, P2P, Hello, Kind, Loan, WireupSocket
 
 import pycoll
 from pycoll.errors import PycollError
@@ -27,7 +27,7 @@ from pycoll.runtime.native import bindings, verbs
 PATIENCE = 60.0  #: seconds
 GUARD = 4096  #: bytes around what may be written
 SMALL, LARGE = 40, 4  #: calls; there are 32 lines and 2 slots
-COUNT = 1 << 15  #: elements of the large ones: more than a line holds, and worth several paths
+COUNT = 1 << 15  #: elements of the large ones: more than a line holds, for several connections
 LENT = 1 << 22  #: elements of a message that is read from where it lies
 AT_ONCE = 4 << 20  #: bytes of it
 
@@ -130,8 +130,8 @@ def connected(comm: pycoll.Communicator, sockets: queue.Queue[tuple[int, int]]):
     rank, fd = sockets.get(timeout=PATIENCE)
     assert rank == 0, rank
     devices = [part.split(":")[0] for part in os.environ["PYCOLL_RAILS"].split(",")]
-    mail = Mail(socket.socket(fileno=fd), PATIENCE)
-    return Peer(mail, devices, comm._engine.world.slots)
+    wireup = WireupSocket(socket.socket(fileno=fd), PATIENCE)
+    return Peer(wireup, devices, comm._engine.world.slots)
 
 
 def play(scene: str, folder: Path) -> None:
@@ -227,7 +227,7 @@ def protect(peer, folder: Path) -> None:
 
 
 def replay(peer, folder: Path) -> None:
-    """Lose a message with its path, and get it once by the next one."""
+    """Lose a message with its connection, and get it once by the next one."""
     peer.greet()
     peer.send(peer.message(), np.full(1, 1000.0).tobytes())
     peer.silence(0)
@@ -300,13 +300,13 @@ def until(file: Path) -> None:
 
 def greeting(peer, folder: Path) -> None:
     """Greet with nonsense."""
-    peer.mail.send(Kind.HELLO, peer.theirs._replace(lines_bytes=64).pack())
+    peer.wireup.send(Kind.HELLO, peer.theirs._replace(lines_bytes=64).pack())
     peer.leave()
 
 
 def babble(peer, folder: Path) -> None:
-    """Say what is no letter."""
-    peer.mail.send(Kind.HELLO, b"too short")
+    """Say what is no message."""
+    peer.wireup.send(Kind.HELLO, b"too short")
     peer.leave()
 
 

@@ -62,7 +62,7 @@ def _ipv4(text: str) -> bool:
     return ipaddress.IPv6Address(text).ipv4_mapped is not None
 
 
-class Path:
+class Connection:
     """A queue pair."""
 
     def __init__(self, rail: Rail, turn: int) -> None:

@@ -182,5 +182,5 @@ def test_without_any_rail_every_rank_is_told_who_is_lost_and_by_which_port(
     for text in (one["text"] for one in said):
         # Of two ranks without a path each is lost to the other: whoever sees it first, says so.
         assert re.match(r"rank (0 .* is lost to rank 1|1 .* is lost to rank 0): ", text), text
-        assert "no path to it is left" in text or "it closed its connection" in text, text
+        assert "no connection to it is left" in text or "it closed its connection" in text, text
         assert any(rack.nics.device(nic) in text for nic in cut), text

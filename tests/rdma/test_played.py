@@ -42,7 +42,7 @@ def test_nothing_else_can_be_written_or_read(rack: Rack, tmp_path: Path) -> None
     assert "replayed 0" in said  # all that was sent had come before
 
 
-def test_what_was_lost_with_its_path_comes_once(rack: Rack, tmp_path: Path) -> None:
+def test_what_was_lost_with_its_connection_comes_once(rack: Rack, tmp_path: Path) -> None:
     said, _ = run(rack, tmp_path, "replay")
     assert "replayed 1 failures 1" in said
 
@@ -59,7 +59,7 @@ def test_another_ranks_key_is_of_no_use(rack: Rack, tmp_path: Path) -> None:
     ("scene", "error"),
     [
         ("greeting", r"PeerLostError: .*rank 1 is lost: its greeting is not one"),
-        ("babble", r"PeerLostError: .*rank 1 is lost: it sent what is no letter"),
+        ("babble", r"PeerLostError: .*rank 1 is lost: it sent what is no wireup message"),
         ("credit", r"PeerLostError: .*rank 1 is lost: it gave back more messages than were sent"),
         ("loan", r"PeerLostError: .*rank 1 is lost: remote access error"),
     ],

@@ -33,14 +33,14 @@ LOAN = struct.Struct(f"=Q{MAX_RAILS}I")
 
 
 class Kind(IntEnum):
-    """Of a letter."""
+    """Of a wireup message."""
 
     HELLO = 1
-    OFFER = 2
-    ANSWER = 3
+    REQUEST = 2
+    REPLY = 3
     FENCED = 4
-    BYE = 5
-    WITHDRAWN = 6
+    CLOSE = 5
+    ABORTED = 6
 
 
 class Key(NamedTuple):
@@ -97,17 +97,17 @@ class End(NamedTuple):
         return cls(*END.unpack(body))
 
 
-class Letter(NamedTuple):
-    """One letter."""
+class WireupMessage(NamedTuple):
+    """One of them."""
 
     kind: Kind
-    path: int
+    conn: int
     turn: int
     body: bytes
 
 
-class Mail:
-    """Letters over a stream socket."""
+class WireupSocket:
+    """Wireup messages over a stream socket."""
 
     def __init__(self, sock: socket.socket, patience: float) -> None:
         self._sock = sock
@@ -117,18 +117,18 @@ class Mail:
         """The socket's descriptor."""
         return self._sock.fileno()
 
-    def send(self, kind: Kind, body: bytes, path: int = 0, turn: int = 0) -> None:
-        """Send one letter."""
-        self._sock.sendall(HEADER.pack(MAGIC, kind, path, turn, len(body)) + body)
+    def send(self, kind: Kind, body: bytes, conn: int = 0, turn: int = 0) -> None:
+        """Send one."""
+        self._sock.sendall(HEADER.pack(MAGIC, kind, conn, turn, len(body)) + body)
 
-    def receive(self) -> Letter | None:
-        """Return the next letter; None at the end of the stream."""
+    def receive(self) -> WireupMessage | None:
+        """Return the next one; None at the end of the stream."""
         head = self._read(HEADER.size)
         if not head:
             return None
-        magic, kind, path, turn, nbytes = HEADER.unpack(head)
+        magic, kind, conn, turn, nbytes = HEADER.unpack(head)
         assert magic == MAGIC, hex(magic)
-        return Letter(Kind(kind), path, turn, self._read(nbytes))
+        return WireupMessage(Kind(kind), conn, turn, self._read(nbytes))
 
     def close(self) -> None:
         """Hang up."""
@@ -139,7 +139,7 @@ class Mail:
         while len(found) < nbytes:
             part = self._sock.recv(nbytes - len(found))
             if not part:
-                assert not found, "the stream ends within a letter"
+                assert not found, "the stream ends within a wireup message"
                 return b""
             found += part
         return found

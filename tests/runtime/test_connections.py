@@ -53,7 +53,7 @@ def no_leak() -> Iterator[None]:
 
 
 class Ranks:
-    """The switchboards of some ranks, all in this process."""
+    """The connectors of some ranks, all in this process."""
 
     def __init__(self, size: int, secret: bytes = SECRET, only: int | None = None) -> None:
         listeners = [links.listen("127.0.0.1", size) for _ in range(size)]
@@ -210,7 +210,7 @@ def test_an_engine_that_does_not_take_it(ranks, monkeypatch) -> None:
 # What the thread sees to besides
 
 
-class Bell:
+class Event:
     """Something to attend to, that can be rung and that may fail."""
 
     def __init__(self, fail: bool = False) -> None:
@@ -229,39 +229,39 @@ class Bell:
         self.far.close()
 
 
-def alone(bell: Bell) -> tuple[Connector, tuple[str, int], queue.Queue[socket.socket]]:
+def alone(event: Event) -> tuple[Connector, tuple[str, int], queue.Queue[socket.socket]]:
     listener = links.listen("127.0.0.1", 1)
     adopted: queue.Queue[socket.socket] = queue.Queue()
     peers = {1: ("127.0.0.1", 9)}
-    status = Connector(listener, 0, 2, SECRET, peers, lambda _, s: adopted.put(s), bell.attention)
+    status = Connector(listener, 0, 2, SECRET, peers, lambda _, s: adopted.put(s), event.attention)
     return status, listener.getsockname(), adopted
 
 
-def test_who_rings_is_attended_to_as_often_as_it_rings() -> None:
-    bell = Bell()
-    status, _, _ = alone(bell)
+def test_events_are_attended_to_as_often_as_they_come() -> None:
+    event = Event()
+    status, _, _ = alone(event)
     for call in (b"1", b"2", b"3"):
-        bell.far.sendall(call)
-        assert bell.attended.get(timeout=SECONDS) == call
+        event.far.sendall(call)
+        assert event.attended.get(timeout=SECONDS) == call
     status.close()
-    bell.far.sendall(b"4")
-    assert bell.attended.empty()
-    assert bell.near.recv(1) == b"4"  # its descriptor is not the switchboard's to close
-    bell.close()
+    event.far.sendall(b"4")
+    assert event.attended.empty()
+    assert event.near.recv(1) == b"4"  # its descriptor is not the connector's to close
+    event.close()
 
 
 def test_what_cannot_be_attended_to_is_left_and_ranks_still_connect() -> None:
-    bell = Bell(fail=True)
-    status, address, adopted = alone(bell)
-    bell.far.sendall(b"1")
-    bell.attended.get(timeout=SECONDS)
+    event = Event(fail=True)
+    status, address, adopted = alone(event)
+    event.far.sendall(b"1")
+    event.attended.get(timeout=SECONDS)
     with connect(address) as sock:
         shake(sock, 1, 2)
         assert receive(sock, 1) == TAKEN
-    assert bell.attended.empty()
+    assert event.attended.empty()
     adopted.get(timeout=SECONDS).close()
     status.close()
-    bell.close()
+    event.close()
 
 
 # Strangers
@@ -576,18 +576,18 @@ def test_a_broken_communicator_waits_for_no_connection(no_engine, monkeypatch) -
 
 
 def test_the_engine_is_attended_to_while_nobody_calls(no_engine, monkeypatch, caplog) -> None:
-    bell, state = Bell(), SimpleNamespace(live=2, connections=2, failures=0, revivals=0)
-    monkeypatch.setattr(bindings, "comm_event_fd", lambda comm: bell.attention.fd)
-    monkeypatch.setattr(bindings, "comm_handle_events", lambda comm: bell.attend())
+    event, state = Event(), SimpleNamespace(live=2, connections=2, failures=0, revivals=0)
+    monkeypatch.setattr(bindings, "comm_event_fd", lambda comm: event.attention.fd)
+    monkeypatch.setattr(bindings, "comm_handle_events", lambda comm: event.attend())
     monkeypatch.setattr(verbs, "comm_net_state", lambda comm: SimpleNamespace(**vars(state)))
     caplog.set_level(logging.INFO, "pycoll")
     made = Job(0, {1: b"127.0.0.1 9"}).links()
     for call, changes in ((b"1", {}), (b"2", {"failures": 1, "live": 1}), (b"3", {"revivals": 1})):
         vars(state).update(changes)
-        bell.far.sendall(call)
-        assert bell.attended.get(timeout=SECONDS) == call
+        event.far.sendall(call)
+        assert event.attended.get(timeout=SECONDS) == call
     made.close()
-    bell.close()
+    event.close()
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("WARNING", "rank 0: an RDMA connection failed; 1 of 2 carry messages"),
         ("INFO", "rank 0: an RDMA connection is back; 1 of 2 carry messages"),

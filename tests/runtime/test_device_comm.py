@@ -1,4 +1,4 @@
-"""The seam to a GPU's plane: what is refused, and memory of a rank in another process."""
+"""The seam to a device communicator: what is refused, and memory of a rank in another process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import fakecuda
 import pytest
 
 from pycoll.errors import InternalError, UnavailableError
-from pycoll.runtime.native import bindings, codes, cuda
-from pycoll.runtime.native import device_comm as planes
+from pycoll.runtime.native import bindings, codes, cuda, device_comm
 
 HEAP = 1 << 16
 SIZE = 3
@@ -21,7 +20,7 @@ SIZE = 3
 #: Rank 2 of three: it tells its addresses, hears those of the others, and closes when told to.
 OTHER = """
 import sys
-from pycoll.runtime.native import bindings, codes, device_comm as planes, load
+from pycoll.runtime.native import bindings, codes, device_comm, load
 def tell(blob): print(blob.hex(), flush=True)
 def hear(): return bytes.fromhex(sys.stdin.readline())
 comm = bindings.comm_open(2, 3, slots=2, slot_bytes=4096, heap_bytes=0, spin=0)
@@ -33,16 +32,16 @@ while waiting:
 tell(b"connected")
 hear()
 bindings.comm_sealed(comm)
-plane = planes.device_comm_open(comm, 0, [0, 1, 2], 1 << 16)
-tell(planes.device_comm_address(plane, comm))
-reasons = [planes.device_comm_connect(plane, comm, p, hear()) for p in (0, 1)]
-planes.device_comm_seal(plane, comm, [not reasons[0], not reasons[1], False], True)
-tell(repr((reasons, planes.device_comm_state(plane))).encode())
+opened = device_comm.device_comm_open(comm, 0, [0, 1, 2], 1 << 16)
+tell(device_comm.device_comm_address(opened, comm))
+reasons = [device_comm.device_comm_connect(opened, comm, p, hear()) for p in (0, 1)]
+device_comm.device_comm_seal(opened, comm, [not reasons[0], not reasons[1], False], True)
+tell(repr((reasons, device_comm.device_comm_state(opened))).encode())
 hear()
-planes.device_comm_detach(plane, 1)
+device_comm.device_comm_detach(opened, 1)
 tell(b"detached")
 hear()
-planes.device_comm_close(plane)
+device_comm.device_comm_close(opened)
 bindings.comm_close(comm)
 """
 
@@ -75,43 +74,43 @@ def alone() -> Iterator[Any]:
 
 @pytest.mark.fake_cuda
 def test_the_heap_of_a_plane(alone: Any) -> None:
-    plane = planes.device_comm_open(alone, 0, [0], HEAP)
-    planes.device_comm_seal(plane, alone, [False], True)
+    opened = device_comm.device_comm_open(alone, 0, [0], HEAP)
+    device_comm.device_comm_seal(opened, alone, [False], True)
     half, rest = (
-        planes.device_comm_alloc(plane, HEAP // 2),
-        planes.device_comm_alloc(plane, HEAP // 2),
+        device_comm.device_comm_alloc(opened, HEAP // 2),
+        device_comm.device_comm_alloc(opened, HEAP // 2),
     )
     assert half is not None
     assert rest == half + HEAP // 2
-    assert planes.device_comm_alloc(plane, 1) is None
+    assert device_comm.device_comm_alloc(opened, 1) is None
     assert cuda.pointer(half).kind == cuda.DEVICE
-    planes.device_comm_free(plane, half)
+    device_comm.device_comm_free(opened, half)
     with pytest.raises(InternalError, match=r"free of empty\(\) memory on a GPU"):
-        planes.device_comm_free(plane, half)
-    assert planes.device_comm_alloc(plane, 1) == half
-    assert planes.device_comm_state(plane) == planes.State(0, 0, 0, 0, 0, 0, 0, 16)
-    assert planes.device_comm_stuck(plane) is None
-    assert planes.device_comm_check(plane) == planes.device_comm_wait(plane, 0) == 0
-    planes.device_comm_close(plane)
+        device_comm.device_comm_free(opened, half)
+    assert device_comm.device_comm_alloc(opened, 1) == half
+    assert device_comm.device_comm_state(opened) == device_comm.State(0, 0, 0, 0, 0, 0, 0, 16)
+    assert device_comm.device_comm_stuck(opened) is None
+    assert device_comm.device_comm_check(opened) == device_comm.device_comm_wait(opened, 0) == 0
+    device_comm.device_comm_close(opened)
 
 
 @pytest.mark.fake_cuda
 @pytest.mark.parametrize("ranks", [[], [1], [0, 0], [0, 1]])
 def test_local_ranks_that_cannot_be(alone: Any, ranks: list[int]) -> None:
     with pytest.raises(InternalError, match="local ranks that are not in order"):
-        planes.device_comm_open(alone, 0, ranks, HEAP)
+        device_comm.device_comm_open(alone, 0, ranks, HEAP)
 
 
 @pytest.mark.fake_cuda
 def test_a_gpu_that_is_not_there(alone: Any) -> None:
     with pytest.raises(InternalError, match="GPU 7: there are 1"):
-        planes.device_comm_open(alone, 7, [0], HEAP)
+        device_comm.device_comm_open(alone, 7, [0], HEAP)
 
 
 @pytest.mark.fake_cuda(memory_mib=8)
 def test_a_gpu_that_is_full(alone: Any) -> None:
     with pytest.raises(UnavailableError, match=r"GPU 0: cuMemAlloc\(.*OUT_OF_MEMORY"):
-        planes.device_comm_open(alone, 0, [0], 1 << 30)
+        device_comm.device_comm_open(alone, 0, [0], 1 << 30)
     assert cuda.pointer(0).kind == cuda.UNKNOWN  # and the driver still answers
 
 
@@ -143,18 +142,21 @@ def test_two_ranks_of_a_process_open_a_third_one_once() -> None:
         mine = {}
         for rank, comm in comms.items():
             bindings.comm_sealed(comm)
-            mine[rank] = planes.device_comm_open(comm, 0, [0, 1, 2], HEAP)
-        there = {rank: planes.device_comm_address(mine[rank], comms[rank]) for rank in mine} | {
-            2: hear()
-        }
-        for rank, plane in mine.items():
+            mine[rank] = device_comm.device_comm_open(comm, 0, [0, 1, 2], HEAP)
+        there = {
+            rank: device_comm.device_comm_address(mine[rank], comms[rank]) for rank in mine
+        } | {2: hear()}
+        for rank, opened in mine.items():
             for peer in range(SIZE):
                 if peer != rank:
-                    assert planes.device_comm_connect(plane, comms[rank], peer, there[peer]) == ""
-            planes.device_comm_seal(
-                plane, comms[rank], [peer != rank for peer in range(SIZE)], True
+                    assert (
+                        device_comm.device_comm_connect(opened, comms[rank], peer, there[peer])
+                        == ""
+                    )
+            device_comm.device_comm_seal(
+                opened, comms[rank], [peer != rank for peer in range(SIZE)], True
             )
-            assert planes.device_comm_state(plane).direct == 2
+            assert device_comm.device_comm_state(opened).direct == 2
         tell(there[0])
         tell(there[1])
         assert hear().startswith(
@@ -163,16 +165,16 @@ def test_two_ranks_of_a_process_open_a_third_one_once() -> None:
         opened = [call for call in fakecuda.calls() if call.name == "cuIpcOpenMemHandle"]
         here = [call for call in opened if call.pid == os.getpid()]
         assert [call.result for call in here] == [0]  # one for two ranks
-        planes.device_comm_detach(mine[0], 1)
+        device_comm.device_comm_detach(mine[0], 1)
         assert not [call for call in fakecuda.calls() if call.name == "cuIpcCloseMemHandle"]
-        planes.device_comm_detach(mine[1], 1)
+        device_comm.device_comm_detach(mine[1], 1)
         closed = [call for call in fakecuda.calls() if call.name == "cuIpcCloseMemHandle"]
         assert len(closed) == 1
         tell()
         assert hear() == b"detached"
         tell()
-        for rank, plane in mine.items():
-            planes.device_comm_close(plane)
+        for rank, opened in mine.items():
+            device_comm.device_comm_close(opened)
             bindings.comm_close(comms[rank])
         assert other.wait() == 0
     assert fakecuda.remarks() == []
