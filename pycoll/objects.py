@@ -16,7 +16,7 @@ from pycoll.errors import TransportError, UsageError, quoted
 from pycoll.runtime.pickle_header import (
     EVERYONE,
     FAILED,
-    VOUCHER_BYTES,
+    HEADER_BYTES,
     PickleHeader,
     PickleHeaders,
 )
@@ -171,9 +171,9 @@ class Objects:
         headers = []
         with self._engine.order.entirely(what, self._engine.order.count()):
             data = self._collectives.launch.run(collective, x, None, ahead).tobytes()
-            for i, start in enumerate(range(0, len(data), VOUCHER_BYTES)):
+            for i, start in enumerate(range(0, len(data), HEADER_BYTES)):
                 sender = options.root if collective == "broadcast" else i
-                one = data[start : start + VOUCHER_BYTES]
+                one = data[start : start + HEADER_BYTES]
                 receiver = i if each else EVERYONE
                 headers.append(self.headers.read(what, number, one, sender, receiver))
         return headers

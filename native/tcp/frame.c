@@ -21,7 +21,7 @@ struct pc_frame pc__frame_message(const struct pc_net_edge *edge, uint64_t numbe
                              .credit = edge->consumed,
                              .signature = line->signature,
                              .place = line->place,
-                             .piece = line->nbytes};
+                             .fragment = line->nbytes};
 }
 
 struct pc_frame pc__frame_credit(const struct pc_net_edge *edge)
@@ -79,7 +79,7 @@ int pc__frame_check(struct pc_net_peer *from, const struct pc_frame *frame, char
         return BAD("gives back %llu messages; %llu have been sent", peer,
                    (unsigned long long)frame->credit, (unsigned long long)edge->put);
     if (frame->kind == PC_FRAME_CREDIT) {
-        if (frame->nbytes | frame->count | frame->signature | frame->place | frame->piece)
+        if (frame->nbytes | frame->count | frame->signature | frame->place | frame->fragment)
             return BAD("holds a message besides its credit", peer);
         return PC_OK;
     }
@@ -110,7 +110,7 @@ int pc__frame_land(struct pc_net_peer *from, const struct pc_frame *frame, struc
                        (unsigned long long)frame->count);
         line->signature = frame->signature;
         line->place = frame->place;
-        line->nbytes = frame->piece;
+        line->nbytes = frame->fragment;
         asleep |= pc__raise(line, frame->count);
         edge->ahead = frame->count - edge->consumed > 1;
     }

@@ -21,7 +21,7 @@ struct pc_frame {
     uint64_t credit;    /* messages consumed of the edge back on this channel */
     uint64_t signature; /* MESSAGE: from the line, as the next two */
     uint32_t place;
-    uint32_t piece;
+    uint32_t fragment;
 };
 _Static_assert(sizeof(struct pc_frame) == 48, "pc_frame is 48 bytes");
 

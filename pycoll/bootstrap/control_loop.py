@@ -96,7 +96,7 @@ class ControlLoop:
         self._ends: set[int] = set()  # ranks whose processes this one knows to have ended
         self._pidfds: dict[int, int] = {}
         self._watch_processes()
-        self._succession = Failover(
+        self._failover = Failover(
             star,
             self._selector,
             timeout,
@@ -156,7 +156,7 @@ class ControlLoop:
     def gone(self, rank: int) -> None:
         """Drop the suspicion against a rank whose end is explained, and what it may wait for."""
         self._suspects.pop(rank, None)
-        self._succession.exclude(rank)
+        self._failover.exclude(rank)
         if rank in self._early:
             self._turn_away(rank, *self._early.pop(rank))
 
@@ -230,7 +230,7 @@ class ControlLoop:
     def _pause(self) -> float | None:
         now = time.monotonic()
         answers = (self._patience(link, now) for link in self._links.values() if link.open)
-        due = min([self._succession.due(), *self._suspects.values(), *answers])
+        due = min([self._failover.due(), *self._suspects.values(), *answers])
         if self._router:
             due = min(due, self._router.next_deadline())
         return None if due == math.inf else max(0.0, due - now)
@@ -255,8 +255,8 @@ class ControlLoop:
                     self._woken.recv(4096)
             elif key.fd in self._pidfds:
                 self._notice_end(key.fd)
-            elif key.data is self._succession:
-                self._succession.handle(key.fileobj, events)
+            elif key.data is self._failover:
+                self._failover.handle(key.fileobj, events)
             elif events & selectors.EVENT_READ:
                 self._read(key.data)
         while self._outbox:
@@ -264,7 +264,7 @@ class ControlLoop:
         now = time.monotonic()
         for rank in [rank for rank, due in self._suspects.items() if due <= now]:
             self._condemn(rank)
-        self._succession.expire(now)
+        self._failover.expire(now)
         self._look_for_silence(now)
         if self._router:
             for rank in self._router.absent(now):
@@ -375,7 +375,7 @@ class ControlLoop:
         rank = self._pidfds.pop(fd)
         self._selector.unregister(fd)
         os.close(fd)
-        self._succession.exclude(rank)
+        self._failover.exclude(rank)
         self._note_end(rank)
 
     def _note_end(self, rank: int) -> None:
@@ -417,12 +417,12 @@ class ControlLoop:
                 if member.host == theirs != mine and other != rank:
                     self._deliver_here(Frame(FrameType.LOST, other, UNREACHABLE))
         if rank == self._chief and not self._finished:
-            self._succession.seek()
+            self._failover.seek()
 
     # Another router. Who comes here knows that the last one is gone, perhaps before this rank does.
 
     def _came(self, rank: int, sock: socket.socket, seals: Seals) -> None:
-        if rank in self._succession.out:
+        if rank in self._failover.out:
             self._turn_away(rank, sock, seals)
             return
         if self._router is None:
@@ -457,7 +457,7 @@ class ControlLoop:
 
     def _preside(self) -> None:
         me = self._chief = self._star.rank
-        others = set(range(self._star.size)) - {me} - self._succession.out
+        others = set(range(self._star.size)) - {me} - self._failover.out
         until = time.monotonic() + 2 * silence_seconds(self._timeout)
         self._router = ControlRouter(self._star.size, me, others, until)
         for frame in self._recall():
@@ -481,7 +481,7 @@ class ControlLoop:
     def _sent(self) -> bool:
         """Tell whether nothing is left to be handed to the kernel."""
         unsent = any(link.unsent and link.open for link in self._links.values())
-        return not (unsent or self._succession.seeking)
+        return not (unsent or self._failover.seeking)
 
     def _drain(self, until: float) -> None:
         """Read on until what was sent has arrived.
@@ -501,7 +501,7 @@ class ControlLoop:
             pause = min(2 * pause, longest)
 
     def _close_all(self) -> None:
-        self._succession.close()
+        self._failover.close()
         for link in self._links.values():
             link.sock.close()
         for sock, _ in self._early.values():

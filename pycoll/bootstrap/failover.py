@@ -71,7 +71,7 @@ class Failover:
         self._came, self._reached, self._preside = came, reached, preside
         self._ended, self._unreachable = ended, unreachable
         self._listener = star.listener
-        self._secret = hmac.digest(star.secret, b"succession", hashlib.sha256)
+        self._secret = hmac.digest(star.secret, b"failover", hashlib.sha256)
         self._visits: dict[int, IncomingConnection] = {}  # file descriptor → stranger, oldest first
         self._caller: OutgoingConnection | None = None
         self._patient_until = math.inf  # with who hangs up; counted from the first time

@@ -65,11 +65,11 @@ class Ranks:
         self._sent: dict[int, list[_Rank]] = {}  # signal → whom it was sent to
         self._until: float | None = None  # when to take the next
 
-    def run(self, bell: int) -> int:
+    def run(self, signals: int) -> int:
         """Run to the end; returns the exit code of the job. Nothing is left of it.
 
         Args:
-            bell: A pipe with the number of each signal that this process gets.
+            signals: A pipe with the number of each signal that this process gets.
         """
         out, err = self._sinks
         with contextlib.closing(Processes(self._size)) as processes:
@@ -77,13 +77,13 @@ class Ranks:
                 for number in range(self._size):
                     self._start(processes, number)
                 while self._running() or self._streams:
-                    self._turn(bell)
+                    self._turn(signals)
                     if not self._running():
                         end_children()  # what they left would keep their streams open
                 for line in self._report():
                     err.add(line.encode())
                 while out.held or err.held:
-                    self._turn(bell)
+                    self._turn(signals)
             finally:
                 end_children()
         if self._told is not None:
@@ -103,10 +103,10 @@ class Ranks:
     def _running(self) -> list[_Rank]:
         return [rank for rank in self._ranks if rank.code is None]
 
-    def _turn(self, bell: int) -> None:
+    def _turn(self, signals: int) -> None:
         """Wait until something happens, and deal with it."""
         poll = select.poll()
-        poll.register(bell, select.POLLIN)
+        poll.register(signals, select.POLLIN)
         for _, lines in self._streams:
             if not lines.sink.full():
                 poll.register(lines.fd, select.POLLIN)
@@ -121,8 +121,8 @@ class Ranks:
             self._sinks.reverse()  # both may be one pipe, which has room for one
             if not sink.pass_on():
                 self._end(signal.SIGPIPE)
-        if bell in ready:
-            for came in os.read(bell, 4096):
+        if signals in ready:
+            for came in os.read(signals, 4096):
                 self._reap() if came == signal.SIGCHLD else self._end(came)
         if self._until is not None and time.monotonic() >= self._until:
             self._step()

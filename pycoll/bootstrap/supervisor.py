@@ -47,14 +47,14 @@ def _work(work: Callable[[int], int], parent: int) -> NoReturn:
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a background job that writes to a terminal
         processes.adopt()
         processes.hear_of_the_end(parent)
-        code = work(_bell())
+        code = work(_signal_pipe())
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(code)
 
 
-def _bell() -> int:
+def _signal_pipe() -> int:
     """Have signals write their numbers to a pipe, whose other end is returned."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

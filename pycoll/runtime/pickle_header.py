@@ -18,7 +18,7 @@ from pycoll.errors import MismatchError, TransportError
 
 FAILED = -1  #: instead of a length: the rank has no pickle
 EVERYONE = 0xFFFFFFFF  #: whom a pickle is for, if it is not for one rank
-VOUCHER_BYTES = 80
+HEADER_BYTES = 80
 _LAYOUT = struct.Struct("<Qq32s32s")  # number of the call, length, digest, and the seal of it all
 _BOUND = struct.Struct("<II")  # sender, receiver
 

@@ -185,21 +185,21 @@ def test_without_descriptors_a_rank_does_not_look_for_ever_who_comes():
         socket.create_connection(listener.getsockname()),
     ):
         star = Star(1, 2, (), secret=b"s", listener=listener)
-        succession = Failover(star, selector, 3, **dict.fromkeys(CALLBACKS))
+        failover = Failover(star, selector, 3, **dict.fromkeys(CALLBACKS))
         (key, events) = selector.select(LONG)[0]
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (listener.fileno(), limit[1]))
         try:
-            succession.handle(key.fileobj, events)
+            failover.handle(key.fileobj, events)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limit)
         assert selector.select(0) == []
-        assert succession.due() < math.inf
-        succession.expire(succession.due())
+        assert failover.due() < math.inf
+        failover.expire(failover.due())
         (key, events) = selector.select(LONG)[0]
-        succession.handle(key.fileobj, events)
+        failover.handle(key.fileobj, events)
         assert len(selector.get_map()) == 2  # the listener, and who came
-        succession.close()
+        failover.close()
 
 
 # In one process, where ranks 0 and perhaps more are no more than the sockets that they had
@@ -268,7 +268,7 @@ def test_a_stranger_at_the_port_of_a_rank_that_died_is_passed_by(
     met = stars(4)
     listener = met[1].listener.dup()
     secret = met[1].secret if stranger == "other rank" else b"of another job"
-    secret = hmac.digest(secret, b"succession", hashlib.sha256)
+    secret = hmac.digest(secret, b"failover", hashlib.sha256)
 
     def serve() -> None:
         while True:

@@ -120,7 +120,7 @@ static void send_frame(struct model *m, uint32_t stream)
         frame.signature = number * 3 + c;
         frame.place = nbytes <= PC_INLINE_BYTES ? PC_IN_LINE
                                                 : (uint32_t)(number % SLOTS) * (SLOT_BYTES / 64);
-        frame.piece = transfer ? nbytes : draw(100);
+        frame.fragment = transfer ? nbytes : draw(100);
         m->lengths[c][number & (PC_LINES - 1)] = nbytes;
         m->sent[c]++;
     }
@@ -185,7 +185,7 @@ static void damage(struct model *m, uint32_t stream, size_t start)
         break;
     case 5:
         frame.place = (uint32_t)value;
-        frame.piece = draw(1u << 31);
+        frame.fragment = draw(1u << 31);
         break;
     case 6: /* an earlier part of the stream, once more */
         if (start >= sizeof frame)

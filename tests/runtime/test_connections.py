@@ -604,7 +604,7 @@ def test_a_connection_that_the_engine_cannot_use_breaks_the_communicator(
     with links.listen("127.0.0.1", 1) as listener:
         job = Job(0, {1: b"127.0.0.1 %d" % listener.getsockname()[1]})
         made = job.links()
-        with connect(made._switchboard._listener.getsockname()) as sock:
+        with connect(made._connector._listener.getsockname()) as sock:
             shake(sock, 1, 2, hmac.digest(SECRET, b"links", "sha256"))
             receive(sock, 2)  # its end
         made.close()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pycoll.errors import MismatchError, TransportError
-from pycoll.runtime.pickle_header import EVERYONE, FAILED, VOUCHER_BYTES, PickleHeaders
+from pycoll.runtime.pickle_header import EVERYONE, FAILED, HEADER_BYTES, PickleHeaders
 
 SECRET = b"s" * 32
 WHAT = "broadcast_object(root 0)"
@@ -25,7 +25,7 @@ def pair(secret: bytes = SECRET, leave: bool = True) -> tuple[PickleHeaders, Pic
 def test_a_voucher_holds_for_its_pickle_and_for_no_other(pickle, receiver):
     zero, one = pair()
     data = zero.write(WHAT, 1, pickle, receiver)
-    assert len(data) == VOUCHER_BYTES
+    assert len(data) == HEADER_BYTES
     header = one.read(WHAT, 1, data, 0, receiver)
     if pickle is None:
         assert header.length == FAILED
@@ -36,7 +36,7 @@ def test_a_voucher_holds_for_its_pickle_and_for_no_other(pickle, receiver):
         assert not header.holds(bytes(len(pickle) + 1)[1:] + b"x")
 
 
-@given(pickles, st.integers(0, VOUCHER_BYTES - 1), st.integers(1, 255))
+@given(pickles, st.integers(0, HEADER_BYTES - 1), st.integers(1, 255))
 def test_a_flipped_byte_is_noticed(pickle, place, flip):
     zero, one = pair()
     data = bytearray(zero.write(WHAT, 1, pickle))
@@ -45,7 +45,7 @@ def test_a_flipped_byte_is_noticed(pickle, place, flip):
         one.read(WHAT, 1, bytes(data), 0)
 
 
-@given(st.binary(min_size=VOUCHER_BYTES, max_size=VOUCHER_BYTES))
+@given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
 def test_garbage_is_no_voucher(data):
     with pytest.raises(TransportError, match=FORGED):
         pair()[1].read(WHAT, 1, data, 0)

@@ -41,7 +41,7 @@ class Connections:
     ) -> None:
         self._remote = {p for p in range(world.size) if not world.mapped[p]}
         self._linked: set[int] = set()
-        self._switchboard: Connector | None = None
+        self._connector: Connector | None = None
         self._failures = self._revivals = 0  #: of connections over RDMA, as far as was told
         if not world.remote:
             return
@@ -64,7 +64,7 @@ class Connections:
             secret = hmac.digest(bootstrap.secret, b"links", hashlib.sha256)
             fd = bindings.comm_event_fd(comm)
             attention = EventSource(fd, self._attend) if fd >= 0 else None
-            self._switchboard = Connector(
+            self._connector = Connector(
                 listener, world.rank, world.size, secret, self._addresses, self._adopt, attention
             )
 
@@ -79,12 +79,12 @@ class Connections:
             PeerLostError: One cannot be reached; the communicator is broken on every rank.
         """
         missing = self._remote.intersection(peers) - self._linked
-        if not missing or self._switchboard is None:
+        if not missing or self._connector is None:
             return
         seconds = self._timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
-        self._switchboard.want(missing, deadline)
-        while still := self._switchboard.wait(missing, _SLICE_SECONDS):
+        self._connector.want(missing, deadline)
+        while still := self._connector.wait(missing, _SLICE_SECONDS):
             self._give_up_on_lost(still)
             if time.monotonic() > deadline:
                 self._fail(still, seconds)
@@ -92,17 +92,17 @@ class Connections:
 
     def close(self) -> None:
         """End the thread and give everything back but the sockets that the engine has."""
-        if self._switchboard:
-            self._switchboard.close()
+        if self._connector:
+            self._connector.close()
 
     def current(self) -> bool:
         """Tell whether the caller is the connections' thread, which cannot wait for its end."""
-        return self._switchboard is not None and self._switchboard.current()
+        return self._connector is not None and self._connector.current()
 
     def forked(self) -> None:
         """In the child of a fork: let go of the parent's sockets."""
-        if self._switchboard:
-            self._switchboard.forked()
+        if self._connector:
+            self._connector.forked()
 
     def _adopt(self, peer: int, sock: socket.socket) -> None:
         keep_alive(sock, self._timeout)
@@ -137,10 +137,10 @@ class Connections:
                 self._failure.lose_link(rank, f"no connection to rank {min(still)} was made yet")
 
     def _fail(self, still: set[int], seconds: float) -> NoReturn:
-        assert self._switchboard is not None
+        assert self._connector is not None
         peer = min(still)
         host, port = self._addresses[peer]
-        why = self._switchboard.problem(peer) or "no answer"
+        why = self._connector.problem(peer) or "no answer"
         also = f", nor have {len(still) - 1} ranks more" if len(still) > 1 else ""
         self._failure.lose_link(
             peer, f"it could not be reached at {host}:{port} within {seconds:g} s ({why}){also}"
