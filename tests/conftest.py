@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import gc
 import importlib.util
 import os
 import shutil
@@ -187,6 +188,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "hosts" if hosts else super()._split_scope(nodeid)
 
     return Scheduling(config, log)
+
+
+def pytest_collection_finish() -> None:
+    # Thousands of tests and what they import stay to the end. Now no collection looks at them any
+    # more, here or in the ranks that are forked from here, which it would make copy them.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

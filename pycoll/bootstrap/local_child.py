@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import os
 import pickle
 import signal
@@ -37,6 +38,7 @@ def run_forked(job: Job, fn: Callable[..., Any], args: tuple[Any, ...], report: 
     What the parent had set up for its own life is undone: exit handlers, signal handlers, the
     wake-up descriptor of an event loop, standard input.
     """
+    gc.freeze()  # else a collection copies every page that has an object of the parent
     atexit._clear()
     atexit.register(control_plane.leave_all)
     signal.set_wakeup_fd(-1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import os
 import pickle
@@ -97,13 +96,9 @@ def spawn(
         ):
             starter = _fork() if start == "fork" else _Fresh(fn, args)
             port = listener.getsockname()[1]
-            gc.freeze()  # else a collection in a rank copies every page that has an object
-            try:
-                for rank in range(size):
-                    job = Job(rank, size, port, secret, listener)
-                    starter(job, fn, args, children)
-            finally:
-                gc.unfreeze()
+            for rank in range(size):
+                job = Job(rank, size, port, secret, listener)
+                starter(job, fn, args, children)
         _wait(children, time.monotonic() + seconds, seconds, check)
     finally:
         for child in children:

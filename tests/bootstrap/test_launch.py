@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import signal
 import stat
@@ -56,6 +57,18 @@ def test_arguments_and_results_of_any_size_keep_their_order():
 def test_a_function_defined_anywhere_can_be_forked():
     secret = object()
     assert spawn(lambda: id(secret), 2) == [id(secret)] * 2
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_the_caller_has_frozen_stays_so_and_ranks_collect_nothing_of_it(frozen):
+    gc.collect()
+    kept = [[] for _ in range(1000)]
+    if frozen:
+        gc.freeze()
+    before = gc.get_freeze_count()
+    in_ranks = spawn(gc.get_freeze_count, 2)
+    assert abs(gc.get_freeze_count() - before) < 100  # what is frozen may still be freed
+    assert min(in_ranks) > len(kept)
 
 
 def test_the_first_failure_is_raised_with_its_traceback_and_ends_the_others():
