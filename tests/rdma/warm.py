@@ -1,23 +1,20 @@
-"""Runs in the guest: a Python that has imported pycoll, from which ranks are forked.
-
-The guest's processor is slow, and imports are most of what a short job does: a rank that starts
-from here has run its first line where another still loads numpy. It is a process like any other,
-with its own variables, folder, streams and host; it ends as any Python does.
-"""
+"""Runs in the guest: the fork server of its ranks, which have a host of their own besides."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib
-import json
 import os
 import pkgutil
-import runpy
-import select
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+import fork_server
 
 #: What no rank of a test needs.
 COLD = ("pycoll.__main__", "pycoll.benchmark", "pycoll.cli", "pycoll.doctor", "pycoll.interop")
@@ -35,40 +32,6 @@ def load() -> None:
         if not module.name.startswith(COLD):
             importlib.import_module(module.name)
     importlib.import_module("numpy.testing")
-
-
-def serve(starter: socket.socket) -> dict[str, Any] | None:
-    """Fork for every request; returns in each child with what it is to be, in the end with None."""
-    children: dict[int, tuple[int, int]] = {}  # descriptor that tells the end: process, command
-    poll = select.poll()
-    poll.register(starter, select.POLLIN)
-    while True:
-        for fd, _ in poll.poll():
-            if fd in children:
-                poll.unregister(fd)
-                os.close(fd)
-                pid, number = children.pop(fd)
-                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                starter.send(json.dumps({"number": number, "status": status}).encode())
-                continue
-            data, streams, _, _ = socket.recv_fds(starter, 1 << 20, 3)
-            if not data:
-                return None
-            what: dict[str, Any] = json.loads(data)
-            if (pid := os.fork()) == 0:
-                starter.close()
-                for other in children:
-                    os.close(other)
-                for target, stream in enumerate(streams):
-                    os.dup2(stream, target)
-                    os.close(stream)
-                return what
-            for stream in streams:
-                os.close(stream)
-            starter.send(json.dumps({"number": what["number"], "pid": pid}).encode())
-            ended = os.pidfd_open(pid)
-            children[ended] = pid, what["number"]
-            poll.register(ended, select.POLLIN)
 
 
 def move(host: int, apart: bool) -> None:
@@ -100,21 +63,11 @@ def become(what: dict[str, Any]) -> None:
         file.write("0")
     if what["host"] is not None:
         move(what["host"], what["apart"])
-    os.chdir(what["cwd"])
-    os.environ.clear()
-    os.environ.update(what["env"])
-    sys.argv = what["argv"]
-    # This process was started for another rank, perhaps of another test, with another path.
-    own = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    rest = [part for part in sys.path[1:] if part not in own]
-    sys.path[:] = [os.path.dirname(os.path.abspath(sys.argv[0])), *own, *rest]
-    if "PYTHONFAULTHANDLER" in os.environ:
-        importlib.import_module("faulthandler").enable()
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    fork_server.run(what)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     load()
-    if request := serve(socket.socket(fileno=int(sys.argv[1]))):
+    if request := fork_server.serve(socket.socket(fileno=int(sys.argv[1]))):
         become(request)

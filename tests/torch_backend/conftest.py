@@ -1,4 +1,7 @@
-"""How a test starts a job of torch: processes as torchrun would, or the launchers themselves."""
+"""How a test starts a job of torch: processes as torchrun would, or the launchers themselves.
+
+The former are forked from one process that has imported torch; the launchers' start cold.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,12 @@ import importlib.util
 import os
 import socket
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
+from forked import Forked, ForkServer
 
 ROOT = Path(__file__).parents[2]
 JOBS = Path(__file__).parent / "jobs"
@@ -45,7 +47,8 @@ class Jobs:
 
     def __init__(self, installed: Path) -> None:
         self._installed = installed
-        self._started: list[subprocess.Popen[str]] = []
+        self._server: ForkServer | None = None
+        self._started: list[Forked] = []
 
     def environment(self, **more: str) -> dict[str, str]:
         paths = [str(ROOT), str(self._installed)]
@@ -61,17 +64,16 @@ class Jobs:
             **more,
         }
 
-    def start(self, size: int, job: str, *arguments: str, **env: str) -> list[Any]:
+    def start(self, size: int, job: str, *arguments: str, **env: str) -> list[Forked]:
         """Start a job as torchrun starts it; the ranks' processes."""
         port = str(free_port())
         common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **env}
+        if self._server is None:
+            self._server = ForkServer(Path(__file__).with_name("warm.py"), self.environment())
         ranks = [
-            subprocess.Popen(
-                [sys.executable, str(JOBS / job), *arguments],
-                env=self.environment(**common, RANK=str(rank), LOCAL_RANK=str(rank)),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
+            self._server.start(
+                [str(JOBS / job), *arguments],
+                self.environment(**common, RANK=str(rank), LOCAL_RANK=str(rank)),
             )
             for rank in range(size)
         ]
@@ -102,12 +104,16 @@ class Jobs:
         return done.stdout
 
     def end(self) -> None:
+        """End what a test has left."""
         for process in self._started:
-            if process.poll() is None:
-                process.kill()
+            process.kill()
             process.wait()
-            if process.stdout:
-                process.stdout.close()
+            process.close()
+        self._started.clear()
+
+    def close(self) -> None:
+        if self._server:
+            self._server.close()
 
 
 def install(folder: Path, entry_points: Mapping[str, Mapping[str, str]]) -> None:
@@ -121,12 +127,17 @@ def install(folder: Path, entry_points: Mapping[str, Mapping[str, str]]) -> None
     (made / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
 
-@pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[Jobs]:
+@pytest.fixture(scope="session")
+def every_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    folder = tmp_path / "installed"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("installed")
     install(folder, project["entry-points"])
     found = Jobs(folder)
     yield found
-    found.end()
+    found.close()
+
+
+@pytest.fixture
+def jobs(every_job: Jobs) -> Iterator[Jobs]:
+    yield every_job
+    every_job.end()
