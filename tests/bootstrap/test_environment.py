@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ports
 import pytest
 
 from pycoll.bootstrap import environment, rendezvous
@@ -25,8 +26,7 @@ print(bootstrap.name, bootstrap.rank, bootstrap.size, bootstrap.local_rank, b" "
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    return ports.free()
 
 
 def start(**variables: object) -> subprocess.Popen[str]:
@@ -108,14 +108,12 @@ def test_an_address_that_is_not_rank_0s_own(port, no_leak):
 
 def test_another_port_is_taken_when_the_first_is(secret, no_leak, together, monkeypatch):
     monkeypatch.setattr(rendezvous, "ATTEMPT_SECONDS", 0.3)  # for the silent one
-    with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        ports = [taken.getsockname()[1], free.getsockname()[1]]
-        free.close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        both = [taken.getsockname()[1], ports.free()]
         taken.listen(0)
         stars = together(
-            lambda: environment.meet_at("127.0.0.1", ports, 0, 2, secret, 30),
-            lambda: environment.meet_at("127.0.0.1", ports, 1, 2, secret, 30),
+            lambda: environment.meet_at("127.0.0.1", both, 0, 2, secret, 30),
+            lambda: environment.meet_at("127.0.0.1", both, 1, 2, secret, 30),
         )
     for star in stars:
         star.close()

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import ports
 import pytest
 
 from pycoll.bootstrap import environment, rendezvous, route, store, torchrun, user_key
@@ -222,10 +223,7 @@ def processes() -> Iterator[list[subprocess.Popen[str]]]:
 
 @pytest.fixture
 def port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    return ports.free()
 
 
 def started(program: str, *args: str, **environ: str) -> subprocess.Popen[str]:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import ports
 import pytest
 
 from pycoll.bootstrap import handshake, rendezvous
@@ -242,17 +243,18 @@ def test_another_service_at_the_address_is_named_at_the_deadline(listener, secre
 
 
 def test_nobody_at_the_address(secret):
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        where = gone.getsockname()
-    with pytest.raises(
-        BootstrapError, match=rf"^rank 1 did not reach rank 0 at 127.0.0.1:{where[1]} .* refused$"
+    with (
+        ports.refused() as where,
+        pytest.raises(
+            BootstrapError,
+            match=rf"^rank 1 did not reach rank 0 at 127.0.0.1:{where[1]} .* refused$",
+        ),
     ):
         rendezvous.join([where], 1, 2, secret, soon(0.2))
 
 
 def test_rank_0_may_come_last(secret, together):
-    with socket.create_server(("127.0.0.1", 0)) as reserve:
-        port = reserve.getsockname()[1]
+    port = ports.free()
     tried = threading.Event()
 
     def rank_0() -> object:
@@ -271,11 +273,10 @@ def test_rank_0_may_come_last(secret, together):
 
 def test_the_right_one_of_several_addresses_is_found(listener, secret, together):
     with (
-        socket.create_server(("127.0.0.1", 0)) as closed,
+        ports.refused() as refused,
         rendezvous.listen("127.0.0.1", 0, backlog=4) as other,
     ):
-        addresses = [closed.getsockname(), other.getsockname(), address(listener)]
-        closed.close()
+        addresses = [refused, other.getsockname(), address(listener)]
         outcomes = together(
             lambda: rendezvous.gather(listener, 2, secret, soon()),
             lambda: rendezvous.join(addresses, 1, 2, secret, soon()),

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import ports
 import pytest
 
 from pycoll.bootstrap import launcher, mpi, slurm, torchrun
@@ -86,13 +87,9 @@ def test_tasks_of_several_nodes_meet_with_a_secret(processes):
 def test_a_port_that_is_taken_is_passed_over(processes):
     import socket
 
-    with (
-        socket.create_server(("127.0.0.1", 0)) as taken,
-        socket.create_server(("127.0.0.1", 0)) as free,
-    ):
-        ports = [sock.getsockname()[1] for sock in (taken, free)]
-        free.close()
-        job = {**ENVIRONMENT, "SLURM_STEP_RESV_PORTS": ",".join(map(str, ports))}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        reserved = f"{taken.getsockname()[1]},{ports.free()}"
+        job = {**ENVIRONMENT, "SLURM_STEP_RESV_PORTS": reserved}
         processes += [start({**job, "SLURM_PROCID": str(rank)}) for rank in range(2)]
         assert outputs(processes) == [(f"slurm {rank} 2 b'0 1'\n", "") for rank in range(2)]
 

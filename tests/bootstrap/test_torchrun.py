@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import ports
 import pytest
 
 from pycoll.bootstrap import torchrun
@@ -61,10 +62,7 @@ def test_ranks_meet_though_torchs_store_listens_on_the_master_port(processes):
 
 
 def test_the_address_setting_overrides_the_ports(processes):
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{ports.free()}"
     for rank in range(2):
         processes.append(start({**ENVIRONMENT, "RANK": str(rank), "PYCOLL_ADDRESS": address}))
     out = [process.communicate(timeout=SECONDS) for process in processes]
@@ -77,10 +75,10 @@ def test_a_job_of_one_meets_nobody(no_leak):
 
 
 def test_the_ports_of_a_job_differ_and_lie_below_the_kernels():
-    ports = torchrun.ports(b"a job")
-    assert len(set(ports)) == len(ports) == torchrun.PORTS
-    assert all(torchrun.LOWEST <= port <= torchrun.HIGHEST < 32768 for port in ports)
-    assert ports == torchrun.ports(b"a job") != torchrun.ports(b"another")
+    found = torchrun.ports(b"a job")
+    assert len(set(found)) == len(found) == torchrun.PORTS
+    assert all(torchrun.LOWEST <= port <= torchrun.HIGHEST < 32768 for port in found)
+    assert found == torchrun.ports(b"a job") != torchrun.ports(b"another")
 
 
 def test_what_is_torchrun():

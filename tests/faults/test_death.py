@@ -7,13 +7,13 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from typing import Any
 
 import numpy as np
+import ports
 import pytest
 
 import pycoll
@@ -73,12 +73,16 @@ def test_killed_while_the_others_do_something_else() -> None:
 
 
 def test_killed_during_a_queued_call() -> None:
+    heard, told = os.pipe()
+
     def rank() -> None:
         comm = pycoll.init()
         comm.barrier()
         if comm.rank == 1:
+            os.read(heard, 1)
             os.kill(os.getpid(), signal.SIGKILL)
         works = [comm.allreduce(np.ones(10), async_op=True) for _ in range(3)]
+        os.write(told, b"1")  # before that: else the second or third would raise it
         with pytest.raises(PeerLostError, match=r"rank 1 .* died after 1 call"):
             works[0].wait()
         for work in works[1:]:
@@ -86,6 +90,8 @@ def test_killed_during_a_queued_call() -> None:
         comm.close()
 
     assert outcomes(2, rank)[0] is None
+    os.close(heard)
+    os.close(told)
 
 
 def test_a_stopped_rank() -> None:
@@ -337,8 +343,7 @@ def test_an_uncaught_exception_in_a_script_is_told_to_the_others() -> None:
         "if comm.rank: raise ValueError('a bad sample')\n"
         "comm.allreduce(numpy.ones(3))\n"
     )
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{ports.free()}"
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", code],

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import numpy as np
+import ports
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -539,13 +540,12 @@ def test_the_timeout_of_a_call_holds_for_its_connections() -> None:
 
 def test_a_peer_that_refuses_is_named_with_the_reason(no_engine, caplog) -> None:
     caplog.set_level(logging.INFO, "pycoll")
-    with links.listen("127.0.0.1", 1) as gone:
-        port = gone.getsockname()[1]
-    job = Job(0, {1: b"127.0.0.1 %d" % port})
-    made = job.links(timeout=0.1)
-    with pytest.raises(PeerLostError, match=r"within 0\.1 s \(Connection refused\)$"):
-        made.require([1])
-    made.close()
+    with ports.refused() as (_, port):
+        job = Job(0, {1: b"127.0.0.1 %d" % port})
+        made = job.links(timeout=0.1)
+        with pytest.raises(PeerLostError, match=r"within 0\.1 s \(Connection refused\)$"):
+            made.require([1])
+        made.close()
     assert "rank 0: no connection to rank 1: Connection refused" in caplog.messages
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import socket
 import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import ports
 import pytest
 from forked import Forked, ForkServer
 
@@ -35,11 +35,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("native")
             if reason := lack():
                 item.add_marker(pytest.mark.skip(reason=reason))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 class Jobs:
@@ -66,7 +61,7 @@ class Jobs:
 
     def start(self, size: int, job: str, *arguments: str, **env: str) -> list[Forked]:
         """Start a job as torchrun starts it; the ranks' processes."""
-        port = str(free_port())
+        port = str(ports.free())
         common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **env}
         if self._server is None:
             self._server = ForkServer(Path(__file__).with_name("warm.py"), self.environment())
