@@ -34,6 +34,8 @@ from pycoll.errors import (
 MAX_TEXT = 16384  #: characters of an abort's text
 REFUSED = "refused"  #: kind of an abort that ends nothing: a call was refused, on one rank
 GONE = "lost"  #: kind of an abort whose text says which rank is gone, and how
+#: The same of a rank that left in good order; first comes the number of the call that misses it.
+MISSED = "missed"
 _REFUSED_KEPT = 64  #: refused calls that another router is told of; a status has as many
 
 OnLost = Callable[[int, str], None]
@@ -389,7 +391,7 @@ class Control:
         text = frame.body.decode(errors="replace")
         rank = self._here[frame.rank]
         self._announce(frame._replace(rank=rank))
-        if frame.key == REFUSED:
+        if frame.key in (REFUSED, MISSED):  # it is still there; who is missed has taken leave
             return
         gone = frame.key == GONE
         gave_up = BrokenError(f"rank {rank} gave up ({frame.key}): {text}")

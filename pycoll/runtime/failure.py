@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
-from pycoll.bootstrap.control import GONE, REFUSED
+from pycoll.bootstrap.control import GONE, MISSED, REFUSED
 from pycoll.bootstrap.control_loop import CLOSED, DIED, EXITED, GARBLED, UNREACHABLE
 from pycoll.errors import (
     BrokenError,
@@ -77,6 +77,14 @@ class _Departed(NamedTuple):
         return f"{self.how} after at least {calls_text(self.calls)}" if self.calls else self.how
 
 
+class _Missed(NamedTuple):
+    """A rank that left, as another rank that cannot go on without it has said."""
+
+    call: int  #: number of the call that misses it
+    teller: int
+    text: str
+
+
 #: How to say why a rank is gone; a reason that is not here says it itself.
 _LEFT = {
     DIED: "died",
@@ -131,6 +139,7 @@ class Failure:
         self._name = name  #: rank → "rank 2 (process 71 on node7)"
         self._reported = False  #: the failure was raised to the user once
         self._departed: dict[int, _Departed] = {}
+        self._missed: _Missed | None = None  #: what another rank has said of one that left
         self._mismatched = sys.maxsize  #: number of the first call that ranks disagree on
         #: Mismatch: what the ranks say that they called, by rank and number of the call.
         self._said: dict[int, dict[int, str]] = {}
@@ -182,6 +191,11 @@ class Failure:
             self._look_for_refused(self.statuses.own())
         elif kind == GONE:
             self._break(PeerLostError(text), Cause.LOST, rank)
+        elif kind == MISSED:
+            number, _, text = text.partition(" ")
+            missed = _Missed(int(number), rank, text)
+            self._missed = min(missed, self._missed or missed)
+            self.heed_missed()
         elif kind == "timeout":
             self._break(CollectiveTimeout(text), Cause.TIMEOUT, rank)
         elif kind == "transfer":
@@ -217,15 +231,34 @@ class Failure:
         ranks that do not send to this one, and a rank that has left.
         """
         own = self.statuses.own()
+        self._look_for_departed(own)  # first: a rank that died may have been in another call
+        self.heed_missed(waiting=True)
         if own.state != bindings.CALLING:
             return
-        self._look_for_departed(own)  # first: a rank that died may have been in another call
         self.statuses.ask_in_time(own)
         for rank in range(self._size):
             if rank != self._rank and self._differs(own, rank):
                 self._mismatched = min(self._mismatched, own.sequence)
         self._look_for_refused(own)
         self._look_for_mismatch(own)
+
+    def heed_missed(self, *, waiting: bool = False) -> None:
+        """Break it if a rank that left is missed in a call that this one has come to, too.
+
+        Earlier calls end well: who left has done its part in them, and so has who misses it.
+
+        Args:
+            waiting: For something else than a call, which may be for whoever has given up.
+        """
+        missed, own = self._missed, self.statuses.own()
+        if missed is None or self.error is not None:
+            return
+        calling = own.state == bindings.CALLING
+        number = own.sequence + (not calling)
+        if number >= missed.call:
+            self._lose(missed.teller, missed.text, told=True)
+        elif waiting and not calling:  # who waits for this rank in a call before has to hear of it
+            self._lose(missed.teller, missed.text, call=number)
 
     def _look_for_mismatch(self, own: RankStatus) -> None:
         # A rank may still be in an earlier call, which ends well: all others have done their part.
@@ -256,7 +289,7 @@ class Failure:
                     f"{self._name(rank)} {departed} "
                     f"and takes no part in call {own.sequence}, {call}"
                 )
-                self._lose(rank, text, told=departed.died)
+                self._lose(rank, text, told=departed.died, call=own.sequence)
                 return
 
     def _differs(self, own: RankStatus, rank: int) -> bool:
@@ -360,6 +393,7 @@ class Failure:
             group: The group's control plane.
             but: Which of the `causes` do not fail it.
         """
+        self.heed_missed(waiting=True)
         with self._moved:
             self._forming[group] = but
         self._fail_forming()
@@ -441,18 +475,19 @@ class Failure:
         """Return the ranks that went without taking leave, in the order of the news."""
         return [rank for rank, departed in list(self._departed.items()) if departed.died]
 
-    def _lose(self, peer: int, text: str, *, told: bool = False) -> None:
+    def _lose(self, peer: int, text: str, *, told: bool = False, call: int = 0) -> None:
         """Break the communicator because a rank is gone.
 
         Args:
             peer: The rank.
             text: What is known of it, and who misses it.
             told: All other ranks hear of it as this one did, and need not be told.
+            call: Number of the first call that cannot end without it; 0: nothing can go on.
         """
         if self.error is None:
             self._break(PeerLostError(text), Cause.LOST, peer)
             if not told:
-                self._tell(GONE, text)
+                self._tell(*((MISSED, f"{call} {text}") if call else (GONE, text)))
 
     def _transfer_failed(self, native: codes.Error, where: str) -> None:
         what = f"{native.text} (at {where.rpartition(' at ')[2] or user_line()})"

@@ -87,6 +87,7 @@ class Waits:
         if code == codes.AGAIN:
             self.waiter = threading.get_ident()
             while code == codes.AGAIN:
+                self._failure.heed_missed(waiting=True)
                 code = bindings.resume(self._comm, SLICE_SECONDS)
             self.waiter = 0
         if code:

@@ -190,6 +190,27 @@ def test_a_rank_that_closes_early() -> None:
     assert outcomes(3, rank) == [None] * 3
 
 
+@pytest.mark.parametrize("late", [0, 2])
+def test_a_call_before_the_one_that_misses_a_rank_ends_well(late: int) -> None:
+    def rank() -> None:
+        comm = pycoll.init()
+        failure, x = comm._engine.failure, np.full(3, float(comm.rank))
+        if comm.rank == late:  # the others are ahead of it, and one has broken meanwhile
+            while failure._missed is None and failure.error is None:
+                select.select([], [], [], 0.01)
+        comm.broadcast(x, root=1)
+        assert x.tolist() == [1, 1, 1]
+        if comm.rank == 1:
+            comm.close()
+            return
+        with pytest.raises(PeerLostError, match="closed its communicator after 1 call and takes"):
+            comm.allreduce(x)
+        with pytest.raises(BrokenError, match="an earlier failure broke the communicator: rank 1"):
+            comm.barrier()
+
+    assert outcomes(3, rank) == [None] * 3
+
+
 def test_exit_without_close_ends_well_for_those_who_need_no_more() -> None:
     def rank() -> float:
         comm = pycoll.init()

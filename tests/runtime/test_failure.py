@@ -133,6 +133,57 @@ def test_a_remote_rank_that_closed_after_its_part_does_not(alone: Any) -> None:
     assert made.error is None
 
 
+@pytest.fixture
+def at(alone: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Say in which call rank 0 is, and whether it is inside."""
+
+    def be(sequence: int, state: int) -> None:
+        status = RankStatus(sequence, 5, state, "barrier() at x.py:1")
+        monkeypatch.setattr(bindings, "status_read", lambda comm, rank: status)
+
+    return be
+
+
+LEFT = "rank 1 (process 1 on node1) closed its communicator after 3 calls and takes no part in it"
+
+
+def test_who_misses_a_rank_that_left_says_in_which_call(alone: Any, at: Any) -> None:
+    made, control = alone()
+    at(4, bindings.CALLING)
+    control.calls[1] = 3
+    made.on_lost(1, CLOSED)
+    ((kind, text),) = control.aborts
+    assert kind == "missed"
+    assert text == f"4 {made.error}"
+
+
+@pytest.mark.parametrize("state", [bindings.CALLING, bindings.IDLE])
+def test_a_rank_that_left_is_missed_from_the_call_on_that_others_say(
+    alone: Any, at: Any, state: int
+) -> None:
+    made, control = alone()
+    calling = state == bindings.CALLING
+    at(2 + calling, state)  # the third call is its present or its next one
+    made.on_abort(2, "missed", f"5 {LEFT}")
+    made.on_abort(2, "missed", f"4 {LEFT}, which came first")
+    made.on_abort(2, "missed", f"5 {LEFT}")
+    assert made.error is None
+    at(3 + calling, state)
+    made.heed_missed()
+    assert isinstance(made.error, PeerLostError)
+    assert str(made.error) == f"{LEFT}, which came first"
+    assert control.aborts == []
+
+
+def test_who_waits_for_something_else_than_a_call_gives_up_and_says_so(alone: Any, at: Any) -> None:
+    made, control = alone()
+    at(2, bindings.IDLE)
+    made.on_abort(2, "missed", f"5 {LEFT}")
+    made.heed_missed(waiting=True)
+    assert str(made.error) == LEFT
+    assert control.aborts == [("missed", f"3 {LEFT}")]  # who is in the third call waits for it
+
+
 def test_the_link_that_broke_a_call_is_named(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = alone()
     error = codes.Error(codes.LOST, 0, 1, 110, "Connection timed out")
