@@ -8,6 +8,7 @@ import os
 import queue
 import re
 import select
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,8 @@ from typing import Any
 
 import pytest
 from hosts import Hosts
+
+from pycoll.bootstrap.control_socket import TCP_RTO_MAX_MS
 
 pytestmark = pytest.mark.net
 
@@ -193,6 +196,24 @@ def test_a_link_that_is_down_for_two_seconds_costs_time_only(hosts: Hosts) -> No
         running.advance()
         hosts.cut(2)
         pause(2)
+        hosts.mend(2)
+        running.advance(100)
+        running.stop()
+
+
+def test_a_link_that_comes_back_in_time_costs_time_only(hosts: Hosts) -> None:
+    with socket.socket() as probe:
+        try:
+            probe.getsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS)
+        except OSError:
+            pytest.skip("TCP_RTO_MAX_MS: Linux has it since 6.15")
+    # A machine counts as gone after 13 s. TCP tries again after 7 s at the latest, and then after
+    # 13, if it waits twice as long each time.
+    with job(hosts, timeout=39) as running:
+        running.meet()
+        running.advance()
+        hosts.cut(2)
+        pause(7.5)
         hosts.mend(2)
         running.advance(100)
         running.stop()
