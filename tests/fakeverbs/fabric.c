@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -91,21 +91,13 @@ void fv_fabric_close(struct fv_fabric *f)
     free(f);
 }
 
-/* Who this process is; a process ID will not do, where processes have namespaces of their own. */
+/* Who this process is; a process ID will not do, where processes have namespaces of their own. The
+ * library and the control of one process agree on it; a child is somebody else. */
 static uint64_t self(void)
 {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static uint64_t number;
-    static pid_t pid;
-    pthread_mutex_lock(&lock);
-    if (pid != getpid()) { /* a child is somebody else */
-        pid = getpid();
-        if (getrandom(&number, sizeof number, 0) != sizeof number)
-            abort();
-    }
-    uint64_t mine = number;
-    pthread_mutex_unlock(&lock);
-    return mine;
+    uint64_t random[2];
+    memcpy(random, (const void *)getauxval(AT_RANDOM), sizeof random);
+    return random[1] ^ (uint64_t)getpid() * UINT64_C(0x9e3779b97f4a7c15);
 }
 
 /* POSIX locks: the kernel drops them when the process ends, and no child has them. */

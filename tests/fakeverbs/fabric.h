@@ -50,7 +50,16 @@ enum fv_count {
 };
 
 /* What a process holds of a slot's device at this moment. */
-enum fv_object { FV_PDS, FV_MRS, FV_MR_BYTES, FV_CHANNELS, FV_CQS, FV_QPS, FV_OBJECTS };
+enum fv_object {
+    FV_PDS,
+    FV_MRS,
+    FV_MR_BYTES,
+    FV_CHANNELS,
+    FV_CQS,
+    FV_QPS,
+    FV_WRS, /* send requests that were posted and have not ended */
+    FV_OBJECTS
+};
 
 struct fv_port {
     _Atomic uint32_t down;

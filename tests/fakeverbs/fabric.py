@@ -51,7 +51,7 @@ COUNTS = (
     *("tx_packets", "tx_bytes", "rx_packets", "rx_bytes", "dropped", "retransmitted"),
     *("duplicates", "rnr", "refused", "failed", "stray", "unclosed"),
 )
-OBJECTS = ("pds", "mrs", "mr_bytes", "channels", "cqs", "qps")
+OBJECTS = ("pds", "mrs", "mr_bytes", "channels", "cqs", "qps", "wrs")
 
 
 class Kind(IntFlag):
@@ -81,6 +81,7 @@ class Opened:
     channels: int
     cqs: int
     qps: int
+    wrs: int  #: send requests that were posted and have not ended
 
 
 def port(device: str) -> int:

@@ -81,7 +81,7 @@ void fv_depart(struct fv_qp *qp, struct fv_packet *packet)
         c->free_at = begin + (packet->length + sizeof *packet) * 1000000000u / speed;
     }
     fv_fence();
-    fv_ring_commit(c->fabric, qp->peer_slot, packet);
+    qp->departed = fv_ring_commit(c->fabric, qp->peer_slot, packet);
 }
 
 void fv_stray(struct fv_context *c, uint32_t slot, uint32_t from, uint32_t to, uint32_t psn)

@@ -116,6 +116,7 @@ struct fv_qp {
     uint32_t peer_slot, peer_generation;
     uint32_t mtu;
     uint32_t events;
+    uint64_t departed; /* where its last packet ends in the peer's ring; 0: none */
     uint64_t random, last_due;
 
     /* Requester. Requests from `done` on are not complete, from `next` on not all sent; slots

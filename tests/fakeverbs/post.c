@@ -51,6 +51,7 @@ static int post_one(struct fv_qp *qp, const struct ibv_send_wr *wr)
         qp->last_due = s->due;
     }
     qp->posted++;
+    fv_object(qp->context, FV_WRS, 1);
     if (qp->state == IBV_QPS_ERR)
         qp->flush = true;
     return 0;

@@ -76,6 +76,7 @@ int ibv_destroy_qp(struct ibv_qp *base)
     if (receive != send)
         fv_forget(receive, qp);
     fv_object(c, FV_QPS, -1);
+    fv_object(c, FV_WRS, -(int64_t)(qp->posted - qp->done));
     fv_event_forget(c, qp);
     fv_leave(c);
     pthread_mutex_lock(&base->mutex); /* what was got must be acknowledged */
@@ -168,11 +169,12 @@ static const char *refusal(const struct fv_qp *qp, const struct ibv_qp_attr *a, 
 
 static void reset(struct fv_qp *qp)
 {
+    fv_object(qp->context, FV_WRS, -(int64_t)(qp->posted - qp->done));
     qp->posted = qp->next = qp->done = qp->r_posted = qp->r_next = 0;
     atomic_store(&qp->freed, 0);
     atomic_store(&qp->r_freed, 0);
     qp->sent = qp->reading = qp->retries = qp->rnr_retries = 0;
-    qp->deadline = qp->quiet = qp->rnr_until = qp->last_due = 0;
+    qp->deadline = qp->quiet = qp->rnr_until = qp->last_due = qp->departed = 0;
     qp->lost = qp->flush = qp->r_flush = qp->refused_sequence = false;
     fv_forget((struct fv_cq *)qp->base.send_cq, qp);
     fv_forget((struct fv_cq *)qp->base.recv_cq, qp);

@@ -49,6 +49,7 @@ static void complete(struct fv_qp *qp, enum ibv_wc_status status)
         fv_complete((struct fv_cq *)qp->base.send_cq, &entry, false);
     }
     qp->done++;
+    fv_object(qp->context, FV_WRS, -1);
 }
 
 void fv_qp_fail(struct fv_qp *qp)
@@ -338,6 +339,15 @@ void fv_requester_lost(struct fv_qp *qp, uint32_t psn)
         lost(qp, psn);
 }
 
+/* Whether the peer's NIC has yet to take what was sent. It is a thread, which a busy machine may
+ * keep waiting for longer than a timeout; what no fault dropped lands nevertheless. */
+static bool underway(struct fv_qp *qp)
+{
+    struct fv_context *c = qp->context;
+    return qp->departed != 0 && !fv_ring_taken(c->fabric, qp->peer_slot, qp->departed)
+           && c->now - qp->quiet < SILENCE_NS && fv_peer_alive(qp);
+}
+
 bool fv_requester_timer(struct fv_qp *qp)
 {
     struct fv_context *c = qp->context;
@@ -355,7 +365,7 @@ bool fv_requester_timer(struct fv_qp *qp)
     }
     if (!qp->attr.timeout)
         return false; /* waits for ever */
-    if (!qp->deadline)
+    if (!qp->deadline || underway(qp))
         qp->deadline = c->now + (4096ull << qp->attr.timeout);
     if (qp->deadline > c->now) {
         fv_wake_at(c, qp->deadline);

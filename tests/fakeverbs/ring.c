@@ -48,12 +48,14 @@ struct fv_packet *fv_ring_begin(struct fv_fabric *f, uint32_t slot, uint32_t len
     return packet;
 }
 
-void fv_ring_commit(struct fv_fabric *f, uint32_t slot, struct fv_packet *packet)
+uint64_t fv_ring_commit(struct fv_fabric *f, uint32_t slot, struct fv_packet *packet)
 {
     struct fv_slot *s = &f->shared->slots[slot];
-    atomic_fetch_add_explicit(&s->head, packet->bytes, memory_order_release);
+    uint64_t bytes = packet->bytes;
+    uint64_t end = atomic_fetch_add_explicit(&s->head, bytes, memory_order_release) + bytes;
     pthread_mutex_unlock(&s->lock);
     fv_slot_ring(f, slot);
+    return end;
 }
 
 void fv_ring_cancel(struct fv_fabric *f, uint32_t slot)
@@ -78,4 +80,9 @@ struct fv_packet *fv_ring_peek(struct fv_fabric *f, uint32_t slot)
 void fv_ring_take(struct fv_fabric *f, uint32_t slot, const struct fv_packet *packet)
 {
     atomic_fetch_add_explicit(&f->shared->slots[slot].tail, packet->bytes, memory_order_release);
+}
+
+bool fv_ring_taken(struct fv_fabric *f, uint32_t slot, uint64_t end)
+{
+    return atomic_load_explicit(&f->shared->slots[slot].tail, memory_order_acquire) >= end;
 }

@@ -33,10 +33,13 @@ _Static_assert(sizeof(struct fv_packet) == 64, "a packet's head is a line");
 /* Room for a packet with `length` bytes of payload in the ring of `slot`, or NULL when there is
  * none now; the payload goes behind the head. Commit or cancel must follow at once. */
 struct fv_packet *fv_ring_begin(struct fv_fabric *, uint32_t slot, uint32_t length);
-void fv_ring_commit(struct fv_fabric *, uint32_t slot, struct fv_packet *);
+uint64_t fv_ring_commit(struct fv_fabric *, uint32_t slot, struct fv_packet *);
 void fv_ring_cancel(struct fv_fabric *, uint32_t slot);
 
 /* The oldest packet in the ring of `slot`, or NULL. It stays there until it is taken. */
 struct fv_packet *fv_ring_peek(struct fv_fabric *, uint32_t slot);
 void fv_ring_take(struct fv_fabric *, uint32_t slot, const struct fv_packet *);
+
+/* Whether the packet for which fv_ring_commit gave `end` has been taken. */
+bool fv_ring_taken(struct fv_fabric *, uint32_t slot, uint64_t end);
 #endif
