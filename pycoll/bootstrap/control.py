@@ -67,6 +67,17 @@ class Exchange:
             self.done.set()
 
 
+class Wanted:
+    """What this rank wants of those things that one rank makes for all."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.told = threading.Event()  #: there is something to do, or it is over
+        self.over = threading.Event()
+        self.blob: bytes | None = None  #: once told, None: this rank is to make it
+        self.error: Exception | None = None
+
+
 class Control:
     """One per communicator; usable from any thread of the process that made it.
 
@@ -93,6 +104,7 @@ class Control:
         self._lock = threading.RLock()  # a finalizer or a signal handler may close this amid a call
         self._calling = threading.RLock()  # held while a callback of this communicator runs
         self._exchanges: dict[str, Exchange] = {}
+        self._wanted: dict[str, Wanted] = {}
         # What a router that takes another's place is told anew. The last exchange that was
         # completed here may not be so elsewhere; the one before is.
         self._given: Frame | None = None
@@ -221,6 +233,63 @@ class Control:
             raise exchange.error
         return exchange.blobs
 
+    def once(self, key: str, make: Callable[[], bytes], timeout: float) -> bytes:
+        """Return what one of the ranks that want it makes; the others wait for that.
+
+        No rank waits for one that does not want it. If the maker leaves meanwhile, or `make` raises
+        on it, the next one makes it.
+
+        Args:
+            key: The same on all ranks that want the same; at most 256 bytes.
+            make: Returns it, less than 1 MiB; called on one rank, in the thread that calls this.
+            timeout: Seconds to wait for the rank that makes it.
+
+        Raises:
+            CollectiveTimeout: It was not made in time.
+            PeerLostError: A rank is gone.
+            BrokenError: A rank called `abort`.
+        """
+        if self.size == 1:
+            return make()
+        self._check_usable("once")
+        mine = Wanted(self._frame(FrameType.ONCE, key))
+        while True:
+            with self._lock:
+                if self._broken:
+                    raise self._broken
+                wanted = self._wanted.setdefault(key, mine)
+            if wanted is mine:
+                break
+            # Another thread wants the same.
+            if wanted.over.wait(timeout) and wanted.blob is not None:
+                return wanted.blob
+        try:
+            self._post(mine.frame)
+            if not mine.told.wait(timeout):
+                raise CollectiveTimeout(
+                    f"rank {self.rank} waited {timeout:g} s for another to make what all need"
+                )
+            if mine.error:
+                raise mine.error
+            if mine.blob is None:
+                mine.blob = self._make(key, make)
+            return mine.blob
+        finally:
+            with self._lock:
+                del self._wanted[key]
+            mine.over.set()
+
+    def _make(self, key: str, make: Callable[[], bytes]) -> bytes:
+        try:
+            blob = make()
+            if len(blob) >= MAX_BLOB:
+                raise UsageError(f"once {key!r}: {len(blob)} bytes, less than {MAX_BLOB} wanted")
+        except BaseException:
+            self._post(self._frame(FrameType.MADE, key))
+            raise
+        self._post(self._frame(FrameType.MADE, key, b"\1" + blob))
+        return blob
+
     def check(self) -> None:
         """Raise what keeps exchanges from ending, if anything does: a rank is gone, or gave up."""
         with self._lock:
@@ -318,6 +387,7 @@ class Control:
             ]
             given = [self._given] if self._given else []
             given += [exchange.frame for exchange in self._exchanges.values()]
+            given += [wanted.frame for wanted in self._wanted.values()]
             question = [self._frame(FrameType.ASK)] if self._asking else []
             said = [*self._refused, *self._aborts]
             return [self._joining(), *left, *said, *given, *question]
@@ -329,6 +399,8 @@ class Control:
         elif frame.kind is FrameType.MISSING:
             text = frame.body.decode(errors="replace")
             self._resolve(frame.key, [], CollectiveTimeout(f"exchange {frame.key!r}: {text}"))
+        elif frame.kind in (FrameType.MAKE, FrameType.MADE):
+            self._told(frame)
         elif frame.kind is FrameType.ASK:
             self._asked = True
             self.tell()
@@ -387,6 +459,18 @@ class Control:
         if exchange:
             exchange.resolve(blobs, error)
 
+    def _told(self, frame: Frame) -> None:
+        """Hear that what this rank wants is there, or that it is to make it."""
+        with self._lock:
+            wanted = self._wanted.get(frame.key)
+        if wanted is None:
+            if frame.kind is FrameType.MAKE:  # it waits no longer: let another make it
+                self._post(self._frame(FrameType.MADE, frame.key))
+        elif not wanted.told.is_set():  # else it is making it, and another router asks again
+            if frame.kind is FrameType.MADE:
+                wanted.blob = frame.body
+            wanted.told.set()
+
     def _give_up(self, frame: Frame) -> None:
         text = frame.body.decode(errors="replace")
         rank = self._here[frame.rank]
@@ -412,8 +496,12 @@ class Control:
         with self._lock:
             self._broken = self._broken or error
             keys = list(self._exchanges)
+            waiting = [wanted for wanted in self._wanted.values() if not wanted.told.is_set()]
         for key in keys:
             self._resolve(key, [], error)
+        for wanted in waiting:
+            wanted.error = error
+            wanted.told.set()
 
     def _announce(self, frame: Frame) -> None:
         """Tell the callbacks first: who learns it from a failing exchange finds it known to all."""

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable
 
 from pycoll.bootstrap.framing import Frame, FrameType, pack_blobs
-from pycoll.bootstrap.group import Group, Poll
+from pycoll.bootstrap.group import Group, Once, Poll
 from pycoll.errors import BootstrapError
 
 SECONDS = struct.Struct("<d")
@@ -81,6 +81,10 @@ class ControlRouter:
             return self._contribute(group, rank, frame, now)
         if frame.kind is FrameType.ABORT:
             return self._tell(group, rank, frame)
+        if frame.kind is FrameType.ONCE:
+            return self._want(group, rank, frame.key)
+        if frame.kind is FrameType.MADE:
+            return self._made(group, rank, frame)
         if frame.kind is FrameType.CLOSED:
             if len(frame.body) != CALLS.size:
                 raise BootstrapError(
@@ -106,7 +110,7 @@ class ControlRouter:
         out: list[Outgoing] = []
         for group in mine:
             group.gone.add(rank)
-            out += self._tidy(group)
+            out += self._pass_on(group, rank) + self._tidy(group)
         if missed:
             frame = Frame(FrameType.LOST, rank, reason)
             present = set().union(*(group.present for group in self._groups.values()))
@@ -211,7 +215,8 @@ class ControlRouter:
         if rank in group.left:
             return []
         group.left.add(rank)
-        return self._tell(group, rank, frame) + self._tidy(group)
+        told = self._tell(group, rank, frame) + self._pass_on(group, rank)
+        return told + self._tidy(group)
 
     def _tell(self, group: Group, rank: int, frame: Frame) -> list[Outgoing]:
         group.remember(frame)
@@ -223,6 +228,57 @@ class ControlRouter:
             del self._groups[group.number]
             return []
         return self._answer(group) if group.poll and group.poll.heard(group.present) else []
+
+    # What is made once. The first rank that wants it makes it; who comes later waits, or has it at
+    # once. If its maker leaves, or lets go of it, the next that waits makes it.
+
+    def _want(self, group: Group, rank: int, key: str) -> list[Outgoing]:
+        once = group.onces.get(key)
+        if once is None:
+            group.drop_onces()
+            group.onces[key] = Once(rank)
+        elif once.blob is not None:
+            return self._give(group, key, once, [rank])
+        elif once.maker != rank:
+            if rank not in once.waiting:
+                once.waiting.append(rank)
+            return []
+        return [(rank, Frame(FrameType.MAKE, 0, key, group=group.number))]
+
+    def _made(self, group: Group, rank: int, frame: Frame) -> list[Outgoing]:
+        # A router that took another's place may hear of it first from who has made it.
+        once = group.onces.setdefault(frame.key, Once(rank))
+        if once.blob is not None:
+            return []
+        if not frame.body:
+            return self._pass(group, frame.key, once) if once.maker == rank else []
+        once.blob, once.given = frame.body[1:], {rank}
+        waiting, once.waiting = once.waiting, []
+        return self._give(group, frame.key, once, [other for other in waiting if other != rank])
+
+    def _give(self, group: Group, key: str, once: Once, ranks: list[int]) -> list[Outgoing]:
+        assert once.blob is not None
+        once.given.update(ranks)
+        if group.index.keys() <= once.given:
+            del group.onces[key]  # nobody will want it any more
+        frame = Frame(FrameType.MADE, 0, key, once.blob, group.number)
+        return [(rank, frame) for rank in ranks]
+
+    def _pass_on(self, group: Group, rank: int) -> list[Outgoing]:
+        """Have others make what a rank that is gone was to make."""
+        out: list[Outgoing] = []
+        for key, once in list(group.onces.items()):
+            once.waiting = [other for other in once.waiting if other != rank]
+            if once.maker == rank and once.blob is None:
+                out += self._pass(group, key, once)
+        return out
+
+    def _pass(self, group: Group, key: str, once: Once) -> list[Outgoing]:
+        if not once.waiting:
+            del group.onces[key]
+            return []
+        once.maker = once.waiting.pop(0)
+        return [(once.maker, Frame(FrameType.MAKE, 0, key, group=group.number))]
 
     # Statuses. However many ranks ask, each rank is asked once, and all askers get one answer.
 

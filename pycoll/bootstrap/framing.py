@@ -47,6 +47,11 @@ class FrameType(enum.IntEnum):
     #: member to a new router: I heard that a rank left the group (key: reason; body: its rank, u32,
     #: and the calls it finished, u64), or that it is lost to the job (the same without the calls)
     HEARD = 15
+    ONCE = 16  #: member to router: I want what is made once under a key (key); or it is ready there
+    MAKE = 17  #: router to one member that wants it: make it (key)
+    #: member to router: here it is (key; body: a byte 1 and the thing, or nothing: let another make
+    #: it); router to members that want it (key; body: the thing)
+    MADE = 18
 
 
 class Frame(NamedTuple):

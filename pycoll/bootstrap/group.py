@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from pycoll.bootstrap.framing import Frame
 
+ONCES = 256  #: things made once that not all ranks have asked for
 KEPT = 4  #: aborts of a kind, or farewells, of one rank
 
 
@@ -27,6 +28,16 @@ class Gathering:
         self.deadline = deadline
         self.seconds = seconds
         self.blobs: dict[int, bytes] = {}
+
+
+@dataclass
+class Once:
+    """What one rank of a group makes for all that want it."""
+
+    maker: int  #: the rank that has been asked to make it
+    waiting: list[int] = field(default_factory=list)  #: others that want it
+    blob: bytes | None = None  #: None: it is not made yet
+    given: set[int] = field(default_factory=set)  #: ranks that have it
 
 
 @dataclass
@@ -59,6 +70,7 @@ class Group:
         self.said: defaultdict[tuple[int, str], deque[Frame]] = defaultdict(
             lambda: deque(maxlen=KEPT)
         )
+        self.onces: dict[str, Once] = {}
         self.poll: Poll | None = None
         self.statuses: dict[int, bytes] = {}  #: the last that each rank said
 
@@ -70,6 +82,12 @@ class Group:
     def complete(self) -> bool:
         """Tell whether nobody is still to join."""
         return self.index.keys() <= self.joined | self.gone
+
+    def drop_onces(self) -> None:
+        """Forget the oldest of the things that are made, where some ranks never ask for them."""
+        made = [key for key, once in self.onces.items() if once.blob is not None]
+        for key in made[: max(0, len(made) - ONCES)]:
+            del self.onces[key]
 
     def remember(self, frame: Frame) -> None:
         """Keep an abort or a farewell for those who have not joined yet."""

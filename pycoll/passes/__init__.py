@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pycoll.passes.direct import check_exclusive, direct
+from pycoll.passes.direct import Direct, StepsOf, check_exclusive, check_steps, direct
 from pycoll.passes.feasible import feasible
 from pycoll.passes.fold import Folder
 from pycoll.passes.forward_input import forward_input
@@ -13,10 +13,7 @@ from pycoll.passes.hide import compact, hide
 from pycoll.passes.moves import Limits, Location, Move, Where, uniform
 from pycoll.passes.slots import slots
 from pycoll.passes.sync import CountKind, End, Item, Signal, Wait, release, sync
-from pycoll.schedule import Schedule
-
-#: per rank, the steps that end an average
-Completes = tuple[frozenset[int], ...]
+from pycoll.schedule import RankSteps, Schedule
 
 
 @dataclass(frozen=True)
@@ -28,60 +25,77 @@ class Lowered:
     tail: list[Item] = field(default_factory=list)  #: behind the LOOP of channel 0
 
 
-def staged(s: Schedule, rank: int, completes: Completes, limits: Limits, fused: bool) -> Lowered:
-    """Return one rank's side with messages through slots."""
-    folder = Folder(limits.sources, s.nscratch)
-    moves = slots(s.ranks[rank], rank, completes[rank], folder)
-    if s.collective.in_place:
-        given, kept = _extents(s, rank)
-        moves = forward_input(moves, given, kept)
-    moves, nscratch = _finish(s, rank, moves, limits, folder.nscratch, fused)
-    return Lowered(sync(moves, rank, s.collective.in_place), nscratch)
+def staged(mine: RankSteps, completes: frozenset[int], limits: Limits, fused: bool) -> Lowered:
+    """Return a rank's side with messages through slots.
+
+    Args:
+        mine: Its steps.
+        completes: Those of them that end an average.
+        limits: Of one move.
+        fused: Whether receives may be fused with the sends behind them, see `feasible`.
+    """
+    folder = Folder(limits.sources, mine.nscratch)
+    moves = slots(mine.steps, mine.rank, completes, folder)
+    if mine.collective.in_place:
+        moves = forward_input(moves, mine.given, mine.kept)
+    moves, nscratch = _finish(mine, moves, limits, folder.nscratch, fused)
+    return Lowered(sync(moves, mine.rank, mine.collective.in_place), nscratch)
 
 
-def mapped(s: Schedule, completes: Completes, limits: Limits) -> list[Lowered]:
-    """Return all ranks' sides with loads and stores in peers' memory, or raise NotDirect."""
-    folders = [Folder(limits.sources, s.nscratch) for _ in s.ranks]
-    moves, pushed = direct(s, completes, folders)
-    if s.collective.in_place:
-        moves = [forward_input(m, *_extents(s, r), pushed[r]) for r, m in enumerate(moves)]
-    check_exclusive(s, moves)
-    finished = [
-        _finish(s, rank, m, limits, folders[rank].nscratch, True) for rank, m in enumerate(moves)
-    ]
-    tails = release([m for m, _ in finished])
-    return [
-        Lowered(sync(m, rank, s.collective.in_place), nscratch, tails[rank])
-        for rank, (m, nscratch) in enumerate(finished)
-    ]
+def mapped(mine: RankSteps, of: StepsOf, completes: frozenset[int], limits: Limits) -> Lowered:
+    """Return a rank's side with loads and stores in peers' memory, where `check_direct` allows.
+
+    Args:
+        mine: Its steps.
+        of: Returns the steps of a rank that it exchanges messages with.
+        completes: Those of its own that end an average.
+        limits: Of one move.
+    """
+    folder = Folder(limits.sources, mine.nscratch)
+    moves, form = _mapped(mine, of, completes, folder)
+    moves, nscratch = _finish(mine, moves, limits, folder.nscratch, True)
+    channels = sync(moves, mine.rank, mine.collective.in_place)
+    return Lowered(channels, nscratch, release(form.touches, form.touched_by))
 
 
-def _extents(s: Schedule, rank: int) -> tuple[range, range]:
-    given = s.collective.in_extent(rank, s.size, s.nchunks)
-    return given, s.collective.out_extent(rank, s.size, s.nchunks)
+def check_direct(s: Schedule, limits: Limits) -> None:
+    """Raise NotDirect unless all ranks together have a direct form."""
+    check_steps(s)
+    none = frozenset[int]()
+    folders = (Folder(limits.sources, s.nscratch) for _ in s.ranks)
+    sides = zip(range(s.size), folders, strict=True)
+    check_exclusive(s, [_mapped(s.of(r), s.of, none, folder)[0] for r, folder in sides])
+
+
+def _mapped(
+    mine: RankSteps, of: StepsOf, completes: frozenset[int], folder: Folder
+) -> tuple[list[Move], Direct]:
+    form = direct(mine, of, completes, folder)
+    if not mine.collective.in_place:
+        return form.moves, form
+    return forward_input(form.moves, mine.given, mine.kept, form.pushed), form
 
 
 def _finish(
-    s: Schedule, rank: int, moves: list[Move], limits: Limits, nscratch: int, fused: bool
+    mine: RankSteps, moves: list[Move], limits: Limits, nscratch: int, fused: bool
 ) -> tuple[list[Move], int]:
     """Return the moves as the target can run them, and how many places of scratch they use."""
-    _, kept = _extents(s, rank)
-    hides = len(kept) < s.nchunks
+    kept = mine.kept
+    hides = len(kept) < mine.nchunks
     if hides:
-        moves = hide(moves, rank, kept, nscratch)
+        moves = hide(moves, mine.rank, kept, nscratch)
     if fused:
         moves = fuse(moves)
     moves = drop_dead_stores(moves, kept, limits.destinations)
     moves = split(moves, limits.destinations)
     if hides:
         moves, nscratch = compact(moves, nscratch)
-    if s.collective.equal_blocks:
+    if mine.collective.equal_blocks:
         moves = [uniform(move) for move in moves]
     return moves, nscratch
 
 
 __all__ = [
-    "Completes",
     "CountKind",
     "End",
     "Item",
@@ -90,8 +104,10 @@ __all__ = [
     "Lowered",
     "Move",
     "Signal",
+    "StepsOf",
     "Wait",
     "Where",
+    "check_direct",
     "feasible",
     "mapped",
     "staged",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pycoll.passes.moves import Move, Where
@@ -81,23 +81,13 @@ def _access(move: Move, in_place: bool) -> Access:
     )
 
 
-def release(moves: Sequence[Sequence[Move]]) -> list[list[Item]]:
-    """Return what every rank does at the end of a direct form: say and hear DONE."""
-    touches = [
-        sorted(
-            {
-                p.peer
-                for move in mine
-                for p in move.sources + move.destinations
-                if p.where is Where.PEER_IN or p.where is Where.PEER_OUT
-            }
-        )
-        for mine in moves
-    ]
-    tails: list[list[Item]] = [
-        [Signal(End(CountKind.DONE, True, peer, 0)) for peer in peers] for peers in touches
-    ]
-    for rank, peers in enumerate(touches):
-        for peer in peers:
-            tails[peer].append(Wait(End(CountKind.DONE, False, rank, 0)))
-    return tails
+def release(touches: Iterable[int], touched_by: Iterable[int]) -> list[Item]:
+    """Return what a rank does at the end of a direct form: say DONE, and hear it.
+
+    Args:
+        touches: The ranks whose memory it reads or writes.
+        touched_by: Those that read or write its own.
+    """
+    tail: list[Item] = [Signal(End(CountKind.DONE, True, peer, 0)) for peer in sorted(touches)]
+    tail += [Wait(End(CountKind.DONE, False, peer, 0)) for peer in sorted(touched_by)]
+    return tail

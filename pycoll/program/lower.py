@@ -1,14 +1,19 @@
-"""Lowering: a Schedule becomes one Program per rank."""
+"""Lowering: a rank's steps become its Program.
+
+What a Program says depends on its own rank's steps, and on a few answers about all ranks (`Facts`;
+which steps end an average). Whoever has all ranks' steps finds these out; whoever is told them
+needs no others' steps.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple
 
 from pycoll.errors import ScheduleError, UsageError
 from pycoll.passes import (
-    Completes,
     CountKind,
     End,
     Item,
@@ -18,6 +23,7 @@ from pycoll.passes import (
     Move,
     Wait,
     Where,
+    check_direct,
     feasible,
     mapped,
     staged,
@@ -34,12 +40,29 @@ from pycoll.program.isa import (
     Space,
 )
 from pycoll.program.program import Edge, Instruction, Operand, Program
-from pycoll.schedule import Algorithm, Placement, Schedule, schedule
+from pycoll.schedule import (
+    FLAT,
+    Algorithm,
+    NotDirect,
+    Placement,
+    RankSteps,
+    Schedule,
+    rank_steps,
+    schedule,
+)
 from pycoll.schedule.evaluate import evaluate
 
 LIMITS = Limits(MAX_SOURCES, MAX_DESTINATIONS)
 SPACES = tuple(Space)  # by number: a call of the enum costs more
 LOWERING = 1  #: raise when the same schedule lowers to other Programs than before
+
+
+class Facts(NamedTuple):
+    """What one rank's Program depends on besides its own steps: questions about all ranks."""
+
+    widest: int  #: chunks of the widest message of any rank
+    fused: bool  #: whether receives may be fused with the sends behind them, see `feasible`
+    edges: int  #: that come into one rank and carry messages, the most of any rank
 
 
 def compile_program(
@@ -51,9 +74,12 @@ def compile_program(
     average: bool = False,
     placement: Placement | None = None,
 ) -> Program:
-    """Return ``rank``'s Program; with ``direct``, NotDirect where there is no zero-copy form."""
+    """Return ``rank``'s Program; with ``direct``, NotDirect where there is no zero-copy form.
+
+    All ranks are traced, as what is not known of them is found out.
+    """
     s = schedule(algorithm, size, placement)
-    return lower(s, rank, direct=direct, average=average)
+    return _lower(s, rank, direct, average, identity(algorithm, size, placement))
 
 
 def compile_all(
@@ -65,27 +91,116 @@ def compile_all(
     placement: Placement | None = None,
 ) -> tuple[Program, ...]:
     """Return the Programs of all ranks."""
-    s = schedule(algorithm, size, placement)
-    return tuple(lower(s, rank, direct=direct, average=average) for rank in range(size))
+    s, number = schedule(algorithm, size, placement), identity(algorithm, size, placement)
+    return tuple(_lower(s, rank, direct, average, number) for rank in range(size))
+
+
+def compile_own(
+    algorithm: Algorithm,
+    size: int,
+    rank: int,
+    facts: Facts,
+    *,
+    direct: bool = False,
+    completes: frozenset[int] | None = None,
+    placement: Placement | None = None,
+) -> Program:
+    """Return ``rank``'s Program from what is known of all ranks: only this one is traced.
+
+    For a direct form the ranks that it exchanges messages with are traced, too.
+
+    Args:
+        algorithm: What is lowered.
+        size: Number of ranks.
+        rank: Whose Program it is.
+        facts: Of all ranks, see `facts_of`.
+        direct: The zero-copy form, which there is.
+        completes: The rank's steps that end an average; None: a sum.
+        placement: Which ranks lie close together.
+    """
+    place = placement or FLAT
+    mine, average = rank_steps(algorithm, size, rank, place), completes is not None
+    ending = completes or frozenset()
+    if direct:
+        side = mapped(mine, lambda r: rank_steps(algorithm, size, r, place), ending, LIMITS)
+    else:
+        side = staged(mine, ending, LIMITS, facts.fused)
+    number = identity(algorithm, size, placement)
+    return _program(mine, side, facts, _digest(number, direct, average), direct)
 
 
 def lower(s: Schedule, rank: int, *, direct: bool = False, average: bool = False) -> Program:
     """Return ``rank``'s Program of a schedule."""
-    if average and not s.collective.reduces:
+    return _lower(s, rank, direct, average, s.digest)
+
+
+def identity(algorithm: Algorithm, size: int, placement: Placement | None = None) -> int:
+    """Return 64 bits that tell what is run, the same on all ranks that run the same.
+
+    They come from the source, so they tell apart what has different sources; that a rank does what
+    was proved is told by its Program.
+    """
+    a = algorithm
+    text = f"{a.collective.name} {a.name} {a.digest()} {size} {(placement or FLAT).digest}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+@lru_cache(maxsize=64)
+def facts_of(s: Schedule) -> Facts:
+    """Return what is asked about all ranks of a schedule."""
+    edges = (
+        len({(p, step.channel) for step in steps for p in step.senders(rank)})
+        for rank, steps in enumerate(s.ranks)
+    )
+    return Facts(s.widest, feasible(s), max(edges, default=0))
+
+
+@lru_cache(maxsize=64)
+def completes_of(s: Schedule) -> tuple[frozenset[int], ...]:
+    """Return, for each rank, the steps that end an average.
+
+    Raises:
+        UsageError: Nothing is folded.
+        ScheduleError: A step completes some of its chunks and not others.
+    """
+    if not s.collective.reduces:
         raise UsageError(f"{s.name}: {s.collective.name} folds nothing, so it has no average")
-    completes = _completes(s) if average else (frozenset(),) * s.size
-    if direct:
-        side = _mapped(s, completes)[rank]
+    found = evaluate(s)
+    if found.mixed:
+        raise ScheduleError(found.mixed)
+    return found.completes
+
+
+@lru_cache(maxsize=8)
+def _check_direct(s: Schedule) -> NotDirect | None:
+    try:
+        check_direct(s, LIMITS)
+    except NotDirect as error:
+        return error
+    return None
+
+
+def _lower(s: Schedule, rank: int, direct: bool, average: bool, number: int) -> Program:
+    ending = completes_of(s)[rank] if average else frozenset[int]()
+    facts, mine = facts_of(s), s.of(rank)
+    if not direct:
+        side = staged(mine, ending, LIMITS, facts.fused)
+    elif error := _check_direct(s):
+        raise NotDirect(str(error))
     else:
-        side = staged(s, rank, completes, LIMITS, _feasible(s))
+        side = mapped(mine, s.of, ending, LIMITS)
+    return _program(mine, side, facts, _digest(number, direct, average), direct)
+
+
+def _program(mine: RankSteps, side: Lowered, facts: Facts, digest: int, direct: bool) -> Program:
     edges, starts, instructions = _encode(side)
     return Program(
-        rank=rank,
-        size=s.size,
-        digest=_digest(s, direct, average),
-        nchunks=s.nchunks,
+        rank=mine.rank,
+        size=mine.size,
+        digest=digest,
+        nchunks=mine.nchunks,
         nscratch=side.nscratch,
-        widest=s.widest,
+        widest=facts.widest,
         flags=ProgramFlag.DIRECT if direct else ProgramFlag(0),
         edges=edges,
         channel_starts=starts,
@@ -93,26 +208,8 @@ def lower(s: Schedule, rank: int, *, direct: bool = False, average: bool = False
     )
 
 
-@lru_cache(maxsize=64)
-def _completes(s: Schedule) -> Completes:
-    found = evaluate(s)
-    if found.mixed:
-        raise ScheduleError(found.mixed)
-    return found.completes
-
-
-@lru_cache(maxsize=64)
-def _feasible(s: Schedule) -> bool:
-    return feasible(s)
-
-
-@lru_cache(maxsize=8)
-def _mapped(s: Schedule, completes: Completes) -> list[Lowered]:
-    return mapped(s, completes, LIMITS)
-
-
-def _digest(s: Schedule, direct: bool, average: bool) -> int:
-    text = f"{s.digest} {direct} {average} {LOWERING} {VERSION} {LIMITS}"
+def _digest(number: int, direct: bool, average: bool) -> int:
+    text = f"{number} {direct} {average} {LOWERING} {VERSION} {LIMITS}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

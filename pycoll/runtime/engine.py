@@ -112,7 +112,21 @@ class Engine:
         # Loaded at the first plan: it brings every algorithm, and joining shall be quick.
         from pycoll.runtime.plan.selection import Selection
 
-        return Selection(self.world, self._agreement)
+        return Selection(self.world, self._agreement, self.once)
+
+    def once(self, key: str, make: Callable[[], bytes], timeout: float | None = None) -> bytes:
+        """Return what one of the ranks that ask for ``key`` makes.
+
+        Raises:
+            PycollError: What broke this communicator meanwhile; PeerLostError if a rank has died.
+            CollectiveTimeout: It was not made within `timeout` seconds, or the communicator's.
+        """
+        seconds = self.timeout if timeout is None else timeout
+        try:
+            return self.bootstrap.control.once(key, make, seconds)
+        except PycollError:
+            self.failure.bereave("a call")
+            raise
 
     def group(self, ranks: list[int], key: str) -> Engine:
         """Return an engine of some of the ranks; each of them calls this."""

@@ -16,10 +16,11 @@ from pycoll.schedule.collective import (
     scatter,
 )
 from pycoll.schedule.placement import FLAT, Level, Placement
+from pycoll.schedule.rank_steps import RankSteps
 from pycoll.schedule.schedule import NotDirect, Schedule
 from pycoll.schedule.step import Kind, Step
 from pycoll.schedule.text import dump, parse
-from pycoll.schedule.trace import asks_placement, schedule, trace
+from pycoll.schedule.trace import asks_placement, rank_steps, schedule, trace
 
 __all__ = [
     "COLLECTIVES",
@@ -32,6 +33,7 @@ __all__ = [
     "Level",
     "NotDirect",
     "Placement",
+    "RankSteps",
     "Schedule",
     "ScheduleBuilder",
     "Step",
@@ -43,6 +45,7 @@ __all__ = [
     "dump",
     "gather",
     "parse",
+    "rank_steps",
     "reduce",
     "reduce_scatter",
     "scatter",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -86,9 +88,39 @@ class Algorithm:
 
     @cached_property
     def _digest(self) -> str:
-        try:
-            text = inspect.getsource(self.function).encode()
-        except OSError:
-            code = self.function.__code__
-            text = code.co_code + repr((code.co_names, code.co_consts)).encode()
-        return hashlib.blake2b(text, digest_size=16).hexdigest()
+        return hashlib.blake2b(_text(self.function, set()).encode(), digest_size=16).hexdigest()
+
+
+def _text(function: Callable[..., None], seen: set[int]) -> str:
+    """Return the source of a function and what tells it from others of the same source."""
+    seen.add(id(function))
+    try:
+        text = inspect.getsource(function)
+    except (OSError, TypeError):
+        code = getattr(function, "__code__", None)
+        text = _code(code) if code else ""
+    kept = [*(getattr(function, "__defaults__", None) or ())]
+    kept += (getattr(function, "__kwdefaults__", None) or {}).values()
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # it is empty yet
+            kept.append(cell.cell_contents)
+    return "\n".join([text, *(_value(value, seen) for value in kept)])
+
+
+def _code(code: types.CodeType) -> str:
+    """Return the bytecode; the text of a function within would name an address."""
+    consts = (_code(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts)
+    return repr((code.co_code, code.co_names, *consts))
+
+
+def _value(value: object, seen: set[int]) -> str:
+    """Return a text of what a function keeps, the same in every process."""
+    if isinstance(value, Algorithm):
+        return value.name if id(value.function) in seen else _text(value.function, seen)
+    if isinstance(value, tuple | list):
+        return f"({' '.join(_value(item, seen) for item in value)})"
+    if value is None or isinstance(value, str | bytes | int | float | Collective):
+        return repr(value)
+    if callable(value) and hasattr(value, "__code__"):
+        return value.__code__.co_name if id(value) in seen else _text(value, seen)
+    return type(value).__qualname__  # its text may name an address

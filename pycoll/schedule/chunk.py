@@ -57,7 +57,6 @@ class ChunkArray:
         """Make the view; ``nchunks`` is 0 for scratch, which grows as it is used."""
         self._buffer = buffer
         self._nchunks = nchunks
-        self._single = [Chunks(buffer, i, i, 1) for i in range(nchunks)]
 
     def __getitem__(self, index: int | slice) -> Chunks:
         """Return the chunk at ``index`` (modulo the number of chunks) or a range of chunks."""
@@ -71,7 +70,9 @@ class ChunkArray:
                 f"{text}[{quoted(index)}], want the number of a chunk or a range"
             ) from None
         if self._nchunks:
-            return self._single[index % self._nchunks]
+            # Made when asked for: there may be a chunk for each of 100,000 ranks.
+            index %= self._nchunks
+            return Chunks(self._buffer, index, index, 1)
         if index < 0:
             raise ScheduleError(f"scratch[{index}]: places of scratch are counted from 0")
         return Chunks(self._buffer, index, -1, 1)
@@ -83,7 +84,7 @@ class ChunkArray:
         """Yield every chunk; an index wraps round, so without this a loop would never end."""
         if not self._nchunks:
             raise ScheduleError("scratch has no end: name the places, such as scratch[0]")
-        return iter(self._single)
+        return (self[i] for i in range(self._nchunks))
 
     def __getattr__(self, name: str) -> Any:
         """Raise: nothing is missing here but what a range of chunks has, so one is wanted."""

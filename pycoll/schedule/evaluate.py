@@ -160,16 +160,24 @@ class _Evaluator:
         if chunks.buffer is not Buffer.SCRATCH:
             return chunks
         if self.equal:
-            # A chunk says how long a value is; where all are equally long the first ones serve.
-            if chunks.nchunks > self.schedule.nchunks:
-                want = self.schedule.nchunks
-                raise ScheduleError(f"{chunks}: {chunks.nchunks} chunks, want at most {want}")
-            return chunks._replace(chunk=0)
+            return first_chunks(chunks, self.schedule.nchunks)
         first = values[0].chunk
         if [v.chunk for v in values] != list(range(first, first + len(values))):
             held = [v.chunk for v in values]
             raise ScheduleError(f"{chunks} holds chunks {held}; a range must hold adjacent ones")
         return chunks._replace(chunk=first)
+
+
+def first_chunks(chunks: Chunks, nchunks: int) -> Chunks:
+    """Return places of scratch as those of the first chunks, where all blocks are equally long.
+
+    A chunk says how long a value is, so any that is as long will do.
+    """
+    if chunks.buffer is not Buffer.SCRATCH:
+        return chunks
+    if chunks.nchunks > nchunks:
+        raise ScheduleError(f"{chunks}: {chunks.nchunks} chunks, want at most {nchunks}")
+    return chunks._replace(chunk=0)
 
 
 def _input(s: Schedule, rank: int) -> dict[int, Value]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from pycoll.errors import UsageError
@@ -43,6 +45,19 @@ class Placement:
                 number = {rank: n for n, ranks in enumerate(members) for rank in ranks}
                 split.append(Level(level.name, tuple(number[r] for r in sorted(number))))
         return cls(tuple(split))
+
+    def __hash__(self) -> int:
+        """Hash by digest, so that a cache keyed by placements does not walk all ranks."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.levels)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hexadecimal digits that tell this placement from others; the same in every process."""
+        return hashlib.blake2b(repr(self.levels).encode(), digest_size=8).hexdigest()
 
     @property
     def flat(self) -> bool:

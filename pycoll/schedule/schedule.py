@@ -11,6 +11,7 @@ from functools import cached_property
 from pycoll.errors import ScheduleError, counted
 from pycoll.schedule.chunk import Buffer, Chunks
 from pycoll.schedule.collective import Collective
+from pycoll.schedule.rank_steps import RankSteps, scratch_of
 from pycoll.schedule.step import Kind, Step
 
 
@@ -49,6 +50,18 @@ class Schedule:
                 parts.append(line)
             state.update(("".join(parts) + "\f").encode())
         return int.from_bytes(state.digest(), "little")
+
+    def of(self, rank: int) -> RankSteps:
+        """Return one rank's side."""
+        return self._sides[rank]
+
+    @cached_property
+    def _sides(self) -> tuple[RankSteps, ...]:
+        head = self.name, self.collective, self.size
+        return tuple(
+            RankSteps(*head, rank, self.nchunks, scratch_of(steps), steps)
+            for rank, steps in enumerate(self.ranks)
+        )
 
     @cached_property
     def widest(self) -> int:

@@ -1,12 +1,15 @@
-"""From an algorithm to its Schedule: the function is called once for each rank."""
+"""From an algorithm to steps: the function is called once for each rank that is asked about."""
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 from pycoll.errors import ScheduleError, UsageError
 from pycoll.schedule.algorithm import Algorithm
 from pycoll.schedule.builder import ScheduleBuilder
-from pycoll.schedule.evaluate import evaluate
+from pycoll.schedule.evaluate import evaluate, first_chunks
 from pycoll.schedule.placement import FLAT, Placement
+from pycoll.schedule.rank_steps import RankSteps, scratch_of
 from pycoll.schedule.schedule import Schedule, check_messages
 from pycoll.schedule.step import Step
 
@@ -22,6 +25,33 @@ def trace(
 ) -> tuple[Step, ...]:
     """Return the steps that ``algorithm`` writes for one rank, unchecked against its peers."""
     return tuple(_trace(algorithm, size, rank, placement).steps)
+
+
+@lru_cache(maxsize=64)
+def rank_steps(
+    algorithm: Algorithm, size: int, rank: int, placement: Placement = FLAT
+) -> RankSteps:
+    """Return one rank's steps, traced alone and unchecked against its peers.
+
+    Only where a rank keeps in scratch what others send are all of them traced, since which chunk
+    lies there is known to the senders alone.
+    """
+    builder = _trace(algorithm, size, rank, placement)
+    steps = tuple(builder.steps)
+    if scratch_of(steps):
+        if not algorithm.collective.equal_blocks:
+            return schedule(algorithm, size, placement).of(rank)
+        steps = tuple(
+            step._replace(
+                chunks=first_chunks(step.chunks, builder.nchunks),
+                source=step.source and first_chunks(step.source, builder.nchunks),
+            )
+            for step in steps
+        )
+    return RankSteps(
+        *(algorithm.name, algorithm.collective, size, rank),
+        *(builder.nchunks, scratch_of(steps), steps),
+    )
 
 
 #: Schedules by algorithm, size and placement; None for the placement where no rank asked for it.

@@ -9,10 +9,11 @@ import sys
 import types
 from typing import Any
 
-from pycoll.verify.gate import gate
+from pycoll.verify.gate import by_certificate, gate
 from pycoll.verify.prove import Verdict, verify, verify_programs
+from pycoll.verify.record import Record
 
-__all__ = ["Verdict", "gate", "verify", "verify_programs"]
+__all__ = ["Record", "Verdict", "by_certificate", "gate", "verify", "verify_programs"]
 
 
 class _CallablePackage(types.ModuleType):

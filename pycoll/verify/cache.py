@@ -1,8 +1,9 @@
-"""A cache of proofs on disk, so that a user's algorithm is proved once per change.
+"""Records on disk, so that an algorithm is proved once per change, and not once per job.
 
-A proof is found by what was proved: the digest of the schedule of all ranks, the form, and the
-text of the pipeline and of the prover. The source of the algorithm would not do, as a function
-may depend on more than its text.
+A record is found by what was proved, the form, and the text of the pipeline and of the prover. A
+built-in is told by its source, which is part of that text. Of a user's algorithm the source would
+not do, as a function may depend on more than its text: it is told by the digest of the schedule of
+all ranks.
 """
 
 from __future__ import annotations
@@ -11,41 +12,47 @@ import hashlib
 import json
 import os
 import tempfile
-from dataclasses import asdict, replace
 from pathlib import Path
 
 from pycoll import files
-from pycoll.schedule import COLLECTIVES, Schedule
+from pycoll.algorithms import BUILTIN
+from pycoll.program.lower import identity
+from pycoll.schedule import COLLECTIVES, Algorithm, Placement, schedule
 from pycoll.verify.certificates import PIPELINE, PROVER, Form, source_digest
-from pycoll.verify.prove import Verdict
+from pycoll.verify.record import Record
 
 
-def key(schedule: Schedule, slots: int, form: Form) -> str:
-    """Return the name of a proof, or "" where a proof cannot be tied to this version."""
-    text = source_digest(PIPELINE + PROVER)
+def key(
+    algorithm: Algorithm, size: int, slots: int, form: Form, placement: Placement | None
+) -> str:
+    """Return the name of a record, or "" where a proof cannot be tied to this version."""
+    text, collective = source_digest(PIPELINE + PROVER), algorithm.collective
     # The rules of a collective of one's own have no text to tell them by, only a name.
-    if not text or COLLECTIVES.get(schedule.collective.name) is not schedule.collective:
+    if not text or COLLECTIVES.get(collective.name) is not collective:
         return ""
-    what = f"{text} {schedule.collective.name} {schedule.digest} {schedule.size} {slots} {form}"
+    subject = identity(algorithm, size, placement)
+    if algorithm not in BUILTIN:
+        subject = schedule(algorithm, size, placement).digest
+    what = f"{text} {collective.name} {subject} {size} {slots} {form}"
     return hashlib.sha256(what.encode()).hexdigest()
 
 
-def load(directory: Path, key: str) -> Verdict | None:
-    """Return the proof called ``key``; None if it is not there or cannot be read."""
+def load(directory: Path, key: str) -> Record | None:
+    """Return the record called ``key``; None if it is not there or cannot be read."""
     try:
         entry = files.read_json(directory / f"{key}.json")
-        fields = entry["verdict"]
+        fields = entry["record"]
         if entry["key"] != key or entry["check"] != _check(key, fields):
             return None
-        return replace(Verdict(**{**fields, "tiles": tuple(fields["tiles"])}), origin="cache")
+        return Record.from_json(fields, origin="cache")
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def store(directory: Path, key: str, verdict: Verdict) -> None:
-    """Keep a proof. Where that cannot be written the run goes on: it will be proved again."""
-    fields = asdict(verdict)
-    text = json.dumps({"key": key, "check": _check(key, fields), "verdict": fields})
+def store(directory: Path, key: str, record: Record) -> None:
+    """Keep a record. Where that cannot be written the run goes on: it will be proved again."""
+    fields = record.to_json()
+    text = json.dumps({"key": key, "check": _check(key, fields), "record": fields})
     temporary = None
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pycoll.algorithms import BUILTIN, Algorithm
+from pycoll.program.lower import Facts
 
 PACKAGE = Path(__file__).parents[1]
 FILE = Path(__file__).with_name("certificates.json")
@@ -73,13 +74,37 @@ def certificates() -> dict[str, dict[str, object]]:
     return table
 
 
-def certified(algorithm: Algorithm, size: int, slots: int, form: Form) -> bool:
-    """Tell whether a certificate covers this; a user's algorithm has none, whatever its name."""
+class Certificate(NamedTuple):
+    """That a form was proved at a number of ranks, and what all ranks need to know of it."""
+
+    facts: Facts
+    asks: bool  #: it looks at the placement, and was proved for a flat one
+
+
+def certified(algorithm: Algorithm, size: int, slots: int, form: Form) -> Certificate | None:
+    """Return what covers this; a user's algorithm has no certificate, whatever its name."""
+    match _entry(algorithm):
+        case {"slots": int(least), "asks": bool(asks), "forms": {**forms}, "facts": list(runs)}:
+            if slots < least or not _covers(forms.get(str(form)), size):
+                return None
+            for low, high, widest, fused, edges in runs:
+                if low <= size <= high:
+                    return Certificate(Facts(widest, fused, edges), asks)
+    return None
+
+
+def certified_without_direct(algorithm: Algorithm, size: int, slots: int) -> bool:
+    """Tell whether it is certain that there is no direct form for a flat placement."""
+    staged, direct = (certified(algorithm, size, slots, Form(d, False)) for d in (False, True))
+    return staged is not None and direct is None
+
+
+def _entry(algorithm: Algorithm) -> dict[str, object] | None:
     if algorithm not in BUILTIN or not source_digest():
-        return False
-    match certificates().get(f"{algorithm.collective.name}/{algorithm.name}"):
-        case {"digest": str(d), "slots": int(least), "forms": {**forms}}:
-            spans = forms.get(str(form))
-            proved = isinstance(spans, list) and any(low <= size <= high for low, high in spans)
-            return proved and slots >= least and d == digest(algorithm)
-    return False
+        return None
+    found = certificates().get(f"{algorithm.collective.name}/{algorithm.name}")
+    return found if found is not None and found.get("digest") == digest(algorithm) else None
+
+
+def _covers(spans: object, size: int) -> bool:
+    return isinstance(spans, list) and any(low <= size <= high for low, high in spans)

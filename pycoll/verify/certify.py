@@ -16,34 +16,28 @@ from concurrent.futures import ProcessPoolExecutor
 
 from pycoll.algorithms import BUILTIN, Algorithm, get
 from pycoll.errors import ScheduleError
-from pycoll.schedule import NotDirect, ScheduleBuilder
-from pycoll.verify.certificates import FILE, Form, digest, forms
+from pycoll.program.lower import Facts, facts_of
+from pycoll.schedule import NotDirect, ScheduleBuilder, asks_placement, schedule
+from pycoll.verify.certificates import FILE, Certificate, Form, digest, forms
 from pycoll.verify.prove import verify
 
 SIZES = (1, 64)
 SLOTS = 2  #: the fewest that the engine uses; a proof holds with more
 
 
-def prove(task: tuple[str, str, int, Form]) -> bool:
-    """Prove one form at one size; False where there is no such form."""
+def prove(task: tuple[str, str, int, Form]) -> Certificate | None:
+    """Prove one form at one size; None where there is no such form."""
     collective, name, size, form = task
     algorithm = get(name, collective)
     try:
-        return bool(
-            verify(
-                algorithm,
-                size,
-                slots=SLOTS,
-                direct=form.direct,
-                average=form.average,
-            )
-        )
+        verify(algorithm, size, slots=SLOTS, direct=form.direct, average=form.average)
     except NotDirect:
-        return False
+        return None
     except ScheduleError:
         if refuses_flat(algorithm, size):
-            return False
+            return None
         raise
+    return Certificate(facts_of(schedule(algorithm, size)), asks_placement(algorithm, size))
 
 
 def refuses_flat(algorithm: Algorithm, size: int) -> bool:
@@ -66,18 +60,34 @@ def certify(sizes: tuple[int, int], workers: int | None = None) -> dict[str, dic
         proved = dict(zip(tasks, pool.map(prove, tasks, chunksize=4), strict=True))
     table: dict[str, dict[str, object]] = {}
     for a in BUILTIN:
-        found_forms = {}
+        found_forms, known = {}, dict[int, Certificate]()
         for form in forms(a):
-            sized = range(sizes[0], sizes[1] + 1)
-            found = [n for n in sized if proved[a.collective.name, a.name, n, form]]
+            found = {}
+            for n in range(sizes[0], sizes[1] + 1):
+                if one := proved[a.collective.name, a.name, n, form]:
+                    found[n] = one
             if found:
-                found_forms[str(form)] = spans(found)
+                found_forms[str(form)] = spans(list(found))
+            known.update(found)
         table[f"{a.collective.name}/{a.name}"] = {
             "digest": digest(a),
             "slots": SLOTS,
+            "asks": any(one.asks for one in known.values()),
             "forms": found_forms,
+            "facts": runs({n: one.facts for n, one in sorted(known.items())}),
         }
     return table
+
+
+def runs(facts: dict[int, Facts]) -> list[tuple[int | bool, ...]]:
+    """Write facts by ascending sizes as rows of the sizes from and to which they hold."""
+    rows: list[tuple[int | bool, ...]] = []
+    for n, one in facts.items():
+        if rows and rows[-1][1] == n - 1 and rows[-1][2:] == tuple(one):
+            rows[-1] = (rows[-1][0], n, *one)
+        else:
+            rows.append((n, n, *one))
+    return rows
 
 
 def spans(sizes: list[int]) -> list[tuple[int, int]]:
@@ -110,7 +120,8 @@ def main() -> None:
     options = parser.parse_args()
     began = time.perf_counter()
     table = certify(SIZES, options.workers)
-    FILE.write_text(json.dumps(table, indent=2) + "\n")
+    rows = (f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in table.items())
+    FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
     for name, certificate in table.items():
         sys.stdout.write(f"{name}: {certificate['forms']}\n")
     sys.stdout.write(f"{FILE.name}: {time.perf_counter() - began:.0f} s\n")

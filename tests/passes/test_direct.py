@@ -4,11 +4,12 @@ import pytest
 
 from pycoll.algorithms import algorithm, get
 from pycoll.errors import ScheduleError
-from pycoll.passes.direct import match
+from pycoll.passes import mapped
 from pycoll.program.isa import Op, Space
-from pycoll.program.lower import compile_all
+from pycoll.program.lower import LIMITS, compile_all
 from pycoll.schedule import (
     NotDirect,
+    RankSteps,
     ScheduleBuilder,
     allreduce,
     alltoall,
@@ -18,9 +19,17 @@ from pycoll.schedule import (
 )
 
 
-def test_messages_are_matched_in_order() -> None:
-    found = match(schedule(get("two_shot"), 2))
-    assert found == {(0, 1): [(1, 0)], (0, 3): [(1, 2)], (1, 1): [(0, 0)], (1, 3): [(0, 2)]}
+def test_only_the_ranks_that_messages_are_exchanged_with_are_asked_for() -> None:
+    s, asked = schedule(get("direct", "gather"), 5), set[int]()
+
+    def of(rank: int) -> RankSteps:
+        asked.add(rank)
+        return s.of(rank)
+
+    mapped(s.of(3), of, frozenset(), LIMITS)
+    assert asked == {0}
+    mapped(s.of(0), of, frozenset(), LIMITS)
+    assert asked == {0}  # it only receives, and what its peers push is for them to say
 
 
 def into_scratch(b: ScheduleBuilder) -> None:

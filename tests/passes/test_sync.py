@@ -47,15 +47,14 @@ def test_an_input_that_is_never_the_output_is_not_waited_for() -> None:
     assert {end.kind for end in ends} == {CountKind.DATA}
 
 
-def test_release_pairs_every_toucher_with_its_owner() -> None:
-    push = Move(0, (X,), (Location(Where.PEER_OUT, 1, 0, 0, 1),))
-    pull = Move(0, (Location(Where.PEER_IN, 0, 0, 0, 1),), (X,))
-
+def test_release_says_done_and_hears_it_in_the_order_of_ranks() -> None:
     def done(sending: bool, peer: int) -> End:
         return End(CountKind.DONE, sending, peer, 0)
 
-    assert release([[push], [], [pull]]) == [
-        [Signal(done(True, 1)), Wait(done(False, 2))],
-        [Wait(done(False, 0))],
-        [Signal(done(True, 0))],
+    assert release({5, 1}, {2, 0}) == [
+        Signal(done(True, 1)),
+        Signal(done(True, 5)),
+        Wait(done(False, 0)),
+        Wait(done(False, 2)),
     ]
+    assert release((), ()) == []

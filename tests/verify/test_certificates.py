@@ -91,7 +91,7 @@ def test_what_refuses_a_flat_placement_has_no_certificate(monkeypatch: pytest.Mo
         return {"needs_nodes": needs_nodes, "broken": broken}[name]
 
     monkeypatch.setattr(certify, "get", chosen)
-    assert certify.prove(("allreduce", "needs_nodes", 4, STAGED)) is False
+    assert certify.prove(("allreduce", "needs_nodes", 4, STAGED)) is None
     with pytest.raises(ScheduleError, match="broken everywhere"):
         certify.prove(("allreduce", "broken", 4, STAGED))
     assert not certify.refuses_flat(get("ring"), 4)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,11 +31,18 @@ def wrong(b: ScheduleBuilder) -> None:
     b.chunks(1)
 
 
+def entry(a: Algorithm, asks: bool = False, **changes: object) -> dict[str, object]:
+    """A certificate of the staged form at 2 to 64 ranks."""
+    facts = [[2, 64, 1, True, 1]]
+    known = {"slots": 2, "asks": asks, "forms": {"staged": [[2, 64]]}, "facts": facts}
+    return {"digest": digest(a), **known, **changes}
+
+
 @pytest.fixture
 def certified(monkeypatch: pytest.MonkeyPatch) -> None:
     """A certificate for the ring at 2 to 64 ranks, whatever the file in the tree says."""
-    entry = {"digest": digest(get("ring")), "slots": 2, "forms": {"staged": [[2, 64]]}}
-    monkeypatch.setattr(certificates, "certificates", lambda: {"allreduce/ring": entry})
+    table = {"allreduce/ring": entry(get("ring"))}
+    monkeypatch.setattr(certificates, "certificates", lambda: table)
 
 
 @pytest.fixture
@@ -45,13 +53,13 @@ def uncertified(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("certified")
 def test_a_certificate_opens_for_what_it_covers() -> None:
     ring = get("ring")
-    assert gate(ring, 64).origin == "certificate"
-    assert gate(ring, 8, slots=4).origin == "certificate"
+    assert gate(ring, 64).verdict.origin == "certificate"
+    assert gate(ring, 8, slots=4).verdict.origin == "certificate"
     with pytest.raises(DeadlockError, match="1 of 1 filled"):
         gate(ring, 8, slots=1)
-    assert gate(ring, 8, average=True).origin == "proof"
-    assert gate(ring, 65).origin == "proof"
-    assert gate(get("one_shot"), 4).origin == "proof"
+    assert gate(ring, 8, average=True).verdict.origin == "proof"
+    assert gate(ring, 65).verdict.origin == "proof"
+    assert gate(get("one_shot"), 4).verdict.origin == "proof"
 
 
 @pytest.mark.usefixtures("certified")
@@ -60,23 +68,24 @@ def test_a_users_algorithm_has_no_certificate_even_by_the_name_of_a_builtin() ->
     def ring(b: ScheduleBuilder) -> None:
         get("ring")(b)
 
-    assert gate(ring, 4).origin == "proof"
+    assert gate(ring, 4).verdict.origin == "proof"
 
 
 def test_an_edit_voids_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = {"digest": "of another text", "slots": 2, "forms": {"staged": [[2, 64]]}}
-    monkeypatch.setattr(certificates, "certificates", lambda: {"allreduce/ring": entry})
-    assert gate(get("ring"), 4).origin == "proof"
+    void = entry(get("ring"), digest="of another text")
+    monkeypatch.setattr(certificates, "certificates", lambda: {"allreduce/ring": void})
+    assert gate(get("ring"), 4).verdict.origin == "proof"
 
 
 def test_a_proof_is_kept_and_found_again(tmp_path: Path) -> None:
     first = gate(mine, 4, cache=tmp_path / "new")
     again = gate(mine, 4, cache=tmp_path / "new")
-    assert (first.origin, again.origin) == ("proof", "cache")
-    assert (again.name, again.tiles, again.instructions) == ("mine", (1, 2, 4), first.instructions)
-    assert gate(mine, 5, cache=tmp_path / "new").origin == "proof"
-    assert gate(mine, 4, slots=3, cache=tmp_path / "new").origin == "proof"
-    assert gate(mine, 4, average=True, cache=tmp_path / "new").origin == "proof"
+    assert (first.verdict.origin, again.verdict.origin) == ("proof", "cache")
+    assert again == replace(first, verdict=replace(first.verdict, origin="cache"))
+    assert (again.verdict.name, again.verdict.tiles) == ("mine", (1, 2, 4))
+    assert gate(mine, 5, cache=tmp_path / "new").verdict.origin == "proof"
+    assert gate(mine, 4, slots=3, cache=tmp_path / "new").verdict.origin == "proof"
+    assert gate(mine, 4, average=True, cache=tmp_path / "new").verdict.origin == "proof"
     assert not list(tmp_path.glob("**/*.part"))
 
 
@@ -100,7 +109,7 @@ def test_a_change_that_the_source_does_not_show_is_proved_again(tmp_path: Path) 
 
     def proved() -> str:
         # A process has one Algorithm per function; a later process has another.
-        return gate(algorithm(allreduce)(star.function), 3, cache=tmp_path).origin
+        return gate(algorithm(allreduce)(star.function), 3, cache=tmp_path).verdict.origin
 
     assert [proved(), proved()] == ["proof", "cache"]
     roots[0] = 1
@@ -112,32 +121,32 @@ def test_a_corrupt_entry_is_proved_again(tmp_path: Path, text: str) -> None:
     gate(mine, 3, cache=tmp_path)
     (entry,) = tmp_path.iterdir()
     entry.write_text(text)
-    assert gate(mine, 3, cache=tmp_path).origin == "proof"
-    assert gate(mine, 3, cache=tmp_path).origin == "cache"
+    assert gate(mine, 3, cache=tmp_path).verdict.origin == "proof"
+    assert gate(mine, 3, cache=tmp_path).verdict.origin == "cache"
 
 
 def test_an_entry_that_was_altered_or_moved_is_proved_again(tmp_path: Path) -> None:
     gate(mine, 3, cache=tmp_path)
     (entry,) = tmp_path.iterdir()
     text = json.loads(entry.read_text())
-    text["verdict"]["size"] = 4
+    text["record"]["verdict"]["size"] = 4
     entry.write_text(json.dumps(text))
-    assert gate(mine, 3, cache=tmp_path).origin == "proof"
+    assert gate(mine, 3, cache=tmp_path).verdict.origin == "proof"
     gate(mine, 4, cache=tmp_path)
     (other,) = set(tmp_path.iterdir()) - {entry}
     entry.write_text(other.read_text())
-    assert gate(mine, 3, cache=tmp_path).origin == "proof"
+    assert gate(mine, 3, cache=tmp_path).verdict.origin == "proof"
 
 
 def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert gate(mine, 3, cache=tmp_path / "file").origin == "proof"
+    assert gate(mine, 3, cache=tmp_path / "file").verdict.origin == "proof"
     # The entry's own name is taken by a folder: the temporary file goes again.
     gate(mine, 3, cache=tmp_path)
     (entry,) = set(tmp_path.glob("*.json"))
     entry.unlink()
     entry.mkdir()
-    assert gate(mine, 3, cache=tmp_path).origin == "proof"
+    assert gate(mine, 3, cache=tmp_path).verdict.origin == "proof"
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -152,8 +161,8 @@ def test_above_the_limit_only_who_asks_for_it_runs_unproved() -> None:
     message = "mine at 9 ranks has no certificate, and above 8 ranks nothing is proved on the spot"
     with pytest.raises(ScheduleError, match=message):
         gate(mine, 9, limit=8)
-    assert gate(mine, 9, limit=8, unproved=True).origin == "unproved"
-    assert gate(mine, 8, limit=8, unproved=True).origin == "proof"
+    assert gate(mine, 9, limit=8, unproved=True).verdict.origin == "unproved"
+    assert gate(mine, 8, limit=8, unproved=True).verdict.origin == "proof"
 
 
 @pytest.mark.usefixtures("uncertified")
@@ -172,24 +181,24 @@ def placed(b: ScheduleBuilder) -> None:
 
 @pytest.mark.usefixtures("certified")
 def test_a_certificate_covers_other_placements_if_none_was_asked_for() -> None:
-    assert gate(get("ring"), 4, placement=PAIRS).origin == "certificate"
+    assert gate(get("ring"), 4, placement=PAIRS).verdict.origin == "certificate"
 
 
 def test_a_certificate_does_not_cover_a_placement_that_was_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    entry = {"digest": digest(placed), "slots": 2, "forms": {"staged": [[2, 64]]}}
-    monkeypatch.setattr(certificates, "certificates", lambda: {"allreduce/placed": entry})
+    table = {"allreduce/placed": entry(placed, asks=True)}
+    monkeypatch.setattr(certificates, "certificates", lambda: table)
     monkeypatch.setattr(certificates, "BUILTIN", (placed,))
-    assert gate(placed, 4).origin == "certificate"
-    assert gate(placed, 4, placement=Placement()).origin == "certificate"
-    assert gate(placed, 4, placement=PAIRS).origin == "proof"
+    assert gate(placed, 4).verdict.origin == "certificate"
+    assert gate(placed, 4, placement=Placement()).verdict.origin == "certificate"
+    assert gate(placed, 4, placement=PAIRS).verdict.origin == "proof"
 
 
 def test_proofs_are_kept_by_placement(tmp_path: Path) -> None:
-    assert gate(placed, 4, cache=tmp_path).origin == "proof"
-    assert gate(placed, 4, cache=tmp_path, placement=PAIRS).origin == "proof"
-    assert gate(placed, 4, cache=tmp_path, placement=PAIRS).origin == "cache"
+    assert gate(placed, 4, cache=tmp_path).verdict.origin == "proof"
+    assert gate(placed, 4, cache=tmp_path, placement=PAIRS).verdict.origin == "proof"
+    assert gate(placed, 4, cache=tmp_path, placement=PAIRS).verdict.origin == "cache"
 
 
 def test_a_proof_for_a_collective_of_ones_own_is_not_kept_for_its_namesake(tmp_path: Path) -> None:
@@ -198,6 +207,6 @@ def test_a_proof_for_a_collective_of_ones_own_is_not_kept_for_its_namesake(tmp_p
 
     nothing = Collective("allreduce", own_part, own_part)
     idle = Algorithm(lambda b: b.chunks(1), nothing)
-    assert gate(idle, 3, cache=tmp_path).origin == "proof"
+    assert gate(idle, 3, cache=tmp_path).verdict.origin == "proof"
     with pytest.raises(PostconditionError, match="lacks the contribution"):
         gate(Algorithm(idle.function, allreduce), 3, cache=tmp_path)

@@ -106,7 +106,7 @@ class DeviceComm:
     @cached_property
     def selection(self) -> Selection:
         """How calls choose their algorithms: by the rates of GPUs."""
-        return Selection(self.world, self._agreement, "cuda", self.whole)
+        return Selection(self.world, self._agreement, self.engine.once, "cuda", self.whole)
 
     def make_failure(
         self, comm: Any, control: Control, world: World, name: Callable[[int], str], _: Any

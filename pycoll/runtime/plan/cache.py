@@ -1,9 +1,9 @@
 """Plans: a verified Program bound to a message, found again at the next call of its kind.
 
-A call that no plan serves yet takes the slow path through here: choose an algorithm, prove it
-unless a certificate does, lower it for this rank, load it, bind it. All ranks do the same from
-the same inputs, so they agree without a message; the signature of a plan travels with every
-message of its calls, so ranks that do not agree find out from the first one.
+A call that no plan serves yet takes the slow path through here: hear which algorithm runs it, and
+what is proved of that, lower this rank's steps, load and bind them. What is asked about all ranks
+is found out by one of them (`once`); the rest each does for itself. The signature of a plan travels
+with every message of its calls, so ranks that do not agree find out from the first one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pycoll.cost import Choice
 from pycoll.dtypes import ReduceOp
 from pycoll.errors import UsageError
 from pycoll.program.isa import CHUNK_UNIT, EdgeKind
-from pycoll.program.lower import compile_program
 from pycoll.program.program import Program
 from pycoll.runtime.native import bindings
 from pycoll.runtime.plan.call import BARRIER, Call, Wanted
@@ -86,7 +85,7 @@ class PlanCache:
         self._target = target
         self._plans: dict[tuple[Call, Wanted], BoundPlan] = {}
         self._programs: dict[tuple[int, int], Any] = {}
-        self.proofs = proofs or Proofs(engine, target, self._bind)
+        self.proofs = proofs or Proofs(engine)
         self._rank, self._size = engine.world.rank, engine.world.size
         engine.lend(self)
 
@@ -129,19 +128,18 @@ class PlanCache:
 
     def _make(self, call: Call, wanted: Wanted, timeout: float | None) -> BoundPlan:
         world = self._engine.world
-        choice, algorithm = self._target.selection.choose(call, wanted)
+        choice, algorithm = self._target.selection.choose(call, wanted, timeout)
         text = call.text(algorithm if wanted is not None else None)
         average = call.op is ReduceOp.AVG
         placement = world.placement.rotated(call.root)
         staged = Form(algorithm, average, False, placement)
-        forms = [(staged, self._compile(staged, call.root))]
+        programs = [self.proofs.program(staged, call.root, timeout)]
         if choice.direct is not None and self._target.direct and not world.remote:
             named = algorithm if choice.direct == algorithm.name else None
             direct = named or get(choice.direct, call.collective)
             mapped = Form(direct, average, True, placement)
             with contextlib.suppress(NotDirect):  # it has no such form, and runs staged
-                forms.append((mapped, self._compile(mapped, call.root)))
-        programs = [program for _, program in forms]
+                programs.append(self.proofs.program(mapped, call.root, timeout))
         widest = max(program.widest for program in programs)
         tile = min(choice.tile, world.slot_bytes // widest // CHUNK_UNIT * CHUNK_UNIT)
         if tile == 0:
@@ -149,18 +147,7 @@ class PlanCache:
                 f"{call.collective}: algorithm {algorithm.name!r} sends {widest} chunks at once, "
                 f"want at most {world.slot_bytes // CHUNK_UNIT}"
             )
-        self.proofs.require(call, forms, text)
         return self._bind(call, programs, choice._replace(tile=tile), text, timeout)
-
-    def _compile(self, form: Form, root: int) -> Program:
-        return compile_program(
-            form.algorithm,
-            self._size,
-            (self._rank - root) % self._size,
-            direct=form.direct,
-            average=form.average,
-            placement=form.placement,
-        )
 
     def _bind(
         self,

@@ -1,23 +1,23 @@
-"""Nothing runs unproved: the gate before a plan, opened alike on all ranks."""
+"""Nothing runs unproved: what a communicator knows of the Programs that were proved.
+
+A proof is made once for all ranks: by a certificate, by an earlier job that left its record on
+disk, or by the first rank that needs it. The record says what each rank needs to lower its own
+steps, and which Programs were proved; a rank that finds another one in its hands runs nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from pycoll.algorithms import BUILTIN
 from pycoll.errors import ScheduleError
-from pycoll.program.isa import CHUNK_UNIT
-from pycoll.program.lower import compile_program
-from pycoll.program.program import Program
-from pycoll.runtime.native import bindings, load
-from pycoll.runtime.plan.call import BARRIER, Call
-from pycoll.schedule import Algorithm, Placement, asks_placement
+from pycoll.program.lower import compile_own, identity
+from pycoll.runtime.plan.once import found_once
 
 if TYPE_CHECKING:
+    from pycoll.program.program import Program
     from pycoll.runtime.engine import Engine
-    from pycoll.runtime.plan.selection import Selection
+    from pycoll.schedule import Algorithm, Placement
+    from pycoll.verify import Record
 
 
 class Form(NamedTuple):
@@ -29,91 +29,76 @@ class Form(NamedTuple):
     placement: Placement
 
 
-class Chooser(Protocol):
-    """What has a way to choose algorithms."""
-
-    @property
-    def selection(self) -> Selection:
-        """Return it."""
-
-
 class Proofs:
     """What has been proved for one communicator."""
 
-    def __init__(self, engine: Engine, target: Chooser, bind: Callable[..., Any]) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._target = target
-        self._bind = bind  #: of Plans: makes the plan that carries a verdict
-        self._proven: set[int] = set()
+        self._known: dict[Form, Record] = {}
 
-    def require(self, call: Call, forms: list[tuple[Form, Program]], text: str) -> None:
-        """Return once all Programs of these forms are proved, or raise what is wrong.
+    def program(self, form: Form, root: int = 0, timeout: float | None = None) -> Program:
+        """Return this rank's Program of a form, which is proved.
 
-        A built-in has its certificate, and where an edit has voided that every rank proves it
-        alike. What has no certificate by its nature, a user's algorithm and one that depends on
-        where the ranks are, is proved by rank 0 alone, once. Its verdict travels as a byte that
-        the ranks reduce under a signature of its own, so that a rank which calls something else
-        meanwhile is found out as in any other call. Only if the proof fails do the others repeat
-        it, to raise the same error.
+        Args:
+            form: What is lowered.
+            root: The rank that counts as the first.
+            timeout: Seconds to wait for the rank that proves it; the communicator's by default.
+
+        Raises:
+            NotDirect: There is no such form.
+            ScheduleError: It is wrong, or this rank's Program is none of those that were proved.
         """
-        new = [(form, p.digest) for form, p in forms if p.digest not in self._proven]
-        if not new:
-            return
-        mine = [form for form, _ in new if not self._certain(form)]
-        for form, _ in new:
-            if form not in mine:
-                self._prove(form)
-        if mine:
-            error = self._refute(mine) if self._engine.world.rank == 0 else None
-            if self._share(call, tuple(digest for _, digest in new), error is not None, text):
-                error = error or self._refute(mine)
-                name = mine[0].algorithm.name
-                raise error or ScheduleError(f"{name}: rank 0 found it wrong; see its message")
-        self._proven.update(digest for _, digest in new)
-
-    def _certain(self, form: Form) -> bool:
-        """Tell whether there can be a certificate."""
-        size = self._engine.world.size
-        return form.algorithm in BUILTIN and not asks_placement(
-            form.algorithm, size, form.placement
-        )
-
-    def _prove(self, form: Form) -> None:
-        # Loaded here: certificates answer for most calls, but the prover comes with them.
-        from pycoll.verify import gate
-
-        gate(
-            form.algorithm,
-            self._engine.world.size,
-            slots=self._engine.world.slots,
+        world, algorithm = self._engine.world, form.algorithm
+        rank, record = (world.rank - root) % world.size, self.record(form, timeout)
+        program = compile_own(
+            algorithm,
+            world.size,
+            rank,
+            record.facts,
             direct=form.direct,
-            average=form.average,
+            completes=record.ending(rank),
             placement=form.placement,
-            cache=self._engine.cache,
         )
+        if not record.admits(program):
+            raise ScheduleError(
+                f"{algorithm.name} at {world.size} ranks: rank {world.rank} would run another "
+                "program than the one that was proved; an algorithm may depend on its arguments "
+                "and on nothing else that differs between ranks, or between two runs"
+            )
+        return program
 
-    def _refute(self, forms: list[Form]) -> Exception | None:
-        try:
-            for form in forms:
-                self._prove(form)
-        except Exception as error:  # a user's function may raise anything, and all ranks must hear
-            return error
-        return None
+    def record(self, form: Form, timeout: float | None = None) -> Record:
+        """Return what is known of a form; see `program`."""
+        found = self._known.get(form)
+        if found is None:
+            found = self._known[form] = self._certified(form) or self._shared(form, timeout)
+        return found
 
-    def _share(self, call: Call, digests: tuple[int, ...], wrong: bool, text: str) -> bool:
-        """Tell every rank whether the proof failed."""
+    def _certified(self, form: Form) -> Record | None:
+        # Loaded here, with the prover: a communicator may never make a plan.
+        from pycoll.verify import by_certificate
+        from pycoll.verify.certificates import Form as Shape
+
+        world = self._engine.world
+        shape = Shape(form.direct, form.average)
+        return by_certificate(form.algorithm, world.size, world.slots, shape, form.placement)
+
+    def _shared(self, form: Form, timeout: float | None) -> Record:
+        from pycoll.verify import Record, gate
+
         engine, world = self._engine, self._engine.world
-        choice, algorithm = self._target.selection.choose(BARRIER, None)
-        carrier = Form(algorithm, average=False, direct=False, placement=world.placement)
-        self._prove(carrier)
-        program = compile_program(algorithm, world.size, world.rank, placement=carrier.placement)
-        ask = replace(
-            BARRIER,
-            purpose=f"proof of {call} {digests}",
-        )
-        plan = self._bind(ask, [program], choice._replace(tile=CHUNK_UNIT), text)
-        flag = load.ffi.new("unsigned char[1]", [wrong])
-        address = int(load.ffi.cast("uintptr_t", flag))
-        engine.waits.call(plan.handle, address, address)
-        bindings.release(plan.handle)
-        return bool(flag[0])
+
+        def prove() -> object:
+            return gate(
+                form.algorithm,
+                world.size,
+                slots=world.slots,
+                direct=form.direct,
+                average=form.average,
+                placement=form.placement,
+                cache=engine.cache,
+            ).to_json()
+
+        number = identity(form.algorithm, world.size, form.placement)
+        subject = "proof", number, form.direct, form.average, world.slots
+        return Record.from_json(found_once(engine.once, subject, prove, timeout))

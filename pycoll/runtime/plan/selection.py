@@ -10,6 +10,7 @@ from pycoll.algorithms import get, names
 from pycoll.cost import Choice, Tuning, choose, explain
 from pycoll.errors import UsageError, counted, quoted
 from pycoll.runtime.plan.call import BARRIER, Call, Wanted
+from pycoll.runtime.plan.once import Once, found_once
 from pycoll.runtime.plan.question import question
 from pycoll.schedule import COLLECTIVES, Algorithm
 
@@ -20,19 +21,27 @@ if TYPE_CHECKING:
 
 
 class Selection:
-    """How the ranks of one communicator choose, all alike: a pure function of what they agreed."""
+    """How the ranks of one communicator choose: one of them for all, by what they agreed."""
 
     def __init__(
-        self, world: World, agreement: Agreement, device: str = "cpu", direct: bool = True
+        self,
+        world: World,
+        agreement: Agreement,
+        once: Once,
+        device: str = "cpu",
+        direct: bool = True,
     ) -> None:
         self._world = world
+        self._once = once
         self._device = device
         self._direct = direct  #: whether all arrays of `empty` are reached by all ranks
         self._tuning = None if agreement.tuning is None else Tuning.from_json(agreement.tuning)
         self._selector = agreement.selector
 
-    def choose(self, call: Call, wanted: Wanted) -> tuple[Choice, Algorithm]:
-        """Return how a call is to run.
+    def choose(
+        self, call: Call, wanted: Wanted, timeout: float | None = None
+    ) -> tuple[Choice, Algorithm]:
+        """Return how a call is to run, after at most ``timeout`` seconds.
 
         Raises:
             UsageError: There is no such algorithm, or it is for another collective.
@@ -45,7 +54,14 @@ class Selection:
             self._world, name, call.nbytes, named, call.dtype.name, device=self._device
         )
         own = self._selector if named is None else None  # an explicit wish needs no advice
-        choice = self._served(choose(asked, tuning=self._tuning, selector=own))
+
+        def find() -> list[object]:
+            c = self._served(choose(asked, tuning=self._tuning, selector=own))
+            return [c.algorithm, int(c.tile), int(c.stream), c.direct, str(c.reason)]
+
+        # The placement is the communicator's, and long.
+        subject = "choice", asked._replace(placement=None), self._direct
+        choice = Choice(*found_once(self._once, subject, find, timeout))
         algorithm = wanted
         if not isinstance(algorithm, Algorithm):
             algorithm = get(choice.algorithm, call.collective)
