@@ -103,16 +103,21 @@ def _own(rank: int, block: int, size: int) -> frozenset[int]:
     return frozenset((rank,))
 
 
-def _everyone(rank: int, block: int, size: int) -> frozenset[int]:
+@lru_cache(maxsize=8)  # one set for all ranks and blocks: making it takes as long as it is large
+def _all(size: int) -> frozenset[int]:
     return frozenset(range(size))
 
 
+def _everyone(rank: int, block: int, size: int) -> frozenset[int]:
+    return _all(size)
+
+
 def _everyone_at_root(rank: int, block: int, size: int) -> frozenset[int] | None:
-    return None if rank else frozenset(range(size))
+    return None if rank else _all(size)
 
 
 def _everyone_at_owner(rank: int, block: int, size: int) -> frozenset[int] | None:
-    return frozenset(range(size)) if block == rank else None
+    return _all(size) if block == rank else None
 
 
 def _root(rank: int, block: int, size: int) -> frozenset[int]:
