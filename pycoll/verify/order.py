@@ -15,6 +15,11 @@ DONE, so they nearly always answer yes. Where they do not, the order may still c
 ranks' messages: then the log is walked back from t over all that happened before, which answers
 exactly, as a vector clock would.
 
+In a network of representatives a thread stands for one of every block of ranks, and only what leads
+back to the very same rank orders two of its channels. So the walk keeps the element of the group by
+which it has come away from its rank, and what is cheap to know is learnt from edges that have no
+twist.
+
 Only the last write of a place and the reads since then are kept: an older access that is ordered
 before them is ordered before whatever they are ordered before (FastTrack).
 
@@ -39,17 +44,18 @@ class Order:
 
     def __init__(self, network: Network) -> None:
         threads = network.threads
+        self.compose = network.group.compose
         self.network = network
         self.ranks = [thread.program.rank for thread in threads]
         self.channels = [thread.channel for thread in threads]
         # A list in `near` is never changed, only replaced, so a release shares it.
         self.near = [[0] * len(thread.program.channel_starts) for thread in threads]
         self.direct: list[dict[int, int]] = [{} for _ in threads]
-        self.heard = [array("q") for _ in threads]  # own time, other thread, its time; and so on
+        self.heard = [array("q") for _ in threads]  # own time, other thread, its time, twist; ...
         self.time = [1] * len(threads)
         self.writes: dict[int, Access] = {}
         self.reads: dict[int, dict[int, Access]] = {}
-        self.touches: list[dict[int, Access]] = [{} for _ in range(network.size)]
+        self.touches: list[dict[int, Access]] = [{} for _ in range(network.held)]
 
     def release(self, thread: int) -> Release:
         """Let what ``thread`` has done be known to who acquires the result."""
@@ -57,10 +63,12 @@ class Order:
         self.time[thread] = time + 1
         return self.near[thread], thread, time
 
-    def acquire(self, thread: int, release: Release) -> None:
-        """Let ``thread`` know what the releasing thread knew."""
+    def acquire(self, thread: int, release: Release, twist: int = 0) -> None:
+        """Let ``thread`` know what the releasing thread knew, which is ``twist`` away from it."""
         theirs, other, time = release
-        self.heard[thread].extend((self.time[thread], other, time))
+        self.heard[thread].extend((self.time[thread], other, time, twist))
+        if twist:
+            return
         if self.ranks[thread] == self.ranks[other]:
             joined = list(map(max, self.near[thread], theirs))
             joined[self.channels[other]] = max(joined[self.channels[other]], time)
@@ -83,20 +91,21 @@ class Order:
 
     def _reaches(self, other: int, time: int, thread: int) -> bool:
         """Walk back from ``thread`` for a release of ``other`` at ``time`` or later."""
-        latest = {thread: self.time[thread]}  # of every thread, the time up to which is before
-        walked: dict[int, int] = {}  # of every thread, how much of its log has been read
-        left = [thread]
+        latest = {(thread, 0): self.time[thread]}  # by thread and element: up to when it is before
+        walked: dict[tuple[int, int], int] = {}  # how much of its log has been read
+        left = [(thread, 0)]
         while left:
             at = left.pop()
-            log, upto, k = self.heard[at], latest[at], walked.get(at, 0)
+            log, upto, k = self.heard[at[0]], latest[at], walked.get(at, 0)
             while k < len(log) and log[k] <= upto:
-                sender, sent = log[k + 1], log[k + 2]
-                if sender == other and sent >= time:
+                sent = log[k + 2]
+                sender = log[k + 1], self.compose(at[1], log[k + 3])
+                if sender == (other, 0) and sent >= time:
                     return True
                 if sent > latest.get(sender, 0):
                     latest[sender] = sent
                     left.append(sender)
-                k += 3
+                k += 4
             walked[at] = k
         return False
 

@@ -47,7 +47,8 @@ class Both:
     def release(self, thread: int) -> Any:
         return tuple(clock.release(thread) for clock in self.clocks)
 
-    def acquire(self, thread: int, release: Any) -> None:
+    def acquire(self, thread: int, release: Any, twist: int) -> None:
+        assert twist == 0  # only networks of representatives have any
         for clock, what in zip(self.clocks, release, strict=True):
             clock.acquire(thread, what)
 
@@ -138,7 +139,7 @@ def test_on_faulty_networks_at_random() -> None:
 
 
 def by_way_of_a_peer(*, told: bool) -> list[Program]:
-    """Rank 0 writes OUT on both channels; only rank 1 may tell the second that the first is done."""
+    """Rank 0 writes OUT on both channels; rank 1 may tell the second that the first is done."""
     first = [wait(1), wait(0), move(inp(0), slot(1, 0), to=(out(0), slot(0, 0)))]
     first += [signal(0), signal(1)]
     second = [wait(2), move(slot(2, 0), to=out(0)), signal(2)]
