@@ -239,10 +239,10 @@ class SymbolicRun:
             assert isinstance(values, SymmetricValues)
             got = values.moved(got, twist, by_chunk=not by_position)
         first = values.chunk(got[0])
-        ordered = (
-            not twist or by_position or [*map(values.chunk, got)] == [*range(first, first + n)]
-        )
-        if len(got) != n or not ordered or (first != chunk and not by_position):
+        right = by_position or first == chunk
+        if twist and not by_position:  # what was a range may have been brought to any chunks
+            right = [*map(values.chunk, got)] == [*range(chunk, chunk + n)]
+        if len(got) != n or not right:
             raise self._wrong(
                 thread,
                 at,
