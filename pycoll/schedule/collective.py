@@ -99,7 +99,7 @@ def _extent(rule: Rule, rank: int, size: int, nblocks: int) -> range:
     return extent
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=8)  # one set for all ranks and blocks: making it takes as long as it is large
 def _all(size: int) -> frozenset[int]:
     return frozenset(range(size))
 

@@ -7,7 +7,6 @@ from pycoll.program.isa import EdgeKind
 from pycoll.verify.finding import COLUMNS, At, finding
 from pycoll.verify.network import AWAIT_SLOT
 from pycoll.verify.symbolic_run import SymbolicRun
-from pycoll.verify.values import rank_names
 
 CHAIN = 8  #: waits that a message lists
 
@@ -106,7 +105,7 @@ def _check_output(run: SymbolicRun, average: bool) -> None:
     network, values = run.network, run.values
     n = network.nchunks
     for tile in range(run.full_tiles):
-        for rank in range(network.size):
+        for rank in range(network.held):
             first = tile * run.tile_stride + rank * network.stride
             held = run.memory[first : first + n]
             wanted = values.after[rank * n : rank * n + n]
@@ -116,16 +115,16 @@ def _check_output(run: SymbolicRun, average: bool) -> None:
                     continue
                 if not value:
                     text = f"never writes chunk {chunk} of OUT"
-                elif values.ranks[value] != want:
-                    text = _difference(chunk, values.ranks[value], want)
-                elif values.chunks[value] != origins[chunk]:
+                elif different := values.difference(value, rank * n + chunk):
+                    text = f"chunk {chunk} of OUT {different}"
+                elif values.chunk(value) != origins[chunk]:
                     text = (
-                        f"chunk {chunk} of OUT holds chunk {values.chunks[value]} of "
-                        f"{rank_names(want)}, want chunk {origins[chunk]}"
+                        f"chunk {chunk} of OUT holds chunk {values.chunk(value)} of "
+                        f"{values.names(value)}, want chunk {origins[chunk]}"
                     )
-                elif average and network.size > 1 and value not in values.scaled:
+                elif average and network.size > 1 and not values.averaged(value):
                     text = f"chunk {chunk} of OUT holds a sum that was never divided"
-                elif not average and value in values.scaled:
+                elif not average and values.averaged(value):
                     text = f"chunk {chunk} of OUT holds an average, but a sum was asked for"
                 elif values.same_bits and value != values.agreed.setdefault(chunk, value):
                     agreed = values.agreed[chunk]
@@ -137,12 +136,6 @@ def _check_output(run: SymbolicRun, average: bool) -> None:
                     continue
                 place = _place(run, network.thread_of[rank, 0])
                 raise finding(PostconditionError, text, place, chunk=chunk)
-
-
-def _difference(chunk: int, got: int, want: int) -> str:
-    parts = []
-    if want & ~got:
-        parts.append(f"lacks the contribution of {rank_names(want & ~got)}")
-    if got & ~want:
-        parts.append(f"holds a contribution of {rank_names(got & ~want)} that it must not")
-    return f"chunk {chunk} of OUT {' and '.join(parts)}"
+    uneven = values.uneven()
+    if uneven is not None:
+        raise finding(PostconditionError, uneven[1], _place(run, 0), chunk=uneven[0])

@@ -2,6 +2,10 @@
 
 A thread is one channel of one rank. Its code is the channel's instructions one for one, with
 edges and places resolved to indices of the whole network, so that `SymbolicRun` only runs them.
+
+A network holds all ranks, or with a group the representatives of all ranks alone: then an edge
+stands for those that the group makes of it. Its *twist* is the element that brings the class of its
+source to the rank that the representative at its target hears.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from pycoll.program.isa import (
 from pycoll.program.program import Edge, Instruction, Operand, Program
 from pycoll.schedule.collective import Collective
 from pycoll.verify.finding import At, finding
+from pycoll.verify.symmetry.group import Group, Rotation
 
 # What a thread does in one step; the argument is an edge unless said otherwise.
 FOLD = 0  #: (n, chunk, sources, destinations, scale)
@@ -65,6 +70,7 @@ class NetworkEdge(NamedTuple):
     kind: EdgeKind
     source: int
     target: int
+    twist: int = 0  #: the element between the ranks of source and target; 0 without a group
 
 
 @dataclass
@@ -72,11 +78,13 @@ class Network:
     """Threads, edges and the shape of memory: rank r's OUT begins at ``r * stride``."""
 
     size: int
+    held: int  #: ranks of which it has the Programs: all, or those below it as representatives
     nchunks: int
     stride: int
     direct: bool
     in_place: bool  #: IN and OUT may be one memory
     equal_blocks: bool  #: a chunk may lie in the place of any other
+    group: Group  #: that makes all ranks of those it holds; of one element where it holds all
     given: list[range]  #: chunks that IN of each rank has
     kept: list[range]  #: chunks that OUT of each rank has
     threads: list[Thread] = field(default_factory=list)
@@ -86,11 +94,11 @@ class Network:
     @property
     def shared(self) -> bool:
         """Whether two threads can reach the same memory, so that order must be proved."""
-        return self.direct or len(self.threads) > self.size
+        return self.direct or len(self.threads) > self.held
 
     def owner(self, index: int) -> int:
         """Return the rank that a memory index belongs to."""
-        return index // self.stride % self.size
+        return index // self.stride % self.held
 
     def place(self, index: int) -> str:
         """Name a memory index."""
@@ -100,30 +108,38 @@ class Network:
         return f"scratch place {place - self.nchunks} of rank {self.owner(index)}"
 
 
-def build(programs: Sequence[Program], collective: Collective) -> Network:
-    """Check the Programs one by one and against each other; return their network."""
+def build(
+    programs: Sequence[Program], collective: Collective, group: Group | None = None
+) -> Network:
+    """Check the Programs one by one and against each other; return their network.
+
+    With a group they are those of the representatives, in the order of their ranks.
+    """
     if not programs:
         raise ScheduleError("there are no programs to verify")
-    first, ranks = programs[0], range(len(programs))
+    group = group or Rotation(1, len(programs), 0)
+    size, first, ranks = group.size, programs[0], range(len(programs))
     if first.nchunks < 1:
         raise ScheduleError(f"program 0 has {first.nchunks} chunks, want at least 1")
-    collective.check_chunks(first.nchunks, len(programs))
+    collective.check_chunks(first.nchunks, size)
     network = Network(
-        size=len(programs),
+        size=size,
+        held=len(programs),
+        group=group,
         nchunks=first.nchunks,
         in_place=collective.in_place,
         equal_blocks=collective.equal_blocks,
-        given=[collective.in_extent(rank, len(programs), first.nchunks) for rank in ranks],
-        kept=[collective.out_extent(rank, len(programs), first.nchunks) for rank in ranks],
+        given=[collective.in_extent(rank, size, first.nchunks) for rank in ranks],
+        kept=[collective.out_extent(rank, size, first.nchunks) for rank in ranks],
         stride=first.nchunks + max(p.nscratch for p in programs),
         direct=bool(first.flags & ProgramFlag.DIRECT),
     )
     for rank, program in enumerate(programs):
-        _check_header(rank, program, first, len(programs))
+        _check_header(rank, program, first, size)
         for channel in range(len(program.channel_starts)):
             network.thread_of[rank, channel] = len(network.threads)
             network.threads.append(Thread(program, channel, []))
-    ends = _join(programs, network)
+    ends = _join(programs, network, group)
     widest = 1
     for rank, program in enumerate(programs):
         owners: dict[int, int] = {}  # scratch place -> channel
@@ -163,7 +179,9 @@ def _check_header(rank: int, program: Program, first: Program, size: int) -> Non
         )
 
 
-def _join(programs: Sequence[Program], network: Network) -> list[list[tuple[int, int]]]:
+def _join(
+    programs: Sequence[Program], network: Network, group: Group
+) -> list[list[tuple[int, int]]]:
     """Join the ends of the edges; return for each rank's edge (index, the thread of this end)."""
     indices: dict[tuple[int, ...], int] = {}
     seen: set[tuple[int, ...]] = set()
@@ -172,7 +190,7 @@ def _join(programs: Sequence[Program], network: Network) -> list[list[tuple[int,
         mine = []
         for number, edge in enumerate(program.edges):
             what = f"rank {rank}, edge {number} ({_name(edge)})"
-            key, thread = _key(rank, edge), _thread(rank, edge)
+            key, thread = _key(rank, edge, group), _thread(rank, edge)
             if not 0 <= edge.peer < network.size or (edge.peer == rank) != (
                 edge.kind == EdgeKind.LOCAL
             ):
@@ -199,14 +217,18 @@ def _join(programs: Sequence[Program], network: Network) -> list[list[tuple[int,
                     f"rank {has} lists its end, rank {lacks} does not list the {direction.name} end"
                 )
         waiting = other if kind == EdgeKind.LOCAL else channel
-        ends_at = network.thread_of[source, channel], network.thread_of[target, waiting]
-        network.edges.append(NetworkEdge(kind, *ends_at))
+        twist = group.element(source)
+        sending = network.thread_of[group.rank(group.inverse(twist), source), channel]
+        network.edges.append(NetworkEdge(kind, sending, network.thread_of[target, waiting], twist))
     return ends
 
 
-def _key(rank: int, edge: Edge) -> tuple[int, ...]:
+def _key(rank: int, edge: Edge, group: Group) -> tuple[int, ...]:
+    """Return the edge, moved to where its target is a representative."""
     sends = edge.direction == Direction.SEND
     source, target = (rank, edge.peer) if sends else (edge.peer, rank)
+    back = group.inverse(group.element(target))
+    source, target = group.rank(back, source), group.rank(back, target)
     return (edge.kind, source, target, edge.channel, edge.other)
 
 

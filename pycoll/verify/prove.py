@@ -1,8 +1,6 @@
 """The proof: all ranks' Programs do what the collective promises, whatever the interleaving.
 
-The loop is unrolled to 1, 2 and slots + 2 tiles, the last of the longest one empty. More tiles
-need no run of their own: after every tile each edge is level (checked), tiles share no bytes,
-and so a run of n tiles has the runs of one tile as its pieces.
+Each Program's loop is unrolled to a few tiles, which decide for any number of them: see `unrolled`.
 """
 
 from __future__ import annotations
@@ -16,9 +14,8 @@ from pycoll.errors import UsageError, counted, quoted
 from pycoll.program.lower import compile_all
 from pycoll.program.program import Program
 from pycoll.schedule import Collective, Placement
-from pycoll.verify.ending import check_ending
 from pycoll.verify.network import build
-from pycoll.verify.symbolic_run import SymbolicRun
+from pycoll.verify.unrolled import run_all
 from pycoll.verify.values import Values
 
 
@@ -85,13 +82,7 @@ def verify_programs(
         raise UsageError(f"{collective.name} folds nothing, so it has no average")
     network = build(programs, collective)
     values = Values(collective, network.size, network.nchunks)
-    unrollings = (1, 2, slots + 2)
-    for tiles in unrollings:
-        run = SymbolicRun(
-            network, values, slots=slots, tiles=tiles, empty_last=tiles == unrollings[-1]
-        )
-        run.complete()
-        check_ending(run, average=average)
+    unrollings = run_all(network, values, slots, average)
     return Verdict(
         name=collective.name,
         size=network.size,

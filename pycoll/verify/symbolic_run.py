@@ -31,6 +31,7 @@ from pycoll.verify.network import (
     Step,
 )
 from pycoll.verify.order import Order, Release
+from pycoll.verify.symmetry.values import SymmetricValues
 from pycoll.verify.values import Values, WrongValueError
 
 
@@ -43,14 +44,20 @@ class SymbolicRun:
     """
 
     def __init__(
-        self, network: Network, values: Values, *, slots: int, tiles: int, empty_last: bool = False
+        self,
+        network: Network,
+        values: Values | SymmetricValues,
+        *,
+        slots: int,
+        tiles: int,
+        empty_last: bool = False,
     ) -> None:
         self.network = network
         self.values = values
         self.slots = slots
         self.tiles = tiles
         self.full_tiles = tiles - empty_last
-        self.tile_stride = network.size * network.stride
+        self.tile_stride = network.held * network.stride
         self.memory = [0] * (self.tile_stride * self.full_tiles)
         self.inputs = values.inputs(network.stride)
         threads, edges = len(network.threads), len(network.edges)
@@ -119,7 +126,8 @@ class SymbolicRun:
             self.target_sleeps[edge] = True
             return False
         if self.order is not None:
-            self.order.acquire(thread, self.fills[edge][number])
+            twist = self.network.edges[edge].twist
+            self.order.acquire(thread, self.fills[edge][number], twist)
         self.awaited[edge] = number + 1
         return True
 
@@ -189,7 +197,7 @@ class SymbolicRun:
                     place = self.network.place(index + got.index(0))
                     raise self._wrong(thread, at, f"reads {place}, which was never written", chunk)
                 if kind == SCRATCH and not self.network.equal_blocks:
-                    held = [values.chunks[v] for v in got]
+                    held = [values.chunk(v) for v in got]
                     if held != [*range(chunk, chunk + n)]:
                         text = f"reads chunk {chunk} at {self.network.place(index)}, which holds"
                         raise self._wrong(thread, at, f"{text} chunk {held[0]}", chunk)
@@ -225,8 +233,16 @@ class SymbolicRun:
         got = self.messages[edge][number]
         if got is None:
             raise self._wrong(thread, at, "reads a slot that was signalled but never filled", chunk)
-        first = self.values.chunks[got[0]]
-        if len(got) != n or (first != chunk and not self.network.equal_blocks):
+        values, by_position = self.values, self.network.equal_blocks
+        twist = self.network.edges[edge].twist
+        if twist:
+            assert isinstance(values, SymmetricValues)
+            got = values.moved(got, twist, by_chunk=not by_position)
+        first = values.chunk(got[0])
+        right = by_position or first == chunk
+        if twist and not by_position:  # what was a range may have been brought to any chunks
+            right = [*map(values.chunk, got)] == [*range(chunk, chunk + n)]
+        if len(got) != n or not right:
             raise self._wrong(
                 thread,
                 at,

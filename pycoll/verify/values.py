@@ -107,6 +107,26 @@ class Values:
         self.chunks.append(chunk)
         return len(self.ranks) - 1
 
+    def chunk(self, value: int) -> int:
+        """Return the chunk of the input that a value is of."""
+        return self.chunks[value]
+
+    def averaged(self, value: int) -> bool:
+        """Tell whether an average has divided a value."""
+        return value in self.scaled
+
+    def names(self, value: int) -> str:
+        """Name the ranks whose contributions a value holds, at most six of them."""
+        return rank_names(self.ranks[value])
+
+    def difference(self, value: int, place: int) -> str:
+        """Say what is wrong with the contributions of a value at a place of OUT; "" if nothing."""
+        return differing(self.ranks[value], self.after[place] or 0)
+
+    def uneven(self) -> tuple[int, str] | None:
+        """Return None: `agreed` was compared with what every rank ends with."""
+        return None
+
     def text(self, value: int, depth: int = 4) -> str:
         """Write the tree with ranks as leaves, at most ``depth`` levels of it."""
         children = self.children[value]
@@ -119,9 +139,23 @@ class Values:
         return "(" + "+".join(self.text(c, depth - 1) for c in children) + ")"
 
 
+def differing(got: int, want: int) -> str:
+    """Say in what two sets of contributions differ; "" if they do not."""
+    parts = []
+    if want & ~got:
+        parts.append(f"lacks the contribution of {rank_names(want & ~got)}")
+    if got & ~want:
+        parts.append(f"holds a contribution of {rank_names(got & ~want)} that it must not")
+    return " and ".join(parts)
+
+
 def rank_names(bits: int) -> str:
     """Name the ranks of a set of contributions, at most six of them."""
-    ranks = list(_members(bits))
+    return named_ranks(list(_members(bits)))
+
+
+def named_ranks(ranks: list[int]) -> str:
+    """Name ranks, at most six of them."""
     names = ", ".join(map(str, ranks[:6])) + (", ..." if len(ranks) > 6 else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {names}"
 
