@@ -134,10 +134,7 @@ def prove_representatives(
         network = build(programs, collective, group)
         run_all(network, SymmetricValues(collective, group, first.nchunks), slots, average)
     except ScheduleError as error:
-        error.add_note(
-            f"Proved up to {group.name}: a rank below {group.step} stands for that rank of every "
-            f"{group.step}, and so do the ranks that it waits for."
-        )
+        error.add_note(f"All are proved by one of a kind: rank r stands for {_alike(group)}.")
         raise
     return SymmetricProof(
         name=collective.name,
@@ -150,6 +147,12 @@ def prove_representatives(
         most_peers=max(len({e.peer for e in p.edges} - {p.rank}) for p in programs),
         seconds=time.perf_counter() - began,
     )
+
+
+def _alike(group: Group) -> str:
+    if group.step == 1:
+        return "every rank"
+    return f"rank r of every {group.step}, wherever it is named"
 
 
 def find_group(

@@ -1,0 +1,495 @@
+"""The proof by representatives: what it accepts is right for all ranks, and covers only those."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from assemble import data_from, data_to, inp, local, loop, move, out, program, signal, slot, wait
+from mutants import PROGRAM_FAULTS, channels_of, relink
+
+from pycoll.algorithms import BUILTIN, Algorithm, algorithm, get
+from pycoll.errors import DeadlockError, PostconditionError, RaceError, ScheduleError
+from pycoll.program.isa import Flag, Op, ProgramFlag, Space
+from pycoll.program.lower import compile_all, compile_program
+from pycoll.program.program import Edge, Instruction, Program
+from pycoll.schedule import (
+    Collective,
+    Placement,
+    ScheduleBuilder,
+    allgather,
+    allreduce,
+    reduce_scatter,
+)
+from pycoll.schedule.placement import Level
+from pycoll.verify import verify_programs
+from pycoll.verify.symmetry.canonical import NotSymmetricError, canonical_digest, moved
+from pycoll.verify.symmetry.group import Group, Rotation, Xor
+from pycoll.verify.symmetry.proof import (
+    SymmetricProof,
+    find_group,
+    prove_representatives,
+    prove_symmetric,
+)
+
+ROTATED = (
+    *(("ring", c) for c in ("allreduce", "allgather", "reduce_scatter")),
+    *(("pat", c) for c in ("allgather", "reduce_scatter")),
+    ("direct", "allgather"),
+    ("pairwise", "reduce_scatter"),
+    *((name, "alltoall") for name in ("pairwise", "spread", "bruck")),
+)
+XORED = (
+    ("recursive_doubling", "allreduce"),
+    ("halving_doubling", "allreduce"),
+    ("hierarchical_doubling", "allreduce"),
+    ("recursive_doubling", "allgather"),
+)
+
+
+def nodes(size: int, width: int) -> Placement:
+    return Placement.of(Level("node", tuple(rank // width for rank in range(size))))
+
+
+def expanded(bases: list[Program], group: Group) -> tuple[Program, ...]:
+    """Return what all ranks have if the first ones represent them."""
+    return tuple(
+        moved(bases[rank % group.step], group, group.element(rank)) for rank in range(group.size)
+    )
+
+
+def covers_all(proof: SymmetricProof | None, programs: tuple[Program, ...]) -> bool:
+    return proof is not None and all(map(proof.covers, programs))
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8, 12])
+@pytest.mark.parametrize(("name", "collective"), ROTATED)
+def test_by_rotation(name: str, collective: str, size: int) -> None:
+    made = get(name, collective)
+    for average in (False, True) if made.collective.reduces else (False,):
+        proof = prove_symmetric(made, size, average=average)
+        programs = compile_all(made, size, average=average)
+        assert covers_all(proof, programs)
+        assert proof is not None
+        assert isinstance(proof.group, Rotation)
+        assert proof.name == name
+        assert proof.nchunks == programs[0].nchunks
+        assert proof.widest == programs[0].widest
+        assert proof.instructions == sum(len(p.instructions) for p in programs)
+        assert proof.most_peers == max(len({e.peer for e in p.edges}) for p in programs)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+@pytest.mark.parametrize(("name", "collective"), XORED)
+def test_by_xor(name: str, collective: str, size: int) -> None:
+    made = get(name, collective)
+    for average in (False, True) if made.collective.reduces else (False,):
+        proof = prove_symmetric(made, size, average=average)
+        assert covers_all(proof, compile_all(made, size, average=average))
+        assert proof is not None
+        assert isinstance(proof.group, Xor if size > 2 else Rotation)
+
+
+@pytest.mark.parametrize(("size", "width"), [(6, 3), (8, 2), (12, 4), (16, 4), (24, 8)])
+def test_by_rotation_of_nodes(size: int, width: int) -> None:
+    made, placement = get("hierarchical"), nodes(size, width)
+    for average in (False, True):
+        proof = prove_symmetric(made, size, average=average, placement=placement)
+        assert covers_all(proof, compile_all(made, size, average=average, placement=placement))
+        assert proof is not None
+        assert (proof.group.step, len(proof.digests)) == (width, width)
+
+
+def test_by_xor_of_nodes() -> None:
+    made, placement = get("hierarchical_doubling"), nodes(24, 3)
+    proof = prove_symmetric(made, 24, placement=placement)
+    assert covers_all(proof, compile_all(made, 24, placement=placement))
+    assert proof is not None
+    assert (type(proof.group), proof.group.step) == (Xor, 3)
+
+
+def test_where_no_group_fits_there_is_no_proof() -> None:
+    assert prove_symmetric(get("double_binary_tree"), 8) is None
+    assert prove_symmetric(get("recursive_doubling"), 6) is None
+    assert prove_symmetric(get("binomial", "broadcast"), 8) is None
+    assert prove_symmetric(get("ring"), 1) is None
+    assert prove_symmetric(get("ring"), 8, direct=True) is None
+    # Nodes that do not lie side by side are not moved as blocks.
+    alternating = Placement.of(Level("node", tuple(rank % 2 for rank in range(8))))
+    assert prove_symmetric(get("hierarchical"), 8, placement=alternating) is None
+
+
+# Wrong, and alike on all ranks.
+
+
+@algorithm(allreduce)
+def own_first(b: ScheduleBuilder) -> None:
+    b.chunks(1)
+    for k in range(1, b.size):
+        b.send(b.input[:], to=(b.rank + k) % b.size)
+    b.recv_reduce(b.output[:], frm=[(b.rank + k) % b.size for k in range(b.size)])
+
+
+@algorithm(allreduce)
+def forgets_one(b: ScheduleBuilder) -> None:
+    b.chunks(1)
+    for k in range(1, b.size - 1):
+        b.send(b.input[:], to=(b.rank + k) % b.size)
+    b.recv_reduce(b.output[:], frm=[(b.rank - k) % b.size for k in range(b.size - 1)])
+
+
+@algorithm(allreduce)
+def waits_first(b: ScheduleBuilder) -> None:
+    b.chunks(1)
+    b.recv_reduce(b.output[:], frm=(b.rank - 1) % b.size)
+    b.send(b.output[:], to=(b.rank + 1) % b.size)
+
+
+@algorithm(allgather)
+def next_but_one(b: ScheduleBuilder) -> None:
+    b.send(b.output[b.rank], to=(b.rank + 1) % b.size)
+    b.recv(b.output[b.rank - 2], frm=(b.rank - 1) % b.size)
+
+
+def test_symmetric_and_wrong() -> None:
+    with pytest.raises(PostconditionError, match="not the same bits"):
+        prove_symmetric(own_first, 5)
+    assert prove_symmetric(own_first, 2)  # a fold of two has one order
+    with pytest.raises(PostconditionError, match="lacks the contribution of rank 1"):
+        prove_symmetric(forgets_one, 5)
+
+
+def ring(size: int, name: str = "ring", collective: str = "allreduce") -> list[Program]:
+    return [compile_program(get(name, collective), size, 0)]
+
+
+def edited(program: Program, edit: Callable[[list[Instruction]], None]) -> Program:
+    code = channels_of(program)
+    edit(code[0])
+    return relink(program, code)
+
+
+def at(code: list[Instruction], op: Op, n: int) -> int:
+    return [k for k, i in enumerate(code) if i.op == op][n]
+
+
+def refused(
+    kind: type[ScheduleError], match: str, program: Program, group: Group, slots: int = 2
+) -> None:
+    """Check that both proofs refuse the program on all ranks, this one with the text."""
+    with pytest.raises(kind, match=match):
+        prove_representatives([program], allreduce, group, slots=slots)
+    with pytest.raises(ScheduleError):
+        verify_programs(expanded([program], group), allreduce, slots=slots)
+
+
+def test_a_message_too_many_on_all_ranks() -> None:
+    def one_more(code: list[Instruction]) -> None:
+        k = at(code, Op.END_LOOP, 0)
+        wait, copy, signal = code[1], code[2], code[3]
+        code[k:k] = [wait, copy._replace(sources=code[k - 2].destinations[:1]), signal]
+
+    (base,) = ring(5)
+    assert base.instructions[2].destinations[0].space == Space.SLOT
+    wrong = edited(base, one_more)
+    refused(ScheduleError, "mixes chunks|messages to|writes a slot", wrong, Rotation(5, 1, 1))
+
+    def doubled(code: list[Instruction]) -> None:
+        code[1:1] = code[1:4]
+
+    wrong = edited(base, doubled)
+    refused(ScheduleError, "waits in a circle", wrong, Rotation(5, 1, 1))
+
+
+def test_a_credit_that_is_never_given_back_on_all_ranks() -> None:
+    (base,) = ring(5)
+
+    def kept(code: list[Instruction]) -> None:
+        recv = next(k for k, e in enumerate(base.edges) if e.direction == 1)
+        del code[max(k for k, i in enumerate(code) if i.op == Op.SIGNAL and i.edge == recv)]
+
+    wrong = edited(base, kept)
+    refused(ScheduleError, "a slot is never given back", wrong, Rotation(5, 1, 1))
+
+
+def test_a_cyclic_wait_on_all_ranks() -> None:
+    with pytest.raises(DeadlockError, match="waits in a circle"):
+        prove_symmetric(waits_first, 3)
+
+    # Three messages on their way need three slots.
+    @algorithm(allgather)
+    def ahead(b: ScheduleBuilder) -> None:
+        b.chunks(3 * b.size)
+        right, left, mine = (b.rank + 1) % b.size, (b.rank - 1) % b.size, 3 * b.rank
+        for k in range(3):
+            b.send(b.output[mine + k], to=right)
+        for k in range(3):
+            b.recv(b.output[mine - 3 + k], frm=left)
+
+    assert prove_symmetric(ahead, 2, slots=3)
+    with pytest.raises(DeadlockError, match="with 2 slots per edge"):
+        prove_symmetric(ahead, 2, slots=2)
+
+
+def test_a_swapped_chunk_and_swapped_sends_on_all_ranks() -> None:
+    with pytest.raises(ScheduleError):
+        compile_all(next_but_one, 4)
+    (base,) = ring(5)
+
+    def other_chunk(code: list[Instruction]) -> None:
+        first = code[2]
+        code[2] = first._replace(
+            sources=tuple(o._replace(chunk=1, place=1) for o in first.sources),
+            destinations=tuple(o._replace(chunk=1) for o in first.destinations),
+        )
+
+    wrong = edited(base, other_chunk)
+    refused(PostconditionError, "reads chunks 4 to 4 from a slot", wrong, Rotation(5, 1, 1))
+
+    (base,) = ring(4, "spread", "alltoall")
+    group = Rotation(4, 1, 1, equal_blocks=True)
+    sends = [
+        k
+        for k, i in enumerate(base.instructions)
+        if i.destinations[:1] and i.destinations[0].space == Space.SLOT
+    ]
+
+    def swapped(code: list[Instruction]) -> None:
+        a, b = sends[:2]
+        code[a], code[b] = (
+            code[a]._replace(sources=code[b].sources),
+            code[b]._replace(sources=code[a].sources),
+        )
+        for k in (a, b):
+            chunk = code[k].sources[0].chunk
+            into = tuple(o._replace(chunk=chunk) for o in code[k].destinations)
+            code[k] = code[k]._replace(destinations=into)
+
+    wrong = edited(base, swapped)
+    kind = get("spread", "alltoall").collective
+    assert prove_representatives([base], kind, group)
+    with pytest.raises(PostconditionError, match=r"chunk \d of OUT holds chunk"):
+        prove_representatives([wrong], kind, group)
+    with pytest.raises(PostconditionError, match=r"chunk \d of OUT holds chunk"):
+        verify_programs(expanded([wrong], group), kind)
+
+
+def test_scratch_that_is_read_unwritten_on_all_ranks() -> None:
+    (base,) = ring(4, "ring", "reduce_scatter")
+    assert base.nscratch == 0
+
+    def unwritten(code: list[Instruction]) -> None:
+        k = at(code, Op.REDUCE_COPY, 1)
+        own = code[k].sources[0]
+        held = own._replace(space=Space.SCRATCH, place=0)
+        code[k] = code[k]._replace(sources=(held, *code[k].sources[1:]))
+
+    wrong = replace(edited(base, unwritten), nscratch=1)
+    group = Rotation(4, 1, 1)
+    with pytest.raises(PostconditionError, match=r"scratch place 0 of rank \d, which was never"):
+        prove_representatives([wrong], reduce_scatter, group)
+    with pytest.raises(PostconditionError, match=r"scratch place 0 of rank \d, which was never"):
+        verify_programs(expanded([wrong], group), reduce_scatter)
+
+
+def test_a_group_that_changes_what_is_promised_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="does not leave what allgather promises as it is"):
+        prove_representatives(ring(4, "ring", "allgather"), allgather, Rotation(4, 1, 0))
+    (base,) = ring(4)
+    with pytest.raises(ScheduleError, match="direct Programs"):
+        prove_representatives(
+            [replace(base, flags=ProgramFlag.DIRECT)], allreduce, Rotation(4, 1, 1)
+        )
+
+
+def by_way_of_another(target: int) -> list[Program]:
+    """Channel 1 of rank 1 tells channel 1 of ``target`` what channel 0 of rank 0 has done."""
+    back = (1 - target) % 4
+    first = [wait(0), move(inp(0), to=(out(0), slot(0, 0))), signal(0)]
+    second = [wait(1), move(slot(1, 0), to=out(0)), signal(1)]
+    edges = (data_to(1), data_from(back, 1))
+    zero = program(0, 4, loop(*first), loop(*second), edges=edges)
+    first = [wait(0), move(slot(0, 0), to=out(0)), signal(0), signal(2)]
+    second = [wait(3), wait(1), move(out(0), to=slot(1, 0)), signal(1)]
+    edges = (data_from(0), data_to(target, 1), *local(1, 0, 1))
+    return [zero, program(1, 4, loop(*first), loop(*second), edges=edges)]
+
+
+def test_an_order_that_leads_to_another_rank_orders_nothing() -> None:
+    group = Rotation(2, 2, 0)
+    for target, kind in ((0, PostconditionError), (2, RaceError)):
+        programs = by_way_of_another(target)
+        text = "no order between the two" if kind is RaceError else "lacks the contribution"
+        with pytest.raises(kind, match=text):
+            prove_representatives(programs, allreduce, group)
+        with pytest.raises(kind, match=text):
+            verify_programs(expanded(programs, group), allreduce)
+
+
+# What a rank's check of its own Program sees.
+
+
+def changes(program: Program) -> Iterator[tuple[str, Program]]:
+    """Yield the program with one field changed, for every field that there is."""
+    for name in ("rank", "size", "digest", "nchunks", "nscratch", "widest"):
+        yield name, replace(program, **{name: getattr(program, name) + 1})
+    yield "flags", replace(program, flags=ProgramFlag.DIRECT)
+    yield "channel_starts", replace(program, channel_starts=(*program.channel_starts, 0))
+    yield "edges", replace(program, edges=program.edges[::-1])
+    edge = program.edges[0]
+    for field in Edge._fields:
+        value = getattr(edge, field)
+        other = type(value)(1 - value) if field in ("kind", "direction") else value + 1
+        new = (edge._replace(**{field: other}), *program.edges[1:])
+        yield f"edge {field}", replace(program, edges=new)
+    for k in {i.op: k for k, i in enumerate(program.instructions)}.values():
+        yield from instruction_changes(program, k)
+
+
+def instruction_changes(program: Program, k: int) -> Iterator[tuple[str, Program]]:
+    i = program.instructions[k]
+    changed: list[Instruction] = [
+        i._replace(op=Op((i.op + 1) % len(Op))),
+        i._replace(edge=i.edge + 1),
+        i._replace(flags=i.flags ^ Flag.SCALE),
+        i._replace(target=i.target + 1),
+    ]
+    for side in ("sources", "destinations"):
+        operands = getattr(i, side)
+        if operands:
+            o = operands[0]
+            others = [
+                o._replace(space=Space.SCRATCH if o.space != Space.SCRATCH else Space.OUT),
+                *(o._replace(**{f: getattr(o, f) + 1}) for f in ("edge", "place", "chunk")),
+                o._replace(nchunks=o.nchunks + 1),
+            ]
+            changed += [i._replace(**{side: (other, *operands[1:])}) for other in others]
+            changed += [i._replace(**{side: operands[1:]}), i._replace(**{side: operands * 2})]
+        if len(operands) > 1:
+            changed.append(i._replace(**{side: operands[::-1]}))
+    for new in changed:
+        code = (*program.instructions[:k], new, *program.instructions[k + 1 :])
+        yield f"instruction {k}: {new}", replace(program, instructions=code)
+    swapped = list(program.instructions)
+    swapped[k - 1 : k + 1] = swapped[k - 1 : k + 1][::-1]
+    if tuple(swapped) != program.instructions:
+        yield f"instruction {k} swapped", replace(program, instructions=tuple(swapped))
+
+
+@pytest.mark.parametrize(
+    ("made", "size"),
+    [
+        (get("ring"), 5),
+        (get("ring", "reduce_scatter"), 4),
+        (get("halving_doubling"), 8),
+        (get("bruck", "alltoall"), 5),
+    ],
+    ids=str,
+)
+def test_a_rank_sees_any_field_that_differs_in_its_own_program(made: Algorithm, size: int) -> None:
+    proof = prove_symmetric(made, size)
+    assert proof is not None
+    count = 0
+    for rank in (0, 1, size - 1):
+        program = compile_program(made, size, rank)
+        assert proof.covers(program)
+        for what, other in changes(program):
+            assert not proof.covers(other), f"rank {rank}: {what}"
+            count += 1
+    assert count > 90
+
+
+def test_a_programs_digest_is_of_its_place_in_the_group() -> None:
+    programs = compile_all(get("ring"), 6)
+    group = Rotation(6, 1, 1)
+    assert len({canonical_digest(p, group, p.rank) for p in programs}) == 1
+    assert len({canonical_digest(p, group, 0) for p in programs}) == 6
+    wide = compile_program(get("bruck", "allgather"), 6, 0)
+    with pytest.raises(NotSymmetricError, match="are no range"):
+        moved(wide, group, 5)
+
+
+# Both proofs say the same.
+
+
+def bases(r: random.Random) -> Iterator[tuple[Algorithm, list[Program], Group, bool]]:
+    """Yield representatives without end: right ones of built-ins, in sizes from 2 to 16."""
+    open_ = [a for a in BUILTIN if not a.collective.rooted]
+    while True:
+        made, size = r.choice(open_), r.randint(2, 16)
+        placement = None
+        widths = [w for w in range(2, size) if size % w == 0]
+        if made.name.startswith("hierarchical") and widths and r.random() < 0.8:
+            placement = nodes(size, r.choice(widths))
+        average = made.collective.reduces and r.random() < 0.3
+
+        one = partial(compile_program, made, size, average=average, placement=placement)
+        group = find_group(one, size, made.collective, placement)
+        if group is not None:
+            yield made, [one(rank) for rank in range(group.step)], group, average
+
+
+def says(proof: Callable[[], object]) -> str:
+    try:
+        proof()
+    except ScheduleError as error:
+        return type(error).__name__
+    return ""
+
+
+def compare(rounds: int, seed: int) -> Counter[str]:
+    r, counts = random.Random(seed), Counter[str]()
+    for made, reps, group, average in bases(r):
+        kind: Collective = made.collective
+        slots = r.choice((1, 2, 2, 2, 3))
+        variants = [("right", reps)]
+        for _ in range(5):
+            name, changed = r.choice(sorted(PROGRAM_FAULTS)), list(reps)
+            victim = r.randrange(group.step)
+            changed[victim] = PROGRAM_FAULTS[name](changed[victim], random.Random(r.random()))
+            variants.append((name, changed))
+        for name, variant in variants:
+            try:
+                whole = expanded(variant, group)
+            except NotSymmetricError:
+                counts["no image"] += 1
+                continue
+            form = {"slots": slots, "average": average}
+            full = says(partial(verify_programs, whole, kind, **form))
+            quotient = says(partial(prove_representatives, variant, kind, group, **form))
+            assert bool(full) == bool(quotient), (made, group, name, slots, full, quotient)
+            counts["refused" if full else "accepted"] += 1
+            counts[f"{type(group).__name__} {'of nodes' if group.step > 1 else ''}"] += 1
+            counts["same kind of error"] += bool(full) and full == quotient
+            if not full and variant != reps:
+                counts["accepted mutants"] += 1
+            if counts["accepted"] + counts["refused"] >= rounds:
+                return counts
+        # One rank alone that differs is covered by nothing.
+        if slots > 1:
+            good = prove_representatives(reps, kind, group, slots=slots, average=average)
+            whole = expanded(reps, group)
+            victim = r.randrange(group.size)
+            name = r.choice(sorted(PROGRAM_FAULTS))
+            other = PROGRAM_FAULTS[name](whole[victim], random.Random(r.random()))
+            assert all(map(good.covers, whole))
+            assert good.covers(other) == (other == whole[victim])
+            counts["one rank"] += other != whole[victim]
+    raise AssertionError
+
+
+def test_both_proofs_say_the_same() -> None:
+    counts = compare(150, seed=1)
+    assert min(counts["accepted"], counts["refused"], counts["one rank"]) > 10
+
+
+def test_both_proofs_say_the_same_of_thousands() -> None:
+    counts = compare(2000, seed=2)
+    print(dict(counts))
+    assert min(counts["accepted"], counts["refused"]) > 400
+    assert min(counts["accepted mutants"], counts["one rank"]) > 20
+    assert all(counts[kind] > 100 for kind in ("Rotation ", "Rotation of nodes", "Xor "))
