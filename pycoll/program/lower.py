@@ -8,7 +8,8 @@ needs no others' steps.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -102,12 +103,12 @@ def compile_own(
     facts: Facts,
     *,
     direct: bool = False,
-    completes: frozenset[int] | None = None,
     placement: Placement | None = None,
 ) -> Program:
     """Return ``rank``'s Program from what is known of all ranks: only this one is traced.
 
-    For a direct form the ranks that it exchanges messages with are traced, too.
+    For a direct form the ranks that it exchanges messages with are traced, too. That of an average
+    is the same `scaled`.
 
     Args:
         algorithm: What is lowered.
@@ -115,18 +116,30 @@ def compile_own(
         rank: Whose Program it is.
         facts: Of all ranks, see `facts_of`.
         direct: The zero-copy form, which there is.
-        completes: The rank's steps that end an average; None: a sum.
         placement: Which ranks lie close together.
     """
     place = placement or FLAT
-    mine, average = rank_steps(algorithm, size, rank, place), completes is not None
-    ending = completes or frozenset()
+    mine, none = rank_steps(algorithm, size, rank, place), frozenset[int]()
     if direct:
-        side = mapped(mine, lambda r: rank_steps(algorithm, size, r, place), ending, LIMITS)
+        side = mapped(mine, lambda r: rank_steps(algorithm, size, r, place), none, LIMITS)
     else:
-        side = staged(mine, ending, LIMITS, facts.fused)
-    number = identity(algorithm, size, placement)
-    return _program(mine, side, facts, _digest(number, direct, average), direct)
+        side = staged(mine, none, LIMITS, facts.fused)
+    return _program(mine, side, facts, identity(algorithm, size, placement), direct)
+
+
+def scaled(program: Program, instructions: Collection[int]) -> Program:
+    """Return the Program of an average: that of the sum, whose last folds divide."""
+    code = list(program.instructions)
+    for number in instructions:
+        code[number] = code[number]._replace(flags=Flag.SCALE)
+    text = f"{program.digest} average"
+    return replace(program, digest=_hash(text), instructions=tuple(code))
+
+
+def scales_of(program: Program) -> frozenset[int]:
+    """Return the instructions that divide."""
+    code = enumerate(program.instructions)
+    return frozenset(number for number, i in code if i.flags & Flag.SCALE)
 
 
 def lower(s: Schedule, rank: int, *, direct: bool = False, average: bool = False) -> Program:
@@ -142,7 +155,7 @@ def identity(algorithm: Algorithm, size: int, placement: Placement | None = None
     """
     a = algorithm
     text = f"{a.collective.name} {a.name} {a.digest()} {size} {(placement or FLAT).digest}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return _hash(text)
 
 
 @lru_cache(maxsize=64)
@@ -189,15 +202,17 @@ def _lower(s: Schedule, rank: int, direct: bool, average: bool, number: int) -> 
         raise NotDirect(str(error))
     else:
         side = mapped(mine, s.of, ending, LIMITS)
-    return _program(mine, side, facts, _digest(number, direct, average), direct)
+    program = _program(mine, side, facts, number, direct)
+    return scaled(program, scales_of(program)) if average else program
 
 
-def _program(mine: RankSteps, side: Lowered, facts: Facts, digest: int, direct: bool) -> Program:
+def _program(mine: RankSteps, side: Lowered, facts: Facts, number: int, direct: bool) -> Program:
     edges, starts, instructions = _encode(side)
+    text = f"{number} {direct} {facts.widest} {facts.fused} {LOWERING} {VERSION} {LIMITS}"
     return Program(
         rank=mine.rank,
         size=mine.size,
-        digest=digest,
+        digest=_hash(text),
         nchunks=mine.nchunks,
         nscratch=side.nscratch,
         widest=facts.widest,
@@ -208,8 +223,7 @@ def _program(mine: RankSteps, side: Lowered, facts: Facts, digest: int, direct: 
     )
 
 
-def _digest(number: int, direct: bool, average: bool) -> int:
-    text = f"{number} {direct} {average} {LOWERING} {VERSION} {LIMITS}"
+def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

@@ -7,14 +7,20 @@ from pathlib import Path
 
 from pycoll.algorithms import Algorithm
 from pycoll.errors import ScheduleError
-from pycoll.program.lower import compile_all, completes_of, facts_of
-from pycoll.schedule import NotDirect, Placement, schedule
+from pycoll.program.lower import compile_all, facts_of, scales_of
+from pycoll.schedule import NotDirect, Placement, rank_steps, schedule
+from pycoll.schedule.placement import FLAT
 from pycoll.verify import cache as disk
 from pycoll.verify.certificates import Form, certified, certified_without_direct
 from pycoll.verify.prove import Verdict, verify_programs
 from pycoll.verify.record import Record, digest_of
+from pycoll.verify.representatives import by_symmetry
 
-LIMIT = 256  #: ranks up to which a missing proof is made on the spot
+#: Chunks that all ranks together move, up to which they are proved one by one on the spot: about a
+#: minute, and 2 GB.
+LIMIT = 1 << 20
+#: Ranks up to which they are proved one by one though a few might represent all: it takes no longer.
+FEW = 64
 
 
 def gate(
@@ -28,10 +34,21 @@ def gate(
     limit: int = LIMIT,
     unproved: bool = False,
     placement: Placement | None = None,
+    whole: bool = False,
 ) -> Record:
     """Return why this may run: a certificate, a proof kept in ``cache``, or a new proof.
 
-    Above ``limit`` ranks nothing is proved; then only a certificate or ``unproved`` opens.
+    Args:
+        algorithm: What is to run.
+        size: Number of ranks.
+        slots: Of an edge.
+        direct: The zero-copy form.
+        average: The Programs that divide.
+        cache: Folder of records.
+        limit: Chunks that all ranks together move, up to which they are proved one by one.
+        unproved: Let through what is too large to be proved.
+        placement: Which ranks lie close together.
+        whole: Prove the ranks one by one, and do not take a few for all.
 
     Raises:
         NotDirect: There is no direct form.
@@ -39,26 +56,18 @@ def gate(
     """
     form = Form(direct, average)
     known = by_certificate(algorithm, size, slots, Form(direct, False), placement)
-    if known is not None:
+    if known is not None and not whole:
         if not average:
             return known
         if certified(algorithm, size, slots, form) is not None:
-            completes = completes_of(schedule(algorithm, size, placement))
-            return replace(known, completes=completes)
-    if size > limit and not unproved:
-        raise ScheduleError(
-            f"{algorithm.name} at {size} ranks has no certificate, and above {limit} ranks nothing "
-            "is proved on the spot; raise the limit, or pass unproved=True to run it as it is"
-        )
-    if size > limit:
-        return _unproved(algorithm, size, slots, form, placement)
+            return replace(known, scales=_scales(algorithm, size, form, placement))
     key = disk.key(algorithm, size, slots, form, placement) if cache is not None else ""
-    if cache is not None and key:
+    if cache is not None and key and not whole:
         kept = disk.load(cache, key)
         if kept is not None:
             return kept
-    record = _proved(algorithm, size, slots, form, placement)
-    if cache is not None and key:
+    record = _prove(algorithm, size, slots, form, placement, limit, unproved, whole)
+    if cache is not None and key and record.verdict.origin == "proof":
         disk.store(cache, key, record)
     return record
 
@@ -87,23 +96,68 @@ def by_certificate(
     return Record(verdict, found.facts)
 
 
-def _proved(
+def _prove(
+    algorithm: Algorithm,
+    size: int,
+    slots: int,
+    form: Form,
+    placement: Placement | None,
+    limit: int,
+    unproved: bool,
+    whole: bool,
+) -> Record:
+    small = _work(algorithm, size, placement) <= limit
+    if size > FEW and not form.direct and not whole:
+        try:
+            record = by_symmetry(algorithm, size, slots, form.average, placement)
+        except ScheduleError:
+            # Of a rank that is not like its representative it would not be true.
+            if not small:
+                raise
+            record = None
+        if record is not None:
+            return record
+    if small:
+        return _one_by_one(algorithm, size, slots, form, placement)
+    if not unproved:
+        raise ScheduleError(
+            f"{algorithm.name} at {size} ranks has no certificate, its ranks do not all do the "
+            f"same, and they move more than {limit} chunks, which takes too long to prove on the "
+            "spot; raise the limit, or pass unproved=True to run it as it is"
+        )
+    s = schedule(algorithm, size, placement)
+    verdict = Verdict(algorithm.name, size, slots, (), 0, 0.0, "unproved")
+    scales = _scales(algorithm, size, form, placement) if form.average else None
+    return Record(verdict, facts_of(s), scales=scales)
+
+
+def _one_by_one(
     algorithm: Algorithm, size: int, slots: int, form: Form, placement: Placement | None
 ) -> Record:
-    s = schedule(algorithm, size, placement)
-    programs = compile_all(algorithm, size, **form._asdict(), placement=placement)
+    sums = compile_all(algorithm, size, direct=form.direct, placement=placement)
+    programs, scales = sums, None
+    if form.average:
+        programs = compile_all(algorithm, size, **form._asdict(), placement=placement)
+        scales = tuple(map(scales_of, programs))
     verdict = verify_programs(programs, algorithm.collective, slots=slots, average=form.average)
     return Record(
         replace(verdict, name=algorithm.name),
-        facts_of(s),
-        completes_of(s) if form.average else None,
-        b"".join(map(digest_of, programs)),
+        facts_of(schedule(algorithm, size, placement)),
+        b"".join(map(digest_of, sums)),
+        scales=scales,
     )
 
 
-def _unproved(
-    algorithm: Algorithm, size: int, slots: int, form: Form, placement: Placement | None
-) -> Record:
-    s = schedule(algorithm, size, placement)
-    verdict = Verdict(algorithm.name, size, slots, (), 0, 0.0, "unproved")
-    return Record(verdict, facts_of(s), completes_of(s) if form.average else None)
+def _scales(
+    algorithm: Algorithm, size: int, form: Form, placement: Placement | None
+) -> tuple[frozenset[int], ...]:
+    programs = compile_all(algorithm, size, **form._asdict(), placement=placement)
+    return tuple(map(scales_of, programs))
+
+
+def _work(algorithm: Algorithm, size: int, placement: Placement | None) -> int:
+    """Return about how many chunks all ranks together move or fold, by a few of them."""
+    ranks = {0, 1 % size, size // 2, size - 1}
+    sides = [rank_steps(algorithm, size, rank, placement or FLAT) for rank in ranks]
+    moved = sum(s.chunks.nchunks * max(1, len(s.peers)) for side in sides for s in side.steps)
+    return moved * size // len(ranks)

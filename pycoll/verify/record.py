@@ -1,23 +1,29 @@
 """Record: what a proof says to each rank, so that nobody else needs to make it again.
 
 It answers what a rank's Program depends on besides its own steps, and tells the Programs that were
-proved: a rank that lowers another one must not run it.
+proved: of each rank, or of those that represent all others up to a group. A rank that lowers
+another Program must not run it.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pycoll.program.lower import Facts
+from pycoll.program.lower import Facts, scaled
 from pycoll.program.program import Program
 from pycoll.verify.prove import Verdict
+from pycoll.verify.symmetry.canonical import DIGEST_BYTES as CLASS_BYTES
+from pycoll.verify.symmetry.canonical import NotSymmetricError, canonical_digest
+from pycoll.verify.symmetry.group import Group, Rotation, Xor
 
 DIGEST_BYTES = 8
-#: For each rank, the steps that end an average.
-Completes = tuple[frozenset[int], ...]
+_GROUPS: dict[str, type[Group]] = {kind.__name__: kind for kind in (Rotation, Xor)}
+#: Of each rank, or of each class of ranks, the instructions that divide.
+Scales = tuple[frozenset[int], ...]
 
 
 @dataclass(frozen=True)
@@ -26,29 +32,43 @@ class Record:
 
     verdict: Verdict
     facts: Facts
-    completes: Completes | None = None  #: of an average
-    #: of each rank's Program; none of a certificate, which is tied to the source, and none where
-    #: nothing was proved
+    #: of each rank's Program of a sum, or of each class's where there is a group; none of a
+    #: certificate that is tied to the source alone, and none where nothing was proved
     digests: bytes = b""
-
-    def ending(self, rank: int) -> frozenset[int] | None:
-        """Return the steps of a rank that end an average; None of a sum."""
-        return None if self.completes is None else self.completes[rank]
+    group: Group | None = None  #: up to which ranks of a class do the same
+    scales: Scales | None = None  #: of an average
 
     def admits(self, program: Program) -> bool:
-        """Tell whether a rank may run this."""
+        """Tell whether a rank may run this Program of a sum, or `finished` that of an average."""
         if not self.digests:
             return self.verdict.origin in ("certificate", "unproved")
-        first = program.rank * DIGEST_BYTES
-        return self.digests[first : first + DIGEST_BYTES] == digest_of(program)
+        if self.group is None:
+            return self._digest(program.rank, DIGEST_BYTES) == digest_of(program)
+        try:
+            found = canonical_digest(program, self.group, program.rank)
+        except NotSymmetricError:
+            return False
+        return self._digest(program.rank % self.group.step, CLASS_BYTES) == found
+
+    def finished(self, program: Program) -> Program:
+        """Return the Program that runs where this is the one of a sum."""
+        if self.scales is None:
+            return program
+        number = program.rank if self.group is None else program.rank % self.group.step
+        return scaled(program, self.scales[number])
+
+    def _digest(self, number: int, nbytes: int) -> bytes:
+        return self.digests[number * nbytes : (number + 1) * nbytes]
 
     def to_json(self) -> dict[str, Any]:
         """Return it as what JSON can write."""
+        group = self.group
         return {
             "verdict": asdict(self.verdict),
             "facts": list(self.facts),
-            "completes": None if self.completes is None else _packed(self.completes),
             "digests": base64.b64encode(self.digests).decode(),
+            "group": None if group is None else [type(group).__name__, asdict(group)],
+            "scales": None if self.scales is None else packed(self.scales),
         }
 
     @classmethod
@@ -57,12 +77,13 @@ class Record:
         said = fields["verdict"]
         verdict = Verdict(**{**said, "tiles": tuple(said["tiles"]), **changes})
         widest, fused, edges = fields["facts"]
-        completes = fields["completes"]
+        group, scales = fields["group"], fields["scales"]
         return cls(
             verdict,
             Facts(int(widest), bool(fused), int(edges)),
-            None if completes is None else _unpacked(completes),
             base64.b64decode(fields["digests"], validate=True),
+            None if group is None else _GROUPS[group[0]](**group[1]),
+            None if scales is None else unpacked(scales),
         )
 
 
@@ -71,16 +92,17 @@ def digest_of(program: Program) -> bytes:
     return hashlib.blake2b(program.to_bytes(), digest_size=DIGEST_BYTES).digest()
 
 
-def _packed(completes: Completes) -> list[list[Any]]:
-    """Write runs of ranks that end averages in the same steps: [steps, number of ranks]."""
+def packed(scales: Scales) -> list[list[Any]]:
+    """Write runs of neighbours that divide in the same instructions: [instructions, how many]."""
     runs: list[list[Any]] = []
-    for steps in completes:
-        if runs and runs[-1][0] == sorted(steps):
+    for one in scales:
+        if runs and runs[-1][0] == sorted(one):
             runs[-1][1] += 1
         else:
-            runs.append([sorted(steps), 1])
+            runs.append([sorted(one), 1])
     return runs
 
 
-def _unpacked(runs: list[list[Any]]) -> Completes:
-    return tuple(frozenset(steps) for steps, count in runs for _ in range(count))
+def unpacked(runs: Sequence[Sequence[Any]]) -> Scales:
+    """Return what `packed` wrote."""
+    return tuple(frozenset(one) for one, count in runs for _ in range(count))

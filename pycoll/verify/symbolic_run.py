@@ -12,6 +12,8 @@ dataflow network deadlock.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pycoll.errors import PostconditionError, RaceError, ScheduleError
 from pycoll.verify.finding import At, finding
 from pycoll.verify.network import (
@@ -35,6 +37,10 @@ from pycoll.verify.symmetry.values import SymmetricValues
 from pycoll.verify.values import Values, WrongValueError
 
 
+#: Told where several operands are folded, and the values that come of it.
+OnFold = Callable[[At, list[int]], None]
+
+
 class SymbolicRun:
     """One run of every thread through ``tiles`` tiles.
 
@@ -51,10 +57,12 @@ class SymbolicRun:
         slots: int,
         tiles: int,
         empty_last: bool = False,
+        on_fold: OnFold | None = None,
     ) -> None:
         self.network = network
         self.values = values
         self.slots = slots
+        self.on_fold = on_fold
         self.tiles = tiles
         self.full_tiles = tiles - empty_last
         self.tile_stride = network.held * network.stride
@@ -212,6 +220,8 @@ class SymbolicRun:
                 except WrongValueError as wrong:
                     raise self._wrong(thread, at, str(wrong), chunk) from None
         assert total is not None
+        if self.on_fold and len(sources) > 1:
+            self.on_fold(self._place(thread, at), total)
         if scale:
             try:
                 total = [values.scale(v) for v in total]

@@ -14,15 +14,18 @@ from pycoll.verify.symmetry.values import SymmetricValues
 from pycoll.verify.values import Values
 
 
+def unrollings(slots: int) -> tuple[int, ...]:
+    """Return how many tiles the runs have."""
+    return (1, 2, slots + 2)
+
+
 def run_all(
     network: Network, values: Values | SymmetricValues, slots: int, average: bool
 ) -> tuple[int, ...]:
     """Run every unrolling, raise what is wrong with any, and return how many tiles each had."""
-    unrollings = (1, 2, slots + 2)
-    for tiles in unrollings:
-        run = SymbolicRun(
-            network, values, slots=slots, tiles=tiles, empty_last=tiles == unrollings[-1]
-        )
+    found = unrollings(slots)
+    for tiles in found:
+        run = SymbolicRun(network, values, slots=slots, tiles=tiles, empty_last=tiles == found[-1])
         run.complete()
         check_ending(run, average=average)
-    return unrollings
+    return found

@@ -111,6 +111,10 @@ class Values:
         """Return the chunk of the input that a value is of."""
         return self.chunks[value]
 
+    def whole(self, value: int) -> bool:
+        """Tell whether a value holds the contributions of all ranks."""
+        return self.ranks[value] == self.everyone
+
     def averaged(self, value: int) -> bool:
         """Tell whether an average has divided a value."""
         return value in self.scaled

@@ -8,6 +8,7 @@ import pytest
 
 from pycoll.algorithms import algorithm, get
 from pycoll.errors import DeadlockError, PostconditionError, ScheduleError
+from pycoll.program.lower import compile_all, compile_own
 from pycoll.schedule import (
     Algorithm,
     Collective,
@@ -158,11 +159,68 @@ def test_nothing_wrong_is_kept(tmp_path: Path) -> None:
 
 
 def test_above_the_limit_only_who_asks_for_it_runs_unproved() -> None:
-    message = "mine at 9 ranks has no certificate, and above 8 ranks nothing is proved on the spot"
+    message = "mine at 9 ranks has no certificate, its ranks .* move more than 300 chunks"
     with pytest.raises(ScheduleError, match=message):
-        gate(mine, 9, limit=8)
-    assert gate(mine, 9, limit=8, unproved=True).verdict.origin == "unproved"
-    assert gate(mine, 8, limit=8, unproved=True).verdict.origin == "proof"
+        gate(mine, 9, limit=300)
+    assert gate(mine, 9, limit=300, unproved=True).verdict.origin == "unproved"
+    assert gate(mine, 8, limit=300, unproved=True).verdict.origin == "proof"
+
+
+def test_what_was_not_proved_is_not_kept(tmp_path: Path) -> None:
+    assert gate(mine, 9, limit=9, unproved=True, cache=tmp_path).verdict.origin == "unproved"
+    assert not list(tmp_path.iterdir())
+
+
+@algorithm(allreduce)
+def one_differs(b: ScheduleBuilder) -> None:
+    """A ring, but for one rank in the middle, which copies to scratch and back first."""
+    b.chunks(b.size)
+    if b.rank == 30:
+        b.copy(b.output[5], b.scratch[0])
+        b.copy(b.scratch[0], b.output[5])
+    get("ring")(b)
+
+
+@algorithm(allreduce)
+def own_first(b: ScheduleBuilder) -> None:
+    """Symmetric and wrong: everyone folds its own contribution first."""
+    b.chunks(1)
+    for k in range(1, b.size):
+        b.send(b.input[0], to=(b.rank + k) % b.size)
+    b.recv_reduce(b.output[0], frm=[(b.rank + k) % b.size for k in range(b.size)])
+
+
+def test_many_ranks_are_proved_by_those_that_represent_them(tmp_path: Path) -> None:
+    for average in (False, True):
+        record = gate(mine, 100, average=average, cache=tmp_path, slots=4)
+        again = gate(mine, 100, average=average, cache=tmp_path, slots=4)
+        assert (record.verdict.origin, again.verdict.origin) == ("proof", "cache")
+        assert record.group is not None
+        assert again == replace(record, verdict=again.verdict)
+        whole = compile_all(mine, 100, average=average)
+        for rank in range(0, 100, 9):
+            own = compile_own(mine, 100, rank, record.facts)
+            assert record.admits(own)
+            assert again.finished(own) == whole[rank]
+            code = list(own.instructions)
+            code[7], code[8] = code[8], code[7]
+            assert not record.admits(replace(own, instructions=tuple(code)))
+            assert not record.admits(replace(own, rank=(rank + 1) % 100))
+
+
+def test_a_rank_that_is_not_like_its_representative_is_not_let_through() -> None:
+    record = gate(one_differs, 70, slots=4)
+    assert record.group is not None
+    admitted = [record.admits(compile_own(one_differs, 70, r, record.facts)) for r in range(70)]
+    assert [rank for rank, yes in enumerate(admitted) if not yes] == [30]
+    whole = gate(one_differs, 70, slots=4, whole=True)
+    assert whole.group is None
+    assert all(whole.admits(compile_own(one_differs, 70, r, whole.facts)) for r in range(70))
+
+
+def test_what_is_symmetric_and_wrong_is_refused_alike() -> None:
+    with pytest.raises(PostconditionError, match="not the same bits"):
+        gate(own_first, 66, slots=4)
 
 
 @pytest.mark.usefixtures("uncertified")

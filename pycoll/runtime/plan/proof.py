@@ -34,7 +34,7 @@ class Proofs:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._known: dict[Form, Record] = {}
+        self._known: dict[tuple[Form, bool], Record] = {}  # and whether of each rank
 
     def program(self, form: Form, root: int = 0, timeout: float | None = None) -> Program:
         """Return this rank's Program of a form, which is proved.
@@ -48,30 +48,37 @@ class Proofs:
             NotDirect: There is no such form.
             ScheduleError: It is wrong, or this rank's Program is none of those that were proved.
         """
-        world, algorithm = self._engine.world, form.algorithm
-        rank, record = (world.rank - root) % world.size, self.record(form, timeout)
-        program = compile_own(
-            algorithm,
+        for whole in (False, True):
+            record = self._record(form, whole, timeout)
+            program = self._own(form, record, root)
+            if record.admits(program):
+                return record.finished(program)
+            if record.group is None:
+                break
+            # It is not like the rank that was taken for it: all are to be proved, one by one.
+        world = self._engine.world
+        raise ScheduleError(
+            f"{form.algorithm.name} at {world.size} ranks: rank {world.rank} would run another "
+            "program than the one that was proved; an algorithm may depend on its arguments and on "
+            "nothing else that differs between ranks, or between two runs"
+        )
+
+    def _own(self, form: Form, record: Record, root: int) -> Program:
+        world = self._engine.world
+        return compile_own(
+            form.algorithm,
             world.size,
-            rank,
+            (world.rank - root) % world.size,
             record.facts,
             direct=form.direct,
-            completes=record.ending(rank),
             placement=form.placement,
         )
-        if not record.admits(program):
-            raise ScheduleError(
-                f"{algorithm.name} at {world.size} ranks: rank {world.rank} would run another "
-                "program than the one that was proved; an algorithm may depend on its arguments "
-                "and on nothing else that differs between ranks, or between two runs"
-            )
-        return program
 
-    def record(self, form: Form, timeout: float | None = None) -> Record:
-        """Return what is known of a form; see `program`."""
-        found = self._known.get(form)
+    def _record(self, form: Form, whole: bool, timeout: float | None) -> Record:
+        found = self._known.get((form, whole))
         if found is None:
-            found = self._known[form] = self._certified(form) or self._shared(form, timeout)
+            found = (None if whole else self._certified(form)) or self._shared(form, whole, timeout)
+            self._known[form, whole] = found
         return found
 
     def _certified(self, form: Form) -> Record | None:
@@ -83,7 +90,7 @@ class Proofs:
         shape = Shape(form.direct, form.average)
         return by_certificate(form.algorithm, world.size, world.slots, shape, form.placement)
 
-    def _shared(self, form: Form, timeout: float | None) -> Record:
+    def _shared(self, form: Form, whole: bool, timeout: float | None) -> Record:
         from pycoll.verify import Record, gate
 
         engine, world = self._engine, self._engine.world
@@ -97,8 +104,9 @@ class Proofs:
                 average=form.average,
                 placement=form.placement,
                 cache=engine.cache,
+                whole=whole,
             ).to_json()
 
         number = identity(form.algorithm, world.size, form.placement)
-        subject = "proof", number, form.direct, form.average, world.slots
+        subject = "proof", number, form.direct, form.average, world.slots, whole
         return Record.from_json(found_once(engine.once, subject, prove, timeout))

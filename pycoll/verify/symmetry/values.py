@@ -90,6 +90,10 @@ class SymmetricValues:
         node, g = divmod(value, self.order)
         return self.group.ranks(g, self.node_ranks[node])
 
+    def whole(self, value: int) -> bool:
+        """Tell whether a value holds the contributions of all ranks."""
+        return self.node_ranks[value // self.order] == self.everyone
+
     def averaged(self, value: int) -> bool:
         """Tell whether an average has divided a value."""
         return value // self.order in self.scaled
