@@ -12,9 +12,7 @@ all ranks have one hash seed; `ps` shows the worker's command, which ends with t
 from __future__ import annotations
 
 import builtins
-import contextlib
 import gc
-import importlib
 import importlib.machinery
 import io
 import os
@@ -30,12 +28,11 @@ from typing import NoReturn
 from pycoll.bootstrap import supervisor
 from pycoll.bootstrap.descriptors import restore
 from pycoll.bootstrap.local_child import die_with
+from pycoll.bootstrap.preload import preload
 from pycoll.bootstrap.processes import Started, Starter, shared_environ
 from pycoll.bootstrap.ranks import Ranks
-from pycoll.errors import UnavailableError
 
 _MOST_DESCRIPTORS = 1 << 20  #: that are closed in a rank
-_IMPORTED = ("numpy", "pycoll.runtime.engine", "pycoll.communicator")  #: before the ranks begin
 #: The worker begins with it. The path of a rank is what it has besides the folder of this package.
 _CODE = """\
 import sys
@@ -63,9 +60,7 @@ def main(path: list[str]) -> None:
     """Be the worker, or return at the end of a rank's program."""
     signals = supervisor.signal_pipe()
     size, grace, soft, *program = sys.argv[1:]
-    with contextlib.suppress(UnavailableError):  # the ranks need not use the engine
-        for name in _IMPORTED:
-            importlib.import_module(name)
+    preload()
     gc.collect()
     gc.freeze()  # else a collection copies every page that has an object of this process
     ranks = Ranks(Forks(int(size), int(soft)), float(grace))
@@ -125,9 +120,8 @@ class _Forked:
 
 def _become(path: list[str], program: list[str]) -> None:
     """Run a program as `python` with these arguments does, up to the interpreter's own end."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream is sys.stdout:
-            stream.reconfigure(line_buffering=False)  # the worker's may be a terminal
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=False)  # the worker's may be a terminal
     sys.orig_argv = [sys.executable, *program]
     module = program[0] == "-m"
     sys.argv = program[1:] if module else program

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import pickle
 import selectors
@@ -23,13 +22,13 @@ from pycoll.bootstrap.control_router import rank_list
 from pycoll.bootstrap.descriptors import enough, restore, room
 from pycoll.bootstrap.job import Job
 from pycoll.bootstrap.local_child import OUTCOME, Outcome
+from pycoll.bootstrap.preload import preload
 from pycoll.config import MOST_RANKS, Config
 from pycoll.errors import (
     BootstrapError,
     BrokenError,
     CollectiveTimeout,
     PeerLostError,
-    UnavailableError,
     UsageError,
     quoted,
 )
@@ -223,9 +222,7 @@ class _Forks:
     """
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], soft: int) -> None:
-        with contextlib.suppress(UnavailableError):  # the ranks need not use the engine
-            # Once here, not once in each of hundreds of ranks.
-            importlib.import_module("pycoll.runtime.engine")
+        preload()
         self._fn, self._args, self._soft = fn, args, soft
         # Where the ends lie that this process reads, which no rank must hold: most of them side by
         # side, so that closing hundreds is a few calls.
