@@ -16,6 +16,8 @@ from pycoll.errors import UsageError, quoted
 from pycoll.fabric import Fabric, Rails
 
 PREFIX = "PYCOLL_"
+#: Ranks of a job, whichever launcher counts them: a slip is refused, a large machine is not.
+MOST_RANKS = 1 << 20
 
 
 def _text(value: str) -> str:
@@ -148,14 +150,14 @@ SETTINGS: tuple[Setting, ...] = (
         "rank",
         "from the launcher",
         "integer",
-        _integer(0, 65535),
+        _integer(0, MOST_RANKS - 1),
         "A process that no known launcher started cannot find its number.",
     ),
     Setting(
         "size",
         "from the launcher",
         "integer",
-        _integer(1, 65536),
+        _integer(1, MOST_RANKS),
         "A process that no known launcher started cannot count the others.",
     ),
     Setting(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pycoll.config import SETTINGS, Config
+from pycoll.config import MOST_RANKS, SETTINGS, Config
 from pycoll.errors import UsageError
 
 
@@ -94,9 +94,11 @@ def test_an_unknown_argument_names_the_nearest():
         ("PYCOLL_TIMEOUT", "0", "seconds, more than 0"),
         ("PYCOLL_TIMEOUT", "nan", "seconds, more than 0"),
         ("PYCOLL_TIMEOUT", "inf", "seconds, more than 0"),
-        ("PYCOLL_RANK", "-1", "an integer from 0 to 65535"),
-        ("PYCOLL_RANK", "1.5", "an integer from 0 to 65535"),
-        ("PYCOLL_SIZE", "0", "an integer from 1 to 65536"),
+        ("PYCOLL_RANK", "-1", f"an integer from 0 to {MOST_RANKS - 1}"),
+        ("PYCOLL_RANK", str(MOST_RANKS), f"an integer from 0 to {MOST_RANKS - 1}"),
+        ("PYCOLL_RANK", "1.5", "an integer from 0 to"),
+        ("PYCOLL_SIZE", "0", f"an integer from 1 to {MOST_RANKS}"),
+        ("PYCOLL_SIZE", str(MOST_RANKS + 1), f"an integer from 1 to {MOST_RANKS}"),
         ("PYCOLL_ADDRESS", "node7", "host:port of rank 0"),
         ("PYCOLL_ADDRESS", "node7:99999", "host:port of rank 0"),
         ("PYCOLL_ADDRESS", ":4", "host:port of rank 0"),
@@ -105,6 +107,12 @@ def test_an_unknown_argument_names_the_nearest():
 def test_a_bad_value_says_what_is_wanted(variable, value, wanted):
     with pytest.raises(UsageError, match=rf"^{variable} is '{value}', want {wanted}"):
         Config.load({variable: value})
+
+
+def test_a_job_may_have_a_million_ranks():
+    config = Config.load({"PYCOLL_RANK": str(MOST_RANKS - 1), "PYCOLL_SIZE": str(MOST_RANKS)})
+    assert (config.rank, config.size) == (MOST_RANKS - 1, MOST_RANKS)
+    assert MOST_RANKS >= 1_000_000
 
 
 def test_a_bad_argument_says_what_is_wanted():

@@ -17,8 +17,17 @@ from collections.abc import Callable, Sequence
 
 from pycoll.bootstrap.control_loop import CLOSED, UNREACHABLE
 from pycoll.bootstrap.control_plane import ControlPlane
-from pycoll.bootstrap.control_router import CALLS, RANK, SECONDS
-from pycoll.bootstrap.framing import MAX_BLOB, MAX_KEY, Frame, FrameType, encode, unpack_blobs
+from pycoll.bootstrap.control_router import RANK, SECONDS
+from pycoll.bootstrap.framing import (
+    CALLS,
+    MAX_BLOB,
+    MAX_KEY,
+    Frame,
+    FrameType,
+    encode,
+    unpack_blobs,
+    unpack_farewells,
+)
 from pycoll.bootstrap.group import number_of
 from pycoll.bootstrap.rendezvous import GRACE_SECONDS
 from pycoll.errors import (
@@ -415,6 +424,9 @@ class Control:
             self._give_up(frame)
         elif frame.kind is FrameType.CLOSED and frame.rank in self._here:
             self._lose(frame._replace(rank=self._here[frame.rank]))
+        elif frame.kind is FrameType.LEFT:
+            for farewell in unpack_farewells(frame):
+                self.deliver(farewell)
         else:
             raise BootstrapError(
                 f"the control router sent {frame.kind.name} about rank {frame.rank}"
@@ -489,7 +501,8 @@ class Control:
                 (self._calls[frame.rank],) = CALLS.unpack(frame.body)
             self._lost[frame.rank] = frame.key
         self._announce(frame)
-        self._break(PeerLostError(f"{self.describe(frame.rank)} is gone: {said(frame.key)}"))
+        if not self._broken:  # only the first counts, and there may be one for each rank
+            self._break(PeerLostError(f"{self.describe(frame.rank)} is gone: {said(frame.key)}"))
 
     def _break(self, error: Exception) -> None:
         """Fail every exchange, those under way and those to come."""

@@ -90,6 +90,8 @@ class ControlLoop:
         self._woken.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._links: dict[int, ControlSocket] = {}
+        # Those with something unsent, or sent and not acknowledged: most have neither.
+        self._busy: set[ControlSocket] = set()
         for peer, sock in star.links.items():
             self._link(peer, sock, star.seals[peer])
         self._early: dict[int, tuple[socket.socket, Seals]] = {}  # came before it was our turn
@@ -229,7 +231,7 @@ class ControlLoop:
 
     def _pause(self) -> float | None:
         now = time.monotonic()
-        answers = (self._patience(link, now) for link in self._links.values() if link.open)
+        answers = (self._patience(link, now) for link in self._busy if link.open)
         due = min([self._failover.due(), *self._suspects.values(), *answers])
         if self._router:
             due = min(due, self._router.next_deadline())
@@ -243,10 +245,11 @@ class ControlLoop:
 
     def _look_for_silence(self, now: float) -> None:
         limit = silence_seconds(self._timeout)
-        for link in [link for link in self._links.values() if link.open]:
+        for link in [link for link in self._busy if link.open]:
             if link.silence(now) >= limit:
                 self._cut(link)
                 self._lose(link.peer, UNREACHABLE)
+        self._busy = {link for link in self._busy if link.open and not link.settled()}
 
     def _turn(self, pause: float | None) -> None:
         for key, events in self._selector.select(pause):
@@ -270,7 +273,8 @@ class ControlLoop:
             for rank in self._router.absent(now):
                 self._lose(rank, UNREACHABLE)
             self._deliver(self._router.expire(now))
-        for link in list(self._links.values()):
+            self._deliver(self._router.flush())
+        for link in list(self._busy):
             self._send(link)
         self._after()
 
@@ -295,6 +299,7 @@ class ControlLoop:
     def _queue(self, rank: int, frame: Frame) -> None:
         link = self._links.get(rank)  # None while a router is sought, which is told everything
         if link and link.open:
+            self._busy.add(link)
             link.queue(frame)
 
     def _send(self, link: ControlSocket) -> None:
@@ -334,7 +339,10 @@ class ControlLoop:
 
     def _link(self, peer: int, sock: socket.socket, seals: Seals) -> None:
         """Begin to read what a peer sends."""
-        limit = MAX_BLOB + SECONDS.size if self._router else self._star.size * (MAX_BLOB + 4)
+        size = self._star.size
+        limit = max(MAX_BLOB + SECONDS.size, size * RANK.size)  # a part of an exchange, or JOIN
+        if not self._router:
+            limit = size * (MAX_BLOB + 4)
         link = self._links[peer] = ControlSocket(peer, sock, seals, limit, self._timeout)
         self._selector.register(sock, selectors.EVENT_READ, link)
 
@@ -351,6 +359,7 @@ class ControlLoop:
         It stays open until that end closes it: a reset would destroy what it is told.
         """
         text = f"rank {link.peer} did not send this: {error}"
+        self._busy.add(link)
         link.queue(Frame(FrameType.ABORT, self._star.rank, TAMPERED, text.encode()))
         self._send(link)
         link.finish()
@@ -480,7 +489,7 @@ class ControlLoop:
 
     def _sent(self) -> bool:
         """Tell whether nothing is left to be handed to the kernel."""
-        unsent = any(link.unsent and link.open for link in self._links.values())
+        unsent = any(link.unsent and link.open for link in self._busy)
         return not (unsent or self._failover.seeking)
 
     def _drain(self, until: float) -> None:

@@ -11,12 +11,11 @@ import math
 import struct
 from collections.abc import Iterable
 
-from pycoll.bootstrap.framing import Frame, FrameType, pack_blobs
+from pycoll.bootstrap.framing import CALLS, Frame, FrameType, pack_blobs
 from pycoll.bootstrap.group import Group, Once, Poll
 from pycoll.errors import BootstrapError
 
 SECONDS = struct.Struct("<d")
-CALLS = struct.Struct("<Q")
 RANK = struct.Struct("<I")
 POLL_SECONDS = 0.5  #: how long a rank may take to say its status
 
@@ -55,15 +54,34 @@ class ControlRouter:
         self._groups: dict[int, Group] = {}
         if expected is None:
             self._groups[0] = everyone = Group(0, range(size))
-            everyone.joined = set(range(size))
+            everyone.join(*range(size))
         self._gone: dict[int, str] = {}  #: ranks whose connection has ended, and the reason
+        self._parted: set[Group] = set()  # groups with farewells that nobody has been told of
 
     def receive(self, rank: int, frame: Frame, now: float) -> list[Outgoing]:
-        """Take a frame that came from `rank`.
+        """Take a frame that came from `rank`; farewells are kept for `flush`.
 
         Raises:
             BootstrapError: A rank of this protocol version does not send such a frame.
         """
+        # Whatever else comes finds them told: each rank hears all things in the order they came.
+        told = [] if frame.kind is FrameType.CLOSED else self.flush()
+        return told + self._receive(rank, frame, now)
+
+    def flush(self) -> list[Outgoing]:
+        """Tell of those who have left since this was last called: one frame for all of a group.
+
+        All ranks of a job leave at about the same time, and a frame for each would be size² of
+        them.
+        """
+        out: list[Outgoing] = []
+        parted, self._parted = self._parted, set()
+        for group in parted:
+            if frame := group.farewells():
+                out += [(other, frame) for other in sorted(group.present)]
+        return out
+
+    def _receive(self, rank: int, frame: Frame, now: float) -> list[Outgoing]:
         if frame.rank != rank:
             raise BootstrapError(f"rank {rank} sent a frame of rank {frame.rank}")
         self._expected.discard(rank)
@@ -107,9 +125,9 @@ class ControlRouter:
         self._expected.discard(rank)
         mine = [group for group in self._groups.values() if rank in group.index]
         missed = any(rank not in group.left for group in mine)
-        out: list[Outgoing] = []
+        out = self.flush() if missed else []
         for group in mine:
-            group.gone.add(rank)
+            group.lose(rank)
             out += self._pass_on(group, rank) + self._tidy(group)
         if missed:
             frame = Frame(FrameType.LOST, rank, reason)
@@ -119,7 +137,8 @@ class ControlRouter:
 
     def needed(self) -> bool:
         """Tell whether other ranks depend on this router."""
-        others = (group.present - {self._rank} for group in self._groups.values())
+        groups = self._groups.values()
+        others = (len(group.present) > (self._rank in group.present) for group in groups)
         return bool(self._expected) or any(others)
 
     def absent(self, now: float) -> list[int]:
@@ -155,18 +174,21 @@ class ControlRouter:
     def _join(self, rank: int, frame: Frame) -> list[Outgoing]:
         if len(frame.body) % RANK.size or not frame.body:
             raise BootstrapError(f"rank {rank} sent JOIN with {len(frame.body)} bytes")
-        ranks = tuple(number for (number,) in RANK.iter_unpack(frame.body))
-        if len(set(ranks)) < len(ranks) or max(ranks) >= self._size or rank not in ranks:
-            raise BootstrapError(f"rank {rank} joined a group of {rank_list(list(ranks))}")
+        ranks = struct.unpack(f"<{len(frame.body) // RANK.size}I", frame.body)
         group = self._groups.get(frame.group)
-        if group is None:
+        if group is None or group.ranks != ranks:
+            if len(set(ranks)) < len(ranks) or max(ranks) >= self._size or rank not in ranks:
+                raise BootstrapError(f"rank {rank} joined a group of {rank_list(list(ranks))}")
+            if group is not None:
+                raise BootstrapError(f"rank {rank} joined group {frame.group:x} with other ranks")
             group = self._groups[frame.group] = Group(frame.group, ranks)
-            group.gone = self._gone.keys() & set(ranks)
-        if group.ranks != ranks:
-            raise BootstrapError(f"rank {rank} joined group {frame.group:x} with other ranks")
+            for gone in self._gone.keys() & group.index.keys():
+                group.lose(gone)
+        if rank not in group.index:
+            raise BootstrapError(f"rank {rank} joined a group of {rank_list(list(ranks))}")
         if rank in group.joined:
             return []
-        group.joined.add(rank)
+        group.join(rank)
         said = [(rank, earlier) for kept in group.said.values() for earlier in kept]
         missed = group.gone - group.left
         said += [(rank, Frame(FrameType.LOST, gone, self._gone[gone])) for gone in sorted(missed)]
@@ -188,7 +210,7 @@ class ControlRouter:
         group = self._groups.get(frame.group)
         if group is None or other not in group.index:
             return []
-        group.joined.add(other)
+        group.join(other)
         left = Frame(FrameType.CLOSED, other, frame.key, frame.body[RANK.size :], group.number)
         return self._leave(group, other, left)
 
@@ -214,9 +236,11 @@ class ControlRouter:
     def _leave(self, group: Group, rank: int, frame: Frame) -> list[Outgoing]:
         if rank in group.left:
             return []
-        group.left.add(rank)
-        told = self._tell(group, rank, frame) + self._pass_on(group, rank)
-        return told + self._tidy(group)
+        group.leave(rank)
+        group.remember(frame)
+        group.parting.append(frame)
+        self._parted.add(group)
+        return self._pass_on(group, rank) + self._tidy(group)
 
     def _tell(self, group: Group, rank: int, frame: Frame) -> list[Outgoing]:
         group.remember(frame)
@@ -224,7 +248,7 @@ class ControlRouter:
 
     def _tidy(self, group: Group) -> list[Outgoing]:
         """Forget a group that everyone has left; do not wait for the status of who has."""
-        if group.index.keys() <= group.left | group.gone:
+        if group.over():
             del self._groups[group.number]
             return []
         return self._answer(group) if group.poll and group.poll.heard(group.present) else []

@@ -11,14 +11,19 @@ import struct
 import sys
 import termios
 import time
+from collections import deque
 
-from pycoll.bootstrap.framing import Decoder, Frame, sealed
+from pycoll.bootstrap.framing import Decoder, Frame, pieces
 from pycoll.bootstrap.seal import Seals
 
 #: Seconds without a sign of life after which a machine counts as gone, if the job allows so many.
 SILENCE_SECONDS = 25.0
 #: What a machine may take to acknowledge, so that a pause of this one is not taken for its silence.
 ANSWER_SECONDS = 0.5
+LONG = 16384  #: bytes from which on a piece is not copied for each peer
+MOST_AT_ONCE = 262144  #: bytes that are given to the kernel in one call
+#: Bytes that are taken from it in one call: so few that their buffer is not mapped for each.
+RECEIVED = 65536
 #: Linux' option, since 6.15, of how long TCP may wait until it sends again what nobody has
 #: acknowledged, and how long that is here. By itself it waits twice as long each time, so what has
 #: been cut off for 7 seconds is heard of again after 13.
@@ -41,7 +46,8 @@ class ControlSocket:
         self.sock = sock
         self._decoder = Decoder(limit, seals.receiving)
         self._seal = seals.sending
-        self.unsent = bytearray()
+        # What is long is shared by all who get it; what is short lies in one piece.
+        self.unsent: deque[bytearray | memoryview] = deque()
         self.events = selectors.EVENT_READ
         self.open = True  #: what comes is believed, and something can be sent
         self._owed = 0.0  # since when something that was sent may not have arrived
@@ -51,19 +57,36 @@ class ControlSocket:
 
     def queue(self, frame: Frame) -> None:
         """Put a frame behind what is still to be sent."""
-        self.unsent += sealed(frame, self._seal)
+        for piece in pieces(frame, self._seal):
+            if len(piece) >= LONG:
+                self.unsent.append(memoryview(piece))
+            elif self.unsent and isinstance(self.unsent[-1], bytearray):
+                self.unsent[-1] += piece
+            else:
+                self.unsent.append(bytearray(piece))
 
     def send(self) -> None:
         """Send what the kernel takes; a dead peer is noticed when reading."""
         try:
             while self.unsent:
-                del self.unsent[: self.sock.send(memoryview(self.unsent)[:262144])]
+                first = self.unsent[0]
+                sent = self.sock.send(memoryview(first)[:MOST_AT_ONCE])
                 self._owed = self._owed or time.monotonic()
+                if sent == len(first):
+                    self.unsent.popleft()
+                elif isinstance(first, bytearray):
+                    del first[:sent]
+                else:
+                    self.unsent[0] = first[sent:]
         except BlockingIOError:
             pass
         except OSError as error:
             self._cut = error.errno in UNREACHABLE
-            self.unsent = bytearray()
+            self.unsent.clear()
+
+    def settled(self) -> bool:
+        """Tell whether nothing is left to be sent, or was on its way when `silence` last looked."""
+        return not (self.unsent or self._owed)
 
     def finish(self) -> None:
         """Say that nothing more will be sent; the other side then closes, too."""
@@ -91,7 +114,7 @@ class ControlSocket:
     def receive(self) -> bytes:
         """Return what came; empty at the end. OSError if there is nothing, or no way."""
         try:
-            data = self.sock.recv(262144)
+            data = self.sock.recv(RECEIVED)
         except OSError as error:
             if isinstance(error, BlockingIOError) or error.errno in UNREACHABLE:
                 raise

@@ -1,4 +1,4 @@
-"""File descriptors: what a process that has none left is told."""
+"""File descriptors: a job of many ranks gets them, and who has none left is told why."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pycoll.errors import UnavailableError
 
 #: What a rank may need beside what the program has open: of its own, and for each rank of the job.
 _OWN, _EACH = 32, 4
+#: What a process needs, at the least, that has one for each rank of the job: rank 0, a launcher.
+_SPARE = 16
 #: Numbers of descriptors to look at when counting those in use.
 _COUNTED = 1 << 16
 
@@ -36,6 +38,56 @@ def enough(what: str, size: int = 1) -> Iterator[None]:
         raise UnavailableError(f"{what}: {_text(number, size)}") from error
 
 
+def make_room(count: int) -> None:
+    """Raise the soft limit of this process until `count` descriptors more can be opened.
+
+    It stays where that is so already, and it never exceeds the hard limit. It is not lowered again
+    while the job lasts: programs that call ``select()`` fail with descriptors from 1024 on.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _used() + count + _SPARE
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+@contextlib.contextmanager
+def room(count: int) -> Iterator[int]:
+    """Have room for `count` descriptors more inside; gives the soft limit that was there before."""
+    before, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    make_room(count)
+    try:
+        yield before
+    finally:
+        restore(before)
+
+
+def restore(soft: int) -> None:
+    """Set the soft limit to what it was; what is open beyond it stays open."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def require(count: int) -> None:
+    """Raise OSError, which `enough` explains, if the hard limit leaves no room for `count` more.
+
+    To be called after `make_room`, by who would else find out when it is half way.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and _used() + count > soft:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def _used() -> int:
+    """Return how many descriptors are open."""
+    try:
+        return len(os.listdir("/proc/self/fd")) - 1  # of which one is the listing's own
+    except OSError:  # there is none left to list them by
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return sum(_is_open(fd) for fd in range(min(soft, _COUNTED)))
+
+
 def _number(error: BaseException | None) -> int | None:
     """Return EMFILE or ENFILE where that is the error, or behind it."""
     seen: set[int] = set()
@@ -55,7 +107,7 @@ def _text(number: int, size: int) -> str:
             "sysctl fs.file-max=1000000"
         )
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = sum(_is_open(fd) for fd in range(min(soft, _COUNTED)))
+    used = _used()
     more = max(1024, 2 * (used + wanted))
     cure = f"ulimit -n {more}"
     if hard != resource.RLIM_INFINITY and more > hard:

@@ -19,6 +19,7 @@ from pycoll.errors import BootstrapError
 
 HEADER = struct.Struct("<BBHIIQ")  # kind, zero, bytes of key, rank, bytes of body, group
 LENGTH = struct.Struct("<I")
+CALLS = struct.Struct("<Q")  #: calls that a rank has finished
 
 MAX_KEY = 256  #: bytes of a key
 MAX_BLOB = 1 << 20  #: bytes that one rank may give to an exchange
@@ -47,11 +48,12 @@ class FrameType(enum.IntEnum):
     #: member to a new router: I heard that a rank left the group (key: reason; body: its rank, u32,
     #: and the calls it finished, u64), or that it is lost to the job (the same without the calls)
     HEARD = 15
-    ONCE = 16  #: member to router: I want what is made once under a key (key); or it is ready there
-    MAKE = 17  #: router to one member that wants it: make it (key)
+    LEFT = 16  #: router to members: several ranks leave in good order (body: `pack_farewells`)
+    ONCE = 17  #: member to router: I want what is made once under a key (key); or it is ready there
+    MAKE = 18  #: router to one member that wants it: make it (key)
     #: member to router: here it is (key; body: a byte 1 and the thing, or nothing: let another make
     #: it); router to members that want it (key; body: the thing)
-    MADE = 18
+    MADE = 19
 
 
 class Frame(NamedTuple):
@@ -75,8 +77,14 @@ def encode(frame: Frame) -> bytes:
 
 def sealed(frame: Frame, seal: Seal) -> bytes:
     """Return the frame as it travels next: its header and the rest of it, a tag behind each."""
+    return b"".join(pieces(frame, seal))
+
+
+def pieces(frame: Frame, seal: Seal) -> tuple[bytes, bytes, bytes]:
+    """Return the same in three; the long one in the middle is shared by all who get the frame."""
     header, rest, digests = _encoded(frame)
-    return b"".join((header, seal.tag(digests[0]), rest, seal.tag(digests[1])))
+    first = header + seal.tag(digests[0])  # the first tag is made before the second
+    return first, rest, seal.tag(digests[1])
 
 
 @functools.lru_cache(maxsize=1)  # rank 0 sends one frame, which may be long, to every rank
@@ -164,6 +172,36 @@ class Decoder:
 
 
 _KINDS = frozenset(int(kind) for kind in FrameType)
+_FAREWELL = struct.Struct("<IHQ")  # rank, bytes of the reason, calls it finished
+
+
+def pack_farewells(frames: Sequence[Frame]) -> bytes:
+    """Return CLOSED frames of one group in the body of one LEFT."""
+    text = []
+    for frame in frames:
+        reason = frame.key.encode()
+        (calls,) = CALLS.unpack(frame.body)
+        text.append(_FAREWELL.pack(frame.rank, len(reason), calls) + reason)
+    return b"".join(text)
+
+
+def unpack_farewells(frame: Frame) -> list[Frame]:
+    """Return the CLOSED frames that are in a LEFT."""
+    body, start, frames = frame.body, 0, []
+    while start + _FAREWELL.size <= len(body):
+        rank, length, calls = _FAREWELL.unpack_from(body, start)
+        start += _FAREWELL.size
+        if length > MAX_KEY or start + length > len(body):
+            break
+        reason = body[start : start + length].decode()
+        frames.append(Frame(FrameType.CLOSED, rank, reason, CALLS.pack(calls), frame.group))
+        start += length
+    if start != len(body) or not frames:
+        raise BootstrapError(
+            f"control frame: LEFT has {len(body)} bytes, of which {len(frames)} farewells "
+            f"take {start}"
+        )
+    return frames
 
 
 def pack_blobs(blobs: Sequence[bytes]) -> bytes:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
-from pycoll.bootstrap.framing import Frame
+from pycoll.bootstrap.framing import Frame, FrameType, pack_farewells
 
 ONCES = 256  #: things made once that not all ranks have asked for
 KEPT = 4  #: aborts of a kind, or farewells, of one rank
@@ -48,7 +48,7 @@ class Poll:
     deadline: float
     answered: set[int] = field(default_factory=set)
 
-    def heard(self, present: set[int]) -> bool:
+    def heard(self, present: Set[int]) -> bool:
         """Tell whether there is nobody left to wait for."""
         return present <= self.answered
 
@@ -60,9 +60,16 @@ class Group:
         self.number = number
         self.ranks = tuple(ranks)
         self.index = {rank: i for i, rank in enumerate(self.ranks)}
+        # Kept up to date by `join`, `leave` and `lose`: each event asks for them, of which there
+        # are as many as ranks, so that nobody may run through all ranks to find them.
         self.joined: set[int] = set()
         self.left: set[int] = set()  #: closed their communicator
         self.gone: set[int] = set()  #: their connection has ended
+        self.present: set[int] = set()  #: hold this communicator open
+        self._expected = set(self.ranks)  # may still join
+        self._remaining = set(self.ranks)  # have neither left nor gone
+        #: Farewells that the others have not been told of; their ranks have left.
+        self.parting: list[Frame] = []
         self.gatherings: dict[str, Gathering] = {}
         self.failed: dict[str, str] = {}
         # What latecomers are to hear. Of what a rank says often, only the last is kept, and it
@@ -74,14 +81,41 @@ class Group:
         self.poll: Poll | None = None
         self.statuses: dict[int, bytes] = {}  #: the last that each rank said
 
-    @property
-    def present(self) -> set[int]:
-        """The ranks that hold this communicator open."""
-        return self.joined - self.left - self.gone
+    def join(self, *ranks: int) -> None:
+        """Note that ranks have opened this communicator."""
+        self.joined.update(ranks)
+        self._expected.difference_update(ranks)
+        self.present.update(self._remaining.intersection(ranks))
+
+    def leave(self, rank: int) -> None:
+        """Note that a rank has closed it."""
+        self.left.add(rank)
+        self._part(rank)
+
+    def lose(self, rank: int) -> None:
+        """Note that the connection to a rank has ended."""
+        self.gone.add(rank)
+        self._expected.discard(rank)
+        self._part(rank)
+
+    def _part(self, rank: int) -> None:
+        self.present.discard(rank)
+        self._remaining.discard(rank)
 
     def complete(self) -> bool:
         """Tell whether nobody is still to join."""
-        return self.index.keys() <= self.joined | self.gone
+        return not self._expected
+
+    def over(self) -> bool:
+        """Tell whether every rank has left, or is gone."""
+        return not self._remaining
+
+    def farewells(self) -> Frame | None:
+        """Return one frame for all that left since this was last called; None if nobody did."""
+        parted, self.parting = self.parting, []
+        if len(parted) < 2:
+            return parted[0] if parted else None
+        return Frame(FrameType.LEFT, 0, "", pack_farewells(parted), self.number)
 
     def drop_onces(self) -> None:
         """Forget the oldest of the things that are made, where some ranks never ask for them."""

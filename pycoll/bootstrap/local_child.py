@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing.spawn import prepare
 from typing import Any, NamedTuple
 
-from pycoll.bootstrap import control_plane
+from pycoll.bootstrap import control_plane, descriptors
 from pycoll.bootstrap.job import Job, enter
 from pycoll.errors import described
 
@@ -54,9 +54,12 @@ def run_forked(job: Job, fn: Callable[..., Any], args: tuple[Any, ...], report: 
     _run(job, fn, args, report)
 
 
-def run_fresh(parent: int, rank: int, size: int, port: int, listener: int, report: int) -> None:
+def run_fresh(
+    parent: int, rank: int, size: int, port: int, listener: int, report: int, soft: int
+) -> None:
     """Run what standard input describes in a fresh interpreter, which ends here."""
     die_with(parent)
+    descriptors.restore(soft)
     secret, preparation, call = pickle.load(sys.stdin.buffer)
     sock = socket.socket(fileno=listener) if listener >= 0 else None
     job = Job(rank, size, port, secret, sock)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import pickle
 import selectors
@@ -20,23 +19,21 @@ from typing import Any, Literal, TypeVar
 
 from pycoll.bootstrap import local_child
 from pycoll.bootstrap.control_router import rank_list
-from pycoll.bootstrap.descriptors import enough
+from pycoll.bootstrap.descriptors import enough, restore, room
 from pycoll.bootstrap.job import Job
 from pycoll.bootstrap.local_child import OUTCOME, Outcome
-from pycoll.config import Config
+from pycoll.bootstrap.preload import preload
+from pycoll.config import MOST_RANKS, Config
 from pycoll.errors import (
     BootstrapError,
     BrokenError,
     CollectiveTimeout,
     PeerLostError,
-    UnavailableError,
     UsageError,
     quoted,
 )
 
 R = TypeVar("R")
-
-_MOST_RANKS = 65536  #: as PYCOLL_SIZE
 
 
 def spawn(
@@ -82,24 +79,24 @@ def spawn(
         raise UsageError(f"spawn: fn is {quoted(fn)}, want a function that each rank calls")
     if not isinstance(start, str) or start not in ("fork", "spawn"):
         raise UsageError(f'spawn: start is {quoted(start)}, want "fork" or "spawn"')
-    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= _MOST_RANKS:
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST_RANKS:
         raise UsageError(
-            f"spawn: size is {quoted(size)}, want the number of ranks, 1 to {_MOST_RANKS}"
+            f"spawn: size is {quoted(size)}, want the number of ranks, 1 to {MOST_RANKS}"
         )
     seconds = Config.load(timeout=timeout).timeout
     secret = os.urandom(32)
     children: list[_Child] = []
     try:
-        with (
-            enough("spawn", size),
-            socket.create_server(("127.0.0.1", 0), backlog=4 * size + 64) as listener,
-        ):
-            starter = _fork() if start == "fork" else _Fresh(fn, args)
-            port = listener.getsockname()[1]
-            for rank in range(size):
-                job = Job(rank, size, port, secret, listener)
-                starter(job, fn, args, children)
-        _wait(children, time.monotonic() + seconds, seconds, check)
+        with room(2 * size) as soft:  # of each rank a pipe, and its process
+            with (
+                enough("spawn", size),
+                socket.create_server(("127.0.0.1", 0), backlog=4 * size + 64) as listener,
+            ):
+                starter = _Forks(fn, args, soft) if start == "fork" else _Fresh(fn, args, soft)
+                port = listener.getsockname()[1]
+                for rank in range(size):
+                    starter(Job(rank, size, port, secret, listener), children)
+            _wait(children, time.monotonic() + seconds, seconds, check)
     finally:
         for child in children:
             child.end()
@@ -184,16 +181,17 @@ def _wait(children: list[_Child], deadline: float, seconds: float, check: bool) 
     """Wait until every process has ended; raise at the deadline or at the first failure."""
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
         watched: dict[int, int] = {}
+        running = len(children)
         for child in children:
             selector.register(child.reader, selectors.EVENT_READ, child)
             with contextlib.suppress(OSError):  # an old kernel: the pipe's end must do
                 watched[child.rank] = fd = os.pidfd_open(child.pid)
                 stack.callback(os.close, fd)
                 selector.register(fd, selectors.EVENT_READ, child)
-        while running := [child for child in children if not child.ended]:
+        while running:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                ranks = rank_list([child.rank for child in running])
+                ranks = rank_list([child.rank for child in children if not child.ended])
                 raise CollectiveTimeout(f"spawn: {ranks} still ran after {seconds:g} s")
             failures: list[BaseException] = []
             for key, _ in selector.select(remaining):
@@ -202,6 +200,7 @@ def _wait(children: list[_Child], deadline: float, seconds: float, check: bool) 
                 if key.fd == watched.get(child.rank) or (finished and child.rank not in watched):
                     child.reap()
                     child.read()
+                    running -= 1
                     selector.unregister(key.fd)
                 elif finished:
                     selector.unregister(key.fd)
@@ -213,48 +212,62 @@ def _wait(children: list[_Child], deadline: float, seconds: float, check: bool) 
                 raise min(failures, key=lambda e: isinstance(e, PeerLostError | BrokenError))
 
 
-def _fork() -> Callable[..., None]:
-    """Return what starts ranks as copies of this process."""
-    with contextlib.suppress(UnavailableError):  # the ranks need not use the engine
-        # Once here, not once in each of hundreds of ranks.
-        importlib.import_module("pycoll.runtime.engine")
-    return _forked
+class _Forks:
+    """Starts ranks as copies of this process.
 
+    Args:
+        fn: What each runs.
+        args: Its arguments.
+        soft: The limit of file descriptors that a rank has.
+    """
 
-def _forked(
-    job: Job, fn: Callable[..., Any], args: tuple[Any, ...], children: list[_Child]
-) -> None:
-    """Start a rank as a copy of this process."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    reader, writer = os.pipe()
-    parent = os.getpid()
-    os.set_blocking(reader, False)
-    # Ctrl-C between the fork and the entry in the list would leave a process behind.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        with warnings.catch_warnings():
-            # That threads do not survive is said in the docstring of spawn.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        if pid == 0:
-            try:
-                local_child.die_with(parent)
-                for other in [reader, *(child.reader for child in children)]:
-                    os.close(other)
-                local_child.run_forked(job, fn, args, writer)
-            finally:
-                os._exit(1)
-        children.append(_Child(job.rank, pid, reader))
-    finally:
-        os.close(writer)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], soft: int) -> None:
+        preload()
+        self._fn, self._args, self._soft = fn, args, soft
+        # Where the ends lie that this process reads, which no rank must hold: most of them side by
+        # side, so that closing hundreds is a few calls.
+        self._runs: list[list[int]] = []
+
+    def __call__(self, job: Job, children: list[_Child]) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        reader, writer = os.pipe()
+        parent = os.getpid()
+        os.set_blocking(reader, False)
+        self._note(reader)
+        # Ctrl-C between the fork and the entry in the list would leave a process behind.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with warnings.catch_warnings():
+                # That threads do not survive is said in the docstring of spawn.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+            if pid == 0:
+                try:
+                    local_child.die_with(parent)
+                    for first, end in self._runs:
+                        os.closerange(first, end)
+                    restore(self._soft)
+                    local_child.run_forked(job, self._fn, self._args, writer)
+                finally:
+                    os._exit(1)
+            children.append(_Child(job.rank, pid, reader))
+        finally:
+            os.close(writer)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+    def _note(self, reader: int) -> None:
+        if self._runs and self._runs[-1][1] == reader:
+            self._runs[-1][1] += 1
+        else:
+            self._runs.append([reader, reader + 1])
 
 
 class _Fresh:
     """Starts ranks as fresh interpreters, which get the call by reference."""
 
-    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], soft: int) -> None:
+        self._soft = soft
         main = sys.modules["__main__"]
         if fn.__module__ == "__main__" and not hasattr(main, "__file__"):
             raise UsageError(
@@ -266,13 +279,11 @@ class _Fresh:
         except Exception as error:  # pickle raises whatever an object's methods raise
             raise UsageError(f'spawn: start="spawn" cannot pickle the call: {error}') from error
 
-    def __call__(
-        self, job: Job, fn: Callable[..., Any], args: tuple[Any, ...], children: list[_Child]
-    ) -> None:
+    def __call__(self, job: Job, children: list[_Child]) -> None:
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
         listener = job.listener.fileno() if job.listener and job.rank == 0 else -1
-        numbers = (os.getpid(), job.rank, job.size, job.port, listener, writer)
+        numbers = (os.getpid(), job.rank, job.size, job.port, listener, writer, self._soft)
         code = f"from pycoll.bootstrap.local_child import run_fresh; run_fresh{numbers}"
         preparation = get_preparation_data(f"rank {job.rank}")
         del preparation["authkey"]  # which refuses to be pickled, and is not used here

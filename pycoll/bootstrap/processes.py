@@ -1,4 +1,4 @@
-"""Processes: programs as the ranks of a job on this host; nothing of them outlives the supervisor.
+"""Processes: what starts the ranks of a job on this host; nothing of them outlives the supervisor.
 
 The kernel ends a rank with its parent. What a rank has started, and left, becomes a child of the
 nearest ancestor that called `adopt`, which can then end it.
@@ -14,9 +14,12 @@ import secrets
 import signal
 import socket
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from pycoll.bootstrap import torchrun
+from pycoll.bootstrap.descriptors import restore
 from pycoll.bootstrap.local_child import PR_SET_PDEATHSIG, die_with
 from pycoll.config import SETTINGS
 
@@ -25,48 +28,103 @@ PR_SET_CHILD_SUBREAPER = 36
 _ELSEWHERE = ("rank", "size", "address")
 
 
-class Processes:
-    """What starts the ranks of one job. Close it when they have ended."""
+class Process(Protocol):
+    """A rank's process, as `subprocess.Popen` has it."""
 
-    def __init__(self, size: int, environ: Mapping[str, str] | None = None) -> None:
-        """Prepare a job of `size` ranks; `environ` (this process's) is what they inherit."""
-        self._size = size
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return how it ended: its exit code, or the signal below 0; None while it runs."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal if it still runs."""
+
+
+class Started(NamedTuple):
+    """A rank, and the ends where what it writes comes."""
+
+    process: Process
+    out: int
+    err: int
+
+
+class Starter(ABC):
+    """What starts the ranks of one job. Close it when they have ended.
+
+    Args:
+        size: Number of ranks.
+        soft: The limit of file descriptors that a rank has.
+    """
+
+    def __init__(self, size: int, soft: int) -> None:
+        self.size = size
+        self._soft = soft
         self._run = torchrun.OWN_RUN + secrets.token_hex(8)
         # Bound and never listening: nobody else is given the port, and torch's store may have it.
         self._held = socket.socket()
         self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._held.bind(("127.0.0.1", 0))
-        settings = {setting.name: setting.variable for setting in SETTINGS}
-        inherited = dict(os.environ if environ is None else environ)
-        for name in _ELSEWHERE:
-            inherited.pop(settings[name], None)
-        cores = len(os.sched_getaffinity(0))
-        self._environ = {
-            "PYTHONUNBUFFERED": "1",  # else a line comes when its rank has written many
-            "OMP_NUM_THREADS": str(max(1, cores // size)),  # else each rank takes every core
-            settings["secret"]: secrets.token_hex(32),
-            **inherited,
-        }
 
-    def environ(self, rank: int) -> dict[str, str]:
-        """Return the environment of a rank: torchrun's, and what this process has besides."""
-        port = self._held.getsockname()[1]
-        return {**self._environ, **torchrun.variables(rank, self._size, port, self._run)}
+    def variables(self, rank: int) -> dict[str, str]:
+        """Return what a rank has in its environment and no other process has: torchrun's."""
+        return torchrun.variables(rank, self.size, self._held.getsockname()[1], self._run)
 
-    def start(self, command: Sequence[str], rank: int) -> subprocess.Popen[bytes]:
-        """Start a rank, with pipes for what it says; the kernel ends it with this process."""
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=self.environ(rank),
-            preexec_fn=functools.partial(die_with, os.getpid()),  # this process has one thread
-        )
+    @abstractmethod
+    def start(self, rank: int) -> Started | None:
+        """Start a rank, which the kernel ends with this process; None in a rank that is a fork."""
 
     def close(self) -> None:
         """Give back the port."""
         self._held.close()
+
+
+class Interpreters(Starter):
+    """Starts each rank as a program of its own."""
+
+    def __init__(self, command: Sequence[str], size: int, soft: int) -> None:
+        super().__init__(size, soft)
+        self._command = command
+        self._environ = shared_environ(size)
+
+    def start(self, rank: int) -> Started:
+        """Start a rank."""
+        out, err = os.pipe(), os.pipe()
+        process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=out[1],
+            stderr=err[1],
+            env={**self._environ, **self.variables(rank)},
+            preexec_fn=functools.partial(_begin, os.getpid(), self._soft),  # there is one thread
+        )
+        os.close(out[1])
+        os.close(err[1])
+        return Started(process, out[0], err[0])
+
+
+def shared_environ(size: int, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of every rank of a job, but for what differs between ranks.
+
+    Args:
+        size: Number of ranks.
+        environ: What they inherit; this process's by default.
+    """
+    settings = {setting.name: setting.variable for setting in SETTINGS}
+    inherited = dict(os.environ if environ is None else environ)
+    for name in _ELSEWHERE:
+        inherited.pop(settings[name], None)
+    cores = len(os.sched_getaffinity(0))
+    return {
+        "PYTHONUNBUFFERED": "1",  # else a line comes when its rank has written many
+        "OMP_NUM_THREADS": str(max(1, cores // size)),  # else each rank takes every core
+        settings["secret"]: secrets.token_hex(32),
+        **inherited,
+    }
+
+
+def _begin(parent: int, soft: int) -> None:
+    die_with(parent)
+    restore(soft)
 
 
 def adopt() -> None:

@@ -7,26 +7,27 @@ import os
 import re
 import select
 import signal
-import subprocess
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pycoll.bootstrap.control_router import rank_list
 from pycoll.bootstrap.forwarding import Lines, Sink
-from pycoll.bootstrap.processes import Processes, end_children
+from pycoll.bootstrap.processes import Process, Starter, end_children
 
 LAST = 20  #: lines of a failed rank that are shown once more
 #: How long a rank that has lost another may be the only one to fail: the other is on its way out.
 PATIENCE = 3.0
+_AT_A_TIME = 16  #: ranks that are started before what they say is heard
 _CONSEQUENCE = re.compile(r"\b(PeerLostError|BrokenError|Connection (closed|reset) by peer)\b")
 
 
 @dataclass(eq=False)
 class _Rank:
     number: int
-    process: subprocess.Popen[bytes]
+    process: Process
+    streams: tuple[int, int]
     last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST))
     code: int | None = None  #: as subprocess has it: below 0 the signal
 
@@ -44,20 +45,19 @@ class _Rank:
 
 
 class Ranks:
-    """Runs a command as every rank."""
+    """Starts the ranks of a job, passes on what they write, and sees how they end.
 
-    def __init__(self, command: Sequence[str], size: int, grace: float) -> None:
-        """Prepare.
+    Args:
+        starter: What starts them; closed in the end.
+        grace: Seconds from one step of ending them to the next, harsher one.
+    """
 
-        Args:
-            command: What every rank runs.
-            size: Number of ranks.
-            grace: Seconds from one step of ending them to the next, harsher one.
-        """
-        self._command, self._size, self._grace = command, size, grace
+    def __init__(self, starter: Starter, grace: float) -> None:
+        self._starter, self._size, self._grace = starter, starter.size, grace
         self._ranks: list[_Rank] = []
-        self._streams: list[tuple[_Rank, Lines]] = []
-        self._sinks = [Sink(1), Sink(2)]
+        self._streams: dict[int, tuple[_Rank, Lines]] = {}  # file descriptor → what comes there
+        self._out, self._err = Sink(1), Sink(2)
+        self._sinks = [self._out, self._err]  # in turn
         self._failed: list[_Rank] = []  # of themselves, in order
         self._told: int | None = None  # the signal that ended the job
         self._urgent = False  # a signal came, be it to end what was ending: wait for no reader
@@ -66,23 +66,42 @@ class Ranks:
         self._until: float | None = None  # when to take the next
 
     def run(self, signals: int) -> int:
-        """Run to the end; returns the exit code of the job. Nothing is left of it.
+        """Start the ranks, none of them a fork, and see to the end of the job; see `wait`."""
+        self.start(signals)
+        return self.wait(signals)
+
+    def start(self, signals: int) -> bool:
+        """Start the ranks; False in a rank that is a fork of this process.
+
+        What starts a thousand of them takes a while, in which the first may fail, or a signal come.
 
         Args:
             signals: A pipe with the number of each signal that this process gets.
         """
-        out, err = self._sinks
-        with contextlib.closing(Processes(self._size)) as processes:
+        for number in range(self._size):
+            if self._steps or self._sent:
+                break
+            if not self._start(number):
+                return False
+            if number % _AT_A_TIME == _AT_A_TIME - 1:
+                self._turn(signals, 0.0)
+        return True
+
+    def wait(self, signals: int) -> int:
+        """See to the end of the job, and return its exit code. Nothing is left of it.
+
+        Args:
+            signals: As above.
+        """
+        with contextlib.closing(self._starter):
             try:
-                for number in range(self._size):
-                    self._start(processes, number)
                 while self._running() or self._streams:
                     self._turn(signals)
                     if not self._running():
                         end_children()  # what they left would keep their streams open
                 for line in self._report():
-                    err.add(line.encode())
-                while out.held or err.held:
+                    self._err.add(line.encode())
+                while any(sink.held for sink in self._sinks):
                     self._turn(signals)
             finally:
                 end_children()
@@ -92,31 +111,38 @@ class Ranks:
         assert code is not None
         return code if code >= 0 else 128 - code
 
-    def _start(self, processes: Processes, number: int) -> None:
-        rank = _Rank(number, processes.start(self._command, number))
+    def _start(self, number: int) -> bool:
+        started = self._starter.start(number)
+        if started is None:
+            return False
+        rank = _Rank(number, started.process, (started.out, started.err))
         self._ranks.append(rank)
         prefix = f"[{number:{len(str(self._size - 1))}}] "
-        for pipe, sink in zip((rank.process.stdout, rank.process.stderr), self._sinks, strict=True):
-            assert pipe is not None
-            self._streams.append((rank, Lines(pipe.fileno(), prefix, sink, rank.last)))
+        for fd, sink in ((started.out, self._out), (started.err, self._err)):
+            self._streams[fd] = rank, Lines(fd, prefix, sink, rank.last)
+        return True
 
     def _running(self) -> list[_Rank]:
         return [rank for rank in self._ranks if rank.code is None]
 
-    def _turn(self, signals: int) -> None:
-        """Wait until something happens, and deal with it."""
+    def _turn(self, signals: int, most: float | None = None) -> None:
+        """Wait until something happens, at most so many seconds, and deal with it."""
         poll = select.poll()
         poll.register(signals, select.POLLIN)
-        for _, lines in self._streams:
-            if not lines.sink.full():
-                poll.register(lines.fd, select.POLLIN)
+        full = {sink for sink in self._sinks if sink.full()}
+        for fd, (_, lines) in self._streams.items():
+            if lines.sink not in full:
+                poll.register(fd, select.POLLIN)
         for sink in self._sinks:
             if sink.held:
                 poll.register(sink.fd, select.POLLOUT)
-        left = None if self._until is None else max(0.0, self._until - time.monotonic())
+        left = most
+        if self._until is not None:
+            left = max(0.0, self._until - time.monotonic())
+            left = left if most is None else min(left, most)
         ready = {fd for fd, _ in poll.poll(None if left is None else 1000 * left)}
-        for stream in [s for s in self._streams if s[1].fd in ready]:
-            self._read(stream)
+        for fd in [fd for fd in self._streams if fd in ready]:  # in the order of ranks
+            self._read(fd)
         for sink in [s for s in self._sinks if s.held and s.fd in ready][:1]:
             self._sinks.reverse()  # both may be one pipe, which has room for one
             if not sink.pass_on():
@@ -127,22 +153,20 @@ class Ranks:
         if self._until is not None and time.monotonic() >= self._until:
             self._step()
 
-    def _read(self, stream: tuple[_Rank, Lines]) -> None:
-        rank, lines = stream
+    def _read(self, fd: int) -> None:
+        _, lines = self._streams[fd]
         if not lines.read():
-            self._streams.remove(stream)
-            for pipe in (rank.process.stdout, rank.process.stderr):
-                if pipe is not None and not pipe.closed and pipe.fileno() == lines.fd:
-                    pipe.close()
+            del self._streams[fd]
+            os.close(fd)
 
     def _reap(self) -> None:
         for rank in self._running():
             rank.code = rank.process.poll()
             if rank.code is None:
                 continue
-            for stream in [s for s in self._streams if s[0] is rank]:
-                while stream in self._streams and _readable(stream[1].fd):
-                    self._read(stream)
+            for fd in rank.streams:
+                while self._streams.get(fd, (None,))[0] is rank and _readable(fd):
+                    self._read(fd)
             if rank.code and not self._sent and self._told is None:
                 self._failed.append(rank)
         if self._failed and not self._steps and not self._sent:

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from pycoll.bootstrap import handshake
+from pycoll.bootstrap import descriptors, handshake
 from pycoll.bootstrap.control_router import rank_list
 from pycoll.bootstrap.framing import Decoder, Frame, FrameType, pack_blobs, sealed, unpack_blobs
 from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES, Handshake, Preface, Side
@@ -99,7 +99,10 @@ def gather(
 
     Raises:
         BootstrapError: A rank did not come, went away, or does not fit the job.
+        OSError: The limit of file descriptors leaves no room for a connection to each.
     """
+    descriptors.make_room(size)
+    descriptors.require(size - 1)
     with _Reception(listener, size, secret, public) as reception:
         started = time.monotonic()
         try:
@@ -331,6 +334,7 @@ def join(
     Raises:
         BootstrapError: Rank 0 is not there, is not of this job, or ended the bootstrap.
     """
+    descriptors.make_room(size)  # it may have to take rank 0's place
     alone = len(addresses) == 1
     started = time.monotonic()
     problem = refused = ""

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pycoll.bootstrap import environment, nodelist, torchrun, user_key
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.rendezvous import Star
-from pycoll.config import Config
+from pycoll.config import MOST_RANKS, Config
 from pycoll.errors import BootstrapError, UsageError
 
 MOST_PORTS = 16
@@ -40,7 +40,7 @@ def launched(environ: Mapping[str, str]) -> bool:
 
 def meet(config: Config, environ: Mapping[str, str]) -> Star:
     """Meet the other tasks of the step on the node of task 0."""
-    size = _number("number of tasks", _tasks(environ), 1, 65536)
+    size = _number("number of tasks", _tasks(environ), 1, MOST_RANKS)
     rank = _number("SLURM_PROCID", environ.get("SLURM_PROCID", ""), 0, size - 1)
     if size == 1:
         return Star(0, 1, (Member.me(),))

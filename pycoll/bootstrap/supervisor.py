@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from pycoll.bootstrap import processes
@@ -47,14 +47,14 @@ def _work(work: Callable[[int], int], parent: int) -> NoReturn:
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a background job that writes to a terminal
         processes.adopt()
         processes.hear_of_the_end(parent)
-        code = work(_signal_pipe())
+        code = work(signal_pipe())
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(code)
 
 
-def _signal_pipe() -> int:
+def signal_pipe() -> int:
     """Have signals write their numbers to a pipe, whose other end is returned."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -65,6 +65,27 @@ def _signal_pipe() -> int:
             signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
     return reader
+
+
+def execute(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Go on as another program, which calls `signal_pipe` as the first thing that it does.
+
+    A signal that comes before that waits for it; standard input is empty from here on.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.execve(command[0], command, environ)
+
+
+def no_signal_pipe() -> None:
+    """Undo `signal_pipe` in a rank that is a fork, whose descriptors are closed."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, *ENDINGS):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _wait(child: int) -> int:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pycoll.bootstrap import environment, user_key
 from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.rendezvous import Star
-from pycoll.config import Config
+from pycoll.config import MOST_RANKS, Config
 from pycoll.errors import BootstrapError
 
 #: Begins the name of a job that `pycoll run` started, which gives the same variables as torchrun.
@@ -48,7 +48,7 @@ def program(environ: Mapping[str, str] | None = None) -> str:
 
 def meet(config: Config, environ: Mapping[str, str]) -> Star:
     """Meet the other ranks on the machine that MASTER_ADDR names."""
-    size = _number(environ, "WORLD_SIZE", 1, 65536)
+    size = _number(environ, "WORLD_SIZE", 1, MOST_RANKS)
     rank = _number(environ, "RANK", 0, size - 1)
     if size == 1:
         return Star(0, 1, (Member.me(),))

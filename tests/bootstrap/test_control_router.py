@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pycoll.bootstrap.control_router import CALLS, SECONDS, ControlRouter, rank_list
-from pycoll.bootstrap.framing import Frame, FrameType, unpack_blobs
+from pycoll.bootstrap.control_router import SECONDS, ControlRouter, rank_list
+from pycoll.bootstrap.framing import (
+    CALLS,
+    Frame,
+    FrameType,
+    pack_farewells,
+    unpack_blobs,
+    unpack_farewells,
+)
 from pycoll.errors import BootstrapError
 
 
@@ -113,10 +120,59 @@ def test_refused_calls_displace_nothing_of_what_latecomers_hear():
         assert len(refused) < 64
 
 
+def farewell(rank: int, calls: int = 0, group: int = 0) -> Frame:
+    return Frame(FrameType.CLOSED, rank, f"closed {rank}", CALLS.pack(calls), group)
+
+
+def test_those_who_leave_together_are_told_of_in_one_frame():
+    router = ControlRouter(5)
+    said = [farewell(rank, 10 + rank) for rank in (3, 1, 4)]
+    for frame in said:
+        assert router.receive(frame.rank, frame, 0) == []
+    (zero, left), (two, same) = router.flush()
+    assert (zero, two) == (0, 2)
+    assert left is same
+    assert unpack_farewells(left) == said
+    assert router.flush() == []
+
+
+def test_whatever_comes_behind_a_farewell_is_heard_behind_it():
+    router = ControlRouter(4)
+    router.receive(3, farewell(3), 0)
+    gave_up = Frame(FrameType.ABORT, 1, "lost", b"without rank 3")
+    assert router.receive(1, gave_up, 0) == [
+        *((rank, farewell(3)) for rank in (0, 1, 2)),
+        *((rank, gave_up) for rank in (0, 2)),
+    ]
+    router.receive(2, farewell(2), 0)
+    assert router.lost(1, "died") == [(0, farewell(2)), (1, farewell(2)), *lost_to(0)]
+
+
+def lost_to(*ranks: int) -> list[tuple[int, Frame]]:
+    return [(rank, Frame(FrameType.LOST, 1, "died")) for rank in ranks]
+
+
+def test_a_group_that_all_leave_at_once_is_forgotten_without_a_word():
+    router = ControlRouter(3)
+    for rank in range(3):
+        router.receive(rank, farewell(rank), 0)
+    assert router.flush() == []
+    assert not router.needed()
+    assert router._groups == {}
+
+
+@pytest.mark.parametrize("cut", [0, 1, 13, 14, 21, 23, 43])
+def test_farewells_that_are_cut_off_are_refused(cut):
+    body = pack_farewells([farewell(1), farewell(2)])[:cut]
+    with pytest.raises(BootstrapError, match=rf"^control frame: LEFT has {cut} bytes, of which "):
+        unpack_farewells(Frame(FrameType.LEFT, 0, "", body))
+
+
 def test_a_loss_is_told_once_and_not_after_a_clean_close():
     router = ControlRouter(4)
     closed = Frame(FrameType.CLOSED, 2, "closed", CALLS.pack(7))
-    assert router.receive(2, closed, 0) == [(0, closed), (1, closed), (3, closed)]
+    assert router.receive(2, closed, 0) == []
+    assert router.flush() == [(0, closed), (1, closed), (3, closed)]
     assert router.lost(2, "died") == []
     lost = Frame(FrameType.LOST, 3, "died")
     assert router.lost(3, "died") == [(0, lost), (1, lost)]

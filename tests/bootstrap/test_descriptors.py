@@ -6,11 +6,13 @@ import errno
 import os
 import re
 import resource
+import socket
+import time
 
 import pytest
 
 import pycoll
-from pycoll.bootstrap import job
+from pycoll.bootstrap import detect, job, rendezvous
 from pycoll.bootstrap.descriptors import enough
 
 SAID = r"^{}: this process has \d+ of {} file descriptors open \(RLIMIT_NOFILE\), want \d+ more for"
@@ -96,3 +98,43 @@ def test_spawn_says_so_too() -> None:
         return str(error.value)
 
     assert "RLIMIT_NOFILE" in pycoll.spawn(rank, 1, timeout=60)[0]
+
+
+def limits_of_a_job(size: int) -> list[tuple[int, int]]:
+    """Return the soft limit of each rank before and after the ranks have met."""
+
+    def rank() -> tuple[int, int]:
+        before, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        detect().close()
+        return before, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+    return pycoll.spawn(rank, size, timeout=60)
+
+
+def test_a_low_soft_limit_is_raised_for_the_ranks_and_put_back_here() -> None:
+    def launcher() -> tuple[list[tuple[int, int]], int]:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        low = sum(map(is_open, range(4096))) + 30
+        resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
+        found = limits_of_a_job(40)  # 40 pipes and processes of ranks are more than 30
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (low, hard)
+        return found, low
+
+    ((found, low),) = pycoll.spawn(launcher, 1, timeout=60)
+    assert all(before == low < after for before, after in found)
+
+
+def test_a_limit_that_suffices_is_left_alone() -> None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert limits_of_a_job(2) == [(soft, soft)] * 2
+
+
+def test_rank_0_does_not_begin_what_the_hard_limit_cannot_end() -> None:
+    def rank() -> None:
+        limit = sum(map(is_open, range(4096))) + 60
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        with socket.create_server(("127.0.0.1", 0)) as listener, enough("init", 100):
+            rendezvous.gather(listener, 100, b"secret", time.monotonic() + 3600)
+
+    with pytest.raises(pycoll.UnavailableError, match=r"^init: this process .* for 100 ranks: "):
+        pycoll.spawn(rank, 1, timeout=60)

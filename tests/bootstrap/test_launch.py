@@ -16,6 +16,7 @@ import pytest
 import pycoll
 from pycoll.bootstrap import detect, job
 from pycoll.bootstrap.local_launch import spawn
+from pycoll.config import MOST_RANKS
 from pycoll.errors import BootstrapError, CollectiveTimeout, PeerLostError, UsageError
 
 SECONDS = 30.0  #: generous: reached only by a hang
@@ -277,7 +278,7 @@ def test_a_fresh_interpreter_per_rank():
 def test_bad_arguments():
     with pytest.raises(UsageError, match=r'^spawn: start is \'thread\', want "fork" or "spawn"$'):
         spawn(who, 2, start="thread")  # type: ignore[arg-type]
-    for size in (0, -1, 1.5, True, "2"):
+    for size in (0, -1, 1.5, True, "2", MOST_RANKS + 1):
         with pytest.raises(UsageError, match=r"^spawn: size is .*, want the number of ranks, 1"):
             spawn(who, size)
     with pytest.raises(UsageError, match=r'^spawn: start="spawn" cannot pickle the call: '):

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from pycoll.bootstrap.control_socket import ControlSocket, keep_alive, silence_seconds
+from pycoll.bootstrap.framing import Decoder, Frame, FrameType
 from pycoll.bootstrap.seal import Seal, Seals
 
 SEALS = Seals(Seal(b"s"), Seal(b"r"))
@@ -37,7 +38,7 @@ def test_nothing_is_owed_where_nothing_was_sent_or_all_was_acknowledged():
     ):
         link = ControlSocket(1, caller, SEALS, 100, 300.0)
         assert link.silence(time.monotonic()) == 0
-        link.unsent += b"x"
+        link.queue(Frame(FrameType.ASK, 0))
         link.send()
         while link.silence(time.monotonic()):
             pass
@@ -62,7 +63,7 @@ class Broken:
 def test_a_network_that_is_down_is_not_taken_for_a_death():
     with socket.socket() as sock:
         link = ControlSocket(1, Broken(sock), SEALS, 100, 300.0)
-        link.unsent += b"x"
+        link.queue(Frame(FrameType.ASK, 0))
         link.send()
         assert not link.unsent
         with pytest.raises(OSError, match="the network is down"):
@@ -84,3 +85,24 @@ def test_the_end_of_a_process_is_the_end_of_its_data():
             except BlockingIOError:  # the end is on its way
                 continue
         caller.close()
+
+
+@pytest.mark.parametrize("long", [0, 1, 20_000, 3_000_000])
+def test_frames_of_any_length_come_whole_and_in_order(long):
+    """Also those that the kernel takes in parts, of which the long one lies in a piece alone."""
+    frames = [Frame(FrameType.GATHERED, 0, f"{i}", bytes([i]) * long * (i % 2)) for i in range(5)]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        caller = socket.create_connection(listener.getsockname())
+        served, _ = listener.accept()
+        with caller, served:
+            link = ControlSocket(1, caller, SEALS._replace(sending=Seal(b"s")), 100, 300.0)
+            decoder = Decoder(long, Seal(b"s"))
+            for frame in frames:
+                link.queue(frame)
+            came = []
+            while len(came) < len(frames):
+                link.send()
+                came += decoder.feed(served.recv(100_000))
+            assert came == frames
+            while not link.settled():
+                link.silence(time.monotonic())

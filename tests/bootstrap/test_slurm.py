@@ -12,7 +12,7 @@ import ports
 import pytest
 
 from pycoll.bootstrap import launcher, mpi, slurm, torchrun
-from pycoll.config import Config
+from pycoll.config import MOST_RANKS, Config
 from pycoll.errors import BootstrapError, UsageError
 
 SECONDS = 60.0  #: generous: reached only by a hang
@@ -101,6 +101,15 @@ def test_several_nodes_without_a_secret_are_refused_with_the_cure():
         r"srun --export=ALL,PYCOLL_SECRET=\$\(openssl rand -hex 32\) \.\.\.$",
     ):
         slurm.meet(NOTHING, TWO_NODES)
+
+
+def test_the_largest_job_is_met_and_no_larger_one(monkeypatch):
+    monkeypatch.setattr(slurm.environment, "meet_at", lambda *met: met)
+    largest = {**ENVIRONMENT, "SLURM_STEP_NUM_TASKS": str(MOST_RANKS)}
+    last = {**largest, "SLURM_PROCID": str(MOST_RANKS - 1)}
+    assert slurm.meet(NOTHING, last)[2:4] == (MOST_RANKS - 1, MOST_RANKS)
+    with pytest.raises(BootstrapError, match=rf"number of tasks is '{MOST_RANKS + 1}', want an"):
+        slurm.meet(NOTHING, {**largest, "SLURM_STEP_NUM_TASKS": str(MOST_RANKS + 1)})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import ports
 import pytest
 
 from pycoll.bootstrap import torchrun
-from pycoll.config import Config
+from pycoll.config import MOST_RANKS, Config
 from pycoll.errors import BootstrapError
 
 SECONDS = 60.0  #: generous: reached only by a hang
@@ -93,7 +93,8 @@ def test_what_is_torchrun():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("WORLD_SIZE", "0", r"^torchrun: WORLD_SIZE is '0', want an integer from 1 to 65536$"),
+        ("WORLD_SIZE", "0", rf"^torchrun: WORLD_SIZE is '0', want an integer from 1 to {MOST_RANKS}$"),
+        ("WORLD_SIZE", str(MOST_RANKS + 1), r"^torchrun: WORLD_SIZE is '1048577', want an integer"),
         ("WORLD_SIZE", "two", r"^torchrun: WORLD_SIZE is 'two', want an integer from 1"),
         ("RANK", "2", r"^torchrun: RANK is '2', want an integer from 0 to 1$"),
         ("MASTER_ADDR", "", r"^torchrun: MASTER_ADDR is not set, want the host of rank 0$"),
@@ -103,6 +104,12 @@ def test_what_is_torchrun():
 def test_a_bad_variable(name, value, message):
     with pytest.raises(BootstrapError, match=message):
         torchrun.meet(Config.load({}), {**ENVIRONMENT, name: value})
+
+
+def test_the_largest_job_is_met(monkeypatch):
+    monkeypatch.setattr(torchrun.environment, "meet_at", lambda *met: met)
+    environ = {**ENVIRONMENT, "WORLD_SIZE": str(MOST_RANKS), "RANK": str(MOST_RANKS - 1)}
+    assert torchrun.meet(Config.load({}), environ)[2:4] == (MOST_RANKS - 1, MOST_RANKS)
 
 
 def test_what_pycoll_run_starts_is_not_called_torchruns():

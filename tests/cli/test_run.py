@@ -92,12 +92,12 @@ def gone(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] == "Z"
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+@pytest.fixture(params=["spawn", "fork"])
+def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
     def start(size: int, body: str, *options: str, **popen: object) -> Job:
-        jobs.append(Job(tmp_path, size, body, *options, **popen))
+        jobs.append(Job(tmp_path, size, body, "--start", request.param, *options, **popen))
         return jobs[-1]
 
     yield start
