@@ -10,7 +10,7 @@
 
 static int check_options(const struct pc_options *o)
 {
-    if (o->size == 0 || o->size > UINT16_MAX || o->rank >= o->size)
+    if (o->size == 0 || o->size > PC_MAX_RANKS || o->rank >= o->size)
         return PC_INVALID;
     if (o->slots < 2 || (o->slots & (o->slots - 1)) != 0 || o->slots > PC_LINES)
         return PC_INVALID;

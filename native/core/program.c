@@ -59,7 +59,7 @@ static int open_blob(struct blob *b, const unsigned char *bytes, size_t nbytes)
         || real_rank(b, h->rank) != o->rank)
         return BAD(b, "for rank %u of %u with root %u, this is rank %u of %u", h->rank, h->size,
                    b->root, o->rank, o->size);
-    if (h->nchannels == 0 || h->nchannels > PC_MAX_CHANNELS || h->nedges > UINT16_MAX
+    if (h->nchannels == 0 || h->nchannels > PC_MAX_CHANNELS || h->nedges > PC_MAX_RECORDS
         || h->ninstructions > PC_MAX_RECORDS || h->noperands > PC_MAX_RECORDS || h->nchunks == 0
         || h->nchunks > PC_MAX_RECORDS || h->nscratch > PC_MAX_RECORDS || h->widest > h->nchunks
         || (h->flags & ~(uint32_t)PC_PROGRAM_DIRECT))
@@ -262,7 +262,7 @@ static void resolve_operands(const struct blob *b, struct pc_program *program)
     for (uint32_t k = 0; k < b->header.noperands; k++) {
         struct pc_operand o = operand_at(b, k);
         struct pc_vm_operand *p = &program->operands[k];
-        *p = (struct pc_vm_operand){.space = o.space,
+        *p = (struct pc_vm_operand){.space = (uint8_t)o.space,
                                     .place = o.place,
                                     .chunk = o.chunk,
                                     .nchunks = o.nchunks,
