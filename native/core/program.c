@@ -235,9 +235,24 @@ static uint32_t start_of(const struct blob *b, uint32_t channel)
     return start;
 }
 
+/* Also of an operand that no instruction names: a plan looks up the bytes of all of them. */
+static int check_range(const struct blob *b, uint32_t i)
+{
+    struct pc_operand o = operand_at(b, i);
+    uint32_t n = b->header.nchunks;
+    bool message = o.space != PC_SPACE_SCRATCH && o.space != PC_SPACE_SLOT;
+    if (o.space > UINT8_MAX || o.nchunks > n || o.chunk > n - o.nchunks
+        || (message && o.place > n - o.nchunks))
+        return BAD(b, "operand %u: space %u, place %u, chunks %u + %u of %u", i, o.space, o.place,
+                   o.chunk, o.nchunks, n);
+    return PC_OK;
+}
+
 static int check(const struct blob *b)
 {
     int rc = PC_OK;
+    for (uint32_t i = 0; i < b->header.noperands && rc == PC_OK; i++)
+        rc = check_range(b, i);
     for (uint32_t i = 0; i < b->header.nedges && rc == PC_OK; i++)
         rc = check_edge(b, i);
     if (rc == PC_OK && start_of(b, 0) != 0)

@@ -21,6 +21,7 @@ from pycoll.errors import UsageError
 from pycoll.program.isa import CHUNK_UNIT, EdgeKind
 from pycoll.program.lower import compile_program
 from pycoll.program.program import Program
+from pycoll.runtime import room
 from pycoll.runtime.native import bindings
 from pycoll.runtime.plan.call import BARRIER, Call, Wanted
 from pycoll.runtime.plan.geometry import Geometry, geometry
@@ -143,11 +144,12 @@ class PlanCache:
                 forms.append((mapped, self._compile(mapped, call.root)))
         programs = [program for _, program in forms]
         widest = max(program.widest for program in programs)
-        tile = min(choice.tile, world.slot_bytes // widest // CHUNK_UNIT * CHUNK_UNIT)
+        edges = room.most_edges(world.size)
+        tile = room.tile_for(choice.tile, widest, edges, world)
         if tile == 0:
             raise UsageError(
                 f"{call.collective}: algorithm {algorithm.name!r} sends {widest} chunks at once, "
-                f"want at most {world.slot_bytes // CHUNK_UNIT}"
+                f"want at most {room.share_bytes(edges, world) // CHUNK_UNIT}"
             )
         self.proofs.require(call, forms, text)
         return self._bind(call, programs, choice._replace(tile=tile), text, timeout)
