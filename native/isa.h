@@ -4,10 +4,11 @@
 #include <stdint.h>
 
 #define PC_MAGIC 1280262992u
-#define PC_VERSION 1u
+#define PC_VERSION 2u
 #define PC_MAX_SOURCES 8u
 #define PC_MAX_DESTINATIONS 2u
 #define PC_MAX_CHANNELS 4u
+#define PC_MAX_RANKS 1048576u
 #define PC_CHUNK_UNIT 64u
 
 enum pc_opcode { PC_OP_END = 0, PC_OP_REDUCE_COPY = 1, PC_OP_SIGNAL = 2, PC_OP_WAIT = 3, PC_OP_LOOP = 4, PC_OP_END_LOOP = 5 };
@@ -52,12 +53,11 @@ struct pc_header {
 _Static_assert(sizeof(struct pc_header) == 56, "pc_header is 56 bytes");
 
 struct pc_edge {
-    uint16_t peer;
+    uint32_t peer;
     uint8_t kind;
     uint8_t direction;
     uint8_t channel;
     uint8_t other;
-    uint16_t reserved;
 };
 _Static_assert(sizeof(struct pc_edge) == 8, "pc_edge is 8 bytes");
 
@@ -66,21 +66,19 @@ struct pc_instruction {
     uint8_t flags;
     uint8_t nsrc;
     uint8_t ndst;
-    uint16_t edge;
-    uint16_t reserved;
+    uint32_t edge;
     uint32_t operand;
     uint32_t target;
 };
 _Static_assert(sizeof(struct pc_instruction) == 16, "pc_instruction is 16 bytes");
 
 struct pc_operand {
-    uint8_t space;
-    uint8_t reserved;
-    uint16_t edge;
+    uint32_t space;
+    uint32_t edge;
     uint32_t place;
     uint32_t chunk;
     uint32_t nchunks;
 };
-_Static_assert(sizeof(struct pc_operand) == 16, "pc_operand is 16 bytes");
+_Static_assert(sizeof(struct pc_operand) == 20, "pc_operand is 20 bytes");
 
 #endif

@@ -20,7 +20,7 @@ struct pc_options {
     uint32_t slot_bytes; /* a multiple of 4096 */
     uint64_t heap_bytes; /* address space for pc_heap_alloc; memory appears at first touch */
     uint32_t spin;       /* microseconds of polling at most; 0 when ranks outnumber cores */
-    uint32_t reserved;
+    uint32_t ring_bytes; /* of the slots of an edge, what transfers use: whole pages; 0: all */
 };
 
 struct pc_error {

@@ -10,45 +10,61 @@
 
 static int check_options(const struct pc_options *o)
 {
-    if (o->size == 0 || o->size > UINT16_MAX || o->rank >= o->size)
+    if (o->size == 0 || o->size > PC_MAX_RANKS || o->rank >= o->size)
         return PC_INVALID;
     if (o->slots < 2 || (o->slots & (o->slots - 1)) != 0 || o->slots > PC_LINES)
         return PC_INVALID;
     if (o->slot_bytes == 0 || o->slot_bytes % PC_PAGE != 0 || o->slot_bytes > (1u << 30))
+        return PC_INVALID;
+    if (o->ring_bytes % PC_PAGE != 0 || o->ring_bytes > (uint64_t)o->slots * o->slot_bytes)
         return PC_INVALID;
     if (o->heap_bytes % PC_PAGE != 0 || o->heap_bytes > (UINT64_C(1) << 46))
         return PC_INVALID;
     return PC_OK;
 }
 
-void pc__comm_resolve(struct pc_comm *comm, uint32_t peer, char *theirs, struct pc_net_peer *by_net,
-                      const struct pc_rndv_ops *rndv)
+static void resolve(struct pc_comm *comm, uint32_t peer, char *theirs, struct pc_net_peer *by_net)
 {
     const struct pc_layout *l = &comm->layout;
     uint32_t me = comm->options.rank;
-    if (comm->peers[peer].arena == NULL)
+    char *mine = pc__record(comm->arena, l, peer);
+    if (comm->peers[peer].record == NULL)
         comm->connected++;
-    comm->peers[peer].arena = theirs;
+    comm->peers[peer].record = theirs;
     comm->nmapped -= comm->peers[peer].mapped; /* what it was before */
     comm->peers[peer].mapped = by_net == NULL;
     comm->nmapped += comm->peers[peer].mapped;
-    comm->peers[peer].rndv = rndv;
-    atomic_store(&comm->peers[peer].ready, by_net == NULL);
     comm->dones[peer].peer = peer;
-    comm->dones[peer].out = pc__done_line(theirs, l, me);
-    comm->dones[peer].in = pc__done_line(comm->arena, l, peer);
+    comm->dones[peer].out = pc__done_line(theirs, me);
+    comm->dones[peer].in = pc__done_line(mine, peer);
     for (uint32_t c = 0; c < PC_EDGE_CHANNELS; c++)
         comm->fifos[(size_t)peer * PC_EDGE_CHANNELS + c] = (struct pc_fifo){
-            .out_lines = pc__slot_lines(theirs, l, me, c),
-            .out_data = pc__slot_data(theirs, l, me, c),
-            .out_credit = pc__credit_line(comm->arena, l, peer, c),
-            .in_lines = pc__slot_lines(comm->arena, l, peer, c),
-            .in_data = pc__slot_data(comm->arena, l, peer, c),
-            .in_credit = pc__credit_line(theirs, l, me, c),
+            .out_lines = pc__slot_lines(theirs, me, c),
+            .out_data = pc__slot_data(theirs, l, c),
+            .out_credit = pc__credit_line(mine, peer, c),
+            .in_lines = pc__slot_lines(mine, peer, c),
+            .in_data = pc__slot_data(mine, l, c),
+            .in_credit = pc__credit_line(theirs, me, c),
             .peer = peer,
             .channel = (uint8_t)c,
             .edge = by_net == NULL ? NULL : &by_net->edges[c],
         };
+    atomic_store(&comm->peers[peer].ready, by_net == NULL);
+}
+
+void pc__comm_resolve(struct pc_comm *comm, uint32_t peer, char *arena)
+{
+    comm->peers[peer].arena = arena;
+    comm->peers[peer].rndv = &pc__cma_rndv;
+    resolve(comm, peer, pc__record(arena, &comm->layout, comm->options.rank), NULL);
+}
+
+void pc__comm_resolve_remote(struct pc_comm *comm, uint32_t peer, char *shadow,
+                             struct pc_net_peer *by_net, const struct pc_rndv_ops *rndv)
+{
+    comm->peers[peer].arena = NULL;
+    comm->peers[peer].rndv = rndv;
+    resolve(comm, peer, shadow, by_net);
 }
 
 static void write_header(struct pc_comm *comm)
@@ -59,6 +75,7 @@ static void write_header(struct pc_comm *comm)
     a->size = comm->options.size;
     a->slots = comm->options.slots;
     a->slot_bytes = comm->options.slot_bytes;
+    a->ring_bytes = comm->options.ring_bytes;
     a->heap_bytes = comm->options.heap_bytes;
     a->pid = (int32_t)getpid();
     a->address = (uint64_t)(uintptr_t)a;
@@ -76,7 +93,8 @@ static int check_header(struct pc_comm *comm, uint32_t peer, const char *arena)
                         "memory of rank %u has magic %#x version %u, want %#x version %u", peer,
                         a->magic, a->version, PC_ARENA_MAGIC, PC_VERSION);
     if (a->rank != peer || a->size != o->size || a->slots != o->slots
-        || a->slot_bytes != o->slot_bytes || a->heap_bytes != o->heap_bytes)
+        || a->slot_bytes != o->slot_bytes || a->ring_bytes != o->ring_bytes
+        || a->heap_bytes != o->heap_bytes)
         return pc__fail(&comm->error, PC_INVALID, (int)peer,
                         "rank %u of %u has %u slots of %u bytes, want rank %u of %u with %u of %u",
                         a->rank, a->size, a->slots, a->slot_bytes, peer, o->size, o->slots,
@@ -123,7 +141,7 @@ int pc_comm_open(const struct pc_options *options, struct pc_comm **out)
         return rc;
     comm->arena = pc__shm_ops.arena(comm->device);
     write_header(comm);
-    pc__comm_resolve(comm, options->rank, comm->arena, NULL, &pc__cma_rndv);
+    pc__comm_resolve(comm, options->rank, comm->arena);
     return pc__p2p_open(comm);
 }
 
@@ -137,14 +155,14 @@ int pc_comm_connect(struct pc_comm *comm, uint32_t peer, const void *blob, size_
     if (peer >= comm->options.size)
         return pc__fail(&comm->error, PC_INVALID, (int)peer, "rank %u of %u", peer,
                         comm->options.size);
-    if (comm->peers[peer].arena != NULL)
+    if (comm->peers[peer].record != NULL)
         return PC_OK;
     char *arena;
     int rc = pc__shm_ops.connect(comm->device, peer, blob, nbytes, &arena);
     if (rc == PC_OK)
         rc = check_header(comm, peer, arena);
     if (rc == PC_OK)
-        pc__comm_resolve(comm, peer, arena, NULL, &pc__cma_rndv);
+        pc__comm_resolve(comm, peer, arena);
     return rc;
 }
 

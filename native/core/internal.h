@@ -89,7 +89,8 @@ struct pc_work {
 struct pc_rndv_ops; /* p2p/p2p.h */
 
 struct pc_peer {
-    char *arena; /* mapped; of a remote peer the shadow */
+    char *arena;  /* mapped, or NULL */
+    char *record; /* this rank's in there; of a remote peer its shadow */
     bool mapped;
     const struct pc_rndv_ops *rndv; /* rendezvous with this peer; or NULL */
     _Atomic uint32_t ready;         /* it has a connection; earlier messages wait for one */
@@ -171,9 +172,11 @@ static inline bool pc__has_net(const struct pc_comm *comm)
     return comm->net != NULL;
 }
 
-/* comm.c: sets up the edges to a peer, which is mapped or reached `by_net`. */
-void pc__comm_resolve(struct pc_comm *comm, uint32_t peer, char *theirs, struct pc_net_peer *by_net,
-                      const struct pc_rndv_ops *rndv);
+/* comm.c: sets up the edges to a peer, whose arena is mapped. */
+void pc__comm_resolve(struct pc_comm *comm, uint32_t peer, char *arena);
+/* The same for a remote peer, by the shadow of this rank's record. */
+void pc__comm_resolve_remote(struct pc_comm *comm, uint32_t peer, char *shadow,
+                             struct pc_net_peer *by_net, const struct pc_rndv_ops *rndv);
 
 /* p2p/: rendezvous with mapped peers, and by a network that supports it. */
 extern const struct pc_rndv_ops pc__cma_rndv, pc__get_rndv;

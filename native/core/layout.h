@@ -1,9 +1,12 @@
-/* The layout of a rank's arena: one sparse memfd that every mapped peer maps whole.
+/* The layout of a rank's arena: one sparse memfd that mapped peers map whole.
  *
- *   header | ready lines | done lines | credit lines | slot lines | slots | heap
+ *   header | a record per rank: lines, slots | heap
  *
- * Every address is arithmetic on (rank, channel, slot), so no edge is ever negotiated, and memory
- * appears when it is first touched. New pages are zero, which is the first value of every count. */
+ * A peer's record is all that this peer writes here: READY and DONE, the credit of what it has
+ * consumed, and its messages. So a peer that a rank talks to costs it pages that lie together, and
+ * one that it never talks to costs nothing: memory, and the page tables of a mapping, appear at the
+ * first touch. Every address is arithmetic on (rank, channel, slot), and no edge is ever
+ * negotiated. New pages are zero, which is the first value of every count. */
 #ifndef PC_LAYOUT_H
 #define PC_LAYOUT_H
 #include "vm/vm.h"
@@ -42,7 +45,7 @@ struct pc_arena {
     uint32_t slot_bytes;
     uint64_t heap_bytes;
     int32_t pid; /* with the next two: for peers that read this rank's memory (CMA) */
-    uint32_t reserved;
+    uint32_t ring_bytes;
     uint64_t address; /* of this header, in its owner's address space */
     uint64_t token;   /* random: a peer that reads it there has found this header */
     _Alignas(PC_LINE_BYTES) _Atomic uint32_t wakeup; /* futex: the wakeup counter */
@@ -62,7 +65,8 @@ struct pc_layout {
     uint32_t size;
     uint32_t slots;
     uint32_t slot_bytes;
-    size_t ready, done, credit, lines, data, heap, end;
+    size_t record; /* bytes of one */
+    size_t records, heap, end;
 };
 
 static inline size_t pc__page_up(size_t n)
@@ -70,55 +74,67 @@ static inline size_t pc__page_up(size_t n)
     return (n + PC_PAGE - 1) / PC_PAGE * PC_PAGE;
 }
 
+/* The lines at the begin of a record: READY, two per peer; DONE; credit and slot lines by channel.
+ */
+enum {
+    PC_RECORD_READY = 0,
+    PC_RECORD_DONE = 2,
+    PC_RECORD_CREDIT = 3,
+    PC_RECORD_SLOTS = PC_RECORD_CREDIT + PC_EDGE_CHANNELS,
+    PC_RECORD_LINES = PC_RECORD_SLOTS + PC_EDGE_CHANNELS * PC_LINES,
+};
+/* Records follow each other at whole pages: without an offset of their own, lines that a rank polls
+ * for many peers would all compete for one set of its cache. */
+#define PC_RECORD_OFFSETS 16u
+#define PC_RECORD_DATA pc__page_up((PC_RECORD_LINES + PC_RECORD_OFFSETS) * (size_t)PC_LINE_BYTES)
+
 static inline struct pc_layout pc__layout(const struct pc_options *o)
 {
     struct pc_layout l = {.size = o->size, .slots = o->slots, .slot_bytes = o->slot_bytes};
-    size_t edges = (size_t)o->size * PC_EDGE_CHANNELS;
-    l.ready = pc__page_up(sizeof(struct pc_arena));
-    l.done = l.ready + (size_t)o->size * 2 * PC_LINE_BYTES; /* two ready lines per peer */
-    l.credit = l.done + (size_t)o->size * PC_LINE_BYTES;
-    l.lines = l.credit + edges * PC_LINE_BYTES;
-    l.data = pc__page_up(l.lines + edges * PC_LINES * PC_LINE_BYTES);
-    l.heap = l.data + edges * o->slots * (size_t)o->slot_bytes;
+    l.record = PC_RECORD_DATA + (size_t)PC_EDGE_CHANNELS * o->slots * o->slot_bytes;
+    l.records = pc__page_up(sizeof(struct pc_arena));
+    l.heap = l.records + o->size * l.record;
     l.end = l.heap + o->heap_bytes;
     return l;
 }
 
-static inline struct pc_line *pc__line(char *arena, size_t offset, size_t index)
+/* A peer's record in an arena. */
+static inline char *pc__record(char *arena, const struct pc_layout *l, uint32_t peer)
 {
-    return (struct pc_line *)(arena + offset) + index;
+    return arena + l->records + peer * l->record;
 }
 
-/* In the arena of the receiver. Call n uses READY line n & 1: a peer can be one call ahead of a
- * rank that has not read yet, never two. */
-static inline struct pc_line *pc__ready_line(char *a, const struct pc_layout *l, uint32_t from,
-                                             uint64_t n)
+/* What follows is in the record of `peer`, which begins at `r`. */
+static inline struct pc_line *pc__record_line(char *r, uint32_t peer, uint32_t index)
 {
-    return pc__line(a, l->ready, (size_t)from * 2 + (n & 1));
+    return (struct pc_line *)r + peer % PC_RECORD_OFFSETS + index;
 }
 
-static inline struct pc_line *pc__done_line(char *a, const struct pc_layout *l, uint32_t from)
+/* In the arena of the receiver; `peer` sends. Call n uses READY line n & 1: a peer can be one call
+ * ahead of a rank that has not read yet, never two. */
+static inline struct pc_line *pc__ready_line(char *r, uint32_t peer, uint64_t n)
 {
-    return pc__line(a, l->done, from);
+    return pc__record_line(r, peer, PC_RECORD_READY + (uint32_t)(n & 1));
 }
 
-static inline struct pc_line *pc__slot_lines(char *a, const struct pc_layout *l, uint32_t from,
-                                             uint32_t channel)
+static inline struct pc_line *pc__done_line(char *r, uint32_t peer)
 {
-    return pc__line(a, l->lines, ((size_t)from * PC_EDGE_CHANNELS + channel) * PC_LINES);
+    return pc__record_line(r, peer, PC_RECORD_DONE);
 }
 
-static inline char *pc__slot_data(char *a, const struct pc_layout *l, uint32_t from,
-                                  uint32_t channel)
+static inline struct pc_line *pc__slot_lines(char *r, uint32_t peer, uint32_t channel)
 {
-    return a + l->data
-           + ((size_t)from * PC_EDGE_CHANNELS + channel) * l->slots * (size_t)l->slot_bytes;
+    return pc__record_line(r, peer, PC_RECORD_SLOTS + channel * PC_LINES);
 }
 
-/* In the arena of the sender: how many of its messages to `to` have been consumed. */
-static inline struct pc_line *pc__credit_line(char *a, const struct pc_layout *l, uint32_t to,
-                                              uint32_t channel)
+static inline char *pc__slot_data(char *r, const struct pc_layout *l, uint32_t channel)
 {
-    return pc__line(a, l->credit, (size_t)to * PC_EDGE_CHANNELS + channel);
+    return r + PC_RECORD_DATA + channel * l->slots * (size_t)l->slot_bytes;
+}
+
+/* In the arena of the sender: how many of its messages `peer` has consumed. */
+static inline struct pc_line *pc__credit_line(char *r, uint32_t peer, uint32_t channel)
+{
+    return pc__record_line(r, peer, PC_RECORD_CREDIT + channel);
 }
 #endif

@@ -1,8 +1,8 @@
 /* A network: how a rank reaches peers whose memory it does not map. One folder is one network and
  * exports one const struct pc_net_ops; pc__nets in net/nets.c lists them.
  *
- * Such a peer has a shadow here: private memory laid out as its arena is. This rank writes a
- * message into the shadow, and the network carries it to the same offset of the peer's arena.
+ * Such a peer has a shadow here: private memory laid out as this rank's record in its arena is.
+ * This rank writes a message into the shadow, and the network carries it to the same offset there.
  *
  * General C calls the functions of net/net.c, which take net->lock and call the ops. An op is
  * called with the lock held, does not block unless its contract says so, and calls back only the
@@ -78,7 +78,7 @@ struct pc_net {
     const struct pc_error *undeliverable; /* not NULL: a message of a call can never arrive */
     uint32_t calls;                       /* calls of net.c since the last poll */
     uint32_t turns;                       /* calls of pc__net_progress */
-    char *shadows;                        /* the shadows of all peers, in order of rank */
+    char *shadows;                        /* the shadows of all peers, by rank */
     int shadow_fd;
     int epoll;           /* all events but messages: wireup, ports, the timer; -1: there are none */
     int pause_epoll;     /* for a sleep: `epoll`, the wakeup socket, the descriptors of messages */

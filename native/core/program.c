@@ -59,7 +59,7 @@ static int open_blob(struct blob *b, const unsigned char *bytes, size_t nbytes)
         || real_rank(b, h->rank) != o->rank)
         return BAD(b, "for rank %u of %u with root %u, this is rank %u of %u", h->rank, h->size,
                    b->root, o->rank, o->size);
-    if (h->nchannels == 0 || h->nchannels > PC_MAX_CHANNELS || h->nedges > UINT16_MAX
+    if (h->nchannels == 0 || h->nchannels > PC_MAX_CHANNELS || h->nedges > PC_MAX_RECORDS
         || h->ninstructions > PC_MAX_RECORDS || h->noperands > PC_MAX_RECORDS || h->nchunks == 0
         || h->nchunks > PC_MAX_RECORDS || h->nscratch > PC_MAX_RECORDS || h->widest > h->nchunks
         || (h->flags & ~(uint32_t)PC_PROGRAM_DIRECT))
@@ -235,9 +235,24 @@ static uint32_t start_of(const struct blob *b, uint32_t channel)
     return start;
 }
 
+/* Also of an operand that no instruction names: a plan looks up the bytes of all of them. */
+static int check_range(const struct blob *b, uint32_t i)
+{
+    struct pc_operand o = operand_at(b, i);
+    uint32_t n = b->header.nchunks;
+    bool message = o.space != PC_SPACE_SCRATCH && o.space != PC_SPACE_SLOT;
+    if (o.space > UINT8_MAX || o.nchunks > n || o.chunk > n - o.nchunks
+        || (message && o.place > n - o.nchunks))
+        return BAD(b, "operand %u: space %u, place %u, chunks %u + %u of %u", i, o.space, o.place,
+                   o.chunk, o.nchunks, n);
+    return PC_OK;
+}
+
 static int check(const struct blob *b)
 {
     int rc = PC_OK;
+    for (uint32_t i = 0; i < b->header.noperands && rc == PC_OK; i++)
+        rc = check_range(b, i);
     for (uint32_t i = 0; i < b->header.nedges && rc == PC_OK; i++)
         rc = check_edge(b, i);
     if (rc == PC_OK && start_of(b, 0) != 0)
@@ -262,7 +277,7 @@ static void resolve_operands(const struct blob *b, struct pc_program *program)
     for (uint32_t k = 0; k < b->header.noperands; k++) {
         struct pc_operand o = operand_at(b, k);
         struct pc_vm_operand *p = &program->operands[k];
-        *p = (struct pc_vm_operand){.space = o.space,
+        *p = (struct pc_vm_operand){.space = (uint8_t)o.space,
                                     .place = o.place,
                                     .chunk = o.chunk,
                                     .nchunks = o.nchunks,

@@ -67,8 +67,7 @@ static void publish_ready(struct pc_comm *comm)
     for (uint32_t p = 0; p < comm->options.size; p++) {
         if (p == comm->options.rank)
             continue;
-        struct pc_line *line
-            = pc__ready_line(comm->peers[p].arena, &comm->layout, comm->options.rank, n);
+        struct pc_line *line = pc__ready_line(comm->peers[p].record, comm->options.rank, n);
         line->signature = call->plan->terms[0].signature;
         memcpy(line->bytes, &mine, sizeof mine);
         if (pc__raise(line, n))
@@ -99,7 +98,8 @@ static int read_ready(struct pc_comm *comm)
         uint32_t p = call->ready;
         if (p == comm->options.rank)
             continue;
-        struct pc_line *line = pc__ready_line(comm->arena, &comm->layout, p, comm->ready_calls);
+        char *mine = pc__record(comm->arena, &comm->layout, p);
+        struct pc_line *line = pc__ready_line(mine, p, comm->ready_calls);
         if (pc__count(line) < comm->ready_calls) {
             call->channels[0].line = line;
             call->channels[0].want = comm->ready_calls;

@@ -47,7 +47,7 @@ int pc_status_describe(struct pc_comm *comm, const char *text)
 
 int pc_status_read(struct pc_comm *comm, uint32_t peer, struct pc_status *out)
 {
-    if (peer >= comm->options.size || comm->peers[peer].arena == NULL)
+    if (peer >= comm->options.size || comm->peers[peer].record == NULL)
         return PC_INVALID;
     if (!pc__mapped(comm, peer))
         return PC_UNMAPPABLE;
@@ -67,7 +67,6 @@ uint64_t pc_status_call(struct pc_comm *comm, uint32_t peer, uint64_t number)
 {
     if (peer >= comm->options.size || comm->peers[peer].arena == NULL)
         return 0;
-    /* The shadow of a remote peer reads as zero: no call. */
     struct pc_arena *a = (struct pc_arena *)comm->peers[peer].arena;
     if (number == 0 || number > atomic_load_explicit(&a->sequence, memory_order_acquire))
         return 0;

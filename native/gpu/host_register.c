@@ -17,35 +17,33 @@ static int add(struct pc_device_comm *dc, const void *from, size_t nbytes)
     return PC_OK;
 }
 
+/* Adds the lines and slots of a record, and its credit lines where the kernel uses them. */
+static int add_record(struct pc_device_comm *dc, char *record, uint32_t peer, bool credit)
+{
+    const struct pc_layout *l = &dc->comm->layout;
+    int rc = add(dc, pc__slot_lines(record, peer, 0),
+                 (size_t)PC_MAX_CHANNELS * PC_LINES * PC_LINE_BYTES);
+    if (rc == PC_OK)
+        rc = add(dc, pc__slot_data(record, l, 0),
+                 (size_t)PC_MAX_CHANNELS * l->slots * l->slot_bytes);
+    if (rc == PC_OK && credit)
+        rc = add(dc, pc__credit_line(record, peer, 0), PC_MAX_CHANNELS * PC_LINE_BYTES);
+    return rc;
+}
+
 /* Adds what kernels write for `peer`, in its arena or shadow. */
 static int add_theirs(struct pc_device_comm *dc, uint32_t peer)
 {
-    const struct pc_layout *l = &dc->comm->layout;
-    char *arena = dc->comm->peers[peer].arena;
-    uint32_t me = dc->comm->options.rank;
-    int rc = add(dc, pc__slot_lines(arena, l, me, 0),
-                 (size_t)PC_MAX_CHANNELS * PC_LINES * PC_LINE_BYTES);
-    if (rc == PC_OK)
-        rc = add(dc, pc__slot_data(arena, l, me, 0),
-                 (size_t)PC_MAX_CHANNELS * l->slots * l->slot_bytes);
-    if (rc == PC_OK && dc->peers[peer].route != PC_ROUTE_NET) /* else the proxy sends the credit */
-        rc = add(dc, pc__credit_line(arena, l, me, 0), PC_MAX_CHANNELS * PC_LINE_BYTES);
-    return rc;
+    /* To a remote peer the proxy sends the credit. */
+    return add_record(dc, dc->comm->peers[peer].record, dc->comm->options.rank,
+                      dc->peers[peer].route != PC_ROUTE_NET);
 }
 
 /* Adds what `peer` writes for this rank's kernels, in this rank's arena. */
 static int add_mine(struct pc_device_comm *dc, uint32_t peer)
 {
-    const struct pc_layout *l = &dc->comm->layout;
-    char *arena = dc->comm->arena;
-    int rc = add(dc, pc__slot_lines(arena, l, peer, 0),
-                 (size_t)PC_MAX_CHANNELS * PC_LINES * PC_LINE_BYTES);
-    if (rc == PC_OK)
-        rc = add(dc, pc__slot_data(arena, l, peer, 0),
-                 (size_t)PC_MAX_CHANNELS * l->slots * l->slot_bytes);
-    if (rc == PC_OK)
-        rc = add(dc, pc__credit_line(arena, l, peer, 0), PC_MAX_CHANNELS * PC_LINE_BYTES);
-    return rc;
+    char *record = pc__record(dc->comm->arena, &dc->comm->layout, peer);
+    return add_record(dc, record, peer, true);
 }
 
 static int by_address(const void *a, const void *b)

@@ -365,12 +365,12 @@ static void linger(struct pc_net *net, uint64_t ns)
     pthread_mutex_unlock(&net->lock);
 }
 
-/* Maps the shadows of all peers, one behind the other. The heap has no shadow, as messages never go
- * there. The shadows are a memfd, so that sendfile() can send their pages without a copy. */
+/* Maps the shadows of all peers, one behind the other: of each arena this rank's record, where all
+ * its messages go. They are a memfd, so that sendfile() can send their pages without a copy. */
 static int make_shadows(struct pc_net *net)
 {
     struct pc_comm *comm = net->comm;
-    size_t bytes = comm->options.size * comm->layout.heap;
+    size_t bytes = comm->options.size * comm->layout.record;
     net->shadow_fd = memfd_create("pycoll-shadows", MFD_CLOEXEC);
     if (net->shadow_fd < 0 || ftruncate(net->shadow_fd, (off_t)bytes) != 0)
         return pc__fail(&comm->error, PC_SYSTEM, -1, "memfd of shadows: %s", strerror(errno));
@@ -405,7 +405,7 @@ void pc__net_close(struct pc_net *net, uint64_t linger_ns)
     close_fd(net->epoll);
     close_fd(net->timer);
     if (net->shadows != NULL)
-        munmap(net->shadows, size * net->comm->layout.heap);
+        munmap(net->shadows, size * net->comm->layout.record);
     close_fd(net->shadow_fd);
     pthread_mutex_destroy(&net->lock);
     free(net->peers);
@@ -501,8 +501,8 @@ int pc_comm_remote(struct pc_comm *comm, uint32_t rank)
     for (uint32_t c = 0; c < PC_EDGE_CHANNELS; c++)
         peer->edges[c] = (struct pc_net_edge){
             .peer = peer, .fifo = &comm->fifos[(size_t)rank * PC_EDGE_CHANNELS + c]};
-    pc__comm_resolve(comm, rank, net->shadows + rank * comm->layout.heap, peer,
-                     net->ops->expose != NULL ? &pc__get_rndv : NULL);
+    pc__comm_resolve_remote(comm, rank, net->shadows + rank * comm->layout.record, peer,
+                            net->ops->expose != NULL ? &pc__get_rndv : NULL);
     return PC_OK;
 }
 

@@ -10,7 +10,7 @@ static int check(struct pc_comm *comm, const struct pc_p2p_op *m)
         return pc__fail(&comm->error, PC_INVALID, (int)m->peer,
                         "transfer of %llu bytes of dtype %u with rank %u of %u",
                         (unsigned long long)m->nbytes, m->dtype, m->peer, comm->options.size);
-    if (comm->peers[m->peer].arena == NULL)
+    if (comm->peers[m->peer].record == NULL)
         return pc__fail(&comm->error, PC_INVALID, (int)m->peer, "rank %u is not connected",
                         m->peer);
     return PC_OK;
@@ -232,7 +232,7 @@ int pc__batch_wait(struct pc_batch *batch, double seconds)
 int pc_refuse_message(struct pc_comm *comm, uint32_t peer, uint32_t direction)
 {
     if (peer >= comm->options.size || direction > PC_DIRECTION_RECV
-        || comm->peers[peer].arena == NULL)
+        || comm->peers[peer].record == NULL)
         return PC_INVALID;
     int rc = enter(comm);
     if (rc != PC_OK)

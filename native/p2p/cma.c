@@ -28,7 +28,7 @@ bool pc__cma_usable(struct pc_comm *comm, uint32_t peer)
     const struct pc_arena *known = (const struct pc_arena *)comm->peers[peer].arena;
     struct pc_arena found;
     size_t n = offsetof(struct pc_arena, token) + sizeof found.token;
-    if (known->pid == 0 || known->token == 0)
+    if (known == NULL || known->pid == 0 || known->token == 0) /* NULL: a remote peer */
         return false;
     return read_peer(known->pid, &found, known->address, n) == (ssize_t)n
            && memcmp(&found, known, n) == 0;

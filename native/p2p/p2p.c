@@ -42,7 +42,9 @@ int pc__p2p_open(struct pc_comm *comm)
         for (uint32_t peer = 0; peer < size; peer++)
             p->queues[(size_t)c * size + peer].fifo
                 = &comm->fifos[(size_t)peer * PC_EDGE_CHANNELS + PC_CHANNEL_P2P + c];
-    p->ring_bytes = (uint64_t)comm->options.slots * comm->options.slot_bytes;
+    p->ring_bytes = comm->options.ring_bytes;
+    if (p->ring_bytes == 0)
+        p->ring_bytes = (uint64_t)comm->options.slots * comm->options.slot_bytes;
     /* With both limits at a quarter, credit that is held back never stops a sender for good: once
      * all is received, half of the ring is free, in one span. */
     uint64_t quarter = p->ring_bytes / 4;

@@ -35,8 +35,9 @@ static void drop(struct pc_verbs_net *w, struct ibv_mr **mr)
 static int make_regions(struct pc_verbs_net *w, struct pc_verbs_peer *peer, struct pc_error *error)
 {
     const struct pc_layout *l = &w->base.comm->layout;
-    uint32_t me = w->base.comm->options.rank, rank = peer->base.rank;
-    char *arena = w->base.comm->arena, *shadow = w->base.comm->peers[rank].arena;
+    uint32_t rank = peer->base.rank;
+    char *mine = pc__record(w->base.comm->arena, l, rank);
+    char *shadow = w->base.comm->peers[rank].record;
     size_t lines = (size_t)PC_EDGE_CHANNELS * PC_LINES * PC_LINE_BYTES;
     size_t slots = (size_t)PC_EDGE_CHANNELS * l->slots * l->slot_bytes;
     int theirs = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
@@ -50,9 +51,9 @@ static int make_regions(struct pc_verbs_net *w, struct pc_verbs_peer *peer, stru
             size_t nbytes;
             int access;
         } wanted[] = {
-            {&peer->lines[i], pc__slot_lines(arena, l, rank, 0), lines, theirs},
-            {&peer->slots[i], pc__slot_data(arena, l, rank, 0), slots, theirs},
-            {&peer->shadow[i], pc__slot_data(shadow, l, me, 0), slots, 0},
+            {&peer->lines[i], pc__slot_lines(mine, rank, 0), lines, theirs},
+            {&peer->slots[i], pc__slot_data(mine, l, 0), slots, theirs},
+            {&peer->shadow[i], pc__slot_data(shadow, l, 0), slots, 0},
             {&peer->bounce[i], peer->bounce_at, PC_BOUNCE_BYTES, IBV_ACCESS_LOCAL_WRITE},
         };
         peer->domains[i] = pc__ib_device_pd(&w->rails[i], error);

@@ -173,7 +173,8 @@ enum pc_event_kind {
 };
 
 struct pc_event { /* a completion: its work request, and the immediate data */
-    uint16_t rank, turn, op;
+    uint32_t rank;
+    uint16_t turn, op;
     uint8_t conn;
     uint8_t kind; /* enum pc_event_kind */
     enum ibv_wc_status status;

@@ -15,13 +15,14 @@ _Static_assert(PC_LINES <= 32 && PC_MAX_FRAGS <= 8, "a line and a fragment fit t
 
 enum imm_kind { CREDIT, MESSAGE, FRAG };
 
-/* The wr_id: peer, connection, turn, send op, kind. A completion may be polled after its queue pair
- * was destroyed; its turn is an older one then. */
+/* The wr_id: peer (20 bits), connection (8), turn (16), send op (16), kind (4). A completion may be
+ * polled after its queue pair was destroyed; its turn is an older one then. */
+_Static_assert(PC_MAX_RANKS <= 1u << 20, "a rank fits its bits");
 static uint64_t wr_id_of(const struct pc_verbs_connection *conn, uint32_t op,
                          enum pc_event_kind kind)
 {
-    return (uint64_t)conn->peer->base.rank << 48 | (uint64_t)conn->index << 40
-           | (uint64_t)(conn->turn & 0xffff) << 24 | (uint64_t)(op & 0xffff) << 8 | kind;
+    return (uint64_t)conn->peer->base.rank << 44 | (uint64_t)conn->index << 36
+           | (uint64_t)(conn->turn & 0xffff) << 20 | (uint64_t)(op & 0xffff) << 4 | kind;
 }
 
 uint32_t pc__wr_poll(struct pc_ib_device *rail, struct pc_event *out)
@@ -31,11 +32,11 @@ uint32_t pc__wr_poll(struct pc_ib_device *rail, struct pc_event *out)
     for (int i = 0; i < n; i++) {
         uint64_t number = done[i].wr_id;
         uint32_t imm = ntohl(done[i].imm_data);
-        out[i] = (struct pc_event){.rank = number >> 48 & 0xffff,
-                                   .conn = number >> 40 & 0xff,
-                                   .turn = number >> 24 & 0xffff,
-                                   .op = number >> 8 & 0xffff,
-                                   .kind = number & 0xff,
+        out[i] = (struct pc_event){.rank = (uint32_t)(number >> 44),
+                                   .conn = number >> 36 & 0xff,
+                                   .turn = number >> 20 & 0xffff,
+                                   .op = number >> 4 & 0xffff,
+                                   .kind = number & 0xf,
                                    .status = done[i].status,
                                    .channel = imm >> PC_IMM_CHANNEL,
                                    .is_frag = (imm >> PC_IMM_KIND & 3) == FRAG,

@@ -13,7 +13,8 @@ from pycoll.cli.types import nbytes, positive
 from pycoll.config import Config
 from pycoll.cost import Machine, Question, explain, load
 from pycoll.dtypes import BY_NAME
-from pycoll.errors import UnavailableError, UsageError
+from pycoll.errors import UsageError
+from pycoll.runtime import room
 from pycoll.schedule import COLLECTIVES
 
 
@@ -74,12 +75,8 @@ def _here(options: argparse.Namespace) -> Question:
 
 
 def _slots(size: int) -> dict[str, Any]:
-    """Return what a job of so many ranks here would have; the usual where there is no engine."""
-    try:
-        from pycoll.runtime.join import SLOTS, slot_bytes
-    except UnavailableError:
-        return {}
-    return {"slots": SLOTS, "slot_bytes": slot_bytes(size)}
+    """Return what a job of so many ranks here would have."""
+    return {"slots": room.SLOTS, "slot_bytes": room.fair_bytes(size)}
 
 
 def _described(options: argparse.Namespace) -> tuple[Question, Machine]:

@@ -23,10 +23,11 @@ from collections.abc import Iterator
 from pycoll.dtypes import DTYPES, MOVED, ReduceOp
 
 MAGIC = 0x4C4F4350  #: "PCOL"
-VERSION = 1
+VERSION = 2
 MAX_SOURCES = 8  #: sources of one REDUCE_COPY
 MAX_DESTINATIONS = 2  #: destinations of one REDUCE_COPY on the CPU
 MAX_CHANNELS = 4  #: ordered streams per rank
+MAX_RANKS = 1 << 20  #: of a communicator
 CHUNK_UNIT = 64  #: bytes; every chunk bound but the last is a multiple of it
 
 
@@ -97,27 +98,24 @@ HEADER_FIELDS = (
     ("reserved", "I", "uint32_t"),
 )
 EDGE_FIELDS = (
-    ("peer", "H", "uint16_t"),
+    ("peer", "I", "uint32_t"),
     ("kind", "B", "uint8_t"),
     ("direction", "B", "uint8_t"),
     ("channel", "B", "uint8_t"),  # DATA: of both ends. LOCAL: the signalling channel
     ("other", "B", "uint8_t"),  # LOCAL: the waiting channel; else 0
-    ("reserved", "H", "uint16_t"),
 )
 INSTRUCTION_FIELDS = (
     ("op", "B", "uint8_t"),
     ("flags", "B", "uint8_t"),
     ("nsrc", "B", "uint8_t"),
     ("ndst", "B", "uint8_t"),
-    ("edge", "H", "uint16_t"),  # SIGNAL, WAIT: index into the edge table
-    ("reserved", "H", "uint16_t"),
+    ("edge", "I", "uint32_t"),  # SIGNAL, WAIT: index into the edge table
     ("operand", "I", "uint32_t"),  # REDUCE_COPY: first operand; sources, then destinations
     ("target", "I", "uint32_t"),  # LOOP: its END_LOOP; END_LOOP: its LOOP (indices from 0)
 )
 OPERAND_FIELDS = (
-    ("space", "B", "uint8_t"),
-    ("reserved", "B", "uint8_t"),
-    ("edge", "H", "uint16_t"),  # SLOT: index into the edge table; PEER_*: the peer's rank
+    ("space", "I", "uint32_t"),
+    ("edge", "I", "uint32_t"),  # SLOT: index into the edge table; PEER_*: the peer's rank
     ("place", "I", "uint32_t"),  # first place; 0 for a SLOT
     ("chunk", "I", "uint32_t"),  # first chunk of the value
     ("nchunks", "I", "uint32_t"),  # chunks in the range, at least 1
@@ -149,7 +147,14 @@ def _lines() -> Iterator[str]:
     yield "#define PC_ISA_H"
     yield "#include <stdint.h>"
     yield ""
-    for name in ("MAGIC", "VERSION", "MAX_SOURCES", "MAX_DESTINATIONS", "MAX_CHANNELS"):
+    for name in (
+        "MAGIC",
+        "VERSION",
+        "MAX_SOURCES",
+        "MAX_DESTINATIONS",
+        "MAX_CHANNELS",
+        "MAX_RANKS",
+    ):
         yield f"#define PC_{name} {globals()[name]}u"
     yield f"#define PC_CHUNK_UNIT {CHUNK_UNIT}u"
     for prefix, tag, table in (

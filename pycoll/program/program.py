@@ -74,7 +74,7 @@ class Program:
             operands += i.sources + i.destinations
             packed.append(
                 isa.INSTRUCTION.pack(
-                    i.op, i.flags, len(i.sources), len(i.destinations), i.edge, 0, first, i.target
+                    i.op, i.flags, len(i.sources), len(i.destinations), i.edge, first, i.target
                 )
             )
         header = isa.HEADER.pack(
@@ -97,9 +97,9 @@ class Program:
             [
                 header,
                 *(isa.CHANNEL_START.pack(s) for s in self.channel_starts),
-                *(isa.EDGE.pack(*e, 0) for e in self.edges),
+                *(isa.EDGE.pack(*e) for e in self.edges),
                 *packed,
-                *(isa.OPERAND.pack(o.space, 0, *o[1:]) for o in operands),
+                *(isa.OPERAND.pack(*o) for o in operands),
             ]
         )
 
@@ -130,9 +130,9 @@ class Program:
             at += n * record.size
         starts, edges, instructions, operands = tables
         try:
-            ops = [Operand(Space(o[0]), o[2], o[3], o[4], o[5]) for o in operands]
+            ops = [Operand(Space(o[0]), *o[1:]) for o in operands]
             decoded = []
-            for op, flags, nsrc, ndst, edge, _, first, target in instructions:
+            for op, flags, nsrc, ndst, edge, first, target in instructions:
                 if first + nsrc + ndst > len(ops):
                     raise ScheduleError(f"operand {first + nsrc + ndst} of {len(ops)}")
                 srcs = tuple(ops[first : first + nsrc])

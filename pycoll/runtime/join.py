@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import resource
 import select
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -21,27 +21,18 @@ from pycoll import log
 from pycoll.config import Config
 from pycoll.errors import BootstrapError, PycollError, UnavailableError
 from pycoll.fabric import Fabric
+from pycoll.runtime import room
 from pycoll.runtime.host import locality
 from pycoll.runtime.host.locality import Locality
 from pycoll.runtime.native import bindings, codes, load
-from pycoll.runtime.net import transport
+from pycoll.runtime.net import rails, transport
 from pycoll.runtime.net.transport import NetOptions, Reachability
 from pycoll.schedule.placement import Placement
 
-#: Slots per edge: one is filled while the other is read, and two more hide a late reader.
-SLOTS = 4
-#: Bytes of a slot where there are few ranks: a tile fits the second-level cache twice.
-SLOT_BYTES = 256 << 10
-#: What all slots of a rank may take; they are touched, and so cost memory, only as edges are used.
-#: Of a group, a quarter: there may be many.
-BUDGET_BYTES = 32 << 20
 #: Microseconds to poll before sleeping, where every rank of the host has a core. Longer than a
 #: small call takes; not much longer, since a foreign process may have taken the core of the rank
 #: waited for.
 SPIN = 50
-#: Address space that all heaps may take together in each process, of the 128 TiB that it has; those
-#: of a group, a share of it.
-HEAPS_BYTES, GROUPS = 1 << 45, 64
 #: How long a rank may take to answer once all are known to be there.
 ANSWER_SECONDS = 60.0
 #: Peers that a rank connects to at a time.
@@ -89,6 +80,7 @@ class World(NamedTuple):
     algorithm: str | None  #: rank 0's PYCOLL_ALGORITHM
     slots: int
     slot_bytes: int
+    budget: int  #: what all messages to a rank may take, in bytes
     mapped: tuple[bool, ...]  #: of each rank, whether this one shares its memory
     remote: bool  #: some two ranks do not
     transport: str  #: what passes between such: "verbs" or "tcp"; "shm" where there are none
@@ -97,24 +89,13 @@ class World(NamedTuple):
     placement: Placement
 
 
-def slot_bytes(size: int, whole: bool = True) -> int:
-    """Return the bytes of a slot, so that a rank's edges to all others fit the budget."""
-    budget = BUDGET_BYTES if whole else BUDGET_BYTES // 4
-    fair = budget // (SLOTS * max(1, 2 * (size - 1)))
-    return int(max(4096, min(SLOT_BYTES, 1 << (fair.bit_length() - 1))))
-
-
-def heap_bytes(size: int, whole: bool = True) -> int:
-    """Return how much address space this rank would give each rank's heap."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    room = HEAPS_BYTES if limit == resource.RLIM_INFINITY else min(HEAPS_BYTES, limit // 2)
-    room = room if whole else room // GROUPS
-    return min(memory, room // size) >> 12 << 12
-
-
-def join(bootstrap: Bootstrap, config: Config) -> tuple[World, Any]:
+def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[World, Any]:
     """Meet the other ranks; return what all agree on and the connected engine.
+
+    Args:
+        bootstrap: The ranks.
+        config: The settings.
+        pinned: The memory of all edges will be pinned, for a GPU.
 
     Raises:
         BootstrapError: The ranks run different versions, or a peer's memory cannot be reached.
@@ -123,8 +104,10 @@ def join(bootstrap: Bootstrap, config: Config) -> tuple[World, Any]:
     rank, size = bootstrap.rank, bootstrap.size
     theirs = _introductions(bootstrap, config)
     places = [said.place for said in theirs]
-    each, hosts = slot_bytes(size, bootstrap.whole), locality.hosts(places)
-    comm = _open(rank, places, each, min(said.heap for said in theirs))
+    hosts = locality.hosts(places)
+    each = _slot_bytes(theirs, hosts, bootstrap.whole, pinned)
+    ring = room.SLOTS * room.fair_bytes(size, bootstrap.whole)
+    comm = _open(rank, places, each, ring, min(said.heap for said in theirs))
     try:
         mapped = _map(comm, bootstrap, config.timeout)
         by = _reach(comm, bootstrap, config, theirs, mapped, hosts)
@@ -136,8 +119,9 @@ def join(bootstrap: Bootstrap, config: Config) -> tuple[World, Any]:
         size,
         locality.scarcest(places),
         theirs[0].algorithm,
-        SLOTS,
+        room.SLOTS,
         each,
+        room.budget_bytes(bootstrap.whole),
         tuple(bool(mapped[rank] >> peer & 1) for peer in range(size)),
         by.transport != transport.SHM,
         by.transport,
@@ -148,7 +132,18 @@ def join(bootstrap: Bootstrap, config: Config) -> tuple[World, Any]:
     return world, comm
 
 
-def _open(rank: int, places: list[Locality], slot: int, heap: int) -> Any:
+def _slot_bytes(
+    theirs: list[_Introduction], hosts: tuple[int, ...], whole: bool, pinned: bool
+) -> int:
+    size, near = len(hosts), Counter(hosts).most_common(1)[0][1]
+    wanted = theirs[0].transport
+    rdma = wanted == transport.VERBS or any(said.rdma for said in theirs)
+    if pinned or (near < size and wanted != transport.TCP and rdma):
+        return room.fair_bytes(size, whole)  # RDMA pins the slots of each peer that it connects
+    return room.slot_bytes(size, near, min(said.room for said in theirs), whole)
+
+
+def _open(rank: int, places: list[Locality], slot: int, ring: int, heap: int) -> Any:
     """Return the engine of this rank, which reaches nobody yet."""
     cores, near = locality.cores(places, places[rank].host)
     spin = SPIN if near <= cores else 0
@@ -156,8 +151,9 @@ def _open(rank: int, places: list[Locality], slot: int, heap: int) -> Any:
         return bindings.comm_open(
             rank,
             len(places),
-            slots=SLOTS,
+            slots=room.SLOTS,
             slot_bytes=slot,
+            ring_bytes=ring,
             heap_bytes=heap,
             spin=spin,
         )
@@ -199,6 +195,8 @@ class _Introduction(NamedTuple):
     version: str
     algorithm: str | None
     heap: int
+    room: int  #: of address space for slots, bytes
+    rdma: bool  #: its machine has an RDMA device, of use or not
     place: Locality
     transport: str
     fabric: Fabric
@@ -211,7 +209,9 @@ def _introductions(bootstrap: Bootstrap, config: Config) -> list[_Introduction]:
         "algorithm": config.algorithm,
         "transport": config.transport,
         "verbs": str(config.verbs),
-        "heap": heap_bytes(bootstrap.size, bootstrap.whole),
+        "heap": room.heap_bytes(bootstrap.size, bootstrap.whole),
+        "room": room.slots_room(bootstrap.whole),
+        "rdma": rails.seen(),
         **Locality.mine().encode(),
     }
     blobs = bootstrap.allgather(json.dumps(mine).encode(), config.timeout)
@@ -224,13 +224,16 @@ def _introduction(rank: int, blob: bytes) -> _Introduction:
     try:
         said = json.loads(blob)
         version, heap = str(said.get("version")), said["heap"]
-        if not isinstance(heap, int):
-            raise ValueError("heap")
+        space, rdma = said["room"], said["rdma"]
+        if not isinstance(heap, int) or not isinstance(space, int):
+            raise ValueError("heap or room")
+        if not isinstance(rdma, bool):
+            raise ValueError("rdma")
         there, by = Locality.parse(said), said["transport"]
         if by not in ("auto", transport.VERBS, transport.TCP):
             raise ValueError("transport")
         fabric = Fabric.parse(said["verbs"])
-        return _Introduction(version, said.get("algorithm"), heap, there, by, fabric)
+        return _Introduction(version, said.get("algorithm"), heap, space, rdma, there, by, fabric)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BootstrapError(
             f"rank {rank} introduced itself with {blob[:60]!r}, which this version "

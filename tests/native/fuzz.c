@@ -57,8 +57,10 @@ static void connect_pair(struct pc_comm *pair[2])
 
 static void raise_every_count(struct pc_comm *comm, uint64_t signature)
 {
-    for (size_t at = comm->layout.ready; at < comm->layout.data; at += PC_LINE_BYTES) {
-        struct pc_line *line = pc__line(comm->arena, at, 0);
+    for (uint32_t i = 0; i < comm->options.size * PC_RECORD_LINES; i++) {
+        uint32_t peer = i / PC_RECORD_LINES;
+        char *record = pc__record(comm->arena, &comm->layout, peer);
+        struct pc_line *line = pc__record_line(record, peer, i % PC_RECORD_LINES);
         struct pc_ready ready = {1 + draw(2) * draw(1u << 30),
                                  1 + draw(2) * draw(1u << 30),
                                  {draw(3), draw(3)},

@@ -259,13 +259,12 @@ static void check_memory(const struct model *m)
 {
     const struct pc_layout *l = &m->comm->layout;
     const char *arena = m->comm->arena;
-    const size_t credit = PC_EDGE_CHANNELS * PC_LINE_BYTES, lines = credit * PC_LINES;
-    const size_t data = PC_EDGE_CHANNELS * SLOTS * SLOT_BYTES;
+    char *record = pc__record(m->comm->arena, l, 1);
     const size_t spans[][2] = {
-        {l->ready, l->credit + credit},
-        {l->credit + 2 * credit, l->lines + lines},
-        {l->lines + 2 * lines, l->data + data},
-        {l->data + 2 * data, l->end},
+        {l->records, (size_t)((char *)pc__credit_line(record, 1, 0) - arena)},
+        {(size_t)((char *)pc__record_line(record, 1, PC_RECORD_LINES) - arena),
+         (size_t)(pc__slot_data(record, l, 0) - arena)},
+        {l->records + 2 * l->record, l->end},
     };
     for (size_t s = 0; s < sizeof spans / sizeof *spans; s++)
         for (size_t i = spans[s][0]; i < spans[s][1]; i++)

@@ -23,6 +23,7 @@ from pycoll.errors import (
     UsageError,
 )
 from pycoll.fabric import Fabric, Rail
+from pycoll.program import isa
 from pycoll.program.lower import compile_program
 from pycoll.runtime.native import bindings, codes, load, verbs
 
@@ -86,6 +87,36 @@ def test_blobs_that_lie(comm: Any) -> None:
         with pytest.raises(InternalError, match="plan rejected by the engine: plan: "):
             bindings.plan_create(comm, program, None, signature=1, stream=False, **spec)
     bindings.release(program)
+
+
+@pytest.mark.parametrize(
+    "operand",
+    [
+        (isa.Space.IN, 0, 0, 1, 1),  # chunk 1 of 1
+        (isa.Space.OUT, 0, 1 << 24, 0, 1),
+        (isa.Space.SLOT, 0, 0, 0, 2),
+        (256, 0, 0, 0, 1),
+    ],
+)
+def test_an_operand_that_no_instruction_names_is_checked(
+    comm: Any, operand: tuple[int, ...]
+) -> None:
+    good = compile_program(pycoll.algorithms.get("ring"), 1, 0).to_bytes()
+    names = [name for name, _, _ in isa.HEADER_FIELDS]
+    header = dict(zip(names, isa.HEADER.unpack_from(good), strict=True))
+    number = header["noperands"]
+    header["noperands"] += 1
+    blob = isa.HEADER.pack(*header.values()) + good[isa.HEADER.size :] + isa.OPERAND.pack(*operand)
+    with pytest.raises(InternalError, match=f"program: operand {number}: space "):
+        bindings.program_load(comm, blob)
+
+
+def test_ring_bytes_are_whole_pages_of_the_slots() -> None:
+    sizes = {"slots": 2, "slot_bytes": 4096, "heap_bytes": 0, "spin": 0}
+    bindings.comm_close(bindings.comm_open(0, 1, **sizes, ring_bytes=8192))
+    for wrong in (100, 12288):
+        with pytest.raises(InternalError, match="out of range"):
+            bindings.comm_open(0, 1, **sizes, ring_bytes=wrong)
 
 
 def test_the_heap(comm: Any) -> None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import resource
 import threading
 from collections.abc import Callable
 
 import pytest
 
-import pycoll
 from pycoll.config import Config
 from pycoll.errors import BootstrapError
-from pycoll.runtime import join
+from pycoll.runtime import join, room
 from pycoll.runtime.native import bindings
 
-PLACED = b'{"cpus": "1", "heap": 1, "host": "a", "memory": 0'
+SPACE = b'"room": 1, "rdma": false, '
+PLACED = b'{"cpus": "1", "heap": 1, ' + SPACE + b'"host": "a", "memory": 0'
 
 
 def settings(timeout: float) -> Config:
@@ -59,7 +57,7 @@ def test_one_rank() -> None:
     bindings.comm_close(comm)
     assert (world.rank, world.size, world.algorithm) == (0, 1, "ring")
     assert world.cores >= 1
-    assert world.slot_bytes == join.SLOT_BYTES
+    assert (world.slot_bytes, world.budget) == (room.SLOT_BYTES, room.BUDGET_BYTES)
     assert (world.mapped, world.remote, world.hosts) == ((True,), False, (0,))
     assert (world.transport, world.wire) == ("shm", 0.0)
     assert world.placement.flat
@@ -71,11 +69,26 @@ def test_one_rank() -> None:
         (b"\xff", r"rank 0 introduced itself with b'\\xff', which this version"),
         (b"[]", "which this version"),
         (b'{"cpus": "1"}', "which this version"),
-        (b'{"cpus": 3, "heap": 1, "host": "a", "memory": 0}', "this version .* understand: cpus"),
-        (b'{"cpus": "1", "heap": "1", "host": "a", "memory": 0}', "does not understand: heap"),
-        (b'{"cpus": "1", "heap": 1, "host": 7, "memory": 0}', "not understand: host or memory"),
-        (b'{"cpus": "1", "heap": 1, "host": "a", "memory": -2}', "understand: host or memory"),
-        (b'{"cpus": "x", "heap": 1, "host": "a", "memory": 0}', "not understand: invalid literal"),
+        (
+            b'{"cpus": 3, "heap": 1, ' + SPACE + b'"host": "a", "memory": 0}',
+            "this version .* understand: cpus",
+        ),
+        (
+            b'{"cpus": "1", "heap": "1", ' + SPACE + b'"host": "a", "memory": 0}',
+            "does not understand: heap or room",
+        ),
+        (
+            b'{"cpus": "1", "heap": 1, ' + SPACE + b'"host": 7, "memory": 0}',
+            "not understand: host or memory",
+        ),
+        (
+            b'{"cpus": "1", "heap": 1, ' + SPACE + b'"host": "a", "memory": -2}',
+            "understand: host or memory",
+        ),
+        (
+            b'{"cpus": "x", "heap": 1, ' + SPACE + b'"host": "a", "memory": 0}',
+            "not understand: invalid literal",
+        ),
         (PLACED + b', "transport": "x"}', "not understand: transport"),
         (PLACED + b', "transport": "tcp", "verbs": "tc=x"}', "not understand: tc as an integer"),
         (PLACED + b', "transport": "tcp", "verbs": 7}', "does not understand: "),
@@ -176,55 +189,3 @@ def test_an_address_that_lies(change: Callable[[bytes], bytes]) -> None:
     for thread in threads:
         thread.join()
     assert len(set(errors)) == 1, "both ranks tell the same"
-
-
-@pytest.mark.parametrize("size", [1, 2, 8, 64, 300])
-def test_slots_fit_the_budget(size: int) -> None:
-    each = join.slot_bytes(size)
-    assert each % 4096 == 0
-    assert each & (each - 1) == 0
-    assert join.slot_bytes(size, whole=False) in (each, max(each // 2, 4096), max(each // 4, 4096))
-    edges = 2 * (size - 1)
-    assert edges * join.SLOTS * each <= max(join.BUDGET_BYTES, edges * join.SLOTS * 4096)
-
-
-def test_the_heap_fits_the_address_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    pages = (48 << 40) // os.sysconf("SC_PAGE_SIZE")
-    honest = os.sysconf
-    monkeypatch.setattr(os, "sysconf", lambda n: pages if n == "SC_PHYS_PAGES" else honest(n))
-    for size in (1, 4, 7):
-        each = join.heap_bytes(size)
-        assert each % 4096 == 0
-        assert (each + 4096) * size > 1 << 45
-        assert each * size <= 1 << 45
-        assert 64 * size * join.heap_bytes(size, whole=False) <= 1 << 45
-
-
-def limit(room: int) -> None:
-    """Allow this process so many bytes of address space beside what it has."""
-    with open("/proc/self/statm") as file:
-        held = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_AS, (held + room, resource.RLIM_INFINITY))
-
-
-def test_a_limit_of_address_space_makes_the_heap_smaller() -> None:
-    def rank() -> None:
-        with open("/proc/self/statm") as file:
-            held = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        limit(held + (1 << 30))
-        with pycoll.init() as comm:
-            x = comm.empty(1 << 20, "uint8")
-            x[:] = 1
-            assert (comm.allreduce(x) == 2).all()
-
-    pycoll.spawn(rank, 2, timeout=60)
-
-
-def test_a_limit_of_address_space_that_is_too_low_is_named() -> None:
-    def rank() -> None:
-        limit(64 << 20)
-        told = r"mmap of this rank's memory: .*address space is limited to \d+ KiB: ulimit -v unl"
-        with pytest.raises(pycoll.UnavailableError, match=told):
-            pycoll.init()
-
-    pycoll.spawn(rank, 1, timeout=60)

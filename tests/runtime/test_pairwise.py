@@ -14,9 +14,9 @@ import pytest
 import pycoll
 from pycoll import BrokenError, CollectiveTimeout, Communicator, MismatchError, PeerLostError
 from pycoll.dtypes import BY_NAME, UINT8
-from pycoll.runtime.join import SLOT_BYTES, SLOTS
 from pycoll.runtime.native.bindings import P2POp
 from pycoll.runtime.p2p.pairwise import Pairwise
+from pycoll.runtime.room import SLOT_BYTES, SLOTS
 from pycoll.runtime.work import Work
 
 RING = SLOTS * SLOT_BYTES

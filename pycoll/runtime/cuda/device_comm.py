@@ -92,7 +92,9 @@ class DeviceComm:
         #: Launches are put in order one by one; reentrant: a signal handler may call, too.
         self.turn = threading.RLock()
         self._agreement = agreement._replace(tuning=None)
-        self.engine = Engine(bootstrap, config, agreement=self._agreement, side=lambda *_: self)
+        self.engine = Engine(
+            bootstrap, config, agreement=self._agreement, side=lambda *_: self, pinned=True
+        )
         self.world, self.comm = self.engine.world, self.engine.comm
         try:
             self._connect(config)

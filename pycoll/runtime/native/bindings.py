@@ -63,9 +63,16 @@ def _bytes(text: str, limit: int) -> bytes:
 
 
 def comm_open(
-    rank: int, size: int, *, slots: int, slot_bytes: int, heap_bytes: int, spin: int
+    rank: int,
+    size: int,
+    *,
+    slots: int,
+    slot_bytes: int,
+    heap_bytes: int,
+    spin: int,
+    ring_bytes: int = 0,
 ) -> Any:
-    """Create this rank's memory."""
+    """Create this rank's memory; see ``struct pc_options``."""
     options = ffi.new(
         "struct pc_options *",
         {
@@ -75,6 +82,7 @@ def comm_open(
             "slot_bytes": slot_bytes,
             "heap_bytes": heap_bytes,
             "spin": spin,
+            "ring_bytes": ring_bytes,
         },
     )
     out = ffi.new("struct pc_comm **")

@@ -20,6 +20,7 @@ from pycoll.dtypes import ReduceOp
 from pycoll.errors import UsageError
 from pycoll.program.isa import CHUNK_UNIT, EdgeKind
 from pycoll.program.program import Program
+from pycoll.runtime import room
 from pycoll.runtime.native import bindings
 from pycoll.runtime.plan.call import BARRIER, Call, Wanted
 from pycoll.runtime.plan.geometry import Geometry, geometry
@@ -141,11 +142,12 @@ class PlanCache:
             with contextlib.suppress(NotDirect):  # it has no such form, and runs staged
                 programs.append(self.proofs.program(mapped, call.root, timeout))
         widest = max(program.widest for program in programs)
-        tile = min(choice.tile, world.slot_bytes // widest // CHUNK_UNIT * CHUNK_UNIT)
+        edges = room.most_edges(world.size)
+        tile = room.tile_for(choice.tile, widest, edges, world)
         if tile == 0:
             raise UsageError(
                 f"{call.collective}: algorithm {algorithm.name!r} sends {widest} chunks at once, "
-                f"want at most {world.slot_bytes // CHUNK_UNIT}"
+                f"want at most {room.share_bytes(edges, world) // CHUNK_UNIT}"
             )
         return self._bind(call, programs, choice._replace(tile=tile), text, timeout)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pycoll.cost import Question
+from pycoll.runtime import room
 from pycoll.runtime.net.transport import VERBS
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def question(
         wanted=wanted,
         dtype=dtype,
         slots=world.slots,
-        slot_bytes=world.slot_bytes,
+        slot_bytes=room.share_bytes(room.most_edges(world.size), world),
         rdma=world.transport == VERBS,
         wire=world.wire,
         device=device,

@@ -1,0 +1,129 @@
+"""Room: how much memory and address space the edges and the heap of a communicator get.
+
+A slot's address follows from its edge (decision 5), so every edge of every two ranks has room,
+used or not. That is address space; memory and page tables come with the first touch. So the *slot*,
+the room of one message, shrinks with the number of ranks only where address space would not do, or
+where a device pins what it may touch; and the *tile*, what a plan sends at a time, is bounded by
+the memory that the plan's edges touch.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from typing import Protocol
+
+from pycoll.program.isa import CHUNK_UNIT, MAX_CHANNELS
+
+#: Slots per edge: one is filled while the other is read, and two more hide a late reader.
+SLOTS = 4
+#: Bytes of a slot: a tile fits the second-level cache twice.
+SLOT_BYTES = 256 << 10
+#: What all messages to a rank may take. Of a group, a quarter: there may be many.
+BUDGET_BYTES = 32 << 20
+#: Address space that all heaps, and all slots, may take together in each process, of the 128 TiB
+#: that it has; those of a group, a share of it.
+HEAPS_BYTES, SLOTS_BYTES, GROUPS = 1 << 45, 1 << 44, 64
+#: Edges of two ranks each way: those of Programs, and two for transfers.
+_CHANNELS = MAX_CHANNELS + 2
+#: No message takes less memory, however short it is.
+_PAGE = 4096
+
+
+class World(Protocol):
+    """What is used here of the ranks."""
+
+    @property
+    def slots(self) -> int:
+        """Return the slots of an edge."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Return the bytes of a slot."""
+
+    @property
+    def budget(self) -> int:
+        """Return what all messages to a rank may take, in bytes."""
+
+
+def budget_bytes(whole: bool = True) -> int:
+    """Return what all messages to a rank may take: of the job, or of a group of its ranks."""
+    return BUDGET_BYTES if whole else BUDGET_BYTES // 4
+
+
+def fair_bytes(size: int, whole: bool = True) -> int:
+    """Return the bytes of a slot with which edges from all other ranks fit the budget.
+
+    So long are the slots of two channels that all other ranks use: for what may be pinned, and for
+    transfers, which may be with any rank.
+    """
+    return _share(most_edges(size), SLOTS, budget_bytes(whole))
+
+
+def slot_bytes(size: int, near: int, room: int, whole: bool = True) -> int:
+    """Return the bytes of a slot.
+
+    Args:
+        size: Ranks.
+        near: The most ranks that one host has: so many arenas a process may map.
+        room: Bytes of address space for all slots, as `slots_room` gives it.
+        whole: The ranks are the job, not a group of it.
+    """
+    arenas = near + 1  # the shadows of remote peers are together as long as one
+    spacious = _power_of_two(room // (arenas * size * _CHANNELS * SLOTS))
+    return max(fair_bytes(size, whole), min(SLOT_BYTES, spacious))
+
+
+def slots_room(whole: bool = True) -> int:
+    """Return how much address space this process would give all slots."""
+    room = min(SLOTS_BYTES, _address_space() // 4)
+    return room if whole else room // GROUPS
+
+
+def heap_bytes(size: int, whole: bool = True) -> int:
+    """Return how much address space this rank would give each rank's heap."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    room = min(HEAPS_BYTES, _address_space() // 2)
+    room = room if whole else room // GROUPS
+    return min(memory, room // size) >> 12 << 12
+
+
+def most_edges(size: int) -> int:
+    """Return how many edges into one rank a plan is taken to have where its Programs do not say."""
+    return max(1, 2 * (size - 1))
+
+
+def share_bytes(edges: int, world: World) -> int:
+    """Return the longest message with which ``edges`` edges into a rank fit slots and budget."""
+    return min(world.slot_bytes, _share(edges, world.slots, world.budget))
+
+
+def tile_for(choice_tile: int, widest: int, edges: int, world: World) -> int:
+    """Return the tile of a plan: bytes of a chunk that are sent at a time.
+
+    Args:
+        choice_tile: The longest that is wanted, a multiple of `CHUNK_UNIT`.
+        widest: Chunks of the widest message of any rank.
+        edges: The most edges into one rank, of any rank; alike on all ranks.
+        world: The ranks.
+
+    Returns:
+        A multiple of `CHUNK_UNIT`; 0: not even the shortest of so many chunks fit a message.
+    """
+    most = share_bytes(edges, world) // widest // CHUNK_UNIT * CHUNK_UNIT
+    return min(choice_tile, most)
+
+
+def _share(edges: int, slots: int, budget: int) -> int:
+    fair = _power_of_two(budget // (slots * max(1, edges)))
+    return max(_PAGE, min(SLOT_BYTES, fair))
+
+
+def _power_of_two(n: int) -> int:
+    """Return the greatest power of two up to n: slots and tiles then begin at whole pages."""
+    return 1 << n.bit_length() >> 1
+
+
+def _address_space() -> int:
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return 1 << 47 if limit == resource.RLIM_INFINITY else limit
