@@ -76,10 +76,10 @@ def _here(options: argparse.Namespace) -> Question:
 def _slots(size: int) -> dict[str, Any]:
     """Return what a job of so many ranks here would have; the usual where there is no engine."""
     try:
-        from pycoll.runtime.join import SLOTS, slot_bytes
+        from pycoll.runtime.join import slot_bytes
     except UnavailableError:
         return {}
-    return {"slots": SLOTS, "slot_bytes": slot_bytes(size)}
+    return {"slot_bytes": slot_bytes(size)}
 
 
 def _described(options: argparse.Namespace) -> tuple[Question, Machine]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from pycoll.cost.question import Question
+from pycoll.program.slots import SLOTS
 
 if TYPE_CHECKING:
     from pycoll.topology import Topology
@@ -93,7 +94,7 @@ class Machine:
     cores: int  #: of a host, that its ranks may run on
     hosts: tuple[int, ...] = ()  #: number of every rank's host; empty: all share one
     rates: Rates = DEFAULT
-    slots: int = 4
+    slots: int = SLOTS
     slot_bytes: int = 256 << 10
     topology: Topology | None = None  #: what is between hosts, where that was described
     rdma: bool = False  #: hosts reach each other by RDMA; a topology says so of each two ranks

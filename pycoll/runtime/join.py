@@ -21,6 +21,7 @@ from pycoll import log
 from pycoll.config import Config
 from pycoll.errors import BootstrapError, PycollError, UnavailableError
 from pycoll.fabric import Fabric
+from pycoll.program.slots import SLOTS
 from pycoll.runtime.host import locality
 from pycoll.runtime.host.locality import Locality
 from pycoll.runtime.native import bindings, codes, load
@@ -28,8 +29,6 @@ from pycoll.runtime.net import transport
 from pycoll.runtime.net.transport import NetOptions, Reachability
 from pycoll.schedule.placement import Placement
 
-#: Slots per edge: one is filled while the other is read, and two more hide a late reader.
-SLOTS = 4
 #: Bytes of a slot where there are few ranks: a tile fits the second-level cache twice.
 SLOT_BYTES = 256 << 10
 #: What all slots of a rank may take; they are touched, and so cost memory, only as edges are used.
