@@ -69,7 +69,11 @@ class Verdict:
 
 
 def verify_programs(
-    programs: Sequence[Program], collective: Collective, *, slots: int = SLOTS, average: bool = False
+    programs: Sequence[Program],
+    collective: Collective,
+    *,
+    slots: int = SLOTS,
+    average: bool = False,
 ) -> Verdict:
     """Prove the Programs of all ranks, or raise what is wrong with them.
 
