@@ -98,12 +98,18 @@ def cut(algorithm: Algorithm, size: int, placement: Placement) -> int:
     return b.nchunks // algorithm.collective.nblocks(size)
 
 
+@lru_cache(maxsize=64)  # every rank asks the same
+def cuts(algorithm: Algorithm, placement: Placement, groups: tuple[tuple[int, ...], ...]) -> int:
+    """Return into how many parts every block is cut so that all groups have what they want."""
+    return math.lcm(*(cut(algorithm, len(g), placement.among(g)) for g in groups))
+
+
 def shared_allreduce(
     b: ScheduleBuilder, s: Split, outer: Algorithm, scatter: Algorithm, gather: Algorithm
 ) -> None:
     """Reduce-scatter in the group, all-reduce each lane between groups, all-gather in the group."""
     wants = [cut(outer, len(s.groups), b.placement.among(s.lane(0)))]
-    wants += [cut(a, len(g), b.placement.among(g)) for a in (scatter, gather) for g in s.groups]
+    wants += [cuts(a, b.placement, s.groups) for a in (scatter, gather)]
     width = math.lcm(*wants)
     b.chunks(s.lanes * width)
     lanes = [range(lane * width, (lane + 1) * width) for lane in range(s.lanes)]
@@ -119,7 +125,7 @@ def led_allreduce(
 ) -> None:
     """Reduce to the first rank of the group, all-reduce between these, broadcast in the group."""
     wants = [cut(outer, len(s.groups), b.placement.among(s.lane(0)))]
-    wants += [cut(a, len(g), b.placement.among(g)) for a in (up, down) for g in s.groups]
+    wants += [cuts(a, b.placement, s.groups) for a in (up, down)]
     b.chunks(math.lcm(*wants))
     up(b.within(s.mine, collective=reduce))
     if b.rank == s.mine[0]:
@@ -129,8 +135,8 @@ def led_allreduce(
 
 def led_broadcast(b: ScheduleBuilder, s: Split, outer: Algorithm, inner: Algorithm) -> None:
     """Broadcast between the first ranks of all groups, then in the group."""
-    wants = [cut(inner, len(g), b.placement.among(g)) for g in s.groups]
-    b.chunks(math.lcm(cut(outer, len(s.groups), b.placement.among(s.lane(0))), *wants))
+    between = cut(outer, len(s.groups), b.placement.among(s.lane(0)))
+    b.chunks(math.lcm(between, cuts(inner, b.placement, s.groups)))
     if b.rank == s.mine[0]:
         outer(b.within(s.lane(0)))
     inner(b.within(s.mine))
@@ -138,8 +144,8 @@ def led_broadcast(b: ScheduleBuilder, s: Split, outer: Algorithm, inner: Algorit
 
 def led_reduce(b: ScheduleBuilder, s: Split, outer: Algorithm, inner: Algorithm) -> None:
     """Reduce to the first rank of the group, then between these."""
-    wants = [cut(inner, len(g), b.placement.among(g)) for g in s.groups]
-    b.chunks(math.lcm(cut(outer, len(s.groups), b.placement.among(s.lane(0))), *wants))
+    between = cut(outer, len(s.groups), b.placement.among(s.lane(0)))
+    b.chunks(math.lcm(between, cuts(inner, b.placement, s.groups)))
     inner(b.within(s.mine))
     if b.rank == s.mine[0]:
         outer(b.within(s.lane(0)))

@@ -7,11 +7,11 @@ has ranks; in a smaller group a rank belongs to several.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 
-from pycoll.schedule import ScheduleBuilder
+from pycoll.schedule import Level, ScheduleBuilder
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,8 @@ class Split:
 
     groups: tuple[tuple[int, ...], ...]
     mine: tuple[int, ...]  #: this rank's group
-
-    @cached_property
-    def lanes(self) -> int:
-        """Number of lanes."""
-        return max(len(group) for group in self.groups)
+    lanes: int  #: their number
+    lanes_of: Mapping[int, list[int]]  #: of every rank
 
     def lane(self, lane: int) -> tuple[int, ...]:
         """Return the ranks of a lane, one of each group, in the groups' order."""
@@ -32,7 +29,7 @@ class Split:
 
     def owned(self, rank: int) -> list[int]:
         """Return the lanes that a rank belongs to."""
-        return self._owned[rank]
+        return self.lanes_of[rank]
 
     def blocks(self, group: tuple[int, ...], lane: int) -> list[int]:
         """Return the ranks of a group whose blocks travel in a lane: one, or none.
@@ -40,25 +37,17 @@ class Split:
         A block travels in the first lane that its rank belongs to.
         """
         rank = self._in(group, lane)
-        return [rank] if self._owned[rank][0] == lane else []
+        return [rank] if self.lanes_of[rank][0] == lane else []
 
     def _in(self, group: tuple[int, ...], lane: int) -> int:
         return group[lane * len(group) // self.lanes]
-
-    @cached_property
-    def _owned(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = defaultdict(list)
-        for group in self.groups:
-            for lane in range(self.lanes):
-                found[self._in(group, lane)].append(lane)
-        return found
 
     def passes(self) -> Iterator[list[list[int]]]:
         """Yield, for each round inside this group, the block of everyone's lanes that it moves.
 
         One block a round and rank: a message is then one range, wherever the ranks of a group are.
         """
-        owned = [self._owned[rank] for rank in self.mine]
+        owned = [self.lanes_of[rank] for rank in self.mine]
         for group in self.groups:
             for turn in range(max(map(len, owned))):
                 yield [
@@ -71,5 +60,20 @@ def split(b: ScheduleBuilder, level: str | None = None) -> Split | None:
     levels = [found for found in b.placement.levels if level in (None, found.name)]
     if not levels:
         return None
-    groups = levels[0].members()
-    return Split(groups, next(group for group in groups if b.rank in group))
+    groups, group_of, lanes, lanes_of = _lanes(levels[0])
+    return Split(groups, groups[group_of[b.rank]], lanes, lanes_of)
+
+
+@lru_cache(maxsize=32)  # every rank asks the same
+def _lanes(
+    level: Level,
+) -> tuple[tuple[tuple[int, ...], ...], Mapping[int, int], int, Mapping[int, list[int]]]:
+    """Return a level's groups, which one each rank is in, the number of lanes, and each rank's."""
+    groups = level.members()
+    group_of = {rank: i for i, group in enumerate(groups) for rank in group}
+    lanes = max(map(len, groups))
+    lanes_of: dict[int, list[int]] = defaultdict(list)
+    for group in groups:
+        for lane in range(lanes):
+            lanes_of[group[lane * len(group) // lanes]].append(lane)
+    return groups, group_of, lanes, lanes_of

@@ -17,10 +17,10 @@ from pycoll.benchmark.calibration import BLOCK_SECONDS, Calibration, Cell, Timed
 from pycoll.benchmark.operation import OPERATIONS
 from pycoll.benchmark.timing import back_to_back
 from pycoll.cost import Machine, Question, Tuning, predict
-from pycoll.cost.candidate import MOST_STEPS, candidates
+from pycoll.cost.candidate import candidates
 from pycoll.cost.fit import Row, fit
+from pycoll.cost.prediction import likeness
 from pycoll.cost.select import plainness
-from pycoll.cost.work import work_of
 from pycoll.errors import ScheduleError
 from pycoll.schedule import COLLECTIVES
 from pycoll.schedule.placement import FLAT
@@ -146,11 +146,11 @@ def distinct(collective: str, facts: Question) -> list[str]:
     found: dict[int, str] = {}
     for name in sorted(names(collective), key=plainness):
         try:
-            work = work_of(get(name, collective), facts.size, placement, machine.hosts, MOST_STEPS)
+            asked_placement, alike = likeness(get(name, collective), machine, placement)
         except ScheduleError:
             continue
-        if not (work.asked_placement and placement.flat):
-            found.setdefault(work.fingerprint, name)
+        if not (asked_placement and placement.flat):
+            found.setdefault(alike, name)
     return list(found.values())
 
 

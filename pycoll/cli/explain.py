@@ -14,6 +14,7 @@ from pycoll.config import Config
 from pycoll.cost import Machine, Question, explain, load
 from pycoll.dtypes import BY_NAME
 from pycoll.errors import UsageError
+from pycoll.program.slots import SLOTS
 from pycoll.runtime import room
 from pycoll.schedule import COLLECTIVES
 
@@ -76,7 +77,7 @@ def _here(options: argparse.Namespace) -> Question:
 
 def _slots(size: int) -> dict[str, Any]:
     """Return what a job of so many ranks here would have."""
-    return {"slots": room.SLOTS, "slot_bytes": room.fair_bytes(size)}
+    return {"slots": SLOTS, "slot_bytes": room.fair_bytes(size)}
 
 
 def _described(options: argparse.Namespace) -> tuple[Question, Machine]:

@@ -9,6 +9,7 @@ from pycoll.cli.algorithm import equal_hosts, load_algorithm
 from pycoll.cli.progress import working
 from pycoll.cli.types import positive
 from pycoll.errors import ScheduleError
+from pycoll.program.slots import SLOTS
 
 
 def add(commands: Any) -> None:
@@ -22,7 +23,12 @@ def add(commands: Any) -> None:
     parser.add_argument("algorithm", help="a built-in's name, or file.py:function")
     parser.add_argument("--size", type=positive, required=True, help="number of ranks")
     parser.add_argument("--nodes", type=positive, metavar="N", help="equal hosts (default 1)")
-    parser.add_argument("--slots", type=positive, default=2, help="slots per edge (default 2)")
+    parser.add_argument(
+        "--slots",
+        type=positive,
+        default=SLOTS,
+        help=f"slots per edge (default {SLOTS}, as the engine has)",
+    )
     parser.add_argument(
         "--direct", action="store_true", help="prove the zero-copy form for comm.empty arrays"
     )

@@ -19,8 +19,6 @@ from pycoll.schedule.placement import FLAT
 if TYPE_CHECKING:
     from pycoll.cost.traffic import Load
 
-#: That are simulated of one algorithm, for the first call of a job shall not wait for long.
-MOST_STEPS = 20000
 #: Times the best so far, behind which an algorithm is not simulated to its end: a choice tells
 #: apart what differs by less than that.
 FAR = 1.5
@@ -46,6 +44,7 @@ class Candidate:
     note: str = ""
     busiest: Load | None = None  #: of the links of a described cluster, where that was asked for
     basis: Basis = Basis.PREDICTED  #: what `seconds` comes from
+    how: str = ""  #: by how much of a simulation the model predicts; "" where it was not asked
 
     @property
     def seconds(self) -> float | None:
@@ -93,15 +92,18 @@ def _fastest(
     known: Sequence[str], collective: str, question: Question, machine: Machine
 ) -> list[Candidate]:
     """Return the candidates by the model, which spends little on those that are far behind."""
+    from pycoll.cost.offer import refused
     from pycoll.cost.prediction import least
 
     placement = FLAT if question.placement is None else question.placement
-    bounds: dict[str, float] = {}
+    bounds = dict.fromkeys(known, 0.0)
     for name in known:
         try:
-            bounds[name] = least(get(name, collective), question.nbytes, machine, placement)
+            algorithm = get(name, collective)
+            if not refused(algorithm, machine, placement):
+                bounds[name] = least(algorithm, question.nbytes, machine, placement)
         except Exception:
-            bounds[name] = 0.0  # the candidate says what is wrong
+            pass  # the candidate says what is wrong
     found: dict[str, Candidate] = {}
     best = math.inf
     for name in sorted(known, key=bounds.__getitem__):
@@ -131,41 +133,36 @@ def _candidate(
     if measured is not None and not full:
         return Candidate(name, None, measured, basis=basis)
     # Loaded here: where rows answer, the model is not needed at all.
-    from pycoll.cost.prediction import predict
-    from pycoll.cost.work import TooLarge, sample, work_of
+    from pycoll.cost.offer import refused
+    from pycoll.cost.prediction import estimate, outlined
 
     placement = FLAT if question.placement is None else question.placement
     flat = placement.flat or question.collective == "barrier"
     unfit = Candidate(name, None, None, note="is for ranks on several levels")
     algorithm = get(name, collective)
     try:
-        _, sides = sample(algorithm, question.size, placement, machine.hosts)
-        if flat and any(side.asked_placement for side in sides.values()):
+        asked_placement, operations = outlined(algorithm, machine, placement)
+        if asked_placement and flat:
             return unfit
-        work = work_of(algorithm, question.size, placement, machine.hosts, MOST_STEPS)
-        if work.asked_placement and flat:
-            return unfit
-        predicted = predict(
-            algorithm, question.nbytes, machine, placement=placement, most=MOST_STEPS, limit=limit
-        )
+        if reason := refused(algorithm, machine, placement):
+            return Candidate(name, None, None, note=reason)
+        found = estimate(algorithm, question.nbytes, machine, placement=placement, limit=limit)
+        predicted = found.seconds
         near = rows.nearest(collective, name, question.nbytes) if rows else None
         note = "interpolated" if basis is Basis.INTERPOLATED else ""
         if near is not None and measured is None:
             # Beyond the rows the model says how it goes on from the last one.
-            at_row = predict(algorithm, near[0], machine, placement=placement, most=MOST_STEPS)
-            measured = near[1] * predicted / at_row
+            at_row = estimate(algorithm, near[0], machine, placement=placement)
+            measured = near[1] * predicted / at_row.seconds
             basis = Basis.EXTRAPOLATED
             note = f"extrapolated from {near[0]} bytes"
-    except TooLarge as error:
-        return Candidate(name, None, None, error.steps, str(error))
     except ScheduleError as error:
         return Candidate(name, None, None, note=str(error))
     except Exception as error:  # of a plug-in, which must not take the others with it
         return Candidate(name, None, None, note=f"{type(error).__name__}: {error}")
     load = None
     if full and machine.topology is not None:
-        from pycoll.cost.traffic import busiest
-        from pycoll.cost.work import whole_work_of
+        from pycoll.cost.traffic import busiest_of
 
-        load = busiest(whole_work_of(algorithm, question.size, placement), question.nbytes, machine)
-    return Candidate(name, predicted, measured, work.operations_per_rank, note, load, basis)
+        load = busiest_of(algorithm, question.nbytes, machine, placement)
+    return Candidate(name, predicted, measured, operations, note, load, basis, found.how)

@@ -46,7 +46,8 @@ class Explanation:
         for c in self.candidates:
             mark = "*" if c.algorithm == self.choice.algorithm else " "
             row = f"{mark} {c.algorithm:<{width}} {_us(c.measured):>12} {_us(c.predicted):>12}"
-            note = c.note or (c.busiest and f"busiest is {_load(c.busiest)}") or ""
+            parts = [c.note, c.how, f"busiest is {_load(c.busiest)}" if c.busiest else ""]
+            note = "; ".join(part for part in parts if part)
             lines.append(f"{row}  {note}".rstrip())
         if self.choice.direct is not None:
             lines.append(f"where all arrays are from empty(): {self.choice.direct}, without copies")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from pycoll.cost.question import Question
+from pycoll.program.slots import SLOTS
 
 if TYPE_CHECKING:
     from pycoll.topology import Topology
+    from pycoll.topology.routing import Route
 
 
 class Rates(NamedTuple):
@@ -93,11 +97,20 @@ class Machine:
     cores: int  #: of a host, that its ranks may run on
     hosts: tuple[int, ...] = ()  #: number of every rank's host; empty: all share one
     rates: Rates = DEFAULT
-    slots: int = 4
+    slots: int = SLOTS
     slot_bytes: int = 256 << 10
     topology: Topology | None = None  #: what is between hosts, where that was described
     rdma: bool = False  #: hosts reach each other by RDMA; a topology says so of each two ranks
     flows: int = 1  #: queue pairs of two ranks for each of their pairs of rails, in a topology
+    seats: tuple[int, ...] = ()  #: ranks of the topology that these are; empty: all
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # Of many ranks it takes long, and is asked for again and again.
+        return hash((self.size, self.cores, self.hosts, self.rates, self.slots, self.slot_bytes))
 
     @classmethod
     def of(cls, question: Question, rates: Rates | None = None) -> Machine:
@@ -152,7 +165,7 @@ class Machine:
             return rates.message, 0.0
         rdma = self.rdma
         if topology is not None:
-            route = topology.routes(source, destination, self.flows)[0]
+            route = self.routes(source, destination)[0]
             rdma = route.rdma
             if not rdma and NETWORKS.isdisjoint(link.kind for link in route.links):
                 return rates.message, 0.0
@@ -160,12 +173,29 @@ class Machine:
             return rates.rdma_message, 0.0
         return rates.network_message, rates.network_copy
 
-    @property
+    def routes(self, source: int, destination: int) -> tuple[Route, ...]:
+        """Return the ways between two ranks of a described cluster."""
+        assert self.topology is not None
+        if self.seats:
+            source, destination = self.seats[source], self.seats[destination]
+        return self.topology.routes(source, destination, self.flows)
+
+    def among(self, ranks: Sequence[int], cores: int) -> Machine:
+        """Return the machine as some of the ranks see it, numbered as they are listed."""
+        numbers: dict[int, int] = {}
+        hosts = tuple(numbers.setdefault(self.hosts[r], len(numbers)) for r in ranks if self.hosts)
+        return replace(
+            self,
+            size=len(ranks),
+            cores=cores,
+            hosts=hosts if len(numbers) > 1 else (),
+            seats=tuple(self.seats[r] for r in ranks) if self.seats else tuple(ranks),
+        )
+
+    @cached_property
     def crew(self) -> int:
         """Ranks of the fullest host."""
-        if not self.hosts:
-            return self.size
-        return max(self.hosts.count(host) for host in set(self.hosts))
+        return max(Counter(self.hosts).values()) if self.hosts else self.size
 
     @property
     def turns(self) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from pycoll.program.slots import SLOTS
+
 if TYPE_CHECKING:
     from pycoll.schedule.placement import Placement
 
@@ -19,7 +21,7 @@ class Question(NamedTuple):
     remote: bool = False  #: some two ranks share no memory
     wanted: str | None = None  #: the algorithm that the user asked for; its tile is still chosen
     dtype: str = "float32"  #: for selectors; the model folds all types at the speed of memory
-    slots: int = 4  #: of an edge
+    slots: int = SLOTS  #: of an edge
     slot_bytes: int = 256 << 10
     rdma: bool = False  #: ranks of different hosts reach each other by RDMA; else by TCP
     #: bytes per second each way of a host's RDMA rails together, the least of all hosts; 0: unknown

@@ -17,6 +17,8 @@ from pycoll.program.isa import CHUNK_UNIT
 DIRECT_BYTES = 16 << 10
 #: The same where ranks share cores, and a round is many context switches.
 DIRECT_BYTES_SHARED = 256 << 10
+#: In a direct form all ranks tell all where their arrays are, and reach each other's memory.
+MOST_DIRECT_RANKS = 64
 #: Results larger than this will not be read from a cache, so they are written past it. Direct,
 #: half of them lie in the cache of another core, if in any, so it pays sooner.
 STREAM_BYTES = 32 << 20
@@ -108,6 +110,8 @@ def choice_of(question: Question, best: Candidate) -> Choice:
 def _wide(question: Question) -> bool:
     """Tell whether it is worth asking whether all arrays can be reached by all ranks."""
     if question.remote or question.size == 1 or question.collective == "barrier":
+        return False
+    if question.size > MOST_DIRECT_RANKS:
         return False
     shared = Machine.of(question).turns > 1
     return question.nbytes >= (DIRECT_BYTES_SHARED if shared else DIRECT_BYTES)

@@ -14,7 +14,7 @@ does not hold up those before it.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -134,7 +134,7 @@ class _Run:
         self.waiting: list[int | None] = [None] * work.ranks
         self.events = [(0.0, i, i) for i in range(work.ranks)]
         self.order = count(work.ranks)
-        crews = {h: list(scene.hosts).count(h) for h in set(scene.hosts)}
+        crews = Counter(scene.hosts)
         self.shared = any(crew > scene.cores for crew in crews.values())
         self.idle = {h: [-1] * scene.cores for h in crews}  # last ranks of the idle cores
         self.queue: dict[int, deque[int]] = {h: deque() for h in crews}

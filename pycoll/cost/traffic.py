@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pycoll.cost.machine import Machine
-from pycoll.cost.prediction import lengths_of, moved
-from pycoll.cost.work import Work
+from pycoll.cost.timing import lengths_of, moved, whole_ranks
+from pycoll.cost.work import Work, whole_work_of
+from pycoll.schedule import Algorithm
+from pycoll.schedule.placement import Placement
 from pycoll.topology import Link
 
 
@@ -28,8 +30,7 @@ def traffic(work: Work, nbytes: int, machine: Machine) -> list[Load]:
     Messages count as if all were cut over their routes; short ones go by one of them, and about
     as many by each.
     """
-    topology = machine.topology
-    if topology is None:
+    if machine.topology is None:
         return []
     lengths = lengths_of(work.nchunks, nbytes)
     sent = [0.0] * len(work.edges)
@@ -39,10 +40,19 @@ def traffic(work: Work, nbytes: int, machine: Machine) -> list[Load]:
     senders = [work.sender(edge) for edge in work.edges]
     loads: dict[Link, float] = {}
     for (to, _, _), sender, total in zip(work.edges, senders, sent, strict=True):
-        for route in topology.routes(sender, to, machine.flows):
+        for route in machine.routes(sender, to):
             for link in route.links:
                 loads[link] = loads.get(link, 0.0) + total * route.share
     return [Load(link, total) for link, total in loads.items()]
+
+
+def busiest_of(
+    algorithm: Algorithm, nbytes: int, machine: Machine, placement: Placement
+) -> Load | None:
+    """Return the link that needs the most time in one call; None where there are too many ranks."""
+    if machine.size <= whole_ranks(machine):
+        return busiest(whole_work_of(algorithm, machine.size, placement), nbytes, machine)
+    return None
 
 
 def busiest(work: Work, nbytes: int, machine: Machine) -> Load | None:

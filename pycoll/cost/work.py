@@ -13,14 +13,55 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
-from pycoll.errors import ScheduleError
 from pycoll.schedule import Algorithm, Buffer, Chunks, Kind, Schedule, ScheduleBuilder, Step
 from pycoll.schedule.order import Access, cross_channel
 from pycoll.schedule.placement import Placement
 from pycoll.schedule.step import places
 
-Edge = tuple[int, int, int]  #: receiver, how far away the sender is (see `Work.sender`), channel
+Edge = tuple[int, int, int]  #: receiver, how far away the sender is (see `Relation`), channel
+
+
+class Relation(NamedTuple):
+    """How far two ranks are from each other, so that alike ranks have peers as far away.
+
+    By default it is their difference. ``exclusive``: their exclusive or. ``widths``, of groups
+    within groups: the difference of their places in the innermost group, that of these groups in
+    the next one, and so on, all in one number.
+    """
+
+    size: int
+    exclusive: bool = False
+    widths: tuple[int, ...] = ()  #: ranks of each level's groups, the innermost first
+
+    def distance(self, to: int, frm: int) -> int:
+        """Return how far ``to`` is from ``frm``."""
+        if self.exclusive:
+            return to ^ frm
+        return self._apart(to, frm) if self.widths else (to - frm) % self.size
+
+    def receiver(self, frm: int, distance: int) -> int:
+        """Return the rank that is so far from ``frm``."""
+        if self.exclusive:
+            return frm ^ distance
+        if not self.widths:
+            return (frm + distance) % self.size
+        return self._apart(frm, self._apart(0, distance))
+
+    def sender(self, to: int, distance: int) -> int:
+        """Return the rank that ``to`` is so far from."""
+        if self.exclusive:
+            return to ^ distance
+        return self._apart(to, distance) if self.widths else (to - distance) % self.size
+
+    def _apart(self, a: int, b: int) -> int:
+        """Return the difference at every level."""
+        found, width = 0, 1
+        for outer in (*self.widths, self.size):
+            found += (a // width - b // width) * width % outer
+            width = outer
+        return found
 
 
 @dataclass(slots=True)
@@ -42,7 +83,7 @@ class Work:
     size: int
     nchunks: int
     ranks: int  #: rank r does what rank r modulo this does
-    crosswise: bool  #: the distance of two ranks is their exclusive or, else their difference
+    relation: Relation  #: what the edges' distances are
     asked_placement: bool = False
     widest: int = 1  #: chunks of the widest message
     operations: list[Operation] = field(default_factory=list)
@@ -53,7 +94,7 @@ class Work:
     def sender(self, edge: Edge) -> int:
         """Return the rank that sends; it may be one that another stands for."""
         to, distance, _ = edge
-        return to ^ distance if self.crosswise else (to - distance) % self.size
+        return self.relation.sender(to, distance)
 
     @property
     def operations_per_rank(self) -> int:
@@ -80,47 +121,35 @@ class Work:
         return len({distance for to, distance, _ in self.edges if to == rank})
 
 
-class TooLarge(ScheduleError):
-    """More steps would have to be simulated than a choice is worth."""
-
-    steps = 0  #: of one rank, about
-
-
 @lru_cache(maxsize=32)  # one of 20,000 steps takes 10 MB
 def work_of(
     subject: Algorithm | Schedule,
     size: int,
     placement: Placement,
     hosts: tuple[int, ...],
-    most: int | None = None,
 ) -> Work:
-    """Return the work of an algorithm's ranks; of at most about ``most`` steps.
+    """Return the work of an algorithm's ranks.
 
     Raises:
         ScheduleError: The algorithm does not serve so many ranks.
-        TooLarge: There are more steps.
     """
     if isinstance(subject, Schedule):
         return whole_work_of(subject, size, placement)
     period, sampled = sample(subject, size, placement, hosts)
     sides = dict(sampled)
     cube = not (size & (size - 1) or period & (period - 1))
-    for crosswise in (False, True)[: 1 + cube]:
-        like = {r: _shape(side.steps, r, size, crosswise) for r, side in sides.items()}
+    for exclusive in (False, True)[: 1 + cube]:
+        relation = Relation(size, exclusive)
+        like = {r: _shape(side.steps, r, relation) for r, side in sides.items()}
         if all(like[r] == like[r % period] for r in sides):
             ranks = range(period)
             break
     else:
-        ranks, crosswise = range(size), False
-    steps = sum(len(side.steps) for side in sides.values()) // len(sides)
-    if most is not None and steps * len(ranks) > most:
-        error = TooLarge(f"{subject.name}: {steps * len(ranks)} steps are too many to simulate")
-        error.steps = steps
-        raise error
+        ranks, relation = range(size), Relation(size)
     for r in ranks:
         if r not in sides:
             sides[r] = _trace(subject, size, r, placement)
-    work = _work([sides[r].steps for r in ranks], size, sides[0].nchunks, crosswise)
+    work = _work([sides[r].steps for r in ranks], size, sides[0].nchunks, relation)
     work.asked_placement = any(side.asked_placement for side in sides.values())
     return work
 
@@ -130,7 +159,7 @@ def sample(
     algorithm: Algorithm, size: int, placement: Placement, hosts: tuple[int, ...]
 ) -> tuple[int, Mapping[int, ScheduleBuilder]]:
     """Return after how many ranks the machine looks the same, and a few ranks' sides."""
-    period = _period(size, hosts)
+    period = period_of(size, hosts)
     return period, {r: _trace(algorithm, size, r, placement) for r in _samples(size, period)}
 
 
@@ -151,12 +180,13 @@ def _trace(algorithm: Algorithm, size: int, rank: int, placement: Placement) -> 
     return builder
 
 
-def _period(size: int, hosts: tuple[int, ...]) -> int:
+@lru_cache(maxsize=16)
+def period_of(size: int, hosts: tuple[int, ...]) -> int:
     """Return after how many ranks the machine looks the same again."""
     if not hosts:
         return 1
     crew = hosts.count(hosts[0])
-    even = size % crew == 0 and all(hosts[r] == r // crew for r in range(size))
+    even = size % crew == 0 and hosts == tuple(r // crew for r in range(size))
     return crew if even else size
 
 
@@ -170,26 +200,29 @@ def _samples(size: int, period: int) -> list[int]:
     )
 
 
-def _shape(
-    steps: Sequence[Step], rank: int, size: int, crosswise: bool
-) -> list[tuple[object, ...]]:
+def _shape(steps: Sequence[Step], rank: int, relation: Relation) -> list[tuple[object, ...]]:
     """Return what tells the steps of two ranks apart, if they are not the same but for the rank."""
     shape: list[tuple[object, ...]] = []
     for s in steps:
-        far = sorted(p ^ rank if crosswise else (p - rank) % size for p in s.peers)
+        far = sorted(relation.distance(p, rank) for p in s.peers)
         shape.append((s.kind, s.channel, s.chunks.nchunks, far))
     return shape
 
 
 def _work(
-    ranks: Sequence[Sequence[Step]], size: int, nchunks: int, crosswise: bool = False
+    ranks: Sequence[Sequence[Step]], size: int, nchunks: int, relation: Relation | None = None
 ) -> Work:
-    work = Work(size, nchunks, len(ranks), crosswise)
+    work = Work(size, nchunks, len(ranks), relation or Relation(size))
     numbers: dict[Edge, int] = {}
     for rank, steps in enumerate(ranks):
-        _Side(work, numbers, rank, steps).write()
+        write_side(work, numbers, rank, steps)
     work.edges = list(numbers)
     return work
+
+
+def write_side(work: Work, numbers: dict[Edge, int], rank: int, steps: Sequence[Step]) -> None:
+    """Add a rank's operations and streams to a work, and its edges to their numbers."""
+    _Side(work, numbers, rank, steps).write()
 
 
 class _Side:
@@ -235,8 +268,7 @@ class _Side:
 
     def _edge(self, peer: int, sending: bool, channel: int) -> int:
         to, frm = (peer, self.rank) if sending else (self.rank, peer)
-        distance = to ^ frm if self.work.crosswise else (to - frm) % self.work.size
-        edge = (to % self.work.ranks, distance, channel)
+        edge = (to % self.work.ranks, self.work.relation.distance(to, frm), channel)
         return self.numbers.setdefault(edge, len(self.numbers))
 
     def _drop_dead_stores(self) -> None:

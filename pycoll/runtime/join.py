@@ -106,7 +106,7 @@ def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[Wo
     places = [said.place for said in theirs]
     hosts = locality.hosts(places)
     each = _slot_bytes(theirs, hosts, bootstrap.whole, pinned)
-    ring = room.SLOTS * room.fair_bytes(size, bootstrap.whole)
+    ring = SLOTS * room.fair_bytes(size, bootstrap.whole)
     comm = _open(rank, places, each, ring, min(said.heap for said in theirs))
     try:
         mapped = _map(comm, bootstrap, config.timeout)
@@ -119,7 +119,7 @@ def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[Wo
         size,
         locality.scarcest(places),
         theirs[0].algorithm,
-        room.SLOTS,
+        SLOTS,
         each,
         room.budget_bytes(bootstrap.whole),
         tuple(bool(mapped[rank] >> peer & 1) for peer in range(size)),
@@ -151,7 +151,7 @@ def _open(rank: int, places: list[Locality], slot: int, ring: int, heap: int) ->
         return bindings.comm_open(
             rank,
             len(places),
-            slots=room.SLOTS,
+            slots=SLOTS,
             slot_bytes=slot,
             ring_bytes=ring,
             heap_bytes=heap,

@@ -14,9 +14,8 @@ import resource
 from typing import Protocol
 
 from pycoll.program.isa import CHUNK_UNIT, MAX_CHANNELS
+from pycoll.program.slots import SLOTS
 
-#: Slots per edge: one is filled while the other is read, and two more hide a late reader.
-SLOTS = 4
 #: Bytes of a slot: a tile fits the second-level cache twice.
 SLOT_BYTES = 256 << 10
 #: What all messages to a rank may take. Of a group, a quarter: there may be many.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from pycoll.errors import UsageError
@@ -19,10 +19,15 @@ class Level(NamedTuple):
 
     def members(self) -> tuple[tuple[int, ...], ...]:
         """Return the ranks of each group, ascending; groups in the order of their first ranks."""
-        found: dict[int, list[int]] = {}
-        for rank, group in enumerate(self.groups):
-            found.setdefault(group, []).append(rank)
-        return tuple(tuple(ranks) for ranks in found.values())
+        return _members(self.groups)
+
+
+@lru_cache(maxsize=256)  # every rank asks the same
+def _members(groups: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    found: dict[int, list[int]] = {}
+    for rank, group in enumerate(groups):
+        found.setdefault(group, []).append(rank)
+    return tuple(tuple(ranks) for ranks in found.values())
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class Placement:
         return cls(tuple(split))
 
     def __hash__(self) -> int:
-        """Hash by digest, so that a cache keyed by placements does not walk all ranks."""
+        """Hash once: of many ranks it takes long, and caches ask again and again."""
         return self._hash
 
     @cached_property
@@ -78,15 +83,20 @@ class Placement:
 
     def among(self, ranks: Sequence[int]) -> Placement:
         """Return the placement as some of the ranks see it, numbered as they are listed."""
-        return Placement.of(
-            *(Level(name, tuple(groups[r] for r in ranks)) for name, groups in self.levels)
-        )
+        return _among(self, tuple(ranks))
 
     def rotated(self, root: int) -> Placement:
         """Return the placement as the ranks see it that count from ``root`` on."""
         return Placement.of(
             *(Level(name, groups[root:] + groups[:root]) for name, groups in self.levels)
         )
+
+
+@lru_cache(maxsize=256)  # every rank asks the same
+def _among(placement: Placement, ranks: tuple[int, ...]) -> Placement:
+    return Placement.of(
+        *(Level(name, tuple(groups[r] for r in ranks)) for name, groups in placement.levels)
+    )
 
 
 FLAT = Placement()

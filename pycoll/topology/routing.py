@@ -9,6 +9,7 @@ switches are described as one link of their sum.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -73,7 +74,11 @@ class Wiring:
         for link in links:
             for one in (link, link.reverse()):
                 self._links.setdefault(one.a, []).append(one)
-        self._far: dict[str, Mapping[str, int]] = {}
+        self._between = {
+            switch: [x for x in self._links.get(switch, ()) if x.b in self.switches]
+            for switch in self.switches
+        }
+        self._far: dict[tuple[str, ...], Mapping[str, int]] = {}
 
     def down(self, switch: str) -> list[Link]:
         """Return a switch's links to nodes; a leaf has some."""
@@ -81,48 +86,69 @@ class Wiring:
 
     def up(self, switch: str) -> list[Link]:
         """Return a switch's links to other switches."""
-        return [link for link in self._links.get(switch, ()) if link.b in self.switches]
+        return self._between.get(switch, [])
 
     def leaf(self, port: str) -> str | None:
         """Return the switch that a node's NIC is connected to."""
         ends = [link.b for link in self._links.get(port, ()) if link.b in self.switches]
         return ends[0] if ends else None
 
+    def sharing(self, leaf: str, flows: float) -> float:
+        """Return how many flows share the busiest of a leaf's links up, about.
+
+        Args:
+            leaf: Name of the switch.
+            flows: That each port below it sends up or gets from there, on average.
+        """
+        links = len(self.up(leaf))
+        total = flows * len(self.down(leaf))
+        if links < 2 or total <= 1:
+            return max(1.0, total / max(1, links))
+        # The busiest of n equal links that a hash deals m flows each has about m + sqrt(m ln n).
+        mean = total / links
+        return max(1.0, min(total, mean + math.sqrt(mean * math.log(links))))
+
     def way(self, source: str, destination: str, flow: str) -> tuple[Link, ...] | None:
         """Return the links that a flow between two NICs takes: the fewest; None if there are none.
 
         Where several next links are equally near, the flow's hash takes one, by their weights.
         """
-        far = self._hops_to(destination)
-        if source not in far:
-            return None
+        ends = tuple(x.b for x in self._links.get(destination, ()))
+        direct = [x for x in self._links.get(source, ()) if x.b == destination]
+        if direct:
+            return (_pick(direct, f"{flow} at {source}"),)
+        far = self._hops_to(tuple(end for end in ends if end in self.switches))
         found: list[Link] = []
         at = source
         while at != destination:
-            near = [
-                x
-                for x in self._links[at]
-                if far.get(x.b) == far[at] - 1 and (x.b in self.switches or x.b == destination)
-            ]
+            ahead = [x for x in self._links.get(at, ()) if x.b in far]
+            least = min((far[x.b] for x in ahead), default=0)
+            near = [x for x in ahead if far[x.b] == least]
+            if at in far and far[at] == 1:
+                near = [x for x in self._links[at] if x.b == destination]
+            elif not near:
+                return None
             found.append(_pick(near, f"{flow} at {at}"))
             at = found[-1].b
         return tuple(found)
 
-    def _hops_to(self, destination: str) -> Mapping[str, int]:
-        """Return how many links each switch and NIC is away; what cannot reach it is left out."""
-        found = self._far.get(destination)
+    def _hops_to(self, ends: tuple[str, ...]) -> Mapping[str, int]:
+        """Return how many links each switch is away from what is connected to these switches.
+
+        Switches that cannot reach it are left out. Nodes are no part of it, for they forward
+        nothing: so what is known of one NIC is known of all of its leaf.
+        """
+        found = self._far.get(ends)
         if found is None:
-            hops = {destination: 0}
-            queue = deque([destination])
+            hops = dict.fromkeys(ends, 1)
+            queue = deque(ends)
             while queue:
                 at = queue.popleft()
-                if at != destination and at not in self.switches:
-                    continue  # another node, which forwards nothing
-                for link in self._links.get(at, ()):
+                for link in self._between.get(at, ()):
                     if link.b not in hops:
                         hops[link.b] = hops[at] + 1
                         queue.append(link.b)
-            found = self._far[destination] = hops
+            found = self._far[ends] = hops
         return found
 
 

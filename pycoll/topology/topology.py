@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -74,6 +75,32 @@ class Topology:
                         f"rank {rank} uses rail {name!r} of node {place.node}, want some of {rails}"
                     )
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # Of a large cluster it takes long, and is asked for again and again.
+        return hash((len(self.nodes), self.switches, len(self.links), self.ranks))
+
+    @cached_property
+    def uniform(self) -> bool:
+        """Whether all nodes have the same parts, ports to leaves, and ranks at the same seats."""
+        first = self.nodes[0] if self.nodes else None
+        seats: dict[str, list[tuple[str, tuple[str, ...]]]] = {n.name: [] for n in self.nodes}
+        for place in self.ranks:
+            seats[place.node].append((place.at, place.rails))
+        ports = Counter(
+            end.partition("/")[0] for x in self.links for end in (x.a, x.b) if "/" in end
+        )
+        return first is not None and all(
+            (n.sockets, n.devices, n.nics, n.pci, n.links)
+            == (first.sockets, first.devices, first.nics, first.pci, first.links)
+            and seats[n.name] == seats[first.name]
+            and ports[n.name] == ports[first.name]
+            for n in self.nodes
+        )
+
     @property
     def size(self) -> int:
         """Number of ranks."""
@@ -92,28 +119,43 @@ class Topology:
 
     @cached_property
     def _links_from(self) -> dict[str, list[Link]]:
+        """Links from everything to everything, for the shortest way of all."""
         links: dict[str, list[Link]] = defaultdict(list)
         for link in self.links:
             links[link.a].append(link)
             links[link.b].append(link.reverse())
         for node in self.nodes:
-            for inner in node.links:
-                a, b = within(node.name, inner.a), within(node.name, inner.b)
-                if a != b:
-                    links[a].append(replace(inner, a=a, b=b))
-                    links[b].append(replace(inner, a=b, b=a))
+            for end, inner in self._inside(node.name).items():
+                links[end] += inner
         return links
 
+    def _inside(self, name: str) -> dict[str, list[Link]]:
+        """Return the links from each part of a node to others of it."""
+        found = self._insides.get(name)
+        if found is None:
+            found = self._insides[name] = defaultdict(list)
+            for inner in self._nodes[name].links:
+                a, b = within(name, inner.a), within(name, inner.b)
+                if a != b:
+                    found[a].append(replace(inner, a=a, b=b))
+                    found[b].append(replace(inner, a=b, b=a))
+        return found
+
     @cached_property
-    def _memories(self) -> dict[str, Link]:
-        return {
-            within(node.name, link.a): replace(
-                link, a=within(node.name, link.a), b=within(node.name, link.a)
-            )
-            for node in self.nodes
-            for link in node.links
-            if link.a == link.b
-        }
+    def _insides(self) -> dict[str, dict[str, list[Link]]]:
+        return {}
+
+    def _memory(self, place: Place) -> Link | None:
+        """Return the memory of a rank's seat."""
+        seat = within(place.node, place.at)
+        return next(
+            (
+                replace(link, a=seat, b=seat)
+                for link in self._nodes[place.node].links
+                if link.a == link.b == place.at
+            ),
+            None,
+        )
 
     @cached_property
     def _ways(self) -> dict[str, dict[str, Link]]:
@@ -299,7 +341,7 @@ class Topology:
 
     def _railways(self, source: int, destination: int, flows: int) -> tuple[tuple[Link, ...], ...]:
         """Return the links of every pair of rails and every flow, each way once."""
-        mine, yours = self._exits[source], self._exits[destination]
+        mine, yours = self._exits(source), self._exits(destination)
         found: dict[tuple[Link, ...], None] = {}
         for i in range(max(len(mine), len(yours)) if mine and yours else 0):
             out, into = mine[i % len(mine)], yours[i % len(yours)]
@@ -312,26 +354,21 @@ class Topology:
                     found[(*out.links, *between, *last)] = None
         return tuple(found)
 
+    def _exits(self, rank: int) -> list[Exit]:
+        """Return what a rank may send by."""
+        place = self.ranks[rank]
+        if place not in self._known_exits:
+            self._known_exits[place] = self._exits_of(place)
+        return self._known_exits[place]
+
     @cached_property
-    def _exits(self) -> list[list[Exit]]:
-        """What each rank may send by."""
-        known: dict[Place, list[Exit]] = {}
-        for place in self.ranks:
-            if place not in known:
-                known[place] = self._exits_of(place)
-        return [known[place] for place in self.ranks]
+    def _known_exits(self) -> dict[Place, list[Exit]]:
+        return {}
 
     def _exits_of(self, place: Place) -> list[Exit]:
         """Return the rails that a rank there uses: those named, or those near, or else all."""
         node, seat = self._nodes[place.node], within(place.node, place.at)
-        inside = {
-            name: [
-                link for link in self._links_from[name] if link.b.startswith(within(node.name, ""))
-            ]
-            for name in (within(node.name, part) for part in node.parts())
-            if name in self._links_from
-        }
-        last = _shortest(seat, inside)
+        last = _shortest(seat, self._inside(node.name))
         found = []
         for nic in self.rails(node.name):
             links = _trace(last, seat, within(node.name, nic.name))
@@ -348,15 +385,35 @@ class Topology:
             return ()
         here, there = self.ranks[source], self.ranks[destination]
         start, end = within(here.node, here.at), within(there.node, there.at)
-        if start not in self._ways:
-            self._ways[start] = _shortest(start, self._links_from)
-        links = _trace(self._ways[start], start, end)
+        links = self._within_node(here.node, start, end) if here.node == there.node else None
+        if links is None:
+            if start not in self._ways:
+                self._ways[start] = _shortest(start, self._links_from)
+            links = _trace(self._ways[start], start, end)
         if links is None:
             raise UsageError(
                 f"no link leads from rank {source} ({start}) to rank {destination} ({end})"
             )
-        memory = self._memories.get(end)
+        memory = self._memory(there)
         return (*links, memory) if here.node == there.node and memory is not None else links
+
+    def _within_node(self, node: str, start: str, end: str) -> tuple[Link, ...] | None:
+        """Return the shortest way inside a node; None where one by a switch may be shorter."""
+        inside = self._inside(node)
+        last = _shortest(start, inside)
+        links = _trace(last, start, end)
+        if links is None:
+            return None
+        nics = [within(node, nic.name) for nic in self._nodes[node].nics]
+        around = 2 * self._least_latency  # to a switch and back, and the ways to a NIC and from one
+        for seat, ways in ((start, last), (end, _shortest(end, inside))):
+            found = (_trace(ways, seat, nic) for nic in nics)
+            around += min((_latency(way) for way in found if way is not None), default=math.inf)
+        return links if _latency(links) < around else None
+
+    @cached_property
+    def _least_latency(self) -> float:
+        return min((link.latency for link in self.links), default=math.inf)
 
     def placement(self) -> Placement:
         """Return what an algorithm may know: the groups of ranks, innermost first.
@@ -398,6 +455,10 @@ class Topology:
         node = self._nodes[place.node]
         devices = {device.name: device.socket for device in node.devices}
         return devices.get(place.at, place.at)
+
+
+def _latency(links: Iterable[Link]) -> float:
+    return sum(link.latency for link in links)
 
 
 def _shortest(start: str, links_from: dict[str, list[Link]]) -> dict[str, Link]:

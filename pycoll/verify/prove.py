@@ -13,6 +13,7 @@ from pycoll.algorithms import Algorithm, get
 from pycoll.errors import UsageError, counted, quoted
 from pycoll.program.lower import compile_all
 from pycoll.program.program import Program
+from pycoll.program.slots import SLOTS
 from pycoll.schedule import Collective, Placement
 from pycoll.verify.network import build
 from pycoll.verify.unrolled import run_all
@@ -65,7 +66,11 @@ class Verdict:
 
 
 def verify_programs(
-    programs: Sequence[Program], collective: Collective, *, slots: int = 2, average: bool = False
+    programs: Sequence[Program],
+    collective: Collective,
+    *,
+    slots: int = SLOTS,
+    average: bool = False,
 ) -> Verdict:
     """Prove the Programs of all ranks, or raise what is wrong with them.
 
@@ -97,7 +102,7 @@ def verify(
     algorithm: Algorithm | str,
     size: int,
     *,
-    slots: int = 2,
+    slots: int = SLOTS,
     direct: bool = False,
     average: bool = False,
     collective: str | None = None,
@@ -111,7 +116,8 @@ def verify(
     Args:
         algorithm: An algorithm, or the name of a built-in.
         size: Number of ranks.
-        slots: Of every edge; what holds with so many holds with more.
+        slots: Of every edge, as many as the engine has by default; what holds with so many holds
+            with more.
         direct: Prove the zero-copy form.
         average: Prove the Programs that divide by the size.
         collective: Which built-in is meant, where several have the name; "allreduce" by default.

@@ -7,7 +7,7 @@ def test_a_builtin_is_right(cli):
     done = cli("verify", "ring", "--size", "8")
     assert done.code == 0
     assert done.out.startswith("ring at 8 ranks is right: proved in ")
-    assert "2 slots per edge" in done.out
+    assert "4 slots per edge" in done.out
 
 
 def test_the_direct_form_is_proved_on_request(cli):

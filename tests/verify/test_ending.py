@@ -43,7 +43,7 @@ def test_a_circle_of_waits_is_drawn() -> None:
     with pytest.raises(DeadlockError) as caught:
         verify_programs([side(r, loop(*RECV, *SEND)) for r in (0, 1)], allreduce)
     assert str(caught.value) == (
-        "rank 0, channel 0, #1: waits in a circle with 2 slots per edge: "
+        "rank 0, channel 0, #1: waits in a circle with 4 slots per edge: "
         "rank 0 at #1 (tile 0) waits for message 1 of rank 1; "
         "rank 1 at #1 (tile 0) waits for message 1 of rank 0\n"
         "\n"

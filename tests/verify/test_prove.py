@@ -25,7 +25,7 @@ def test_every_algorithm_is_right_at_every_size(name: str, form: Form) -> None:
 
 
 def test_the_ring_of_64_ranks() -> None:
-    assert verify("ring", 64).tiles == (1, 2, 4)  # bench/verification.py measures how long it takes
+    assert verify("ring", 64).tiles == (1, 2, 6)  # bench/verification.py measures how long it takes
 
 
 def test_a_verdict_says_what_was_proved() -> None:

@@ -1,0 +1,46 @@
+"""Offer: which algorithms the choice offers among many ranks; all may be asked for by name.
+
+A rank's memory for an edge is touched when the edge is used, and each peer that it shares memory
+with is mapped. So where there are many ranks an algorithm in which one of them has more than some
+peers is not offered: with a thousand ranks of one host a thousand peers each would be a million
+mappings. Those are also the algorithms that fold what all others send in one absolute order, which
+is not the same from every rank, so that their proof takes all ranks.
+"""
+
+from __future__ import annotations
+
+from pycoll.cost.machine import Machine
+from pycoll.cost.outline import outline
+from pycoll.errors import counted
+from pycoll.program.isa import CHUNK_UNIT
+from pycoll.schedule import Algorithm
+from pycoll.schedule.placement import FLAT, Placement
+
+#: Up to so many ranks, all may be each other's peers: so many can be proved one by one.
+FEW_RANKS = 256
+#: Peers of a rank beyond that, on its host, and as many on others; a hierarchical algorithm has
+#: all of its host.
+MOST_PEERS = 64
+#: Up to so many ranks each message fits a slot, and so nothing needs to be looked at.
+TINY_RANKS = 64
+
+
+def refused(algorithm: Algorithm, machine: Machine, placement: Placement = FLAT) -> str:
+    """Return why an algorithm is not offered; "" if it is.
+
+    Raises:
+        ScheduleError: It does not serve so many ranks.
+    """
+    if machine.size <= TINY_RANKS:
+        return ""
+    found = outline(algorithm, machine.size, placement, machine.hosts)
+    slot_bytes = machine.slot_bytes
+    if found.size > FEW_RANKS and found.peers > MOST_PEERS:
+        least = "" if found.whole else "at least "
+        return f"touches {least}{counted(found.peers, 'peer')}, more than {MOST_PEERS}"
+    if found.widest * CHUNK_UNIT > slot_bytes:
+        return (
+            f"sends {found.widest} chunks at once, more than the {slot_bytes // CHUNK_UNIT} that a "
+            "slot holds"
+        )
+    return ""

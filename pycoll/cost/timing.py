@@ -1,0 +1,230 @@
+"""Timing: the seconds of what ranks do, by what each operation costs and what messages cross."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from pycoll.cost.folding import folded
+from pycoll.cost.machine import CACHE_BYTES, MEMORY_BYTES, STRIPE_BYTES, Machine
+from pycoll.cost.outline import Outline
+from pycoll.cost.simulate import EdgeRoutes, Scene, SimRoute, simulate
+from pycoll.cost.work import Operation, Work
+from pycoll.program.isa import CHUNK_UNIT, MAX_SOURCES
+
+#: Messages of so many bytes lie in the line of their count, and so many lines an edge has.
+INLINE_BYTES = 40
+LINES = 32
+#: Tiles that are simulated. What follows costs the same again and again.
+TILES = 6
+#: In a described cluster, for which no call waits, more are, until a further one costs the same but
+#: for this share: it takes as many to fill a deep tree as it has levels.
+MOST_TILES = 48
+SETTLED = 0.05
+#: So many edges have been seen to cost more and more; further ones find the cache lost already.
+SPREAD_EDGES = 7
+#: Up to so many ranks, all are simulated that differ at all; in a described cluster, where each has
+#: ways of its own, up to fewer, for a message crosses many links.
+WHOLE_RANKS = 64
+WHOLE_DESCRIBED = 32
+
+
+def whole_ranks(machine: Machine) -> int:
+    """Return up to how many ranks a few are taken for all only if their steps are the same."""
+    return WHOLE_DESCRIBED if machine.topology is not None else WHOLE_RANKS
+
+
+def seconds_of(
+    work: Work,
+    nbytes: int,
+    machine: Machine,
+    blocks: tuple[int, ...] | None = None,
+    *,
+    chunk: float | None = None,
+    limit: float = math.inf,
+) -> float:
+    """Return the seconds of one call of ``nbytes``, by a simulation.
+
+    Args:
+        work: What the ranks do.
+        nbytes: Of the message.
+        machine: Where it runs.
+        blocks: Bytes of each block, where they differ.
+        chunk: Bytes of every chunk, where the work is that of fewer ranks and so of fewer chunks.
+        limit: As of `predict`.
+
+    Raises:
+        Stalled: The ranks that are simulated do not stand for all.
+    """
+    lengths = lengths_of(work.nchunks, nbytes, blocks) if chunk is None else chunk
+    longest = lengths if isinstance(lengths, float) else max(lengths, default=0.0)
+    tile = max(CHUNK_UNIT, machine.slot_bytes // work.widest // CHUNK_UNIT * CHUNK_UNIT)
+    tiles = max(1, math.ceil(longest / tile))
+    entry = machine.rates.entry
+    if tiles <= TILES:
+        return entry + simulate(_scene(work, nbytes, machine, lengths, tiles, 1 / tiles, limit))
+    share = tile / longest
+
+    def run(n: int) -> Scene:
+        return _scene(work, nbytes, machine, lengths, n, share, limit)
+
+    some, many = TILES // 2, TILES
+    first, second = simulate(run(some)), simulate(run(many))
+    further = (second - first) / (many - some)
+    while machine.topology is not None and 2 * many <= min(tiles, MOST_TILES):
+        if second >= 2 * first * (1 - SETTLED):  # tiles do not overlap
+            break
+        some, many, first, second = many, 2 * many, second, simulate(run(2 * many))
+        before, further = further, (second - first) / (many - some)
+        if abs(further - before) <= SETTLED * further:
+            break
+    if math.inf in (first, second):
+        return math.inf
+    # The first tiles may find links idle for which all further ones queue.
+    further = max(further, run(1).busiest())
+    return entry + first + (longest / tile - some) * further
+
+
+def lengths_of(
+    nchunks: int, nbytes: int, blocks: tuple[int, ...] | None = None
+) -> float | list[float]:
+    """Return the bytes of every chunk; one number where all are alike."""
+    if blocks is None:
+        return nbytes / nchunks
+    parts = max(1, nchunks // len(blocks))
+    return [block / parts for block in blocks for _ in range(parts)]
+
+
+def _scene(
+    work: Work,
+    nbytes: int,
+    machine: Machine,
+    lengths: float | Sequence[float],
+    tiles: int,
+    share: float,
+    limit: float,
+) -> Scene:
+    """Return ``tiles`` tiles, each the ``share`` of every chunk."""
+    # A rank that stands for all ranks of its host stands for their turns on its core, too.
+    alone = work.ranks == 1 and machine.turns > 1
+    pace = machine.turns if alone else 1.0
+    price = _Price(work, nbytes, machine, pace)
+    sizes = [moved(o, lengths) * share for o in work.operations]
+    hosts = machine.hosts or (0,) * machine.size
+    tolls = [machine.toll(work.sender(e), e[0]) for e in work.edges]
+    return Scene(
+        work,
+        [price.of(o, n, tolls) for o, n in zip(work.operations, sizes, strict=True)],
+        sizes,
+        _ways(work, machine, hosts, machine.rates.switch * pace if alone else 0.0),
+        LINES if nbytes <= INLINE_BYTES else machine.slots,
+        tiles,
+        hosts[: work.ranks],
+        work.ranks if alone else max(1, machine.cores),
+        machine.rates.switch,
+        STRIPE_BYTES,
+        limit,
+    )
+
+
+def moved(operation: Operation, lengths: float | Sequence[float]) -> float:
+    """Return the bytes that an operation sends to each of its destinations."""
+    first, n = operation.chunks.chunk, operation.chunks.nchunks
+    if isinstance(lengths, float):
+        return n * lengths
+    if first < 0:  # scratch: which chunks lie there only the sender knows
+        return sum(lengths) / len(lengths) * n
+    return sum(lengths[first : first + n])
+
+
+def beside(machine: Machine) -> float:
+    """Return times that a copy costs where some of a rank's peers share its core."""
+    share = (machine.turns - 1) / max(1, machine.crew - 1)
+    return 1 - share * (1 - machine.rates.beside)
+
+
+class _Price:
+    """What operations cost the rank that does them."""
+
+    def __init__(self, work: Work, nbytes: int, machine: Machine, pace: float) -> None:
+        rates, turns = machine.rates, machine.turns
+        self._pace = pace
+        edges = max(work.peers(rank) for rank in range(work.ranks)) if work.ranks else 0
+        others = min(max(0, edges - 1), SPREAD_EDGES)
+        crowded = nbytes * turns > CACHE_BYTES
+        from_memory = nbytes * turns >= MEMORY_BYTES
+        scale = rates.memory if from_memory else 1.0
+        self._copy = rates.copy * scale * beside(machine)
+        self._copy *= 1 + rates.spread * others * crowded
+        self._fold = rates.fold * scale
+        self._store = rates.store * scale
+        self._fused = rates.fused if from_memory else 0.0
+
+    def of(self, o: Operation, nbytes: float, tolls: Sequence[tuple[float, float]]) -> float:
+        """Return the seconds of an operation on so many bytes; every edge has its toll."""
+        partial = -(-(o.operands - 1) // (MAX_SOURCES - 1)) - 1  # folds that are folded on
+        seconds = nbytes * (
+            self._copy
+            + (o.operands - 1 + max(0, partial)) * self._fold
+            + (o.stores - 1 + max(0, partial)) * self._store
+            + (self._fused if o.operands > 1 and o.destinations else 0.0)
+        )
+        for e in (*o.sources, *o.destinations):
+            message, of_byte = tolls[e]
+            seconds += message + nbytes * of_byte
+        return seconds * self._pace
+
+
+def own_seconds(found: Outline, nbytes: int, machine: Machine) -> float:
+    """Return the seconds that the busiest of the ranks that stand for all works for a call."""
+    work = found.work(dict.fromkeys(found.counts(), 1))
+    price = _Price(work, nbytes, machine, 1.0)
+    tolls = [machine.toll(work.sender(e), e[0]) for e in work.edges]
+    chunk = nbytes / found.nchunks
+    each = [price.of(o, o.chunks.nchunks * chunk, tolls) for o in found.operations]
+    return max(
+        sum(n * each[o] for runs in rank for turn, n in runs for o in turn) for rank in found.runs
+    )
+
+
+def _ways(work: Work, machine: Machine, hosts: Sequence[int], wake: float) -> list[EdgeRoutes]:
+    if machine.topology is not None:
+        return _described(work, machine) if work.ranks == machine.size else folded(work, machine)
+    rates = machine.rates
+    near = EdgeRoutes(max(rates.latency, wake))
+    latency, bandwidth, incast = (
+        # Flow control between switches and adapters keeps their queues from overflowing.
+        (rates.rdma_latency, rates.rdma_bandwidth, 0.0)
+        if machine.rdma
+        else (rates.network_latency, rates.network_bandwidth, rates.incast)
+    )
+    ways = []
+    senders = Counter(e[0] for e in work.edges if hosts[e[0]] != hosts[work.sender(e)])
+    turns = (machine.size - 1).bit_length()  # senders that come one after the other, if so many
+    seats = set(hosts[: work.ranks])
+    for edge in work.edges:
+        to = hosts[edge[0]]
+        frm = hosts[work.sender(edge)]
+        if to == frm:
+            ways.append(near)
+            continue
+        # The sender may be one that is not simulated: its host is like the one that is.
+        out = frm if frm in seats else to
+        into = bandwidth / (1 + incast * max(0, senders[edge[0]] - turns))
+        lane = SimRoute(max(latency, wake), ((2 * out, bandwidth), (2 * to + 1, into)))
+        ways.append(EdgeRoutes(lane.latency, (lane,)))
+    return ways
+
+
+def _described(work: Work, machine: Machine) -> list[EdgeRoutes]:
+    rates = machine.rates
+    numbers: dict[object, int] = {}
+    ways = []
+    for edge in work.edges:
+        lanes = []
+        for route in machine.routes(work.sender(edge), edge[0]):
+            links = [(numbers.setdefault(x, len(numbers)), x.bandwidth) for x in route.links]
+            lanes.append(SimRoute(rates.latency + route.latency, tuple(links), route.share))
+        ways.append(EdgeRoutes(min(lane.latency for lane in lanes), tuple(lanes)))
+    return ways
