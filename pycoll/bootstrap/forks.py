@@ -18,7 +18,6 @@ import io
 import os
 import resource
 import runpy
-import signal
 import sys
 import zipfile
 from pathlib import Path
@@ -77,7 +76,7 @@ class Forks(Starter):
     """
 
     def start(self, rank: int) -> Started | None:
-        """Fork; None in the rank, which has its environment, its streams and no other descriptor."""
+        """Fork; None in the rank, which has its environment and streams, and no other descriptor."""
         out, err = os.pipe(), os.pipe()
         parent = os.getpid()
         pid = os.fork()

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from pycoll.algorithms import BUILTIN
 from pycoll.errors import ScheduleError, UsageError
 from pycoll.passes import (
     CountKind,
@@ -151,11 +152,11 @@ def identity(algorithm: Algorithm, size: int, placement: Placement | None = None
     """Return 64 bits that tell what is run, the same on all ranks that run the same.
 
     They come from the source, so they tell apart what has different sources; that a rank does what
-    was proved is told by its Program.
+    was proved is told by its Program. All ranks run the same version, so a built-in is its name.
     """
     a = algorithm
-    text = f"{a.collective.name} {a.name} {a.digest()} {size} {(placement or FLAT).digest}"
-    return _hash(text)
+    source = "built-in" if a in BUILTIN else a.digest()
+    return _hash(f"{a.collective.name} {a.name} {source} {size} {(placement or FLAT).digest}")
 
 
 @lru_cache(maxsize=64)

@@ -21,6 +21,7 @@ from pycoll import log
 from pycoll.config import Config
 from pycoll.errors import BootstrapError, PycollError, UnavailableError
 from pycoll.fabric import Fabric
+from pycoll.program.slots import SLOTS
 from pycoll.runtime import room
 from pycoll.runtime.host import locality
 from pycoll.runtime.host.locality import Locality

@@ -61,8 +61,9 @@ def source_digest(patterns: tuple[str, ...] = PIPELINE) -> str:
 
 
 def digest(algorithm: Algorithm) -> str:
-    """Return what a built-in's certificate must name: its source and the pipeline's."""
-    return hashlib.sha256(f"{algorithm.digest()} {source_digest()}".encode()).hexdigest()
+    """Return what a built-in's certificate must name: its source is among the pipeline's."""
+    text = f"{algorithm.collective.name} {algorithm.name} {source_digest()}"
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @cache

@@ -19,7 +19,7 @@ from pycoll.verify.representatives import by_symmetry
 #: Chunks that all ranks together move, up to which they are proved one by one on the spot: about a
 #: minute, and 2 GB.
 LIMIT = 1 << 20
-#: Ranks up to which they are proved one by one though a few might represent all: it takes no longer.
+#: Ranks up to which they are proved one by one though a few might represent all.
 FEW = 64
 
 

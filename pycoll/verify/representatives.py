@@ -69,9 +69,7 @@ def _record(
         programs = [scaled(p, one) for p, one in zip(sums, scales, strict=True)]
     proof = prove_representatives(programs, collective, group, slots=slots, average=average)
     tiles = unrollings(slots)
-    verdict = Verdict(
-        algorithm.name, group.size, slots, tiles, proof.instructions, proof.seconds
-    )
+    verdict = Verdict(algorithm.name, group.size, slots, tiles, proof.instructions, proof.seconds)
     digests = b"".join(canonical_digest(p, group, p.rank) for p in sums)
     return Record(verdict, facts, digests, group, scales)
 

@@ -36,7 +36,6 @@ from pycoll.verify.order import Order, Release
 from pycoll.verify.symmetry.values import SymmetricValues
 from pycoll.verify.values import Values, WrongValueError
 
-
 #: Told where several operands are folded, and the values that come of it.
 OnFold = Callable[[At, list[int]], None]
 

@@ -50,7 +50,17 @@ def both(tmp_path: Path) -> Both:
         said = []
         for start in ("spawn", "fork"):
             done = subprocess.run(
-                [sys.executable, "-m", "pycoll", "run", "-n", str(size), "--start", start, *program],
+                [
+                    sys.executable,
+                    "-m",
+                    "pycoll",
+                    "run",
+                    "-n",
+                    str(size),
+                    "--start",
+                    start,
+                    *program,
+                ],
                 env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "1", **environ},
                 cwd=tmp_path,
                 capture_output=True,

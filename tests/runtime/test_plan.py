@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pycoll
-from pycoll import ScheduleBuilder, ScheduleError
+from pycoll import ScheduleBuilder
 from pycoll.algorithms import get
 
 

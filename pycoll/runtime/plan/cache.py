@@ -134,15 +134,16 @@ class PlanCache:
         average = call.op is ReduceOp.AVG
         placement = world.placement.rotated(call.root)
         staged = Form(algorithm, average, False, placement)
-        programs = [self.proofs.program(staged, call.root, timeout)]
+        own = [self.proofs.program(staged, call.root, timeout)]
         if choice.direct is not None and self._target.direct and not world.remote:
             named = algorithm if choice.direct == algorithm.name else None
             direct = named or get(choice.direct, call.collective)
             mapped = Form(direct, average, True, placement)
             with contextlib.suppress(NotDirect):  # it has no such form, and runs staged
-                programs.append(self.proofs.program(mapped, call.root, timeout))
-        widest = max(program.widest for program in programs)
-        edges = room.most_edges(world.size)
+                own.append(self.proofs.program(mapped, call.root, timeout))
+        programs = [program for program, _ in own]
+        widest = max(facts.widest for _, facts in own)
+        edges = own[0][1].edges  # a direct form has no messages
         tile = room.tile_for(choice.tile, widest, edges, world)
         if tile == 0:
             raise UsageError(

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from pycoll.errors import ScheduleError
 from pycoll.program.lower import compile_own, identity
 from pycoll.runtime.plan.once import found_once
+from pycoll.schedule import NotDirect
 
 if TYPE_CHECKING:
+    from pycoll.program.lower import Facts
     from pycoll.program.program import Program
     from pycoll.runtime.engine import Engine
     from pycoll.schedule import Algorithm, Placement
@@ -34,15 +36,16 @@ class Proofs:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._known: dict[tuple[Form, bool], Record] = {}  # and whether of each rank
+        # By form and whether the ranks are proved one by one; an error where there is none such.
+        self._known: dict[tuple[Form, bool], Record | NotDirect] = {}
 
-    def program(self, form: Form, root: int = 0, timeout: float | None = None) -> Program:
-        """Return this rank's Program of a form, which is proved.
+    def program(self, form: Form, root: int, timeout: float | None) -> tuple[Program, Facts]:
+        """Return this rank's Program of a form, which is proved, and what is known of all ranks.
 
         Args:
             form: What is lowered.
             root: The rank that counts as the first.
-            timeout: Seconds to wait for the rank that proves it; the communicator's by default.
+            timeout: Seconds to wait for the rank that proves it; None: the communicator's.
 
         Raises:
             NotDirect: There is no such form.
@@ -52,7 +55,7 @@ class Proofs:
             record = self._record(form, whole, timeout)
             program = self._own(form, record, root)
             if record.admits(program):
-                return record.finished(program)
+                return record.finished(program), record.facts
             if record.group is None:
                 break
             # It is not like the rank that was taken for it: all are to be proved, one by one.
@@ -77,8 +80,14 @@ class Proofs:
     def _record(self, form: Form, whole: bool, timeout: float | None) -> Record:
         found = self._known.get((form, whole))
         if found is None:
-            found = (None if whole else self._certified(form)) or self._shared(form, whole, timeout)
+            try:
+                certified = None if whole else self._certified(form)
+                found = certified or self._shared(form, whole, timeout)
+            except NotDirect as error:
+                found = error
             self._known[form, whole] = found
+        if isinstance(found, NotDirect):
+            raise NotDirect(str(found))
         return found
 
     def _certified(self, form: Form) -> Record | None:
