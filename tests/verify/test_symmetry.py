@@ -9,7 +9,20 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from assemble import data_from, data_to, inp, local, loop, move, out, program, signal, slot, wait
+from assemble import (
+    data_from,
+    data_to,
+    inp,
+    local,
+    loop,
+    move,
+    out,
+    program,
+    scratch,
+    signal,
+    slot,
+    wait,
+)
 from mutants import PROGRAM_FAULTS, channels_of, relink
 
 from pycoll.algorithms import BUILTIN, Algorithm, algorithm, get
@@ -196,6 +209,34 @@ def test_sender_and_receiver_cut_alike() -> None:
     assert prove_representatives([whole], allreduce, group)
     with pytest.raises(PostconditionError, match="reads chunks 0 to 1 from a slot"):
         prove_representatives([whole], allreduce, group, cut=True)
+
+
+def test_a_rank_that_waits_before_its_block_is_not_covered() -> None:
+    """What it computes is the same, but ranks that all receive first wait for ever."""
+
+    def receives_first(code: list[Instruction]) -> None:
+        code[1:7] = code[4:7] + code[1:4]
+
+    made = get("bruck", "allgather")
+    programs = compile_all(made, 5)
+    proof = prove_symmetric(made, 5)
+    assert proof is not None
+    assert proof.cut
+    late = [edited(p, receives_first) for p in programs]
+    assert not any(proof.covers(p, programs[0]) for p in late)
+    with pytest.raises(DeadlockError, match="waits in a circle"):
+        verify_programs(late, allgather)
+
+
+def test_what_lies_by_position_keeps_its_order_or_has_no_image() -> None:
+    group = Xor(4, 1, 1)
+    out_of = program(0, 4, loop(move(inp(0, 2), to=out(0, 2))), nchunks=4)
+    assert moved(out_of, group, 1).instructions == out_of.instructions  # chunk by chunk
+    aside = program(0, 4, loop(move(inp(0, 2), to=scratch(0, 0, 2))), nchunks=4, nscratch=2)
+    assert moved(aside, group, 2).instructions[1].sources == (inp(2, 2),)
+    for wrong, kind in ((aside, group), (out_of, replace(group, equal_blocks=True))):
+        with pytest.raises(NotSymmetricError, match="or in another order, after XOR below 4 by 1"):
+            moved(wrong, kind, 1)
 
 
 @pytest.mark.parametrize("collective", BRUCK)
