@@ -47,6 +47,7 @@ from pycoll.schedule import (
 from pycoll.schedule.placement import Level
 from pycoll.verify import verify_programs
 from pycoll.verify.symmetry.canonical import NotSymmetricError, canonical_digest, moved
+from pycoll.verify.symmetry.cut import is_cut
 from pycoll.verify.symmetry.group import Group, Rotation, Xor
 from pycoll.verify.symmetry.proof import (
     SymmetricProof,
@@ -217,15 +218,40 @@ def test_a_rank_that_waits_before_its_block_is_not_covered() -> None:
     def receives_first(code: list[Instruction]) -> None:
         code[1:7] = code[4:7] + code[1:4]
 
+    def waits_for_both(code: list[Instruction]) -> None:
+        code[1:1] = [code.pop(4)]
+
     made = get("bruck", "allgather")
     programs = compile_all(made, 5)
     proof = prove_symmetric(made, 5)
     assert proof is not None
     assert proof.cut
-    late = [edited(p, receives_first) for p in programs]
-    assert not any(proof.covers(p, programs[0]) for p in late)
-    with pytest.raises(DeadlockError, match="waits in a circle"):
-        verify_programs(late, allgather)
+    for edit in (receives_first, waits_for_both):
+        late = [edited(p, edit) for p in programs]
+        assert not any(proof.covers(p, programs[0]) for p in late)
+        with pytest.raises(DeadlockError, match="waits in a circle"):
+            verify_programs(late, allgather)
+
+
+def test_a_message_in_more_than_two_pieces_is_not_covered() -> None:
+    group = Rotation(4, 1, 1)  # within windows of 4 chunks
+
+    def exchange(rank: int, nchunks: int, *pieces: tuple[int, int]) -> Program:
+        code = []
+        for first, n in pieces:
+            code += [wait(0), move(inp(first, n), to=slot(0, first, n)), signal(0)]
+        for first, n in pieces:
+            got = move(inp(first, n), slot(1, first, n), to=out(first, n))
+            code += [wait(1), got, signal(1)]
+        edges = (data_to((rank + 1) % 4), data_from((rank - 1) % 4))
+        return program(rank, 4, loop(*code), edges=edges, nchunks=nchunks, widest=nchunks)
+
+    one = exchange(0, 4, (0, 4))
+    assert is_cut(exchange(1, 4, (1, 3), (0, 1)), one, allreduce, group)
+    assert not is_cut(exchange(1, 4, (0, 4)), one, allreduce, group)
+    two = exchange(0, 8, (0, 8))
+    four = exchange(1, 8, (1, 3), (0, 1), (5, 3), (4, 1))
+    assert not is_cut(four, two, allreduce, group)
 
 
 def test_what_lies_by_position_keeps_its_order_or_has_no_image() -> None:
