@@ -19,6 +19,7 @@ from functools import cached_property
 from math import gcd, lcm
 from typing import Any
 
+from pycoll.errors import UsageError
 from pycoll.verify.symmetry.runs import Runs, merged
 
 Subgroup = Any
@@ -189,6 +190,10 @@ Basis = tuple[int, ...]
 @dataclass(frozen=True)
 class Xor(Group):
     """Block q goes to block q ^ g; the order is a power of two."""
+
+    def __post_init__(self) -> None:
+        if self.order & (self.order - 1):
+            raise UsageError(f"XOR of {self.order} blocks, want a power of two")
 
     @property
     def name(self) -> str:

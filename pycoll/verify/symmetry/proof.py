@@ -107,7 +107,8 @@ def prove_symmetric(
 
     Raises:
         ScheduleError: What is wrong, as ``verify_programs`` says it, with a representative for any
-            rank of its class. It is certain only if all ranks are covered.
+            rank of its class. It is wrong if all ranks are covered; else only a proof of the whole
+            decides.
     """
     if direct:
         return None
@@ -196,9 +197,9 @@ def find_group(
     *,
     cuts: bool = True,
 ) -> tuple[Group, bool] | None:
-    """Return a group that fits the Programs of the first, second and last block of ranks.
+    """Return a group that fits a few ranks' Programs, and whether only with ranges that are cut.
 
-    And whether it does only with ranges that are cut, which are looked for if ``cuts``.
+    Those are looked for if ``cuts``.
     """
     groups = [
         group
@@ -218,10 +219,13 @@ def find_group(
 
 
 def _looked_at(program: ByRank, group: Group) -> Iterator[tuple[int, Program, Program]]:
-    """Yield an element, a Program and that of its representative, one after the other."""
-    for g in dict.fromkeys((1, group.order - 1)):
-        for rank in range(group.step):
-            yield g, program(group.rank(g, rank)), program(rank)
+    """Yield an element, a Program and that of its representative, one after the other.
+
+    The first of the second block, and all of the last, where what wraps round shows.
+    """
+    last = group.order - 1
+    for g, rank in dict.fromkeys([(1, 0), *((last, rank) for rank in range(group.step))]):
+        yield g, program(group.rank(g, rank)), program(rank)
 
 
 def _groups(
