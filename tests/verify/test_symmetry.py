@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -155,6 +155,16 @@ def test_by_rotation_with_cuts(collective: str, size: int) -> None:
         assert not proof.covers(programs[0], programs[1])  # that is no representative
 
 
+@pytest.mark.parametrize("size", [4, 8, 16])
+def test_by_xor_with_scratch_in_another_order(size: int) -> None:
+    made = get("recursive_halving", "reduce_scatter")
+    for average in (False, True):
+        proof = prove_symmetric(made, size, average=average)
+        assert proof is not None
+        assert (type(proof.group), proof.cut) == (Xor, True)
+        assert covers_all(proof, compile_all(made, size, average=average))
+
+
 def test_a_message_in_two_pieces_takes_two_slots() -> None:
     assert prove_symmetric(get("bruck"), 5, slots=2) is not None
     assert prove_symmetric(get("bruck"), 5, slots=1) is None
@@ -265,18 +275,26 @@ def test_what_lies_by_position_keeps_its_order_or_has_no_image() -> None:
             moved(wrong, kind, 1)
 
 
-@pytest.mark.parametrize("collective", BRUCK)
-def test_what_covers_a_mutant_with_cuts_is_right_as_a_whole(collective: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "collective", "sizes"),
+    [
+        *(("bruck", collective, range(4, 10)) for collective in BRUCK),
+        ("recursive_halving", "reduce_scatter", (4, 8)),
+    ],
+)
+def test_what_covers_a_mutant_with_cuts_is_right_as_a_whole(
+    name: str, collective: str, sizes: Sequence[int]
+) -> None:
     r, counts = random.Random(collective), Counter[str]()
-    made = get("bruck", collective)
+    made = get(name, collective)
     for _ in range(150):
-        size, slots = r.randint(3, 9), r.choice((2, 2, 4))
+        size, slots = r.choice(sizes), r.choice((2, 2, 4))
         programs = list(compile_all(made, size))
         proof = prove_symmetric(made, size, slots=slots)
         assert proof is not None
         for _ in range(r.choice((1, 1, 2))):
-            victim, name = r.randrange(size), r.choice(sorted(PROGRAM_FAULTS))
-            mutant = PROGRAM_FAULTS[name](programs[victim], random.Random(r.random()))
+            victim, fault = r.randrange(size), r.choice(sorted(PROGRAM_FAULTS))
+            mutant = PROGRAM_FAULTS[fault](programs[victim], random.Random(r.random()))
             counts["same"] += mutant == programs[victim]
             programs[victim] = mutant
         first = compile_program(made, size, 0)

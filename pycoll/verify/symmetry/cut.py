@@ -1,15 +1,17 @@
-"""Programs that differ from g·P only in how ranges are cut and stores are left out.
+"""Programs that differ from g·P only in how ranges are cut, and in what each rank does by itself.
 
 Where a range of chunks wraps round the end, a rank sends two messages for the one of its
 representative; and lowering may send the second piece with the move that makes it, which for the
-whole range it cannot. Such a rank's Program is still g·P in what its peers and its caller see:
+whole range it cannot. What stands in scratch for a part of OUT may lie there in another order. Such
+a rank's Program is still g·P in what its peers and its caller see:
 
 - *The same messages and results.* It is run by itself, with every message that comes in as a
   symbol, and so is P. What goes out on every edge, and what is left in OUT, must be the same trees
   of the same symbols, up to g, where each message of g·P is cut at the ends of its runs of chunks
-  and nowhere else. Sender and receiver see the same chunks in the same order (the network of
-  representatives is run with values that keep it), so they cut alike. As every rank then makes of
-  what it hears what g·P makes of it, the whole network computes the same.
+  and nowhere else. Sender and receiver see the same chunks, in the same order where the group keeps
+  it (the network of representatives is then run with values that do) and else ascending; so they
+  cut alike. As every rank then makes of what it hears what g·P makes of it, the whole network
+  computes the same.
 
 - *No rank waits for ever.* P is run in *blocks*: all waits, then moves, then all signals
   (`grouped`). A rank's Program must have taken and sent all pieces of one block before it waits for
@@ -190,8 +192,8 @@ class _Alone:
         result, messages = _Traffic(), whole.traffic[name]
         for (first, values), block in zip(messages.pieces, messages.blocks, strict=True):
             pieces: list[Piece] = []
-            for k, value in enumerate(values):
-                chunk = self.group.chunk(self.g, first + k)
+            held = [(self.group.chunk(self.g, first + k), v) for k, v in enumerate(values)]
+            for chunk, value in held if self.group.keeps_order else sorted(held):
                 if pieces and pieces[-1][0] + len(pieces[-1][1]) == chunk:
                     pieces[-1][1].append(value)
                 else:

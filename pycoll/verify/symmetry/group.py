@@ -75,6 +75,11 @@ class Group(ABC):
 
     @property
     @abstractmethod
+    def keeps_order(self) -> bool:
+        """Whether chunks side by side follow each other as before, or from the end to the start."""
+
+    @property
+    @abstractmethod
     def generators(self) -> tuple[int, ...]:
         """Elements of which all others are made."""
 
@@ -124,6 +129,11 @@ class Rotation(Group):
     def name(self) -> str:
         """What the group does, for people."""
         return f"rotation of {self.order}"
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether chunks side by side follow each other as before, or from the end to the start."""
+        return True
 
     @property
     def generators(self) -> tuple[int, ...]:
@@ -199,6 +209,11 @@ class Xor(Group):
     def name(self) -> str:
         """What the group does, for people."""
         return f"XOR below {self.order}"
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether chunks side by side follow each other as before, or from the end to the start."""
+        return False
 
     @cached_property
     def generators(self) -> tuple[int, ...]:

@@ -163,7 +163,9 @@ def prove_representatives(
         programs = [*map(grouped, programs)]
     try:
         network = build(programs, collective, group)
-        values = SymmetricValues(collective, group, first.nchunks, in_order=cut)
+        values = SymmetricValues(
+            collective, group, first.nchunks, in_order=cut and group.keeps_order
+        )
         run_all(network, values, slots // PIECES if cut else slots, average)
     except ScheduleError as error:
         error.add_note(f"All are proved by one of a kind: rank r stands for {_alike(group)}.")
@@ -210,7 +212,7 @@ def find_group(
         if all(is_moved(mine, base, group, g) for g, mine, base in _looked_at(program, group)):
             return group, False
     for group in groups if cuts else ():
-        if isinstance(group, Rotation) and all(
+        if all(
             has_blocks(base) and is_cut(mine, grouped(base), collective, group)
             for _, mine, base in _looked_at(program, group)
         ):
