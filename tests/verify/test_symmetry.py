@@ -287,7 +287,7 @@ def test_what_covers_a_mutant_with_cuts_is_right_as_a_whole(
 ) -> None:
     r, counts = random.Random(collective), Counter[str]()
     made = get(name, collective)
-    for _ in range(150):
+    for _ in range(60):
         size, slots = r.choice(sizes), r.choice((2, 2, 4))
         programs = list(compile_all(made, size))
         proof = prove_symmetric(made, size, slots=slots)
@@ -303,7 +303,7 @@ def test_what_covers_a_mutant_with_cuts_is_right_as_a_whole(
         if covered:
             assert verify_programs(programs, made.collective, slots=slots)
     assert counts["covered"] > counts["same"] // 2
-    assert counts["not covered"] > 50
+    assert counts["not covered"] > 20
 
 
 def test_where_no_group_fits_there_is_no_proof() -> None:
