@@ -10,7 +10,7 @@ source to the rank that the representative at its target hears.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -85,8 +85,8 @@ class Network:
     in_place: bool  #: IN and OUT may be one memory
     equal_blocks: bool  #: a chunk may lie in the place of any other
     group: Group  #: that makes all ranks of those it holds; of one element where it holds all
-    given: list[range]  #: chunks that IN of each rank has
-    kept: list[range]  #: chunks that OUT of each rank has
+    given: Mapping[int, range]  #: chunks that IN of each rank has
+    kept: Mapping[int, range]  #: chunks that OUT of each rank has
     threads: list[Thread] = field(default_factory=list)
     edges: list[NetworkEdge] = field(default_factory=list)
     thread_of: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -129,8 +129,8 @@ def build(
         nchunks=first.nchunks,
         in_place=collective.in_place,
         equal_blocks=collective.equal_blocks,
-        given=[collective.in_extent(rank, size, first.nchunks) for rank in ranks],
-        kept=[collective.out_extent(rank, size, first.nchunks) for rank in ranks],
+        given={rank: collective.in_extent(rank, size, first.nchunks) for rank in ranks},
+        kept={rank: collective.out_extent(rank, size, first.nchunks) for rank in ranks},
         stride=first.nchunks + max(p.nscratch for p in programs),
         direct=bool(first.flags & ProgramFlag.DIRECT),
     )
@@ -151,6 +151,38 @@ def build(
         raise ScheduleError(
             f"the programs say that no slot holds more than {first.widest} chunks, "
             f"but one holds {widest}"
+        )
+    return network
+
+
+def alone(program: Program, first: Program, collective: Collective, group: Group) -> Network:
+    """Check one rank's Program of one channel; return its thread, on edges that lead nowhere.
+
+    Its header must be that of ``first``, and its edges be such as ``build`` has checked.
+    """
+    rank = program.rank
+    _check_header(rank, program, first, group.size)
+    network = Network(
+        size=group.size,
+        held=group.size,
+        nchunks=first.nchunks,
+        in_place=collective.in_place,
+        equal_blocks=collective.equal_blocks,
+        group=group,
+        given={rank: collective.in_extent(rank, group.size, first.nchunks)},
+        kept={rank: collective.out_extent(rank, group.size, first.nchunks)},
+        stride=first.nchunks + program.nscratch,
+        direct=False,
+        threads=[Thread(program, 0, [])],
+        thread_of={(rank, 0): 0},
+    )
+    ends = [(number, 0) for number in range(len(program.edges))]
+    translator = _Translator(network, collective, program, 0, ends, {})
+    translator.run(network.threads[0].code)
+    if first.widest < translator.widest:
+        raise ScheduleError(
+            f"program {rank} fills a slot with {translator.widest} chunks, but says that none "
+            f"holds more than {first.widest}"
         )
     return network
 

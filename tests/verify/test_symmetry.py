@@ -4,16 +4,35 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 import pytest
-from assemble import data_from, data_to, inp, local, loop, move, out, program, signal, slot, wait
+from assemble import (
+    data_from,
+    data_to,
+    inp,
+    local,
+    loop,
+    move,
+    out,
+    program,
+    scratch,
+    signal,
+    slot,
+    wait,
+)
 from mutants import PROGRAM_FAULTS, channels_of, relink
 
 from pycoll.algorithms import BUILTIN, Algorithm, algorithm, get
-from pycoll.errors import DeadlockError, PostconditionError, RaceError, ScheduleError
+from pycoll.errors import (
+    DeadlockError,
+    PostconditionError,
+    RaceError,
+    ScheduleError,
+    UsageError,
+)
 from pycoll.program.isa import Flag, Op, ProgramFlag, Space
 from pycoll.program.lower import compile_all, compile_program
 from pycoll.program.program import Edge, Instruction, Program
@@ -28,6 +47,7 @@ from pycoll.schedule import (
 from pycoll.schedule.placement import Level
 from pycoll.verify import verify_programs
 from pycoll.verify.symmetry.canonical import NotSymmetricError, canonical_digest, moved
+from pycoll.verify.symmetry.cut import is_cut
 from pycoll.verify.symmetry.group import Group, Rotation, Xor
 from pycoll.verify.symmetry.proof import (
     SymmetricProof,
@@ -63,7 +83,9 @@ def expanded(bases: list[Program], group: Group) -> tuple[Program, ...]:
 
 
 def covers_all(proof: SymmetricProof | None, programs: tuple[Program, ...]) -> bool:
-    return proof is not None and all(map(proof.covers, programs))
+    return proof is not None and all(
+        proof.covers(p, programs[p.rank % proof.group.step]) for p in programs
+    )
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8, 12])
@@ -110,6 +132,178 @@ def test_by_xor_of_nodes() -> None:
     assert covers_all(proof, compile_all(made, 24, placement=placement))
     assert proof is not None
     assert (type(proof.group), proof.group.step) == (Xor, 3)
+
+
+BRUCK = ("allreduce", "allgather", "reduce_scatter")
+
+
+@pytest.mark.parametrize("size", [4, 5, 6, 8, 12, 13, 16])
+@pytest.mark.parametrize("collective", BRUCK)
+def test_by_rotation_with_cuts(collective: str, size: int) -> None:
+    made = get("bruck", collective)
+    for average in (False, True) if made.collective.reduces else (False,):
+        proof = prove_symmetric(made, size, average=average)
+        programs = compile_all(made, size, average=average)
+        assert proof is not None
+        assert proof.cut
+        assert covers_all(proof, programs)
+        assert verify_programs(programs, made.collective, average=average)
+        assert proof.widest == programs[0].widest
+        assert proof.most_peers == max(len({e.peer for e in p.edges}) for p in programs)
+        with pytest.raises(UsageError, match="representative is None, want the Program"):
+            proof.covers(programs[0])
+        assert not proof.covers(programs[0], programs[1])  # that is no representative
+
+
+@pytest.mark.parametrize("size", [4, 8, 16])
+def test_by_xor_with_scratch_in_another_order(size: int) -> None:
+    made = get("recursive_halving", "reduce_scatter")
+    for average in (False, True):
+        proof = prove_symmetric(made, size, average=average)
+        assert proof is not None
+        assert (type(proof.group), proof.cut) == (Xor, True)
+        assert covers_all(proof, compile_all(made, size, average=average))
+
+
+def test_a_message_in_two_pieces_takes_two_slots() -> None:
+    assert prove_symmetric(get("bruck"), 5, slots=2) is not None
+    assert prove_symmetric(get("bruck"), 5, slots=1) is None
+    base = compile_program(get("bruck"), 5, 0)
+    with pytest.raises(ScheduleError, match="one channel and 2 slots, got 1"):
+        prove_representatives([base], allreduce, Rotation(5, 1, 1), cut=True, slots=1)
+
+    @algorithm(allgather)
+    def two_ahead(b: ScheduleBuilder) -> None:
+        """Send twice what wraps round on one of the ranks, and only then receive it."""
+        b.chunks(2 * b.size)
+        left, right, own = (b.rank - 1) % b.size, (b.rank + 1) % b.size, 2 * b.rank
+        b.send(b.output[own], to=left)
+        b.recv(b.output[own + 2], frm=right)
+        for _ in range(2):
+            for chunks in b.output.around(own + 1, 2):
+                b.send(chunks, to=left)
+        for _ in range(2):
+            for chunks in b.output.around(own + 3, 2):
+                b.recv(chunks, frm=right)
+        b.send(b.output[own + 3], to=left)
+        b.recv(b.output[own + 5], frm=right)
+
+    programs = compile_all(two_ahead, 3)
+    group = Rotation(3, 1, 2)
+    assert len({len(p.instructions) for p in programs}) > 1
+    with pytest.raises(DeadlockError, match="waits in a circle with 1 slots"):
+        prove_representatives([programs[0]], allgather, group, cut=True, slots=3)
+    proof = prove_representatives([programs[0]], allgather, group, cut=True, slots=4)
+    assert covers_all(proof, programs)
+
+
+def test_sender_and_receiver_cut_alike() -> None:
+    """All chunks as a set are the same from wherever they begin; cut they are not."""
+
+    # Both ends as rank 0 would have them if it did not cut: [0:2] to the next, [0:2] from the last.
+    whole = program(
+        0,
+        2,
+        loop(
+            wait(0),
+            move(inp(0, 2), to=slot(0, 0, 2)),
+            signal(0),
+            wait(1),
+            move(inp(0, 2), slot(1, 0, 2), to=out(0, 2)),
+            signal(1),
+        ),
+        edges=(data_to(1), data_from(1)),
+        nchunks=2,
+        widest=2,
+    )
+    group = Rotation(2, 1, 1)
+    assert prove_representatives([whole], allreduce, group)
+    with pytest.raises(PostconditionError, match="reads chunks 0 to 1 from a slot"):
+        prove_representatives([whole], allreduce, group, cut=True)
+
+
+def test_a_rank_that_waits_before_its_block_is_not_covered() -> None:
+    """What it computes is the same, but ranks that all receive first wait for ever."""
+
+    def receives_first(code: list[Instruction]) -> None:
+        code[1:7] = code[4:7] + code[1:4]
+
+    def waits_for_both(code: list[Instruction]) -> None:
+        code[1:1] = [code.pop(4)]
+
+    made = get("bruck", "allgather")
+    programs = compile_all(made, 5)
+    proof = prove_symmetric(made, 5)
+    assert proof is not None
+    assert proof.cut
+    for edit in (receives_first, waits_for_both):
+        late = [edited(p, edit) for p in programs]
+        assert not any(proof.covers(p, programs[0]) for p in late)
+        with pytest.raises(DeadlockError, match="waits in a circle"):
+            verify_programs(late, allgather)
+
+
+def test_a_message_in_more_than_two_pieces_is_not_covered() -> None:
+    group = Rotation(4, 1, 1)  # within windows of 4 chunks
+
+    def exchange(rank: int, nchunks: int, *pieces: tuple[int, int]) -> Program:
+        code = []
+        for first, n in pieces:
+            code += [wait(0), move(inp(first, n), to=slot(0, first, n)), signal(0)]
+        for first, n in pieces:
+            got = move(inp(first, n), slot(1, first, n), to=out(first, n))
+            code += [wait(1), got, signal(1)]
+        edges = (data_to((rank + 1) % 4), data_from((rank - 1) % 4))
+        return program(rank, 4, loop(*code), edges=edges, nchunks=nchunks, widest=nchunks)
+
+    one = exchange(0, 4, (0, 4))
+    assert is_cut(exchange(1, 4, (1, 3), (0, 1)), one, allreduce, group)
+    assert not is_cut(exchange(1, 4, (0, 4)), one, allreduce, group)
+    two = exchange(0, 8, (0, 8))
+    four = exchange(1, 8, (1, 3), (0, 1), (5, 3), (4, 1))
+    assert not is_cut(four, two, allreduce, group)
+
+
+def test_what_lies_by_position_keeps_its_order_or_has_no_image() -> None:
+    group = Xor(4, 1, 1)
+    out_of = program(0, 4, loop(move(inp(0, 2), to=out(0, 2))), nchunks=4)
+    assert moved(out_of, group, 1).instructions == out_of.instructions  # chunk by chunk
+    aside = program(0, 4, loop(move(inp(0, 2), to=scratch(0, 0, 2))), nchunks=4, nscratch=2)
+    assert moved(aside, group, 2).instructions[1].sources == (inp(2, 2),)
+    for wrong, kind in ((aside, group), (out_of, replace(group, equal_blocks=True))):
+        with pytest.raises(NotSymmetricError, match="or in another order, after XOR below 4 by 1"):
+            moved(wrong, kind, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "collective", "sizes"),
+    [
+        *(("bruck", collective, range(4, 10)) for collective in BRUCK),
+        ("recursive_halving", "reduce_scatter", (4, 8)),
+    ],
+)
+def test_what_covers_a_mutant_with_cuts_is_right_as_a_whole(
+    name: str, collective: str, sizes: Sequence[int]
+) -> None:
+    r, counts = random.Random(collective), Counter[str]()
+    made = get(name, collective)
+    for _ in range(60):
+        size, slots = r.choice(sizes), r.choice((2, 2, 4))
+        programs = list(compile_all(made, size))
+        proof = prove_symmetric(made, size, slots=slots)
+        assert proof is not None
+        for _ in range(r.choice((1, 1, 2))):
+            victim, fault = r.randrange(size), r.choice(sorted(PROGRAM_FAULTS))
+            mutant = PROGRAM_FAULTS[fault](programs[victim], random.Random(r.random()))
+            counts["same"] += mutant == programs[victim]
+            programs[victim] = mutant
+        first = compile_program(made, size, 0)
+        covered = all(proof.covers(p, first) for p in programs)
+        counts["covered" if covered else "not covered"] += 1
+        if covered:
+            assert verify_programs(programs, made.collective, slots=slots)
+    assert counts["covered"] > counts["same"] // 2
+    assert counts["not covered"] > 20
 
 
 def test_where_no_group_fits_there_is_no_proof() -> None:
@@ -428,8 +622,9 @@ def bases(r: random.Random) -> Iterator[tuple[Algorithm, list[Program], Group, b
         average = made.collective.reduces and r.random() < 0.3
 
         one = partial(compile_program, made, size, average=average, placement=placement)
-        group = find_group(one, size, made.collective, placement)
-        if group is not None:
+        found = find_group(one, size, made.collective, placement, cuts=False)
+        if found is not None:
+            group = found[0]
             yield made, [one(rank) for rank in range(group.step)], group, average
 
 

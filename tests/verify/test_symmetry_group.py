@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 
+from pycoll.errors import UsageError
 from pycoll.schedule import COLLECTIVES, Collective, allgather, allreduce
 from pycoll.verify.symmetry import runs
 from pycoll.verify.symmetry.contract import KNOWN, evaluated, invariant
@@ -180,8 +181,15 @@ def test_every_known_contract_is_left_as_it_is() -> None:
                 group = kind(order, step, unit, collective.equal_blocks)
                 assert evaluated(collective, group)
                 assert invariant(collective, group, parts * size)
-                other = kind(order, step, unit + 1, collective.equal_blocks)
+                other = kind(order, step, 0, collective.equal_blocks)
                 assert invariant(collective, other, parts * size) == (blocks == 1)
+                wide = kind(order, step, parts * size, collective.equal_blocks)
+                assert not invariant(collective, wide, parts * size)  # no chunks to go to
+
+
+def test_xor_is_of_powers_of_two() -> None:
+    with pytest.raises(UsageError, match="XOR of 6 blocks, want a power of two"):
+        Xor(6, 1, 1)
 
 
 def test_a_contract_with_a_root_is_not() -> None:

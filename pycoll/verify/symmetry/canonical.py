@@ -18,6 +18,7 @@ it lies in scratch.
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -50,10 +51,15 @@ def canonical_digest(program: Program, group: Group, rank: int) -> bytes:
     it has lowered for itself, is the digest of its class.
 
     Raises:
-        NotSymmetricError: A range of chunks is no range for the representative.
+        NotSymmetricError: A range of chunks is no range for the representative, or a field does not
+            fit what is loaded.
     """
     base = moved(program, group, group.inverse(group.element(rank)))
-    return hashlib.blake2b(base.to_bytes(), digest_size=DIGEST_BYTES).digest()
+    try:
+        blob = base.to_bytes()
+    except struct.error as error:
+        raise NotSymmetricError(f"program {program.rank} has no bytes: {error}") from None
+    return hashlib.blake2b(blob, digest_size=DIGEST_BYTES).digest()
 
 
 def is_moved(program: Program, base: Program, group: Group, g: int) -> bool:

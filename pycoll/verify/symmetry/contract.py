@@ -18,6 +18,8 @@ def invariant(collective: Collective, group: Group, nchunks: int) -> bool:
     where each rank has a block, blocks must move as the ranks do.
     """
     blocks = collective.nblocks(group.size)
+    if group.unit and nchunks % (group.unit * group.order):
+        return False  # some chunks would move to where there are none
     if blocks > 1 and group.unit != group.step * (nchunks // blocks):
         return False
     if collective.equal_blocks != group.equal_blocks:

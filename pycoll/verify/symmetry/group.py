@@ -19,6 +19,7 @@ from functools import cached_property
 from math import gcd, lcm
 from typing import Any
 
+from pycoll.errors import UsageError
 from pycoll.verify.symmetry.runs import Runs, merged
 
 Subgroup = Any
@@ -74,6 +75,11 @@ class Group(ABC):
 
     @property
     @abstractmethod
+    def keeps_order(self) -> bool:
+        """Whether chunks side by side follow each other as before, or from the end to the start."""
+
+    @property
+    @abstractmethod
     def generators(self) -> tuple[int, ...]:
         """Elements of which all others are made."""
 
@@ -123,6 +129,11 @@ class Rotation(Group):
     def name(self) -> str:
         """What the group does, for people."""
         return f"rotation of {self.order}"
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether chunks side by side follow each other as before, or from the end to the start."""
+        return True
 
     @property
     def generators(self) -> tuple[int, ...]:
@@ -190,10 +201,19 @@ Basis = tuple[int, ...]
 class Xor(Group):
     """Block q goes to block q ^ g; the order is a power of two."""
 
+    def __post_init__(self) -> None:
+        if self.order & (self.order - 1):
+            raise UsageError(f"XOR of {self.order} blocks, want a power of two")
+
     @property
     def name(self) -> str:
         """What the group does, for people."""
         return f"XOR below {self.order}"
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether chunks side by side follow each other as before, or from the end to the start."""
+        return False
 
     @cached_property
     def generators(self) -> tuple[int, ...]:

@@ -19,7 +19,8 @@ g·P of its representative r. Then the whole network is mapped to itself by ever
   representative counts if it leads back to that very rank, see `order`.
 
 All classes are proved at once. It remains that every rank's Program is g·P, to the bit: each rank
-checks that of its own with `SymmetricProof.covers`, whose digest forgets nothing.
+checks that of its own with `SymmetricProof.covers`, whose digest forgets nothing; or, where ranges
+wrap round the end, that it is g·P but for cuts, as `cut` says.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from pycoll.algorithms import Algorithm
-from pycoll.errors import ScheduleError
+from pycoll.errors import ScheduleError, UsageError
 from pycoll.program.isa import ProgramFlag
 from pycoll.program.lower import compile_program
 from pycoll.program.program import Program
@@ -37,6 +38,7 @@ from pycoll.schedule import Collective, Placement
 from pycoll.verify.network import build
 from pycoll.verify.symmetry.canonical import NotSymmetricError, canonical_digest, is_moved
 from pycoll.verify.symmetry.contract import invariant
+from pycoll.verify.symmetry.cut import PIECES, grouped, has_blocks, is_cut
 from pycoll.verify.symmetry.group import Group, Rotation, Xor
 from pycoll.verify.symmetry.values import SymmetricValues
 from pycoll.verify.unrolled import run_all
@@ -49,25 +51,44 @@ class SymmetricProof:
     """What was proved of all ranks whose Programs are covered."""
 
     name: str  #: of the algorithm
+    collective: Collective
     group: Group
-    slots: int
+    cut: bool  #: ranks may differ in how ranges of chunks are cut
+    slots: int  #: per edge; it holds with more, too
     digests: tuple[bytes, ...]  #: of the representatives' Programs, by class
     nchunks: int
     widest: int
-    instructions: int  #: of all ranks' Programs
+    instructions: int  #: of all ranks, where each has as many as its representative
     most_peers: int  #: of any rank
     seconds: float
 
-    def covers(self, program: Program) -> bool:
-        """Tell whether a rank's own Program is what was proved of that rank."""
+    def covers(self, program: Program, representative: Program | None = None) -> bool:
+        """Tell whether a rank's own Program is what was proved of that rank.
+
+        Args:
+            program: What the rank has lowered for itself.
+            representative: The Program of rank ``program.rank % group.step``, which this rank has
+                lowered, too; needed if ``cut``.
+
+        Raises:
+            UsageError: It is needed and not given.
+        """
         group = self.group
+        if self.cut and representative is None:
+            raise UsageError(f"{self.name}: representative is None, want the Program of its class")
         if program.size != group.size or not 0 <= program.rank < group.size:
             return False
+        digest = self.digests[program.rank % group.step]
         try:
-            digest = canonical_digest(program, group, program.rank)
+            if not self.cut:
+                return canonical_digest(program, group, program.rank) == digest
+            assert representative is not None
+            base = grouped(representative) if has_blocks(representative) else representative
+            if canonical_digest(base, group, base.rank) != digest:
+                return False
         except NotSymmetricError:
             return False
-        return digest == self.digests[program.rank % group.step]
+        return is_cut(program, base, self.collective, group)
 
 
 def prove_symmetric(
@@ -86,7 +107,8 @@ def prove_symmetric(
 
     Raises:
         ScheduleError: What is wrong, as ``verify_programs`` says it, with a representative for any
-            rank of its class. It is certain only if all ranks are covered.
+            rank of its class. It is wrong if all ranks are covered; else only a proof of the whole
+            decides.
     """
     if direct:
         return None
@@ -99,13 +121,14 @@ def prove_symmetric(
             )
         return known[rank]
 
-    group = find_group(program, size, algorithm.collective, placement)
-    if group is None:
+    found = find_group(program, size, algorithm.collective, placement, cuts=slots >= PIECES)
+    if found is None:
         return None
+    group, cut = found
     programs = [program(rank) for rank in range(group.step)]
     known.clear()
     proof = prove_representatives(
-        programs, algorithm.collective, group, slots=slots, average=average
+        programs, algorithm.collective, group, cut=cut, slots=slots, average=average
     )
     return replace(proof, name=algorithm.name)
 
@@ -115,10 +138,14 @@ def prove_representatives(
     collective: Collective,
     group: Group,
     *,
+    cut: bool = False,
     slots: int = 2,
     average: bool = False,
 ) -> SymmetricProof:
     """Prove all ranks by the representatives' Programs, in the order of their ranks.
+
+    With ``cut`` also those whose ranges are cut where they wrap round, see `cut`; it takes at least
+    two slots.
 
     Raises:
         ScheduleError: The group does not leave the contract as it is, the Programs are direct, or
@@ -130,15 +157,24 @@ def prove_representatives(
         raise ScheduleError("direct Programs touch peers' memory: they are proved as a whole")
     if not invariant(collective, group, first.nchunks):
         raise ScheduleError(f"{group.name} does not leave what {collective.name} promises as it is")
+    if cut and not (slots >= PIECES and all(map(has_blocks, programs))):
+        raise ScheduleError(f"cut Programs have one channel and {PIECES} slots, got {slots}")
+    if cut:
+        programs = [*map(grouped, programs)]
     try:
         network = build(programs, collective, group)
-        run_all(network, SymmetricValues(collective, group, first.nchunks), slots, average)
+        values = SymmetricValues(
+            collective, group, first.nchunks, in_order=cut and group.keeps_order
+        )
+        run_all(network, values, slots // PIECES if cut else slots, average)
     except ScheduleError as error:
         error.add_note(f"All are proved by one of a kind: rank r stands for {_alike(group)}.")
         raise
     return SymmetricProof(
         name=collective.name,
+        collective=collective,
         group=group,
+        cut=cut,
         slots=slots,
         digests=tuple(canonical_digest(p, group, p.rank) for p in programs),
         nchunks=first.nchunks,
@@ -156,13 +192,42 @@ def _alike(group: Group) -> str:
 
 
 def find_group(
-    program: ByRank, size: int, collective: Collective, placement: Placement | None = None
-) -> Group | None:
-    """Return a group that fits the Programs of the first, second and last block of ranks."""
-    for group in _groups(program(0).nchunks, size, collective, placement):
-        if invariant(collective, group, program(0).nchunks) and _fits(program, group):
-            return group
+    program: ByRank,
+    size: int,
+    collective: Collective,
+    placement: Placement | None = None,
+    *,
+    cuts: bool = True,
+) -> tuple[Group, bool] | None:
+    """Return a group that fits a few ranks' Programs, and whether only with ranges that are cut.
+
+    Those are looked for if ``cuts``.
+    """
+    groups = [
+        group
+        for group in _groups(program(0).nchunks, size, collective, placement)
+        if invariant(collective, group, program(0).nchunks)
+    ]
+    for group in groups:
+        if all(is_moved(mine, base, group, g) for g, mine, base in _looked_at(program, group)):
+            return group, False
+    for group in groups if cuts else ():
+        if all(
+            has_blocks(base) and is_cut(mine, grouped(base), collective, group)
+            for _, mine, base in _looked_at(program, group)
+        ):
+            return group, True
     return None
+
+
+def _looked_at(program: ByRank, group: Group) -> Iterator[tuple[int, Program, Program]]:
+    """Yield an element, a Program and that of its representative, one after the other.
+
+    The first of the second block, and all of the last, where what wraps round shows.
+    """
+    last = group.order - 1
+    for g, rank in dict.fromkeys([(1, 0), *((last, rank) for rank in range(group.step))]):
+        yield g, program(group.rank(g, rank)), program(rank)
 
 
 def _groups(
@@ -189,14 +254,6 @@ def _units(nchunks: int, order: int, step: int, blocks: int) -> list[int]:
         return [step * (nchunks // blocks)]
     most = nchunks // order if nchunks % order == 0 else 0
     return [0, *(unit for unit in range(most, 0, -1) if most % unit == 0)]
-
-
-def _fits(program: ByRank, group: Group) -> bool:
-    for g in dict.fromkeys((1, group.order - 1)):
-        for rank in range(group.step):
-            if not is_moved(program(group.rank(g, rank)), program(rank), group, g):
-                return False
-    return True
 
 
 __all__ = [

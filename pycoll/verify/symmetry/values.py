@@ -36,8 +36,12 @@ class SymmetricValues:
     Tables are by ``rank * nchunks + chunk`` of the representatives. Node 1 + that is their leaf.
     """
 
-    def __init__(self, collective: Collective, group: Group, nchunks: int) -> None:
+    def __init__(
+        self, collective: Collective, group: Group, nchunks: int, *, in_order: bool = False
+    ) -> None:
+        """Make the table of leaves; ``in_order``: a message keeps the order of its chunks."""
         self.group = group
+        self.in_order = in_order
         self.order = group.order
         self.nchunks = nchunks
         self.parts = nchunks // collective.nblocks(group.size)
@@ -117,7 +121,9 @@ class SymmetricValues:
     def moved(self, values: Sequence[int], g: int, *, by_chunk: bool) -> list[int]:
         """Return g times each of the values; ``by_chunk``: in the order of their chunks."""
         result = [self._value(*divmod(v, self.order), g) for v in values]
-        return sorted(result, key=self.chunk) if by_chunk and len(result) > 1 else result
+        if by_chunk and len(result) > 1 and not self.in_order:
+            result.sort(key=self.chunk)
+        return result
 
     def _value(self, node: int, g: int, h: int = 0) -> int:
         if h:
