@@ -93,7 +93,11 @@ def test_what_is_torchrun():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("WORLD_SIZE", "0", rf"^torchrun: WORLD_SIZE is '0', want an integer from 1 to {MOST_RANKS}$"),
+        (
+            "WORLD_SIZE",
+            "0",
+            rf"^torchrun: WORLD_SIZE is '0', want an integer from 1 to {MOST_RANKS}$",
+        ),
         ("WORLD_SIZE", str(MOST_RANKS + 1), r"^torchrun: WORLD_SIZE is '1048577', want an integer"),
         ("WORLD_SIZE", "two", r"^torchrun: WORLD_SIZE is 'two', want an integer from 1"),
         ("RANK", "2", r"^torchrun: RANK is '2', want an integer from 0 to 1$"),
