@@ -75,7 +75,7 @@ def execute(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    os.execve(command[0], command, environ)
+    os.execve(command[0], [*command], environ)
 
 
 def no_signal_pipe() -> None:

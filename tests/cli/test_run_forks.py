@@ -32,11 +32,13 @@ for number in signal.valid_signals():
     print(number, signal.getsignal(number))
 print("mask", signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 print("wakeup", signal.set_wakeup_fd(-1))
-print("descriptors", sorted(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE))
+limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+print("descriptors", sorted(os.listdir("/proc/self/fd")), limit)
 print("threads", threading.enumerate(), len(os.listdir("/proc/self/task")), os.getcwd())
 print("collector", gc.isenabled(), gc.get_threshold(), sys.getrecursionlimit())
 print("environment", sorted(item for item in os.environ.items() if item[0] not in CHANGING))
-print("children", os.getpgid(0) == os.getpgid(os.getppid()), os.getsid(0) == os.getsid(os.getppid()))
+parent = os.getppid()
+print("family", os.getpgid(0) == os.getpgid(parent), os.getsid(0) == os.getsid(parent))
 sys.exit(3)
 """
 CHANGING = {"MASTER_PORT", "PYCOLL_SECRET", "TORCHELASTIC_RUN_ID", "_"}
