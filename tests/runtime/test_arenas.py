@@ -197,7 +197,7 @@ def test_ranks_that_call_different_things() -> None:
         return str(raised.value)
 
     said = pycoll.spawn(job, SIZE)
-    assert any("rank 5: allreduce(sum, float64, 5 elements)" in text for text in said)
+    assert any("rank 5: allreduce(sum, float64, 5 elements" in text for text in said)
 
 
 def test_a_rank_that_dies_is_lost_to_all() -> None:
