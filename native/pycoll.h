@@ -21,6 +21,8 @@ struct pc_options {
     uint64_t heap_bytes; /* address space for pc_heap_alloc; memory appears at first touch */
     uint32_t spin;       /* microseconds of polling at most; 0 when ranks outnumber cores */
     uint32_t ring_bytes; /* of the slots of an edge, what transfers use: whole pages; 0: all */
+    uint32_t windows;    /* 1: of a peer's arena map only what edges need; no direct forms then */
+    uint32_t reserved;
 };
 
 struct pc_error {
@@ -155,7 +157,15 @@ int pc_verbs_loopback(const struct pc_rail_spec *rail, const struct pc_verbs_opt
 /* A communicator: this rank's arena and its view of the peers'. */
 int pc_comm_open(const struct pc_options *options, struct pc_comm **out);
 int pc_comm_address(struct pc_comm *comm, void *blob, size_t capacity); /* returns its length */
+/* Maps the peer's arena. AGAIN: call it again; UNMAPPABLE: it cannot be mapped. */
 int pc_comm_connect(struct pc_comm *comm, uint32_t peer, const void *blob, size_t nbytes);
+/* The same without the peer's help, which does not answer: only ranks that may open each other's
+ * memory can. Also after pc_comm_sealed, for a peer of pc_comm_near; one that has closed or died by
+ * then is as one that is mapped and silent. One thread at a time. */
+int pc_comm_map(struct pc_comm *comm, uint32_t peer, const void *blob, size_t nbytes);
+/* In place of pc_comm_connect: pc_comm_map will map the peer before a program or a message needs it.
+ * Before pc_comm_sealed. */
+int pc_comm_near(struct pc_comm *comm, uint32_t peer);
 /* In place of pc_comm_connect, or after it where the peer could not map this rank: makes the peer a
  * remote one. Before pc_comm_sealed. */
 int pc_comm_remote(struct pc_comm *comm, uint32_t peer);
@@ -168,7 +178,7 @@ int pc_comm_rails(struct pc_comm *comm, const struct pc_verbs_options *options,
 int pc_comm_accept(
     struct pc_comm *comm); /* serves peers that connect; returns how many it served */
 int pc_comm_connect_fd(struct pc_comm *comm); /* a file descriptor, readable when poll has work */
-int pc_comm_sealed(struct pc_comm *comm);     /* all peers are connected: stop serving */
+int pc_comm_sealed(struct pc_comm *comm);     /* all peers are connected or near: stop serving */
 /* Takes over a connected stream socket to a remote peer that the caller has authenticated; several
  * share the load. The first message to the peer waits for it. connections: how many are up. */
 int pc_comm_adopt(struct pc_comm *comm, uint32_t peer, int fd);

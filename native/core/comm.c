@@ -18,22 +18,29 @@ static int check_options(const struct pc_options *o)
         return PC_INVALID;
     if (o->ring_bytes % PC_PAGE != 0 || o->ring_bytes > (uint64_t)o->slots * o->slot_bytes)
         return PC_INVALID;
+    if (o->windows > 1)
+        return PC_INVALID;
     if (o->heap_bytes % PC_PAGE != 0 || o->heap_bytes > (UINT64_C(1) << 46))
         return PC_INVALID;
     return PC_OK;
 }
 
+static void set_mapped(struct pc_comm *comm, uint32_t peer, bool mapped)
+{
+    if (comm->peers[peer].mapped == mapped)
+        return;
+    comm->peers[peer].mapped = mapped;
+    comm->nmapped += mapped ? 1 : -1u;
+}
+
+/* Sets up the edges to a peer, which is mapped or reached `by_net`. */
 static void resolve(struct pc_comm *comm, uint32_t peer, char *theirs, struct pc_net_peer *by_net)
 {
     const struct pc_layout *l = &comm->layout;
     uint32_t me = comm->options.rank;
     char *mine = pc__record(comm->arena, l, peer);
-    if (comm->peers[peer].record == NULL)
-        comm->connected++;
     comm->peers[peer].record = theirs;
-    comm->nmapped -= comm->peers[peer].mapped; /* what it was before */
-    comm->peers[peer].mapped = by_net == NULL;
-    comm->nmapped += comm->peers[peer].mapped;
+    set_mapped(comm, peer, by_net == NULL);
     comm->dones[peer].peer = peer;
     comm->dones[peer].out = pc__done_line(theirs, me);
     comm->dones[peer].in = pc__done_line(mine, peer);
@@ -52,17 +59,17 @@ static void resolve(struct pc_comm *comm, uint32_t peer, char *theirs, struct pc
     atomic_store(&comm->peers[peer].ready, by_net == NULL);
 }
 
-void pc__comm_resolve(struct pc_comm *comm, uint32_t peer, char *arena)
+static void resolve_mapped(struct pc_comm *comm, uint32_t peer, const struct pc_shm_map *at)
 {
-    comm->peers[peer].arena = arena;
     comm->peers[peer].rndv = &pc__cma_rndv;
-    resolve(comm, peer, pc__record(arena, &comm->layout, comm->options.rank), NULL);
+    resolve(comm, peer, at->record, NULL);
+    atomic_store(&comm->peers[peer].arena, at->arena);
 }
 
 void pc__comm_resolve_remote(struct pc_comm *comm, uint32_t peer, char *shadow,
                              struct pc_net_peer *by_net, const struct pc_rndv_ops *rndv)
 {
-    comm->peers[peer].arena = NULL;
+    atomic_store(&comm->peers[peer].arena, NULL);
     comm->peers[peer].rndv = rndv;
     resolve(comm, peer, shadow, by_net);
 }
@@ -135,13 +142,14 @@ int pc_comm_open(const struct pc_options *options, struct pc_comm **out)
     comm->fifos = calloc((size_t)options->size * PC_EDGE_CHANNELS, sizeof *comm->fifos);
     if (!comm->peers || !comm->neighbours || !comm->dones || !comm->fifos)
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for %u peers", options->size);
-    int rc = pc__shm_ops.open(comm->layout.end, options->rank, options->size, &comm->error,
-                              &comm->device);
+    int rc = pc__shm_ops.open(&comm->layout, options->rank, &comm->error, &comm->device);
     if (rc != PC_OK)
         return rc;
     comm->arena = pc__shm_ops.arena(comm->device);
     write_header(comm);
-    pc__comm_resolve(comm, options->rank, comm->arena);
+    const struct pc_shm_map mine
+        = {comm->arena, pc__record(comm->arena, &comm->layout, options->rank)};
+    resolve_mapped(comm, options->rank, &mine);
     return pc__p2p_open(comm);
 }
 
@@ -150,19 +158,66 @@ int pc_comm_address(struct pc_comm *comm, void *blob, size_t capacity)
     return pc__shm_ops.address(comm->device, blob, capacity);
 }
 
-int pc_comm_connect(struct pc_comm *comm, uint32_t peer, const void *blob, size_t nbytes)
+static int check_peer(struct pc_comm *comm, uint32_t peer)
 {
     if (peer >= comm->options.size)
         return pc__fail(&comm->error, PC_INVALID, (int)peer, "rank %u of %u", peer,
                         comm->options.size);
-    if (comm->peers[peer].record != NULL)
-        return PC_OK;
-    char *arena;
-    int rc = pc__shm_ops.connect(comm->device, peer, blob, nbytes, &arena);
+    return PC_OK;
+}
+
+int pc_comm_connect(struct pc_comm *comm, uint32_t peer, const void *blob, size_t nbytes)
+{
+    struct pc_shm_map at;
+    int rc = check_peer(comm, peer);
+    if (rc != PC_OK || pc__resolved(comm, peer))
+        return rc;
+    rc = pc__shm_ops.connect(comm->device, peer, blob, nbytes, &at);
     if (rc == PC_OK)
-        rc = check_header(comm, peer, arena);
+        rc = check_header(comm, peer, at.arena);
     if (rc == PC_OK)
-        pc__comm_resolve(comm, peer, arena);
+        resolve_mapped(comm, peer, &at);
+    return rc;
+}
+
+static void add_neighbour(struct pc_comm *comm, uint32_t peer)
+{
+    uint32_t n = atomic_load_explicit(&comm->nneighbours, memory_order_relaxed);
+    comm->neighbours[n] = peer;
+    atomic_store_explicit(&comm->nneighbours, n + 1, memory_order_release);
+}
+
+int pc_comm_map(struct pc_comm *comm, uint32_t peer, const void *blob, size_t nbytes)
+{
+    struct pc_shm_map at;
+    int rc = check_peer(comm, peer);
+    if (rc != PC_OK || pc__resolved(comm, peer))
+        return rc;
+    if (comm->sealed && !pc__mapped(comm, peer))
+        return pc__fail(&comm->error, PC_INVALID, (int)peer, "rank %u is not near", peer);
+    rc = pc__shm_ops.map(comm->device, peer, blob, nbytes, &at);
+    if (rc == PC_OK)
+        rc = check_header(comm, peer, at.arena);
+    if (rc == PC_LOST && comm->sealed) {
+        /* What it has sent lies in this rank's arena, and waits for it end as for any lost rank. */
+        rc = pc__shm_ops.stand_in(comm->device, peer, &at);
+        comm->peers[peer].stands_in = true;
+    }
+    if (rc != PC_OK)
+        return rc;
+    resolve_mapped(comm, peer, &at);
+    if (comm->sealed && !comm->peers[peer].stands_in)
+        add_neighbour(comm, peer);
+    return PC_OK;
+}
+
+int pc_comm_near(struct pc_comm *comm, uint32_t peer)
+{
+    int rc = check_peer(comm, peer);
+    if (rc == PC_OK && comm->sealed)
+        rc = pc__fail(&comm->error, PC_INVALID, (int)peer, "rank %u comes too late", peer);
+    if (rc == PC_OK)
+        set_mapped(comm, peer, true);
     return rc;
 }
 
@@ -178,14 +233,16 @@ int pc_comm_connect_fd(struct pc_comm *comm)
 
 int pc_comm_sealed(struct pc_comm *comm)
 {
-    if (comm->connected != comm->options.size)
-        return pc__fail(&comm->error, PC_INVALID, -1, "%u of %u ranks are connected",
-                        comm->connected, comm->options.size);
+    uint32_t size = comm->options.size, there = 0;
+    for (uint32_t p = 0; p < size; p++)
+        there += pc__mapped(comm, p) || pc__resolved(comm, p);
+    if (there != size)
+        return pc__fail(&comm->error, PC_INVALID, -1, "%u of %u ranks are connected", there, size);
     pc__shm_ops.seal(comm->device);
     comm->sealed = true;
-    for (uint32_t p = 0; p < comm->options.size; p++)
-        if (p != comm->options.rank && pc__mapped(comm, p))
-            comm->neighbours[comm->nneighbours++] = p;
+    for (uint32_t p = 0; p < size; p++)
+        if (p != comm->options.rank && pc__mapped(comm, p) && pc__resolved(comm, p))
+            add_neighbour(comm, p);
     return PC_OK;
 }
 

@@ -89,9 +89,10 @@ struct pc_work {
 struct pc_rndv_ops; /* p2p/p2p.h */
 
 struct pc_peer {
-    char *arena;  /* mapped, or NULL */
-    char *record; /* this rank's in there; of a remote peer its shadow */
-    bool mapped;
+    _Atomic(char *) arena; /* its header, once mapped; written last, as any thread may look */
+    char *record;          /* this rank's in there; of a remote peer its shadow */
+    bool mapped;           /* or near: pc_comm_map will map it */
+    bool stands_in;        /* it was lost before: private memory is in the place of its arena */
     const struct pc_rndv_ops *rndv; /* rendezvous with this peer; or NULL */
     _Atomic uint32_t ready;         /* it has a connection; earlier messages wait for one */
     _Atomic uint32_t gone;          /* a mapped peer that closed or died */
@@ -110,9 +111,9 @@ struct pc_comm {
     _Atomic int sleepers;  /* threads that sleep, this one included */
     char *arena;
     struct pc_peer *peers;
-    uint32_t *neighbours; /* the mapped peers; known when all are connected */
-    uint32_t nneighbours;
-    uint32_t nmapped;       /* mapped ranks so far, with this one */
+    uint32_t *neighbours; /* the mapped peers, from pc_comm_sealed on */
+    _Atomic uint32_t nneighbours;
+    uint32_t nmapped;       /* mapped or near ranks so far, with this one */
     uint32_t yields;        /* yields before a sleep; with a network only */
     uint64_t slow_yield_ns; /* a longer yield has let another process run */
     struct pc_fifo *fifos;  /* [peer][channel], PC_EDGE_CHANNELS each */
@@ -120,7 +121,6 @@ struct pc_comm {
     struct pc_token locals[PC_MAX_CHANNELS][PC_MAX_CHANNELS];
     uint64_t ready_calls;
     _Atomic uint32_t died; /* 1 + the first rank that died, or 0; ends all transfers */
-    uint32_t connected;
     bool sealed;
     struct pc_error error;
     uint64_t salt;      /* mixed into signatures: the calls that this rank refused */
@@ -154,7 +154,7 @@ struct pc_comm {
     struct pc_heap heap;
 };
 
-/* Whether a rank's memory is mapped. */
+/* Whether a rank's memory is mapped, or will be before it is needed. */
 static inline bool pc__mapped(const struct pc_comm *comm, uint32_t rank)
 {
     return comm->peers[rank].mapped;
@@ -172,9 +172,13 @@ static inline bool pc__has_net(const struct pc_comm *comm)
     return comm->net != NULL;
 }
 
-/* comm.c: sets up the edges to a peer, whose arena is mapped. */
-void pc__comm_resolve(struct pc_comm *comm, uint32_t peer, char *arena);
-/* The same for a remote peer, by the shadow of this rank's record. */
+/* Whether there are edges to a rank: what is near has none before it is mapped. */
+static inline bool pc__resolved(const struct pc_comm *comm, uint32_t rank)
+{
+    return comm->peers[rank].record != NULL;
+}
+
+/* comm.c: sets up the edges to a remote peer, by the shadow of this rank's record. */
 void pc__comm_resolve_remote(struct pc_comm *comm, uint32_t peer, char *shadow,
                              struct pc_net_peer *by_net, const struct pc_rndv_ops *rndv);
 

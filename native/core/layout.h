@@ -1,4 +1,5 @@
-/* The layout of a rank's arena: one sparse memfd that mapped peers map whole.
+/* The layout of a rank's arena: one sparse memfd that mapped peers map whole, or where there are
+ * many by a window: the header and their own record.
  *
  *   header | a record per rank: lines, slots | heap
  *
@@ -65,6 +66,7 @@ struct pc_layout {
     uint32_t size;
     uint32_t slots;
     uint32_t slot_bytes;
+    bool windows;  /* of a peer's arena only the header and this rank's record are mapped */
     size_t record; /* bytes of one */
     size_t records, heap, end;
 };
@@ -91,6 +93,7 @@ enum {
 static inline struct pc_layout pc__layout(const struct pc_options *o)
 {
     struct pc_layout l = {.size = o->size, .slots = o->slots, .slot_bytes = o->slot_bytes};
+    l.windows = o->windows;
     l.record = PC_RECORD_DATA + (size_t)PC_EDGE_CHANNELS * o->slots * o->slot_bytes;
     l.records = pc__page_up(sizeof(struct pc_arena));
     l.heap = l.records + o->size * l.record;

@@ -186,7 +186,7 @@ int pc_plan_create(struct pc_comm *comm, const struct pc_plan_spec *spec, struct
     struct pc_program *const programs[2] = {staged, direct};
     if (staged == NULL)
         return BAD(comm, "no staged program");
-    if (direct != NULL && comm->nmapped != comm->options.size)
+    if (direct != NULL && (comm->nmapped != comm->options.size || comm->layout.windows))
         return BAD(comm, "a direct form, and peers whose memory is not mapped");
     int rc = check_spec(comm, spec);
     for (int form = 0; form < 2 && rc == PC_OK; form++)

@@ -88,6 +88,7 @@ static int check_edge(const struct blob *b, uint32_t i)
         fits = fits && e.peer == rank && e.other < PC_MAX_CHANNELS;
     else
         fits = fits && e.kind <= PC_EDGE_DONE && e.peer != rank
+               && pc__resolved(b->comm, real_rank(b, e.peer))
                && !(e.kind == PC_EDGE_DONE && !pc__mapped(b->comm, real_rank(b, e.peer)));
     return fits ? PC_OK
                 : BAD(b, "edge %u: kind %u, peer %u, channel %u, direction %u", i, e.kind, e.peer,

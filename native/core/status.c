@@ -47,11 +47,12 @@ int pc_status_describe(struct pc_comm *comm, const char *text)
 
 int pc_status_read(struct pc_comm *comm, uint32_t peer, struct pc_status *out)
 {
-    if (peer >= comm->options.size || comm->peers[peer].record == NULL)
+    if (peer >= comm->options.size)
         return PC_INVALID;
-    if (!pc__mapped(comm, peer))
+    /* Any thread may ask: NULL while the peer is not mapped. */
+    struct pc_arena *a = (struct pc_arena *)atomic_load(&comm->peers[peer].arena);
+    if (a == NULL || comm->peers[peer].stands_in)
         return PC_UNMAPPABLE;
-    struct pc_arena *a = (struct pc_arena *)comm->peers[peer].arena;
     out->state = atomic_load_explicit(&a->state, memory_order_acquire);
     out->sequence = atomic_load_explicit(&a->sequence, memory_order_relaxed);
     out->signature = atomic_load_explicit(&a->signatures[out->sequence % PC_STATUS_CALLS],
@@ -65,9 +66,11 @@ int pc_status_read(struct pc_comm *comm, uint32_t peer, struct pc_status *out)
 
 uint64_t pc_status_call(struct pc_comm *comm, uint32_t peer, uint64_t number)
 {
-    if (peer >= comm->options.size || comm->peers[peer].arena == NULL)
+    struct pc_arena *a = NULL;
+    if (peer < comm->options.size)
+        a = (struct pc_arena *)atomic_load(&comm->peers[peer].arena);
+    if (a == NULL)
         return 0;
-    struct pc_arena *a = (struct pc_arena *)comm->peers[peer].arena;
     if (number == 0 || number > atomic_load_explicit(&a->sequence, memory_order_acquire))
         return 0;
     uint64_t found

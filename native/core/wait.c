@@ -72,7 +72,8 @@ bool pc__shares_core(struct pc_comm *comm)
     uint32_t core = (uint32_t)sched_getcpu() + 1; /* peers read 0 as: not known yet */
     if (atomic_load_explicit(&mine->core, memory_order_relaxed) != core)
         atomic_store_explicit(&mine->core, core, memory_order_relaxed);
-    for (uint32_t i = 0; i < comm->nneighbours; i++) {
+    uint32_t n = atomic_load_explicit(&comm->nneighbours, memory_order_acquire);
+    for (uint32_t i = 0; i < n; i++) {
         struct pc_arena *peer = (struct pc_arena *)comm->peers[comm->neighbours[i]].arena;
         if (atomic_load_explicit(&peer->core, memory_order_relaxed) == core)
             return true;

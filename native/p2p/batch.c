@@ -10,7 +10,7 @@ static int check(struct pc_comm *comm, const struct pc_p2p_op *m)
         return pc__fail(&comm->error, PC_INVALID, (int)m->peer,
                         "transfer of %llu bytes of dtype %u with rank %u of %u",
                         (unsigned long long)m->nbytes, m->dtype, m->peer, comm->options.size);
-    if (comm->peers[m->peer].record == NULL)
+    if (!pc__resolved(comm, m->peer))
         return pc__fail(&comm->error, PC_INVALID, (int)m->peer, "rank %u is not connected",
                         m->peer);
     return PC_OK;
@@ -148,11 +148,11 @@ int pc__send_receive(struct pc_comm *comm, const struct pc_p2p_op *message, doub
         return rc;
     }
     struct pc_transfer *t = &batch->transfers[0];
-    struct pc_edge_queue *queue = pc__edge_queue_of(comm, 0, message->peer);
     *t = transfer(message);
     batch->timeout = timeout;
     batch->deadline = 0;
     pc__lock(p);
+    struct pc_edge_queue *queue = pc__edge_queue_of(comm, 0, message->peer);
     if (message->peer != comm->options.rank && queue->head[message->direction] == NULL
         && try_single(comm, queue, t, &rc)) {
         pc__p2p_release(comm, 0);
@@ -231,8 +231,7 @@ int pc__batch_wait(struct pc_batch *batch, double seconds)
 
 int pc_refuse_message(struct pc_comm *comm, uint32_t peer, uint32_t direction)
 {
-    if (peer >= comm->options.size || direction > PC_DIRECTION_RECV
-        || comm->peers[peer].record == NULL)
+    if (peer >= comm->options.size || direction > PC_DIRECTION_RECV || !pc__resolved(comm, peer))
         return PC_INVALID;
     int rc = enter(comm);
     if (rc != PC_OK)
@@ -261,7 +260,7 @@ int pc_comm_gone(struct pc_comm *comm, uint32_t peer, int died)
     if (died)
         atomic_compare_exchange_strong(&comm->died, &nobody, peer + 1);
     /* The network reports remote peers, once all that they sent was received. */
-    if (pc__edge_mapped(pc__edge_queue_of(comm, 0, peer)->fifo))
+    if (pc__mapped(comm, peer))
         atomic_store_explicit(&comm->peers[peer].gone, 1, memory_order_release);
     if (comm->arena != NULL)
         pc__wakeup_signal(comm, comm->options.rank);

@@ -52,7 +52,8 @@ static bool make_offer(struct pc_comm *comm, struct pc_edge_queue *queue, struct
                        struct pc_line *line)
 {
     const char *heap = comm->arena + comm->layout.heap;
-    bool registered = t->at >= heap && t->at + t->nbytes <= comm->arena + comm->layout.end;
+    bool registered = !comm->layout.windows && t->at >= heap /* a window has no heap */
+                      && t->at + t->nbytes <= comm->arena + comm->layout.end;
     struct offer offer = {.address = (uint64_t)(uintptr_t)t->at,
                           .heap = registered ? (uint64_t)(t->at - heap) + 1 : 0};
     memcpy(line->bytes, &offer, sizeof offer);
@@ -73,7 +74,7 @@ static int read_offer(struct pc_comm *comm, struct pc_edge_queue *queue, struct 
         return 0;
     if (offer.heap == 0) {
         rc = read_all(comm, f->peer, t->at + t->done, offer.address + t->done, n);
-    } else if (t->nbytes > comm->options.heap_bytes
+    } else if (comm->layout.windows || t->nbytes > comm->options.heap_bytes
                || offer.heap - 1 > comm->options.heap_bytes - t->nbytes) {
         rc = PC_INVALID;
     } else {

@@ -38,10 +38,6 @@ int pc__p2p_open(struct pc_comm *comm)
     }
     if (p == NULL || p->queues == NULL || p->single == NULL)
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for transfers with %u peers", size);
-    for (uint32_t c = 0; c < PC_TRANSFER_CHANNELS; c++)
-        for (uint32_t peer = 0; peer < size; peer++)
-            p->queues[(size_t)c * size + peer].fifo
-                = &comm->fifos[(size_t)peer * PC_EDGE_CHANNELS + PC_CHANNEL_P2P + c];
     p->ring_bytes = comm->options.ring_bytes;
     if (p->ring_bytes == 0)
         p->ring_bytes = (uint64_t)comm->options.slots * comm->options.slot_bytes;
@@ -308,7 +304,10 @@ int pc__p2p_progress(struct pc_comm *comm)
 
 struct pc_edge_queue *pc__edge_queue_of(struct pc_comm *comm, uint32_t channel, uint32_t peer)
 {
-    return &comm->p2p->queues[(size_t)channel * comm->options.size + peer];
+    struct pc_edge_queue *queue = &comm->p2p->queues[(size_t)channel * comm->options.size + peer];
+    if (queue->fifo == NULL) /* at its first use: most ranks talk to few peers, of many */
+        queue->fifo = &comm->fifos[(size_t)peer * PC_EDGE_CHANNELS + PC_CHANNEL_P2P + channel];
+    return queue;
 }
 
 static void append(struct pc_edge_queue *queue, struct pc_transfer *t)

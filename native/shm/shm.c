@@ -45,11 +45,12 @@ struct hello {
 
 struct pc_shm {
     struct pc_error *error;
-    uint32_t size;
-    size_t bytes;
+    const struct pc_layout *layout;
+    uint32_t size, rank;
+    size_t bytes; /* of what is mapped of a peer: its arena, or a window */
     int memfd, listener, epoll;
     char *arena;
-    char **peers; /* mapped arenas, by rank */
+    char **peers; /* what is mapped, by rank; it begins with the header */
     int *sockets; /* of connects in progress; -1: none */
     int *clients; /* accepted sockets that are not answered yet */
     uint32_t nclients;
@@ -122,19 +123,42 @@ static int listen_for_peers(struct pc_shm *d)
     return PC_OK;
 }
 
-static char *map(int fd, size_t bytes)
+static char *map(int fd, size_t bytes, size_t at)
 {
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, (off_t)at);
     return p == MAP_FAILED ? NULL : p;
+}
+
+/* Maps a window: this rank's record, and right before it the header. Where hundreds of ranks map
+ * each other, page tables are what it costs, and these then share theirs. */
+static char *map_window(const struct pc_shm *d, int fd)
+{
+    size_t header = d->layout->records, at = header + d->rank * d->layout->record;
+    char *p = map(fd, d->bytes, at - header);
+    if (p != NULL
+        && mmap(p, header, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0)
+               == MAP_FAILED) {
+        munmap(p, d->bytes);
+        p = NULL;
+    }
+    return p;
+}
+
+static struct pc_shm_map mapped(const struct pc_shm *d, uint32_t peer)
+{
+    char *arena = d->peers[peer];
+    char *record
+        = d->layout->windows ? arena + d->layout->records : pc__record(arena, d->layout, d->rank);
+    return (struct pc_shm_map){arena, record};
 }
 
 static int make_arena(struct pc_shm *d)
 {
     d->memfd = memfd_create("pycoll", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (d->memfd < 0 || ftruncate(d->memfd, (off_t)d->bytes) != 0
+    if (d->memfd < 0 || ftruncate(d->memfd, (off_t)d->layout->end) != 0
         || fcntl(d->memfd, F_ADD_SEALS, PC_SEALS) != 0)
         return SYSTEM(d, -1, "memfd");
-    d->arena = map(d->memfd, d->bytes);
+    d->arena = map(d->memfd, d->layout->end, 0);
     return d->arena ? PC_OK : SYSTEM(d, -1, "mmap of this rank's memory");
 }
 
@@ -151,7 +175,7 @@ static void shm_close(struct pc_shm *d)
     while (d->nclients > 0)
         close_fd(&d->clients[--d->nclients]);
     if (d->arena)
-        munmap(d->arena, d->bytes);
+        munmap(d->arena, d->layout->end);
     close_fd(&d->memfd);
     close_fd(&d->listener);
     close_fd(&d->epoll);
@@ -161,15 +185,22 @@ static void shm_close(struct pc_shm *d)
     free(d);
 }
 
-static int shm_open_(size_t bytes, uint32_t rank, uint32_t size, struct pc_error *error,
+static int shm_open_(const struct pc_layout *layout, uint32_t rank, struct pc_error *error,
                      struct pc_shm **out)
 {
+    uint32_t size = layout->size;
     struct pc_shm *d = calloc(1, sizeof *d);
     if (d == NULL)
         return pc__fail(error, PC_NOMEM, -1, "no memory for a transport");
     *out = d;
-    *d = (struct pc_shm){
-        .error = error, .size = size, .bytes = bytes, .memfd = -1, .listener = -1, .epoll = -1};
+    *d = (struct pc_shm){.error = error,
+                         .layout = layout,
+                         .size = size,
+                         .rank = rank,
+                         .bytes = layout->windows ? layout->records + layout->record : layout->end,
+                         .memfd = -1,
+                         .listener = -1,
+                         .epoll = -1};
     d->peers = calloc(size, sizeof *d->peers);
     d->sockets = malloc(size * sizeof *d->sockets);
     d->clients = malloc(size * sizeof *d->clients);
@@ -240,44 +271,51 @@ static int send_hello(struct pc_shm *d, uint32_t peer, const struct address *a)
 }
 
 /* Maps a descriptor that is a memfd of the agreed length, and sealed against shortening. */
-static int adopt(struct pc_shm *d, uint32_t peer, int fd, char **arena)
+static int adopt(struct pc_shm *d, uint32_t peer, int fd, struct pc_shm_map *out)
 {
     struct stat st;
     int seals = fcntl(fd, F_GET_SEALS);
-    if (fstat(fd, &st) != 0 || (size_t)st.st_size != d->bytes || seals < 0
+    size_t want = d->layout->end;
+    if (fstat(fd, &st) != 0 || (size_t)st.st_size != want || seals < 0
         || (seals & PC_SEALS) != PC_SEALS)
         return pc__fail(d->error, PC_INVALID, (int)peer,
                         "memory of rank %u has %lld bytes, seals %#x; want %zu bytes, seals %#x",
-                        peer, (long long)st.st_size, (unsigned)seals, d->bytes, PC_SEALS);
+                        peer, (long long)st.st_size, (unsigned)seals, want, PC_SEALS);
     if (d->peers[peer] != NULL) /* an earlier mapping, which the communicator refused */
         munmap(d->peers[peer], d->bytes);
-    *arena = d->peers[peer] = map(fd, d->bytes);
-    return *arena ? PC_OK : SYSTEM(d, (int)peer, "mmap of a peer's memory");
+    d->peers[peer] = d->layout->windows ? map_window(d, fd) : map(fd, d->bytes, 0);
+    if (d->peers[peer] == NULL)
+        return SYSTEM(d, (int)peer, "mmap of a peer's memory");
+    *out = mapped(d, peer);
+    return PC_OK;
 }
 
 /* Opens the memfd of a peer through /proc: no message, no answer to wait for, which counts where
  * hundreds of ranks map each other. It needs ptrace access to the peer (the same user, a dumpable
  * process), the same PID namespace, and the same network namespace: ranks in different ones count
- * as two hosts. */
-static int open_memory(struct pc_shm *d, uint32_t peer, const struct address *a, char **arena)
+ * as two hosts. UNMAPPABLE: it may not; LOST: it may, and the memory is not there. */
+static int open_memory(struct pc_shm *d, uint32_t peer, const struct address *a,
+                       struct pc_shm_map *out)
 {
     char path[64];
     struct stat st;
     if (a->namespaces[0] == 0
         || memcmp(a->namespaces, d->address.namespaces, sizeof a->namespaces) != 0)
-        return PC_UNMAPPABLE;
+        return pc__fail(d->error, PC_UNMAPPABLE, (int)peer, "rank %u is in another namespace",
+                        peer);
     snprintf(path, sizeof path, "/proc/%u/fd/%u", a->pid, a->memfd);
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
-        return PC_UNMAPPABLE;
-    int rc = PC_UNMAPPABLE; /* another process may have got the pid meanwhile */
+        return pc__fail(d->error, errno == ENOENT || errno == ESRCH ? PC_LOST : PC_UNMAPPABLE,
+                        (int)peer, "memory of rank %u: %s: %s", peer, path, strerror(errno));
+    int rc = PC_LOST; /* another process may have got the pid meanwhile, or another file the fd */
     if (fstat(fd, &st) == 0 && (uint64_t)st.st_ino == a->inode && fcntl(fd, F_GET_SEALS) >= 0)
-        rc = adopt(d, peer, fd, arena);
+        rc = adopt(d, peer, fd, out);
     close_fd(&fd);
     return rc;
 }
 
-static int receive_memory(struct pc_shm *d, uint32_t peer, char **arena)
+static int receive_memory(struct pc_shm *d, uint32_t peer, struct pc_shm_map *out)
 {
     uint32_t magic = 0;
     union {
@@ -300,7 +338,7 @@ static int receive_memory(struct pc_shm *d, uint32_t peer, char **arena)
             memcpy(&fd, CMSG_DATA(c) + at, sizeof fd);
         }
     int rc = fd >= 0 && magic == PC_SHM_MAGIC
-                 ? adopt(d, peer, fd, arena)
+                 ? adopt(d, peer, fd, out)
                  : pc__fail(d->error, PC_INVALID, (int)peer,
                             "rank %u closed the connection without handing over its memory", peer);
     close_fd(&fd);
@@ -308,29 +346,61 @@ static int receive_memory(struct pc_shm *d, uint32_t peer, char **arena)
     return rc;
 }
 
+/* Reads what `peer` has said of itself; UNMAPPABLE of another host's or user's. */
+static int read_address(struct pc_shm *d, uint32_t peer, const void *blob, size_t nbytes,
+                        struct address *a)
+{
+    if (nbytes != sizeof *a)
+        return pc__fail(d->error, PC_INVALID, (int)peer,
+                        "address of rank %u has %zu bytes, want %zu", peer, nbytes, sizeof *a);
+    memcpy(a, blob, sizeof *a);
+    if (a->magic != PC_SHM_MAGIC || a->version != PC_VERSION || a->rank != peer)
+        return pc__fail(d->error, PC_INVALID, (int)peer,
+                        "address of rank %u has magic %#x version %u rank %u, want %#x version %u",
+                        peer, a->magic, a->version, a->rank, PC_SHM_MAGIC, PC_VERSION);
+    if (memcmp(a->host, d->address.host, sizeof a->host) != 0 || a->uid != d->address.uid)
+        return pc__fail(d->error, PC_UNMAPPABLE, (int)peer,
+                        "rank %u is on another host or another user's", peer);
+    return PC_OK;
+}
+
+static int shm_map(struct pc_shm *d, uint32_t peer, const void *blob, size_t nbytes,
+                   struct pc_shm_map *out)
+{
+    struct address a;
+    int rc = read_address(d, peer, blob, nbytes, &a);
+    if (rc != PC_OK)
+        return rc;
+#ifdef PC_RANKS_ARE_THREADS /* ThreadSanitizer knows memory by its address: share the mapping */
+    char *arena = (char *)(uintptr_t)a.base;
+    *out = (struct pc_shm_map){arena, pc__record(arena, d->layout, d->rank)};
+    return PC_OK;
+#endif
+    return open_memory(d, peer, &a, out);
+}
+
 static int shm_connect(struct pc_shm *d, uint32_t peer, const void *blob, size_t nbytes,
-                       char **arena)
+                       struct pc_shm_map *out)
 {
     struct address a;
     if (d->sockets[peer] >= 0)
-        return receive_memory(d, peer, arena);
-    if (nbytes != sizeof a)
-        return pc__fail(d->error, PC_INVALID, (int)peer,
-                        "address of rank %u has %zu bytes, want %zu", peer, nbytes, sizeof a);
-    memcpy(&a, blob, sizeof a);
-    if (a.magic != PC_SHM_MAGIC || a.version != PC_VERSION || a.rank != peer)
-        return pc__fail(d->error, PC_INVALID, (int)peer,
-                        "address of rank %u has magic %#x version %u rank %u, want %#x version %u",
-                        peer, a.magic, a.version, a.rank, PC_SHM_MAGIC, PC_VERSION);
-    if (memcmp(a.host, d->address.host, sizeof a.host) != 0 || a.uid != d->address.uid)
-        return pc__fail(d->error, PC_UNMAPPABLE, (int)peer,
-                        "rank %u is on another host or another user's", peer);
-#ifdef PC_RANKS_ARE_THREADS /* ThreadSanitizer knows memory by its address: share the mapping */
-    *arena = (char *)(uintptr_t)a.base;
+        return receive_memory(d, peer, out);
+    int rc = read_address(d, peer, blob, nbytes, &a);
+    if (rc != PC_OK)
+        return rc;
+    rc = shm_map(d, peer, blob, nbytes, out);
+    return rc == PC_UNMAPPABLE || rc == PC_LOST ? send_hello(d, peer, &a) : rc;
+}
+
+static int shm_stand_in(struct pc_shm *d, uint32_t peer, struct pc_shm_map *out)
+{
+    void *p = mmap(NULL, d->bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        return SYSTEM(d, (int)peer, "mmap in the place of a peer's memory");
+    d->peers[peer] = p;
+    *out = mapped(d, peer);
     return PC_OK;
-#endif
-    int rc = open_memory(d, peer, &a, arena);
-    return rc == PC_UNMAPPABLE ? send_hello(d, peer, &a) : rc;
 }
 
 enum answer { WAITING, SERVED, REFUSED };
@@ -434,6 +504,8 @@ const struct pc_shm_ops pc__shm_ops = {
     .arena = shm_arena,
     .address = shm_address,
     .connect = shm_connect,
+    .map = shm_map,
+    .stand_in = shm_stand_in,
     .poll = shm_poll,
     .wakeup = shm_wakeup,
     .seal = shm_seal,

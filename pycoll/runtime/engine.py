@@ -82,7 +82,7 @@ class Engine:
         self._handles: weakref.WeakSet[Any] = weakref.WeakSet()
         self._followers: list[Engine] = []
         self.world: World
-        self.world, self.comm = join(bootstrap, config, pinned)
+        self.world, self.comm, self.arenas = join(bootstrap, config, pinned)
         self.number = bindings.comm_number(self.comm)
         #: Starts cached plans without Python's help; `Plans` fills it.
         self.dispatcher = load.fastcall.Dispatcher(self.number, self.timeout)
@@ -92,7 +92,7 @@ class Engine:
         self.waits = Waits(self.comm, self.side, self.failure, self.life, self.timeout)
         self.order = OpOrder(
             *(self.comm, self.world.size, self.side, self.waits, self.failure, self.life),
-            self.dispatcher,
+            *(self.dispatcher, self.arenas),
         )
         try:
             #: What calls choose their algorithms by.
@@ -100,7 +100,9 @@ class Engine:
             bootstrap.control.attach(
                 self.failure.on_lost, self.failure.on_abort, self.failure.statuses.said
             )
-            self.links = Connections(self.comm, bootstrap, self.world, config, self.failure)
+            self.links = Connections(
+                self.comm, bootstrap, self.world, config, self.failure, self.arenas
+            )
         except BaseException as error:
             # First: behind it no callback runs on what is freed here.
             bootstrap.close(reason=failed(error))

@@ -236,9 +236,8 @@ class Failure:
         if own.state != bindings.CALLING:
             return
         self.statuses.ask_in_time(own)
-        for rank in range(self._size):
-            if rank != self._rank and self._differs(own, rank):
-                self._mismatched = min(self._mismatched, own.sequence)
+        if self.statuses.differing(own):
+            self._mismatched = min(self._mismatched, own.sequence)
         self._look_for_refused(own)
         self._look_for_mismatch(own)
 
@@ -291,14 +290,6 @@ class Failure:
                 )
                 self._lose(rank, text, told=departed.died, call=own.sequence)
                 return
-
-    def _differs(self, own: RankStatus, rank: int) -> bool:
-        # Read twice: the owner writes the signature, the sequence and the state one after the
-        # other, and leaves IDLE before it does. Equal readings cannot straddle that.
-        seen = self.statuses.of(rank)
-        if seen is None or (own.sequence, bindings.CALLING) != (seen.sequence, seen.state):
-            return False
-        return seen.signature != own.signature and seen == self.statuses.of(rank)
 
     def refuse(self, what: str, error: BaseException, number: int) -> None:
         """Tell the others of a call, or of messages (number 0), that took its place unbegun."""
@@ -422,6 +413,12 @@ class Failure:
             kind = GONE if isinstance(failure, PeerLostError) else "error"
             with contextlib.suppress(PycollError):  # closed meanwhile
                 group.fail(kind, f"the communicator that this one comes from broke: {failure}")
+
+    def fail(self, error: PycollError) -> NoReturn:
+        """Break the communicator on every rank because of what ended a call before it began."""
+        self._break(_copy(error), Cause.ERROR, self._rank)
+        self._tell("error", str(error))
+        self._raise(in_call=True)
 
     def lose_link(self, peer: int, why: str) -> NoReturn:
         """Break the communicator on every rank: there is no connection to a remote peer."""

@@ -22,7 +22,8 @@ from pycoll.config import Config
 from pycoll.errors import BootstrapError, PycollError, UnavailableError
 from pycoll.fabric import Fabric
 from pycoll.program.slots import SLOTS
-from pycoll.runtime import room
+from pycoll.runtime import arenas, room
+from pycoll.runtime.arenas import Arenas
 from pycoll.runtime.host import locality
 from pycoll.runtime.host.locality import Locality
 from pycoll.runtime.native import bindings, codes, load
@@ -83,15 +84,17 @@ class World(NamedTuple):
     slot_bytes: int
     budget: int  #: what all messages to a rank may take, in bytes
     mapped: tuple[bool, ...]  #: of each rank, whether this one shares its memory
-    remote: bool  #: some two ranks do not
+    lazy: bool  #: whoever shares memory is mapped when that is first needed
+    remote: bool  #: some two ranks do not share memory
+    direct: bool  #: direct forms can run: every rank maps the whole arena of every other
     transport: str  #: what passes between such: "verbs" or "tcp"; "shm" where there are none
     wire: float  #: bytes per second each way of a host's rails together, of the least; 0: unknown
     hosts: tuple[int, ...]  #: number of each rank's host
     placement: Placement
 
 
-def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[World, Any]:
-    """Meet the other ranks; return what all agree on and the connected engine.
+def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[World, Any, Arenas]:
+    """Meet the other ranks; return what all agree on, the connected engine and its peers' memory.
 
     Args:
         bootstrap: The ranks.
@@ -108,9 +111,11 @@ def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[Wo
     hosts = locality.hosts(places)
     each = _slot_bytes(theirs, hosts, bootstrap.whole, pinned)
     ring = SLOTS * room.fair_bytes(size, bootstrap.whole)
-    comm = _open(rank, places, each, ring, min(said.heap for said in theirs))
+    whole = arenas.eager(size, pinned)
+    comm = _open(rank, places, each, ring, min(said.heap for said in theirs), whole)
     try:
-        mapped = _map(comm, bootstrap, config.timeout)
+        domains = None if whole else _domains(theirs, hosts)
+        mapped, near = _map(comm, bootstrap, domains, config.timeout)
         by = _reach(comm, bootstrap, config, theirs, mapped, hosts)
     except BaseException:
         bindings.comm_close(comm)
@@ -124,13 +129,15 @@ def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[Wo
         each,
         room.budget_bytes(bootstrap.whole),
         tuple(bool(mapped[rank] >> peer & 1) for peer in range(size)),
+        near is not None,
         by.transport != transport.SHM,
+        whole and by.transport == transport.SHM,
         by.transport,
         by.wire,
         hosts,
         locality.placement(places, mapped),
     )
-    return world, comm
+    return world, comm, Arenas(comm, near or {})
 
 
 def _slot_bytes(
@@ -141,10 +148,12 @@ def _slot_bytes(
     rdma = wanted == transport.VERBS or any(said.rdma for said in theirs)
     if pinned or (near < size and wanted != transport.TCP and rdma):
         return room.fair_bytes(size, whole)  # RDMA pins the slots of each peer that it connects
-    return room.slot_bytes(size, near, min(said.room for said in theirs), whole)
+    # Of windows, and of shadows, those of all peers together are as long as one arena.
+    mapped = near + 1 if arenas.eager(size, pinned) else 2
+    return room.slot_bytes(size, mapped, min(said.room for said in theirs), whole)
 
 
-def _open(rank: int, places: list[Locality], slot: int, ring: int, heap: int) -> Any:
+def _open(rank: int, places: list[Locality], slot: int, ring: int, heap: int, whole: bool) -> Any:
     """Return the engine of this rank, which reaches nobody yet."""
     cores, near = locality.cores(places, places[rank].host)
     spin = SPIN if near <= cores else 0
@@ -155,6 +164,7 @@ def _open(rank: int, places: list[Locality], slot: int, ring: int, heap: int) ->
             slots=SLOTS,
             slot_bytes=slot,
             ring_bytes=ring,
+            windows=not whole,
             heap_bytes=heap,
             spin=spin,
         )
@@ -199,13 +209,15 @@ class _Introduction(NamedTuple):
     room: int  #: of address space for slots, bytes
     rdma: bool  #: its machine has an RDMA device, of use or not
     place: Locality
+    domain: str  #: equal for ranks that may open each other's memory
     transport: str
     fabric: Fabric
 
 
 def _introductions(bootstrap: Bootstrap, config: Config) -> list[_Introduction]:
     """Tell the other ranks who this one is; return what each says, this one too."""
-    mine = {
+    mine = Locality.mine()
+    said = {
         "version": load.version(),
         "algorithm": config.algorithm,
         "transport": config.transport,
@@ -213,9 +225,10 @@ def _introductions(bootstrap: Bootstrap, config: Config) -> list[_Introduction]:
         "heap": room.heap_bytes(bootstrap.size, bootstrap.whole),
         "room": room.slots_room(bootstrap.whole),
         "rdma": rails.seen(),
-        **Locality.mine().encode(),
+        "domain": arenas.domain(mine.host),
+        **mine.encode(),
     }
-    blobs = bootstrap.allgather(json.dumps(mine).encode(), config.timeout)
+    blobs = bootstrap.allgather(json.dumps(said).encode(), config.timeout)
     theirs = [_introduction(rank, blob) for rank, blob in enumerate(blobs)]
     _same_version([said.version for said in theirs])
     return theirs
@@ -230,11 +243,13 @@ def _introduction(rank: int, blob: bytes) -> _Introduction:
             raise ValueError("heap or room")
         if not isinstance(rdma, bool):
             raise ValueError("rdma")
-        there, by = Locality.parse(said), said["transport"]
+        there, domain, by = Locality.parse(said), str(said["domain"]), said["transport"]
         if by not in ("auto", transport.VERBS, transport.TCP):
             raise ValueError("transport")
         fabric = Fabric.parse(said["verbs"])
-        return _Introduction(version, said.get("algorithm"), heap, space, rdma, there, by, fabric)
+        return _Introduction(
+            version, said.get("algorithm"), heap, space, rdma, there, domain, by, fabric
+        )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BootstrapError(
             f"rank {rank} introduced itself with {blob[:60]!r}, which this version "
@@ -251,9 +266,38 @@ def _same_version(versions: list[str]) -> None:
             )
 
 
-def _map(comm: Any, bootstrap: Bootstrap, timeout: float) -> list[int]:
-    """Map every peer that can be; return, as bits, with whom each rank shares memory."""
+def _domains(theirs: list[_Introduction], hosts: tuple[int, ...]) -> list[list[int]] | None:
+    """Return the ranks of each host, if those of none differ in what they may open; else None."""
+    ranks: dict[str, list[int]] = {}
+    for rank, said in enumerate(theirs):
+        ranks.setdefault(f"{said.domain}", []).append(rank)
+    return list(ranks.values()) if len(ranks) == len(set(hosts)) else None
+
+
+def _map(
+    comm: Any, bootstrap: Bootstrap, domains: list[list[int]] | None, timeout: float
+) -> tuple[list[int], dict[int, bytes] | None]:
+    """Find out, as bits, with whom each rank shares memory.
+
+    Args:
+        comm: The engine.
+        bootstrap: The ranks.
+        domains: Those that may open each other's memory when they need it; None: all map now.
+        timeout: Seconds.
+
+    Returns:
+        The bits of every rank, and the addresses of peers that are still to be mapped; None: there
+        are none.
+    """
     blobs = bootstrap.allgather(bindings.comm_address(comm), timeout)
+    if domains is not None:
+        failed = _try(comm, bootstrap.rank, domains, blobs)
+        said = _served(comm, bootstrap, failed.encode(), timeout)
+        if not any(said):
+            return _near(comm, bootstrap.rank, domains, blobs)
+        if bootstrap.rank == 0:
+            first = next(blob for blob in said if blob).decode(errors="replace")
+            log.info("transport", "every rank maps all that it can, at once: %s", first)
     mapped, trouble = _connect(comm, bootstrap, blobs, min(timeout, ANSWER_SECONDS))
     bits = sum(1 << peer for peer in mapped)
     # It tells all ranks what went wrong on any; behind it nobody needs to be served.
@@ -268,7 +312,33 @@ def _map(comm: Any, bootstrap: Bootstrap, timeout: float) -> list[int]:
         troubles.append(text)
     if any(troubles):
         raise BootstrapError("; ".join(text for text in troubles if text))
-    return _both_ways(reached)
+    return _both_ways(reached), None
+
+
+def _try(comm: Any, rank: int, domains: list[list[int]], blobs: list[bytes]) -> str:
+    """Map a few of the ranks that may share memory; return what failed; empty: nothing."""
+    mine = next(domain for domain in domains if rank in domain)
+    for peer in sorted(arenas.attempts(rank, mine)):
+        code = bindings.comm_try(comm, peer, blobs[peer])
+        if code:
+            return _reason(code, comm, f"rank {rank} cannot open the memory of rank {peer}")
+    return ""
+
+
+def _near(
+    comm: Any, rank: int, domains: list[list[int]], blobs: list[bytes]
+) -> tuple[list[int], dict[int, bytes]]:
+    """Tell the engine who will be mapped; return with whom each rank shares memory, and those."""
+    mapped, near = [0] * len(blobs), {}
+    for domain in domains:
+        bits = sum(1 << peer for peer in domain)
+        for peer in domain:
+            mapped[peer] = bits
+        if rank in domain:
+            near = {peer: blobs[peer] for peer in domain if peer != rank}
+    for peer in near:
+        bindings.comm_near(comm, peer)
+    return mapped, near
 
 
 def _both_ways(reached: list[int]) -> list[int]:

@@ -7,12 +7,19 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from pycoll.errors import BrokenError, BusyError, MismatchError, PeerLostError
+from pycoll.errors import (
+    BrokenError,
+    BusyError,
+    MismatchError,
+    PeerLostError,
+    PycollError,
+)
 from pycoll.runtime.call_site import amid
 from pycoll.runtime.failure import TOLD
 from pycoll.runtime.native import bindings, load
 
 if TYPE_CHECKING:
+    from pycoll.runtime.arenas import Arenas
     from pycoll.runtime.failure import Failure
     from pycoll.runtime.life import Life
     from pycoll.runtime.side import Side
@@ -33,6 +40,7 @@ class OpOrder:
         failure: What knows of its failures.
         life: Whether it may be used.
         dispatcher: What starts cached plans without Python's help.
+        arenas: The memory of its peers.
     """
 
     def __init__(
@@ -44,9 +52,11 @@ class OpOrder:
         failure: Failure,
         life: Life,
         dispatcher: Any,
+        arenas: Arenas,
     ) -> None:
         self._comm, self._size, self._side, self._waits = comm, size, side, waits
         self._failure, self._life, self._dispatcher = failure, life, dispatcher
+        self._arenas = arenas
         #: Those of communicators that belong to this one, such as its GPU's.
         self.followers: list[OpOrder] = []
 
@@ -113,6 +123,10 @@ class OpOrder:
                 number = -1
             size = self._size
             peers = [number] if 0 <= number < size else range(size)
+            try:
+                self._arenas.require(peers)
+            except PycollError as unmapped:
+                self._failure.fail(unmapped)
             done += [bindings.refuse_message(self._comm, peer, sending) for peer in peers]
         if any(done):
             self._failure.refuse(what, error, 0)

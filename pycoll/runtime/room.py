@@ -59,16 +59,15 @@ def fair_bytes(size: int, whole: bool = True) -> int:
     return _share(most_edges(size), SLOTS, budget_bytes(whole))
 
 
-def slot_bytes(size: int, near: int, room: int, whole: bool = True) -> int:
+def slot_bytes(size: int, arenas: int, room: int, whole: bool = True) -> int:
     """Return the bytes of a slot.
 
     Args:
         size: Ranks.
-        near: The most ranks that one host has: so many arenas a process may map.
+        arenas: So many arenas' slots a process has, its own, those that it maps and shadows.
         room: Bytes of address space for all slots, as `slots_room` gives it.
         whole: The ranks are the job, not a group of it.
     """
-    arenas = near + 1  # the shadows of remote peers are together as long as one
     spacious = _power_of_two(room // (arenas * size * _CHANNELS * SLOTS))
     return max(fair_bytes(size, whole), min(SLOT_BYTES, spacious))
 

@@ -43,6 +43,8 @@ class Statuses:
         self._comm, self._control = comm, control
         self._elsewhere = elsewhere  #: what this process does on its other communicators
         self._rank, self._mapped = world.rank, world.mapped
+        self._all = all(world.mapped) and not world.lazy  #: every status can be read
+        self._patience = ASK_SECONDS * (1 + world.size // 128)  #: so many answers take longer
         self._asking = (0, 0.0, 0.0)  #: number of the call; when to ask next; the pause then
 
     def own(self) -> RankStatus:
@@ -50,14 +52,33 @@ class Statuses:
         return bindings.status_read(self._comm, self._rank)
 
     def of(self, rank: int) -> RankStatus | None:
-        """Return a rank's status; None of a remote rank that has never answered."""
-        if self._mapped[rank]:
-            return bindings.status_read(self._comm, rank)
-        return parse(self._control.statuses().get(rank, b""))
+        """Return a rank's status; None of one that cannot be read and has never answered."""
+        return self._read(rank) or parse(self._control.statuses().get(rank, b""))
 
     def exact(self, rank: int) -> bool:
         """Tell whether `of` returns what a rank's status says now, and not what was last heard."""
-        return self._mapped[rank]
+        return self._read(rank) is not None
+
+    def differing(self, own: RankStatus) -> list[int]:
+        """Return the ranks that are in the call of this rank's number, and have called another."""
+        heard = None if self._all else self._control.statuses()
+        found = []
+        for rank in range(len(self._mapped)):
+            seen = self._read(rank)
+            told = seen is None and heard is not None and rank in heard
+            seen = parse(heard[rank]) if told and heard else seen
+            if seen is None or rank == self._rank or seen.signature == own.signature:
+                continue
+            # Read twice: the owner writes the signature, the sequence and the state one after the
+            # other, and leaves IDLE before it does. Equal readings cannot straddle that.
+            if (own.sequence, bindings.CALLING) == (seen.sequence, seen.state) and (
+                told or seen == self._read(rank)
+            ):
+                found.append(rank)
+        return found
+
+    def _read(self, rank: int) -> RankStatus | None:
+        return bindings.status_look(self._comm, rank) if self._mapped[rank] else None
 
     def said(self) -> bytes:
         """Return what this rank answers to ranks that cannot read its status."""
@@ -71,17 +92,17 @@ class Statuses:
         return status.elsewhere if status else ""
 
     def ask_in_time(self, own: RankStatus) -> None:
-        """Ask for the statuses of remote ranks if this call has waited long, more and more rarely.
+        """Ask for statuses that cannot be read if this call has waited long, more and more rarely.
 
         What was heard holds until the next answer: a sequence only grows, and two ranks that are
         in one numbered call with different signatures never leave it.
         """
-        if all(self._mapped):
+        if self._all:
             return
         number, due, pause = self._asking
         now = time.monotonic()
         if number != own.sequence:
-            self._asking = own.sequence, now + ASK_SECONDS, ASK_SECONDS
+            self._asking = own.sequence, now + self._patience, self._patience
         elif now >= due:
             pause = min(2 * pause, MOST_ASK_SECONDS)
             self._asking = number, now + pause, pause

@@ -26,6 +26,7 @@ from pycoll.bootstrap.connection import NOT_TAKEN, TAKEN
 from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES, Handshake, Preface, Side, proof
 from pycoll.config import Config
 from pycoll.errors import BootstrapError, BrokenError, PeerLostError, TransportError
+from pycoll.runtime.arenas import Arenas
 from pycoll.runtime.native import bindings, codes, verbs
 from pycoll.runtime.net import connections as links
 from pycoll.runtime.net import connector
@@ -460,7 +461,9 @@ class Job:
         raise BrokenError(f"broken with {code}")
 
     def links(self, timeout: float = SECONDS) -> Connections:
-        return Connections(None, self, self.world, Config.load({}, timeout=timeout), self)
+        return Connections(
+            None, self, self.world, Config.load({}, timeout=timeout), self, Arenas(None, {})
+        )
 
 
 @pytest.fixture

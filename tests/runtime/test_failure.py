@@ -70,8 +70,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tuple[Failure, Con
 
     def make(state: int = bindings.CALLING) -> tuple[Failure, Control]:
         status = RankStatus(1, 5, state, "barrier() at x.py:1")
-        monkeypatch.setattr(bindings, "status_read", lambda comm, rank: status)
-        world: Any = types.SimpleNamespace(rank=0, size=3, mapped=(True, False, False))
+        monkeypatch.setattr(bindings, "status_look", lambda comm, rank: status)
+        world: Any = types.SimpleNamespace(rank=0, size=3, mapped=(True, False, False), lazy=False)
         control: Any = Control()
         made = Failure(None, control, world, lambda r: f"rank {r} (process {r} on node{r})")
         return made, control
@@ -139,7 +139,7 @@ def at(alone: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None
 
     def be(sequence: int, state: int) -> None:
         status = RankStatus(sequence, 5, state, "barrier() at x.py:1")
-        monkeypatch.setattr(bindings, "status_read", lambda comm, rank: status)
+        monkeypatch.setattr(bindings, "status_look", lambda comm, rank: status)
 
     return be
 
@@ -212,7 +212,7 @@ def test_a_call_that_another_rank_was_refused(
 ) -> None:
     found, _ = alone()
     status = RankStatus(200, 5, bindings.CALLING, "barrier() at x.py:1")
-    monkeypatch.setattr(bindings, "status_read", lambda comm, rank: status)
+    monkeypatch.setattr(bindings, "status_look", lambda comm, rank: status)
     monkeypatch.setattr(bindings, "status_call", lambda comm, rank, number: made)
     for number, text in refused.items():
         found._refusals.note(0, number, text)

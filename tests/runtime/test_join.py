@@ -13,7 +13,7 @@ from pycoll.errors import BootstrapError
 from pycoll.runtime import join, room
 from pycoll.runtime.native import bindings
 
-SPACE = b'"room": 1, "rdma": false, '
+SPACE = b'"room": 1, "rdma": false, "domain": "a", '
 PLACED = b'{"cpus": "1", "heap": 1, ' + SPACE + b'"host": "a", "memory": 0'
 
 
@@ -53,12 +53,13 @@ class Alone:
 
 
 def test_one_rank() -> None:
-    world, comm = join.join(Alone(), Config.load({}, timeout=10, algorithm="ring"))
+    world, comm, _ = join.join(Alone(), Config.load({}, timeout=10, algorithm="ring"))
     bindings.comm_close(comm)
     assert (world.rank, world.size, world.algorithm) == (0, 1, "ring")
     assert world.cores >= 1
     assert (world.slot_bytes, world.budget) == (room.SLOT_BYTES, room.BUDGET_BYTES)
     assert (world.mapped, world.remote, world.hosts) == ((True,), False, (0,))
+    assert (world.lazy, world.direct) == (False, True)
     assert (world.transport, world.wire) == ("shm", 0.0)
     assert world.placement.flat
 

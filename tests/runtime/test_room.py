@@ -32,26 +32,25 @@ def test_fair_slots_fit_the_budget(size: int, whole: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "near", "each"),
+    ("size", "arenas", "each"),
     [
-        (1, 1, 256 << 10),
-        (64, 64, 256 << 10),
-        (1024, 1024, 256 << 10),
-        (4096, 4096, 32 << 10),  # all on one host: that they map each other takes the most
-        (4096, 64, 256 << 10),
-        (16384, 64, 256 << 10),
-        (1 << 20, 64, 8 << 10),
+        (1, 2, 256 << 10),
+        (64, 65, 256 << 10),
+        (1024, 1025, 256 << 10),
+        (4096, 4097, 32 << 10),  # every rank maps the whole of all others
+        (16384, 2, 256 << 10),
+        (1 << 20, 2, 256 << 10),
     ],
 )
-def test_slots_shrink_only_where_address_space_ends(size: int, near: int, each: int) -> None:
-    assert room.slot_bytes(size, near, room.SLOTS_BYTES) == each
-    assert (near + 1) * size * 6 * room.SLOTS * each <= room.SLOTS_BYTES
+def test_slots_shrink_only_where_address_space_ends(size: int, arenas: int, each: int) -> None:
+    assert room.slot_bytes(size, arenas, room.SLOTS_BYTES) == each
+    assert arenas * size * 6 * room.SLOTS * each <= room.SLOTS_BYTES
 
 
 def test_slots_never_fall_below_their_fair_share() -> None:
     for size in (2, 17, 64, 300, 5000):
         for whole in (True, False):
-            assert room.slot_bytes(size, size, 1, whole) == room.fair_bytes(size, whole)
+            assert room.slot_bytes(size, size + 1, 1, whole) == room.fair_bytes(size, whole)
 
 
 def test_heaps_and_slots_of_the_job_and_its_groups_fit_a_process() -> None:

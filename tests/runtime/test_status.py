@@ -44,8 +44,10 @@ OWN = RankStatus(7, 0xABC, 1, "allreduce(…) at train.py:3")
 
 
 def of_two(control: Control, monkeypatch: pytest.MonkeyPatch, *, remote: bool) -> Statuses:
-    monkeypatch.setattr(bindings, "status_read", lambda comm, rank: OWN._replace(sequence=rank))
-    return Statuses(None, control, SimpleNamespace(rank=0, mapped=(True, not remote)))
+    monkeypatch.setattr(bindings, "status_look", lambda comm, rank: OWN._replace(sequence=rank))
+    return Statuses(
+        None, control, SimpleNamespace(rank=0, size=2, mapped=(True, not remote), lazy=False)
+    )
 
 
 def test_a_board_survives_its_travel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,8 +61,12 @@ def test_a_board_survives_its_travel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_board_that_utf_8_cannot_say(monkeypatch: pytest.MonkeyPatch) -> None:
     odd = OWN._replace(text="allreduce(…) at \udcff.py:3")
-    monkeypatch.setattr(bindings, "status_read", lambda comm, rank: odd)
-    said = parse(Statuses(None, Control(), SimpleNamespace(rank=0, mapped=(True,))).said())
+    monkeypatch.setattr(bindings, "status_look", lambda comm, rank: odd)
+    said = parse(
+        Statuses(
+            None, Control(), SimpleNamespace(rank=0, size=1, mapped=(True,), lazy=False)
+        ).said()
+    )
     assert said == odd._replace(text="allreduce(…) at \\udcff.py:3")
 
 

@@ -49,6 +49,7 @@ static struct pc_comm *open_comm(uint32_t rank, uint32_t size, uint32_t slots, u
     }
     for (uint32_t p = 0; p < size; p++) { /* connected, as far as the loader asks */
         comm->peers[p].mapped = true;
+        comm->peers[p].record = pc__record(comm->arena, &comm->layout, p);
         comm->dones[p].peer = p;
         for (uint32_t c = 0; c < PC_EDGE_CHANNELS; c++) {
             comm->fifos[p * PC_EDGE_CHANNELS + c].peer = p;

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pycoll.errors import PycollError, encoded
-from pycoll.runtime.native.codes import AGAIN, check
+from pycoll.runtime.native.codes import AGAIN, UNMAPPABLE, check, raise_for
 from pycoll.runtime.native.load import ffi, lib, text_of
 
 IDLE: int = lib.PC_STATUS_IDLE
@@ -71,6 +71,7 @@ def comm_open(
     heap_bytes: int,
     spin: int,
     ring_bytes: int = 0,
+    windows: bool = False,
 ) -> Any:
     """Create this rank's memory; see ``struct pc_options``."""
     options = ffi.new(
@@ -83,6 +84,7 @@ def comm_open(
             "heap_bytes": heap_bytes,
             "spin": spin,
             "ring_bytes": ring_bytes,
+            "windows": windows,
         },
     )
     out = ffi.new("struct pc_comm **")
@@ -105,6 +107,21 @@ def comm_address(comm: Any) -> bytes:
 def comm_connect(comm: Any, peer: int, blob: bytes) -> int:
     """Map a peer's memory; AGAIN until the peer has answered, or another code."""
     return int(lib.pc_comm_connect(comm, peer, ffi.from_buffer(blob), len(blob)))
+
+
+def comm_try(comm: Any, peer: int, blob: bytes) -> int:
+    """Map a peer's memory if that needs nothing from the peer; return a code."""
+    return int(lib.pc_comm_map(comm, peer, ffi.from_buffer(blob), len(blob)))
+
+
+def comm_map(comm: Any, peer: int, blob: bytes) -> None:
+    """Map the memory of a peer of `comm_near`, before anything else needs it."""
+    check(comm_try(comm, peer, blob), comm, f"rank {peer}, whose memory was to be mapped")
+
+
+def comm_near(comm: Any, peer: int) -> None:
+    """Say that a peer can be mapped, and will be by `comm_map`."""
+    check(lib.pc_comm_near(comm, peer), comm, f"rank {peer} as a peer to be mapped")
 
 
 def comm_remote(comm: Any, peer: int) -> None:
@@ -153,7 +170,7 @@ def comm_connect_fd(comm: Any) -> int:
 
 
 def comm_sealed(comm: Any) -> None:
-    """Stop serving: all peers are connected."""
+    """Stop serving: all peers are connected, or near."""
     check(lib.pc_comm_sealed(comm), comm, "end of connecting")
 
 
@@ -407,9 +424,20 @@ def status_call(comm: Any, peer: int, number: int) -> int:
     return int(lib.pc_status_call(comm, peer, number))
 
 
-def status_read(comm: Any, peer: int) -> RankStatus:
-    """Read a rank's status."""
+def status_look(comm: Any, peer: int) -> RankStatus | None:
+    """Read a rank's status; None if its memory is not mapped, or not yet."""
     b = ffi.new("struct pc_status *")
-    check(lib.pc_status_read(comm, peer, b), comm, f"status of rank {peer}")
+    code = lib.pc_status_read(comm, peer, b)
+    if code == UNMAPPABLE:
+        return None
+    check(code, comm, f"status of rank {peer}")
     described = b.described == b.sequence & 0xFFFFFFFF and b.sequence > 0
     return RankStatus(b.sequence, b.signature, b.state, text_of(b.text) if described else "")
+
+
+def status_read(comm: Any, peer: int) -> RankStatus:
+    """Read the status of a rank whose memory is mapped."""
+    status = status_look(comm, peer)
+    if status is None:
+        raise_for(UNMAPPABLE, comm, f"status of rank {peer}")
+    return status

@@ -1,4 +1,4 @@
-"""Authenticated connections to remote ranks, made when a call first needs them.
+"""The way to other ranks, made when a call first needs them: a mapping, or a connection.
 
 Each rank that has remote peers listens, on the network by which the ranks met or that
 PYCOLL_IFACE names. A `Connector` makes and answers the connections; the engine gets the sockets.
@@ -21,6 +21,7 @@ from pycoll.bootstrap.control_loop import CLOSED, EXITED
 from pycoll.bootstrap.control_socket import keep_alive
 from pycoll.config import Config
 from pycoll.errors import BootstrapError, PycollError
+from pycoll.runtime.arenas import Arenas
 from pycoll.runtime.failure import Failure
 from pycoll.runtime.join import World
 from pycoll.runtime.native import bindings, verbs
@@ -37,15 +38,22 @@ class Connections:
     """
 
     def __init__(
-        self, comm: Any, bootstrap: Bootstrap, world: World, config: Config, failure: Failure
+        self,
+        comm: Any,
+        bootstrap: Bootstrap,
+        world: World,
+        config: Config,
+        failure: Failure,
+        arenas: Arenas,
     ) -> None:
+        self._arenas, self._failure = arenas, failure
         self._remote = {p for p in range(world.size) if not world.mapped[p]}
         self._linked: set[int] = set()
         self._connector: Connector | None = None
         self._failures = self._revivals = 0  #: of connections over RDMA, as far as was told
         if not world.remote:
             return
-        self._comm, self._bootstrap, self._failure = comm, bootstrap, failure
+        self._comm, self._bootstrap = comm, bootstrap
         self._timeout = config.timeout
         listener = None
         mine = b""
@@ -69,7 +77,7 @@ class Connections:
             )
 
     def require(self, peers: Iterable[int], timeout: float | None = None) -> None:
-        """Return once there is a connection to each of these ranks that is remote.
+        """Return once each of these ranks is mapped, or connected if it is remote.
 
         Args:
             peers: Ranks of this communicator.
@@ -77,7 +85,12 @@ class Connections:
 
         Raises:
             PeerLostError: One cannot be reached; the communicator is broken on every rank.
+            PycollError: The memory of one cannot be mapped; it is broken just so.
         """
+        try:
+            self._arenas.require(peers)
+        except PycollError as error:
+            self._failure.fail(error)
         missing = self._remote.intersection(peers) - self._linked
         if not missing or self._connector is None:
             return

@@ -135,7 +135,7 @@ class PlanCache:
         placement = world.placement.rotated(call.root)
         staged = Form(algorithm, average, False, placement)
         own = [self.proofs.program(staged, call.root, timeout)]
-        if choice.direct is not None and self._target.direct and not world.remote:
+        if choice.direct is not None and self._target.direct and world.direct:
             named = algorithm if choice.direct == algorithm.name else None
             direct = named or get(choice.direct, call.collective)
             mapped = Form(direct, average, True, placement)

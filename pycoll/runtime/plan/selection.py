@@ -34,7 +34,9 @@ class Selection:
         self._world = world
         self._once = once
         self._device = device
-        self._direct = direct  #: whether all arrays of `empty` are reached by all ranks
+        self._direct = (
+            direct and world.direct
+        )  #: whether all arrays of `empty` are reached by all ranks
         self._tuning = None if agreement.tuning is None else Tuning.from_json(agreement.tuning)
         self._selector = agreement.selector
 
