@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pycoll.program.isa import Space
 from pycoll.program.lower import Facts, scaled
 from pycoll.program.program import Program
+from pycoll.schedule import Collective
 from pycoll.verify.prove import Verdict
 from pycoll.verify.symmetry.canonical import DIGEST_BYTES as CLASS_BYTES
-from pycoll.verify.symmetry.canonical import NotSymmetricError, canonical_digest
 from pycoll.verify.symmetry.group import Group, Rotation, Xor
+from pycoll.verify.symmetry.proof import covers
 
 DIGEST_BYTES = 8
 _GROUPS: dict[str, type[Group]] = {kind.__name__: kind for kind in (Rotation, Xor)}
@@ -36,19 +38,30 @@ class Record:
     #: certificate that is tied to the source alone, and none where nothing was proved
     digests: bytes = b""
     group: Group | None = None  #: up to which ranks of a class do the same
+    cut: bool = False  #: but for how ranges of chunks are cut
     scales: Scales | None = None  #: of an average
 
-    def admits(self, program: Program) -> bool:
-        """Tell whether a rank may run this Program of a sum, or `finished` that of an average."""
+    def admits(
+        self, program: Program, collective: Collective, lower: Callable[[int], Program]
+    ) -> bool:
+        """Tell whether a rank may run this Program of a sum, or `finished` that of an average.
+
+        Args:
+            program: What the rank has lowered.
+            collective: What it is for.
+            lower: Lowers the steps of the rank that represents this one, should it be needed.
+        """
         if not self.digests:
             return self.verdict.origin in ("certificate", "unproved")
         if self.group is None:
             return self._digest(program.rank, DIGEST_BYTES) == digest_of(program)
-        try:
-            found = canonical_digest(program, self.group, program.rank)
-        except NotSymmetricError:
+        number = program.rank % self.group.step
+        theirs = lower(number) if self.cut else None
+        if self.cut and widest_of(program) > self.facts.widest:
             return False
-        return self._digest(program.rank % self.group.step, CLASS_BYTES) == found
+        return covers(
+            program, self._digest(number, CLASS_BYTES), collective, self.group, self.cut, theirs
+        )
 
     def finished(self, program: Program) -> Program:
         """Return the Program that runs where this is the one of a sum."""
@@ -68,6 +81,7 @@ class Record:
             "facts": list(self.facts),
             "digests": base64.b64encode(self.digests).decode(),
             "group": None if group is None else [type(group).__name__, asdict(group)],
+            "cut": self.cut,
             "scales": None if self.scales is None else packed(self.scales),
         }
 
@@ -83,6 +97,7 @@ class Record:
             Facts(int(widest), bool(fused), int(edges)),
             base64.b64decode(fields["digests"], validate=True),
             None if group is None else _GROUPS[group[0]](**group[1]),
+            bool(fields["cut"]),
             None if scales is None else unpacked(scales),
         )
 
@@ -90,6 +105,12 @@ class Record:
 def digest_of(program: Program) -> bytes:
     """Return what tells one rank's Program from every other."""
     return hashlib.blake2b(program.to_bytes(), digest_size=DIGEST_BYTES).digest()
+
+
+def widest_of(program: Program) -> int:
+    """Return the chunks of the widest message that a Program sends or receives."""
+    operands = (o for i in program.instructions for o in i.sources + i.destinations)
+    return max((o.nchunks for o in operands if o.space == Space.SLOT), default=1)
 
 
 def packed(scales: Scales) -> list[list[Any]]:

@@ -14,9 +14,13 @@ from pycoll.verify.prove import Verdict
 from pycoll.verify.record import Record
 from pycoll.verify.scales import where_whole
 from pycoll.verify.symmetry.canonical import canonical_digest
+from pycoll.verify.symmetry.cut import PIECES
 from pycoll.verify.symmetry.group import Group
 from pycoll.verify.symmetry.proof import find_group, prove_representatives
 from pycoll.verify.unrolled import unrollings
+
+
+_ANY_WIDTH = 1 << 20
 
 
 def by_symmetry(
@@ -34,21 +38,28 @@ def by_symmetry(
 
     @cache
     def program(rank: int) -> Program:
-        # What is known of all ranks does not matter for the search, as long as it is one for all.
-        return compile_own(algorithm, size, rank, Facts(1, True, 1), placement=placement)
+        # What is not known yet of all ranks: any width will do, as long as it is one for all.
+        return compile_own(algorithm, size, rank, Facts(_ANY_WIDTH, True, 1), placement=placement)
 
-    group = find_group(program, size, collective, placement)
-    if group is None:
+    # Where ranges are cut, ranks divide in instructions of their own, which nobody has told them.
+    cuts = slots >= PIECES and not average
+    found = find_group(program, size, collective, placement, cuts=cuts)
+    if found is None:
         return None
-    sides = [rank_steps(algorithm, size, rank, place) for rank in range(group.step)]
+    group, cut = found
+    # A range that the representative has in two pieces is whole on others: each checks of itself
+    # that none of its messages is wider than what is said here.
+    seen = {*range(group.step), size // 2, size - 1} if cut else {*range(group.step)}
+    sides = [rank_steps(algorithm, size, rank, place) for rank in sorted(seen)]
+    widest, edges = max(map(_widest, sides)), max(len(side.receives) for side in sides)
     for fused in (True, False):
-        facts = Facts(max(map(_widest, sides)), fused, max(len(s.receives) for s in sides))
-        programs = [
+        facts = Facts(widest, fused, edges)
+        sums = [
             compile_own(algorithm, size, rank, facts, placement=placement)
             for rank in range(group.step)
         ]
         try:
-            return _record(algorithm, programs, facts, group, slots, average)
+            return _record(algorithm, sums, facts, group, cut, slots, average)
         except DeadlockError:
             if not fused:
                 raise
@@ -60,6 +71,7 @@ def _record(
     sums: list[Program],
     facts: Facts,
     group: Group,
+    cut: bool,
     slots: int,
     average: bool,
 ) -> Record:
@@ -67,11 +79,15 @@ def _record(
     if average:
         scales = where_whole(sums, collective, group, slots)
         programs = [scaled(p, one) for p, one in zip(sums, scales, strict=True)]
-    proof = prove_representatives(programs, collective, group, slots=slots, average=average)
-    tiles = unrollings(slots)
+    proof = prove_representatives(
+        programs, collective, group, cut=cut, slots=slots, average=average
+    )
+    tiles = unrollings(slots // PIECES if cut else slots)
     verdict = Verdict(algorithm.name, group.size, slots, tiles, proof.instructions, proof.seconds)
-    digests = b"".join(canonical_digest(p, group, p.rank) for p in sums)
-    return Record(verdict, facts, digests, group, scales)
+    digests = proof.digests
+    if average:
+        digests = tuple(canonical_digest(p, group, p.rank) for p in sums)
+    return Record(verdict, facts, b"".join(digests), group, cut, scales)
 
 
 def _widest(side: RankSteps) -> int:

@@ -20,7 +20,7 @@ from pycoll.verify.symmetry.values import SymmetricValues
 def where_whole(
     programs: Sequence[Program], collective: Collective, group: Group, slots: int
 ) -> tuple[frozenset[int], ...]:
-    """Return, of each representative's Program of a sum, the instructions that divide in an average.
+    """Return which instructions divide in an average, for each representative's Program of a sum.
 
     Raises:
         ScheduleError: A fold completes some of its chunks and not others.

@@ -9,6 +9,7 @@ import pytest
 from pycoll.algorithms import algorithm, get
 from pycoll.errors import DeadlockError, PostconditionError, ScheduleError
 from pycoll.program.lower import compile_all, compile_own
+from pycoll.program.program import Program
 from pycoll.schedule import (
     Algorithm,
     Collective,
@@ -18,7 +19,7 @@ from pycoll.schedule import (
     ScheduleBuilder,
     allreduce,
 )
-from pycoll.verify import certificates, gate
+from pycoll.verify import Record, certificates, gate
 from pycoll.verify.certificates import digest
 
 
@@ -30,6 +31,15 @@ def mine(b: ScheduleBuilder) -> None:
 @algorithm(allreduce)
 def wrong(b: ScheduleBuilder) -> None:
     b.chunks(1)
+
+
+def admitted(record: Record, a: Algorithm, program: Program) -> bool:
+    """Whether its rank may run it, which can lower any rank by itself."""
+
+    def lower(rank: int) -> Program:
+        return compile_own(a, program.size, rank, record.facts)
+
+    return record.admits(program, a.collective, lower)
 
 
 def entry(a: Algorithm, asks: bool = False, **changes: object) -> dict[str, object]:
@@ -200,22 +210,37 @@ def test_many_ranks_are_proved_by_those_that_represent_them(tmp_path: Path) -> N
         whole = compile_all(mine, 100, average=average)
         for rank in range(0, 100, 9):
             own = compile_own(mine, 100, rank, record.facts)
-            assert record.admits(own)
+            assert admitted(record, mine, own)
             assert again.finished(own) == whole[rank]
             code = list(own.instructions)
             code[7], code[8] = code[8], code[7]
-            assert not record.admits(replace(own, instructions=tuple(code)))
-            assert not record.admits(replace(own, rank=(rank + 1) % 100))
+            assert not admitted(record, mine, replace(own, instructions=tuple(code)))
+            assert not admitted(record, mine, replace(own, rank=(rank + 1) % 100))
 
 
 def test_a_rank_that_is_not_like_its_representative_is_not_let_through() -> None:
     record = gate(one_differs, 70, slots=4)
     assert record.group is not None
-    admitted = [record.admits(compile_own(one_differs, 70, r, record.facts)) for r in range(70)]
-    assert [rank for rank, yes in enumerate(admitted) if not yes] == [30]
+    own = [compile_own(one_differs, 70, rank, record.facts) for rank in range(70)]
+    assert [p.rank for p in own if not admitted(record, one_differs, p)] == [30]
     whole = gate(one_differs, 70, slots=4, whole=True)
     assert whole.group is None
-    assert all(whole.admits(compile_own(one_differs, 70, r, whole.facts)) for r in range(70))
+    own = [compile_own(one_differs, 70, rank, whole.facts) for rank in range(70)]
+    assert all(admitted(whole, one_differs, p) for p in own)
+
+
+def test_ranks_that_cut_their_ranges_differently_are_proved_by_one() -> None:
+    bruck = get("bruck")
+    record = gate(bruck, 72, slots=4)
+    assert (record.verdict.origin, record.cut) == ("proof", True)
+    for rank in (0, 1, 35, 71):
+        own = compile_own(bruck, 72, rank, record.facts)
+        assert admitted(record, bruck, own)
+        narrow = replace(record, facts=record.facts._replace(widest=1))
+        assert not admitted(narrow, bruck, own)
+    assert Record.from_json(json.loads(json.dumps(record.to_json()))) == record
+    # An average is divided by instructions that differ: it is proved rank by rank.
+    assert gate(bruck, 72, slots=4, average=True).group is None
 
 
 def test_what_is_symmetric_and_wrong_is_refused_alike() -> None:

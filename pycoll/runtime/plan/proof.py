@@ -51,27 +51,30 @@ class Proofs:
             NotDirect: There is no such form.
             ScheduleError: It is wrong, or this rank's Program is none of those that were proved.
         """
+        world = self._engine.world
         for whole in (False, True):
             record = self._record(form, whole, timeout)
-            program = self._own(form, record, root)
-            if record.admits(program):
+            program = self._lower(form, record, (world.rank - root) % world.size)
+
+            def lower(rank: int, known: Record = record) -> Program:
+                return self._lower(form, known, rank)
+
+            if record.admits(program, form.algorithm.collective, lower):
                 return record.finished(program), record.facts
             if record.group is None:
                 break
             # It is not like the rank that was taken for it: all are to be proved, one by one.
-        world = self._engine.world
         raise ScheduleError(
             f"{form.algorithm.name} at {world.size} ranks: rank {world.rank} would run another "
             "program than the one that was proved; an algorithm may depend on its arguments and on "
             "nothing else that differs between ranks, or between two runs"
         )
 
-    def _own(self, form: Form, record: Record, root: int) -> Program:
-        world = self._engine.world
+    def _lower(self, form: Form, record: Record, rank: int) -> Program:
         return compile_own(
             form.algorithm,
-            world.size,
-            (world.rank - root) % world.size,
+            self._engine.world.size,
+            rank,
             record.facts,
             direct=form.direct,
             placement=form.placement,

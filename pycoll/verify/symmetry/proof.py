@@ -73,22 +73,42 @@ class SymmetricProof:
         Raises:
             UsageError: It is needed and not given.
         """
-        group = self.group
         if self.cut and representative is None:
             raise UsageError(f"{self.name}: representative is None, want the Program of its class")
-        if program.size != group.size or not 0 <= program.rank < group.size:
+        if program.size != self.group.size or not 0 <= program.rank < self.group.size:
             return False
-        digest = self.digests[program.rank % group.step]
-        try:
-            if not self.cut:
-                return canonical_digest(program, group, program.rank) == digest
-            assert representative is not None
-            base = grouped(representative) if has_blocks(representative) else representative
-            if canonical_digest(base, group, base.rank) != digest:
-                return False
-        except NotSymmetricError:
+        digest = self.digests[program.rank % self.group.step]
+        return covers(program, digest, self.collective, self.group, self.cut, representative)
+
+
+def covers(
+    program: Program,
+    digest: bytes,
+    collective: Collective,
+    group: Group,
+    cut: bool,
+    representative: Program | None,
+) -> bool:
+    """Tell whether a rank's Program is what was proved of its class, see `SymmetricProof.covers`.
+
+    Args:
+        program: The rank's own.
+        digest: Of its class.
+        collective: What it is for.
+        group: Up to which ranks of a class do the same.
+        cut: Ranks may differ in how ranges of chunks are cut.
+        representative: The Program of the rank that stands for the class; None unless ``cut``.
+    """
+    try:
+        if not cut:
+            return canonical_digest(program, group, program.rank) == digest
+        assert representative is not None
+        base = grouped(representative) if has_blocks(representative) else representative
+        if canonical_digest(base, group, base.rank) != digest:
             return False
-        return is_cut(program, base, self.collective, group)
+    except NotSymmetricError:
+        return False
+    return is_cut(program, base, collective, group)
 
 
 def prove_symmetric(
