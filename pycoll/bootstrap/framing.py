@@ -141,7 +141,8 @@ class Decoder:
     def _take(self) -> bytes:
         """Return the present piece, which is whole, if its seal holds."""
         end = self._whole()
-        piece, tag = bytes(self._held[:end]), bytes(self._held[end : end + TAG_BYTES])
+        with memoryview(self._held) as held:  # a piece may be long: it is copied once
+            piece, tag = bytes(held[:end]), bytes(held[end : end + TAG_BYTES])
         del self._held[: end + TAG_BYTES]
         self._seal.check(piece, tag)
         return piece
