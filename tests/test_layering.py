@@ -30,7 +30,18 @@ ABOVE = (
 #: the places (prefixes of the path below pycoll/) that `only_in` lists for it.
 LAW = {
     "order": (
-        {"errors", "arguments", "config", "dtypes", "fabric", "files", "installed", "log", "sysfs"},
+        {
+            "errors",
+            "arguments",
+            "collector",
+            "config",
+            "dtypes",
+            "fabric",
+            "files",
+            "installed",
+            "log",
+            "sysfs",
+        },
         {"schedule", "topology"},
         {"algorithms", "passes"},
         {"program"},

@@ -12,37 +12,56 @@ def fuse(moves: list[Move]) -> list[Move]:
     destinations is not limited here; see ``split``.
     """
     result: list[Move] = []
-    last: dict[int, int] = {}  # channel -> index in result of its last move
+    last: dict[int, _Growing] = {}  # channel -> its last move
     for move in moves:
-        at = last.get(move.channel)
-        if at is not None and _is_send(move) and _joins(result[at], move, result[at + 1 :]):
-            merged = result[at].destinations + move.destinations
-            result[at] = result[at]._replace(destinations=merged)
-        else:
-            last[move.channel] = len(result)
-            result.append(move)
+        into = last.get(move.channel)
+        if into is not None and into.takes(move, result):
+            into.add(move)
+            continue
+        if into is not None:
+            into.close(result)
+        last[move.channel] = _Growing(len(result), move)
+        result.append(move)
+    for into in last.values():
+        into.close(result)
     return result
 
 
-def _is_send(move: Move) -> bool:
-    return (
-        len(move.sources) == 1
-        and move.sources[0].where is not Where.SLOT
-        and all(outgoing(d) for d in move.destinations)
-    )
+class _Growing:
+    """A move that later sends may merge into; it may have a destination for each rank."""
 
+    def __init__(self, at: int, move: Move) -> None:
+        self.at = at  #: index in the result
+        self.move = move
+        self.destinations = list(move.destinations)
+        self.places = set(move.destinations)
+        self.sends = all(map(outgoing, move.destinations))
+        self.taken = {(d.where, d.peer) for d in move.destinations if outgoing(d)}
 
-def _joins(first: Move, send: Move, between: list[Move]) -> bool:
-    value = send.sources[0]
-    makes = value in first.destinations
-    repeats = first.sources == send.sources and all(outgoing(d) for d in first.destinations)
-    if not makes and not repeats:
-        return False
-    taken = {(d.where, d.peer) for d in first.destinations if outgoing(d)}
-    if any((d.where, d.peer) in taken for d in send.destinations):
-        return False  # a move fills at most one slot of an edge
-    # Moves between belong to other channels; none may give the value another meaning.
-    return not any(_overlaps(value, d) for move in between for d in move.destinations)
+    def takes(self, send: Move, result: list[Move]) -> bool:
+        source = send.sources[0]
+        if (
+            len(send.sources) != 1
+            or source.where is Where.SLOT
+            or not all(map(outgoing, send.destinations))
+            or not (source in self.places or (self.sends and self.move.sources == send.sources))
+            or any((d.where, d.peer) in self.taken for d in send.destinations)
+        ):
+            return False  # the last, as a move fills at most one slot of an edge
+        if self.at + 1 == len(result):
+            return True
+        # Moves between belong to other channels; none may give the value another meaning.
+        between = result[self.at + 1 :]
+        return not any(_overlaps(source, d) for move in between for d in move.destinations)
+
+    def add(self, send: Move) -> None:
+        self.destinations += send.destinations
+        self.places.update(send.destinations)
+        self.taken.update((d.where, d.peer) for d in send.destinations)
+
+    def close(self, result: list[Move]) -> None:
+        if len(self.destinations) > len(self.move.destinations):
+            result[self.at] = self.move._replace(destinations=tuple(self.destinations))
 
 
 def _overlaps(a: Location, b: Location) -> bool:

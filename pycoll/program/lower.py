@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from pycoll import collector
 from pycoll.algorithms import BUILTIN
 from pycoll.errors import ScheduleError, UsageError
 from pycoll.passes import (
@@ -120,12 +121,13 @@ def compile_own(
         placement: Which ranks lie close together.
     """
     place = placement or FLAT
-    mine, none = rank_steps(algorithm, size, rank, place), frozenset[int]()
-    if direct:
-        side = mapped(mine, lambda r: rank_steps(algorithm, size, r, place), none, LIMITS)
-    else:
-        side = staged(mine, none, LIMITS, facts.fused)
-    return _program(mine, side, facts, identity(algorithm, size, placement), direct)
+    with collector.paused():
+        mine, none = rank_steps(algorithm, size, rank, place), frozenset[int]()
+        if direct:
+            side = mapped(mine, lambda r: rank_steps(algorithm, size, r, place), none, LIMITS)
+        else:
+            side = staged(mine, none, LIMITS, facts.fused)
+        return _program(mine, side, facts, identity(algorithm, size, placement), direct)
 
 
 def scaled(program: Program, instructions: Collection[int]) -> Program:

@@ -13,7 +13,7 @@ from pycoll.schedule.part import Part
 from pycoll.schedule.placement import FLAT, Placement
 from pycoll.schedule.step import Kind, Step, places
 
-_MOST_RANKS = 65536
+_MOST_RANKS = 1 << 20
 _MOST_CHUNKS = 1 << 20  #: a list of them is made
 CHANNELS = 4  #: ordered streams that a rank may open
 

@@ -77,6 +77,12 @@ def schedule(algorithm: Algorithm, size: int, placement: Placement | None = None
     return found
 
 
+def forget() -> None:
+    """Let go of what is kept: of thousands of ranks it is much."""
+    _known.clear()
+    rank_steps.cache_clear()
+
+
 def asks_placement(algorithm: Algorithm, size: int, placement: Placement | None = None) -> bool:
     """Tell whether the schedule depends on the placement."""
     schedule(algorithm, size, placement)

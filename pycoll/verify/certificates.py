@@ -11,7 +11,7 @@ import hashlib
 import json
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pycoll.algorithms import BUILTIN, Algorithm
 from pycoll.program.lower import Facts
@@ -67,11 +67,11 @@ def digest(algorithm: Algorithm) -> str:
 
 
 @cache
-def certificates() -> dict[str, dict[str, object]]:
+def certificates() -> dict[str, dict[str, Any]]:
     """Return the certificates by collective and name; none if the file is not there."""
     if not FILE.exists():
         return {}
-    table: dict[str, dict[str, object]] = json.loads(FILE.read_text())
+    table: dict[str, dict[str, Any]] = json.loads(FILE.read_text())
     return table
 
 
@@ -84,7 +84,7 @@ class Certificate(NamedTuple):
 
 def certified(algorithm: Algorithm, size: int, slots: int, form: Form) -> Certificate | None:
     """Return what covers this; a user's algorithm has no certificate, whatever its name."""
-    match _entry(algorithm):
+    match entry_of(algorithm):
         case {"slots": int(least), "asks": bool(asks), "forms": {**forms}, "facts": list(runs)}:
             if slots < least or not _covers(forms.get(str(form)), size):
                 return None
@@ -100,7 +100,8 @@ def certified_without_direct(algorithm: Algorithm, size: int, slots: int) -> boo
     return staged is not None and direct is None
 
 
-def _entry(algorithm: Algorithm) -> dict[str, object] | None:
+def entry_of(algorithm: Algorithm) -> dict[str, Any] | None:
+    """Return the certificate of a built-in, if it is of this source."""
     if algorithm not in BUILTIN or not source_digest():
         return None
     found = certificates().get(f"{algorithm.collective.name}/{algorithm.name}")

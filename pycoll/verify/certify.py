@@ -11,17 +11,27 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 from pycoll.algorithms import BUILTIN, Algorithm, get
 from pycoll.errors import ScheduleError
+from pycoll.program import slots
 from pycoll.program.lower import Facts, facts_of
 from pycoll.schedule import NotDirect, ScheduleBuilder, asks_placement, schedule
+from pycoll.schedule.trace import forget
+from pycoll.verify import beyond
+from pycoll.verify.beyond import row_of
 from pycoll.verify.certificates import FILE, Certificate, Form, digest, forms
+from pycoll.verify.gate import TooLargeError
+from pycoll.verify.gate import prove as prove_record
 from pycoll.verify.prove import verify
 
 SIZES = (1, 64)
+BEYOND = beyond.SIZES
+SLOTS_BEYOND = slots.SLOTS  #: as the engine has
+MOST = 1 << 18  #: chunks that are moved where each rank is proved by itself: seconds
 SLOTS = 2  #: the fewest that the engine uses; a proof holds with more
 
 
@@ -51,12 +61,33 @@ def refuses_flat(algorithm: Algorithm, size: int) -> bool:
     return False
 
 
-def certify(sizes: tuple[int, int], workers: int | None = None) -> dict[str, dict[str, object]]:
+def prove_beyond(task: tuple[str, str, int, bool]) -> list[Any] | None:
+    """Prove a staged form at one of the sizes beyond; None where that takes too long."""
+    collective, name, size, average = task
+    algorithm = get(name, collective)
+    try:
+        record = prove_record(algorithm, size, SLOTS_BEYOND, Form(False, average), limit=MOST)
+    except TooLargeError:
+        return None
+    except ScheduleError:
+        if refuses_flat(algorithm, size):
+            return None
+        raise
+    finally:
+        forget()  # of thousands of ranks a few fill the memory
+    return row_of(record)
+
+
+def certify(
+    sizes: tuple[int, int], workers: int | None = None, beyond: Iterable[int] = ()
+) -> dict[str, dict[str, object]]:
     """Prove all built-ins at all sizes; an error ends it, with its counterexample."""
-    tasks = list(_tasks(sizes))
+    tasks, further = list(_tasks(sizes)), list(_further(beyond))
     with ProcessPoolExecutor(workers, initializer=_quiet) as pool:
         # The longest proofs first, so that no worker is left alone with them at the end.
+        further.sort(key=lambda task: -task[2])
         tasks.sort(key=lambda task: -task[2])
+        rows = dict(zip(further, pool.map(prove_beyond, further), strict=True))
         proved = dict(zip(tasks, pool.map(prove, tasks, chunksize=4), strict=True))
     table: dict[str, dict[str, object]] = {}
     for a in BUILTIN:
@@ -75,6 +106,17 @@ def certify(sizes: tuple[int, int], workers: int | None = None) -> dict[str, dic
             "asks": any(one.asks for one in known.values()),
             "forms": found_forms,
             "facts": runs({n: one.facts for n, one in sorted(known.items())}),
+            "beyond": {
+                "slots": SLOTS_BEYOND,
+                **{
+                    kind: {
+                        str(size): row
+                        for (*of, size, average), row in sorted(rows.items())
+                        if of == [a.collective.name, a.name] and row and average == averages
+                    }
+                    for kind, averages in (("sum", False), ("average", True))
+                },
+            },
         }
     return table
 
@@ -108,6 +150,14 @@ def _tasks(sizes: tuple[int, int]) -> Iterator[tuple[str, str, int, Form]]:
                 yield a.collective.name, a.name, size, form
 
 
+def _further(sizes: Iterable[int]) -> Iterator[tuple[str, str, int, bool]]:
+    for a in BUILTIN:
+        for size in sizes:
+            yield a.collective.name, a.name, size, False
+            if a.collective.reduces:
+                yield a.collective.name, a.name, size, True
+
+
 def _quiet() -> None:
     """Proofs make no cycles, and looking for some takes a quarter of the time."""
     gc.disable()
@@ -119,7 +169,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, help="processes (default: one per core)")
     options = parser.parse_args()
     began = time.perf_counter()
-    table = certify(SIZES, options.workers)
+    table = certify(SIZES, options.workers, BEYOND)
     rows = (f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in table.items())
     FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
     for name, certificate in table.items():

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from pycoll import collector
 from pycoll.algorithms import Algorithm
 from pycoll.errors import ScheduleError
 from pycoll.program.lower import compile_all, facts_of, scales_of
 from pycoll.schedule import NotDirect, Placement, rank_steps, schedule
 from pycoll.schedule.placement import FLAT
 from pycoll.verify import cache as disk
+from pycoll.verify.beyond import certified_beyond
 from pycoll.verify.certificates import Form, certified, certified_without_direct
 from pycoll.verify.prove import Verdict, verify_programs
 from pycoll.verify.record import Record, digest_of
@@ -21,6 +23,10 @@ from pycoll.verify.representatives import by_symmetry
 LIMIT = 1 << 20
 #: Ranks up to which they are proved one by one though a few might represent all.
 FEW = 64
+
+
+class TooLargeError(ScheduleError):
+    """It may be right, but to prove it would take too long."""
 
 
 def gate(
@@ -66,7 +72,10 @@ def gate(
         kept = disk.load(cache, key)
         if kept is not None:
             return kept
-    record = _prove(algorithm, size, slots, form, placement, limit, unproved, whole)
+    with collector.paused():
+        record = prove(
+            algorithm, size, slots, form, placement, limit=limit, unproved=unproved, whole=whole
+        )
     if cache is not None and key and record.verdict.origin == "proof":
         disk.store(cache, key, record)
     return record
@@ -78,34 +87,38 @@ def by_certificate(
     """Return what a certificate says, without tracing any rank; None where there is none.
 
     Certificates are of flat placements: they do not cover an algorithm that asks for another. Of an
-    average they do not say where it ends, so they say nothing.
+    average at few ranks they do not say where it ends, so they say nothing.
 
     Raises:
         NotDirect: It says that there is no direct form.
     """
     flat = placement is None or placement.flat
     staged = certified(algorithm, size, slots, Form(False, False))
-    if form.average or staged is None or (staged.asks and not flat):
+    if staged is not None and not (staged.asks and not flat) and not form.average:
+        found = certified(algorithm, size, slots, form)
+        if found is None:
+            if certified_without_direct(algorithm, size, slots):
+                raise NotDirect(f"{algorithm.name}: no direct form among {size} ranks")
+            return None
+        verdict = Verdict(algorithm.name, size, slots, (), 0, 0.0, "certificate")
+        return Record(verdict, found.facts)
+    if form.direct:
         return None
-    found = certified(algorithm, size, slots, form)
-    if found is None:
-        if form.direct and certified_without_direct(algorithm, size, slots):
-            raise NotDirect(f"{algorithm.name}: no direct form among {size} ranks")
-        return None
-    verdict = Verdict(algorithm.name, size, slots, (), 0, 0.0, "certificate")
-    return Record(verdict, found.facts)
+    return certified_beyond(algorithm, size, slots, form.average, flat)
 
 
-def _prove(
+def prove(
     algorithm: Algorithm,
     size: int,
     slots: int,
     form: Form,
-    placement: Placement | None,
-    limit: int,
-    unproved: bool,
-    whole: bool,
+    placement: Placement | None = None,
+    *,
+    limit: int = LIMIT,
+    unproved: bool = False,
+    whole: bool = False,
 ) -> Record:
+    """Return a new proof, see `gate`."""
     small = _work(algorithm, size, placement) <= limit
     if size > FEW and not form.direct and not whole:
         try:
@@ -120,7 +133,7 @@ def _prove(
     if small:
         return _one_by_one(algorithm, size, slots, form, placement)
     if not unproved:
-        raise ScheduleError(
+        raise TooLargeError(
             f"{algorithm.name} at {size} ranks has no certificate, its ranks do not all do the "
             f"same, and they move more than {limit} chunks, which takes too long to prove on the "
             "spot; raise the limit, or pass unproved=True to run it as it is"

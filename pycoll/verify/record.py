@@ -73,33 +73,40 @@ class Record:
     def _digest(self, number: int, nbytes: int) -> bytes:
         return self.digests[number * nbytes : (number + 1) * nbytes]
 
+    def to_row(self) -> list[Any]:
+        """Return all but the verdict, as what JSON can write in little room."""
+        group = self.group
+        return [
+            *self.facts,
+            base64.b64encode(self.digests).decode(),
+            None if group is None else [type(group).__name__, *asdict(group).values()],
+            self.cut,
+            None if self.scales is None else packed(self.scales),
+        ]
+
+    @classmethod
+    def from_row(cls, verdict: Verdict, row: Sequence[Any]) -> Record:
+        """Return what `to_row` wrote."""
+        widest, fused, edges, digests, group, cut, scales = row
+        return cls(
+            verdict,
+            Facts(int(widest), bool(fused), int(edges)),
+            base64.b64decode(digests, validate=True),
+            None if group is None else _GROUPS[group[0]](*group[1:]),
+            bool(cut),
+            None if scales is None else unpacked(scales),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return it as what JSON can write."""
-        group = self.group
-        return {
-            "verdict": asdict(self.verdict),
-            "facts": list(self.facts),
-            "digests": base64.b64encode(self.digests).decode(),
-            "group": None if group is None else [type(group).__name__, asdict(group)],
-            "cut": self.cut,
-            "scales": None if self.scales is None else packed(self.scales),
-        }
+        return {"verdict": asdict(self.verdict), "row": self.to_row()}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any], **changes: Any) -> Record:
         """Return what `to_json` wrote; ``changes`` are of its verdict."""
         said = fields["verdict"]
         verdict = Verdict(**{**said, "tiles": tuple(said["tiles"]), **changes})
-        widest, fused, edges = fields["facts"]
-        group, scales = fields["group"], fields["scales"]
-        return cls(
-            verdict,
-            Facts(int(widest), bool(fused), int(edges)),
-            base64.b64decode(fields["digests"], validate=True),
-            None if group is None else _GROUPS[group[0]](**group[1]),
-            bool(fields["cut"]),
-            None if scales is None else unpacked(scales),
-        )
+        return cls.from_row(verdict, fields["row"])
 
 
 def digest_of(program: Program) -> bytes:

@@ -19,7 +19,6 @@ from pycoll.verify.symmetry.group import Group
 from pycoll.verify.symmetry.proof import find_group, prove_representatives
 from pycoll.verify.unrolled import unrollings
 
-
 _ANY_WIDTH = 1 << 20
 
 

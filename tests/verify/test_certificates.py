@@ -10,8 +10,9 @@ import pytest
 from pycoll.algorithms import BUILTIN, Algorithm, algorithm, get
 from pycoll.errors import ScheduleError
 from pycoll.schedule import Level, Placement, ScheduleBuilder, allgather, allreduce, schedule
-from pycoll.verify import certificates, certify
+from pycoll.verify import by_certificate, certificates, certify
 from pycoll.verify.certificates import FILE, Form, certified, digest, forms, source_digest
+from pycoll.verify.gate import prove
 
 STAGED = Form(direct=False, average=False)
 
@@ -33,6 +34,27 @@ def test_certificates_are_made_for_the_sizes_where_a_form_exists() -> None:
     assert isinstance(shot, dict)
     assert shot["staged"] == shot["staged average"] == [(1, 3)]
     assert "direct" not in shot or shot["direct"] == [(1, 1)]
+
+
+def test_sizes_beyond_carry_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certify, "BUILTIN", (get("ring"), get("double_binary_tree"), get("bruck")))
+    table = certify.certify((2, 2), workers=1, beyond=(72, 80))
+    monkeypatch.setattr(certificates, "certificates", lambda: table)
+    flat, nodes = Placement(), Placement.of(Level("node", tuple(r // 8 for r in range(72))))
+    for a in (get("ring"), get("double_binary_tree"), get("bruck")):
+        for average in (False, True):
+            record = by_certificate(a, 72, 4, Form(False, average), nodes)
+            if average and a.name == "bruck":
+                assert record is not None
+                assert (record.group, record.digests) == (None, b"")
+            assert record is not None
+            assert record.verdict.origin == "certificate"
+            fresh = prove(a, 72, 4, Form(False, average))
+            assert (record.facts, record.group, record.scales) == (
+                *(fresh.facts, fresh.group, fresh.scales),
+            )
+            assert by_certificate(a, 73, 4, Form(False, average), flat) is None
+            assert by_certificate(a, 80, 2, Form(False, average), flat) is None
 
 
 def test_sizes_with_gaps_are_written_as_intervals() -> None:

@@ -45,7 +45,13 @@ def admitted(record: Record, a: Algorithm, program: Program) -> bool:
 def entry(a: Algorithm, asks: bool = False, **changes: object) -> dict[str, object]:
     """A certificate of the staged form at 2 to 64 ranks."""
     facts = [[2, 64, 1, True, 1]]
-    known = {"slots": 2, "asks": asks, "forms": {"staged": [[2, 64]]}, "facts": facts}
+    known: dict[str, object] = {
+        "slots": 2,
+        "asks": asks,
+        "forms": {"staged": [[2, 64]]},
+        "facts": facts,
+    }
+    known["beyond"] = {"slots": 4, "sum": {}, "average": {}}
     return {"digest": digest(a), **known, **changes}
 
 
