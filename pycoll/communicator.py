@@ -52,6 +52,7 @@ def init(
     bootstrap: Bootstrap | None = None,
     timeout: float | None = None,
     selector: Selector | str | None = None,
+    unproved: bool | None = None,
 ) -> Communicator:
     """Meet the other ranks of the job and return the communicator of all of them.
 
@@ -62,6 +63,9 @@ def init(
         selector: Chooses the algorithms: a function from a Question to a Choice, or to None where
             it has no opinion, given alike to all ranks; or the name of one that a package brings
             under the entry points ``pycoll.selectors``, given to rank 0. By default cost decides.
+        unproved: Run an algorithm as it is where a proof would take too long, which happens at
+            hundreds of ranks that do not all do the same, rather than raise ScheduleError; given
+            alike to all ranks. False, or PYCOLL_UNPROVED, by default. Errors name what runs so.
 
     Returns:
         The communicator; `Communicator.close` ends it.
@@ -93,7 +97,7 @@ def init(
             f"init: selector is {quoted(selector)}, want a function from a Question to a Choice, "
             "the name of a plug-in, or None"
         )
-    config = Config.load(timeout=timeout)
+    config = Config.load(timeout=timeout, unproved=unproved)
     with enough("init"):
         met = detect(config) if bootstrap is None else bootstrap
     try:

@@ -83,6 +83,13 @@ def _secret(value: str | bytes) -> bytes:
     return secret
 
 
+def _yes_or_no(value: str | bool) -> bool:
+    found = {"1": True, "yes": True, "0": False, "no": False}.get(str(value).strip().lower())
+    if isinstance(value, bool) or found is not None:
+        return value if isinstance(value, bool) else bool(found)
+    raise ValueError("yes or no")
+
+
 #: Characters that the path of a directory may have, and leave room for the names of files.
 _LONGEST_PATH = 3840
 
@@ -217,6 +224,13 @@ SETTINGS: tuple[Setting, ...] = (
         "How much of a GPU's memory a job spares for arrays of empty() is its own affair.",
     ),
     Setting(
+        "unproved",
+        "no",
+        "yes or no",
+        _yes_or_no,
+        "Whether to run what takes too long to prove, rather than nothing, is for its user to say.",
+    ),
+    Setting(
         "log",
         "nothing",
         "debug, info or warning",
@@ -243,6 +257,7 @@ class Config:
     verbs: Fabric = field(default_factory=Fabric)
     cuda_blocks: int | None = None  #: of a collective's kernel, at most
     cuda_heap: int = 64  #: MiB
+    unproved: bool = False  #: what takes too long to prove runs as it is
     log: str | None = None  #: from which level on standard error shows what is decided
     #: setting's name → "default", "environment" or "argument"
     origins: Mapping[str, str] = field(
@@ -296,6 +311,8 @@ class Config:
             return setting.default
         if isinstance(value, bytes):
             return f"({len(value)} bytes, not shown)"
+        if isinstance(value, bool):
+            return "yes" if value else "no"
         return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -97,6 +97,7 @@ class Engine:
         try:
             #: What calls choose their algorithms by.
             self._agreement = agreement or agree(bootstrap, self.world, config, selector)
+            self.unproved = self._agreement.unproved
             bootstrap.control.attach(
                 self.failure.on_lost, self.failure.on_abort, self.failure.statuses.said
             )

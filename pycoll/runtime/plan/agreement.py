@@ -26,6 +26,7 @@ class Agreement(NamedTuple):
 
     tuning: dict[str, Any] | None = None  #: what rank 0 found measured, as JSON
     selector: Selector | None = None
+    unproved: bool = False  #: all ranks let through what takes too long to prove
 
 
 def agree(
@@ -39,7 +40,8 @@ def agree(
         UsageError: They were not, or there is no selector of that name.
     """
     named = selector if isinstance(selector, str) else "" if selector is None else _FUNCTION
-    mine = {"selector": named, "tuning": _tuning(world, config) if world.rank == 0 else None}
+    tuning = _tuning(world, config) if world.rank == 0 else None
+    mine = {"selector": named, "tuning": tuning, "unproved": config.unproved}
     blobs = bootstrap.allgather(json.dumps(mine).encode(), config.timeout)
     said = [json.loads(blob) for blob in blobs]
     wanted = said[0]["selector"]
@@ -50,7 +52,8 @@ def agree(
                 f"selector is {theirs['selector'] or 'not given'} on rank {rank} and "
                 f"{wanted or 'not given'} on rank 0; give all ranks the same"
             )
-    return Agreement(said[0]["tuning"], selector if callable(selector) else _named(wanted))
+    chosen = selector if callable(selector) else _named(wanted)
+    return Agreement(said[0]["tuning"], chosen, all(theirs["unproved"] for theirs in said))
 
 
 def _named(name: str) -> Selector | None:

@@ -142,8 +142,10 @@ class PlanCache:
             with contextlib.suppress(NotDirect):  # it has no such form, and runs staged
                 own.append(self.proofs.program(mapped, call.root, timeout))
         programs = [program for program, _ in own]
-        widest = max(facts.widest for _, facts in own)
-        edges = own[0][1].edges  # a direct form has no messages
+        widest = max(record.facts.widest for _, record in own)
+        edges = own[0][1].facts.edges  # a direct form has no messages
+        if any(record.verdict.origin == "unproved" for _, record in own):
+            text += " (unproved)"
         tile = room.tile_for(choice.tile, widest, edges, world)
         if tile == 0:
             raise UsageError(

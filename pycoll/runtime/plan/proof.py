@@ -15,7 +15,6 @@ from pycoll.runtime.plan.once import found_once
 from pycoll.schedule import NotDirect
 
 if TYPE_CHECKING:
-    from pycoll.program.lower import Facts
     from pycoll.program.program import Program
     from pycoll.runtime.engine import Engine
     from pycoll.schedule import Algorithm, Placement
@@ -39,7 +38,7 @@ class Proofs:
         # By form and whether the ranks are proved one by one; an error where there is none such.
         self._known: dict[tuple[Form, bool], Record | NotDirect] = {}
 
-    def program(self, form: Form, root: int, timeout: float | None) -> tuple[Program, Facts]:
+    def program(self, form: Form, root: int, timeout: float | None) -> tuple[Program, Record]:
         """Return this rank's Program of a form, which is proved, and what is known of all ranks.
 
         Args:
@@ -60,7 +59,7 @@ class Proofs:
                 return self._lower(form, known, rank)
 
             if record.admits(program, form.algorithm.collective, lower):
-                return record.finished(program), record.facts
+                return record.finished(program), record
             if record.group is None:
                 break
             # It is not like the rank that was taken for it: all are to be proved, one by one.
@@ -117,6 +116,7 @@ class Proofs:
                 placement=form.placement,
                 cache=engine.cache,
                 whole=whole,
+                unproved=engine.unproved,
             ).to_json()
 
         number = identity(form.algorithm, world.size, form.placement)

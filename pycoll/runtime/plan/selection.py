@@ -39,6 +39,7 @@ class Selection:
         )  #: whether all arrays of `empty` are reached by all ranks
         self._tuning = None if agreement.tuning is None else Tuning.from_json(agreement.tuning)
         self._selector = agreement.selector
+        self._unproved = agreement.unproved
 
     def choose(
         self, call: Call, wanted: Wanted, timeout: float | None = None
@@ -87,7 +88,10 @@ class Selection:
         """Return what `choose` chooses for a call of this length, and why."""
         asked = question(self._world, collective, nbytes, device=self._device)
         found = explain(asked, self._tuning, self._selector)
-        return replace(found, choice=self._served(found.choice))
+        where = found.where
+        if self._unproved:
+            where += ("What takes too long to prove runs unproved, as init was told.",)
+        return replace(found, choice=self._served(found.choice), where=where)
 
     def _served(self, choice: Choice) -> Choice:
         return choice if self._direct else choice._replace(direct=None)
