@@ -180,3 +180,31 @@ def test_too_few_descriptors_are_said_before_any_rank_runs(tmp_path: Path) -> No
     )
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert re.match(r"pycoll run: run: this process has \d+ of 60 file descrip.* \(as", done.stderr)
+
+
+def test_a_failure_is_heeded_while_ranks_are_still_started(tmp_path: Path) -> None:
+    """What the first one says is passed on, too; no rank is left, started early or late."""
+    (tmp_path / "program.py").write_text(
+        """
+import os, signal, sys
+if os.environ["RANK"] == "0":
+    print("x" * 300_000)  # more than a pipe holds: it ends only if somebody reads
+    sys.exit(5)
+open(os.environ["RANK"], "w").write(str(os.getpid()))
+signal.pause()
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pycoll", "run", "-n", "100", "program.py"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 5, done.stderr
+    assert done.stdout.count("x") == 300_000
+    assert re.search(r"^pycoll run: rank 0 \(process \d+\) ended with exit code 5; ", done.stderr)
+    pids = [file.read_text() for file in tmp_path.iterdir() if file.name.isdigit()]
+    assert not [pid for pid in pids if pid and Path(f"/proc/{pid}").exists()]
