@@ -20,14 +20,23 @@ from pathlib import Path
 from before_after import commit
 from launch import write
 
-from pycoll.algorithms import get
 from pycoll.benchmark import metadata
-from pycoll.program.lower import compile_program
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "bench" / "results" / "instructions.json"
 ALGORITHMS, SIZES = ("ring", "one_shot", "two_shot"), (64, 4096)
 FEW, MANY = 100, 600
+#: A tree's Python writes the programs of its two ranks so.
+WRITES = """
+import sys
+from pathlib import Path
+from pycoll.algorithms import get
+from pycoll.program.lower import compile_program
+for name in sys.argv[2:]:
+    for rank in range(2):
+        blob = compile_program(get(name), 2, rank).to_bytes()
+        Path(sys.argv[1], f"{name}.{rank}").write_bytes(blob)
+"""
 FLAGS = (
     *("-std=gnu11", "-O3", "-pthread", "-w", "-D_GNU_SOURCE", '-DPC_VERSION_TEXT="bench"'),
     *(
@@ -49,16 +58,12 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for algorithm in ALGORITHMS:
-            for rank in range(2):
-                program = compile_program(get(algorithm), 2, rank)
-                (folder / f"{algorithm}.{rank}").write_bytes(program.to_bytes())
         trees = {"before": options.before.resolve(), "after": ROOT}
         programs = {which: build(tree, folder / which) for which, tree in trees.items()}
         for algorithm in ALGORITHMS:
             for nbytes in SIZES:
                 found = {
-                    which: per_call(program, folder, algorithm, nbytes)
+                    which: per_call(program, algorithm, nbytes)
                     for which, program in programs.items()
                 }
                 ratio = found["after"] / found["before"]
@@ -69,9 +74,12 @@ def main() -> None:
     write(options.output, meta, rows)
 
 
-def build(tree: Path, program: Path) -> Path:
-    """Compile the driver with a tree's engine, without Python's part."""
-    native = tree / "native"
+def build(tree: Path, folder: Path) -> Path:
+    """Compile the driver with a tree's engine, without Python's part, and what it shall run."""
+    folder.mkdir()
+    program, native = folder / "instructions", tree / "native"
+    # By the tree itself: the other one may have another version of the instruction set.
+    subprocess.run([sys.executable, "-c", WRITES, folder, *ALGORITHMS], cwd=tree, check=True)
     python = {"fastcall.c", "fastsend.c", "fastcoll.c", "callable.c"}
     sources = sorted(path for path in native.rglob("*.c") if path.name not in python)
     driver = Path(__file__).with_suffix(".c")
@@ -80,16 +88,16 @@ def build(tree: Path, program: Path) -> Path:
     return program
 
 
-def per_call(program: Path, folder: Path, algorithm: str, nbytes: int) -> float:
+def per_call(program: Path, algorithm: str, nbytes: int) -> float:
     """Return the instructions of a call, of both ranks together."""
-    few, many = (count(program, folder, algorithm, nbytes, calls) for calls in (FEW, MANY))
+    few, many = (count(program, algorithm, nbytes, calls) for calls in (FEW, MANY))
     return (many - few) / (MANY - FEW)
 
 
-def count(program: Path, folder: Path, algorithm: str, nbytes: int, calls: int) -> int:
+def count(program: Path, algorithm: str, nbytes: int, calls: int) -> int:
     """Return the instructions of a run."""
     tool = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
-    command = [*tool, str(program), str(folder), algorithm, str(nbytes), str(calls)]
+    command = [*tool, str(program), str(program.parent), algorithm, str(nbytes), str(calls)]
     done = subprocess.run(command, capture_output=True, text=True)
     found = re.search(r"Collected : (\d+)", done.stderr)
     if done.returncode != 0 or found is None:

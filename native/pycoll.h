@@ -163,8 +163,8 @@ int pc_comm_connect(struct pc_comm *comm, uint32_t peer, const void *blob, size_
  * memory can. Also after pc_comm_sealed, for a peer of pc_comm_near; one that has closed or died by
  * then is as one that is mapped and silent. One thread at a time. */
 int pc_comm_map(struct pc_comm *comm, uint32_t peer, const void *blob, size_t nbytes);
-/* In place of pc_comm_connect: pc_comm_map will map the peer before a program or a message needs it.
- * Before pc_comm_sealed. */
+/* In place of pc_comm_connect: pc_comm_map will map the peer before a program or a message needs
+ * it. Before pc_comm_sealed. */
 int pc_comm_near(struct pc_comm *comm, uint32_t peer);
 /* In place of pc_comm_connect, or after it where the peer could not map this rank: makes the peer a
  * remote one. Before pc_comm_sealed. */
