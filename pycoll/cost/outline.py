@@ -166,9 +166,7 @@ def _whole(
     return builder.steps
 
 
-def _most_peers(
-    steps: Mapping[int, Sequence[Step]], hosts: tuple[int, ...]
-) -> tuple[int, int]:
+def _most_peers(steps: Mapping[int, Sequence[Step]], hosts: tuple[int, ...]) -> tuple[int, int]:
     """Return how many peers the rank with the most has, and the one with the most on its host."""
     peers = {rank: {p for s in mine for p in s.peers} - {rank} for rank, mine in steps.items()}
     near = (

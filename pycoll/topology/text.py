@@ -10,7 +10,6 @@ from pycoll.errors import UsageError, counted
 from pycoll.topology.model import Device, Link, Nic, Node, Pci, Socket
 from pycoll.topology.topology import Topology
 
-
 #: Ranks that are each looked at.
 EACH = 256
 

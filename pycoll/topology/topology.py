@@ -434,7 +434,9 @@ class Topology:
         devices = {n: {d.name: d.socket for d in self._nodes[n].devices} for n in used}
         rack_of = {n: (self._nodes[n].rack, "" if self._nodes[n].rack else n) for n in used}
         leaves_of = {n: self.leaves(n) or n for n in used}
-        sockets = [(place.node, devices[place.node].get(place.at, place.at)) for place in self.ranks]
+        sockets = [
+            (place.node, devices[place.node].get(place.at, place.at)) for place in self.ranks
+        ]
         racks, leaves = [rack_of[n] for n in nodes], [leaves_of[n] for n in nodes]
         rows = {
             name: Placement.of(Level(name, _numbers(row)))
