@@ -453,8 +453,24 @@ class Topology:
         )
 
     def leaves(self, node: str) -> frozenset[str]:
-        """Return the switches that the NICs of a node are connected to."""
-        found = (self.wiring.leaf(within(node, nic.name)) for nic in self._nodes[node].nics)
+        """Return the switches that the NICs of a node are connected to.
+
+        Args:
+            node: Name of the node.
+
+        Returns:
+            Their names.
+
+        Raises:
+            UsageError: There is no such node.
+
+        Example:
+            >>> pods = topology.fabric(4, rails=2, leaves=4)
+            >>> sorted(pods.leaves("node0"))
+            ['leaf0', 'leaf1']
+        """
+        nics = self._node("leaves", node).nics
+        found = (self.wiring.leaf(within(node, nic.name)) for nic in nics)
         return frozenset(name for name in found if name is not None)
 
     def _socket(self, place: Place) -> str | None:
