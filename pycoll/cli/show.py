@@ -6,8 +6,13 @@ import argparse
 from typing import Any
 
 from pycoll.cli.algorithm import equal_hosts, load_algorithm
+from pycoll.cli.progress import working
 from pycoll.cli.types import positive
 from pycoll.errors import UsageError
+from pycoll.schedule import Algorithm, Placement
+
+#: Up to so many ranks the schedule of all is made and checked to show one.
+TOGETHER = 256
 
 
 def add(commands: Any) -> None:
@@ -21,7 +26,11 @@ def add(commands: Any) -> None:
     parser.add_argument("algorithm", help="a built-in's name, or file.py:function")
     parser.add_argument("--size", type=positive, required=True, help="number of ranks")
     parser.add_argument("--nodes", type=positive, metavar="N", help="equal hosts (default 1)")
-    parser.add_argument("--rank", type=int, help="only this rank")
+    parser.add_argument(
+        "--rank",
+        type=int,
+        help=f"only this rank; beyond {TOGETHER} ranks its steps are not held against its peers'",
+    )
     parser.add_argument("--program", action="store_true", help="the lowered instructions")
     parser.add_argument("--direct", action="store_true", help="of the zero-copy form")
     parser.set_defaults(run=run)
@@ -41,16 +50,29 @@ def run(options: argparse.Namespace) -> int:
         from pycoll.program.lower import compile_program
 
         ranks = range(size) if rank is None else [rank]
-        programs = (
-            compile_program(algorithm, size, r, direct=options.direct, placement=placement)
-            for r in ranks
-        )
-        print("\n".join(disassemble(program).rstrip() for program in programs))
+        for r in ranks:
+            with working(f"lowering rank {r} of {size}"):
+                program = compile_program(
+                    algorithm, size, r, direct=options.direct, placement=placement
+                )
+            print(disassemble(program).rstrip())
         return 0
-    from pycoll.schedule import dump, schedule
-
-    print(_only(dump(schedule(algorithm, size, placement)), rank), end="")
+    with working(f"tracing {algorithm.name} at {size} ranks"):
+        text = _steps(algorithm, size, rank, placement)
+    print(text, end="")
     return 0
+
+
+def _steps(algorithm: Algorithm, size: int, rank: int | None, placement: Placement) -> str:
+    """Return a schedule's text: of all ranks, or its head and one rank's steps."""
+    from pycoll.schedule import Schedule, ScheduleBuilder, dump, schedule
+
+    if rank is None or size <= TOGETHER:
+        return _only(dump(schedule(algorithm, size, placement)), rank)
+    b = ScheduleBuilder(size, rank, algorithm.collective, placement)
+    algorithm(b)
+    alone = Schedule(algorithm.name, b.collective, size, b.nchunks, b.nscratch, (tuple(b.steps),))
+    return dump(alone).replace("\nrank 0\n", f"\nrank {rank}\n", 1)
 
 
 def _only(text: str, rank: int | None) -> str:

@@ -18,9 +18,9 @@ from pycoll.schedule.placement import FLAT, Placement
 
 #: Up to so many ranks, all may be each other's peers: so many can be proved one by one.
 FEW_RANKS = 256
-#: Peers of a rank beyond that, on its host, and as many on others; a hierarchical algorithm has
-#: all of its host.
-MOST_PEERS = 64
+#: Peers of a rank beyond that on its own host, each of whose memory it maps; a hierarchical
+#: algorithm has all of its host.
+MOST_NEAR = 64
 #: Up to so many ranks each message fits a slot, and so nothing needs to be looked at.
 TINY_RANKS = 64
 
@@ -35,9 +35,14 @@ def refused(algorithm: Algorithm, machine: Machine, placement: Placement = FLAT)
         return ""
     found = outline(algorithm, machine.size, placement, machine.hosts)
     slot_bytes = machine.slot_bytes
-    if found.size > FEW_RANKS and found.peers > MOST_PEERS:
-        least = "" if found.whole else "at least "
-        return f"touches {least}{counted(found.peers, 'peer')}, more than {MOST_PEERS}"
+    if found.size > FEW_RANKS:
+        for n, most, where in (
+            (found.near, MOST_NEAR, " on one host" if machine.hosts else ""),
+            (found.peers, FEW_RANKS - 1, ""),
+        ):
+            if n > most:
+                least = "" if found.whole else "at least "
+                return f"touches {least}{counted(n, 'peer')}{where}, more than {most}"
     if found.widest * CHUNK_UNIT > slot_bytes:
         return (
             f"sends {found.widest} chunks at once, more than the {slot_bytes // CHUNK_UNIT} that a "

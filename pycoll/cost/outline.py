@@ -71,7 +71,8 @@ class Outline:
     size: int
     nchunks: int
     asked_placement: bool
-    peers: int  #: of the rank with the most, on its host or on others, whichever are more
+    peers: int  #: of the rank with the most
+    near: int  #: of them on its own host; of the rank with the most there
     widest: int  #: chunks of the widest message
     steps: int  #: of the rank with the most
     whole: bool  #: whether peers and steps were counted to the end
@@ -127,7 +128,7 @@ def outline(
         size,
         seen[0].nchunks,
         any(b.asked_placement for b in seen.values()),
-        max(_peers(r, b.steps, hosts) for r, b in seen.items()),
+        *_most_peers({r: b.steps for r, b in seen.items()}, hosts),
         max((s.chunks.nchunks for b in seen.values() for s in b.steps if s.peers), default=1),
         max(len(b.steps) for b in seen.values()),
         not seen[0].cut,
@@ -165,11 +166,14 @@ def _whole(
     return builder.steps
 
 
-def _peers(rank: int, steps: Sequence[Step], hosts: tuple[int, ...]) -> int:
-    """Return how many peers a rank has on its host, or on others, whichever are more."""
-    peers = {p for s in steps for p in s.peers} - {rank}
-    near = sum(hosts[p] == hosts[rank] for p in peers) if hosts else len(peers)
-    return max(near, len(peers) - near)
+def _most_peers(steps: Mapping[int, Sequence[Step]], hosts: tuple[int, ...]) -> tuple[int, int]:
+    """Return how many peers the rank with the most has, and the one with the most on its host."""
+    peers = {rank: {p for s in mine for p in s.peers} - {rank} for rank, mine in steps.items()}
+    near = (
+        sum(hosts[p] == hosts[rank] for p in found) if hosts else len(found)
+        for rank, found in peers.items()
+    )
+    return max(map(len, peers.values())), max(near)
 
 
 def _widths(size: int, placement: Placement) -> tuple[int, ...]:
@@ -246,7 +250,8 @@ def _fill(
     numbers: dict[tuple[int, int, int], int] = {}
     for rank, steps in zip(ranks, sides, strict=True):
         write_side(whole, numbers, rank, steps)
-        found.peers = max(found.peers, _peers(rank, steps, hosts))
+        peers, near = _most_peers({rank: steps}, hosts)
+        found.peers, found.near = max(found.peers, peers), max(found.near, near)
         found.steps = max(found.steps, len(steps))
     found.edges, found.widest = list(numbers), max(found.widest, whole.widest)
     for channels in whole.streams:

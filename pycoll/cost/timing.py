@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pycoll.cost.folding import folded
 from pycoll.cost.machine import CACHE_BYTES, MEMORY_BYTES, STRIPE_BYTES, Machine
@@ -64,10 +65,10 @@ def seconds_of(
     entry = machine.rates.entry
     if tiles <= TILES:
         return entry + simulate(_scene(work, nbytes, machine, lengths, tiles, 1 / tiles, limit))
-    share = tile / longest
+    scene = _scene(work, nbytes, machine, lengths, 1, tile / longest, limit)
 
     def run(n: int) -> Scene:
-        return _scene(work, nbytes, machine, lengths, n, share, limit)
+        return replace(scene, tiles=n)
 
     some, many = TILES // 2, TILES
     first, second = simulate(run(some)), simulate(run(many))
@@ -82,7 +83,7 @@ def seconds_of(
     if math.inf in (first, second):
         return math.inf
     # The first tiles may find links idle for which all further ones queue.
-    further = max(further, run(1).busiest())
+    further = max(further, scene.busiest())
     return entry + first + (longest / tile - some) * further
 
 

@@ -10,6 +10,9 @@ from pycoll.errors import UsageError, counted
 from pycoll.topology.model import Device, Link, Nic, Node, Pci, Socket
 from pycoll.topology.topology import Topology
 
+#: Ranks that are each looked at.
+EACH = 256
+
 
 def tree(topology: Topology) -> str:
     """Draw a topology: one line for each part, indented by what holds it.
@@ -32,11 +35,20 @@ def tree(topology: Topology) -> str:
 
 
 def reach(topology: Topology, flows: int = 1) -> list[str]:
-    """Return how rank 0 reaches the ranks of other nodes: a line for those that are as far."""
+    """Return how rank 0 reaches the ranks of other nodes: a line for those that are as far.
+
+    Where there are many, one is looked at of those that have the same seat at the same leaves.
+    """
     found: Counter[str] = Counter()
-    for rank in range(1, topology.size):
-        if topology.ranks[rank].node != topology.ranks[0].node:
-            found[_way(topology, rank, flows)] += 1
+    ways: dict[object, str] = {}
+    many = topology.size > EACH and topology.uniform
+    leaves = {node.name: topology.leaves(node.name) for node in topology.nodes if many}
+    for rank, place in enumerate(topology.ranks):
+        if place.node != topology.ranks[0].node:
+            alike = (leaves[place.node], place.at, place.rails) if many else rank
+            if alike not in ways:
+                ways[alike] = _way(topology, rank, flows)
+            found[ways[alike]] += 1
     return [f"rank 0 to {counted(n, 'rank')}: {how}" for how, n in found.items()]
 
 

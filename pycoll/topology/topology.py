@@ -430,9 +430,14 @@ class Topology:
             ['node']
         """
         nodes = [place.node for place in self.ranks]
-        sockets = [(place.node, self._socket(place)) for place in self.ranks]
-        racks = [(self._nodes[n].rack, "" if self._nodes[n].rack else n) for n in nodes]
-        leaves = [self._leaves(n) or n for n in nodes]
+        used = dict.fromkeys(nodes)
+        devices = {n: {d.name: d.socket for d in self._nodes[n].devices} for n in used}
+        rack_of = {n: (self._nodes[n].rack, "" if self._nodes[n].rack else n) for n in used}
+        leaves_of = {n: self.leaves(n) or n for n in used}
+        sockets = [
+            (place.node, devices[place.node].get(place.at, place.at)) for place in self.ranks
+        ]
+        racks, leaves = [rack_of[n] for n in nodes], [leaves_of[n] for n in nodes]
         rows = {
             name: Placement.of(Level(name, _numbers(row)))
             for name, row in (
@@ -447,8 +452,25 @@ class Topology:
             *(level for row in rows.values() for level in row.levels if level.name in told.values())
         )
 
-    def _leaves(self, node: str) -> frozenset[str]:
-        found = (self.leaf(node, nic.name) for nic in self._nodes[node].nics)
+    def leaves(self, node: str) -> frozenset[str]:
+        """Return the switches that the NICs of a node are connected to.
+
+        Args:
+            node: Name of the node.
+
+        Returns:
+            Their names.
+
+        Raises:
+            UsageError: There is no such node.
+
+        Example:
+            >>> pods = topology.fabric(4, rails=2, leaves=4)
+            >>> sorted(pods.leaves("node0"))
+            ['leaf0', 'leaf1']
+        """
+        nics = self._node("leaves", node).nics
+        found = (self.wiring.leaf(within(node, nic.name)) for nic in nics)
         return frozenset(name for name in found if name is not None)
 
     def _socket(self, place: Place) -> str | None:

@@ -20,6 +20,18 @@ def test_one_rank_of_a_schedule(cli):
     assert head + "".join(part.removeprefix(head) for part in parts) == whole
 
 
+def test_one_of_many_ranks_is_traced_alone(cli):
+    done = cli("show", "recursive_doubling", "--size", "4096", "--rank", "5")
+    assert done.code == 0
+    lines = done.out.splitlines()
+    assert lines[:3] == [
+        "schedule recursive_doubling allreduce size 4096 chunks 1 scratch 0",
+        "rank 5",
+        "  send out[0] to 4",
+    ]
+    assert len(lines) == 2 + 2 * 12
+
+
 def test_the_programs_of_all_ranks_and_of_one(cli):
     whole = cli("show", "two_shot", "--size", "3", "--program")
     assert whole.code == 0

@@ -10,7 +10,7 @@ from pycoll.algorithms import BUILTIN, get, names
 from pycoll.cost import Machine, Question, choose, explain
 from pycoll.cost.candidate import candidates
 from pycoll.cost.extrapolation import longest_chain, smaller
-from pycoll.cost.offer import MOST_PEERS
+from pycoll.cost.offer import MOST_NEAR
 from pycoll.cost.outline import LONGEST_TURN, _runs, outline
 from pycoll.cost.prediction import estimate, least, predict
 from pycoll.cost.timing import seconds_of
@@ -133,11 +133,11 @@ def test_every_collective_has_a_candidate_with_few_peers(collective: str, size: 
     chosen = found[choose(question).algorithm]
     assert chosen.predicted is not None
     of = "allreduce" if collective == "barrier" else collective
-    assert outline(get(chosen.algorithm, of), size, FLAT, ()).peers <= MOST_PEERS
+    assert outline(get(chosen.algorithm, of), size, FLAT, ()).peers <= MOST_NEAR
     assert choose(question).direct is None  # it would map all of them
     for name in {"direct", "one_shot", "two_shot", "pairwise", "spread"} & set(names(of)):
         assert found[name].predicted is None
-        assert found[name].note == f"touches {size - 1} peers, more than {MOST_PEERS}"
+        assert found[name].note == f"touches {size - 1} peers, more than {MOST_NEAR}"
 
 
 def test_up_to_256_ranks_all_may_be_peers() -> None:
@@ -160,6 +160,16 @@ def test_all_ranks_of_a_host_may_be_peers_of_a_hierarchical_algorithm() -> None:
     where = Placement.of(Level("node", hosts(512, 64)))
     found = candidates(Question("allreduce", MIB, 512, 64, where, remote=True), None, full=True)
     assert {c.algorithm: c for c in found}["hierarchical"].predicted is not None
+
+
+def test_across_hosts_flat_algorithms_end_where_the_proof_of_all_ranks_does() -> None:
+    for size, offered in ((256, True), (264, False)):
+        where = Placement.of(Level("node", hosts(size, 8)))
+        question = Question("allreduce", 64, size, 8, where, remote=True)
+        found = {c.algorithm: c for c in candidates(question, None, full=True)}
+        assert (found["one_shot"].predicted is not None) == offered
+        assert found["hierarchical"].predicted is not None
+    assert found["one_shot"].note == "touches 263 peers, more than 255"
 
 
 def uneven(b: ScheduleBuilder) -> None:

@@ -1,0 +1,379 @@
+"""What do 64 to 100,000 ranks cost: to plan, to prove, to choose, and, up to 1,024, to run?
+
+Every cell is a process of its own: its CPU seconds, the most memory that it held, and whether it
+came to its end in time. Sizes are ranks; hosts have 8 each.
+
+Run: python bench/scale.py [--sizes 64,1024] [--only plan,prove]; python bench/scale.py --real 1024
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from launch import RESULTS, environment, write
+
+SIZES = (64, 1024, 16384, 100_000)
+CREW = 8  #: ranks of a host
+NBYTES = (1 << 16, 1 << 30)  #: of the explained call
+PROVED = (
+    "ring",
+    "double_binary_tree",
+    "recursive_doubling",
+    "halving_doubling",
+    "bruck",
+    "hierarchical",
+)
+#: Of the real jobs: elements of a block; one, 64 KiB and 1 MiB of float32.
+COUNTS = (1, 1 << 14, 1 << 18)
+#: Bytes of all ranks' arrays together, beyond which a cell is left out, and says so.
+MOST_BYTES = 8 << 30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
+    parser.add_argument("--only", default="plan,prove,disk,explain")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds of a cell")
+    parser.add_argument("--real", type=int, metavar="N", help="run N ranks instead")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--cell", nargs=3, metavar=("WHAT", "NAME", "SIZE"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.cell:
+        what, name, size = options.cell
+        print(json.dumps(measured(CELLS[what], name, int(size))))
+        return
+    from pycoll.benchmark import metadata
+
+    if options.real:
+        meta = metadata.collect("spawn", options.real, {})
+        output = options.output or RESULTS / f"scale-real-{options.real}.json"
+        write(output, meta, real(options.real, options.timeout))
+        return
+    rows = []
+    sizes = [int(size) for size in options.sizes.split(",")]
+    for what in options.only.split(","):
+        for name in names_of(what):
+            for size in sizes:
+                row = cell(what, name, size, options.timeout)
+                rows.append(row)
+                print(row, flush=True)
+    meta = metadata.collect("none", max(sizes), {})
+    write(options.output or RESULTS / "scale.json", meta, rows, growth=growth(rows))
+
+
+def names_of(what: str) -> tuple[str, ...]:
+    """Return the cells' names."""
+    from pycoll.algorithms import names
+
+    known = {
+        "plan": names("allreduce"),
+        "prove": PROVED,
+        "disk": PROVED,
+        "explain": tuple(map(str, NBYTES)),
+    }
+    return known[what]
+
+
+def cell(what: str, name: str, size: int, timeout: float) -> dict[str, Any]:
+    """Measure one cell in a process of its own."""
+    row: dict[str, Any] = {"what": what, "name": name, "ranks": size}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--cell", what, name, str(size)]
+        where = environment() | {"PYCOLL_CACHE": folder}
+        try:
+            if what == "disk":  # which holds what the first one proved
+                run(["prove-and-keep", name, str(size)], where, timeout)
+            done = subprocess.run(
+                command, env=where, capture_output=True, text=True, timeout=timeout, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return row | {"failed": f"no end within {timeout:g} s"}
+    if done.returncode:
+        return row | {"failed": (done.stderr.strip().splitlines() or ["no message"])[-1][:300]}
+    return row | json.loads(done.stdout)
+
+
+def run(arguments: list[str], where: dict[str, str], timeout: float) -> None:
+    """Run a cell for what it leaves behind; what fails will fail again when it is measured."""
+    command = [sys.executable, __file__, "--cell", *arguments]
+    subprocess.run(command, env=where, capture_output=True, timeout=timeout, check=False)
+
+
+def measured(work: Callable[[str, int], dict[str, Any]], name: str, size: int) -> dict[str, Any]:
+    """Return the CPU seconds and the peak memory of one cell."""
+    began = time.process_time()
+    more = work(name, size)
+    seconds = time.process_time() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"cpu_s": round(seconds, 3), "peak_mib": round(peak / 1024, 1), **more}
+
+
+def plan(name: str, size: int) -> dict[str, Any]:
+    """Trace and lower one rank in the middle, as its first call does."""
+    from pycoll.algorithms import get
+    from pycoll.program.lower import compile_program
+
+    program = compile_program(get(name), size, size // 2, placement=placement(name, size))
+    return {"instructions": len(program.instructions), "edges": len(program.edges)}
+
+
+def prove(name: str, size: int) -> dict[str, Any]:
+    """Prove all ranks."""
+    return proof(name, size, None)
+
+
+def keep(name: str, size: int) -> dict[str, Any]:
+    """Prove all ranks, and leave the verdict on the disk; or find it there."""
+    from pycoll.config import Config
+
+    return proof(name, size, Config.load().cache)
+
+
+def proof(name: str, size: int, cache: Path | None) -> dict[str, Any]:
+    from pycoll.algorithms import get
+    from pycoll.program.slots import SLOTS
+    from pycoll.verify import gate, verify
+
+    where = placement(name, size)
+    if cache is None:
+        verdict = verify(get(name), size, slots=SLOTS, placement=where)
+    else:
+        verdict = gate(get(name), size, slots=SLOTS, placement=where, cache=cache)
+    return {"origin": verdict.origin}
+
+
+def explain(nbytes: str, size: int) -> dict[str, Any]:
+    """Explain an all-reduce on leaves and spines with 8 rails a host."""
+    from pycoll import topology
+    from pycoll.cost import Machine, Question
+    from pycoll.cost import explain as told
+
+    nodes = size // CREW
+    pods = max(p for p in range(1, max(2, nodes // 32) + 1) if nodes % p == 0)
+    began = time.process_time()
+    fabric = topology.fabric(nodes, CREW, rails=CREW, leaves=CREW * pods, spines=8, sockets=2)
+    built = time.process_time() - began
+    machine = Machine.described(fabric)
+    question = Question(
+        "allreduce", int(nbytes), size, machine.cores, fabric.placement(), remote=True
+    )
+    found = told(question, machine=machine)
+    return {
+        "of_which_topology_s": round(built, 3),
+        "choice": found.choice.algorithm,
+        "candidates": {c.algorithm: c.note or c.how for c in found.candidates},
+    }
+
+
+CELLS = {
+    "plan": plan,
+    "prove": prove,
+    "prove-and-keep": keep,
+    "disk": keep,
+    "explain": explain,
+}
+
+
+def placement(name: str, size: int) -> Any:
+    """Return hosts of 8 for what asks for them."""
+    from pycoll.schedule import FLAT, Level, Placement
+
+    if not name.startswith("hierarchical"):
+        return FLAT
+    return Placement.of(Level("node", tuple(rank // CREW for rank in range(size))))
+
+
+def growth(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the exponents of CPU seconds and memory between neighbouring sizes of each cell."""
+    found = []
+    for before, now in itertools.pairwise(rows):
+        same = (before["what"], before["name"]) == (now["what"], now["name"])
+        if not same or "failed" in before or "failed" in now:
+            continue
+        ratio = math.log(now["ranks"] / before["ranks"])
+        exponents = {
+            key: round(math.log(max(now[key], 1e-3) / max(before[key], 1e-3)) / ratio, 2)
+            for key in ("cpu_s", "peak_mib")
+        }
+        more = {key: now[key] for key in ("what", "name")}
+        found.append(more | {"from": before["ranks"], "to": now["ranks"], **exponents})
+    return found
+
+
+def real(size: int, timeout: float) -> list[dict[str, Any]]:
+    """Fork so many ranks: every collective, right to the bit; then kill one."""
+    import pycoll
+
+    began = time.monotonic()
+    answers = pycoll.spawn(job, size, size, timeout=timeout)
+    rows: list[dict[str, Any]] = [{"what": "job", "ranks": size}]
+    rows[0]["wall_s"] = round(time.monotonic() - began, 2)
+    for what in answers[0]["seconds"]:
+        of = [answer["seconds"][what] for answer in answers]
+        rows.append({"what": what, "ranks": size, "slowest_s": round(max(of), 4)})
+    for what in answers[0]["counts"]:
+        of = [answer["counts"][what] for answer in answers]
+        rows.append(
+            {"what": what, "ranks": size, "most": max(of), "mean": round(sum(of) / size, 1)}
+        )
+    rows += [{"what": "left out", "ranks": size, "cell": cell} for cell in answers[0]["left_out"]]
+    rows.append(killed(size, timeout))
+    for row in rows:
+        print(row, flush=True)
+    return rows
+
+
+def job(size: int) -> dict[str, Any]:
+    """Be one rank: every collective at every size, held against numpy."""
+    import numpy as np
+
+    import pycoll
+
+    seconds: dict[str, float] = {}
+
+    def timed(what: str, call: Callable[[], Any]) -> Any:
+        began = time.monotonic()
+        result = call()
+        seconds[what] = time.monotonic() - began
+        return result
+
+    comm = timed("init", pycoll.init)
+    me, left_out = comm.rank, []
+    timed("first barrier", comm.barrier)
+    for count in COUNTS:
+        # Whole numbers that float32 holds exactly, in sums of all ranks, too.
+        own = (np.arange(count, dtype=np.float32) + me) % 61
+        total = np.zeros(count, np.float32)
+        for rank in range(size):
+            total += (np.arange(count, dtype=np.float32) + rank) % 61
+        checks: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+            "allreduce": (lambda x=own: comm.allreduce(x.copy()), lambda t=total: t),
+            "broadcast": (
+                lambda x=own: comm.broadcast(x.copy(), root=0),
+                lambda n=count: np.arange(n, dtype=np.float32) % 61,
+            ),
+            "reduce": (
+                lambda x=own: comm.reduce(x.copy(), root=0),
+                lambda t=total: t if me == 0 else None,
+            ),
+        }
+        few = 4 * count * size * 4 * size <= MOST_BYTES  # four such arrays in each rank
+        blocks = np.concatenate([own] * size) if few else None
+        if blocks is None:
+            for what in ("allgather", "reduce_scatter", "alltoall", "gather", "scatter"):
+                left_out.append(f"{what} of {count} elements a block: the arrays are too large")
+        else:
+            everyone = np.concatenate(
+                [(np.arange(count, dtype=np.float32) + rank) % 61 for rank in range(size)]
+            )
+            checks |= {
+                "allgather": (lambda x=own: comm.allgather(x), lambda e=everyone: e),
+                "reduce_scatter": (
+                    lambda b=blocks: comm.reduce_scatter(b),
+                    lambda t=total: t,
+                ),
+                "alltoall": (lambda b=blocks: comm.alltoall(b), lambda e=everyone: e),
+                "gather": (
+                    lambda x=own: comm.gather(x, root=0),
+                    lambda e=everyone: e if me == 0 else None,
+                ),
+                "scatter": (
+                    lambda e=everyone, x=own: comm.scatter(
+                        e if me == 0 else None, np.empty_like(x), root=0
+                    ),
+                    lambda x=own: x,
+                ),
+            }
+        for what, (call, want) in checks.items():
+            got = timed(f"{what}, {count} elements a block, first", call)
+            expected = want()
+            if expected is not None and not np.array_equal(np.asarray(got).ravel(), expected):
+                raise AssertionError(f"rank {me}: {what} of {count} elements is wrong")
+            timed(f"{what}, {count} elements a block, again", call)
+    counts = memory()
+    timed("close", comm.close)
+    return {"seconds": seconds, "counts": counts, "left_out": left_out}
+
+
+def memory() -> dict[str, int]:
+    """Return what this rank holds: memory and page tables in KiB, sockets, mapped arenas."""
+    rollup = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    status = Path("/proc/self/status").read_text().splitlines()
+
+    def kib(lines: list[str], name: str) -> int:
+        return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+    sockets = 0
+    for fd in Path("/proc/self/fd").iterdir():
+        try:
+            sockets += os.readlink(fd).startswith("socket:")
+        except OSError:
+            continue  # the one that listed them
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    arenas = {line.split()[4] for line in maps if "/memfd:pycoll" in line}
+    return {
+        "PSS, KiB": kib(rollup, "Pss"),
+        "page tables, KiB": kib(status, "VmPTE"),
+        "sockets": sockets,
+        "arenas mapped": len(arenas),
+    }
+
+
+def killed(size: int, timeout: float) -> dict[str, Any]:
+    """Kill one rank in the middle of a job: how long until all others know its name?"""
+    import pycoll
+
+    victim = size // 2
+    row: dict[str, Any] = {"what": f"rank {victim} killed", "ranks": size}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            answers = pycoll.spawn(mourner, size, victim, folder, timeout=timeout, check=False)
+            row["ended_otherwise"] = sum(isinstance(a, Exception) for a in answers) - 1
+        except pycoll.PycollError as error:
+            row["raised"] = type(error).__name__
+        heard = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
+        died = Path(folder, "died").stat().st_mtime
+    named = [one for one in heard if one["rank"] == victim]
+    row |= {"told": len(heard), "told_the_name": len(named)}
+    if heard:
+        row["last_heard_s"] = round(max(one["at"] for one in heard) - died, 3)
+    return row
+
+
+def mourner(victim: int, folder: str) -> None:
+    """Be one rank that loses another."""
+    import signal
+
+    import numpy as np
+
+    import pycoll
+
+    comm = pycoll.init()
+    x = np.ones(1, np.float32)
+    comm.allreduce(x)
+    if comm.rank == victim:
+        Path(folder, "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            comm.allreduce(x)
+    except pycoll.PeerLostError as error:
+        named = f"rank {victim} " in f"{error} "
+        said = {"at": time.time(), "rank": victim if named else None, "text": str(error)}
+        Path(folder, f"{comm.rank}.json").write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main()
