@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from pycoll.cost.question import Question
-from pycoll.program.slots import SLOTS
+from pycoll.program.slots import BUDGET_BYTES, SLOT_BYTES, SLOTS, message_bytes
 
 if TYPE_CHECKING:
     from pycoll.topology import Topology
@@ -98,7 +98,8 @@ class Machine:
     hosts: tuple[int, ...] = ()  #: number of every rank's host; empty: all share one
     rates: Rates = DEFAULT
     slots: int = SLOTS
-    slot_bytes: int = 256 << 10
+    slot_bytes: int = SLOT_BYTES
+    budget: int = BUDGET_BYTES  #: bytes that all messages to a rank may take
     topology: Topology | None = None  #: what is between hosts, where that was described
     rdma: bool = False  #: hosts reach each other by RDMA; a topology says so of each two ranks
     flows: int = 1  #: queue pairs of two ranks for each of their pairs of rails, in a topology
@@ -111,6 +112,10 @@ class Machine:
     def _hash(self) -> int:
         # Of many ranks it takes long, and is asked for again and again.
         return hash((self.size, self.cores, self.hosts, self.rates, self.slots, self.slot_bytes))
+
+    def message_bytes(self, edges: int) -> int:
+        """Return the longest message of an algorithm that has ``edges`` edges into one rank."""
+        return message_bytes(edges, self.slots, self.budget, self.slot_bytes)
 
     @classmethod
     def of(cls, question: Question, rates: Rates | None = None) -> Machine:
@@ -130,6 +135,7 @@ class Machine:
             rates,
             question.slots,
             question.slot_bytes,
+            question.budget,
             rdma=question.rdma,
         )
 

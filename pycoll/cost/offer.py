@@ -34,7 +34,6 @@ def refused(algorithm: Algorithm, machine: Machine, placement: Placement = FLAT)
     if machine.size <= TINY_RANKS:
         return ""
     found = outline(algorithm, machine.size, placement, machine.hosts)
-    slot_bytes = machine.slot_bytes
     if found.size > FEW_RANKS:
         for n, most, where in (
             (found.near, MOST_NEAR, " on one host" if machine.hosts else ""),
@@ -43,9 +42,10 @@ def refused(algorithm: Algorithm, machine: Machine, placement: Placement = FLAT)
             if n > most:
                 least = "" if found.whole else "at least "
                 return f"touches {least}{counted(n, 'peer')}{where}, more than {most}"
-    if found.widest * CHUNK_UNIT > slot_bytes:
+    message = machine.message_bytes(found.most_edges)
+    if found.widest * CHUNK_UNIT > message:
         return (
-            f"sends {found.widest} chunks at once, more than the {slot_bytes // CHUNK_UNIT} that a "
+            f"sends {found.widest} chunks at once, more than the {message // CHUNK_UNIT} that a "
             "slot holds"
         )
     return ""

@@ -73,6 +73,7 @@ class Outline:
     asked_placement: bool
     peers: int  #: of the rank with the most
     near: int  #: of them on its own host; of the rank with the most there
+    most_edges: int  #: that carry messages into one rank; of the rank with the most
     widest: int  #: chunks of the widest message
     steps: int  #: of the rank with the most
     whole: bool  #: whether peers and steps were counted to the end
@@ -166,14 +167,19 @@ def _whole(
     return builder.steps
 
 
-def _most_peers(steps: Mapping[int, Sequence[Step]], hosts: tuple[int, ...]) -> tuple[int, int]:
-    """Return how many peers the rank with the most has, and the one with the most on its host."""
+def _most_peers(
+    steps: Mapping[int, Sequence[Step]], hosts: tuple[int, ...]
+) -> tuple[int, int, int]:
+    """Return the most of any rank: peers, peers on its host, edges that come in."""
     peers = {rank: {p for s in mine for p in s.peers} - {rank} for rank, mine in steps.items()}
     near = (
         sum(hosts[p] == hosts[rank] for p in found) if hosts else len(found)
         for rank, found in peers.items()
     )
-    return max(map(len, peers.values())), max(near)
+    edges = (
+        len({(p, s.channel) for s in mine for p in s.senders(rank)}) for rank, mine in steps.items()
+    )
+    return max(map(len, peers.values())), max(near), max(edges)
 
 
 def _widths(size: int, placement: Placement) -> tuple[int, ...]:
@@ -250,8 +256,9 @@ def _fill(
     numbers: dict[tuple[int, int, int], int] = {}
     for rank, steps in zip(ranks, sides, strict=True):
         write_side(whole, numbers, rank, steps)
-        peers, near = _most_peers({rank: steps}, hosts)
+        peers, near, edges = _most_peers({rank: steps}, hosts)
         found.peers, found.near = max(found.peers, peers), max(found.near, near)
+        found.most_edges = max(found.most_edges, edges)
         found.steps = max(found.steps, len(steps))
     found.edges, found.widest = list(numbers), max(found.widest, whole.widest)
     for channels in whole.streams:

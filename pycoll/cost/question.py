@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from pycoll.program.slots import SLOTS
+from pycoll.program.slots import BUDGET_BYTES, SLOT_BYTES, SLOTS
 
 if TYPE_CHECKING:
     from pycoll.schedule.placement import Placement
@@ -22,7 +22,8 @@ class Question(NamedTuple):
     wanted: str | None = None  #: the algorithm that the user asked for; its tile is still chosen
     dtype: str = "float32"  #: for selectors; the model folds all types at the speed of memory
     slots: int = SLOTS  #: of an edge
-    slot_bytes: int = 256 << 10
+    slot_bytes: int = SLOT_BYTES
+    budget: int = BUDGET_BYTES  #: bytes that all messages to a rank may take
     rdma: bool = False  #: ranks of different hosts reach each other by RDMA; else by TCP
     #: bytes per second each way of a host's RDMA rails together, the least of all hosts; 0: unknown
     wire: float = 0.0

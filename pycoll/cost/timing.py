@@ -13,6 +13,7 @@ from pycoll.cost.outline import Outline
 from pycoll.cost.simulate import EdgeRoutes, Scene, SimRoute, simulate
 from pycoll.cost.work import Operation, Work
 from pycoll.program.isa import CHUNK_UNIT, MAX_SOURCES
+from pycoll.program.slots import tile_bytes
 
 #: Messages of so many bytes lie in the line of their count, and so many lines an edge has.
 INLINE_BYTES = 40
@@ -60,7 +61,8 @@ def seconds_of(
     """
     lengths = lengths_of(work.nchunks, nbytes, blocks) if chunk is None else chunk
     longest = lengths if isinstance(lengths, float) else max(lengths, default=0.0)
-    tile = max(CHUNK_UNIT, machine.slot_bytes // work.widest // CHUNK_UNIT * CHUNK_UNIT)
+    message = machine.message_bytes(work.most_edges)
+    tile = max(CHUNK_UNIT, tile_bytes(message, work.widest, message))
     tiles = max(1, math.ceil(longest / tile))
     entry = machine.rates.entry
     if tiles <= TILES:

@@ -10,6 +10,7 @@ Such a schedule is traced and simulated for those few ranks which the others rep
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -115,6 +116,11 @@ class Work:
         )
         streams = tuple(tuple(map(tuple, channels)) for channels in self.streams)
         return hash((self.nchunks, self.ranks, operations, streams, tuple(self.edges)))
+
+    @property
+    def most_edges(self) -> int:
+        """Return how many edges carry messages into one rank, the most of any."""
+        return max(Counter(to for to, _, _ in self.edges).values(), default=0)
 
     def peers(self, rank: int) -> int:
         """Return how many ranks send to one."""

@@ -1,6 +1,49 @@
-"""How many slots an edge has where a Program runs, and so with how many it is proved."""
+"""How many slots an edge has where a Program runs, and how long its messages may be."""
 
 from __future__ import annotations
 
+from pycoll.program.isa import CHUNK_UNIT
+
 #: One is filled while the other is read, and two more hide a late reader.
 SLOTS = 4
+#: Bytes of a slot: a tile fits the second-level cache twice.
+SLOT_BYTES = 256 << 10
+#: What all messages to a rank may take, in bytes. Of a group, a quarter: there may be many.
+BUDGET_BYTES = 32 << 20
+#: No message takes less memory, however short it is.
+_PAGE = 4096
+
+
+def message_bytes(edges: int, slots: int, budget: int, slot_bytes: int = SLOT_BYTES) -> int:
+    """Return the longest message with which the edges into a rank fit its slots and its budget.
+
+    Args:
+        edges: The most edges into one rank, of any rank.
+        slots: Of an edge.
+        budget: What all messages to a rank may take, in bytes.
+        slot_bytes: Room of one message.
+
+    Returns:
+        Bytes; a power of two, so that messages begin at whole pages.
+    """
+    fair = budget // (slots * max(1, edges))
+    return min(slot_bytes, max(_PAGE, min(SLOT_BYTES, power_of_two(fair))))
+
+
+def tile_bytes(wanted: int, widest: int, message: int) -> int:
+    """Return how many bytes of each chunk are sent at a time: the tile.
+
+    Args:
+        wanted: The most that is wanted, a multiple of `CHUNK_UNIT`.
+        widest: Chunks of the widest message of any rank.
+        message: Bytes of the longest message, see `message_bytes`.
+
+    Returns:
+        A multiple of `CHUNK_UNIT`; 0: not even the shortest of so many chunks fit a message.
+    """
+    return min(wanted, message // widest // CHUNK_UNIT * CHUNK_UNIT)
+
+
+def power_of_two(n: int) -> int:
+    """Return the greatest power of two up to n."""
+    return 1 << n.bit_length() >> 1

@@ -13,20 +13,15 @@ import os
 import resource
 from typing import Protocol
 
-from pycoll.program.isa import CHUNK_UNIT, MAX_CHANNELS
-from pycoll.program.slots import SLOTS
+from pycoll.program import slots
+from pycoll.program.isa import MAX_CHANNELS
+from pycoll.program.slots import BUDGET_BYTES, SLOT_BYTES, SLOTS, power_of_two
 
-#: Bytes of a slot: a tile fits the second-level cache twice.
-SLOT_BYTES = 256 << 10
-#: What all messages to a rank may take. Of a group, a quarter: there may be many.
-BUDGET_BYTES = 32 << 20
 #: Address space that all heaps, and all slots, may take together in each process, of the 128 TiB
 #: that it has; those of a group, a share of it.
 HEAPS_BYTES, SLOTS_BYTES, GROUPS = 1 << 45, 1 << 44, 64
 #: Edges of two ranks each way: those of Programs, and two for transfers.
 _CHANNELS = MAX_CHANNELS + 2
-#: No message takes less memory, however short it is.
-_PAGE = 4096
 
 
 class World(Protocol):
@@ -56,7 +51,7 @@ def fair_bytes(size: int, whole: bool = True) -> int:
     So long are the slots of two channels that all other ranks use: for what may be pinned, and for
     transfers, which may be with any rank.
     """
-    return _share(most_edges(size), SLOTS, budget_bytes(whole))
+    return slots.message_bytes(2 * (size - 1), SLOTS, budget_bytes(whole))
 
 
 def slot_bytes(size: int, arenas: int, room: int, whole: bool = True) -> int:
@@ -68,7 +63,7 @@ def slot_bytes(size: int, arenas: int, room: int, whole: bool = True) -> int:
         room: Bytes of address space for all slots, as `slots_room` gives it.
         whole: The ranks are the job, not a group of it.
     """
-    spacious = _power_of_two(room // (arenas * size * _CHANNELS * SLOTS))
+    spacious = power_of_two(room // (arenas * size * _CHANNELS * SLOTS))
     return max(fair_bytes(size, whole), min(SLOT_BYTES, spacious))
 
 
@@ -86,40 +81,9 @@ def heap_bytes(size: int, whole: bool = True) -> int:
     return min(memory, room // size) >> 12 << 12
 
 
-def most_edges(size: int) -> int:
-    """Return how many edges into one rank a plan is taken to have where its Programs do not say."""
-    return max(1, 2 * (size - 1))
-
-
-def share_bytes(edges: int, world: World) -> int:
-    """Return the longest message with which ``edges`` edges into a rank fit slots and budget."""
-    return min(world.slot_bytes, _share(edges, world.slots, world.budget))
-
-
-def tile_for(choice_tile: int, widest: int, edges: int, world: World) -> int:
-    """Return the tile of a plan: bytes of a chunk that are sent at a time.
-
-    Args:
-        choice_tile: The longest that is wanted, a multiple of `CHUNK_UNIT`.
-        widest: Chunks of the widest message of any rank.
-        edges: The most edges into one rank, of any rank; alike on all ranks.
-        world: The ranks.
-
-    Returns:
-        A multiple of `CHUNK_UNIT`; 0: not even the shortest of so many chunks fit a message.
-    """
-    most = share_bytes(edges, world) // widest // CHUNK_UNIT * CHUNK_UNIT
-    return min(choice_tile, most)
-
-
-def _share(edges: int, slots: int, budget: int) -> int:
-    fair = _power_of_two(budget // (slots * max(1, edges)))
-    return max(_PAGE, min(SLOT_BYTES, fair))
-
-
-def _power_of_two(n: int) -> int:
-    """Return the greatest power of two up to n: slots and tiles then begin at whole pages."""
-    return 1 << n.bit_length() >> 1
+def message_bytes(edges: int, world: World) -> int:
+    """Return the longest message of a plan that has ``edges`` edges into one rank at most."""
+    return slots.message_bytes(edges, world.slots, world.budget, world.slot_bytes)
 
 
 def _address_space() -> int:

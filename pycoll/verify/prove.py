@@ -33,7 +33,7 @@ def _check(size: int, slots: int, placement: Placement | None, **flags: bool) ->
             raise UsageError(f"verify: {name} is {quoted(flag)}, want True or False")
 
 
-_MOST = 65536  #: ranks, and slots of an edge
+_MOST = 1 << 20  #: ranks, and slots of an edge
 
 
 @dataclass(frozen=True)

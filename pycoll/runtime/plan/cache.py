@@ -20,6 +20,7 @@ from pycoll.dtypes import ReduceOp
 from pycoll.errors import UsageError
 from pycoll.program.isa import CHUNK_UNIT, EdgeKind
 from pycoll.program.program import Program
+from pycoll.program.slots import tile_bytes
 from pycoll.runtime import room
 from pycoll.runtime.native import bindings
 from pycoll.runtime.plan.call import BARRIER, Call, Wanted
@@ -146,11 +147,12 @@ class PlanCache:
         edges = own[0][1].facts.edges  # a direct form has no messages
         if any(record.verdict.origin == "unproved" for _, record in own):
             text += " (unproved)"
-        tile = room.tile_for(choice.tile, widest, edges, world)
+        most = room.message_bytes(edges, world)
+        tile = tile_bytes(choice.tile, widest, most)
         if tile == 0:
             raise UsageError(
                 f"{call.collective}: algorithm {algorithm.name!r} sends {widest} chunks at once, "
-                f"want at most {room.share_bytes(edges, world) // CHUNK_UNIT}"
+                f"want at most {most // CHUNK_UNIT}"
             )
         return self._bind(call, programs, choice._replace(tile=tile), text, timeout)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pycoll.cost import Question
-from pycoll.runtime import room
 from pycoll.runtime.net.transport import VERBS
 
 if TYPE_CHECKING:
@@ -31,7 +30,8 @@ def question(
         wanted=wanted,
         dtype=dtype,
         slots=world.slots,
-        slot_bytes=room.share_bytes(room.most_edges(world.size), world),
+        slot_bytes=world.slot_bytes,
+        budget=world.budget,
         rdma=world.transport == VERBS,
         wire=world.wire,
         device=device,
