@@ -35,10 +35,9 @@ PROVED = (
     "bruck",
     "hierarchical",
 )
-#: Of the real jobs: elements of a block; one, 64 KiB and 1 MiB of float32.
-COUNTS = (1, 1 << 14, 1 << 18)
-#: Bytes of all ranks' arrays together, beyond which a cell is left out, and says so.
-MOST_BYTES = 8 << 30
+#: Of the real jobs: bytes of the larger array of a call; 0 for one element a block.
+LARGER = (0, 64 << 10, 1 << 20)
+TURN = 61  #: inputs repeat after so many elements, and ranks
 
 
 def main() -> None:
@@ -120,38 +119,71 @@ def measured(work: Callable[[str, int], dict[str, Any]], name: str, size: int) -
     return {"cpu_s": round(seconds, 3), "peak_mib": round(peak / 1024, 1), **more}
 
 
-def plan(name: str, size: int) -> dict[str, Any]:
-    """Trace and lower one rank in the middle, as its first call does."""
-    from pycoll.algorithms import get
-    from pycoll.program.lower import compile_program
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    """Return what a part of a cell returns, and its CPU seconds."""
+    began = time.process_time()
+    result = work()
+    return result, round(time.process_time() - began, 4)
 
-    program = compile_program(get(name), size, size // 2, placement=placement(name, size))
-    return {"instructions": len(program.instructions), "edges": len(program.edges)}
+
+def plan(name: str, size: int) -> dict[str, Any]:
+    """Plan in one rank in the middle: lower its steps, and find them in the record of the proof."""
+    from pycoll.algorithms import get
+    from pycoll.program.lower import compile_own
+    from pycoll.program.program import Program
+
+    algorithm, where = get(name), placement(name, size)
+    record = recorded(name, size)
+
+    def lower(rank: int) -> Program:
+        return compile_own(algorithm, size, rank, record.facts, placement=where)
+
+    program, lowering = timed(lambda: lower(size // 2))
+    may, checking = timed(lambda: record.admits(program, algorithm.collective, lower))
+    assert may, "its program is not what was proved"
+    return {
+        "cpu_s": round(lowering + checking, 4),
+        "of_which_the_check_s": checking,
+        "instructions": len(program.instructions),
+        "record": record.verdict.origin,
+    }
+
+
+def recorded(name: str, size: int) -> Any:
+    """Return the record of a certificate or of the disk, and make it if there is none."""
+    from pycoll.algorithms import get
+    from pycoll.config import Config
+    from pycoll.program.slots import SLOTS
+    from pycoll.verify import gate
+
+    cache = Config.load().cache
+    return gate(get(name), size, slots=SLOTS, placement=placement(name, size), cache=cache)
 
 
 def prove(name: str, size: int) -> dict[str, Any]:
-    """Prove all ranks."""
-    return proof(name, size, None)
+    """Prove all ranks, whatever certificate there is."""
+    from pycoll import collector
+    from pycoll.algorithms import get
+    from pycoll.program.slots import SLOTS
+    from pycoll.verify.certificates import Form
+    from pycoll.verify.gate import prove as proved
+
+    form, where = Form(direct=False, average=False), placement(name, size)
+    with collector.paused():
+        record = proved(get(name), size, SLOTS, form, where)
+    group = record.group
+    by = "rank by rank" if group is None else f"{group.step} for all, by {group.name}"
+    return {"instructions": record.verdict.instructions, "by": by}
 
 
 def keep(name: str, size: int) -> dict[str, Any]:
-    """Prove all ranks, and leave the verdict on the disk; or find it there."""
-    from pycoll.config import Config
+    """Leave the record on the disk; or find it there."""
+    from pycoll.verify import certificates
 
-    return proof(name, size, Config.load().cache)
-
-
-def proof(name: str, size: int, cache: Path | None) -> dict[str, Any]:
-    from pycoll.algorithms import get
-    from pycoll.program.slots import SLOTS
-    from pycoll.verify import gate, verify
-
-    where = placement(name, size)
-    if cache is None:
-        verdict = verify(get(name), size, slots=SLOTS, placement=where)
-    else:
-        verdict = gate(get(name), size, slots=SLOTS, placement=where, cache=cache)
-    return {"origin": verdict.origin}
+    certificates.certificates = dict  # as at sizes that have none
+    certificates.source_digest(certificates.PIPELINE + certificates.PROVER)  # once a process
+    record, seconds = timed(lambda: recorded(name, size))
+    return {"cpu_s": seconds, "origin": record.verdict.origin}
 
 
 def explain(nbytes: str, size: int) -> dict[str, Any]:
@@ -228,7 +260,6 @@ def real(size: int, timeout: float) -> list[dict[str, Any]]:
         rows.append(
             {"what": what, "ranks": size, "most": max(of), "mean": round(sum(of) / size, 1)}
         )
-    rows += [{"what": "left out", "ranks": size, "cell": cell} for cell in answers[0]["left_out"]]
     rows.append(killed(size, timeout))
     for row in rows:
         print(row, flush=True)
@@ -243,68 +274,82 @@ def job(size: int) -> dict[str, Any]:
 
     seconds: dict[str, float] = {}
 
-    def timed(what: str, call: Callable[[], Any]) -> Any:
+    def clock(what: str, call: Callable[[], Any]) -> Any:
         began = time.monotonic()
         result = call()
         seconds[what] = time.monotonic() - began
         return result
 
-    comm = timed("init", pycoll.init)
-    me, left_out = comm.rank, []
-    timed("first barrier", comm.barrier)
-    for count in COUNTS:
-        # Whole numbers that float32 holds exactly, in sums of all ranks, too.
-        own = (np.arange(count, dtype=np.float32) + me) % 61
-        total = np.zeros(count, np.float32)
+    comm = clock("init", pycoll.init)
+    me = comm.rank
+    clock("first barrier", comm.barrier)
+
+    def of(rank: int, first: int, count: int) -> Any:
+        """Return what a rank brings: whole numbers that float32 holds exactly, in sums, too."""
+        turn = ((np.arange(first, first + TURN) % TURN * (7 + rank) + 13 * rank) % TURN).astype(
+            "f4"
+        )
+        return np.resize(turn, count)
+
+    def summed(first: int, count: int) -> Any:
+        turn = np.zeros(TURN, np.float32)
         for rank in range(size):
-            total += (np.arange(count, dtype=np.float32) + rank) % 61
-        checks: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-            "allreduce": (lambda x=own: comm.allreduce(x.copy()), lambda t=total: t),
+            turn += of(rank, first, TURN)
+        return np.resize(turn, count)
+
+    for larger in LARGER:
+        whole = max(1, larger // 4)  # elements of one message of all ranks
+        each = max(1, larger // 4 // size)  # of a block of each rank
+        root, first, out = me == 0, me * each, np.empty(each, np.float32)
+
+        def everyone(n: int = each) -> Any:
+            return np.concatenate([of(rank, rank * n, n) for rank in range(size)])
+
+        checks: dict[str, tuple[Callable[[Any], Any], Any, Callable[[], Any]]] = {
+            "allreduce": (comm.allreduce, of(me, 0, whole), lambda n=whole: summed(0, n)),
             "broadcast": (
-                lambda x=own: comm.broadcast(x.copy(), root=0),
-                lambda n=count: np.arange(n, dtype=np.float32) % 61,
+                lambda x: comm.broadcast(x, root=0),
+                of(me, 0, whole),
+                lambda n=whole: of(0, 0, n),
             ),
             "reduce": (
-                lambda x=own: comm.reduce(x.copy(), root=0),
-                lambda t=total: t if me == 0 else None,
+                lambda x: comm.reduce(x, root=0),
+                of(me, 0, whole),
+                lambda n=whole, root=root: summed(0, n) if root else None,
+            ),
+            "allgather": (comm.allgather, of(me, first, each), everyone),
+            "reduce_scatter": (
+                comm.reduce_scatter,
+                of(me, 0, each * size),
+                lambda f=first, n=each: summed(f, n),
+            ),
+            "alltoall": (
+                comm.alltoall,
+                of(me, 0, each * size),
+                lambda f=first, n=each: np.concatenate([of(r, f, n) for r in range(size)]),
+            ),
+            "gather": (
+                lambda x: comm.gather(x, root=0),
+                of(me, first, each),
+                lambda root=root: everyone() if root else None,
+            ),
+            "scatter": (
+                lambda x, out=out: comm.scatter(x, out, root=0),
+                everyone() if root else None,
+                lambda f=first, n=each: of(me, f, n),
             ),
         }
-        few = 4 * count * size * 4 * size <= MOST_BYTES  # four such arrays in each rank
-        blocks = np.concatenate([own] * size) if few else None
-        if blocks is None:
-            for what in ("allgather", "reduce_scatter", "alltoall", "gather", "scatter"):
-                left_out.append(f"{what} of {count} elements a block: the arrays are too large")
-        else:
-            everyone = np.concatenate(
-                [(np.arange(count, dtype=np.float32) + rank) % 61 for rank in range(size)]
-            )
-            checks |= {
-                "allgather": (lambda x=own: comm.allgather(x), lambda e=everyone: e),
-                "reduce_scatter": (
-                    lambda b=blocks: comm.reduce_scatter(b),
-                    lambda t=total: t,
-                ),
-                "alltoall": (lambda b=blocks: comm.alltoall(b), lambda e=everyone: e),
-                "gather": (
-                    lambda x=own: comm.gather(x, root=0),
-                    lambda e=everyone: e if me == 0 else None,
-                ),
-                "scatter": (
-                    lambda e=everyone, x=own: comm.scatter(
-                        e if me == 0 else None, np.empty_like(x), root=0
-                    ),
-                    lambda x=own: x,
-                ),
-            }
-        for what, (call, want) in checks.items():
-            got = timed(f"{what}, {count} elements a block, first", call)
-            expected = want()
-            if expected is not None and not np.array_equal(np.asarray(got).ravel(), expected):
-                raise AssertionError(f"rank {me}: {what} of {count} elements is wrong")
-            timed(f"{what}, {count} elements a block, again", call)
+        size_of = f"{larger >> 10} KiB" if larger else "one element a block"
+        for what, (call, x, wanted) in checks.items():
+            again = None if x is None else x.copy()
+            got, want = clock(f"{what}, {size_of}, first", lambda c=call, x=x: c(x)), wanted()
+            if want is not None and not np.array_equal(np.asarray(got).ravel(), want):
+                raise AssertionError(f"rank {me}: {what} of {size_of} is wrong")
+            clock(f"{what}, {size_of}, again", lambda c=call, x=again: c(x))
+        del checks, got, want, x, again
     counts = memory()
-    timed("close", comm.close)
-    return {"seconds": seconds, "counts": counts, "left_out": left_out}
+    clock("close", comm.close)
+    return {"seconds": seconds, "counts": counts}
 
 
 def memory() -> dict[str, int]:
@@ -325,6 +370,8 @@ def memory() -> dict[str, int]:
     arenas = {line.split()[4] for line in maps if "/memfd:pycoll" in line}
     return {
         "PSS, KiB": kib(rollup, "Pss"),
+        "of which shared memory, KiB": kib(rollup, "Pss_Shmem"),
+        "of which its own, KiB": kib(rollup, "Pss_Anon"),
         "page tables, KiB": kib(status, "VmPTE"),
         "sockets": sockets,
         "arenas mapped": len(arenas),
@@ -340,7 +387,8 @@ def killed(size: int, timeout: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             answers = pycoll.spawn(mourner, size, victim, folder, timeout=timeout, check=False)
-            row["ended_otherwise"] = sum(isinstance(a, Exception) for a in answers) - 1
+            others = [a for rank, a in enumerate(answers) if rank != victim and a is not None]
+            row["ended_otherwise"] = [f"{type(a).__name__}: {a}"[:300] for a in others]
         except pycoll.PycollError as error:
             row["raised"] = type(error).__name__
         heard = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
@@ -362,11 +410,12 @@ def mourner(victim: int, folder: str) -> None:
 
     comm = pycoll.init()
     x = np.ones(1, np.float32)
-    comm.allreduce(x)
-    if comm.rank == victim:
-        Path(folder, "died").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
     try:
+        comm.allreduce(x)
+        comm.barrier()
+        if comm.rank == victim:
+            Path(folder, "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         while True:
             comm.allreduce(x)
     except pycoll.PeerLostError as error:

@@ -124,7 +124,8 @@ class Control:
         self._statuses: dict[int, bytes] = {}
         self._answered = threading.Event()  # of the present question, if there is one
         self._asking = False  # there is one
-        self._broken: Exception | None = None
+        self._broken: Exception | None = None  #: why no exchange can end
+        self._fatal: Exception | None = None  #: the same, but for ranks that left in good order
         self._untold: deque[Frame] = deque()
         self._asked = False
         self._callbacks: tuple[OnLost, OnAbort, StatusOf | None] | None = None
@@ -246,7 +247,7 @@ class Control:
         """Return what one of the ranks that want it makes; the others wait for that.
 
         No rank waits for one that does not want it. If the maker leaves meanwhile, or `make` raises
-        on it, the next one makes it.
+        on it, the next one makes it; a rank that all others have left makes it itself.
 
         Args:
             key: The same on all ranks that want the same; at most 256 bytes.
@@ -264,8 +265,10 @@ class Control:
         mine = Wanted(self._frame(FrameType.ONCE, key))
         while True:
             with self._lock:
-                if self._broken:
-                    raise self._broken
+                if self._fatal:
+                    raise self._fatal
+                if self._alone():
+                    return make()
                 wanted = self._wanted.setdefault(key, mine)
             if wanted is mine:
                 break
@@ -341,7 +344,7 @@ class Control:
         if self.size > 1:
             farewell = self._frame(FrameType.CLOSED, reason, CALLS.pack(calls))
             self._plane.leave(self, [self._joining(), *self._refused, *self._aborts, farewell])
-        self._break(ClosedError(f"rank {self.rank} has closed its control plane"))
+        self._fail(ClosedError(f"rank {self.rank} has closed its control plane"))
         with self._calling:  # held by none but the control thread, which may be who calls this
             return
 
@@ -461,7 +464,7 @@ class Control:
 
     def end(self, error: Exception) -> None:
         """Fail every exchange: the control plane is no more."""
-        self._break(error)
+        self._fail(error)
 
     def _resolve(self, key: str, blobs: list[bytes], error: Exception | None) -> None:
         with self._lock:
@@ -491,7 +494,7 @@ class Control:
             return
         gone = frame.key == GONE
         gave_up = BrokenError(f"rank {rank} gave up ({frame.key}): {text}")
-        self._break(PeerLostError(text) if gone else gave_up)
+        self._fail(PeerLostError(text) if gone else gave_up)
 
     def _lose(self, frame: Frame) -> None:
         with self._lock:
@@ -509,12 +512,24 @@ class Control:
         with self._lock:
             self._broken = self._broken or error
             keys = list(self._exchanges)
-            waiting = [wanted for wanted in self._wanted.values() if not wanted.told.is_set()]
+            left = [*self._wanted.values()] if self._alone() else []
         for key in keys:
             self._resolve(key, [], error)
+        for wanted in left:  # nobody else will make it, and perhaps nobody carries frames
+            wanted.told.set()
+
+    def _fail(self, error: Exception) -> None:
+        """The same, and fail whoever waits for what is made once."""
+        with self._lock:
+            self._fatal = self._fatal or error
+            waiting = [wanted for wanted in self._wanted.values() if not wanted.told.is_set()]
         for wanted in waiting:
             wanted.error = error
             wanted.told.set()
+        self._break(error)
+
+    def _alone(self) -> bool:
+        return len(self._lost) == self.size - 1
 
     def _announce(self, frame: Frame) -> None:
         """Tell the callbacks first: who learns it from a failing exchange finds it known to all."""

@@ -10,7 +10,7 @@ import pytest
 from pycoll.bootstrap.control_router import CALLS, ControlRouter
 from pycoll.bootstrap.framing import Frame, FrameType
 from pycoll.bootstrap.group import ONCES
-from pycoll.errors import CollectiveTimeout, PeerLostError, UsageError
+from pycoll.errors import BrokenError, CollectiveTimeout, UsageError
 
 SECONDS = 30.0  #: generous: reached only by a hang
 
@@ -61,7 +61,8 @@ def test_what_its_maker_does_not_make_the_next_one_makes(how: str) -> None:
         out = router.receive(3, Frame(FrameType.CLOSED, 3, "closed", CALLS.pack(0)), 0)
     assert [(rank, frame) for rank, frame in out if frame.kind is FrameType.MAKE] == [(1, make())]
     given = Frame(FrameType.MADE, 0, "k", b"x")
-    assert router.receive(1, made(1, b"\1x"), 0) == [(2, given)]
+    out = router.receive(1, made(1, b"\1x"), 0)
+    assert [one for one in out if one[1].kind is FrameType.MADE] == [(2, given)]
 
 
 def test_who_waits_no_longer_is_not_asked_to_make_it():
@@ -193,27 +194,71 @@ def test_two_threads_of_a_rank_that_want_the_same_make_it_once(controls, togethe
     assert len(makers) == 1
 
 
-def test_a_loss_ends_the_wait(controls, together):
+def test_a_rank_that_gives_up_ends_the_wait(controls, together):
     one, two, three = controls(3)
-    entered = threading.Event()
+    entered, waits = threading.Event(), threading.Event()
 
     def making() -> bytes:
         entered.set()
-        two_waits.wait(SECONDS)
+        waits.wait(SECONDS)
         time.sleep(0.05)
-        three.close()
+        three.abort("error", "it cannot go on")
         time.sleep(0.3)
         return b"it"
 
-    two_waits = threading.Event()
-
     def second() -> None:
         entered.wait(SECONDS)
-        two_waits.set()
-        with pytest.raises(PeerLostError, match="rank 2"):
+        waits.set()
+        with pytest.raises(BrokenError, match="rank 2 gave up"):
             two.once("key", lambda: b"", SECONDS)
 
     together(lambda: one.once("key", making, SECONDS), second)
+    with pytest.raises(BrokenError, match="rank 2 gave up"):
+        two.once("another", lambda: b"", SECONDS)
+
+
+def test_ranks_that_leave_in_good_order_stop_nobody(controls, together):
+    one, two, three = controls(3)
+    entered, waits = threading.Event(), threading.Event()
+
+    def making() -> bytes:
+        entered.set()
+        waits.wait(SECONDS)
+        time.sleep(0.05)
+        three.close()
+        time.sleep(0.1)
+        return b"it"
+
+    def second() -> bytes:
+        entered.wait(SECONDS)
+        waits.set()
+        return two.once("key", lambda: b"", SECONDS)
+
+    assert together(lambda: one.once("key", making, SECONDS), second) == [b"it"] * 2
+    assert two.once("another", lambda: b"more", SECONDS) == b"more"
+
+
+def test_who_is_left_alone_makes_it_itself(controls, together):
+    one, two, three = controls(3)
+    entered = threading.Event()
+
+    def never() -> bytes:
+        entered.set()
+        time.sleep(0.2)
+        two.close()
+        raise ZeroDivisionError
+
+    def maker() -> None:
+        with pytest.raises(ZeroDivisionError):
+            two.once("key", never, SECONDS)
+
+    def waiter() -> bytes:
+        entered.wait(SECONDS)
+        one.close()
+        return three.once("key", lambda: b"by itself", SECONDS)
+
+    assert together(maker, waiter)[1] == b"by itself"
+    assert three.once("another", lambda: b"more", SECONDS) == b"more"
 
 
 def test_what_is_too_long_is_refused(controls):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -142,3 +144,16 @@ def test_what_takes_too_long_to_prove_runs_only_where_all_ranks_say_so() -> None
         assert text.startswith("ranks called different things")
         assert text.count("(unproved)") == 2
         assert said == 1
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_plans_its_call_after_others_have_done_their_part_and_left(late: int) -> None:
+    def rank() -> object:
+        with pycoll.init() as comm:
+            if comm.rank == late:
+                time.sleep(1)  # all others have left by then
+            return comm.gather(np.full(3, comm.rank + 1.0), root=late)
+
+    found = pycoll.spawn(rank, 3, timeout=60)[late]
+    assert found is not None
+    assert np.array_equal(found, np.repeat([1.0, 2.0, 3.0], 3))

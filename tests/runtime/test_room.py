@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import os
 import resource
-from typing import NamedTuple
 
 import pytest
 
 from pycoll.runtime import room
 
 TIB = 1 << 40
-
-
-class Ranks(NamedTuple):
-    """What all ranks agree on."""
-
-    slot_bytes: int = room.SLOT_BYTES
-    slots: int = room.SLOTS
-    budget: int = room.BUDGET_BYTES
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -76,34 +67,3 @@ def test_the_heap_fits_the_address_space(monkeypatch: pytest.MonkeyPatch) -> Non
         assert (each + 4096) * size > 1 << 45
         assert each * size <= 1 << 45
         assert 64 * size * room.heap_bytes(size, whole=False) <= 1 << 45
-
-
-@pytest.mark.parametrize("size", range(2, 9))
-def test_few_ranks_are_not_bound_by_the_budget(size: int) -> None:
-    for widest in (1, 2, 3, size):
-        fits = room.SLOT_BYTES // widest // 64 * 64
-        for edges in (size - 1, 4 * (size - 1), room.most_edges(size)):
-            assert room.tile_for(1 << 30, widest, edges, Ranks()) == fits
-        assert room.tile_for(4096, widest, 1, Ranks()) == min(4096, fits)
-
-
-@pytest.mark.parametrize("edges", [1, 10, 63, 1023, 4092, 65535])
-@pytest.mark.parametrize("widest", [1, 3, 64, 512, 4096])
-def test_what_the_edges_of_a_plan_touch_fits_the_budget(edges: int, widest: int) -> None:
-    for world in (Ranks(), Ranks(budget=room.BUDGET_BYTES // 4), Ranks(slot_bytes=8192)):
-        tile = room.tile_for(1 << 30, widest, edges, world)
-        assert tile % 64 == 0
-        assert tile * widest <= world.slot_bytes
-        # No slot takes less than a page.
-        assert max(4096, tile * widest) * world.slots * edges <= max(
-            world.budget, 4096 * world.slots * edges
-        )
-        wider = (tile + 64) * widest
-        assert wider > world.slot_bytes or 2 * wider * world.slots * edges > world.budget
-
-
-def test_a_message_of_too_many_chunks_has_no_tile() -> None:
-    assert room.tile_for(4096, 4096, 1, Ranks()) == 64
-    assert room.tile_for(4096, 4097, 1, Ranks()) == 0
-    assert room.tile_for(4096, 65, 1 << 20, Ranks()) == 0
-    assert room.tile_for(4096, 512, 10, Ranks()) == 512, "halving_doubling of 1,024 ranks"
