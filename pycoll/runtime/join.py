@@ -110,6 +110,7 @@ def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[Wo
     places = [said.place for said in theirs]
     hosts = locality.hosts(places)
     each = _slot_bytes(theirs, hosts, bootstrap.whole, pinned)
+    share = min(said.memory for said in theirs) // max(Counter(hosts).values())
     ring = SLOTS * room.fair_bytes(size, bootstrap.whole)
     whole = arenas.eager(size, pinned)
     comm = _open(rank, places, each, ring, min(said.heap for said in theirs), whole)
@@ -127,7 +128,7 @@ def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[Wo
         theirs[0].algorithm,
         SLOTS,
         each,
-        room.budget_bytes(bootstrap.whole),
+        room.budget_bytes(bootstrap.whole, share),
         tuple(bool(mapped[rank] >> peer & 1) for peer in range(size)),
         near is not None,
         by.transport != transport.SHM,
@@ -207,6 +208,7 @@ class _Introduction(NamedTuple):
     algorithm: str | None
     heap: int
     room: int  #: of address space for slots, bytes
+    memory: int  #: of its host, bytes
     rdma: bool  #: its machine has an RDMA device, of use or not
     place: Locality
     domain: str  #: equal for ranks that may open each other's memory
@@ -224,6 +226,7 @@ def _introductions(bootstrap: Bootstrap, config: Config) -> list[_Introduction]:
         "verbs": str(config.verbs),
         "heap": room.heap_bytes(bootstrap.size, bootstrap.whole),
         "room": room.slots_room(bootstrap.whole),
+        "host_memory": room.memory_bytes(),
         "rdma": rails.seen(),
         "domain": arenas.domain(mine.host),
         **mine.encode(),
@@ -238,9 +241,9 @@ def _introduction(rank: int, blob: bytes) -> _Introduction:
     try:
         said = json.loads(blob)
         version, heap = str(said.get("version")), said["heap"]
-        space, rdma = said["room"], said["rdma"]
-        if not isinstance(heap, int) or not isinstance(space, int):
-            raise ValueError("heap or room")
+        space, memory, rdma = said["room"], said["host_memory"], said["rdma"]
+        if not all(isinstance(bytes_, int) for bytes_ in (heap, space, memory)):
+            raise ValueError("heap, room or host_memory")
         if not isinstance(rdma, bool):
             raise ValueError("rdma")
         there, domain, by = Locality.parse(said), str(said["domain"]), said["transport"]
@@ -248,7 +251,8 @@ def _introduction(rank: int, blob: bytes) -> _Introduction:
             raise ValueError("transport")
         fabric = Fabric.parse(said["verbs"])
         return _Introduction(
-            version, said.get("algorithm"), heap, space, rdma, there, domain, by, fabric
+            *(version, said.get("algorithm"), heap, space, memory, rdma),
+            *(there, domain, by, fabric),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BootstrapError(

@@ -24,6 +24,10 @@ HEAPS_BYTES, SLOTS_BYTES, GROUPS = 1 << 45, 1 << 44, 64
 _CHANNELS = MAX_CHANNELS + 2
 
 
+#: Of a job, however many ranks share a host.
+_LEAST_BUDGET = 256 << 10
+
+
 class World(Protocol):
     """What is used here of the ranks."""
 
@@ -40,9 +44,20 @@ class World(Protocol):
         """Return what all messages to a rank may take, in bytes."""
 
 
-def budget_bytes(whole: bool = True) -> int:
-    """Return what all messages to a rank may take: of the job, or of a group of its ranks."""
-    return BUDGET_BYTES if whole else BUDGET_BYTES // 4
+def memory_bytes() -> int:
+    """Return the memory of this host."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def budget_bytes(whole: bool = True, share: int = BUDGET_BYTES << 6) -> int:
+    """Return what all messages of a plan to a rank may take.
+
+    Args:
+        whole: The ranks are the job, not a group of it.
+        share: A rank's share of its host's memory, in bytes; a rank has several plans, and arrays.
+    """
+    budget = min(BUDGET_BYTES, max(_LEAST_BUDGET, share >> 6))
+    return budget if whole else budget // 4
 
 
 def fair_bytes(size: int, whole: bool = True) -> int:
@@ -75,10 +90,9 @@ def slots_room(whole: bool = True) -> int:
 
 def heap_bytes(size: int, whole: bool = True) -> int:
     """Return how much address space this rank would give each rank's heap."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     room = min(HEAPS_BYTES, _address_space() // 2)
     room = room if whole else room // GROUPS
-    return min(memory, room // size) >> 12 << 12
+    return min(memory_bytes(), room // size) >> 12 << 12
 
 
 def message_bytes(edges: int, world: World) -> int:

@@ -13,7 +13,7 @@ from pycoll.errors import BootstrapError
 from pycoll.runtime import join, room
 from pycoll.runtime.native import bindings
 
-SPACE = b'"room": 1, "rdma": false, "domain": "a", '
+SPACE = b'"room": 1, "host_memory": 1, "rdma": false, "domain": "a", '
 PLACED = b'{"cpus": "1", "heap": 1, ' + SPACE + b'"host": "a", "memory": 0'
 
 
@@ -76,7 +76,7 @@ def test_one_rank() -> None:
         ),
         (
             b'{"cpus": "1", "heap": "1", ' + SPACE + b'"host": "a", "memory": 0}',
-            "does not understand: heap or room",
+            "not understand: heap, room or host_memory",
         ),
         (
             b'{"cpus": "1", "heap": 1, ' + SPACE + b'"host": 7, "memory": 0}',

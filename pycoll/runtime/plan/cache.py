@@ -27,6 +27,7 @@ from pycoll.runtime.plan.call import BARRIER, Call, Wanted
 from pycoll.runtime.plan.geometry import Geometry, geometry
 from pycoll.runtime.plan.proof import Form, Proofs
 from pycoll.schedule import COLLECTIVES, NotDirect
+from pycoll.schedule.trace import forget
 
 if TYPE_CHECKING:
     from pycoll.runtime.engine import Engine
@@ -154,7 +155,10 @@ class PlanCache:
                 f"{call.collective}: algorithm {algorithm.name!r} sends {widest} chunks at once, "
                 f"want at most {most // CHUNK_UNIT}"
             )
-        return self._bind(call, programs, choice._replace(tile=tile), text, timeout)
+        made = self._bind(call, programs, choice._replace(tile=tile), text, timeout)
+        if not world.direct:  # for direct forms the steps of peers are wanted again
+            forget()
+        return made
 
     def _bind(
         self,
