@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--only", default="plan,prove,disk,explain")
     parser.add_argument("--timeout", type=float, default=600, help="seconds of a cell")
     parser.add_argument("--real", type=int, metavar="N", help="run N ranks instead")
+    parser.add_argument("--calls", default="", help="of --real: these collectives only")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--cell", nargs=3, metavar=("WHAT", "NAME", "SIZE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -58,7 +59,7 @@ def main() -> None:
     if options.real:
         meta = metadata.collect("spawn", options.real, {})
         output = options.output or RESULTS / f"scale-real-{options.real}.json"
-        write(output, meta, real(options.real, options.timeout))
+        write(output, meta, real(options.real, options.timeout, options.calls))
         return
     rows = []
     sizes = [int(size) for size in options.sizes.split(",")]
@@ -244,12 +245,12 @@ def growth(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def real(size: int, timeout: float) -> list[dict[str, Any]]:
+def real(size: int, timeout: float, calls: str = "") -> list[dict[str, Any]]:
     """Fork so many ranks: every collective, right to the bit; then kill one."""
     import pycoll
 
     began = time.monotonic()
-    answers = pycoll.spawn(job, size, size, timeout=timeout)
+    answers = pycoll.spawn(job, size, size, calls, timeout=timeout)
     rows: list[dict[str, Any]] = [{"what": "job", "ranks": size}]
     rows[0]["wall_s"] = round(time.monotonic() - began, 2)
     for what in answers[0]["seconds"]:
@@ -266,7 +267,7 @@ def real(size: int, timeout: float) -> list[dict[str, Any]]:
     return rows
 
 
-def job(size: int) -> dict[str, Any]:
+def job(size: int, calls: str) -> dict[str, Any]:
     """Be one rank: every collective at every size, held against numpy."""
     import numpy as np
 
@@ -341,12 +342,14 @@ def job(size: int) -> dict[str, Any]:
         }
         size_of = f"{larger >> 10} KiB" if larger else "one element a block"
         for what, (call, x, wanted) in checks.items():
+            if calls and what not in calls.split(","):
+                continue
             again = None if x is None else x.copy()
             got, want = clock(f"{what}, {size_of}, first", lambda c=call, x=x: c(x)), wanted()
             if want is not None and not np.array_equal(np.asarray(got).ravel(), want):
                 raise AssertionError(f"rank {me}: {what} of {size_of} is wrong")
             clock(f"{what}, {size_of}, again", lambda c=call, x=again: c(x))
-        del checks, got, want, x, again
+        del checks  # its arrays
     counts = memory()
     clock("close", comm.close)
     return {"seconds": seconds, "counts": counts}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -123,7 +124,11 @@ def test_the_built_ins_source_under_a_users_decorator_runs_like_it() -> None:
     pycoll.spawn(rank, 3, timeout=60)
 
 
-def test_what_takes_too_long_to_prove_runs_only_where_all_ranks_say_so() -> None:
+def test_what_takes_too_long_to_prove_runs_only_where_all_ranks_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYCOLL_CACHE", str(tmp_path))  # where nothing is kept yet
+
     def rank(mine: str) -> tuple[str, int]:
         from pycoll import verify
 

@@ -66,6 +66,7 @@ def test_the_command_writes_the_file(
 ) -> None:
     monkeypatch.setattr(certify, "FILE", tmp_path / "certificates.json")
     monkeypatch.setattr(certify, "SIZES", (2, 2))
+    monkeypatch.setattr(certify, "BEYOND", ())
     monkeypatch.setattr(sys, "argv", ["certify", "--workers", "1"])
     certify.main()
     table = json.loads((tmp_path / "certificates.json").read_text())

@@ -235,6 +235,7 @@ def test_a_rank_that_is_not_like_its_representative_is_not_let_through() -> None
     assert all(admitted(whole, one_differs, p) for p in own)
 
 
+@pytest.mark.usefixtures("uncertified")
 def test_ranks_that_cut_their_ranges_differently_are_proved_by_one() -> None:
     bruck = get("bruck")
     record = gate(bruck, 72, slots=4)

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pycoll.algorithms import get
 from pycoll.cost import Choice
@@ -32,6 +32,7 @@ from pycoll.schedule.trace import forget
 if TYPE_CHECKING:
     from pycoll.runtime.engine import Engine
     from pycoll.runtime.plan.selection import Selection
+    from pycoll.verify import Record
 
 #: Plans kept; when there are more, all are forgotten and the ones in use are made again.
 MAX_PLANS = 1024
@@ -48,6 +49,15 @@ class BoundPlan:
     direct: str | None  #: algorithm that runs instead where all arrays are of `empty`
     transport: str  #: what moves the data, such as "shm", "tcp" or "shm+verbs"
     nbytes: int  #: of the message, all blocks together
+
+
+class _Lowered(NamedTuple):
+    """This rank's Program of one form."""
+
+    digest: int
+    peers: frozenset[int]  #: the ranks that exchange messages with this one
+    record: Record
+    handle: Any  #: the native program
 
 
 class Target(Protocol):
@@ -87,7 +97,7 @@ class PlanCache:
         self._engine = engine
         self._target = target
         self._plans: dict[tuple[Call, Wanted], BoundPlan] = {}
-        self._programs: dict[tuple[int, int], Any] = {}
+        self._known: dict[tuple[Form, int], _Lowered] = {}  # by form and root
         self.proofs = proofs or Proofs(engine)
         self._rank, self._size = engine.world.rank, engine.world.size
         engine.lend(self)
@@ -127,7 +137,7 @@ class PlanCache:
         """Forget every plan; none may be in use."""
         self._target.forget()
         self._plans.clear()
-        self._programs.clear()  # a native plan keeps its own
+        self._known.clear()  # a native plan keeps its own
 
     def _make(self, call: Call, wanted: Wanted, timeout: float | None) -> BoundPlan:
         world = self._engine.world
@@ -136,49 +146,57 @@ class PlanCache:
         average = call.op is ReduceOp.AVG
         placement = world.placement.rotated(call.root)
         staged = Form(algorithm, average, False, placement)
-        own = [self.proofs.program(staged, call.root, timeout)]
+        own = [self._lowered(staged, call.root, timeout)]
         if choice.direct is not None and self._target.direct and world.direct:
             named = algorithm if choice.direct == algorithm.name else None
             direct = named or get(choice.direct, call.collective)
             mapped = Form(direct, average, True, placement)
             with contextlib.suppress(NotDirect):  # it has no such form, and runs staged
-                own.append(self.proofs.program(mapped, call.root, timeout))
-        programs = [program for program, _ in own]
-        widest = max(record.facts.widest for _, record in own)
-        edges = own[0][1].facts.edges  # a direct form has no messages
-        if any(record.verdict.origin == "unproved" for _, record in own):
-            text += " (unproved)"
-        most = room.message_bytes(edges, world)
+                own.append(self._lowered(mapped, call.root, timeout))
+        widest = max(one.record.facts.widest for one in own)
+        most = room.message_bytes(own[0].record.facts.edges, world)  # direct, there are no messages
         tile = tile_bytes(choice.tile, widest, most)
         if tile == 0:
             raise UsageError(
                 f"{call.collective}: algorithm {algorithm.name!r} sends {widest} chunks at once, "
                 f"want at most {most // CHUNK_UNIT}"
             )
-        made = self._bind(call, programs, choice._replace(tile=tile), text, timeout)
-        if not world.direct:  # for direct forms the steps of peers are wanted again
-            forget()
-        return made
+        if any(one.record.verdict.origin == "unproved" for one in own):
+            text += " (unproved)"
+        return self._bind(call, own, choice._replace(tile=tile), text, timeout)
+
+    def _lowered(self, form: Form, root: int, timeout: float | None) -> _Lowered:
+        """Return this rank's Program of a form, loaded once for all messages that it serves."""
+        found = self._known.get((form, root))
+        if found is None:
+            program, record = self.proofs.program(form, root, timeout)
+            if not self._engine.world.direct:  # for direct forms peers' steps are wanted again
+                forget()
+            peers = _peers(program, root, self._size)
+            self._engine.links.require(peers, timeout)
+            handle = bindings.program_load(self._engine.comm, program.to_bytes(), root)
+            found = _Lowered(program.digest, peers, record, self._engine.keep(handle))
+            self._known[form, root] = found
+        return found
 
     def _bind(
         self,
         call: Call,
-        programs: list[Program],
+        own: list[_Lowered],
         choice: Choice,
         text: str,
         timeout: float | None = None,
     ) -> BoundPlan:
         engine, g = self._engine, self._geometry(call)
-        agreed = (call, [p.digest for p in programs], choice.tile, choice.stream)
+        agreed = (call, [one.digest for one in own], choice.tile, choice.stream)
         digest = hashlib.blake2b(repr(agreed).encode(), digest_size=8).digest()
         signature = int.from_bytes(digest, "little")
-        peers = _peers(programs, call.root, self._size)
+        peers = {peer for one in own for peer in one.peers}
         engine.links.require(peers, timeout)
-        loaded = [self._load(program, call.root) for program in programs]
         handle = bindings.plan_create(
             engine.comm,
-            loaded[0],
-            loaded[1] if len(loaded) > 1 else None,
+            own[0].handle,
+            own[1].handle if len(own) > 1 else None,
             signature=signature,
             blocks=call.blocks(self._size),
             dtype=call.dtype.carrier.code,
@@ -195,29 +213,19 @@ class PlanCache:
             bindings.plan_number(handle),
             text,
             choice.algorithm,
-            choice.direct if len(programs) > 1 else None,
+            choice.direct if len(own) > 1 else None,
             self._target.transport(peers),
             call.nbytes,
         )
         engine.failure.plans[signature] = made
         return made
 
-    def _load(self, program: Program, root: int) -> Any:
-        key = program.digest, root
-        if key not in self._programs:
-            loaded = bindings.program_load(self._engine.comm, program.to_bytes(), root)
-            self._programs[key] = self._engine.keep(loaded)
-        return self._programs[key]
-
     def _geometry(self, call: Call) -> Geometry:
         return geometry(COLLECTIVES[call.collective], self._rank, self._size, call.root)
 
 
-def _peers(programs: list[Program], root: int, size: int) -> set[int]:
+def _peers(program: Program, root: int, size: int) -> frozenset[int]:
     """Return the ranks that exchange messages with this one."""
-    return {
-        (edge.peer + root) % size
-        for program in programs
-        for edge in program.edges
-        if edge.kind is not EdgeKind.LOCAL
-    }
+    return frozenset(
+        (edge.peer + root) % size for edge in program.edges if edge.kind is not EdgeKind.LOCAL
+    )
