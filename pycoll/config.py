@@ -84,10 +84,14 @@ def _secret(value: str | bytes) -> bytes:
 
 
 def _yes_or_no(value: str | bool) -> bool:
-    found = {"1": True, "yes": True, "0": False, "no": False}.get(str(value).strip().lower())
-    if isinstance(value, bool) or found is not None:
-        return value if isinstance(value, bool) else bool(found)
-    raise ValueError("yes or no")
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str):
+        raise TypeError
+    found = {"1": True, "yes": True, "0": False, "no": False}.get(value.strip().lower())
+    if found is None:
+        raise ValueError("yes or no")
+    return found
 
 
 #: Characters that the path of a directory may have, and leave room for the names of files.

@@ -284,7 +284,12 @@ def function_rows() -> dict[str, Row]:
         "init": Row(
             closing(pycoll.init),
             {},
-            {"bootstrap": "none", "timeout": FINITE, "selector": "none builtin"},
+            {
+                "bootstrap": "none",
+                "timeout": FINITE,
+                "selector": "none builtin",
+                "unproved": "none true",
+            },
         ),
         "from_mpi": Row(  # without mpi4py nobody gets as far as the others, which are init's
             pycoll.from_mpi,
@@ -501,6 +506,7 @@ def topology_rows(folder: Path) -> dict[str, Row]:
             dict.fromkeys(("nodes", "switches", "links", "ranks"), EMPTY),
         ),
         "Topology.rails": Row(method("rails"), {"node": "node0"}),
+        "Topology.leaves": Row(method("leaves"), {"node": "node0"}),
         "Topology.leaf": Row(method("leaf"), {"node": "node0", "nic": "nic0"}),
         "Topology.routes": Row(method("routes"), between, pair | {"flows": "five true"}),
         "Topology.path": Row(method("path"), between, pair),

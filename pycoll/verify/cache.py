@@ -30,9 +30,9 @@ def key(
     # The rules of a collective of one's own have no text to tell them by, only a name.
     if not text or COLLECTIVES.get(collective.name) is not collective:
         return ""
-    subject = identity(algorithm, size, placement)
+    subject = str(identity(algorithm, size, placement))  # which every Program names
     if algorithm not in BUILTIN:
-        subject = schedule(algorithm, size, placement).digest
+        subject += f" {schedule(algorithm, size, placement).digest}"
     what = f"{text} {collective.name} {subject} {size} {slots} {form}"
     return hashlib.sha256(what.encode()).hexdigest()
 

@@ -133,6 +133,19 @@ def test_a_change_that_the_source_does_not_show_is_proved_again(tmp_path: Path) 
     assert [proved(), proved()] == ["proof", "cache"]
 
 
+def test_two_algorithms_of_one_schedule_have_records_of_their_own(tmp_path: Path) -> None:
+    @algorithm(allreduce)
+    def namesake(b: ScheduleBuilder) -> None:
+        get("ring")(b)  # as `mine`, in another source
+
+    for a in (mine, namesake):
+        assert gate(a, 4, cache=tmp_path).verdict.origin == "proof"
+    for a in (mine, namesake):
+        record = gate(a, 4, cache=tmp_path)
+        assert record.verdict.origin == "cache"
+        assert admitted(record, a, compile_own(a, 4, 1, record.facts))
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"key": 1, "verdict": 2}'])
 def test_a_corrupt_entry_is_proved_again(tmp_path: Path, text: str) -> None:
     gate(mine, 3, cache=tmp_path)
