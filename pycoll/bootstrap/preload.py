@@ -19,6 +19,7 @@ _MODULES = (
     "pycoll.runtime.dispatch",
     "pycoll.runtime.work",
     "pycoll.runtime.plan.selection",
+    "pycoll.cost.offer",
     "pycoll.cost.prediction",
     "pycoll.arrays.families",
     "pycoll.verify",

@@ -17,6 +17,7 @@ from pycoll.bootstrap import Bootstrap
 from pycoll.bootstrap.control_loop import CLOSED, EXITED
 from pycoll.config import Config
 from pycoll.errors import (
+    CollectiveTimeout,
     PycollError,
     UsageError,
     described,
@@ -123,15 +124,19 @@ class Engine:
         """Return what one of the ranks that ask for ``key`` makes.
 
         Raises:
-            PycollError: What broke this communicator meanwhile; PeerLostError if a rank has died.
+            PeerLostError: A rank has died.
             CollectiveTimeout: It was not made within `timeout` seconds, or the communicator's.
         """
         seconds = self.timeout if timeout is None else timeout
         try:
             return self.bootstrap.control.once(key, make, seconds)
-        except PycollError:
+        except CollectiveTimeout:
             self.failure.bereave("a call")
             raise
+        except PycollError:
+            self.failure.bereave("a call")
+            # The communicator is broken, and the call will say how once it has begun.
+            return make()
 
     def group(self, ranks: list[int], key: str) -> Engine:
         """Return an engine of some of the ranks; each of them calls this."""

@@ -129,7 +129,8 @@ def test_many_algorithms_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None
             gc.collect()
             assert len(kept._plans) <= 3
             assert len(kept._target._dispatchers) <= 4
-            assert len(kept._programs) <= 8
+            assert len(kept._known) <= 4
+            assert len(kept.proofs._known) <= 8
             texts = [plan.text for plan in failure.plans.values()]
             assert len(texts) <= 4
             assert "allreduce(sum, float64, 5 elements)" in texts  # of the bound one, which lives

@@ -73,8 +73,8 @@ def _rank(
 def apart() -> Iterator[None]:
     """Let ranks think that each is on a host of its own: all that they say goes through sockets."""
 
-    def nobody(comm: Any, bootstrap: Bootstrap, timeout: float) -> list[int]:
-        return [1 << rank for rank in range(bootstrap.size)]
+    def nobody(comm: Any, bootstrap: Bootstrap, *_: Any) -> tuple[list[int], None]:
+        return [1 << rank for rank in range(bootstrap.size)], None
 
     def own(places: list[Any]) -> tuple[int, ...]:
         return tuple(range(len(places)))

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pycoll.algorithms import get
 from pycoll.cost import Choice
@@ -51,13 +51,15 @@ class BoundPlan:
     nbytes: int  #: of the message, all blocks together
 
 
-class _Lowered(NamedTuple):
+@dataclass(slots=True)
+class _Lowered:
     """This rank's Program of one form."""
 
     digest: int
     peers: frozenset[int]  #: the ranks that exchange messages with this one
     record: Record
-    handle: Any  #: the native program
+    program: Program | None  #: until it is loaded
+    handle: Any = None  #: the native program
 
 
 class Target(Protocol):
@@ -138,6 +140,7 @@ class PlanCache:
         self._target.forget()
         self._plans.clear()
         self._known.clear()  # a native plan keeps its own
+        self.proofs.forget()
 
     def _make(self, call: Call, wanted: Wanted, timeout: float | None) -> BoundPlan:
         world = self._engine.world
@@ -166,16 +169,14 @@ class PlanCache:
         return self._bind(call, own, choice._replace(tile=tile), text, timeout)
 
     def _lowered(self, form: Form, root: int, timeout: float | None) -> _Lowered:
-        """Return this rank's Program of a form, loaded once for all messages that it serves."""
+        """Return this rank's Program of a form, lowered once for all messages that it serves."""
         found = self._known.get((form, root))
         if found is None:
             program, record = self.proofs.program(form, root, timeout)
             if not self._engine.world.direct:  # for direct forms peers' steps are wanted again
                 forget()
             peers = _peers(program, root, self._size)
-            self._engine.links.require(peers, timeout)
-            handle = bindings.program_load(self._engine.comm, program.to_bytes(), root)
-            found = _Lowered(program.digest, peers, record, self._engine.keep(handle))
+            found = _Lowered(program.digest, peers, record, program)
             self._known[form, root] = found
         return found
 
@@ -193,10 +194,11 @@ class PlanCache:
         signature = int.from_bytes(digest, "little")
         peers = {peer for one in own for peer in one.peers}
         engine.links.require(peers, timeout)
+        loaded = [self._load(one, call.root) for one in own]
         handle = bindings.plan_create(
             engine.comm,
-            own[0].handle,
-            own[1].handle if len(own) > 1 else None,
+            loaded[0],
+            loaded[1] if len(loaded) > 1 else None,
             signature=signature,
             blocks=call.blocks(self._size),
             dtype=call.dtype.carrier.code,
@@ -219,6 +221,12 @@ class PlanCache:
         )
         engine.failure.plans[signature] = made
         return made
+
+    def _load(self, one: _Lowered, root: int) -> Any:
+        if one.program is not None:
+            loaded = bindings.program_load(self._engine.comm, one.program.to_bytes(), root)
+            one.handle, one.program = self._engine.keep(loaded), None
+        return one.handle
 
     def _geometry(self, call: Call) -> Geometry:
         return geometry(COLLECTIVES[call.collective], self._rank, self._size, call.root)

@@ -69,6 +69,10 @@ class Proofs:
             "nothing else that differs between ranks, or between two runs"
         )
 
+    def forget(self) -> None:
+        """Forget all records, and so the algorithms that they are of."""
+        self._known.clear()
+
     def _lower(self, form: Form, record: Record, rank: int) -> Program:
         return compile_own(
             form.algorithm,
