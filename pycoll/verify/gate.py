@@ -22,7 +22,7 @@ from pycoll.verify.representatives import by_symmetry
 #: minute, and 2 GB.
 LIMIT = 1 << 20
 #: Ranks up to which they are proved one by one though a few might represent all.
-FEW = 64
+FEW = 32
 
 
 class TooLargeError(ScheduleError):
