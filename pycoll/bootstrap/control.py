@@ -504,8 +504,12 @@ class Control:
                 (self._calls[frame.rank],) = CALLS.unpack(frame.body)
             self._lost[frame.rank] = frame.key
         self._announce(frame)
-        if not self._broken:  # only the first counts, and there may be one for each rank
-            self._break(PeerLostError(f"{self.describe(frame.rank)} is gone: {said(frame.key)}"))
+        died = frame.kind is FrameType.LOST
+        if self._fatal or (self._broken and not died):  # there may be one for each rank
+            return
+        gone = PeerLostError(f"{self.describe(frame.rank)} is gone: {said(frame.key)}")
+        # Who left in good order is not missed by those that make something for the rest.
+        (self._fail if died else self._break)(gone)
 
     def _break(self, error: Exception) -> None:
         """Fail every exchange, those under way and those to come."""

@@ -18,6 +18,7 @@ from pycoll.bootstrap.control_loop import CLOSED, EXITED
 from pycoll.config import Config
 from pycoll.errors import (
     CollectiveTimeout,
+    PeerLostError,
     PycollError,
     UsageError,
     described,
@@ -124,17 +125,19 @@ class Engine:
         """Return what one of the ranks that ask for ``key`` makes.
 
         Raises:
-            PeerLostError: A rank has died.
+            PeerLostError: A rank has died that the next call misses; the communicator does not know
+                it yet, see `Failure.bereave_call`.
             CollectiveTimeout: It was not made within `timeout` seconds, or the communicator's.
         """
         seconds = self.timeout if timeout is None else timeout
         try:
             return self.bootstrap.control.once(key, make, seconds)
         except CollectiveTimeout:
-            self.failure.bereave("a call")
             raise
-        except PycollError:
-            self.failure.bereave("a call")
+        except PycollError as error:
+            if self.failure.misses_dead():
+                raise PeerLostError(str(error)) from error
+            self.failure.raise_failure()
             # The communicator is broken, and the call will say how once it has begun.
             return make()
 
@@ -151,7 +154,7 @@ class Engine:
         try:
             return self._form(ranks, key, make, self._config)
         except PycollError:
-            self.failure.bereave(key.partition(" ")[0])
+            self.failure.bereave(f"{key.partition(' ')[0]}()")
             raise
 
     def apart(self, ranks: list[int], key: str, config: Config) -> Engine:

@@ -253,7 +253,7 @@ class Failure:
         if missed is None or self.error is not None:
             return
         calling = own.state == bindings.CALLING
-        number = own.sequence + (not calling)
+        number = self._next()
         if number >= missed.call:
             self._lose(missed.teller, missed.text, told=True)
         elif waiting and not calling:  # who waits for this rank in a call before has to hear of it
@@ -369,10 +369,31 @@ class Failure:
         """Raise that a rank has died if one has: ``what``, outside of any call, cannot go on."""
         dead = self._dead()
         if dead:
-            gone = self._departed[dead[0]]
-            name = f"{self._name(dead[0])} {gone}"
-            self._lose(dead[0], f"{name} and takes no part in {what}() at {user_line()}", told=True)
+            self._miss(dead[0], what)
         self.raise_failure()
+
+    def bereave_call(self, what: str) -> None:
+        """Raise what broke the communicator; so does a death that the next call, ``what``, misses.
+
+        A rank that died may have done its part in it.
+        """
+        missed = self.misses_dead()
+        if missed:
+            self._miss(missed[0], f"call {self._next()}, {what}")
+        self.raise_failure()
+
+    def misses_dead(self) -> list[int]:
+        """Return the ranks that have died and that the next call misses."""
+        number = self._next()
+        return [rank for rank in self._dead() if self._departed[rank].calls < number]
+
+    def _next(self) -> int:
+        own = self.statuses.own()
+        return own.sequence + (own.state != bindings.CALLING)
+
+    def _miss(self, rank: int, what: str) -> None:
+        name = f"{self._name(rank)} {self._departed[rank]}"
+        self._lose(rank, f"{name} and takes no part in {what} at {user_line()}", told=True)
 
     @contextlib.contextmanager
     def forming(self, group: Control, but: Container[int] = ()) -> Iterator[None]:

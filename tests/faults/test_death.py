@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -410,3 +412,69 @@ def test_a_late_rank_says_what_it_does_on_other_communicators(waits: str) -> Non
         else "a transfer"
     )
     assert re.search(f"is in {call} on the communicator of all ranks of the job", text), text
+
+
+@pycoll.algorithm("allreduce")
+def exchange(b: pycoll.ScheduleBuilder) -> None:
+    """Send everybody everything; no certificate and no record of an earlier job knows it."""
+    b.chunks(1)
+    for k in range(1, b.size):
+        b.send(b.input[0], to=(b.rank + k) % b.size)
+    b.recv_reduce(b.output[0], frm=range(b.size))
+
+
+@pytest.mark.parametrize(("victim", "maker"), [(0, 1), (3, 1), (0, 0), (3, 3)])
+def test_who_waits_for_a_proof_hears_of_a_death_before_it_is_made(
+    victim: int, maker: int, tmp_path: Path
+) -> None:
+    """The maker proves until all others have raised, or dies while they wait for it."""
+    size = 4
+    asked, heard = (tmp_path / name for name in ("asked", "heard"))
+    asked.mkdir()
+    heard.mkdir()
+
+    def wait_for(folder: Path, count: int) -> bool:
+        until = time.monotonic() + 20
+        while len(os.listdir(folder)) < count and time.monotonic() < until:
+            time.sleep(0.01)
+        return len(os.listdir(folder)) >= count
+
+    def rank() -> str:
+        from pycoll import verify
+
+        os.environ["PYCOLL_CACHE"] = str(tmp_path / "cache")
+        comm = pycoll.init()
+        comm.barrier()
+        honest = verify.gate
+        early = []
+
+        def proves(*arguments: Any, **options: Any) -> Any:
+            (asked / "maker").touch()
+            if comm.rank == victim:
+                assert wait_for(asked, size)
+                time.sleep(0.1)  # what the others want is on its way
+                os.kill(os.getpid(), signal.SIGKILL)
+            early.append(wait_for(heard, size - 2))
+            return honest(*arguments, **options)
+
+        verify.gate = proves
+        if comm.rank != maker:
+            assert wait_for(asked, 1)
+            (asked / str(comm.rank)).touch()
+            if comm.rank == victim:
+                time.sleep(0.1)
+                os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(PeerLostError) as lost:
+            comm.allreduce(np.ones(3), algorithm=exchange)
+        (heard / str(comm.rank)).touch()
+        with pytest.raises(BrokenError, match=f"broke the communicator: rank {victim}"):
+            comm.allreduce(np.ones(3), algorithm=exchange)
+        assert all(early), "the others heard of it when the proof was made"
+        return str(lost.value)
+
+    found = outcomes(size, rank)
+    assert isinstance(found.pop(victim), PeerLostError)
+    for message in found:
+        assert isinstance(message, str), message
+        assert message.startswith(f"rank {victim} (process ")
+        assert "died after 1 call and takes no part in " in message

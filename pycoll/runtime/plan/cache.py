@@ -14,19 +14,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pycoll import collector
 from pycoll.algorithms import get
 from pycoll.cost import Choice
 from pycoll.dtypes import ReduceOp
-from pycoll.errors import UsageError
+from pycoll.errors import CollectiveTimeout, PeerLostError, UsageError
 from pycoll.program.isa import CHUNK_UNIT, EdgeKind
 from pycoll.program.program import Program
 from pycoll.program.slots import tile_bytes
 from pycoll.runtime import room
+from pycoll.runtime.failure import TOLD
 from pycoll.runtime.native import bindings
 from pycoll.runtime.plan.call import BARRIER, Call, Wanted
 from pycoll.runtime.plan.geometry import Geometry, geometry
 from pycoll.runtime.plan.proof import Form, Proofs
-from pycoll.schedule import COLLECTIVES, NotDirect
+from pycoll.schedule import COLLECTIVES, Algorithm, NotDirect
 from pycoll.schedule.trace import forget
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 #: Plans kept; when there are more, all are forgotten and the ones in use are made again.
 MAX_PLANS = 1024
+#: Instructions of a Program that took megabytes to lower.
+LONG = 1024
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -143,6 +147,19 @@ class PlanCache:
         self.proofs.forget()
 
     def _make(self, call: Call, wanted: Wanted, timeout: float | None) -> BoundPlan:
+        try:
+            own, choice, text = self._planned(call, wanted, timeout)
+        except (PeerLostError, CollectiveTimeout) as error:
+            if TOLD not in vars(error):  # it ended a wait for what another rank finds out for all
+                named = wanted if isinstance(wanted, Algorithm) else None
+                self._engine.failure.bereave_call(call.text(named))
+            raise
+        return self._bind(call, own, choice, text, timeout)
+
+    def _planned(
+        self, call: Call, wanted: Wanted, timeout: float | None
+    ) -> tuple[list[_Lowered], Choice, str]:
+        """Return this rank's Programs for a call, the choice with its tile, and the call's text."""
         world = self._engine.world
         choice, algorithm = self._target.selection.choose(call, wanted, timeout)
         text = call.text(algorithm if wanted is not None else None)
@@ -166,7 +183,7 @@ class PlanCache:
             )
         if any(one.record.verdict.origin == "unproved" for one in own):
             text += " (unproved)"
-        return self._bind(call, own, choice._replace(tile=tile), text, timeout)
+        return own, choice._replace(tile=tile), text
 
     def _lowered(self, form: Form, root: int, timeout: float | None) -> _Lowered:
         """Return this rank's Program of a form, lowered once for all messages that it serves."""
@@ -225,7 +242,10 @@ class PlanCache:
     def _load(self, one: _Lowered, root: int) -> Any:
         if one.program is not None:
             loaded = bindings.program_load(self._engine.comm, one.program.to_bytes(), root)
+            long = len(one.program.instructions) > LONG
             one.handle, one.program = self._engine.keep(loaded), None
+            if long:
+                collector.give_back()
         return one.handle
 
     def _geometry(self, call: Call) -> Geometry:
