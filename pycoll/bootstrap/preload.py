@@ -1,4 +1,4 @@
-"""Preload: what the first calls of a rank import, for a process of which ranks will be copies.
+"""Preload: what first calls import and read, for a process of which ranks will be copies.
 
 A rank that imports it by itself takes a fifth of a second of a core for it, and memory of its own.
 """
@@ -27,7 +27,10 @@ _MODULES = (
 
 
 def preload() -> None:
-    """Import it, but for what this machine cannot run: the ranks need not use the engine."""
+    """Import and read it; not what this machine cannot run: ranks need not use the engine."""
     with contextlib.suppress(UnavailableError):
         for name in _MODULES:
             importlib.import_module(name)
+        certificates = importlib.import_module("pycoll.verify.certificates")
+        certificates.certificates()  # a megabyte
+        certificates.source_digest()
