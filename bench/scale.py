@@ -279,8 +279,11 @@ def job(size: int, calls: str) -> dict[str, Any]:
         began = time.monotonic()
         result = call()
         seconds[what] = time.monotonic() - began
+        if what != "init" and me == 0:
+            print(f"# {what}: {seconds[what]:.2f} s on rank 0", file=sys.stderr, flush=True)
         return result
 
+    me = -1
     comm = clock("init", pycoll.init)
     me = comm.rank
     clock("first barrier", comm.barrier)

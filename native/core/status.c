@@ -45,23 +45,61 @@ int pc_status_describe(struct pc_comm *comm, const char *text)
     return PC_OK;
 }
 
-int pc_status_read(struct pc_comm *comm, uint32_t peer, struct pc_status *out)
+/* Any thread may ask: NULL while the peer is not mapped. */
+static struct pc_arena *mapped(struct pc_comm *comm, uint32_t peer)
 {
-    if (peer >= comm->options.size)
-        return PC_INVALID;
-    /* Any thread may ask: NULL while the peer is not mapped. */
     struct pc_arena *a = (struct pc_arena *)atomic_load(&comm->peers[peer].arena);
-    if (a == NULL || comm->peers[peer].stands_in)
-        return PC_UNMAPPABLE;
+    return comm->peers[peer].stands_in ? NULL : a;
+}
+
+static void read_call(struct pc_arena *a, struct pc_status *out)
+{
     out->state = atomic_load_explicit(&a->state, memory_order_acquire);
     out->sequence = atomic_load_explicit(&a->sequence, memory_order_relaxed);
     out->signature = atomic_load_explicit(&a->signatures[out->sequence % PC_STATUS_CALLS],
                                           memory_order_relaxed);
+}
+
+int pc_status_read(struct pc_comm *comm, uint32_t peer, struct pc_status *out)
+{
+    if (peer >= comm->options.size)
+        return PC_INVALID;
+    struct pc_arena *a = mapped(comm, peer);
+    if (a == NULL)
+        return PC_UNMAPPABLE;
+    read_call(a, out);
     out->described = atomic_load_explicit(&a->described, memory_order_acquire);
     atomic_thread_fence(memory_order_acquire); /* for the second read of `sequence` */
     memcpy(out->text, a->text, sizeof out->text);
     out->text[sizeof out->text - 1] = 0;
     return PC_OK;
+}
+
+static int in_other_call(struct pc_arena *a, const struct pc_status *own)
+{
+    struct pc_status theirs;
+    read_call(a, &theirs);
+    return theirs.state == PC_STATUS_CALLING && theirs.sequence == own->sequence
+           && theirs.signature != own->signature;
+}
+
+int pc_status_differs(struct pc_comm *comm)
+{
+    struct pc_status own;
+    read_call(mine(comm), &own);
+    if (own.state != PC_STATUS_CALLING)
+        return 0;
+    for (uint32_t peer = 0; peer < comm->options.size; peer++) {
+        struct pc_arena *a = mapped(comm, peer);
+        /* Read twice: the owner writes the signature, the sequence and the state one after the
+         * other, and leaves IDLE before it does. Equal readings cannot straddle that. */
+        if (a == NULL || a == mine(comm) || !in_other_call(a, &own))
+            continue;
+        atomic_thread_fence(memory_order_acquire);
+        if (in_other_call(a, &own))
+            return 1;
+    }
+    return 0;
 }
 
 uint64_t pc_status_call(struct pc_comm *comm, uint32_t peer, uint64_t number)

@@ -236,7 +236,7 @@ class Failure:
         if own.state != bindings.CALLING:
             return
         self.statuses.ask_in_time(own)
-        if self.statuses.differing(own):
+        if self.statuses.differ(own):
             self._mismatched = min(self._mismatched, own.sequence)
         self._look_for_refused(own)
         self._look_for_mismatch(own)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import struct
 import threading
 import time
@@ -46,6 +45,8 @@ class Statuses:
         self._all = all(world.mapped) and not world.lazy  #: every status can be read
         self._patience = ASK_SECONDS * (1 + world.size // 128)  #: so many answers take longer
         self._asking = (0, 0.0, 0.0)  #: number of the call; when to ask next; the pause then
+        self._answered: threading.Event | None = None  #: of the last question
+        self._heard: dict[int, set[int]] = {}  #: of each call's number, what ranks have called
 
     def own(self) -> RankStatus:
         """Return this rank's status."""
@@ -59,23 +60,18 @@ class Statuses:
         """Tell whether `of` returns what a rank's status says now, and not what was last heard."""
         return self._read(rank) is not None
 
-    def differing(self, own: RankStatus) -> list[int]:
-        """Return the ranks that are in the call of this rank's number, and have called another."""
-        heard = None if self._all else self._control.statuses()
-        found = []
-        for rank in range(len(self._mapped)):
-            seen = self._read(rank)
-            told = seen is None and heard is not None and rank in heard
-            seen = parse(heard[rank]) if told and heard else seen
-            if seen is None or rank == self._rank or seen.signature == own.signature:
-                continue
-            # Read twice: the owner writes the signature, the sequence and the state one after the
-            # other, and leaves IDLE before it does. Equal readings cannot straddle that.
-            if (own.sequence, bindings.CALLING) == (seen.sequence, seen.state) and (
-                told or seen == self._read(rank)
-            ):
-                found.append(rank)
-        return found
+    def differ(self, own: RankStatus) -> bool:
+        """Tell whether a rank is in the call of this rank's number, and has called another."""
+        if bindings.status_differs(self._comm):
+            return True
+        if self._answered and self._answered.is_set():
+            self._answered = None
+            self._heard.clear()
+            for said in self._control.statuses().values():
+                heard = parse(said)
+                if heard and heard.state == bindings.CALLING:
+                    self._heard.setdefault(heard.sequence, set()).add(heard.signature)
+        return not self._heard.get(own.sequence, {own.signature}) <= {own.signature}
 
     def _read(self, rank: int) -> RankStatus | None:
         return bindings.status_look(self._comm, rank) if self._mapped[rank] else None
@@ -106,20 +102,21 @@ class Statuses:
         elif now >= due:
             pause = min(2 * pause, MOST_ASK_SECONDS)
             self._asking = number, now + pause, pause
-            with contextlib.suppress(PycollError):  # closed meanwhile
-                self._control.ask()
+            self.question()
 
     def question(self) -> threading.Event | None:
         """Ask every rank for its status; the event is set when there are answers."""
         try:
-            return self._control.ask()
+            self._answered = self._control.ask()
         except PycollError:  # closed meanwhile
             return None
+        return self._answered
 
     def refresh(self, seconds: float) -> None:
         """Ask every rank for its status and what it does elsewhere; wait at most so long."""
-        with contextlib.suppress(PycollError):
-            self._control.ask().wait(seconds)
+        answered = self.question()
+        if answered:
+            answered.wait(seconds)
 
 
 def parse(said: bytes) -> RankStatus | None:

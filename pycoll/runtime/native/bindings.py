@@ -424,6 +424,11 @@ def status_call(comm: Any, peer: int, number: int) -> int:
     return int(lib.pc_status_call(comm, peer, number))
 
 
+def status_differs(comm: Any) -> bool:
+    """Tell whether a mapped peer is in the call of this rank's number and has called another."""
+    return bool(lib.pc_status_differs(comm))
+
+
 def status_look(comm: Any, peer: int) -> RankStatus | None:
     """Read a rank's status; None if its memory is not mapped, or not yet."""
     b = ffi.new("struct pc_status *")
