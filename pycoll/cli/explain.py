@@ -15,7 +15,7 @@ from pycoll.cost import Machine, Question, explain, load
 from pycoll.dtypes import BY_NAME
 from pycoll.errors import UsageError
 from pycoll.program.slots import SLOTS
-from pycoll.runtime import room
+from pycoll.runtime import arenas, room
 from pycoll.schedule import COLLECTIVES
 
 
@@ -71,13 +71,18 @@ def _here(options: argparse.Namespace) -> Question:
         remote=nodes > 1,
         wanted=options.algorithm,
         dtype=options.dtype,
-        **_slots(size),
+        **_room(size, nodes),
     )
 
 
-def _slots(size: int) -> dict[str, Any]:
-    """Return what a job of so many ranks here would have."""
-    return {"slots": SLOTS, "slot_bytes": room.fair_bytes(size)}
+def _room(size: int, nodes: int) -> dict[str, Any]:
+    """Return what the edges of a job of so many ranks would have, on hosts like this one."""
+    near = -(-size // nodes)
+    return {
+        "slots": SLOTS,
+        "slot_bytes": room.slot_bytes(size, arenas.held(size, near), room.slots_room()),
+        "budget": room.budget_bytes(share=room.memory_bytes() // near),
+    }
 
 
 def _described(options: argparse.Namespace) -> tuple[Question, Machine]:

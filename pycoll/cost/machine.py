@@ -113,9 +113,14 @@ class Machine:
         # Of many ranks it takes long, and is asked for again and again.
         return hash((self.size, self.cores, self.hosts, self.rates, self.slots, self.slot_bytes))
 
-    def message_bytes(self, edges: int) -> int:
-        """Return the longest message of an algorithm that has ``edges`` edges into one rank."""
-        return message_bytes(edges, self.slots, self.budget, self.slot_bytes)
+    def message_bytes(self, edges: int, widest: int) -> int:
+        """Return the longest message of an algorithm.
+
+        Args:
+            edges: The most into one rank.
+            widest: Chunks of its widest message.
+        """
+        return message_bytes(edges, self.slots, self.budget, self.slot_bytes, widest)
 
     @classmethod
     def of(cls, question: Question, rates: Rates | None = None) -> Machine:

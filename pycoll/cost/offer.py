@@ -42,7 +42,7 @@ def refused(algorithm: Algorithm, machine: Machine, placement: Placement = FLAT)
             if n > most:
                 least = "" if found.whole else "at least "
                 return f"touches {least}{counted(n, 'peer')}{where}, more than {most}"
-    message = machine.message_bytes(found.most_edges)
+    message = machine.message_bytes(found.most_edges, found.widest)
     if found.widest * CHUNK_UNIT > message:
         return (
             f"sends {found.widest} chunks at once, more than the {message // CHUNK_UNIT} that a "

@@ -61,7 +61,7 @@ def seconds_of(
     """
     lengths = lengths_of(work.nchunks, nbytes, blocks) if chunk is None else chunk
     longest = lengths if isinstance(lengths, float) else max(lengths, default=0.0)
-    message = machine.message_bytes(work.most_edges)
+    message = machine.message_bytes(work.most_edges, work.widest)
     tile = max(CHUNK_UNIT, tile_bytes(message, work.widest, message))
     tiles = max(1, math.ceil(longest / tile))
     entry = machine.rates.entry

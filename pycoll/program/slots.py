@@ -14,20 +14,26 @@ BUDGET_BYTES = 32 << 20
 _PAGE = 4096
 
 
-def message_bytes(edges: int, slots: int, budget: int, slot_bytes: int = SLOT_BYTES) -> int:
+def message_bytes(
+    edges: int, slots: int, budget: int, slot_bytes: int = SLOT_BYTES, widest: int = 1
+) -> int:
     """Return the longest message with which the edges into a rank fit its slots and its budget.
+
+    The widest message is sent as a whole, so it may go beyond the budget, but not beyond a slot.
 
     Args:
         edges: The most edges into one rank, of any rank.
         slots: Of an edge.
         budget: What all messages to a rank may take, in bytes.
         slot_bytes: Room of one message.
+        widest: Chunks of the widest message of any rank.
 
     Returns:
         Bytes; a power of two, so that messages begin at whole pages.
     """
     fair = budget // (slots * max(1, edges))
-    return min(slot_bytes, max(_PAGE, min(SLOT_BYTES, power_of_two(fair))))
+    least = max(_PAGE, power_of_two(2 * widest * CHUNK_UNIT - 1))
+    return min(slot_bytes, max(least, min(SLOT_BYTES, power_of_two(fair))))
 
 
 def tile_bytes(wanted: int, widest: int, message: int) -> int:

@@ -50,6 +50,19 @@ def eager(size: int, pinned: bool) -> bool:
     return pinned or size <= EAGER
 
 
+def held(size: int, near: int, pinned: bool = False) -> int:
+    """Return of how many arenas a process has room for the slots: its own, and its peers'.
+
+    Those of windows, and of shadows, are together as long as one arena's.
+
+    Args:
+        size: Ranks.
+        near: Ranks of its host.
+        pinned: The memory of all edges is pinned.
+    """
+    return near + 1 if eager(size, pinned) else 2
+
+
 def domain(host: str) -> str:
     """Return what must be equal for two processes to open each other's memory.
 

@@ -149,9 +149,8 @@ def _slot_bytes(
     rdma = wanted == transport.VERBS or any(said.rdma for said in theirs)
     if pinned or (near < size and wanted != transport.TCP and rdma):
         return room.fair_bytes(size, whole)  # RDMA pins the slots of each peer that it connects
-    # Of windows, and of shadows, those of all peers together are as long as one arena.
-    mapped = near + 1 if arenas.eager(size, pinned) else 2
-    return room.slot_bytes(size, mapped, min(said.room for said in theirs), whole)
+    held = arenas.held(size, near, pinned)
+    return room.slot_bytes(size, held, min(said.room for said in theirs), whole)
 
 
 def _open(rank: int, places: list[Locality], slot: int, ring: int, heap: int, whole: bool) -> Any:

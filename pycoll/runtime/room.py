@@ -95,9 +95,15 @@ def heap_bytes(size: int, whole: bool = True) -> int:
     return min(memory_bytes(), room // size) >> 12 << 12
 
 
-def message_bytes(edges: int, world: World) -> int:
-    """Return the longest message of a plan that has ``edges`` edges into one rank at most."""
-    return slots.message_bytes(edges, world.slots, world.budget, world.slot_bytes)
+def message_bytes(edges: int, widest: int, world: World) -> int:
+    """Return the longest message of a plan.
+
+    Args:
+        edges: The most into one rank.
+        widest: Chunks of its widest message.
+        world: Of the communicator.
+    """
+    return slots.message_bytes(edges, world.slots, world.budget, world.slot_bytes, widest)
 
 
 def _address_space() -> int:

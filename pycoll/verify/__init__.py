@@ -9,9 +9,11 @@ import sys
 import types
 from typing import Any
 
+from pycoll.verify.algorithm import verify
 from pycoll.verify.gate import by_certificate, gate
-from pycoll.verify.prove import Verdict, verify, verify_programs
+from pycoll.verify.prove import verify_programs
 from pycoll.verify.record import Record
+from pycoll.verify.verdict import Verdict
 
 __all__ = ["Record", "Verdict", "by_certificate", "gate", "verify", "verify_programs"]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from pycoll.schedule import Algorithm
 from pycoll.verify.certificates import entry_of
-from pycoll.verify.prove import Verdict
 from pycoll.verify.record import Record
+from pycoll.verify.verdict import Verdict
 
 #: What clusters have: whole nodes of eight, then what is common.
 SIZES = (*range(72, 257, 8), 384, 512, 768, 1024, 2048, 4096)

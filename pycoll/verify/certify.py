@@ -22,11 +22,11 @@ from pycoll.program.lower import Facts, facts_of
 from pycoll.schedule import NotDirect, ScheduleBuilder, asks_placement, schedule
 from pycoll.schedule.trace import forget
 from pycoll.verify import beyond
+from pycoll.verify.algorithm import verify
 from pycoll.verify.beyond import row_of
 from pycoll.verify.certificates import FILE, Certificate, Form, digest, forms
 from pycoll.verify.gate import TooLargeError
 from pycoll.verify.gate import prove as prove_record
-from pycoll.verify.prove import verify
 
 SIZES = (1, 64)
 BEYOND = beyond.SIZES
@@ -40,7 +40,7 @@ def prove(task: tuple[str, str, int, Form]) -> Certificate | None:
     collective, name, size, form = task
     algorithm = get(name, collective)
     try:
-        verify(algorithm, size, slots=SLOTS, direct=form.direct, average=form.average)
+        verify(algorithm, size, slots=SLOTS, direct=form.direct, average=form.average, whole=True)
     except NotDirect:
         return None
     except ScheduleError:

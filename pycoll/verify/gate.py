@@ -14,9 +14,10 @@ from pycoll.schedule.placement import FLAT
 from pycoll.verify import cache as disk
 from pycoll.verify.beyond import certified_beyond
 from pycoll.verify.certificates import Form, certified, certified_without_direct
-from pycoll.verify.prove import Verdict, verify_programs
+from pycoll.verify.prove import verify_programs
 from pycoll.verify.record import Record, digest_of
 from pycoll.verify.representatives import by_symmetry
+from pycoll.verify.verdict import Verdict
 
 #: Chunks that all ranks together move, up to which they are proved one by one on the spot: about a
 #: minute, and 2 GB.

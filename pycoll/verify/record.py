@@ -17,10 +17,10 @@ from pycoll.program.isa import Space
 from pycoll.program.lower import Facts, scaled
 from pycoll.program.program import Program
 from pycoll.schedule import Collective
-from pycoll.verify.prove import Verdict
 from pycoll.verify.symmetry.canonical import DIGEST_BYTES as CLASS_BYTES
 from pycoll.verify.symmetry.group import Group, Rotation, Xor
 from pycoll.verify.symmetry.proof import covers
+from pycoll.verify.verdict import Verdict
 
 DIGEST_BYTES = 8
 _GROUPS: dict[str, type[Group]] = {kind.__name__: kind for kind in (Rotation, Xor)}

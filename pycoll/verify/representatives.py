@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import cache
 
 from pycoll.algorithms import Algorithm
-from pycoll.errors import DeadlockError
+from pycoll.errors import DeadlockError, counted
 from pycoll.program.lower import Facts, compile_own, scaled
 from pycoll.program.program import Program
 from pycoll.schedule import Kind, Placement, RankSteps, rank_steps
 from pycoll.schedule.placement import FLAT
-from pycoll.verify.prove import Verdict
 from pycoll.verify.record import Record
 from pycoll.verify.scales import where_whole
 from pycoll.verify.symmetry.canonical import canonical_digest
@@ -18,6 +17,7 @@ from pycoll.verify.symmetry.cut import PIECES
 from pycoll.verify.symmetry.group import Group
 from pycoll.verify.symmetry.proof import find_group, prove_representatives
 from pycoll.verify.unrolled import unrollings
+from pycoll.verify.verdict import Verdict
 
 _ANY_WIDTH = 1 << 20
 
@@ -82,7 +82,15 @@ def _record(
         programs, collective, group, cut=cut, slots=slots, average=average
     )
     tiles = unrollings(slots // PIECES if cut else slots)
-    verdict = Verdict(algorithm.name, group.size, slots, tiles, proof.instructions, proof.seconds)
+    verdict = Verdict(
+        algorithm.name,
+        group.size,
+        slots,
+        tiles,
+        proof.instructions,
+        proof.seconds,
+        by=f"{counted(group.step, 'rank')} for all, by {group.name}",
+    )
     digests = proof.digests
     if average:
         digests = tuple(canonical_digest(p, group, p.rank) for p in sums)

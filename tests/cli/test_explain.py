@@ -32,9 +32,9 @@ def test_every_algorithm_with_its_prediction(cli):
 
 
 def test_what_was_measured_here_counts(cli, cache):
-    from pycoll.cli.explain import _slots
+    from pycoll.cli.explain import _room
 
-    question = Question("allreduce", 8, 4, 4, **_slots(4))
+    question = Question("allreduce", 8, 4, 4, **_room(4, 1))
     rows = {("allreduce", "ring"): ((8, 1e-6), (1 << 20, 9e-6))}
     store(cache, pycoll.__version__, question, Tuning(4, rows=rows), {})
     arguments = ("explain", "allreduce", "--nbytes", "1M", "--cores", "4", "--size")

@@ -34,6 +34,20 @@ def test_what_the_edges_of_a_plan_touch_fits_the_budget(
     assert (tile + 64) * widest > message
 
 
+@pytest.mark.parametrize("edges", [1, 10, 1023])
+@pytest.mark.parametrize("widest", [1, 65, 512, 4096])
+def test_the_widest_message_goes_beyond_the_budget_but_not_beyond_a_slot(
+    edges: int, widest: int
+) -> None:
+    """Bruck's all-to-all of 1,024 ranks sends 512 chunks, and a rank's budget may be 256 KiB."""
+    for slot in (SLOT_BYTES, 8192):
+        message = message_bytes(edges, SLOTS, 256 << 10, slot, widest)
+        tile = tile_bytes(1 << 30, widest, message)
+        assert message <= slot
+        assert (tile == 0) == (widest * 64 > slot)
+        assert message & (message - 1) == 0
+
+
 def test_a_message_of_too_many_chunks_has_no_tile() -> None:
     assert tile_bytes(4096, 4096, message_bytes(1, SLOTS, BUDGET_BYTES)) == 64
     assert tile_bytes(4096, 4097, message_bytes(1, SLOTS, BUDGET_BYTES)) == 0

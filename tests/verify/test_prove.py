@@ -3,12 +3,14 @@ from __future__ import annotations
 import pytest
 
 import pycoll
-from pycoll.algorithms import algorithm, get, names
+from pycoll.algorithms import Algorithm, algorithm, get, names
 from pycoll.errors import DeadlockError, PostconditionError, ScheduleError, UsageError
 from pycoll.program.lower import compile_all
-from pycoll.schedule import NotDirect, ScheduleBuilder, allreduce
+from pycoll.schedule import NotDirect, Placement, ScheduleBuilder, allreduce
+from pycoll.schedule.placement import Level
 from pycoll.verify import Verdict, verify, verify_programs
 from pycoll.verify.certificates import FORMS, Form
+from pycoll.verify.gate import TooLargeError
 
 SIZES = (*range(1, 18), 32)
 
@@ -93,3 +95,59 @@ def test_the_collective_of_an_algorithm_is_its_own() -> None:
         verify(forgetful, 1, collective="gather")
     with pytest.raises(UsageError, match=r"^algorithm is 'no such'"):
         verify("no such", 3, collective="allgather")
+
+
+@algorithm("allreduce")
+def own_first(b: ScheduleBuilder) -> None:
+    """Fold all in an order that begins with one's own: alike on all ranks, and not equal."""
+    b.chunks(1)
+    for k in range(1, b.size):
+        b.send(b.input[0], to=(b.rank + k) % b.size)
+    b.recv_reduce(b.output[0], frm=[(b.rank + k) % b.size for k in range(b.size)])
+
+
+def ring_but_one(odd: str) -> Algorithm:
+    """Return the ring, of which rank 47 is ``odd``."""
+
+    @algorithm("allreduce")
+    def ring_but_one(b: ScheduleBuilder) -> None:
+        get("ring")(b)
+        if b.rank == 47 and odd == "right":
+            b.copy(b.output[0], b.scratch[0])
+        if b.rank == 47 and odd == "wrong":
+            b.reduce(b.output[0], b.output[0])
+
+    return ring_but_one
+
+
+def test_a_few_stand_for_all_and_all_are_compared_where_that_is_quick():
+    verdict = verify("ring", 64)
+    assert (verdict.by, verdict.compared) == ("1 rank for all, by rotation of 64", 64)
+    assert "by rotation of 64; all do the same" in str(verdict)
+    verdict = verify("hierarchical", 1024, placement=nodes(1024, 8))
+    assert verdict.by == "8 ranks for all, by rotation of 128"
+    assert 8 < verdict.compared < 1024
+    assert "each compares its own program before it runs it" in str(verdict)
+    assert verify("ring", 64, whole=True).by == "rank by rank"
+
+
+def test_what_is_wrong_on_all_ranks_alike_is_refused():
+    with pytest.raises(PostconditionError, match="rank 1"):
+        verify(own_first, 64)
+
+
+def test_one_rank_that_is_not_like_the_others_is_found():
+    """A few ranks are asked what the group may be; this one is none of them."""
+    assert verify(ring_but_one("not at all"), 64).compared == 64
+    assert verify(ring_but_one("right"), 64).by == "rank by rank"
+    with pytest.raises(PostconditionError, match="rank 47"):
+        verify(ring_but_one("wrong"), 64)
+
+
+def test_what_is_too_large_says_how_to_verify_it_all_the_same():
+    with pytest.raises(TooLargeError, match="pass whole=True"):
+        verify("two_shot", 1024)
+
+
+def nodes(size: int, each: int) -> Placement:
+    return Placement.of(Level("node", tuple(rank // each for rank in range(size))))

@@ -174,7 +174,8 @@ class PlanCache:
             with contextlib.suppress(NotDirect):  # it has no such form, and runs staged
                 own.append(self._lowered(mapped, call.root, timeout))
         widest = max(one.record.facts.widest for one in own)
-        most = room.message_bytes(own[0].record.facts.edges, world)  # direct, there are no messages
+        # A direct form has no messages.
+        most = room.message_bytes(own[0].record.facts.edges, widest, world)
         tile = tile_bytes(choice.tile, widest, most)
         if tile == 0:
             raise UsageError(

@@ -7,12 +7,14 @@ steps, and which Programs were proved; a rank that finds another one in its hand
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from pycoll.errors import ScheduleError
 from pycoll.program.lower import compile_own, identity
+from pycoll.runtime.plan import turns
 from pycoll.runtime.plan.once import found_once
-from pycoll.schedule import NotDirect
+from pycoll.schedule import NotDirect, rank_steps
 
 if TYPE_CHECKING:
     from pycoll.program.program import Program
@@ -51,15 +53,17 @@ class Proofs:
             ScheduleError: It is wrong, or this rank's Program is none of those that were proved.
         """
         world = self._engine.world
+        rank = (world.rank - root) % world.size
         for whole in (False, True):
             record = self._record(form, whole, timeout)
-            program = self._lower(form, record, (world.rank - root) % world.size)
+            with self._turn(form, rank):
+                program = self._lower(form, record, rank)
 
-            def lower(rank: int, known: Record = record) -> Program:
-                return self._lower(form, known, rank)
+                def lower(rank: int, known: Record = record) -> Program:
+                    return self._lower(form, known, rank)
 
-            if record.admits(program, form.algorithm.collective, lower):
-                return record.finished(program), record
+                if record.admits(program, form.algorithm.collective, lower):
+                    return record.finished(program), record
             if record.group is None:
                 break
             # It is not like the rank that was taken for it: all are to be proved, one by one.
@@ -72,6 +76,16 @@ class Proofs:
     def forget(self) -> None:
         """Forget all records, and so the algorithms that they are of."""
         self._known.clear()
+
+    def _turn(self, form: Form, rank: int) -> contextlib.AbstractContextManager[object]:
+        """Return what is to be held while a rank's steps are lowered."""
+        engine = self._engine
+        if not engine.world.lazy:  # few ranks
+            return contextlib.nullcontext()
+        side = rank_steps(form.algorithm, engine.world.size, rank, form.placement)
+        if len(side.steps) < turns.LONG:
+            return contextlib.nullcontext()
+        return turns.Turns(engine.bootstrap.control.secret, engine.world.cores).take()
 
     def _lower(self, form: Form, record: Record, rank: int) -> Program:
         return compile_own(
