@@ -185,8 +185,11 @@ void fv_forget(struct fv_cq *cq, const struct fv_qp *qp)
     for (uint64_t i = cq->tail; i != cq->head; i++) {
         struct fv_cqe entry = cq->ring[i % depth];
         if (entry.qp == qp) {
-            if (fv_options.like == FV_MLX5)
+            if (fv_options.like == FV_MLX5) {
+                if (entry.srq)
+                    atomic_fetch_sub(&entry.srq->used, 1);
                 continue;
+            }
             entry.qp = NULL;
         }
         cq->ring[kept++ % depth] = entry;
@@ -206,7 +209,10 @@ int fv_poll_cq(struct ibv_cq *base, int n, struct ibv_wc *wc)
     for (; taken < n && cq->tail != cq->head; taken++, cq->tail++) {
         const struct fv_cqe *entry = &cq->ring[cq->tail % (uint32_t)base->cqe];
         wc[taken] = entry->wc;
-        if (entry->qp) /* the queue's slots up to this one can be posted to again */
+        if (entry->srq && fv_options.like == FV_MLX5)
+            atomic_fetch_sub(&entry->srq->used, 1);
+        else if (entry->qp
+                 && !entry->srq) /* the queue's slots up to this one can be posted to again */
             atomic_store_explicit(entry->receive ? &entry->qp->r_freed : &entry->qp->freed,
                                   entry->index + 1, memory_order_release);
     }
