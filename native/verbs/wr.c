@@ -33,6 +33,7 @@ uint32_t pc__wr_poll(struct pc_ib_device *rail, struct pc_event *out)
         uint64_t number = done[i].wr_id;
         uint32_t imm = ntohl(done[i].imm_data);
         out[i] = (struct pc_event){.rank = (uint32_t)(number >> 44),
+                                   .qpn = done[i].qp_num,
                                    .conn = number >> 36 & 0xff,
                                    .turn = number >> 20 & 0xffff,
                                    .op = number >> 4 & 0xffff,
