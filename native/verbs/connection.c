@@ -64,7 +64,7 @@ static int make(struct pc_verbs_net *w, struct pc_verbs_connection *conn, struct
     int rc = conn->shares ? pc__srq_usable(w, conn->rail, error) : PC_OK;
     if (rc == PC_OK)
         rc = pc__qp_create(rail, conn->peer->domains[conn->rail],
-                           conn->shares ? w->srqs[conn->rail]->queue : NULL, PC_CONNECTION_SEND_WRS,
+                           conn->shares ? w->srqs[conn->rail]->queue : NULL, pc__send_wrs(conn),
                            conn->shares ? 0 : PC_CONNECTION_RECV_WRS, error, &conn->qp,
                            &conn->mine);
     if (rc == PC_OK && conn->shares && (rc = pc__srq_add(w, conn, error)) != PC_OK)

@@ -112,8 +112,8 @@ static double cost_of_slower(uint64_t a, uint64_t b)
 static int make_room(struct pc_verbs_net *w)
 {
     for (uint32_t i = 0; i < w->nrails; i++) {
-        uint64_t want = (uint64_t)w->load[i] * PC_CONNECTION_CQ_DEPTH
-                        - (uint64_t)w->sharing[i] * PC_CONNECTION_RECV_WRS
+        uint64_t want = (uint64_t)(w->load[i] - w->sharing[i]) * PC_CONNECTION_CQ_DEPTH
+                        + (uint64_t)w->sharing[i] * PC_SHARING_SEND_WRS
                         + (w->srqs[i] != NULL ? 2 * (uint64_t)w->srqs[i]->max_wr : 0);
         uint64_t have = (uint64_t)w->rails[i].cq->cqe;
         if (want > have

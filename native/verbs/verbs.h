@@ -12,6 +12,9 @@
 #define PC_CONNECTION_RECV_WRS 512u
 #define PC_CONNECTION_SEND_WRS 512u
 #define PC_CONNECTION_SEND_OPS 256u
+/* Where it shares receives, it is one of many, and its send queue is shorter too: with what goes
+ * inline, that is by far the longer of its queues. */
+#define PC_SHARING_SEND_WRS 128u
 #define PC_CONNECTION_CQ_DEPTH (PC_CONNECTION_RECV_WRS + PC_CONNECTION_SEND_WRS)
 #define PC_REPOST_BATCH 16u /* receive work requests that are posted together */
 #define PC_SRQ_WRS 8191u    /* of a shared receive queue: providers round up to this, less a slot */
@@ -129,6 +132,11 @@ struct pc_verbs_net {
     bool armed[PC_MAX_RAILS];          /* by ibv_req_notify_cq */
     bool connecting;                   /* a thread is in pc__connection_connect */
 };
+
+static inline uint32_t pc__send_wrs(const struct pc_verbs_connection *conn)
+{
+    return conn->shares ? PC_SHARING_SEND_WRS : PC_CONNECTION_SEND_WRS;
+}
 
 static inline struct pc_verbs_peer *pc__verbs_peer(const struct pc_verbs_net *w, uint32_t rank)
 {
