@@ -92,7 +92,7 @@ static void join(const char *transport, const char *device, int fd)
                                          .traffic_class = 106,
                                          .timeout = 14,
                                          .retry_count = 6,
-                                         .srq_from = 32};
+                                         .srq_from = 16};
         struct pc_rail_spec rail = {.port = 1, .gid_index = -1};
         snprintf(rail.device, sizeof rail.device, "%s", device);
         rc = pc_comm_rails(comm, &verbs, &rail, 1);

@@ -18,7 +18,8 @@ for, and why its default is what it is:
   most fabrics spread packets or are one switch.
 - ``srq``, connections of a port with receives of their own; those after them share one queue
   (SRQ). Their own never run empty, but among hundreds of peers they are memory, and places in the
-  NIC's cache, for what never comes at once. 32 is more than the trees and rings of a job connect.
+  NIC's cache, for what never comes at once. 16 is more than the rings, trees and hypercubes of a
+  job connect.
 - ``mtu``, bytes of a packet at most: by default what the port has. Less is for a path with a
   narrower part that no end can see.
 """
@@ -51,7 +52,7 @@ class Fabric(NamedTuple):
     timeout: int = 14
     retry: int = 6
     qps: int = 1
-    srq: int = 32
+    srq: int = 16
     mtu: int = 0  #: bytes; 0: the port's
 
     @classmethod

@@ -41,7 +41,7 @@ def test_a_path_has_failed_after_half_a_second() -> None:
 
 
 def test_the_default_is_shown_as_it_is_written() -> None:
-    assert str(Fabric()) == "tc=106,sl=0,timeout=14,retry=6,qps=1,srq=32"
+    assert str(Fabric()) == "tc=106,sl=0,timeout=14,retry=6,qps=1,srq=16"
 
 
 @given(FABRICS)
@@ -134,7 +134,7 @@ def test_the_environment_is_read() -> None:
     )
     rows = {row[0]: row[1] for row in config.rows()}
     assert rows["PYCOLL_RAILS"] == "rxe0:1"
-    assert rows["PYCOLL_VERBS"] == "tc=106,sl=0,timeout=14,retry=6,qps=4,srq=32"
+    assert rows["PYCOLL_VERBS"] == "tc=106,sl=0,timeout=14,retry=6,qps=4,srq=16"
     assert (Config.load({}).transport, Config.load({}).rails) == ("auto", None)
     assert Config.load({}).verbs == Fabric()
 

@@ -177,6 +177,7 @@ static int query_limits(struct pc_ib_device *rail, struct pc_error *error)
     }
     rail->max_sends = (uint32_t)attr.max_qp_wr;
     rail->max_pairs = (uint32_t)attr.max_qp;
+    rail->max_cqe = (uint32_t)attr.max_cqe;
     rail->max_shared = attr.max_srq > 0 ? (uint32_t)attr.max_srq_wr : 0;
     rail->reads_in
         = (uint8_t)(attr.max_qp_rd_atom < PC_MAX_READS ? attr.max_qp_rd_atom : PC_MAX_READS);

@@ -39,6 +39,7 @@ struct pc_ib_device {
     uint32_t max_sends;   /* work requests of each queue of a queue pair */
     uint32_t max_pairs;   /* queue pairs of the device, in all processes */
     uint32_t max_shared;  /* receives of a shared receive queue; 0: the device has none */
+    uint32_t max_cqe;     /* completions of a completion queue */
     uint8_t reads_in;     /* RDMA reads that it serves at once, and that it may have in flight */
     uint8_t reads_out;
     bool any_gid; /* the spec named no GID index */

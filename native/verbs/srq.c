@@ -60,12 +60,21 @@ static int try_pair(struct pc_ib_device *rail, struct ibv_srq *queue, struct pc_
     return rc;
 }
 
+/* Receives that the queue is to hold: its completions shall take a quarter of the completion queue
+ * that the device has, at most. */
+static uint32_t wanted(const struct pc_ib_device *rail)
+{
+    uint32_t most = rail->max_cqe / 8;
+    if (most > rail->max_shared)
+        most = rail->max_shared;
+    return most < PC_SRQ_WRS ? most : PC_SRQ_WRS;
+}
+
 /* Creates the queue itself and posts all receives. */
 static int create(struct pc_ib_device *rail, struct pc_srq *srq, struct pc_error *error)
 {
-    uint32_t most = rail->max_shared < PC_SRQ_WRS ? rail->max_shared : PC_SRQ_WRS;
-    struct ibv_srq_init_attr attr = {.attr = {.max_wr = most, .max_sge = 1}};
-    if (most < 2 * PC_REPOST_BATCH)
+    struct ibv_srq_init_attr attr = {.attr = {.max_wr = wanted(rail), .max_sge = 1}};
+    if (attr.attr.max_wr < 2 * PC_REPOST_BATCH)
         return pc__fail(error, PC_SYSTEM, -1,
                         "%s has no shared receive queue of %u work requests: its max_srq_wr is %u",
                         rail->spec.device, 2 * PC_REPOST_BATCH, rail->max_shared);

@@ -128,13 +128,21 @@ class Hub:
             sock.close()
 
 
-@pytest.mark.parametrize(("own", "receives"), [(1023, 1023 * OWN), (32, 32 * OWN + SHARED)])
+@pytest.mark.parametrize(("own", "receives"), [(1023, 1023 * OWN), (16, 16 * OWN + SHARED)])
 def test_receives_of_a_rank_with_many_peers(network: Network, own: int, receives: int) -> None:
     with contextlib.closing(Hub(1024, Fabric(srq=own))):
         held = network.objects()
         assert (held["qps"], held["receives"]) == (1023, receives)
     assert set(network.objects().values()) == {0}
     assert network.total("unclosed") == 0
+
+
+@pytest.mark.stand_in(cqe=32767)
+def test_a_short_completion_queue_suffices_for_more_peers(network: Network) -> None:
+    # As Soft-RoCE has it: 31 connections with receives of their own would fill it.
+    with contextlib.closing(Hub(81, Fabric())):
+        held = network.objects()
+        assert (held["qps"], held["receives"]) == (80, 16 * OWN + 4095)
 
 
 # Starving.

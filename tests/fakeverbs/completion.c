@@ -43,7 +43,8 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *base, int cqe, void *cq_context
 {
     struct fv_context *c = fv_context_of(base);
     errno = EINVAL;
-    if (cqe < 1 || (uint32_t)cqe > FV_MAX_CQE || vector < 0 || vector >= base->num_comp_vectors)
+    if (cqe < 1 || (uint32_t)cqe > fv_options.max_cqe || vector < 0
+        || vector >= base->num_comp_vectors)
         return NULL;
     struct fv_cq *cq = calloc(1, sizeof *cq);
     if (!cq || FV_FAILS("create_cq") || !(cq->ring = calloc((size_t)cqe, sizeof *cq->ring))) {
@@ -70,7 +71,7 @@ int ibv_resize_cq(struct ibv_cq *base, int cqe)
 {
     struct fv_cq *cq = (struct fv_cq *)base;
     uint32_t before = (uint32_t)base->cqe;
-    if (cqe < 1 || (uint32_t)cqe > FV_MAX_CQE)
+    if (cqe < 1 || (uint32_t)cqe > fv_options.max_cqe)
         return EINVAL;
     struct fv_cqe *ring = FV_FAILS("resize_cq") ? NULL : calloc((size_t)cqe, sizeof *ring);
     if (ring == NULL)

@@ -176,7 +176,7 @@ int ibv_query_device(struct ibv_context *base, struct ibv_device_attr *attr)
         .max_sge = (int)FV_MAX_SGE,
         .max_sge_rd = (int)FV_MAX_SGE,
         .max_cq = 65536,
-        .max_cqe = (int)FV_MAX_CQE,
+        .max_cqe = (int)fv_options.max_cqe,
         .max_mr = 1 << 20,
         .max_pd = 65536,
         .max_qp_rd_atom = (int)FV_MAX_READS,

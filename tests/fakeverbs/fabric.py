@@ -23,6 +23,7 @@ MEMLOCK    bytes that a process may register
 FAIL       create_qp:3,reg_mr:1 makes those calls fail with ENOMEM, counted from 1;
            post_srq_recv fails with EIO, as ENOMEM there says that the queue is full
 INLINE     bytes of inline data that a QP may have; 512
+CQE        completions that a completion queue may hold; 1048576
 SRQ        receives that a shared receive queue may have; 32767. 0: there is none
 MTU        of the ports, in bytes; 4096
 LINK       ethernet or infiniband

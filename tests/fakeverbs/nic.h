@@ -40,7 +40,7 @@ enum fv_like {
 };
 
 struct fv_options {
-    uint32_t host, devices, max_inline, jitter_us, mtu, srq_wr;
+    uint32_t host, devices, max_inline, jitter_us, mtu, srq_wr, max_cqe;
     uint64_t seed, memlock;
     enum fv_like like;
     bool infiniband, compat;

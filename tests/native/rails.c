@@ -31,7 +31,7 @@ int main(void)
 #define DEPTH 64u
 
 static const struct pc_verbs_options options
-    = {.queue_pairs = 1, .timeout = 14, .retry_count = 7, .traffic_class = 104, .srq_from = 32};
+    = {.queue_pairs = 1, .timeout = 14, .retry_count = 7, .traffic_class = 104, .srq_from = 16};
 
 static void die(const char *what, const struct pc_error *error)
 {
