@@ -88,8 +88,11 @@ static void join(const char *transport, const char *device, int fd)
                                  .spin = 1000};
     int rc = pc_comm_open(&options, &comm);
     if (rc == PC_OK && strcmp(transport, "verbs") == 0) {
-        struct pc_verbs_options verbs
-            = {.queue_pairs = 1, .traffic_class = 106, .timeout = 14, .retry_count = 6};
+        struct pc_verbs_options verbs = {.queue_pairs = 1,
+                                         .traffic_class = 106,
+                                         .timeout = 14,
+                                         .retry_count = 6,
+                                         .srq_from = 16};
         struct pc_rail_spec rail = {.port = 1, .gid_index = -1};
         snprintf(rail.device, sizeof rail.device, "%s", device);
         rc = pc_comm_rails(comm, &verbs, &rail, 1);

@@ -105,6 +105,7 @@ struct pc_verbs_options {
     uint32_t timeout;       /* of a retransmission: 4.096 us << timeout; 1 to 31 */
     uint32_t retry_count;   /* retransmissions before a connection fails, 0 to 7 */
     uint32_t mtu;           /* bytes at most; 0: the port's */
+    uint32_t srq_from;      /* connections of a rail with receives of their own; later ones share */
     uint32_t patience; /* seconds from the wireup socket to the first connection; 0: for ever */
 };
 
@@ -129,6 +130,7 @@ struct pc_port { /* the attributes of a port of an RDMA device */
 struct pc_net_state {             /* counters of a communicator's network */
     uint32_t connections;         /* connections that should be up */
     uint32_t live;                /* connections that are up */
+    uint32_t sharing;             /* connections that take their receives from a shared queue */
     uint32_t queue_pairs;         /* queue pairs that exist now */
     uint32_t regions;             /* memory regions that exist now */
     uint64_t failures;            /* failed connections */
@@ -136,6 +138,7 @@ struct pc_net_state {             /* counters of a communicator's network */
     uint64_t replayed;            /* messages that were sent again */
     uint64_t recovery_ns;         /* the longest time from detecting a failure to the replay */
     uint64_t bytes[PC_MAX_RAILS]; /* sent on each rail */
+    char unshared[192];           /* "", or why receives are not shared that should be */
 };
 
 struct pc_comm;

@@ -16,6 +16,10 @@ for, and why its default is what it is:
 - ``qps``, queue pairs to each peer over each pair of rails: a fabric that spreads flows by hash
   (ECMP) needs several for its whole bandwidth. 1, as each takes a place in the NIC's cache, and
   most fabrics spread packets or are one switch.
+- ``srq``, connections of a port with receives of their own; those after them share one queue
+  (SRQ). Their own never run empty, but among hundreds of peers they are memory, and places in the
+  NIC's cache, for what never comes at once. 16 is more than the rings, trees and hypercubes of a
+  job connect.
 - ``mtu``, bytes of a packet at most: by default what the port has. Less is for a path with a
   narrower part that no end can see.
 """
@@ -30,7 +34,14 @@ MAX_RAILS = 8
 _NAME = 64
 
 _MTUS = (256, 512, 1024, 2048, 4096)
-_RANGES = {"tc": (0, 255), "sl": (0, 15), "timeout": (1, 31), "retry": (0, 7), "qps": (1, 8)}
+_RANGES = {
+    "tc": (0, 255),
+    "sl": (0, 15),
+    "timeout": (1, 31),
+    "retry": (0, 7),
+    "qps": (1, 8),
+    "srq": (0, 1 << 20),
+}
 
 
 class Fabric(NamedTuple):
@@ -41,6 +52,7 @@ class Fabric(NamedTuple):
     timeout: int = 14
     retry: int = 6
     qps: int = 1
+    srq: int = 16
     mtu: int = 0  #: bytes; 0: the port's
 
     @classmethod

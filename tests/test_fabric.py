@@ -19,6 +19,7 @@ FABRICS = st.builds(
     timeout=st.integers(1, 31),
     retry=st.integers(0, 7),
     qps=st.integers(1, 8),
+    srq=st.integers(0, 1 << 20),
     mtu=st.sampled_from([0, 256, 512, 1024, 2048, 4096]),
 )
 RAILS = st.builds(
@@ -29,8 +30,8 @@ RAILS = st.builds(
 def test_every_key_is_optional() -> None:
     assert Fabric.parse("tc=96") == Fabric(tc=96)
     assert Fabric.parse("mtu=1024, qps=2") == Fabric(qps=2, mtu=1024)
-    every = Fabric.parse("tc=106,sl=3,timeout=14,retry=6,qps=2,mtu=4096")
-    assert every == (106, 3, 14, 6, 2, 4096)
+    every = Fabric.parse("tc=106,sl=3,timeout=14,retry=6,qps=2,srq=9,mtu=4096")
+    assert every == (106, 3, 14, 6, 2, 9, 4096)
 
 
 def test_a_path_has_failed_after_half_a_second() -> None:
@@ -40,7 +41,7 @@ def test_a_path_has_failed_after_half_a_second() -> None:
 
 
 def test_the_default_is_shown_as_it_is_written() -> None:
-    assert str(Fabric()) == "tc=106,sl=0,timeout=14,retry=6,qps=1"
+    assert str(Fabric()) == "tc=106,sl=0,timeout=14,retry=6,qps=1,srq=16"
 
 
 @given(FABRICS)
@@ -57,6 +58,7 @@ def test_what_is_shown_is_what_was_meant(fabric: Fabric) -> None:
         ("retry=8", "retry as an integer from 0 to 7"),
         ("qps=0", "qps as an integer from 1 to 8"),
         ("qps=9", "qps as an integer from 1 to 8"),
+        ("srq=1048577", "srq as an integer from 0 to 1048576"),
         ("qps=-1", "qps as"),
         ("qps=", "qps as"),
         ("qps=2.0", "qps as"),
@@ -66,7 +68,7 @@ def test_what_is_shown_is_what_was_meant(fabric: Fabric) -> None:
         ("tc=1,tc=2", "tc once"),
         ("timeot=14", r"key=value,... with .*; 'timeot' is none, did you mean timeout\?"),
         ("mtus=1024", r"did you mean mtu\?"),
-        ("", "key=value,... with keys of tc, sl, timeout, retry, qps, mtu"),
+        ("", "key=value,... with keys of tc, sl, timeout, retry, qps, srq, mtu"),
         ("tc=1,", "'' is none"),
     ],
 )
@@ -132,7 +134,7 @@ def test_the_environment_is_read() -> None:
     )
     rows = {row[0]: row[1] for row in config.rows()}
     assert rows["PYCOLL_RAILS"] == "rxe0:1"
-    assert rows["PYCOLL_VERBS"] == "tc=106,sl=0,timeout=14,retry=6,qps=4"
+    assert rows["PYCOLL_VERBS"] == "tc=106,sl=0,timeout=14,retry=6,qps=4,srq=16"
     assert (Config.load({}).transport, Config.load({}).rails) == ("auto", None)
     assert Config.load({}).verbs == Fabric()
 

@@ -42,8 +42,11 @@ static void destroy(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
 {
     if (conn->qp == NULL)
         return;
+    uint32_t qpn = conn->qp->qp_num;
     pc__ib.destroy_qp(conn->qp);
     conn->qp = NULL;
+    if (conn->shares)
+        pc__srq_remove(w, conn->rail, qpn);
     conn->receives = 0; /* they went with the queue pair */
     w->base.state.queue_pairs--;
 }
@@ -58,8 +61,14 @@ static int make(struct pc_verbs_net *w, struct pc_verbs_connection *conn, struct
         conn->ops = malloc(PC_CONNECTION_SEND_OPS * sizeof *conn->ops);
     if (conn->ops == NULL)
         return pc__fail(error, PC_NOMEM, -1, "no memory for a connection");
-    int rc = pc__qp_create(rail, conn->peer->domains[conn->rail], PC_CONNECTION_SEND_WRS,
-                           PC_CONNECTION_RECV_WRS, error, &conn->qp, &conn->mine);
+    int rc = conn->shares ? pc__srq_usable(w, conn->rail, error) : PC_OK;
+    if (rc == PC_OK)
+        rc = pc__qp_create(rail, conn->peer->domains[conn->rail],
+                           conn->shares ? w->srqs[conn->rail]->queue : NULL, pc__send_wrs(conn),
+                           conn->shares ? 0 : PC_CONNECTION_RECV_WRS, error, &conn->qp,
+                           &conn->mine);
+    if (rc == PC_OK && conn->shares && (rc = pc__srq_add(w, conn, error)) != PC_OK)
+        pc__ib.destroy_qp(conn->qp);
     if (rc != PC_OK) {
         conn->qp = NULL;
         return rc;
@@ -181,7 +190,7 @@ void pc__connection_connect(struct pc_verbs_net *w, struct pc_verbs_connection *
     }
     if (rc != PC_OK || conn->failed_early) /* the other end is told by FENCED, as of any failure */
         pc__connection_fail(w, conn, rc != PC_OK ? error.text : NULL);
-    else
+    else if (!conn->shares)
         pc__connection_receive(w, conn, PC_CONNECTION_RECV_WRS);
     if (conn->state == PC_CONNECTION_DRAINING)
         pc__connection_drain(w, conn);
@@ -235,6 +244,7 @@ void pc__connection_fail(struct pc_verbs_net *w, struct pc_verbs_connection *con
     conn->since = now;
     struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_ERR};
     pc__ib.modify_qp(conn->qp, &attributes, IBV_QP_STATE);
+    conn->emptied = w->emptied[conn->rail];
     pc__net_schedule(&w->base, now + PC_LOOK_NS);
 }
 
@@ -295,7 +305,9 @@ void pc__connection_abort(struct pc_verbs_net *w, struct pc_verbs_connection *co
 
 void pc__connection_drain(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
 {
-    bool back = conn->receives == 0 && (conn->head == conn->tail || conn->flushed);
+    /* Receives that it shares are not flushed: what it consumed of them was polled before. */
+    bool received = conn->shares ? w->emptied[conn->rail] != conn->emptied : conn->receives == 0;
+    bool back = received && (conn->head == conn->tail || conn->flushed);
     if (conn->state != PC_CONNECTION_DRAINING)
         return;
     uint64_t now = pc__now();

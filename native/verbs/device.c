@@ -177,6 +177,8 @@ static int query_limits(struct pc_ib_device *rail, struct pc_error *error)
     }
     rail->max_sends = (uint32_t)attr.max_qp_wr;
     rail->max_pairs = (uint32_t)attr.max_qp;
+    rail->max_cqe = (uint32_t)attr.max_cqe;
+    rail->max_shared = attr.max_srq > 0 ? (uint32_t)attr.max_srq_wr : 0;
     rail->reads_in
         = (uint8_t)(attr.max_qp_rd_atom < PC_MAX_READS ? attr.max_qp_rd_atom : PC_MAX_READS);
     rail->reads_out = (uint8_t)(attr.max_qp_init_rd_atom < PC_MAX_READS ? attr.max_qp_init_rd_atom
@@ -225,11 +227,13 @@ struct ibv_pd *pc__ib_device_pd(struct pc_ib_device *rail, struct pc_error *erro
 }
 
 struct ibv_qp *pc__ib_device_create_qp(const struct pc_ib_device *rail, struct ibv_pd *pd,
-                                       uint32_t sends, uint32_t receives, uint32_t inline_bytes)
+                                       struct ibv_srq *srq, uint32_t sends, uint32_t receives,
+                                       uint32_t inline_bytes)
 {
     struct ibv_qp_init_attr attr = {
         .send_cq = rail->cq,
         .recv_cq = rail->cq,
+        .srq = srq,
         .cap = {.max_send_wr = sends,
                 .max_recv_wr = receives,
                 .max_send_sge = 1,
@@ -247,7 +251,7 @@ static int probe_inline(struct pc_ib_device *rail, struct pc_error *error)
     static const uint32_t sizes[] = {256, 220, 188, 128, 92, PC_MIN_INLINE};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         errno = EINVAL;
-        struct ibv_qp *qp = pc__ib_device_create_qp(rail, rail->pd, 1, 1, sizes[i]);
+        struct ibv_qp *qp = pc__ib_device_create_qp(rail, rail->pd, NULL, 1, 1, sizes[i]);
         if (qp != NULL) {
             pc__ib.destroy_qp(qp);
             rail->max_inline = sizes[i];

@@ -38,6 +38,8 @@ struct pc_ib_device {
     uint32_t max_message; /* bytes */
     uint32_t max_sends;   /* work requests of each queue of a queue pair */
     uint32_t max_pairs;   /* queue pairs of the device, in all processes */
+    uint32_t max_shared;  /* receives of a shared receive queue; 0: the device has none */
+    uint32_t max_cqe;     /* completions of a completion queue */
     uint8_t reads_in;     /* RDMA reads that it serves at once, and that it may have in flight */
     uint8_t reads_out;
     bool any_gid; /* the spec named no GID index */
@@ -59,10 +61,12 @@ bool pc__ib_device_active(const struct pc_ib_device *rail);
 struct ibv_pd *pc__ib_device_pd(struct pc_ib_device *rail, struct pc_error *error);
 
 /* Creates a queue pair of `pd` in INIT, which a peer may write to and read from, with a random PSN.
+ * It takes its receives from `srq`, or has a queue of `receives` of its own where that is NULL.
  * Queries the port anew, as after a failure its LID or its GID may be others; rail->spec then has
  * the new ones. Only sends that ask for it are signaled. */
-int pc__qp_create(struct pc_ib_device *rail, struct ibv_pd *pd, uint32_t sends, uint32_t receives,
-                  struct pc_error *error, struct ibv_qp **qp, struct pc_qp_info *mine);
+int pc__qp_create(struct pc_ib_device *rail, struct ibv_pd *pd, struct ibv_srq *srq, uint32_t sends,
+                  uint32_t receives, struct pc_error *error, struct ibv_qp **qp,
+                  struct pc_qp_info *mine);
 /* Checks that the two ends fit each other and moves the queue pair to RTR and RTS. RoCE: resolves
  * the peer's address, which takes a second where nobody answers. INVALID: the ends do not fit or
  * `theirs` is out of range; SYSTEM: the device or the network refused. The caller then destroys the
@@ -75,10 +79,11 @@ int pc__qp_connect(struct pc_ib_device *rail, struct ibv_qp *qp, const struct pc
 int pc__ib_device_refused(const struct pc_ib_device *rail, const char *call, uint64_t nbytes,
                           struct pc_error *error);
 
-/* Shared by device.c and qp.c. Reads the port's LID, GID, MTU and speed as they are now. */
+/* Shared by device.c, qp.c and srq.c. Reads the port's LID, GID, MTU and speed as they are now. */
 int pc__ib_device_query(struct pc_ib_device *rail, struct pc_error *error);
 struct ibv_qp *pc__ib_device_create_qp(const struct pc_ib_device *rail, struct ibv_pd *pd,
-                                       uint32_t sends, uint32_t receives, uint32_t inline_bytes);
+                                       struct ibv_srq *srq, uint32_t sends, uint32_t receives,
+                                       uint32_t inline_bytes);
 /* As pc__ib_device_refused; `maximum`: the device's limit of what was asked for, or 0. */
 int pc__ib_device_fail(const struct pc_ib_device *rail, int errnum, const char *call,
                        uint32_t maximum, struct pc_error *error);

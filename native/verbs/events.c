@@ -96,42 +96,6 @@ void pc__verbs_handle_due(struct pc_net *net, bool block)
     }
 }
 
-/* Only events of ports carry a port number; all others are the whole device's. */
-static bool concerns_port(const struct pc_ib_device *rail, enum ibv_event_type type, uint32_t port)
-{
-    return (type != IBV_EVENT_PORT_ERR && type != IBV_EVENT_PORT_ACTIVE) || port == rail->spec.port;
-}
-
-static void handle_port_events(struct pc_verbs_net *w, uint32_t rail)
-{
-    struct ibv_async_event event;
-    errno = 0;
-    while (pc__ib.get_async_event(w->rails[rail].context, &event) == 0) {
-        enum ibv_event_type type = event.event_type;
-        uint32_t port = (uint32_t)event.element.port_num;
-        pc__ib.ack_async_event(&event);
-        bool gone = type == IBV_EVENT_PORT_ERR || type == IBV_EVENT_DEVICE_FATAL;
-        for (uint32_t p = 0; p < w->base.comm->options.size; p++) {
-            struct pc_verbs_peer *peer = pc__verbs_peer(w, p);
-            for (uint32_t i = 0; peer != NULL && i < peer->nconns; i++) {
-                struct pc_verbs_connection *conn = &peer->conns[i];
-                if (conn->rail != rail || !concerns_port(&w->rails[rail], type, port))
-                    continue;
-                if (gone)
-                    pc__connection_fail(w, conn,
-                                        type == IBV_EVENT_PORT_ERR ? "its port went down"
-                                                                   : "its device failed");
-                if (type == IBV_EVENT_PORT_ACTIVE && conn->attempt != 0) {
-                    conn->attempt = pc__now();
-                    pc__net_schedule(&w->base, conn->attempt);
-                }
-            }
-        }
-    }
-    if (errno != EAGAIN && errno != EWOULDBLOCK) /* the device is gone, and readable for ever */
-        epoll_ctl(w->base.epoll, EPOLL_CTL_DEL, w->rails[rail].context->async_fd, NULL);
-}
-
 /* The peer has consumed `said` messages. With several connections an older count may come late. */
 static void receive_credit(struct pc_verbs_net *w, struct pc_verbs_peer *peer,
                            const struct pc_net_edge *edge, uint32_t said)
@@ -158,7 +122,8 @@ static void receive(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
         else
             receive_credit(w, peer, edge, event->credit);
     }
-    if (++conn->spent >= PC_REPOST_BATCH && conn->qp != NULL && conn->state <= PC_CONNECTION_UP) {
+    if (!conn->shares && ++conn->spent >= PC_REPOST_BATCH && conn->qp != NULL
+        && conn->state <= PC_CONNECTION_UP) {
         conn->spent -= PC_REPOST_BATCH;
         pc__connection_receive(w, conn, PC_REPOST_BATCH);
     }
@@ -198,13 +163,23 @@ static void failed(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
         pc__verbs_peer_fail(w, conn->peer, PC_LOST, pc__ib.wc_status_str(event->status));
 }
 
-static bool complete(struct pc_verbs_net *w, const struct pc_event *event)
+/* NULL: its queue pair was destroyed. */
+static struct pc_verbs_connection *connection_of(struct pc_verbs_net *w, uint32_t rail,
+                                                 const struct pc_event *event)
 {
+    if (event->kind == PC_EVENT_SHARED)
+        return pc__srq_consumed(w, rail, event->qpn);
     struct pc_verbs_connection *conn = &pc__verbs_peer(w, event->rank)->conns[event->conn];
-    bool news = event->kind == PC_EVENT_RECEIVED;
-    if (conn->qp == NULL || (conn->turn & 0xffff) != event->turn)
-        return false; /* of a destroyed queue pair */
-    conn->receives -= news;
+    return conn->qp == NULL || (conn->turn & 0xffff) != event->turn ? NULL : conn;
+}
+
+static bool complete(struct pc_verbs_net *w, uint32_t rail, const struct pc_event *event)
+{
+    struct pc_verbs_connection *conn = connection_of(w, rail, event);
+    bool news = event->kind == PC_EVENT_RECEIVED || event->kind == PC_EVENT_SHARED;
+    if (conn == NULL)
+        return false;
+    conn->receives -= event->kind == PC_EVENT_RECEIVED;
     if (event->status != IBV_WC_SUCCESS) {
         failed(w, conn, event);
         news = false;
@@ -228,8 +203,10 @@ static bool poll_all(struct pc_verbs_net *w)
     for (uint32_t i = 0, n; i < w->nrails; i++)
         do {
             n = pc__wr_poll(&w->rails[i], events);
+            w->emptied[i] += n < PC_EVENTS_AT_ONCE;
             for (uint32_t k = 0; k < n; k++)
-                came |= complete(w, &events[k]);
+                came |= complete(w, i, &events[k]);
+            pc__srq_refill(w, i, n < PC_EVENTS_AT_ONCE);
         } while (n == PC_EVENTS_AT_ONCE);
     if (came) {
         /* A thread that is about to sleep has read the wakeup counter before it looked. */
@@ -238,6 +215,50 @@ static bool poll_all(struct pc_verbs_net *w)
             pc__wakeup_signal(comm, comm->options.rank);
     }
     return came;
+}
+
+/* Only events of ports carry a port number; all others are the whole device's. */
+static bool concerns_port(const struct pc_ib_device *rail, enum ibv_event_type type, uint32_t port)
+{
+    return (type != IBV_EVENT_PORT_ERR && type != IBV_EVENT_PORT_ACTIVE) || port == rail->spec.port;
+}
+
+static void handle_device_events(struct pc_verbs_net *w, uint32_t rail)
+{
+    struct ibv_async_event event;
+    bool low = false;
+    errno = 0;
+    while (pc__ib.get_async_event(w->rails[rail].context, &event) == 0) {
+        enum ibv_event_type type = event.event_type;
+        uint32_t port = (uint32_t)event.element.port_num;
+        pc__ib.ack_async_event(&event);
+        bool gone = type == IBV_EVENT_PORT_ERR || type == IBV_EVENT_DEVICE_FATAL;
+        low = low || type == IBV_EVENT_SRQ_LIMIT_REACHED;
+        if (type == IBV_EVENT_SRQ_ERR)
+            pc__srq_fail(w, rail, "its shared receive queue has failed");
+        for (uint32_t p = 0; p < w->base.comm->options.size; p++) {
+            struct pc_verbs_peer *peer = pc__verbs_peer(w, p);
+            for (uint32_t i = 0; peer != NULL && i < peer->nconns; i++) {
+                struct pc_verbs_connection *conn = &peer->conns[i];
+                if (conn->rail != rail || !concerns_port(&w->rails[rail], type, port))
+                    continue;
+                if (gone)
+                    pc__connection_fail(w, conn,
+                                        type == IBV_EVENT_PORT_ERR ? "its port went down"
+                                                                   : "its device failed");
+                if (type == IBV_EVENT_PORT_ACTIVE && conn->attempt != 0) {
+                    conn->attempt = pc__now();
+                    pc__net_schedule(&w->base, conn->attempt);
+                }
+            }
+        }
+    }
+    if (errno != EAGAIN && errno != EWOULDBLOCK) /* the device is gone, and readable for ever */
+        epoll_ctl(w->base.epoll, EPOLL_CTL_DEL, w->rails[rail].context->async_fd, NULL);
+    if (low) {
+        poll_all(w); /* which posts them again */
+        pc__srq_arm(w, rail);
+    }
 }
 
 static void read_peer(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
@@ -260,7 +281,7 @@ void pc__verbs_handle_event(struct pc_net *net, uint64_t what)
 {
     struct pc_verbs_net *w = (struct pc_verbs_net *)net;
     if (what >= PC_EVENT_PORT)
-        handle_port_events(w, (uint32_t)(what - PC_EVENT_PORT));
+        handle_device_events(w, (uint32_t)(what - PC_EVENT_PORT));
     else
         read_peer(w, pc__verbs_peer(w, (uint32_t)what));
 }

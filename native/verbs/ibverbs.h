@@ -1,8 +1,8 @@
 /* libibverbs, loaded by dlopen at first use: a machine without it runs everything else.
  *
- * Its functions that are inline in <infiniband/verbs.h> (ibv_post_send, ibv_post_recv, ibv_poll_cq,
- * ibv_req_notify_cq) are called directly, all others through pc__ib. Code that needs RDMA is
- * between #ifdef PC_VERBS and #endif. */
+ * Its functions that are inline in <infiniband/verbs.h> (ibv_post_send, ibv_post_recv,
+ * ibv_post_srq_recv, ibv_poll_cq, ibv_req_notify_cq) are called directly, all others through
+ * pc__ib. Code that needs RDMA is between #ifdef PC_VERBS and #endif. */
 #ifndef PC_IBVERBS_H
 #define PC_IBVERBS_H
 #include <stdbool.h>
@@ -51,6 +51,9 @@
     X(query_qp, "IBVERBS_1.1") \
     X(modify_qp, "IBVERBS_1.1") \
     X(destroy_qp, "IBVERBS_1.1") \
+    X(create_srq, "IBVERBS_1.1") \
+    X(modify_srq, "IBVERBS_1.1") \
+    X(destroy_srq, "IBVERBS_1.1") \
     X(fork_init, "IBVERBS_1.1") \
     X(wc_status_str, "IBVERBS_1.1") \
     X(event_type_str, "IBVERBS_1.1")

@@ -45,7 +45,8 @@ static int prepare(struct loop *l, struct pc_error *error)
     if (l->mr == NULL)
         return pc__ib_device_refused(&l->rail, "ibv_reg_mr", nbytes, error);
     for (int i = 0; i < 2; i++) {
-        int rc = pc__qp_create(&l->rail, l->rail.pd, PC_WINDOW, 1, error, &l->qp[i], &ends[i]);
+        int rc
+            = pc__qp_create(&l->rail, l->rail.pd, NULL, PC_WINDOW, 1, error, &l->qp[i], &ends[i]);
         if (rc != PC_OK)
             return rc;
     }

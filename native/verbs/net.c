@@ -91,8 +91,10 @@ static void verbs_close(struct pc_net *net)
     for (uint32_t p = 0; net->peers != NULL && p < net->comm->options.size; p++)
         if (net->peers[p] != NULL)
             pc__verbs_peer_close(w, pc__verbs_peer(w, p));
-    for (uint32_t i = 0; i < w->nrails; i++)
+    for (uint32_t i = 0; i < w->nrails; i++) {
+        pc__srq_close(w, i);
         pc__ib_device_close(&w->rails[i]);
+    }
 }
 
 const struct pc_net_ops pc__verbs_ops = {

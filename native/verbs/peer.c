@@ -112,7 +112,9 @@ static double cost_of_slower(uint64_t a, uint64_t b)
 static int make_room(struct pc_verbs_net *w)
 {
     for (uint32_t i = 0; i < w->nrails; i++) {
-        uint64_t want = (uint64_t)w->load[i] * PC_CONNECTION_CQ_DEPTH;
+        uint64_t want = (uint64_t)(w->load[i] - w->sharing[i]) * PC_CONNECTION_CQ_DEPTH
+                        + (uint64_t)w->sharing[i] * PC_SHARING_SEND_WRS
+                        + (w->srqs[i] != NULL ? 2 * (uint64_t)w->srqs[i]->max_wr : 0);
         uint64_t have = (uint64_t)w->rails[i].cq->cqe;
         if (want > have
             && pc__ib.resize_cq(w->rails[i].cq, (int)(want > 2 * have ? want : 2 * have)) != 0
@@ -140,6 +142,9 @@ static int make_connections(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
         struct pc_verbs_connection *conn = &peer->conns[i];
         *conn = (struct pc_verbs_connection){
             .peer = peer, .index = i, .rail = i / each % mine, .their_rail = i / each % theirs};
+        conn->shares = w->load[conn->rail] >= w->options.srq_from && pc__srq_open(w, conn->rail);
+        w->sharing[conn->rail] += conn->shares;
+        w->base.state.sharing += conn->shares;
         w->load[conn->rail]++;
         conn->cost
             = cost_of_slower(w->rails[conn->rail].speed, hello->rails[conn->their_rail].speed);

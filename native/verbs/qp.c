@@ -10,8 +10,9 @@
 
 #define PC_24_BITS 0xffffffu /* of a queue pair number, and of a PSN */
 
-int pc__qp_create(struct pc_ib_device *rail, struct ibv_pd *pd, uint32_t sends, uint32_t receives,
-                  struct pc_error *error, struct ibv_qp **qp, struct pc_qp_info *mine)
+int pc__qp_create(struct pc_ib_device *rail, struct ibv_pd *pd, struct ibv_srq *srq, uint32_t sends,
+                  uint32_t receives, struct pc_error *error, struct ibv_qp **qp,
+                  struct pc_qp_info *mine)
 {
     uint32_t psn;
     int rc = pc__ib_device_query(rail, error);
@@ -19,7 +20,7 @@ int pc__qp_create(struct pc_ib_device *rail, struct ibv_pd *pd, uint32_t sends, 
         return rc;
     if (getrandom(&psn, sizeof psn, 0) != sizeof psn)
         return pc__ib_device_fail(rail, errno, "getrandom", 0, error);
-    struct ibv_qp *made = pc__ib_device_create_qp(rail, pd, sends, receives, rail->max_inline);
+    struct ibv_qp *made = pc__ib_device_create_qp(rail, pd, srq, sends, receives, rail->max_inline);
     if (made == NULL)
         return pc__ib_device_fail(rail, errno, "ibv_create_qp",
                                   errno == ENOMEM ? rail->max_pairs : rail->max_sends, error);
@@ -117,7 +118,7 @@ int pc__qp_connect(struct pc_ib_device *rail, struct ibv_qp *qp, const struct pc
         .dest_qp_num = theirs->qpn,
         .rq_psn = theirs->psn,
         .max_dest_rd_atomic = rail->reads_in,
-        .min_rnr_timer = 12, /* 0.64 ms; the receive queue never runs empty */
+        .min_rnr_timer = 12, /* 0.64 ms; only a shared receive queue can be empty */
     };
     fill_ah_attr(rail, mine, theirs, &attr.ah_attr);
     rc = pc__ib.modify_qp(qp, &attr,

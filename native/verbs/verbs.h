@@ -8,12 +8,16 @@
 #ifdef PC_VERBS
 
 /* At worst a peer has all its lines in flight, and a credit for each message that it has consumed.
- * The receive queue has work requests for both, so that it never runs empty (RNR NAK). */
+ * Its own receive queue has work requests for both, so that it never runs empty (RNR NAK). */
 #define PC_CONNECTION_RECV_WRS 512u
 #define PC_CONNECTION_SEND_WRS 512u
 #define PC_CONNECTION_SEND_OPS 256u
+/* Where it shares receives, it is one of many, and its send queue is shorter too: with what goes
+ * inline, that is by far the longer of its queues. */
+#define PC_SHARING_SEND_WRS 128u
 #define PC_CONNECTION_CQ_DEPTH (PC_CONNECTION_RECV_WRS + PC_CONNECTION_SEND_WRS)
 #define PC_REPOST_BATCH 16u /* receive work requests that are posted together */
+#define PC_SRQ_WRS 8191u    /* of a shared receive queue: providers round up to this, less a slot */
 _Static_assert(PC_CONNECTION_RECV_WRS >= 2 * PC_EDGE_CHANNELS * PC_LINES + 2 * PC_REPOST_BATCH,
                "no RNR");
 
@@ -51,6 +55,17 @@ enum pc_connection_state {
     PC_CONNECTION_RELEASED, /* the peer has said it: take back what it did not receive */
 };
 
+#define PC_QPN_HALF 12 /* bits of a queue pair number's lower half, and of its upper */
+struct pc_srq {        /* a shared receive queue of a rail, see srq.c */
+    struct ibv_srq *queue;
+    uint32_t max_wr; /* receives that it holds */
+    uint32_t spent;  /* receives consumed and not posted again */
+    uint32_t pairs;  /* queue pairs that take from it */
+    bool unsure;     /* some may be consumed of which no completion tells: fill it up */
+    bool failed;     /* it is made anew when it has no queue pair any more */
+    struct pc_verbs_connection **owners[1 << PC_QPN_HALF]; /* by both halves of a number */
+};
+
 struct pc_verbs_connection { /* a queue pair to a peer, made anew after each failure */
     struct pc_verbs_peer *peer;
     uint32_t index; /* among the peer's connections, the same at both ends */
@@ -67,6 +82,8 @@ struct pc_verbs_connection { /* a queue pair to a peer, made anew after each fai
     uint64_t bytes;      /* posted and not acknowledged */
     uint32_t receives;   /* receive work requests posted */
     uint32_t spent;      /* receive work requests consumed and not posted again */
+    bool shares;         /* takes receives from the rail's `srq`; the two counts stay 0 */
+    uint32_t emptied;    /* w->emptied of its rail when it failed */
     bool failed_early;   /* in CONNECTING: it has failed already */
     bool flushed;        /* in DRAINING: the last work request was flushed */
     bool answered;       /* the peer's FENCED for this turn has come */
@@ -107,11 +124,19 @@ struct pc_verbs_net {
     struct pc_verbs_options options;
     uint32_t nrails;
     struct pc_ib_device rails[PC_MAX_RAILS];
-    uint32_t load[PC_MAX_RAILS]; /* connections on each rail */
-    uint32_t reads;              /* RDMA reads in flight */
-    bool armed[PC_MAX_RAILS];    /* by ibv_req_notify_cq */
-    bool connecting;             /* a thread is in pc__connection_connect */
+    uint32_t load[PC_MAX_RAILS];       /* connections on each rail */
+    uint32_t sharing[PC_MAX_RAILS];    /* of those, how many share receives */
+    struct pc_srq *srqs[PC_MAX_RAILS]; /* NULL: not needed, or not to be had */
+    uint32_t emptied[PC_MAX_RAILS];    /* times that its completion queue was polled empty */
+    uint32_t reads;                    /* RDMA reads in flight */
+    bool armed[PC_MAX_RAILS];          /* by ibv_req_notify_cq */
+    bool connecting;                   /* a thread is in pc__connection_connect */
 };
+
+static inline uint32_t pc__send_wrs(const struct pc_verbs_connection *conn)
+{
+    return conn->shares ? PC_SHARING_SEND_WRS : PC_CONNECTION_SEND_WRS;
+}
 
 static inline struct pc_verbs_peer *pc__verbs_peer(const struct pc_verbs_net *w, uint32_t rank)
 {
@@ -168,12 +193,14 @@ void pc__received_so_far(const struct pc_verbs_peer *peer, const char *why,
 /* wr.c: work requests and their completions. */
 enum pc_event_kind {
     PC_EVENT_RECEIVED,
-    PC_EVENT_DATA, /* the first work request of two: unsignaled, completes only by failing */
-    PC_EVENT_SENT, /* the last work request of a send op */
+    PC_EVENT_DATA,   /* the first work request of two: unsignaled, completes only by failing */
+    PC_EVENT_SENT,   /* the last work request of a send op */
+    PC_EVENT_SHARED, /* as RECEIVED, of a shared receive queue: only `qpn` tells by whom */
 };
 
 struct pc_event { /* a completion: its work request, and the immediate data */
     uint32_t rank;
+    uint32_t qpn;
     uint16_t turn, op;
     uint8_t conn;
     uint8_t kind; /* enum pc_event_kind */
@@ -194,6 +221,26 @@ int pc__wr_post(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
 int pc__wr_post_receives(struct pc_verbs_connection *conn, uint32_t n);
 uint32_t pc__wr_poll(struct pc_ib_device *rail,
                      struct pc_event *out); /* the number of completions */
+
+/* srq.c: the receives that connections of a rail share. */
+/* Creates the rail's queue; false: the rail's connections have receives of their own, and
+ * w->base.state.unshared says why. */
+bool pc__srq_open(struct pc_verbs_net *w, uint32_t rail);
+/* All its queue pairs must be destroyed. */
+void pc__srq_close(struct pc_verbs_net *w, uint32_t rail);
+/* For a new queue pair: OK, or a code when the queue has failed. */
+int pc__srq_usable(struct pc_verbs_net *w, uint32_t rail, struct pc_error *error);
+/* The connection's queue pair begins to take from the queue: OK, or NOMEM; or it was destroyed. */
+int pc__srq_add(struct pc_verbs_net *w, struct pc_verbs_connection *conn, struct pc_error *error);
+void pc__srq_remove(struct pc_verbs_net *w, uint32_t rail, uint32_t qpn);
+/* A receive was consumed: whose it was, or NULL where that queue pair was destroyed. */
+struct pc_verbs_connection *pc__srq_consumed(struct pc_verbs_net *w, uint32_t rail, uint32_t qpn);
+/* Posts again what was consumed. `empty`: the completion queue has just been polled empty. */
+void pc__srq_refill(struct pc_verbs_net *w, uint32_t rail, bool empty);
+/* Asks for an event when half of the receives are consumed. */
+void pc__srq_arm(struct pc_verbs_net *w, uint32_t rail);
+/* Fails all connections that share it. */
+void pc__srq_fail(struct pc_verbs_net *w, uint32_t rail, const char *why);
 
 /* rndv.c: pc_net_ops's expose, get and test. */
 #define PC_BOUNCE_BYTES (UINT64_C(256) << 10)

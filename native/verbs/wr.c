@@ -33,6 +33,7 @@ uint32_t pc__wr_poll(struct pc_ib_device *rail, struct pc_event *out)
         uint64_t number = done[i].wr_id;
         uint32_t imm = ntohl(done[i].imm_data);
         out[i] = (struct pc_event){.rank = (uint32_t)(number >> 44),
+                                   .qpn = done[i].qp_num,
                                    .conn = number >> 36 & 0xff,
                                    .turn = number >> 20 & 0xffff,
                                    .op = number >> 4 & 0xffff,
@@ -51,7 +52,7 @@ uint32_t pc__wr_poll(struct pc_ib_device *rail, struct pc_event *out)
 bool pc__can_post(const struct pc_verbs_connection *conn)
 {
     return conn->state == PC_CONNECTION_UP && conn->tail - conn->head < PC_CONNECTION_SEND_OPS
-           && conn->requests + 2 <= PC_CONNECTION_SEND_WRS;
+           && conn->requests + 2 <= pc__send_wrs(conn);
 }
 
 static uint32_t immediate(uint32_t channel, enum imm_kind imm_kind, uint64_t credit)

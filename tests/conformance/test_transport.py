@@ -24,6 +24,7 @@ import joined
 import numpy as np
 import pytest
 from joined import (
+    HASTY,
     SECONDS,
     SLOT_BYTES,
     SLOTS,
@@ -58,6 +59,7 @@ TRANSPORTS: dict[str, Connect] = {
     "shm and tcp": connect_some,
     "verbs": rail_all,
     "verbs, two rails": partial(rail_all, rails=2),
+    "verbs, shared receives": partial(rail_all, rails=2, by=HASTY._replace(srq=0)),
 }
 
 
@@ -76,7 +78,7 @@ def connect(request: pytest.FixtureRequest) -> Connect:
     return TRANSPORTS[request.param]
 
 
-@pytest.fixture(params=with_devices(("tcp", "verbs", "verbs, two rails")))
+@pytest.fixture(params=with_devices(("tcp", "verbs", "verbs, two rails", "verbs, shared receives")))
 def connect_remote(request: pytest.FixtureRequest) -> Connect:
     """For what differs from mapped memory."""
     return TRANSPORTS[request.param]

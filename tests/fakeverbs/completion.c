@@ -43,7 +43,8 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *base, int cqe, void *cq_context
 {
     struct fv_context *c = fv_context_of(base);
     errno = EINVAL;
-    if (cqe < 1 || (uint32_t)cqe > FV_MAX_CQE || vector < 0 || vector >= base->num_comp_vectors)
+    if (cqe < 1 || (uint32_t)cqe > fv_options.max_cqe || vector < 0
+        || vector >= base->num_comp_vectors)
         return NULL;
     struct fv_cq *cq = calloc(1, sizeof *cq);
     if (!cq || FV_FAILS("create_cq") || !(cq->ring = calloc((size_t)cqe, sizeof *cq->ring))) {
@@ -70,7 +71,7 @@ int ibv_resize_cq(struct ibv_cq *base, int cqe)
 {
     struct fv_cq *cq = (struct fv_cq *)base;
     uint32_t before = (uint32_t)base->cqe;
-    if (cqe < 1 || (uint32_t)cqe > FV_MAX_CQE)
+    if (cqe < 1 || (uint32_t)cqe > fv_options.max_cqe)
         return EINVAL;
     struct fv_cqe *ring = FV_FAILS("resize_cq") ? NULL : calloc((size_t)cqe, sizeof *ring);
     if (ring == NULL)
@@ -185,8 +186,11 @@ void fv_forget(struct fv_cq *cq, const struct fv_qp *qp)
     for (uint64_t i = cq->tail; i != cq->head; i++) {
         struct fv_cqe entry = cq->ring[i % depth];
         if (entry.qp == qp) {
-            if (fv_options.like == FV_MLX5)
+            if (fv_options.like == FV_MLX5) {
+                if (entry.srq)
+                    atomic_fetch_sub(&entry.srq->used, 1);
                 continue;
+            }
             entry.qp = NULL;
         }
         cq->ring[kept++ % depth] = entry;
@@ -206,7 +210,10 @@ int fv_poll_cq(struct ibv_cq *base, int n, struct ibv_wc *wc)
     for (; taken < n && cq->tail != cq->head; taken++, cq->tail++) {
         const struct fv_cqe *entry = &cq->ring[cq->tail % (uint32_t)base->cqe];
         wc[taken] = entry->wc;
-        if (entry->qp) /* the queue's slots up to this one can be posted to again */
+        if (entry->srq && fv_options.like == FV_MLX5)
+            atomic_fetch_sub(&entry->srq->used, 1);
+        else if (entry->qp
+                 && !entry->srq) /* the queue's slots up to this one can be posted to again */
             atomic_store_explicit(entry->receive ? &entry->qp->r_freed : &entry->qp->freed,
                                   entry->index + 1, memory_order_release);
     }

@@ -121,6 +121,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *device)
     base->ops.req_notify_cq = fv_req_notify_cq;
     base->ops.post_send = fv_post_send;
     base->ops.post_recv = fv_post_recv;
+    base->ops.post_srq_recv = fv_post_srq_recv;
     base->cmd_fd = -1;
     base->async_fd = pipes[0];
     base->num_comp_vectors = 1;
@@ -175,13 +176,16 @@ int ibv_query_device(struct ibv_context *base, struct ibv_device_attr *attr)
         .max_sge = (int)FV_MAX_SGE,
         .max_sge_rd = (int)FV_MAX_SGE,
         .max_cq = 65536,
-        .max_cqe = (int)FV_MAX_CQE,
+        .max_cqe = (int)fv_options.max_cqe,
         .max_mr = 1 << 20,
         .max_pd = 65536,
         .max_qp_rd_atom = (int)FV_MAX_READS,
         .max_res_rd_atom = (int)FV_MAX_READS * 1024,
         .max_qp_init_rd_atom = (int)FV_MAX_READS,
         .atomic_cap = IBV_ATOMIC_NONE,
+        .max_srq = fv_options.srq_wr ? 1024 : 0,
+        .max_srq_wr = (int)fv_options.srq_wr,
+        .max_srq_sge = fv_options.srq_wr ? (int)FV_MAX_SGE : 0,
         .max_pkeys = 1,
         .local_ca_ack_delay = 15,
         .phys_port_cnt = 1,

@@ -45,8 +45,11 @@ void endpoint_init(struct endpoint *e)
 
 void endpoint_qp(struct endpoint *e)
 {
-    struct ibv_qp_init_attr init = {
-        .send_cq = e->cq, .recv_cq = e->cq, .qp_type = IBV_QPT_RC, .cap = {DEPTH, DEPTH, 2, 2, 64}};
+    struct ibv_qp_init_attr init = {.send_cq = e->cq,
+                                    .recv_cq = e->cq,
+                                    .srq = e->srq,
+                                    .qp_type = IBV_QPT_RC,
+                                    .cap = {DEPTH, DEPTH, 2, 2, 64}};
     e->qp = ibv_create_qp(e->pd, &init);
     check(e->qp, "ibv_create_qp");
     endpoint_init(e);

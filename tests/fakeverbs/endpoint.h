@@ -21,6 +21,7 @@ struct endpoint {
     struct ibv_cq *cq;
     struct ibv_mr *mr;
     struct ibv_qp *qp;
+    struct ibv_srq *srq; /* of the QPs that are made from now on, or NULL */
     char *memory;
     struct remote mine, theirs;
     int gid_index;

@@ -46,6 +46,7 @@ enum fv_count {
     FV_FAILED,        /* QPs that a failed request moved to ERR */
     FV_STRAY,         /* packets for a QP that is not there, or does not listen */
     FV_UNCLOSED,      /* objects that were left when their device was closed */
+    FV_SENDS,         /* send requests that were posted */
     FV_COUNTS
 };
 
@@ -58,6 +59,8 @@ enum fv_object {
     FV_CQS,
     FV_QPS,
     FV_WRS, /* send requests that were posted and have not ended */
+    FV_SRQS,
+    FV_RECEIVES, /* that were posted and not consumed */
     FV_OBJECTS
 };
 

@@ -20,14 +20,17 @@ LIKE       mlx5 or rxe: whose ways to follow where providers differ (see nic.h);
 JITTER     microseconds by which each request may begin late, so that QPs overtake; 0
 SEED       of the jitter
 MEMLOCK    bytes that a process may register
-FAIL       create_qp:3,reg_mr:1 makes those calls fail with ENOMEM, counted from 1
+FAIL       create_qp:3,reg_mr:1 makes those calls fail with ENOMEM, counted from 1;
+           post_srq_recv fails with EIO, as ENOMEM there says that the queue is full
 INLINE     bytes of inline data that a QP may have; 512
+CQE        completions that a completion queue may hold; 1048576
+SRQ        receives that a shared receive queue may have; 32767. 0: there is none
 MTU        of the ports, in bytes; 4096
 LINK       ethernet or infiniband
 ABI        extended or compat: how ibv_query_port is reached
 =========  ==================================================================================
 
-What it does not have: UD, UC, SRQ, XRC, atomics, memory windows, dma-buf. A process that is stopped
+What it does not have: UD, UC, XRC, atomics, memory windows, dma-buf. A process that is stopped
 (SIGSTOP) stops its NIC too, which real ones do not.
 """
 
@@ -49,9 +52,9 @@ PORTS = 128
 SLOTS = 512
 COUNTS = (
     *("tx_packets", "tx_bytes", "rx_packets", "rx_bytes", "dropped", "retransmitted"),
-    *("duplicates", "rnr", "refused", "failed", "stray", "unclosed"),
+    *("duplicates", "rnr", "refused", "failed", "stray", "unclosed", "sends"),
 )
-OBJECTS = ("pds", "mrs", "mr_bytes", "channels", "cqs", "qps", "wrs")
+OBJECTS = ("pds", "mrs", "mr_bytes", "channels", "cqs", "qps", "wrs", "srqs", "receives")
 
 
 class Kind(IntFlag):
@@ -82,6 +85,8 @@ class Opened:
     cqs: int
     qps: int
     wrs: int  #: send requests that were posted and have not ended
+    srqs: int
+    receives: int  #: that were posted and not consumed
 
 
 def port(device: str) -> int:

@@ -18,9 +18,9 @@ SONAME = "libibverbs.so.1"
 CONTROL = "fabric.so"  #: for this process, where nothing is to be found under the name above
 SOURCES = (
     *("completion", "control", "device", "events", "fabric", "memory", "nic", "options", "port"),
-    *("post", "queue_pair", "requester", "responder", "ring"),
+    *("post", "queue_pair", "requester", "responder", "ring", "shared_receives"),
 )
-DRIVER = ("driver", "requests", "endings", "strict", "endpoint")
+DRIVER = ("driver", "requests", "endings", "sharing", "strict", "endpoint")
 
 
 @functools.cache

@@ -25,6 +25,8 @@ int ibv_dealloc_pd(struct ibv_pd *pd)
         used |= c->mrs[i] && c->mrs[i]->base.pd == pd;
     for (uint32_t i = 0; i < c->top_qp; i++)
         used |= c->qps[i] && c->qps[i]->base.pd == pd;
+    for (const struct fv_srq *srq = c->srqs; srq; srq = srq->later)
+        used |= srq->base.pd == pd;
     fv_leave(c);
     if (used)
         return EBUSY;

@@ -32,12 +32,15 @@
 /* Of which provider the details are, where providers differ. */
 enum fv_like {
     FV_MLX5, /* destroying a QP takes its completions out of the CQ; a responder that refuses tells
-                by an event; fields that a failed completion does not have are poisoned */
-    FV_RXE,  /* none of that, and other codes for some errors; as Linux 6.1 does */
+                by an event, and so does a QP in ERR that takes no more from its SRQ; fields that a
+                failed completion does not have are poisoned; a slot of an SRQ is free again when
+                its completion was polled or taken out */
+    FV_RXE,  /* none of that, and other codes for some errors; a slot of an SRQ is free when its
+                receive is taken; as Linux 6.1 does */
 };
 
 struct fv_options {
-    uint32_t host, devices, max_inline, jitter_us, mtu;
+    uint32_t host, devices, max_inline, jitter_us, mtu, srq_wr, max_cqe;
     uint64_t seed, memlock;
     enum fv_like like;
     bool infiniband, compat;
@@ -65,7 +68,8 @@ struct fv_channel {
 struct fv_cqe {
     struct ibv_wc wc;
     struct fv_qp *qp;
-    uint64_t index; /* of the request in its queue */
+    struct fv_srq *srq; /* that the receive was taken from, or NULL */
+    uint64_t index;     /* of the request in its queue */
     bool receive;
 };
 
@@ -96,6 +100,17 @@ struct fv_receive {
     uint64_t wr_id;
     struct ibv_sge sge[FV_MAX_SGE];
     uint32_t nsge, length;
+};
+
+struct fv_srq {
+    struct ibv_srq base;
+    struct fv_context *context;
+    struct fv_srq *later; /* of the context's */
+    uint32_t max_wr, max_sge;
+    struct fv_receive *receives;
+    uint64_t posted, next;
+    _Atomic uint32_t used; /* slots */
+    uint32_t limit, users, events;
 };
 
 struct fv_answer {
@@ -137,6 +152,9 @@ struct fv_qp {
     uint64_t rnr_until;
 
     /* Responder. */
+    struct fv_srq *srq;     /* in place of the next four */
+    struct fv_receive held; /* taken from it for a message of which the rest is to come */
+    bool holds;
     struct fv_receive *receives;
     uint64_t r_posted, r_next;
     _Atomic uint64_t r_freed;
@@ -166,6 +184,7 @@ struct fv_context {
 
     struct fv_qp **qps; /* by the number's low bits */
     uint32_t next_qp, top_qp, ncreated;
+    struct fv_srq *srqs;
     struct fv_mr **mrs;
     uint32_t nmrs, next_mr;
     uint64_t free_at; /* ns: of a slowed device, when it can send again */
@@ -204,9 +223,9 @@ void fv_enter(struct fv_context *c);
 void fv_leave(struct fv_context *c);
 void fv_object(struct fv_context *c, enum fv_object what, int64_t change);
 
-/* events.c */
-void fv_event(struct fv_context *c, enum ibv_event_type type, struct fv_qp *qp);
-void fv_event_forget(struct fv_context *c, const struct fv_qp *qp);
+/* events.c: of the device's port, of a QP or of an SRQ. */
+void fv_event(struct fv_context *c, enum ibv_event_type type, void *element);
+void fv_event_forget(struct fv_context *c, const void *element);
 
 /* memory.c */
 bool fv_remote(struct fv_context *c, const struct ibv_pd *pd, uint32_t rkey, uint64_t addr,
@@ -228,6 +247,12 @@ int fv_req_notify_cq(struct ibv_cq *cq, int solicited_only);
 /* post.c */
 int fv_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
 int fv_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
+void fv_receive_fill(struct fv_receive *r, const struct ibv_recv_wr *wr);
+
+/* shared_receives.c */
+int fv_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
+/* The receive for the message that is coming in, or NULL: there is none. */
+const struct fv_receive *fv_srq_take(struct fv_qp *qp);
 
 /* nic.c */
 void *fv_nic(void *context);

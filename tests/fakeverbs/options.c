@@ -66,6 +66,8 @@ __attribute__((constructor)) static void read_options(void)
     o->max_inline = (uint32_t)number("FAKEVERBS_INLINE", 512, 4096);
     o->jitter_us = (uint32_t)number("FAKEVERBS_JITTER", 0, 1000000);
     o->seed = number("FAKEVERBS_SEED", 1, UINT64_MAX);
+    o->srq_wr = (uint32_t)number("FAKEVERBS_SRQ", 32767, 32767);
+    o->max_cqe = (uint32_t)number("FAKEVERBS_CQE", FV_MAX_CQE, FV_MAX_CQE);
     o->memlock = number("FAKEVERBS_MEMLOCK", UINT64_MAX, UINT64_MAX);
     o->like = choice("FAKEVERBS_LIKE", "mlx5", "rxe") ? FV_RXE : FV_MLX5;
     o->infiniband = choice("FAKEVERBS_LINK", "ethernet", "infiniband");

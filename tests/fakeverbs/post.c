@@ -52,6 +52,7 @@ static int post_one(struct fv_qp *qp, const struct ibv_send_wr *wr)
     }
     qp->posted++;
     fv_object(qp->context, FV_WRS, 1);
+    fv_count(qp->context->fabric, qp->context->port, FV_SENDS, 1);
     if (qp->state == IBV_QPS_ERR)
         qp->flush = true;
     return 0;
@@ -71,14 +72,8 @@ int fv_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
     return error;
 }
 
-static int receive_one(struct fv_qp *qp, const struct ibv_recv_wr *wr)
+void fv_receive_fill(struct fv_receive *r, const struct ibv_recv_wr *wr)
 {
-    const struct ibv_qp_cap *cap = &qp->init.cap;
-    if (qp->state == IBV_QPS_RESET || wr->num_sge < 0 || (uint32_t)wr->num_sge > cap->max_recv_sge)
-        return EINVAL;
-    if (qp->r_posted - atomic_load_explicit(&qp->r_freed, memory_order_acquire) >= cap->max_recv_wr)
-        return ENOMEM;
-    struct fv_receive *r = &qp->receives[qp->r_posted % cap->max_recv_wr];
     r->wr_id = wr->wr_id;
     r->nsge = (uint32_t)wr->num_sge;
     r->length = 0;
@@ -86,7 +81,19 @@ static int receive_one(struct fv_qp *qp, const struct ibv_recv_wr *wr)
         r->sge[i] = wr->sg_list[i];
         r->length += wr->sg_list[i].length;
     }
+}
+
+static int receive_one(struct fv_qp *qp, const struct ibv_recv_wr *wr)
+{
+    const struct ibv_qp_cap *cap = &qp->init.cap;
+    if (qp->srq || qp->state == IBV_QPS_RESET || wr->num_sge < 0
+        || (uint32_t)wr->num_sge > cap->max_recv_sge)
+        return EINVAL;
+    if (qp->r_posted - atomic_load_explicit(&qp->r_freed, memory_order_acquire) >= cap->max_recv_wr)
+        return ENOMEM;
+    fv_receive_fill(&qp->receives[qp->r_posted % cap->max_recv_wr], wr);
     qp->r_posted++;
+    fv_object(qp->context, FV_RECEIVES, 1);
     if (qp->state == IBV_QPS_ERR && fv_options.like != FV_RXE) /* which forgets it */
         qp->r_flush = true;
     return 0;

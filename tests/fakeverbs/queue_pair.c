@@ -8,11 +8,11 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
     struct fv_context *c = fv_context_of(pd->context);
     const struct ibv_qp_cap *cap = &init->cap;
     errno = EINVAL;
-    if (init->qp_type != IBV_QPT_RC || init->srq || !init->send_cq || !init->recv_cq
-        || init->send_cq->context != pd->context || init->recv_cq->context != pd->context
-        || cap->max_send_wr > FV_MAX_WR || cap->max_recv_wr > FV_MAX_WR
-        || cap->max_send_sge > FV_MAX_SGE || cap->max_recv_sge > FV_MAX_SGE
-        || cap->max_inline_data > fv_options.max_inline)
+    if (init->qp_type != IBV_QPT_RC || (init->srq && init->srq->context != pd->context)
+        || !init->send_cq || !init->recv_cq || init->send_cq->context != pd->context
+        || init->recv_cq->context != pd->context || cap->max_send_wr > FV_MAX_WR
+        || cap->max_recv_wr > FV_MAX_WR || cap->max_send_sge > FV_MAX_SGE
+        || cap->max_recv_sge > FV_MAX_SGE || cap->max_inline_data > fv_options.max_inline)
         return NULL;
     struct fv_qp *qp = calloc(1, sizeof *qp);
     errno = ENOMEM;
@@ -21,6 +21,9 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
         return NULL;
     }
     qp->sends = calloc(cap->max_send_wr + 1, sizeof *qp->sends);
+    qp->srq = (struct fv_srq *)init->srq;
+    if (qp->srq) /* what is asked for besides is ignored */
+        init->cap.max_recv_wr = init->cap.max_recv_sge = 0;
     qp->receives = calloc(cap->max_recv_wr + 1, sizeof *qp->receives);
     qp->inlines = calloc((size_t)cap->max_send_wr + 1, cap->max_inline_data + 1);
     if (!qp->sends || !qp->receives || !qp->inlines)
@@ -35,6 +38,7 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
     qp->base.pd = pd;
     qp->base.send_cq = init->send_cq;
     qp->base.recv_cq = init->recv_cq;
+    qp->base.srq = init->srq;
     qp->base.qp_type = IBV_QPT_RC;
     qp->base.state = qp->state = IBV_QPS_RESET;
     pthread_mutex_init(&qp->base.mutex, NULL);
@@ -55,6 +59,8 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
     qp->random = fv_options.seed * 0x9e3779b97f4a7c15u + c->port * 0x100000001b3u + c->ncreated++;
     ((struct fv_cq *)init->send_cq)->users++;
     ((struct fv_cq *)init->recv_cq)->users++;
+    if (qp->srq)
+        qp->srq->users++;
     fv_object(c, FV_QPS, 1);
     fv_leave(c);
     return &qp->base;
@@ -72,11 +78,14 @@ int ibv_destroy_qp(struct ibv_qp *base)
     struct fv_cq *send = (struct fv_cq *)base->send_cq, *receive = (struct fv_cq *)base->recv_cq;
     send->users--;
     receive->users--;
+    if (qp->srq)
+        qp->srq->users--;
     fv_forget(send, qp);
     if (receive != send)
         fv_forget(receive, qp);
     fv_object(c, FV_QPS, -1);
     fv_object(c, FV_WRS, -(int64_t)(qp->posted - qp->done));
+    fv_object(c, FV_RECEIVES, -(int64_t)(qp->r_posted - qp->r_next));
     fv_event_forget(c, qp);
     fv_leave(c);
     pthread_mutex_lock(&base->mutex); /* what was got must be acknowledged */
@@ -170,6 +179,8 @@ static const char *refusal(const struct fv_qp *qp, const struct ibv_qp_attr *a, 
 static void reset(struct fv_qp *qp)
 {
     fv_object(qp->context, FV_WRS, -(int64_t)(qp->posted - qp->done));
+    fv_object(qp->context, FV_RECEIVES, -(int64_t)(qp->r_posted - qp->r_next));
+    qp->holds = false;
     qp->posted = qp->next = qp->done = qp->r_posted = qp->r_next = 0;
     atomic_store(&qp->freed, 0);
     atomic_store(&qp->r_freed, 0);

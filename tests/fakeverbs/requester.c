@@ -72,9 +72,10 @@ bool fv_qp_flush(struct fv_qp *qp)
     while (qp->flush && qp->done < qp->posted)
         complete(qp, IBV_WC_WR_FLUSH_ERR);
     qp->next = qp->done;
-    while (qp->r_flush && qp->r_next < qp->r_posted) {
-        const struct fv_receive *r = &qp->receives[qp->r_next % qp->init.cap.max_recv_wr];
-        struct fv_cqe entry = {.qp = qp, .index = qp->r_next++, .receive = true};
+    while (qp->r_flush && (qp->holds || qp->r_next < qp->r_posted)) {
+        const struct fv_receive *r
+            = qp->holds ? &qp->held : &qp->receives[qp->r_next % qp->init.cap.max_recv_wr];
+        struct fv_cqe entry = {.qp = qp, .srq = qp->srq, .index = qp->r_next, .receive = true};
         entry.wc.wr_id = r->wr_id;
         entry.wc.status = IBV_WC_WR_FLUSH_ERR;
         entry.wc.qp_num = qp->base.qp_num;
@@ -82,8 +83,16 @@ bool fv_qp_flush(struct fv_qp *qp)
             entry.wc.opcode = IBV_WC_DRIVER3;
             entry.wc.byte_len = 0xdeadbeef;
         }
+        if (qp->srq) {
+            qp->holds = false;
+        } else {
+            qp->r_next++;
+            fv_object(qp->context, FV_RECEIVES, -1);
+        }
         fv_complete((struct fv_cq *)qp->base.recv_cq, &entry, false);
     }
+    if (qp->r_flush && qp->srq && fv_options.like == FV_MLX5)
+        fv_event(qp->context, IBV_EVENT_QP_LAST_WQE_REACHED, qp);
     qp->flush = qp->r_flush = false;
     return true;
 }

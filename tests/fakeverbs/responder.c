@@ -24,10 +24,18 @@ static void acknowledge(struct fv_qp *qp, uint32_t psn, uint8_t code)
     answer(qp, (struct fv_answer){.kind = FV_ACK, .code = code, .psn = psn & FV_PSN_MASK});
 }
 
-static void received(struct fv_qp *qp, const struct fv_packet *packet, enum ibv_wc_status status)
+/* The receive for a message that is coming in, or NULL. */
+static const struct fv_receive *receive_of(struct fv_qp *qp)
 {
-    const struct fv_receive *r = &qp->receives[qp->r_next % qp->init.cap.max_recv_wr];
-    struct fv_cqe entry = {.qp = qp, .index = qp->r_next, .receive = true};
+    if (qp->srq)
+        return fv_srq_take(qp);
+    return qp->r_next == qp->r_posted ? NULL : &qp->receives[qp->r_next % qp->init.cap.max_recv_wr];
+}
+
+static void received(struct fv_qp *qp, const struct fv_packet *packet, const struct fv_receive *r,
+                     enum ibv_wc_status status)
+{
+    struct fv_cqe entry = {.qp = qp, .srq = qp->srq, .index = qp->r_next, .receive = true};
     entry.wc.wr_id = r->wr_id;
     entry.wc.status = status;
     entry.wc.opcode = packet->kind == FV_SEND ? IBV_WC_RECV : IBV_WC_RECV_RDMA_WITH_IMM;
@@ -38,7 +46,12 @@ static void received(struct fv_qp *qp, const struct fv_packet *packet, enum ibv_
         entry.wc.imm_data = packet->imm;
         entry.wc.wc_flags = IBV_WC_WITH_IMM;
     }
-    qp->r_next++;
+    if (qp->srq) {
+        qp->holds = false;
+    } else {
+        qp->r_next++;
+        fv_object(qp->context, FV_RECEIVES, -1);
+    }
     fv_complete((struct fv_cq *)qp->base.recv_cq, &entry, packet->flags & FV_SOLICITED);
 }
 
@@ -59,27 +72,25 @@ static bool land(struct fv_qp *qp, const struct fv_packet *packet, const char *p
     struct fv_context *c = qp->context;
     const struct fv_receive *r = NULL;
     bool send = packet->kind == FV_SEND, consumes = send || (packet->flags & FV_IMM);
-    if (consumes && qp->r_next == qp->r_posted) {
+    if (consumes && !(r = receive_of(qp))) {
         fv_count(c->fabric, c->port, FV_RNR, 1);
         answer(qp, (struct fv_answer){.kind = FV_ACK, .code = FV_NAK_RNR, .psn = packet->psn});
         qp->refused_sequence = true; /* what follows was sent before it knew */
         return false;
     }
-    if (consumes)
-        r = &qp->receives[qp->r_next % qp->init.cap.max_recv_wr];
     if (packet->flags & FV_FIRST) {
         qp->landed = 0;
         qp->addr = packet->addr;
     }
     if (send && packet->total > r->length) {
         bool rxe = fv_options.like == FV_RXE;
-        received(qp, packet, rxe ? IBV_WC_LOC_QP_OP_ERR : IBV_WC_LOC_LEN_ERR);
+        received(qp, packet, r, rxe ? IBV_WC_LOC_QP_OP_ERR : IBV_WC_LOC_LEN_ERR);
         refuse(qp, packet, rxe ? FV_NAK_OPERATION : FV_NAK_INVALID);
         return false;
     }
     if (send) {
         if (!fv_scatter(qp, r->sge, r->nsge, qp->landed, payload, packet->length)) {
-            received(qp, packet, IBV_WC_LOC_PROT_ERR);
+            received(qp, packet, r, IBV_WC_LOC_PROT_ERR);
             refuse(qp, packet, FV_NAK_OPERATION);
             return false;
         }
@@ -98,7 +109,7 @@ static bool land(struct fv_qp *qp, const struct fv_packet *packet, const char *p
     }
     qp->landed += packet->length;
     if (consumes && (packet->flags & FV_LAST))
-        received(qp, packet, IBV_WC_SUCCESS);
+        received(qp, packet, r, IBV_WC_SUCCESS);
     return true;
 }
 

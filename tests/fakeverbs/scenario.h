@@ -11,7 +11,7 @@ struct scenario {
     const char *name;
     void (*run)(void);
 };
-extern const struct scenario request_scenarios[], ending_scenarios[],
+extern const struct scenario request_scenarios[], ending_scenarios[], sharing_scenarios[],
     strict_scenarios[]; /* end with no name */
 
 extern const char *device_a, *device_b;

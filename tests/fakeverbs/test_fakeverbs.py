@@ -42,6 +42,8 @@ MLX5 = """\
 -  events: sender 0, receiver 0
 +  events: sender 0, receiver 1
 +  local access violation work queue error, of its QP 1
+-  a QP that takes no more says so: 0
++  a QP that takes no more says so: 1
 """
 
 
@@ -127,6 +129,11 @@ def test_port_by_both_interfaces(fabric: Fabric) -> None:
 
 def test_infiniband(fabric: Fabric) -> None:
     assert "link layer 1" in drive(fabric, "port", link="infiniband")
+
+
+def test_a_device_without_shared_receive_queues(fabric: Fabric) -> None:
+    said = drive(fabric, "sharing", code=1, srq=0)
+    assert said == "ibv_create_srq: Operation not supported\n"
 
 
 def test_slots_are_free_when_polled(fabric: Fabric) -> None:
@@ -261,6 +268,7 @@ def test_objects_that_a_process_holds(fabric: Fabric) -> None:
     assert running.stdout is not None
     assert [running.stdout.readline(), running.stdout.readline()] == ["hold\n", "holding\n"]
     of_one = {"pds": 1, "mrs": 1, "mr_bytes": 1 << 20, "channels": 1, "cqs": 1, "qps": 1, "wrs": 0}
+    of_one |= {"srqs": 0, "receives": 0}
     two = {"contexts": 2} | {name: 2 * n for name, n in of_one.items()}
     assert fabric.objects(running.pid) == fabric.objects() == two
     assert [one.device for one in fabric.opened()] == ["fake0", "fake1"]

@@ -1,5 +1,5 @@
-/* Lies to a rank in wireup messages, under AddressSanitizer: this program is the peer that reaches it by
- * RDMA, with the stand-in for libibverbs.
+/* Lies to a rank in wireup messages, under AddressSanitizer: this program is the peer that reaches
+ * it by RDMA, with the stand-in for libibverbs.
  *
  *   fuzz_wireup SEED ITERATIONS
  *

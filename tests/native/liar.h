@@ -31,7 +31,8 @@ struct wireup_message {
     union pc_wireup_body body;
 };
 
-static const struct pc_verbs_options options = {.queue_pairs = 2, .timeout = 8, .retry_count = 1};
+static const struct pc_verbs_options options
+    = {.queue_pairs = 2, .timeout = 8, .retry_count = 1, .srq_from = 1};
 
 struct liar {
     uint32_t rank;
@@ -129,7 +130,8 @@ static struct pc_qp_info an_end(struct liar *l)
         return end;
     }
     drop_pair(l, i);
-    if (pc__qp_create(&l->rail, l->rail.pd, 64, 64, &error, &l->pairs[i], &l->ends[i]) != PC_OK)
+    if (pc__qp_create(&l->rail, l->rail.pd, NULL, 64, 64, &error, &l->pairs[i], &l->ends[i])
+        != PC_OK)
         fail("a queue pair", &error);
     l->shown = i;
     return l->ends[i];
@@ -181,10 +183,10 @@ static uint32_t a_path(const struct liar *l)
 static void offer_well(struct liar *l)
 {
     struct wireup_message message = {.header = {.magic = PC_WIREUP_MAGIC,
-                                       .kind = PC_WIREUP_REQUEST,
-                                       .conn = (uint16_t)a_path(l),
-                                       .turn = l->turn + 1,
-                                       .nbytes = sizeof message.body.end}};
+                                                .kind = PC_WIREUP_REQUEST,
+                                                .conn = (uint16_t)a_path(l),
+                                                .turn = l->turn + 1,
+                                                .nbytes = sizeof message.body.end}};
     if (l->rank > 1 || l->offered >> message.header.conn & 1)
         return;
     l->offered |= 1u << message.header.conn;
@@ -197,15 +199,16 @@ static void answer_well(struct liar *l)
 {
     struct pc_error error;
     struct wireup_message message = {.header = {.magic = PC_WIREUP_MAGIC,
-                                       .kind = PC_WIREUP_REPLY,
-                                       .conn = (uint16_t)l->conn,
-                                       .turn = l->turn,
-                                       .nbytes = sizeof message.body.end}};
+                                                .kind = PC_WIREUP_REPLY,
+                                                .conn = (uint16_t)l->conn,
+                                                .turn = l->turn,
+                                                .nbytes = sizeof message.body.end}};
     uint32_t i = l->shown;
     if (l->asks == PC_WIREUP_REQUEST) {
         i = draw(PAIRS);
         drop_pair(l, i);
-        if (pc__qp_create(&l->rail, l->rail.pd, 64, 64, &error, &l->pairs[i], &l->ends[i]) != PC_OK)
+        if (pc__qp_create(&l->rail, l->rail.pd, NULL, 64, 64, &error, &l->pairs[i], &l->ends[i])
+            != PC_OK)
             fail("a queue pair", &error);
     }
     if (l->asks == 0 || l->pairs[i] == NULL || l->connected[i])

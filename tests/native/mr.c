@@ -48,7 +48,8 @@ static void open_rails(char *const *devices)
         struct pc_rail_spec spec = {.port = 1, .gid_index = -1};
         snprintf(spec.device, sizeof spec.device, "%s", devices[i]);
         if (pc__ib_device_open(&spec, &options, 64, &error, &rails[i]) != PC_OK
-            || pc__qp_create(&rails[i], rails[i].pd, 8, 8, &error, &pairs[i], &ends[i]) != PC_OK)
+            || pc__qp_create(&rails[i], rails[i].pd, NULL, 8, 8, &error, &pairs[i], &ends[i])
+                   != PC_OK)
             die(devices[i]);
     }
     for (int i = 0; i < 2; i++)

@@ -296,6 +296,28 @@ int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask,
     return 0;
 }
 
+struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *attr)
+{
+    (void)pd;
+    (void)attr;
+    errno = EOPNOTSUPP;
+    return NULL;
+}
+
+int ibv_modify_srq(struct ibv_srq *srq, struct ibv_srq_attr *attr, int mask)
+{
+    (void)srq;
+    (void)attr;
+    (void)mask;
+    return EOPNOTSUPP;
+}
+
+int ibv_destroy_srq(struct ibv_srq *srq)
+{
+    (void)srq;
+    return EOPNOTSUPP;
+}
+
 int ibv_fork_init(void)
 {
     return fails("ibv_fork_init") ? EINVAL : 0;

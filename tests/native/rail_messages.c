@@ -82,7 +82,8 @@ static void start(struct side *s, const char *device, int fd)
                           IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
     if (s->mr == NULL)
         die("ibv_reg_mr", NULL);
-    if (pc__qp_create(&s->rail, s->rail.pd, 2 * DEPTH, DEPTH, &error, &s->qp, &mine.end) != PC_OK)
+    if (pc__qp_create(&s->rail, s->rail.pd, NULL, 2 * DEPTH, DEPTH, &error, &s->qp, &mine.end)
+        != PC_OK)
         die("qp", &error);
     for (uint32_t i = 0; i < DEPTH; i++)
         post_receive(s);

@@ -31,7 +31,7 @@ int main(void)
 #define DEPTH 64u
 
 static const struct pc_verbs_options options
-    = {.queue_pairs = 1, .timeout = 14, .retry_count = 7, .traffic_class = 104};
+    = {.queue_pairs = 1, .timeout = 14, .retry_count = 7, .traffic_class = 104, .srq_from = 16};
 
 static void die(const char *what, const struct pc_error *error)
 {
@@ -102,7 +102,7 @@ static int deep(const char *device, uint32_t completions, uint32_t sends)
     struct ibv_qp *qp;
     int rc = pc__ib_device_open(&spec, &options, completions, &error, &rail);
     if (rc == PC_OK) {
-        rc = pc__qp_create(&rail, rail.pd, sends, DEPTH, &error, &qp, &end);
+        rc = pc__qp_create(&rail, rail.pd, NULL, sends, DEPTH, &error, &qp, &end);
         if (rc == PC_OK)
             pc__ib.destroy_qp(qp);
         pc__ib_device_close(&rail);
@@ -156,8 +156,8 @@ static int renew(const char *a, const char *b, int times)
     for (int i = 0; i < times; i++) {
         struct pc_qp_info here, there;
         struct ibv_qp *p, *q;
-        if (pc__qp_create(&one, one.pd, DEPTH, DEPTH, &error, &p, &here) != PC_OK
-            || pc__qp_create(&two, two.pd, DEPTH, DEPTH, &error, &q, &there) != PC_OK
+        if (pc__qp_create(&one, one.pd, NULL, DEPTH, DEPTH, &error, &p, &here) != PC_OK
+            || pc__qp_create(&two, two.pd, NULL, DEPTH, DEPTH, &error, &q, &there) != PC_OK
             || pc__qp_connect(&one, p, &here, &there, &error) != PC_OK
             || pc__qp_connect(&two, q, &there, &here, &error) != PC_OK)
             die("renew", &error);
@@ -185,15 +185,15 @@ static int misfit(const char *a, const char *gid_a, const char *b, const char *g
     struct ibv_qp *p, *q;
     open_rail(a, gid_a, &one);
     open_rail(b, gid_b, &two);
-    if (pc__qp_create(&one, one.pd, DEPTH, DEPTH, &error, &p, &here) != PC_OK
-        || pc__qp_create(&two, two.pd, DEPTH, DEPTH, &error, &q, &there) != PC_OK)
+    if (pc__qp_create(&one, one.pd, NULL, DEPTH, DEPTH, &error, &p, &here) != PC_OK
+        || pc__qp_create(&two, two.pd, NULL, DEPTH, DEPTH, &error, &q, &there) != PC_OK)
         die("qp", &error);
     int rc = pc__qp_connect(&one, p, &here, &there, &error);
     printf("%s %s\n", pc_code_name(rc), rc == PC_OK ? "" : error.text);
     pc__ib.destroy_qp(p);
     pc__ib.destroy_qp(q);
     there.qpn = 1u << 24;
-    if (pc__qp_create(&one, one.pd, DEPTH, DEPTH, &error, &p, &here) != PC_OK)
+    if (pc__qp_create(&one, one.pd, NULL, DEPTH, DEPTH, &error, &p, &here) != PC_OK)
         die("qp", &error);
     rc = pc__qp_connect(&one, p, &here, &there, &error);
     printf("%s %s\n", pc_code_name(rc), rc == PC_OK ? "" : error.text);
@@ -210,7 +210,7 @@ static int nobody(const char *device, const char *where)
     struct pc_qp_info here, there;
     struct ibv_qp *qp;
     open_rail(device, "-1", &rail);
-    if (pc__qp_create(&rail, rail.pd, DEPTH, DEPTH, &error, &qp, &here) != PC_OK)
+    if (pc__qp_create(&rail, rail.pd, NULL, DEPTH, DEPTH, &error, &qp, &here) != PC_OK)
         die("qp", &error);
     there = here;
     if (inet_pton(AF_INET, where, there.gid + 12) != 1)

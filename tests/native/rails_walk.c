@@ -23,7 +23,7 @@
 #define PORTS 8          /* of the stand-in, on one host */
 #define MAX_BYTES 700000 /* the longest are read by their receiver */
 #define UNCLOSED 11      /* fakeverbs: objects that were left when their device was closed */
-#define HELD 5           /* words of it about objects, from the third on */
+#define HELD 9           /* words of it about objects, from the third on */
 
 enum { WRITE_IMM = 2, REQUESTS = 15, RESPONSES = 48, ALL = 63 };
 
@@ -142,7 +142,10 @@ static void *rank_main(void *argument)
     struct pc_options options
         = {.rank = rank, .size = size, .slots = 4, .slot_bytes = 128 << 10, .heap_bytes = 1 << 20};
     const struct pc_verbs_options verbs
-        = {.queue_pairs = 1, .timeout = 8, .retry_count = 2}; /* 3 ms until a path has failed */
+        = {.queue_pairs = 1,
+           .timeout = 8,
+           .retry_count = 2,      /* 3 ms until a path has failed */
+           .srq_from = size % 2}; /* all share receives, or all but one of each rail */
     struct pc_rail_spec specs[PORTS];
     struct pc_comm *comm;
     int rc = pc_comm_open(&options, &comm);
@@ -300,7 +303,7 @@ static void find_network(void)
 
 static void look_what_is_left(void)
 {
-    uint64_t slot[3 + HELD + 1], left = 0;
+    uint64_t slot[3 + HELD], left = 0;
     for (uint32_t i = 0; i < PORTS; i++)
         left += net.count(net.fabric, i, UNCLOSED);
     for (uint32_t i = 0; i < 512; i++)

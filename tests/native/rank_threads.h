@@ -79,7 +79,9 @@ static void link_ranks(uint32_t connections)
 /* By RDMA: the rank has the ports of the stand-in for libibverbs from its number times RAILS on. */
 static int open_rails(struct pc_comm *comm, uint32_t rank)
 {
-    const struct pc_verbs_options verbs = {.queue_pairs = 1, .timeout = 14, .retry_count = 7};
+    /* Of each rail one connection has receives of its own. */
+    const struct pc_verbs_options verbs
+        = {.queue_pairs = 1, .timeout = 14, .retry_count = 7, .srq_from = 1};
     struct pc_rail_spec specs[RAILS];
     for (uint32_t i = 0; i < RAILS; i++) {
         specs[i] = (struct pc_rail_spec){.port = 1, .gid_index = -1};

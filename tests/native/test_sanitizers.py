@@ -39,15 +39,17 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Runs a driver; with `verbs`, a sanitizer, it finds RDMA devices."""
+    """Runs a driver; with `verbs`, a sanitizer, it finds RDMA devices, with these options."""
 
-    def run(*command: object, verbs: str = "") -> subprocess.CompletedProcess[str]:
+    def run(
+        *command: object, verbs: str = "", **options: object
+    ) -> subprocess.CompletedProcess[str]:
         env = dict(os.environ)
         if verbs:
             if reason := fakeverbs_library.lack():
                 pytest.skip(reason)
             network = fabric.Fabric(tmp_path / "fabric", fakeverbs_library.built(verbs))
-            env |= network.environment(devices=fabric.DEVICES)
+            env |= network.environment(**{"devices": fabric.DEVICES} | options)
         return subprocess.run(
             [str(part) for part in command], capture_output=True, text=True, timeout=300, env=env
         )
@@ -176,6 +178,12 @@ def test_a_peer_that_lies_in_letters(run: Run) -> None:
         lived += int(done.stdout.split()[4])
     assert 100 < refused < 300
     assert lived > 20  # it must get as far as messages
+
+
+@pytest.mark.parametrize("like", ["mlx5", "rxe"])
+def test_queue_pairs_that_end_take_no_shared_receives_along(run: Run, like: str) -> None:
+    done = run(built("shared_receives", "asan"), 40, verbs="asan", like=like, srq=63)
+    assert (done.returncode, done.stdout) == (0, "200 of 63\n"), done.stderr
 
 
 @pytest.mark.parametrize(("size", "rails", "seed"), [(2, 2, 1), (3, 2, 3), (4, 2, 4)])

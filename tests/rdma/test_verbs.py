@@ -25,13 +25,18 @@ def objects(rack: Rack) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("size", "hosts", "rails"), [(2, 2, 1), (2, 2, 2), (3, 3, 2), (4, 4, 1), (4, 2, 2), (8, 4, 2)]
+    ("size", "hosts", "rails", "own"),
+    [
+        *[(2, 2, 1, 16), (2, 2, 2, 16), (3, 3, 2, 16), (4, 4, 1, 16), (4, 2, 2, 16), (8, 4, 2, 16)],
+        # All connections share receives, or all but one of each rail.
+        *[(4, 4, 1, 0), (3, 3, 2, 1)],
+    ],
 )
-def test_every_collective(rack: Rack, size: int, hosts: int, rails: int) -> None:
+def test_every_collective(rack: Rack, size: int, hosts: int, rails: int, own: int) -> None:
     before = not_ready(rack)
     # No path may fail, and by default one does that has no answer for half a second. A guest whose
     # kernel shares two cores with other work may well be as late; this leaves it 15 s.
-    settings = {"PYCOLL_TRANSPORT": "verbs", "PYCOLL_VERBS": "timeout=19"}
+    settings = {"PYCOLL_TRANSPORT": "verbs", "PYCOLL_VERBS": f"timeout=19,srq={own}"}
     with Ranks(rack, [sys.executable, EVERY], size, hosts=hosts, rails=rails,
                env=settings) as ranks:  # fmt: skip
         said = ranks.finish(280)

@@ -150,8 +150,8 @@ def test_rails_that_are_not_there(comm: Any) -> None:
         bindings.comm_net(comm, "carrier")
     assert bindings.comm_event_fd(comm) == -1
     state = verbs.comm_net_state(comm)
-    assert state[:-1] == (0,) * 8
-    assert state.bytes == (0,) * verbs.MAX_RAILS
+    assert state[:-2] == (0,) * 9
+    assert (state.bytes, state.unshared) == ((0,) * verbs.MAX_RAILS, "")
 
 
 @pytest.mark.own_process

@@ -579,13 +579,21 @@ def test_a_broken_communicator_waits_for_no_connection(no_engine, monkeypatch) -
 
 
 def test_the_engine_is_attended_to_while_nobody_calls(no_engine, monkeypatch, caplog) -> None:
-    event, state = Event(), SimpleNamespace(live=2, connections=2, failures=0, revivals=0)
+    state = SimpleNamespace(live=2, connections=2, failures=0, revivals=0, unshared="")
+    event = Event()
     monkeypatch.setattr(bindings, "comm_event_fd", lambda comm: event.attention.fd)
     monkeypatch.setattr(bindings, "comm_handle_events", lambda comm: event.attend())
     monkeypatch.setattr(verbs, "comm_net_state", lambda comm: SimpleNamespace(**vars(state)))
     caplog.set_level(logging.INFO, "pycoll")
     made = Job(0, {1: b"127.0.0.1 9"}).links()
-    for call, changes in ((b"1", {}), (b"2", {"failures": 1, "live": 1}), (b"3", {"revivals": 1})):
+    changes_by_call = {
+        b"1": {},
+        b"2": {"failures": 1, "live": 1},
+        b"3": {"revivals": 1},
+        b"4": {"unshared": "mlx5_0 has none"},
+        b"5": {},
+    }
+    for call, changes in changes_by_call.items():
         vars(state).update(changes)
         event.far.sendall(call)
         assert event.attended.get(timeout=SECONDS) == call
@@ -594,6 +602,7 @@ def test_the_engine_is_attended_to_while_nobody_calls(no_engine, monkeypatch, ca
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("WARNING", "rank 0: an RDMA connection failed; 1 of 2 carry messages"),
         ("INFO", "rank 0: an RDMA connection is back; 1 of 2 carry messages"),
+        ("INFO", "rank 0: RDMA connections do not share receives: mlx5_0 has none"),
     ]
 
 

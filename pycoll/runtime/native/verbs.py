@@ -40,6 +40,7 @@ class NetState(NamedTuple):
 
     connections: int  #: queue pairs that there should be
     live: int  #: of those, how many carry messages
+    sharing: int  #: connections that take their receives from a shared queue
     queue_pairs: int  #: that exist at this moment
     regions: int  #: memory regions that do
     failures: int  #: of connections
@@ -47,6 +48,7 @@ class NetState(NamedTuple):
     replayed: int  #: messages that were sent again
     recovery_ns: int  #: the longest time from a failure's notice to the replay
     bytes: tuple[int, ...]  #: sent by each rail
+    unshared: str  #: why receives are not shared that should be; "" if they are
 
 
 def verbs_missing() -> str:
@@ -84,11 +86,11 @@ def verbs_loopback(rail: Rail, fabric: Fabric, seconds: float) -> float:
 
 
 def _options(fabric: Fabric) -> Any:
-    tc, sl, timeout, retry, qps, mtu = fabric
+    tc, sl, timeout, retry, qps, srq, mtu = fabric
     options = ffi.new("struct pc_verbs_options *")
     options.traffic_class, options.service_level = tc, sl
     options.timeout, options.retry_count = timeout, retry
-    options.queue_pairs, options.mtu = qps, mtu
+    options.queue_pairs, options.srq_from, options.mtu = qps, srq, mtu
     return options
 
 
@@ -120,4 +122,4 @@ def comm_net_state(comm: Any) -> NetState:
     s = ffi.new("struct pc_net_state *")
     check(lib.pc_comm_net_state(comm, s), comm, "state of the way to remote ranks")
     fields = {name: getattr(s, name) for name in NetState._fields}
-    return NetState(**(fields | {"bytes": tuple(s.bytes)}))
+    return NetState(**(fields | {"bytes": tuple(s.bytes), "unshared": text_of(s.unshared)}))

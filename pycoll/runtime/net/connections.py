@@ -51,6 +51,7 @@ class Connections:
         self._linked: set[int] = set()
         self._connector: Connector | None = None
         self._failures = self._revivals = 0  #: of connections over RDMA, as far as was told
+        self._unshared = False  #: that they do not share receives was told
         if not world.remote:
             return
         self._comm, self._bootstrap = comm, bootstrap
@@ -138,7 +139,15 @@ class Connections:
             log.warning("net", "rank %d: an RDMA connection failed; %s", self._bootstrap.rank, left)
         if state.revivals > self._revivals:
             log.info("net", "rank %d: an RDMA connection is back; %s", self._bootstrap.rank, left)
+        if state.unshared and not self._unshared:
+            log.info(
+                "net",
+                "rank %d: RDMA connections do not share receives: %s",
+                self._bootstrap.rank,
+                state.unshared,
+            )
         self._failures, self._revivals = state.failures, state.revivals
+        self._unshared = bool(state.unshared)
 
     def _give_up_on_lost(self, still: set[int]) -> None:
         self._failure.raise_failure()
