@@ -313,6 +313,7 @@ def function_rows() -> dict[str, Row]:
                 "average": "true",
                 "collective": "none",
                 "placement": "none",
+                "whole": "true",
             },
             words={"collective": "algorithm"},
         ),

@@ -13,7 +13,19 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import pycoll
-from pycoll.cli import bench, completion, doctor, explain, info, run, show, topology, tune, verify
+from pycoll.cli import (
+    bench,
+    completion,
+    doctor,
+    explain,
+    info,
+    plan,
+    run,
+    show,
+    topology,
+    tune,
+    verify,
+)
 from pycoll.errors import PycollError, UnavailableError, UsageError
 
 
@@ -33,7 +45,19 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"pycoll {pycoll.__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     top.set_defaults(parser=top)  # which `completion` reads
-    for module in (info, doctor, topology, verify, show, explain, bench, tune, run, completion):
+    for module in (
+        info,
+        doctor,
+        topology,
+        verify,
+        show,
+        explain,
+        plan,
+        bench,
+        tune,
+        run,
+        completion,
+    ):
         module.add(commands)
     return top
 

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
         question, machine = _described(options)
         tuning = None
     else:
-        question, machine = _here(options), None
+        question, machine = question_here(options), None
         tuning = load(Config.load().cache, pycoll.__version__, question)
     with working(f"simulating {question.collective} at {question.size} ranks"):
         told = explain(question, tuning, machine=machine)
@@ -60,7 +60,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _here(options: argparse.Namespace) -> Question:
+def question_here(options: argparse.Namespace) -> Question:
+    """Return what a job on hosts like this one would ask about the call."""
     size, nodes = options.size or 2, options.nodes or 1
     return Question(
         options.collective,

@@ -46,21 +46,32 @@ def run(options: argparse.Namespace) -> int:
     algorithm = load_algorithm(options.algorithm)
     placement = equal_hosts(size, options.nodes)
     if options.program:
-        from pycoll.program.disassemble import disassemble
-        from pycoll.program.lower import compile_program
-
-        ranks = range(size) if rank is None else [rank]
-        for r in ranks:
-            with working(f"lowering rank {r} of {size}"):
-                program = compile_program(
-                    algorithm, size, r, direct=options.direct, placement=placement
-                )
-            print(disassemble(program).rstrip())
+        _show_programs(algorithm, size, rank, placement, options.direct)
         return 0
     with working(f"tracing {algorithm.name} at {size} ranks"):
         text = _steps(algorithm, size, rank, placement)
     print(text, end="")
     return 0
+
+
+def _show_programs(
+    algorithm: Algorithm, size: int, rank: int | None, placement: Placement, direct: bool
+) -> None:
+    from pycoll.program.disassemble import disassemble
+    from pycoll.program.lower import compile_program
+
+    if rank is not None and size > TOGETHER:
+        # Loaded here: it brings the prover.
+        from pycoll.cli.own_program import own_program
+
+        with working(f"proving {algorithm.name} at {size} ranks"):
+            program, _ = own_program(algorithm, size, rank, placement, direct)
+        print(disassemble(program).rstrip())
+        return
+    for r in range(size) if rank is None else [rank]:
+        with working(f"lowering rank {r} of {size}"):
+            program = compile_program(algorithm, size, r, direct=direct, placement=placement)
+        print(disassemble(program).rstrip())
 
 
 def _steps(algorithm: Algorithm, size: int, rank: int | None, placement: Placement) -> str:

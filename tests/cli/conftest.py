@@ -78,3 +78,10 @@ def own(tmp_path: Path) -> str:
     path = tmp_path / "own.py"
     path.write_text(FILE)
     return str(path)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of records and measurements of the test's own."""
+    monkeypatch.setenv("PYCOLL_CACHE", str(tmp_path))
+    return tmp_path

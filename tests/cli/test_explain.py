@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import pycoll
@@ -12,12 +10,6 @@ from pycoll.cost.store import store
 from pycoll.topology import INFINIBAND, ROCE, cluster, fabric, save
 
 NAMES = ("ring", "one_shot", "two_shot", "recursive_doubling")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PYCOLL_CACHE", str(tmp_path))
-    return tmp_path
 
 
 def test_every_algorithm_with_its_prediction(cli):
