@@ -9,6 +9,7 @@ Run: python bench/scale.py [--sizes 64,1024] [--only plan,prove]; python bench/s
 from __future__ import annotations
 
 import argparse
+import ctypes
 import itertools
 import json
 import math
@@ -37,6 +38,7 @@ PROVED = (
 )
 #: Of the real jobs: bytes of the larger array of a call; 0 for one element a block.
 LARGER = (0, 64 << 10, 1 << 20)
+M_MMAP_THRESHOLD = -3  #: of malloc.h
 TURN = 61  #: inputs repeat after so many elements, and ranks
 
 
@@ -284,6 +286,8 @@ def job(size: int, calls: str) -> dict[str, Any]:
         return result
 
     me = -1
+    # Arrays that are freed go back to the system: a thousand ranks keep two megabytes each else.
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 128 << 10)
     comm = clock("init", pycoll.init)
     me = comm.rank
     clock("first barrier", comm.barrier)
@@ -354,6 +358,7 @@ def job(size: int, calls: str) -> dict[str, Any]:
                 continue
             x = bring()
             got = clock(f"{what}, {size_of}, first", lambda c=call, x=x: c(x))
+            del x
             want = wanted()
             if want is not None and not np.array_equal(np.asarray(got).ravel(), want):
                 raise AssertionError(f"rank {me}: {what} of {size_of} is wrong")

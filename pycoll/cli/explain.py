@@ -15,7 +15,7 @@ from pycoll.cost import Machine, Question, explain, load
 from pycoll.dtypes import BY_NAME
 from pycoll.errors import UsageError
 from pycoll.program.slots import SLOTS
-from pycoll.runtime import arenas, room
+from pycoll.runtime import room
 from pycoll.schedule import COLLECTIVES
 
 
@@ -81,7 +81,7 @@ def _room(size: int, nodes: int) -> dict[str, Any]:
     near = -(-size // nodes)
     return {
         "slots": SLOTS,
-        "slot_bytes": room.slot_bytes(size, arenas.held(size, near), room.slots_room()),
+        "slot_bytes": room.slot_bytes(size, room.held(size, near), room.slots_room()),
         "budget": room.budget_bytes(share=room.memory_bytes() // near),
     }
 

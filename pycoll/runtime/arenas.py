@@ -1,6 +1,6 @@
 """Arenas: which ranks share memory, and when each is mapped.
 
-Up to `EAGER` ranks every rank maps all others as it joins. Where there are more, that would be a
+Up to `room.EAGER` ranks each maps all others as it joins. Where there are more, that would be a
 system call or two for every two ranks, and page tables; most never exchange a message. So each rank
 then tries a few, and maps any other when a plan or a message first needs it.
 """
@@ -13,9 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pycoll.runtime.native import bindings
-
-#: Up to so many ranks map each other as they join, and have direct forms.
-EAGER = 64
 
 
 class Arenas:
@@ -43,24 +40,6 @@ class Arenas:
             for peer in sorted(self._near.keys() & set(peers)):
                 bindings.comm_map(self._comm, peer, self._near[peer])
                 del self._near[peer]
-
-
-def eager(size: int, pinned: bool) -> bool:
-    """Tell whether all peers are mapped as ranks join: few, or pinned as a whole."""
-    return pinned or size <= EAGER
-
-
-def held(size: int, near: int, pinned: bool = False) -> int:
-    """Return of how many arenas a process has room for the slots: its own, and its peers'.
-
-    Those of windows, and of shadows, are together as long as one arena's.
-
-    Args:
-        size: Ranks.
-        near: Ranks of its host.
-        pinned: The memory of all edges is pinned.
-    """
-    return near + 1 if eager(size, pinned) else 2
 
 
 def domain(host: str) -> str:

@@ -112,7 +112,7 @@ def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[Wo
     each = _slot_bytes(theirs, hosts, bootstrap.whole, pinned)
     share = min(said.memory for said in theirs) // max(Counter(hosts).values())
     ring = SLOTS * room.fair_bytes(size, bootstrap.whole)
-    whole = arenas.eager(size, pinned)
+    whole = room.eager(size, pinned)
     comm = _open(rank, places, each, ring, min(said.heap for said in theirs), whole)
     try:
         domains = None if whole else _domains(theirs, hosts)
@@ -149,7 +149,7 @@ def _slot_bytes(
     rdma = wanted == transport.VERBS or any(said.rdma for said in theirs)
     if pinned or (near < size and wanted != transport.TCP and rdma):
         return room.fair_bytes(size, whole)  # RDMA pins the slots of each peer that it connects
-    held = arenas.held(size, near, pinned)
+    held = room.held(size, near, pinned)
     return room.slot_bytes(size, held, min(said.room for said in theirs), whole)
 
 

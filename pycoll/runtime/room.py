@@ -24,6 +24,8 @@ HEAPS_BYTES, SLOTS_BYTES, GROUPS = 1 << 45, 1 << 44, 64
 _CHANNELS = MAX_CHANNELS + 2
 
 
+#: Up to so many ranks map each other as they join, and have direct forms.
+EAGER = 64
 #: Of a job, however many ranks share a host.
 _LEAST_BUDGET = 256 << 10
 
@@ -42,6 +44,24 @@ class World(Protocol):
     @property
     def budget(self) -> int:
         """Return what all messages to a rank may take, in bytes."""
+
+
+def eager(size: int, pinned: bool) -> bool:
+    """Tell whether all peers are mapped as ranks join: few, or pinned as a whole."""
+    return pinned or size <= EAGER
+
+
+def held(size: int, near: int, pinned: bool = False) -> int:
+    """Return of how many arenas a process has room for the slots: its own, and its peers'.
+
+    Those of windows, and of shadows, are together as long as one arena's.
+
+    Args:
+        size: Ranks.
+        near: Ranks of its host.
+        pinned: The memory of all edges is pinned.
+    """
+    return near + 1 if eager(size, pinned) else 2
 
 
 def memory_bytes() -> int:

@@ -15,7 +15,7 @@ import pycoll
 from pycoll import BrokenError, Communicator, MismatchError, PeerLostError, UnavailableError
 from pycoll.algorithms import get
 from pycoll.program.lower import compile_program
-from pycoll.runtime import arenas
+from pycoll.runtime import arenas, room
 from pycoll.runtime.native import bindings, codes
 
 SIZE = 7  #: ranks; 3 has 0, 2 and 4 mapped from the start
@@ -25,7 +25,7 @@ LONG = 400_000  #: float64: by rendezvous
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let these few be many."""
-    monkeypatch.setattr(arenas, "EAGER", 2)
+    monkeypatch.setattr(room, "EAGER", 2)
 
 
 def others_mapped() -> int:
