@@ -27,6 +27,7 @@ class Exit(NamedTuple):
 
     nic: Nic
     links: tuple[Link, ...]  #: from the rank's seat to it
+    back: tuple[Link, ...]  #: from it to the rank's seat
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,17 @@ class Topology:
         seats: dict[str, list[tuple[str, tuple[str, ...]]]] = {n.name: [] for n in self.nodes}
         for place in self.ranks:
             seats[place.node].append((place.at, place.rails))
-        ports = Counter(
-            end.partition("/")[0] for x in self.links for end in (x.a, x.b) if "/" in end
-        )
+        ports: dict[str, list[tuple[str, float, float]]] = {n.name: [] for n in self.nodes}
+        for link in self.links:
+            for end in (link.a, link.b):
+                node, inner, part = end.partition("/")
+                if inner:
+                    ports[node].append((part, link.latency, link.bandwidth))
         return first is not None and all(
             (n.sockets, n.devices, n.nics, n.pci, n.links)
             == (first.sockets, first.devices, first.nics, first.pci, first.links)
             and seats[n.name] == seats[first.name]
-            and ports[n.name] == ports[first.name]
+            and sorted(ports[n.name]) == sorted(ports[first.name])
             for n in self.nodes
         )
 
@@ -248,7 +252,7 @@ class Topology:
         )
         if key not in self._routes:
             here, there = self.ranks[source].node, self.ranks[destination].node
-            ways = self._railways(*key) if here != there else ()
+            ways = self._railways(*key) if here != there else []
             self._routes[key] = shared(ways) or (Route(self._shortest(source, destination)),)
         return self._routes[key]
 
@@ -339,30 +343,30 @@ class Topology:
         """
         return sum(link.b in self.wiring.switches for link in self.path(source, destination))
 
-    def _railways(self, source: int, destination: int, flows: int) -> tuple[tuple[Link, ...], ...]:
+    def _railways(self, source: int, destination: int, flows: int) -> list[tuple[Link, ...]]:
         """Return the links of every pair of rails and every flow, each way once."""
         mine, yours = self._exits(source), self._exits(destination)
-        found: dict[tuple[Link, ...], None] = {}
+        here, there = self.ranks[source].node, self.ranks[destination].node
+        found: list[tuple[Link, ...]] = []
         for i in range(max(len(mine), len(yours)) if mine and yours else 0):
             out, into = mine[i % len(mine)], yours[i % len(yours)]
-            here, there = (self.ranks[rank].node for rank in (source, destination))
             ends = within(here, out.nic.name), within(there, into.nic.name)
-            for flow in range(flows):
-                between = self.wiring.way(*ends, f"{source} to {destination}, {i}.{flow}")
-                if between is not None:
-                    last = (link.reverse() for link in reversed(into.links))
-                    found[(*out.links, *between, *last)] = None
-        return tuple(found)
+            flow = f"{source} to {destination}, {i}"
+            between = [self.wiring.way(*ends, f"{flow}.{n}") for n in range(flows)]
+            known = between if flows == 1 else dict.fromkeys(between)
+            found += [(*out.links, *way, *into.back) for way in known if way is not None]
+        return found
 
     def _exits(self, rank: int) -> list[Exit]:
         """Return what a rank may send by."""
         place = self.ranks[rank]
-        if place not in self._known_exits:
-            self._known_exits[place] = self._exits_of(place)
-        return self._known_exits[place]
+        key = place.node, place.at, place.rails
+        if key not in self._known_exits:
+            self._known_exits[key] = self._exits_of(place)
+        return self._known_exits[key]
 
     @cached_property
-    def _known_exits(self) -> dict[Place, list[Exit]]:
+    def _known_exits(self) -> dict[object, list[Exit]]:
         return {}
 
     def _exits_of(self, place: Place) -> list[Exit]:
@@ -373,7 +377,8 @@ class Topology:
         for nic in self.rails(node.name):
             links = _trace(last, seat, within(node.name, nic.name))
             if links is not None and (nic.name in place.rails or not place.rails):
-                found.append(Exit(nic, links))
+                back = tuple(link.reverse() for link in reversed(links))
+                found.append(Exit(nic, links, back))
         if place.rails:
             return found
         sockets = {within(node.name, numa.name) for numa in node.sockets}
@@ -469,14 +474,35 @@ class Topology:
             >>> sorted(pods.leaves("node0"))
             ['leaf0', 'leaf1']
         """
-        nics = self._node("leaves", node).nics
-        found = (self.wiring.leaf(within(node, nic.name)) for nic in nics)
-        return frozenset(name for name in found if name is not None)
+        self._node("leaves", node)
+        return frozenset(name for name in self._leaves(node) if name is not None)
+
+    def _leaves(self, node: str) -> tuple[str | None, ...]:
+        """Return the switch of each NIC of a node."""
+        found = self._known_leaves.get(node)
+        if found is None:
+            found = self._known_leaves[node] = tuple(
+                self.wiring.leaf(within(node, nic.name)) for nic in self._nodes[node].nics
+            )
+        return found
+
+    @cached_property
+    def _known_leaves(self) -> dict[str, tuple[str | None, ...]]:
+        return {}
 
     def _socket(self, place: Place) -> str | None:
         node = self._nodes[place.node]
         devices = {device.name: device.socket for device in node.devices}
         return devices.get(place.at, place.at)
+
+
+def outlook(topology: Topology, rank: int) -> object:
+    """Return what the length of a rank's ways depends on: its seat and rails, and their switches.
+
+    Ranks of the same outlook have equal ways where nodes are `uniform`, but for flows' hashes.
+    """
+    place = topology.ranks[rank]
+    return place.at, place.rails, topology._leaves(place.node)
 
 
 def _latency(links: Iterable[Link]) -> float:
