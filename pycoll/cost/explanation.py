@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pycoll import collector
 from pycoll.algorithms import get
 from pycoll.cost.candidate import Candidate, candidates
 from pycoll.cost.machine import Machine
@@ -12,7 +13,6 @@ from pycoll.cost.question import Choice, Question
 from pycoll.cost.select import Selector, choice_of, choose, winner
 from pycoll.cost.tuning import Tuning
 from pycoll.errors import counted
-from pycoll.program.lower import compile_program
 from pycoll.schedule import NotDirect
 from pycoll.topology.text import reach
 
@@ -78,7 +78,8 @@ def explain(
         >>> cost.explain(cost.Question("allreduce", nbytes=8, size=4, cores=4)).choice.algorithm
         'one_shot'
     """
-    found = candidates(question, tuning, full=True, machine=machine)
+    with collector.paused():
+        found = candidates(question, tuning, full=True, machine=machine)
     best = winner(found)
     unknown = best is not None and best.measured is not None
     ranked = sorted(
@@ -109,6 +110,8 @@ def explain(
 
 def _is_direct(name: str, question: Question) -> bool:
     """Tell whether an algorithm that somebody named has a direct form among so many ranks."""
+    from pycoll.program.lower import compile_program  # slow to load, and rarely needed
+
     algorithm = get(name, question.collective)
     try:
         compile_program(algorithm, question.size, 0, direct=True, placement=question.placement)

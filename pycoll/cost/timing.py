@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pycoll.cost.folding import folded
+from pycoll.cost.lanes import fewest
 from pycoll.cost.machine import CACHE_BYTES, MEMORY_BYTES, STRIPE_BYTES, Machine
 from pycoll.cost.outline import Outline
 from pycoll.cost.simulate import EdgeRoutes, Scene, SimRoute, simulate
@@ -116,11 +117,17 @@ def _scene(
     sizes = [moved(o, lengths) * share for o in work.operations]
     hosts = machine.hosts or (0,) * machine.size
     tolls = [machine.toll(work.sender(e), e[0]) for e in work.edges]
+    cut = [True] * len(work.edges)
+    for operation, n in zip(work.operations, sizes, strict=True):
+        if n < STRIPE_BYTES:
+            for edge in operation.destinations:
+                cut[edge] = False
+    ways = _ways(work, machine, hosts, machine.rates.switch * pace if alone else 0.0)
     return Scene(
         work,
         [price.of(o, n, tolls) for o, n in zip(work.operations, sizes, strict=True)],
         sizes,
-        _ways(work, machine, hosts, machine.rates.switch * pace if alone else 0.0),
+        fewest(ways, cut),
         LINES if nbytes <= INLINE_BYTES else machine.slots,
         tiles,
         hosts[: work.ranks],

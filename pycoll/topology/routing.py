@@ -38,6 +38,11 @@ class Route:
         """Seconds that the first byte takes."""
         return sum(link.latency for link in self.links)
 
+    @cached_property
+    def climbs(self) -> bool:
+        """Whether it goes by a link between two switches."""
+        return any(link.inner for link in self.links)
+
     @property
     def bandwidth(self) -> float:
         """Bytes per second of the narrowest link, when nobody else uses it."""

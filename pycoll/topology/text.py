@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pycoll.arguments import instance
 from pycoll.errors import UsageError, counted
 from pycoll.topology.model import Device, Link, Nic, Node, Pci, Socket
-from pycoll.topology.topology import Topology, outlook
+from pycoll.topology.topology import Topology
 
 #: Ranks that are each looked at.
 EACH = 256
@@ -44,7 +44,7 @@ def reach(topology: Topology, flows: int = 1) -> list[str]:
     many = topology.size > EACH and topology.uniform
     for rank, place in enumerate(topology.ranks):
         if place.node != topology.ranks[0].node:
-            alike = outlook(topology, rank) if many else rank
+            alike = topology.likeness.outlook(rank) if many else rank
             if alike not in ways:
                 ways[alike] = _way(topology, rank, flows)
             found[ways[alike]] += 1

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from pycoll.arguments import integer, require_fields
 from pycoll.errors import UsageError, counted, quoted
 from pycoll.schedule import Level, Placement
+from pycoll.topology.likeness import Likeness
 from pycoll.topology.model import Link, Nic, Node, Place, Switch, within
 from pycoll.topology.routing import Route, Wiring, shared, together
 
@@ -169,6 +170,12 @@ class Topology:
     def wiring(self) -> Wiring:
         """The switches, and who is connected to them."""
         return Wiring(self.links, (switch.name for switch in self.switches))
+
+    @cached_property
+    def likeness(self) -> Likeness:
+        """Ranks whose ways are equal."""
+        equal = self.uniform and self.wiring.even
+        return Likeness(self.ranks, self._leaves, self.routes, equal)
 
     @cached_property
     def _routes(self) -> dict[tuple[int, int, int], tuple[Route, ...]]:
@@ -481,9 +488,9 @@ class Topology:
         """Return the switch of each NIC of a node."""
         found = self._known_leaves.get(node)
         if found is None:
-            found = self._known_leaves[node] = tuple(
-                self.wiring.leaf(within(node, nic.name)) for nic in self._nodes[node].nics
-            )
+            nics, wiring = self._nodes[node].nics, self.wiring
+            found = tuple(wiring.leaf(within(node, nic.name)) for nic in nics)
+            self._known_leaves[node] = found
         return found
 
     @cached_property
@@ -494,15 +501,6 @@ class Topology:
         node = self._nodes[place.node]
         devices = {device.name: device.socket for device in node.devices}
         return devices.get(place.at, place.at)
-
-
-def outlook(topology: Topology, rank: int) -> object:
-    """Return what the length of a rank's ways depends on: its seat and rails, and their switches.
-
-    Ranks of the same outlook have equal ways where nodes are `uniform`, but for flows' hashes.
-    """
-    place = topology.ranks[rank]
-    return place.at, place.rails, topology._leaves(place.node)
 
 
 def _latency(links: Iterable[Link]) -> float:
