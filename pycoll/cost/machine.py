@@ -195,6 +195,11 @@ class Machine:
             source, destination = self.seats[source], self.seats[destination]
         return self.topology.likeness.routes(source, destination)
 
+    def outlook(self, rank: int) -> int:
+        """Return a number that is the same of ranks at one seat of nodes at the same leaves."""
+        assert self.topology is not None
+        return self.topology.likeness.outlook(self.seats[rank] if self.seats else rank)
+
     def among(self, ranks: Sequence[int], cores: int) -> Machine:
         """Return the machine as some of the ranks see it, numbered as they are listed."""
         numbers: dict[int, int] = {}

@@ -117,17 +117,11 @@ def _scene(
     sizes = [moved(o, lengths) * share for o in work.operations]
     hosts = machine.hosts or (0,) * machine.size
     tolls = [machine.toll(work.sender(e), e[0]) for e in work.edges]
-    cut = [True] * len(work.edges)
-    for operation, n in zip(work.operations, sizes, strict=True):
-        if n < STRIPE_BYTES:
-            for edge in operation.destinations:
-                cut[edge] = False
-    ways = _ways(work, machine, hosts, machine.rates.switch * pace if alone else 0.0)
     return Scene(
         work,
         [price.of(o, n, tolls) for o, n in zip(work.operations, sizes, strict=True)],
         sizes,
-        fewest(ways, cut),
+        _ways(work, sizes, machine, hosts, machine.rates.switch * pace if alone else 0.0),
         LINES if nbytes <= INLINE_BYTES else machine.slots,
         tiles,
         hosts[: work.ranks],
@@ -198,9 +192,18 @@ def own_seconds(found: Outline, nbytes: int, machine: Machine) -> float:
     )
 
 
-def _ways(work: Work, machine: Machine, hosts: Sequence[int], wake: float) -> list[EdgeRoutes]:
+def _ways(
+    work: Work, sizes: Sequence[float], machine: Machine, hosts: Sequence[int], wake: float
+) -> Sequence[EdgeRoutes]:
+    """Return what each edge's messages may cross; every operation sends messages of its size."""
     if machine.topology is not None:
-        return _described(work, machine) if work.ranks == machine.size else folded(work, machine)
+        if work.ranks == machine.size:
+            return _described(work, machine)
+        cut = [True] * len(work.edges)
+        for operation, n in zip(work.operations, sizes, strict=True):
+            for number in operation.destinations:
+                cut[number] = cut[number] and n >= STRIPE_BYTES
+        return fewest(folded(work, machine), cut)
     rates = machine.rates
     near = EdgeRoutes(max(rates.latency, wake))
     latency, bandwidth, incast = (

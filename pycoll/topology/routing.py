@@ -129,6 +129,11 @@ class Wiring:
         wires = {(x.latency, x.bandwidth) for leaf in leaves for x in self._up[leaf]}
         return len(spines) == 1 and len(wires) <= 1 and spines.pop().isdisjoint(leaves)
 
+    @cached_property
+    def inner_links(self) -> int:
+        """How many links join switches, each way counted."""
+        return sum(map(len, self._up.values()))
+
     def down(self, switch: str) -> Sequence[Link]:
         """Return a switch's links to nodes; a leaf has some."""
         return self._down.get(switch, ())
