@@ -89,9 +89,9 @@ def explain(
     with collector.paused():
         found = candidates(question, tuning, full=True, machine=machine)
     best = winner(found)
-    unknown = best is not None and best.measured is not None
+    tuned = best is not None and best.measured is not None
     ranked = sorted(
-        found, key=lambda c: (c.seconds is None, unknown and c.measured is None, c.seconds)
+        found, key=lambda c: (c.seconds is None, tuned and c.measured is None, c.seconds)
     )
     if question.wanted is not None:
         get(
@@ -131,8 +131,7 @@ def _is_direct(name: str, question: Question) -> bool:
 
 
 def _why(question: Question, best: Candidate, ranked: list[Candidate]) -> str:
-    if best.seconds is None:
-        return f"The fewest steps: {best.note}."
+    assert best.seconds is not None
     verb = best.basis.value.capitalize()
     text = f"{verb} {_us(best.seconds)} at {size_text(question.nbytes)}"
     others = [c for c in ranked if c is not best and c.seconds is not None]

@@ -138,6 +138,7 @@ def test_nothing_is_left_out_in_silence() -> None:
     told = explain(question)
     for c in told.candidates:
         assert c.note if c.predicted is None else c.how
+        assert (c.predicted is None) == (c.operations == 0)
     by_name = {c.algorithm: c.predicted for c in told.candidates}
     assert by_name["ring"] is not None
     assert by_name["double_binary_tree"] is not None
