@@ -397,17 +397,28 @@ class Topology:
             return ()
         here, there = self.ranks[source], self.ranks[destination]
         start, end = within(here.node, here.at), within(there.node, there.at)
-        links = self._within_node(here.node, start, end) if here.node == there.node else None
+        if (start, end) not in self._paths:
+            links = self._between(start, end, here.node == there.node)
+            if links is None:
+                raise UsageError(
+                    f"no link leads from rank {source} ({start}) to rank {destination} ({end})"
+                )
+            memory = self._memory(there) if here.node == there.node else None
+            self._paths[start, end] = links if memory is None else (*links, memory)
+        return self._paths[start, end]
+
+    @cached_property
+    def _paths(self) -> dict[tuple[str, str], tuple[Link, ...]]:
+        return {}
+
+    def _between(self, start: str, end: str, near: bool) -> tuple[Link, ...] | None:
+        """Return the links between two seats, without their memory; None where none lead there."""
+        links = self._within_node(start.partition("/")[0], start, end) if near else None
         if links is None:
             if start not in self._ways:
                 self._ways[start] = _shortest(start, self._links_from)
             links = _trace(self._ways[start], start, end)
-        if links is None:
-            raise UsageError(
-                f"no link leads from rank {source} ({start}) to rank {destination} ({end})"
-            )
-        memory = self._memory(there)
-        return (*links, memory) if here.node == there.node and memory is not None else links
+        return links
 
     def _within_node(self, node: str, start: str, end: str) -> tuple[Link, ...] | None:
         """Return the shortest way inside a node; None where one by a switch may be shorter."""
