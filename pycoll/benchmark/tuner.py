@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -19,6 +20,7 @@ from pycoll.benchmark.timing import back_to_back
 from pycoll.cost import Machine, Question, Tuning, predict
 from pycoll.cost.candidate import candidates
 from pycoll.cost.fit import Row, fit
+from pycoll.cost.offer import refused
 from pycoll.cost.prediction import likeness
 from pycoll.cost.select import plainness
 from pycoll.errors import ScheduleError
@@ -140,11 +142,22 @@ class Tuner:
         return call
 
 
+def left_out(collective: str, facts: Question) -> dict[str, str]:
+    """Return why algorithms are not measured that the choice does not offer, by their names."""
+    machine, placement = Machine.of(facts), facts.placement or FLAT
+    found = {}
+    for name in names(collective):
+        with contextlib.suppress(ScheduleError):  # it does not serve so many ranks at all
+            found[name] = refused(get(name, collective), machine, placement)
+    return {name: reason for name, reason in found.items() if reason}
+
+
 def distinct(collective: str, facts: Question) -> list[str]:
-    """Return the algorithms that differ among so many ranks; of equals, the plainest."""
+    """Return the algorithms that may be chosen and differ; of equals, the plainest."""
     machine, placement = Machine.of(facts), facts.placement or FLAT
     found: dict[int, str] = {}
-    for name in sorted(names(collective), key=plainness):
+    out = left_out(collective, facts)
+    for name in sorted((n for n in names(collective) if n not in out), key=plainness):
         try:
             asked_placement, alike = likeness(get(name, collective), machine, placement)
         except ScheduleError:

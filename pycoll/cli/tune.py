@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import pycoll
 from pycoll.benchmark import metadata, quality
 from pycoll.benchmark.calibration import Cell
-from pycoll.benchmark.tuner import ITEMSIZE, METHOD, Found, Tuner, errors, tuned
+from pycoll.benchmark.tuner import ITEMSIZE, METHOD, Found, Tuner, errors, left_out, tuned
 from pycoll.cli import spawn
 from pycoll.cli.types import nbytes, positive, some_of
 from pycoll.config import Config
@@ -66,6 +66,7 @@ def work(options: argparse.Namespace) -> int:
         if first:
             require_writable(options.cache or Config.load().cache)
             print(f"# pycoll tune: {comm.size} ranks, {options.seconds:g} s", flush=True)
+            print(*not_measured(options.collectives, facts), sep="", end="", flush=True)
         found = tuner.calibrate(options.collectives, options.max)
         code = np.zeros(1, np.int32)
         if first:
@@ -74,6 +75,13 @@ def work(options: argparse.Namespace) -> int:
             code[0] = keep(facts, found, options, meta)
         comm.broadcast(code)
     return int(code[0])
+
+
+def not_measured(collectives: Iterable[str], facts: Question) -> Iterator[str]:
+    """Yield a line for each algorithm that the choice does not offer among so many ranks."""
+    for collective in collectives:
+        for name, reason in left_out(collective, facts).items():
+            yield f"# not measured, as it is not offered: {collective} {name} {reason}\n"
 
 
 def keep(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pycoll import collector
 from pycoll.algorithms import get
 from pycoll.cost.candidate import Candidate, candidates
 from pycoll.cost.machine import Machine
@@ -12,7 +13,6 @@ from pycoll.cost.question import Choice, Question
 from pycoll.cost.select import Selector, choice_of, choose, winner
 from pycoll.cost.tuning import Tuning
 from pycoll.errors import counted
-from pycoll.program.lower import compile_program
 from pycoll.schedule import NotDirect
 from pycoll.topology.text import reach
 
@@ -31,6 +31,7 @@ class Explanation:
     candidates: tuple[Candidate, ...]  #: the fastest first, those that cannot run last
     why: str  #: one sentence, or two
     where: tuple[str, ...] = ()  #: how ranks of a described cluster reach each other
+    described: bool = False  #: it is for a described cluster, whose links are known
 
     def __repr__(self) -> str:
         q = self.question
@@ -46,12 +47,19 @@ class Explanation:
         for c in self.candidates:
             mark = "*" if c.algorithm == self.choice.algorithm else " "
             row = f"{mark} {c.algorithm:<{width}} {_us(c.measured):>12} {_us(c.predicted):>12}"
-            parts = [c.note, c.how, f"busiest is {_load(c.busiest)}" if c.busiest else ""]
+            parts = [c.note, c.how, self._busiest(c)]
             note = "; ".join(part for part in parts if part)
             lines.append(f"{row}  {note}".rstrip())
         if self.choice.direct is not None:
             lines.append(f"where all arrays are from empty(): {self.choice.direct}, without copies")
         return "\n".join(lines)
+
+    def _busiest(self, candidate: Candidate) -> str:
+        """Return which link of a described cluster has most to do."""
+        if not self.described or candidate.predicted is None:
+            return ""
+        load = candidate.busiest
+        return f"busiest is {_load(load)}" if load else "its busiest link is not known"
 
 
 def explain(
@@ -78,11 +86,12 @@ def explain(
         >>> cost.explain(cost.Question("allreduce", nbytes=8, size=4, cores=4)).choice.algorithm
         'one_shot'
     """
-    found = candidates(question, tuning, full=True, machine=machine)
+    with collector.paused():
+        found = candidates(question, tuning, full=True, machine=machine)
     best = winner(found)
-    unknown = best is not None and best.measured is not None
+    tuned = best is not None and best.measured is not None
     ranked = sorted(
-        found, key=lambda c: (c.seconds is None, unknown and c.measured is None, c.seconds)
+        found, key=lambda c: (c.seconds is None, tuned and c.measured is None, c.seconds)
     )
     if question.wanted is not None:
         get(
@@ -99,16 +108,20 @@ def explain(
     else:
         chosen = choice_of(question, best)
         why = _why(question, best, ranked)
+    topology = None if machine is None else machine.topology
     where: list[str] = []
-    if machine is not None and machine.topology is not None:
-        where = reach(machine.topology, machine.flows)
+    if machine is not None and topology is not None:
+        where = reach(topology, machine.flows)
     if question.device != "cpu":
         where.append("The rates are published ones of GPUs joined by NVLink, not measured here.")
-    return Explanation(question, chosen, tuple(ranked), why, tuple(where))
+    described = topology is not None and question.size > 1
+    return Explanation(question, chosen, tuple(ranked), why, tuple(where), described)
 
 
 def _is_direct(name: str, question: Question) -> bool:
     """Tell whether an algorithm that somebody named has a direct form among so many ranks."""
+    from pycoll.program.lower import compile_program  # slow to load, and rarely needed
+
     algorithm = get(name, question.collective)
     try:
         compile_program(algorithm, question.size, 0, direct=True, placement=question.placement)
@@ -118,8 +131,7 @@ def _is_direct(name: str, question: Question) -> bool:
 
 
 def _why(question: Question, best: Candidate, ranked: list[Candidate]) -> str:
-    if best.seconds is None:
-        return f"The fewest steps: {best.note}."
+    assert best.seconds is not None
     verb = best.basis.value.capitalize()
     text = f"{verb} {_us(best.seconds)} at {size_text(question.nbytes)}"
     others = [c for c in ranked if c is not best and c.seconds is not None]
@@ -142,6 +154,7 @@ def _why(question: Question, best: Candidate, ranked: list[Candidate]) -> str:
 def _load(load: Load) -> str:
     unit, shift = next((u for u in UNITS if load.nbytes >= 1 << u[1]), ("B", 0))
     size = f"{load.nbytes / (1 << shift):.4g} {unit}"
+    size = f"about {size}" if load.about else size
     return f"{load.link.a} to {load.link.b}: {size} in {_us(load.seconds)}"
 
 

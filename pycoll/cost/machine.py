@@ -176,7 +176,7 @@ class Machine:
             return rates.message, 0.0
         rdma = self.rdma
         if topology is not None:
-            route = self.routes(source, destination)[0]
+            route = self.like_routes(source, destination)[0]
             rdma = route.rdma
             if not rdma and NETWORKS.isdisjoint(link.kind for link in route.links):
                 return rates.message, 0.0
@@ -190,6 +190,20 @@ class Machine:
         if self.seats:
             source, destination = self.seats[source], self.seats[destination]
         return self.topology.routes(source, destination, self.flows)
+
+    def like_routes(self, source: int, destination: int) -> tuple[Route, ...]:
+        """Return such ways, but maybe of other ranks that are alike."""
+        if self.topology is None or self.flows > 1:
+            # Of several queue pairs the hash says how many go by the same links, and count once.
+            return self.routes(source, destination)
+        if self.seats:
+            source, destination = self.seats[source], self.seats[destination]
+        return self.topology.likeness.routes(source, destination)
+
+    def outlook(self, rank: int) -> int:
+        """Return a number that is the same of ranks at one seat of nodes at the same leaves."""
+        assert self.topology is not None
+        return self.topology.likeness.outlook(self.seats[rank] if self.seats else rank)
 
     def among(self, ranks: Sequence[int], cores: int) -> Machine:
         """Return the machine as some of the ranks see it, numbered as they are listed."""

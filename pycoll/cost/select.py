@@ -77,11 +77,9 @@ def winner(found: Iterable[Candidate]) -> Candidate | None:
     Where some were measured, the model's word on the others does not count: it is not worth that
     much, and `pycoll tune` left them out because they were far behind.
     """
-    found = list(found)
     able = [(c.seconds, c) for c in found if c.seconds is not None]
     if not able:
-        unknown = [c for c in found if c.operations]  # too large to be simulated
-        return min(unknown, key=lambda c: c.operations, default=None)
+        return None
     measured = [(seconds, c) for seconds, c in able if c.measured is not None]
     least, best = min(measured or able, key=lambda pair: pair[0])
     if measured:
@@ -97,9 +95,8 @@ def plainness(algorithm: str) -> int:
 
 def choice_of(question: Question, best: Candidate) -> Choice:
     """Return how the winner is to run."""
-    reason = best.note
-    if best.seconds is not None:
-        reason = f"{best.seconds * 1e6:.1f} us {best.basis.value}"
+    assert best.seconds is not None
+    reason = f"{best.seconds * 1e6:.1f} us {best.basis.value}"
     direct = None
     if _wide(question):
         name = "two_shot" if question.collective == "allreduce" else "direct"

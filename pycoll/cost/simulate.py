@@ -116,6 +116,8 @@ class _Run:
     def __init__(self, scene: Scene) -> None:
         work = self.work = scene.work
         self.scene = scene
+        self.operations = work.operations
+        self.depth, self.limit = scene.depth, scene.limit
         edges = range(len(work.edges))
         self.arrivals: list[list[float]] = [[] for _ in edges]
         self.credits: list[list[float]] = [[] for _ in edges]
@@ -143,17 +145,16 @@ class _Run:
         self.holds = [not self.shared] * work.ranks
 
     def run(self) -> float:
-        events, limit = self.events, self.scene.limit
+        events, limit, pieces = self.events, self.limit, self.pieces
         while events:
             now, _, rank = heappop(events)
             if now > limit:
                 return math.inf
             if rank < 0:
-                self._cross(self.pieces[~rank], ~rank, now)
-                continue
-            if now < self.busy[rank] or self.queued[rank]:
-                continue  # woken while it works: it looks again when it is done
-            self._step(rank, now)
+                self._cross(pieces[~rank], ~rank, now)
+            elif now >= self.busy[rank] and not self.queued[rank]:
+                self._step(rank, now)
+            # Else it was woken while it works: it looks again when it is done.
         if any(self.streams):
             raise Stalled
         return max(self.busy, default=0.0)
@@ -180,31 +181,35 @@ class _Run:
 
     def _possible(self, number: int, tile: int) -> float:
         """Return when an operation can begin, as far as that is known; else infinity."""
-        operation, at = self.work.operations[number], 0.0
+        operation, at = self.operations[number], 0.0
         self.lacks = KNOWN
         for e in operation.sources:
-            n = self.received[e]
-            arrives = self.arrivals[e][n] if n < len(self.arrivals[e]) else math.inf
+            n, arrivals = self.received[e], self.arrivals[e]
+            arrives = arrivals[n] if n < len(arrivals) else math.inf
             if arrives == math.inf:
                 self.lacks = e
                 return math.inf
-            at = max(at, arrives)
+            if arrives > at:
+                at = arrives
         for e in operation.destinations:
-            n = self.sent[e] - self.scene.depth
+            n = self.sent[e] - self.depth
             if n >= 0:
-                if n >= len(self.credits[e]):
+                credits = self.credits[e]
+                if n >= len(credits):
                     self.lacks = ~e
                     return math.inf
-                at = max(at, self.credits[e][n])
+                if credits[n] > at:
+                    at = credits[n]
         for other in operation.after:
             if self.done[other] <= tile:
                 self.lacks = ANY
                 return math.inf
-            at = max(at, self.ended[other])
+            if self.ended[other] > at:
+                at = self.ended[other]
         return at
 
     def _execute(self, rank: int, stream: _Stream, number: int, start: float) -> None:
-        scene, operation = self.scene, self.work.operations[number]
+        scene, operation = self.scene, self.operations[number]
         end = self.busy[rank] = max(start, self.busy[rank]) + scene.seconds[number]
         for e in operation.sources:
             self.received[e] += 1
@@ -232,38 +237,51 @@ class _Run:
             self._arrive(edge, number, now + way.latency)
             return
         lanes = way.lanes
-        if len(lanes) == 1 or nbytes < self.scene.stripe:
-            message = _SimMessage(edge, number, 1)
-            pieces = [(lanes[0] if len(lanes) == 1 else self._soonest(lanes, nbytes, now), nbytes)]
+        if nbytes < self.scene.stripe:
+            lane = lanes[0] if len(lanes) == 1 else self._soonest(lanes, nbytes, now)
+            pieces = [(lane, nbytes)]
         else:
-            message = _SimMessage(edge, number, len(lanes))
             pieces = [(lane, lane.share * nbytes) for lane in lanes]
+        message = _SimMessage(edge, number, len(pieces))
         for lane, part in pieces:
             heappush(self.events, (now, next(self.order), ~len(self.pieces)))
             self.pieces.append(_Piece(message, lane, part))
 
     def _soonest(self, lanes: Sequence[SimRoute], nbytes: float, now: float) -> SimRoute:
         """Return the route by which a message arrives first, as far as that is known now."""
-
-        def arrives(lane: SimRoute) -> float:
-            narrow = min(bandwidth for _, bandwidth in lane.links)
-            free = max(self.free.get(link, now) for link, _ in lane.links)
-            return max(now, free) + nbytes / narrow + lane.latency
-
-        return min(lanes, key=arrives)
+        free, best, least = self.free, lanes[0], math.inf
+        for lane in lanes:
+            narrow, begins = math.inf, now
+            for link, bandwidth in lane.links:
+                narrow = min(narrow, bandwidth)
+                begins = max(begins, free.get(link, now))
+            arrives = begins + nbytes / narrow + lane.latency
+            if arrives < least:
+                best, least = lane, arrives
+        return best
 
     def _cross(self, piece: _Piece, number: int, now: float) -> None:
         """Let a piece take the next link on its way; links begin before the one before ends."""
-        lane, message = piece.lane, piece.message
-        link, bandwidth = lane.links[piece.crossed]
-        start = max(now, self.free.get(link, 0.0))
-        self.free[link] = start + piece.nbytes / bandwidth
-        piece.end = max(piece.end, self.free[link])
-        piece.crossed += 1
-        if piece.crossed < len(lane.links):
-            heappush(self.events, (start, next(self.order), ~number))
-            return
-        message.at = max(message.at, piece.end + lane.latency)
+        lane, message, free, events = piece.lane, piece.message, self.free, self.events
+        links, nbytes = lane.links, piece.nbytes
+        while True:
+            link, bandwidth = links[piece.crossed]
+            start = free.get(link, 0.0)
+            if start < now:
+                start = now
+            free[link] = end = start + nbytes / bandwidth
+            if end > piece.end:
+                piece.end = end
+            piece.crossed += 1
+            if piece.crossed == len(links):
+                break
+            if start > self.limit or (events and events[0][0] <= start):
+                heappush(events, (start, next(self.order), ~number))
+                return
+            now = start  # nothing else happens before
+        arrives = piece.end + lane.latency
+        if arrives > message.at:
+            message.at = arrives
         message.pieces -= 1
         if not message.pieces:
             self._arrive(message.edge, message.number, message.at)

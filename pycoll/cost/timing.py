@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pycoll.cost.folding import folded
+from pycoll.cost.lanes import fewest
 from pycoll.cost.machine import CACHE_BYTES, MEMORY_BYTES, STRIPE_BYTES, Machine
 from pycoll.cost.outline import Outline
 from pycoll.cost.simulate import EdgeRoutes, Scene, SimRoute, simulate
@@ -120,7 +121,7 @@ def _scene(
         work,
         [price.of(o, n, tolls) for o, n in zip(work.operations, sizes, strict=True)],
         sizes,
-        _ways(work, machine, hosts, machine.rates.switch * pace if alone else 0.0),
+        _ways(work, sizes, machine, hosts, machine.rates.switch * pace if alone else 0.0),
         LINES if nbytes <= INLINE_BYTES else machine.slots,
         tiles,
         hosts[: work.ranks],
@@ -191,9 +192,18 @@ def own_seconds(found: Outline, nbytes: int, machine: Machine) -> float:
     )
 
 
-def _ways(work: Work, machine: Machine, hosts: Sequence[int], wake: float) -> list[EdgeRoutes]:
+def _ways(
+    work: Work, sizes: Sequence[float], machine: Machine, hosts: Sequence[int], wake: float
+) -> Sequence[EdgeRoutes]:
+    """Return what each edge's messages may cross; every operation sends messages of its size."""
     if machine.topology is not None:
-        return _described(work, machine) if work.ranks == machine.size else folded(work, machine)
+        if work.ranks == machine.size:
+            return _described(work, machine)
+        cut = [True] * len(work.edges)
+        for operation, n in zip(work.operations, sizes, strict=True):
+            for number in operation.destinations:
+                cut[number] = cut[number] and n >= STRIPE_BYTES
+        return fewest(folded(work, machine), cut)
     rates = machine.rates
     near = EdgeRoutes(max(rates.latency, wake))
     latency, bandwidth, incast = (

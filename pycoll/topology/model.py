@@ -29,6 +29,11 @@ class Link:
             if getattr(self, name) == 0:
                 raise UsageError(f"{named(self)}: {name} is 0, want more than 0")
 
+    @property
+    def inner(self) -> bool:
+        """Whether it joins two switches."""
+        return "/" not in self.a and "/" not in self.b
+
     def reverse(self) -> Link:
         """Return the other direction."""
         return replace(self, a=self.b, b=self.a)

@@ -10,9 +10,9 @@ switches are described as one link of their sum.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 
 from pycoll.arguments import require_fields
@@ -33,15 +33,25 @@ class Route:
     def __post_init__(self) -> None:
         require_fields(self)
 
-    @property
+    @cached_property
     def latency(self) -> float:
         """Seconds that the first byte takes."""
         return sum(link.latency for link in self.links)
 
+    @cached_property
+    def climbs(self) -> bool:
+        """Whether it goes by a link between two switches."""
+        return any(link.inner for link in self.links)
+
     @property
     def bandwidth(self) -> float:
         """Bytes per second of the narrowest link, when nobody else uses it."""
-        return min((link.bandwidth for link in self.links), default=float("inf"))
+        return narrowest(self.links)
+
+
+def narrowest(links: Iterable[Link]) -> float:
+    """Return the bytes per second of the narrowest of some links; infinity of none."""
+    return min([link.bandwidth for link in links], default=math.inf)
 
 
 def together(routes: Sequence[Route]) -> float:
@@ -58,11 +68,38 @@ def together(routes: Sequence[Route]) -> float:
 
 def shared(ways: Iterable[tuple[Link, ...]]) -> tuple[Route, ...]:
     """Return RDMA routes over these links, shared by speed; without those that are far slower."""
-    routes = [Route(links, True) for links in ways]
-    best = max((route.bandwidth for route in routes), default=0.0)
-    used = [route for route in routes if route.bandwidth * SLOWEST >= best]
-    total = sum(route.bandwidth for route in used)
-    return tuple(replace(route, share=route.bandwidth / total) for route in used)
+    speeds = [(links, narrowest(links)) for links in ways]
+    best = max([speed for _, speed in speeds], default=0.0)
+    used = [(links, speed) for links, speed in speeds if speed * SLOWEST >= best]
+    total = sum(speed for _, speed in used)
+    return tuple(Route(links, True, speed / total) for links, speed in used)
+
+
+class _Distances:
+    """Switches by how many links they are from some, as far out as anybody has asked."""
+
+    def __init__(self, ends: Sequence[str], between: Mapping[str, Sequence[Link]]) -> None:
+        self._levels = [set(ends)]  #: the nearest first
+        self._seen = set(ends)
+        self._between = between
+
+    def nearest(self, links: Sequence[Link]) -> list[Link]:
+        """Return the links to those switches that are nearest; none if no way leads on."""
+        for level in self._all():
+            if found := [x for x in links if x.b in level]:
+                return found
+        return []
+
+    def _all(self) -> Iterator[set[str]]:
+        """Yield the levels; the next is found when it is asked for: it may be all of a cluster."""
+        at = 0
+        while self._levels[at]:
+            yield self._levels[at]
+            at += 1
+            if at == len(self._levels):
+                ahead = {x.b for a in self._levels[-1] for x in self._between.get(a, ())}
+                self._levels.append(ahead - self._seen)
+                self._seen |= ahead
 
 
 class Wiring:
@@ -74,19 +111,36 @@ class Wiring:
         for link in links:
             for one in (link, link.reverse()):
                 self._links.setdefault(one.a, []).append(one)
-        self._between = {
-            switch: [x for x in self._links.get(switch, ()) if x.b in self.switches]
-            for switch in self.switches
-        }
-        self._far: dict[tuple[str, ...], Mapping[str, int]] = {}
+        self._up: dict[str, list[Link]] = {}
+        self._down: dict[str, list[Link]] = {}
+        for switch in self.switches:
+            mine = self._links.get(switch, [])
+            self._up[switch] = [x for x in mine if x.b in self.switches]
+            self._down[switch] = [x for x in mine if x.b not in self.switches]
+        self._distances: dict[tuple[str, ...], _Distances] = {}
+        self._known_nearer: dict[tuple[str, tuple[str, ...]], list[Link]] = {}
+        self._known_ends: dict[str, tuple[dict[str, list[Link]], tuple[str, ...]]] = {}
 
-    def down(self, switch: str) -> list[Link]:
+    @cached_property
+    def even(self) -> bool:
+        """Whether all leaves have equal links up, to the same spines: all ways are equally long."""
+        leaves = [switch for switch in self.switches if self._down[switch]]
+        spines = {frozenset(x.b for x in self._up[leaf]) for leaf in leaves}
+        wires = {(x.latency, x.bandwidth) for leaf in leaves for x in self._up[leaf]}
+        return len(spines) == 1 and len(wires) <= 1 and spines.pop().isdisjoint(leaves)
+
+    @cached_property
+    def inner_links(self) -> int:
+        """How many links join switches, each way counted."""
+        return sum(map(len, self._up.values()))
+
+    def down(self, switch: str) -> Sequence[Link]:
         """Return a switch's links to nodes; a leaf has some."""
-        return [link for link in self._links.get(switch, ()) if link.b not in self.switches]
+        return self._down.get(switch, ())
 
-    def up(self, switch: str) -> list[Link]:
+    def up(self, switch: str) -> Sequence[Link]:
         """Return a switch's links to other switches."""
-        return self._between.get(switch, [])
+        return self._up.get(switch, ())
 
     def leaf(self, port: str) -> str | None:
         """Return the switch that a node's NIC is connected to."""
@@ -113,48 +167,42 @@ class Wiring:
 
         Where several next links are equally near, the flow's hash takes one, by their weights.
         """
-        ends = tuple(x.b for x in self._links.get(destination, ()))
-        direct = [x for x in self._links.get(source, ()) if x.b == destination]
-        if direct:
-            return (_pick(direct, f"{flow} at {source}"),)
-        far = self._hops_to(tuple(end for end in ends if end in self.switches))
+        last, leaves = self._ends(destination)
         found: list[Link] = []
         at = source
         while at != destination:
-            ahead = [x for x in self._links.get(at, ()) if x.b in far]
-            least = min((far[x.b] for x in ahead), default=0)
-            near = [x for x in ahead if far[x.b] == least]
-            if at in far and far[at] == 1:
-                near = [x for x in self._links[at] if x.b == destination]
-            elif not near:
+            near = last.get(at) or self._nearer(at, leaves)
+            if not near:
                 return None
-            found.append(_pick(near, f"{flow} at {at}"))
+            found.append(near[0] if len(near) == 1 else _pick(near, f"{flow} at {at}"))
             at = found[-1].b
         return tuple(found)
 
-    def _hops_to(self, ends: tuple[str, ...]) -> Mapping[str, int]:
-        """Return how many links each switch is away from what is connected to these switches.
-
-        Switches that cannot reach it are left out. Nodes are no part of it, for they forward
-        nothing: so what is known of one NIC is known of all of its leaf.
-        """
-        found = self._far.get(ends)
+    def _ends(self, port: str) -> tuple[dict[str, list[Link]], tuple[str, ...]]:
+        """Return the links to a NIC, by where they come from, and the switches among those."""
+        found = self._known_ends.get(port)
         if found is None:
-            hops = dict.fromkeys(ends, 1)
-            queue = deque(ends)
-            while queue:
-                at = queue.popleft()
-                for link in self._between.get(at, ()):
-                    if link.b not in hops:
-                        hops[link.b] = hops[at] + 1
-                        queue.append(link.b)
-            found = self._far[ends] = hops
+            last = {
+                link.b: [x for x in self._links[link.b] if x.b == port]
+                for link in self._links.get(port, ())
+            }
+            found = self._known_ends[port] = last, tuple(a for a in last if a in self.switches)
+        return found
+
+    def _nearer(self, at: str, leaves: tuple[str, ...]) -> Sequence[Link]:
+        """Return the links that lead nearer to what is connected to these switches, if any do."""
+        found = self._known_nearer.get((at, leaves))
+        if found is None:
+            links = self._up.get(at) or [x for x in self._links.get(at, ()) if x.b in self.switches]
+            if at in self.switches or len(links) > 1:
+                if leaves not in self._distances:
+                    self._distances[leaves] = _Distances(leaves, self._up)
+                links = self._distances[leaves].nearest(links)
+            found = self._known_nearer[at, leaves] = links
         return found
 
 
 def _pick(links: Sequence[Link], key: str) -> Link:
-    if len(links) == 1:
-        return links[0]
     weights = [1.0 if link.weight is None else link.weight for link in links]
     digest = blake2b(key.encode(), digest_size=8).digest()
     point = int.from_bytes(digest, "big") / 2**64 * sum(weights)

@@ -42,10 +42,9 @@ def reach(topology: Topology, flows: int = 1) -> list[str]:
     found: Counter[str] = Counter()
     ways: dict[object, str] = {}
     many = topology.size > EACH and topology.uniform
-    leaves = {node.name: topology.leaves(node.name) for node in topology.nodes if many}
     for rank, place in enumerate(topology.ranks):
         if place.node != topology.ranks[0].node:
-            alike = (leaves[place.node], place.at, place.rails) if many else rank
+            alike = topology.likeness.outlook(rank) if many else rank
             if alike not in ways:
                 ways[alike] = _way(topology, rank, flows)
             found[ways[alike]] += 1

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from pycoll.arguments import integer, require_fields
 from pycoll.errors import UsageError, counted, quoted
 from pycoll.schedule import Level, Placement
+from pycoll.topology.likeness import Likeness
 from pycoll.topology.model import Link, Nic, Node, Place, Switch, within
 from pycoll.topology.routing import Route, Wiring, shared, together
 
@@ -27,6 +28,7 @@ class Exit(NamedTuple):
 
     nic: Nic
     links: tuple[Link, ...]  #: from the rank's seat to it
+    back: tuple[Link, ...]  #: from it to the rank's seat
 
 
 @dataclass(frozen=True)
@@ -90,14 +92,17 @@ class Topology:
         seats: dict[str, list[tuple[str, tuple[str, ...]]]] = {n.name: [] for n in self.nodes}
         for place in self.ranks:
             seats[place.node].append((place.at, place.rails))
-        ports = Counter(
-            end.partition("/")[0] for x in self.links for end in (x.a, x.b) if "/" in end
-        )
+        ports: dict[str, list[tuple[str, float, float]]] = {n.name: [] for n in self.nodes}
+        for link in self.links:
+            for end in (link.a, link.b):
+                node, inner, part = end.partition("/")
+                if inner:
+                    ports[node].append((part, link.latency, link.bandwidth))
         return first is not None and all(
             (n.sockets, n.devices, n.nics, n.pci, n.links)
             == (first.sockets, first.devices, first.nics, first.pci, first.links)
             and seats[n.name] == seats[first.name]
-            and ports[n.name] == ports[first.name]
+            and sorted(ports[n.name]) == sorted(ports[first.name])
             for n in self.nodes
         )
 
@@ -165,6 +170,12 @@ class Topology:
     def wiring(self) -> Wiring:
         """The switches, and who is connected to them."""
         return Wiring(self.links, (switch.name for switch in self.switches))
+
+    @cached_property
+    def likeness(self) -> Likeness:
+        """Ranks whose ways are equal."""
+        equal = self.uniform and self.wiring.even
+        return Likeness(self.ranks, self._leaves, self.routes, equal)
 
     @cached_property
     def _routes(self) -> dict[tuple[int, int, int], tuple[Route, ...]]:
@@ -248,7 +259,7 @@ class Topology:
         )
         if key not in self._routes:
             here, there = self.ranks[source].node, self.ranks[destination].node
-            ways = self._railways(*key) if here != there else ()
+            ways = self._railways(*key) if here != there else []
             self._routes[key] = shared(ways) or (Route(self._shortest(source, destination)),)
         return self._routes[key]
 
@@ -339,30 +350,30 @@ class Topology:
         """
         return sum(link.b in self.wiring.switches for link in self.path(source, destination))
 
-    def _railways(self, source: int, destination: int, flows: int) -> tuple[tuple[Link, ...], ...]:
+    def _railways(self, source: int, destination: int, flows: int) -> list[tuple[Link, ...]]:
         """Return the links of every pair of rails and every flow, each way once."""
         mine, yours = self._exits(source), self._exits(destination)
-        found: dict[tuple[Link, ...], None] = {}
+        here, there = self.ranks[source].node, self.ranks[destination].node
+        found: list[tuple[Link, ...]] = []
         for i in range(max(len(mine), len(yours)) if mine and yours else 0):
             out, into = mine[i % len(mine)], yours[i % len(yours)]
-            here, there = (self.ranks[rank].node for rank in (source, destination))
             ends = within(here, out.nic.name), within(there, into.nic.name)
-            for flow in range(flows):
-                between = self.wiring.way(*ends, f"{source} to {destination}, {i}.{flow}")
-                if between is not None:
-                    last = (link.reverse() for link in reversed(into.links))
-                    found[(*out.links, *between, *last)] = None
-        return tuple(found)
+            flow = f"{source} to {destination}, {i}"
+            between = [self.wiring.way(*ends, f"{flow}.{n}") for n in range(flows)]
+            known = between if flows == 1 else dict.fromkeys(between)
+            found += [(*out.links, *way, *into.back) for way in known if way is not None]
+        return found
 
     def _exits(self, rank: int) -> list[Exit]:
         """Return what a rank may send by."""
         place = self.ranks[rank]
-        if place not in self._known_exits:
-            self._known_exits[place] = self._exits_of(place)
-        return self._known_exits[place]
+        key = place.node, place.at, place.rails
+        if key not in self._known_exits:
+            self._known_exits[key] = self._exits_of(place)
+        return self._known_exits[key]
 
     @cached_property
-    def _known_exits(self) -> dict[Place, list[Exit]]:
+    def _known_exits(self) -> dict[object, list[Exit]]:
         return {}
 
     def _exits_of(self, place: Place) -> list[Exit]:
@@ -373,7 +384,8 @@ class Topology:
         for nic in self.rails(node.name):
             links = _trace(last, seat, within(node.name, nic.name))
             if links is not None and (nic.name in place.rails or not place.rails):
-                found.append(Exit(nic, links))
+                back = tuple(link.reverse() for link in reversed(links))
+                found.append(Exit(nic, links, back))
         if place.rails:
             return found
         sockets = {within(node.name, numa.name) for numa in node.sockets}
@@ -385,17 +397,28 @@ class Topology:
             return ()
         here, there = self.ranks[source], self.ranks[destination]
         start, end = within(here.node, here.at), within(there.node, there.at)
-        links = self._within_node(here.node, start, end) if here.node == there.node else None
+        if (start, end) not in self._paths:
+            links = self._between(start, end, here.node == there.node)
+            if links is None:
+                raise UsageError(
+                    f"no link leads from rank {source} ({start}) to rank {destination} ({end})"
+                )
+            memory = self._memory(there) if here.node == there.node else None
+            self._paths[start, end] = links if memory is None else (*links, memory)
+        return self._paths[start, end]
+
+    @cached_property
+    def _paths(self) -> dict[tuple[str, str], tuple[Link, ...]]:
+        return {}
+
+    def _between(self, start: str, end: str, near: bool) -> tuple[Link, ...] | None:
+        """Return the links between two seats, without their memory; None where none lead there."""
+        links = self._within_node(start.partition("/")[0], start, end) if near else None
         if links is None:
             if start not in self._ways:
                 self._ways[start] = _shortest(start, self._links_from)
             links = _trace(self._ways[start], start, end)
-        if links is None:
-            raise UsageError(
-                f"no link leads from rank {source} ({start}) to rank {destination} ({end})"
-            )
-        memory = self._memory(there)
-        return (*links, memory) if here.node == there.node and memory is not None else links
+        return links
 
     def _within_node(self, node: str, start: str, end: str) -> tuple[Link, ...] | None:
         """Return the shortest way inside a node; None where one by a switch may be shorter."""
@@ -469,9 +492,21 @@ class Topology:
             >>> sorted(pods.leaves("node0"))
             ['leaf0', 'leaf1']
         """
-        nics = self._node("leaves", node).nics
-        found = (self.wiring.leaf(within(node, nic.name)) for nic in nics)
-        return frozenset(name for name in found if name is not None)
+        self._node("leaves", node)
+        return frozenset(name for name in self._leaves(node) if name is not None)
+
+    def _leaves(self, node: str) -> tuple[str | None, ...]:
+        """Return the switch of each NIC of a node."""
+        found = self._known_leaves.get(node)
+        if found is None:
+            nics, wiring = self._nodes[node].nics, self.wiring
+            found = tuple(wiring.leaf(within(node, nic.name)) for nic in nics)
+            self._known_leaves[node] = found
+        return found
+
+    @cached_property
+    def _known_leaves(self) -> dict[str, tuple[str | None, ...]]:
+        return {}
 
     def _socket(self, place: Place) -> str | None:
         node = self._nodes[place.node]

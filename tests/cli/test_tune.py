@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from pycoll.benchmark.calibration import Cell
-from pycoll.cli.tune import summary
-from pycoll.cost import Tuning
+from pycoll.cli.tune import not_measured, summary
+from pycoll.cost import Question, Tuning
 
 
 def tune(root, cache, *arguments):
@@ -101,6 +101,15 @@ def test_the_summary_names_the_fastest():
         "the fitted model is off by 25% (median)"
     )
     assert summary(medians, None, None).splitlines()[3] == "# 3 cells measured"
+
+
+def test_it_says_what_it_does_not_measure():
+    lines = list(not_measured(["gather", "alltoall"], Question("allreduce", 8, 512, 8)))
+    assert (
+        "# not measured, as it is not offered: alltoall pairwise touches 511 peers, more than 64\n"
+    ) in lines
+    assert not any(" bruck " in line for line in lines)
+    assert not list(not_measured(["alltoall"], Question("allreduce", 8, 64, 8)))
 
 
 @pytest.mark.native

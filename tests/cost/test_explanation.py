@@ -6,7 +6,9 @@ import pytest
 
 from pycoll.algorithms import names
 from pycoll.cost import Choice, Question, Tuning, choose, explain
+from pycoll.cost.machine import hosts_of
 from pycoll.errors import UsageError
+from pycoll.schedule import COLLECTIVES, Level, Placement
 
 QUESTION = Question("allreduce", 4096, 4, 4)
 ROWS = {
@@ -96,3 +98,24 @@ def test_between_the_rows_it_says_that_nobody_measured_this_size() -> None:
 def test_the_direct_form_is_mentioned() -> None:
     text = str(explain(QUESTION._replace(nbytes=1 << 20)))
     assert "where all arrays are from empty(): two_shot, without copies" in text
+
+
+@pytest.mark.parametrize(("size", "hosts"), [(1, 1), (12, 1), (12, 2), (300, 2)])
+@pytest.mark.parametrize("collective", [*COLLECTIVES, "barrier"])
+def test_every_row_says_how_it_was_found_or_why_it_cannot_run(
+    collective: str, size: int, hosts: int
+) -> None:
+    groups = tuple(rank * hosts // size for rank in range(size))
+    placement = Placement.of(Level("node", groups))
+    question = Question(collective, 1 << 16, size, 4, placement, remote=hosts > 1)
+    of = "allreduce" if collective == "barrier" else collective
+    measured = next(c.algorithm for c in explain(question).candidates if c.predicted is not None)
+    rows = {(of, measured): ((1 << 16, 1e-6),)}
+    for tuning in (None, Tuning(size, hosts_of(question), rows=rows)):
+        told = explain(question, tuning)
+        lines = {line[2:].split()[0]: line for line in str(told).splitlines()[2:]}
+        assert [c.algorithm for c in told.candidates if c.algorithm not in lines] == []
+        assert {c.algorithm for c in told.candidates} == set(names(of))
+        for c in told.candidates:
+            assert bool(c.note) if c.predicted is None else bool(c.how)
+            assert lines[c.algorithm].endswith("; ".join(x for x in (c.note, c.how) if x))

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from pycoll.algorithms import BUILTIN
-from pycoll.cost import Question, predict
+from pycoll.algorithms import BUILTIN, get
+from pycoll.cost import Question, explain, predict
 from pycoll.cost.candidate import candidates
 from pycoll.cost.machine import STRIPE_BYTES, Machine, Rates
 from pycoll.cost.prediction import least
 from pycoll.cost.select import winner
 from pycoll.cost.store import key
-from pycoll.cost.traffic import busiest, traffic
+from pycoll.cost.traffic import busiest, busiest_of, traffic
 from pycoll.cost.work import whole_work_of
 from pycoll.errors import ScheduleError
 from pycoll.schedule import FLAT, Algorithm, Level, Placement, ScheduleBuilder, allreduce
@@ -29,6 +29,7 @@ FREE = Rates()._replace(
 NIC = NDR.bandwidth
 LEAF = 2 * PCIE.latency + 2 * NDR.latency  # seconds of the first byte by one leaf
 SPINE = LEAF + 2 * HOP
+MIB = 1 << 20
 LONG, SHORT = 4 * STRIPE_BYTES, STRIPE_BYTES // 2
 
 
@@ -189,6 +190,54 @@ def test_what_each_link_carries() -> None:
     assert {most.link.a, most.link.b} <= {"leaf0", "leaf1", "spine0"}
     assert most.seconds == pytest.approx(1.5 * n / (2 * NIC / 8))
     assert traffic(work, n, Machine(4, 4)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *((name, 64) for name in ("ring", "recursive_doubling", "bruck", "hierarchical")),
+        *((name, 1024) for name in ("recursive_doubling", "halving_doubling")),
+    ],
+)
+@pytest.mark.parametrize("oversubscription", [1, 8])
+def test_what_one_node_sends_says_which_link_is_the_busiest(
+    name: str, size: int, oversubscription: float
+) -> None:
+    """Of a node's own links exactly; a hash deals the others, and some link has bad luck."""
+    t = fabric(
+        size // 8, 8, rails=8, leaves=size // 4, oversubscription=oversubscription, sockets=2
+    )
+    machine, placement = Machine.described(t), t.placement()
+    found = busiest_of(get(name), MIB, machine, placement)
+    assert found is not None
+    work = whole_work_of(get(name), size, placement)
+    loads = {(x.link.a, x.link.b): x for x in traffic(work, MIB, machine)}
+    most = max(load.seconds for load in loads.values())
+    assert found.seconds == pytest.approx(most, rel=0.4 if found.about else 1e-6)
+    if not found.about:
+        assert loads[found.link.a, found.link.b].nbytes == pytest.approx(found.nbytes)
+
+
+def test_the_busiest_link_is_told_of_every_candidate_or_said_to_be_unknown() -> None:
+    t = fabric(128, 8, rails=8, leaves=32, spines=8, sockets=2)
+    machine = Machine.described(t)
+    asked = Question("allreduce", MIB, t.size, machine.cores, t.placement(), remote=True)
+    told = explain(asked, machine=machine)
+    lines = {line[2:].split()[0]: line for line in str(told).splitlines()}
+    for candidate in told.candidates:
+        line, load = lines[candidate.algorithm], candidate.busiest
+        if candidate.predicted is None:
+            assert candidate.note in line
+            assert "busiest" not in line
+            continue
+        assert candidate.how in line
+        if candidate.how.startswith("extrapolated"):
+            assert load is None
+            assert line.endswith("; its busiest link is not known")
+        else:
+            assert load is not None
+            assert f"; busiest is {load.link.a} to {load.link.b}: " in line
+    assert any(candidate.busiest for candidate in told.candidates)
 
 
 def spined(rails: int, gpus: int) -> Topology:

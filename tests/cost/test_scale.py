@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from pycoll.algorithms import BUILTIN, get, names
 from pycoll.cost import Machine, Question, choose, explain
 from pycoll.cost.candidate import candidates
 from pycoll.cost.extrapolation import longest_chain, smaller
+from pycoll.cost.folding import folded
 from pycoll.cost.offer import MOST_NEAR
 from pycoll.cost.outline import LONGEST_TURN, _runs, outline
 from pycoll.cost.prediction import estimate, least, predict
@@ -79,6 +81,24 @@ def test_the_nodes_of_a_described_cluster_fold_into_one(name: str, off: float, n
     assert found == pytest.approx(whole, rel=off)
 
 
+@pytest.mark.parametrize("spread", [True, False])
+def test_sights_of_one_kind_are_looked_at_once(
+    spread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where leaves have equal links to the same spines; what messages cross is as of all pairs."""
+    t = pods(16, 4)
+    if not spread:  # a spine that is farther away: the hash says how long a way is
+        far = (replace(x, latency=2e-6) if x.b == "spine0" else x for x in t.links)
+        t = replace(t, links=tuple(far))
+    machine = Machine.described(t)
+    work = outline(get("bruck"), t.size, t.placement(), machine.hosts).work()
+    few, seen = folded(work, machine), len(t._routes)
+    monkeypatch.setattr("pycoll.topology.routing.Wiring.even", False)
+    t = replace(t)
+    assert folded(work, Machine.described(t)) == few
+    assert (len(t._routes) > 2 * seen) == spread
+
+
 @pytest.mark.parametrize(
     "name", ["double_binary_tree", "hierarchical_tree", "recursive_doubling", "halving_doubling"]
 )
@@ -118,6 +138,7 @@ def test_nothing_is_left_out_in_silence() -> None:
     told = explain(question)
     for c in told.candidates:
         assert c.note if c.predicted is None else c.how
+        assert (c.predicted is None) == (c.operations == 0)
     by_name = {c.algorithm: c.predicted for c in told.candidates}
     assert by_name["ring"] is not None
     assert by_name["double_binary_tree"] is not None

@@ -276,3 +276,25 @@ def test_a_fabric_that_cannot_be(arguments, message) -> None:
 def test_rails_of_no_node() -> None:
     with pytest.raises(UsageError, match=r"^rails of node 'x', want one of node0, node1$"):
         fabric(2).rails("x")
+
+
+def test_nodes_whose_ports_differ_in_speed_are_not_uniform() -> None:
+    t = fabric(4, 2, rails=2, leaves=2)
+    assert t.uniform
+    slow = replace(t.links[0], bandwidth=t.links[0].bandwidth / 2)
+    assert not replace(t, links=(slow, *t.links[1:])).uniform
+
+
+def test_an_island_of_switches_leads_nowhere() -> None:
+    """Two switches with one way on, to each other; a flow must not go to and fro."""
+    t = fabric(2, rails=1)
+    island = [Switch("a"), Switch("b")]
+    far = [
+        replace(x, b="a") if x.a.startswith("node1") else x
+        for x in (*t.links, Link("a", "b", *NDR))
+    ]
+    apart = replace(t, switches=(*t.switches, *island), links=tuple(far))
+    with pytest.raises(UsageError, match="no link leads from rank 0"):
+        apart.routes(0, 1)
+    with pytest.raises(UsageError, match="no link leads from rank 1"):
+        apart.routes(1, 0)
