@@ -21,7 +21,7 @@ def own_program(
     on disk as a job's does.
 
     Raises:
-        UsageError: It would take too long to prove.
+        UsageError: It would take too long to prove, or this rank is not like those that were.
         NotDirect: There is no direct form.
         ScheduleError: The algorithm is wrong.
     """
@@ -39,7 +39,14 @@ def own_program(
             f"{algorithm.name} at {size} ranks: the ranks do not all do the same, and are too many "
             "to be proved one by one in a minute, so a job would refuse it; want fewer ranks"
         ) from None
-    return (
-        compile_own(algorithm, size, rank, record.facts, direct=direct, placement=placement),
-        record,
-    )
+
+    def lower(of: int) -> Program:
+        return compile_own(algorithm, size, of, record.facts, direct=direct, placement=placement)
+
+    program = lower(rank)
+    if not record.admits(program, algorithm.collective, lower):
+        raise UsageError(
+            f"{algorithm.name} at {size} ranks: rank {rank} is not like the rank that was proved "
+            "for it, so a job would prove all ranks one by one"
+        )
+    return program, record

@@ -68,10 +68,11 @@ def run(options: argparse.Namespace) -> int:
         f"{size_text(min(tile, chunk))} of each at a time"
     )
     steps = rank_steps(algorithm, size, rank, placement).steps
+    turns = -(-chunk // min(tile, chunk))  # each sends a message of each step
     sent = [s for s in steps if s.kind is Kind.SEND]
-    print("sends: " + _messages(sent, "to", rank, chunk))
+    print("sends: " + _messages(sent, "to", rank, chunk, turns))
     received = [s for s in steps if s.kind in (Kind.RECV, Kind.RECV_REDUCE)]
-    print("receives: " + _messages(received, "from", rank, chunk))
+    print("receives: " + _messages(received, "from", rank, chunk, turns))
     print(
         f"slots: {question.slots} of {size_text(most)} an edge, of {size_text(question.slot_bytes)}"
     )
@@ -79,13 +80,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _messages(steps: list[Step], to: str, rank: int, chunk: int) -> str:
+def _messages(steps: list[Step], to: str, rank: int, chunk: int, turns: int) -> str:
     """Return how many messages there are, how long together, and whom they go to or come from."""
     ranks = [[peer for peer in s.peers if peer != rank] for s in steps]
     peers = sorted({peer for each in ranks for peer in each})
     if not peers:
         return "nothing"
-    messages = sum(map(len, ranks))
+    messages = turns * sum(map(len, ranks))
     nbytes = chunk * sum(s.chunks.nchunks * len(each) for s, each in zip(steps, ranks, strict=True))
     some = ", ".join(map(str, peers[:_SHOWN])) + (", ..." if len(peers) > _SHOWN else "")
     return (

@@ -17,6 +17,12 @@ def test_the_plan_of_one_rank(cli):
     assert lines[-1].startswith("program: ")
 
 
+def test_a_message_is_counted_in_each_turn_of_the_loop(cli):
+    done = cli("plan", "allreduce", "--algorithm", "ring", "--nbytes", "16M", "--size", "8")
+    assert "chunks: 8 of 2 MiB, 0 in scratch; 256 KiB of each at a time" in done.out
+    assert "sends: 112 messages, 28 MiB, to 1 rank: 1" in done.out
+
+
 def test_a_rank_among_many_is_planned_alone(cli, cache):
     arguments = ("--algorithm", "recursive_doubling", "--nbytes", "4", "--size", "16384")
     done = cli("plan", "allreduce", *arguments, "--rank", "5")
