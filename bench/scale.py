@@ -174,9 +174,7 @@ def prove(name: str, size: int) -> dict[str, Any]:
     form, where = Form(direct=False, average=False), placement(name, size)
     with collector.paused():
         record = proved(get(name), size, SLOTS, form, where)
-    group = record.group
-    by = "rank by rank" if group is None else f"{group.step} for all, by {group.name}"
-    return {"instructions": record.verdict.instructions, "by": by}
+    return {"instructions": record.verdict.instructions, "by": record.verdict.by}
 
 
 def keep(name: str, size: int) -> dict[str, Any]:

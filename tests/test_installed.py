@@ -70,3 +70,17 @@ def test_the_cures_that_are_named_do_cure(sources: Path, site: Path, tmp_path: P
 def test_sources_alone_are_to_be_built(sources: Path) -> None:
     told = run(sources, "-c", USE)
     assert "to mend it: apt-get install gcc python3-dev, then make build" in told.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "verify ring --size 4",
+        "show ring --size 4 --program",
+        "explain allreduce --nbytes 64 --size 4",
+        "plan allreduce --nbytes 64 --size 4",
+    ],
+)
+def test_what_starts_no_rank_needs_no_engine(sources: Path, command: str) -> None:
+    done = run(sources, "-m", "pycoll", *command.split())
+    assert (done.returncode, done.stderr) == (0, "")

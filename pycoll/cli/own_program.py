@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from pycoll.config import Config
-from pycoll.errors import UsageError
+from pycoll.errors import ScheduleError, UsageError
 from pycoll.program.lower import compile_own
 from pycoll.program.program import Program
 from pycoll.program.slots import SLOTS
 from pycoll.schedule import Algorithm, Placement
 from pycoll.verify import Record, gate
 from pycoll.verify.gate import TooLargeError
+from pycoll.verify.verdict import Progress
 
 
 def own_program(
-    algorithm: Algorithm, size: int, rank: int, placement: Placement, direct: bool = False
+    algorithm: Algorithm,
+    size: int,
+    rank: int,
+    placement: Placement,
+    progress: Progress,
+    direct: bool = False,
 ) -> tuple[Program, Record]:
     """Return a rank's Program as a job would run it, and the record of its proof.
 
@@ -21,32 +27,46 @@ def own_program(
     on disk as a job's does.
 
     Raises:
-        UsageError: It would take too long to prove, or this rank is not like those that were.
+        UsageError: It would take too long to prove.
         NotDirect: There is no direct form.
         ScheduleError: The algorithm is wrong.
     """
-    try:
-        record = gate(
-            algorithm,
-            size,
-            slots=SLOTS,
-            direct=direct,
-            cache=Config.load().cache,
-            placement=placement,
-        )
-    except TooLargeError:
-        raise UsageError(
-            f"{algorithm.name} at {size} ranks: the ranks do not all do the same, and are too many "
-            "to be proved one by one in a minute, so a job would refuse it; want fewer ranks"
-        ) from None
+    config = Config.load()
+    for whole in (False, True):
+        try:
+            record = gate(
+                algorithm,
+                size,
+                slots=SLOTS,
+                direct=direct,
+                cache=config.cache,
+                unproved=config.unproved,
+                placement=placement,
+                whole=whole,
+                progress=progress,
+            )
+        except TooLargeError as error:
+            raise UsageError(str(error)) from None
 
-    def lower(of: int) -> Program:
-        return compile_own(algorithm, size, of, record.facts, direct=direct, placement=placement)
+        def lower(rank: int, known: Record = record) -> Program:
+            return compile_own(
+                algorithm, size, rank, known.facts, direct=direct, placement=placement
+            )
 
-    program = lower(rank)
-    if not record.admits(program, algorithm.collective, lower):
-        raise UsageError(
-            f"{algorithm.name} at {size} ranks: rank {rank} is not like the rank that was proved "
-            "for it, so a job would prove all ranks one by one"
-        )
-    return program, record
+        progress(f"lowering rank {rank}")
+        program = lower(rank)
+        # As in a job: if it is not like the rank that was taken for it, all are proved one by one.
+        if record.admits(program, algorithm.collective, lower):
+            return program, record
+    raise ScheduleError(
+        f"{algorithm.name}: rank {rank} would run another program than the one that was proved; an "
+        "algorithm may depend on its arguments only"
+    )
+
+
+def origin(record: Record) -> str:
+    """Say where the proof comes from, and who was proved."""
+    verdict = record.verdict
+    texts = {"proof": "made now", "cache": "of an earlier job"}
+    found = texts.get(verdict.origin, verdict.origin)
+    return f"{found}; {verdict.how()}" if verdict.origin in texts else found

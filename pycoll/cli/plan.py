@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import pycoll
 from pycoll.algorithms import get
-from pycoll.cli.algorithm import equal_hosts
+from pycoll.cli.algorithm import equal_hosts, load_algorithm
 from pycoll.cli.explain import question_here
-from pycoll.cli.own_program import own_program
 from pycoll.cli.progress import working
 from pycoll.cli.types import nbytes, positive
 from pycoll.config import Config
-from pycoll.cost import Machine, choose, load
+from pycoll.cost import Machine, Question, choose, load
 from pycoll.cost.explanation import size_text
 from pycoll.dtypes import BY_NAME
 from pycoll.errors import UsageError, counted
+from pycoll.program.isa import CHUNK_UNIT, Direction, EdgeKind
+from pycoll.program.program import Edge, Program
+from pycoll.program.reference import bounds
 from pycoll.program.slots import tile_bytes
-from pycoll.schedule import COLLECTIVES, Kind, Step, rank_steps
+from pycoll.program.volume import Volume, volume
+from pycoll.schedule import COLLECTIVES
+
+if TYPE_CHECKING:
+    from pycoll.verify import Record
 
 _SHOWN = 16  #: ranks that are named
 
@@ -36,7 +44,9 @@ def add(commands: Any) -> None:
     option("--nbytes", type=nbytes, metavar="SIZE", required=True, help="of the whole message")
     option("--size", type=positive, required=True, metavar="N", help="number of ranks")
     option("--rank", type=int, default=0, metavar="R", help="whose plan (default 0)")
-    option("--algorithm", metavar="NAME", help="as if the call asked for this one")
+    option(
+        "--algorithm", metavar="NAME", help="the call's own, or file.py:function (default: chosen)"
+    )
     option("--dtype", choices=[*BY_NAME], default="float32", metavar="NAME")
     option("--nodes", type=positive, metavar="N", help="hosts of --size ranks (default 1)")
     option("--cores", type=positive, metavar="N", help="of each host (default: as here)")
@@ -45,51 +55,93 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the plan."""
+    from pycoll.cli.own_program import origin, own_program  # loaded here: it brings the prover
+
     size, rank = options.size, options.rank
     if not 0 <= rank < size:
         raise UsageError(f"--rank is {rank}, want 0 to {size - 1} (--size {size})")
+    wanted = options.algorithm and load_algorithm(options.algorithm, options.collective)
+    if wanted:
+        options.algorithm = wanted.name
     question, placement = question_here(options), equal_hosts(size, options.nodes)
     with working(f"choosing {options.collective} at {size} ranks"):
         choice = choose(question, load(Config.load().cache, pycoll.__version__, question))
-    algorithm = get(choice.algorithm, options.collective)
-    with working(f"proving {algorithm.name} at {size} ranks"):
-        program, record = own_program(algorithm, size, rank, placement)
-    facts = record.facts
-    most = Machine.of(question).message_bytes(facts.edges, facts.widest)
-    tile = tile_bytes(choice.tile, facts.widest, most)
-    chunk = -(-options.nbytes // program.nchunks)
-    print(f"{options.collective}, {size_text(options.nbytes)}, rank {rank} of {size}")
-    print(f"algorithm: {algorithm.name}; {choice.reason}")
-    proof = record.verdict
-    origin = {"proof": "made now", "cache": "of an earlier job"}.get(proof.origin, proof.origin)
-    print(f"proof: {origin}" + ("" if proof.origin == "certificate" else f"; {proof.how()}"))
-    print(
-        f"chunks: {program.nchunks} of {size_text(chunk)}, {program.nscratch} in scratch; "
-        f"{size_text(min(tile, chunk))} of each at a time"
-    )
-    steps = rank_steps(algorithm, size, rank, placement).steps
-    turns = -(-chunk // min(tile, chunk))  # each sends a message of each step
-    sent = [s for s in steps if s.kind is Kind.SEND]
-    print("sends: " + _messages(sent, "to", rank, chunk, turns))
-    received = [s for s in steps if s.kind in (Kind.RECV, Kind.RECV_REDUCE)]
-    print("receives: " + _messages(received, "from", rank, chunk, turns))
-    print(
-        f"slots: {question.slots} of {size_text(most)} an edge, of {size_text(question.slot_bytes)}"
-    )
-    print(f"program: {counted(len(program.instructions), 'instruction')}")
+    algorithm = wanted or get(choice.algorithm, options.collective)
+    with working(f"planning {algorithm.name} at {size} ranks") as stage:
+        program, record = own_program(algorithm, size, rank, placement, stage)
+    starts = _starts(options, algorithm.collective.nblocks(size), program.nchunks)
+    lines = [
+        f"{options.collective}, {size_text(options.nbytes)}, rank {rank} of {size}",
+        f"algorithm: {algorithm.name}; {choice.reason}",
+        f"proof: {origin(record)}",
+        *_memory_and_messages(question, choice.tile, program, record, starts),
+    ]
+    print("\n".join(lines))
     return 0
 
 
-def _messages(steps: list[Step], to: str, rank: int, chunk: int, turns: int) -> str:
+def _starts(options: argparse.Namespace, nblocks: int, nchunks: int) -> list[int]:
+    """Return where each chunk of the message begins, in bytes; then where the last one ends."""
+    itemsize = BY_NAME[options.dtype].itemsize
+    if options.nbytes % (nblocks * itemsize):
+        blocks = f" in {nblocks} blocks of one length" if nblocks > 1 else ""
+        raise UsageError(
+            f"--nbytes is {options.nbytes}, want a multiple of {nblocks * itemsize}: "
+            f"{options.dtype} elements{blocks}"
+        )
+    block, parts = options.nbytes // nblocks, nchunks // nblocks
+    inside = [bounds(part, parts, block)[0] for part in range(parts)]
+    return [b * block + at for b in range(nblocks) for at in inside] + [options.nbytes]
+
+
+def _memory_and_messages(
+    question: Question, wanted: int, program: Program, record: Record, starts: list[int]
+) -> Iterator[str]:
+    facts = record.facts
+    most = Machine.of(question).message_bytes(facts.edges, facts.widest)
+    tile = tile_bytes(wanted, facts.widest, most)
+    if tile == 0:
+        raise UsageError(
+            f"it sends {facts.widest} chunks at once, want at most {most // CHUNK_UNIT}, as many "
+            "as fit a slot"
+        )
+    chunk = max(b - a for a, b in pairwise(starts))
+    ntiles = max(1, -(-chunk // tile))
+    yield (
+        f"chunks: {program.nchunks} of at most {size_text(chunk)}, in {counted(ntiles, 'tile')}; "
+        f"at most {facts.widest} in a message"
+    )
+    carried = [
+        (edge, Volume(messages * ntiles, nbytes))
+        for edge, (messages, nbytes) in zip(program.edges, volume(program, starts), strict=True)
+        if edge.kind is EdgeKind.DATA
+    ]
+    sent, got = (
+        [(e, v) for e, v in carried if e.direction is way]
+        for way in (Direction.SEND, Direction.RECV)
+    )
+    yield f"sends: {_messages(sent, 'to')}"
+    yield f"receives: {_messages(got, 'from')}"
+    longest = min(facts.widest * min(tile, chunk), starts[-1])
+    yield (
+        f"slots: {question.slots} of {size_text(question.slot_bytes)} an edge, of which messages "
+        f"use {size_text(longest)} each: {size_text(question.slots * longest * len(got))} in all"
+    )
+    yield f"scratch: {size_text(program.nscratch * tile)}"
+    yield (
+        f"program: {counted(len(program.instructions), 'instruction')} on "
+        f"{counted(len(program.channel_starts), 'channel')}"
+    )
+
+
+def _messages(edges: list[tuple[Edge, Volume]], to: str) -> str:
     """Return how many messages there are, how long together, and whom they go to or come from."""
-    ranks = [[peer for peer in s.peers if peer != rank] for s in steps]
-    peers = sorted({peer for each in ranks for peer in each})
-    if not peers:
+    if not edges:
         return "nothing"
-    messages = turns * sum(map(len, ranks))
-    nbytes = chunk * sum(s.chunks.nchunks * len(each) for s, each in zip(steps, ranks, strict=True))
+    peers = sorted({edge.peer for edge, _ in edges})
+    messages, nbytes = (sum(v[i] for _, v in edges) for i in range(2))
     some = ", ".join(map(str, peers[:_SHOWN])) + (", ..." if len(peers) > _SHOWN else "")
     return (
-        f"{counted(messages, 'message')}, {size_text(nbytes)}, "
+        f"{counted(messages, 'message')}, {size_text(nbytes)}, on {counted(len(edges), 'edge')} "
         f"{to} {counted(len(peers), 'rank')}: {some}"
     )

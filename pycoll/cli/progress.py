@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 #: Seconds before the line appears: what is quick says nothing.
 QUIET = 1.0
@@ -19,13 +19,20 @@ def status(text: str) -> None:
 
 
 @contextlib.contextmanager
-def working(what: str, quiet: float = QUIET) -> Iterator[None]:
+def working(what: str, quiet: float = QUIET) -> Iterator[Callable[[str], None]]:
     """Show ``what`` and the seconds on standard error while the body runs, if that is a terminal.
 
-    The line is gone again when the body has ended. A file or a pipe gets nothing.
+    The line is gone again when the body has ended. A file or a pipe gets nothing. The body gets a
+    function that says at which stage it is.
     """
+    doing = what
+
+    def stage(text: str) -> None:
+        nonlocal doing
+        doing = f"{what}: {text}"
+
     if not sys.stderr.isatty():
-        yield
+        yield stage
         return
     ended, began = threading.Event(), time.monotonic()
 
@@ -33,13 +40,13 @@ def working(what: str, quiet: float = QUIET) -> Iterator[None]:
         wait = quiet
         while not ended.wait(wait):
             seconds = time.monotonic() - began
-            status(f"{what}: {seconds:.0f} s so far; Ctrl-C ends it")
+            status(f"{doing}: {seconds:.0f} s so far; Ctrl-C ends it")
             wait = 1.0
 
     shower = threading.Thread(target=show, daemon=True)
     shower.start()
     try:
-        yield
+        yield stage
     finally:
         ended.set()
         shower.join()

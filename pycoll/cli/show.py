@@ -62,10 +62,11 @@ def _show_programs(
 
     if rank is not None and size > TOGETHER:
         # Loaded here: it brings the prover.
-        from pycoll.cli.own_program import own_program
+        from pycoll.cli.own_program import origin, own_program
 
-        with working(f"proving {algorithm.name} at {size} ranks"):
-            program, _ = own_program(algorithm, size, rank, placement, direct)
+        with working(f"lowering {algorithm.name} at {size} ranks") as stage:
+            program, record = own_program(algorithm, size, rank, placement, stage, direct)
+        print(f"proof: {origin(record)}")
         print(disassemble(program).rstrip())
         return
     for r in range(size) if rank is None else [rank]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from pycoll.cli.algorithm import equal_hosts, load_algorithm
@@ -19,7 +20,8 @@ def add(commands: Any) -> None:
         help="prove an algorithm for a number of ranks, or draw a counterexample",
         description="Lower an algorithm and prove the programs of all ranks: right result, every "
         "contribution once, no race, no deadlock. From 33 ranks on a few are proved for all where "
-        "all do the same up to their numbers. Exit code 1 if it is wrong.",
+        "all do the same up to their numbers. Exit code 1 if it is wrong, 2 if "
+        "that takes too long to tell.",
     )
     parser.add_argument("algorithm", help="a built-in's name, or file.py:function")
     parser.add_argument("--size", type=positive, required=True, help="number of ranks")
@@ -43,19 +45,25 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prove and print; 0 if the algorithm is right."""
-    from pycoll.verify import verify
+    from pycoll.verify.algorithm import proved
+    from pycoll.verify.certificates import Form
+    from pycoll.verify.gate import TooLargeError
 
     algorithm = load_algorithm(options.algorithm)
     try:
-        with working(f"proving {algorithm.name} at {options.size} ranks"):
-            verdict = verify(
+        with working(f"proving {algorithm.name} at {options.size} ranks") as stage:
+            verdict = proved(
                 algorithm,
                 options.size,
-                slots=options.slots,
-                direct=options.direct,
-                placement=equal_hosts(options.size, options.nodes),
-                whole=options.whole,
+                options.slots,
+                Form(options.direct, average=False),
+                equal_hosts(options.size, options.nodes),
+                options.whole,
+                stage,
             )
+    except TooLargeError as error:
+        print(f"pycoll verify: {error}", file=sys.stderr)
+        return 2
     except ScheduleError as error:
         print(f"{algorithm.name} at {options.size} ranks: {type(error).__name__}\n{error}")
         return 1

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
+import math
 import time
 from dataclasses import replace
+from functools import lru_cache
 
 from pycoll import collector
 from pycoll.algorithms import Algorithm, get
@@ -15,13 +16,14 @@ from pycoll.program.slots import SLOTS
 from pycoll.schedule import Placement
 from pycoll.schedule.trace import forget
 from pycoll.verify.certificates import Form
-from pycoll.verify.gate import LIMIT, TooLargeError, prove
+from pycoll.verify.gate import LIMIT, TooLargeError, chunks_moved, prove
 from pycoll.verify.record import Record
-from pycoll.verify.verdict import Verdict
+from pycoll.verify.verdict import Progress, Verdict, silent
 
+#: Instructions of all ranks up to which each is compared, half a minute; and of those that are
+#: where there are more.
+ALL, SOME = 1 << 21, 1 << 18
 _MOST = 1 << 20  #: ranks, and slots of an edge
-#: Instructions of the ranks that are compared with those that were proved for all: some seconds.
-_COMPARED = 1 << 19
 
 
 def verify(
@@ -40,8 +42,8 @@ def verify(
     Up to 32 ranks, and of zero-copy forms, the schedule is checked, whose errors are nearer to the
     source: every send has its receive. Then the Programs that it lowers to are proved, see
     ``verify_programs``. From 33 ranks on a few are proved for all where all do the same up to a
-    rotation or an exclusive or of their numbers, and all are compared with those, or as many as
-    takes seconds; whoever runs it compares its own. Others are proved one by one.
+    rotation or an exclusive or of their numbers, and all are compared with those, or some where
+    that would take minutes; whoever runs it compares its own. Others are proved one by one.
 
     Args:
         algorithm: An algorithm, or the name of a built-in.
@@ -69,29 +71,30 @@ def verify(
         >>> bool(pycoll.verify("ring", size=3))
         True
     """
-    began = time.perf_counter()
     _check(size, slots, placement, direct=direct, average=average, whole=whole)
-    if not (collective is None or isinstance(collective, str)):
-        raise UsageError(f"verify: collective is {quoted(collective)}, want a name")
-    if not isinstance(algorithm, str | Algorithm):
-        raise UsageError(
-            f"verify: algorithm is {quoted(algorithm)}, want the name of a built-in or a function "
-            'under @pycoll.algorithm("allreduce")'
-        )
-    if isinstance(algorithm, str):
-        algorithm = get(algorithm, "allreduce" if collective is None else collective)
-    elif collective not in (None, algorithm.collective.name):
-        raise UsageError(
-            f"collective is {collective!r}, but {algorithm.name} is an algorithm for "
-            f"{algorithm.collective.name}"
-        )
-    form = Form(direct, average)
-    with collector.paused():
-        try:
-            verdict = _verdict(algorithm, size, slots, form, placement, whole)
-        finally:
-            forget()
-    return replace(verdict, name=algorithm.name, seconds=time.perf_counter() - began)
+    made = _algorithm(algorithm, collective)
+    if average and not made.collective.reduces:
+        raise UsageError(f"{made.collective.name} folds nothing, so it has no average")
+    return proved(made, size, slots, Form(direct, average), placement, whole)
+
+
+def proved(
+    algorithm: Algorithm,
+    size: int,
+    slots: int,
+    form: Form,
+    placement: Placement | None,
+    whole: bool = False,
+    progress: Progress = silent,
+) -> Verdict:
+    """Do what `verify` does, and tell ``progress`` at which stage it is."""
+    began = time.perf_counter()
+    try:
+        with collector.paused():
+            verdict = _verdict(algorithm, size, slots, form, placement, whole, progress)
+    finally:
+        forget()  # of thousands of ranks a few fill the memory
+    return replace(verdict, seconds=time.perf_counter() - began)
 
 
 def _verdict(
@@ -101,46 +104,81 @@ def _verdict(
     form: Form,
     placement: Placement | None,
     whole: bool,
+    progress: Progress,
 ) -> Verdict:
-    limit = sys.maxsize if whole else LIMIT
-    try:
-        record = prove(algorithm, size, slots, form, placement, limit=limit, whole=whole)
+    if not whole:
+        try:
+            record = prove(algorithm, size, slots, form, placement, limit=LIMIT, progress=progress)
+        except TooLargeError as error:
+            raise TooLargeError(f"{error}; {_WHOLE}") from None
         if record.group is None:
             return record.verdict
-        compared, other = _compare(algorithm, record, placement)
+        count = _how_many(algorithm, record, placement)
+        other = _differing(algorithm, record, placement, count, progress)
         if other is None:
-            return replace(record.verdict, compared=compared)
-        return prove(algorithm, size, slots, form, placement, whole=True).verdict
-    except TooLargeError:
-        raise TooLargeError(
-            f"{algorithm.name} at {size} ranks: its ranks do not all do the same, and they move "
-            f"more than {LIMIT} chunks, which takes long to prove one by one; verify fewer ranks, "
-            "or pass whole=True (--whole) and wait"
-        ) from None
+            return replace(record.verdict, compared=max(count, record.verdict.compared))
+        if chunks_moved(algorithm, size, placement) > LIMIT:
+            raise TooLargeError(
+                f"{algorithm.name} at {size} ranks takes too long to prove on the spot: rank "
+                f"{other} is not like the others, and they move more than {LIMIT} chunks; {_WHOLE}"
+            )
+    progress("proving rank by rank")
+    return prove(algorithm, size, slots, form, placement, limit=math.inf, whole=True).verdict
 
 
-def _compare(
-    algorithm: Algorithm, record: Record, placement: Placement | None
-) -> tuple[int, int | None]:
-    """Return how many ranks were held against those that were proved, and one that differs.
+_WHOLE = "whole=True (--whole) proves them one by one, however long that takes"
 
-    Those are all ranks, or some all over the range.
-    """
-    size, step = record.verdict.size, record.group.step if record.group else 1
-    each = max(1, record.verdict.instructions // size)
-    count = max(2, min(size, _COMPARED // each))
-    apart = -(-size // count) | 1  # odd: it meets every seat of a host
-    ranks = sorted({*range(0, size, apart), size - 1}) if count < size else range(size)
+
+def _how_many(algorithm: Algorithm, record: Record, placement: Placement | None) -> int:
+    """Return how many ranks to compare: all, or as many as take a few seconds."""
+    size, cost = record.verdict.size, record.verdict.instructions
+    if record.cut:  # each is run, chunk by chunk
+        cost = max(cost, chunks_moved(algorithm, size, placement))
+    return size if cost <= ALL else min(size, SOME * size // cost)
+
+
+def _differing(
+    algorithm: Algorithm,
+    record: Record,
+    placement: Placement | None,
+    count: int,
+    progress: Progress,
+) -> int | None:
+    """Return the first of ``count`` ranks that is not like its representative; None if none is."""
+    group, size = record.group, record.verdict.size
+    assert group is not None
 
     def lower(rank: int) -> Program:
         return compile_own(algorithm, size, rank, record.facts, placement=placement)
 
-    representatives = {rank: lower(rank) for rank in range(step)} if record.cut else {}
-    for rank in ranks:
-        if not record.admits(lower(rank), algorithm.collective, representatives.__getitem__):
-            return len(ranks), rank
-        forget()
-    return len(ranks), None
+    representative = lru_cache(maxsize=group.step)(lower)
+    for k in range(count):
+        # Of many ranks some blocks, one after the other each class.
+        rank = k if count == size else k * group.order // count * group.step + k % group.step
+        progress(f"comparing rank {rank} ({k + 1} of {count})")
+        if not record.admits(lower(rank), algorithm.collective, representative):
+            return rank
+        if count < size:
+            forget()
+    return None
+
+
+def _algorithm(algorithm: Algorithm | str, collective: str | None) -> Algorithm:
+    if not (collective is None or isinstance(collective, str)):
+        raise UsageError(f"verify: collective is {quoted(collective)}, want a name")
+    if not isinstance(algorithm, str | Algorithm):
+        raise UsageError(
+            f"verify: algorithm is {quoted(algorithm)}, want the name of a built-in or a function "
+            'under @pycoll.algorithm("allreduce")'
+        )
+    if isinstance(algorithm, str):
+        return get(algorithm, "allreduce" if collective is None else collective)
+    if collective not in (None, algorithm.collective.name):
+        raise UsageError(
+            f"collective is {collective!r}, but {algorithm.name} is an algorithm for "
+            f"{algorithm.collective.name}"
+        )
+    return algorithm
 
 
 def _check(size: int, slots: int, placement: Placement | None, **flags: bool) -> None:
@@ -151,9 +189,12 @@ def _check(size: int, slots: int, placement: Placement | None, **flags: bool) ->
             )
     if not (placement is None or isinstance(placement, Placement)):
         raise UsageError(f"verify: placement is {quoted(placement)}, want a Placement or None")
+    for level in placement.levels if placement is not None else ():
+        if len(level.groups) != size:
+            raise UsageError(
+                f"verify: size is {size}, but level {level.name!r} of the placement has "
+                f"{len(level.groups)} ranks"
+            )
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise UsageError(f"verify: {name} is {quoted(flag)}, want True or False")
-
-
-_MOST = 1 << 20  #: ranks, and slots of an edge

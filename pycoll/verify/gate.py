@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pycoll import collector
-from pycoll.algorithms import Algorithm
+from pycoll.algorithms import BUILTIN, Algorithm
 from pycoll.errors import ScheduleError
 from pycoll.program.lower import compile_all, facts_of, scales_of
 from pycoll.schedule import NotDirect, Placement, rank_steps, schedule
@@ -17,7 +17,7 @@ from pycoll.verify.certificates import Form, certified, certified_without_direct
 from pycoll.verify.prove import verify_programs
 from pycoll.verify.record import Record, digest_of
 from pycoll.verify.representatives import by_symmetry
-from pycoll.verify.verdict import Verdict
+from pycoll.verify.verdict import Progress, Verdict, silent
 
 #: Chunks that all ranks together move, up to which they are proved one by one on the spot: about a
 #: minute, and 2 GB.
@@ -27,7 +27,10 @@ FEW = 32
 
 
 class TooLargeError(ScheduleError):
-    """It may be right, but to prove it would take too long."""
+    """It may be right, but to prove it would take too long.
+
+    The text says why. Whoever lets a user ask for a proof adds what the user can do.
+    """
 
 
 def gate(
@@ -42,6 +45,7 @@ def gate(
     unproved: bool = False,
     placement: Placement | None = None,
     whole: bool = False,
+    progress: Progress = silent,
 ) -> Record:
     """Return why this may run: a certificate, a proof kept in ``cache``, or a new proof.
 
@@ -56,6 +60,7 @@ def gate(
         unproved: Let through what is too large to be proved.
         placement: Which ranks lie close together.
         whole: Prove the ranks one by one, and do not take a few for all.
+        progress: Is told at which stage a proof is.
 
     Raises:
         NotDirect: There is no direct form.
@@ -68,16 +73,29 @@ def gate(
             return known
         if certified(algorithm, size, slots, form) is not None:
             return replace(known, scales=_scales(algorithm, size, form, placement))
-    key = disk.key(algorithm, size, slots, form, placement) if cache is not None else ""
+    key = ""
+    # A user's algorithm is told by the schedule of all ranks, which of many takes for ever to make.
+    if cache is not None and (
+        algorithm in BUILTIN or chunks_moved(algorithm, size, placement) <= limit
+    ):
+        key = disk.key(algorithm, size, slots, form, placement)
     if cache is not None and key and not whole:
         kept = disk.load(cache, key)
         if kept is not None:
             return kept
     with collector.paused():
-        record = prove(
-            algorithm, size, slots, form, placement, limit=limit, unproved=unproved, whole=whole
-        )
-    if cache is not None and key and record.verdict.origin == "proof":
+        try:
+            record = prove(
+                algorithm, size, slots, form, placement, limit=limit, whole=whole, progress=progress
+            )
+        except TooLargeError as error:
+            if unproved:
+                progress("tracing all ranks")
+                return _unproved(algorithm, size, slots, form, placement)
+            raise TooLargeError(
+                f"{error}; pycoll.init(unproved=True), or PYCOLL_UNPROVED=yes, runs it as it is"
+            ) from None
+    if cache is not None and key:
         disk.store(cache, key, record)
     return record
 
@@ -115,15 +133,21 @@ def prove(
     form: Form,
     placement: Placement | None = None,
     *,
-    limit: int = LIMIT,
-    unproved: bool = False,
+    limit: float = LIMIT,
     whole: bool = False,
+    progress: Progress = silent,
 ) -> Record:
-    """Return a new proof, see `gate`."""
-    small = _work(algorithm, size, placement) <= limit
-    if size > FEW and not form.direct and not whole:
+    """Return a new proof, see `gate`.
+
+    Raises:
+        TooLargeError: The ranks do not all do the same, and move more than ``limit`` chunks.
+        ScheduleError: It is wrong.
+    """
+    small = chunks_moved(algorithm, size, placement) <= limit
+    by_few = size > FEW and not form.direct and not whole
+    if by_few:
         try:
-            record = by_symmetry(algorithm, size, slots, form.average, placement)
+            record = by_symmetry(algorithm, size, slots, form.average, placement, progress)
         except ScheduleError:
             # Of a rank that is not like its representative it would not be true.
             if not small:
@@ -132,17 +156,21 @@ def prove(
         if record is not None:
             return record
     if small:
+        progress("proving rank by rank")
         return _one_by_one(algorithm, size, slots, form, placement)
-    if not unproved:
-        raise TooLargeError(
-            f"{algorithm.name} at {size} ranks has no certificate, its ranks do not all do the "
-            f"same, and they move more than {limit} chunks, which takes too long to prove on the "
-            "spot; raise the limit, or pass unproved=True to run it as it is"
-        )
-    s = schedule(algorithm, size, placement)
+    why = "its ranks do not all do the same" if by_few else "its ranks are proved one by one"
+    raise TooLargeError(
+        f"{algorithm.name} at {size} ranks takes too long to prove on the spot: {why}, and they "
+        f"move more than {limit} chunks"
+    )
+
+
+def _unproved(
+    algorithm: Algorithm, size: int, slots: int, form: Form, placement: Placement | None
+) -> Record:
     verdict = Verdict(algorithm.name, size, slots, (), 0, 0.0, "unproved")
     scales = _scales(algorithm, size, form, placement) if form.average else None
-    return Record(verdict, facts_of(s), scales=scales)
+    return Record(verdict, facts_of(schedule(algorithm, size, placement)), scales=scales)
 
 
 def _one_by_one(
@@ -169,7 +197,7 @@ def _scales(
     return tuple(map(scales_of, programs))
 
 
-def _work(algorithm: Algorithm, size: int, placement: Placement | None) -> int:
+def chunks_moved(algorithm: Algorithm, size: int, placement: Placement | None) -> int:
     """Return about how many chunks all ranks together move or fold, by a few of them."""
     ranks = {0, 1 % size, size // 2, size - 1}
     sides = [rank_steps(algorithm, size, rank, placement or FLAT) for rank in ranks]

@@ -48,4 +48,5 @@ def verify_programs(
         tiles=unrollings,
         instructions=sum(len(p.instructions) for p in programs),
         seconds=time.perf_counter() - began,
+        by="rank by rank",
     )

@@ -17,13 +17,18 @@ from pycoll.verify.symmetry.cut import PIECES
 from pycoll.verify.symmetry.group import Group
 from pycoll.verify.symmetry.proof import find_group, prove_representatives
 from pycoll.verify.unrolled import unrollings
-from pycoll.verify.verdict import Verdict
+from pycoll.verify.verdict import Progress, Verdict, silent
 
 _ANY_WIDTH = 1 << 20
 
 
 def by_symmetry(
-    algorithm: Algorithm, size: int, slots: int, average: bool, placement: Placement | None
+    algorithm: Algorithm,
+    size: int,
+    slots: int,
+    average: bool,
+    placement: Placement | None,
+    progress: Progress = silent,
 ) -> Record | None:
     """Return the record of a staged form; None where no group fits.
 
@@ -42,10 +47,14 @@ def by_symmetry(
 
     # Where ranges are cut, ranks divide in instructions of their own, which nobody has told them.
     cuts = slots >= PIECES and not average
+    progress("looking for ranks that do the same")
     found = find_group(program, size, collective, placement, cuts=cuts)
     if found is None:
         return None
     group, cut = found
+    compared = program.cache_info().currsize
+    program.cache_clear()  # of 100,000 ranks one is hundreds of megabytes
+    progress(f"proving {_by(group)}")
     # A range that the representative has in two pieces is whole on others: each checks of itself
     # that none of its messages is wider than what is said here.
     seen = {*range(group.step), size // 2, size - 1} if cut else {*range(group.step)}
@@ -58,7 +67,7 @@ def by_symmetry(
             for rank in range(group.step)
         ]
         try:
-            return _record(algorithm, sums, facts, group, cut, slots, average)
+            return _record(algorithm, sums, facts, group, cut, slots, average, compared)
         except DeadlockError:
             if not fused:
                 raise
@@ -73,6 +82,7 @@ def _record(
     cut: bool,
     slots: int,
     average: bool,
+    compared: int,
 ) -> Record:
     collective, programs, scales = algorithm.collective, sums, None
     if average:
@@ -83,18 +93,18 @@ def _record(
     )
     tiles = unrollings(slots // PIECES if cut else slots)
     verdict = Verdict(
-        algorithm.name,
-        group.size,
-        slots,
-        tiles,
-        proof.instructions,
-        proof.seconds,
-        by=f"{counted(group.step, 'rank')} for all, by {group.name}",
+        *(algorithm.name, group.size, slots, tiles, proof.instructions, proof.seconds),
+        by=_by(group),
+        compared=compared,
     )
     digests = proof.digests
     if average:
         digests = tuple(canonical_digest(p, group, p.rank) for p in sums)
     return Record(verdict, facts, b"".join(digests), group, cut, scales)
+
+
+def _by(group: Group) -> str:
+    return f"{counted(group.step, 'rank')} for all, by {group.name}"
 
 
 def _widest(side: RankSteps) -> int:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pycoll.errors import counted
+
+#: Is told at which stage a proof is.
+Progress = Callable[[str], object]
+
+
+def silent(stage: str) -> None:
+    """Tell nobody."""
 
 
 @dataclass(frozen=True)
@@ -15,11 +23,11 @@ class Verdict:
     size: int
     slots: int  #: per edge; it holds with more, too
     tiles: tuple[int, ...]  #: the unrollings that were run
-    instructions: int  #: of all Programs that were proved
+    instructions: int  #: of all ranks' Programs
     seconds: float
     origin: str = "proof"  #: or "certificate", "cache", "unproved"
-    by: str = "rank by rank"  #: or which ranks stand for all, and up to what
-    #: ranks whose Programs were held against that: of more, each does so before it runs
+    by: str = ""  #: "rank by rank", or such as "1 rank for all, by rotation of 64"
+    #: ranks whose Programs were held against that; each of the others does so before it runs
     compared: int = 0
 
     def __bool__(self) -> bool:
@@ -42,8 +50,8 @@ class Verdict:
         if self.compared == self.size:
             return f"{self.by}; all do the same"
         return (
-            f"{self.by}; {self.compared} ranks were compared, and each compares its own program "
-            "before it runs it"
+            f"{self.by}; {self.compared} ranks were compared, each of the others compares its own "
+            "program before it runs it"
         )
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ import pytest
 from pycoll.cli import main
 
 FILE = '''
-from pycoll.algorithms import algorithm
+from pycoll.algorithms import algorithm, get
 from pycoll.schedule import ScheduleBuilder, allreduce
 
 
@@ -42,6 +42,45 @@ def forgetful(b: ScheduleBuilder) -> None:
     else:
         b.send(x, to=0)
         b.recv(x, frm=0)
+
+
+@algorithm(allreduce)
+def own_first(b: ScheduleBuilder) -> None:
+    """All do the same, and fold their own contribution first: the bits differ."""
+    b.chunks(1)
+    for k in range(1, b.size):
+        b.send(b.input[0], to=(b.rank + k) % b.size)
+    b.recv_reduce(b.output[0], frm=[(b.rank + k) % b.size for k in range(b.size)])
+
+
+@algorithm(allreduce)
+def spare(b: ScheduleBuilder) -> None:
+    """Sends what it was given, and keeps what it hears in scratch."""
+    b.chunks(1)
+    b.send(b.input[0], to=1 - b.rank)
+    b.recv(b.scratch[0], frm=1 - b.rank)
+    b.copy(b.input[0], b.output[0])
+    b.reduce(b.scratch[0], b.output[0])
+
+
+@algorithm(allreduce)
+def spare(b: ScheduleBuilder) -> None:
+    """Two ranks tell each other what they have, and keep what they hear in scratch."""
+    b.chunks(1)
+    b.send(b.input[0], to=1 - b.rank)
+    b.recv(b.scratch[0], frm=1 - b.rank)
+    b.copy(b.input[0], b.output[0])
+    b.reduce(b.scratch[0], b.output[0])
+
+
+@algorithm(allreduce)
+def ring_but_one(b: ScheduleBuilder) -> None:
+    """A ring, whose rank 30 first does what changes nothing."""
+    b.chunks(b.size)
+    if b.rank == 30:
+        b.copy(b.output[5], b.scratch[0])
+        b.copy(b.scratch[0], b.output[5])
+    get("ring")(b)
 
 
 def plain(b: ScheduleBuilder) -> None:

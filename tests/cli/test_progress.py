@@ -29,6 +29,13 @@ def test_a_terminal_is_told_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> 
     assert sys.stderr.getvalue().endswith("\r\033[K")
 
 
+def test_the_line_says_at_which_stage_the_work_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with working("proving ring", quiet=0.01) as stage:
+        stage("comparing rank 5")
+        until_said(sys.stderr, "proving ring: comparing rank 5: ")
+
+
 def test_what_is_quick_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
     with working("proving", quiet=3600):

@@ -45,3 +45,27 @@ def test_on_several_hosts(cli):
         return done.out.rpartition("; ")[2]
 
     assert instructions("--nodes", "2") != instructions() == instructions("--nodes", "1")
+
+
+def test_many_ranks_are_proved_by_a_few(cli):
+    done = cli("verify", "hierarchical", "--size", "1024", "--nodes", "128")
+    assert done.code == 0
+    assert "8 ranks for all, by rotation of 128" in done.out
+
+
+def test_symmetric_and_wrong_is_drawn(cli, own):
+    done = cli("verify", f"{own}:own_first", "--size", "64")
+    assert done.code == 1
+    assert done.out.startswith("own_first at 64 ranks: PostconditionError\n")
+    assert "not the same bits" in done.out
+
+
+def test_what_is_too_large_is_neither_right_nor_wrong(cli, monkeypatch):
+    monkeypatch.setattr("pycoll.verify.algorithm.LIMIT", 100)
+    done = cli("verify", "double_binary_tree", "--size", "40")
+    assert (done.code, done.out) == (2, "")
+    assert "takes too long to prove on the spot" in done.err
+    assert done.err.endswith("(--whole) proves them one by one, however long that takes\n")
+    done = cli("verify", "double_binary_tree", "--size", "40", "--whole")
+    assert done.code == 0
+    assert "; rank by rank; " in done.out

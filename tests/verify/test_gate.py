@@ -188,7 +188,7 @@ def test_nothing_wrong_is_kept(tmp_path: Path) -> None:
 
 
 def test_above_the_limit_only_who_asks_for_it_runs_unproved() -> None:
-    message = "mine at 9 ranks has no certificate, its ranks .* move more than 300 chunks"
+    message = "mine at 9 ranks takes too long .* more than 300 chunks; .*unproved=True"
     with pytest.raises(ScheduleError, match=message):
         gate(mine, 9, limit=300)
     assert gate(mine, 9, limit=300, unproved=True).verdict.origin == "unproved"
@@ -235,6 +235,19 @@ def test_many_ranks_are_proved_by_those_that_represent_them(tmp_path: Path) -> N
             code[7], code[8] = code[8], code[7]
             assert not admitted(record, mine, replace(own, instructions=tuple(code)))
             assert not admitted(record, mine, replace(own, rank=(rank + 1) % 100))
+
+
+def test_of_many_ranks_of_a_users_algorithm_only_a_few_are_traced(tmp_path: Path) -> None:
+    traced = set()
+
+    @algorithm(allreduce)
+    def noted(b: ScheduleBuilder) -> None:
+        traced.add(b.rank)
+        get("ring")(b)
+
+    assert gate(noted, 300, cache=tmp_path, slots=4, limit=1000).group is not None
+    assert len(traced) < 10  # so no record is kept, which the schedule of all would tell
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_rank_that_is_not_like_its_representative_is_not_let_through() -> None:

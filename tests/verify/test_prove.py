@@ -9,6 +9,7 @@ from pycoll.program.lower import compile_all
 from pycoll.schedule import NotDirect, Placement, ScheduleBuilder, allreduce
 from pycoll.schedule.placement import Level
 from pycoll.verify import Verdict, verify, verify_programs
+from pycoll.verify import algorithm as subject
 from pycoll.verify.certificates import FORMS, Form
 from pycoll.verify.gate import TooLargeError
 
@@ -120,14 +121,16 @@ def ring_but_one(odd: str) -> Algorithm:
     return ring_but_one
 
 
-def test_a_few_stand_for_all_and_all_are_compared_where_that_is_quick():
+def test_a_few_stand_for_all_and_all_are_compared_where_that_is_quick(monkeypatch):
+    monkeypatch.setattr(subject, "ALL", 1 << 17)
+    monkeypatch.setattr(subject, "SOME", 1 << 15)
     verdict = verify("ring", 64)
     assert (verdict.by, verdict.compared) == ("1 rank for all, by rotation of 64", 64)
     assert "by rotation of 64; all do the same" in str(verdict)
     verdict = verify("hierarchical", 1024, placement=nodes(1024, 8))
     assert verdict.by == "8 ranks for all, by rotation of 128"
     assert 8 < verdict.compared < 1024
-    assert "each compares its own program before it runs it" in str(verdict)
+    assert "each of the others compares its own program before it runs it" in str(verdict)
     assert verify("ring", 64, whole=True).by == "rank by rank"
 
 
@@ -145,8 +148,50 @@ def test_one_rank_that_is_not_like_the_others_is_found():
 
 
 def test_what_is_too_large_says_how_to_verify_it_all_the_same():
-    with pytest.raises(TooLargeError, match="pass whole=True"):
+    with pytest.raises(TooLargeError, match=r"do not all do the same.*; whole=True \(--whole\)"):
         verify("two_shot", 1024)
+    with pytest.raises(TooLargeError, match="its ranks are proved one by one"):
+        verify("two_shot", 1024, direct=True)
+
+
+def test_what_is_not_alike_and_large_is_proved_where_whole_says_so(monkeypatch):
+    monkeypatch.setattr(subject, "LIMIT", 100)
+    with pytest.raises(TooLargeError, match="more than 100 chunks"):
+        verify("double_binary_tree", 40)
+    assert verify("double_binary_tree", 40, whole=True).by == "rank by rank"
+    odd = ring_but_one("right")
+    with pytest.raises(TooLargeError, match="rank 47 is not like the others"):
+        verify(odd, 64)
+    monkeypatch.setattr(subject, "ALL", 100)
+    monkeypatch.setattr(subject, "SOME", 100)
+    assert verify(odd, 64).compared == 3  # it finds out by itself before it runs
+
+
+@pytest.mark.parametrize(
+    ("name", "each", "by", "all_compared"),
+    [
+        ("ring", 0, "1 rank for all, by rotation of 1024", False),
+        ("hierarchical", 8, "8 ranks for all, by rotation of 128", False),
+        # Ranks that cut their ranges are run to be compared, chunk by chunk.
+        ("bruck", 0, "1 rank for all, by rotation of 1024", False),
+        ("recursive_doubling", 0, "1 rank for all, by XOR below 1024", True),
+        ("double_binary_tree", 0, "rank by rank", True),
+    ],
+)
+def test_the_stages_of_a_proof_of_many_ranks(name, each, by, all_compared, monkeypatch):
+    monkeypatch.setattr(subject, "ALL", 1 << 17)
+    monkeypatch.setattr(subject, "SOME", 1 << 15)
+    stages: list[str] = []
+    form, placement = Form(direct=False, average=False), nodes(1024, each) if each else None
+    verdict = subject.proved(get(name), 1024, 4, form, placement, progress=stages.append)
+    assert verdict.by == by
+    assert stages[:2] == ["looking for ranks that do the same", f"proving {by}"]
+    assert (verdict.how() in (by, f"{by}; all do the same")) == all_compared
+
+
+def test_a_placement_of_other_ranks_is_refused():
+    with pytest.raises(UsageError, match="size is 64, but level 'node' of the placement has 128"):
+        verify("hierarchical", 64, placement=nodes(128, 8))
 
 
 def nodes(size: int, each: int) -> Placement:

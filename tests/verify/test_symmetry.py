@@ -26,15 +26,9 @@ from assemble import (
 from mutants import PROGRAM_FAULTS, channels_of, relink
 
 from pycoll.algorithms import BUILTIN, Algorithm, algorithm, get
-from pycoll.errors import (
-    DeadlockError,
-    PostconditionError,
-    RaceError,
-    ScheduleError,
-    UsageError,
-)
+from pycoll.errors import DeadlockError, PostconditionError, RaceError, ScheduleError
 from pycoll.program.isa import Flag, Op, ProgramFlag, Space
-from pycoll.program.lower import compile_all, compile_program
+from pycoll.program.lower import compile_all, compile_program, facts_of
 from pycoll.program.program import Edge, Instruction, Program
 from pycoll.schedule import (
     Collective,
@@ -43,18 +37,15 @@ from pycoll.schedule import (
     allgather,
     allreduce,
     reduce_scatter,
+    schedule,
 )
 from pycoll.schedule.placement import Level
-from pycoll.verify import verify_programs
+from pycoll.verify import Record, verify_programs
+from pycoll.verify.representatives import by_symmetry
 from pycoll.verify.symmetry.canonical import NotSymmetricError, canonical_digest, moved
 from pycoll.verify.symmetry.cut import is_cut
 from pycoll.verify.symmetry.group import Group, Rotation, Xor
-from pycoll.verify.symmetry.proof import (
-    SymmetricProof,
-    find_group,
-    prove_representatives,
-    prove_symmetric,
-)
+from pycoll.verify.symmetry.proof import SymmetricProof, covers, find_group, prove_representatives
 
 ROTATED = (
     *(("ring", c) for c in ("allreduce", "allgather", "reduce_scatter")),
@@ -82,10 +73,40 @@ def expanded(bases: list[Program], group: Group) -> tuple[Program, ...]:
     )
 
 
-def covers_all(proof: SymmetricProof | None, programs: tuple[Program, ...]) -> bool:
-    return proof is not None and all(
-        proof.covers(p, programs[p.rank % proof.group.step]) for p in programs
+def record_of(
+    made: Algorithm,
+    size: int,
+    *,
+    slots: int = 2,
+    average: bool = False,
+    placement: Placement | None = None,
+) -> Record | None:
+    return by_symmetry(made, size, slots, average, placement)
+
+
+def admits_all(
+    record: Record | None,
+    made: Algorithm,
+    size: int,
+    average: bool = False,
+    placement: Placement | None = None,
+) -> bool:
+    """Tell whether each rank may run its Program, and runs what all ranks' steps lower to."""
+    sums = compile_all(made, size, placement=placement)
+    whole = compile_all(made, size, average=average, placement=placement)
+    return record is not None and all(
+        record.admits(own, made.collective, sums.__getitem__) and record.finished(own) == final
+        for own, final in zip(sums, whole, strict=True)
     )
+
+
+def covered(
+    proof: SymmetricProof, program: Program, kind: Collective, group: Group, *bases: Program
+) -> bool:
+    """Tell whether a proof is of this Program; with the representatives, but for cuts."""
+    number = program.rank % group.step
+    base = bases[number] if bases else None
+    return covers(program, proof.digests[number], kind, group, bool(bases), base)
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8, 12])
@@ -93,16 +114,14 @@ def covers_all(proof: SymmetricProof | None, programs: tuple[Program, ...]) -> b
 def test_by_rotation(name: str, collective: str, size: int) -> None:
     made = get(name, collective)
     for average in (False, True) if made.collective.reduces else (False,):
-        proof = prove_symmetric(made, size, average=average)
-        programs = compile_all(made, size, average=average)
-        assert covers_all(proof, programs)
-        assert proof is not None
-        assert isinstance(proof.group, Rotation)
-        assert proof.name == name
-        assert proof.nchunks == programs[0].nchunks
-        assert proof.widest == programs[0].widest
-        assert proof.instructions == sum(len(p.instructions) for p in programs)
-        assert proof.most_peers == max(len({e.peer for e in p.edges}) for p in programs)
+        record = record_of(made, size, average=average)
+        assert admits_all(record, made, size, average)
+        assert record is not None
+        assert isinstance(record.group, Rotation)
+        assert record.verdict.name == name
+        assert record.facts == facts_of(schedule(made, size))
+        programs = compile_all(made, size)
+        assert record.verdict.instructions == sum(len(p.instructions) for p in programs)
 
 
 @pytest.mark.parametrize("size", [2, 4, 8, 16])
@@ -110,28 +129,30 @@ def test_by_rotation(name: str, collective: str, size: int) -> None:
 def test_by_xor(name: str, collective: str, size: int) -> None:
     made = get(name, collective)
     for average in (False, True) if made.collective.reduces else (False,):
-        proof = prove_symmetric(made, size, average=average)
-        assert covers_all(proof, compile_all(made, size, average=average))
-        assert proof is not None
-        assert isinstance(proof.group, Xor if size > 2 else Rotation)
+        record = record_of(made, size, average=average)
+        assert admits_all(record, made, size, average)
+        assert record is not None
+        assert isinstance(record.group, Xor if size > 2 else Rotation)
 
 
 @pytest.mark.parametrize(("size", "width"), [(6, 3), (8, 2), (12, 4), (16, 4), (24, 8)])
 def test_by_rotation_of_nodes(size: int, width: int) -> None:
     made, placement = get("hierarchical"), nodes(size, width)
     for average in (False, True):
-        proof = prove_symmetric(made, size, average=average, placement=placement)
-        assert covers_all(proof, compile_all(made, size, average=average, placement=placement))
-        assert proof is not None
-        assert (proof.group.step, len(proof.digests)) == (width, width)
+        record = record_of(made, size, average=average, placement=placement)
+        assert admits_all(record, made, size, average, placement)
+        assert record is not None
+        assert record.group is not None
+        assert record.group.step == width
 
 
 def test_by_xor_of_nodes() -> None:
     made, placement = get("hierarchical_doubling"), nodes(24, 3)
-    proof = prove_symmetric(made, 24, placement=placement)
-    assert covers_all(proof, compile_all(made, 24, placement=placement))
-    assert proof is not None
-    assert (type(proof.group), proof.group.step) == (Xor, 3)
+    record = record_of(made, 24, placement=placement)
+    assert admits_all(record, made, 24, placement=placement)
+    assert record is not None
+    assert record.group is not None
+    assert (type(record.group), record.group.step) == (Xor, 3)
 
 
 BRUCK = ("allreduce", "allgather", "reduce_scatter")
@@ -141,33 +162,33 @@ BRUCK = ("allreduce", "allgather", "reduce_scatter")
 @pytest.mark.parametrize("collective", BRUCK)
 def test_by_rotation_with_cuts(collective: str, size: int) -> None:
     made = get("bruck", collective)
-    for average in (False, True) if made.collective.reduces else (False,):
-        proof = prove_symmetric(made, size, average=average)
-        programs = compile_all(made, size, average=average)
-        assert proof is not None
-        assert proof.cut
-        assert covers_all(proof, programs)
-        assert verify_programs(programs, made.collective, average=average)
-        assert proof.widest == programs[0].widest
-        assert proof.most_peers == max(len({e.peer for e in p.edges}) for p in programs)
-        with pytest.raises(UsageError, match="representative is None, want the Program"):
-            proof.covers(programs[0])
-        assert not proof.covers(programs[0], programs[1])  # that is no representative
+    record, programs = record_of(made, size), compile_all(made, size)
+    assert record is not None
+    assert record.cut
+    assert admits_all(record, made, size)
+    assert verify_programs(programs, made.collective)
+    assert record.facts == facts_of(schedule(made, size))
+    of_another = programs[1:].__getitem__  # which is no representative
+    assert not record.admits(programs[0], made.collective, of_another)
 
 
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_by_xor_with_scratch_in_another_order(size: int) -> None:
     made = get("recursive_halving", "reduce_scatter")
-    for average in (False, True):
-        proof = prove_symmetric(made, size, average=average)
-        assert proof is not None
-        assert (type(proof.group), proof.cut) == (Xor, True)
-        assert covers_all(proof, compile_all(made, size, average=average))
+    record = record_of(made, size)
+    assert record is not None
+    assert (type(record.group), record.cut) == (Xor, True)
+    assert admits_all(record, made, size)
+
+
+def test_ranks_that_cut_differently_divide_in_instructions_of_their_own() -> None:
+    assert record_of(get("bruck"), 5, average=True) is None
+    assert record_of(get("recursive_halving", "reduce_scatter"), 8, average=True) is None
 
 
 def test_a_message_in_two_pieces_takes_two_slots() -> None:
-    assert prove_symmetric(get("bruck"), 5, slots=2) is not None
-    assert prove_symmetric(get("bruck"), 5, slots=1) is None
+    assert record_of(get("bruck"), 5, slots=2) is not None
+    assert record_of(get("bruck"), 5, slots=1) is None
     base = compile_program(get("bruck"), 5, 0)
     with pytest.raises(ScheduleError, match="one channel and 2 slots, got 1"):
         prove_representatives([base], allreduce, Rotation(5, 1, 1), cut=True, slots=1)
@@ -194,7 +215,7 @@ def test_a_message_in_two_pieces_takes_two_slots() -> None:
     with pytest.raises(DeadlockError, match="waits in a circle with 1 slots"):
         prove_representatives([programs[0]], allgather, group, cut=True, slots=3)
     proof = prove_representatives([programs[0]], allgather, group, cut=True, slots=4)
-    assert covers_all(proof, programs)
+    assert all(covered(proof, p, allgather, group, programs[0]) for p in programs)
 
 
 def test_sender_and_receiver_cut_alike() -> None:
@@ -233,12 +254,12 @@ def test_a_rank_that_waits_before_its_block_is_not_covered() -> None:
 
     made = get("bruck", "allgather")
     programs = compile_all(made, 5)
-    proof = prove_symmetric(made, 5)
-    assert proof is not None
-    assert proof.cut
+    record = record_of(made, 5)
+    assert record is not None
+    assert record.cut
     for edit in (receives_first, waits_for_both):
         late = [edited(p, edit) for p in programs]
-        assert not any(proof.covers(p, programs[0]) for p in late)
+        assert not any(record.admits(p, allgather, programs.__getitem__) for p in late)
         with pytest.raises(DeadlockError, match="waits in a circle"):
             verify_programs(late, allgather)
 
@@ -290,31 +311,30 @@ def test_what_covers_a_mutant_with_cuts_is_right_as_a_whole(
     for _ in range(60):
         size, slots = r.choice(sizes), r.choice((2, 2, 4))
         programs = list(compile_all(made, size))
-        proof = prove_symmetric(made, size, slots=slots)
-        assert proof is not None
+        record = record_of(made, size, slots=slots)
+        assert record is not None
         for _ in range(r.choice((1, 1, 2))):
             victim, fault = r.randrange(size), r.choice(sorted(PROGRAM_FAULTS))
             mutant = PROGRAM_FAULTS[fault](programs[victim], random.Random(r.random()))
             counts["same"] += mutant == programs[victim]
             programs[victim] = mutant
-        first = compile_program(made, size, 0)
-        covered = all(proof.covers(p, first) for p in programs)
-        counts["covered" if covered else "not covered"] += 1
-        if covered:
+        first = compile_all(made, size)
+        all_right = all(record.admits(p, made.collective, first.__getitem__) for p in programs)
+        counts["covered" if all_right else "not covered"] += 1
+        if all_right:
             assert verify_programs(programs, made.collective, slots=slots)
     assert counts["covered"] > counts["same"] // 2
     assert counts["not covered"] > 20
 
 
 def test_where_no_group_fits_there_is_no_proof() -> None:
-    assert prove_symmetric(get("double_binary_tree"), 8) is None
-    assert prove_symmetric(get("recursive_doubling"), 6) is None
-    assert prove_symmetric(get("binomial", "broadcast"), 8) is None
-    assert prove_symmetric(get("ring"), 1) is None
-    assert prove_symmetric(get("ring"), 8, direct=True) is None
+    assert record_of(get("double_binary_tree"), 8) is None
+    assert record_of(get("recursive_doubling"), 6) is None
+    assert record_of(get("binomial", "broadcast"), 8) is None
+    assert record_of(get("ring"), 1) is None
     # Nodes that do not lie side by side are not moved as blocks.
     alternating = Placement.of(Level("node", tuple(rank % 2 for rank in range(8))))
-    assert prove_symmetric(get("hierarchical"), 8, placement=alternating) is None
+    assert record_of(get("hierarchical"), 8, placement=alternating) is None
 
 
 # Wrong, and alike on all ranks.
@@ -351,10 +371,10 @@ def next_but_one(b: ScheduleBuilder) -> None:
 
 def test_symmetric_and_wrong() -> None:
     with pytest.raises(PostconditionError, match="not the same bits"):
-        prove_symmetric(own_first, 5)
-    assert prove_symmetric(own_first, 2)  # a fold of two has one order
+        record_of(own_first, 5)
+    assert record_of(own_first, 2)  # a fold of two has one order
     with pytest.raises(PostconditionError, match="lacks the contribution of rank 1"):
-        prove_symmetric(forgets_one, 5)
+        record_of(forgets_one, 5)
 
 
 def ring(size: int, name: str = "ring", collective: str = "allreduce") -> list[Program]:
@@ -412,7 +432,7 @@ def test_a_credit_that_is_never_given_back_on_all_ranks() -> None:
 
 def test_a_cyclic_wait_on_all_ranks() -> None:
     with pytest.raises(DeadlockError, match="waits in a circle"):
-        prove_symmetric(waits_first, 3)
+        record_of(waits_first, 3)
 
     # Three messages on their way need three slots.
     @algorithm(allgather)
@@ -424,9 +444,9 @@ def test_a_cyclic_wait_on_all_ranks() -> None:
         for k in range(3):
             b.recv(b.output[mine - 3 + k], frm=left)
 
-    assert prove_symmetric(ahead, 2, slots=3)
+    assert record_of(ahead, 2, slots=3)
     with pytest.raises(DeadlockError, match="with 2 slots per edge"):
-        prove_symmetric(ahead, 2, slots=2)
+        record_of(ahead, 2, slots=2)
 
 
 def test_a_swapped_chunk_and_swapped_sends_on_all_ranks() -> None:
@@ -585,14 +605,14 @@ def instruction_changes(program: Program, k: int) -> Iterator[tuple[str, Program
     ids=str,
 )
 def test_a_rank_sees_any_field_that_differs_in_its_own_program(made: Algorithm, size: int) -> None:
-    proof = prove_symmetric(made, size)
-    assert proof is not None
+    record, programs = record_of(made, size), compile_all(made, size)
+    assert record is not None
+    may = partial(record.admits, collective=made.collective, lower=programs.__getitem__)
     count = 0
     for rank in (0, 1, size - 1):
-        program = compile_program(made, size, rank)
-        assert proof.covers(program)
-        for what, other in changes(program):
-            assert not proof.covers(other), f"rank {rank}: {what}"
+        assert may(programs[rank])
+        for what, other in changes(programs[rank]):
+            assert not may(other), f"rank {rank}: {what}"
             count += 1
     assert count > 90
 
@@ -671,8 +691,8 @@ def compare(rounds: int, seed: int) -> Counter[str]:
             victim = r.randrange(group.size)
             name = r.choice(sorted(PROGRAM_FAULTS))
             other = PROGRAM_FAULTS[name](whole[victim], random.Random(r.random()))
-            assert all(map(good.covers, whole))
-            assert good.covers(other) == (other == whole[victim])
+            assert all(covered(good, p, kind, group) for p in whole)
+            assert covered(good, other, kind, group) == (other == whole[victim])
             counts["one rank"] += other != whole[victim]
     raise AssertionError
 

@@ -19,7 +19,7 @@ g·P of its representative r. Then the whole network is mapped to itself by ever
   representative counts if it leads back to that very rank, see `order`.
 
 All classes are proved at once. It remains that every rank's Program is g·P, to the bit: each rank
-checks that of its own with `SymmetricProof.covers`, whose digest forgets nothing; or, where ranges
+checks that of its own with `covers`, whose digest forgets nothing; or, where ranges
 wrap round the end, that it is g·P but for cuts, as `cut` says.
 """
 
@@ -27,12 +27,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from pycoll.algorithms import Algorithm
-from pycoll.errors import ScheduleError, UsageError
+from pycoll.errors import ScheduleError
 from pycoll.program.isa import ProgramFlag
-from pycoll.program.lower import compile_program
 from pycoll.program.program import Program
 from pycoll.schedule import Collective, Placement
 from pycoll.verify.network import build
@@ -50,35 +48,9 @@ ByRank = Callable[[int], Program]
 class SymmetricProof:
     """What was proved of all ranks whose Programs are covered."""
 
-    name: str  #: of the algorithm
-    collective: Collective
-    group: Group
-    cut: bool  #: ranks may differ in how ranges of chunks are cut
-    slots: int  #: per edge; it holds with more, too
     digests: tuple[bytes, ...]  #: of the representatives' Programs, by class
-    nchunks: int
-    widest: int
     instructions: int  #: of all ranks, where each has as many as its representative
-    most_peers: int  #: of any rank
     seconds: float
-
-    def covers(self, program: Program, representative: Program | None = None) -> bool:
-        """Tell whether a rank's own Program is what was proved of that rank.
-
-        Args:
-            program: What the rank has lowered for itself.
-            representative: The Program of rank ``program.rank % group.step``, which this rank has
-                lowered, too; needed if ``cut``.
-
-        Raises:
-            UsageError: It is needed and not given.
-        """
-        if self.cut and representative is None:
-            raise UsageError(f"{self.name}: representative is None, want the Program of its class")
-        if program.size != self.group.size or not 0 <= program.rank < self.group.size:
-            return False
-        digest = self.digests[program.rank % self.group.step]
-        return covers(program, digest, self.collective, self.group, self.cut, representative)
 
 
 def covers(
@@ -89,7 +61,7 @@ def covers(
     cut: bool,
     representative: Program | None,
 ) -> bool:
-    """Tell whether a rank's Program is what was proved of its class, see `SymmetricProof.covers`.
+    """Tell whether a rank's Program is what was proved of its class.
 
     Args:
         program: The rank's own.
@@ -109,48 +81,6 @@ def covers(
     except NotSymmetricError:
         return False
     return is_cut(program, base, collective, group)
-
-
-def prove_symmetric(
-    algorithm: Algorithm,
-    size: int,
-    *,
-    slots: int = 2,
-    direct: bool = False,
-    average: bool = False,
-    placement: Placement | None = None,
-) -> SymmetricProof | None:
-    """Prove an algorithm by its symmetry; None where no group fits.
-
-    The representatives are lowered, and a few ranks beside them to see which group may fit. That it
-    does fit is for every rank to check of its own Program: see `SymmetricProof.covers`.
-
-    Raises:
-        ScheduleError: What is wrong, as ``verify_programs`` says it, with a representative for any
-            rank of its class. It is wrong if all ranks are covered; else only a proof of the whole
-            decides.
-    """
-    if direct:
-        return None
-    known: dict[int, Program] = {}
-
-    def program(rank: int) -> Program:
-        if rank not in known:
-            known[rank] = compile_program(
-                algorithm, size, rank, direct=direct, average=average, placement=placement
-            )
-        return known[rank]
-
-    found = find_group(program, size, algorithm.collective, placement, cuts=slots >= PIECES)
-    if found is None:
-        return None
-    group, cut = found
-    programs = [program(rank) for rank in range(group.step)]
-    known.clear()
-    proof = prove_representatives(
-        programs, algorithm.collective, group, cut=cut, slots=slots, average=average
-    )
-    return replace(proof, name=algorithm.name)
 
 
 def prove_representatives(
@@ -191,16 +121,8 @@ def prove_representatives(
         error.add_note(f"All are proved by one of a kind: rank r stands for {_alike(group)}.")
         raise
     return SymmetricProof(
-        name=collective.name,
-        collective=collective,
-        group=group,
-        cut=cut,
-        slots=slots,
         digests=tuple(canonical_digest(p, group, p.rank) for p in programs),
-        nchunks=first.nchunks,
-        widest=first.widest,
         instructions=group.order * sum(len(p.instructions) for p in programs),
-        most_peers=max(len({e.peer for e in p.edges} - {p.rank}) for p in programs),
         seconds=time.perf_counter() - began,
     )
 
@@ -274,11 +196,3 @@ def _units(nchunks: int, order: int, step: int, blocks: int) -> list[int]:
         return [step * (nchunks // blocks)]
     most = nchunks // order if nchunks % order == 0 else 0
     return [0, *(unit for unit in range(most, 0, -1) if most % unit == 0)]
-
-
-__all__ = [
-    "SymmetricProof",
-    "find_group",
-    "prove_representatives",
-    "prove_symmetric",
-]
