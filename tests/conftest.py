@@ -93,6 +93,15 @@ class Launcher:
         return done
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Begin with an empty cache: what other runs proved or tuned changes no test."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # one for all workers
+    os.environ["PYCOLL_CACHE"] = str(folder / "cache")
+
+
 @functools.cache
 def launchers() -> dict[str, Launcher]:
     """Find the MPI launchers: beside this Python, in the Makefile's environments, on PATH."""

@@ -71,7 +71,10 @@ LAW = {
         "threading": (*ABOVE, "interop/torch_"),
         "os.environ": ("config.py", "bootstrap/"),
         "os.getenv": (),
-        "numpy": ("program/reference.py", "program/arithmetic.py", *ABOVE),
+        "numpy": (
+            *("program/reference.py", "program/arithmetic.py", "program/image.py"),
+            *("verify/symmetry/canonical.py", "verify/symmetry/group.py", *ABOVE),
+        ),
         "mpi4py": ("bootstrap/mpi.py", "benchmark/backends/mpi4py.py"),
         "torch": ("arrays/torch.py", "benchmark/backends/gloo.py", "interop/torch_"),
         "matplotlib": ("benchmark/plot.py",),

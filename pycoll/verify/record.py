@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pycoll.program.image import Image
 from pycoll.program.isa import Space
 from pycoll.program.lower import Facts, scaled
 from pycoll.program.program import Program
 from pycoll.schedule import Collective
 from pycoll.verify.symmetry.canonical import DIGEST_BYTES as CLASS_BYTES
+from pycoll.verify.symmetry.canonical import class_digest, move
 from pycoll.verify.symmetry.group import Group, Rotation, Xor
 from pycoll.verify.symmetry.proof import covers
 from pycoll.verify.verdict import Verdict
@@ -63,12 +65,35 @@ class Record:
             program, self._digest(number, CLASS_BYTES), collective, self.group, self.cut, theirs
         )
 
+    @property
+    def alike(self) -> bool:
+        """Tell whether every rank's Program is that of its representative, moved by the group."""
+        return self.group is not None and not self.cut
+
+    def representative(self, rank: int) -> int:
+        """Return the rank that was proved for this one."""
+        return rank if self.group is None else rank % self.group.step
+
+    def image(self, blob: bytes, rank: int) -> Image | None:
+        """Return a rank's Program; None if ``blob`` is not the one that was proved.
+
+        Args:
+            blob: The Program of a sum of the rank's representative, where all are `alike`.
+            rank: Any rank.
+        """
+        image, number = Image.of(blob), self.representative(rank)
+        if self.group is None or class_digest(image) != self._digest(number, CLASS_BYTES):
+            return None
+        move(image, self.group, self.group.element(rank))
+        if self.scales is not None:
+            image.scale(self.scales[number])
+        return image
+
     def finished(self, program: Program) -> Program:
         """Return the Program that runs where this is the one of a sum."""
         if self.scales is None:
             return program
-        number = program.rank if self.group is None else program.rank % self.group.step
-        return scaled(program, self.scales[number])
+        return scaled(program, self.scales[self.representative(program.rank)])
 
     def _digest(self, number: int, nbytes: int) -> bytes:
         return self.digests[number * nbytes : (number + 1) * nbytes]

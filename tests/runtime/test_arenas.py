@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,21 @@ import numpy as np
 import pytest
 
 import pycoll
-from pycoll import BrokenError, Communicator, MismatchError, PeerLostError, UnavailableError
-from pycoll.algorithms import get
+from pycoll import (
+    BrokenError,
+    Communicator,
+    MismatchError,
+    PeerLostError,
+    ScheduleError,
+    UnavailableError,
+)
+from pycoll.algorithms import Algorithm, algorithm, get
 from pycoll.program.lower import compile_program
+from pycoll.program.program import Program
 from pycoll.runtime import arenas, room
 from pycoll.runtime.native import bindings, codes
+from pycoll.runtime.plan import proof
+from pycoll.schedule import ScheduleBuilder, allreduce
 
 SIZE = 7  #: ranks; 3 has 0, 2 and 4 mapped from the start
 LONG = 400_000  #: float64: by rendezvous
@@ -50,6 +62,48 @@ def test_attempts_connect_all_ranks_and_try_each_both_ways(size: int) -> None:
         new = {peer for rank in new for peer in mutual[rank]} - reached
         reached |= new
     assert reached == set(ranks)
+
+
+@algorithm(allreduce)
+def own_ring(b: ScheduleBuilder) -> None:
+    get("ring")(b)
+
+
+@pytest.mark.parametrize("proved", [True, False])
+@pytest.mark.parametrize("name", ["ring", "own"])
+def test_one_rank_lowers_for_all_that_do_the_same(
+    name: str, proved: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """But no user's algorithm, and not if it hands out another Program than the one proved."""
+    monkeypatch.setenv("PYCOLL_CACHE", str(tmp_path))
+    gate = importlib.import_module("pycoll.verify.gate")  # the name is the function's, too
+    monkeypatch.setattr(gate, "FEW", 2)
+    monkeypatch.setattr(gate, "certified", lambda *of: None)
+    lowered: list[int] = []
+
+    def compile_own(made: Algorithm, size: int, rank: int, *of: Any, **more: Any) -> Program:
+        lowered.append(rank)
+        program = real(made, size, rank, *of, **more)
+        return program if proved else replace(program, nscratch=program.nscratch + 1)
+
+    real = proof.compile_own
+    monkeypatch.setattr(proof, "compile_own", compile_own)
+
+    def job() -> int:
+        with pycoll.init(timeout=60) as comm:
+            x = np.full(1000, comm.rank + 1.0)
+            wanted = name if name == "ring" else own_ring
+            for op, want in (("sum", SIZE * (SIZE + 1) / 2), ("avg", (SIZE + 1) / 2)):
+                if proved:
+                    assert (comm.allreduce(x.copy(), op=op, algorithm=wanted) == want).all()
+                    continue
+                with pytest.raises(ScheduleError, match="another program than the one"):
+                    comm.allreduce(x, op=op, algorithm=wanted)
+            return len(lowered)
+
+    said = pycoll.spawn(job, SIZE)
+    if proved:
+        assert sum(said) == (2 if name == "ring" else 2 * SIZE)
 
 
 def test_a_rank_maps_whom_it_talks_to() -> None:

@@ -9,7 +9,9 @@ import pytest
 
 from pycoll.algorithms import BUILTIN, Algorithm, algorithm, get
 from pycoll.errors import ScheduleError
+from pycoll.program.lower import Facts, compile_own
 from pycoll.schedule import Level, Placement, ScheduleBuilder, allgather, allreduce, schedule
+from pycoll.schedule.trace import forget
 from pycoll.verify import by_certificate, certificates, certify
 from pycoll.verify.certificates import FILE, Form, certified, digest, forms, source_digest
 from pycoll.verify.gate import prove
@@ -55,6 +57,28 @@ def test_sizes_beyond_carry_records(monkeypatch: pytest.MonkeyPatch) -> None:
             )
             assert by_certificate(a, 73, 4, Form(False, average), flat) is None
             assert by_certificate(a, 80, 2, Form(False, average), flat) is None
+
+
+@pytest.mark.parametrize("size", [72, 256, 1024])
+def test_ranks_run_what_they_would_lower_themselves(size: int) -> None:
+    """Where one lowers for all, what the others make of it is what their own steps lower to."""
+    tried = 0
+    for a in BUILTIN:
+        record = by_certificate(a, size, 4, Form(False, average=False), None)
+        if record is None or not record.alike:
+            continue
+
+        def own(rank: int, a: Algorithm = a, facts: Facts = record.facts) -> bytes:
+            return compile_own(a, size, rank, facts).to_bytes()
+
+        assert record.group is not None
+        for rank in (record.group.step, size // 2 + 1, size - 1):
+            image = record.image(own(record.representative(rank)), rank)
+            assert image is not None, (a, rank)
+            assert image.to_bytes() == own(rank), (a, rank)
+        tried += 1
+        forget()
+    assert tried > 10
 
 
 def test_sizes_with_gaps_are_written_as_intervals() -> None:

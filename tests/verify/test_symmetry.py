@@ -27,7 +27,7 @@ from mutants import PROGRAM_FAULTS, channels_of, relink
 
 from pycoll.algorithms import BUILTIN, Algorithm, algorithm, get
 from pycoll.errors import DeadlockError, PostconditionError, RaceError, ScheduleError
-from pycoll.program.isa import Flag, Op, ProgramFlag, Space
+from pycoll.program.isa import EdgeKind, Flag, Op, ProgramFlag, Space
 from pycoll.program.lower import compile_all, compile_program, facts_of
 from pycoll.program.program import Edge, Instruction, Program
 from pycoll.schedule import (
@@ -91,13 +91,26 @@ def admits_all(
     average: bool = False,
     placement: Placement | None = None,
 ) -> bool:
-    """Tell whether each rank may run its Program, and runs what all ranks' steps lower to."""
+    """Tell whether each rank may run its Program, and runs what all ranks' steps lower to.
+
+    It does also where it takes it from its representative's.
+    """
     sums = compile_all(made, size, placement=placement)
     whole = compile_all(made, size, average=average, placement=placement)
-    return record is not None and all(
-        record.admits(own, made.collective, sums.__getitem__) and record.finished(own) == final
-        for own, final in zip(sums, whole, strict=True)
-    )
+    if record is None:
+        return False
+    for own, final in zip(sums, whole, strict=True):
+        if not record.admits(own, made.collective, sums.__getitem__):
+            return False
+        assert record.finished(own) == final
+        if record.alike:
+            base = sums[record.representative(own.rank)]
+            image = record.image(base.to_bytes(), own.rank)
+            assert image is not None
+            assert image.to_bytes() == final.to_bytes()
+            assert image.digest == final.digest
+            assert image.peers() == {e.peer for e in final.edges if e.kind is not EdgeKind.LOCAL}
+    return True
 
 
 def covered(
@@ -107,6 +120,19 @@ def covered(
     number = program.rank % group.step
     base = bases[number] if bases else None
     return covers(program, proof.digests[number], kind, group, bool(bases), base)
+
+
+def test_a_program_that_was_not_proved_is_moved_to_nobody() -> None:
+    made = get("ring")
+    record = record_of(made, 6)
+    assert record is not None
+    good = compile_program(made, 6, 0)
+    assert record.image(good.to_bytes(), 3) is not None
+    other = replace(good, instructions=(*good.instructions[:-1], Instruction(Op.SIGNAL)))
+    for wrong in (other, compile_program(made, 6, 1), compile_program(made, 5, 0)):
+        assert record.image(wrong.to_bytes(), 3) is None
+    with pytest.raises(ScheduleError, match="by its header"):
+        record.image(good.to_bytes()[:-1], 3)
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8, 12])

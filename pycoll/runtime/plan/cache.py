@@ -19,8 +19,7 @@ from pycoll.algorithms import get
 from pycoll.cost import Choice
 from pycoll.dtypes import ReduceOp
 from pycoll.errors import CollectiveTimeout, PeerLostError, UsageError
-from pycoll.program.isa import CHUNK_UNIT, EdgeKind
-from pycoll.program.program import Program
+from pycoll.program.isa import CHUNK_UNIT
 from pycoll.program.slots import tile_bytes
 from pycoll.runtime import room
 from pycoll.runtime.failure import TOLD
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
 
 #: Plans kept; when there are more, all are forgotten and the ones in use are made again.
 MAX_PLANS = 1024
-#: Instructions of a Program that took megabytes to lower.
-LONG = 1024
+#: Bytes of a Program that took megabytes to lower.
+LONG = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -62,7 +61,7 @@ class _Lowered:
     digest: int
     peers: frozenset[int]  #: the ranks that exchange messages with this one
     record: Record
-    program: Program | None  #: until it is loaded
+    blob: bytes  #: until it is loaded
     handle: Any = None  #: the native program
 
 
@@ -190,11 +189,11 @@ class PlanCache:
         """Return this rank's Program of a form, lowered once for all messages that it serves."""
         found = self._known.get((form, root))
         if found is None:
-            program, record = self.proofs.program(form, root, timeout)
+            own = self.proofs.program(form, root, timeout)
             if not self._engine.world.direct:  # for direct forms peers' steps are wanted again
                 forget()
-            peers = _peers(program, root, self._size)
-            found = _Lowered(program.digest, peers, record, program)
+            peers = frozenset((peer + root) % self._size for peer in own.peers)
+            found = _Lowered(own.digest, peers, own.record, own.blob)
             self._known[form, root] = found
         return found
 
@@ -241,20 +240,13 @@ class PlanCache:
         return made
 
     def _load(self, one: _Lowered, root: int) -> Any:
-        if one.program is not None:
-            loaded = bindings.program_load(self._engine.comm, one.program.to_bytes(), root)
-            long = len(one.program.instructions) > LONG
-            one.handle, one.program = self._engine.keep(loaded), None
+        if one.handle is None:
+            loaded = bindings.program_load(self._engine.comm, one.blob, root)
+            long = len(one.blob) > LONG
+            one.handle, one.blob = self._engine.keep(loaded), b""
             if long:
                 collector.give_back()
         return one.handle
 
     def _geometry(self, call: Call) -> Geometry:
         return geometry(COLLECTIVES[call.collective], self._rank, self._size, call.root)
-
-
-def _peers(program: Program, root: int, size: int) -> frozenset[int]:
-    """Return the ranks that exchange messages with this one."""
-    return frozenset(
-        (edge.peer + root) % size for edge in program.edges if edge.kind is not EdgeKind.LOCAL
-    )

@@ -7,10 +7,15 @@ steps, and which Programs were proved; a rank that finds another one in its hand
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
+from pycoll.algorithms import BUILTIN
+from pycoll.bootstrap.framing import MAX_BLOB
 from pycoll.errors import ScheduleError
+from pycoll.program.isa import EdgeKind
 from pycoll.program.lower import compile_own, identity
 from pycoll.runtime.plan import turns
 from pycoll.runtime.plan.once import found_once
@@ -32,6 +37,15 @@ class Form(NamedTuple):
     placement: Placement
 
 
+class Own(NamedTuple):
+    """This rank's Program of a form, as it is loaded, and what is known of all ranks."""
+
+    record: Record
+    digest: int  #: equal on all ranks
+    blob: bytes
+    peers: frozenset[int]  #: that exchange messages with this one, as if the root were rank 0
+
+
 class Proofs:
     """What has been proved for one communicator."""
 
@@ -40,13 +54,18 @@ class Proofs:
         # By form and whether the ranks are proved one by one; an error where there is none such.
         self._known: dict[tuple[Form, bool], Record | NotDirect] = {}
 
-    def program(self, form: Form, root: int, timeout: float | None) -> tuple[Program, Record]:
-        """Return this rank's Program of a form, which is proved, and what is known of all ranks.
+    def program(self, form: Form, root: int, timeout: float | None) -> Own:
+        """Return this rank's Program of a form, which is proved.
+
+        Among many ranks that do the same up to their numbers one of each class lowers it for all;
+        the others only change the numbers. It is that of which the proof holds the digest. A user's
+        algorithm each lowers for itself, as nobody but the ranks has seen that they do the same.
 
         Args:
             form: What is lowered.
             root: The rank that counts as the first.
-            timeout: Seconds to wait for the rank that proves it; None: the communicator's.
+            timeout: Seconds to wait for the rank that proves or lowers it; None: the
+                communicator's.
 
         Raises:
             NotDirect: There is no such form.
@@ -56,6 +75,10 @@ class Proofs:
         rank = (world.rank - root) % world.size
         for whole in (False, True):
             record = self._record(form, whole, timeout)
+            if world.lazy and form.algorithm in BUILTIN and record.alike:
+                found = self._of_class(form, record, rank, timeout)
+                if found is not None:
+                    return found
             with self._turn(form, rank):
                 program = self._lower(form, record, rank)
 
@@ -63,7 +86,7 @@ class Proofs:
                     return self._lower(form, known, rank)
 
                 if record.admits(program, form.algorithm.collective, lower):
-                    return record.finished(program), record
+                    return _own(record, record.finished(program))
             if record.group is None:
                 break
             # It is not like the rank that was taken for it: all are to be proved, one by one.
@@ -76,6 +99,23 @@ class Proofs:
     def forget(self) -> None:
         """Forget all records, and so the algorithms that they are of."""
         self._known.clear()
+
+    def _of_class(self, form: Form, record: Record, rank: int, timeout: float | None) -> Own | None:
+        """Return a rank's Program from the one that is lowered once for its class, if it fits."""
+        size, number = self._engine.world.size, record.representative(rank)
+
+        def lower() -> str:
+            packed = base64.b64encode(
+                zlib.compress(self._lower(form, record, number).to_bytes(), 1)
+            )
+            return packed.decode() if len(packed) < MAX_BLOB // 2 else ""
+
+        subject = "program", identity(form.algorithm, size, form.placement), number
+        packed = found_once(self._engine.once, subject, lower, timeout)
+        image = record.image(zlib.decompress(base64.b64decode(packed)), rank) if packed else None
+        if image is None:
+            return None
+        return Own(record, image.digest, image.to_bytes(), image.peers())
 
     def _turn(self, form: Form, rank: int) -> contextlib.AbstractContextManager[object]:
         """Return what is to be held while a rank's steps are lowered."""
@@ -140,3 +180,8 @@ class Proofs:
         number = identity(form.algorithm, world.size, form.placement)
         subject = "proof", number, form.direct, form.average, world.slots, whole
         return Record.from_json(found_once(engine.once, subject, prove, timeout))
+
+
+def _own(record: Record, program: Program) -> Own:
+    far = frozenset(edge.peer for edge in program.edges if edge.kind is not EdgeKind.LOCAL)
+    return Own(record, program.digest, program.to_bytes(), far)

@@ -19,15 +19,21 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from pycoll.errors import ScheduleError
+from pycoll.program.image import Image
 from pycoll.program.isa import Space
-from pycoll.program.program import Edge, Instruction, Operand, Program
+from pycoll.program.program import Program
 from pycoll.verify.symmetry.group import Group
 
 DIGEST_BYTES = 16
+
+_Numbers = npt.NDArray[Any]
 
 
 class NotSymmetricError(ScheduleError):
@@ -36,12 +42,14 @@ class NotSymmetricError(ScheduleError):
 
 def moved(program: Program, group: Group, g: int) -> Program:
     """Return g·program; NotSymmetricError where a range of chunks would be no range any more."""
-    return replace(
-        program,
-        rank=group.rank(g, program.rank),
-        edges=tuple(_edges(program, group, g)),
-        instructions=tuple(_instructions(program, group, g)),
-    )
+    image = _image(program)
+    move(image, group, g)
+    return Program.from_bytes(image.to_bytes())
+
+
+def class_digest(image: Image) -> bytes:
+    """Return the digest of the Program of a representative."""
+    return hashlib.blake2b(image.to_bytes(), digest_size=DIGEST_BYTES).digest()
 
 
 def canonical_digest(program: Program, group: Group, rank: int) -> bytes:
@@ -54,12 +62,9 @@ def canonical_digest(program: Program, group: Group, rank: int) -> bytes:
         NotSymmetricError: A range of chunks is no range for the representative, or a field does not
             fit what is loaded.
     """
-    base = moved(program, group, group.inverse(group.element(rank)))
-    try:
-        blob = base.to_bytes()
-    except struct.error as error:
-        raise NotSymmetricError(f"program {program.rank} has no bytes: {error}") from None
-    return hashlib.blake2b(blob, digest_size=DIGEST_BYTES).digest()
+    image = _image(program)
+    move(image, group, group.inverse(group.element(rank)))
+    return class_digest(image)
 
 
 def is_moved(program: Program, base: Program, group: Group, g: int) -> bool:
@@ -71,73 +76,93 @@ def is_moved(program: Program, base: Program, group: Group, g: int) -> bool:
     if header != base or group.rank(back, program.rank) != base.rank:
         return False
     try:
-        return tuple(_edges(program, group, back)) == base.edges and all(
-            mine == theirs
-            for mine, theirs in zip(
-                _instructions(program, group, back), base.instructions, strict=True
-            )
-        )
+        image = _image(program)
+        move(image, group, back)
+        return image.to_bytes() == base.to_bytes()
     except NotSymmetricError:
         return False
 
 
-def _edges(program: Program, group: Group, g: int) -> Iterator[Edge]:
-    for edge in program.edges:
-        yield edge._replace(peer=group.rank(g, edge.peer))
+def _image(program: Program) -> Image:
+    try:
+        return Image.of(program.to_bytes())
+    except struct.error as error:
+        raise NotSymmetricError(f"program {program.rank} has no bytes: {error}") from None
 
 
-def _instructions(program: Program, group: Group, g: int) -> Iterator[Instruction]:
-    mover = _Mover(program, group, g)
-    for i in program.instructions:
-        yield mover.instruction(i) if i.sources or i.destinations else i
+def move(image: Image, group: Group, g: int) -> None:
+    """Make it g·P where it is P; NotSymmetricError where there is none, and it is spoilt."""
+    operands, who = image.operands, image.rank
+    spaces, places, chunks = (operands[name].astype(np.int64) for name in _FIELDS)
+    counts = operands["nchunks"].astype(np.int64)
+    in_message = (spaces != Space.SLOT) & (spaces != Space.SCRATCH)
+    if not group.equal_blocks and (wrong := in_message & (places != chunks)).any():
+        at = int(np.argmax(wrong))
+        raise NotSymmetricError(
+            f"program {who}: operand {Space(spaces[at]).name}: chunk {chunks[at]} lies at place "
+            f"{places[at]}"
+        )
+    owner, first_of = _instructions(image)
+    beside_scratch = np.zeros(len(first_of), bool)
+    beside_scratch[owner[spaces == Space.SCRATCH]] = True
+    if group.equal_blocks:
+        first = spaces[first_of]
+        place = np.where(first == Space.SLOT, ~beside_scratch, first != Space.SCRATCH)
+        labelled = place[owner]  # the first source lies in the place of a chunk
+        in_order = np.ones(len(operands), bool)
+    else:
+        labelled = np.ones(len(operands), bool)
+        in_order = beside_scratch[owner]
+    mover = _Mover(group, g, who)
+    for name, numbers, which in (("place", places, in_message), ("chunk", chunks, labelled)):
+        found = mover.firsts(numbers[which], counts[which], in_order[which], spaces[which])
+        operands[name][which] = found
+    far = (spaces == Space.PEER_IN) | (spaces == Space.PEER_OUT)
+    operands["edge"][far] = group.rank(g, operands["edge"][far].astype(np.int64))
+    image.edges["peer"] = group.rank(g, image.edges["peer"].astype(np.int64))
+    image.header["rank"] = group.rank(g, who)
+
+
+_FIELDS = ("space", "place", "chunk")
+
+
+def _instructions(image: Image) -> tuple[_Numbers, _Numbers]:
+    """Number the instructions that have operands; return whose each operand is, and the first."""
+    code = image.instructions
+    counts = code["nsrc"].astype(np.int64) + code["ndst"]
+    counts = counts[counts > 0]
+    if counts.sum() != len(image.operands):
+        raise NotSymmetricError(f"program {image.rank}: operands of no instruction, or of several")
+    return np.repeat(np.arange(len(counts)), counts), np.cumsum(counts) - counts
 
 
 class _Mover:
-    def __init__(self, program: Program, group: Group, g: int) -> None:
-        self.program, self.group, self.g = program, group, g
+    def __init__(self, group: Group, g: int, who: int) -> None:
+        self.group, self.g, self.who = group, g, who
 
-    def instruction(self, i: Instruction) -> Instruction:
-        operands = i.sources + i.destinations
-        labelled = self._labels_are_places(operands)
-        in_order = self.group.equal_blocks or any(o.space == Space.SCRATCH for o in operands)
-        count = len(i.sources)
-        done = [self._operand(o, labelled, in_order) for o in operands]
-        return i._replace(sources=tuple(done[:count]), destinations=tuple(done[count:]))
+    def firsts(
+        self, numbers: _Numbers, counts: _Numbers, in_order: _Numbers, spaces: _Numbers
+    ) -> _Numbers:
+        """Return where ranges of so many chunks begin afterwards."""
+        found = self.group.chunk(self.g, numbers) if len(numbers) else numbers
+        wide = np.flatnonzero(counts > 1)
+        known: dict[tuple[int, int, bool], int] = {}
+        for at in wide.tolist():
+            key = int(numbers[at]), int(counts[at]), bool(in_order[at])
+            if key not in known:
+                known[key] = self._first(*key, Space(spaces[at]))
+            found[at] = known[key]
+        return found
 
-    def _labels_are_places(self, operands: tuple[Operand, ...]) -> bool:
-        if not self.group.equal_blocks:
-            return True
-        first = operands[0].space
-        if first == Space.SLOT:
-            return all(o.space != Space.SCRATCH for o in operands)
-        return first != Space.SCRATCH
-
-    def _operand(self, o: Operand, labelled: bool, in_order: bool) -> Operand:
-        space, edge, place, chunk, n = o
-        if space in (Space.PEER_IN, Space.PEER_OUT):
-            edge = self.group.rank(self.g, edge)
-        if space not in (Space.SLOT, Space.SCRATCH):
-            if not self.group.equal_blocks and place != chunk:
-                raise NotSymmetricError(f"{self._where(o)}: chunk {chunk} lies at place {place}")
-            place = self._first(o, place, in_order)
-        if labelled:
-            chunk = self._first(o, chunk, in_order)
-        return Operand(space, edge, place, chunk, n)
-
-    def _first(self, o: Operand, first: int, in_order: bool) -> int:
-        group, g, n = self.group, self.g, o.nchunks
-        if n == 1:
-            return group.chunk(g, first)
+    def _first(self, first: int, n: int, in_order: bool, space: Space) -> int:
+        group, g = self.group, self.g
         runs = group.chunks(g, first, n)
         start = runs[0][0] if runs else first
-        if len(runs) != 1 or (
-            in_order and any(group.chunk(g, first + k) != start + k for k in range(n))
-        ):
+        mine: _Numbers = np.arange(n)
+        kept = not in_order or np.array_equal(group.chunk(g, mine + first), mine + start)
+        if len(runs) != 1 or not kept:
             raise NotSymmetricError(
-                f"{self._where(o)}: chunks {first} to {first + n - 1} are no range, or in another "
-                f"order, after {group.name} by {g}"
+                f"program {self.who}: operand {space.name}: chunks {first} to {first + n - 1} are "
+                f"no range, or in another order, after {group.name} by {g}"
             )
         return start
-
-    def _where(self, o: Operand) -> str:
-        return f"program {self.program.rank}: operand {o.space.name}"

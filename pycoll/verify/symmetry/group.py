@@ -17,12 +17,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, lcm
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pycoll.errors import UsageError
 from pycoll.verify.symmetry.runs import Runs, merged
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 Subgroup = Any
+Number = TypeVar("Number", int, "npt.NDArray[Any]")  #: or many at once
 
 
 @dataclass(frozen=True)
@@ -43,11 +47,11 @@ class Group(ABC):
         """Return the element that brings the representative of ``rank`` to it."""
         return rank // self.step
 
-    def rank(self, g: int, rank: int) -> int:
+    def rank(self, g: int, rank: Number) -> Number:
         """Return where an element brings a rank."""
         return self._move(g, rank, self.step)
 
-    def chunk(self, g: int, chunk: int) -> int:
+    def chunk(self, g: int, chunk: Number) -> Number:
         """Return where an element brings a chunk."""
         return self._move(g, chunk, self.unit)
 
@@ -61,12 +65,13 @@ class Group(ABC):
             return ((first, first + n),)
         return merged([*self._pieces(g, first, first + n, self.unit)])
 
-    def _move(self, g: int, x: int, unit: int) -> int:
+    def _move(self, g: int, x: Number, unit: int) -> Number:
         if not g or not unit:
             return x
-        block, rest = divmod(x, unit)
+        block, rest = x // unit, x % unit
         inside = block % self.order
-        return (block - inside + self.compose(inside, g)) * unit + rest
+        there: Number = (block - inside + self.compose(inside, g)) * unit + rest
+        return there
 
     @property
     @abstractmethod
@@ -84,7 +89,7 @@ class Group(ABC):
         """Elements of which all others are made."""
 
     @abstractmethod
-    def compose(self, g: int, h: int) -> int:
+    def compose(self, g: Number, h: int) -> Number:
         """Return g·h."""
 
     @abstractmethod
@@ -140,7 +145,7 @@ class Rotation(Group):
         """Elements of which all others are made."""
         return (1,) if self.order > 1 else ()
 
-    def compose(self, g: int, h: int) -> int:
+    def compose(self, g: Number, h: int) -> Number:
         """Return g·h."""
         return (g + h) % self.order
 
@@ -220,7 +225,7 @@ class Xor(Group):
         """Elements of which all others are made."""
         return tuple(1 << k for k in range(self.order.bit_length() - 1))
 
-    def compose(self, g: int, h: int) -> int:
+    def compose(self, g: Number, h: int) -> Number:
         """Return g·h."""
         return g ^ h
 
