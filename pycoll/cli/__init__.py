@@ -8,25 +8,27 @@ or something this machine lacks.
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 import pycoll
-from pycoll.cli import (
-    bench,
-    completion,
-    doctor,
-    explain,
-    info,
-    plan,
-    run,
-    show,
-    topology,
-    tune,
-    verify,
-)
 from pycoll.errors import PycollError, UnavailableError, UsageError
+
+COMMANDS = (
+    "info",
+    "doctor",
+    "topology",
+    "verify",
+    "show",
+    "explain",
+    "plan",
+    "bench",
+    "tune",
+    "run",
+    "completion",
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -36,35 +38,26 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
+def parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """Return the parser of these commands; their modules are loaded here, and no others."""
     top = _Parser(
         prog="pycoll",
         description="Write, verify, draw, run and time collective algorithms.",
     )
     top.add_argument("--version", action="version", version=f"pycoll {pycoll.__version__}")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    sub = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     top.set_defaults(parser=top)  # which `completion` reads
-    for module in (
-        info,
-        doctor,
-        topology,
-        verify,
-        show,
-        explain,
-        plan,
-        bench,
-        tune,
-        run,
-        completion,
-    ):
-        module.add(commands)
+    for name in commands:
+        importlib.import_module(f"pycoll.cli.{name}").add(sub)
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    options = parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
+    # `bench` alone brings numpy, which takes longer to load than most commands run.
+    alone = given[:1] if given and given[0] in COMMANDS and given[0] != "completion" else COMMANDS
+    options = parser(alone).parse_args(given)
     try:
         code: int = options.run(options)
     except (UsageError, UnavailableError) as error:
