@@ -4,6 +4,9 @@ Every cell is a process of its own: its CPU seconds, the most memory that it hel
 came to its end in time. Sizes are ranks; hosts have 8 each.
 
 Run: python bench/scale.py [--sizes 64,1024] [--only plan,prove]; python bench/scale.py --real 1024
+
+Another checkout, in which every rank traced and proved all ranks, beside this one:
+python bench/scale.py --before CHECKOUT --sizes 64,128,256,512
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launch import RESULTS, environment, write
+from before_after import commit
+from launch import RESULTS, ROOT, environment, write
 
 SIZES = (64, 1024, 16384, 100_000)
 CREW = 8  #: ranks of a host
@@ -49,6 +53,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=600, help="seconds of a cell")
     parser.add_argument("--real", type=int, metavar="N", help="run N ranks instead")
     parser.add_argument("--calls", default="", help="of --real: these collectives only")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="plan and prove there, too")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--cell", nargs=3, metavar=("WHAT", "NAME", "SIZE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -63,8 +68,13 @@ def main() -> None:
         output = options.output or RESULTS / f"scale-real-{options.real}.json"
         write(output, meta, real(options.real, options.timeout, options.calls))
         return
-    rows = []
     sizes = [int(size) for size in options.sizes.split(",")]
+    if options.before:
+        meta = metadata.collect("none", max(sizes), {}) | {"before": commit(options.before)}
+        rows = compared(options.before.resolve(), sizes, options.timeout)
+        write(options.output or RESULTS / "scale-before.json", meta, rows, growth=growth(rows))
+        return
+    rows = []
     for what in options.only.split(","):
         for name in names_of(what):
             for size in sizes:
@@ -73,6 +83,23 @@ def main() -> None:
                 print(row, flush=True)
     meta = metadata.collect("none", max(sizes), {})
     write(options.output or RESULTS / "scale.json", meta, rows, growth=growth(rows))
+
+
+def compared(before: Path, sizes: list[int], timeout: float) -> list[dict[str, Any]]:
+    """Plan and prove in another checkout and in this one, in turns."""
+    rows = []
+    for old, new in (("plan-of-all", "plan"), ("prove-whole", "prove")):
+        for name in PROVED[:-1]:  # hosts came to hierarchical algorithms in other words
+            pairs = [
+                (cell(old, name, size, timeout, before), cell(new, name, size, timeout))
+                for size in sizes
+            ]
+            found = [{**a, "checkout": "before"} for a, _ in pairs]
+            found += [{**b, "checkout": "this"} for _, b in pairs]
+            for row in found:
+                print(row, flush=True)
+            rows += found
+    return rows
 
 
 def names_of(what: str) -> tuple[str, ...]:
@@ -88,12 +115,12 @@ def names_of(what: str) -> tuple[str, ...]:
     return known[what]
 
 
-def cell(what: str, name: str, size: int, timeout: float) -> dict[str, Any]:
+def cell(what: str, name: str, size: int, timeout: float, checkout: Path = ROOT) -> dict[str, Any]:
     """Measure one cell in a process of its own."""
     row: dict[str, Any] = {"what": what, "name": name, "ranks": size}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--cell", what, name, str(size)]
-        where = environment() | {"PYCOLL_CACHE": folder}
+        where = environment(checkout) | {"PYCOLL_CACHE": folder}
         try:
             if what == "disk":  # which holds what the first one proved
                 run(["prove-and-keep", name, str(size)], where, timeout)
@@ -150,6 +177,22 @@ def plan(name: str, size: int) -> dict[str, Any]:
         "instructions": len(program.instructions),
         "record": record.verdict.origin,
     }
+
+
+def plan_of_all(name: str, size: int) -> dict[str, Any]:
+    """Plan in one rank as all ranks once did: trace them all, and lower one's own steps."""
+    from pycoll.algorithms import get
+    from pycoll.program.lower import compile_program
+
+    return {"instructions": len(compile_program(get(name), size, size // 2).instructions)}
+
+
+def prove_whole(name: str, size: int) -> dict[str, Any]:
+    """Prove all ranks, one by one."""
+    from pycoll.algorithms import get
+    from pycoll.verify import verify
+
+    return {"instructions": verify(get(name), size, slots=4).instructions}
 
 
 def recorded(name: str, size: int) -> Any:
@@ -212,6 +255,8 @@ def explain(nbytes: str, size: int) -> dict[str, Any]:
 
 CELLS = {
     "plan": plan,
+    "plan-of-all": plan_of_all,
+    "prove-whole": prove_whole,
     "prove": prove,
     "prove-and-keep": keep,
     "disk": keep,
