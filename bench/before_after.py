@@ -1,11 +1,13 @@
 """Has a call become slower? This checkout beside another one, in alternating launches.
 
-Run: python bench/before_after.py --before ../other-checkout [--of small|shm|tcp] [--launches 8]
+Run: python bench/before_after.py --before ../other-checkout [--of KIND] [--launches 8]
 
 A launch is one job of one checkout. What it times:
 
 small  2 ranks that have memory in common and no MPI: all-reduces of 8 bytes, by call and by plan;
        the median over many blocks of the slowest rank
+first  2, 4 and 8 of such ranks: what the start, the first all-reduce of each size, which makes its
+       plan, later ones and the end take the slowest rank
 shm    what bench/allreduce_two_ranks.py does: 2 ranks, 4 B to 256 MiB, by call and by plan, of
        NumPy arrays and of those of comm.empty
 tcp    what bench/tcp_allreduce.py does: 4 hosts (network namespaces; needs root) with a rank
@@ -22,12 +24,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import math
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +41,7 @@ from launch import MPI, RESULTS, ROOT, write
 
 from pycoll.benchmark import metadata
 
-RANKS = {"small": 2, "shm": 2, "tcp": 4}
+RANKS = {"small": 2, "first": 8, "shm": 2, "tcp": 4}
 #: Of Student's t, two-sided 95 %, by degrees of freedom.
 T95 = {3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 9: 2.262, 11: 2.201, 15: 2.131, 23: 2.069}
 RANK = """
@@ -76,13 +80,50 @@ import json
 print(json.dumps(pycoll.spawn(rank, 2, timeout=120)[0]))
 """
 
+FIRST = """
+import json, statistics, time
+import numpy as np
+import pycoll
+
+CALLS = 50
+
+def rank():
+    def clock(what, call):
+        start = time.perf_counter()
+        call()
+        seconds[what] = time.perf_counter() - start
+
+    seconds = {}
+    clock("init", lambda: made.append(pycoll.init()))
+    comm = made.pop()
+    clock("first barrier", comm.barrier)
+    for nbytes in (8, 65536, 4194304):
+        x, out = np.ones(nbytes // 8), np.empty(nbytes // 8)
+        clock(f"first of {nbytes}", lambda: comm.allreduce(x, out))
+        later = []
+        for _ in range(CALLS):
+            comm.barrier()
+            start = time.perf_counter()
+            comm.allreduce(x, out)
+            later.append(time.perf_counter() - start)
+        seconds[f"later of {nbytes}"] = statistics.median(later)
+        assert (out == comm.size).all()
+    clock("close", comm.close)
+    return seconds
+
+made, found = [], {}
+for size in (2, 4, 8):
+    said = pycoll.spawn(rank, size, timeout=120)
+    found |= {f"{size} ranks, {what}": max(one[what] for one in said) for what in said[0]}
+print(json.dumps(found))
+"""
+SCRIPTS = {"small": RANK, "first": FIRST}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--before", type=Path, required=True, help="the other checkout, built")
-    parser.add_argument(
-        "--of", choices=("small", "shm", "tcp"), default="small", help="what to time"
-    )
+    parser.add_argument("--of", choices=tuple(RANKS), default="small", help="what to time")
     parser.add_argument("--launches", type=int, default=8, help="pairs: 4 to 8, 10, 12, 16 or 24")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -92,12 +133,13 @@ def main() -> None:
     output = options.output or RESULTS / name
     trees = {"before": options.before.resolve(), "after": ROOT}
     with contextlib.ExitStack() as stack:
-        launch = small if options.of == "small" else job(options.of, stack)
+        script = SCRIPTS.get(options.of)
+        launch = functools.partial(spawned, script) if script else job(options.of, stack)
         rows = pairs(trees, options.launches, launch)
     ratios = {cell: ratio(rows, cell) for cell in rows[0]["seconds"]}
     for cell, found in ratios.items():
         print(f"{cell:32}", *(f"{key} {value:.3f}" for key, value in found.items()))
-    launcher = "spawn" if options.of == "small" else "openmpi"
+    launcher = "spawn" if options.of in SCRIPTS else "openmpi"
     transport = "tcp" if options.of == "tcp" else "shm"
     meta = metadata.collect(launcher, RANKS[options.of], {}, transport)
     write(output, meta | {"before": commit(trees["before"])}, rows, ratios=ratios)
@@ -116,16 +158,17 @@ def pairs(
     return rows
 
 
-def small(tree: Path) -> dict[str, float]:
-    """Return the seconds of a call and of a plan in one job of a checkout."""
-    done = subprocess.run(
-        [sys.executable, "-c", RANK],
-        cwd=tree,
-        env=os.environ | {"PYTHONPATH": str(tree)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def spawned(script: str, tree: Path) -> dict[str, float]:
+    """Return the seconds that a script of a checkout prints; its cache is empty."""
+    with tempfile.TemporaryDirectory() as cache:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=tree,
+            env=os.environ | {"PYTHONPATH": str(tree), "PYCOLL_CACHE": cache},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     found: dict[str, float] = json.loads(done.stdout)
     return found
 
