@@ -3,7 +3,8 @@
 Every cell is a process of its own: its CPU seconds, the most memory that it held, and whether it
 came to its end in time. Sizes are ranks; hosts have 8 each.
 
-Run: python bench/scale.py [--sizes 64,1024] [--only plan,prove]; python bench/scale.py --real 1024
+Run: python bench/scale.py [--sizes 64,1024] [--only plan,prove]
+Real jobs, see bench/many_ranks.py: python bench/scale.py --real 1024 [--hosts 4]
 
 Another checkout, in which every rank traced and proved all ranks, beside this one:
 python bench/scale.py --before CHECKOUT --sizes 64,128,256,512
@@ -12,11 +13,9 @@ python bench/scale.py --before CHECKOUT --sizes 64,128,256,512
 from __future__ import annotations
 
 import argparse
-import ctypes
 import itertools
 import json
 import math
-import os
 import resource
 import subprocess
 import sys
@@ -40,10 +39,6 @@ PROVED = (
     "bruck",
     "hierarchical",
 )
-#: Of the real jobs: bytes of the larger array of a call; 0 for one element a block.
-LARGER = (0, 64 << 10, 1 << 20)
-M_MMAP_THRESHOLD = -3  #: of malloc.h
-TURN = 61  #: inputs repeat after so many elements, and ranks
 
 
 def main() -> None:
@@ -52,6 +47,7 @@ def main() -> None:
     parser.add_argument("--only", default="plan,prove,disk,explain")
     parser.add_argument("--timeout", type=float, default=600, help="seconds of a cell")
     parser.add_argument("--real", type=int, metavar="N", help="run N ranks instead")
+    parser.add_argument("--hosts", type=int, metavar="H", help="of --real: spread over so many")
     parser.add_argument("--calls", default="", help="of --real: these collectives only")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="plan and prove there, too")
     parser.add_argument("--output", type=Path)
@@ -64,9 +60,15 @@ def main() -> None:
     from pycoll.benchmark import metadata
 
     if options.real:
-        meta = metadata.collect("spawn", options.real, {})
-        output = options.output or RESULTS / f"scale-real-{options.real}.json"
-        write(output, meta, real(options.real, options.timeout, options.calls))
+        from many_ranks import real, spread
+
+        name = f"scale-real-{options.real}" + (f"-{options.hosts}-hosts" if options.hosts else "")
+        meta = metadata.collect("spawn", options.real, {}, "shm+tcp" if options.hosts else "shm")
+        if options.hosts:
+            rows = spread(options.real, options.hosts, options.timeout, options.calls)
+        else:
+            rows = real(options.real, options.timeout, options.calls)
+        write(options.output or RESULTS / f"{name}.json", meta, rows)
         return
     sizes = [int(size) for size in options.sizes.split(",")]
     if options.before:
@@ -288,202 +290,6 @@ def growth(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         more = {key: now[key] for key in ("what", "name")}
         found.append(more | {"from": before["ranks"], "to": now["ranks"], **exponents})
     return found
-
-
-def real(size: int, timeout: float, calls: str = "") -> list[dict[str, Any]]:
-    """Fork so many ranks: every collective, right to the bit; then kill one."""
-    import pycoll
-
-    began = time.monotonic()
-    answers = pycoll.spawn(job, size, size, calls, timeout=timeout)
-    rows: list[dict[str, Any]] = [{"what": "job", "ranks": size}]
-    rows[0]["wall_s"] = round(time.monotonic() - began, 2)
-    for what in answers[0]["seconds"]:
-        of = [answer["seconds"][what] for answer in answers]
-        rows.append({"what": what, "ranks": size, "slowest_s": round(max(of), 4)})
-    for what in answers[0]["counts"]:
-        of = [answer["counts"][what] for answer in answers]
-        rows.append(
-            {"what": what, "ranks": size, "most": max(of), "mean": round(sum(of) / size, 1)}
-        )
-    rows.append(killed(size, timeout))
-    for row in rows:
-        print(row, flush=True)
-    return rows
-
-
-def job(size: int, calls: str) -> dict[str, Any]:
-    """Be one rank: every collective at every size, held against numpy."""
-    import numpy as np
-
-    import pycoll
-
-    seconds: dict[str, float] = {}
-
-    def clock(what: str, call: Callable[[], Any]) -> Any:
-        began = time.monotonic()
-        result = call()
-        seconds[what] = time.monotonic() - began
-        if what != "init" and me == 0:
-            print(f"# {what}: {seconds[what]:.2f} s on rank 0", file=sys.stderr, flush=True)
-        return result
-
-    me = -1
-    # Arrays that are freed go back to the system: a thousand ranks keep two megabytes each else.
-    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 128 << 10)
-    comm = clock("init", pycoll.init)
-    me = comm.rank
-    clock("first barrier", comm.barrier)
-
-    def of(rank: int, first: int, count: int) -> Any:
-        """Return what a rank brings: whole numbers that float32 holds exactly, in sums, too."""
-        turn = ((np.arange(first, first + TURN) % TURN * (7 + rank) + 13 * rank) % TURN).astype(
-            "f4"
-        )
-        return np.resize(turn, count)
-
-    def summed(first: int, count: int) -> Any:
-        turn = np.zeros(TURN, np.float32)
-        for rank in range(size):
-            turn += of(rank, first, TURN)
-        return np.resize(turn, count)
-
-    for larger in LARGER:
-        whole = max(1, larger // 4)  # elements of one message of all ranks
-        each = max(1, larger // 4 // size)  # of a block of each rank
-        root, first, out = me == 0, me * each, np.empty(each, np.float32)
-
-        def everyone(n: int = each) -> Any:
-            return np.concatenate([of(rank, rank * n, n) for rank in range(size)])
-
-        # Arrays are made when they are needed: of a thousand ranks' there is no room for all.
-        checks: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], Callable[[], Any]]] = {
-            "allreduce": (
-                comm.allreduce,
-                lambda n=whole: of(me, 0, n),
-                lambda n=whole: summed(0, n),
-            ),
-            "broadcast": (
-                lambda x: comm.broadcast(x, root=0),
-                lambda n=whole: of(me, 0, n),
-                lambda n=whole: of(0, 0, n),
-            ),
-            "reduce": (
-                lambda x: comm.reduce(x, root=0),
-                lambda n=whole: of(me, 0, n),
-                lambda n=whole, root=root: summed(0, n) if root else None,
-            ),
-            "allgather": (comm.allgather, lambda f=first, n=each: of(me, f, n), everyone),
-            "reduce_scatter": (
-                comm.reduce_scatter,
-                lambda n=each: of(me, 0, n * size),
-                lambda f=first, n=each: summed(f, n),
-            ),
-            "alltoall": (
-                comm.alltoall,
-                lambda n=each: of(me, 0, n * size),
-                lambda f=first, n=each: np.concatenate([of(r, f, n) for r in range(size)]),
-            ),
-            "gather": (
-                lambda x: comm.gather(x, root=0),
-                lambda f=first, n=each: of(me, f, n),
-                lambda root=root, of_all=everyone: of_all() if root else None,
-            ),
-            "scatter": (
-                lambda x, out=out: comm.scatter(x, out, root=0),
-                lambda root=root, of_all=everyone: of_all() if root else None,
-                lambda f=first, n=each: of(me, f, n),
-            ),
-        }
-        size_of = f"{larger >> 10} KiB" if larger else "one element a block"
-        for what, (call, bring, wanted) in checks.items():
-            if calls and what not in calls.split(","):
-                continue
-            x = bring()
-            got = clock(f"{what}, {size_of}, first", lambda c=call, x=x: c(x))
-            del x
-            want = wanted()
-            if want is not None and not np.array_equal(np.asarray(got).ravel(), want):
-                raise AssertionError(f"rank {me}: {what} of {size_of} is wrong")
-            del got, want
-            x = bring()  # a call may write to its array
-            clock(f"{what}, {size_of}, again", lambda c=call, x=x: c(x))
-            del x
-    counts = memory()
-    clock("close", comm.close)
-    return {"seconds": seconds, "counts": counts}
-
-
-def memory() -> dict[str, int]:
-    """Return what this rank holds: memory and page tables in KiB, sockets, mapped arenas."""
-    rollup = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    status = Path("/proc/self/status").read_text().splitlines()
-
-    def kib(lines: list[str], name: str) -> int:
-        return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
-
-    sockets = 0
-    for fd in Path("/proc/self/fd").iterdir():
-        try:
-            sockets += os.readlink(fd).startswith("socket:")
-        except OSError:
-            continue  # the one that listed them
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    arenas = {line.split()[4] for line in maps if "/memfd:pycoll" in line}
-    return {
-        "PSS, KiB": kib(rollup, "Pss"),
-        "of which shared memory, KiB": kib(rollup, "Pss_Shmem"),
-        "of which its own, KiB": kib(rollup, "Pss_Anon"),
-        "page tables, KiB": kib(status, "VmPTE"),
-        "sockets": sockets,
-        "arenas mapped": len(arenas),
-    }
-
-
-def killed(size: int, timeout: float) -> dict[str, Any]:
-    """Kill one rank in the middle of a job: how long until all others know its name?"""
-    import pycoll
-
-    victim = size // 2
-    row: dict[str, Any] = {"what": f"rank {victim} killed", "ranks": size}
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            answers = pycoll.spawn(mourner, size, victim, folder, timeout=timeout, check=False)
-            others = [a for rank, a in enumerate(answers) if rank != victim and a is not None]
-            row["ended_otherwise"] = [f"{type(a).__name__}: {a}"[:300] for a in others]
-        except pycoll.PycollError as error:
-            row["raised"] = type(error).__name__
-        heard = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
-        died = Path(folder, "died").stat().st_mtime
-    named = [one for one in heard if one["rank"] == victim]
-    row |= {"told": len(heard), "told_the_name": len(named)}
-    if heard:
-        row["last_heard_s"] = round(max(one["at"] for one in heard) - died, 3)
-    return row
-
-
-def mourner(victim: int, folder: str) -> None:
-    """Be one rank that loses another."""
-    import signal
-
-    import numpy as np
-
-    import pycoll
-
-    comm = pycoll.init()
-    x = np.ones(1, np.float32)
-    try:
-        comm.allreduce(x)
-        comm.barrier()
-        if comm.rank == victim:
-            Path(folder, "died").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        while True:
-            comm.allreduce(x)
-    except pycoll.PeerLostError as error:
-        named = f"rank {victim} " in f"{error} "
-        said = {"at": time.time(), "rank": victim if named else None, "text": str(error)}
-        Path(folder, f"{comm.rank}.json").write_text(json.dumps(said))
 
 
 if __name__ == "__main__":
