@@ -49,9 +49,8 @@ def own_program(
             raise UsageError(str(error)) from None
 
         def lower(rank: int, known: Record = record) -> Program:
-            return compile_own(
-                algorithm, size, rank, known.facts, direct=direct, placement=placement
-            )
+            where = known.lowered_for(placement)
+            return compile_own(algorithm, size, rank, known.facts, direct=direct, placement=where)
 
         progress(f"lowering rank {rank}")
         program = lower(rank)

@@ -17,7 +17,7 @@ from pycoll.program.image import Image
 from pycoll.program.isa import Space
 from pycoll.program.lower import Facts, scaled
 from pycoll.program.program import Program
-from pycoll.schedule import Collective
+from pycoll.schedule import FLAT, Collective, Placement
 from pycoll.verify.symmetry.canonical import DIGEST_BYTES as CLASS_BYTES
 from pycoll.verify.symmetry.canonical import class_digest, move
 from pycoll.verify.symmetry.group import Group, Rotation, Xor
@@ -64,6 +64,14 @@ class Record:
         return covers(
             program, self._digest(number, CLASS_BYTES), collective, self.group, self.cut, theirs
         )
+
+    def lowered_for(self, placement: Placement | None) -> Placement | None:
+        """Return the placement for which ranks lower what runs at another one.
+
+        Certificates are of flat placements. They cover what does not ask for another, and name what
+        they cover by the flat one.
+        """
+        return FLAT if self.verdict.origin == "certificate" else placement
 
     @property
     def alike(self) -> bool:

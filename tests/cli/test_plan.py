@@ -27,6 +27,11 @@ def test_the_plan_of_one_rank(cli):
     ]
 
 
+def test_a_certificate_serves_several_hosts(cli):
+    arguments = ("--nbytes", "64K", "--size", "72", "--nodes", "9", "--algorithm", "ring")
+    assert "proof: certificate\n" in cli("plan", "allreduce", *arguments).out
+
+
 def test_what_no_slot_holds_is_sent_in_tiles(cli):
     done = cli("plan", "allreduce", "--algorithm", "ring", "--nbytes", "16M", "--size", "8")
     assert "chunks: 8 of at most 2 MiB, in 8 tiles; at most 1 in a message\n" in done.out

@@ -10,9 +10,10 @@ import pytest
 from pycoll.algorithms import BUILTIN, Algorithm, algorithm, get
 from pycoll.errors import ScheduleError
 from pycoll.program.lower import Facts, compile_own
+from pycoll.program.program import Program
 from pycoll.schedule import Level, Placement, ScheduleBuilder, allgather, allreduce, schedule
 from pycoll.schedule.trace import forget
-from pycoll.verify import by_certificate, certificates, certify
+from pycoll.verify import Record, by_certificate, certificates, certify
 from pycoll.verify.certificates import FILE, Form, certified, digest, forms, source_digest
 from pycoll.verify.gate import prove
 
@@ -78,6 +79,25 @@ def test_ranks_run_what_they_would_lower_themselves(size: int) -> None:
             assert image.to_bytes() == own(rank), (a, rank)
         tried += 1
         forget()
+    assert tried > 10
+
+
+@pytest.mark.parametrize("size", [8, 72])
+def test_a_certificate_covers_what_runs_on_several_hosts(size: int) -> None:
+    """It names what it covers by the flat placement, and does not ask for another."""
+    nodes, tried = Placement.of(Level("node", tuple(r // 4 for r in range(size)))), 0
+    for a in BUILTIN:
+        record = by_certificate(a, size, 4, Form(False, average=False), nodes)
+        if record is None:
+            continue
+
+        def own(rank: int, a: Algorithm = a, known: Record = record) -> Program:
+            where = known.lowered_for(nodes)
+            return compile_own(a, size, rank, known.facts, placement=where)
+
+        for rank in (0, 1, size - 1):
+            assert record.admits(own(rank), a.collective, own), (a, rank)
+        tried += 1
     assert tried > 10
 
 

@@ -17,6 +17,7 @@ from pycoll.bootstrap.framing import MAX_BLOB
 from pycoll.errors import ScheduleError
 from pycoll.program.isa import EdgeKind
 from pycoll.program.lower import compile_own, identity
+from pycoll.runtime import room
 from pycoll.runtime.plan import turns
 from pycoll.runtime.plan.once import found_once
 from pycoll.schedule import NotDirect, rank_steps
@@ -75,7 +76,7 @@ class Proofs:
         rank = (world.rank - root) % world.size
         for whole in (False, True):
             record = self._record(form, whole, timeout)
-            if world.lazy and form.algorithm in BUILTIN and record.alike:
+            if world.size > room.EAGER and form.algorithm in BUILTIN and record.alike:
                 found = self._of_class(form, record, rank, timeout)
                 if found is not None:
                     return found
@@ -134,7 +135,7 @@ class Proofs:
             rank,
             record.facts,
             direct=form.direct,
-            placement=form.placement,
+            placement=record.lowered_for(form.placement),
         )
 
     def _record(self, form: Form, whole: bool, timeout: float | None) -> Record:
