@@ -266,6 +266,7 @@ void pc_comm_close(struct pc_comm *comm)
     free(comm->neighbours);
     free(comm->dones);
     free(comm->fifos);
+    pc__scratch_drop(comm);
     free(comm);
 }
 

@@ -33,6 +33,14 @@ struct pc_program {
     struct pc_probe *probes;
 };
 
+/* What plans of a communicator write to while a tile of theirs runs: they share it, as one call
+ * runs at a time. */
+struct pc_scratch {
+    _Atomic uint32_t references;
+    uint64_t nbytes;
+    char *at;
+};
+
 struct pc_plan {
     struct pc_plan_spec spec;
     struct pc_program *staged;
@@ -43,10 +51,10 @@ struct pc_plan {
     uint64_t *starts;           /* where each block begins in the message, and the end */
     struct pc_chunk *chunks[2]; /* by form: staged, direct */
     struct pc_terms terms[2];
-    uint64_t salt; /* the communicator's salt in these signatures */
-    bool apart;    /* one of its programs needs IN and OUT distinct */
-    bool adjacent; /* chunk c + 1 follows chunk c in memory */
-    char *scratch;
+    uint64_t salt;              /* the communicator's salt in these signatures */
+    bool apart;                 /* one of its programs needs IN and OUT distinct */
+    bool adjacent;              /* chunk c + 1 follows chunk c in memory */
+    struct pc_scratch *scratch; /* or NULL */
 };
 
 /* The one call in progress. */
@@ -113,11 +121,12 @@ struct pc_comm {
     struct pc_peer *peers;
     uint32_t *neighbours; /* the mapped peers, from pc_comm_sealed on */
     _Atomic uint32_t nneighbours;
-    uint32_t nmapped;       /* mapped or near ranks so far, with this one */
-    uint32_t yields;        /* yields before a sleep; with a network only */
-    uint64_t slow_yield_ns; /* a longer yield has let another process run */
-    struct pc_fifo *fifos;  /* [peer][channel], PC_EDGE_CHANNELS each */
-    struct pc_token *dones; /* [peer] */
+    uint32_t nmapped;                     /* mapped or near ranks so far, with this one */
+    uint32_t yields;                      /* yields before a sleep; with a network only */
+    uint64_t slow_yield_ns;               /* a longer yield has let another process run */
+    struct pc_fifo *fifos;                /* [peer][channel], PC_EDGE_CHANNELS each */
+    struct pc_token *dones;               /* [peer] */
+    _Atomic(struct pc_scratch *) scratch; /* of the plans that are made next, or NULL */
     struct pc_token locals[PC_MAX_CHANNELS][PC_MAX_CHANNELS];
     uint64_t ready_calls;
     _Atomic uint32_t died; /* 1 + the first rank that died, or 0; ends all transfers */
@@ -199,6 +208,8 @@ int pc__fail(struct pc_error *error, int code, int peer, const char *format, ...
 /* Where part k of a block of `nbytes` bytes begins: multiples of PC_CHUNK_UNIT, as even as those
  * allow. */
 uint64_t pc__part_at(uint64_t nbytes, uint32_t nparts, uint32_t k);
+/* Plans keep theirs until they are freed. */
+void pc__scratch_drop(struct pc_comm *comm);
 
 static inline uint64_t pc__extent_at(const struct pc_plan *plan, struct pc_extent e)
 {

@@ -124,6 +124,42 @@ static int check_places(struct pc_comm *comm, const struct pc_plan *plan,
     return PC_OK;
 }
 
+static void let_go(struct pc_scratch *scratch)
+{
+    if (scratch == NULL || atomic_fetch_sub(&scratch->references, 1) != 1)
+        return;
+    free(scratch->at);
+    free(scratch);
+}
+
+void pc__scratch_drop(struct pc_comm *comm)
+{
+    let_go(atomic_exchange(&comm->scratch, NULL));
+}
+
+/* Returns the communicator's scratch; a longer one replaces it for later plans. Taken out while it
+ * is looked at, so that of threads that make plans at a time each has one. */
+static struct pc_scratch *scratch_of(struct pc_comm *comm, uint64_t nbytes)
+{
+    struct pc_scratch *found = atomic_exchange(&comm->scratch, NULL);
+    if (found == NULL || found->nbytes < nbytes) {
+        let_go(found);
+        found = calloc(1, sizeof *found);
+        if (found == NULL)
+            return NULL;
+        found->references = 1; /* the communicator's */
+        found->nbytes = nbytes;
+        found->at = aligned_alloc(PC_CHUNK_UNIT, nbytes);
+        if (found->at == NULL) {
+            let_go(found);
+            return NULL;
+        }
+    }
+    atomic_fetch_add(&found->references, 1);
+    let_go(atomic_exchange(&comm->scratch, found));
+    return found;
+}
+
 static int build(struct pc_comm *comm, struct pc_plan *plan, struct pc_program *const programs[2])
 {
     struct pc_plan_spec *s = &plan->spec;
@@ -155,7 +191,7 @@ static int build(struct pc_comm *comm, struct pc_plan *plan, struct pc_program *
     if (longest_message > plan->nbytes)
         longest_message = plan->nbytes;
     if (nscratch != 0) {
-        plan->scratch = aligned_alloc(PC_CHUNK_UNIT, nscratch * s->tile);
+        plan->scratch = scratch_of(comm, nscratch * s->tile);
         if (plan->scratch == NULL)
             return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a plan");
     }
@@ -164,7 +200,7 @@ static int build(struct pc_comm *comm, struct pc_plan *plan, struct pc_program *
             plan->terms[form] = (struct pc_terms){
                 .code = programs[form]->code,
                 .chunks = plan->chunks[form],
-                .scratch = plan->scratch,
+                .scratch = plan->scratch == NULL ? NULL : plan->scratch->at,
                 .signature = s->signature,
                 .ntiles = ntiles[form],
                 .tile = s->tile,
@@ -222,7 +258,7 @@ void pc_plan_free(struct pc_plan *plan)
     free(plan->starts);
     free(plan->chunks[0]);
     free(plan->chunks[1]);
-    free(plan->scratch);
+    let_go(plan->scratch);
     free(plan);
 }
 

@@ -12,6 +12,7 @@ from pycoll.errors import UnavailableError
 
 #: With what they import in their turn.
 _MODULES = (
+    "encodings.idna",  # of socket.getaddrinfo
     "numpy",
     "pycoll.communicator",
     "pycoll.runtime.engine",

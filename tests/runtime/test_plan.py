@@ -162,3 +162,27 @@ def test_a_rank_plans_its_call_after_others_have_done_their_part_and_left(late: 
     found = pycoll.spawn(rank, 3, timeout=60)[late]
     assert found is not None
     assert np.array_equal(found, np.repeat([1.0, 2.0, 3.0], 3))
+
+
+def test_plans_share_their_scratch() -> None:
+    """One call runs at a time; each plan had its own, of a thousand ranks a gigabyte a plan."""
+    many, block = 24, 16384
+
+    def held() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
+
+    def job() -> int:
+        with pycoll.init(timeout=60) as comm:
+            x = np.arange(comm.size * (block + 16 * many), dtype=np.float32)
+            out = np.zeros_like(x)
+            comm.alltoall(x, out, algorithm="bruck")
+            before = held()
+            for k in range(many):
+                n = comm.size * (block + 16 * k)
+                comm.alltoall(x[:n], out[:n], algorithm="bruck")
+                each = x[:n].reshape(comm.size, -1)[comm.rank]
+                assert (out[:n].reshape(comm.size, -1) == each).all()
+            return held() - before
+
+    assert max(pycoll.spawn(job, 8)) < 12 << 10  # KiB
