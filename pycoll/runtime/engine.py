@@ -25,7 +25,7 @@ from pycoll.errors import (
 )
 from pycoll.runtime.failure import Failure
 from pycoll.runtime.host.heap import Heap
-from pycoll.runtime.host.side import HostSide
+from pycoll.runtime.host.side import HostSide, slice_seconds
 from pycoll.runtime.join import World, join
 from pycoll.runtime.life import Life
 from pycoll.runtime.native import bindings, load
@@ -91,7 +91,8 @@ class Engine:
         self.heap = Heap(self.comm)
         self.side = side(self.comm, self.world)
         self.failure = self._make_failure()
-        self.waits = Waits(self.comm, self.side, self.failure, self.life, self.timeout)
+        pause = slice_seconds(self.world)
+        self.waits = Waits(self.comm, self.side, self.failure, self.life, self.timeout, pause)
         self.order = OpOrder(
             *(self.comm, self.world.size, self.side, self.waits, self.failure, self.life),
             *(self.dispatcher, self.arenas),

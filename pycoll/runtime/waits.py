@@ -6,7 +6,6 @@ import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pycoll.runtime.call_site import amid
-from pycoll.runtime.host.side import SLICE_SECONDS
 from pycoll.runtime.native import bindings, codes
 
 if TYPE_CHECKING:
@@ -40,11 +39,14 @@ class Waits:
         failure: What knows of its failures.
         life: Whether it may be used.
         timeout: Seconds that a call may take by default.
+        pause: Seconds after which a native wait returns to Python, see `slice_seconds`.
     """
 
-    def __init__(self, comm: Any, side: Side, failure: Failure, life: Life, timeout: float) -> None:
+    def __init__(
+        self, comm: Any, side: Side, failure: Failure, life: Life, timeout: float, pause: float
+    ) -> None:
         self._comm, self._side, self._failure, self._life = comm, side, failure, life
-        self._timeout = timeout
+        self._timeout, self._pause = timeout, pause
         self.waiter = 0  #: the thread that waits for an unfinished call
         self._pending: set[Pending] = set()
         self._many = _FEW  #: pending works at which to look which are finished
@@ -68,7 +70,7 @@ class Waits:
             while code == codes.AGAIN:
                 self._failure.describe()
                 self._failure.look()
-                code = bindings.resume(self._comm, SLICE_SECONDS)
+                code = bindings.resume(self._comm, self._pause)
             self.waiter = 0
         if code:
             self._failure.raise_for(code, self._timeout if timeout is None else timeout)
@@ -88,7 +90,7 @@ class Waits:
             self.waiter = threading.get_ident()
             while code == codes.AGAIN:
                 self._failure.heed_missed(waiting=True)
-                code = bindings.resume(self._comm, SLICE_SECONDS)
+                code = bindings.resume(self._comm, self._pause)
             self.waiter = 0
         if code:
             self._failure.raise_for(code, timeout)

@@ -12,7 +12,15 @@ if TYPE_CHECKING:
     from pycoll.runtime.join import World
 
 #: A native wait returns to Python this often, for Ctrl-C and a look at the other ranks' statuses.
-SLICE_SECONDS = 0.1
+_SLICE_SECONDS = 0.1
+#: Ranks of a host that do so; more do it more rarely, or a thousand keep a core busy with looking.
+_LOOKERS = 128
+
+
+def slice_seconds(world: World) -> float:
+    """Return after how many seconds a native wait returns to Python."""
+    near = world.hosts.count(world.hosts[world.rank])
+    return _SLICE_SECONDS * max(1.0, near / _LOOKERS)
 
 
 class HostSide:
@@ -22,6 +30,7 @@ class HostSide:
 
     def __init__(self, comm: Any, world: World) -> None:
         self._comm, self._rank = comm, world.rank
+        self._slice = slice_seconds(world)
         self._inside: set[int] = set()  #: threads that wait for works at this moment
 
     def refuse(self) -> int | None:
@@ -42,7 +51,7 @@ class HostSide:
         thread = threading.get_ident()
         self._inside.add(thread)
         try:
-            code = bindings.work_wait(work, min(seconds, SLICE_SECONDS))
+            code = bindings.work_wait(work, min(seconds, self._slice))
         finally:
             self._inside.discard(thread)
         return None if code == codes.AGAIN else code
