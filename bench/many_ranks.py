@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,9 @@ def spread(size: int, count: int, timeout: float, calls: str = "") -> list[dict[
             )
             for host in range(count)
         ]
-        for process in running:
-            process.wait(timeout)
+        failed = [host for host, process in enumerate(running) if process.wait(timeout)]
+        if failed:
+            sys.exit(f"ranks of hosts {failed} failed")
         texts = [Path(folder, f"{rank}.json").read_text() for rank in range(size)]
     return told([json.loads(text) for text in texts], time.monotonic() - began)
 
@@ -77,7 +79,8 @@ def crew(first: int, each: int, size: int, folder: str, calls: str) -> None:
                 os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank - first)}
                 Path(folder, f"{rank}.json").write_text(json.dumps(job(size, calls)))
                 os._exit(0)
-            finally:
+            except BaseException:
+                traceback.print_exc()
                 os._exit(1)
         children.append(child)
     failed = [child for child in children if os.waitpid(child, 0)[1] != 0]

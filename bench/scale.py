@@ -159,7 +159,10 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def plan(name: str, size: int) -> dict[str, Any]:
-    """Plan in one rank in the middle: lower its steps, and find them in the record of the proof."""
+    """Plan in one rank in the middle: lower its steps, and find them in the record of the proof.
+
+    So does the first of its class; the others of a built-in algorithm take that one's Program.
+    """
     from pycoll.algorithms import get
     from pycoll.program.lower import compile_own
     from pycoll.program.program import Program

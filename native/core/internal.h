@@ -208,7 +208,7 @@ int pc__fail(struct pc_error *error, int code, int peer, const char *format, ...
 /* Where part k of a block of `nbytes` bytes begins: multiples of PC_CHUNK_UNIT, as even as those
  * allow. */
 uint64_t pc__part_at(uint64_t nbytes, uint32_t nparts, uint32_t k);
-/* Plans keep theirs until they are freed. */
+/* The communicator lets go of its scratch; plans keep theirs until they are freed. */
 void pc__scratch_drop(struct pc_comm *comm);
 
 static inline uint64_t pc__extent_at(const struct pc_plan *plan, struct pc_extent e)

@@ -55,7 +55,7 @@ def parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = sys.argv[1:] if argv is None else argv
-    # `bench` alone brings numpy, which takes longer to load than most commands run.
+    # Some bring numpy, which takes longer to load than others run.
     alone = given[:1] if given and given[0] in COMMANDS and given[0] != "completion" else COMMANDS
     options = parser(alone).parse_args(given)
     try:

@@ -91,7 +91,8 @@ class Engine:
         self.heap = Heap(self.comm)
         self.side = side(self.comm, self.world)
         self.failure = self._make_failure()
-        pause = slice_seconds(self.world)
+        near = self.world.hosts.count(self.world.hosts[self.world.rank])
+        pause = slice_seconds(near, self.timeout)
         self.waits = Waits(self.comm, self.side, self.failure, self.life, self.timeout, pause)
         self.order = OpOrder(
             *(self.comm, self.world.size, self.side, self.waits, self.failure, self.life),

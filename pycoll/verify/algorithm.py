@@ -71,7 +71,9 @@ def verify(
         >>> bool(pycoll.verify("ring", size=3))
         True
     """
-    _check(size, slots, placement, direct=direct, average=average, whole=whole)
+    for name, flag in (("direct", direct), ("average", average), ("whole", whole)):
+        if not isinstance(flag, bool):
+            raise UsageError(f"verify: {name} is {quoted(flag)}, want True or False")
     made = _algorithm(algorithm, collective)
     if average and not made.collective.reduces:
         raise UsageError(f"{made.collective.name} folds nothing, so it has no average")
@@ -88,6 +90,7 @@ def proved(
     progress: Progress = silent,
 ) -> Verdict:
     """Do what `verify` does, and tell ``progress`` at which stage it is."""
+    _check(size, slots, placement)
     began = time.perf_counter()
     try:
         with collector.paused():
@@ -181,7 +184,7 @@ def _algorithm(algorithm: Algorithm | str, collective: str | None) -> Algorithm:
     return algorithm
 
 
-def _check(size: int, slots: int, placement: Placement | None, **flags: bool) -> None:
+def _check(size: int, slots: int, placement: Placement | None) -> None:
     for name, value in (("size", size), ("slots", slots)):
         if not isinstance(value, int) or not 1 <= value <= _MOST:
             raise UsageError(
@@ -195,6 +198,3 @@ def _check(size: int, slots: int, placement: Placement | None, **flags: bool) ->
                 f"verify: size is {size}, but level {level.name!r} of the placement has "
                 f"{len(level.groups)} ranks"
             )
-    for name, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise UsageError(f"verify: {name} is {quoted(flag)}, want True or False")

@@ -26,7 +26,7 @@ PIPELINE = (
     "program/lower.py",
     "program/program.py",
 )
-PROVER = ("verify/*.py",)
+PROVER = ("verify/*.py", "verify/symmetry/*.py", "program/image.py")
 
 
 class Form(NamedTuple):

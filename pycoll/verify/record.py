@@ -19,7 +19,7 @@ from pycoll.program.lower import Facts, scaled
 from pycoll.program.program import Program
 from pycoll.schedule import FLAT, Collective, Placement
 from pycoll.verify.symmetry.canonical import DIGEST_BYTES as CLASS_BYTES
-from pycoll.verify.symmetry.canonical import class_digest, move
+from pycoll.verify.symmetry.canonical import NotSymmetricError, class_digest, move
 from pycoll.verify.symmetry.group import Group, Rotation, Xor
 from pycoll.verify.symmetry.proof import covers
 from pycoll.verify.verdict import Verdict
@@ -78,12 +78,17 @@ class Record:
         """Tell whether every rank's Program is that of its representative, moved by the group."""
         return self.group is not None and not self.cut
 
+    @property
+    def classes_are_large(self) -> bool:
+        """Tell whether the same, and each representative stands for as many ranks as there are."""
+        return self.group is not None and self.alike and self.group.order >= self.group.step
+
     def representative(self, rank: int) -> int:
         """Return the rank that was proved for this one."""
         return rank if self.group is None else rank % self.group.step
 
     def image(self, blob: bytes, rank: int) -> Image | None:
-        """Return a rank's Program; None if ``blob`` is not the one that was proved.
+        """Return a rank's Program; None if ``blob`` was not proved, or has no image there.
 
         Args:
             blob: The Program of a sum of the rank's representative, where all are `alike`.
@@ -92,7 +97,10 @@ class Record:
         image, number = Image.of(blob), self.representative(rank)
         if self.group is None or class_digest(image) != self._digest(number, CLASS_BYTES):
             return None
-        move(image, self.group, self.group.element(rank))
+        try:
+            move(image, self.group, self.group.element(rank))
+        except NotSymmetricError:  # the proof looked at a few ranks
+            return None
         if self.scales is not None:
             image.scale(self.scales[number])
         return image

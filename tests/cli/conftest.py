@@ -55,16 +55,6 @@ def own_first(b: ScheduleBuilder) -> None:
 
 @algorithm(allreduce)
 def spare(b: ScheduleBuilder) -> None:
-    """Sends what it was given, and keeps what it hears in scratch."""
-    b.chunks(1)
-    b.send(b.input[0], to=1 - b.rank)
-    b.recv(b.scratch[0], frm=1 - b.rank)
-    b.copy(b.input[0], b.output[0])
-    b.reduce(b.scratch[0], b.output[0])
-
-
-@algorithm(allreduce)
-def spare(b: ScheduleBuilder) -> None:
     """Two ranks tell each other what they have, and keep what they hear in scratch."""
     b.chunks(1)
     b.send(b.input[0], to=1 - b.rank)

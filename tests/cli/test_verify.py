@@ -69,3 +69,9 @@ def test_what_is_too_large_is_neither_right_nor_wrong(cli, monkeypatch):
     done = cli("verify", "double_binary_tree", "--size", "40", "--whole")
     assert done.code == 0
     assert "; rank by rank; " in done.out
+
+
+def test_more_slots_than_an_edge_can_have_are_refused(cli):
+    done = cli("verify", "ring", "--size", "4", "--slots", "5000000")
+    assert done.code == 2
+    assert "slots is 5000000, want an integer from 1 to 1048576" in done.err

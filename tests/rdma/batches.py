@@ -5,13 +5,14 @@
 The lengths are used in turns. For each line of its standard input, which holds a number, the rank
 makes so many calls; the ranks must be told alike. It writes "call N" before each, and after the
 last a line of JSON with the state of its paths. At the end of the input it leaves. When a call
-fails it writes a last line of JSON with `error` and `text`, and ends with 3.
+fails it writes a last line of JSON with `error`, `text` and that state, and ends with 3.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -31,21 +32,32 @@ def call(comm: pycoll.Communicator, number: int) -> None:
     assert np.array_equal(out, want), f"call {number}: {np.count_nonzero(out != want)} are wrong"
 
 
+def serve(comm: pycoll.Communicator) -> None:
+    """Make as many calls as each line says."""
+    number = 0
+    for line in sys.stdin:
+        for _ in range(int(line)):
+            print(f"call {number}", flush=True)
+            call(comm, number)
+            number += 1
+        print(json.dumps(state(comm)), flush=True)
+
+
+def state(comm: pycoll.Communicator) -> dict[str, Any]:
+    """Return that of the rank's paths."""
+    return verbs.comm_net_state(comm._engine.comm)._asdict()
+
+
 def main() -> None:
     """Do as told."""
-    number = 0
     with pycoll.init() as comm:
-        for line in sys.stdin:
-            for _ in range(int(line)):
-                print(f"call {number}", flush=True)
-                call(comm, number)
-                number += 1
-            print(json.dumps(verbs.comm_net_state(comm._engine.comm)._asdict()), flush=True)
+        try:
+            serve(comm)
+        except pycoll.PycollError as error:
+            said = {"error": type(error).__name__, "text": str(error), **state(comm)}
+            print(json.dumps(said), flush=True)
+            sys.exit(3)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except pycoll.PycollError as error:
-        print(json.dumps({"error": type(error).__name__, "text": str(error)}), flush=True)
-        sys.exit(3)
+    main()

@@ -13,6 +13,8 @@ from pycoll.algorithms import get
 from pycoll.errors import InternalError
 from pycoll.program.lower import compile_program
 from pycoll.program.slots import SLOTS
+from pycoll.runtime.host.side import slice_seconds
+from pycoll.runtime.plan import proof
 from pycoll.runtime.plan.proof import Form, Proofs
 from pycoll.schedule import Level, Placement
 
@@ -26,6 +28,25 @@ def proofs_of(rank: int, size: int) -> Proofs:
     world = SimpleNamespace(rank=rank, size=size, slots=SLOTS, lazy=False)
     engine: Any = SimpleNamespace(world=world, once=once, cache=None, unproved=False)
     return Proofs(engine)
+
+
+def test_many_ranks_of_a_host_look_more_rarely() -> None:
+    assert slice_seconds(2, 300) == slice_seconds(128, 300) == 0.1
+    assert slice_seconds(1024, 300) == pytest.approx(0.8)
+    assert slice_seconds(1024, 2) == pytest.approx(0.25)
+    assert slice_seconds(1024, 0.1) == 0.1
+
+
+@pytest.mark.parametrize("name", ["ring", "binomial"])
+def test_a_program_too_long_to_be_handed_out_is_lowered_by_each(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, size, root = get(name, "broadcast" if name == "binomial" else "allreduce"), 72, 3
+    form = Form(made, False, False, Placement())
+    handed = [proofs_of(rank, size).program(form, root, None) for rank in (0, 4)]
+    monkeypatch.setattr(proof, "MAX_BLOB", 2)
+    assert [proofs_of(rank, size).program(form, root, None) for rank in (0, 4)] == handed
+    assert handed[0].blob == compile_program(made, size, size - root).to_bytes()
 
 
 @pytest.mark.parametrize(

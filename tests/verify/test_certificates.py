@@ -73,7 +73,8 @@ def test_ranks_run_what_they_would_lower_themselves(size: int) -> None:
             return compile_own(a, size, rank, facts).to_bytes()
 
         assert record.group is not None
-        for rank in (record.group.step, size // 2 + 1, size - 1):
+        few = (record.group.step, size // 2 + 1, size - 1)
+        for rank in range(size) if size == 72 else few:
             image = record.image(own(record.representative(rank)), rank)
             assert image is not None, (a, rank)
             assert image.to_bytes() == own(rank), (a, rank)

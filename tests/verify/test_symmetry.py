@@ -135,6 +135,31 @@ def test_a_program_that_was_not_proved_is_moved_to_nobody() -> None:
         record.image(good.to_bytes()[:-1], 3)
 
 
+@algorithm(allgather)
+def ring_with_an_aside(b: ScheduleBuilder) -> None:
+    """A ring that also takes two blocks aside, and back; of some ranks these wrap round the end."""
+    get("ring", "allgather")(b)
+    first = (b.rank + 3) % b.size
+    whole = first + 1 < b.size
+    for source, place in [(first, 0)] if whole else [(first, 0), (0, 1)]:
+        n = 1 + whole
+        b.copy(b.output[source : source + n], b.scratch[place : place + n])
+        b.copy(b.scratch[place : place + n], b.output[source : source + n])
+
+
+def test_a_rank_without_an_image_lowers_its_own() -> None:
+    """A proof looks at the first and the last rank; what is between them each sees itself."""
+    record = record_of(ring_with_an_aside, 9)
+    assert record is not None
+    assert record.alike
+    sums = compile_all(ring_with_an_aside, 9)
+    images = [record.image(sums[0].to_bytes(), rank) for rank in range(9)]
+    assert [rank for rank, image in enumerate(images) if image is None] == [5]
+    for rank, image in enumerate(images):
+        admitted = record.admits(sums[rank], ring_with_an_aside.collective, sums.__getitem__)
+        assert admitted == (image is not None)
+
+
 @pytest.mark.parametrize("size", [2, 3, 5, 8, 12])
 @pytest.mark.parametrize(("name", "collective"), ROTATED)
 def test_by_rotation(name: str, collective: str, size: int) -> None:

@@ -17,10 +17,15 @@ _SLICE_SECONDS = 0.1
 _LOOKERS = 128
 
 
-def slice_seconds(world: World) -> float:
-    """Return after how many seconds a native wait returns to Python."""
-    near = world.hosts.count(world.hosts[world.rank])
-    return _SLICE_SECONDS * max(1.0, near / _LOOKERS)
+def slice_seconds(near: int, timeout: float) -> float:
+    """Return after how many seconds a native wait returns to Python.
+
+    Args:
+        near: Ranks of this host.
+        timeout: Seconds that a call may take, in which a rank is to look several times.
+    """
+    rarer = _SLICE_SECONDS * near / _LOOKERS
+    return max(_SLICE_SECONDS, min(rarer, timeout / 8))
 
 
 class HostSide:
@@ -30,7 +35,6 @@ class HostSide:
 
     def __init__(self, comm: Any, world: World) -> None:
         self._comm, self._rank = comm, world.rank
-        self._slice = slice_seconds(world)
         self._inside: set[int] = set()  #: threads that wait for works at this moment
 
     def refuse(self) -> int | None:
@@ -51,7 +55,7 @@ class HostSide:
         thread = threading.get_ident()
         self._inside.add(thread)
         try:
-            code = bindings.work_wait(work, min(seconds, self._slice))
+            code = bindings.work_wait(work, min(seconds, _SLICE_SECONDS))
         finally:
             self._inside.discard(thread)
         return None if code == codes.AGAIN else code

@@ -59,8 +59,9 @@ class Proofs:
         """Return this rank's Program of a form, which is proved.
 
         Among many ranks that do the same up to their numbers one of each class lowers it for all;
-        the others only change the numbers. It is that of which the proof holds the digest. A user's
-        algorithm each lowers for itself, as nobody but the ranks has seen that they do the same.
+        the others only change the numbers. The proof holds the digest of the representative's
+        Program; if what was handed out has another, each rank lowers its own. So does each that of
+        a user's algorithm, as nobody but the ranks has seen that they do the same.
 
         Args:
             form: What is lowered.
@@ -76,7 +77,7 @@ class Proofs:
         rank = (world.rank - root) % world.size
         for whole in (False, True):
             record = self._record(form, whole, timeout)
-            if world.size > room.EAGER and form.algorithm in BUILTIN and record.alike:
+            if world.size > room.EAGER and form.algorithm in BUILTIN and record.classes_are_large:
                 found = self._of_class(form, record, rank, timeout)
                 if found is not None:
                     return found
@@ -102,7 +103,7 @@ class Proofs:
         self._known.clear()
 
     def _of_class(self, form: Form, record: Record, rank: int, timeout: float | None) -> Own | None:
-        """Return a rank's Program from the one that is lowered once for its class, if it fits."""
+        """Return a rank's Program from the one that is lowered for its class; None if it cannot."""
         size, number = self._engine.world.size, record.representative(rank)
 
         def lower() -> str:
