@@ -17,15 +17,15 @@ from pycoll.program.program import Program
 Table = npt.NDArray[Any]
 
 
-def _record(fields: tuple[tuple[str, str, str], ...]) -> np.dtype[Any]:
+def _row(fields: tuple[tuple[str, str, str], ...]) -> np.dtype[Any]:
     return np.dtype([(name, f"<{code}") for name, code, _ in fields])
 
 
-_HEADER = _record(isa.HEADER_FIELDS)
+_HEADER = _row(isa.HEADER_FIELDS)
 _START = np.dtype("<I")
-_EDGE = _record(isa.EDGE_FIELDS)
-_INSTRUCTION = _record(isa.INSTRUCTION_FIELDS)
-_OPERAND = _record(isa.OPERAND_FIELDS)
+_EDGE = _row(isa.EDGE_FIELDS)
+_INSTRUCTION = _row(isa.INSTRUCTION_FIELDS)
+_OPERAND = _row(isa.OPERAND_FIELDS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +47,11 @@ class Image:
         header = data[: _HEADER.itemsize].view(_HEADER)
         counted = ("nchannels", "nedges", "ninstructions", "noperands")
         tables, at = [], _HEADER.itemsize
-        for name, record in zip(counted, (_START, _EDGE, _INSTRUCTION, _OPERAND), strict=True):
-            end = at + int(header[name][0]) * record.itemsize
+        for name, row in zip(counted, (_START, _EDGE, _INSTRUCTION, _OPERAND), strict=True):
+            end = at + int(header[name][0]) * row.itemsize
             if end > len(data):
                 break
-            tables.append(data[at:end].view(record))
+            tables.append(data[at:end].view(row))
             at = end
         if len(tables) != len(counted) or at != len(data):
             raise ScheduleError(f"program has {len(data)} bytes, want others by its header")

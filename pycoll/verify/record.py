@@ -57,7 +57,7 @@ class Record:
             return self.verdict.origin in ("certificate", "unproved")
         if self.group is None:
             return self._digest(program.rank, DIGEST_BYTES) == digest_of(program)
-        number = program.rank % self.group.step
+        number = self.representative(program.rank)
         theirs = lower(number) if self.cut else None
         if self.cut and widest_of(program) > self.facts.widest:
             return False
@@ -80,7 +80,7 @@ class Record:
 
     @property
     def classes_are_large(self) -> bool:
-        """Tell whether the same, and each representative stands for as many ranks as there are."""
+        """Tell whether they are `alike`, and at least as many to a class as there are classes."""
         return self.group is not None and self.alike and self.group.order >= self.group.step
 
     def representative(self, rank: int) -> int:

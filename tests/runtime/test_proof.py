@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +13,10 @@ from pycoll import verify
 from pycoll.algorithms import get
 from pycoll.errors import InternalError
 from pycoll.program.lower import compile_program
+from pycoll.program.program import Program
 from pycoll.program.slots import SLOTS
 from pycoll.runtime.host.side import slice_seconds
-from pycoll.runtime.plan import proof
+from pycoll.runtime.plan import proof, turns
 from pycoll.runtime.plan.proof import Form, Proofs
 from pycoll.schedule import Level, Placement
 
@@ -35,6 +37,31 @@ def test_many_ranks_of_a_host_look_more_rarely() -> None:
     assert slice_seconds(1024, 300) == pytest.approx(0.8)
     assert slice_seconds(1024, 2) == pytest.approx(0.25)
     assert slice_seconds(1024, 0.1) == 0.1
+
+
+def test_who_lowers_for_others_takes_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[bool] = []
+    lowered: list[bool] = []
+
+    @contextlib.contextmanager
+    def take(turns: object) -> Iterator[bool]:
+        held.append(True)
+        yield True
+        held.pop()
+
+    def compile_own(*args: Any, **options: Any) -> Program:
+        lowered.append(bool(held))
+        return real(*args, **options)
+
+    real = proof.compile_own
+    monkeypatch.setattr(proof, "compile_own", compile_own)
+    monkeypatch.setattr(turns.Turns, "take", take)
+    monkeypatch.setattr(turns, "LONG", 1)
+    mine: Any = proofs_of(5, 72)
+    mine._engine.world.lazy, mine._engine.world.cores = True, 2
+    mine._engine.bootstrap = SimpleNamespace(control=SimpleNamespace(secret=b"secret"))
+    mine.program(Form(get("ring"), False, False, Placement()), 0, None)
+    assert lowered == [True]
 
 
 @pytest.mark.parametrize("name", ["ring", "binomial"])

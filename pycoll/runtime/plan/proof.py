@@ -107,9 +107,9 @@ class Proofs:
         size, number = self._engine.world.size, record.representative(rank)
 
         def lower() -> str:
-            packed = base64.b64encode(
-                zlib.compress(self._lower(form, record, number).to_bytes(), 1)
-            )
+            with self._turn(form, number):
+                blob = self._lower(form, record, number).to_bytes()
+            packed = base64.b64encode(zlib.compress(blob, 1))
             return packed.decode() if len(packed) < MAX_BLOB // 2 else ""
 
         subject = "program", identity(form.algorithm, size, form.placement), number
