@@ -1,4 +1,7 @@
-"""Lanes: the fewest pieces of messages that have to be simulated for the same times.
+"""Lanes: the fewest pieces of messages and links that have to be simulated for the same times.
+
+Where two links follow each other and nothing crosses one of them alone, the narrower one decides:
+a message never waits for the other.
 
 Where messages are cut over lanes that are alike, so are the links that these cross, and all are
 free at the same times: one stands for them. That holds for an edge only if it does for all edges
@@ -9,17 +12,54 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
-from pycoll.cost.simulate import EdgeRoutes
+from pycoll.cost.simulate import EdgeRoutes, SimRoute
 
 
 def fewest(ways: Sequence[EdgeRoutes], cut: Sequence[bool]) -> Sequence[EdgeRoutes]:
-    """Return ways by which every message takes as long, with one lane for all that are alike.
+    """Return ways by which every message takes as long, with the fewest lanes and links.
 
     Args:
         ways: Of each edge.
         cut: Whether all messages of each edge are cut over its lanes.
     """
+    return _without_followers(_without_alike(ways, cut), cut)
+
+
+def _without_followers(ways: Sequence[EdgeRoutes], cut: Sequence[bool]) -> Sequence[EdgeRoutes]:
+    """Put one link for those that always follow each other, as wide as the narrowest of them.
+
+    Not where a message chooses its lane: it goes by how far those before it have come.
+    """
+    crossed, follow = Counter[int](), Counter[tuple[int, int]]()
+    for way, whole in zip(ways, cut, strict=True):
+        if not whole and len(way.lanes) > 1:
+            crossed.update([link for lane in way.lanes for link, _ in lane.links])
+            continue
+        for lane in way.lanes:
+            links = [link for link, _ in lane.links]
+            crossed.update(links)
+            follow.update(pairwise(links))
+    after = {b: a for (a, b), n in follow.items() if n == crossed[a] == crossed[b]}
+    if not after:
+        return ways
+
+    def shorter(lane: SimRoute) -> SimRoute:
+        links: list[tuple[int, float]] = []
+        for link, bandwidth in lane.links:
+            if link in after:
+                first, narrowest = links[-1]
+                links[-1] = first, min(narrowest, bandwidth)
+            else:
+                links.append((link, bandwidth))
+        return lane._replace(links=tuple(links))
+
+    return [EdgeRoutes(way.latency, (*map(shorter, way.lanes),)) for way in ways]
+
+
+def _without_alike(ways: Sequence[EdgeRoutes], cut: Sequence[bool]) -> Sequence[EdgeRoutes]:
+    """Put one lane for all that are alike."""
     alike = [whole and _alike(way) for way, whole in zip(ways, cut, strict=True)]
     while any(alike):
         first = _firsts(ways, alike)

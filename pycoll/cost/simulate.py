@@ -170,7 +170,8 @@ class _Run:
                 if self.holds[rank] or self._take_core(rank, now):
                     self._execute(rank, stream, number, now)
                 return
-            soonest = min(soonest, at)
+            if at < soonest:
+                soonest = at
             lacks = self.lacks if lacks is None else ANY
         self.waited[rank] = True
         if self.shared and self.holds[rank]:
@@ -182,17 +183,17 @@ class _Run:
     def _possible(self, number: int, tile: int) -> float:
         """Return when an operation can begin, as far as that is known; else infinity."""
         operation, at = self.operations[number], 0.0
-        self.lacks = KNOWN
         for e in operation.sources:
             n, arrivals = self.received[e], self.arrivals[e]
             arrives = arrivals[n] if n < len(arrivals) else math.inf
-            if arrives == math.inf:
-                self.lacks = e
-                return math.inf
             if arrives > at:
+                if arrives == math.inf:
+                    self.lacks = e
+                    return math.inf
                 at = arrives
+        depth = self.depth
         for e in operation.destinations:
-            n = self.sent[e] - self.depth
+            n = self.sent[e] - depth
             if n >= 0:
                 credits = self.credits[e]
                 if n >= len(credits):
@@ -206,6 +207,7 @@ class _Run:
                 return math.inf
             if self.ended[other] > at:
                 at = self.ended[other]
+        self.lacks = KNOWN
         return at
 
     def _execute(self, rank: int, stream: _Stream, number: int, start: float) -> None:

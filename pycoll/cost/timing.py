@@ -197,13 +197,12 @@ def _ways(
 ) -> Sequence[EdgeRoutes]:
     """Return what each edge's messages may cross; every operation sends messages of its size."""
     if machine.topology is not None:
-        if work.ranks == machine.size:
-            return _described(work, machine)
         cut = [True] * len(work.edges)
         for operation, n in zip(work.operations, sizes, strict=True):
             for number in operation.destinations:
                 cut[number] = cut[number] and n >= STRIPE_BYTES
-        return fewest(folded(work, machine), cut)
+        whole = work.ranks == machine.size
+        return fewest(_described(work, machine) if whole else folded(work, machine), cut)
     rates = machine.rates
     near = EdgeRoutes(max(rates.latency, wake))
     latency, bandwidth, incast = (

@@ -73,3 +73,29 @@ def test_what_comes_by_another_link_tells_lanes_apart() -> None:
 @pytest.mark.parametrize("lanes", [((0, 1), (0, 2)), ((1, 0), (2, 0)), ((0, 1), (1, 0))])
 def test_pieces_that_share_a_link_wait_for_each_other(lanes: tuple[tuple[int, ...], ...]) -> None:
     assert lanes_of([way(*lanes)], [True]) == [2]
+
+
+def crossed(ways: Sequence[EdgeRoutes], cut: Sequence[bool]) -> list[list[int]]:
+    """Return how many links are left of each lane of each edge."""
+    return [[len(lane.links) for lane in found.lanes] for found in fewest(ways, cut)]
+
+
+def test_one_link_stands_for_those_that_always_follow_each_other() -> None:
+    wide, narrow = (0, 9.0), (1, 3.0)
+    for links in ((wide, narrow, (2, 9.0)), (narrow, wide, (2, 9.0))):
+        one = EdgeRoutes(1.0, (SimRoute(1.0, links),))
+        other = EdgeRoutes(1.0, (SimRoute(1.0, (*links[:2], (3, 9.0))),))
+        for found in fewest([one, other], [False, False]):
+            assert [bandwidth for _, bandwidth in found.lanes[0].links] == [3.0, 9.0]
+
+
+def test_links_that_some_cross_apart_are_all_left() -> None:
+    assert crossed([way((0, 1)), way((1, 2))], [True, True]) == [[2], [2]]
+    assert crossed([way((0, 1)), way((1, 0))], [True, True]) == [[2], [2]]
+
+
+def test_links_among_which_messages_choose_are_all_left() -> None:
+    """A message takes the lane that is free first, and those before it are not yet on link 1."""
+    ways = [way((0, 1), (2, 3, 4)), way((0, 1))]
+    assert crossed(ways, [False, False]) == [[2, 3], [2]]
+    assert crossed(ways, [True, False]) == [[1, 1], [1]]
