@@ -49,7 +49,7 @@ LAW = {
         {"arrays"},
         {"bootstrap", "runtime"},
         COMMUNICATOR,
-        {"benchmark"},
+        {"benchmark", "rehearsal"},
         {"interop", "overlap"},
         {"doctor"},
         {"cli", "__init__", "__main__"},
@@ -73,7 +73,7 @@ LAW = {
         "os.getenv": (),
         "numpy": (
             *("program/reference.py", "program/arithmetic.py", "program/image.py"),
-            *("verify/symmetry/canonical.py", "verify/symmetry/group.py", *ABOVE),
+            *("verify/symmetry/canonical.py", "verify/symmetry/group.py", "rehearsal", *ABOVE),
         ),
         "mpi4py": ("bootstrap/mpi.py", "benchmark/backends/mpi4py.py"),
         "torch": ("arrays/torch.py", "benchmark/backends/gloo.py", "interop/torch_"),

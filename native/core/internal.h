@@ -30,7 +30,7 @@ struct pc_program {
     bool apart; /* IN and OUT must be distinct memory */
     struct pc_vm_instruction *code;
     struct pc_vm_operand *operands;
-    struct pc_probe *probes;
+    struct pc_probe *probes; /* of those that fill slots */
 };
 
 /* What plans of a communicator write to while a tile of theirs runs: they share it, as one call

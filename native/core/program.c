@@ -278,15 +278,14 @@ static void resolve_operands(const struct blob *b, struct pc_program *program)
     for (uint32_t k = 0; k < b->header.noperands; k++) {
         struct pc_operand o = operand_at(b, k);
         struct pc_vm_operand *p = &program->operands[k];
-        *p = (struct pc_vm_operand){.space = (uint8_t)o.space,
-                                    .place = o.place,
-                                    .chunk = o.chunk,
-                                    .nchunks = o.nchunks,
-                                    .peer = o.space == PC_SPACE_SLOT ? 0 : real_rank(b, o.edge)};
+        *p = (struct pc_vm_operand){
+            .space = (uint8_t)o.space, .place = o.place, .chunk = o.chunk, .nchunks = o.nchunks};
         if (o.space == PC_SPACE_SLOT && o.edge < b->header.nedges) {
             struct pc_edge e = edge_at(b, o.edge);
             p->fifo = fifo_of(b, &e);
             p->receiving = e.direction == PC_DIRECTION_RECV;
+        } else if (o.space == PC_SPACE_PEER_IN || o.space == PC_SPACE_PEER_OUT) {
+            p->peer = real_rank(b, o.edge);
         }
     }
 }
@@ -339,10 +338,6 @@ static struct pc_vm_instruction decode(const struct blob *b, const struct pc_pro
     case PC_OP_REDUCE_COPY:
         line.step = PC_STEP_REDUCE_COPY;
         line.at.operands = program->operands + i.operand;
-        for (uint32_t k = i.nsrc; k < (uint32_t)i.nsrc + i.ndst; k++)
-            if (line.at.operands[k].space == PC_SPACE_SLOT
-                && pc__edge_mapped(line.at.operands[k].fifo)) /* no core reads a shadow */
-                line.probe = &program->probes[at];
         for (uint32_t k = 0; k < (uint32_t)i.nsrc + i.ndst; k++)
             if (line.at.operands[k].space == PC_SPACE_SCRATCH && line.at.operands[k].nchunks > 1)
                 line.flags |= PC_FLAG_PIECEWISE;
@@ -370,6 +365,30 @@ static struct pc_vm_instruction decode(const struct blob *b, const struct pc_pro
     return line;
 }
 
+/* Whether an instruction fills a slot that another core reads; none reads a shadow. */
+static bool fills_slot(const struct pc_vm_instruction *i)
+{
+    for (uint32_t k = i->nsrc; i->step == PC_STEP_REDUCE_COPY && k < (uint32_t)i->nsrc + i->ndst;
+         k++)
+        if (i->at.operands[k].space == PC_SPACE_SLOT && pc__edge_mapped(i->at.operands[k].fifo))
+            return true;
+    return false;
+}
+
+/* Gives a probe to each instruction that fills a slot; false: no memory. */
+static bool give_probes(struct pc_program *program)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < program->ninstructions; i++)
+        n += fills_slot(&program->code[i]);
+    program->probes = calloc(n + (size_t)1, sizeof *program->probes);
+    struct pc_probe *next = program->probes;
+    for (uint32_t i = 0; next != NULL && i < program->ninstructions; i++)
+        if (fills_slot(&program->code[i]))
+            program->code[i].probe = next++;
+    return next != NULL;
+}
+
 int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes, uint32_t root,
                     struct pc_program **out)
 {
@@ -394,8 +413,7 @@ int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes, uint
                                    .nchannels = b.header.nchannels};
     program->code = calloc(b.header.ninstructions, sizeof *program->code);
     program->operands = calloc(b.header.noperands + 1, sizeof *program->operands);
-    program->probes = calloc(b.header.ninstructions, sizeof *program->probes);
-    if (program->code == NULL || program->operands == NULL || program->probes == NULL) {
+    if (program->code == NULL || program->operands == NULL) {
         pc_program_free(program);
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a program");
     }
@@ -406,6 +424,10 @@ int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes, uint
         struct pc_instruction instruction = instruction_at(&b, i);
         program->apart |= turns(&b, &instruction);
         program->code[i] = decode(&b, program, i);
+    }
+    if (!give_probes(program)) {
+        pc_program_free(program);
+        return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a program");
     }
     for (uint32_t i = 0; i < b.header.ninstructions; i++)
         if (program->code[i].step == PC_STEP_PUT_MESSAGE && program->code[i].at.operands == NULL) {

@@ -129,15 +129,18 @@ struct pc_vm_instruction {
     } at;
 };
 
-/* An operand; all operands of one instruction name the same chunks. */
+/* An operand; all operands of one instruction name the same chunks. A Program may have ten thousand
+ * of them, so the order of the fields matters. */
 struct pc_vm_operand {
-    uint8_t space; /* enum pc_space */
+    uint8_t space;  /* enum pc_space */
+    bool receiving; /* SLOT: which end of the FIFO */
     uint32_t place;
     uint32_t chunk;
     uint32_t nchunks;
-    uint32_t peer;        /* PEER_IN, PEER_OUT */
-    bool receiving;       /* SLOT: which end of the FIFO */
-    struct pc_fifo *fifo; /* SLOT */
+    union {
+        uint32_t peer;        /* PEER_IN, PEER_OUT */
+        struct pc_fifo *fifo; /* SLOT */
+    };
 };
 
 struct pc_chunk { /* its offset in the message, and its length */

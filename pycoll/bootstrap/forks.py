@@ -29,7 +29,7 @@ from typing import NoReturn
 
 from pycoll.bootstrap import supervisor
 from pycoll.bootstrap.descriptors import restore
-from pycoll.bootstrap.local_child import die_with
+from pycoll.bootstrap.local_child import die_with, spare
 from pycoll.bootstrap.preload import preload
 from pycoll.bootstrap.processes import Started, Starter, shared_environ
 from pycoll.bootstrap.ranks import Ranks
@@ -70,7 +70,7 @@ def main(path: list[str], last: list[Callable[[], None]]) -> None:
     """
     signals = supervisor.signal_pipe()
     size, grace, soft, *program = sys.argv[1:]
-    preload()
+    preload(int(size))
     gc.collect()
     gc.freeze()  # else a collection copies every page that has an object of this process
     ranks = Ranks(Forks(int(size), int(soft)), float(grace))
@@ -109,6 +109,7 @@ class Forks(Starter):
             os.close(err[1])
             return Started(_Forked(pid), out[0], err[0])
         die_with(parent)
+        spare(self.size)
         supervisor.no_signal_pipe()
         os.environ.update(self.variables(rank))
         self.close()

@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 
 from pycoll.bootstrap import control_plane, descriptors
 from pycoll.bootstrap.job import Job, enter
+from pycoll.bootstrap.preload import MANY
 from pycoll.errors import described
 
 PR_SET_PDEATHSIG = 1
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  #: of malloc.h
 OUTCOME = struct.Struct("<Q")  # bytes of the pickled Outcome that follows
 
 
@@ -39,6 +41,7 @@ def run_forked(job: Job, fn: Callable[..., Any], args: tuple[Any, ...], report: 
     wake-up descriptor of an event loop, standard input.
     """
     gc.freeze()  # else a collection copies every page that has an object of the parent
+    spare(job.size)
     atexit._clear()
     atexit.register(control_plane.leave_all)
     signal.set_wakeup_fd(-1)
@@ -77,6 +80,17 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before we asked
         os._exit(1)
+
+
+def spare(copies: int) -> None:
+    """Have malloc keep little, where many processes share a host.
+
+    By default each thread has an arena of its own, and what was freed stays below what was not.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    if copies > MANY and mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
+        mallopt(_M_MMAP_THRESHOLD, 128 << 10)
 
 
 def _run(job: Job, fn: Callable[..., Any], args: tuple[Any, ...], report: int) -> None:

@@ -92,7 +92,9 @@ def spawn(
                 enough("spawn", size),
                 socket.create_server(("127.0.0.1", 0), backlog=4 * size + 64) as listener,
             ):
-                starter = _Forks(fn, args, soft) if start == "fork" else _Fresh(fn, args, soft)
+                starter = (
+                    _Forks(fn, args, size, soft) if start == "fork" else _Fresh(fn, args, soft)
+                )
                 port = listener.getsockname()[1]
                 for rank in range(size):
                     starter(Job(rank, size, port, secret, listener), children)
@@ -218,11 +220,12 @@ class _Forks:
     Args:
         fn: What each runs.
         args: Its arguments.
+        size: How many there will be.
         soft: The limit of file descriptors that a rank has.
     """
 
-    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], soft: int) -> None:
-        preload()
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], size: int, soft: int) -> None:
+        preload(size)
         self._fn, self._args, self._soft = fn, args, soft
         # Where the ends lie that this process reads, which no rank must hold: most of them side by
         # side, so that closing hundreds is a few calls.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 
-from pycoll.errors import UnavailableError
+from pycoll.errors import PycollError, UnavailableError
 
 #: With what they import in their turn.
 _MODULES = (
@@ -27,11 +27,21 @@ _MODULES = (
 )
 
 
-def preload() -> None:
-    """Import and read it; not what this machine cannot run: ranks need not use the engine."""
+#: Copies, on one host, beyond which each holds as little memory of its own as can be.
+MANY = 64
+
+
+def preload(copies: int) -> None:
+    """Import and read it; not what this machine cannot run: ranks need not use the engine.
+
+    For many copies the first calls are rehearsed, too, which takes some 15 ms.
+    """
     with contextlib.suppress(UnavailableError):
         for name in _MODULES:
             importlib.import_module(name)
         certificates = importlib.import_module("pycoll.verify.certificates")
         certificates.certificates()  # a megabyte
         certificates.source_digest()
+    if copies > MANY:
+        with contextlib.suppress(PycollError):  # what is wrong here, the ranks will say
+            importlib.import_module("pycoll.rehearsal").rehearse()

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import pycoll
+from pycoll.bootstrap.local_child import spare
+from pycoll.bootstrap.preload import MANY, preload
 
 
 def imported() -> set[str]:
@@ -29,3 +36,75 @@ def fresh() -> list[set[str]]:
 def test_the_first_calls_of_a_rank_import_nothing_of_pycoll() -> None:
     (found,) = pycoll.spawn(fresh, 1, start="spawn", timeout=60)
     assert found == [set(), set()]
+
+
+def held() -> tuple[object, ...]:
+    """Return this process's threads, descriptors, and mappings of pycoll's memory."""
+    maps = Path("/proc/self/maps").read_text()
+    return (
+        threading.active_count(),
+        sorted(os.listdir("/proc/self/task")),
+        sorted(os.listdir("/proc/self/fd")),
+        maps.count("memfd:pycoll"),
+    )
+
+
+def rehearsed() -> list[tuple[object, ...]]:
+    preload(1)
+    before = held()
+    preload(MANY + 1)
+    return [before, held()]
+
+
+@pytest.mark.native
+def test_a_rehearsal_leaves_nothing_behind() -> None:
+    ((before, after),) = pycoll.spawn(rehearsed, 1, start="spawn", timeout=60)
+    assert before == after
+
+
+@pytest.mark.native
+def test_a_rehearsal_is_of_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for others, by what the process that makes it was told."""
+    monkeypatch.setenv("PYCOLL_RANK", "1")
+    monkeypatch.setenv("PYCOLL_SIZE", "2")
+    monkeypatch.setenv("PYCOLL_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setenv("PYCOLL_ALGORITHM", "none such")
+    code = f"from pycoll.bootstrap.preload import preload; preload({MANY + 1}); print('ready')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("ready\n", "")
+
+
+def arenas() -> int:
+    """Return how many arenas malloc has once a few threads have allocated at the same time."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    there, found = threading.Barrier(4), set[int]()
+
+    def allocate() -> None:
+        there.wait()
+        found.add(libc.malloc(1000) >> 26)  # arenas of threads begin at multiples of 64 MiB
+        there.wait()
+
+    threads = [threading.Thread(target=allocate) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(found)
+
+
+def few() -> int:
+    spare(MANY)
+    return arenas()
+
+
+def many() -> int:
+    spare(MANY + 1)
+    return arenas()
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="a libc without arenas")
+def test_among_many_ranks_all_threads_of_one_share_an_arena() -> None:
+    assert pycoll.spawn(few, 1, start="spawn", timeout=60)[0] > 1
+    assert pycoll.spawn(many, 1, start="spawn", timeout=60) == [1]
