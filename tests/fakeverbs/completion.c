@@ -70,13 +70,13 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *base, int cqe, void *cq_context
 int ibv_resize_cq(struct ibv_cq *base, int cqe)
 {
     struct fv_cq *cq = (struct fv_cq *)base;
-    uint32_t before = (uint32_t)base->cqe;
     if (cqe < 1 || (uint32_t)cqe > fv_options.max_cqe)
         return EINVAL;
     struct fv_cqe *ring = FV_FAILS("resize_cq") ? NULL : calloc((size_t)cqe, sizeof *ring);
     if (ring == NULL)
         return ENOMEM;
     pthread_mutex_lock(&cq->lock);
+    uint32_t before = (uint32_t)base->cqe;
     bool fits = cq->head - cq->tail <= (uint32_t)cqe;
     for (uint64_t i = cq->tail; fits && i != cq->head; i++)
         ring[i % (uint32_t)cqe] = cq->ring[i % before];
@@ -158,8 +158,8 @@ void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int n)
 
 void fv_complete(struct fv_cq *cq, const struct fv_cqe *entry, bool solicited)
 {
-    uint32_t depth = (uint32_t)cq->base.cqe;
     pthread_mutex_lock(&cq->lock);
+    uint32_t depth = (uint32_t)cq->base.cqe;
     if (cq->head - cq->tail == depth)
         fv_fatal("%s: a completion queue of %u overflowed", cq->base.context->device->name, depth);
     cq->ring[cq->head++ % depth] = *entry;
@@ -180,8 +180,8 @@ void fv_complete(struct fv_cq *cq, const struct fv_cqe *entry, bool solicited)
 /* `qp` is being destroyed. */
 void fv_forget(struct fv_cq *cq, const struct fv_qp *qp)
 {
-    uint32_t depth = (uint32_t)cq->base.cqe;
     pthread_mutex_lock(&cq->lock);
+    uint32_t depth = (uint32_t)cq->base.cqe;
     uint64_t kept = cq->tail;
     for (uint64_t i = cq->tail; i != cq->head; i++) {
         struct fv_cqe entry = cq->ring[i % depth];
