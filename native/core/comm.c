@@ -267,6 +267,7 @@ void pc_comm_close(struct pc_comm *comm)
     free(comm->dones);
     free(comm->fifos);
     pc__scratch_drop(comm);
+    pc__partition_drop(comm);
     free(comm);
 }
 

@@ -41,15 +41,25 @@ struct pc_scratch {
     char *at;
 };
 
+/* Where the blocks of a message lie, and the chunks of a number of them: of many ranks as long as a
+ * program, and the same for all collectives of such blocks that follow each other. */
+struct pc_partition {
+    _Atomic uint32_t references;
+    uint32_t nblocks;
+    uint32_t root;
+    uint32_t nchunks;
+    uint64_t *starts; /* where each block begins in the message, and the end */
+    struct pc_chunk *chunks;
+};
+
 struct pc_plan {
     struct pc_plan_spec spec;
     struct pc_program *staged;
     struct pc_program *direct; /* the direct form, or NULL */
     pc_fold_fn fold;
     uint32_t itemsize_log2;
-    uint64_t nbytes;            /* of all blocks together */
-    uint64_t *starts;           /* where each block begins in the message, and the end */
-    struct pc_chunk *chunks[2]; /* by form: staged, direct */
+    uint64_t nbytes;                    /* of all blocks together */
+    struct pc_partition *partitions[2]; /* by form: staged, direct */
     struct pc_terms terms[2];
     uint64_t salt;              /* the communicator's salt in these signatures */
     bool apart;                 /* one of its programs needs IN and OUT distinct */
@@ -121,12 +131,13 @@ struct pc_comm {
     struct pc_peer *peers;
     uint32_t *neighbours; /* the mapped peers, from pc_comm_sealed on */
     _Atomic uint32_t nneighbours;
-    uint32_t nmapped;                     /* mapped or near ranks so far, with this one */
-    uint32_t yields;                      /* yields before a sleep; with a network only */
-    uint64_t slow_yield_ns;               /* a longer yield has let another process run */
-    struct pc_fifo *fifos;                /* [peer][channel], PC_EDGE_CHANNELS each */
-    struct pc_token *dones;               /* [peer] */
-    _Atomic(struct pc_scratch *) scratch; /* of the plans that are made next, or NULL */
+    uint32_t nmapped;                         /* mapped or near ranks so far, with this one */
+    uint32_t yields;                          /* yields before a sleep; with a network only */
+    uint64_t slow_yield_ns;                   /* a longer yield has let another process run */
+    struct pc_fifo *fifos;                    /* [peer][channel], PC_EDGE_CHANNELS each */
+    struct pc_token *dones;                   /* [peer] */
+    _Atomic(struct pc_scratch *) scratch;     /* of the plans that are made next, or NULL */
+    _Atomic(struct pc_partition *) partition; /* the last plan's, or NULL */
     struct pc_token locals[PC_MAX_CHANNELS][PC_MAX_CHANNELS];
     uint64_t ready_calls;
     _Atomic uint32_t died; /* 1 + the first rank that died, or 0; ends all transfers */
@@ -210,15 +221,17 @@ int pc__fail(struct pc_error *error, int code, int peer, const char *format, ...
 uint64_t pc__part_at(uint64_t nbytes, uint32_t nparts, uint32_t k);
 /* The communicator lets go of its scratch; plans keep theirs until they are freed. */
 void pc__scratch_drop(struct pc_comm *comm);
+void pc__partition_drop(struct pc_comm *comm);
 
 static inline uint64_t pc__extent_at(const struct pc_plan *plan, struct pc_extent e)
 {
-    return e.count ? plan->starts[e.first] : 0;
+    return e.count ? plan->partitions[0]->starts[e.first] : 0;
 }
 
 static inline uint64_t pc__extent_bytes(const struct pc_plan *plan, struct pc_extent e)
 {
-    return plan->starts[e.first + e.count] - plan->starts[e.first];
+    const uint64_t *starts = plan->partitions[0]->starts;
+    return starts[e.first + e.count] - starts[e.first];
 }
 
 /* progress.c: the caller owns the communicator (comm->entered or the progress thread). */

@@ -5,18 +5,6 @@
 
 static const uint8_t itemsize_log2[PC_NDTYPES] = PC_DTYPE_LOG2_BYTES;
 
-/* The starts of the blocks in the order of memory, and the end of the last one. */
-static uint64_t *starts_of(const struct pc_plan_spec *s)
-{
-    uint64_t *starts = malloc(((size_t)s->nblocks + 1) * sizeof *starts);
-    if (starts == NULL)
-        return NULL;
-    starts[0] = 0;
-    for (uint32_t b = 0; b < s->nblocks; b++)
-        starts[b + 1] = starts[b] + s->blocks[b];
-    return starts;
-}
-
 static uint64_t units_of(uint64_t nbytes)
 {
     return nbytes / PC_CHUNK_UNIT + (nbytes % PC_CHUNK_UNIT != 0);
@@ -29,19 +17,73 @@ uint64_t pc__part_at(uint64_t nbytes, uint32_t nparts, uint32_t k)
     return at < nbytes ? at : nbytes;
 }
 
-static struct pc_chunk *chunks_of(const struct pc_plan *plan, uint32_t nchunks)
+static void drop_partition(struct pc_partition *p)
 {
-    const struct pc_plan_spec *s = &plan->spec;
-    struct pc_chunk *chunks = malloc((size_t)nchunks * sizeof *chunks);
-    uint32_t nparts = nchunks / s->nblocks;
-    for (uint32_t c = 0; chunks != NULL && c < nchunks; c++) {
-        uint32_t block = (uint32_t)(((uint64_t)(c / nparts) + s->root) % s->nblocks);
-        uint64_t nbytes = plan->starts[block + 1] - plan->starts[block];
-        uint64_t at = pc__part_at(nbytes, nparts, c % nparts);
-        chunks[c] = (struct pc_chunk){.at = plan->starts[block] + at,
-                                      .nbytes = pc__part_at(nbytes, nparts, c % nparts + 1) - at};
+    if (p == NULL || atomic_fetch_sub(&p->references, 1) != 1)
+        return;
+    free(p->starts);
+    free(p->chunks);
+    free(p);
+}
+
+static struct pc_partition *make_partition(const struct pc_plan_spec *s, const uint64_t *blocks,
+                                           uint32_t nchunks)
+{
+    struct pc_partition *p = calloc(1, sizeof *p);
+    if (p == NULL)
+        return NULL;
+    *p = (struct pc_partition){
+        .references = 1, .nblocks = s->nblocks, .root = s->root, .nchunks = nchunks};
+    p->starts = malloc(((size_t)p->nblocks + 1) * sizeof *p->starts);
+    p->chunks = malloc((size_t)nchunks * sizeof *p->chunks);
+    if (p->starts == NULL || p->chunks == NULL) {
+        drop_partition(p);
+        return NULL;
     }
-    return chunks;
+    p->starts[0] = 0;
+    for (uint32_t b = 0; b < p->nblocks; b++)
+        p->starts[b + 1] = p->starts[b] + blocks[b];
+    uint32_t nparts = nchunks / p->nblocks;
+    for (uint32_t c = 0; c < nchunks; c++) {
+        uint32_t block = (uint32_t)(((uint64_t)(c / nparts) + p->root) % p->nblocks);
+        uint64_t nbytes = p->starts[block + 1] - p->starts[block];
+        uint64_t at = pc__part_at(nbytes, nparts, c % nparts);
+        p->chunks[c]
+            = (struct pc_chunk){.at = p->starts[block] + at,
+                                .nbytes = pc__part_at(nbytes, nparts, c % nparts + 1) - at};
+    }
+    return p;
+}
+
+static bool is_partition(const struct pc_partition *p, const struct pc_plan_spec *s,
+                         const uint64_t *blocks, uint32_t nchunks)
+{
+    bool same = p->nblocks == s->nblocks && p->root == s->root && p->nchunks == nchunks;
+    for (uint32_t b = 0; same && b < p->nblocks; b++)
+        same = p->starts[b + 1] - p->starts[b] == blocks[b];
+    return same;
+}
+
+void pc__partition_drop(struct pc_comm *comm)
+{
+    drop_partition(atomic_exchange(&comm->partition, NULL));
+}
+
+/* Returns the last plan's partition if it is the one, else another, which takes its place. Taken
+ * out while it is looked at, so that of threads that make plans at a time each has one. */
+static struct pc_partition *partition_of(struct pc_comm *comm, const struct pc_plan_spec *s,
+                                         const uint64_t *blocks, uint32_t nchunks)
+{
+    struct pc_partition *found = atomic_exchange(&comm->partition, NULL);
+    if (found == NULL || !is_partition(found, s, blocks, nchunks)) {
+        drop_partition(found);
+        found = make_partition(s, blocks, nchunks);
+        if (found == NULL)
+            return NULL;
+    }
+    atomic_fetch_add(&found->references, 1);
+    drop_partition(atomic_exchange(&comm->partition, found));
+    return found;
 }
 
 static uint64_t longest_of(const struct pc_chunk *chunks, uint32_t nchunks)
@@ -94,17 +136,17 @@ static int check_form(struct pc_comm *comm, const struct pc_plan_spec *s,
     return PC_OK;
 }
 
-static bool holds(const struct pc_plan *plan, struct pc_extent e, const struct pc_chunk *chunk)
+static bool holds(const struct pc_partition *p, struct pc_extent e, const struct pc_chunk *chunk)
 {
-    return e.count != 0 && chunk->at >= plan->starts[e.first]
-           && chunk->at + chunk->nbytes <= plan->starts[e.first + e.count];
+    return e.count != 0 && chunk->at >= p->starts[e.first]
+           && chunk->at + chunk->nbytes <= p->starts[e.first + e.count];
 }
 
 /* The loader has checked chunks and operands by number; here their bytes are checked. */
-static int check_places(struct pc_comm *comm, const struct pc_plan *plan,
-                        const struct pc_program *p, const struct pc_chunk *chunks)
+static int check_places(struct pc_comm *comm, const struct pc_plan_spec *s,
+                        const struct pc_program *p, const struct pc_partition *partition)
 {
-    const struct pc_plan_spec *s = &plan->spec;
+    const struct pc_chunk *chunks = partition->chunks;
     for (uint32_t i = 0; i < p->noperands; i++) {
         const struct pc_vm_operand *o = &p->operands[i];
         if (o->space == PC_SPACE_SCRATCH || o->space == PC_SPACE_SLOT)
@@ -113,9 +155,9 @@ static int check_places(struct pc_comm *comm, const struct pc_plan *plan,
             const struct pc_chunk *place = &chunks[o->place + k];
             bool fits = chunks[o->chunk + k].nbytes <= place->nbytes;
             if (o->space == PC_SPACE_IN)
-                fits = fits && holds(plan, s->input, place);
+                fits = fits && holds(partition, s->input, place);
             if (o->space == PC_SPACE_OUT)
-                fits = fits && holds(plan, s->output, place);
+                fits = fits && holds(partition, s->output, place);
             if (!fits)
                 return BAD(comm, "operand %u: space %u, place %u does not hold chunk %u", i,
                            o->space, o->place + k, o->chunk + k);
@@ -164,24 +206,23 @@ static int build(struct pc_comm *comm, struct pc_plan *plan, struct pc_program *
 {
     struct pc_plan_spec *s = &plan->spec;
     uint64_t nscratch = 0, longest_message = 0, ntiles[2] = {1, 1};
-    plan->starts = starts_of(s);
+    const uint64_t *blocks = s->blocks;
     s->blocks = NULL; /* the caller owns them */
-    if (plan->starts == NULL)
-        return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a plan");
-    plan->nbytes = plan->starts[s->nblocks];
     plan->adjacent = s->root == 0 || s->nblocks == 1;
     for (int form = 0; form < 2; form++) {
         const struct pc_program *p = programs[form];
         if (p == NULL)
             continue;
         plan->apart |= p->apart;
-        plan->chunks[form] = chunks_of(plan, p->nchunks);
-        if (plan->chunks[form] == NULL)
+        struct pc_partition *partition = partition_of(comm, s, blocks, p->nchunks);
+        plan->partitions[form] = partition;
+        if (partition == NULL)
             return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a plan");
-        int rc = check_places(comm, plan, p, plan->chunks[form]);
+        plan->nbytes = partition->starts[s->nblocks];
+        int rc = check_places(comm, s, p, partition);
         if (rc != PC_OK)
             return rc;
-        uint64_t longest = longest_of(plan->chunks[form], p->nchunks);
+        uint64_t longest = longest_of(partition->chunks, p->nchunks);
         uint64_t tiles = longest / s->tile + (longest % s->tile != 0);
         ntiles[form] = tiles ? tiles : 1;
         nscratch = p->nscratch > nscratch ? p->nscratch : nscratch;
@@ -199,7 +240,7 @@ static int build(struct pc_comm *comm, struct pc_plan *plan, struct pc_program *
         if (programs[form] != NULL)
             plan->terms[form] = (struct pc_terms){
                 .code = programs[form]->code,
-                .chunks = plan->chunks[form],
+                .chunks = plan->partitions[form]->chunks,
                 .scratch = plan->scratch == NULL ? NULL : plan->scratch->at,
                 .signature = s->signature,
                 .ntiles = ntiles[form],
@@ -255,9 +296,8 @@ void pc_plan_free(struct pc_plan *plan)
         return;
     pc_program_free(plan->staged);
     pc_program_free(plan->direct);
-    free(plan->starts);
-    free(plan->chunks[0]);
-    free(plan->chunks[1]);
+    drop_partition(plan->partitions[0]);
+    drop_partition(plan->partitions[1]);
     let_go(plan->scratch);
     free(plan);
 }

@@ -59,7 +59,7 @@ static struct builder begin(const struct pc_plan *plan, int form, uint32_t insta
 /* The part of a chunk that an instance moves. */
 static struct pc_chunk part_of(const struct builder *b, uint32_t instance, uint32_t c)
 {
-    struct pc_chunk whole = b->plan->chunks[b->form][c];
+    struct pc_chunk whole = b->plan->partitions[b->form]->chunks[c];
     uint64_t at = pc__part_at(whole.nbytes, b->instances, instance);
     return (struct pc_chunk){.at = whole.at + at,
                              .nbytes = pc__part_at(whole.nbytes, b->instances, instance + 1) - at};
@@ -126,7 +126,7 @@ static bool whole_packets(const struct builder *b)
 {
     bool broken = false;
     for (uint32_t c = 0; c < b->program->nchunks; c++) {
-        uint64_t nbytes = b->plan->chunks[b->form][c].nbytes;
+        uint64_t nbytes = b->plan->partitions[b->form]->chunks[c].nbytes;
         if (nbytes != 0 && broken)
             return false;
         broken |= nbytes % 4 != 0;
@@ -384,7 +384,7 @@ static void write_head(const struct builder *b, uint32_t number)
     const struct pc_plan_spec *spec = &plan->spec;
     const struct pc_device_fifos *edges = b->edges;
     uint64_t *starts = (uint64_t *)(b->copy + aligned(sizeof(struct pc_device_image)));
-    memcpy(starts, plan->starts, (spec->nblocks + (size_t)1) * sizeof *starts);
+    memcpy(starts, plan->partitions[0]->starts, (spec->nblocks + (size_t)1) * sizeof *starts);
     *(struct pc_device_image *)b->copy = (struct pc_device_image){
         .nbytes = b->end,
         .nblocks = (uint32_t)pc__device_image_blocks(plan, b->form, b->instances),

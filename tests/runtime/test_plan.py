@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,25 +165,54 @@ def test_a_rank_plans_its_call_after_others_have_done_their_part_and_left(late: 
     assert np.array_equal(found, np.repeat([1.0, 2.0, 3.0], 3))
 
 
+def anonymous_kib() -> int:
+    """Return what this process holds of its own."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
+
+
+@pycoll.algorithm("allreduce")
+def in_many_chunks(b: ScheduleBuilder) -> None:
+    b.chunks(4096)
+    b.send(b.input[:], to=1 - b.rank)
+    b.recv_reduce(b.output[:], frm=range(2))
+
+
+def test_plans_of_the_same_blocks_share_what_says_where_they_lie() -> None:
+    """A plan among a thousand ranks has 24 KB of it; these have 64 KiB each, 36 of them."""
+
+    def job() -> int:
+        with pycoll.init(timeout=60) as comm:
+            x = np.ones(1 << 18, np.uint8)
+
+            def call(kind: str, op: Any) -> None:
+                comm.allreduce(x.view(kind), op=op, algorithm=in_many_chunks)
+
+            call("u1", "sum")
+            before = anonymous_kib()
+            for kind in ("i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8"):
+                for op in ("sum", "prod", "min", "max"):
+                    call(kind, op)
+            return anonymous_kib() - before
+
+    assert max(pycoll.spawn(job, 2)) < 1 << 10
+
+
 def test_plans_share_their_scratch() -> None:
     """One call runs at a time; each plan had its own, of a thousand ranks a gigabyte a plan."""
     many, block = 24, 16384
-
-    def held() -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
 
     def job() -> int:
         with pycoll.init(timeout=60) as comm:
             x = np.arange(comm.size * (block + 16 * many), dtype=np.float32)
             out = np.zeros_like(x)
             comm.alltoall(x, out, algorithm="bruck")
-            before = held()
+            before = anonymous_kib()
             for k in range(many):
                 n = comm.size * (block + 16 * k)
                 comm.alltoall(x[:n], out[:n], algorithm="bruck")
                 each = x[:n].reshape(comm.size, -1)[comm.rank]
                 assert (out[:n].reshape(comm.size, -1) == each).all()
-            return held() - before
+            return anonymous_kib() - before
 
     assert max(pycoll.spawn(job, 8)) < 12 << 10  # KiB
