@@ -47,17 +47,16 @@ def bruck(b: ScheduleBuilder) -> None:
     Source: Bruck, Ho, Kipnis, Upfal and Weathersby, IEEE TPDS 8(11), 1997.
     """
     held = [b.input[b.rank + i] for i in range(b.size)]  # what still has to go i ranks further
-    distance, free = 1, 0  # scratch from free on is unused
+    distance, free = 1, b.size // 2  # scratch is for one message, and from free on unused
     while distance < b.size:
         moving = [i for i in range(b.size) if i & distance]
-        end = free + len(moving)
-        for place, i in enumerate(moving, free):
+        for place, i in enumerate(moving):
             b.copy(held[i], b.scratch[place])
-        b.send(b.scratch[free:end], to=(b.rank + distance) % b.size)
-        b.recv(b.scratch[end : end + len(moving)], frm=(b.rank - distance) % b.size)
-        for place, i in enumerate(moving, end):
+        b.send(b.scratch[: len(moving)], to=(b.rank + distance) % b.size)
+        b.recv(b.scratch[free : free + len(moving)], frm=(b.rank - distance) % b.size)
+        for place, i in enumerate(moving, free):
             held[i] = b.scratch[place]
-        distance, free = 2 * distance, end + len(moving)
+        distance, free = 2 * distance, free + len(moving)
     for i in range(b.size):
         b.copy(held[i], b.output[b.rank - i])
 

@@ -46,9 +46,11 @@ class Split:
         """Yield, for each round inside this group, the block of everyone's lanes that it moves.
 
         One block a round and rank: a message is then one range, wherever the ranks of a group are.
+        The own group comes first, so that all groups do the same up to their places.
         """
         owned = [self.lanes_of[rank] for rank in self.mine]
-        for group in self.groups:
+        own = self.groups.index(self.mine)
+        for group in self.groups[own:] + self.groups[:own]:
             for turn in range(max(map(len, owned))):
                 yield [
                     self.blocks(group, lanes[turn]) if turn < len(lanes) else [] for lanes in owned

@@ -92,23 +92,35 @@ class _Hidden:
 
 
 def compact(moves: list[Move], first: int) -> tuple[list[Move], int]:
-    """Return the moves with scratch from ``first`` on renumbered without gaps, and its end."""
-    used = {
-        -1 - key
-        for move in moves
-        for place in move.sources + move.destinations
-        if place.where is Where.SCRATCH and place.place >= first
-        for key in place.memory()
-    }
-    # What a range covers is all used, so its places stay side by side.
-    number = {place: first + n for n, place in enumerate(sorted(used))}
-    if all(place == n for place, n in number.items()):
-        return moves, first + len(used)
+    """Return the moves with scratch from ``first`` on renumbered without gaps, and its end.
+
+    What is used first has the first numbers, whatever chunk lies there: ranks that do the same for
+    other chunks have the same numbers. Places that one operand covers stay side by side.
+    """
+    ends: dict[int, int] = {}  # by where operands begin, in the order of their first use
+    for move in moves:
+        for place in move.sources + move.destinations:
+            if place.where is Where.SCRATCH and place.place >= first:
+                at, end = place.place, place.place + place.nchunks
+                ends[at] = max(end, ends.get(at, end))
+    blocks: list[tuple[int, int]] = []  # of places that overlap
+    block_of: dict[int, int] = {}
+    for at in sorted(ends):
+        if blocks and at < blocks[-1][1]:
+            blocks[-1] = blocks[-1][0], max(ends[at], blocks[-1][1])
+        else:
+            blocks.append((at, ends[at]))
+        block_of[at] = len(blocks) - 1
+    number: dict[int, int] = {}
+    end = first
+    for block in dict.fromkeys(block_of[at] for at in ends):
+        number[block], end = end, end + blocks[block][1] - blocks[block][0]
 
     def renumbered(place: Location) -> Location:
         if place.where is not Where.SCRATCH or place.place < first:
             return place
-        return place._replace(place=number[place.place])
+        block = block_of[place.place]
+        return place._replace(place=number[block] + place.place - blocks[block][0])
 
     return [
         move._replace(
@@ -116,4 +128,4 @@ def compact(moves: list[Move], first: int) -> tuple[list[Move], int]:
             destinations=tuple(map(renumbered, move.destinations)),
         )
         for move in moves
-    ], first + len(used)
+    ], end

@@ -57,7 +57,7 @@ from pycoll.schedule.evaluate import evaluate
 
 LIMITS = Limits(MAX_SOURCES, MAX_DESTINATIONS)
 SPACES = tuple(Space)  # by number: a call of the enum costs more
-LOWERING = 1  #: raise when the same schedule lowers to other Programs than before
+LOWERING = 2  #: raise when the same schedule lowers to other Programs than before
 
 
 class Facts(NamedTuple):

@@ -186,10 +186,14 @@ def test_by_xor(name: str, collective: str, size: int) -> None:
         assert isinstance(record.group, Xor if size > 2 else Rotation)
 
 
-@pytest.mark.parametrize(("size", "width"), [(6, 3), (8, 2), (12, 4), (16, 4), (24, 8)])
-def test_by_rotation_of_nodes(size: int, width: int) -> None:
-    made, placement = get("hierarchical"), nodes(size, width)
-    for average in (False, True):
+# In nodes of nine and more folds of a node's shares pass through scratch.
+@pytest.mark.parametrize(
+    ("size", "width"), [(6, 3), (8, 2), (12, 4), (16, 4), (24, 8), (27, 9), (64, 16)]
+)
+@pytest.mark.parametrize("collective", ["allreduce", "allgather", "reduce_scatter"])
+def test_by_rotation_of_nodes(collective: str, size: int, width: int) -> None:
+    made, placement = get("hierarchical", collective), nodes(size, width)
+    for average in {False, made.collective.reduces}:
         record = record_of(made, size, average=average, placement=placement)
         assert admits_all(record, made, size, average, placement)
         assert record is not None
@@ -334,6 +338,24 @@ def test_a_message_in_more_than_two_pieces_is_not_covered() -> None:
     two = exchange(0, 8, (0, 8))
     four = exchange(1, 8, (1, 3), (0, 1), (5, 3), (4, 1))
     assert not is_cut(four, two, allreduce, group)
+
+
+def test_scratch_in_whole_windows_is_moved_as_chunks_are() -> None:
+    group = Rotation(4, 1, 1)
+
+    def kept(place: int, chunk: int, n: int, then: int) -> Program:
+        code = move(inp(chunk, n), to=scratch(place, chunk, n)), move(scratch(then, 0), to=out(0))
+        return program(0, 4, loop(*code), nchunks=8, nscratch=8)
+
+    whole = move(inp(0, 4), to=scratch(4, 0, 4)), move(scratch(4, 0, 4), to=out(0, 4))
+    aside = program(0, 4, loop(*whole), nchunks=8, nscratch=8)
+    assert moved(aside, group, 1).instructions == aside.instructions
+    # One that begins inside a window, that is half of one, or of which a part is read.
+    for wrong in (kept(2, 0, 4, 2), kept(0, 2, 2, 0), kept(4, 0, 4, 4), kept(0, 2, 4, 0)):
+        with pytest.raises(
+            NotSymmetricError, match="or in another order, after rotation of 4 by 1"
+        ):
+            moved(wrong, group, 1)
 
 
 def test_what_lies_by_position_keeps_its_order_or_has_no_image() -> None:
@@ -682,13 +704,16 @@ def test_a_programs_digest_is_of_its_place_in_the_group() -> None:
 
 
 def bases(r: random.Random) -> Iterator[tuple[Algorithm, list[Program], Group, bool]]:
-    """Yield representatives without end: right ones of built-ins, in sizes from 2 to 16."""
+    """Yield representatives without end: right ones of built-ins, mostly in sizes from 2 to 16."""
     open_ = [a for a in BUILTIN if not a.collective.rooted]
     while True:
         made, size = r.choice(open_), r.randint(2, 16)
         placement = None
+        by_nodes = made.name.startswith("hierarchical")
+        if by_nodes and r.random() < 0.2:
+            size = r.choice((18, 20, 27))  # of nine and more ranks, whose folds use scratch
         widths = [w for w in range(2, size) if size % w == 0]
-        if made.name.startswith("hierarchical") and widths and r.random() < 0.8:
+        if by_nodes and widths and r.random() < 0.8:
             placement = nodes(size, r.choice(widths))
         average = made.collective.reduces and r.random() < 0.3
 

@@ -10,6 +10,10 @@ what it holds of each. So a range may be brought to any range of the same chunks
 as XOR does; where an operand lies by position (in scratch, or where any chunk may lie in the place
 of any other) the order must be kept, too. What is not a range any more has no image.
 
+Scratch is moved as chunks are where a Program uses it in whole windows only (a window being the
+chunks that change places with each other): each of them is then at the place of the same chunk on
+every rank, so the order inside a window need not be kept.
+
 Where all blocks are equally long, the number of a chunk says no more than its length, and lowering
 takes it from the first source: it is moved where that lies in the place of a chunk, and stays where
 it lies in scratch.
@@ -112,7 +116,11 @@ def move(image: Image, group: Group, g: int) -> None:
         in_order = np.ones(len(operands), bool)
     else:
         labelled = np.ones(len(operands), bool)
-        in_order = beside_scratch[owner]
+        beside = beside_scratch[owner]
+        by_position = np.concatenate(
+            [places[spaces == Space.SCRATCH], chunks[beside], counts[beside]]
+        )
+        in_order = beside & (not _in_windows(group, by_position))
     mover = _Mover(group, g, who)
     for name, numbers, which in (("place", places, in_message), ("chunk", chunks, labelled)):
         found = mover.firsts(numbers[which], counts[which], in_order[which], spaces[which])
@@ -124,6 +132,12 @@ def move(image: Image, group: Group, g: int) -> None:
 
 
 _FIELDS = ("space", "place", "chunk")
+
+
+def _in_windows(group: Group, numbers: _Numbers) -> bool:
+    """Tell whether all are multiples of a window, within which the group moves chunks."""
+    window = group.unit * group.order
+    return window > 0 and not (numbers % window).any()
 
 
 def _instructions(image: Image) -> tuple[_Numbers, _Numbers]:
