@@ -211,8 +211,9 @@ def pack_blobs(blobs: Sequence[bytes]) -> bytes:
 
 
 def unpack_blobs(data: bytes, count: int) -> list[bytes]:
-    """Return the `count` blobs that `pack_blobs` joined."""
+    """Return the `count` blobs that `pack_blobs` joined; equal ones are one object."""
     blobs: list[bytes] = []
+    known: dict[bytes, bytes] = {}
     start = 0
     while start < len(data):
         if len(data) - start < LENGTH.size:
@@ -220,7 +221,8 @@ def unpack_blobs(data: bytes, count: int) -> list[bytes]:
         end = start + LENGTH.size + LENGTH.unpack_from(data, start)[0]
         if end > len(data):
             break
-        blobs.append(data[start + LENGTH.size : end])
+        blob = data[start + LENGTH.size : end]
+        blobs.append(known.setdefault(blob, blob))
         start = end
     if start != len(data) or len(blobs) != count:
         raise BootstrapError(

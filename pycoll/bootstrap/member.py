@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import sys
 from typing import NamedTuple
 
 from pycoll.errors import BootstrapError
@@ -49,7 +50,9 @@ class Member(NamedTuple):
         if middle > len(data):
             raise BootstrapError(f"hello: {len(data)} bytes, want at least {middle}")
         try:
-            address, host = data[_LAYOUT.size : middle].decode(), data[middle:].decode()
+            # Those of a host have them in common: of a thousand ranks one text each is kept.
+            address = sys.intern(data[_LAYOUT.size : middle].decode())
+            host = sys.intern(data[middle:].decode())
         except UnicodeDecodeError:
             raise BootstrapError("hello: the host's name is not UTF-8") from None
         return cls(pid, namespace, host, address, port)

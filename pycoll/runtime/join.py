@@ -231,7 +231,12 @@ def _introductions(bootstrap: Bootstrap, config: Config) -> list[_Introduction]:
         **mine.encode(),
     }
     blobs = bootstrap.allgather(json.dumps(said).encode(), config.timeout)
-    theirs = [_introduction(rank, blob) for rank, blob in enumerate(blobs)]
+    known: dict[bytes, _Introduction] = {}  # ranks of a host mostly say the same
+    theirs = []
+    for rank, blob in enumerate(blobs):
+        if blob not in known:
+            known[blob] = _introduction(rank, blob)
+        theirs.append(known[blob])
     _same_version([said.version for said in theirs])
     return theirs
 

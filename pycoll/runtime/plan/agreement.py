@@ -43,9 +43,10 @@ def agree(
     tuning = _tuning(world, config) if world.rank == 0 else None
     mine = {"selector": named, "tuning": tuning, "unproved": config.unproved}
     blobs = bootstrap.allgather(json.dumps(mine).encode(), config.timeout)
-    said = [json.loads(blob) for blob in blobs]
+    first = {blob: rank for rank, blob in reversed([*enumerate(blobs)])}  # mostly all say the same
+    said = {rank: json.loads(blob) for blob, rank in first.items()}
     wanted = said[0]["selector"]
-    for rank, theirs in enumerate(said):
+    for rank, theirs in sorted(said.items()):
         # A name is enough on rank 0; a function cannot travel.
         if theirs["selector"] != wanted and (theirs["selector"] or wanted == _FUNCTION):
             raise UsageError(
@@ -53,7 +54,7 @@ def agree(
                 f"{wanted or 'not given'} on rank 0; give all ranks the same"
             )
     chosen = selector if callable(selector) else _named(wanted)
-    return Agreement(said[0]["tuning"], chosen, all(theirs["unproved"] for theirs in said))
+    return Agreement(said[0]["tuning"], chosen, all(theirs["unproved"] for theirs in said.values()))
 
 
 def _named(name: str) -> Selector | None:
