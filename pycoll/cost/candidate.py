@@ -100,7 +100,7 @@ def _fastest(
     for name in known:
         try:
             algorithm = get(name, collective)
-            if not refused(algorithm, machine, placement):
+            if not refused(algorithm, machine, placement, question.unproved):
                 bounds[name] = least(algorithm, question.nbytes, machine, placement)
         except Exception:
             pass  # the candidate says what is wrong
@@ -139,12 +139,14 @@ def _candidate(
     placement = FLAT if question.placement is None else question.placement
     flat = placement.flat or question.collective == "barrier"
     unfit = Candidate(name, None, None, note="is for ranks on several levels")
+    if name in question.without:
+        return Candidate(name, None, None, note="takes too long to prove")
     algorithm = get(name, collective)
     try:
         asked_placement, operations = outlined(algorithm, machine, placement)
         if asked_placement and flat:
             return unfit
-        if reason := refused(algorithm, machine, placement):
+        if reason := refused(algorithm, machine, placement, question.unproved):
             return Candidate(name, None, None, note=reason)
         found = estimate(algorithm, question.nbytes, machine, placement=placement, limit=limit)
         predicted = found.seconds

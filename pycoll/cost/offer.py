@@ -4,7 +4,8 @@ A rank's memory for an edge is touched when the edge is used, and each peer that
 with is mapped. So where there are many ranks an algorithm in which one of them has more than some
 peers is not offered: with a thousand ranks of one host a thousand peers each would be a million
 mappings. Those are also the algorithms that fold what all others send in one absolute order, which
-is not the same from every rank, so that their proof takes all ranks.
+is not the same from every rank, so that their proof takes all ranks. What ranks do that are not
+alike, and move too much to be proved one by one, is not offered either.
 """
 
 from __future__ import annotations
@@ -25,8 +26,16 @@ MOST_NEAR = 64
 TINY_RANKS = 64
 
 
-def refused(algorithm: Algorithm, machine: Machine, placement: Placement = FLAT) -> str:
+def refused(
+    algorithm: Algorithm, machine: Machine, placement: Placement = FLAT, unproved: bool = False
+) -> str:
     """Return why an algorithm is not offered; "" if it is.
+
+    Args:
+        algorithm: Of which this is asked.
+        machine: Where it would run.
+        placement: Of its ranks.
+        unproved: What takes too long to prove may run.
 
     Raises:
         ScheduleError: It does not serve so many ranks.
@@ -48,4 +57,13 @@ def refused(algorithm: Algorithm, machine: Machine, placement: Placement = FLAT)
             f"sends {found.widest} chunks at once, more than the {message // CHUNK_UNIT} that a "
             "slot holds"
         )
+    if not found.ranks and not unproved:
+        from pycoll.verify.gate import LIMIT, chunks_moved  # slow to load, and rarely needed
+
+        moved = chunks_moved(algorithm, machine.size, placement)
+        if moved > LIMIT:
+            return (
+                f"takes too long to prove: its ranks do not all do the same, and they move {moved} "
+                f"chunks, more than {LIMIT}"
+            )
     return ""

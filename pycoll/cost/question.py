@@ -28,6 +28,8 @@ class Question(NamedTuple):
     #: bytes per second each way of a host's RDMA rails together, the least of all hosts; 0: unknown
     wire: float = 0.0
     device: str = "cpu"  #: what memory the arrays lie in: "cpu" or "cuda"
+    unproved: bool = False  #: what takes too long to prove may run
+    without: tuple[str, ...] = ()  #: algorithms that have turned out to take too long to prove
 
 
 class Choice(NamedTuple):

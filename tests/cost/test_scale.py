@@ -18,6 +18,7 @@ from pycoll.cost.prediction import estimate, least, predict
 from pycoll.cost.timing import seconds_of
 from pycoll.cost.work import Relation, whole_work_of
 from pycoll.errors import ScheduleError
+from pycoll.program.slots import SLOTS
 from pycoll.schedule import (
     COLLECTIVES,
     FLAT,
@@ -28,6 +29,8 @@ from pycoll.schedule import (
     allreduce,
 )
 from pycoll.topology import Topology, fabric
+from pycoll.verify.certificates import Form
+from pycoll.verify.gate import prove
 
 MIB = 1 << 20
 
@@ -245,3 +248,24 @@ def test_a_smaller_machine_shares_its_cores_alike() -> None:
     assert (first.size, second.size) == (32, 64)
     assert first.turns == second.turns == 2
     assert smaller(Machine(64, 64)) is None
+
+
+@pytest.mark.parametrize("size", [1000, 1025])
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_what_is_chosen_can_be_proved(collective: str, size: int) -> None:
+    blocks = COLLECTIVES[collective].nblocks(size)
+    asked = [Question(collective, n or 4 * blocks, size, 2) for n in (0, 1 << 16, MIB, 64 * MIB)]
+    for name in {choose(one).algorithm for one in asked}:
+        algorithm = get(name, collective)
+        assert prove(algorithm, size, SLOTS, Form(False, False)).verdict.by
+
+
+def test_what_takes_too_long_to_prove_is_offered_where_it_may_run_unproved() -> None:
+    asked = Question("allgather", 4096, 1025, 2)
+    notes = {c.algorithm: c.note for c in candidates(asked, None)}
+    assert notes["recursive_doubling"].startswith("takes too long to prove: its ranks do not all")
+    free = candidates(asked._replace(unproved=True), None)
+    assert next(c for c in free if c.algorithm == "recursive_doubling").predicted is not None
+    without = asked._replace(unproved=True, without=("recursive_doubling",))
+    (left,) = (c for c in candidates(without, None) if c.algorithm == "recursive_doubling")
+    assert (left.predicted, left.note) == (None, "takes too long to prove")

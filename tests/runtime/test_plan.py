@@ -216,3 +216,55 @@ def test_plans_share_their_scratch() -> None:
             return anonymous_kib() - before
 
     assert max(pycoll.spawn(job, 8)) < 12 << 10  # KiB
+
+
+def test_what_was_chosen_and_takes_too_long_to_prove_gives_way_to_another() -> None:
+    def rank() -> tuple[str, list[str]]:
+        from pycoll import verify
+        from pycoll.runtime.plan.proof import Proofs
+        from pycoll.verify.gate import TooLargeError
+
+        honest, too_large = verify.gate, list[str]()
+
+        def strict(algorithm: Any, *arguments: Any, **options: Any) -> object:
+            if algorithm.name in too_large:
+                raise TooLargeError(f"{algorithm.name} takes too long")
+            return honest(algorithm, *arguments, **options)
+
+        with pycoll.init() as comm:
+            comm.barrier()
+            too_large += [comm.explain("allgather", 144).choice.algorithm]
+            verify.gate = strict
+            Proofs._certified = lambda *_: None  # type: ignore[method-assign]
+            x = np.full(9, comm.rank + 1.0)
+            both = np.repeat([1.0, 2.0], 9)
+            assert (comm.allgather(x) == both).all()
+            for _ in range(2):  # who asks for it is told
+                with pytest.raises(TooLargeError, match=f"^{too_large[0]} takes too long$"):
+                    comm.allgather(x, algorithm=too_large[0])
+            assert (comm.allgather(x) == both).all()
+            runs = comm.plan("allgather", x, out=np.empty(18)).algorithm
+            return runs, too_large
+
+    for runs, too_large in pycoll.spawn(rank, 2, timeout=60):
+        assert runs not in too_large
+
+
+def test_where_all_that_could_be_chosen_take_too_long_to_prove_the_call_says_so() -> None:
+    def rank() -> None:
+        from pycoll import verify
+        from pycoll.runtime.plan.proof import Proofs
+        from pycoll.verify.gate import TooLargeError
+
+        def strict(algorithm: Any, *_: Any, **__: Any) -> object:
+            raise TooLargeError(f"{algorithm.name} takes too long")
+
+        with pycoll.init() as comm:
+            comm.barrier()
+            verify.gate = strict
+            Proofs._certified = lambda *_: None  # type: ignore[method-assign]
+            with pytest.raises(pycoll.PycollError, match="no algorithm serves 2 ranks"):
+                comm.allgather(np.ones(9))
+            comm.barrier()
+
+    pycoll.spawn(rank, 2, timeout=60)

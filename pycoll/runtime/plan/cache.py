@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pycoll import collector
+from pycoll import collector, log
 from pycoll.algorithms import get
 from pycoll.cost import Choice
 from pycoll.dtypes import ReduceOp
-from pycoll.errors import CollectiveTimeout, PeerLostError, UsageError
+from pycoll.errors import CollectiveTimeout, PeerLostError, ScheduleError, UsageError
 from pycoll.program.isa import CHUNK_UNIT
 from pycoll.program.slots import tile_bytes
 from pycoll.runtime import room
@@ -159,8 +159,31 @@ class PlanCache:
         self, call: Call, wanted: Wanted, timeout: float | None
     ) -> tuple[list[_Lowered], Choice, str]:
         """Return this rank's Programs for a call, the choice with its tile, and the call's text."""
+        without: tuple[str, ...] = ()
+        while True:
+            choice, algorithm = self._target.selection.choose(call, wanted, timeout, without)
+            try:
+                return self._lowered_as(choice, algorithm, call, wanted, timeout)
+            except ScheduleError as error:
+                from pycoll.verify.gate import TooLargeError  # which has been loaded to raise it
+
+                # The choice only estimates what a proof takes; all ranks hear that it is too much.
+                again = wanted is not None or algorithm.name in without
+                if again or not isinstance(error, TooLargeError):
+                    raise
+                log.info("selection", "%s: %s", algorithm.name, error)
+                without += (algorithm.name,)
+
+    def _lowered_as(
+        self,
+        choice: Choice,
+        algorithm: Algorithm,
+        call: Call,
+        wanted: Wanted,
+        timeout: float | None,
+    ) -> tuple[list[_Lowered], Choice, str]:
+        """Return this rank's Programs of an algorithm that was chosen, and the rest likewise."""
         world = self._engine.world
-        choice, algorithm = self._target.selection.choose(call, wanted, timeout)
         text = call.text(algorithm if wanted is not None else None)
         average = call.op is ReduceOp.AVG
         placement = world.placement.rotated(call.root)

@@ -18,6 +18,8 @@ def question(
     wanted: str | None = None,
     dtype: str = "float32",
     device: str = "cpu",
+    unproved: bool = False,
+    without: tuple[str, ...] = (),
 ) -> Question:
     """Return what the ranks of a communicator ask about a call."""
     return Question(
@@ -35,4 +37,6 @@ def question(
         rdma=world.transport == VERBS,
         wire=world.wire,
         device=device,
+        unproved=unproved,
+        without=without,
     )

@@ -42,9 +42,20 @@ class Selection:
         self._unproved = agreement.unproved
 
     def choose(
-        self, call: Call, wanted: Wanted, timeout: float | None = None
+        self,
+        call: Call,
+        wanted: Wanted,
+        timeout: float | None = None,
+        without: tuple[str, ...] = (),
     ) -> tuple[Choice, Algorithm]:
         """Return how a call is to run, after at most ``timeout`` seconds.
+
+        Args:
+            call: What all ranks ask for alike.
+            wanted: The algorithm; None: the fastest.
+            timeout: Seconds to wait for the rank that chooses; None: the communicator's.
+            without: Algorithms that have turned out to take too long to prove; who chooses one all
+                the same gets it.
 
         Raises:
             UsageError: There is no such algorithm, or it is for another collective.
@@ -54,7 +65,10 @@ class Selection:
         named = wanted.name if isinstance(wanted, Algorithm) else wanted
         name = "barrier" if call == BARRIER else call.collective
         asked = question(
-            self._world, name, call.nbytes, named, call.dtype.name, device=self._device
+            *(self._world, name, call.nbytes, named, call.dtype.name),
+            device=self._device,
+            unproved=self._unproved,
+            without=without,
         )
         own = self._selector if named is None else None  # an explicit wish needs no advice
 
@@ -86,7 +100,9 @@ class Selection:
 
     def explain(self, collective: str, nbytes: int) -> Explanation:
         """Return what `choose` chooses for a call of this length, and why."""
-        asked = question(self._world, collective, nbytes, device=self._device)
+        asked = question(
+            self._world, collective, nbytes, device=self._device, unproved=self._unproved
+        )
         found = explain(asked, self._tuning, self._selector)
         where = found.where
         if self._unproved:
