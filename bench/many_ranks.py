@@ -7,6 +7,7 @@ it holds; then one of as many ranks is killed. `bench/scale.py --real N [--hosts
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -22,6 +23,7 @@ from launch import environment
 
 #: Bytes of the larger array of a call; 0 for one element a block.
 LARGER = (0, 64 << 10, 1 << 20)
+M_MMAP_THRESHOLD = -3  #: of malloc.h
 TURN = 61  #: inputs repeat after so many elements, and ranks
 PORT = 29500
 
@@ -66,7 +68,7 @@ def spread(size: int, count: int, timeout: float, calls: str = "") -> list[dict[
 
 def crew(first: int, each: int, size: int, folder: str, calls: str) -> None:
     """Fork the ranks of one host, and wait for them."""
-    from pycoll.bootstrap.local_child import spare
+    from pycoll.bootstrap.local_child import limit_malloc
     from pycoll.bootstrap.preload import preload
 
     preload(each)
@@ -75,7 +77,7 @@ def crew(first: int, each: int, size: int, folder: str, calls: str) -> None:
         child = os.fork()
         if child == 0:
             try:
-                spare(each)
+                limit_malloc(each)
                 os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank - first)}
                 Path(folder, f"{rank}.json").write_text(json.dumps(job(size, calls)))
                 os._exit(0)
@@ -121,6 +123,8 @@ def job(size: int, calls: str) -> dict[str, Any]:
         return result
 
     me = -1
+    # Arrays that are freed go back to the system: a thousand ranks keep two megabytes each else.
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 128 << 10)
     comm = clock("init", pycoll.init)
     me = comm.rank
     clock("first barrier", comm.barrier)

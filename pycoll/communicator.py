@@ -64,8 +64,9 @@ def init(
             it has no opinion, given alike to all ranks; or the name of one that a package brings
             under the entry points ``pycoll.selectors``, given to rank 0. By default cost decides.
         unproved: Run an algorithm as it is where a proof would take too long, which happens at
-            hundreds of ranks that do not all do the same, rather than raise ScheduleError; given
-            alike to all ranks. False, or PYCOLL_UNPROVED, by default. Errors name what runs so.
+            hundreds of ranks that do not all do the same, rather than choose another, or raise
+            ScheduleError if it was asked for; given alike to all ranks. False, or PYCOLL_UNPROVED,
+            by default. Errors name what runs so.
 
     Returns:
         The communicator; `Communicator.close` ends it.

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -34,7 +36,23 @@ def warning(subject: str, text: str, *values: object) -> None:
     _say(WARNING, subject, text, values)
 
 
+@contextmanager
+def silent() -> Iterator[None]:
+    """Say nothing inside, and do not look yet whether anybody listens."""
+    global _silent
+    _silent = True
+    try:
+        yield
+    finally:
+        _silent = False
+
+
+_silent = False
+
+
 def _say(level: int, subject: str, text: str, values: tuple[object, ...]) -> None:
+    if _silent:
+        return
     if "logging" in sys.modules or _shown():
         _logger().getChild(subject).log(level, text, *values)
 

@@ -30,7 +30,7 @@ struct pc_program {
     bool apart; /* IN and OUT must be distinct memory */
     struct pc_vm_instruction *code;
     struct pc_vm_operand *operands;
-    struct pc_probe *probes; /* of those that fill slots */
+    struct pc_probe *probes; /* one for each instruction that fills a slot */
 };
 
 /* What plans of a communicator write to while a tile of theirs runs: they share it, as one call
@@ -41,8 +41,8 @@ struct pc_scratch {
     char *at;
 };
 
-/* Where the blocks of a message lie, and the chunks of a number of them: of many ranks as long as a
- * program, and the same for all collectives of such blocks that follow each other. */
+/* Where each block and each chunk of a message lies: 24 bytes for each of as many as there are
+ * ranks. Plans that are made one after the other for the same blocks share it. */
 struct pc_partition {
     _Atomic uint32_t references;
     uint32_t nblocks;

@@ -166,7 +166,7 @@ static int check_places(struct pc_comm *comm, const struct pc_plan_spec *s,
     return PC_OK;
 }
 
-static void let_go(struct pc_scratch *scratch)
+static void drop_scratch(struct pc_scratch *scratch)
 {
     if (scratch == NULL || atomic_fetch_sub(&scratch->references, 1) != 1)
         return;
@@ -176,7 +176,7 @@ static void let_go(struct pc_scratch *scratch)
 
 void pc__scratch_drop(struct pc_comm *comm)
 {
-    let_go(atomic_exchange(&comm->scratch, NULL));
+    drop_scratch(atomic_exchange(&comm->scratch, NULL));
 }
 
 /* Returns the communicator's scratch; a longer one replaces it for later plans. Taken out while it
@@ -185,7 +185,7 @@ static struct pc_scratch *scratch_of(struct pc_comm *comm, uint64_t nbytes)
 {
     struct pc_scratch *found = atomic_exchange(&comm->scratch, NULL);
     if (found == NULL || found->nbytes < nbytes) {
-        let_go(found);
+        drop_scratch(found);
         found = calloc(1, sizeof *found);
         if (found == NULL)
             return NULL;
@@ -193,12 +193,12 @@ static struct pc_scratch *scratch_of(struct pc_comm *comm, uint64_t nbytes)
         found->nbytes = nbytes;
         found->at = aligned_alloc(PC_CHUNK_UNIT, nbytes);
         if (found->at == NULL) {
-            let_go(found);
+            drop_scratch(found);
             return NULL;
         }
     }
     atomic_fetch_add(&found->references, 1);
-    let_go(atomic_exchange(&comm->scratch, found));
+    drop_scratch(atomic_exchange(&comm->scratch, found));
     return found;
 }
 
@@ -298,7 +298,7 @@ void pc_plan_free(struct pc_plan *plan)
     pc_program_free(plan->direct);
     drop_partition(plan->partitions[0]);
     drop_partition(plan->partitions[1]);
-    let_go(plan->scratch);
+    drop_scratch(plan->scratch);
     free(plan);
 }
 

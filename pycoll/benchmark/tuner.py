@@ -148,7 +148,8 @@ def left_out(collective: str, facts: Question) -> dict[str, str]:
     found = {}
     for name in names(collective):
         with contextlib.suppress(ScheduleError):  # it does not serve so many ranks at all
-            found[name] = refused(get(name, collective), machine, placement)
+            algorithm = get(name, collective)
+            found[name] = refused(algorithm, machine, placement, facts.unproved)
     return {name: reason for name, reason in found.items() if reason}
 
 

@@ -29,7 +29,7 @@ from typing import NoReturn
 
 from pycoll.bootstrap import supervisor
 from pycoll.bootstrap.descriptors import restore
-from pycoll.bootstrap.local_child import die_with, spare
+from pycoll.bootstrap.local_child import die_with, limit_malloc
 from pycoll.bootstrap.preload import preload
 from pycoll.bootstrap.processes import Started, Starter, shared_environ
 from pycoll.bootstrap.ranks import Ranks
@@ -109,7 +109,7 @@ class Forks(Starter):
             os.close(err[1])
             return Started(_Forked(pid), out[0], err[0])
         die_with(parent)
-        spare(self.size)
+        limit_malloc(self.size)
         supervisor.no_signal_pipe()
         os.environ.update(self.variables(rank))
         self.close()

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 from pycoll.bootstrap import control_plane, descriptors
 from pycoll.bootstrap.job import Job, enter
-from pycoll.bootstrap.preload import MANY
+from pycoll.bootstrap.preload import MANY_COPIES
 from pycoll.errors import described
 
 PR_SET_PDEATHSIG = 1
-_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  #: of malloc.h
+_M_ARENA_MAX = -8  #: of malloc.h
 OUTCOME = struct.Struct("<Q")  # bytes of the pickled Outcome that follows
 
 
@@ -41,7 +41,7 @@ def run_forked(job: Job, fn: Callable[..., Any], args: tuple[Any, ...], report: 
     wake-up descriptor of an event loop, standard input.
     """
     gc.freeze()  # else a collection copies every page that has an object of the parent
-    spare(job.size)
+    limit_malloc(job.size)
     atexit._clear()
     atexit.register(control_plane.leave_all)
     signal.set_wakeup_fd(-1)
@@ -82,15 +82,16 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def spare(copies: int) -> None:
-    """Have malloc keep little, where many processes share a host.
+def limit_malloc(copies: int) -> None:
+    """Have all threads share one arena of malloc, where many processes share a host.
 
-    By default each thread has an arena of its own, and what was freed stays below what was not.
+    An arena of the control thread's own takes some 300 KB. What the environment says of arenas
+    holds.
     """
+    told = {"MALLOC_ARENA_MAX", "MALLOC_ARENA_TEST", "GLIBC_TUNABLES"} & os.environ.keys()
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
-    if copies > MANY and mallopt is not None:
+    if copies > MANY_COPIES and mallopt is not None and not told:
         mallopt(_M_ARENA_MAX, 1)
-        mallopt(_M_MMAP_THRESHOLD, 128 << 10)
 
 
 def _run(job: Job, fn: Callable[..., Any], args: tuple[Any, ...], report: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 
-from pycoll.errors import PycollError, UnavailableError
+from pycoll.errors import UnavailableError
 
 #: With what they import in their turn.
 _MODULES = (
@@ -27,14 +27,15 @@ _MODULES = (
 )
 
 
-#: Copies, on one host, beyond which each holds as little memory of its own as can be.
-MANY = 64
+#: Copies on one host beyond which each is to hold as little memory of its own as can be.
+MANY_COPIES = 64
 
 
 def preload(copies: int) -> None:
-    """Import and read it; not what this machine cannot run: ranks need not use the engine.
+    """Import and read what the ranks need, as far as this machine can: they may not use the engine.
 
-    For many copies the first calls are rehearsed, too, which takes some 15 ms.
+    Args:
+        copies: Ranks on this host. For many the first calls are rehearsed, too: some 15 ms.
     """
     with contextlib.suppress(UnavailableError):
         for name in _MODULES:
@@ -42,6 +43,6 @@ def preload(copies: int) -> None:
         certificates = importlib.import_module("pycoll.verify.certificates")
         certificates.certificates()  # a megabyte
         certificates.source_digest()
-    if copies > MANY:
-        with contextlib.suppress(PycollError):  # what is wrong here, the ranks will say
+    if copies > MANY_COPIES:
+        with contextlib.suppress(Exception):  # the ranks do without, or say what is wrong
             importlib.import_module("pycoll.rehearsal").rehearse()

@@ -125,6 +125,8 @@ def _candidate(
     full: bool,
     limit: float = math.inf,
 ) -> Candidate:
+    if name in question.without:
+        return Candidate(name, None, None, note="takes too long to prove")
     measured = rows.measured(collective, name, question.nbytes) if rows else None
     basis = Basis.PREDICTED
     if rows is not None and measured is not None:
@@ -139,8 +141,6 @@ def _candidate(
     placement = FLAT if question.placement is None else question.placement
     flat = placement.flat or question.collective == "barrier"
     unfit = Candidate(name, None, None, note="is for ranks on several levels")
-    if name in question.without:
-        return Candidate(name, None, None, note="takes too long to prove")
     algorithm = get(name, collective)
     try:
         asked_placement, operations = outlined(algorithm, machine, placement)

@@ -1,7 +1,8 @@
 """Lanes: the fewest pieces of messages and links that have to be simulated for the same times.
 
 Where two links follow each other and nothing crosses one of them alone, the narrower one decides:
-a message never waits for the other.
+a message never waits for the other. Of messages that come to a link at the very same time another
+one may go first then.
 
 Where messages are cut over lanes that are alike, so are the links that these cross, and all are
 free at the same times: one stands for them. That holds for an edge only if it does for all edges

@@ -4,8 +4,8 @@ A rank's memory for an edge is touched when the edge is used, and each peer that
 with is mapped. So where there are many ranks an algorithm in which one of them has more than some
 peers is not offered: with a thousand ranks of one host a thousand peers each would be a million
 mappings. Those are also the algorithms that fold what all others send in one absolute order, which
-is not the same from every rank, so that their proof takes all ranks. What ranks do that are not
-alike, and move too much to be proved one by one, is not offered either.
+is not the same from every rank, so that their proof takes all ranks. Algorithms whose ranks differ,
+and which move too many chunks to be proved rank by rank, are not offered either.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ def refused(
             f"sends {found.widest} chunks at once, more than the {message // CHUNK_UNIT} that a "
             "slot holds"
         )
-    if not found.ranks and not unproved:
+    if unproved or found.ranks:
+        return ""
+    # Where hosts differ no rank stands for all in a simulation; a proof knows of no hosts.
+    if not outline(algorithm, machine.size, placement, ()).ranks:
         from pycoll.verify.gate import LIMIT, chunks_moved  # slow to load, and rarely needed
 
         moved = chunks_moved(algorithm, machine.size, placement)

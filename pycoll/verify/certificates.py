@@ -1,9 +1,9 @@
 """Certificates: what was proved of the built-in algorithms when this version was made.
 
 ``python -m pycoll.verify.certify`` makes ``certificates.json``. A certificate is tied by digest
-to the text of every file between an algorithm and its Programs, and of those by which a rank
-takes its Program from its representative's or compares it; an edit voids it, and the gate proves
-anew until the certificates are made again.
+to the text of every file between an algorithm and its Programs, and of those that move a Program
+from a representative to another rank; an edit voids it, and the gate proves anew until the
+certificates are made again.
 """
 
 from __future__ import annotations

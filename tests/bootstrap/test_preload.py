@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import pycoll
-from pycoll.bootstrap.local_child import spare
-from pycoll.bootstrap.preload import MANY, preload
+from pycoll.bootstrap.local_child import limit_malloc
+from pycoll.bootstrap.preload import MANY_COPIES, preload
 
 
 def imported() -> set[str]:
@@ -52,7 +52,7 @@ def held() -> tuple[object, ...]:
 def rehearsed() -> list[tuple[object, ...]]:
     preload(1)
     before = held()
-    preload(MANY + 1)
+    preload(MANY_COPIES + 1)
     return [before, held()]
 
 
@@ -69,9 +69,47 @@ def test_a_rehearsal_is_of_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYCOLL_SIZE", "2")
     monkeypatch.setenv("PYCOLL_ADDRESS", "127.0.0.1:1")
     monkeypatch.setenv("PYCOLL_ALGORITHM", "none such")
-    code = f"from pycoll.bootstrap.preload import preload; preload({MANY + 1}); print('ready')"
+    code = (
+        f"from pycoll.bootstrap.preload import preload; preload({MANY_COPIES + 1}); print('ready')"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("ready\n", "")
+
+
+@pytest.mark.native
+def test_a_rehearsal_says_nothing_and_leaves_the_settings_unread(tmp_path: Path) -> None:
+    code = f"""
+import logging, os
+logging.basicConfig(level=logging.INFO)
+from pycoll.bootstrap.preload import preload
+preload({MANY_COPIES + 1})
+print("before")
+os.environ["PYCOLL_LOG"] = "info"
+import numpy as np, pycoll
+with pycoll.init() as comm:
+    comm.allreduce(np.ones(1))
+"""
+    where = os.environ | {"PYCOLL_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=where
+    )
+    assert done.stdout == "before\n"
+    said = done.stderr.splitlines()
+    # By the caller's handler and by PYCOLL_LOG's, of one call each.
+    assert len([line for line in said if "selection" in line]) == 2, said
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("error", [OSError("too many open files"), MemoryError(), UserWarning("w")])
+def test_ranks_do_without_a_rehearsal_that_fails(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise error
+
+    monkeypatch.setattr("pycoll.rehearsal.rehearse", fails)
+    preload(MANY_COPIES + 1)
 
 
 def arenas() -> int:
@@ -95,12 +133,12 @@ def arenas() -> int:
 
 
 def few() -> int:
-    spare(MANY)
+    limit_malloc(MANY_COPIES)
     return arenas()
 
 
 def many() -> int:
-    spare(MANY + 1)
+    limit_malloc(MANY_COPIES + 1)
     return arenas()
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pycoll.algorithms import BUILTIN, get, names
-from pycoll.cost import Machine, Question, choose, explain
+from pycoll.cost import Machine, Question, Tuning, choose, explain
 from pycoll.cost.candidate import candidates
 from pycoll.cost.extrapolation import longest_chain, smaller
 from pycoll.cost.folding import folded
@@ -260,6 +260,22 @@ def test_what_is_chosen_can_be_proved(collective: str, size: int) -> None:
         assert prove(algorithm, size, SLOTS, Form(False, False)).verdict.by
 
 
+@pytest.mark.parametrize("size", [512, 1000])
+@pytest.mark.parametrize("collective", ["allreduce", "allgather", "reduce_scatter", "alltoall"])
+@pytest.mark.parametrize("kind", ["uneven", "cyclic"])
+def test_hosts_that_differ_keep_nothing_from_being_proved(
+    kind: str, collective: str, size: int
+) -> None:
+    """There no rank stands for all in a simulation, but in a proof of a flat algorithm it does."""
+    by_rank = [rank % 3 if kind == "cyclic" else 3 * rank // size for rank in range(size)]
+    where = Placement.of(Level("node", tuple(by_rank)))
+    found = candidates(Question(collective, MIB, size, 8, where, remote=True), None)
+    notes = {c.algorithm: c.note for c in found}
+    symmetric = "bruck" if collective == "alltoall" else "ring"
+    assert "prove" not in notes[symmetric]
+    assert any(c.predicted is not None for c in found)
+
+
 def test_what_takes_too_long_to_prove_is_offered_where_it_may_run_unproved() -> None:
     asked = Question("allgather", 4096, 1025, 2)
     notes = {c.algorithm: c.note for c in candidates(asked, None)}
@@ -269,3 +285,11 @@ def test_what_takes_too_long_to_prove_is_offered_where_it_may_run_unproved() -> 
     without = asked._replace(unproved=True, without=("recursive_doubling",))
     (left,) = (c for c in candidates(without, None) if c.algorithm == "recursive_doubling")
     assert (left.predicted, left.note) == (None, "takes too long to prove")
+
+
+def test_what_was_measured_and_takes_too_long_to_prove_is_not_chosen() -> None:
+    asked = Question("allreduce", 64, 2, 2)
+    took = {"ring": 1e-6, "one_shot": 2e-6}
+    rows = Tuning(2, rows={("allreduce", name): ((64, s),) for name, s in took.items()})
+    assert choose(asked, rows).algorithm == "ring"
+    assert choose(asked._replace(without=("ring",)), rows).algorithm == "one_shot"

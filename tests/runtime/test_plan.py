@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -266,5 +267,37 @@ def test_where_all_that_could_be_chosen_take_too_long_to_prove_the_call_says_so(
             with pytest.raises(pycoll.PycollError, match="no algorithm serves 2 ranks"):
                 comm.allgather(np.ones(9))
             comm.barrier()
+
+    pycoll.spawn(rank, 2, timeout=60)
+
+
+def test_a_rank_that_is_not_like_its_representative_does_not_choose_anew() -> None:
+    """The others run what was proved for them: it would wait for ever."""
+
+    def rank() -> None:
+        from pycoll import verify
+        from pycoll.runtime.plan.proof import Proofs
+        from pycoll.verify.gate import TooLargeError
+        from pycoll.verify.symmetry.group import Rotation
+
+        honest = verify.gate
+
+        def other(*arguments: Any, whole: bool = False, **options: Any) -> object:
+            if whole:
+                raise TooLargeError("one by one they take too long to prove")
+            known = honest(*arguments, **options)
+            return replace(known, digests=bytes(16), group=Rotation(2, 1, 1))
+
+        with pycoll.init() as comm:
+            comm.barrier()
+            verify.gate = other
+            Proofs._certified = lambda *_: None  # type: ignore[method-assign]
+            with pytest.raises(pycoll.ScheduleError) as caught:
+                comm.allgather(np.ones(9))
+            assert type(caught.value) is pycoll.ScheduleError
+            text = (
+                f"rank {comm.rank} does not do what the rank that was proved for it does, and one"
+            )
+            assert str(caught.value).startswith(text)
 
     pycoll.spawn(rank, 2, timeout=60)

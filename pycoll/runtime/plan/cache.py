@@ -8,7 +8,6 @@ with every message of its calls, so ranks that do not agree find out from the fi
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -165,13 +164,12 @@ class PlanCache:
             try:
                 return self._lowered_as(choice, algorithm, call, wanted, timeout)
             except ScheduleError as error:
-                from pycoll.verify.gate import TooLargeError  # which has been loaded to raise it
-
                 # The choice only estimates what a proof takes; all ranks hear that it is too much.
                 again = wanted is not None or algorithm.name in without
-                if again or not isinstance(error, TooLargeError):
+                if again or not _too_large(error):
                     raise
-                log.info("selection", "%s: %s", algorithm.name, error)
+                if self._rank == 0:
+                    log.info("selection", "%s gives way: %s", algorithm.name, error)
                 without += (algorithm.name,)
 
     def _lowered_as(
@@ -193,8 +191,11 @@ class PlanCache:
             named = algorithm if choice.direct == algorithm.name else None
             direct = named or get(choice.direct, call.collective)
             mapped = Form(direct, average, True, placement)
-            with contextlib.suppress(NotDirect):  # it has no such form, and runs staged
+            try:
                 own.append(self._lowered(mapped, call.root, timeout))
+            except ScheduleError as error:
+                if not (isinstance(error, NotDirect) or _too_large(error)):
+                    raise  # else it has no such form, and runs staged
         widest = max(one.record.facts.widest for one in own)
         # A direct form has no messages.
         most = room.message_bytes(own[0].record.facts.edges, widest, world)
@@ -273,3 +274,10 @@ class PlanCache:
 
     def _geometry(self, call: Call) -> Geometry:
         return geometry(COLLECTIVES[call.collective], self._rank, self._size, call.root)
+
+
+def _too_large(error: ScheduleError) -> bool:
+    """Tell whether all ranks heard that a proof takes too long."""
+    from pycoll.verify.gate import TooLargeError  # loaded with the prover, which raised it
+
+    return isinstance(error, TooLargeError)

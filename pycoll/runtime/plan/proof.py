@@ -76,7 +76,7 @@ class Proofs:
         world = self._engine.world
         rank = (world.rank - root) % world.size
         for whole in (False, True):
-            record = self._record(form, whole, timeout)
+            record = self._one_by_one(form, timeout) if whole else self._record(form, timeout)
             if world.size > room.EAGER and form.algorithm in BUILTIN and record.classes_are_large:
                 found = self._of_class(form, record, rank, timeout)
                 if found is not None:
@@ -139,7 +139,20 @@ class Proofs:
             placement=record.lowered_for(form.placement),
         )
 
-    def _record(self, form: Form, whole: bool, timeout: float | None) -> Record:
+    def _one_by_one(self, form: Form, timeout: float | None) -> Record:
+        """Return the proof of each rank by itself, which only those ask for that need it."""
+        from pycoll.verify.gate import TooLargeError
+
+        try:
+            return self._record(form, timeout, whole=True)
+        except TooLargeError as error:
+            # Not one for which all ranks choose anew: the others run what was proved for them.
+            rank = self._engine.world.rank
+            raise ScheduleError(
+                f"rank {rank} does not do what the rank that was proved for it does, and {error}"
+            ) from None
+
+    def _record(self, form: Form, timeout: float | None, *, whole: bool = False) -> Record:
         found = self._known.get((form, whole))
         if found is None:
             try:
