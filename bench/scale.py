@@ -164,10 +164,15 @@ def plan(name: str, size: int) -> dict[str, Any]:
     So does the first of its class; the others of a built-in algorithm take that one's Program.
     """
     from pycoll.algorithms import get
+    from pycoll.cost import Machine
+    from pycoll.cost.offer import refused
     from pycoll.program.lower import compile_own
     from pycoll.program.program import Program
 
     algorithm, where = get(name), placement(name, size)
+    hosts = tuple(rank // CREW for rank in range(size))
+    if reason := refused(algorithm, Machine(size, CREW, hosts), where):
+        sys.exit(f"not offered: {name} {reason}")
     record = recorded(name, size)
 
     def lower(rank: int) -> Program:
