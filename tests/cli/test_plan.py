@@ -80,7 +80,16 @@ def test_what_fits_no_slot_is_refused_as_by_a_job(cli):
 def test_what_is_too_large_is_planned_where_jobs_run_it(cli, monkeypatch):
     few = partial(pycoll.verify.gate, limit=100)
     monkeypatch.setattr("pycoll.cli.own_program.gate", few)
-    arguments = ("--algorithm", "hierarchical_tree", "--nbytes", "1M", "--size", "75", "--nodes", "3")
+    arguments = (
+        "--algorithm",
+        "hierarchical_tree",
+        "--nbytes",
+        "1M",
+        "--size",
+        "75",
+        "--nodes",
+        "3",
+    )
     done = cli("plan", "allreduce", *arguments)
     assert done.code == 2
     assert "PYCOLL_UNPROVED=yes, runs it as it is" in done.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -301,3 +302,29 @@ def test_a_rank_that_is_not_like_its_representative_does_not_choose_anew() -> No
             assert str(caught.value).startswith(text)
 
     pycoll.spawn(rank, 2, timeout=60)
+
+
+@pytest.mark.parametrize("how", ["a core each", "shared cores", "a selector"])
+def test_who_chooses(how: str) -> None:
+    def rank() -> tuple[int, str]:
+        from pycoll.cost import Choice
+        from pycoll.runtime.plan import selection
+
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))} if how == "shared cores" else cores)
+        honest, made = selection.choose, list[Choice]()
+
+        def counted(*asked: Any, **more: Any) -> Choice:
+            made.append(honest(*asked, **more))
+            return made[-1]
+
+        selection.choose = counted
+        with pycoll.init(selector=(lambda q: None) if how == "a selector" else None) as comm:
+            comm.allgather(np.ones(9))
+            return len(made), comm.plan("allgather", np.ones(9), out=np.empty(18)).algorithm
+
+    cores = os.sched_getaffinity(0)
+    if how == "a core each" and len(cores) < 2:
+        pytest.skip("two ranks have no core each here")
+    (first, mine), (second, theirs) = pycoll.spawn(rank, 2, timeout=60)
+    assert mine == theirs
+    assert first + second == (2 if how == "a core each" else 1)

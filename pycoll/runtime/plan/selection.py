@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pycoll import log
 from pycoll.algorithms import get, names
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
 
 
 class Selection:
-    """How the ranks of one communicator choose: one of them for all, by what they agreed."""
+    """How the ranks of one communicator choose, by what they agreed: one of them for all.
+
+    Where they are few and have a core each, each chooses for itself: the same function of the same
+    question takes less time on all cores at once than a message each way does besides. What a user
+    gave to choose by need not be such a function.
+    """
 
     def __init__(
         self,
@@ -39,6 +45,8 @@ class Selection:
         )  #: whether all arrays of `empty` are reached by all ranks
         self._tuning = None if agreement.tuning is None else Tuning.from_json(agreement.tuning)
         self._selector = agreement.selector
+        near = max(Counter(world.hosts).values())
+        self._alone = agreement.selector is None and not world.lazy and near <= world.cores
         self._unproved = agreement.unproved
 
     def choose(
@@ -72,13 +80,14 @@ class Selection:
         )
         own = self._selector if named is None else None  # an explicit wish needs no advice
 
-        def find() -> list[object]:
+        def find() -> list[Any]:
             c = self._served(choose(asked, tuning=self._tuning, selector=own))
             return [c.algorithm, int(c.tile), int(c.stream), c.direct, str(c.reason)]
 
         # The placement is the communicator's, and long.
         subject = "choice", asked._replace(placement=None), self._direct
-        choice = Choice(*found_once(self._once, subject, find, timeout))
+        found = find() if self._alone else found_once(self._once, subject, find, timeout)
+        choice = Choice(*found)
         algorithm = wanted
         if not isinstance(algorithm, Algorithm):
             algorithm = get(choice.algorithm, call.collective)
