@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from pycoll.runtime.plan.agreement import Agreement
 
 
+CROWD = 2  #: ranks to a core, up to which each chooses for itself
+
+
 class Selection:
     """How the ranks of one communicator choose, by what they agreed: one of them for all.
 
-    Where they are few and have a core each, each chooses for itself: the same function of the same
-    question takes less time on all cores at once than a message each way does besides. What a user
-    gave to choose by need not be such a function.
+    Where they are few, and not many to a core, each chooses for itself: the same function of the
+    same question takes less time on all cores at once than a message each way does besides. What a
+    user gave to choose by need not be such a function.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class Selection:
         self._tuning = None if agreement.tuning is None else Tuning.from_json(agreement.tuning)
         self._selector = agreement.selector
         near = max(Counter(world.hosts).values())
-        self._alone = agreement.selector is None and not world.lazy and near <= world.cores
+        self._alone = agreement.selector is None and not world.lazy and near <= CROWD * world.cores
         self._unproved = agreement.unproved
 
     def choose(
