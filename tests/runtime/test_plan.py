@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -329,3 +331,41 @@ def test_who_chooses(how: str, size: int, times: int) -> None:
     made, ran = zip(*pycoll.spawn(rank, size, timeout=60), strict=True)
     assert len(set(ran)) == 1
     assert sum(made) == times
+
+
+@pytest.mark.parametrize(("size", "asked"), [(64, 0), (65, 1)])
+def test_beyond_64_ranks_one_chooses_for_all_also_where_all_memory_is_mapped(
+    size: int, asked: int
+) -> None:
+    """As the ranks of GPUs have it, or of hosts where each rank maps all others as it joins."""
+    from pycoll.runtime.plan.agreement import Agreement
+    from pycoll.runtime.plan.call import BARRIER
+    from pycoll.runtime.plan.selection import Selection
+    from pycoll.schedule import FLAT
+
+    keys = []
+
+    def once(key: str, make: Callable[[], bytes], timeout: float | None = None) -> bytes:
+        keys.append(key)
+        return make()
+
+    world = SimpleNamespace(
+        rank=1,
+        size=size,
+        cores=size,
+        hosts=(0,) * size,
+        placement=FLAT,
+        lazy=False,
+        remote=False,
+        direct=True,
+        algorithm=None,
+        transport="shm",
+        wire=0.0,
+        slots=4,
+        slot_bytes=1 << 18,
+        budget=32 << 20,
+    )
+    selection = Selection(world, Agreement(), once)  # type: ignore[arg-type]
+    choice, algorithm = selection.choose(BARRIER, None)
+    assert choice.algorithm == algorithm.name
+    assert len(keys) == asked

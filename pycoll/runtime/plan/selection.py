@@ -10,6 +10,7 @@ from pycoll import log
 from pycoll.algorithms import get, names
 from pycoll.cost import Choice, Tuning, choose, explain
 from pycoll.errors import UsageError, counted, quoted
+from pycoll.runtime import room
 from pycoll.runtime.plan.call import BARRIER, Call, Wanted
 from pycoll.runtime.plan.once import Once, found_once
 from pycoll.runtime.plan.question import question
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from pycoll.runtime.plan.agreement import Agreement
 
 
-CROWD = 2  #: ranks to a core, up to which each chooses for itself
+RANKS_PER_CORE = 2  #: up to which each rank of a few chooses for itself
 
 
 class Selection:
@@ -49,7 +50,8 @@ class Selection:
         self._tuning = None if agreement.tuning is None else Tuning.from_json(agreement.tuning)
         self._selector = agreement.selector
         near = max(Counter(world.hosts).values())
-        self._alone = agreement.selector is None and not world.lazy and near <= CROWD * world.cores
+        few = world.size <= room.EAGER and near <= RANKS_PER_CORE * world.cores
+        self._each_chooses = few and agreement.selector is None
         self._unproved = agreement.unproved
 
     def choose(
@@ -89,7 +91,7 @@ class Selection:
 
         # The placement is the communicator's, and long.
         subject = "choice", asked._replace(placement=None), self._direct
-        found = find() if self._alone else found_once(self._once, subject, find, timeout)
+        found = find() if self._each_chooses else found_once(self._once, subject, find, timeout)
         choice = Choice(*found)
         algorithm = wanted
         if not isinstance(algorithm, Algorithm):
