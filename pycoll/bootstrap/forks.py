@@ -103,14 +103,13 @@ class Forks(Starter):
         """Fork; None in the rank, which has its environment, its streams and no more open."""
         out, err = os.pipe(), os.pipe()
         parent = os.getpid()
-        pid = os.fork()
+        pid = supervisor.fork()
         if pid:
             os.close(out[1])
             os.close(err[1])
             return Started(_Forked(pid), out[0], err[0])
         die_with(parent)
         limit_malloc(self.size)
-        supervisor.no_signal_pipe()
         os.environ.update(self.variables(rank))
         self.close()
         os.dup2(out[1], 1)
@@ -118,6 +117,7 @@ class Forks(Starter):
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         os.closerange(3, _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard)
         restore(self._soft)
+        supervisor.no_signal_pipe()
         return None
 
 

@@ -78,6 +78,21 @@ def execute(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     os.execve(command[0], [*command], environ)
 
 
+def fork() -> int:
+    """Fork as `os.fork` does; a signal to the copy waits until it calls `no_signal_pipe`.
+
+    Else the copy would take it as this process does, and lose it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return pid
+
+
 def no_signal_pipe() -> None:
     """Undo `signal_pipe` in a rank that is a fork, whose descriptors are closed."""
     signal.set_wakeup_fd(-1)
@@ -86,6 +101,7 @@ def no_signal_pipe() -> None:
             signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
 
 
 def _wait(child: int) -> int:

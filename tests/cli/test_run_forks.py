@@ -208,3 +208,27 @@ signal.pause()
     assert re.search(r"^pycoll run: rank 0 \(process \d+\) ended with exit code 5; ", done.stderr)
     pids = [file.read_text() for file in tmp_path.iterdir() if file.name.isdigit()]
     assert not [pid for pid in pids if pid and Path(f"/proc/{pid}").exists()]
+
+
+def test_a_signal_that_comes_as_a_rank_is_forked_ends_it() -> None:
+    """And the process that forks it hears of that signal nothing but the rank's end."""
+    code = """
+import os, signal
+from pycoll.bootstrap import forks, supervisor
+signals = supervisor.signal_pipe()
+forks.die_with = lambda parent: os.kill(os.getpid(), signal.SIGTERM)  # what a rank does first
+started = forks.Forks(1, 1024).start(0)
+if started is None:
+    os._exit(0)
+_, status = os.waitpid(started.process.pid, 0)
+print(os.waitstatus_to_exitcode(status), list(os.read(signals, 100)) == [signal.SIGCHLD])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("-15 True\n", "")
