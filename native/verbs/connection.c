@@ -74,7 +74,9 @@ static int make(struct pc_verbs_net *w, struct pc_verbs_connection *conn, struct
         return rc;
     }
     w->base.state.queue_pairs++;
+    conn->mine.shares = conn->shares;
     conn->head = conn->tail = 0;
+    conn->seen_at = 0;
     conn->requests = conn->receives = conn->spent = 0;
     conn->bytes = 0;
     conn->flushed = conn->answered = false;
@@ -305,13 +307,14 @@ void pc__connection_abort(struct pc_verbs_net *w, struct pc_verbs_connection *co
 
 void pc__connection_drain(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
 {
-    /* Receives that it shares are not flushed: what it consumed of them was polled before. */
-    bool received = conn->shares ? w->emptied[conn->rail] != conn->emptied : conn->receives == 0;
+    /* What came before the failure has been polled. Receives that it shares are not flushed. */
+    bool polled = w->emptied[conn->rail] != conn->emptied;
+    bool received = conn->shares ? polled : conn->receives == 0;
     bool back = received && (conn->head == conn->tail || conn->flushed);
     if (conn->state != PC_CONNECTION_DRAINING)
         return;
     uint64_t now = pc__now();
-    if (!back && now - conn->since < PC_FLUSH_NS) {
+    if (!back && (!polled || now - conn->since < PC_FLUSH_NS)) {
         pc__net_schedule(&w->base, now + PC_LOOK_NS);
         return;
     }

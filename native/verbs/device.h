@@ -14,7 +14,8 @@ struct pc_qp_info {
     uint8_t gid[16];
     uint8_t gid_type; /* 0 InfiniBand, 1 RoCE v1, 2 RoCE v2 */
     uint8_t reads;    /* RDMA reads that it serves at once (max_dest_rd_atomic) */
-    uint8_t reserved[10];
+    uint8_t shares;   /* takes receives from a shared queue, which may be empty for long */
+    uint8_t reserved[9];
 };
 _Static_assert(sizeof(struct pc_qp_info) == 40, "struct pc_qp_info goes over the wire");
 

@@ -13,6 +13,12 @@
 #define PC_RECONNECT_TRIES 3
 #define PC_PROBE_NS UINT64_C(5000000)       /* between two polls for the probe, after a reply */
 #define PC_POLL_SENT_NS UINT64_C(100000000) /* between two looks at an attempt */
+/* Longer than a device takes to give up a send: at least this, or so many times what it should take
+ * (it may take four times as long), and what the bytes in flight take on a slow and busy port. */
+#define PC_STALL_NS UINT64_C(3000000000)
+#define PC_STALL_TIMES 4
+#define PC_STALL_NS_PER_BYTE 100
+#define PC_LOOKS_PER_STALL 4
 /* The longest sleep with sends in flight: a failed connection wakes nobody. */
 #define PC_NAP_NS UINT64_C(20000000)
 
@@ -53,11 +59,48 @@ static void fail_peer(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
     pc__verbs_peer_fail(w, peer, PC_LOST, why);
 }
 
+static uint64_t stall_ns(const struct pc_verbs_net *w)
+{
+    uint64_t tries = w->options.retry_count + 1;
+    uint64_t device = PC_STALL_TIMES * tries * (UINT64_C(4096) << w->options.timeout);
+    return device > PC_STALL_NS ? device : PC_STALL_NS;
+}
+
+/* Schedules a look at what is in flight, unless one is. */
+static void watch(struct pc_verbs_net *w)
+{
+    if (w->base.in_flight == 0 || w->watching)
+        return;
+    w->watching = true;
+    pc__net_schedule(&w->base, pc__now() + stall_ns(w) / PC_LOOKS_PER_STALL);
+}
+
+/* Fails a connection whose oldest send op is neither acknowledged nor fails. Soft-RoCE tries for
+ * ever, without counting, what its own interface does not take (it became too small for a packet of
+ * the path MTU), and an operation that fails behind one whose acknowledgement was lost may never
+ * complete; the peer, which waits, sends nothing by which it could notice. */
+static void check_progress(struct pc_verbs_net *w, struct pc_verbs_connection *conn, uint64_t now)
+{
+    uint64_t patience = stall_ns(w) + conn->bytes * PC_STALL_NS_PER_BYTE;
+    if (conn->head == conn->tail) {
+        conn->seen_at = 0;
+    } else if (conn->seen_at == 0 || conn->seen != conn->head) {
+        conn->seen = conn->head;
+        conn->seen_at = now;
+    } else if (now - conn->seen_at > patience && !conn->theirs.shares) {
+        char why[96];
+        snprintf(why, sizeof why, "no send was acknowledged, and none failed, for %.1f s",
+                 (double)(now - conn->seen_at) / 1e9);
+        pc__connection_fail(w, conn, why);
+    }
+}
+
 /* Requests what is down, drains what has failed, gives up peers that were cut off too long. */
 void pc__verbs_handle_due(struct pc_net *net, bool block)
 {
     struct pc_verbs_net *w = (struct pc_verbs_net *)net;
     uint64_t now = pc__now();
+    w->watching = false;
     for (uint32_t p = 0; p < net->comm->options.size; p++) {
         struct pc_verbs_peer *peer = pc__verbs_peer(w, p);
         if (peer == NULL || !peer->wireup.open || peer->base.ended)
@@ -65,6 +108,8 @@ void pc__verbs_handle_due(struct pc_net *net, bool block)
         pc__wireup_flush(&peer->wireup);
         for (uint32_t i = 0; i < peer->nconns && !peer->base.ended; i++) {
             struct pc_verbs_connection *conn = &peer->conns[i];
+            if (conn->state == PC_CONNECTION_PROBING || conn->state == PC_CONNECTION_UP)
+                check_progress(w, conn, now);
             if (conn->state == PC_CONNECTION_REPLIED && block) {
                 w->connecting = true;
                 pc__connection_connect(w, conn);
@@ -94,6 +139,7 @@ void pc__verbs_handle_due(struct pc_net *net, bool block)
                 pc__net_schedule(&w->base, now < until ? until : now + PC_POLL_SENT_NS);
         }
     }
+    watch(w);
 }
 
 /* The peer has consumed `said` messages. With several connections an older count may come late. */
@@ -208,6 +254,7 @@ static bool poll_all(struct pc_verbs_net *w)
                 came |= complete(w, i, &events[k]);
             pc__srq_refill(w, i, n < PC_EVENTS_AT_ONCE);
         } while (n == PC_EVENTS_AT_ONCE);
+    watch(w);
     if (came) {
         /* A thread that is about to sleep has read the wakeup counter before it looked. */
         atomic_fetch_add(&((struct pc_arena *)comm->arena)->wakeup, 1);

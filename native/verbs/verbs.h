@@ -84,6 +84,8 @@ struct pc_verbs_connection { /* a queue pair to a peer, made anew after each fai
     uint32_t spent;      /* receive work requests consumed and not posted again */
     bool shares;         /* takes receives from the rail's `srq`; the two counts stay 0 */
     uint32_t emptied;    /* w->emptied of its rail when it failed */
+    uint32_t seen;       /* `head` when the oldest send op was looked at, see check_progress */
+    uint64_t seen_at;    /* when it was first seen so; 0: nothing was in flight */
     bool failed_early;   /* in CONNECTING: it has failed already */
     bool flushed;        /* in DRAINING: the last work request was flushed */
     bool answered;       /* the peer's FENCED for this turn has come */
@@ -131,6 +133,7 @@ struct pc_verbs_net {
     uint32_t reads;                    /* RDMA reads in flight */
     bool armed[PC_MAX_RAILS];          /* by ibv_req_notify_cq */
     bool connecting;                   /* a thread is in pc__connection_connect */
+    bool watching;                     /* a look at what is in flight is scheduled */
 };
 
 static inline uint32_t pc__send_wrs(const struct pc_verbs_connection *conn)

@@ -400,6 +400,22 @@ def test_a_rank_that_makes_no_call_lets_its_peer_fail_over(
     assert [state.revivals for state in pair.settle()] == [1, 1]
 
 
+@pytest.mark.parametrize("rails", [1, 2])
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_device_that_tries_for_ever_and_tells_nobody(
+    opened: Opened, network: Network, rails: int, before: int
+) -> None:
+    """Soft-RoCE does, once its interface has become too small for a packet. The peer only waits."""
+    pair = Pair(opened, rails, slot_bytes=SLOT_BYTES)
+    pair.call(before)
+    pair.settle()
+    for rail in range(rails):
+        network.narrow(f"fake{rail}", 1024)
+    pair.call(2)
+    states = pair.settle()
+    assert [(state.revivals, state.live) for state in states] == [(rails, rails)] * 2
+
+
 @pytest.mark.parametrize(
     "verb",
     [

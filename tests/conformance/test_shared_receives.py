@@ -220,6 +220,26 @@ def test_who_sends_to_an_empty_queue_waits_and_loses_nothing(
 
 
 @pytest.mark.stand_in(srq=FEW)
+def test_who_waits_for_long_before_an_empty_queue_is_not_stuck(
+    opened: Opened, network: Network
+) -> None:
+    """Elsewhere a send that neither ends nor fails is one that the device tries for ever."""
+    rush = Rush(opened, Fabric(srq=0))
+    rush.begin_sending()
+    told = network.total("rnr")
+    end = time.monotonic() + 5  # the patience is 3 s, and 100 ns for each byte
+    while time.monotonic() < end or network.total("rnr") == told:
+        rush.go_on()
+        for comm in rush.comms[1:]:
+            bindings.comm_handle_events(comm)
+        time.sleep(0.001)
+    assert codes.AGAIN in rush.codes
+    rush.finish()
+    states = [verbs.comm_net_state(comm) for comm in rush.comms]
+    assert [(s.failures, s.replayed) for s in states] == [(0, 0)] * RANKS
+
+
+@pytest.mark.stand_in(srq=FEW)
 def test_a_rank_that_computes_starves_nobody(opened: Opened, network: Network) -> None:
     # As the event thread does: it moves only when the device has told that receives are few.
     rush = Rush(opened, Fabric(srq=0))

@@ -52,6 +52,12 @@ void fakeverbs_down(struct fv_fabric *f, uint32_t port, int down)
     fv_ring_all(f);
 }
 
+void fakeverbs_narrow(struct fv_fabric *f, uint32_t port, uint32_t nbytes)
+{
+    atomic_store(&f->shared->ports[port].narrow, nbytes);
+    fv_ring_all(f);
+}
+
 void fakeverbs_speed(struct fv_fabric *f, uint32_t port, uint64_t bytes_per_second)
 {
     atomic_store(&f->shared->ports[port].bytes_per_second, bytes_per_second);

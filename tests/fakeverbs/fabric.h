@@ -67,6 +67,9 @@ enum fv_object {
 struct fv_port {
     _Atomic uint32_t down;
     _Atomic uint64_t bytes_per_second; /* 0: as fast as it goes */
+    /* Bytes of payload that its interface takes in a packet; 0: any. As with Soft-RoCE, a longer one
+     * is tried for ever: that is no loss which would count as a retry, and nobody is told. */
+    _Atomic uint32_t narrow;
     _Atomic uint64_t counts[FV_COUNTS];
 };
 

@@ -187,6 +187,15 @@ class Fabric:
         """Let a port send no faster than this; 0: as fast as it goes."""
         self._lib.fakeverbs_speed(self._fabric, port(device), ctypes.c_uint64(bytes_per_second))
 
+    def narrow(self, device: str, nbytes: int) -> None:
+        """Let a port send no packet with more payload: it tries for ever, and tells nobody; 0: any.
+
+        Args:
+            device: Whose port.
+            nbytes: An MTU of InfiniBand; new queue pairs find it to be the port's.
+        """
+        self._lib.fakeverbs_narrow(self._fabric, port(device), nbytes)
+
     def isolate(self, device: str) -> None:
         """Drop everything between this port and all others; unlike `down`, nobody is told."""
         self._all(self._lib.fakeverbs_cut, device)

@@ -55,7 +55,10 @@ enum fv_route fv_route(struct fv_qp *qp, uint32_t kind, uint32_t length, struct 
         fv_count(c->fabric, c->port, FV_DROPPED, 1);
         return FV_DROP;
     }
-    struct fv_packet *packet = fv_ring_begin(c->fabric, qp->peer_slot, length);
+    uint32_t narrow = atomic_load(&c->fabric->shared->ports[c->port].narrow);
+    struct fv_packet *packet = narrow != 0 && length > narrow
+                                   ? NULL
+                                   : fv_ring_begin(c->fabric, qp->peer_slot, length);
     if (!packet) {
         fv_wake_at(c, c->now + 50000);
         return FV_BUSY;

@@ -23,11 +23,12 @@ int fv_query_port(struct ibv_context *base, uint8_t port, struct ibv_port_attr *
     uint32_t gbps = fv_options.gbps[c->device->index];
     if (port != 1)
         return EINVAL;
+    uint32_t narrow = atomic_load(&c->fabric->shared->ports[c->port].narrow);
     bool down = atomic_load(&c->fabric->shared->ports[c->port].down);
     struct ibv_port_attr a = {
         .state = down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
         .max_mtu = IBV_MTU_4096,
-        .active_mtu = mtu_of(fv_options.mtu),
+        .active_mtu = mtu_of(narrow != 0 && narrow < fv_options.mtu ? narrow : fv_options.mtu),
         .gid_tbl_len = FV_GIDS,
         .max_msg_sz = FV_MAX_MESSAGE,
         .pkey_tbl_len = 1,

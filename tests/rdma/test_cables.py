@@ -87,7 +87,13 @@ def revived(state: State) -> bool:
 
 
 @contextmanager
-def job(rack: Rack, size: int = 2, rails: int = 1, leave: bool = True) -> Iterator[Job]:
+def job(
+    rack: Rack,
+    size: int = 2,
+    rails: int = 1,
+    leave: bool = True,
+    collective: str = "allreduce",
+) -> Iterator[Job]:
     """Start a job whose paths are all there; in the end every rank must leave in good order.
 
     Args:
@@ -95,8 +101,9 @@ def job(rack: Rack, size: int = 2, rails: int = 1, leave: bool = True) -> Iterat
         size: Number of ranks, each on a host of its own.
         rails: NICs of each.
         leave: Whether any rank is left in the end.
+        collective: Which call they make.
     """
-    argv = [sys.executable, BATCHES, *map(str, LENGTHS)]
+    argv = [sys.executable, BATCHES, collective, *map(str, LENGTHS)]
     # Less than a test waits: pycoll then says who waits for whom.
     env = {"PYCOLL_TRANSPORT": "verbs", "PYCOLL_TIMEOUT": "100"}
     with Ranks(rack, argv, size, hosts=size, rails=rails, env=env, stdin=True) as ranks:
@@ -153,6 +160,18 @@ def test_a_job_outlives_what_happens_to_a_port(rack: Rack, rails: int) -> None:
         begun = running.begin_and_reach(2)
         nics.readdress(0, 100)
         running.end(begun)
+        running.until(lambda state: whole(state) and state["revivals"] > before["revivals"])
+
+
+@pytest.mark.parametrize("rails", [1, 2])
+def test_what_no_packet_can_carry_any_more_goes_by_a_new_path(rack: Rack, rails: int) -> None:
+    """The device tries for ever, as no try reaches the wire, and the other rank sends nothing that
+    would fail there: nobody but this rank can see it."""
+    with job(rack, rails=rails, collective="broadcast") as running:
+        (before, _) = running.make()
+        for nic in rack.rails(0, rails):
+            rack.nics.resize(nic, 1500)
+        running.make()
         running.until(lambda state: whole(state) and state["revivals"] > before["revivals"])
 
 
