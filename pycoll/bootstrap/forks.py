@@ -47,7 +47,7 @@ from pycoll.bootstrap.forks import main
 main(path, last)"""
 
 
-def work(program: list[str], size: int, grace: float, soft: int, _: int) -> NoReturn:
+def work(program: list[str], size: int, grace: float, soft: int) -> NoReturn:
     """Go on, in the worker, as the interpreter that the ranks will be copies of.
 
     Args:

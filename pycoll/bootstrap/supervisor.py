@@ -6,6 +6,7 @@ The worker and what it starts are a process group of their own: a signal, from a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -18,14 +19,15 @@ ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  #: what asks a job to 
 _AWAITED = {signal.SIGCHLD, signal.SIGTSTP, *ENDINGS}
 
 
-def supervise(work: Callable[[int], int]) -> int:
+def supervise(work: Callable[[], int]) -> int:
     """Run `work` in a child of this process, and return what it returns.
 
     Nothing that the child started is left behind. If this process is killed, the child gets
     SIGTERM; if the child is, this process ends what it started and returns 128 and the signal.
 
     Args:
-        work: Gets a pipe from which it reads a byte for each signal that came: its number.
+        work: Begins with what ends a job blocked, and calls `signal_pipe` when it can heed it, be
+            it as another program (`execute`): a signal waits for that.
     """
     parent = os.getpid()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
@@ -34,20 +36,22 @@ def supervise(work: Callable[[int], int]) -> int:
         child = os.fork()
         if child == 0:
             _work(work, parent)
+        with contextlib.suppress(PermissionError):  # it has done so, and is another program
+            os.setpgid(child, child)  # a signal may come before the child does so
         return _wait(child)
     finally:
         processes.end_children()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(work: Callable[[int], int], parent: int) -> NoReturn:
+def _work(work: Callable[[], int], parent: int) -> NoReturn:
     code = 1
     try:
         os.setpgid(0, 0)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a background job that writes to a terminal
         processes.adopt()
         processes.hear_of_the_end(parent)
-        code = work(signal_pipe())
+        code = work()
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -55,7 +59,7 @@ def _work(work: Callable[[int], int], parent: int) -> NoReturn:
 
 
 def signal_pipe() -> int:
-    """Have signals write their numbers to a pipe, whose other end is returned."""
+    """Have each signal write a byte, its number, to a pipe, whose other end is returned."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -68,11 +72,10 @@ def signal_pipe() -> int:
 
 
 def execute(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """Go on as another program, which calls `signal_pipe` as the first thing that it does.
+    """Go on, in the worker, as another program, which begins with `signal_pipe`.
 
-    A signal that comes before that waits for it; standard input is empty from here on.
+    Standard input is empty from here on.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.execve(command[0], [*command], environ)

@@ -86,13 +86,13 @@ def run(options: argparse.Namespace) -> int:
 
 def _work(
     start: str, program: list[str], options: argparse.Namespace, soft: int
-) -> Callable[[int], int]:
+) -> Callable[[], int]:
     """Return what the worker does."""
     if start == "fork":
         return functools.partial(forks.work, program, options.ranks, options.grace, soft)
 
-    def work(signals: int) -> int:
+    def work() -> int:
         starter = Interpreters([sys.executable, *program], options.ranks, soft)
-        return Ranks(starter, options.grace).run(signals)
+        return Ranks(starter, options.grace).run(supervisor.signal_pipe())
 
     return work

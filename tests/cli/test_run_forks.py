@@ -232,3 +232,31 @@ print(os.waitstatus_to_exitcode(status), list(os.read(signals, 100)) == [signal.
         check=False,
     )
     assert (done.stdout, done.stderr) == ("-15 True\n", "")
+
+
+@pytest.mark.parametrize("start", ["spawn", "fork"])
+def test_a_signal_that_comes_as_the_worker_is_forked_ends_the_job(
+    tmp_path: Path, start: str
+) -> None:
+    (tmp_path / "program.py").write_text("import time; time.sleep(30)")
+    code = """
+import os, signal, sys
+from pycoll.bootstrap import processes
+from pycoll.cli import main
+heard = processes.hear_of_the_end
+def hear_of_the_end(parent):
+    heard(parent)
+    os.kill(os.getpid(), signal.SIGTERM)
+processes.hear_of_the_end = hear_of_the_end
+sys.exit(main(["run", "-n", "1", "--start", sys.argv[1], "program.py"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, start],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (143, "pycoll run: ended by SIGTERM\n")

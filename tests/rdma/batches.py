@@ -2,10 +2,11 @@
 
     batches.py allreduce|broadcast LENGTH...
 
-It checks each result; what is broadcast comes from rank 0. The lengths are used in turns. For each line of its standard input, which holds a number, the rank
-makes so many calls; the ranks must be told alike. It writes "call N" before each, and after the
-last a line of JSON with the state of its paths. At the end of the input it leaves. When a call
-fails it writes a last line of JSON with `error`, `text` and that state, and ends with 3.
+It checks each result; what is broadcast comes from rank 0. The lengths are used in turns. For each
+line of its standard input, which holds a number, the rank makes so many calls; the ranks must be
+told alike. It writes "call N" before each, and after the last a line of JSON with the state of its
+paths. At the end of the input it leaves. When a call fails it writes a last line of JSON with
+`error`, `text` and that state, and ends with 3.
 """
 
 from __future__ import annotations
