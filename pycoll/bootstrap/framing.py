@@ -127,6 +127,11 @@ class Decoder:
                 self._header = piece
         return frames
 
+    @property
+    def inside(self) -> bool:
+        """Whether a part of a frame has come."""
+        return bool(self._header or self._held)
+
     def missing(self) -> int:
         """Return how many bytes can be read without reading past the present frame."""
         return self._whole() + TAG_BYTES - len(self._held)

@@ -191,10 +191,7 @@ def _wait(children: list[_Child], deadline: float, seconds: float, check: bool) 
                 stack.callback(os.close, fd)
                 selector.register(fd, selectors.EVENT_READ, child)
         while running:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                ranks = rank_list([child.rank for child in children if not child.ended])
-                raise CollectiveTimeout(f"spawn: {ranks} still ran after {seconds:g} s")
+            remaining = max(0.0, deadline - time.monotonic())
             failures: list[BaseException] = []
             for key, _ in selector.select(remaining):
                 child = key.data
@@ -212,6 +209,9 @@ def _wait(children: list[_Child], deadline: float, seconds: float, check: bool) 
             if check and failures:
                 # Of those that came together, one that is not the consequence of another.
                 raise min(failures, key=lambda e: isinstance(e, PeerLostError | BrokenError))
+            if running and not remaining:  # also what had come by then was read
+                ranks = rank_list([child.rank for child in children if not child.ended])
+                raise CollectiveTimeout(f"spawn: {ranks} still ran after {seconds:g} s")
 
 
 class _Forks:

@@ -264,9 +264,7 @@ class _Reception:
         except OSError:
             data = b""
         if guest.member:
-            rank = guest.peer.rank if guest.peer else -1
-            what = "spoke out of turn" if data else "went away before all ranks had come"
-            raise BootstrapError(f"rank {rank} ({guest.member}) {what}")
+            raise self._lost(guest, bool(data))
         if not data:
             self._drop(guest, "it hung up")
             return
@@ -277,6 +275,12 @@ class _Reception:
             self._drop(guest, str(stranger))
         except OSError as error:
             self._drop(guest, str(error))
+
+    @staticmethod
+    def _lost(guest: _Guest, spoke: bool) -> BootstrapError:
+        rank = guest.peer.rank if guest.peer else -1
+        what = "spoke out of turn" if spoke else "went away before all ranks had come"
+        return BootstrapError(f"rank {rank} ({guest.member}) {what}")
 
     def _advance(self, guest: _Guest) -> None:
         talk = guest.talk
@@ -302,6 +306,8 @@ class _Reception:
                 ) from None
             if frames:
                 self._arrive(guest, guest.peer.rank, frames)
+                if guest.decoder.inside:
+                    raise self._lost(guest, True)
 
     def _arrive(self, guest: _Guest, rank: int, frames: list[Frame]) -> None:
         first = frames[0]

@@ -56,10 +56,13 @@ def prove(sock: socket.socket, secret: bytes, own: Preface) -> Seals:
     return handshake.seals(secret, Side.CONNECTING, own, server)
 
 
-def arrive(sock: socket.socket, secret: bytes, rank: int, size: int) -> Seals:
-    """Come as an honest rank, up to HELLO."""
+def arrive(
+    sock: socket.socket, secret: bytes, rank: int, size: int, behind: bytes = b""
+) -> Seals:
+    """Come as an honest rank, up to HELLO, and what is sent at once with it."""
     seals = prove(sock, secret, Preface.make(rank, size))
-    sock.sendall(sealed(Frame(FrameType.HELLO, rank, "", Member.me().encode()), seals.sending))
+    hello = sealed(Frame(FrameType.HELLO, rank, "", Member.me().encode()), seals.sending)
+    sock.sendall(hello + behind)
     return seals
 
 
@@ -373,19 +376,22 @@ def test_an_authenticated_rank_that_talks_nonsense(listener, secret, together, f
 
 
 @pytest.mark.parametrize(
-    ("then", "message"),
+    ("behind", "then", "message"),
     [
-        (b"", r"^rank 1 \(process \d+ on .*\) went away before all ranks had come$"),
-        (b"x", r"^rank 1 \(process \d+ on .*\) spoke out of turn$"),
+        (b"", b"", r"^rank 1 \(process \d+ on .*\) went away before all ranks had come$"),
+        (b"", b"x", r"^rank 1 \(process \d+ on .*\) spoke out of turn$"),
+        (b"x", b"", r"^rank 1 \(process \d+ on .*\) spoke out of turn$"),
     ],
-    ids=["hangs up", "talks"],
+    ids=["hangs up", "talks", "talks at once"],
 )
-def test_a_rank_that_is_lost_while_others_are_awaited(listener, secret, together, then, message):
+def test_a_rank_that_is_lost_while_others_are_awaited(
+    listener, secret, together, behind, then, message
+):
     def rank_1() -> None:
         with connect(listener) as sock:
-            arrive(sock, secret, 1, 3)
+            arrive(sock, secret, 1, 3, behind)
             sock.sendall(then)
-            if then:
+            if behind or then:
                 receive(sock, 1000)
 
     gathered, _ = together(lambda: rendezvous.gather(listener, 3, secret, soon()), rank_1)

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import ports
 import pytest
 
 from pycoll.bootstrap.forwarding import LONGEST, Lines, Sink
@@ -128,7 +129,8 @@ def test_torchrun_tells_no_more(run, tmp_path: Path) -> None:
     body = "tell(f'environ{RANK}', json.dumps(dict(os.environ)))"
     assert run(2, body).end()[0] == 0
     ours = json.loads((tmp_path / "environ1").read_text())
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29471"]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    torchrun += ["--master-port", str(ports.free())]
     subprocess.run(
         [sys.executable, *torchrun, tmp_path / "program.py"],
         check=True,
@@ -278,7 +280,8 @@ if RANK == 1:
     sys.exit(3)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 try:
-    tell('0'); signal.pause()
+    tell('0')
+    while True: time.sleep(0.01)
 finally:
     tell('cleaned')
 """
@@ -384,7 +387,8 @@ def test_ctrl_c_ends_all(run) -> None:
     leader, terminal = pty.openpty()
     body = """
 try:
-    tell(str(RANK), os.getpid()); signal.pause()
+    tell(str(RANK), os.getpid())
+    while True: time.sleep(0.01)
 except KeyboardInterrupt:
     tell(f"interrupted {RANK}")
 """
@@ -414,7 +418,7 @@ def test_ctrl_c_again_does_not_wait(run) -> None:
 def again(*_): tell("told")
 signal.signal(signal.SIGINT, again); signal.signal(signal.SIGTERM, lambda *_: tell("term"))
 tell("ready")
-while True: signal.pause()
+while True: time.sleep(0.01)
 """
     job = run(1, body, "--grace", "86400")
     job.told("ready")

@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 import ports
 import pytest
+from stopped import until_stopped
 
 import pycoll
 from pycoll import BrokenError, CollectiveTimeout, Communicator, PeerLostError
+from pycoll.bootstrap import control_router
 
 
 def outcomes(size: int, function: Any) -> list[Any]:
@@ -107,6 +109,7 @@ def test_a_stopped_rank() -> None:
         else:
             with pytest.raises(CollectiveTimeout) as late:
                 comm.allreduce(np.ones(3), timeout=0.5)
+            until_stopped(other)
             os.kill(other, signal.SIGCONT)
         with pytest.raises(BrokenError, match=r"did not finish within 0\.5 s"):
             comm.allreduce(np.ones(3))
@@ -385,7 +388,10 @@ def test_an_uncaught_exception_in_a_script_is_told_to_the_others() -> None:
 
 
 @pytest.mark.parametrize("waits", ["allreduce", "recv"])
-def test_a_late_rank_says_what_it_does_on_other_communicators(waits: str) -> None:
+def test_a_late_rank_says_what_it_does_on_other_communicators(
+    waits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_router, "POLL_SECONDS", 30.0)  # a busy machine answers late
     def rank() -> str:
         comm = pycoll.init(timeout=60)
         other = comm.dup()

@@ -13,6 +13,7 @@ import pytest
 
 import pycoll
 from pycoll import Communicator, MismatchError
+from pycoll.runtime import failure
 
 Step = Callable[[Communicator], Any]
 
@@ -64,7 +65,10 @@ CASES: dict[str, tuple[tuple[Step, str], tuple[Step, str]]] = {
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("case", CASES)
-def test_every_rank_names_every_call_and_line(case: str, size: int) -> None:
+def test_every_rank_names_every_call_and_line(
+    case: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failure, "_SAY_SECONDS", 30.0)  # a busy machine is late
     (step, text), (odd, odd_text) = CASES[case]
 
     def rank() -> str:
