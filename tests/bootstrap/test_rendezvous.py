@@ -56,9 +56,7 @@ def prove(sock: socket.socket, secret: bytes, own: Preface) -> Seals:
     return handshake.seals(secret, Side.CONNECTING, own, server)
 
 
-def arrive(
-    sock: socket.socket, secret: bytes, rank: int, size: int, behind: bytes = b""
-) -> Seals:
+def arrive(sock: socket.socket, secret: bytes, rank: int, size: int, behind: bytes = b"") -> Seals:
     """Come as an honest rank, up to HELLO, and what is sent at once with it."""
     seals = prove(sock, secret, Preface.make(rank, size))
     hello = sealed(Frame(FrameType.HELLO, rank, "", Member.me().encode()), seals.sending)

@@ -392,6 +392,7 @@ def test_a_late_rank_says_what_it_does_on_other_communicators(
     waits: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_router, "POLL_SECONDS", 30.0)  # a busy machine answers late
+
     def rank() -> str:
         comm = pycoll.init(timeout=60)
         other = comm.dup()
