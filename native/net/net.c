@@ -43,14 +43,15 @@ static void set_timer(struct pc_net *net, uint64_t when)
 /* Sets the timer for what is due and for what is in flight, as no thread may call in for long. */
 void pc__net_unlock(struct pc_net *net)
 {
-    if (net->due != 0 && (net->timed == 0 || net->due < net->timed)) {
-        set_timer(net, net->due);
-    } else if (net->in_flight != 0 && !net->timer_set) {
+    uint64_t when = net->due;
+    if (net->in_flight != 0 && !net->timer_set) {
         uint64_t poll_at = pc__now() + PC_POLL_SENT_NS;
         net->timer_set = true;
-        if (net->timed == 0 || poll_at < net->timed)
-            set_timer(net, poll_at);
+        if (when == 0 || poll_at < when)
+            when = poll_at;
     }
+    if (when != 0 && (net->timed == 0 || when < net->timed))
+        set_timer(net, when);
     pthread_mutex_unlock(&net->lock);
 }
 

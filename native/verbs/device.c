@@ -303,6 +303,13 @@ void pc__ib_device_close(struct pc_ib_device *rail)
     memset(rail, 0, sizeof *rail);
 }
 
+bool pc__ib_device_takes(const struct pc_ib_device *rail, enum ibv_mtu mtu)
+{
+    struct pc_port_attr port;
+    return pc__port_query(rail->context, rail->spec.port, &port) != 0
+           || port.known.active_mtu >= mtu;
+}
+
 bool pc__ib_device_active(const struct pc_ib_device *rail)
 {
     struct pc_port_attr port;

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <sys/epoll.h>
+#include "verbs/port.h"
 
 /* A peer that was reached before is lost after this time without a connection, if each of its
  * connections failed so often since; else after twice the time. An attempt that began before may
@@ -14,8 +15,9 @@
 #define PC_PROBE_NS UINT64_C(5000000)       /* between two polls for the probe, after a reply */
 #define PC_POLL_SENT_NS UINT64_C(100000000) /* between two looks at an attempt */
 /* Longer than a device takes to give up a send: at least this, or so many times what it should take
- * (it may take four times as long), and what the bytes in flight take on a slow and busy port. */
-#define PC_STALL_NS UINT64_C(3000000000)
+ * (it may take four times as long), and for each byte in flight by the port what a slow and busy
+ * one takes. */
+#define PC_STALL_NS UINT64_C(5000000000)
 #define PC_STALL_TIMES 4
 #define PC_STALL_NS_PER_BYTE 100
 #define PC_LOOKS_PER_STALL 4
@@ -73,73 +75,6 @@ static void watch(struct pc_verbs_net *w)
         return;
     w->watching = true;
     pc__net_schedule(&w->base, pc__now() + stall_ns(w) / PC_LOOKS_PER_STALL);
-}
-
-/* Fails a connection whose oldest send op is neither acknowledged nor fails. Soft-RoCE tries for
- * ever, without counting, what its own interface does not take (it became too small for a packet of
- * the path MTU), and an operation that fails behind one whose acknowledgement was lost may never
- * complete; the peer, which waits, sends nothing by which it could notice. */
-static void check_progress(struct pc_verbs_net *w, struct pc_verbs_connection *conn, uint64_t now)
-{
-    uint64_t patience = stall_ns(w) + conn->bytes * PC_STALL_NS_PER_BYTE;
-    if (conn->head == conn->tail) {
-        conn->seen_at = 0;
-    } else if (conn->seen_at == 0 || conn->seen != conn->head) {
-        conn->seen = conn->head;
-        conn->seen_at = now;
-    } else if (now - conn->seen_at > patience && !conn->theirs.shares) {
-        char why[96];
-        snprintf(why, sizeof why, "no send was acknowledged, and none failed, for %.1f s",
-                 (double)(now - conn->seen_at) / 1e9);
-        pc__connection_fail(w, conn, why);
-    }
-}
-
-/* Requests what is down, drains what has failed, gives up peers that were cut off too long. */
-void pc__verbs_handle_due(struct pc_net *net, bool block)
-{
-    struct pc_verbs_net *w = (struct pc_verbs_net *)net;
-    uint64_t now = pc__now();
-    w->watching = false;
-    for (uint32_t p = 0; p < net->comm->options.size; p++) {
-        struct pc_verbs_peer *peer = pc__verbs_peer(w, p);
-        if (peer == NULL || !peer->wireup.open || peer->base.ended)
-            continue;
-        pc__wireup_flush(&peer->wireup);
-        for (uint32_t i = 0; i < peer->nconns && !peer->base.ended; i++) {
-            struct pc_verbs_connection *conn = &peer->conns[i];
-            if (conn->state == PC_CONNECTION_PROBING || conn->state == PC_CONNECTION_UP)
-                check_progress(w, conn, now);
-            if (conn->state == PC_CONNECTION_REPLIED && block) {
-                w->connecting = true;
-                pc__connection_connect(w, conn);
-                w->connecting = false;
-                now = pc__now();
-                pc__verbs_peer_take_back(w, conn);
-            } else if (conn->state == PC_CONNECTION_REPLIED) {
-                if (!w->connecting) /* the thread that connects serves this one too */
-                    pc__net_schedule(&w->base, conn->since);
-            } else if (conn->state == PC_CONNECTION_PROBING) {
-                pc__net_schedule(&w->base, now + PC_PROBE_NS);
-            } else if (conn->state == PC_CONNECTION_DRAINING) {
-                pc__connection_drain(w, conn);
-                pc__verbs_peer_take_back(w, conn);
-            } else if (conn->state == PC_CONNECTION_DOWN && conn->attempt != 0) {
-                if (conn->attempt <= now)
-                    pc__connection_request(w, conn);
-                else
-                    pc__net_schedule(&w->base, conn->attempt);
-            }
-        }
-        uint64_t until = reconnect_until(w, peer);
-        if (peer->live == 0 && until != 0 && !peer->base.ended) {
-            if (now >= until && !(peer->reached && connecting_now(peer, until)))
-                fail_peer(w, peer);
-            else
-                pc__net_schedule(&w->base, now < until ? until : now + PC_POLL_SENT_NS);
-        }
-    }
-    watch(w);
 }
 
 /* The peer has consumed `said` messages. With several connections an older count may come late. */
@@ -248,10 +183,12 @@ static bool poll_all(struct pc_verbs_net *w)
     bool came = false;
     for (uint32_t i = 0, n; i < w->nrails; i++)
         do {
+            w->polls[i]++;
             n = pc__wr_poll(&w->rails[i], events);
-            w->emptied[i] += n < PC_EVENTS_AT_ONCE;
             for (uint32_t k = 0; k < n; k++)
                 came |= complete(w, i, &events[k]);
+            if (n < PC_EVENTS_AT_ONCE)
+                w->emptied[i] = w->polls[i];
             pc__srq_refill(w, i, n < PC_EVENTS_AT_ONCE);
         } while (n == PC_EVENTS_AT_ONCE);
     watch(w);
@@ -262,6 +199,104 @@ static bool poll_all(struct pc_verbs_net *w)
             pc__wakeup_signal(comm, comm->options.rank);
     }
     return came;
+}
+
+static uint64_t bytes_in_flight(const struct pc_verbs_net *w, uint32_t rail)
+{
+    uint64_t bytes = 0;
+    for (uint32_t p = 0; p < w->base.comm->options.size; p++) {
+        const struct pc_verbs_peer *peer = pc__verbs_peer(w, p);
+        for (uint32_t i = 0; peer != NULL && i < peer->nconns; i++)
+            bytes += peer->conns[i].rail == rail ? peer->conns[i].bytes : 0;
+    }
+    return bytes;
+}
+
+/* Whether the device may rightly keep its oldest send op for long: the peer's receives are shared,
+ * and may all be taken until it posts some. An RDMA read takes none, and no receive helps where the
+ * port has become too small for a packet. */
+static bool may_wait(const struct pc_verbs_net *w, const struct pc_verbs_connection *conn)
+{
+    const struct pc_send_op *oldest = &conn->ops[conn->head % PC_CONNECTION_SEND_OPS];
+    return conn->theirs.shares && oldest->rndv == NULL
+           && pc__ib_device_takes(&w->rails[conn->rail],
+                                  pc__mtu_smaller(conn->mine.mtu, conn->theirs.mtu));
+}
+
+/* Fails a connection whose oldest send op neither completes nor fails. Soft-RoCE tries for ever,
+ * without counting, what its own interface does not take (it became too small for a packet of the
+ * path MTU), and an operation that fails behind one whose acknowledgement was lost may never
+ * complete; the peer, which waits, sends nothing by which it could notice. */
+static void check_progress(struct pc_verbs_net *w, struct pc_verbs_connection *conn)
+{
+    uint64_t now = pc__now();
+    if (conn->head == conn->tail) {
+        conn->seen_at = 0;
+        return;
+    }
+    if (conn->seen_at == 0 || conn->seen != conn->head) {
+        conn->seen = conn->head;
+        conn->seen_at = now;
+        return;
+    }
+    if (now - conn->seen_at < stall_ns(w)
+        || now - conn->seen_at < stall_ns(w) + bytes_in_flight(w, conn->rail) * PC_STALL_NS_PER_BYTE
+        || may_wait(w, conn))
+        return;
+    poll_all(w); /* this thread may have been stopped since the last time */
+    if (conn->head != conn->seen)
+        return;
+    char why[96];
+    snprintf(why, sizeof why, "no send was acknowledged, and none failed, for %.1f s",
+             (double)(now - conn->seen_at) / 1e9);
+    pc__connection_fail(w, conn, why);
+}
+
+/* Requests what is down, drains what has failed, gives up peers that were cut off too long. */
+void pc__verbs_handle_due(struct pc_net *net, bool block)
+{
+    struct pc_verbs_net *w = (struct pc_verbs_net *)net;
+    uint64_t now = pc__now();
+    w->watching = false;
+    for (uint32_t p = 0; p < net->comm->options.size; p++) {
+        struct pc_verbs_peer *peer = pc__verbs_peer(w, p);
+        if (peer == NULL || !peer->wireup.open || peer->base.ended)
+            continue;
+        pc__wireup_flush(&peer->wireup);
+        for (uint32_t i = 0; i < peer->nconns && !peer->base.ended; i++) {
+            struct pc_verbs_connection *conn = &peer->conns[i];
+            if (conn->state == PC_CONNECTION_PROBING || conn->state == PC_CONNECTION_UP)
+                check_progress(w, conn);
+            if (conn->state == PC_CONNECTION_REPLIED && block) {
+                w->connecting = true;
+                pc__connection_connect(w, conn);
+                w->connecting = false;
+                now = pc__now();
+                pc__verbs_peer_take_back(w, conn);
+            } else if (conn->state == PC_CONNECTION_REPLIED) {
+                if (!w->connecting) /* the thread that connects serves this one too */
+                    pc__net_schedule(&w->base, conn->since);
+            } else if (conn->state == PC_CONNECTION_PROBING) {
+                pc__net_schedule(&w->base, now + PC_PROBE_NS);
+            } else if (conn->state == PC_CONNECTION_DRAINING) {
+                pc__connection_drain(w, conn);
+                pc__verbs_peer_take_back(w, conn);
+            } else if (conn->state == PC_CONNECTION_DOWN && conn->attempt != 0) {
+                if (conn->attempt <= now)
+                    pc__connection_request(w, conn);
+                else
+                    pc__net_schedule(&w->base, conn->attempt);
+            }
+        }
+        uint64_t until = reconnect_until(w, peer);
+        if (peer->live == 0 && until != 0 && !peer->base.ended) {
+            if (now >= until && !(peer->reached && connecting_now(peer, until)))
+                fail_peer(w, peer);
+            else
+                pc__net_schedule(&w->base, now < until ? until : now + PC_POLL_SENT_NS);
+        }
+    }
+    watch(w);
 }
 
 /* Only events of ports carry a port number; all others are the whole device's. */

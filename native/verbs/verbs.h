@@ -83,7 +83,7 @@ struct pc_verbs_connection { /* a queue pair to a peer, made anew after each fai
     uint32_t receives;   /* receive work requests posted */
     uint32_t spent;      /* receive work requests consumed and not posted again */
     bool shares;         /* takes receives from the rail's `srq`; the two counts stay 0 */
-    uint32_t emptied;    /* w->emptied of its rail when it failed */
+    uint32_t failed_at;  /* w->polls of its rail when it failed */
     uint32_t seen;       /* `head` when the oldest send op was looked at, see check_progress */
     uint64_t seen_at;    /* when it was first seen so; 0: nothing was in flight */
     bool failed_early;   /* in CONNECTING: it has failed already */
@@ -129,11 +129,12 @@ struct pc_verbs_net {
     uint32_t load[PC_MAX_RAILS];       /* connections on each rail */
     uint32_t sharing[PC_MAX_RAILS];    /* of those, how many share receives */
     struct pc_srq *srqs[PC_MAX_RAILS]; /* NULL: not needed, or not to be had */
-    uint32_t emptied[PC_MAX_RAILS];    /* times that its completion queue was polled empty */
-    uint32_t reads;                    /* RDMA reads in flight */
-    bool armed[PC_MAX_RAILS];          /* by ibv_req_notify_cq */
-    bool connecting;                   /* a thread is in pc__connection_connect */
-    bool watching;                     /* a look at what is in flight is scheduled */
+    uint32_t polls[PC_MAX_RAILS];      /* of its completion queue; they only grow */
+    uint32_t emptied[PC_MAX_RAILS]; /* the last poll after which it was empty, and all dealt with */
+    uint32_t reads;                 /* RDMA reads in flight */
+    bool armed[PC_MAX_RAILS];       /* by ibv_req_notify_cq */
+    bool connecting;                /* a thread is in pc__connection_connect */
+    bool watching;                  /* a look at what is in flight is scheduled */
 };
 
 static inline uint32_t pc__send_wrs(const struct pc_verbs_connection *conn)

@@ -306,12 +306,12 @@ class _Reception:
                 ) from None
             if frames:
                 self._arrive(guest, guest.peer.rank, frames)
-                if guest.decoder.inside:
+                if len(frames) > 1 or guest.decoder.inside:
                     raise self._lost(guest, True)
 
     def _arrive(self, guest: _Guest, rank: int, frames: list[Frame]) -> None:
         first = frames[0]
-        if first.kind is not FrameType.HELLO or first.rank != rank or len(frames) > 1:
+        if first.kind is not FrameType.HELLO or first.rank != rank:
             raise BootstrapError(
                 f"rank {rank} began with {first.kind.name} of rank {first.rank}, want HELLO"
             )

@@ -86,7 +86,7 @@ def devices(rank: int, size: int, rails: int) -> list[str]:
 def rail_all(
     comms: Sequence[Any],
     rails: Sequence[int] | int = 1,
-    by: Fabric = HASTY,
+    by: Fabric | list[Fabric] = HASTY,
     settled: bool = True,
     *,
     patience: float = 0.0,
@@ -97,7 +97,8 @@ def rail_all(
         count = rails if isinstance(rails, int) else rails[rank]
         names = devices(rank, len(comms), count)
         gid = gids[rank] if gids else -1
-        verbs.comm_rails(comm, by, [Rail(name, 1, gid) for name in names], patience)
+        own = by[rank] if isinstance(by, list) else by
+        verbs.comm_rails(comm, own, [Rail(name, 1, gid) for name in names], patience)
     link_all(comms)
     if settled:
         settle(comms)

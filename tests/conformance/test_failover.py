@@ -401,12 +401,12 @@ def test_a_rank_that_makes_no_call_lets_its_peer_fail_over(
 
 
 @pytest.mark.parametrize("rails", [1, 2])
-@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize(("before", "srq"), [(0, 16), (3, 16), (3, 0)])
 def test_a_device_that_tries_for_ever_and_tells_nobody(
-    opened: Opened, network: Network, rails: int, before: int
+    opened: Opened, network: Network, rails: int, before: int, srq: int
 ) -> None:
     """Soft-RoCE does, once its interface has become too small for a packet. The peer only waits."""
-    pair = Pair(opened, rails, slot_bytes=SLOT_BYTES)
+    pair = Pair(opened, rails, slot_bytes=SLOT_BYTES, by=HASTY._replace(srq=srq))
     pair.call(before)
     pair.settle()
     for rail in range(rails):

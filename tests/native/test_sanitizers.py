@@ -186,6 +186,12 @@ def test_queue_pairs_that_end_take_no_shared_receives_along(run: Run, like: str)
     assert (done.returncode, done.stdout) == (0, "200 of 63\n"), done.stderr
 
 
+@pytest.mark.parametrize("receives", ["shared", "own"])
+def test_what_came_before_a_connection_failed_is_not_lost_with_it(run: Run, receives: str) -> None:
+    done = run(built("late_completions", "asan"), receives, verbs="asan")
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
 @pytest.mark.parametrize(("size", "rails", "seed"), [(2, 2, 1), (3, 2, 3), (4, 2, 4)])
 @pytest.mark.parametrize("kind", ["tsan", "asan"])
 def test_connecting_failing_over_reviving_and_closing(

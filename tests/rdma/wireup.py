@@ -25,7 +25,7 @@ IN_LINE, OFFERED = 0xFFFFFFFF, 0xFFFFFFFE
 
 HEADER = struct.Struct("=IHHII")
 HELLO = struct.Struct("=IIQQQQ" + MAX_RAILS * "IIQ")
-END = struct.Struct("=IIHBB16sBB10x")
+END = struct.Struct("=IIHBB16sBBB9x")
 LANDED = struct.Struct(f"={CHANNELS * LINES}I{CHANNELS * LINES}s320s")
 LINE_HEAD = struct.Struct(f"=QII{INLINE}s")
 COUNT = struct.Struct("=Q")
@@ -86,6 +86,7 @@ class End(NamedTuple):
     gid: bytes
     gid_type: int
     reads: int
+    shares: int = 0
 
     def pack(self) -> bytes:
         """Return it as it travels."""
