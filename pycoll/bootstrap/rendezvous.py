@@ -37,7 +37,7 @@ from pycoll.errors import BootstrapError
 HELLO_LIMIT = 1024  #: bytes of a Member
 NUMBER_BYTES = 32  #: of the number that rank 0 draws for a meeting
 _PUBLIC = b"public"  #: in WELCOME, if not everyone knew the secret
-GUEST_SECONDS = 5.0  #: how long a connection may take to prove itself
+GUEST_SECONDS = 5.0  #: how long a connection may take to prove itself, then to say HELLO
 ATTEMPT_SECONDS = 2.0  #: how long one of several addresses may keep a rank waiting
 GRACE_SECONDS = 2.0  #: how long past its deadline a rank waits for rank 0 to say who is missing
 
@@ -294,6 +294,7 @@ class _Reception:
                 raise _Stranger("it does not know the job's secret") from None
             if talk.peer and talk.done:
                 guest.seals = talk.seals()
+                guest.until = time.monotonic() + GUEST_SECONDS  # this rank may have been late
                 guest.decoder = Decoder(HELLO_LIMIT, guest.seals.receiving)
                 guest.sock.send(answer)
                 handshake.check(talk.peer, 0, self._size)

@@ -75,7 +75,7 @@ def test_a_job_of_one_needs_no_address():
 
 
 def test_a_rank_that_never_comes_is_named_by_all(port, no_leak, together):
-    configs = [load(**variables(rank, 3, port), PYCOLL_TIMEOUT=0.5) for rank in (0, 2)]
+    configs = [load(**variables(rank, 3, port), PYCOLL_TIMEOUT=3) for rank in (0, 2)]
     for outcome in together(*[lambda c=config: environment.meet(c) for config in configs]):
         with pytest.raises(
             BootstrapError, match=r"^rank 0 waited \S+ s for rank 1 of 3, and it never came$"
@@ -85,7 +85,7 @@ def test_a_rank_that_never_comes_is_named_by_all(port, no_leak, together):
 
 def test_ranks_with_different_secrets(port, no_leak, together):
     configs = [
-        load(**variables(rank, 2, port), PYCOLL_SECRET=secret * 16, PYCOLL_TIMEOUT=0.5)
+        load(**variables(rank, 2, port), PYCOLL_SECRET=secret * 16, PYCOLL_TIMEOUT=3)
         for rank, secret in enumerate(("ab", "cd"))
     ]
     zero, one = together(*[lambda c=config: environment.meet(c) for config in configs])

@@ -366,7 +366,7 @@ def test_who_lost_only_its_own_way_to_the_router_is_turned_away(stars, planes, e
 @pytest.mark.parametrize("where", ["before", "behind"])
 def test_who_comes_too_late_is_turned_away(stars, planes, monkeypatch, where):
     """Before it has called the new router, or when it has, and has not said a word."""
-    monkeypatch.setattr("pycoll.bootstrap.control_loop.silence_seconds", lambda timeout: 0.3)
+    monkeypatch.setattr("pycoll.bootstrap.control_loop.silence_seconds", lambda timeout: 1.5)
     met = stars(4)
     controls = planes(met[1:])
     go = threading.Event()

@@ -25,7 +25,7 @@ def test_mpirun_spreads_a_benchmark_over_hosts(
     with Hosts(2) as hosts:
         mpi = Spread(launcher.name, Path(launcher.mpirun).parents[1], hosts=hosts)
         more = [*sweep, "--against", ",".join(against)]
-        result = mpi.bench(4, *more, timeout=120)
+        result = mpi.bench(4, *more, timeout=250)
     assert result["meta"]["ranks"] == 4
     assert [row["library"] for row in result["rows"]] == ["pycoll", *against] * 2
     assert all(row["wrong"] == 0 for row in result["rows"])
@@ -51,7 +51,7 @@ def test_what_is_no_plain_collective_is_right_between_hosts(
     few = [*sizes, "--repeats", "1", "--iters", "3", "--against", "mpi4py"]
     with Hosts(2) as hosts:
         mpi = Spread(launcher.name, Path(launcher.mpirun).parents[1], hosts=hosts)
-        result = mpi.bench(4, *few, collective=collective, timeout=120)
+        result = mpi.bench(4, *few, collective=collective, timeout=250)
     assert [row["library"] for row in result["rows"]] == ["pycoll", "mpi4py"]
     assert all(row["wrong"] == 0 for row in result["rows"])
 

@@ -67,8 +67,8 @@ def test_what_a_command_started_ends_with_it(guest: Guest) -> None:
 
 
 def test_a_command_that_takes_too_long_is_killed_and_the_guest_lives(guest: Guest) -> None:
-    with pytest.raises(GuestError, match=r"the end did not come in 0.5 seconds; sh -c .*(?s:.*)up"):
-        guest.run(["sh", "-c", "echo up; sleep 1003 & sleep 1003"], timeout=0.5)
+    with pytest.raises(GuestError, match=r"the end did not come in 10 seconds; sh -c .*(?s:.*)up"):
+        guest.run(["sh", "-c", "echo up; sleep 1003 & sleep 1003"], timeout=10)
     assert "sleep" not in running(guest)
     command = guest.start(["echo", "other"])
     with pytest.raises(GuestError, match=r"ended with 0\n.*\nother and never said 'this'"):
@@ -130,11 +130,11 @@ def test_from_a_shell(tmp_path: Path) -> None:
 
 def test_from_a_shell_a_timeout_ends_the_guest_and_shows_its_console(tmp_path: Path) -> None:
     script = "echo up; echo on the console >/dev/console; sleep 1000"
-    argv = [sys.executable, GUEST, "--timeout", "2", "--share", str(tmp_path), "--"]
+    argv = [sys.executable, GUEST, "--timeout", "20", "--share", str(tmp_path), "--"]
     argv += ["sh", "-c", script]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=250, check=False)
     assert (done.returncode, done.stdout) == (124, "up\n")
-    assert "guest: sh has not ended after 2 seconds\n" in done.stderr
+    assert "guest: sh has not ended after 20 seconds\n" in done.stderr
     assert "on the console" in done.stderr
     assert not processes_with(str(tmp_path))
 

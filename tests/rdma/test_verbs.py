@@ -47,7 +47,7 @@ def test_every_collective(rack: Rack, size: int, hosts: int, rails: int, own: in
 
 def test_memory_that_is_used_again_is_lent_as_it_is_then(rack: Rack) -> None:
     # Not about receivers: Soft-RoCE answers so, too, when it has no room for what is read.
-    with Ranks(rack, [sys.executable, EVERY, "lend"], 2, rails=2,
-               env={"PYCOLL_TRANSPORT": "verbs"}) as ranks:  # fmt: skip
+    settings = {"PYCOLL_TRANSPORT": "verbs", "PYCOLL_VERBS": "timeout=19"}
+    with Ranks(rack, [sys.executable, EVERY, "lend"], 2, rails=2, env=settings) as ranks:
         ranks.finish(200)
     assert objects(rack) == []
