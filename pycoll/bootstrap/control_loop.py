@@ -425,7 +425,9 @@ class ControlLoop:
             for other, member in enumerate(self._star.members):
                 if member.host == theirs != mine and other != rank:
                     self._deliver_here(Frame(FrameType.LOST, other, UNREACHABLE))
-        if rank == self._chief and not self._finished:
+        # It may be lost twice, by its connection and by its process. A call that is under way may
+        # have been accepted, and its end would be taken for that of this rank.
+        if rank == self._chief and not self._finished and not self._failover.seeking:
             self._failover.seek()
 
     # Another router. Who comes here knows that the last one is gone, perhaps before this rank does.

@@ -11,6 +11,7 @@ import math
 import os
 import queue
 import resource
+import select
 import selectors
 import signal
 import socket
@@ -27,7 +28,7 @@ from pycoll.bootstrap.control import Control
 from pycoll.bootstrap.control_loop import GAVE_UP, UNREACHABLE, ControlLoop
 from pycoll.bootstrap.control_plane import ControlPlane
 from pycoll.bootstrap.failover import Failover
-from pycoll.bootstrap.framing import Frame
+from pycoll.bootstrap.framing import Frame, FrameType
 from pycoll.bootstrap.handshake import PREFACE, Preface
 from pycoll.bootstrap.rendezvous import Star
 from pycoll.errors import BootstrapError, BrokenError, PeerLostError
@@ -221,6 +222,13 @@ def planes(no_leak: None):
         control._plane.join()
 
 
+def wait_until(what: Callable[[], bool]) -> None:
+    until = time.monotonic() + LONG
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
 def log_of(control: Control) -> Callable[[], tuple[int, str]]:
     """Return what waits for the next rank of the job that is gone, and how."""
     said: queue.Queue[tuple[int, str]] = queue.Queue()
@@ -228,6 +236,34 @@ def log_of(control: Control) -> Callable[[], tuple[int, str]]:
         lambda rank, reason: said.put((control.ranks[rank], reason)), lambda *_: None, lambda: b""
     )
     return lambda: said.get(timeout=LONG)
+
+
+def test_a_router_that_is_lost_twice_is_replaced_once(stars, planes, together):
+    """By the end of its connection and of its process; a new call would end the one under way."""
+    met = stars(3)
+    listener = met[1].listener
+    (two,) = planes([met[2]])
+    log = log_of(two)
+    met[0].close()
+    listener.settimeout(LONG)
+    visitor, _ = listener.accept()
+    with visitor:
+        visitor.settimeout(LONG)
+        assert len(visitor.recv(PREFACE.size, socket.MSG_WAITALL)) == PREFACE.size
+        loop = two._plane._loop
+        caller = loop._failover._caller
+        loop._suspects[0] = 0.001
+        loop.post()
+        wait_until(lambda: not loop._suspects)
+        loop.post(Frame(FrameType.ASK, 2))  # the thread comes to it in its next turn
+        wait_until(lambda: not loop._outbox)
+        assert loop._failover._caller is caller
+        assert not select.select([listener], [], [], 0)[0]
+    (one,) = planes([met[1]])
+    groups = [control.group([1, 2], "g") for control in (one, two)]
+    calls = [lambda c=c: c.exchange("k", b"x", LONG) for c in groups]
+    assert together(*calls) == [[b"x", b"x"]] * 2
+    assert log() == (0, "died")
 
 
 def test_who_hangs_up_is_called_again(stars, planes, caplog):
