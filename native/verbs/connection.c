@@ -158,7 +158,7 @@ int pc__connection_requested(struct pc_verbs_net *w, struct pc_verbs_connection 
     conn->answered = false;
     if (make(w, conn, &error) != PC_OK) {
         note(w, conn, error.text);
-        conn->failed_at = w->polls[conn->rail];
+        conn->polls_then = w->polls[conn->rail];
         conn->state = PC_CONNECTION_DRAINING;
         pc__connection_drain(w, conn);
     } else {
@@ -247,7 +247,7 @@ void pc__connection_fail(struct pc_verbs_net *w, struct pc_verbs_connection *con
     conn->since = now;
     struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_ERR};
     pc__ib.modify_qp(conn->qp, &attributes, IBV_QP_STATE);
-    conn->failed_at = w->polls[conn->rail];
+    conn->polls_then = w->polls[conn->rail];
     pc__net_schedule(&w->base, now + PC_LOOK_NS);
 }
 
@@ -310,7 +310,7 @@ void pc__connection_drain(struct pc_verbs_net *w, struct pc_verbs_connection *co
 {
     /* All that came before the failure was polled, and dealt with: a later poll has ended. Receives
      * that it shares are not flushed. */
-    bool polled = (int32_t)(w->emptied[conn->rail] - conn->failed_at) > 0;
+    bool polled = (int32_t)(w->emptied[conn->rail] - conn->polls_then) > 0;
     bool received = conn->shares ? polled : conn->receives == 0;
     bool back = received && (conn->head == conn->tail || conn->flushed);
     if (conn->state != PC_CONNECTION_DRAINING)

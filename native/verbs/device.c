@@ -303,7 +303,7 @@ void pc__ib_device_close(struct pc_ib_device *rail)
     memset(rail, 0, sizeof *rail);
 }
 
-bool pc__ib_device_takes(const struct pc_ib_device *rail, enum ibv_mtu mtu)
+bool pc__ib_device_has_mtu(const struct pc_ib_device *rail, enum ibv_mtu mtu)
 {
     struct pc_port_attr port;
     return pc__port_query(rail->context, rail->spec.port, &port) != 0

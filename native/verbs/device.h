@@ -54,7 +54,7 @@ int pc__ib_device_open(const struct pc_rail_spec *spec, const struct pc_verbs_op
 /* All its queue pairs and memory regions must be destroyed, and all events acknowledged. */
 void pc__ib_device_close(struct pc_ib_device *rail);
 /* Whether the port's MTU is now at least so long, as far as can be told. */
-bool pc__ib_device_takes(const struct pc_ib_device *rail, enum ibv_mtu mtu);
+bool pc__ib_device_has_mtu(const struct pc_ib_device *rail, enum ibv_mtu mtu);
 /* Whether the port is ACTIVE now. */
 bool pc__ib_device_active(const struct pc_ib_device *rail);
 

@@ -219,8 +219,8 @@ static bool may_wait(const struct pc_verbs_net *w, const struct pc_verbs_connect
 {
     const struct pc_send_op *oldest = &conn->ops[conn->head % PC_CONNECTION_SEND_OPS];
     return conn->theirs.shares && oldest->rndv == NULL
-           && pc__ib_device_takes(&w->rails[conn->rail],
-                                  pc__mtu_smaller(conn->mine.mtu, conn->theirs.mtu));
+           && pc__ib_device_has_mtu(&w->rails[conn->rail],
+                                    pc__mtu_smaller(conn->mine.mtu, conn->theirs.mtu));
 }
 
 /* Fails a connection whose oldest send op neither completes nor fails. Soft-RoCE tries for ever,

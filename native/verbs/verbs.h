@@ -83,7 +83,7 @@ struct pc_verbs_connection { /* a queue pair to a peer, made anew after each fai
     uint32_t receives;   /* receive work requests posted */
     uint32_t spent;      /* receive work requests consumed and not posted again */
     bool shares;         /* takes receives from the rail's `srq`; the two counts stay 0 */
-    uint32_t failed_at;  /* w->polls of its rail when it failed */
+    uint32_t polls_then; /* w->polls of its rail when it failed */
     uint32_t seen;       /* `head` when the oldest send op was looked at, see check_progress */
     uint64_t seen_at;    /* when it was first seen so; 0: nothing was in flight */
     bool failed_early;   /* in CONNECTING: it has failed already */

@@ -128,7 +128,7 @@ class Decoder:
         return frames
 
     @property
-    def inside(self) -> bool:
+    def partial(self) -> bool:
         """Whether a part of a frame has come."""
         return bool(self._header or self._held)
 

@@ -307,7 +307,7 @@ class _Reception:
                 ) from None
             if frames:
                 self._arrive(guest, guest.peer.rank, frames)
-                if len(frames) > 1 or guest.decoder.inside:
+                if len(frames) > 1 or guest.decoder.partial:
                     raise self._lost(guest, True)
 
     def _arrive(self, guest: _Guest, rank: int, frames: list[Frame]) -> None:

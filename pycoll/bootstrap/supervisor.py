@@ -26,8 +26,8 @@ def supervise(work: Callable[[], int]) -> int:
     SIGTERM; if the child is, this process ends what it started and returns 128 and the signal.
 
     Args:
-        work: Begins with what ends a job blocked, and calls `signal_pipe` when it can heed it, be
-            it as another program (`execute`): a signal waits for that.
+        work: It starts with the signals that end a job blocked, and calls `signal_pipe`, itself or
+            as another program (`execute`), when it can heed them. One that comes earlier waits.
     """
     parent = os.getpid()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)

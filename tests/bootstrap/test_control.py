@@ -12,7 +12,7 @@ import time
 import types
 
 import pytest
-from stopped import until_stopped
+from waiting import wait_until_stopped
 
 from pycoll.bootstrap import detect, spawn
 from pycoll.bootstrap.base import Bootstrap
@@ -556,7 +556,7 @@ def stop_one() -> object:
     except CollectiveTimeout as error:
         outcome = str(error)
     if bootstrap.rank == 0:
-        until_stopped(pids[1])
+        wait_until_stopped(pids[1])
         os.kill(pids[1], signal.SIGCONT)
     bootstrap.close()
     return outcome

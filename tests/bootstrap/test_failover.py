@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 
 import pytest
+from waiting import wait_until
 
 from pycoll.bootstrap import Bootstrap, detect, spawn
 from pycoll.bootstrap.connection import IncomingConnection, OutgoingConnection
@@ -220,13 +221,6 @@ def planes(no_leak: None):
         control._plane.close()
     for control in made:
         control._plane.join()
-
-
-def wait_until(what: Callable[[], bool]) -> None:
-    until = time.monotonic() + LONG
-    while not what():
-        assert time.monotonic() < until
-        time.sleep(0.001)
 
 
 def log_of(control: Control) -> Callable[[], tuple[int, str]]:

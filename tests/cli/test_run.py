@@ -12,13 +12,13 @@ import signal
 import subprocess
 import sys
 import termios
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import ports
 import pytest
+from waiting import wait_until
 
 from pycoll.bootstrap.forwarding import LONGEST, Lines, Sink
 
@@ -73,15 +73,8 @@ class Job:
         return self.process.returncode, out, err
 
     def told(self, name: str) -> str:
-        until((self.folder / name).exists)
+        wait_until((self.folder / name).exists)
         return (self.folder / name).read_text()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def gone(pid: int) -> bool:
@@ -347,7 +340,7 @@ def test_nothing_outlives_the_launcher(run, number: signal.Signals) -> None:
     pids = [pid for rank in range(2) for pid in json.loads(job.told(str(rank)))]
     job.process.send_signal(number)
     code, _, err = job.end()
-    until(lambda: all(gone(pid) for pid in pids))
+    wait_until(lambda: all(gone(pid) for pid in pids))
     if number == signal.SIGKILL:
         assert code == -number
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import py_compile
 import re
+import signal
 import subprocess
 import sys
 import zipfile
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waiting import wait_until, wait_until_stopped
 
 SECONDS = 60.0  #: generous: reached only by a hang
 ROOT = Path(__file__).parents[2]
@@ -42,6 +44,19 @@ print("family", os.getpgid(0) == os.getpgid(parent), os.getsid(0) == os.getsid(p
 sys.exit(3)
 """
 CHANGING = {"MASTER_PORT", "PYCOLL_SECRET", "TORCHELASTIC_RUN_ID", "_"}
+
+
+def python(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run an interpreter to its end."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
 
 
 @pytest.fixture
@@ -194,15 +209,7 @@ open(os.environ["RANK"], "w").write(str(os.getpid()))
 signal.pause()
 """
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "pycoll", "run", "-n", "100", "program.py"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    done = python("-m", "pycoll", "run", "-n", "100", "program.py", cwd=tmp_path)
     assert done.returncode == 5, done.stderr
     assert done.stdout.count("x") == 300_000
     assert re.search(r"^pycoll run: rank 0 \(process \d+\) ended with exit code 5; ", done.stderr)
@@ -223,14 +230,7 @@ if started is None:
 _, status = os.waitpid(started.process.pid, 0)
 print(os.waitstatus_to_exitcode(status), list(os.read(signals, 100)) == [signal.SIGCHLD])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    done = python("-c", code)
     assert (done.stdout, done.stderr) == ("-15 True\n", "")
 
 
@@ -250,13 +250,47 @@ def hear_of_the_end(parent):
 processes.hear_of_the_end = hear_of_the_end
 sys.exit(main(["run", "-n", "1", "--start", sys.argv[1], "program.py"]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, start],
+    done = python("-c", code, start, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (143, "pycoll run: ended by SIGTERM\n")
+
+
+def test_ctrl_z_that_comes_as_the_worker_is_forked_stops_the_job_for_a_while(
+    tmp_path: Path,
+) -> None:
+    """The worker may not have made its own process group yet."""
+    (tmp_path / "program.py").write_text("")
+    code = """
+import os, sys, time
+from pathlib import Path
+from pycoll.cli import main
+made = os.setpgid
+def setpgid(pid, group):
+    if pid == 0:
+        while not Path("continued").exists(): time.sleep(0.001)
+    made(pid, group)
+os.setpgid = setpgid
+fork = os.fork
+def forked():
+    pid = fork()
+    if pid:
+        Path("forked").touch()
+    return pid
+os.fork = forked
+sys.exit(main(["run", "-n", "1", "--start", "spawn", "program.py"]))
+"""
+    job = subprocess.Popen(
+        [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
-        capture_output=True,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=SECONDS,
-        check=False,
+        start_new_session=True,
     )
-    assert (done.returncode, done.stderr) == (143, "pycoll run: ended by SIGTERM\n")
+    with job:
+        wait_until((tmp_path / "forked").exists)
+        job.send_signal(signal.SIGTSTP)
+        wait_until_stopped(job.pid)
+        job.send_signal(signal.SIGCONT)
+        (tmp_path / "continued").touch()
+        _, err = job.communicate(timeout=SECONDS)
+    assert (job.returncode, err) == (0, "")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import ports
 import pytest
-from stopped import until_stopped
+from waiting import wait_until_stopped
 
 import pycoll
 from pycoll import BrokenError, CollectiveTimeout, Communicator, PeerLostError
@@ -109,7 +109,7 @@ def test_a_stopped_rank() -> None:
         else:
             with pytest.raises(CollectiveTimeout) as late:
                 comm.allreduce(np.ones(3), timeout=0.5)
-            until_stopped(other)
+            wait_until_stopped(other)
             os.kill(other, signal.SIGCONT)
         with pytest.raises(BrokenError, match=r"did not finish within 0\.5 s"):
             comm.allreduce(np.ones(3))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import wait_until
 
 import pycoll
 from pycoll import BrokenError, Communicator, PeerLostError, UnavailableError
@@ -22,6 +23,7 @@ from pycoll.runtime.engine import Engine
 from pycoll.runtime.native import bindings, codes
 
 SECONDS = 60.0  #: until a wait fails; no test reaches it but by a hang
+PATIENCE = 1.5 * SECONDS  #: behind that of whom this one stays for
 SIZE = 4
 
 #: Which ranks share memory: those with the same letter.
@@ -106,14 +108,7 @@ class Marks:
         self._shared[rank] = 1
 
     def wait(self, *ranks: int) -> None:
-        wait_until(lambda: all(self._shared[rank] for rank in ranks))
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 1.5 * SECONDS  # behind that of whom this one stays for
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+        wait_until(lambda: all(self._shared[rank] for rank in ranks), PATIENCE)
 
 
 def survive(hosts: str, wait: str, victim: int, passed: Marks) -> str:
@@ -223,7 +218,9 @@ def fail_before_the_group(hosts: str, how: str, known: bool, came: Marks, raised
                 engine.failure.give_up(KeyboardInterrupt(), "split()")
             comm.barrier()  # which raises
         if known:
-            wait_until(lambda: engine.failure.departed() or engine.failure.error is not None)
+            wait_until(
+                lambda: engine.failure.departed() or engine.failure.error is not None, PATIENCE
+            )
         return form(engine, ranks, key)
 
     Engine.group = group  # type: ignore[method-assign]
