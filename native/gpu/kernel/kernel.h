@@ -335,20 +335,26 @@ PC_DEVICE_FN char *pc__message_of(const struct pc_device_image *image, uint32_t 
     return image->ipc_peers[peer].heap + (local - 1) - at;
 }
 
-/* Sends READY to a peer (block 0 only) and reads the peer's: false when the direct form cannot run.
- * One thread per peer. */
-PC_ROUTINE bool pc__ready(PC_CALL *call, uint32_t peer, uint64_t n, const struct pc_where *mine)
+PC_ROUTINE uint64_t pc__ready_signature(const PC_CALL *call)
+{
+    return call->shared->image->blocks[0][0].terms.signature ^ call->shared->salt;
+}
+
+/* Sends READY to a peer. */
+PC_ROUTINE void pc__tell_ready(const PC_CALL *call, uint32_t peer, uint64_t n,
+                               const struct pc_where *mine)
+{
+    struct pc_line *line = &call->shared->image->ipc_peers[peer].out[n & 1];
+    line->signature = pc__ready_signature(call);
+    *(struct pc_where *)line->bytes = *mine;
+    pc__store_release(&line->count, n);
+}
+
+/* Waits for a peer's READY: false when the direct form cannot run. */
+PC_ROUTINE bool pc__hear_ready(PC_CALL *call, uint32_t peer, uint64_t n)
 {
     const struct pc_device_image *image = call->shared->image;
-    const struct pc_ipc_peer *ipc_peers = &image->ipc_peers[peer];
-    uint64_t signature = image->blocks[0][0].terms.signature ^ call->shared->salt;
-    struct pc_line *line = &ipc_peers->out[n & 1];
-    if (call->shared->number == 0) {
-        line->signature = signature;
-        *(struct pc_where *)line->bytes = *mine;
-        pc__store_release(&line->count, n);
-    }
-    line = &ipc_peers->in[n & 1];
+    struct pc_line *line = &image->ipc_peers[peer].in[n & 1];
     for (;;) {
         uint64_t count = pc__count(line);
         if (count >= n)
@@ -357,7 +363,7 @@ PC_ROUTINE bool pc__ready(PC_CALL *call, uint32_t peer, uint64_t n, const struct
             return false;
         pc__relax();
     }
-    if (line->signature != signature) {
+    if (line->signature != pc__ready_signature(call)) {
         pc__give_up(call, (const struct pc_vm_instruction *)NULL, PC_MISMATCH, peer, n, n);
         return false;
     }
@@ -380,9 +386,15 @@ PC_ROUTINE bool pc__astray(PC_CALL *call)
     mine.out = pc__registered(image, shared->out, mine.out_first, mine.out_count, mine.out);
     uint64_t n = state->ready + 1;
     bool direct = mine.in && mine.out;
+    /* All are told before any is waited for: who waits in vain then waits for a rank that is not
+     * there, not for one that waits itself. */
+    PC_ROLLED
+    for (uint32_t p = pc__thread(); shared->number == 0 && p < image->size; p += PC_WARP)
+        if (p != image->rank)
+            pc__tell_ready(call, p, n, &mine);
     PC_ROLLED
     for (uint32_t p = pc__thread(); p < image->size; p += PC_WARP)
-        if (p != image->rank && !pc__ready(call, p, n, &mine))
+        if (p != image->rank && !pc__hear_ready(call, p, n))
             direct = false;
     pc__warp_barrier(shared);
     if (pc__thread() == 0) {
