@@ -275,6 +275,7 @@ class Control:
             # Another thread wants the same.
             if wanted.over.wait(timeout) and wanted.blob is not None:
                 return wanted.blob
+        making = False
         try:
             self._post(mine.frame)
             if not mine.told.wait(timeout):
@@ -284,11 +285,15 @@ class Control:
             if mine.error:
                 raise mine.error
             if mine.blob is None:
+                making = True
                 mine.blob = self._make(key, make)
             return mine.blob
         finally:
             with self._lock:
                 del self._wanted[key]
+                asked = mine.told.is_set() and mine.blob is None and mine.error is None
+            if asked and not making:  # as it gave up waiting: let another make it
+                self._post(self._frame(FrameType.MADE, key))
             mine.over.set()
 
     def _make(self, key: str, make: Callable[[], bytes]) -> bytes:
@@ -478,13 +483,13 @@ class Control:
         """Hear that what this rank wants is there, or that it is to make it."""
         with self._lock:
             wanted = self._wanted.get(frame.key)
-        if wanted is None:
-            if frame.kind is FrameType.MAKE:  # it waits no longer: let another make it
-                self._post(self._frame(FrameType.MADE, frame.key))
-        elif not wanted.told.is_set():  # else it is making it, and another router asks again
-            if frame.kind is FrameType.MADE:
-                wanted.blob = frame.body
-            wanted.told.set()
+            # Told before: it is making it, and another router asks again.
+            if wanted and not wanted.told.is_set():
+                if frame.kind is FrameType.MADE:
+                    wanted.blob = frame.body
+                wanted.told.set()
+        if wanted is None and frame.kind is FrameType.MAKE:  # it waits no longer: let another
+            self._post(self._frame(FrameType.MADE, frame.key))
 
     def _give_up(self, frame: Frame) -> None:
         text = frame.body.decode(errors="replace")

@@ -252,6 +252,9 @@ class ControlLoop:
         self._busy = {link for link in self._busy if link.open and not link.settled()}
 
     def _turn(self, pause: float | None) -> None:
+        # What is late by now, and is not found there, did not come in time; what comes while this
+        # thread is not run did.
+        looked = time.monotonic()
         for key, events in self._selector.select(pause):
             if key.fileobj is self._woken:
                 with contextlib.suppress(BlockingIOError):
@@ -264,15 +267,14 @@ class ControlLoop:
                 self._read(key.data)
         while self._outbox:
             self._dispatch(self._outbox.popleft())
-        now = time.monotonic()
-        for rank in [rank for rank, due in self._suspects.items() if due <= now]:
+        for rank in [rank for rank, due in self._suspects.items() if due <= looked]:
             self._condemn(rank)
-        self._failover.expire(now)
-        self._look_for_silence(now)
+        self._failover.expire(looked)
+        self._look_for_silence(time.monotonic())
         if self._router:
-            for rank in self._router.absent(now):
+            for rank in self._router.absent(looked):
                 self._lose(rank, UNREACHABLE)
-            self._deliver(self._router.expire(now))
+            self._deliver(self._router.expire(looked))
             self._deliver(self._router.flush())
         for link in list(self._busy):
             self._send(link)

@@ -188,7 +188,9 @@ class _Reception:
                 self._read(key.data)
         now = time.monotonic()
         for guest in [g for g in self._guests.values() if g.until <= now]:
-            self._drop(guest, f"nothing but silence after {GUEST_SECONDS:g} s")
+            self._read(guest)  # this rank may have been late itself
+            if guest.sock in self._guests and guest.until <= now:
+                self._drop(guest, f"nothing but silence after {GUEST_SECONDS:g} s")
 
     def welcome(self, deadline: float) -> Star:
         """Tell all ranks that all have come, and hand over the sockets."""
@@ -371,7 +373,9 @@ def join(
                     if alone:
                         raise BootstrapError(f"rank {rank}: {problem}") from None
             except OSError as error:
-                problem = f"{address[0]}:{address[1]}: {error.strerror or error}"
+                # An attempt that the deadline cut short says less than one before it.
+                if not problem or time.monotonic() < deadline:
+                    problem = f"{address[0]}:{address[1]}: {error.strerror or error}"
             else:
                 key = _session(public if met.public else secret, met.number)
                 links, seals = {0: met.sock}, {0: met.seals}
