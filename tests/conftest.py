@@ -258,6 +258,18 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     return True
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ranks that a test starts hear all that the others say of a failure, however late it is.
+
+    Not where some rank never says anything: the others wait for it.
+    """
+    from pycoll.runtime import failure, refusal
+
+    for module in (failure, refusal):
+        monkeypatch.setattr(module, "_SAY_SECONDS", 30.0)
+
+
 @pytest.fixture(autouse=True)
 def _no_machine_verbs(request: pytest.FixtureRequest) -> Iterator[None]:
     """The process of all tests loads no libibverbs, or else no child of it has the stand-in."""

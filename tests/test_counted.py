@@ -135,6 +135,7 @@ def test_arguments_have_one_order_in_all_methods() -> None:
             assert {"async_op", "timeout"} < inspect.signature(method).parameters.keys(), name
 
 
+@pytest.mark.usefixtures("patient")
 def test_other_calls_are_no_gatherv() -> None:
     def rank() -> None:
         comm = pycoll.init(timeout=60)

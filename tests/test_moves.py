@@ -217,6 +217,7 @@ def test_a_tensor_that_negates_is_refused_at_later_calls_too() -> None:
         ((([("a", "i4")]), ([("b", "i4")])), r"\[\('a', '<i4'\)\].*\[\('b', '<i4'\)\]"),
     ],
 )
+@pytest.mark.usefixtures("patient")
 def test_ranks_that_disagree_about_a_dtype_in_a_collective(kinds: Any, message: str) -> None:
     def rank() -> None:
         comm = pycoll.init()

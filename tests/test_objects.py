@@ -271,6 +271,7 @@ def test_what_somebody_changed_on_its_way_is_not_loaded(
     assert evidence.exists()  # so it would have been seen
 
 
+@pytest.mark.usefixtures("patient")
 def test_ranks_that_are_at_different_calls_hear_so() -> None:
     """A call that failed on one rank alone counts; what follows is not taken for it."""
 

@@ -138,6 +138,7 @@ class Failure:
         self.statuses = Statuses(comm, control, world, elsewhere)
         self._name = name  #: rank → "rank 2 (process 71 on node7)"
         self._reported = False  #: the failure was raised to the user once
+        self._unplaced = ""  #: a call in `error`'s text without its line, known only to its caller
         self._departed: dict[int, _Departed] = {}
         self._missed: _Missed | None = None  #: what another rank has said of one that left
         self._mismatched = sys.maxsize  #: number of the first call that ranks disagree on
@@ -280,10 +281,14 @@ class Failure:
         # The same: who has finished call n is not missed by those that are still in it.
         if own.state != bindings.CALLING:
             return
+        # Who left in good order may have done so because calls differ, which says more.
+        differs = own.sequence >= self._mismatched
         # Who died before who left: that may be why it left.
         for rank, departed in sorted(self._departed.items(), key=lambda item: not item[1].died):
-            if own.sequence > departed.calls:
+            if own.sequence > departed.calls and (departed.died or not differs):
                 call = own.text or self._text(own, "a call")
+                if self.error is None and not own.text:
+                    self._unplaced = call
                 text = (
                     f"{self._name(rank)} {departed} "
                     f"and takes no part in call {own.sequence}, {call}"
@@ -352,6 +357,9 @@ class Failure:
         first, self._reported = not self._reported, True
         if first and str(failure) == _DIFFERENT:
             failure = self.error = self._agree_on_mismatch()
+        if first and in_call and self._unplaced:
+            text = str(failure).replace(self._unplaced, self.describe(), 1)
+            failure = self.error = type(failure)(text)
         if first and (in_call or isinstance(failure, PeerLostError | MismatchError)):
             error = _copy(failure)
             vars(error)[TOLD] = True
@@ -478,7 +486,7 @@ class Failure:
             while answered and not (answered.is_set() or told()) and time.monotonic() < until:
                 self._moved.wait(_LOOK_SECONDS)
             dead = self._dead()
-            rank = peer if peer in dead or not dead else dead[0]
+            rank = dead[0] if dead else peer  # the first: others may have gone because of it
             return rank, self._departed.get(rank)
 
     def _bereavement(self) -> PeerLostError | None:

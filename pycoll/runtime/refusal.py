@@ -12,8 +12,10 @@ from typing import Any
 
 from pycoll.runtime.native import bindings
 
-#: How long a rank waits for what a peer has to say of what it was refused.
-_SAY_SECONDS = 0.2
+#: How long a rank waits for what a peer has to say of what it was refused: where it may have been
+#: refused nothing, and where it is certain to say something, or to be gone.
+_SAY_SECONDS = 1.0
+_SURE_SECONDS = 10.0
 
 
 class Refusals:
@@ -67,7 +69,7 @@ class Refusals:
         some = list(ranks)
         with self._moved:
             # What is said of it takes another way than the messages.
-            self._moved.wait_for(lambda: any(self.text(rank, 0) for rank in some), _SAY_SECONDS)
+            self._moved.wait_for(lambda: any(self.text(rank, 0) for rank in some), _SURE_SECONDS)
             return [(rank, self.text(rank, 0)) for rank in some if self.text(rank, 0)]
 
     def first_uneven(self, size: int) -> list[tuple[int, str]]:

@@ -127,13 +127,13 @@ def test_why_no_path_comes_up_is_said_at_both_ends_and_in_full(
     opened: Opened, rank: int, told: str
 ) -> None:
     comms = opened(2, slot_bytes=SLOT_BYTES)
-    rail_all(comms, settled=False, patience=1, gids=(IPV6, IPV4))
+    rail_all(comms, settled=False, patience=5, gids=(IPV6, IPV4))
     why = (
         "fake4 port 1 speaks RoCE v2 over IPv4, the peer's port RoCE v2 over IPv6: "
         "name ports or GIDs that fit"
     )
     # The peer that gives up first hangs up.
-    ends = r"(no connection to it came up within 1 s|it closed its connection)"
+    ends = r"(no connection to it came up within 5 s|it closed its connection)"
     want = rf"rank {1 - rank} is lost: {ends} \({told.format(re.escape(why))}\)"
     assert re.fullmatch(want, failure(comms, rank, comms))
 

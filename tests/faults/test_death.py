@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import ports
 import pytest
-from waiting import wait_until_stopped
+from waiting import wait_until, wait_until_stopped
 
 import pycoll
 from pycoll import BrokenError, CollectiveTimeout, Communicator, PeerLostError
-from pycoll.bootstrap import control_router
+from pycoll.bootstrap import control_router, detect
+from pycoll.config import Config
 
 
 def outcomes(size: int, function: Any) -> list[Any]:
@@ -33,6 +34,14 @@ def pids(comm: Communicator) -> list[int]:
     mine = np.zeros(comm.size, "int64")
     mine[comm.rank] = os.getpid()
     return [int(pid) for pid in comm.allreduce(mine)]
+
+
+def idle(comm: Communicator, rank: int) -> bool:
+    """Tell whether a rank has come back from its first call, and is in no other."""
+    from pycoll.runtime.native import bindings
+
+    status = bindings.status_read(comm._engine.comm, rank)
+    return (status.sequence, status.state) == (1, bindings.IDLE)
 
 
 def repeat(comm: Communicator, count: int) -> None:
@@ -107,6 +116,7 @@ def test_a_stopped_rank() -> None:
             with pytest.raises(CollectiveTimeout) as late:
                 repeat(comm, 3)
         else:
+            wait_until(lambda: idle(comm, 1))
             with pytest.raises(CollectiveTimeout) as late:
                 comm.allreduce(np.ones(3), timeout=0.5)
             wait_until_stopped(other)
@@ -134,6 +144,7 @@ def test_a_rank_that_never_comes(queued: bool) -> None:
             with pytest.raises(CollectiveTimeout) as late:
                 repeat(comm, 7)
             return str(late.value)
+        wait_until(lambda: idle(comm, 1))
         call = functools.partial(comm.allreduce, np.ones(7), async_op=queued, timeout=0.5)
         with pytest.raises(CollectiveTimeout) as late:
             call().wait()  # the blocking call raises before there is anything to wait for
@@ -152,7 +163,7 @@ def test_a_rank_that_never_comes(queued: bool) -> None:
 
 def test_the_communicators_own_deadline() -> None:
     def rank() -> None:
-        comm = pycoll.init(timeout=1)
+        comm = pycoll.init(detect(Config.load(timeout=60)), timeout=1)
         if comm.rank == 0:
             with pytest.raises(CollectiveTimeout, match=r"barrier\(\) at .* within 1 s: rank 0 wa"):
                 comm.barrier()
@@ -388,18 +399,26 @@ def test_an_uncaught_exception_in_a_script_is_told_to_the_others() -> None:
 
 
 @pytest.mark.parametrize("waits", ["allreduce", "recv"])
+@pytest.mark.usefixtures("patient")
 def test_a_late_rank_says_what_it_does_on_other_communicators(
     waits: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_router, "POLL_SECONDS", 30.0)  # a busy machine answers late
+    ends = os.pipe()
+
+    def tell(comm: Communicator) -> None:
+        wait_until(lambda: comm._engine.waits.waiter != 0)
+        os.write(ends[1], b"x")
 
     def rank() -> str:
         comm = pycoll.init(timeout=60)
         other = comm.dup()
         if comm.rank == 1:
+            threading.Thread(target=tell, args=[comm]).start()
             with pytest.raises(PeerLostError):
                 comm.allreduce(np.ones(10)) if waits == "allreduce" else comm.recv(np.ones(10), 0)
             return ""
+        os.read(ends[0], 1)
         wait = functools.partial(
             *(
                 (other.allreduce, np.ones(4))
@@ -412,6 +431,8 @@ def test_a_late_rank_says_what_it_does_on_other_communicators(
         return str(late.value)
 
     text, _ = pycoll.spawn(rank, 2, timeout=120)
+    for end in ends:
+        os.close(end)
     assert "rank 1 has made no call yet; its process is in " in text
     call = (
         r"allreduce\(sum, float64, 10 elements\) at \S+:\d+"

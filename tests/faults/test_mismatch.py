@@ -13,7 +13,6 @@ import pytest
 
 import pycoll
 from pycoll import Communicator, MismatchError
-from pycoll.runtime import failure
 
 Step = Callable[[Communicator], Any]
 
@@ -65,10 +64,8 @@ CASES: dict[str, tuple[tuple[Step, str], tuple[Step, str]]] = {
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("case", CASES)
-def test_every_rank_names_every_call_and_line(
-    case: str, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(failure, "_SAY_SECONDS", 30.0)  # a busy machine is late
+@pytest.mark.usefixtures("patient")
+def test_every_rank_names_every_call_and_line(case: str, size: int) -> None:
     (step, text), (odd, odd_text) = CASES[case]
 
     def rank() -> str:
@@ -138,6 +135,7 @@ def for_ever(call: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("later", [0, 1, 20])
 @pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.usefixtures("patient")
 def test_a_call_that_a_rank_has_returned_from_is_named(later: int, goes_on: bool) -> None:
     ends = os.pipe()
 

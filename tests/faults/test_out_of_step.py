@@ -68,6 +68,7 @@ def test_the_root_of_a_gatherv_never_gets_the_data_of_the_call_before() -> None:
 
 @pytest.mark.parametrize("async_op", [False, True])
 @pytest.mark.parametrize("refused", [0, 2])
+@pytest.mark.usefixtures("patient")
 def test_the_others_hear_at_once_whose_call_was_refused_and_why(
     refused: int, async_op: bool
 ) -> None:
@@ -293,6 +294,7 @@ BEFORE: dict[str, tuple[Callable[[Communicator, Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("form", BEFORE)
+@pytest.mark.usefixtures("patient")
 def test_a_call_that_was_stopped_before_it_began_takes_its_place(form: str) -> None:
     call, where = BEFORE[form]
 
@@ -311,6 +313,7 @@ def test_a_call_that_was_stopped_before_it_began_takes_its_place(form: str) -> N
 
 
 @pytest.mark.parametrize("where", ["_serve", "one"])
+@pytest.mark.usefixtures("patient")
 def test_a_message_that_was_stopped_before_it_began_takes_its_place(where: str) -> None:
     def rank() -> None:
         comm = pycoll.init(timeout=60)
@@ -382,6 +385,7 @@ def test_objects_that_were_stopped_half_way_break_it_for_all() -> None:
 
 
 @pytest.mark.parametrize("sends", [True, False])
+@pytest.mark.usefixtures("patient")
 def test_a_message_that_was_refused_takes_its_place(sends: bool) -> None:
     def rank() -> str:
         comm = pycoll.init(timeout=60)

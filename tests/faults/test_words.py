@@ -49,6 +49,7 @@ def test_why_a_rank_leaves_is_told(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ERRORS)
+@pytest.mark.usefixtures("patient")
 def test_why_a_call_was_refused_is_told(what: str) -> None:
     error, told = ERRORS[what]
 

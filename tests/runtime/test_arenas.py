@@ -238,6 +238,7 @@ def test_where_an_attempt_fails_all_are_mapped_at_once(monkeypatch: pytest.Monke
     assert pycoll.spawn(job, SIZE) == [SIZE - 1] * SIZE
 
 
+@pytest.mark.usefixtures("patient")
 def test_ranks_that_call_different_things() -> None:
     def job() -> str:
         comm = pycoll.init(timeout=60)

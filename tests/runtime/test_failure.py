@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pycoll.bootstrap.control_loop import CLOSED, UNREACHABLE
+from pycoll.bootstrap.control_loop import CLOSED, EXITED, UNREACHABLE
 from pycoll.errors import BrokenError, MismatchError, PeerLostError
 from pycoll.runtime import failure
 from pycoll.runtime.call_site import user_line
@@ -182,6 +182,44 @@ def test_who_waits_for_something_else_than_a_call_gives_up_and_says_so(alone: An
     made.heed_missed(waiting=True)
     assert str(made.error) == LEFT
     assert control.aborts == [("missed", f"3 {LEFT}")]  # who is in the third call waits for it
+
+
+def test_a_call_that_had_not_said_its_line_when_a_rank_died_says_it(
+    alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = alone()
+    status = RankStatus(1, 5, bindings.CALLING, "")  # it waits too short a time to have said it
+    monkeypatch.setattr(bindings, "status_look", lambda comm, rank: status)
+    monkeypatch.setattr(bindings, "status_describe", lambda comm, text: None)
+    made.on_lost(1, "died")
+    call = r"call 1, a call at tests/runtime/test_failure\.py:\d+$"
+    with pytest.raises(PeerLostError, match=call):
+        made.raise_failure()
+    with pytest.raises(BrokenError, match=call):
+        made.raise_failure()
+
+
+def test_who_comes_late_to_different_calls_hears_of_them_though_the_others_have_left(
+    alone: Any, at: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, control = alone()
+    monkeypatch.setattr(bindings, "status_differs", lambda comm: False)
+    at(3, bindings.IDLE)
+    made.on_abort(2, "mismatch", "4 broadcast() at y.py:1")
+    control.calls.update({1: 3, 2: 3})
+    made.on_lost(1, EXITED)
+    made.on_lost(2, EXITED)
+    at(4, bindings.CALLING)
+    made.look()
+    assert isinstance(made.error, MismatchError)
+
+
+def test_of_two_that_died_the_first_is_blamed_for_a_link(alone: Any) -> None:
+    made, _ = alone(bindings.IDLE)
+    made.on_lost(2, "died")
+    made.on_lost(1, "died")  # because rank 2 had, for all that is known
+    with pytest.raises(PeerLostError, match=r"^rank 2 \(.*\) died; the connection to rank 1 "):
+        made.lose_link(1, "reset")
 
 
 def test_the_link_that_broke_a_call_is_named(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:

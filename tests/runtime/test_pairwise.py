@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from waiting import wait_until
 
 import pycoll
 from pycoll import BrokenError, CollectiveTimeout, Communicator, MismatchError, PeerLostError
@@ -318,6 +320,7 @@ def test_ends_that_differ() -> None:
     pycoll.spawn(rank, 2, timeout=60)
 
 
+@pytest.mark.usefixtures("patient")
 def test_batches_of_different_calls() -> None:
     def rank() -> None:
         comm = pycoll.init()
@@ -397,12 +400,16 @@ def test_a_rank_that_is_killed(how: str) -> None:
 
 
 def test_interrupted_inside_a_transfer() -> None:
+    def strike(comm: Communicator) -> None:
+        wait_until(lambda: comm._engine.waits.waiter != 0)
+        os.kill(os.getpid(), signal.SIGALRM)
+
     def rank() -> None:
         comm = pycoll.init()
         e = Ends(comm)
         if comm.rank == 0:
             signal.signal(signal.SIGALRM, signal.default_int_handler)
-            signal.setitimer(signal.ITIMER_REAL, 1.0)
+            threading.Thread(target=strike, args=[comm]).start()
             with pytest.raises(KeyboardInterrupt):
                 e.recv(np.zeros(5), 1)
             with pytest.raises(BrokenError, match="KeyboardInterrupt inside a transfer at"):

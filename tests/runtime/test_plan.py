@@ -129,6 +129,7 @@ def test_the_built_ins_source_under_a_users_decorator_runs_like_it() -> None:
     pycoll.spawn(rank, 3, timeout=60)
 
 
+@pytest.mark.usefixtures("patient")
 def test_what_takes_too_long_to_prove_runs_only_where_all_ranks_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from pycoll.runtime.plan.turns import Turns
 
 
 def test_there_are_no_more_than_were_said() -> None:
-    turns = Turns(b"secret", 2)
+    turns = Turns(os.urandom(16), 2)
     with turns.take() as one, turns.take() as two:
         assert one
         assert two
@@ -23,7 +23,7 @@ def test_there_are_no_more_than_were_said() -> None:
 
 
 def test_who_waits_has_the_next() -> None:
-    turns, waiting, took = Turns(b"secret", 1), threading.Event(), []
+    turns, waiting, took = Turns(os.urandom(16), 1), threading.Event(), []
 
     def wait() -> None:
         waiting.set()
@@ -40,7 +40,7 @@ def test_who_waits_has_the_next() -> None:
 
 
 def test_a_process_that_is_killed_gives_its_turn_back() -> None:
-    turns = Turns(b"secret", 1)
+    turns = Turns(os.urandom(16), 1)
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

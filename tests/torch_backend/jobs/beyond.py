@@ -418,8 +418,9 @@ def sharded_tensors() -> None:
 
 def late_ranks() -> None:
     """What scripts for torch look for in the text of a timeout."""
-    group = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=1))
+    group = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=60))  # to meet in, too
     if rank == 0:
+        group.set_timeout(datetime.timedelta(seconds=1))
         text = both.refused(lambda: dist.barrier(group=group))
         assert "Timed out (the timeout passed): " in text, text
         assert "did not finish within 1 s" in text, text
