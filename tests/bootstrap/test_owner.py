@@ -299,7 +299,7 @@ def of_user(name: str, tmp_path: Path, timeout: float = 30) -> Config:
 def test_who_reads_the_store_cannot_join(tmp_path, together, no_leak):
     shelf = Shelf()
     zero, one = together(
-        lambda: store.bootstrap(shelf, 0, 2, of_user("mine", tmp_path, 1), "a store"),
+        lambda: store.bootstrap(shelf, 0, 2, of_user("mine", tmp_path, 3), "a store"),
         lambda: store.bootstrap(shelf, 1, 2, of_user("another's", tmp_path), "a store"),
     )
     with pytest.raises(BootstrapError, match=r"it does not know the job's secret\)$"):
@@ -310,7 +310,7 @@ def test_who_reads_the_store_cannot_join(tmp_path, together, no_leak):
 
 def test_a_secret_on_rank_0_alone_is_said_to_be_so(tmp_path, together, no_leak):
     shelf = Shelf()
-    given = Config.load({"PYCOLL_SECRET": "5a" * 32}, timeout=1)
+    given = Config.load({"PYCOLL_SECRET": "5a" * 32}, timeout=3)
     _, one = together(
         lambda: store.bootstrap(shelf, 0, 2, given, "a store"),
         lambda: store.bootstrap(shelf, 1, 2, of_user("mine", tmp_path), "a store"),
@@ -384,7 +384,7 @@ def test_hosts_that_share_the_key_meet_in_private(
 def test_on_one_host_no_rank_is_let_in_by_what_everybody_knows(tmp_path, port, together, no_leak):
     environ = torchrun_of(port, 0)
     own = {"PYCOLL_CACHE": str(tmp_path / "mine"), "PYCOLL_ADDRESS": environ["PYCOLL_ADDRESS"]}
-    config = Config.load(own, timeout=1)
+    config = Config.load(own, timeout=3)
     public = torchrun.hashlib.sha256(b"pycoll torchrun secret  127.0.0.1 %d" % port).digest()
     zero, one = together(
         lambda: torchrun.meet(config, environ),
