@@ -1,5 +1,6 @@
 /* Launches kernels. A launch waits for nothing and, while its stream is being captured, allocates
  * nothing. All launches of a device communicator run in order, since they share its edges. */
+#include <sched.h>
 #include <string.h>
 #include <time.h>
 #include "gpu/driver/cuda.h"
@@ -63,6 +64,11 @@ int pc_device_comm_check(struct pc_device_comm *dc)
         report_error(dc);
     if (atomic_load(&comm->aborted) && dc->control != NULL)
         pc__device_comm_fail(dc, PC_ABORTED, &comm->abort_error);
+    /* Another thread may have begun to report a kernel that gave up, and not have set `broken` yet:
+     * with OK a caller would take what that kernel left for a result. That thread waits for nobody,
+     * and whoever reports first sets `broken`. */
+    while (atomic_load(&dc->failing) && atomic_load(&comm->broken) == 0)
+        sched_yield();
     return atomic_load(&comm->broken);
 }
 
