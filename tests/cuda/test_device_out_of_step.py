@@ -88,6 +88,7 @@ def mismatched(comm: Communicator, step: Callable[[int], None], at: int = FIRST)
     return str(raised.value)
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("form", FORMS)
 def test_a_rank_that_goes_on_is_told_and_so_are_the_others(form: str) -> None:
     def rank() -> str:
@@ -157,6 +158,7 @@ def test_ranks_that_are_all_refused_stay_in_step(form: str) -> None:
     gpus.ranks(2, rank)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_refusal_before_the_first_call_on_a_gpu() -> None:
     def rank(alone: bool) -> str:
         comm, x = pycoll.init(timeout=60), gpus.of(np.zeros(700, "f4"))

@@ -31,7 +31,6 @@ static void work(Worker *self)
         held.unlock();
         job();
         held.lock();
-        crew.push_back(self);
     }
 }
 
@@ -48,9 +47,11 @@ void together(uint32_t n, const std::function<void(uint32_t)> &part)
         }
         Worker *worker = crew.back();
         crew.pop_back();
-        worker->job = [&, i] {
+        worker->job = [&, i, worker] {
             part(i);
             std::lock_guard inner(crew_lock);
+            // Before anybody sees the end: who then launched something would make one thread more.
+            crew.push_back(worker);
             if (--left == 0)
                 ended.notify_all();
         };

@@ -17,7 +17,8 @@ extern const struct scenario request_scenarios[], ending_scenarios[], sharing_sc
 extern const char *device_a, *device_b;
 extern int gid_index;
 extern struct endpoint a, b;
-extern const struct timing calm, hasty;
+extern const struct timing calm;
+extern struct timing hasty; /* gives up soon */
 
 void open_both(int access_b, struct timing timing);
 void close_both(void);

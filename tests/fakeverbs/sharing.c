@@ -110,6 +110,21 @@ static void low(void)
     close_sharing();
 }
 
+/* Once the second of two sends by a failed QP of `b` has come back, the device has done all that it
+ * does about the failure. */
+static void flush(struct ibv_qp *failed)
+{
+    struct ibv_wc wc;
+    struct ibv_qp *second = b.qp;
+    b.qp = failed;
+    for (uint64_t i = 0; i < 2; i++) {
+        check(!endpoint_send(&b, IBV_WR_RDMA_WRITE, i, 8, 0), "ibv_post_send");
+        check(endpoint_wait(&b, 1, &wc) == 1 && wc.wr_id == i && wc.status == IBV_WC_WR_FLUSH_ERR,
+              "flush");
+    }
+    b.qp = second;
+}
+
 /* Who sends to an empty queue waits; who fails takes nothing along. */
 static void starved(void)
 {
@@ -126,6 +141,7 @@ static void starved(void)
     post(3);
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
     check(!ibv_modify_qp(first[1], &attr, IBV_QP_STATE), "ibv_modify_qp");
+    flush(first[1]);
     printf("  a QP that takes no more says so: %d\n", readable(b.context->async_fd, 50));
     exchange(0, 3);
     nothing_more("receiver", &b);

@@ -44,7 +44,7 @@ class End:
         self.qp = QP(self.pd, what)
 
     def connect(self, other: End) -> None:
-        """Gives up after about 50 ms without an answer."""
+        """Gives up after about 4 s without an answer: a busy guest may be late with one."""
         attributes = QPAttr(port_num=1)
         attributes.qp_access_flags = ACCESS
         self.qp.to_init(attributes)
@@ -55,7 +55,7 @@ class End:
         attributes.ah_attr = AHAttr(port_num=1, is_global=1, gr=route)
         self.qp.to_rtr(attributes)
         attributes = QPAttr(port_num=1, cur_qp_state=enums.IBV_QPS_RTR)
-        attributes.sq_psn, attributes.timeout, attributes.retry_cnt = 1, 10, 6
+        attributes.sq_psn, attributes.timeout, attributes.retry_cnt = 1, 17, 6
         self.qp.to_rts(attributes)
 
     def write(self, other: End) -> str:

@@ -254,6 +254,7 @@ class Peer:
             if done.wr_id == ATTEMPT:
                 attempts.append(done.status)
             elif done.wr_id == OWN:
+                assert good, f"a write of this rank's own: {STATUS.get(done.status, done.status)}"
                 conn.owned -= 1
             elif good:
                 conn.tried = True

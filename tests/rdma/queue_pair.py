@@ -95,7 +95,8 @@ class Connection:
         attributes.ah_attr = AHAttr(port_num=PORT, is_global=1, gr=route, dlid=other.lid)
         self.qp.to_rtr(attributes)
         attributes = QPAttr(port_num=PORT, cur_qp_state=enums.IBV_QPS_RTR)
-        attributes.sq_psn, attributes.timeout, attributes.retry_cnt = self.qp.qp_num, 14, 6
+        # As patient as the rank at the other end: see test_played.py.
+        attributes.sq_psn, attributes.timeout, attributes.retry_cnt = self.qp.qp_num, 19, 6
         attributes.rnr_retry, attributes.max_rd_atomic = 7, 1
         self.qp.to_rts(attributes)
         for _ in range(RECEIVES):

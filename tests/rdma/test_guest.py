@@ -109,7 +109,10 @@ def processes_with(word: str) -> set[int]:
 def all_ends(word: str) -> Iterator[None]:
     """Wait at the end until the processes of a guest, known by a word, have ended."""
     yield
-    left = [os.pidfd_open(pid) for pid in processes_with(word)]
+    left: list[int] = []
+    for pid in processes_with(word):
+        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+            left.append(os.pidfd_open(pid))
     for process in left:
         assert select.select([process], [], [], 30)[0], "the guest still runs"
         os.close(process)

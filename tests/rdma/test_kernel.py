@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -53,10 +54,12 @@ def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def start(apt: Path) -> Callable[[], subprocess.Popen[str]]:
-    """Starts a process that wants a kernel."""
+    """Starts a process that wants a kernel, in a process group of its own."""
     argv = [sys.executable, "-c", READY]
     pipe = subprocess.PIPE
-    return lambda: subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True)
+    return lambda: subprocess.Popen(
+        argv, stdin=pipe, stdout=pipe, text=True, start_new_session=True
+    )
 
 
 def test_it_is_downloaded_once_whoever_wants_it(apt: Path, start: Callable) -> None:
@@ -80,7 +83,7 @@ def test_a_download_that_was_killed_leaves_nothing(
     process = start()
     while not apt.exists():
         assert process.poll() is None
-    process.kill()
+    os.killpg(process.pid, signal.SIGKILL)  # apt-get, too: what it wrote later would be left
     process.communicate()
     monkeypatch.delenv("SLOW")
     assert kernel.ready().image.exists()

@@ -25,6 +25,9 @@ def run(
         "PYTHONPATH": f"{ROOT}:{HERE}:{folder}",
         "PYCOLL_ALGORITHM": "recursive_doubling",
         "PYCOLL_TIMEOUT": "60",
+        # By default a connection without an answer fails after half a second, and a busy guest may
+        # be as late; this leaves it 15 s.
+        "PYCOLL_VERBS": "timeout=19",
     }
     argv = [sys.executable, str(HERE / "played.py"), scene, str(folder)]
     with Ranks(rack, argv, size, hosts=size, rails=rails, env=env) as ranks:

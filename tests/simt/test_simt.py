@@ -226,7 +226,10 @@ def test_flags_of_packets_begin_again(run: Run, one: Path) -> None:
 
 def test_slots_of_packets_are_cleaned(run: Run) -> None:
     change = (KERNEL, "        pc__clean(call, f);", "        (void)f;")
-    assert run(driver(KERNELS[:1], change), "run", SHORT_THEN_LONG).returncode == 1
+    uncleaned = driver(KERNELS[:1], change)
+    # Ranks that happen to keep in step read nothing that is left over.
+    ends = (run(uncleaned, "run", SHORT_THEN_LONG).returncode for _ in range(20))
+    assert next(filter(None, ends), 0) == 1
 
 
 #: Algorithms in which data goes one way: nothing but credit holds a sender back, so each wait and
@@ -262,14 +265,22 @@ def of(collective: str, name: str, **options: object) -> Case:
     return replace(made, **options)  # type: ignore[arg-type]
 
 
+def survives(run: Run, driver: Path, c: Case, kind: str, number: int) -> bool:
+    """Whether the call goes well each time without a line: once, its threads may be lucky."""
+    for _ in range(5):
+        end = run(driver, "mutate", [c], kind, number).returncode
+        assert end in (0, 1, RACE)
+        if end:
+            return False
+    return True
+
+
 def survivors(run: Run, driver: Path, c: Case, kinds: Sequence[str]) -> list[str]:
     """Return the lines of some kinds without which the call goes well, and how many were tried."""
     counted = dict(line.split() for line in run(driver, "count", [c]).stdout.splitlines())
     lines = [(kind, n) for kind in kinds for n in range(int(counted[kind]))]
     assert lines, counted
-    ends = [run(driver, "mutate", [c], kind, n).returncode for kind, n in lines]
-    assert set(ends) <= {0, 1, RACE}
-    return [f"{kind} {n}" for (kind, n), end in zip(lines, ends, strict=True) if end == 0]
+    return [f"{kind} {n}" for kind, n in lines if survives(run, driver, c, kind, n)]
 
 
 @pytest.mark.parametrize(("collective", "name"), ONE_WAY)
