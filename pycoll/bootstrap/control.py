@@ -292,8 +292,8 @@ class Control:
             with self._lock:
                 del self._wanted[key]
                 asked = mine.told.is_set() and mine.blob is None and mine.error is None
-            if asked and not making:  # as it gave up waiting: let another make it
-                self._post(self._frame(FrameType.MADE, key))
+                if asked and not making:  # as it gave up waiting: let another make it
+                    self._post(self._frame(FrameType.MADE, key))
             mine.over.set()
 
     def _make(self, key: str, make: Callable[[], bytes]) -> bytes:
@@ -488,8 +488,8 @@ class Control:
                 if frame.kind is FrameType.MADE:
                     wanted.blob = frame.body
                 wanted.told.set()
-        if wanted is None and frame.kind is FrameType.MAKE:  # it waits no longer: let another
-            self._post(self._frame(FrameType.MADE, frame.key))
+            if wanted is None and frame.kind is FrameType.MAKE:  # it waits no longer: let another
+                self._post(self._frame(FrameType.MADE, frame.key))
 
     def _give_up(self, frame: Frame) -> None:
         text = frame.body.decode(errors="replace")

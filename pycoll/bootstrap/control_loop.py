@@ -488,7 +488,8 @@ class ControlLoop:
         while (left := until - time.monotonic()) > 0:
             if self._sent():
                 break
-            self._turn(left)
+            pause = self._pause()
+            self._turn(left if pause is None else min(left, pause))
         return until
 
     def _sent(self) -> bool:

@@ -50,6 +50,8 @@ _DIFFERENT = "ranks called different things"
 
 #: Attribute of an exception that all ranks were told of.
 TOLD = "_pycoll_told"
+#: Attribute of a failure: the call that its text ends with, whose line only the caller knows.
+_UNPLACED = "_pycoll_unplaced"
 #: `bindings.comm_entered` where it is the thread that asks.
 _HERE = 2
 
@@ -138,7 +140,6 @@ class Failure:
         self.statuses = Statuses(comm, control, world, elsewhere)
         self._name = name  #: rank → "rank 2 (process 71 on node7)"
         self._reported = False  #: the failure was raised to the user once
-        self._unplaced = ""  #: a call in `error`'s text without its line, known only to its caller
         self._departed: dict[int, _Departed] = {}
         self._missed: _Missed | None = None  #: what another rank has said of one that left
         self._mismatched = sys.maxsize  #: number of the first call that ranks disagree on
@@ -281,20 +282,15 @@ class Failure:
         # The same: who has finished call n is not missed by those that are still in it.
         if own.state != bindings.CALLING:
             return
-        # Who left in good order may have done so because calls differ, which says more.
-        differs = own.sequence >= self._mismatched
+        missed = [item for item in self._departed.items() if own.sequence > item[1].calls]
+        if not any(departed.died for _, departed in missed):
+            self._look_for_mismatch(own)  # because of which they may have left in good order
         # Who died before who left: that may be why it left.
-        for rank, departed in sorted(self._departed.items(), key=lambda item: not item[1].died):
-            if own.sequence > departed.calls and (departed.died or not differs):
-                call = own.text or self._text(own, "a call")
-                if self.error is None and not own.text:
-                    self._unplaced = call
-                text = (
-                    f"{self._name(rank)} {departed} "
-                    f"and takes no part in call {own.sequence}, {call}"
-                )
-                self._lose(rank, text, told=departed.died, call=own.sequence)
-                return
+        for rank, departed in sorted(missed, key=lambda item: not item[1].died)[:1]:
+            call = own.text or self._text(own, "a call")
+            text = f"{self._name(rank)} {departed} and takes no part in call {own.sequence}, {call}"
+            unplaced = "" if own.text else call
+            self._lose(rank, text, told=departed.died, call=own.sequence, unplaced=unplaced)
 
     def refuse(self, what: str, error: BaseException, number: int) -> None:
         """Tell the others of a call, or of messages (number 0), that took its place unbegun."""
@@ -347,6 +343,7 @@ class Failure:
             self._note_lost_link(native.peer, f"the connection to it broke ({native.text})")
         elif code not in (codes.ABORTED, codes.BROKEN):
             self._unexpected(code)
+        self._place()
         self._raise(in_call=code != codes.BROKEN)
 
     def _raise(self, *, in_call: bool) -> NoReturn:
@@ -357,9 +354,6 @@ class Failure:
         first, self._reported = not self._reported, True
         if first and str(failure) == _DIFFERENT:
             failure = self.error = self._agree_on_mismatch()
-        if first and in_call and self._unplaced:
-            text = str(failure).replace(self._unplaced, self.describe(), 1)
-            failure = self.error = type(failure)(text)
         if first and (in_call or isinstance(failure, PeerLostError | MismatchError)):
             error = _copy(failure)
             vars(error)[TOLD] = True
@@ -367,6 +361,14 @@ class Failure:
         raise BrokenError(f"an earlier failure broke the communicator: {failure}") from _copy(
             failure
         )
+
+    def _place(self) -> None:
+        """Say at which line the call was made that the failure ended, if it had not said so yet."""
+        failure = self.error
+        if failure is None or self._reported or self.statuses.own().state != bindings.CALLING:
+            return
+        if call := vars(failure).get(_UNPLACED):
+            self.error = type(failure)(str(failure).removesuffix(call) + self.describe())
 
     def raise_failure(self) -> None:
         """Raise what broke the communicator, on this rank or another, if anything did."""
@@ -501,7 +503,9 @@ class Failure:
         """Return the ranks that went without taking leave, in the order of the news."""
         return [rank for rank, departed in list(self._departed.items()) if departed.died]
 
-    def _lose(self, peer: int, text: str, *, told: bool = False, call: int = 0) -> None:
+    def _lose(
+        self, peer: int, text: str, *, told: bool = False, call: int = 0, unplaced: str = ""
+    ) -> None:
         """Break the communicator because a rank is gone.
 
         Args:
@@ -509,9 +513,12 @@ class Failure:
             text: What is known of it, and who misses it.
             told: All other ranks hear of it as this one did, and need not be told.
             call: Number of the first call that cannot end without it; 0: nothing can go on.
+            unplaced: The call that the text ends with, if its line is missing there.
         """
         if self.error is None:
-            self._break(PeerLostError(text), Cause.LOST, peer)
+            failure = PeerLostError(text)
+            vars(failure)[_UNPLACED] = unplaced
+            self._break(failure, Cause.LOST, peer)
             if not told:
                 self._tell(*((MISSED, f"{call} {text}") if call else (GONE, text)))
 
@@ -536,7 +543,9 @@ class Failure:
             self._tell("timeout", what)
         elif native.code == codes.MISMATCH:
             if bindings.REFUSED_P2P_OP in native.text:  # else it is about what came later
-                for rank, text in self._refusals.messages((self._rank, native.peer)):
+                for rank, text in self._refusals.messages(
+                    (self._rank, native.peer), lambda: native.peer in self._departed
+                ):
                     what += f"; rank {rank} had called {text}"
             self._break(MismatchError(what), Cause.MISMATCH, native.peer)
             self._tell("transfer", what)

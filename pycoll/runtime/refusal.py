@@ -7,7 +7,7 @@ made such a call without being refused waits in vain, and is told what the other
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pycoll.runtime.native import bindings
@@ -64,12 +64,19 @@ class Refusals:
             return all_kept and number not in refused
         return signature not in (0, bindings.REFUSED)
 
-    def messages(self, ranks: Iterable[int]) -> list[tuple[int, str]]:
-        """Return what messages ranks were refused last; what is said of them may be on its way."""
+    def messages(self, ranks: Iterable[int], gone: Callable[[], bool]) -> list[tuple[int, str]]:
+        """Return what messages ranks were refused last; what is said of them may be on its way.
+
+        Args:
+            ranks: One of them was refused a message.
+            gone: Tells whether it cannot say so any more.
+        """
         some = list(ranks)
         with self._moved:
             # What is said of it takes another way than the messages.
-            self._moved.wait_for(lambda: any(self.text(rank, 0) for rank in some), _SURE_SECONDS)
+            self._moved.wait_for(
+                lambda: gone() or any(self.text(rank, 0) for rank in some), _SURE_SECONDS
+            )
             return [(rank, self.text(rank, 0)) for rank in some if self.text(rank, 0)]
 
     def first_uneven(self, size: int) -> list[tuple[int, str]]:

@@ -11,7 +11,7 @@ import pytest
 
 from pycoll.bootstrap.control_loop import CLOSED, EXITED, UNREACHABLE
 from pycoll.errors import BrokenError, MismatchError, PeerLostError
-from pycoll.runtime import failure
+from pycoll.runtime import failure, refusal
 from pycoll.runtime.call_site import user_line
 from pycoll.runtime.failure import Failure
 from pycoll.runtime.native import bindings, codes
@@ -191,26 +191,46 @@ def test_a_call_that_had_not_said_its_line_when_a_rank_died_says_it(
     status = RankStatus(1, 5, bindings.CALLING, "")  # it waits too short a time to have said it
     monkeypatch.setattr(bindings, "status_look", lambda comm, rank: status)
     monkeypatch.setattr(bindings, "status_describe", lambda comm, text: None)
+    aborted = codes.Error(codes.ABORTED, 1, 1, 0, "")
+    monkeypatch.setattr(codes, "comm_error", lambda comm: aborted)
+    made.on_lost(1, "failed with a call")
+    want = r"failed with a call and .* call 1, a call at tests/runtime/test_failure\.py:\d+$"
+    with pytest.raises(PeerLostError, match=want):
+        made.raise_for(codes.ABORTED, 10)
+    with pytest.raises(BrokenError, match=want):
+        made.raise_for(codes.BROKEN, 10)
+
+
+def test_a_call_that_ended_well_when_a_rank_died_is_not_given_the_line_of_the_next(
+    alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = alone()
+    status = RankStatus(1, 5, bindings.CALLING, "")
+    monkeypatch.setattr(bindings, "status_look", lambda comm, rank: status)
     made.on_lost(1, "died")
-    call = r"call 1, a call at tests/runtime/test_failure\.py:\d+$"
-    with pytest.raises(PeerLostError, match=call):
-        made.raise_failure()
-    with pytest.raises(BrokenError, match=call):
-        made.raise_failure()
+    status = RankStatus(1, 5, bindings.IDLE, "")
+    aborted = codes.Error(codes.ABORTED, 1, 1, 0, "")
+    monkeypatch.setattr(codes, "comm_error", lambda comm: aborted)
+    with pytest.raises(PeerLostError, match=r"call 1, a call$"):
+        made.raise_for(codes.ABORTED, 10)
 
 
+@pytest.mark.parametrize("when", ["before", "later"])
 def test_who_comes_late_to_different_calls_hears_of_them_though_the_others_have_left(
-    alone: Any, at: Any, monkeypatch: pytest.MonkeyPatch
+    alone: Any, at: Any, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     made, control = alone()
     monkeypatch.setattr(bindings, "status_differs", lambda comm: False)
     at(3, bindings.IDLE)
     made.on_abort(2, "mismatch", "4 broadcast() at y.py:1")
     control.calls.update({1: 3, 2: 3})
+    if when == "before":
+        at(4, bindings.CALLING)
     made.on_lost(1, EXITED)
     made.on_lost(2, EXITED)
-    at(4, bindings.CALLING)
-    made.look()
+    if when == "later":
+        at(4, bindings.CALLING)
+        made.look()
     assert isinstance(made.error, MismatchError)
 
 
@@ -264,3 +284,20 @@ def test_a_death_is_named_before_a_mismatch_that_follows_from_it(alone: Any) -> 
     made._break(MismatchError("ranks called different things"), failure.Cause.MISMATCH, 1)
     assert isinstance(made.error, PeerLostError)
     assert str(made.error) == "rank 2 (process 2 on node2) died"
+
+
+def test_who_is_gone_is_not_waited_for_to_say_what_it_was_refused(
+    alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = alone(bindings.IDLE)
+    monkeypatch.setattr(refusal, "_SURE_SECONDS", 60.0)
+    said: list[object] = []
+
+    def ask() -> None:
+        said.append(made._refusals.messages((0, 1), lambda: 1 in made._departed))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    made.on_lost(1, "died")
+    asking.join(30)
+    assert said == [[]]
