@@ -286,6 +286,15 @@ def test_a_death_is_named_before_a_mismatch_that_follows_from_it(alone: Any) -> 
     assert str(made.error) == "rank 2 (process 2 on node2) died"
 
 
+def test_what_a_rank_was_refused_is_waited_for_though_it_is_slow_to_say_it(alone: Any) -> None:
+    made, _ = alone(bindings.IDLE)
+    told = "0 recv at y.py:1, refused with UsageError"
+    saying = threading.Timer(1.0, made.on_abort, (1, "refused", told))
+    saying.start()
+    assert made._refusals.messages((0, 1), lambda: False) == [(1, told[2:])]
+    saying.join()
+
+
 def test_who_is_gone_is_not_waited_for_to_say_what_it_was_refused(
     alone: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

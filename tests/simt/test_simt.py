@@ -256,6 +256,15 @@ SLOW: tuple[Change, ...] = (
 )  # fmt: skip
 
 
+#: Of the threads of a block that wait in vain: the first one says so later than the others.
+LATE: Change = (
+    KERNEL, "    int code = pc__verdict(call);\n",
+    "    int code = pc__verdict(call);\n"
+    "    const struct timespec pause = {1, 0};\n"
+    "    if (code == PC_TIMEDOUT && pc__thread() == 0)\n        nanosleep(&pause, nullptr);\n",
+)  # fmt: skip
+
+
 def of(collective: str, name: str, **options: object) -> Case:
     """Return a call of several tiles: slots are used again within it."""
     algorithm = next(a for a in BUILTIN if (a.collective.name, a.name) == (collective, name))
@@ -389,10 +398,13 @@ def test_a_kernel_that_waits_in_vain_ends(
         assert op == ("REDUCE_COPY" if packets else "WAIT")
 
 
-def test_a_rank_that_does_not_tell_its_arrays_is_named(run: Run, one: Path) -> None:
-    """Rank 0 is blamed, and not a rank that waits for rank 0 itself."""
+@pytest.mark.parametrize("changes", [(), (LATE,)], ids=["any thread", "not the first"])
+def test_a_rank_that_does_not_tell_its_arrays_is_named(
+    run: Run, changes: tuple[Change, ...]
+) -> None:
+    """Rank 0 is blamed, and not a rank that waits for rank 0 itself, whatever thread says it."""
     c = of("allreduce", "two_shot", direct=True, timeout=5.0)
-    found = troubles(run(one, "alone", [c]).stdout)
+    found = troubles(run(driver(KERNELS[:1], *changes), "alone", [c]).stdout)
     assert {rank: what[:1] + what[2:4] for rank, what in found.items()} == {
         rank: [TIMEDOUT, (1 << 32) - 1, 0] for rank in (1, 2)
     }
