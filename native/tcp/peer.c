@@ -15,18 +15,6 @@
 #define PC_STRIPE_BYTES (64u << 10) /* longer messages go round-robin over the sockets */
 #define PC_SEND_AT_ONCE 4096u       /* shorter ones are gathered until this rank waits next */
 
-/* BBR paces a stream by the bandwidth that it believes in, and collectives, which send in bursts
- * and then wait for each other, have it believe a hundredth of what there is. Reno is in every
- * kernel, and every user may choose it. Whatever else the administrator has chosen stays. */
-static void avoid_bbr(int fd)
-{
-    char name[16] = "";
-    socklen_t length = sizeof name;
-    if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &length) == 0
-        && strncmp(name, "bbr", 3) == 0)
-        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
-}
-
 /* The first connection of a peer, which queues frames even before it has a socket. */
 static struct pc_tcp_connection *first_connection(struct pc_tcp_peer *peer)
 {
@@ -56,7 +44,6 @@ int pc__tcp_adopt(struct pc_net_peer *base, int fd)
         return PC_SYSTEM;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes,
                sizeof yes); /* fails on Unix sockets, which have no such delay */
-    avoid_bbr(fd);
     struct pc_tcp_connection *conn = free_connection(peer);
     if (conn == NULL) { /* too many sockets, or the peer has failed */
         close(fd);

@@ -25,6 +25,20 @@ CONNECT_SECONDS = 3.0
 PAUSE_SECONDS, MOST_PAUSE_SECONDS = 0.02, 1.0
 
 
+def avoid_bbr(sock: socket.socket) -> None:
+    """Give a socket that is not connected yet Reno where the system's congestion control is BBR.
+
+    BBR paces a stream by the bandwidth that it believes in, and collectives, which send in bursts
+    and then wait for each other, have it believe a hundredth of what there is. Reno is in every
+    kernel, and every user may choose it. A socket that BBR has once had stays paced, by a timer
+    for each burst, whatever it is given later: so this comes before `connect` and `listen`.
+    """
+    with contextlib.suppress(OSError):  # a kernel that has no choice
+        name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        if name.startswith(b"bbr"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+
 class OutgoingConnection:
     """Connects to one peer, again and again until somebody loses patience."""
 
@@ -76,6 +90,7 @@ class OutgoingConnection:
         self._until, self._deadline = min(now + seconds, deadline), deadline
         sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         try:
+            avoid_bbr(sock)
             sock.setblocking(False)
             sock.connect((host, port))
         except BlockingIOError:  # it is under way

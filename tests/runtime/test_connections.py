@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pycoll
-from pycoll.bootstrap.connection import NOT_TAKEN, TAKEN
+from pycoll.bootstrap.connection import NOT_TAKEN, TAKEN, OutgoingConnection
 from pycoll.bootstrap.handshake import PREFACE, PROOF_BYTES, Handshake, Preface, Side, proof
 from pycoll.config import Config
 from pycoll.errors import BootstrapError, BrokenError, PeerLostError, TransportError
@@ -419,6 +419,37 @@ def test_an_address_of_another_machine_cannot_be_listened_at() -> None:
         match=r"^cannot listen at 192\.0\.2\.1 for ranks of other hosts: .*; PYCOLL_",
     ):
         links.listen("192.0.2.1", 1)
+
+
+class PacedSocket(socket.socket):
+    """A socket of a system whose congestion control is BBR."""
+
+    given: list[tuple[bytes, bool]]  #: name, whether the socket was connected by then
+
+    def getsockopt(self, level, name, *more):
+        if (level, name) == (socket.IPPROTO_TCP, socket.TCP_CONGESTION):
+            return b"bbr".ljust(*more, b"\0")
+        return super().getsockopt(level, name, *more)
+
+    def setsockopt(self, level, name, *more):
+        if (level, name) == (socket.IPPROTO_TCP, socket.TCP_CONGESTION):
+            try:
+                connected = bool(self.getpeername())
+            except OSError:
+                connected = False
+            self.given.append((*more, connected))
+        super().setsockopt(level, name, *more)
+
+
+def test_no_socket_has_ever_had_bbr(monkeypatch) -> None:
+    # Linux paces a socket for ever that BBR has had when it connected.
+    PacedSocket.given = []
+    monkeypatch.setattr(socket, "socket", PacedSocket)
+    with links.listen("127.0.0.1", 1) as listener:
+        caller = OutgoingConnection(0, listener.getsockname(), SECRET)
+        with caller.begin(Preface.make(1, 2), 0.0, SECONDS):
+            pass
+    assert PacedSocket.given == [(b"reno", False), (b"reno", False)]
 
 
 # Links, as the engine uses them

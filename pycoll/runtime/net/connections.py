@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from pycoll import log
 from pycoll.bootstrap import Bootstrap
+from pycoll.bootstrap.connection import avoid_bbr
 from pycoll.bootstrap.control_loop import CLOSED, EXITED
 from pycoll.bootstrap.control_socket import keep_alive
 from pycoll.config import Config
@@ -173,9 +174,11 @@ def listen(host: str, peers: int) -> socket.socket:
     """Listen at an address of this machine, on any port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server(
+        listener = socket.create_server(
             (host, 0), family=family, backlog=SOCKETS * peers + MOST_STRANGERS
         )
+        avoid_bbr(listener)  # the sockets that it accepts have what it has
+        return listener
     except OSError as error:
         raise BootstrapError(
             f"cannot listen at {host} for ranks of other hosts: {error.strerror or error}; "
