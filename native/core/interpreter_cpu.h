@@ -165,23 +165,39 @@ static inline void pc__store_mode_end(const struct pc_vm_instruction *i, uint64_
 
 #include "vm/operands.h"
 
+/* Whether a message is sent from where its data also lie (its lender, which the loader found), and
+ * its slot in the shadow is left as it is: its network copies messages of this length anyway. */
+static inline bool pc__lent(const struct pc_call *call, const struct pc_vm_operand *lender,
+                            uint64_t nbytes)
+{
+    return nbytes >= call->comm->net->ops->lend_from
+           && (lender->nchunks == 1 || call->terms->spans);
+}
+
 static inline void pc__move(struct pc_call *call, const struct pc_vm_instruction *i, uint32_t piece,
                             pc_skip skip, pc_size packed, pc_size total, pc_size nbytes,
                             const struct pc_store_mode *manner)
 {
     const struct pc_plan *plan = call->plan;
-    uint32_t n = (uint32_t)i->nsrc + i->ndst;
+    uint32_t ndst = i->ndst;
+    if (i->target != 0 && pc__lent(call, i->at.operands, total))
+        ndst -= i->target; /* the last ones are slots of messages that are lent */
+    if (ndst == 0)
+        return;
+    uint32_t n = i->nsrc + ndst;
     uint32_t divisor = i->flags & PC_FLAG_SCALE ? call->terms->divisor : 0;
     void *address[PC_MAX_OPERANDS];
     for (uint32_t j = 0; j < n; j++)
         address[j] = pc__address(call, &i->at.operands[j], piece, skip, packed, total);
-    plan->fold(address + i->nsrc, i->ndst, (const void *const *)address, i->nsrc,
+    plan->fold(address + i->nsrc, ndst, (const void *const *)address, i->nsrc,
                nbytes >> plan->itemsize_log2, divisor, manner->stream);
 }
 
-/* Hands a message (data in the shadow, signature in the line) or a credit to the network. */
+/* Hands a message (data in the shadow or at `lender`, signature in the line) or a credit to the
+ * network. */
 static inline int pc__hand_over(struct pc_call *call, const struct pc_channel *channel,
-                                const struct pc_vm_instruction *i)
+                                const struct pc_vm_instruction *i,
+                                const struct pc_vm_operand *lender)
 {
     if (i->step == PC_STEP_PUT_CREDIT) {
         pc__net_credit(i->at.fifo->edge, ++i->at.fifo->received);
@@ -189,18 +205,24 @@ static inline int pc__hand_over(struct pc_call *call, const struct pc_channel *c
     }
     struct pc_fifo *f = i->at.operands->fifo;
     uint64_t nbytes = pc__message_bytes(call, channel->tile, i->at.operands);
-    const char *data = pc__address(call, i->at.operands, 0, 0, 0, nbytes);
-    return pc__net_message(f->edge, data, nbytes, &call->error);
+    char *slot = pc__address(call, i->at.operands, 0, 0, 0, nbytes);
+    const char *lent = NULL;
+    if (lender != NULL && pc__lent(call, lender, nbytes))
+        lent = pc__address(call, lender, 0, pc__skip(call, channel->tile), 0, nbytes);
+    return pc__net_message(f->edge, slot, lent, nbytes, &call->error);
 }
 
 static inline int pc__put(struct pc_call *call, const struct pc_channel *channel,
                           const struct pc_vm_instruction *i)
 {
+    const struct pc_vm_operand *lender = NULL;
     if (i->step == PC_STEP_PUT_MESSAGE) {
         struct pc_fifo *f = i->at.operands->fifo;
         f->out_lines[f->sent & (PC_LINES - 1)].signature = call->terms->signature;
+        if (i->target != 0)
+            lender = call->program->operands + i->target - 1;
     }
-    return pc__hand_over(call, channel, i);
+    return pc__hand_over(call, channel, i, lender);
 }
 
 static inline uint64_t pc__signature(const struct pc_channel *channel,

@@ -44,7 +44,9 @@ struct pc_send_op { /* what a network sends as one unit */
     struct pc_net_edge *edge;
     struct pc_rndv *rndv; /* for the network's use */
     uint64_t number;
-    const char *data; /* in the shadow; unchanged until the peer's credit */
+    const char *data; /* in the shadow, unchanged until the peer's credit; or lent */
+    char *keep;       /* NULL, or data are lent: `send` copies to here, in the shadow, what it has
+                         not sent when it returns */
     uint64_t nbytes;
     uint8_t kind; /* enum pc_send_kind */
     uint8_t frag;
@@ -79,7 +81,6 @@ struct pc_net {
     uint32_t calls;                       /* calls of net.c since the last poll */
     uint32_t turns;                       /* calls of pc__net_progress */
     char *shadows;                        /* the shadows of all peers, by rank */
-    int shadow_fd;
     int epoll;           /* all events but messages: wireup, ports, the timer; -1: there are none */
     int pause_epoll;     /* for a sleep: `epoll`, the wakeup socket, the descriptors of messages */
     int timer;           /* timerfd, in `epoll` */
@@ -100,7 +101,8 @@ struct pc_net_ops {
     uint32_t yields;              /* how often a rank yields before it sleeps */
     uint64_t slow_yield_ns;       /* a longer yield has let another process run */
     uint32_t calls_per_poll;      /* at most so many sends without a poll; 0: any number */
-    bool credit_at_sleep;         /* before a sleep all credit is sent, not only what is due */
+    uint32_t lend_from;   /* messages from so many bytes on are lent, as `send` copies; 0: none */
+    bool credit_at_sleep; /* before a sleep all credit is sent, not only what is due */
 
     /* net.c. missing: "", or why this host cannot use the network and what mends that. open:
      * `options` are the network's own; the error is in comm->error. close: tells the peers; called
@@ -149,9 +151,10 @@ extern const struct pc_net_ops *const pc__nets[]; /* nets.c; ends with NULL */
 /* net.c: general C calls these functions, on any thread. */
 /* Waits at most `linger_ns` until all that was sent has arrived, then closes. `net` may be NULL. */
 void pc__net_close(struct pc_net *net, uint64_t linger_ns);
-/* Sends the next message of the edge, whose `nbytes` lie at `data` in the shadow, and raises
- * fifo->sent. The shadow must not change until the peer's credit for the message. */
-int pc__net_message(struct pc_net_edge *edge, const char *data, uint64_t nbytes,
+/* Sends the next message of the edge and raises fifo->sent. Its `nbytes` lie at `slot` in the
+ * shadow, which must not change until the peer's credit for the message; or at `lent` (not NULL),
+ * anywhere, and may change once this returns. */
+int pc__net_message(struct pc_net_edge *edge, char *slot, const char *lent, uint64_t nbytes,
                     struct pc_error *error);
 /* Credit: `received` messages are consumed. It may be held back to travel with a message, but not
  * so long that the peer waits for it. */

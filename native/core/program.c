@@ -323,8 +323,7 @@ static struct pc_vm_instruction decode(const struct blob *b, const struct pc_pro
                                        uint32_t at)
 {
     struct pc_instruction i = instruction_at(b, at);
-    struct pc_vm_instruction line
-        = {.flags = i.flags, .nsrc = i.nsrc, .ndst = i.ndst, .target = i.target};
+    struct pc_vm_instruction line = {.flags = i.flags, .nsrc = i.nsrc, .ndst = i.ndst};
     switch ((enum pc_opcode)i.op) {
     case PC_OP_END:
         line.step = PC_STEP_END;
@@ -334,6 +333,7 @@ static struct pc_vm_instruction decode(const struct blob *b, const struct pc_pro
         break;
     case PC_OP_END_LOOP:
         line.step = PC_STEP_END_LOOP;
+        line.target = i.target;
         break;
     case PC_OP_REDUCE_COPY:
         line.step = PC_STEP_REDUCE_COPY;
@@ -363,6 +363,64 @@ static struct pc_vm_instruction decode(const struct blob *b, const struct pc_pro
     }
     }
     return line;
+}
+
+/* Memory of this rank that holds, once the instruction has run, what it puts into slots: a message
+ * may be sent from there. NULL: only the slots hold it. */
+static const struct pc_vm_operand *lender_of(const struct pc_vm_instruction *i)
+{
+    bool copies = i->nsrc == 1 && !(i->flags & PC_FLAG_SCALE);
+    for (uint32_t k = copies ? 0 : i->nsrc; k < (uint32_t)i->nsrc + i->ndst; k++) {
+        const struct pc_vm_operand *p = &i->at.operands[k];
+        bool piecewise = p->space == PC_SPACE_SCRATCH && p->nchunks > 1;
+        if (p->space <= PC_SPACE_SCRATCH && !piecewise)
+            return p;
+    }
+    return NULL;
+}
+
+static bool lends_to(const struct pc_vm_instruction *signal)
+{
+    return signal->step == PC_STEP_PUT_MESSAGE
+           && signal->at.operands->fifo->edge->peer->net->ops->lend_from != 0;
+}
+
+/* Moves destination k behind those that are kept, and has the signals that name either follow. */
+static void put_last(struct pc_vm_instruction *i, struct pc_vm_operand *operands, uint32_t k,
+                     uint32_t last)
+{
+    struct pc_vm_operand moved = operands[k];
+    operands[k] = operands[last];
+    operands[last] = moved;
+    for (i++; i->step != PC_STEP_END; i++) {
+        if (i->step != PC_STEP_PUT_MESSAGE)
+            continue;
+        if (i->at.operands == operands + k)
+            i->at.operands = operands + last;
+        else if (i->at.operands == operands + last)
+            i->at.operands = operands + k;
+    }
+}
+
+/* Lets the messages that a REDUCE_COPY fills be sent from their lender, where nothing runs between
+ * the two but signals to other ranks. Their slots become its last destinations. */
+static void lend(struct pc_program *program, struct pc_vm_instruction *i)
+{
+    struct pc_vm_operand *operands = program->operands + (i->at.operands - program->operands);
+    uint32_t n = (uint32_t)i->nsrc + i->ndst, kept = n;
+    if (lender_of(i) == NULL)
+        return;
+    const struct pc_vm_instruction *end = i + 1;
+    for (; end->step >= PC_STEP_FILL && end->step <= PC_STEP_PUT_CREDIT; end++)
+        if (lends_to(end) && end->at.operands >= operands + i->nsrc
+            && end->at.operands < operands + kept)
+            put_last(i, operands, (uint32_t)(end->at.operands - operands), --kept);
+    uint32_t lender = (uint32_t)(lender_of(i) - program->operands);
+    for (struct pc_vm_instruction *s = i + 1; s < end; s++)
+        if (s->step == PC_STEP_PUT_MESSAGE && s->at.operands >= operands + kept
+            && s->at.operands < operands + n)
+            s->target = 1 + lender;
+    i->target = n - kept;
 }
 
 /* Whether an instruction fills a slot that another core reads; none reads a shadow. */
@@ -434,6 +492,9 @@ int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes, uint
             pc_program_free(program);
             return BAD(&b, "instruction %u: signals a slot that nothing before it fills", i);
         }
+    for (uint32_t i = 0; i < b.header.ninstructions; i++)
+        if (program->code[i].step == PC_STEP_REDUCE_COPY)
+            lend(program, &program->code[i]);
     *out = program;
     return PC_OK;
 }

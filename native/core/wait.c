@@ -11,6 +11,7 @@
 
 #define PC_YIELD_PAUSE_NS UINT64_C(4000000)
 #define PC_LONGEST_PAUSE_NS UINT64_C(1000000000)
+#define PC_TURNS_PER_LOOK 8u /* the awaited peers are polled; all of them every so many yields */
 
 uint64_t pc__now(void)
 {
@@ -86,7 +87,7 @@ void pc__unmark(struct pc_line *line)
     atomic_fetch_and_explicit(&line->count, ~PC_ASLEEP, memory_order_relaxed);
 }
 
-enum listening { SEND_ONLY, FROM_AWAITED, FROM_ALL };
+enum listening { FROM_AWAITED, FROM_ALL };
 
 /* Polls the network: 1 when a finished call has sent all. A lost peer is a failure only where a
  * channel waits for it, and after all that it sent was received. */
@@ -189,10 +190,7 @@ static int poll_call(struct pc_comm *comm, uint32_t nchannels, bool once)
     struct pc_call *call = &comm->call;
     for (struct pc_spin spin = {.polls = 1};;) {
         bool others = spin.polls % PC_POLLS_PER_CLOCK == 0 || once || call->running == 0;
-        int rc = listen_if_any(comm, nchannels,
-                               others               ? FROM_ALL
-                               : comm->options.spin ? FROM_AWAITED
-                                                    : SEND_ONLY);
+        int rc = listen_if_any(comm, nchannels, others ? FROM_ALL : FROM_AWAITED);
         if (rc != PC_OK)
             return rc < 0 ? rc : PC_OK;
         if (moved(call, nchannels))
@@ -212,16 +210,20 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
     if (rc != PC_AGAIN || until_ns == 0) /* until_ns 0: poll only */
         return rc;
     pc__give_way(comm);
+    enum listening whom = FROM_AWAITED;
     for (uint32_t turns = comm->yields;;) {
         uint32_t armed = pc__wakeup_arm(comm); /* first: later news changes the counter */
         if (atomic_load(&comm->aborted)) {
             call->error = comm->abort_error;
             return PC_ABORTED;
         }
-        rc = listen_if_any(comm, nchannels, FROM_ALL);
+        bool posted = atomic_load_explicit(&comm->posted, memory_order_relaxed) != 0;
+        if (posted || call->batch != NULL || call->running == 0)
+            whom = FROM_ALL;
+        rc = listen_if_any(comm, nchannels, whom);
         if (rc != PC_OK)
             return rc < 0 ? rc : PC_OK;
-        if (atomic_load_explicit(&comm->posted, memory_order_relaxed))
+        if (posted)
             pc__p2p_progress(comm);
         if (moved(call, nchannels))
             return PC_OK;
@@ -235,11 +237,16 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
         if (now >= until_ns)
             return PC_AGAIN;
         if (turns > 0 && pc__may_yield(comm, now)) {
-            turns--;
+            whom = --turns % PC_TURNS_PER_LOOK == 0 ? FROM_ALL : FROM_AWAITED;
             pc__give_way(comm);
+            continue;
+        }
+        if (whom != FROM_ALL) { /* what others have sent must not end the sleep again and again */
+            whom = FROM_ALL;
             continue;
         }
         uint64_t limit = until_ns < call->deadline ? until_ns : call->deadline;
         sleep_until(comm, nchannels, armed, now, limit);
+        whom = FROM_AWAITED;
     }
 }

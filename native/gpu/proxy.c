@@ -41,7 +41,7 @@ static int hand_over(struct pc_device_comm *dc, struct pc_proxy_entry entry)
         struct pc_channel channel = {.tile = entry.tile};
         call->plan = p->plan;
         call->terms = &p->plan->terms[0];
-        rc = pc__hand_over(call, &channel, i);
+        rc = pc__hand_over(call, &channel, i, NULL);
     } else {
         pc__fail(&call->error, rc, -1, "a ring says plan %u, instruction %u, tile %u: no message",
                  entry.plan, entry.instruction, entry.tile);

@@ -6,12 +6,12 @@
 /* Sends the next message, whose line is filled but for the count. `data`: its `nbytes`, in the slot
  * or in the line. OK; AGAIN: the network has it, and pc__net_drained tells when it has left; or a
  * code. */
-static inline int pc__edge_message(struct pc_comm *comm, struct pc_fifo *f, const void *data,
+static inline int pc__edge_message(struct pc_comm *comm, struct pc_fifo *f, void *data,
                                    uint64_t nbytes, struct pc_error *error)
 {
     struct pc_line *line = &f->out_lines[f->sent & (PC_LINES - 1)];
     if (!pc__edge_mapped(f)) {
-        int rc = pc__net_message(f->edge, data, nbytes, error);
+        int rc = pc__net_message(f->edge, data, NULL, nbytes, error);
         return rc == PC_OK ? PC_AGAIN : rc;
     }
     if (pc__raise(line, ++f->sent))

@@ -177,7 +177,7 @@ static void count_call(struct pc_net *net)
         poll_net(net, NULL);
 }
 
-int pc__net_message(struct pc_net_edge *edge, const char *data, uint64_t nbytes,
+int pc__net_message(struct pc_net_edge *edge, char *slot, const char *lent, uint64_t nbytes,
                     struct pc_error *error)
 {
     struct pc_net_peer *peer = edge->peer;
@@ -187,13 +187,21 @@ int pc__net_message(struct pc_net_edge *edge, const char *data, uint64_t nbytes,
     pthread_mutex_lock(&net->lock);
     count_call(net);
     if (peer->fault.code == 0 && edge->put - pc__count(f->out_credit) < PC_LINES) {
-        const struct pc_send_op op
-            = {.edge = edge, .number = edge->put, .data = data, .nbytes = nbytes, .frags = 1};
+        struct pc_send_op op = {.edge = edge,
+                                .number = edge->put,
+                                .data = lent ? lent : slot,
+                                .keep = lent ? slot : NULL,
+                                .nbytes = nbytes,
+                                .frags = 1};
         struct pc_line *line = &f->out_lines[edge->put & (PC_LINES - 1)];
         atomic_store_explicit(&line->count, edge->put + 1, memory_order_relaxed);
         pc__net_count(edge, 1);
         rc = peer->head != peer->tail ? PC_AGAIN : net->ops->send(peer, &op);
         if (rc == PC_AGAIN) {
+            if (lent)
+                memcpy(slot, lent, nbytes);
+            op.data = slot;
+            op.keep = NULL;
             pc__net_queue(peer, &op, false);
             rc = PC_OK;
         }
@@ -367,16 +375,14 @@ static void linger(struct pc_net *net, uint64_t ns)
 }
 
 /* Maps the shadows of all peers, one behind the other: of each arena this rank's record, where all
- * its messages go. They are a memfd, so that sendfile() can send their pages without a copy. */
+ * its messages go. Memory is taken page by page as it is written. */
 static int make_shadows(struct pc_net *net)
 {
     struct pc_comm *comm = net->comm;
     size_t bytes = comm->options.size * comm->layout.record;
-    net->shadow_fd = memfd_create("pycoll-shadows", MFD_CLOEXEC);
-    if (net->shadow_fd < 0 || ftruncate(net->shadow_fd, (off_t)bytes) != 0)
-        return pc__fail(&comm->error, PC_SYSTEM, -1, "memfd of shadows: %s", strerror(errno));
-    void *p
-        = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, net->shadow_fd, 0);
+    /* Shared: a fork would have this process copy a page that a device knows. */
+    int flags = MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE;
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (p == MAP_FAILED)
         return pc__fail(&comm->error, PC_SYSTEM, -1, "mmap of shadows: %s", strerror(errno));
     net->shadows = p;
@@ -407,7 +413,6 @@ void pc__net_close(struct pc_net *net, uint64_t linger_ns)
     close_fd(net->timer);
     if (net->shadows != NULL)
         munmap(net->shadows, size * net->comm->layout.record);
-    close_fd(net->shadow_fd);
     pthread_mutex_destroy(&net->lock);
     free(net->peers);
     free(net->dirty);
@@ -424,7 +429,7 @@ static int open_net(struct pc_comm *comm, const struct pc_net_ops *ops, const vo
     net->ops = ops;
     net->comm = comm;
     net->pid = getpid();
-    net->shadow_fd = net->epoll = net->timer = -1;
+    net->epoll = net->timer = -1;
     pthread_mutex_init(&net->lock, NULL);
     net->pause_epoll = epoll_create1(EPOLL_CLOEXEC);
     net->peers = calloc(size, sizeof *net->peers);

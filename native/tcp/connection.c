@@ -53,6 +53,17 @@ int pc__tcp_connection_push(struct pc_tcp_connection *conn, const struct pc_fram
     return PC_OK;
 }
 
+void pc__tcp_connection_keep(struct pc_tcp_connection *conn, char *keep)
+{
+    struct pc_tcp_send *out = &conn->queue[(conn->tail - 1) % PC_CONNECTION_FRAMES];
+    size_t gone = conn->head + 1 == conn->tail ? conn->gone : 0;
+    size_t skip = gone > sizeof out->frame ? gone - sizeof out->frame : 0;
+    if (conn->head == conn->tail)
+        return;
+    memcpy(keep + skip, out->bytes + skip, out->frame.nbytes - skip);
+    out->bytes = keep;
+}
+
 /* The peer is lost, or the network to it. */
 static int lost(const struct pc_tcp_connection *conn, struct pc_error *error, const char *what)
 {
@@ -92,11 +103,6 @@ int pc__tcp_connection_flush(struct pc_tcp_connection *conn, struct pc_error *er
     return PC_OK;
 }
 
-static size_t smaller(size_t a, size_t b)
-{
-    return a < b ? a : b;
-}
-
 /* Parses the frames in `ahead`, as far as they are complete. */
 static int parse(struct pc_tcp_connection *conn, struct pc_error *error)
 {
@@ -106,7 +112,7 @@ static int parse(struct pc_tcp_connection *conn, struct pc_error *error)
     for (;;) {
         size_t there = conn->end - conn->begin;
         if (conn->into != NULL) {
-            size_t n = smaller(there, conn->rest);
+            size_t n = pc__smaller(there, conn->rest);
             memcpy(conn->into, conn->ahead + conn->begin, n);
             conn->into += n;
             conn->rest -= n;
@@ -134,23 +140,15 @@ static int parse(struct pc_tcp_connection *conn, struct pc_error *error)
     }
 }
 
-static void take(struct pc_tcp_connection *conn, size_t nbytes)
-{
-    size_t n = conn->into == NULL ? 0 : smaller(nbytes, conn->rest);
-    if (n != 0) {
-        conn->into += n;
-        conn->rest -= n;
-    }
-    conn->end += nbytes - n;
-}
-
 int pc__tcp_connection_read(struct pc_tcp_connection *conn, struct pc_error *error)
 {
     uint32_t rank = conn->peer->base.rank;
     for (int turn = 0; turn < PC_READS_AT_ONCE && conn->reading; turn++) {
-        struct iovec parts[2];
+        struct iovec parts[PC_SCATTER_PARTS];
         int nparts = pc__tcp_scatter(conn, parts);
-        size_t room = parts[0].iov_len + (nparts > 1 ? parts[1].iov_len : 0);
+        size_t room = 0;
+        for (int i = 0; i < nparts; i++)
+            room += parts[i].iov_len;
         ssize_t n = nparts == 1 ? recv(conn->fd, parts[0].iov_base, room, MSG_DONTWAIT)
                                 : readv(conn->fd, parts, nparts);
         if (n < 0 && errno == EINTR)
@@ -166,7 +164,7 @@ int pc__tcp_connection_read(struct pc_tcp_connection *conn, struct pc_error *err
             return pc__fail(error, PC_LOST, (int)rank, "rank %u is lost: it closed its %s", rank,
                             within ? "connection within a message" : "connection");
         }
-        take(conn, (size_t)n);
+        pc__tcp_scattered(conn, (size_t)n);
         int rc = parse(conn, error);
         if (rc != PC_OK) {
             conn->reading = false;

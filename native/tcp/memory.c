@@ -1,36 +1,20 @@
-/* Gathers frames from the shadow, and scatters received bytes into this rank's slots. */
-#include <errno.h>
-#include <signal.h>
+/* Gathers frames and their messages, and scatters received bytes into this rank's slots. */
 #include <string.h>
-#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include "tcp/tcp.h"
 
 #define PC_FRAMES_AT_ONCE 16
-#define PC_PAGES_FROM (32u << 10)
 
-/* Whether sendfile() sends the bytes without a copy. Their pages do not change before the peer's
- * credit, which is to say, before the peer has read them. */
-static bool is_zero_copy(const struct pc_tcp_send *out)
+/* Fills the iovec from the first unsent byte of the queue on. */
+static size_t gather(const struct pc_tcp_connection *conn, struct iovec *parts)
 {
-    return out->frame.nbytes >= PC_PAGES_FROM;
-}
-
-/* Fills the iovec from the first unsent byte of the queue up to a message for sendfile(). */
-static int gather(const struct pc_tcp_connection *conn, struct iovec *parts, bool *more)
-{
-    int n = 0;
-    size_t skip = conn->gone;
+    size_t n = 0, skip = conn->gone;
     for (uint32_t i = conn->head; i != conn->tail && n < 2 * PC_FRAMES_AT_ONCE; i++) {
         const struct pc_tcp_send *out = &conn->queue[i % PC_CONNECTION_FRAMES];
         size_t nbytes = out->frame.nbytes, header = sizeof out->frame;
         if (skip < header)
             parts[n++] = (struct iovec){(char *)(uintptr_t)&out->frame + skip, header - skip};
         skip = skip < header ? 0 : skip - header;
-        if (is_zero_copy(out)) {
-            *more = true;
-            break;
-        }
         if (nbytes > skip)
             parts[n++] = (struct iovec){(char *)(uintptr_t)out->bytes + skip, nbytes - skip};
         skip = 0;
@@ -38,37 +22,26 @@ static int gather(const struct pc_tcp_connection *conn, struct iovec *parts, boo
     return n;
 }
 
-/* sendfile() has no MSG_NOSIGNAL: SIGPIPE is blocked, and taken off the queue. */
-static ssize_t send_pages(int fd, int file, off_t at, size_t nbytes)
-{
-    sigset_t pipe_signal, before, pending;
-    sigemptyset(&pipe_signal);
-    sigaddset(&pipe_signal, SIGPIPE);
-    sigpending(&pending);
-    pthread_sigmask(SIG_BLOCK, &pipe_signal, &before);
-    ssize_t n = sendfile(fd, file, &at, nbytes);
-    int error = errno;
-    if (n < 0 && error == EPIPE && !sigismember(&pending, SIGPIPE))
-        sigtimedwait(&pipe_signal, NULL, &(struct timespec){0});
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    errno = error;
-    return n;
-}
-
 ssize_t pc__tcp_send_some(const struct pc_tcp_connection *conn)
 {
-    const struct pc_net *net = conn->peer->base.net;
-    const struct pc_tcp_send *first = &conn->queue[conn->head % PC_CONNECTION_FRAMES];
-    size_t header = sizeof first->frame;
-    if (is_zero_copy(first) && conn->gone >= header) {
-        size_t skip = conn->gone - header;
-        return send_pages(conn->fd, net->shadow_fd, first->bytes + skip - net->shadows,
-                          first->frame.nbytes - skip);
-    }
     struct iovec parts[2 * PC_FRAMES_AT_ONCE];
-    bool more = false;
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)gather(conn, parts, &more)};
-    return sendmsg(conn->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = gather(conn, parts)};
+    return sendmsg(conn->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+/* Where the message after the last one goes, if it is as long and of the same channel: then one
+ * system call receives its header and its bytes, and these into place. The guess passes the check
+ * that the frame itself must pass: its slot is free, so that a wrong guess harms nothing. */
+static void guess(struct pc_tcp_connection *conn)
+{
+    struct pc_frame next = conn->frame;
+    struct pc_error error;
+    next.count++;
+    conn->guess = NULL;
+    if (conn->peer->nconns == 1 && next.kind == PC_FRAME_MESSAGE && next.channel < PC_MAX_CHANNELS
+        && next.nbytes >= PC_GUESS_FROM && next.nbytes <= PC_GUESS_TO
+        && pc__frame_check(&conn->peer->base, &next, &conn->guess, &error) == PC_OK)
+        conn->guessed = next.nbytes;
 }
 
 int pc__tcp_scatter(struct pc_tcp_connection *conn, struct iovec *parts)
@@ -79,8 +52,53 @@ int pc__tcp_scatter(struct pc_tcp_connection *conn, struct iovec *parts)
         memmove(conn->ahead, conn->ahead + conn->begin, there);
     conn->begin = 0;
     conn->end = there;
+    conn->guess = NULL;
     if (conn->into != NULL)
         parts[n++] = (struct iovec){conn->into, conn->rest};
-    parts[n++] = (struct iovec){conn->ahead + there, PC_CONNECTION_READ_AHEAD - there};
+    else if (there == 0)
+        guess(conn);
+    if (conn->guess != NULL) {
+        parts[n++] = (struct iovec){conn->ahead, sizeof conn->frame};
+        parts[n++] = (struct iovec){conn->guess, conn->guessed};
+        there = sizeof conn->frame;
+    }
+    parts[n++] = (struct iovec){conn->ahead + there, PC_READ_AHEAD - there};
     return n;
+}
+
+/* `nbytes`: of a header, a message as guessed, and what follows. */
+static void check_guess(struct pc_tcp_connection *conn, size_t nbytes)
+{
+    struct pc_frame frame;
+    struct pc_error error;
+    char *into;
+    size_t header = sizeof frame, landed = pc__smaller(nbytes - header, conn->guessed);
+    conn->end = nbytes - landed;
+    memcpy(&frame, conn->ahead, header);
+    if (pc__frame_check(&conn->peer->base, &frame, &into, &error) == PC_OK && into == conn->guess
+        && frame.nbytes >= landed) {
+        conn->frame = frame;
+        conn->begin = header;
+        conn->into = into + landed;
+        conn->rest = frame.nbytes - landed;
+        return;
+    }
+    char *rest = conn->ahead + header;
+    memmove(rest + landed, rest, conn->end - header);
+    memcpy(rest, conn->guess, landed);
+    conn->end = nbytes;
+}
+
+void pc__tcp_scattered(struct pc_tcp_connection *conn, size_t nbytes)
+{
+    if (conn->guess != NULL && nbytes > sizeof conn->frame) {
+        check_guess(conn, nbytes);
+        return;
+    }
+    size_t n = conn->into == NULL ? 0 : pc__smaller(nbytes, conn->rest);
+    if (n != 0) {
+        conn->into += n;
+        conn->rest -= n;
+    }
+    conn->end += nbytes - n;
 }

@@ -31,6 +31,7 @@ const struct pc_net_ops pc__tcp_ops = {
     .peer_bytes = sizeof(struct pc_tcp_peer),
     .yields = 40,
     .slow_yield_ns = PC_SLOW_YIELD_NS,
+    .lend_from = PC_SEND_AT_ONCE,
     .credit_at_sleep = true,
     .missing = tcp_missing,
     .open = tcp_open,

@@ -13,7 +13,6 @@
 #include "tcp/tcp.h"
 
 #define PC_STRIPE_BYTES (64u << 10) /* longer messages go round-robin over the sockets */
-#define PC_SEND_AT_ONCE 4096u       /* shorter ones are gathered until this rank waits next */
 
 /* The first connection of a peer, which queues frames even before it has a socket. */
 static struct pc_tcp_connection *first_connection(struct pc_tcp_peer *peer)
@@ -50,7 +49,7 @@ int pc__tcp_adopt(struct pc_net_peer *base, int fd)
         return PC_OK;
     }
     if (conn->ahead == NULL)
-        conn->ahead = malloc(PC_CONNECTION_READ_AHEAD);
+        conn->ahead = malloc(PC_READ_AHEAD + PC_GUESS_TO);
     if (conn->ahead == NULL)
         return PC_NOMEM;
     conn->fd = fd;
@@ -163,6 +162,8 @@ int pc__tcp_send(struct pc_net_peer *base, const struct pc_send_op *op)
     if ((op->nbytes >= PC_SEND_AT_ONCE || pc__edge_holds_credit(op->edge)) && conn->fd >= 0
         && !conn->full)
         pc__tcp_peer_flush(conn);
+    if (op->keep != NULL)
+        pc__tcp_connection_keep(conn, op->keep);
     base->sending = pc__tcp_connection_queued(peer->conns[0]) != 0;
     return PC_OK;
 }

@@ -8,14 +8,17 @@
 /* One queue holds every frame of a peer: all lines of all channels, and a credit for each. */
 #define PC_MAX_CONNECTIONS 8u /* per peer */
 #define PC_CONNECTION_FRAMES 256u
-#define PC_CONNECTION_READ_AHEAD \
-    (16u << 10) /* bytes of the receive buffer: one system call reads many small frames */
+#define PC_SEND_AT_ONCE 4096u     /* shorter messages are gathered until this rank waits next */
+#define PC_READ_AHEAD (16u << 10) /* bytes: one system call reads many small frames */
+#define PC_GUESS_FROM 4096u       /* bytes of messages whose place is guessed, see memory.c */
+#define PC_GUESS_TO (64u << 10)
 _Static_assert(PC_CONNECTION_FRAMES >= PC_EDGE_CHANNELS * (PC_LINES + 1),
                "a queue holds all frames");
 
 struct pc_tcp_send {
     struct pc_frame frame;
-    const char *bytes; /* in the shadow, unchanged until the peer's credit */
+    const char
+        *bytes; /* in the shadow, unchanged until the peer's credit; or lent to pc__tcp_send */
 };
 
 struct pc_tcp_connection {
@@ -32,8 +35,10 @@ struct pc_tcp_connection {
     struct pc_frame frame; /* being received */
     char *into;
     size_t rest;
+    char *guess; /* where the next message's bytes are received, if it is the one expected */
+    size_t guessed;
     size_t begin, end; /* of the unparsed bytes in `ahead` */
-    char *ahead;       /* the receive buffer, allocated with the socket */
+    char *ahead;       /* PC_READ_AHEAD + PC_GUESS_TO bytes, allocated with the socket */
 };
 
 struct pc_tcp_peer {
@@ -42,6 +47,11 @@ struct pc_tcp_peer {
     uint32_t nconns;
     uint32_t reading; /* how many are open for receiving */
 };
+
+static inline size_t pc__smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
 
 /* connection.c: one socket. */
 struct pc_tcp_connection *pc__tcp_connection_new(struct pc_tcp_peer *peer);
@@ -52,6 +62,8 @@ void pc__tcp_connection_free(struct pc_tcp_connection *conn);
 int pc__tcp_connection_push(struct pc_tcp_connection *conn, const struct pc_frame *frame,
                             const char *bytes);
 uint32_t pc__tcp_connection_queued(const struct pc_tcp_connection *conn);
+/* Copies to `keep` what has not been sent of the last frame's bytes, which were lent. */
+void pc__tcp_connection_keep(struct pc_tcp_connection *conn, char *keep);
 /* EPOLL_CTL_* on net->pause_epoll: for readable, and for writable if `full`. */
 int pc__tcp_connection_watch(struct pc_tcp_connection *conn, int operation);
 
@@ -64,9 +76,11 @@ int pc__tcp_connection_read(struct pc_tcp_connection *conn, struct pc_error *err
 /* memory.c: which bytes are sent, and where received bytes go. */
 /* Sends from the queue; returns what send() does. */
 ssize_t pc__tcp_send_some(const struct pc_tcp_connection *conn);
-/* The iovec of the next receive: the rest of a message straight into place, all else into `ahead`.
- */
+#define PC_SCATTER_PARTS 3
+/* The iovec of the next receive: a message straight into place, all else into `ahead`. */
 int pc__tcp_scatter(struct pc_tcp_connection *conn, struct iovec *parts);
+/* So many bytes came there. */
+void pc__tcp_scattered(struct pc_tcp_connection *conn, size_t nbytes);
 
 /* peer.c: pc_net_ops's adopt, send, flush, connections and settled. */
 int pc__tcp_adopt(struct pc_net_peer *peer, int fd);

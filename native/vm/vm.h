@@ -120,7 +120,8 @@ struct pc_vm_instruction {
     uint8_t flags;
     uint8_t nsrc;
     uint8_t ndst;
-    uint32_t target;
+    uint32_t target; /* END_LOOP: its LOOP. CPU, REDUCE_COPY: how many of its last destinations may
+                        be lent; PUT_MESSAGE: 1 + its lender among the operands, or 0 */
     struct pc_probe *probe; /* CPU: REDUCE_COPY that fills a slot, else NULL */
     union {
         struct pc_fifo *fifo;

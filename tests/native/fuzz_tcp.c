@@ -16,7 +16,7 @@
 #include "tcp/frame.h"
 
 #define SLOTS 4
-#define SLOT_BYTES 4096u
+#define SLOT_BYTES 8192u
 #define STREAMS 3
 #define FRAMES 80
 #define MAX_BYTES (FRAMES * (sizeof(struct pc_frame) + 17 * SLOT_BYTES))
@@ -40,6 +40,7 @@ struct model {
     struct pc_comm *comm;
     uint64_t sent[PC_EDGE_CHANNELS];
     uint32_t lengths[PC_EDGE_CHANNELS][PC_LINES];
+    uint32_t last_channel, last_bytes;
     int sockets[STREAMS];
     unsigned char *streams[STREAMS];
     size_t ends[STREAMS], at[STREAMS];
@@ -92,7 +93,7 @@ static void let_rank_send(struct model *m)
     for (uint32_t c = 0; c < PC_EDGE_CHANNELS; c++) {
         struct pc_fifo *f = fifo(m, c);
         struct pc_line *line = &f->out_lines[f->sent & (PC_LINES - 1)];
-        if (draw(3) == 0 && pc__net_message(f->edge, (char *)line->bytes, 8, &error) != PC_OK)
+        if (draw(3) == 0 && pc__net_message(f->edge, (char *)line->bytes, NULL, 8, &error) != PC_OK)
             fail("message", &error);
     }
 }
@@ -100,13 +101,18 @@ static void let_rank_send(struct model *m)
 /* Appends the next right frame. */
 static void send_frame(struct model *m, uint32_t stream)
 {
-    uint32_t c = draw(PC_EDGE_CHANNELS);
+    bool repeats = draw(2); /* the last length and channel: the rank guesses that */
+    uint32_t c = repeats ? m->last_channel : draw(PC_EDGE_CHANNELS);
     struct pc_fifo *f = fifo(m, c);
     bool transfer = c >= PC_MAX_CHANNELS;
     struct pc_frame frame
         = {.magic = PC_FRAME_MAGIC, .kind = PC_FRAME_CREDIT, .channel = (uint8_t)c};
     uint64_t number = m->sent[c], ahead = number - f->received;
     uint32_t nbytes = draw(3) ? draw(PC_INLINE_BYTES + 1) : draw(SLOT_BYTES + 1);
+    if (repeats)
+        nbytes = m->last_bytes;
+    m->last_channel = c;
+    m->last_bytes = nbytes;
     frame.credit = draw((uint32_t)f->sent + 1);
     bool fits = ahead < (nbytes <= PC_INLINE_BYTES ? PC_LINES : SLOTS);
     for (uint64_t k = f->received; k < number; k++) /* a Program has all in slots, or none */

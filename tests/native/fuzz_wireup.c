@@ -107,7 +107,7 @@ static void talk(struct job *j, struct pc_comm *from, struct pc_comm *to, uint64
         struct pc_line *line = &out->out_lines[*sent & (PC_LINES - 1)];
         uint64_t content = *sent * 3 + from->options.rank;
         memcpy(line->bytes, &content, sizeof content);
-        if (pc__net_message(out->edge, (char *)line->bytes, sizeof content, &error) != PC_OK)
+        if (pc__net_message(out->edge, (char *)line->bytes, NULL, sizeof content, &error) != PC_OK)
             fail("a message of the honest", &error);
         ++*sent;
     }
@@ -131,7 +131,7 @@ static void talk_to_liar(struct job *j)
     struct pc_line *line = &f->out_lines[f->sent & (PC_LINES - 1)];
     if (f->sent - pc__count(f->out_credit) < SLOTS
         && pc__net_fault(j->rank1->net, j->liar.rank) == NULL)
-        pc__net_message(f->edge, (char *)line->bytes, 8, &error);
+        pc__net_message(f->edge, (char *)line->bytes, NULL, 8, &error);
 }
 
 static void pump(struct job *j)

@@ -85,7 +85,7 @@ int main(int argc, char **argv)
     until(connected_now, 1, "connections");
     struct pc_net_edge *edge = &net_of(0)->base.peers[1]->edges[0];
     for (int i = 0; i < MESSAGES; i++)
-        if (pc__net_message(edge, edge->fifo->out_data + i * BYTES, BYTES, &error) != PC_OK) {
+        if (pc__net_message(edge, edge->fifo->out_data + i * BYTES, NULL, BYTES, &error) != PC_OK) {
             fprintf(stderr, "message %d: %s\n", i, error.text);
             return 1;
         }

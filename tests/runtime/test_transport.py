@@ -8,6 +8,7 @@ import os
 import re
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -276,6 +277,41 @@ def test_where_all_is_shared_there_is_no_other_transport() -> None:
             return comm.transport
 
     assert pycoll.spawn(rank, 2, timeout=60) == ["shm", "shm"]
+
+
+def shadow_pages() -> int:
+    """Return the bytes of this process's shadows of remote ranks that were ever written."""
+    found, within = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            within = line.endswith("/dev/zero (deleted)")
+        elif within and line.startswith("Rss:"):
+            found += int(line.split()[1]) << 10
+    return found
+
+
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize(
+    ("algorithm", "least", "most"),
+    [
+        ("one_shot", 0, 16 << 10),  # each sends its input to all
+        ("ring", 20 << 10, 1 << 20),  # every fourth message is a sum that lies in its slot only
+    ],
+)
+def test_tcp_sends_from_where_the_data_lie(algorithm: str, least: int, most: int) -> None:
+    def rank() -> int:
+        with pycoll.init() as comm:
+            for turn in range(8):
+                x = np.arange(1 << 14, dtype=np.float32) + comm.rank + turn
+                want = 3 * np.arange(1 << 14, dtype=np.float32) + 3 + 3 * turn
+                out = np.empty_like(x)
+                comm.allreduce(x, out=out, algorithm=algorithm)
+                x[:] = -1  # it has been sent, or kept
+                assert (out == want).all()
+            return shadow_pages()
+
+    pages = pycoll.spawn(rank, 3, timeout=60)
+    assert least <= min(pages) <= max(pages) <= most, pages
 
 
 @pytest.mark.usefixtures("apart")
