@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 Row = dict[str, Any]
@@ -43,6 +44,18 @@ def worst(
     found = [ratio(rows, nbytes, mpi, library, call, arrays) for mpi in MPIS]
     known = [value for value in found if value is not None]
     return max(known) if known else None
+
+
+#: Student's t for a two-sided 95 % interval, by the number of values.
+_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+
+
+def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """Return the geometric mean of ratios and its 95 % interval; 2 to 10 of them."""
+    logs = [math.log(one) for one in ratios]
+    mean = statistics.fmean(logs)
+    half = _T[len(logs)] * statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
 def best(rows: Iterable[Row], nbytes: int, hierarchical: bool) -> Row | None:
