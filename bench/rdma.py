@@ -35,7 +35,7 @@ __all__ = ["UCX", "Budget", "GuestError", "Rack", "Ranks", "machine", "version"]
 AGENT = str(Path(__file__).with_name("rdma_agent.sh"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class UCX(MPI):
     """The system's Open MPI over UCX's RC transport, with a rank on each host of a guest."""
 
@@ -99,7 +99,14 @@ def machine(hosts: int, nics: int) -> Iterator[UCX]:
         sys.exit()
     with tempfile.TemporaryDirectory() as folder, Guest(share=[folder]) as guest:
         rack = Rack(guest, hosts, nics)
-        yield UCX("openmpi", Path("/usr/bin"), guest, rack, Path(folder), libraries[0])
+        yield UCX(
+            "openmpi",
+            Path("/usr/bin"),
+            guest=guest,
+            rack=rack,
+            shared=Path(folder),
+            library=libraries[0],
+        )
 
 
 class Budget:

@@ -138,6 +138,8 @@ struct pc_net_state {             /* counters of a communicator's network */
     uint64_t replayed;            /* messages that were sent again */
     uint64_t recovery_ns;         /* the longest time from detecting a failure to the replay */
     uint64_t bytes[PC_MAX_RAILS]; /* sent on each rail */
+    uint64_t requests;            /* work requests that were posted to send */
+    uint64_t credits;             /* of those, credit that found no message to go with */
     char unshared[192];           /* "", or why receives are not shared that should be */
 };
 

@@ -24,6 +24,8 @@ struct pc_rndv; /* one end of a rendezvous; each network defines its own */
 #define PC_MAX_FRAGS 8u
 #define PC_EDGE_LINES (PC_EDGE_CHANNELS * PC_LINES)
 #define PC_PENDING_OPS 2048u /* per peer */
+/* What a network may write behind a transfer's bytes, from the next whole line on. */
+#define PC_TRAILER_BYTES PC_LINE_BYTES
 _Static_assert(PC_PENDING_OPS >= PC_EDGE_LINES * PC_MAX_FRAGS, "all fragments fit the queue");
 
 /* An edge to a remote peer and the edge back, on one channel: what the network adds to pc_fifo. */
@@ -78,9 +80,10 @@ struct pc_net {
     uint32_t credits;        /* (op) credit frames of their own that have not left */
     uint32_t in_flight;      /* (op) send ops that a device has; no event tells if they fail */
     const struct pc_error *undeliverable; /* not NULL: a message of a call can never arrive */
-    uint32_t calls;                       /* calls of net.c since the last poll */
-    uint32_t turns;                       /* calls of pc__net_progress */
-    char *shadows;                        /* the shadows of all peers, by rank */
+    _Atomic uint32_t depth; /* messages in flight on an edge, at most, in the calls of now */
+    uint32_t calls;         /* calls of net.c since the last poll */
+    uint32_t turns;         /* calls of pc__net_progress */
+    char *shadows;          /* the shadows of all peers, by rank */
     int epoll;           /* all events but messages: wireup, ports, the timer; -1: there are none */
     int pause_epoll;     /* for a sleep: `epoll`, the wakeup socket, the descriptors of messages */
     int timer;           /* timerfd, in `epoll` */
@@ -159,6 +162,12 @@ int pc__net_message(struct pc_net_edge *edge, char *slot, const char *lent, uint
 /* Credit: `received` messages are consumed. It may be held back to travel with a message, but not
  * so long that the peer waits for it. */
 void pc__net_credit(struct pc_net_edge *edge, uint64_t received);
+/* A call begins, in which so many messages may be in flight on an edge: slots, or lines where all
+ * of them are inline. */
+static inline void pc__net_begin(struct pc_net *net, uint32_t depth)
+{
+    atomic_store_explicit(&net->depth, depth, memory_order_relaxed);
+}
 /* Sends what is due, and receives from all peers. */
 void pc__net_progress(struct pc_net *net);
 /* The same for one rank. Returns why nothing more can come from it, or NULL (always for a mapped
@@ -195,8 +204,8 @@ void pc__net_wake(struct pc_net *net); /* wakes a thread in pc__net_pause */
 /* edge.c: (op) what has come. */
 /* A fragment whose bytes and line are all in memory; true when its message is whole. */
 bool pc__edge_frag(struct pc_net_edge *edge, uint32_t line, uint32_t frag, uint32_t frags);
-/* Whether credit must be sent now: the peer runs ahead, or soon has no free slot. */
-bool pc__edge_due(const struct pc_net_edge *edge, bool all);
+/* Whether credit must be sent now, to a peer that may have `depth` messages in flight; 0: all. */
+bool pc__edge_due(const struct pc_net_edge *edge, uint64_t depth);
 /* Whether it is an edge of transfers: these hold back credit themselves, so it is sent at once. */
 bool pc__edge_holds_credit(const struct pc_net_edge *edge);
 #endif

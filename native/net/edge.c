@@ -12,12 +12,15 @@ bool pc__edge_holds_credit(const struct pc_net_edge *edge)
     return edge->fifo->channel >= PC_MAX_CHANNELS;
 }
 
-bool pc__edge_due(const struct pc_net_edge *edge, bool all)
+/* As many as half the slots are told at once, so that a peer which streams need not stop, and that
+ * wherever this rank is next the peer may be ahead by the other half. Fewer are held back for a
+ * message to take along, unless the peer has sent all that it may, and waits: this rank may have
+ * nothing to send, or wait for that peer. */
+bool pc__edge_due(const struct pc_net_edge *edge, uint64_t depth)
 {
     uint64_t half = edge->peer->net->comm->options.slots / 2;
-    return all || edge->ahead || pc__edge_holds_credit(edge) || edge->consumed - edge->told >= half
-           || has_come(edge->fifo, edge->consumed + 1)
-           || has_come(edge->fifo, edge->told + half - 1);
+    return edge->ahead || pc__edge_holds_credit(edge) || edge->consumed - edge->told >= half
+           || depth == 0 || has_come(edge->fifo, edge->told + depth - 1);
 }
 
 bool pc__edge_frag(struct pc_net_edge *edge, uint32_t line, uint32_t frag, uint32_t frags)

@@ -124,8 +124,8 @@ void pc__net_end(struct pc_net_peer *peer)
     pc__wakeup_signal(comm, comm->options.rank);
 }
 
-/* Sends the queued ops and the credit that is due; false when something is left. */
-static bool flush_peer(struct pc_net_peer *peer, bool all_credit)
+/* Sends the queued ops and the credit that is due, see flush_to; false when something is left. */
+static bool flush_peer(struct pc_net_peer *peer, uint64_t depth)
 {
     const struct pc_net_ops *ops = peer->net->ops;
     if (peer->ended) {
@@ -147,21 +147,28 @@ static bool flush_peer(struct pc_net_peer *peer, bool all_credit)
             continue;
         if (edge->told == edge->consumed)
             peer->owed &= ~bit_of(edge);
-        else if (pc__edge_due(edge, all_credit || peer->sending))
+        else if (pc__edge_due(edge, peer->sending ? 0 : depth))
             ops->send(peer, &op);
     }
     return ops->flush(peer) && peer->owed == 0;
 }
 
-static void flush(struct pc_net *net, bool all_credit)
+/* Sends what is queued, and the credit that is due to peers which may have `depth` messages in
+ * flight; 0: all. */
+static void flush_to(struct pc_net *net, uint64_t depth)
 {
     for (uint32_t k = net->ndirty; k-- > 0;) {
         struct pc_net_peer *peer = net->dirty[k];
-        if (flush_peer(peer, all_credit)) {
+        if (flush_peer(peer, depth)) {
             peer->dirty = false;
             net->dirty[k] = net->dirty[--net->ndirty];
         }
     }
+}
+
+static void flush(struct pc_net *net)
+{
+    flush_to(net, atomic_load_explicit(&net->depth, memory_order_relaxed));
 }
 
 static void poll_net(struct pc_net *net, struct pc_net_peer *only)
@@ -230,7 +237,7 @@ void pc__net_credit(struct pc_net_edge *edge, uint64_t received)
     pc__net_dirty(edge->peer);
     count_call(net);
     if (pc__edge_holds_credit(edge))
-        flush(net, false);
+        flush(net);
     pc__net_unlock(net);
 }
 
@@ -256,13 +263,13 @@ static void handle_events(struct pc_net *net, bool block)
         net->due = 0;
         net->ops->handle_due(net, block);
     }
-    flush(net, false);
+    flush(net);
 }
 
 void pc__net_progress(struct pc_net *net)
 {
     pthread_mutex_lock(&net->lock);
-    flush(net, false);
+    flush(net);
     poll_net(net, NULL);
     if (net->events_pending || ++net->turns % PC_TURNS_PER_LOOK == 0)
         handle_events(net, !net->has_event_thread);
@@ -280,7 +287,7 @@ const struct pc_error *pc__net_poll(struct pc_net *net, uint32_t rank)
     if (peer == NULL)
         return NULL;
     pthread_mutex_lock(&net->lock);
-    flush(net, false);
+    flush(net);
     poll_net(net, peer);
     const struct pc_error *fault = fault_of(peer);
     pc__net_unlock(net);
@@ -301,7 +308,9 @@ const struct pc_error *pc__net_fault(struct pc_net *net, uint32_t rank)
 int pc__net_drained(struct pc_net *net, const struct pc_net_edge *edge, struct pc_error *error)
 {
     pthread_mutex_lock(&net->lock);
-    flush(net, false);
+    if (net->calls != 0 && net->ndirty != 0)
+        poll_net(net, NULL); /* what has come decides which credit is due */
+    flush(net);
     int rc = net->called == 0 && (net->credits == 0 || net->posted != 0);
     const struct pc_error *undeliverable = net->undeliverable;
     if (edge != NULL) {
@@ -321,7 +330,10 @@ bool pc__net_pause(struct pc_net *net, uint64_t ns)
     struct epoll_event events[PC_EPOLL_EVENTS];
     bool woken_up = false;
     pthread_mutex_lock(&net->lock);
-    flush(net, net->ops->credit_at_sleep);
+    if (net->ops->credit_at_sleep)
+        flush_to(net, 0);
+    else
+        flush(net);
     ns = net->ops->arm(net, ns);
     if (net->events_pending || net->undeliverable != NULL)
         ns = 0;
@@ -366,7 +378,7 @@ static void linger(struct pc_net *net, uint64_t ns)
     for (;;) {
         poll_net(net, NULL);
         handle_events(net, true);
-        flush(net, true);
+        flush_to(net, 0);
         if (all_settled(net) || pc__now() >= until)
             break;
         poll(NULL, 0, 1); /* about a round trip; no event tells when all is acknowledged */
@@ -428,6 +440,7 @@ static int open_net(struct pc_comm *comm, const struct pc_net_ops *ops, const vo
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a network");
     net->ops = ops;
     net->comm = comm;
+    pc__net_begin(net, comm->options.slots);
     net->pid = getpid();
     net->epoll = net->timer = -1;
     pthread_mutex_init(&net->lock, NULL);

@@ -43,8 +43,8 @@ int pc__p2p_open(struct pc_comm *comm)
         p->ring_bytes = (uint64_t)comm->options.slots * comm->options.slot_bytes;
     /* With both limits at a quarter, credit that is held back never stops a sender for good: once
      * all is received, half of the ring is free, in one span. */
-    uint64_t quarter = p->ring_bytes / 4;
-    p->frag_bytes = quarter < PC_FRAG_BYTES ? quarter : PC_FRAG_BYTES;
+    uint64_t quarter = p->ring_bytes / 4, frag = quarter - PC_TRAILER_BYTES;
+    p->frag_bytes = frag < PC_FRAG_BYTES ? frag : PC_FRAG_BYTES;
     p->rndv_bytes = comm->options.spin ? PC_RNDV_BYTES : PC_RNDV_BYTES_SHARED;
     p->unpublished_bytes = quarter < PC_UNPUBLISHED_BYTES ? quarter : PC_UNPUBLISHED_BYTES;
     return PC_OK;

@@ -4,6 +4,7 @@
 #ifdef PC_VERBS
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include "verbs/port.h"
 
@@ -79,16 +80,67 @@ static void watch(struct pc_verbs_net *w)
 
 /* The peer has consumed `said` messages. With several connections an older count may come late. */
 static void receive_credit(struct pc_verbs_net *w, struct pc_verbs_peer *peer,
-                           const struct pc_net_edge *edge, uint32_t said)
+                           const struct pc_net_edge *edge, uint64_t said)
+{
+    if (said > edge->put)
+        pc__verbs_peer_fail(w, peer, PC_LOST, "it gave back more messages than were sent");
+    else if (said > pc__count(edge->fifo->out_credit))
+        pc__raise(edge->fifo->out_credit, said); /* poll_all wakes sleepers */
+}
+
+/* The count whose low bits are `said`: the nearest to the credit that is known. */
+static uint64_t whole_credit(const struct pc_net_edge *edge, uint32_t said)
 {
     uint64_t known = pc__count(edge->fifo->out_credit);
-    uint32_t more = (said - (uint32_t)known) & PC_IMM_CREDIT;
-    if (more > PC_IMM_CREDIT / 2)
-        return;
-    if (known + more > edge->put)
-        pc__verbs_peer_fail(w, peer, PC_LOST, "it gave back more messages than were sent");
-    else
-        pc__raise(edge->fifo->out_credit, known + more); /* poll_all wakes sleepers */
+    uint32_t more = (said - (uint32_t)known) & PC_IMM_CREDIT_BITS;
+    return more > PC_IMM_CREDIT_BITS / 2 ? known : known + more;
+}
+
+/* Takes over what a header says of its message. False: the peer may not say that. */
+static bool receive_header(struct pc_verbs_net *w, struct pc_verbs_peer *peer,
+                           struct pc_net_edge *edge, const struct pc_event *event)
+{
+    const struct pc_layout *l = &w->base.comm->layout;
+    const struct pc_fifo *f = edge->fifo;
+    struct pc_line *line = &f->in_lines[event->line];
+    uint64_t at = (uint64_t)event->place * PC_LINE_BYTES, before = pc__count(line);
+    uint64_t depth = f->channel < PC_MAX_CHANNELS ? l->slots : PC_LINES;
+    const void *from = event->place == PC_IMM_NO_PLACE ? (const char *)line : f->in_data + at;
+    struct pc_message_header header;
+    char why[160];
+    if (event->place != PC_IMM_NO_PLACE
+        && at + sizeof header > (uint64_t)l->slots * l->slot_bytes) {
+        snprintf(why, sizeof why, "a header at byte %llu of channel %u, which has %llu",
+                 (unsigned long long)at, f->channel, (unsigned long long)l->slots * l->slot_bytes);
+        pc__verbs_peer_fail(w, peer, PC_LOST, why);
+        return false;
+    }
+    memcpy(&header, from, sizeof header);
+    /* A line takes every PC_LINES-th message, each exactly once, and never before the message that
+     * lies where this one is has been consumed. */
+    if (header.count != (before == 0 ? event->line + 1u : before + PC_LINES)
+        || header.count - 1 - edge->consumed >= depth) {
+        snprintf(why, sizeof why,
+                 "message %llu of channel %u came in line %u, behind %llu there; %llu are consumed",
+                 (unsigned long long)header.count, f->channel, event->line,
+                 (unsigned long long)before, (unsigned long long)edge->consumed);
+        pc__verbs_peer_fail(w, peer, PC_LOST, why);
+        return false;
+    }
+    line->signature = header.signature;
+    line->place = header.place;
+    line->nbytes = header.nbytes;
+    receive_credit(w, peer, edge, header.credit);
+    return true;
+}
+
+static void receive_frag(struct pc_verbs_net *w, struct pc_verbs_peer *peer,
+                         struct pc_net_edge *edge, const struct pc_event *event)
+{
+    if (event->frag >= event->frags)
+        pc__verbs_peer_fail(w, peer, PC_LOST, "it sent a fragment that its message has not");
+    else if (event->imm != PC_IMM_HEADER || receive_header(w, peer, edge, event))
+        pc__edge_frag(edge, event->line, event->frag, event->frags);
 }
 
 static void receive(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
@@ -98,10 +150,10 @@ static void receive(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
     pc__connection_up(w, conn);
     if (event->channel < PC_EDGE_CHANNELS) {
         struct pc_net_edge *edge = &peer->base.edges[event->channel];
-        if (event->is_frag) /* its bytes came before the completion */
-            pc__edge_frag(edge, event->line, event->frag, event->frags);
+        if (event->imm >= PC_IMM_FRAG)
+            receive_frag(w, peer, edge, event);
         else
-            receive_credit(w, peer, edge, event->credit);
+            receive_credit(w, peer, edge, whole_credit(edge, event->credit));
     }
     if (!conn->shares && ++conn->spent >= PC_REPOST_BATCH && conn->qp != NULL
         && conn->state <= PC_CONNECTION_UP) {

@@ -1,9 +1,9 @@
 /* The network of RDMA verbs.
  *
- * A message is an RDMA write into the peer's slot. An RDMA write with immediate of its line follows
- * on the same queue pair; the last bytes of a line are the count, so that the count is never seen
- * before the message. The immediate wakes a peer that sleeps, and carries credit. A call ends when
- * all that it sent is acknowledged, for only this rank could send it again. */
+ * A message is one RDMA write with immediate: of its line, or into the peer's slot with a header
+ * behind the bytes. The immediate wakes a peer that sleeps and says where the header is; the peer
+ * then writes the line and its count itself. Credit goes along. A call ends when all that it sent
+ * is acknowledged, for only this rank could send it again. */
 #include <string.h>
 #include "verbs/verbs.h"
 
@@ -88,6 +88,8 @@ static void verbs_close(struct pc_net *net)
     struct pc_verbs_net *w = (struct pc_verbs_net *)net;
     if (net->pid != getpid())
         return; /* a child of fork: the objects are the parent's */
+    if (net->peers != NULL)
+        pc__verbs_poll(net, NULL); /* peers are told what has come, and a completion says that */
     for (uint32_t p = 0; net->peers != NULL && p < net->comm->options.size; p++)
         if (net->peers[p] != NULL)
             pc__verbs_peer_close(w, pc__verbs_peer(w, p));

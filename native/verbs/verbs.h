@@ -21,6 +21,21 @@
 _Static_assert(PC_CONNECTION_RECV_WRS >= 2 * PC_EDGE_CHANNELS * PC_LINES + 2 * PC_REPOST_BATCH,
                "no RNR");
 
+/* What the line of a message says, where the message does not lie in its line: the header goes with
+ * the last fragment, behind the bytes. It is laid out as the begin of a line, and is written into
+ * the line itself where no room is left behind the bytes. */
+struct pc_message_header {
+    uint64_t signature;
+    uint32_t place;
+    uint32_t nbytes;
+    uint64_t count;  /* the line's, when the message is here */
+    uint64_t credit; /* of the edge back */
+};
+_Static_assert(sizeof(struct pc_message_header) <= PC_TRAILER_BYTES
+                   && offsetof(struct pc_message_header, count) == offsetof(struct pc_line, bytes)
+                   && sizeof(struct pc_message_header) <= offsetof(struct pc_line, count),
+               "a header fits behind a message, and into a line before the count");
+
 /* The rkey of a rendezvous: the sender's address, and a remote key for each of its rails. */
 struct pc_rkey {
     uint64_t address;
@@ -202,6 +217,13 @@ enum pc_event_kind {
     PC_EVENT_SHARED, /* as RECEIVED, of a shared receive queue: only `qpn` tells by whom */
 };
 
+enum pc_imm_kind {
+    PC_IMM_CREDIT, /* the low bits of the credit, and nothing else */
+    PC_IMM_LINE,   /* the same: the message is in its line, whose count is in memory already */
+    PC_IMM_FRAG,   /* a fragment that is not the last */
+    PC_IMM_HEADER, /* the last fragment, or the whole message: there is a header */
+};
+
 struct pc_event { /* a completion: its work request, and the immediate data */
     uint32_t rank;
     uint32_t qpn;
@@ -210,13 +232,15 @@ struct pc_event { /* a completion: its work request, and the immediate data */
     uint8_t kind; /* enum pc_event_kind */
     enum ibv_wc_status status;
     uint8_t channel; /* of the credit or the fragment */
-    bool is_frag;
+    uint8_t imm;     /* enum pc_imm_kind */
     uint8_t frags, frag, line;
+    uint32_t place;  /* of the header in the edge's data, in lines; PC_IMM_NO_PLACE: in the line */
     uint32_t credit; /* the low bits */
 };
 #define PC_EVENTS_AT_ONCE 16
 #define PC_IMM_KIND 27 /* the kind of an immediate begins at this bit */
-#define PC_IMM_CREDIT ((UINT32_C(1) << PC_IMM_KIND) - 1)
+#define PC_IMM_CREDIT_BITS ((UINT32_C(1) << PC_IMM_KIND) - 1)
+#define PC_IMM_NO_PLACE ((UINT32_C(1) << 19) - 1)
 
 bool pc__can_post(const struct pc_verbs_connection *conn);
 /* Posts work requests. An errno, or 0. op->edge NULL: a probe, or an RDMA read. */

@@ -109,11 +109,13 @@ def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[Wo
     theirs = _introductions(bootstrap, config)
     places = [said.place for said in theirs]
     hosts = locality.hosts(places)
-    each = _slot_bytes(theirs, hosts, bootstrap.whole, pinned)
+    rdma = _rdma(theirs, hosts)
+    each = _slot_bytes(theirs, hosts, bootstrap.whole, pinned or rdma)
+    slot = room.with_trailer(each) if rdma else each
     share = min(said.memory for said in theirs) // max(Counter(hosts).values())
     ring = SLOTS * room.fair_bytes(size, bootstrap.whole)
     whole = room.eager(size, pinned)
-    comm = _open(rank, places, each, ring, min(said.heap for said in theirs), whole)
+    comm = _open(rank, places, slot, ring, min(said.heap for said in theirs), whole)
     try:
         domains = None if whole else _domains(theirs, hosts)
         mapped, near = _map(comm, bootstrap, domains, config.timeout)
@@ -141,14 +143,19 @@ def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[Wo
     return world, comm, Arenas(comm, near or {})
 
 
+def _rdma(theirs: list[_Introduction], hosts: tuple[int, ...]) -> bool:
+    """Tell whether RDMA may pin the slots, of each peer that it connects."""
+    wanted = theirs[0].transport
+    usable = wanted == transport.VERBS or any(said.rdma for said in theirs)
+    return len(set(hosts)) > 1 and wanted != transport.TCP and usable
+
+
 def _slot_bytes(
     theirs: list[_Introduction], hosts: tuple[int, ...], whole: bool, pinned: bool
 ) -> int:
     size, near = len(hosts), Counter(hosts).most_common(1)[0][1]
-    wanted = theirs[0].transport
-    rdma = wanted == transport.VERBS or any(said.rdma for said in theirs)
-    if pinned or (near < size and wanted != transport.TCP and rdma):
-        return room.fair_bytes(size, whole)  # RDMA pins the slots of each peer that it connects
+    if pinned:
+        return room.fair_bytes(size, whole)
     held = room.held(size, near, pinned)
     return room.slot_bytes(size, held, min(said.room for said in theirs), whole)
 

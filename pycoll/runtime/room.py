@@ -26,6 +26,8 @@ _CHANNELS = MAX_CHANNELS + 2
 
 #: Up to so many ranks map each other as they join, and have direct forms.
 EAGER = 64
+#: Slots are whole pages.
+_PAGE = 4096
 #: Of a job, however many ranks share a host.
 _LEAST_BUDGET = 256 << 10
 
@@ -100,6 +102,18 @@ def slot_bytes(size: int, arenas: int, room: int, whole: bool = True) -> int:
     """
     spacious = power_of_two(room // (arenas * size * _CHANNELS * SLOTS))
     return max(fair_bytes(size, whole), min(SLOT_BYTES, spacious))
+
+
+def with_trailer(message: int) -> int:
+    """Return the bytes of a slot with room for what goes by RDMA behind the longest message.
+
+    Short slots have none, as a page each is much for them: a message that fills one takes a
+    second work request.
+
+    Args:
+        message: Bytes of the longest message.
+    """
+    return message + _PAGE if message >= _PAGE << 4 else message
 
 
 def slots_room(whole: bool = True) -> int:

@@ -18,6 +18,9 @@ HOST       0 to 15: whose devices they are. Ranks with the same number share dev
 GBPS       gigabits per second that the ports claim, with commas between the devices'; 100
 LIKE       mlx5 or rxe: whose ways to follow where providers differ (see nic.h); mlx5
 JITTER     microseconds by which each request may begin late, so that QPs overtake; 0
+LATE       microseconds that a receiver's memory lags behind: what was written before the last
+           packet of a message with an immediate is seen so long after that packet, the last one
+           first, and just before the message completes; 0
 SEED       of the jitter
 MEMLOCK    bytes that a process may register
 FAIL       create_qp:3,reg_mr:1 makes those calls fail with ENOMEM, counted from 1;

@@ -40,7 +40,7 @@ enum fv_like {
 };
 
 struct fv_options {
-    uint32_t host, devices, max_inline, jitter_us, mtu, srq_wr, max_cqe;
+    uint32_t host, devices, max_inline, jitter_us, late_us, mtu, srq_wr, max_cqe;
     uint64_t seed, memlock;
     enum fv_like like;
     bool infiniband, compat;
@@ -113,6 +113,13 @@ struct fv_srq {
     uint32_t limit, users, events;
 };
 
+struct fv_late { /* bytes of a packet that is acknowledged, and not yet in memory */
+    struct fv_late *next;
+    char *to;
+    uint32_t length;
+    char bytes[];
+};
+
 struct fv_answer {
     uint8_t kind, code; /* FV_ACK, FV_READ_RESPONSE or FV_NOTE */
     uint32_t psn;
@@ -162,6 +169,7 @@ struct fv_qp {
     bool refused_sequence; /* said so already, of this gap */
     uint64_t addr;         /* of the message that is coming in */
     uint32_t landed;
+    struct fv_late *late; /* the latest first */
     struct fv_answer answers[FV_ANSWERS];
     uint32_t first_answer, nanswers;
 };
@@ -281,6 +289,8 @@ bool fv_qp_flush(struct fv_qp *qp);
 /* responder.c */
 /* The QP stops answering: who waits for what it owes hears nothing more. */
 void fv_responder_stop(struct fv_qp *qp);
+/* Forgets packets that are not in memory yet: who destroys the QP never hears of their message. */
+void fv_responder_forget(struct fv_qp *qp);
 void fv_responder_request(struct fv_qp *qp, const struct fv_packet *packet, const char *payload);
 bool fv_responder_answer(struct fv_qp *qp);
 

@@ -94,6 +94,7 @@ int ibv_destroy_qp(struct ibv_qp *base)
     pthread_mutex_unlock(&base->mutex);
     pthread_mutex_destroy(&base->mutex);
     pthread_cond_destroy(&base->cond);
+    fv_responder_forget(qp);
     free(qp->sends);
     free(qp->receives);
     free(qp->inlines);

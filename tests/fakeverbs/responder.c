@@ -1,4 +1,6 @@
 /* What a QP does for its peer: executes requests once and in order, and answers. */
+#include <stdlib.h>
+#include <unistd.h>
 #include "nic.h"
 
 static bool room(const struct fv_qp *qp)
@@ -66,6 +68,34 @@ static void refuse(struct fv_qp *qp, const struct fv_packet *packet, uint8_t cod
                  code == FV_NAK_ACCESS ? IBV_EVENT_QP_ACCESS_ERR : IBV_EVENT_QP_REQ_ERR, qp);
 }
 
+/* Of what is written, only a completed receive says that all of it is in memory. */
+static void land_late(struct fv_qp *qp, char *to, const char *from, uint32_t n)
+{
+    struct fv_late *packet = malloc(sizeof *packet + n);
+    if (!packet)
+        fv_fatal("no memory for a packet");
+    *packet = (struct fv_late){.next = qp->late, .to = to, .length = n};
+    memcpy(packet->bytes, from, n);
+    qp->late = packet;
+}
+
+/* The latest packets land first, as where packets of a message take several ways. */
+static void land_all(struct fv_qp *qp)
+{
+    if (qp->late)
+        usleep(fv_options.late_us);
+    for (struct fv_late *packet; (packet = qp->late) != NULL; free(packet)) {
+        qp->late = packet->next;
+        fv_land(packet->to, packet->bytes, packet->length);
+    }
+}
+
+void fv_responder_forget(struct fv_qp *qp)
+{
+    for (struct fv_late *packet; (packet = qp->late) != NULL; free(packet))
+        qp->late = packet->next;
+}
+
 /* One packet of a SEND or WRITE, the one that is expected. False: it was refused. */
 static bool land(struct fv_qp *qp, const struct fv_packet *packet, const char *payload)
 {
@@ -105,11 +135,16 @@ static bool land(struct fv_qp *qp, const struct fv_packet *packet, const char *p
             refuse(qp, packet, FV_NAK_ACCESS);
             return false;
         }
-        fv_land(memory + qp->landed, payload, packet->length);
+        if (fv_options.late_us && !(consumes && (packet->flags & FV_LAST)))
+            land_late(qp, memory + qp->landed, payload, packet->length);
+        else
+            fv_land(memory + qp->landed, payload, packet->length);
     }
     qp->landed += packet->length;
-    if (consumes && (packet->flags & FV_LAST))
+    if (consumes && (packet->flags & FV_LAST)) {
+        land_all(qp);
         received(qp, packet, r, IBV_WC_SUCCESS);
+    }
     return true;
 }
 

@@ -21,6 +21,9 @@ from wireup import (
     INLINE,
     LINE,
     LINES,
+    NO_PLACE,
+    NOTE,
+    PROGRAMS,
     End,
     Hello,
     Immediate,
@@ -28,6 +31,7 @@ from wireup import (
     Line,
     Loan,
     News,
+    Note,
     WireupMessage,
     WireupSocket,
     landed,
@@ -127,15 +131,30 @@ class Peer:
         if place is not None:
             line = line._replace(place=place)
         step, slot = len(data) // pieces, self.theirs.slots + self._slot(channel, number)
-        for piece, index in enumerate(sorted(self.conns)[:pieces]):
+        at = (channel * LINES + number % LINES) * LINE
+        indexes = sorted(self.conns)[:pieces]
+        if small:
+            immediate = Immediate(channel, News.LINE, self.consumed[channel])
+            self._write(indexes[0], immediate, line.pack(), at)
+            indexes = []
+        note = Note(*line[:3], number + 1, self.consumed[channel])
+        for piece, index in enumerate(indexes):
             begin = piece * step
             end = len(data) if piece == pieces - 1 else begin + step
-            news = News.MESSAGE if pieces == 1 else News.PIECE
-            immediate = Immediate(channel, news, self.consumed[channel])
-            if pieces > 1:
-                immediate = immediate._replace(pieces=pieces, piece=piece, line=number % LINES)
-            part = b"" if small else data[begin:end]
-            self._send_piece(index, immediate, part, slot + begin, line)
+            immediate = Immediate(channel, News.PIECE, 0, pieces, piece, number % LINES)
+            part, behind = data[begin:end], (len(data) + LINE - 1) // LINE * LINE
+            if piece < pieces - 1:
+                pass
+            elif channel < PROGRAMS and behind + LINE > self.slot_bytes:  # there is no room
+                self._post(index, slot + begin, part)
+                immediate = immediate._replace(news=News.LAST)
+                self._write(index, immediate, note.pack(), at)
+                continue
+            else:
+                place = (slot - self._slots_of(channel) + behind) // LINE
+                immediate = immediate._replace(news=News.LAST, place=place)
+                part = part.ljust(behind - begin, b"\0") + note.pack()
+            self._post(index, slot + begin, part, immediate)
         self.sent[channel] += 1
         self._until(lambda: all(not conn.owned for conn in self.conns.values()), "acknowledgement")
 
@@ -266,18 +285,26 @@ class Peer:
         if immediate.channel == TRY:
             return
         channel, said = immediate.channel, immediate.credit
-        if immediate.news is not News.PIECE:
+        if immediate.news < News.PIECE:
             self.credit[channel] += (said - self.credit[channel]) & CREDIT_BITS
-        assert self.credit[channel] <= self.sent[channel], immediate
-        if immediate.news is News.PIECE:
+        else:
             come = self._pieces.setdefault((channel, immediate.line), set())
             come.add(immediate.piece)
-            if len(come) == immediate.pieces:  # their last writer leaves the count to the reader
+            at = (channel * LINES + immediate.line) * LINE
+            old = self._line(channel, immediate.line).count
+            new = old + LINES if old else immediate.line + 1
+            if immediate.news is News.LAST:
+                place = self.theirs.lines_bytes + self._slot(channel, 0) + immediate.place * LINE
+                found = at if immediate.place == NO_PLACE else place
+                note = Note.unpack(self.memory[found : found + NOTE.size])
+                assert note.count == new, note
+                self.memory[at : at + LINE] = Line(*note[:3], b"", old).pack()
+                self.credit[channel] = max(self.credit[channel], note.credit)
+            if len(come) == immediate.pieces:  # the writer leaves the count to the reader
                 del self._pieces[channel, immediate.line]
-                old = self._line(channel, immediate.line).count
-                at = (channel * LINES + immediate.line) * LINE + LINE - COUNT.size
-                new = old + LINES if old else immediate.line + 1
-                self.memory[at : at + COUNT.size] = COUNT.pack(new)
+                end = at + LINE
+                self.memory[end - COUNT.size : end] = COUNT.pack(new)
+        assert self.credit[channel] <= self.sent[channel], immediate
         number = self._come[channel]
         while (line := self._line(channel, number)).count > number:
             assert line.count == number + 1, f"{line} after {number} messages"
@@ -291,20 +318,16 @@ class Peer:
     def _slot(self, channel: int, number: int) -> int:
         return (channel * self.slots + number % self.slots) * self.slot_bytes
 
-    def _send_piece(
-        self, index: int, immediate: Immediate, data: bytes, address: int, line: Line
+    def _slots_of(self, channel: int) -> int:
+        return self.theirs.slots + self._slot(channel, 0)
+
+    def _post(
+        self, index: int, address: int, data: bytes, immediate: Immediate | None = None
     ) -> None:
-        conn, keys = self.conns[index], self.theirs.rails[index % len(self.theirs.rails)]
-        if immediate.piece:  # the line goes with the first
-            last = enums.IBV_WR_RDMA_WRITE_WITH_IMM
-            conn.post(last, address, keys.slots, data, immediate)
-            return
-        if data:
-            conn.post(enums.IBV_WR_RDMA_WRITE, address, keys.slots, data)
-        whole = line.pack()
-        part = whole if immediate.news is News.MESSAGE else whole[: LINE - COUNT.size]
-        at = (immediate.channel * LINES + (line.count - 1) % LINES) * LINE
-        self._write(index, immediate, part, at)
+        """Write into the other rank's slots."""
+        keys = self.theirs.rails[index % len(self.theirs.rails)]
+        plain, last = enums.IBV_WR_RDMA_WRITE, enums.IBV_WR_RDMA_WRITE_WITH_IMM
+        self.conns[index].post(last if immediate else plain, address, keys.slots, data, immediate)
 
     def _write(self, index: int, immediate: Immediate, data: bytes = b"", at: int = 0) -> None:
         """Write into the other rank's lines, with an immediate."""

@@ -28,6 +28,7 @@ HELLO = struct.Struct("=IIQQQQ" + MAX_RAILS * "IIQ")
 END = struct.Struct("=IIHBB16sBBB9x")
 LANDED = struct.Struct(f"={CHANNELS * LINES}I{CHANNELS * LINES}s320s")
 LINE_HEAD = struct.Struct(f"=QII{INLINE}s")
+NOTE = struct.Struct("=QIIQQ")
 COUNT = struct.Struct("=Q")
 LOAN = struct.Struct(f"=Q{MAX_RAILS}I")
 
@@ -150,11 +151,14 @@ class News(IntEnum):
     """What an immediate says of its channel."""
 
     CREDIT = 0
-    MESSAGE = 1
-    PIECE = 2
+    LINE = 1  #: a message that lies in its line
+    PIECE = 2  #: of a message, and not its last
+    LAST = 3  #: the last piece, or a whole message; the note with it has its credit
 
 
 CREDIT_BITS = (1 << 27) - 1
+#: Place of a note that lies in its line.
+NO_PLACE = (1 << 19) - 1
 
 
 class Immediate(NamedTuple):
@@ -168,21 +172,45 @@ class Immediate(NamedTuple):
     pieces: int = 1
     piece: int = 0
     line: int = 0
+    place: int = NO_PLACE  #: of the last piece's note: lines from the begin of the channel's slots
 
     def pack(self) -> int:
         """Return the number, in the host's order."""
         told = self.channel << 29 | self.news << 27
-        if self.news is News.PIECE:
-            return told | (self.pieces - 1) << 24 | self.piece << 21 | self.line << 16
-        return told | self.credit & CREDIT_BITS
+        if self.news < News.PIECE:
+            return told | self.credit & CREDIT_BITS
+        which = self.place if self.news is News.LAST else self.piece << 16
+        return told | (self.pieces - 1) << 24 | self.line << 19 | which
 
     @classmethod
     def unpack(cls, number: int) -> Immediate:
         """Read one."""
         channel, news = number >> 29, News(number >> 27 & 3)
-        if news is not News.PIECE:
+        if news < News.PIECE:
             return cls(channel, news, number & CREDIT_BITS)
-        return cls(channel, news, 0, (number >> 24 & 7) + 1, number >> 21 & 7, number >> 16 & 31)
+        pieces, line = (number >> 24 & 7) + 1, number >> 19 & 31
+        if news is News.LAST:
+            return cls(channel, news, 0, pieces, pieces - 1, line, number & NO_PLACE)
+        return cls(channel, news, 0, pieces, number >> 16 & 7, line)
+
+
+class Note(NamedTuple):
+    """What lies behind the last piece of a message, from the next whole line on, or in its line."""
+
+    signature: int
+    place: int
+    nbytes: int
+    count: int  #: as a line's
+    credit: int  #: as an immediate's
+
+    def pack(self) -> bytes:
+        """Return the bytes."""
+        return NOTE.pack(*self)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Note:
+        """Read one."""
+        return cls(*NOTE.unpack_from(data))
 
 
 class Line(NamedTuple):

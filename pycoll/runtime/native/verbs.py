@@ -48,6 +48,8 @@ class NetState(NamedTuple):
     replayed: int  #: messages that were sent again
     recovery_ns: int  #: the longest time from a failure's notice to the replay
     bytes: tuple[int, ...]  #: sent by each rail
+    requests: int  #: work requests that were posted to send
+    credits: int  #: of those, credit that found no message to go with
     unshared: str  #: why receives are not shared that should be; "" if they are
 
 
