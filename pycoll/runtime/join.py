@@ -145,9 +145,9 @@ def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[Wo
 
 def _rdma(theirs: list[_Introduction], hosts: tuple[int, ...]) -> bool:
     """Tell whether RDMA may pin the slots, of each peer that it connects."""
-    wanted = theirs[0].transport
-    usable = wanted == transport.VERBS or any(said.rdma for said in theirs)
-    return len(set(hosts)) > 1 and wanted != transport.TCP and usable
+    wanted, seen = theirs[0].transport, any(said.rdma for said in theirs)
+    apart = wanted != transport.TCP and len(set(hosts)) > 1
+    return wanted == transport.VERBS or (apart and seen)
 
 
 def _slot_bytes(

@@ -22,6 +22,7 @@ from hosts import Hosts
 
 SECONDS = 60.0  #: generous: reached only by a hang
 JOB = Path(__file__).with_name("rail_job.py")
+REQUESTS = Path(__file__).with_name("requests_job.py")
 
 #: Environment of a host's ranks; None: the host has no RDMA.
 Settings = dict[str, str] | None
@@ -97,6 +98,7 @@ def start(hosts: Hosts, network: Any, root: Path) -> Iterator[Callable[..., list
             each: int = 1,
             devices: int = 2,
             poor: Sequence[str] = (),
+            script: Sequence[str | Path] = (JOB,),
         ) -> list[Rank]:
             job = {
                 "PYTHONPATH": str(root),
@@ -112,7 +114,7 @@ def start(hosts: Hosts, network: Any, root: Path) -> Iterator[Callable[..., list
                 if (settings := (first, second)[host]) is not None:
                     env |= network.environment(host=host, devices=devices) | settings
                 pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-                argv = [*(poor if host else ()), sys.executable, str(JOB)]
+                argv = [*(poor if host else ()), sys.executable, *map(str, script)]
                 process = hosts.run(host, argv, env, **pipes)
                 stack.enter_context(process)
                 stack.callback(process.kill)
@@ -242,3 +244,18 @@ def test_memory_that_cannot_be_registered_later_is_told_on_every_rank(start) -> 
     said = [rank.hear() for rank in start({}, {"FAKEVERBS_MEMLOCK": "4000000"})]
     assert agreed(said, "error") == "PeerLostError"
     assert "is lost to rank 1: its connection cannot be used here (" in agreed(said, "text")
+
+
+def test_a_message_is_one_work_request_and_takes_the_credit_along(start) -> None:
+    settings = {"PYCOLL_TRANSPORT": "verbs"}  # without it slots are as long as for one machine
+    times = 10
+    ranks = start(settings, settings, devices=1, script=[REQUESTS, str(times)])
+    said = [rank.hear() for rank in ranks]
+    lengths = ("8", "40", "64", "512", "4096", "65536", "262144")
+    reduced = {f"reduce {n}": [times, 0] for n in lengths}
+    for one in said:
+        assert {name: found for name, found in one.items() if name in reduced} == reduced
+        # A transfer is cut into fragments of 32 KiB, and its credit waits for no message.
+        sent = {name: found[0] / times for name, found in one.items() if name not in reduced}
+        assert list(sent.values()) == [1, 1, 1, 1, 1, 2, 8], sent
+    assert end(ranks) == [0, 0]
