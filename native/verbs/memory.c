@@ -34,16 +34,14 @@ static void drop(void *context, void *handle)
     free(region);
 }
 
-static struct ibv_mr *reg_mr_at_va(struct ibv_pd *domain, const struct pc_mem_span *span,
-                                   int access)
+struct ibv_mr *pc__mr_register(struct ibv_pd *domain, const void *memory, size_t nbytes, int access)
 {
-    void *at = (void *)span->from;
-    size_t nbytes = span->to - span->from;
+    void *at = (void *)(uintptr_t)memory;
 #ifdef IBV_ACCESS_OPTIONAL_RANGE
     /* Such as IBV_ACCESS_RELAXED_ORDERING: ibv_reg_mr does not know optional flags. */
     if (access & IBV_ACCESS_OPTIONAL_RANGE) {
         if (pc__ib.reg_mr_iova2 != NULL)
-            return pc__ib.reg_mr_iova2(domain, at, nbytes, span->from, (unsigned int)access);
+            return pc__ib.reg_mr_iova2(domain, at, nbytes, (uintptr_t)at, (unsigned int)access);
         access &= ~IBV_ACCESS_OPTIONAL_RANGE;
     }
 #endif
@@ -60,7 +58,8 @@ static int reg_in_all(const struct pc_mr_domains *r, const struct pc_mem_span *s
             region->with[i] = pc__ib.reg_dmabuf_mr(r->domains[i], offset, span->to - span->from,
                                                    span->from, fd, r->access);
         else
-            region->with[i] = reg_mr_at_va(r->domains[i], span, r->access);
+            region->with[i] = pc__mr_register(r->domains[i], (const void *)span->from,
+                                              span->to - span->from, r->access);
         if (region->with[i] != NULL)
             continue;
         int errnum = errno != 0 ? errno : EINVAL;

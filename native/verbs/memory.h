@@ -8,6 +8,19 @@
 const char *pc__mr_missing(enum pc_mem_type kind);
 
 #ifdef PC_VERBS
+/* For memory of which only a completion says what is in it: the device may write it in any order,
+ * which is faster where the PCIe root allows it. A library or device that does not know the flag
+ * ignores it. */
+#ifdef IBV_ACCESS_OPTIONAL_RANGE
+#define PC_ACCESS_RELAXED ((int)IBV_ACCESS_RELAXED_ORDERING)
+#else
+#define PC_ACCESS_RELAXED 0
+#endif
+
+/* ibv_reg_mr, with flags that are optional. NULL: errno. */
+struct ibv_mr *pc__mr_register(struct ibv_pd *domain, const void *memory, size_t nbytes,
+                               int access);
+
 /* The context of pc__mr_rcache_ops. */
 struct pc_mr_domains {
     struct ibv_pd *domains[PC_MAX_RAILS];

@@ -14,7 +14,7 @@ static struct ibv_mr *region(struct pc_verbs_net *w, const struct pc_verbs_peer 
                              uint32_t rail, const void *at, size_t nbytes, int access,
                              struct pc_error *error)
 {
-    struct ibv_mr *mr = pc__ib.reg_mr(peer->domains[rail], (void *)(uintptr_t)at, nbytes, access);
+    struct ibv_mr *mr = pc__mr_register(peer->domains[rail], at, nbytes, access);
     if (mr == NULL)
         pc__ib_device_refused(&w->rails[rail], "ibv_reg_mr", nbytes, error);
     else
@@ -52,9 +52,10 @@ static int make_regions(struct pc_verbs_net *w, struct pc_verbs_peer *peer, stru
             int access;
         } wanted[] = {
             {&peer->lines[i], pc__slot_lines(mine, rank, 0), lines, theirs},
-            {&peer->slots[i], pc__slot_data(mine, l, 0), slots, theirs},
+            {&peer->slots[i], pc__slot_data(mine, l, 0), slots, theirs | PC_ACCESS_RELAXED},
             {&peer->shadow[i], pc__slot_data(shadow, l, 0), slots, 0},
-            {&peer->bounce[i], peer->bounce_at, PC_BOUNCE_BYTES, IBV_ACCESS_LOCAL_WRITE},
+            {&peer->bounce[i], peer->bounce_at, PC_BOUNCE_BYTES,
+             IBV_ACCESS_LOCAL_WRITE | PC_ACCESS_RELAXED},
         };
         peer->domains[i] = pc__ib_device_pd(&w->rails[i], error);
         if (peer->domains[i] == NULL)

@@ -17,7 +17,8 @@
 /* The peer may read what this rank exposes, but not touch the memory into which this one reads. */
 static int access_of(enum pc_direction direction)
 {
-    return direction == PC_DIRECTION_SEND ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_LOCAL_WRITE;
+    return direction == PC_DIRECTION_SEND ? (int)IBV_ACCESS_REMOTE_READ
+                                          : IBV_ACCESS_LOCAL_WRITE | PC_ACCESS_RELAXED;
 }
 
 static struct pc_rndv *begin(struct pc_verbs_net *w, struct pc_verbs_peer *peer,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import stand_in
 from joined import Opened, complete, rail_all
 from stream import Stream, bind
 
@@ -97,3 +98,11 @@ def test_what_is_not_in_memory_yet_is_not_read(opened: Opened, rails: int) -> No
             came = receiver.resume()  # which looks at every byte of what has come
         if sent == codes.AGAIN:
             sender.rest()
+
+
+@pytest.mark.stand_in
+def test_only_what_a_completion_tells_may_be_written_in_any_order(opened: Opened) -> None:
+    assert stand_in.network is not None
+    pair(opened, [4096])
+    assert stand_in.network.objects()["relaxed"] == 2 * len(("slots", "bounce"))
+    assert stand_in.network.objects()["mrs"] == 2 * len(("lines", "slots", "shadow", "bounce"))

@@ -142,7 +142,7 @@ int ibv_close_device(struct ibv_context *base)
     struct fv_slot *slot = &c->fabric->shared->slots[c->slot];
     uint64_t left = 0;
     for (int i = 0; i < FV_OBJECTS; i++)
-        left += i == FV_MR_BYTES ? 0 : atomic_load(&slot->objects[i]);
+        left += i == FV_MR_BYTES || i == FV_RELAXED ? 0 : atomic_load(&slot->objects[i]);
     if (left) {
         fprintf(stderr, "fakeverbs: %s is closed with %llu objects left\n", base->device->name,
                 (unsigned long long)left);

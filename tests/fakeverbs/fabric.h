@@ -55,6 +55,7 @@ enum fv_object {
     FV_PDS,
     FV_MRS,
     FV_MR_BYTES,
+    FV_RELAXED, /* regions that may be written in any order */
     FV_CHANNELS,
     FV_CQS,
     FV_QPS,

@@ -57,7 +57,9 @@ COUNTS = (
     *("tx_packets", "tx_bytes", "rx_packets", "rx_bytes", "dropped", "retransmitted"),
     *("duplicates", "rnr", "refused", "failed", "stray", "unclosed", "sends"),
 )
-OBJECTS = ("pds", "mrs", "mr_bytes", "channels", "cqs", "qps", "wrs", "srqs", "receives")
+OBJECTS = (
+    *("pds", "mrs", "mr_bytes", "relaxed", "channels", "cqs", "qps", "wrs", "srqs", "receives"),
+)
 
 
 class Kind(IntFlag):
@@ -84,6 +86,7 @@ class Opened:
     pds: int
     mrs: int
     mr_bytes: int
+    relaxed: int  #: regions that may be written in any order
     channels: int
     cqs: int
     qps: int

@@ -112,6 +112,7 @@ static struct ibv_mr *region(struct ibv_pd *pd, void *addr, size_t length, uint6
     c->mrs[index] = mr;
     fv_object(c, FV_MRS, 1);
     fv_object(c, FV_MR_BYTES, (int64_t)length);
+    fv_object(c, FV_RELAXED, (access & IBV_ACCESS_RELAXED_ORDERING) != 0);
     fv_leave(c);
     return &mr->base;
 }
@@ -147,10 +148,12 @@ int ibv_dereg_mr(struct ibv_mr *base)
     fv_enter(c); /* what the NIC does with it at this moment is done when the lock is ours */
     if (base->handle >= c->nmrs || &c->mrs[base->handle]->base != base)
         fv_fatal("a region is deregistered that is not registered");
+    const struct fv_mr *mr = c->mrs[base->handle];
     c->mrs[base->handle] = NULL;
     atomic_fetch_sub(&pinned, base->length);
     fv_object(c, FV_MRS, -1);
     fv_object(c, FV_MR_BYTES, -(int64_t)base->length);
+    fv_object(c, FV_RELAXED, -(int64_t)((mr->access & IBV_ACCESS_RELAXED_ORDERING) != 0));
     fv_leave(c);
     free(base);
     return 0;

@@ -180,6 +180,12 @@ class Peer:
         """Say how many messages were consumed."""
         self._write(min(self.conns), Immediate(channel, News.CREDIT, count))
 
+    def claim(self, channel: int, place: int, count: int) -> None:
+        """Say that a message has come whose note lies there, or in its line, with this count."""
+        immediate = Immediate(channel, News.LAST, 0, place=place)
+        note = Note(0, 0, 0, count, 0).pack() if place == NO_PLACE else b""
+        self._write(min(self.conns), immediate, note, channel * LINES * LINE)
+
     def attempt(self, opcode: int, address: int, key: int, data: bytes) -> str:
         """Post one request to anywhere; return how it ended, as verbs name it.
 

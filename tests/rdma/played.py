@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from wireup import HELLO, IN_LINE, LINE, OFFERED, P2P, Hello, Kind, Loan, WireupSocket
+from wireup import HELLO, IN_LINE, LINE, NO_PLACE, OFFERED, P2P, Hello, Kind, Loan, WireupSocket
 
 import pycoll
 from pycoll.errors import PycollError
@@ -120,6 +120,8 @@ SUBJECTS: dict[str, Callable[[pycoll.Communicator], None]] = {
     "babble": fail,
     "credit": fail,
     "loan": fail,
+    "note_outside": fail,
+    "note_of_another": fail,
 }
 
 
@@ -318,6 +320,22 @@ def credit(peer, folder: Path) -> None:
     peer.leave()
 
 
+def note_outside(peer, folder: Path) -> None:
+    """Say that a note lies behind all slots."""
+    peer.greet()
+    message = peer.message()
+    peer.claim(message.channel, NO_PLACE - 1, 1)
+    peer.leave()
+
+
+def note_of_another(peer, folder: Path) -> None:
+    """Say that the seventh message has come as the first."""
+    peer.greet()
+    message = peer.message()
+    peer.claim(message.channel, NO_PLACE, 7)
+    peer.leave()
+
+
 def loan(peer, folder: Path) -> None:
     """Lend what this rank has not got."""
     peer.greet()
@@ -335,6 +353,8 @@ PLAYERS = {
     "babble": babble,
     "credit": credit,
     "loan": loan,
+    "note_outside": note_outside,
+    "note_of_another": note_of_another,
 }
 
 

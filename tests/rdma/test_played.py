@@ -64,6 +64,11 @@ def test_another_ranks_key_is_of_no_use(rack: Rack, tmp_path: Path) -> None:
         ("greeting", r"PeerLostError: .*rank 1 is lost: its greeting is not one"),
         ("babble", r"PeerLostError: .*rank 1 is lost: it sent what is no wireup message"),
         ("credit", r"PeerLostError: .*rank 1 is lost: it gave back more messages than were sent"),
+        ("note_outside", r"PeerLostError: .*rank 1 is lost: a header at byte 335\d+ of channel 4"),
+        (
+            "note_of_another",
+            r"PeerLostError: .*rank 1 is lost: message 7 of channel 4 came in line 0",
+        ),
         ("loan", r"PeerLostError: .*rank 1 is lost: remote access error"),
     ],
 )
