@@ -34,10 +34,8 @@ struct pc_net_edge {
     struct pc_fifo *fifo;
     uint64_t put;            /* messages handed to the network */
     uint64_t consumed, told; /* credit of the edge back: consumed here, and told to the peer */
-    bool ahead; /* (op) the last message came before the one ahead of it was consumed: more may come
-                   that memory does not show yet */
-    uint32_t pending;       /* fragments that have not left or are not acknowledged */
-    uint8_t come[PC_LINES]; /* per line, a bit for each fragment of the next message that came */
+    uint32_t pending;        /* fragments that have not left or are not acknowledged */
+    uint8_t come[PC_LINES];  /* per line, a bit for each fragment of the next message that came */
 };
 
 enum pc_send_kind { PC_SEND_MESSAGE, PC_SEND_CREDIT };
@@ -104,8 +102,7 @@ struct pc_net_ops {
     uint32_t yields;              /* how often a rank yields before it sleeps */
     uint64_t slow_yield_ns;       /* a longer yield has let another process run */
     uint32_t calls_per_poll;      /* at most so many sends without a poll; 0: any number */
-    uint32_t lend_from;   /* messages from so many bytes on are lent, as `send` copies; 0: none */
-    bool credit_at_sleep; /* before a sleep all credit is sent, not only what is due */
+    uint32_t lend_from; /* messages from so many bytes on are lent, as `send` copies; 0: none */
 
     /* net.c. missing: "", or why this host cannot use the network and what mends that. open:
      * `options` are the network's own; the error is in comm->error. close: tells the peers; called

@@ -19,8 +19,8 @@ bool pc__edge_holds_credit(const struct pc_net_edge *edge)
 bool pc__edge_due(const struct pc_net_edge *edge, uint64_t depth)
 {
     uint64_t half = edge->peer->net->comm->options.slots / 2;
-    return edge->ahead || pc__edge_holds_credit(edge) || edge->consumed - edge->told >= half
-           || depth == 0 || has_come(edge->fifo, edge->told + depth - 1);
+    return pc__edge_holds_credit(edge) || edge->consumed - edge->told >= half || depth == 0
+           || has_come(edge->fifo, edge->told + depth - 1);
 }
 
 bool pc__edge_frag(struct pc_net_edge *edge, uint32_t line, uint32_t frag, uint32_t frags)

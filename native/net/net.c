@@ -330,10 +330,7 @@ bool pc__net_pause(struct pc_net *net, uint64_t ns)
     struct epoll_event events[PC_EPOLL_EVENTS];
     bool woken_up = false;
     pthread_mutex_lock(&net->lock);
-    if (net->ops->credit_at_sleep)
-        flush_to(net, 0);
-    else
-        flush(net);
+    flush(net);
     ns = net->ops->arm(net, ns);
     if (net->events_pending || net->undeliverable != NULL)
         ns = 0;

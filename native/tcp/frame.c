@@ -112,7 +112,6 @@ int pc__frame_land(struct pc_net_peer *from, const struct pc_frame *frame, struc
         line->place = frame->place;
         line->nbytes = frame->fragment;
         asleep |= pc__raise(line, frame->count);
-        edge->ahead = frame->count - edge->consumed > 1;
     }
     if (frame->credit
         > pc__count(f->out_credit)) /* with several streams, an older credit may come late */

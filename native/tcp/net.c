@@ -1,8 +1,7 @@
 /* The network of TCP: each peer has one or more sockets that carry frames.
  *
  * A call ends only when the kernel has taken all that it sent, so that nothing needs this rank
- * while it is elsewhere. Only credit may stay behind: it travels with the next message, or alone as
- * soon as this rank sleeps or the peer is half its slots ahead. */
+ * while it is elsewhere. Only credit may stay behind, see net/edge.c. */
 #include "tcp/tcp.h"
 
 static const char *tcp_missing(void)
@@ -32,7 +31,6 @@ const struct pc_net_ops pc__tcp_ops = {
     .yields = 40,
     .slow_yield_ns = PC_SLOW_YIELD_NS,
     .lend_from = PC_SEND_AT_ONCE,
-    .credit_at_sleep = true,
     .missing = tcp_missing,
     .open = tcp_open,
     .close = tcp_close,
