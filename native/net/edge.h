@@ -19,6 +19,12 @@ static inline int pc__edge_message(struct pc_comm *comm, struct pc_fifo *f, void
     return PC_OK;
 }
 
+/* What may be written behind a transfer's bytes as they are signalled. */
+static inline uint64_t pc__edge_trailer(const struct pc_fifo *f)
+{
+    return pc__edge_mapped(f) ? 0 : PC_TRAILER_BYTES;
+}
+
 static inline void pc__edge_credit(struct pc_comm *comm, struct pc_fifo *f, uint64_t received)
 {
     if (!pc__edge_mapped(f))

@@ -73,8 +73,7 @@ static bool find_room(struct pc_comm *comm, struct pc_edge_queue *queue, uint64_
 {
     struct pc_fifo *f = queue->fifo;
     uint64_t ring = comm->p2p->ring_bytes,
-             need = ((nbytes + PC_LINE_BYTES - 1) & -(uint64_t)PC_LINE_BYTES)
-                    + (pc__edge_mapped(f) ? 0 : PC_TRAILER_BYTES);
+             need = ((nbytes + PC_LINE_BYTES - 1) & -(uint64_t)PC_LINE_BYTES) + pc__edge_trailer(f);
     for (int fresh = 0; fresh < 2; fresh++) {
         if (fresh)
             f->credit = pc__count(f->out_credit);

@@ -47,9 +47,9 @@ class NetState(NamedTuple):
     revivals: int  #: of connections that had failed
     replayed: int  #: messages that were sent again
     recovery_ns: int  #: the longest time from a failure's notice to the replay
-    bytes: tuple[int, ...]  #: sent by each rail
     requests: int  #: work requests that were posted to send
     credits: int  #: of those, credit that found no message to go with
+    bytes: tuple[int, ...]  #: sent by each rail
     unshared: str  #: why receives are not shared that should be; "" if they are
 
 
