@@ -127,6 +127,23 @@ struct pc_port { /* the attributes of a port of an RDMA device */
     char driver[32];   /* such as mlx5_core or rdma_rxe; "": unknown */
 };
 
+struct pc_fabric_options {
+    char provider[64]; /* of libfabric, such as efa; "": the best that there is */
+    char node[64];     /* the IP address of this host for it; "": any */
+    uint32_t nic;      /* which of the provider's NICs, modulo how many it has */
+    uint32_t patience; /* seconds from a peer's socket to its first packet; 0: for ever */
+};
+
+struct pc_fabric_provider { /* what libfabric offers */
+    char name[64];
+    char domain[64];          /* mostly the NIC */
+    char library[256];        /* its path */
+    uint32_t library_version; /* the major version in the upper 16 bits, as in the next */
+    uint32_t version;
+    uint32_t rdma;  /* 1: of RDMA hardware */
+    uint64_t speed; /* bits per second each way; 0: unknown */
+};
+
 struct pc_net_state {             /* counters of a communicator's network */
     uint32_t connections;         /* connections that should be up */
     uint32_t live;                /* connections that are up */
@@ -158,6 +175,11 @@ int pc_verbs_ports(struct pc_port *ports, uint32_t capacity); /* the number of p
 /* Measures RDMA writes from a port to itself for about `seconds`: bytes per second. */
 int pc_verbs_loopback(const struct pc_rail_spec *rail, const struct pc_verbs_options *options,
                       double seconds, struct pc_error *error, double *bandwidth);
+
+const char *pc_fabric_missing(void); /* "", or what libfabric lacks here, and what mends that */
+/* Which provider pc_comm_net would use with these options. */
+int pc_fabric_find(const struct pc_fabric_options *options, struct pc_fabric_provider *out,
+                   struct pc_error *error);
 
 /* A communicator: this rank's arena and its view of the peers'. */
 int pc_comm_open(const struct pc_options *options, struct pc_comm **out);

@@ -137,8 +137,8 @@ class Communicator:
         local_rank: Number of this process among those of its host.
         local_size: How many those are.
         launcher: What started the ranks, such as "mpi4py".
-        transport: How ranks that share no memory reach each other: "verbs" or "tcp"; "shm" if all
-            share it.
+        transport: How ranks that share no memory reach each other: "verbs", "libfabric" or "tcp";
+            "shm" if all share it.
 
     What any call raises:
 

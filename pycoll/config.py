@@ -26,6 +26,13 @@ def _text(value: str) -> str:
     return value.strip()
 
 
+def _provider(value: str) -> str:
+    name = value.strip()
+    if not (0 < len(name) < 32 and name.isascii() and name.isprintable()):
+        raise ValueError("the name of one, such as efa or tcp;ofi_rxm")
+    return name
+
+
 def _seconds(value: str | float) -> float:
     try:
         seconds = math.nan if isinstance(value, bool) else float(value)
@@ -195,8 +202,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "transport",
         "auto",
-        "auto, verbs or tcp",
-        _one_of("auto", "verbs", "tcp"),
+        "auto, verbs, libfabric or tcp",
+        _one_of("auto", "verbs", "libfabric", "tcp"),
         "Whether a job is worth running without RDMA, or with it, is not for a library to say.",
     ),
     Setting(
@@ -212,6 +219,13 @@ SETTINGS: tuple[Setting, ...] = (
         "key=value,...",
         Fabric.parse,
         "How a fabric marks, spreads and drops packets is set in its switches, unseen by ranks.",
+    ),
+    Setting(
+        "fabric",
+        "the best there is",
+        "provider of libfabric",
+        _provider,
+        "Which of libfabric's providers reaches the other hosts is known to who built the cluster.",
     ),
     Setting(
         "cuda_blocks",
@@ -256,9 +270,11 @@ class Config:
     address: str | None = None
     secret: bytes | None = field(default=None, repr=False)
     iface: str | None = None
-    transport: str = "auto"  #: between hosts; "verbs": never but RDMA, "tcp": never RDMA
+    #: between hosts; "verbs", "libfabric": by nothing else; "tcp": never RDMA
+    transport: str = "auto"
     rails: Rails | None = None
     verbs: Fabric = field(default_factory=Fabric)
+    fabric: str | None = None
     cuda_blocks: int | None = None  #: of a collective's kernel, at most
     cuda_heap: int = 64  #: MiB
     unproved: bool = False  #: what takes too long to prove runs as it is

@@ -142,7 +142,7 @@ def test_the_environment_is_read() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "wanted"),
     [
-        ("PYCOLL_TRANSPORT", "rdma", "auto, verbs or tcp"),
+        ("PYCOLL_TRANSPORT", "rdma", "auto, verbs, libfabric or tcp"),
         ("PYCOLL_VERBS", "qp=2", r"key=value,.*did you mean qps\?"),
         ("PYCOLL_RAILS", "a:b", r"device\[:port\[:gid\]\]"),
     ],

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 NATIVE = Path(__file__).parents[1] / "native"
 
 #: What the files of a folder may include beside their own folder; "" is native/ itself.
@@ -21,6 +23,7 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "gpu/driver": {"", "core"},
     "memory": {"", "core", "gpu/driver"},
     "verbs": {"", "core", "net", "memory"},
+    "libfabric": {"core", "net", "tcp"},  # of tcp, only frame.h
     "gpu": {"core", "vm", "gpu/driver"},
     "gpu/kernel": {"vm", "gpu"},
     "python": {"core"},
@@ -81,8 +84,8 @@ def test_every_folder_says_what_it_is() -> None:
 
 
 #: What only a network's own folder, and net/, may name: in code, not in comments.
-NETWORKS = ("shm", "tcp", "verbs", "net")
-_NAMES_ONE = re.compile(r"\b(?:remote|wire|\w*tcp|\w*tcp_\w+|\w*verbs\w*|n?rails?)\b")
+NETWORKS = ("shm", "tcp", "verbs", "libfabric", "net")
+_NAMES_ONE = re.compile(r"\b(?:remote|wire|\w*tcp|\w*tcp_\w+|\w*(?:verbs|fabric)\w*|n?rails?)\b")
 _COMMENT = re.compile(r'/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
 #: Lines that do, in files of no network.
 NAMES: dict[str, int] = {
@@ -145,21 +148,26 @@ def test_general_code_asks_few_questions_about_networks() -> None:
     assert answers == _OWN
 
 
-#: The files of verbs/; one calls only what stands left of it. The rest stands beside them.
-ORDER = ("wireup", "memory", "wr", "connection", "rndv", "peer", "events", "net")
+#: The files of a network; one calls only what stands left of it. The rest stands beside them.
+ORDER = {
+    "verbs": ("wireup", "memory", "wr", "connection", "rndv", "peer", "events", "net"),
+    "libfabric": ("libfabric", "endpoint", "stream", "memory", "packet", "peer", "events", "net"),
+}
 _DEFINES = re.compile(r"^\w[\w *]*?\b(pc__\w+)\([^;]*?\)\n\{", re.M)
 
 
-def upward() -> set[tuple[str, str]]:
-    texts = {name: "\n".join(code(NATIVE / "verbs" / f"{name}.c")) for name in ORDER}
+def upward(network: str) -> set[tuple[str, str]]:
+    order = ORDER[network]
+    texts = {name: "\n".join(code(NATIVE / network / f"{name}.c")) for name in order}
     home = {f: name for name, text in texts.items() for f in _DEFINES.findall(text)}
     return {
         (name, f)
         for name, text in texts.items()
         for f in set(re.findall(r"\bpc__\w+(?=\()", text)) & home.keys()
-        if ORDER.index(home[f]) > ORDER.index(name)
+        if order.index(home[f]) > order.index(name)
     }
 
 
-def test_verbs_files_call_in_one_direction() -> None:
-    assert upward() == set()
+@pytest.mark.parametrize("network", ORDER)
+def test_files_of_a_network_call_in_one_direction(network: str) -> None:
+    assert upward(network) == set()

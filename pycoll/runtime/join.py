@@ -69,6 +69,9 @@ class Bootstrap(Protocol):
     def describe(self, rank: int) -> str:
         """Return a rank's name for messages."""
 
+    def address(self, iface: str | None) -> str:
+        """Return this host's address, of this interface if one is named."""
+
     def check(self) -> None:
         """Raise what keeps the ranks from meeting any more, if anything does."""
 
@@ -87,7 +90,7 @@ class World(NamedTuple):
     lazy: bool  #: whoever shares memory is mapped when that is first needed
     remote: bool  #: some two ranks do not share memory
     direct: bool  #: direct forms can run: every rank maps the whole arena of every other
-    transport: str  #: what passes between such: "verbs" or "tcp"; "shm" where there are none
+    transport: str  #: what passes between such: "verbs", "libfabric" or "tcp"; "shm" where none
     wire: float  #: bytes per second each way of a host's rails together, of the least; 0: unknown
     hosts: tuple[int, ...]  #: number of each rank's host
     placement: Placement
@@ -194,7 +197,10 @@ def _reach(
     remote = [peer for peer in range(size) if not mapped[rank] >> peer & 1]
     if any(bits + 1 != 1 << size for bits in mapped):
         # Only here: to look for RDMA devices takes longer than all else where there are many.
-        wanted = NetOptions(theirs[0].transport, theirs[0].fabric, config.rails)
+        first = theirs[0]
+        wanted = NetOptions(
+            first.transport, first.fabric, config.rails, first.provider, config.iface
+        )
         here = theirs[rank].place.memory if remote else None
         by = transport.agree(comm, bootstrap, wanted, hosts, here, config.timeout)
     elif rank == 0:
@@ -220,6 +226,7 @@ class _Introduction(NamedTuple):
     domain: str  #: equal for ranks that may open each other's memory
     transport: str
     fabric: Fabric
+    provider: str  #: of libfabric; "": any
 
 
 def _introductions(bootstrap: Bootstrap, config: Config) -> list[_Introduction]:
@@ -230,6 +237,7 @@ def _introductions(bootstrap: Bootstrap, config: Config) -> list[_Introduction]:
         "algorithm": config.algorithm,
         "transport": config.transport,
         "verbs": str(config.verbs),
+        "fabric": config.fabric or "",
         "heap": room.heap_bytes(bootstrap.size, bootstrap.whole),
         "room": room.slots_room(bootstrap.whole),
         "host_memory": room.memory_bytes(),
@@ -258,12 +266,15 @@ def _introduction(rank: int, blob: bytes) -> _Introduction:
         if not isinstance(rdma, bool):
             raise ValueError("rdma")
         there, domain, by = Locality.parse(said), str(said["domain"]), said["transport"]
-        if by not in ("auto", transport.VERBS, transport.TCP):
+        if by not in ("auto", transport.VERBS, transport.LIBFABRIC, transport.TCP):
             raise ValueError("transport")
+        provider = said["fabric"]
+        if not isinstance(provider, str):
+            raise ValueError("fabric")
         fabric = Fabric.parse(said["verbs"])
         return _Introduction(
             *(version, said.get("algorithm"), heap, space, memory, rdma),
-            *(there, domain, by, fabric),
+            *(there, domain, by, fabric, provider),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BootstrapError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes.util
 import gc
 import itertools
 import os
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import fabric
+import pytest
 
 from pycoll.bootstrap import Bootstrap
 from pycoll.fabric import Fabric, Rail
-from pycoll.runtime.native import bindings, codes, verbs
+from pycoll.runtime.native import bindings, codes, libfabric, verbs
 
 SLOTS = 2
 SLOT_BYTES = 4096
@@ -27,6 +29,18 @@ SECONDS = 60.0  #: deadline of every wait that is expected to end
 Opened = Callable[..., list[Any]]
 #: A path has failed some milliseconds after its first packet was lost.
 HASTY = Fabric(timeout=8, retry=2)
+
+
+def marks(way: str) -> list[Any]:
+    """Return the marks of a test that goes this way."""
+    if "verbs" in way:
+        return [pytest.mark.stand_in]
+    if way.startswith("libfabric"):
+        # libfabric loads the machine's libibverbs
+        found = ctypes.util.find_library("fabric")
+        lack = pytest.mark.skipif(not found, reason="no libfabric: apt-get install libfabric1")
+        return [pytest.mark.own_process, lack]
+    return []
 
 
 def open_rank(rank: int, size: int, **options: int) -> Any:
@@ -104,6 +118,14 @@ def rail_all(
         settle(comms)
 
 
+def fabric_all(comms: Sequence[Any], provider: str) -> None:
+    """Connect ranks that all live in this process by a provider of libfabric."""
+    for comm in comms:
+        libfabric.comm_fabric(comm, provider, "127.0.0.1")
+    link_all(comms)
+    settle(comms)
+
+
 def attend_until(
     comms: Sequence[Any], what: Callable[[list[verbs.NetState]], bool]
 ) -> list[verbs.NetState]:
@@ -145,7 +167,7 @@ def join(met: Bootstrap, way: str = "shm", rails: int = 1, **options: int) -> An
 
     Args:
         met: By which they have met.
-        way: "shm", "tcp" or "verbs".
+        way: "shm", "tcp", "verbs", or a provider of libfabric after "libfabric, ".
         rails: For verbs, of each rank.
         options: Of the rank.
     """
@@ -153,6 +175,8 @@ def join(met: Bootstrap, way: str = "shm", rails: int = 1, **options: int) -> An
     if way == "verbs":
         names = devices(met.rank, met.size, rails)
         verbs.comm_rails(comm, HASTY, [Rail(name, 1) for name in names])
+    if way.startswith("libfabric"):
+        libfabric.comm_fabric(comm, way.partition(", ")[2], "127.0.0.1")
     if way != "shm":
         return _link(met, comm)
     blobs = met.allgather(bindings.comm_address(comm), SECONDS)

@@ -32,6 +32,7 @@ from joined import (
     complete,
     connect_all,
     connect_some,
+    fabric_all,
     finish,
     held,
     link_all,
@@ -57,6 +58,7 @@ TRANSPORTS: dict[str, Connect] = {
     "tcp": link_all,
     "three sockets": partial(link_all, links=3),
     "shm and tcp": connect_some,
+    "libfabric, tcp": partial(fabric_all, provider="tcp"),
     "verbs": rail_all,
     "verbs, two rails": partial(rail_all, rails=2),
     "verbs, shared receives": partial(rail_all, rails=2, by=HASTY._replace(srq=0)),
@@ -64,9 +66,8 @@ TRANSPORTS: dict[str, Connect] = {
 
 
 def with_devices(names: Iterable[str]) -> list[Any]:
-    """As parameters; those for which the stand-in is wanted are marked."""
-    marks = pytest.mark.stand_in
-    return [pytest.param(name, marks=marks if "verbs" in name else []) for name in names]
+    """As parameters; those for which the stand-in or libfabric is wanted are marked."""
+    return [pytest.param(name, marks=joined.marks(name)) for name in names]
 
 
 #: Bytes: none, one, around an inline message, odd ones, a whole slot.
@@ -78,7 +79,10 @@ def connect(request: pytest.FixtureRequest) -> Connect:
     return TRANSPORTS[request.param]
 
 
-@pytest.fixture(params=with_devices(("tcp", "verbs", "verbs, two rails", "verbs, shared receives")))
+REMOTE = ("tcp", "libfabric, tcp", "verbs", "verbs, two rails", "verbs, shared receives")
+
+
+@pytest.fixture(params=with_devices(REMOTE))
 def connect_remote(request: pytest.FixtureRequest) -> Connect:
     """For what differs from mapped memory."""
     return TRANSPORTS[request.param]

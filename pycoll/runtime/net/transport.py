@@ -1,7 +1,8 @@
 """Transport: how the ranks of a communicator reach those whose memory they do not map.
 
-By RDMA if each rank that has such peers could open its rails; else all of them use TCP. Between
-two ranks nothing else would do: both ends of a connection must be of one kind.
+By RDMA verbs if each rank that has such peers could open its rails; else by libfabric if each has
+the same provider of it for RDMA hardware; else all of them use TCP. Between two ranks nothing else
+would do: both ends of a connection must be of one kind.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Any, NamedTuple, Protocol
 from pycoll import log
 from pycoll.errors import BootstrapError, PycollError, UnavailableError
 from pycoll.fabric import Fabric, Rails
-from pycoll.runtime.native import bindings, load, verbs
-from pycoll.runtime.net import rails
+from pycoll.runtime.native import bindings, libfabric, load, verbs
+from pycoll.runtime.net import providers, rails
+from pycoll.runtime.net.providers import Place
 
-SHM, TCP, VERBS = "shm", "tcp", "verbs"
+SHM, TCP, VERBS, LIBFABRIC = "shm", "tcp", "verbs", "libfabric"
 
 #: What else is wrong is not told after so many reasons.
 _REASONS = 3
@@ -39,13 +41,18 @@ class Bootstrap(Protocol):
     def describe(self, rank: int) -> str:
         """Return a rank's name for messages."""
 
+    def address(self, iface: str | None) -> str:
+        """Return this host's address, of this interface if one is named."""
+
 
 class NetOptions(NamedTuple):
-    """What the settings say; the first two are those of rank 0, on every rank."""
+    """What the settings say; all but `rails` and `iface` are those of rank 0, on every rank."""
 
     transport: str = "auto"
     fabric: Fabric = Fabric()
     rails: Rails | None = None
+    provider: str = ""  #: of libfabric; "": any
+    iface: str | None = None
 
 
 class Reachability(NamedTuple):
@@ -56,13 +63,14 @@ class Reachability(NamedTuple):
 
 
 class Capability(NamedTuple):
-    """What a rank tells the others of its rails."""
+    """What a rank tells the others of its rails, or of its endpoint of libfabric."""
 
-    layer: str = ""  #: of the rails that it has opened; "": none
+    layer: str = ""  #: of the rails, or the provider, that it has opened; "": none
     lack: str = ""  #: why none, and what mends it
     device: bool = False  #: its machine has an RDMA device, of use or not
     asked: bool = False  #: what is lacking was asked for by name
     speeds: dict[str, int] | None = None  #: of its rails by name, bits per second; 0: unknown
+    provider: str = ""  #: of libfabric for its RDMA hardware, where it has no rails; "": none
 
     def encode(self) -> bytes:
         """Return what `parse` reads."""
@@ -83,7 +91,7 @@ class Capability(NamedTuple):
                 raise ValueError("fields")
             said = cls(*fields)
             speeds = (said.speeds or {}).values()
-            if [*map(type, said[:4])] != [str, str, bool, bool]:
+            if [*map(type, (*said[:4], said.provider))] != [str, str, bool, bool, str]:
                 raise ValueError("types")
             if not all(isinstance(speed, int) for speed in speeds):
                 raise ValueError("speeds")
@@ -111,7 +119,7 @@ def agree(
     memory: int | None,
     timeout: float,
 ) -> Reachability:
-    """Open the rails of a communicator whose ranks do not all share memory, if all ranks can.
+    """Open the network of a communicator whose ranks do not all share memory.
 
     Args:
         comm: Its engine, before the first of its remote peers.
@@ -123,12 +131,18 @@ def agree(
         timeout: Seconds until a wait for another rank fails.
 
     Raises:
-        UnavailableError: Some rank has no rails, and the settings ask for them.
+        UnavailableError: Some rank has not what the settings ask for.
     """
     if wanted.transport == TCP:
         _say(bootstrap, TCP, "PYCOLL_TRANSPORT=tcp")
         return Reachability(TCP)
+    remote = memory is not None
+    if wanted.transport == LIBFABRIC:
+        return _agree_libfabric(comm, bootstrap, wanted, hosts, remote, timeout)
     mine = None if memory is None else _open(comm, wanted, memory, timeout)
+    if mine and not mine.layer and wanted.transport != VERBS and providers.possible():
+        place = _place(bootstrap, wanted, hosts)
+        mine = mine._replace(provider=providers.fast(wanted.provider, place))
     if mine and mine.speeds:
         log.info("transport", "rank %d: RDMA ports %s", bootstrap.rank, ", ".join(mine.speeds))
     blobs = bootstrap.allgather(mine.encode() if mine else b"", timeout)
@@ -136,15 +150,89 @@ def agree(
     verdict = decide(said, wanted.transport == VERBS, bootstrap.describe)
     if verdict.trouble:
         raise UnavailableError(verdict.trouble)
+    if verdict.transport == LIBFABRIC:
+        return _agree_libfabric(comm, bootstrap, wanted, hosts, remote, timeout)
     if verdict.transport == TCP and mine and mine.layer:
         bindings.comm_net(comm, "")
-    if verdict.warning and bootstrap.whole and bootstrap.rank == 0:
-        warnings.warn(verdict.warning, RuntimeWarning, stacklevel=_CALLERS)
     if verdict.transport == TCP:
-        _say(bootstrap, TCP, verdict.warning or "none of them has an RDMA device")
+        _fall_back(bootstrap, verdict.warning)
         return Reachability(TCP)
     _say(bootstrap, VERBS, "all of them have opened RDMA ports")
     return Reachability(VERBS, wire(said, hosts))
+
+
+def _fall_back(bootstrap: Bootstrap, warning: str) -> None:
+    if warning and bootstrap.whole and bootstrap.rank == 0:
+        warnings.warn(warning, RuntimeWarning, stacklevel=_CALLERS + 1)
+    _say(bootstrap, TCP, warning or "none of them has an RDMA device")
+
+
+def _by_tcp(lacks: str) -> str:
+    return (
+        f"ranks of other hosts are reached by TCP and not by RDMA: {lacks}; "
+        "PYCOLL_TRANSPORT=tcp says that this is meant"
+    )
+
+
+def _agree_libfabric(
+    comm: Any,
+    bootstrap: Bootstrap,
+    wanted: NetOptions,
+    hosts: Sequence[int],
+    remote: bool,
+    timeout: float,
+) -> Reachability:
+    """Open this rank's endpoint of libfabric, and see whether all have one of the same provider."""
+    mine = None
+    if remote:
+        mine = _endpoint(comm, wanted.provider, _place(bootstrap, wanted, hosts), timeout)
+    blobs = bootstrap.allgather(mine.encode() if mine else b"", timeout)
+    said = [Capability.parse(rank, blob) for rank, blob in enumerate(blobs)]
+    if trouble := lacking(said, bootstrap.describe):
+        if wanted.transport == LIBFABRIC:
+            raise UnavailableError(
+                f"PYCOLL_TRANSPORT=libfabric wants one provider on all ranks: {trouble}"
+            )
+        bindings.comm_net(comm, "")
+        _fall_back(bootstrap, _by_tcp(trouble))
+        return Reachability(TCP)
+    names = {one.layer for one in said if one}
+    _say(bootstrap, LIBFABRIC, f"all of them have opened provider {', '.join(names)}")
+    return Reachability(LIBFABRIC, wire(said, hosts))
+
+
+def _place(bootstrap: Bootstrap, wanted: NetOptions, hosts: Sequence[int]) -> Place:
+    rank = bootstrap.rank
+    return Place(bootstrap.address(wanted.iface), hosts[:rank].count(hosts[rank]))
+
+
+def lacking(said: Sequence[Capability | None], name: Callable[[int], str]) -> str:
+    """Say which ranks have no endpoint of libfabric, or another provider's; "" if none.
+
+    Args:
+        said: Of every rank; None of those without remote peers.
+        name: Of a rank, for messages.
+    """
+    known = {rank: one for rank, one in enumerate(said) if one is not None}
+    lacks = {rank: one.lack for rank, one in known.items() if not one.layer}
+    layers = {rank: one.layer for rank, one in known.items() if one.layer}
+    first = next(iter(layers), -1)
+    for rank, layer in layers.items():
+        if layer != layers[first]:
+            lacks[rank] = (
+                f"its provider is {layer}, that of rank {first} is {layers[first]}; "
+                "PYCOLL_FABRIC names one for all"
+            )
+    return _told(lacks, name) if lacks else ""
+
+
+def _endpoint(comm: Any, provider: str, place: Place, timeout: float) -> Capability:
+    try:
+        found = providers.find(provider, place)
+        libfabric.comm_fabric(comm, found.name, *place, timeout)
+    except (UnavailableError, OSError) as error:
+        return Capability(lack=_reason(error)[:_REASON], device=True)
+    return Capability(found.name, device=True, speeds={found.domain: found.speed})
 
 
 def _say(bootstrap: Bootstrap, transport: str, why: str) -> None:
@@ -170,7 +258,7 @@ def decide(
 
     Args:
         said: Of every rank; None of those without remote peers.
-        required: RDMA or nothing.
+        required: RDMA by verbs or nothing.
         name: Of a rank, for messages.
     """
     known = {rank: one for rank, one in enumerate(said) if one is not None}
@@ -192,12 +280,11 @@ def decide(
         return Selected(
             TCP, trouble=f"PYCOLL_TRANSPORT=verbs wants RDMA between hosts: {_told(lacks, name)}"
         )
+    fast = {one.provider for one in known.values()}
+    if len(fast) == 1 and "" not in fast:
+        return Selected(LIBFABRIC)
     expected = layers or any(one.device for one in known.values())
-    warning = (
-        f"ranks of other hosts are reached by TCP and not by RDMA: {_told(lacks, name)}; "
-        "PYCOLL_TRANSPORT=tcp says that this is meant"
-    )
-    return Selected(TCP, warning=warning if expected else "")
+    return Selected(TCP, warning=_by_tcp(_told(lacks, name)) if expected else "")
 
 
 def _open(comm: Any, wanted: NetOptions, memory: int, timeout: float) -> Capability:

@@ -1,0 +1,257 @@
+/* Chooses a provider, and opens an endpoint of it. */
+#include "libfabric/endpoint.h"
+#include <string.h>
+
+#ifdef PC_LIBFABRIC
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Providers of RDMA hardware, the preferred first; then what works without any. Others are used
+ * only where they are asked for by name: `shm` does not leave the host. */
+static const char *const rdma[] = {"efa", "cxi", "opx", "psm3", "psm2", "verbs"};
+static const char *const software[] = {"tcp", "net", "sockets", "udp"};
+#define PC_COUNT(array) ((uint32_t)(sizeof(array) / sizeof *(array)))
+#define PC_UNRANKED 1000u
+
+/* A layered provider is named core;layer, such as tcp;ofi_rxm. */
+static bool is_core(const char *provider, const char *core)
+{
+    size_t n = strlen(core);
+    return strncmp(provider, core, n) == 0 && (provider[n] == 0 || provider[n] == ';');
+}
+
+static bool is_rdma(const struct fi_info *info)
+{
+    for (uint32_t i = 0; i < PC_COUNT(rdma); i++)
+        if (is_core(info->fabric_attr->prov_name, rdma[i]))
+            return true;
+    return false;
+}
+
+/* The smaller, the better. */
+static uint32_t rank_of(const struct fi_info *info)
+{
+    for (uint32_t i = 0; i < PC_COUNT(rdma); i++)
+        if (is_core(info->fabric_attr->prov_name, rdma[i]))
+            return i;
+    for (uint32_t i = 0; i < PC_COUNT(software); i++)
+        if (is_core(info->fabric_attr->prov_name, software[i]))
+            return PC_COUNT(rdma) + i;
+    return PC_UNRANKED;
+}
+
+static bool has_ip_address(const struct fi_info *info)
+{
+    return info->addr_format == FI_SOCKADDR || info->addr_format == FI_SOCKADDR_IN
+           || info->addr_format == FI_SOCKADDR_IN6;
+}
+
+static int no_provider(const struct pc_fabric_options *options, int code, struct pc_error *error)
+{
+    bool named = options->provider[0] != 0;
+    return pc__fail(error, PC_SYSTEM, -1,
+                    "libfabric (%.100s) has no endpoint for reliable datagrams%s%.63s%s%.63s: %s: "
+                    "fi_info -t FI_EP_RDM lists what there is",
+                    pc__fi.path, named ? " of provider " : "", options->provider,
+                    options->node[0] ? " at " : "", options->node,
+                    pc__fi.strerror(code < 0 ? -code : FI_ENODATA));
+}
+
+static int hints_of(const char *provider, struct pc_error *error, struct fi_info **out)
+{
+    struct fi_info *hints = pc__fi.dupinfo(NULL);
+    if (hints == NULL)
+        return pc__fail(error, PC_NOMEM, -1, "no memory for libfabric");
+    hints->caps = FI_MSG;
+    hints->mode = FI_CONTEXT | FI_CONTEXT2;
+    hints->ep_attr->type = FI_EP_RDM;
+    hints->domain_attr->threading = FI_THREAD_DOMAIN; /* every call is under the net's lock */
+    hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
+    hints->domain_attr->mr_mode
+        = FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR | FI_MR_ENDPOINT;
+    if (provider[0] != 0 && (hints->fabric_attr->prov_name = strdup(provider)) == NULL) {
+        pc__fi.freeinfo(hints);
+        return pc__fail(error, PC_NOMEM, -1, "no memory for libfabric");
+    }
+    *out = hints;
+    return PC_OK;
+}
+
+/* The best provider's, or NULL. */
+static const struct fi_info *best_of(const struct fi_info *list, bool named)
+{
+    const struct fi_info *best = NULL;
+    for (const struct fi_info *one = list; one != NULL; one = one->next)
+        if ((named || rank_of(one) != PC_UNRANKED)
+            && (best == NULL || rank_of(one) < rank_of(best)))
+            best = one;
+    return best;
+}
+
+/* Of a provider's NICs the one of this number, modulo how many there are: ranks of a host share
+ * them evenly. Its infos for one domain stand for its protocols, the preferred first. */
+static const struct fi_info *nic_of(const struct fi_info *best, uint32_t number)
+{
+    const struct fi_info *nics[64];
+    uint32_t n = 0;
+    for (const struct fi_info *one = best; one != NULL && n < PC_COUNT(nics); one = one->next) {
+        bool known = strcmp(one->fabric_attr->prov_name, best->fabric_attr->prov_name) != 0;
+        for (uint32_t i = 0; i < n && !known; i++)
+            known = strcmp(one->domain_attr->name, nics[i]->domain_attr->name) == 0;
+        if (!known)
+            nics[n++] = one;
+    }
+    return nics[number % n];
+}
+
+static int find(const struct pc_fabric_options *options, struct pc_error *error,
+                struct fi_info **out)
+{
+    struct fi_info *hints = NULL, *list = NULL;
+    int rc = hints_of(options->provider, error, &hints);
+    if (rc != PC_OK)
+        return rc;
+    int code = pc__fi.getinfo(PC_LIBFABRIC_API, NULL, NULL, 0, hints, &list);
+    const struct fi_info *best = code == 0 ? best_of(list, options->provider[0] != 0) : NULL;
+    *out = NULL;
+    if (best != NULL && has_ip_address(best) && options->node[0] != 0) {
+        /* Of the host's networks, the one by which the ranks have met. */
+        char *name = strdup(best->fabric_attr->prov_name);
+        free(hints->fabric_attr->prov_name);
+        hints->fabric_attr->prov_name = name;
+        pc__fi.freeinfo(list);
+        list = NULL;
+        code = pc__fi.getinfo(PC_LIBFABRIC_API, options->node, NULL, FI_SOURCE, hints, &list);
+        best = code == 0 ? list : NULL;
+        *out = best == NULL ? NULL : pc__fi.dupinfo(best);
+    } else if (best != NULL) {
+        *out = pc__fi.dupinfo(nic_of(best, options->nic));
+    }
+    if (list != NULL)
+        pc__fi.freeinfo(list);
+    pc__fi.freeinfo(hints);
+    if (best == NULL)
+        return no_provider(options, code, error);
+    return *out != NULL ? PC_OK : pc__fail(error, PC_NOMEM, -1, "no memory for libfabric");
+}
+
+int pc__endpoint_refused(const struct pc_fabric_endpoint *endpoint, const char *call, int code,
+                         struct pc_error *error)
+{
+    pc__fail(error, code == -FI_ENOMEM ? PC_NOMEM : PC_SYSTEM, -1, "%s of provider %s: %s", call,
+             endpoint->info->fabric_attr->prov_name, pc__fi.strerror(-code));
+    error->errnum = -code;
+    return error->code;
+}
+
+/* Opens the completion queue with a descriptor to sleep on, or without where there is none. */
+static int open_cq(struct pc_fabric_endpoint *e, size_t completions)
+{
+    struct fi_cq_attr attr
+        = {.size = completions, .format = FI_CQ_FORMAT_MSG, .wait_obj = FI_WAIT_FD};
+    e->wait_fd = -1;
+    int rc = fi_cq_open(e->domain, &attr, &e->cq, NULL);
+    if (rc == 0 && fi_control(&e->cq->fid, FI_GETWAIT, &e->wait_fd) == 0)
+        return 0;
+    e->wait_fd = -1;
+    if (rc == 0)
+        fi_close(&e->cq->fid);
+    e->cq = NULL;
+    attr.wait_obj = FI_WAIT_NONE;
+    return fi_cq_open(e->domain, &attr, &e->cq, NULL);
+}
+
+int pc__endpoint_find(const struct pc_fabric_options *options, struct pc_error *error,
+                      struct pc_fabric_endpoint *out)
+{
+    return find(options, error, &out->info);
+}
+
+int pc__endpoint_open(struct pc_fabric_endpoint *e, size_t completions, struct pc_error *error)
+{
+    size_t bytes = sizeof e->address;
+    enum fi_av_type kind = e->info->domain_attr->av_type;
+    struct fi_av_attr av = {.type = kind == FI_AV_UNSPEC ? FI_AV_MAP : kind};
+    const char *call = "fi_fabric";
+    int code = pc__fi.fabric(e->info->fabric_attr, &e->fabric, NULL);
+    if (code == 0)
+        code = (call = "fi_domain", fi_domain(e->fabric, e->info, &e->domain, NULL));
+    if (code == 0)
+        code = (call = "fi_av_open", fi_av_open(e->domain, &av, &e->av, NULL));
+    if (code == 0)
+        code = (call = "fi_cq_open", open_cq(e, completions));
+    if (code == 0)
+        code = (call = "fi_endpoint", fi_endpoint(e->domain, e->info, &e->ep, NULL));
+    if (code == 0)
+        code = (call = "fi_ep_bind of fi_av", fi_ep_bind(e->ep, &e->av->fid, 0));
+    if (code == 0)
+        code
+            = (call = "fi_ep_bind of fi_cq", fi_ep_bind(e->ep, &e->cq->fid, FI_TRANSMIT | FI_RECV));
+    if (code == 0)
+        code = (call = "fi_enable", fi_enable(e->ep));
+    if (code == 0)
+        code = (call = "fi_getname", fi_getname(&e->ep->fid, e->address, &bytes));
+    e->address_bytes = (uint32_t)bytes;
+    return code == 0 ? PC_OK : pc__endpoint_refused(e, call, code, error);
+}
+
+static void close_fid(struct fid *fid)
+{
+    if (fid != NULL)
+        fi_close(fid);
+}
+
+void pc__endpoint_stop(struct pc_fabric_endpoint *e)
+{
+    close_fid(e->ep ? &e->ep->fid : NULL);
+    e->ep = NULL;
+}
+
+void pc__endpoint_close(struct pc_fabric_endpoint *e)
+{
+    pc__endpoint_stop(e);
+    close_fid(e->cq ? &e->cq->fid : NULL);
+    close_fid(e->av ? &e->av->fid : NULL);
+    close_fid(e->domain ? &e->domain->fid : NULL);
+    close_fid(e->fabric ? &e->fabric->fid : NULL);
+    if (e->info != NULL)
+        pc__fi.freeinfo(e->info);
+    memset(e, 0, sizeof *e);
+    e->wait_fd = -1;
+}
+
+int pc_fabric_find(const struct pc_fabric_options *options, struct pc_fabric_provider *out,
+                   struct pc_error *error)
+{
+    struct fi_info *info;
+    memset(out, 0, sizeof *out);
+    if (*pc__fi_load() != 0)
+        return pc__fail(error, PC_SYSTEM, -1, "%s", pc__fi_load());
+    snprintf(out->library, sizeof out->library, "%s", pc__fi.path);
+    out->library_version = pc__fi.version();
+    int rc = find(options, error, &info);
+    if (rc != PC_OK)
+        return rc;
+    snprintf(out->name, sizeof out->name, "%s", info->fabric_attr->prov_name);
+    snprintf(out->domain, sizeof out->domain, "%s", info->domain_attr->name);
+    out->version = info->fabric_attr->prov_version;
+    out->rdma = is_rdma(info);
+    if (info->nic != NULL && info->nic->link_attr != NULL)
+        out->speed = info->nic->link_attr->speed;
+    pc__fi.freeinfo(info);
+    return PC_OK;
+}
+#else
+int pc_fabric_find(const struct pc_fabric_options *options, struct pc_fabric_provider *out,
+                   struct pc_error *error)
+{
+    (void)options;
+    memset(out, 0, sizeof *out);
+    return pc__fail(error, PC_SYSTEM, -1, "%s", pc__fi_load());
+}
+#endif
+
+const char *pc_fabric_missing(void)
+{
+    return pc__fi_load();
+}

@@ -1,0 +1,37 @@
+/* A provider's endpoint for reliable datagrams (FI_EP_RDM), its address vector and its completion
+ * queue: what all peers of a communicator share. */
+#ifndef PC_FABRIC_ENDPOINT_H
+#define PC_FABRIC_ENDPOINT_H
+#include "libfabric/libfabric.h"
+#include "core/internal.h"
+#ifdef PC_LIBFABRIC
+
+#define PC_FABRIC_ADDRESS 256u /* bytes of an address at most */
+
+struct pc_fabric_endpoint {
+    struct fi_info *info;
+    struct fid_fabric *fabric;
+    struct fid_domain *domain;
+    struct fid_av *av;
+    struct fid_cq *cq;
+    struct fid_ep *ep;
+    int wait_fd;       /* readable when completions may have come; -1: the provider has none */
+    uint64_t next_key; /* of a memory region, where the provider does not choose it */
+    char address[PC_FABRIC_ADDRESS];
+    uint32_t address_bytes;
+};
+
+/* Chooses the provider and the NIC: fills `info`. */
+int pc__endpoint_find(const struct pc_fabric_options *options, struct pc_error *error,
+                      struct pc_fabric_endpoint *out);
+/* Opens what was chosen. `completions`: how many the completion queue must hold. */
+int pc__endpoint_open(struct pc_fabric_endpoint *endpoint, size_t completions,
+                      struct pc_error *error);
+/* The provider lets go of all packets; their memory may be freed before `close`. */
+void pc__endpoint_stop(struct pc_fabric_endpoint *endpoint);
+void pc__endpoint_close(struct pc_fabric_endpoint *endpoint);
+/* `code` is what `call` returned: a negative errno of libfabric. */
+int pc__endpoint_refused(const struct pc_fabric_endpoint *endpoint, const char *call, int code,
+                         struct pc_error *error);
+#endif
+#endif

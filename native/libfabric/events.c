@@ -1,0 +1,156 @@
+/* Completions, and the events of sockets. Whoever polls makes the provider's progress. */
+#include "libfabric/fabric.h"
+#ifdef PC_LIBFABRIC
+#include <stdio.h>
+
+#define PC_COMPLETIONS_AT_ONCE 16
+#define PC_TURNS_AT_ONCE 64 /* of a poll: other work waits, too */
+/* How long a rank sleeps at most where the provider wakes nobody, or could not take a packet. */
+#define PC_SHORT_NS UINT64_C(1000000)
+#define PC_GREETING_NS UINT64_C(5000000) /* between two polls while ranks find each other */
+#define PC_LAST_NS UINT64_C(1000000000)  /* for packets that a peer had sent before it closed */
+
+static void received(struct pc_fabric_net *w, struct pc_fabric_packet *packet, size_t nbytes)
+{
+    struct pc_comm *comm = w->base.comm;
+    struct pc_error error;
+    struct pc_fabric_peer *peer = pc__fabric_sender(w, packet->bytes, nbytes);
+    if (peer != NULL) {
+        int rc = pc__fabric_land(w, peer, packet->bytes, nbytes, &error);
+        if (rc > 0) /* another thread: this one is awake */
+            pc__wakeup_signal(comm, comm->options.rank);
+        if (rc < 0) {
+            peer->base.fault = error;
+            pc__fabric_peer_leave(w, peer, error.text);
+        } else {
+            pc__fabric_peer_came(w, peer);
+        }
+    }
+    pc__fabric_receive(w, packet);
+}
+
+static void failed(struct pc_fabric_net *w)
+{
+    struct fi_cq_err_entry entry = {0};
+    char text[96];
+    if (fi_cq_readerr(w->endpoint.cq, &entry, 0) != 1 || entry.op_context == NULL)
+        return;
+    struct pc_fabric_packet *packet = entry.op_context;
+    if (packet->receives) { /* a stranger's packet was too long; or it is cancelled */
+        pc__fabric_receive(w, packet);
+        return;
+    }
+    const char *provider
+        = fi_cq_strerror(w->endpoint.cq, entry.prov_errno, entry.err_data, text, sizeof text);
+    char why[160];
+    snprintf(why, sizeof why, "%s (provider %s: %.60s)", pc__fi.strerror(entry.err),
+             w->endpoint.info->fabric_attr->prov_name, provider != NULL ? provider : "");
+    struct pc_fabric_peer *peer = packet->peer;
+    pc__fabric_peer_cut(peer, why);
+    pc__fabric_sent(packet);
+}
+
+/* True when something came or left. */
+static bool poll_all(struct pc_fabric_net *w)
+{
+    struct fi_cq_msg_entry entries[PC_COMPLETIONS_AT_ONCE];
+    bool some = false;
+    if (w->unposted != NULL)
+        pc__fabric_receive_unposted(w);
+    for (int turn = 0; turn < PC_TURNS_AT_ONCE; turn++) {
+        ssize_t n = fi_cq_read(w->endpoint.cq, entries, PC_COMPLETIONS_AT_ONCE);
+        if (n == -FI_EAVAIL)
+            failed(w);
+        else if (n <= 0)
+            break;
+        some = true;
+        for (ssize_t i = 0; i < n; i++) {
+            struct pc_fabric_packet *packet = entries[i].op_context;
+            if (packet->receives) {
+                received(w, packet, entries[i].len);
+                continue;
+            }
+            pc__fabric_sent(packet);
+            if (!packet->peer->base.ended)
+                pc__net_dirty(&packet->peer->base); /* there is room for the next */
+        }
+    }
+    return some;
+}
+
+void pc__fabric_poll(struct pc_net *net, struct pc_net_peer *only)
+{
+    (void)only; /* one completion queue serves all peers */
+    poll_all((struct pc_fabric_net *)net);
+}
+
+uint64_t pc__fabric_arm(struct pc_net *net, uint64_t ns)
+{
+    struct pc_fabric_net *w = (struct pc_fabric_net *)net;
+    struct fid *cq = &w->endpoint.cq->fid;
+    bool nap = w->endpoint.wait_fd < 0 || w->again;
+    w->again = false;
+    if (poll_all(w))
+        return 0;
+    if (w->endpoint.wait_fd >= 0 && fi_trywait(w->endpoint.fabric, &cq, 1) != 0)
+        return 0; /* something has come since */
+    return nap && ns > PC_SHORT_NS ? PC_SHORT_NS : ns;
+}
+
+void pc__fabric_woken(struct pc_net *net, uint64_t what)
+{
+    (void)net, (void)what; /* the caller polls next */
+}
+
+/* The end of its socket is the peer's; what it sent before has come, or comes soon where its
+ * provider takes another way. */
+static void socket_ended(struct pc_fabric_net *w, struct pc_fabric_peer *peer, int rc)
+{
+    const char *why
+        = rc == PC_LOST ? "it closed its connection" : "it sent what is no note of this network";
+    while (poll_all(w))
+        ;
+    if (!peer->leaves || peer->received >= peer->leaves_at || rc != PC_LOST) {
+        pc__fabric_peer_leave(w, peer, why);
+        return;
+    }
+    peer->gone = pc__now() + PC_LAST_NS;
+    pc__stream_close(&peer->stream);
+    pc__net_schedule(&w->base, pc__now());
+}
+
+void pc__fabric_handle_event(struct pc_net *net, uint64_t what)
+{
+    struct pc_fabric_net *w = (struct pc_fabric_net *)net;
+    struct pc_fabric_peer *peer = pc__fabric_peer(w, (uint32_t)what);
+    int rc = pc__fabric_peer_read(w, peer);
+    if (rc < 0 && !peer->base.ended)
+        socket_ended(w, peer, rc);
+}
+
+/* What needs this rank while nothing may call it: two ranks that find each other, and the last
+ * packets of one that leaves. */
+void pc__fabric_handle_due(struct pc_net *net, bool block)
+{
+    struct pc_fabric_net *w = (struct pc_fabric_net *)net;
+    uint64_t now = pc__now(), patience = w->options.patience * UINT64_C(1000000000);
+    (void)block;
+    poll_all(w);
+    for (uint32_t p = 0; p < net->comm->options.size; p++) {
+        struct pc_fabric_peer *peer = pc__fabric_peer(w, p);
+        if (peer == NULL || peer->base.ended || !peer->greeted)
+            continue;
+        pc__stream_flush(&peer->stream);
+        if (peer->gone != 0 && (peer->received >= peer->leaves_at || now >= peer->gone))
+            pc__fabric_peer_leave(w, peer, "it closed its connection");
+        else if (peer->gone != 0 || peer->leaves)
+            pc__net_schedule(net, now + PC_SHORT_NS);
+        else if (!peer->up && patience != 0 && now - peer->since >= patience)
+            pc__fabric_peer_leave(w, peer,
+                                  "no packet of it came by libfabric, though its socket "
+                                  "is there: is a firewall or a security group between?");
+        else if (!peer->up || peer->tells)
+            pc__net_schedule(net, now + PC_GREETING_NS);
+    }
+}
+#endif

@@ -1,0 +1,160 @@
+/* The network of libfabric: one endpoint for all peers, packets, and peers, under the net's lock.
+ *
+ * What is sent goes in packets, each a header and at most PC_FABRIC_PART bytes of one message. They
+ * may arrive in any order, and so may completions. A packet is sent from a buffer of its own, and
+ * received in one: nothing but these buffers is registered. */
+#ifndef PC_FABRIC_H
+#define PC_FABRIC_H
+#include "libfabric/stream.h"
+#include "tcp/frame.h"
+
+#ifdef PC_LIBFABRIC
+
+/* Small enough that providers send it without asking the receiver first, which has to run for the
+ * answer (eager, not rendezvous): 16 KiB with all headers. */
+#define PC_FABRIC_PART (16384u - 192u)
+/* Packets that may be under way from one rank to another. Where there are many ranks, or the
+ * provider's queues are short, it is fewer. */
+#define PC_FABRIC_WINDOW 64u
+#define PC_FABRIC_LEAST_WINDOW 2u
+#define PC_FABRIC_PACKETS 4096u /* of all windows of a rank together, if they can be so small */
+/* Receives beside the window, for what is not counted in it: one that greets, and those that only
+ * tell what was received. Half a window of packets comes between two of these, so that at most two
+ * are sent between two windows; the rest is for some that were overtaken. */
+#define PC_FABRIC_SPARE 4u
+#define PC_FABRIC_SENDS 256u /* messages and credits that wait, per peer */
+_Static_assert(PC_FABRIC_SENDS >= PC_EDGE_CHANNELS * (PC_LINES + 1), "a queue holds all frames");
+
+struct pc_fabric_head { /* the header of a packet; of one that only tells, as far as `frame` */
+    uint64_t key;  /* from the receiver's HELLO: else the packet is a stranger's, and dropped */
+    uint32_t rank; /* of the sender */
+    uint32_t zero;
+    uint64_t received; /* packets with a frame that have come from the receiver */
+    uint64_t at;       /* which part of the message it is: where in it this begins */
+    struct pc_frame frame;
+};
+#define PC_FABRIC_TELLS offsetof(struct pc_fabric_head, frame)
+#define PC_FABRIC_PACKET (sizeof(struct pc_fabric_head) + PC_FABRIC_PART)
+_Static_assert(sizeof(struct pc_fabric_head) == 80, "pc_fabric_head has no gaps");
+_Static_assert(PC_FABRIC_PACKET < 16384 - 64, "with a provider's header it is an eager message");
+
+struct pc_fabric_packet {
+    struct fi_context2 context; /* first: the provider's, while it has the packet */
+    struct pc_fabric_packet *next;
+    struct pc_fabric_peer *peer; /* whose packets these are */
+    struct pc_net_edge *edge;    /* of a frame that is under way; NULL: only tells, or the peer has
+                                    ended */
+    bool credit;                 /* the frame is a credit */
+    bool receives;
+    void *desc; /* of the memory region, where the provider wants one */
+    char *bytes;
+};
+
+struct pc_fabric_block { /* packets with their buffers */
+    struct pc_fabric_packet *packets;
+    char *bytes;
+    struct fid_mr *mr;
+    uint32_t n;
+};
+
+struct pc_fabric_send { /* a frame that waits to be sent, or whose rest does */
+    struct pc_frame frame;
+    const char *bytes; /* in the shadow, unchanged until the peer's credit */
+    uint64_t gone;     /* bytes that were sent */
+};
+
+struct pc_fabric_arrival { /* of the next message of a line, from its first part on */
+    struct pc_frame frame;
+    uint32_t parts; /* that have come; 0: none */
+};
+
+struct pc_fabric_peer {
+    struct pc_net_peer base;
+    struct pc_fabric_stream stream;
+    bool greeted;   /* the peer's HELLO has come */
+    bool up;        /* a packet has come from it, so that there is a way */
+    bool probed;    /* this rank's first packet was posted */
+    uint64_t since; /* when its socket came */
+    fi_addr_t address;
+    uint64_t key, their_key; /* what packets must show, here and there */
+    uint32_t window;         /* packets that may be under way to the peer */
+    uint64_t sent, arrived;  /* packets with a frame: to the peer, and of these, what it has told */
+    uint64_t received, told; /* from the peer, and of these, what it was told */
+    uint32_t under_way;      /* packets that the provider has */
+    bool tells;              /* it must be told what was received */
+    bool leaves;             /* the peer has said how many packets it sent in all: */
+    uint64_t leaves_at;
+    uint64_t asked; /* for `arrived`, at so many packets sent, plus one; 0: not yet */
+    uint64_t gone;  /* its socket has ended: until when to wait for the rest; 0: it has not */
+    struct pc_fabric_send *queue; /* a ring */
+    uint32_t head, tail;
+    struct pc_fabric_block sends, receives;
+    struct pc_fabric_packet *free; /* of `sends` */
+    struct pc_fabric_arrival arrivals[PC_EDGE_LINES];
+    uint64_t *come; /* a bit per part of each arrival */
+};
+
+struct pc_fabric_net {
+    struct pc_net base;
+    struct pc_fabric_options options;
+    struct pc_fabric_endpoint endpoint;
+    uint32_t window; /* of each peer: packets to and from it */
+    uint32_t words;  /* 64-bit words of `come` for an arrival */
+    bool again;      /* the provider could not take a packet: it is to be tried soon */
+    struct pc_fabric_packet *unposted; /* receives that it could not take */
+};
+
+static inline struct pc_fabric_peer *pc__fabric_peer(const struct pc_fabric_net *w, uint32_t rank)
+{
+    return (struct pc_fabric_peer *)w->base.peers[rank];
+}
+
+/* memory.c: packets and their memory. */
+int pc__fabric_block_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer, uint32_t n,
+                          bool receives, struct pc_fabric_block *out, struct pc_error *error);
+void pc__fabric_block_close(struct pc_fabric_block *block);
+
+/* packet.c: packets are posted, and what came in one is checked and put where it belongs. */
+/* Sends what waits for the peer, as far as its window and the provider allow. An errno of
+ * libfabric (negative) when the provider refused it for good, else 0. */
+int pc__fabric_post(struct pc_fabric_net *w, struct pc_fabric_peer *peer);
+/* Sends a packet that only tells. 0, -FI_EAGAIN, or an errno. */
+int pc__fabric_tell(struct pc_fabric_net *w, struct pc_fabric_peer *peer);
+void pc__fabric_receive(struct pc_fabric_net *w, struct pc_fabric_packet *packet);
+void pc__fabric_receive_unposted(struct pc_fabric_net *w);
+/* Drops what the peer was to get; its messages are undeliverable. */
+void pc__fabric_drop(struct pc_fabric_peer *peer);
+/* A packet of ours has left, or never will. */
+void pc__fabric_sent(struct pc_fabric_packet *packet);
+/* Who sent these bytes: NULL: nobody that may. */
+struct pc_fabric_peer *pc__fabric_sender(const struct pc_fabric_net *w, const char *bytes,
+                                         size_t nbytes);
+/* OK, or 1 when a thread sleeps on a count that was raised; INVALID: the peer lied. */
+int pc__fabric_land(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const char *bytes,
+                    size_t nbytes, struct pc_error *error);
+
+/* peer.c: pc_net_ops's adopt, send, flush, connections and settled. */
+int pc__fabric_adopt(struct pc_net_peer *peer, int fd);
+int pc__fabric_send(struct pc_net_peer *peer, const struct pc_send_op *op);
+bool pc__fabric_flush(struct pc_net_peer *peer);
+int pc__fabric_connections(const struct pc_net_peer *peer);
+bool pc__fabric_settled(const struct pc_net_peer *peer);
+/* OK; a code: the stream ended, or was none. */
+int pc__fabric_peer_read(struct pc_fabric_net *w, struct pc_fabric_peer *peer);
+/* A packet came from it. */
+void pc__fabric_peer_came(struct pc_fabric_net *w, struct pc_fabric_peer *peer);
+/* Nothing more can be sent to it; what it has sent is still received, until its socket ends. */
+void pc__fabric_peer_cut(struct pc_fabric_peer *peer, const char *why);
+/* Ends the peer. */
+void pc__fabric_peer_leave(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const char *why);
+void pc__fabric_peer_close(struct pc_fabric_peer *peer);
+
+/* events.c: pc_net_ops's poll, arm, woken, handle_event and handle_due. */
+#define PC_EVENT_CQ (UINT64_C(1) << 32) /* epoll data; smaller numbers are ranks */
+void pc__fabric_poll(struct pc_net *net, struct pc_net_peer *only);
+uint64_t pc__fabric_arm(struct pc_net *net, uint64_t ns);
+void pc__fabric_woken(struct pc_net *net, uint64_t what);
+void pc__fabric_handle_event(struct pc_net *net, uint64_t what);
+void pc__fabric_handle_due(struct pc_net *net, bool block);
+#endif
+#endif

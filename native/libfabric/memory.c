@@ -1,0 +1,56 @@
+/* The memory of packets: one allocation for many, registered where the provider wants that. */
+#include "libfabric/fabric.h"
+#ifdef PC_LIBFABRIC
+#include <stdlib.h>
+
+static int registered(struct pc_fabric_net *w, struct pc_fabric_block *block, size_t nbytes,
+                      uint64_t access, struct pc_error *error)
+{
+    struct pc_fabric_endpoint *e = &w->endpoint;
+    int mode = e->info->domain_attr->mr_mode;
+    if (!(mode & FI_MR_LOCAL))
+        return PC_OK;
+    const char *call = "fi_mr_reg";
+    int code
+        = fi_mr_reg(e->domain, block->bytes, nbytes, access, 0, ++e->next_key, 0, &block->mr, NULL);
+    if (code == 0 && mode & FI_MR_ENDPOINT) {
+        code = (call = "fi_mr_bind", fi_mr_bind(block->mr, &e->ep->fid, 0));
+        if (code == 0)
+            code = (call = "fi_mr_enable", fi_mr_enable(block->mr));
+    }
+    if (code != 0)
+        return pc__endpoint_refused(e, call, code, error);
+    w->base.state.regions++;
+    return PC_OK;
+}
+
+int pc__fabric_block_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer, uint32_t n,
+                          bool receives, struct pc_fabric_block *out, struct pc_error *error)
+{
+    size_t stride = (PC_FABRIC_PACKET + PC_LINE_BYTES - 1) / PC_LINE_BYTES * PC_LINE_BYTES;
+    size_t nbytes = pc__page_up(n * stride); /* pages of its own */
+    out->packets = calloc(n, sizeof *out->packets);
+    out->bytes = aligned_alloc(PC_PAGE, nbytes);
+    if (out->packets == NULL || out->bytes == NULL)
+        return pc__fail(error, PC_NOMEM, (int)peer->base.rank,
+                        "no memory for %u packets of rank %u", n, peer->base.rank);
+    int rc = registered(w, out, nbytes, receives ? FI_RECV : FI_SEND, error);
+    if (rc != PC_OK)
+        return rc;
+    for (out->n = 0; out->n < n; out->n++)
+        out->packets[out->n]
+            = (struct pc_fabric_packet){.peer = peer,
+                                        .receives = receives,
+                                        .desc = out->mr != NULL ? fi_mr_desc(out->mr) : NULL,
+                                        .bytes = out->bytes + out->n * stride};
+    return PC_OK;
+}
+
+void pc__fabric_block_close(struct pc_fabric_block *block)
+{
+    if (block->mr != NULL)
+        fi_close(&block->mr->fid);
+    free(block->packets);
+    free(block->bytes);
+}
+#endif

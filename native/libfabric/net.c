@@ -1,0 +1,122 @@
+/* The network of libfabric: AWS EFA, Slingshot, Omni-Path and whatever else has a provider.
+ *
+ * A message goes as two-sided packets, which every provider has and which assume no order. A call
+ * ends when the provider has completed all its packets, by its own default: EFA and its like do
+ * that when the peer's NIC has them, `tcp` when the kernel does. (FI_TRANSMIT_COMPLETE would have
+ * `tcp` wait for the peer's process, which may be in no call for long.) Until then the call polls,
+ * as most providers make progress only then; so does the thread of net->epoll while two ranks find
+ * each other, while one closes, and every 100 ms while a packet is under way. A rank that is in no
+ * call takes no other packets: its peers have their windows, as over TCP they have the kernel's
+ * buffers.
+ */
+#include <string.h>
+#include "libfabric/fabric.h"
+
+#ifdef PC_LIBFABRIC
+#include <errno.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+static uint32_t least(uint32_t a, uint64_t b)
+{
+    return a < b ? a : (uint32_t)b;
+}
+
+/* How many packets may be under way between two ranks, so that all peers of each together never
+ * exceed its receives, nor the provider's queues: a slow peer takes no other peer's place. */
+static int choose_window(struct pc_fabric_net *w)
+{
+    struct pc_comm *comm = w->base.comm;
+    const struct fi_info *info = w->endpoint.info;
+    uint64_t peers = comm->options.size > 1 ? comm->options.size - 1 : 1;
+    uint64_t receives = info->rx_attr->size / peers, sends = info->tx_attr->size / peers;
+    uint64_t few = PC_FABRIC_PACKETS / peers;
+    w->window = least(PC_FABRIC_WINDOW, few < 8 ? 8 : few);
+    w->window = least(w->window, receives > PC_FABRIC_SPARE ? receives - PC_FABRIC_SPARE : 0);
+    w->window = least(w->window, sends > PC_FABRIC_SPARE ? sends - PC_FABRIC_SPARE : 0);
+    if (w->window < PC_FABRIC_LEAST_WINDOW)
+        return pc__fail(&comm->error, PC_SYSTEM, -1,
+                        "provider %s has queues for %zu receives and %zu sends, and %u ranks want "
+                        "%u of each; PYCOLL_TRANSPORT=tcp does without",
+                        info->fabric_attr->prov_name, info->rx_attr->size, info->tx_attr->size,
+                        comm->options.size,
+                        (comm->options.size - 1) * (PC_FABRIC_LEAST_WINDOW + PC_FABRIC_SPARE));
+    if (info->ep_attr->max_msg_size < PC_FABRIC_PACKET)
+        return pc__fail(&comm->error, PC_SYSTEM, -1,
+                        "provider %s takes messages of %zu bytes at most, want %zu",
+                        info->fabric_attr->prov_name, info->ep_attr->max_msg_size,
+                        PC_FABRIC_PACKET);
+    return PC_OK;
+}
+
+static int fabric_open(struct pc_net *net, const void *given, size_t nbytes)
+{
+    struct pc_fabric_net *w = (struct pc_fabric_net *)net;
+    struct pc_comm *comm = net->comm;
+    const struct pc_layout *l = &comm->layout;
+    w->endpoint.wait_fd = -1;
+    if (nbytes != sizeof w->options)
+        return pc__fail(&comm->error, PC_INVALID, -1, "options of %zu bytes, want %zu", nbytes,
+                        sizeof w->options);
+    memcpy(&w->options, given, nbytes);
+    w->options.provider[sizeof w->options.provider - 1] = 0;
+    w->options.node[sizeof w->options.node - 1] = 0;
+    uint64_t parts = ((uint64_t)l->slots * l->slot_bytes + PC_FABRIC_PART - 1) / PC_FABRIC_PART;
+    w->words = (uint32_t)((parts + 63) / 64);
+    int rc = pc__net_attend(net);
+    if (rc == PC_OK)
+        rc = pc__endpoint_find(&w->options, &comm->error, &w->endpoint);
+    if (rc == PC_OK)
+        rc = choose_window(w);
+    size_t each = w->window + PC_FABRIC_SPARE;
+    if (rc == PC_OK)
+        rc = pc__endpoint_open(&w->endpoint, 2 * comm->options.size * each, &comm->error);
+    if (rc == PC_OK && w->endpoint.wait_fd >= 0
+        && pc__net_watch(net->pause_epoll, w->endpoint.wait_fd, EPOLLIN, PC_EVENT_CQ) != 0)
+        rc = pc__fail(&comm->error, PC_SYSTEM, -1, "epoll: %s", strerror(errno));
+    return rc;
+}
+
+static void fabric_close(struct pc_net *net)
+{
+    struct pc_fabric_net *w = (struct pc_fabric_net *)net;
+    bool child = net->pid != getpid(); /* of fork: the objects are the parent's */
+    if (!child)
+        pc__endpoint_stop(&w->endpoint);
+    for (uint32_t p = 0; net->peers != NULL && p < net->comm->options.size; p++) {
+        if (net->peers[p] == NULL)
+            continue;
+        if (child)
+            pc__stream_close(&pc__fabric_peer(w, p)->stream);
+        else
+            pc__fabric_peer_close(pc__fabric_peer(w, p));
+    }
+    if (!child)
+        pc__endpoint_close(&w->endpoint);
+}
+
+const struct pc_net_ops pc__libfabric_ops = {
+    .name = "libfabric",
+    .net_bytes = sizeof(struct pc_fabric_net),
+    .peer_bytes = sizeof(struct pc_fabric_peer),
+    .yields = 40,
+    .slow_yield_ns = PC_SLOW_YIELD_NS,
+    .calls_per_poll = 8,
+    .credit_at_sleep = true,
+    .missing = pc__fi_load,
+    .open = fabric_open,
+    .close = fabric_close,
+    .adopt = pc__fabric_adopt,
+    .send = pc__fabric_send,
+    .flush = pc__fabric_flush,
+    .connections = pc__fabric_connections,
+    .settled = pc__fabric_settled,
+    .poll = pc__fabric_poll,
+    .arm = pc__fabric_arm,
+    .woken = pc__fabric_woken,
+    .handle_event = pc__fabric_handle_event,
+    .handle_due = pc__fabric_handle_due,
+};
+#else
+const struct pc_net_ops pc__libfabric_ops = {.name = "libfabric", .missing = pc__fi_load};
+#endif

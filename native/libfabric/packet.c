@@ -1,0 +1,240 @@
+/* Packets: made from what waits for a peer; checked, and put together again, at its end. */
+#include "libfabric/fabric.h"
+#ifdef PC_LIBFABRIC
+#include <string.h>
+
+#define BAD(...) \
+    pc__fail(error, PC_INVALID, (int)peer->base.rank, "a packet of rank %u " __VA_ARGS__)
+
+static struct pc_fabric_head *head_of(const struct pc_fabric_packet *packet)
+{
+    return (struct pc_fabric_head *)packet->bytes;
+}
+
+/* Hands a packet to the provider. It tells the peer what was received, too. */
+static int post(struct pc_fabric_net *w, struct pc_fabric_packet *packet, size_t nbytes)
+{
+    struct pc_fabric_peer *peer = packet->peer;
+    struct pc_fabric_head *head = head_of(packet);
+    head->key = peer->their_key;
+    head->rank = w->base.comm->options.rank;
+    head->zero = 0;
+    head->received = peer->received;
+    ssize_t code = fi_send(w->endpoint.ep, packet->bytes, nbytes, packet->desc, peer->address,
+                           &packet->context);
+    if (code == -FI_EAGAIN)
+        w->again = true;
+    if (code != 0)
+        return (int)code;
+    peer->free = packet->next;
+    peer->told = head->received;
+    peer->tells = false;
+    peer->under_way++;
+    w->base.in_flight++;
+    w->base.state.bytes[0] += nbytes;
+    return 0;
+}
+
+int pc__fabric_tell(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
+{
+    struct pc_fabric_packet *packet = peer->free;
+    if (packet == NULL)
+        return -FI_EAGAIN;
+    head_of(packet)->at = 0;
+    return post(w, packet, PC_FABRIC_TELLS);
+}
+
+static uint64_t smaller(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Sends the next part of the first frame that waits. */
+static int post_part(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
+{
+    struct pc_fabric_send *out = &peer->queue[peer->head % PC_FABRIC_SENDS];
+    struct pc_net_edge *edge = &peer->base.edges[out->frame.channel];
+    struct pc_fabric_packet *packet = peer->free;
+    struct pc_fabric_head *head = head_of(packet);
+    uint64_t nbytes = smaller(out->frame.nbytes - out->gone, PC_FABRIC_PART);
+    bool last = out->gone + nbytes == out->frame.nbytes;
+    head->at = out->gone;
+    head->frame = out->frame;
+    if (nbytes != 0)
+        memcpy(packet->bytes + sizeof *head, out->bytes + out->gone, nbytes);
+    int code = post(w, packet, sizeof *head + nbytes);
+    if (code != 0)
+        return code;
+    packet->edge = edge;
+    packet->credit = out->frame.kind == PC_FRAME_CREDIT;
+    peer->sent++;
+    out->gone += nbytes;
+    if (last)
+        peer->head++;
+    else
+        pc__net_count(edge, 1); /* a part of its own; the last one is counted as the message is */
+    return 0;
+}
+
+int pc__fabric_post(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
+{
+    int code = 0;
+    while (code == 0 && peer->head != peer->tail && peer->free != NULL
+           && peer->sent - peer->arrived < peer->window
+           && peer->under_way < w->window) /* the rest of `free` is for packets that tell */
+        code = post_part(w, peer);
+    if (code == 0 && peer->tells)
+        code = pc__fabric_tell(w, peer);
+    return code == -FI_EAGAIN ? 0 : code;
+}
+
+void pc__fabric_receive(struct pc_fabric_net *w, struct pc_fabric_packet *packet)
+{
+    if (fi_recv(w->endpoint.ep, packet->bytes, PC_FABRIC_PACKET, packet->desc, FI_ADDR_UNSPEC,
+                &packet->context)
+        == 0)
+        return;
+    packet->next = w->unposted;
+    w->unposted = packet;
+    w->again = true;
+}
+
+void pc__fabric_receive_unposted(struct pc_fabric_net *w)
+{
+    struct pc_fabric_packet *packet = w->unposted;
+    w->unposted = NULL;
+    while (packet != NULL) {
+        struct pc_fabric_packet *next = packet->next;
+        pc__fabric_receive(w, packet);
+        packet = next;
+    }
+}
+
+/* What was counted for a frame, or a part of one, is so no more. */
+static void uncount(struct pc_net_peer *peer, struct pc_net_edge *edge, bool credit)
+{
+    if (credit)
+        peer->net->credits--;
+    else
+        pc__net_count(edge, -1);
+}
+
+void pc__fabric_sent(struct pc_fabric_packet *packet)
+{
+    struct pc_fabric_peer *peer = packet->peer;
+    struct pc_net *net = peer->base.net;
+    if (peer->base.ended)
+        return; /* pc__fabric_drop has counted it */
+    packet->next = peer->free;
+    peer->free = packet;
+    peer->under_way--;
+    net->in_flight--;
+    if (packet->edge == NULL)
+        return;
+    uncount(&peer->base, packet->edge, packet->credit);
+    if (packet->edge->pending == 0)
+        pc__net_wake(net);
+    packet->edge = NULL;
+}
+
+void pc__fabric_drop(struct pc_fabric_peer *peer)
+{
+    for (; peer->head != peer->tail; peer->head++) {
+        const struct pc_frame *frame = &peer->queue[peer->head % PC_FABRIC_SENDS].frame;
+        struct pc_net_edge *edge = &peer->base.edges[frame->channel];
+        uncount(&peer->base, edge, frame->kind == PC_FRAME_CREDIT);
+        if (frame->kind == PC_FRAME_MESSAGE)
+            pc__net_undeliverable(edge);
+    }
+    for (uint32_t i = 0; i < peer->sends.n; i++) {
+        struct pc_fabric_packet *packet = &peer->sends.packets[i];
+        if (packet->edge == NULL)
+            continue;
+        uncount(&peer->base, packet->edge, packet->credit);
+        if (!packet->credit)
+            pc__net_undeliverable(packet->edge);
+        packet->edge = NULL; /* the provider may keep it */
+    }
+}
+
+struct pc_fabric_peer *pc__fabric_sender(const struct pc_fabric_net *w, const char *bytes,
+                                         size_t nbytes)
+{
+    struct pc_fabric_head head;
+    if (nbytes < PC_FABRIC_TELLS)
+        return NULL;
+    memcpy(&head, bytes, PC_FABRIC_TELLS);
+    if (head.rank >= w->base.comm->options.size)
+        return NULL;
+    struct pc_fabric_peer *peer = pc__fabric_peer(w, head.rank);
+    return peer != NULL && peer->receives.n != 0 && !peer->base.ended && peer->key == head.key
+               ? peer
+               : NULL;
+}
+
+/* Takes a part of a message. 1 when the message is whole, 0 when it is not yet. */
+static int take_part(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
+                     const struct pc_fabric_head *head, const char *bytes, size_t nbytes,
+                     char *into, struct pc_error *error)
+{
+    const struct pc_frame *frame = &head->frame;
+    uint64_t parts = (frame->nbytes + PC_FABRIC_PART - 1) / PC_FABRIC_PART;
+    if (head->at % PC_FABRIC_PART != 0 || (head->at != 0 && head->at >= frame->nbytes)
+        || nbytes != smaller(frame->nbytes - head->at, PC_FABRIC_PART))
+        return BAD("holds %zu bytes from %llu on of a message of %llu", peer->base.rank, nbytes,
+                   (unsigned long long)head->at, (unsigned long long)frame->nbytes);
+    if (nbytes != 0)
+        memcpy(into + head->at, bytes, nbytes);
+    if (parts <= 1)
+        return 1;
+    uint32_t line = frame->channel * PC_LINES + (uint32_t)(frame->count - 1) % PC_LINES;
+    struct pc_fabric_arrival *arrival = &peer->arrivals[line];
+    uint64_t *come = peer->come + (size_t)line * w->words;
+    uint64_t part = head->at / PC_FABRIC_PART, bit = UINT64_C(1) << part % 64;
+    if (arrival->parts == 0) {
+        arrival->frame = *frame;
+        memset(come, 0, w->words * sizeof *come);
+    }
+    if (memcmp(&arrival->frame, frame, sizeof *frame) != 0 || come[part / 64] & bit)
+        return BAD("holds part %llu of message %llu of channel %u, which came otherwise before",
+                   peer->base.rank, (unsigned long long)part, (unsigned long long)frame->count,
+                   frame->channel);
+    come[part / 64] |= bit;
+    if (++arrival->parts != parts)
+        return 0;
+    arrival->parts = 0;
+    return 1;
+}
+
+int pc__fabric_land(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const char *bytes,
+                    size_t nbytes, struct pc_error *error)
+{
+    struct pc_fabric_head head;
+    char *into;
+    bool tells = nbytes == PC_FABRIC_TELLS;
+    if (!tells && nbytes < sizeof head)
+        return BAD("has %zu bytes", peer->base.rank, nbytes);
+    memcpy(&head, bytes, tells ? PC_FABRIC_TELLS : sizeof head);
+    if (head.zero != 0 || head.received > peer->sent || (tells && head.at != 0))
+        return BAD("says that %llu packets arrived; %llu were sent", peer->base.rank,
+                   (unsigned long long)head.received, (unsigned long long)peer->sent);
+    if (head.received > peer->arrived) {
+        peer->arrived = head.received;
+        pc__net_dirty(&peer->base);
+    }
+    if (tells)
+        return PC_OK;
+    if (peer->received - peer->told >= w->window)
+        return BAD("comes after %u that it was told nothing about", peer->base.rank, w->window);
+    peer->received++;
+    if (peer->received - peer->told >= w->window / 2) {
+        peer->tells = true;
+        pc__net_dirty(&peer->base);
+    }
+    int rc = pc__frame_check(&peer->base, &head.frame, &into, error);
+    if (rc != PC_OK)
+        return rc;
+    rc = take_part(w, peer, &head, bytes + sizeof head, nbytes - sizeof head, into, error);
+    return rc == 1 ? pc__frame_land(&peer->base, &head.frame, error) : rc;
+}
+#endif

@@ -1,0 +1,276 @@
+/* One remote peer: its socket, where its endpoint is, and the queue of what waits to be sent. */
+#include "libfabric/fabric.h"
+#ifdef PC_LIBFABRIC
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static struct pc_fabric_net *net_of(const struct pc_net_peer *peer)
+{
+    return (struct pc_fabric_net *)peer->net;
+}
+
+static int write_note(struct pc_fabric_peer *peer, enum pc_fabric_note_kind kind, uint64_t packets)
+{
+    struct pc_fabric_note note = {.magic = PC_FABRIC_NOTE_MAGIC, .kind = kind, .packets = packets};
+    return pc__stream_write(&peer->stream, &note);
+}
+
+static int greet(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
+{
+    const struct pc_fabric_endpoint *e = &w->endpoint;
+    struct pc_fabric_note hello = {.magic = PC_FABRIC_NOTE_MAGIC,
+                                   .kind = PC_NOTE_HELLO,
+                                   .key = peer->key,
+                                   .window = w->window,
+                                   .part = PC_FABRIC_PART,
+                                   .format = e->info->addr_format,
+                                   .address_bytes = e->address_bytes};
+    snprintf(hello.provider, sizeof hello.provider, "%s", e->info->fabric_attr->prov_name);
+    memcpy(hello.address, e->address, e->address_bytes);
+    return pc__stream_write(&peer->stream, &hello);
+}
+
+/* Receives and sends of its own, before the peer learns where to send. */
+static int make_packets(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
+                        struct pc_error *error)
+{
+    uint32_t n = w->window + PC_FABRIC_SPARE;
+    if (getrandom(&peer->key, sizeof peer->key, 0) != sizeof peer->key)
+        return pc__fail(error, PC_SYSTEM, -1, "getrandom gave no key");
+    peer->queue = malloc(PC_FABRIC_SENDS * sizeof *peer->queue);
+    peer->come = calloc((size_t)PC_EDGE_LINES * w->words, sizeof *peer->come);
+    if (peer->queue == NULL || peer->come == NULL)
+        return pc__fail(error, PC_NOMEM, -1, "no memory for packets");
+    int rc = pc__fabric_block_open(w, peer, n, false, &peer->sends, error);
+    if (rc == PC_OK)
+        rc = pc__fabric_block_open(w, peer, n, true, &peer->receives, error);
+    if (rc != PC_OK)
+        return rc;
+    for (uint32_t i = 0; i < n; i++) {
+        peer->sends.packets[i].next = peer->free;
+        peer->free = &peer->sends.packets[i];
+        pc__fabric_receive(w, &peer->receives.packets[i]);
+    }
+    return PC_OK;
+}
+
+int pc__fabric_adopt(struct pc_net_peer *base, int fd)
+{
+    struct pc_fabric_peer *peer = (struct pc_fabric_peer *)base;
+    struct pc_fabric_net *w = net_of(base);
+    int flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0)
+        return PC_SYSTEM;
+    if (peer->receives.n != 0 || base->fault.code != 0) { /* one is enough; or the peer is lost */
+        close(fd);
+        return PC_OK;
+    }
+    struct pc_error error;
+    int rc = make_packets(w, peer, &error);
+    if (rc != PC_OK) {
+        base->fault = error;
+        return rc;
+    }
+    if (pc__net_watch(w->base.epoll, fd, EPOLLIN, base->rank) != 0)
+        return PC_SYSTEM;
+    peer->stream.fd = fd;
+    peer->stream.open = true;
+    peer->since = pc__now();
+    w->base.state.connections++;
+    return greet(w, peer);
+}
+
+int pc__fabric_connections(const struct pc_net_peer *base)
+{
+    return ((const struct pc_fabric_peer *)base)->stream.open && !base->ended;
+}
+
+static int push(struct pc_fabric_peer *peer, const struct pc_frame *frame, const char *bytes)
+{
+    if (peer->tail - peer->head == PC_FABRIC_SENDS)
+        return PC_AGAIN;
+    peer->queue[peer->tail++ % PC_FABRIC_SENDS] = (struct pc_fabric_send){*frame, bytes, 0};
+    pc__net_dirty(&peer->base);
+    return PC_OK;
+}
+
+int pc__fabric_send(struct pc_net_peer *base, const struct pc_send_op *op)
+{
+    struct pc_fabric_peer *peer = (struct pc_fabric_peer *)base;
+    bool credit = op->kind == PC_SEND_CREDIT;
+    if (peer->queue == NULL) /* `adopt` makes it; credit is for what has come, so it comes later */
+        return PC_AGAIN;
+    if (credit && base->fault.code != 0) {
+        pc__net_told(op->edge); /* it has no use any more */
+        return PC_OK;
+    }
+    struct pc_frame frame
+        = credit ? pc__frame_credit(op->edge) : pc__frame_message(op->edge, op->number, op->nbytes);
+    int rc = push(peer, &frame, op->data);
+    if (rc != PC_OK)
+        return rc;
+    base->net->credits += credit;
+    pc__net_told(op->edge);
+    if (!credit && (op->nbytes >= PC_FABRIC_PART || pc__edge_holds_credit(op->edge)))
+        pc__fabric_flush(base);
+    base->sending = peer->head != peer->tail;
+    return PC_OK;
+}
+
+bool pc__fabric_flush(struct pc_net_peer *base)
+{
+    struct pc_fabric_peer *peer = (struct pc_fabric_peer *)base;
+    if (peer->greeted && base->fault.code == 0) {
+        int code = pc__fabric_post(net_of(base), peer);
+        if (code != 0)
+            pc__fabric_peer_cut(peer, pc__fi.strerror(-code));
+    }
+    base->sending = peer->head != peer->tail;
+    return !base->sending && !peer->tells;
+}
+
+/* All has arrived that was sent: the peer has told it, by itself or because it is asked here. */
+bool pc__fabric_settled(const struct pc_net_peer *base)
+{
+    struct pc_fabric_peer *peer = (struct pc_fabric_peer *)(uintptr_t)base;
+    if (base->ended || base->fault.code != 0)
+        return true; /* or it never will */
+    if (peer->head != peer->tail)
+        return false;
+    if (peer->arrived == peer->sent)
+        return true;
+    if (peer->asked != peer->sent + 1 && write_note(peer, PC_NOTE_LEAVING, peer->sent) == PC_OK)
+        peer->asked = peer->sent + 1;
+    return false;
+}
+
+static bool is_hello(const struct pc_fabric_net *w, const struct pc_fabric_note *note)
+{
+    return note->window >= PC_FABRIC_LEAST_WINDOW && note->window <= PC_FABRIC_WINDOW
+           && note->part == PC_FABRIC_PART && note->address_bytes > 0
+           && note->address_bytes <= PC_FABRIC_ADDRESS
+           && memchr(note->provider, 0, sizeof note->provider) != NULL
+           && note->format == w->endpoint.info->addr_format;
+}
+
+static void handle_hello(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
+                         const struct pc_fabric_note *note)
+{
+    char why[128];
+    const char *mine = w->endpoint.info->fabric_attr->prov_name;
+    if (!peer->greeted && memchr(note->provider, 0, sizeof note->provider) != NULL
+        && strncmp(note->provider, mine, sizeof note->provider - 1) != 0) {
+        snprintf(why, sizeof why, "its libfabric provider is %s, here it is %s", note->provider,
+                 mine);
+        pc__fabric_peer_leave(w, peer, why);
+        return;
+    }
+    if (peer->greeted || !is_hello(w, note)) {
+        pc__fabric_peer_leave(w, peer, "its greeting is not one");
+        return;
+    }
+    if (fi_av_insert(w->endpoint.av, note->address, 1, &peer->address, 0, NULL) != 1) {
+        pc__fabric_peer_leave(w, peer, "the address of its endpoint cannot be used (fi_av_insert)");
+        return;
+    }
+    peer->greeted = true;
+    peer->their_key = note->key;
+    peer->window = note->window < w->window ? note->window : w->window;
+    peer->tells = true; /* its first packet: both ends learn that there is a way */
+    pc__net_dirty(&peer->base);
+    pc__net_schedule(&w->base, pc__now());
+    w->base.events_pending = true;
+}
+
+static void say_arrived(struct pc_fabric_peer *peer)
+{
+    if (!peer->leaves || peer->received < peer->leaves_at)
+        return;
+    write_note(peer, PC_NOTE_ARRIVED, peer->received); /* if it cannot be, the peer waits no more */
+    peer->leaves = false;
+}
+
+static void handle_note(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
+                        const struct pc_fabric_note *note)
+{
+    if (note->kind == PC_NOTE_HELLO) {
+        handle_hello(w, peer, note);
+    } else if (!peer->greeted
+               || (note->kind == PC_NOTE_LEAVING ? note->packets < peer->received
+                                                 : note->packets > peer->sent)) {
+        pc__fabric_peer_leave(w, peer, "it counts packets that there were not");
+    } else if (note->kind == PC_NOTE_ARRIVED) {
+        if (note->packets > peer->arrived)
+            peer->arrived = note->packets;
+    } else {
+        peer->leaves = true;
+        peer->leaves_at = note->packets;
+        say_arrived(peer);
+        if (peer->leaves)
+            pc__net_schedule(&w->base, pc__now());
+    }
+}
+
+int pc__fabric_peer_read(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
+{
+    struct pc_fabric_note note;
+    int rc = 0;
+    pc__stream_flush(&peer->stream);
+    while (!peer->base.ended && (rc = pc__stream_read(&peer->stream, &note)) > 0)
+        handle_note(w, peer, &note);
+    return rc;
+}
+
+void pc__fabric_peer_came(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
+{
+    if (!peer->up)
+        w->base.state.live++;
+    peer->up = true;
+    say_arrived(peer);
+}
+
+void pc__fabric_peer_cut(struct pc_fabric_peer *peer, const char *why)
+{
+    struct pc_net_peer *base = &peer->base;
+    if (base->ended || base->fault.code != 0)
+        return;
+    pc__fail(&base->fault, PC_LOST, (int)base->rank, "rank %u is lost: send: %s", base->rank, why);
+    pc__fabric_drop(peer);
+    if (peer->stream.open)
+        shutdown(peer->stream.fd, SHUT_RDWR); /* both ends read its end, and then leave */
+    base->net->events_pending = true;
+    pc__net_wake(base->net);
+}
+
+void pc__fabric_peer_leave(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const char *why)
+{
+    struct pc_net_peer *base = &peer->base;
+    if (base->ended)
+        return;
+    if (base->fault.code == 0)
+        pc__fail(&base->fault, PC_LOST, (int)base->rank, "rank %u is lost: %s", base->rank, why);
+    pc__fabric_drop(peer);
+    w->base.in_flight -= peer->under_way;
+    peer->under_way = 0;
+    w->base.state.live -= peer->up;
+    w->base.state.connections--;
+    peer->up = false;
+    pc__stream_close(&peer->stream); /* close removes it from the epoll */
+    pc__net_end(base);
+}
+
+void pc__fabric_peer_close(struct pc_fabric_peer *peer)
+{
+    pc__stream_close(&peer->stream);
+    pc__fabric_block_close(&peer->sends);
+    pc__fabric_block_close(&peer->receives);
+    free(peer->queue);
+    free(peer->come);
+}
+#endif
