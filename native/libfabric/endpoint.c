@@ -3,6 +3,7 @@
 #include <string.h>
 
 #ifdef PC_LIBFABRIC
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -49,6 +50,7 @@ static bool has_ip_address(const struct fi_info *info)
 static int no_provider(const struct pc_fabric_options *options, int code, struct pc_error *error)
 {
     bool named = options->provider[0] != 0;
+    errno = 0;
     return pc__fail(error, PC_SYSTEM, -1,
                     "libfabric (%.100s) has no endpoint for reliable datagrams%s%.63s%s%.63s: %s: "
                     "fi_info -t FI_EP_RDM lists what there is",

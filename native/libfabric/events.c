@@ -107,7 +107,7 @@ void pc__fabric_woken(struct pc_net *net, uint64_t what)
 static void socket_ended(struct pc_fabric_net *w, struct pc_fabric_peer *peer, int rc)
 {
     const char *why
-        = rc == PC_LOST ? "it closed its connection" : "it sent what is no note of this network";
+        = rc == PC_LOST ? "it closed its connection" : "it sent what is no wireup message";
     while (poll_all(w))
         ;
     if (!peer->leaves || peer->received >= peer->leaves_at || rc != PC_LOST) {
@@ -115,7 +115,7 @@ static void socket_ended(struct pc_fabric_net *w, struct pc_fabric_peer *peer, i
         return;
     }
     peer->gone = pc__now() + PC_LAST_NS;
-    pc__stream_close(&peer->stream);
+    pc__fabric_wireup_close(&peer->socket);
     pc__net_schedule(&w->base, pc__now());
 }
 
@@ -140,7 +140,7 @@ void pc__fabric_handle_due(struct pc_net *net, bool block)
         struct pc_fabric_peer *peer = pc__fabric_peer(w, p);
         if (peer == NULL || peer->base.ended || !peer->greeted)
             continue;
-        pc__stream_flush(&peer->stream);
+        pc__fabric_wireup_flush(&peer->socket);
         if (peer->gone != 0 && (peer->received >= peer->leaves_at || now >= peer->gone))
             pc__fabric_peer_leave(w, peer, "it closed its connection");
         else if (peer->gone != 0 || peer->leaves)

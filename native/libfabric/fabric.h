@@ -1,18 +1,18 @@
 /* The network of libfabric: one endpoint for all peers, packets, and peers, under the net's lock.
  *
- * What is sent goes in packets, each a header and at most PC_FABRIC_PART bytes of one message. They
- * may arrive in any order, and so may completions. A packet is sent from a buffer of its own, and
- * received in one: nothing but these buffers is registered. */
+ * What is sent goes in packets, each a header and at most PC_FABRIC_FRAGMENT bytes of one message.
+ * They may arrive in any order, and so may completions. A packet is sent from a buffer of its own,
+ * and received in one: nothing but these buffers is registered. */
 #ifndef PC_FABRIC_H
 #define PC_FABRIC_H
-#include "libfabric/stream.h"
+#include "libfabric/wireup.h"
 #include "tcp/frame.h"
 
 #ifdef PC_LIBFABRIC
 
 /* Small enough that providers send it without asking the receiver first, which has to run for the
  * answer (eager, not rendezvous): 16 KiB with all headers. */
-#define PC_FABRIC_PART (16384u - 192u)
+#define PC_FABRIC_FRAGMENT (16384u - 192u)
 /* Packets that may be under way from one rank to another. Where there are many ranks, or the
  * provider's queues are short, it is fewer. */
 #define PC_FABRIC_WINDOW 64u
@@ -30,11 +30,11 @@ struct pc_fabric_head { /* the header of a packet; of one that only tells, as fa
     uint32_t rank; /* of the sender */
     uint32_t zero;
     uint64_t received; /* packets with a frame that have come from the receiver */
-    uint64_t at;       /* which part of the message it is: where in it this begins */
+    uint64_t at;       /* which fragment of the message it is: where in it this begins */
     struct pc_frame frame;
 };
 #define PC_FABRIC_TELLS offsetof(struct pc_fabric_head, frame)
-#define PC_FABRIC_PACKET (sizeof(struct pc_fabric_head) + PC_FABRIC_PART)
+#define PC_FABRIC_PACKET (sizeof(struct pc_fabric_head) + PC_FABRIC_FRAGMENT)
 _Static_assert(sizeof(struct pc_fabric_head) == 80, "pc_fabric_head has no gaps");
 _Static_assert(PC_FABRIC_PACKET < 16384 - 64, "with a provider's header it is an eager message");
 
@@ -63,14 +63,14 @@ struct pc_fabric_send { /* a frame that waits to be sent, or whose rest does */
     uint64_t gone;     /* bytes that were sent */
 };
 
-struct pc_fabric_arrival { /* of the next message of a line, from its first part on */
+struct pc_fabric_arrival { /* of the next message of a line, from its first fragment on */
     struct pc_frame frame;
-    uint32_t parts; /* that have come; 0: none */
+    uint32_t fragments; /* that have come; 0: none */
 };
 
 struct pc_fabric_peer {
     struct pc_net_peer base;
-    struct pc_fabric_stream stream;
+    struct pc_fabric_socket socket;
     bool greeted;   /* the peer's HELLO has come */
     bool up;        /* a packet has come from it, so that there is a way */
     bool probed;    /* this rank's first packet was posted */
@@ -91,7 +91,7 @@ struct pc_fabric_peer {
     struct pc_fabric_block sends, receives;
     struct pc_fabric_packet *free; /* of `sends` */
     struct pc_fabric_arrival arrivals[PC_EDGE_LINES];
-    uint64_t *come; /* a bit per part of each arrival */
+    uint64_t *come; /* a bit per fragment of each arrival */
 };
 
 struct pc_fabric_net {

@@ -34,6 +34,7 @@ static int choose_window(struct pc_fabric_net *w)
     w->window = least(PC_FABRIC_WINDOW, few < 8 ? 8 : few);
     w->window = least(w->window, receives > PC_FABRIC_SPARE ? receives - PC_FABRIC_SPARE : 0);
     w->window = least(w->window, sends > PC_FABRIC_SPARE ? sends - PC_FABRIC_SPARE : 0);
+    errno = 0; /* these are no errors of the system */
     if (w->window < PC_FABRIC_LEAST_WINDOW)
         return pc__fail(&comm->error, PC_SYSTEM, -1,
                         "provider %s has queues for %zu receives and %zu sends, and %u ranks want "
@@ -61,8 +62,9 @@ static int fabric_open(struct pc_net *net, const void *given, size_t nbytes)
     memcpy(&w->options, given, nbytes);
     w->options.provider[sizeof w->options.provider - 1] = 0;
     w->options.node[sizeof w->options.node - 1] = 0;
-    uint64_t parts = ((uint64_t)l->slots * l->slot_bytes + PC_FABRIC_PART - 1) / PC_FABRIC_PART;
-    w->words = (uint32_t)((parts + 63) / 64);
+    uint64_t fragments
+        = ((uint64_t)l->slots * l->slot_bytes + PC_FABRIC_FRAGMENT - 1) / PC_FABRIC_FRAGMENT;
+    w->words = (uint32_t)((fragments + 63) / 64);
     int rc = pc__net_attend(net);
     if (rc == PC_OK)
         rc = pc__endpoint_find(&w->options, &comm->error, &w->endpoint);
@@ -87,7 +89,7 @@ static void fabric_close(struct pc_net *net)
         if (net->peers[p] == NULL)
             continue;
         if (child)
-            pc__stream_close(&pc__fabric_peer(w, p)->stream);
+            pc__fabric_wireup_close(&pc__fabric_peer(w, p)->socket);
         else
             pc__fabric_peer_close(pc__fabric_peer(w, p));
     }

@@ -49,14 +49,14 @@ static uint64_t smaller(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* Sends the next part of the first frame that waits. */
-static int post_part(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
+/* Sends the next fragment of the first frame that waits. */
+static int post_fragment(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
 {
     struct pc_fabric_send *out = &peer->queue[peer->head % PC_FABRIC_SENDS];
     struct pc_net_edge *edge = &peer->base.edges[out->frame.channel];
     struct pc_fabric_packet *packet = peer->free;
     struct pc_fabric_head *head = head_of(packet);
-    uint64_t nbytes = smaller(out->frame.nbytes - out->gone, PC_FABRIC_PART);
+    uint64_t nbytes = smaller(out->frame.nbytes - out->gone, PC_FABRIC_FRAGMENT);
     bool last = out->gone + nbytes == out->frame.nbytes;
     head->at = out->gone;
     head->frame = out->frame;
@@ -72,7 +72,8 @@ static int post_part(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
     if (last)
         peer->head++;
     else
-        pc__net_count(edge, 1); /* a part of its own; the last one is counted as the message is */
+        pc__net_count(edge,
+                      1); /* a fragment of its own; the last one is counted as the message is */
     return 0;
 }
 
@@ -82,7 +83,7 @@ int pc__fabric_post(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
     while (code == 0 && peer->head != peer->tail && peer->free != NULL
            && peer->sent - peer->arrived < peer->window
            && peer->under_way < w->window) /* the rest of `free` is for packets that tell */
-        code = post_part(w, peer);
+        code = post_fragment(w, peer);
     if (code == 0 && peer->tells)
         code = pc__fabric_tell(w, peer);
     return code == -FI_EAGAIN ? 0 : code;
@@ -110,7 +111,7 @@ void pc__fabric_receive_unposted(struct pc_fabric_net *w)
     }
 }
 
-/* What was counted for a frame, or a part of one, is so no more. */
+/* What was counted for a frame, or a fragment of one, is so no more. */
 static void uncount(struct pc_net_peer *peer, struct pc_net_edge *edge, bool credit)
 {
     if (credit)
@@ -172,37 +173,37 @@ struct pc_fabric_peer *pc__fabric_sender(const struct pc_fabric_net *w, const ch
                : NULL;
 }
 
-/* Takes a part of a message. 1 when the message is whole, 0 when it is not yet. */
-static int take_part(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
-                     const struct pc_fabric_head *head, const char *bytes, size_t nbytes,
-                     char *into, struct pc_error *error)
+/* Takes a fragment of a message. 1 when the message is whole, 0 when it is not yet. */
+static int take_fragment(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
+                         const struct pc_fabric_head *head, const char *bytes, size_t nbytes,
+                         char *into, struct pc_error *error)
 {
     const struct pc_frame *frame = &head->frame;
-    uint64_t parts = (frame->nbytes + PC_FABRIC_PART - 1) / PC_FABRIC_PART;
-    if (head->at % PC_FABRIC_PART != 0 || (head->at != 0 && head->at >= frame->nbytes)
-        || nbytes != smaller(frame->nbytes - head->at, PC_FABRIC_PART))
+    uint64_t fragments = (frame->nbytes + PC_FABRIC_FRAGMENT - 1) / PC_FABRIC_FRAGMENT;
+    if (head->at % PC_FABRIC_FRAGMENT != 0 || (head->at != 0 && head->at >= frame->nbytes)
+        || nbytes != smaller(frame->nbytes - head->at, PC_FABRIC_FRAGMENT))
         return BAD("holds %zu bytes from %llu on of a message of %llu", peer->base.rank, nbytes,
                    (unsigned long long)head->at, (unsigned long long)frame->nbytes);
     if (nbytes != 0)
         memcpy(into + head->at, bytes, nbytes);
-    if (parts <= 1)
+    if (fragments <= 1)
         return 1;
     uint32_t line = frame->channel * PC_LINES + (uint32_t)(frame->count - 1) % PC_LINES;
     struct pc_fabric_arrival *arrival = &peer->arrivals[line];
     uint64_t *come = peer->come + (size_t)line * w->words;
-    uint64_t part = head->at / PC_FABRIC_PART, bit = UINT64_C(1) << part % 64;
-    if (arrival->parts == 0) {
+    uint64_t fragment = head->at / PC_FABRIC_FRAGMENT, bit = UINT64_C(1) << fragment % 64;
+    if (arrival->fragments == 0) {
         arrival->frame = *frame;
         memset(come, 0, w->words * sizeof *come);
     }
-    if (memcmp(&arrival->frame, frame, sizeof *frame) != 0 || come[part / 64] & bit)
-        return BAD("holds part %llu of message %llu of channel %u, which came otherwise before",
-                   peer->base.rank, (unsigned long long)part, (unsigned long long)frame->count,
+    if (memcmp(&arrival->frame, frame, sizeof *frame) != 0 || come[fragment / 64] & bit)
+        return BAD("holds fragment %llu of message %llu of channel %u, which came otherwise before",
+                   peer->base.rank, (unsigned long long)fragment, (unsigned long long)frame->count,
                    frame->channel);
-    come[part / 64] |= bit;
-    if (++arrival->parts != parts)
+    come[fragment / 64] |= bit;
+    if (++arrival->fragments != fragments)
         return 0;
-    arrival->parts = 0;
+    arrival->fragments = 0;
     return 1;
 }
 
@@ -234,7 +235,7 @@ int pc__fabric_land(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const 
     int rc = pc__frame_check(&peer->base, &head.frame, &into, error);
     if (rc != PC_OK)
         return rc;
-    rc = take_part(w, peer, &head, bytes + sizeof head, nbytes - sizeof head, into, error);
+    rc = take_fragment(w, peer, &head, bytes + sizeof head, nbytes - sizeof head, into, error);
     return rc == 1 ? pc__frame_land(&peer->base, &head.frame, error) : rc;
 }
 #endif

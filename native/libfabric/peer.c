@@ -15,25 +15,27 @@ static struct pc_fabric_net *net_of(const struct pc_net_peer *peer)
     return (struct pc_fabric_net *)peer->net;
 }
 
-static int write_note(struct pc_fabric_peer *peer, enum pc_fabric_note_kind kind, uint64_t packets)
+static int write_wireup(struct pc_fabric_peer *peer, enum pc_fabric_wireup_kind kind,
+                        uint64_t packets)
 {
-    struct pc_fabric_note note = {.magic = PC_FABRIC_NOTE_MAGIC, .kind = kind, .packets = packets};
-    return pc__stream_write(&peer->stream, &note);
+    struct pc_fabric_wireup message
+        = {.magic = PC_FABRIC_WIREUP_MAGIC, .kind = kind, .packets = packets};
+    return pc__fabric_wireup_write(&peer->socket, &message);
 }
 
 static int greet(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
 {
     const struct pc_fabric_endpoint *e = &w->endpoint;
-    struct pc_fabric_note hello = {.magic = PC_FABRIC_NOTE_MAGIC,
-                                   .kind = PC_NOTE_HELLO,
-                                   .key = peer->key,
-                                   .window = w->window,
-                                   .part = PC_FABRIC_PART,
-                                   .format = e->info->addr_format,
-                                   .address_bytes = e->address_bytes};
+    struct pc_fabric_wireup hello = {.magic = PC_FABRIC_WIREUP_MAGIC,
+                                     .kind = PC_FABRIC_WIREUP_HELLO,
+                                     .key = peer->key,
+                                     .window = w->window,
+                                     .fragment = PC_FABRIC_FRAGMENT,
+                                     .format = e->info->addr_format,
+                                     .address_bytes = e->address_bytes};
     snprintf(hello.provider, sizeof hello.provider, "%s", e->info->fabric_attr->prov_name);
     memcpy(hello.address, e->address, e->address_bytes);
-    return pc__stream_write(&peer->stream, &hello);
+    return pc__fabric_wireup_write(&peer->socket, &hello);
 }
 
 /* Receives and sends of its own, before the peer learns where to send. */
@@ -79,8 +81,8 @@ int pc__fabric_adopt(struct pc_net_peer *base, int fd)
     }
     if (pc__net_watch(w->base.epoll, fd, EPOLLIN, base->rank) != 0)
         return PC_SYSTEM;
-    peer->stream.fd = fd;
-    peer->stream.open = true;
+    peer->socket.fd = fd;
+    peer->socket.open = true;
     peer->since = pc__now();
     w->base.state.connections++;
     return greet(w, peer);
@@ -88,7 +90,7 @@ int pc__fabric_adopt(struct pc_net_peer *base, int fd)
 
 int pc__fabric_connections(const struct pc_net_peer *base)
 {
-    return ((const struct pc_fabric_peer *)base)->stream.open && !base->ended;
+    return ((const struct pc_fabric_peer *)base)->socket.open && !base->ended;
 }
 
 static int push(struct pc_fabric_peer *peer, const struct pc_frame *frame, const char *bytes)
@@ -117,7 +119,7 @@ int pc__fabric_send(struct pc_net_peer *base, const struct pc_send_op *op)
         return rc;
     base->net->credits += credit;
     pc__net_told(op->edge);
-    if (!credit && (op->nbytes >= PC_FABRIC_PART || pc__edge_holds_credit(op->edge)))
+    if (!credit && (op->nbytes >= PC_FABRIC_FRAGMENT || pc__edge_holds_credit(op->edge)))
         pc__fabric_flush(base);
     base->sending = peer->head != peer->tail;
     return PC_OK;
@@ -145,43 +147,44 @@ bool pc__fabric_settled(const struct pc_net_peer *base)
         return false;
     if (peer->arrived == peer->sent)
         return true;
-    if (peer->asked != peer->sent + 1 && write_note(peer, PC_NOTE_LEAVING, peer->sent) == PC_OK)
+    if (peer->asked != peer->sent + 1
+        && write_wireup(peer, PC_FABRIC_WIREUP_LEAVING, peer->sent) == PC_OK)
         peer->asked = peer->sent + 1;
     return false;
 }
 
-static bool is_hello(const struct pc_fabric_net *w, const struct pc_fabric_note *note)
+static bool is_hello(const struct pc_fabric_net *w, const struct pc_fabric_wireup *message)
 {
-    return note->window >= PC_FABRIC_LEAST_WINDOW && note->window <= PC_FABRIC_WINDOW
-           && note->part == PC_FABRIC_PART && note->address_bytes > 0
-           && note->address_bytes <= PC_FABRIC_ADDRESS
-           && memchr(note->provider, 0, sizeof note->provider) != NULL
-           && note->format == w->endpoint.info->addr_format;
+    return message->window >= PC_FABRIC_LEAST_WINDOW && message->window <= PC_FABRIC_WINDOW
+           && message->fragment == PC_FABRIC_FRAGMENT && message->address_bytes > 0
+           && message->address_bytes <= PC_FABRIC_ADDRESS
+           && memchr(message->provider, 0, sizeof message->provider) != NULL
+           && message->format == w->endpoint.info->addr_format;
 }
 
 static void handle_hello(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
-                         const struct pc_fabric_note *note)
+                         const struct pc_fabric_wireup *message)
 {
     char why[128];
     const char *mine = w->endpoint.info->fabric_attr->prov_name;
-    if (!peer->greeted && memchr(note->provider, 0, sizeof note->provider) != NULL
-        && strncmp(note->provider, mine, sizeof note->provider - 1) != 0) {
-        snprintf(why, sizeof why, "its libfabric provider is %s, here it is %s", note->provider,
+    if (!peer->greeted && memchr(message->provider, 0, sizeof message->provider) != NULL
+        && strncmp(message->provider, mine, sizeof message->provider - 1) != 0) {
+        snprintf(why, sizeof why, "its libfabric provider is %s, here it is %s", message->provider,
                  mine);
         pc__fabric_peer_leave(w, peer, why);
         return;
     }
-    if (peer->greeted || !is_hello(w, note)) {
+    if (peer->greeted || !is_hello(w, message)) {
         pc__fabric_peer_leave(w, peer, "its greeting is not one");
         return;
     }
-    if (fi_av_insert(w->endpoint.av, note->address, 1, &peer->address, 0, NULL) != 1) {
+    if (fi_av_insert(w->endpoint.av, message->address, 1, &peer->address, 0, NULL) != 1) {
         pc__fabric_peer_leave(w, peer, "the address of its endpoint cannot be used (fi_av_insert)");
         return;
     }
     peer->greeted = true;
-    peer->their_key = note->key;
-    peer->window = note->window < w->window ? note->window : w->window;
+    peer->their_key = message->key;
+    peer->window = message->window < w->window ? message->window : w->window;
     peer->tells = true; /* its first packet: both ends learn that there is a way */
     pc__net_dirty(&peer->base);
     pc__net_schedule(&w->base, pc__now());
@@ -192,25 +195,26 @@ static void say_arrived(struct pc_fabric_peer *peer)
 {
     if (!peer->leaves || peer->received < peer->leaves_at)
         return;
-    write_note(peer, PC_NOTE_ARRIVED, peer->received); /* if it cannot be, the peer waits no more */
+    write_wireup(peer, PC_FABRIC_WIREUP_ARRIVED,
+                 peer->received); /* if it cannot be, the peer waits no more */
     peer->leaves = false;
 }
 
-static void handle_note(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
-                        const struct pc_fabric_note *note)
+static void handle_wireup(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
+                          const struct pc_fabric_wireup *message)
 {
-    if (note->kind == PC_NOTE_HELLO) {
-        handle_hello(w, peer, note);
+    if (message->kind == PC_FABRIC_WIREUP_HELLO) {
+        handle_hello(w, peer, message);
     } else if (!peer->greeted
-               || (note->kind == PC_NOTE_LEAVING ? note->packets < peer->received
-                                                 : note->packets > peer->sent)) {
+               || (message->kind == PC_FABRIC_WIREUP_LEAVING ? message->packets < peer->received
+                                                             : message->packets > peer->sent)) {
         pc__fabric_peer_leave(w, peer, "it counts packets that there were not");
-    } else if (note->kind == PC_NOTE_ARRIVED) {
-        if (note->packets > peer->arrived)
-            peer->arrived = note->packets;
+    } else if (message->kind == PC_FABRIC_WIREUP_ARRIVED) {
+        if (message->packets > peer->arrived)
+            peer->arrived = message->packets;
     } else {
         peer->leaves = true;
-        peer->leaves_at = note->packets;
+        peer->leaves_at = message->packets;
         say_arrived(peer);
         if (peer->leaves)
             pc__net_schedule(&w->base, pc__now());
@@ -219,11 +223,11 @@ static void handle_note(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
 
 int pc__fabric_peer_read(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
 {
-    struct pc_fabric_note note;
+    struct pc_fabric_wireup message;
     int rc = 0;
-    pc__stream_flush(&peer->stream);
-    while (!peer->base.ended && (rc = pc__stream_read(&peer->stream, &note)) > 0)
-        handle_note(w, peer, &note);
+    pc__fabric_wireup_flush(&peer->socket);
+    while (!peer->base.ended && (rc = pc__fabric_wireup_read(&peer->socket, &message)) > 0)
+        handle_wireup(w, peer, &message);
     return rc;
 }
 
@@ -242,8 +246,8 @@ void pc__fabric_peer_cut(struct pc_fabric_peer *peer, const char *why)
         return;
     pc__fail(&base->fault, PC_LOST, (int)base->rank, "rank %u is lost: send: %s", base->rank, why);
     pc__fabric_drop(peer);
-    if (peer->stream.open)
-        shutdown(peer->stream.fd, SHUT_RDWR); /* both ends read its end, and then leave */
+    if (peer->socket.open)
+        shutdown(peer->socket.fd, SHUT_RDWR); /* both ends read its end, and then leave */
     base->net->events_pending = true;
     pc__net_wake(base->net);
 }
@@ -261,13 +265,13 @@ void pc__fabric_peer_leave(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
     w->base.state.live -= peer->up;
     w->base.state.connections--;
     peer->up = false;
-    pc__stream_close(&peer->stream); /* close removes it from the epoll */
+    pc__fabric_wireup_close(&peer->socket); /* close removes it from the epoll */
     pc__net_end(base);
 }
 
 void pc__fabric_peer_close(struct pc_fabric_peer *peer)
 {
-    pc__stream_close(&peer->stream);
+    pc__fabric_wireup_close(&peer->socket);
     pc__fabric_block_close(&peer->sends);
     pc__fabric_block_close(&peer->receives);
     free(peer->queue);

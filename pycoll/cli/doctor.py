@@ -94,12 +94,14 @@ def _machine(config: Config, seconds: float) -> Machine:
     )
     try:
         from pycoll.runtime.native import verbs
+        from pycoll.runtime.net import providers
     except UnavailableError as error:
         return replace(machine, engine=str(error), attributes=_by_pyverbs())
     ports = verbs.verbs_ports()
     return replace(
         machine,
         missing=verbs.verbs_missing(),
+        provider=providers.shown(config.fabric or "") if providers.possible() else None,
         attributes=tuple(Attributes(p.device, p.port, p.mtu, p.max_mtu) for p in ports),
     )
 

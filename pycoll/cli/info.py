@@ -79,6 +79,21 @@ def _rdma(config: Config) -> list[str]:
     return [first, *(f"{rails.name(port)}: {rails.describe(port)}" for port in ports)]
 
 
+def _libfabric(config: Config) -> str:
+    """Say by which provider of libfabric ranks of other hosts are reached, or could be."""
+    from pycoll.runtime.native import libfabric
+    from pycoll.runtime.net import providers
+
+    if config.transport != "libfabric":
+        return providers.shown(config.fabric or "")
+    try:
+        found = libfabric.fabric_find(config.fabric or "")
+    except PycollError as error:
+        return f"missing: {error}"
+    library = f"libfabric {found.library_version}, {found.library}"
+    return f"ranks of several hosts, by {found.name} {found.version} ({library})"
+
+
 def _gpus() -> Iterator[tuple[str, str]]:
     """Say which GPUs there are, and what runs kernels on them, or why nothing does."""
     from pycoll.runtime.cuda import compile
@@ -159,7 +174,9 @@ def run(options: argparse.Namespace) -> int:
     if native.missing:
         shm = tcp = "missing: it is part of the engine"
     verbs = [tcp] if native.missing else _rdma(config)
+    fabric = tcp if native.missing else _libfabric(config)
     transports = [("shm", shm), ("verbs", verbs[0]), *(("", port) for port in verbs[1:])]
+    transports.append(("libfabric", fabric))
     for title, text in [*transports, ("tcp", tcp)]:
         print(f"  {title:<16}{text}")
     print("GPUs:")

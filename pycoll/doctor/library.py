@@ -74,8 +74,10 @@ def driver(machine: Machine) -> Iterator[Finding]:
         yield ok("this machine", f"RDMA devices: {', '.join(_devices(machine))}")
     elif not idle:
         others = ", ".join(devices(machine.sysfs)[1])
-        instead = f" but {others}, neither InfiniBand nor RoCE" if others else ""
-        yield ok("this machine", f"no RDMA device{instead}: other hosts are reached over TCP")
+        if others:
+            yield ok("this machine", f"RDMA devices {others}, neither InfiniBand nor RoCE")
+        else:
+            yield ok("this machine", "no RDMA device: other hosts are reached over TCP")
 
 
 def library(machine: Machine) -> Iterator[Finding]:

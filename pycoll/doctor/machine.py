@@ -52,6 +52,8 @@ class Machine:
     engine: str = ""
     #: Why pycoll cannot use RDMA verbs; "" if it can.
     missing: str = ""
+    #: Of libfabric, for RDMA hardware, or "missing: " and why none; None when it was not asked.
+    provider: str | None = None
     #: Of every port that libibverbs lists; None when it could not be asked.
     attributes: tuple[Attributes, ...] | None = None
     #: How pycoll would send packets.

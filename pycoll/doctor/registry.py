@@ -20,6 +20,7 @@ from pycoll.doctor import (
     limits,
     link,
     mtu,
+    provider,
     slot,
     tcp,
 )
@@ -43,6 +44,7 @@ CHECKS = (
     Check("cgroup", cgroup.cgroup),
     Check("driver", library.driver),
     Check("library", library.library),
+    Check("libfabric", provider.provider),
     Check("access", library.access),
     Check("state", link.state),
     Check("lanes", link.lanes),

@@ -41,6 +41,7 @@ def test_info_works_without_the_engine_and_says_why(root):
     assert "install" in engine
     assert "shm             missing" in done.stdout
     assert "verbs           missing: it is part of the engine" in done.stdout
+    assert "libfabric       missing: it is part of the engine" in done.stdout
     assert "tcp             missing: it is part of the engine" in done.stdout
     assert "  driver          missing: it is part of the engine" in done.stdout
     assert "PYCOLL_TIMEOUT" in done.stdout
@@ -125,6 +126,34 @@ def test_info_says_by_which_ports_rdma_goes(cli, monkeypatch):
     monkeypatch.setattr(verbs, "verbs_ports", list)
     monkeypatch.setattr(rails, "seen", lambda: False)
     assert "  verbs           missing: there is no RDMA device" in cli("info").out
+
+
+def test_the_provider_of_libfabric_is_told_or_what_is_missing(cli, monkeypatch):
+    from pycoll.errors import TransportError
+    from pycoll.runtime.native import libfabric
+    from pycoll.runtime.native.libfabric import Provider
+
+    def find(provider="", node="", nic=0):
+        if provider == "cxi":
+            raise TransportError("no endpoint of provider cxi: fi_info lists what there is")
+        fast = provider != "tcp"
+        return Provider(provider or "efa", "x", "/opt/libfabric.so.1", "1.22", "122.0", fast, 0)
+
+    monkeypatch.setattr(libfabric, "fabric_missing", lambda: "no libfabric: apt-get install it")
+    assert "  libfabric       missing: no libfabric: apt-get install it\n" in cli("info").out
+    monkeypatch.setattr(libfabric, "fabric_missing", lambda: "")
+    monkeypatch.setattr(libfabric, "fabric_find", find)
+    what = "122.0 of libfabric 1.22 (/opt/libfabric.so.1)"
+    assert f"  libfabric       efa {what}\n" in cli("info").out
+    monkeypatch.setenv("PYCOLL_FABRIC", "tcp")
+    assert f"missing: the best provider is tcp {what}, which is for no RDMA" in cli("info").out
+    monkeypatch.setenv("PYCOLL_TRANSPORT", "libfabric")
+    assert (
+        "  libfabric       ranks of several hosts, by tcp 122.0 (libfabric 1.22, /opt/"
+        in cli("info").out
+    )
+    monkeypatch.setenv("PYCOLL_FABRIC", "cxi")
+    assert "  libfabric       missing: no endpoint of provider cxi" in cli("info").out
 
 
 def gpus(out: str) -> list[str]:

@@ -305,6 +305,7 @@ class Place:
 EXECUTORS: dict[str, Executor] = {
     "native": by_native,
     "native, tcp": partial(by_native, way="tcp"),
+    "native, libfabric": partial(by_native, way="libfabric, tcp"),
     "native, verbs": partial(by_native, way="verbs"),
     "native, verbs, two rails": partial(by_native, way="verbs", rails=2),
 }
@@ -323,7 +324,7 @@ def runs() -> Iterator[Any]:
     """
     for size, executor in itertools.product(SLOTS, EXECUTORS):
         if "two rails" not in executor or 2 * size <= DEVICES:
-            marks = [pytest.mark.stand_in] if "verbs" in executor else []
+            marks = joined.marks(executor.removeprefix("native, "))
             yield pytest.param(executor, size, marks=marks, id=f"{executor}-{size}")
 
 

@@ -47,7 +47,7 @@ from pycoll.dtypes import INT64, UINT8
 from pycoll.errors import InternalError
 from pycoll.fabric import Rail
 from pycoll.program.lower import compile_program
-from pycoll.runtime.native import bindings, codes, verbs
+from pycoll.runtime.native import bindings, codes, libfabric, verbs
 from pycoll.schedule import ScheduleBuilder, allreduce
 
 Connect = Callable[[Sequence[Any]], None]
@@ -70,6 +70,8 @@ def with_devices(names: Iterable[str]) -> list[Any]:
     return [pytest.param(name, marks=joined.marks(name)) for name in names]
 
 
+#: Providers that every libfabric has; the last two complete a packet only once the peer polls.
+FABRICS = ("libfabric, tcp", "libfabric, udp;ofi_rxd", "libfabric, shm")
 #: Bytes: none, one, around an inline message, odd ones, a whole slot.
 LENGTHS = (0, 1, 7, 40, 41, 63, 64, 65, 1001, SLOT_BYTES - 1, SLOT_BYTES)
 
@@ -164,7 +166,7 @@ def test_slots_wrap_around_in_any_interleaving(pair: list[Any]) -> None:
             receiver.whole()
 
 
-@pytest.mark.parametrize("way", with_devices(("shm", "tcp", "verbs")))
+@pytest.mark.parametrize("way", with_devices(("shm", "tcp", *FABRICS, "verbs")))
 @pytest.mark.parametrize("size", [2, 3])
 def test_thousands_of_messages_between_processes(size: int, way: str) -> None:
     def rank() -> int:
@@ -252,10 +254,12 @@ def test_a_remote_peer_that_closed_is_lost_once_all_it_sent_was_received(
     assert ends[2].begin() == codes.AGAIN  # it waits for rank 1, who is there
 
 
-@pytest.mark.parametrize("way", with_devices(("tcp", "verbs")))
+@pytest.mark.parametrize("way", with_devices(("tcp", "libfabric, tcp", "verbs")))
 def test_a_call_waits_for_its_first_socket(opened: Opened, way: str) -> None:
     comms = opened(2)
     for rank, comm in enumerate(comms):
+        if way == "libfabric, tcp":
+            libfabric.comm_fabric(comm, "tcp", "127.0.0.1")
         if way == "verbs":
             verbs.comm_rails(comm, joined.HASTY, [Rail(joined.devices(rank, 2, 1)[0], 1)])
         bindings.comm_remote(comm, 1 - comms.index(comm))
@@ -289,12 +293,12 @@ def test_what_cannot_be_remote(opened: Opened) -> None:
         bindings.comm_connections(mapped[0], 1)
 
 
-@pytest.mark.parametrize("way", with_devices(("told", "deadline", "tcp", "verbs")))
+@pytest.mark.parametrize("way", with_devices(("told", "deadline", "tcp", *FABRICS, "verbs")))
 def test_a_peer_that_dies_under_load_leaves_a_survivor_that_can_close(way: str) -> None:
     def rank() -> str:
         met = detect()
         before = held()
-        comm = joined.join(met, way if way in ("tcp", "verbs") else "shm")
+        comm = joined.join(met, "shm" if way in ("told", "deadline") else way)
         pids = [int(blob) for blob in met.allgather(str(os.getpid()).encode(), SECONDS)]
         plan = bind(comm, met.rank, 2, get("ring"), 1000)
         x = np.ones(1000, np.uint8)

@@ -15,7 +15,8 @@ def test_a_healthy_machine_has_no_finding(healthy):
 
 
 def test_every_check_says_something(healthy):
-    assert {finding.check for finding in healthy.all()} == {c.name for c in CHECKS} - {"lanes"}
+    silent = {"lanes", "libfabric"}  # for InfiniBand; for what is neither that nor RoCE
+    assert {finding.check for finding in healthy.all()} == {c.name for c in CHECKS} - silent
     healthy.infiniband()
     assert {finding.check for finding in healthy.all("lanes")} == {"lanes"}
 

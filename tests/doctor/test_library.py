@@ -55,6 +55,33 @@ def test_other_kinds_of_devices_are_named(healthy):
     assert "mlx5_0, mlx5_1, neither InfiniBand nor RoCE" in healthy.all("driver")[0].what
 
 
+def others(healthy) -> None:
+    healthy.write("4: RNIC", "sys/class/infiniband/mlx5_0/node_type")
+    healthy.write("4: RNIC", "sys/class/infiniband/mlx5_1/node_type")
+
+
+def test_devices_that_want_libfabric_and_have_it(healthy):
+    assert healthy.all("libfabric") == []
+    others(healthy)
+    [found] = healthy.all("libfabric", provider="efa 1.22 of libfabric 1.22 (/opt/x)")
+    assert (found.level, found.where) == ("ok", "libfabric")
+    assert found.what == "other hosts are reached by efa 1.22 of libfabric 1.22 (/opt/x)"
+    assert healthy.all("libfabric")[0].level == "not known"
+
+
+def test_devices_that_want_libfabric_and_lack_it(healthy):
+    others(healthy)
+    found = healthy.ill("libfabric", "warning", provider="missing: it is not there: apt-get it")
+    assert (found.where, found.got) == ("mlx5_0, mlx5_1", "it is not there")
+    assert found.cure == "apt-get it"
+
+
+def test_a_slingshot_card_wants_libfabric(healthy):
+    unload(healthy)
+    healthy.write("0", "sys/class/cxi/cxi0/device/numa_node")
+    assert healthy.ill("libfabric", "warning", provider="missing: no provider: x").where == "cxi0"
+
+
 def test_no_library(healthy):
     found = healthy.ill("library", "problem", missing="no libibverbs.so.1", attributes=())
     assert found.got == "no libibverbs.so.1"

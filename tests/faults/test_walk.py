@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from ctypes.util import find_library
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,11 @@ def test_every_survivor_names_the_rank_that_was_killed(way: str) -> None:
 @pytest.mark.stand_in
 def test_the_same_over_rdma() -> None:
     walk("verbs")
+
+
+@pytest.mark.skipif(not find_library("fabric"), reason="no libfabric: apt-get install libfabric1")
+def test_the_same_over_libfabric() -> None:
+    walk("libfabric")
 
 
 def walk(way: str) -> None:

@@ -42,7 +42,7 @@ from pycoll.runtime.native import bindings, codes
 
 ROOT = Path(__file__).parents[2]
 SIZE = 4
-WAYS = ("shm", "tcp", "mixed", "verbs")
+WAYS = ("shm", "tcp", "mixed", "libfabric", "verbs")
 TIMEOUT = 12.0  #: of the job's waits
 PATIENCE = 90.0  #: until a rank that has not raised is said to hang
 SOON = 1.0  #: seconds in which every survivor is to have raised
@@ -317,6 +317,8 @@ def run_rank(played: Job, death: mmap.mmap) -> Heard:
     delay = fate.random() * ARMED_SECONDS
     if played.way == "verbs":
         os.environ |= {"PYCOLL_TRANSPORT": "verbs", "PYCOLL_RAILS": f"fake{rank}:1"}
+    elif played.way == "libfabric":
+        os.environ |= {"PYCOLL_TRANSPORT": "libfabric", "PYCOLL_FABRIC": "tcp"}
     else:
         os.environ["PYCOLL_TRANSPORT"] = "tcp"
     before = held()
@@ -495,7 +497,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=48)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--size", type=int, default=SIZE, help="ranks of a job")
-    parser.add_argument("--ways", default="shm,tcp,mixed", help="of shm, tcp, mixed, verbs")
+    parser.add_argument(
+        "--ways", default="shm,tcp,mixed", help="of shm, tcp, mixed, libfabric, verbs"
+    )
     parser.add_argument("--works", default=",".join(WORKS))
     parser.add_argument("--only", type=int, help="play the job of this number alone")
     parser.add_argument("--json", help="a file for the figures")

@@ -30,6 +30,20 @@ def find(provider: str, place: Place) -> Provider:
         raise UnavailableError(str(error)) from None
 
 
+def shown(provider: str) -> str:
+    """Say which provider for RDMA hardware there is, or "missing: ", why none and what mends it."""
+    if lack := libfabric.fabric_missing():
+        return f"missing: {lack}"
+    try:
+        found = find(provider, Place("", 0))
+    except UnavailableError as error:
+        return f"missing: {error}"
+    text = f"{found.name} {found.version} of libfabric {found.library_version} ({found.library})"
+    if found.rdma:
+        return text
+    return f"missing: the best provider is {text}, which is for no RDMA hardware: fi_info -l"
+
+
 def possible() -> bool:
     """Tell whether this machine has hardware for which libfabric may have a provider.
 

@@ -1,0 +1,49 @@
+/* Wireup messages between two ranks, over the authenticated socket between them: where each one's
+ * endpoint is, and before a rank closes, what it has sent. The socket's end is the peer's. */
+#ifndef PC_FABRIC_WIREUP_H
+#define PC_FABRIC_WIREUP_H
+#include "libfabric/endpoint.h"
+#ifdef PC_LIBFABRIC
+
+#define PC_FABRIC_WIREUP_MAGIC \
+    0x314e4350u /* "PCN1"; a host of the other byte order reads another number */
+#define PC_FABRIC_PROVIDER 32u
+
+enum pc_fabric_wireup_kind {
+    PC_FABRIC_WIREUP_HELLO = 1, /* where the endpoint is, and what its packets must show */
+    PC_FABRIC_WIREUP_LEAVING, /* `packets`: so many were sent in all; the rank waits for ARRIVED */
+    PC_FABRIC_WIREUP_ARRIVED, /* `packets`: so many have arrived */
+};
+
+struct pc_fabric_wireup { /* all of one size */
+    uint32_t magic;
+    uint32_t kind; /* enum pc_fabric_wireup_kind */
+    uint64_t packets;
+    uint64_t key;      /* HELLO, as all that follows: what packets to this rank must show */
+    uint32_t window;   /* packets that may be under way to this rank */
+    uint32_t fragment; /* bytes of a message in a packet: PC_FABRIC_FRAGMENT */
+    uint32_t format;   /* of the address: an FI_SOCKADDR_IN or the like */
+    uint32_t address_bytes;
+    char provider[PC_FABRIC_PROVIDER]; /* ends with a zero */
+    char address[PC_FABRIC_ADDRESS];
+};
+_Static_assert(sizeof(struct pc_fabric_wireup) == 328, "a wireup message has no gaps");
+
+struct pc_fabric_socket {
+    int fd;
+    bool open;
+    char in[sizeof(struct pc_fabric_wireup)];
+    size_t nin;
+    char out[4 * sizeof(struct pc_fabric_wireup)]; /* that the socket has not taken yet */
+    size_t nout;
+};
+
+/* OK also when the socket has not taken all yet; LOST: it has ended, or the peer does not read. */
+int pc__fabric_wireup_write(struct pc_fabric_socket *socket,
+                            const struct pc_fabric_wireup *message);
+int pc__fabric_wireup_flush(struct pc_fabric_socket *socket);
+/* 1: a whole one is in *message; 0: none yet; LOST: the socket has ended; INVALID: it was none. */
+int pc__fabric_wireup_read(struct pc_fabric_socket *socket, struct pc_fabric_wireup *message);
+void pc__fabric_wireup_close(struct pc_fabric_socket *socket);
+#endif
+#endif

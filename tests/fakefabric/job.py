@@ -1,0 +1,71 @@
+"""Ranks that share no memory make every collective, and transfers of all lengths, by libfabric.
+
+Prints what reached them. Arguments: the number of ranks, and what they do.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import collective_checks
+import numpy as np
+import walk
+
+import pycoll
+from pycoll.bootstrap import job as jobs
+
+LENGTHS = (0, 1, 40, 41, 1000, 16191, 16192, 16193, 100_000, 1_000_001)
+
+
+def transfers(comm: Any) -> None:
+    """Send an array of each length round, all at once, and in pairs."""
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for turn, n in enumerate(LENGTHS * 2):
+        x = (np.arange(n) * 7 + comm.rank + turn).astype(np.uint8)
+        want = (np.arange(n) * 7 + before + turn).astype(np.uint8)
+        got = np.zeros(n, np.uint8)
+        work = comm.send(x, after, async_op=True)
+        comm.recv(got, before)
+        work.wait()
+        assert np.array_equal(got, want), (turn, n)
+        got[:] = 0
+        comm.exchange([(x, after)], [(got, before)])
+        assert np.array_equal(got, want), (turn, n)
+
+
+def large(comm: Any) -> None:
+    """Reduce 64 MiB."""
+    x = np.full(1 << 23, comm.rank + 1.0)
+    assert (comm.allreduce(x) == sum(range(1, comm.size + 1))).all()
+
+
+def cut(comm: Any) -> None:
+    """Reduce until the network is cut, as the stand-in was told."""
+    try:
+        for call in range(100_000):
+            x = np.full(1 + call % 7 * 1000, comm.rank + 1.0)
+            assert (comm.allreduce(x) == sum(range(1, comm.size + 1))).all()
+    except pycoll.PeerLostError as error:
+        print(f"rank {comm.rank}: {error}")
+        try:
+            comm.barrier()
+        except pycoll.BrokenError:
+            print("and broken from then on")
+
+
+def rank() -> str:
+    """Be one rank."""
+    mine = jobs.current()
+    assert mine is not None
+    with walk.apart("libfabric", mine.rank):
+        if sys.argv[2] == "collectives":
+            collective_checks.main()
+            return "libfabric"
+        with pycoll.init(timeout=60) as comm:
+            globals()[sys.argv[2]](comm)
+            return comm.transport
+
+
+if __name__ == "__main__":
+    print(*pycoll.spawn(rank, int(sys.argv[1]), timeout=150))

@@ -1,0 +1,71 @@
+"""libfabric by a stand-in: completions in any order, no progress but by polling, strict rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fakefabric
+import pytest
+from fakefabric import HERE, ROOT, run
+
+pytestmark = pytest.mark.skipif(bool(fakefabric.lack()), reason=fakefabric.lack() or "-")
+JOB = HERE / "job.py"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fakefabric.build(tmp_path_factory.mktemp("fakefabric"))
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_transfers_of_every_length_come_whole(library: Path, size: int) -> None:
+    done = run(library, JOB, str(size), "transfers")
+    assert done.stdout == " ".join(["libfabric"] * size) + "\n", done.stderr
+
+
+def test_every_collective(library: Path) -> None:
+    done = run(library, JOB, "2", "collectives")
+    assert done.stdout == "libfabric libfabric\n", done.stderr
+
+
+@pytest.mark.parametrize(("size", "queue"), [(2, 6), (3, 14), (4, 24)])
+def test_no_more_is_posted_than_a_short_queue_holds(library: Path, size: int, queue: int) -> None:
+    done = run(library, JOB, str(size), "transfers", FAKEFABRIC_QUEUE=str(queue))
+    assert done.stdout == " ".join(["libfabric"] * size) + "\n", done.stderr
+
+
+def test_a_queue_that_is_too_short_for_all_ranks_is_refused(library: Path) -> None:
+    done = run(library, JOB, "4", "transfers", FAKEFABRIC_QUEUE="17")
+    assert (
+        "PYCOLL_TRANSPORT=libfabric wants one provider on all ranks: rank 0 (process "
+        in done.stderr
+    )
+    assert (
+        "provider efa has queues for 17 receives and 17 sends, and 4 ranks want 18 of each; "
+        "PYCOLL_TRANSPORT=tcp does without (so on 3 ranks more)" in done.stderr
+    )
+
+
+def test_a_send_that_fails_is_a_lost_peer(library: Path) -> None:
+    done = run(library, JOB, "2", "cut", FAKEFABRIC_FAIL="500")
+    assert done.stdout.endswith("libfabric libfabric\n"), done.stderr
+    heard = [line for line in done.stdout.splitlines() if line.startswith("rank ")]
+    assert len(heard) == done.stdout.count("and broken from then on\n") == 2
+    # Whom the provider told, says why; whoever hears of it first by the socket's end, says that.
+    why = "abort (provider efa: as the stand-in was told)", "it closed its connection"
+    assert all(any(text in line for text in why) for line in heard), heard
+
+
+def test_a_provider_that_is_not_there_is_named(library: Path) -> None:
+    done = run(library, JOB, "2", "cut", PYCOLL_FABRIC="cxi")
+    assert "UnavailableError: PYCOLL_TRANSPORT=libfabric wants one provider on all" in done.stderr
+    assert "has no endpoint for reliable datagrams of provider cxi" in done.stderr
+    assert "fi_info -t FI_EP_RDM lists what there is (so on 1 ranks more)" in done.stderr
+
+
+def test_every_survivor_names_the_rank_that_was_killed(library: Path) -> None:
+    walk = ROOT / "tests" / "faults" / "walk.py"
+    settings = {"FAKEFABRIC_PROVIDER": "tcp"}  # for which the walk asks
+    done = run(library, walk, "--jobs", "12", "--ways", "libfabric", **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '"jobs": 12, "survivors": 36' in done.stdout
