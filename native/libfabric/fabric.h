@@ -13,8 +13,8 @@
 /* Small enough that providers send it without asking the receiver first, which has to run for the
  * answer (eager, not rendezvous): 16 KiB with all headers. */
 #define PC_FABRIC_FRAGMENT (16384u - 192u)
-/* Packets that may be under way from one rank to another. Where there are many ranks, or the
- * provider's queues are short, it is fewer. */
+/* The send window: packets that may be under way from one rank to another. Where there are many
+ * ranks, or the provider's queues are short, it is fewer. */
 #define PC_FABRIC_WINDOW 64u
 #define PC_FABRIC_LEAST_WINDOW 2u
 #define PC_FABRIC_PACKETS 4096u /* of all windows of a rank together, if they can be so small */
@@ -102,6 +102,7 @@ struct pc_fabric_net {
     uint32_t words;  /* 64-bit words of `come` for an arrival */
     bool again;      /* the provider could not take a packet: it is to be tried soon */
     struct pc_fabric_packet *unposted; /* receives that it could not take */
+    uint64_t adopted;                  /* when the last socket came */
 };
 
 static inline struct pc_fabric_peer *pc__fabric_peer(const struct pc_fabric_net *w, uint32_t rank)
@@ -156,5 +157,7 @@ uint64_t pc__fabric_arm(struct pc_net *net, uint64_t ns);
 void pc__fabric_woken(struct pc_net *net, uint64_t what);
 void pc__fabric_handle_event(struct pc_net *net, uint64_t what);
 void pc__fabric_handle_due(struct pc_net *net, bool block);
+/* Before the endpoint is closed: lets the provider end what it has begun. */
+void pc__fabric_quiesce(struct pc_fabric_net *w);
 #endif
 #endif

@@ -83,8 +83,12 @@ static void fabric_close(struct pc_net *net)
 {
     struct pc_fabric_net *w = (struct pc_fabric_net *)net;
     bool child = net->pid != getpid(); /* of fork: the objects are the parent's */
-    if (!child)
+    if (!child && w->endpoint.ep != NULL) {
+        pthread_mutex_lock(&net->lock);
+        pc__fabric_quiesce(w);
+        pthread_mutex_unlock(&net->lock);
         pc__endpoint_stop(&w->endpoint);
+    }
     for (uint32_t p = 0; net->peers != NULL && p < net->comm->options.size; p++) {
         if (net->peers[p] == NULL)
             continue;

@@ -83,7 +83,7 @@ int pc__fabric_adopt(struct pc_net_peer *base, int fd)
         return PC_SYSTEM;
     peer->socket.fd = fd;
     peer->socket.open = true;
-    peer->since = pc__now();
+    peer->since = w->adopted = pc__now();
     w->base.state.connections++;
     return greet(w, peer);
 }

@@ -5,7 +5,10 @@ Prints what reached them. Arguments: the number of ranks, and what they do.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
 from typing import Any
 
 import collective_checks
@@ -40,6 +43,31 @@ def large(comm: Any) -> None:
     assert (comm.allreduce(x) == sum(range(1, comm.size + 1))).all()
 
 
+def forks(comm: Any) -> None:
+    """Go on where a child was forked that closed what it had of the communicator."""
+    large(comm)
+    if (child := os.fork()) == 0:
+        comm.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    transfers(comm)
+
+
+def orphan(comm: Any) -> None:
+    """Hear of a death that a child of the dead outlives."""
+    comm.barrier()
+    if comm.rank == 1:
+        if os.fork() == 0:
+            time.sleep(20)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        comm.allreduce(np.ones(1))
+    except pycoll.PeerLostError as error:
+        print(f"rank {comm.rank}: {error}; {time.monotonic() - began < 15}", flush=True)
+
+
 def cut(comm: Any) -> None:
     """Reduce until the network is cut, as the stand-in was told."""
     try:
@@ -68,4 +96,4 @@ def rank() -> str:
 
 
 if __name__ == "__main__":
-    print(*pycoll.spawn(rank, int(sys.argv[1]), timeout=150))
+    print(*pycoll.spawn(rank, int(sys.argv[1]), timeout=150, check=sys.argv[2] != "orphan"))

@@ -28,6 +28,18 @@ def test_every_collective(library: Path) -> None:
     assert done.stdout == "libfabric libfabric\n", done.stderr
 
 
+def test_a_forked_child_leaves_the_endpoint_alone(library: Path) -> None:
+    done = run(library, JOB, "2", "forks")
+    assert done.stdout == "libfabric libfabric\n", done.stderr
+
+
+def test_a_forked_child_does_not_hide_its_parents_death(library: Path) -> None:
+    done = run(library, JOB, "3", "orphan")
+    told = [line for line in done.stdout.splitlines() if line.startswith(("rank 0", "rank 2"))]
+    assert len(told) == 2, done.stdout + done.stderr
+    assert all("rank 1 (" in line and line.endswith("; True") for line in told)
+
+
 @pytest.mark.parametrize(("size", "queue"), [(2, 6), (3, 14), (4, 24)])
 def test_no_more_is_posted_than_a_short_queue_holds(library: Path, size: int, queue: int) -> None:
     done = run(library, JOB, str(size), "transfers", FAKEFABRIC_QUEUE=str(queue))

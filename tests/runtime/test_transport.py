@@ -20,10 +20,21 @@ import pycoll
 from pycoll.bootstrap import job
 from pycoll.errors import BootstrapError, TransportError, UnavailableError
 from pycoll.fabric import Fabric, Rail, Rails
-from pycoll.runtime.native import bindings, codes, verbs
-from pycoll.runtime.net import rails, transport
+from pycoll.runtime.native import bindings, codes, libfabric, verbs
+from pycoll.runtime.native.libfabric import Provider
+from pycoll.runtime.net import providers, rails, transport
+from pycoll.runtime.net.providers import Place
 from pycoll.runtime.net.rails import LocalRails
-from pycoll.runtime.net.transport import TCP, VERBS, Capability, NetOptions, Reachability, decide
+from pycoll.runtime.net.transport import (
+    LIBFABRIC,
+    TCP,
+    VERBS,
+    Capability,
+    NetOptions,
+    Reachability,
+    decide,
+    lacking,
+)
 
 READY = Capability("Ethernet", device=True, speeds={"a:1": 8_000})
 NONE = Capability(lack="there is no RDMA device")
@@ -124,10 +135,12 @@ def test_what_is_said_survives_its_travel(said: Capability) -> None:
         b"7",
         b"{}",
         b"[]",
-        b'["", "", 0, false, null]',
-        b'["", "", false, false, [1]]',
-        b'["", "", false, false, {"a": "fast"}]',
+        b'["", "", false, false, null]',
+        b'["", "", 0, false, null, ""]',
+        b'["", "", false, false, [1], ""]',
+        b'["", "", false, false, {"a": "fast"}, ""]',
         b'["", "", false, false, null, null]',
+        b'["", "", false, false, null, "", null]',
     ],
 )
 def test_what_no_rank_says_is_an_error(blob: bytes) -> None:
@@ -212,6 +225,91 @@ def test_only_rank_0_of_the_job_warns(opened) -> None:
 def test_a_rank_without_remote_peers_takes_part(opened) -> None:
     assert agree(Ranks(0, READY, READY), memory=None) == (VERBS, 1_000.0)
     assert opened == []
+
+
+# libfabric
+
+EFA = Capability(lack="no RDMA device speaks InfiniBand", device=True, provider="efa")
+
+
+@pytest.fixture
+def provider(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Have an EFA and no rails."""
+    found = Provider("efa", "efa_0", "/opt/libfabric.so.1", "1.22", "122.0", True, 100_000)
+
+    def find(provider: str, place: Place) -> Provider:
+        if provider not in ("", "efa"):
+            raise UnavailableError(f"no provider {provider}: fi_info lists them")
+        return found
+
+    monkeypatch.setattr(rails, "find", lambda named, memory: LocalRails(lack=EFA.lack))
+    monkeypatch.setattr(providers, "possible", lambda: True)
+    monkeypatch.setattr(providers, "find", find)
+    monkeypatch.setattr(libfabric, "comm_fabric", lambda comm, *how: opened.append(how))
+    return opened
+
+
+class Twice(Ranks):
+    """What the others say of their rails and providers, then of their endpoints."""
+
+    endpoint = Capability("efa", device=True, speeds={"efa_0": 80_000})
+
+    def allgather(self, blob: bytes, timeout: float) -> list[bytes]:
+        blobs = super().allgather(blob, timeout)
+        self.others = tuple(one and self.endpoint for one in self.others)
+        return blobs
+
+    def address(self, iface: str | None) -> str:
+        assert iface is None
+        return "10.0.0.1"
+
+
+def test_where_there_are_no_rails_all_have_one_provider_for_rdma_hardware(provider) -> None:
+    assert agree(Twice(1, EFA)) == (LIBFABRIC, 10_000.0)
+    assert provider == [("efa", "10.0.0.1", 0, 1)]
+
+
+def test_ranks_of_a_host_take_turns_at_its_nics(provider) -> None:
+    ranks = Twice(2, EFA, EFA)
+    transport.agree(None, ranks, NetOptions("auto"), (0, 0, 0), 0, 1)
+    assert provider == [("efa", "10.0.0.1", 2, 1)]
+
+
+def test_a_provider_that_another_rank_lacks_is_not_used(provider) -> None:
+    with pytest.warns(RuntimeWarning, match=r"rank 1 \(on node1\): there is no RDMA device; PYC"):
+        assert agree(Twice(0, NONE)) == (TCP, 0.0)
+    assert provider == []
+
+
+def test_an_endpoint_that_another_rank_cannot_open_is_let_go(provider) -> None:
+    ranks = Twice(0, EFA)
+    ranks.endpoint = Capability(lack="fi_enable: Cannot allocate memory", device=True)
+    with pytest.warns(RuntimeWarning, match=r"rank 1 \(on node1\): fi_enable: Cannot"):
+        assert agree(ranks) == (TCP, 0.0)
+    assert provider == [("efa", "10.0.0.1", 0, 1), ""]
+
+
+def test_libfabric_that_is_asked_for_is_had_or_there_is_no_communicator(provider) -> None:
+    assert agree(Twice(0, Twice.endpoint), "libfabric") == (LIBFABRIC, 10_000.0)
+    assert agree(Twice(0, Twice.endpoint), "libfabric", memory=None) == (LIBFABRIC, 10_000.0)
+    ranks = Twice(0, Capability(lack="no libfabric: apt-get install libfabric1"))
+    match = (
+        r"^PYCOLL_TRANSPORT=libfabric wants one provider on all ranks: rank 1 \(on node1\): no l"
+    )
+    with pytest.raises(UnavailableError, match=match):
+        agree(ranks, "libfabric")
+    wanted = NetOptions("libfabric", provider="cxi")
+    with pytest.raises(UnavailableError, match=r"rank 0 \(on node0\): no provider cxi: fi_info"):
+        transport.agree(None, Twice(0, Twice.endpoint), wanted, (0, 1), 0, 1)
+
+
+def test_all_ranks_have_the_same_provider_or_are_told_to() -> None:
+    said = [Twice.endpoint, None, Capability("tcp;ofi_rxm", device=True)]
+    assert lacking(said[:2], name) == ""
+    assert lacking(said, name) == (
+        "rank 2 (on node2): its provider is tcp;ofi_rxm, that of rank 0 is efa; PYCOLL_FABRIC "
+        "names one for all"
+    )
 
 
 def test_without_rdma_nobody_is_asked(opened) -> None:
