@@ -8,7 +8,9 @@
  * which no receive is posted stops its receiver.
  *
  * FAKEFABRIC_PROVIDER is the provider's name (efa), FAKEFABRIC_QUEUE the depth of each queue, and
- * FAKEFABRIC_FAIL fails each send after so many, as a network that is cut would. */
+ * FAKEFABRIC_FAIL fails each send after so many, as a network that is cut would. With
+ * FAKEFABRIC_LIE each packet after so many has a wrong byte behind its first eight, in its
+ * first 80. */
 #include <errno.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_cm.h>
@@ -79,7 +81,7 @@ struct endpoint {
     uint32_t ncame;
     struct fi_cq_err_entry error;
     unsigned int seed;
-    long sent, fails_after;
+    long sent, fails_after, lies_after;
 };
 
 static void stop(const char *why)
@@ -171,10 +173,23 @@ static socklen_t address_of(const char *name, struct sockaddr_un *out)
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + NAME);
 }
 
+static ssize_t put(struct endpoint *e, const struct op *op)
+{
+    static _Thread_local char bytes[1 << 16];
+    struct sockaddr_un to;
+    socklen_t length = address_of(e->av->names[op->to], &to);
+    memcpy(bytes, op->bytes, op->nbytes);
+    if (e->lies_after != 0 && e->sent >= e->lies_after) {
+        uint32_t most = op->nbytes < 80 ? (uint32_t)op->nbytes : 80;
+        bytes[8 + drawn(e, most - 8)] ^= (char)(1 + drawn(e, 255));
+    }
+    return sendto(e->fd, bytes, op->nbytes, MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&to,
+                  length);
+}
+
 /* Sends some of what is to be sent. */
 static void transmit(struct endpoint *e)
 {
-    struct sockaddr_un to;
     for (uint32_t i = 0; i < e->nsends; i++) {
         struct op *op = &e->sends[i];
         if (op->state != 0 || drawn(e, 4) == 0)
@@ -183,10 +198,7 @@ static void transmit(struct endpoint *e)
             op->state = -FI_ECONNABORTED;
             continue;
         }
-        socklen_t length = address_of(e->av->names[op->to], &to);
-        if (sendto(e->fd, op->bytes, op->nbytes, MSG_DONTWAIT | MSG_NOSIGNAL,
-                   (struct sockaddr *)&to, length)
-            >= 0) {
+        if (put(e, op) >= 0) {
             op->state = 1;
             e->sent++;
         } else if (errno != EAGAIN && errno != ENOBUFS) {
@@ -436,10 +448,11 @@ static int open_endpoint(struct fid_domain *domain, struct fi_info *info, struct
     static int made;
     struct sockaddr_un mine;
     struct endpoint *e = calloc(1, sizeof *e);
-    const char *fail = getenv("FAKEFABRIC_FAIL");
+    const char *fail = getenv("FAKEFABRIC_FAIL"), *lie = getenv("FAKEFABRIC_LIE");
     (void)domain, (void)info, (void)context;
-    e->seed = (unsigned int)getpid();
+    e->seed = (unsigned int)getpid() * 2654435761u;
     e->fails_after = fail == NULL ? 0 : atol(fail);
+    e->lies_after = lie == NULL ? 0 : atol(lie);
     snprintf(e->name, sizeof e->name, "fakefabric/%d/%d", (int)getpid(), made++);
     e->fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     socklen_t length = address_of(e->name, &mine);

@@ -82,6 +82,15 @@ def cut(comm: Any) -> None:
             print("and broken from then on")
 
 
+def lied(comm: Any) -> None:
+    """Reduce until a packet is found to be wrong, or lost for a wrong name; print why."""
+    try:
+        for call in range(100_000):
+            comm.allreduce(np.full(1 + call % 7 * 1000, 1.0), timeout=3)
+    except (pycoll.PycollError, OSError) as error:
+        print(f"rank {comm.rank}: {type(error).__name__}: {error}", flush=True)
+
+
 def rank() -> str:
     """Be one rank."""
     mine = jobs.current()

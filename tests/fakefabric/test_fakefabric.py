@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import fakefabric
@@ -66,6 +67,17 @@ def test_a_send_that_fails_is_a_lost_peer(library: Path) -> None:
     # Whom the provider told, says why; whoever hears of it first by the socket's end, says that.
     why = "abort (provider efa: as the stand-in was told)", "it closed its connection"
     assert all(any(text in line for text in why) for line in heard), heard
+
+
+@pytest.mark.parametrize("after", range(100, 108))
+def test_a_packet_that_lies_is_an_error_and_no_more(library: Path, after: int) -> None:
+    """Each packet after so many has one wrong byte in its header, another in each process."""
+    done = run(library, JOB, "2", "lied", FAKEFABRIC_LIE=str(after))
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        kinds = "(InternalError|MismatchError|PeerLostError|BrokenError|CollectiveTimeout)"
+        assert re.search(rf"rank {rank}: {kinds}: ", done.stdout), done.stdout
+    assert done.stdout.endswith("libfabric libfabric\n")
 
 
 def test_a_provider_that_is_not_there_is_named(library: Path) -> None:
