@@ -108,7 +108,6 @@ const struct pc_net_ops pc__libfabric_ops = {
     .yields = 40,
     .slow_yield_ns = PC_SLOW_YIELD_NS,
     .calls_per_poll = 8,
-    .credit_at_sleep = true,
     .missing = pc__fi_load,
     .open = fabric_open,
     .close = fabric_close,
