@@ -203,6 +203,7 @@ class Communicator:
         self._messages = PointToPoint(engine, itself)
         self._send = self._messages.call("send", receives=False)
         self._recv = self._messages.call("recv", receives=True)
+        self._exchange = self._messages.exchange()
         self._counted = VectorCollectives(engine, self._collectives, self._messages)
         self._objects = Objects(engine, self._collectives, self._counted)
         self._groups = Groups(engine, self._collectives)
@@ -1174,7 +1175,7 @@ class Communicator:
             >>> comm.exchange([(np.full(2, me), peer)], [(np.empty(2, int), peer)])
             [array([1, 1])]
         """
-        return self._messages.exchange(sends, recvs, async_op, timeout)
+        return self._exchange(sends, recvs, async_op, timeout)
 
     def broadcast_object(self, obj: Any = None, root: int = 0, timeout: float | None = None) -> Any:
         """Return the object of rank ``root`` on every rank.

@@ -34,21 +34,11 @@ class PointToPoint:
 
         return Transfers(self._engine, self._owner())
 
-    def exchange(
-        self,
-        sends: Iterable[tuple[Any, int]],
-        recvs: Iterable[tuple[Any, int]],
-        async_op: bool,
-        timeout: float | None,
-    ) -> Any:
-        """Send and receive messages that all move at once."""
-        before = self._engine.order.count()
-        try:
-            return self.transfers.exchange(sends, recvs, async_op, timeout)
-        except BaseException as error:
-            directions = [*_directions(sends, True), *_directions(recvs, False)]
-            self._engine.order.refused_messages("exchange", error, directions, before)
-            raise
+    def exchange(self) -> Callable[..., Any]:
+        """Return what serves ``exchange``: it takes (sends, recvs, async_op, timeout)."""
+        exchange = self._engine.dispatcher.exchange
+        made: Callable[..., Any] = exchange("exchange", self._serve_all, self._refused_all)
+        return made
 
     def _serve(
         self,
@@ -66,11 +56,32 @@ class PointToPoint:
         self._engine.waits.finish_transfer(code, self._engine.timeout)
         return None if sending else x
 
+    def _serve_all(
+        self,
+        what: str,
+        code: int | None,
+        sends: Iterable[tuple[Any, int]],
+        recvs: Iterable[tuple[Any, int]],
+        async_op: Any,
+        timeout: Any,
+    ) -> Any:
+        """Move messages, or carry those to their end that are under way and gave ``code``."""
+        if code is None:
+            return self.transfers.exchange(sends, recvs, async_op, timeout)
+        self._engine.waits.finish_transfer(code, self._engine.timeout)
+        return None  # native code has the arrays
+
     def _refused(
         self, what: tuple[str, bool], error: BaseException, x: Any, peer: Any, *call: Any
     ) -> None:
         name, sending = what
         self._engine.order.refused_messages(name, error, [(peer, sending)])
+
+    def _refused_all(
+        self, what: str, error: BaseException, sends: Any, recvs: Any, *call: Any
+    ) -> None:
+        directions = [*_directions(sends, True), *_directions(recvs, False)]
+        self._engine.order.refused_messages(what, error, directions)
 
 
 def _directions(pairs: Any, sending: bool) -> list[tuple[Any, bool]]:

@@ -312,8 +312,10 @@ void pc__p2p_sleep_end(struct pc_comm *comm);
 /* batch.c */
 int pc__batch_resume(struct pc_comm *comm, uint64_t patience_ns);
 int pc__batch_wait(struct pc_batch *batch, double seconds);
-int pc__send_receive(struct pc_comm *comm, const struct pc_p2p_op *message, double timeout,
-                     uint64_t patience_ns);
+/* As pc_exchange; patience 0 polls only, and never sleeps. So many transfers need no memory. */
+#define PC_FEW_TRANSFERS 16u
+int pc__exchange(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t n, double timeout,
+                 uint64_t patience_ns);
 
 /* progress_thread.c: progress of transfers that nobody waits for. */
 int pc__progress_thread_wanted(struct pc_comm *comm); /* starts the thread if needed */

@@ -25,20 +25,36 @@ static struct pc_transfer transfer(const struct pc_p2p_op *m)
                                 .direction = m->direction};
 }
 
-static int make(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t n, double timeout,
-                struct pc_batch **out)
+static inline int check_all(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
         int rc = check(comm, &messages[i]);
         if (rc != PC_OK)
             return rc;
     }
-    struct pc_batch *batch = *out = pc__batch_new(comm, n);
-    if (batch == NULL)
-        return PC_NOMEM;
+    return PC_OK;
+}
+
+static inline void fill(struct pc_batch *batch, const struct pc_p2p_op *messages, uint32_t n,
+                        double timeout)
+{
+    batch->n = n;
+    batch->timeout = timeout;
+    batch->deadline = 0;
     for (uint32_t i = 0; i < n; i++)
         batch->transfers[i] = transfer(&messages[i]);
-    batch->timeout = timeout;
+}
+
+static int make(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t n, double timeout,
+                struct pc_batch **out)
+{
+    int rc = check_all(comm, messages, n);
+    if (rc != PC_OK)
+        return rc;
+    *out = pc__batch_new(comm, n);
+    if (*out == NULL)
+        return PC_NOMEM;
+    fill(*out, messages, n, timeout);
     return PC_OK;
 }
 
@@ -106,55 +122,87 @@ int pc__batch_resume(struct pc_comm *comm, uint64_t patience_ns)
         return rc;
     rc = batch->result;
     comm->p2p->blocking = NULL;
-    if (batch != comm->p2p->single)
+    if (batch != comm->p2p->few)
         free(batch);
     return rc;
 }
 
-/* Tries a single transfer without a batch, while it moves at once or soon. True when it ended. */
-static bool try_single(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t,
-                       int *rc)
+/* Whether none of `n` transfers has to wait for one before it in its edge queue. */
+static inline bool alone(struct pc_comm *comm, struct pc_transfer *transfers, uint32_t n)
 {
+    for (struct pc_transfer *t = transfers; t < transfers + n; t++) {
+        t->queue = pc__edge_queue_of(comm, 0, t->peer);
+        if (t->peer == comm->options.rank || t->queue->head[t->direction] != NULL)
+            return false;
+        for (const struct pc_transfer *before = transfers; before < t; before++)
+            if (before->queue == t->queue && before->direction == t->direction)
+                return false;
+    }
+    return true;
+}
+
+/* Steps those that are unfinished: 1 when any moved, 0, or a code. */
+static inline int step_all(struct pc_comm *comm, struct pc_transfer *transfers, uint32_t n,
+                           uint32_t *finished)
+{
+    int moved = 0;
+    for (struct pc_transfer *t = transfers; t < transfers + n; t++) {
+        if (t->finished)
+            continue;
+        for (int steps = 0, rc; steps < PC_STEPS && !t->finished; steps++, moved = 1)
+            if ((rc = pc__p2p_step(comm, t->queue, t)) < 0)
+                return rc;
+            else if (rc == 0)
+                break;
+        *finished += t->finished;
+    }
+    return moved;
+}
+
+/* Tries transfers without posting them, while they move at once or soon. True when they ended. */
+static inline bool try_unposted(struct pc_comm *comm, struct pc_transfer *transfers, uint32_t n,
+                                int *rc)
+{
+    uint32_t finished = 0;
     *rc = PC_OK;
     for (struct pc_spin spin = {.polls = 1};;) {
-        int moved = pc__p2p_step(comm, queue, t);
-        if (t->finished)
-            return true;
+        int moved = step_all(comm, transfers, n, &finished);
         if (moved < 0) {
+            for (uint32_t i = 0; i < n; i++)
+                pc__transfer_release(comm, &transfers[i]);
             *rc = pc__p2p_fail(comm, moved);
             return true;
         }
-        /* Other threads with transfers may wait for the lock. */
+        if (finished == n)
+            return true;
         if (moved > 0)
             continue;
-        if (comm->options.spin == 0 || atomic_load_explicit(&comm->posted, memory_order_relaxed))
-            return false;
-        if (pc__spun(comm, &spin))
+        /* Other threads with transfers may wait for the lock. */
+        if (comm->options.spin == 0 || atomic_load_explicit(&comm->posted, memory_order_relaxed)
+            || pc__spun(comm, &spin))
             return false;
     }
 }
 
-int pc__send_receive(struct pc_comm *comm, const struct pc_p2p_op *message, double timeout,
-                     uint64_t patience_ns)
+static inline int exchange(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t n,
+                           double timeout, uint64_t patience_ns)
 {
     struct pc_p2p *p = comm->p2p;
-    struct pc_batch *batch = p->single;
+    struct pc_batch *batch = p->few;
     int rc = enter(comm);
     if (rc != PC_OK)
         return rc;
-    rc = check(comm, message);
+    if (n > PC_FEW_TRANSFERS)
+        rc = make(comm, messages, n, timeout, &batch);
+    else if ((rc = check_all(comm, messages, n)) == PC_OK)
+        fill(batch, messages, n, timeout);
     if (rc != PC_OK) {
         pc__leave(comm);
         return rc;
     }
-    struct pc_transfer *t = &batch->transfers[0];
-    *t = transfer(message);
-    batch->timeout = timeout;
-    batch->deadline = 0;
     pc__lock(p);
-    struct pc_edge_queue *queue = pc__edge_queue_of(comm, 0, message->peer);
-    if (message->peer != comm->options.rank && queue->head[message->direction] == NULL
-        && try_single(comm, queue, t, &rc)) {
+    if (n <= PC_FEW_TRANSFERS && alone(comm, batch->transfers, n)
+        && try_unposted(comm, batch->transfers, n, &rc)) {
         pc__p2p_release(comm, 0);
         pc__leave(comm);
         return rc;
@@ -168,23 +216,17 @@ int pc__send_receive(struct pc_comm *comm, const struct pc_p2p_op *message, doub
     return rc;
 }
 
+int pc__exchange(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t n, double timeout,
+                 uint64_t patience_ns)
+{
+    if (n == 1) /* the compiler drops the loops: it is what a send or a receive takes */
+        return exchange(comm, messages, 1, timeout, patience_ns);
+    return exchange(comm, messages, n, timeout, patience_ns);
+}
+
 int pc_exchange(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t n, double timeout)
 {
-    if (n == 1)
-        return pc__send_receive(comm, messages, timeout, PC_FIRST_PATIENCE_NS);
-    struct pc_batch *batch = NULL;
-    int rc = enter(comm);
-    if (rc != PC_OK)
-        return rc;
-    rc = make(comm, messages, n, timeout, &batch);
-    if (rc == PC_OK) {
-        comm->p2p->blocking = batch;
-        post(comm, batch, PC_CHANNEL_P2P);
-        rc = pc__batch_resume(comm, PC_FIRST_PATIENCE_NS);
-    }
-    if (rc != PC_AGAIN)
-        pc__leave(comm);
-    return rc;
+    return pc__exchange(comm, messages, n, timeout, PC_FIRST_PATIENCE_NS);
 }
 
 int pc_post(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t n, double timeout,

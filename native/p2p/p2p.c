@@ -13,7 +13,6 @@
  * counts where ranks share cores. */
 #define PC_RNDV_BYTES (UINT64_C(16) << 20)
 #define PC_RNDV_BYTES_SHARED (UINT64_C(256) << 10)
-#define PC_STEPS 8 /* of one transfer in a row */
 
 struct pc_batch *pc__batch_new(struct pc_comm *comm, uint32_t n)
 {
@@ -34,9 +33,9 @@ int pc__p2p_open(struct pc_comm *comm)
     uint32_t size = comm->options.size;
     if (p != NULL) {
         p->queues = calloc((size_t)size * PC_TRANSFER_CHANNELS, sizeof *p->queues);
-        p->single = pc__batch_new(comm, 1);
+        p->few = pc__batch_new(comm, PC_FEW_TRANSFERS);
     }
-    if (p == NULL || p->queues == NULL || p->single == NULL)
+    if (p == NULL || p->queues == NULL || p->few == NULL)
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for transfers with %u peers", size);
     p->ring_bytes = comm->options.ring_bytes;
     if (p->ring_bytes == 0)
@@ -72,7 +71,7 @@ void pc__p2p_close(struct pc_comm *comm)
             drop_kept(&p->queues[(size_t)c * comm->options.size + comm->options.rank]);
     }
     free(p->queues);
-    free(p->single);
+    free(p->few);
     free(p);
     comm->p2p = NULL;
 }
@@ -372,8 +371,12 @@ void pc__p2p_post(struct pc_comm *comm, struct pc_batch *batch, uint32_t channel
     int rc = PC_OK;
     for (uint32_t i = 0; i < n; i++) {
         struct pc_transfer *t = &batch->transfers[i];
-        struct pc_edge_queue *queue = pc__edge_queue_of(comm, channel, t->peer);
+        struct pc_edge_queue *queue = t->queue = pc__edge_queue_of(comm, channel, t->peer);
         t->batch = batch;
+        if (t->finished) { /* before it was posted */
+            transfer_ended(comm, batch, PC_OK);
+            continue;
+        }
         if (t->peer == comm->options.rank && t->direction == PC_DIRECTION_SEND) {
             if (rc == PC_OK)
                 rc = post_self_send(comm, queue, t);

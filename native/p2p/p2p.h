@@ -10,8 +10,12 @@
 #include "core/target_cpu.h"
 
 #define PC_TRANSFER_CHANNELS 2u /* PC_CHANNEL_P2P, PC_CHANNEL_PAIRWISE */
+#define PC_STEPS 8              /* of one transfer in a row */
+
+struct pc_edge_queue;
 
 struct pc_transfer {
+    struct pc_edge_queue *queue;
     struct pc_transfer *next; /* in its edge queue */
     struct pc_batch *batch;   /* NULL: a finished send to this rank, whose bytes were copied */
     char *at;
@@ -65,8 +69,8 @@ struct pc_p2p {
     _Atomic uint32_t driving;  /* and has taken over, asleep on the wakeup in between */
     struct pc_edge_queue *listed;
     struct pc_batch *batches;
-    struct pc_batch *single; /* for a blocking call of one transfer */
-    struct pc_batch *blocking;
+    struct pc_batch *few;         /* for a blocking call of PC_FEW_TRANSFERS at most */
+    struct pc_batch *blocking;    /* of the blocking call that is unfinished, or NULL */
     struct pc_edge_queue *queues; /* [channel][peer] */
     uint64_t ring_bytes;
     uint64_t frag_bytes;        /* the longest fragment; see edge_queue.c */

@@ -3,8 +3,8 @@
  * A Dispatcher remembers plans by what was asked for and starts one for arrays that speak the
  * buffer protocol. Whatever it does not serve it hands back untouched (None), and the Python path
  * finds the plan or the reason. It makes the callables that a communicator's methods call: of a
- * collective (fastcoll.c), a send or a receive (fastsend.c). Limited API, so one build serves every
- * Python. */
+ * collective (fastcoll.c), a send or a receive (fastsend.c), an exchange (fastexchange.c). Limited
+ * API, so one build serves every Python. */
 #include "python/fastcall.h"
 #include <stdlib.h>
 #include <string.h>
@@ -255,6 +255,14 @@ bool pc__rank_of(PyObject *number, uint32_t *rank)
     return found >= 0 && found <= INT32_MAX;
 }
 
+bool pc__blocks(PyObject *async_op, PyObject *timeout)
+{
+    int truth = async_op == Py_False ? 0 : PyObject_IsTrue(async_op);
+    if (truth < 0)
+        PyErr_Clear();
+    return truth == 0 && timeout == Py_None;
+}
+
 void pc__comes(const struct pc__dispatcher *l)
 {
     if (l->comm != NULL)
@@ -367,6 +375,11 @@ static PyObject *dispatcher_message(PyObject *self, PyObject *args)
     return pc__message((struct pc__dispatcher *)self, args);
 }
 
+static PyObject *dispatcher_exchange(PyObject *self, PyObject *args)
+{
+    return pc__exchange_callable((struct pc__dispatcher *)self, args);
+}
+
 static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     unsigned long long comm;
@@ -402,6 +415,8 @@ static PyMethodDef dispatcher_methods[] = {
      "calls."},
     {"message", dispatcher_message, METH_VARARGS,
      "message(what, receives, otherwise, refused): what `send` or `recv` calls."},
+    {"exchange", dispatcher_exchange, METH_VARARGS,
+     "exchange(what, otherwise, refused): what `exchange` calls."},
     {"comes", dispatcher_comes, METH_NOARGS,
      "comes(): a call comes in that begins by none of the others here."},
     {"drop", dispatcher_drop, METH_NOARGS, "drop(): forget every plan."},

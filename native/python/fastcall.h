@@ -43,10 +43,19 @@ int pc__dtype_of(const Py_buffer *view);
 void pc__comes(const struct pc__dispatcher *l);
 /* Converts a rank argument; false when it is no rank. */
 bool pc__rank_of(PyObject *number, uint32_t *rank);
+/* Whether a call blocks, with the communicator's timeout. */
+bool pc__blocks(PyObject *async_op, PyObject *timeout);
 /* Starts the plan for these arrays and holds their views; or PC_NOT_SERVED. */
 int pc__start(const struct pc__dispatcher *l, uint32_t collective, PyObject *x, PyObject *out,
               PyObject *op, uint32_t root, struct pc__held *held);
 void pc__let_go(struct pc__held *held);
+
+/* fastsend.c */
+/* Looks at one end of a message and holds its memory; false when the Python path has to. */
+bool pc__message_end(const struct pc__dispatcher *l, PyObject *x, PyObject *peer,
+                     uint32_t direction, struct pc_p2p_op *message, Py_buffer *view);
+/* Moves messages for at most a millisecond. */
+int pc__transfer(const struct pc__dispatcher *l, const struct pc_p2p_op *messages, uint32_t n);
 
 /* callable.c */
 /* Has Python serve a call, or finish one that returned `rc`. `refused` is called from here and not
@@ -58,7 +67,8 @@ PyObject *pc__callable_type(const char *name, int size, PyMethodDef *methods);
 PyObject *pc__make_callable(PyObject *type, struct pc__dispatcher *l, PyObject *what,
                             PyObject *otherwise, PyObject *refused);
 
-/* What a dispatcher makes: fastcoll.c and fastsend.c. */
+/* What a dispatcher makes: fastcoll.c, fastsend.c and fastexchange.c. */
 PyObject *pc__collective(struct pc__dispatcher *l, PyObject *args);
 PyObject *pc__message(struct pc__dispatcher *l, PyObject *args);
+PyObject *pc__exchange_callable(struct pc__dispatcher *l, PyObject *args);
 #endif

@@ -29,9 +29,8 @@ static PyObject *collective_call(PyObject *self, PyObject *const *args, Py_ssize
     uint32_t root;
     int rc = PC_NOT_SERVED;
     struct pc__held held;
-    bool plain = args[ALGORITHM] == Py_None && args[TIMEOUT] == Py_None && PyUnicode_Check(args[OP])
-                 && PyObject_IsTrue(args[ASYNC_OP]) == 0;
-    PyErr_Clear();
+    bool plain = args[ALGORITHM] == Py_None && PyUnicode_Check(args[OP])
+                 && pc__blocks(args[ASYNC_OP], args[TIMEOUT]);
     if (plain && l->comm != NULL && pc__rank_of(args[ROOT], &root)) {
         bool elsewhere = root != l->comm->options.rank;
         if (c->x_at_root && elsewhere)

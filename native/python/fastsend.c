@@ -12,11 +12,16 @@ struct message {
     uint32_t direction;
 };
 
-static int transfer(const struct pc__dispatcher *l, const struct pc_p2p_op *m)
+int pc__transfer(const struct pc__dispatcher *l, const struct pc_p2p_op *messages, uint32_t n)
 {
     int rc;
-    if (m->nbytes < PC_KEEP_LOCK_BYTES && l->comm->options.spin != 0) {
-        rc = pc__send_receive(l->comm, m, l->timeout, 0);
+    uint64_t nbytes = 0;
+    for (uint32_t i = 0; i < n; i++)
+        nbytes += messages[i].nbytes;
+    if (l->comm == NULL) /* closed by what gave a view */
+        return PC_NOT_SERVED;
+    if (nbytes < PC_KEEP_LOCK_BYTES && l->comm->options.spin != 0) {
+        rc = pc__exchange(l->comm, messages, n, l->timeout, 0);
         if (rc != PC_AGAIN)
             return rc;
         Py_BEGIN_ALLOW_THREADS
@@ -24,7 +29,7 @@ static int transfer(const struct pc__dispatcher *l, const struct pc_p2p_op *m)
         Py_END_ALLOW_THREADS
     } else {
         Py_BEGIN_ALLOW_THREADS
-        rc = pc__send_receive(l->comm, m, l->timeout, PC_FIRST_PATIENCE_NS);
+        rc = pc__exchange(l->comm, messages, n, l->timeout, PC_FIRST_PATIENCE_NS);
         Py_END_ALLOW_THREADS
     }
     return rc;
@@ -37,34 +42,44 @@ static bool reached(struct pc_comm *comm, uint32_t peer)
            && atomic_load_explicit(&comm->peers[peer].ready, memory_order_relaxed);
 }
 
+bool pc__message_end(const struct pc__dispatcher *l, PyObject *x, PyObject *peer,
+                     uint32_t direction, struct pc_p2p_op *m, Py_buffer *view)
+{
+    int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT;
+    if (direction == PC_DIRECTION_RECV)
+        flags |= PyBUF_WRITABLE;
+    m->direction = direction;
+    m->reserved = 0;
+    if (l->comm != NULL && PyLong_CheckExact(peer) && pc__rank_of(peer, &m->peer)
+        && reached(l->comm, m->peer) && PyObject_GetBuffer(x, view, flags) == 0) {
+        int dtype = pc__dtype_of(view);
+        m->at = view->buf;
+        m->nbytes = (uint64_t)view->len;
+        m->dtype = (uint32_t)dtype;
+        if (dtype >= 0)
+            return true;
+        PyBuffer_Release(view);
+    }
+    PyErr_Clear(); /* the Python path says what is wrong */
+    return false;
+}
+
 static PyObject *message_transfer(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     struct message *p = (struct message *)self;
     struct pc__dispatcher *l = p->python.dispatcher;
-    struct pc_p2p_op m = {.direction = p->direction};
-    bool receives = p->direction == PC_DIRECTION_RECV;
+    struct pc_p2p_op m;
+    Py_buffer view;
     pc__comes(l);
     if (nargs != NARGS) {
         PyErr_SetString(PyExc_TypeError, "transfer(x, peer, async_op, timeout) takes 4 arguments");
         return NULL;
     }
-    bool plain = args[TIMEOUT] == Py_None && PyObject_IsTrue(args[ASYNC_OP]) == 0;
-    PyErr_Clear();
-    Py_buffer view;
-    int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (receives ? PyBUF_WRITABLE : 0);
-    if (!plain || l->comm == NULL || !PyLong_CheckExact(args[PEER])
-        || !pc__rank_of(args[PEER], &m.peer) || !reached(l->comm, m.peer)
-        || PyObject_GetBuffer(args[ARRAY], &view, flags)) {
-        PyErr_Clear();
+    if (!pc__blocks(args[ASYNC_OP], args[TIMEOUT])
+        || !pc__message_end(l, args[ARRAY], args[PEER], p->direction, &m, &view))
         return pc__fall_back(&p->python, PC_NOT_SERVED, args, nargs);
-    }
-    int dtype = pc__dtype_of(&view), rc = PC_NOT_SERVED;
-    if (dtype >= 0) {
-        m.at = view.buf;
-        m.nbytes = (uint64_t)view.len;
-        m.dtype = (uint32_t)dtype;
-        rc = transfer(l, &m);
-    }
+    int rc = pc__transfer(l, &m, 1);
+    bool receives = p->direction == PC_DIRECTION_RECV;
     PyObject *result = rc == PC_OK ? Py_NewRef(receives ? args[ARRAY] : Py_None)
                                    : pc__fall_back(&p->python, rc, args, nargs);
     PyBuffer_Release(&view); /* held until here: nobody can resize memory that native code uses */

@@ -207,18 +207,18 @@ def stop_behind(comm: Communicator, inside: int) -> None:
     sys.setprofile(look)
 
 
-def stop_in(where: str) -> None:
-    """Raise Stop where the next call comes to a function of that name."""
+def stop_in(*where: str) -> None:
+    """Raise Stop where the next call comes to a function of one of these names."""
 
     def look(frame: Any, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_name == where:
+        if event == "call" and frame.f_code.co_name in where:
             sys.setprofile(None)
             raise Stop
 
     sys.setprofile(look)
 
 
-ENDS = {"call", "transfer", "pc_run", "pc_resume", "pc_submit", "pc_pairwise"} | {
+ENDS = {"call", "transfer", "exchange", "pc_run", "pc_resume", "pc_submit", "pc_pairwise"} | {
     f"pc_{name}" for name in ("pairwise_submit", "exchange", "post")
 }
 #: Forms of calls, and whether rank 1 has to wait in them until rank 0 has called, too.
@@ -312,7 +312,15 @@ def test_a_call_that_was_stopped_before_it_began_takes_its_place(form: str) -> N
     pycoll.spawn(rank, 2, timeout=120)
 
 
-@pytest.mark.parametrize("where", ["_serve", "one"])
+#: Functions that run in messages before they begin, and what sends one.
+SENDS: dict[str, Callable[[Communicator, Any], Any]] = {
+    "_serve": lambda c, x: c.send(x, 0, timeout=60),
+    "one": lambda c, x: c.send(x, 0, timeout=60),
+    "_serve_all": lambda c, x: c.exchange([(x, 0)], timeout=60),
+}
+
+
+@pytest.mark.parametrize("where", SENDS)
 @pytest.mark.usefixtures("patient")
 def test_a_message_that_was_stopped_before_it_began_takes_its_place(where: str) -> None:
     def rank() -> None:
@@ -321,7 +329,7 @@ def test_a_message_that_was_stopped_before_it_began_takes_its_place(where: str) 
         if comm.rank == 1:
             stop_in(where)
             with pytest.raises(Stop):
-                comm.send(np.ones(4), 0, timeout=60)
+                SENDS[where](comm, np.ones(4))
         with pytest.raises(MismatchError, match="refused with Stop"):
             repeat(lambda: comm.recv(np.ones(4), 1) if comm.rank == 0 else comm.send(np.ones(4), 0))
 
@@ -333,6 +341,7 @@ UNFINISHED: dict[str, Callable[[Communicator, Any], Any]] = {
     "allreduce": lambda c, x: c.allreduce(x),
     "barrier": lambda c, x: c.barrier(),
     "recv": lambda c, x: c.recv(x, 0) if c.rank else c.send(x, 1),
+    "exchange": lambda c, x: c.exchange([(x, 1 - c.rank)], [(x + 0, 1 - c.rank)]),
 }
 
 
@@ -348,7 +357,9 @@ def test_a_call_that_was_stopped_before_python_carried_on_breaks_it_for_all(form
             call(comm, x)
         comm._engine.bootstrap.barrier()  # nobody is inside a call
         if comm.rank == 1:
-            stop_in("_serve")  # as a signal handler does that runs as soon as Python does
+            stop_in(
+                "_serve", "_serve_all"
+            )  # as a signal handler does that runs as soon as Python does
             with pytest.raises(Stop):
                 call(comm, x)
             os.write(ends[1], b"x")
