@@ -51,6 +51,9 @@ class PointToPoint:
     ) -> Any:
         """Move a message, or carry one to its end that is under way and gave ``code``."""
         _, sending = what
+        if code is None and timeout is None and async_op is False:
+            pairs = ((x, peer),)
+            code = self.transfers.again(pairs, ()) if sending else self.transfers.again((), pairs)
         if code is None:
             return self.transfers.one(x, peer, sending, async_op, timeout)
         self._engine.waits.finish_transfer(code, self._engine.timeout)
@@ -66,10 +69,17 @@ class PointToPoint:
         timeout: Any,
     ) -> Any:
         """Move messages, or carry those to their end that are under way and gave ``code``."""
+        if code is not None:
+            self._engine.waits.finish_transfer(code, self._engine.timeout)
+            return None  # native code has the arrays
+        if timeout is not None or async_op is not False or not (_listed(sends) and _listed(recvs)):
+            return self.transfers.exchange(sends, recvs, async_op, timeout)
+        sent, received = tuple(sends), tuple(recvs)  # the lists may change meanwhile
+        code = self.transfers.again(sent, received)
         if code is None:
             return self.transfers.exchange(sends, recvs, async_op, timeout)
         self._engine.waits.finish_transfer(code, self._engine.timeout)
-        return None  # native code has the arrays
+        return [x for x, _ in received]
 
     def _refused(
         self, what: tuple[str, bool], error: BaseException, x: Any, peer: Any, *call: Any
@@ -82,6 +92,10 @@ class PointToPoint:
     ) -> None:
         directions = [*_directions(sends, True), *_directions(recvs, False)]
         self._engine.order.refused_messages(what, error, directions)
+
+
+def _listed(pairs: Any) -> bool:
+    return pairs.__class__ is list or pairs.__class__ is tuple
 
 
 def _directions(pairs: Any, sending: bool) -> list[tuple[Any, bool]]:

@@ -380,6 +380,11 @@ static PyObject *dispatcher_exchange(PyObject *self, PyObject *args)
     return pc__exchange_callable((struct pc__dispatcher *)self, args);
 }
 
+static PyObject *dispatcher_transfers(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    return pc__exchange_pointers((struct pc__dispatcher *)self, args, nargs);
+}
+
 static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     unsigned long long comm;
@@ -417,6 +422,8 @@ static PyMethodDef dispatcher_methods[] = {
      "message(what, receives, otherwise, refused): what `send` or `recv` calls."},
     {"exchange", dispatcher_exchange, METH_VARARGS,
      "exchange(what, otherwise, refused): what `exchange` calls."},
+    {"transfers", (PyCFunction)(void (*)(void))dispatcher_transfers, METH_FASTCALL,
+     "transfers(receives, address, nbytes, dtype, peer, ...): move messages between addresses."},
     {"comes", dispatcher_comes, METH_NOARGS,
      "comes(): a call comes in that begins by none of the others here."},
     {"drop", dispatcher_drop, METH_NOARGS, "drop(): forget every plan."},

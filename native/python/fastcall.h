@@ -51,6 +51,8 @@ int pc__start(const struct pc__dispatcher *l, uint32_t collective, PyObject *x, 
 void pc__let_go(struct pc__held *held);
 
 /* fastsend.c */
+/* Whether an argument is a rank that can be reached now: a connection may have to be made first. */
+bool pc__reaches(const struct pc__dispatcher *l, PyObject *number, uint32_t *peer);
 /* Looks at one end of a message and holds its memory; false when the Python path has to. */
 bool pc__message_end(const struct pc__dispatcher *l, PyObject *x, PyObject *peer,
                      uint32_t direction, struct pc_p2p_op *message, Py_buffer *view);
@@ -71,4 +73,9 @@ PyObject *pc__make_callable(PyObject *type, struct pc__dispatcher *l, PyObject *
 PyObject *pc__collective(struct pc__dispatcher *l, PyObject *args);
 PyObject *pc__message(struct pc__dispatcher *l, PyObject *args);
 PyObject *pc__exchange_callable(struct pc__dispatcher *l, PyObject *args);
+
+/* fastexchange.c */
+/* Moves messages between addresses; returns a code, or None when it does not serve them. */
+PyObject *pc__exchange_pointers(const struct pc__dispatcher *l, PyObject *const *args,
+                                Py_ssize_t nargs);
 #endif

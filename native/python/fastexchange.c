@@ -6,11 +6,12 @@
 #include "python/fastcall.h"
 
 enum { SENDS, RECVS, ASYNC_OP, TIMEOUT, NARGS };
+enum { POINTER_ARGS = 5 };
 
 struct exchange {
     uint32_t n;
     struct pc_p2p_op messages[PC_FEW_TRANSFERS];
-    Py_buffer views[PC_FEW_TRANSFERS]; /* of their arrays */
+    Py_buffer views[PC_FEW_TRANSFERS]; /* of their arrays, unless those came by address */
 };
 
 /* The length of a list or a tuple; -1 of anything else, a subclass too: that may iterate its way.
@@ -129,6 +130,38 @@ static PyMethodDef methods[] = {
      "exchange(sends, recvs, async_op, timeout): send and receive pairs of an array and a rank."},
     {NULL, NULL, 0, NULL},
 };
+
+PyObject *pc__exchange_pointers(const struct pc__dispatcher *l, PyObject *const *args,
+                                Py_ssize_t nargs)
+{
+    struct exchange e;
+    pc__comes(l);
+    if (nargs % POINTER_ARGS != 0) {
+        PyErr_SetString(PyExc_TypeError,
+                        "transfers(receives, address, nbytes, dtype, peer, ...) takes 5 arguments "
+                        "for each message");
+        return NULL;
+    }
+    e.n = 0;
+    if (l->comm == NULL || nargs > (Py_ssize_t)PC_FEW_TRANSFERS * POINTER_ARGS)
+        Py_RETURN_NONE;
+    for (; nargs > 0; nargs -= POINTER_ARGS, args += POINTER_ARGS) {
+        struct pc_p2p_op *m = &e.messages[e.n++];
+        m->direction = args[0] == Py_True ? PC_DIRECTION_RECV : PC_DIRECTION_SEND;
+        m->at = PyLong_AsVoidPtr(args[1]);
+        m->nbytes = (uint64_t)PyLong_AsUnsignedLongLong(args[2]);
+        m->dtype = (uint32_t)PyLong_AsUnsignedLong(args[3]);
+        m->reserved = 0;
+        if (PyErr_Occurred())
+            return NULL;
+        if (!pc__reaches(l, args[4], &m->peer))
+            Py_RETURN_NONE;
+    }
+    int rc = overlap(&e) ? PC_NOT_SERVED : pc__transfer(l, e.messages, e.n);
+    if (rc == PC_NOT_SERVED)
+        Py_RETURN_NONE;
+    return PyLong_FromLong(rc);
+}
 
 PyObject *pc__exchange_callable(struct pc__dispatcher *l, PyObject *args)
 {

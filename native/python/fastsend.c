@@ -35,11 +35,11 @@ int pc__transfer(const struct pc__dispatcher *l, const struct pc_p2p_op *message
     return rc;
 }
 
-/* Whether a peer can be reached now; a connection may have to be made first. */
-static bool reached(struct pc_comm *comm, uint32_t peer)
+bool pc__reaches(const struct pc__dispatcher *l, PyObject *number, uint32_t *peer)
 {
-    return peer < comm->options.size
-           && atomic_load_explicit(&comm->peers[peer].ready, memory_order_relaxed);
+    return l->comm != NULL && PyLong_CheckExact(number) && pc__rank_of(number, peer)
+           && *peer < l->comm->options.size
+           && atomic_load_explicit(&l->comm->peers[*peer].ready, memory_order_relaxed);
 }
 
 bool pc__message_end(const struct pc__dispatcher *l, PyObject *x, PyObject *peer,
@@ -50,8 +50,7 @@ bool pc__message_end(const struct pc__dispatcher *l, PyObject *x, PyObject *peer
         flags |= PyBUF_WRITABLE;
     m->direction = direction;
     m->reserved = 0;
-    if (l->comm != NULL && PyLong_CheckExact(peer) && pc__rank_of(peer, &m->peer)
-        && reached(l->comm, m->peer) && PyObject_GetBuffer(x, view, flags) == 0) {
+    if (pc__reaches(l, peer, &m->peer) && PyObject_GetBuffer(x, view, flags) == 0) {
         int dtype = pc__dtype_of(view);
         m->at = view->buf;
         m->nbytes = (uint64_t)view->len;

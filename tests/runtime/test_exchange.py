@@ -307,10 +307,14 @@ def test_the_arrays_are_let_go_however_it_ends() -> None:
     ranks(1, rank)
 
 
-def test_a_list_that_changes_meanwhile() -> None:
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_a_list_that_changes_meanwhile(library: str) -> None:
+    made = pytest.importorskip(library)
+
     def rank(comm: Communicator) -> None:
         peer, large = 1 - comm.rank, 1 << 20
-        sends, recvs = [(np.full(large, comm.rank), peer)], [(np.zeros(large, int), peer)]
+        sends = [(made.full((large,), float(comm.rank)), peer)]
+        recvs = [(made.zeros((large,)), peer)]
 
         def clear() -> None:
             wait_until(lambda: comm._engine.waits.waiter != 0)
@@ -479,5 +483,63 @@ def test_what_is_looked_at_in_python() -> None:
             assert (y == x).all()
             comm.send(x, 0)  # and one end by either
             native([], [(y, 0)])
+
+    ranks(1, rank)
+
+
+def test_tensors_go_by_address() -> None:
+    torch = pytest.importorskip("torch")
+
+    def rank(comm: Communicator) -> list[str]:
+        peer, called = 1 - comm.rank, set()
+        comm.exchange([(np.ones(1), peer)], [(np.ones(1), peer)])
+
+        def look(frame: Any, event: str, _: Any) -> None:
+            if event == "call":
+                called.add(frame.f_code.co_name)
+
+        sys.setprofile(look)
+        for kind in (torch.float64, torch.bfloat16, torch.bool, torch.complex64):
+            for count in (0, 1, 100, 100_000):
+                x = torch.full((count,), comm.rank, dtype=kind)
+                y = torch.full((count,), 5, dtype=kind)
+                assert comm.exchange([(x, peer)], [(y, peer)])[0] is y
+                assert bool((y == peer).all())
+                y.fill_(5)
+                if comm.rank:
+                    assert comm.send(x, peer) is None
+                    assert comm.recv(y, peer) is y
+                else:
+                    assert comm.recv(y, peer) is y
+                    assert comm.send(x, peer) is None
+                assert bool((y == peer).all())
+        sys.setprofile(None)
+        return sorted(called & {"again", "look", "_transfer"})
+
+    assert ranks(2, rank) == [["again"]] * 2
+
+
+def test_tensors_that_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    calls: dict[str, Any] = {
+        "shares memory": lambda x: ([(x[:3], 0)], [(x[2:], 0)]),
+        "is not contiguous": lambda x: ([(x[::2], 0)], []),
+        "the conjugate": lambda x: ([(x.to(torch.complex64).conj(), 0)], []),
+        "want a rank": lambda x: ([(x, 7)], []),
+        "want an array and a rank": lambda x: ([(x, 0, 0)], []),
+        "want a sequence of pairs": lambda x: (x[0], []),
+    }
+
+    def rank(comm: Communicator) -> None:
+        for text, pairs in calls.items():
+            with comm.dup() as other, pytest.raises(pycoll.UsageError, match=text):
+                other.exchange(*pairs(torch.arange(6.0)))
+        x, y = torch.arange(6.0), torch.zeros(6)
+        assert comm.exchange([(x, 0)], [(y, 0)])[0] is y
+        assert y.tolist() == x.tolist()
+        comm.close()
+        for call in (lambda: comm.send(x, 0), lambda: comm.exchange([(x, 0)], [(y, 0)])):
+            with pytest.raises(pycoll.ClosedError, match="the communicator is closed"):
+                call()
 
     ranks(1, rank)

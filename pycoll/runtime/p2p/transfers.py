@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from pycoll.arguments import check_timeout
+from pycoll.arrays.torch import pointers
 from pycoll.errors import UsageError, quoted
 from pycoll.runtime.p2p import batch
 from pycoll.runtime.p2p.batch import Batch, RankOf
@@ -33,6 +34,25 @@ class Transfers:
         self.place = RankOf(engine.world.rank, engine.world.size)
         self._engine = engine
         self._owner = weakref.ref(owner)  # weak: the communicator holds this
+
+    def again(self, sends: tuple[Any, ...], recvs: tuple[Any, ...]) -> int | None:
+        """Move messages of tensors that need no second look; return the code.
+
+        The per-call path of torch, with the communicator's timeout. None sends the caller to the
+        others here, which find the reason. The caller holds the tensors until the end.
+        """
+        ends: list[Any] = []
+        for pairs, receives in ((sends, False), (recvs, True)):
+            for pair in pairs:
+                if pair.__class__ is not tuple or len(pair) != 2:
+                    return None
+                found = pointers(pair[0], None, alike=False)
+                if found is None:
+                    return None
+                start, _, nbytes, _, code = found
+                ends += (receives, start, nbytes, code, pair[1])
+        done: int | None = self._engine.dispatcher.transfers(*ends) if ends else None
+        return done
 
     def one(self, x: Any, peer: Any, sending: bool, async_op: bool, timeout: float | None) -> Any:
         """Send or receive one message; see `Communicator.send` and `recv`."""
