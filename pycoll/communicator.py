@@ -198,7 +198,13 @@ class Communicator:
         self._engine = engine
         itself = weakref.ref(self)  # weak: this holds all that is made here
         self._collectives = Collectives(engine, itself)
-        self._call = self._collectives.calls()
+        call = self._collectives.calls()
+        # Methods load these before they call them: then Python finds an attribute by its index,
+        # and does not look for a method of that name first.
+        self._allreduce, self._broadcast, self._reduce = call.allreduce, call.broadcast, call.reduce
+        self._allgather, self._reduce_scatter = call.allgather, call.reduce_scatter
+        self._alltoall, self._gather, self._scatter = call.alltoall, call.gather, call.scatter
+        self._barrier = call.barrier
         self._byte = bytearray(1)  #: what a barrier reduces, and nobody looks at
         self._messages = PointToPoint(engine, itself)
         self._send = self._messages.call("send", receives=False)
@@ -283,7 +289,8 @@ class Communicator:
             >>> comm.allreduce(np.full(3, comm.rank + 1.0), op="max")
             array([2., 2., 2.])
         """
-        return self._call.allreduce(x, out, op, 0, async_op, algorithm, timeout)
+        call = self._allreduce
+        return call(x, out, op, 0, async_op, algorithm, timeout)
 
     @overload
     def broadcast(self, x: X, root: int = 0, **how: Unpack[WaitsBy]) -> X: ...
@@ -336,7 +343,8 @@ class Communicator:
             >>> comm.broadcast(np.full(3, comm.rank), root=1)
             array([1, 1, 1])
         """
-        return self._call.broadcast(x, None, "sum", root, async_op, algorithm, timeout)
+        call = self._broadcast
+        return call(x, None, "sum", root, async_op, algorithm, timeout)
 
     @overload
     def reduce(
@@ -403,7 +411,8 @@ class Communicator:
             >>> comm.reduce(np.full(3, comm.rank + 1.0), root=0)
             array([3., 3., 3.])
         """
-        return self._call.reduce(x, out, op, root, async_op, algorithm, timeout)
+        call = self._reduce
+        return call(x, out, op, root, async_op, algorithm, timeout)
 
     @overload
     def allgather(self, x: X, out: Out | None = None, **how: Unpack[WaitsBy]) -> Out: ...
@@ -446,7 +455,8 @@ class Communicator:
             >>> comm.allgather(np.full(2, comm.rank))
             array([0, 0, 1, 1])
         """
-        return self._call.allgather(x, out, "sum", 0, async_op, algorithm, timeout)
+        call = self._allgather
+        return call(x, out, "sum", 0, async_op, algorithm, timeout)
 
     @overload
     def reduce_scatter(
@@ -495,7 +505,8 @@ class Communicator:
             >>> comm.reduce_scatter(np.arange(4.0))
             array([0., 2.])
         """
-        return self._call.reduce_scatter(x, out, op, 0, async_op, algorithm, timeout)
+        call = self._reduce_scatter
+        return call(x, out, op, 0, async_op, algorithm, timeout)
 
     @overload
     def alltoall(self, x: X, out: Out | None = None, **how: Unpack[WaitsBy]) -> Out: ...
@@ -537,7 +548,8 @@ class Communicator:
             >>> comm.alltoall(np.array([10, 20]) + comm.rank)
             array([10, 11])
         """
-        return self._call.alltoall(x, out, "sum", 0, async_op, algorithm, timeout)
+        call = self._alltoall
+        return call(x, out, "sum", 0, async_op, algorithm, timeout)
 
     @overload
     def gather(
@@ -585,7 +597,8 @@ class Communicator:
             >>> comm.gather(np.full(2, comm.rank), root=0)
             array([0, 0, 1, 1])
         """
-        return self._call.gather(x, out, "sum", root, async_op, algorithm, timeout)
+        call = self._gather
+        return call(x, out, "sum", root, async_op, algorithm, timeout)
 
     @overload
     def scatter(
@@ -635,7 +648,8 @@ class Communicator:
             >>> comm.scatter(np.arange(4), np.empty(2, int), root=0)
             array([0, 1])
         """
-        return self._call.scatter(x, out, "sum", root, async_op, algorithm, timeout)
+        call = self._scatter
+        return call(x, out, "sum", root, async_op, algorithm, timeout)
 
     @overload
     def barrier(self, async_op: Literal[False] = False, timeout: float | None = None) -> None: ...
@@ -664,7 +678,8 @@ class Communicator:
             >>> comm.barrier(timeout=60)
             >>> comm.barrier(async_op=True).wait()
         """
-        return self._call.barrier(self._byte, None, "max", 0, async_op, None, timeout)
+        call = self._barrier
+        return call(self._byte, None, "max", 0, async_op, None, timeout)
 
     @overload
     def plan(
@@ -1084,7 +1099,8 @@ class Communicator:
             >>> comm.recv(received, frm=1) if comm.rank == 0 else comm.send(np.ones(2), to=0)
             array([1., 1.])
         """
-        return self._send(x, to, async_op, timeout)
+        call = self._send
+        return call(x, to, async_op, timeout)
 
     @overload
     def recv(
@@ -1121,7 +1137,8 @@ class Communicator:
             >>> work.wait()
             array([1., 1.])
         """
-        return self._recv(x, frm, async_op, timeout)
+        call = self._recv
+        return call(x, frm, async_op, timeout)
 
     @overload
     def exchange(
@@ -1175,7 +1192,8 @@ class Communicator:
             >>> comm.exchange([(np.full(2, me), peer)], [(np.empty(2, int), peer)])
             [array([1, 1])]
         """
-        return self._exchange(sends, recvs, async_op, timeout)
+        call = self._exchange
+        return call(sends, recvs, async_op, timeout)
 
     def broadcast_object(self, obj: Any = None, root: int = 0, timeout: float | None = None) -> Any:
         """Return the object of rank ``root`` on every rank.
