@@ -23,7 +23,7 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "gpu/driver": {"", "core"},
     "memory": {"", "core", "gpu/driver"},
     "verbs": {"", "core", "net", "memory"},
-    "libfabric": {"core", "net", "tcp"},  # of tcp, only frame.h
+    "libfabric": {"core", "net"},
     "gpu": {"core", "vm", "gpu/driver"},
     "gpu/kernel": {"vm", "gpu"},
     "python": {"core"},

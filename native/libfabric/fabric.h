@@ -6,7 +6,7 @@
 #ifndef PC_FABRIC_H
 #define PC_FABRIC_H
 #include "libfabric/wireup.h"
-#include "tcp/frame.h"
+#include "net/frame.h"
 
 #ifdef PC_LIBFABRIC
 

@@ -3,7 +3,7 @@
 #ifndef PC_TCP_H
 #define PC_TCP_H
 #include <sys/uio.h>
-#include "tcp/frame.h"
+#include "net/frame.h"
 
 /* One queue holds every frame of a peer: all lines of all channels, and a credit for each. */
 #define PC_MAX_CONNECTIONS 8u /* per peer */

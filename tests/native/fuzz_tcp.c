@@ -13,7 +13,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-#include "tcp/frame.h"
+#include "net/frame.h"
 
 #define SLOTS 4
 #define SLOT_BYTES 8192u

@@ -1,6 +1,6 @@
 /* Frames: made from an edge's shadow, checked by the receiver, and written into its arena. */
 #include <string.h>
-#include "tcp/frame.h"
+#include "net/frame.h"
 
 #define BAD(...) pc__fail(error, PC_INVALID, (int)peer, "a frame of rank %u " __VA_ARGS__)
 
