@@ -153,7 +153,7 @@ extern const struct pc_net_ops *const pc__nets[]; /* nets.c; ends with NULL */
 void pc__net_close(struct pc_net *net, uint64_t linger_ns);
 /* Sends the next message of the edge and raises fifo->sent. Its `nbytes` lie at `slot` in the
  * shadow, which must not change until the peer's credit for the message; or at `lent` (not NULL),
- * anywhere, and may change once this returns. */
+ * anywhere, and may change once this returns; of a network that does not take it it is copied. */
 int pc__net_message(struct pc_net_edge *edge, char *slot, const char *lent, uint64_t nbytes,
                     struct pc_error *error);
 /* Credit: `received` messages are consumed. It may be held back to travel with a message, but not

@@ -1,19 +1,22 @@
 /* A signal on an edge: it raises a count in a mapped peer's memory, or goes to the network. */
 #ifndef PC_EDGE_H
 #define PC_EDGE_H
+#include <string.h>
 #include "core/target_cpu.h"
 
-/* Sends the next message, whose line is filled but for the count. `data`: its `nbytes`, in the slot
- * or in the line. OK; AGAIN: the network has it, and pc__net_drained tells when it has left; or a
- * code. */
-static inline int pc__edge_message(struct pc_comm *comm, struct pc_fifo *f, void *data,
-                                   uint64_t nbytes, struct pc_error *error)
+/* Sends the next message, whose line is filled but for the count. Its `nbytes` lie at `from`, and
+ * belong to `slot`, in the data or in the line; or there already (NULL). OK; AGAIN: the network has
+ * it, and pc__net_drained tells when it has left; or a code. */
+static inline int pc__edge_message(struct pc_comm *comm, struct pc_fifo *f, void *slot,
+                                   const void *from, uint64_t nbytes, struct pc_error *error)
 {
     struct pc_line *line = &f->out_lines[f->sent & (PC_LINES - 1)];
     if (!pc__edge_mapped(f)) {
-        int rc = pc__net_message(f->edge, data, NULL, nbytes, error);
+        int rc = pc__net_message(f->edge, slot, from, nbytes, error);
         return rc == PC_OK ? PC_AGAIN : rc;
     }
+    if (from != NULL)
+        memcpy(slot, from, nbytes);
     if (pc__raise(line, ++f->sent))
         pc__wakeup_signal(comm, f->peer);
     return PC_OK;

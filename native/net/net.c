@@ -193,6 +193,10 @@ int pc__net_message(struct pc_net_edge *edge, char *slot, const char *lent, uint
     int rc = PC_INVALID;
     pthread_mutex_lock(&net->lock);
     count_call(net);
+    if (lent != NULL && (net->ops->lend_from == 0 || nbytes < net->ops->lend_from)) {
+        memcpy(slot, lent, nbytes);
+        lent = NULL;
+    }
     if (peer->fault.code == 0 && edge->put - pc__count(f->out_credit) < PC_LINES) {
         struct pc_send_op op = {.edge = edge,
                                 .number = edge->put,

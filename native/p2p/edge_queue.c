@@ -137,7 +137,7 @@ int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *queue, struc
         line->signature = t->signature;
         line->nbytes = 0;
         t->offered = f->sent + 1;
-        int rc = pc__edge_message(comm, f, line->bytes, 0, &comm->p2p->error);
+        int rc = pc__edge_message(comm, f, line->bytes, NULL, 0, &comm->p2p->error);
         return rc == PC_OK || rc == PC_AGAIN ? 1 : rc;
     } else {
         n = left < comm->p2p->frag_bytes ? left : comm->p2p->frag_bytes;
@@ -146,11 +146,10 @@ int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *queue, struc
         line->place = (uint32_t)(offset / PC_LINE_BYTES);
         to = f->out_data + offset;
     }
-    memcpy(to, t->at + t->done, n);
     line->nbytes = (uint32_t)n;
     line->signature = t->signature;
+    int rc = pc__edge_message(comm, f, to, t->at + t->done, n, &comm->p2p->error);
     t->done += n;
-    int rc = pc__edge_message(comm, f, to, n, &comm->p2p->error);
     if (rc != PC_OK && rc != PC_AGAIN)
         return rc;
     /* What the network took must also leave before the transfer ends: nobody may come in later. */
