@@ -175,7 +175,7 @@ const struct pc_error *pc__net_fault(struct pc_net *net, uint32_t rank);
  * not; a code when one never can. A call does not wait for posted transfers, nor for credit that is
  * queued behind them: the progress of transfers sends both. */
 int pc__net_drained(struct pc_net *net, const struct pc_net_edge *edge, struct pc_error *error);
-/* Sends what was held back, then sleeps until something comes, or a wakeup, or `ns` have passed;
+/* Sends what is due, then sleeps until something comes, or a wakeup, or `ns` have passed;
  * true when it was a wakeup. Receives nothing; one thread at a time. */
 bool pc__net_pause(struct pc_net *net, uint64_t ns);
 

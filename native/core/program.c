@@ -181,8 +181,9 @@ static int check_reduce_copy(const struct blob *b, uint32_t at, const struct pc_
     return PC_OK;
 }
 
-/* Channel c is instructions [first, end): at most one LOOP, closed, and END as the last. */
-static int check_channel(const struct blob *b, uint32_t first, uint32_t end)
+/* Channel c is instructions [first, end): at most one LOOP, closed, and END as the last. No two
+ * instructions share operands, which `lend` permutes: those before `*operand` are taken. */
+static int check_channel(const struct blob *b, uint32_t first, uint32_t end, uint32_t *operand)
 {
     uint32_t loop = UINT32_MAX;
     bool looped = false;
@@ -195,6 +196,10 @@ static int check_channel(const struct blob *b, uint32_t first, uint32_t end)
         switch ((enum pc_opcode)i.op) {
         case PC_OP_REDUCE_COPY:
             rc = check_reduce_copy(b, at, &i);
+            if (rc == PC_OK && i.operand < *operand)
+                return BAD(b, "instruction %u: operand %u is of an earlier one, want %u or later",
+                           at, i.operand, *operand);
+            *operand = i.operand + i.nsrc + i.ndst;
             break;
         case PC_OP_SIGNAL:
         case PC_OP_WAIT: {
@@ -258,12 +263,13 @@ static int check(const struct blob *b)
         rc = check_edge(b, i);
     if (rc == PC_OK && start_of(b, 0) != 0)
         return BAD(b, "channel 0 starts at instruction %u", start_of(b, 0));
+    uint32_t operand = 0;
     for (uint32_t c = 0; c < b->header.nchannels && rc == PC_OK; c++) {
         uint32_t first = start_of(b, c), end = start_of(b, c + 1);
         if (first >= end || end > b->header.ninstructions)
             return BAD(b, "channel %u is instructions %u to %u of %u", c, first, end,
                        b->header.ninstructions);
-        rc = check_channel(b, first, end);
+        rc = check_channel(b, first, end, &operand);
     }
     return rc;
 }

@@ -234,14 +234,15 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
             call->deadline = now + (uint64_t)(call->timeout * 1e9);
         if (now >= call->deadline)
             return pc__fail(&call->error, PC_TIMEDOUT, -1, "no progress for %.3g s", call->timeout);
-        if (now >= until_ns)
+        bool over = now >= until_ns;
+        if (over && whom == FROM_ALL)
             return PC_AGAIN;
-        if (turns > 0 && pc__may_yield(comm, now)) {
+        if (!over && turns > 0 && pc__may_yield(comm, now)) {
             whom = --turns % PC_TURNS_PER_LOOK == 0 ? FROM_ALL : FROM_AWAITED;
             pc__give_way(comm);
             continue;
         }
-        if (whom != FROM_ALL) { /* what others have sent must not end the sleep again and again */
+        if (whom != FROM_ALL) { /* before it sleeps, or leaves to a caller with little patience */
             whom = FROM_ALL;
             continue;
         }

@@ -183,7 +183,7 @@ static void serve_all(struct pc_device_comm *dc)
             look_for_faults(dc, now);
         }
         if (!flushed && (failed || pc__proxy_settled(dc))) {
-            /* Sends credit that was held back for a message to travel with. */
+            /* Sends the credit that is due. */
             pc__wakeup_wait(comm, pc__wakeup_arm(comm), 0);
             flushed = true;
             continue;

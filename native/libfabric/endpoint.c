@@ -67,6 +67,7 @@ static int hints_of(const char *provider, struct pc_error *error, struct fi_info
     hints->caps = FI_MSG;
     hints->mode = FI_CONTEXT | FI_CONTEXT2;
     hints->ep_attr->type = FI_EP_RDM;
+    hints->ep_attr->max_msg_size = PC_FABRIC_MESSAGE; /* "efa-direct", e.g., takes an MTU */
     hints->domain_attr->threading = FI_THREAD_DOMAIN; /* every call is under the net's lock */
     hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
     hints->domain_attr->mr_mode
@@ -79,12 +80,18 @@ static int hints_of(const char *provider, struct pc_error *error, struct fi_info
     return PC_OK;
 }
 
+/* Not every provider heeds the hint. */
+static bool takes_packets(const struct fi_info *info)
+{
+    return info->ep_attr->max_msg_size >= PC_FABRIC_MESSAGE;
+}
+
 /* The best provider's, or NULL. */
 static const struct fi_info *best_of(const struct fi_info *list, bool named)
 {
     const struct fi_info *best = NULL;
     for (const struct fi_info *one = list; one != NULL; one = one->next)
-        if ((named || rank_of(one) != PC_UNRANKED)
+        if ((named || rank_of(one) != PC_UNRANKED) && takes_packets(one)
             && (best == NULL || rank_of(one) < rank_of(best)))
             best = one;
     return best;
@@ -97,7 +104,8 @@ static const struct fi_info *nic_of(const struct fi_info *best, uint32_t number)
     const struct fi_info *nics[64];
     uint32_t n = 0;
     for (const struct fi_info *one = best; one != NULL && n < PC_COUNT(nics); one = one->next) {
-        bool known = strcmp(one->fabric_attr->prov_name, best->fabric_attr->prov_name) != 0;
+        bool known = strcmp(one->fabric_attr->prov_name, best->fabric_attr->prov_name) != 0
+                     || !takes_packets(one);
         for (uint32_t i = 0; i < n && !known; i++)
             known = strcmp(one->domain_attr->name, nics[i]->domain_attr->name) == 0;
         if (!known)

@@ -4,6 +4,9 @@
 #define PC_FABRIC_ENDPOINT_H
 #include "libfabric/libfabric.h"
 #include "core/internal.h"
+
+/* Bytes that are sent at once, at most. With a provider's header it is an eager message. */
+#define PC_FABRIC_MESSAGE (16384u - 64u)
 #ifdef PC_LIBFABRIC
 
 #define PC_FABRIC_ADDRESS 256u /* bytes of an address at most */

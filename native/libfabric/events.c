@@ -33,19 +33,23 @@ static void received(struct pc_fabric_net *w, struct pc_fabric_packet *packet, s
 
 static void failed(struct pc_fabric_net *w)
 {
-    struct fi_cq_err_entry entry = {0};
+    union {
+        struct fi_cq_err_entry entry;
+        char room[256]; /* later versions have more fields, and some providers write them all */
+    } read = {0};
+    const struct fi_cq_err_entry *entry = &read.entry;
     char text[96];
-    if (fi_cq_readerr(w->endpoint.cq, &entry, 0) != 1 || entry.op_context == NULL)
+    if (fi_cq_readerr(w->endpoint.cq, &read.entry, 0) != 1 || entry->op_context == NULL)
         return;
-    struct pc_fabric_packet *packet = entry.op_context;
+    struct pc_fabric_packet *packet = entry->op_context;
     if (packet->receives) { /* a stranger's packet was too long; or it is cancelled */
         pc__fabric_receive(w, packet);
         return;
     }
     const char *provider
-        = fi_cq_strerror(w->endpoint.cq, entry.prov_errno, entry.err_data, text, sizeof text);
+        = fi_cq_strerror(w->endpoint.cq, entry->prov_errno, entry->err_data, text, sizeof text);
     char why[160];
-    snprintf(why, sizeof why, "%s (provider %s: %.60s)", pc__fi.strerror(entry.err),
+    snprintf(why, sizeof why, "%s (provider %s: %.60s)", pc__fi.strerror(entry->err),
              w->endpoint.info->fabric_attr->prov_name, provider != NULL ? provider : "");
     struct pc_fabric_peer *peer = packet->peer;
     pc__fabric_peer_cut(peer, why);

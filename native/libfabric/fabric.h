@@ -36,7 +36,7 @@ struct pc_fabric_head { /* the header of a packet; of one that only tells, as fa
 #define PC_FABRIC_TELLS offsetof(struct pc_fabric_head, frame)
 #define PC_FABRIC_PACKET (sizeof(struct pc_fabric_head) + PC_FABRIC_FRAGMENT)
 _Static_assert(sizeof(struct pc_fabric_head) == 80, "pc_fabric_head has no gaps");
-_Static_assert(PC_FABRIC_PACKET < 16384 - 64, "with a provider's header it is an eager message");
+_Static_assert(PC_FABRIC_PACKET <= PC_FABRIC_MESSAGE, "a packet is one message");
 
 struct pc_fabric_packet {
     struct fi_context2 context; /* first: the provider's, while it has the packet */
@@ -53,6 +53,7 @@ struct pc_fabric_packet {
 struct pc_fabric_block { /* packets with their buffers */
     struct pc_fabric_packet *packets;
     char *bytes;
+    size_t nbytes;
     struct fid_mr *mr;
     uint32_t n;
 };

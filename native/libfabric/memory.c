@@ -2,6 +2,7 @@
 #include "libfabric/fabric.h"
 #ifdef PC_LIBFABRIC
 #include <stdlib.h>
+#include <sys/mman.h>
 
 static int registered(struct pc_fabric_net *w, struct pc_fabric_block *block, size_t nbytes,
                       uint64_t access, struct pc_error *error)
@@ -30,7 +31,11 @@ int pc__fabric_block_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer, 
     size_t stride = (PC_FABRIC_PACKET + PC_LINE_BYTES - 1) / PC_LINE_BYTES * PC_LINE_BYTES;
     size_t nbytes = pc__page_up(n * stride); /* pages of its own */
     out->packets = calloc(n, sizeof *out->packets);
-    out->bytes = aligned_alloc(PC_PAGE, nbytes);
+    /* Shared: a fork would have this process copy a page that a device knows. */
+    out->bytes = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (out->bytes == MAP_FAILED)
+        out->bytes = NULL;
+    out->nbytes = nbytes;
     if (out->packets == NULL || out->bytes == NULL)
         return pc__fail(error, PC_NOMEM, (int)peer->base.rank,
                         "no memory for %u packets of rank %u", n, peer->base.rank);
@@ -51,6 +56,7 @@ void pc__fabric_block_close(struct pc_fabric_block *block)
     if (block->mr != NULL)
         fi_close(&block->mr->fid);
     free(block->packets);
-    free(block->bytes);
+    if (block->bytes != NULL)
+        munmap(block->bytes, block->nbytes);
 }
 #endif

@@ -228,7 +228,7 @@ int pc__fabric_land(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const 
     if (peer->received - peer->told >= w->window)
         return BAD("comes after %u that it was told nothing about", peer->base.rank, w->window);
     peer->received++;
-    if (peer->received - peer->told >= w->window / 2) {
+    if (peer->received - peer->told >= peer->window / 2) {
         peer->tells = true;
         pc__net_dirty(&peer->base);
     }

@@ -85,7 +85,8 @@ int pc__fabric_adopt(struct pc_net_peer *base, int fd)
     peer->socket.open = true;
     peer->since = w->adopted = pc__now();
     w->base.state.connections++;
-    return greet(w, peer);
+    (void)greet(w, peer); /* if it fails the socket has ended, and its event says why */
+    return PC_OK;
 }
 
 int pc__fabric_connections(const struct pc_net_peer *base)

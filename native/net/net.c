@@ -275,6 +275,7 @@ void pc__net_progress(struct pc_net *net)
     pthread_mutex_lock(&net->lock);
     flush(net);
     poll_net(net, NULL);
+    flush(net); /* what has come decides which credit is due */
     if (net->events_pending || ++net->turns % PC_TURNS_PER_LOOK == 0)
         handle_events(net, !net->has_event_thread);
     pc__net_unlock(net);
@@ -293,6 +294,7 @@ const struct pc_error *pc__net_poll(struct pc_net *net, uint32_t rank)
     pthread_mutex_lock(&net->lock);
     flush(net);
     poll_net(net, peer);
+    flush(net);
     const struct pc_error *fault = fault_of(peer);
     pc__net_unlock(net);
     return fault;

@@ -3,13 +3,13 @@
 #include <sys/socket.h>
 #include "tcp/tcp.h"
 
-#define PC_FRAMES_AT_ONCE 16
+#define PC_GATHER_PARTS 32 /* two of a message; one of a credit, or of a message begun */
 
-/* Fills the iovec from the first unsent byte of the queue on. */
+/* Fills the iovec, PC_GATHER_PARTS long, from the first unsent byte of the queue on. */
 static size_t gather(const struct pc_tcp_connection *conn, struct iovec *parts)
 {
     size_t n = 0, skip = conn->gone;
-    for (uint32_t i = conn->head; i != conn->tail && n < 2 * PC_FRAMES_AT_ONCE; i++) {
+    for (uint32_t i = conn->head; i != conn->tail && n + 2 <= PC_GATHER_PARTS; i++) {
         const struct pc_tcp_send *out = &conn->queue[i % PC_CONNECTION_FRAMES];
         size_t nbytes = out->frame.nbytes, header = sizeof out->frame;
         if (skip < header)
@@ -24,7 +24,7 @@ static size_t gather(const struct pc_tcp_connection *conn, struct iovec *parts)
 
 ssize_t pc__tcp_send_some(const struct pc_tcp_connection *conn)
 {
-    struct iovec parts[2 * PC_FRAMES_AT_ONCE];
+    struct iovec parts[PC_GATHER_PARTS];
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = gather(conn, parts)};
     return sendmsg(conn->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }

@@ -26,12 +26,13 @@ PAUSE_SECONDS, MOST_PAUSE_SECONDS = 0.02, 1.0
 
 
 def avoid_bbr(sock: socket.socket) -> None:
-    """Give a socket that is not connected yet Reno where the system's congestion control is BBR.
+    """Give a socket Reno where the system's congestion control is BBR.
 
     BBR paces a stream by the bandwidth that it believes in, and collectives, which send in bursts
     and then wait for each other, have it believe a hundredth of what there is. Reno is in every
     kernel, and every user may choose it. A socket that BBR has once had stays paced, by a timer
-    for each burst, whatever it is given later: so this comes before `connect` and `listen`.
+    for each burst, whatever it is given later: so this comes before `connect`, and before a
+    peer hears of the listener, whose choice those that it accepts have from their beginning.
     """
     with contextlib.suppress(OSError):  # a kernel that has no choice
         name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)

@@ -184,7 +184,7 @@ def test_what_was_consumed_before_the_path_was_given_up_is_not_sent_again(
     opened: Opened, network: Network
 ) -> None:
     """The receiver has gone on, and used the slots for nothing: a second copy would be seen."""
-    # The path fails after a tenth of a second, by when the receiver's NIC has run on a busy machine.
+    # The path fails after a tenth of a second, by when the receiver's NIC has run.
     pair = Pair(opened, messages=4 * LINES, slots=SLOTS, by=HASTY._replace(timeout=12, retry=7))
     pair.call()
     pair.settle()

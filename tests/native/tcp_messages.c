@@ -14,7 +14,7 @@
 #include <unistd.h>
 #include "core/target_cpu.h"
 
-#define SLOTS 4
+#define SLOTS 32
 #define SLOT_BYTES (128u << 10)
 
 static struct pc_comm *comms[2];
@@ -151,6 +151,8 @@ static void lend(void)
             send_message(0, nbytes);
         for (int k = 0; k < SLOTS; k++)
             receive(1, nbytes);
+        pc__net_progress(comms[1]->net); /* sends the credit */
+        pc__net_progress(comms[0]->net);
     }
     printf("lent\n");
 }
