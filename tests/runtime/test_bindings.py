@@ -111,6 +111,22 @@ def test_an_operand_that_no_instruction_names_is_checked(
         bindings.program_load(comm, blob)
 
 
+def test_instructions_share_no_operands(comm: Any) -> None:
+    """The loader permutes those of one, and would have turned the other's sources into results."""
+    good = compile_program(pycoll.algorithms.get("ring"), 1, 0).to_bytes()
+    names = [name for name, _, _ in isa.HEADER_FIELDS]
+    header = dict(zip(names, isa.HEADER.unpack_from(good), strict=True))
+    at = isa.HEADER.size + header["nchannels"] * isa.CHANNEL_START.size
+    at += header["nedges"] * isa.EDGE.size
+    while isa.INSTRUCTION.unpack_from(good, at)[0] != isa.Op.REDUCE_COPY:
+        at += isa.INSTRUCTION.size
+    header["ninstructions"] += 1
+    twice = good[: at + isa.INSTRUCTION.size] + good[at:]
+    blob = isa.HEADER.pack(*header.values()) + twice[isa.HEADER.size :]
+    with pytest.raises(InternalError, match="operand 0 is of an earlier one, want 2 or later"):
+        bindings.program_load(comm, blob)
+
+
 def test_ring_bytes_are_whole_pages_of_the_slots() -> None:
     sizes = {"slots": 2, "slot_bytes": 4096, "heap_bytes": 0, "spin": 0}
     bindings.comm_close(bindings.comm_open(0, 1, **sizes, ring_bytes=8192))
