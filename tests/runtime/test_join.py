@@ -91,8 +91,8 @@ def test_one_rank() -> None:
             "not understand: invalid literal",
         ),
         (PLACED + b', "transport": "x"}', "not understand: transport"),
-        (PLACED + b', "transport": "tcp", "verbs": "tc=x"}', "not understand: tc as an integer"),
-        (PLACED + b', "transport": "tcp", "verbs": 7}', "does not understand: "),
+        (PLACED + b', "transport": "tcp", "fabric": "", "verbs": "tc=x"}', "not understand: tc as an integer"),
+        (PLACED + b', "transport": "tcp", "fabric": "", "verbs": 7}', "does not understand: "),
     ],
 )
 def test_an_introduction_that_is_none(blob: bytes, message: str) -> None:
