@@ -15,6 +15,7 @@ from pycoll.runtime.native import bindings
 
 SPACE = b'"room": 1, "host_memory": 1, "rdma": false, "domain": "a", '
 PLACED = b'{"cpus": "1", "heap": 1, ' + SPACE + b'"host": "a", "memory": 0'
+ASKED = b', "transport": "tcp", "fabric": "", '
 
 
 def settings(timeout: float) -> Config:
@@ -91,8 +92,8 @@ def test_one_rank() -> None:
             "not understand: invalid literal",
         ),
         (PLACED + b', "transport": "x"}', "not understand: transport"),
-        (PLACED + b', "transport": "tcp", "fabric": "", "verbs": "tc=x"}', "not understand: tc as an integer"),
-        (PLACED + b', "transport": "tcp", "fabric": "", "verbs": 7}', "does not understand: "),
+        (PLACED + ASKED + b'"verbs": "tc=x"}', "not understand: tc as an integer"),
+        (PLACED + ASKED + b'"verbs": 7}', "does not understand: "),
     ],
 )
 def test_an_introduction_that_is_none(blob: bytes, message: str) -> None:
