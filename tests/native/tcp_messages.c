@@ -116,11 +116,11 @@ static bool flush(uint32_t rank)
 
 static void receive(uint32_t rank, uint64_t nbytes)
 {
-    do {
+    while (!take_message(rank, nbytes)) {
         if (!flush(!rank)) /* the socket was full */
             pc__net_progress(comms[!rank]->net);
         check(pc__net_poll(comms[rank]->net, !rank) == NULL, "lost", NULL);
-    } while (!take_message(rank, nbytes));
+    }
 }
 
 /* To and fro, as in an all-reduce by doubling. */
