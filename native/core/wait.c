@@ -11,7 +11,7 @@
 
 #define PC_YIELD_PAUSE_NS UINT64_C(4000000)
 #define PC_LONGEST_PAUSE_NS UINT64_C(1000000000)
-#define PC_TURNS_PER_LOOK 8u /* the awaited peers are polled; all of them every so many yields */
+#define PC_YIELDS_PER_LOOK 8u /* the awaited peers are polled; all of them every so many yields */
 
 uint64_t pc__now(void)
 {
@@ -238,7 +238,7 @@ int pc__idle(struct pc_comm *comm, uint64_t until_ns)
         if (over && whom == FROM_ALL)
             return PC_AGAIN;
         if (!over && turns > 0 && pc__may_yield(comm, now)) {
-            whom = --turns % PC_TURNS_PER_LOOK == 0 ? FROM_ALL : FROM_AWAITED;
+            whom = --turns % PC_YIELDS_PER_LOOK == 0 ? FROM_ALL : FROM_AWAITED;
             pc__give_way(comm);
             continue;
         }
