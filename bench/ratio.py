@@ -14,7 +14,15 @@ MPIS = ("openmpi", "mpich")
 def ratio(
     rows: Iterable[Row], nbytes: int, mpi: str, library: str, call: str, arrays: str
 ) -> float | None:
-    """Return pycoll's time over another library's, the median over the launches under one MPI.
+    """Return pycoll's time over another library's, the median over the launches under one MPI."""
+    found = ratios(rows, nbytes, mpi, library, call, arrays)
+    return statistics.median(found) if found else None
+
+
+def ratios(
+    rows: Iterable[Row], nbytes: int, mpi: str, library: str, call: str, arrays: str
+) -> list[float]:
+    """Return pycoll's time over another library's in each launch under one MPI.
 
     Both times come from one launch, so what the machine did that minute cancels.
     """
@@ -28,8 +36,7 @@ def ratio(
             own[row["round"]] = median
         elif row["library"] == library:
             other[row["round"]] = median
-    shared = own.keys() & other.keys()
-    return statistics.median(own[r] / other[r] for r in shared) if shared else None
+    return [own[r] / other[r] for r in own.keys() & other.keys()]
 
 
 def worst(
@@ -50,12 +57,25 @@ def worst(
 _T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 
 
-def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the geometric mean of ratios and its 95 % interval; 2 to 10 of them."""
-    logs = [math.log(one) for one in ratios]
+    logs = [math.log(one) for one in values]
     mean = statistics.fmean(logs)
     half = _T[len(logs)] * statistics.stdev(logs) / math.sqrt(len(logs))
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def worst_interval(
+    rows: Iterable[Row],
+    nbytes: int,
+    library: str = "mpi4py",
+    call: str = "call",
+    arrays: str = "numpy",
+) -> tuple[float, float, float]:
+    """Return the mean ratio to the better MPI over the launches, and its 95 % interval."""
+    rows = list(rows)
+    found = (ratios(rows, nbytes, mpi, library, call, arrays) for mpi in MPIS)
+    return max(interval(values) for values in found if values)
 
 
 def best(rows: Iterable[Row], nbytes: int, hierarchical: bool) -> Row | None:

@@ -1,6 +1,6 @@
-"""A rank of tcp_counts.py: all-reduces in turns, and what the kernel did for each.
+"""A rank of tcp_counts.py: calls of a collective in turns, and what the kernel did for each.
 
-    tcp_counts_rank.py FILE ADDRESSES EVENTS SECONDS ALGORITHMS SIZE...
+    tcp_counts_rank.py FILE ADDRESSES EVENTS SECONDS COLLECTIVE ALGORITHMS SIZE...
 
 Runs under mpi4py. Rank 0 appends a line of JSON for each library and size to FILE, after a first
 line about all. ADDRESSES are those of all ranks, by commas, EVENTS what syscalls.events returns, as
@@ -57,8 +57,10 @@ class Kernel:
 class Library:
     """One library, or one algorithm of it, at one size."""
 
-    def __init__(self, name: str, call: Callable[[], object], array: np.ndarray) -> None:
-        self.name, self.call, self.array = name, call, array
+    def __init__(
+        self, name: str, call: Callable[[], object], array: np.ndarray, out: np.ndarray
+    ) -> None:
+        self.name, self.call, self.array, self.out = name, call, array, out
         self.times: list[float] = []
         self.calls = 0
         self.counts: Counter[str] = Counter()
@@ -102,29 +104,97 @@ def measure(world: Any, libraries: list[Library], kernel: Kernel, seconds: float
     gc.enable()
 
 
+def wanted(collective: str, parts: np.ndarray, rank: int) -> np.ndarray | None:
+    """Return what a rank must have got of all ranks' arrays; None: nothing, or anything."""
+    size, mine = len(parts), len(parts[0]) // len(parts)
+    block = slice(rank * mine, (rank + 1) * mine)
+    total = parts.sum(axis=0)  # exact in any order
+    return {
+        "allreduce": lambda: total,
+        "broadcast": lambda: parts[0],
+        "reduce": lambda: total if rank == 0 else None,
+        "allgather": lambda: parts[:, :mine].ravel(),
+        "gather": lambda: parts[:, :mine].ravel() if rank == 0 else None,
+        "scatter": lambda: parts[0][block],
+        "reduce_scatter": lambda: total[block],
+        "alltoall": lambda: parts.reshape(size, size, -1)[:, rank].ravel(),
+    }[collective]()
+
+
+#: By collective: a call of pycoll's, given the arrays, and MPI's. `x` holds a message of the size,
+#: or its part of one: the blocks of a gather and of an all-gather are parts of the whole.
+CALLS: dict[str, tuple[Callable[..., object], Callable[..., object]]] = {
+    "allreduce": (
+        lambda comm, x, out, **how: comm.allreduce(x, **how),
+        lambda world, x, out: world.Allreduce(MPI.IN_PLACE, x),
+    ),
+    "broadcast": (
+        lambda comm, x, out, **how: comm.broadcast(x, **how),
+        lambda world, x, out: world.Bcast(x),
+    ),
+    "reduce": (
+        lambda comm, x, out, **how: comm.reduce(x, out if comm.rank == 0 else None, **how),
+        lambda world, x, out: world.Reduce(x, out),
+    ),
+    "allgather": (
+        lambda comm, x, out, **how: comm.allgather(x[: len(x) // comm.size], out, **how),
+        lambda world, x, out: world.Allgather(x[: len(x) // world.size], out),
+    ),
+    "gather": (
+        lambda comm, x, out, **how: comm.gather(
+            x[: len(x) // comm.size], out if comm.rank == 0 else None, **how
+        ),
+        lambda world, x, out: world.Gather(x[: len(x) // world.size], out),
+    ),
+    "scatter": (
+        lambda comm, x, out, **how: comm.scatter(
+            x if comm.rank == 0 else None, out[: len(x) // comm.size], **how
+        ),
+        lambda world, x, out: world.Scatter(x, out[: len(x) // world.size]),
+    ),
+    "reduce_scatter": (
+        lambda comm, x, out, **how: comm.reduce_scatter(x, out[: len(x) // comm.size], **how),
+        lambda world, x, out: world.Reduce_scatter_block(x, out[: len(x) // world.size]),
+    ),
+    "alltoall": (
+        lambda comm, x, out, **how: comm.alltoall(x, out, **how),
+        lambda world, x, out: world.Alltoall(x, out),
+    ),
+}
+
+
 def libraries_of(
-    comm: Any, world: Any, floor: Floor, algorithms: list[str], count: int
+    comm: Any, world: Any, floor: Floor, collective: str, algorithms: list[str], count: int
 ) -> list[Library]:
-    """Return every call there is at this size, each with an array of its own."""
-    found = []
-    for name in algorithms:
+    """Return every call there is at this size, each with arrays of its own."""
+
+    def arrays() -> tuple[np.ndarray, np.ndarray]:
         x = np.zeros(count, np.float32)
-        algorithm = None if name == "auto" else name
-        found.append(Library(f"pycoll:{name}", partial(comm.allreduce, x, algorithm=algorithm), x))
-    x = np.zeros(count, np.float32)
-    found.append(Library("mpi4py", partial(world.Allreduce, MPI.IN_PLACE, x), x))
+        in_place = collective in ("allreduce", "broadcast")
+        return x, x if in_place else np.zeros(count, np.float32)
+
+    found = []
+    ours, theirs = CALLS[collective]
+    for name in algorithms:
+        x, out = arrays()
+        how = {} if name == "auto" else {"algorithm": name}
+        found.append(Library(f"pycoll:{name}", partial(ours, comm, x, out, **how), x, out))
+    x, out = arrays()
+    found.append(Library("mpi4py", partial(theirs, world, x, out), x, out))
+    if collective != "allreduce":
+        return found
     for pattern, least in PATTERNS.items():
         for yields in YIELDS:
             x = np.zeros(count, np.float32)
             if count >= least * world.size:
                 call = floor.call(pattern, x, yields)
-                found.append(Library(f"floor:{pattern}:{yields}", call, x))
+                found.append(Library(f"floor:{pattern}:{yields}", call, x, x))
     return found
 
 
 def main() -> None:
     """Measure each size, and write what was found."""
-    file, addresses, events, seconds, algorithms, *sizes = sys.argv[1:]
+    file, addresses, events, seconds, collective, algorithms, *sizes = sys.argv[1:]
     kernel = Kernel(json.loads(events))
     world = MPI.COMM_WORLD
     comm = pycoll.from_mpi(world)
@@ -136,15 +206,15 @@ def main() -> None:
     for nbytes in map(int, sizes):
         count = nbytes // 4
         parts = random.integers(-999, 1000, (world.size, count)).astype(np.float32)
-        want = parts.sum(axis=0)  # exact in any order
-        libraries = libraries_of(comm, world, floor, algorithms.split(","), count)
+        want = wanted(collective, parts, world.rank)
+        libraries = libraries_of(comm, world, floor, collective, algorithms.split(","), count)
         wrong = {}
         for one in libraries:
             one.array[:] = parts[world.rank]
             one.call()
-            wrong[one.name] = world.allreduce(int((one.array != want).sum()))
+            bad = 0 if want is None else int((one.out[: len(want)] != want).sum())
+            wrong[one.name] = world.allreduce(bad)
             one.array[:] = 0  # in place the sums would grow without end
-        chosen = comm.plan("allreduce", libraries[0].array).algorithm
         measure(world, libraries, kernel, float(seconds))
         for one in libraries:
             times = np.array(one.times)
@@ -152,7 +222,6 @@ def main() -> None:
             counts = world.allreduce(one.counts)
             per_call = {k: v / one.calls / world.size for k, v in sorted(counts.items()) if v}
             row = {"library": one.name, "nbytes": nbytes, "ranks": world.size,
-                   "algorithm": chosen if one.name == "pycoll:auto" else None,
                    "time_us": {"median": statistics.median(times) * 1e6,
                                "min": float(min(times)) * 1e6, "n": len(times)},
                    "per_call_and_rank": per_call, "wrong": wrong[one.name]}  # fmt: skip

@@ -16,13 +16,13 @@ enum pc_status_state { PC_STATUS_IDLE = 0, PC_STATUS_CALLING = 1, PC_STATUS_CLOS
 struct pc_options {
     uint32_t rank;
     uint32_t size;
-    uint32_t slots;      /* per edge; a power of two, 2 to 32 */
-    uint32_t slot_bytes; /* a multiple of 4096 */
-    uint64_t heap_bytes; /* address space for pc_heap_alloc; memory appears at first touch */
-    uint32_t spin;       /* microseconds of polling at most; 0 when ranks outnumber cores */
-    uint32_t ring_bytes; /* of the slots of an edge, what transfers use: whole pages; 0: all */
-    uint32_t windows;    /* 1: of a peer's arena map only what edges need; no direct forms then */
-    uint32_t reserved;
+    uint32_t slots;       /* per edge; a power of two, 2 to 32 */
+    uint32_t slot_bytes;  /* a multiple of 4096 */
+    uint64_t heap_bytes;  /* address space for pc_heap_alloc; memory appears at first touch */
+    uint32_t spin;        /* microseconds of polling at most; 0 when ranks outnumber cores */
+    uint32_t ring_bytes;  /* of the slots of an edge, what transfers use: whole pages; 0: all */
+    uint32_t windows;     /* 1: of a peer's arena map only what edges need; no direct forms then */
+    uint32_t small_bytes; /* of a small message between hosts, a multiple of 64; 0: none is small */
 };
 
 struct pc_error {

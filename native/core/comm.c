@@ -16,6 +16,8 @@ static int check_options(const struct pc_options *o)
         return PC_INVALID;
     if (o->slot_bytes == 0 || o->slot_bytes % PC_PAGE != 0 || o->slot_bytes > (1u << 30))
         return PC_INVALID;
+    if (o->small_bytes % PC_LINE_BYTES != 0 || o->small_bytes > o->slot_bytes)
+        return PC_INVALID;
     if (o->ring_bytes % PC_PAGE != 0 || o->ring_bytes > (uint64_t)o->slots * o->slot_bytes)
         return PC_INVALID;
     if (o->windows > 1)
@@ -53,6 +55,7 @@ static void resolve(struct pc_comm *comm, uint32_t peer, char *theirs, struct pc
             .in_data = pc__slot_data(mine, l, c),
             .in_credit = pc__credit_line(theirs, me, c),
             .peer = peer,
+            .small_bytes = by_net == NULL ? PC_INLINE_BYTES : pc__net_small(&comm->options),
             .channel = (uint8_t)c,
             .edge = by_net == NULL ? NULL : &by_net->edges[c],
         };

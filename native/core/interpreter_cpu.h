@@ -83,6 +83,16 @@ static inline char *pc__peer_out(const struct pc_call *call, uint32_t peer)
     return call->comm->peers[peer].out;
 }
 
+static inline uint32_t pc__depth(const struct pc_call *call, const struct pc_fifo *f)
+{
+    return call->terms->longest <= f->small_bytes ? PC_LINES : call->terms->slots;
+}
+
+static inline uint32_t pc__small_bytes(const struct pc_fifo *f)
+{
+    return f->small_bytes;
+}
+
 /* One thread runs both channels. */
 static inline uint64_t pc__count_local(const struct pc_token *token)
 {

@@ -66,10 +66,19 @@ struct pc_layout {
     uint32_t size;
     uint32_t slots;
     uint32_t slot_bytes;
-    bool windows;  /* of a peer's arena only the header and this rank's record are mapped */
-    size_t record; /* bytes of one */
+    uint32_t small_bytes;
+    bool windows;   /* of a peer's arena only the header and this rank's record are mapped */
+    size_t channel; /* bytes of its slots: those of a mapped peer, or of transfers, are not small */
+    size_t record;  /* bytes of one */
     size_t records, heap, end;
 };
+
+/* Up to so many bytes a message between hosts is small. A signal takes long there, so that many
+ * should be in flight; in memory that a reader shares, only few slots stay in its cache. */
+static inline uint32_t pc__net_small(const struct pc_options *o)
+{
+    return o->small_bytes > PC_INLINE_BYTES ? o->small_bytes : PC_INLINE_BYTES;
+}
 
 static inline size_t pc__page_up(size_t n)
 {
@@ -94,7 +103,10 @@ static inline struct pc_layout pc__layout(const struct pc_options *o)
 {
     struct pc_layout l = {.size = o->size, .slots = o->slots, .slot_bytes = o->slot_bytes};
     l.windows = o->windows;
-    l.record = PC_RECORD_DATA + (size_t)PC_EDGE_CHANNELS * o->slots * o->slot_bytes;
+    l.small_bytes = o->small_bytes;
+    l.channel = pc__page_up((size_t)o->slots * o->slot_bytes
+                            + (o->small_bytes ? PC_LINES * pc__small_stride(o->small_bytes) : 0));
+    l.record = PC_RECORD_DATA + PC_EDGE_CHANNELS * l.channel;
     l.records = pc__page_up(sizeof(struct pc_arena));
     l.heap = l.records + o->size * l.record;
     l.end = l.heap + o->heap_bytes;
@@ -132,7 +144,7 @@ static inline struct pc_line *pc__slot_lines(char *r, uint32_t peer, uint32_t ch
 
 static inline char *pc__slot_data(char *r, const struct pc_layout *l, uint32_t channel)
 {
-    return r + PC_RECORD_DATA + channel * l->slots * (size_t)l->slot_bytes;
+    return r + PC_RECORD_DATA + channel * l->channel;
 }
 
 /* In the arena of the sender: how many of its messages `peer` has consumed. */

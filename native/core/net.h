@@ -160,12 +160,9 @@ int pc__net_message(struct pc_net_edge *edge, char *slot, const char *lent, uint
 /* Credit: `received` messages are consumed. It may be held back to travel with a message, but not
  * so long that the peer waits for it. */
 void pc__net_credit(struct pc_net_edge *edge, uint64_t received);
-/* A call begins, in which so many messages may be in flight on an edge: slots, or lines where all
- * of them are inline. */
-static inline void pc__net_begin(struct pc_net *net, uint32_t depth)
-{
-    atomic_store_explicit(&net->depth, depth, memory_order_relaxed);
-}
+/* A call begins, whose longest message has so many bytes: how many may be in flight on an edge
+ * follows from that. */
+void pc__net_begin(struct pc_net *net, uint64_t longest);
 /* Sends what is due, and receives from all peers. */
 void pc__net_progress(struct pc_net *net);
 /* The same for one rank. Returns why nothing more can come from it, or NULL (always for a mapped

@@ -245,7 +245,7 @@ static int build(struct pc_comm *comm, struct pc_plan *plan, struct pc_program *
                 .signature = s->signature,
                 .ntiles = ntiles[form],
                 .tile = s->tile,
-                .depth = longest_message <= PC_INLINE_BYTES ? PC_LINES : comm->options.slots,
+                .longest = longest_message,
                 .slots = comm->options.slots,
                 .slot_bytes = comm->options.slot_bytes,
                 .nchannels = programs[form]->nchannels,

@@ -38,7 +38,7 @@ static void start(struct pc_call *call, const struct pc_program *program, int fo
     call->terms = &call->plan->terms[form];
     call->running = program->nchannels;
     if (pc__has_net(call->comm))
-        pc__net_begin(call->comm->net, call->terms->depth);
+        pc__net_begin(call->comm->net, call->terms->longest);
     for (uint32_t c = 0; c < program->nchannels; c++)
         call->channels[c] = (struct pc_channel){.pc = program->code + program->starts[c]};
 }

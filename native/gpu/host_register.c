@@ -24,8 +24,7 @@ static int add_record(struct pc_device_comm *dc, char *record, uint32_t peer, bo
     int rc = add(dc, pc__slot_lines(record, peer, 0),
                  (size_t)PC_MAX_CHANNELS * PC_LINES * PC_LINE_BYTES);
     if (rc == PC_OK)
-        rc = add(dc, pc__slot_data(record, l, 0),
-                 (size_t)PC_MAX_CHANNELS * l->slots * l->slot_bytes);
+        rc = add(dc, pc__slot_data(record, l, 0), PC_MAX_CHANNELS * l->channel);
     if (rc == PC_OK && credit)
         rc = add(dc, pc__credit_line(record, peer, 0), PC_MAX_CHANNELS * PC_LINE_BYTES);
     return rc;

@@ -12,14 +12,13 @@ bool pc__edge_holds_credit(const struct pc_net_edge *edge)
     return edge->fifo->channel >= PC_MAX_CHANNELS;
 }
 
-/* As many as half the slots are told at once, so that a peer which streams need not stop, and that
- * wherever this rank is next the peer may be ahead by the other half. Fewer are held back for a
- * message to take along, unless the peer has sent all that it may, and waits: this rank may have
+/* Half of what may be in flight is told at once, so that a peer which streams need not stop, and
+ * that wherever this rank is next the peer may be ahead by the other half. Fewer are held back for
+ * a message to take along, unless the peer has sent all that it may, and waits: this rank may have
  * nothing to send, or wait for that peer. */
 bool pc__edge_due(const struct pc_net_edge *edge, uint64_t depth)
 {
-    uint64_t half = edge->peer->net->comm->options.slots / 2;
-    return pc__edge_holds_credit(edge) || edge->consumed - edge->told >= half || depth == 0
+    return pc__edge_holds_credit(edge) || 2 * (edge->consumed - edge->told) >= depth
            || has_come(edge->fifo, edge->told + depth - 1);
 }
 

@@ -49,6 +49,9 @@ static char *place_of(const struct pc_net_edge *edge, const struct pc_frame *fra
                    ? f->in_data + at
                    : NULL;
     }
+    if (frame->nbytes <= l->small_bytes)
+        return f->in_data + slots * slot_bytes
+               + (number & (PC_LINES - 1)) * pc__small_stride(l->small_bytes);
     *depth = slots;
     return frame->nbytes <= slot_bytes ? f->in_data + (number & (slots - 1)) * slot_bytes : NULL;
 }

@@ -153,6 +153,13 @@ static bool flush_peer(struct pc_net_peer *peer, uint64_t depth)
     return ops->flush(peer) && peer->owed == 0;
 }
 
+void pc__net_begin(struct pc_net *net, uint64_t longest)
+{
+    const struct pc_options *o = &net->comm->options;
+    uint32_t depth = longest <= pc__net_small(o) ? PC_LINES : o->slots;
+    atomic_store_explicit(&net->depth, depth, memory_order_relaxed);
+}
+
 /* Sends what is queued, and the credit that is due to peers which may have `depth` messages in
  * flight; 0: all. */
 static void flush_to(struct pc_net *net, uint64_t depth)
@@ -445,7 +452,7 @@ static int open_net(struct pc_comm *comm, const struct pc_net_ops *ops, const vo
         return pc__fail(&comm->error, PC_NOMEM, -1, "no memory for a network");
     net->ops = ops;
     net->comm = comm;
-    pc__net_begin(net, comm->options.slots);
+    pc__net_begin(net, UINT64_MAX);
     net->pid = getpid();
     net->epoll = net->timer = -1;
     pthread_mutex_init(&net->lock, NULL);

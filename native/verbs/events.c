@@ -104,14 +104,15 @@ static bool receive_header(struct pc_verbs_net *w, struct pc_verbs_peer *peer,
     const struct pc_fifo *f = edge->fifo;
     struct pc_line *line = &f->in_lines[event->line];
     uint64_t at = (uint64_t)event->place * PC_LINE_BYTES, before = pc__count(line);
-    uint64_t depth = f->channel < PC_MAX_CHANNELS ? l->slots : PC_LINES;
-    const void *from = event->place == PC_IMM_NO_PLACE ? (const char *)line : f->in_data + at;
+    bool placed = event->place != PC_IMM_NO_PLACE;
+    bool small = placed && at >= (uint64_t)l->slots * l->slot_bytes;
+    uint64_t depth = f->channel < PC_MAX_CHANNELS && !small ? l->slots : PC_LINES;
+    const void *from = placed ? f->in_data + at : (const char *)line;
     struct pc_message_header header;
     char why[160];
-    if (event->place != PC_IMM_NO_PLACE
-        && at + sizeof header > (uint64_t)l->slots * l->slot_bytes) {
+    if (placed && at + sizeof header > l->channel) {
         snprintf(why, sizeof why, "a header at byte %llu of channel %u, which has %llu",
-                 (unsigned long long)at, f->channel, (unsigned long long)l->slots * l->slot_bytes);
+                 (unsigned long long)at, f->channel, (unsigned long long)l->channel);
         pc__verbs_peer_fail(w, peer, PC_LOST, why);
         return false;
     }

@@ -54,7 +54,7 @@ static int check_memlock(struct pc_verbs_net *w)
 {
     const struct pc_layout *l = &w->base.comm->layout;
     uint64_t lines = (uint64_t)PC_EDGE_LINES * PC_LINE_BYTES;
-    uint64_t slots = (uint64_t)PC_EDGE_CHANNELS * l->slots * l->slot_bytes;
+    uint64_t slots = PC_EDGE_CHANNELS * l->channel;
     uint64_t want = w->nrails * (uint64_t)(w->base.comm->options.size - 1)
                     * (lines + 2 * slots + PC_BOUNCE_BYTES);
     uint64_t may = pc__ib_lockable();

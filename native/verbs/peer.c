@@ -39,7 +39,7 @@ static int make_regions(struct pc_verbs_net *w, struct pc_verbs_peer *peer, stru
     char *mine = pc__record(w->base.comm->arena, l, rank);
     char *shadow = w->base.comm->peers[rank].record;
     size_t lines = (size_t)PC_EDGE_CHANNELS * PC_LINES * PC_LINE_BYTES;
-    size_t slots = (size_t)PC_EDGE_CHANNELS * l->slots * l->slot_bytes;
+    size_t slots = PC_EDGE_CHANNELS * l->channel;
     int theirs = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
     peer->bounce_at = aligned_alloc(PC_PAGE, PC_BOUNCE_BYTES);
     if (peer->bounce_at == NULL)
@@ -160,7 +160,7 @@ static bool is_valid_hello(const struct pc_verbs_net *w, const struct pc_wireup_
     return hello->nrails >= 1 && hello->nrails <= PC_MAX_RAILS && hello->queue_pairs >= 1
            && hello->queue_pairs <= 8
            && hello->lines_bytes == (uint64_t)PC_EDGE_CHANNELS * PC_LINES * PC_LINE_BYTES
-           && hello->slots_bytes == (uint64_t)PC_EDGE_CHANNELS * l->slots * l->slot_bytes;
+           && hello->slots_bytes == PC_EDGE_CHANNELS * l->channel;
 }
 
 static void handle_hello(struct pc_verbs_net *w, struct pc_verbs_peer *peer,

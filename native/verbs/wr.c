@@ -106,14 +106,15 @@ static int post(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
 }
 
 /* Where the header goes: behind the data, at the next whole line. PC_IMM_NO_PLACE: there is no
- * room. A transfer leaves room; a Program's message may fill its slot. */
+ * room. A transfer leaves room, and so does a small slot; else a message may fill its slot. */
 static uint32_t place_of_header(const struct pc_verbs_net *w, const struct pc_send_op *op)
 {
     const struct pc_fifo *f = op->edge->fifo;
-    uint64_t slot_bytes = w->base.comm->layout.slot_bytes;
+    const struct pc_layout *l = &w->base.comm->layout;
+    uint64_t slot_bytes = l->slot_bytes;
     uint64_t begin = (uint64_t)(op->data - f->out_data);
     uint64_t at = (begin + op->nbytes + PC_LINE_BYTES - 1) / PC_LINE_BYTES;
-    bool full = f->channel < PC_MAX_CHANNELS
+    bool full = f->channel < PC_MAX_CHANNELS && begin < l->slots * slot_bytes
                 && at * PC_LINE_BYTES + PC_TRAILER_BYTES > (begin / slot_bytes + 1) * slot_bytes;
     return full || at >= PC_IMM_NO_PLACE ? PC_IMM_NO_PLACE : (uint32_t)at;
 }

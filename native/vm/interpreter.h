@@ -17,6 +17,8 @@
  *   pc__complete(call, fifo)    all packets of message fifo->sent are written
  *   pc__taken(call, channel, i) before the credit for message fifo->received; false: no credit
  *   pc__put(call, channel, i)   sends a message or a credit to a remote peer; a code ends the call
+ *   pc__depth(call, fifo)       how many messages may be in flight
+ *   pc__small_bytes(fifo)       of the longest message that lies in a small slot
  *   pc__signature(channel, i)   of the message that a WAIT has waited for
  *   pc__mismatch(call, channel, i)   the message belongs to another call; likewise
  *   pc__in, pc__out(call)       where the message would begin if the array held all of it
@@ -37,7 +39,7 @@ PC_ROUTINE bool pc__passes(PC_CALL *call, const struct pc_vm_instruction *i, str
     switch ((enum pc_vm_step)i->step) {
     case PC_STEP_WAIT_CREDIT: {
         struct pc_fifo *f = i->at.fifo;
-        uint32_t depth = call->terms->depth;
+        uint32_t depth = pc__depth(call, f);
         if (f->sent - f->credit < depth)
             return true;
         f->credit = pc__count(f->out_credit);

@@ -5,7 +5,8 @@
 #include "vm/vm.h"
 
 /* The address of an operand. `skip`: bytes of the chunk in earlier tiles; `packed`: offset in a
- * slot. A message of at most PC_INLINE_BYTES is inline in its line. */
+ * slot. A message of at most PC_INLINE_BYTES is inline in its line; one that is small lies in one
+ * of PC_LINES slots behind the others. */
 PC_ROUTINE char *pc__address(PC_CALL *call, const struct pc_vm_operand *p, uint32_t piece,
                              pc_skip skip, pc_size packed, pc_size total)
 {
@@ -32,8 +33,11 @@ PC_ROUTINE char *pc__address(PC_CALL *call, const struct pc_vm_operand *p, uint3
     if (total <= PC_INLINE_BYTES)
         return (char *)(p->receiving ? f->in_lines : f->out_lines)[n & (PC_LINES - 1)].bytes
                + packed;
-    return (p->receiving ? f->in_data : f->out_data) + (n & (terms->slots - 1)) * terms->slot_bytes
-           + packed;
+    uint64_t small = pc__small_bytes(f);
+    uint64_t at = total <= small ? (uint64_t)terms->slots * terms->slot_bytes
+                                       + (n & (PC_LINES - 1)) * pc__small_stride(small)
+                                 : (n & (terms->slots - 1)) * terms->slot_bytes;
+    return (p->receiving ? f->in_data : f->out_data) + at + packed;
 }
 
 /* How many bytes of chunk c belong to the tile. */

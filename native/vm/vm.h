@@ -46,6 +46,9 @@ typedef uint64_t pc_tile;
 #define PC_LINE_BYTES 64u
 #define PC_INLINE_BYTES 40u
 #define PC_LINES 32u /* per edge: the most small messages in flight */
+/* Bytes from one slot for a small message to the next: at whole pages they would all compete for
+ * one set of a cache. */
+#define pc__small_stride(small_bytes) ((uint64_t)(small_bytes) + PC_LINE_BYTES)
 
 /* A line: one count and what travels with it. The count has a single writer and never goes down.
  * Messages of at most PC_INLINE_BYTES are inline in the line: one cache line moves. The count comes
@@ -78,6 +81,7 @@ struct pc_fifo {
     char *in_packets;         /* in this rank's arena */
     struct pc_net_edge *edge; /* of a remote peer, or NULL */
     uint32_t peer;
+    uint32_t small_bytes; /* CPU: of a small message, of which PC_LINES may be in flight */
     uint8_t channel;
 };
 
@@ -157,7 +161,8 @@ struct pc_terms {
     uint64_t signature;
     uint64_t ntiles;
     uint32_t tile;
-    uint32_t depth; /* messages in flight per edge: slots, or lines if all are inline */
+    uint64_t longest; /* CPU: bytes of the longest message */
+    uint32_t depth;   /* GPU: messages in flight per edge: slots, or lines if all are inline */
     uint32_t slots;
     uint32_t slot_bytes;
     uint32_t nchannels; /* that one thread, or one block, runs */

@@ -37,9 +37,12 @@ class Rates(NamedTuple):
     memory: float = 1.3  #: times that bytes cost where messages come from memory
     beside: float = 0.4  #: times that a copy costs between ranks of one core, and so of one cache
     spread: float = 0.23  #: what a copy costs more for each edge whose slots evict the others'
-    network_message: float = 6e-6  #: both ends' work for each message between hosts
-    network_latency: float = 6e-6
-    network_copy: float = 1 / 8e9  #: both ends' work for a byte, besides that in memory
+    network_message: float = 14e-6  #: the sender's work for each message between hosts
+    #: the receiver's, of the sender's: the kernel delivers at the sender's cost where hosts are
+    #: namespaces, and one system call receives many messages everywhere
+    network_receive: float = 0.5
+    network_latency: float = 10e-6
+    network_copy: float = 1 / 6e9  #: both ends' work for a byte, besides that in memory
     network_bandwidth: float = 2.0e9  #: bytes per second of a host's interface, each way
     #: what a byte costs more at an interface for each rank, beyond log2(size), that sends to one
     #: rank: their bursts meet, queues overflow, and streams slow down
@@ -59,6 +62,15 @@ class Rates(NamedTuple):
 
 
 DEFAULT = Rates()
+
+
+class Toll(NamedTuple):
+    """What ranks work for messages from one to another, besides copies in memory, in seconds."""
+
+    send: float  #: the sender, for each
+    receive: float  #: the receiver, for each
+    byte: float = 0.0  #: both, for a byte
+
 
 #: Of GPUs that NVLink joins, coarsely, from published figures (a launch; a hop of a ring in NCCL's
 #: model of LL and simple messages; copies by 16 blocks): nothing here was measured. Their ranks
@@ -169,20 +181,21 @@ class Machine:
             flows=flows,
         )
 
-    def toll(self, source: int, destination: int) -> tuple[float, float]:
-        """Return the seconds that both ends work for a message, and for each of its bytes."""
+    def toll(self, source: int, destination: int) -> Toll:
+        """Return what both ends work for a message from one rank to another."""
         rates, hosts, topology = self.rates, self.hosts, self.topology
         if not hosts or hosts[source] == hosts[destination]:
-            return rates.message, 0.0
+            return Toll(rates.message, rates.message)
         rdma = self.rdma
         if topology is not None:
             route = self.like_routes(source, destination)[0]
             rdma = route.rdma
             if not rdma and NETWORKS.isdisjoint(link.kind for link in route.links):
-                return rates.message, 0.0
+                return Toll(rates.message, rates.message)
         if rdma:
-            return rates.rdma_message, 0.0
-        return rates.network_message, rates.network_copy
+            return Toll(rates.rdma_message, rates.rdma_message)
+        send = rates.network_message
+        return Toll(send, send * rates.network_receive, rates.network_copy)
 
     def routes(self, source: int, destination: int) -> tuple[Route, ...]:
         """Return the ways between two ranks of a described cluster."""

@@ -86,8 +86,9 @@ def least(
             # A send costs no more than its message where it joins what makes its value.
             seconds += 0.0 if sends else n * copy
             for peer in step.peers if sends else step.senders(rank):
-                each, of_byte = machine.toll(rank, peer) if sends else machine.toll(peer, rank)
-                seconds += (n * fold if folds else 0.0) + each + n * of_byte
+                toll = machine.toll(rank, peer) if sends else machine.toll(peer, rank)
+                each = toll.send if sends else toll.receive
+                seconds += (n * fold if folds else 0.0) + each + n * toll.byte
         most = max(most, seconds)
     return most
 

@@ -9,18 +9,20 @@ from dataclasses import replace
 
 from pycoll.cost.folding import folded
 from pycoll.cost.lanes import fewest
-from pycoll.cost.machine import CACHE_BYTES, MEMORY_BYTES, STRIPE_BYTES, Machine
+from pycoll.cost.machine import CACHE_BYTES, MEMORY_BYTES, STRIPE_BYTES, Machine, Toll
 from pycoll.cost.outline import Outline
 from pycoll.cost.simulate import EdgeRoutes, Scene, SimRoute, simulate
 from pycoll.cost.work import Operation, Work
 from pycoll.program.isa import CHUNK_UNIT, MAX_SOURCES
-from pycoll.program.slots import tile_bytes
+from pycoll.program.slots import LINES, tile_bytes
 
-#: Messages of so many bytes lie in the line of their count, and so many lines an edge has.
+#: Messages of so many bytes lie in the line of their count.
 INLINE_BYTES = 40
-LINES = 32
 #: Tiles that are simulated. What follows costs the same again and again.
 TILES = 6
+#: Calls of a rooted collective that follow each other, and of which one is told: they overlap, as a
+#: rank that has done its part goes on. A single call is all latency, a long row none.
+CALLS = 6
 #: In a described cluster, for which no call waits, more are, until a further one costs the same but
 #: for this share: it takes as many to fill a deep tree as it has levels.
 MOST_TILES = 48
@@ -47,7 +49,7 @@ def seconds_of(
     chunk: float | None = None,
     limit: float = math.inf,
 ) -> float:
-    """Return the seconds of one call of ``nbytes``, by a simulation.
+    """Return the seconds of one call of ``nbytes``, by a simulation; see `CALLS`.
 
     Args:
         work: What the ranks do.
@@ -64,11 +66,14 @@ def seconds_of(
     longest = lengths if isinstance(lengths, float) else max(lengths, default=0.0)
     message = machine.message_bytes(work.most_edges, work.widest)
     tile = max(CHUNK_UNIT, tile_bytes(message, work.widest, message))
-    tiles = max(1, math.ceil(longest / tile))
+    each, calls = max(1, math.ceil(longest / tile)), CALLS if work.rooted else 1
+    tiles, limit = calls * each, calls * limit
     entry = machine.rates.entry
     if tiles <= TILES:
-        return entry + simulate(_scene(work, nbytes, machine, lengths, tiles, 1 / tiles, limit))
-    scene = _scene(work, nbytes, machine, lengths, 1, tile / longest, limit)
+        scene = _scene(work, nbytes, machine, lengths, tiles, 1 / each, limit)
+        return entry + simulate(scene) / calls
+    share = tile / longest if each > TILES else 1 / each
+    scene = _scene(work, nbytes, machine, lengths, 1, share, limit)
 
     def run(n: int) -> Scene:
         return replace(scene, tiles=n)
@@ -87,7 +92,7 @@ def seconds_of(
         return math.inf
     # The first tiles may find links idle for which all further ones queue.
     further = max(further, scene.busiest())
-    return entry + first + (longest / tile - some) * further
+    return entry + (first + (calls / share - some) * further) / calls
 
 
 def lengths_of(
@@ -165,7 +170,7 @@ class _Price:
         self._store = rates.store * scale
         self._fused = rates.fused if from_memory else 0.0
 
-    def of(self, o: Operation, nbytes: float, tolls: Sequence[tuple[float, float]]) -> float:
+    def of(self, o: Operation, nbytes: float, tolls: Sequence[Toll]) -> float:
         """Return the seconds of an operation on so many bytes; every edge has its toll."""
         partial = -(-(o.operands - 1) // (MAX_SOURCES - 1)) - 1  # folds that are folded on
         seconds = nbytes * (
@@ -174,9 +179,10 @@ class _Price:
             + (o.stores - 1 + max(0, partial)) * self._store
             + (self._fused if o.operands > 1 and o.destinations else 0.0)
         )
-        for e in (*o.sources, *o.destinations):
-            message, of_byte = tolls[e]
-            seconds += message + nbytes * of_byte
+        for e in o.sources:
+            seconds += tolls[e].receive + nbytes * tolls[e].byte
+        for e in o.destinations:
+            seconds += tolls[e].send + nbytes * tolls[e].byte
         return seconds * self._pace
 
 

@@ -91,6 +91,7 @@ class Work:
     #: per rank and channel, numbers of operations in order
     streams: list[list[list[int]]] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
+    rooted: bool = False  #: a rank may begin the next call before others have ended this one
 
     def sender(self, edge: Edge) -> int:
         """Return the rank that sends; it may be one that another stands for."""
@@ -157,6 +158,7 @@ def work_of(
             sides[r] = _trace(subject, size, r, placement)
     work = _work([sides[r].steps for r in ranks], size, sides[0].nchunks, relation)
     work.asked_placement = any(side.asked_placement for side in sides.values())
+    work.rooted = subject.collective.rooted
     return work
 
 
@@ -173,10 +175,13 @@ def sample(
 def whole_work_of(subject: Algorithm | Schedule, size: int, placement: Placement) -> Work:
     """Return the work of all ranks, each by itself."""
     if isinstance(subject, Schedule):
-        return _work(subject.ranks, size, subject.nchunks)
+        work = _work(subject.ranks, size, subject.nchunks)
+        work.rooted = subject.collective.rooted
+        return work
     sides = [_trace(subject, size, r, placement) for r in range(size)]
     work = _work([side.steps for side in sides], size, sides[0].nchunks)
     work.asked_placement = any(side.asked_placement for side in sides)
+    work.rooted = subject.collective.rooted
     return work
 
 

@@ -6,6 +6,11 @@ from pycoll.program.isa import CHUNK_UNIT
 
 #: One is filled while the other is read, and two more hide a late reader.
 SLOTS = 4
+#: Small messages that may be on their way on an edge between hosts.
+LINES = 32
+#: The most bytes of such a message. MPI's have this limit, too, over TCP, up to which they send
+#: without asking.
+SMALL_BYTES = 64 << 10
 #: Bytes of a slot: a tile fits the second-level cache twice.
 SLOT_BYTES = 256 << 10
 #: What all messages to a rank may take, in bytes. Of a group, a quarter: there may be many.

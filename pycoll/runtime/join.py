@@ -118,7 +118,8 @@ def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[Wo
     share = min(said.memory for said in theirs) // max(Counter(hosts).values())
     ring = SLOTS * room.fair_bytes(size, bootstrap.whole)
     whole = room.eager(size, pinned)
-    comm = _open(rank, places, slot, ring, min(said.heap for said in theirs), whole)
+    small = 0 if pinned else room.small_bytes(size, slot, bootstrap.whole, rdma)
+    comm = _open(rank, places, slot, small, ring, min(said.heap for said in theirs), whole)
     try:
         domains = None if whole else _domains(theirs, hosts)
         mapped, near = _map(comm, bootstrap, domains, config.timeout)
@@ -163,7 +164,15 @@ def _slot_bytes(
     return room.slot_bytes(size, held, min(said.room for said in theirs), whole)
 
 
-def _open(rank: int, places: list[Locality], slot: int, ring: int, heap: int, whole: bool) -> Any:
+def _open(
+    rank: int,
+    places: list[Locality],
+    slot: int,
+    small: int,
+    ring: int,
+    heap: int,
+    whole: bool,
+) -> Any:
     """Return the engine of this rank, which reaches nobody yet."""
     cores, near = locality.cores(places, places[rank].host)
     spin = SPIN if near <= cores else 0
@@ -173,6 +182,7 @@ def _open(rank: int, places: list[Locality], slot: int, ring: int, heap: int, wh
             len(places),
             slots=SLOTS,
             slot_bytes=slot,
+            small_bytes=small,
             ring_bytes=ring,
             windows=not whole,
             heap_bytes=heap,

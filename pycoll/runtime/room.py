@@ -14,8 +14,15 @@ import resource
 from typing import Protocol
 
 from pycoll.program import slots
-from pycoll.program.isa import MAX_CHANNELS
-from pycoll.program.slots import BUDGET_BYTES, SLOT_BYTES, SLOTS, power_of_two
+from pycoll.program.isa import CHUNK_UNIT, MAX_CHANNELS
+from pycoll.program.slots import (
+    BUDGET_BYTES,
+    LINES,
+    SLOT_BYTES,
+    SLOTS,
+    SMALL_BYTES,
+    power_of_two,
+)
 
 #: Address space that all heaps, and all slots, may take together in each process, of the 128 TiB
 #: that it has; those of a group, a share of it.
@@ -100,8 +107,24 @@ def slot_bytes(size: int, arenas: int, room: int, whole: bool = True) -> int:
         room: Bytes of address space for all slots, as `slots_room` gives it.
         whole: The ranks are the job, not a group of it.
     """
-    spacious = power_of_two(room // (arenas * size * _CHANNELS * SLOTS))
+    spacious = power_of_two(room // (arenas * size * _CHANNELS * (SLOTS + LINES // 4)))
     return max(fair_bytes(size, whole), min(SLOT_BYTES, spacious))
+
+
+def small_bytes(size: int, slot: int, whole: bool = True, pinned: bool = False) -> int:
+    """Return up to how many bytes a message between hosts is small: many may be in flight.
+
+    Those of two channels that all other ranks use fit the budget once more.
+
+    Args:
+        size: Ranks.
+        slot: Bytes of a slot.
+        whole: The ranks are the job, not a group of it.
+        pinned: RDMA may pin them, those of all channels, used or not.
+    """
+    fair = budget_bytes(whole) // (LINES * 2 * max(1, size - 1))
+    small = min(SMALL_BYTES, slot // 4, power_of_two(fair)) // (8 if pinned else 1)
+    return small if small >= CHUNK_UNIT else 0
 
 
 def with_trailer(message: int) -> int:

@@ -23,6 +23,7 @@ from pycoll.runtime.native import bindings, codes, libfabric, verbs
 
 SLOTS = 2
 SLOT_BYTES = 4096
+SMALL_BYTES = 1024
 HEAP_BYTES = 1 << 20
 SECONDS = 60.0  #: deadline of every wait that is expected to end
 #: The fixture `opened`.
@@ -44,7 +45,8 @@ def marks(way: str) -> list[Any]:
 
 
 def open_rank(rank: int, size: int, **options: int) -> Any:
-    settings = {"slots": SLOTS, "slot_bytes": SLOT_BYTES, "heap_bytes": HEAP_BYTES, "spin": 0}
+    settings = {"slots": SLOTS, "slot_bytes": SLOT_BYTES, "small_bytes": SMALL_BYTES}
+    settings |= {"heap_bytes": HEAP_BYTES, "spin": 0}
     return bindings.comm_open(rank, size, **(settings | options))
 
 

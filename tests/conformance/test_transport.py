@@ -28,6 +28,7 @@ from joined import (
     SECONDS,
     SLOT_BYTES,
     SLOTS,
+    SMALL_BYTES,
     Opened,
     complete,
     connect_all,
@@ -130,8 +131,26 @@ LINES = 32
 def test_a_sender_is_ahead_by_its_slots_and_no_further(
     opened: Opened, connect: Connect, slots: int, nbytes: int, ahead: int
 ) -> None:
-    comms = opened(2, slots=slots)
+    comms = opened(2, slots=slots, small_bytes=0)
     connect(comms)
+    ahead_by(comms, nbytes, ahead)
+
+
+@pytest.mark.parametrize(
+    ("small", "nbytes", "ahead"),
+    [(64, 64, LINES), (64, 65, SLOTS), (SMALL_BYTES, SMALL_BYTES, LINES),
+     (SMALL_BYTES, SMALL_BYTES + 1, SLOTS), (SLOT_BYTES, SLOT_BYTES, LINES)],
+)  # fmt: skip
+def test_between_hosts_a_sender_of_small_messages_is_far_ahead(
+    opened: Opened, connect_remote: Connect, small: int, nbytes: int, ahead: int
+) -> None:
+    comms = opened(2, small_bytes=small)
+    connect_remote(comms)
+    ahead_by(comms, nbytes, ahead)
+
+
+def ahead_by(comms: list[Any], nbytes: int, ahead: int) -> None:
+    """Send as many messages as may be in flight, and look that it is so many, again and again."""
     sender, receiver = (Stream(comm, rank, 2, [nbytes]) for rank, comm in enumerate(comms))
     for _ in range(ahead):
         sender.whole()
@@ -154,14 +173,56 @@ def test_a_sender_is_ahead_by_its_slots_and_no_further(
     assert (stuck.peer, stuck.sending) == (0, False)
 
 
-def test_slots_wrap_around_in_any_interleaving(pair: list[Any]) -> None:
+def test_a_long_message_behind_small_ones_waits_for_its_slot(
+    opened: Opened, connect_remote: Connect
+) -> None:
+    """And small ones behind that long one do not overtake it, nor overwrite what is unread."""
+    comms = opened(2)
+    connect_remote(comms)
+    lengths = [*[SMALL_BYTES] * LINES, SLOT_BYTES, *[64] * LINES]
+    sender, receiver = (Stream(comm, rank, 2, lengths) for rank, comm in enumerate(comms))
+    for _ in range(LINES):
+        sender.whole()
+    assert sender.begin() == codes.AGAIN
+    for _ in range(LINES - SLOTS):  # and the credit for the half that may be held back
+        receiver.whole()
+        assert sender.resume() == codes.AGAIN
+    for _ in range(SLOTS):
+        receiver.whole()
+    receiver.begin()  # its plan has few slots, so that it tells what it has held back
+    sender.rest()
+    receiver.rest()
+    for _ in lengths[LINES + 1 :]:
+        sender.whole()
+    assert sender.begin() == codes.AGAIN
+    for _ in range(len(lengths) - 1 - LINES):
+        receiver.whole()
+    sender.rest()
+    receiver.whole()
+
+
+@pytest.mark.parametrize("small", [0, 64, SMALL_BYTES, SLOT_BYTES])
+def test_slots_wrap_around_in_any_interleaving(
+    opened: Opened, connect: Connect, small: int
+) -> None:
+    pair = opened(2, small_bytes=small)
+    connect(pair)
     drawn = random.Random(5)
     lengths = [drawn.choice(LENGTHS) for _ in range(997)]
     sender, receiver = (Stream(comm, rank, 2, lengths) for rank, comm in enumerate(pair))
     while receiver.number < 5000:
         room = SLOTS - (sender.number - receiver.number)
         for _ in range(drawn.randint(0, room)):
-            sender.whole()
+            if sender.begin() != codes.AGAIN:
+                continue
+            # A long message behind small ones: the receiver tells what it holds back once it is in
+            # that call, too.
+            while receiver.number < sender.number:
+                receiver.whole()
+            code = receiver.begin()
+            sender.rest()
+            if code == codes.AGAIN:
+                receiver.rest()
         for _ in range(drawn.randint(0, sender.number - receiver.number)):
             receiver.whole()
 

@@ -136,7 +136,8 @@ def test_what_ranks_pay_for_a_message_depends_on_the_way() -> None:
     roce = 2 * r.rdma_message + LEAF + n / ROCE.bandwidth
     assert took(fabric(2, network=ROCE)) == pytest.approx(roce)
     wire = 2 * (ETHERNET.latency + PCIE.latency) + n / ETHERNET.bandwidth
-    tcp = 2 * (r.network_message + n * r.network_copy) + wire
+    both = r.network_message * (1 + r.network_receive)
+    tcp = both + 2 * n * r.network_copy + wire
     assert took(cluster(2, network=ETHERNET)) == pytest.approx(tcp)
 
 

@@ -45,8 +45,19 @@ struct model {
     unsigned char *streams[STREAMS];
     size_t ends[STREAMS], at[STREAMS];
     uint32_t nstreams;
+    uint32_t small_bytes;
     bool honest;
 };
+
+enum where { IN_LINE, IN_SMALL_SLOT, IN_SLOT };
+
+/* Where a message lies; a transfer has no small slots. */
+static enum where where(const struct model *m, uint32_t channel, uint32_t nbytes)
+{
+    if (nbytes <= PC_INLINE_BYTES)
+        return IN_LINE;
+    return channel < PC_MAX_CHANNELS && nbytes <= m->small_bytes ? IN_SMALL_SLOT : IN_SLOT;
+}
 
 static unsigned char content(uint32_t channel, uint64_t number, uint64_t i)
 {
@@ -62,7 +73,8 @@ static void open_rank(struct model *m)
 {
     struct pc_options options
         = {.rank = 0, .size = 3, .slots = SLOTS, .slot_bytes = SLOT_BYTES, .heap_bytes = 4096};
-    *m = (struct model){.nstreams = 1 + draw(STREAMS)};
+    *m = (struct model){.nstreams = 1 + draw(STREAMS), .small_bytes = draw(2) ? 1024 : 0};
+    options.small_bytes = m->small_bytes;
     if (pc_comm_open(&options, &m->comm) != PC_OK || pc_comm_remote(m->comm, 1) != PC_OK
         || pc_comm_remote(m->comm, 2) != PC_OK || pc_comm_sealed(m->comm) != PC_OK)
         fail("open", pc_comm_error(m->comm));
@@ -108,17 +120,18 @@ static void send_frame(struct model *m, uint32_t stream)
     struct pc_frame frame
         = {.magic = PC_FRAME_MAGIC, .kind = PC_FRAME_CREDIT, .channel = (uint8_t)c};
     uint64_t number = m->sent[c], ahead = number - f->received;
-    uint32_t nbytes = draw(3) ? draw(PC_INLINE_BYTES + 1) : draw(SLOT_BYTES + 1);
+    uint32_t longest = draw(3) ? PC_INLINE_BYTES : draw(2) ? 1024 : SLOT_BYTES;
+    uint32_t nbytes = draw(longest + 1);
     if (repeats)
         nbytes = m->last_bytes;
     m->last_channel = c;
     m->last_bytes = nbytes;
     frame.credit = draw((uint32_t)f->sent + 1);
-    bool fits = ahead < (nbytes <= PC_INLINE_BYTES ? PC_LINES : SLOTS);
-    for (uint64_t k = f->received; k < number; k++) /* a Program has all in slots, or none */
+    bool fits = ahead < (where(m, c, nbytes) == IN_SLOT ? SLOTS : PC_LINES);
+    for (uint64_t k = f->received; k < number; k++) /* a transfer has all in slots, or none */
         fits = fits
-               && (m->lengths[c][k & (PC_LINES - 1)] <= PC_INLINE_BYTES)
-                      == (nbytes <= PC_INLINE_BYTES);
+               && (!transfer
+                   || where(m, c, m->lengths[c][k & (PC_LINES - 1)]) == where(m, c, nbytes));
     if (fits) {
         frame.kind = PC_FRAME_MESSAGE;
         frame.nbytes = nbytes;
@@ -216,10 +229,12 @@ static void consume(struct model *m)
         struct pc_line *line;
         while (line = &f->in_lines[f->received & (PC_LINES - 1)], pc__count(line) > f->received) {
             uint32_t nbytes = m->lengths[c][f->received & (PC_LINES - 1)];
-            const unsigned char *at
-                = nbytes <= PC_INLINE_BYTES
-                      ? line->bytes
-                      : (unsigned char *)f->in_data + f->received % SLOTS * SLOT_BYTES;
+            uint64_t n = f->received, stride = m->small_bytes + PC_LINE_BYTES;
+            const unsigned char *at = (unsigned char *)f->in_data + n % SLOTS * SLOT_BYTES;
+            if (where(m, c, nbytes) == IN_LINE)
+                at = line->bytes;
+            else if (where(m, c, nbytes) == IN_SMALL_SLOT)
+                at = (unsigned char *)f->in_data + SLOTS * SLOT_BYTES + n % PC_LINES * stride;
             if (pc__count(line) != f->received + 1)
                 fail("a line was raised too far", NULL);
             for (uint32_t i = 0; m->honest && i < nbytes; i++)

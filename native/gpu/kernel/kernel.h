@@ -418,6 +418,17 @@ PC_ROUTINE char *pc__out(const PC_CALL *call)
     return call->shared->out;
 }
 
+/* A communicator of GPUs has no small messages: its memory is pinned. */
+PC_ROUTINE uint32_t pc__small_bytes(const struct pc_fifo *)
+{
+    return 0;
+}
+
+PC_ROUTINE uint32_t pc__depth(const PC_CALL *call, const struct pc_fifo *)
+{
+    return call->terms->depth;
+}
+
 #include "vm/operands.h"
 
 struct pc_store_mode {};

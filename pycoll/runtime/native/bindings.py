@@ -72,6 +72,7 @@ def comm_open(
     spin: int,
     ring_bytes: int = 0,
     windows: bool = False,
+    small_bytes: int = 0,
 ) -> Any:
     """Create this rank's memory; see ``struct pc_options``."""
     options = ffi.new(
@@ -85,6 +86,7 @@ def comm_open(
             "spin": spin,
             "ring_bytes": ring_bytes,
             "windows": windows,
+            "small_bytes": small_bytes,
         },
     )
     out = ffi.new("struct pc_comm **")
