@@ -105,6 +105,7 @@ struct pc_verbs_options {
     uint32_t timeout;       /* of a retransmission: 4.096 us << timeout; 1 to 31 */
     uint32_t retry_count;   /* retransmissions before a connection fails, 0 to 7 */
     uint32_t mtu;           /* bytes at most; 0: the port's */
+    uint32_t pkey;          /* partition key; 0: the first of the port's table */
     uint32_t srq_from;      /* connections of a rail with receives of their own; later ones share */
     uint32_t patience; /* seconds from the wireup socket to the first connection; 0: for ever */
 };

@@ -22,10 +22,15 @@ for, and why its default is what it is:
   job connect.
 - ``mtu``, bytes of a packet at most: by default what the port has. Less is for a path with a
   narrower part that no end can see.
+- ``pkey``, partition key: packets belong to this partition of an InfiniBand fabric, which its
+  subnet manager has made the ports members of; by default to the first that a port is in. It is
+  the key itself, such as 0x8001, not its number in a port's table, which differs between ports. Its
+  upper bit, full membership or limited, may be left out: a port's own table says which it has.
 """
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 #: Rails that a rank can use.
@@ -54,6 +59,7 @@ class Fabric(NamedTuple):
     qps: int = 1
     srq: int = 16
     mtu: int = 0  #: bytes; 0: the port's
+    pkey: int = 0  #: 0: the first of the port's
 
     @classmethod
     def parse(cls, text: str) -> Fabric:
@@ -75,7 +81,11 @@ class Fabric(NamedTuple):
     def __str__(self) -> str:
         """Return what `parse` reads."""
         pairs = zip(self._fields, self, strict=True)
-        return ",".join(f"{key}={value}" for key, value in pairs if key != "mtu" or value)
+        return ",".join(
+            f"{key}={value:#x}" if key == "pkey" else f"{key}={value}"
+            for key, value in pairs
+            if value or key not in ("mtu", "pkey")
+        )
 
 
 def _unknown(key: str, known: tuple[str, ...]) -> str:
@@ -86,6 +96,8 @@ def _unknown(key: str, known: tuple[str, ...]) -> str:
 
 
 def _number(key: str, value: str) -> int:
+    if key == "pkey":
+        return _pkey(value)
     number = int(value) if value.isascii() and value.isdigit() and len(value) < 9 else -1
     if key == "mtu":
         if number not in _MTUS:
@@ -94,6 +106,14 @@ def _number(key: str, value: str) -> int:
     lowest, highest = _RANGES[key]
     if not lowest <= number <= highest:
         raise ValueError(f"{key} as an integer from {lowest} to {highest}")
+    return number
+
+
+def _pkey(value: str) -> int:
+    digits = value.lower().removeprefix("0x")
+    number = int(digits, 16) if re.fullmatch("[0-9a-f]{1,4}", digits) else 0
+    if not (value[:2].lower() == "0x" and number & 0x7FFF):
+        raise ValueError("pkey as a partition key, from 0x1 to 0xffff, such as 0x8001")
     return number
 
 

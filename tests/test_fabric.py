@@ -21,6 +21,7 @@ FABRICS = st.builds(
     qps=st.integers(1, 8),
     srq=st.integers(0, 1 << 20),
     mtu=st.sampled_from([0, 256, 512, 1024, 2048, 4096]),
+    pkey=st.sampled_from([0, 1, 0x7FFF, 0x8001, 0xFFFF]),
 )
 RAILS = st.builds(
     Rail, st.text("abcxyz0123_", min_size=1, max_size=20), st.integers(1, 255), st.integers(-1, 255)
@@ -30,8 +31,8 @@ RAILS = st.builds(
 def test_every_key_is_optional() -> None:
     assert Fabric.parse("tc=96") == Fabric(tc=96)
     assert Fabric.parse("mtu=1024, qps=2") == Fabric(qps=2, mtu=1024)
-    every = Fabric.parse("tc=106,sl=3,timeout=14,retry=6,qps=2,srq=9,mtu=4096")
-    assert every == (106, 3, 14, 6, 2, 9, 4096)
+    every = Fabric.parse("tc=106,sl=3,timeout=14,retry=6,qps=2,srq=9,mtu=4096,pkey=0x8001")
+    assert every == (106, 3, 14, 6, 2, 9, 4096, 0x8001)
 
 
 def test_a_path_has_failed_after_half_a_second() -> None:
@@ -65,10 +66,16 @@ def test_what_is_shown_is_what_was_meant(fabric: Fabric) -> None:
         ("qps=²", "qps as"),
         ("mtu=1500", "mtu as one of 256, 512, 1024, 2048, 4096"),
         ("mtu=0", "mtu as one of"),
+        ("pkey=0", "pkey as a partition key, from 0x1 to 0xffff, such as 0x8001"),
+        ("pkey=0x8000", "pkey as"),  # the partition 0 with full membership
+        ("pkey=0x10000", "pkey as"),
+        ("pkey=32769", "pkey as"),  # a number in the table, or a key?
+        ("pkey=0x", "pkey as"),
+        ("pkey=0x-1", "pkey as"),
         ("tc=1,tc=2", "tc once"),
         ("timeot=14", r"key=value,... with .*; 'timeot' is none, did you mean timeout\?"),
         ("mtus=1024", r"did you mean mtu\?"),
-        ("", "key=value,... with keys of tc, sl, timeout, retry, qps, srq, mtu"),
+        ("", "key=value,... with keys of tc, sl, timeout, retry, qps, srq, mtu, pkey"),
         ("tc=1,", "'' is none"),
     ],
 )

@@ -1,6 +1,7 @@
 /* Opens RDMA devices: context, protection domain, completion channel and completion queue. */
 #include "verbs/device.h"
 #ifdef PC_VERBS
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -10,6 +11,7 @@
 #include "core/internal.h"
 #include "verbs/port.h"
 
+#define PC_PARTITION_BITS 0x7fffu /* of a partition key, without the bit of membership */
 #define PC_MAX_READS 16 /* RDMA reads at once, of a queue pair */
 
 int pc__ib_device_fail(const struct pc_ib_device *rail, int errnum, const char *call,
@@ -57,6 +59,7 @@ static int check(const struct pc_rail_spec *spec, const struct pc_verbs_options 
         {"timeout", o->timeout, 1, 31},
         {"retry count", o->retry_count, 0, 7},
         {"MTU", o->mtu == 0 ? UINT32_MAX : o->mtu, 256, UINT32_MAX},
+        {"partition key", o->pkey, 0, UINT16_MAX},
     };
     if (memchr(spec->device, 0, sizeof spec->device) == NULL || spec->device[0] == 0)
         return pc__fail(error, PC_INVALID, -1, "an RDMA device's name has 1 to %d characters",
@@ -125,6 +128,42 @@ static const char *state_name(enum ibv_port_state state)
     return "in an unknown state";
 }
 
+/* Finds the partition key in the port's table. Its upper bit says whether the port is a full member
+ * of the partition or a limited one, which reaches only full ones: the port may be listed as both,
+ * and the user names the partition. */
+static int find_pkey(struct pc_ib_device *rail, uint32_t n, struct pc_error *error)
+{
+    const uint32_t wanted = rail->options->pkey;
+    char there[128] = "";
+    size_t used = 0;
+    bool found = false;
+    __be16 entry;
+    rail->pkey_index = 0;
+    if (wanted == 0)
+        return PC_OK;
+    for (uint32_t i = 0; i < n; i++) {
+        if (pc__ib.query_pkey(rail->context, (uint8_t)rail->spec.port, (int)i, &entry) != 0)
+            continue;
+        uint32_t pkey = ntohs(entry), partition = pkey & PC_PARTITION_BITS;
+        bool full = pkey != partition;
+        if (partition != 0 && used < sizeof there)
+            used += (size_t)snprintf(there + used, sizeof there - used, "%s%#x",
+                                     used == 0 ? "" : ", ", pkey);
+        if (partition == (wanted & PC_PARTITION_BITS) && (full || !found)) {
+            rail->pkey_index = (uint16_t)i;
+            found = true;
+            if (full)
+                return PC_OK;
+        }
+    }
+    if (found)
+        return PC_OK;
+    errno = ENOENT;
+    return pc__fail(error, PC_SYSTEM, -1,
+                    "%s port %u is in no partition %#x; its partition keys are %s",
+                    rail->spec.device, rail->spec.port, wanted, used == 0 ? "none" : there);
+}
+
 int pc__ib_device_query(struct pc_ib_device *rail, struct pc_error *error)
 {
     const struct pc_rail_spec *spec = &rail->spec;
@@ -161,7 +200,7 @@ int pc__ib_device_query(struct pc_ib_device *rail, struct pc_error *error)
     rail->gid = gid.gid;
     rail->gid_type = (uint8_t)gid.type;
     rail->spec.gid_index = (int32_t)gid.index;
-    return PC_OK;
+    return find_pkey(rail, port.known.pkey_tbl_len, error);
 }
 
 static int query_limits(struct pc_ib_device *rail, struct pc_error *error)

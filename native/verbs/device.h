@@ -31,6 +31,7 @@ struct pc_ib_device {
     struct ibv_cq *cq;                /* of all sends and receives of this rail */
     union ibv_gid gid;
     uint16_t lid;
+    uint16_t pkey_index; /* of the partition key that its queue pairs have */
     uint8_t link_layer; /* IBV_LINK_LAYER_INFINIBAND or IBV_LINK_LAYER_ETHERNET */
     uint8_t gid_type;
     enum ibv_mtu mtu;
@@ -82,7 +83,8 @@ int pc__qp_connect(struct pc_ib_device *rail, struct ibv_qp *qp, const struct pc
 int pc__ib_device_refused(const struct pc_ib_device *rail, const char *call, uint64_t nbytes,
                           struct pc_error *error);
 
-/* Shared by device.c, qp.c and srq.c. Reads the port's LID, GID, MTU and speed as they are now. */
+/* Shared by device.c, qp.c and srq.c. Reads the port's LID, GID, partition key, MTU and speed as they are
+ * now. */
 int pc__ib_device_query(struct pc_ib_device *rail, struct pc_error *error);
 struct ibv_qp *pc__ib_device_create_qp(const struct pc_ib_device *rail, struct ibv_pd *pd,
                                        struct ibv_srq *srq, uint32_t sends, uint32_t receives,

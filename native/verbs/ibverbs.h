@@ -34,6 +34,7 @@
     X(query_device, "IBVERBS_1.1") \
     X(query_port, "IBVERBS_1.1") /* pc__port_query tells more */ \
     X(query_gid, "IBVERBS_1.1") \
+    X(query_pkey, "IBVERBS_1.1") \
     X(get_async_event, "IBVERBS_1.1") \
     X(ack_async_event, "IBVERBS_1.1") \
     X(alloc_pd, "IBVERBS_1.1") \

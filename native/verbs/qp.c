@@ -26,6 +26,7 @@ int pc__qp_create(struct pc_ib_device *rail, struct ibv_pd *pd, struct ibv_srq *
                                   errno == ENOMEM ? rail->max_pairs : rail->max_sends, error);
     struct ibv_qp_attr attr = {
         .qp_state = IBV_QPS_INIT,
+        .pkey_index = rail->pkey_index,
         .port_num = (uint8_t)rail->spec.port,
         .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
     };

@@ -6,7 +6,8 @@
  * without the last the context is as that of a library that is older than it STANDIN_GIDS "port
  * index type address;..." STANDIN_NO_TABLE  set: the library cannot read the GIDs of a device at
  * once STANDIN_INLINE    bytes, at most, that a queue pair takes; 256 STANDIN_FAILS     the name of
- * a function that fails, as for lack of memory
+ * a function that fails, as for lack of memory STANDIN_PKEYS     "8001 1 ffff": the partition keys
+ * of every port; ffff
  *
  * At the end of the process it complains about devices that are still open. */
 #include <arpa/inet.h>
@@ -83,6 +84,7 @@ static void describe(struct ibv_context *context, struct ibv_port_attr *out)
     out->max_mtu = IBV_MTU_4096;
     out->active_mtu = IBV_MTU_2048;
     out->gid_tbl_len = 16;
+    out->pkey_tbl_len = 8;
     out->max_msg_sz = 1u << 30;
     out->lid = 3;
     out->active_width = (uint8_t)width;
@@ -201,6 +203,18 @@ int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, union ib
     for (ssize_t i = 0; i < n; i++)
         if (all[i].port == port && all[i].index == (uint32_t)index)
             *gid = all[i].gid;
+    return 0;
+}
+
+int ibv_query_pkey(struct ibv_context *context, uint8_t port, int index, __be16 *pkey)
+{
+    unsigned keys[8] = {0};
+    (void)context;
+    (void)port;
+    sscanf(setting("STANDIN_PKEYS", "ffff"), "%x %x %x %x", &keys[0], &keys[1], &keys[2], &keys[3]);
+    if (index < 0 || index >= 8)
+        return -1;
+    *pkey = htons((uint16_t)keys[index]);
     return 0;
 }
 

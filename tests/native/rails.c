@@ -2,6 +2,7 @@
  *
  *   rails ports                              the ports, one a line
  *   rails open DEVICE PORT GID MTU           opens a rail and prints it, or the text of its failure
+ *   rails pkey DEVICE PKEY                   the same in a partition, in hexadecimal digits
  *   rails deep DEVICE COMPLETIONS SENDS      the same with queues of these lengths
  *   rails renew DEVICE DEVICE TIMES          makes, connects and destroys queue pairs in one
  * process rails misfit DEVICE GID DEVICE GID       connects two ends that do not fit; prints why
@@ -75,20 +76,24 @@ static int ports(void)
     return 0;
 }
 
-static int try_open(const struct pc_rail_spec *spec, uint32_t mtu)
+static int try_open(const struct pc_rail_spec *spec, uint32_t mtu, uint32_t pkey)
 {
     struct pc_verbs_options with = options;
     struct pc_error error;
     struct pc_ib_device rail;
     with.mtu = mtu;
+    with.pkey = pkey;
     int rc = pc__ib_device_open(spec, &with, 1024, &error, &rail);
     if (rc != PC_OK) {
         printf("%s %d %s\n", pc_code_name(rc), error.errnum, error.text);
         return 0;
     }
-    printf("OK gid %d mtu %d inline %u message %u speed %llu active %d\n", rail.spec.gid_index,
-           128 << rail.mtu, rail.max_inline, rail.max_message, (unsigned long long)rail.speed,
-           pc__ib_device_active(&rail));
+    if (pkey != 0)
+        printf("OK pkey %u\n", rail.pkey_index);
+    else
+        printf("OK gid %d mtu %d inline %u message %u speed %llu active %d\n", rail.spec.gid_index,
+               128 << rail.mtu, rail.max_inline, rail.max_message, (unsigned long long)rail.speed,
+               pc__ib_device_active(&rail));
     pc__ib_device_close(&rail);
     return 0;
 }
@@ -233,7 +238,11 @@ int main(int argc, char **argv)
     }
     if (strcmp(what, "open") == 0 && argc == 6) {
         struct pc_rail_spec spec = spec_of(argv[2], argv[3], argv[4]);
-        return try_open(&spec, (uint32_t)atoi(argv[5]));
+        return try_open(&spec, (uint32_t)atoi(argv[5]), 0);
+    }
+    if (strcmp(what, "pkey") == 0 && argc == 4) {
+        struct pc_rail_spec spec = spec_of(argv[2], "1", "-1");
+        return try_open(&spec, 0, (uint32_t)strtoul(argv[3], NULL, 16));
     }
     if (strcmp(what, "deep") == 0 && argc == 5)
         return deep(argv[2], (uint32_t)atol(argv[3]), (uint32_t)atol(argv[4]));

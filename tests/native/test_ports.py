@@ -223,6 +223,24 @@ def test_inline_is_probed(rails: Callable[..., str], limit: str, got: int) -> No
 
 
 @pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ("8001", "OK pkey 2"),  # as a full member, although it is listed as a limited one before
+        ("1", "OK pkey 2"),
+        ("8002", "OK pkey 3"),  # there is nothing but limited membership
+        ("ffff", "OK pkey 0"),
+        ("8003", "SYSTEM 2 rxe0 port 1 is in no partition 0x8003; its partition keys are "
+         "0xffff, 0x1, 0x8001, 0x2"),
+        ("10000", "INVALID 0 RDMA partition key: got 65536, want 0 to 65535"),
+    ],
+)  # fmt: skip
+def test_a_partition_is_found_by_its_key(
+    rails: Callable[..., str], wanted: str, said: str
+) -> None:
+    assert rails("pkey", "rxe0", wanted, STANDIN_PKEYS="ffff 1 8001 2") == said
+
+
+@pytest.mark.parametrize(
     ("arguments", "settings", "text"),
     [
         ("rxe7 1 -1 0", {}, "SYSTEM 19 there is no RDMA device rxe7; there is rxe0"),

@@ -41,6 +41,13 @@ def test_a_rail_opens(rack: Rack) -> None:
     assert said(rack, "open", "rxe0", "1", "0", "0") == f"OK gid 0 {want}"
 
 
+def test_a_partition(rack: Rack) -> None:
+    assert said(rack, "pkey", "rxe0", "ffff") == "OK pkey 0"
+    assert said(rack, "pkey", "rxe0", "8001") == (
+        "SYSTEM 2 rxe0 port 1 is in no partition 0x8001; its partition keys are 0xffff"
+    )
+
+
 @pytest.mark.parametrize(("first", "second"), [(0, 1), (2, 2)])
 def test_messages_both_ways(rack: Rack, first: int, second: int) -> None:
     devices = rack.nics.device(first), rack.nics.device(second)

@@ -88,11 +88,11 @@ def verbs_loopback(rail: Rail, fabric: Fabric, seconds: float) -> float:
 
 
 def _options(fabric: Fabric) -> Any:
-    tc, sl, timeout, retry, qps, srq, mtu = fabric
+    tc, sl, timeout, retry, qps, srq, mtu, pkey = fabric
     options = ffi.new("struct pc_verbs_options *")
     options.traffic_class, options.service_level = tc, sl
     options.timeout, options.retry_count = timeout, retry
-    options.queue_pairs, options.srq_from, options.mtu = qps, srq, mtu
+    options.queue_pairs, options.srq_from, options.mtu, options.pkey = qps, srq, mtu, pkey
     return options
 
 
