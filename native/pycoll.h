@@ -124,8 +124,9 @@ struct pc_port { /* the attributes of a port of an RDMA device */
     int32_t gid_index; /* of the GID that would be chosen, or -1 */
     uint32_t gid_type; /* of that GID: 0 InfiniBand, 1 RoCE v1, 2 RoCE v2 */
     unsigned char gid[16];
-    int32_t numa_node; /* or -1 */
-    char driver[32];   /* such as mlx5_core or rdma_rxe; "": unknown */
+    uint32_t other_family; /* 1: it has one of the other family (IPv4, IPv6), too */
+    int32_t numa_node;     /* or -1 */
+    char driver[32];       /* such as mlx5_core or rdma_rxe; "": unknown */
 };
 
 struct pc_fabric_options {

@@ -7,12 +7,11 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include "verbs/gid.h"
 #include "core/internal.h"
 #include "verbs/port.h"
 
 #define PC_PARTITION_BITS 0x7fffu /* of a partition key, without the bit of membership */
-#define PC_MAX_READS 16 /* RDMA reads at once, of a queue pair */
+#define PC_MAX_READS 16           /* RDMA reads at once, of a queue pair */
 
 int pc__ib_device_fail(const struct pc_ib_device *rail, int errnum, const char *call,
                        uint32_t maximum, struct pc_error *error)
@@ -168,7 +167,7 @@ int pc__ib_device_query(struct pc_ib_device *rail, struct pc_error *error)
 {
     const struct pc_rail_spec *spec = &rail->spec;
     struct pc_port_attr port;
-    struct pc_gid gid;
+    uint32_t type = 0;
     int rc = pc__port_query(rail->context, spec->port, &port);
     if (rc != 0)
         return pc__ib_device_fail(rail, rc, "ibv_query_port", 0, error);
@@ -185,8 +184,9 @@ int pc__ib_device_query(struct pc_ib_device *rail, struct pc_error *error)
     rail->speed = port.speed / 8 > 0 ? port.speed / 8 : 1;
     rail->max_message = port.known.max_msg_sz;
     rail->global = (port.known.flags & IBV_QPF_GRH_REQUIRED) != 0;
-    if (!pc__gid_choose(rail->context, spec->device, spec->port,
-                        rail->any_gid ? -1 : spec->gid_index, &gid)) {
+    int family = pc__gid_choose(rail->context, spec->device, spec->port,
+                                rail->any_gid ? -1 : spec->gid_index, rail->gids, &type);
+    if (family < 0) {
         errno = EADDRNOTAVAIL;
         if (rail->any_gid)
             return pc__fail(error, PC_SYSTEM, -1,
@@ -197,9 +197,8 @@ int pc__ib_device_query(struct pc_ib_device *rail, struct pc_error *error)
                         "/sys/class/infiniband/%s/ports/%u/gids)",
                         spec->device, spec->port, spec->gid_index, spec->device, spec->port);
     }
-    rail->gid = gid.gid;
-    rail->gid_type = (uint8_t)gid.type;
-    rail->spec.gid_index = (int32_t)gid.index;
+    rail->gid_type = (uint8_t)type;
+    rail->spec.gid_index = (int32_t)rail->gids[family].index;
     return find_pkey(rail, port.known.pkey_tbl_len, error);
 }
 

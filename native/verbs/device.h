@@ -1,7 +1,7 @@
 /* A rail: an opened RDMA device with the port that this rank uses, and its queue pairs. */
 #ifndef PC_VERBS_DEVICE_H
 #define PC_VERBS_DEVICE_H
-#include "verbs/ibverbs.h"
+#include "verbs/gid.h"
 #include "pycoll.h"
 
 /* What the other end needs to connect its queue pair to this one. It goes over the wire as it is,
@@ -11,13 +11,14 @@ struct pc_qp_info {
     uint16_t lid;
     uint8_t mtu; /* enum ibv_mtu */
     uint8_t link_layer;
-    uint8_t gid[16];
-    uint8_t gid_type; /* 0 InfiniBand, 1 RoCE v1, 2 RoCE v2 */
-    uint8_t reads;    /* RDMA reads that it serves at once (max_dest_rd_atomic) */
-    uint8_t shares;   /* takes receives from a shared queue, which may be empty for long */
-    uint8_t reserved[9];
+    uint8_t gids[PC_GID_FAMILIES][16]; /* zeros: none of that family */
+    uint8_t indexes[PC_GID_FAMILIES];  /* of these GIDs in the port's table */
+    uint8_t gid_type;                  /* 0 InfiniBand, 1 RoCE v1, 2 RoCE v2 */
+    uint8_t reads;                     /* RDMA reads that it serves at once (max_dest_rd_atomic) */
+    uint8_t shares; /* takes receives from a shared queue, which may be empty for long */
+    uint8_t reserved[7];
 };
-_Static_assert(sizeof(struct pc_qp_info) == 40, "struct pc_qp_info goes over the wire");
+_Static_assert(sizeof(struct pc_qp_info) == 56, "struct pc_qp_info goes over the wire");
 
 #ifdef PC_VERBS
 #define PC_MIN_INLINE 64u /* bytes: a line */
@@ -25,14 +26,14 @@ _Static_assert(sizeof(struct pc_qp_info) == 40, "struct pc_qp_info goes over the
 struct pc_ib_device {
     struct pc_rail_spec spec; /* with the GID index that was chosen */
     const struct pc_verbs_options *options;
-    struct ibv_context *context;      /* its async_fd does not block */
-    struct ibv_pd *pd;                /* of what no peer may touch */
-    struct ibv_comp_channel *channel; /* its fd does not block */
-    struct ibv_cq *cq;                /* of all sends and receives of this rail */
-    union ibv_gid gid;
+    struct ibv_context *context;         /* its async_fd does not block */
+    struct ibv_pd *pd;                   /* of what no peer may touch */
+    struct ibv_comp_channel *channel;    /* its fd does not block */
+    struct ibv_cq *cq;                   /* of all sends and receives of this rail */
+    struct pc_gid gids[PC_GID_FAMILIES]; /* zeros: none of that family */
     uint16_t lid;
     uint16_t pkey_index; /* of the partition key that its queue pairs have */
-    uint8_t link_layer; /* IBV_LINK_LAYER_INFINIBAND or IBV_LINK_LAYER_ETHERNET */
+    uint8_t link_layer;  /* IBV_LINK_LAYER_INFINIBAND or IBV_LINK_LAYER_ETHERNET */
     uint8_t gid_type;
     enum ibv_mtu mtu;
     uint64_t speed;       /* bytes per second, at least 1 */
@@ -78,13 +79,18 @@ int pc__qp_create(struct pc_ib_device *rail, struct ibv_pd *pd, struct ibv_srq *
 int pc__qp_connect(struct pc_ib_device *rail, struct ibv_qp *qp, const struct pc_qp_info *mine,
                    const struct pc_qp_info *theirs, struct pc_error *error);
 
+/* Why the address of a queue pair is not the port's any more, or NULL: it is, or nobody can tell.
+ */
+const char *pc__qp_moved(const struct pc_ib_device *rail, const struct pc_qp_info *mine,
+                         const struct pc_qp_info *theirs);
+
 /* Describes a verb's failure from errno, with what would mend it: "rxe0 port 1: ibv_reg_mr of 4096
  * bytes: Cannot allocate memory: ...". `nbytes`: what was asked for, or 0. Returns SYSTEM. */
 int pc__ib_device_refused(const struct pc_ib_device *rail, const char *call, uint64_t nbytes,
                           struct pc_error *error);
 
-/* Shared by device.c, qp.c and srq.c. Reads the port's LID, GID, partition key, MTU and speed as they are
- * now. */
+/* Shared by device.c, qp.c and srq.c. Reads the port's LID, GID, partition key, MTU and speed as
+ * they are now. */
 int pc__ib_device_query(struct pc_ib_device *rail, struct pc_error *error);
 struct ibv_qp *pc__ib_device_create_qp(const struct pc_ib_device *rail, struct ibv_pd *pd,
                                        struct ibv_srq *srq, uint32_t sends, uint32_t receives,

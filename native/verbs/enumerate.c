@@ -55,7 +55,8 @@ static void describe(struct ibv_context *context, const struct ibv_device_attr *
                      struct pc_port *out)
 {
     struct pc_port_attr port;
-    struct pc_gid gid;
+    struct pc_gid gids[PC_GID_FAMILIES];
+    uint32_t type = 0;
     out->max_queue_pairs = (uint32_t)device->max_qp;
     if (pc__port_query(context, out->port, &port) != 0)
         return;
@@ -65,11 +66,13 @@ static void describe(struct ibv_context *context, const struct ibv_device_attr *
     out->max_mtu = pc__mtu_bytes(port.known.max_mtu);
     out->lid = port.known.lid;
     out->speed = port.speed;
-    if (pc__gid_choose(context, out->device, out->port, -1, &gid)) {
-        out->gid_index = (int32_t)gid.index;
-        out->gid_type = gid.type;
-        memcpy(out->gid, gid.gid.raw, sizeof out->gid);
-    }
+    int family = pc__gid_choose(context, out->device, out->port, -1, gids, &type);
+    if (family < 0)
+        return;
+    out->gid_index = (int32_t)gids[family].index;
+    out->gid_type = type;
+    memcpy(out->gid, gids[family].gid.raw, sizeof out->gid);
+    out->other_family = !pc__gid_is_empty(gids[PC_GID_FAMILIES - 1 - family].gid.raw);
 }
 
 int pc_verbs_ports(struct pc_port *ports, uint32_t capacity)

@@ -352,10 +352,29 @@ void pc__verbs_handle_due(struct pc_net *net, bool block)
     watch(w);
 }
 
+/* The port got or lost an address. */
+static bool moves_port(enum ibv_event_type type)
+{
+    return type == IBV_EVENT_GID_CHANGE || type == IBV_EVENT_LID_CHANGE;
+}
+
 /* Only events of ports carry a port number; all others are the whole device's. */
 static bool concerns_port(const struct pc_ib_device *rail, enum ibv_event_type type, uint32_t port)
 {
-    return (type != IBV_EVENT_PORT_ERR && type != IBV_EVENT_PORT_ACTIVE) || port == rail->spec.port;
+    return (type != IBV_EVENT_PORT_ERR && type != IBV_EVENT_PORT_ACTIVE && !moves_port(type))
+           || port == rail->spec.port;
+}
+
+/* Why an event is the end of a connection, or NULL. */
+static const char *ends(const struct pc_ib_device *rail, const struct pc_verbs_connection *conn,
+                        enum ibv_event_type type)
+{
+    if (type == IBV_EVENT_PORT_ERR)
+        return "its port went down";
+    if (type == IBV_EVENT_DEVICE_FATAL)
+        return "its device failed";
+    bool addressed = conn->state >= PC_CONNECTION_CONNECTING && conn->state <= PC_CONNECTION_UP;
+    return moves_port(type) && addressed ? pc__qp_moved(rail, &conn->mine, &conn->theirs) : NULL;
 }
 
 static void handle_device_events(struct pc_verbs_net *w, uint32_t rail)
@@ -367,7 +386,6 @@ static void handle_device_events(struct pc_verbs_net *w, uint32_t rail)
         enum ibv_event_type type = event.event_type;
         uint32_t port = (uint32_t)event.element.port_num;
         pc__ib.ack_async_event(&event);
-        bool gone = type == IBV_EVENT_PORT_ERR || type == IBV_EVENT_DEVICE_FATAL;
         low = low || type == IBV_EVENT_SRQ_LIMIT_REACHED;
         if (type == IBV_EVENT_SRQ_ERR)
             pc__srq_fail(w, rail, "its shared receive queue has failed");
@@ -377,11 +395,10 @@ static void handle_device_events(struct pc_verbs_net *w, uint32_t rail)
                 struct pc_verbs_connection *conn = &peer->conns[i];
                 if (conn->rail != rail || !concerns_port(&w->rails[rail], type, port))
                     continue;
-                if (gone)
-                    pc__connection_fail(w, conn,
-                                        type == IBV_EVENT_PORT_ERR ? "its port went down"
-                                                                   : "its device failed");
-                if (type == IBV_EVENT_PORT_ACTIVE && conn->attempt != 0) {
+                const char *why = ends(&w->rails[rail], conn, type);
+                if (why != NULL)
+                    pc__connection_fail(w, conn, why);
+                if ((type == IBV_EVENT_PORT_ACTIVE || moves_port(type)) && conn->attempt != 0) {
                     conn->attempt = pc__now();
                     pc__net_schedule(&w->base, conn->attempt);
                 }

@@ -13,21 +13,29 @@
 
 enum { INFINIBAND, ROCE_V1, ROCE_V2 };
 
-bool pc__gid_is_ipv4(const union ibv_gid *gid)
+static enum pc_gid_family family_of(const union ibv_gid *gid)
 {
     static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
-    return memcmp(gid->raw, mapped, sizeof mapped) == 0;
+    return memcmp(gid->raw, mapped, sizeof mapped) == 0 ? PC_GID_IPV4 : PC_GID_IPV6;
 }
 
-const char *pc__gid_text(const union ibv_gid *gid, char text[PC_GID_TEXT])
+const char *pc__gid_text(const uint8_t gid[16], char text[PC_GID_TEXT])
 {
-    return inet_ntop(AF_INET6, gid->raw, text, PC_GID_TEXT);
+    return inet_ntop(AF_INET6, gid, text, PC_GID_TEXT);
 }
 
-static bool is_empty(const union ibv_gid *gid)
+bool pc__gid_is_empty(const uint8_t gid[16])
 {
-    static const union ibv_gid none;
-    return memcmp(gid, &none, sizeof none) == 0;
+    static const uint8_t none[16];
+    return memcmp(gid, none, sizeof none) == 0;
+}
+
+bool pc__gid_there(struct ibv_context *context, uint32_t port, uint32_t index,
+                   const uint8_t gid[16])
+{
+    union ibv_gid now;
+    return pc__ib.query_gid(context, (uint8_t)port, (int)index, &now) == 0
+           && memcmp(now.raw, gid, sizeof now.raw) == 0;
 }
 
 static uint32_t type_in_sysfs(const char *device, uint32_t port, uint32_t index)
@@ -47,7 +55,8 @@ static uint32_t read_by_hand(struct ibv_context *context, const char *device, ui
     for (uint32_t i = 0; i < n && i <= UINT8_MAX; i++) {
         struct pc_gid_entry *e = &entries[found];
         *e = (struct pc_gid_entry){.index = i, .port = port};
-        if (pc__ib.query_gid(context, (uint8_t)port, (int)i, &e->gid) != 0 || is_empty(&e->gid))
+        if (pc__ib.query_gid(context, (uint8_t)port, (int)i, &e->gid) != 0
+            || pc__gid_is_empty(e->gid.raw))
             continue;
         e->type = roce ? type_in_sysfs(device, port, i) : INFINIBAND;
         found++;
@@ -67,7 +76,8 @@ static uint32_t read_table(struct ibv_context *context, const char *device, uint
     if (all < 0)
         return read_by_hand(context, device, port, n, roce, entries);
     for (ssize_t i = 0; i < all; i++)
-        if (entries[i].port == port && entries[i].index <= UINT8_MAX && !is_empty(&entries[i].gid))
+        if (entries[i].port == port && entries[i].index <= UINT8_MAX
+            && !pc__gid_is_empty(entries[i].gid.raw))
             entries[found++] = entries[i];
     return found;
 }
@@ -91,29 +101,33 @@ static bool interface_up(const char *device, uint32_t port, const struct pc_gid_
     return up;
 }
 
+#define PC_REACH_ROUTED 2 /* more than the own link */
+
 static int reach(const union ibv_gid *gid)
 {
     const uint8_t *raw = gid->raw, *v4 = raw + 12;
-    if (pc__gid_is_ipv4(gid))
+    if (family_of(gid) == PC_GID_IPV4)
         return v4[0] == 127 ? 0 : v4[0] == 169 && v4[1] == 254 ? 1 : 3;
     return raw[0] == 0xfe && (raw[1] & 0xc0) == 0x80 ? 1 : 2;
 }
 
-static int worth(const char *device, uint32_t port, const struct pc_gid_entry *e)
+/* What counts more than where an address reaches: two ends must have it in common. */
+static int kind_worth(const char *device, uint32_t port, const struct pc_gid_entry *e)
 {
-    return (interface_up(device, port, e) ? 100 : 0) + (e->type == ROCE_V2 ? 10 : 0)
-           + reach(&e->gid);
+    return (interface_up(device, port, e) ? 100 : 0) + (e->type == ROCE_V2 ? 10 : 0);
 }
 
-/* The position of the best entry, or `n`. */
+/* The position of the best entry that is worth so much, of this family (-1: of any); or `n`. */
 static uint32_t best(const char *device, uint32_t port, const struct pc_gid_entry *entries,
-                     uint32_t n)
+                     uint32_t n, int family, int least)
 {
     uint32_t chosen = n;
-    int most = -1;
+    int most = least - 1;
     for (uint32_t i = 0; i < n; i++) {
-        int w = worth(device, port, &entries[i]);
-        if (w > most || (w == most && entries[i].index < entries[chosen].index)) {
+        int w = kind_worth(device, port, &entries[i]) + reach(&entries[i].gid);
+        if (family >= 0 && family != (int)family_of(&entries[i].gid))
+            continue;
+        if (w > most || (chosen < n && w == most && entries[i].index < entries[chosen].index)) {
             most = w;
             chosen = i;
         }
@@ -129,35 +143,48 @@ static uint32_t numbered(const struct pc_gid_entry *entries, uint32_t n, uint32_
     return i;
 }
 
-bool pc__gid_choose(struct ibv_context *context, const char *device, uint32_t port, int32_t index,
-                    struct pc_gid *out)
+int pc__gid_choose(struct ibv_context *context, const char *device, uint32_t port, int32_t index,
+                   struct pc_gid out[PC_GID_FAMILIES], uint32_t *type)
 {
     struct ibv_device_attr ports;
     struct pc_port_attr attr = {0}, other;
     uint32_t capacity = 0;
     if (pc__ib.query_device(context, &ports) != 0)
-        return false;
+        return -1;
     for (uint32_t i = 1; i <= ports.phys_port_cnt; i++) {
         if (pc__port_query(context, i, &other) != 0)
-            return false;
+            return -1;
         capacity += (uint32_t)other.known.gid_tbl_len;
         if (i == port)
             attr = other;
     }
     if (capacity == 0)
-        return false;
+        return -1;
     struct pc_gid_entry *entries = calloc(capacity, sizeof *entries);
     if (entries == NULL)
-        return false;
+        return -1;
     bool roce = attr.known.link_layer == IBV_LINK_LAYER_ETHERNET;
     uint32_t n = read_table(context, device, port, (uint32_t)attr.known.gid_tbl_len, roce, entries,
                             capacity);
     uint32_t at = index >= 0 ? numbered(entries, n, (uint32_t)index)
-                  : roce     ? best(device, port, entries, n)
+                  : roce     ? best(device, port, entries, n, -1, 0)
                              : numbered(entries, n, 0);
-    if (at < n)
-        *out = (struct pc_gid){entries[at].gid, entries[at].index, entries[at].type};
+    int family = -1;
+    memset(out, 0, PC_GID_FAMILIES * sizeof *out);
+    if (at < n) {
+        const struct pc_gid_entry *first = &entries[at];
+        family = (int)family_of(&first->gid);
+        *type = first->type;
+        out[family] = (struct pc_gid){first->gid, first->index};
+    }
+    if (at < n && roce && index < 0) {
+        int other = PC_GID_FAMILIES - 1 - family;
+        int kind = kind_worth(device, port, &entries[at]);
+        uint32_t also = best(device, port, entries, n, other, kind + PC_REACH_ROUTED);
+        if (also < n)
+            out[other] = (struct pc_gid){entries[also].gid, entries[also].index};
+    }
     free(entries);
-    return at < n;
+    return family;
 }
 #endif

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/random.h>
-#include "verbs/gid.h"
 #include "core/internal.h"
 #include "verbs/port.h"
 
@@ -46,19 +45,46 @@ int pc__qp_create(struct pc_ib_device *rail, struct ibv_pd *pd, struct ibv_srq *
         .gid_type = rail->gid_type,
         .reads = rail->reads_in,
     };
-    memcpy(mine->gid, rail->gid.raw, sizeof mine->gid);
+    for (uint32_t f = 0; f < PC_GID_FAMILIES; f++) {
+        memcpy(mine->gids[f], rail->gids[f].gid.raw, sizeof mine->gids[f]);
+        mine->indexes[f] = (uint8_t)rail->gids[f].index;
+    }
     return PC_OK;
+}
+
+static bool has(const struct pc_qp_info *end, uint32_t family)
+{
+    return !pc__gid_is_empty(end->gids[family]);
+}
+
+/* The family by which two ends are connected, the same for both: the first that both have, else the
+ * first that this one has, as InfiniBand and RoCE v1 know no families. */
+static uint32_t family_with(const struct pc_qp_info *end, const struct pc_qp_info *other)
+{
+    for (uint32_t f = 0; f < PC_GID_FAMILIES; f++)
+        if (has(end, f) && has(other, f))
+            return f;
+    return has(end, PC_GID_IPV4) ? PC_GID_IPV4 : PC_GID_IPV6;
 }
 
 static const char *kind(const struct pc_qp_info *end)
 {
-    union ibv_gid gid;
-    memcpy(gid.raw, end->gid, sizeof gid.raw);
     if (end->link_layer == IBV_LINK_LAYER_INFINIBAND)
         return "InfiniBand";
     if (end->gid_type != 2)
         return "RoCE v1";
-    return pc__gid_is_ipv4(&gid) ? "RoCE v2 over IPv4" : "RoCE v2 over IPv6";
+    return !has(end, PC_GID_IPV4)   ? "RoCE v2 over IPv6"
+           : !has(end, PC_GID_IPV6) ? "RoCE v2 over IPv4"
+                                    : "RoCE v2 over IPv4 and IPv6";
+}
+
+static bool fit(const struct pc_qp_info *mine, const struct pc_qp_info *theirs)
+{
+    uint32_t family = family_with(mine, theirs);
+    return mine->link_layer == theirs->link_layer
+           && (mine->link_layer == IBV_LINK_LAYER_INFINIBAND
+               || (mine->gid_type == theirs->gid_type
+                   && (mine->gid_type != 2 || (has(mine, family) && has(theirs, family)))));
 }
 
 static int check_ends(const struct pc_ib_device *rail, const struct pc_qp_info *mine,
@@ -70,7 +96,7 @@ static int check_ends(const struct pc_ib_device *rail, const struct pc_qp_info *
         return pc__fail(error, PC_INVALID, -1,
                         "%s port %u: the peer's end of a queue pair is nonsense", rail->spec.device,
                         rail->spec.port);
-    if (strcmp(kind(mine), kind(theirs)) != 0)
+    if (!fit(mine, theirs))
         return pc__fail(error, PC_INVALID, -1,
                         "%s port %u speaks %s, the peer's port %s: name ports or GIDs that fit",
                         rail->spec.device, rail->spec.port, kind(mine), kind(theirs));
@@ -81,30 +107,29 @@ static void fill_ah_attr(const struct pc_ib_device *rail, const struct pc_qp_inf
                          const struct pc_qp_info *theirs, struct ibv_ah_attr *out)
 {
     const size_t subnet = 8; /* bytes of an InfiniBand GID */
+    uint32_t here = family_with(mine, theirs), there = family_with(theirs, mine);
     *out = (struct ibv_ah_attr){
         .dlid = theirs->lid,
         .sl = (uint8_t)rail->options->service_level,
         .port_num = (uint8_t)rail->spec.port,
         .is_global = mine->link_layer == IBV_LINK_LAYER_ETHERNET || rail->global
-                     || memcmp(mine->gid, theirs->gid, subnet) != 0,
-        .grh = {.sgid_index = (uint8_t)rail->spec.gid_index,
+                     || memcmp(mine->gids[here], theirs->gids[there], subnet) != 0,
+        .grh = {.sgid_index = mine->indexes[here],
                 .hop_limit = 64,
                 .traffic_class = (uint8_t)rail->options->traffic_class},
     };
-    memcpy(out->grh.dgid.raw, theirs->gid, sizeof theirs->gid);
+    memcpy(out->grh.dgid.raw, theirs->gids[there], sizeof theirs->gids[there]);
 }
 
-static int unreachable(const struct pc_ib_device *rail, const struct pc_qp_info *theirs, int errnum,
-                       struct pc_error *error)
+static int unreachable(const struct pc_ib_device *rail, const struct pc_qp_info *mine,
+                       const struct pc_qp_info *theirs, int errnum, struct pc_error *error)
 {
     char there[PC_GID_TEXT], here[PC_GID_TEXT];
-    union ibv_gid gid;
-    memcpy(gid.raw, theirs->gid, sizeof gid.raw);
     errno = errnum;
     return pc__fail(error, PC_SYSTEM, -1,
                     "%s port %u: ibv_modify_qp to RTR: no way from %s to %s: %s", rail->spec.device,
-                    rail->spec.port, pc__gid_text(&rail->gid, here), pc__gid_text(&gid, there),
-                    strerror(errnum));
+                    rail->spec.port, pc__gid_text(mine->gids[family_with(mine, theirs)], here),
+                    pc__gid_text(theirs->gids[family_with(theirs, mine)], there), strerror(errnum));
 }
 
 int pc__qp_connect(struct pc_ib_device *rail, struct ibv_qp *qp, const struct pc_qp_info *mine,
@@ -126,7 +151,7 @@ int pc__qp_connect(struct pc_ib_device *rail, struct ibv_qp *qp, const struct pc
                           IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN
                               | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
     if (rc != 0)
-        return unreachable(rail, theirs, rc, error);
+        return unreachable(rail, mine, theirs, rc, error);
     attr = (struct ibv_qp_attr){
         .qp_state = IBV_QPS_RTS,
         .sq_psn = mine->psn,
@@ -141,5 +166,19 @@ int pc__qp_connect(struct pc_ib_device *rail, struct ibv_qp *qp, const struct pc
     if (rc != 0)
         return pc__ib_device_fail(rail, rc, "ibv_modify_qp to RTS", 0, error);
     return PC_OK;
+}
+
+const char *pc__qp_moved(const struct pc_ib_device *rail, const struct pc_qp_info *mine,
+                         const struct pc_qp_info *theirs)
+{
+    struct pc_port_attr port;
+    uint32_t family = family_with(mine, theirs);
+    if (pc__port_query(rail->context, rail->spec.port, &port) == 0 && port.known.lid != mine->lid)
+        return "its port has another LID";
+    if (has(mine, family)
+        && !pc__gid_there(rail->context, rail->spec.port, mine->indexes[family],
+                          mine->gids[family]))
+        return "its port has another GID";
+    return NULL;
 }
 #endif

@@ -101,7 +101,7 @@ def test_info_says_by_which_ports_rdma_goes(cli, monkeypatch):
     from pycoll.runtime.net import rails
 
     def port(device: str, state: int) -> Port:
-        more = (1, 4096, 4096, 7, 400_000_000_000, 0, 1000, 0, 0, bytes(16), -1, "mlx5_core")
+        more = (1, 4096, 4096, 7, 400_000_000_000, 0, 1000, 0, 0, bytes(16), False, -1, "mlx5_core")
         return Port(device, 1, state, *more)
 
     monkeypatch.setattr(verbs, "verbs_missing", lambda: "no libibverbs: apt-get install it")

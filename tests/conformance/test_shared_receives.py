@@ -118,7 +118,16 @@ class Hub:
         assert hello is not None
         sock.send(wireup.Kind.HELLO, hello.body)
         gid = bytes(10) + b"\xff\xff" + bytes([10, 0, 0, 2])
-        end = wireup.End(17 + peer, psn=0, lid=0, mtu=5, layer=2, gid=gid, gid_type=2, reads=16)
+        end = wireup.End(
+            *(17 + peer, 0),
+            lid=0,
+            mtu=5,
+            layer=2,
+            ipv4=gid,
+            ipv6=bytes(16),
+            gid_type=2,
+            reads=16,
+        )
         sock.send(wireup.Kind.REQUEST, end.pack(), turn=1)
         bindings.comm_handle_events(self.comm)
 

@@ -52,6 +52,14 @@ void fakeverbs_down(struct fv_fabric *f, uint32_t port, int down)
     fv_ring_all(f);
 }
 
+/* The port gets another address, and every NIC of it tells so by an event. */
+void fakeverbs_move(struct fv_fabric *f, uint32_t port)
+{
+    atomic_fetch_add(&f->shared->ports[port].moved, 1);
+    atomic_fetch_add(&f->shared->changes, 1);
+    fv_ring_all(f);
+}
+
 void fakeverbs_narrow(struct fv_fabric *f, uint32_t port, uint32_t nbytes)
 {
     atomic_store(&f->shared->ports[port].narrow, nbytes);

@@ -113,6 +113,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *device)
     c->next_qp = 17; /* numbers 0 and 1 are never a connection's */
     c->changes = atomic_load(&c->fabric->shared->changes);
     c->down = atomic_load(&c->fabric->shared->ports[c->port].down);
+    c->moved = atomic_load(&c->fabric->shared->ports[c->port].moved);
     pthread_mutex_init(&c->lock, NULL);
     c->async_writer = pipes[1];
     struct ibv_context *base = &c->verbs.context;

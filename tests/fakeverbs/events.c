@@ -107,6 +107,8 @@ const char *ibv_event_type_str(enum ibv_event_type event)
            : event == IBV_EVENT_QP_ACCESS_ERR       ? "local access violation work queue error"
            : event == IBV_EVENT_SRQ_LIMIT_REACHED   ? "SRQ limit reached"
            : event == IBV_EVENT_QP_LAST_WQE_REACHED ? "last WQE reached"
+           : event == IBV_EVENT_LID_CHANGE          ? "LID table change"
+           : event == IBV_EVENT_GID_CHANGE          ? "GID table change"
            : event == IBV_EVENT_DEVICE_FATAL        ? "local catastrophic error"
                                                     : "unknown";
 }

@@ -67,9 +67,10 @@ enum fv_object {
 
 struct fv_port {
     _Atomic uint32_t down;
+    _Atomic uint32_t moved;            /* times that its address (GID or LID) has changed */
     _Atomic uint64_t bytes_per_second; /* 0: as fast as it goes */
-    /* Bytes of payload that its interface takes in a packet; 0: any. As with Soft-RoCE, a longer one
-     * is tried for ever: that is no loss which would count as a retry, and nobody is told. */
+    /* Bytes of payload that its interface takes in a packet; 0: any. As with Soft-RoCE, a longer
+     * one is tried for ever: that is no loss which would count as a retry, and nobody is told. */
     _Atomic uint32_t narrow;
     _Atomic uint64_t counts[FV_COUNTS];
 };
@@ -100,8 +101,9 @@ struct fv_slot {
 
 struct fv_shared {
     _Atomic uint64_t magic;
-    _Atomic uint32_t changes; /* of what the NICs must look at: ports that went up or down */
-    _Atomic uint32_t next;    /* slot to try first */
+    _Atomic uint32_t
+        changes;           /* of what the NICs must look at: ports that went up or down, or moved */
+    _Atomic uint32_t next; /* slot to try first */
     struct fv_port ports[FV_PORTS];
     struct fv_link links[FV_PORTS][FV_PORTS]; /* [from][to] */
     struct fv_slot slots[FV_SLOTS];

@@ -30,6 +30,7 @@ CQE        completions that a completion queue may hold; 1048576
 SRQ        receives that a shared receive queue may have; 32767. 0: there is none
 MTU        of the ports, in bytes; 4096
 LINK       ethernet or infiniband
+FAMILY     4, 6 or both: the addresses that ports have on Ethernet besides the link-local one; 4
 ABI        extended or compat: how ibv_query_port is reached
 =========  ==================================================================================
 
@@ -188,6 +189,13 @@ class Fabric:
     def up(self, device: str) -> None:
         """Bring a port up again; its NICs tell by PORT_ACTIVE."""
         self._lib.fakeverbs_down(self._fabric, port(device), 0)
+
+    def move(self, device: str) -> None:
+        """Give a port another address (GID, or LID of InfiniBand); its NICs tell by an event.
+
+        What is connected stays so: unlike in a real network its packets still arrive.
+        """
+        self._lib.fakeverbs_move(self._fabric, port(device))
 
     def slow(self, device: str, bytes_per_second: int) -> None:
         """Let a port send no faster than this; 0: as fast as it goes."""

@@ -56,9 +56,8 @@ enum fv_route fv_route(struct fv_qp *qp, uint32_t kind, uint32_t length, struct 
         return FV_DROP;
     }
     uint32_t narrow = atomic_load(&c->fabric->shared->ports[c->port].narrow);
-    struct fv_packet *packet = narrow != 0 && length > narrow
-                                   ? NULL
-                                   : fv_ring_begin(c->fabric, qp->peer_slot, length);
+    struct fv_packet *packet
+        = narrow != 0 && length > narrow ? NULL : fv_ring_begin(c->fabric, qp->peer_slot, length);
     if (!packet) {
         fv_wake_at(c, c->now + 50000);
         return FV_BUSY;
@@ -155,6 +154,10 @@ static void look_at_port(struct fv_context *c)
     if (down != c->down)
         fv_event(c, down ? IBV_EVENT_PORT_ERR : IBV_EVENT_PORT_ACTIVE, NULL);
     c->down = down;
+    uint32_t moved = atomic_load(&c->fabric->shared->ports[c->port].moved);
+    if (moved != c->moved)
+        fv_event(c, fv_options.infiniband ? IBV_EVENT_LID_CHANGE : IBV_EVENT_GID_CHANGE, NULL);
+    c->moved = moved;
 }
 
 /* A little of everything; true when something was done. */

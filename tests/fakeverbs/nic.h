@@ -44,6 +44,7 @@ struct fv_options {
     uint64_t seed, memlock;
     enum fv_like like;
     bool infiniband, compat;
+    bool ipv4, ipv6; /* families of the addresses besides the link-local one */
     uint32_t gbps[FV_DEVICES];
 };
 
@@ -186,7 +187,8 @@ struct fv_context {
     struct fv_fabric *fabric;
     struct fv_device *device;
     uint32_t slot, port, changes;
-    bool down; /* as told by an event */
+    bool down; /* as told by an event, as the next */
+    uint32_t moved;
     uint64_t now, wake_at;
     int async_writer;
 

@@ -61,6 +61,7 @@ static unsigned choice(const char *name, const char *first, const char *second)
 __attribute__((constructor)) static void read_options(void)
 {
     struct fv_options *o = &fv_options;
+    const char *text;
     o->host = (uint32_t)number("FAKEVERBS_HOST", 0, FV_HOSTS - 1);
     o->devices = (uint32_t)number("FAKEVERBS_DEVICES", 2, FV_DEVICES);
     o->max_inline = (uint32_t)number("FAKEVERBS_INLINE", 512, 4096);
@@ -72,12 +73,16 @@ __attribute__((constructor)) static void read_options(void)
     o->memlock = number("FAKEVERBS_MEMLOCK", UINT64_MAX, UINT64_MAX);
     o->like = choice("FAKEVERBS_LIKE", "mlx5", "rxe") ? FV_RXE : FV_MLX5;
     o->infiniband = choice("FAKEVERBS_LINK", "ethernet", "infiniband");
+    text = getenv("FAKEVERBS_FAMILY");
+    o->ipv4 = !text || strcmp(text, "6") != 0;
+    o->ipv6 = text && (!strcmp(text, "6") || !strcmp(text, "both"));
+    if (text && !o->ipv6 && strcmp(text, "4") != 0)
+        fv_fatal("FAKEVERBS_FAMILY=%s: want 4, 6 or both", text);
     o->compat = choice("FAKEVERBS_ABI", "extended", "compat");
     o->mtu = (uint32_t)number("FAKEVERBS_MTU", 4096, 4096);
     if (o->mtu < 256 || (o->mtu & (o->mtu - 1)))
         fv_fatal("FAKEVERBS_MTU=%u: want 256, 512, 1024, 2048 or 4096", o->mtu);
-    const char *text
-        = getenv("FAKEVERBS_GBPS"); /* of the devices in turn; the last also of the rest */
+    text = getenv("FAKEVERBS_GBPS"); /* of the devices in turn; the last also of the rest */
     uint32_t gbps = 100;
     for (uint32_t i = 0; i < FV_DEVICES; i++) {
         char *end;

@@ -17,6 +17,11 @@ static enum ibv_mtu mtu_of(uint32_t bytes)
     return mtu;
 }
 
+static uint32_t moved(uint32_t port)
+{
+    return atomic_load(&fv_fabric_here()->shared->ports[port].moved);
+}
+
 int fv_query_port(struct ibv_context *base, uint8_t port, struct ibv_port_attr *attr, size_t size)
 {
     struct fv_context *c = fv_context_of(base);
@@ -32,7 +37,7 @@ int fv_query_port(struct ibv_context *base, uint8_t port, struct ibv_port_attr *
         .gid_tbl_len = FV_GIDS,
         .max_msg_sz = FV_MAX_MESSAGE,
         .pkey_tbl_len = 1,
-        .lid = fv_options.infiniband ? (uint16_t)(c->port + 1) : 0,
+        .lid = fv_options.infiniband ? (uint16_t)(moved(c->port) * FV_PORTS + c->port + 1) : 0,
         .phys_state = down ? 3 : 5, /* disabled, or link up */
         .link_layer = fv_options.infiniband ? IBV_LINK_LAYER_INFINIBAND : IBV_LINK_LAYER_ETHERNET,
         .active_width = 2,
@@ -55,6 +60,16 @@ int ibv_query_port(struct ibv_context *base, uint8_t port, struct _compat_ibv_po
                          offsetof(struct ibv_port_attr, port_cap_flags2));
 }
 
+/* 10.47.host.device+1, or fd00::47:host:device+1 in hexadecimal digits; 48 after it has moved. */
+static void address(uint32_t port, union ibv_gid *gid, bool ipv4)
+{
+    const uint8_t net = (uint8_t)(47 + moved(port)), host = (uint8_t)(port / FV_DEVICES);
+    const uint8_t device = (uint8_t)(port % FV_DEVICES + 1);
+    const uint8_t mapped[16] = {[10] = 0xff, 0xff, 10, net, host, device};
+    const uint8_t six[16] = {0xfd, [11] = net, [13] = host, [15] = device};
+    memcpy(gid->raw, ipv4 ? mapped : six, sizeof gid->raw);
+}
+
 /* Tables as the providers have them: mlx5 lists each address as RoCE v1 and as v2. */
 void fv_gid(uint32_t port, int index, union ibv_gid *gid, uint32_t *type)
 {
@@ -70,9 +85,10 @@ void fv_gid(uint32_t port, int index, union ibv_gid *gid, uint32_t *type)
         memcpy(gid->raw, local, sizeof local);
         gid->raw[14] = (uint8_t)host;
         gid->raw[15] = (uint8_t)(device + 1);
-    } else if (entry == 1 && !fv_options.infiniband) { /* 10.47.host.device+1 */
-        const uint8_t mapped[] = {0xff, 0xff, 10, 47, (uint8_t)host, (uint8_t)(device + 1)};
-        memcpy(gid->raw + 10, mapped, sizeof mapped);
+    } else if (entry == 1 && !fv_options.infiniband && fv_options.ipv4) {
+        address(port, gid, true);
+    } else if (entry == 1 + fv_options.ipv4 && !fv_options.infiniband && fv_options.ipv6) {
+        address(port, gid, false);
     }
     if (type)
         *type = kind;
@@ -87,6 +103,11 @@ uint32_t fv_port_of_gid(const union ibv_gid *gid)
             if ((here.global.interface_id || here.global.subnet_prefix)
                 && !memcmp(&here, gid, sizeof here))
                 return port;
+            for (int ipv4 = 0; ipv4 < 2; ipv4++) { /* families that this process has not */
+                address(port, &here, ipv4);
+                if (!memcmp(&here, gid, sizeof here))
+                    return port;
+            }
         }
     return FV_PORTS;
 }

@@ -202,7 +202,7 @@ static void take(struct fv_qp *qp, const struct ibv_qp_attr *a, int mask)
     if (mask & IBV_QP_AV) {
         mine->ah_attr = a->ah_attr;
         qp->peer_port = a->ah_attr.is_global ? fv_port_of_gid(&a->ah_attr.grh.dgid)
-                                             : a->ah_attr.dlid - 1u; /* LIDs are the ports + 1 */
+                                             : (a->ah_attr.dlid - 1u) % FV_PORTS;
     }
     if (mask & IBV_QP_PATH_MTU) {
         mine->path_mtu = a->path_mtu;

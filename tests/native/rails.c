@@ -218,7 +218,7 @@ static int nobody(const char *device, const char *where)
     if (pc__qp_create(&rail, rail.pd, NULL, DEPTH, DEPTH, &error, &qp, &here) != PC_OK)
         die("qp", &error);
     there = here;
-    if (inet_pton(AF_INET, where, there.gid + 12) != 1)
+    if (inet_pton(AF_INET, where, there.gids[PC_GID_IPV4] + 12) != 1)
         die("address", NULL);
     int rc = pc__qp_connect(&rail, qp, &here, &there, &error);
     printf("%s %d %s\n", pc_code_name(rc), error.errnum, rc == PC_OK ? "" : error.text);

@@ -234,9 +234,7 @@ def test_inline_is_probed(rails: Callable[..., str], limit: str, got: int) -> No
         ("10000", "INVALID 0 RDMA partition key: got 65536, want 0 to 65535"),
     ],
 )  # fmt: skip
-def test_a_partition_is_found_by_its_key(
-    rails: Callable[..., str], wanted: str, said: str
-) -> None:
+def test_a_partition_is_found_by_its_key(rails: Callable[..., str], wanted: str, said: str) -> None:
     assert rails("pkey", "rxe0", wanted, STANDIN_PKEYS="ffff 1 8001 2") == said
 
 

@@ -228,6 +228,39 @@ def test_paths_are_mended_while_nobody_calls(start, network) -> None:
     assert end(ranks) == [0, 0]
 
 
+@pytest.mark.parametrize("link", ["ethernet", "infiniband"])
+def test_a_path_is_made_anew_as_soon_as_its_port_has_another_address(start, network, link) -> None:
+    settings = {"FAKEVERBS_LINK": link}
+    ranks = start(settings, settings, devices=1)
+    before = []
+    for rank in ranks:
+        rank.hear()
+        before.append(rank.until(lambda state: state["live"] == state["connections"] == 1))
+    network.move("1/fake0")  # nothing that is sent would fail, and nobody calls
+    for rank, then in zip(ranks, before, strict=True):
+        now = rank.until(lambda state, then=then: state["revivals"] > then["revivals"])
+        assert now["failures"] == then["failures"] + 1
+    assert end(ranks) == [0, 0]
+
+
+def test_a_port_with_addresses_of_two_families_reaches_one_with_the_second(start) -> None:
+    ranks = start({"FAKEVERBS_FAMILY": "both"}, {"FAKEVERBS_FAMILY": "6"})
+    said = [rank.hear() for rank in ranks]
+    assert agreed(said, "transport") == "verbs"
+    assert agreed(said, "heard") == []
+    for rank in ranks:
+        rank.until(lambda state: state["live"] == state["connections"] == 2)
+    assert end(ranks) == [0, 0]
+
+
+def test_ports_with_addresses_of_different_families_are_not_mixed(start) -> None:
+    said = [rank.hear() for rank in start({"FAKEVERBS_FAMILY": "4"}, {"FAKEVERBS_FAMILY": "6"})]
+    assert agreed(said, "transport") == "tcp"
+    assert (
+        "are Ethernet, RoCE v2 over IPv6 and cannot reach those of rank 0" in (said[0]["heard"][0])
+    )
+
+
 def test_who_may_lock_too_little_memory_is_told_how_to_have_more(start) -> None:
     # 8 MiB: what systemd gives a user. It serves for queue pairs, and not for all slots.
     poor = ("setpriv", "--bounding-set=-ipc_lock", "prlimit", f"--memlock={8 << 20}")

@@ -80,9 +80,10 @@ class Connection:
     def end(self) -> End:
         """Return what the other end must know."""
         rail = self.rail
-        gid = ipaddress.IPv6Address(rail.gid).packed
+        gids = [ipaddress.IPv6Address(rail.gid).packed, bytes(16)]
+        ipv4, ipv6 = gids if _ipv4(rail.gid) else gids[::-1]
         number = self.qp.qp_num
-        return End(number, number, rail.lid, rail.mtu, rail.layer, gid, rail.gid_type, 1)
+        return End(number, number, rail.lid, rail.mtu, rail.layer, ipv4, ipv6, rail.gid_type, 1)
 
     def connect(self, other: End) -> None:
         """Make it ready for both directions."""
@@ -90,7 +91,8 @@ class Connection:
         attributes.path_mtu = min(self.rail.mtu, other.mtu)
         attributes.dest_qp_num, attributes.rq_psn = other.number, other.psn
         attributes.max_dest_rd_atomic, attributes.min_rnr_timer = 1, 12
-        gid = GID(ipaddress.IPv6Address(other.gid).exploded)
+        there = other.ipv4 if _ipv4(self.rail.gid) else other.ipv6
+        gid = GID(ipaddress.IPv6Address(there).exploded)
         route = GlobalRoute(dgid=gid, sgid_index=self.rail.gid_index, hop_limit=64)
         attributes.ah_attr = AHAttr(port_num=PORT, is_global=1, gr=route, dlid=other.lid)
         self.qp.to_rtr(attributes)

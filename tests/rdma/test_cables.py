@@ -65,23 +65,30 @@ class Job:
         """Make calls, from their beginning to their end."""
         return self.end(self.begin_and_reach(0, calls))
 
+    def ask(self) -> list[State]:
+        """Return the state of each rank's paths; nobody calls for that."""
+        for rank in self.ranks:
+            rank.send("0\n")
+        return self.end(0)
+
     def until(self, holds: Callable[[State], bool]) -> list[State]:
         """Make calls until it holds of every rank's paths; return their states."""
-        return self._until_all(lambda states: all(map(holds, states)))
+        return self._until_all(len(LENGTHS), lambda states: all(map(holds, states)))
 
-    def until_again(self, before: list[State]) -> list[State]:
+    def until_again(self, before: list[State], calls: int = len(LENGTHS)) -> list[State]:
         """Make calls until every rank's paths are whole, and have come back since `before`."""
         return self._until_all(
+            calls,
             lambda states: all(
                 whole(now) and now["revivals"] > then["revivals"]
                 for now, then in zip(states, before, strict=True)
-            )
+            ),
         )
 
-    def _until_all(self, hold: Callable[[list[State]], bool]) -> list[State]:
+    def _until_all(self, calls: int, hold: Callable[[list[State]], bool]) -> list[State]:
         """Make calls until it holds of all ranks' paths; return their states."""
         deadline = time.monotonic() + SECONDS
-        while not hold(states := self.make(len(LENGTHS))):
+        while not hold(states := self.make(calls) if calls else self.ask()):
             assert time.monotonic() < deadline, states
         return states
 
@@ -172,6 +179,14 @@ def test_a_job_outlives_what_happens_to_a_port(rack: Rack, rails: int) -> None:
         nics.readdress(0, 100)
         running.end(begun)
         running.until_again(before)
+
+
+def test_a_path_is_made_anew_when_its_address_goes_though_nobody_calls(rack: Rack) -> None:
+    with job(rack) as running:
+        before = running.make()
+        rack.nics.readdress(0, 100)
+        running.until_again(before, calls=0)
+        running.make()
 
 
 @pytest.mark.parametrize("rails", [1, 2])

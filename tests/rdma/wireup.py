@@ -25,7 +25,7 @@ IN_LINE, OFFERED = 0xFFFFFFFF, 0xFFFFFFFE
 
 HEADER = struct.Struct("=IHHII")
 HELLO = struct.Struct("=IIQQQQ" + MAX_RAILS * "IIQ")
-END = struct.Struct("=IIHBB16sBBB9x")
+END = struct.Struct("=IIHBB16s16s2xBBB7x")
 LANDED = struct.Struct(f"={CHANNELS * LINES}I{CHANNELS * LINES}s320s")
 LINE_HEAD = struct.Struct(f"=QII{INLINE}s")
 NOTE = struct.Struct("=QIIQQ")
@@ -84,7 +84,8 @@ class End(NamedTuple):
     lid: int
     mtu: int  #: as verbs number them
     layer: int
-    gid: bytes
+    ipv4: bytes  #: GID, as the next; zeros: none
+    ipv6: bytes
     gid_type: int
     reads: int
     shares: int = 0

@@ -34,6 +34,7 @@ def port(device: str, number: int = 1, **more: object) -> Port:
         "gid_index": 3,
         "gid_type": 2,
         "gid": PRIVATE,
+        "other_family": False,
         "numa_node": 0,
         "driver": "mlx5_core",
     }
@@ -100,10 +101,25 @@ def test_one_link_layer_is_used_that_with_more_bandwidth() -> None:
 def test_ports_of_one_kind_of_address_are_used() -> None:
     local = bytes.fromhex("fe80") + bytes(14)
     ports = [port("a", gid=local), port("b"), port("c", gid_type=1)]
-    kinds = [rails.kind(one) for one in ports]
-    assert kinds == [f"Ethernet, {kind}" for kind in ("RoCE v2 over IPv6", "RoCE v2 over IPv4",
-                                                      "RoCE v1 over IPv4")]  # fmt: skip
+    kinds = [rails.kinds(one) for one in ports]
+    assert kinds == [(f"Ethernet, {kind}",) for kind in ("RoCE v2 over IPv6", "RoCE v2 over IPv4",
+                                                         "RoCE v1 over IPv4")]  # fmt: skip
     assert names(rails.choose([*ports, port("d")], -1)) == ["b:1", "d:1"]
+
+
+def test_a_port_with_both_families_goes_with_ports_of_either(machine) -> None:
+    local = bytes.fromhex("fd00") + bytes(14)
+    both, four, six = port("a", other_family=True), port("b"), port("c", gid=local)
+    over = "Ethernet, RoCE v2 over IPv"
+    assert rails.kinds(both) == (f"{over}4", f"{over}6")
+    assert rails.kinds(port("d", gid=local, other_family=True)) == (f"{over}6", f"{over}4")
+    assert names(rails.choose([both, four], -1)) == ["a:1", "b:1"]
+    assert names(rails.choose([both, six], -1)) == ["a:1", "c:1"]
+    assert names(rails.choose([four, six], -1)) == ["b:1"]
+    machine(both, four)
+    found = rails.find(None, 0)
+    assert found.kinds == (f"{over}4",)  # what all of them can
+    assert found.layer == f"{over}4 and {over}4, or {over}6"
 
 
 def test_a_named_address_says_its_own_kind(tmp_path, monkeypatch) -> None:
@@ -119,8 +135,8 @@ def test_a_named_address_says_its_own_kind(tmp_path, monkeypatch) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text + "\n")
     nic = port("mlx5_0")
-    assert rails.kind(nic, 0) == "Ethernet, RoCE v2 over IPv6"
-    assert rails.kind(nic, 1) == "Ethernet, RoCE v1 over IPv4"
+    assert rails.kinds(nic, 0) == ("Ethernet, RoCE v2 over IPv6",)
+    assert rails.kinds(nic, 1) == ("Ethernet, RoCE v1 over IPv4",)
     assert rails.flaw(nic, 1) == ""
     for missing in (2, 7):
         assert rails.flaw(nic, missing).startswith(
@@ -160,6 +176,7 @@ def test_what_is_found_comes_with_its_speed_and_layer(machine) -> None:
         (Rail("mlx5_0", 1), Rail("mlx5_1", 1)),
         (100_000_000_000, 1),
         "Ethernet, RoCE v2 over IPv4",
+        ("Ethernet, RoCE v2 over IPv4",),
         "",
         True,
     )
@@ -179,7 +196,7 @@ def test_a_device_that_only_the_kernel_sees_is_one(machine) -> None:
 
 def test_without_a_device_that_is_said(machine) -> None:
     machine()
-    assert rails.find(None, 0) == ((), (), "", "there is no RDMA device", False)
+    assert rails.find(None, 0) == ((), (), "", (), "there is no RDMA device", False)
 
 
 def test_named_rails_are_taken_as_they_are_named(machine) -> None:

@@ -92,6 +92,18 @@ def test_what_cannot_be_connected_is_not_used() -> None:
     ) in verdict.warning
 
 
+def test_ports_with_addresses_of_two_families_meet_those_of_either() -> None:
+    four, six = (Capability(f"v{n}", device=True, kinds=(f"v{n}",)) for n in (4, 6))
+    both = Capability("v4 or v6", device=True, kinds=("v4", "v6"))
+    assert decide([both, four, both], False, name).transport == VERBS
+    assert decide([six, both], False, name).transport == VERBS
+    verdict = decide([both, four, six], False, name)
+    assert verdict.transport == TCP
+    assert "rank 2 (on node2): its RDMA ports are v6 and cannot reach those of rank 1" in (
+        verdict.warning
+    )
+
+
 def test_rdma_that_is_asked_for_is_had_or_there_is_no_communicator() -> None:
     for said in ([READY, NONE], [NONE, NONE]):
         verdict = decide(said, True, name)
@@ -125,6 +137,8 @@ def test_the_wire_is_that_of_the_host_with_the_least() -> None:
 def test_what_is_said_survives_its_travel(said: Capability) -> None:
     assert Capability.parse(0, said.encode()) == said
     assert Capability.parse(0, READY.encode()) == READY
+    kinds = READY._replace(kinds=("v4", "v6"))
+    assert Capability.parse(0, kinds.encode()) == kinds
     assert Capability.parse(0, b"") is None
 
 

@@ -31,6 +31,7 @@ class Port(NamedTuple):
     gid_index: int  #: of the address that would stand for it, or -1
     gid_type: int  #: of that: 0 InfiniBand, 1 RoCE v1, 2 RoCE v2
     gid: bytes
+    other_family: bool  #: it has an address of the other family (IPv4, IPv6), too
     numa_node: int  #: or -1
     driver: str
 
@@ -70,7 +71,7 @@ def verbs_ports() -> list[Port]:
 def _port(p: Any) -> Port:
     fields = {name: getattr(p, name) for name in Port._fields}
     texts = {"device": text_of(p.device), "driver": text_of(p.driver), "gid": bytes(p.gid)}
-    return Port(**(fields | texts))
+    return Port(**(fields | texts | {"other_family": bool(p.other_family)}))
 
 
 def verbs_loopback(rail: Rail, fabric: Fabric, seconds: float) -> float:

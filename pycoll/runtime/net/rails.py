@@ -32,7 +32,8 @@ class LocalRails(NamedTuple):
 
     rails: tuple[Rail, ...] = ()
     speeds: tuple[int, ...] = ()  #: of each, bits per second each way; 0: unknown
-    layer: str = ""  #: of their links, and the kind of address; only what is alike can be connected
+    layer: str = ""  #: of their links, and the kind of address, for people
+    kinds: tuple[str, ...] = ()  #: by which each of them can be connected with a port of that kind
     lack: str = ""  #: why there are none, and what mends it
     device: bool = True  #: this machine has an RDMA device, of use or not
 
@@ -41,8 +42,10 @@ class LocalRails(NamedTuple):
         """Look up what else is to be known of these rails."""
         by_name = {(port.device, port.port): port for port in ports}
         mine = [by_name[rail.device, rail.port] for rail in rails]
-        layers = sorted({kind(p, r.gid) for p, r in zip(mine, rails, strict=True)})
-        return cls(rails, tuple(port.speed for port in mine), " and ".join(layers))
+        each = [kinds(p, r.gid) for p, r in zip(mine, rails, strict=True)]
+        layer = " and ".join(sorted({", or ".join(one) for one in each}))
+        common = sorted(set(each[0]).intersection(*each))
+        return cls(rails, tuple(port.speed for port in mine), layer, tuple(common))
 
 
 def find(named: Rails | None, memory: int) -> LocalRails:
@@ -73,13 +76,14 @@ def choose(usable: Sequence[Port], memory: int) -> tuple[Rail, ...]:
     Only ports of one kind can reach each other: the one with more bandwidth in this host. Of those
     the near ones, and of many the fastest. The ranks at one memory share all of them.
     """
-    kinds: dict[str, list[Port]] = defaultdict(list)
+    of_kind: dict[str, list[Port]] = defaultdict(list)
     for port in usable:
-        kinds[kind(port)].append(port)
-    if not kinds:
+        for kind in kinds(port):
+            of_kind[kind].append(port)
+    if not of_kind:
         return ()
-    best = max(sorted(kinds), key=lambda one: sum(max(1, p.speed) for p in kinds[one]))
-    fastest = sorted(near(kinds[best], memory), key=lambda port: (-port.speed, _order(port)))
+    best = max(sorted(of_kind), key=lambda one: sum(max(1, p.speed) for p in of_kind[one]))
+    fastest = sorted(near(of_kind[best], memory), key=lambda port: (-port.speed, _order(port)))
     chosen = sorted(fastest[:MAX_RAILS], key=_order)  # alike on alike hosts: rail i meets rail i
     return tuple(Rail(port.device, port.port) for port in chosen)
 
@@ -139,20 +143,22 @@ def flaw(port: Port, gid: int = -1) -> str:
     return ""
 
 
-def kind(port: Port, gid: int = -1) -> str:
-    """Return what two ports must have in common to be connected, in words.
+def kinds(port: Port, gid: int = -1) -> tuple[str, ...]:
+    """Return of what two ports must have one in common to be connected, in words, the best first.
 
     Args:
         port: The port.
-        gid: Index of its address; -1: the one that the engine would choose.
+        gid: Index of its address; -1: those that the engine would choose, of each family the best.
     """
     if port.link_layer != _ROCE:
-        return LAYERS[port.link_layer]
+        return (LAYERS[port.link_layer],)
     address, number = port.gid, port.gid_type
     if gid not in (-1, port.gid_index) and (named := _gid(port, gid)) is not None:
         address, number = named, _gid_type(port, gid)
-    family = "IPv4" if address.startswith(_MAPPED) else "IPv6"
-    return f"Ethernet, {GID_TYPES.get(number, f'GID type {number}')} over {family}"
+    families = ["IPv4", "IPv6"] if address.startswith(_MAPPED) else ["IPv6", "IPv4"]
+    had = families if gid == -1 and port.other_family else families[:1]
+    name = GID_TYPES.get(number, f"GID type {number}")
+    return tuple(f"Ethernet, {name} over {family}" for family in had)
 
 
 def _folder(port: Port) -> str:

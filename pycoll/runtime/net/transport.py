@@ -71,6 +71,11 @@ class Capability(NamedTuple):
     asked: bool = False  #: what is lacking was asked for by name
     speeds: dict[str, int] | None = None  #: of its rails by name, bits per second; 0: unknown
     provider: str = ""  #: of libfabric for its RDMA hardware, where it has no rails; "": none
+    kinds: tuple[str, ...] = ()  #: see `LocalRails.kinds`
+
+    def meets(self, other: Capability) -> bool:
+        """Tell whether the rails of two ranks can be connected."""
+        return self.layer == other.layer or not set(self.kinds).isdisjoint(other.kinds)
 
     def encode(self) -> bytes:
         """Return what `parse` reads."""
@@ -95,6 +100,9 @@ class Capability(NamedTuple):
                 raise ValueError("types")
             if not all(isinstance(speed, int) for speed in speeds):
                 raise ValueError("speeds")
+            if not (isinstance(said.kinds, list) and all(isinstance(k, str) for k in said.kinds)):
+                raise ValueError("kinds")
+            said = said._replace(kinds=tuple(said.kinds))
         except (ValueError, AttributeError) as error:
             raise BootstrapError(
                 f"rank {rank} says of its RDMA ports {blob[:60]!r}, want what this version "
@@ -262,18 +270,20 @@ def decide(
         name: Of a rank, for messages.
     """
     known = {rank: one for rank, one in enumerate(said) if one is not None}
-    layers = {rank: one.layer for rank, one in known.items() if one.layer}
+    ready = {rank: one for rank, one in known.items() if one.layer}
     lacks = {rank: one.lack for rank, one in known.items() if not one.layer}
     asked = {rank: one.lack for rank, one in known.items() if one.asked}
     if asked:
         return Selected(TCP, trouble=_told(asked, name))
-    first = next(iter(layers), -1)
-    for rank, layer in layers.items():
-        if layer != layers[first]:
-            lacks[rank] = (
-                f"its RDMA ports are {layer} and cannot reach those of rank {first}, which are "
-                f"{layers[first]}; PYCOLL_RAILS names others"
-            )
+    firsts: dict[tuple[str, ...], int] = {}  # of each kind of rails, the first rank that has them
+    for rank, one in ready.items():
+        if (apart := next((r for r in firsts.values() if not one.meets(ready[r])), None)) is None:
+            firsts.setdefault((one.layer, *one.kinds), rank)
+            continue
+        lacks[rank] = (
+            f"its RDMA ports are {one.layer} and cannot reach those of rank {apart}, which are "
+            f"{ready[apart].layer}; PYCOLL_RAILS names others"
+        )
     if not lacks:
         return Selected(VERBS)
     if required:
@@ -283,7 +293,7 @@ def decide(
     fast = {one.provider for one in known.values()}
     if len(fast) == 1 and "" not in fast:
         return Selected(LIBFABRIC)
-    expected = layers or any(one.device for one in known.values())
+    expected = ready or any(one.device for one in known.values())
     return Selected(TCP, warning=_by_tcp(_told(lacks, name)) if expected else "")
 
 
@@ -301,7 +311,7 @@ def _open(comm: Any, wanted: NetOptions, memory: int, timeout: float) -> Capabil
     except (UnavailableError, OSError) as error:
         return Capability(lack=_reason(error)[:_REASON], device=True)
     speeds = {f"{r.device}:{r.port}": n for r, n in zip(found.rails, found.speeds, strict=True)}
-    return Capability(found.layer, device=True, speeds=speeds)
+    return Capability(found.layer, device=True, speeds=speeds, kinds=found.kinds)
 
 
 def _reason(error: PycollError | OSError) -> str:
