@@ -35,14 +35,14 @@ def test_every_key_is_optional() -> None:
     assert every == (106, 3, 14, 6, 2, 9, 4096, 0x8001)
 
 
-def test_a_path_has_failed_after_half_a_second() -> None:
+def test_a_path_has_failed_after_two_seconds() -> None:
     fabric = Fabric()
     seconds = 4.096e-6 * 2**fabric.timeout * (fabric.retry + 1)
-    assert 0.4 < seconds < 0.6
+    assert 1.8 < seconds < 2.2
 
 
 def test_the_default_is_shown_as_it_is_written() -> None:
-    assert str(Fabric()) == "tc=106,sl=0,timeout=14,retry=6,qps=1,srq=16"
+    assert str(Fabric()) == "tc=106,sl=0,timeout=16,retry=6,qps=1,srq=16"
 
 
 @given(FABRICS)
@@ -141,7 +141,7 @@ def test_the_environment_is_read() -> None:
     )
     rows = {row[0]: row[1] for row in config.rows()}
     assert rows["PYCOLL_RAILS"] == "rxe0:1"
-    assert rows["PYCOLL_VERBS"] == "tc=106,sl=0,timeout=14,retry=6,qps=4,srq=16"
+    assert rows["PYCOLL_VERBS"] == "tc=106,sl=0,timeout=16,retry=6,qps=4,srq=16"
     assert (Config.load({}).transport, Config.load({}).rails) == ("auto", None)
     assert Config.load({}).verbs == Fabric()
 

@@ -25,7 +25,7 @@ def run(
         "PYTHONPATH": f"{ROOT}:{HERE}:{folder}",
         "PYCOLL_ALGORITHM": "recursive_doubling",
         "PYCOLL_TIMEOUT": "60",
-        # By default a connection without an answer fails after half a second, and a busy guest may
+        # By default a connection without an answer fails after two seconds, and a busy guest may
         # be as late; this leaves it 15 s.
         "PYCOLL_VERBS": "timeout=19",
     }

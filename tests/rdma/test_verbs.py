@@ -34,7 +34,7 @@ def objects(rack: Rack) -> list[str]:
 )
 def test_every_collective(rack: Rack, size: int, hosts: int, rails: int, own: int) -> None:
     before = not_ready(rack)
-    # No path may fail, and by default one does that has no answer for half a second. A guest whose
+    # No path may fail, and by default one does that has no answer for two seconds. A guest whose
     # kernel shares two cores with other work may well be as late; this leaves it 15 s.
     settings = {"PYCOLL_TRANSPORT": "verbs", "PYCOLL_VERBS": f"timeout=19,srq={own}"}
     with Ranks(rack, [sys.executable, EVERY], size, hosts=hosts, rails=rails,
