@@ -2,11 +2,13 @@
 
 2 and 4 ranks, 8 B to 4 MiB. Every rank is on a host of its own with a NIC of its own, all in one
 guest (Soft-RoCE, emulated: what counts is the ratio, not the time). Both libraries take turns
-within a launch, in blocks of milliseconds; they send through the same devices, whose counters are
-read around each block: packets sent, acknowledgements among them, and requests that came twice,
+within a launch, in blocks of milliseconds, and the launches of 2 and 4 ranks take turns as well:
+`ratios` has the geometric mean over the rounds of pycoll's median over the other's, with its 95 %
+interval. They send through the same devices, whose counters are read around calls of their own:
+packets sent, acknowledgements among them, requests that came twice, times that it was sent again,
 for each call and rank. These agree at every load of the machine, times do not. `pycoll tune` has
 run before. Rows are written as they are measured: a size that fails or takes too long is listed
-under `failures`, and the sizes behind it are measured by another launch. Takes 6 minutes at most.
+under `failures`, and the sizes behind it are measured by another launch. Takes 14 minutes at most.
 Needs `make rdma-packages`.
 
 Run: python bench/rdma_allreduce.py
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import RESULTS, write
-from ratio import worst
+from ratio import interval
 from rdma import UCX, Budget, GuestError, machine, version
 
 from pycoll.benchmark import metadata
@@ -34,7 +36,8 @@ RANK = str(Path(__file__).with_name("rdma_allreduce_rank.py"))
 METHOD = (
     "libraries alternate within one launch, in blocks of back-to-back calls of at least 4 ms; the "
     "time of a block is the slowest rank's; min, median and p99 are over the blocks; per_call are "
-    "the NIC's counters around the blocks, for each call and rank; every element checked before"
+    "the NIC's counters around calls of their own, for each call and rank; every element checked "
+    "before; ratios are over the rounds, each of one launch for each number of ranks"
 )
 #: The defaults are for adapters, whose messages cost next to nothing.
 TUNE = ("tune", "--collectives", "allreduce", "--max", "4M", "--seconds")
@@ -52,7 +55,11 @@ class Result:
 
     def write(self) -> None:
         """Write the file anew."""
-        more = {"failures": self.failures, "medians": medians(self.rows)}
+        more = {
+            "failures": self.failures,
+            "medians": medians(self.rows),
+            "ratios": ratios(self.rows),
+        }
         write(self._output, self.meta, self.rows, **more)
 
 
@@ -74,6 +81,24 @@ def medians(rows: list[Row]) -> list[Row]:
         }
         for key, cell in sorted(cells.items())
     ]
+
+
+def ratios(rows: list[Row]) -> list[Row]:
+    """Return for each cell what pycoll takes over what the other does, over the rounds."""
+    times: dict[tuple[Any, ...], dict[str, dict[int, float]]] = {}
+    for row in rows:
+        cell = times.setdefault((row["ranks"], row["in_place"], row["nbytes"]), {})
+        cell.setdefault(row["library"], {})[row["round"]] = row["time_us"]["median"]
+    found = []
+    for (ranks, in_place, nbytes), cell in sorted(times.items()):
+        own, other = (cell.get(library, {}) for library in ("pycoll", "mpi4py"))
+        each = [own[turn] / other[turn] for turn in sorted(own.keys() & other.keys())]
+        if not each:
+            continue
+        row = {"ranks": ranks, "in_place": in_place, "nbytes": nbytes, "rounds": len(each)}
+        mean, low, high = interval(each) if len(each) > 1 else (each[0], None, None)
+        found.append(row | {"ratio": mean, "low": low, "high": high})
+    return found
 
 
 def launch(mpi: UCX, result: Result, options: argparse.Namespace, ranks: int, turn: int) -> None:
@@ -117,8 +142,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="bytes, ascending")
     parser.add_argument("--in-place", action="store_true")
-    parser.add_argument("--rounds", type=int, default=3, help="at most")
-    parser.add_argument("--seconds", type=float, default=240, help="for all rounds")
+    parser.add_argument("--rounds", type=int, default=5, help="at most")
+    parser.add_argument("--seconds", type=float, default=720, help="for all rounds")
     parser.add_argument("--size-seconds", type=float, default=1.0, help="for a size, about")
     parser.add_argument("--tune", type=float, default=20, help="seconds; 0: do not tune before")
     options = parser.parse_args()
@@ -147,17 +172,16 @@ def main() -> None:
 def table(rows: list[Row]) -> None:
     """Print what was found."""
     found = {(r["ranks"], r["in_place"], r["nbytes"], r["library"]): r for r in medians(rows)}
-    print("#                  time over |     packets    |   duplicates")
-    print("# ranks      size      MPI's | pycoll     MPI | pycoll     MPI")
-    for ranks, in_place, nbytes, library in found:
-        other = found.get((ranks, in_place, nbytes, "mpi4py"))
-        if library != "pycoll" or other is None:
-            continue
-        own = found[ranks, in_place, nbytes, library]
-        ratio = worst([row for row in rows if row["ranks"] == ranks], nbytes)
+    print("#                     time over MPI's   |     packets    |   duplicates")
+    print("# ranks      size  mean       interval  | pycoll     MPI | pycoll     MPI")
+    for cell in ratios(rows):
+        key = cell["ranks"], cell["in_place"], cell["nbytes"]
+        own, other = (found[(*key, library)] for library in ("pycoll", "mpi4py"))
+        low, high = (f"{cell[end]:.3f}" if cell[end] else "-" for end in ("low", "high"))
         print(
-            f"{ranks:>7} {nbytes:>9} {ratio:>10.3f} | {own['packets']:>6.1f} "
-            f"{other['packets']:>7.1f} | {own['duplicates']:>6.1f} {other['duplicates']:>7.1f}"
+            f"{cell['ranks']:>7} {cell['nbytes']:>9} {cell['ratio']:>5.3f} {low:>7} to {high:>5} | "
+            f"{own['packets']:>6.1f} {other['packets']:>7.1f} | "
+            f"{own['duplicates']:>6.1f} {other['duplicates']:>7.1f}"
         )
 
 

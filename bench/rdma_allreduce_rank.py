@@ -28,10 +28,19 @@ from pycoll.benchmark import metadata
 
 BLOCK_SECONDS = 0.004  #: at least, of calls one behind the other
 REPEATS = 25  #: at most, of each library
+COUNT_SECONDS = 0.2  #: of calls that are counted, about
+MOST_COUNTED = 50  #: calls
+#: After which nothing is on its way any more: what was, belongs to the calls before.
+QUIET_SECONDS = 0.05
 #: As the guest's first process sees them: the other network namespaces' sysfs has none.
 COUNTERS = "/proc/1/root/sys/class/infiniband/{}/ports/1/hw_counters/{}"
 #: What is recorded of a NIC → its counter. Packets are all that it sent, with acknowledgements.
-COUNTED = {"packets": "sent_pkts", "duplicates": "duplicate_request"}
+COUNTED = {
+    "packets": "sent_pkts",
+    "duplicates": "duplicate_request",  # requests that came twice
+    "resends": "completer_retry_err",  # times that it began to send again
+    "gaps": "out_of_seq_request",  # requests that came before others
+}
 
 Call = Callable[[], object]
 
@@ -59,7 +68,19 @@ class Library:
         self.name, self.call = name, call
         self.times: list[float] = []
         self.calls = 0
-        self.counts = dict.fromkeys(COUNTED, 0)
+        self.counts: dict[str, int] = {}
+
+    def count(self, world: Any, device: str, calls: int) -> None:
+        """Count what so many calls cost, and nothing before or behind them."""
+        world.Barrier()
+        time.sleep(QUIET_SECONDS)  # nobody calls before all have read, or what follows would count
+        before = counts(device)
+        time.sleep(QUIET_SECONDS)
+        block(self.call, calls)
+        time.sleep(QUIET_SECONDS)
+        after = counts(device)
+        self.calls = calls
+        self.counts = {name: after[name] - before[name] for name in COUNTED}
 
 
 def measure(world: Any, libraries: list[Library], device: str, seconds: float) -> None:
@@ -70,6 +91,7 @@ def measure(world: Any, libraries: list[Library], device: str, seconds: float) -
         world.Barrier()
         slowest = world.allreduce(block(library.call, 2), MPI.MAX)
         calls[library.name] = max(1, round(BLOCK_SECONDS / slowest))
+        library.count(world, device, min(MOST_COUNTED, max(2, round(COUNT_SECONDS / slowest))))
     world.Barrier()
     spent = world.allreduce(
         sum(block(one.call, calls[one.name]) * calls[one.name] for one in libraries), MPI.MAX
@@ -78,15 +100,8 @@ def measure(world: Any, libraries: list[Library], device: str, seconds: float) -
     gc.disable()
     for turn in range(repeats):
         for library in (libraries[turn % 2], libraries[1 - turn % 2]):
-            n = calls[library.name]
             world.Barrier()
-            before = counts(device)
-            library.times.append(block(library.call, n))
-            # What is still on its way to others belongs to this block, and the barrier does not.
-            after = counts(device)
-            library.calls += n
-            for name in COUNTED:
-                library.counts[name] += after[name] - before[name]
+            library.times.append(block(library.call, calls[library.name]))
     gc.enable()
 
 
