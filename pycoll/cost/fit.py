@@ -7,16 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter, mul
 
-from pycoll.cost.machine import Machine, Rates
+from pycoll.cost.machine import SOFTWARE, Machine, Rates
 
 #: How much a rate that is off its default by a factor of e counts against a row that is.
 DOUBT = 0.1
 ROUNDS = 5
 #: A row that is further off than this counts less: the model may lack what makes it so.
 FAR = 0.5
-#: Where RDMA is the kernel's work (Soft-RoCE), it is so far off hardware that a fit from there does
-#: not arrive: a second one begins here, and the better one counts.
-SOFTWARE = {"rdma_message": 10e-6, "rdma_latency": 5e-6, "rdma_bandwidth": 0.5e9}
 STEP = 0.05  #: of a rate's logarithm, to see what it does
 LONGEST = 3.0  #: no rate is further off its default, as a logarithm
 
@@ -36,7 +33,7 @@ def fit(rows: Sequence[Row], machine: Machine) -> Rates:
     """Return the machine's rates with those that its calls depend on fitted to the rows."""
     if not rows:
         return machine.rates
-    starts = [machine.rates]
+    starts = [machine.rates]  # the better fit of two counts
     if machine.hosts and machine.rdma:
         starts.append(machine.rates._replace(**SOFTWARE))
     return min((_fit(rows, _names(machine), start) for start in starts), key=itemgetter(0))[1]

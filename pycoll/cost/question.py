@@ -27,6 +27,7 @@ class Question(NamedTuple):
     rdma: bool = False  #: ranks of different hosts reach each other by RDMA; else by TCP
     #: bytes per second each way of a host's RDMA rails together, the least of all hosts; 0: unknown
     wire: float = 0.0
+    software: bool = False  #: some of these rails are the kernel's work, as Soft-RoCE is
     device: str = "cpu"  #: what memory the arrays lie in: "cpu" or "cuda"
     unproved: bool = False  #: what takes too long to prove may run
     without: tuple[str, ...] = ()  #: algorithms that have turned out to take too long to prove

@@ -39,6 +39,7 @@ def key(version: str, question: Question, cpu: str | None = None) -> str:
             question.slots,
             question.slot_bytes,
             *((question.wire,) if question.rdma else ()),  # another network is another machine
+            *(("software",) if question.software else ()),
         )
     )
     return f"{question.size}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"

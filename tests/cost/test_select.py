@@ -40,6 +40,15 @@ def test_small_messages_take_few_steps_and_large_ones_little_work() -> None:
     assert choose(Question("allreduce", 1 << 28, 8, 8)).algorithm == "ring"
 
 
+def test_where_rdma_is_the_kernels_work_what_sends_fewer_messages_is_taken() -> None:
+    adapters = Question("allreduce", 8, 4, 2, remote=True, rdma=True, wire=1.25e9)
+    # 3 messages at once against 2 rounds of one, whose latency is longer than to post two more.
+    assert choose(adapters).algorithm == "one_shot"
+    for nbytes in (8, 512, 4096):
+        soft = adapters._replace(nbytes=nbytes, software=True)
+        assert choose(soft).algorithm == "recursive_doubling"
+
+
 def test_what_was_measured_beats_the_model() -> None:
     question = Question("allreduce", 4096, 4, 4)
     rows = {("allreduce", "double_binary_tree"): ((1024, 1e-9), (1 << 20, 2e-9))}

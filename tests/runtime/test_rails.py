@@ -179,7 +179,14 @@ def test_what_is_found_comes_with_its_speed_and_layer(machine) -> None:
         ("Ethernet, RoCE v2 over IPv4",),
         "",
         True,
+        False,
     )
+
+
+def test_soft_roce_is_told_from_adapters(machine) -> None:
+    machine(port("mlx5_0"), port("rxe0", driver="rdma_rxe"))
+    assert rails.find(None, 0).software
+    assert not rails.find(Rails.parse("mlx5_0"), 0).software
 
 
 def test_without_verbs_the_reason_is_passed_on(machine) -> None:
@@ -196,7 +203,7 @@ def test_a_device_that_only_the_kernel_sees_is_one(machine) -> None:
 
 def test_without_a_device_that_is_said(machine) -> None:
     machine()
-    assert rails.find(None, 0) == ((), (), "", (), "there is no RDMA device", False)
+    assert rails.find(None, 0) == ((), (), "", (), "there is no RDMA device", False, False)
 
 
 def test_named_rails_are_taken_as_they_are_named(machine) -> None:

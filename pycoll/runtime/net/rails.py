@@ -17,6 +17,7 @@ ACTIVE = 4
 LAYERS = {1: "InfiniBand", 2: "Ethernet"}
 GID_TYPES = {0: "InfiniBand", 1: "RoCE v1", 2: "RoCE v2"}
 _ROCE = 2  #: link layer
+SOFT_ROCE = "rdma_rxe"  #: driver
 _MAPPED = bytes(10) + b"\xff\xff"  #: before an IPv4 address
 _STATES = {
     0: "cannot be opened",
@@ -36,6 +37,7 @@ class LocalRails(NamedTuple):
     kinds: tuple[str, ...] = ()  #: by which each of them can be connected with a port of that kind
     lack: str = ""  #: why there are none, and what mends it
     device: bool = True  #: this machine has an RDMA device, of use or not
+    software: bool = False  #: one of them is the kernel's work
 
     @classmethod
     def of(cls, ports: Sequence[Port], rails: tuple[Rail, ...]) -> LocalRails:
@@ -45,7 +47,9 @@ class LocalRails(NamedTuple):
         each = [kinds(p, r.gid) for p, r in zip(mine, rails, strict=True)]
         layer = " and ".join(sorted({", or ".join(one) for one in each}))
         common = sorted(set(each[0]).intersection(*each))
-        return cls(rails, tuple(port.speed for port in mine), layer, tuple(common))
+        speeds = tuple(port.speed for port in mine)
+        software = any(port.driver == SOFT_ROCE for port in mine)
+        return cls(rails, speeds, layer, tuple(common), software=software)
 
 
 def find(named: Rails | None, memory: int) -> LocalRails:

@@ -56,10 +56,12 @@ class NetOptions(NamedTuple):
 
 
 class Reachability(NamedTuple):
-    """How remote peers are reached; alike on all ranks."""
+    """How remote peers are reached; alike on all ranks but for `rails`."""
 
     transport: str
     wire: float = 0.0  #: bytes per second each way of a host's rails, of the least; 0: unknown
+    software: bool = False  #: some of these rails are the kernel's work, as Soft-RoCE is
+    rails: tuple[str, ...] = ()  #: names of this rank's
 
 
 class Capability(NamedTuple):
@@ -71,7 +73,8 @@ class Capability(NamedTuple):
     asked: bool = False  #: what is lacking was asked for by name
     speeds: dict[str, int] | None = None  #: of its rails by name, bits per second; 0: unknown
     provider: str = ""  #: of libfabric for its RDMA hardware, where it has no rails; "": none
-    kinds: tuple[str, ...] = ()  #: see `LocalRails.kinds`
+    kinds: tuple[str, ...] = ()  #: see `LocalRails`, as the next
+    software: bool = False
 
     def meets(self, other: Capability) -> bool:
         """Tell whether the rails of two ranks can be connected."""
@@ -96,7 +99,8 @@ class Capability(NamedTuple):
                 raise ValueError("fields")
             said = cls(*fields)
             speeds = (said.speeds or {}).values()
-            if [*map(type, (*said[:4], said.provider))] != [str, str, bool, bool, str]:
+            kinds = [*map(type, (*said[:4], said.provider, said.software))]
+            if kinds != [str, str, bool, bool, str, bool]:
                 raise ValueError("types")
             if not all(isinstance(speed, int) for speed in speeds):
                 raise ValueError("speeds")
@@ -166,7 +170,8 @@ def agree(
         _fall_back(bootstrap, verdict.warning)
         return Reachability(TCP)
     _say(bootstrap, VERBS, "all of them have opened RDMA ports")
-    return Reachability(VERBS, wire(said, hosts))
+    software = any(one.software for one in said if one is not None)
+    return Reachability(VERBS, wire(said, hosts), software, tuple((mine and mine.speeds) or ()))
 
 
 def _fall_back(bootstrap: Bootstrap, warning: str) -> None:
@@ -311,7 +316,9 @@ def _open(comm: Any, wanted: NetOptions, memory: int, timeout: float) -> Capabil
     except (UnavailableError, OSError) as error:
         return Capability(lack=_reason(error)[:_REASON], device=True)
     speeds = {f"{r.device}:{r.port}": n for r, n in zip(found.rails, found.speeds, strict=True)}
-    return Capability(found.layer, device=True, speeds=speeds, kinds=found.kinds)
+    return Capability(
+        found.layer, device=True, speeds=speeds, kinds=found.kinds, software=found.software
+    )
 
 
 def _reason(error: PycollError | OSError) -> str:

@@ -36,6 +36,7 @@ def question(
         budget=world.budget,
         rdma=world.transport == VERBS,
         wire=world.wire,
+        software=world.software,
         device=device,
         unproved=unproved,
         without=without,
