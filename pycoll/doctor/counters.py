@@ -59,6 +59,13 @@ KINDS = (
         ),
     ),
     CounterKind(
+        "the other end sent again what had arrived",
+        False,
+        "there, a larger timeout in PYCOLL_VERBS; see the checks pfc and ecn: acknowledgements are "
+        "lost, or late",
+        frozenset({"duplicate_request"}),
+    ),
+    CounterKind(
         "this host takes packets in too slowly",
         False,
         "see the checks slot, iommu and distance; ethtool -G {interface} rx 8192",

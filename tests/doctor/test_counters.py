@@ -25,6 +25,7 @@ def growing(patient, *files: str):
         ("counters/link_downed", "problem", "replace cable"),
         ("hw_counters/out_of_sequence", "warning", "pfc and ecn"),
         ("hw_counters/local_ack_timeout_err", "warning", "pfc and ecn"),
+        ("hw_counters/duplicate_request", "warning", "a larger timeout in PYCOLL_VERBS"),
         ("hw_counters/out_of_buffer", "warning", "ethtool -G eth2 rx 8192"),
     ],
 )

@@ -466,7 +466,7 @@ class Job:
         self.gone: dict[int, str] = {}
         self.told: list[tuple[int, str]] = []
         self.world = SimpleNamespace(
-            rank=rank, size=2, mapped=tuple(r == rank for r in range(2)), remote=True
+            rank=rank, size=2, mapped=tuple(r == rank for r in range(2)), remote=True, rails=()
         )
 
     def address(self, iface: str | None) -> str:
@@ -514,7 +514,7 @@ def no_engine(monkeypatch) -> list[tuple[int, int]]:
 
 def test_where_all_are_mapped_there_is_nothing(no_engine) -> None:
     job = Job(0)
-    job.world = SimpleNamespace(rank=0, size=2, mapped=(True, True), remote=False)
+    job.world = SimpleNamespace(rank=0, size=2, mapped=(True, True), remote=False, rails=())
     made = job.links()
     made.require([0, 1])
     made.forked()
@@ -615,6 +615,7 @@ def test_the_engine_is_attended_to_while_nobody_calls(no_engine, monkeypatch, ca
     monkeypatch.setattr(bindings, "comm_event_fd", lambda comm: event.attention.fd)
     monkeypatch.setattr(bindings, "comm_handle_events", lambda comm: event.attend())
     monkeypatch.setattr(verbs, "comm_net_state", lambda comm: SimpleNamespace(**vars(state)))
+    monkeypatch.setattr(links.Resends, "told", lambda self: "a:1: 3 requests that came twice")
     caplog.set_level(logging.INFO, "pycoll")
     made = Job(0, {1: b"127.0.0.1 9"}).links()
     changes_by_call = {
@@ -634,6 +635,7 @@ def test_the_engine_is_attended_to_while_nobody_calls(no_engine, monkeypatch, ca
         ("WARNING", "rank 0: an RDMA connection failed; 1 of 2 carry messages"),
         ("INFO", "rank 0: an RDMA connection is back; 1 of 2 carry messages"),
         ("INFO", "rank 0: RDMA connections do not share receives: mlx5_0 has none"),
+        ("INFO", "rank 0: since it began, by a:1: 3 requests that came twice"),
     ]
 
 

@@ -27,6 +27,7 @@ from pycoll.runtime.failure import Failure
 from pycoll.runtime.join import World
 from pycoll.runtime.native import bindings, verbs
 from pycoll.runtime.net.connector import MOST_STRANGERS, SOCKETS, Connector, EventSource
+from pycoll.runtime.net.resends import Resends
 
 #: A waiting caller looks this often whether the peer or the communicator is gone.
 _SLICE_SECONDS = 0.1
@@ -53,6 +54,7 @@ class Connections:
         self._connector: Connector | None = None
         self._failures = self._revivals = 0  #: of connections over RDMA, as far as was told
         self._unshared = False  #: that they do not share receives was told
+        self._resends = Resends(world.rails)
         if not world.remote:
             return
         self._comm, self._bootstrap = comm, bootstrap
@@ -107,6 +109,8 @@ class Connections:
 
     def close(self) -> None:
         """End the thread and give everything back but the sockets that the engine has."""
+        if (again := self._resends.told()) and self._connector:
+            log.info("net", "rank %d: since it began, by %s", self._bootstrap.rank, again)
         if self._connector:
             self._connector.close()
 
