@@ -1,10 +1,9 @@
 /* Wireup messages over a stream socket. */
 #include "libfabric/wireup.h"
 #ifdef PC_LIBFABRIC
-#include <errno.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
+#include "net/stream.h"
 
 int pc__fabric_wireup_write(struct pc_fabric_socket *socket, const struct pc_fabric_wireup *message)
 {
@@ -17,33 +16,16 @@ int pc__fabric_wireup_write(struct pc_fabric_socket *socket, const struct pc_fab
 
 int pc__fabric_wireup_flush(struct pc_fabric_socket *socket)
 {
-    while (socket->nout != 0 && socket->open) {
-        ssize_t n = send(socket->fd, socket->out, socket->nout, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-            return PC_OK;
-        if (n < 0) {
-            socket->nout = 0; /* the peer does not read it any more */
-            return PC_LOST;
-        }
-        socket->nout -= (size_t)n;
-        memmove(socket->out, socket->out + n, socket->nout);
-    }
-    return socket->open ? PC_OK : PC_LOST;
+    return socket->open ? pc__stream_send(socket->fd, socket->out, &socket->nout) : PC_LOST;
 }
 
 int pc__fabric_wireup_read(struct pc_fabric_socket *socket, struct pc_fabric_wireup *message)
 {
     while (socket->open) {
-        ssize_t n = recv(socket->fd, socket->in + socket->nin, sizeof *message - socket->nin,
-                         MSG_DONTWAIT);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-            return 0;
+        ssize_t n = pc__stream_receive(socket->fd, socket->in + socket->nin,
+                                       sizeof *message - socket->nin);
         if (n <= 0)
-            return PC_LOST;
+            return (int)n;
         socket->nin += (size_t)n;
         if (socket->nin < sizeof *message)
             continue;

@@ -1,11 +1,10 @@
 /* Wireup messages over a stream socket. */
 #include "verbs/wireup.h"
 #ifdef PC_VERBS
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
+#include "net/stream.h"
 
 #define PC_WIREUP_BACKLOG_BYTES (1u << 20) /* a peer that does not read */
 
@@ -61,20 +60,7 @@ int pc__wireup_write(struct pc_wireup *wireup, enum pc_wireup_kind kind, uint32_
 
 int pc__wireup_flush(struct pc_wireup *wireup)
 {
-    while (wireup->nout != 0 && wireup->open) {
-        ssize_t n = send(wireup->fd, wireup->out, wireup->nout, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-            return PC_OK;
-        if (n < 0) {
-            wireup->nout = 0; /* the peer does not read it any more */
-            return PC_LOST;
-        }
-        wireup->nout -= (size_t)n;
-        memmove(wireup->out, wireup->out + n, wireup->nout);
-    }
-    return wireup->open ? PC_OK : PC_LOST;
+    return wireup->open ? pc__stream_send(wireup->fd, wireup->out, &wireup->nout) : PC_LOST;
 }
 
 static bool is_wireup(const struct pc_wireup_header *header)
@@ -106,13 +92,9 @@ int pc__wireup_read(struct pc_wireup *wireup)
             if (wireup->nin == want)
                 return 1;
         }
-        ssize_t n = recv(wireup->fd, in + wireup->nin, want - wireup->nin, MSG_DONTWAIT);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-            return 0;
+        ssize_t n = pc__stream_receive(wireup->fd, in + wireup->nin, want - wireup->nin);
         if (n <= 0)
-            return PC_LOST;
+            return (int)n;
         wireup->nin += (size_t)n;
     }
     return PC_LOST;
