@@ -133,6 +133,7 @@ struct pc_comm {
     _Atomic uint32_t nneighbours;
     uint32_t nmapped;                         /* mapped or near ranks so far, with this one */
     uint32_t yields;                          /* yields before a sleep; with a network only */
+    bool yields_between_polls;                /* a poll is a system call: a yield costs no more */
     uint64_t slow_yield_ns;                   /* a longer yield has let another process run */
     struct pc_fifo *fifos;                    /* [peer][channel], PC_EDGE_CHANNELS each */
     struct pc_token *dones;                   /* [peer] */
@@ -286,6 +287,7 @@ struct pc_spin { /* the state of a polling loop; see pc__spun */
     uint64_t until;
 };
 bool pc__spun_out(struct pc_comm *comm, struct pc_spin *spin);
+bool pc__yielded_out(struct pc_comm *comm, struct pc_spin *spin); /* the same, after a yield */
 int pc__idle(struct pc_comm *comm, uint64_t until_ns);
 bool pc__shares_core(struct pc_comm *comm);
 void pc__give_way(struct pc_comm *comm);
@@ -298,6 +300,8 @@ void pc__unmark(struct pc_line *line);
 /* p2p.c */
 int pc__p2p_open(struct pc_comm *comm);
 void pc__p2p_close(struct pc_comm *comm);
+/* Remote peers get fragments of so many bytes, if their ring allows; 0: as mapped ones do. */
+void pc__p2p_reach(struct pc_comm *comm, uint64_t longest);
 /* Progress of all transfers: 1 when any moved, 0, or the code that broke the communicator. */
 int pc__p2p_progress(struct pc_comm *comm);
 bool pc__batch_done(const struct pc_batch *batch);

@@ -101,9 +101,11 @@ struct pc_net_ops {
     const char *name;
     size_t net_bytes, peer_bytes; /* of the structs that begin with pc_net and pc_net_peer */
     uint32_t yields;              /* how often a rank yields before it sleeps */
+    bool yields_between_polls;    /* and all the time before that, as a poll is a system call */
     uint64_t slow_yield_ns;       /* a longer yield has let another process run */
     uint32_t calls_per_poll;      /* at most so many sends without a poll; 0: any number */
-    uint32_t lend_from; /* messages from so many bytes on are lent, as `send` copies; 0: none */
+    uint32_t frag_bytes; /* the longest fragment of a transfer; 0: as between mapped ranks */
+    uint32_t lend_from;  /* messages from so many bytes on are lent, as `send` copies; 0: none */
 
     /* net.c. missing: "", or why this host cannot use the network and what mends that. open:
      * `options` are the network's own; the error is in comm->error. close: tells the peers; called

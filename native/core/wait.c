@@ -179,6 +179,16 @@ bool pc__spun_out(struct pc_comm *comm, struct pc_spin *spin)
     return now >= spin->until || atomic_load(&comm->aborted) || atomic_load(&comm->broken);
 }
 
+/* A rank of another host may share this core, too: hosts can be containers of one machine. */
+bool pc__yielded_out(struct pc_comm *comm, struct pc_spin *spin)
+{
+    spin->polls++;
+    if (pc__spun_out(comm, spin))
+        return true;
+    pc__give_way(comm);
+    return false;
+}
+
 static inline int listen_if_any(struct pc_comm *comm, uint32_t nchannels, enum listening whom)
 {
     return pc__has_net(comm) ? listen_to(comm, nchannels, whom) : PC_OK;

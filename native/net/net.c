@@ -477,7 +477,9 @@ static int open_net(struct pc_comm *comm, const struct pc_net_ops *ops, const vo
         return rc;
     }
     comm->net = net;
+    pc__p2p_reach(comm, ops->frag_bytes);
     comm->yields = ops->yields;
+    comm->yields_between_polls = ops->yields_between_polls;
     comm->slow_yield_ns = ops->slow_yield_ns;
     return PC_OK;
 }
@@ -491,6 +493,7 @@ int pc_comm_net(struct pc_comm *comm, const char *name, const void *options, siz
     pc__net_close(comm->net, 0);
     comm->net = NULL;
     comm->yields = 0;
+    comm->yields_between_polls = false;
     comm->slow_yield_ns = PC_SLOW_YIELD_NS;
     if (*name == 0)
         return PC_OK;

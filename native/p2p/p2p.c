@@ -44,9 +44,18 @@ int pc__p2p_open(struct pc_comm *comm)
      * all is received, half of the ring is free, in one span. */
     uint64_t quarter = p->ring_bytes / 4, frag = quarter - PC_TRAILER_BYTES;
     p->frag_bytes = frag < PC_FRAG_BYTES ? frag : PC_FRAG_BYTES;
+    p->net_frag_bytes = p->frag_bytes;
     p->rndv_bytes = comm->options.spin ? PC_RNDV_BYTES : PC_RNDV_BYTES_SHARED;
     p->unpublished_bytes = quarter < PC_UNPUBLISHED_BYTES ? quarter : PC_UNPUBLISHED_BYTES;
     return PC_OK;
+}
+
+void pc__p2p_reach(struct pc_comm *comm, uint64_t longest)
+{
+    struct pc_p2p *p = comm->p2p;
+    uint64_t frag = p->ring_bytes / 4 - PC_TRAILER_BYTES;
+    if (longest != 0)
+        p->net_frag_bytes = frag < longest ? frag : longest;
 }
 
 /* Frees the bytes of sends to this rank that were never received. */

@@ -74,6 +74,7 @@ struct pc_p2p {
     struct pc_edge_queue *queues; /* [channel][peer] */
     uint64_t ring_bytes;
     uint64_t frag_bytes;        /* the longest fragment; see edge_queue.c */
+    uint64_t net_frag_bytes;    /* and to a remote peer */
     uint64_t unpublished_bytes; /* the credit held back, at most */
     uint64_t rndv_bytes;        /* from this length on by rendezvous, if possible */
     struct pc_error error;

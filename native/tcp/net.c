@@ -29,6 +29,7 @@ const struct pc_net_ops pc__tcp_ops = {
     .net_bytes = sizeof(struct pc_net),
     .peer_bytes = sizeof(struct pc_tcp_peer),
     .yields = 40,
+    .yields_between_polls = true,
     .slow_yield_ns = PC_SLOW_YIELD_NS,
     .lend_from = PC_SEND_AT_ONCE,
     .missing = tcp_missing,
