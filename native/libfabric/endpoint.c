@@ -14,6 +14,10 @@ static const char *const software[] = {"tcp", "net", "sockets", "udp"};
 #define PC_COUNT(array) ((uint32_t)(sizeof(array) / sizeof *(array)))
 #define PC_UNRANKED 1000u
 
+/* FI_OPT_EFA_EMULATED_WRITE of rdma/fi_ext.h, which libfabric's headers have from 1.18 on: a bool.
+ * The provider's own options count up from the negative of its number, 0xefa0000. */
+#define PC_EFA_EMULATED_WRITE (-0xefa0000 + 2)
+
 /* A layered provider is named core;layer, such as tcp;ofi_rxm. */
 static bool is_core(const char *provider, const char *core)
 {
@@ -39,6 +43,12 @@ static uint32_t rank_of(const struct fi_info *info)
         if (is_core(info->fabric_attr->prov_name, software[i]))
             return PC_COUNT(rdma) + i;
     return PC_UNRANKED;
+}
+
+/* Its writes are packets that its own code puts together, as pycoll's does with less. */
+static bool is_emulator(const struct fi_info *info)
+{
+    return strstr(info->fabric_attr->prov_name, ";ofi_rxd") != NULL;
 }
 
 static bool has_ip_address(const struct fi_info *info)
@@ -114,6 +124,20 @@ static const struct fi_info *nic_of(const struct fi_info *best, uint32_t number)
     return nics[number % n];
 }
 
+/* Of a host's networks, the provider's on the one by which the ranks have met; NULL: it has none
+ * there. */
+static struct fi_info *at_node(const struct fi_info *best, const char *node, struct fi_info *hints)
+{
+    struct fi_info *list = NULL, *found = NULL;
+    free(hints->fabric_attr->prov_name);
+    hints->fabric_attr->prov_name = strdup(best->fabric_attr->prov_name);
+    if (pc__fi.getinfo(PC_LIBFABRIC_API, node, NULL, FI_SOURCE, hints, &list) == 0) {
+        found = pc__fi.dupinfo(list);
+        pc__fi.freeinfo(list);
+    }
+    return found;
+}
+
 static int find(const struct pc_fabric_options *options, struct pc_error *error,
                 struct fi_info **out)
 {
@@ -123,26 +147,51 @@ static int find(const struct pc_fabric_options *options, struct pc_error *error,
         return rc;
     int code = pc__fi.getinfo(PC_LIBFABRIC_API, NULL, NULL, 0, hints, &list);
     const struct fi_info *best = code == 0 ? best_of(list, options->provider[0] != 0) : NULL;
-    *out = NULL;
-    if (best != NULL && has_ip_address(best) && options->node[0] != 0) {
-        /* Of the host's networks, the one by which the ranks have met. */
-        char *name = strdup(best->fabric_attr->prov_name);
-        free(hints->fabric_attr->prov_name);
-        hints->fabric_attr->prov_name = name;
-        pc__fi.freeinfo(list);
-        list = NULL;
-        code = pc__fi.getinfo(PC_LIBFABRIC_API, options->node, NULL, FI_SOURCE, hints, &list);
-        best = code == 0 ? list : NULL;
-        *out = best == NULL ? NULL : pc__fi.dupinfo(best);
-    } else if (best != NULL) {
+    bool placed = best != NULL && has_ip_address(best) && options->node[0] != 0;
+    *out = placed ? at_node(best, options->node, hints) : NULL;
+    /* Ports for RDMA are often on a network of their own, which all ranks' share. */
+    if (best != NULL && *out == NULL && (!placed || is_rdma(best)))
         *out = pc__fi.dupinfo(nic_of(best, options->nic));
-    }
     if (list != NULL)
         pc__fi.freeinfo(list);
     pc__fi.freeinfo(hints);
-    if (best == NULL)
-        return no_provider(options, code, error);
-    return *out != NULL ? PC_OK : pc__fail(error, PC_NOMEM, -1, "no memory for libfabric");
+    return *out != NULL ? PC_OK : no_provider(options, code, error);
+}
+
+/* Whether the provider itself says that it only makes writes of messages. */
+static bool emulates(const struct pc_fabric_endpoint *e)
+{
+    bool emulated = true;
+    size_t nbytes = sizeof emulated;
+    return is_core(e->info->fabric_attr->prov_name, "efa")
+           && (fi_getopt(&e->ep->fid, FI_OPT_ENDPOINT, PC_EFA_EMULATED_WRITE, &emulated, &nbytes)
+                   != 0
+               || emulated);
+}
+
+/* The same endpoint, if it can write to a peer's memory, and tell the peer when that is done; or
+ * NULL. */
+static struct fi_info *writing(const struct fi_info *chosen)
+{
+    struct pc_error error;
+    struct fi_info *hints, *list = NULL, *found = NULL;
+    if (is_emulator(chosen) || hints_of(chosen->fabric_attr->prov_name, &error, &hints) != PC_OK)
+        return NULL;
+    hints->caps |= FI_RMA;
+    hints->addr_format = chosen->addr_format;
+    hints->domain_attr->name = strdup(chosen->domain_attr->name);
+    if (chosen->src_addr != NULL && (hints->src_addr = malloc(chosen->src_addrlen)) != NULL) {
+        memcpy(hints->src_addr, chosen->src_addr, chosen->src_addrlen);
+        hints->src_addrlen = chosen->src_addrlen;
+    }
+    pc__fi.getinfo(PC_LIBFABRIC_API, NULL, NULL, 0, hints, &list);
+    for (const struct fi_info *one = list; one != NULL && found == NULL; one = one->next)
+        if (takes_packets(one) && one->domain_attr->cq_data_size >= sizeof(uint32_t))
+            found = pc__fi.dupinfo(one);
+    if (list != NULL)
+        pc__fi.freeinfo(list);
+    pc__fi.freeinfo(hints);
+    return found;
 }
 
 int pc__endpoint_refused(const struct pc_fabric_endpoint *endpoint, const char *call, int code,
@@ -154,27 +203,37 @@ int pc__endpoint_refused(const struct pc_fabric_endpoint *endpoint, const char *
     return error->code;
 }
 
-/* Opens the completion queue with a descriptor to sleep on, or without where there is none. */
-static int open_cq(struct pc_fabric_endpoint *e, size_t completions)
+static int open_cq(struct pc_fabric_endpoint *e, size_t completions, enum fi_wait_obj wait,
+                   struct fid_cq **out)
 {
-    struct fi_cq_attr attr
-        = {.size = completions, .format = FI_CQ_FORMAT_MSG, .wait_obj = FI_WAIT_FD};
-    e->wait_fd = -1;
-    int rc = fi_cq_open(e->domain, &attr, &e->cq, NULL);
+    struct fi_cq_attr attr = {.size = completions, .format = FI_CQ_FORMAT_DATA, .wait_obj = wait};
+    return fi_cq_open(e->domain, &attr, out, NULL);
+}
+
+/* With a descriptor to sleep on, or without where there is none. */
+static int open_sleeping_cq(struct pc_fabric_endpoint *e, size_t completions)
+{
+    int rc = open_cq(e, completions, FI_WAIT_FD, &e->cq);
     if (rc == 0 && fi_control(&e->cq->fid, FI_GETWAIT, &e->wait_fd) == 0)
         return 0;
     e->wait_fd = -1;
     if (rc == 0)
         fi_close(&e->cq->fid);
     e->cq = NULL;
-    attr.wait_obj = FI_WAIT_NONE;
-    return fi_cq_open(e->domain, &attr, &e->cq, NULL);
+    return open_cq(e, completions, FI_WAIT_NONE, &e->cq);
 }
 
 int pc__endpoint_find(const struct pc_fabric_options *options, struct pc_error *error,
                       struct pc_fabric_endpoint *out)
 {
-    return find(options, error, &out->info);
+    int rc = find(options, error, &out->info);
+    struct fi_info *writes = rc == PC_OK ? writing(out->info) : NULL;
+    if (writes != NULL) {
+        pc__fi.freeinfo(out->info);
+        out->info = writes;
+        out->writes = true;
+    }
+    return rc;
 }
 
 int pc__endpoint_open(struct pc_fabric_endpoint *e, size_t completions, struct pc_error *error)
@@ -189,19 +248,23 @@ int pc__endpoint_open(struct pc_fabric_endpoint *e, size_t completions, struct p
     if (code == 0)
         code = (call = "fi_av_open", fi_av_open(e->domain, &av, &e->av, NULL));
     if (code == 0)
-        code = (call = "fi_cq_open", open_cq(e, completions));
+        code = (call = "fi_cq_open", open_sleeping_cq(e, completions));
+    if (code == 0)
+        code = (call = "fi_cq_open", open_cq(e, completions, FI_WAIT_NONE, &e->tx_cq));
     if (code == 0)
         code = (call = "fi_endpoint", fi_endpoint(e->domain, e->info, &e->ep, NULL));
     if (code == 0)
         code = (call = "fi_ep_bind of fi_av", fi_ep_bind(e->ep, &e->av->fid, 0));
     if (code == 0)
-        code
-            = (call = "fi_ep_bind of fi_cq", fi_ep_bind(e->ep, &e->cq->fid, FI_TRANSMIT | FI_RECV));
+        code = (call = "fi_ep_bind of fi_cq", fi_ep_bind(e->ep, &e->cq->fid, FI_RECV));
+    if (code == 0)
+        code = (call = "fi_ep_bind of fi_cq", fi_ep_bind(e->ep, &e->tx_cq->fid, FI_TRANSMIT));
     if (code == 0)
         code = (call = "fi_enable", fi_enable(e->ep));
     if (code == 0)
         code = (call = "fi_getname", fi_getname(&e->ep->fid, e->address, &bytes));
     e->address_bytes = (uint32_t)bytes;
+    e->writes = e->writes && code == 0 && !emulates(e);
     return code == 0 ? PC_OK : pc__endpoint_refused(e, call, code, error);
 }
 
@@ -221,6 +284,7 @@ void pc__endpoint_close(struct pc_fabric_endpoint *e)
 {
     pc__endpoint_stop(e);
     close_fid(e->cq ? &e->cq->fid : NULL);
+    close_fid(e->tx_cq ? &e->tx_cq->fid : NULL);
     close_fid(e->av ? &e->av->fid : NULL);
     close_fid(e->domain ? &e->domain->fid : NULL);
     close_fid(e->fabric ? &e->fabric->fid : NULL);

@@ -1,5 +1,5 @@
 /* A provider's endpoint for reliable datagrams (FI_EP_RDM), its address vector and its completion
- * queue: what all peers of a communicator share. */
+ * queues: what all peers of a communicator share. */
 #ifndef PC_FABRIC_ENDPOINT_H
 #define PC_FABRIC_ENDPOINT_H
 #include "libfabric/libfabric.h"
@@ -16,8 +16,12 @@ struct pc_fabric_endpoint {
     struct fid_fabric *fabric;
     struct fid_domain *domain;
     struct fid_av *av;
-    struct fid_cq *cq;
+    struct fid_cq *cq; /* of what comes; it may have a descriptor to sleep on */
+    struct fid_cq
+        *tx_cq; /* of what is sent; it has none: the provider would write to it each time */
     struct fid_ep *ep;
+    bool writes;       /* it writes to a peer's memory by itself, and tells the peer when that is
+                          done */
     int wait_fd;       /* readable when completions may have come; -1: the provider has none */
     uint64_t next_key; /* of a memory region, where the provider does not choose it */
     char address[PC_FABRIC_ADDRESS];

@@ -12,26 +12,40 @@
 #define PC_CONNECTING_NS UINT64_C(12000000) /* and until a provider has looked at a connection */
 #define PC_LAST_NS UINT64_C(1000000000)     /* for packets that a peer had sent before it closed */
 
-static void received(struct pc_fabric_net *w, struct pc_fabric_packet *packet, size_t nbytes)
+/* What a peer's packet or write led to. */
+static void came(struct pc_fabric_net *w, struct pc_fabric_peer *peer, int rc,
+                 const struct pc_error *error)
 {
     struct pc_comm *comm = w->base.comm;
+    if (rc > 0) /* another thread: this one is awake */
+        pc__wakeup_signal(comm, comm->options.rank);
+    if (rc < 0) {
+        peer->base.fault = *error;
+        pc__fabric_peer_leave(w, peer, error->text);
+    } else {
+        pc__fabric_peer_came(w, peer);
+    }
+}
+
+static void received(struct pc_fabric_net *w, struct pc_fabric_packet *packet, size_t nbytes)
+{
     struct pc_error error;
     struct pc_fabric_peer *peer = pc__fabric_sender(w, packet->bytes, nbytes);
-    if (peer != NULL) {
-        int rc = pc__fabric_land(w, peer, packet->bytes, nbytes, &error);
-        if (rc > 0) /* another thread: this one is awake */
-            pc__wakeup_signal(comm, comm->options.rank);
-        if (rc < 0) {
-            peer->base.fault = error;
-            pc__fabric_peer_leave(w, peer, error.text);
-        } else {
-            pc__fabric_peer_came(w, peer);
-        }
-    }
+    if (peer != NULL)
+        came(w, peer, pc__fabric_land(w, peer, packet->bytes, nbytes, &error), &error);
     pc__fabric_receive(w, packet);
 }
 
-static void failed(struct pc_fabric_net *w)
+static void written(struct pc_fabric_net *w, uint64_t data)
+{
+    struct pc_error error;
+    uint32_t line;
+    struct pc_fabric_peer *peer = pc__fabric_writer(w, data, &line);
+    if (peer != NULL)
+        came(w, peer, pc__fabric_written(peer, line, &error), &error);
+}
+
+static void failed(struct pc_fabric_net *w, struct fid_cq *cq)
 {
     union {
         struct fi_cq_err_entry entry;
@@ -39,7 +53,7 @@ static void failed(struct pc_fabric_net *w)
     } read = {0};
     const struct fi_cq_err_entry *entry = &read.entry;
     char text[96];
-    if (fi_cq_readerr(w->endpoint.cq, &read.entry, 0) != 1 || entry->op_context == NULL)
+    if (fi_cq_readerr(cq, &read.entry, 0) != 1 || entry->op_context == NULL)
         return;
     struct pc_fabric_packet *packet = entry->op_context;
     if (packet->receives) { /* a stranger's packet was too long; or it is cancelled */
@@ -47,7 +61,7 @@ static void failed(struct pc_fabric_net *w)
         return;
     }
     const char *provider
-        = fi_cq_strerror(w->endpoint.cq, entry->prov_errno, entry->err_data, text, sizeof text);
+        = fi_cq_strerror(cq, entry->prov_errno, entry->err_data, text, sizeof text);
     char why[160];
     snprintf(why, sizeof why, "%s (provider %s: %.60s)", pc__fi.strerror(entry->err),
              w->endpoint.info->fabric_attr->prov_name, provider != NULL ? provider : "");
@@ -56,32 +70,47 @@ static void failed(struct pc_fabric_net *w)
     pc__fabric_sent(packet);
 }
 
-/* True when something came or left. */
-static bool poll_all(struct pc_fabric_net *w)
+static void completed(struct pc_fabric_net *w, const struct fi_cq_data_entry *entry)
 {
-    struct fi_cq_msg_entry entries[PC_COMPLETIONS_AT_ONCE];
+    struct pc_fabric_packet *packet = entry->op_context;
+    if (entry->flags & FI_REMOTE_WRITE) { /* which has no context */
+        written(w, entry->data);
+    } else if (packet->receives) {
+        received(w, packet, entry->len);
+    } else {
+        pc__fabric_sent(packet);
+        if (!packet->peer->base.ended)
+            pc__net_dirty(&packet->peer->base); /* there is room for the next */
+    }
+}
+
+/* True when something was there. */
+static bool poll_cq(struct pc_fabric_net *w, struct fid_cq *cq)
+{
+    struct fi_cq_data_entry entries[PC_COMPLETIONS_AT_ONCE];
     bool some = false;
-    if (w->unposted != NULL)
-        pc__fabric_receive_unposted(w);
     for (int turn = 0; turn < PC_TURNS_AT_ONCE; turn++) {
-        ssize_t n = fi_cq_read(w->endpoint.cq, entries, PC_COMPLETIONS_AT_ONCE);
+        ssize_t n = fi_cq_read(cq, entries, PC_COMPLETIONS_AT_ONCE);
         if (n == -FI_EAVAIL)
-            failed(w);
+            failed(w, cq);
         else if (n <= 0)
             break;
         some = true;
-        for (ssize_t i = 0; i < n; i++) {
-            struct pc_fabric_packet *packet = entries[i].op_context;
-            if (packet->receives) {
-                received(w, packet, entries[i].len);
-                continue;
-            }
-            pc__fabric_sent(packet);
-            if (!packet->peer->base.ended)
-                pc__net_dirty(&packet->peer->base); /* there is room for the next */
-        }
+        for (ssize_t i = 0; i < n; i++)
+            completed(w, &entries[i]);
+        if (n > 0 && n < PC_COMPLETIONS_AT_ONCE)
+            break; /* that was all: one more read would have the provider look at its sockets */
     }
     return some;
+}
+
+/* True when something came or left. */
+static bool poll_all(struct pc_fabric_net *w)
+{
+    if (w->unposted != NULL)
+        pc__fabric_receive_unposted(w);
+    bool some = poll_cq(w, w->endpoint.cq);
+    return (w->base.in_flight != 0 && poll_cq(w, w->endpoint.tx_cq)) || some;
 }
 
 void pc__fabric_poll(struct pc_net *net, struct pc_net_peer *only)
@@ -94,7 +123,7 @@ uint64_t pc__fabric_arm(struct pc_net *net, uint64_t ns)
 {
     struct pc_fabric_net *w = (struct pc_fabric_net *)net;
     struct fid *cq = &w->endpoint.cq->fid;
-    bool nap = w->endpoint.wait_fd < 0 || w->again;
+    bool nap = w->endpoint.wait_fd < 0 || w->again || net->in_flight != 0;
     w->again = false;
     if (poll_all(w))
         return 0;

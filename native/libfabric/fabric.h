@@ -1,8 +1,9 @@
 /* The network of libfabric: one endpoint for all peers, packets, and peers, under the net's lock.
  *
  * What is sent goes in packets, each a header and at most PC_FABRIC_FRAGMENT bytes of one message.
- * They may arrive in any order, and so may completions. A packet is sent from a buffer of its own,
- * and received in one: nothing but these buffers is registered. */
+ * A packet is sent from a buffer of its own, and received in one. Where the provider can, a longer
+ * message is written into its slot instead, by one operation whose completion the receiver sees,
+ * and one packet holds its header. All of these may arrive in any order, and so may completions. */
 #ifndef PC_FABRIC_H
 #define PC_FABRIC_H
 #include "libfabric/wireup.h"
@@ -26,9 +27,9 @@
 _Static_assert(PC_FABRIC_SENDS >= PC_EDGE_CHANNELS * (PC_LINES + 1), "a queue holds all frames");
 
 struct pc_fabric_head { /* the header of a packet; of one that only tells, as far as `frame` */
-    uint64_t key;  /* from the receiver's HELLO: else the packet is a stranger's, and dropped */
-    uint32_t rank; /* of the sender */
-    uint32_t zero;
+    uint64_t key;      /* from the receiver's HELLO: else the packet is a stranger's, and dropped */
+    uint32_t rank;     /* of the sender */
+    uint32_t written;  /* 1: the bytes of the message are written, and none are here; else 0 */
     uint64_t received; /* packets with a frame that have come from the receiver */
     uint64_t at;       /* which fragment of the message it is: where in it this begins */
     struct pc_frame frame;
@@ -42,11 +43,12 @@ struct pc_fabric_packet {
     struct fi_context2 context; /* first: the provider's, while it has the packet */
     struct pc_fabric_packet *next;
     struct pc_fabric_peer *peer; /* whose packets these are */
+    uint64_t count;              /* of a message, or a fragment of one: the frame's */
     struct pc_net_edge *edge;    /* of a frame that is under way; NULL: only tells, or the peer has
                                     ended */
     bool credit;                 /* the frame is a credit */
-    bool receives;
-    void *desc; /* of the memory region, where the provider wants one */
+    bool receives;               /* else it is sent, or stands for a write */
+    void *desc;                  /* of the memory region, where the provider wants one */
     char *bytes;
 };
 
@@ -62,11 +64,14 @@ struct pc_fabric_send { /* a frame that waits to be sent, or whose rest does */
     struct pc_frame frame;
     const char *bytes; /* in the shadow, unchanged until the peer's credit */
     uint64_t gone;     /* bytes that were sent */
+    bool written;      /* its bytes are being written; its header is to be sent */
 };
 
 struct pc_fabric_arrival { /* of the next message of a line, from its first fragment on */
     struct pc_frame frame;
     uint32_t fragments; /* that have come; 0: none */
+    bool headed;        /* the header of a message that is written has come */
+    bool written;       /* all its bytes have */
 };
 
 struct pc_fabric_peer {
@@ -86,9 +91,15 @@ struct pc_fabric_peer {
     bool leaves;             /* the peer has said how many packets it sent in all: */
     uint64_t leaves_at;
     uint64_t asked; /* for `arrived`, at so many packets sent, plus one; 0: not yet */
-    uint64_t gone;  /* its socket has ended: until when to wait for the rest; 0: it has not */
+    bool closed;    /* it has closed its endpoint, and said what had come: */
+    uint32_t landed[PC_EDGE_LINES];
+    uint64_t gone; /* its socket has ended: until when to wait for the rest; 0: it has not */
     struct pc_fabric_send *queue; /* a ring */
     uint32_t head, tail;
+    bool writes;               /* messages are written to its slots, which it has there: */
+    uint64_t slots, slots_key; /* as the provider wants their address */
+    struct fid_mr *slots_mr;   /* its slots here */
+    struct fid_mr *shadow_mr;  /* and from where is written to those there; NULL: not registered */
     struct pc_fabric_block sends, receives;
     struct pc_fabric_packet *free; /* of `sends` */
     struct pc_fabric_arrival arrivals[PC_EDGE_LINES];
@@ -115,6 +126,12 @@ static inline struct pc_fabric_peer *pc__fabric_peer(const struct pc_fabric_net 
 int pc__fabric_block_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer, uint32_t n,
                           bool receives, struct pc_fabric_block *out, struct pc_error *error);
 void pc__fabric_block_close(struct pc_fabric_block *block);
+/* Registers the peer's slots here, for it to write to, and its shadow. */
+int pc__fabric_regions_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
+                            struct pc_error *error);
+void pc__fabric_regions_close(struct pc_fabric_peer *peer);
+/* Where the slots in a peer's record, or in its shadow, begin; and how many bytes they have. */
+char *pc__fabric_slots(const struct pc_fabric_net *w, char *record, size_t *nbytes);
 
 /* packet.c: packets are posted, and what came in one is checked and put where it belongs. */
 /* Sends what waits for the peer, as far as its window and the provider allow. An errno of
@@ -124,7 +141,7 @@ int pc__fabric_post(struct pc_fabric_net *w, struct pc_fabric_peer *peer);
 int pc__fabric_tell(struct pc_fabric_net *w, struct pc_fabric_peer *peer);
 void pc__fabric_receive(struct pc_fabric_net *w, struct pc_fabric_packet *packet);
 void pc__fabric_receive_unposted(struct pc_fabric_net *w);
-/* Drops what the peer was to get; its messages are undeliverable. */
+/* Drops what the peer was to get; messages that it has not told of as landed are undeliverable. */
 void pc__fabric_drop(struct pc_fabric_peer *peer);
 /* A packet of ours has left, or never will. */
 void pc__fabric_sent(struct pc_fabric_packet *packet);
@@ -134,6 +151,21 @@ struct pc_fabric_peer *pc__fabric_sender(const struct pc_fabric_net *w, const ch
 /* OK, or 1 when a thread sleeps on a count that was raised; INVALID: the peer lied. */
 int pc__fabric_land(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const char *bytes,
                     size_t nbytes, struct pc_error *error);
+/* A packet was taken in whole, and with it what was written for it. */
+void pc__fabric_count(struct pc_fabric_peer *peer);
+
+/* write.c: messages that are written into the peer's slots. */
+/* Whether the message is one; its header goes when pc__fabric_write has begun to write it. */
+bool pc__fabric_is_written(const struct pc_fabric_net *w, const struct pc_fabric_peer *peer,
+                           const struct pc_frame *frame);
+/* Takes the first free packet to stand for the operation. 0, or a negative errno of libfabric. */
+int pc__fabric_write(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
+                     const struct pc_fabric_send *out);
+/* What the completion of a write at its target says. Whose it is; NULL: nobody's that may write. */
+struct pc_fabric_peer *pc__fabric_writer(const struct pc_fabric_net *w, uint64_t data,
+                                         uint32_t *line);
+/* As pc__fabric_land. */
+int pc__fabric_written(struct pc_fabric_peer *peer, uint32_t line, struct pc_error *error);
 
 /* peer.c: pc_net_ops's adopt, send, flush, connections and settled. */
 int pc__fabric_adopt(struct pc_net_peer *peer, int fd);

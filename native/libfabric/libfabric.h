@@ -20,6 +20,7 @@
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_eq.h>
 #include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
 
 /* Each function with the version of its symbol. Later versions only append to the structs, and the
  * library allocates them all: of an fi_info, only what version 1.11 had is used here. */

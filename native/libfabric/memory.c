@@ -4,20 +4,19 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-static int registered(struct pc_fabric_net *w, struct pc_fabric_block *block, size_t nbytes,
-                      uint64_t access, struct pc_error *error)
+static int registered(struct pc_fabric_net *w, const void *at, size_t nbytes, uint64_t access,
+                      struct fid_mr **out, struct pc_error *error)
 {
     struct pc_fabric_endpoint *e = &w->endpoint;
     int mode = e->info->domain_attr->mr_mode;
-    if (!(mode & FI_MR_LOCAL))
+    if (!(mode & FI_MR_LOCAL) && access != FI_REMOTE_WRITE)
         return PC_OK;
     const char *call = "fi_mr_reg";
-    int code
-        = fi_mr_reg(e->domain, block->bytes, nbytes, access, 0, ++e->next_key, 0, &block->mr, NULL);
+    int code = fi_mr_reg(e->domain, at, nbytes, access, 0, ++e->next_key, 0, out, NULL);
     if (code == 0 && mode & FI_MR_ENDPOINT) {
-        code = (call = "fi_mr_bind", fi_mr_bind(block->mr, &e->ep->fid, 0));
+        code = (call = "fi_mr_bind", fi_mr_bind(*out, &e->ep->fid, 0));
         if (code == 0)
-            code = (call = "fi_mr_enable", fi_mr_enable(block->mr));
+            code = (call = "fi_mr_enable", fi_mr_enable(*out));
     }
     if (code != 0)
         return pc__endpoint_refused(e, call, code, error);
@@ -39,7 +38,7 @@ int pc__fabric_block_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer, 
     if (out->packets == NULL || out->bytes == NULL)
         return pc__fail(error, PC_NOMEM, (int)peer->base.rank,
                         "no memory for %u packets of rank %u", n, peer->base.rank);
-    int rc = registered(w, out, nbytes, receives ? FI_RECV : FI_SEND, error);
+    int rc = registered(w, out->bytes, nbytes, receives ? FI_RECV : FI_SEND, &out->mr, error);
     if (rc != PC_OK)
         return rc;
     for (out->n = 0; out->n < n; out->n++)
@@ -58,5 +57,36 @@ void pc__fabric_block_close(struct pc_fabric_block *block)
     free(block->packets);
     if (block->bytes != NULL)
         munmap(block->bytes, block->nbytes);
+}
+
+char *pc__fabric_slots(const struct pc_fabric_net *w, char *record, size_t *nbytes)
+{
+    const struct pc_layout *l = &w->base.comm->layout;
+    *nbytes = (size_t)PC_EDGE_CHANNELS * l->slots * l->slot_bytes;
+    return pc__slot_data(record, l, 0);
+}
+
+int pc__fabric_regions_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
+                            struct pc_error *error)
+{
+    struct pc_comm *comm = w->base.comm;
+    uint32_t rank = peer->base.rank;
+    size_t nbytes;
+    if (!w->endpoint.writes)
+        return PC_OK;
+    char *slots = pc__fabric_slots(w, pc__record(comm->arena, &comm->layout, rank), &nbytes);
+    int rc = registered(w, slots, nbytes, FI_REMOTE_WRITE, &peer->slots_mr, error);
+    if (rc != PC_OK)
+        return rc;
+    char *shadow = pc__fabric_slots(w, comm->peers[rank].record, &nbytes);
+    return registered(w, shadow, nbytes, FI_WRITE, &peer->shadow_mr, error);
+}
+
+void pc__fabric_regions_close(struct pc_fabric_peer *peer)
+{
+    if (peer->slots_mr != NULL)
+        fi_close(&peer->slots_mr->fid);
+    if (peer->shadow_mr != NULL)
+        fi_close(&peer->shadow_mr->fid);
 }
 #endif

@@ -72,7 +72,7 @@ static int fabric_open(struct pc_net *net, const void *given, size_t nbytes)
         rc = choose_window(w);
     size_t each = w->window + PC_FABRIC_SPARE;
     if (rc == PC_OK)
-        rc = pc__endpoint_open(&w->endpoint, 2 * comm->options.size * each, &comm->error);
+        rc = pc__endpoint_open(&w->endpoint, 3 * comm->options.size * each, &comm->error);
     if (rc == PC_OK && w->endpoint.wait_fd >= 0
         && pc__net_watch(net->pause_epoll, w->endpoint.wait_fd, EPOLLIN, PC_EVENT_CQ) != 0)
         rc = pc__fail(&comm->error, PC_SYSTEM, -1, "epoll: %s", strerror(errno));
@@ -106,8 +106,10 @@ const struct pc_net_ops pc__libfabric_ops = {
     .net_bytes = sizeof(struct pc_fabric_net),
     .peer_bytes = sizeof(struct pc_fabric_peer),
     .yields = 40,
+    .yields_between_polls = true,
     .slow_yield_ns = PC_SLOW_YIELD_NS,
     .calls_per_poll = 8,
+    .frag_bytes = 128u << 10, /* each is two operations and a credit */
     .missing = pc__fi_load,
     .open = fabric_open,
     .close = fabric_close,

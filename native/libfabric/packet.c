@@ -18,7 +18,6 @@ static int post(struct pc_fabric_net *w, struct pc_fabric_packet *packet, size_t
     struct pc_fabric_head *head = head_of(packet);
     head->key = peer->their_key;
     head->rank = w->base.comm->options.rank;
-    head->zero = 0;
     head->received = peer->received;
     ssize_t code = fi_send(w->endpoint.ep, packet->bytes, nbytes, packet->desc, peer->address,
                            &packet->context);
@@ -32,6 +31,7 @@ static int post(struct pc_fabric_net *w, struct pc_fabric_packet *packet, size_t
     peer->under_way++;
     w->base.in_flight++;
     w->base.state.bytes[0] += nbytes;
+    w->base.state.requests++;
     return 0;
 }
 
@@ -41,6 +41,7 @@ int pc__fabric_tell(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
     if (packet == NULL)
         return -FI_EAGAIN;
     head_of(packet)->at = 0;
+    head_of(packet)->written = 0;
     return post(w, packet, PC_FABRIC_TELLS);
 }
 
@@ -50,15 +51,17 @@ static uint64_t smaller(uint64_t a, uint64_t b)
 }
 
 /* Sends the next fragment of the first frame that waits. */
-static int post_fragment(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
+static int post_fragment(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
+                         struct pc_fabric_send *out)
 {
-    struct pc_fabric_send *out = &peer->queue[peer->head % PC_FABRIC_SENDS];
     struct pc_net_edge *edge = &peer->base.edges[out->frame.channel];
     struct pc_fabric_packet *packet = peer->free;
     struct pc_fabric_head *head = head_of(packet);
-    uint64_t nbytes = smaller(out->frame.nbytes - out->gone, PC_FABRIC_FRAGMENT);
-    bool last = out->gone + nbytes == out->frame.nbytes;
+    uint64_t rest = out->frame.nbytes - out->gone;
+    uint64_t nbytes = out->written ? 0 : smaller(rest, PC_FABRIC_FRAGMENT);
+    bool last = out->written || nbytes == rest;
     head->at = out->gone;
+    head->written = out->written;
     head->frame = out->frame;
     if (nbytes != 0)
         memcpy(packet->bytes + sizeof *head, out->bytes + out->gone, nbytes);
@@ -66,6 +69,7 @@ static int post_fragment(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
     if (code != 0)
         return code;
     packet->edge = edge;
+    packet->count = out->frame.count;
     packet->credit = out->frame.kind == PC_FRAME_CREDIT;
     peer->sent++;
     out->gone += nbytes;
@@ -82,8 +86,13 @@ int pc__fabric_post(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
     int code = 0;
     while (code == 0 && peer->head != peer->tail && peer->free != NULL
            && peer->sent - peer->arrived < peer->window
-           && peer->under_way < w->window) /* the rest of `free` is for packets that tell */
-        code = post_fragment(w, peer);
+           && peer->under_way < w->window) { /* the rest of `free` is for packets that tell */
+        struct pc_fabric_send *out = &peer->queue[peer->head % PC_FABRIC_SENDS];
+        if (out->written || !pc__fabric_is_written(w, peer, &out->frame))
+            code = post_fragment(w, peer, out);
+        else if ((code = pc__fabric_write(w, peer, out)) == 0)
+            out->written = true;
+    }
     if (code == 0 && peer->tells)
         code = pc__fabric_tell(w, peer);
     return code == -FI_EAGAIN ? 0 : code;
@@ -138,6 +147,13 @@ void pc__fabric_sent(struct pc_fabric_packet *packet)
     packet->edge = NULL;
 }
 
+/* The peer has it, whether or not the provider knows that yet. */
+static bool has_landed(const struct pc_fabric_peer *peer, const struct pc_fabric_packet *packet)
+{
+    uint32_t line = packet->edge->fifo->channel * PC_LINES + (packet->count - 1) % PC_LINES;
+    return peer->closed && (int32_t)(peer->landed[line] - (uint32_t)packet->count) >= 0;
+}
+
 void pc__fabric_drop(struct pc_fabric_peer *peer)
 {
     for (; peer->head != peer->tail; peer->head++) {
@@ -152,7 +168,7 @@ void pc__fabric_drop(struct pc_fabric_peer *peer)
         if (packet->edge == NULL)
             continue;
         uncount(&peer->base, packet->edge, packet->credit);
-        if (!packet->credit)
+        if (!packet->credit && !has_landed(peer, packet))
             pc__net_undeliverable(packet->edge);
         packet->edge = NULL; /* the provider may keep it */
     }
@@ -180,6 +196,19 @@ static int take_fragment(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
 {
     const struct pc_frame *frame = &head->frame;
     uint64_t fragments = (frame->nbytes + PC_FABRIC_FRAGMENT - 1) / PC_FABRIC_FRAGMENT;
+    uint32_t line = frame->channel * PC_LINES + (uint32_t)(frame->count - 1) % PC_LINES;
+    struct pc_fabric_arrival *arrival = &peer->arrivals[line];
+    if (head->written) {
+        if (head->written != 1 || !w->endpoint.writes || fragments <= 1 || head->at != 0
+            || nbytes != 0 || arrival->fragments != 0 || arrival->headed)
+            return BAD("says that message %llu of channel %u is written, which cannot be",
+                       peer->base.rank, (unsigned long long)frame->count, frame->channel);
+        int whole = arrival->written;
+        arrival->frame = *frame;
+        arrival->headed = !whole;
+        arrival->written = false;
+        return whole;
+    }
     if (head->at % PC_FABRIC_FRAGMENT != 0 || (head->at != 0 && head->at >= frame->nbytes)
         || nbytes != smaller(frame->nbytes - head->at, PC_FABRIC_FRAGMENT))
         return BAD("holds %zu bytes from %llu on of a message of %llu", peer->base.rank, nbytes,
@@ -188,15 +217,14 @@ static int take_fragment(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
         memcpy(into + head->at, bytes, nbytes);
     if (fragments <= 1)
         return 1;
-    uint32_t line = frame->channel * PC_LINES + (uint32_t)(frame->count - 1) % PC_LINES;
-    struct pc_fabric_arrival *arrival = &peer->arrivals[line];
     uint64_t *come = peer->come + (size_t)line * w->words;
     uint64_t fragment = head->at / PC_FABRIC_FRAGMENT, bit = UINT64_C(1) << fragment % 64;
     if (arrival->fragments == 0) {
         arrival->frame = *frame;
         memset(come, 0, w->words * sizeof *come);
     }
-    if (memcmp(&arrival->frame, frame, sizeof *frame) != 0 || come[fragment / 64] & bit)
+    if (arrival->headed || memcmp(&arrival->frame, frame, sizeof *frame) != 0
+        || come[fragment / 64] & bit)
         return BAD("holds fragment %llu of message %llu of channel %u, which came otherwise before",
                    peer->base.rank, (unsigned long long)fragment, (unsigned long long)frame->count,
                    frame->channel);
@@ -205,6 +233,15 @@ static int take_fragment(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
         return 0;
     arrival->fragments = 0;
     return 1;
+}
+
+void pc__fabric_count(struct pc_fabric_peer *peer)
+{
+    peer->received++;
+    if (peer->received - peer->told >= peer->window / 2) {
+        peer->tells = true;
+        pc__net_dirty(&peer->base);
+    }
 }
 
 int pc__fabric_land(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const char *bytes,
@@ -216,7 +253,7 @@ int pc__fabric_land(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const 
     if (!tells && nbytes < sizeof head)
         return BAD("has %zu bytes", peer->base.rank, nbytes);
     memcpy(&head, bytes, tells ? PC_FABRIC_TELLS : sizeof head);
-    if (head.zero != 0 || head.received > peer->sent || (tells && head.at != 0))
+    if (head.received > peer->sent || (tells && (head.at | head.written) != 0))
         return BAD("says that %llu packets arrived; %llu were sent", peer->base.rank,
                    (unsigned long long)head.received, (unsigned long long)peer->sent);
     if (head.received > peer->arrived) {
@@ -227,15 +264,14 @@ int pc__fabric_land(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const 
         return PC_OK;
     if (peer->received - peer->told >= w->window)
         return BAD("comes after %u that it was told nothing about", peer->base.rank, w->window);
-    peer->received++;
-    if (peer->received - peer->told >= peer->window / 2) {
-        peer->tells = true;
-        pc__net_dirty(&peer->base);
-    }
     int rc = pc__frame_check(&peer->base, &head.frame, &into, error);
     if (rc != PC_OK)
         return rc;
     rc = take_fragment(w, peer, &head, bytes + sizeof head, nbytes - sizeof head, into, error);
+    if (rc < 0)
+        return rc;
+    if (rc == 1 || !head.written)
+        pc__fabric_count(peer);
     return rc == 1 ? pc__frame_land(&peer->base, &head.frame, error) : rc;
 }
 #endif

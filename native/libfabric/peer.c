@@ -26,6 +26,7 @@ static int write_wireup(struct pc_fabric_peer *peer, enum pc_fabric_wireup_kind 
 static int greet(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
 {
     const struct pc_fabric_endpoint *e = &w->endpoint;
+    struct pc_comm *comm = w->base.comm;
     struct pc_fabric_wireup hello = {.magic = PC_FABRIC_WIREUP_MAGIC,
                                      .kind = PC_FABRIC_WIREUP_HELLO,
                                      .key = peer->key,
@@ -33,6 +34,12 @@ static int greet(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
                                      .fragment = PC_FABRIC_FRAGMENT,
                                      .format = e->info->addr_format,
                                      .address_bytes = e->address_bytes};
+    if (peer->slots_mr != NULL) {
+        char *slots = pc__fabric_slots(w, pc__record(comm->arena, &comm->layout, peer->base.rank),
+                                       &hello.slots_bytes);
+        hello.slots = e->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uintptr_t)slots : 0;
+        hello.slots_key = fi_mr_key(peer->slots_mr);
+    }
     snprintf(hello.provider, sizeof hello.provider, "%s", e->info->fabric_attr->prov_name);
     memcpy(hello.address, e->address, e->address_bytes);
     return pc__fabric_wireup_write(&peer->socket, &hello);
@@ -52,6 +59,8 @@ static int make_packets(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
     int rc = pc__fabric_block_open(w, peer, n, false, &peer->sends, error);
     if (rc == PC_OK)
         rc = pc__fabric_block_open(w, peer, n, true, &peer->receives, error);
+    if (rc == PC_OK)
+        rc = pc__fabric_regions_open(w, peer, error);
     if (rc != PC_OK)
         return rc;
     for (uint32_t i = 0; i < n; i++) {
@@ -98,7 +107,8 @@ static int push(struct pc_fabric_peer *peer, const struct pc_frame *frame, const
 {
     if (peer->tail - peer->head == PC_FABRIC_SENDS)
         return PC_AGAIN;
-    peer->queue[peer->tail++ % PC_FABRIC_SENDS] = (struct pc_fabric_send){*frame, bytes, 0};
+    peer->queue[peer->tail++ % PC_FABRIC_SENDS]
+        = (struct pc_fabric_send){.frame = *frame, .bytes = bytes};
     pc__net_dirty(&peer->base);
     return PC_OK;
 }
@@ -156,10 +166,13 @@ bool pc__fabric_settled(const struct pc_net_peer *base)
 
 static bool is_hello(const struct pc_fabric_net *w, const struct pc_fabric_wireup *message)
 {
+    size_t nbytes;
+    pc__fabric_slots(w, NULL, &nbytes);
     return message->window >= PC_FABRIC_LEAST_WINDOW && message->window <= PC_FABRIC_WINDOW
            && message->fragment == PC_FABRIC_FRAGMENT && message->address_bytes > 0
            && message->address_bytes <= PC_FABRIC_ADDRESS
            && memchr(message->provider, 0, sizeof message->provider) != NULL
+           && (message->slots_bytes == 0 || message->slots_bytes == nbytes)
            && message->format == w->endpoint.info->addr_format;
 }
 
@@ -185,6 +198,9 @@ static void handle_hello(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
     }
     peer->greeted = true;
     peer->their_key = message->key;
+    peer->writes = w->endpoint.writes && message->slots_bytes != 0;
+    peer->slots = message->slots;
+    peer->slots_key = message->slots_key;
     peer->window = message->window < w->window ? message->window : w->window;
     peer->tells = true; /* its first packet: both ends learn that there is a way */
     pc__net_dirty(&peer->base);
@@ -201,11 +217,25 @@ static void say_arrived(struct pc_fabric_peer *peer)
     peer->leaves = false;
 }
 
+static void say_closed(struct pc_fabric_peer *peer)
+{
+    struct pc_fabric_wireup message
+        = {.magic = PC_FABRIC_WIREUP_MAGIC, .kind = PC_FABRIC_WIREUP_CLOSED};
+    for (uint32_t i = 0; i < PC_EDGE_LINES; i++) {
+        const struct pc_fifo *f = peer->base.edges[i / PC_LINES].fifo;
+        message.counts[i] = (uint32_t)pc__count(&f->in_lines[i % PC_LINES]);
+    }
+    pc__fabric_wireup_write(&peer->socket, &message);
+}
+
 static void handle_wireup(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
                           const struct pc_fabric_wireup *message)
 {
     if (message->kind == PC_FABRIC_WIREUP_HELLO) {
         handle_hello(w, peer, message);
+    } else if (message->kind == PC_FABRIC_WIREUP_CLOSED) {
+        peer->closed = true;
+        memcpy(peer->landed, message->counts, sizeof peer->landed);
     } else if (!peer->greeted
                || (message->kind == PC_FABRIC_WIREUP_LEAVING ? message->packets < peer->received
                                                              : message->packets > peer->sent)) {
@@ -245,6 +275,9 @@ void pc__fabric_peer_cut(struct pc_fabric_peer *peer, const char *why)
     struct pc_net_peer *base = &peer->base;
     if (base->ended || base->fault.code != 0)
         return;
+    pc__fabric_peer_read(net_of(base), peer); /* if it has closed, it has said what it has */
+    if (base->ended)
+        return;
     pc__fail(&base->fault, PC_LOST, (int)base->rank, "rank %u is lost: send: %s", base->rank, why);
     pc__fabric_drop(peer);
     if (peer->socket.open)
@@ -272,9 +305,12 @@ void pc__fabric_peer_leave(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
 
 void pc__fabric_peer_close(struct pc_fabric_peer *peer)
 {
+    if (peer->socket.open)
+        say_closed(peer);
     pc__fabric_wireup_close(&peer->socket);
     pc__fabric_block_close(&peer->sends);
     pc__fabric_block_close(&peer->receives);
+    pc__fabric_regions_close(peer);
     free(peer->queue);
     free(peer->come);
 }

@@ -3,6 +3,7 @@
 #ifndef PC_FABRIC_WIREUP_H
 #define PC_FABRIC_WIREUP_H
 #include "libfabric/endpoint.h"
+#include "core/net.h"
 #ifdef PC_LIBFABRIC
 
 #define PC_FABRIC_WIREUP_MAGIC \
@@ -13,6 +14,7 @@ enum pc_fabric_wireup_kind {
     PC_FABRIC_WIREUP_HELLO = 1, /* where the endpoint is, and what its packets must show */
     PC_FABRIC_WIREUP_LEAVING, /* `packets`: so many were sent in all; the rank waits for ARRIVED */
     PC_FABRIC_WIREUP_ARRIVED, /* `packets`: so many have arrived */
+    PC_FABRIC_WIREUP_CLOSED,  /* the endpoint is closed; `counts`: the messages that came before */
 };
 
 struct pc_fabric_wireup { /* all of one size */
@@ -24,10 +26,14 @@ struct pc_fabric_wireup { /* all of one size */
     uint32_t fragment; /* bytes of a message in a packet: PC_FABRIC_FRAGMENT */
     uint32_t format;   /* of the address: an FI_SOCKADDR_IN or the like */
     uint32_t address_bytes;
+    uint64_t slots;       /* what the peer may write to: as the provider wants the address */
+    uint64_t slots_key;   /* of the region */
+    uint64_t slots_bytes; /* 0: nothing; the provider has no such writes */
     char provider[PC_FABRIC_PROVIDER]; /* ends with a zero */
     char address[PC_FABRIC_ADDRESS];
+    uint32_t counts[PC_EDGE_LINES]; /* CLOSED: the low bits of each line's count */
 };
-_Static_assert(sizeof(struct pc_fabric_wireup) == 328, "a wireup message has no gaps");
+_Static_assert(sizeof(struct pc_fabric_wireup) == 1120, "a wireup message has no gaps");
 
 struct pc_fabric_socket {
     int fd;

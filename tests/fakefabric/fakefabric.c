@@ -5,12 +5,16 @@
  * read from its buffer at some time before it completes. Posts are refused by -FI_EAGAIN now and
  * then. Nobody is woken (no FI_WAIT_FD). Buffers must be registered, by regions that are bound to
  * the endpoint and enabled; contexts are scribbled over while an operation has them. A packet for
- * which no receive is posted stops its receiver.
+ * which no receive is posted stops its receiver. A write to a peer's memory goes in pieces, in any
+ * order, by offsets (no FI_MR_VIRT_ADDR), and tells the target 32 bits.
  *
  * FAKEFABRIC_PROVIDER is the provider's name (efa), FAKEFABRIC_QUEUE the depth of each queue, and
  * FAKEFABRIC_FAIL fails each send after so many, as a network that is cut would. With
  * FAKEFABRIC_LIE each packet after so many has a wrong byte behind its first eight, in its
- * first 80. */
+ * first 80. FAKEFABRIC_WRITES: native, emulated (as EFA says it where it is asked), or none;
+ * FAKEFABRIC_LONGEST: bytes of the longest message or write. FAKEFABRIC_LATE: milliseconds from when
+ * a send has left to its completion. FAKEFABRIC_IP: its addresses are of IP networks, of which it
+ * has none that it is asked for. */
 #include <errno.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_cm.h>
@@ -18,19 +22,31 @@
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_eq.h>
 #include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #define NAME 32 /* bytes of an address, all of them */
 #define PEERS 1024
 #define MOST 8192 /* of each kind of operation */
 #define REORDER 8 /* packets that may be overtaken */
+#define PIECES 64 /* of a write */
+#define REGIONS 4096
+#define EMULATED_WRITE (-0xefa0000 + 2) /* FI_OPT_EFA_EMULATED_WRITE */
 #define MODE (FI_MR_LOCAL | FI_MR_ENDPOINT | FI_MR_PROV_KEY | FI_MR_ALLOCATED)
+
+/* In front of each datagram. */
+struct wire {
+    uint64_t write; /* a number of the sender's for the write; 0: a packet */
+    uint64_t key, at, total, data;
+    char from[NAME];
+};
 
 struct op {
     struct fi_context2 *context;
@@ -39,19 +55,31 @@ struct op {
     size_t nbytes;
     uint64_t to;
     int state; /* of a send: 0 to be sent, 1 sent, negative: failed */
+    long long since; /* in milliseconds, when it was sent */
+    struct wire wire;
+    uint64_t sent; /* of a write: a bit for each piece */
 };
 
 struct packet {
+    struct wire wire;
     size_t nbytes;
     char bytes[];
+};
+
+struct incoming { /* a write that came in part, or whole: to be told */
+    struct wire wire;
+    uint64_t nbytes;
 };
 
 struct region {
     struct fid_mr mr; /* first */
     const char *bytes;
     size_t nbytes;
+    uint64_t access;
     bool bound, enabled;
 };
+static struct region *regions[REGIONS]; /* the key of each is its index, plus one */
+static uint32_t nregions;
 
 static struct {
     struct fid_fabric fabric;
@@ -61,6 +89,7 @@ static struct {
 /* One endpoint with its queues: in all these structs the fid comes first. */
 struct queue {
     struct fid_cq cq;
+    size_t size;
     struct endpoint *ep;
 };
 struct addresses {
@@ -70,15 +99,20 @@ struct addresses {
 };
 struct endpoint {
     struct fid_ep ep;
-    struct queue *cq;
+    struct queue *cq, *tx_cq;
     struct addresses *av;
     char name[NAME];
     int fd;
-    bool enabled;
+    bool enabled, rma;
     struct op sends[MOST], receives[MOST];
     uint32_t nsends, nreceives;
     struct packet *came[REORDER];
     uint32_t ncame;
+    struct incoming writes[MOST];
+    uint32_t nwrites;
+    uint64_t written; /* writes that were begun */
+    size_t completions;
+    long late;
     struct fi_cq_err_entry error;
     unsigned int seed;
     long sent, fails_after, lies_after;
@@ -100,6 +134,25 @@ static size_t depth(void)
     const char *text = getenv("FAKEFABRIC_QUEUE");
     size_t n = text == NULL ? 1024 : (size_t)atol(text);
     return n < MOST ? n : MOST;
+}
+
+static size_t longest(void)
+{
+    const char *text = getenv("FAKEFABRIC_LONGEST");
+    return text == NULL ? 1u << 30 : (size_t)atol(text);
+}
+
+static bool is_set(const char *variable, const char *value)
+{
+    const char *text = getenv(variable);
+    return text != NULL && strcmp(text, value) == 0;
+}
+
+static long long now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
 }
 
 /* Contexts */
@@ -138,6 +191,8 @@ static ssize_t fake_recv(struct fid_ep *ep, void *buf, size_t len, void *desc, f
     check_buffer(desc, buf, len);
     if (!e->enabled || from != FI_ADDR_UNSPEC)
         stop("fi_recv on a disabled endpoint, or from an address");
+    if (len > longest())
+        stop("a message longer than max_msg_size");
     if (e->nreceives >= depth())
         stop("more receives than rx_attr->size");
     if (drawn(e, 16) == 0)
@@ -165,6 +220,23 @@ static ssize_t fake_send(struct fid_ep *ep, const void *buf, size_t len, void *d
     return 0;
 }
 
+static ssize_t fake_writedata(struct fid_ep *ep, const void *buf, size_t len, void *desc,
+                              uint64_t data, fi_addr_t to, uint64_t at, uint64_t key, void *context)
+{
+    struct endpoint *e = (struct endpoint *)ep;
+    if (!e->rma)
+        stop("a write by an endpoint without FI_RMA");
+    if (data >> 32 != 0)
+        stop("more data than cq_data_size");
+    if (len > longest())
+        stop("a write longer than max_msg_size");
+    int code = (int)fake_send(ep, buf, len, desc, to, context);
+    if (code == 0)
+        e->sends[e->nsends - 1].wire = (struct wire){
+            .write = ++e->written, .key = key, .at = at, .total = len, .data = data};
+    return code;
+}
+
 static socklen_t address_of(const char *name, struct sockaddr_un *out)
 {
     memset(out, 0, sizeof *out);
@@ -173,18 +245,43 @@ static socklen_t address_of(const char *name, struct sockaddr_un *out)
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + NAME);
 }
 
-static ssize_t put(struct endpoint *e, const struct op *op)
+static ssize_t put(struct endpoint *e, const struct op *op, const struct wire *wire,
+                   const char *bytes, size_t nbytes)
 {
-    static _Thread_local char bytes[1 << 16];
+    static _Thread_local char datagram[1 << 18];
     struct sockaddr_un to;
     socklen_t length = address_of(e->av->names[op->to], &to);
-    memcpy(bytes, op->bytes, op->nbytes);
-    if (e->lies_after != 0 && e->sent >= e->lies_after) {
-        uint32_t most = op->nbytes < 80 ? (uint32_t)op->nbytes : 80;
-        bytes[8 + drawn(e, most - 8)] ^= (char)(1 + drawn(e, 255));
+    memcpy(datagram, wire, sizeof *wire);
+    memcpy(((struct wire *)datagram)->from, e->name, NAME);
+    memcpy(datagram + sizeof *wire, bytes, nbytes);
+    if (wire->write == 0 && e->lies_after != 0 && e->sent >= e->lies_after) {
+        uint32_t most = nbytes < 80 ? (uint32_t)nbytes : 80;
+        datagram[sizeof *wire + 8 + drawn(e, most - 8)] ^= (char)(1 + drawn(e, 255));
     }
-    return sendto(e->fd, bytes, op->nbytes, MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&to,
-                  length);
+    return sendto(e->fd, datagram, sizeof *wire + nbytes, MSG_DONTWAIT | MSG_NOSIGNAL,
+                  (struct sockaddr *)&to, length);
+}
+
+/* Sends some pieces of a write. 1 when all are sent, 0 when not yet, or negative. */
+static int put_pieces(struct endpoint *e, struct op *op)
+{
+    size_t piece = op->nbytes / PIECES + 1;
+    piece = piece < 8192 ? 8192 : piece;
+    uint32_t n = (uint32_t)((op->nbytes + piece - 1) / piece), first = drawn(e, n);
+    for (uint32_t k = 0; k < n; k++) {
+        uint32_t i = (first + n - k) % n; /* backwards, as no packet network does by itself */
+        size_t at = i * piece, nbytes = op->nbytes - at < piece ? op->nbytes - at : piece;
+        struct wire wire = op->wire;
+        if (op->sent >> i & 1)
+            continue;
+        wire.at += at;
+        if (put(e, op, &wire, op->bytes + at, nbytes) < 0)
+            return errno == EAGAIN || errno == ENOBUFS ? 0 : -1;
+        op->sent |= UINT64_C(1) << i;
+        if (drawn(e, 4) == 0)
+            break;
+    }
+    return op->sent == (n == 64 ? ~UINT64_C(0) : (UINT64_C(1) << n) - 1);
 }
 
 /* Sends some of what is to be sent. */
@@ -198,68 +295,120 @@ static void transmit(struct endpoint *e)
             op->state = -FI_ECONNABORTED;
             continue;
         }
-        if (put(e, op) >= 0) {
+        errno = 0;
+        int done = op->wire.write != 0 ? put_pieces(e, op)
+                   : put(e, op, &op->wire, op->bytes, op->nbytes) >= 0 ? 1
+                                                                       : -1;
+        if (done > 0) {
             op->state = 1;
+            op->since = now_ms();
             e->sent++;
-        } else if (errno != EAGAIN && errno != ENOBUFS) {
+        } else if (done < 0 && errno != EAGAIN && errno != ENOBUFS) {
             op->state = -FI_ECONNREFUSED;
         }
     }
 }
 
+/* A piece of a write lands; with the last one, the write is to be told. */
+static void land(struct endpoint *e, const struct packet *packet)
+{
+    const struct wire *wire = &packet->wire;
+    if (wire->key == 0 || wire->key > nregions)
+        stop("a write with a key that was never given");
+    const struct region *r = regions[wire->key - 1];
+    if (!r->enabled || !(r->access & FI_REMOTE_WRITE) || wire->at > r->nbytes
+        || packet->nbytes > r->nbytes - wire->at)
+        stop("a write to what is not registered for it");
+    memcpy((char *)(uintptr_t)r->bytes + wire->at, packet->bytes, packet->nbytes);
+    uint32_t i = 0;
+    while (i < e->nwrites
+           && (e->writes[i].wire.write != wire->write
+               || memcmp(e->writes[i].wire.from, wire->from, NAME) != 0))
+        i++;
+    if (i == e->nwrites) {
+        if (e->nwrites == MOST || e->nwrites >= e->completions)
+            stop("more writes than the completion queue holds");
+        e->writes[e->nwrites++] = (struct incoming){.wire = *wire};
+    }
+    e->writes[i].nbytes += packet->nbytes;
+}
+
 /* Takes what came off the socket, a few ahead, so that one may overtake the others. */
 static void collect(struct endpoint *e)
 {
-    static _Thread_local char bytes[1 << 16];
+    static _Thread_local char bytes[1 << 18];
     while (e->ncame < REORDER) {
         ssize_t n = recv(e->fd, bytes, sizeof bytes, MSG_DONTWAIT);
         if (n < 0)
             return;
-        struct packet *packet = malloc(sizeof *packet + (size_t)n);
-        packet->nbytes = (size_t)n;
-        memcpy(packet->bytes, bytes, (size_t)n);
+        size_t nbytes = (size_t)n - sizeof(struct wire);
+        struct packet *packet = malloc(sizeof *packet + nbytes);
+        memcpy(&packet->wire, bytes, sizeof packet->wire);
+        packet->nbytes = nbytes;
+        memcpy(packet->bytes, bytes + sizeof packet->wire, nbytes);
         e->came[e->ncame++] = packet;
     }
 }
 
-static void deliver(struct endpoint *e, struct fi_cq_msg_entry *out)
+static void deliver(struct endpoint *e, const struct packet *packet, struct fi_cq_data_entry *out)
 {
-    uint32_t which = drawn(e, e->ncame);
-    struct packet *packet = e->came[which];
     if (e->nreceives == 0)
         stop("a packet came, and no receive is posted: a peer sent more than it may");
     uint32_t i = drawn(e, e->nreceives); /* all are alike */
     struct op op = e->receives[i];
     e->receives[i] = e->receives[--e->nreceives];
-    e->came[which] = e->came[--e->ncame];
     give_context(&op);
     if (packet->nbytes > op.nbytes)
         stop("a packet longer than its receive");
     memcpy((char *)(uintptr_t)op.bytes, packet->bytes, packet->nbytes);
-    *out = (struct fi_cq_msg_entry){
+    *out = (struct fi_cq_data_entry){
         .op_context = op.context, .flags = FI_RECV | FI_MSG, .len = packet->nbytes};
-    free(packet);
 }
 
-static ssize_t fake_read(struct fid_cq *cq, void *buf, size_t count)
+/* Takes one of what came. 1: a completion is in *out; 0: none, as it was a piece; -1: there is no
+ * receive to read next. */
+static int take(struct endpoint *e, struct fi_cq_data_entry *out, bool first)
 {
-    struct endpoint *e = ((struct queue *)cq)->ep;
-    struct fi_cq_msg_entry *out = buf;
+    uint32_t which = drawn(e, e->ncame);
+    struct packet *packet = e->came[which];
+    /* A receive is posted anew only after the completion was read: leave some for later. */
+    if (packet->wire.write == 0 && e->nreceives == 0 && !first)
+        return -1;
+    e->came[which] = e->came[--e->ncame];
+    bool is_piece = packet->wire.write != 0;
+    if (is_piece)
+        land(e, packet);
+    else
+        deliver(e, packet, out);
+    free(packet);
+    return !is_piece;
+}
+
+/* Tells of the writes that are whole, some of them. */
+static size_t tell_writes(struct endpoint *e, struct fi_cq_data_entry *out, size_t count)
+{
     size_t n = 0;
-    transmit(e);
-    collect(e);
+    for (uint32_t i = e->nwrites; i-- > 0 && n < count;) {
+        if (e->writes[i].nbytes != e->writes[i].wire.total || drawn(e, 2) == 0)
+            continue;
+        out[n++] = (struct fi_cq_data_entry){
+            .op_context = (void *)-1, /* it is not valid */
+            .flags = FI_REMOTE_WRITE | FI_RMA | FI_REMOTE_CQ_DATA,
+            .data = e->writes[i].wire.data,
+        };
+        e->writes[i] = e->writes[--e->nwrites];
+    }
+    return n;
+}
+
+static ssize_t complete_sends(struct endpoint *e, struct fi_cq_data_entry *out, size_t count)
+{
+    size_t n = 0;
     if (e->error.err != 0)
         return -FI_EAVAIL;
-    while (n < count && e->ncame != 0 && (e->ncame == REORDER || drawn(e, 3) != 0)) {
-        /* A receive is posted anew only after the completion was read: leave some for later. */
-        if (e->nreceives == 0 && n != 0)
-            break;
-        deliver(e, &out[n++]);
-        collect(e);
-    }
     for (uint32_t i = e->nsends; i-- > 0 && n < count;) {
         struct op op = e->sends[i];
-        if (op.state == 0 || drawn(e, 2) == 0)
+        if (op.state == 0 || drawn(e, 2) == 0 || (op.state > 0 && now_ms() - op.since < e->late))
             continue;
         if (op.state < 0 && n != 0)
             break;
@@ -270,7 +419,26 @@ static ssize_t fake_read(struct fid_cq *cq, void *buf, size_t count)
                 .op_context = op.context, .flags = FI_SEND | FI_MSG, .err = -op.state};
             return -FI_EAVAIL;
         }
-        out[n++] = (struct fi_cq_msg_entry){.op_context = op.context, .flags = FI_SEND | FI_MSG};
+        out[n++] = (struct fi_cq_data_entry){.op_context = op.context, .flags = FI_SEND | FI_MSG};
+    }
+    return n == 0 ? -FI_EAGAIN : (ssize_t)n;
+}
+
+static ssize_t fake_read(struct fid_cq *cq, void *buf, size_t count)
+{
+    struct endpoint *e = ((struct queue *)cq)->ep;
+    struct fi_cq_data_entry *out = buf;
+    transmit(e);
+    collect(e);
+    if ((struct queue *)cq == e->tx_cq)
+        return complete_sends(e, out, count);
+    size_t n = tell_writes(e, out, count);
+    while (n < count && e->ncame != 0 && (e->ncame == REORDER || drawn(e, 3) != 0)) {
+        int taken = take(e, &out[n], n == 0);
+        if (taken < 0)
+            break;
+        n += (size_t)taken;
+        collect(e);
     }
     return n == 0 ? -FI_EAGAIN : (ssize_t)n;
 }
@@ -279,7 +447,7 @@ static ssize_t fake_readerr(struct fid_cq *cq, struct fi_cq_err_entry *buf, uint
 {
     struct endpoint *e = ((struct queue *)cq)->ep;
     (void)flags;
-    if (e->error.err == 0)
+    if (e->error.err == 0 || (struct queue *)cq != e->tx_cq)
         return -FI_EAGAIN;
     *buf = e->error;
     e->error.err = 0;
@@ -328,10 +496,12 @@ static int bind_endpoint(struct fid *fid, struct fid *to, uint64_t flags)
 {
     struct endpoint *e = (struct endpoint *)fid;
     if (to->fclass == FI_CLASS_CQ) {
-        if (flags != (FI_TRANSMIT | FI_RECV))
+        if (flags != FI_TRANSMIT && flags != FI_RECV)
             stop("the completion queue is bound for something else");
-        e->cq = (struct queue *)to;
-        e->cq->ep = e;
+        struct queue *q = (struct queue *)to;
+        q->ep = e;
+        *(flags == FI_RECV ? &e->cq : &e->tx_cq) = q;
+        e->completions = e->cq != NULL ? e->cq->size : 0;
     } else {
         e->av = (struct addresses *)to;
     }
@@ -342,7 +512,7 @@ static int enable_endpoint(struct fid *fid, int command, void *argument)
 {
     struct endpoint *e = (struct endpoint *)fid;
     (void)argument;
-    if (command != FI_ENABLE || e->cq == NULL || e->av == NULL)
+    if (command != FI_ENABLE || e->cq == NULL || e->tx_cq == NULL || e->av == NULL)
         stop("fi_enable without its queues");
     e->enabled = true;
     return 0;
@@ -382,6 +552,15 @@ static int get_name(fid_t fid, void *name, size_t *bytes)
     return 0;
 }
 
+static int get_option(fid_t fid, int level, int option, void *out, size_t *bytes)
+{
+    (void)fid;
+    if (level != FI_OPT_ENDPOINT || option != EMULATED_WRITE || *bytes != sizeof(bool))
+        return -FI_ENOPROTOOPT;
+    *(bool *)out = is_set("FAKEFABRIC_WRITES", "emulated");
+    return 0;
+}
+
 static int insert(struct fid_av *av, const void *names, size_t count, fi_addr_t *out,
                   uint64_t flags, void *context)
 {
@@ -411,6 +590,8 @@ static struct fi_ops endpoint_ops = {
     .control = enable_endpoint,
 };
 static struct fi_ops_msg msg_ops = {.size = sizeof msg_ops, .recv = fake_recv, .send = fake_send};
+static struct fi_ops_rma rma_ops = {.size = sizeof rma_ops, .writedata = fake_writedata};
+static struct fi_ops_ep ep_ops = {.size = sizeof ep_ops, .getopt = get_option};
 static struct fi_ops_cm cm_ops = {.size = sizeof cm_ops, .getname = get_name};
 static struct fi_ops_av av_ops = {.size = sizeof av_ops, .insert = insert};
 static struct fi_ops_cq cq_ops = {
@@ -434,10 +615,13 @@ static int open_cq(struct fid_domain *domain, struct fi_cq_attr *attr, struct fi
                    void *context)
 {
     (void)domain, (void)context;
+    if (attr->format != FI_CQ_FORMAT_DATA)
+        stop("completions in a format that the stand-in has not");
     if (attr->wait_obj != FI_WAIT_NONE)
         return -FI_ENOSYS;
     struct queue *q = calloc(1, sizeof *q);
     q->cq = (struct fid_cq){.fid = {.fclass = FI_CLASS_CQ, .ops = &queue_ops}, .ops = &cq_ops};
+    q->size = attr->size;
     *cq = &q->cq;
     return 0;
 }
@@ -449,7 +633,10 @@ static int open_endpoint(struct fid_domain *domain, struct fi_info *info, struct
     struct sockaddr_un mine;
     struct endpoint *e = calloc(1, sizeof *e);
     const char *fail = getenv("FAKEFABRIC_FAIL"), *lie = getenv("FAKEFABRIC_LIE");
-    (void)domain, (void)info, (void)context;
+    const char *late = getenv("FAKEFABRIC_LATE");
+    (void)domain, (void)context;
+    e->rma = info->caps & FI_RMA && !is_set("FAKEFABRIC_WRITES", "emulated");
+    e->late = late == NULL ? 0 : atol(late);
     e->seed = (unsigned int)getpid() * 2654435761u;
     e->fails_after = fail == NULL ? 0 : atol(fail);
     e->lies_after = lie == NULL ? 0 : atol(lie);
@@ -459,7 +646,12 @@ static int open_endpoint(struct fid_domain *domain, struct fi_info *info, struct
     if (e->fd < 0 || bind(e->fd, (struct sockaddr *)&mine, length) != 0)
         return -errno;
     e->ep = (struct fid_ep){
-        .fid = {.fclass = FI_CLASS_EP, .ops = &endpoint_ops}, .cm = &cm_ops, .msg = &msg_ops};
+        .fid = {.fclass = FI_CLASS_EP, .ops = &endpoint_ops},
+        .ops = &ep_ops,
+        .cm = &cm_ops,
+        .msg = &msg_ops,
+        .rma = &rma_ops,
+    };
     *ep = &e->ep;
     return 0;
 }
@@ -468,8 +660,13 @@ static int reg(struct fid *fid, const void *buf, size_t len, uint64_t access, ui
                uint64_t key, uint64_t flags, struct fid_mr **mr, void *context)
 {
     struct region *r = calloc(1, sizeof *r);
-    (void)fid, (void)access, (void)offset, (void)key, (void)flags, (void)context;
-    r->mr = (struct fid_mr){.fid = {.fclass = FI_CLASS_MR, .ops = &region_ops}, .mem_desc = r};
+    (void)fid, (void)offset, (void)key, (void)flags, (void)context;
+    if (nregions == REGIONS)
+        return -FI_ENOMEM;
+    regions[nregions++] = r;
+    r->mr = (struct fid_mr){
+        .fid = {.fclass = FI_CLASS_MR, .ops = &region_ops}, .mem_desc = r, .key = nregions};
+    r->access = access;
     r->bytes = buf;
     r->nbytes = len;
     *mr = &r->mr;
@@ -540,6 +737,7 @@ __attribute__((visibility("default"))) void fi_freeinfo(struct fi_info *info)
     free(info->domain_attr->name);
     free(info->fabric_attr->name);
     free(info->fabric_attr->prov_name);
+    free(info->src_addr);
     free(info->tx_attr);
     free(info->rx_attr);
     free(info->ep_attr);
@@ -557,19 +755,23 @@ __attribute__((visibility("default"))) int fi_getinfo(uint32_t version, const ch
     const char *wanted = hints->fabric_attr->prov_name;
     name = name == NULL ? "efa" : name;
     (void)version, (void)service, (void)flags;
-    if (node != NULL)
+    bool ip = getenv("FAKEFABRIC_IP") != NULL;
+    if (node != NULL && !ip)
         stop("an IP address for a provider that has none");
+    if (node != NULL || (hints->caps & FI_RMA && is_set("FAKEFABRIC_WRITES", "none")))
+        return -FI_ENODATA;
     if (wanted != NULL && strcmp(wanted, name) != 0)
         return -FI_ENODATA;
     if ((hints->domain_attr->mr_mode & MODE) != MODE || !(hints->mode & FI_CONTEXT2))
         return -FI_ENODATA;
     struct fi_info *info = fi_dupinfo(NULL);
-    info->caps = FI_MSG | FI_SEND | FI_RECV;
+    info->caps = FI_MSG | FI_SEND | FI_RECV | (hints->caps & FI_RMA);
     info->mode = FI_CONTEXT2;
-    info->addr_format = FI_ADDR_STR;
+    info->addr_format = ip ? FI_SOCKADDR_IN : FI_ADDR_STR;
     info->tx_attr->size = info->rx_attr->size = depth();
     info->ep_attr->type = FI_EP_RDM;
-    info->ep_attr->max_msg_size = 1 << 16;
+    info->ep_attr->max_msg_size = longest();
+    info->domain_attr->cq_data_size = sizeof(uint32_t);
     info->domain_attr->name = strdup("fake0");
     info->domain_attr->mr_mode = MODE;
     info->fabric_attr->name = strdup("fake");

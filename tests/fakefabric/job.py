@@ -17,6 +17,7 @@ import walk
 
 import pycoll
 from pycoll.bootstrap import job as jobs
+from pycoll.runtime.native import verbs
 
 LENGTHS = (0, 1, 40, 41, 1000, 16191, 16192, 16193, 100_000, 1_000_001)
 
@@ -41,6 +42,30 @@ def large(comm: Any) -> None:
     """Reduce 64 MiB."""
     x = np.full(1 << 23, comm.rank + 1.0)
     assert (comm.allreduce(x) == sum(range(1, comm.size + 1))).all()
+
+
+def operations(comm: Any) -> None:
+    """Print how many operations of the provider a message takes."""
+    x = np.arange(100_000, dtype=np.uint8)
+    comm.barrier()
+    before = verbs.comm_net_state(comm._engine.comm).requests
+    if comm.rank == 0:
+        comm.send(x, 1)
+        print("operations", verbs.comm_net_state(comm._engine.comm).requests - before, flush=True)
+    else:
+        assert np.array_equal(comm.recv(np.zeros_like(x), 0), x)
+    comm.barrier()
+
+
+def last(comm: Any) -> None:
+    """Send to a rank that closes as soon as it has the message; one of each kind."""
+    for n in (8, 10_000, 100_000):
+        x = np.arange(n, dtype=np.uint8)
+        with comm.dup() as copy:
+            if comm.rank == 0:
+                copy.send(x, 1)
+            else:
+                assert np.array_equal(copy.recv(np.zeros_like(x), 0), x)
 
 
 def forks(comm: Any) -> None:

@@ -24,6 +24,43 @@ def test_transfers_of_every_length_come_whole(library: Path, size: int) -> None:
     assert done.stdout == " ".join(["libfabric"] * size) + "\n", done.stderr
 
 
+@pytest.mark.parametrize("writes", ["none", "emulated"])
+def test_transfers_without_writes_of_its_own(library: Path, writes: str) -> None:
+    done = run(library, JOB, "3", "transfers", FAKEFABRIC_WRITES=writes)
+    assert done.stdout == "libfabric libfabric libfabric\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "least", "most"),
+    [
+        ({}, 2, 3),  # the bytes, the header, and maybe one that tells what came
+        ({"FAKEFABRIC_WRITES": "none"}, 7, 8),
+        ({"FAKEFABRIC_WRITES": "emulated"}, 7, 8),
+        ({"FAKEFABRIC_LONGEST": "65536"}, 7, 8),
+    ],
+)
+def test_a_long_message_is_written_where_the_provider_itself_can(
+    library: Path, settings: dict[str, str], least: int, most: int
+) -> None:
+    done = run(library, JOB, "2", "operations", **settings)
+    assert (match := re.search(r"operations (\d+)\n", done.stdout)), done.stderr
+    assert least <= int(match[1]) <= most
+
+
+def test_a_message_is_not_lost_whose_completion_comes_after_its_receiver_has_closed(
+    library: Path,
+) -> None:
+    done = run(library, JOB, "2", "last", FAKEFABRIC_LATE="1500")
+    assert done.stdout == "libfabric libfabric\n", done.stderr
+
+
+def test_ports_on_another_network_than_the_one_the_ranks_met_on(library: Path) -> None:
+    name = "verbs;ofi_rxm"
+    settings = {"FAKEFABRIC_IP": "1", "FAKEFABRIC_PROVIDER": name, "PYCOLL_FABRIC": name}
+    done = run(library, JOB, "2", "transfers", **settings)
+    assert done.stdout == "libfabric libfabric\n", done.stderr
+
+
 def test_every_collective(library: Path) -> None:
     done = run(library, JOB, "2", "collectives")
     assert done.stdout == "libfabric libfabric\n", done.stderr
