@@ -42,7 +42,7 @@ static void written(struct pc_fabric_net *w, uint64_t data)
     uint32_t line;
     struct pc_fabric_peer *peer = pc__fabric_writer(w, data, &line);
     if (peer != NULL)
-        came(w, peer, pc__fabric_written(peer, line, &error), &error);
+        came(w, peer, pc__fabric_written(w, peer, line, &error), &error);
 }
 
 static void failed(struct pc_fabric_net *w, struct fid_cq *cq)
@@ -98,8 +98,10 @@ static bool poll_cq(struct pc_fabric_net *w, struct fid_cq *cq)
         some = true;
         for (ssize_t i = 0; i < n; i++)
             completed(w, &entries[i]);
-        if (n > 0 && n < PC_COMPLETIONS_AT_ONCE)
-            break; /* that was all: one more read would have the provider look at its sockets */
+        /* That was all: one more read would have the provider look at its sockets. But the rest of
+         * a message is there, or comes at once. */
+        if (n > 0 && n < PC_COMPLETIONS_AT_ONCE && w->partial == 0)
+            break;
     }
     return some;
 }

@@ -103,16 +103,18 @@ struct pc_fabric_peer {
     struct pc_fabric_block sends, receives;
     struct pc_fabric_packet *free; /* of `sends` */
     struct pc_fabric_arrival arrivals[PC_EDGE_LINES];
-    uint64_t *come; /* a bit per fragment of each arrival */
+    uint32_t partial; /* of these, how many are not whole */
+    uint64_t *come;   /* a bit per fragment of each arrival */
 };
 
 struct pc_fabric_net {
     struct pc_net base;
     struct pc_fabric_options options;
     struct pc_fabric_endpoint endpoint;
-    uint32_t window; /* of each peer: packets to and from it */
-    uint32_t words;  /* 64-bit words of `come` for an arrival */
-    bool again;      /* the provider could not take a packet: it is to be tried soon */
+    uint32_t window;  /* of each peer: packets to and from it */
+    uint32_t words;   /* 64-bit words of `come` for an arrival */
+    uint32_t partial; /* messages of which something has come, and not all */
+    bool again;       /* the provider could not take a packet: it is to be tried soon */
     struct pc_fabric_packet *unposted; /* receives that it could not take */
     uint64_t adopted;                  /* when the last socket came */
 };
@@ -132,6 +134,13 @@ int pc__fabric_regions_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer
 void pc__fabric_regions_close(struct pc_fabric_peer *peer);
 /* Where the slots in a peer's record, or in its shadow, begin; and how many bytes they have. */
 char *pc__fabric_slots(const struct pc_fabric_net *w, char *record, size_t *nbytes);
+
+/* A message of the peer's has begun to come (1), or is whole (-1). */
+static inline void pc__fabric_partial(struct pc_fabric_net *w, struct pc_fabric_peer *peer, int by)
+{
+    peer->partial += (uint32_t)by;
+    w->partial += (uint32_t)by;
+}
 
 /* packet.c: packets are posted, and what came in one is checked and put where it belongs. */
 /* Sends what waits for the peer, as far as its window and the provider allow. An errno of
@@ -165,7 +174,8 @@ int pc__fabric_write(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
 struct pc_fabric_peer *pc__fabric_writer(const struct pc_fabric_net *w, uint64_t data,
                                          uint32_t *line);
 /* As pc__fabric_land. */
-int pc__fabric_written(struct pc_fabric_peer *peer, uint32_t line, struct pc_error *error);
+int pc__fabric_written(struct pc_fabric_net *w, struct pc_fabric_peer *peer, uint32_t line,
+                       struct pc_error *error);
 
 /* peer.c: pc_net_ops's adopt, send, flush, connections and settled. */
 int pc__fabric_adopt(struct pc_net_peer *peer, int fd);

@@ -207,6 +207,7 @@ static int take_fragment(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
         arrival->frame = *frame;
         arrival->headed = !whole;
         arrival->written = false;
+        pc__fabric_partial(w, peer, whole ? -1 : 1);
         return whole;
     }
     if (head->at % PC_FABRIC_FRAGMENT != 0 || (head->at != 0 && head->at >= frame->nbytes)
@@ -220,6 +221,7 @@ static int take_fragment(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
     uint64_t *come = peer->come + (size_t)line * w->words;
     uint64_t fragment = head->at / PC_FABRIC_FRAGMENT, bit = UINT64_C(1) << fragment % 64;
     if (arrival->fragments == 0) {
+        pc__fabric_partial(w, peer, 1);
         arrival->frame = *frame;
         memset(come, 0, w->words * sizeof *come);
     }
@@ -232,6 +234,7 @@ static int take_fragment(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
     if (++arrival->fragments != fragments)
         return 0;
     arrival->fragments = 0;
+    pc__fabric_partial(w, peer, -1);
     return 1;
 }
 

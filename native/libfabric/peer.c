@@ -113,6 +113,8 @@ static int push(struct pc_fabric_peer *peer, const struct pc_frame *frame, const
     return PC_OK;
 }
 
+/* A credit is a packet of its own, so that base->sending is never set; a message's frame holds the
+ * credit of its channel. */
 int pc__fabric_send(struct pc_net_peer *base, const struct pc_send_op *op)
 {
     struct pc_fabric_peer *peer = (struct pc_fabric_peer *)base;
@@ -132,7 +134,6 @@ int pc__fabric_send(struct pc_net_peer *base, const struct pc_send_op *op)
     pc__net_told(op->edge);
     if (!credit && (op->nbytes >= PC_FABRIC_FRAGMENT || pc__edge_holds_credit(op->edge)))
         pc__fabric_flush(base);
-    base->sending = peer->head != peer->tail;
     return PC_OK;
 }
 
@@ -144,8 +145,7 @@ bool pc__fabric_flush(struct pc_net_peer *base)
         if (code != 0)
             pc__fabric_peer_cut(peer, pc__fi.strerror(-code));
     }
-    base->sending = peer->head != peer->tail;
-    return !base->sending && !peer->tells;
+    return peer->head == peer->tail && !peer->tells;
 }
 
 /* All has arrived that was sent: the peer has told it, by itself or because it is asked here. */
@@ -295,6 +295,8 @@ void pc__fabric_peer_leave(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
         pc__fail(&base->fault, PC_LOST, (int)base->rank, "rank %u is lost: %s", base->rank, why);
     pc__fabric_drop(peer);
     w->base.in_flight -= peer->under_way;
+    w->partial -= peer->partial;
+    peer->partial = 0;
     peer->under_way = 0;
     w->base.state.live -= peer->up;
     w->base.state.connections--;

@@ -55,7 +55,8 @@ struct pc_fabric_peer *pc__fabric_writer(const struct pc_fabric_net *w, uint64_t
     return peer != NULL && peer->slots_mr != NULL && !peer->base.ended ? peer : NULL;
 }
 
-int pc__fabric_written(struct pc_fabric_peer *peer, uint32_t line, struct pc_error *error)
+int pc__fabric_written(struct pc_fabric_net *w, struct pc_fabric_peer *peer, uint32_t line,
+                       struct pc_error *error)
 {
     struct pc_fabric_arrival *arrival = &peer->arrivals[line];
     if (arrival->written)
@@ -63,6 +64,7 @@ int pc__fabric_written(struct pc_fabric_peer *peer, uint32_t line, struct pc_err
                         "rank %u has written a message of channel %u twice", peer->base.rank,
                         line / PC_LINES);
     arrival->written = !arrival->headed;
+    pc__fabric_partial(w, peer, arrival->headed ? -1 : 1);
     if (arrival->written)
         return PC_OK;
     arrival->headed = false;
