@@ -268,27 +268,31 @@ int pc__endpoint_open(struct pc_fabric_endpoint *e, size_t completions, struct p
     return code == 0 ? PC_OK : pc__endpoint_refused(e, call, code, error);
 }
 
-static void close_fid(struct fid *fid)
+/* True when it is closed. There is no call left whose error this could be. */
+static bool close_fid(const struct pc_fabric_endpoint *e, const char *what, struct fid *fid)
 {
-    if (fid != NULL)
-        fi_close(fid);
+    int code = fid != NULL ? fi_close(fid) : 0;
+    if (code != 0)
+        fprintf(stderr, "pycoll: provider %s does not close its %s, and keeps its memory: %s\n",
+                e->info->fabric_attr->prov_name, what, pc__fi.strerror(-code));
+    return code == 0;
 }
 
-void pc__endpoint_stop(struct pc_fabric_endpoint *e)
+bool pc__endpoint_stop(struct pc_fabric_endpoint *e)
 {
-    close_fid(e->ep ? &e->ep->fid : NULL);
+    bool stopped = close_fid(e, "endpoint", e->ep ? &e->ep->fid : NULL);
     e->ep = NULL;
+    return stopped;
 }
 
 void pc__endpoint_close(struct pc_fabric_endpoint *e)
 {
-    pc__endpoint_stop(e);
-    close_fid(e->cq ? &e->cq->fid : NULL);
-    close_fid(e->tx_cq ? &e->tx_cq->fid : NULL);
-    close_fid(e->av ? &e->av->fid : NULL);
-    close_fid(e->domain ? &e->domain->fid : NULL);
-    close_fid(e->fabric ? &e->fabric->fid : NULL);
-    if (e->info != NULL)
+    bool closed = pc__endpoint_stop(e) && close_fid(e, "queue", e->cq ? &e->cq->fid : NULL)
+                  && close_fid(e, "queue of sends", e->tx_cq ? &e->tx_cq->fid : NULL)
+                  && close_fid(e, "address vector", e->av ? &e->av->fid : NULL)
+                  && close_fid(e, "domain", e->domain ? &e->domain->fid : NULL)
+                  && close_fid(e, "fabric", e->fabric ? &e->fabric->fid : NULL);
+    if (closed && e->info != NULL)
         pc__fi.freeinfo(e->info);
     memset(e, 0, sizeof *e);
     e->wait_fd = -1;

@@ -34,8 +34,9 @@ int pc__endpoint_find(const struct pc_fabric_options *options, struct pc_error *
 /* Opens what was chosen. `completions`: how many the completion queue must hold. */
 int pc__endpoint_open(struct pc_fabric_endpoint *endpoint, size_t completions,
                       struct pc_error *error);
-/* The provider lets go of all packets; their memory may be freed before `close`. */
-void pc__endpoint_stop(struct pc_fabric_endpoint *endpoint);
+/* The provider lets go of all packets; their memory may be freed before `close`. False: it does
+ * not, and that memory must stay, as must the other objects. */
+bool pc__endpoint_stop(struct pc_fabric_endpoint *endpoint);
 void pc__endpoint_close(struct pc_fabric_endpoint *endpoint);
 /* `code` is what `call` returned: a negative errno of libfabric. */
 int pc__endpoint_refused(const struct pc_fabric_endpoint *endpoint, const char *call, int code,

@@ -1,13 +1,13 @@
 /* The network of libfabric: AWS EFA, Slingshot, Omni-Path and whatever else has a provider.
  *
- * A message goes as two-sided packets, which every provider has and which assume no order. A call
- * ends when the provider has completed all its packets, by its own default: EFA and its like do
- * that when the peer's NIC has them, `tcp` when the kernel does. (FI_TRANSMIT_COMPLETE would have
- * `tcp` wait for the peer's process, which may be in no call for long.) Until then the call polls,
- * as most providers make progress only then; so does the thread of net->epoll while two ranks find
- * each other, while one closes, and every 100 ms while a packet is under way. A rank that is in no
- * call takes no other packets: its peers have their windows, as over TCP they have the kernel's
- * buffers.
+ * A message goes as two-sided packets, which every provider has and which assume no order, or a
+ * long one as a write and a packet. A call ends when the provider has completed all of them, by its
+ * own default: EFA and its like do that when the peer's NIC has them, `tcp` when the kernel does.
+ * (FI_TRANSMIT_COMPLETE would have `tcp` wait for the peer's process, which may be in no call for
+ * long.) Until then the call polls, as most providers make progress only then; so does the thread
+ * of net->epoll while two ranks find each other, while one closes, and every 100 ms while a packet
+ * is under way. A rank that is in no call takes no other packets: its peers have their windows, as
+ * over TCP they have the kernel's buffers.
  */
 #include <string.h>
 #include "libfabric/fabric.h"
@@ -83,21 +83,22 @@ static void fabric_close(struct pc_net *net)
 {
     struct pc_fabric_net *w = (struct pc_fabric_net *)net;
     bool child = net->pid != getpid(); /* of fork: the objects are the parent's */
+    bool stopped = !child;
     if (!child && w->endpoint.ep != NULL) {
         pthread_mutex_lock(&net->lock);
         pc__fabric_quiesce(w);
         pthread_mutex_unlock(&net->lock);
-        pc__endpoint_stop(&w->endpoint);
+        stopped = pc__endpoint_stop(&w->endpoint);
     }
     for (uint32_t p = 0; net->peers != NULL && p < net->comm->options.size; p++) {
         if (net->peers[p] == NULL)
             continue;
-        if (child)
-            pc__fabric_wireup_close(&pc__fabric_peer(w, p)->socket);
-        else
+        if (stopped)
             pc__fabric_peer_close(pc__fabric_peer(w, p));
+        else
+            pc__fabric_wireup_close(&pc__fabric_peer(w, p)->socket);
     }
-    if (!child)
+    if (stopped)
         pc__endpoint_close(&w->endpoint);
 }
 
