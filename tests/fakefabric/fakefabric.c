@@ -13,7 +13,8 @@
  * FAKEFABRIC_LIE each packet after so many has a wrong byte behind its first eight, in its
  * first 80. FAKEFABRIC_WRITES: native, emulated (as EFA says it where it is asked), or none;
  * FAKEFABRIC_LONGEST: bytes of the longest message or write. FAKEFABRIC_LATE: milliseconds from when
- * a send has left to its completion. FAKEFABRIC_IP: its addresses are of IP networks, of which it
+ * a send has left to its completion. FAKEFABRIC_BUSY: no endpoint
+ * can be closed. FAKEFABRIC_IP: its addresses are of IP networks, of which it
  * has none that it is asked for. */
 #include <errno.h>
 #include <rdma/fabric.h>
@@ -27,12 +28,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
+#include "wire.h"
 
-#define NAME 32 /* bytes of an address, all of them */
 #define PEERS 1024
 #define MOST 8192 /* of each kind of operation */
 #define REORDER 8 /* packets that may be overtaken */
@@ -40,13 +39,6 @@
 #define REGIONS 4096
 #define EMULATED_WRITE (-0xefa0000 + 2) /* FI_OPT_EFA_EMULATED_WRITE */
 #define MODE (FI_MR_LOCAL | FI_MR_ENDPOINT | FI_MR_PROV_KEY | FI_MR_ALLOCATED)
-
-/* In front of each datagram. */
-struct wire {
-    uint64_t write; /* a number of the sender's for the write; 0: a packet */
-    uint64_t key, at, total, data;
-    char from[NAME];
-};
 
 struct op {
     struct fi_context2 *context;
@@ -235,14 +227,6 @@ static ssize_t fake_writedata(struct fid_ep *ep, const void *buf, size_t len, vo
         e->sends[e->nsends - 1].wire = (struct wire){
             .write = ++e->written, .key = key, .at = at, .total = len, .data = data};
     return code;
-}
-
-static socklen_t address_of(const char *name, struct sockaddr_un *out)
-{
-    memset(out, 0, sizeof *out);
-    out->sun_family = AF_UNIX;
-    memcpy(out->sun_path + 1, name, NAME); /* abstract */
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + NAME);
 }
 
 static ssize_t put(struct endpoint *e, const struct op *op, const struct wire *wire,
@@ -485,6 +469,8 @@ static int close_region(struct fid *fid)
 static int close_endpoint(struct fid *fid)
 {
     struct endpoint *e = (struct endpoint *)fid;
+    if (getenv("FAKEFABRIC_BUSY") != NULL)
+        return -FI_EBUSY;
     close(e->fd);
     while (e->ncame != 0)
         free(e->came[--e->ncame]);

@@ -61,6 +61,13 @@ def test_ports_on_another_network_than_the_one_the_ranks_met_on(library: Path) -
     assert done.stdout == "libfabric libfabric\n", done.stderr
 
 
+def test_an_endpoint_that_stays_open_is_told_and_keeps_its_memory(library: Path) -> None:
+    done = run(library, JOB, "2", "transfers", FAKEFABRIC_BUSY="1")
+    told = "pycoll: provider efa does not close its endpoint, and keeps its memory: "
+    assert done.stdout == "libfabric libfabric\n", done.stderr
+    assert done.stderr.count(told) == 2
+
+
 def test_every_collective(library: Path) -> None:
     done = run(library, JOB, "2", "collectives")
     assert done.stdout == "libfabric libfabric\n", done.stderr

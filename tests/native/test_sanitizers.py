@@ -10,6 +10,7 @@ from pathlib import Path
 
 import compiled
 import fabric
+import fakefabric
 import fakeverbs_library
 import pytest
 
@@ -178,6 +179,22 @@ def test_a_peer_that_lies_in_letters(run: Run) -> None:
         lived += int(done.stdout.split()[4])
     assert 100 < refused < 300
     assert lived > 20  # it must get as far as messages
+
+
+def test_a_peer_that_lies_in_packets_and_writes(tmp_path: Path) -> None:
+    if reason := fakefabric.lack():
+        pytest.skip(reason)
+    env = {**os.environ, "LD_LIBRARY_PATH": str(fakefabric.build(tmp_path))}
+    binary = built("fuzz_fabric", "asan")
+    refused = 0
+    for seed in (1, 2, 3):
+        done = subprocess.run(
+            [binary, str(seed), "150"], capture_output=True, text=True, timeout=300, env=env
+        )
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        assert done.stdout.startswith("150 liars, ")
+        refused += int(done.stdout.split()[2])
+    assert 45 < refused < 405
 
 
 @pytest.mark.parametrize("like", ["mlx5", "rxe"])
