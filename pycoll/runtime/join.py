@@ -92,6 +92,7 @@ class World(NamedTuple):
     direct: bool  #: direct forms can run: every rank maps the whole arena of every other
     transport: str  #: what passes between such: "verbs", "libfabric" or "tcp"; "shm" where none
     wire: float  #: bytes per second each way of a host's rails together, of the least; 0: unknown
+    rdma: bool  #: by RDMA hardware
     software: bool  #: some of these rails are the kernel's work, as Soft-RoCE is
     rails: tuple[str, ...]  #: names of this rank's RDMA ports
     hosts: tuple[int, ...]  #: number of each rank's host
@@ -143,6 +144,7 @@ def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[Wo
         whole and by.transport == transport.SHM,
         by.transport,
         by.wire,
+        by.rdma,
         by.software,
         by.rails,
         hosts,

@@ -362,6 +362,7 @@ def test_beyond_64_ranks_one_chooses_for_all_also_where_all_memory_is_mapped(
         algorithm=None,
         transport="shm",
         wire=0.0,
+        rdma=False,
         software=False,
         slots=4,
         slot_bytes=1 << 18,

@@ -221,13 +221,13 @@ def test_the_log_says_which_transport_and_why(opened, caplog, other, wanted, sai
 
 
 def test_rails_are_opened_and_kept_if_all_have_some(opened) -> None:
-    assert agree(Ranks(1, READY)) == (VERBS, 1_000.0, False, ("a:1",))
+    assert agree(Ranks(1, READY)) == (VERBS, 1_000.0, True, False, ("a:1",))
     assert opened == [(Rail("a", 1),)]
 
 
 def test_rails_are_let_go_if_another_rank_has_none(opened) -> None:
     with pytest.warns(RuntimeWarning, match=r"rank 1 \(on node1\): there is no RDMA device; PYC"):
-        assert agree(Ranks(0, NONE))[:2] == (TCP, 0.0)
+        assert agree(Ranks(0, NONE))[:3] == (TCP, 0.0, False)
     assert opened == [(Rail("a", 1),), ""]
 
 
@@ -237,7 +237,7 @@ def test_only_rank_0_of_the_job_warns(opened) -> None:
 
 
 def test_a_rank_without_remote_peers_takes_part(opened) -> None:
-    assert agree(Ranks(0, READY, READY), memory=None) == (VERBS, 1_000.0, False, ())
+    assert agree(Ranks(0, READY, READY), memory=None) == (VERBS, 1_000.0, True, False, ())
     assert opened == []
 
 
@@ -270,7 +270,7 @@ def provider(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 class Twice(Ranks):
     """What the others say of their rails and providers, then of their endpoints."""
 
-    endpoint = Capability("efa", device=True, speeds={"efa_0": 80_000})
+    endpoint = Capability("efa", device=True, speeds={"efa_0": 80_000}, provider="efa")
 
     def allgather(self, blob: bytes, timeout: float) -> list[bytes]:
         blobs = super().allgather(blob, timeout)
@@ -283,7 +283,7 @@ class Twice(Ranks):
 
 
 def test_where_there_are_no_rails_all_have_one_provider_for_rdma_hardware(provider) -> None:
-    assert agree(Twice(1, EFA))[:2] == (LIBFABRIC, 10_000.0)
+    assert agree(Twice(1, EFA))[:3] == (LIBFABRIC, 10_000.0, True)
     assert provider == [("efa", "10.0.0.1", 0, 1)]
 
 
@@ -295,7 +295,7 @@ def test_ranks_of_a_host_take_turns_at_its_nics(provider) -> None:
 
 def test_a_provider_that_another_rank_lacks_is_not_used(provider) -> None:
     with pytest.warns(RuntimeWarning, match=r"rank 1 \(on node1\): there is no RDMA device; PYC"):
-        assert agree(Twice(0, NONE))[:2] == (TCP, 0.0)
+        assert agree(Twice(0, NONE))[:3] == (TCP, 0.0, False)
     assert provider == []
 
 
@@ -303,19 +303,29 @@ def test_an_endpoint_that_another_rank_cannot_open_is_let_go(provider) -> None:
     ranks = Twice(0, EFA)
     ranks.endpoint = Capability(lack="fi_enable: Cannot allocate memory", device=True)
     with pytest.warns(RuntimeWarning, match=r"rank 1 \(on node1\): fi_enable: Cannot"):
-        assert agree(ranks)[:2] == (TCP, 0.0)
+        assert agree(ranks)[:3] == (TCP, 0.0, False)
     assert provider == [("efa", "10.0.0.1", 0, 1), ""]
 
 
 def test_libfabric_that_is_asked_for_is_had_or_there_is_no_communicator(provider) -> None:
-    assert agree(Twice(0, Twice.endpoint), "libfabric")[:2] == (LIBFABRIC, 10_000.0)
-    assert agree(Twice(0, Twice.endpoint), "libfabric", memory=None)[:2] == (LIBFABRIC, 10_000.0)
+    assert agree(Twice(0, Twice.endpoint), "libfabric")[:3] == (LIBFABRIC, 10_000.0, True)
+    assert agree(Twice(0, Twice.endpoint), "libfabric", memory=None)[:3] == (
+        LIBFABRIC,
+        10_000.0,
+        True,
+    )
     ranks = Twice(0, Capability(lack="no libfabric: apt-get install libfabric1"))
     match = (
         r"^PYCOLL_TRANSPORT=libfabric wants one provider on all ranks: rank 1 \(on node1\): no l"
     )
     with pytest.raises(UnavailableError, match=match):
         agree(ranks, "libfabric")
+    software = Capability("tcp;ofi_rxm", device=True, speeds={"eth0": 80_000})
+    assert agree(Twice(0, software), "libfabric", memory=None) == (
+        LIBFABRIC,
+        10_000.0,
+        False,
+    )  # no RDMA
     wanted = NetOptions("libfabric", provider="cxi")
     with pytest.raises(UnavailableError, match=r"rank 0 \(on node0\): no provider cxi: fi_info"):
         transport.agree(None, Twice(0, Twice.endpoint), wanted, (0, 1), 0, 1)
@@ -332,7 +342,7 @@ def test_all_ranks_have_the_same_provider_or_are_told_to() -> None:
 
 def test_without_rdma_nobody_is_asked(opened) -> None:
     ranks = Ranks(0, NONE)
-    assert agree(ranks, "tcp")[:2] == (TCP, 0.0)
+    assert agree(ranks, "tcp")[:3] == (TCP, 0.0, False)
     assert (ranks.asked, opened) == (0, [])
 
 
@@ -342,7 +352,7 @@ def test_rails_that_do_not_open_are_told_with_the_reason(opened, monkeypatch) ->
 
     monkeypatch.setattr(verbs, "comm_rails", refuse)
     with pytest.warns(RuntimeWarning, match=r"rank 0 \(on node0\): opening RDMA ports: no memory"):
-        assert agree(Ranks(0, READY))[:2] == (TCP, 0.0)
+        assert agree(Ranks(0, READY))[:3] == (TCP, 0.0, False)
     with pytest.raises(UnavailableError, match=r"^PYCOLL_TRANSPORT=verbs .*: ulimit -l unlimited"):
         agree(Ranks(0, READY), "verbs")
 

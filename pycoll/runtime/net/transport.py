@@ -60,6 +60,7 @@ class Reachability(NamedTuple):
 
     transport: str
     wire: float = 0.0  #: bytes per second each way of a host's rails, of the least; 0: unknown
+    rdma: bool = False  #: by RDMA hardware, or what stands for it
     software: bool = False  #: some of these rails are the kernel's work, as Soft-RoCE is
     rails: tuple[str, ...] = ()  #: names of this rank's
 
@@ -72,7 +73,7 @@ class Capability(NamedTuple):
     device: bool = False  #: its machine has an RDMA device, of use or not
     asked: bool = False  #: what is lacking was asked for by name
     speeds: dict[str, int] | None = None  #: of its rails by name, bits per second; 0: unknown
-    provider: str = ""  #: of libfabric for its RDMA hardware, where it has no rails; "": none
+    provider: str = ""  #: of libfabric, for RDMA hardware, where it has no rails; "": none
     kinds: tuple[str, ...] = ()  #: see `LocalRails`, as the next
     software: bool = False
 
@@ -171,7 +172,8 @@ def agree(
         return Reachability(TCP)
     _say(bootstrap, VERBS, "all of them have opened RDMA ports")
     software = any(one.software for one in said if one is not None)
-    return Reachability(VERBS, wire(said, hosts), software, tuple((mine and mine.speeds) or ()))
+    own = tuple((mine and mine.speeds) or ())
+    return Reachability(VERBS, wire(said, hosts), True, software, own)
 
 
 def _fall_back(bootstrap: Bootstrap, warning: str) -> None:
@@ -211,7 +213,7 @@ def _agree_libfabric(
         return Reachability(TCP)
     names = {one.layer for one in said if one}
     _say(bootstrap, LIBFABRIC, f"all of them have opened provider {', '.join(names)}")
-    return Reachability(LIBFABRIC, wire(said, hosts))
+    return Reachability(LIBFABRIC, wire(said, hosts), all(one.provider for one in said if one))
 
 
 def _place(bootstrap: Bootstrap, wanted: NetOptions, hosts: Sequence[int]) -> Place:
@@ -245,7 +247,8 @@ def _endpoint(comm: Any, provider: str, place: Place, timeout: float) -> Capabil
         libfabric.comm_fabric(comm, found.name, *place, timeout)
     except (UnavailableError, OSError) as error:
         return Capability(lack=_reason(error)[:_REASON], device=True)
-    return Capability(found.name, device=True, speeds={found.domain: found.speed})
+    fast = found.name if found.rdma else ""
+    return Capability(found.name, device=True, speeds={found.domain: found.speed}, provider=fast)
 
 
 def _say(bootstrap: Bootstrap, transport: str, why: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pycoll.cost import Question
-from pycoll.runtime.net.transport import VERBS
 
 if TYPE_CHECKING:
     from pycoll.runtime.join import World
@@ -34,7 +33,7 @@ def question(
         slots=world.slots,
         slot_bytes=world.slot_bytes,
         budget=world.budget,
-        rdma=world.transport == VERBS,
+        rdma=world.rdma,
         wire=world.wire,
         software=world.software,
         device=device,
