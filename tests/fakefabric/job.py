@@ -22,6 +22,11 @@ from pycoll.runtime.native import verbs
 LENGTHS = (0, 1, 40, 41, 1000, 16191, 16192, 16193, 100_000, 1_000_001)
 
 
+def say(text: str) -> None:
+    """Print a line in one piece: the ranks share the stream."""
+    os.write(1, f"{text}\n".encode())
+
+
 def transfers(comm: Any) -> None:
     """Send an array of each length round, all at once, and in pairs."""
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
@@ -51,7 +56,7 @@ def operations(comm: Any) -> None:
     before = verbs.comm_net_state(comm._engine.comm).requests
     if comm.rank == 0:
         comm.send(x, 1)
-        print("operations", verbs.comm_net_state(comm._engine.comm).requests - before, flush=True)
+        say(f"operations {verbs.comm_net_state(comm._engine.comm).requests - before}")
     else:
         assert np.array_equal(comm.recv(np.zeros_like(x), 0), x)
     comm.barrier()
@@ -90,7 +95,7 @@ def orphan(comm: Any) -> None:
     try:
         comm.allreduce(np.ones(1))
     except pycoll.PeerLostError as error:
-        print(f"rank {comm.rank}: {error}; {time.monotonic() - began < 15}", flush=True)
+        say(f"rank {comm.rank}: {error}; {time.monotonic() - began < 15}")
 
 
 def cut(comm: Any) -> None:
@@ -100,11 +105,11 @@ def cut(comm: Any) -> None:
             x = np.full(1 + call % 7 * 1000, comm.rank + 1.0)
             assert (comm.allreduce(x) == sum(range(1, comm.size + 1))).all()
     except pycoll.PeerLostError as error:
-        print(f"rank {comm.rank}: {error}")
+        say(f"rank {comm.rank}: {error}")
         try:
             comm.barrier()
         except pycoll.BrokenError:
-            print("and broken from then on")
+            say("and broken from then on")
 
 
 def lied(comm: Any) -> None:
@@ -113,7 +118,7 @@ def lied(comm: Any) -> None:
         for call in range(100_000):
             comm.allreduce(np.full(1 + call % 7 * 1000, 1.0), timeout=3)
     except (pycoll.PycollError, OSError) as error:
-        print(f"rank {comm.rank}: {type(error).__name__}: {error}", flush=True)
+        say(f"rank {comm.rank}: {type(error).__name__}: {error}")
 
 
 def rank() -> str:
