@@ -28,6 +28,12 @@ static inline uint64_t pc__edge_trailer(const struct pc_fifo *f)
     return pc__edge_mapped(f) ? 0 : PC_TRAILER_BYTES;
 }
 
+/* The longest fragment of a transfer: to a mapped peer, or what the network likes. */
+static inline uint64_t pc__edge_longest(const struct pc_fifo *f, uint64_t mapped, uint64_t by_net)
+{
+    return pc__edge_mapped(f) ? mapped : by_net;
+}
+
 static inline void pc__edge_credit(struct pc_comm *comm, struct pc_fifo *f, uint64_t received)
 {
     if (!pc__edge_mapped(f))

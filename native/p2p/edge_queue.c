@@ -140,7 +140,7 @@ int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *queue, struc
         int rc = pc__edge_message(comm, f, line->bytes, NULL, 0, &comm->p2p->error);
         return rc == PC_OK || rc == PC_AGAIN ? 1 : rc;
     } else {
-        uint64_t longest = pc__edge_mapped(f) ? comm->p2p->frag_bytes : comm->p2p->net_frag_bytes;
+        uint64_t longest = pc__edge_longest(f, comm->p2p->frag_bytes, comm->p2p->net_frag_bytes);
         n = left < longest ? left : longest;
         if (!find_room(comm, queue, n, &offset))
             return 0;
