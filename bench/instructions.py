@@ -80,8 +80,7 @@ def build(tree: Path, folder: Path) -> Path:
     program, native = folder / "instructions", tree / "native"
     # By the tree itself: the other one may have another version of the instruction set.
     subprocess.run([sys.executable, "-c", WRITES, folder, *ALGORITHMS], cwd=tree, check=True)
-    python = {"fastcall.c", "fastsend.c", "fastcoll.c", "fastexchange.c", "callable.c"}
-    sources = sorted(path for path in native.rglob("*.c") if path.name not in python)
+    sources = sorted(path for path in native.rglob("*.c") if path.parent.name != "python")
     driver = Path(__file__).with_suffix(".c")
     command = [os.environ.get("CC", "cc"), *FLAGS, *sources, driver, "-o", program, "-ldl"]
     subprocess.run(command, cwd=tree, check=True)

@@ -35,52 +35,6 @@ struct bound { /* a persistent plan */
     PyObject *result;
 };
 
-/* The dtype of a view's elements: the format letter tells the kind and, since 'l' may be 4 or 8
- * bytes long, itemsize the width. -1 when there is none, or the byte order is not native. */
-int pc__dtype_of(const Py_buffer *view)
-{
-    const char *format = view->format ? view->format : "B";
-    Py_ssize_t size = view->itemsize;
-    if (format[0] == '@' || format[0] == '='
-        || (format[0] == '<' && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__))
-        format++;
-    if (format[0] == 0)
-        return -1;
-    if (format[1] != 0) {
-        if (strcmp(format, "Zf") == 0 && size == 8)
-            return PC_DTYPE_COMPLEX64;
-        return strcmp(format, "Zd") == 0 && size == 16 ? PC_DTYPE_COMPLEX128 : -1;
-    }
-    switch (format[0]) {
-    case 'd':
-        return size == 8 ? PC_DTYPE_FLOAT64 : -1;
-    case 'f':
-        return size == 4 ? PC_DTYPE_FLOAT32 : -1;
-    case 'e':
-        return size == 2 ? PC_DTYPE_FLOAT16 : -1;
-    case 'b':
-        return size == 1 ? PC_DTYPE_INT8 : -1;
-    case 'B':
-        return size == 1 ? PC_DTYPE_UINT8 : -1;
-    case '?':
-        return size == 1 ? PC_DTYPE_BOOL : -1;
-    case 'h':
-        return size == 2 ? PC_DTYPE_INT16 : -1;
-    case 'H':
-        return size == 2 ? PC_DTYPE_UINT16 : -1;
-    case 'i':
-    case 'l':
-    case 'q':
-        return size == 4 ? PC_DTYPE_INT32 : size == 8 ? PC_DTYPE_INT64 : -1;
-    case 'I':
-    case 'L':
-    case 'Q':
-        return size == 4 ? PC_DTYPE_UINT32 : size == 8 ? PC_DTYPE_UINT64 : -1;
-    default:
-        return -1;
-    }
-}
-
 static uint64_t kind_of(uint32_t collective, uint32_t dtype, uint32_t op, uint32_t root, bool has_x)
 {
     return ((uint64_t)root << 32 | has_x << 24 | (collective & 255) << 16 | (dtype & 255) << 8
@@ -163,17 +117,18 @@ static PyObject *answer(int rc, PyObject *result)
 }
 
 /* Whether the arrays may be used together: disjoint, or in place with the same blocks. */
-static bool compatible(const struct pc__entry *e, const Py_buffer *x, const Py_buffer *out)
+static bool compatible(const struct pc__entry *e, const struct pc__view *x,
+                       const struct pc__view *out)
 {
-    uintptr_t p = (uintptr_t)x->buf, q = (uintptr_t)out->buf;
+    uintptr_t p = (uintptr_t)x->at, q = (uintptr_t)out->at;
     const struct pc_plan_spec *s = &e->plan->spec;
-    if (p >= q + (uintptr_t)out->len || q >= p + (uintptr_t)x->len)
+    if (p >= q + out->nbytes || q >= p + x->nbytes)
         return true;
     return !(e->arrays & PC_ARRAYS_APART)
            && p - pc__extent_at(e->plan, s->input) == q - pc__extent_at(e->plan, s->output);
 }
 
-static bool same_shape(const Py_buffer *a, const Py_buffer *b)
+static bool same_shape(const struct pc__view *a, const struct pc__view *b)
 {
     return a->ndim == b->ndim
            && (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
@@ -182,25 +137,34 @@ static bool same_shape(const Py_buffer *a, const Py_buffer *b)
 static int op_of(PyObject *name)
 {
     static const char *const names[PC_NREDUCE] = PC_REDUCE_NAMES;
+    static PyObject *interned[PC_NREDUCE]; /* as Python has what a source names */
     for (uint32_t op = 0; op < PC_NREDUCE; op++)
-        if (PyUnicode_CompareWithASCIIString(name, names[op]) == 0)
+        if (name == interned[op])
             return (int)op;
+    for (uint32_t op = 0; op < PC_NREDUCE; op++) {
+        if (PyUnicode_CompareWithASCIIString(name, names[op]) != 0)
+            continue;
+        if (interned[op] == NULL)
+            interned[op] = PyUnicode_InternFromString(names[op]);
+        PyErr_Clear();
+        return (int)op;
+    }
     return -1;
 }
 
 /* Runs the plan for two views, or for one that is both. */
-static int serve(const struct pc__dispatcher *l, uint64_t kind, const Py_buffer *x,
-                 const Py_buffer *out)
+static int serve(const struct pc__dispatcher *l, uint64_t kind, const struct pc__view *x,
+                 const struct pc__view *out)
 {
-    struct key k = {(uint64_t)x->len, kind};
+    struct key k = {x->nbytes, kind};
     const struct pc__entry *e = find(l, k);
     if (e == NULL)
         return PC_NOT_SERVED;
     if (x == out ? !(e->arrays & PC_ARRAYS_ALIAS)
-                 : (uint64_t)out->len != e->out_nbytes || !compatible(e, x, out)
+                 : out->nbytes != e->out_nbytes || !compatible(e, x, out)
                        || ((e->arrays & PC_ARRAYS_SHAPED) && !same_shape(x, out)))
         return PC_NOT_SERVED;
-    return launch(l->comm, e->plan, x->buf, out->buf, l->timeout);
+    return launch(l->comm, e->plan, x->at, out->at, l->timeout);
 }
 
 int pc__start(const struct pc__dispatcher *l, uint32_t collective, PyObject *x, PyObject *out,
@@ -213,21 +177,17 @@ int pc__start(const struct pc__dispatcher *l, uint32_t collective, PyObject *x, 
         out = x;
     held->n = 0;
     long op = PyUnicode_Check(op_name) ? op_of(op_name) : PyLong_AsLong(op_name);
-    if (op < 0 || op >= PC_NREDUCE || out == Py_None
-        || PyObject_GetBuffer(out, &held->out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT))
+    if (op < 0 || op >= PC_NREDUCE || out == Py_None || !pc__view_hold(out, true, &held->out))
         goto unserved;
     held->n = 1;
-    int dtype = pc__dtype_of(&held->out);
-    if (dtype < 0)
-        goto unserved;
     if (x != out) {
-        if (PyObject_GetBuffer(x, &held->x, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT))
+        if (!pc__view_hold(x, false, &held->x))
             goto unserved;
         held->n = 2;
-        if (pc__dtype_of(&held->x) != dtype)
+        if (held->x.dtype != held->out.dtype)
             goto unserved;
     }
-    int rc = serve(l, kind_of(collective, (uint32_t)dtype, (uint32_t)op, root, has_x),
+    int rc = serve(l, kind_of(collective, (uint32_t)held->out.dtype, (uint32_t)op, root, has_x),
                    x == out ? &held->out : &held->x, &held->out);
     if (rc != PC_NOT_SERVED)
         return rc;
@@ -240,9 +200,9 @@ unserved:
 void pc__let_go(struct pc__held *held)
 {
     if (held->n > 0)
-        PyBuffer_Release(&held->out);
+        pc__view_release(&held->out);
     if (held->n > 1)
-        PyBuffer_Release(&held->x);
+        pc__view_release(&held->x);
     held->n = 0;
 }
 
@@ -307,14 +267,14 @@ static PyObject *dispatcher_pointers(PyObject *self, PyObject *const *args, Py_s
         return NULL;
     }
     uint32_t collective = (uint32_t)PyLong_AsUnsignedLong(args[0]);
-    Py_buffer x = {.buf = PyLong_AsVoidPtr(args[1]), .len = PyLong_AsSsize_t(args[3])};
-    Py_buffer out = {.buf = PyLong_AsVoidPtr(args[2]), .len = PyLong_AsSsize_t(args[4])};
+    struct pc__view x = {.at = PyLong_AsVoidPtr(args[1]), .nbytes = PyLong_AsSize_t(args[3])};
+    struct pc__view out = {.at = PyLong_AsVoidPtr(args[2]), .nbytes = PyLong_AsSize_t(args[4])};
     uint32_t dtype = (uint32_t)PyLong_AsUnsignedLong(args[5]);
     uint32_t op = (uint32_t)PyLong_AsUnsignedLong(args[6]);
     uint32_t root = (uint32_t)PyLong_AsUnsignedLong(args[7]);
     if (PyErr_Occurred())
         return NULL;
-    bool one = x.buf == out.buf && x.len == out.len; /* the caller checks shapes */
+    bool one = x.at == out.at && x.nbytes == out.nbytes; /* the caller checks shapes */
     int rc = serve(l, kind_of(collective, dtype, op, root, true), &x, one ? &x : &out);
     if (rc == PC_NOT_SERVED)
         Py_RETURN_NONE;

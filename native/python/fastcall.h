@@ -1,8 +1,7 @@
 /* The structures and functions that the files of module _fastcall share. */
 #ifndef PC_FASTCALL_H
 #define PC_FASTCALL_H
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "python/view.h"
 #include "core/internal.h"
 
 /* Below this size polling keeps the GIL: to release and take it costs more than the whole call. */
@@ -30,15 +29,12 @@ struct pc__callable {
     PyObject *refused; /* (what, error, the arguments): what that raised, wherever it had got to */
 };
 
-/* Buffer views of a call's arrays, which nobody can resize meanwhile. */
-struct pc__held {
-    Py_buffer out, x;
+struct pc__held { /* the arrays of a call */
+    struct pc__view out, x;
     int n; /* number of views: of out, and of x if it is another array */
 };
 
 /* fastcall.c */
-/* The dtype of a view's elements; -1 when there is none. */
-int pc__dtype_of(const Py_buffer *view);
 /* Notes that a call comes in. */
 void pc__comes(const struct pc__dispatcher *l);
 /* Converts a rank argument; false when it is no rank. */
@@ -55,7 +51,7 @@ void pc__let_go(struct pc__held *held);
 bool pc__reaches(const struct pc__dispatcher *l, PyObject *number, uint32_t *peer);
 /* Looks at one end of a message and holds its memory; false when the Python path has to. */
 bool pc__message_end(const struct pc__dispatcher *l, PyObject *x, PyObject *peer,
-                     uint32_t direction, struct pc_p2p_op *message, Py_buffer *view);
+                     uint32_t direction, struct pc_p2p_op *message, struct pc__view *view);
 /* Moves messages for at most a millisecond. */
 int pc__transfer(const struct pc__dispatcher *l, const struct pc_p2p_op *messages, uint32_t n);
 

@@ -11,7 +11,7 @@ enum { POINTER_ARGS = 5 };
 struct exchange {
     uint32_t n;
     struct pc_p2p_op messages[PC_FEW_TRANSFERS];
-    Py_buffer views[PC_FEW_TRANSFERS]; /* of their arrays, unless those came by address */
+    struct pc__view views[PC_FEW_TRANSFERS]; /* of their arrays, unless those came by address */
 };
 
 /* The length of a list or a tuple; -1 of anything else, a subclass too: that may iterate its way.
@@ -96,7 +96,7 @@ static int serve(const struct pc__dispatcher *l, struct exchange *e, PyObject *c
 static void let_go(struct exchange *e)
 {
     for (uint32_t i = 0; i < e->n; i++)
-        PyBuffer_Release(&e->views[i]);
+        pc__view_release(&e->views[i]);
 }
 
 static PyObject *exchange_call(PyObject *self, PyObject *const *args, Py_ssize_t nargs)

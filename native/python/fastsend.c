@@ -43,24 +43,16 @@ bool pc__reaches(const struct pc__dispatcher *l, PyObject *number, uint32_t *pee
 }
 
 bool pc__message_end(const struct pc__dispatcher *l, PyObject *x, PyObject *peer,
-                     uint32_t direction, struct pc_p2p_op *m, Py_buffer *view)
+                     uint32_t direction, struct pc_p2p_op *m, struct pc__view *view)
 {
-    int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT;
-    if (direction == PC_DIRECTION_RECV)
-        flags |= PyBUF_WRITABLE;
     m->direction = direction;
     m->reserved = 0;
-    if (pc__reaches(l, peer, &m->peer) && PyObject_GetBuffer(x, view, flags) == 0) {
-        int dtype = pc__dtype_of(view);
-        m->at = view->buf;
-        m->nbytes = (uint64_t)view->len;
-        m->dtype = (uint32_t)dtype;
-        if (dtype >= 0)
-            return true;
-        PyBuffer_Release(view);
-    }
-    PyErr_Clear(); /* the Python path says what is wrong */
-    return false;
+    if (!pc__reaches(l, peer, &m->peer) || !pc__view_hold(x, direction == PC_DIRECTION_RECV, view))
+        return false; /* the Python path says what is wrong */
+    m->at = view->at;
+    m->nbytes = view->nbytes;
+    m->dtype = (uint32_t)view->dtype;
+    return true;
 }
 
 static PyObject *message_transfer(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
@@ -68,7 +60,7 @@ static PyObject *message_transfer(PyObject *self, PyObject *const *args, Py_ssiz
     struct message *p = (struct message *)self;
     struct pc__dispatcher *l = p->python.dispatcher;
     struct pc_p2p_op m;
-    Py_buffer view;
+    struct pc__view view;
     pc__comes(l);
     if (nargs != NARGS) {
         PyErr_SetString(PyExc_TypeError, "transfer(x, peer, async_op, timeout) takes 4 arguments");
@@ -81,7 +73,7 @@ static PyObject *message_transfer(PyObject *self, PyObject *const *args, Py_ssiz
     bool receives = p->direction == PC_DIRECTION_RECV;
     PyObject *result = rc == PC_OK ? Py_NewRef(receives ? args[ARRAY] : Py_None)
                                    : pc__fall_back(&p->python, rc, args, nargs);
-    PyBuffer_Release(&view); /* held until here: nobody can resize memory that native code uses */
+    pc__view_release(&view); /* held until here: nobody can resize memory that native code uses */
     return result;
 }
 
