@@ -41,8 +41,13 @@ static inline void fill(struct pc_batch *batch, const struct pc_p2p_op *messages
     batch->n = n;
     batch->timeout = timeout;
     batch->deadline = 0;
+    uint32_t directions = 0;
     for (uint32_t i = 0; i < n; i++)
+        directions |= 1u << messages[i].direction;
+    for (uint32_t i = 0; i < n; i++) {
         batch->transfers[i] = transfer(&messages[i]);
+        batch->transfers[i].both_ways = directions == 3;
+    }
 }
 
 static int make(struct pc_comm *comm, const struct pc_p2p_op *messages, uint32_t n, double timeout,

@@ -129,7 +129,7 @@ int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *queue, struc
         if (!find_room(comm, queue, 0, &offset))
             return 0;
         const struct pc_rndv_ops *rndv = comm->peers[t->peer].rndv;
-        t->staged = rndv == NULL || t->nbytes < comm->p2p->rndv_bytes
+        t->staged = rndv == NULL || t->nbytes < comm->p2p->rndv_bytes[t->both_ways]
                     || !rndv->offer(comm, queue, t, line);
         if (t->staged)
             return 1;
@@ -207,7 +207,7 @@ int pc__edge_queue_receive(struct pc_comm *comm, struct pc_edge_queue *queue, st
     t->finished = t->done == t->nbytes;
     f->received++;
     queue->unpublished_bytes += line->place == PC_IN_LINE ? 0 : n;
-    if (!queue->probed && t->nbytes >= comm->p2p->rndv_bytes) {
+    if (!queue->probed && t->nbytes >= comm->p2p->rndv_bytes[t->both_ways]) {
         queue->probed = true;
         if (pc__cma_usable(comm, f->peer))
             __atomic_store_n(&f->in_credit->place, 1, __ATOMIC_RELAXED);

@@ -27,6 +27,7 @@ struct pc_transfer {
     uint64_t offered;     /* SEND: the credit at which the peer has read it, or 0 */
     uint32_t peer;
     uint32_t direction; /* enum pc_direction */
+    bool both_ways;     /* its batch sends and receives */
     bool staged;        /* SEND: by fragments, not by rendezvous */
     bool withdrawn;     /* RECV: the sender broke the rendezvous off */
     bool leaving;       /* SEND: the network has all of it, but not all has left */
@@ -76,7 +77,7 @@ struct pc_p2p {
     uint64_t frag_bytes;        /* the longest fragment; see edge_queue.c */
     uint64_t net_frag_bytes;    /* and to a remote peer */
     uint64_t unpublished_bytes; /* the credit held back, at most */
-    uint64_t rndv_bytes;        /* from this length on by rendezvous, if possible */
+    uint64_t rndv_bytes[2];     /* from this length on by rendezvous, if possible; [both_ways] */
     struct pc_error error;
 };
 
