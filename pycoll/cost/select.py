@@ -11,6 +11,8 @@ from pycoll.cost.question import Choice, Question
 from pycoll.cost.tuning import Tuning
 from pycoll.errors import UsageError
 from pycoll.program.isa import CHUNK_UNIT
+from pycoll.program.slots import LONG_SLOT_BYTES
+from pycoll.schedule import COLLECTIVES
 
 #: From here the direct form, where a call has it, beats staging, and asking for it costs little:
 #: READY is one round among all ranks, even where it then turns out that arrays are not registered.
@@ -25,6 +27,11 @@ STREAM_BYTES = 32 << 20
 STREAM_BYTES_DIRECT = 16 << 20
 #: Bytes of a chunk per turn of the loop: as large as a slot allows, for a signal wakes a rank.
 TILE_BYTES = 256 << 10
+#: The same of collectives that reduce nothing, of blocks from so many bytes on, where slots are so
+#: long: between cores that share a cache a broadcast of 16 MiB took 1.9 ms, and with the shorter
+#: tile 3.1 (medians of five launches; 64 MiB: 8.1 and 14.5).
+LONG_TILE_BYTES = LONG_SLOT_BYTES
+LONG_FROM_BYTES = 4 << 20
 #: Predictions that differ by less than this are not told apart: the simpler algorithm runs.
 DOUBT = 1.1
 #: The simplest, in this order: few rounds and one channel. After them, the fewest operations.
@@ -64,7 +71,7 @@ def choose(
         return _checked(own, question)
     if question.wanted is not None:
         direct = question.wanted if _wide(question) else None
-        return Choice(question.wanted, TILE_BYTES, _stream(question), direct, "asked for")
+        return Choice(question.wanted, _tile(question), _stream(question), direct, "asked for")
     best = winner(candidates(question, tuning, machine=machine))
     if best is None:
         raise UsageError(f"{question.collective}: no algorithm serves {question.size} ranks")
@@ -101,7 +108,7 @@ def choice_of(question: Question, best: Candidate) -> Choice:
     if _wide(question):
         name = "two_shot" if question.collective == "allreduce" else "direct"
         direct = name if name in names(question.collective) else None
-    return Choice(best.algorithm, TILE_BYTES, _stream(question), direct, reason)
+    return Choice(best.algorithm, _tile(question), _stream(question), direct, reason)
 
 
 def _wide(question: Question) -> bool:
@@ -112,6 +119,13 @@ def _wide(question: Question) -> bool:
         return False
     shared = Machine.of(question).turns > 1
     return question.nbytes >= (DIRECT_BYTES_SHARED if shared else DIRECT_BYTES)
+
+
+def _tile(question: Question) -> int:
+    if question.collective == "barrier" or COLLECTIVES[question.collective].reduces:
+        return TILE_BYTES
+    block = question.nbytes // COLLECTIVES[question.collective].nblocks(question.size)
+    return LONG_TILE_BYTES if block >= LONG_FROM_BYTES else TILE_BYTES
 
 
 def _stream(question: Question) -> int:

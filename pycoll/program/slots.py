@@ -13,6 +13,9 @@ LINES = 32
 SMALL_BYTES = 64 << 10
 #: Bytes of a slot: a tile fits the second-level cache twice.
 SLOT_BYTES = 256 << 10
+#: Of few ranks that have a host to themselves, for long messages that are only moved: an edge's
+#: slots are then more than its reader's second-level cache holds (decision 6).
+LONG_SLOT_BYTES = 1 << 20
 #: What all messages to a rank may take, in bytes. Of a group, a quarter: there may be many.
 BUDGET_BYTES = 32 << 20
 #: No message takes less memory, however short it is.
@@ -20,7 +23,12 @@ _PAGE = 4096
 
 
 def message_bytes(
-    edges: int, slots: int, budget: int, slot_bytes: int = SLOT_BYTES, widest: int = 1
+    edges: int,
+    slots: int,
+    budget: int,
+    slot_bytes: int = SLOT_BYTES,
+    widest: int = 1,
+    longest: int = SLOT_BYTES,
 ) -> int:
     """Return the longest message with which the edges into a rank fit its slots and its budget.
 
@@ -32,13 +40,14 @@ def message_bytes(
         budget: What all messages to a rank may take, in bytes.
         slot_bytes: Room of one message.
         widest: Chunks of the widest message of any rank.
+        longest: Bytes beyond which no message is wanted.
 
     Returns:
         Bytes; a power of two, so that messages begin at whole pages.
     """
     fair = budget // (slots * max(1, edges))
     least = max(_PAGE, power_of_two(2 * widest * CHUNK_UNIT - 1))
-    return min(slot_bytes, max(least, min(SLOT_BYTES, power_of_two(fair))))
+    return min(slot_bytes, max(least, min(longest, power_of_two(fair))))
 
 
 def tile_bytes(wanted: int, widest: int, message: int) -> int:

@@ -21,7 +21,7 @@ from pycoll import log
 from pycoll.config import Config
 from pycoll.errors import BootstrapError, PycollError, UnavailableError
 from pycoll.fabric import Fabric
-from pycoll.program.slots import SLOTS
+from pycoll.program.slots import LONG_SLOT_BYTES, SLOT_BYTES, SLOTS
 from pycoll.runtime import arenas, room
 from pycoll.runtime.arenas import Arenas
 from pycoll.runtime.host import locality
@@ -84,7 +84,8 @@ class World(NamedTuple):
     cores: int  #: that the ranks of a host may run on together, where they are scarcest
     algorithm: str | None  #: rank 0's PYCOLL_ALGORITHM
     slots: int
-    slot_bytes: int
+    slot_bytes: int  #: the longest message of most plans, and of what the model foresees
+    long_slot_bytes: int  #: the longest message of any plan
     budget: int  #: what all messages to a rank may take, in bytes
     mapped: tuple[bool, ...]  #: of each rank, whether this one shares its memory
     lazy: bool  #: whoever shares memory is mapped when that is first needed
@@ -117,7 +118,8 @@ def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[Wo
     hosts = locality.hosts(places)
     rdma = _rdma(theirs, hosts)
     each = _slot_bytes(theirs, hosts, bootstrap.whole, pinned or rdma)
-    slot = room.with_trailer(each) if rdma else each
+    long = each if pinned or rdma else _slot_bytes(theirs, hosts, bootstrap.whole, False, True)
+    slot = room.with_trailer(each) if rdma else long
     share = min(said.memory for said in theirs) // max(Counter(hosts).values())
     ring = SLOTS * room.fair_bytes(size, bootstrap.whole)
     whole = room.eager(size, pinned)
@@ -137,6 +139,7 @@ def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[Wo
         theirs[0].algorithm,
         SLOTS,
         each,
+        long,
         room.budget_bytes(bootstrap.whole, share),
         tuple(bool(mapped[rank] >> peer & 1) for peer in range(size)),
         near is not None,
@@ -161,13 +164,20 @@ def _rdma(theirs: list[_Introduction], hosts: tuple[int, ...]) -> bool:
 
 
 def _slot_bytes(
-    theirs: list[_Introduction], hosts: tuple[int, ...], whole: bool, pinned: bool
+    theirs: list[_Introduction],
+    hosts: tuple[int, ...],
+    whole: bool,
+    pinned: bool,
+    long: bool = False,
 ) -> int:
+    """Return the bytes of a slot; ``long``: if few ranks share one host, those of long ones."""
     size, near = len(hosts), Counter(hosts).most_common(1)[0][1]
     if pinned:
         return room.fair_bytes(size, whole)
     held = room.held(size, near, pinned)
-    return room.slot_bytes(size, held, min(said.room for said in theirs), whole)
+    long = long and whole and near == size <= room.FEW
+    longest = LONG_SLOT_BYTES if long else SLOT_BYTES
+    return room.slot_bytes(size, held, min(said.room for said in theirs), whole, longest)
 
 
 def _open(

@@ -31,6 +31,8 @@ HEAPS_BYTES, SLOTS_BYTES, GROUPS = 1 << 45, 1 << 44, 64
 _CHANNELS = MAX_CHANNELS + 2
 
 
+#: Up to so many ranks have long slots, if all share a host: their edges then fit the budget.
+FEW = 8
 #: Up to so many ranks map each other as they join, and have direct forms.
 EAGER = 64
 #: Slots are whole pages.
@@ -47,7 +49,7 @@ class World(Protocol):
         """Return the slots of an edge."""
 
     @property
-    def slot_bytes(self) -> int:
+    def long_slot_bytes(self) -> int:
         """Return the bytes of a slot."""
 
     @property
@@ -98,7 +100,9 @@ def fair_bytes(size: int, whole: bool = True) -> int:
     return slots.message_bytes(2 * (size - 1), SLOTS, budget_bytes(whole))
 
 
-def slot_bytes(size: int, arenas: int, room: int, whole: bool = True) -> int:
+def slot_bytes(
+    size: int, arenas: int, room: int, whole: bool = True, longest: int = SLOT_BYTES
+) -> int:
     """Return the bytes of a slot.
 
     Args:
@@ -106,9 +110,10 @@ def slot_bytes(size: int, arenas: int, room: int, whole: bool = True) -> int:
         arenas: So many arenas' slots a process has, its own, those that it maps and shadows.
         room: Bytes of address space for all slots, as `slots_room` gives it.
         whole: The ranks are the job, not a group of it.
+        longest: Bytes of a slot where there is room.
     """
     spacious = power_of_two(room // (arenas * size * _CHANNELS * (SLOTS + LINES // 4)))
-    return max(fair_bytes(size, whole), min(SLOT_BYTES, spacious))
+    return max(fair_bytes(size, whole), min(longest, spacious))
 
 
 def small_bytes(size: int, slot: int, whole: bool = True, pinned: bool = False) -> int:
@@ -152,15 +157,18 @@ def heap_bytes(size: int, whole: bool = True) -> int:
     return min(memory_bytes(), room // size) >> 12 << 12
 
 
-def message_bytes(edges: int, widest: int, world: World) -> int:
+def message_bytes(edges: int, widest: int, world: World, tile: int = SLOT_BYTES) -> int:
     """Return the longest message of a plan.
 
     Args:
         edges: The most into one rank.
         widest: Chunks of its widest message.
         world: Of the communicator.
+        tile: Bytes wanted of a chunk at a time.
     """
-    return slots.message_bytes(edges, world.slots, world.budget, world.slot_bytes, widest)
+    longest = max(SLOT_BYTES, tile)
+    slot = world.long_slot_bytes
+    return slots.message_bytes(edges, world.slots, world.budget, slot, widest, longest)
 
 
 def _address_space() -> int:

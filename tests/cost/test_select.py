@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pycoll.algorithms import get, names
 from pycoll.cost import Choice, Question, Tuning, choose
 from pycoll.cost.candidate import candidates
-from pycoll.cost.select import winner
+from pycoll.cost.select import LONG_FROM_BYTES, LONG_TILE_BYTES, TILE_BYTES, winner
 from pycoll.errors import UsageError
 from pycoll.program.isa import CHUNK_UNIT
 from pycoll.schedule import COLLECTIVES, Algorithm, Level, Placement, ScheduleBuilder
@@ -187,3 +187,12 @@ def test_a_plug_in_that_raises_does_not_take_the_others_with_it(
     assert choose(question).algorithm in names("gather")
     note = candidates(question, None)[0].note
     assert note == "ValueError: a power of two only"
+
+
+@pytest.mark.parametrize("collective", sorted(COLLECTIVES))
+def test_long_blocks_that_nobody_folds_have_long_tiles(collective: str) -> None:
+    kind = COLLECTIVES[collective]
+    for block in (LONG_FROM_BYTES - 4, LONG_FROM_BYTES):
+        choice = choose(Question(collective, block * kind.nblocks(2), 2, 2))
+        long = block >= LONG_FROM_BYTES and not kind.reduces
+        assert choice.tile == (LONG_TILE_BYTES if long else TILE_BYTES)

@@ -10,6 +10,7 @@ import pytest
 
 from pycoll.config import Config
 from pycoll.errors import BootstrapError
+from pycoll.program.slots import LONG_SLOT_BYTES
 from pycoll.runtime import join, room
 from pycoll.runtime.native import bindings
 
@@ -59,6 +60,7 @@ def test_one_rank() -> None:
     assert (world.rank, world.size, world.algorithm) == (0, 1, "ring")
     assert world.cores >= 1
     assert (world.slot_bytes, world.budget) == (room.SLOT_BYTES, room.BUDGET_BYTES)
+    assert world.long_slot_bytes == LONG_SLOT_BYTES
     assert (world.mapped, world.remote, world.hosts) == ((True,), False, (0,))
     assert (world.lazy, world.direct) == (False, True)
     assert (world.transport, world.wire) == ("shm", 0.0)

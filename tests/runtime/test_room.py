@@ -7,6 +7,7 @@ import resource
 
 import pytest
 
+from pycoll.program.slots import LONG_SLOT_BYTES, SLOT_BYTES
 from pycoll.runtime import room
 
 TIB = 1 << 40
@@ -36,6 +37,28 @@ def test_fair_slots_fit_the_budget(size: int, whole: bool) -> None:
 def test_slots_shrink_only_where_address_space_ends(size: int, arenas: int, each: int) -> None:
     assert room.slot_bytes(size, arenas, room.SLOTS_BYTES) == each
     assert arenas * size * 6 * room.SLOTS * each <= room.SLOTS_BYTES
+
+
+def test_long_slots_are_as_long_as_there_is_room_for() -> None:
+    for size in range(1, room.FEW + 1):
+        long = room.slot_bytes(size, size + 1, room.SLOTS_BYTES, longest=LONG_SLOT_BYTES)
+        assert long == LONG_SLOT_BYTES
+        # All that a rank receives from all others by one channel.
+        assert (size - 1) * room.SLOTS * long <= room.BUDGET_BYTES
+    assert room.slot_bytes(4, 5, 1, longest=LONG_SLOT_BYTES) == room.fair_bytes(4)
+
+
+class _World:
+    slots, slot_bytes, long_slot_bytes = room.SLOTS, SLOT_BYTES, LONG_SLOT_BYTES
+    budget = room.BUDGET_BYTES
+
+
+def test_only_who_wants_a_long_tile_sends_long_messages() -> None:
+    assert room.message_bytes(1, 1, _World()) == SLOT_BYTES
+    assert room.message_bytes(1, 1, _World(), SLOT_BYTES // 2) == SLOT_BYTES
+    assert room.message_bytes(1, 1, _World(), LONG_SLOT_BYTES) == LONG_SLOT_BYTES
+    assert room.message_bytes(8, 1, _World(), LONG_SLOT_BYTES) == LONG_SLOT_BYTES
+    assert room.message_bytes(9, 1, _World(), LONG_SLOT_BYTES) == LONG_SLOT_BYTES // 2
 
 
 def test_slots_never_fall_below_their_fair_share() -> None:

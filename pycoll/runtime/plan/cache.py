@@ -198,7 +198,7 @@ class PlanCache:
                     raise  # else it has no such form, and runs staged
         widest = max(one.record.facts.widest for one in own)
         # A direct form has no messages.
-        most = room.message_bytes(own[0].record.facts.edges, widest, world)
+        most = room.message_bytes(own[0].record.facts.edges, widest, world, choice.tile)
         tile = tile_bytes(choice.tile, widest, most)
         if tile == 0:
             raise UsageError(
