@@ -16,7 +16,7 @@ static inline int pc__edge_message(struct pc_comm *comm, struct pc_fifo *f, void
         return rc == PC_OK ? PC_AGAIN : rc;
     }
     if (from != NULL)
-        memcpy(slot, from, nbytes);
+        pc__copy(slot, from, nbytes);
     if (pc__raise(line, ++f->sent))
         pc__wakeup_signal(comm, f->peer);
     return PC_OK;

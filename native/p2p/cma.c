@@ -79,7 +79,7 @@ static int read_offer(struct pc_comm *comm, struct pc_edge_queue *queue, struct 
         rc = PC_INVALID;
     } else {
         const char *heap = comm->peers[f->peer].arena + comm->layout.heap;
-        memcpy(t->at + t->done, heap + offer.heap - 1 + t->done, n);
+        pc__copy(t->at + t->done, heap + offer.heap - 1 + t->done, n);
     }
     atomic_thread_fence(memory_order_acquire);
     t->withdrawn = atomic_load_explicit(&theirs->withdrawn, memory_order_relaxed);

@@ -202,7 +202,7 @@ int pc__edge_queue_receive(struct pc_comm *comm, struct pc_edge_queue *queue, st
         return pc__fail(&comm->p2p->error, PC_INVALID, (int)f->peer,
                         "rank %u sent a fragment of %llu bytes, want at most %llu", f->peer,
                         (unsigned long long)n, (unsigned long long)(left < limit ? left : limit));
-    memcpy(t->at + t->done, from, n);
+    pc__copy(t->at + t->done, from, n);
     t->done += n;
     t->finished = t->done == t->nbytes;
     f->received++;

@@ -99,3 +99,16 @@ pc_fold_fn pc__fold(uint32_t dtype, uint32_t op)
 {
     return dtype < PC_NDTYPES && op < PC_NREDUCE ? levels[level()].folds[dtype][op] : NULL;
 }
+
+void pc__copy_descending(void *to, const void *from, size_t nbytes)
+{
+    struct block {
+        char bytes[128];
+    };
+    for (struct block block; nbytes >= sizeof block;) {
+        nbytes -= sizeof block;
+        memcpy(&block, (const char *)from + nbytes, sizeof block);
+        memcpy((char *)to + nbytes, &block, sizeof block);
+    }
+    memcpy(to, from, nbytes);
+}

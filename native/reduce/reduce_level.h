@@ -83,7 +83,7 @@ static __attribute__((noinline)) TARGET void V(copy)(void *const dst[], uint32_t
     if (ndst == 1 && dst[0] == src[0])
         return;
     if (ndst == 1 && !stream && nbytes >= COPY_BY_LIBC)
-        memcpy(dst[0], src[0], nbytes);
+        pc__copy(dst[0], src[0], nbytes);
     else if (nbytes >= WIDTH)
         V(whole)(&V(copy_kind), 1, dst, ndst, src, 1, nbytes, 0, stream);
     else
