@@ -2,7 +2,8 @@
 
     requests_job.py MESSAGES
 
-Of that many all-reduces of each length, and of that many messages each way; see test_rails.py.
+Of that many all-reduces of each length, and of that many messages each way; and of STREAM short
+broadcasts, which go one way. See test_rails.py.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import pycoll
 from pycoll.runtime.native import verbs
 
+STREAM = 64  #: calls
 LENGTHS = (8, 40, 64, 512, 4096, 65536, 262144)  #: bytes; the last fills the longest message
 
 
@@ -49,6 +51,10 @@ def main() -> None:
                     now - then for now, then in zip(posted(), before, strict=True)
                 ]
                 assert (out == (2 if call is reduce else 1)).all()
+        before = posted()
+        for _ in range(STREAM):
+            comm.broadcast(np.ones(8, np.uint8))
+        said["stream 8"] = [now - then for now, then in zip(posted(), before, strict=True)]
         comm.barrier()
     print(json.dumps(said), flush=True)
 

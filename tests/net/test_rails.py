@@ -286,6 +286,9 @@ def test_a_message_is_one_work_request_and_takes_the_credit_along(start) -> None
     said = [rank.hear() for rank in ranks]
     lengths = ("8", "40", "64", "512", "4096", "65536", "262144")
     reduced = {f"reduce {n}": [times, 0] for n in lengths}
+    (sent, _), (nothing, credits) = (one.pop("stream 8") for one in said)
+    assert (sent, nothing) == (64, 0)
+    assert credits <= 64 // 8  # for 16 of 32 lines at once; more where the other was ahead by all
     for one in said:
         assert {name: found for name, found in one.items() if name in reduced} == reduced
         # A transfer is cut into fragments of 32 KiB, and its credit waits for no message.
