@@ -45,10 +45,17 @@ static uint32_t rank_of(const struct fi_info *info)
     return PC_UNRANKED;
 }
 
-/* Its writes are packets that its own code puts together, as pycoll's does with less. */
-static bool is_emulator(const struct fi_info *info)
+/* Whether its writes tell the receiver. That others take completion data says nothing: opx and cxi
+ * do, and have no fi_writedata, or one that tells only of regions made for it. Those of ofi_rxd are
+ * packets that its own code puts together, as pycoll's does with less. */
+static bool tells_of_writes(const struct fi_info *info)
 {
-    return strstr(info->fabric_attr->prov_name, ";ofi_rxd") != NULL;
+    static const char *const known[] = {"tcp", "net", "shm", "efa", "verbs;ofi_rxm"};
+    const char *provider = info->fabric_attr->prov_name;
+    for (uint32_t i = 0; i < PC_COUNT(known); i++)
+        if (is_core(provider, known[i]))
+            return strstr(provider, ";ofi_rxd") == NULL;
+    return false;
 }
 
 static bool has_ip_address(const struct fi_info *info)
@@ -175,11 +182,13 @@ static struct fi_info *writing(const struct fi_info *chosen)
 {
     struct pc_error error;
     struct fi_info *hints, *list = NULL, *found = NULL;
-    if (is_emulator(chosen) || hints_of(chosen->fabric_attr->prov_name, &error, &hints) != PC_OK)
+    if (!tells_of_writes(chosen)
+        || hints_of(chosen->fabric_attr->prov_name, &error, &hints) != PC_OK)
         return NULL;
     hints->caps |= FI_RMA;
     hints->addr_format = chosen->addr_format;
     hints->domain_attr->name = strdup(chosen->domain_attr->name);
+    hints->fabric_attr->name = strdup(chosen->fabric_attr->name); /* efa's others take an MTU */
     if (chosen->src_addr != NULL && (hints->src_addr = malloc(chosen->src_addrlen)) != NULL) {
         memcpy(hints->src_addr, chosen->src_addr, chosen->src_addrlen);
         hints->src_addrlen = chosen->src_addrlen;

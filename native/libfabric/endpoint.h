@@ -20,10 +20,9 @@ struct pc_fabric_endpoint {
     struct fid_cq
         *tx_cq; /* of what is sent; it has none: the provider would write to it each time */
     struct fid_ep *ep;
-    bool writes;       /* it writes to a peer's memory by itself, and tells the peer when that is
-                          done */
-    int wait_fd;       /* readable when completions may have come; -1: the provider has none */
-    uint64_t next_key; /* of a memory region, where the provider does not choose it */
+    bool writes; /* it writes to a peer's memory by itself, and tells the peer when that is
+                    done */
+    int wait_fd; /* readable when completions may have come; -1: the provider has none */
     char address[PC_FABRIC_ADDRESS];
     uint32_t address_bytes;
 };

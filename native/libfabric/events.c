@@ -145,7 +145,7 @@ static void socket_ended(struct pc_fabric_net *w, struct pc_fabric_peer *peer, i
 {
     const char *why
         = rc == PC_LOST ? "it closed its connection" : "it sent what is no wireup message";
-    while (poll_all(w))
+    for (int turn = 0; turn < PC_TURNS_AT_ONCE && poll_all(w); turn++)
         ;
     if (!peer->leaves || peer->received >= peer->leaves_at || rc != PC_LOST) {
         pc__fabric_peer_leave(w, peer, why);

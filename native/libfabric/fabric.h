@@ -128,9 +128,9 @@ static inline struct pc_fabric_peer *pc__fabric_peer(const struct pc_fabric_net 
 int pc__fabric_block_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer, uint32_t n,
                           bool receives, struct pc_fabric_block *out, struct pc_error *error);
 void pc__fabric_block_close(struct pc_fabric_block *block);
-/* Registers the peer's slots here, for it to write to, and its shadow. */
-int pc__fabric_regions_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
-                            struct pc_error *error);
+/* Registers the peer's slots here, for it to write to, and its shadow; neither where that is
+ * refused, for packets do without. */
+void pc__fabric_regions_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer);
 void pc__fabric_regions_close(struct pc_fabric_peer *peer);
 /* Where the slots in a peer's record, or in its shadow, begin; and how many bytes they have. */
 char *pc__fabric_slots(const struct pc_fabric_net *w, char *record, size_t *nbytes);

@@ -3,6 +3,18 @@
 #ifdef PC_LIBFABRIC
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/random.h>
+
+#define PC_KEY_TRIES 8 /* keys that are in use already */
+
+/* Where the provider does not choose it: who guesses it may write. */
+static uint64_t new_key(const struct pc_fabric_endpoint *e)
+{
+    uint64_t key = 0;
+    size_t nbytes = e->info->domain_attr->mr_key_size;
+    (void)!getrandom(&key, nbytes == 0 || nbytes > sizeof key ? sizeof key : nbytes, 0);
+    return key;
+}
 
 static int registered(struct pc_fabric_net *w, const void *at, size_t nbytes, uint64_t access,
                       struct fid_mr **out, struct pc_error *error)
@@ -12,7 +24,10 @@ static int registered(struct pc_fabric_net *w, const void *at, size_t nbytes, ui
     if (!(mode & FI_MR_LOCAL) && access != FI_REMOTE_WRITE)
         return PC_OK;
     const char *call = "fi_mr_reg";
-    int code = fi_mr_reg(e->domain, at, nbytes, access, 0, ++e->next_key, 0, out, NULL);
+    int code, tries = 0;
+    do
+        code = fi_mr_reg(e->domain, at, nbytes, access, 0, new_key(e), 0, out, NULL);
+    while (code == -FI_ENOKEY && ++tries < PC_KEY_TRIES);
     if (code == 0 && mode & FI_MR_ENDPOINT) {
         code = (call = "fi_mr_bind", fi_mr_bind(*out, &e->ep->fid, 0));
         if (code == 0)
@@ -62,24 +77,23 @@ void pc__fabric_block_close(struct pc_fabric_block *block)
 char *pc__fabric_slots(const struct pc_fabric_net *w, char *record, size_t *nbytes)
 {
     const struct pc_layout *l = &w->base.comm->layout;
-    *nbytes = (size_t)PC_EDGE_CHANNELS * l->slots * l->slot_bytes;
+    *nbytes = PC_EDGE_CHANNELS * l->channel;
     return pc__slot_data(record, l, 0);
 }
 
-int pc__fabric_regions_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
-                            struct pc_error *error)
+void pc__fabric_regions_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
 {
     struct pc_comm *comm = w->base.comm;
+    struct pc_error error;
     uint32_t rank = peer->base.rank;
     size_t nbytes;
     if (!w->endpoint.writes)
-        return PC_OK;
+        return;
     char *slots = pc__fabric_slots(w, pc__record(comm->arena, &comm->layout, rank), &nbytes);
-    int rc = registered(w, slots, nbytes, FI_REMOTE_WRITE, &peer->slots_mr, error);
-    if (rc != PC_OK)
-        return rc;
     char *shadow = pc__fabric_slots(w, comm->peers[rank].record, &nbytes);
-    return registered(w, shadow, nbytes, FI_WRITE, &peer->shadow_mr, error);
+    if (registered(w, slots, nbytes, FI_REMOTE_WRITE, &peer->slots_mr, &error) != PC_OK
+        || registered(w, shadow, nbytes, FI_WRITE, &peer->shadow_mr, &error) != PC_OK)
+        pc__fabric_regions_close(peer);
 }
 
 void pc__fabric_regions_close(struct pc_fabric_peer *peer)
@@ -88,5 +102,6 @@ void pc__fabric_regions_close(struct pc_fabric_peer *peer)
         fi_close(&peer->slots_mr->fid);
     if (peer->shadow_mr != NULL)
         fi_close(&peer->shadow_mr->fid);
+    peer->slots_mr = peer->shadow_mr = NULL;
 }
 #endif

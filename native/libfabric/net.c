@@ -88,6 +88,11 @@ static void fabric_close(struct pc_net *net)
         pthread_mutex_lock(&net->lock);
         pc__fabric_quiesce(w);
         pthread_mutex_unlock(&net->lock);
+        /* Regions that are bound to an endpoint hold it open. */
+        bool bound = w->endpoint.info->domain_attr->mr_mode & FI_MR_ENDPOINT;
+        for (uint32_t p = 0; bound && net->peers != NULL && p < net->comm->options.size; p++)
+            if (net->peers[p] != NULL)
+                pc__fabric_regions_close(pc__fabric_peer(w, p));
         stopped = pc__endpoint_stop(&w->endpoint);
     }
     for (uint32_t p = 0; net->peers != NULL && p < net->comm->options.size; p++) {

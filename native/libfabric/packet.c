@@ -92,6 +92,10 @@ int pc__fabric_post(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
             code = post_fragment(w, peer, out);
         else if ((code = pc__fabric_write(w, peer, out)) == 0)
             out->written = true;
+        else if (code == -FI_ENOSYS) { /* the provider says too much of itself: by packets */
+            peer->writes = false;
+            code = 0;
+        }
     }
     if (code == 0 && peer->tells)
         code = pc__fabric_tell(w, peer);

@@ -59,10 +59,9 @@ static int make_packets(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
     int rc = pc__fabric_block_open(w, peer, n, false, &peer->sends, error);
     if (rc == PC_OK)
         rc = pc__fabric_block_open(w, peer, n, true, &peer->receives, error);
-    if (rc == PC_OK)
-        rc = pc__fabric_regions_open(w, peer, error);
     if (rc != PC_OK)
         return rc;
+    pc__fabric_regions_open(w, peer);
     for (uint32_t i = 0; i < n; i++) {
         peer->sends.packets[i].next = peer->free;
         peer->free = &peer->sends.packets[i];
@@ -198,7 +197,7 @@ static void handle_hello(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
     }
     peer->greeted = true;
     peer->their_key = message->key;
-    peer->writes = w->endpoint.writes && message->slots_bytes != 0;
+    peer->writes = peer->slots_mr != NULL && message->slots_bytes != 0;
     peer->slots = message->slots;
     peer->slots_key = message->slots_key;
     peer->window = message->window < w->window ? message->window : w->window;

@@ -57,8 +57,7 @@ void pc__p2p_reach(struct pc_comm *comm, uint64_t longest)
 {
     struct pc_p2p *p = comm->p2p;
     uint64_t frag = p->ring_bytes / 4 - PC_TRAILER_BYTES;
-    if (longest != 0)
-        p->net_frag_bytes = frag < longest ? frag : longest;
+    p->net_frag_bytes = longest == 0 ? p->frag_bytes : frag < longest ? frag : longest;
 }
 
 /* Frees the bytes of sends to this rank that were never received. */

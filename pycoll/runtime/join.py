@@ -116,14 +116,21 @@ def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[Wo
     theirs = _introductions(bootstrap, config)
     places = [said.place for said in theirs]
     hosts = locality.hosts(places)
-    rdma = _rdma(theirs, hosts)
+    apart = len({said.domain for said in theirs}) > 1  # also in containers of one host
+    rdma = _rdma(theirs, apart)
     each = _slot_bytes(theirs, hosts, bootstrap.whole, pinned or rdma)
-    long = each if pinned or rdma else _slot_bytes(theirs, hosts, bootstrap.whole, False, True)
+    few = bootstrap.whole and size <= room.FEW and not (apart or pinned or rdma)
+    long = _slot_bytes(theirs, hosts, True, False, LONG_SLOT_BYTES) if few else each
     slot = room.with_trailer(each) if rdma else long
     share = min(said.memory for said in theirs) // max(Counter(hosts).values())
+    budget = room.budget_bytes(bootstrap.whole, share)
     ring = SLOTS * room.fair_bytes(size, bootstrap.whole)
     whole = room.eager(size, pinned)
-    small = 0 if pinned else room.small_bytes(size, slot, bootstrap.whole, rdma)
+    small = 0
+    if apart and not pinned:
+        held = room.held(size, max(Counter(hosts).values()))
+        spacious = min(said.room for said in theirs)
+        small = room.small_bytes(size, slot, held, spacious, budget, rdma)
     comm = _open(rank, places, slot, small, ring, min(said.heap for said in theirs), whole)
     try:
         domains = None if whole else _domains(theirs, hosts)
@@ -140,7 +147,7 @@ def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[Wo
         SLOTS,
         each,
         long,
-        room.budget_bytes(bootstrap.whole, share),
+        budget,
         tuple(bool(mapped[rank] >> peer & 1) for peer in range(size)),
         near is not None,
         by.transport != transport.SHM,
@@ -156,11 +163,10 @@ def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[Wo
     return world, comm, Arenas(comm, near or {})
 
 
-def _rdma(theirs: list[_Introduction], hosts: tuple[int, ...]) -> bool:
+def _rdma(theirs: list[_Introduction], apart: bool) -> bool:
     """Tell whether RDMA may pin the slots, of each peer that it connects."""
     wanted, seen = theirs[0].transport, any(said.rdma for said in theirs)
-    apart = wanted != transport.TCP and len(set(hosts)) > 1
-    return wanted == transport.VERBS or (apart and seen)
+    return wanted == transport.VERBS or (apart and seen and wanted != transport.TCP)
 
 
 def _slot_bytes(
@@ -168,15 +174,13 @@ def _slot_bytes(
     hosts: tuple[int, ...],
     whole: bool,
     pinned: bool,
-    long: bool = False,
+    longest: int = SLOT_BYTES,
 ) -> int:
-    """Return the bytes of a slot; ``long``: if few ranks share one host, those of long ones."""
+    """Return the bytes of a slot."""
     size, near = len(hosts), Counter(hosts).most_common(1)[0][1]
     if pinned:
         return room.fair_bytes(size, whole)
     held = room.held(size, near, pinned)
-    long = long and whole and near == size <= room.FEW
-    longest = LONG_SLOT_BYTES if long else SLOT_BYTES
     return room.slot_bytes(size, held, min(said.room for said in theirs), whole, longest)
 
 

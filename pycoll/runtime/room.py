@@ -112,11 +112,13 @@ def slot_bytes(
         whole: The ranks are the job, not a group of it.
         longest: Bytes of a slot where there is room.
     """
-    spacious = power_of_two(room // (arenas * size * _CHANNELS * (SLOTS + LINES // 4)))
+    spacious = power_of_two(room // (arenas * size * _CHANNELS * SLOTS))
     return max(fair_bytes(size, whole), min(longest, spacious))
 
 
-def small_bytes(size: int, slot: int, whole: bool = True, pinned: bool = False) -> int:
+def small_bytes(
+    size: int, slot: int, arenas: int, room: int, budget: int, pinned: bool = False
+) -> int:
     """Return up to how many bytes a message between hosts is small: many may be in flight.
 
     Those of two channels that all other ranks use fit the budget once more.
@@ -124,11 +126,14 @@ def small_bytes(size: int, slot: int, whole: bool = True, pinned: bool = False) 
     Args:
         size: Ranks.
         slot: Bytes of a slot.
-        whole: The ranks are the job, not a group of it.
+        arenas: As of `slot_bytes`.
+        room: As of `slot_bytes`; small slots take a quarter of it besides.
+        budget: What all messages of a plan to a rank may take.
         pinned: RDMA may pin them, those of all channels, used or not.
     """
-    fair = budget_bytes(whole) // (LINES * 2 * max(1, size - 1))
-    small = min(SMALL_BYTES, slot // 4, power_of_two(fair)) // (8 if pinned else 1)
+    fair = power_of_two(budget // (LINES * 2 * max(1, size - 1)))
+    spacious = power_of_two(room // (4 * arenas * size * _CHANNELS * LINES))
+    small = min(SMALL_BYTES, slot // 4, fair, spacious) // (8 if pinned else 1)
     return small if small >= CHUNK_UNIT else 0
 
 

@@ -17,6 +17,7 @@
 #ifdef PC_LIBFABRIC
 #define SLOTS 4
 #define SLOT_BYTES (64u << 10)
+#define SMALL_BYTES 1024u
 #define MOST 40 /* datagrams that wait to be sent */
 
 static uint64_t state;
@@ -96,6 +97,7 @@ static void open_rank(struct liar *l)
     static int made;
     struct pc_options options
         = {.rank = 0, .size = 3, .slots = SLOTS, .slot_bytes = SLOT_BYTES, .heap_bytes = 4096};
+    options.small_bytes = SMALL_BYTES;
     struct pc_fabric_options fabric = {.provider = "efa"};
     struct sockaddr_un name;
     int ends[2];
@@ -168,10 +170,9 @@ static void wait_to_send_packet(struct liar *l, struct pc_fabric_head *head, con
 static void wait_to_send_write(struct liar *l, uint32_t channel, uint64_t number, const char *bytes,
                                size_t nbytes)
 {
-    uint64_t slot = channel * SLOTS + number % SLOTS;
     struct wire wire = {.write = ++l->writes,
                         .key = l->hello.slots_key,
-                        .at = slot * SLOT_BYTES,
+                        .at = channel * l->comm->layout.channel + number % SLOTS * SLOT_BYTES,
                         .total = nbytes,
                         .data = 1u << 8 | (channel * PC_LINES + (uint32_t)number % PC_LINES)};
     if (!l->honest && draw(6) == 0)
@@ -183,7 +184,8 @@ static void wait_to_send_write(struct liar *l, uint32_t channel, uint64_t number
 static void send_message(struct liar *l)
 {
     static char bytes[SLOT_BYTES];
-    uint32_t c = draw(PC_MAX_CHANNELS), nbytes = draw(3) ? draw(SLOT_BYTES) + 1 : draw(41);
+    uint32_t c = draw(PC_MAX_CHANNELS),
+             nbytes = draw(3) ? draw(draw(2) ? SLOT_BYTES : 2048) + 1 : draw(41);
     struct pc_fifo *f = fifo(l, c);
     uint64_t number = l->sent[c];
     if (number - f->received >= SLOTS || l->nwaiting + 6 > MOST)
@@ -238,9 +240,12 @@ static void consume(struct liar *l)
         struct pc_line *line;
         while (line = &f->in_lines[f->received % PC_LINES], pc__count(line) > f->received) {
             uint32_t nbytes = l->lengths[c][f->received % PC_LINES];
-            const char *at = nbytes <= PC_INLINE_BYTES
-                                 ? (char *)line->bytes
-                                 : f->in_data + f->received % SLOTS * SLOT_BYTES;
+            uint64_t n = f->received;
+            const char *at = f->in_data + n % SLOTS * SLOT_BYTES;
+            if (nbytes <= PC_INLINE_BYTES)
+                at = (char *)line->bytes;
+            else if (nbytes <= SMALL_BYTES)
+                at = f->in_data + SLOTS * SLOT_BYTES + n % PC_LINES * (SMALL_BYTES + PC_LINE_BYTES);
             if (pc__count(line) != f->received + 1)
                 fail("a line was raised too far", NULL);
             for (uint32_t i = 0; l->honest && i < nbytes; i++)

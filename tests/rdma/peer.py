@@ -60,16 +60,28 @@ class Peer:
         wireup: The authenticated connection between the two.
         devices: Names of this rank's.
         slots: Of a channel of programs, as all ranks have agreed.
+        slot_bytes: Of one.
+        small_bytes: Of a small message, of which each line has a slot behind these.
     """
 
-    def __init__(self, wireup: WireupSocket, devices: list[str], slots: int) -> None:
+    def __init__(
+        self,
+        wireup: WireupSocket,
+        devices: list[str],
+        slots: int,
+        slot_bytes: int,
+        small_bytes: int,
+    ) -> None:
         self.wireup = wireup
         message = self._next_message()
         assert message.kind is Kind.HELLO, message
         self.theirs = Hello.unpack(message.body)
         size = self.theirs.lines_bytes
         assert size == CHANNELS * LINES * LINE, size
-        self.slots, self.slot_bytes = slots, self.theirs.slots_bytes // CHANNELS // slots
+        self.slots, self.slot_bytes, self.small_bytes = slots, slot_bytes, small_bytes
+        self.channel_bytes = self.theirs.slots_bytes // CHANNELS
+        behind = self.channel_bytes - slots * slot_bytes
+        assert 0 <= behind - LINES * (small_bytes + LINE) < 4096, self.theirs
         self.memory = mmap.mmap(-1, size + self.theirs.slots_bytes)
         self.rails = [Rail(device, self.memory, size) for device in devices]
         self.conns: dict[int, Connection] = {}
@@ -109,7 +121,7 @@ class Peer:
         """Return what a message of so many bytes holds."""
         if nbytes <= INLINE:
             return message.line.inline[:nbytes]
-        at = self.theirs.lines_bytes + self._slot(message.channel, message.number)
+        at = self.theirs.lines_bytes + self._slot(message.channel, message.number, nbytes)
         return self.memory[at : at + nbytes]
 
     def send(self, like: Message, data: bytes, pieces: int = 1, place: int | None = None) -> None:
@@ -123,17 +135,19 @@ class Peer:
         """
         channel, number = like.channel, self.sent[like.channel]
         self.until_tried(pieces)
-        small = len(data) <= INLINE
+        inline = len(data) <= INLINE
+        small = inline or (channel < PROGRAMS and len(data) <= self.small_bytes)
         self._until(
             lambda: number - self.credit[channel] < (LINES if small else self.slots), "room"
         )
-        line = Line(*like.line[:3], data if small else b"", number + 1)
+        line = Line(*like.line[:3], data if inline else b"", number + 1)
         if place is not None:
             line = line._replace(place=place)
-        step, slot = len(data) // pieces, self.theirs.slots + self._slot(channel, number)
+        step = len(data) // pieces
+        slot = self.theirs.slots + self._slot(channel, number, len(data))
         at = (channel * LINES + number % LINES) * LINE
         indexes = sorted(self.conns)[:pieces]
-        if small:
+        if inline:
             immediate = Immediate(channel, News.LINE, self.consumed[channel])
             self._write(indexes[0], immediate, line.pack(), at)
             indexes = []
@@ -145,7 +159,7 @@ class Peer:
             part, behind = data[begin:end], (len(data) + LINE - 1) // LINE * LINE
             if piece < pieces - 1:
                 pass
-            elif channel < PROGRAMS and behind + LINE > self.slot_bytes:  # there is no room
+            elif not small and channel < PROGRAMS and behind + LINE > self.slot_bytes:  # no room
                 self._post(index, slot + begin, part)
                 immediate = immediate._replace(news=News.LAST)
                 self._write(index, immediate, note.pack(), at)
@@ -300,7 +314,9 @@ class Peer:
             old = self._line(channel, immediate.line).count
             new = old + LINES if old else immediate.line + 1
             if immediate.news is News.LAST:
-                place = self.theirs.lines_bytes + self._slot(channel, 0) + immediate.place * LINE
+                place = (
+                    self.theirs.lines_bytes + channel * self.channel_bytes + immediate.place * LINE
+                )
                 found = at if immediate.place == NO_PLACE else place
                 note = Note.unpack(self.memory[found : found + NOTE.size])
                 assert note.count == new, note
@@ -321,11 +337,15 @@ class Peer:
         at = (channel * LINES + number % LINES) * LINE
         return Line.unpack(self.memory[at : at + LINE])
 
-    def _slot(self, channel: int, number: int) -> int:
-        return (channel * self.slots + number % self.slots) * self.slot_bytes
+    def _slot(self, channel: int, number: int, nbytes: int) -> int:
+        at = channel * self.channel_bytes
+        if channel < PROGRAMS and nbytes <= self.small_bytes:
+            behind = self.slots * self.slot_bytes
+            return at + behind + number % LINES * (self.small_bytes + LINE)
+        return at + number % self.slots * self.slot_bytes
 
     def _slots_of(self, channel: int) -> int:
-        return self.theirs.slots + self._slot(channel, 0)
+        return self.theirs.slots + channel * self.channel_bytes
 
     def _post(
         self, index: int, address: int, data: bytes, immediate: Immediate | None = None

@@ -22,10 +22,12 @@ from wireup import HELLO, IN_LINE, LINE, NO_PLACE, OFFERED, P2P, Hello, Kind, Lo
 
 import pycoll
 from pycoll.errors import PycollError
+from pycoll.runtime import room
 from pycoll.runtime.native import bindings, verbs
 
 PATIENCE = 60.0  #: seconds
 GUARD = 4096  #: bytes around what may be written
+MIDDLE = 256  #: elements of an array whose message lies in a small slot
 SMALL, LARGE = 40, 4  #: calls; there are 32 lines and 2 slots
 COUNT = 1 << 15  #: elements of the large ones: more than a line holds, for several connections
 LENT = 1 << 22  #: elements of a message that is read from where it lies
@@ -48,16 +50,21 @@ def large(number: int, count: int = COUNT) -> np.ndarray:
     return np.arange(count, dtype=np.float32) % 1000 + number
 
 
+def calls() -> list[tuple[int, int]]:
+    """Return counts and numbers of calls beyond a line: of small slots, then of slots."""
+    return [*((MIDDLE, number) for number in range(SMALL)), *((COUNT, n) for n in range(LARGE))]
+
+
 def sum_all(comm: pycoll.Communicator) -> None:
     """Sum small arrays and large ones, and send and receive."""
     for number in range(SMALL):
         x = np.full(1, float(number))
         comm.allreduce(x)
         assert x[0] == 1000 + 2 * number, (number, x)
-    for number in range(LARGE):
-        y = large(number)
+    for count, number in calls():
+        y = large(number, count)
         comm.allreduce(y)
-        assert np.array_equal(y, 3 * large(number)), number
+        assert np.array_equal(y, 3 * large(number, count)), (count, number)
     z = np.arange(4)
     comm.send(z, to=1)
     comm.recv(z, frm=1)
@@ -133,7 +140,10 @@ def connected(comm: pycoll.Communicator, sockets: queue.Queue[tuple[int, int]]):
     assert rank == 0, rank
     devices = [part.split(":")[0] for part in os.environ["PYCOLL_RAILS"].split(",")]
     wireup = WireupSocket(socket.socket(fileno=fd), PATIENCE)
-    return Peer(wireup, devices, comm._engine.world.slots)
+    world = comm._engine.world
+    slot = room.with_trailer(world.slot_bytes)
+    small = room.small_bytes(world.size, slot, 2, room.slots_room(), world.budget, pinned=True)
+    return Peer(wireup, devices, world.slots, slot, small)
 
 
 def play(scene: str, folder: Path) -> None:
@@ -153,10 +163,10 @@ def speak(peer, folder: Path) -> None:
         message = peer.message()
         assert np.frombuffer(peer.data(message, 8)) == [number]
         peer.send(message, np.full(1, 1000.0 + number).tobytes())
-    for number in range(LARGE):
+    for count, number in calls():
         message = peer.message()
-        data = np.frombuffer(peer.data(message, 4 * COUNT), np.float32)
-        assert np.array_equal(data, large(number)), number
+        data = np.frombuffer(peer.data(message, 4 * count), np.float32)
+        assert np.array_equal(data, large(number, count)), (count, number)
         peer.send(message, (2 * data).tobytes(), pieces=len(peer.rails))
     message = peer.message()
     assert (message.channel, message.line.place, message.line.nbytes) == (P2P, IN_LINE, 32)

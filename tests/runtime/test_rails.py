@@ -122,6 +122,13 @@ def test_a_port_with_both_families_goes_with_ports_of_either(machine) -> None:
     assert found.layer == f"{over}4 and {over}4, or {over}6"
 
 
+def test_a_port_with_nothing_but_a_link_local_address_is_the_last_resort() -> None:
+    local = bytes.fromhex("fe80") + bytes(14)
+    both, bare = port("a", other_family=True), port("b", gid=local)
+    assert names(rails.choose([both, bare], -1)) == ["a:1"]  # with it, IPv6 would be the wider
+    assert names(rails.choose([bare, port("c", gid=local)], -1)) == ["b:1", "c:1"]
+
+
 def test_a_named_address_says_its_own_kind(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(rails, "HOST", Sysfs(tmp_path))
     folder = tmp_path / RDMA / "mlx5_0" / "ports" / "1"

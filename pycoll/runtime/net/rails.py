@@ -19,6 +19,7 @@ GID_TYPES = {0: "InfiniBand", 1: "RoCE v1", 2: "RoCE v2"}
 _ROCE = 2  #: link layer
 SOFT_ROCE = "rdma_rxe"  #: driver
 _MAPPED = bytes(10) + b"\xff\xff"  #: before an IPv4 address
+_LINK_LOCAL = b"\xfe\x80"  #: how an IPv6 address without a network begins
 _STATES = {
     0: "cannot be opened",
     1: "is down: plug in its cable, or ip link set its interface up",
@@ -78,8 +79,10 @@ def choose(usable: Sequence[Port], memory: int) -> tuple[Rail, ...]:
     """Return the best of the ports that can be used.
 
     Only ports of one kind can reach each other: the one with more bandwidth in this host. Of those
-    the near ones, and of many the fastest. The ranks at one memory share all of them.
+    the near ones, and of many the fastest. The ranks at one memory share all of them. A port that
+    has only a link-local address, as every IPv6 interface does, counts where no other has more.
     """
+    usable = [port for port in usable if not _link_local(port)] or usable
     of_kind: dict[str, list[Port]] = defaultdict(list)
     for port in usable:
         for kind in kinds(port):
@@ -163,6 +166,10 @@ def kinds(port: Port, gid: int = -1) -> tuple[str, ...]:
     had = families if gid == -1 and port.other_family else families[:1]
     name = GID_TYPES.get(number, f"GID type {number}")
     return tuple(f"Ethernet, {name} over {family}" for family in had)
+
+
+def _link_local(port: Port) -> bool:
+    return port.link_layer == _ROCE and port.gid.startswith(_LINK_LOCAL)
 
 
 def _folder(port: Port) -> str:
