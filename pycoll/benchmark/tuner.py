@@ -193,7 +193,7 @@ def _sample(facts: Question, machine: Machine, medians: Mapping[Cell, float]) ->
             ),
         )
 
-    # Calls of a rooted collective overlap, back to back; the model knows single calls.
+    # Calls of a rooted collective overlap, in rows longer than the model knows.
     every = [
         row(cell, seconds)
         for cell, seconds in sorted(medians.items())
