@@ -88,8 +88,9 @@ static inline uint32_t pc__depth(const struct pc_call *call, const struct pc_fif
     return call->terms->longest <= f->small_bytes ? PC_LINES : call->terms->slots;
 }
 
-static inline uint32_t pc__small_bytes(const struct pc_fifo *f)
+static inline uint32_t pc__small_bytes(const struct pc_call *call, const struct pc_fifo *f)
 {
+    (void)call;
     return f->small_bytes;
 }
 

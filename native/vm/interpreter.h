@@ -18,7 +18,7 @@
  *   pc__taken(call, channel, i) before the credit for message fifo->received; false: no credit
  *   pc__put(call, channel, i)   sends a message or a credit to a remote peer; a code ends the call
  *   pc__depth(call, fifo)       how many messages may be in flight
- *   pc__small_bytes(fifo)       of the longest message that lies in a small slot
+ *   pc__small_bytes(call, fifo) of the longest message that lies in a small slot
  *   pc__signature(channel, i)   of the message that a WAIT has waited for
  *   pc__mismatch(call, channel, i)   the message belongs to another call; likewise
  *   pc__in, pc__out(call)       where the message would begin if the array held all of it

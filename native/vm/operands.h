@@ -33,7 +33,7 @@ PC_ROUTINE char *pc__address(PC_CALL *call, const struct pc_vm_operand *p, uint3
     if (total <= PC_INLINE_BYTES)
         return (char *)(p->receiving ? f->in_lines : f->out_lines)[n & (PC_LINES - 1)].bytes
                + packed;
-    uint64_t small = pc__small_bytes(f);
+    uint64_t small = pc__small_bytes(call, f);
     uint64_t at = total <= small ? (uint64_t)terms->slots * terms->slot_bytes
                                        + (n & (PC_LINES - 1)) * pc__small_stride(small)
                                  : (n & (terms->slots - 1)) * terms->slot_bytes;

@@ -419,7 +419,7 @@ PC_ROUTINE char *pc__out(const PC_CALL *call)
 }
 
 /* A communicator of GPUs has no small messages: its memory is pinned. */
-PC_ROUTINE uint32_t pc__small_bytes(const struct pc_fifo *)
+PC_ROUTINE uint32_t pc__small_bytes(const PC_CALL *, const struct pc_fifo *)
 {
     return 0;
 }
