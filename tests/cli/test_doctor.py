@@ -124,7 +124,7 @@ def test_bandwidth_of_each_port(cli, machine, monkeypatch):
 
     monkeypatch.setattr(verbs, "verbs_loopback", loopback)
     done = cli("doctor", "--bandwidth")
-    assert asked == [("rxe0:1", 14)]
+    assert asked == [("rxe0:1", 16)]
     assert "bandwidth  rxe0 port 1: 200 Gb/s to itself" in done.out
     assert "bandwidth" not in cli("doctor").out
 

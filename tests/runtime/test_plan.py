@@ -20,7 +20,7 @@ from pycoll.algorithms import get
 
 @pycoll.algorithm("allreduce")
 def wide(b: ScheduleBuilder) -> None:
-    b.chunks(5000)
+    b.chunks(20_000)
     b.send(b.output[:], to=1 - b.rank)
     b.recv_reduce(b.output[:], frm=range(b.size))
 
@@ -35,7 +35,7 @@ def exchange(b: ScheduleBuilder) -> None:
 def test_an_algorithm_that_sends_more_chunks_than_a_slot_holds() -> None:
     def rank() -> None:
         with pycoll.init() as comm:
-            with pytest.raises(pycoll.UsageError, match="'wide' sends 5000 chunks at once"):
+            with pytest.raises(pycoll.UsageError, match="'wide' sends 20000 chunks at once"):
                 comm.allreduce(np.ones(10), algorithm=wide)
             comm.barrier()
 
