@@ -81,7 +81,6 @@ struct pc_net {
     _Atomic uint32_t depth; /* messages in flight on an edge, at most, in the calls of now */
     uint32_t calls;         /* calls of net.c since the last poll */
     uint32_t turns;         /* calls of pc__net_progress */
-    bool credited;          /* a message was consumed since all peers were polled */
     char *shadows;          /* the shadows of all peers, by rank */
     int epoll;           /* all events but messages: wireup, ports, the timer; -1: there are none */
     int pause_epoll;     /* for a sleep: `epoll`, the wakeup socket, the descriptors of messages */

@@ -14,8 +14,9 @@ bool pc__edge_holds_credit(const struct pc_net_edge *edge)
 
 /* Half of what may be in flight is told at once, so that a peer which streams need not stop, and
  * that wherever this rank is next the peer may be ahead by the other half. Fewer are held back for
- * a message to take along, unless the peer has sent all that it may, and waits: this rank may have
- * nothing to send, or wait for that peer. */
+ * a message to take along, unless the peer is seen to have sent all that it may, and waits: this
+ * rank may have nothing to send, or wait for that peer. A rank that waits sees that before it
+ * sleeps; one that leaves a call does not look, for the other half is enough then. */
 bool pc__edge_due(const struct pc_net_edge *edge, uint64_t depth)
 {
     return pc__edge_holds_credit(edge) || 2 * (edge->consumed - edge->told) >= depth

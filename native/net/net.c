@@ -181,7 +181,6 @@ static void flush(struct pc_net *net)
 static void poll_net(struct pc_net *net, struct pc_net_peer *only)
 {
     net->calls = 0;
-    net->credited = net->credited && only != NULL;
     net->ops->poll(net, only);
 }
 
@@ -246,7 +245,6 @@ void pc__net_credit(struct pc_net_edge *edge, uint64_t received)
     pthread_mutex_lock(&net->lock);
     edge->consumed = received;
     edge->peer->owed |= bit_of(edge);
-    net->credited = true;
     pc__net_dirty(edge->peer);
     count_call(net);
     if (pc__edge_holds_credit(edge))
@@ -323,8 +321,6 @@ const struct pc_error *pc__net_fault(struct pc_net *net, uint32_t rank)
 int pc__net_drained(struct pc_net *net, const struct pc_net_edge *edge, struct pc_error *error)
 {
     pthread_mutex_lock(&net->lock);
-    if (net->credited && net->ndirty != 0)
-        poll_net(net, NULL); /* what has come decides which credit is due */
     flush(net);
     int rc = net->called == 0 && (net->credits == 0 || net->posted != 0);
     const struct pc_error *undeliverable = net->undeliverable;
