@@ -85,6 +85,7 @@ static void write_header(struct pc_comm *comm)
     a->size = comm->options.size;
     a->slots = comm->options.slots;
     a->slot_bytes = comm->options.slot_bytes;
+    a->small_bytes = comm->options.small_bytes;
     a->ring_bytes = comm->options.ring_bytes;
     a->heap_bytes = comm->options.heap_bytes;
     a->pid = (int32_t)getpid();
@@ -103,12 +104,13 @@ static int check_header(struct pc_comm *comm, uint32_t peer, const char *arena)
                         "memory of rank %u has magic %#x version %u, want %#x version %u", peer,
                         a->magic, a->version, PC_ARENA_MAGIC, PC_VERSION);
     if (a->rank != peer || a->size != o->size || a->slots != o->slots
-        || a->slot_bytes != o->slot_bytes || a->ring_bytes != o->ring_bytes
-        || a->heap_bytes != o->heap_bytes)
+        || a->slot_bytes != o->slot_bytes || a->small_bytes != o->small_bytes
+        || a->ring_bytes != o->ring_bytes || a->heap_bytes != o->heap_bytes)
         return pc__fail(&comm->error, PC_INVALID, (int)peer,
-                        "rank %u of %u has %u slots of %u bytes, want rank %u of %u with %u of %u",
-                        a->rank, a->size, a->slots, a->slot_bytes, peer, o->size, o->slots,
-                        o->slot_bytes);
+                        "rank %u of %u has %u slots of %u bytes (small ones: %u), want rank %u of "
+                        "%u with %u of %u (%u)",
+                        a->rank, a->size, a->slots, a->slot_bytes, a->small_bytes, peer, o->size,
+                        o->slots, o->slot_bytes, o->small_bytes);
     return PC_OK;
 }
 

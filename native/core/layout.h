@@ -49,6 +49,7 @@ struct pc_arena {
     uint32_t ring_bytes;
     uint64_t address; /* of this header, in its owner's address space */
     uint64_t token;   /* random: a peer that reads it there has found this header */
+    uint32_t small_bytes;
     _Alignas(PC_LINE_BYTES) _Atomic uint32_t wakeup; /* futex: the wakeup counter */
     _Atomic uint32_t wakeup_name_bytes;              /* of the rank's wakeup socket; 0: none */
     char wakeup_name[PC_WAKEUP_NAME];

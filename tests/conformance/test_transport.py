@@ -523,7 +523,9 @@ def test_there_is_no_such_peer(opened: Opened) -> None:
     )
 
 
-@pytest.mark.parametrize("options", [{"slots": 4}, {"slot_bytes": 8192}, {"heap_bytes": 1 << 21}])
+@pytest.mark.parametrize(
+    "options", [{"slots": 4}, {"slot_bytes": 8192}, {"small_bytes": 0}, {"heap_bytes": 1 << 21}]
+)
 def test_a_peer_with_other_options(opened: Opened, options: dict[str, int]) -> None:
     mine, other = opened(2)[0], opened(2, **options)[1]
     blob = bindings.comm_address(other)
@@ -538,7 +540,10 @@ def test_a_peer_of_the_same_length_with_other_slots(opened: Opened) -> None:
     other = opened(2, slots=4, slot_bytes=4096)[1]
     code, text = refused(mine, 1, bindings.comm_address(other), lambda: bindings.comm_accept(other))
     assert code == codes.INVALID
-    assert text == "rank 1 of 2 has 4 slots of 4096 bytes, want rank 1 of 2 with 2 of 8192"
+    assert text == (
+        "rank 1 of 2 has 4 slots of 4096 bytes (small ones: 1024), "
+        "want rank 1 of 2 with 2 of 8192 (1024)"
+    )
 
 
 class Liar:

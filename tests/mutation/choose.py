@@ -16,23 +16,8 @@ import python_mutants
 from insertion import HEADER, inserted
 from mutant import Mutant, Site
 
-#: What each source of the engine is counted under; what is named nowhere is the core.
-AREAS = {
-    "native p2p": "attend exchange frame letter p2p partner path post pull wait work",
-    "native shm": "arena board doorbell layout shm watch",
-    "native tcp": "lane link reach tcp",
-    "native verbs": "gid ibverbs pair port ports rail verbs",
-    "native memory": "heap memory pin pinned pool region unmap",
-    "native gpu": "barriers cuda cuda_memory cuda_module cuda_stream fold_gpu half_gpu image "
-    "kernel launch packet_gpu plane plans proxy ring span_gpu",
-    "native reduce": "reduce reduce_fold reduce_half reduce_lanes reduce_level",
-    "native python": "build fastcall fastsend",
-}
-CORE = "native engine"
-
 Fits = Callable[[Site], bool]
 
-_AREA = {stem: area for area, stems in AREAS.items() for stem in stems.split()}
 #: cffi reads these as they are, or nothing that is shipped has them.
 _KEPT = ("isa.h", "code.h", "pycoll.h", "target_simt.h", "target_cuda.h")
 
@@ -42,7 +27,7 @@ def area(file: str) -> str:
     path = Path(file)
     if path.suffix == ".py":
         return path.parent.as_posix()
-    return _AREA.get(path.stem, CORE)
+    return "/".join(path.parts[:2])
 
 
 def python_sites(root: Path) -> list[Site]:
@@ -165,7 +150,8 @@ def _units(folder: Path, path: Path) -> Iterable[Path]:
     for _ in range(4):  # headers include headers
         for other in sorted((folder / "native").rglob("*.[ch]")):
             text = other.read_text()
-            if any(f'#include "{each.name}"' in text for each in above):
+            names = [each.as_posix().partition("/native/")[2] for each in above]
+            if any(f'#include "{each}"' in text for each in names if each):
                 above.add(other)
     sources = sorted(each for each in above if each.suffix == ".c")[:2]
     return [*sources, *sorted((folder / "tests/simt").glob("entry.cc"))]
