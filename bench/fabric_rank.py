@@ -47,8 +47,8 @@ def reductions(comm: Any, world: Any, parts: np.ndarray) -> tuple[list[Library],
     """Return both libraries' all-reduce in place, and what each must find; inputs are set."""
     own, other = parts[world.rank].copy(), parts[world.rank].copy()
     return [
-        Library("pycoll", partial(comm.allreduce, own), own),
-        Library("mpi4py", partial(world.Allreduce, MPI.IN_PLACE, other), other),
+        Library("pycoll", partial(comm.allreduce, own), own, own),
+        Library("mpi4py", partial(world.Allreduce, MPI.IN_PLACE, other), other, other),
     ], parts.sum(axis=0)  # exact in any order
 
 
@@ -57,8 +57,8 @@ def pingpongs(comm: Any, world: Any, parts: np.ndarray) -> tuple[list[Library], 
     rank, out = world.rank, parts[world.rank].copy()
     own, other = np.zeros_like(out), np.zeros_like(out)
     return [
-        Library("pycoll", partial(pingpong, comm.send, comm.recv, out, own, rank), own),
-        Library("mpi4py", partial(pingpong, world.Send, world.Recv, out, other, rank), other),
+        Library("pycoll", partial(pingpong, comm.send, comm.recv, out, own, rank), out, own),
+        Library("mpi4py", partial(pingpong, world.Send, world.Recv, out, other, rank), out, other),
     ], parts[rank ^ 1]
 
 
@@ -84,9 +84,9 @@ def main() -> None:
             wrong = {}
             for one in libraries:
                 one.call()
-                wrong[one.name] = world.allreduce(int((one.array != want).sum()))
-                one.array[:] = 0  # in place the sums would grow without end
-            chosen = comm.plan("allreduce", libraries[0].array).algorithm
+                wrong[one.name] = world.allreduce(int((one.out != want).sum()))
+                one.out[:] = 0  # in place the sums would grow without end
+            chosen = comm.plan("allreduce", libraries[0].out).algorithm
             measure(world, libraries, kernel, float(seconds))
             for one in libraries:
                 times = np.array(one.times)
