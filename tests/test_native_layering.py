@@ -151,7 +151,9 @@ def test_general_code_asks_few_questions_about_networks() -> None:
 #: The files of a network; one calls only what stands left of it. The rest stands beside them.
 ORDER = {
     "verbs": ("wireup", "memory", "wr", "connection", "rndv", "peer", "events", "net"),
-    "libfabric": ("libfabric", "endpoint", "wireup", "memory", "packet", "peer", "events", "net"),
+    "libfabric": (
+        *("libfabric", "endpoint", "wireup", "memory", "packet", "peer", "rndv", "events", "net"),
+    ),
 }
 _DEFINES = re.compile(r"^\w[\w *]*?\b(pc__\w+)\([^;]*?\)\n\{", re.M)
 

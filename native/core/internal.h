@@ -300,8 +300,9 @@ void pc__unmark(struct pc_line *line);
 /* p2p.c */
 int pc__p2p_open(struct pc_comm *comm);
 void pc__p2p_close(struct pc_comm *comm);
-/* Remote peers get fragments of so many bytes, if their ring allows; 0: as mapped ones do. */
-void pc__p2p_reach(struct pc_comm *comm, uint64_t longest);
+/* Remote peers get fragments of so many bytes, if their ring allows, and transfers from so
+ * many on by rendezvous; 0: as mapped ones do. */
+void pc__p2p_reach(struct pc_comm *comm, uint64_t longest, uint64_t rndv_from);
 /* Progress of all transfers: 1 when any moved, 0, or the code that broke the communicator. */
 int pc__p2p_progress(struct pc_comm *comm);
 bool pc__batch_done(const struct pc_batch *batch);

@@ -82,6 +82,7 @@ struct pc_net {
     uint32_t calls;         /* calls of net.c since the last poll */
     uint32_t turns;         /* calls of pc__net_progress */
     char *shadows;          /* the shadows of all peers, by rank */
+    bool keeps;             /* (op) after `close`: something may still read these, so they stay */
     int epoll;           /* all events but messages: wireup, ports, the timer; -1: there are none */
     int pause_epoll;     /* for a sleep: `epoll`, the wakeup socket, the descriptors of messages */
     int timer;           /* timerfd, in `epoll` */
@@ -104,6 +105,7 @@ struct pc_net_ops {
     uint64_t slow_yield_ns;       /* a longer yield has let another process run */
     uint32_t calls_per_poll;      /* at most so many sends without a poll; 0: any number */
     uint32_t frag_bytes; /* the longest fragment of a transfer; 0: as between mapped ranks */
+    uint32_t rndv_from;  /* transfers from so many bytes on by rendezvous; 0: as between mapped */
     uint32_t lend_from;  /* messages from so many bytes on are lent, as `send` copies; 0: none */
 
     /* net.c. missing: "", or why this host cannot use the network and what mends that. open:
@@ -161,6 +163,8 @@ int pc__net_message(struct pc_net_edge *edge, char *slot, const char *lent, uint
 /* Credit: `received` messages are consumed. It may be held back to travel with a message, but not
  * so long that the peer waits for it. */
 void pc__net_credit(struct pc_net_edge *edge, uint64_t received);
+/* The same, but the edge's next message, which follows at once, takes it along. */
+void pc__net_credit_along(struct pc_net_edge *edge, uint64_t received);
 /* A call begins, whose longest message has so many bytes: how many may be in flight on an edge
  * follows from that. */
 void pc__net_begin(struct pc_net *net, uint64_t longest);

@@ -14,8 +14,9 @@ static const char *const software[] = {"tcp", "net", "sockets", "udp"};
 #define PC_COUNT(array) ((uint32_t)(sizeof(array) / sizeof *(array)))
 #define PC_UNRANKED 1000u
 
-/* FI_OPT_EFA_EMULATED_WRITE of rdma/fi_ext.h, which libfabric's headers have from 1.18 on: a bool.
+/* FI_OPT_EFA_EMULATED_* of rdma/fi_ext.h, which libfabric's headers have from 1.18 on: bools.
  * The provider's own options count up from the negative of its number, 0xefa0000. */
+#define PC_EFA_EMULATED_READ (-0xefa0000 + 1)
 #define PC_EFA_EMULATED_WRITE (-0xefa0000 + 2)
 
 /* A layered provider is named core;layer, such as tcp;ofi_rxm. */
@@ -165,14 +166,13 @@ static int find(const struct pc_fabric_options *options, struct pc_error *error,
     return *out != NULL ? PC_OK : no_provider(options, code, error);
 }
 
-/* Whether the provider itself says that it only makes writes of messages. */
-static bool emulates(const struct pc_fabric_endpoint *e)
+/* Whether the provider itself says that it only makes writes, or reads, of messages. */
+static bool emulates(const struct pc_fabric_endpoint *e, int option)
 {
     bool emulated = true;
     size_t nbytes = sizeof emulated;
     return is_core(e->info->fabric_attr->prov_name, "efa")
-           && (fi_getopt(&e->ep->fid, FI_OPT_ENDPOINT, PC_EFA_EMULATED_WRITE, &emulated, &nbytes)
-                   != 0
+           && (fi_getopt(&e->ep->fid, FI_OPT_ENDPOINT, option, &emulated, &nbytes) != 0
                || emulated);
 }
 
@@ -245,7 +245,8 @@ int pc__endpoint_find(const struct pc_fabric_options *options, struct pc_error *
     return rc;
 }
 
-int pc__endpoint_open(struct pc_fabric_endpoint *e, size_t completions, struct pc_error *error)
+int pc__endpoint_open(struct pc_fabric_endpoint *e, size_t completions, bool one_queue,
+                      struct pc_error *error)
 {
     size_t bytes = sizeof e->address;
     enum fi_av_type kind = e->info->domain_attr->av_type;
@@ -258,23 +259,47 @@ int pc__endpoint_open(struct pc_fabric_endpoint *e, size_t completions, struct p
         code = (call = "fi_av_open", fi_av_open(e->domain, &av, &e->av, NULL));
     if (code == 0)
         code = (call = "fi_cq_open", open_sleeping_cq(e, completions));
-    if (code == 0)
+    e->tx_cq = e->cq;
+    if (code == 0 && !one_queue)
         code = (call = "fi_cq_open", open_cq(e, completions, FI_WAIT_NONE, &e->tx_cq));
     if (code == 0)
         code = (call = "fi_endpoint", fi_endpoint(e->domain, e->info, &e->ep, NULL));
     if (code == 0)
         code = (call = "fi_ep_bind of fi_av", fi_ep_bind(e->ep, &e->av->fid, 0));
+    uint64_t both = one_queue ? FI_TRANSMIT : 0;
     if (code == 0)
-        code = (call = "fi_ep_bind of fi_cq", fi_ep_bind(e->ep, &e->cq->fid, FI_RECV));
-    if (code == 0)
+        code = (call = "fi_ep_bind of fi_cq", fi_ep_bind(e->ep, &e->cq->fid, FI_RECV | both));
+    if (code == 0 && !one_queue)
         code = (call = "fi_ep_bind of fi_cq", fi_ep_bind(e->ep, &e->tx_cq->fid, FI_TRANSMIT));
     if (code == 0)
         code = (call = "fi_enable", fi_enable(e->ep));
     if (code == 0)
         code = (call = "fi_getname", fi_getname(&e->ep->fid, e->address, &bytes));
     e->address_bytes = (uint32_t)bytes;
-    e->writes = e->writes && code == 0 && !emulates(e);
+    e->writes = e->writes && code == 0 && !emulates(e, PC_EFA_EMULATED_WRITE);
+    e->joins
+        = e->writes && e->info->tx_attr->iov_limit >= 2 && e->info->tx_attr->rma_iov_limit >= 2;
+    e->reads = e->writes && !emulates(e, PC_EFA_EMULATED_READ);
     return code == 0 ? PC_OK : pc__endpoint_refused(e, call, code, error);
+}
+
+int pc__endpoint_open_beside(const struct pc_fabric_endpoint *e, size_t completions,
+                             struct pc_error *error, struct pc_fabric_endpoint *out)
+{
+    *out = (struct pc_fabric_endpoint){
+        .info = pc__fi.dupinfo(e->info), .writes = e->writes, .wait_fd = -1};
+    if (out->info == NULL)
+        return pc__fail(error, PC_NOMEM, -1, "no memory for libfabric");
+    int rc = pc__endpoint_open(out, completions, true, error);
+    if (rc != PC_OK)
+        pc__endpoint_close(out);
+    return rc;
+}
+
+bool pc__endpoint_may_sleep(const struct pc_fabric_endpoint *e)
+{
+    struct fid *cq = e->cq != NULL ? &e->cq->fid : NULL;
+    return e->wait_fd < 0 || cq == NULL || fi_trywait(e->fabric, &cq, 1) == 0;
 }
 
 /* True when it is closed. There is no call left whose error this could be. */
@@ -289,15 +314,17 @@ static bool close_fid(const struct pc_fabric_endpoint *e, const char *what, stru
 
 bool pc__endpoint_stop(struct pc_fabric_endpoint *e)
 {
-    bool stopped = close_fid(e, "endpoint", e->ep ? &e->ep->fid : NULL);
+    if (!close_fid(e, "endpoint", e->ep ? &e->ep->fid : NULL))
+        e->kept = true;
     e->ep = NULL;
-    return stopped;
+    return !e->kept;
 }
 
 void pc__endpoint_close(struct pc_fabric_endpoint *e)
 {
+    bool other = e->tx_cq != NULL && e->tx_cq != e->cq;
     bool closed = pc__endpoint_stop(e) && close_fid(e, "queue", e->cq ? &e->cq->fid : NULL)
-                  && close_fid(e, "queue of sends", e->tx_cq ? &e->tx_cq->fid : NULL)
+                  && close_fid(e, "queue of sends", other ? &e->tx_cq->fid : NULL)
                   && close_fid(e, "address vector", e->av ? &e->av->fid : NULL)
                   && close_fid(e, "domain", e->domain ? &e->domain->fid : NULL)
                   && close_fid(e, "fabric", e->fabric ? &e->fabric->fid : NULL);

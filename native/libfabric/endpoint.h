@@ -17,11 +17,14 @@ struct pc_fabric_endpoint {
     struct fid_domain *domain;
     struct fid_av *av;
     struct fid_cq *cq; /* of what comes; it may have a descriptor to sleep on */
-    struct fid_cq
-        *tx_cq; /* of what is sent; it has none: the provider would write to it each time */
+    /* Of what is sent: it has none, as the provider would write to it each time. Or the same. */
+    struct fid_cq *tx_cq;
     struct fid_ep *ep;
     bool writes; /* it writes to a peer's memory by itself, and tells the peer when that is
                     done */
+    bool joins;  /* to two places by one write */
+    bool reads;  /* and reads from there by itself */
+    bool kept;   /* its ep could not be closed */
     int wait_fd; /* readable when completions may have come; -1: the provider has none */
     char address[PC_FABRIC_ADDRESS];
     uint32_t address_bytes;
@@ -30,9 +33,15 @@ struct pc_fabric_endpoint {
 /* Chooses the provider and the NIC: fills `info`. */
 int pc__endpoint_find(const struct pc_fabric_options *options, struct pc_error *error,
                       struct pc_fabric_endpoint *out);
-/* Opens what was chosen. `completions`: how many the completion queue must hold. */
-int pc__endpoint_open(struct pc_fabric_endpoint *endpoint, size_t completions,
+/* Opens what was chosen. `completions`: how many the completion queue must hold; `one_queue`: it
+ * also has those of what is sent, so that a rank sleeps until one comes. */
+int pc__endpoint_open(struct pc_fabric_endpoint *endpoint, size_t completions, bool one_queue,
                       struct pc_error *error);
+/* Opens another of the same provider. */
+int pc__endpoint_open_beside(const struct pc_fabric_endpoint *endpoint, size_t completions,
+                             struct pc_error *error, struct pc_fabric_endpoint *out);
+/* Whether a rank may sleep on its descriptor now; true also where it has none. */
+bool pc__endpoint_may_sleep(const struct pc_fabric_endpoint *endpoint);
 /* The provider lets go of all packets; their memory may be freed before `close`. False: it does
  * not, and that memory must stay, as must the other objects. */
 bool pc__endpoint_stop(struct pc_fabric_endpoint *endpoint);

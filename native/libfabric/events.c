@@ -5,12 +5,9 @@
 #include <stdio.h>
 
 #define PC_COMPLETIONS_AT_ONCE 16
-#define PC_TURNS_AT_ONCE 64 /* of a poll: other work waits, too */
-/* How long a rank sleeps at most where the provider wakes nobody, or could not take a packet. */
-#define PC_SHORT_NS UINT64_C(1000000)
+#define PC_TURNS_AT_ONCE 64                 /* of a poll: other work waits, too */
 #define PC_GREETING_NS UINT64_C(5000000)    /* between two polls while ranks find each other */
 #define PC_CONNECTING_NS UINT64_C(12000000) /* and until a provider has looked at a connection */
-#define PC_LAST_NS UINT64_C(1000000000)     /* for packets that a peer had sent before it closed */
 
 /* What a peer's packet or write led to. */
 static void came(struct pc_fabric_net *w, struct pc_fabric_peer *peer, int rc,
@@ -40,9 +37,11 @@ static void written(struct pc_fabric_net *w, uint64_t data)
 {
     struct pc_error error;
     uint32_t line;
-    struct pc_fabric_peer *peer = pc__fabric_writer(w, data, &line);
+    bool joined;
+    struct pc_fabric_peer *peer = pc__fabric_writer(w, data, &line, &joined);
     if (peer != NULL)
-        came(w, peer, pc__fabric_written(w, peer, line, &error), &error);
+        came(w, peer, (joined ? pc__fabric_joined : pc__fabric_written)(w, peer, line, &error),
+             &error);
 }
 
 static void failed(struct pc_fabric_net *w, struct fid_cq *cq)
@@ -66,8 +65,9 @@ static void failed(struct pc_fabric_net *w, struct fid_cq *cq)
     snprintf(why, sizeof why, "%s (provider %s: %.60s)", pc__fi.strerror(entry->err),
              w->endpoint.info->fabric_attr->prov_name, provider != NULL ? provider : "");
     struct pc_fabric_peer *peer = packet->peer;
-    pc__fabric_peer_cut(peer, why);
-    pc__fabric_sent(packet);
+    pc__fabric_peer_cut(peer, "send", why);
+    if (peer->base.fault.code != 0) /* else it is still to be found out whether the peer has it */
+        pc__fabric_sent(packet);
 }
 
 static void completed(struct pc_fabric_net *w, const struct fi_cq_data_entry *entry)
@@ -112,7 +112,8 @@ static bool poll_all(struct pc_fabric_net *w)
     if (w->unposted != NULL)
         pc__fabric_receive_unposted(w);
     bool some = poll_cq(w, w->endpoint.cq);
-    return (w->base.in_flight != 0 && poll_cq(w, w->endpoint.tx_cq)) || some;
+    some = (w->base.in_flight != 0 && poll_cq(w, w->endpoint.tx_cq)) || some;
+    return ((w->rndvs != NULL || w->reads_woken) && pc__fabric_poll_reads(w)) || some;
 }
 
 void pc__fabric_poll(struct pc_net *net, struct pc_net_peer *only)
@@ -124,19 +125,21 @@ void pc__fabric_poll(struct pc_net *net, struct pc_net_peer *only)
 uint64_t pc__fabric_arm(struct pc_net *net, uint64_t ns)
 {
     struct pc_fabric_net *w = (struct pc_fabric_net *)net;
-    struct fid *cq = &w->endpoint.cq->fid;
-    bool nap = w->endpoint.wait_fd < 0 || w->again || net->in_flight != 0;
+    bool nap = w->endpoint.wait_fd < 0 || w->again || net->in_flight != 0
+               || (w->rndvs != NULL && w->reads.wait_fd < 0);
     w->again = false;
     if (poll_all(w))
         return 0;
-    if (w->endpoint.wait_fd >= 0 && fi_trywait(w->endpoint.fabric, &cq, 1) != 0)
+    if (!pc__endpoint_may_sleep(&w->endpoint) || !pc__endpoint_may_sleep(&w->reads))
         return 0; /* something has come since */
     return nap && ns > PC_SHORT_NS ? PC_SHORT_NS : ns;
 }
 
 void pc__fabric_woken(struct pc_net *net, uint64_t what)
 {
-    (void)net, (void)what; /* the caller polls next */
+    if (what == PC_EVENT_READS)
+        ((struct pc_fabric_net *)net)->reads_woken = true;
+    /* The caller polls next. */
 }
 
 /* The end of its socket is the peer's; what it sent before has come, or comes soon where its
@@ -178,6 +181,8 @@ void pc__fabric_handle_due(struct pc_net *net, bool block)
         if (peer == NULL || peer->base.ended || !peer->greeted)
             continue;
         pc__fabric_wireup_flush(&peer->socket);
+        if (peer->cut != 0)
+            pc__fabric_peer_cut(peer, "", "");
         if (peer->gone != 0 && (peer->received >= peer->leaves_at || now >= peer->gone))
             pc__fabric_peer_leave(w, peer, "it closed its connection");
         else if (peer->gone != 0 || peer->leaves)

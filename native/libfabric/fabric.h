@@ -3,7 +3,9 @@
  * What is sent goes in packets, each a header and at most PC_FABRIC_FRAGMENT bytes of one message.
  * A packet is sent from a buffer of its own, and received in one. Where the provider can, a longer
  * message is written into its slot instead, by one operation whose completion the receiver sees,
- * and one packet holds its header. All of these may arrive in any order, and so may completions. */
+ * and its header beside it, or in a packet where a write goes to one place only. All of these may
+ * arrive in any order, and so may completions. A very long transfer is read by its receiver from
+ * where it lies. */
 #ifndef PC_FABRIC_H
 #define PC_FABRIC_H
 #include "libfabric/wireup.h"
@@ -14,6 +16,9 @@
 /* Small enough that providers send it without asking the receiver first, which has to run for the
  * answer (eager, not rendezvous): 16 KiB with all headers. */
 #define PC_FABRIC_FRAGMENT (16384u - 192u)
+/* Messages from so many bytes on are written where their header goes along: a packet is copied on
+ * its way, by providers, too. */
+#define PC_FABRIC_WRITE_FROM 2048u
 /* The send window: packets that may be under way from one rank to another. Where there are many
  * ranks, or the provider's queues are short, it is fewer. */
 #define PC_FABRIC_WINDOW 64u
@@ -23,6 +28,7 @@
  * tell what was received. Half a window of packets comes between two of these, so that at most two
  * are sent between two windows; the rest is for some that were overtaken. */
 #define PC_FABRIC_SPARE 4u
+#define PC_FABRIC_READS 4u   /* under way for one rendezvous */
 #define PC_FABRIC_SENDS 256u /* messages and credits that wait, per peer */
 _Static_assert(PC_FABRIC_SENDS >= PC_EDGE_CHANNELS * (PC_LINES + 1), "a queue holds all frames");
 
@@ -74,6 +80,29 @@ struct pc_fabric_arrival { /* of the next message of a line, from its first frag
     bool written;       /* all its bytes have */
 };
 
+/* What a rendezvous tells the reader: where the sender's memory is, as the provider wants it. */
+struct pc_fabric_rkey {
+    uint64_t address, key;
+};
+_Static_assert(sizeof(struct pc_fabric_rkey) <= PC_INLINE_BYTES, "it fits a line");
+
+struct pc_fabric_read {         /* one operation of a rendezvous */
+    struct fi_context2 context; /* first: the provider's, while it reads */
+    struct pc_rndv *rndv;
+    uint64_t nbytes; /* 0: none */
+};
+
+struct pc_rndv {          /* one end of a rendezvous; the sender's does not read */
+    struct pc_rndv *next; /* in the net's list */
+    struct pc_fabric_peer *peer;
+    struct fid_mr *mr; /* of the memory; NULL: the provider reads into any */
+    char *into;
+    uint64_t nbytes, asked, came;
+    struct pc_fabric_rkey rkey;
+    struct pc_fabric_read reads[PC_FABRIC_READS];
+    bool lent; /* to the peer: this is the sender's */
+};
+
 struct pc_fabric_peer {
     struct pc_net_peer base;
     struct pc_fabric_socket socket;
@@ -82,6 +111,8 @@ struct pc_fabric_peer {
     bool probed;    /* this rank's first packet was posted */
     uint64_t since; /* when its socket came */
     fi_addr_t address;
+    fi_addr_t reads_at; /* its endpoint for reads; FI_ADDR_UNSPEC: it has none */
+    bool broke_off;     /* it has closed that one, and said so: a read that fails tells no more */
     uint64_t key, their_key; /* what packets must show, here and there */
     uint32_t window;         /* packets that may be under way to the peer */
     uint64_t sent, arrived;  /* packets with a frame: to the peer, and of these, what it has told */
@@ -93,13 +124,19 @@ struct pc_fabric_peer {
     uint64_t asked; /* for `arrived`, at so many packets sent, plus one; 0: not yet */
     bool closed;    /* it has closed its endpoint, and said what had come: */
     uint32_t landed[PC_EDGE_LINES];
+    uint64_t cut; /* a send or a read has failed: until when to hear whether it had closed; or 0 */
+    char why[160];
     uint64_t gone; /* its socket has ended: until when to wait for the rest; 0: it has not */
     struct pc_fabric_send *queue; /* a ring */
     uint32_t head, tail;
-    bool writes;               /* messages are written to its slots, which it has there: */
-    uint64_t slots, slots_key; /* as the provider wants their address */
-    struct fid_mr *slots_mr;   /* its slots here */
-    struct fid_mr *shadow_mr;  /* and from where is written to those there; NULL: not registered */
+    bool writes;                  /* messages are written to its slots, which it has there: */
+    uint64_t slots, slots_key;    /* as the provider wants their address */
+    struct fid_mr *slots_mr;      /* its slots here */
+    struct pc_fabric_head *heads; /* of messages that it writes, by line */
+    struct fid_mr *heads_mr;
+    bool joins; /* and this rank writes headers there: */
+    uint64_t heads_at, heads_key;
+    struct fid_mr *shadow_mr; /* and from where is written to those there; NULL: not registered */
     struct pc_fabric_block sends, receives;
     struct pc_fabric_packet *free; /* of `sends` */
     struct pc_fabric_arrival arrivals[PC_EDGE_LINES];
@@ -111,6 +148,9 @@ struct pc_fabric_net {
     struct pc_net base;
     struct pc_fabric_options options;
     struct pc_fabric_endpoint endpoint;
+    struct pc_fabric_endpoint reads; /* another, which only reads and is read; ep NULL: none */
+    struct pc_rndv *rndvs;
+    bool reads_woken; /* something happened at it, though this rank may have no rendezvous */
     uint32_t window;  /* of each peer: packets to and from it */
     uint32_t words;   /* 64-bit words of `come` for an arrival */
     uint32_t partial; /* messages of which something has come, and not all */
@@ -128,10 +168,17 @@ static inline struct pc_fabric_peer *pc__fabric_peer(const struct pc_fabric_net 
 int pc__fabric_block_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer, uint32_t n,
                           bool receives, struct pc_fabric_block *out, struct pc_error *error);
 void pc__fabric_block_close(struct pc_fabric_block *block);
-/* Registers the peer's slots here, for it to write to, and its shadow; neither where that is
- * refused, for packets do without. */
+/* Registers the peer's slots and headers here, for it to write to, and its shadow; none where that
+ * is refused, for packets do without. */
 void pc__fabric_regions_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer);
 void pc__fabric_regions_close(struct pc_fabric_peer *peer);
+/* These, and the regions of packets, whose memory stays. */
+void pc__fabric_unregister(struct pc_fabric_peer *peer);
+/* Registers memory for an endpoint; *out stays NULL where the provider reads and writes any memory
+ * of its own process. */
+int pc__fabric_register(struct pc_fabric_net *w, struct pc_fabric_endpoint *e, const void *at,
+                        size_t nbytes, uint64_t access, struct fid_mr **out,
+                        struct pc_error *error);
 /* Where the slots in a peer's record, or in its shadow, begin; and how many bytes they have. */
 char *pc__fabric_slots(const struct pc_fabric_net *w, char *record, size_t *nbytes);
 
@@ -146,6 +193,9 @@ static inline void pc__fabric_partial(struct pc_fabric_net *w, struct pc_fabric_
 /* Sends what waits for the peer, as far as its window and the provider allow. An errno of
  * libfabric (negative) when the provider refused it for good, else 0. */
 int pc__fabric_post(struct pc_fabric_net *w, struct pc_fabric_peer *peer);
+/* Fills what all headers have, of what is sent next; and once it is posted, counts it. */
+void pc__fabric_address(struct pc_fabric_net *w, struct pc_fabric_packet *packet);
+void pc__fabric_posted(struct pc_fabric_net *w, struct pc_fabric_packet *packet, size_t nbytes);
 /* Sends a packet that only tells. 0, -FI_EAGAIN, or an errno. */
 int pc__fabric_tell(struct pc_fabric_net *w, struct pc_fabric_peer *peer);
 void pc__fabric_receive(struct pc_fabric_net *w, struct pc_fabric_packet *packet);
@@ -160,10 +210,18 @@ struct pc_fabric_peer *pc__fabric_sender(const struct pc_fabric_net *w, const ch
 /* OK, or 1 when a thread sleeps on a count that was raised; INVALID: the peer lied. */
 int pc__fabric_land(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const char *bytes,
                     size_t nbytes, struct pc_error *error);
+/* What a header says of the packets that have arrived. OK; INVALID: the peer lied. */
+int pc__fabric_told(struct pc_fabric_peer *peer, uint64_t received, struct pc_error *error);
 /* A packet was taken in whole, and with it what was written for it. */
 void pc__fabric_count(struct pc_fabric_peer *peer);
 
 /* write.c: messages that are written into the peer's slots. */
+/* Whether its header is written with it. */
+bool pc__fabric_is_joined(const struct pc_fabric_net *w, const struct pc_fabric_peer *peer,
+                          const struct pc_frame *frame);
+/* Writes both; the first free packet holds the header. 0, or a negative errno of libfabric. */
+int pc__fabric_write_joined(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
+                            const struct pc_fabric_send *out);
 /* Whether the message is one; its header goes when pc__fabric_write has begun to write it. */
 bool pc__fabric_is_written(const struct pc_fabric_net *w, const struct pc_fabric_peer *peer,
                            const struct pc_frame *frame);
@@ -172,10 +230,25 @@ int pc__fabric_write(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
                      const struct pc_fabric_send *out);
 /* What the completion of a write at its target says. Whose it is; NULL: nobody's that may write. */
 struct pc_fabric_peer *pc__fabric_writer(const struct pc_fabric_net *w, uint64_t data,
-                                         uint32_t *line);
+                                         uint32_t *line, bool *joined);
 /* As pc__fabric_land. */
 int pc__fabric_written(struct pc_fabric_net *w, struct pc_fabric_peer *peer, uint32_t line,
                        struct pc_error *error);
+int pc__fabric_joined(struct pc_fabric_net *w, struct pc_fabric_peer *peer, uint32_t line,
+                      struct pc_error *error);
+
+/* rndv.c: pc_net_ops's expose, get, test and release. */
+int pc__fabric_expose(struct pc_net_peer *peer, const void *at, uint64_t nbytes, void *rkey,
+                      struct pc_rndv **out);
+int pc__fabric_get(struct pc_net_peer *peer, void *into, uint64_t nbytes, const void *rkey,
+                   struct pc_rndv **out, struct pc_error *error);
+int pc__fabric_test(struct pc_net_peer *peer, struct pc_rndv *rndv, struct pc_error *error);
+void pc__fabric_release(struct pc_net_peer *peer, struct pc_rndv *rndv, bool taken);
+/* True when something was read, here or by a peer. */
+bool pc__fabric_poll_reads(struct pc_fabric_net *w);
+/* Closes the endpoint for reads, and with it all memory that peers might read. False: the provider
+ * does not close it. */
+bool pc__fabric_stop_reads(struct pc_fabric_net *w);
 
 /* peer.c: pc_net_ops's adopt, send, flush, connections and settled. */
 int pc__fabric_adopt(struct pc_net_peer *peer, int fd);
@@ -187,14 +260,21 @@ bool pc__fabric_settled(const struct pc_net_peer *peer);
 int pc__fabric_peer_read(struct pc_fabric_net *w, struct pc_fabric_peer *peer);
 /* A packet came from it. */
 void pc__fabric_peer_came(struct pc_fabric_net *w, struct pc_fabric_peer *peer);
-/* Nothing more can be sent to it; what it has sent is still received, until its socket ends. */
-void pc__fabric_peer_cut(struct pc_fabric_peer *peer, const char *why);
+/* Nothing more can be sent to it, or read of it, as `what` says; what it has sent is still
+ * received, until its socket ends. It is lost once it has said what it had received, or not for
+ * long: it may have closed, and be about to say that. */
+void pc__fabric_peer_cut(struct pc_fabric_peer *peer, const char *what, const char *why);
+/* Tells all peers that this rank's endpoint for reads is closed. */
+void pc__fabric_say_broken_off(struct pc_fabric_net *w);
 /* Ends the peer. */
 void pc__fabric_peer_leave(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const char *why);
 void pc__fabric_peer_close(struct pc_fabric_peer *peer);
 
 /* events.c: pc_net_ops's poll, arm, woken, handle_event and handle_due. */
 #define PC_EVENT_CQ (UINT64_C(1) << 32) /* epoll data; smaller numbers are ranks */
+#define PC_EVENT_READS (PC_EVENT_CQ + 1)
+#define PC_SHORT_NS UINT64_C(1000000)   /* until something that nobody tells is looked at again */
+#define PC_LAST_NS UINT64_C(1000000000) /* for the last of a peer that has closed */
 void pc__fabric_poll(struct pc_net *net, struct pc_net_peer *only);
 uint64_t pc__fabric_arm(struct pc_net *net, uint64_t ns);
 void pc__fabric_woken(struct pc_net *net, uint64_t what);

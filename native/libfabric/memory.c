@@ -6,6 +6,7 @@
 #include <sys/random.h>
 
 #define PC_KEY_TRIES 8 /* keys that are in use already */
+#define HEADS_BYTES (PC_EDGE_LINES * sizeof(struct pc_fabric_head))
 
 /* Where the provider does not choose it: who guesses it may write. */
 static uint64_t new_key(const struct pc_fabric_endpoint *e)
@@ -16,12 +17,11 @@ static uint64_t new_key(const struct pc_fabric_endpoint *e)
     return key;
 }
 
-static int registered(struct pc_fabric_net *w, const void *at, size_t nbytes, uint64_t access,
-                      struct fid_mr **out, struct pc_error *error)
+int pc__fabric_register(struct pc_fabric_net *w, struct pc_fabric_endpoint *e, const void *at,
+                        size_t nbytes, uint64_t access, struct fid_mr **out, struct pc_error *error)
 {
-    struct pc_fabric_endpoint *e = &w->endpoint;
     int mode = e->info->domain_attr->mr_mode;
-    if (!(mode & FI_MR_LOCAL) && access != FI_REMOTE_WRITE)
+    if (!(mode & FI_MR_LOCAL) && !(access & (FI_REMOTE_WRITE | FI_REMOTE_READ)))
         return PC_OK;
     const char *call = "fi_mr_reg";
     int code, tries = 0;
@@ -33,8 +33,12 @@ static int registered(struct pc_fabric_net *w, const void *at, size_t nbytes, ui
         if (code == 0)
             code = (call = "fi_mr_enable", fi_mr_enable(*out));
     }
-    if (code != 0)
+    if (code != 0) {
+        if (*out != NULL)
+            fi_close(&(*out)->fid);
+        *out = NULL;
         return pc__endpoint_refused(e, call, code, error);
+    }
     w->base.state.regions++;
     return PC_OK;
 }
@@ -53,7 +57,8 @@ int pc__fabric_block_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer, 
     if (out->packets == NULL || out->bytes == NULL)
         return pc__fail(error, PC_NOMEM, (int)peer->base.rank,
                         "no memory for %u packets of rank %u", n, peer->base.rank);
-    int rc = registered(w, out->bytes, nbytes, receives ? FI_RECV : FI_SEND, &out->mr, error);
+    int rc = pc__fabric_register(w, &w->endpoint, out->bytes, nbytes, receives ? FI_RECV : FI_SEND,
+                                 &out->mr, error);
     if (rc != PC_OK)
         return rc;
     for (out->n = 0; out->n < n; out->n++)
@@ -65,10 +70,16 @@ int pc__fabric_block_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer, 
     return PC_OK;
 }
 
+static void unregister(struct fid_mr **mr)
+{
+    if (*mr != NULL)
+        fi_close(&(*mr)->fid);
+    *mr = NULL;
+}
+
 void pc__fabric_block_close(struct pc_fabric_block *block)
 {
-    if (block->mr != NULL)
-        fi_close(&block->mr->fid);
+    unregister(&block->mr);
     free(block->packets);
     if (block->bytes != NULL)
         munmap(block->bytes, block->nbytes);
@@ -91,17 +102,32 @@ void pc__fabric_regions_open(struct pc_fabric_net *w, struct pc_fabric_peer *pee
         return;
     char *slots = pc__fabric_slots(w, pc__record(comm->arena, &comm->layout, rank), &nbytes);
     char *shadow = pc__fabric_slots(w, comm->peers[rank].record, &nbytes);
-    if (registered(w, slots, nbytes, FI_REMOTE_WRITE, &peer->slots_mr, &error) != PC_OK
-        || registered(w, shadow, nbytes, FI_WRITE, &peer->shadow_mr, &error) != PC_OK)
+    struct pc_fabric_endpoint *e = &w->endpoint;
+    peer->heads = mmap(NULL, pc__page_up(HEADS_BYTES), PROT_READ | PROT_WRITE,
+                       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (peer->heads == MAP_FAILED) {
+        peer->heads = NULL;
+        return;
+    }
+    if (pc__fabric_register(w, e, slots, nbytes, FI_REMOTE_WRITE, &peer->slots_mr, &error) != PC_OK
+        || pc__fabric_register(w, e, peer->heads, HEADS_BYTES, FI_REMOTE_WRITE, &peer->heads_mr,
+                               &error)
+               != PC_OK
+        || pc__fabric_register(w, e, shadow, nbytes, FI_WRITE, &peer->shadow_mr, &error) != PC_OK)
         pc__fabric_regions_close(peer);
 }
 
 void pc__fabric_regions_close(struct pc_fabric_peer *peer)
 {
-    if (peer->slots_mr != NULL)
-        fi_close(&peer->slots_mr->fid);
-    if (peer->shadow_mr != NULL)
-        fi_close(&peer->shadow_mr->fid);
-    peer->slots_mr = peer->shadow_mr = NULL;
+    unregister(&peer->slots_mr);
+    unregister(&peer->heads_mr);
+    unregister(&peer->shadow_mr);
+}
+
+void pc__fabric_unregister(struct pc_fabric_peer *peer)
+{
+    pc__fabric_regions_close(peer);
+    unregister(&peer->sends.mr);
+    unregister(&peer->receives.mr);
 }
 #endif

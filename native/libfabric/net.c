@@ -55,7 +55,7 @@ static int fabric_open(struct pc_net *net, const void *given, size_t nbytes)
     struct pc_fabric_net *w = (struct pc_fabric_net *)net;
     struct pc_comm *comm = net->comm;
     const struct pc_layout *l = &comm->layout;
-    w->endpoint.wait_fd = -1;
+    w->endpoint.wait_fd = w->reads.wait_fd = -1;
     if (nbytes != sizeof w->options)
         return pc__fail(&comm->error, PC_INVALID, -1, "options of %zu bytes, want %zu", nbytes,
                         sizeof w->options);
@@ -72,9 +72,16 @@ static int fabric_open(struct pc_net *net, const void *given, size_t nbytes)
         rc = choose_window(w);
     size_t each = w->window + PC_FABRIC_SPARE;
     if (rc == PC_OK)
-        rc = pc__endpoint_open(&w->endpoint, 3 * comm->options.size * each, &comm->error);
-    if (rc == PC_OK && w->endpoint.wait_fd >= 0
-        && pc__net_watch(net->pause_epoll, w->endpoint.wait_fd, EPOLLIN, PC_EVENT_CQ) != 0)
+        rc = pc__endpoint_open(&w->endpoint, 3 * comm->options.size * each, false, &comm->error);
+    if (rc == PC_OK && w->endpoint.reads)
+        rc = pc__endpoint_open_beside(&w->endpoint, w->endpoint.info->tx_attr->size, &comm->error,
+                                      &w->reads);
+    if (rc == PC_OK
+        && ((w->endpoint.wait_fd >= 0
+             && pc__net_watch(net->pause_epoll, w->endpoint.wait_fd, EPOLLIN, PC_EVENT_CQ) != 0)
+            || (w->reads.wait_fd >= 0
+                && pc__net_watch(net->pause_epoll, w->reads.wait_fd, EPOLLIN, PC_EVENT_READS)
+                       != 0)))
         rc = pc__fail(&comm->error, PC_SYSTEM, -1, "epoll: %s", strerror(errno));
     return rc;
 }
@@ -92,9 +99,11 @@ static void fabric_close(struct pc_net *net)
         bool bound = w->endpoint.info->domain_attr->mr_mode & FI_MR_ENDPOINT;
         for (uint32_t p = 0; bound && net->peers != NULL && p < net->comm->options.size; p++)
             if (net->peers[p] != NULL)
-                pc__fabric_regions_close(pc__fabric_peer(w, p));
+                pc__fabric_unregister(pc__fabric_peer(w, p));
         stopped = pc__endpoint_stop(&w->endpoint);
     }
+    if (!child && pc__fabric_stop_reads(w) && w->reads.info != NULL)
+        pc__endpoint_close(&w->reads);
     for (uint32_t p = 0; net->peers != NULL && p < net->comm->options.size; p++) {
         if (net->peers[p] == NULL)
             continue;
@@ -102,7 +111,10 @@ static void fabric_close(struct pc_net *net)
             pc__fabric_peer_close(pc__fabric_peer(w, p));
         else
             pc__fabric_wireup_close(&pc__fabric_peer(w, p)->socket);
+        if (!stopped && !child)
+            pc__fabric_regions_close(pc__fabric_peer(w, p)); /* no peer writes to the arena */
     }
+    net->keeps = !stopped && !child;
     if (stopped)
         pc__endpoint_close(&w->endpoint);
 }
@@ -116,6 +128,7 @@ const struct pc_net_ops pc__libfabric_ops = {
     .slow_yield_ns = PC_SLOW_YIELD_NS,
     .calls_per_poll = 8,
     .frag_bytes = 128u << 10, /* each is two operations and a credit */
+    .rndv_from = 256u << 10,
     .missing = pc__fi_load,
     .open = fabric_open,
     .close = fabric_close,
@@ -124,6 +137,10 @@ const struct pc_net_ops pc__libfabric_ops = {
     .flush = pc__fabric_flush,
     .connections = pc__fabric_connections,
     .settled = pc__fabric_settled,
+    .expose = pc__fabric_expose,
+    .get = pc__fabric_get,
+    .test = pc__fabric_test,
+    .release = pc__fabric_release,
     .poll = pc__fabric_poll,
     .arm = pc__fabric_arm,
     .woken = pc__fabric_woken,

@@ -11,27 +11,38 @@ static struct pc_fabric_head *head_of(const struct pc_fabric_packet *packet)
     return (struct pc_fabric_head *)packet->bytes;
 }
 
+void pc__fabric_address(struct pc_fabric_net *w, struct pc_fabric_packet *packet)
+{
+    struct pc_fabric_head *head = head_of(packet);
+    head->key = packet->peer->their_key;
+    head->rank = w->base.comm->options.rank;
+    head->received = packet->peer->received;
+}
+
+void pc__fabric_posted(struct pc_fabric_net *w, struct pc_fabric_packet *packet, size_t nbytes)
+{
+    struct pc_fabric_peer *peer = packet->peer;
+    peer->free = packet->next;
+    peer->told = peer->received;
+    peer->tells = false;
+    peer->under_way++;
+    w->base.in_flight++;
+    w->base.state.bytes[0] += nbytes;
+    w->base.state.requests++;
+}
+
 /* Hands a packet to the provider. It tells the peer what was received, too. */
 static int post(struct pc_fabric_net *w, struct pc_fabric_packet *packet, size_t nbytes)
 {
     struct pc_fabric_peer *peer = packet->peer;
-    struct pc_fabric_head *head = head_of(packet);
-    head->key = peer->their_key;
-    head->rank = w->base.comm->options.rank;
-    head->received = peer->received;
+    pc__fabric_address(w, packet);
     ssize_t code = fi_send(w->endpoint.ep, packet->bytes, nbytes, packet->desc, peer->address,
                            &packet->context);
     if (code == -FI_EAGAIN)
         w->again = true;
     if (code != 0)
         return (int)code;
-    peer->free = packet->next;
-    peer->told = head->received;
-    peer->tells = false;
-    peer->under_way++;
-    w->base.in_flight++;
-    w->base.state.bytes[0] += nbytes;
-    w->base.state.requests++;
+    pc__fabric_posted(w, packet, nbytes);
     return 0;
 }
 
@@ -88,12 +99,17 @@ int pc__fabric_post(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
            && peer->sent - peer->arrived < peer->window
            && peer->under_way < w->window) { /* the rest of `free` is for packets that tell */
         struct pc_fabric_send *out = &peer->queue[peer->head % PC_FABRIC_SENDS];
-        if (out->written || !pc__fabric_is_written(w, peer, &out->frame))
+        if (pc__fabric_is_joined(w, peer, &out->frame)) {
+            if ((code = pc__fabric_write_joined(w, peer, out)) == 0)
+                peer->head++;
+        } else if (out->written || !pc__fabric_is_written(w, peer, &out->frame))
             code = post_fragment(w, peer, out);
         else if ((code = pc__fabric_write(w, peer, out)) == 0)
             out->written = true;
-        else if (code == -FI_ENOSYS) { /* the provider says too much of itself: by packets */
-            peer->writes = false;
+        if (code == -FI_ENOSYS
+            && peer->writes) { /* the provider says too much of itself: by less of it */
+            peer->writes = peer->joins && peer->writes;
+            peer->joins = false;
             code = 0;
         }
     }
@@ -242,6 +258,18 @@ static int take_fragment(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
     return 1;
 }
 
+int pc__fabric_told(struct pc_fabric_peer *peer, uint64_t received, struct pc_error *error)
+{
+    if (received > peer->sent)
+        return BAD("says that %llu packets arrived; %llu were sent", peer->base.rank,
+                   (unsigned long long)received, (unsigned long long)peer->sent);
+    if (received > peer->arrived) {
+        peer->arrived = received;
+        pc__net_dirty(&peer->base);
+    }
+    return PC_OK;
+}
+
 void pc__fabric_count(struct pc_fabric_peer *peer)
 {
     peer->received++;
@@ -260,18 +288,16 @@ int pc__fabric_land(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const 
     if (!tells && nbytes < sizeof head)
         return BAD("has %zu bytes", peer->base.rank, nbytes);
     memcpy(&head, bytes, tells ? PC_FABRIC_TELLS : sizeof head);
-    if (head.received > peer->sent || (tells && (head.at | head.written) != 0))
-        return BAD("says that %llu packets arrived; %llu were sent", peer->base.rank,
-                   (unsigned long long)head.received, (unsigned long long)peer->sent);
-    if (head.received > peer->arrived) {
-        peer->arrived = head.received;
-        pc__net_dirty(&peer->base);
-    }
+    int rc = pc__fabric_told(peer, head.received, error);
+    if (rc != PC_OK)
+        return rc;
     if (tells)
-        return PC_OK;
+        return (head.at | head.written) == 0
+                   ? PC_OK
+                   : BAD("only tells, and has a fragment, too", peer->base.rank);
     if (peer->received - peer->told >= w->window)
         return BAD("comes after %u that it was told nothing about", peer->base.rank, w->window);
-    int rc = pc__frame_check(&peer->base, &head.frame, &into, error);
+    rc = pc__frame_check(&peer->base, &head.frame, &into, error);
     if (rc != PC_OK)
         return rc;
     rc = take_fragment(w, peer, &head, bytes + sizeof head, nbytes - sizeof head, into, error);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -39,6 +40,13 @@ static int greet(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
                                        &hello.slots_bytes);
         hello.slots = e->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uintptr_t)slots : 0;
         hello.slots_key = fi_mr_key(peer->slots_mr);
+        hello.heads = e->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uintptr_t)peer->heads : 0;
+        hello.heads_key = fi_mr_key(peer->heads_mr);
+        hello.joins = e->joins;
+    }
+    if (w->reads.ep != NULL) {
+        hello.reads_bytes = w->reads.address_bytes;
+        memcpy(hello.reads, w->reads.address, w->reads.address_bytes);
     }
     snprintf(hello.provider, sizeof hello.provider, "%s", e->info->fabric_attr->prov_name);
     memcpy(hello.address, e->address, e->address_bytes);
@@ -54,6 +62,7 @@ static int make_packets(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
         return pc__fail(error, PC_SYSTEM, -1, "getrandom gave no key");
     peer->queue = malloc(PC_FABRIC_SENDS * sizeof *peer->queue);
     peer->come = calloc((size_t)PC_EDGE_LINES * w->words, sizeof *peer->come);
+    peer->reads_at = FI_ADDR_UNSPEC;
     if (peer->queue == NULL || peer->come == NULL)
         return pc__fail(error, PC_NOMEM, -1, "no memory for packets");
     int rc = pc__fabric_block_open(w, peer, n, false, &peer->sends, error);
@@ -139,10 +148,10 @@ int pc__fabric_send(struct pc_net_peer *base, const struct pc_send_op *op)
 bool pc__fabric_flush(struct pc_net_peer *base)
 {
     struct pc_fabric_peer *peer = (struct pc_fabric_peer *)base;
-    if (peer->greeted && base->fault.code == 0) {
+    if (peer->greeted && base->fault.code == 0 && peer->cut == 0) {
         int code = pc__fabric_post(net_of(base), peer);
         if (code != 0)
-            pc__fabric_peer_cut(peer, pc__fi.strerror(-code));
+            pc__fabric_peer_cut(peer, "send", pc__fi.strerror(-code));
     }
     return peer->head == peer->tail && !peer->tells;
 }
@@ -170,6 +179,7 @@ static bool is_hello(const struct pc_fabric_net *w, const struct pc_fabric_wireu
     return message->window >= PC_FABRIC_LEAST_WINDOW && message->window <= PC_FABRIC_WINDOW
            && message->fragment == PC_FABRIC_FRAGMENT && message->address_bytes > 0
            && message->address_bytes <= PC_FABRIC_ADDRESS
+           && message->reads_bytes <= PC_FABRIC_ADDRESS
            && memchr(message->provider, 0, sizeof message->provider) != NULL
            && (message->slots_bytes == 0 || message->slots_bytes == nbytes)
            && message->format == w->endpoint.info->addr_format;
@@ -191,7 +201,9 @@ static void handle_hello(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
         pc__fabric_peer_leave(w, peer, "its greeting is not one");
         return;
     }
-    if (fi_av_insert(w->endpoint.av, message->address, 1, &peer->address, 0, NULL) != 1) {
+    if (fi_av_insert(w->endpoint.av, message->address, 1, &peer->address, 0, NULL) != 1
+        || (message->reads_bytes != 0 && w->reads.ep != NULL
+            && fi_av_insert(w->reads.av, message->reads, 1, &peer->reads_at, 0, NULL) != 1)) {
         pc__fabric_peer_leave(w, peer, "the address of its endpoint cannot be used (fi_av_insert)");
         return;
     }
@@ -200,6 +212,9 @@ static void handle_hello(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
     peer->writes = peer->slots_mr != NULL && message->slots_bytes != 0;
     peer->slots = message->slots;
     peer->slots_key = message->slots_key;
+    peer->joins = peer->writes && w->endpoint.joins && message->joins != 0;
+    peer->heads_at = message->heads;
+    peer->heads_key = message->heads_key;
     peer->window = message->window < w->window ? message->window : w->window;
     peer->tells = true; /* its first packet: both ends learn that there is a way */
     pc__net_dirty(&peer->base);
@@ -235,6 +250,8 @@ static void handle_wireup(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
     } else if (message->kind == PC_FABRIC_WIREUP_CLOSED) {
         peer->closed = true;
         memcpy(peer->landed, message->counts, sizeof peer->landed);
+    } else if (message->kind == PC_FABRIC_WIREUP_BROKEN_OFF) {
+        peer->broke_off = true;
     } else if (!peer->greeted
                || (message->kind == PC_FABRIC_WIREUP_LEAVING ? message->packets < peer->received
                                                              : message->packets > peer->sent)) {
@@ -269,7 +286,16 @@ void pc__fabric_peer_came(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
     say_arrived(peer);
 }
 
-void pc__fabric_peer_cut(struct pc_fabric_peer *peer, const char *why)
+void pc__fabric_say_broken_off(struct pc_fabric_net *w)
+{
+    for (uint32_t p = 0; p < w->base.comm->options.size; p++) {
+        struct pc_fabric_peer *peer = pc__fabric_peer(w, p);
+        if (peer != NULL && peer->socket.open)
+            write_wireup(peer, PC_FABRIC_WIREUP_BROKEN_OFF, 0); /* if it cannot be, it is lost */
+    }
+}
+
+void pc__fabric_peer_cut(struct pc_fabric_peer *peer, const char *what, const char *why)
 {
     struct pc_net_peer *base = &peer->base;
     if (base->ended || base->fault.code != 0)
@@ -277,7 +303,16 @@ void pc__fabric_peer_cut(struct pc_fabric_peer *peer, const char *why)
     pc__fabric_peer_read(net_of(base), peer); /* if it has closed, it has said what it has */
     if (base->ended)
         return;
-    pc__fail(&base->fault, PC_LOST, (int)base->rank, "rank %u is lost: send: %s", base->rank, why);
+    uint64_t now = pc__now();
+    if (peer->cut == 0) {
+        snprintf(peer->why, sizeof peer->why, "%s: %s", what, why);
+        peer->cut = now + PC_LAST_NS;
+    }
+    if (!peer->closed && now < peer->cut) {
+        pc__net_schedule(base->net, now + PC_SHORT_NS);
+        return;
+    }
+    pc__fail(&base->fault, PC_LOST, (int)base->rank, "rank %u is lost: %s", base->rank, peer->why);
     pc__fabric_drop(peer);
     if (peer->socket.open)
         shutdown(peer->socket.fd, SHUT_RDWR); /* both ends read its end, and then leave */
@@ -312,6 +347,8 @@ void pc__fabric_peer_close(struct pc_fabric_peer *peer)
     pc__fabric_block_close(&peer->sends);
     pc__fabric_block_close(&peer->receives);
     pc__fabric_regions_close(peer);
+    if (peer->heads != NULL)
+        munmap(peer->heads, pc__page_up(PC_EDGE_LINES * sizeof *peer->heads));
     free(peer->queue);
     free(peer->come);
 }

@@ -14,7 +14,8 @@ enum pc_fabric_wireup_kind {
     PC_FABRIC_WIREUP_HELLO = 1, /* where the endpoint is, and what its packets must show */
     PC_FABRIC_WIREUP_LEAVING, /* `packets`: so many were sent in all; the rank waits for ARRIVED */
     PC_FABRIC_WIREUP_ARRIVED, /* `packets`: so many have arrived */
-    PC_FABRIC_WIREUP_CLOSED,  /* the endpoint is closed; `counts`: the messages that came before */
+    PC_FABRIC_WIREUP_BROKEN_OFF, /* the endpoint for reads is closed, and nobody is gone */
+    PC_FABRIC_WIREUP_CLOSED, /* the endpoint is closed; `counts`: the messages that came before */
 };
 
 struct pc_fabric_wireup { /* all of one size */
@@ -26,14 +27,17 @@ struct pc_fabric_wireup { /* all of one size */
     uint32_t fragment; /* bytes of a message in a packet: PC_FABRIC_FRAGMENT */
     uint32_t format;   /* of the address: an FI_SOCKADDR_IN or the like */
     uint32_t address_bytes;
-    uint64_t slots;       /* what the peer may write to: as the provider wants the address */
-    uint64_t slots_key;   /* of the region */
-    uint64_t slots_bytes; /* 0: nothing; the provider has no such writes */
+    uint64_t slots;            /* what the peer may write to: as the provider wants the address */
+    uint64_t slots_key;        /* of the region */
+    uint64_t slots_bytes;      /* 0: nothing; the provider has no such writes */
+    uint64_t heads, heads_key; /* likewise, of the headers of what is written there */
+    uint64_t joins;            /* a write may have two places; else 0 */
+    uint64_t reads_bytes;      /* of the next but one; 0: there is no endpoint for reads */
     char provider[PC_FABRIC_PROVIDER]; /* ends with a zero */
-    char address[PC_FABRIC_ADDRESS];
+    char address[PC_FABRIC_ADDRESS], reads[PC_FABRIC_ADDRESS];
     uint32_t counts[PC_EDGE_LINES]; /* CLOSED: the low bits of each line's count */
 };
-_Static_assert(sizeof(struct pc_fabric_wireup) == 1120, "a wireup message has no gaps");
+_Static_assert(sizeof(struct pc_fabric_wireup) == 1408, "a wireup message has no gaps");
 
 struct pc_fabric_socket {
     int fd;

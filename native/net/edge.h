@@ -28,10 +28,19 @@ static inline uint64_t pc__edge_trailer(const struct pc_fifo *f)
     return pc__edge_mapped(f) ? 0 : PC_TRAILER_BYTES;
 }
 
-/* The longest fragment of a transfer: to a mapped peer, or what the network likes. */
-static inline uint64_t pc__edge_longest(const struct pc_fifo *f, uint64_t mapped, uint64_t by_net)
+/* A length that transfers go by: to a mapped peer, or what the network likes. */
+static inline uint64_t pc__edge_either(const struct pc_fifo *f, uint64_t mapped, uint64_t by_net)
 {
     return pc__edge_mapped(f) ? mapped : by_net;
+}
+
+/* Before a message: its credit goes along where the network can do that. True when it does. */
+static inline bool pc__edge_credit_along(const struct pc_fifo *f, uint64_t received)
+{
+    if (pc__edge_mapped(f))
+        return false;
+    pc__net_credit_along(f->edge, received);
+    return true;
 }
 
 static inline void pc__edge_credit(struct pc_comm *comm, struct pc_fifo *f, uint64_t received)

@@ -41,7 +41,8 @@ static char *place_of(const struct pc_net_edge *edge, const struct pc_frame *fra
     uint64_t number = frame->count - 1, slots = l->slots, slot_bytes = l->slot_bytes, at;
     bool transfer = frame->channel >= PC_MAX_CHANNELS;
     *depth = PC_LINES;
-    if (transfer ? frame->place == PC_IN_LINE : frame->nbytes <= PC_INLINE_BYTES)
+    bool offers = frame->place == PC_IN_SENDER && edge->peer->net->ops->get != NULL;
+    if (transfer ? frame->place == PC_IN_LINE || offers : frame->nbytes <= PC_INLINE_BYTES)
         return frame->nbytes <= PC_INLINE_BYTES ? (char *)line_of(f, number)->bytes : NULL;
     if (transfer) {
         at = (uint64_t)frame->place * PC_CHUNK_UNIT;

@@ -252,6 +252,14 @@ void pc__net_credit(struct pc_net_edge *edge, uint64_t received)
     pc__net_unlock(net);
 }
 
+void pc__net_credit_along(struct pc_net_edge *edge, uint64_t received)
+{
+    struct pc_net *net = edge->peer->net;
+    pthread_mutex_lock(&net->lock);
+    edge->consumed = received;
+    pc__net_unlock(net);
+}
+
 /* Handles the events of net->epoll, and what is due. */
 static void handle_events(struct pc_net *net, bool block)
 {
@@ -431,7 +439,7 @@ void pc__net_close(struct pc_net *net, uint64_t linger_ns)
     close_fd(net->pause_epoll);
     close_fd(net->epoll);
     close_fd(net->timer);
-    if (net->shadows != NULL)
+    if (net->shadows != NULL && !net->keeps)
         munmap(net->shadows, size * net->comm->layout.record);
     pthread_mutex_destroy(&net->lock);
     free(net->peers);
@@ -473,7 +481,7 @@ static int open_net(struct pc_comm *comm, const struct pc_net_ops *ops, const vo
         return rc;
     }
     comm->net = net;
-    pc__p2p_reach(comm, ops->frag_bytes);
+    pc__p2p_reach(comm, ops->frag_bytes, ops->rndv_from);
     comm->yields = ops->yields;
     comm->yields_between_polls = ops->yields_between_polls;
     comm->slow_yield_ns = ops->slow_yield_ns;

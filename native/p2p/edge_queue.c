@@ -102,6 +102,18 @@ static bool find_room(struct pc_comm *comm, struct pc_edge_queue *queue, uint64_
     return false;
 }
 
+/* Sends the next message, and with it what credit is held back. */
+static int message(struct pc_comm *comm, struct pc_edge_queue *queue, void *slot, const void *from,
+                   uint64_t nbytes)
+{
+    struct pc_fifo *f = queue->fifo;
+    if (queue->published != f->received && pc__edge_credit_along(f, f->received)) {
+        queue->published = f->received;
+        queue->unpublished_bytes = 0;
+    }
+    return pc__edge_message(comm, f, slot, from, nbytes, &comm->p2p->error);
+}
+
 int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t)
 {
     struct pc_fifo *f = queue->fifo;
@@ -129,18 +141,19 @@ int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *queue, struc
         if (!find_room(comm, queue, 0, &offset))
             return 0;
         const struct pc_rndv_ops *rndv = comm->peers[t->peer].rndv;
-        t->staged = rndv == NULL || t->nbytes < comm->p2p->rndv_bytes[t->both_ways]
-                    || !rndv->offer(comm, queue, t, line);
+        uint64_t from = pc__edge_either(f, comm->p2p->rndv_bytes[t->both_ways],
+                                        comm->p2p->net_rndv_bytes[t->both_ways]);
+        t->staged = rndv == NULL || t->nbytes < from || !rndv->offer(comm, queue, t, line);
         if (t->staged)
             return 1;
         line->place = PC_IN_SENDER;
         line->signature = t->signature;
         line->nbytes = 0;
         t->offered = f->sent + 1;
-        int rc = pc__edge_message(comm, f, line->bytes, NULL, 0, &comm->p2p->error);
+        int rc = message(comm, queue, line->bytes, NULL, PC_INLINE_BYTES);
         return rc == PC_OK || rc == PC_AGAIN ? 1 : rc;
     } else {
-        uint64_t longest = pc__edge_longest(f, comm->p2p->frag_bytes, comm->p2p->net_frag_bytes);
+        uint64_t longest = pc__edge_either(f, comm->p2p->frag_bytes, comm->p2p->net_frag_bytes);
         n = left < longest ? left : longest;
         if (!find_room(comm, queue, n, &offset))
             return 0;
@@ -149,7 +162,7 @@ int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *queue, struc
     }
     line->nbytes = (uint32_t)n;
     line->signature = t->signature;
-    int rc = pc__edge_message(comm, f, to, t->at + t->done, n, &comm->p2p->error);
+    int rc = message(comm, queue, to, t->at + t->done, n);
     t->done += n;
     if (rc != PC_OK && rc != PC_AGAIN)
         return rc;
@@ -213,7 +226,8 @@ int pc__edge_queue_receive(struct pc_comm *comm, struct pc_edge_queue *queue, st
             __atomic_store_n(&f->in_credit->place, 1, __ATOMIC_RELAXED);
     }
     if (f->received - queue->published >= PC_UNPUBLISHED_MESSAGES
-        || queue->unpublished_bytes >= comm->p2p->unpublished_bytes)
+        || queue->unpublished_bytes
+               >= pc__edge_either(f, comm->p2p->unpublished_bytes, comm->p2p->ring_bytes / 4))
         pc__edge_queue_publish(comm, queue);
     return 1;
 }

@@ -46,18 +46,20 @@ int pc__p2p_open(struct pc_comm *comm)
      * all is received, half of the ring is free, in one span. */
     uint64_t quarter = p->ring_bytes / 4, frag = quarter - PC_TRAILER_BYTES;
     p->frag_bytes = frag < PC_FRAG_BYTES ? frag : PC_FRAG_BYTES;
-    p->net_frag_bytes = p->frag_bytes;
     p->rndv_bytes[false] = comm->options.spin ? PC_RNDV_BYTES : PC_RNDV_BYTES_SHARED;
     p->rndv_bytes[true] = comm->options.spin ? PC_RNDV_BYTES_BOTH_WAYS : PC_RNDV_BYTES_SHARED;
     p->unpublished_bytes = quarter < PC_UNPUBLISHED_BYTES ? quarter : PC_UNPUBLISHED_BYTES;
+    pc__p2p_reach(comm, 0, 0);
     return PC_OK;
 }
 
-void pc__p2p_reach(struct pc_comm *comm, uint64_t longest)
+void pc__p2p_reach(struct pc_comm *comm, uint64_t longest, uint64_t rndv_from)
 {
     struct pc_p2p *p = comm->p2p;
     uint64_t frag = p->ring_bytes / 4 - PC_TRAILER_BYTES;
     p->net_frag_bytes = longest == 0 ? p->frag_bytes : frag < longest ? frag : longest;
+    for (uint32_t both = 0; both < 2; both++)
+        p->net_rndv_bytes[both] = rndv_from != 0 ? rndv_from : p->rndv_bytes[both];
 }
 
 /* Frees the bytes of sends to this rank that were never received. */

@@ -6,13 +6,15 @@
  * then. Nobody is woken (no FI_WAIT_FD). Buffers must be registered, by regions that are bound to
  * the endpoint and enabled; contexts are scribbled over while an operation has them. A packet for
  * which no receive is posted stops its receiver. A write to a peer's memory goes in pieces, in any
- * order, by offsets (no FI_MR_VIRT_ADDR), and tells the target 32 bits.
+ * order, by offsets (no FI_MR_VIRT_ADDR), and tells the target 32 bits. What is read comes from its
+ * end on, and only while the target polls. Nothing is closed that something open holds on to.
  *
  * FAKEFABRIC_PROVIDER is the provider's name (efa), FAKEFABRIC_QUEUE the depth of each queue, and
  * FAKEFABRIC_FAIL fails each send after so many, as a network that is cut would. With
  * FAKEFABRIC_LIE each packet after so many has a wrong byte behind its first eight, in its
  * first 80. FAKEFABRIC_WRITES: native, emulated (as EFA says it where it is asked), or none;
- * FAKEFABRIC_LONGEST: bytes of the longest message or write. FAKEFABRIC_LATE: milliseconds from when
+ * FAKEFABRIC_PLACES: to how many a write may go at once; FAKEFABRIC_LONGEST: bytes of the longest
+ * message or write. FAKEFABRIC_LATE: milliseconds from when
  * a send has left to its completion. FAKEFABRIC_BUSY: no endpoint
  * can be closed. FAKEFABRIC_IP: its addresses are of IP networks, of which it
  * has none that it is asked for. */
@@ -33,11 +35,13 @@
 #include "wire.h"
 
 #define PEERS 1024
-#define MOST 8192 /* of each kind of operation */
-#define REORDER 8 /* packets that may be overtaken */
-#define PIECES 64 /* of a write */
+#define MOST 8192    /* of each kind of operation */
+#define REORDER 8    /* packets that may be overtaken */
+#define PIECES 32    /* of a write, which may have one more for its first place */
+#define PIECE 65536u /* of what is read */
 #define REGIONS 4096
-#define EMULATED_WRITE (-0xefa0000 + 2) /* FI_OPT_EFA_EMULATED_WRITE */
+#define EMULATED_READ (-0xefa0000 + 1) /* FI_OPT_EFA_EMULATED_READ */
+#define EMULATED_WRITE (-0xefa0000 + 2)
 #define MODE (FI_MR_LOCAL | FI_MR_ENDPOINT | FI_MR_PROV_KEY | FI_MR_ALLOCATED)
 
 struct op {
@@ -46,10 +50,19 @@ struct op {
     const char *bytes;
     size_t nbytes;
     uint64_t to;
-    int state; /* of a send: 0 to be sent, 1 sent, negative: failed */
+    int state; /* of a send: 0 to be sent, 1 sent, 2 a read that was asked for, negative: failed */
     long long since; /* in milliseconds, when it was sent */
     struct wire wire;
-    uint64_t sent; /* of a write: a bit for each piece */
+    const char *first; /* of a write to two places: what goes to the first, and where that is */
+    size_t nfirst;
+    uint64_t first_at, first_key;
+    uint64_t sent; /* of a write: a bit for each piece; of what is read: bytes that came */
+};
+
+struct answer { /* to a read: the bytes before `left` are to be sent */
+    const struct region *region;
+    struct wire wire;
+    uint64_t left;
 };
 
 struct packet {
@@ -68,30 +81,37 @@ struct region {
     const char *bytes;
     size_t nbytes;
     uint64_t access;
-    bool bound, enabled;
+    struct endpoint *ep; /* to which it is bound */
+    struct domain *domain;
+    bool enabled;
 };
 static struct region *regions[REGIONS]; /* the key of each is its index, plus one */
 static uint32_t nregions;
 
-static struct {
-    struct fid_fabric fabric;
-    struct fid_domain domain;
-} shared;
+static struct fid_fabric the_fabric;
 
 /* One endpoint with its queues: in all these structs the fid comes first. */
+struct domain {
+    struct fid_domain domain;
+    uint32_t objects; /* of it that are open */
+};
 struct queue {
     struct fid_cq cq;
+    struct domain *domain;
     size_t size;
     struct endpoint *ep;
 };
 struct addresses {
     struct fid_av av;
+    struct domain *domain;
     char names[PEERS][NAME];
     uint32_t n;
 };
 struct endpoint {
     struct fid_ep ep;
-    struct queue *cq, *tx_cq;
+    struct domain *domain;
+    uint32_t regions;         /* bound to it, and open */
+    struct queue *cq, *tx_cq; /* they may be one */
     struct addresses *av;
     char name[NAME];
     int fd;
@@ -102,7 +122,9 @@ struct endpoint {
     uint32_t ncame;
     struct incoming writes[MOST];
     uint32_t nwrites;
-    uint64_t written; /* writes that were begun */
+    struct answer answers[MOST];
+    uint32_t nanswers;
+    uint64_t written; /* writes and reads that were begun */
     size_t completions;
     long late;
     struct fi_cq_err_entry error;
@@ -165,10 +187,10 @@ static void give_context(const struct op *op)
         stop("a context was written to while the provider had it");
 }
 
-static void check_buffer(void *desc, const void *bytes, size_t nbytes)
+static void check_buffer(const struct endpoint *e, void *desc, const void *bytes, size_t nbytes)
 {
     const struct region *r = desc;
-    if (r == NULL || !r->enabled)
+    if (r == NULL || !r->enabled || r->ep != e)
         stop("a buffer that is not registered, with a provider of FI_MR_LOCAL and FI_MR_ENDPOINT");
     if ((const char *)bytes < r->bytes || (const char *)bytes + nbytes > r->bytes + r->nbytes)
         stop("a buffer beyond its memory region");
@@ -180,7 +202,7 @@ static ssize_t fake_recv(struct fid_ep *ep, void *buf, size_t len, void *desc, f
                          void *context)
 {
     struct endpoint *e = (struct endpoint *)ep;
-    check_buffer(desc, buf, len);
+    check_buffer(e, desc, buf, len);
     if (!e->enabled || from != FI_ADDR_UNSPEC)
         stop("fi_recv on a disabled endpoint, or from an address");
     if (len > longest())
@@ -199,7 +221,7 @@ static ssize_t fake_send(struct fid_ep *ep, const void *buf, size_t len, void *d
                          void *context)
 {
     struct endpoint *e = (struct endpoint *)ep;
-    check_buffer(desc, buf, len);
+    check_buffer(e, desc, buf, len);
     if (!e->enabled || to >= e->av->n)
         stop("fi_send on a disabled endpoint, or to no address");
     if (e->nsends >= depth())
@@ -229,16 +251,63 @@ static ssize_t fake_writedata(struct fid_ep *ep, const void *buf, size_t len, vo
     return code;
 }
 
-static ssize_t put(struct endpoint *e, const struct op *op, const struct wire *wire,
-                   const char *bytes, size_t nbytes)
+static size_t places(void)
+{
+    const char *text = getenv("FAKEFABRIC_PLACES");
+    return text == NULL ? 2 : (size_t)atol(text);
+}
+
+static ssize_t fake_writemsg(struct fid_ep *ep, const struct fi_msg_rma *message, uint64_t flags)
+{
+    struct endpoint *e = (struct endpoint *)ep;
+    const struct iovec *from = message->msg_iov;
+    const struct fi_rma_iov *to = message->rma_iov;
+    if (flags != (FI_REMOTE_CQ_DATA | FI_COMPLETION) || places() < 2 || message->iov_count != 2
+        || message->rma_iov_count != 2 || from[0].iov_len != to[0].len
+        || from[1].iov_len != to[1].len)
+        stop("fi_writemsg in a way that the stand-in has not");
+    check_buffer(e, message->desc[0], from[0].iov_base, from[0].iov_len);
+    if (from[0].iov_len + from[1].iov_len > longest())
+        stop("a write longer than max_msg_size");
+    int code = (int)fake_writedata(ep, from[1].iov_base, from[1].iov_len, message->desc[1],
+                                   message->data, message->addr, to[1].addr, to[1].key,
+                                   message->context);
+    if (code == 0) {
+        struct op *op = &e->sends[e->nsends - 1];
+        op->first = from[0].iov_base;
+        op->nfirst = from[0].iov_len;
+        op->first_at = to[0].addr;
+        op->first_key = to[0].key;
+        op->wire.total += op->nfirst;
+    }
+    return code;
+}
+
+static ssize_t fake_read(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t from,
+                         uint64_t at, uint64_t key, void *context)
+{
+    struct endpoint *e = (struct endpoint *)ep;
+    if (!e->rma)
+        stop("a read by an endpoint without FI_RMA");
+    if (len > longest())
+        stop("a read longer than max_msg_size");
+    int code = (int)fake_send(ep, buf, len, desc, from, context);
+    if (code == 0)
+        e->sends[e->nsends - 1].wire
+            = (struct wire){.read = ++e->written, .key = key, .at = at, .total = len};
+    return code;
+}
+
+static ssize_t put(struct endpoint *e, const char *name, const struct wire *wire, const char *bytes,
+                   size_t nbytes)
 {
     static _Thread_local char datagram[1 << 18];
     struct sockaddr_un to;
-    socklen_t length = address_of(e->av->names[op->to], &to);
+    socklen_t length = address_of(name, &to);
     memcpy(datagram, wire, sizeof *wire);
     memcpy(((struct wire *)datagram)->from, e->name, NAME);
     memcpy(datagram + sizeof *wire, bytes, nbytes);
-    if (wire->write == 0 && e->lies_after != 0 && e->sent >= e->lies_after) {
+    if (wire->write == 0 && wire->read == 0 && e->lies_after != 0 && e->sent >= e->lies_after) {
         uint32_t most = nbytes < 80 ? (uint32_t)nbytes : 80;
         datagram[sizeof *wire + 8 + drawn(e, most - 8)] ^= (char)(1 + drawn(e, 255));
     }
@@ -252,25 +321,52 @@ static int put_pieces(struct endpoint *e, struct op *op)
     size_t piece = op->nbytes / PIECES + 1;
     piece = piece < 8192 ? 8192 : piece;
     uint32_t n = (uint32_t)((op->nbytes + piece - 1) / piece), first = drawn(e, n);
-    for (uint32_t k = 0; k < n; k++) {
-        uint32_t i = (first + n - k) % n; /* backwards, as no packet network does by itself */
+    uint32_t all = n + (op->first != NULL);
+    for (uint32_t k = 0; k < all; k++) {
+        uint32_t i = (first + all - k) % all; /* backwards, as no packet network does by itself */
         size_t at = i * piece, nbytes = op->nbytes - at < piece ? op->nbytes - at : piece;
+        const char *bytes = op->bytes + at;
         struct wire wire = op->wire;
         if (op->sent >> i & 1)
             continue;
         wire.at += at;
-        if (put(e, op, &wire, op->bytes + at, nbytes) < 0)
+        if (i == n) {
+            wire.at = op->first_at;
+            wire.key = op->first_key;
+            bytes = op->first;
+            nbytes = op->nfirst;
+        }
+        if (put(e, e->av->names[op->to], &wire, bytes, nbytes) < 0)
             return errno == EAGAIN || errno == ENOBUFS ? 0 : -1;
         op->sent |= UINT64_C(1) << i;
         if (drawn(e, 4) == 0)
             break;
     }
-    return op->sent == (n == 64 ? ~UINT64_C(0) : (UINT64_C(1) << n) - 1);
+    return op->sent == (UINT64_C(1) << all) - 1;
+}
+
+/* Sends some of what peers read here, unless its region is closed. */
+static void answer(struct endpoint *e)
+{
+    for (uint32_t i = e->nanswers; i-- > 0;) {
+        struct answer *a = &e->answers[i];
+        const struct region *r = a->region;
+        while (r->enabled && a->left != 0 && drawn(e, 4) != 0) {
+            size_t n = a->left < PIECE ? a->left : PIECE;
+            struct wire wire = {.write = 1, .read = a->wire.read, .at = a->left - n};
+            if (put(e, a->wire.from, &wire, r->bytes + a->wire.at + wire.at, n) < 0)
+                return;
+            a->left -= n;
+        }
+        if (!r->enabled || a->left == 0)
+            e->answers[i] = e->answers[--e->nanswers];
+    }
 }
 
 /* Sends some of what is to be sent. */
 static void transmit(struct endpoint *e)
 {
+    answer(e);
     for (uint32_t i = 0; i < e->nsends; i++) {
         struct op *op = &e->sends[i];
         if (op->state != 0 || drawn(e, 4) == 0)
@@ -280,11 +376,13 @@ static void transmit(struct endpoint *e)
             continue;
         }
         errno = 0;
+        bool reads = op->wire.read != 0;
         int done = op->wire.write != 0 ? put_pieces(e, op)
-                   : put(e, op, &op->wire, op->bytes, op->nbytes) >= 0 ? 1
-                                                                       : -1;
+                   : put(e, e->av->names[op->to], &op->wire, op->bytes, reads ? 0 : op->nbytes) >= 0
+                       ? 1
+                       : -1;
         if (done > 0) {
-            op->state = 1;
+            op->state = reads ? 2 : 1;
             op->since = now_ms();
             e->sent++;
         } else if (done < 0 && errno != EAGAIN && errno != ENOBUFS) {
@@ -293,16 +391,52 @@ static void transmit(struct endpoint *e)
     }
 }
 
+/* The region that a peer may write to, or read, if it is still open; else NULL. */
+static const struct region *region_of(const struct endpoint *e, const struct wire *wire,
+                                      uint64_t access, uint64_t nbytes)
+{
+    if (wire->key == 0 || wire->key > nregions)
+        stop("a key that was never given");
+    const struct region *r = regions[wire->key - 1];
+    if (!r->enabled)
+        return NULL;
+    if (r->ep != e || !(r->access & access) || wire->at > r->nbytes
+        || nbytes > r->nbytes - wire->at)
+        stop("a write or a read where it is not registered for that");
+    return r;
+}
+
+/* A peer asks for bytes, or some that this endpoint has asked for have come. */
+static void land_read(struct endpoint *e, const struct packet *packet)
+{
+    const struct wire *wire = &packet->wire;
+    if (wire->write == 0) {
+        const struct region *r = region_of(e, wire, FI_REMOTE_READ, wire->total);
+        if (e->nanswers == MOST)
+            stop("more reads than the stand-in can answer");
+        if (r != NULL)
+            e->answers[e->nanswers++]
+                = (struct answer){.region = r, .wire = *wire, .left = wire->total};
+        return;
+    }
+    for (uint32_t i = 0; i < e->nsends; i++) {
+        struct op *op = &e->sends[i];
+        if (op->wire.read != wire->read || op->wire.write != 0)
+            continue;
+        memcpy((char *)(uintptr_t)op->bytes + wire->at, packet->bytes, packet->nbytes);
+        op->sent += packet->nbytes;
+        if (op->sent == op->nbytes)
+            op->state = 1;
+    }
+}
+
 /* A piece of a write lands; with the last one, the write is to be told. */
 static void land(struct endpoint *e, const struct packet *packet)
 {
     const struct wire *wire = &packet->wire;
-    if (wire->key == 0 || wire->key > nregions)
-        stop("a write with a key that was never given");
-    const struct region *r = regions[wire->key - 1];
-    if (!r->enabled || !(r->access & FI_REMOTE_WRITE) || wire->at > r->nbytes
-        || packet->nbytes > r->nbytes - wire->at)
-        stop("a write to what is not registered for it");
+    const struct region *r = region_of(e, wire, FI_REMOTE_WRITE, packet->nbytes);
+    if (r == NULL)
+        stop("a write to a region that is closed");
     memcpy((char *)(uintptr_t)r->bytes + wire->at, packet->bytes, packet->nbytes);
     uint32_t i = 0;
     while (i < e->nwrites
@@ -356,11 +490,13 @@ static int take(struct endpoint *e, struct fi_cq_data_entry *out, bool first)
     uint32_t which = drawn(e, e->ncame);
     struct packet *packet = e->came[which];
     /* A receive is posted anew only after the completion was read: leave some for later. */
-    if (packet->wire.write == 0 && e->nreceives == 0 && !first)
+    bool reads = packet->wire.read != 0, is_piece = reads || packet->wire.write != 0;
+    if (!is_piece && e->nreceives == 0 && !first)
         return -1;
     e->came[which] = e->came[--e->ncame];
-    bool is_piece = packet->wire.write != 0;
-    if (is_piece)
+    if (reads)
+        land_read(e, packet);
+    else if (is_piece)
         land(e, packet);
     else
         deliver(e, packet, out);
@@ -392,7 +528,8 @@ static ssize_t complete_sends(struct endpoint *e, struct fi_cq_data_entry *out, 
         return -FI_EAVAIL;
     for (uint32_t i = e->nsends; i-- > 0 && n < count;) {
         struct op op = e->sends[i];
-        if (op.state == 0 || drawn(e, 2) == 0 || (op.state > 0 && now_ms() - op.since < e->late))
+        if (op.state == 0 || op.state == 2 || drawn(e, 2) == 0
+            || (op.state > 0 && now_ms() - op.since < e->late))
             continue;
         if (op.state < 0 && n != 0)
             break;
@@ -408,13 +545,13 @@ static ssize_t complete_sends(struct endpoint *e, struct fi_cq_data_entry *out, 
     return n == 0 ? -FI_EAGAIN : (ssize_t)n;
 }
 
-static ssize_t fake_read(struct fid_cq *cq, void *buf, size_t count)
+static ssize_t fake_cq_read(struct fid_cq *cq, void *buf, size_t count)
 {
     struct endpoint *e = ((struct queue *)cq)->ep;
     struct fi_cq_data_entry *out = buf;
     transmit(e);
     collect(e);
-    if ((struct queue *)cq == e->tx_cq)
+    if ((struct queue *)cq != e->cq)
         return complete_sends(e, out, count);
     size_t n = tell_writes(e, out, count);
     while (n < count && e->ncame != 0 && (e->ncame == REORDER || drawn(e, 3) != 0)) {
@@ -424,6 +561,8 @@ static ssize_t fake_read(struct fid_cq *cq, void *buf, size_t count)
         n += (size_t)taken;
         collect(e);
     }
+    if (n == 0 && e->tx_cq == e->cq)
+        return complete_sends(e, out, count);
     return n == 0 ? -FI_EAGAIN : (ssize_t)n;
 }
 
@@ -453,8 +592,27 @@ static int close_static(struct fid *fid)
     return 0;
 }
 
-static int close_object(struct fid *fid)
+static int close_domain(struct fid *fid)
 {
+    if (((struct domain *)fid)->objects != 0)
+        return -FI_EBUSY;
+    free(fid);
+    return 0;
+}
+
+static int close_queue(struct fid *fid)
+{
+    struct queue *q = (struct queue *)fid;
+    if (q->ep != NULL)
+        return -FI_EBUSY;
+    q->domain->objects--;
+    free(q);
+    return 0;
+}
+
+static int close_av(struct fid *fid)
+{
+    ((struct addresses *)fid)->domain->objects--;
     free(fid);
     return 0;
 }
@@ -462,6 +620,9 @@ static int close_object(struct fid *fid)
 static int close_region(struct fid *fid)
 {
     struct region *r = (struct region *)fid;
+    if (r->ep != NULL)
+        r->ep->regions--;
+    r->domain->objects--;
     r->enabled = false; /* whoever uses its descriptor still, is caught */
     return 0;           /* and so it is not freed */
 }
@@ -469,9 +630,11 @@ static int close_region(struct fid *fid)
 static int close_endpoint(struct fid *fid)
 {
     struct endpoint *e = (struct endpoint *)fid;
-    if (getenv("FAKEFABRIC_BUSY") != NULL)
+    if (getenv("FAKEFABRIC_BUSY") != NULL || e->regions != 0)
         return -FI_EBUSY;
     close(e->fd);
+    e->cq->ep = e->tx_cq->ep = NULL;
+    e->domain->objects--;
     while (e->ncame != 0)
         free(e->came[--e->ncame]);
     free(e);
@@ -482,11 +645,14 @@ static int bind_endpoint(struct fid *fid, struct fid *to, uint64_t flags)
 {
     struct endpoint *e = (struct endpoint *)fid;
     if (to->fclass == FI_CLASS_CQ) {
-        if (flags != FI_TRANSMIT && flags != FI_RECV)
+        if ((flags & ~(FI_TRANSMIT | FI_RECV)) != 0)
             stop("the completion queue is bound for something else");
         struct queue *q = (struct queue *)to;
         q->ep = e;
-        *(flags == FI_RECV ? &e->cq : &e->tx_cq) = q;
+        if (flags & FI_RECV)
+            e->cq = q;
+        if (flags & FI_TRANSMIT)
+            e->tx_cq = q;
         e->completions = e->cq != NULL ? e->cq->size : 0;
     } else {
         e->av = (struct addresses *)to;
@@ -509,7 +675,8 @@ static int bind_region(struct fid *fid, struct fid *to, uint64_t flags)
     (void)flags;
     if (to->fclass != FI_CLASS_EP)
         stop("a region bound to what is no endpoint");
-    ((struct region *)fid)->bound = true;
+    ((struct region *)fid)->ep = (struct endpoint *)to;
+    ((struct endpoint *)to)->regions++;
     return 0;
 }
 
@@ -517,7 +684,7 @@ static int enable_region(struct fid *fid, int command, void *argument)
 {
     struct region *r = (struct region *)fid;
     (void)argument;
-    if (command != FI_ENABLE || !r->bound)
+    if (command != FI_ENABLE || r->ep == NULL)
         stop("a region that is enabled before it is bound");
     r->enabled = true;
     return 0;
@@ -541,7 +708,8 @@ static int get_name(fid_t fid, void *name, size_t *bytes)
 static int get_option(fid_t fid, int level, int option, void *out, size_t *bytes)
 {
     (void)fid;
-    if (level != FI_OPT_ENDPOINT || option != EMULATED_WRITE || *bytes != sizeof(bool))
+    if (level != FI_OPT_ENDPOINT || (option != EMULATED_WRITE && option != EMULATED_READ)
+        || *bytes != sizeof(bool))
         return -FI_ENOPROTOOPT;
     *(bool *)out = is_set("FAKEFABRIC_WRITES", "emulated");
     return 0;
@@ -560,9 +728,10 @@ static int insert(struct fid_av *av, const void *names, size_t count, fi_addr_t 
 }
 
 static struct fi_ops static_ops = {.size = sizeof static_ops, .close = close_static};
+static struct fi_ops domain_fid_ops = {.size = sizeof domain_fid_ops, .close = close_domain};
 static struct fi_ops queue_ops
-    = {.size = sizeof queue_ops, .close = close_object, .control = no_control};
-static struct fi_ops av_fid_ops = {.size = sizeof av_fid_ops, .close = close_object};
+    = {.size = sizeof queue_ops, .close = close_queue, .control = no_control};
+static struct fi_ops av_fid_ops = {.size = sizeof av_fid_ops, .close = close_av};
 static struct fi_ops region_ops = {
     .size = sizeof region_ops,
     .close = close_region,
@@ -576,13 +745,16 @@ static struct fi_ops endpoint_ops = {
     .control = enable_endpoint,
 };
 static struct fi_ops_msg msg_ops = {.size = sizeof msg_ops, .recv = fake_recv, .send = fake_send};
-static struct fi_ops_rma rma_ops = {.size = sizeof rma_ops, .writedata = fake_writedata};
+static struct fi_ops_rma rma_ops = {.size = sizeof rma_ops,
+                                    .read = fake_read,
+                                    .writedata = fake_writedata,
+                                    .writemsg = fake_writemsg};
 static struct fi_ops_ep ep_ops = {.size = sizeof ep_ops, .getopt = get_option};
 static struct fi_ops_cm cm_ops = {.size = sizeof cm_ops, .getname = get_name};
 static struct fi_ops_av av_ops = {.size = sizeof av_ops, .insert = insert};
 static struct fi_ops_cq cq_ops = {
     .size = sizeof cq_ops,
-    .read = fake_read,
+    .read = fake_cq_read,
     .readerr = fake_readerr,
     .strerror = fake_cq_strerror,
 };
@@ -591,7 +763,9 @@ static int open_av(struct fid_domain *domain, struct fi_av_attr *attr, struct fi
                    void *context)
 {
     struct addresses *a = calloc(1, sizeof *a);
-    (void)domain, (void)attr, (void)context;
+    (void)attr, (void)context;
+    a->domain = (struct domain *)domain;
+    a->domain->objects++;
     a->av = (struct fid_av){.fid = {.fclass = FI_CLASS_AV, .ops = &av_fid_ops}, .ops = &av_ops};
     *av = &a->av;
     return 0;
@@ -600,7 +774,7 @@ static int open_av(struct fid_domain *domain, struct fi_av_attr *attr, struct fi
 static int open_cq(struct fid_domain *domain, struct fi_cq_attr *attr, struct fid_cq **cq,
                    void *context)
 {
-    (void)domain, (void)context;
+    (void)context;
     if (attr->format != FI_CQ_FORMAT_DATA)
         stop("completions in a format that the stand-in has not");
     if (attr->wait_obj != FI_WAIT_NONE)
@@ -608,6 +782,8 @@ static int open_cq(struct fid_domain *domain, struct fi_cq_attr *attr, struct fi
     struct queue *q = calloc(1, sizeof *q);
     q->cq = (struct fid_cq){.fid = {.fclass = FI_CLASS_CQ, .ops = &queue_ops}, .ops = &cq_ops};
     q->size = attr->size;
+    q->domain = (struct domain *)domain;
+    q->domain->objects++;
     *cq = &q->cq;
     return 0;
 }
@@ -620,7 +796,9 @@ static int open_endpoint(struct fid_domain *domain, struct fi_info *info, struct
     struct endpoint *e = calloc(1, sizeof *e);
     const char *fail = getenv("FAKEFABRIC_FAIL"), *lie = getenv("FAKEFABRIC_LIE");
     const char *late = getenv("FAKEFABRIC_LATE");
-    (void)domain, (void)context;
+    (void)context;
+    e->domain = (struct domain *)domain;
+    e->domain->objects++;
     e->rma = info->caps & FI_RMA && !is_set("FAKEFABRIC_WRITES", "emulated");
     e->late = late == NULL ? 0 : atol(late);
     e->seed = (unsigned int)getpid() * 2654435761u;
@@ -646,12 +824,14 @@ static int reg(struct fid *fid, const void *buf, size_t len, uint64_t access, ui
                uint64_t key, uint64_t flags, struct fid_mr **mr, void *context)
 {
     struct region *r = calloc(1, sizeof *r);
-    (void)fid, (void)offset, (void)key, (void)flags, (void)context;
+    (void)offset, (void)key, (void)flags, (void)context;
     if (nregions == REGIONS)
         return -FI_ENOMEM;
     regions[nregions++] = r;
     r->mr = (struct fid_mr){
         .fid = {.fclass = FI_CLASS_MR, .ops = &region_ops}, .mem_desc = r, .key = nregions};
+    r->domain = (struct domain *)fid;
+    r->domain->objects++;
     r->access = access;
     r->bytes = buf;
     r->nbytes = len;
@@ -671,9 +851,11 @@ static int open_domain(struct fid_fabric *fabric, struct fi_info *info, struct f
                        void *context)
 {
     (void)fabric, (void)info, (void)context;
-    shared.domain = (struct fid_domain){
-        .fid = {.fclass = FI_CLASS_DOMAIN, .ops = &static_ops}, .ops = &domain_ops, .mr = &mr_ops};
-    *domain = &shared.domain;
+    struct domain *d = calloc(1, sizeof *d);
+    d->domain = (struct fid_domain){.fid = {.fclass = FI_CLASS_DOMAIN, .ops = &domain_fid_ops},
+                                    .ops = &domain_ops,
+                                    .mr = &mr_ops};
+    *domain = &d->domain;
     return 0;
 }
 
@@ -755,6 +937,7 @@ __attribute__((visibility("default"))) int fi_getinfo(uint32_t version, const ch
     info->mode = FI_CONTEXT2;
     info->addr_format = ip ? FI_SOCKADDR_IN : FI_ADDR_STR;
     info->tx_attr->size = info->rx_attr->size = depth();
+    info->tx_attr->iov_limit = info->tx_attr->rma_iov_limit = places();
     info->ep_attr->type = FI_EP_RDM;
     info->ep_attr->max_msg_size = longest();
     info->domain_attr->cq_data_size = sizeof(uint32_t);
@@ -771,8 +954,8 @@ __attribute__((visibility("default"))) int fi_fabric(struct fi_fabric_attr *attr
                                                      struct fid_fabric **fabric, void *context)
 {
     (void)attr, (void)context;
-    shared.fabric = (struct fid_fabric){.fid = {.fclass = FI_CLASS_FABRIC, .ops = &static_ops},
-                                        .ops = &fabric_ops};
-    *fabric = &shared.fabric;
+    the_fabric = (struct fid_fabric){.fid = {.fclass = FI_CLASS_FABRIC, .ops = &static_ops},
+                                     .ops = &fabric_ops};
+    *fabric = &the_fabric;
     return 0;
 }

@@ -19,7 +19,7 @@ import pycoll
 from pycoll.bootstrap import job as jobs
 from pycoll.runtime.native import verbs
 
-LENGTHS = (0, 1, 40, 41, 1000, 16191, 16192, 16193, 100_000, 1_000_001)
+LENGTHS = (0, 1, 40, 41, 1000, 2048, 16191, 16192, 16193, 100_000, 262_143, 262_144, 1_000_001)
 
 
 def say(text: str) -> None:
@@ -71,6 +71,31 @@ def last(comm: Any) -> None:
                 copy.send(x, 1)
             else:
                 assert np.array_equal(copy.recv(np.zeros_like(x), 0), x)
+
+
+def broken_off(comm: Any) -> None:
+    """Break off a message that is being read, at either end; its memory is used for other things.
+
+    Nothing may be read into it any more, nor of it. A pair beside them goes on.
+    """
+    n = 64 << 20  # more than the stand-in moves before the timeout
+    with comm.split(comm.rank // 2) as pair:
+        x = np.full(n, 1, np.uint8)
+        try:
+            if comm.rank == 0:
+                pair.send(x, 1)
+            elif comm.rank == 1:
+                pair.recv(x, 0, timeout=0.05)
+            elif comm.rank == 2:
+                pair.send(x, 1, timeout=0.05)
+            else:
+                pair.recv(x, 0)
+            raise AssertionError("the whole message came before the timeout")
+        except pycoll.PycollError:
+            x[:] = 7
+        time.sleep(0.5)
+        assert (x == 7).all()
+    transfers(comm)
 
 
 def forks(comm: Any) -> None:

@@ -24,6 +24,11 @@ def test_transfers_of_every_length_come_whole(library: Path, size: int) -> None:
     assert done.stdout == " ".join(["libfabric"] * size) + "\n", done.stderr
 
 
+def test_transfers_by_writes_that_go_to_one_place(library: Path) -> None:
+    done = run(library, JOB, "3", "transfers", FAKEFABRIC_PLACES="1")
+    assert done.stdout == "libfabric libfabric libfabric\n", done.stderr
+
+
 @pytest.mark.parametrize("writes", ["none", "emulated"])
 def test_transfers_without_writes_of_its_own(library: Path, writes: str) -> None:
     done = run(library, JOB, "3", "transfers", FAKEFABRIC_WRITES=writes)
@@ -33,7 +38,8 @@ def test_transfers_without_writes_of_its_own(library: Path, writes: str) -> None
 @pytest.mark.parametrize(
     ("settings", "least", "most"),
     [
-        ({}, 2, 3),  # the bytes, the header, and maybe one that tells what came
+        ({}, 1, 2),  # the bytes with the header, and maybe one that tells what came
+        ({"FAKEFABRIC_PLACES": "1"}, 2, 3),  # the header in a packet of its own
         ({"FAKEFABRIC_WRITES": "none"}, 7, 8),
         ({"FAKEFABRIC_WRITES": "emulated"}, 7, 8),
         ({"FAKEFABRIC_LONGEST": "65536"}, 7, 8),
@@ -54,6 +60,11 @@ def test_a_message_is_not_lost_whose_completion_comes_after_its_receiver_has_clo
     assert done.stdout == "libfabric libfabric\n", done.stderr
 
 
+def test_nothing_is_read_of_or_into_memory_once_its_message_is_broken_off(library: Path) -> None:
+    done = run(library, JOB, "4", "broken_off")
+    assert done.stdout == "libfabric libfabric libfabric libfabric\n", done.stderr
+
+
 def test_ports_on_another_network_than_the_one_the_ranks_met_on(library: Path) -> None:
     name = "verbs;ofi_rxm"
     settings = {"FAKEFABRIC_IP": "1", "FAKEFABRIC_PROVIDER": name, "PYCOLL_FABRIC": name}
@@ -65,7 +76,7 @@ def test_an_endpoint_that_stays_open_is_told_and_keeps_its_memory(library: Path)
     done = run(library, JOB, "2", "transfers", FAKEFABRIC_BUSY="1")
     told = "pycoll: provider efa does not close its endpoint, and keeps its memory: "
     assert done.stdout == "libfabric libfabric\n", done.stderr
-    assert done.stderr.count(told) == 2
+    assert done.stderr.count(told) == 4  # two ranks, with an endpoint for reads each
 
 
 def test_every_collective(library: Path) -> None:

@@ -11,6 +11,7 @@
 
 struct wire {
     uint64_t write; /* a number of the sender's for the write; 0: a packet */
+    uint64_t read;  /* a number of the reader's, who asks for bytes, or is sent these; 0: no read */
     uint64_t key, at, total, data;
     char from[NAME];
 };

@@ -132,6 +132,28 @@ static void wait_to_send(struct liar *l, const struct wire *wire, const void *he
         memcpy(one->bytes + sizeof *wire + nhead, bytes, nbytes);
 }
 
+/* Damages the header of a liar's message now and then. */
+static void damage(struct liar *l, struct pc_fabric_head *head)
+{
+    uint64_t *const fields[] = {&head->received,    &head->at,           &head->frame.nbytes,
+                                &head->frame.count, &head->frame.credit, &head->frame.signature};
+    if (l->honest || draw(12) != 0)
+        return;
+    switch (draw(4)) {
+    case 0:
+        *fields[draw(6)] += draw(2) ? 1 : UINT64_MAX;
+        break;
+    case 1:
+        *fields[draw(6)] = draw(2) ? UINT64_MAX : UINT64_C(1) << draw(64);
+        break;
+    case 2:
+        head->written ^= 1u << draw(2);
+        break;
+    default:
+        ((unsigned char *)head)[8 + draw(sizeof *head - 8)] ^= (unsigned char)(1u << draw(8));
+    }
+}
+
 /* A packet, which a liar may damage. */
 static void wait_to_send_packet(struct liar *l, struct pc_fabric_head *head, const char *bytes,
                                 size_t nbytes)
@@ -140,44 +162,37 @@ static void wait_to_send_packet(struct liar *l, struct pc_fabric_head *head, con
     size_t nhead = sizeof *head;
     head->key = l->hello.key;
     head->rank = 1;
-    if (!l->honest && draw(12) == 0) {
-        uint64_t *const fields[]
-            = {&head->received,    &head->at,           &head->frame.nbytes,
-               &head->frame.count, &head->frame.credit, &head->frame.signature};
-        switch (draw(5)) {
-        case 0:
-            *fields[draw(6)] += draw(2) ? 1 : UINT64_MAX;
-            break;
-        case 1:
-            *fields[draw(6)] = draw(2) ? UINT64_MAX : UINT64_C(1) << draw(64);
-            break;
-        case 2:
-            head->written ^= 1u << draw(2);
-            break;
-        case 3:
-            nbytes = nbytes == 0 ? 0 : draw((uint32_t)nbytes);
-            break;
-        default:
-            ((unsigned char *)head)[8 + draw((uint32_t)nhead - 8)]
-                ^= (unsigned char)(1u << draw(8));
-        }
-    }
+    damage(l, head);
+    if (!l->honest && nbytes != 0 && draw(40) == 0)
+        nbytes = draw((uint32_t)nbytes);
     wait_to_send(l, &wire, head, nhead, bytes, nbytes);
     if (!l->honest && draw(40) == 0 && l->nwaiting < MOST)
         wait_to_send(l, &wire, head, nhead, bytes, nbytes); /* the same once more */
 }
 
-static void wait_to_send_write(struct liar *l, uint32_t channel, uint64_t number, const char *bytes,
-                               size_t nbytes)
+/* A message that is written; with its header, if that is to be joined. */
+static void wait_to_send_write(struct liar *l, const struct pc_fabric_head *joined,
+                               uint32_t channel, uint64_t number, const char *bytes, size_t nbytes)
 {
+    uint32_t line = channel * PC_LINES + (uint32_t)number % PC_LINES;
+    uint64_t slots = (uint64_t)SLOTS * SLOT_BYTES, small = SMALL_BYTES + PC_LINE_BYTES;
+    uint64_t in_channel
+        = nbytes > SMALL_BYTES ? number % SLOTS * SLOT_BYTES : slots + number % PC_LINES * small;
     struct wire wire = {.write = ++l->writes,
                         .key = l->hello.slots_key,
-                        .at = channel * l->comm->layout.channel + number % SLOTS * SLOT_BYTES,
-                        .total = nbytes,
-                        .data = 1u << 8 | (channel * PC_LINES + (uint32_t)number % PC_LINES)};
+                        .at = channel * l->comm->layout.channel + in_channel,
+                        .total = nbytes + (joined != NULL ? sizeof *joined : 0),
+                        .data = 1u << 10 | (joined != NULL) << 9 | line};
     if (!l->honest && draw(6) == 0)
         wire.data = draw(2) ? wire.data ^ 1u << draw(32) : draw(1u << 12);
     wait_to_send(l, &wire, NULL, 0, bytes, nbytes);
+    if (joined == NULL)
+        return;
+    struct pc_fabric_head head = *joined;
+    damage(l, &head);
+    wire.key = l->hello.heads_key;
+    wire.at = line * sizeof head;
+    wait_to_send(l, &wire, &head, sizeof head, NULL, 0);
 }
 
 /* The next message, where there is room for it. */
@@ -203,9 +218,14 @@ static void send_message(struct liar *l)
                                             .signature = number * 3 + c}};
     l->lengths[c][number % PC_LINES] = nbytes;
     l->sent[c]++;
+    if (nbytes > PC_INLINE_BYTES && draw(2)) {
+        head.written = 1;
+        wait_to_send_write(l, &head, c, number, bytes, nbytes);
+        return;
+    }
     if (nbytes > PC_FABRIC_FRAGMENT && draw(2)) {
         head.written = 1;
-        wait_to_send_write(l, c, number, bytes, nbytes);
+        wait_to_send_write(l, NULL, c, number, bytes, nbytes);
         wait_to_send_packet(l, &head, NULL, 0);
         return;
     }

@@ -1,0 +1,207 @@
+/* Rendezvous: the receiver reads a long transfer from where it lies, by an endpoint of its own.
+ *
+ * A rank that breaks one off must know that nothing reads or writes that memory any more, and an
+ * operation of libfabric's cannot be taken back: so it closes that endpoint, which ends all reads
+ * there. Packets have another, and lose nothing. Memory is registered for one transfer each:
+ * providers whose registrations cost something keep them themselves. */
+#include "libfabric/fabric.h"
+#ifdef PC_LIBFABRIC
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PC_READS_AT_ONCE 16
+
+static struct pc_rndv *begin(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const void *at,
+                             uint64_t nbytes, uint64_t access, struct pc_error *error)
+{
+    struct pc_rndv *rndv = calloc(1, sizeof *rndv);
+    if (rndv == NULL) {
+        pc__fail(error, PC_NOMEM, -1, "no memory for a rendezvous");
+        return NULL;
+    }
+    if (pc__fabric_register(w, &w->reads, at, nbytes, access, &rndv->mr, error) != PC_OK) {
+        free(rndv);
+        return NULL;
+    }
+    rndv->peer = peer;
+    rndv->into = (char *)(uintptr_t)at;
+    rndv->nbytes = nbytes;
+    rndv->next = w->rndvs;
+    w->rndvs = rndv;
+    return rndv;
+}
+
+static void unregister(struct pc_fabric_net *w, struct pc_rndv *rndv)
+{
+    if (rndv->mr == NULL)
+        return;
+    fi_close(&rndv->mr->fid);
+    w->base.state.regions--;
+    rndv->mr = NULL;
+}
+
+static void end(struct pc_fabric_net *w, struct pc_rndv *rndv)
+{
+    struct pc_rndv **at = &w->rndvs;
+    while (*at != rndv)
+        at = &(*at)->next;
+    *at = rndv->next;
+    unregister(w, rndv);
+    free(rndv);
+}
+
+int pc__fabric_expose(struct pc_net_peer *base, const void *at, uint64_t nbytes, void *rkey,
+                      struct pc_rndv **out)
+{
+    struct pc_fabric_peer *peer = (struct pc_fabric_peer *)base;
+    struct pc_fabric_net *w = (struct pc_fabric_net *)base->net;
+    struct pc_error error;
+    if (w->reads.ep == NULL || !peer->greeted || peer->reads_at == FI_ADDR_UNSPEC || base->ended)
+        return PC_UNMAPPABLE;
+    struct pc_rndv *rndv = begin(w, peer, at, nbytes, FI_REMOTE_READ, &error);
+    if (rndv == NULL)
+        return PC_UNMAPPABLE;
+    bool by_address = w->reads.info->domain_attr->mr_mode & FI_MR_VIRT_ADDR;
+    rndv->lent = true;
+    rndv->rkey.address = by_address ? (uintptr_t)at : 0;
+    rndv->rkey.key = fi_mr_key(rndv->mr);
+    memcpy(rkey, &rndv->rkey, sizeof rndv->rkey);
+    *out = rndv;
+    return PC_OK;
+}
+
+/* Posts reads up to the end of the transfer, as far as the provider takes them. */
+static void post_reads(struct pc_fabric_net *w, struct pc_rndv *rndv)
+{
+    uint64_t longest = w->reads.info->ep_attr->max_msg_size;
+    void *desc = rndv->mr != NULL ? fi_mr_desc(rndv->mr) : NULL;
+    for (uint32_t i = 0; i < PC_FABRIC_READS && rndv->asked < rndv->nbytes; i++) {
+        struct pc_fabric_read *read = &rndv->reads[i];
+        uint64_t left = rndv->nbytes - rndv->asked, n = left < longest ? left : longest;
+        if (read->nbytes != 0)
+            continue;
+        ssize_t code = fi_read(w->reads.ep, rndv->into + rndv->asked, n, desc, rndv->peer->reads_at,
+                               rndv->rkey.address + rndv->asked, rndv->rkey.key, &read->context);
+        if (code != 0) {
+            if (code != -FI_EAGAIN && !rndv->peer->broke_off)
+                pc__fabric_peer_cut(rndv->peer, "read", pc__fi.strerror((int)-code));
+            return; /* else pc__fabric_test tries again */
+        }
+        read->rndv = rndv;
+        read->nbytes = n;
+        rndv->asked += n;
+        w->base.state.requests++;
+    }
+}
+
+int pc__fabric_get(struct pc_net_peer *base, void *into, uint64_t nbytes, const void *rkey,
+                   struct pc_rndv **out, struct pc_error *error)
+{
+    struct pc_fabric_peer *peer = (struct pc_fabric_peer *)base;
+    struct pc_fabric_net *w = (struct pc_fabric_net *)base->net;
+    *out = NULL;
+    if (base->ended) {
+        *error = base->fault;
+        return error->code;
+    }
+    if (w->reads.ep == NULL || peer->reads_at == FI_ADDR_UNSPEC)
+        return pc__fail(error, PC_INVALID, (int)base->rank,
+                        "rank %u has memory to be read, but no endpoint for that", base->rank);
+    struct pc_rndv *rndv = begin(w, peer, into, nbytes, FI_READ, error);
+    if (rndv == NULL)
+        return error->code;
+    memcpy(&rndv->rkey, rkey, sizeof rndv->rkey);
+    post_reads(w, rndv);
+    *out = rndv;
+    return PC_OK;
+}
+
+int pc__fabric_test(struct pc_net_peer *base, struct pc_rndv *rndv, struct pc_error *error)
+{
+    if (rndv->came == rndv->nbytes)
+        return 1;
+    if (base->ended) {
+        *error = base->fault;
+        return error->code;
+    }
+    if (rndv->asked < rndv->nbytes)
+        post_reads((struct pc_fabric_net *)base->net, rndv);
+    return 0;
+}
+
+static bool under_way(const struct pc_rndv *rndv)
+{
+    for (uint32_t i = 0; i < PC_FABRIC_READS; i++)
+        if (rndv->reads[i].nbytes != 0)
+            return true;
+    return false;
+}
+
+void pc__fabric_release(struct pc_net_peer *base, struct pc_rndv *rndv, bool taken)
+{
+    struct pc_fabric_net *w = (struct pc_fabric_net *)base->net;
+    if (w->base.pid != getpid())
+        return; /* in a child of fork: it is the parent's */
+    if (w->reads.ep != NULL && (under_way(rndv) || (rndv->lent && !taken))) {
+        pc__fabric_say_broken_off(w);
+        pc__fabric_stop_reads(w);
+    }
+    end(w, rndv);
+}
+
+bool pc__fabric_stop_reads(struct pc_fabric_net *w)
+{
+    if (w->reads.ep == NULL)
+        return !w->reads.kept;
+    /* Regions that are bound to an endpoint hold it open. */
+    bool bound = w->reads.info->domain_attr->mr_mode & FI_MR_ENDPOINT;
+    for (struct pc_rndv *rndv = w->rndvs; bound && rndv != NULL; rndv = rndv->next)
+        unregister(w, rndv);
+    return pc__endpoint_stop(&w->reads);
+}
+
+static void completed(struct pc_fabric_net *w, struct pc_fabric_read *read)
+{
+    read->rndv->came += read->nbytes;
+    read->nbytes = 0;
+    post_reads(w, read->rndv);
+    if (read->rndv->came == read->rndv->nbytes)
+        pc__net_wake(&w->base);
+}
+
+static void failed(struct pc_fabric_net *w)
+{
+    union {
+        struct fi_cq_err_entry entry;
+        char room[256]; /* as in events.c */
+    } text = {0};
+    char why[96];
+    if (fi_cq_readerr(w->reads.cq, &text.entry, 0) != 1 || text.entry.op_context == NULL)
+        return;
+    struct pc_fabric_read *read = text.entry.op_context;
+    struct pc_fabric_peer *peer = read->rndv->peer;
+    read->nbytes = 0; /* and so it never is whole */
+    pc__fabric_peer_read(w, peer);
+    if (peer->broke_off)
+        return;
+    snprintf(why, sizeof why, "%s (provider %s)", pc__fi.strerror(text.entry.err),
+             w->reads.info->fabric_attr->prov_name);
+    pc__fabric_peer_cut(peer, "read", why);
+}
+
+bool pc__fabric_poll_reads(struct pc_fabric_net *w)
+{
+    struct fi_cq_data_entry entries[PC_READS_AT_ONCE];
+    w->reads_woken = false;
+    if (w->reads.ep == NULL)
+        return false;
+    ssize_t n = fi_cq_read(w->reads.cq, entries, PC_READS_AT_ONCE);
+    if (n == -FI_EAVAIL)
+        failed(w);
+    for (ssize_t i = 0; i < n; i++)
+        completed(w, entries[i].op_context);
+    return n > 0 || n == -FI_EAVAIL;
+}
+#endif
