@@ -1,5 +1,6 @@
 /* Chooses the kernels for this CPU. */
 #include "reduce/reduce.h"
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
 #include "isa.h"
@@ -58,7 +59,7 @@ static const struct level {
 #endif
 };
 
-static int best_level(void)
+static int find_best_level(void)
 {
 #if defined(__x86_64__)
     unsigned a, b, c, d;
@@ -73,6 +74,16 @@ static int best_level(void)
 #else
     return 0;
 #endif
+}
+
+/* Found once: cpuid takes 10 us in a virtual machine, whose host answers it. */
+static int best_level(void)
+{
+    static _Atomic int found = -1;
+    int best = atomic_load_explicit(&found, memory_order_relaxed);
+    if (best < 0)
+        atomic_store_explicit(&found, best = find_best_level(), memory_order_relaxed);
+    return best;
 }
 
 static int forced_level = -1;
