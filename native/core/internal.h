@@ -9,13 +9,6 @@
 #include "core/net.h"
 #include "core/transport.h"
 
-/* Measures how an instruction that fills a slot should store; see interpreter_cpu.h. */
-struct pc_probe {
-    uint32_t turn;
-    bool stream;      /* the present choice: non-temporal stores */
-    uint64_t cost[2]; /* clock ticks per KiB: cached, non-temporal */
-};
-
 struct pc_program {
     _Atomic uint32_t references;
     uint32_t root;

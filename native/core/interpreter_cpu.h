@@ -2,6 +2,7 @@
  * does not pass sends it back to the progress loop. See vm/interpreter.h. */
 #ifndef PC_INTERPRETER_CPU_H
 #define PC_INTERPRETER_CPU_H
+#include "core/probe.h"
 #include "core/target_cpu.h"
 
 #define PC_ROUTINE static inline
@@ -110,40 +111,6 @@ static inline void pc__signal(struct pc_call *call, struct pc_line *line, uint64
 {
     if (pc__raise(line, count))
         pc__wakeup_signal(call->comm, peer);
-}
-
-/* A slot's lines lie in its reader's cache. Between cores that share one, storing through the
- * cache is best; between others each line must first be taken back, and storing past the cache is
- * several times faster, though the reader then pays more. Which of the two holds depends on where
- * the ranks run, and that changes: so each instruction that fills a slot times both forms on two
- * of every PC_PROBE_PERIOD large fills, and goes by the times in between. */
-#define PC_PROBE_PERIOD 64u
-#define PC_PROBE_BYTES (16u << 10)
-
-enum pc_form { PC_FORM_CACHED, PC_FORM_STREAMED, PC_FORM_UNTIMED };
-
-static inline enum pc_form pc__probe_begin(struct pc_probe *probe, uint64_t nbytes, bool *stream,
-                                           uint64_t *ticks)
-{
-    *stream = false;
-    if (probe == NULL || nbytes < PC_PROBE_BYTES)
-        return PC_FORM_UNTIMED;
-    uint32_t turn = probe->turn++ % PC_PROBE_PERIOD;
-    *stream = turn < PC_FORM_UNTIMED ? turn == PC_FORM_STREAMED : probe->stream;
-    if (turn >= PC_FORM_UNTIMED)
-        return PC_FORM_UNTIMED;
-    *ticks = pc__ticks();
-    return (enum pc_form)turn;
-}
-
-static inline void pc__probe_end(struct pc_probe *probe, enum pc_form form, uint64_t nbytes,
-                                 uint64_t ticks)
-{
-    if (form == PC_FORM_UNTIMED)
-        return;
-    probe->cost[form] = (pc__ticks() - ticks) * 1024 / nbytes;
-    if (form == PC_FORM_STREAMED) /* twice: the reader's cost */
-        probe->stream = probe->cost[PC_FORM_CACHED] > 2 * probe->cost[PC_FORM_STREAMED];
 }
 
 struct pc_store_mode {

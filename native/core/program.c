@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "core/internal.h"
+#include "core/probe.h"
 
 #define PC_MAX_RECORDS (1u << 24)
 

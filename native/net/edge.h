@@ -2,13 +2,16 @@
 #ifndef PC_EDGE_H
 #define PC_EDGE_H
 #include <string.h>
+#include "core/probe.h"
 #include "core/target_cpu.h"
 
 /* Sends the next message, whose line is filled but for the count. Its `nbytes` lie at `from`, and
  * belong to `slot`, in the data or in the line; or there already (NULL). OK; AGAIN: the network has
- * it, and pc__net_drained tells when it has left; or a code. */
-static inline int pc__edge_message(struct pc_comm *comm, struct pc_fifo *f, void *slot,
-                                   const void *from, uint64_t nbytes, struct pc_error *error)
+ * it, and pc__net_drained tells when it has left; or a code. The probe says how to store into a
+ * mapped peer's slot. */
+static inline int pc__edge_message(struct pc_comm *comm, struct pc_fifo *f, struct pc_probe *probe,
+                                   void *slot, const void *from, uint64_t nbytes,
+                                   struct pc_error *error)
 {
     struct pc_line *line = &f->out_lines[f->sent & (PC_LINES - 1)];
     if (!pc__edge_mapped(f)) {
@@ -16,7 +19,7 @@ static inline int pc__edge_message(struct pc_comm *comm, struct pc_fifo *f, void
         return rc == PC_OK ? PC_AGAIN : rc;
     }
     if (from != NULL)
-        pc__copy(slot, from, nbytes);
+        pc__fill_slot(probe, slot, from, nbytes);
     if (pc__raise(line, ++f->sent))
         pc__wakeup_signal(comm, f->peer);
     return PC_OK;

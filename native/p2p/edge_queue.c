@@ -111,7 +111,7 @@ static int message(struct pc_comm *comm, struct pc_edge_queue *queue, void *slot
         queue->published = f->received;
         queue->unpublished_bytes = 0;
     }
-    return pc__edge_message(comm, f, slot, from, nbytes, &comm->p2p->error);
+    return pc__edge_message(comm, f, &queue->probe, slot, from, nbytes, &comm->p2p->error);
 }
 
 int pc__edge_queue_send(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t)

@@ -7,6 +7,7 @@
 #define PC_P2P_H
 #include <sched.h>
 #include "core/internal.h"
+#include "core/probe.h"
 #include "core/target_cpu.h"
 
 #define PC_TRANSFER_CHANNELS 2u /* PC_CHANNEL_P2P, PC_CHANNEL_PAIRWISE */
@@ -53,7 +54,8 @@ struct pc_edge_queue {
     struct pc_transfer *head[2], *tail[2]; /* by direction */
     struct pc_edge_queue *next;            /* in the list of edge queues with something to do */
     bool listed;
-    bool probed; /* CMA with this peer was tried */
+    bool probed;           /* CMA with this peer was tried */
+    struct pc_probe probe; /* of the fragments that this rank writes */
     /* Transfers use the data area of an edge as a ring of bytes: a message takes what it needs. */
     uint64_t filled;            /* where the next one may begin; only grows */
     uint64_t begins[PC_LINES];  /* of the messages in flight */

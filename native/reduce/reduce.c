@@ -111,15 +111,31 @@ pc_fold_fn pc__fold(uint32_t dtype, uint32_t op)
     return dtype < PC_NDTYPES && op < PC_NREDUCE ? levels[level()].folds[dtype][op] : NULL;
 }
 
+struct block {
+    char bytes[128];
+};
+
+void pc__copy_ascending(void *to, const void *from, size_t nbytes)
+{
+    size_t at = 0;
+    for (struct block block; at + sizeof block <= nbytes; at += sizeof block) {
+        memcpy(&block, (const char *)from + at, sizeof block);
+        memcpy((char *)to + at, &block, sizeof block);
+    }
+    memcpy((char *)to + at, (const char *)from + at, nbytes - at);
+}
+
 void pc__copy_descending(void *to, const void *from, size_t nbytes)
 {
-    struct block {
-        char bytes[128];
-    };
     for (struct block block; nbytes >= sizeof block;) {
         nbytes -= sizeof block;
         memcpy(&block, (const char *)from + nbytes, sizeof block);
         memcpy((char *)to + nbytes, &block, sizeof block);
     }
     memcpy(to, from, nbytes);
+}
+
+void pc__copy_streamed(void *to, const void *from, size_t nbytes)
+{
+    pc__fold(PC_DTYPE_UINT8, PC_REDUCE_SUM)(&to, 1, &from, 1, nbytes, 0, 1);
 }

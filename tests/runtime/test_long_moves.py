@@ -82,7 +82,7 @@ def _anywhere() -> bool:
     whole, came = np.zeros(1 << 18, "uint8"), np.zeros(1 << 18, "uint8")
     page, place = -whole.ctypes.data % 4096, -came.ctypes.data % 4096
     right = True
-    for at in (0, 1, 7, 8, 15, 16, 17, 63, 64, 2048, 4081, 4095):
+    for at in (0, 1, 7, 8, 15, 16, 17, 63, 64, 2048, 4070, 4079, 4081, 4095):
         for nbytes in (2047, 2048, 2049, 4096, 40_003, 100_000):
             x, out = whole[page + at :][:nbytes], came[place + 4095 - at :][:nbytes]
             x[:], came[:] = _pattern(rank, at, nbytes), 7
