@@ -10,8 +10,7 @@
 #include "core/internal.h"
 #include "verbs/port.h"
 
-#define PC_PARTITION_BITS 0x7fffu /* of a partition key, without the bit of membership */
-#define PC_MAX_READS 16           /* RDMA reads at once, of a queue pair */
+#define PC_MAX_READS 16 /* RDMA reads at once, of a queue pair */
 
 int pc__ib_device_fail(const struct pc_ib_device *rail, int errnum, const char *call,
                        uint32_t maximum, struct pc_error *error)
@@ -138,18 +137,22 @@ static int find_pkey(struct pc_ib_device *rail, uint32_t n, struct pc_error *err
     bool found = false;
     __be16 entry;
     rail->pkey_index = 0;
-    if (wanted == 0)
+    if (wanted == 0) {
+        bool known = pc__ib.query_pkey(rail->context, (uint8_t)rail->spec.port, 0, &entry) == 0;
+        rail->pkey = known ? ntohs(entry) : 0;
         return PC_OK;
+    }
     for (uint32_t i = 0; i < n; i++) {
         if (pc__ib.query_pkey(rail->context, (uint8_t)rail->spec.port, (int)i, &entry) != 0)
             continue;
-        uint32_t pkey = ntohs(entry), partition = pkey & PC_PARTITION_BITS;
+        uint32_t pkey = ntohs(entry), partition = pkey & PC_PKEY_PARTITION;
         bool full = pkey != partition;
         if (partition != 0 && used < sizeof there)
             used += (size_t)snprintf(there + used, sizeof there - used, "%s%#x",
                                      used == 0 ? "" : ", ", pkey);
-        if (partition == (wanted & PC_PARTITION_BITS) && (full || !found)) {
+        if (partition == (wanted & PC_PKEY_PARTITION) && (full || !found)) {
             rail->pkey_index = (uint16_t)i;
+            rail->pkey = (uint16_t)pkey;
             found = true;
             if (full)
                 return PC_OK;

@@ -9,19 +9,21 @@
 struct pc_qp_info {
     uint32_t qpn, psn;
     uint16_t lid;
-    uint8_t mtu; /* enum ibv_mtu */
+    uint16_t pkey, pkey_index; /* the partition key, and where it is in the port's table */
+    uint8_t mtu;               /* enum ibv_mtu */
     uint8_t link_layer;
     uint8_t gids[PC_GID_FAMILIES][16]; /* zeros: none of that family */
     uint8_t indexes[PC_GID_FAMILIES];  /* of these GIDs in the port's table */
     uint8_t gid_type;                  /* 0 InfiniBand, 1 RoCE v1, 2 RoCE v2 */
     uint8_t reads;                     /* RDMA reads that it serves at once (max_dest_rd_atomic) */
     uint8_t shares; /* takes receives from a shared queue, which may be empty for long */
-    uint8_t reserved[7];
+    uint8_t reserved[3];
 };
 _Static_assert(sizeof(struct pc_qp_info) == 56, "struct pc_qp_info goes over the wire");
 
 #ifdef PC_VERBS
-#define PC_MIN_INLINE 64u /* bytes: a line */
+#define PC_MIN_INLINE 64u         /* bytes: a line */
+#define PC_PKEY_PARTITION 0x7fffu /* bits of a partition key; the other one: a full member */
 
 struct pc_ib_device {
     struct pc_rail_spec spec; /* with the GID index that was chosen */
@@ -32,8 +34,9 @@ struct pc_ib_device {
     struct ibv_cq *cq;                   /* of all sends and receives of this rail */
     struct pc_gid gids[PC_GID_FAMILIES]; /* zeros: none of that family */
     uint16_t lid;
-    uint16_t pkey_index; /* of the partition key that its queue pairs have */
-    uint8_t link_layer;  /* IBV_LINK_LAYER_INFINIBAND or IBV_LINK_LAYER_ETHERNET */
+    uint16_t pkey; /* the partition key that its queue pairs have, and where it is in the table */
+    uint16_t pkey_index;
+    uint8_t link_layer; /* IBV_LINK_LAYER_INFINIBAND or IBV_LINK_LAYER_ETHERNET */
     uint8_t gid_type;
     enum ibv_mtu mtu;
     uint64_t speed;       /* bytes per second, at least 1 */
@@ -79,10 +82,17 @@ int pc__qp_create(struct pc_ib_device *rail, struct ibv_pd *pd, struct ibv_srq *
 int pc__qp_connect(struct pc_ib_device *rail, struct ibv_qp *qp, const struct pc_qp_info *mine,
                    const struct pc_qp_info *theirs, struct pc_error *error);
 
-/* Why the address of a queue pair is not the port's any more, or NULL: it is, or nobody can tell.
- */
+/* What a port said last of whether a queue pair's address and partition key are still its own. It
+ * holds for all that go by the same, as most do: the port is asked once for these. */
+struct pc_qp_answer {
+    const struct pc_qp_info *of; /* NULL: it was not asked yet */
+    uint32_t family;
+    const char *why;
+};
+/* Why they are not the port's any more, or NULL: they are, or nobody can tell. `last` begins as
+ * zeros, and is good for as long as the port is not said to have changed again. */
 const char *pc__qp_moved(const struct pc_ib_device *rail, const struct pc_qp_info *mine,
-                         const struct pc_qp_info *theirs);
+                         const struct pc_qp_info *theirs, struct pc_qp_answer *last);
 
 /* Describes a verb's failure from errno, with what would mend it: "rxe0 port 1: ibv_reg_mr of 4096
  * bytes: Cannot allocate memory: ...". `nbytes`: what was asked for, or 0. Returns SYSTEM. */

@@ -352,10 +352,11 @@ void pc__verbs_handle_due(struct pc_net *net, bool block)
     watch(w);
 }
 
-/* The port got or lost an address. */
+/* The port got or lost an address, or a partition. */
 static bool moves_port(enum ibv_event_type type)
 {
-    return type == IBV_EVENT_GID_CHANGE || type == IBV_EVENT_LID_CHANGE;
+    return type == IBV_EVENT_GID_CHANGE || type == IBV_EVENT_LID_CHANGE
+           || type == IBV_EVENT_PKEY_CHANGE;
 }
 
 /* Only events of ports carry a port number; all others are the whole device's. */
@@ -367,14 +368,16 @@ static bool concerns_port(const struct pc_ib_device *rail, enum ibv_event_type t
 
 /* Why an event is the end of a connection, or NULL. */
 static const char *ends(const struct pc_ib_device *rail, const struct pc_verbs_connection *conn,
-                        enum ibv_event_type type)
+                        enum ibv_event_type type, struct pc_qp_answer *last)
 {
     if (type == IBV_EVENT_PORT_ERR)
         return "its port went down";
     if (type == IBV_EVENT_DEVICE_FATAL)
         return "its device failed";
     bool addressed = conn->state >= PC_CONNECTION_CONNECTING && conn->state <= PC_CONNECTION_UP;
-    return moves_port(type) && addressed ? pc__qp_moved(rail, &conn->mine, &conn->theirs) : NULL;
+    if (!moves_port(type) || !addressed)
+        return NULL;
+    return pc__qp_moved(rail, &conn->mine, &conn->theirs, last);
 }
 
 static void handle_device_events(struct pc_verbs_net *w, uint32_t rail)
@@ -385,6 +388,7 @@ static void handle_device_events(struct pc_verbs_net *w, uint32_t rail)
     while (pc__ib.get_async_event(w->rails[rail].context, &event) == 0) {
         enum ibv_event_type type = event.event_type;
         uint32_t port = (uint32_t)event.element.port_num;
+        struct pc_qp_answer last = {0};
         pc__ib.ack_async_event(&event);
         low = low || type == IBV_EVENT_SRQ_LIMIT_REACHED;
         if (type == IBV_EVENT_SRQ_ERR)
@@ -395,7 +399,7 @@ static void handle_device_events(struct pc_verbs_net *w, uint32_t rail)
                 struct pc_verbs_connection *conn = &peer->conns[i];
                 if (conn->rail != rail || !concerns_port(&w->rails[rail], type, port))
                     continue;
-                const char *why = ends(&w->rails[rail], conn, type);
+                const char *why = ends(&w->rails[rail], conn, type, &last);
                 if (why != NULL)
                     pc__connection_fail(w, conn, why);
                 if ((type == IBV_EVENT_PORT_ACTIVE || moves_port(type)) && conn->attempt != 0) {

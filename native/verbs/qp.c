@@ -1,6 +1,7 @@
 /* Creates the queue pairs of a rail, and connects them (INIT, RTR, RTS). */
 #include "verbs/device.h"
 #ifdef PC_VERBS
+#include <arpa/inet.h>
 #include <errno.h>
 #include <string.h>
 #include <sys/random.h>
@@ -40,6 +41,8 @@ int pc__qp_create(struct pc_ib_device *rail, struct ibv_pd *pd, struct ibv_srq *
         .qpn = made->qp_num,
         .psn = psn & PC_24_BITS,
         .lid = rail->lid,
+        .pkey = rail->pkey,
+        .pkey_index = rail->pkey_index,
         .mtu = (uint8_t)rail->mtu,
         .link_layer = rail->link_layer,
         .gid_type = rail->gid_type,
@@ -87,6 +90,14 @@ static bool fit(const struct pc_qp_info *mine, const struct pc_qp_info *theirs)
                    && (mine->gid_type != 2 || (has(mine, family) && has(theirs, family)))));
 }
 
+/* By their partition keys, which are checked on InfiniBand only; 0: one is not known. */
+static bool may_talk(const struct pc_qp_info *mine, const struct pc_qp_info *theirs)
+{
+    uint32_t both = mine->pkey ^ theirs->pkey, any = mine->pkey | theirs->pkey;
+    return mine->link_layer != IBV_LINK_LAYER_INFINIBAND || mine->pkey == 0 || theirs->pkey == 0
+           || ((both & PC_PKEY_PARTITION) == 0 && (any & ~PC_PKEY_PARTITION) != 0);
+}
+
 static int check_ends(const struct pc_ib_device *rail, const struct pc_qp_info *mine,
                       const struct pc_qp_info *theirs, struct pc_error *error)
 {
@@ -100,6 +111,12 @@ static int check_ends(const struct pc_ib_device *rail, const struct pc_qp_info *
         return pc__fail(error, PC_INVALID, -1,
                         "%s port %u speaks %s, the peer's port %s: name ports or GIDs that fit",
                         rail->spec.device, rail->spec.port, kind(mine), kind(theirs));
+    if (!may_talk(mine, theirs))
+        return pc__fail(error, PC_INVALID, -1,
+                        "%s port %u has partition key %#x, the peer's port %#x: packets pass only "
+                        "within a partition, and not between two limited members (pkey= of "
+                        "PYCOLL_VERBS)",
+                        rail->spec.device, rail->spec.port, mine->pkey, theirs->pkey);
     return PC_OK;
 }
 
@@ -168,17 +185,37 @@ int pc__qp_connect(struct pc_ib_device *rail, struct ibv_qp *qp, const struct pc
     return PC_OK;
 }
 
-const char *pc__qp_moved(const struct pc_ib_device *rail, const struct pc_qp_info *mine,
-                         const struct pc_qp_info *theirs)
+static const char *ask(const struct pc_ib_device *rail, const struct pc_qp_info *mine,
+                       uint32_t family)
 {
     struct pc_port_attr port;
-    uint32_t family = family_with(mine, theirs);
+    __be16 pkey;
     if (pc__port_query(rail->context, rail->spec.port, &port) == 0 && port.known.lid != mine->lid)
         return "its port has another LID";
     if (has(mine, family)
         && !pc__gid_there(rail->context, rail->spec.port, mine->indexes[family],
                           mine->gids[family]))
         return "its port has another GID";
+    if (mine->pkey != 0
+        && pc__ib.query_pkey(rail->context, (uint8_t)rail->spec.port, mine->pkey_index, &pkey) == 0
+        && ntohs(pkey) != mine->pkey)
+        return "its port has another partition key";
     return NULL;
+}
+
+static bool alike(const struct pc_qp_info *a, const struct pc_qp_info *b, uint32_t family)
+{
+    return a->lid == b->lid && a->pkey == b->pkey && a->pkey_index == b->pkey_index
+           && a->indexes[family] == b->indexes[family]
+           && memcmp(a->gids[family], b->gids[family], sizeof a->gids[family]) == 0;
+}
+
+const char *pc__qp_moved(const struct pc_ib_device *rail, const struct pc_qp_info *mine,
+                         const struct pc_qp_info *theirs, struct pc_qp_answer *last)
+{
+    uint32_t family = family_with(mine, theirs);
+    if (last->of == NULL || last->family != family || !alike(last->of, mine, family))
+        *last = (struct pc_qp_answer){mine, family, ask(rail, mine, family)};
+    return last->why;
 }
 #endif

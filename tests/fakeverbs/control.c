@@ -60,6 +60,14 @@ void fakeverbs_move(struct fv_fabric *f, uint32_t port)
     fv_ring_all(f);
 }
 
+/* The second entry of the port's table of partition keys, of which every NIC tells by an event. */
+void fakeverbs_partition(struct fv_fabric *f, uint32_t port, uint32_t pkey)
+{
+    atomic_store(&f->shared->ports[port].pkey, pkey);
+    atomic_fetch_add(&f->shared->changes, 1);
+    fv_ring_all(f);
+}
+
 void fakeverbs_narrow(struct fv_fabric *f, uint32_t port, uint32_t nbytes)
 {
     atomic_store(&f->shared->ports[port].narrow, nbytes);

@@ -114,6 +114,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *device)
     c->changes = atomic_load(&c->fabric->shared->changes);
     c->down = atomic_load(&c->fabric->shared->ports[c->port].down);
     c->moved = atomic_load(&c->fabric->shared->ports[c->port].moved);
+    c->pkey = atomic_load(&c->fabric->shared->ports[c->port].pkey);
     pthread_mutex_init(&c->lock, NULL);
     c->async_writer = pipes[1];
     struct ibv_context *base = &c->verbs.context;
@@ -187,7 +188,7 @@ int ibv_query_device(struct ibv_context *base, struct ibv_device_attr *attr)
         .max_srq = fv_options.srq_wr ? 1024 : 0,
         .max_srq_wr = (int)fv_options.srq_wr,
         .max_srq_sge = fv_options.srq_wr ? (int)FV_MAX_SGE : 0,
-        .max_pkeys = 1,
+        .max_pkeys = FV_PKEYS,
         .local_ca_ack_delay = 15,
         .phys_port_cnt = 1,
     };

@@ -109,6 +109,7 @@ const char *ibv_event_type_str(enum ibv_event_type event)
            : event == IBV_EVENT_QP_LAST_WQE_REACHED ? "last WQE reached"
            : event == IBV_EVENT_LID_CHANGE          ? "LID table change"
            : event == IBV_EVENT_GID_CHANGE          ? "GID table change"
+           : event == IBV_EVENT_PKEY_CHANGE         ? "P_Key table change"
            : event == IBV_EVENT_DEVICE_FATAL        ? "local catastrophic error"
                                                     : "unknown";
 }

@@ -47,6 +47,7 @@ enum fv_count {
     FV_STRAY,         /* packets for a QP that is not there, or does not listen */
     FV_UNCLOSED,      /* objects that were left when their device was closed */
     FV_SENDS,         /* send requests that were posted */
+    FV_QUERIES,       /* times that the port was queried */
     FV_COUNTS
 };
 
@@ -68,6 +69,7 @@ enum fv_object {
 struct fv_port {
     _Atomic uint32_t down;
     _Atomic uint32_t moved;            /* times that its address (GID or LID) has changed */
+    _Atomic uint32_t pkey;             /* the second of its partition keys; 0: there is none */
     _Atomic uint64_t bytes_per_second; /* 0: as fast as it goes */
     /* Bytes of payload that its interface takes in a packet; 0: any. As with Soft-RoCE, a longer
      * one is tried for ever: that is no loss which would count as a retry, and nobody is told. */

@@ -56,7 +56,7 @@ PORTS = 128
 SLOTS = 512
 COUNTS = (
     *("tx_packets", "tx_bytes", "rx_packets", "rx_bytes", "dropped", "retransmitted"),
-    *("duplicates", "rnr", "refused", "failed", "stray", "unclosed", "sends"),
+    *("duplicates", "rnr", "refused", "failed", "stray", "unclosed", "sends", "queries"),
 )
 OBJECTS = (
     *("pds", "mrs", "mr_bytes", "relaxed", "channels", "cqs", "qps", "wrs", "srqs", "receives"),
@@ -196,6 +196,13 @@ class Fabric:
         What is connected stays so: unlike in a real network its packets still arrive.
         """
         self._lib.fakeverbs_move(self._fabric, port(device))
+
+    def partition(self, device: str, key: int) -> None:
+        """Give a port a second partition key behind 0xffff; its NICs tell by PKEY_CHANGE. 0: none.
+
+        As with `move`, packets of what is connected still arrive.
+        """
+        self._lib.fakeverbs_partition(self._fabric, port(device), key)
 
     def slow(self, device: str, bytes_per_second: int) -> None:
         """Let a port send no faster than this; 0: as fast as it goes."""

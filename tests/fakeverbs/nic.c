@@ -158,6 +158,10 @@ static void look_at_port(struct fv_context *c)
     if (moved != c->moved)
         fv_event(c, fv_options.infiniband ? IBV_EVENT_LID_CHANGE : IBV_EVENT_GID_CHANGE, NULL);
     c->moved = moved;
+    uint32_t pkey = atomic_load(&c->fabric->shared->ports[c->port].pkey);
+    if (pkey != c->pkey)
+        fv_event(c, IBV_EVENT_PKEY_CHANGE, NULL);
+    c->pkey = pkey;
 }
 
 /* A little of everything; true when something was done. */

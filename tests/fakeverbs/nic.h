@@ -28,6 +28,7 @@
 #define FV_ACK_EACH 8u /* packets */
 #define FV_ANSWERS 64u /* that a responder may owe: reads, and acknowledgements between them */
 #define FV_GIDS 16
+#define FV_PKEYS 2
 
 /* Of which provider the details are, where providers differ. */
 enum fv_like {
@@ -188,7 +189,7 @@ struct fv_context {
     struct fv_device *device;
     uint32_t slot, port, changes;
     bool down; /* as told by an event, as the next */
-    uint32_t moved;
+    uint32_t moved, pkey;
     uint64_t now, wake_at;
     int async_writer;
 
@@ -225,6 +226,8 @@ bool fv_fails(const char *verb, _Atomic uint32_t *count);
 struct fv_fabric *fv_fabric_here(void);
 uint32_t fv_port_of(uint32_t device);
 void fv_gid(uint32_t port, int index, union ibv_gid *gid, uint32_t *type);
+/* An entry of a port's table of partition keys; 0: it is empty. */
+uint32_t fv_pkey(struct fv_fabric *f, uint32_t port, int index);
 uint32_t fv_port_of_gid(const union ibv_gid *gid);
 int fv_query_port(struct ibv_context *base, uint8_t port, struct ibv_port_attr *attr, size_t size);
 

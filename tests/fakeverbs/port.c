@@ -28,6 +28,7 @@ int fv_query_port(struct ibv_context *base, uint8_t port, struct ibv_port_attr *
     uint32_t gbps = fv_options.gbps[c->device->index];
     if (port != 1)
         return EINVAL;
+    fv_count(c->fabric, c->port, FV_QUERIES, 1);
     uint32_t narrow = atomic_load(&c->fabric->shared->ports[c->port].narrow);
     bool down = atomic_load(&c->fabric->shared->ports[c->port].down);
     struct ibv_port_attr a = {
@@ -36,7 +37,7 @@ int fv_query_port(struct ibv_context *base, uint8_t port, struct ibv_port_attr *
         .active_mtu = mtu_of(narrow != 0 && narrow < fv_options.mtu ? narrow : fv_options.mtu),
         .gid_tbl_len = FV_GIDS,
         .max_msg_sz = FV_MAX_MESSAGE,
-        .pkey_tbl_len = 1,
+        .pkey_tbl_len = FV_PKEYS,
         .lid = fv_options.infiniband ? (uint16_t)(moved(c->port) * FV_PORTS + c->port + 1) : 0,
         .phys_state = down ? 3 : 5, /* disabled, or link up */
         .link_layer = fv_options.infiniband ? IBV_LINK_LAYER_INFINIBAND : IBV_LINK_LAYER_ETHERNET,
@@ -152,11 +153,16 @@ ssize_t _ibv_query_gid_table(struct ibv_context *base, struct ibv_gid_entry *ent
     return (ssize_t)n;
 }
 
+uint32_t fv_pkey(struct fv_fabric *f, uint32_t port, int index)
+{
+    return index == 0 ? 0xffff : atomic_load(&f->shared->ports[port].pkey);
+}
+
 int ibv_query_pkey(struct ibv_context *base, uint8_t port, int index, __be16 *pkey)
 {
-    (void)base;
-    if (port != 1 || index != 0)
+    struct fv_context *c = fv_context_of(base);
+    if (port != 1 || index < 0 || index >= FV_PKEYS)
         return -1;
-    *pkey = htons(0xffff);
+    *pkey = htons((uint16_t)fv_pkey(c->fabric, c->port, index));
     return 0;
 }

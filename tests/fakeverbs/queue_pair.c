@@ -140,7 +140,8 @@ static const char *refusal(const struct fv_qp *qp, const struct ibv_qp_attr *a, 
     union ibv_gid gid = {.raw = {0}};
     if ((mask & IBV_QP_PORT) && a->port_num != 1)
         return "no such port";
-    if ((mask & IBV_QP_PKEY_INDEX) && a->pkey_index != 0)
+    if ((mask & IBV_QP_PKEY_INDEX)
+        && (a->pkey_index >= FV_PKEYS || fv_pkey(qp->context->fabric, qp->context->port, a->pkey_index) == 0))
         return "no such pkey_index";
     if ((mask & IBV_QP_AV) && ah->port_num != 1)
         return "no such port in ah_attr";

@@ -243,6 +243,71 @@ def test_a_path_is_made_anew_as_soon_as_its_port_has_another_address(start, netw
     assert end(ranks) == [0, 0]
 
 
+def test_a_path_is_made_anew_once_its_port_is_in_its_partition_again(start, network) -> None:
+    devices = ("fake0", "1/fake0")
+    for device in devices:
+        network.partition(device, 0x8001)
+    settings = {"FAKEVERBS_LINK": "infiniband"}
+    ranks = start(settings | {"PYCOLL_VERBS": "pkey=0x8001"}, settings, devices=1)
+    before = []
+    for rank in ranks:
+        rank.hear()
+        before.append(rank.until(lambda state: state["live"] == state["connections"] == 1))
+    network.partition("1/fake0", 0)  # nobody calls
+    for rank in ranks:
+        rank.until(lambda state: state["live"] == 0)
+    network.partition("1/fake0", 0x0001)  # as a limited member, which reaches full ones
+    for rank, then in zip(ranks, before, strict=True):
+        now = rank.until(lambda state: state["live"] == 1)
+        assert now["failures"] == then["failures"] + 1
+        assert now["revivals"] == then["revivals"] + 1
+    assert end(ranks) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"1/fake0": 0x8002}, "fake0 port 1 is in no partition 0x8001; its partition keys are "),
+        ({"fake0": 0x0001, "1/fake0": 0x0001}, "has partition key 0x1, the peer's port 0x1: "),
+    ],
+)
+def test_a_peer_in_no_common_partition_any_more_is_lost_by_that_name(
+    start, network, keys: dict[str, int], says: str
+) -> None:
+    for device in ("fake0", "1/fake0"):
+        network.partition(device, 0x8001)
+    settings = {"FAKEVERBS_LINK": "infiniband", "PYCOLL_VERBS": "pkey=0x8001"}
+    ranks = start(settings, settings, devices=1)
+    for rank in ranks:
+        rank.hear()
+        rank.until(lambda state: state["live"] == state["connections"] == 1)
+    for device, key in keys.items():
+        network.partition(device, key)
+    for rank in ranks:
+        rank.until(lambda state: state["live"] == 0)
+    end(ranks)  # a last call, for which both ports would have to be in it again
+    said = [rank.hear() for rank in ranks]
+    assert agreed(said, "error") == "PeerLostError"
+    assert any(says in one["text"] for one in said), said
+
+
+def test_a_port_is_asked_once_for_all_its_paths(start, network) -> None:
+    ranks = start({"PYCOLL_VERBS": "qps=8"}, {}, devices=1)
+    before = []
+    for rank in ranks:
+        rank.hear()
+        before.append(rank.until(lambda state: state["live"] == state["connections"] == 8))
+    wanted = network.counts("1/fake0")["queries"] + 2  # by each of its communicators
+    network.partition("1/fake0", 0x8001)  # by which no path goes
+    deadline = time.monotonic() + SECONDS
+    while network.counts("1/fake0")["queries"] < wanted and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for rank, then in zip(ranks, before, strict=True):
+        assert rank.state()["failures"] == then["failures"]
+    assert end(ranks) == [0, 0]
+    assert network.counts("1/fake0")["queries"] == wanted
+
+
 def test_a_port_with_addresses_of_two_families_reaches_one_with_the_second(start) -> None:
     ranks = start({"FAKEVERBS_FAMILY": "both"}, {"FAKEVERBS_FAMILY": "6"})
     said = [rank.hear() for rank in ranks]

@@ -83,7 +83,8 @@ class Connection:
         gids = [ipaddress.IPv6Address(rail.gid).packed, bytes(16)]
         ipv4, ipv6 = gids if _ipv4(rail.gid) else gids[::-1]
         number = self.qp.qp_num
-        return End(number, number, rail.lid, rail.mtu, rail.layer, ipv4, ipv6, rail.gid_type, 1)
+        address = rail.lid, 0, 0, rail.mtu, rail.layer  # no partition key is told
+        return End(number, number, *address, ipv4, ipv6, rail.gid_type, 1)
 
     def connect(self, other: End) -> None:
         """Make it ready for both directions."""

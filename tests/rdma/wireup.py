@@ -25,7 +25,7 @@ IN_LINE, OFFERED = 0xFFFFFFFF, 0xFFFFFFFE
 
 HEADER = struct.Struct("=IHHII")
 HELLO = struct.Struct("=IIQQQQ" + MAX_RAILS * "IIQ")
-END = struct.Struct("=IIHBB16s16s2xBBB7x")
+END = struct.Struct("=IIHHHBB16s16s2xBBB3x")
 LANDED = struct.Struct(f"={CHANNELS * LINES}I{CHANNELS * LINES}s320s")
 LINE_HEAD = struct.Struct(f"=QII{INLINE}s")
 NOTE = struct.Struct("=QIIQQ")
@@ -82,6 +82,8 @@ class End(NamedTuple):
     number: int
     psn: int
     lid: int
+    pkey: int
+    pkey_index: int
     mtu: int  #: as verbs number them
     layer: int
     ipv4: bytes  #: GID, as the next; zeros: none
