@@ -22,7 +22,13 @@ HOPELESS = 10.0
 HOPELESS_ROOTED = 1.5
 ENOUGH = 21  #: samples of a cell
 SHARE = 0.002  #: of the budget that one sample may take
+#: The same of the second sample of what is far behind by its first one, which something else may
+#: have hit: without it that one would rule the cell, and by it the sizes between.
+SECOND_SHARE = 0.05
 COLD = 30.0  #: times what a later call takes, the first one does not take
+#: A sample has as many calls where these fit its share, though fewer would fill a block: the ranks
+#: begin apart, which a single call would be charged with.
+CALLS = 5
 BLOCK_SECONDS = 0.001  #: of back-to-back calls, where each rank has a core
 
 
@@ -132,22 +138,27 @@ class Calibration:
         for cell in found:
             # One sample may have been hit by something else, so it takes two to drop a cell.
             while min(self.samples[cell]) > BEHIND * min(found.values()):
-                if len(self.samples[cell]) > 1 or not self._measure(cell):
+                if len(self.samples[cell]) > 1 or not self._measure(cell, SECOND_SHARE):
                     self._dropped.add(cell)
                     break
 
-    def _measure(self, cell: Cell) -> bool:
-        """Take one sample if it fits the budget."""
+    def _measure(self, cell: Cell, share: float = SHARE) -> bool:
+        """Take one sample if it fits the budget, and this share of it."""
         before = self.samples.get(cell)
-        expected = before[-1] if before else (self._guess(cell) or 0.0) * self._off
+        expected = min(before) if before else (self._guess(cell) or 0.0) * self._off
         left = self._budget - self._elapsed
-        if expected > min(left, max(SHARE * self._budget, self._block)):
+        if expected > min(left, max(share * self._budget, self._block)):
             return False
         if before is None:
             # The first call meets cold caches: no sample, but it bounds what the next ones take.
+            # It may have made connections as well, which says nothing of them.
             first = self._time(cell, 1)
+            if first > COLD * expected:
+                first = self._time(cell, 1)
             expected = max(first / COLD, min(first, expected))
-        seconds = self._time(cell, max(1, round(self._block / max(expected, 1e-9))))
+        expected = max(expected, 1e-9)
+        several = min(CALLS, int(SHARE * self._budget / expected))
+        seconds = self._time(cell, max(1, several, round(self._block / expected)))
         self.samples.setdefault(cell, []).append(seconds)
         guess = self._guess(cell)
         self._off = seconds / guess if guess else 1.0
