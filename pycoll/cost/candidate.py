@@ -88,6 +88,18 @@ def candidates(
     return _fastest(known, collective, question, machine)
 
 
+def with_prediction(
+    one: Candidate, question: Question, tuning: Tuning | None, machine: Machine | None = None
+) -> Candidate:
+    """Return a candidate of `candidates`, with the model's word on it."""
+    if one.predicted is not None:
+        return one
+    collective = "allreduce" if question.collective == "barrier" else question.collective
+    if machine is None:
+        machine = Machine.of(question, tuning.rates if tuning else None)
+    return _candidate(one.algorithm, collective, question, machine, tuning, True)
+
+
 def _fastest(
     known: Sequence[str], collective: str, question: Question, machine: Machine
 ) -> list[Candidate]:

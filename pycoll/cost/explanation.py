@@ -10,7 +10,7 @@ from pycoll.algorithms import get
 from pycoll.cost.candidate import Candidate, candidates
 from pycoll.cost.machine import Machine
 from pycoll.cost.question import Choice, Question
-from pycoll.cost.select import Selector, choice_of, choose, winner
+from pycoll.cost.select import Selector, best_of, choice_of, choose
 from pycoll.cost.tuning import Tuning
 from pycoll.errors import counted
 from pycoll.schedule import NotDirect
@@ -88,7 +88,7 @@ def explain(
     """
     with collector.paused():
         found = candidates(question, tuning, full=True, machine=machine)
-    best = winner(found)
+    best = best_of(found, question, tuning, machine)
     tuned = best is not None and best.measured is not None
     ranked = sorted(
         found, key=lambda c: (c.seconds is None, tuned and c.measured is None, c.seconds)
@@ -148,6 +148,11 @@ def _why(question: Question, best: Candidate, ranked: list[Candidate]) -> str:
             loads = f"{_load(best.busiest)}; {second.algorithm}'s {_load(second.busiest)}"
             text += f" Its busiest link is {loads}."
         return text
+    if best.measured is not None and ratio < 1:
+        return (
+            f"{text}; {second.algorithm} was measured to be no faster for certain, and the model "
+            f"finds {best.algorithm} faster."
+        )
     return f"{text}, simpler than {second.algorithm}, which the model finds no faster for certain."
 
 

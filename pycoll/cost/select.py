@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 from pycoll.algorithms import names
-from pycoll.cost.candidate import Candidate, candidates
+from pycoll.cost.candidate import Candidate, candidates, with_prediction
 from pycoll.cost.machine import Machine
 from pycoll.cost.question import Choice, Question
 from pycoll.cost.tuning import Tuning
@@ -32,7 +33,8 @@ TILE_BYTES = 256 << 10
 #: tile 3.1 (medians of five launches; 64 MiB: 8.1 and 14.5).
 LONG_TILE_BYTES = LONG_SLOT_BYTES
 LONG_FROM_BYTES = 4 << 20
-#: Predictions that differ by less than this are not told apart: the simpler algorithm runs.
+#: Predictions that differ by less than this are not told apart: the simpler algorithm runs. Nor are
+#: measurements over RDMA, see `best_of`.
 DOUBT = 1.1
 #: The simplest, in this order: few rounds and one channel. After them, the fewest operations.
 PLAIN = ("direct", "one_shot", "two_shot", "ring")
@@ -72,7 +74,7 @@ def choose(
     if question.wanted is not None:
         direct = question.wanted if _wide(question) else None
         return Choice(question.wanted, _tile(question), _stream(question), direct, "asked for")
-    best = winner(candidates(question, tuning, machine=machine))
+    best = best_of(candidates(question, tuning, machine=machine), question, tuning, machine)
     if best is None:
         raise UsageError(f"{question.collective}: no algorithm serves {question.size} ranks")
     return choice_of(question, best)
@@ -93,6 +95,30 @@ def winner(found: Iterable[Candidate]) -> Candidate | None:
         return best
     close = [c for seconds, c in able if seconds <= DOUBT * least]
     return min(close, key=lambda c: (plainness(c.algorithm), c.operations))
+
+
+def best_of(
+    found: Iterable[Candidate],
+    question: Question,
+    tuning: Tuning | None = None,
+    machine: Machine | None = None,
+) -> Candidate | None:
+    """Return the candidate that runs; None where none can.
+
+    Over RDMA, of what was measured to be about as fast it is the one that the model finds fastest.
+    The rows of one algorithm and size are a few samples, which scatter by more than that; the model
+    was fitted to all rows, so it knows what another message costs, as does whoever else is on that
+    network.
+    """
+    found = list(found)
+    best = winner(found)
+    if best is None or best.measured is None or not question.rdma:
+        return best
+    close = [c for c in found if c.measured is not None and c.measured <= DOUBT * best.measured]
+    if len(close) == 1:
+        return best
+    close = [with_prediction(c, question, tuning, machine) for c in close]
+    return min(close, key=lambda c: (math.inf if c.predicted is None else c.predicted, c.measured))
 
 
 def plainness(algorithm: str) -> int:

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pycoll.algorithms import get, names
-from pycoll.cost import Choice, Question, Tuning, choose
+from pycoll.cost import Choice, Question, Tuning, choose, explain
 from pycoll.cost.candidate import candidates
+from pycoll.cost.machine import Machine
 from pycoll.cost.select import LONG_FROM_BYTES, LONG_TILE_BYTES, TILE_BYTES, winner
 from pycoll.errors import UsageError
 from pycoll.program.isa import CHUNK_UNIT
@@ -140,6 +141,22 @@ def test_no_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pycoll.cost.candidate.names", lambda collective: ())
     with pytest.raises(UsageError, match="gather: no algorithm serves 2 ranks"):
         choose(Question("gather", 8, 2, 2))
+
+
+def test_over_rdma_what_was_measured_about_alike_is_told_apart_by_the_model() -> None:
+    hosts = Placement.of(Level("node", (0, 1, 2, 3)))
+    asked = Question("allreduce", 64, 4, 2, hosts, remote=True, rdma=True, wire=1e9, software=True)
+    for slower, wanted in ((1.08, "recursive_doubling"), (1.12, "one_shot")):
+        rows = {("allreduce", "one_shot"): ((64, 1e-3),),
+                ("allreduce", "recursive_doubling"): ((64, slower * 1e-3),)}  # fmt: skip
+        tuning = Tuning(4, (0, 1, 2, 3), Machine.of(asked).rates, rows)
+        assert choose(asked, tuning).algorithm == wanted
+        told = explain(asked, tuning)
+        assert told.choice.algorithm == wanted
+        assert ("one_shot was measured to be no faster for certain" in told.why) == (slower < 1.1)
+    rows = {key: ((64, row[0][1] / slower * 1.08),) for key, row in rows.items()}
+    tuning = Tuning(4, (0, 1, 2, 3), Machine.of(asked).rates, rows)
+    assert choose(asked._replace(rdma=False), tuning).algorithm == "one_shot"  # the least measured
 
 
 def test_many_ranks_that_are_not_alike() -> None:
