@@ -8,7 +8,8 @@ interval. They send through the same devices, whose counters are read around cal
 packets sent, acknowledgements among them, requests that came twice, times that it was sent again,
 for each call and rank. These agree at every load of the machine, times do not. `pycoll tune` has
 run before. Rows are written as they are measured: a size that fails or takes too long is listed
-under `failures`, and the sizes behind it are measured by another launch. Takes 14 minutes at most.
+under `failures`, and the sizes behind it are measured by another launch. Takes 14 minutes at most,
+or pieces of the time: `--ranks 2 --seconds 200`, then `--add --ranks 4` adds to the same file.
 Needs `make rdma-packages`.
 
 Run: python bench/rdma_allreduce.py
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -47,11 +49,26 @@ STARTUP_SECONDS = 150.0  #: that a launch may take besides its sizes, on a busy 
 class Result:
     """What was measured until now; in the file, too."""
 
-    def __init__(self, output: Path) -> None:
+    def __init__(self, output: Path, add: bool) -> None:
         self.meta: Row = {}
         self.rows: list[Row] = []
         self.failures: list[Row] = []
+        self.seconds = 0  #: of the runs before this one
         self._output = output
+        if add:
+            self._read(json.loads(output.read_text()))
+
+    def _read(self, before: Row) -> None:
+        was, now = (str(one).rstrip("+") for one in (before["meta"]["commit"], metadata.commit()))
+        if was != now:
+            sys.exit(f"{self._output} is of commit {was}, and this is {now}: nothing was measured")
+        self.rows, self.failures = before["rows"], before["failures"]
+        self.seconds = before["meta"]["seconds"]
+
+    def next_round(self, ranks: int) -> int:
+        """Return the number of the first round of so many ranks that there is not."""
+        found = (row["round"] for row in self.rows + self.failures if row["ranks"] == ranks)
+        return 1 + max(found, default=-1)
 
     def write(self) -> None:
         """Write the file anew."""
@@ -139,24 +156,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     output = RESULTS / "rdma-allreduce.json"
     parser.add_argument("--output", type=Path, default=output, metavar="FILE")
+    parser.add_argument("--add", action="store_true", help="to what FILE has of this commit")
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="bytes, ascending")
     parser.add_argument("--in-place", action="store_true")
-    parser.add_argument("--rounds", type=int, default=5, help="at most")
+    parser.add_argument("--rounds", type=int, default=8, help="at most")
     parser.add_argument("--seconds", type=float, default=720, help="for all rounds")
     parser.add_argument("--size-seconds", type=float, default=1.0, help="for a size, about")
     parser.add_argument("--tune", type=float, default=20, help="seconds; 0: do not tune before")
     options = parser.parse_args()
     begun = time.monotonic()
-    result = Result(options.output)
+    result = Result(options.output, options.add)
     with machine(max(options.ranks), max(options.ranks)) as mpi:
         for ranks in options.ranks:  # as the README says: once, for a machine and a number of ranks
             if options.tune:
                 tune = (*TUNE, f"{options.tune:g}")
                 print(f"# {ranks} hosts: pycoll {' '.join(tune)}", flush=True)
                 mpi.run(ranks, "-m", "pycoll", *tune)
-        for turn in Budget(options.seconds).rounds(options.rounds):
+        for _ in Budget(options.seconds).rounds(options.rounds):
             for ranks in options.ranks:
+                turn = result.next_round(ranks)
                 print(f"# round {turn}, {ranks} hosts", flush=True)
                 launch(mpi, result, options, ranks, turn)
         result.meta |= {"method": METHOD, "host": metadata.machine(), "commit": metadata.commit()}
@@ -164,7 +183,7 @@ def main() -> None:
             **result.meta.get("versions", {}),
             "ucx": version("ucx_info", "-v"),
         }
-        result.meta["seconds"] = round(time.monotonic() - begun)
+        result.meta["seconds"] = result.seconds + round(time.monotonic() - begun)
         result.write()
     table(result.rows)
 
