@@ -55,7 +55,7 @@ class Result:
         self.failures: list[Row] = []
         self.seconds = 0  #: of the runs before this one
         self._output = output
-        if add:
+        if add and output.exists():
             self._read(json.loads(output.read_text()))
 
     def _read(self, before: Row) -> None:
@@ -156,7 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     output = RESULTS / "rdma-allreduce.json"
     parser.add_argument("--output", type=Path, default=output, metavar="FILE")
-    parser.add_argument("--add", action="store_true", help="to what FILE has of this commit")
+    parser.add_argument("--add", action="store_true", help="to what FILE has, of this commit")
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="bytes, ascending")
     parser.add_argument("--in-place", action="store_true")
