@@ -39,7 +39,9 @@ static inline void pc__probe_end(struct pc_probe *probe, enum pc_form form, uint
 {
     if (form == PC_FORM_UNTIMED)
         return;
-    probe->cost[form] = (pc__ticks() - ticks) * 1024 / nbytes;
+    uint64_t cost = (pc__ticks() - ticks) * 1024 / nbytes, last = probe->cost[form];
+    /* Something else may have run within it: a step up is believed in several times. */
+    probe->cost[form] = last != 0 && cost > last + last / 2 ? last + last / 2 + 1 : cost;
     if (form == PC_FORM_STREAMED) /* twice: the reader's cost */
         probe->stream = probe->cost[PC_FORM_CACHED] > 2 * probe->cost[PC_FORM_STREAMED];
 }

@@ -56,6 +56,7 @@ struct pc_edge_queue {
     bool listed;
     bool probed;           /* CMA with this peer was tried */
     struct pc_probe probe; /* of the fragments that this rank writes */
+    uint32_t far;          /* transfers while it said that the peer's core is far */
     /* Transfers use the data area of an edge as a ring of bytes: a message takes what it needs. */
     uint64_t filled;            /* where the next one may begin; only grows */
     uint64_t begins[PC_LINES];  /* of the messages in flight */
