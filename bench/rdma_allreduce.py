@@ -55,15 +55,16 @@ class Result:
         self.failures: list[Row] = []
         self.seconds = 0  #: of the runs before this one
         self._output = output
+        self._begun, self._commit = time.monotonic(), metadata.commit()
         if add and output.exists():
             self._read(json.loads(output.read_text()))
 
     def _read(self, before: Row) -> None:
-        was, now = (str(one).rstrip("+") for one in (before["meta"]["commit"], metadata.commit()))
-        if was != now:
+        was, now = before["meta"].get("commit"), self._commit
+        if was is None or now is None or was.rstrip("+") != now.rstrip("+"):
             sys.exit(f"{self._output} is of commit {was}, and this is {now}: nothing was measured")
-        self.rows, self.failures = before["rows"], before["failures"]
-        self.seconds = before["meta"]["seconds"]
+        self.meta, self.rows, self.failures = before["meta"], before["rows"], before["failures"]
+        self.seconds = before["meta"].get("seconds", 0)
 
     def next_round(self, ranks: int) -> int:
         """Return the number of the first round of so many ranks that there is not."""
@@ -72,6 +73,8 @@ class Result:
 
     def write(self) -> None:
         """Write the file anew."""
+        self.meta |= {"commit": self._commit, "method": METHOD, "host": metadata.machine()}
+        self.meta["seconds"] = self.seconds + round(time.monotonic() - self._begun)
         more = {
             "failures": self.failures,
             "medians": medians(self.rows),
@@ -165,7 +168,6 @@ def main() -> None:
     parser.add_argument("--size-seconds", type=float, default=1.0, help="for a size, about")
     parser.add_argument("--tune", type=float, default=20, help="seconds; 0: do not tune before")
     options = parser.parse_args()
-    begun = time.monotonic()
     result = Result(options.output, options.add)
     with machine(max(options.ranks), max(options.ranks)) as mpi:
         for ranks in options.ranks:  # as the README says: once, for a machine and a number of ranks
@@ -178,12 +180,10 @@ def main() -> None:
                 turn = result.next_round(ranks)
                 print(f"# round {turn}, {ranks} hosts", flush=True)
                 launch(mpi, result, options, ranks, turn)
-        result.meta |= {"method": METHOD, "host": metadata.machine(), "commit": metadata.commit()}
         result.meta["versions"] = {
             **result.meta.get("versions", {}),
             "ucx": version("ucx_info", "-v"),
         }
-        result.meta["seconds"] = result.seconds + round(time.monotonic() - begun)
         result.write()
     table(result.rows)
 

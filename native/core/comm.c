@@ -107,10 +107,11 @@ static int check_header(struct pc_comm *comm, uint32_t peer, const char *arena)
         || a->slot_bytes != o->slot_bytes || a->small_bytes != o->small_bytes
         || a->ring_bytes != o->ring_bytes || a->heap_bytes != o->heap_bytes)
         return pc__fail(&comm->error, PC_INVALID, (int)peer,
-                        "rank %u of %u has %u slots of %u bytes (small ones: %u), want rank %u of "
-                        "%u with %u of %u (%u)",
-                        a->rank, a->size, a->slots, a->slot_bytes, a->small_bytes, peer, o->size,
-                        o->slots, o->slot_bytes, o->small_bytes);
+                        "rank %u of %u has %u slots of %u bytes (small ones: %u; ring: %u; heap: "
+                        "%llu), want rank %u of %u with %u of %u (%u; %u; %llu)",
+                        a->rank, a->size, a->slots, a->slot_bytes, a->small_bytes, a->ring_bytes,
+                        (unsigned long long)a->heap_bytes, peer, o->size, o->slots, o->slot_bytes,
+                        o->small_bytes, o->ring_bytes, (unsigned long long)o->heap_bytes);
     return PC_OK;
 }
 

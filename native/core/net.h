@@ -81,6 +81,7 @@ struct pc_net {
     _Atomic uint32_t depth; /* messages in flight on an edge, at most, in the calls of now */
     uint32_t calls;         /* calls of net.c since the last poll */
     uint32_t turns;         /* calls of pc__net_progress */
+    uint32_t unpolled;      /* calls of pc__net_drained since all peers were polled */
     char *shadows;          /* the shadows of all peers, by rank */
     bool keeps;             /* (op) after `close`: something may still read these, so they stay */
     int epoll;           /* all events but messages: wireup, ports, the timer; -1: there are none */

@@ -26,7 +26,7 @@ static inline enum pc_form pc__probe_begin(struct pc_probe *probe, uint64_t nbyt
     *stream = false;
     if (probe == NULL || nbytes < PC_PROBE_BYTES)
         return PC_FORM_UNTIMED;
-    uint32_t turn = probe->turn++ % PC_PROBE_PERIOD;
+    uint32_t turn = probe->turn++ % PC_PROBE_PERIOD - 1; /* the first fill may touch new pages */
     *stream = turn < PC_FORM_UNTIMED ? turn == PC_FORM_STREAMED : probe->stream;
     if (turn >= PC_FORM_UNTIMED)
         return PC_FORM_UNTIMED;

@@ -299,7 +299,7 @@ int pc__endpoint_open_beside(const struct pc_fabric_endpoint *e, size_t completi
 bool pc__endpoint_may_sleep(const struct pc_fabric_endpoint *e)
 {
     struct fid *cq = e->cq != NULL ? &e->cq->fid : NULL;
-    return e->wait_fd < 0 || cq == NULL || fi_trywait(e->fabric, &cq, 1) == 0;
+    return e->ep == NULL || e->wait_fd < 0 || cq == NULL || fi_trywait(e->fabric, &cq, 1) == 0;
 }
 
 /* True when it is closed. There is no call left whose error this could be. */

@@ -65,6 +65,7 @@ static void failed(struct pc_fabric_net *w, struct fid_cq *cq)
     snprintf(why, sizeof why, "%s (provider %s: %.60s)", pc__fi.strerror(entry->err),
              w->endpoint.info->fabric_attr->prov_name, provider != NULL ? provider : "");
     struct pc_fabric_peer *peer = packet->peer;
+    peer->cut_by_read = false;
     pc__fabric_peer_cut(peer, "send", why);
     if (peer->base.fault.code != 0) /* else it is still to be found out whether the peer has it */
         pc__fabric_sent(packet);

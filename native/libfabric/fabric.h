@@ -113,6 +113,7 @@ struct pc_fabric_peer {
     fi_addr_t address;
     fi_addr_t reads_at; /* its endpoint for reads; FI_ADDR_UNSPEC: it has none */
     bool broke_off;     /* it has closed that one, and said so: a read that fails tells no more */
+    bool cut_by_read;   /* by nothing else, see `cut` */
     uint64_t key, their_key; /* what packets must show, here and there */
     uint32_t window;         /* packets that may be under way to the peer */
     uint64_t sent, arrived;  /* packets with a frame: to the peer, and of these, what it has told */

@@ -73,9 +73,9 @@ static int fabric_open(struct pc_net *net, const void *given, size_t nbytes)
     size_t each = w->window + PC_FABRIC_SPARE;
     if (rc == PC_OK)
         rc = pc__endpoint_open(&w->endpoint, 3 * comm->options.size * each, false, &comm->error);
+    struct pc_error none; /* without an endpoint for reads transfers go by packets */
     if (rc == PC_OK && w->endpoint.reads)
-        rc = pc__endpoint_open_beside(&w->endpoint, w->endpoint.info->tx_attr->size, &comm->error,
-                                      &w->reads);
+        pc__endpoint_open_beside(&w->endpoint, w->endpoint.info->tx_attr->size, &none, &w->reads);
     if (rc == PC_OK
         && ((w->endpoint.wait_fd >= 0
              && pc__net_watch(net->pause_epoll, w->endpoint.wait_fd, EPOLLIN, PC_EVENT_CQ) != 0)

@@ -201,12 +201,13 @@ static void handle_hello(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
         pc__fabric_peer_leave(w, peer, "its greeting is not one");
         return;
     }
-    if (fi_av_insert(w->endpoint.av, message->address, 1, &peer->address, 0, NULL) != 1
-        || (message->reads_bytes != 0 && w->reads.ep != NULL
-            && fi_av_insert(w->reads.av, message->reads, 1, &peer->reads_at, 0, NULL) != 1)) {
+    if (fi_av_insert(w->endpoint.av, message->address, 1, &peer->address, 0, NULL) != 1) {
         pc__fabric_peer_leave(w, peer, "the address of its endpoint cannot be used (fi_av_insert)");
         return;
     }
+    if (message->reads_bytes == 0 || w->reads.ep == NULL
+        || fi_av_insert(w->reads.av, message->reads, 1, &peer->reads_at, 0, NULL) != 1)
+        peer->reads_at = FI_ADDR_UNSPEC; /* then transfers go by packets */
     peer->greeted = true;
     peer->their_key = message->key;
     peer->writes = peer->slots_mr != NULL && message->slots_bytes != 0;
@@ -252,6 +253,10 @@ static void handle_wireup(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
         memcpy(peer->landed, message->counts, sizeof peer->landed);
     } else if (message->kind == PC_FABRIC_WIREUP_BROKEN_OFF) {
         peer->broke_off = true;
+        if (peer->cut_by_read && peer->base.fault.code == 0) {
+            peer->cut = 0; /* the read failed for that reason, and nobody is gone */
+            pc__net_dirty(&peer->base);
+        }
     } else if (!peer->greeted
                || (message->kind == PC_FABRIC_WIREUP_LEAVING ? message->packets < peer->received
                                                              : message->packets > peer->sent)) {

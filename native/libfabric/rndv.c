@@ -72,9 +72,22 @@ int pc__fabric_expose(struct pc_net_peer *base, const void *at, uint64_t nbytes,
     return PC_OK;
 }
 
+/* A peer that has broken off is not lost by it: what it lent is its user's again, and a read there
+ * fails, or is not to be had. */
+static void cut(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const char *why)
+{
+    pc__fabric_peer_read(w, peer); /* if it has broken off, it has said so */
+    if (peer->broke_off)
+        return;
+    peer->cut_by_read = peer->cut == 0 || peer->cut_by_read;
+    pc__fabric_peer_cut(peer, "read", why);
+}
+
 /* Posts reads up to the end of the transfer, as far as the provider takes them. */
 static void post_reads(struct pc_fabric_net *w, struct pc_rndv *rndv)
 {
+    if (w->reads.ep == NULL || rndv->peer->broke_off)
+        return;
     uint64_t longest = w->reads.info->ep_attr->max_msg_size;
     void *desc = rndv->mr != NULL ? fi_mr_desc(rndv->mr) : NULL;
     for (uint32_t i = 0; i < PC_FABRIC_READS && rndv->asked < rndv->nbytes; i++) {
@@ -85,9 +98,11 @@ static void post_reads(struct pc_fabric_net *w, struct pc_rndv *rndv)
         ssize_t code = fi_read(w->reads.ep, rndv->into + rndv->asked, n, desc, rndv->peer->reads_at,
                                rndv->rkey.address + rndv->asked, rndv->rkey.key, &read->context);
         if (code != 0) {
-            if (code != -FI_EAGAIN && !rndv->peer->broke_off)
-                pc__fabric_peer_cut(rndv->peer, "read", pc__fi.strerror((int)-code));
-            return; /* else pc__fabric_test tries again */
+            if (code == -FI_EAGAIN)
+                w->again = true; /* pc__fabric_test tries again */
+            else
+                cut(w, rndv->peer, pc__fi.strerror((int)-code));
+            return;
         }
         read->rndv = rndv;
         read->nbytes = n;
@@ -109,9 +124,10 @@ int pc__fabric_get(struct pc_net_peer *base, void *into, uint64_t nbytes, const 
     if (w->reads.ep == NULL || peer->reads_at == FI_ADDR_UNSPEC)
         return pc__fail(error, PC_INVALID, (int)base->rank,
                         "rank %u has memory to be read, but no endpoint for that", base->rank);
+    bool others = w->rndvs != NULL;
     struct pc_rndv *rndv = begin(w, peer, into, nbytes, FI_READ, error);
-    if (rndv == NULL)
-        return error->code;
+    if (rndv == NULL) /* when others have ended, there may be room to register this one */
+        return others ? PC_AGAIN : error->code;
     memcpy(&rndv->rkey, rkey, sizeof rndv->rkey);
     post_reads(w, rndv);
     *out = rndv;
@@ -146,7 +162,10 @@ void pc__fabric_release(struct pc_net_peer *base, struct pc_rndv *rndv, bool tak
         return; /* in a child of fork: it is the parent's */
     if (w->reads.ep != NULL && (under_way(rndv) || (rndv->lent && !taken))) {
         pc__fabric_say_broken_off(w);
-        pc__fabric_stop_reads(w);
+        if (!pc__fabric_stop_reads(w) && under_way(rndv)) {
+            unregister(w, rndv); /* the provider still has what it was given: the object stays */
+            return;
+        }
     }
     end(w, rndv);
 }
@@ -164,31 +183,40 @@ bool pc__fabric_stop_reads(struct pc_fabric_net *w)
 
 static void completed(struct pc_fabric_net *w, struct pc_fabric_read *read)
 {
-    read->rndv->came += read->nbytes;
+    struct pc_rndv *rndv = read->rndv;
+    uint64_t nbytes = read->nbytes;
     read->nbytes = 0;
-    post_reads(w, read->rndv);
-    if (read->rndv->came == read->rndv->nbytes)
-        pc__net_wake(&w->base);
+    /* A provider within a host may read memory that is no longer lent: the sender says that it has
+     * broken off before its user gets the memory back. */
+    if (rndv->came + nbytes == rndv->nbytes) {
+        pc__fabric_peer_read(w, rndv->peer);
+        if (rndv->peer->broke_off)
+            return;
+    }
+    rndv->came += nbytes;
+    post_reads(w, rndv);
+    if (rndv->came == rndv->nbytes) /* a thread may be about to sleep, and not pausing yet */
+        pc__wakeup_signal(w->base.comm, w->base.comm->options.rank);
 }
 
-static void failed(struct pc_fabric_net *w)
+/* False when there was no error to read. */
+static bool failed(struct pc_fabric_net *w)
 {
     union {
         struct fi_cq_err_entry entry;
         char room[256]; /* as in events.c */
     } text = {0};
     char why[96];
-    if (fi_cq_readerr(w->reads.cq, &text.entry, 0) != 1 || text.entry.op_context == NULL)
-        return;
+    if (fi_cq_readerr(w->reads.cq, &text.entry, 0) != 1)
+        return false;
+    if (text.entry.op_context == NULL) /* of no read of ours */
+        return true;
     struct pc_fabric_read *read = text.entry.op_context;
-    struct pc_fabric_peer *peer = read->rndv->peer;
     read->nbytes = 0; /* and so it never is whole */
-    pc__fabric_peer_read(w, peer);
-    if (peer->broke_off)
-        return;
     snprintf(why, sizeof why, "%s (provider %s)", pc__fi.strerror(text.entry.err),
              w->reads.info->fabric_attr->prov_name);
-    pc__fabric_peer_cut(peer, "read", why);
+    cut(w, read->rndv->peer, why);
+    return true;
 }
 
 bool pc__fabric_poll_reads(struct pc_fabric_net *w)
@@ -199,9 +227,10 @@ bool pc__fabric_poll_reads(struct pc_fabric_net *w)
         return false;
     ssize_t n = fi_cq_read(w->reads.cq, entries, PC_READS_AT_ONCE);
     if (n == -FI_EAVAIL)
-        failed(w);
-    for (ssize_t i = 0; i < n; i++)
-        completed(w, entries[i].op_context);
-    return n > 0 || n == -FI_EAVAIL;
+        return failed(w);
+    for (ssize_t i = 0; i < n; i++) /* others are writes that nobody here has asked for */
+        if (entries[i].op_context != NULL && !(entries[i].flags & FI_REMOTE_WRITE))
+            completed(w, entries[i].op_context);
+    return n > 0;
 }
 #endif

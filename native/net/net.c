@@ -181,6 +181,7 @@ static void flush(struct pc_net *net)
 static void poll_net(struct pc_net *net, struct pc_net_peer *only)
 {
     net->calls = 0;
+    net->unpolled = only == NULL ? 0 : net->unpolled;
     net->ops->poll(net, only);
 }
 
@@ -329,6 +330,9 @@ const struct pc_error *pc__net_fault(struct pc_net *net, uint32_t rank)
 int pc__net_drained(struct pc_net *net, const struct pc_net_edge *edge, struct pc_error *error)
 {
     pthread_mutex_lock(&net->lock);
+    /* Now and then what came from peers that nobody waits for: their end, and what is no frame. */
+    if (++net->unpolled >= PC_TURNS_PER_LOOK)
+        poll_net(net, NULL);
     flush(net);
     int rc = net->called == 0 && (net->credits == 0 || net->posted != 0);
     const struct pc_error *undeliverable = net->undeliverable;

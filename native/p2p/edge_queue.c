@@ -128,7 +128,7 @@ static uint64_t rndv_from(const struct pc_comm *comm, const struct pc_transfer *
 
 static bool is_far(struct pc_edge_queue *queue, const struct pc_transfer *t)
 {
-    return t->nbytes >= PC_RNDV_BYTES_FAR && queue->probe.stream
+    return t->both_ways && t->nbytes >= PC_RNDV_BYTES_FAR && queue->probe.stream
            && ++queue->far % PC_STAGED_WHEN_FAR != 0;
 }
 

@@ -79,7 +79,7 @@ struct pc_p2p {
     uint64_t ring_bytes;
     uint64_t frag_bytes;        /* the longest fragment; see edge_queue.c */
     uint64_t net_frag_bytes;    /* and to a remote peer */
-    uint64_t unpublished_bytes; /* the credit held back, at most */
+    uint64_t unpublished_bytes; /* the credit held back, at most, of a mapped peer */
     uint64_t rndv_bytes[2];     /* from this length on by rendezvous, if possible; [both_ways] */
     uint64_t net_rndv_bytes[2]; /* and with a remote peer */
     struct pc_error error;

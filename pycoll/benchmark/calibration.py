@@ -89,7 +89,7 @@ class Calibration:
         sweep = 0
         while self._sweep(sweep) and self._elapsed < self._budget:
             sweep += 1
-        return {cell: statistics.median(found) for cell, found in self.samples.items()}
+        return {cell: statistics.median_low(found) for cell, found in self.samples.items()}
 
     def _sweep(self, sweep: int) -> bool:
         measured = False
@@ -134,7 +134,7 @@ class Calibration:
         return bool(below and above and dropped[max(below)] and dropped[min(above)])
 
     def _drop_behind(self, cells: Sequence[Cell]) -> None:
-        found = {c: statistics.median(self.samples[c]) for c in cells if c in self.samples}
+        found = {c: statistics.median_low(self.samples[c]) for c in cells if c in self.samples}
         for cell in found:
             # One sample may have been hit by something else, so it takes two to drop a cell.
             while min(self.samples[cell]) > BEHIND * min(found.values()):

@@ -150,9 +150,11 @@ def _why(question: Question, best: Candidate, ranked: list[Candidate]) -> str:
         return text
     if best.measured is not None and ratio < 1:
         return (
-            f"{text}; {second.algorithm} was measured to be no faster for certain, and the model "
-            f"finds {best.algorithm} faster."
+            f"{text}; {second.algorithm}, {second.basis.value}, is no faster for certain, and the "
+            f"fitted model finds {best.algorithm} faster."
         )
+    if best.measured is not None:
+        return f"{text}, about as fast as {second.algorithm}."
     return f"{text}, simpler than {second.algorithm}, which the model finds no faster for certain."
 
 

@@ -81,7 +81,7 @@ def choose(
 
 
 def winner(found: Iterable[Candidate]) -> Candidate | None:
-    """Return the candidate that runs; None where none can.
+    """Return the fastest candidate; None where none can run.
 
     Where some were measured, the model's word on the others does not count: it is not worth that
     much, and `pycoll tune` left them out because they were far behind.
@@ -106,19 +106,24 @@ def best_of(
     """Return the candidate that runs; None where none can.
 
     Over RDMA, of what was measured to be about as fast it is the one that the model finds fastest.
-    The rows of one algorithm and size are a few samples, which scatter by more than that; the model
-    was fitted to all rows, so it knows what another message costs, as does whoever else is on that
-    network.
+    The rows of one algorithm and size are a few samples, which scatter by more than that; a model
+    that was fitted to many rows of that network knows what another message costs there. One that
+    was not fitted has no say.
     """
     found = list(found)
     best = winner(found)
-    if best is None or best.measured is None or not question.rdma:
+    if best is None or best.measured is None or not question.rdma or tuning is None:
         return best
     close = [c for c in found if c.measured is not None and c.measured <= DOUBT * best.measured]
-    if len(close) == 1:
+    if len(close) == 1 or tuning.rates == Machine.of(question).rates:
         return best
-    close = [with_prediction(c, question, tuning, machine) for c in close]
-    return min(close, key=lambda c: (math.inf if c.predicted is None else c.predicted, c.measured))
+
+    def by_model(one: Candidate) -> tuple[float, float]:
+        predicted = with_prediction(one, question, tuning, machine).predicted
+        assert one.measured is not None
+        return math.inf if predicted is None else predicted, one.measured
+
+    return min(close, key=by_model)
 
 
 def plainness(algorithm: str) -> int:

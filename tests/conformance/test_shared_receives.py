@@ -127,6 +127,8 @@ class Hub:
             ipv6=bytes(16),
             gid_type=2,
             reads=16,
+            pkey=0xFFFF,
+            pkey_index=0,
         )
         sock.send(wireup.Kind.REQUEST, end.pack(), turn=1)
         bindings.comm_handle_events(self.comm)

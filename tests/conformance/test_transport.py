@@ -151,7 +151,10 @@ def test_between_hosts_a_sender_of_small_messages_is_far_ahead(
 
 
 def ahead_by(comms: list[Any], nbytes: int, ahead: int) -> None:
-    """Send as many messages as may be in flight, and look that it is so many, again and again."""
+    """Send as many messages as may be in flight, and look that it is so many, again and again.
+
+    A receiver that is in no call may hold back the credit for less than half of them.
+    """
     sender, receiver = (Stream(comm, rank, 2, [nbytes]) for rank, comm in enumerate(comms))
     for _ in range(ahead):
         sender.whole()
@@ -160,11 +163,16 @@ def ahead_by(comms: list[Any], nbytes: int, ahead: int) -> None:
     stuck = bindings.comm_stuck(comms[0])
     assert stuck is not None
     assert (stuck.peer, stuck.sending) == (1, True)
-    for _ in range(3 * ahead):
+    sent = ahead  # and one begun
+    for received in range(1, 3 * ahead + 1):
         receiver.whole()
-        sender.rest()
-        assert sender.begin() == codes.AGAIN
-    for _ in range(ahead):
+        while sent < received + ahead - (ahead - 1) // 2:
+            sender.rest()
+            sent += 1
+            while sender.begin() == 0:
+                sent += 1
+        assert sent <= received + ahead
+    for _ in range(3 * ahead, sent):
         receiver.whole()
     sender.rest()
     receiver.whole()
@@ -501,10 +509,8 @@ def test_an_address_of_the_other_peer(opened: Opened) -> None:
     blob = forged(bindings.comm_address(comms[2]), rank=1)
     code, text = refused(comms[0], 1, blob, lambda: bindings.comm_accept(comms[2]))
     assert code == codes.INVALID
-    assert text == (
-        f"rank 2 of 3 has {SLOTS} slots of {SLOT_BYTES} bytes, "
-        f"want rank 1 of 3 with {SLOTS} of {SLOT_BYTES}"
-    )
+    assert text.startswith(f"rank 2 of 3 has {SLOTS} slots of {SLOT_BYTES} bytes (")
+    assert f", want rank 1 of 3 with {SLOTS} of {SLOT_BYTES} (" in text
 
 
 def test_a_peer_that_lies_about_its_rank_is_refused_every_time(opened: Opened) -> None:
@@ -524,7 +530,7 @@ def test_there_is_no_such_peer(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"slots": 4}, {"slot_bytes": 8192}, {"small_bytes": 0}, {"heap_bytes": 1 << 21}]
+    "options", [{"slots": 4}, {"slot_bytes": 8192}, {"small_bytes": 1088}, {"heap_bytes": 1 << 21}]
 )
 def test_a_peer_with_other_options(opened: Opened, options: dict[str, int]) -> None:
     mine, other = opened(2)[0], opened(2, **options)[1]
@@ -540,10 +546,8 @@ def test_a_peer_of_the_same_length_with_other_slots(opened: Opened) -> None:
     other = opened(2, slots=4, slot_bytes=4096)[1]
     code, text = refused(mine, 1, bindings.comm_address(other), lambda: bindings.comm_accept(other))
     assert code == codes.INVALID
-    assert text == (
-        "rank 1 of 2 has 4 slots of 4096 bytes (small ones: 1024), "
-        "want rank 1 of 2 with 2 of 8192 (1024)"
-    )
+    assert text.startswith("rank 1 of 2 has 4 slots of 4096 bytes (small ones: 1024; ring: ")
+    assert ", want rank 1 of 2 with 2 of 8192 (1024; " in text
 
 
 class Liar:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -146,17 +148,33 @@ def test_no_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_over_rdma_what_was_measured_about_alike_is_told_apart_by_the_model() -> None:
     hosts = Placement.of(Level("node", (0, 1, 2, 3)))
     asked = Question("allreduce", 64, 4, 2, hosts, remote=True, rdma=True, wire=1e9, software=True)
+    default = Machine.of(asked).rates
+    fitted = default._replace(copy=default.copy * 1.5)
     for slower, wanted in ((1.08, "recursive_doubling"), (1.12, "one_shot")):
         rows = {("allreduce", "one_shot"): ((64, 1e-3),),
                 ("allreduce", "recursive_doubling"): ((64, slower * 1e-3),)}  # fmt: skip
-        tuning = Tuning(4, (0, 1, 2, 3), Machine.of(asked).rates, rows)
+        tuning = Tuning(4, (0, 1, 2, 3), fitted, rows)
         assert choose(asked, tuning).algorithm == wanted
         told = explain(asked, tuning)
         assert told.choice.algorithm == wanted
-        assert ("one_shot was measured to be no faster for certain" in told.why) == (slower < 1.1)
-    rows = {key: ((64, row[0][1] / slower * 1.08),) for key, row in rows.items()}
-    tuning = Tuning(4, (0, 1, 2, 3), Machine.of(asked).rates, rows)
-    assert choose(asked._replace(rdma=False), tuning).algorithm == "one_shot"  # the least measured
+        assert ("one_shot, measured, is no faster for certain" in told.why) == (slower < 1.1)
+
+
+def test_what_was_measured_about_alike_is_no_matter_for_an_unfitted_model() -> None:
+    hosts = Placement.of(Level("node", (0, 1, 2, 3)))
+    asked = Question("allreduce", 64, 4, 2, hosts, remote=True, rdma=True, wire=1e9, software=True)
+    rows = {("allreduce", "one_shot"): ((64, 1e-3),),
+            ("allreduce", "recursive_doubling"): ((64, 1.08e-3),)}  # fmt: skip
+    default = Machine.of(asked).rates
+    fitted = default._replace(copy=default.copy * 1.5)
+    tuning = Tuning(4, (0, 1, 2, 3), fitted, rows)
+    assert choose(asked, tuning).algorithm == "recursive_doubling"  # as the test above says
+    assert choose(asked, replace(tuning, rates=default)).algorithm == "one_shot"
+    over_tcp = asked._replace(rdma=False)
+    told = explain(over_tcp, replace(tuning, rows={}))
+    by_model = {c.algorithm: c.predicted or 0.0 for c in told.candidates}
+    assert by_model["recursive_doubling"] < by_model["one_shot"]
+    assert choose(over_tcp, tuning).algorithm == "one_shot"
 
 
 def test_many_ranks_that_are_not_alike() -> None:
