@@ -8,9 +8,9 @@ from pycoll.program.isa import CHUNK_UNIT
 SLOTS = 4
 #: Small messages that may be on their way on an edge between hosts.
 LINES = 32
-#: The most bytes of such a message. MPI's have this limit, too, over TCP, up to which they send
-#: without asking.
-SMALL_BYTES = 64 << 10
+#: The most bytes of such a message. MPI's send up to 64 KiB over TCP without asking; but 32 slots
+#: of that length are more than a second-level cache holds (decision 18).
+SMALL_BYTES = 32 << 10
 #: Bytes of a slot: a tile fits the second-level cache twice.
 SLOT_BYTES = 256 << 10
 #: Of few ranks that have a host to themselves, for long messages that are only moved: an edge's

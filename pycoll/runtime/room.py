@@ -133,7 +133,7 @@ def small_bytes(
     """
     fair = power_of_two(budget // (LINES * 2 * max(1, size - 1)))
     spacious = power_of_two(room // (4 * arenas * size * _CHANNELS * LINES))
-    small = min(SMALL_BYTES, slot // 4, fair, spacious) // (8 if pinned else 1)
+    small = min(SMALL_BYTES, slot // 4, fair, spacious) // (4 if pinned else 1)
     return small if small >= CHUNK_UNIT else 0
 
 

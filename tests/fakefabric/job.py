@@ -98,6 +98,31 @@ def broken_off(comm: Any) -> None:
     transfers(comm)
 
 
+def late(comm: Any) -> None:
+    """Receive what its sender has broken off before: its memory holds something else by then."""
+    with comm.split(comm.rank // 2) as pair:
+        x = np.full(1 << 20, 1, np.uint8)
+        if pair.rank == 0:
+            pair.send(x, 1)
+            try:
+                pair.send(x, 1, timeout=0.1)
+                raise AssertionError("it was received before anybody asked for it")
+            except pycoll.PycollError:
+                x[:] = 7
+        else:
+            pair.recv(x, 0)
+        comm.barrier()
+        if pair.rank == 1:
+            x[:] = 0
+            try:
+                pair.recv(x, 0, timeout=1)
+                raise AssertionError("it came, though its sender was told that it did not")
+            except pycoll.PycollError:
+                pass
+            assert (x == 0).all()
+    transfers(comm)
+
+
 def forks(comm: Any) -> None:
     """Go on where a child was forked that closed what it had of the communicator."""
     large(comm)

@@ -60,8 +60,11 @@ def test_a_message_is_not_lost_whose_completion_comes_after_its_receiver_has_clo
     assert done.stdout == "libfabric libfabric\n", done.stderr
 
 
-def test_nothing_is_read_of_or_into_memory_once_its_message_is_broken_off(library: Path) -> None:
-    done = run(library, JOB, "4", "broken_off")
+@pytest.mark.parametrize("end", ["broken_off", "late"])
+def test_nothing_is_read_of_or_into_memory_once_its_message_is_broken_off(
+    library: Path, end: str
+) -> None:
+    done = run(library, JOB, "4", end)
     assert done.stdout == "libfabric libfabric libfabric libfabric\n", done.stderr
 
 
