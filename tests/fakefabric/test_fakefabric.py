@@ -60,11 +60,12 @@ def test_a_message_is_not_lost_whose_completion_comes_after_its_receiver_has_clo
     assert done.stdout == "libfabric libfabric\n", done.stderr
 
 
+@pytest.mark.parametrize("busy", ["", "1"], ids=["closes", "stays open"])
 @pytest.mark.parametrize("end", ["broken_off", "late"])
 def test_nothing_is_read_of_or_into_memory_once_its_message_is_broken_off(
-    library: Path, end: str
+    library: Path, end: str, busy: str
 ) -> None:
-    done = run(library, JOB, "4", end)
+    done = run(library, JOB, "4", end, **({"FAKEFABRIC_BUSY": busy} if busy else {}))
     assert done.stdout == "libfabric libfabric libfabric libfabric\n", done.stderr
 
 
