@@ -45,7 +45,7 @@ class Session:
             UnavailableError: A host has too little memory.
         """
         self._comm, self._sweep, self._others, self._progress = comm, sweep, others, progress
-        self._gather = oob.gather(comm)
+        self._gather = oob.gather(comm, [other.settle for other in others])
         self._operation = sweep.operation
         if sweep.root >= comm.size:
             raise UsageError(f"--root is {sweep.root}, want 0 to {comm.size - 1}")

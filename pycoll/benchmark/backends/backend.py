@@ -28,6 +28,14 @@ class Backend(Protocol):
     def begin(self, problem: Problem, x: Array, out: Array, in_place: bool) -> Begin:
         """Return the same, of a collective, as a call that does not block."""
 
+    def settle(self) -> None:
+        """Return once the calls of all ranks have ended; all ranks call it together.
+
+        A library may leave its last messages to what it is called for next, as MPI may. Before the
+        ranks wait for each other by other means, that must be done: else one of them waits in a
+        call for what another has still to send.
+        """
+
     def close(self) -> None:
         """Give back what the library opened."""
 

@@ -134,6 +134,9 @@ class Gloo:
         for work in works:
             work.wait()
 
+    def settle(self) -> None:
+        """Nothing is left: Gloo's own threads send."""
+
     def close(self) -> None:
         """End the process group and its store."""
         self._distributed.destroy_process_group()

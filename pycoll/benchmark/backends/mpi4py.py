@@ -124,6 +124,10 @@ class MPI4Py:
             ) from error
         return op
 
+    def settle(self) -> None:
+        """Meet in a barrier, in which MPI sends what is left of the calls before."""
+        self._mpi.COMM_WORLD.Barrier()
+
     def close(self) -> None:
         """Nothing was opened: COMM_WORLD is the launcher's."""
 
