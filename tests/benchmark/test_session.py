@@ -6,12 +6,12 @@ import re
 
 import numpy as np
 import pytest
+from waiting import wait_until
 
 import pycoll
 from pycoll.benchmark.operation import OPERATIONS
 from pycoll.benchmark.session import Session
 from pycoll.benchmark.sweep import Sweep
-from waiting import wait_until
 
 
 class Lazy:
