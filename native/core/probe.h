@@ -34,16 +34,21 @@ static inline enum pc_form pc__probe_begin(struct pc_probe *probe, uint64_t nbyt
     return (enum pc_form)turn;
 }
 
-static inline void pc__probe_end(struct pc_probe *probe, enum pc_form form, uint64_t nbytes,
-                                 uint64_t ticks)
+/* Takes in what a fill has cost, in ticks per KiB: the choice follows from the costs alone. */
+static inline void pc__probe_learn(struct pc_probe *probe, enum pc_form form, uint64_t cost)
 {
-    if (form == PC_FORM_UNTIMED)
-        return;
-    uint64_t cost = (pc__ticks() - ticks) * 1024 / nbytes, last = probe->cost[form];
+    uint64_t last = probe->cost[form];
     /* Something else may have run within it: a step up is believed in several times. */
     probe->cost[form] = last != 0 && cost > last + last / 2 ? last + last / 2 + 1 : cost;
     if (form == PC_FORM_STREAMED) /* twice: the reader's cost */
         probe->stream = probe->cost[PC_FORM_CACHED] > 2 * probe->cost[PC_FORM_STREAMED];
+}
+
+static inline void pc__probe_end(struct pc_probe *probe, enum pc_form form, uint64_t nbytes,
+                                 uint64_t ticks)
+{
+    if (form != PC_FORM_UNTIMED)
+        pc__probe_learn(probe, form, (pc__ticks() - ticks) * 1024 / nbytes);
 }
 
 /* Copies into a slot, in the form that the probe says. */

@@ -124,6 +124,21 @@ def test_what_lies_at_a_rank_whose_transfers_have_ended_is_not_taken(
     assert (done.returncode, done.stdout) == (0, f"{memory} {how}\n"), done.stderr
 
 
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        *("probe", "near", "far", "refused", "half", "reader", "sender"),
+        pytest.param(
+            "user",
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
+        ),
+    ],
+)
+def test_exchanges_between_near_and_far_cores(run: Run, scenario: str) -> None:
+    done = run(built("far_cores", "asan"), scenario)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{scenario}\n", "")
+
+
 def test_no_race_of_a_refused_call_with_a_queued_one(run: Run) -> None:
     done = run(built("refused", "tsan"), 50)
     assert (done.returncode, done.stdout, done.stderr) == (0, "50 turns\n", ""), done.stderr
