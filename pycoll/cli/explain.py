@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import pycoll
 from pycoll.cli.algorithm import equal_hosts
@@ -14,7 +14,7 @@ from pycoll.config import Config
 from pycoll.cost import Machine, Question, explain, load
 from pycoll.dtypes import BY_NAME
 from pycoll.errors import UsageError
-from pycoll.program.slots import SLOTS
+from pycoll.program.slots import SLOT_BYTES, SLOTS
 from pycoll.runtime import room
 from pycoll.schedule import COLLECTIVES
 
@@ -63,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
 def question_here(options: argparse.Namespace) -> Question:
     """Return what a job on hosts like this one would ask about the call."""
     size, nodes = options.size or 2, options.nodes or 1
+    edges = edges_here(size, nodes)
     return Question(
         options.collective,
         options.nbytes,
@@ -72,18 +73,30 @@ def question_here(options: argparse.Namespace) -> Question:
         remote=nodes > 1,
         wanted=options.algorithm,
         dtype=options.dtype,
-        **_room(size, nodes),
+        slots=edges.slots,
+        slot_bytes=edges.slot_bytes,
+        budget=edges.budget,
     )
 
 
-def _room(size: int, nodes: int) -> dict[str, Any]:
+class Edges(NamedTuple):
+    """What the edges of a job have, as its `World` says."""
+
+    slots: int
+    slot_bytes: int
+    long_slot_bytes: int
+    budget: int
+
+
+def edges_here(size: int, nodes: int) -> Edges:
     """Return what the edges of a job of so many ranks would have, on hosts like this one."""
-    near = -(-size // nodes)
-    return {
-        "slots": SLOTS,
-        "slot_bytes": room.slot_bytes(size, room.held(size, near), room.slots_room()),
-        "budget": room.budget_bytes(share=room.memory_bytes() // near),
-    }
+    near, space, alone = -(-size // nodes), room.slots_room(), nodes == 1
+    held, budget = room.held(size, near), room.budget_bytes(share=room.memory_bytes() // near)
+    each, long = (
+        room.slot_bytes(size, held, space, longest=longest)
+        for longest in (SLOT_BYTES, room.longest_slot_bytes(size, alone))
+    )
+    return Edges(SLOTS, each, long, budget)
 
 
 def _described(options: argparse.Namespace) -> tuple[Question, Machine]:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pycoll
 from pycoll.algorithms import get
 from pycoll.cli.algorithm import equal_hosts, load_algorithm
-from pycoll.cli.explain import question_here
+from pycoll.cli.explain import edges_here, question_here
 from pycoll.cli.progress import working
 from pycoll.cli.types import nbytes, positive
 from pycoll.config import Config
-from pycoll.cost import Machine, Question, choose, load
+from pycoll.cost import choose, load
 from pycoll.cost.explanation import size_text
 from pycoll.dtypes import BY_NAME
 from pycoll.errors import UsageError, counted
@@ -23,6 +23,7 @@ from pycoll.program.program import Edge, Program
 from pycoll.program.reference import bounds
 from pycoll.program.slots import tile_bytes
 from pycoll.program.volume import Volume, volume
+from pycoll.runtime import room
 from pycoll.schedule import COLLECTIVES
 
 if TYPE_CHECKING:
@@ -74,7 +75,9 @@ def run(options: argparse.Namespace) -> int:
         f"{options.collective}, {size_text(options.nbytes)}, rank {rank} of {size}",
         f"algorithm: {algorithm.name}; {choice.reason}",
         f"proof: {origin(record)}",
-        *_memory_and_messages(question, choice.tile, program, record, starts),
+        *_memory_and_messages(
+            edges_here(size, options.nodes or 1), choice.tile, program, record, starts
+        ),
     ]
     print("\n".join(lines))
     return 0
@@ -95,10 +98,10 @@ def _starts(options: argparse.Namespace, nblocks: int, nchunks: int) -> list[int
 
 
 def _memory_and_messages(
-    question: Question, wanted: int, program: Program, record: Record, starts: list[int]
+    job: room.World, wanted: int, program: Program, record: Record, starts: list[int]
 ) -> Iterator[str]:
     facts = record.facts
-    most = Machine.of(question).message_bytes(facts.edges, facts.widest)
+    most = room.message_bytes(facts.edges, facts.widest, job, wanted)
     tile = tile_bytes(wanted, facts.widest, most)
     if tile == 0:
         raise UsageError(
@@ -124,8 +127,8 @@ def _memory_and_messages(
     yield f"receives: {_messages(got, 'from')}"
     longest = min(facts.widest * min(tile, chunk), starts[-1])
     yield (
-        f"slots: {question.slots} of {size_text(question.slot_bytes)} an edge, of which messages "
-        f"use {size_text(longest)} each: {size_text(question.slots * longest * len(got))} in all"
+        f"slots: {job.slots} of {size_text(job.long_slot_bytes)} an edge, of which messages "
+        f"use {size_text(longest)} each: {size_text(job.slots * longest * len(got))} in all"
     )
     yield f"scratch: {size_text(program.nscratch * tile)}"
     yield (

@@ -21,7 +21,7 @@ from pycoll import log
 from pycoll.config import Config
 from pycoll.errors import BootstrapError, PycollError, UnavailableError
 from pycoll.fabric import Fabric
-from pycoll.program.slots import LONG_SLOT_BYTES, SLOT_BYTES, SLOTS
+from pycoll.program.slots import SLOT_BYTES, SLOTS
 from pycoll.runtime import arenas, room
 from pycoll.runtime.arenas import Arenas
 from pycoll.runtime.host import locality
@@ -119,8 +119,8 @@ def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[Wo
     apart = len({said.domain for said in theirs}) > 1  # also in containers of one host
     rdma = _rdma(theirs, apart)
     each = _slot_bytes(theirs, hosts, bootstrap.whole, pinned or rdma)
-    few = bootstrap.whole and size <= room.FEW and not (apart or pinned or rdma)
-    long = _slot_bytes(theirs, hosts, True, False, LONG_SLOT_BYTES) if few else each
+    longest = room.longest_slot_bytes(size, bootstrap.whole and not (apart or pinned or rdma))
+    long = _slot_bytes(theirs, hosts, bootstrap.whole, pinned or rdma, longest)
     slot = room.with_trailer(each) if rdma else long
     share = min(said.memory for said in theirs) // max(Counter(hosts).values())
     budget = room.budget_bytes(bootstrap.whole, share)

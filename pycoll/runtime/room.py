@@ -18,6 +18,7 @@ from pycoll.program.isa import CHUNK_UNIT, MAX_CHANNELS
 from pycoll.program.slots import (
     BUDGET_BYTES,
     LINES,
+    LONG_SLOT_BYTES,
     SLOT_BYTES,
     SLOTS,
     SMALL_BYTES,
@@ -50,7 +51,7 @@ class World(Protocol):
 
     @property
     def long_slot_bytes(self) -> int:
-        """Return the bytes of a slot."""
+        """Return the longest message of any plan."""
 
     @property
     def budget(self) -> int:
@@ -114,6 +115,16 @@ def slot_bytes(
     """
     spacious = power_of_two(room // (arenas * size * _CHANNELS * SLOTS))
     return max(fair_bytes(size, whole), min(longest, spacious))
+
+
+def longest_slot_bytes(size: int, alone: bool) -> int:
+    """Return the bytes that a slot should have where there is room.
+
+    Args:
+        size: Ranks.
+        alone: They are the job, have a host to themselves, and nothing pins their memory.
+    """
+    return LONG_SLOT_BYTES if alone and size <= FEW else SLOT_BYTES
 
 
 def small_bytes(

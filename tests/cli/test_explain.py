@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import pycoll
+from pycoll.cli.explain import edges_here
 from pycoll.cost import Question, Tuning
 from pycoll.cost.store import store
 from pycoll.topology import INFINIBAND, ROCE, cluster, fabric, save
@@ -24,9 +25,8 @@ def test_every_algorithm_with_its_prediction(cli):
 
 
 def test_what_was_measured_here_counts(cli, cache):
-    from pycoll.cli.explain import _room
-
-    question = Question("allreduce", 8, 4, 4, **_room(4, 1))
+    edges = edges_here(4, 1)
+    question = Question("allreduce", 8, 4, 4, slots=edges.slots, slot_bytes=edges.slot_bytes)
     rows = {("allreduce", "ring"): ((8, 1e-6), (1 << 20, 9e-6))}
     store(cache, pycoll.__version__, question, Tuning(4, rows=rows), {})
     arguments = ("explain", "allreduce", "--nbytes", "1M", "--cores", "4", "--size")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
+import numpy as np
 import pytest
 
 import pycoll
+from pycoll.cli.types import nbytes as parse
+from pycoll.cost.explanation import size_text
 
 
 def test_the_plan_of_one_rank(cli):
@@ -21,7 +25,7 @@ def test_the_plan_of_one_rank(cli):
     assert "sends: 14 messages, 112 KiB, on 1 edge to 1 rank: 1" in lines
     assert "receives: 14 messages, 112 KiB, on 1 edge from 1 rank: 7" in lines
     assert lines[-3:] == [
-        "slots: 4 of 256 KiB an edge, of which messages use 8 KiB each: 32 KiB in all",
+        "slots: 4 of 1 MiB an edge, of which messages use 8 KiB each: 32 KiB in all",
         "scratch: 0 B",
         "program: 74 instructions on 1 channel",
     ]
@@ -37,6 +41,50 @@ def test_what_no_slot_holds_is_sent_in_tiles(cli):
     assert "chunks: 8 of at most 2 MiB, in 8 tiles; at most 1 in a message\n" in done.out
     assert "sends: 112 messages, 28 MiB, on 1 edge to 1 rank: 1\n" in done.out
     assert "messages use 256 KiB each: 1 MiB in all\n" in done.out
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "nbytes", "size"),
+    [
+        ("broadcast", "direct", 16 << 20, 2),  # from 4 MiB on, where nothing is folded: 1 MiB
+        ("broadcast", "direct", (4 << 20) - 4, 2),
+        ("alltoall", "spread", 16 << 20, 4),
+        ("allreduce", "ring", 16 << 20, 2),
+        ("broadcast", "direct", 4 << 20, 9),  # of more ranks than have long slots
+    ],
+)
+def test_a_job_runs_what_is_planned(
+    cli, collective: str, algorithm: str, nbytes: int, size: int
+) -> None:
+    found = pycoll.spawn(partial(_tile_of, collective, algorithm, nbytes), size)
+    arguments = ("--algorithm", algorithm, "--nbytes", str(nbytes), "--size", str(size))
+    out = cli("plan", collective, *arguments).out
+    chunk = re.search(r"chunks: \d+ of at most (\S+ \S+), in (\d+) tile", out)
+    slot = re.search(r"slots: 4 of (\S+ \S+) an edge", out)
+    assert chunk is not None, out
+    assert slot is not None, out
+    longest = parse(chunk[1].replace("i", "").replace(" ", "").removesuffix("B"))
+    for tile, slot_bytes in found:
+        assert int(chunk[2]) == -(-longest // tile)
+        assert slot[1] == size_text(slot_bytes)
+
+
+def _tile_of(collective: str, algorithm: str, nbytes: int) -> tuple[int, int]:
+    """Make a call; return the tile of its plan, and the bytes of a slot."""
+    from pycoll.runtime.native import bindings
+
+    tiles, create = [], bindings.plan_create
+
+    def created(*programs: object, tile: int, **options: object) -> object:
+        tiles.append(tile)
+        return create(*programs, tile=tile, **options)
+
+    bindings.plan_create = created
+    comm = pycoll.init()
+    x = np.zeros(nbytes // 4, "float32")
+    getattr(comm, collective)(x, algorithm=algorithm)
+    return tiles[-1], comm._engine.world.long_slot_bytes
 
 
 def test_what_is_sent_is_counted_to_the_byte(cli):
