@@ -76,6 +76,7 @@ def question_here(options: argparse.Namespace) -> Question:
         slots=edges.slots,
         slot_bytes=edges.slot_bytes,
         budget=edges.budget,
+        small_bytes=edges.small_bytes,
     )
 
 
@@ -86,6 +87,7 @@ class Edges(NamedTuple):
     slot_bytes: int
     long_slot_bytes: int
     budget: int
+    small_bytes: int
 
 
 def edges_here(size: int, nodes: int) -> Edges:
@@ -96,7 +98,8 @@ def edges_here(size: int, nodes: int) -> Edges:
         room.slot_bytes(size, held, space, longest=longest)
         for longest in (SLOT_BYTES, room.longest_slot_bytes(size, alone))
     )
-    return Edges(SLOTS, each, long, budget)
+    small = 0 if alone else room.small_bytes(size, long, held, space, budget)
+    return Edges(SLOTS, each, long, budget, small)
 
 
 def _described(options: argparse.Namespace) -> tuple[Question, Machine]:

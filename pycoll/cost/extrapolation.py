@@ -115,7 +115,8 @@ def longest_chain(work: Work) -> float:
     none = [0.0] * len(work.operations)
     ways = [EdgeRoutes(1.0)] * len(work.edges)
     hosts = (0,) * work.ranks
-    return simulate(Scene(work, none, none, ways, len(work.operations), 1, hosts, work.ranks, 0.0))
+    depths = [len(work.operations)] * len(work.edges)
+    return simulate(Scene(work, none, none, ways, depths, 1, hosts, work.ranks, 0.0))
 
 
 def smaller(machine: Machine) -> tuple[Machine, Machine] | None:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from pycoll.cost.question import Question
-from pycoll.program.slots import BUDGET_BYTES, SLOT_BYTES, SLOTS, message_bytes
+from pycoll.program.slots import BUDGET_BYTES, SLOT_BYTES, SLOTS, SMALL_BYTES, message_bytes
 
 if TYPE_CHECKING:
     from pycoll.topology import Topology
@@ -116,6 +116,7 @@ class Machine:
     slots: int = SLOTS
     slot_bytes: int = SLOT_BYTES
     budget: int = BUDGET_BYTES  #: bytes that all messages to a rank may take
+    small_bytes: int = SMALL_BYTES  #: of a message between hosts that has a small slot, at most
     topology: Topology | None = None  #: what is between hosts, where that was described
     rdma: bool = False  #: hosts reach each other by RDMA; a topology says so of each two ranks
     flows: int = 1  #: queue pairs of two ranks for each of their pairs of rails, in a topology
@@ -159,6 +160,7 @@ class Machine:
             question.slots,
             question.slot_bytes,
             question.budget,
+            question.small_bytes,
             rdma=question.rdma,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from pycoll.program.slots import BUDGET_BYTES, SLOT_BYTES, SLOTS
+from pycoll.program.slots import BUDGET_BYTES, SLOT_BYTES, SLOTS, SMALL_BYTES
 
 if TYPE_CHECKING:
     from pycoll.schedule.placement import Placement
@@ -24,6 +24,7 @@ class Question(NamedTuple):
     slots: int = SLOTS  #: of an edge
     slot_bytes: int = SLOT_BYTES
     budget: int = BUDGET_BYTES  #: bytes that all messages to a rank may take
+    small_bytes: int = SMALL_BYTES  #: of a message between hosts that has a small slot, at most
     rdma: bool = False  #: ranks of different hosts reach each other by RDMA; else by TCP
     #: bytes per second each way of a host's RDMA rails together, the least of all hosts; 0: unknown
     wire: float = 0.0

@@ -52,7 +52,7 @@ class Scene:
     seconds: Sequence[float]  #: of each operation's own work on one tile
     nbytes: Sequence[float]  #: that each operation sends to each destination, of one tile
     ways: Sequence[EdgeRoutes]  #: of each edge
-    depth: int  #: messages on their way per edge
+    depths: Sequence[int]  #: of each edge: messages that may be on their way
     tiles: int
     hosts: Sequence[int]  #: of the ranks that are simulated
     cores: int  #: of each host
@@ -117,7 +117,7 @@ class _Run:
         work = self.work = scene.work
         self.scene = scene
         self.operations = work.operations
-        self.depth, self.limit = scene.depth, scene.limit
+        self.depths, self.limit = scene.depths, scene.limit
         edges = range(len(work.edges))
         self.arrivals: list[list[float]] = [[] for _ in edges]
         self.credits: list[list[float]] = [[] for _ in edges]
@@ -191,9 +191,8 @@ class _Run:
                     self.lacks = e
                     return math.inf
                 at = arrives
-        depth = self.depth
         for e in operation.destinations:
-            n = self.sent[e] - depth
+            n = self.sent[e] - self.depths[e]
             if n >= 0:
                 credits = self.credits[e]
                 if n >= len(credits):

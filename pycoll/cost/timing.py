@@ -64,16 +64,18 @@ def seconds_of(
     """
     lengths = lengths_of(work.nchunks, nbytes, blocks) if chunk is None else chunk
     longest = lengths if isinstance(lengths, float) else max(lengths, default=0.0)
-    message = machine.message_bytes(work.most_edges, work.widest)
-    tile = max(CHUNK_UNIT, tile_bytes(message, work.widest, message))
+    most = machine.message_bytes(work.most_edges, work.widest)
+    tile = max(CHUNK_UNIT, tile_bytes(most, work.widest, most))
+    # Chunks are cut at whole units: of the shortest messages one is longer than its share.
+    message = min(nbytes, work.widest * min(math.ceil(longest / CHUNK_UNIT) * CHUNK_UNIT, tile))
     each, calls = max(1, math.ceil(longest / tile)), CALLS if work.rooted else 1
     tiles, limit = calls * each, calls * limit
     entry = machine.rates.entry
     if tiles <= TILES:
-        scene = _scene(work, nbytes, machine, lengths, tiles, 1 / each, limit)
+        scene = _scene(work, nbytes, machine, lengths, tiles, 1 / each, message, limit)
         return entry + simulate(scene) / calls
     share = tile / longest if each > TILES else 1 / each
-    scene = _scene(work, nbytes, machine, lengths, 1, share, limit)
+    scene = _scene(work, nbytes, machine, lengths, 1, share, message, limit)
 
     def run(n: int) -> Scene:
         return replace(scene, tiles=n)
@@ -112,9 +114,10 @@ def _scene(
     lengths: float | Sequence[float],
     tiles: int,
     share: float,
+    message: int,
     limit: float,
 ) -> Scene:
-    """Return ``tiles`` tiles, each the ``share`` of every chunk."""
+    """Return ``tiles`` tiles, each the ``share`` of every chunk; no message is longer."""
     # A rank that stands for all ranks of its host stands for their turns on its core, too.
     alone = work.ranks == 1 and machine.turns > 1
     pace = machine.turns if alone else 1.0
@@ -127,7 +130,7 @@ def _scene(
         [price.of(o, n, tolls) for o, n in zip(work.operations, sizes, strict=True)],
         sizes,
         _ways(work, sizes, machine, hosts, machine.rates.switch * pace if alone else 0.0),
-        LINES if nbytes <= INLINE_BYTES else machine.slots,
+        _depths(work, message, machine, hosts),
         tiles,
         hosts[: work.ranks],
         work.ranks if alone else max(1, machine.cores),
@@ -135,6 +138,15 @@ def _scene(
         STRIPE_BYTES,
         limit,
     )
+
+
+def _depths(work: Work, longest: int, machine: Machine, hosts: Sequence[int]) -> Sequence[int]:
+    """Return how many messages of a call may be on their way on each edge."""
+    near, far = (
+        LINES if longest <= most else machine.slots
+        for most in (INLINE_BYTES, max(INLINE_BYTES, machine.small_bytes))
+    )
+    return [near if hosts[e[0]] == hosts[work.sender(e)] else far for e in work.edges]
 
 
 def moved(operation: Operation, lengths: float | Sequence[float]) -> float:

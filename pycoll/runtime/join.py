@@ -87,6 +87,7 @@ class World(NamedTuple):
     slot_bytes: int  #: the longest message of most plans, and of what the model foresees
     long_slot_bytes: int  #: the longest message of any plan
     budget: int  #: what all messages to a rank may take, in bytes
+    small_bytes: int  #: of a message between hosts that has a small slot, at most; 0: none has
     mapped: tuple[bool, ...]  #: of each rank, whether this one shares its memory
     lazy: bool  #: whoever shares memory is mapped when that is first needed
     remote: bool  #: some two ranks do not share memory
@@ -148,6 +149,7 @@ def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[Wo
         each,
         long,
         budget,
+        small,
         tuple(bool(mapped[rank] >> peer & 1) for peer in range(size)),
         near is not None,
         by.transport != transport.SHM,

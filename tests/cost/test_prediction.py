@@ -140,3 +140,40 @@ def test_ranks_on_gpus_are_asked_about_with_rates_of_their_own() -> None:
     assert rdma == GPU._replace(rdma_bandwidth=5e9)
     assert "not measured here" in str(explain(there))
     assert "not measured here" not in str(explain(here))
+
+
+def stream(b: ScheduleBuilder) -> None:
+    """Send eight messages from rank 0 to rank 1, which folds each with its own."""
+    b.chunks(8)
+    for chunk in range(8):
+        if b.rank == 0:
+            b.send(b.output[chunk], to=1)
+        else:
+            b.recv_reduce(b.output[chunk], frm=0)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "small_bytes", "nbytes", "latencies"),
+    [
+        ((), 1 << 15, 40, 1),
+        ((), 1 << 15, 48, 3),  # the last four wait for the credit of the first
+        ((0, 1), 1 << 15, 40, 1),
+        ((0, 1), 1 << 15, 8 << 15, 1),  # the length of a message counts, not of all together
+        ((0, 1), 1 << 15, (8 << 15) + 8, 3),  # one is longer than its share
+        ((0, 1), 1 << 10, 8 << 11, 3),
+        ((0, 1), 0, 40, 1),
+        ((0, 1), 0, 48, 3),
+    ],
+)
+def test_short_messages_find_more_slots(
+    hosts: tuple[int, ...], small_bytes: int, nbytes: int, latencies: int
+) -> None:
+    free = dict.fromkeys(Rates._fields, 0.0)
+    rates = Rates.of(free | {"latency": 1.0, "network_latency": 1.0, "network_bandwidth": 1e30})
+    machine = Machine(2, 2, hosts, rates, small_bytes=small_bytes)
+    assert predict(Algorithm(stream, allreduce), nbytes, machine) == pytest.approx(latencies)
+
+
+def test_a_question_says_how_long_a_message_in_a_small_slot_may_be() -> None:
+    asked = Question("broadcast", 64, 4, 2, remote=True, small_bytes=512)
+    assert Machine.of(asked).small_bytes == 512

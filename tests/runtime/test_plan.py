@@ -367,6 +367,7 @@ def test_beyond_64_ranks_one_chooses_for_all_also_where_all_memory_is_mapped(
         slots=4,
         slot_bytes=1 << 18,
         budget=32 << 20,
+        small_bytes=0,
     )
     selection = Selection(world, Agreement(), once)  # type: ignore[arg-type]
     choice, algorithm = selection.choose(BARRIER, None)

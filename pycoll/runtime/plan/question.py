@@ -33,6 +33,7 @@ def question(
         slots=world.slots,
         slot_bytes=world.slot_bytes,
         budget=world.budget,
+        small_bytes=world.small_bytes,
         rdma=world.rdma,
         wire=world.wire,
         software=world.software,
