@@ -223,6 +223,31 @@ bool pc__blocks(PyObject *async_op, PyObject *timeout)
     return truth == 0 && timeout == Py_None;
 }
 
+struct pc__dispatcher *pc__dispatcher_of(struct pc__dispatcher *l, PyObject *algorithm)
+{
+    PyObject *found = (PyObject *)l;
+    if (algorithm != Py_None)
+        found = l->others ? PyDict_GetItemWithError(l->others, algorithm) : NULL;
+    if (found == NULL)
+        PyErr_Clear(); /* it has no hash: the Python path says what is wrong */
+    return (struct pc__dispatcher *)Py_XNewRef(found);
+}
+
+static PyObject *dispatcher_of(PyObject *self, PyObject *algorithm)
+{
+    struct pc__dispatcher *l = (struct pc__dispatcher *)self;
+    PyObject *found = (PyObject *)pc__dispatcher_of(l, algorithm);
+    if (found != NULL)
+        return found;
+    if (l->others == NULL && (l->others = PyDict_New()) == NULL)
+        return NULL;
+    found = PyObject_CallFunction((PyObject *)Py_TYPE(self), "Kd",
+                                  (unsigned long long)(uintptr_t)l->comm, l->timeout);
+    if (found != NULL && PyDict_SetItem(l->others, algorithm, found) != 0)
+        Py_CLEAR(found);
+    return found;
+}
+
 void pc__comes(const struct pc__dispatcher *l)
 {
     if (l->comm != NULL)
@@ -307,21 +332,33 @@ static PyObject *dispatcher_add(PyObject *self, PyObject *const *args, Py_ssize_
     Py_RETURN_NONE;
 }
 
-static PyObject *dispatcher_drop(PyObject *self, PyObject *unused)
+/* Forgets every plan, those of others as well: a thread may be about to look for one. */
+static void drop(struct pc__dispatcher *l, bool closes)
 {
-    struct pc__dispatcher *l = (struct pc__dispatcher *)self;
-    (void)unused;
+    PyObject *algorithm, *other;
+    for (Py_ssize_t at = 0; l->others && PyDict_Next(l->others, &at, &algorithm, &other);)
+        drop((struct pc__dispatcher *)other, closes);
+    Py_CLEAR(l->others);
     free(l->entries);
     l->entries = NULL;
     l->capacity = l->used = 0;
+    if (closes)
+        l->comm = NULL;
+}
+
+static PyObject *dispatcher_drop(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    drop((struct pc__dispatcher *)self, false);
     Py_RETURN_NONE;
 }
 
 /* Called when the communicator closes. */
 static PyObject *dispatcher_close(PyObject *self, PyObject *unused)
 {
-    ((struct pc__dispatcher *)self)->comm = NULL;
-    return dispatcher_drop(self, unused);
+    (void)unused;
+    drop((struct pc__dispatcher *)self, true);
+    Py_RETURN_NONE;
 }
 
 /* A callable goes with a dispatcher, which knows when the communicator is closed. */
@@ -360,9 +397,24 @@ static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *kw
     return (PyObject *)l;
 }
 
+static int dispatcher_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((struct pc__dispatcher *)self)->others);
+    return 0;
+}
+
+static int dispatcher_clear(PyObject *self)
+{
+    Py_CLEAR(((struct pc__dispatcher *)self)->others);
+    return 0;
+}
+
 static void dispatcher_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    dispatcher_clear(self);
     free(((struct pc__dispatcher *)self)->entries);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
@@ -386,7 +438,10 @@ static PyMethodDef dispatcher_methods[] = {
      "transfers(receives, address, nbytes, dtype, peer, ...): move messages between addresses."},
     {"comes", dispatcher_comes, METH_NOARGS,
      "comes(): a call comes in that begins by none of the others here."},
-    {"drop", dispatcher_drop, METH_NOARGS, "drop(): forget every plan."},
+    {"of", dispatcher_of, METH_O,
+     "of(algorithm): the dispatcher of calls that ask for it; None: of those that ask for none."},
+    {"drop", dispatcher_drop, METH_NOARGS,
+     "drop(): forget every plan, and every other dispatcher."},
     {"close", dispatcher_close, METH_NOARGS, "close(): never touch the communicator again."},
     {NULL, NULL, 0, NULL},
 };
@@ -394,6 +449,8 @@ static PyMethodDef dispatcher_methods[] = {
 static PyType_Slot dispatcher_slots[] = {
     {Py_tp_new, dispatcher_new},
     {Py_tp_dealloc, dispatcher_dealloc},
+    {Py_tp_traverse, dispatcher_traverse},
+    {Py_tp_clear, dispatcher_clear},
     {Py_tp_methods, dispatcher_methods},
     {Py_tp_doc, "Dispatcher(comm, timeout): plans of one communicator, by message."},
     {0, NULL},
@@ -401,7 +458,7 @@ static PyType_Slot dispatcher_slots[] = {
 
 static PyType_Spec dispatcher_spec = {.name = "pycoll._fastcall.Dispatcher",
                                       .basicsize = sizeof(struct pc__dispatcher),
-                                      .flags = Py_TPFLAGS_DEFAULT,
+                                      .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
                                       .slots = dispatcher_slots};
 
 static PyObject *bound_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)

@@ -18,6 +18,7 @@ struct pc__dispatcher {
     struct pc__entry *entries; /* open addressing, capacity a power of two */
     size_t capacity;
     size_t used;
+    PyObject *others; /* algorithm -> dispatcher of the plans of calls that ask for it; or NULL */
 };
 
 /* What a method of a communicator calls; it falls back to the Python functions it was made with. */
@@ -37,6 +38,8 @@ struct pc__held { /* the arrays of a call */
 /* fastcall.c */
 /* Notes that a call comes in. */
 void pc__comes(const struct pc__dispatcher *l);
+/* The dispatcher of calls that ask for an algorithm (None: for none), a new reference; or NULL. */
+struct pc__dispatcher *pc__dispatcher_of(struct pc__dispatcher *l, PyObject *algorithm);
 /* Converts a rank argument; false when it is no rank. */
 bool pc__rank_of(PyObject *number, uint32_t *rank);
 /* Whether a call blocks, with the communicator's timeout. */

@@ -1,8 +1,8 @@
 /* Collectives of module _fastcall: what the methods of a communicator call.
  *
- * A callable gets all arguments of its method. What it does not serve (an algorithm or a timeout of
- * its own, a Work, arrays without the buffer protocol, a message without a plan) it hands to the
- * Python function that it was made with, and a call that failed or takes long with its code. */
+ * A callable gets all arguments of its method. What it does not serve (a timeout of its own, a
+ * Work, arrays without the buffer protocol, a message or an algorithm without a plan) it hands to
+ * the Python function that it was made with, and a call that failed or takes long with its code. */
 #include "python/fastcall.h"
 
 enum { X, OUT, OP, ROOT, ASYNC_OP, ALGORITHM, TIMEOUT, NARGS };
@@ -29,9 +29,9 @@ static PyObject *collective_call(PyObject *self, PyObject *const *args, Py_ssize
     uint32_t root;
     int rc = PC_NOT_SERVED;
     struct pc__held held;
-    bool plain = args[ALGORITHM] == Py_None && PyUnicode_Check(args[OP])
-                 && pc__blocks(args[ASYNC_OP], args[TIMEOUT]);
-    if (plain && l->comm != NULL && pc__rank_of(args[ROOT], &root)) {
+    bool plain = PyUnicode_Check(args[OP]) && pc__blocks(args[ASYNC_OP], args[TIMEOUT]);
+    struct pc__dispatcher *of = plain ? pc__dispatcher_of(l, args[ALGORITHM]) : NULL;
+    if (of != NULL && of->comm != NULL && pc__rank_of(args[ROOT], &root)) {
         bool elsewhere = root != l->comm->options.rank;
         if (c->x_at_root && elsewhere)
             x = Py_None;
@@ -39,8 +39,9 @@ static PyObject *collective_call(PyObject *self, PyObject *const *args, Py_ssize
             out = Py_None;
         bool none = !c->result || (c->out_at_root && elsewhere);
         result = none ? Py_None : out == Py_None ? x : out;
-        rc = pc__start(l, c->number, x, out, args[OP], root, &held);
+        rc = pc__start(of, c->number, x, out, args[OP], root, &held);
     }
+    Py_XDECREF((PyObject *)of);
     if (rc == PC_OK) {
         pc__let_go(&held);
         return Py_NewRef(result);

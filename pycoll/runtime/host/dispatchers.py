@@ -25,7 +25,6 @@ class Dispatchers:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._dispatchers: dict[Wanted, Any] = {None: engine.dispatcher}
 
     @cached_property
     def selection(self) -> Selection:
@@ -34,12 +33,7 @@ class Dispatchers:
 
     def of(self, wanted: Wanted) -> Any:
         """Return the dispatcher for one choice of algorithm; None: the fastest."""
-        dispatcher = self._dispatchers.get(wanted)
-        if dispatcher is None:
-            engine = self._engine
-            dispatcher = load.fastcall.Dispatcher(engine.number, engine.timeout)
-            self._dispatchers[wanted] = dispatcher
-        return dispatcher
+        return self._engine.dispatcher.of(wanted)
 
     def keep(self, call: Call, handle: Any) -> Any:
         """Return the native plan itself."""
@@ -70,9 +64,7 @@ class Dispatchers:
 
     def forget(self) -> None:
         """Let no dispatcher find a plan."""
-        for dispatcher in self._dispatchers.values():
-            dispatcher.drop()
-        self._dispatchers = {None: self._engine.dispatcher}
+        self._engine.dispatcher.drop()
 
     def transport(self, peers: set[int]) -> str:
         """Return what moves the data to these ranks."""

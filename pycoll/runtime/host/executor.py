@@ -43,7 +43,7 @@ class HostExecutor:
         """Run the plan that serves these arrays, if there is one."""
         dispatcher, number = self.dispatchers.of(options.algorithm), NUMBERS[kind.collective.name]
         done = None
-        if options.algorithm is not None:  # without a wish, `Communicator` has tried this already
+        if options.op.__class__ is not str:  # else `Communicator` has tried this already
             done = dispatcher.call(number, x, out, op, options.root)
         if done is not None:
             if done.__class__ is int:
