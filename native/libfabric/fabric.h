@@ -130,10 +130,11 @@ struct pc_fabric_peer {
     uint64_t gone; /* its socket has ended: until when to wait for the rest; 0: it has not */
     struct pc_fabric_send *queue; /* a ring */
     uint32_t head, tail;
-    bool writes;                  /* messages are written to its slots, which it has there: */
-    uint64_t slots, slots_key;    /* as the provider wants their address */
-    struct fid_mr *slots_mr;      /* its slots here */
-    struct pc_fabric_head *heads; /* of messages that it writes, by line */
+    bool writes;               /* messages are written to its slots, which it has there: */
+    uint64_t slots, slots_key; /* as the provider wants their address */
+    struct fid_mr *slots_mr;   /* its slots here */
+    struct pc_fabric_head
+        *heads; /* of messages that it writes, by line; NULL: they go in packets */
     struct fid_mr *heads_mr;
     bool joins; /* and this rank writes headers there: */
     uint64_t heads_at, heads_key;
@@ -168,18 +169,20 @@ static inline struct pc_fabric_peer *pc__fabric_peer(const struct pc_fabric_net 
 /* memory.c: packets and their memory. */
 int pc__fabric_block_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer, uint32_t n,
                           bool receives, struct pc_fabric_block *out, struct pc_error *error);
-void pc__fabric_block_close(struct pc_fabric_block *block);
-/* Registers the peer's slots and headers here, for it to write to, and its shadow; none where that
- * is refused, for packets do without. */
+void pc__fabric_block_close(struct pc_fabric_net *w, struct pc_fabric_block *block);
+/* Registers the peer's slots here, for it to write to, and its shadow; and a place for headers
+ * where they go along. None where that is refused, for packets do without. */
 void pc__fabric_regions_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer);
-void pc__fabric_regions_close(struct pc_fabric_peer *peer);
-/* These, and the regions of packets, whose memory stays. */
-void pc__fabric_unregister(struct pc_fabric_peer *peer);
+void pc__fabric_regions_close(struct pc_fabric_net *w, struct pc_fabric_peer *peer);
+void pc__fabric_heads_free(struct pc_fabric_peer *peer);
+/* Closes the regions of the peer and of its packets, whose memory stays. */
+void pc__fabric_unregister_peer(struct pc_fabric_net *w, struct pc_fabric_peer *peer);
 /* Registers memory for an endpoint; *out stays NULL where the provider reads and writes any memory
  * of its own process. */
 int pc__fabric_register(struct pc_fabric_net *w, struct pc_fabric_endpoint *e, const void *at,
                         size_t nbytes, uint64_t access, struct fid_mr **out,
                         struct pc_error *error);
+void pc__fabric_unregister(struct pc_fabric_net *w, struct fid_mr **mr);
 /* Where the slots in a peer's record, or in its shadow, begin; and how many bytes they have. */
 char *pc__fabric_slots(const struct pc_fabric_net *w, char *record, size_t *nbytes);
 
@@ -269,7 +272,7 @@ void pc__fabric_peer_cut(struct pc_fabric_peer *peer, const char *what, const ch
 void pc__fabric_say_broken_off(struct pc_fabric_net *w);
 /* Ends the peer. */
 void pc__fabric_peer_leave(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const char *why);
-void pc__fabric_peer_close(struct pc_fabric_peer *peer);
+void pc__fabric_peer_close(struct pc_fabric_net *w, struct pc_fabric_peer *peer);
 
 /* events.c: pc_net_ops's poll, arm, woken, handle_event and handle_due. */
 #define PC_EVENT_CQ (UINT64_C(1) << 32) /* epoll data; smaller numbers are ranks */

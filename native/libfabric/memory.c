@@ -70,16 +70,18 @@ int pc__fabric_block_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer, 
     return PC_OK;
 }
 
-static void unregister(struct fid_mr **mr)
+void pc__fabric_unregister(struct pc_fabric_net *w, struct fid_mr **mr)
 {
-    if (*mr != NULL)
-        fi_close(&(*mr)->fid);
+    if (*mr == NULL)
+        return;
+    fi_close(&(*mr)->fid);
+    w->base.state.regions--;
     *mr = NULL;
 }
 
-void pc__fabric_block_close(struct pc_fabric_block *block)
+void pc__fabric_block_close(struct pc_fabric_net *w, struct pc_fabric_block *block)
 {
-    unregister(&block->mr);
+    pc__fabric_unregister(w, &block->mr);
     free(block->packets);
     if (block->bytes != NULL)
         munmap(block->bytes, block->nbytes);
@@ -92,42 +94,56 @@ char *pc__fabric_slots(const struct pc_fabric_net *w, char *record, size_t *nbyt
     return pc__slot_data(record, l, 0);
 }
 
+/* The place for headers, without which they go in packets. */
+static void open_heads(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
+{
+    struct pc_error error;
+    peer->heads = mmap(NULL, pc__page_up(HEADS_BYTES), PROT_READ | PROT_WRITE,
+                       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (peer->heads == MAP_FAILED)
+        peer->heads = NULL;
+    else if (pc__fabric_register(w, &w->endpoint, peer->heads, HEADS_BYTES, FI_REMOTE_WRITE,
+                                 &peer->heads_mr, &error)
+             != PC_OK)
+        pc__fabric_heads_free(peer);
+}
+
+void pc__fabric_heads_free(struct pc_fabric_peer *peer)
+{
+    if (peer->heads != NULL)
+        munmap(peer->heads, pc__page_up(HEADS_BYTES));
+    peer->heads = NULL;
+}
+
 void pc__fabric_regions_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
 {
     struct pc_comm *comm = w->base.comm;
+    struct pc_fabric_endpoint *e = &w->endpoint;
     struct pc_error error;
     uint32_t rank = peer->base.rank;
     size_t nbytes;
-    if (!w->endpoint.writes)
+    if (!e->writes)
         return;
     char *slots = pc__fabric_slots(w, pc__record(comm->arena, &comm->layout, rank), &nbytes);
     char *shadow = pc__fabric_slots(w, comm->peers[rank].record, &nbytes);
-    struct pc_fabric_endpoint *e = &w->endpoint;
-    peer->heads = mmap(NULL, pc__page_up(HEADS_BYTES), PROT_READ | PROT_WRITE,
-                       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (peer->heads == MAP_FAILED) {
-        peer->heads = NULL;
-        return;
-    }
     if (pc__fabric_register(w, e, slots, nbytes, FI_REMOTE_WRITE, &peer->slots_mr, &error) != PC_OK
-        || pc__fabric_register(w, e, peer->heads, HEADS_BYTES, FI_REMOTE_WRITE, &peer->heads_mr,
-                               &error)
-               != PC_OK
         || pc__fabric_register(w, e, shadow, nbytes, FI_WRITE, &peer->shadow_mr, &error) != PC_OK)
-        pc__fabric_regions_close(peer);
+        pc__fabric_regions_close(w, peer);
+    else if (e->joins)
+        open_heads(w, peer);
 }
 
-void pc__fabric_regions_close(struct pc_fabric_peer *peer)
+void pc__fabric_regions_close(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
 {
-    unregister(&peer->slots_mr);
-    unregister(&peer->heads_mr);
-    unregister(&peer->shadow_mr);
+    pc__fabric_unregister(w, &peer->slots_mr);
+    pc__fabric_unregister(w, &peer->heads_mr);
+    pc__fabric_unregister(w, &peer->shadow_mr);
 }
 
-void pc__fabric_unregister(struct pc_fabric_peer *peer)
+void pc__fabric_unregister_peer(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
 {
-    pc__fabric_regions_close(peer);
-    unregister(&peer->sends.mr);
-    unregister(&peer->receives.mr);
+    pc__fabric_regions_close(w, peer);
+    pc__fabric_unregister(w, &peer->sends.mr);
+    pc__fabric_unregister(w, &peer->receives.mr);
 }
 #endif

@@ -99,7 +99,7 @@ static void fabric_close(struct pc_net *net)
         bool bound = w->endpoint.info->domain_attr->mr_mode & FI_MR_ENDPOINT;
         for (uint32_t p = 0; bound && net->peers != NULL && p < net->comm->options.size; p++)
             if (net->peers[p] != NULL)
-                pc__fabric_unregister(pc__fabric_peer(w, p));
+                pc__fabric_unregister_peer(w, pc__fabric_peer(w, p));
         stopped = pc__endpoint_stop(&w->endpoint);
     }
     if (!child && pc__fabric_stop_reads(w) && w->reads.info != NULL)
@@ -108,11 +108,11 @@ static void fabric_close(struct pc_net *net)
         if (net->peers[p] == NULL)
             continue;
         if (stopped)
-            pc__fabric_peer_close(pc__fabric_peer(w, p));
+            pc__fabric_peer_close(w, pc__fabric_peer(w, p));
         else
             pc__fabric_wireup_close(&pc__fabric_peer(w, p)->socket);
         if (!stopped && !child)
-            pc__fabric_regions_close(pc__fabric_peer(w, p)); /* no peer writes to the arena */
+            pc__fabric_regions_close(w, pc__fabric_peer(w, p)); /* no peer writes to the arena */
     }
     net->keeps = !stopped && !child;
     if (stopped)

@@ -40,9 +40,11 @@ static int greet(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
                                        &hello.slots_bytes);
         hello.slots = e->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uintptr_t)slots : 0;
         hello.slots_key = fi_mr_key(peer->slots_mr);
+    }
+    if (peer->heads_mr != NULL) {
         hello.heads = e->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uintptr_t)peer->heads : 0;
         hello.heads_key = fi_mr_key(peer->heads_mr);
-        hello.joins = e->joins;
+        hello.joins = 1;
     }
     if (w->reads.ep != NULL) {
         hello.reads_bytes = w->reads.address_bytes;
@@ -182,6 +184,7 @@ static bool is_hello(const struct pc_fabric_net *w, const struct pc_fabric_wireu
            && message->reads_bytes <= PC_FABRIC_ADDRESS
            && memchr(message->provider, 0, sizeof message->provider) != NULL
            && (message->slots_bytes == 0 || message->slots_bytes == nbytes)
+           && message->joins <= (message->slots_bytes != 0)
            && message->format == w->endpoint.info->addr_format;
 }
 
@@ -305,14 +308,15 @@ void pc__fabric_peer_cut(struct pc_fabric_peer *peer, const char *what, const ch
     struct pc_net_peer *base = &peer->base;
     if (base->ended || base->fault.code != 0)
         return;
-    pc__fabric_peer_read(net_of(base), peer); /* if it has closed, it has said what it has */
-    if (base->ended)
-        return;
     uint64_t now = pc__now();
     if (peer->cut == 0) {
         snprintf(peer->why, sizeof peer->why, "%s: %s", what, why);
         peer->cut = now + PC_LAST_NS;
     }
+    /* If it has closed, it has said what it has; if it has only broken off, it is not cut now. */
+    pc__fabric_peer_read(net_of(base), peer);
+    if (base->ended || peer->cut == 0)
+        return;
     if (!peer->closed && now < peer->cut) {
         pc__net_schedule(base->net, now + PC_SHORT_NS);
         return;
@@ -344,16 +348,15 @@ void pc__fabric_peer_leave(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
     pc__net_end(base);
 }
 
-void pc__fabric_peer_close(struct pc_fabric_peer *peer)
+void pc__fabric_peer_close(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
 {
     if (peer->socket.open)
         say_closed(peer);
     pc__fabric_wireup_close(&peer->socket);
-    pc__fabric_block_close(&peer->sends);
-    pc__fabric_block_close(&peer->receives);
-    pc__fabric_regions_close(peer);
-    if (peer->heads != NULL)
-        munmap(peer->heads, pc__page_up(PC_EDGE_LINES * sizeof *peer->heads));
+    pc__fabric_block_close(w, &peer->sends);
+    pc__fabric_block_close(w, &peer->receives);
+    pc__fabric_regions_close(w, peer);
+    pc__fabric_heads_free(peer);
     free(peer->queue);
     free(peer->come);
 }

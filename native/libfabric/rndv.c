@@ -33,22 +33,13 @@ static struct pc_rndv *begin(struct pc_fabric_net *w, struct pc_fabric_peer *pee
     return rndv;
 }
 
-static void unregister(struct pc_fabric_net *w, struct pc_rndv *rndv)
-{
-    if (rndv->mr == NULL)
-        return;
-    fi_close(&rndv->mr->fid);
-    w->base.state.regions--;
-    rndv->mr = NULL;
-}
-
 static void end(struct pc_fabric_net *w, struct pc_rndv *rndv)
 {
     struct pc_rndv **at = &w->rndvs;
     while (*at != rndv)
         at = &(*at)->next;
     *at = rndv->next;
-    unregister(w, rndv);
+    pc__fabric_unregister(w, &rndv->mr);
     free(rndv);
 }
 
@@ -111,6 +102,16 @@ static void post_reads(struct pc_fabric_net *w, struct pc_rndv *rndv)
     }
 }
 
+/* Something is being read, and will end whatever this rank's peers wait for. What is lent may not:
+ * its reader may wait for this rank to read. */
+static bool reads_any(const struct pc_fabric_net *w)
+{
+    const struct pc_rndv *rndv = w->rndvs;
+    while (rndv != NULL && rndv->lent)
+        rndv = rndv->next;
+    return rndv != NULL;
+}
+
 int pc__fabric_get(struct pc_net_peer *base, void *into, uint64_t nbytes, const void *rkey,
                    struct pc_rndv **out, struct pc_error *error)
 {
@@ -121,13 +122,23 @@ int pc__fabric_get(struct pc_net_peer *base, void *into, uint64_t nbytes, const 
         *error = base->fault;
         return error->code;
     }
+    if (!peer->greeted) /* its offer has overtaken its greeting, which has another way */
+        pc__fabric_peer_read(w, peer);
+    if (!peer->greeted)
+        return PC_AGAIN;
     if (w->reads.ep == NULL || peer->reads_at == FI_ADDR_UNSPEC)
         return pc__fail(error, PC_INVALID, (int)base->rank,
                         "rank %u has memory to be read, but no endpoint for that", base->rank);
-    bool others = w->rndvs != NULL;
-    struct pc_rndv *rndv = begin(w, peer, into, nbytes, FI_READ, error);
-    if (rndv == NULL) /* when others have ended, there may be room to register this one */
-        return others ? PC_AGAIN : error->code;
+    struct pc_error why;
+    struct pc_rndv *rndv = begin(w, peer, into, nbytes, FI_READ, &why);
+    if (rndv == NULL && reads_any(w)) /* when that has ended, there may be room to register this */
+        return PC_AGAIN;
+    if (rndv == NULL) {
+        pc__fail(error, why.code, -1, "no region for %llu bytes that are to come from rank %u: %s",
+                 (unsigned long long)nbytes, base->rank, why.text);
+        error->errnum = why.errnum;
+        return error->code;
+    }
     memcpy(&rndv->rkey, rkey, sizeof rndv->rkey);
     post_reads(w, rndv);
     *out = rndv;
@@ -163,7 +174,8 @@ void pc__fabric_release(struct pc_net_peer *base, struct pc_rndv *rndv, bool tak
     if (w->reads.ep != NULL && (under_way(rndv) || (rndv->lent && !taken))) {
         pc__fabric_say_broken_off(w);
         if (!pc__fabric_stop_reads(w) && under_way(rndv)) {
-            unregister(w, rndv); /* the provider still has what it was given: the object stays */
+            /* The provider still has what it was given: the object stays. */
+            pc__fabric_unregister(w, &rndv->mr);
             return;
         }
     }
@@ -177,7 +189,7 @@ bool pc__fabric_stop_reads(struct pc_fabric_net *w)
     /* Regions that are bound to an endpoint hold it open. */
     bool bound = w->reads.info->domain_attr->mr_mode & FI_MR_ENDPOINT;
     for (struct pc_rndv *rndv = w->rndvs; bound && rndv != NULL; rndv = rndv->next)
-        unregister(w, rndv);
+        pc__fabric_unregister(w, &rndv->mr);
     return pc__endpoint_stop(&w->reads);
 }
 

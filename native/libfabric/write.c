@@ -140,9 +140,13 @@ int pc__fabric_joined(struct pc_fabric_net *w, struct pc_fabric_peer *peer, uint
 {
     const struct pc_fabric_arrival *arrival = &peer->arrivals[line];
     char *into;
+    if (peer->heads == NULL)
+        return pc__fail(error, PC_INVALID, (int)peer->base.rank,
+                        "rank %u has written a message of channel %u with its header, which has no "
+                        "place here",
+                        peer->base.rank, line / PC_LINES);
     /* A copy, as the peer can write there again at any time. */
-    const struct pc_fabric_head head
-        = peer->heads != NULL ? peer->heads[line] : (struct pc_fabric_head){0};
+    const struct pc_fabric_head head = peer->heads[line];
     int rc = pc__fabric_told(peer, head.received, error);
     if (rc == PC_OK && peer->received - peer->told >= w->window)
         rc = pc__fail(
@@ -151,14 +155,16 @@ int pc__fabric_joined(struct pc_fabric_net *w, struct pc_fabric_peer *peer, uint
             peer->base.rank, w->window);
     if (rc == PC_OK)
         rc = pc__frame_check(&peer->base, &head.frame, &into, error);
-    if (rc == PC_OK
-        && (head.frame.kind != PC_FRAME_MESSAGE || line_of(&head.frame) != line
-            || arrival->fragments != 0 || arrival->headed || arrival->written))
+    if (rc == PC_OK && (head.frame.kind != PC_FRAME_MESSAGE || line_of(&head.frame) != line))
         rc = pc__fail(error, PC_INVALID, (int)peer->base.rank,
                       "rank %u has written message %llu of channel %u, and tells of line %u of "
                       "channel %u",
                       peer->base.rank, (unsigned long long)head.frame.count, head.frame.channel,
                       line % PC_LINES, line / PC_LINES);
+    if (rc == PC_OK && (arrival->fragments != 0 || arrival->headed || arrival->written))
+        rc = pc__fail(error, PC_INVALID, (int)peer->base.rank,
+                      "rank %u has written message %llu of channel %u, of which a part had come",
+                      peer->base.rank, (unsigned long long)head.frame.count, head.frame.channel);
     if (rc != PC_OK)
         return rc;
     pc__fabric_count(peer);

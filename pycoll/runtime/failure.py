@@ -342,7 +342,7 @@ class Failure:
         elif code == codes.LOST:
             self._note_lost_link(native.peer, f"the connection to it broke ({native.text})")
         elif code not in (codes.ABORTED, codes.BROKEN):
-            self._unexpected(code)
+            self._unexpected(code, self.describe())
         self._place()
         self._raise(in_call=code != codes.BROKEN)
 
@@ -523,7 +523,8 @@ class Failure:
                 self._tell(*((MISSED, f"{call} {text}") if call else (GONE, text)))
 
     def _transfer_failed(self, native: codes.Error, where: str) -> None:
-        what = f"{native.text} (at {where.rpartition(' at ')[2] or user_line()})"
+        line = where.rpartition(" at ")[2] or user_line()
+        what = f"{native.text} (at {line})"
         if native.code == codes.TIMEDOUT:
             self.statuses.refresh(_SAY_SECONDS)
             elsewhere = self._elsewhere(native.peer)
@@ -554,11 +555,11 @@ class Failure:
             how = "is gone" if departed is None else departed.how
             self._lose(rank, f"{self._name(rank)} {how}: {what}")
         else:
-            self._unexpected(native.code)
+            self._unexpected(native.code, f"a transfer at {line}")
 
-    def _unexpected(self, code: int) -> None:
+    def _unexpected(self, code: int, call: str) -> None:
         try:
-            codes.raise_for(code, self._comm, self.describe())
+            codes.raise_for(code, self._comm, call)
         except PycollError as error:
             self._break(_copy(error), Cause.ERROR, self._rank)
             self._tell("error", str(error))

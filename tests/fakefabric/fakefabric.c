@@ -16,8 +16,14 @@
  * FAKEFABRIC_PLACES: to how many a write may go at once; FAKEFABRIC_LONGEST: bytes of the longest
  * message or write. FAKEFABRIC_LATE: milliseconds from when
  * a send has left to its completion. FAKEFABRIC_BUSY: no endpoint
- * can be closed. FAKEFABRIC_IP: its addresses are of IP networks, of which it
- * has none that it is asked for. */
+ * can be closed. FAKEFABRIC_TELLS: whoever reads from an endpoint that is closed is told so, as by
+ * a NIC; else such a read never ends. FAKEFABRIC_IP: its addresses are of IP networks, of which it
+ * has none that it is asked for.
+ *
+ * What is scarce: FAKEFABRIC_ENDPOINTS, FAKEFABRIC_QUEUES and FAKEFABRIC_REGIONS are how many of
+ * each a process can have open at once. FAKEFABRIC_REFUSE is the access for which no memory can be
+ * registered (recv, send, read, write, remote_read, remote_write), or the one call of fi_mr_reg
+ * that fails, by its number in the process, from 1. */
 #include <errno.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_cm.h>
@@ -87,6 +93,7 @@ struct region {
 };
 static struct region *regions[REGIONS]; /* the key of each is its index, plus one */
 static uint32_t nregions;
+static size_t endpoints_open, queues_open, regions_open;
 
 static struct fid_fabric the_fabric;
 
@@ -160,6 +167,16 @@ static bool is_set(const char *variable, const char *value)
 {
     const char *text = getenv(variable);
     return text != NULL && strcmp(text, value) == 0;
+}
+
+/* Takes one more of what is scarce. False: there is none left. */
+static bool take_one(size_t *open, const char *variable)
+{
+    const char *most = getenv(variable);
+    if (most != NULL && *open >= (size_t)atol(most))
+        return false;
+    ++*open;
+    return true;
 }
 
 static long long now_ms(void)
@@ -345,6 +362,16 @@ static int put_pieces(struct endpoint *e, struct op *op)
     return op->sent == (UINT64_C(1) << all) - 1;
 }
 
+/* Tells all who read here that they cannot. */
+static void refuse_answers(struct endpoint *e)
+{
+    while (e->nanswers != 0) {
+        const struct answer *a = &e->answers[--e->nanswers];
+        struct wire wire = {.write = 1, .read = a->wire.read, .data = FI_EIO};
+        put(e, a->wire.from, &wire, "", 0);
+    }
+}
+
 /* Sends some of what peers read here, unless its region is closed. */
 static void answer(struct endpoint *e)
 {
@@ -423,6 +450,10 @@ static void land_read(struct endpoint *e, const struct packet *packet)
         struct op *op = &e->sends[i];
         if (op->wire.read != wire->read || op->wire.write != 0)
             continue;
+        if (wire->data != 0) {
+            op->state = -(int)wire->data;
+            continue;
+        }
         memcpy((char *)(uintptr_t)op->bytes + wire->at, packet->bytes, packet->nbytes);
         op->sent += packet->nbytes;
         if (op->sent == op->nbytes)
@@ -606,6 +637,7 @@ static int close_queue(struct fid *fid)
     if (q->ep != NULL)
         return -FI_EBUSY;
     q->domain->objects--;
+    queues_open--;
     free(q);
     return 0;
 }
@@ -623,6 +655,7 @@ static int close_region(struct fid *fid)
     if (r->ep != NULL)
         r->ep->regions--;
     r->domain->objects--;
+    regions_open--;
     r->enabled = false; /* whoever uses its descriptor still, is caught */
     return 0;           /* and so it is not freed */
 }
@@ -632,7 +665,10 @@ static int close_endpoint(struct fid *fid)
     struct endpoint *e = (struct endpoint *)fid;
     if (getenv("FAKEFABRIC_BUSY") != NULL || e->regions != 0)
         return -FI_EBUSY;
+    if (getenv("FAKEFABRIC_TELLS") != NULL)
+        refuse_answers(e);
     close(e->fd);
+    endpoints_open--;
     e->cq->ep = e->tx_cq->ep = NULL;
     e->domain->objects--;
     while (e->ncame != 0)
@@ -779,6 +815,8 @@ static int open_cq(struct fid_domain *domain, struct fi_cq_attr *attr, struct fi
         stop("completions in a format that the stand-in has not");
     if (attr->wait_obj != FI_WAIT_NONE)
         return -FI_ENOSYS;
+    if (!take_one(&queues_open, "FAKEFABRIC_QUEUES"))
+        return -FI_ENOMEM;
     struct queue *q = calloc(1, sizeof *q);
     q->cq = (struct fid_cq){.fid = {.fclass = FI_CLASS_CQ, .ops = &queue_ops}, .ops = &cq_ops};
     q->size = attr->size;
@@ -793,6 +831,8 @@ static int open_endpoint(struct fid_domain *domain, struct fi_info *info, struct
 {
     static int made;
     struct sockaddr_un mine;
+    if (!take_one(&endpoints_open, "FAKEFABRIC_ENDPOINTS"))
+        return -FI_ENOMEM;
     struct endpoint *e = calloc(1, sizeof *e);
     const char *fail = getenv("FAKEFABRIC_FAIL"), *lie = getenv("FAKEFABRIC_LIE");
     const char *late = getenv("FAKEFABRIC_LATE");
@@ -820,13 +860,30 @@ static int open_endpoint(struct fid_domain *domain, struct fi_info *info, struct
     return 0;
 }
 
+/* Whether this call of fi_mr_reg is to fail. */
+static bool is_refused(uint64_t access)
+{
+    static const struct {
+        const char *name;
+        uint64_t access;
+    } kinds[] = {{"recv", FI_RECV}, {"send", FI_SEND}, {"read", FI_READ}, {"write", FI_WRITE},
+                 {"remote_read", FI_REMOTE_READ}, {"remote_write", FI_REMOTE_WRITE}};
+    static long calls;
+    const char *refused = getenv("FAKEFABRIC_REFUSE");
+    calls++;
+    for (size_t i = 0; refused != NULL && i < sizeof kinds / sizeof *kinds; i++)
+        if (strcmp(refused, kinds[i].name) == 0)
+            return access & kinds[i].access;
+    return refused != NULL && atol(refused) == calls;
+}
+
 static int reg(struct fid *fid, const void *buf, size_t len, uint64_t access, uint64_t offset,
                uint64_t key, uint64_t flags, struct fid_mr **mr, void *context)
 {
-    struct region *r = calloc(1, sizeof *r);
     (void)offset, (void)key, (void)flags, (void)context;
-    if (nregions == REGIONS)
+    if (nregions == REGIONS || is_refused(access) || !take_one(&regions_open, "FAKEFABRIC_REGIONS"))
         return -FI_ENOMEM;
+    struct region *r = calloc(1, sizeof *r);
     regions[nregions++] = r;
     r->mr = (struct fid_mr){
         .fid = {.fclass = FI_CLASS_MR, .ops = &region_ops}, .mem_desc = r, .key = nregions};

@@ -1,6 +1,7 @@
 """Ranks that share no memory make every collective, and transfers of all lengths, by libfabric.
 
-Prints what reached them. Arguments: the number of ranks, and what they do.
+Prints what reached them. Arguments: the number of ranks, and what they do. ONE_RANK is the rank
+that heeds the settings of the stand-in, if it is only one.
 """
 
 from __future__ import annotations
@@ -60,6 +61,36 @@ def operations(comm: Any) -> None:
     else:
         assert np.array_equal(comm.recv(np.zeros_like(x), 0), x)
     comm.barrier()
+
+
+def way(comm: Any) -> None:
+    """Print which way a long transfer goes, by what its sender sends; and what is registered."""
+    x = np.arange(1 << 20, dtype=np.uint8)
+    comm.barrier()
+    state = verbs.comm_net_state(comm._engine.comm)
+    if comm.rank == 0:
+        comm.send(x, 1)
+        sent = verbs.comm_net_state(comm._engine.comm).bytes[0] - state.bytes[0]
+        say(f"{'packets' if sent >= x.nbytes else 'reads'}, {state.regions} regions")
+    else:
+        assert np.array_equal(comm.recv(np.zeros_like(x), 0), x)
+    comm.barrier()
+
+
+def scarce(comm: Any) -> None:
+    """Exchange long arrays, several at once, both ways; print how it ends."""
+    other = 1 - comm.rank
+    xs = [np.full(1 << 20, 10 * comm.rank + i, np.uint8) for i in range(3)]
+    got = [np.zeros_like(x) for x in xs]
+    began = time.monotonic()
+    try:
+        for _ in range(2):
+            comm.exchange([(x, other) for x in xs], [(y, other) for y in got], timeout=20)
+            assert all((y == 10 * other + i).all() for i, y in enumerate(got))
+        say(f"rank {comm.rank}: right")
+    except pycoll.PycollError as error:
+        soon = time.monotonic() - began < 10
+        say(f"rank {comm.rank}: {type(error).__name__}: {error}; {soon}")
 
 
 def last(comm: Any) -> None:
@@ -175,6 +206,9 @@ def rank() -> str:
     """Be one rank."""
     mine = jobs.current()
     assert mine is not None
+    if os.environ.get("ONE_RANK", str(mine.rank)) != str(mine.rank):
+        for name in [name for name in os.environ if name.startswith("FAKEFABRIC_")]:
+            del os.environ[name]  # it finds the stand-in as it is
     with walk.apart("libfabric", mine.rank):
         if sys.argv[2] == "collectives":
             collective_checks.main()

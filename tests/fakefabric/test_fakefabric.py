@@ -60,13 +60,96 @@ def test_a_message_is_not_lost_whose_completion_comes_after_its_receiver_has_clo
     assert done.stdout == "libfabric libfabric\n", done.stderr
 
 
-@pytest.mark.parametrize("busy", ["", "1"], ids=["closes", "stays open"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"FAKEFABRIC_BUSY": "1"}, {"FAKEFABRIC_TELLS": "1"}],
+    ids=["closes", "stays open", "tells"],
+)
 @pytest.mark.parametrize("end", ["broken_off", "late"])
 def test_nothing_is_read_of_or_into_memory_once_its_message_is_broken_off(
-    library: Path, end: str, busy: str
+    library: Path, end: str, settings: dict[str, str]
 ) -> None:
-    done = run(library, JOB, "4", end, **({"FAKEFABRIC_BUSY": busy} if busy else {}))
+    done = run(library, JOB, "4", end, **settings)
     assert done.stdout == "libfabric libfabric libfabric libfabric\n", done.stderr
+
+
+PACKETS = 2  #: regions of a peer without writes; the next: with these, with headers along
+WRITTEN, JOINED = PACKETS + 2, PACKETS + 3
+NO_READS = {"FAKEFABRIC_ENDPOINTS": "1"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "way", "regions"),
+    [
+        ({}, "reads", JOINED),
+        ({"FAKEFABRIC_PLACES": "1"}, "reads", WRITTEN),  # no place for headers is registered
+        ({"FAKEFABRIC_WRITES": "none"}, "packets", PACKETS),
+        (NO_READS, "packets", JOINED),
+        ({"FAKEFABRIC_QUEUES": "2"}, "packets", JOINED),
+        ({"FAKEFABRIC_REFUSE": "remote_read"}, "packets", JOINED),
+        ({"FAKEFABRIC_REFUSE": "remote_write"}, "reads", PACKETS),
+        ({"FAKEFABRIC_REFUSE": "write"}, "reads", PACKETS),
+        ({"FAKEFABRIC_REFUSE": "3"}, "reads", PACKETS),  # the slots
+        ({"FAKEFABRIC_REFUSE": "4"}, "reads", PACKETS),  # the shadow
+        ({"FAKEFABRIC_REFUSE": "5"}, "reads", WRITTEN),  # the place for headers
+    ],
+)
+def test_a_transfer_goes_by_what_can_be_opened_and_registered(
+    library: Path, settings: dict[str, str], way: str, regions: int
+) -> None:
+    done = run(library, JOB, "2", "way", **settings)
+    assert done.stdout == f"{way}, {regions} regions\nlibfabric libfabric\n", done.stderr
+    assert "does not close" not in done.stderr  # as the stand-in does where a region is left
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize(
+    "settings",
+    [NO_READS, {"FAKEFABRIC_PLACES": "1"}, {"FAKEFABRIC_REFUSE": "5"}],
+    ids=["no endpoint for reads", "one place", "no region for headers"],
+)
+def test_transfers_where_one_rank_lacks_what_the_other_has(
+    library: Path, settings: dict[str, str], rank: str
+) -> None:
+    done = run(library, JOB, "2", "transfers", ONE_RANK=rank, **settings)
+    assert done.stdout == "libfabric libfabric\n", done.stderr
+
+
+#: Of long arrays that two ranks exchange, how it ends.
+RIGHT = {f"rank {rank}: right" for rank in range(2)}
+NO_REGION = ": no region for 1048576 bytes that are to come from rank"
+NO_PACKETS = "its connection cannot be used here (socket to rank"
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"FAKEFABRIC_REFUSE": "remote_read"}, None),
+        ({"FAKEFABRIC_REFUSE": "remote_read", "ONE_RANK": "1"}, None),
+        ({"FAKEFABRIC_REFUSE": "read"}, NO_REGION),
+        ({"FAKEFABRIC_REFUSE": "read", "ONE_RANK": "1"}, NO_REGION),
+        ({"FAKEFABRIC_REFUSE": "1"}, NO_PACKETS),
+        ({"FAKEFABRIC_REFUSE": "2"}, NO_PACKETS),
+        ({"FAKEFABRIC_REFUSE": "5"}, None),
+        *(({"FAKEFABRIC_REFUSE": call}, "") for call in "678"),  # of either kind
+        *(({"FAKEFABRIC_REGIONS": str(n)}, "") for n in range(JOINED - 1, JOINED + 4)),
+    ],
+    ids=lambda value: ",".join(value.values()) if isinstance(value, dict) else "",
+)
+def test_where_registrations_are_scarce_all_is_right_or_all_hear_why_it_is_not(
+    library: Path, settings: dict[str, str], why: str | None
+) -> None:
+    """`why`: None: all is right; "": or a transfer fails."""
+    done = run(library, JOB, "2", "scarce", **settings)
+    assert "does not close" not in done.stderr, done.stderr  # as where a region is left
+    assert done.stdout.endswith("libfabric libfabric\n"), done.stderr
+    said = {line for line in done.stdout.splitlines() if line.startswith("rank ")}
+    if why is None or (why == "" and said == RIGHT):
+        assert said == RIGHT
+    else:
+        assert len(said) == 2
+        assert all((why or NO_REGION) in line and line.endswith("; True") for line in said), said
+        assert why == NO_PACKETS or all("a transfer at " in line for line in said), said
 
 
 def test_ports_on_another_network_than_the_one_the_ranks_met_on(library: Path) -> None:

@@ -12,7 +12,8 @@
 struct wire {
     uint64_t write; /* a number of the sender's for the write; 0: a packet */
     uint64_t read;  /* a number of the reader's, who asks for bytes, or is sent these; 0: no read */
-    uint64_t key, at, total, data;
+    uint64_t key, at, total;
+    uint64_t data; /* of a write, for its target; of what is read: the errno if it cannot be */
     char from[NAME];
 };
 
