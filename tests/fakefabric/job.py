@@ -109,16 +109,16 @@ def broken_off(comm: Any) -> None:
 
     Nothing may be read into it any more, nor of it. A pair beside them goes on.
     """
-    n = 64 << 20  # more than the stand-in moves before the timeout
+    n = 128 << 20  # more than the stand-in moves before the timeout, which counts from a sleep on
     with comm.split(comm.rank // 2) as pair:
         x = np.full(n, 1, np.uint8)
         try:
             if comm.rank == 0:
                 pair.send(x, 1)
             elif comm.rank == 1:
-                pair.recv(x, 0, timeout=0.05)
+                pair.recv(x, 0, timeout=0.01)
             elif comm.rank == 2:
-                pair.send(x, 1, timeout=0.05)
+                pair.send(x, 1, timeout=0.01)
             else:
                 pair.recv(x, 0)
             raise AssertionError("the whole message came before the timeout")
