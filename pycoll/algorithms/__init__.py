@@ -27,6 +27,7 @@ BUILTIN: tuple[Algorithm, ...] = (
     allreduce.double_binary_tree,
     allreduce.one_shot,
     allreduce.two_shot,
+    allreduce.flat_tree,
     allreduce.hierarchical,
     allreduce.hierarchical_doubling,
     allreduce.hierarchical_tree,

@@ -186,6 +186,26 @@ def two_shot(b: ScheduleBuilder) -> None:
 
 
 @algorithm(allreduce)
+def flat_tree(b: ScheduleBuilder) -> None:
+    """Send everything to rank 0, which folds in rank order and sends the result to all.
+
+    Chunks: 1.
+    Needs: any size.
+    Cost: 2(size > 1) steps; size - 1 of the data sent per rank.
+    Source: Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005.
+    """
+    b.chunks(1)
+    x, others = b.output[:], range(1, b.size)
+    if b.rank:
+        b.send(x, to=0)
+        b.recv(x, frm=0)
+        return
+    b.recv_reduce(x, frm=range(b.size))
+    for peer in others:
+        b.send(x, to=peer)
+
+
+@algorithm(allreduce)
 def hierarchical(b: ScheduleBuilder) -> None:
     """Reduce-scatter in each group, a ring between groups for each share, all-gather in each group.
 

@@ -116,7 +116,8 @@ def longest_chain(work: Work) -> float:
     ways = [EdgeRoutes(1.0)] * len(work.edges)
     hosts = (0,) * work.ranks
     depths = [len(work.operations)] * len(work.edges)
-    return simulate(Scene(work, none, none, ways, depths, 1, hosts, work.ranks, 0.0))
+    scene = Scene(work, none, none, ways, depths, 1, hosts, work.ranks, 0.0, 0.0)
+    return simulate(scene)
 
 
 def smaller(machine: Machine) -> tuple[Machine, Machine] | None:

@@ -27,7 +27,7 @@ class Rates(NamedTuple):
     entry: float = 100e-9  #: a call begins and ends
     message: float = 30e-9  #: the sender's and the receiver's work for each message
     latency: float = 270e-9  #: from a signal until a rank on another core sees it
-    switch: float = 1.6e-6  #: a rank that shares its core sleeps, another one wakes
+    switch: float = 1.6e-6  #: a core changes from a rank that waits to another one
     copy: float = 1 / 36e9  #: a byte read and written
     fold: float = 1 / 56e9  #: a byte of each further source
     store: float = 1 / 70e9  #: a byte of each further destination
@@ -94,6 +94,15 @@ GPU = Rates(
     network_message=12e-6,
     rdma_message=3e-6,
 )
+
+#: Of so many processes that take turns on a core Linux keeps the translations of addresses. With
+#: more of them each has to look its pages up again: for every message, and behind every change.
+KEPT_PROCESSES = 6
+LOOKUP = 50e-9
+CHANGES = 2.5
+#: To wake a rank that sleeps costs who wakes it so many times what a core's change to another rank
+#: does: a system call, and mostly an interrupt of another core.
+WAKE = 3.0
 
 #: Kinds of links that, without RDMA, sockets cross; others are as memory.
 NETWORKS = frozenset(("ethernet", "infiniband"))
@@ -189,17 +198,28 @@ class Machine:
             flows=flows,
         )
 
+    @property
+    def crowded(self) -> bool:
+        """More ranks take turns on a core than whose addresses it knows."""
+        return self.turns > KEPT_PROCESSES
+
+    @property
+    def switch(self) -> float:
+        """Seconds of a core that changes to another rank."""
+        return self.rates.switch * (CHANGES if self.crowded else 1.0)
+
     def toll(self, source: int, destination: int) -> Toll:
         """Return what both ends work for a message from one rank to another."""
         rates, hosts, topology = self.rates, self.hosts, self.topology
+        near = rates.message + (LOOKUP if self.crowded else 0.0)
         if not hosts or hosts[source] == hosts[destination]:
-            return Toll(rates.message, rates.message)
+            return Toll(near, near)
         rdma = self.rdma
         if topology is not None:
             route = self.like_routes(source, destination)[0]
             rdma = route.rdma
             if not rdma and NETWORKS.isdisjoint(link.kind for link in route.links):
-                return Toll(rates.message, rates.message)
+                return Toll(near, near)
         if rdma:
             return Toll(rates.rdma_message, rates.rdma_message)
         send = rates.network_message

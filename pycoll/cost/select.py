@@ -37,7 +37,7 @@ LONG_FROM_BYTES = 4 << 20
 #: measurements over RDMA, see `best_of`.
 DOUBT = 1.1
 #: The simplest, in this order: few rounds and one channel. After them, the fewest operations.
-PLAIN = ("direct", "one_shot", "two_shot", "ring")
+PLAIN = ("direct", "one_shot", "two_shot", "flat_tree", "ring")
 
 #: A user's own choice; None leaves it to `choose`.
 Selector = Callable[[Question], Choice | None]

@@ -3,7 +3,8 @@
 Each rank is one thread that does one operation at a time, in the order of its channels; an
 operation begins when all its messages and slots are there. A message leaves when the operation
 ends, waits at each link on its way for those before it, and is seen after their latency. Ranks
-that outnumber their host's cores take turns: one keeps its core until it has nothing to do.
+that outnumber their host's cores take turns: one keeps its core until it has nothing to do. When
+no other has anything to do either, those that wait sleep, and who sends to one must wake it.
 
 Where two ranks have several routes, a message takes the one by which it arrives first; a long one
 is cut over all of them, and is seen when its last piece has arrived. What is simplified: a link
@@ -57,6 +58,7 @@ class Scene:
     hosts: Sequence[int]  #: of the ranks that are simulated
     cores: int  #: of each host
     switch: float  #: seconds of a core that changes to another rank
+    wake: float  #: seconds of a rank that wakes another one of its host
     stripe: float = math.inf  #: bytes of a message from which on it is cut over all its routes
     limit: float = math.inf  #: seconds behind which nobody asks for the end
 
@@ -142,6 +144,8 @@ class _Run:
         self.queue: dict[int, deque[int]] = {h: deque() for h in crews}
         self.queued = [False] * work.ranks
         self.waited = [False] * work.ranks
+        self.left = [math.inf] * work.ranks  # when a rank that waits has left its core
+        self.calm = dict.fromkeys(crews, -math.inf)  # when a core of the host last fell idle
         self.holds = [not self.shared] * work.ranks
 
     def run(self) -> float:
@@ -219,6 +223,9 @@ class _Run:
             if self.waiting[self.frm[e]] in (~e, ANY):
                 heappush(self.events, (at, next(self.order), self.frm[e]))
         for e in operation.destinations:
+            if self.shared and self._sleeps(self.to[e], e, scene.hosts[rank]):
+                self.left[self.to[e]] = math.inf
+                end = self.busy[rank] = end + scene.wake
             self._send(e, scene.nbytes[number], end)
             self.sent[e] += 1
         self.done[number] += 1
@@ -230,6 +237,12 @@ class _Run:
             if stream.tile == scene.tiles:
                 self.streams[rank].remove(stream)
         heappush(self.events, (end, next(self.order), rank))
+
+    def _sleeps(self, rank: int, edge: int, host: int) -> bool:
+        """Tell whether a rank of this host sleeps until this edge's message comes."""
+        if self.scene.hosts[rank] != host or self.waiting[rank] not in (edge, ANY):
+            return False
+        return self.left[rank] <= self.calm[host]
 
     def _send(self, edge: int, nbytes: float, now: float) -> None:
         way, number = self.scene.ways[edge], self.sent[edge]
@@ -312,7 +325,10 @@ class _Run:
         host = self.scene.hosts[rank]
         self.holds[rank] = False
         self.idle[host].append(rank)
-        if self.queue[host]:
+        self.left[rank] = now
+        if not self.queue[host]:
+            self.calm[host] = now
+        else:
             next_one = self.queue[host].popleft()
             self.queued[next_one] = False
             heappush(self.events, (now, next(self.order), next_one))

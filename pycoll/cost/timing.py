@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pycoll.cost.folding import folded
 from pycoll.cost.lanes import fewest
-from pycoll.cost.machine import CACHE_BYTES, MEMORY_BYTES, STRIPE_BYTES, Machine, Toll
+from pycoll.cost.machine import CACHE_BYTES, MEMORY_BYTES, STRIPE_BYTES, WAKE, Machine, Toll
 from pycoll.cost.outline import Outline
 from pycoll.cost.simulate import EdgeRoutes, Scene, SimRoute, simulate
 from pycoll.cost.work import Operation, Work
@@ -125,16 +125,19 @@ def _scene(
     sizes = [moved(o, lengths) * share for o in work.operations]
     hosts = machine.hosts or (0,) * machine.size
     tolls = [machine.toll(work.sender(e), e[0]) for e in work.edges]
+    # In a row of rooted calls ranks are ahead of those that wait, and wake them once for several.
+    wake = 0.0 if work.rooted else WAKE * machine.rates.switch
     return Scene(
         work,
         [price.of(o, n, tolls) for o, n in zip(work.operations, sizes, strict=True)],
         sizes,
-        _ways(work, sizes, machine, hosts, machine.rates.switch * pace if alone else 0.0),
+        _ways(work, sizes, machine, hosts, machine.switch * pace if alone else 0.0),
         _depths(work, message, machine, hosts),
         tiles,
         hosts[: work.ranks],
         work.ranks if alone else max(1, machine.cores),
-        machine.rates.switch,
+        machine.switch,
+        wake,
         STRIPE_BYTES,
         limit,
     )
