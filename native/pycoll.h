@@ -159,6 +159,7 @@ struct pc_net_state {             /* counters of a communicator's network */
     uint64_t bytes[PC_MAX_RAILS]; /* sent on each rail */
     uint64_t requests;            /* work requests that were posted to send */
     uint64_t credits;             /* of those, credit that found no message to go with */
+    uint64_t landed;              /* messages received where a call needs them, and in no slot */
     char unshared[192];           /* "", or why receives are not shared that should be */
 };
 

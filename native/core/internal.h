@@ -126,7 +126,8 @@ struct pc_comm {
     _Atomic uint32_t nneighbours;
     uint32_t nmapped;                         /* mapped or near ranks so far, with this one */
     uint32_t yields;                          /* yields before a sleep; with a network only */
-    bool yields_between_polls;                /* a poll is a system call: a yield costs no more */
+    uint32_t polls_per_yield;                 /* pc_net_ops */
+    _Atomic uint32_t polls;                   /* that a yield could follow */
     uint64_t slow_yield_ns;                   /* a longer yield has let another process run */
     struct pc_fifo *fifos;                    /* [peer][channel], PC_EDGE_CHANNELS each */
     struct pc_token *dones;                   /* [peer] */
@@ -271,6 +272,9 @@ void pc__wakeup_signal(struct pc_comm *comm, uint32_t peer);
 uint32_t pc__wakeup_arm(struct pc_comm *comm);
 /* Sleeps until the wakeup counter differs from `armed`, or something comes from a network. */
 void pc__wakeup_wait(struct pc_comm *comm, uint32_t armed, uint64_t ns);
+
+/* expect.c: before a poll, for the message that a channel waits for. */
+void pc__expect(struct pc_call *call, const struct pc_channel *channel);
 
 /* wait.c */
 #define PC_POLLS_PER_CLOCK 64

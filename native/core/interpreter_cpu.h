@@ -152,15 +152,37 @@ static inline bool pc__lent(const struct pc_call *call, const struct pc_vm_opera
            && (lender->nchunks == 1 || call->terms->spans);
 }
 
+/* How many destinations are written; the last ones are slots of messages that may be lent. */
+static inline uint32_t pc__kept(const struct pc_call *call, const struct pc_vm_instruction *i,
+                                uint64_t total)
+{
+    return i->target != 0 && pc__lent(call, i->at.operands, total) ? i->ndst - i->target : i->ndst;
+}
+
+/* The edge whose message a REDUCE_COPY copies, from a peer that is remote; else NULL. */
+static inline struct pc_net_edge *pc__copied(const struct pc_vm_instruction *i)
+{
+    const struct pc_vm_operand *source = i->at.operands;
+    if (i->nsrc != 1 || source->space != PC_SPACE_SLOT || !source->receiving
+        || i->flags & PC_FLAG_SCALE)
+        return NULL;
+    return source->fifo->edge;
+}
+
+/* Whether the network has received the message where it would be copied to, see expect.c. */
+static inline bool pc__has_landed(const struct pc_vm_instruction *i)
+{
+    const struct pc_net_edge *edge = pc__copied(i);
+    return edge != NULL && edge->landed == edge->fifo->received + 1;
+}
+
 static inline void pc__move(struct pc_call *call, const struct pc_vm_instruction *i, uint32_t piece,
                             pc_skip skip, pc_size packed, pc_size total, pc_size nbytes,
                             const struct pc_store_mode *manner)
 {
     const struct pc_plan *plan = call->plan;
-    uint32_t ndst = i->ndst;
-    if (i->target != 0 && pc__lent(call, i->at.operands, total))
-        ndst -= i->target; /* the last ones are slots of messages that are lent */
-    if (ndst == 0)
+    uint32_t ndst = pc__kept(call, i, total);
+    if (ndst == 0 || pc__has_landed(i))
         return;
     uint32_t n = i->nsrc + ndst;
     uint32_t divisor = i->flags & PC_FLAG_SCALE ? call->terms->divisor : 0;

@@ -28,14 +28,24 @@ struct pc_rndv; /* one end of a rendezvous; each network defines its own */
 #define PC_TRAILER_BYTES PC_LINE_BYTES
 _Static_assert(PC_PENDING_OPS >= PC_EDGE_LINES * PC_MAX_FRAGS, "all fragments fit the queue");
 
+/* A message that a call waits for, and the memory that its bytes are for: the network may receive
+ * them there, so that nobody copies them from a slot. */
+struct pc_net_expected {
+    char *into; /* NULL: it goes to its slot */
+    uint64_t nbytes, signature;
+    uint64_t count; /* written by the thread of the call alone */
+};
+
 /* An edge to a remote peer and the edge back, on one channel: what the network adds to pc_fifo. */
 struct pc_net_edge {
     struct pc_net_peer *peer;
     struct pc_fifo *fifo;
     uint64_t put;            /* messages handed to the network */
     uint64_t consumed, told; /* credit of the edge back: consumed here, and told to the peer */
-    uint32_t pending;        /* fragments that have not left or are not acknowledged */
-    uint8_t come[PC_LINES];  /* per line, a bit for each fragment of the next message that came */
+    struct pc_net_expected expected;
+    uint64_t landed;        /* count of the last message that came where it was expected */
+    uint32_t pending;       /* fragments that have not left or are not acknowledged */
+    uint8_t come[PC_LINES]; /* per line, a bit for each fragment of the next message that came */
 };
 
 enum pc_send_kind { PC_SEND_MESSAGE, PC_SEND_CREDIT };
@@ -102,12 +112,12 @@ struct pc_net_ops {
     const char *name;
     size_t net_bytes, peer_bytes; /* of the structs that begin with pc_net and pc_net_peer */
     uint32_t yields;              /* how often a rank yields before it sleeps */
-    bool yields_between_polls;    /* and all the time before that, as a poll is a system call */
-    uint64_t slow_yield_ns;       /* a longer yield has let another process run */
-    uint32_t calls_per_poll;      /* at most so many sends without a poll; 0: any number */
-    uint32_t frag_bytes; /* the longest fragment of a transfer; 0: as between mapped ranks */
-    uint32_t rndv_from;  /* transfers from so many bytes on by rendezvous; 0: as between mapped */
-    uint32_t lend_from;  /* messages from so many bytes on are lent, as `send` copies; 0: none */
+    uint32_t polls_per_yield; /* all the time before that, as a poll is a system call; 0: none */
+    uint64_t slow_yield_ns;   /* a longer yield has let another process run */
+    uint32_t calls_per_poll;  /* at most so many sends without a poll; 0: any number */
+    uint32_t frag_bytes;      /* the longest fragment of a transfer; 0: as between mapped ranks */
+    uint32_t rndv_from; /* transfers from so many bytes on by rendezvous; 0: as between mapped */
+    uint32_t lend_from; /* messages from so many bytes on are lent, as `send` copies; 0: none */
 
     /* net.c. missing: "", or why this host cannot use the network and what mends that. open:
      * `options` are the network's own; the error is in comm->error. close: tells the peers; called
@@ -126,6 +136,10 @@ struct pc_net_ops {
     bool (*flush)(struct pc_net_peer *peer);
     int (*connections)(const struct pc_net_peer *peer);
     bool (*settled)(const struct pc_net_peer *peer);
+
+    /* Moves what has come of the edge's expected message to its slot, and receives the rest there.
+     * NULL: the network never receives to edge->expected. */
+    void (*unexpect)(struct pc_net_edge *edge);
 
     /* Rendezvous: all four functions, or none. expose: lets the peer read this memory, and writes
      * the `rkey`, at most PC_INLINE_BYTES; UNMAPPABLE when it cannot be registered. get: begins to
@@ -166,6 +180,17 @@ int pc__net_message(struct pc_net_edge *edge, char *slot, const char *lent, uint
 void pc__net_credit(struct pc_net_edge *edge, uint64_t received);
 /* The same, but the edge's next message, which follows at once, takes it along. */
 void pc__net_credit_along(struct pc_net_edge *edge, uint64_t received);
+/* Whether the network receives expected messages where they belong. */
+static inline bool pc__net_expects(const struct pc_net *net)
+{
+    return net->ops->unexpect != NULL;
+}
+
+/* The next message that the thread of the call waits for. Its memory may be written from now on,
+ * until the message has come, or pc__net_unexpect returns. */
+void pc__net_expect(struct pc_net_edge *edge, const struct pc_net_expected *expected);
+/* Nothing is written any more to where messages were expected: a call has failed. */
+void pc__net_unexpect(struct pc_net *net);
 /* A call begins, whose longest message has so many bytes: how many may be in flight on an edge
  * follows from that. */
 void pc__net_begin(struct pc_net *net, uint64_t longest);

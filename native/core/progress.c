@@ -291,6 +291,8 @@ int pc__progress(struct pc_comm *comm, uint64_t patience_ns)
         }
         if (rc != PC_AGAIN) {
             pc__break(comm, rc, &call->error);
+            if (pc__has_net(comm))
+                pc__net_unexpect(comm->net);
             if (call->batch != NULL) {
                 pc__p2p_end(comm, rc);
                 pc__batch_end(comm, &call->batch);
@@ -421,6 +423,8 @@ int pc_comm_abort(struct pc_comm *comm, int cause, int peer, const char *text)
     pc__fail(&comm->abort_error, PC_ABORTED, peer, "%s", text);
     comm->abort_error.cause = cause;
     atomic_store(&comm->aborted, 1);
+    if (pc__has_net(comm)) /* its caller may go on, and free what the call would have written */
+        pc__net_unexpect(comm->net);
     pc__wakeup_signal(comm, comm->options.rank);
     return PC_OK;
 }

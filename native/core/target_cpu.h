@@ -26,7 +26,7 @@ static inline void pc__relax(void)
 /* Called between two polls: whether this rank has polled long enough. */
 static inline bool pc__spun(struct pc_comm *comm, struct pc_spin *spin)
 {
-    if (comm->yields_between_polls)
+    if (comm->polls_per_yield != 0)
         return pc__yielded_out(comm, spin);
     pc__relax();
     return spin->polls++ % PC_POLLS_PER_CLOCK == 0 && pc__spun_out(comm, spin);

@@ -95,6 +95,8 @@ static int listen_to(struct pc_comm *comm, uint32_t nchannels, enum listening wh
 {
     struct pc_net *net = comm->net;
     struct pc_call *call = &comm->call;
+    for (uint32_t c = 0; pc__net_expects(net) && call->program != NULL && c < nchannels; c++)
+        pc__expect(call, &call->channels[c]);
     if (whom == FROM_ALL) /* first: this may drain the network */
         pc__net_progress(net);
     int rc = pc__net_drained(net, NULL, &call->error);
@@ -149,6 +151,9 @@ static void sleep_until(struct pc_comm *comm, uint32_t nchannels, uint32_t armed
  * only yielded: each time that happens, ranks go straight to sleep for longer. */
 void pc__give_way(struct pc_comm *comm)
 {
+    if (comm->polls_per_yield > 1
+        && atomic_fetch_add_explicit(&comm->polls, 1, memory_order_relaxed) % comm->polls_per_yield)
+        return;
     uint64_t before = pc__now();
     if (before < atomic_load_explicit(&comm->yield_after, memory_order_relaxed))
         return;

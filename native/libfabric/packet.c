@@ -305,6 +305,6 @@ int pc__fabric_land(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const 
         return rc;
     if (rc == 1 || !head.written)
         pc__fabric_count(peer);
-    return rc == 1 ? pc__frame_land(&peer->base, &head.frame, error) : rc;
+    return rc == 1 ? pc__frame_land(&peer->base, &head.frame, NULL, error) : rc;
 }
 #endif

@@ -132,7 +132,7 @@ int pc__fabric_written(struct pc_fabric_net *w, struct pc_fabric_peer *peer, uin
         return PC_OK;
     arrival->headed = false;
     pc__fabric_count(peer);
-    return pc__frame_land(&peer->base, &arrival->frame, error);
+    return pc__frame_land(&peer->base, &arrival->frame, NULL, error);
 }
 
 int pc__fabric_joined(struct pc_fabric_net *w, struct pc_fabric_peer *peer, uint32_t line,
@@ -168,6 +168,6 @@ int pc__fabric_joined(struct pc_fabric_net *w, struct pc_fabric_peer *peer, uint
     if (rc != PC_OK)
         return rc;
     pc__fabric_count(peer);
-    return pc__frame_land(&peer->base, &head.frame, error);
+    return pc__frame_land(&peer->base, &head.frame, NULL, error);
 }
 #endif

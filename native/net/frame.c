@@ -66,6 +66,13 @@ static bool is_next(const struct pc_net_edge *edge, uint64_t count, uint64_t dep
            && pc__count(line_of(edge->fifo, count - 1)) == before;
 }
 
+static bool is_expected(const struct pc_net_edge *edge, const struct pc_frame *frame)
+{
+    const struct pc_net_expected *e = &edge->expected;
+    return e->into != NULL && frame->count == e->count && frame->nbytes == e->nbytes
+           && frame->signature == e->signature;
+}
+
 int pc__frame_check(struct pc_net_peer *from, const struct pc_frame *frame, char **into,
                     struct pc_error *error)
 {
@@ -96,11 +103,12 @@ int pc__frame_check(struct pc_net_peer *from, const struct pc_frame *frame, char
                    "come once each, %llu ahead",
                    peer, (unsigned long long)frame->count, frame->channel,
                    (unsigned long long)edge->consumed, (unsigned long long)depth);
-    *into = place;
+    *into = is_expected(edge, frame) ? edge->expected.into : place;
     return PC_OK;
 }
 
-int pc__frame_land(struct pc_net_peer *from, const struct pc_frame *frame, struct pc_error *error)
+int pc__frame_land(struct pc_net_peer *from, const struct pc_frame *frame, const char *at,
+                   struct pc_error *error)
 {
     uint32_t peer = from->rank;
     struct pc_net_edge *edge = &from->edges[frame->channel];
@@ -115,6 +123,11 @@ int pc__frame_land(struct pc_net_peer *from, const struct pc_frame *frame, struc
         line->signature = frame->signature;
         line->place = frame->place;
         line->nbytes = frame->fragment;
+        /* Else it had begun to come before it was expected, and lies in its slot. */
+        if (is_expected(edge, frame) && at == edge->expected.into) {
+            edge->landed = frame->count;
+            from->net->state.landed++;
+        }
         asleep |= pc__raise(line, frame->count);
     }
     if (frame->credit

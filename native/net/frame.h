@@ -31,6 +31,8 @@ struct pc_frame pc__frame_credit(const struct pc_net_edge *edge);
 /* Checks a received header; `into`: where the message's bytes go, before pc__frame_land. */
 int pc__frame_check(struct pc_net_peer *from, const struct pc_frame *frame, char **into,
                     struct pc_error *error);
-/* Fills the line and raises the counts. 1 when a thread sleeps on one. */
-int pc__frame_land(struct pc_net_peer *from, const struct pc_frame *frame, struct pc_error *error);
+/* Fills the line and raises the counts. `at`: where the bytes lie, if they may lie where the
+ * message was expected. 1 when a thread sleeps on one. */
+int pc__frame_land(struct pc_net_peer *from, const struct pc_frame *frame, const char *at,
+                   struct pc_error *error);
 #endif

@@ -261,6 +261,28 @@ void pc__net_credit_along(struct pc_net_edge *edge, uint64_t received)
     pc__net_unlock(net);
 }
 
+void pc__net_expect(struct pc_net_edge *edge, const struct pc_net_expected *expected)
+{
+    struct pc_net *net = edge->peer->net;
+    pthread_mutex_lock(&net->lock);
+    edge->expected = *expected;
+    if (atomic_load(&net->comm->aborted)) /* pc__net_unexpect may have been called */
+        edge->expected.into = NULL;
+    pthread_mutex_unlock(&net->lock);
+}
+
+void pc__net_unexpect(struct pc_net *net)
+{
+    if (!pc__net_expects(net) || net->pid != getpid())
+        return;
+    pthread_mutex_lock(&net->lock);
+    for (uint32_t p = 0; net->peers != NULL && p < net->comm->options.size; p++)
+        for (uint32_t c = 0; net->peers[p] != NULL && c < PC_MAX_CHANNELS; c++)
+            if (net->peers[p]->edges[c].expected.into != NULL)
+                net->ops->unexpect(&net->peers[p]->edges[c]);
+    pthread_mutex_unlock(&net->lock);
+}
+
 /* Handles the events of net->epoll, and what is due. */
 static void handle_events(struct pc_net *net, bool block)
 {
@@ -487,7 +509,7 @@ static int open_net(struct pc_comm *comm, const struct pc_net_ops *ops, const vo
     comm->net = net;
     pc__p2p_reach(comm, ops->frag_bytes, ops->rndv_from);
     comm->yields = ops->yields;
-    comm->yields_between_polls = ops->yields_between_polls;
+    comm->polls_per_yield = ops->polls_per_yield;
     comm->slow_yield_ns = ops->slow_yield_ns;
     return PC_OK;
 }
@@ -501,7 +523,7 @@ int pc_comm_net(struct pc_comm *comm, const char *name, const void *options, siz
     pc__net_close(comm->net, 0);
     comm->net = NULL;
     comm->yields = 0;
-    comm->yields_between_polls = false;
+    comm->polls_per_yield = 0;
     comm->slow_yield_ns = PC_SLOW_YIELD_NS;
     if (*name == 0)
         return PC_OK;

@@ -131,13 +131,21 @@ static int parse(struct pc_tcp_connection *conn, struct pc_error *error)
             if (conn->rest != 0)
                 continue;
         }
+        const char *at = pc__tcp_message(conn);
         conn->into = NULL;
-        rc = pc__frame_land(peer, &conn->frame, error);
+        rc = pc__frame_land(peer, &conn->frame, at, error);
         if (rc < 0)
             return rc;
         if (rc > 0) /* another thread: this one is awake */
             pc__wakeup_signal(comm, comm->options.rank);
     }
+}
+
+/* Whether the last message came where it was expected. */
+static bool has_landed(const struct pc_tcp_connection *conn)
+{
+    return conn->frame.kind == PC_FRAME_MESSAGE
+           && conn->peer->base.edges[conn->frame.channel].landed == conn->frame.count;
 }
 
 int pc__tcp_connection_read(struct pc_tcp_connection *conn, struct pc_error *error)
@@ -172,6 +180,8 @@ int pc__tcp_connection_read(struct pc_tcp_connection *conn, struct pc_error *err
         }
         if ((size_t)n < room)
             return 1;
+        if (conn->into == NULL && has_landed(conn)) /* the call may expect the next one, too */
+            return 0;
     }
     return 0;
 }

@@ -29,6 +29,31 @@ ssize_t pc__tcp_send_some(const struct pc_tcp_connection *conn)
     return sendmsg(conn->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
+/* Whether the message that is being received goes where a call expects it. */
+static bool is_expected(const struct pc_tcp_connection *conn)
+{
+    return conn->frame.kind == PC_FRAME_MESSAGE
+           && pc__tcp_message(conn) == conn->peer->base.edges[conn->frame.channel].expected.into;
+}
+
+void pc__tcp_unexpect(struct pc_net_edge *edge)
+{
+    struct pc_tcp_peer *peer = (struct pc_tcp_peer *)edge->peer;
+    struct pc_net_expected expected = edge->expected;
+    struct pc_error error;
+    edge->expected.into = NULL;
+    for (uint32_t i = 0; i < peer->nconns; i++) {
+        struct pc_tcp_connection *conn = peer->conns[i];
+        size_t come = conn->frame.nbytes - conn->rest;
+        char *slot;
+        if (conn->into == NULL || pc__tcp_message(conn) != expected.into
+            || pc__frame_check(&peer->base, &conn->frame, &slot, &error) != PC_OK)
+            continue;
+        memcpy(slot, expected.into, come);
+        conn->into = slot + come;
+    }
+}
+
 /* Where the message after the last one goes, if it is as long and of the same channel: then one
  * system call receives its header and its bytes, and these into place. The guess passes the check
  * that the frame itself must pass: its slot is free, so that a wrong guess harms nothing. */
@@ -53,9 +78,11 @@ int pc__tcp_scatter(struct pc_tcp_connection *conn, struct iovec *parts)
     conn->begin = 0;
     conn->end = there;
     conn->guess = NULL;
-    if (conn->into != NULL)
+    if (conn->into != NULL) {
         parts[n++] = (struct iovec){conn->into, conn->rest};
-    else if (there == 0)
+        if (is_expected(conn)) /* so may be what follows, but not yet */
+            return n;
+    } else if (there == 0)
         guess(conn);
     if (conn->guess != NULL) {
         parts[n++] = (struct iovec){conn->ahead, sizeof conn->frame};

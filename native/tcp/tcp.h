@@ -81,6 +81,12 @@ ssize_t pc__tcp_send_some(const struct pc_tcp_connection *conn);
 int pc__tcp_scatter(struct pc_tcp_connection *conn, struct iovec *parts);
 /* So many bytes came there. */
 void pc__tcp_scattered(struct pc_tcp_connection *conn, size_t nbytes);
+/* Where the first byte of the message lies that is being received. */
+static inline char *pc__tcp_message(const struct pc_tcp_connection *conn)
+{
+    return conn->into - (conn->frame.nbytes - conn->rest);
+}
+void pc__tcp_unexpect(struct pc_net_edge *edge);
 
 /* peer.c: pc_net_ops's adopt, send, flush, connections and settled. */
 int pc__tcp_adopt(struct pc_net_peer *peer, int fd);

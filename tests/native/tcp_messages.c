@@ -3,7 +3,11 @@
  *   tcp_messages counts BYTES   how many system calls a message takes; prints sends and receives
  *   tcp_messages lent           a message that is lent may change once it was sent, whatever part
  *                               of it the socket has taken
- *   tcp_messages guesses        lengths change, so that where the next one goes is guessed wrong */
+ *   tcp_messages guesses        lengths change, so that where the next one goes is guessed wrong
+ *   tcp_messages expected       messages come where they are expected; prints the receives of 12
+ *   tcp_messages withdrawn      until they are not, at whatever part of a message
+ *   tcp_messages unlike         what is not as it was expected, or began before, goes to its slot
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -179,6 +183,138 @@ static void guess(void)
     printf("guesses\n");
 }
 
+/* Memory of its own for each message: what is written behind or after it shows under ASan. */
+static char *expect(uint32_t rank, uint64_t nbytes, uint64_t signature)
+{
+    struct pc_fifo *f = fifo(rank);
+    char *into = malloc(nbytes);
+    const struct pc_net_expected expected
+        = {.into = into, .nbytes = nbytes, .signature = signature, .count = f->received + 1};
+    check(into != NULL, "malloc", NULL);
+    memset(into, 0x55, nbytes);
+    pc__net_expect(f->edge, &expected);
+    return into;
+}
+
+static bool holds_next(uint32_t rank, const char *at, uint64_t nbytes)
+{
+    for (uint64_t i = 0; i < nbytes; i++)
+        if (at[i] != content(fifo(rank)->received, i))
+            return false;
+    return true;
+}
+
+/* One that came along with the message before may have gone to its slot. */
+static void receive_expected(uint32_t rank, uint64_t nbytes, bool alone)
+{
+    struct pc_fifo *f = fifo(rank);
+    struct pc_line *line = &f->in_lines[f->received & (PC_LINES - 1)];
+    char *into = expect(rank, nbytes, f->received);
+    while (pc__count(line) <= f->received) {
+        flush(!rank);
+        check(pc__net_poll(comms[rank]->net, !rank) == NULL, "lost", NULL);
+    }
+    if (f->edge->landed == f->received + 1) {
+        check(holds_next(rank, into, nbytes), "it came out wrong", NULL);
+        pc__net_credit(f->edge, ++f->received);
+    } else {
+        check(!alone, "it did not land", NULL);
+        check(take_message(rank, nbytes), "it is nowhere", NULL);
+    }
+    free(into);
+}
+
+static void expect_all(void)
+{
+    static const uint64_t lengths[] = {64, 4096, 4096, 16384, 65536, 65536, 4097, 128 << 10};
+    for (int round = 0; round < 8; round++) {
+        for (int many = 1; many <= 4; many++)
+            for (int k = 0; k < 8; k += many) {
+                for (int i = k; i < k + many && i < 8; i++)
+                    send_message(0, lengths[(round + i) % 8]);
+                for (int i = k; i < k + many && i < 8; i++)
+                    receive_expected(1, lengths[(round + i) % 8], many == 1);
+                pc__net_progress(comms[0]->net);
+            }
+    }
+    for (int k = 0; k < 13; k++) { /* fewer than are answered by credit */
+        receives = k == 1 ? 0 : receives;
+        send_message(0, 16384);
+        receive_expected(1, 16384, true);
+        pc__net_progress(comms[1]->net);
+    }
+    printf("%u receives\n", receives);
+}
+
+/* The sockets take a part, then the expectation is withdrawn and its memory freed. */
+static void withdraw(void)
+{
+    int few = 4096;
+    for (int fd = 0; fd < 64; fd++)
+        setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &few, sizeof few);
+    unsigned within = 0;
+    for (int polls = 0; polls < 60; polls++) {
+        struct pc_fifo *f = fifo(1);
+        send_message(0, SLOT_BYTES);
+        char *into = expect(1, SLOT_BYTES, f->received);
+        for (int k = 0; k < polls / 2 && f->edge->landed <= f->received; k++) {
+            flush(0);
+            check(pc__net_poll(comms[1]->net, 0) == NULL, "lost", NULL);
+        }
+        bool landed = f->edge->landed > f->received;
+        within += !landed && into[0] == content(f->received, 0);
+        pc__net_unexpect(comms[1]->net);
+        check(!landed || holds_next(1, into, SLOT_BYTES), "it came out wrong", NULL);
+        free(into);
+        if (landed)
+            pc__net_credit(f->edge, ++f->received);
+        else
+            receive(1, SLOT_BYTES);
+        pc__net_progress(comms[1]->net);
+        pc__net_progress(comms[0]->net);
+    }
+    check(within > 2, "no message was cut in the middle", NULL);
+    printf("withdrawn\n");
+}
+
+static void differ(void)
+{
+    struct pc_fifo *f = fifo(1);
+    int few = 4096;
+    for (int k = 0; k < 3; k++) {
+        uint64_t nbytes = k == 0 ? 16384 : 65536;
+        send_message(0, 65536); /* shorter, of another call, further on */
+        char *into = expect(1, nbytes, f->received + (k == 1));
+        if (k == 2) {
+            f->edge->expected.count++;
+            send_message(0, 64);
+        }
+        receive(1, 65536);
+        check(f->edge->landed == 0 && into[0] == 0x55 && into[nbytes - 1] == 0x55, "it landed",
+              NULL);
+        if (k == 2)
+            receive(1, 64);
+        pc__net_unexpect(comms[1]->net);
+        free(into);
+        pc__net_progress(comms[0]->net);
+    }
+    for (int fd = 0; fd < 64; fd++)
+        setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &few, sizeof few);
+    send_message(0, SLOT_BYTES);
+    flush(0);
+    check(pc__net_poll(comms[1]->net, 0) == NULL, "lost", NULL);
+    char *late = expect(1, SLOT_BYTES, f->received);
+    receive(1, SLOT_BYTES);
+    check(f->edge->landed == 0 && late[0] == 0x55 && late[SLOT_BYTES - 1] == 0x55, "it landed",
+          NULL);
+    pc__net_unexpect(comms[1]->net);
+    free(late);
+    check(pc_comm_abort(comms[1], PC_ABORTED, -1, "the test") == PC_OK, "abort", NULL);
+    free(expect(1, 65536, f->received));
+    check(f->edge->expected.into == NULL, "a broken communicator expects a message", NULL);
+    printf("unlike\n");
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 2)
@@ -190,6 +326,12 @@ int main(int argc, char **argv)
         lend();
     else if (strcmp(argv[1], "guesses") == 0)
         guess();
+    else if (strcmp(argv[1], "expected") == 0)
+        expect_all();
+    else if (strcmp(argv[1], "withdrawn") == 0)
+        withdraw();
+    else if (strcmp(argv[1], "unlike") == 0)
+        differ();
     else
         return 2;
     for (uint32_t r = 0; r < 2; r++)

@@ -34,3 +34,14 @@ def test_what_was_lent_may_change_once_it_is_sent(sanitizer: str) -> None:
 @pytest.mark.parametrize("sanitizer", ["plain", "asan"])
 def test_a_wrong_guess_harms_nothing(sanitizer: str) -> None:
     assert run(sanitizer, "guesses") == "guesses\n"
+
+
+@pytest.mark.parametrize("sanitizer", ["plain", "asan"])
+def test_a_message_comes_where_a_call_expects_it_by_as_many_system_calls(sanitizer: str) -> None:
+    assert run(sanitizer, "expected") == "12 receives\n"
+
+
+@pytest.mark.parametrize("what", ["withdrawn", "unlike"])
+@pytest.mark.parametrize("sanitizer", ["plain", "asan"])
+def test_nothing_else_is_written_where_a_message_is_expected(sanitizer: str, what: str) -> None:
+    assert run(sanitizer, what) == f"{what}\n"

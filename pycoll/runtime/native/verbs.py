@@ -50,6 +50,7 @@ class NetState(NamedTuple):
     recovery_ns: int  #: the longest time from a failure's notice to the replay
     requests: int  #: work requests that were posted to send
     credits: int  #: of those, credit that found no message to go with
+    landed: int  #: messages received where a call needs them, and in no slot
     bytes: tuple[int, ...]  #: sent by each rail
     unshared: str  #: why receives are not shared that should be; "" if they are
 
