@@ -296,6 +296,14 @@ int pc__endpoint_open_beside(const struct pc_fabric_endpoint *e, size_t completi
     return rc;
 }
 
+/* Until 1.18 `tcp` keeps a read whose bytes are coming in two places, and frees it from both as its
+ * endpoint closes. */
+bool pc__endpoint_frees_reads_twice(const struct pc_fabric_endpoint *e)
+{
+    return is_core(e->info->fabric_attr->prov_name, "tcp")
+           && FI_VERSION_LT(pc__fi.version(), FI_VERSION(1, 18));
+}
+
 bool pc__endpoint_may_sleep(const struct pc_fabric_endpoint *e)
 {
     struct fid *cq = e->cq != NULL ? &e->cq->fid : NULL;

@@ -24,7 +24,7 @@ struct pc_fabric_endpoint {
                     done */
     bool joins;  /* to two places by one write */
     bool reads;  /* and reads from there by itself */
-    bool kept;   /* its ep could not be closed */
+    bool kept;   /* its ep could not be closed, or must not be */
     int wait_fd; /* readable when completions may have come; -1: the provider has none */
     char address[PC_FABRIC_ADDRESS];
     uint32_t address_bytes;
@@ -40,6 +40,8 @@ int pc__endpoint_open(struct pc_fabric_endpoint *endpoint, size_t completions, b
 /* Opens another of the same provider. */
 int pc__endpoint_open_beside(const struct pc_fabric_endpoint *endpoint, size_t completions,
                              struct pc_error *error, struct pc_fabric_endpoint *out);
+/* Whether it must not be closed while it reads. Nothing is read unless it is polled. */
+bool pc__endpoint_frees_reads_twice(const struct pc_fabric_endpoint *endpoint);
 /* Whether a rank may sleep on its descriptor now; true also where it has none. */
 bool pc__endpoint_may_sleep(const struct pc_fabric_endpoint *endpoint);
 /* The provider lets go of all packets; their memory may be freed before `close`. False: it does

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 
 #define PC_READS_AT_ONCE 16
@@ -182,15 +183,31 @@ void pc__fabric_release(struct pc_net_peer *base, struct pc_rndv *rndv, bool tak
     end(w, rndv);
 }
 
+/* Leaves the endpoint as it is, and polls it no more. */
+static void forget_reads(struct pc_fabric_net *w)
+{
+    if (w->reads.wait_fd >= 0)
+        epoll_ctl(w->base.pause_epoll, EPOLL_CTL_DEL, w->reads.wait_fd, NULL);
+    w->reads.kept = true;
+    w->reads.ep = NULL;
+}
+
 bool pc__fabric_stop_reads(struct pc_fabric_net *w)
 {
+    bool some = false;
     if (w->reads.ep == NULL)
         return !w->reads.kept;
     /* Regions that are bound to an endpoint hold it open. */
     bool bound = w->reads.info->domain_attr->mr_mode & FI_MR_ENDPOINT;
-    for (struct pc_rndv *rndv = w->rndvs; bound && rndv != NULL; rndv = rndv->next)
-        pc__fabric_unregister(w, &rndv->mr);
-    return pc__endpoint_stop(&w->reads);
+    for (struct pc_rndv *rndv = w->rndvs; rndv != NULL; rndv = rndv->next) {
+        some = some || under_way(rndv);
+        if (bound)
+            pc__fabric_unregister(w, &rndv->mr);
+    }
+    if (!some || !pc__endpoint_frees_reads_twice(&w->reads))
+        return pc__endpoint_stop(&w->reads);
+    forget_reads(w);
+    return false;
 }
 
 static void completed(struct pc_fabric_net *w, struct pc_fabric_read *read)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ctypes.util import find_library
 from pathlib import Path
 
 import fakefabric
@@ -71,6 +72,13 @@ def test_nothing_is_read_of_or_into_memory_once_its_message_is_broken_off(
 ) -> None:
     done = run(library, JOB, "4", end, **settings)
     assert done.stdout == "libfabric libfabric libfabric libfabric\n", done.stderr
+
+
+@pytest.mark.skipif(not find_library("fabric"), reason="no libfabric: apt-get install libfabric1")
+def test_a_message_of_the_real_tcp_provider_is_broken_off(tmp_path: Path) -> None:
+    for _ in range(2):  # most runs crashed
+        done = run(tmp_path, JOB, "4", "broken_off", PYCOLL_FABRIC="tcp")
+        assert done.stdout == "libfabric libfabric libfabric libfabric\n", done.stderr
 
 
 PACKETS = 2  #: regions of a peer without writes; the next: with these, with headers along
