@@ -153,6 +153,7 @@ struct pc_fabric_net {
     struct pc_fabric_endpoint reads; /* another, which only reads and is read; ep NULL: none */
     struct pc_rndv *rndvs;
     bool reads_woken; /* something happened at it, though this rank may have no rendezvous */
+    bool reads_stop;  /* no more are posted */
     uint32_t window;  /* of each peer: packets to and from it */
     uint32_t words;   /* 64-bit words of `come` for an arrival */
     uint32_t partial; /* messages of which something has come, and not all */

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #define PC_READS_AT_ONCE 16
+#define PC_FINISH_NS UINT64_C(100000000) /* for reads that end by themselves */
 
 static struct pc_rndv *begin(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const void *at,
                              uint64_t nbytes, uint64_t access, struct pc_error *error)
@@ -78,7 +79,7 @@ static void cut(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const char
 /* Posts reads up to the end of the transfer, as far as the provider takes them. */
 static void post_reads(struct pc_fabric_net *w, struct pc_rndv *rndv)
 {
-    if (w->reads.ep == NULL || rndv->peer->broke_off)
+    if (w->reads.ep == NULL || w->reads_stop || rndv->peer->broke_off)
         return;
     uint64_t longest = w->reads.info->ep_attr->max_msg_size;
     void *desc = rndv->mr != NULL ? fi_mr_desc(rndv->mr) : NULL;
@@ -183,6 +184,23 @@ void pc__fabric_release(struct pc_net_peer *base, struct pc_rndv *rndv, bool tak
     end(w, rndv);
 }
 
+static bool any_under_way(const struct pc_fabric_net *w)
+{
+    const struct pc_rndv *rndv = w->rndvs;
+    while (rndv != NULL && !under_way(rndv))
+        rndv = rndv->next;
+    return rndv != NULL;
+}
+
+/* Ends what is under way by itself: reads of a peer that answers, or is dead. */
+static void finish_reads(struct pc_fabric_net *w)
+{
+    uint64_t until = pc__now() + PC_FINISH_NS;
+    w->reads_stop = true;
+    while (any_under_way(w) && pc__now() < until)
+        pc__fabric_poll_reads(w);
+}
+
 /* Leaves the endpoint as it is, and polls it no more. */
 static void forget_reads(struct pc_fabric_net *w)
 {
@@ -194,17 +212,16 @@ static void forget_reads(struct pc_fabric_net *w)
 
 bool pc__fabric_stop_reads(struct pc_fabric_net *w)
 {
-    bool some = false;
     if (w->reads.ep == NULL)
         return !w->reads.kept;
+    bool careful = pc__endpoint_frees_reads_twice(&w->reads);
+    if (careful)
+        finish_reads(w);
     /* Regions that are bound to an endpoint hold it open. */
     bool bound = w->reads.info->domain_attr->mr_mode & FI_MR_ENDPOINT;
-    for (struct pc_rndv *rndv = w->rndvs; rndv != NULL; rndv = rndv->next) {
-        some = some || under_way(rndv);
-        if (bound)
-            pc__fabric_unregister(w, &rndv->mr);
-    }
-    if (!some || !pc__endpoint_frees_reads_twice(&w->reads))
+    for (struct pc_rndv *rndv = w->rndvs; bound && rndv != NULL; rndv = rndv->next)
+        pc__fabric_unregister(w, &rndv->mr);
+    if (!careful || !any_under_way(w))
         return pc__endpoint_stop(&w->reads);
     forget_reads(w);
     return false;

@@ -20,6 +20,8 @@
  * a NIC; else such a read never ends. FAKEFABRIC_IP: its addresses are of IP networks, of which it
  * has none that it is asked for.
  *
+ * FAKEFABRIC_MINOR: its version is 1 and that (11).
+ *
  * What is scarce: FAKEFABRIC_ENDPOINTS, FAKEFABRIC_QUEUES and FAKEFABRIC_REGIONS are how many of
  * each a process can have open at once. FAKEFABRIC_REFUSE is the access for which no memory can be
  * registered (recv, send, read, write, remote_read, remote_write), or the one call of fi_mr_reg
@@ -922,7 +924,8 @@ static struct fi_ops_fabric fabric_ops = {.size = sizeof fabric_ops, .domain = o
 
 __attribute__((visibility("default"))) uint32_t fi_version(void)
 {
-    return FI_VERSION(1, 11);
+    const char *minor = getenv("FAKEFABRIC_MINOR");
+    return FI_VERSION(1, minor != NULL ? atoi(minor) : 11);
 }
 
 __attribute__((visibility("default"))) const char *fi_strerror(int code)
