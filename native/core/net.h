@@ -145,7 +145,7 @@ struct pc_net_ops {
      * the `rkey`, at most PC_INLINE_BYTES; UNMAPPABLE when it cannot be registered. get: begins to
      * read; AGAIN: not possible yet. test: 1 when all of it is here, 0 while it is not, or a code.
      * release: at both ends, `taken` when all was read; else it is broken off, and on return
-     * nothing reads or writes that memory any more. */
+     * nothing reads or writes that memory any more; may take 0.1 s. */
     int (*expose)(struct pc_net_peer *peer, const void *at, uint64_t nbytes, void *rkey,
                   struct pc_rndv **out);
     int (*get)(struct pc_net_peer *peer, void *into, uint64_t nbytes, const void *rkey,

@@ -418,13 +418,14 @@ int pc_comm_broken(struct pc_comm *comm)
 int pc_comm_abort(struct pc_comm *comm, int cause, int peer, const char *text)
 {
     int first = 0;
-    if (!atomic_compare_exchange_strong(&comm->abort_claimed, &first, 1))
+    bool claimed = atomic_compare_exchange_strong(&comm->abort_claimed, &first, 1);
+    if (pc__has_net(comm)) /* its caller may go on, and free what the call would have written */
+        pc__net_unexpect(comm->net);
+    if (!claimed)
         return PC_OK; /* the first cause is reported */
     pc__fail(&comm->abort_error, PC_ABORTED, peer, "%s", text);
     comm->abort_error.cause = cause;
     atomic_store(&comm->aborted, 1);
-    if (pc__has_net(comm)) /* its caller may go on, and free what the call would have written */
-        pc__net_unexpect(comm->net);
     pc__wakeup_signal(comm, comm->options.rank);
     return PC_OK;
 }

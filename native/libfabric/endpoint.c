@@ -297,7 +297,8 @@ int pc__endpoint_open_beside(const struct pc_fabric_endpoint *e, size_t completi
 }
 
 /* Until 1.18 `tcp` keeps a read whose bytes are coming in two places, and frees it from both as its
- * endpoint closes. */
+ * endpoint closes. Its data move only while it is polled: ofi_rxm has a thread for them only where
+ * automatic progress is asked for. */
 bool pc__endpoint_frees_reads_twice(const struct pc_fabric_endpoint *e)
 {
     return is_core(e->info->fabric_attr->prov_name, "tcp")

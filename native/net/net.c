@@ -266,7 +266,7 @@ void pc__net_expect(struct pc_net_edge *edge, const struct pc_net_expected *expe
     struct pc_net *net = edge->peer->net;
     pthread_mutex_lock(&net->lock);
     edge->expected = *expected;
-    if (atomic_load(&net->comm->aborted)) /* pc__net_unexpect may have been called */
+    if (atomic_load(&net->comm->abort_claimed)) /* pc__net_unexpect may have been called */
         edge->expected.into = NULL;
     pthread_mutex_unlock(&net->lock);
 }

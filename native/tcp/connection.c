@@ -103,6 +103,21 @@ int pc__tcp_connection_flush(struct pc_tcp_connection *conn, struct pc_error *er
     return PC_OK;
 }
 
+/* Whether another connection is receiving the same message, and would still write where it lies
+ * when it has been taken. */
+static bool is_doubled(const struct pc_tcp_connection *conn)
+{
+    const struct pc_tcp_peer *peer = conn->peer;
+    for (uint32_t i = 0; i < peer->nconns; i++) {
+        const struct pc_tcp_connection *other = peer->conns[i];
+        if (other != conn && other->into != NULL && other->frame.kind == PC_FRAME_MESSAGE
+            && other->frame.channel == conn->frame.channel
+            && other->frame.count == conn->frame.count)
+            return true;
+    }
+    return false;
+}
+
 /* Parses the frames in `ahead`, as far as they are complete. */
 static int parse(struct pc_tcp_connection *conn, struct pc_error *error)
 {
@@ -127,6 +142,12 @@ static int parse(struct pc_tcp_connection *conn, struct pc_error *error)
             rc = pc__frame_check(peer, &conn->frame, &conn->into, error);
             if (rc != PC_OK)
                 return rc;
+            if (conn->frame.kind == PC_FRAME_MESSAGE && is_doubled(conn))
+                return pc__fail(
+                    error, PC_INVALID, (int)peer->rank,
+                    "a frame of rank %u holds message %llu, which another connection is "
+                    "bringing",
+                    peer->rank, (unsigned long long)conn->frame.count);
             conn->rest = conn->frame.nbytes;
             if (conn->rest != 0)
                 continue;

@@ -46,7 +46,8 @@ void pc__tcp_unexpect(struct pc_net_edge *edge)
         struct pc_tcp_connection *conn = peer->conns[i];
         size_t come = conn->frame.nbytes - conn->rest;
         char *slot;
-        if (conn->into == NULL || pc__tcp_message(conn) != expected.into
+        if (conn->into == NULL || conn->frame.channel != edge->fifo->channel
+            || pc__tcp_message(conn) != expected.into
             || pc__frame_check(&peer->base, &conn->frame, &slot, &error) != PC_OK)
             continue;
         memcpy(slot, expected.into, come);

@@ -6,9 +6,11 @@
  *   tcp_messages guesses        lengths change, so that where the next one goes is guessed wrong
  *   tcp_messages expected       messages come where they are expected; prints the receives of 12
  *   tcp_messages withdrawn      until they are not, at whatever part of a message
+ *   tcp_messages doubled        one that comes over two sockets at once is refused
  *   tcp_messages unlike         what is not as it was expected, or began before, goes to its slot
  */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +18,7 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
-#include "core/target_cpu.h"
+#include "net/frame.h"
 
 #define SLOTS 32
 #define SLOT_BYTES (128u << 10)
@@ -315,10 +317,56 @@ static void differ(void)
     printf("unlike\n");
 }
 
+/* A peer of two sockets that brings one message by both, and would end it behind the call. */
+static void refuse_doubled(void)
+{
+    enum { NBYTES = 65536 };
+    static char bytes[NBYTES];
+    struct pc_options options = {.rank = 1, .size = 2, .slots = SLOTS, .slot_bytes = SLOT_BYTES};
+    struct pc_frame frame = {.magic = PC_FRAME_MAGIC,
+                             .kind = PC_FRAME_MESSAGE,
+                             .nbytes = NBYTES,
+                             .count = 1,
+                             .signature = 5};
+    int ends[2][2];
+    options.heap_bytes = 4096;
+    check(pc_comm_open(&options, &comms[1]) == PC_OK && pc_comm_remote(comms[1], 0) == PC_OK,
+          "open", NULL);
+    for (int i = 0; i < 2; i++)
+        check(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends[i]) == 0
+                  && pc_comm_adopt(comms[1], 0, ends[i][1]) == PC_OK,
+              "adopt", NULL);
+    check(pc_comm_sealed(comms[1]) == PC_OK, "sealed", NULL);
+    char *into = expect(1, NBYTES, 5);
+    const struct pc_error *fault = NULL;
+    for (int i = 0; i < 2; i++) { /* a part by the first, then all by the second */
+        check(write(ends[i][0], &frame, sizeof frame) == sizeof frame
+                  && write(ends[i][0], bytes, i == 0 ? 100 : NBYTES) > 0,
+              "write", NULL);
+        for (int k = 0; k < 8 && fault == NULL; k++)
+            fault = pc__net_poll(comms[1]->net, 0);
+    }
+    check(fault != NULL && strstr(fault->text, "message 1, which another connection"),
+          "it was not refused", fault);
+    check(fifo(1)->edge->landed == 0, "it landed", NULL);
+    pc__net_unexpect(comms[1]->net);
+    free(into);
+    if (write(ends[0][0], bytes, 100) > 0) /* the socket is shut down */
+        for (int k = 0; k < 8; k++)
+            pc__net_progress(comms[1]->net);
+    pc_comm_close(comms[1]);
+    printf("doubled\n");
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 2)
         return 2;
+    if (strcmp(argv[1], "doubled") == 0) {
+        signal(SIGPIPE, SIG_IGN);
+        refuse_doubled();
+        return 0;
+    }
     open_ranks();
     if (strcmp(argv[1], "counts") == 0 && argc == 3)
         count(strtoull(argv[2], NULL, 10));

@@ -41,7 +41,7 @@ def test_a_message_comes_where_a_call_expects_it_by_as_many_system_calls(sanitiz
     assert run(sanitizer, "expected") == "12 receives\n"
 
 
-@pytest.mark.parametrize("what", ["withdrawn", "unlike"])
+@pytest.mark.parametrize("what", ["withdrawn", "unlike", "doubled"])
 @pytest.mark.parametrize("sanitizer", ["plain", "asan"])
 def test_nothing_else_is_written_where_a_message_is_expected(sanitizer: str, what: str) -> None:
     assert run(sanitizer, what) == f"{what}\n"
