@@ -30,7 +30,7 @@ ssize_t pc__tcp_send_some(const struct pc_tcp_connection *conn)
 }
 
 /* Whether the message that is being received goes where a call expects it. */
-static bool is_expected(const struct pc_tcp_connection *conn)
+static bool is_landing(const struct pc_tcp_connection *conn)
 {
     return conn->frame.kind == PC_FRAME_MESSAGE
            && pc__tcp_message(conn) == conn->peer->base.edges[conn->frame.channel].expected.into;
@@ -81,7 +81,7 @@ int pc__tcp_scatter(struct pc_tcp_connection *conn, struct iovec *parts)
     conn->guess = NULL;
     if (conn->into != NULL) {
         parts[n++] = (struct iovec){conn->into, conn->rest};
-        if (is_expected(conn)) /* so may be what follows, but not yet */
+        if (is_landing(conn)) /* so may be what follows, but not yet */
             return n;
     } else if (there == 0)
         guess(conn);
