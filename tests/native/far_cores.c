@@ -298,6 +298,7 @@ static void run(const char *scenario)
     }
     meet(&shared->turned);
     turn(FAR_BYTES, 1, false); /* a reader finds out whether it can read the sender's memory */
+    meet(&shared->turned);     /* and both have: a turn may end before the peer has read its part */
     if (strcmp(scenario, "reader") == 0 || strcmp(scenario, "sender") == 0) {
         end_by_death(strcmp(scenario, "reader") == 0);
         return;
