@@ -45,7 +45,7 @@ struct pc_plan_spec {
     uint32_t dtype;     /* enum pc_dtype */
     uint32_t op;        /* enum pc_reduce_op */
     uint32_t tile;      /* bytes of a chunk per turn of a LOOP; a multiple of 64 */
-    uint32_t stream;    /* non-temporal stores to OUT: 1 in the staged form, 2 in the direct form */
+    uint32_t stream;    /* 1: non-temporal stores to OUT */
     uint32_t nblocks;
     uint32_t root;
     struct pc_extent input;

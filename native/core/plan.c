@@ -251,7 +251,7 @@ static int build(struct pc_comm *comm, struct pc_plan *plan, struct pc_program *
                 .nchannels = programs[form]->nchannels,
                 .divisor = s->op == PC_REDUCE_AVG ? comm->options.size : 0,
                 .spans = ntiles[form] == 1 && plan->adjacent,
-                .stream_out = s->stream >> form & 1,
+                .stream_out = s->stream != 0,
             };
     return PC_OK;
 }

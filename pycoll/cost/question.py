@@ -39,6 +39,6 @@ class Choice(NamedTuple):
 
     algorithm: str
     tile: int  #: bytes wanted of a chunk per turn of the loop; a multiple of 64
-    stream: int  #: write the result past the cache: 1 where staged, 2 where direct
+    stream: bool  #: write the result past the cache
     direct: str | None  #: whose direct form to use where every array allows it
     reason: str

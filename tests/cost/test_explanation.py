@@ -75,7 +75,7 @@ def test_nothing_is_once_as_fast_as_another() -> None:
 def test_who_else_chose_is_named() -> None:
     asked = explain(QUESTION._replace(wanted="ring"))
     assert asked.why == "The call asks for ring: asked for."
-    told = explain(QUESTION, selector=lambda q: Choice("ring", 64, 0, None, "as a test"))
+    told = explain(QUESTION, selector=lambda q: Choice("ring", 64, False, None, "as a test"))
     assert told.why == "The selector chose ring: as a test."
 
 

@@ -280,7 +280,7 @@ def plan_create(
     dtype: int,
     op: int,
     tile: int,
-    stream: int,
+    stream: bool,
     root: int = 0,
     in_extent: tuple[int, int] | None = None,
     out_extent: tuple[int, int] | None = None,
@@ -296,7 +296,7 @@ def plan_create(
         dtype: Code of the element type.
         op: Code of the reduction.
         tile: Bytes of a chunk per turn of the loop.
-        stream: Write the result past the cache: 1 staged, 2 direct.
+        stream: Write the result past the cache.
         root: What the Programs were loaded with.
         in_extent: First block that this rank's input holds, and how many; all by default.
         out_extent: The same of the output.

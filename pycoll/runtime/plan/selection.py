@@ -87,7 +87,7 @@ class Selection:
 
         def find() -> list[Any]:
             c = self._served(choose(asked, tuning=self._tuning, selector=own))
-            return [c.algorithm, int(c.tile), int(c.stream), c.direct, str(c.reason)]
+            return [c.algorithm, int(c.tile), bool(c.stream), c.direct, str(c.reason)]
 
         # The placement is the communicator's, and long.
         subject = "choice", asked._replace(placement=None), self._direct
