@@ -3,7 +3,8 @@
 Libraries alternate: in each repeat every one of them has one turn, and the order rotates. A turn
 resets the arrays, makes one call whose result is checked at every element, then times a block of
 back-to-back calls, long enough to be told from the clock's noise. The time of a repeat is that of
-the slowest rank.
+the slowest rank, and all ranks begin together: those that only send to a root or only receive from it
+may be ahead of the others or behind them after a warm-up, so they meet again before the block.
 
 Percentiles are over calls, each timed by itself, and a call's time too is that of its slowest
 rank. Reading the clock takes some 50 ns: where that is little beside a call, the calls of the block
@@ -19,7 +20,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ LONG = 20e-6
 METHOD = (
     "libraries alternate within one run; per repeat one block of back-to-back calls each, in "
     f"rotated order, at least {BLOCK_SECONDS * 1e3:g} ms long, times the ranks that share a core; "
-    "calls that no rank has to wait for overlap; "
+    "calls that no rank has to wait for overlap, and ranks meet behind their warm-up; "
     "the time of a repeat is the slowest rank's; min and median are over the repeats; p50, p99 and "
     "max are over single calls, each as long as on its slowest rank and with the clock's own some "
     f"50 ns, those of the blocks where a call takes {LONG * 1e6:g} us or more, else as many calls "
@@ -165,6 +166,7 @@ class _Block:
     calls: int
     warmup: int
     long: bool  #: a call takes so long that the clock may be read behind each
+    meets: bool  #: the ranks meet again behind the warm-up
 
 
 def rotated(turns: Sequence[Any], by: int) -> list[Any]:
@@ -192,17 +194,17 @@ def accumulates(case: Case, problem: Problem) -> bool:
 def _timed(case: Case, gather: Gather, block: _Block) -> tuple[float, Array]:
     """Return the seconds of a block and those of single calls, of the slowest ranks."""
     if case.block is None and block.long:
-        each = _together(lambda: case.each(block.calls), case, gather, block.warmup)
+        each = _together(lambda: case.each(block.calls), case, gather, block)
         return float(max(gather(float(each.sum())))), np.max(gather(each), axis=0)
-    seconds = _together(lambda: case.seconds(block.calls), case, gather, block.warmup)
+    seconds = _together(lambda: case.seconds(block.calls), case, gather, block)
     slowest = float(max(gather(seconds)))
     if case.block is not None:
         return slowest, np.empty(0)
-    each = _together(lambda: case.each(block.calls), case, gather, block.warmup)
+    each = _together(lambda: case.each(block.calls), case, gather, block)
     return slowest, np.max(gather(each), axis=0)
 
 
-def _together(timed: Callable[[], Any], case: Case, gather: Gather, warmup: int) -> Any:
+def _together(timed: Callable[[], Any], case: Case, gather: Gather, block: _Block) -> Any:
     """Time something when all ranks are there."""
     gather(0.0)
     collecting = gc.isenabled()
@@ -210,8 +212,13 @@ def _together(timed: Callable[[], Any], case: Case, gather: Gather, warmup: int)
     try:
         # The ranks leave the gathering microseconds apart, with cold caches after a check; a few
         # calls of the library itself line them up, so that the block holds calls alone.
-        if warmup:
-            case.seconds(warmup)
+        if block.warmup:
+            case.seconds(block.warmup)
+        # Calls of a root do not: one that sends may be through its warm-up, and through half of the
+        # block, before another begins to time what has come (4 hosts, over TCP: 64 gathers of
+        # 16 KiB took 31 us a call from the first to the last, but 15 on the slowest rank).
+        if block.warmup and block.meets:
+            gather(0.0)
         return timed()
     finally:
         if collecting:
@@ -225,9 +232,10 @@ def _calibrate(case: Case, problem: Problem, gather: Gather, rules: Rules) -> _B
     calls = 1 if rules.calls is None else rules.calls
     while True:
         warmup = max(1, min(calls // 8, 64)) if rules.warmup is None else rules.warmup
-        seconds = _together(functools.partial(case.seconds, calls), case, gather, warmup)
+        block = _Block(calls, warmup, long=False, meets=problem.operation.rooted)
+        seconds = _together(functools.partial(case.seconds, calls), case, gather, block)
         slowest = float(max(gather(seconds)))
         if rules.calls is not None or slowest >= rules.block_seconds:
-            return _Block(calls, warmup, slowest / calls >= LONG)
+            return replace(block, long=slowest / calls >= LONG)
         wanted = int(1.2 * calls * rules.block_seconds / (slowest + 1e-9))
         calls = max(calls + 1, min(10 * calls, wanted))

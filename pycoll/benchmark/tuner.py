@@ -113,8 +113,10 @@ class Tuner:
         if plan is None:
             plan = self._plans[cell] = self.plan(cell)
         self._gather(0.0)
-        # The ranks leave the gathering apart: a few calls line them up.
+        # The ranks leave the gathering apart: a few calls line them up, unless some only send.
         back_to_back(plan, min(calls // 8, 64))
+        if COLLECTIVES[cell.collective].rooted:
+            self._gather(0.0)
         seconds = back_to_back(plan, calls)
         ranks = self._gather(np.array([seconds, time.perf_counter() - self._started]))
         return Timed(max(float(taken) for taken, _ in ranks), float(ranks[0][1]))

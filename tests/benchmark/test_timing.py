@@ -189,6 +189,28 @@ def test_blocks_and_what_goes_before_them_are_as_long_as_asked(problem, warmup):
     assert [calls for _, calls, _ in log] == once * 3  # the calibration and two repeats
 
 
+@pytest.mark.parametrize(("name", "between"), [("allreduce", []), ("gather", ["meet"])])
+def test_ranks_meet_behind_the_warmup_of_calls_that_not_all_wait_for(name, between):
+    log = []
+
+    def meet(value):
+        log.append("meet")
+        return [value]
+
+    problem = Problem(OPERATIONS[name], 100, "float32", ReduceOp.SUM, 0, 2)
+    x = np.empty_like(problem.input)
+
+    def block(calls):
+        log.append(calls)
+        return 1.0
+
+    case = Case("a", "a", "t", "numpy", "call", x, np.empty(100, "f4"), lambda: None, block)
+    measure([case], problem, meet, Rules(1, calls=5, warmup=3))
+    at = [i for i, what in enumerate(log) if what == 3]
+    assert len(at) == 2  # the calibration and a repeat
+    assert [log[i + 1 : log.index(5, i)] for i in at] == [between, between]
+
+
 def test_what_is_only_moved_is_checked_behind_the_block_in_place_too():
     problem = Problem(OPERATIONS["allgather"], 100, "float32", ReduceOp.SUM, 0, 2)
     memory = np.empty(100, "float32")
