@@ -3,8 +3,8 @@
 Libraries alternate: in each repeat every one of them has one turn, and the order rotates. A turn
 resets the arrays, makes one call whose result is checked at every element, then times a block of
 back-to-back calls, long enough to be told from the clock's noise. The time of a repeat is that of
-the slowest rank, and all ranks begin together: those that only send to a root or only receive from it
-may be ahead of the others or behind them after a warm-up, so they meet again before the block.
+the slowest rank, and all ranks begin together: those that only send to a root, or only receive
+from it, may be ahead or behind after a warm-up, so they meet again before the block.
 
 Percentiles are over calls, each timed by itself, and a call's time too is that of its slowest
 rank. Reading the clock takes some 50 ns: where that is little beside a call, the calls of the block
