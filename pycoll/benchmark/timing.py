@@ -230,12 +230,18 @@ def _calibrate(case: Case, problem: Problem, gather: Gather, rules: Rules) -> _B
     if accumulates(case, problem):
         problem.rest(case.x)
     calls = 1 if rules.calls is None else rules.calls
+    borne_out = rules.calls is not None
     while True:
         warmup = max(1, min(calls // 8, 64)) if rules.warmup is None else rules.warmup
         block = _Block(calls, warmup, long=False, meets=problem.operation.rooted)
         seconds = _together(functools.partial(case.seconds, calls), case, gather, block)
         slowest = float(max(gather(seconds)))
-        if rules.calls is not None or slowest >= rules.block_seconds:
+        enough = rules.calls is not None or slowest >= rules.block_seconds
+        if enough and borne_out:
             return replace(block, long=slowest / calls >= LONG)
+        # Once may be an accident: one call that something else ran in would be a whole block.
+        borne_out = enough
+        if enough:
+            continue
         wanted = int(1.2 * calls * rules.block_seconds / (slowest + 1e-9))
         calls = max(calls + 1, min(10 * calls, wanted))

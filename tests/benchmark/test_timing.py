@@ -70,12 +70,24 @@ def test_a_call_longer_than_a_block_is_called_once(problem):
     assert {calls for _, calls, _ in log} == {1}
 
 
+def test_an_accident_does_not_make_a_block_of_one_call(problem):
+    log = []
+
+    class Late(Fake):
+        def block(self, calls):
+            seconds = super().block(calls)
+            return 1.0 if len(log) == 2 else seconds  # the very first that is timed
+
+    measure([Late("a", 5e-6, problem, log).case()], problem, alone, Rules(3))
+    assert log[-1][1] * 5e-6 >= 0.002
+
+
 def test_libraries_alternate_and_the_order_rotates(problem):
     log = []
     cases = [Fake(name, 1.0, problem, log).case() for name in "abc"]
     measure(cases, problem, alone, Rules(3))
     order = "".join(name for name, _, _ in log[::2])  # each block is preceded by a warm-up
-    assert order == "abc" + "abc" + "bca" + "cab"
+    assert order == "aabbcc" + "abc" + "bca" + "cab"  # how long a block is, is borne out once
 
 
 def test_the_slowest_rank_counts(problem):
