@@ -228,7 +228,12 @@ def test_a_plug_in_that_raises_does_not_take_the_others_with_it(
 @pytest.mark.parametrize("collective", sorted(COLLECTIVES))
 def test_long_blocks_that_nobody_folds_have_long_tiles(collective: str) -> None:
     kind = COLLECTIVES[collective]
-    for block in (LONG_FROM_BYTES - 4, LONG_FROM_BYTES):
+    for block, tile in (
+        (LONG_FROM_BYTES - 4, TILE_BYTES),
+        (LONG_FROM_BYTES, LONG_TILE_BYTES // 2),  # eight, as a reader waits for the first
+        (2 * LONG_FROM_BYTES - 4, LONG_TILE_BYTES // 2),
+        (2 * LONG_FROM_BYTES, LONG_TILE_BYTES),
+        (1 << 30, LONG_TILE_BYTES),
+    ):
         choice = choose(Question(collective, block * kind.nblocks(2), 2, 2))
-        long = block >= LONG_FROM_BYTES and not kind.reduces
-        assert choice.tile == (LONG_TILE_BYTES if long else TILE_BYTES)
+        assert choice.tile == (TILE_BYTES if kind.reduces else tile)
