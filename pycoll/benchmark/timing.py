@@ -3,8 +3,7 @@
 Libraries alternate: in each repeat every one of them has one turn, and the order rotates. A turn
 resets the arrays, makes one call whose result is checked at every element, then times a block of
 back-to-back calls, long enough to be told from the clock's noise. The time of a repeat is that of
-the slowest rank, and all ranks begin together: those that only send to a root, or only receive
-from it, may be ahead or behind after a warm-up, so they meet again before the block.
+the slowest rank, and all ranks begin together.
 
 Percentiles are over calls, each timed by itself, and a call's time too is that of its slowest
 rank. Reading the clock takes some 50 ns: where that is little beside a call, the calls of the block
@@ -14,7 +13,6 @@ else.
 
 from __future__ import annotations
 
-import functools
 import gc
 import itertools
 import statistics
@@ -166,7 +164,7 @@ class _Block:
     calls: int
     warmup: int
     long: bool  #: a call takes so long that the clock may be read behind each
-    meets: bool  #: the ranks meet again behind the warm-up
+    rooted: bool
 
 
 def rotated(turns: Sequence[Any], by: int) -> list[Any]:
@@ -196,12 +194,17 @@ def _timed(case: Case, gather: Gather, block: _Block) -> tuple[float, Array]:
     if case.block is None and block.long:
         each = _together(lambda: case.each(block.calls), case, gather, block)
         return float(max(gather(float(each.sum())))), np.max(gather(each), axis=0)
-    seconds = _together(lambda: case.seconds(block.calls), case, gather, block)
-    slowest = float(max(gather(seconds)))
+    slowest = _slowest(case, gather, block)
     if case.block is not None:
         return slowest, np.empty(0)
     each = _together(lambda: case.each(block.calls), case, gather, block)
     return slowest, np.max(gather(each), axis=0)
+
+
+def _slowest(case: Case, gather: Gather, block: _Block) -> float:
+    """Return the seconds of a block on the rank that took longest."""
+    seconds = _together(lambda: case.seconds(block.calls), case, gather, block)
+    return float(max(gather(seconds)))
 
 
 def _together(timed: Callable[[], Any], case: Case, gather: Gather, block: _Block) -> Any:
@@ -210,19 +213,26 @@ def _together(timed: Callable[[], Any], case: Case, gather: Gather, block: _Bloc
     collecting = gc.isenabled()
     gc.disable()
     try:
-        # The ranks leave the gathering microseconds apart, with cold caches after a check; a few
-        # calls of the library itself line them up, so that the block holds calls alone.
-        if block.warmup:
-            case.seconds(block.warmup)
-        # Calls of a root do not: one that sends may be through its warm-up, and through half of the
-        # block, before another begins to time what has come (4 hosts, over TCP: 64 gathers of
-        # 16 KiB took 31 us a call from the first to the last, but 15 on the slowest rank).
-        if block.warmup and block.meets:
-            gather(0.0)
+        line_up(case.seconds, block.warmup, gather, rooted=block.rooted)
         return timed()
     finally:
         if collecting:
             gc.enable()
+
+
+def line_up(run: Callable[[int], object], calls: int, gather: Gather, *, rooted: bool) -> None:
+    """Make the calls before those that are timed, so that all ranks then begin together.
+
+    The ranks leave a gathering microseconds apart, with cold caches; a few calls of the library
+    itself line them up. Those with a root do not: a rank that only sends may be through them, and
+    through half of what is timed, before the root begins to time what has come (4 hosts, over TCP:
+    64 gathers of 16 KiB took 31 us a call from the first to the last, but 15 on the slowest rank).
+    So then the ranks meet once more.
+    """
+    if calls:
+        run(calls)
+        if rooted:
+            gather(0.0)
 
 
 def _calibrate(case: Case, problem: Problem, gather: Gather, rules: Rules) -> _Block:
@@ -230,18 +240,14 @@ def _calibrate(case: Case, problem: Problem, gather: Gather, rules: Rules) -> _B
     if accumulates(case, problem):
         problem.rest(case.x)
     calls = 1 if rules.calls is None else rules.calls
-    borne_out = rules.calls is not None
     while True:
         warmup = max(1, min(calls // 8, 64)) if rules.warmup is None else rules.warmup
-        block = _Block(calls, warmup, long=False, meets=problem.operation.rooted)
-        seconds = _together(functools.partial(case.seconds, calls), case, gather, block)
-        slowest = float(max(gather(seconds)))
-        enough = rules.calls is not None or slowest >= rules.block_seconds
-        if enough and borne_out:
+        block = _Block(calls, warmup, long=False, rooted=problem.operation.rooted)
+        slowest = _slowest(case, gather, block)
+        if rules.calls is None and slowest >= rules.block_seconds:
+            # Once may be an accident: one call that something else ran in would be a whole block.
+            slowest = min(slowest, _slowest(case, gather, block))
+        if rules.calls is not None or slowest >= rules.block_seconds:
             return replace(block, long=slowest / calls >= LONG)
-        # Once may be an accident: one call that something else ran in would be a whole block.
-        borne_out = enough
-        if enough:
-            continue
         wanted = int(1.2 * calls * rules.block_seconds / (slowest + 1e-9))
         calls = max(calls + 1, min(10 * calls, wanted))

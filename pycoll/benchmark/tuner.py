@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from pycoll.algorithms import get, names
 from pycoll.benchmark import oob
 from pycoll.benchmark.calibration import BLOCK_SECONDS, Calibration, Cell, Timed
 from pycoll.benchmark.operation import OPERATIONS
-from pycoll.benchmark.timing import back_to_back
+from pycoll.benchmark.timing import back_to_back, line_up
 from pycoll.cost import Machine, Question, Tuning, predict
 from pycoll.cost.candidate import candidates
 from pycoll.cost.fit import Row, fit
@@ -113,10 +114,12 @@ class Tuner:
         if plan is None:
             plan = self._plans[cell] = self.plan(cell)
         self._gather(0.0)
-        # The ranks leave the gathering apart: a few calls line them up, unless some only send.
-        back_to_back(plan, min(calls // 8, 64))
-        if COLLECTIVES[cell.collective].rooted:
-            self._gather(0.0)
+        line_up(
+            partial(back_to_back, plan),
+            min(calls // 8, 64),
+            self._gather,
+            rooted=COLLECTIVES[cell.collective].rooted,
+        )
         seconds = back_to_back(plan, calls)
         ranks = self._gather(np.array([seconds, time.perf_counter() - self._started]))
         return Timed(max(float(taken) for taken, _ in ranks), float(ranks[0][1]))

@@ -47,7 +47,8 @@ def test_what_no_slot_holds_is_sent_in_tiles(cli):
 @pytest.mark.parametrize(
     ("collective", "algorithm", "nbytes", "size"),
     [
-        ("broadcast", "direct", 16 << 20, 2),  # from 4 MiB on, where nothing is folded: 1 MiB
+        ("broadcast", "direct", 16 << 20, 2),  # from 8 MiB on, where nothing is folded: 1 MiB
+        ("broadcast", "direct", 4 << 20, 2),  # and half of it from 4 MiB on
         ("broadcast", "direct", (4 << 20) - 4, 2),
         ("alltoall", "spread", 16 << 20, 4),
         ("allreduce", "ring", 16 << 20, 2),
