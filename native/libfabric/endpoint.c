@@ -297,9 +297,10 @@ int pc__endpoint_open_beside(const struct pc_fabric_endpoint *e, size_t completi
 }
 
 /* Until 1.18 `tcp` keeps a read whose bytes are coming in two places, and frees it from both as its
- * endpoint closes. Its data move only while it is polled: ofi_rxm has a thread for them only where
+ * endpoint closes; and reports a write whose bytes are coming without a context, which ofi_rxm
+ * follows. Its data move only while it is polled: ofi_rxm has a thread for them only where
  * automatic progress is asked for. */
-bool pc__endpoint_frees_reads_twice(const struct pc_fabric_endpoint *e)
+bool pc__endpoint_closes_only_idle(const struct pc_fabric_endpoint *e)
 {
     return is_core(e->info->fabric_attr->prov_name, "tcp")
            && FI_VERSION_LT(pc__fi.version(), FI_VERSION(1, 18));

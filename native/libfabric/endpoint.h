@@ -40,8 +40,9 @@ int pc__endpoint_open(struct pc_fabric_endpoint *endpoint, size_t completions, b
 /* Opens another of the same provider. */
 int pc__endpoint_open_beside(const struct pc_fabric_endpoint *endpoint, size_t completions,
                              struct pc_error *error, struct pc_fabric_endpoint *out);
-/* Whether it must not be closed while it reads. Nothing is read unless it is polled. */
-bool pc__endpoint_frees_reads_twice(const struct pc_fabric_endpoint *endpoint);
+/* Whether it must not be closed while it reads, or a peer's write comes in. Nothing moves unless it
+ * is polled. */
+bool pc__endpoint_closes_only_idle(const struct pc_fabric_endpoint *endpoint);
 /* Whether a rank may sleep on its descriptor now; true also where it has none. */
 bool pc__endpoint_may_sleep(const struct pc_fabric_endpoint *endpoint);
 /* The provider lets go of all packets; their memory may be freed before `close`. False: it does

@@ -278,8 +278,9 @@ void pc__fabric_peer_close(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
 /* events.c: pc_net_ops's poll, arm, woken, handle_event and handle_due. */
 #define PC_EVENT_CQ (UINT64_C(1) << 32) /* epoll data; smaller numbers are ranks */
 #define PC_EVENT_READS (PC_EVENT_CQ + 1)
-#define PC_SHORT_NS UINT64_C(1000000)   /* until something that nobody tells is looked at again */
-#define PC_LAST_NS UINT64_C(1000000000) /* for the last of a peer that has closed */
+#define PC_SHORT_NS UINT64_C(1000000)    /* until something that nobody tells is looked at again */
+#define PC_REFUSED_NS UINT64_C(10000000) /* until what was not taken is sent again */
+#define PC_LAST_NS UINT64_C(1000000000)  /* for the last of a peer that has closed */
 void pc__fabric_poll(struct pc_net *net, struct pc_net_peer *only);
 uint64_t pc__fabric_arm(struct pc_net *net, uint64_t ns);
 void pc__fabric_woken(struct pc_net *net, uint64_t what);

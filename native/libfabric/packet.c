@@ -141,10 +141,10 @@ void pc__fabric_receive_unposted(struct pc_fabric_net *w)
 }
 
 /* What was counted for a frame, or a fragment of one, is so no more. */
-static void uncount(struct pc_net_peer *peer, struct pc_net_edge *edge, bool credit)
+static void uncount(struct pc_net_edge *edge, bool credit)
 {
     if (credit)
-        peer->net->credits--;
+        pc__net_count_credit(edge, -1);
     else
         pc__net_count(edge, -1);
 }
@@ -161,8 +161,8 @@ void pc__fabric_sent(struct pc_fabric_packet *packet)
     net->in_flight--;
     if (packet->edge == NULL)
         return;
-    uncount(&peer->base, packet->edge, packet->credit);
-    if (packet->edge->pending == 0)
+    uncount(packet->edge, packet->credit);
+    if (packet->credit ? packet->edge->credits == 0 : packet->edge->pending == 0)
         pc__net_wake(net);
     packet->edge = NULL;
 }
@@ -179,7 +179,7 @@ void pc__fabric_drop(struct pc_fabric_peer *peer)
     for (; peer->head != peer->tail; peer->head++) {
         const struct pc_frame *frame = &peer->queue[peer->head % PC_FABRIC_SENDS].frame;
         struct pc_net_edge *edge = &peer->base.edges[frame->channel];
-        uncount(&peer->base, edge, frame->kind == PC_FRAME_CREDIT);
+        uncount(edge, frame->kind == PC_FRAME_CREDIT);
         if (frame->kind == PC_FRAME_MESSAGE)
             pc__net_undeliverable(edge);
     }
@@ -187,7 +187,7 @@ void pc__fabric_drop(struct pc_fabric_peer *peer)
         struct pc_fabric_packet *packet = &peer->sends.packets[i];
         if (packet->edge == NULL)
             continue;
-        uncount(&peer->base, packet->edge, packet->credit);
+        uncount(packet->edge, packet->credit);
         if (!packet->credit && !has_landed(peer, packet))
             pc__net_undeliverable(packet->edge);
         packet->edge = NULL; /* the provider may keep it */

@@ -140,7 +140,8 @@ int pc__fabric_send(struct pc_net_peer *base, const struct pc_send_op *op)
     int rc = push(peer, &frame, op->data);
     if (rc != PC_OK)
         return rc;
-    base->net->credits += credit;
+    if (credit)
+        pc__net_count_credit(op->edge, 1);
     pc__net_told(op->edge);
     if (!credit && (op->nbytes >= PC_FABRIC_FRAGMENT || pc__edge_holds_credit(op->edge)))
         pc__fabric_flush(base);
@@ -154,6 +155,8 @@ bool pc__fabric_flush(struct pc_net_peer *base)
         int code = pc__fabric_post(net_of(base), peer);
         if (code != 0)
             pc__fabric_peer_cut(peer, "send", pc__fi.strerror(-code));
+        else if (peer->head != peer->tail) /* credit, and no call may come that waits for it */
+            pc__net_schedule(base->net, pc__now() + PC_REFUSED_NS);
     }
     return peer->head == peer->tail && !peer->tells;
 }

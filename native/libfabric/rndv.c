@@ -214,7 +214,7 @@ bool pc__fabric_stop_reads(struct pc_fabric_net *w)
 {
     if (w->reads.ep == NULL)
         return !w->reads.kept;
-    bool careful = pc__endpoint_frees_reads_twice(&w->reads);
+    bool careful = pc__endpoint_closes_only_idle(&w->reads);
     if (careful)
         finish_reads(w);
     /* Regions that are bound to an endpoint hold it open. */

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import collective_checks
@@ -109,19 +110,19 @@ def broken_off(comm: Any) -> None:
 
     Nothing may be read into it any more, nor of it. A pair beside them goes on.
     """
-    n = 128 << 20  # more than the stand-in moves before the timeout, which counts from a sleep on
     with comm.split(comm.rank // 2) as pair:
-        x = np.full(n, 1, np.uint8)
+        x = np.full(128 << 20, 1, np.uint8)
         try:
-            if comm.rank == 0:
-                pair.send(x, 1)
-            elif comm.rank == 1:
-                pair.recv(x, 0, timeout=0.01)
-            elif comm.rank == 2:
-                pair.send(x, 1, timeout=0.01)
-            else:
-                pair.recv(x, 0)
-            raise AssertionError("the whole message came before the timeout")
+            for _ in range(100):  # a timeout counts from a sleep on: a message may come whole
+                if comm.rank == 0:
+                    pair.send(x, 1)
+                elif comm.rank == 1:
+                    pair.recv(x, 0, timeout=0.01)
+                elif comm.rank == 2:
+                    pair.send(x, 1, timeout=0.01)
+                else:
+                    pair.recv(x, 0)
+            raise AssertionError("all messages came whole before the timeout")
         except pycoll.PycollError:
             x[:] = 7
         time.sleep(0.5)
@@ -151,6 +152,36 @@ def late(comm: Any) -> None:
             except pycoll.PycollError:
                 pass
             assert (x == 0).all()
+    transfers(comm)
+
+
+def silent(comm: Any) -> None:
+    """Send what is read from where it lies to a rank that makes no call once it has it."""
+    x = np.ones(1 << 20, np.uint8)
+    for turn in range(30):
+        ended = Path(sys.argv[3]) / f"{turn}"
+        comm.barrier()
+        if comm.rank == 0:
+            comm.send(x, 1)
+            ended.touch()
+            continue
+        comm.recv(x, 0)
+        until = time.monotonic() + 20
+        while not ended.exists():
+            assert time.monotonic() < until, "its sender waits for it to call again"
+            time.sleep(0.001)
+
+
+def abandoned(comm: Any) -> None:
+    """End a collective while its messages come in, and close."""
+    for _ in range(3):
+        try:
+            with comm.dup() as copy:
+                for _ in range(100):  # see broken_off
+                    copy.allreduce(np.ones(4 << 20), timeout=0.01 if comm.rank == 0 else None)
+            raise AssertionError("all calls ended before the timeout")
+        except pycoll.PycollError:
+            pass
     transfers(comm)
 
 

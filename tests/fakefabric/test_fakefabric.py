@@ -81,6 +81,17 @@ def test_a_message_of_the_real_tcp_provider_is_broken_off(tmp_path: Path) -> Non
         assert done.stdout == "libfabric libfabric libfabric libfabric\n", done.stderr
 
 
+@pytest.mark.skipif(not find_library("fabric"), reason="no libfabric: apt-get install libfabric1")
+def test_an_endpoint_of_the_real_tcp_provider_closes_while_messages_come_in(tmp_path: Path) -> None:
+    done = run(tmp_path, JOB, "4", "abandoned", PYCOLL_FABRIC="tcp")
+    assert done.stdout == "libfabric libfabric libfabric libfabric\n", done.stderr
+
+
+def test_sends_end_though_their_receiver_makes_no_other_call(library: Path, tmp_path: Path) -> None:
+    done = run(library, JOB, "2", "silent", str(tmp_path))
+    assert done.stdout == "libfabric libfabric\n", done.stderr
+
+
 PACKETS = 2  #: regions of a peer without writes; the next: with these, with headers along
 WRITTEN, JOINED = PACKETS + 2, PACKETS + 3
 NO_READS = {"FAKEFABRIC_ENDPOINTS": "1"}
