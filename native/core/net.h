@@ -45,7 +45,6 @@ struct pc_net_edge {
     struct pc_net_expected expected;
     uint64_t landed;        /* count of the last message that came where it was expected */
     uint32_t pending;       /* fragments that have not left or are not acknowledged */
-    uint32_t credits;       /* (op) credit frames of their own that have not left */
     uint8_t come[PC_LINES]; /* per line, a bit for each fragment of the next message that came */
 };
 
@@ -86,7 +85,7 @@ struct pc_net {
     struct pc_net_peer **dirty; /* peers with something to send */
     uint32_t npeers, ndirty;
     uint32_t called, posted; /* pending fragments: of calls, of posted transfers */
-    uint32_t credits;        /* (op) the same of all edges */
+    uint32_t credits;        /* (op) credit frames of their own that have not left */
     uint32_t in_flight;      /* (op) send ops that a device has; no event tells if they fail */
     const struct pc_error *undeliverable; /* not NULL: a message of a call can never arrive */
     _Atomic uint32_t depth; /* messages in flight on an edge, at most, in the calls of now */
@@ -205,8 +204,6 @@ const struct pc_error *pc__net_fault(struct pc_net *net, uint32_t rank);
  * not; a code when one never can. A call does not wait for posted transfers, nor for credit that is
  * queued behind them: the progress of transfers sends both. */
 int pc__net_drained(struct pc_net *net, const struct pc_net_edge *edge, struct pc_error *error);
-/* The credit of the edge has left this process, or its peer has no use for it any more. */
-bool pc__net_credit_left(struct pc_net *net, const struct pc_net_edge *edge);
 /* Sends what is due, then sleeps until something comes, or a wakeup, or `ns` have passed;
  * true when it was a wakeup. Receives nothing; one thread at a time. */
 bool pc__net_pause(struct pc_net *net, uint64_t ns);
@@ -222,8 +219,6 @@ void pc__net_unlock(struct pc_net *net); /* sets the timer first */
 void pc__net_schedule(struct pc_net *net, uint64_t when);
 /* Adds `by` fragments to those pending; -1: one has left, or was acknowledged. */
 void pc__net_count(struct pc_net_edge *edge, int by);
-/* The same for credit frames of their own. */
-void pc__net_count_credit(struct pc_net_edge *edge, int by);
 void pc__net_told(struct pc_net_edge *edge);          /* all credit was sent */
 void pc__net_undeliverable(struct pc_net_edge *edge); /* a message of it can never arrive */
 void pc__net_dirty(struct pc_net_peer *peer); /* it has something to send, or room to send */

@@ -7,6 +7,9 @@
 #define PC_COMPLETIONS_AT_ONCE 16
 #define PC_TURNS_AT_ONCE 64                 /* of a poll: other work waits, too */
 #define PC_GREETING_NS UINT64_C(5000000)    /* between two polls while ranks find each other */
+#define PC_STOPPING_NS UINT64_C(2000000000) /* for peers that are asked to send no more */
+#define PC_QUIET_ROUNDS \
+    10 /* of a millisecond: of a peer that died the rest may come behind its end */
 #define PC_CONNECTING_NS UINT64_C(12000000) /* and until a provider has looked at a connection */
 
 /* What a peer's packet or write led to. */
@@ -186,7 +189,7 @@ void pc__fabric_handle_due(struct pc_net *net, bool block)
             pc__fabric_peer_cut(peer, "", "");
         if (peer->gone != 0 && (peer->received >= peer->leaves_at || now >= peer->gone))
             pc__fabric_peer_leave(w, peer, "it closed its connection");
-        else if (peer->gone != 0 || peer->leaves)
+        else if (peer->gone != 0 || peer->leaves || peer->stopped)
             pc__net_schedule(net, now + PC_SHORT_NS);
         else if (!peer->up && patience != 0 && now - peer->since >= patience)
             pc__fabric_peer_leave(w, peer,
@@ -207,5 +210,35 @@ void pc__fabric_quiesce(struct pc_fabric_net *w)
     for (; pc__now() < until; poll(NULL, 0, 1))
         poll_all(w);
     poll_all(w);
+}
+
+/* Nothing is on its way to it or from it. A peer that has not greeted sends nothing. */
+static bool is_quiet(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
+{
+    if (peer == NULL || peer->base.ended || !peer->greeted)
+        return true;
+    int rc = peer->socket.open ? pc__fabric_peer_read(w, peer) : 0;
+    if (rc < 0 && !peer->base.ended)
+        socket_ended(w, peer, rc);
+    bool all_came = peer->stops && peer->received >= peer->stops_at;
+    return peer->base.ended || (all_came && peer->under_way == 0);
+}
+
+bool pc__fabric_stop_peers(struct pc_fabric_net *w)
+{
+    uint64_t until = pc__now() + PC_STOPPING_NS;
+    pc__fabric_say(w, PC_FABRIC_WIREUP_STOP);
+    for (uint32_t rounds = 0; rounds < PC_QUIET_ROUNDS; rounds++) {
+        pc__fabric_handle_due(&w->base, false);
+        for (uint32_t p = 0; p < w->base.comm->options.size; p++)
+            if (!is_quiet(w, pc__fabric_peer(w, p)))
+                rounds = 0;
+        if (pc__now() >= until)
+            return false;
+        pthread_mutex_unlock(&w->base.lock);
+        poll(NULL, 0, 1);
+        pthread_mutex_lock(&w->base.lock);
+    }
+    return true;
 }
 #endif

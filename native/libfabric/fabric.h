@@ -123,7 +123,10 @@ struct pc_fabric_peer {
     bool leaves;             /* the peer has said how many packets it sent in all: */
     uint64_t leaves_at;
     uint64_t asked; /* for `arrived`, at so many packets sent, plus one; 0: not yet */
-    bool closed;    /* it has closed its endpoint, and said what had come: */
+    bool stopped;   /* it is about to close: nothing is sent to it any more */
+    bool stops;     /* nor does it send, and it has said how many packets it sent in all: */
+    uint64_t stops_at;
+    bool closed; /* it has closed its endpoint, and said what had come: */
     uint32_t landed[PC_EDGE_LINES];
     uint64_t cut; /* a send or a read has failed: until when to hear whether it had closed; or 0 */
     char why[160];
@@ -195,8 +198,8 @@ static inline void pc__fabric_partial(struct pc_fabric_net *w, struct pc_fabric_
 }
 
 /* packet.c: packets are posted, and what came in one is checked and put where it belongs. */
-/* Sends what waits for the peer, as far as its window and the provider allow. An errno of
- * libfabric (negative) when the provider refused it for good, else 0. */
+/* Sends what waits for the peer, as far as its window allows. A negative errno of libfabric when
+ * the provider refused it: -FI_EAGAIN: for now. */
 int pc__fabric_post(struct pc_fabric_net *w, struct pc_fabric_peer *peer);
 /* Fills what all headers have, of what is sent next; and once it is posted, counts it. */
 void pc__fabric_address(struct pc_fabric_net *w, struct pc_fabric_packet *packet);
@@ -269,8 +272,8 @@ void pc__fabric_peer_came(struct pc_fabric_net *w, struct pc_fabric_peer *peer);
  * received, until its socket ends. It is lost once it has said what it had received, or not for
  * long: it may have closed, and be about to say that. */
 void pc__fabric_peer_cut(struct pc_fabric_peer *peer, const char *what, const char *why);
-/* Tells all peers that this rank's endpoint for reads is closed. */
-void pc__fabric_say_broken_off(struct pc_fabric_net *w);
+/* Tells all peers. */
+void pc__fabric_say(struct pc_fabric_net *w, enum pc_fabric_wireup_kind kind);
 /* Ends the peer. */
 void pc__fabric_peer_leave(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const char *why);
 void pc__fabric_peer_close(struct pc_fabric_net *w, struct pc_fabric_peer *peer);
@@ -278,9 +281,9 @@ void pc__fabric_peer_close(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
 /* events.c: pc_net_ops's poll, arm, woken, handle_event and handle_due. */
 #define PC_EVENT_CQ (UINT64_C(1) << 32) /* epoll data; smaller numbers are ranks */
 #define PC_EVENT_READS (PC_EVENT_CQ + 1)
-#define PC_SHORT_NS UINT64_C(1000000)    /* until something that nobody tells is looked at again */
-#define PC_REFUSED_NS UINT64_C(10000000) /* until what was not taken is sent again */
-#define PC_LAST_NS UINT64_C(1000000000)  /* for the last of a peer that has closed */
+#define PC_SHORT_NS UINT64_C(1000000)   /* until something that nobody tells is looked at again */
+#define PC_FULL_NS UINT64_C(100000000)  /* and until a full window is */
+#define PC_LAST_NS UINT64_C(1000000000) /* for the last of a peer that has closed */
 void pc__fabric_poll(struct pc_net *net, struct pc_net_peer *only);
 uint64_t pc__fabric_arm(struct pc_net *net, uint64_t ns);
 void pc__fabric_woken(struct pc_net *net, uint64_t what);
@@ -288,5 +291,8 @@ void pc__fabric_handle_event(struct pc_net *net, uint64_t what);
 void pc__fabric_handle_due(struct pc_net *net, bool block);
 /* Before the endpoint is closed: lets the provider end what it has begun. */
 void pc__fabric_quiesce(struct pc_fabric_net *w);
+/* The same for what peers send: has them stop, and takes in what comes. False: some do not answer.
+ * Gives the lock up now and then. */
+bool pc__fabric_stop_peers(struct pc_fabric_net *w);
 #endif
 #endif

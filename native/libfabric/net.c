@@ -86,14 +86,6 @@ static int fabric_open(struct pc_net *net, const void *given, size_t nbytes)
     return rc;
 }
 
-/* A peer's write may be coming in, of a call that has failed, and closing would end the process. */
-static bool may_be_written(const struct pc_fabric_net *w)
-{
-    struct pc_comm *comm = w->base.comm;
-    bool failed = atomic_load(&comm->broken) || atomic_load(&comm->aborted);
-    return pc__endpoint_closes_only_idle(&w->endpoint) && (failed || w->partial != 0);
-}
-
 static void fabric_close(struct pc_net *net)
 {
     struct pc_fabric_net *w = (struct pc_fabric_net *)net;
@@ -102,13 +94,15 @@ static void fabric_close(struct pc_net *net)
     if (!child && w->endpoint.ep != NULL) {
         pthread_mutex_lock(&net->lock);
         pc__fabric_quiesce(w);
+        if (pc__endpoint_closes_only_idle(&w->endpoint))
+            stopped = pc__fabric_stop_peers(w);
         pthread_mutex_unlock(&net->lock);
         /* Regions that are bound to an endpoint hold it open. */
         bool bound = w->endpoint.info->domain_attr->mr_mode & FI_MR_ENDPOINT;
         for (uint32_t p = 0; bound && net->peers != NULL && p < net->comm->options.size; p++)
             if (net->peers[p] != NULL)
                 pc__fabric_unregister_peer(w, pc__fabric_peer(w, p));
-        stopped = !may_be_written(w) && pc__endpoint_stop(&w->endpoint);
+        stopped = stopped && pc__endpoint_stop(&w->endpoint);
     }
     if (!child && pc__fabric_stop_reads(w) && w->reads.info != NULL)
         pc__endpoint_close(&w->reads);

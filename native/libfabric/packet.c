@@ -95,6 +95,8 @@ static int post_fragment(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
 int pc__fabric_post(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
 {
     int code = 0;
+    if (peer->stopped)
+        return 0;
     while (code == 0 && peer->head != peer->tail && peer->free != NULL
            && peer->sent - peer->arrived < peer->window
            && peer->under_way < w->window) { /* the rest of `free` is for packets that tell */
@@ -115,7 +117,7 @@ int pc__fabric_post(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
     }
     if (code == 0 && peer->tells)
         code = pc__fabric_tell(w, peer);
-    return code == -FI_EAGAIN ? 0 : code;
+    return code;
 }
 
 void pc__fabric_receive(struct pc_fabric_net *w, struct pc_fabric_packet *packet)
@@ -141,10 +143,10 @@ void pc__fabric_receive_unposted(struct pc_fabric_net *w)
 }
 
 /* What was counted for a frame, or a fragment of one, is so no more. */
-static void uncount(struct pc_net_edge *edge, bool credit)
+static void uncount(struct pc_net_peer *peer, struct pc_net_edge *edge, bool credit)
 {
     if (credit)
-        pc__net_count_credit(edge, -1);
+        peer->net->credits--;
     else
         pc__net_count(edge, -1);
 }
@@ -161,8 +163,8 @@ void pc__fabric_sent(struct pc_fabric_packet *packet)
     net->in_flight--;
     if (packet->edge == NULL)
         return;
-    uncount(packet->edge, packet->credit);
-    if (packet->credit ? packet->edge->credits == 0 : packet->edge->pending == 0)
+    uncount(&peer->base, packet->edge, packet->credit);
+    if (packet->edge->pending == 0)
         pc__net_wake(net);
     packet->edge = NULL;
 }
@@ -179,7 +181,7 @@ void pc__fabric_drop(struct pc_fabric_peer *peer)
     for (; peer->head != peer->tail; peer->head++) {
         const struct pc_frame *frame = &peer->queue[peer->head % PC_FABRIC_SENDS].frame;
         struct pc_net_edge *edge = &peer->base.edges[frame->channel];
-        uncount(edge, frame->kind == PC_FRAME_CREDIT);
+        uncount(&peer->base, edge, frame->kind == PC_FRAME_CREDIT);
         if (frame->kind == PC_FRAME_MESSAGE)
             pc__net_undeliverable(edge);
     }
@@ -187,7 +189,7 @@ void pc__fabric_drop(struct pc_fabric_peer *peer)
         struct pc_fabric_packet *packet = &peer->sends.packets[i];
         if (packet->edge == NULL)
             continue;
-        uncount(packet->edge, packet->credit);
+        uncount(&peer->base, packet->edge, packet->credit);
         if (!packet->credit && !has_landed(peer, packet))
             pc__net_undeliverable(packet->edge);
         packet->edge = NULL; /* the provider may keep it */

@@ -140,8 +140,7 @@ int pc__fabric_send(struct pc_net_peer *base, const struct pc_send_op *op)
     int rc = push(peer, &frame, op->data);
     if (rc != PC_OK)
         return rc;
-    if (credit)
-        pc__net_count_credit(op->edge, 1);
+    base->net->credits += credit;
     pc__net_told(op->edge);
     if (!credit && (op->nbytes >= PC_FABRIC_FRAGMENT || pc__edge_holds_credit(op->edge)))
         pc__fabric_flush(base);
@@ -153,10 +152,10 @@ bool pc__fabric_flush(struct pc_net_peer *base)
     struct pc_fabric_peer *peer = (struct pc_fabric_peer *)base;
     if (peer->greeted && base->fault.code == 0 && peer->cut == 0) {
         int code = pc__fabric_post(net_of(base), peer);
-        if (code != 0)
+        if (code != 0 && code != -FI_EAGAIN)
             pc__fabric_peer_cut(peer, "send", pc__fi.strerror(-code));
-        else if (peer->head != peer->tail) /* credit, and no call may come that waits for it */
-            pc__net_schedule(base->net, pc__now() + PC_REFUSED_NS);
+        else if (code != 0 || peer->head != peer->tail) /* no call may come that waits for it */
+            pc__net_schedule(base->net, pc__now() + (code != 0 ? PC_SHORT_NS : PC_FULL_NS));
     }
     return peer->head == peer->tail && !peer->tells;
 }
@@ -241,7 +240,7 @@ static void say_arrived(struct pc_fabric_peer *peer)
 static void say_closed(struct pc_fabric_peer *peer)
 {
     struct pc_fabric_wireup message
-        = {.magic = PC_FABRIC_WIREUP_MAGIC, .kind = PC_FABRIC_WIREUP_CLOSED};
+        = {.magic = PC_FABRIC_WIREUP_MAGIC, .kind = PC_FABRIC_WIREUP_CLOSED, .packets = peer->sent};
     for (uint32_t i = 0; i < PC_EDGE_LINES; i++) {
         const struct pc_fifo *f = peer->base.edges[i / PC_LINES].fifo;
         message.counts[i] = (uint32_t)pc__count(&f->in_lines[i % PC_LINES]);
@@ -256,7 +255,13 @@ static void handle_wireup(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
         handle_hello(w, peer, message);
     } else if (message->kind == PC_FABRIC_WIREUP_CLOSED) {
         peer->closed = true;
+        peer->stops = true;
+        peer->stops_at = message->packets;
         memcpy(peer->landed, message->counts, sizeof peer->landed);
+    } else if (message->kind == PC_FABRIC_WIREUP_STOP) {
+        peer->stopped = true;
+        write_wireup(peer, PC_FABRIC_WIREUP_STOPPED, peer->sent);
+        pc__net_schedule(&w->base, pc__now());
     } else if (message->kind == PC_FABRIC_WIREUP_BROKEN_OFF) {
         peer->broke_off = true;
         if (peer->cut_by_read && peer->base.fault.code == 0) {
@@ -264,12 +269,15 @@ static void handle_wireup(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
             pc__net_dirty(&peer->base);
         }
     } else if (!peer->greeted
-               || (message->kind == PC_FABRIC_WIREUP_LEAVING ? message->packets < peer->received
-                                                             : message->packets > peer->sent)) {
+               || (message->kind == PC_FABRIC_WIREUP_ARRIVED ? message->packets > peer->sent
+                                                             : message->packets < peer->received)) {
         pc__fabric_peer_leave(w, peer, "it counts packets that there were not");
     } else if (message->kind == PC_FABRIC_WIREUP_ARRIVED) {
         if (message->packets > peer->arrived)
             peer->arrived = message->packets;
+    } else if (message->kind == PC_FABRIC_WIREUP_STOPPED) {
+        peer->stops = true;
+        peer->stops_at = message->packets;
     } else {
         peer->leaves = true;
         peer->leaves_at = message->packets;
@@ -297,12 +305,12 @@ void pc__fabric_peer_came(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
     say_arrived(peer);
 }
 
-void pc__fabric_say_broken_off(struct pc_fabric_net *w)
+void pc__fabric_say(struct pc_fabric_net *w, enum pc_fabric_wireup_kind kind)
 {
     for (uint32_t p = 0; p < w->base.comm->options.size; p++) {
         struct pc_fabric_peer *peer = pc__fabric_peer(w, p);
         if (peer != NULL && peer->socket.open)
-            write_wireup(peer, PC_FABRIC_WIREUP_BROKEN_OFF, 0); /* if it cannot be, it is lost */
+            write_wireup(peer, kind, 0); /* if it cannot be, it is lost */
     }
 }
 

@@ -174,7 +174,7 @@ void pc__fabric_release(struct pc_net_peer *base, struct pc_rndv *rndv, bool tak
     if (w->base.pid != getpid())
         return; /* in a child of fork: it is the parent's */
     if (w->reads.ep != NULL && (under_way(rndv) || (rndv->lent && !taken))) {
-        pc__fabric_say_broken_off(w);
+        pc__fabric_say(w, PC_FABRIC_WIREUP_BROKEN_OFF);
         if (!pc__fabric_stop_reads(w) && under_way(rndv)) {
             /* The provider still has what it was given: the object stays. */
             pc__fabric_unregister(w, &rndv->mr);

@@ -15,7 +15,10 @@ enum pc_fabric_wireup_kind {
     PC_FABRIC_WIREUP_LEAVING, /* `packets`: so many were sent in all; the rank waits for ARRIVED */
     PC_FABRIC_WIREUP_ARRIVED, /* `packets`: so many have arrived */
     PC_FABRIC_WIREUP_BROKEN_OFF, /* the endpoint for reads is closed, and nobody is gone */
-    PC_FABRIC_WIREUP_CLOSED, /* the endpoint is closed; `counts`: the messages that came before */
+    PC_FABRIC_WIREUP_STOP,       /* the rank is about to close: the peer is to send nothing more */
+    PC_FABRIC_WIREUP_STOPPED,    /* nor will it; `packets`: so many were sent in all */
+    PC_FABRIC_WIREUP_CLOSED, /* the endpoint is closed; `packets`: the same; `counts`: the messages
+                                that came before */
 };
 
 struct pc_fabric_wireup { /* all of one size */

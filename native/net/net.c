@@ -68,12 +68,6 @@ void pc__net_count(struct pc_net_edge *edge, int by)
     edge->pending += (uint32_t)by;
 }
 
-void pc__net_count_credit(struct pc_net_edge *edge, int by)
-{
-    edge->peer->net->credits += (uint32_t)by;
-    edge->credits += (uint32_t)by;
-}
-
 static uint32_t bit_of(const struct pc_net_edge *edge)
 {
     return UINT32_C(1) << edge->fifo->channel;
@@ -374,15 +368,6 @@ int pc__net_drained(struct pc_net *net, const struct pc_net_edge *edge, struct p
     }
     pc__net_unlock(net);
     return rc;
-}
-
-bool pc__net_credit_left(struct pc_net *net, const struct pc_net_edge *edge)
-{
-    pthread_mutex_lock(&net->lock);
-    flush(net);
-    bool left = edge->credits == 0 && (edge->told == edge->consumed || edge->peer->ended);
-    pc__net_unlock(net);
-    return left;
 }
 
 bool pc__net_pause(struct pc_net *net, uint64_t ns)

@@ -213,8 +213,6 @@ static int mismatch(struct pc_comm *comm, const struct pc_transfer *t, uint64_t 
 int pc__edge_queue_receive(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_transfer *t)
 {
     struct pc_fifo *f = queue->fifo;
-    if (t->leaving)
-        return t->finished = pc__net_credit_left(comm->net, f->edge);
     const struct pc_line *line = &f->in_lines[f->received & (PC_LINES - 1)];
     if (pc__count(line) <= f->received)
         return 0;

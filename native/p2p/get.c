@@ -34,10 +34,7 @@ static int get(struct pc_comm *comm, struct pc_edge_queue *queue, struct pc_tran
     t->finished = true;
     pc__transfer_release(comm, t);
     queue->fifo->received++;
-    pc__edge_queue_publish(comm, queue);
-    /* The sender waits for this credit, and nobody may come in later to see that it leaves. */
-    t->finished = pc__net_credit_left(comm->net, queue->fifo->edge);
-    t->leaving = !t->finished;
+    pc__edge_queue_publish(comm, queue); /* the sender waits for this credit */
     return 1;
 }
 

@@ -31,7 +31,7 @@ struct pc_transfer {
     bool both_ways;     /* its batch sends and receives */
     bool staged;        /* SEND: by fragments, not by rendezvous */
     bool withdrawn;     /* RECV: the sender broke the rendezvous off */
-    bool leaving;       /* the network has all of it, or its credit, but not all has left */
+    bool leaving;       /* SEND: the network has all of it, but not all has left */
     bool finished;
 };
 

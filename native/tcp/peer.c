@@ -73,7 +73,7 @@ int pc__tcp_connections(const struct pc_net_peer *peer)
 static void count(struct pc_net_peer *peer, const struct pc_frame *frame, int by)
 {
     if (frame->kind == PC_FRAME_CREDIT)
-        pc__net_count_credit(&peer->edges[frame->channel], by);
+        peer->net->credits += (uint32_t)by;
     else if (by < 0)
         pc__net_count(&peer->edges[frame->channel], by);
 }

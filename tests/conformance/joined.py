@@ -9,6 +9,7 @@ import itertools
 import os
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -236,6 +237,16 @@ def complete(comms: Sequence[Any], plans: Sequence[Any], xs: Sequence[int], outs
                 ended[i] = bindings.resume(comms[i], 0.0)
             else:
                 assert code == 0, (i, codes.comm_error(comms[i]))
+
+
+def close(comm: Any, others: Sequence[Any] = ()) -> None:
+    """Close a rank; the others attend to what it asks, as a thread of theirs would in a job."""
+    closing = threading.Thread(target=bindings.comm_close, args=(comm,))
+    closing.start()
+    while closing.is_alive():
+        for other in others:
+            bindings.comm_handle_events(other)
+        closing.join(0.001)
 
 
 def held() -> set[str]:

@@ -285,11 +285,11 @@ def test_a_closed_peer_leaves_the_memory_that_others_see(opened: Opened) -> None
     ends = [Stream(comm, rank, 3, LENGTHS) for rank, comm in enumerate(comms)]
     assert ends[0].begin() == 0
     ends[0].plans.clear()
-    bindings.comm_close(comms.pop(0))
+    joined.close(comms.pop(0), comms)
     assert [end.begin() for end in ends[1:]] == [0, 0]  # sent before it closed
     assert bindings.status_read(comms[0], 0).state == bindings.CLOSED
     assert ends[1].begin() == codes.AGAIN
-    bindings.comm_close(comms.pop(0))  # inside a call, for ever
+    joined.close(comms.pop(0), comms)  # inside a call, for ever
     assert bindings.status_read(comms[0], 1).state == bindings.CLOSED
 
 
@@ -302,7 +302,7 @@ def test_a_remote_peer_that_closed_is_lost_once_all_it_sent_was_received(
     for _ in range(2):
         ends[0].whole()
     ends[0].plans.clear()
-    bindings.comm_close(comms.pop(0))
+    joined.close(comms.pop(0), comms)
     for _ in range(2):
         ends[1].whole()
         ends[2].whole()
@@ -739,7 +739,7 @@ def test_messages_that_were_refused_need_nobody_who_left(
 ) -> None:
     comms = opened(3)
     connect_remote(comms)
-    bindings.comm_close(comms.pop(2))
+    joined.close(comms.pop(2), comms)
     sent, got = content(0, 100), np.zeros(100, np.uint8)
     to, frm, gone = (
         (array.ctypes.data, 100, peer, array is sent, UINT8.code)
@@ -776,7 +776,7 @@ def test_a_liar_and_a_dead_peer_do_no_harm_to_calls_without_them(opened: Opened)
     comms = opened(4)
     link_all(comms)
     plans = [bind(comm, rank, 4, past_rank_2, 1000) for rank, comm in enumerate(comms)]
-    bindings.comm_close(comms.pop(3))
+    joined.close(comms.pop(3), comms)
     liar, theirs = joined.sockets()
     bindings.comm_adopt(comms[1], 2, theirs.detach())
     for number in range(100):
@@ -808,6 +808,6 @@ def test_closing_waits_until_what_was_sent_has_arrived(
     for _ in range(8):
         ends[0].whole()
     ends[0].plans.clear()
-    bindings.comm_close(comms.pop(0))
+    joined.close(comms.pop(0), comms)
     for _ in range(8):  # and gives credit to one who is gone
         ends[1].whole()

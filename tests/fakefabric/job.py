@@ -173,14 +173,17 @@ def silent(comm: Any) -> None:
 
 
 def abandoned(comm: Any) -> None:
-    """End a collective while its messages come in, and close."""
-    for _ in range(3):
+    """Leave a collective, or never come to it, while its messages come in; and close."""
+    x = np.ones(4 << 20)
+    for late in (True, False) * 3:
         try:
             with comm.dup() as copy:
-                for _ in range(100):  # see broken_off
-                    copy.allreduce(np.ones(4 << 20), timeout=0.01 if comm.rank == 0 else None)
+                for call in range(100):  # see broken_off
+                    if comm.rank == 0 and not late and call == 1:
+                        raise RuntimeError
+                    copy.allreduce(x, timeout=0.01 if late and comm.rank == 0 else None)
             raise AssertionError("all calls ended before the timeout")
-        except pycoll.PycollError:
+        except (pycoll.PycollError, RuntimeError):
             pass
     transfers(comm)
 
