@@ -131,7 +131,7 @@ int pc__fabric_send(struct pc_net_peer *base, const struct pc_send_op *op)
     bool credit = op->kind == PC_SEND_CREDIT;
     if (peer->queue == NULL) /* `adopt` makes it; credit is for what has come, so it comes later */
         return PC_AGAIN;
-    if (credit && base->fault.code != 0) {
+    if (credit && (base->fault.code != 0 || peer->stopped)) {
         pc__net_told(op->edge); /* it has no use any more */
         return PC_OK;
     }
@@ -248,6 +248,20 @@ static void say_closed(struct pc_fabric_peer *peer)
     pc__fabric_wireup_write(&peer->socket, &message);
 }
 
+/* The peer is about to close and has no use for it, but calls here wait until it has left. */
+static void drop_credit(struct pc_fabric_peer *peer)
+{
+    uint32_t kept = peer->head;
+    for (uint32_t i = peer->head; i != peer->tail; i++) {
+        struct pc_fabric_send *out = &peer->queue[i % PC_FABRIC_SENDS];
+        if (out->frame.kind == PC_FRAME_CREDIT)
+            peer->base.net->credits--;
+        else
+            peer->queue[kept++ % PC_FABRIC_SENDS] = *out;
+    }
+    peer->tail = kept;
+}
+
 static void handle_wireup(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
                           const struct pc_fabric_wireup *message)
 {
@@ -260,6 +274,7 @@ static void handle_wireup(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
         memcpy(peer->landed, message->counts, sizeof peer->landed);
     } else if (message->kind == PC_FABRIC_WIREUP_STOP) {
         peer->stopped = true;
+        drop_credit(peer);
         write_wireup(peer, PC_FABRIC_WIREUP_STOPPED, peer->sent);
         pc__net_schedule(&w->base, pc__now());
     } else if (message->kind == PC_FABRIC_WIREUP_BROKEN_OFF) {

@@ -613,10 +613,42 @@ static void news_of_a_peer_that_takes_nothing(void)
     release(false);
 }
 
+/* It is about to close, and has rank 0 stop; credit that waits for room is of no use to it. */
+static void stop(void)
+{
+    struct pc_fabric_wireup message
+        = {.magic = PC_FABRIC_WIREUP_MAGIC, .kind = PC_FABRIC_WIREUP_STOP};
+    const struct pc_send_op credit
+        = {.edge = &peer()->base.edges[0], .kind = PC_SEND_CREDIT, .frags = 1};
+    come(0, 0);
+    peer()->window = 0;
+    pthread_mutex_lock(&liar.comm->net->lock);
+    liar.comm->net->ops->send(&peer()->base, &credit);
+    pthread_mutex_unlock(&liar.comm->net->lock);
+    turns();
+    if (liar.comm->net->credits != 1)
+        fail("credit is not waiting", NULL);
+    liar_writes(&liar, &message);
+    if (recv(liar.letters, &message, sizeof message, MSG_WAITALL) != sizeof message
+        || message.kind != PC_FABRIC_WIREUP_STOPPED || message.packets != peer()->sent)
+        fail("it does not say how much it has sent", NULL);
+    peer()->window = PC_FABRIC_LEAST_WINDOW;
+    pthread_mutex_lock(&liar.comm->net->lock);
+    liar.comm->net->ops->send(&peer()->base, &credit);
+    pthread_mutex_unlock(&liar.comm->net->lock);
+    peer()->tells = true;
+    pc__net_dirty(&peer()->base);
+    uint64_t requests = liar.comm->net->state.requests;
+    turns();
+    if (liar.comm->net->credits != 0 || liar.comm->net->state.requests != requests)
+        fail("it sends more", NULL);
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
 } ends[] = {
+    {"stop", stop},
     {"offer before greeting", offer_before_greeting},
     {"news before", news_before},
     {"news amid", news_amid},

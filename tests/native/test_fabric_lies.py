@@ -89,3 +89,7 @@ def test_a_lie_is_dropped_or_its_teller_is_blamed(library: Path, lie: str) -> No
 @pytest.mark.parametrize("when", NEWS)
 def test_a_peer_that_has_only_broken_off_is_not_lost(library: Path, when: str) -> None:
     assert said(library, when).startswith(NEWS[when])
+
+
+def test_nothing_goes_to_a_peer_that_is_about_to_close(library: Path) -> None:
+    assert said(library, "stop") == "none\n"
