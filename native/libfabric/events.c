@@ -7,10 +7,10 @@
 #define PC_COMPLETIONS_AT_ONCE 16
 #define PC_TURNS_AT_ONCE 64                 /* of a poll: other work waits, too */
 #define PC_GREETING_NS UINT64_C(5000000)    /* between two polls while ranks find each other */
-#define PC_STOPPING_NS UINT64_C(2000000000) /* for peers that are asked to send no more */
-#define PC_QUIET_ROUNDS \
-    10 /* of a millisecond: of a peer that died the rest may come behind its end */
 #define PC_CONNECTING_NS UINT64_C(12000000) /* and until a provider has looked at a connection */
+#define PC_STOPPING_NS UINT64_C(2000000000) /* for peers that are asked to send no more */
+/* Each a millisecond: what a peer sent before it died may come behind the end of its socket. */
+#define PC_QUIET_ROUNDS 10
 
 /* What a peer's packet or write led to. */
 static void came(struct pc_fabric_net *w, struct pc_fabric_peer *peer, int rc,
@@ -189,7 +189,7 @@ void pc__fabric_handle_due(struct pc_net *net, bool block)
             pc__fabric_peer_cut(peer, "", "");
         if (peer->gone != 0 && (peer->received >= peer->leaves_at || now >= peer->gone))
             pc__fabric_peer_leave(w, peer, "it closed its connection");
-        else if (peer->gone != 0 || peer->leaves || peer->stopped)
+        else if (peer->gone != 0 || peer->leaves || peer->told_to_stop)
             pc__net_schedule(net, now + PC_SHORT_NS);
         else if (!peer->up && patience != 0 && now - peer->since >= patience)
             pc__fabric_peer_leave(w, peer,
@@ -220,7 +220,7 @@ static bool is_quiet(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
     int rc = peer->socket.open ? pc__fabric_peer_read(w, peer) : 0;
     if (rc < 0 && !peer->base.ended)
         socket_ended(w, peer, rc);
-    bool all_came = peer->stops && peer->received >= peer->stops_at;
+    bool all_came = peer->stopped && peer->received >= peer->stopped_at;
     return peer->base.ended || (all_came && peer->under_way == 0);
 }
 

@@ -122,10 +122,10 @@ struct pc_fabric_peer {
     bool tells;              /* it must be told what was received */
     bool leaves;             /* the peer has said how many packets it sent in all: */
     uint64_t leaves_at;
-    uint64_t asked; /* for `arrived`, at so many packets sent, plus one; 0: not yet */
-    bool stopped;   /* it is about to close: nothing is sent to it any more */
-    bool stops;     /* nor does it send, and it has said how many packets it sent in all: */
-    uint64_t stops_at;
+    uint64_t asked;    /* for `arrived`, at so many packets sent, plus one; 0: not yet */
+    bool told_to_stop; /* it is about to close: nothing is sent to it any more */
+    bool stopped;      /* it sends nothing more, and has said how many packets it sent in all: */
+    uint64_t stopped_at;
     bool closed; /* it has closed its endpoint, and said what had come: */
     uint32_t landed[PC_EDGE_LINES];
     uint64_t cut; /* a send or a read has failed: until when to hear whether it had closed; or 0 */

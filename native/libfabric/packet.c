@@ -95,7 +95,7 @@ static int post_fragment(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
 int pc__fabric_post(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
 {
     int code = 0;
-    if (peer->stopped)
+    if (peer->told_to_stop)
         return 0;
     while (code == 0 && peer->head != peer->tail && peer->free != NULL
            && peer->sent - peer->arrived < peer->window

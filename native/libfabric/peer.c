@@ -131,7 +131,7 @@ int pc__fabric_send(struct pc_net_peer *base, const struct pc_send_op *op)
     bool credit = op->kind == PC_SEND_CREDIT;
     if (peer->queue == NULL) /* `adopt` makes it; credit is for what has come, so it comes later */
         return PC_AGAIN;
-    if (credit && (base->fault.code != 0 || peer->stopped)) {
+    if (credit && (base->fault.code != 0 || peer->told_to_stop)) {
         pc__net_told(op->edge); /* it has no use any more */
         return PC_OK;
     }
@@ -269,11 +269,11 @@ static void handle_wireup(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
         handle_hello(w, peer, message);
     } else if (message->kind == PC_FABRIC_WIREUP_CLOSED) {
         peer->closed = true;
-        peer->stops = true;
-        peer->stops_at = message->packets;
+        peer->stopped = true;
+        peer->stopped_at = message->packets;
         memcpy(peer->landed, message->counts, sizeof peer->landed);
     } else if (message->kind == PC_FABRIC_WIREUP_STOP) {
-        peer->stopped = true;
+        peer->told_to_stop = true;
         drop_credit(peer);
         write_wireup(peer, PC_FABRIC_WIREUP_STOPPED, peer->sent);
         pc__net_schedule(&w->base, pc__now());
@@ -291,8 +291,8 @@ static void handle_wireup(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
         if (message->packets > peer->arrived)
             peer->arrived = message->packets;
     } else if (message->kind == PC_FABRIC_WIREUP_STOPPED) {
-        peer->stops = true;
-        peer->stops_at = message->packets;
+        peer->stopped = true;
+        peer->stopped_at = message->packets;
     } else {
         peer->leaves = true;
         peer->leaves_at = message->packets;
