@@ -461,9 +461,9 @@ struct pc_device_comm_options {
 struct pc_device_plan_options {
     uintptr_t function; /* the kernel, of the plan's dtype and op */
     uint32_t threads;   /* of a block */
-    uint32_t instances; /* 0: by the size of the message */
+    uint32_t blocks;    /* at most; 0: as many as there can be. Equal on all ranks */
+    uint32_t channels;  /* of the rank that has most; 0: all have as many as this one */
     int32_t packets;    /* LL. 0: never; 1, -1: wherever all ranks can */
-    uint32_t reserved;
 };
 
 struct pc_device_plan_shape { /* the choices made for a plan */

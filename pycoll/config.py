@@ -57,12 +57,6 @@ def _integer(lowest: int, highest: int) -> Callable[[str | int], int]:
     return parse
 
 
-def _blocks(value: str | int) -> int:
-    if str(value).strip() not in ("4", "8", "16"):
-        raise ValueError("4, 8 or 16")
-    return int(value)
-
-
 def _address(value: str) -> str:
     host, colon, port = value.strip().rpartition(":")
     if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
@@ -229,9 +223,9 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "cuda_blocks",
-        "by the message",
-        "4, 8 or 16",
-        _blocks,
+        "32",
+        "blocks, at most",
+        _integer(4, 32),
         "How many of a GPU's multiprocessors computation can spare is known to its owner.",
     ),
     Setting(
@@ -275,7 +269,7 @@ class Config:
     rails: Rails | None = None
     verbs: Fabric = field(default_factory=Fabric)
     fabric: str | None = None
-    cuda_blocks: int | None = None  #: of a collective's kernel, at most
+    cuda_blocks: int = 32  #: of a collective's kernel, at most
     cuda_heap: int = 64  #: MiB
     unproved: bool = False  #: what takes too long to prove runs as it is
     log: str | None = None  #: from which level on standard error shows what is decided

@@ -1,9 +1,15 @@
-/* Places the barriers of a block.
+/* Places the barriers and fences of a block.
  *
  * Each REDUCE_COPY has a barrier of its own, between the addresses that its block's first warp
  * finds and the data that all threads move (kernel.h): so it comes after whatever the leader waited
  * for, and after the data of the REDUCE_COPY before it. What is left is the other direction: a
- * count says that data was written, or read, so a barrier must come before it is raised. */
+ * count says that data was written, or read, so a barrier must come before it is raised.
+ *
+ * A fence makes what all threads stored before that barrier visible to other GPUs before what the
+ * leader stores next. So a count that says that data was written needs one, unless nothing was
+ * stored since the last fence: then several messages go behind one fence. A count that says that
+ * data was read needs none: a load whose value has been stored elsewhere has long been answered.
+ * What hands something over to the proxy, or to another channel, has a fence of its own. */
 #include "gpu/device_image.h"
 
 static bool tells(const struct pc_vm_instruction *line, bool packets)
@@ -30,9 +36,17 @@ static bool tells(const struct pc_vm_instruction *line, bool packets)
     return false;
 }
 
-void pc__place_barriers(struct pc_vm_instruction *code, uint32_t n, bool packets)
+/* Whether a count says to a peer's kernel that data was written. */
+static bool publishes(const struct pc_vm_instruction *line, bool packets)
 {
-    bool moved = false; /* data was moved since the last barrier */
+    return line->step == PC_STEP_SIGNAL_DONE || (line->step == PC_STEP_FILL && !packets);
+}
+
+/* Flags each line that needs it since data was moved; `needs`: which lines do. */
+static void place(struct pc_vm_instruction *code, uint32_t n, bool packets, uint8_t flag,
+                  bool (*needs)(const struct pc_vm_instruction *, bool))
+{
+    bool moved = false; /* data was moved since the last flag */
     bool handed_over = false;
     for (int turn = 0; turn < 2; turn++, moved = false)
         for (uint32_t i = 0; i < n; i++) {
@@ -42,9 +56,15 @@ void pc__place_barriers(struct pc_vm_instruction *code, uint32_t n, bool packets
                 handed_over = moved;
             else if (code[i].step == PC_STEP_REDUCE_COPY)
                 moved = true;
-            else if (moved && tells(&code[i], packets)) {
-                code[i].flags |= PC_FLAG_SYNC;
+            else if (moved && needs(&code[i], packets)) {
+                code[i].flags |= flag;
                 moved = false;
             }
         }
+}
+
+void pc__place_barriers(struct pc_vm_instruction *code, uint32_t n, bool packets)
+{
+    place(code, n, packets, PC_FLAG_SYNC, tells);
+    place(code, n, packets, PC_FLAG_FENCE, publishes);
 }

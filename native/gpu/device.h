@@ -7,8 +7,8 @@
 #define PC_GPU_DEVICE_H
 #include "vm/vm.h"
 
-#define PC_MAX_BLOCKS 16u
-#define PC_MAX_INSTANCES 8u
+#define PC_MAX_BLOCKS 32u
+#define PC_MAX_INSTANCES PC_MAX_BLOCKS
 #define PC_LOCALS \
     (PC_MAX_INSTANCES * PC_MAX_CHANNELS * PC_MAX_CHANNELS) /* [instance][from][to] \
                                                             */
@@ -16,7 +16,7 @@
 
 /* LL packets: a message as words of 8 bytes, 4 of data and the flag of the message above them. A
  * reader waits for each word by itself. The last word of a slot tells which call it belongs to. */
-#define PC_LL_BYTES (16u << 10) /* of data, per message */
+#define PC_LL_BYTES (8u << 10) /* of data, per message of one block */
 #define PC_LL_SLOT_BYTES (2 * PC_LL_BYTES + 128u)
 #define PC_LL_FLAG_PERIOD 0xffffffffull
 
@@ -87,16 +87,32 @@ struct pc_arrays { /* where a peer's message would begin */
     char *out;
 };
 
-/* What one block runs; in device memory. */
+/* What one block runs, at the head of its package. The addresses of what else is in the package are
+ * those of device memory; a kernel moves them to where it has copied it to. */
 struct pc_block_image {
     struct pc_terms terms;
-    const struct pc_vm_instruction *start;
+    const struct pc_vm_instruction *start; /* NULL: this form has no such block */
     struct pc_block_state *state;
     uint64_t *ring;
     const uint64_t *tail;
     uint64_t *finished;
+    struct pc_vm_operand *operands;
+    struct pc_fifo *fifos;        /* copies of those at `homes` while a kernel runs */
+    struct pc_fifo *const *homes; /* in the memory of the device communicator */
+    uint32_t ninstructions;
+    uint32_t noperands;
+    uint32_t nfifos;
     uint32_t instance;
     uint32_t channel;
+};
+
+/* The packages of all blocks, of the staged and of the direct form: one for each block, of equal
+ * length, a multiple of 16 bytes, with all that the block's interpreter reads:
+ *
+ *   pc_block_image | chunks | operands | code | homes | fifos */
+struct pc_packages {
+    char *at[2];
+    uint32_t nbytes[2]; /* of one package */
 };
 
 /* The image: a plan and its Program for all blocks of a launch; in device memory. */
@@ -106,6 +122,8 @@ struct pc_device_image {
     uint32_t instances;
     uint32_t plan; /* the plan's number in proxy FIFO entries */
     uint32_t form; /* 1: has a direct form beside the staged one */
+    struct pc_packages packages;
+    uint64_t signature; /* the plan's */
     struct pc_host_control *control;
     struct pc_block_state *states; /* [block] */
     /* For the direct form. */
@@ -118,16 +136,18 @@ struct pc_device_image {
     struct pc_ipc_peer *ipc_peers; /* [peer] */
     struct pc_arrays *arrays;      /* [block][peer] */
     uint64_t heap_bytes;
-    struct pc_block_image blocks[2][PC_MAX_BLOCKS]; /* staged, direct */
 };
 
 struct pc_kernel_args { /* the only parameter of a kernel, by value */
     const struct pc_device_image *image;
+    struct pc_packages packages; /* the image's, and the next two: read without a load */
+    uint32_t nblocks;
+    uint32_t form;
     char *in; /* where the message would begin if the array held it all; see pc_call */
     char *out;
     uint64_t timeout_ns;
     uint64_t salt;     /* mixed into signatures: the calls that this rank refused before */
     uint32_t in_graph; /* 1: launched by a graph; the salt is read at run time */
-    uint32_t reserved;
+    uint32_t proxied;  /* 1: what a block pushed for the proxy is there when it says it has ended */
 };
 #endif

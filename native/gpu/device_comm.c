@@ -217,9 +217,9 @@ static bool settle(struct pc_device_comm *dc, double seconds)
         nanosleep(&nap, NULL);
     __atomic_store_n(&dc->control->abort, 1, __ATOMIC_RELEASE);
     until = pc__now() + PC_END_NS;
-    while (pc__launches_over(dc) == PC_AGAIN && pc__now() < until)
+    while (pc__launches_retired(dc) == PC_AGAIN && pc__now() < until)
         nanosleep(&nap, NULL);
-    int rc = pc__launches_over(dc);
+    int rc = pc__launches_retired(dc);
     return rc == PC_OK || (rc != PC_AGAIN && pc__launches_ended(dc));
 }
 

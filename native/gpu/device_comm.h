@@ -43,7 +43,8 @@ struct pc_device_plan {
     uint32_t number;
     uintptr_t function;
     struct pc_device_plan_shape shape;
-    uint64_t image;    /* on the device */
+    uint64_t image;             /* on the device */
+    struct pc_kernel_args args; /* but for what differs from call to call */
     uint32_t *graphs;  /* graphs that may launch it; the driver counts down, even after close */
     _Atomic int state; /* enum pc_device_plan_state; the later of two threads frees it */
 };
@@ -154,6 +155,9 @@ uint64_t pc__launches_finished(const struct pc_device_comm *dc, uint32_t block);
 bool pc__launches_ended(const struct pc_device_comm *dc);
 /* OK when all launches have ended, AGAIN, or the driver's error. The driver may be called here. */
 int pc__launches_over(struct pc_device_comm *dc);
+/* The same, and that the last one's kernel has gone: a block says that it ends before its stores
+ * have arrived. For who frees what they go to. */
+int pc__launches_retired(struct pc_device_comm *dc);
 
 /* device_plan.c */
 void pc__device_plans_drop(struct pc_device_comm *dc);

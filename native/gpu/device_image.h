@@ -41,7 +41,10 @@ size_t pc__device_image_bytes(const struct pc_plan *plan, int form, uint32_t ins
 int pc__device_image_build(const struct pc_plan *plan, int form, uint32_t instances, bool packets,
                            uint32_t number, const struct pc_device_fifos *edges, void *host_copy,
                            uint64_t device_base, struct pc_error *error);
+/* The parameter of a kernel, but for what differs from call to call; `image` is the host copy. */
+struct pc_kernel_args pc__device_image_args(const struct pc_device_image *image,
+                                            uint64_t device_base);
 
-/* barriers.c: sets PC_FLAG_SYNC on the lines of one block. */
+/* barriers.c: sets PC_FLAG_SYNC and PC_FLAG_FENCE on the lines of one block. */
 void pc__place_barriers(struct pc_vm_instruction *code, uint32_t n, bool packets);
 #endif

@@ -3,24 +3,48 @@
 #include "gpu/driver/cuda.h"
 #include "gpu/device_comm.h"
 
-/* Longest call of one instance; each doubling has twice as many. */
-#define PC_INSTANCE_BYTES (UINT64_C(64) << 10)
+/* How much of a call one block is to move: about as much as its threads have in flight at once.
+ * With more blocks each would wait as long for less. In packets a thread has 4 words in flight. */
+#define PC_BLOCK_BYTES (UINT64_C(16) << 10)
+#define PC_LL_BLOCK_BYTES (UINT64_C(4) << 10)
+/* The longest call in packets: beyond, twice the bytes take longer than a fence. */
+#define PC_LL_CALL_BYTES (UINT64_C(64) << 10)
 #define PC_THREADS 256u
 #define PC_WARP 32u
 
-/* The number of instances, equal on all ranks: their Programs may differ in channels. */
-static uint32_t instances_of(const struct pc_device_comm *dc, const struct pc_plan *plan,
-                             uint32_t wanted)
+/* The number of instances where a block moves so many bytes. Equal on all ranks, whose Programs may
+ * differ in channels: `channels` is the most that any has. */
+static uint32_t instances_of(const struct pc_plan *plan, uint32_t channels, uint32_t blocks,
+                             uint64_t block_bytes)
 {
-    uint32_t instances = 1;
-    if (!dc->whole)
-        return 1;
-    if (wanted != 0)
-        return wanted;
-    while (instances * PC_MAX_CHANNELS < PC_MAX_BLOCKS
-           && plan->nbytes > instances * PC_INSTANCE_BYTES)
-        instances *= 2;
-    return instances;
+    uint64_t most = blocks / channels, each = channels * block_bytes;
+    uint64_t wanted = plan->nbytes / each + (plan->nbytes % each != 0);
+    wanted = wanted < most ? wanted : most;
+    return wanted != 0 ? (uint32_t)wanted : 1;
+}
+
+/* The most channels of a Program of this rank. */
+static uint32_t channels_of(const struct pc_plan *plan, int form)
+{
+    uint32_t staged = plan->staged->nchannels, direct = form ? plan->direct->nchannels : 0;
+    return staged > direct ? staged : direct;
+}
+
+/* Decides instances and packets, by what all ranks know alike. */
+static void choose(const struct pc_device_comm *dc, const struct pc_plan *plan,
+                   const struct pc_device_plan_options *o, struct pc_device_plan_shape *shape)
+{
+    uint32_t channels = o->channels ? o->channels : channels_of(plan, (int)shape->direct);
+    uint32_t blocks = o->blocks && o->blocks < PC_MAX_BLOCKS ? o->blocks : PC_MAX_BLOCKS;
+    shape->instances = 1;
+    if (!dc->whole) /* the edges of the host's memory are those of channels */
+        return;
+    if (o->packets != 0 && plan->nbytes <= PC_LL_CALL_BYTES) {
+        shape->instances = instances_of(plan, channels, blocks, PC_LL_BLOCK_BYTES);
+        shape->packets = pc__device_image_fits_ll(plan, shape->instances);
+    }
+    if (!shape->packets)
+        shape->instances = instances_of(plan, channels, blocks, PC_BLOCK_BYTES);
 }
 
 static uint32_t threads_of(const struct pc_device_comm *dc, uint32_t wanted)
@@ -60,8 +84,11 @@ static int build(struct pc_device_comm *dc, struct pc_device_plan *p, uint32_t i
     if (rc == PC_OK)
         rc = pc__device_image_build(p->plan, form, instances, p->shape.packets, p->number,
                                     &dc->edges, image, p->image, dc->error);
-    if (rc == PC_OK)
+    if (rc == PC_OK) {
+        p->args = pc__device_image_args(image, p->image);
+        p->args.proxied = dc->proxied;
         rc = pc__device_comm_upload(dc, p->image, image, nbytes);
+    }
     free(image);
     return rc;
 }
@@ -98,7 +125,7 @@ static void forget_graphs(struct pc_device_comm *dc)
  * kernel has ended, and a graph may still launch it. */
 static void sweep(struct pc_device_comm *dc)
 {
-    bool idle = pc__launches_over(dc) == PC_OK && pc__proxy_settled(dc);
+    bool idle = pc__launches_retired(dc) == PC_OK && pc__proxy_settled(dc);
     for (uint32_t i = 0; idle && i < dc->nplans; i++) {
         struct pc_device_plan *p = dc->plans[i];
         if (p != NULL && atomic_load(&p->state) == PC_DEVICE_PLAN_DROPPED
@@ -174,25 +201,22 @@ int pc_device_plan_create(struct pc_device_comm *dc, struct pc_plan *plan,
         free(p);
         return rc;
     }
-    uint32_t instances = instances_of(dc, plan, options->instances);
     p->dc = dc;
     p->plan = plan;
     p->function = options->function;
     dc->plans[p->number] = p;
     /* Equal on all ranks: so are their heaps, and the forms that they compile. */
     int form = plan->direct != NULL && dc->whole && dc->heap.bytes != 0;
-    int blocks = pc__device_image_blocks(plan, form, instances);
+    p->shape = (struct pc_device_plan_shape){.direct = (uint32_t)form,
+                                             .threads = threads_of(dc, options->threads)};
+    choose(dc, plan, options, &p->shape);
+    int blocks = pc__device_image_blocks(plan, form, p->shape.instances);
     if (blocks < 0)
         rc = pc__fail(dc->error, PC_INVALID, -1, "%u lanes of %u channels, want at most %u",
-                      instances, plan->staged->nchannels, PC_MAX_BLOCKS);
-    p->shape = (struct pc_device_plan_shape){
-        .blocks = (uint32_t)blocks,
-        .instances = instances,
-        .direct = (uint32_t)form,
-        .threads = threads_of(dc, options->threads),
-        .packets = dc->whole && options->packets != 0 && pc__device_image_fits_ll(plan, instances)};
+                      p->shape.instances, channels_of(plan, form), PC_MAX_BLOCKS);
+    p->shape.blocks = blocks < 0 ? 0 : (uint32_t)blocks;
     if (rc == PC_OK)
-        rc = build(dc, p, instances);
+        rc = build(dc, p, p->shape.instances);
     if (rc == PC_OK) {
         *out = p;
     } else {

@@ -22,19 +22,33 @@ bool pc__launches_ended(const struct pc_device_comm *dc)
     return true;
 }
 
-int pc__launches_over(struct pc_device_comm *dc)
+/* What the driver says of the last launch: after a fault of any kernel on the device no launch
+ * reports its end. */
+static int ask_driver(struct pc_device_comm *dc, bool ended)
 {
-    bool ended = pc__launches_ended(dc);
     struct pc_error error;
-    if (!dc->ordered || (ended && !atomic_load(&dc->capturing)))
-        return ended ? PC_OK : PC_AGAIN;
-    /* Asks the driver: after a fault of any kernel on the device no launch reports its end. */
     int mode = pc__cuda_relax(PC_CUDA_RELAXED);
     int rc = pc_cuda_event_query(dc->device, dc->order, &error);
     pc__cuda_relax(mode);
     if (rc != PC_OK && rc != PC_AGAIN)
         *dc->error = error;
     return rc == PC_OK && !ended ? PC_AGAIN : rc;
+}
+
+int pc__launches_over(struct pc_device_comm *dc)
+{
+    bool ended = pc__launches_ended(dc);
+    if (!dc->ordered || (ended && !atomic_load(&dc->capturing)))
+        return ended ? PC_OK : PC_AGAIN;
+    return ask_driver(dc, ended);
+}
+
+int pc__launches_retired(struct pc_device_comm *dc)
+{
+    bool ended = pc__launches_ended(dc);
+    if (!dc->ordered)
+        return ended ? PC_OK : PC_AGAIN;
+    return ask_driver(dc, ended);
 }
 
 /* Reports the first failure of a kernel as the communicator's error. */
@@ -90,13 +104,12 @@ static struct pc_kernel_args argument_of(const struct pc_device_plan *p, uint64_
                                          double timeout)
 {
     const struct pc_plan_spec *spec = &p->plan->spec;
-    return (struct pc_kernel_args){
-        .image = (const struct pc_device_image *)(uintptr_t)p->image,
-        .in = (char *)(uintptr_t)(in - pc__extent_at(p->plan, spec->input)),
-        .out = (char *)(uintptr_t)(out - pc__extent_at(p->plan, spec->output)),
-        .timeout_ns = (uint64_t)(timeout * 1e9),
-        .salt = p->dc->comm->salt,
-    };
+    struct pc_kernel_args args = p->args;
+    args.in = (char *)(uintptr_t)(in - pc__extent_at(p->plan, spec->input));
+    args.out = (char *)(uintptr_t)(out - pc__extent_at(p->plan, spec->output));
+    args.timeout_ns = (uint64_t)(timeout * 1e9);
+    args.salt = p->dc->comm->salt;
+    return args;
 }
 
 /* Counts a launch before it is made, so that a running kernel never looks as if it had ended. */

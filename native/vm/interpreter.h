@@ -12,7 +12,9 @@
  *   pc__over(call)              after an instruction: all threads know that the call is over
  *   pc__wait_here(call, channel, i)   at a WAIT that does not pass; false: the step ends
  *   pc__count(line), pc__count_local(token)                           a count, acquired
- *   pc__signal(call, line, count, peer), pc__signal_local(token, n)   raise a count, released
+ *   pc__publish(call, i, line, count, peer)   raises a count that says that data was written
+ *   pc__acknowledge(call, line, count, peer)  raises one that says that data was read
+ *   pc__signal_local(token, n)                raises a token's count, released
  *   pc__uses_ll(call)           messages are LL packets; pc__ll_slot(): where
  *   pc__complete(call, fifo)    all packets of message fifo->sent are written
  *   pc__taken(call, channel, i) before the credit for message fifo->received; false: no credit
@@ -134,13 +136,13 @@ PC_ROUTINE int pc__step(PC_CALL *call, struct pc_channel *channel)
                 }
                 struct pc_line *line = &f->out_lines[f->sent & (PC_LINES - 1)];
                 line->signature = call->terms->signature;
-                pc__signal(call, line, ++f->sent, f->peer);
+                pc__publish(call, i, line, ++f->sent, f->peer);
             }
             break;
         case PC_STEP_CONSUME:
             if (pc__leads(call) && pc__taken(call, channel, i)) {
                 struct pc_fifo *f = i->at.fifo;
-                pc__signal(call, f->in_credit, ++f->received, f->peer);
+                pc__acknowledge(call, f->in_credit, ++f->received, f->peer);
             }
             break;
         case PC_STEP_PUT_MESSAGE:
@@ -160,7 +162,7 @@ PC_ROUTINE int pc__step(PC_CALL *call, struct pc_channel *channel)
         case PC_STEP_SIGNAL_DONE:
             if (pc__leads(call)) {
                 struct pc_token *token = i->at.token;
-                pc__signal(call, token->out, ++token->sent, token->peer);
+                pc__publish(call, i, token->out, ++token->sent, token->peer);
             }
             break;
         case PC_STEP_WAIT_CREDIT:

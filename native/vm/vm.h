@@ -113,6 +113,7 @@ enum pc_vm_step {
 };
 
 /* Flags of a decoded instruction, besides those of enum pc_instruction_flag. */
+#define PC_FLAG_FENCE 0x20     /* GPU: data was stored since the last fence, so one before it */
 #define PC_FLAG_SYNC 0x40      /* a block barrier before this instruction */
 #define PC_FLAG_PIECEWISE 0x80 /* a range of SCRATCH is not contiguous */
 #define PC_MAX_OPERANDS (PC_MAX_SOURCES + PC_MAX_DESTINATIONS)

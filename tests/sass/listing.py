@@ -103,10 +103,11 @@ def _unordered(name: str, opcodes: list[str]) -> Iterator[str]:
     if not acquire:
         yield f"{name} acquires nothing from other GPUs (CCTL.IVALL)"
     for k in release:
-        if not any(re.match(r"STG?\.E.*STRONG\.SYS", o) for o in opcodes[k : k + 12]):
+        if not any(re.match(r"STG?\.E.*STRONG\.SYS", o) for o in opcodes[k : k + 32]):
             yield f"{name} has a fence at {k} that no store of a count follows"
-    for k in acquire:
-        if not any(re.match(r"LDG?\.E.*STRONG\.SYS", o) for o in opcodes[max(0, k - 12) : k]):
+    for k in acquire:  # a load that acquires, or a fence, which does both
+        before = opcodes[max(0, k - 12) : k]
+        if not any(re.match(r"LDG?\.E.*STRONG\.|MEMBAR\.ALL\.SYS", o) for o in before):
             yield f"{name} forgets L1 at {k}, but no load of a count comes before that"
 
 

@@ -232,13 +232,16 @@ void rank_run::make(const sim_case &of, uint32_t r, world *w)
     input = (unsigned char *)from + in_at;
     result = (unsigned char *)to + out_at;
     image->states[0].salt = part->salt;
-    launch = {image,
-              from,
-              to,
-              of.timeout_ns,
-              of.in_graph ? ~part->salt : part->salt,
-              (uint32_t)of.in_graph,
-              0};
+    launch = {};
+    launch.image = image;
+    launch.packages = image->packages;
+    launch.nblocks = image->nblocks;
+    launch.form = image->form;
+    launch.in = from;
+    launch.out = to;
+    launch.timeout_ns = of.timeout_ns;
+    launch.salt = of.in_graph ? ~part->salt : part->salt;
+    launch.in_graph = (uint32_t)of.in_graph;
     for (uint32_t b = 0; b < image->nblocks; b++)
         blocks.emplace_back(new pc_simt_block((uint32_t)of.threads));
     shared.resize(image->nblocks);
@@ -346,7 +349,7 @@ struct simulation {
         for (uint32_t r = 0; well && r < c.size; r++)
             for (uint32_t b = 0; b < ranks[r].image->nblocks; b++)
                 if (ranks[r].control->finished[b][0]
-                    != ranks[r].image->blocks[0][b].state->launches) {
+                    != image_block(ranks[r].image, 0, b)->state->launches) {
                     fprintf(stderr, "%s: rank %u block %u did not say that it ended\n",
                             c.name.c_str(), r, b);
                     return false;
@@ -358,6 +361,7 @@ struct simulation {
 static enum line_kind kind_of(const std::string &name)
 {
     return name == "sync"      ? LINE_SYNC
+           : name == "fence"   ? LINE_FENCE
            : name == "message" ? LINE_WAIT_MESSAGE
            : name == "credit"  ? LINE_WAIT_CREDIT
            : name == "local"   ? LINE_WAIT_LOCAL
@@ -404,7 +408,7 @@ int main(int argc, char **argv)
     {
         simulation s(c, w);
         if (verb == "count") {
-            for (const char *kind : {"sync", "message", "credit", "local", "done"}) {
+            for (const char *kind : {"sync", "fence", "message", "credit", "local", "done"}) {
                 uint32_t most = 0;
                 for (const rank_run &r : s.ranks)
                     most = std::max(most, image_lines(r.image, kind_of(kind)));
@@ -416,7 +420,7 @@ int main(int argc, char **argv)
             for (rank_run &r : s.ranks) {
                 if (kind == "rotation")
                     for (uint32_t b = 0; b < r.image->nblocks; b++)
-                        r.image->blocks[0][b].terms.slots = 1;
+                        image_block(r.image, 0, b)->terms.slots = 1;
                 else if (n < image_lines(r.image, kind_of(kind)))
                     image_mutate(r.image, kind_of(kind), n);
             }

@@ -294,7 +294,7 @@ def survivors(run: Run, driver: Path, c: Case, kinds: Sequence[str]) -> list[str
 
 @pytest.mark.parametrize(("collective", "name"), ONE_WAY)
 def test_each_barrier_and_wait_is_needed(run: Run, one: Path, collective: str, name: str) -> None:
-    kinds = ("sync", "message", "credit", "local")
+    kinds = ("sync", "fence", "message", "credit", "local")
     assert survivors(run, one, of(collective, name), kinds) == []
 
 
@@ -329,12 +329,43 @@ def test_slots_take_turns(run: Run, one: Path) -> None:
 #: A change of the kernels, and what finds it.
 CHANGES: dict[str, tuple[Change, bool]] = {
     "release": (
-        (TARGET, "__atomic_store_n(to, x, __ATOMIC_RELEASE)",
-         "__atomic_store_n(to, x, __ATOMIC_RELAXED)"), False,
+        (TARGET, "pc_simt_self.fenced ? __ATOMIC_RELEASE : __ATOMIC_RELAXED",
+         "__ATOMIC_RELAXED"), False,
+    ),
+    "data is read before its slot is free": (
+        (TARGET, "pc__store_acknowledged(Block *, uint64_t *to, uint64_t x)\n{\n"
+         "    __atomic_store_n(to, x, __ATOMIC_RELEASE);",
+         "pc__store_acknowledged(Block *, uint64_t *to, uint64_t x)\n{\n"
+         "    __atomic_store_n(to, x, __ATOMIC_RELAXED);"), False,
     ),
     "acquire": (
-        (TARGET, "__atomic_load_n(from, __ATOMIC_ACQUIRE)",
-         "__atomic_load_n(from, __ATOMIC_RELAXED)"), False,
+        (TARGET, "pc__load_acquire(const uint64_t *from)\n{\n"
+         "    return __atomic_load_n(from, __ATOMIC_ACQUIRE);",
+         "pc__load_acquire(const uint64_t *from)\n{\n"
+         "    return __atomic_load_n(from, __ATOMIC_RELAXED);"), False,
+    ),
+    "release between channels": (
+        (TARGET, "pc__store_release_local(uint64_t *to, uint64_t x)\n{\n"
+         "    __atomic_store_n(to, x, __ATOMIC_RELEASE);",
+         "pc__store_release_local(uint64_t *to, uint64_t x)\n{\n"
+         "    __atomic_store_n(to, x, __ATOMIC_RELAXED);"), False,
+    ),
+    "acquire between channels": (
+        (TARGET, "pc__load_acquire_local(const uint64_t *from)\n{\n"
+         "    return __atomic_load_n(from, __ATOMIC_ACQUIRE);",
+         "pc__load_acquire_local(const uint64_t *from)\n{\n"
+         "    return __atomic_load_n(from, __ATOMIC_RELAXED);"), False,
+    ),
+    "barrier behind the package": (
+        (KERNEL, "    pc__barrier(shared, false);\n    struct pc_block_image *block",
+         "    struct pc_block_image *block"), False,
+    ),
+    "barrier behind what has moved in it": (
+        (KERNEL, "    call->over = pc__barrier(shared, call->dead || call->over);\n"
+         "    return code;", "    return code;"), False,
+    ),
+    "counts are put back": (
+        (KERNEL, "    pc__give_package(&call);\n", ""), False,
     ),
     "barrier behind the addresses": (
         (KERNEL, "    call->over = pc__barrier(call->shared, call->dead);\n    if (call->over)",
@@ -360,7 +391,8 @@ def test_a_change_is_found(run: Run, change: str) -> None:
     text, packets = CHANGES[change]
     in_pieces = of("allreduce", "halving_doubling", size=4, lanes=2)
     direct = of("allreduce", "two_shot", direct=True)
-    cases = [of("allreduce", "ring", packets=packets), in_pieces, direct]
+    channels = of("allreduce", "hierarchical_tree", size=4)
+    cases = [of("allreduce", "ring", packets=packets), in_pieces, direct, channels]
     assert run(driver(KERNELS[:1], text), "run", cases).returncode in (1, RACE)
 
 

@@ -234,6 +234,8 @@ static bool matches(const struct pc_vm_instruction *line, enum line_kind kind)
     switch (kind) {
     case LINE_SYNC:
         return line->flags & PC_FLAG_SYNC;
+    case LINE_FENCE:
+        return line->flags & PC_FLAG_FENCE;
     case LINE_WAIT_MESSAGE:
         return line->step == PC_STEP_WAIT_MESSAGE;
     case LINE_WAIT_CREDIT:
@@ -252,8 +254,8 @@ static uint32_t find(const struct pc_device_image *image, enum line_kind kind, u
 {
     uint32_t count = 0;
     for (uint32_t b = 0; b < image->nblocks; b += image->instances)
-        for (const struct pc_vm_instruction *i = image->blocks[image->form][b].start; i != NULL;
-             i++) {
+        for (const struct pc_vm_instruction *i = image_block(image, image->form, b)->start;
+             i != NULL; i++) {
             if (matches(i, kind) && count++ == n)
                 *found = (struct pc_vm_instruction *)i;
             if (i->step == PC_STEP_END)
@@ -276,8 +278,8 @@ void image_mutate(struct pc_device_image *image, enum line_kind kind, uint32_t n
         fprintf(stderr, "no line %u of kind %d\n", n, kind);
         exit(2);
     }
-    if (kind == LINE_SYNC)
-        line->flags &= (uint8_t)~PC_FLAG_SYNC;
+    if (kind == LINE_SYNC || kind == LINE_FENCE)
+        line->flags &= (uint8_t)~(kind == LINE_SYNC ? PC_FLAG_SYNC : PC_FLAG_FENCE);
     else
         line->step = PC_STEP_LOOP; /* which does nothing */
 }

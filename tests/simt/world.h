@@ -34,7 +34,21 @@ char *world_heap(struct world *world, uint32_t rank);
 struct pc_host_control *world_control(struct world *world, uint32_t rank);
 
 /* Mutations, and what to count them by: the n-th line of all ranks' images that `match` names. */
-enum line_kind { LINE_SYNC, LINE_WAIT_MESSAGE, LINE_WAIT_CREDIT, LINE_WAIT_LOCAL, LINE_WAIT_DONE };
+enum line_kind {
+    LINE_SYNC,
+    LINE_FENCE,
+    LINE_WAIT_MESSAGE,
+    LINE_WAIT_CREDIT,
+    LINE_WAIT_LOCAL,
+    LINE_WAIT_DONE
+};
+/* The head of a block's package. */
+static inline struct pc_block_image *image_block(const struct pc_device_image *image, uint32_t form,
+                                                 uint32_t block)
+{
+    return (struct pc_block_image *)(image->packages.at[form]
+                                     + (uint64_t)block * image->packages.nbytes[form]);
+}
 uint32_t image_lines(const struct pc_device_image *image, enum line_kind kind);
 /* Takes the n-th line away. */
 void image_mutate(struct pc_device_image *image, enum line_kind kind, uint32_t n);

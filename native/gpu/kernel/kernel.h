@@ -14,17 +14,25 @@
 #define PC_KERNEL_H
 #include "gpu/device.h"
 
+/* Bytes of a package that are kept in shared memory. What is longer is read where it lies: a
+ * Program for some dozens of ranks. */
+#define PC_PACKAGE_ROOM 8192u
+
 /* The shared memory of a block: the call, copied from the image, so that no thread needs registers
- * for it; and two tables of operands, used in turn. No thread is still reading the table before
- * last, as there was a barrier since. */
+ * for it; its package; and two tables of operands, used in turn. No thread is still reading the
+ * table before last, as there was a barrier since. */
 struct pc_shared {
+    alignas(16) char room[PC_PACKAGE_ROOM];
     struct pc_block_image block;
+    struct pc_fifo *fifos; /* the package's */
+    struct pc_fifo *const *homes;
     const struct pc_device_image *image;
     char *in;
     char *out;
     uint64_t deadline;
     uint64_t salt;
-    uint32_t number; /* of this block in the launch */
+    uint64_t launches; /* of this block before this one */
+    uint32_t number;   /* of this block in the launch */
     void *address[2][PC_MAX_OPERANDS];
     uint32_t flag[2][PC_MAX_OPERANDS]; /* of operands in LL packets */
 };
@@ -130,17 +138,25 @@ PC_DEVICE_FN uint64_t pc__count(const struct pc_line *line)
 
 PC_DEVICE_FN uint64_t pc__count_local(const struct pc_token *token)
 {
-    return pc__load_acquire(&token->sent);
+    return pc__load_acquire_local(&token->sent);
 }
 
 PC_DEVICE_FN void pc__signal_local(struct pc_token *token, uint64_t count)
 {
-    pc__store_release(&token->sent, count);
+    pc__store_release_local(&token->sent, count);
 }
 
-PC_ROUTINE void pc__signal(PC_CALL *, struct pc_line *line, uint64_t count, uint32_t)
+PC_ROUTINE void pc__publish(PC_CALL *call, const struct pc_vm_instruction *i, struct pc_line *line,
+                            uint64_t count, uint32_t)
 {
-    pc__store_release(&line->count, count);
+    if (i->flags & PC_FLAG_FENCE)
+        pc__fence(call->shared);
+    pc__store_published(call->shared, &line->count, count);
+}
+
+PC_ROUTINE void pc__acknowledge(PC_CALL *call, struct pc_line *line, uint64_t count, uint32_t)
+{
+    pc__store_acknowledged(call->shared, &line->count, count);
 }
 
 /* ---- packets --------------------------------------------------------------------------------- */
@@ -206,6 +222,7 @@ PC_ROUTINE void pc__clean(const PC_CALL *call, const struct pc_fifo *f)
     PC_ROLLED
     for (uint32_t k = 0; k < PC_LL_SLOT_BYTES / 8; k++)
         pc__store_ll(&word[k], 0);
+    pc__fence(call->shared); /* the peer's next packets come after the zeros */
 }
 
 PC_ROUTINE bool pc__taken(PC_CALL *call, const struct pc_channel *,
@@ -337,7 +354,7 @@ PC_DEVICE_FN char *pc__message_of(const struct pc_device_image *image, uint32_t 
 
 PC_ROUTINE uint64_t pc__ready_signature(const PC_CALL *call)
 {
-    return call->shared->image->blocks[0][0].terms.signature ^ call->shared->salt;
+    return call->shared->image->signature ^ call->shared->salt;
 }
 
 /* Sends READY to a peer. */
@@ -520,13 +537,115 @@ PC_ROUTINE bool pc__wait_here(PC_CALL *call, const struct pc_channel *,
     return true;
 }
 
+/* ---- a block's life ----------------------------------------------------------------------------
+ */
+
+typedef pc__unit<8>::type pc_word; /* any bits */
+
+/* Copies by all threads; a multiple of 8 bytes. */
+PC_DEVICE_FN void pc__copy_words(void *to, const void *from, uint32_t nbytes)
+{
+    PC_ROLLED
+    for (uint32_t k = pc__thread(); k < nbytes / 8; k += pc__threads())
+        ((pc_word *)to)[k] = ((const pc_word *)from)[k];
+}
+
+/* An address in a package, after the package has moved. */
+template <class T> PC_DEVICE_FN T *pc__moved(T *at, uint64_t from, uint64_t to)
+{
+    return (T *)((uintptr_t)at - from + to);
+}
+
+PC_DEVICE_FN bool pc__has_fifo(const struct pc_vm_instruction *i)
+{
+    switch ((enum pc_vm_step)i->step) {
+    case PC_STEP_FILL:
+    case PC_STEP_CONSUME:
+    case PC_STEP_PUT_CREDIT:
+    case PC_STEP_WAIT_CREDIT:
+    case PC_STEP_WAIT_MESSAGE:
+        return true;
+    case PC_STEP_REDUCE_COPY:
+    case PC_STEP_PUT_MESSAGE:
+    case PC_STEP_SIGNAL_LOCAL:
+    case PC_STEP_SIGNAL_DONE:
+    case PC_STEP_WAIT_LOCAL:
+    case PC_STEP_WAIT_DONE:
+    case PC_STEP_LOOP:
+    case PC_STEP_END_LOOP:
+    case PC_STEP_END:
+        break;
+    }
+    return false;
+}
+
+/* Has the block's package in shared memory, if there is room, so that the interpreter waits for no
+ * memory but that of data and counts; and the FIFOs' counts in the package. Returns where the code
+ * begins, or NULL. */
+PC_ROUTINE const struct pc_vm_instruction *
+pc__take_package(PC_CALL *call, const struct pc_kernel_args *launch, uint32_t form, uint32_t number)
+{
+    struct pc_shared *shared = call->shared;
+    const uint32_t nbytes = launch->packages.nbytes[form];
+    const char *home = launch->packages.at[form] + (uint64_t)number * nbytes;
+    const bool local = nbytes <= PC_PACKAGE_ROOM;
+    pc__copy_words(&shared->block, home, sizeof shared->block);
+    if (local)
+        pc__copy_words(shared->room, home, nbytes);
+    pc__barrier(shared, false);
+    struct pc_block_image *block = &shared->block;
+    const uint64_t from = (uintptr_t)home, to = local ? (uintptr_t)shared->room : from;
+    struct pc_fifo *const *homes = pc__moved(block->homes, from, to);
+    struct pc_fifo *fifos = pc__moved(block->fifos, from, to);
+    struct pc_vm_operand *operands = pc__moved(block->operands, from, to);
+    struct pc_vm_instruction *code
+        = block->start ? pc__moved((struct pc_vm_instruction *)block->start, from, to) : NULL;
+    const uint32_t words = sizeof(struct pc_fifo) / 8;
+    PC_ROLLED
+    for (uint32_t k = pc__thread(); k < block->nfifos * words; k += pc__threads())
+        ((pc_word *)fifos)[k] = ((const pc_word *)homes[k / words])[k % words];
+    PC_ROLLED
+    for (uint32_t k = pc__thread(); local && k < block->noperands; k += pc__threads())
+        if (operands[k].space == PC_SPACE_SLOT)
+            operands[k].fifo = pc__moved(operands[k].fifo, from, to);
+    PC_ROLLED
+    for (uint32_t k = pc__thread(); local && k < block->ninstructions; k += pc__threads())
+        if (code[k].step == PC_STEP_REDUCE_COPY || code[k].step == PC_STEP_PUT_MESSAGE)
+            code[k].at.operands = pc__moved(code[k].at.operands, from, to);
+        else if (pc__has_fifo(&code[k]))
+            code[k].at.fifo = pc__moved(code[k].at.fifo, from, to);
+    if (pc__thread() == 0) {
+        shared->fifos = fifos;
+        shared->homes = homes;
+        block->terms.signature ^= shared->salt;
+        block->terms.code = pc__moved(block->terms.code, from, to);
+        block->terms.chunks = pc__moved(block->terms.chunks, from, to);
+    }
+    call->over = pc__barrier(shared, call->dead || call->over);
+    return code;
+}
+
+/* Puts the FIFOs' counts back, which only the leader has raised. */
+PC_ROUTINE void pc__give_package(const PC_CALL *call)
+{
+    const struct pc_shared *shared = call->shared;
+    PC_ROLLED
+    for (uint32_t k = pc__thread(); k < shared->block.nfifos; k += pc__threads()) {
+        struct pc_fifo *home = shared->homes[k];
+        const struct pc_fifo *f = &shared->fifos[k];
+        home->sent = f->sent;
+        home->credit = f->credit;
+        home->received = f->received;
+    }
+}
+
 /* Block `number` of a launch. `shared` is uninitialised memory of the block. */
 template <class F>
 PC_DEVICE_FN void pc__kernel(const struct pc_kernel_args *launch, uint32_t number,
                              struct pc_shared *shared)
 {
     const struct pc_device_image *image = launch->image;
-    if (number >= image->nblocks)
+    if (number >= launch->nblocks)
         return;
     struct pc_call<F> call = {};
     call.shared = shared;
@@ -538,34 +657,35 @@ PC_DEVICE_FN void pc__kernel(const struct pc_kernel_args *launch, uint32_t numbe
         shared->salt = launch->in_graph ? pc__load_relaxed64(&image->states[0].salt) : launch->salt;
         shared->deadline = deadline < now ? ~(uint64_t)0 : deadline;
         shared->number = number;
-        if (image->form)
+        if (launch->form)
             shared->block.state = &image->states[number];
+        shared->launches = image->states[number].launches;
         call.dead = pc__load_relaxed32(&image->states[number].dead);
     }
     uint32_t form = 0;
-    if (image->form) {
+    if (launch->form) {
         call.over = pc__barrier(shared, call.dead);
         bool astray = !call.over && pc__thread() < PC_WARP && pc__astray(&call);
         call.over = pc__barrier(shared, call.dead || call.over);
         form = !pc__barrier(shared, astray);
     }
-    typedef pc__unit<8>::type word; /* any bits */
-    const word *from = (const word *)&image->blocks[form][number];
-    word *to = (word *)&shared->block;
-    PC_ROLLED
-    for (uint32_t k = pc__thread(); k < sizeof shared->block / sizeof *to; k += pc__threads())
-        to[k] = from[k];
-    pc__barrier(shared, false);
-    if (pc__thread() == 0) /* the other threads read it after the barrier of a pc__move */
-        shared->block.terms.signature ^= shared->salt;
-    call.terms = &shared->block.terms;
     struct pc_channel channel = {};
-    channel.pc = shared->block.start;
+    channel.pc = pc__take_package(&call, launch, form, number);
+    call.terms = &shared->block.terms;
     channel.finished = call.over || channel.pc == NULL; /* this form may have fewer blocks */
     while (!channel.finished && pc__step(&call, &channel) >= 0)
         continue;
-    pc__barrier(shared, call.dead); /* the next release covers the stores of all threads */
-    if (pc__thread() == 0)
-        pc__store_release(shared->block.finished, ++shared->block.state->launches);
+    pc__barrier(shared, call.dead); /* behind the last counts, and the stores of all threads */
+    pc__give_package(&call);
+    if (pc__thread() != 0)
+        return;
+    uint64_t launches = shared->launches + 1;
+    shared->block.state->launches = launches;
+    /* What the next kernel finds is ordered by the stream. The proxy must find what was pushed; and
+     * a package that was run where it lies is written to. */
+    if (launch->proxied || launch->packages.nbytes[form] > PC_PACKAGE_ROOM)
+        pc__store_release(shared->block.finished, launches);
+    else
+        pc__store_relaxed64(shared->block.finished, launches);
 }
 #endif

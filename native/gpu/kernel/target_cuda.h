@@ -77,6 +77,42 @@ PC_DEVICE_FN uint64_t pc__load_relaxed64(const uint64_t *from)
     return x;
 }
 
+PC_DEVICE_FN void pc__store_relaxed64(uint64_t *to, uint64_t x)
+{
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
+}
+
+/* What the threads of this block stored before its last barrier comes before what this thread
+ * stores next, for whoever acquires that. */
+template <class Block> PC_DEVICE_FN void pc__fence(Block *)
+{
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+/* A count behind a fence, and one that says that data was read. */
+template <class Block> PC_DEVICE_FN void pc__store_published(Block *, uint64_t *to, uint64_t x)
+{
+    pc__store_relaxed64(to, x);
+}
+
+template <class Block> PC_DEVICE_FN void pc__store_acknowledged(Block *, uint64_t *to, uint64_t x)
+{
+    pc__store_relaxed64(to, x);
+}
+
+/* Counts between blocks of one kernel. */
+PC_DEVICE_FN uint64_t pc__load_acquire_local(const uint64_t *from)
+{
+    uint64_t x;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
+    return x;
+}
+
+PC_DEVICE_FN void pc__store_release_local(uint64_t *to, uint64_t x)
+{
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
+}
+
 /* Atomic compare-and-swap of 0 to x; true for the thread that did it. */
 PC_DEVICE_FN bool pc__claim(uint32_t *at, uint32_t x)
 {

@@ -72,13 +72,14 @@ struct pc_simt_thread {
     pc_simt_block *block;
     uint32_t index;
     uint32_t spins;
+    bool fenced; /* by a fence since the last barrier */
 };
 
 inline thread_local pc_simt_thread pc_simt_self;
 
 static inline void pc_simt_enter(pc_simt_block *block, uint32_t index)
 {
-    pc_simt_self = pc_simt_thread{block, index, 0};
+    pc_simt_self = pc_simt_thread{block, index, 0, false};
 }
 
 PC_DEVICE_FN uint32_t pc__thread(void)
@@ -94,6 +95,7 @@ PC_DEVICE_FN uint32_t pc__threads(void)
 /* A barrier of the block; true for all its threads if any passed `dead`. */
 template <class Block> PC_DEVICE_FN bool pc__barrier(Block *, bool dead)
 {
+    pc_simt_self.fenced = false;
     return pc_simt_self.block->all.meet(dead);
 }
 
@@ -121,6 +123,40 @@ PC_DEVICE_FN uint32_t pc__load_relaxed32(const uint32_t *from)
 PC_DEVICE_FN uint64_t pc__load_relaxed64(const uint64_t *from)
 {
     return __atomic_load_n(from, __ATOMIC_RELAXED);
+}
+
+PC_DEVICE_FN void pc__store_relaxed64(uint64_t *to, uint64_t x)
+{
+    __atomic_store_n(to, x, __ATOMIC_RELAXED);
+}
+
+/* ThreadSanitizer knows no fences: a store behind one, with no barrier between them, releases. */
+template <class Block> PC_DEVICE_FN void pc__fence(Block *)
+{
+    pc_simt_self.fenced = true;
+}
+
+template <class Block> PC_DEVICE_FN void pc__store_published(Block *, uint64_t *to, uint64_t x)
+{
+    __atomic_store_n(to, x, pc_simt_self.fenced ? __ATOMIC_RELEASE : __ATOMIC_RELAXED);
+}
+
+/* On a GPU a load has been answered before its value is stored, and so before the barrier that
+ * comes before this; C++ promises no such thing. */
+template <class Block> PC_DEVICE_FN void pc__store_acknowledged(Block *, uint64_t *to, uint64_t x)
+{
+    __atomic_store_n(to, x, __ATOMIC_RELEASE);
+}
+
+/* Counts between blocks of one kernel. */
+PC_DEVICE_FN uint64_t pc__load_acquire_local(const uint64_t *from)
+{
+    return __atomic_load_n(from, __ATOMIC_ACQUIRE);
+}
+
+PC_DEVICE_FN void pc__store_release_local(uint64_t *to, uint64_t x)
+{
+    __atomic_store_n(to, x, __ATOMIC_RELEASE);
 }
 
 /* Atomic compare-and-swap of 0 to x; true for the thread that did it. */

@@ -17,7 +17,6 @@ from pycoll import log
 from pycoll.bootstrap.control_loop import CLOSED, EXITED
 from pycoll.config import Config
 from pycoll.errors import PycollError, UnavailableError, UsageError
-from pycoll.program.isa import MAX_CHANNELS
 from pycoll.runtime.cuda.failure import DeviceFailure
 from pycoll.runtime.cuda.heap import DeviceHeap
 from pycoll.runtime.cuda.images import Images
@@ -62,7 +61,7 @@ class _Hello(NamedTuple):
 
     error: str
     address: bytes
-    blocks: int | None
+    blocks: int
     heap: int
 
 
@@ -124,15 +123,16 @@ class DeviceComm:
         if function is not None:
             registers, shared = function.registers, function.shared
         name = bindings_cuda.device(self.device).name
-        blocks = device_comm.device_comm_state(self.native).max_blocks
-        return Gpu(self.device, name, self.stream, threads, blocks, registers, shared, self.reach)
+        return Gpu(
+            *(self.device, name, self.stream, threads, self.blocks, registers, shared, self.reach)
+        )
 
     def _connect(self, config: Config) -> None:
         """Open the native half, and reach the memory of the peers' GPUs where that goes."""
         world, hosts = self.world, self.world.hosts
         local = [rank for rank in range(world.size) if hosts[rank] == hosts[world.rank]]
         said = self._meet(config, local)
-        self.instances = instances(said[0].blocks)
+        self.blocks = said[0].blocks
         reached = {world.rank}
         for peer in local:
             if peer != world.rank and not device_comm.device_comm_connect(
@@ -305,11 +305,6 @@ class DeviceComm:
             with contextlib.suppress(PycollError):  # after a fault the driver refuses everything
                 bindings_cuda.stream_free(self.device, self.stream)
                 self.kernels.close()
-
-
-def instances(blocks: int | None) -> int:
-    """Return the blocks for each channel that a number of blocks allows; 0: by the message."""
-    return 0 if blocks is None else max(1, blocks // MAX_CHANNELS)
 
 
 def _hello(blob: bytes) -> _Hello:

@@ -12,9 +12,12 @@ from pycoll.runtime.plan.request import KINDS, NUMBERS, in_place
 from pycoll.schedule import COLLECTIVES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pycoll.runtime.engine import Engine
     from pycoll.runtime.plan.cache import BoundPlan
     from pycoll.runtime.plan.call import Call, Wanted
+    from pycoll.runtime.plan.proof import Form
     from pycoll.runtime.plan.selection import Selection
 
 
@@ -35,7 +38,7 @@ class Dispatchers:
         """Return the dispatcher for one choice of algorithm; None: the fastest."""
         return self._engine.dispatcher.of(wanted)
 
-    def keep(self, call: Call, handle: Any) -> Any:
+    def keep(self, call: Call, handle: Any, forms: Sequence[Form], timeout: float | None) -> Any:
         """Return the native plan itself."""
         return self._engine.keep(handle)
 

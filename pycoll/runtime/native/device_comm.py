@@ -135,7 +135,8 @@ def device_plan_create(
     function: int,
     *,
     threads: int = 0,
-    instances: int = 0,
+    blocks: int = 0,
+    channels: int = 0,
     packets: bool = True,
 ) -> Any:
     """Bind a plan to a kernel; not while a stream is being captured by this thread.
@@ -147,11 +148,13 @@ def device_plan_create(
             then on, also if this fails.
         function: The kernel, as `bindings_cuda.function` gives it, of the same dtype and operator.
         threads: Of a block; 0: as many as suit.
-        instances: Blocks per channel, alike on all ranks; 0: by the size of the message.
+        blocks: Of a kernel, at most; alike on all ranks. 0: as many as there can be.
+        channels: Of the Program of the rank that has most; 0: all ranks have as many.
         packets: Send short messages with their flags, where all ranks may.
     """
     options = ffi.new("struct pc_device_plan_options *")
-    options.function, options.threads, options.instances = function, threads, instances
+    options.function, options.threads = function, threads
+    options.blocks, options.channels = blocks, channels
     options.packets = -1 if packets else 0
     out = ffi.new("struct pc_device_plan **")
     ffi.gc(plan, None)

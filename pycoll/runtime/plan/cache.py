@@ -9,7 +9,7 @@ with every message of its calls, so ranks that do not agree find out from the fi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -57,6 +57,7 @@ class BoundPlan:
 class _Lowered:
     """This rank's Program of one form."""
 
+    form: Form
     digest: int
     peers: frozenset[int]  #: the ranks that exchange messages with this one
     record: Record
@@ -75,7 +76,7 @@ class Target(Protocol):
     def selection(self) -> Selection:
         """Return how calls choose their algorithms."""
 
-    def keep(self, call: Call, handle: Any) -> Any:
+    def keep(self, call: Call, handle: Any, forms: Sequence[Form], timeout: float | None) -> Any:
         """Return what runs a native plan, which is freed when the engine closes at the latest."""
 
     def offer(self, call: Call, wanted: Wanted, made: BoundPlan) -> None:
@@ -217,7 +218,7 @@ class PlanCache:
             if not self._engine.world.direct:  # for direct forms peers' steps are wanted again
                 forget()
             peers = frozenset((peer + root) % self._size for peer in own.peers)
-            found = _Lowered(own.digest, peers, own.record, own.blob)
+            found = _Lowered(form, own.digest, peers, own.record, own.blob)
             self._known[form, root] = found
         return found
 
@@ -250,7 +251,7 @@ class PlanCache:
             in_extent=g.input,
             out_extent=g.output,
         )
-        handle = self._target.keep(call, handle)
+        handle = self._target.keep(call, handle, [one.form for one in own], timeout)
         made = BoundPlan(
             handle,
             bindings.plan_number(handle),
