@@ -130,6 +130,20 @@ def test_what_all_ranks_were_refused_is_not_named(monkeypatch: pytest.MonkeyPatc
         assert "refused" not in text
 
 
+@pytest.mark.parametrize("kib", [(60, 72), (4, 1024), (1, 8), (72, 1024)], ids=str)
+def test_ranks_whose_lengths_differ_are_told_whatever_way_they_go(kib: tuple[int, int]) -> None:
+    """Of one the message goes in packets, of the other in slots, and by other blocks."""
+
+    def rank() -> str:
+        comm = pycoll.init(timeout=60)
+        x = gpus.of(np.zeros(kib[comm.rank] << 8, "f4"))
+        comm.cuda()
+        return mismatched(comm, lambda turn: call(comm, x, turn))
+
+    for text in gpus.ranks(2, rank):
+        assert "ranks called different things" in text
+
+
 def test_all_of_several_ranks_are_told() -> None:
     def rank() -> str:
         comm, x = opened()

@@ -66,6 +66,31 @@ def instructions(image: bytes) -> dict[str, list[str]]:
     }
 
 
+_REGISTER = re.compile(r"\bR(\d+)\b")
+
+
+def in_flight(code: list[str], opcode: str, apart: bool = False) -> int:
+    """Return how many loads at most are under way together: nothing in between reads one.
+
+    Args:
+        code: A kernel's instructions.
+        opcode: A pattern of the loads that are counted.
+        apart: Only those count whose address is a register's: one for each source.
+    """
+    most, pending, count = 0, set[int](), 0
+    for line in code:
+        name, _, operands = line.partition(" ")
+        numbers = [int(n) for n in _REGISTER.findall(operands)]
+        loads = re.fullmatch(opcode, name) is not None
+        if pending.intersection(numbers[1:] if loads else numbers):
+            most, pending, count = max(most, count), set(), 0
+        if loads:
+            width = 4 if ".128" in name else 2 if ".64" in name else 1
+            pending.update(range(numbers[0], numbers[0] + width))
+            count += not (apart and "+0x" in operands)
+    return max(most, count)
+
+
 def breaches(image: bytes, listed: bool = True, contracts: bool = True) -> Iterator[str]:
     """Yield every way in which the kernels of a module are not as they are meant to be.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from listing import BUDGET, FIRST_LISTED, breaches, instructions, usage
+from listing import BUDGET, FIRST_LISTED, breaches, in_flight, instructions, usage
 
-from pycoll.dtypes import DTYPES, ReduceOp
+from pycoll.dtypes import BY_NAME, DTYPES, ReduceOp
 from pycoll.runtime.cuda import compile
 
 CAPABILITIES = ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
@@ -37,6 +37,16 @@ def test_kernel_is_what_was_meant(kernel, key):
     listed = capability >= FIRST_LISTED and (op is ReduceOp.SUM or capability != HOPPER)
     assert list(breaches(image, listed, contracts)) == []
     assert set(usage(image)) == {compile.entry(dtype, op), compile.fused_entry(dtype, op)}
+
+
+@pytest.mark.parametrize(("dtype", "peers"), [("float32", 8), ("float64", 4), ("bfloat16", 8)])
+def test_loads_of_many_sources_are_in_flight_together(kernel, dtype, peers):
+    """Eight peers cost the way to memory once: of 16 bytes each, or of one LL packet or two."""
+    image = kernel((BY_NAME[dtype], ReduceOp.SUM, HOPPER))
+    code = instructions(image)[compile.entry(BY_NAME[dtype], ReduceOp.SUM)]
+    assert in_flight(code, r"LDG\.E\.128\.STRONG\.SYS", apart=True) == 8
+    assert in_flight(code, r"LDG\.E\.64\.STRONG\.SYS", apart=True) == peers
+    assert in_flight(code, r"LDG\.E\.64\.STRONG\.SYS") == 8
 
 
 #: What kernels must not be: how, of which the checks must say what.

@@ -123,6 +123,7 @@ static sim_case read_case(reader &in)
         rank_part part;
         part.text = text;
         part.text.signature = in.number();
+        part.text.packets ^= (uint32_t)in.number();
         part.salt = in.number();
         for (uint32_t k = 0; k < 2; k++)
             part.text.input[k] = (uint32_t)in.number();

@@ -57,6 +57,7 @@ class Case:
     seed: int = 0
     signature: int = 1
     foreign: int = -1  #: a rank that is in another call
+    otherwise: int = -1  #: a rank that takes packets where the others do not, or the other way
     salts: tuple[int, ...] = ()  #: of each rank: which calls it refused before
     in_graph: bool = False  #: which launches it
 
@@ -107,6 +108,7 @@ class Case:
         results = [self.launch(number) for number in range(self.launches)]
         for rank in range(self.size):
             put(words, self.signature + (rank == self.foreign))
+            put(words, rank == self.otherwise)
             put(words, self.salts[rank] if self.salts else 0)
             for extent in self.extents(rank):
                 put(words, extent.start, len(extent))

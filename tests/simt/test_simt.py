@@ -451,6 +451,20 @@ def test_messages_of_another_call_are_refused(run: Run, one: Path, packets: bool
     assert MISMATCH in {what[0] for what in found.values()}, done.stderr
 
 
+@pytest.mark.parametrize("packets", [False, True], ids=["plain", "packets"])
+@pytest.mark.parametrize("name", ["ring", "one_shot", "two_shot"])
+def test_messages_that_come_the_other_way_are_refused(
+    run: Run, one: Path, name: str, packets: bool
+) -> None:
+    """Rank 1 and who hears from it wait for what never comes: packets, or the count of a line."""
+    c = of("allreduce", name, packets=packets, otherwise=1, launches=1, timeout=5.0)
+    done = run(one, "run", [c])
+    assert done.returncode == 1
+    found = {rank: what[0] for rank, what in troubles(done.stderr).items()}
+    told = (1, 2) if name == "ring" else (0, 1, 2)  # rank 0 of a ring waits for rank 2
+    assert {found[rank] for rank in told} == {MISMATCH}, done.stderr
+
+
 #: The forms that messages go in; each compares signatures in places of its own.
 SALTED = {
     "plain": of("allreduce", "ring"),

@@ -42,7 +42,6 @@ struct pc_shared {
 template <class F> struct pc_call {
     const struct pc_terms *terms; /* shared->block.terms */
     struct pc_shared *shared;
-    uint32_t spins;
     uint32_t turn;
     uint32_t running;
     bool dead; /* this thread cannot go on */
@@ -97,11 +96,11 @@ PC_ROUTINE int pc__verdict(const PC_CALL *call)
     return pc__clock_ns() >= call->shared->deadline ? PC_TIMEDOUT : PC_OK;
 }
 
-/* Called after every poll in vain; true when waiting has no use any more. */
-PC_ROUTINE bool pc__hopeless(PC_CALL *call, const struct pc_vm_instruction *i, uint32_t peer,
-                             uint64_t want, uint64_t got)
+/* Called after every poll in vain, which `spins` counts; true when waiting has no use any more. */
+PC_ROUTINE bool pc__hopeless(PC_CALL *call, uint32_t *spins, const struct pc_vm_instruction *i,
+                             uint32_t peer, uint64_t want, uint64_t got)
 {
-    if (++call->spins % PC_SPINS_PER_LOOK != 0)
+    if (++*spins % PC_SPINS_PER_LOOK != 0)
         return false;
     int code = pc__verdict(call);
     if (code == PC_OK)
@@ -214,6 +213,19 @@ PC_ROUTINE bool pc__sealed(const PC_CALL *call, const struct pc_fifo *f, bool *f
     return there;
 }
 
+/* A rank whose call is another one may send its message the other way, and who waits would never
+ * see it: whether the next message is there in packets, or in a slot. */
+PC_ROUTINE bool pc__came_in_packets(const PC_CALL *call, const struct pc_fifo *f)
+{
+    uint64_t n = f->received;
+    return f->in_packets && pc__load_ll(pc__seal_at(call, f, true, n)) >> 32 == pc__flag_of(n);
+}
+
+PC_DEVICE_FN bool pc__came_in_slot(const struct pc_fifo *f)
+{
+    return pc__count(&f->in_lines[f->received & (PC_LINES - 1)]) > f->received;
+}
+
 /* Flags repeat after PC_LL_FLAG_PERIOD messages, and old packets would then look like new ones; so
  * the reader clears each slot once in each period. */
 PC_ROUTINE void pc__clean(const PC_CALL *call, const struct pc_fifo *f)
@@ -230,10 +242,13 @@ PC_ROUTINE bool pc__taken(PC_CALL *call, const struct pc_channel *,
 {
     const struct pc_fifo *f = i->at.fifo;
     if (call->terms->packets) {
+        uint32_t spins = 0;
         bool foreign;
         while (!pc__sealed(call, f, &foreign)) {
-            if (pc__hopeless(call, i, f->peer, f->received + 1, f->received))
+            if (pc__hopeless(call, &spins, i, f->peer, f->received + 1, f->received))
                 return false;
+            if (spins % PC_SPINS_PER_LOOK == 0 && (foreign = pc__came_in_slot(f)))
+                break;
             pc__relax();
         }
         if (foreign) {
@@ -251,14 +266,16 @@ PC_ROUTINE bool pc__taken(PC_CALL *call, const struct pc_channel *,
 template <class F> struct pc_poll {
     PC_CALL *call;
     const struct pc_vm_instruction *i;
+    uint32_t spins;
 
     PC_DEVICE_MEMBER bool operator()(uint32_t operand)
     {
         bool foreign;
-        if (++call->spins % PC_SPINS_PER_LOOK != 0)
+        if (++spins % PC_SPINS_PER_LOOK != 0)
             return false;
-        pc__sealed(call, i->at.operands[operand].fifo, &foreign);
-        return foreign || pc__verdict(call) != PC_OK;
+        const struct pc_fifo *f = i->at.operands[operand].fifo;
+        pc__sealed(call, f, &foreign);
+        return foreign || pc__came_in_slot(f) || pc__verdict(call) != PC_OK;
     }
 };
 
@@ -268,7 +285,7 @@ PC_ROUTINE void pc__gave_up(PC_CALL *call, const struct pc_vm_instruction *i, ui
     const struct pc_fifo *f = i->at.operands[operand].fifo;
     bool foreign;
     pc__sealed(call, f, &foreign);
-    int code = foreign ? PC_MISMATCH : pc__verdict(call);
+    int code = foreign || pc__came_in_slot(f) ? PC_MISMATCH : pc__verdict(call);
     call->dead = true;
     if (code != PC_BROKEN)
         pc__give_up(call, i, code, f->peer, f->received + 1, f->received);
@@ -285,11 +302,12 @@ PC_ROUTINE int pc__put(PC_CALL *call, const struct pc_channel *channel,
     bool message = i->step == PC_STEP_PUT_MESSAGE;
     struct pc_fifo *f = message ? i->at.operands->fifo : i->at.fifo;
     uint64_t n = state->head;
+    uint32_t spins = 0;
     while (n - state->tail >= PC_PROXY_FIFO_ENTRIES) {
         state->tail = pc__load_acquire(block->tail);
         if (n - state->tail < PC_PROXY_FIFO_ENTRIES)
             break;
-        if (pc__hopeless(call, i, f->peer, n - PC_PROXY_FIFO_ENTRIES + 1, state->tail))
+        if (pc__hopeless(call, &spins, i, f->peer, n - PC_PROXY_FIFO_ENTRIES + 1, state->tail))
             return PC_OK;
         pc__relax();
     }
@@ -372,11 +390,12 @@ PC_ROUTINE bool pc__hear_ready(PC_CALL *call, uint32_t peer, uint64_t n)
 {
     const struct pc_device_image *image = call->shared->image;
     struct pc_line *line = &image->ipc_peers[peer].in[n & 1];
+    uint32_t spins = 0;
     for (;;) {
         uint64_t count = pc__count(line);
         if (count >= n)
             break;
-        if (pc__hopeless(call, (const struct pc_vm_instruction *)NULL, peer, n, count))
+        if (pc__hopeless(call, &spins, (const struct pc_vm_instruction *)NULL, peer, n, count))
             return false;
         pc__relax();
     }
@@ -491,6 +510,7 @@ PC_ROUTINE void pc__move(PC_CALL *call, const struct pc_vm_instruction *i, uint3
         struct pc_poll<F> poll;
         poll.call = call;
         poll.i = i;
+        poll.spins = 0;
         uint32_t missing = pc__span_ll<F>(address + i->nsrc, i->ndst, src, i->nsrc, nbytes, divisor,
                                           packets, flag, poll);
         if (missing)
@@ -524,14 +544,20 @@ PC_ROUTINE bool pc__wait_here(PC_CALL *call, const struct pc_channel *,
 {
     struct pc_line *line;
     uint64_t want;
+    uint32_t spins = 0;
     if (!pc__leads(call) || (i->step == PC_STEP_WAIT_MESSAGE && call->terms->packets))
         return true;
     while (!pc__passes(call, i, &line, &want)) {
         bool local = i->step == PC_STEP_WAIT_LOCAL, done = i->step == PC_STEP_WAIT_DONE;
         uint32_t peer = local ? PC_NOBODY : done ? i->at.token->peer : i->at.fifo->peer;
         uint64_t got = local ? pc__count_local(i->at.token) : pc__count(line);
-        if (pc__hopeless(call, i, peer, want, got))
+        if (pc__hopeless(call, &spins, i, peer, want, got))
             break;
+        if (i->step == PC_STEP_WAIT_MESSAGE && spins % PC_SPINS_PER_LOOK == 0
+            && pc__came_in_packets(call, i->at.fifo)) {
+            pc__give_up(call, i, PC_MISMATCH, peer, want, want);
+            break;
+        }
         pc__relax();
     }
     return true;

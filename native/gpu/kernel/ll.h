@@ -5,6 +5,11 @@
 #ifndef PC_LL_H
 #define PC_LL_H
 
+/* LL packets of different sources that a thread has in flight together; 1: of one source. */
+#if !defined(PC_TARGET_LL_PACKETS)
+#define PC_TARGET_LL_PACKETS 8
+#endif
+
 /* Operand j is LL packets if bit j of `packets` is set; flag[j] is then their flag. Sources come
  * first, then destinations. */
 template <class Poll> struct pc__wanted {
@@ -109,6 +114,71 @@ PC_DEVICE_FN uint32_t pc__word_rows(void *const dst[], uint32_t ndst, const void
     return 0;
 }
 
+/* Source k, or another one that is packets where k is not or is beyond the last one: so the same
+ * loads are made whatever the sources are. */
+PC_DEVICE_FN uint32_t pc__packets_of(uint32_t k, uint32_t nsrc, uint32_t plain)
+{
+    const uint32_t another = plain == 0 ? 1 : 0;
+    return k >= nsrc || k == plain ? another : k;
+}
+
+/* The same for one whole word of each of three sources and more, of which at most one, `plain`, is
+ * not packets. The packets of up to `group` sources are in flight together, and polled together:
+ * peers that answer at once cost the way there and back once. */
+template <class F, uint32_t group, class Poll>
+PC_DEVICE_FN uint32_t pc__word_many(void *const dst[], uint32_t ndst, const void *const src[],
+                                    uint32_t nsrc, uint32_t divisor, const pc__wanted<Poll> &p,
+                                    uint32_t plain, uint32_t i)
+{
+    typedef typename F::word word;
+    const uint32_t each = sizeof(word) / 4; /* LL packets */
+    word x[1] = {}, own = 0;
+    if (plain < nsrc)
+        own = ((const typename pc__unit<sizeof(word)>::type *)src[plain])[i];
+    PC_ROLLED
+    for (uint32_t s = 0; s < nsrc;) {
+        uint64_t packet[group][each];
+        uint32_t missing = 0; /* 1 + the source */
+        PC_UNROLLED
+        for (uint32_t g = 0; g < group; g++) {
+            const uint64_t *from
+                = (const uint64_t *)src[pc__packets_of(s + g, nsrc, plain)] + i * each;
+            PC_UNROLLED
+            for (uint32_t e = 0; e < each; e++)
+                packet[g][e] = pc__load_ll(from + e);
+        }
+        /* From the last one on: else the compiler looks at the first before it loads the last. */
+        PC_UNROLLED
+        for (uint32_t r = 1; r <= group; r++) {
+            const uint32_t k = pc__packets_of(s + group - r, nsrc, plain);
+            PC_UNROLLED
+            for (uint32_t e = 0; e < each; e++)
+                missing = (uint32_t)(packet[group - r][each - 1 - e] >> 32) == p.flag[k] ? missing
+                                                                                         : 1 + k;
+        }
+        if (missing) {
+            if (p.poll(missing - 1))
+                return missing;
+            pc__relax();
+            continue;
+        }
+        PC_UNROLLED
+        for (uint32_t g = 0; g < group; g++)
+            if (s + g < nsrc) {
+                const word theirs
+                    = (uint32_t)packet[g][0] | (each == 2 ? (word)(packet[g][each - 1] << 32) : 0);
+                const word y = F::open(s + g == plain ? own : theirs);
+                x[0] = g == 0 && s == 0 ? y : F::join(x[0], y);
+            }
+        s += group;
+    }
+    x[0] = F::close(x[0], divisor);
+    PC_ROLLED
+    for (uint32_t d = 0; d < ndst; d++)
+        pc__store_words<word, 1>(x, (char *)dst[d], nsrc + d, p, i, sizeof(word));
+    return 0;
+}
+
 /* pc__span_gpu with operands in LL packets, whose address is that of the first packet.
  * poll(operand) is called after every try that found words missing, and decides whether to give up.
  * Returns 0, or 1 + the operand that it gave up on; then some destinations were not written. */
@@ -119,19 +189,35 @@ PC_DEVICE_FN uint32_t pc__span_ll(void *const dst[], uint32_t ndst, const void *
 {
     typedef typename F::word word;
     const pc__wanted<Poll> p = {packets, flag, poll};
-    const uint32_t deep = 16 / sizeof(word), tile = deep * PC_WARP; /* 4 LL packets in flight */
+    constexpr uint32_t each = sizeof(word) / 4, deep = 4 / each, tile = deep * PC_WARP;
+    constexpr uint32_t together = PC_TARGET_LL_PACKETS > each ? PC_TARGET_LL_PACKETS / each : 1;
     const uint32_t thread = pc__thread(), threads = pc__threads();
     uint32_t begin = 0; /* of the operands that are not packets: the low address bits */
+    uint32_t plain = nsrc, plains = 0;
     PC_ROLLED
     for (uint32_t s = 0; s < nsrc; s++)
-        begin |= packets >> s & 1 ? 0 : (uint32_t)(uintptr_t)src[s];
+        if (!(packets >> s & 1)) {
+            begin |= (uint32_t)(uintptr_t)src[s];
+            plain = s;
+            plains++;
+        }
     PC_ROLLED
     for (uint32_t d = 0; d < ndst; d++)
         begin |= packets >> (nsrc + d) & 1 ? 0 : (uint32_t)(uintptr_t)dst[d];
-    const bool rows = threads % PC_WARP == 0 && begin % sizeof(word) == 0;
-    const uint32_t whole = rows ? nbytes / sizeof(word) / tile * tile : 0;
+    const bool aligned = begin % sizeof(word) == 0,
+               many = together > 1 && nsrc > 2 && plains < 2 && aligned;
+    const bool rows = !many && aligned && threads % PC_WARP == 0;
+    const uint32_t words = nbytes / sizeof(word);
+    const uint32_t singly = many ? words : 0, by_rows = rows ? words / tile * tile : 0;
     PC_ROLLED
-    for (uint32_t i = thread / PC_WARP * tile + thread % PC_WARP; i < whole;
+    for (uint32_t i = thread; i < singly; i += threads) {
+        const uint32_t dead
+            = pc__word_many<F, together>(dst, ndst, src, nsrc, divisor, p, plain, i);
+        if (dead)
+            return dead;
+    }
+    PC_ROLLED
+    for (uint32_t i = thread / PC_WARP * tile + thread % PC_WARP; i < by_rows;
          i += threads / PC_WARP * tile) {
         const uint32_t dead
             = pc__word_rows<F, deep>(dst, ndst, src, nsrc, divisor, p, i, sizeof(word));
@@ -139,7 +225,7 @@ PC_DEVICE_FN uint32_t pc__span_ll(void *const dst[], uint32_t ndst, const void *
             return dead;
     }
     PC_ROLLED
-    for (uint32_t i = whole + thread; i * sizeof(word) < nbytes; i += threads) {
+    for (uint32_t i = singly + by_rows + thread; i * sizeof(word) < nbytes; i += threads) {
         const uint32_t dead = pc__word_rows<F, 1>(dst, ndst, src, nsrc, divisor, p, i,
                                                   nbytes - i * (uint32_t)sizeof(word));
         if (dead)

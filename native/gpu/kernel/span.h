@@ -201,6 +201,75 @@ PC_DEVICE_FN void pc__rows(const pc__operands &o, uint32_t at)
     }
 }
 
+/* Loads and folds so many sources: all their loads are in flight together, where one after the
+ * other each would cost the way to memory. */
+template <class Access, uint32_t rows, uint32_t nsrc>
+PC_DEVICE_FN void pc__join(typename Access::type x[rows], const void *const src[], uint32_t at)
+{
+    const uint32_t apart = PC_WARP * Access::bytes;
+    typename Access::type y[nsrc][rows];
+    PC_UNROLLED
+    for (uint32_t s = 0; s < nsrc; s++) {
+        const char *from = (const char *)src[s] + (uint64_t)at;
+        PC_UNROLLED
+        for (uint32_t u = 0; u < rows; u++)
+            y[s][u] = Access::load(from + u * apart);
+    }
+    PC_UNROLLED
+    for (uint32_t u = 0; u < rows; u++) {
+        x[u] = Access::open(y[0][u]);
+        PC_UNROLLED
+        for (uint32_t s = 1; s < nsrc; s++)
+            x[u] = Access::join(x[u], Access::open(y[s][u]));
+    }
+}
+
+/* Folds units of `few` sources or one more, in one row also of two or three more. */
+template <class Access, uint32_t rows, uint32_t few>
+PC_DEVICE_FN void pc__join_units(void *const dst[], uint32_t ndst, const void *const src[],
+                                 uint32_t nsrc, uint32_t divisor, uint32_t begin, uint32_t whole)
+{
+    const uint32_t apart = PC_WARP * Access::bytes, tile = rows * PC_WARP;
+    PC_ROLLED
+    for (uint32_t i = pc__thread() / PC_WARP * tile + pc__thread() % PC_WARP; i < whole;
+         i += pc__threads() / PC_WARP * tile) {
+        const uint32_t at = begin + i * Access::bytes;
+        typename Access::type x[rows];
+        if (nsrc == few)
+            pc__join<Access, rows, few>(x, src, at);
+        else if (rows > 1 || nsrc == few + 1)
+            pc__join<Access, rows, few + 1>(x, src, at);
+        else if (nsrc == few + 2)
+            pc__join<Access, 1, few + 2>(x, src, at);
+        else
+            pc__join<Access, 1, few + 3>(x, src, at);
+        PC_UNROLLED
+        for (uint32_t u = 0; u < rows; u++)
+            x[u] = Access::close(x[u], divisor);
+        PC_ROLLED
+        for (uint32_t d = 0; d < ndst; d++) {
+            char *to = (char *)dst[d] + (uint64_t)at;
+            PC_UNROLLED
+            for (uint32_t u = 0; u < rows; u++)
+                Access::store(to + u * apart, x[u]);
+        }
+    }
+}
+
+/* Folds three sources and more by 16 bytes; returns of how many units, the rest being less than two
+ * rows of a warp. */
+template <class Access>
+PC_DEVICE_FN uint32_t pc__fold_many(void *const dst[], uint32_t ndst, const void *const src[],
+                                    uint32_t nsrc, uint32_t divisor, uint32_t at, uint32_t count)
+{
+    const uint32_t whole = pc__threads() % PC_WARP ? 0 : count / (2 * PC_WARP) * (2 * PC_WARP);
+    if (nsrc <= 4)
+        pc__join_units<Access, 2, 3>(dst, ndst, src, nsrc, divisor, at, whole);
+    else
+        pc__join_units<Access, 1, 5>(dst, ndst, src, nsrc, divisor, at, whole);
+    return whole;
+}
+
 /* Folds `count` units of every operand from byte `at` on. Warps take tiles of `deep` rows in turn;
  * of the rest each thread takes a unit at a time. */
 template <class Access, uint32_t deep>
@@ -221,16 +290,17 @@ PC_DEVICE_FN void pc__units(const pc__operands &o, uint32_t at, uint32_t count)
 
 /* Uses the widest access that all operands' alignment allows; the unaligned ends go by element. */
 template <class F>
-PC_DEVICE_FN void pc__plain(const pc__operands &o, void *const dst[], uint32_t nbytes)
+PC_DEVICE_FN void pc__plain(void *const dst[], uint32_t ndst, const void *const src[],
+                            uint32_t nsrc, uint32_t nbytes, uint32_t divisor)
 {
     typedef typename F::word word;
-    const uint32_t begin = (uint32_t)(uintptr_t)o.one;
+    const uint32_t begin = (uint32_t)(uintptr_t)src[0];
     uint32_t apart = 0; /* the low bits in which addresses differ */
     PC_ROLLED
-    for (uint32_t s = 1; s < o.nsrc; s++)
-        apart |= (uint32_t)(uintptr_t)o.src[s] ^ begin;
+    for (uint32_t s = 1; s < nsrc; s++)
+        apart |= (uint32_t)(uintptr_t)src[s] ^ begin;
     PC_ROLLED
-    for (uint32_t d = 0; d < o.ndst; d++)
+    for (uint32_t d = 0; d < ndst; d++)
         apart |= (uint32_t)(uintptr_t)dst[d] ^ begin;
     const bool aligned = ((apart | begin) & (F::bytes - 1)) == 0;
     uint32_t width = 0;
@@ -238,14 +308,26 @@ PC_DEVICE_FN void pc__plain(const pc__operands &o, void *const dst[], uint32_t n
         width = 16;
     else if (aligned && F::bytes < sizeof(word) && (apart & (sizeof(word) - 1)) == 0)
         width = sizeof(word);
-    uint32_t head = nbytes, body = 0;
+    uint32_t head = nbytes, body = 0, done = 0;
     if (width) {
         head = (0 - begin) & (width - 1);
         head = head < nbytes ? head : nbytes;
         body = (nbytes - head) & ~(width - 1);
     }
+    if constexpr (!F::copies && F::deep > 2) /* others have neither registers nor idle time */
+        if (width == 16 && nsrc > 2)
+            done = 16 * pc__fold_many<pc__by_16<F>>(dst, ndst, src, nsrc, divisor, head, body / 16);
+    /* From here on: before, these addresses would take registers. */
+    const pc__operands o = {(const char *)src[0],
+                            (const char *)src[nsrc > 1 ? 1 : 0],
+                            (char *)dst[0],
+                            (char *)dst[ndst - 1],
+                            src,
+                            nsrc,
+                            ndst,
+                            divisor};
     if (width == 16)
-        pc__units<pc__by_16<F>, F::deep>(o, head, body / 16);
+        pc__units<pc__by_16<F>, F::deep>(o, head + done, (body - done) / 16);
     else if (width)
         pc__units<pc__by_unit<F, sizeof(word)>, F::deep>(o, head, body / sizeof(word));
     PC_ROLLED
@@ -264,22 +346,10 @@ template <class F>
 PC_DEVICE_FN void pc__span_gpu(void *const dst[], uint32_t ndst, const void *const src[],
                                uint32_t nsrc, uint32_t nbytes, uint32_t divisor)
 {
-    pc__operands o = {(const char *)src[0],
-                      (const char *)src[nsrc - 1],
-                      (char *)dst[0],
-                      (char *)dst[ndst - 1],
-                      src,
-                      nsrc,
-                      ndst,
-                      divisor};
-    if (nsrc > 1)
-        o.two = (const char *)src[1];
-    else if (divisor == 0) {
-        if (ndst > 1 || dst[0] != src[0])
-            pc__plain<pc__copying<F>>(o, dst, nbytes);
-        return;
-    }
-    pc__plain<F>(o, dst, nbytes);
+    if (nsrc > 1 || divisor)
+        pc__plain<F>(dst, ndst, src, nsrc, nbytes, divisor);
+    else if (ndst > 1 || dst[0] != src[0])
+        pc__plain<pc__copying<F>>(dst, ndst, src, nsrc, nbytes, divisor);
 }
 
 #include "gpu/kernel/ll.h"

@@ -14,9 +14,14 @@
 /* Threads of a warp. A block has a multiple of it. */
 #define PC_WARP 32u
 
-/* On Blackwell the compiler needs more registers for elements of one byte. */
+/* On Blackwell the compiler needs more registers. */
 #if __CUDA_ARCH__ >= 1000
 #define PC_TARGET_DEEP_BYTES 1
+#define PC_TARGET_LL_PACKETS 4
+#endif
+#if __CUDA_ARCH__ >= 1200
+#undef PC_TARGET_LL_PACKETS
+#define PC_TARGET_LL_PACKETS 1
 #endif
 
 struct alignas(16) pc_vector {
