@@ -32,6 +32,7 @@ def add(commands: Any) -> None:
     option("--nbytes", type=nbytes, metavar="SIZE", help="of the whole message; a barrier has 1")
     option("--algorithm", metavar="NAME", help="as if the call asked for this one")
     option("--dtype", choices=[*BY_NAME], default="float32", metavar="NAME")
+    option("--device", choices=["cpu", "cuda"], default="cpu", help="where arrays lie")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--size", type=positive, metavar="N", help="number of ranks (default 2)")
     place.add_argument("--topology", metavar="FILE", help="ranks and links of a saved description")
@@ -46,16 +47,17 @@ def run(options: argparse.Namespace) -> int:
         if options.collective != "barrier":
             raise UsageError(f"--nbytes of the {options.collective} is missing")
         options.nbytes = 1
+    tuning = None
     if options.topology is not None:
         question, machine = _described(options)
-        tuning = None
     else:
-        question, machine = question_here(options), None
-        tuning = load(Config.load().cache, pycoll.__version__, question)
+        question, machine = question_here(options)._replace(device=options.device), None
+        if options.device == "cpu":
+            tuning = load(Config.load().cache, pycoll.__version__, question)
     with working(f"simulating {question.collective} at {question.size} ranks"):
         told = explain(question, tuning, machine=machine)
     print(told)
-    if options.topology is None and tuning is None:
+    if options.topology is None and options.device == "cpu" and tuning is None:
         print("nothing was measured for such ranks here: run pycoll tune under their launcher")
     return 0
 
@@ -105,6 +107,11 @@ def edges_here(size: int, nodes: int) -> Edges:
 def _described(options: argparse.Namespace) -> tuple[Question, Machine]:
     from pycoll.topology import load as load_topology
 
+    if options.device != "cpu":
+        raise UsageError(
+            f"--device {options.device} with --topology: the ranks of a described cluster have "
+            "arrays of the host, leave one out"
+        )
     if options.nodes is not None:
         raise UsageError("--nodes and --topology both say where ranks are: leave one out")
     topology = load_topology(options.topology)

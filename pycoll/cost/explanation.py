@@ -113,7 +113,10 @@ def explain(
     if machine is not None and topology is not None:
         where = reach(topology, machine.flows)
     if question.device != "cpu":
-        where.append("The rates are published ones of GPUs joined by NVLink, not measured here.")
+        where.append(
+            "Costs are counted from the kernels' source, by published rates of GPUs joined by "
+            "NVLink, not measured here."
+        )
     described = topology is not None and question.size > 1
     return Explanation(question, chosen, tuple(ranked), why, tuple(where), described)
 

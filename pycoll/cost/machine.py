@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from pycoll.cost.kernel import Kernel
 from pycoll.cost.question import Question
 from pycoll.program.slots import BUDGET_BYTES, SLOT_BYTES, SLOTS, SMALL_BYTES, message_bytes
 
@@ -76,24 +77,10 @@ class Toll(NamedTuple):
     byte: float = 0.0  #: both, for a byte
 
 
-#: Of GPUs that NVLink joins, coarsely, from published figures (a launch; a hop of a ring in NCCL's
-#: model of LL and simple messages; copies by 16 blocks): nothing here was measured. Their ranks
-#: share no cores and have no slots that would evict each other's.
-GPU = Rates(
-    entry=5e-6,
-    message=400e-9,
-    latency=1.0e-6,
-    switch=0.0,
-    copy=1 / 150e9,
-    fold=1 / 600e9,
-    store=1 / 600e9,
-    fused=1 / 150e9,
-    memory=1.0,
-    beside=1.0,
-    spread=0.0,
-    network_message=12e-6,
-    rdma_message=3e-6,
-)
+#: Of GPUs that NVLink joins, coarsely, from published figures: a launch, and a store's way to
+#: another GPU's memory. What operations cost there says `kernel`; a message between hosts is the
+#: proxy's work. Nothing here was measured. Ranks share no cores.
+GPU = Rates(entry=5e-6, latency=1.0e-6, switch=0.0, network_message=12e-6, rdma_message=3e-6)
 
 #: Of so many processes that take turns on a core Linux keeps the translations of addresses. With
 #: more of them each has to look its pages up again: for every message, and behind every change.
@@ -130,6 +117,7 @@ class Machine:
     rdma: bool = False  #: hosts reach each other by RDMA; a topology says so of each two ranks
     flows: int = 1  #: queue pairs of two ranks for each of their pairs of rails, in a topology
     seats: tuple[int, ...] = ()  #: ranks of the topology that these are; empty: all
+    kernel: Kernel | None = None  #: calls are kernels on GPUs; None: the CPU's engine runs them
 
     def __hash__(self) -> int:
         return self._hash
@@ -171,6 +159,7 @@ class Machine:
             question.budget,
             question.small_bytes,
             rdma=question.rdma,
+            kernel=Kernel() if on_gpus else None,
         )
 
     @classmethod

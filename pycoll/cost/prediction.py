@@ -69,7 +69,7 @@ def least(
     algorithm: Algorithm, nbytes: int, machine: Machine, placement: Placement = FLAT
 ) -> float:
     """Return seconds that a call takes at least: the own work of the busiest of a few ranks."""
-    if machine.size > whole_ranks(machine):
+    if machine.kernel is not None or machine.size > whole_ranks(machine):
         found = outline(algorithm, machine.size, placement, machine.hosts)
         if not found.ranks:
             return 0.0

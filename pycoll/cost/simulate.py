@@ -61,6 +61,8 @@ class Scene:
     wake: float  #: seconds of a rank that wakes another one of its host
     stripe: float = math.inf  #: bytes of a message from which on it is cut over all its routes
     limit: float = math.inf  #: seconds behind which nobody asks for the end
+    #: seconds of each operation in which its messages cross links already; empty: of none
+    leads: Sequence[float] = ()
 
     def busiest(self) -> float:
         """Return the seconds of one tile that the busiest link needs."""
@@ -120,6 +122,7 @@ class _Run:
         self.scene = scene
         self.operations = work.operations
         self.depths, self.limit = scene.depths, scene.limit
+        self.leads = scene.leads or [0.0] * len(work.operations)
         edges = range(len(work.edges))
         self.arrivals: list[list[float]] = [[] for _ in edges]
         self.credits: list[list[float]] = [[] for _ in edges]
@@ -226,7 +229,7 @@ class _Run:
             if self.shared and self._sleeps(self.to[e], e, scene.hosts[rank]):
                 self.left[self.to[e]] = math.inf
                 end = self.busy[rank] = end + scene.wake
-            self._send(e, scene.nbytes[number], end)
+            self._send(e, scene.nbytes[number], end, self.leads[number])
             self.sent[e] += 1
         self.done[number] += 1
         self.ended[number] = end
@@ -244,13 +247,17 @@ class _Run:
             return False
         return self.left[rank] <= self.calm[host]
 
-    def _send(self, edge: int, nbytes: float, now: float) -> None:
+    def _send(self, edge: int, nbytes: float, end: float, lead: float) -> None:
+        """Let a message leave whose last byte is written at the end, its first one so much before.
+
+        Nothing of it is seen before the end.
+        """
         way, number = self.scene.ways[edge], self.sent[edge]
         self.arrivals[edge].append(math.inf)
         if not way.lanes:
-            self._arrive(edge, number, now + way.latency)
+            self._arrive(edge, number, end + way.latency)
             return
-        lanes = way.lanes
+        lanes, now = way.lanes, end - lead
         if nbytes < self.scene.stripe:
             lane = lanes[0] if len(lanes) == 1 else self._soonest(lanes, nbytes, now)
             pieces = [(lane, nbytes)]
@@ -259,7 +266,7 @@ class _Run:
         message = _SimMessage(edge, number, len(pieces))
         for lane, part in pieces:
             heappush(self.events, (now, next(self.order), ~len(self.pieces)))
-            self.pieces.append(_Piece(message, lane, part))
+            self.pieces.append(_Piece(message, lane, part, end=end))
 
     def _soonest(self, lanes: Sequence[SimRoute], nbytes: float, now: float) -> SimRoute:
         """Return the route by which a message arrives first, as far as that is known now."""

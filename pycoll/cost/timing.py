@@ -6,8 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from pycoll.cost.folding import folded
+from pycoll.cost.kernel_price import KernelPrice
 from pycoll.cost.lanes import fewest
 from pycoll.cost.machine import CACHE_BYTES, MEMORY_BYTES, STRIPE_BYTES, WAKE, Machine, Toll
 from pycoll.cost.outline import Outline
@@ -66,16 +68,18 @@ def seconds_of(
     longest = lengths if isinstance(lengths, float) else max(lengths, default=0.0)
     most = machine.message_bytes(work.most_edges, work.widest)
     tile = max(CHUNK_UNIT, tile_bytes(most, work.widest, most))
+    price = price_of(work, nbytes, machine, longest)
+    tile *= price.instances  # each moves its part of every chunk, in tiles of its own
     # Chunks are cut at whole units: of the shortest messages one is longer than its share.
     message = min(nbytes, work.widest * min(math.ceil(longest / CHUNK_UNIT) * CHUNK_UNIT, tile))
     each, calls = max(1, math.ceil(longest / tile)), CALLS if work.rooted else 1
     tiles, limit = calls * each, calls * limit
     entry = machine.rates.entry
     if tiles <= TILES:
-        scene = _scene(work, nbytes, machine, lengths, tiles, 1 / each, message, limit)
+        scene = _scene(work, price, machine, lengths, tiles, 1 / each, message, limit)
         return entry + simulate(scene) / calls
     share = tile / longest if each > TILES else 1 / each
-    scene = _scene(work, nbytes, machine, lengths, 1, share, message, limit)
+    scene = _scene(work, price, machine, lengths, 1, share, message, limit)
 
     def run(n: int) -> Scene:
         return replace(scene, tiles=n)
@@ -109,7 +113,7 @@ def lengths_of(
 
 def _scene(
     work: Work,
-    nbytes: int,
+    price: Price,
     machine: Machine,
     lengths: float | Sequence[float],
     tiles: int,
@@ -121,7 +125,6 @@ def _scene(
     # A rank that stands for all ranks of its host stands for their turns on its core, too.
     alone = work.ranks == 1 and machine.turns > 1
     pace = machine.turns if alone else 1.0
-    price = _Price(work, nbytes, machine, pace)
     sizes = [moved(o, lengths) * share for o in work.operations]
     hosts = machine.hosts or (0,) * machine.size
     tolls = [machine.toll(work.sender(e), e[0]) for e in work.edges]
@@ -129,9 +132,9 @@ def _scene(
     wake = 0.0 if work.rooted else WAKE * machine.rates.switch
     return Scene(
         work,
-        [price.of(o, n, tolls) for o, n in zip(work.operations, sizes, strict=True)],
+        [price.of(o, n, tolls) * pace for o, n in zip(work.operations, sizes, strict=True)],
         sizes,
-        _ways(work, sizes, machine, hosts, machine.switch * pace if alone else 0.0),
+        _ways(work, sizes, machine, hosts, machine.switch * pace if alone else 0.0, price.link),
         _depths(work, message, machine, hosts),
         tiles,
         hosts[: work.ranks],
@@ -140,6 +143,7 @@ def _scene(
         wake,
         STRIPE_BYTES,
         limit,
+        [price.lead(o, n) for o, n in zip(work.operations, sizes, strict=True)],
     )
 
 
@@ -168,12 +172,34 @@ def beside(machine: Machine) -> float:
     return 1 - share * (1 - machine.rates.beside)
 
 
-class _Price:
+class Price(Protocol):
     """What operations cost the rank that does them."""
 
-    def __init__(self, work: Work, nbytes: int, machine: Machine, pace: float) -> None:
+    instances: int  #: parts of every chunk that are moved side by side
+    link: float  #: bytes per second of a rank's link to those of its host; infinite: it has none
+
+    def of(self, o: Operation, nbytes: float, tolls: Sequence[Toll]) -> float:
+        """Return the seconds of an operation on so many bytes; every edge has its toll."""
+
+    def lead(self, o: Operation, nbytes: float) -> float:
+        """Return how many of these go by while what it sends crosses links already."""
+
+
+def price_of(work: Work, nbytes: int, machine: Machine, chunk: float) -> Price:
+    """Return what a call's operations cost, whose longest chunk is so many bytes."""
+    if machine.kernel is not None:
+        return KernelPrice(work, nbytes, machine.kernel, work.widest * chunk, machine.hosts)
+    return _EnginePrice(work, nbytes, machine)
+
+
+class _EnginePrice:
+    """What operations cost the CPU of the rank that does them."""
+
+    instances = 1
+    link = math.inf  # what a message costs is to read and to write memory
+
+    def __init__(self, work: Work, nbytes: int, machine: Machine) -> None:
         rates, turns = machine.rates, machine.turns
-        self._pace = pace
         edges = max(work.peers(rank) for rank in range(work.ranks)) if work.ranks else 0
         others = min(max(0, edges - 1), SPREAD_EDGES)
         crowded = nbytes * turns > CACHE_BYTES
@@ -186,7 +212,7 @@ class _Price:
         self._fused = rates.fused if from_memory else 0.0
 
     def of(self, o: Operation, nbytes: float, tolls: Sequence[Toll]) -> float:
-        """Return the seconds of an operation on so many bytes; every edge has its toll."""
+        """Return the seconds of an operation."""
         partial = -(-(o.operands - 1) // (MAX_SOURCES - 1)) - 1  # folds that are folded on
         seconds = nbytes * (
             self._copy
@@ -198,15 +224,19 @@ class _Price:
             seconds += tolls[e].receive + nbytes * tolls[e].byte
         for e in o.destinations:
             seconds += tolls[e].send + nbytes * tolls[e].byte
-        return seconds * self._pace
+        return seconds
+
+    def lead(self, o: Operation, nbytes: float) -> float:
+        """Return 0: a message is whole before it is sent."""
+        return 0.0
 
 
 def own_seconds(found: Outline, nbytes: int, machine: Machine) -> float:
     """Return the seconds that the busiest of the ranks that stand for all works for a call."""
     work = found.work(dict.fromkeys(found.counts(), 1))
-    price = _Price(work, nbytes, machine, 1.0)
-    tolls = [machine.toll(work.sender(e), e[0]) for e in work.edges]
     chunk = nbytes / found.nchunks
+    price = price_of(work, nbytes, machine, chunk)
+    tolls = [machine.toll(work.sender(e), e[0]) for e in work.edges]
     each = [price.of(o, o.chunks.nchunks * chunk, tolls) for o in found.operations]
     return max(
         sum(n * each[o] for runs in rank for turn, n in runs for o in turn) for rank in found.runs
@@ -214,7 +244,12 @@ def own_seconds(found: Outline, nbytes: int, machine: Machine) -> float:
 
 
 def _ways(
-    work: Work, sizes: Sequence[float], machine: Machine, hosts: Sequence[int], wake: float
+    work: Work,
+    sizes: Sequence[float],
+    machine: Machine,
+    hosts: Sequence[int],
+    wake: float,
+    link: float,
 ) -> Sequence[EdgeRoutes]:
     """Return what each edge's messages may cross; every operation sends messages of its size."""
     if machine.topology is not None:
@@ -240,7 +275,7 @@ def _ways(
         to = hosts[edge[0]]
         frm = hosts[work.sender(edge)]
         if to == frm:
-            ways.append(near)
+            ways.append(near if link == math.inf else _linked(near.latency, work, edge, link))
             continue
         # The sender may be one that is not simulated: its host is like the one that is.
         out = frm if frm in seats else to
@@ -248,6 +283,16 @@ def _ways(
         lane = SimRoute(max(latency, wake), ((2 * out, bandwidth), (2 * to + 1, into)))
         ways.append(EdgeRoutes(lane.latency, (lane,)))
     return ways
+
+
+def _linked(latency: float, work: Work, edge: tuple[int, int, int], bandwidth: float) -> EdgeRoutes:
+    """Return the way from one GPU to another of its host: out of the one's link, into the other's.
+
+    Negative numbers are not those of a host's links.
+    """
+    out, into = work.sender(edge) % work.ranks, edge[0]
+    links = (-2 * out - 1, bandwidth), (-2 * into - 2, bandwidth)
+    return EdgeRoutes(latency, (SimRoute(latency, links),))
 
 
 def _described(work: Work, machine: Machine) -> list[EdgeRoutes]:

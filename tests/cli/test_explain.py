@@ -43,6 +43,23 @@ def test_more_hosts(cli):
     assert "without copies" not in done.out
 
 
+def test_arrays_on_gpus(cli):
+    done = cli("explain", "allreduce", "--nbytes", "8", "--size", "8", "--device", "cuda")
+    assert done.code == 0
+    assert done.out.startswith("allreduce, 8 B, 8 ranks: one_shot\n")
+    assert "not measured here" in done.out
+    assert "pycoll tune" not in done.out
+
+
+def test_a_described_cluster_has_arrays_of_the_host(cli, tmp_path):
+    path = tmp_path / "cluster.json"
+    save(cluster(2, 4, network=INFINIBAND), str(path))
+    arguments = ("explain", "allreduce", "--nbytes", "8", "--device", "cuda")
+    done = cli(*arguments, "--topology", str(path))
+    assert done.code == 2
+    assert "--device cuda with --topology" in done.err
+
+
 def test_a_described_topology(cli, tmp_path):
     path = tmp_path / "cluster.json"
     save(cluster(2, 4, network=INFINIBAND), str(path))

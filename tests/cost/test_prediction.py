@@ -8,6 +8,7 @@ import pytest
 
 from pycoll.algorithms import BUILTIN
 from pycoll.cost.explanation import explain
+from pycoll.cost.kernel import Kernel
 from pycoll.cost.machine import GPU, Machine, Rates
 from pycoll.cost.prediction import predict
 from pycoll.cost.question import Question
@@ -138,6 +139,8 @@ def test_ranks_on_gpus_are_asked_about_with_rates_of_their_own() -> None:
     assert Machine.of(there).rates == GPU
     rdma = Machine.of(there._replace(rdma=True, wire=5e9)).rates
     assert rdma == GPU._replace(rdma_bandwidth=5e9)
+    assert Machine.of(here).kernel is None
+    assert Machine.of(there).kernel == Kernel()
     assert "not measured here" in str(explain(there))
     assert "not measured here" not in str(explain(here))
 

@@ -33,7 +33,7 @@ def checked(comm: Communicator, reach: set[str], transport: str) -> None:
     x = gpus.of(np.ones(4, "f4"))
     assert comm.plan("allreduce", x).transport == transport
     told = str(comm.explain("allreduce", 1 << 20, "cuda"))
-    assert "published ones of GPUs joined by NVLink, not measured" in told
+    assert "by published rates of GPUs joined by NVLink, not measured" in told
     assert ("empty()" in told) == (reach == {"cuda"})  # what does not run is not promised
 
 

@@ -1,0 +1,104 @@
+"""Kernel: what steps cost where a call is a kernel on a GPU, counted by reading its source.
+
+Nothing of it was measured: no GPU was at hand. `native/vm/interpreter.h` and `native/gpu/kernel/`
+say which instructions a step takes, published figures of an H100 what they cost; decision 14 has
+the arithmetic for an all-reduce of 8 B. The phase `micro` of `tests/gpu/run_all.py` measures a
+fence, a flag's way and copies by 1 to all blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+_CYCLE = 1 / 1.7e9  #: of an H100's clock under load
+#: Cycles of one instruction of a thread: 4 where it needs what the one before it made, else fewer.
+_INSTRUCTION = 3
+_SHARED = 30  #: cycles of a load from shared memory, where a Program's code and operands lie
+_BARRIER = 50  #: of 256 threads
+_L2 = 250  #: a load of what a peer has written, or of an array
+
+
+def _seconds(instructions: int, shared: int = 0, barriers: int = 0, l2: int = 0) -> float:
+    cycles = _INSTRUCTION * instructions + _SHARED * shared + _BARRIER * barriers + _L2 * l2
+    return cycles * _CYCLE
+
+
+class Protocol(NamedTuple):
+    """What messages cost that are sent in one way.
+
+    ``send`` and ``receive`` are the leader's steps for each message, ``move`` is what a REDUCE_COPY
+    takes besides its data. Of that a block has ``window`` bytes of an operand on their way in each
+    ``flight``.
+    """
+
+    send: float
+    receive: float
+    move: float
+    window: int
+    flight: float
+    together: int  #: operands whose data is on its way together
+    wire: float  #: bytes on the link for each of data
+
+
+#: Packets (LL): nothing waits, a message costs the leader's steps. To send: WAIT, 20 instructions,
+#: and FILL, 30, which stores the seal. To receive: CONSUME, 30 and a load of the seal, and the
+#: credit's store. A REDUCE_COPY is 80 and a barrier behind the addresses. Each of 256 threads has
+#: 16 bytes on their way, and polls one source after the other.
+LL = Protocol(
+    send=_seconds(20 + 30, shared=2),
+    receive=_seconds(30, shared=1, l2=1),
+    move=_seconds(80, shared=6, barriers=1),
+    window=256 * 16,
+    flight=_seconds(0, l2=1),
+    together=1,
+    wire=2.0,
+)
+#: A release of system scope waits for all stores before it, also those over NVLink.
+FENCE = 0.5e-6
+#: Slots (NCCL: Simple): a message and its credit have a barrier and a fence each, and the receiver
+#: acquires the count. 32 KiB are on their way from memory, of two sources together: 45 GB/s.
+SIMPLE = Protocol(
+    send=_seconds(20 + 30, shared=2, barriers=1) + FENCE,
+    receive=_seconds(20 + 30, shared=2, barriers=1, l2=1) + FENCE,
+    move=_seconds(80, shared=6, barriers=1),
+    window=32 << 10,
+    flight=0.7e-6,
+    together=2,
+    wire=1.0,
+)
+
+#: As native/gpu/device_plan.c divides a call: messages of up to so many bytes are packets, an
+#: instance for each `LL_INSTANCE_BYTES` of them; of longer calls there is one for each
+#: `INSTANCE_BYTES`, as far as all blocks, one for each instance of each channel, are no more.
+LL_BYTES = 64 << 10
+LL_INSTANCE_BYTES = 4 << 10
+MOST_LL_INSTANCES = 16
+INSTANCE_BYTES = 32 << 10
+MOST_BLOCKS = 32
+
+
+class Kernel(NamedTuple):
+    """What limits a kernel besides its instructions, in bytes per second."""
+
+    link: float = 400e9  #: NVLink of one GPU, each way
+    memory: float = 3e12  #: read and written
+
+    def shape(
+        self, nbytes: int, message: float, channels: int, whole: bool
+    ) -> tuple[Protocol, int]:
+        """Return how messages are sent, and the instances of each channel.
+
+        Args:
+            nbytes: Of the call.
+            message: Bytes of its longest message, if it is not cut into tiles.
+            channels: Of the algorithm.
+            whole: All ranks reach each other's GPU memory; else there is one instance.
+        """
+        if not whole:
+            return SIMPLE, 1
+        most = max(1, MOST_BLOCKS // max(1, channels))
+        if message <= LL_BYTES:
+            wanted, most = math.ceil(message / LL_INSTANCE_BYTES), min(most, MOST_LL_INSTANCES)
+            return LL, max(1, min(wanted, most))
+        return SIMPLE, max(1, min(math.ceil(nbytes / INSTANCE_BYTES), most))
