@@ -6,20 +6,33 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+#: What both libraries have.
+COLLECTIVES = (
+    "allreduce",
+    "broadcast",
+    "reduce",
+    "allgather",
+    "reduce_scatter",
+    "alltoall",
+    "gather",
+    "scatter",
+)
+
 
 def parser(description: str | None, output: Path) -> argparse.ArgumentParser:
     """Return a parser with what every contest takes."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--min", type=nbytes, default=8, metavar="BYTES")
-    made.add_argument("--max", type=nbytes, default=256 << 20, metavar="BYTES")
+    made.add_argument("--max", type=nbytes, default=1 << 30, metavar="BYTES")
     made.add_argument("--factor", type=int, default=4)
     made.add_argument("--sizes", type=several, metavar="8,64K,16M", help="in place of a range")
     made.add_argument("--seconds", type=float, default=1800.0, help="of measuring; then it ends")
     made.add_argument("--repeats", type=int, default=11)
     made.add_argument("--modes", default="eager,graph")
-    made.add_argument("--blocks", type=int, help="that NCCL is held to, of each rank")
-    made.add_argument("--collective", default="allreduce")
+    made.add_argument("--blocks", type=int, help="of each rank, at most, of both libraries")
+    made.add_argument("--collective", default="allreduce", help="several: one,other")
     made.add_argument("--dtype", default="float32")
+    made.add_argument("--empty", action="store_true", help="arrays of comm.empty")
     made.add_argument("--nccl", metavar="PATH", help="libnccl.so.2; found by default")
     made.add_argument("--alone", action="store_true", help="without NCCL")
     made.add_argument("--output", type=Path, default=output)
@@ -33,6 +46,9 @@ def parse(made: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.N
     for mode in options.modes.split(","):
         if mode not in ("eager", "graph"):
             made.error(f"--modes names {mode!r}, want some of eager, graph")
+    for name in options.collective.split(","):
+        if name not in COLLECTIVES:
+            made.error(f"--collective names {name!r}, want some of {', '.join(COLLECTIVES)}")
     if options.min < 1 or options.max < options.min or options.factor < 2:
         made.error("want 1 <= --min <= --max and --factor of at least 2")
     if options.repeats < 1:
@@ -48,7 +64,14 @@ def sizes(options: argparse.Namespace) -> tuple[int, ...]:
     while size <= options.max:
         found.append(size)
         size *= options.factor
+    if found[-1] != options.max:
+        found.append(options.max)
     return tuple(found)
+
+
+def heap(longest: int) -> str:
+    """Return the MiB of PYCOLL_CUDA_HEAP with room for two arrays of so many bytes."""
+    return str((2 * longest >> 20) + 8)
 
 
 def nbytes(text: str) -> int:

@@ -17,6 +17,7 @@ from device import Array, Pool
 
 from pycoll.benchmark.problem import Problem
 from pycoll.benchmark.timing import rotated
+from pycoll.dtypes import BY_NAME
 from pycoll.runtime.native import cuda
 
 MODES = ("eager", "graph")
@@ -38,10 +39,13 @@ class Library(Protocol):
     name: str
 
     def bind(self, problem: Problem, x: Array, out: Array, stream: int) -> Callable[[], object]:
-        """Return a call that enqueues the problem on a stream; loads what it takes."""
+        """Return a call that enqueues the problem on a stream; loads what it takes.
 
-    def blocks(self) -> int | None:
-        """Return how many blocks the last bound call runs in; None if that is not known."""
+        A broadcast is in place in ``out``.
+        """
+
+    def ran(self) -> dict[str, Any]:
+        """Return what the last bound call runs as, by the words of a row; what is known of it."""
 
 
 class Ranks(Protocol):
@@ -58,7 +62,7 @@ class Contestant:
     library: Library
     call: Callable[[], object]
     graph: Graph | None
-    blocks: int | None
+    ran: dict[str, Any]
     replays: int = 1
     wrong: int = 0
     samples: list[float] | None = None
@@ -82,10 +86,13 @@ class Contest:
         device: Its GPU.
         ranks: All ranks.
         nbytes: Of the longest message: two such arrays are held at a time.
+        comm: The communicator whose `empty` gives the arrays; None: they are memory of this
+            rank's own.
     """
 
-    def __init__(self, device: int, ranks: Ranks, nbytes: int) -> None:
-        self._device, self.ranks = device, ranks
+    def __init__(self, device: int, ranks: Ranks, nbytes: int, comm: Any = None) -> None:
+        self._device, self.ranks, self._comm = device, ranks, comm
+        self._owners: list[Any] = []
         self._driver = Driver(device)
         self._pool = Pool(device, 2 * nbytes + (1 << 20))
         self.stream = cuda.stream(device)
@@ -96,15 +103,16 @@ class Contest:
     ) -> list[dict[str, Any]]:
         """Time all libraries on one problem; returns a row for each."""
         self._pool.reset()
-        x = self._pool.array(problem.input)
-        out = self._pool.empty(problem.expected.size, problem.expected.dtype)
+        self._owners.clear()
+        x = self._empty(problem.input.size, problem.input.dtype).put(problem.input)
+        out = self._empty(problem.expected.size, problem.expected.dtype)
         found = [self._enter(library, problem, x, out, mode) for library in libraries]
         try:
             for contestant in found:
                 self._calibrate(contestant)
             for repeat in range(repeats):
                 for contestant in rotated(found, repeat):
-                    self._turn(contestant, problem, out)
+                    self._turn(contestant, problem, x, out)
         finally:
             for contestant in found:
                 if contestant.graph:
@@ -122,6 +130,14 @@ class Contest:
         copy()
         return statistics.median(self._seconds(copy) for _ in range(repeats))
 
+    def _empty(self, count: int, dtype: Any) -> Array:
+        if self._comm is None or count == 0:
+            return self._pool.empty(count, dtype)
+        owner = self._comm.empty(count, str(dtype), device="cuda")
+        self._owners.append(owner)
+        address, _ = owner.__cuda_array_interface__["data"]
+        return Array(self._pool, address, (count,), BY_NAME[str(dtype)])
+
     def _enter(
         self, library: Library, problem: Problem, x: Array, out: Array, mode: str
     ) -> Contestant:
@@ -129,14 +145,14 @@ class Contest:
         self.ranks.gather(0.0)
         call()  # connections are made, kernels are loaded
         cuda.stream_wait(self._device, self.stream)
-        blocks, graph = library.blocks(), None
+        ran, graph = library.ran(), None
         self.ranks.gather(0.0)
         if mode == "graph":
             graph = Graph(self._driver, self.stream)
             with graph.capture():
                 for _ in range(IN_GRAPH):
                     call()
-        return Contestant(library, call, graph, blocks, samples=[])
+        return Contestant(library, call, graph, ran, samples=[])
 
     def _calibrate(self, contestant: Contestant) -> None:
         """Find how many calls fill a block, alike on all ranks."""
@@ -148,8 +164,11 @@ class Contest:
             wanted = int(1.2 * before * BLOCK_SECONDS / max(seconds, 1e-7))
             contestant.replays = max(before + 1, min(10 * before, wanted))
 
-    def _turn(self, contestant: Contestant, problem: Problem, out: Array) -> None:
+    def _turn(self, contestant: Contestant, problem: Problem, x: Array, out: Array) -> None:
         out.fill(0xA5)
+        if problem.operation.name == "broadcast" and x.nbytes:
+            cuda.copy(self._device, out.address, x.address, x.nbytes, self.stream)
+            cuda.stream_wait(self._device, self.stream)
         self.ranks.gather(0.0)
         contestant.call()
         cuda.stream_wait(self._device, self.stream)
@@ -184,7 +203,8 @@ class Contest:
             "op": problem.op.name.lower(),
             "nbytes": problem.nbytes,
             "count": problem.count,
-            "blocks": contestant.blocks,
+            "arrays": "own" if self._comm is None else "empty",
+            **contestant.ran,
             "calls": contestant.calls,
             "time_us": {
                 "min": micros[0],

@@ -9,7 +9,6 @@ from device import Array
 from nccl import Comm
 
 from pycoll.benchmark.problem import Problem
-from pycoll.runtime.native import device_comm
 
 
 class Pycoll:
@@ -18,35 +17,40 @@ class Pycoll:
     name = "pycoll"
 
     def __init__(self, comm: Any, algorithm: str | None = None) -> None:
-        self._comm, self._algorithm = comm, algorithm
-        self.ran: int | None = None  #: blocks of the last bound call
+        self._comm, self._options = comm, {} if algorithm is None else {"algorithm": algorithm}
+        self._ran: dict[str, Any] = {}
 
     def bind(self, problem: Problem, x: Array, out: Array, stream: int) -> Callable[[], object]:
         """Return the call of the communicator's method."""
-        comm, name = self._comm, problem.operation.name
-        method, options = getattr(comm, name), {}
-        if problem.operation.reduces:
+        comm, operation, options = self._comm, problem.operation, dict(self._options)
+        if operation.reduces:
             options["op"] = problem.op.name.lower()
-
-        if self._algorithm is not None:
-            options["algorithm"] = self._algorithm
+        if operation.name == "broadcast":
+            arrays: list[Any] = [out]
+        else:  # what only the root has is None elsewhere
+            arrays = [array if array.size else None for array in (x, out)]
         with comm.on_stream(stream):  # a kernel that is loaded later may wait for those that run
-            plan = comm.plan(name, x, None if name == "broadcast" else out, **options)
-        *_, native = plan._owner
-        self.ran = device_comm.device_plan_shape(native.handle).blocks
+            plan = comm.plan(operation.name, *arrays, **options)
+        shape = plan.shape
+        self._ran = {
+            "algorithm": plan.algorithm,
+            "transport": plan.transport,
+            "blocks": shape.blocks,
+            "instances": shape.instances,
+            "protocol": shape.protocol,
+            "threads": shape.threads,
+        }
+        method = getattr(comm, operation.name)
 
         def call() -> None:
             with comm.on_stream(stream):
-                if name == "broadcast":
-                    method(x, **options)
-                else:
-                    method(x, out, **options)
+                method(*arrays, **options)
 
         return call
 
-    def blocks(self) -> int | None:
-        """Return the blocks of a call at most."""
-        return int(self._comm.cuda().blocks)
+    def ran(self) -> dict[str, Any]:
+        """Return what the kernel of the last bound call is."""
+        return self._ran
 
 
 class WithNccl:
@@ -60,8 +64,9 @@ class WithNccl:
     def bind(self, problem: Problem, x: Array, out: Array, stream: int) -> Callable[[], object]:
         """Return the call of the library's function."""
         comm, name, op = self._comm, problem.operation.name, problem.op.name.lower()
-        return lambda: comm.enqueue(name, x, out, stream, op)
+        given = out if name == "broadcast" else x
+        return lambda: comm.enqueue(name, given, out, stream, op)
 
-    def blocks(self) -> int | None:
-        """Return the blocks that it was held to."""
-        return self._blocks
+    def ran(self) -> dict[str, Any]:
+        """Return the bound of its blocks: it does not tell how many a call has."""
+        return {"blocks_at_most": self._blocks}

@@ -16,6 +16,7 @@ sys.path += [str(Path(__file__).resolve().parents[depth]) for depth in (1, 2)]
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "gpu"))
 
 import arguments
+import kernels
 from figures import summary
 from launch import RESULTS
 from result import Result
@@ -46,8 +47,11 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
 
 def main() -> None:
     options = parse(sys.argv[1:])
-    if options.blocks:
-        os.environ |= {"NCCL_MAX_CTAS": str(options.blocks), "NCCL_MIN_CTAS": str(options.blocks)}
+    if options.blocks:  # else both have as many as they like
+        names = "NCCL_MAX_CTAS", "NCCL_MIN_CTAS", "PYCOLL_CUDA_BLOCKS"
+        os.environ |= dict.fromkeys(names, str(options.blocks))
+    if options.empty:
+        os.environ["PYCOLL_CUDA_HEAP"] = arguments.heap(max(arguments.sizes(options)))
     with pycoll.init() as comm:
         try:
             rows = rank(comm, options)
@@ -75,6 +79,8 @@ def rank(comm: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
         )
     if lack := next(filter(None, comm.allgather_object(lack)), ""):
         raise UnavailableError(lack)
+    if options.stand_in:
+        kernels.take_any()
     from cudriver import Driver
     from nccl import Nccl
     from rows import measure

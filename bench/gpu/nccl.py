@@ -1,4 +1,8 @@
-"""NCCL through ctypes: the library that a machine has, or the one that is named."""
+"""NCCL through ctypes: the library that a machine has, or the one that is named.
+
+Not through nccl4py: it wants cuda-core and CUDA's bindings besides, and loads the libnccl of the
+package nvidia-nccl, which is found here as well. What it adds are objects for arrays and streams.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +88,10 @@ class Nccl:
             )
 
     def _call(self, name: str, *arguments: Any) -> None:
-        code = getattr(self._c, name)(*arguments)
+        function = getattr(self._c, name, None)
+        if function is None:
+            raise UnavailableError(f"NCCL {self.version} ({self.path}) has no {name}: {MEND}")
+        code = function(*arguments)
         if code:
             self._c.ncclGetErrorString.restype = ctypes.c_char_p
             text = self._c.ncclGetErrorString(code) or b"?"
@@ -134,11 +141,17 @@ class Comm:
         elif collective == "reduce":
             self._nccl._call("ncclReduce", *given, count(x.size), kind, OPS[op], root, *end)
         elif collective == "broadcast":
-            self._nccl._call("ncclBroadcast", *given, count(x.size), kind, root, *end)
+            self._nccl._call("ncclBroadcast", *given, count(out.size), kind, root, *end)
         elif collective == "allgather":
             self._nccl._call("ncclAllGather", *given, count(x.size), kind, *end)
         elif collective == "reduce_scatter":
             self._nccl._call("ncclReduceScatter", *given, count(out.size), kind, OPS[op], *end)
+        elif collective == "alltoall":  # this and what follows: from NCCL 2.28 on
+            self._nccl._call("ncclAlltoAll", *given, count(x.size // self.size), kind, *end)
+        elif collective == "gather":
+            self._nccl._call("ncclGather", *given, count(x.size), kind, root, *end)
+        elif collective == "scatter":
+            self._nccl._call("ncclScatter", *given, count(out.size), kind, root, *end)
         else:
             raise KeyError(collective)
 

@@ -2,7 +2,8 @@
 
 Ranks are threads of one process, each with a stream: they share the GPU's memory and caches, and no
 link lies between them. It compares the kernels, their protocols and how well they copy, not links.
-NCCL can do so from 2.30.7 on, if asked to. Both are held to as many blocks.
+NCCL can do so from 2.30.7 on, if asked to. All ranks' blocks must be resident at once, so both
+libraries have the same bound of blocks; what ran is in each row.
 
 Run: python bench/gpu/one_gpu.py [--nccl libnccl.so.2] [--ranks 2,4] [--min 8 --max 256M]
 """
@@ -39,7 +40,7 @@ class Plan(NamedTuple):
     """What is run in one process."""
 
     ranks: int
-    blocks: int  #: of each rank, of both libraries
+    blocks: int  #: of each rank, at most, of both libraries
     sizes: tuple[int, ...]  #: bytes
 
 
@@ -49,6 +50,7 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--ranks", type=arguments.numbers, default=[2, 4], metavar="2,4")
     parser.add_argument("--device", type=int, default=0)
     parser.add_argument("--commit", help="of the source, where git does not say it")
+    parser.add_argument("--carried", type=Path, help="where compiled kernels may lie")
     parser.add_argument("--worker", help=argparse.SUPPRESS)  # a Plan
     options = arguments.parse(parser, given)
     if any(ranks < 2 for ranks in options.ranks):
@@ -65,7 +67,7 @@ def plans(options: argparse.Namespace) -> Iterator[Plan]:
 
 
 def environment(plan: Plan) -> dict[str, str]:
-    """Return the variables of a plan: as many blocks for both, ranks that share a GPU."""
+    """Return the variables of a plan: one bound of blocks for both, ranks that share a GPU."""
     return {
         "NCCL_MULTI_RANK_GPU_ENABLE": "1",
         "NCCL_MAX_CTAS": str(plan.blocks),
@@ -112,6 +114,7 @@ def run(plan: Plan, options: argparse.Namespace) -> str:
 def worker(options: argparse.Namespace) -> None:
     """Run one plan; all ranks are threads of this process."""
     ranks, blocks, sizes = json.loads(options.worker)
+    os.environ["PYCOLL_CUDA_HEAP"] = arguments.heap(max(sizes) if options.empty else 0)
     try:
         contest(Plan(ranks, blocks, tuple(sizes)), options)
     except UnavailableError as error:

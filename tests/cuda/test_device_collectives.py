@@ -154,6 +154,27 @@ def test_queued_calls_and_plans() -> None:
     gpus.ranks(2, rank)
 
 
+def test_a_plan_says_what_its_kernel_is() -> None:
+    def rank() -> None:
+        with pycoll.init() as comm:
+            short, long = (gpus.of(np.zeros(n, "f4")) for n in (2, 1 << 20))
+            plan = comm.plan("allreduce", short)
+            shape = plan.shape
+            assert (shape.protocol, shape.packets, shape.direct) == ("LL", True, False)
+            assert shape.blocks == shape.instances >= 1  # one_shot has one channel
+            assert 1 <= shape.threads <= comm.cuda().threads
+            blocks = "1 block" if shape.blocks == 1 else f"{shape.blocks} blocks"
+            assert repr(plan).endswith(f"2 elements) by one_shot, {blocks}, LL>")
+            more = comm.plan("allreduce", long).shape
+            assert (more.protocol, more.packets) == ("Simple", False)
+            assert shape.blocks < more.blocks <= comm.cuda().blocks
+            listed = comm.plan("allreduce", [short, long]).shape
+            assert listed == shape
+            assert comm.plan("allreduce", np.zeros(2)).shape is None
+
+    gpus.ranks(2, rank)
+
+
 def test_lists_travel_together() -> None:
     def rank() -> None:
         with pycoll.init() as comm:
@@ -233,7 +254,10 @@ def test_arrays_of_empty_are_moved_where_they_lie(size: int) -> None:
             x, out = (comm.empty(n * size, "float32", device="cuda") for _ in range(2))
             part, whole = (comm.empty(k, "float32", device="cuda") for k in (n, n * size * size))
             astray = gpus.of(np.zeros(n * size, "f4"))
-            forms = [comm.plan("allreduce", x, y).algorithm for y in (out, astray)]
+            plans = [comm.plan("allreduce", x, y) for y in (out, astray)]
+            forms = [plan.algorithm for plan in plans]
+            assert plans[0].shape.protocol == "direct"
+            assert plans[1].shape.protocol in ("LL", "Simple")
             staged = comm.explain("allreduce", x.nbytes, device="cuda").choice.algorithm
             assert forms == ["two_shot", staged]
             total = sum(every)

@@ -115,14 +115,19 @@ PLAYED = {
 
 def compile_all(folder: Path, capability: tuple[int, int]) -> str:
     """Compile them into a folder; says what was made."""
+    arch = f"{capability[0]}{capability[1]}"
+    image = _compiled(arch)
+    (folder / f"computations_{arch}.cubin").write_bytes(image)
+    return f"computations for sm_{arch}, {len(image)} B"
+
+
+def _compiled(arch: str) -> bytes:
     from pycoll.runtime.cuda import compile
 
-    arch = f"{capability[0]}{capability[1]}"
     image = compile.compile_text(SOURCE, f"--gpu-architecture=sm_{arch}")
     if image is None:
         raise RuntimeError(f"NVRTC does not know sm_{arch}")
-    (folder / f"computations_{arch}.cubin").write_bytes(image)
-    return f"computations for sm_{arch}, {len(image)} B"
+    return image
 
 
 def load(device: int, carried: Path | None) -> dict[str, int]:
@@ -131,11 +136,9 @@ def load(device: int, carried: Path | None) -> dict[str, int]:
 
     gpu = cuda.device(device)
     arch = f"{gpu.major}{gpu.minor}"
-    file = (carried or Path("none")) / f"computations_{arch}.cubin"
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        compile_all(file.parent, (gpu.major, gpu.minor))
-    module = cuda.module(device, file.read_bytes())
+    file = carried and carried / f"computations_{arch}.cubin"
+    image = file.read_bytes() if file and file.exists() else _compiled(arch)
+    module = cuda.module(device, image)
     return {name: cuda.function(device, module, name) for name in PLAYED}
 
 

@@ -16,6 +16,7 @@ from pycoll.runtime.cuda.streams import Streams
 from pycoll.runtime.cuda.work import StreamWork
 from pycoll.runtime.host.heap import lengths, numpy_dtype
 from pycoll.runtime.native import cuda as bindings_cuda
+from pycoll.runtime.native import device_comm
 from pycoll.runtime.plan.cache import BoundPlan
 from pycoll.runtime.plan.options import CallOptions
 from pycoll.runtime.plan.persistent import Plan
@@ -118,6 +119,7 @@ class CudaExecutor:
             return request.result
 
         mapped = all(dc.device_heap.holds(array.address, array.nbytes) for array in views)
+        shape = device_comm.device_plan_shape(plan.handle)
         pins = (self._host.works.owner(), request, plan)
         return Plan(
             dc.engine,
@@ -128,6 +130,7 @@ class CudaExecutor:
             plan.transport,
             options.timeout,
             pins,
+            shape._replace(direct=mapped and shape.direct),
         )
 
     def listed(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll.dtypes import UINT8, ReduceOp
 from pycoll.runtime.native import cuda as bindings_cuda
+from pycoll.runtime.native import device_comm
 from pycoll.runtime.plan import buckets
 from pycoll.runtime.plan.buckets import Bucket, Pair
 from pycoll.runtime.plan.persistent import Plan
@@ -114,7 +115,10 @@ class DeviceListCall:
         pins = (self._streams.host.works.owner(), self._pairs, parts, packed)
         timeout = self._options.timeout
         by, transport = first.algorithm, first.transport
-        return Plan(dc.engine, start, self._results(), first.text, by, transport, timeout, pins)
+        shape = device_comm.device_plan_shape(first.handle)._replace(direct=False)
+        return Plan(
+            dc.engine, start, self._results(), first.text, by, transport, timeout, pins, shape
+        )
 
     def _parts(self) -> tuple[DeviceComm, list[Part], _Packed, int]:
         streams, options = self._streams, self._options

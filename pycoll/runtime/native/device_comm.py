@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from pycoll.errors import counted
 from pycoll.runtime.native import codes
 from pycoll.runtime.native.codes import UNMAPPABLE
 from pycoll.runtime.native.load import ffi, lib
@@ -28,6 +29,14 @@ class Shape(NamedTuple):
     packets: bool  #: messages travel with their flags
     direct: bool  #: arrays of `device_comm_alloc` are read and written where they lie
     threads: int  #: of a block
+
+    @property
+    def protocol(self) -> str:
+        """How data goes: "direct", or else as NCCL calls it, "LL" in packets, "Simple" in slots."""
+        return "direct" if self.direct else "LL" if self.packets else "Simple"
+
+    def __str__(self) -> str:
+        return f"{counted(self.blocks, 'block')}, {self.protocol}"
 
 
 class State(NamedTuple):

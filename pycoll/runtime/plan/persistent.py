@@ -9,6 +9,7 @@ from pycoll.arrays.protocol import R
 
 if TYPE_CHECKING:
     from pycoll.runtime.engine import Engine
+    from pycoll.runtime.native.device_comm import Shape
 
 
 class Plan(Generic[R]):
@@ -17,6 +18,9 @@ class Plan(Generic[R]):
     Attributes:
         algorithm: Name of the algorithm that runs.
         transport: What moves the data, such as "shm", "tcp" or "shm+verbs".
+        shape: What a call is on a GPU: its `blocks`, how many `instances` of each channel these
+            are, the `protocol` ("LL", "Simple" or "direct") and the `threads` of a block; of a list
+            of arrays that of the first message. None on the host.
 
     Example:
         >>> plan = comm.plan("allreduce", np.ones(2))
@@ -34,12 +38,14 @@ class Plan(Generic[R]):
         transport: str,
         timeout: float | None,
         owner: Any,
+        shape: Shape | None = None,
     ) -> None:
         self._engine = engine
         self._launch = engine.order.noted(launch)
         self._result = result
         self.algorithm = algorithm
         self.transport = transport
+        self.shape = shape
         self._text = text
         self._timeout = timeout
         self._owner = owner  # the communicator, the arrays and the native plan
@@ -71,7 +77,8 @@ class Plan(Generic[R]):
             raise
 
     def __repr__(self) -> str:
-        return f"<pycoll.Plan {self._text} by {self.algorithm}>"
+        shape = "" if self.shape is None else f", {self.shape}"
+        return f"<pycoll.Plan {self._text} by {self.algorithm}{shape}>"
 
     def revoke(self, refuse: Callable[..., Any]) -> None:
         """Never run again: the communicator closes."""

@@ -1,20 +1,37 @@
-"""pycoll alone: how its time goes with blocks, by algorithms that may be chosen."""
+"""pycoll alone: how its time goes with blocks and ranks, by algorithms that may be chosen."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from phase import ROOT, Lacking, Run, main
 
 # Before this folder, whose nccl.py is another.
 sys.path[:0] = [str(ROOT / "bench" / "gpu"), str(ROOT / "bench")]
 
-ALGORITHMS = ("one_shot", "two_shot", "double_binary_tree")
-BLOCKS = (16, 4, 8)
-SIZES = (1 << 20, 64 << 10, 16 << 20)
+
+class Part(NamedTuple):
+    """What is measured by ranks of one job."""
+
+    ranks: int
+    blocks: int | None  #: of each rank, at most; None: as the message says
+    algorithms: tuple[str | None, ...]  #: None: the one that is chosen
+    sizes: tuple[int, ...]
+    empty: bool = False  #: the arrays are of `empty`: ranks read and write them where they lie
+
+
+LONG = ("one_shot", "two_shot", "double_binary_tree")
+#: One hop of many messages against three of one; then how bandwidth goes with blocks.
+PARTS = (
+    Part(8, None, ("one_shot", "recursive_doubling"), (8, 8 << 10, 64 << 10)),
+    Part(2, None, (None,), (64 << 10, 1 << 20, 16 << 20), empty=True),
+    Part(2, 16, LONG, (1 << 20, 64 << 10, 16 << 20)),
+    Part(2, 4, LONG, (1 << 20, 64 << 10, 16 << 20)),
+    Part(2, 8, LONG, (1 << 20, 64 << 10, 16 << 20)),
+)
 
 
 def phase(run: Run) -> str:
@@ -26,45 +43,59 @@ def phase(run: Run) -> str:
     from result import Result
 
     result = Result(run.output / "gpu-alone.json", {"commit": run.commit})
-    for blocks in BLOCKS:
-        if not run.time_for(f"{blocks} blocks", 2.0):
+    for part in PARTS:
+        if run.stand_in:
+            part = part._replace(ranks=min(part.ranks, 3), sizes=(20_000,))
+        if not run.time_for(f"{part.ranks} ranks, {part.blocks} blocks", 2.0):
             continue
-        os.environ["PYCOLL_CUDA_BLOCKS"] = str(blocks)
-        meeting = together.Meeting(2)
-        together.spawn(rank, 2, run, meeting, blocks, result.add)
+        os.environ.pop("PYCOLL_CUDA_BLOCKS", None)
+        if part.blocks is not None:
+            os.environ["PYCOLL_CUDA_BLOCKS"] = str(part.blocks)
+        meeting = together.Meeting(part.ranks)
+        together.spawn(rank, part.ranks, run, meeting, part, result.add)
         run.note(f"{len(result.rows)} rows")
     run.checks += len(result.rows)
     run.check(not sum(row["wrong"] for row in result.rows), "there are wrong elements")
-    return f"{len(result.rows)} rows"
+    short = [row for row in result.rows if row["nbytes"] <= 64 << 10 and "hops" in row]
+    hops = [f"{row['hops']:.1f}" for row in short]
+    return f"{len(result.rows)} rows; of up to 64 KiB, times a flag's way: {', '.join(hops)}"
 
 
 def rank(
-    comm: Any, run: Run, meeting: Any, blocks: int, keep: Callable[[dict[str, Any]], None]
+    comm: Any, run: Run, meeting: Any, part: Part, keep: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Measure as one of two ranks."""
+    """Measure as one of the ranks."""
     from contest import Contest
     from libraries import Pycoll
+    from rows import COPIED, add_floors, load_floors
 
     from pycoll.benchmark.operation import OPERATIONS
     from pycoll.benchmark.problem import Problem
     from pycoll.dtypes import ReduceOp
 
     seat = meeting.of(comm.rank)
-    sizes = (4096,) if run.stand_in else SIZES
-    here = Contest(run.device, seat, max(sizes))
-    for nbytes in sizes:
+    copied = (1 << 20) if run.stand_in else COPIED
+    room = copied if comm.rank == 0 else max(part.sizes)
+    here = Contest(run.device, seat, room, comm if part.empty else None)
+    floors, rate = None, 0.0
+    if comm.rank == 0:  # while the others wait for it
+        floors = load_floors(run.device, run.carried, run.stand_in)
+        rate = 2 * copied / here.copy_seconds(copied)
+    for nbytes in part.sizes:
         given = OPERATIONS["allreduce"], nbytes // 4, "float32", ReduceOp.SUM
         problem = Problem(*given, comm.rank, comm.size)
-        for algorithm in ALGORITHMS:
+        for algorithm in part.algorithms:
             if max(seat.gather(float(comm.rank == 0 and run.left < 0))):
                 return
             library = Pycoll(comm, algorithm)
             [row] = here.run(problem, [library], "graph", 2 if run.stand_in else 5)
             if comm.rank == 0:
-                row |= {"algorithm": algorithm, "asked": blocks, "blocks": library.ran}
-                keep(row)
-                time = row["time_us"]["median"]
-                print(f"{nbytes} B, {algorithm}, {library.ran} blocks: {time:.2f} us", flush=True)
+                add_floors(row, problem, rate, floors)
+                keep(row | {"asked": part.blocks})
+                time, what = row["time_us"]["median"], f"{comm.size} ranks, {nbytes} B"
+                shape = f"{row['algorithm']}, blocks: {row['blocks']}, {row['protocol']}"
+                shape += ", arrays of empty" * part.empty
+                print(f"{what}, {shape}: {time:.2f} us", flush=True)
 
 
 if __name__ == "__main__":
