@@ -14,6 +14,7 @@ status 1 if a phase failed, hung or had no time. It stops at the first phase tha
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import sys
 from dataclasses import replace
@@ -91,7 +92,10 @@ def main() -> int:
     form = " ".join(word for word in ("first", "short") if getattr(options, word)) or "all"
     name = "gpu-first" if options.first else "gpu"
     file = options.output / f"{name}.json"
-    state = State(file, commit, options.stand_in, {"machine": metadata.machine()}, form)
+    # As a result that is kept has it: bench/summary.py reads all of them.
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    meta = {"machine": metadata.machine(), "commit": commit, "date": date}
+    state = State(file, commit, options.stand_in, meta, form)
     state.load()
     options.carried, options.output = options.carried.resolve(), options.output.resolve()
     arguments = ["--device", str(options.device), "--commit", commit]
