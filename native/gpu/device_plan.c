@@ -41,6 +41,9 @@ static void choose(const struct pc_device_comm *dc, const struct pc_plan *plan,
         return;
     if (o->packets != 0 && plan->nbytes <= PC_LL_CALL_BYTES) {
         shape->instances = instances_of(plan, channels, blocks, PC_LL_BLOCK_BYTES);
+        while (!pc__device_image_fits_ll(plan, shape->instances)
+               && (shape->instances + 1) * channels <= blocks)
+            shape->instances++; /* each channel may carry more than its share */
         shape->packets = pc__device_image_fits_ll(plan, shape->instances);
     }
     if (!shape->packets)

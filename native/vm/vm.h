@@ -70,6 +70,7 @@ struct pc_fifo {
     uint64_t sent;              /* messages that this rank has sent */
     uint64_t credit;            /* how many of these the peer had consumed when last read */
     uint64_t received;          /* messages that this rank has consumed */
+    uint64_t sealed;            /* GPU: messages whose last packet was seen, if that is more */
     struct pc_line *out_lines;  /* in the peer's arena */
     char *out_data;             /* in the peer's arena */
     struct pc_line *out_credit; /* in this rank's arena, raised by the peer */

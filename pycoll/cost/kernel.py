@@ -27,13 +27,14 @@ def _seconds(instructions: int, shared: int = 0, barriers: int = 0, l2: int = 0)
 class Protocol(NamedTuple):
     """What messages cost that are sent in one way.
 
-    ``send`` and ``receive`` are the leader's steps for each message, ``move`` is what a REDUCE_COPY
-    takes besides its data. Of that a block has ``window`` bytes of an operand on their way in each
-    ``flight``.
+    ``send`` and ``receive`` are the leader's steps for each message, ``arrive`` is what all of an
+    operation take together, ``move`` what a REDUCE_COPY takes besides its data. Of that a block has
+    ``window`` bytes of an operand on their way in each ``flight``.
     """
 
     send: float
     receive: float
+    arrive: float
     move: float
     window: int
     flight: float
@@ -42,25 +43,29 @@ class Protocol(NamedTuple):
 
 
 #: Packets (LL): nothing waits, a message costs the leader's steps. To send: WAIT, 20 instructions,
-#: and FILL, 30, which stores the seal. To receive: CONSUME, 30 and a load of the seal, and the
-#: credit's store. A REDUCE_COPY is 80 and a barrier behind the addresses. Each of 256 threads has
-#: 16 bytes on their way, and polls one source after the other.
+#: and FILL, 30, which stores the seal. To receive: CONSUME, 30 and the credit's store. A
+#: REDUCE_COPY is 80 and a barrier behind the addresses; the seals of all its messages are one
+#: load. Each of 256 threads has 16 bytes on their way, or of three sources and more a packet of
+#: each, up to eight.
 LL = Protocol(
     send=_seconds(20 + 30, shared=2),
-    receive=_seconds(30, shared=1, l2=1),
+    receive=_seconds(30, shared=1),
+    arrive=_seconds(0, l2=1),
     move=_seconds(80, shared=6, barriers=1),
     window=256 * 16,
     flight=_seconds(0, l2=1),
-    together=1,
+    together=8,
     wire=2.0,
 )
 #: A release of system scope waits for all stores before it, also those over NVLink.
 FENCE = 0.5e-6
-#: Slots (NCCL: Simple): a message and its credit have a barrier and a fence each, and the receiver
-#: acquires the count. 32 KiB are on their way from memory, of two sources together: 45 GB/s.
+#: Slots (NCCL: Simple): a message and its credit have a barrier each, the message a fence, and the
+#: receiver acquires the count. 32 KiB are on their way from memory, of two sources together: 45
+#: GB/s.
 SIMPLE = Protocol(
     send=_seconds(20 + 30, shared=2, barriers=1) + FENCE,
-    receive=_seconds(20 + 30, shared=2, barriers=1, l2=1) + FENCE,
+    receive=_seconds(20 + 30, shared=2, barriers=1, l2=1),
+    arrive=0.0,
     move=_seconds(80, shared=6, barriers=1),
     window=32 << 10,
     flight=0.7e-6,
@@ -68,13 +73,12 @@ SIMPLE = Protocol(
     wire=1.0,
 )
 
-#: As native/gpu/device_plan.c divides a call: messages of up to so many bytes are packets, an
-#: instance for each `LL_INSTANCE_BYTES` of them; of longer calls there is one for each
-#: `INSTANCE_BYTES`, as far as all blocks, one for each instance of each channel, are no more.
+#: As native/gpu/device_plan.c divides a call: of one of up to so many bytes messages are packets,
+#: and it has a block for each `LL_BLOCK_BYTES`; a longer one has a block for each `BLOCK_BYTES`.
+#: Blocks are instances of all channels.
 LL_BYTES = 64 << 10
-LL_INSTANCE_BYTES = 4 << 10
-MOST_LL_INSTANCES = 16
-INSTANCE_BYTES = 32 << 10
+LL_BLOCK_BYTES = 4 << 10
+BLOCK_BYTES = 16 << 10
 MOST_BLOCKS = 32
 
 
@@ -84,21 +88,18 @@ class Kernel(NamedTuple):
     link: float = 400e9  #: NVLink of one GPU, each way
     memory: float = 3e12  #: read and written
 
-    def shape(
-        self, nbytes: int, message: float, channels: int, whole: bool
-    ) -> tuple[Protocol, int]:
+    def shape(self, nbytes: int, channels: int, whole: bool) -> tuple[Protocol, int]:
         """Return how messages are sent, and the instances of each channel.
 
         Args:
             nbytes: Of the call.
-            message: Bytes of its longest message, if it is not cut into tiles.
             channels: Of the algorithm.
             whole: All ranks reach each other's GPU memory; else there is one instance.
         """
         if not whole:
             return SIMPLE, 1
-        most = max(1, MOST_BLOCKS // max(1, channels))
-        if message <= LL_BYTES:
-            wanted, most = math.ceil(message / LL_INSTANCE_BYTES), min(most, MOST_LL_INSTANCES)
-            return LL, max(1, min(wanted, most))
-        return SIMPLE, max(1, min(math.ceil(nbytes / INSTANCE_BYTES), most))
+        channels = max(1, channels)
+        packets = nbytes <= LL_BYTES
+        each = channels * (LL_BLOCK_BYTES if packets else BLOCK_BYTES)
+        instances = max(1, min(math.ceil(nbytes / each), MOST_BLOCKS // channels))
+        return LL if packets else SIMPLE, instances

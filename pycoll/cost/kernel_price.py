@@ -17,15 +17,12 @@ class KernelPrice:
         work: What the ranks do.
         nbytes: Of the call.
         kernel: What limits it.
-        message: Bytes of the longest message, if it is not cut into tiles.
         hosts: Number of every rank's host; empty: all share one.
     """
 
-    def __init__(
-        self, work: Work, nbytes: int, kernel: Kernel, message: float, hosts: tuple[int, ...]
-    ) -> None:
+    def __init__(self, work: Work, nbytes: int, kernel: Kernel, hosts: tuple[int, ...]) -> None:
         channels = max(map(len, work.streams), default=1)
-        self._protocol, self.instances = kernel.shape(nbytes, message, channels, not hosts)
+        self._protocol, self.instances = kernel.shape(nbytes, channels, not hosts)
         self.link = kernel.link / self._protocol.wire
         self._memory = kernel.memory
         # Channels run side by side: one after the other with the blocks of all is as long.
@@ -36,6 +33,8 @@ class KernelPrice:
         """Return the seconds of an operation on so many bytes; remote edges have their tolls."""
         p = self._protocol
         seconds = self._copies(o) * p.move + self.lead(o, nbytes)
+        if any(self._near[e] for e in o.sources):
+            seconds += p.arrive
         for e in o.sources:
             seconds += p.receive if self._near[e] else tolls[e].receive + nbytes * tolls[e].byte
         for e in o.destinations:

@@ -188,7 +188,7 @@ class Price(Protocol):
 def price_of(work: Work, nbytes: int, machine: Machine, chunk: float) -> Price:
     """Return what a call's operations cost, whose longest chunk is so many bytes."""
     if machine.kernel is not None:
-        return KernelPrice(work, nbytes, machine.kernel, work.widest * chunk, machine.hosts)
+        return KernelPrice(work, nbytes, machine.kernel, machine.hosts)
     return _EnginePrice(work, nbytes, machine)
 
 

@@ -34,7 +34,9 @@ def test_a_short_allreduce_takes_one_hop(size: int) -> None:
 
 def test_where_one_hop_means_many_messages_there_are_more_hops() -> None:
     # Of 7 messages of 128 KiB in packets the link alone has 2.3 us to do, of 3 one.
-    assert chosen("allreduce", 64 << 10, 8) == "recursive_doubling"
+    names = ("one_shot", "recursive_doubling")
+    ahead = [seconds(names[1], n, 8) - seconds(names[0], n, 8) for n in (8, 64 << 10, 128 << 10)]
+    assert ahead[0] > 0.5e-6 > ahead[1] > ahead[2]
     assert {chosen("allreduce", 8, size) for size in (16, 32, 64)} == {"recursive_doubling"}
     # Each message has two fences from here on, and two_shot 14 of them.
     assert chosen("allreduce", 1 << 20, 8) == "recursive_doubling"
@@ -43,7 +45,8 @@ def test_where_one_hop_means_many_messages_there_are_more_hops() -> None:
 @pytest.mark.parametrize("size", range(2, 17))
 def test_a_long_allreduce_sends_little(size: int) -> None:
     for nbytes in (64 << 20, 256 << 20, 1 << 30):
-        assert chosen("allreduce", nbytes, size) in ("two_shot", "ring")
+        few = ("double_binary_tree",) if size == 2 else ()  # whose channels overlap their fences
+        assert chosen("allreduce", nbytes, size) in ("two_shot", "ring", *few)
 
 
 @pytest.mark.parametrize("collective", [*COLLECTIVES, "barrier"])
@@ -97,7 +100,7 @@ def test_no_algorithm_beats_the_link() -> None:
 
 
 def test_a_message_in_packets_costs_no_fence_and_no_more_data_than_a_window_takes() -> None:
-    assert max(LL.send, LL.receive) < FENCE < min(SIMPLE.send, SIMPLE.receive)
+    assert max(LL.send, LL.receive) < min(FENCE, SIMPLE.receive) < FENCE < SIMPLE.send
     short, window = (seconds("one_shot", n, 2) for n in (8, 4096))
     assert window == short
     hop, packets = 1e-6, seconds("one_shot", 64 << 10, 2)
@@ -107,10 +110,10 @@ def test_a_message_in_packets_costs_no_fence_and_no_more_data_than_a_window_take
 
 def test_how_a_call_is_divided() -> None:
     shape = Kernel().shape
-    assert shape(8, 8, 1, True) == (LL, 1)
-    assert shape(64 << 10, 64 << 10, 1, True) == (LL, 16)
-    assert shape(64 << 10, 64 << 10, 4, True) == (LL, 8)  # 32 blocks in all
-    assert shape((64 << 10) + 8, (64 << 10) + 8, 1, True) == (SIMPLE, 3)
-    assert shape(1 << 30, 1 << 27, 1, True) == (SIMPLE, 32)
-    assert shape(1 << 30, 1 << 27, 4, True) == (SIMPLE, 8)
-    assert shape(8, 8, 1, False) == (SIMPLE, 1)  # some rank is on another host
+    assert shape(8, 1, True) == (LL, 1)
+    assert shape(64 << 10, 1, True) == (LL, 16)
+    assert shape(64 << 10, 4, True) == (LL, 4)
+    assert shape((64 << 10) + 8, 1, True) == (SIMPLE, 5)
+    assert shape(1 << 30, 1, True) == (SIMPLE, 32)
+    assert shape(1 << 30, 4, True) == (SIMPLE, 8)
+    assert shape(8, 1, False) == (SIMPLE, 1)  # some rank is on another host

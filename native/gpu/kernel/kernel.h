@@ -237,25 +237,34 @@ PC_ROUTINE void pc__clean(const PC_CALL *call, const struct pc_fifo *f)
     pc__fence(call->shared); /* the peer's next packets come after the zeros */
 }
 
+/* Waits for the last packet of the next message, whichever thread; false: there is none. */
+PC_ROUTINE bool pc__await_seal(PC_CALL *call, const struct pc_vm_instruction *i, struct pc_fifo *f)
+{
+    uint32_t spins = 0;
+    bool foreign = false;
+    while (f->sealed <= f->received && !pc__sealed(call, f, &foreign)) {
+        if (pc__hopeless(call, &spins, i, f->peer, f->received + 1, f->received))
+            return false;
+        if (spins % PC_SPINS_PER_LOOK == 0 && (foreign = pc__came_in_slot(f)))
+            break;
+        pc__relax();
+    }
+    if (f->sealed > f->received)
+        return true;
+    if (foreign) {
+        pc__give_up(call, i, PC_MISMATCH, f->peer, f->received + 1, f->received + 1);
+        return false;
+    }
+    f->sealed = f->received + 1;
+    return true;
+}
+
 PC_ROUTINE bool pc__taken(PC_CALL *call, const struct pc_channel *,
                           const struct pc_vm_instruction *i)
 {
-    const struct pc_fifo *f = i->at.fifo;
-    if (call->terms->packets) {
-        uint32_t spins = 0;
-        bool foreign;
-        while (!pc__sealed(call, f, &foreign)) {
-            if (pc__hopeless(call, &spins, i, f->peer, f->received + 1, f->received))
-                return false;
-            if (spins % PC_SPINS_PER_LOOK == 0 && (foreign = pc__came_in_slot(f)))
-                break;
-            pc__relax();
-        }
-        if (foreign) {
-            pc__give_up(call, i, PC_MISMATCH, f->peer, f->received + 1, f->received + 1);
-            return false;
-        }
-    }
+    struct pc_fifo *f = i->at.fifo;
+    if (call->terms->packets && !pc__await_seal(call, i, f)) /* of an empty message */
+        return false;
     if (f->in_packets && pc__in_period(f->received) >= PC_LL_FLAG_PERIOD - call->terms->slots)
         pc__clean(call, f);
     return true;
@@ -515,6 +524,12 @@ PC_ROUTINE void pc__move(PC_CALL *call, const struct pc_vm_instruction *i, uint3
                                           packets, flag, poll);
         if (missing)
             pc__gave_up(call, i, missing - 1);
+        /* One thread for each source: the seals cost the way to memory once. */
+        const bool helps = PC_TARGET_LL_PACKETS > 1 && pc__thread() < PC_WARP;
+        PC_ROLLED
+        for (uint32_t j = helps ? pc__thread() : n; j < i->nsrc; j += PC_WARP)
+            if ((packets >> j & 1) && !call->dead)
+                pc__await_seal(call, i, i->at.operands[j].fifo);
     }
 }
 
