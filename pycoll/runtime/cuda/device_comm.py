@@ -86,7 +86,7 @@ class DeviceComm:
         self._launched = 0  #: when it was closed
         self.whole = False  #: every rank reaches every other's GPU memory
         self._built = False
-        self.held = KeepAlive(device, self.capturing)
+        self.held = KeepAlive(device, self.capturing, self._resting)
         self._guard = threading.Lock()  #: of `native`, which the control thread asks, too
         #: Launches are put in order one by one; reentrant: a signal handler may call, too.
         self.turn = threading.RLock()
@@ -241,6 +241,11 @@ class DeviceComm:
     def idle(self) -> bool:
         """Tell whether all that was launched has ended."""
         return device_comm.device_comm_wait(self.native, 0) != codes.AGAIN
+
+    def _resting(self) -> bool:
+        """Tell whether all that was launched has ended well; any thread may ask."""
+        with self.turn:
+            return self.native is not None and device_comm.device_comm_wait(self.native, 0) == 0
 
     def drain(self) -> None:
         """Wait on the host until all that was launched has ended, however that may be."""
