@@ -62,7 +62,7 @@ def plans(options: argparse.Namespace) -> Iterator[Plan]:
     """Yield one plan for each number of ranks."""
     for ranks in options.ranks:
         # All ranks' blocks must be resident at once: what lacks room hangs.
-        blocks = options.blocks or (16 if ranks <= 2 else 8)
+        blocks = options.blocks or (32 if ranks <= 2 else 16)
         yield Plan(ranks, blocks, arguments.sizes(options))
 
 

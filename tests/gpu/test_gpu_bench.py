@@ -39,7 +39,7 @@ needs_stand_in = pytest.mark.skipif(bool(fakecuda.lack()), reason=fakecuda.lack(
 def test_plans_have_one_bound_of_blocks_for_both_libraries() -> None:
     options = one_gpu.parse(["--min", "8", "--max", "1K", "--factor", "8"])
     plans = list(one_gpu.plans(options))
-    assert [(plan.ranks, plan.blocks) for plan in plans] == [(2, 16), (4, 8)]
+    assert [(plan.ranks, plan.blocks) for plan in plans] == [(2, 32), (4, 16)]
     assert plans[0].sizes == (8, 64, 512, 1024)
     assert one_gpu.environment(plans[1]) == {
         "NCCL_MULTI_RANK_GPU_ENABLE": "1",
@@ -241,7 +241,7 @@ def test_a_run_over_the_stand_ins(tmp_path: Path, library: Path) -> None:
         assert own["threads"] >= 1
         assert own["blocks"] == own["instances"] >= 1
         assert own["blocks_floor_us"] > 0
-        assert theirs["blocks_at_most"] == 16
+        assert theirs["blocks_at_most"] == 32
         assert "blocks" not in theirs
     assert [entry["nbytes"] for entry in result["ratios"]] == [8, 512]
     assert "# 2 ranks, eager: latency up to 64 KiB" in done.stdout

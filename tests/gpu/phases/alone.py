@@ -28,9 +28,9 @@ LONG = ("one_shot", "two_shot", "double_binary_tree")
 PARTS = (
     Part(8, None, ("one_shot", "recursive_doubling"), (8, 8 << 10, 64 << 10)),
     Part(2, None, (None,), (64 << 10, 1 << 20, 16 << 20), empty=True),
-    Part(2, 16, LONG, (1 << 20, 64 << 10, 16 << 20)),
+    Part(2, 32, LONG, (1 << 20, 64 << 10, 16 << 20)),
     Part(2, 4, LONG, (1 << 20, 64 << 10, 16 << 20)),
-    Part(2, 8, LONG, (1 << 20, 64 << 10, 16 << 20)),
+    Part(2, 16, LONG, (1 << 20, 64 << 10, 16 << 20)),
 )
 
 
