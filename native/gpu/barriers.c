@@ -9,7 +9,9 @@
  * leader stores next. So a count that says that data was written needs one, unless nothing was
  * stored since the last fence: then several messages go behind one fence. A count that says that
  * data was read needs none: a load whose value has been stored elsewhere has long been answered.
- * What hands something over to the proxy, or to another channel, has a fence of its own. */
+ * What the leader itself writes into lines, the signatures, comes before that fence, too
+ * (pc__sign). What hands something over to the proxy, or to another channel, has a fence of its
+ * own. */
 #include "gpu/device_image.h"
 
 static bool tells(const struct pc_vm_instruction *line, bool packets)

@@ -129,8 +129,9 @@ struct pc_device_image {
     /* For the direct form. */
     uint32_t rank;
     uint32_t size;
-    uint32_t nparts; /* blocks of the message */
-    uint32_t reserved;
+    uint32_t nparts;               /* blocks of the message */
+    uint32_t slots;                /* of an edge */
+    struct pc_fifo *fifos;         /* [peer][PC_MAX_BLOCKS] */
     struct pc_where mine;          /* the blocks of READY; here `in`, `out` are bytes */
     const uint64_t *starts;        /* where each block begins in the message, and the end */
     struct pc_ipc_peer *ipc_peers; /* [peer] */

@@ -156,7 +156,8 @@ bool pc__launches_ended(const struct pc_device_comm *dc);
 /* OK when all launches have ended, AGAIN, or the driver's error. The driver may be called here. */
 int pc__launches_over(struct pc_device_comm *dc);
 /* The same, and that the last one's kernel has gone: a block says that it ends before its stores
- * have arrived. For who frees what they go to. */
+ * have arrived. For who frees what they go to. It knows nothing of what a graph has launched, or
+ * who calls pc_device_comm_prepare: these wait themselves. */
 int pc__launches_retired(struct pc_device_comm *dc);
 
 /* device_plan.c */

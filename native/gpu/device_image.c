@@ -474,7 +474,7 @@ static int check(const struct builder *b, uint32_t number)
     bool puts = false;
     if (pc__device_image_blocks(b->plan, b->form, b->instances) < 0)
         return pc__fail(b->error, PC_INVALID, -1,
-                        "image: %u lanes of %u channels, want at most %u "
+                        "image: %u instances of %u channels, want at most %u "
                         "blocks",
                         b->instances, b->program ? b->program->nchannels : 0, PC_MAX_BLOCKS);
     if (b->form != 0 && (b->edges->ipc_peers == 0 || b->edges->arrays == 0))
@@ -501,7 +501,7 @@ static int check(const struct builder *b, uint32_t number)
         && (b->instances != 1 || number >= PC_MAX_PLANS || ntiles > PC_MAX_ENTRY_TILES
             || b->program->ninstructions > PC_MAX_ENTRY_INSTRUCTIONS))
         return pc__fail(b->error, PC_INVALID, -1,
-                        "image: plan %u with %u lanes, %llu tiles and remote peers", number,
+                        "image: plan %u with %u instances, %llu tiles and remote peers", number,
                         b->instances, (unsigned long long)ntiles);
     return PC_OK;
 }
@@ -530,6 +530,8 @@ static void write_head(const struct builder *b, uint32_t number, size_t nbytes, 
         .rank = edges->rank,
         .size = edges->size,
         .nparts = spec->nblocks,
+        .slots = edges->slots,
+        .fifos = (struct pc_fifo *)(uintptr_t)edges->fifos,
         .mine = {.in = extent_bytes(plan, spec->input),
                  .out = extent_bytes(plan, spec->output),
                  .in_first = spec->input.first,

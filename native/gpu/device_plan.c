@@ -34,7 +34,8 @@ static uint32_t channels_of(const struct pc_plan *plan, int form)
 static void choose(const struct pc_device_comm *dc, const struct pc_plan *plan,
                    const struct pc_device_plan_options *o, struct pc_device_plan_shape *shape)
 {
-    uint32_t channels = o->channels ? o->channels : channels_of(plan, (int)shape->direct);
+    uint32_t channels = channels_of(plan, (int)shape->direct);
+    channels = o->channels > channels ? o->channels : channels;
     uint32_t blocks = o->blocks && o->blocks < PC_MAX_BLOCKS ? o->blocks : PC_MAX_BLOCKS;
     shape->instances = 1;
     if (!dc->whole) /* the edges of the host's memory are those of channels */
@@ -215,8 +216,9 @@ int pc_device_plan_create(struct pc_device_comm *dc, struct pc_plan *plan,
     choose(dc, plan, options, &p->shape);
     int blocks = pc__device_image_blocks(plan, form, p->shape.instances);
     if (blocks < 0)
-        rc = pc__fail(dc->error, PC_INVALID, -1, "%u lanes of %u channels, want at most %u",
-                      p->shape.instances, channels_of(plan, form), PC_MAX_BLOCKS);
+        rc = pc__fail(dc->error, PC_INVALID, -1,
+                      "%u instances of %u channels, want at most %u blocks", p->shape.instances,
+                      channels_of(plan, form), PC_MAX_BLOCKS);
     p->shape.blocks = blocks < 0 ? 0 : (uint32_t)blocks;
     if (rc == PC_OK)
         rc = build(dc, p, p->shape.instances);

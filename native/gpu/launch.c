@@ -248,7 +248,7 @@ int pc_device_comm_wait(struct pc_device_comm *dc, double seconds)
 {
     uint64_t until = pc__now() + (uint64_t)(seconds > 0 ? seconds * 1e9 : 0);
     for (uint64_t nap = 0;; nap = nap < 200000 ? nap + 10000 : nap) {
-        int rc = pc__launches_over(dc);
+        int rc = pc__launches_retired(dc);   /* who waits may free what kernels write to */
         if (rc != PC_OK && rc != PC_AGAIN) { /* what has not run never will */
             struct pc_error error = *dc->error;
             pc__device_comm_fail(dc, rc, &error);

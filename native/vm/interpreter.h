@@ -12,6 +12,7 @@
  *   pc__over(call)              after an instruction: all threads know that the call is over
  *   pc__wait_here(call, channel, i)   at a WAIT that does not pass; false: the step ends
  *   pc__count(line), pc__count_local(token)                           a count, acquired
+ *   pc__sign(call, i, line)     writes the signature of the message of a FILL, before
  *   pc__publish(call, i, line, count, peer)   raises a count that says that data was written
  *   pc__acknowledge(call, line, count, peer)  raises one that says that data was read
  *   pc__signal_local(token, n)                raises a token's count, released
@@ -135,7 +136,7 @@ PC_ROUTINE int pc__step(PC_CALL *call, struct pc_channel *channel)
                     break;
                 }
                 struct pc_line *line = &f->out_lines[f->sent & (PC_LINES - 1)];
-                line->signature = call->terms->signature;
+                pc__sign(call, i, line);
                 pc__publish(call, i, line, ++f->sent, f->peer);
             }
             break;

@@ -169,6 +169,24 @@ def test_every_algorithm(run: Run, every: Path, size: int, packets: bool) -> Non
     assert done.stdout == f"{len(cases)} cases\n"
 
 
+#: Of which nothing has room in shared memory: so it is with Programs for dozens of ranks.
+IN_PLACE: Change = (
+    KERNEL, "#define PC_PACKAGE_ROOM 12288u", "#define PC_PACKAGE_ROOM 64u"
+)  # fmt: skip
+
+
+def test_packages_that_are_run_where_they_lie(run: Run) -> None:
+    drawn = random.Random(1)
+    cases = [
+        case(drawn, 0, algorithm, 3, packets) for algorithm in BUILTIN for packets in (False, True)
+    ]
+    cases = [replace(c, dtype=INT32, op=ReduceOp.SUM, offset=0) for c in cases]
+    direct = of("allreduce", "two_shot", direct=True)
+    cases += [direct, replace(direct, stray=1), of("allreduce", "ring", first=2 * PERIOD - 3)]
+    done = run(driver(KERNELS[:1], IN_PLACE), "run", cases)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[:4000]
+
+
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8])
 def test_lanes_change_no_bit(run: Run, every: Path, lanes: int) -> None:
     cases = [
@@ -206,6 +224,10 @@ def test_the_direct_form(run: Run, every: Path, size: int) -> None:
 WRAP = [
     Case(get("ring"), 3, INT32, ReduceOp.SUM, (200,), packets=True, first=2 * PERIOD - k)
     for k in range(1, 7)
+]
+WRAP += [
+    Case(get(name), 4, INT32, ReduceOp.SUM, (200,), packets=True, first=2 * PERIOD - 2)
+    for name in ("one_shot", "two_shot")
 ]
 #: They do between the two: 3 launches of 4 messages each, so short that they leave in its slot most
 #: of what lay there a period ago.
@@ -364,6 +386,14 @@ CHANGES: dict[str, tuple[Change, bool]] = {
         (KERNEL, "    call->over = pc__barrier(shared, call->dead || call->over);\n"
          "    return code;", "    return code;"), False,
     ),
+    "barrier behind the last counts": (
+        (KERNEL, "const bool failed = pc__barrier(shared, call.dead || call.over);",
+         "const bool failed = call.dead || call.over;"), False,
+    ),
+    "signatures before the fence": (
+        (KERNEL, "    bool covered = i->flags & PC_FLAG_FENCE;",
+         "    bool covered = false;"), False,
+    ),
     "counts are put back": (
         (KERNEL, "    pc__give_package(&call);\n", ""), False,
     ),
@@ -443,9 +473,12 @@ def test_a_rank_that_does_not_tell_its_arrays_is_named(
 
 
 @pytest.mark.parametrize("packets", [False, True], ids=["plain", "packets"])
-def test_messages_of_another_call_are_refused(run: Run, one: Path, packets: bool) -> None:
-    c = of("allreduce", "ring", packets=packets, foreign=1, launches=1, timeout=5.0)
-    done = run(one, "mutate", [c], "local", 0)
+@pytest.mark.parametrize("name", ["ring", "one_shot"])
+def test_messages_of_another_call_are_refused(
+    run: Run, one: Path, name: str, packets: bool
+) -> None:
+    c = of("allreduce", name, packets=packets, foreign=1, launches=1, timeout=5.0)
+    done = run(one, "run", [c])
     assert done.returncode == 1
     found = troubles(done.stderr)
     assert MISMATCH in {what[0] for what in found.values()}, done.stderr

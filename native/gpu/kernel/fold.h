@@ -130,7 +130,7 @@ struct pc__bfloat16 {
 
 template <class Half, uint32_t op> struct pc__halves {
     typedef uint32_t word;
-    typedef pc__lanes<16> instances;
+    typedef pc__lanes<16> lanes;
     static constexpr uint32_t bytes = 2;
 
     PC_DEVICE_FN uint32_t open(uint32_t x)
@@ -147,9 +147,8 @@ template <class Half, uint32_t op> struct pc__halves {
     {
         if (op == PC_REDUCE_AVG && divisor)
             x = Half::pack(Half::low(x) / (float)divisor, Half::high(x) / (float)divisor);
-        uint32_t nan
-            = instances::not_below(x & ~instances::top, instances::all(Half::infinity + 1));
-        return instances::select(nan, instances::all(Half::quiet), x);
+        uint32_t nan = lanes::not_below(x & ~lanes::top, lanes::all(Half::infinity + 1));
+        return lanes::select(nan, lanes::all(Half::quiet), x);
     }
 };
 
@@ -190,7 +189,7 @@ template <class Word, class Signed, Word infinity, Word quiet, uint32_t op> stru
 /* The same for two 16-bit floats side by side. */
 template <class Half, uint32_t op> struct pc__ordered_halves {
     typedef uint32_t word;
-    typedef pc__lanes<16> instances;
+    typedef pc__lanes<16> lanes;
     static constexpr uint32_t bytes = 2;
     static constexpr bool least = op == PC_REDUCE_MIN;
     static constexpr uint32_t nans = 0x7fffu - Half::infinity;
@@ -199,26 +198,26 @@ template <class Half, uint32_t op> struct pc__ordered_halves {
 
     PC_DEVICE_FN uint32_t turn(uint32_t x)
     {
-        uint32_t negative = x & instances::top;
+        uint32_t negative = x & lanes::top;
         return x ^ (negative - (negative >> 15));
     }
 
     PC_DEVICE_FN uint32_t open(uint32_t x)
     {
-        return instances::add(turn(x), instances::all(shift));
+        return lanes::add(turn(x), lanes::all(shift));
     }
 
     PC_DEVICE_FN uint32_t join(uint32_t a, uint32_t b)
     {
-        uint32_t above = instances::not_below(a, b);
-        return least ? instances::select(above, b, a) : instances::select(above, a, b);
+        uint32_t above = lanes::not_below(a, b);
+        return least ? lanes::select(above, b, a) : lanes::select(above, a, b);
     }
 
     PC_DEVICE_FN uint32_t close(uint32_t x, uint32_t)
     {
-        uint32_t above = instances::not_below(x, instances::all(bound));
-        uint32_t value = turn(instances::add(x, instances::all(0x10000u - shift)));
-        return instances::select(least ? ~above : above, instances::all(Half::quiet), value);
+        uint32_t above = lanes::not_below(x, lanes::all(bound));
+        uint32_t value = turn(lanes::add(x, lanes::all(0x10000u - shift)));
+        return lanes::select(least ? ~above : above, lanes::all(Half::quiet), value);
     }
 };
 
@@ -257,10 +256,10 @@ template <class Word, class Number, uint32_t op> struct pc__integers {
 /* Four integers of 8 bits to a word; the least and greatest as unsigned ones. */
 template <class Number, uint32_t op> struct pc__bytes {
     typedef uint32_t word;
-    typedef pc__lanes<8> instances;
+    typedef pc__lanes<8> lanes;
     static constexpr uint32_t bytes = 1;
     static constexpr bool extreme = op == PC_REDUCE_MIN || op == PC_REDUCE_MAX;
-    static constexpr uint32_t turned = extreme && (Number)-1 < (Number)0 ? instances::top : 0;
+    static constexpr uint32_t turned = extreme && (Number)-1 < (Number)0 ? lanes::top : 0;
 
     PC_DEVICE_FN uint32_t open(uint32_t x)
     {
@@ -272,10 +271,9 @@ template <class Number, uint32_t op> struct pc__bytes {
         if (op == PC_REDUCE_PROD)
             return product(a, b, 0) | product(a, b, 8) | product(a, b, 16) | product(a, b, 24);
         if (!extreme)
-            return instances::add(a, b);
-        uint32_t above = instances::not_below(a, b);
-        return op == PC_REDUCE_MIN ? instances::select(above, b, a)
-                                   : instances::select(above, a, b);
+            return lanes::add(a, b);
+        uint32_t above = lanes::not_below(a, b);
+        return op == PC_REDUCE_MIN ? lanes::select(above, b, a) : lanes::select(above, a, b);
     }
 
     PC_DEVICE_FN uint32_t close(uint32_t x, uint32_t divisor)
@@ -314,6 +312,9 @@ template <class Then, class Else> struct pc__either<false, Then, Else> {
 #if !defined(PC_TARGET_DEEP_BYTES)
 #define PC_TARGET_DEEP_BYTES 3
 #endif
+#if !defined(PC_TARGET_DEEP_WORDS)
+#define PC_TARGET_DEEP_WORDS 4
+#endif
 
 /* Loads of a source in flight together: fewer where the fold itself needs registers, as all kernels
  * have at most 80; tests/sass checks that. */
@@ -328,7 +329,7 @@ PC_DEVICE_FN constexpr uint32_t pc__deep(uint32_t dtype, uint32_t op)
     case PC_DTYPE_BFLOAT16:
         return sum ? 4 : average ? 3 : 2;
     case PC_DTYPE_FLOAT32:
-        return op == PC_REDUCE_MIN || op == PC_REDUCE_MAX ? 3 : 4;
+        return op == PC_REDUCE_MIN || op == PC_REDUCE_MAX ? 3 : PC_TARGET_DEEP_WORDS;
     case PC_DTYPE_FLOAT64:
         return average ? 3 : 4;
     default:

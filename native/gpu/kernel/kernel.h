@@ -14,9 +14,11 @@
 #define PC_KERNEL_H
 #include "gpu/device.h"
 
-/* Bytes of a package that are kept in shared memory. What is longer is read where it lies: a
- * Program for some dozens of ranks. */
-#define PC_PACKAGE_ROOM 8192u
+/* Bytes of a package that are kept in shared memory. What is longer is read where it lies: Programs
+ * of some algorithms from 20 ranks on. */
+#if !defined(PC_PACKAGE_ROOM)
+#define PC_PACKAGE_ROOM 12288u
+#endif
 
 /* The shared memory of a block: the call, copied from the image, so that no thread needs registers
  * for it; its package; and two tables of operands, used in turn. No thread is still reading the
@@ -145,6 +147,23 @@ PC_DEVICE_FN void pc__signal_local(struct pc_token *token, uint64_t count)
     pc__store_release_local(&token->sent, count);
 }
 
+/* Before the fence, for all messages that it stands before. A line is free once its message has
+ * credit, which was waited for before the message's data was stored. */
+PC_ROUTINE void pc__sign(const PC_CALL *call, const struct pc_vm_instruction *i, struct pc_line *)
+{
+    bool covered = i->flags & PC_FLAG_FENCE;
+    PC_ROLLED
+    while (covered) {
+        if (i->step == PC_STEP_FILL) {
+            struct pc_fifo *f = i->at.fifo;
+            f->out_lines[f->sent & (PC_LINES - 1)].signature = call->terms->signature;
+        }
+        i++;
+        covered = !(i->flags & PC_FLAG_FENCE) && i->step != PC_STEP_REDUCE_COPY
+                  && i->step != PC_STEP_END_LOOP && i->step != PC_STEP_END;
+    }
+}
+
 PC_ROUTINE void pc__publish(PC_CALL *call, const struct pc_vm_instruction *i, struct pc_line *line,
                             uint64_t count, uint32_t)
 {
@@ -179,11 +198,17 @@ PC_DEVICE_FN uint32_t pc__flag_of(uint64_t n)
     return pc__in_period(n) + 1;
 }
 
+PC_DEVICE_FN char *pc__ll_slot_of(const struct pc_fifo *f, bool receiving, uint64_t n,
+                                  uint32_t slots)
+{
+    return (receiving ? f->in_packets : f->out_packets)
+           + (n & (slots - 1)) * (uint64_t)PC_LL_SLOT_BYTES;
+}
+
 PC_ROUTINE char *pc__ll_slot(const PC_CALL *call, const struct pc_fifo *f, bool receiving,
                              uint64_t n)
 {
-    return (receiving ? f->in_packets : f->out_packets)
-           + (n & (call->terms->slots - 1)) * (uint64_t)PC_LL_SLOT_BYTES;
+    return pc__ll_slot_of(f, receiving, n, call->terms->slots);
 }
 
 /* The last packet of a message, which tells which call it belongs to. */
@@ -215,10 +240,13 @@ PC_ROUTINE bool pc__sealed(const PC_CALL *call, const struct pc_fifo *f, bool *f
 
 /* A rank whose call is another one may send its message the other way, and who waits would never
  * see it: whether the next message is there in packets, or in a slot. */
-PC_ROUTINE bool pc__came_in_packets(const PC_CALL *call, const struct pc_fifo *f)
+PC_DEVICE_FN bool pc__came_in_packets(const struct pc_fifo *f, uint32_t slots)
 {
-    uint64_t n = f->received;
-    return f->in_packets && pc__load_ll(pc__seal_at(call, f, true, n)) >> 32 == pc__flag_of(n);
+    if (f->in_packets == NULL)
+        return false;
+    const char *slot = pc__ll_slot_of(f, true, f->received, slots);
+    return pc__load_ll((const uint64_t *)(slot + 2 * PC_LL_BYTES)) >> 32
+           == pc__flag_of(f->received);
 }
 
 PC_DEVICE_FN bool pc__came_in_slot(const struct pc_fifo *f)
@@ -394,6 +422,15 @@ PC_ROUTINE void pc__tell_ready(const PC_CALL *call, uint32_t peer, uint64_t n,
     pc__store_release(&line->count, n);
 }
 
+/* Whether a peer has sent a message, as in a call that has no direct form. After one that has, it
+ * would have sent READY first, in an earlier kernel. */
+PC_ROUTINE bool pc__came_staged(const PC_CALL *call, uint32_t peer)
+{
+    const struct pc_device_image *image = call->shared->image;
+    const struct pc_fifo *f = &image->fifos[peer * PC_MAX_BLOCKS + call->shared->number];
+    return pc__came_in_slot(f) || pc__came_in_packets(f, image->slots);
+}
+
 /* Waits for a peer's READY: false when the direct form cannot run. */
 PC_ROUTINE bool pc__hear_ready(PC_CALL *call, uint32_t peer, uint64_t n)
 {
@@ -406,6 +443,10 @@ PC_ROUTINE bool pc__hear_ready(PC_CALL *call, uint32_t peer, uint64_t n)
             break;
         if (pc__hopeless(call, &spins, (const struct pc_vm_instruction *)NULL, peer, n, count))
             return false;
+        if (spins % PC_SPINS_PER_LOOK == 0 && pc__came_staged(call, peer) && pc__count(line) < n) {
+            pc__give_up(call, (const struct pc_vm_instruction *)NULL, PC_MISMATCH, peer, n, n);
+            return false;
+        }
         pc__relax();
     }
     if (line->signature != pc__ready_signature(call)) {
@@ -434,7 +475,7 @@ PC_ROUTINE bool pc__astray(PC_CALL *call)
     /* All are told before any is waited for: who waits in vain then waits for a rank that is not
      * there, not for one that waits itself. */
     PC_ROLLED
-    for (uint32_t p = pc__thread(); shared->number == 0 && p < image->size; p += PC_WARP)
+    for (uint32_t p = shared->number ? image->size : pc__thread(); p < image->size; p += PC_WARP)
         if (p != image->rank)
             pc__tell_ready(call, p, n, &mine);
     PC_ROLLED
@@ -569,7 +610,7 @@ PC_ROUTINE bool pc__wait_here(PC_CALL *call, const struct pc_channel *,
         if (pc__hopeless(call, &spins, i, peer, want, got))
             break;
         if (i->step == PC_STEP_WAIT_MESSAGE && spins % PC_SPINS_PER_LOOK == 0
-            && pc__came_in_packets(call, i->at.fifo)) {
+            && pc__came_in_packets(i->at.fifo, call->terms->slots)) {
             pc__give_up(call, i, PC_MISMATCH, peer, want, want);
             break;
         }
@@ -642,15 +683,17 @@ pc__take_package(PC_CALL *call, const struct pc_kernel_args *launch, uint32_t fo
     struct pc_vm_instruction *code
         = block->start ? pc__moved((struct pc_vm_instruction *)block->start, from, to) : NULL;
     const uint32_t words = sizeof(struct pc_fifo) / 8;
+    const uint32_t noperands = local ? block->noperands : 0;
+    const uint32_t ninstructions = local ? block->ninstructions : 0;
     PC_ROLLED
     for (uint32_t k = pc__thread(); k < block->nfifos * words; k += pc__threads())
         ((pc_word *)fifos)[k] = ((const pc_word *)homes[k / words])[k % words];
     PC_ROLLED
-    for (uint32_t k = pc__thread(); local && k < block->noperands; k += pc__threads())
+    for (uint32_t k = pc__thread(); k < noperands; k += pc__threads())
         if (operands[k].space == PC_SPACE_SLOT)
             operands[k].fifo = pc__moved(operands[k].fifo, from, to);
     PC_ROLLED
-    for (uint32_t k = pc__thread(); local && k < block->ninstructions; k += pc__threads())
+    for (uint32_t k = pc__thread(); k < ninstructions; k += pc__threads())
         if (code[k].step == PC_STEP_REDUCE_COPY || code[k].step == PC_STEP_PUT_MESSAGE)
             code[k].at.operands = pc__moved(code[k].at.operands, from, to);
         else if (pc__has_fifo(&code[k]))
@@ -716,15 +759,19 @@ PC_DEVICE_FN void pc__kernel(const struct pc_kernel_args *launch, uint32_t numbe
     channel.finished = call.over || channel.pc == NULL; /* this form may have fewer blocks */
     while (!channel.finished && pc__step(&call, &channel) >= 0)
         continue;
-    pc__barrier(shared, call.dead); /* behind the last counts, and the stores of all threads */
+    /* Behind the last counts, and the stores of all threads. */
+    const bool failed = pc__barrier(shared, call.dead || call.over);
     pc__give_package(&call);
+    const bool in_place = launch->packages.nbytes[form] > PC_PACKAGE_ROOM;
+    if (in_place) /* the package, which the host may free, is read up to here */
+        pc__barrier(shared, false);
     if (pc__thread() != 0)
         return;
     uint64_t launches = shared->launches + 1;
     shared->block.state->launches = launches;
-    /* What the next kernel finds is ordered by the stream. The proxy must find what was pushed; and
-     * a package that was run where it lies is written to. */
-    if (launch->proxied || launch->packages.nbytes[form] > PC_PACKAGE_ROOM)
+    /* What the next kernel finds is ordered by the stream. The proxy must find what was pushed, and
+     * the host the reason of a failure. */
+    if (failed || in_place || launch->proxied)
         pc__store_release(shared->block.finished, launches);
     else
         pc__store_relaxed64(shared->block.finished, launches);

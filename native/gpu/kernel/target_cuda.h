@@ -1,9 +1,11 @@
 /* The CUDA target of the interpreter: threads and barriers of a block, memory accesses that other
  * GPUs, the host and NICs see, and time. For sm_70 and later, compiled by NVRTC or nvcc.
  *
- * One thread releases and acquires counts at system scope; a barrier extends that to the block, as
- * causality order is transitive. Data is relaxed at system scope, so that no load is served by a
- * line of L1 that an earlier message left there. */
+ * One thread, the leader, publishes counts behind a fence of system scope and acquires those of
+ * others; a barrier extends both to the block, as causality order is transitive. What moves 16
+ * bytes at a time, and packets, is relaxed at system scope, so that no load is served by a line of
+ * L1 that an earlier message left there; what moves less is weak, and served rightly since the
+ * leader's acquire forgets L1. */
 #ifndef PC_TARGET_CUDA_H
 #define PC_TARGET_CUDA_H
 #include <stdint.h>
@@ -22,6 +24,7 @@
 #if __CUDA_ARCH__ >= 1200
 #undef PC_TARGET_LL_PACKETS
 #define PC_TARGET_LL_PACKETS 1
+#define PC_TARGET_DEEP_WORDS 3
 #endif
 
 struct alignas(16) pc_vector {

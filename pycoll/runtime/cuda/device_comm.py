@@ -244,8 +244,12 @@ class DeviceComm:
 
     def _resting(self) -> bool:
         """Tell whether all that was launched has ended well; any thread may ask."""
-        with self.turn:
+        if not self.turn.acquire(blocking=False):  # never waits for who waits for this thread
+            return False
+        try:
             return self.native is not None and device_comm.device_comm_wait(self.native, 0) == 0
+        finally:
+            self.turn.release()
 
     def drain(self) -> None:
         """Wait on the host until all that was launched has ended, however that may be."""
