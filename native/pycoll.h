@@ -484,6 +484,7 @@ struct pc_device_comm_state {
     uint32_t staged;      /* mapped peers reached only through host memory */
     uint32_t remote;
     uint32_t max_blocks; /* of a kernel */
+    uint32_t calling;    /* 1: a call may be unfinished; transfers of two ranks are none */
 };
 
 /* Opening, on all ranks: open, exchange addresses, connect to each peer that has one; agree on
@@ -523,6 +524,24 @@ int pc_device_comm_launch(struct pc_device_comm *dc, struct pc_device_plan *plan
 /* The same, but the caller launches: writes the kernel's parameter and returns its length. */
 int pc_device_comm_prepare(struct pc_device_comm *dc, struct pc_device_plan *plan, uint64_t in,
                            uint64_t out, double timeout, void *argument, size_t capacity);
+/* Transfers, as of pc_exchange, on arrays in GPU memory, none with this rank itself. With `call`
+ * they are one call, as of pc_pairwise, and at most one of each direction with each peer. */
+struct pc_device_transfers {
+    uint64_t call;      /* its signature, equal on all ranks; 0: messages between two ranks */
+    uintptr_t function; /* the transfer kernel */
+    uint32_t threads;   /* of a block */
+    uint32_t blocks;    /* at most; equal on all ranks */
+};
+#define PC_DEVICE_TRANSFERS 120 /* at most, where they are no call */
+/* Enqueues them as pc_device_comm_launch does; those of a call may be several kernels. */
+int pc_device_comm_transfer(struct pc_device_comm *dc, const struct pc_device_transfers *what,
+                            const struct pc_p2p_op *ops, uint32_t n, uintptr_t stream,
+                            double timeout);
+/* As pc_refuse_message: later transfers of this direction with the peer mismatch, unless it has
+ * refused as many. */
+int pc_device_comm_refuse_message(struct pc_device_comm *dc, uint32_t peer, uint32_t direction);
+/* Any thread: `peer` closed, or died. Transfers with it end once what it had sent was received. */
+int pc_device_comm_gone(struct pc_device_comm *dc, uint32_t peer);
 /* pc_refuse for a device communicator: later launches, those of graphs too, mismatch those of ranks
  * that refused nothing. One thread at a time, as with launches. */
 int pc_device_comm_refuse(struct pc_device_comm *dc, uint64_t *number);

@@ -206,7 +206,7 @@ class Communicator:
         self._alltoall, self._gather, self._scatter = call.alltoall, call.gather, call.scatter
         self._barrier = call.barrier
         self._byte = bytearray(1)  #: what a barrier reduces, and nobody looks at
-        self._messages = PointToPoint(engine, itself)
+        self._messages = PointToPoint(engine, itself, self._collectives)
         self._send = self._messages.call("send", receives=False)
         self._recv = self._messages.call("recv", receives=True)
         self._exchange = self._messages.exchange()
@@ -1091,7 +1091,8 @@ class Communicator:
             None; with ``async_op`` a Work of it.
 
         Raises:
-            UsageError: ``x`` is no array, or ``to`` is no rank.
+            UsageError: ``x`` is no array, or ``to`` is no rank; or it is on a GPU, and nobody has
+                called `cuda` yet.
             PycollError: What any call raises, see `Communicator`.
 
         Example:
@@ -1118,6 +1119,9 @@ class Communicator:
     def recv(self, x: Any, frm: int, async_op: bool = False, timeout: float | None = None) -> Any:
         """Receive the next message of one rank into an array.
 
+        On GPUs what is called behind it waits for it, also with ``async_op``: ranks that receive
+        from each other use `exchange`.
+
         Args:
             x: The array, of the length and dtype of the one that is sent.
             frm: The rank that sends it.
@@ -1128,7 +1132,8 @@ class Communicator:
             ``x``; with ``async_op`` a Work of it.
 
         Raises:
-            UsageError: ``x`` is no array that can be written, or ``frm`` is no rank.
+            UsageError: ``x`` is no array that can be written, or ``frm`` is no rank; or it is on a
+                GPU, and nobody has called `cuda` yet.
             PycollError: What any call raises, see `Communicator`.
 
         Example:
@@ -1184,7 +1189,7 @@ class Communicator:
 
         Raises:
             UsageError: What is listed are no such pairs, or an array is received that another one
-                overlaps.
+                overlaps; or they are on GPUs, and too many, or nobody has called `cuda` yet.
             PycollError: What any call raises, see `Communicator`.
 
         Example:
@@ -1376,8 +1381,9 @@ class Communicator:
     def cuda(self, device: int | None = None, timeout: float | None = None) -> Gpu:
         """Make ready for arrays in the memory of GPUs; all ranks call it.
 
-        The first call with such an array does so by itself. What is set up here is memory on the
-        GPU and ways to the memory of the other ranks' GPUs.
+        The first collective with such an array does so by itself; `send`, `recv` and `exchange`,
+        which not all ranks may call, want it done. What is set up here is memory on the GPU and
+        ways to the memory of the other ranks' GPUs.
 
         Args:
             device: Number of this rank's GPU, as CUDA counts; by default the current one of torch

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable, Iterable
 
+    from pycoll.collectives import Collectives
     from pycoll.runtime.engine import Engine
     from pycoll.runtime.p2p.transfers import Transfers
 
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
 class PointToPoint:
     """What sends and receives of a communicator fall back to; whatever holds `call` holds it."""
 
-    def __init__(self, engine: Engine, owner: weakref.ref[Any]) -> None:
+    def __init__(self, engine: Engine, owner: weakref.ref[Any], collectives: Collectives) -> None:
         self._engine = engine
         self._owner = owner
+        self._collectives = collectives
 
     def call(self, name: str, receives: bool) -> Callable[..., Any]:
         """Return what serves ``send`` or ``recv``: it takes (x, peer, async_op, timeout)."""
@@ -32,7 +34,9 @@ class PointToPoint:
         # Loaded at the first message: `init` shall be quick.
         from pycoll.runtime.p2p.transfers import Transfers
 
-        return Transfers(self._engine, self._owner())
+        return Transfers(
+            self._engine, self._owner(), lambda: self._collectives.launch.cuda.transfers
+        )
 
     def exchange(self) -> Callable[..., Any]:
         """Return what serves ``exchange``: it takes (sends, recvs, async_op, timeout)."""

@@ -74,5 +74,6 @@ class VectorCollectives:
         self._engine.life.require_usable(what)
         look = batch.gatherv if name == "gatherv" else batch.scatterv
         transfers = self._messages.transfers
-        found = look(transfers.place, x, counts, out, root, what)
+        empty = self._collectives.launch.empty
+        found = look(transfers.place, x, counts, out, root, what, empty)
         return transfers.together(what, found, root, timeout, async_op)

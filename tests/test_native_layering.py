@@ -24,7 +24,7 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "memory": {"", "core", "gpu/driver"},
     "verbs": {"", "core", "net", "memory"},
     "libfabric": {"core", "net"},
-    "gpu": {"core", "vm", "gpu/driver"},
+    "gpu": {"core", "vm", "p2p", "gpu/driver"},
     "gpu/kernel": {"vm", "gpu"},
     "python": {"core"},
 }

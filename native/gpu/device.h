@@ -33,7 +33,13 @@ struct pc_device_error {
     uint64_t slot; /* the number of the message, of the token, or of the entry in the proxy FIFO */
     uint64_t want;
     uint64_t got;
-    uint64_t code; /* - enum pc_code: TIMEDOUT, ABORTED, MISMATCH */
+    uint64_t code; /* - enum pc_code: TIMEDOUT, ABORTED, MISMATCH, LOST */
+    /* Of a transfer, which `instruction` then counts in its launch. */
+    uint64_t transfer; /* its signature, without the tag; 0: it was no transfer */
+    uint64_t theirs;   /* MISMATCH: that of the message that came, 0 if none did */
+    uint64_t tag;      /* mixed into signatures; 0: a message of two ranks */
+    uint64_t timeout_ns;
+    uint32_t direction;
 };
 
 struct pc_host_control {            /* mapped host memory; each field on cache lines of its own */
@@ -47,8 +53,10 @@ struct pc_host_control {            /* mapped host memory; each field on cache l
 
 /* An entry of a proxy FIFO names an instruction; the proxy does what the CPU interpreter would do
  * there. From bit 63: 1 bit that is 1 in even laps (an empty FIFO is zero), 15 of the plan's
- * number, 24 of the instruction's, 24 of the tile's. */
-#define PC_MAX_PLANS (1u << 15)
+ * number, 24 of the instruction's, 24 of the tile's. A transfer's has PC_TRANSFER_ENTRY, the peer,
+ * and twice the lane, plus 1 for a credit. */
+#define PC_MAX_PLANS ((1u << 15) - 1)
+#define PC_TRANSFER_ENTRY PC_MAX_PLANS
 #define PC_MAX_ENTRY_INSTRUCTIONS (1u << 24)
 #define PC_MAX_ENTRY_TILES (1ull << 24)
 

@@ -180,6 +180,8 @@ static int seal(struct pc_device_comm *dc, const uint8_t *ipc_peers)
     int rc = pc__host_register_open(dc);
     if (rc == PC_OK)
         rc = pc__device_fifos_make(dc);
+    if (rc == PC_OK)
+        rc = pc__transfers_open(dc);
     return rc == PC_OK ? pc__proxy_start(dc) : rc;
 }
 
@@ -261,6 +263,7 @@ static void give_back(struct pc_device_comm *dc)
     if (dc->arena != 0)
         pc_cuda_free(device, dc->arena, &ignored);
     pc__pool_close(dc);
+    pc__transfers_close(dc);
     if (dc->staging != NULL)
         pc_cuda_host_free(device, dc->staging, &ignored);
     if (dc->control != NULL)
@@ -319,7 +322,9 @@ void pc_device_comm_state(struct pc_device_comm *dc, struct pc_device_comm_state
     *out = (struct pc_device_comm_state){.launched = dc->launches,
                                          .captured = dc->captures,
                                          .max_blocks = PC_MAX_BLOCKS,
-                                         .handed_over = atomic_load(&dc->handed_over)};
+                                         .handed_over = atomic_load(&dc->handed_over),
+                                         .pinned = pc__transfers_graphs(dc) != 0,
+                                         .calling = dc->control != NULL && pc__calls_run(dc)};
     for (uint32_t i = 0; i < dc->nplans; i++)
         if (dc->plans[i] != NULL)
             out->pinned += __atomic_load_n(dc->plans[i]->graphs, __ATOMIC_ACQUIRE) != 0;

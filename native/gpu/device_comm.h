@@ -1,11 +1,13 @@
 /* The device communicator: its structures, internal to gpu/. device_comm.c opens and closes it,
  * ipc.c opens the peers' GPU memory, host_register.c registers the host memory that kernels touch,
  * pool.c is the memory pool for plans, fifo.c makes the FIFOs, device_plan.c the plans, launch.c
- * launches them, and proxy.c is the proxy. */
+ * launches them, transfer.c moves what no plan does, and proxy.c is the proxy. */
 #ifndef PC_DEVICE_COMM_H
 #define PC_DEVICE_COMM_H
 #include "gpu/device_layout.h"
 #include "gpu/device_image.h"
+#include "gpu/proxy_fifo.h"
+#include "gpu/transfer.h"
 #include "core/internal.h"
 
 enum pc_device_route {
@@ -93,10 +95,16 @@ struct pc_device_comm {
     uintptr_t captured_stream;
     bool ordered;                       /* `order` was recorded */
     uint32_t sync_domains, max_threads; /* of the device */
-    uint64_t launches;                  /* so far */
+    uint64_t launches;                  /* so far, of calls */
     uint64_t captures;
-    _Atomic uint64_t launched[PC_MAX_BLOCKS]; /* of these, those with block b */
+    _Atomic uint64_t launched[PC_MAX_BLOCKS]; /* of kernels with block b, calls or not */
+    _Atomic uint64_t called[PC_MAX_BLOCKS];   /* that number as of the last that was of a call */
     _Atomic uint32_t capturing;               /* a graph may launch a plan at any time */
+
+    /* Transfers: memory of the host, and how many graphs may launch some (as of a plan). */
+    struct pc_host_peer *host_peers; /* [peer]; NULL: the communicator is not sealed yet */
+    uint64_t host_peers_device;
+    uint32_t *transfer_graphs;
 
     struct pc_device_plan *
         *plans; /* by number; an entry is written before the plan's first launch */
@@ -149,6 +157,19 @@ void pc__pool_give(struct pc_device_comm *dc, uint64_t address);
 int pc__device_fifos_make(struct pc_device_comm *dc);
 
 /* launch.c */
+struct pc_launch {
+    uintptr_t function;
+    uint32_t blocks, threads;
+    void *argument;     /* the kernel's only one */
+    uint32_t *in_graph; /* in the argument: set to 1 where a graph launches it */
+    uint32_t *graphs;   /* counted up where a graph does; see pc_cuda_capture_pin */
+    bool call;          /* it has a number among the calls, as on all other ranks */
+    uint64_t signature; /* of the call */
+};
+/* Enqueues a kernel behind all launches so far, or captures it. */
+int pc__launch(struct pc_device_comm *dc, const struct pc_launch *l, uintptr_t stream);
+/* OK, or why nothing can be launched any more, or yet. */
+int pc__launchable(struct pc_device_comm *dc);
 /* Launches that a block has finished, those of graphs included. */
 uint64_t pc__launches_finished(const struct pc_device_comm *dc, uint32_t block);
 /* Whether every block has finished all launches that are known, those of graphs included. */
@@ -159,6 +180,21 @@ int pc__launches_over(struct pc_device_comm *dc);
  * have arrived. For who frees what they go to. It knows nothing of what a graph has launched, or
  * who calls pc_device_comm_prepare: these wait themselves. */
 int pc__launches_retired(struct pc_device_comm *dc);
+
+/* Whether a launch of a call may be unfinished, those of graphs included. */
+bool pc__calls_run(const struct pc_device_comm *dc);
+
+/* transfer.c */
+int pc__transfers_open(struct pc_device_comm *dc);
+void pc__transfers_close(struct pc_device_comm *dc);
+uint32_t pc__transfers_graphs(const struct pc_device_comm *dc);
+/* A peer is gone, and all that it sent has come: transfers with it end. Any thread. */
+void pc__transfers_gone(struct pc_device_comm *dc, uint32_t peer);
+/* The text of what a kernel left when it gave up on a transfer; returns the code. */
+int pc__transfers_report(const struct pc_device_error *left, struct pc_error *error);
+/* Hands a transfer's message, or its credit, to the network. */
+int pc__transfers_hand_over(struct pc_device_comm *dc, struct pc_proxy_entry entry,
+                            struct pc_error *error);
 
 /* device_plan.c */
 void pc__device_plans_drop(struct pc_device_comm *dc);

@@ -115,7 +115,8 @@ static void take_out(struct pc_device_plan *p)
 /* When the last graph is destroyed, adds the launches that it made to the counts. */
 static void forget_graphs(struct pc_device_comm *dc)
 {
-    if (!atomic_load(&dc->capturing) || pc__launches_over(dc) != PC_OK)
+    if (!atomic_load(&dc->capturing) || pc__launches_over(dc) != PC_OK
+        || pc__transfers_graphs(dc) != 0)
         return;
     for (uint32_t i = 0; i < dc->nplans; i++)
         if (dc->plans[i] != NULL && __atomic_load_n(dc->plans[i]->graphs, __ATOMIC_ACQUIRE) != 0)

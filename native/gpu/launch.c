@@ -5,7 +5,6 @@
 #include <time.h>
 #include "gpu/driver/cuda.h"
 #include "gpu/device_comm.h"
-#include "gpu/proxy_fifo.h"
 
 #define PC_STREAM_PER_THREAD 2u /* CU_STREAM_PER_THREAD */
 
@@ -20,6 +19,14 @@ bool pc__launches_ended(const struct pc_device_comm *dc)
         if (pc__launches_finished(dc, b) < atomic_load(&dc->launched[b]))
             return false;
     return true;
+}
+
+bool pc__calls_run(const struct pc_device_comm *dc)
+{
+    for (uint32_t b = 0; b < PC_MAX_BLOCKS; b++)
+        if (pc__launches_finished(dc, b) < atomic_load(&dc->called[b]))
+            return true;
+    return atomic_load(&dc->capturing) != 0;
 }
 
 /* What the driver says of the last launch: after a fault of any kernel on the device no launch
@@ -59,7 +66,9 @@ static void report_error(struct pc_device_comm *dc)
     struct pc_error error;
     if (code == PC_OK || code == PC_ABORTED || atomic_load(&dc->failing))
         return;
-    if (code == PC_MISMATCH)
+    if (t->transfer != 0)
+        code = pc__transfers_report(t, &error);
+    else if (code == PC_MISMATCH)
         pc__fail(&error, code, (int)t->peer, "message %llu from rank %u belongs to another call",
                  (unsigned long long)t->slot, t->peer);
     else
@@ -86,15 +95,21 @@ int pc_device_comm_check(struct pc_device_comm *dc)
     return atomic_load(&comm->broken);
 }
 
+int pc__launchable(struct pc_device_comm *dc)
+{
+    int rc = pc_device_comm_check(dc);
+    if (rc == PC_OK && (!dc->sealed || dc->detached))
+        rc = pc__fail(dc->error, PC_INVALID, -1, "a device communicator that is %s",
+                      dc->sealed ? "closed" : "not open yet");
+    return rc;
+}
+
 static int usable(struct pc_device_comm *dc, const struct pc_device_plan *p, uint64_t in,
                   uint64_t out)
 {
-    int rc = pc_device_comm_check(dc);
+    int rc = pc__launchable(dc);
     if (rc != PC_OK)
         return rc;
-    if (!dc->sealed || dc->detached)
-        return pc__fail(dc->error, PC_INVALID, -1, "a device communicator that is %s",
-                        dc->sealed ? "closed" : "not open yet");
     if (p->plan->apart && in == out && p->plan->nbytes)
         return pc__fail(dc->error, PC_INVALID, -1, "this collective has no in-place form");
     return PC_OK;
@@ -113,22 +128,25 @@ static struct pc_kernel_args argument_of(const struct pc_device_plan *p, uint64_
 }
 
 /* Counts a launch before it is made, so that a running kernel never looks as if it had ended. */
-static void count(struct pc_device_comm *dc, const struct pc_device_plan *p, int by)
+static void count(struct pc_device_comm *dc, uint32_t blocks, bool call, int by)
 {
-    for (uint32_t b = 0; b < p->shape.blocks; b++)
-        atomic_fetch_add(&dc->launched[b], (uint64_t)(int64_t)by);
-    dc->launches += (uint64_t)(int64_t)by;
+    for (uint32_t b = 0; b < blocks; b++) {
+        uint64_t before = atomic_fetch_add(&dc->launched[b], (uint64_t)(int64_t)by);
+        if (call)
+            atomic_store(&dc->called[b], before + (uint64_t)(int64_t)by);
+    }
+    if (call)
+        dc->launches += (uint64_t)(int64_t)by;
 }
 
-static int enqueue(struct pc_device_comm *dc, const struct pc_device_plan *p,
-                   struct pc_kernel_args *argument, uintptr_t stream)
+static int enqueue(struct pc_device_comm *dc, const struct pc_launch *l, uintptr_t stream)
 {
-    struct pc_cuda_grid grid = {.function = p->function,
+    struct pc_cuda_grid grid = {.function = l->function,
                                 .stream = stream,
-                                .blocks = {p->shape.blocks, 1, 1},
-                                .threads = {p->shape.threads, 1, 1},
+                                .blocks = {l->blocks, 1, 1},
+                                .threads = {l->threads, 1, 1},
                                 .flags = dc->sync_domains > 1 ? PC_CUDA_REMOTE : 0};
-    void *arguments[] = {argument};
+    void *arguments[] = {l->argument};
     return pc_cuda_launch(dc->device, &grid, arguments, dc->error);
 }
 
@@ -139,20 +157,20 @@ static bool same_stream(uintptr_t stream, uintptr_t last)
     return stream == last && stream != PC_STREAM_PER_THREAD;
 }
 
-static int launch_now(struct pc_device_comm *dc, struct pc_device_plan *p,
-                      struct pc_kernel_args *argument, uintptr_t stream)
+static int launch_now(struct pc_device_comm *dc, const struct pc_launch *l, uintptr_t stream)
 {
     int rc = PC_OK;
     if (dc->ordered && !same_stream(stream, dc->last_stream))
         rc = pc_cuda_stream_after(dc->device, stream, dc->order, dc->error);
     if (rc != PC_OK)
         return rc;
-    count(dc, p, 1);
-    pc__status_enter(dc->comm, p->plan->spec.signature);
+    count(dc, l->blocks, l->call, 1);
+    if (l->call)
+        pc__status_enter(dc->comm, l->signature);
     pc__proxy_wake(dc);
-    rc = enqueue(dc, p, argument, stream);
+    rc = enqueue(dc, l, stream);
     if (rc != PC_OK) {
-        count(dc, p, -1);
+        count(dc, l->blocks, l->call, -1);
         return rc;
     }
     dc->last_stream = stream;
@@ -162,21 +180,21 @@ static int launch_now(struct pc_device_comm *dc, struct pc_device_plan *p,
 
 /* Orders launches within one capture. The order of a graph among other launches is up to the user.
  */
-static int launch_captured(struct pc_device_comm *dc, struct pc_device_plan *p,
-                           struct pc_kernel_args *argument, uintptr_t stream, uint64_t capture)
+static int launch_captured(struct pc_device_comm *dc, const struct pc_launch *l, uintptr_t stream,
+                           uint64_t capture)
 {
     int rc = PC_OK;
     if (dc->capture == capture && !same_stream(stream, dc->captured_stream))
         rc = pc_cuda_stream_after(dc->device, stream, dc->captured_order, dc->error);
     if (rc == PC_OK)
-        rc = pc_cuda_capture_pin(dc->device, stream, p->graphs, dc->error);
+        rc = pc_cuda_capture_pin(dc->device, stream, l->graphs, dc->error);
     if (rc != PC_OK)
         return rc;
     dc->captures++;
     atomic_store(&dc->capturing, 1);
-    argument->in_graph = 1;
+    *l->in_graph = 1;
     pc__proxy_wake(dc);
-    rc = enqueue(dc, p, argument, stream);
+    rc = enqueue(dc, l, stream);
     if (rc == PC_OK)
         rc = pc_cuda_event_record(dc->device, dc->captured_order, stream, dc->error);
     dc->capture = capture;
@@ -193,22 +211,35 @@ static int placed(struct pc_device_comm *dc, int rc)
     return rc;
 }
 
+int pc__launch(struct pc_device_comm *dc, const struct pc_launch *l, uintptr_t stream)
+{
+    uint64_t capture = 0;
+    int rc = pc_cuda_capturing(dc->device, stream, dc->error, &capture);
+    if (rc == PC_CUDA_NO_CAPTURE)
+        return placed(dc, launch_now(dc, l, stream));
+    if (rc == PC_CUDA_CAPTURING)
+        return placed(dc, launch_captured(dc, l, stream, capture));
+    return rc < 0 ? rc
+                  : pc__fail(dc->error, PC_INVALID, -1,
+                             "stream %#zx is in a capture that has failed", (size_t)stream);
+}
+
 int pc_device_comm_launch(struct pc_device_comm *dc, struct pc_device_plan *p, uint64_t in,
                           uint64_t out, uintptr_t stream, double timeout)
 {
-    uint64_t capture = 0;
     int rc = usable(dc, p, in, out);
     if (rc != PC_OK)
         return rc;
     struct pc_kernel_args argument = argument_of(p, in, out, timeout);
-    rc = pc_cuda_capturing(dc->device, stream, dc->error, &capture);
-    if (rc == PC_CUDA_NO_CAPTURE)
-        return placed(dc, launch_now(dc, p, &argument, stream));
-    if (rc == PC_CUDA_CAPTURING)
-        return placed(dc, launch_captured(dc, p, &argument, stream, capture));
-    return rc < 0 ? rc
-                  : pc__fail(dc->error, PC_INVALID, -1,
-                             "stream %#zx is in a capture that has failed", (size_t)stream);
+    struct pc_launch launch = {.function = p->function,
+                               .blocks = p->shape.blocks,
+                               .threads = p->shape.threads,
+                               .argument = &argument,
+                               .in_graph = &argument.in_graph,
+                               .graphs = p->graphs,
+                               .call = true,
+                               .signature = p->plan->spec.signature};
+    return pc__launch(dc, &launch, stream);
 }
 
 int pc_device_comm_prepare(struct pc_device_comm *dc, struct pc_device_plan *p, uint64_t in,
@@ -222,7 +253,7 @@ int pc_device_comm_prepare(struct pc_device_comm *dc, struct pc_device_plan *p, 
         return pc__fail(dc->error, PC_INVALID, -1, "an argument has %zu bytes, got %zu",
                         sizeof launch, capacity);
     memcpy(argument, &launch, sizeof launch);
-    count(dc, p, 1);
+    count(dc, p->shape.blocks, true, 1);
     pc__proxy_wake(dc);
     return (int)sizeof launch;
 }

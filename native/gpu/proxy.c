@@ -10,7 +10,6 @@
 #include <time.h>
 #include "core/interpreter_cpu.h"
 #include "gpu/device_comm.h"
-#include "gpu/proxy_fifo.h"
 
 #define PC_ENTRIES_AT_ONCE 64u /* of one proxy FIFO in a row */
 /* How long it polls on after the last launch has ended: the next may be near. */
@@ -29,6 +28,13 @@
  * line: the plan's, with its launch's salt. */
 static int hand_over(struct pc_device_comm *dc, struct pc_proxy_entry entry)
 {
+    if (entry.plan == PC_TRANSFER_ENTRY) {
+        struct pc_error error;
+        int code = pc__transfers_hand_over(dc, entry, &error);
+        if (code != PC_OK)
+            pc__device_comm_fail(dc, code, &error);
+        return code;
+    }
     const struct pc_device_plan *p = dc->plans[entry.plan];
     const struct pc_program *program = p == NULL ? NULL : p->plan->staged;
     struct pc_call *call = &dc->call;
@@ -81,15 +87,21 @@ static uint64_t arrived(const struct pc_device_comm *dc)
     return sum;
 }
 
-/* Fails the device communicator when a peer is lost while kernels run, unless what it sent before
- * is all that they need. */
+/* Fails the device communicator when a peer is lost while kernels of calls run, unless what it sent
+ * before is all that they need. Transfers with it end by themselves. */
 static void look_for_faults(struct pc_device_comm *dc, uint64_t now)
 {
     const struct pc_error *fault = NULL;
-    for (uint32_t p = 0; p < dc->comm->options.size && fault == NULL; p++)
+    for (uint32_t p = 0; p < dc->comm->options.size; p++) {
+        const struct pc_error *found = NULL;
         if (dc->peers[p].route == PC_ROUTE_NET)
-            fault = pc__net_fault(dc->comm->net, p);
-    if (fault == NULL || (pc__launches_ended(dc) && !atomic_load(&dc->capturing))) {
+            found = pc__net_fault(dc->comm->net, p);
+        if (found != NULL)
+            pc__transfers_gone(dc, p);
+        if (fault == NULL)
+            fault = found;
+    }
+    if (fault == NULL || !pc__calls_run(dc)) {
         dc->fault_since = 0;
     } else if (dc->fault_since == 0) {
         dc->fault_since = now;

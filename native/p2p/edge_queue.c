@@ -199,14 +199,14 @@ void pc__edge_queue_publish(struct pc_comm *comm, struct pc_edge_queue *queue)
     pc__edge_credit(comm, queue->fifo, queue->published);
 }
 
-static int mismatch(struct pc_comm *comm, const struct pc_transfer *t, uint64_t theirs)
+int pc__transfer_mismatch(struct pc_error *error, const struct pc_transfer *t, uint64_t theirs)
 {
     char mine[96], what[64];
     bool call = t->tag != 0 && !of_transfer(theirs ^ t->tag);
-    pc__fail(&comm->p2p->error, PC_MISMATCH, (int)t->peer, "%s: rank %u sent %s",
+    pc__fail(error, PC_MISMATCH, (int)t->peer, "%s: rank %u sent %s",
              pc__transfer_text(t, mine, sizeof mine), t->peer,
              call ? "the message of another call" : amount(theirs ^ t->tag, what, sizeof what));
-    comm->p2p->error.cause = call ? PC_CAUSE_CALL : PC_CAUSE_TRANSFER;
+    error->cause = call ? PC_CAUSE_CALL : PC_CAUSE_TRANSFER;
     return PC_MISMATCH;
 }
 
@@ -217,7 +217,7 @@ int pc__edge_queue_receive(struct pc_comm *comm, struct pc_edge_queue *queue, st
     if (pc__count(line) <= f->received)
         return 0;
     if (line->signature != t->signature)
-        return mismatch(comm, t, line->signature);
+        return pc__transfer_mismatch(&comm->p2p->error, t, line->signature);
     uint64_t left = t->nbytes - t->done, n = line->nbytes;
     const struct pc_rndv_ops *rndv = comm->peers[t->peer].rndv;
     if (line->place == PC_IN_SENDER && rndv != NULL)

@@ -128,14 +128,11 @@ int pc__edge_queue_receive(struct pc_comm *comm, struct pc_edge_queue *queue,
 void pc__edge_queue_publish(struct pc_comm *comm, struct pc_edge_queue *queue);
 struct pc_line *pc__edge_queue_waits(struct pc_edge_queue *queue, uint32_t direction,
                                      uint64_t *want);
-#define PC_NBYTES_BITS 48 /* of a signature; above are the dtype's code and the top bit */
 #define PC_DTYPE_CODES (1u << (63 - PC_NBYTES_BITS))
 uint64_t pc__transfer_signature(uint32_t dtype, uint64_t nbytes);
 const char *pc__transfer_text(const struct pc_transfer *t, char *text, size_t capacity);
-
-/* The signature of an empty message in place of a refused one: matches only another such, as all
- * others have the top bit set. */
-#define PC_REFUSED_MESSAGE UINT64_C(1)
+/* MISMATCH, and its text: a receive found a message of the signature `theirs`. */
+int pc__transfer_mismatch(struct pc_error *error, const struct pc_transfer *t, uint64_t theirs);
 
 /* Mixes a tag into the signature: both ends must then agree on that, too. */
 static inline void pc__transfer_tag(struct pc_transfer *t, uint64_t tag)

@@ -62,6 +62,12 @@ struct pc_line {
 };
 _Static_assert(sizeof(struct pc_line) == PC_LINE_BYTES, "a count owns one cache line");
 
+/* Signatures of transfers: the top bit, the dtype's code, and the bytes of the whole. */
+#define PC_NBYTES_BITS 48
+/* The signature of an empty message in place of a refused one: matches only another such, as all
+ * others have the top bit set. */
+#define PC_REFUSED_MESSAGE 1ull
+
 struct pc_net_edge;
 
 /* The FIFO to one peer and the FIFO back, on one channel. Their counts live as long as the

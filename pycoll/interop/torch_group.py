@@ -232,7 +232,7 @@ class Group(Collectives):
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Any:
         """Send a tensor to one rank."""
         tensor = only(tensors, "send")
-        self._check_tag(tag, "send")
+        self._check_tag(tag, "send", tensor)
         array = outgoing(tensor)
         if tag:
             self._check_peer(dstRank, "send")
@@ -253,7 +253,7 @@ class Group(Collectives):
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Any:
         """Receive a tensor from one rank."""
         tensor = only(tensors, "recv")
-        self._check_tag(tag, "recv")
+        self._check_tag(tag, "recv", tensor)
         array, arrive = incoming(tensor)
         if tag:
             self._check_peer(srcRank, "recv")
@@ -284,9 +284,14 @@ class Group(Collectives):
     def _pair(self, frm: int, to: int) -> Communicator:
         return self._maker.part([frm, to], f"tags from {frm} to {to}").comm
 
-    def _check_tag(self, tag: int, what: str) -> None:
+    def _check_tag(self, tag: int, what: str, tensor: Tensor) -> None:
         if tag < 0:
             raise UsageError(f"{what}: tag is {tag}, want at least 0")
+        if tag and not tensor.is_cpu:
+            raise UnavailableError(
+                f"{what}: tag is {tag}, and the tensor is on {tensor.device}, where messages have "
+                "no tags: pass tag=0, or tensor.cpu()"
+            )
 
     def _is_peer(self, peer: Any) -> bool:
         return peer in range(self._comm.size) and peer != self._comm.rank

@@ -129,11 +129,12 @@ class Dispatcher:
     ) -> Request:
         world = self.engine.world
         builder = RequestBuilder(
-            kind, world.rank, world.size, options.root, options.counts, self._empty
+            kind, world.rank, world.size, options.root, options.counts, self.empty
         )
         return builder.request(x, out, op, options.purpose)
 
-    def _empty(self, like: ArrayView, shape: tuple[int, ...]) -> ArrayView:
+    def empty(self, like: ArrayView, shape: tuple[int, ...]) -> ArrayView:
+        """Return a new array like another, in the same memory."""
         return (
             families.empty(like, shape)
             if like.device == HOST

@@ -190,7 +190,7 @@ class Engine:
         What is launched here on a GPU counts in `order` of both.
         """
         engine._followers.append(self)
-        engine.order.followers.append(self.order)
+        self.order.follow(engine.order)
         bindings.comm_follow(self.comm, engine.comm)
 
     def keep(self, handle: Any) -> Any:

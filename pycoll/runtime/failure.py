@@ -298,6 +298,11 @@ class Failure:
         self._refusals.note(self._rank, number, text)
         self._tell(REFUSED, f"{number} {text}")
 
+    def heed_refused(self, other: Failure) -> None:
+        """Know of the messages that ranks were refused on another communicator of theirs."""
+        for rank, text in other._refusals.last_messages():
+            self._refusals.note(rank, 0, text)
+
     def interrupted(self, error: BaseException) -> None:
         """End the call that an exception (Ctrl-C) left unfinished in this thread, on every rank."""
         if bindings.resume(self._comm, 0) == codes.AGAIN:

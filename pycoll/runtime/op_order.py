@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,16 @@ class OpOrder:
         self._arenas = arenas
         #: Those of communicators that belong to this one, such as its GPU's.
         self.followers: list[OpOrder] = []
+        #: Messages that were refused, by the peer and whether they are sent.
+        self._refused: Counter[tuple[int, bool]] = Counter()
+
+    def follow(self, order: OpOrder) -> None:
+        """Count here, too, what another one is refused, and what it was refused so far."""
+        order.followers.append(self)
+        for (peer, sending), times in order._refused.items():
+            for _ in range(times):
+                self._side.refuse_message(peer, sending)
+        self._failure.heed_refused(order._failure)
 
     def count(self) -> int:
         """Return how many calls and messages of this rank have begun, refused ones included."""
@@ -115,7 +126,7 @@ class OpOrder:
         """
         if self._begun(error, before):
             return
-        done = []
+        ends = []
         for peer, sending in messages:
             try:
                 number = operator.index(peer)
@@ -127,9 +138,12 @@ class OpOrder:
                 self._arenas.require(peers)
             except PycollError as unmapped:
                 self._failure.fail(unmapped)
-            done += [bindings.refuse_message(self._comm, peer, sending) for peer in peers]
-        if any(done):
-            self._failure.refuse(what, error, 0)
+            ends += [(peer, sending) for peer in peers]
+        self._refused.update(ends)
+        for order in (self, *self.followers):
+            placed = [order._side.refuse_message(*end) for end in ends]
+            if any(placed):
+                order._failure.refuse(what, error, 0)
 
     def _begun(self, error: BaseException, before: int | None) -> bool:
         """End a call that was unfinished; tell whether it needs no place: it had its own."""

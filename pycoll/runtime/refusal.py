@@ -79,6 +79,11 @@ class Refusals:
             )
             return [(rank, self.text(rank, 0)) for rank in some if self.text(rank, 0)]
 
+    def last_messages(self) -> list[tuple[int, str]]:
+        """Return what is known of the messages that each rank was refused last."""
+        with self._moved:
+            return [(rank, calls[0]) for rank, calls in self._texts.items() if 0 in calls]
+
     def first_uneven(self, size: int) -> list[tuple[int, str]]:
         """Return who of all ranks was refused the first call that not all were, and its texts."""
         with self._moved:

@@ -19,6 +19,9 @@ class Side(Protocol):
     def refuse(self) -> int | None:
         """Count a call that was refused; return its number, None if there are no more calls."""
 
+    def refuse_message(self, peer: int, sending: bool) -> bool:
+        """Have a message that was refused take its place; False: there are no more messages."""
+
     def calls(self) -> int:
         """Return how many calls this rank has finished, or launched."""
 

@@ -36,7 +36,9 @@ def use(log: Path | None = None, **options: object) -> None:
 
     kernels.compile = SimpleNamespace(  # type: ignore[attr-defined]
         cubin=lambda dtype, op, capability, cache: b"any\0",
+        transfer_cubin=lambda capability, cache: b"any\0",
         entry=compile.entry,
+        TRANSFER=compile.TRANSFER,
         require=lambda capability, cache: None,
     )
 

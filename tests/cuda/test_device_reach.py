@@ -30,6 +30,12 @@ def checked(comm: Communicator, reach: set[str], transport: str) -> None:
     for collective in COLLECTIVES:
         for count in (3, 5000, 200_001):
             seen.blocking(Case(collective, blocks(collective, count, comm.size)), offset=True)
+    sends = [
+        (gpus.of(np.full(50_000 * comm.rank, comm.rank, "f4")), peer) for peer in range(comm.size)
+    ]
+    recvs = [(gpus.of(np.zeros(50_000 * peer, "f4")), peer) for peer in range(comm.size)]
+    comm.exchange(sends, recvs, async_op=True).synchronize()
+    assert all((x.host == peer).all() for x, peer in recvs)
     x = gpus.of(np.ones(4, "f4"))
     assert comm.plan("allreduce", x).transport == transport
     told = str(comm.explain("allreduce", 1 << 20, "cuda"))

@@ -50,9 +50,9 @@ def test_arrays_that_are_not_served() -> None:
             overlapping = gpus.Seen(good.host[1:5]), gpus.Seen(good.host[0:4])
             refused("overlaps it", comm.allreduce, *overlapping)
             for call in (comm.send, comm.recv):
-                refused(r"x is on cuda:0.*x\.get\(\) or x\.cpu\(\)", call, good, 0)
-            refused("on cuda:0", comm.exchange, [(good, 0)], [])
-            refused("on cuda:0", comm.alltoallv, good, [3, 3], good, [3, 3])
+                refused(r"no GPU yet.* comm\.cuda\(\) on all ranks first", call, good, 0)
+            refused(mixed, comm.exchange, [(good, 0)], [(host, 0)])
+            refused("overlaps it", comm.alltoallv, good, [3, 3], good, [3, 3])
             refused("device is \"gpu\"|device is 'gpu'", comm.empty, 3, device="gpu")
             refused("no GPU yet", comm.explain, "allreduce", 8, device="cuda")
             # Nothing of all that was a call: this is the first.

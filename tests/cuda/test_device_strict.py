@@ -24,6 +24,13 @@ def _calls() -> list[bool]:
         fakecuda.cu("cuCtxSynchronize")
         want = np.arange(count, dtype=np.float32) * size + sum(range(size))
         good.append(bool((out.get() == want).all()))
+        received = [fakecuda.Array(count, np.float32) for _ in range(size)]
+        comm.exchange(
+            [(x, peer) for peer in range(size)], [(y, peer) for peer, y in enumerate(received)]
+        )
+        fakecuda.cu("cuCtxSynchronize")
+        came = [y.get() == np.arange(count) + peer for peer, y in enumerate(received)]
+        good.append(bool(np.all(came)))
         comm.broadcast(x, root=1)
         fakecuda.cu("cuCtxSynchronize")
         good.append(bool((x.get() == np.arange(count) + 1).all()))
@@ -40,4 +47,4 @@ def _calls() -> list[bool]:
 
 
 def test_ranks_whose_host_cannot_touch_a_gpu() -> None:
-    assert gpus.ranks(3, _calls, strict=1) == [[True] * 7] * 3
+    assert gpus.ranks(3, _calls, strict=1) == [[True] * 10] * 3

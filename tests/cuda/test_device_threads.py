@@ -76,6 +76,34 @@ def pool_part(x: Any) -> Any:
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.fake_cuda(patience=20)
+def test_messages_need_no_plan(size: int) -> None:
+    """The first one loads nothing: its kernel came with `comm.cuda()`."""
+    kernels.take_any()
+    met = together.Meeting(size, 100.0)
+
+    def messages(comm: Any) -> None:
+        from device import Pool
+
+        pool, stream, seat = Pool(0, 64 << 20), cuda.stream(0), met.of(comm.rank)
+        comm.cuda(0)
+        sends = [(pool.array(np.full(300_000, comm.rank, "i4")), p) for p in range(size)]
+        recvs = [(pool.array(np.full(300_000, -1, "i4")), p) for p in range(size)]
+        comm.barrier()
+        seat.gather(0.0)
+        with comm.on_stream(stream):
+            for _ in range(3):
+                comm.exchange(sends, recvs)
+        cuda.stream_wait(0, stream)
+        comm._collectives.launch.cuda.streams.open().check()
+        for x, peer in recvs:
+            assert (x.get() == peer).all()
+
+    together.spawn(messages, size, timeout=60.0)
+    assert [text for text in fakecuda.remarks() if text.startswith("deadlock")] == []
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.fake_cuda(patience=20)
 def test_plans_then_a_barrier_then_calls(size: int) -> None:
     """As docs/gpu.md says; functions are loaded as late as the driver may."""
     kernels.take_any()

@@ -79,6 +79,8 @@ def test_every_collective_has_a_range(tmp_path) -> None:
                 comm.broadcast(x, root=1, async_op=True).synchronize()
                 with pytest.raises(pycoll.UsageError):
                     comm.allreduce(x, op="nonsense")
+                comm.alltoallv(x, [50, 50], gpus.of(np.ones(100, "f4")), [50, 50])
+                comm.exchange([(x, 1 - comm.rank)], [(gpus.of(np.ones(100, "f4")), 1 - comm.rank)])
             stream.synchronize()
             return recorder.recorded().decode()
 
@@ -88,4 +90,7 @@ def test_every_collective_has_a_range(tmp_path) -> None:
         assert rest[1] == "pycoll allreduce(max, float32, 100 elements, ring), 400 B by ring"
         assert rest[2] == "end"
         assert rest[3].startswith("pycoll broadcast(float32, 100 elements, root 1), 400 B by ")
-        assert rest[4:] == ["end"]
+        assert rest[4:] == [
+            *("end", "pycoll alltoallv(float32), 800 B"),
+            *("end", "pycoll exchange(1 sent, 1 received), 800 B", "end"),
+        ]

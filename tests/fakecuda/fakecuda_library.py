@@ -37,7 +37,7 @@ NATIVE = HERE.parents[1] / "native"
 SONAME = "libcuda.so.1"
 SOURCES = (
     *("library", "errors", "memory", "copy", "stream", "graph"),
-    *("module", "kernels"),
+    *("module", "kernels", "transfers"),
 )
 DTYPES = (
     *("float64", "float32", "float16", "bfloat16", "int8"),

@@ -193,4 +193,5 @@ def take_any() -> None:
     from pycoll.runtime.cuda import compile
 
     compile.cubin = lambda dtype, op, capability, cache: b"any\0"  # type: ignore[assignment]
+    compile.transfer_cubin = lambda capability, cache: b"any\0"  # type: ignore[assignment]
     compile.require = lambda capability, cache: None

@@ -94,8 +94,13 @@ def images(carried: Path) -> None:
     """Put something for every kernel where `prepare` puts it: the stand-in takes anything."""
     for dtype in DTYPES:
         for op in ReduceOp:
-            name = compile._name(dtype, op, (9, 0), (12, 9))
-            compile._store(carried / "pycoll" / "kernels" / f"{name}.cubin", name, b"any\0")
+            image(carried, compile.entry(dtype, op))
+    image(carried, compile.TRANSFER)
+
+
+def image(carried: Path, which: str) -> None:
+    name = compile._name(which, (9, 0), (12, 9))
+    compile._store(carried / "pycoll" / "kernels" / f"{name}.cubin", name, b"any\0")
 
 
 @pytest.mark.parametrize(("table", "names"), [(0, run_all.PHASES), (1, run_all.FIRST)])

@@ -193,6 +193,7 @@ static void *kernel(void *argument)
         if (late) /* until this launch has ended */
             pthread_mutex_lock(&plane.lock);
         atomic_fetch_add(&plane.launched[block], 1);
+        atomic_store(&plane.called[block], atomic_load(&plane.launched[block]));
         if (!late)
             pc__proxy_wake(&plane);
         for (uint64_t i = 0; i < nentries / LAUNCHES; i++) {

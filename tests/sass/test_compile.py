@@ -37,6 +37,14 @@ def test_a_kernel_is_compiled_once(made, tmp_path):
     assert not list(tmp_path.rglob("*.part"))
 
 
+def test_the_kernel_of_messages_is_kept_too(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(compile, "build_transfer", compile.build)
+    assert compile.transfer_cubin(HOPPER, tmp_path) == b"module 1"
+    assert compile.transfer_cubin(HOPPER, tmp_path) == b"module 1"
+    assert compile.transfer_cubin((8, 0), tmp_path) == b"module 2"
+    assert made == [(HOPPER,), ((8, 0),)]
+
+
 def test_what_makes_another_kernel_is_compiled_anew(made, tmp_path, monkeypatch):
     def get() -> bytes:
         return compile.cubin(FLOAT32, ReduceOp.SUM, HOPPER, tmp_path)
@@ -119,6 +127,8 @@ def test_the_sources_of_an_in_place_build_are_found(root):
     assert {
         "gpu/kernel/kernel.cu",
         "gpu/kernel/kernel.h",
+        "gpu/kernel/transfer.cu",
+        "gpu/kernel/transfer.h",
         "vm/interpreter.h",
         "gpu/kernel/span.h",
         "gpu/kernel/fold.h",

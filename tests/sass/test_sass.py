@@ -49,6 +49,13 @@ def test_loads_of_many_sources_are_in_flight_together(kernel, dtype, peers):
     assert in_flight(code, r"LDG\.E\.64\.STRONG\.SYS") == 8
 
 
+@pytest.mark.parametrize("key", [(c,) for c in CAPABILITIES], ids=str)
+def test_the_kernel_of_messages_is_what_was_meant(kernel, key):
+    image = kernel(key)
+    assert list(breaches(image, key[0] >= FIRST_LISTED)) == []
+    assert set(usage(image)) == {compile.TRANSFER}
+
+
 #: What kernels must not be: how, of which the checks must say what.
 BAD = {
     "a table of its own": (

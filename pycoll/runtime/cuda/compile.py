@@ -1,6 +1,7 @@
 """Compiles kernels for a GPU by NVRTC, and keeps what it made on disk.
 
-One kernel serves one dtype and one operator; see ``native/gpu/kernel/kernel.cu``. NVRTC is reached
+One kernel serves one dtype and one operator, see ``native/gpu/kernel/kernel.cu``; one more, for all
+dtypes, messages between two ranks (``transfer.cu``). NVRTC is reached
 through cupy's low-level binding, which needs no GPU: so kernels can be made in advance elsewhere,
 and every test of what they consist of runs on any machine.
 """
@@ -13,6 +14,7 @@ import hashlib
 import os
 import struct
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,9 @@ OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true")
 
 #: Compute capability: what has loads that acquire and stores that release.
 OLDEST = (7, 0)
+
+#: Name of the kernel of `transfer_cubin`.
+TRANSFER = "pc_transfer"
 
 _CURE = "pip install 'pycoll[cuda]' (with CUDA 13: pip install cupy-cuda13x nvidia-cuda-nvrtc)"
 _CHECK = hashlib.sha256().digest_size
@@ -87,10 +92,21 @@ def cubin(dtype: DType, op: ReduceOp, capability: tuple[int, int], cache: Path) 
         capability: The GPU's compute capability, like (9, 0).
         cache: The folder of ``Config.cache``.
     """
-    kept = _kept(dtype, op, capability, cache)
+    return _cubin(entry(dtype, op), capability, cache, lambda: build(dtype, op, capability))
+
+
+def transfer_cubin(capability: tuple[int, int], cache: Path) -> bytes:
+    """Return the kernel of messages between two ranks, as `cubin` does."""
+    return _cubin(TRANSFER, capability, cache, lambda: build_transfer(capability))
+
+
+def _cubin(
+    which: str, capability: tuple[int, int], cache: Path, build: Callable[[], bytes]
+) -> bytes:
+    kept = _kept(which, capability, cache)
     if kept is None:
-        name = _name(dtype, op, capability, version())
-        kept = build(dtype, op, capability)
+        name = _name(which, capability, version())
+        kept = build()
         _store(cache / "kernels" / f"{name}.cubin", name, kept)
     return kept
 
@@ -105,6 +121,11 @@ def build(dtype: DType, op: ReduceOp, capability: tuple[int, int], *options: str
     """Compile without the cache; ``options`` are further ones of NVRTC's."""
     chosen = f"-DPC_KERNEL_DTYPE={dtype.code}", f"-DPC_KERNEL_OP={int(op)}"
     return _compile(_sources()[source.ENTRY], capability, *chosen, *options)
+
+
+def build_transfer(capability: tuple[int, int], *options: str) -> bytes:
+    """Compile the kernel of messages between two ranks without the cache."""
+    return _compile(_sources()[source.TRANSFER_ENTRY], capability, *options)
 
 
 def _compile(text: str, capability: tuple[int, int], *options: str) -> bytes:
@@ -186,19 +207,17 @@ def _digest() -> str:
     return hashlib.sha256(repr(what).encode()).hexdigest()[:32]
 
 
-def _name(
-    dtype: DType, op: ReduceOp, capability: tuple[int, int], by: tuple[int | str, int | str]
-) -> str:
+def _name(which: str, capability: tuple[int, int], by: tuple[int | str, int | str]) -> str:
     arch = f"sm_{capability[0]}{capability[1]}"
-    return f"{entry(dtype, op)}-{arch}-{_digest()}-nvrtc_{by[0]}.{by[1]}"
+    return f"{which}-{arch}-{_digest()}-nvrtc_{by[0]}.{by[1]}"
 
 
-def _kept(dtype: DType, op: ReduceOp, capability: tuple[int, int], cache: Path) -> bytes | None:
+def _kept(which: str, capability: tuple[int, int], cache: Path) -> bytes | None:
     """Return what this NVRTC has compiled of this source, or else what some other has."""
-    files = _of_cache(cache, f"{_name(dtype, op, capability, ('*', '*'))}.cubin")
+    files = _of_cache(cache, f"{_name(which, capability, ('*', '*'))}.cubin")
     if len(files) > 1:  # only then does it matter which NVRTC is here, if any
         with contextlib.suppress(UnavailableError):
-            exact = _name(dtype, op, capability, version())
+            exact = _name(which, capability, version())
             files.sort(key=lambda file: file.stem != exact)
     return next((found for file in files if (found := _load(file, file.stem)) is not None), None)
 

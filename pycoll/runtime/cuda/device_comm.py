@@ -29,11 +29,13 @@ from pycoll.runtime.plan.cache import PlanCache
 from pycoll.runtime.plan.selection import Selection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pycoll.bootstrap import Bootstrap
     from pycoll.runtime.failure import Control
     from pycoll.runtime.join import World
+    from pycoll.runtime.native.bindings import P2POp
+    from pycoll.runtime.p2p.pairwise import PairwiseKind
     from pycoll.runtime.plan.agreement import Agreement
     from pycoll.runtime.plan.proof import Proofs
 
@@ -193,6 +195,28 @@ class DeviceComm:
         seconds = self.timeout if timeout is None else timeout
         with self.turn:
             code = device_comm.device_comm_launch(self.native, plan, x, out, stream, seconds)
+        self._launched_with(code, text, seconds)
+
+    def transfer(
+        self,
+        messages: Sequence[P2POp],
+        stream: int,
+        timeout: float | None,
+        kind: PairwiseKind | None = None,
+    ) -> None:
+        """Enqueue messages with other ranks; ``kind``: they are a call of all ranks."""
+        seconds = self.timeout if timeout is None else timeout
+        call = 0 if kind is None else kind.signature
+        with self.turn:
+            code = device_comm.device_comm_transfer(
+                *(self.native, self.kernels.transfer, self.kernels.threads, self.blocks),
+                *(messages, stream, seconds, call),
+            )
+        # Of messages their kernel itself says what they are.
+        text, seconds = (self.text, self.seconds) if kind is None else (kind.text, seconds)
+        self._launched_with(code, text, seconds)
+
+    def _launched_with(self, code: int, text: str, seconds: float) -> None:
         if code:  # maybe of a call before this one
             self.engine.failure.raise_for(code, self.seconds)
         self.text, self.seconds = text, seconds
@@ -210,6 +234,19 @@ class DeviceComm:
         """Count a call that was refused; return its number, None if there are no more calls."""
         with self.turn:
             return None if self.native is None else device_comm.device_comm_refuse(self.native)
+
+    def refuse_message(self, peer: int, sending: bool) -> bool:
+        """Have a message that was refused take its place; False: there are no more messages."""
+        with self.turn:
+            return self.native is not None and device_comm.device_comm_refuse_message(
+                self.native, peer, sending
+            )
+
+    def gone(self, peer: int) -> None:
+        """Note that a rank has left or died: messages with it end."""
+        with self._guard:
+            if self.native is not None:
+                device_comm.device_comm_gone(self.native, peer)
 
     def capturing(self, stream: int) -> bool:
         """Tell whether a stream is being captured into a graph."""
@@ -296,6 +333,7 @@ class DeviceComm:
         if reason != CLOSED:
             # First, for what follows may wait for kernels that wait for this rank.
             given_up = device_comm.device_comm_wait(self.native, seconds) == codes.AGAIN
+            given_up = given_up and bool(device_comm.device_comm_state(self.native).calling)
             bootstrap.close(self.calls() - given_up, reason=reason)
         device_comm.device_comm_detach(self.native, seconds)
         self.held.close()

@@ -13,6 +13,7 @@ from pycoll.runtime.cuda.device_comm import DeviceComm, Gpu
 from pycoll.runtime.cuda.fast_path import FastPath
 from pycoll.runtime.cuda.list_call import DeviceListCall
 from pycoll.runtime.cuda.streams import Streams
+from pycoll.runtime.cuda.transfers import DeviceTransfers
 from pycoll.runtime.cuda.work import StreamWork
 from pycoll.runtime.host.heap import lengths, numpy_dtype
 from pycoll.runtime.native import cuda as bindings_cuda
@@ -35,6 +36,7 @@ class CudaExecutor:
     def __init__(self, host: HostExecutor) -> None:
         self._host = host
         self.streams = Streams(host)
+        self.transfers = DeviceTransfers(self.streams)
         self._quick = FastPath()
 
     # The dc.

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from pycoll.errors import CollectiveTimeout, MismatchError, PeerLostError
 from pycoll.runtime.failure import Cause, Failure, calls_text
-from pycoll.runtime.native import device_comm
+from pycoll.runtime.native import codes, device_comm
 from pycoll.runtime.native.bindings import RankStatus
 
 
@@ -26,6 +26,9 @@ class Launches(Protocol):
     def captured(self) -> bool:
         """Tell whether a graph may still launch plans, which nobody counts."""
 
+    def gone(self, peer: int) -> None:
+        """Note that a rank has left or died."""
+
 
 class DeviceFailure(Failure):
     """The failure of one device communicator."""
@@ -33,6 +36,11 @@ class DeviceFailure(Failure):
     def __init__(self, launches: Launches, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._launches = launches
+
+    def on_lost(self, rank: int, reason: str) -> None:
+        """Note that a rank is gone, also where kernels that wait for its messages see it."""
+        super().on_lost(rank, reason)
+        self._launches.gone(rank)
 
     def look(self) -> None:
         """Break it if what was launched, or a graph, can never end without a rank."""
@@ -68,6 +76,15 @@ class DeviceFailure(Failure):
                 f": rank {self._rank} waits for rank {stuck.peer} (count {stuck.got}, want "
                 f"{stuck.want}; instruction {stuck.instruction} of block {stuck.block})"
             )
+        self._break(CollectiveTimeout(text), Cause.TIMEOUT, self._rank)
+        self._tell("timeout", text)
+
+    def _transfer_failed(self, native: codes.Error, where: str) -> None:
+        if native.code != codes.TIMEDOUT:
+            super()._transfer_failed(native, where)
+            return
+        line = where.rpartition(" at ")[2]
+        text = f"{native.text} (at {line})" if line else native.text
         self._break(CollectiveTimeout(text), Cause.TIMEOUT, self._rank)
         self._tell("timeout", text)
 

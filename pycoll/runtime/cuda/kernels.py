@@ -28,17 +28,23 @@ class Kernels:
         self._modules: list[int] = []
         self._functions: dict[tuple[DType, ReduceOp], int] = {}
         self.threads = min(THREADS, device.threads_per_block)
+        # Now: no plan comes before a message, and by then a kernel may wait for this rank.
+        image = compile.transfer_cubin(self._capability, cache)
+        self.transfer = self._load(image, compile.TRANSFER)  #: CUDA's handle of that kernel
 
     def function(self, dtype: DType, op: ReduceOp) -> int:
         """Return CUDA's handle of a kernel; it is compiled and loaded if need be."""
         found = self._functions.get((dtype, op))
         if found is None:
             image = compile.cubin(dtype, op, self._capability, self._cache)
-            module = cuda.module(self._number, image)
-            self._modules.append(module)
-            found = cuda.function(self._number, module, compile.entry(dtype, op))
+            found = self._load(image, compile.entry(dtype, op))
             self._functions[dtype, op] = found
         return found
+
+    def _load(self, image: bytes, name: str) -> int:
+        module = cuda.module(self._number, image)
+        self._modules.append(module)
+        return cuda.function(self._number, module, name)
 
     def any(self) -> Function | None:
         """Return what one of them takes, if any is loaded."""

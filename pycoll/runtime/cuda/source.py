@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 
 ENTRY = "gpu/kernel/kernel.cu"
+#: Of the kernel that moves messages between two ranks.
+TRANSFER_ENTRY = "gpu/kernel/transfer.cu"
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 _HERE = Path(__file__).resolve().parent
@@ -29,9 +31,9 @@ def folder() -> Path:
 
 
 def closure(place: Path) -> dict[str, str]:
-    """Return name and text of the kernels' source and of all that it includes, in a fixed order."""
+    """Return name and text of the kernels' sources and all that they include, in a fixed order."""
     found: dict[str, str] = {}
-    wanted = [ENTRY]
+    wanted = [ENTRY, TRANSFER_ENTRY]
     while wanted:
         name = wanted.pop()
         if name not in found:

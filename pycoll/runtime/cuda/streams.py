@@ -113,7 +113,7 @@ class Streams:
         if like.family is not INTERFACE:
             return families.empty(like, shape, dtype)
         stream = self.stream([like], "the array")
-        dc = self._opened_for(like.device.number, stream, None, "a call without out=")
+        dc = self.opened_for(like.device.number, stream, None, "a call without out=")
         made = dc.device_heap.array(shape, dtype or like.dtype)
         return families.look(made, "the new array")
 
@@ -121,16 +121,26 @@ class Streams:
         self, call: Call, wanted: Wanted, timeout: float | None, number: int, stream: int
     ) -> tuple[DeviceComm, BoundPlan]:
         """Return the plan of a call on a device; make what is missing unless that cannot be now."""
-        dc = self._opened_for(number, stream, timeout, call.text(None))
+        dc = self.opened_for(number, stream, timeout, call.text(None))
         dc.engine.life.require_usable(call.collective)
         if not dc.plans.known(call, wanted) and dc.capturing(stream):
             self._refuse_capture(call.text(None))
         return dc, dc.plans.find(call, wanted, timeout)
 
-    def _opened_for(self, number: int, stream: int, timeout: float | None, what: str) -> DeviceComm:
+    def opened_for(
+        self, number: int | None, stream: int, timeout: float | None, what: str
+    ) -> DeviceComm:
+        """Return the dc for a call of all ranks; make it first if need be, unless that cannot be.
+
+        Args:
+            number: Of the device; None where the arrays are empty.
+            stream: That the call is ordered by.
+            timeout: Seconds until the others have come.
+            what: The call.
+        """
         if (
             self.dc is None
-            and bindings_cuda.capturing(number, stream)[0] != bindings_cuda.NO_CAPTURE
+            and bindings_cuda.capturing(number or 0, stream)[0] != bindings_cuda.NO_CAPTURE
         ):
             self._refuse_capture(what)
         return self.open(number, timeout)
@@ -195,7 +205,25 @@ class Streams:
         pins: Any = None,
     ) -> StreamWork:
         """Enqueue parts on the communicator's own stream, and return the Work."""
+
+        def enqueue(own: int) -> None:
+            self.enqueue(dc, parts, own, timeout, before, after)
+
         text = parts[0][0].text if parts else "nothing"
+        return self.beside(dc, text, enqueue, stream, timeout, views, result, pins)
+
+    def beside(
+        self,
+        dc: DeviceComm,
+        text: str,
+        enqueue: Callable[[int], None],
+        stream: int,
+        timeout: float | None,
+        views: Sequence[ArrayView],
+        result: Any,
+        pins: Any = None,
+    ) -> StreamWork:
+        """Have ``enqueue`` called with the communicator's own stream, and return the Work."""
         seconds = dc.timeout if timeout is None else timeout
         works, own = self.host.works, dc.stream
         again = functools.partial(self.stream, views, text) if views else (lambda: stream)
@@ -203,7 +231,7 @@ class Streams:
             dc, f"{text} at {user_line()}", seconds, (works.owner(), views, pins), again, result
         )
         Event(dc.device, stream).hold_back(own)
-        self.enqueue(dc, parts, own, timeout, before, after)
+        enqueue(own)
         for each in views:
             each.record(own)  # the Work holds it in any case
         return work.launched(Event(dc.device, own), dc.capturing(own))

@@ -41,6 +41,10 @@ class HostSide:
         """Count a call that was refused; return its number, None if there are no more calls."""
         return bindings.refuse(self._comm)
 
+    def refuse_message(self, peer: int, sending: bool) -> bool:
+        """Have a message that was refused take its place; False inside another call."""
+        return bindings.refuse_message(self._comm, peer, sending)
+
     def calls(self) -> int:
         """Return how many calls this rank has finished."""
         own = bindings.status_read(self._comm, self._rank)

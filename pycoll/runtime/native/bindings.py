@@ -376,7 +376,8 @@ def work_wait(work: Any, seconds: float) -> int:
     return int(lib.pc_work_wait(work[0], seconds)) if work[0] else 0
 
 
-def _messages(messages: Sequence[P2POp]) -> Any:
+def p2p_ops(messages: Sequence[P2POp]) -> Any:
+    """Return messages as native code takes them."""
     found = ffi.new("struct pc_p2p_op[]", len(messages))
     for m, (address, nbytes, peer, sending, dtype) in zip(found, messages, strict=True):
         m.at, m.nbytes, m.peer, m.dtype = ffi.cast("void *", address), nbytes, peer, dtype
@@ -386,12 +387,12 @@ def _messages(messages: Sequence[P2POp]) -> Any:
 
 def exchange(comm: Any, messages: Sequence[P2POp], timeout: float) -> int:
     """Transfer messages; AGAIN after a millisecond, then go on with `resume`."""
-    return int(lib.pc_exchange(comm, _messages(messages), len(messages), timeout))
+    return int(lib.pc_exchange(comm, p2p_ops(messages), len(messages), timeout))
 
 
 def post(comm: Any, messages: Sequence[P2POp], timeout: float, work: Any) -> int:
     """Transfer messages beside the caller; their work goes to ``work``."""
-    return int(lib.pc_post(comm, _messages(messages), len(messages), timeout, work))
+    return int(lib.pc_post(comm, p2p_ops(messages), len(messages), timeout, work))
 
 
 def comm_gone(comm: Any, peer: int, died: bool) -> None:
@@ -401,14 +402,14 @@ def comm_gone(comm: Any, peer: int, died: bool) -> None:
 
 def pairwise(comm: Any, signature: int, messages: Sequence[P2POp], timeout: float) -> int:
     """Run transfers as one call; AGAIN after a millisecond, then go on with `resume`."""
-    return int(lib.pc_pairwise(comm, signature, _messages(messages), len(messages), timeout))
+    return int(lib.pc_pairwise(comm, signature, p2p_ops(messages), len(messages), timeout))
 
 
 def pairwise_submit(
     comm: Any, signature: int, messages: Sequence[P2POp], timeout: float, where: str, work: Any
 ) -> int:
     """Queue transfers as one call for the progress thread; its work goes to ``work``."""
-    found, text = _messages(messages), _bytes(where, STATUS_TEXT)
+    found, text = p2p_ops(messages), _bytes(where, STATUS_TEXT)
     code = lib.pc_pairwise_submit(comm, signature, found, len(messages), timeout, text, work)
     return int(code)
 

@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pycoll.errors import counted
-from pycoll.runtime.native import codes
+from pycoll.runtime.native import bindings, codes
+from pycoll.runtime.native.bindings import P2POp
 from pycoll.runtime.native.codes import UNMAPPABLE
 from pycoll.runtime.native.load import ffi, lib
 
 #: An address is smaller than this.
 ADDRESS_CAPACITY = 1024
+#: Messages of `device_comm_transfer`, at most, where they are no call.
+MOST_TRANSFERS: int = lib.PC_DEVICE_TRANSFERS
 #: A kernel's argument is smaller than this.
 ARGUMENT_CAPACITY = 256
 
@@ -50,6 +53,7 @@ class State(NamedTuple):
     staged: int  #: peers reached through memory of the host
     remote: int
     max_blocks: int  #: of a kernel
+    calling: int  #: 1: a call may be unfinished; messages of two ranks are none
 
 
 class Stuck(NamedTuple):
@@ -197,6 +201,45 @@ def device_comm_prepare(dc: Any, comm: Any, plan: Any, x: int, out: int, timeout
     place = ffi.new("char[]", ARGUMENT_CAPACITY)
     code = lib.pc_device_comm_prepare(dc, plan, x, out, timeout, place, ARGUMENT_CAPACITY)
     return bytes(ffi.buffer(place, codes.check(code, comm, "a call on a GPU")))
+
+
+def device_comm_transfer(
+    dc: Any,
+    function: int,
+    threads: int,
+    blocks: int,
+    messages: Sequence[P2POp],
+    stream: int,
+    timeout: float,
+    call: int = 0,
+) -> int:
+    """Enqueue messages with other ranks behind all calls so far, and return the code.
+
+    Args:
+        dc: The device communicator.
+        function: The kernel for them.
+        threads: Of a block.
+        blocks: At most; alike on all ranks.
+        messages: In any order; those to one rank keep theirs.
+        stream: The driver's handle; where it is being captured, a graph will move them.
+        timeout: Seconds, as of a call.
+        call: The signature of the call that they are; 0: they are none.
+    """
+    what = ffi.new("struct pc_device_transfers *")
+    what.function, what.threads, what.blocks, what.call = function, threads, blocks, call
+    ops = bindings.p2p_ops(messages)
+    return int(lib.pc_device_comm_transfer(dc, what, ops, len(messages), stream, timeout))
+
+
+def device_comm_refuse_message(dc: Any, peer: int, sending: bool) -> bool:
+    """Have a message that was refused take its place among those with a rank."""
+    direction = lib.PC_DIRECTION_SEND if sending else lib.PC_DIRECTION_RECV
+    return int(lib.pc_device_comm_refuse_message(dc, peer, direction)) == 0
+
+
+def device_comm_gone(dc: Any, peer: int) -> None:
+    """Say that a rank has left or died; any thread may."""
+    lib.pc_device_comm_gone(dc, peer)
 
 
 def device_comm_refuse(dc: Any) -> int | None:

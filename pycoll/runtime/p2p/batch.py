@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pycoll.arrays import families, operands
-from pycoll.arrays.view import HOST, ArrayView, written_twice
+from pycoll.arrays.view import ArrayView, Device, written_twice
 from pycoll.dtypes import UINT8, DType
 from pycoll.errors import UsageError, quoted
 from pycoll.runtime.native.bindings import P2POp
@@ -28,8 +28,13 @@ class Batch(NamedTuple):
 
     messages: list[P2POp]
     result: Any  #: what the method returns
-    pins: Any  #: what must not be collected meanwhile
+    views: tuple[ArrayView, ...]  #: the arrays, which must not be collected meanwhile
     dtype: DType
+    device: Device  #: that all of them lie on
+
+
+#: Makes a new array like another, of another shape.
+Empty = Callable[[ArrayView, tuple[int, ...]], ArrayView]
 
 
 def exchange(place: RankOf, sends: Pairs, recvs: Pairs) -> Batch:
@@ -51,7 +56,8 @@ def exchange(place: RankOf, sends: Pairs, recvs: Pairs) -> Batch:
             "pass every array once"
         )
     dtype = views[0][0].dtype if views else UINT8
-    return Batch(messages, [pair[0] for pair in recvs], [view for view, _ in views], dtype)
+    arrays = tuple(view for view, _ in views)
+    return _batch(messages, [pair[0] for pair in recvs], arrays, dtype, who)
 
 
 def one(place: RankOf, x: Any, peer: Any, sending: bool, who: str) -> Batch:
@@ -59,7 +65,7 @@ def one(place: RankOf, x: Any, peer: Any, sending: bool, who: str) -> Batch:
     view = array(x, f"{who}: x", sending)
     peer = rank_of(peer, place.size, f"{who}: {'to' if sending else 'frm'}")
     result = None if sending else x
-    return Batch([_message(view, peer, sending)], result, view, view.dtype)
+    return _batch([_message(view, peer, sending)], result, (view,), view.dtype, who)
 
 
 def alltoallv(
@@ -67,45 +73,57 @@ def alltoallv(
 ) -> Batch:
     """Look at a part for every rank and a part from every rank."""
     source = array(x, "alltoallv: x", sending=True)
-    target = on_host(operands.target(out, source.dtype, "alltoallv: out"), "alltoallv: out")
+    target = operands.target(out, source.dtype, "alltoallv: out")
     sent = _lengths(send_counts, place, "alltoallv: send_counts", source, "x")
     received = _lengths(recv_counts, place, "alltoallv: recv_counts", target, "out")
     operands.require_apart(source, target, "alltoallv")
     messages = [*_parts(source, sent, True), *_parts(target, received, False)]
-    return Batch(messages, out, (source, target), source.dtype)
+    return _batch(messages, out, (source, target), source.dtype, "alltoallv")
 
 
 def gatherv(
-    place: RankOf, x: Any, counts: Sequence[int] | None, out: Any, root: int, who: str
+    place: RankOf,
+    x: Any,
+    counts: Sequence[int] | None,
+    out: Any,
+    root: int,
+    who: str,
+    empty: Empty = families.empty,
 ) -> Batch:
     """Look at this rank's part and, on the root, at where the parts of all ranks go."""
     root = rank_of(root, place.size, f"{who}: root")
     source = array(x, f"{who}: x", sending=True)
     if place.rank != root:
-        return Batch([_message(source, root, True)], None, source, source.dtype)
+        return _batch([_message(source, root, True)], None, (source,), source.dtype, who)
     if out is None:
-        target = families.empty(source, (sum(table(counts, place.size, f"{who}: counts")),))
+        target = empty(source, (sum(table(counts, place.size, f"{who}: counts")),))
     else:
-        target = on_host(operands.target(out, source.dtype, f"{who}: out"), f"{who}: out")
+        target = operands.target(out, source.dtype, f"{who}: out")
     lengths = _lengths(counts, place, f"{who}: counts", target, "out")
     return _at_root(source, target, lengths, root, who, gathers=True)
 
 
 def scatterv(
-    place: RankOf, x: Any, counts: Sequence[int] | None, out: Any, root: int, who: str
+    place: RankOf,
+    x: Any,
+    counts: Sequence[int] | None,
+    out: Any,
+    root: int,
+    who: str,
+    empty: Empty = families.empty,
 ) -> Batch:
     """Look at where this rank's part goes and, on the root, at the parts of all ranks."""
     root = rank_of(root, place.size, f"{who}: root")
     if place.rank != root:
         target = array(out, f"{who}: out", sending=False)
-        return Batch([_message(target, root, False)], out, target, target.dtype)
+        return _batch([_message(target, root, False)], out, (target,), target.dtype, who)
     source = array(x, f"{who}: x", sending=True)
     lengths = _lengths(counts, place, f"{who}: counts", source, "x")
     if out is None:
         begin = sum(lengths[:root])
         target = families.rows(families.flat(source), begin, begin + lengths[root])
     else:
-        target = on_host(operands.target(out, source.dtype, f"{who}: out"), f"{who}: out")
+        target = operands.target(out, source.dtype, f"{who}: out")
     return _at_root(source, target, lengths, root, who, gathers=False)
 
 
@@ -121,24 +139,20 @@ def _at_root(
     else:
         operands.require_apart(source, target, who)
         messages.append(_message(part, root, gathers))
-    return Batch(messages, target.owner, (source, target), source.dtype)
+    return _batch(messages, target.owner, (source, target), source.dtype, who)
 
 
 def array(x: Any, who: str, sending: bool) -> ArrayView:
     """Look at an array that is sent or received into."""
     if x is None:
         raise UsageError(f"{who} is None, want an array")
-    return on_host(families.look(x, who) if sending else operands.target(x, None, who), who)
+    return families.look(x, who) if sending else operands.target(x, None, who)
 
 
-def on_host(view: ArrayView, who: str) -> ArrayView:
-    """Return an array if it lies in the host's memory: there alone messages come and go."""
-    if view.device != HOST:
-        raise UsageError(
-            f"{who} is on {view.device}, and what only two ranks know of is for arrays of the "
-            "host: pass x.get() or x.cpu(), or use a collective, which serves arrays on GPUs"
-        )
-    return view
+def _batch(
+    messages: list[P2POp], result: Any, views: tuple[ArrayView, ...], dtype: DType, who: str
+) -> Batch:
+    return Batch(messages, result, views, dtype, operands.together(views, who))
 
 
 def _pair(pair: Any, who: str) -> tuple[Any, Any]:

@@ -32,12 +32,28 @@ class PairwiseKind:
         self.signature = int.from_bytes(digest, "little")
 
 
+class PairwiseKinds:
+    """The kinds of pairwise calls that were made on one engine, by which its failures name them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._named = engine.failure.plans
+        self._kinds: dict[tuple[str, DType, int | None], PairwiseKind] = {}
+
+    def kind(self, what: str, dtype: DType, root: int | None) -> PairwiseKind:
+        """Return the kind of a call, such as ``what`` = "alltoallv"."""
+        kind = self._kinds.get((what, dtype, root))
+        if kind is None:
+            kind = self._kinds[what, dtype, root] = PairwiseKind(what, dtype, root)
+            self._named[kind.signature] = kind
+        return kind
+
+
 class Pairwise:
     """The transfers of one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._kinds: dict[tuple[str, DType, int | None], PairwiseKind] = {}
+        self._kinds = PairwiseKinds(engine)
 
     def transfer(self, messages: Sequence[P2POp], timeout: float | None) -> None:
         """Send and receive messages, in any order, and return when all are done."""
@@ -86,7 +102,7 @@ class Pairwise:
             messages: Those with this rank itself included: they become a copy.
             timeout: Seconds.
         """
-        engine, kind = self._engine, self._kind(what, dtype, root)
+        engine, kind = self._engine, self._kinds.kind(what, dtype, root)
         seconds = engine.timeout if timeout is None else timeout
         try:
             code = bindings.pairwise(
@@ -109,7 +125,7 @@ class Pairwise:
         finish: Callable[[], Any],
     ) -> Work:
         """Queue a pairwise batch behind the calls before it; see `call` and `post`."""
-        engine, kind = self._engine, self._kind(what, dtype, root)
+        engine, kind = self._engine, self._kinds.kind(what, dtype, root)
         seconds = engine.timeout if timeout is None else timeout
         where = f"{kind.text} at {user_line()}"
         work = Work(engine, where, seconds, owner)
@@ -122,13 +138,6 @@ class Pairwise:
             where,
         )
         return work.begin(begin, finish)
-
-    def _kind(self, what: str, dtype: DType, root: int | None) -> PairwiseKind:
-        kind = self._kinds.get((what, dtype, root))
-        if kind is None:
-            kind = self._kinds[what, dtype, root] = PairwiseKind(what, dtype, root)
-            self._engine.failure.plans[kind.signature] = kind
-        return kind
 
     def _staggered(self, messages: Iterable[P2POp]) -> list[P2POp]:
         """Order messages so that no rank is everybody's first; receives stand ready first."""

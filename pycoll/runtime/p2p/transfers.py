@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pycoll.arguments import check_timeout
 from pycoll.arrays.torch import pointers
+from pycoll.arrays.view import HOST
 from pycoll.errors import UsageError, quoted
 from pycoll.runtime.p2p import batch
 from pycoll.runtime.p2p.batch import Batch, RankOf
@@ -26,11 +27,30 @@ def _listed(pairs: Iterable[tuple[Any, int]], name: str) -> list[tuple[Any, int]
         ) from None
 
 
-class Transfers:
-    """The transfers of one communicator, singly and as calls of all ranks."""
+class OnDevice(Protocol):
+    """What moves messages whose arrays lie in a GPU's memory."""
 
-    def __init__(self, engine: Engine, owner: Any) -> None:
+    def messages(self, found: Batch, text: str, timeout: float | None, async_op: bool) -> Any:
+        """Send and receive messages between two ranks."""
+
+    def call(
+        self, what: str, found: Batch, root: int | None, timeout: float | None, async_op: bool
+    ) -> Any:
+        """Run a batch as one call of all ranks."""
+
+
+class Transfers:
+    """The transfers of one communicator, singly and as calls of all ranks.
+
+    Args:
+        engine: The communicator's.
+        owner: The communicator.
+        on_device: Returns what serves arrays in a GPU's memory.
+    """
+
+    def __init__(self, engine: Engine, owner: Any, on_device: Callable[[], OnDevice]) -> None:
         self.pairwise = Pairwise(engine)
+        self._on_device = on_device
         self.place = RankOf(engine.world.rank, engine.world.size)
         self._engine = engine
         self._owner = weakref.ref(owner)  # weak: the communicator holds this
@@ -80,9 +100,11 @@ class Transfers:
     ) -> Any:
         """Run a batch as one call among those of the communicator."""
         timeout = check_timeout(what, timeout)
+        if found.device != HOST:
+            return self._on_device().call(what, found, root, timeout, async_op)
         self._require(found, timeout)
         if async_op:
-            pins = (self._owner(), found.pins)
+            pins = (self._owner(), found.views)
             return self.pairwise.submit(
                 what, found.dtype, root, found.messages, timeout, pins, lambda: found.result
             )
@@ -91,9 +113,11 @@ class Transfers:
 
     def _transfer(self, found: Batch, text: str, async_op: bool, timeout: float | None) -> Any:
         timeout = check_timeout(text.partition("(")[0], timeout)
+        if found.device != HOST:
+            return self._on_device().messages(found, text, timeout, async_op)
         self._require(found, timeout)
         if async_op:
-            pins = (self._owner(), found.pins)
+            pins = (self._owner(), found.views)
             return self.pairwise.post(found.messages, timeout, pins, text, lambda: found.result)
         self.pairwise.transfer(found.messages, timeout)
         return found.result

@@ -68,6 +68,8 @@ def rank(
                     continue
                 _one(comm, case, pool, stream, device)
                 calls += 1
+            _messages(comm, repeat, pool, stream, device)
+            calls += 2
         return "", calls, gpu.reach
 
 
@@ -93,6 +95,31 @@ def _one(comm: Any, case: Any, pool: Any, stream: int, device: int) -> None:
     got = out.get()
     if not c.same_bits(got, want):
         raise AssertionError(f"rank {comm.rank} of {comm.size}: {case}: {c.difference(got, want)}")
+
+
+def _messages(comm: Any, seed: int, pool: Any, stream: int, device: int) -> None:
+    """Exchange messages between all ranks, of lengths drawn by chance, and parts of an array."""
+    import numpy as np
+
+    from pycoll.runtime.native import cuda
+
+    drawn, size, mine = np.random.default_rng(seed), comm.size, comm.rank
+    counts = drawn.integers(0, COUNTS[-1], (size, size))
+    data = [[drawn.integers(0, 1 << 30, n, "int32") for n in row] for row in counts]
+    pool.reset()
+    sends = [(pool.array(data[mine][peer], "int32"), peer) for peer in range(size)]
+    recvs = [(pool.empty(int(counts[peer][mine]), "int32"), peer) for peer in range(size)]
+    x = pool.array(np.concatenate(data[mine]), "int32")
+    out = pool.empty(int(counts[:, mine].sum()), "int32")
+    with comm.on_stream(stream):
+        comm.exchange(sends, recvs)
+        comm.alltoallv(x, counts[mine].tolist(), out, counts[:, mine].tolist())
+    cuda.stream_wait(device, stream)
+    comm._collectives.launch.cuda.streams.open().check()
+    want = [data[peer][mine] for peer in range(size)]
+    got = [array.get() for array, _ in recvs]
+    if not all(map(np.array_equal, [*got, out.get()], [*want, np.concatenate(want)])):
+        raise AssertionError(f"rank {mine} of {size}: messages of turn {seed} are wrong")
 
 
 if __name__ == "__main__":
