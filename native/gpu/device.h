@@ -71,6 +71,15 @@ struct pc_block_state {
     uint32_t dead;  /* a block gave up: all blocks and later launches do */
 };
 
+/* What the switches of NVLink fold (multimem.ld_reduce of sm_90) and the same in both halves of a
+ * word: sums of all but bytes, whose rounding is the switch's own, and the least and greatest of
+ * integers. Those of 16-bit floats it folds too, by which rules for NaN and -0 is not said. */
+#define PC_SWITCH_INTEGER(dtype) ((dtype) >= PC_DTYPE_INT32 && (dtype) <= PC_DTYPE_UINT64)
+#define PC_SWITCH_SUM(op) ((op) == PC_REDUCE_SUM || (op) == PC_REDUCE_AVG)
+#define PC_SWITCH_FOLDS(dtype, op) \
+    (PC_SWITCH_INTEGER(dtype) ? (op) != PC_REDUCE_PROD \
+                              : (dtype) <= PC_DTYPE_BFLOAT16 && PC_SWITCH_SUM(op))
+
 /* The direct form: peers read and write the arrays in a rank's heap. When a launch begins, each
  * rank writes where its arrays are into a READY line of each peer: launch n uses line n & 1, as a
  * peer can be one ahead of a rank that has not read yet, never two. */
@@ -122,6 +131,8 @@ struct pc_packages {
     char *at[2];
     uint32_t nbytes[2]; /* of one package */
 };
+/* Which arrays must have the same offset in all heaps for the multicast address to be used. */
+enum pc_alike { PC_ALIKE_IN = 1, PC_ALIKE_OUT = 2 };
 
 /* The image: a plan and its Program for all blocks of a launch; in device memory. */
 struct pc_device_image {
@@ -140,6 +151,8 @@ struct pc_device_image {
     uint32_t nparts;               /* blocks of the message */
     uint32_t slots;                /* of an edge */
     struct pc_fifo *fifos;         /* [peer][PC_MAX_BLOCKS] */
+    uint32_t alike;                /* enum pc_alike */
+    uint64_t multicast; /* from this rank's heap to the multicast address; 0: not in this plan */
     struct pc_where mine;          /* the blocks of READY; here `in`, `out` are bytes */
     const uint64_t *starts;        /* where each block begins in the message, and the end */
     struct pc_ipc_peer *ipc_peers; /* [peer] */

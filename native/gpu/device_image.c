@@ -392,6 +392,21 @@ static void relocate(const struct builder *b, struct pc_vm_instruction *line,
     }
 }
 
+/* Floats only where the user lets a switch round them. */
+static bool switch_folds(const struct builder *b)
+{
+    uint32_t dtype = b->plan->spec.dtype, op = b->plan->spec.op;
+    return PC_SWITCH_FOLDS(dtype, op) && (PC_SWITCH_INTEGER(dtype) || b->edges->rounds);
+}
+
+static void mark(const struct builder *b, struct pc_vm_instruction *code)
+{
+    struct pc_device_image *image = (struct pc_device_image *)b->copy;
+    image->alike
+        = pc__mark_multimem(b->program, code, b->edges->rank, b->edges->size, switch_folds(b));
+    image->multicast = image->alike ? b->edges->multicast : 0;
+}
+
 static struct pc_terms terms_of(const struct builder *b, uint32_t instance)
 {
     struct pc_terms terms = *b->terms;
@@ -439,6 +454,8 @@ static int write_block(const struct builder *b, uint32_t channel, uint32_t insta
         relocate(b, &code[i], &s, channel, instance);
     }
     pc__place_barriers(code, s.ninstructions, b->packets);
+    if (b->form != 0 && b->edges->multicast != 0 && p->nchannels == 1)
+        mark(b, code);
     head->terms = terms_of(b, instance);
     head->terms.chunks = (struct pc_chunk *)device(b, chunks);
     /* Instructions are numbered as in the Program, of which the package has a part. */

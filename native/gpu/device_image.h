@@ -22,6 +22,9 @@ struct pc_device_fifos {
     uint64_t ipc_peers;  /* struct pc_ipc_peer [peer]; for this rank only the heap */
     uint64_t arrays;     /* struct pc_arrays [PC_MAX_BLOCKS][peer] */
     uint64_t heap_bytes; /* size of each rank's heap */
+    uint64_t
+        multicast; /* from this rank's heap to the multicast address of all; 0: there is none */
+    bool rounds;   /* the switch may fold floats, which it rounds in an order of its own */
 };
 
 /* `form`: 0: the staged form alone; 1: also the direct form, which runs when the arrays of all
@@ -47,4 +50,9 @@ struct pc_kernel_args pc__device_image_args(const struct pc_device_image *image,
 
 /* barriers.c: sets PC_FLAG_SYNC and PC_FLAG_FENCE on the lines of one block. */
 void pc__place_barriers(struct pc_vm_instruction *code, uint32_t n, bool packets);
+
+/* multimem_marks.c: sets PC_FLAG_FOLD_ALL (if the switch folds the dtype and op), STORE_ALL and
+ * FOLLOWS in a copy of the code of a direct form; returns enum pc_alike, 0 if it set none. */
+uint32_t pc__mark_multimem(const struct pc_program *program, struct pc_vm_instruction *code,
+                           uint32_t rank, uint32_t size, bool folds);
 #endif

@@ -120,6 +120,11 @@ enum pc_vm_step {
 };
 
 /* Flags of a decoded instruction, besides those of enum pc_instruction_flag. */
+/* GPU, REDUCE_COPY of the direct form, while all ranks' arrays have the same offset in their heaps;
+ * see gpu/kernel/multimem.h. */
+#define PC_FLAG_FOLD_ALL 0x04  /* the sources are those of all ranks: the switch folds them */
+#define PC_FLAG_STORE_ALL 0x08 /* stores to all ranks, for those that follow as well */
+#define PC_FLAG_FOLLOWS 0x10   /* one that stores to all has done what is in whole units */
 #define PC_FLAG_FENCE 0x20     /* GPU: data was stored since the last fence, so one before it */
 #define PC_FLAG_SYNC 0x40      /* a block barrier before this instruction */
 #define PC_FLAG_PIECEWISE 0x80 /* a range of SCRATCH is not contiguous */

@@ -119,10 +119,23 @@ def breaches(image: bytes, listed: bool = True, contracts: bool = True) -> Itera
         yield from _unordered(name, opcodes)
 
 
+def alias_fences(opcodes: list[str]) -> list[int]:
+    """Return where the fences of `fence.proxy.alias` are, by their widest instruction.
+
+    From sm_90 on the driver says which of two is needed, in a bank of constants.
+    """
+    shape = ["MEMBAR.SC.GPU", "BRA.U", "MEMBAR.SC.SYS", "CCTL.IVALL"]
+    return [k for k in range(2, len(opcodes)) if opcodes[k - 2 : k + 2] == shape]
+
+
 def _unordered(name: str, opcodes: list[str]) -> Iterator[str]:
     """Look for counts that are raised before what they stand for, or read after it."""
+    alias = alias_fences(opcodes)
     release = [k for k, o in enumerate(opcodes) if re.match(r"MEMBAR\.\w+\.SYS", o)]
     acquire = [k for k, o in enumerate(opcodes) if o.startswith("CCTL.IVALL")]
+    # A fence between two addresses of the same memory orders them by itself.
+    release = [k for k in release if k not in alias]
+    acquire = [k for k in acquire if k - 1 not in alias]
     if not release:
         yield f"{name} releases nothing to other GPUs (MEMBAR.SYS)"
     if not acquire:

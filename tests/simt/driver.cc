@@ -1,6 +1,7 @@
 /* Runs collectives as GPUs would, all ranks in one process, each thread of each block a thread.
  *
  *   driver run FILE               every case of the file (test_simt.py writes it)
+ *   driver counted FILE           the same, and how much went by multicast addresses
  *   driver count FILE             how many lines of each kind a rank's image has at most, in the
  *                                 first case
  *   driver mutate FILE KIND N     the first case without the N-th of them, on every rank; of kind
@@ -84,7 +85,8 @@ struct blob {
 struct rank_part {
     plan_text text;
     uint64_t salt;
-    uint64_t registered;               /* its arrays lie in the heap */
+    uint64_t shift, uneven; /* by which its arrays lie further on in the heap, and its output */
+    uint64_t registered;    /* its arrays lie in the heap */
     std::vector<blob> inputs, outputs; /* of each launch */
 };
 
@@ -115,6 +117,7 @@ static sim_case read_case(reader &in)
     text.dtype = (uint32_t)in.number(), text.op = (uint32_t)in.number();
     text.tile = (uint32_t)in.number(), text.root = (uint32_t)in.number();
     text.instances = (uint32_t)in.number(), text.packets = (uint32_t)in.number();
+    text.multicast = (uint32_t)in.number();
     c.blocks.resize(in.number());
     for (uint64_t &nbytes : c.blocks)
         nbytes = in.number();
@@ -136,6 +139,7 @@ static sim_case read_case(reader &in)
         part.text.direct = direct.nbytes ? direct.at : nullptr;
         part.text.direct_bytes = direct.nbytes;
         part.registered = in.number();
+        part.shift = in.number(), part.uneven = in.number();
         for (uint64_t l = 0; l < c.launches; l++) {
             part.inputs.push_back(read_blob(in));
             part.outputs.push_back(read_blob(in));
@@ -215,14 +219,14 @@ void rank_run::make(const sim_case &of, uint32_t r, world *w)
     for (uint64_t nbytes : of.blocks)
         starts.push_back(starts.back() + nbytes);
     uint64_t in_at = starts[text.input[0]], out_at = starts[text.output[0]];
-    char *heap = world_heap(w, r), **into = part->registered ? &heap : nullptr;
+    char *heap = world_heap(w, r) + part->shift, **into = part->registered ? &heap : nullptr;
     char *from, *to;
     if (of.in_place) {
         out.make(starts.back(), of.offset, into);
         from = to = (char *)out.data;
     } else {
         in.make(part->inputs[0].nbytes, of.offset, into);
-        out.make(part->outputs[0].nbytes, of.offset, into);
+        out.make(part->outputs[0].nbytes, of.offset + part->uneven, into);
         from = (char *)in.data - in_at;
         to = (char *)out.data - out_at;
     }
@@ -369,7 +373,21 @@ static enum line_kind kind_of(const std::string &name)
                                : LINE_WAIT_DONE;
 }
 
-static int run_all(reader &in)
+static world *opened(const sim_case &c)
+{
+    world *w = world_open((uint32_t)c.size, (uint32_t)c.slots, (uint32_t)c.slot_bytes, c.first);
+    pc_simt_multicast *m = new pc_simt_multicast(); /* for ever: its list is never cut */
+    m->at = world_multicast(w);
+    m->nbytes = HEAP;
+    m->nmembers = (uint32_t)c.size;
+    for (uint32_t r = 0; r < c.size; r++)
+        m->members[r] = world_heap(w, r);
+    m->next = pc_simt_multicasts;
+    pc_simt_multicasts = m;
+    return w;
+}
+
+static int run_all(reader &in, bool counted)
 {
     typedef std::tuple<uint64_t, uint64_t, uint64_t, uint64_t> key;
     std::map<key, world *> worlds; /* cases follow one another on the same edges */
@@ -378,7 +396,7 @@ static int run_all(reader &in)
         sim_case c = read_case(in);
         world *&w = worlds[{c.size, c.slots, c.slot_bytes, c.first}];
         if (w == nullptr)
-            w = world_open((uint32_t)c.size, (uint32_t)c.slots, (uint32_t)c.slot_bytes, c.first);
+            w = opened(c);
         simulation s(c, w);
         for (uint32_t r = 0; r < c.size; r++)
             s.start(r);
@@ -391,6 +409,8 @@ static int run_all(reader &in)
     for (auto &w : worlds)
         world_close(w.second);
     printf("%lu cases\n", n);
+    if (counted)
+        printf("%lu folded\n%lu stored\n", pc_simt_folded.load(), pc_simt_stored.load());
     return 0;
 }
 
@@ -400,11 +420,11 @@ int main(int argc, char **argv)
     if (verb == "")
         return 2;
     reader in(argv[2]);
-    if (verb == "run")
-        return run_all(in);
+    if (verb == "run" || verb == "counted")
+        return run_all(in, verb == "counted");
     in.number();
     sim_case c = read_case(in);
-    world *w = world_open((uint32_t)c.size, (uint32_t)c.slots, (uint32_t)c.slot_bytes, c.first);
+    world *w = opened(c);
     int result = 0;
     {
         simulation s(c, w);

@@ -49,6 +49,10 @@ class Case:
     packets: bool = False
     direct: bool = False  #: beside the staged form
     stray: int = -1  #: a rank whose arrays do not lie in its heap
+    multicast: int = 0  #: 1: all heaps have a multicast address; 2: of a switch that may round
+    apart: int = -1  #: a rank whose arrays lie elsewhere in its heap than those of the others
+    shift: int = 64  #: by how many bytes
+    uneven: int = 0  #: bytes by which outputs are off where inputs are not
     in_place: bool = False
     offset: int = 0  #: bytes by which arrays are off a 64-byte boundary
     first: int = 0  #: messages that seem to have passed on every edge
@@ -102,6 +106,7 @@ class Case:
             self.root,
             self.lanes,
             self.packets,
+            self.multicast,
             len(blocks),
             *blocks,
         )
@@ -120,6 +125,7 @@ class Case:
                 direct = programs(self.algorithm, self.size, average, True)[virtual].to_bytes()
             words.append(blob(direct))
             put(words, self.direct and rank != self.stray)
+            put(words, self.shift if rank == self.apart else 0, self.uneven)
             for inputs, outputs in results:
                 words += [blob(inputs[rank].tobytes()), blob(outputs[rank].tobytes())]
         return b"".join(words)

@@ -1,6 +1,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include "gpu/device_image.h"
 #include "world.h"
 
@@ -27,6 +28,7 @@ struct rank_memory {
 
 struct world {
     uint32_t size, slots, slot_bytes;
+    char *multicast;
     struct rank_memory ranks[MAX_RANKS];
 };
 
@@ -112,6 +114,7 @@ struct world *world_open(uint32_t size, uint32_t slots, uint32_t slot_bytes, uin
     w->size = size;
     w->slots = slots;
     w->slot_bytes = slot_bytes;
+    w->multicast = mmap(NULL, HEAP, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     for (uint32_t r = 0; r < size; r++) {
         struct rank_memory *m = &w->ranks[r];
         m->comm = open_comm(r, size, slots, slot_bytes);
@@ -154,6 +157,7 @@ void world_close(struct world *w)
         for (size_t i = 0; i < sizeof all / sizeof *all; i++)
             free(all[i]);
     }
+    munmap(w->multicast, HEAP);
     free(w);
 }
 
@@ -207,6 +211,8 @@ struct pc_device_image *world_image(struct world *w, uint32_t rank, const struct
         .ipc_peers = (uintptr_t)m->ipc_peers,
         .arrays = (uintptr_t)m->arrays,
         .heap_bytes = HEAP,
+        .multicast = t->multicast ? (uint64_t)(w->multicast - m->heap) : 0,
+        .rounds = t->multicast > 1,
     };
     void *image = zeros(pc__device_image_bytes(plan, form, t->instances));
     want(w, rank, "image",
@@ -222,6 +228,11 @@ struct pc_device_image *world_image(struct world *w, uint32_t rank, const struct
 char *world_heap(struct world *w, uint32_t rank)
 {
     return w->ranks[rank].heap;
+}
+
+char *world_multicast(struct world *w)
+{
+    return w->multicast;
 }
 
 struct pc_host_control *world_control(struct world *w, uint32_t rank)

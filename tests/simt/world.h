@@ -15,6 +15,7 @@ struct plan_text {                         /* one rank's part of a case */
     uint64_t program_bytes, direct_bytes;
     const uint64_t *blocks;
     uint32_t nblocks, dtype, op, tile, root, instances, packets;
+    uint32_t multicast;           /* 1: a multicast address of all heaps; 2: which may round */
     uint32_t input[2], output[2]; /* extents */
     uint64_t signature;
 };
@@ -31,6 +32,8 @@ struct pc_device_image *world_image(struct world *world, uint32_t rank,
 /* HEAP bytes that the peers reach. */
 #define HEAP (1u << 18)
 char *world_heap(struct world *world, uint32_t rank);
+/* HEAP addresses at which nothing is mapped, for all heaps at once. */
+char *world_multicast(struct world *world);
 struct pc_host_control *world_control(struct world *world, uint32_t rank);
 
 /* Mutations, and what to count them by: the n-th line of all ranks' images that `match` names. */

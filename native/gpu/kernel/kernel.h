@@ -35,6 +35,7 @@ struct pc_shared {
     uint64_t salt;
     uint64_t launches; /* of this block before this one */
     uint32_t number;   /* of this block in the launch */
+    uint64_t multicast; /* from this rank's heap to the multicast address; 0: not in this call */
     void *address[2][PC_MAX_OPERANDS];
     uint32_t flag[2][PC_MAX_OPERANDS]; /* of operands in LL packets */
 };
@@ -118,10 +119,14 @@ PC_ROUTINE bool pc__leads(const PC_CALL *call)
     return pc__thread() == 0 && !call->dead;
 }
 
+PC_ROUTINE void pc__leave_multicast(const PC_CALL *call);
+
 PC_ROUTINE bool pc__meet(PC_CALL *call, const struct pc_vm_instruction *i)
 {
-    if (i->flags & PC_FLAG_SYNC)
+    if (i->flags & PC_FLAG_SYNC) {
         call->over = pc__barrier(call->shared, call->dead);
+        pc__leave_multicast(call);
+    }
     return !call->over;
 }
 
@@ -517,6 +522,8 @@ PC_ROUTINE uint32_t pc__depth(const PC_CALL *call, const struct pc_fifo *)
 
 #include "vm/operands.h"
 
+#include "gpu/kernel/multimem.h"
+
 struct pc_store_mode {};
 
 PC_ROUTINE void pc__store_mode(const PC_CALL *, const struct pc_vm_instruction *, pc_size,
@@ -533,7 +540,7 @@ PC_ROUTINE void pc__move(PC_CALL *call, const struct pc_vm_instruction *i, uint3
                          pc_skip skip, pc_size packed, pc_size total, pc_size nbytes,
                          const struct pc_store_mode *)
 {
-    if (call->over)
+    if (call->over || pc__done_for_all(call, i, piece, skip, nbytes))
         return;
     uint32_t n = (uint32_t)i->nsrc + i->ndst, turn = call->turn ^= 1;
     uint32_t packets = call->terms->packets ? i->target : 0;
@@ -554,6 +561,8 @@ PC_ROUTINE void pc__move(PC_CALL *call, const struct pc_vm_instruction *i, uint3
     if (call->over)
         return;
     const void *const *src = (const void *const *)address;
+    if (pc__move_of_all(call, i, piece, skip, address, nbytes, divisor))
+        return;
     if (packets == 0) {
         pc__span_gpu<F>(address + i->nsrc, i->ndst, src, i->nsrc, nbytes, divisor);
     } else {
@@ -741,6 +750,7 @@ PC_DEVICE_FN void pc__kernel(const struct pc_kernel_args *launch, uint32_t numbe
         shared->salt = launch->in_graph ? pc__load_relaxed64(&image->states[0].salt) : launch->salt;
         shared->deadline = deadline < now ? ~(uint64_t)0 : deadline;
         shared->number = number;
+        shared->multicast = 0;
         if (launch->form)
             shared->block.state = &image->states[number];
         shared->launches = image->states[number].launches;
@@ -752,6 +762,7 @@ PC_DEVICE_FN void pc__kernel(const struct pc_kernel_args *launch, uint32_t numbe
         bool astray = !call.over && pc__thread() < PC_WARP && pc__astray(&call);
         call.over = pc__barrier(shared, call.dead || call.over);
         form = !pc__barrier(shared, astray);
+        pc__begin_multicast(&call, form);
     }
     struct pc_channel channel = {};
     channel.pc = pc__take_package(&call, launch, form, number);

@@ -9,6 +9,7 @@
 #ifndef PC_TARGET_CUDA_H
 #define PC_TARGET_CUDA_H
 #include <stdint.h>
+#include "vm/vm.h"
 
 #define PC_DEVICE_FN static __device__ __forceinline__ /* of functions, and of static members */
 #define PC_DEVICE_MEMBER __device__ __forceinline__    /* of members of an object */
@@ -172,6 +173,108 @@ PC_DEVICE_FN void pc__relax(void)
 {
     asm volatile("nanosleep.u32 20;");
 }
+
+/* Accesses to a multicast address, as PTX ISA 8.2 has them. */
+#if __CUDA_ARCH__ >= 900 \
+    && (__CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 2))
+#define PC_TARGET_MULTIMEM
+
+/* Orders accesses of this thread before it and after it that reach memory by different addresses.
+ */
+PC_DEVICE_FN void pc__fence_alias(void)
+{
+    asm volatile("fence.proxy.alias;" ::: "memory");
+}
+
+/* No bit is changed by the type, which vectors must have. */
+PC_DEVICE_FN void pc__multimem_store16(char *to, pc_vector x)
+{
+    asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to),
+                 "f"(__uint_as_float((uint32_t)x.x)), "f"(__uint_as_float((uint32_t)(x.x >> 32))),
+                 "f"(__uint_as_float((uint32_t)x.y)), "f"(__uint_as_float((uint32_t)(x.y >> 32)))
+                 : "memory");
+}
+
+#define PC_FOLD_32(name) \
+    asm volatile("multimem.ld_reduce.relaxed.sys.global." name " %0, [%1];" \
+                 : "=r"(x) \
+                 : "l"(from) \
+                 : "memory")
+#define PC_FOLD_64(name) \
+    asm volatile("multimem.ld_reduce.relaxed.sys.global." name " %0, [%1];" \
+                 : "=l"(x) \
+                 : "l"(from) \
+                 : "memory")
+#define PC_FOLD_16(name) \
+    asm volatile("multimem.ld_reduce.relaxed.sys.global." name " {%0, %1, %2, %3}, [%4];" \
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) \
+                 : "l"(from) \
+                 : "memory")
+
+/* An integer: there are no vectors of them. Sums wrap, so they have no sign. */
+template <uint32_t dtype, uint32_t op> PC_DEVICE_FN uint32_t pc__multimem_fold4(const char *from)
+{
+    uint32_t x;
+    if constexpr (op == PC_REDUCE_SUM || op == PC_REDUCE_AVG)
+        PC_FOLD_32("add.u32");
+    else if constexpr (dtype == PC_DTYPE_INT32 && op == PC_REDUCE_MIN)
+        PC_FOLD_32("min.s32");
+    else if constexpr (dtype == PC_DTYPE_INT32)
+        PC_FOLD_32("max.s32");
+    else if constexpr (op == PC_REDUCE_MIN)
+        PC_FOLD_32("min.u32");
+    else
+        PC_FOLD_32("max.u32");
+    return x;
+}
+
+template <uint32_t dtype, uint32_t op> PC_DEVICE_FN uint64_t pc__multimem_fold8(const char *from)
+{
+    uint64_t x;
+    if constexpr (dtype == PC_DTYPE_FLOAT64)
+        PC_FOLD_64("add.f64");
+    else if constexpr (op == PC_REDUCE_SUM || op == PC_REDUCE_AVG)
+        PC_FOLD_64("add.u64");
+    else if constexpr (dtype == PC_DTYPE_INT64 && op == PC_REDUCE_MIN)
+        PC_FOLD_64("min.s64");
+    else if constexpr (dtype == PC_DTYPE_INT64)
+        PC_FOLD_64("max.s64");
+    else if constexpr (op == PC_REDUCE_MIN)
+        PC_FOLD_64("min.u64");
+    else
+        PC_FOLD_64("max.u64");
+    return x;
+}
+
+/* 16 bytes of all ranks, folded; sums of 16-bit floats are rounded once. */
+template <class F, uint32_t dtype, uint32_t op>
+PC_DEVICE_FN pc_vector pc__multimem_fold16(const char *from)
+{
+    pc_vector v;
+    if constexpr (sizeof(typename F::word) == 8) {
+        v.x = pc__multimem_fold8<dtype, op>(from);
+        v.y = pc__multimem_fold8<dtype, op>(from + 8);
+    } else {
+        uint32_t x[4];
+        if constexpr (dtype == PC_DTYPE_FLOAT32) {
+            PC_FOLD_16("add.v4.f32");
+        } else if constexpr (dtype == PC_DTYPE_FLOAT16) {
+            PC_FOLD_16("add.acc::f32.v4.f16x2");
+        } else if constexpr (dtype == PC_DTYPE_BFLOAT16) {
+            PC_FOLD_16("add.acc::f32.v4.bf16x2");
+        } else {
+            for (uint32_t k = 0; k < 4; k++)
+                x[k] = pc__multimem_fold4<dtype, op>(from + 4 * k);
+        }
+        v.x = x[0] | (uint64_t)x[1] << 32;
+        v.y = x[2] | (uint64_t)x[3] << 32;
+    }
+    return v;
+}
+#undef PC_FOLD_32
+#undef PC_FOLD_64
+#undef PC_FOLD_16
+#endif
 
 /* 16-bit floats, rounded to nearest even; both of a word at once where the GPU can. A sum rounded
  * once equals one rounded to float32 first: that has more than twice the digits, and no sum of two

@@ -5,11 +5,15 @@
  * atomic. */
 #ifndef PC_TARGET_SIMT_H
 #define PC_TARGET_SIMT_H
+#include <atomic>
 #include <condition_variable>
+#include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <sched.h>
 #include <stdint.h>
 #include <time.h>
+#include <vector>
 
 /* Of functions, and of static members. */
 #define PC_DEVICE_FN static inline __attribute__((always_inline))
@@ -57,15 +61,22 @@ class pc_simt_barrier
     bool dying = false, died = false;
 };
 
+struct pc_simt_store {
+    char *to; /* a multicast address */
+    pc_vector x;
+};
+
 /* A running block; the test starts its threads, and each sets its index. */
 struct pc_simt_block {
     explicit pc_simt_block(uint32_t threads)
-        : threads(threads), all(threads), warp(threads < PC_WARP ? threads : PC_WARP)
+        : threads(threads), all(threads), warp(threads < PC_WARP ? threads : PC_WARP), held(threads)
     {
     }
 
     const uint32_t threads;
-    pc_simt_barrier all, warp; /* barriers: of the block, of its first warp */
+    pc_simt_barrier all, warp;                    /* barriers: of the block, of its first warp */
+    std::vector<std::vector<pc_simt_store>> held; /* of each thread: what no fence has let go */
+    std::atomic<bool> fenced{false};
 };
 
 struct pc_simt_thread {
@@ -186,6 +197,79 @@ PC_DEVICE_FN uint64_t pc__load_ll(const uint64_t *from)
 PC_DEVICE_FN void pc__store_ll(uint64_t *to, uint64_t x)
 {
     __atomic_store_n(to, x, __ATOMIC_RELAXED);
+}
+
+/* ---- multicast addresses ----------------------------------------------------------------------
+ *
+ * A range of addresses at which nothing is mapped, so that an access of any other kind dies, and
+ * the same range of each member's memory. It is played as if each alias had a cache of its own: a
+ * block has old data before its first alias fence, and its stores are seen behind the next one. */
+struct pc_simt_multicast {
+    pc_simt_multicast *next;
+    char *at;
+    uint64_t nbytes;
+    uint32_t nmembers;
+    char *members[64];
+    bool (*resolve)(pc_simt_multicast *); /* fills members in, when first used; or NULL */
+};
+
+inline std::atomic<pc_simt_multicast *> pc_simt_multicasts; /* only ever prepended to */
+
+static inline const pc_simt_multicast *pc_simt_multicast_of(const char *address)
+{
+    for (pc_simt_multicast *m = pc_simt_multicasts; m != nullptr; m = m->next)
+        if (m->nbytes && address >= m->at && address < m->at + m->nbytes) {
+            if (((uintptr_t)address & 15) == 0 && (m->resolve == nullptr || m->resolve(m)))
+                return m;
+        }
+    abort(); /* as a fault of the GPU would end the context */
+}
+
+/* Units of 16 bytes that were folded, and stored: tests so know that the address is used. */
+inline std::atomic<uint64_t> pc_simt_folded, pc_simt_stored;
+
+#define PC_TARGET_MULTIMEM
+
+PC_DEVICE_FN void pc__fence_alias(void)
+{
+    pc_simt_block *block = pc_simt_self.block;
+    block->fenced.store(true, std::memory_order_relaxed); /* which orders no threads */
+    if (pc_simt_self.index != 0) /* only the first one fences behind a barrier */
+        return;
+    for (std::vector<pc_simt_store> &stores : block->held) {
+        for (const pc_simt_store &s : stores) {
+            const pc_simt_multicast *m = pc_simt_multicast_of(s.to);
+            for (uint32_t k = 0; k < m->nmembers; k++)
+                *(pc_vector *)(m->members[k] + (s.to - m->at)) = s.x;
+        }
+        stores.clear();
+    }
+}
+
+PC_DEVICE_FN void pc__multimem_store16(char *to, pc_vector x)
+{
+    pc_simt_self.block->held[pc_simt_self.index].push_back({to, x});
+    pc_simt_stored.fetch_add(1, std::memory_order_relaxed);
+}
+
+/* Folds from the last member to the first: a switch promises no order. */
+template <class F, uint32_t, uint32_t> PC_DEVICE_FN pc_vector pc__multimem_fold16(const char *from)
+{
+    typedef typename F::word word;
+    const pc_simt_multicast *m = pc_simt_multicast_of(from);
+    word x[16 / sizeof(word)], y[16 / sizeof(word)];
+    pc_vector v = {~(uint64_t)0x5a, 0x5a5a};
+    pc_simt_folded.fetch_add(1, std::memory_order_relaxed);
+    if (!pc_simt_self.block->fenced.load(std::memory_order_relaxed))
+        return v;
+    for (uint32_t k = m->nmembers; k-- > 0;) {
+        v = *(const pc_vector *)(m->members[k] + (from - m->at));
+        memcpy(y, &v, sizeof y);
+        for (uint32_t u = 0; u < 16 / sizeof(word); u++)
+            x[u] = k + 1 == m->nmembers ? F::open(y[u]) : F::join(x[u], F::open(y[u]));
+    }
+    memcpy(&v, x, sizeof v);
+    return v;
 }
 
 PC_DEVICE_FN uint64_t pc__clock_ns(void)
