@@ -1,0 +1,157 @@
+"""File descriptors that ranks hand to each other."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+import pycoll
+from pycoll.bootstrap import passing
+
+
+def together(size: int, rank: Callable[[int, Callable[[str], Sequence[bytes]]], Any]) -> list[Any]:
+    """Run ranks as threads, which can all-gather texts; return what each returned or raised."""
+    said: list[list[bytes]] = [[b""] * size]
+    meet = threading.Barrier(size, timeout=60)
+    results: list[Any] = [None] * size
+
+    def run(mine: int) -> None:
+        def gather(text: str) -> list[bytes]:
+            said[0][mine] = text.encode()
+            meet.wait()
+            return list(said[0])
+
+        try:
+            results[mine] = rank(mine, gather)
+        except Exception as error:
+            results[mine] = error
+
+    threads = [threading.Thread(target=run, args=(mine,)) for mine in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def file_with(text: str) -> int:
+    fd = os.memfd_create("passed")
+    os.write(fd, text.encode())
+    return fd
+
+
+def read(fd: int) -> str:
+    return os.pread(fd, 100, 0).decode()
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_each_rank_gets_those_of_all_others(size: int) -> None:
+    def rank(mine: int, gather: Any) -> dict[int, list[str]]:
+        own = [file_with(f"{mine}.{k}") for k in range(1 + mine % 2)]
+        peers = [peer for peer in range(size) if peer != mine]
+        got = passing.exchange(mine, peers, own, gather, 60.0)
+        texts = {peer: [read(fd) for fd in fds] for peer, fds in got.items()}
+        passing.close([*own, *(fd for fds in got.values() for fd in fds)])
+        return texts
+
+    before = len(os.listdir("/proc/self/fd"))
+    for mine, texts in enumerate(together(size, rank)):
+        assert texts == {
+            peer: [f"{peer}.{k}" for k in range(1 + peer % 2)]
+            for peer in range(size)
+            if peer != mine
+        }
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_between_processes() -> None:
+    def rank() -> str:
+        with pycoll.init() as comm:
+            own = file_with(f"of {comm.rank}")
+            bootstrap = comm._engine.bootstrap
+            got = passing.exchange(
+                comm.rank,
+                [1 - comm.rank],
+                [own],
+                lambda text: bootstrap.allgather(text.encode(), 60.0),
+                60.0,
+            )
+            return read(got[1 - comm.rank][0])
+
+    assert pycoll.spawn(rank, 2, timeout=60) == ["of 1", "of 0"]
+
+
+def test_a_stranger_gets_nothing(monkeypatch) -> None:
+    """Names of sockets are no secret; who comes without the secret is sent away."""
+    came = threading.Event()
+
+    def rank(mine: int, gather: Any) -> dict[int, list[int]]:
+        def visited(text: str) -> Sequence[bytes]:
+            said = gather(text)
+            if mine == 0:
+                import json
+
+                with socket.socket(socket.AF_UNIX) as stranger:
+                    stranger.connect("\0" + json.loads(said[1])[0])
+                    stranger.sendall(bytes(20))
+                    came.set()
+                    stranger.settimeout(60)
+                    assert socket.recv_fds(stranger, 1, 4)[:2] == (b"", [])
+            else:
+                assert came.wait(60)
+            return said
+
+        own = [file_with("secret")]
+        try:
+            return passing.exchange(mine, [1 - mine], own, visited, 60.0)
+        finally:
+            passing.close(own)
+
+    got = together(2, rank)
+    assert [read(got[mine][1 - mine][0]) for mine in (0, 1)] == ["secret"] * 2
+    passing.close(fd for taken in got for fds in taken.values() for fd in fds)
+
+
+def test_a_rank_that_cannot_listen_is_named_by_all(monkeypatch) -> None:
+    listen = passing._socket
+
+    def rank(mine: int, gather: Any) -> Any:
+        return passing.exchange(mine, [1 - mine], [], gather, 60.0)
+
+    def refused(timeout: float) -> socket.socket:
+        if threading.current_thread() is first[0]:
+            raise OSError(24, "Too many open files")
+        return listen(timeout)
+
+    first: list[threading.Thread] = []
+
+    def marked(mine: int, gather: Any) -> Any:
+        if mine == 0:
+            first.append(threading.current_thread())
+        while not first:
+            os.sched_yield()
+        return rank(mine, gather)
+
+    monkeypatch.setattr(passing, "_socket", refused)
+    for error in together(2, marked):
+        assert isinstance(error, pycoll.UnavailableError)
+        assert "rank 0 cannot listen for file descriptors" in str(error)
+
+
+def test_a_peer_that_goes_is_an_error() -> None:
+    def rank(mine: int, gather: Any) -> Any:
+        if mine == 1:
+            with socket.socket(socket.AF_UNIX) as gone:
+                gone.bind("\0" + (name := f"pycoll-test-{os.getpid()}"))
+            gather(f'["{name}", "{"00" * 16}", ""]')
+            return None
+        return passing.exchange(mine, [1], [], gather, 60.0)
+
+    error, _ = together(2, rank)
+    assert isinstance(error, pycoll.UnavailableError)
+    assert "cannot pass file descriptors to its peers: " in str(error)
