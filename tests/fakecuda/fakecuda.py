@@ -22,8 +22,9 @@ starts has it by :func:`environment`::
 
 The options are those of `fakecuda_library.environment`.
 
-What it does not have: pools and virtual memory management, managed memory, textures, events for
-other processes, the runtime API (so cupy and torch do not run on it), external graph nodes.
+What it does not have: pools, managed memory, textures, fabric handles, parts of reserved ranges,
+events for other processes, the runtime API (so cupy and torch do not run on it), external graph
+nodes.
 """
 
 from __future__ import annotations
@@ -90,6 +91,13 @@ def use(device: int) -> None:
 def fail(what: str) -> None:
     """Make calls fail from now on: as the option FAIL, counted from here."""
     _driver().fakecuda_fail(what.encode())
+
+
+def switched() -> tuple[int, int]:
+    """Return how many units this process has had folded by a switch, and stored to all GPUs."""
+    counts = (c_uint64 * 2)()
+    _driver().fakecuda_switched(counts)
+    return counts[0], counts[1]
 
 
 class Memory:

@@ -9,6 +9,8 @@ MEMORY_MIB  of each GPU: 4096
 POISON      bytes of new memory that are filled with 0xa5: the first MiB
 STRICT      1: the host dies if it touches GPU memory itself while no stream works
 PEERS       0: GPUs do not reach each other's memory
+MULTICAST   1: GPUs hang on one switch with multicast objects; 0
+VIRTUAL     0: GPUs have no virtual memory management
 PATIENCE    seconds that a call waits for kernels that run, as the driver may where memory or code
             comes or goes: 30; then they are taken to wait for its caller, which is noted
 FAIL        cuMemAlloc:2,kernel:1=719 makes the second cuMemAlloc fail, with OUT_OF_MEMORY, and
@@ -36,7 +38,7 @@ from compiled import lack as lack_of_compiler  # noqa: E402
 NATIVE = HERE.parents[1] / "native"
 SONAME = "libcuda.so.1"
 SOURCES = (
-    *("library", "errors", "memory", "copy", "stream", "graph"),
+    *("library", "errors", "memory", "virtual", "copy", "stream", "graph"),
     *("module", "kernels", "transfers"),
 )
 DTYPES = (

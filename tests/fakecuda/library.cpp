@@ -91,6 +91,11 @@ int devices()
     return (int)visible.size();
 }
 
+int physical_device(int device)
+{
+    return visible[(size_t)device];
+}
+
 int current_device()
 {
     return contexts.empty() ? -1 : contexts.back();
@@ -265,7 +270,11 @@ API cuDeviceGetAttribute(int *out, int which, int device)
         return call(INVALID_DEVICE);
     auto found = values.find(which);
     // Few threads: each one is a thread of this machine.
-    *out = which == 1 ? option("THREADS", 4) : found == values.end() ? 0 : found->second;
+    *out = which == 1                    ? option("THREADS", 4)
+           : which == 102 || which == 103 ? option("VIRTUAL", 1) // memory management, descriptors
+           : which == 132                 ? option("MULTICAST", 0)
+           : found == values.end()        ? 0
+                                          : found->second;
     return call();
 }
 

@@ -28,6 +28,7 @@ struct Range {
     int users = 1;         // of that
     ino_t inode = 0;       // of the memfd
     bool allocated = true; // HOST: by cuMemHostAlloc; else registered
+    bool virtual_ = false; // DEVICE: of cuMemMap, which CUDA IPC does not share
 };
 static std::map<uint64_t, Range> ranges; // by their begin
 static uint64_t next_id = 1, begin;
@@ -135,6 +136,48 @@ static void added(uint64_t at, const Range &range)
         mprotect((void *)at, range.mapped, PROT_NONE);
 }
 
+bool fake::charge(int device, int64_t nbytes)
+{
+    if ((int64_t)used[device] + nbytes > (int64_t)option("MEMORY_MIB", 4096) << 20)
+        return false;
+    used[device] = (size_t)((int64_t)used[device] + nbytes);
+    return true;
+}
+
+// A range without a byte that anybody knows of.
+uint64_t fake::reserve(size_t nbytes, size_t alignment)
+{
+    uint64_t at = room(nbytes + alignment);
+    if (!at)
+        return 0;
+    at = (at + alignment - 1) / alignment * alignment;
+    ranges[at] = {0, nbytes, 0, 0, 0};
+    return at;
+}
+
+void fake::unreserve(uint64_t at)
+{
+    ranges.erase(at);
+}
+
+bool fake::occupy(uint64_t at, size_t nbytes, int fd, int device)
+{
+    if (mmap((void *)at, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0)
+        == MAP_FAILED)
+        return false;
+    Range range = {nbytes, nbytes, DEVICE, device, next_id++};
+    range.virtual_ = true;
+    added(at, range);
+    return true;
+}
+
+void fake::leave(uint64_t at)
+{
+    size_t nbytes = ranges[at].mapped;
+    vacate(at, nbytes);
+    ranges[at] = {0, nbytes, 0, 0, 0};
+}
+
 API cuMemAlloc_v2(uint64_t *out, size_t nbytes)
 {
     Call call("cuMemAlloc", CONTEXT | UNSAFE, "%zu", nbytes);
@@ -170,7 +213,8 @@ API cuMemFree_v2(uint64_t at)
 {
     Call call("cuMemFree", CONTEXT | UNSAFE, "%#llx", (unsigned long long)at);
     auto found = ranges.find(at);
-    if (!call || found == ranges.end() || found->second.type != DEVICE || found->second.opened)
+    if (!call || found == ranges.end() || found->second.type != DEVICE || found->second.opened
+        || found->second.virtual_)
         return call(INVALID_VALUE);
     int device = found->second.device;
     if (int result = call.settle(device))
@@ -295,7 +339,7 @@ API cuPointerGetAttributes(unsigned n, const int *which, void **out, uint64_t at
         else if (which[i] == 9)
             *(int *)out[i] = range.device;
         else if (which[i] == 10)
-            *(unsigned *)out[i] = range.type == DEVICE && !range.opened;
+            *(unsigned *)out[i] = range.type == DEVICE && !range.opened && !range.virtual_;
         else if (which[i] == 11)
             *(uint64_t *)out[i] = start;
         else if (which[i] == 12)
@@ -317,7 +361,8 @@ API cuIpcGetMemHandle(Handle *out, uint64_t at)
 {
     Call call("cuIpcGetMemHandle", CONTEXT | UNSAFE, "%#llx", (unsigned long long)at);
     auto found = find(at);
-    if (!call || found == ranges.end() || found->second.type != DEVICE || found->second.opened)
+    if (!call || found == ranges.end() || found->second.type != DEVICE || found->second.opened
+        || found->second.virtual_)
         return call(INVALID_VALUE);
     const Range &range = found->second;
     *out = Handle{"fakecud", getpid(), range.fd, range.device, 0, range.inode, range.nbytes, {}};

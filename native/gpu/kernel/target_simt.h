@@ -210,6 +210,7 @@ struct pc_simt_multicast {
     uint64_t nbytes;
     uint32_t nmembers;
     char *members[64];
+    void *user;                           /* of resolve */
     bool (*resolve)(pc_simt_multicast *); /* fills members in, when first used; or NULL */
 };
 
