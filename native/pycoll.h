@@ -442,6 +442,10 @@ int pc_cuda_room(int device, uintptr_t function, uint32_t blocks, uint32_t threa
 int pc_cuda_launch(int device, const struct pc_cuda_grid *grid, void **arguments,
                    struct pc_error *error);
 
+/* OK: the switch that the GPU hangs on has multicast objects, and the driver lets processes share
+ * memory for them. UNMAPPABLE: the text says what is missing. */
+int pc_cuda_multicast(int device, struct pc_error *error);
+
 /* The device communicator: calls whose arrays lie in GPU memory. It belongs to a communicator that
  * makes no calls on the CPU, as the kernels use the counts of its edges. Ranks of one host reach
  * each other's GPU memory where they can; else messages pass through the communicator's host
@@ -456,6 +460,10 @@ struct pc_device_comm_options {
     uint32_t nlocals;
     const uint32_t *locals;
     uint64_t heap_bytes; /* for pc_device_comm_alloc; equal on all locals; 0: none */
+    /* 1: the heap is memory that a multicast object can be bound to, outside the arena; only where
+     * pc_cuda_multicast is OK on all locals, and equal on them. */
+    uint32_t multicast;
+    uint32_t reserved;
 };
 
 struct pc_device_plan_options {
@@ -496,6 +504,19 @@ int pc_device_comm_address(struct pc_device_comm *dc, void *blob, size_t capacit
  * the blob is no address. */
 int pc_device_comm_connect(struct pc_device_comm *dc, uint32_t peer, const void *blob,
                            size_t nbytes);
+/* Multicast, of a device communicator opened for that, whose locals are all ranks, each with a GPU
+ * of its own. All ranks take each step, and none the next one before all have said OK; after a
+ * failure all close. Descriptors are the caller's to close, and to carry between processes. create
+ * on one rank: the object, which the others open by fd export   this rank's heap, by fd join opens
+ * the object (fd: -1 on the rank that made it), and adds this rank's GPU to it reach    opens a
+ * peer's heap bind     this rank's heap to the object map      gives the object an address;
+ * `rounds`: sums of floats may be folded by the switch */
+int pc_device_comm_multicast_create(struct pc_device_comm *dc, int32_t *fd);
+int pc_device_comm_multicast_export(struct pc_device_comm *dc, int32_t *fd);
+int pc_device_comm_multicast_join(struct pc_device_comm *dc, int32_t fd);
+int pc_device_comm_multicast_reach(struct pc_device_comm *dc, uint32_t peer, int32_t fd);
+int pc_device_comm_multicast_bind(struct pc_device_comm *dc);
+int pc_device_comm_multicast_map(struct pc_device_comm *dc, uint32_t rounds);
 /* reached[peer]: both ranks of that pair reach each other. `whole`: so do all pairs, as all ranks
  * agree; only then do plans get instances, LL and direct forms. */
 int pc_device_comm_seal(struct pc_device_comm *dc, const uint8_t *reached, uint32_t whole);

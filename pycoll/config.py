@@ -236,6 +236,13 @@ SETTINGS: tuple[Setting, ...] = (
         "How much of a GPU's memory a job spares for arrays of empty() is its own affair.",
     ),
     Setting(
+        "cuda_multicast",
+        "auto",
+        "auto, on or off",
+        _one_of("auto", "on", "off"),
+        "Whether a switch may round sums of floats in its own order is for their user to say.",
+    ),
+    Setting(
         "unproved",
         "no",
         "yes or no",
@@ -271,6 +278,7 @@ class Config:
     fabric: str | None = None
     cuda_blocks: int = 32  #: of a collective's kernel, at most
     cuda_heap: int = 64  #: MiB
+    cuda_multicast: str = "auto"  #: "on": also where a switch rounds sums by itself
     unproved: bool = False  #: what takes too long to prove runs as it is
     log: str | None = None  #: from which level on standard error shows what is decided
     #: setting's name → "default", "environment" or "argument"

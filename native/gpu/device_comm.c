@@ -77,14 +77,19 @@ static int place_locals(struct pc_device_comm *dc, const struct pc_device_comm_o
     return PC_OK;
 }
 
-static int allocate(struct pc_device_comm *dc)
+static int allocate(struct pc_device_comm *dc, bool multicast)
 {
     const struct pc_options *o = &dc->comm->options;
     int device = dc->device;
     void *control = NULL, *staging = NULL;
     uint64_t ignored;
-    dc->layout = pc__device_layout(dc->nlocals, o->slots, o->slot_bytes, dc->heap.bytes);
+    dc->layout
+        = pc__device_layout(dc->nlocals, o->slots, o->slot_bytes, multicast ? 0 : dc->heap.bytes);
     int rc = pc_cuda_alloc(device, dc->layout.end, dc->error, &dc->arena);
+    if (rc == PC_OK && multicast)
+        rc = pc__multicast_heap(dc);
+    else
+        dc->heap_at = dc->arena + dc->layout.heap;
     if (rc == PC_OK)
         rc = pc_cuda_fill(device, dc->arena, 0, dc->layout.data, dc->stream, dc->error);
     if (rc == PC_OK)
@@ -102,7 +107,7 @@ static int allocate(struct pc_device_comm *dc)
     return rc == PC_OK ? pc_cuda_event(device, 0, dc->error, &dc->captured_order) : rc;
 }
 
-static int open_device(struct pc_device_comm *dc)
+static int open_device(struct pc_device_comm *dc, bool multicast)
 {
     struct pc_cuda_device device;
     int least, greatest;
@@ -115,7 +120,7 @@ static int open_device(struct pc_device_comm *dc)
         return rc;
     dc->sync_domains = (uint32_t)device.sync_domains;
     dc->max_threads = (uint32_t)device.threads_per_block;
-    rc = allocate(dc);
+    rc = allocate(dc, multicast);
     return rc == PC_OK ? pc__ipc_open(dc) : rc;
 }
 
@@ -145,7 +150,7 @@ int pc_device_comm_open(struct pc_comm *comm, const struct pc_device_comm_option
         rc = pc__fail(dc->error, PC_UNMAPPABLE, -1, "%s", pc_cuda_missing());
     if (rc == PC_OK) {
         int mode = pc__cuda_relax(PC_CUDA_RELAXED);
-        rc = open_device(dc);
+        rc = open_device(dc, options->multicast != 0);
         pc__cuda_relax(mode);
     }
     if (rc != PC_OK) {
@@ -233,8 +238,11 @@ void pc_device_comm_detach(struct pc_device_comm *dc, double seconds)
     int mode = *pc_cuda_missing() == 0 ? pc__cuda_relax(PC_CUDA_RELAXED) : 0;
     dc->hung = dc->sealed && !settle(dc, seconds);
     pc__proxy_stop(dc);
-    if (!dc->hung)
+    if (!dc->hung) {
+        if (*pc_cuda_missing() == 0)
+            pc__multicast_leave(dc);
         pc__ipc_close(dc);
+    }
     if (*pc_cuda_missing() == 0)
         pc__cuda_relax(mode);
 }
@@ -260,6 +268,7 @@ static void give_back(struct pc_device_comm *dc)
         pc_cuda_event_free(device, dc->captured_order, &ignored);
     if (dc->edges_memory != 0)
         pc_cuda_free(device, dc->edges_memory, &ignored);
+    pc__multicast_close(dc);
     if (dc->arena != 0)
         pc_cuda_free(device, dc->arena, &ignored);
     pc__pool_close(dc);
@@ -303,12 +312,12 @@ uint64_t pc_device_comm_alloc(struct pc_device_comm *dc, size_t nbytes)
     pthread_mutex_lock(&dc->heap_lock); /* any thread may free arrays */
     bool found = !dc->detached && pc__heap_take(&dc->heap, nbytes, &offset);
     pthread_mutex_unlock(&dc->heap_lock);
-    return found ? dc->arena + dc->layout.heap + offset : 0;
+    return found ? dc->heap_at + offset : 0;
 }
 
 int pc_device_comm_free(struct pc_device_comm *dc, uint64_t address)
 {
-    size_t offset = (size_t)(address - (dc->arena + dc->layout.heap));
+    size_t offset = (size_t)(address - dc->heap_at);
     pthread_mutex_lock(&dc->heap_lock);
     bool found = pc__heap_taken(&dc->heap, offset) != 0;
     if (found)

@@ -1,7 +1,8 @@
 /* The device communicator: its structures, internal to gpu/. device_comm.c opens and closes it,
- * ipc.c opens the peers' GPU memory, host_register.c registers the host memory that kernels touch,
- * pool.c is the memory pool for plans, fifo.c makes the FIFOs, device_plan.c the plans, launch.c
- * launches them, transfer.c moves what no plan does, and proxy.c is the proxy. */
+ * ipc.c opens the peers' GPU memory, multicast.c heaps that a switch folds, host_register.c
+ * registers the host memory that kernels touch, pool.c is the memory pool for plans, fifo.c makes
+ * the FIFOs, device_plan.c the plans, launch.c launches them, transfer.c
+ * moves what no plan does, and proxy.c is the proxy. */
 #ifndef PC_DEVICE_COMM_H
 #define PC_DEVICE_COMM_H
 #include "gpu/device_layout.h"
@@ -25,6 +26,17 @@ struct pc_device_peer {
     uint32_t local; /* its number among the ranks of this host, or UINT32_MAX */
     uint64_t arena; /* device address; 0: not reached */
     uint64_t base;  /* the allocation's base, where `mapped` */
+    uint64_t heap;  /* device address of its heap, where that is not in the arena */
+};
+
+struct pc_multicast { /* of a heap outside the arena; zeros otherwise */
+    size_t unit;      /* of all lengths and addresses */
+    size_t nbytes;    /* of each rank's heap, in whole units */
+    uint64_t memory;  /* handle of this rank's heap */
+    uint64_t object;  /* handle of what all heaps are bound to */
+    uint64_t at;      /* its device address; 0: no multicast */
+    bool bound;
+    bool rounds; /* sums of floats may be folded by the switch */
 };
 
 struct pc_host_range { /* host memory registered with the device */
@@ -69,7 +81,9 @@ struct pc_device_comm {
     uint64_t arena;                 /* device address; peers open it */
     uint64_t edges_memory;          /* FIFOs, tokens and block states, private */
     struct pc_device_fifos edges;
-    struct pc_heap heap; /* allocates offsets from layout.heap */
+    struct pc_heap heap; /* allocates offsets from heap_at */
+    uint64_t heap_at;    /* device address: in the arena, or by multicast.c */
+    struct pc_multicast multicast;
     pthread_mutex_t heap_lock;
     struct pc_pool *pools; /* memory for plans */
     uint32_t npools;
@@ -138,6 +152,14 @@ void pc__device_comm_fail(struct pc_device_comm *dc, int code, const struct pc_e
 int pc__ipc_open(struct pc_device_comm *dc);
 void pc__ipc_drop(struct pc_device_comm *dc, uint32_t peer);
 void pc__ipc_close(struct pc_device_comm *dc);
+
+/* multicast.c */
+/* Makes a heap that a multicast object can be bound to; heap_at is its address. */
+int pc__multicast_heap(struct pc_device_comm *dc);
+/* No kernel of this rank runs: lets go of other ranks' heaps, and of the multicast address. */
+void pc__multicast_leave(struct pc_device_comm *dc);
+/* All ranks have left. */
+void pc__multicast_close(struct pc_device_comm *dc);
 
 /* host_register.c: called when the routes to all peers are known. */
 int pc__host_register_open(struct pc_device_comm *dc);

@@ -69,7 +69,9 @@ static void write_reached(const struct pc_device_comm *dc, struct pc_ipc_peer *i
         const struct pc_device_peer *peer = &dc->peers[p];
         bool self = peer->route == PC_ROUTE_SELF;
         uint64_t theirs = self ? dc->arena : peer->arena;
-        ipc_peers[p].heap = AT(char, theirs + l->heap);
+        ipc_peers[p].heap = AT(char, self              ? dc->heap_at
+                                     : peer->heap != 0 ? peer->heap
+                                                       : theirs + l->heap);
         if (self)
             continue;
         ipc_peers[p].out = AT(struct pc_line, theirs + pc__device_ready(l, dc->local));
@@ -113,19 +115,22 @@ int pc__device_fifos_make(struct pc_device_comm *dc)
         if (dc->whole)
             write_reached(dc, (struct pc_ipc_peer *)(memory + parts.ipc_peers));
         rc = pc__device_comm_upload(dc, at, memory, parts.end);
-        dc->edges = (struct pc_device_fifos){.fifos = at,
-                                             .dones = at + parts.dones,
-                                             .locals = at + parts.locals,
-                                             .states = at + parts.states,
-                                             .control = dc->watch_device,
-                                             .rank = o->rank,
-                                             .size = o->size,
-                                             .slots = dc->layout.slots,
-                                             .slot_bytes = dc->layout.slot_bytes,
-                                             .packets = dc->whole,
-                                             .ipc_peers = dc->whole ? at + parts.ipc_peers : 0,
-                                             .arrays = dc->whole ? at + parts.arrays : 0,
-                                             .heap_bytes = dc->heap.bytes};
+        dc->edges = (struct pc_device_fifos){
+            .fifos = at,
+            .dones = at + parts.dones,
+            .locals = at + parts.locals,
+            .states = at + parts.states,
+            .control = dc->watch_device,
+            .rank = o->rank,
+            .size = o->size,
+            .slots = dc->layout.slots,
+            .slot_bytes = dc->layout.slot_bytes,
+            .packets = dc->whole,
+            .ipc_peers = dc->whole ? at + parts.ipc_peers : 0,
+            .arrays = dc->whole ? at + parts.arrays : 0,
+            .heap_bytes = dc->heap.bytes,
+            .multicast = dc->multicast.at != 0 ? dc->multicast.at - dc->heap_at : 0,
+            .rounds = dc->multicast.rounds};
     }
     free(memory);
     return rc;

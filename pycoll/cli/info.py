@@ -109,7 +109,8 @@ def _gpus() -> Iterator[tuple[str, str]]:
             f"cuda:{number}",
             f"{device.name} at {device.bus}, {device.nbytes / (1 << 30):.4g} GiB, "
             f"{device.multiprocessors} multiprocessors, compute capability "
-            f"{device.major}.{device.minor}, GPUDirect RDMA: {'yes' if device.rdma else 'no'}",
+            f"{device.major}.{device.minor}, GPUDirect RDMA: {'yes' if device.rdma else 'no'}, "
+            f"NVLink SHARP: {'no' if bindings_cuda.multicast(number) else 'yes'}",
         )
     if lack := compile.missing():
         yield "compiler", f"missing: {lack}"

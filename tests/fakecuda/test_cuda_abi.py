@@ -76,6 +76,19 @@ ENUMERATORS = {
         "HOST_MAPPED": "CU_MEMHOSTREGISTER_DEVICEMAP",
         "IPC_LAZY_ENABLE_PEER_ACCESS": "CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS",
     },
+    "gpu/driver/cuda_virtual.c": {
+        "DEVICE_VIRTUAL_MEMORY": "CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+        "DEVICE_POSIX_DESCRIPTOR": (
+            "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"
+        ),
+        "DEVICE_MULTICAST": "CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED",
+        "ALLOCATION_PINNED": "CU_MEM_ALLOCATION_TYPE_PINNED",
+        "LOCATION_DEVICE": "CU_MEM_LOCATION_TYPE_DEVICE",
+        "HANDLE_POSIX_DESCRIPTOR": "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR",
+        "ACCESS_READ_WRITE": "CU_MEM_ACCESS_FLAGS_PROT_READWRITE",
+        "ALLOCATION_GRANULARITY_MINIMUM": "CU_MEM_ALLOC_GRANULARITY_MINIMUM",
+        "MULTICAST_GRANULARITY_MINIMUM": "CU_MULTICAST_GRANULARITY_MINIMUM",
+    },
     "gpu/driver/cuda_stream.c": {
         "STREAM_NON_BLOCKING": "CU_STREAM_NON_BLOCKING",
         "EVENT_DEFAULT": "CU_EVENT_DEFAULT",
@@ -127,6 +140,19 @@ PLACE(pc_cuda_launch_config, shared, CUlaunchConfig, sharedMemBytes);
 PLACE(pc_cuda_launch_config, stream, CUlaunchConfig, hStream);
 PLACE(pc_cuda_launch_config, attributes, CUlaunchConfig, attrs);
 PLACE(pc_cuda_launch_config, nattributes, CUlaunchConfig, numAttrs);
+SIZE(pc_cuda_location, CUmemLocation);
+PLACE(pc_cuda_location, id, CUmemLocation, id);
+SIZE(pc_cuda_allocation, CUmemAllocationProp);
+PLACE(pc_cuda_allocation, handle_types, CUmemAllocationProp, requestedHandleTypes);
+PLACE(pc_cuda_allocation, location, CUmemAllocationProp, location);
+PLACE(pc_cuda_allocation, flags, CUmemAllocationProp, allocFlags);
+SIZE(pc_cuda_access, CUmemAccessDesc);
+PLACE(pc_cuda_access, flags, CUmemAccessDesc, flags);
+SIZE(pc_cuda_multicast, CUmulticastObjectProp);
+PLACE(pc_cuda_multicast, nbytes, CUmulticastObjectProp, size);
+PLACE(pc_cuda_multicast, handle_types, CUmulticastObjectProp, handleTypes);
+PLACE(pc_cuda_multicast, flags, CUmulticastObjectProp, flags);
+SAME(sizeof(CUmemGenericAllocationHandle), sizeof(uint64_t));
 SAME(sizeof(CUdeviceptr), sizeof(uint64_t));
 SAME(sizeof(CUdevice), sizeof(int));
 """
@@ -165,7 +191,8 @@ def compiles(program: str, folder: Path) -> None:
 
 def test_every_enumerator_is_looked_at() -> None:
     """All that stand in the files for CUDA's interface have a row above."""
-    for name in ("cuda.h", "cuda.c", "cuda_memory.c", "cuda_stream.c", "cuda_module.c"):
+    parts = ("cuda.c", "cuda_memory.c", "cuda_virtual.c", "cuda_stream.c", "cuda_module.c")
+    for name in ("cuda.h", *parts):
         path = f"gpu/driver/{name}"
         assert set(enumerators((NATIVE / path).read_text())) == set(ENUMERATORS[path]), name
 

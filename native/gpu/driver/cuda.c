@@ -41,7 +41,7 @@ static const struct {
 }, kernels[] = {
     PC_CUDA_KERNELS(PC_SYMBOL)
 }, newer[] = {
-    PC_CUDA_NEWER(PC_SYMBOL)
+    PC_CUDA_NEWER(PC_SYMBOL) PC_CUDA_MULTICAST(PC_SYMBOL)
 #undef PC_SYMBOL
 };
 

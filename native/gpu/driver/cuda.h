@@ -54,6 +54,31 @@ struct pc_cuda_launch_config { /* CUlaunchConfig */
     unsigned nattributes;
 };
 
+struct pc_cuda_location { /* CUmemLocation */
+    int type;
+    int id;
+};
+
+struct pc_cuda_allocation { /* CUmemAllocationProp */
+    int type;
+    int handle_types;
+    struct pc_cuda_location location;
+    void *win32;
+    unsigned char flags[8];
+};
+
+struct pc_cuda_access { /* CUmemAccessDesc */
+    struct pc_cuda_location location;
+    int flags;
+};
+
+struct pc_cuda_multicast { /* CUmulticastObjectProp */
+    unsigned ndevices;
+    size_t nbytes;
+    unsigned long long handle_types;
+    unsigned long long flags;
+};
+
 /* Member, symbol, arguments. Required of every driver: CUDA 11.3, driver 465. Suffixes such as _v2
  * are those that the headers of CUDA 11 and 12 choose. */
 #define PC_CUDA_BASE(X) \
@@ -128,11 +153,36 @@ struct pc_cuda_launch_config { /* CUlaunchConfig */
     X(MemGetHandleForAddressRange, "cuMemGetHandleForAddressRange", \
       (void *, uint64_t, size_t, int, unsigned long long))
 
+/* All NULL before CUDA 12.1, driver 530: pc_cuda_multicast asks. */
+#define PC_CUDA_MULTICAST(X) \
+    X(MemGetAllocationGranularity, "cuMemGetAllocationGranularity", \
+      (size_t *, const struct pc_cuda_allocation *, int)) \
+    X(MemCreate, "cuMemCreate", \
+      (uint64_t *, size_t, const struct pc_cuda_allocation *, unsigned long long)) \
+    X(MemRelease, "cuMemRelease", (uint64_t)) \
+    X(MemExportToShareableHandle, "cuMemExportToShareableHandle", \
+      (void *, uint64_t, int, unsigned long long)) \
+    X(MemImportFromShareableHandle, "cuMemImportFromShareableHandle", (uint64_t *, void *, int)) \
+    X(MemAddressReserve, "cuMemAddressReserve", \
+      (uint64_t *, size_t, size_t, uint64_t, unsigned long long)) \
+    X(MemAddressFree, "cuMemAddressFree", (uint64_t, size_t)) \
+    X(MemMap, "cuMemMap", (uint64_t, size_t, size_t, uint64_t, unsigned long long)) \
+    X(MemUnmap, "cuMemUnmap", (uint64_t, size_t)) \
+    X(MemSetAccess, "cuMemSetAccess", (uint64_t, size_t, const struct pc_cuda_access *, size_t)) \
+    X(MulticastGetGranularity, "cuMulticastGetGranularity", \
+      (size_t *, const struct pc_cuda_multicast *, int)) \
+    X(MulticastCreate, "cuMulticastCreate", (uint64_t *, const struct pc_cuda_multicast *)) \
+    X(MulticastAddDevice, "cuMulticastAddDevice", (uint64_t, int)) \
+    X(MulticastBindMem, "cuMulticastBindMem", \
+      (uint64_t, size_t, uint64_t, size_t, size_t, unsigned long long)) \
+    X(MulticastUnbind, "cuMulticastUnbind", (uint64_t, int, size_t, size_t))
+
 struct pc_cuda {
 #define PC_DEVICE_MEMBER(name, symbol, arguments) int(*name) arguments;
     PC_CUDA_BASE(PC_DEVICE_MEMBER)
     PC_CUDA_KERNELS(PC_DEVICE_MEMBER)
     PC_CUDA_NEWER(PC_DEVICE_MEMBER)
+    PC_CUDA_MULTICAST(PC_DEVICE_MEMBER)
 #undef PC_DEVICE_MEMBER
     int devices;
 };
@@ -159,4 +209,27 @@ int pc__cuda_fail(int result, struct pc_error *error, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* A device's attribute by CUDA's number; 0 where the driver does not know it. */
 int pc__cuda_attribute(int device, int which);
+
+/* cuda_virtual.c: memory by a handle, which other processes open by a descriptor, and multicast
+ * objects, which have such handles, too. Only where pc_cuda_multicast says OK. */
+/* The unit in which memory is allocated and bound, for `nbytes` of each of `ndevices`. */
+int pc__cuda_granularity(int device, uint32_t ndevices, size_t nbytes, struct pc_error *error,
+                         size_t *out);
+int pc__cuda_memory_create(int device, size_t nbytes, struct pc_error *error, uint64_t *handle);
+/* fd: the caller's to close. */
+int pc__cuda_memory_export(int device, uint64_t handle, struct pc_error *error, int *fd);
+int pc__cuda_memory_import(int device, int fd, struct pc_error *error, uint64_t *handle);
+/* Maps the whole of it at an address of the device's own, a multiple of `unit`. */
+int pc__cuda_memory_map(int device, uint64_t handle, size_t nbytes, size_t unit,
+                        struct pc_error *error, uint64_t *at);
+void pc__cuda_memory_unmap(int device, uint64_t at, size_t nbytes);
+/* The memory is freed when it is neither mapped nor bound either. */
+void pc__cuda_memory_release(int device, uint64_t handle);
+int pc__cuda_multicast_create(int device, uint32_t ndevices, size_t nbytes, struct pc_error *error,
+                              uint64_t *handle);
+int pc__cuda_multicast_add(int device, uint64_t object, struct pc_error *error);
+/* These wait until all devices were added, as does pc__cuda_memory_map of the object. */
+int pc__cuda_multicast_bind(int device, uint64_t object, uint64_t memory, size_t nbytes,
+                            struct pc_error *error);
+void pc__cuda_multicast_unbind(int device, uint64_t object, size_t nbytes);
 #endif

@@ -17,6 +17,7 @@ from pycoll import log
 from pycoll.bootstrap.control_loop import CLOSED, EXITED
 from pycoll.config import Config
 from pycoll.errors import PycollError, UnavailableError, UsageError
+from pycoll.runtime.cuda import multicast
 from pycoll.runtime.cuda.failure import DeviceFailure
 from pycoll.runtime.cuda.heap import DeviceHeap
 from pycoll.runtime.cuda.images import Images
@@ -56,6 +57,7 @@ class Gpu(NamedTuple):
     registers: int  #: of a thread of its kernels; 0 as long as none is loaded
     shared_bytes: int  #: of a block; 0 as long as no kernel is loaded
     reach: tuple[str, ...]  #: how each rank is reached: "cuda", "shm", "tcp" or "verbs"
+    multicast: str  #: "on" where NVLink's switch folds and stores for all ranks, else why not
 
 
 class _Hello(NamedTuple):
@@ -125,15 +127,19 @@ class DeviceComm:
         if function is not None:
             registers, shared = function.registers, function.shared
         name = bindings_cuda.device(self.device).name
-        return Gpu(
-            *(self.device, name, self.stream, threads, self.blocks, registers, shared, self.reach)
-        )
+        shape = threads, self.blocks, registers, shared
+        return Gpu(self.device, name, self.stream, *shape, self.reach, self.multicast)
 
     def _connect(self, config: Config) -> None:
         """Open the native half, and reach the memory of the peers' GPUs where that goes."""
         world, hosts = self.world, self.world.hosts
         local = [rank for rank in range(world.size) if hosts[rank] == hosts[world.rank]]
-        said = self._meet(config, local)
+        lack = multicast.lack(world, self.device, config, self._gather)
+        said = None
+        if not lack:
+            said, lack = self._with_multicast(config, local)
+        if said is None:
+            said = self._meet(config, local)
         self.blocks = said[0].blocks
         reached = {world.rank}
         for peer in local:
@@ -144,6 +150,9 @@ class DeviceComm:
         every = [set(json.loads(blob)) for blob in self._gather(json.dumps(sorted(reached)))]
         mutual = [{p for p in every[r] if r in every[p]} for r in range(world.size)]
         self.whole = all(len(peers) == world.size for peers in mutual)
+        if not lack and not self.whole:  # the direct form, whose folds the switch makes, is out
+            lack = "not all ranks reach each other's GPU memory"
+        self.multicast = lack or "on"
         mine = mutual[world.rank]
         self.reach = tuple(
             "cuda" if peer in mine else "shm" if world.mapped[peer] else world.transport
@@ -158,21 +167,47 @@ class DeviceComm:
         reaches = [peer in mine and peer != world.rank for peer in range(world.size)]
         device_comm.device_comm_seal(self.native, self.comm, reaches, self.whole)
 
-    def _meet(self, config: Config, local: list[int]) -> list[_Hello]:
-        """Open, and hear whether all ranks could; raise the same on all if one could not."""
+    def _with_multicast(self, config: Config, local: list[int]) -> tuple[list[_Hello] | None, str]:
+        """Open with a heap for multicast; None and the reason, on all ranks, if one could not."""
+        said = self._open(config, local, multicast=True)
+        lack = "; ".join(hello.error for hello in said if hello.error)
+        if not lack:
+            lack = multicast.open_all(
+                self.native, self.comm, self.world, config, self._gather, self.timeout
+            )
+        if not lack:
+            return said, ""
+        log.info("cuda", "rank %d: no multicast: %s", self.world.rank, lack)
+        native, self.native = self.native, None
+        if native is not None:
+            device_comm.device_comm_detach(native, 0.0)
+        self._gather("")  # nobody frees what another still has open
+        if native is not None:
+            device_comm.device_comm_close(native)
+        return None, lack
+
+    def _open(self, config: Config, local: list[int], *, multicast: bool) -> list[_Hello]:
+        """Open, and hear from all ranks whether they could."""
         error, address = "", b""
         try:
             heap = config.cuda_heap << 20
-            self.native = device_comm.device_comm_open(self.comm, self.device, local, heap)
+            self.native = device_comm.device_comm_open(
+                self.comm, self.device, local, heap, multicast
+            )
             address = device_comm.device_comm_address(self.native, self.comm)
             # All that one rank may lack, before anybody counts on it.
-            self.kernels = Kernels(self.device, config.cache)
-            _, greatest = bindings_cuda.priorities(self.device)
-            self.stream = bindings_cuda.stream(self.device, greatest)
+            if not self.stream:
+                self.kernels = Kernels(self.device, config.cache)
+                _, greatest = bindings_cuda.priorities(self.device)
+                self.stream = bindings_cuda.stream(self.device, greatest)
         except PycollError as failure:
             error = f"rank {self.world.rank} cannot use GPU {self.device}: {failure}"
         mine = [error, address.hex(), config.cuda_blocks, config.cuda_heap]
-        said = [_hello(blob) for blob in self._gather(json.dumps(mine))]
+        return [_hello(blob) for blob in self._gather(json.dumps(mine))]
+
+    def _meet(self, config: Config, local: list[int]) -> list[_Hello]:
+        """Open as all others do; raise the same on all ranks if one could not."""
+        said = self._open(config, local, multicast=False)
         if failed := [hello.error for hello in said if hello.error]:
             raise UnavailableError("; ".join(failed))
         for rank, hello in enumerate(said):

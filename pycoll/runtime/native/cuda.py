@@ -142,6 +142,16 @@ def peer(number: int, other: int) -> None:
     failure.check(lib.pc_cuda_peer(number, other, failure.c))
 
 
+def multicast(number: int) -> str:
+    """Return what keeps a GPU from multicast objects of NVLink's switches; "" if nothing does."""
+    failure = _Failure()
+    try:
+        failure.check(lib.pc_cuda_multicast(number, failure.c))
+    except UnavailableError as error:
+        return str(error)
+    return ""
+
+
 def thread_mode(number: int, mode: int) -> None:
     """Set by which mode this thread's calls that disturb captures do so: RELAXED, ..."""
     failure = _Failure()

@@ -66,7 +66,9 @@ class Stuck(NamedTuple):
     got: int
 
 
-def device_comm_open(comm: Any, device: int, local_ranks: Sequence[int], heap_bytes: int) -> Any:
+def device_comm_open(
+    comm: Any, device: int, local_ranks: Sequence[int], heap_bytes: int, multicast: bool = False
+) -> Any:
     """Open the device communicator of a communicator; for all ranks at once.
 
     Args:
@@ -75,6 +77,7 @@ def device_comm_open(comm: Any, device: int, local_ranks: Sequence[int], heap_by
         local_ranks: The ranks of this host, this one too, in ascending order, alike on all of them.
         heap_bytes: GPU memory for `device_comm_alloc`, taken at once; a multiple of 4096, equal
             on all ranks.
+        multicast: Its heap is one for `multicast_create` and the like, likewise.
 
     Raises:
         UnavailableError: There is no GPU, or no memory on it.
@@ -83,6 +86,7 @@ def device_comm_open(comm: Any, device: int, local_ranks: Sequence[int], heap_by
     options = ffi.new("struct pc_device_comm_options *")
     options.device, options.heap_bytes = device, heap_bytes
     options.nlocals, options.locals = len(local_ranks), ranks
+    options.multicast = multicast
     out = ffi.new("struct pc_device_comm **")
     codes.check(lib.pc_device_comm_open(comm, options, out), comm, f"GPU {device}")
     return out[0]
@@ -106,6 +110,40 @@ def device_comm_connect(dc: Any, comm: Any, peer: int, blob: bytes) -> str:
         return codes.comm_error(comm).text
     codes.check(code, comm, f"the GPU of rank {peer}")
     return ""
+
+
+def multicast_create(dc: Any, comm: Any) -> int:
+    """Make the object for all ranks' heaps, on one rank; return a descriptor, to be closed."""
+    fd = ffi.new("int32_t *")
+    codes.check(lib.pc_device_comm_multicast_create(dc, fd), comm, "multicast")
+    return int(fd[0])
+
+
+def multicast_export(dc: Any, comm: Any) -> int:
+    """Return a descriptor of this rank's heap, to be closed."""
+    fd = ffi.new("int32_t *")
+    codes.check(lib.pc_device_comm_multicast_export(dc, fd), comm, "multicast")
+    return int(fd[0])
+
+
+def multicast_join(dc: Any, comm: Any, fd: int) -> None:
+    """Add this rank's GPU to the object; its descriptor, -1 where it was made."""
+    codes.check(lib.pc_device_comm_multicast_join(dc, fd), comm, "multicast")
+
+
+def multicast_reach(dc: Any, comm: Any, peer: int, fd: int) -> None:
+    """Open a peer's heap."""
+    codes.check(lib.pc_device_comm_multicast_reach(dc, peer, fd), comm, "multicast")
+
+
+def multicast_bind(dc: Any, comm: Any) -> None:
+    """Bind this rank's heap; once all GPUs were added, or the driver waits for that for ever."""
+    codes.check(lib.pc_device_comm_multicast_bind(dc), comm, "multicast")
+
+
+def multicast_map(dc: Any, comm: Any, rounds: bool) -> None:
+    """Give the object an address; `rounds`: the switch may fold sums of floats."""
+    codes.check(lib.pc_device_comm_multicast_map(dc, rounds), comm, "multicast")
 
 
 def device_comm_seal(dc: Any, comm: Any, reached: Sequence[bool], whole: bool) -> None:
