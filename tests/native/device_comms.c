@@ -4,15 +4,19 @@
  *   device_comms PATH FOLDER SIZE ITERATIONS ALGORITHM...
  *
  * PATH is as in rank_threads.h, but that of ranks that map each other: `direct` (each other's GPU
- * memory) or `staged` (memory of the host that both map). Calls follow each other on two streams,
- * mix algorithms, sizes, lanes, packets, in place and out of place, with several in flight; every
- * element is checked. */
+ * memory), `switch` (the same, of a GPU for each rank, with a multicast address) or `staged`
+ * (memory of the host that both map). Calls follow each other on two streams, mix algorithms,
+ * sizes, lanes, packets, in place and out of place, with several in flight; every element is
+ * checked. */
 #include "collective_calls.h"
+#include <dlfcn.h>
 
 #define DEPTH 4       /* calls in flight */
 #define CONNECTIONS 2 /* between two ranks */
 
-static bool staged;
+static bool staged, switched;
+static __thread int gpu; /* of this rank */
+static int32_t descriptors[MAX_RANKS], object;
 static _Atomic uint64_t carried;
 
 static void cuda(int rc, const struct pc_error *error)
@@ -41,7 +45,7 @@ static void finish(struct pc_device_comm *device_comm, struct slot *s)
         return;
     int rc = pc_device_comm_check(device_comm);
     if (rc == PC_OK)
-        cuda(pc_cuda_stream_wait(0, s->stream, &error), &error);
+        cuda(pc_cuda_stream_wait(gpu, s->stream, &error), &error);
     check(s->host + MAX_COUNT, s->call, s->count);
     pc_device_plan_free(s->plan);
     s->plan = NULL;
@@ -67,12 +71,12 @@ static void run_call(struct pc_comm *comm, struct pc_device_comm *device_comm, s
     if (rc != PC_OK)
         die(comm, "plan", rc);
     if (nbytes != 0)
-        cuda(pc_cuda_copy(0, in, s->host_device, nbytes, s->stream, &error), &error);
+        cuda(pc_cuda_copy(gpu, in, s->host_device, nbytes, s->stream, &error), &error);
     rc = pc_device_comm_launch(device_comm, s->plan, in, out, s->stream, 100);
     if (rc != PC_OK)
         die(comm, "launch", rc);
     if (nbytes != 0)
-        cuda(pc_cuda_copy(0, s->host_device + MAX_COUNT * 4, out, nbytes, s->stream, &error),
+        cuda(pc_cuda_copy(gpu, s->host_device + MAX_COUNT * 4, out, nbytes, s->stream, &error),
              &error);
 }
 
@@ -82,17 +86,17 @@ static void run_calls(struct pc_comm *comm, struct pc_device_comm *device_comm, 
     struct slot slots[DEPTH] = {{0}};
     struct pc_error error;
     uintptr_t streams[2], module, function;
-    cuda(pc_cuda_module(0, "any", &error, &module), &error);
-    cuda(pc_cuda_function(0, module, "pc_int32_sum", &error, &function), &error);
+    cuda(pc_cuda_module(gpu, "any", &error, &module), &error);
+    cuda(pc_cuda_function(gpu, module, "pc_int32_sum", &error, &function), &error);
     for (int i = 0; i < 2; i++)
-        cuda(pc_cuda_stream(0, 0, &error, &streams[i]), &error);
+        cuda(pc_cuda_stream(gpu, 0, &error, &streams[i]), &error);
     for (int i = 0; i < DEPTH; i++) {
         void *host;
         slots[i].in = pc_device_comm_alloc(device_comm, MAX_COUNT * 4 + 64);
         slots[i].out = pc_device_comm_alloc(device_comm, MAX_COUNT * 4 + 64);
-        cuda(pc_cuda_alloc(0, MAX_COUNT * 4 + 64, &error, &slots[i].plain_in), &error);
-        cuda(pc_cuda_alloc(0, MAX_COUNT * 4 + 64, &error, &slots[i].plain_out), &error);
-        cuda(pc_cuda_host_alloc(0, 2 * MAX_COUNT * 4, &error, &host, &slots[i].host_device),
+        cuda(pc_cuda_alloc(gpu, MAX_COUNT * 4 + 64, &error, &slots[i].plain_in), &error);
+        cuda(pc_cuda_alloc(gpu, MAX_COUNT * 4 + 64, &error, &slots[i].plain_out), &error);
+        cuda(pc_cuda_host_alloc(gpu, 2 * MAX_COUNT * 4, &error, &host, &slots[i].host_device),
              &error);
         slots[i].host = host;
     }
@@ -138,16 +142,39 @@ static void run_calls(struct pc_comm *comm, struct pc_device_comm *device_comm, 
     for (int i = 0; i < DEPTH; i++) {
         pc_device_comm_free(device_comm, slots[i].in);
         pc_device_comm_free(device_comm, slots[i].out);
-        cuda(pc_cuda_free(0, slots[i].plain_in, &error), &error);
-        cuda(pc_cuda_free(0, slots[i].plain_out, &error), &error);
-        cuda(pc_cuda_host_free(0, slots[i].host, &error), &error);
+        cuda(pc_cuda_free(gpu, slots[i].plain_in, &error), &error);
+        cuda(pc_cuda_free(gpu, slots[i].plain_out, &error), &error);
+        cuda(pc_cuda_host_free(gpu, slots[i].host, &error), &error);
     }
     for (int i = 0; i < 2; i++)
-        cuda(pc_cuda_stream_free(0, streams[i], &error), &error);
+        cuda(pc_cuda_stream_free(gpu, streams[i], &error), &error);
     for (uint32_t a = 0; a < nalgorithms; a++) {
         pc_program_free(programs[a][0]);
         pc_program_free(programs[a][1]);
     }
+}
+
+static void step(struct pc_comm *comm, int rc, const char *what)
+{
+    if (rc != PC_OK)
+        die(comm, what, rc);
+    pthread_barrier_wait(&barrier);
+}
+
+static void open_multicast(struct pc_comm *comm, struct pc_device_comm *device_comm, uint32_t rank)
+{
+    if (rank == 0 && pc_device_comm_multicast_create(device_comm, &object) != PC_OK)
+        die(comm, "a multicast object", PC_SYSTEM);
+    step(comm, pc_device_comm_multicast_export(device_comm, &descriptors[rank]), "a heap");
+    step(comm, pc_device_comm_multicast_join(device_comm, rank == 0 ? -1 : object), "its GPUs");
+    for (uint32_t p = 0; p < size; p++)
+        if (p != rank && pc_device_comm_multicast_reach(device_comm, p, descriptors[p]) != PC_OK)
+            die(comm, "a peer's heap", PC_SYSTEM);
+    step(comm, pc_device_comm_multicast_bind(device_comm), "its memory");
+    step(comm, pc_device_comm_multicast_map(device_comm, 0), "its address");
+    close(descriptors[rank]);
+    if (rank == 0)
+        close(object);
 }
 
 static struct pc_device_comm *open_device_comm(struct pc_comm *comm, uint32_t rank)
@@ -158,8 +185,11 @@ static struct pc_device_comm *open_device_comm(struct pc_comm *comm, uint32_t ra
     for (uint32_t p = 0; p < size; p++)
         if (!is_remote(rank, p))
             locals[n++] = p;
-    struct pc_device_comm_options options
-        = {.device = 0, .nlocals = n, .locals = locals, .heap_bytes = 1 << 20};
+    struct pc_device_comm_options options = {.device = gpu,
+                                             .nlocals = n,
+                                             .locals = locals,
+                                             .heap_bytes = 1 << 20,
+                                             .multicast = switched};
     int rc = pc_device_comm_open(comm, &options, &device_comm);
     if (rc != PC_OK)
         die(comm, "a device communicator", rc);
@@ -173,6 +203,8 @@ static struct pc_device_comm *open_device_comm(struct pc_comm *comm, uint32_t ra
             die(comm, "a peer's device communicator", rc);
         reached[p] = rc == PC_OK && !staged;
     }
+    if (switched)
+        open_multicast(comm, device_comm, rank);
     rc = pc_device_comm_seal(device_comm, reached, !any_remote && !staged);
     if (rc != PC_OK)
         die(comm, "the edges", rc);
@@ -182,6 +214,7 @@ static struct pc_device_comm *open_device_comm(struct pc_comm *comm, uint32_t ra
 static void *rank_main(void *argument)
 {
     uint32_t rank = (uint32_t)(uintptr_t)argument;
+    gpu = switched ? (int)rank : 0;
     struct pc_options options = {
         .rank = rank, .size = size, .slots = 2, .slot_bytes = 1 << 16, .heap_bytes = 0, .spin = 0};
     struct pc_comm *comm = open_comm(&options);
@@ -204,12 +237,28 @@ static void *rank_main(void *argument)
     return NULL;
 }
 
+/* Whether the stand-in's switch has folded and stored. */
+static bool went_by_switch(void)
+{
+    uint64_t counts[2] = {0, 0};
+    void (*ask)(uint64_t *);
+    *(void **)&ask = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "fakecuda_switched");
+    if (ask != NULL)
+        ask(counts);
+    return counts[0] != 0 && counts[1] != 0;
+}
+
 int main(int argc, char **argv)
 {
     read_arguments(argc, argv);
     staged = strcmp(argv[1], "staged") == 0;
+    switched = strcmp(argv[1], "switch") == 0;
     run_ranks(rank_main, CONNECTIONS);
     printf("%d calls on %u ranks\n", iterations, size);
+    if (went_by_switch() != switched) {
+        fprintf(stderr, "%s by a multicast address\n", switched ? "nothing went" : "calls went");
+        return 1;
+    }
     /* so many that each ring was filled and begun again */
     if (atomic_load(&carried) < (any_remote ? 1024u * size : 0) || (!any_remote && carried > 0)) {
         fprintf(stderr, "%llu messages and credits by the proxies\n",

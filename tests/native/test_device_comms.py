@@ -94,6 +94,7 @@ def test_a_weakened_ring_is_caught(quartered: Path) -> None:
         # under TSan all ranks have the same mapping of an arena, which cannot be registered twice
         *(("asan", "staged", size) for size in (2, 3)),
         *((kind, "direct", size) for kind in ("tsan", "asan") for size in (2, 3)),
+        *((kind, "switch", size) for kind in ("tsan", "asan") for size in (2, 4)),
         *((kind, "remote", size) for kind in ("tsan", "asan") for size in (2, 3)),
         *((kind, "rails", size) for kind in ("tsan", "asan") for size in (2, 3)),
         ("tsan", "both", 4),
@@ -107,6 +108,8 @@ def test_calls_on_gpus(programs: Path, tmp_path: Path, kind: str, path: str, siz
             pytest.skip(reason)
         network = fabric.Fabric(tmp_path / "fabric", fakeverbs_library.built(kind))
         env = network.environment(devices=fabric.DEVICES)
+    if path == "switch":
+        env = {"FAKECUDA_DEVICES": str(size), "FAKECUDA_MULTICAST": "1"}
     command = (built("device_comms", kind), path, programs / str(size), size, 60)
     done = run(*command, *names("allreduce"), folders=(gpus(kind),), env=env)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
