@@ -29,6 +29,7 @@ from test_simt import (
     survivors,
 )
 
+import pycoll
 from pycoll.algorithms import BUILTIN, get
 from pycoll.dtypes import FLOAT32, FLOAT64, INT8, INT32, ReduceOp
 from pycoll.schedule import Algorithm
@@ -203,3 +204,54 @@ def test_a_change_is_found(run: Run, change: str) -> None:
     changed = driver(KERNELS[:1], CHANGES[change])
     assert any(run(changed, "run", [c]).returncode for c in cases)
     assert {run(changed, "run", [c]).returncode for c in cases} <= {0, 1, RACE, -6, -11}
+
+
+def _to_one_and_back(b: pycoll.ScheduleBuilder, at_once: bool, together: bool) -> None:
+    """Rank 0 folds two chunks, of all ranks at once or not; each goes to all together, or not."""
+    b.chunks(2)
+    x, peers = b.output, range(1, b.size)
+    if b.rank:
+        for c in (0, 1):
+            b.send(x[c], to=0)
+        for c in (0, 1):
+            b.recv(x[c], frm=0)
+        return
+    for c in (0, 1):
+        for some in [range(b.size)] if at_once else peers:
+            b.recv_reduce(x[c], frm=some)
+        for p in peers if together else ():
+            b.send(x[c], to=p)
+    for p in () if together else peers:
+        for c in (0, 1):
+            b.send(x[c], to=p)
+
+
+@pycoll.algorithm(pycoll.allreduce)
+def by_chunk(b: pycoll.ScheduleBuilder) -> None:
+    """All at once, and to all together."""
+    _to_one_and_back(b, True, True)
+
+
+@pycoll.algorithm(pycoll.allreduce)
+def sent_by_rank(b: pycoll.ScheduleBuilder) -> None:
+    """All at once, then to one after the other."""
+    _to_one_and_back(b, True, False)
+
+
+@pycoll.algorithm(pycoll.allreduce)
+def folded_by_rank(b: pycoll.ScheduleBuilder) -> None:
+    """One after the other, from what stands in the output: that is no place for two addresses."""
+    _to_one_and_back(b, False, True)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "folds", "stores"),
+    [(by_chunk, True, True), (sent_by_rank, True, False), (folded_by_rank, False, False)],
+)
+def test_what_else_touches_the_output_keeps_it_from_the_switch(
+    run: Run, one: Path, algorithm: Algorithm, folds: bool, stores: bool
+) -> None:
+    for in_place in (False, True):
+        c = Case(algorithm, 3, INT32, ReduceOp.SUM, (301,), in_place=in_place)
+        folded, stored = counted(run, one, [direct(c, multicast=1, offset=4)])
+        assert (bool(folded), bool(stored)) == (folds, stores)
