@@ -506,16 +506,18 @@ int pc_device_comm_connect(struct pc_device_comm *dc, uint32_t peer, const void 
                            size_t nbytes);
 /* Multicast, of a device communicator opened for that, whose locals are all ranks, each with a GPU
  * of its own. All ranks take each step, and none the next one before all have said OK; after a
- * failure all close. Descriptors are the caller's to close, and to carry between processes. create
- * on one rank: the object, which the others open by fd export   this rank's heap, by fd join opens
- * the object (fd: -1 on the rank that made it), and adds this rank's GPU to it reach    opens a
- * peer's heap bind     this rank's heap to the object map      gives the object an address;
- * `rounds`: sums of floats may be folded by the switch */
+ * failure all close. Descriptors are the caller's to close, and to carry between processes. */
+/* On one rank: makes the object, which the others open by fd. */
 int pc_device_comm_multicast_create(struct pc_device_comm *dc, int32_t *fd);
+/* This rank's heap, by fd. */
 int pc_device_comm_multicast_export(struct pc_device_comm *dc, int32_t *fd);
+/* Opens the object (fd: -1 on the rank that made it), and adds this rank's GPU to it. */
 int pc_device_comm_multicast_join(struct pc_device_comm *dc, int32_t fd);
+/* Opens a peer's heap. */
 int pc_device_comm_multicast_reach(struct pc_device_comm *dc, uint32_t peer, int32_t fd);
+/* Binds this rank's heap to the object. */
 int pc_device_comm_multicast_bind(struct pc_device_comm *dc);
+/* Gives the object an address. `rounds`: sums of floats may be folded by the switch. */
 int pc_device_comm_multicast_map(struct pc_device_comm *dc, uint32_t rounds);
 /* reached[peer]: both ranks of that pair reach each other. `whole`: so do all pairs, as all ranks
  * agree; only then do plans get instances, LL and direct forms. */

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from listing import alias_fences, instructions
+from listing import alias_fences, breaches, instructions
 
 from pycoll.dtypes import DTYPES, DType, ReduceOp
 from pycoll.runtime.cuda import compile
@@ -89,17 +89,34 @@ def _kernel(kernel, dtype: DType, op: ReduceOp, capability: tuple[int, int]) -> 
     return [i.split()[0] for i in code[compile.entry(dtype, op)]]
 
 
-#: Kernels that test_sass compiles, too.
-KEYS = [(dtype, SUM, (9, 0)) for dtype in DTYPES if dtype.name in ("int32", "float32", "int8")] + [
-    (dtype, SUM, (8, 0)) for dtype in DTYPES if dtype.name == "float32"
+BY_NAME = {dtype.name: dtype for dtype in DTYPES}
+#: Kernels that test_sass compiles, too; the last ones of GPUs that no NVSwitch joins.
+KEYS = [
+    *((BY_NAME[name], SUM, (9, 0)) for name in ("int32", "float32", "int8")),
+    *((BY_NAME["float32"], SUM, capability) for capability in ((10, 0), (8, 0), (12, 0))),
 ]
 
 
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: f"{key[0].name} sm_{key[2][0]}{key[2][1]}")
-def test_kernels_have_the_multicast_form_from_sm_90_on(kernel, key) -> None:
+def name(key) -> str:
+    dtype, op, (major, minor) = key
+    return f"{dtype.name} {op.name.lower()} sm_{major}{minor}"
+
+
+@pytest.mark.parametrize("key", KEYS, ids=name)
+def test_kernels_of_gpus_that_hang_on_switches_have_the_multicast_form(kernel, key) -> None:
     """With two alias fences: one behind what a block hears, one before what it says."""
     dtype, op, capability = key
     code = _kernel(kernel, dtype, op, capability)
-    assert len(alias_fences(code)) == (2 if capability >= (9, 0) else 0)
-    folds = any(o.startswith("LDGMC") for o in code)
-    assert folds == (capability >= (9, 0) and (dtype.name, op) in FOLDS)
+    has = capability in SWITCHES
+    assert len(alias_fences(code)) == (2 if has else 0)
+    assert any(o.startswith("LDGMC") for o in code) == (has and (dtype.name, op) in FOLDS)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [(BY_NAME[name], AVG, (10, 0)) for name in ("float64", "float32", "bfloat16", "int64")],
+    ids=name,
+)
+def test_kernels_that_need_the_most_registers(kernel, key) -> None:
+    """Averages on Blackwell: they have some for the multicast form, too."""
+    assert list(breaches(kernel(key), listed=False)) == []

@@ -1,10 +1,10 @@
 /* A REDUCE_COPY through the multicast address of the heaps, at which the same offset of every
  * rank's heap lies: the switch folds the sources of all ranks into one load (multimem.ld_reduce),
  * and one store reaches the destinations of all (multimem.st). multimem_marks.c says which
- * instructions; the target gives the accesses: pc__multimem_fold16<F, dtype, op>(from)   16 bytes,
- * of PC_SWITCH_FOLDS(dtype, op), not closed pc__multimem_store16(to, x) pc__fence_alias()   between
- * accesses to memory at an address and at another one of the same A target without
- * PC_TARGET_MULTIMEM (before sm_90) leaves the marks alone.
+ * instructions; the target, if it defines PC_TARGET_MULTIMEM, gives the accesses:
+ *   pc__multimem_fold16<F, dtype, op>(from)   16 bytes, of PC_SWITCH_FOLDS(dtype, op), not closed
+ *   pc__multimem_store16(to, x)               16 bytes
+ *   pc__fence_alias()                         between accesses by two addresses of one memory
  *
  * The multicast address takes whole units of 16 bytes. What is beside those is done by the
  * operands' own addresses. Every rank's array has the same offset in its heap, or the call does
@@ -83,20 +83,18 @@ PC_DEVICE_FN void pc__rows_from_all(const pc__operands &o, uint32_t at, bool to_
     }
 }
 
-/* Loads of a switch take long: several are in flight. */
-#define PC_DEEP_FROM_ALL 4u
-
 template <class F>
 PC_DEVICE_FN void pc__units_from_all(const pc__operands &o, uint32_t at, uint32_t count,
                                      bool to_all)
 {
-    const uint32_t tile = PC_DEEP_FROM_ALL * PC_WARP, thread = pc__thread(),
-                   threads = pc__threads();
+    /* Loads of a switch take long: several are in flight, where registers allow. */
+    constexpr uint32_t deep = F::deep < 4 ? 2 : 4;
+    const uint32_t tile = deep * PC_WARP, thread = pc__thread(), threads = pc__threads();
     const uint32_t whole = threads % PC_WARP ? 0 : count / tile * tile;
     PC_ROLLED
     for (uint32_t i = thread / PC_WARP * tile + thread % PC_WARP; i < whole;
          i += threads / PC_WARP * tile)
-        pc__rows_from_all<F, PC_DEEP_FROM_ALL>(o, at + i * 16, to_all);
+        pc__rows_from_all<F, deep>(o, at + i * 16, to_all);
     PC_ROLLED
     for (uint32_t i = whole + thread; i < count; i += threads)
         pc__rows_from_all<F, 1>(o, at + i * 16, to_all);

@@ -174,8 +174,9 @@ PC_DEVICE_FN void pc__relax(void)
     asm volatile("nanosleep.u32 20;");
 }
 
-/* Accesses to a multicast address, as PTX ISA 8.2 has them. */
-#if __CUDA_ARCH__ >= 900 \
+/* Accesses to a multicast address, as PTX ISA 8.2 has them. Of later GPUs those that no NVSwitch
+ * joins have them too, but not the registers to spare. */
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100 \
     && (__CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 2))
 #define PC_TARGET_MULTIMEM
 
