@@ -192,7 +192,7 @@ bool fails(const char *name, int *result); // whether the test wants this one to
 int current_device();                      // of the current context, or -1
 uint64_t this_thread();
 int devices();
-int physical_device(int device); // its number on the machine
+int physical_device(int device);     // its number on the machine
 void poison(int device, int result); // every later call of the context gives this
 int poisoned_now(int device);
 
@@ -208,11 +208,11 @@ int run(const Graph &graph); // without the lock: the nodes in their order, as c
 void work_begins(); // of a stream
 void work_ends();
 bool known(uint64_t address, size_t nbytes, bool device_only);
-bool charge(int device, int64_t nbytes);                // false: the device has not so much left
-uint64_t reserve(size_t nbytes, size_t alignment);      // addresses with nothing there; 0: none
+bool charge(int device, int64_t nbytes);           // false: the device has not so much left
+uint64_t reserve(size_t nbytes, size_t alignment); // addresses with nothing there; 0: none
 void unreserve(uint64_t at);
 bool occupy(uint64_t at, size_t nbytes, int fd, int device); // maps memory at reserved addresses
-void leave(uint64_t at);                                // and takes it away
+void leave(uint64_t at);                                     // and takes it away
 
 // Kernels. `run` plays a whole launch: all its blocks at once, each of their threads a thread.
 struct Grid {

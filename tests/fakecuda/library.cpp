@@ -270,7 +270,7 @@ API cuDeviceGetAttribute(int *out, int which, int device)
         return call(INVALID_DEVICE);
     auto found = values.find(which);
     // Few threads: each one is a thread of this machine.
-    *out = which == 1                    ? option("THREADS", 4)
+    *out = which == 1                     ? option("THREADS", 4)
            : which == 102 || which == 103 ? option("VIRTUAL", 1) // memory management, descriptors
            : which == 132                 ? option("MULTICAST", 0)
            : found == values.end()        ? 0

@@ -257,8 +257,7 @@ API cuMemMap(uint64_t at, size_t nbytes, size_t offset, uint64_t handle, unsigne
     auto found = reservations.find(at);
     auto what = handles.find(handle);
     if (!call || flags || offset || found == reservations.end() || what == handles.end()
-        || found->second.nbytes != nbytes || found->second.mapped
-        || nbytes > what->second->nbytes)
+        || found->second.nbytes != nbytes || found->second.mapped || nbytes > what->second->nbytes)
         return call(INVALID_VALUE);
     if (what->second->control && !complete(what->second->control))
         return waits(call, "cuMemMap");
@@ -451,8 +450,9 @@ API cuMulticastBindMem(uint64_t handle, size_t at, uint64_t memory, size_t in_me
             return call(INVALID_VALUE);
     if (!member || c->nbound == MOST)
         return call(member ? OUT_OF_MEMORY : INVALID_DEVICE);
-    c->bindings[c->nbound++] = {device,    getpid(),  fcntl(bound->fd, F_DUPFD_CLOEXEC, 0),
-                                about.st_ino, at, in_memory, nbytes};
+    c->bindings[c->nbound++]
+        = {device,    getpid(), fcntl(bound->fd, F_DUPFD_CLOEXEC, 0), about.st_ino, at,
+           in_memory, nbytes};
     return call();
 }
 
