@@ -71,9 +71,9 @@ struct pc_block_state {
     uint32_t dead;  /* a block gave up: all blocks and later launches do */
 };
 
-/* What the switches of NVLink fold (multimem.ld_reduce of sm_90) and the same in both halves of a
- * word: sums of all but bytes, whose rounding is the switch's own, and the least and greatest of
- * integers. Those of 16-bit floats it folds too, by which rules for NaN and -0 is not said. */
+/* What NVLink's switches fold (multimem.ld_reduce of sm_90): sums of all dtypes but bytes, those of
+ * floats in an order of their own, and the least and greatest of integers. They fold those of
+ * 16-bit floats, too, but by which rules for NaN and -0 is not said. */
 #define PC_SWITCH_INTEGER(dtype) ((dtype) >= PC_DTYPE_INT32 && (dtype) <= PC_DTYPE_UINT64)
 #define PC_SWITCH_SUM(op) ((op) == PC_REDUCE_SUM || (op) == PC_REDUCE_AVG)
 #define PC_SWITCH_FOLDS(dtype, op) \
