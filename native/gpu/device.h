@@ -148,12 +148,12 @@ struct pc_device_image {
     /* For the direct form. */
     uint32_t rank;
     uint32_t size;
-    uint32_t nparts;               /* blocks of the message */
-    uint32_t slots;                /* of an edge */
-    struct pc_fifo *fifos;         /* [peer][PC_MAX_BLOCKS] */
-    uint32_t alike;                /* enum pc_alike */
-    uint64_t multicast; /* from this rank's heap to the multicast address; 0: not in this plan */
-    struct pc_where mine;          /* the blocks of READY; here `in`, `out` are bytes */
+    uint32_t nparts;       /* blocks of the message */
+    uint32_t slots;        /* of an edge */
+    struct pc_fifo *fifos; /* [peer][PC_MAX_BLOCKS] */
+    uint32_t alike;        /* enum pc_alike */
+    uint64_t multicast;    /* from this rank's heap to the multicast address; 0: not in this plan */
+    struct pc_where mine;  /* the blocks of READY; here `in`, `out` are bytes */
     const uint64_t *starts;        /* where each block begins in the message, and the end */
     struct pc_ipc_peer *ipc_peers; /* [peer] */
     struct pc_arrays *arrays;      /* [block][peer] */

@@ -16,6 +16,9 @@ from typing import NamedTuple
 #: beside a block of 256 threads that takes 168 of them.
 BUDGET = 80
 
+#: The same of GPUs without NVLink, from (12, 0) on: two such blocks fit.
+BUDGET_ALONE = 88
+
 #: Before this the disassembler knows no GPU.
 FIRST_LISTED = (7, 5)
 
@@ -91,17 +94,25 @@ def in_flight(code: list[str], opcode: str, apart: bool = False) -> int:
     return max(most, count)
 
 
-def breaches(image: bytes, listed: bool = True, contracts: bool = True) -> Iterator[str]:
+def budget(capability: tuple[int, int]) -> int:
+    """Return how many registers a thread may take on a GPU."""
+    return BUDGET_ALONE if capability >= (12, 0) else BUDGET
+
+
+def breaches(
+    image: bytes, listed: bool = True, contracts: bool = True, registers: int = BUDGET
+) -> Iterator[str]:
     """Yield every way in which the kernels of a module are not as they are meant to be.
 
     Args:
         image: The module.
         listed: Its instructions are looked at, too.
         contracts: Products and sums in one instruction are looked for.
+        registers: That a thread may take.
     """
     for name, taken in usage(image).items():
-        if taken.registers > BUDGET:
-            yield f"{name} takes {taken.registers} registers, want at most {BUDGET}"
+        if taken.registers > registers:
+            yield f"{name} takes {taken.registers} registers, want at most {registers}"
         if taken.stack or taken.local:
             yield f"{name} has a stack of {taken.stack} bytes, and {taken.local} of local memory"
     if not listed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from listing import BUDGET, FIRST_LISTED, breaches, in_flight, instructions, usage
+from listing import BUDGET, FIRST_LISTED, breaches, budget, in_flight, instructions, usage
 
 from pycoll.dtypes import BY_NAME, DTYPES, ReduceOp
 from pycoll.runtime.cuda import compile
@@ -35,7 +35,7 @@ def test_kernel_is_what_was_meant(kernel, key):
     contracts = op in (ReduceOp.SUM, ReduceOp.PROD)
     # All instructions of one kernel of each dtype: what else they share is the same text.
     listed = capability >= FIRST_LISTED and (op is ReduceOp.SUM or capability != HOPPER)
-    assert list(breaches(image, listed, contracts)) == []
+    assert list(breaches(image, listed, contracts, budget(capability))) == []
     assert set(usage(image)) == {compile.entry(dtype, op), compile.fused_entry(dtype, op)}
 
 

@@ -28,9 +28,14 @@
 #define NAME(prefix) NAME_(prefix, PASTE(DTYPE_, PC_KERNEL_DTYPE), PASTE(OP_, PC_KERNEL_OP))
 
 /* Small enough to run beside compute kernels: 256 threads with at most 80 registers each, as three
- * such blocks must fit into one multiprocessor. */
+ * such blocks must fit into one multiprocessor. For GPUs without NVLink (sm_120) the compiler needs
+ * a few more, and two fit. */
 #if !defined(PC_MIN_BLOCKS)
+#if __CUDA_ARCH__ >= 1200
+#define PC_MIN_BLOCKS 2
+#else
 #define PC_MIN_BLOCKS 3
+#endif
 #endif
 #define KERNEL extern "C" __global__ void __launch_bounds__(256, PC_MIN_BLOCKS)
 

@@ -33,8 +33,8 @@ struct pc_shared {
     char *out;
     uint64_t deadline;
     uint64_t salt;
-    uint64_t launches; /* of this block before this one */
-    uint32_t number;   /* of this block in the launch */
+    uint64_t launches;  /* of this block before this one */
+    uint32_t number;    /* of this block in the launch */
     uint64_t multicast; /* from this rank's heap to the multicast address; 0: not in this call */
     void *address[2][PC_MAX_OPERANDS];
     uint32_t flag[2][PC_MAX_OPERANDS]; /* of operands in LL packets */
