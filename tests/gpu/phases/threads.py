@@ -23,7 +23,7 @@ def phase(run: Run) -> str:
         raise Lacking(lack)
     seen, failed = [], []
     # First what all others rely on: a kernel that waits for nobody ends.
-    for part in (late, abort, streams, graphs, iterations, communicators, proxy):
+    for part in (late, abort, streams, messages, graphs, iterations, communicators, proxy):
         if not run.time_for(part.__name__):
             continue
         start, name = time.monotonic(), part.__name__
@@ -118,6 +118,44 @@ def streams(run: Run) -> str:
     for size in (2, 4):
         spawn(run, size, body)
     return f"{calls} calls on two streams and beside them"
+
+
+def messages(run: Run) -> str:
+    """Messages between two ranks: all with all at once, by counts, and round a ring."""
+    import numpy as np
+
+    lengths = (1, 4097) if run.short else (1, 4097, 200_000)
+
+    def body(rank: Rank, seat: Any) -> None:
+        comm, pool = rank.comm, rank.pool
+        me, everyone = comm.rank, range(comm.size)
+
+        def data(source: int, target: int, count: int) -> Any:
+            return np.random.default_rng((source, target, count)).standard_normal(count)
+
+        for count in lengths:
+            sent = [pool.array(data(me, peer, count).astype("f4")) for peer in everyone]
+            got = [pool.array(np.zeros(count, "f4")) for _ in everyone]
+            seat.gather(0.0)  # memory is there before a kernel waits
+            with comm.on_stream(rank.streams[0]):
+                comm.exchange(
+                    [(x, peer) for peer, x in enumerate(sent)],
+                    [(x, peer) for peer, x in enumerate(got)],
+                )
+                right, left = (me + 1) % comm.size, (me - 1) % comm.size
+                if me == 0:
+                    comm.send(sent[right], right)
+                comm.recv(got[left], left)
+                if me != 0:
+                    comm.send(sent[right], right)
+            rank.wait()
+            for peer in everyone:
+                rank.check(got[peer], data(peer, me, count).astype("f4"), f"{count} from {peer}")
+            seat.gather(0.0)
+
+    for size in (2, 4):
+        spawn(run, size, body)
+    return f"exchanges and a ring of {', '.join(map(str, lengths))} elements"
 
 
 def graphs(run: Run) -> str:
