@@ -544,7 +544,11 @@ void pc_device_plan_shape(const struct pc_device_plan *plan, struct pc_device_pl
  * graph keeps the plan. */
 int pc_device_comm_launch(struct pc_device_comm *dc, struct pc_device_plan *plan, uint64_t in,
                           uint64_t out, uintptr_t stream, double timeout);
-/* The same, but the caller launches: writes the kernel's parameter and returns its length. */
+/* For what else belongs to a call, such as copies: ends 0: has what is enqueued on `stream` next
+ * come behind all calls so far; ends 1: has later calls come behind what was enqueued on it. */
+int pc_device_comm_order(struct pc_device_comm *dc, uintptr_t stream, uint32_t ends);
+/* As pc_device_comm_launch, but the caller launches: writes the kernel's parameter and returns its
+ * length. */
 int pc_device_comm_prepare(struct pc_device_comm *dc, struct pc_device_plan *plan, uint64_t in,
                            uint64_t out, double timeout, void *argument, size_t capacity);
 /* Transfers, as of pc_exchange, on arrays in GPU memory, none with this rank itself. With `call`

@@ -202,6 +202,40 @@ static int launch_captured(struct pc_device_comm *dc, const struct pc_launch *l,
     return rc;
 }
 
+/* The order of what is no launch: copies that belong to a call. */
+static int order_now(struct pc_device_comm *dc, uintptr_t stream, bool ends)
+{
+    if (!ends)
+        return dc->ordered && !same_stream(stream, dc->last_stream)
+                   ? pc_cuda_stream_after(dc->device, stream, dc->order, dc->error)
+                   : PC_OK;
+    dc->last_stream = stream;
+    dc->ordered = true;
+    return pc_cuda_event_record(dc->device, dc->order, stream, dc->error);
+}
+
+static int order_captured(struct pc_device_comm *dc, uintptr_t stream, bool ends, uint64_t capture)
+{
+    if (!ends)
+        return dc->capture == capture && !same_stream(stream, dc->captured_stream)
+                   ? pc_cuda_stream_after(dc->device, stream, dc->captured_order, dc->error)
+                   : PC_OK;
+    dc->capture = capture;
+    dc->captured_stream = stream;
+    return pc_cuda_event_record(dc->device, dc->captured_order, stream, dc->error);
+}
+
+int pc_device_comm_order(struct pc_device_comm *dc, uintptr_t stream, uint32_t ends)
+{
+    uint64_t capture = 0;
+    int rc = pc_cuda_capturing(dc->device, stream, dc->error, &capture);
+    if (rc == PC_CUDA_NO_CAPTURE)
+        return order_now(dc, stream, ends != 0);
+    if (rc == PC_CUDA_CAPTURING)
+        return order_captured(dc, stream, ends != 0, capture);
+    return rc < 0 ? rc : PC_OK; /* a launch says what is wrong with the capture */
+}
+
 /* Counts the op here: in the caller an exception (Ctrl-C) may arrive right after the launch. */
 static int placed(struct pc_device_comm *dc, int rc)
 {

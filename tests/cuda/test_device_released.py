@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import os
-import time
-import weakref
 from pathlib import Path
 
 import fakecuda
@@ -51,52 +49,6 @@ def test_all_that_was_taken_is_given_back(tmp_path: Path) -> None:
         assert {"cuStreamCreateWithPriority", "cuMemAlloc", "cuModuleLoadData"} <= set(counts)
         for taken, given in PAIRS.items():
             assert counts[taken] == counts[given], taken
-
-
-def test_an_idle_communicator_lets_go_of_arrays() -> None:
-    """Nothing else keeps them, and no later call looks whether the GPU is done with them."""
-
-    def rank() -> None:
-        comm = pycoll.init(timeout=60)
-        stream = fakecuda.Stream()
-        for turn in range(2):  # it does so each time
-            arrays = [gpus.of(np.ones(1000, "f4")) for _ in range(5)]
-            gone = [weakref.ref(x) for x in arrays]
-            with comm.on_stream(stream):
-                for x in arrays:
-                    comm.allreduce(x)
-            assert comm.barrier() is None
-            del arrays, x
-            until = time.monotonic() + 60
-            while any(ref() is not None for ref in gone):
-                assert time.monotonic() < until, f"turn {turn}"
-                time.sleep(0.01)
-        comm.close()
-
-    gpus.ranks(2, rank)
-
-
-def test_arrays_that_a_kernel_uses_are_kept() -> None:
-    """Rank 0 launches long before rank 1: its kernel waits, and its array must stay."""
-
-    def rank() -> None:
-        comm = pycoll.init(timeout=60)
-        stream = fakecuda.Stream()
-        comm.allreduce(gpus.of(np.ones(1000, "f4")), async_op=True).synchronize()
-        if comm.rank == 1:
-            time.sleep(2)
-        x = gpus.of(np.ones(1000, "f4"))
-        held = weakref.ref(x)
-        with comm.on_stream(stream):
-            comm.allreduce(x)
-        del x
-        if comm.rank == 0:
-            for _ in range(10):
-                time.sleep(0.1)
-                assert held() is not None
-        comm.close()
-
-    gpus.ranks(2, rank)
 
 
 def test_its_streams_go_before_those_of_the_user(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def opened(way: str = "cuda", timeout: float = 60, blocks: int | None = None) ->
         found = comm.cuda().reach
     assert {got for peer, got in enumerate(found) if peer != comm.rank} <= {way}
     if blocks is not None:
-        comm._collectives.launch.cuda.streams.open()._blocks = blocks
+        comm._collectives.launch.cuda.streams.open().blocks = blocks
     return comm
 
 
@@ -304,6 +305,40 @@ def test_beside_collectives_of_all_kinds() -> None:
                     alike(out, np.concatenate(parts))
 
     gpus.ranks(3, rank)
+
+
+@pytest.mark.parametrize("how", ["streams", "async", "itself alone"])
+def test_what_a_rank_sends_itself_comes_behind_earlier_calls(how: str) -> None:
+    """It is a copy, and no kernel puts it behind the call before, on another stream."""
+
+    def rank() -> None:
+        comm = opened("cuda")
+        one, two = fakecuda.Stream(), fakecuda.Stream()
+        count = 1000
+        x = gpus.of(np.full(count * comm.size, comm.rank + 1.0, "f4"))
+        z = gpus.of(np.zeros(count * comm.size, "f4"))
+        comm.allreduce(gpus.of(np.ones(count * comm.size, "f4")), async_op=True).synchronize()
+        if comm.rank == 1:
+            time.sleep(1)
+        if how == "async":
+            comm.allreduce(x, async_op=True)
+        else:
+            with comm.on_stream(one):
+                comm.allreduce(x)
+        with comm.on_stream(two):
+            comm.alltoallv(x, [count] * comm.size, z, [count] * comm.size)
+            if how == "itself alone":  # and what comes next comes behind such a copy
+                comm.exchange([(z, comm.rank)], [(x, comm.rank)])
+        with comm.on_stream(one):
+            comm.allreduce(x)
+        one.synchronize()
+        two.synchronize()
+        want = sum(range(1, comm.size + 1))
+        assert (gpus.host(z) == want).all()
+        assert (gpus.host(x) == want * comm.size).all()
+        comm.close()
+
+    gpus.ranks(2, rank)
 
 
 def test_as_works_on_the_communicators_stream() -> None:

@@ -7,6 +7,8 @@
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
 
+namespace { // another Block is in transfers.cpp
+
 struct Block {
     pc_simt_block block;
     pc_shared shared;
@@ -14,6 +16,8 @@ struct Block {
     {
     }
 };
+
+} // namespace
 
 template <uint32_t op> static void play(const pc_kernel_args *ranks, const fake::Grid &grid)
 {

@@ -4,6 +4,8 @@
 #include "gpu/kernel/transfer.h"
 #include "driver.h"
 
+namespace { // another Block is in collectives.cpp
+
 struct Block {
     pc_simt_block block;
     pc_transfer_shared shared;
@@ -11,6 +13,8 @@ struct Block {
     {
     }
 };
+
+} // namespace
 
 static void play(void *const *arguments, const fake::Grid &grid)
 {

@@ -34,7 +34,7 @@ PHASES = (
     Phase("memory", "GPU memory registered for RDMA, where there is RDMA", 30),
     Phase("micro", "a launch, a fence, a flag between two blocks, copies by 1 to all blocks", 60),
     Phase("fused", "all ranks in one launch: every algorithm, dtype and size, bit for bit", 300),
-    Phase("threads", "ranks as threads: aborts, streams, messages, graphs, 10,000 calls, the proxy", 300),
+    Phase("threads", "ranks as threads: aborts, streams, messages, graphs, the proxy", 300),
     Phase("processes", "ranks as processes over CUDA IPC, up to 64 KiB", 120),
     Phase("nccl", "times beside NCCL's, 2 and 4 ranks on the GPU", 420),
     Phase("alone", "times of our own, by blocks and algorithm", 60),

@@ -43,9 +43,9 @@ def test_plans_have_one_bound_of_blocks_for_both_libraries() -> None:
     assert plans[0].sizes == (8, 64, 512, 1024)
     assert one_gpu.environment(plans[1]) == {
         "NCCL_MULTI_RANK_GPU_ENABLE": "1",
-        "NCCL_MAX_CTAS": "8",
-        "NCCL_MIN_CTAS": "8",
-        "PYCOLL_CUDA_BLOCKS": "8",
+        "NCCL_MAX_CTAS": "16",
+        "NCCL_MIN_CTAS": "16",
+        "PYCOLL_CUDA_BLOCKS": "16",
         "CUDA_MODULE_LOADING": "EAGER",
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
     }

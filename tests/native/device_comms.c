@@ -129,7 +129,7 @@ static void run_calls(struct pc_comm *comm, struct pc_device_comm *device_comm, 
                                     .op = PC_REDUCE_SUM,
                                     .tile = 64u << draw(&state) % 4};
         struct pc_device_plan_options options = {.function = function,
-                                                 .instances = 1u << draw(&state) % 3,
+                                                 .blocks = 4u << draw(&state) % 4,
                                                  .packets = draw(&state) % 2 ? -1 : 0};
         run_call(comm, device_comm, s, rank, &spec, programs[a], &options, draw(&state) % 5,
                  in_place, registered);

@@ -52,12 +52,16 @@ def test_all_that_is_sent_arrives(kernel: Path, seed: int) -> None:
 #: A change of the kernel, each of which must be found.
 CHANGES: dict[str, Change] = {
     "release": (
-        TARGET, "__atomic_store_n(to, x, __ATOMIC_RELEASE)",
-        "__atomic_store_n(to, x, __ATOMIC_RELAXED)",
+        TARGET, "PC_DEVICE_FN void pc__store_release(uint64_t *to, uint64_t x)\n{\n"
+                "    __atomic_store_n(to, x, __ATOMIC_RELEASE);",
+        "PC_DEVICE_FN void pc__store_release(uint64_t *to, uint64_t x)\n{\n"
+        "    __atomic_store_n(to, x, __ATOMIC_RELAXED);",
     ),
     "acquire": (
-        TARGET, "__atomic_load_n(from, __ATOMIC_ACQUIRE)",
-        "__atomic_load_n(from, __ATOMIC_RELAXED)",
+        TARGET, "PC_DEVICE_FN uint64_t pc__load_acquire(const uint64_t *from)\n{\n"
+                "    return __atomic_load_n(from, __ATOMIC_ACQUIRE);",
+        "PC_DEVICE_FN uint64_t pc__load_acquire(const uint64_t *from)\n{\n"
+        "    return __atomic_load_n(from, __ATOMIC_RELAXED);",
     ),
     "barrier before the copies": (
         KERNEL, "if (pc__barrier(shared, call.dead) || shared->nready == 0)",

@@ -30,7 +30,7 @@ from pycoll.runtime.plan.cache import PlanCache
 from pycoll.runtime.plan.selection import Selection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pycoll.bootstrap import Bootstrap
     from pycoll.runtime.failure import Control
@@ -90,7 +90,7 @@ class DeviceComm:
         self._launched = 0  #: when it was closed
         self.whole = False  #: every rank reaches every other's GPU memory
         self._built = False
-        self.held = KeepAlive(device, self.capturing, self._resting)
+        self.held = KeepAlive(device, self.capturing)
         self._guard = threading.Lock()  #: of `native`, which the control thread asks, too
         #: Launches are put in order one by one; reentrant: a signal handler may call, too.
         self.turn = threading.RLock()
@@ -259,6 +259,14 @@ class DeviceComm:
             self.engine.failure.look()
             self.check()
 
+    @contextlib.contextmanager
+    def in_order(self, stream: int) -> Iterator[None]:
+        """Have copies on a stream take their place among the calls, as if they were one."""
+        with self.turn:
+            device_comm.device_comm_order(self.native, self.comm, stream, False)
+            yield
+            device_comm.device_comm_order(self.native, self.comm, stream, True)
+
     def check(self, where: str = "") -> None:
         """Raise what went wrong with a launch, if anything did and is known."""
         code = device_comm.device_comm_check(self.native)
@@ -313,15 +321,6 @@ class DeviceComm:
     def idle(self) -> bool:
         """Tell whether all that was launched has ended."""
         return device_comm.device_comm_wait(self.native, 0) != codes.AGAIN
-
-    def _resting(self) -> bool:
-        """Tell whether all that was launched has ended well; any thread may ask."""
-        if not self.turn.acquire(blocking=False):  # never waits for who waits for this thread
-            return False
-        try:
-            return self.native is not None and device_comm.device_comm_wait(self.native, 0) == 0
-        finally:
-            self.turn.release()
 
     def drain(self) -> None:
         """Wait on the host until all that was launched has ended, however that may be."""

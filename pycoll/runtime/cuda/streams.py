@@ -167,11 +167,13 @@ class Streams:
             ranges.push(f"pycoll {plan.text}, {plan.nbytes} B by {plan.algorithm}".encode())
         try:
             if before is not None:
-                before(dc, stream)
+                with dc.in_order(stream):
+                    before(dc, stream)
             for plan, x, out in parts:
                 dc.launch(plan.handle, x, out, stream, timeout, plan.text)
             if after is not None:
-                after(dc, stream)
+                with dc.in_order(stream):
+                    after(dc, stream)
         finally:
             if ranges is not None and parts:
                 ranges.pop()

@@ -95,8 +95,10 @@ class DeviceTransfers:
                 nbytes = sum(message.nbytes for message in found.messages)
                 ranges.push(f"pycoll {text}, {nbytes} B".encode())
             try:
-                for to, source, nbytes in copies:
-                    bindings_cuda.copy(dc.device, to, source, nbytes, stream)
+                if copies:
+                    with dc.in_order(stream):
+                        for to, source, nbytes in copies:
+                            bindings_cuda.copy(dc.device, to, source, nbytes, stream)
                 enqueue(stream)
             finally:
                 if ranges is not None:

@@ -234,6 +234,19 @@ def device_comm_launch(dc: Any, plan: Any, x: int, out: int, stream: int, timeou
     return int(lib.pc_device_comm_launch(dc, plan, x, out, stream, timeout))
 
 
+def device_comm_order(dc: Any, comm: Any, stream: int, ends: bool) -> None:
+    """Put what else belongs to a call, such as copies, in order with calls; waits for nothing.
+
+    Args:
+        dc: The device communicator.
+        comm: Its communicator.
+        stream: The driver's handle.
+        ends: False: what is enqueued on the stream next comes behind all calls so far. True: later
+            calls come behind what was enqueued on it.
+    """
+    codes.check(lib.pc_device_comm_order(dc, stream, ends), comm, "the order of calls on a GPU")
+
+
 def device_comm_prepare(dc: Any, comm: Any, plan: Any, x: int, out: int, timeout: float) -> bytes:
     """Return the argument of a kernel that the caller launches; that must happen."""
     place = ffi.new("char[]", ARGUMENT_CAPACITY)
