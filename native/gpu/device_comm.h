@@ -185,7 +185,8 @@ struct pc_launch {
     void *argument;     /* the kernel's only one */
     uint32_t *in_graph; /* in the argument: set to 1 where a graph launches it */
     uint32_t *graphs;   /* counted up where a graph does; see pc_cuda_capture_pin */
-    bool call;          /* it has a number among the calls, as on all other ranks */
+    bool call;          /* it is of a call, which has a number, as on all other ranks */
+    bool begins;        /* it is the first kernel of one */
     uint64_t signature; /* of the call */
 };
 /* Enqueues a kernel behind all launches so far, or captures it. */

@@ -128,14 +128,14 @@ static struct pc_kernel_args argument_of(const struct pc_device_plan *p, uint64_
 }
 
 /* Counts a launch before it is made, so that a running kernel never looks as if it had ended. */
-static void count(struct pc_device_comm *dc, uint32_t blocks, bool call, int by)
+static void count(struct pc_device_comm *dc, uint32_t blocks, bool call, bool begins, int by)
 {
     for (uint32_t b = 0; b < blocks; b++) {
         uint64_t before = atomic_fetch_add(&dc->launched[b], (uint64_t)(int64_t)by);
         if (call)
             atomic_store(&dc->called[b], before + (uint64_t)(int64_t)by);
     }
-    if (call)
+    if (begins)
         dc->launches += (uint64_t)(int64_t)by;
 }
 
@@ -164,13 +164,13 @@ static int launch_now(struct pc_device_comm *dc, const struct pc_launch *l, uint
         rc = pc_cuda_stream_after(dc->device, stream, dc->order, dc->error);
     if (rc != PC_OK)
         return rc;
-    count(dc, l->blocks, l->call, 1);
-    if (l->call)
+    count(dc, l->blocks, l->call, l->begins, 1);
+    if (l->begins)
         pc__status_enter(dc->comm, l->signature);
     pc__proxy_wake(dc);
     rc = enqueue(dc, l, stream);
     if (rc != PC_OK) {
-        count(dc, l->blocks, l->call, -1);
+        count(dc, l->blocks, l->call, l->begins, -1);
         return rc;
     }
     dc->last_stream = stream;
@@ -272,6 +272,7 @@ int pc_device_comm_launch(struct pc_device_comm *dc, struct pc_device_plan *p, u
                                .in_graph = &argument.in_graph,
                                .graphs = p->graphs,
                                .call = true,
+                               .begins = true,
                                .signature = p->plan->spec.signature};
     return pc__launch(dc, &launch, stream);
 }
@@ -287,7 +288,7 @@ int pc_device_comm_prepare(struct pc_device_comm *dc, struct pc_device_plan *p, 
         return pc__fail(dc->error, PC_INVALID, -1, "an argument has %zu bytes, got %zu",
                         sizeof launch, capacity);
     memcpy(argument, &launch, sizeof launch);
-    count(dc, p->shape.blocks, true, 1);
+    count(dc, p->shape.blocks, true, true, 1);
     pc__proxy_wake(dc);
     return (int)sizeof launch;
 }

@@ -270,7 +270,8 @@ int pc_device_comm_transfer(struct pc_device_comm *dc, const struct pc_device_tr
                                    .argument = &args,
                                    .in_graph = &args.in_graph,
                                    .graphs = dc->transfer_graphs,
-                                   .call = what->call != 0 && first == 0,
+                                   .call = what->call != 0,
+                                   .begins = what->call != 0 && first == 0,
                                    .signature = what->call};
         rc = pc__launch(dc, &launch, stream);
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import hmac
 import json
@@ -85,13 +86,27 @@ def _give(
                 waiting.discard(peer)
 
 
+def _recv_fds(way: socket.socket) -> tuple[bytes, list[int]]:
+    """Receive a byte and descriptors, which no process that is started meanwhile inherits.
+
+    `socket.recv_fds` ignores its flags up to Python 3.11 at least.
+    """
+    fds = array.array("i")
+    room = socket.CMSG_LEN(_MOST * fds.itemsize)
+    count, ancillary, _, _ = way.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return count, list(fds)
+
+
 def _take(ways: Mapping[int, socket.socket]) -> dict[int, list[int]]:
     """Receive what each peer sends."""
     taken: dict[int, list[int]] = {}
     try:
         for peer, way in ways.items():
-            count, fds, _flags, _address = socket.recv_fds(way, 1, _MOST)
-            taken[peer] = list(fds)
+            count, fds = _recv_fds(way)
+            taken[peer] = fds
             if list(count) != [len(fds)]:
                 raise OSError(f"{len(fds)} descriptors of rank {peer} came, want {list(count)}")
     except BaseException:

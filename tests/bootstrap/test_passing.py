@@ -55,6 +55,7 @@ def test_each_rank_gets_those_of_all_others(size: int) -> None:
         own = [file_with(f"{mine}.{k}") for k in range(1 + mine % 2)]
         peers = [peer for peer in range(size) if peer != mine]
         got = passing.exchange(mine, peers, own, gather, 60.0)
+        assert not any(os.get_inheritable(fd) for fds in got.values() for fd in fds)
         texts = {peer: [read(fd) for fd in fds] for peer, fds in got.items()}
         passing.close([*own, *(fd for fds in got.values() for fd in fds)])
         return texts

@@ -311,16 +311,16 @@ PC_DEVICE_FN void pc__transfer_signal(struct pc_transfer_call *call, struct pc_t
         pc__transfer_clean(call, f);
         count = ++f->received;
     }
-    if (t->by_proxy)
-        pc__transfer_put(call, job, t);
-    else
-        pc__store_release(&raised->count, count);
     job->at += job->nbytes;
     job->left -= job->nbytes;
     if (job->left == 0) {
         job->transfer++;
         pc__transfer_load(call, job);
     }
+    if (t->by_proxy) /* which looks at the jobs as it waits for room */
+        pc__transfer_put(call, job, t);
+    else
+        pc__store_release(&raised->count, count);
 }
 
 /* Block `number` of a launch. `shared` is uninitialised memory of the block. */

@@ -181,9 +181,11 @@ class DeviceComm:
         native, self.native = self.native, None
         if native is not None:
             device_comm.device_comm_detach(native, 0.0)
-        self._gather("")  # nobody frees what another still has open
-        if native is not None:
-            device_comm.device_comm_close(native)
+        try:
+            self._gather("")  # nobody frees what another still has open
+        finally:
+            if native is not None:
+                device_comm.device_comm_close(native)
         return None, lack
 
     def _open(self, config: Config, local: list[int], *, multicast: bool) -> list[_Hello]:

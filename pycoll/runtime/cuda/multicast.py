@@ -84,7 +84,8 @@ def open_all(
             mine.append(device_comm.multicast_create(native, comm))
 
     def exchange() -> None:
-        patience = min(timeout, _PATIENCE)
+        # A rank that has given up waits in `_together` for those who wait for it here.
+        patience = min(timeout / 4, _PATIENCE)
         theirs.update(passing.exchange(rank, peers, mine, gather, patience))
 
     def join() -> None:
