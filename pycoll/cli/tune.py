@@ -52,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
     """Start ranks if asked to, then tune."""
     if not options.seconds > 0:
         raise UsageError(f"--seconds is {options.seconds}, want more than 0")
+    if options.ranks is not None:  # before there are ranks, one of which would leave the others
+        require_writable(options.cache or Config.load().cache)
     return spawn.run(options.ranks, work, options)
 
 

@@ -88,7 +88,7 @@ def test_the_heap_of_a_plane(alone: Any) -> None:
     with pytest.raises(InternalError, match=r"free of empty\(\) memory on a GPU"):
         device_comm.device_comm_free(opened, half)
     assert device_comm.device_comm_alloc(opened, 1) == half
-    assert device_comm.device_comm_state(opened) == device_comm.State(0, 0, 0, 0, 0, 0, 0, 16, 0)
+    assert device_comm.device_comm_state(opened) == device_comm.State(0, 0, 0, 0, 0, 0, 0, 32, 0)
     assert device_comm.device_comm_stuck(opened) is None
     assert device_comm.device_comm_check(opened) == device_comm.device_comm_wait(opened, 0) == 0
     device_comm.device_comm_close(opened)
