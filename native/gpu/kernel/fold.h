@@ -312,6 +312,9 @@ template <class Then, class Else> struct pc__either<false, Then, Else> {
 #if !defined(PC_TARGET_DEEP_BYTES)
 #define PC_TARGET_DEEP_BYTES 3
 #endif
+#if !defined(PC_TARGET_DEEP_AVERAGES)
+#define PC_TARGET_DEEP_AVERAGES 3
+#endif
 #if !defined(PC_TARGET_DEEP_WORDS)
 #define PC_TARGET_DEEP_WORDS 4
 #endif
@@ -321,6 +324,9 @@ template <class Then, class Else> struct pc__either<false, Then, Else> {
 PC_DEVICE_FN constexpr uint32_t pc__deep(uint32_t dtype, uint32_t op)
 {
     const bool sum = op == PC_REDUCE_SUM, average = op == PC_REDUCE_AVG;
+    const bool bytes = dtype == PC_DTYPE_INT8 || dtype == PC_DTYPE_UINT8;
+    if (average && !bytes && PC_TARGET_DEEP_AVERAGES < 3)
+        return PC_TARGET_DEEP_AVERAGES;
     switch (dtype) {
     case PC_DTYPE_INT8:
     case PC_DTYPE_UINT8:

@@ -21,6 +21,7 @@
 #if __CUDA_ARCH__ >= 1000
 #define PC_TARGET_DEEP_BYTES 1
 #define PC_TARGET_LL_PACKETS 4
+#define PC_TARGET_DEEP_AVERAGES 2
 #endif
 #if __CUDA_ARCH__ >= 1200
 #undef PC_TARGET_LL_PACKETS
