@@ -39,11 +39,17 @@ def test_kernel_is_what_was_meant(kernel, key):
     assert set(usage(image)) == {compile.entry(dtype, op), compile.fused_entry(dtype, op)}
 
 
-@pytest.mark.parametrize(("dtype", "peers"), [("float32", 8), ("float64", 4), ("bfloat16", 8)])
-def test_loads_of_many_sources_are_in_flight_together(kernel, dtype, peers):
+@pytest.mark.parametrize(
+    ("key", "peers"),
+    [
+        ((BY_NAME[dtype], ReduceOp.SUM, HOPPER), peers)
+        for dtype, peers in (("float32", 8), ("float64", 4), ("bfloat16", 8))
+    ],
+    ids=lambda given: name(given) if isinstance(given, tuple) else "",
+)
+def test_loads_of_many_sources_are_in_flight_together(kernel, key, peers):
     """Eight peers cost the way to memory once: of 16 bytes each, or of one LL packet or two."""
-    image = kernel((BY_NAME[dtype], ReduceOp.SUM, HOPPER))
-    code = instructions(image)[compile.entry(BY_NAME[dtype], ReduceOp.SUM)]
+    code = instructions(kernel(key))[compile.entry(*key[:2])]
     assert in_flight(code, r"LDG\.E\.128\.STRONG\.SYS", apart=True) == 8
     assert in_flight(code, r"LDG\.E\.64\.STRONG\.SYS", apart=True) == peers
     assert in_flight(code, r"LDG\.E\.64\.STRONG\.SYS") == 8
