@@ -242,9 +242,9 @@ void *pc_heap_alloc(struct pc_comm *comm, size_t nbytes);
 int pc_heap_free(struct pc_comm *comm, void *address);
 
 /* Programs and plans. A plan keeps its programs alive. Rank r of a Program runs at rank
- * (r + root) % size. */
+ * (r + root) % size. `destinations`: the most that a REDUCE_COPY may have where it is to run. */
 int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes, uint32_t root,
-                    struct pc_program **out);
+                    uint32_t destinations, struct pc_program **out);
 void pc_program_free(struct pc_program *program);
 int pc_plan_create(struct pc_comm *comm, const struct pc_plan_spec *spec, struct pc_program *staged,
                    struct pc_program *direct, struct pc_plan **out);

@@ -307,7 +307,7 @@ int pc_fold_test(uint32_t dtype, uint32_t op, void **dst, uint32_t ndst, const v
 {
     pc_fold_fn fold = pc__fold(dtype, op);
     if (fold == NULL || nsrc == 0 || nsrc > PC_MAX_SOURCES || ndst == 0
-        || ndst > PC_MAX_DESTINATIONS)
+        || ndst > PC_HOST_DESTINATIONS)
         return PC_INVALID;
     fold(dst, ndst, src, nsrc, count, divisor, stream);
     return PC_OK;

@@ -13,6 +13,7 @@
 struct blob {
     struct pc_comm *comm;
     uint32_t root;
+    uint32_t destinations; /* of a REDUCE_COPY, at most */
     struct pc_header header;
     const unsigned char *starts, *edges, *instructions, *operands;
 };
@@ -157,7 +158,7 @@ static bool turns(const struct blob *b, const struct pc_instruction *i)
 static int check_reduce_copy(const struct blob *b, uint32_t at, const struct pc_instruction *i)
 {
     uint32_t n = (uint32_t)i->nsrc + i->ndst;
-    if (i->nsrc == 0 || i->nsrc > PC_MAX_SOURCES || i->ndst == 0 || i->ndst > PC_MAX_DESTINATIONS
+    if (i->nsrc == 0 || i->nsrc > PC_MAX_SOURCES || i->ndst == 0 || i->ndst > b->destinations
         || i->operand > b->header.noperands || n > b->header.noperands - i->operand
         || (i->flags & ~(uint32_t)PC_FLAG_SCALE))
         return BAD(b, "instruction %u: %u sources, %u destinations, operand %u, flags %u", at,
@@ -455,10 +456,13 @@ static bool give_probes(struct pc_program *program)
 }
 
 int pc_program_load(struct pc_comm *comm, const void *bytes, size_t nbytes, uint32_t root,
-                    struct pc_program **out)
+                    uint32_t destinations, struct pc_program **out)
 {
-    struct blob b = {.comm = comm, .root = root};
+    struct blob b = {.comm = comm, .root = root, .destinations = destinations};
     *out = NULL;
+    if (destinations > PC_MAX_DESTINATIONS)
+        return BAD(&b, "%u destinations of one instruction, want at most %u", destinations,
+                   PC_MAX_DESTINATIONS);
     int rc = open_blob(&b, bytes, nbytes);
     if (rc == PC_OK)
         rc = check(&b);

@@ -25,7 +25,8 @@ from pycoll.dtypes import DTYPES, MOVED, ReduceOp
 MAGIC = 0x4C4F4350  #: "PCOL"
 VERSION = 2
 MAX_SOURCES = 8  #: sources of one REDUCE_COPY
-MAX_DESTINATIONS = 2  #: destinations of one REDUCE_COPY on the CPU
+MAX_DESTINATIONS = 8  #: destinations of one REDUCE_COPY
+HOST_DESTINATIONS = 2  #: of one that a CPU runs; the first receiver would wait for all others
 MAX_CHANNELS = 4  #: ordered streams per rank
 MAX_RANKS = 1 << 20  #: of a communicator
 CHUNK_UNIT = 64  #: bytes; every chunk bound but the last is a multiple of it
@@ -152,6 +153,7 @@ def _lines() -> Iterator[str]:
         "VERSION",
         "MAX_SOURCES",
         "MAX_DESTINATIONS",
+        "HOST_DESTINATIONS",
         "MAX_CHANNELS",
         "MAX_RANKS",
     ):

@@ -32,7 +32,7 @@ from pycoll.passes import (
     staged,
 )
 from pycoll.program.isa import (
-    MAX_DESTINATIONS,
+    HOST_DESTINATIONS,
     MAX_SOURCES,
     VERSION,
     Direction,
@@ -55,7 +55,7 @@ from pycoll.schedule import (
 )
 from pycoll.schedule.evaluate import evaluate
 
-LIMITS = Limits(MAX_SOURCES, MAX_DESTINATIONS)
+LIMITS = Limits(MAX_SOURCES, HOST_DESTINATIONS)  # what runs on a GPU is `joined` afterwards
 SPACES = tuple(Space)  # by number: a call of the enum costs more
 LOWERING = 2  #: raise when the same schedule lowers to other Programs than before
 

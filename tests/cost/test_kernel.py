@@ -36,8 +36,8 @@ def test_where_one_hop_means_many_messages_there_are_more_hops() -> None:
     # Of 7 messages of 128 KiB in packets the link alone has 2.3 us to do, of 3 one.
     names = ("one_shot", "recursive_doubling")
     ahead = [seconds(names[1], n, 8) - seconds(names[0], n, 8) for n in (8, 64 << 10, 128 << 10)]
-    assert ahead[0] > 0.5e-6 > ahead[1] > ahead[2]
-    assert {chosen("allreduce", 8, size) for size in (16, 32, 64)} == {"recursive_doubling"}
+    assert ahead[0] > 2e-6 > ahead[1] > 0 > ahead[2]
+    assert {chosen("allreduce", 8, size) for size in (32, 64)} == {"recursive_doubling"}
     # Each message has two fences from here on, and two_shot 14 of them.
     assert chosen("allreduce", 1 << 20, 8) == "recursive_doubling"
 
@@ -69,7 +69,7 @@ def test_every_collective_has_a_choice_at_every_length(collective: str, size: in
     ("collective", "short", "long"),
     [
         ("broadcast", {"direct"}, {"chain"}),
-        ("allgather", {"recursive_doubling"}, {"ring", "direct"}),
+        ("allgather", {"direct"}, {"ring", "direct"}),
         ("reduce_scatter", {"direct"}, {"ring", "direct"}),
         ("alltoall", {"direct"}, {"direct", "spread", "pairwise"}),
     ],

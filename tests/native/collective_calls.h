@@ -42,7 +42,7 @@ static struct pc_program *load(struct pc_comm *comm, const char *algorithm, uint
     if (file != NULL)
         fclose(file);
     struct pc_program *program;
-    int rc = pc_program_load(comm, bytes, n, 0, &program);
+    int rc = pc_program_load(comm, bytes, n, 0, PC_HOST_DESTINATIONS, &program);
     if (rc != PC_OK)
         die(comm, path, rc);
     return program;

@@ -79,7 +79,7 @@ static struct pc_program *load(uint32_t rank)
     size_t n = file == NULL ? 0 : fread(bytes, 1, sizeof bytes, file);
     if (file != NULL)
         fclose(file);
-    must(pc_program_load(comms[rank], bytes, n, 0, &program), rank);
+    must(pc_program_load(comms[rank], bytes, n, 0, PC_MAX_DESTINATIONS, &program), rank);
     return program;
 }
 

@@ -123,10 +123,12 @@ static bool try_program(struct pc_comm *comm, const unsigned char *bytes, size_t
     struct pc_program *program, *staged;
     struct pc_plan *plan;
     uint32_t root = draw(8) == 0 ? draw(3) : 0;
-    if (pc_program_load(comm, bytes, n, root, &program) != PC_OK)
+    if (pc_program_load(comm, bytes, n, root, PC_HOST_DESTINATIONS, &program) != PC_OK)
         return false;
     bool direct = program->flags & PC_PROGRAM_DIRECT;
-    if (pc_program_load(comm, whole, read_file(staged_path, whole), 0, &staged) != PC_OK) {
+    if (pc_program_load(comm, whole, read_file(staged_path, whole), 0, PC_HOST_DESTINATIONS,
+                        &staged)
+        != PC_OK) {
         fprintf(stderr, "%s: %s\n", staged_path, pc_comm_error(comm)->text);
         exit(2);
     }

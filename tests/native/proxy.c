@@ -247,7 +247,7 @@ static struct pc_program *open_comm(const char *path)
     must(pc_comm_remote(comm, 1), "remote");
     must(pc_comm_sealed(comm), "sealed");
     char *bytes = read_file(path, &nbytes);
-    must(pc_program_load(comm, bytes, nbytes, 0, &program), path);
+    must(pc_program_load(comm, bytes, nbytes, 0, PC_MAX_DESTINATIONS, &program), path);
     nchannels = program->nchannels;
     for (uint32_t c = 0; c < nchannels; c++)
         for (uint32_t i = program->starts[c]; program->code[i].step != PC_STEP_END; i++) {

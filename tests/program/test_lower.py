@@ -6,7 +6,7 @@ import pytest
 from pycoll.algorithms import BUILTIN, algorithm, get
 from pycoll.errors import ScheduleError, UsageError
 from pycoll.program.disassemble import disassemble
-from pycoll.program.isa import MAX_DESTINATIONS, MAX_SOURCES, Flag, Op, ProgramFlag
+from pycoll.program.isa import HOST_DESTINATIONS, MAX_SOURCES, Flag, Op, ProgramFlag
 from pycoll.program.lower import compile_all, compile_program
 from pycoll.program.program import Program
 from pycoll.schedule import Algorithm, ScheduleBuilder, allreduce
@@ -88,7 +88,7 @@ def test_programs_keep_the_limits_and_agree(a: Algorithm, size: int) -> None:
         for i in p.instructions:
             if i.op is Op.REDUCE_COPY:
                 assert 1 <= len(i.sources) <= MAX_SOURCES
-                assert 1 <= len(i.destinations) <= MAX_DESTINATIONS
+                assert 1 <= len(i.destinations) <= HOST_DESTINATIONS
                 for o in i.sources + i.destinations:
                     assert o.nchunks <= p.nchunks
         ends = [n for n, i in enumerate(p.instructions) if i.op is Op.END]

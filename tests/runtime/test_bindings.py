@@ -6,6 +6,7 @@ import importlib
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,21 @@ def test_instructions_share_no_operands(comm: Any) -> None:
     blob = isa.HEADER.pack(*header.values()) + twice[isa.HEADER.size :]
     with pytest.raises(InternalError, match="operand 0 is of an earlier one, want 2 or later"):
         bindings.program_load(comm, blob)
+
+
+def test_a_cpu_takes_no_more_destinations_than_it_stores_to_at_once(comm: Any) -> None:
+    move = isa.Op.REDUCE_COPY
+    whole = compile_program(pycoll.algorithms.get("ring"), 1, 0)
+    code = tuple(
+        i._replace(destinations=i.destinations * 3) if i.op is move else i
+        for i in whole.instructions
+    )
+    blob = replace(whole, instructions=code).to_bytes()
+    with pytest.raises(InternalError, match="1 sources, 3 destinations"):
+        bindings.program_load(comm, blob)
+    bindings.release(bindings.program_load(comm, blob, destinations=isa.MAX_DESTINATIONS))
+    with pytest.raises(InternalError, match="9 destinations of one instruction, want at most 8"):
+        bindings.program_load(comm, blob, destinations=9)
 
 
 def test_ring_bytes_are_whole_pages_of_the_slots() -> None:

@@ -16,9 +16,11 @@ import numpy.typing as npt
 from pycoll.dtypes import FLOAT64, DType, ReduceOp
 from pycoll.program import reference
 from pycoll.program.arithmetic import narrow, storage
-from pycoll.program.lower import compile_all
+from pycoll.program.isa import MAX_DESTINATIONS
+from pycoll.program.join import joined
+from pycoll.program.lower import compile_all, facts_of
 from pycoll.program.program import Program
-from pycoll.schedule import Algorithm
+from pycoll.schedule import Algorithm, schedule
 
 Array = npt.NDArray[Any]
 SLOT_BYTES = 1 << 14
@@ -30,7 +32,11 @@ THREADS = 4  #: of a block
 def programs(
     algorithm: Algorithm, size: int, average: bool, direct: bool = False
 ) -> tuple[Program, ...]:
-    return compile_all(algorithm, size, average=average, direct=direct)
+    """Return what runs on GPUs."""
+    lowered = compile_all(algorithm, size, average=average, direct=direct)
+    if not (direct or facts_of(schedule(algorithm, size)).fused):
+        return lowered
+    return tuple(joined(program, MAX_DESTINATIONS) for program in lowered)
 
 
 @dataclass(frozen=True)

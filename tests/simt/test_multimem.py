@@ -32,6 +32,7 @@ from test_simt import (
 import pycoll
 from pycoll.algorithms import BUILTIN, get
 from pycoll.dtypes import FLOAT32, FLOAT64, INT8, INT32, ReduceOp
+from pycoll.program.isa import MAX_DESTINATIONS
 from pycoll.schedule import Algorithm
 
 __all__ = ["every", "one", "run"]  # fixtures
@@ -200,6 +201,12 @@ def test_a_change_is_found(run: Run, change: str) -> None:
         replace(switched("broadcast", "direct"), apart=1),
         replace(switched("reduce_scatter", "direct"), apart=1),
         replace(two_shot, counts=(301,), uneven=4),
+        # So many that a store to all is two instructions.
+        direct(
+            Case(get("direct", "allgather"), MAX_DESTINATIONS + 1, INT32, ReduceOp.SUM, (301,) * 9),
+            multicast=1,
+            offset=4,
+        ),
     ]
     changed = driver(KERNELS[:1], CHANGES[change])
     assert any(run(changed, "run", [c]).returncode for c in cases)

@@ -178,11 +178,15 @@ struct pc_device_image *world_image(struct world *w, uint32_t rank, const struct
     struct pc_plan *plan;
     int form = t->direct != NULL;
     struct pc_error error;
-    want(w, rank, "load", pc_program_load(m->comm, t->program, t->program_bytes, t->root, &program),
+    want(w, rank, "load",
+         pc_program_load(m->comm, t->program, t->program_bytes, t->root, PC_MAX_DESTINATIONS,
+                         &program),
          NULL);
     if (form)
         want(w, rank, "load",
-             pc_program_load(m->comm, t->direct, t->direct_bytes, t->root, &direct), NULL);
+             pc_program_load(m->comm, t->direct, t->direct_bytes, t->root, PC_MAX_DESTINATIONS,
+                             &direct),
+             NULL);
     struct pc_plan_spec spec = {
         .signature = t->signature,
         .dtype = t->dtype,

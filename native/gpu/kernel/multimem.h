@@ -38,6 +38,8 @@ template <uint32_t dtype, uint32_t op> struct pc__switch<pc__folding<dtype, op>>
 
 /* 16 bytes of each source, folded, to all ranks. */
 template <class F> struct pc__by_16_to_all : pc__by_16<F> {
+    static constexpr bool to_all = true;
+
     PC_DEVICE_FN void store(char *to, pc_vector x)
     {
         pc__multimem_store16(to, x);
@@ -65,18 +67,16 @@ PC_DEVICE_FN void pc__rows_from_all(const pc__operands &o, uint32_t at, bool to_
     PC_UNROLLED
     for (uint32_t u = 0; u < rows; u++)
         x[u] = access::close(x[u], o.divisor);
-    char *to = o.first + at;
     if (to_all) {
+        char *to = o.all + at;
         PC_UNROLLED
         for (uint32_t u = 0; u < rows; u++)
             pc__multimem_store16(to + u * apart, x[u]);
         return;
     }
-    PC_UNROLLED
-    for (uint32_t u = 0; u < rows; u++)
-        access::store(to + u * apart, x[u]);
-    if (o.ndst > 1) {
-        to = o.second + at;
+    PC_ROLLED
+    for (uint32_t d = 0; d < o.ndst; d++) {
+        char *to = (char *)o.dst[d] + at;
         PC_UNROLLED
         for (uint32_t u = 0; u < rows; u++)
             access::store(to + u * apart, x[u]);
@@ -132,10 +132,9 @@ template <class F> PC_DEVICE_FN bool pc__alike(const void *const address[], uint
     return apart == 0;
 }
 
-/* All addresses lie alike. `from`, `to`: the multicast addresses of sources and destinations. */
+/* All addresses lie alike. `from`: the multicast address of the sources. */
 template <class F>
-PC_DEVICE_FN void pc__span_of_all(pc__operands o, uint32_t nbytes, uint32_t flags, const char *from,
-                                  char *to)
+PC_DEVICE_FN void pc__span_of_all(pc__operands o, uint32_t nbytes, uint32_t flags, const char *from)
 {
     uint32_t head, body;
     pc__whole_units(o.one, nbytes, &head, &body);
@@ -143,10 +142,6 @@ PC_DEVICE_FN void pc__span_of_all(pc__operands o, uint32_t nbytes, uint32_t flag
     if (flags & PC_FLAG_FOLLOWS)
         return;
     const bool to_all = flags & PC_FLAG_STORE_ALL;
-    if (to_all) {
-        o.first = to;
-        o.ndst = 1;
-    }
     if constexpr (pc__switch<F>::folds) {
         if (flags & PC_FLAG_FOLD_ALL) {
             o.one = from;
@@ -193,16 +188,16 @@ PC_ROUTINE bool pc__move_of_all(const PC_CALL *call, const struct pc_vm_instruct
     char *to = pc__out(call) + place;
     pc__operands o = {(const char *)address[0],
                       (const char *)address[i->nsrc > 1],
-                      (char *)address[i->nsrc],
-                      (char *)address[i->nsrc + i->ndst - 1],
+                      to,
+                      address + i->nsrc,
                       address,
                       i->nsrc,
                       i->ndst,
                       divisor};
     if (i->nsrc == 1 && divisor == 0)
-        pc__span_of_all<pc__copying<F>>(o, nbytes, i->flags, from, to);
+        pc__span_of_all<pc__copying<F>>(o, nbytes, i->flags, from);
     else
-        pc__span_of_all<F>(o, nbytes, i->flags, from, to);
+        pc__span_of_all<F>(o, nbytes, i->flags, from);
     return true;
 }
 

@@ -61,7 +61,7 @@ template <class F> struct pc__by_16 {
     typedef pc_vector type;
     typedef typename F::word word;
     static constexpr uint32_t bytes = 16;
-    static constexpr bool copies = F::copies;
+    static constexpr bool copies = F::copies, to_all = false;
 
     PC_DEVICE_FN pc_vector load(const char *from)
     {
@@ -118,6 +118,7 @@ template <class F, uint32_t nbytes> struct pc__by_unit : F {
     typedef typename F::word type;
     typedef typename pc__unit<nbytes>::type unit;
     static constexpr uint32_t bytes = nbytes;
+    static constexpr bool to_all = false;
 
     PC_DEVICE_FN type load(const char *from)
     {
@@ -133,6 +134,7 @@ template <class F, uint32_t nbytes> struct pc__by_unit : F {
 template <class F> struct pc__by_byte : F {
     typedef typename F::word type;
     static constexpr uint32_t bytes = F::bytes;
+    static constexpr bool to_all = false;
 
     PC_DEVICE_FN type load(const char *from)
     {
@@ -145,10 +147,11 @@ template <class F> struct pc__by_byte : F {
     }
 };
 
-/* The addresses of operands: the first ones in registers, as nearly every fold has no others. */
+/* The addresses of operands: the first sources in registers, as nearly every fold has no others. */
 struct pc__operands {
     const char *one, *two;
-    char *first, *second;
+    char *all; /* the multicast address of the destinations, where all lie alike */
+    void *const *dst;
     const void *const *src;
     uint32_t nsrc, ndst, divisor;
 };
@@ -189,12 +192,10 @@ PC_DEVICE_FN void pc__rows(const pc__operands &o, uint32_t at)
         for (uint32_t u = 0; u < rows; u++)
             x[u] = Access::close(x[u], o.divisor);
     }
-    char *to = o.first + local;
-    PC_UNROLLED
-    for (uint32_t u = 0; u < rows; u++)
-        Access::store(to + u * apart, x[u]);
-    to = o.second + local;
-    if (o.ndst > 1) {
+    const uint32_t ndst = Access::to_all ? 1 : o.ndst;
+    PC_ROLLED
+    for (uint32_t d = 0; d < ndst; d++) {
+        char *to = (Access::to_all ? o.all : (char *)o.dst[d]) + local;
         PC_UNROLLED
         for (uint32_t u = 0; u < rows; u++)
             Access::store(to + u * apart, x[u]);
@@ -320,8 +321,8 @@ PC_DEVICE_FN void pc__plain(void *const dst[], uint32_t ndst, const void *const 
     /* From here on: before, these addresses would take registers. */
     const pc__operands o = {(const char *)src[0],
                             (const char *)src[nsrc > 1 ? 1 : 0],
-                            (char *)dst[0],
-                            (char *)dst[ndst - 1],
+                            NULL,
+                            dst,
                             src,
                             nsrc,
                             ndst,

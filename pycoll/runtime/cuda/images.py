@@ -6,6 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pycoll.algorithms import BUILTIN
+from pycoll.program.isa import MAX_DESTINATIONS
 from pycoll.program.lower import identity
 from pycoll.runtime.native import bindings, device_comm
 from pycoll.runtime.plan.once import found_once
@@ -41,6 +42,8 @@ class Device(Protocol):
 
 class Images:
     """Those of one device communicator. The target of its plans."""
+
+    destinations = MAX_DESTINATIONS  #: of a REDUCE_COPY: all are stored to in the time of one
 
     def __init__(self, device: Device) -> None:
         self._device = device

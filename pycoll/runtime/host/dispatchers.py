@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pycoll.program.isa import HOST_DESTINATIONS
 from pycoll.runtime.native import load
 from pycoll.runtime.plan.call import BARRIER
 from pycoll.runtime.plan.geometry import geometry
@@ -25,6 +26,7 @@ class Dispatchers:
     """Those of one communicator: one for each choice of algorithm. The target of its plans."""
 
     direct = True
+    destinations = HOST_DESTINATIONS  #: of a REDUCE_COPY
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

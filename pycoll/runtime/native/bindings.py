@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pycoll.errors import PycollError, encoded
+from pycoll.program.isa import HOST_DESTINATIONS
 from pycoll.runtime.native.codes import AGAIN, UNMAPPABLE, check, raise_for
 from pycoll.runtime.native.load import ffi, lib, text_of
 
@@ -262,10 +263,15 @@ def heap_buffer(address: int, nbytes: int) -> Any:
     return ffi.buffer(ffi.cast("char *", address), nbytes)
 
 
-def program_load(comm: Any, blob: bytes, root: int = 0) -> Any:
-    """Load a Program after checking every instruction; its rank r runs at rank r + root."""
+def program_load(
+    comm: Any, blob: bytes, root: int = 0, destinations: int = HOST_DESTINATIONS
+) -> Any:
+    """Load a Program after checking every instruction; its rank r runs at rank r + root.
+
+    ``destinations``: the most that a REDUCE_COPY may have where it is to run.
+    """
     out = ffi.new("struct pc_program **")
-    code = lib.pc_program_load(comm, ffi.from_buffer(blob), len(blob), root, out)
+    code = lib.pc_program_load(comm, ffi.from_buffer(blob), len(blob), root, destinations, out)
     check(code, comm, "program rejected by the loader")
     return ffi.gc(out[0], lib.pc_program_free)
 

@@ -18,7 +18,9 @@ from pycoll.algorithms import get
 from pycoll.cost import Choice
 from pycoll.dtypes import ReduceOp
 from pycoll.errors import CollectiveTimeout, PeerLostError, ScheduleError, UsageError
-from pycoll.program.isa import CHUNK_UNIT
+from pycoll.program.isa import CHUNK_UNIT, HOST_DESTINATIONS
+from pycoll.program.join import joined
+from pycoll.program.program import Program
 from pycoll.program.slots import tile_bytes
 from pycoll.runtime import room
 from pycoll.runtime.failure import TOLD
@@ -67,6 +69,8 @@ class _Lowered:
 
 class Target(Protocol):
     """Where the plans of a communicator run: on the host, or on a GPU."""
+
+    destinations: int  #: of a REDUCE_COPY that they run, at most
 
     @property
     def direct(self) -> bool:
@@ -266,8 +270,11 @@ class PlanCache:
 
     def _load(self, one: _Lowered, root: int) -> Any:
         if one.handle is None:
-            loaded = bindings.program_load(self._engine.comm, one.blob, root)
-            long = len(one.blob) > LONG
+            blob, most = one.blob, self._target.destinations
+            if most > HOST_DESTINATIONS and (one.form.direct or one.record.facts.fused):
+                blob = joined(Program.from_bytes(blob), most).to_bytes()
+            loaded = bindings.program_load(self._engine.comm, blob, root, most)
+            long = len(blob) > LONG
             one.handle, one.blob = self._engine.keep(loaded), b""
             if long:
                 collector.give_back()
