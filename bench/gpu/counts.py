@@ -90,6 +90,7 @@ def image(driver: Path, name: str, size: int, nbytes: int) -> dict[str, Any]:
         "blocks": blocks,
         "packets": packets,
         "messages_received": found["message"],
+        "reduce_copies": found.get("move"),
         "barriers_before_counts": found["sync"],
         # Before, each count that was raised had a fence, and the end of the block.
         "fences": found["fence"] if "fence" in found else signals - packets * found["credit"] + 1,

@@ -11,6 +11,9 @@ import pytest
 
 import pycoll
 from pycoll.cost.kernel import LL, Kernel
+from pycoll.program.isa import HOST_DESTINATIONS, MAX_DESTINATIONS
+from pycoll.program.program import Program
+from pycoll.runtime.native import bindings
 from pycoll.runtime.native.device_comm import Shape
 
 pytestmark = gpus.MARKS
@@ -95,3 +98,27 @@ def test_ranks_of_fewer_channels_cut_a_call_as_the_others_do(nbytes: int, instan
 
     found = gpus.ranks(4, rank)
     assert found == [(k * instances, instances) for k in (3, 1, 2, 3)]
+
+
+def test_a_kernel_stores_to_all_at_once_and_a_cpu_to_two() -> None:
+    def rank() -> list[tuple[int, int]]:
+        loaded, load = [], bindings.program_load
+
+        def spy(comm: Any, blob: bytes, root: int, destinations: int) -> Any:
+            code = Program.from_bytes(blob).instructions
+            loaded.append((destinations, max(len(i.destinations) for i in code)))
+            return load(comm, blob, root, destinations)
+
+        bindings.program_load = spy
+        comm = pycoll.init(timeout=60)
+        x = np.arange(100, dtype="f4") + comm.rank
+        there = gpus.of(x)
+        comm.allreduce(there, algorithm="one_shot", async_op=True).synchronize()
+        assert (gpus.host(there) == comm.allreduce(x, algorithm="one_shot")).all()
+        comm.close()
+        return loaded
+
+    for loaded in gpus.ranks(5, rank):
+        assert (MAX_DESTINATIONS, 4) in loaded
+        assert (HOST_DESTINATIONS, 2) in loaded
+        assert all(most <= limit for limit, most in loaded)

@@ -370,6 +370,7 @@ static enum line_kind kind_of(const std::string &name)
            : name == "message" ? LINE_WAIT_MESSAGE
            : name == "credit"  ? LINE_WAIT_CREDIT
            : name == "local"   ? LINE_WAIT_LOCAL
+           : name == "move"    ? LINE_REDUCE_COPY
                                : LINE_WAIT_DONE;
 }
 
@@ -429,7 +430,8 @@ int main(int argc, char **argv)
     {
         simulation s(c, w);
         if (verb == "count") {
-            for (const char *kind : {"sync", "fence", "message", "credit", "local", "done"}) {
+            for (const char *kind :
+                 {"sync", "fence", "message", "credit", "local", "done", "move"}) {
                 uint32_t most = 0;
                 for (const rank_run &r : s.ranks)
                     most = std::max(most, image_lines(r.image, kind_of(kind)));

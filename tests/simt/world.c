@@ -259,6 +259,8 @@ static bool matches(const struct pc_vm_instruction *line, enum line_kind kind)
         return line->step == PC_STEP_WAIT_LOCAL;
     case LINE_WAIT_DONE:
         return line->step == PC_STEP_WAIT_DONE;
+    case LINE_REDUCE_COPY:
+        return line->step == PC_STEP_REDUCE_COPY;
     }
     return false;
 }

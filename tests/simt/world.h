@@ -43,7 +43,8 @@ enum line_kind {
     LINE_WAIT_MESSAGE,
     LINE_WAIT_CREDIT,
     LINE_WAIT_LOCAL,
-    LINE_WAIT_DONE
+    LINE_WAIT_DONE,
+    LINE_REDUCE_COPY
 };
 /* The head of a block's package. */
 static inline struct pc_block_image *image_block(const struct pc_device_image *image, uint32_t form,
