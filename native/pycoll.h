@@ -376,6 +376,9 @@ int pc_cuda_peer(int device, int peer, struct pc_error *error);
 /* Sets this thread's capture mode, for calls that captures forbid, such as pc_cuda_alloc: a private
  * thread should be RELAXED. */
 int pc_cuda_thread_mode(int device, uint32_t mode, struct pc_error *error);
+/* Makes a GPU's primary context this thread's current one, and the one before it again. */
+int pc_cuda_push(int device, struct pc_error *error);
+void pc_cuda_pop(void);
 
 /* UNKNOWN is no error. */
 int pc_cuda_pointer(uint64_t address, struct pc_error *error, struct pc_cuda_pointer *out);
@@ -574,6 +577,9 @@ int pc_device_comm_gone(struct pc_device_comm *dc, uint32_t peer);
 int pc_device_comm_refuse(struct pc_device_comm *dc, uint64_t *number);
 /* OK, or the code of a failed call, or of what broke the communicator; does not call the driver. */
 int pc_device_comm_check(struct pc_device_comm *dc);
+/* OK: nothing that was launched runs, and no graph can launch any; AGAIN, or the driver's error.
+ * Any thread, while no other can launch or make a plan. */
+int pc_device_comm_quiet(struct pc_device_comm *dc);
 /* Waits for all launches: OK, AGAIN when `seconds` pass, or as check. */
 int pc_device_comm_wait(struct pc_device_comm *dc, double seconds);
 /* Where the call that failed on the device waited: 1, or 0 when none failed. */

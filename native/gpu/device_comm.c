@@ -138,6 +138,7 @@ int pc_device_comm_open(struct pc_comm *comm, const struct pc_device_comm_option
     dc->heap.bytes = options->heap_bytes;
     pthread_mutex_init(&dc->lock, NULL);
     pthread_mutex_init(&dc->heap_lock, NULL);
+    pthread_mutex_init(&dc->plans_lock, NULL);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -218,15 +219,16 @@ void pc__device_comm_fail(struct pc_device_comm *dc, int code, const struct pc_e
 static bool settle(struct pc_device_comm *dc, double seconds)
 {
     const struct timespec nap = {0, 100000};
+    struct pc_error ignored;
     uint64_t until = pc__now() + (uint64_t)(seconds * 1e9);
-    while ((pc__launches_over(dc) == PC_AGAIN || !pc__proxy_settled(dc))
+    while ((pc__launches_over(dc, &ignored) == PC_AGAIN || !pc__proxy_settled(dc))
            && pc_device_comm_check(dc) == PC_OK && pc__now() < until)
         nanosleep(&nap, NULL);
     __atomic_store_n(&dc->control->abort, 1, __ATOMIC_RELEASE);
     until = pc__now() + PC_END_NS;
-    while (pc__launches_retired(dc) == PC_AGAIN && pc__now() < until)
+    while (pc__launches_retired(dc, &ignored) == PC_AGAIN && pc__now() < until)
         nanosleep(&nap, NULL);
-    int rc = pc__launches_retired(dc);
+    int rc = pc__launches_retired(dc, &ignored);
     return rc == PC_OK || (rc != PC_AGAIN && pc__launches_ended(dc));
 }
 
@@ -300,6 +302,7 @@ void pc_device_comm_close(struct pc_device_comm *dc)
     pthread_cond_destroy(&dc->moved);
     pthread_mutex_destroy(&dc->lock);
     pthread_mutex_destroy(&dc->heap_lock);
+    pthread_mutex_destroy(&dc->plans_lock);
     free(dc->peers);
     free(dc->locals);
     free(dc->plans);
@@ -334,9 +337,11 @@ void pc_device_comm_state(struct pc_device_comm *dc, struct pc_device_comm_state
                                          .handed_over = atomic_load(&dc->handed_over),
                                          .pinned = pc__transfers_graphs(dc) != 0,
                                          .calling = dc->control != NULL && pc__calls_run(dc)};
+    pthread_mutex_lock(&dc->plans_lock);
     for (uint32_t i = 0; i < dc->nplans; i++)
         if (dc->plans[i] != NULL)
             out->pinned += __atomic_load_n(dc->plans[i]->graphs, __ATOMIC_ACQUIRE) != 0;
+    pthread_mutex_unlock(&dc->plans_lock);
     for (uint32_t p = 0; p < dc->comm->options.size; p++) {
         out->direct += dc->peers[p].route == PC_ROUTE_P2P;
         out->staged += dc->peers[p].route == PC_ROUTE_SHM;

@@ -123,7 +123,8 @@ struct pc_device_comm {
     struct pc_device_plan *
         *plans; /* by number; an entry is written before the plan's first launch */
     uint32_t nplans;
-    bool proxied; /* some peer is remote */
+    pthread_mutex_t plans_lock; /* of who frees a plan, and who looks at those of other threads */
+    bool proxied;               /* some peer is remote */
 
     /* Failures: only the first one is reported. */
     _Atomic int failing; /* a thread has begun to report */
@@ -198,11 +199,11 @@ uint64_t pc__launches_finished(const struct pc_device_comm *dc, uint32_t block);
 /* Whether every block has finished all launches that are known, those of graphs included. */
 bool pc__launches_ended(const struct pc_device_comm *dc);
 /* OK when all launches have ended, AGAIN, or the driver's error. The driver may be called here. */
-int pc__launches_over(struct pc_device_comm *dc);
+int pc__launches_over(const struct pc_device_comm *dc, struct pc_error *error);
 /* The same, and that the last one's kernel has gone: a block says that it ends before its stores
  * have arrived. For who frees what they go to. It knows nothing of what a graph has launched, or
  * who calls pc_device_comm_prepare: these wait themselves. */
-int pc__launches_retired(struct pc_device_comm *dc);
+int pc__launches_retired(const struct pc_device_comm *dc, struct pc_error *error);
 
 /* Whether a launch of a call may be unfinished, those of graphs included. */
 bool pc__calls_run(const struct pc_device_comm *dc);

@@ -109,18 +109,22 @@ static void take_out(struct pc_device_plan *p)
 {
     if (p->image != 0)
         pc__pool_give(p->dc, p->image);
+    pthread_mutex_lock(&p->dc->plans_lock);
     p->dc->plans[p->number] = NULL;
+    pthread_mutex_unlock(&p->dc->plans_lock);
 }
 
 /* When the last graph is destroyed, adds the launches that it made to the counts. */
 static void forget_graphs(struct pc_device_comm *dc)
 {
-    if (!atomic_load(&dc->capturing) || pc__launches_over(dc) != PC_OK
-        || pc__transfers_graphs(dc) != 0)
+    struct pc_error ignored;
+    if (!atomic_load(&dc->capturing) || pc__transfers_graphs(dc) != 0)
         return;
     for (uint32_t i = 0; i < dc->nplans; i++)
         if (dc->plans[i] != NULL && __atomic_load_n(dc->plans[i]->graphs, __ATOMIC_ACQUIRE) != 0)
             return;
+    if (pc__launches_over(dc, &ignored) != PC_OK)
+        return;
     for (uint32_t b = 0; b < PC_MAX_BLOCKS; b++)
         atomic_store(&dc->launched[b], pc__launches_finished(dc, b));
     atomic_store(&dc->capturing, 0);
@@ -130,7 +134,8 @@ static void forget_graphs(struct pc_device_comm *dc)
  * kernel has ended, and a graph may still launch it. */
 static void sweep(struct pc_device_comm *dc)
 {
-    bool idle = pc__launches_retired(dc) == PC_OK && pc__proxy_settled(dc);
+    struct pc_error ignored;
+    bool idle = pc__launches_retired(dc, &ignored) == PC_OK && pc__proxy_settled(dc);
     for (uint32_t i = 0; idle && i < dc->nplans; i++) {
         struct pc_device_plan *p = dc->plans[i];
         if (p != NULL && atomic_load(&p->state) == PC_DEVICE_PLAN_DROPPED
@@ -139,6 +144,18 @@ static void sweep(struct pc_device_comm *dc)
             free_plan(p);
         }
     }
+}
+
+int pc_device_comm_quiet(struct pc_device_comm *dc)
+{
+    struct pc_error ignored;
+    if (!dc->sealed || dc->detached)
+        return PC_AGAIN;
+    forget_graphs(dc);
+    /* First what needs no driver: while kernels run, it may keep a thread waiting. */
+    if (atomic_load(&dc->capturing) || !pc__launches_ended(dc))
+        return PC_AGAIN;
+    return pc__launches_retired(dc, &ignored);
 }
 
 void pc_device_plan_free(struct pc_device_plan *p)

@@ -31,31 +31,28 @@ bool pc__calls_run(const struct pc_device_comm *dc)
 
 /* What the driver says of the last launch: after a fault of any kernel on the device no launch
  * reports its end. */
-static int ask_driver(struct pc_device_comm *dc, bool ended)
+static int ask_driver(const struct pc_device_comm *dc, bool ended, struct pc_error *error)
 {
-    struct pc_error error;
     int mode = pc__cuda_relax(PC_CUDA_RELAXED);
-    int rc = pc_cuda_event_query(dc->device, dc->order, &error);
+    int rc = pc_cuda_event_query(dc->device, dc->order, error);
     pc__cuda_relax(mode);
-    if (rc != PC_OK && rc != PC_AGAIN)
-        *dc->error = error;
     return rc == PC_OK && !ended ? PC_AGAIN : rc;
 }
 
-int pc__launches_over(struct pc_device_comm *dc)
+int pc__launches_over(const struct pc_device_comm *dc, struct pc_error *error)
 {
     bool ended = pc__launches_ended(dc);
     if (!dc->ordered || (ended && !atomic_load(&dc->capturing)))
         return ended ? PC_OK : PC_AGAIN;
-    return ask_driver(dc, ended);
+    return ask_driver(dc, ended, error);
 }
 
-int pc__launches_retired(struct pc_device_comm *dc)
+int pc__launches_retired(const struct pc_device_comm *dc, struct pc_error *error)
 {
     bool ended = pc__launches_ended(dc);
     if (!dc->ordered)
         return ended ? PC_OK : PC_AGAIN;
-    return ask_driver(dc, ended);
+    return ask_driver(dc, ended, error);
 }
 
 /* Reports the first failure of a kernel as the communicator's error. */
@@ -314,9 +311,10 @@ int pc_device_comm_wait(struct pc_device_comm *dc, double seconds)
 {
     uint64_t until = pc__now() + (uint64_t)(seconds > 0 ? seconds * 1e9 : 0);
     for (uint64_t nap = 0;; nap = nap < 200000 ? nap + 10000 : nap) {
-        int rc = pc__launches_retired(dc);   /* who waits may free what kernels write to */
-        if (rc != PC_OK && rc != PC_AGAIN) { /* what has not run never will */
-            struct pc_error error = *dc->error;
+        struct pc_error error;
+        int rc = pc__launches_retired(dc, &error); /* who waits may free what kernels write to */
+        if (rc != PC_OK && rc != PC_AGAIN) {       /* what has not run never will */
+            *dc->error = error;
             pc__device_comm_fail(dc, rc, &error);
         }
         int failed = pc_device_comm_check(dc);

@@ -339,6 +339,17 @@ int pc_cuda_thread_mode(int device, uint32_t mode, struct pc_error *error)
                           "cuThreadExchangeStreamCaptureMode(%u)", mode);
 }
 
+int pc_cuda_push(int device, struct pc_error *error)
+{
+    return pc__cuda_enter(device, error);
+}
+
+void pc_cuda_pop(void)
+{
+    void *context;
+    pc__cuda.CtxPopCurrent(&context);
+}
+
 int pc__cuda_relax(int mode)
 {
     return pc__cuda.ThreadExchangeStreamCaptureMode(&mode) == 0 ? mode : PC_CUDA_GLOBAL;

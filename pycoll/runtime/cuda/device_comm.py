@@ -23,6 +23,7 @@ from pycoll.runtime.cuda.heap import DeviceHeap
 from pycoll.runtime.cuda.images import Images
 from pycoll.runtime.cuda.keep_alive import KeepAlive
 from pycoll.runtime.cuda.kernels import Kernels
+from pycoll.runtime.cuda.reclaim import RECLAIMER
 from pycoll.runtime.engine import Engine
 from pycoll.runtime.native import codes, device_comm
 from pycoll.runtime.native import cuda as bindings_cuda
@@ -90,7 +91,7 @@ class DeviceComm:
         self._launched = 0  #: when it was closed
         self.whole = False  #: every rank reaches every other's GPU memory
         self._built = False
-        self.held = KeepAlive(device, self.capturing)
+        self.held = KeepAlive(device, self.capturing, RECLAIMER.notice)
         self._guard = threading.Lock()  #: of `native`, which the control thread asks, too
         #: Launches are put in order one by one; reentrant: a signal handler may call, too.
         self.turn = threading.RLock()
@@ -104,6 +105,7 @@ class DeviceComm:
             self.images = Images(self)
             self.plans = PlanCache(self.engine, self.images, proofs)
             self._built = True
+            RECLAIMER.enter(self)
         except BaseException as error:
             self.engine.leave_after(error)
             raise
@@ -324,6 +326,18 @@ class DeviceComm:
         """Tell whether all that was launched has ended."""
         return device_comm.device_comm_wait(self.native, 0) != codes.AGAIN
 
+    def quiet(self) -> bool:
+        """Tell whether nothing that was launched runs, nor a graph can launch any.
+
+        Any thread may ask that has the turn.
+        """
+        with self._guard:
+            return self.native is None or device_comm.device_comm_quiet(self.native)
+
+    def forked(self) -> None:
+        """In the child of a fork: threads that are not here may have had the locks."""
+        self._guard, self.turn = threading.Lock(), threading.RLock()
+
     def drain(self) -> None:
         """Wait on the host until all that was launched has ended, however that may be."""
         if self.native is None:
@@ -373,6 +387,7 @@ class DeviceComm:
             bootstrap.close(self.calls() - given_up, reason=reason)
         device_comm.device_comm_detach(self.native, seconds)
         self.held.close()
+        RECLAIMER.leave(self)
         self.engine.waits.finish_pending()
         if self._built:
             # A peer's kernel may touch this rank's memory until that peer has come as far.

@@ -7,7 +7,8 @@ Without a driver or a GPU each raises UnavailableError with what `missing` says.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pycoll.errors import InternalError, PycollError, TransportError, UnavailableError, UsageError
@@ -156,6 +157,17 @@ def thread_mode(number: int, mode: int) -> None:
     """Set by which mode this thread's calls that disturb captures do so: RELAXED, ..."""
     failure = _Failure()
     failure.check(lib.pc_cuda_thread_mode(number, mode, failure.c))
+
+
+@contextlib.contextmanager
+def current(number: int) -> Iterator[None]:
+    """Have a GPU's context current in this thread."""
+    failure = _Failure()
+    failure.check(lib.pc_cuda_push(number, failure.c))
+    try:
+        yield
+    finally:
+        lib.pc_cuda_pop()
 
 
 def pointer(address: int) -> Pointer:

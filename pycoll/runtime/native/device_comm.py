@@ -1,8 +1,8 @@
 """One function per ``pc_device_*`` of ``native/pycoll.h``: the GPU's side of a communicator.
 
 The communicator is one of its own, whose calls all run on the GPU. A failure's text is in
-`codes.comm_error`; `check` and `wait` return their code, as `bindings.run` does. But for `free`
-and `plan_free`, one thread at a time.
+`codes.comm_error`; `check` and `wait` return their code, as `bindings.run` does. But for `free`,
+`quiet` and `plan_free`, one thread at a time.
 """
 
 from __future__ import annotations
@@ -314,6 +314,14 @@ def device_comm_wait(dc: Any, seconds: float) -> int:
         0, AGAIN after so long, or what `device_comm_check` would.
     """
     return int(lib.pc_device_comm_wait(dc, seconds))
+
+
+def device_comm_quiet(dc: Any) -> bool:
+    """Tell whether nothing that was launched runs, nor a graph can launch any.
+
+    Any thread may ask, while no other can launch or make a plan.
+    """
+    return int(lib.pc_device_comm_quiet(dc)) == 0
 
 
 def device_comm_stuck(dc: Any) -> Stuck | None:
