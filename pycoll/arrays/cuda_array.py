@@ -48,6 +48,11 @@ class CudaArray:
         self.strides: tuple[int, ...] | None = None
 
     @property
+    def memory(self) -> Any:
+        """Return what its memory lives as long as."""
+        return self._owner
+
+    @property
     def dtype(self) -> numpy.dtype[Any]:
         """As numpy has it; numpy by itself has no bfloat16."""
         import numpy

@@ -86,6 +86,27 @@ def test_no_further_call_is_needed(count: int) -> None:
     gpus.ranks(2, rank)
 
 
+def test_the_heap_gives_back_its_own_alike_on_all_ranks() -> None:
+    """Nobody else holds them: what a thread lets go of at its own time would lie apart."""
+
+    def rank() -> None:
+        with pycoll.init() as comm, comm.on_stream(stream := fakecuda.Stream()):
+            places = []
+            for _ in range(10):
+                x = comm.empty(1000, "f4", device="cuda")
+                places.append(x.address)
+                gpus.host(x)[...] = 1
+                for _ in range(2):  # known, and not
+                    comm.allreduce(x)
+                stream.synchronize()
+                seen = weakref.ref(x)
+                del x
+                assert seen() is None
+            assert places == places[:1] * 10
+
+    gpus.ranks(2, rank)
+
+
 def test_not_while_another_communicator_of_the_rank_has_a_kernel_that_waits() -> None:
     def rank() -> None:
         with (

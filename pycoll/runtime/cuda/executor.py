@@ -80,7 +80,8 @@ class CudaExecutor:
         else:
             return None
         self.streams.enqueue(dc, [(found.plan, found.x, found.out)], stream, None)
-        if family is INTERFACE:
+        owns = dc.device_heap.owns
+        if family is INTERFACE and not (owns(x) and (out is None or owns(out))):
             dc.held.add((x, out), stream)
         return (found.result,)
 

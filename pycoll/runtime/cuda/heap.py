@@ -18,8 +18,8 @@ from pycoll.runtime.native import device_comm
 class _Room:
     """A piece of the heap; arrays hold it."""
 
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.address, self.nbytes = address, nbytes
+    def __init__(self, address: int, nbytes: int, heap: DeviceHeap) -> None:
+        self.address, self.nbytes, self.heap = address, nbytes, heap
 
 
 class Device(Protocol):
@@ -67,6 +67,11 @@ class DeviceHeap:
             for start, room in tuple(self._live.items())
         )
 
+    def owns(self, array: Any) -> bool:
+        """Tell whether an array is one that `array` or `empty` has made here, or a part of one."""
+        room = array.memory if isinstance(array, CudaArray) else None
+        return isinstance(room, _Room) and room.heap is self
+
     def _allocate(self, nbytes: int) -> _Room:
         address = self._find(nbytes)
         if address is None:
@@ -78,7 +83,7 @@ class DeviceHeap:
                 f"empty: no room for {nbytes} bytes of GPU memory beside {len(self._live)} arrays "
                 f"of this communicator; delete some, or give it more by PYCOLL_CUDA_HEAP, in MiB"
             )
-        room = _Room(address, nbytes)
+        room = _Room(address, nbytes, self)
         self._live[address] = nbytes
         weakref.finalize(room, self._discard, address).atexit = False
         return room

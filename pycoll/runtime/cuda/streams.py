@@ -179,7 +179,11 @@ class Streams:
                 ranges.pop()
 
     def hold(self, dc: DeviceComm, views: Sequence[ArrayView], stream: int) -> None:
-        """See to it that arrays are not freed before the GPU is done with them."""
+        """See to it that arrays are not freed before the GPU is done with them.
+
+        The heap sees to its own, at moments that are alike on all ranks: so their next arrays lie
+        at one offset, as a switch wants them.
+        """
         for each in views:
             # A library frees in the order of its own current stream: there nothing is to be done.
             if each.family is not INTERFACE:
@@ -187,7 +191,8 @@ class Streams:
                     continue
                 if each.record(stream):
                     continue
-            dc.held.add(each, stream)
+            if not dc.device_heap.owns(each.owner):
+                dc.held.add(each, stream)
 
     def keep(self, dc: DeviceComm, buffers: Sequence[ArrayView], stream: int) -> None:
         """Keep what is not the user's as long as a graph may use it, if one is being captured."""
