@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pycoll.cost.question import Choice, Question
+from pycoll.cost.question import Choice, Question, Switch
 from pycoll.cost.select import Selector, choose
 from pycoll.cost.tuning import Tuning
 
@@ -23,6 +23,7 @@ __all__ = [
     "Question",
     "Rates",
     "Selector",
+    "Switch",
     "Tuning",
     "choose",
     "explain",

@@ -9,7 +9,7 @@ from pycoll import collector
 from pycoll.algorithms import get
 from pycoll.cost.candidate import Candidate, candidates
 from pycoll.cost.machine import Machine
-from pycoll.cost.question import Choice, Question
+from pycoll.cost.question import Choice, Question, Switch
 from pycoll.cost.select import Selector, best_of, choice_of, choose
 from pycoll.cost.tuning import Tuning
 from pycoll.errors import counted
@@ -112,6 +112,8 @@ def explain(
     where: list[str] = []
     if machine is not None and topology is not None:
         where = reach(topology, machine.flows)
+    if question.switch is not Switch.NONE:
+        where += _switched(question)
     if question.device != "cpu":
         where.append(
             "Costs are counted from the kernels' source, by published rates of GPUs joined by "
@@ -119,6 +121,18 @@ def explain(
         )
     described = topology is not None and question.size > 1
     return Explanation(question, chosen, tuple(ranked), why, tuple(where), described)
+
+
+def _switched(question: Question) -> list[str]:
+    """Say what a switch's part in direct forms comes to."""
+    from pycoll.cost.switch import served  # few have one
+
+    return [
+        f"Where all arrays are from empty() NVLink SHARP {question.switch.value}: {form.algorithm} "
+        f"is predicted to take {_us(form.seconds)}, as its busiest link carries "
+        f"{form.crossing.text(question.nbytes)}."
+        for form in served(question)
+    ]
 
 
 def _is_direct(name: str, question: Question) -> bool:

@@ -19,7 +19,8 @@ _BARRIER = 50  #: of 256 threads
 _L2 = 250  #: a load of what a peer has written, or of an array
 
 
-def _seconds(instructions: int, shared: int = 0, barriers: int = 0, l2: int = 0) -> float:
+def seconds_of(instructions: int, shared: int = 0, barriers: int = 0, l2: int = 0) -> float:
+    """Return what a thread takes for so many of each."""
     cycles = _INSTRUCTION * instructions + _SHARED * shared + _BARRIER * barriers + _L2 * l2
     return cycles * _CYCLE
 
@@ -48,25 +49,26 @@ class Protocol(NamedTuple):
 #: load. Each of 256 threads has 16 bytes on their way, or of three sources and more a packet of
 #: each, up to eight.
 LL = Protocol(
-    send=_seconds(20 + 30, shared=2),
-    receive=_seconds(30, shared=1),
-    arrive=_seconds(0, l2=1),
-    move=_seconds(80, shared=6, barriers=1),
+    send=seconds_of(20 + 30, shared=2),
+    receive=seconds_of(30, shared=1),
+    arrive=seconds_of(0, l2=1),
+    move=seconds_of(80, shared=6, barriers=1),
     window=256 * 16,
-    flight=_seconds(0, l2=1),
+    flight=seconds_of(0, l2=1),
     together=8,
     wire=2.0,
 )
 #: A release of system scope waits for all stores before it, also those over NVLink.
 FENCE = 0.5e-6
+BARRIER = seconds_of(0, barriers=1)
 #: Slots (NCCL: Simple): a message and its credit have a barrier each, the message a fence, and the
 #: receiver acquires the count. 32 KiB are on their way from memory, of two sources together: 45
 #: GB/s.
 SIMPLE = Protocol(
-    send=_seconds(20 + 30, shared=2, barriers=1) + FENCE,
-    receive=_seconds(20 + 30, shared=2, barriers=1, l2=1),
+    send=seconds_of(20 + 30, shared=2, barriers=1) + FENCE,
+    receive=seconds_of(20 + 30, shared=2, barriers=1, l2=1),
     arrive=0.0,
-    move=_seconds(80, shared=6, barriers=1),
+    move=seconds_of(80, shared=6, barriers=1),
     window=32 << 10,
     flight=0.7e-6,
     together=2,

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from pycoll.program.slots import BUDGET_BYTES, SLOT_BYTES, SLOTS, SMALL_BYTES
 
 if TYPE_CHECKING:
     from pycoll.schedule.placement import Placement
+
+
+class Switch(enum.Enum):
+    """What an NVSwitch does for the arrays of a call that all ranks reach (NVLink SHARP)."""
+
+    NONE = "nothing"
+    STORES = "stores"  #: to all ranks; they fold themselves
+    FOLDS = "folds and stores"
 
 
 class Question(NamedTuple):
@@ -32,6 +41,7 @@ class Question(NamedTuple):
     device: str = "cpu"  #: what memory the arrays lie in: "cpu" or "cuda"
     unproved: bool = False  #: what takes too long to prove may run
     without: tuple[str, ...] = ()  #: algorithms that have turned out to take too long to prove
+    switch: Switch = Switch.NONE  #: what NVLink's switch does where all arrays are of `empty`
 
 
 class Choice(NamedTuple):

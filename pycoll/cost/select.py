@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pycoll.algorithms import names
 from pycoll.cost.candidate import Candidate, candidates, with_prediction
 from pycoll.cost.machine import Machine
-from pycoll.cost.question import Choice, Question
+from pycoll.cost.question import Choice, Question, Switch
 from pycoll.cost.tuning import Tuning
 from pycoll.errors import UsageError
 from pycoll.program.isa import CHUNK_UNIT
@@ -142,7 +142,20 @@ def choice_of(question: Question, best: Candidate) -> Choice:
     if _wide(question):
         name = "two_shot" if question.collective == "allreduce" else "direct"
         direct = name if name in names(question.collective) else None
+        if question.switch is not Switch.NONE:
+            direct = _by_switch(question, best.seconds, direct)
     return Choice(best.algorithm, _tile(question), _stream(question), direct, reason)
+
+
+def _by_switch(question: Question, staged: float, otherwise: str | None) -> str | None:
+    """Return whose direct form runs where a switch serves some; None: messages are faster."""
+    from pycoll.cost.switch import served  # few have one
+
+    forms = served(question)
+    if not forms:
+        return otherwise
+    close = [form for form in forms if form.seconds <= DOUBT * min(staged, forms[0].seconds)]
+    return min((form.algorithm for form in close), key=plainness, default=None)
 
 
 def _wide(question: Question) -> bool:

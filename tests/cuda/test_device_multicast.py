@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,9 @@ import pytest
 
 import pycoll
 from pycoll.communicator import Communicator
+from pycoll.cost import Switch
+from pycoll.dtypes import DTYPES, ReduceOp
+from pycoll.runtime.cuda import multicast
 
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 
@@ -291,3 +295,54 @@ def test_a_step_that_fails_on_one_rank(tmp_path: Path, failure: str, where: int)
     for made, gone in (("cuMemAddressReserve", "cuMemAddressFree"), ("cuMemMap", "cuMemUnmap")):
         counts = [sum(c.name == n and not c.result for c in lines) for n in (made, gone)]
         assert counts[0] == counts[1], (made, counts)
+
+
+def test_what_the_switch_folds_is_said_once(tmp_path: Path) -> None:
+    """`serves` is what the kernels have: PC_SWITCH_FOLDS."""
+    source = tmp_path / "folds.c"
+    source.write_text(
+        '#include <stdio.h>\n#include "gpu/device.h"\nint main(void) {'
+        f"for (unsigned d = 0; d < {len(DTYPES)}; d++) for (unsigned o = 0; o < {len(ReduceOp)}; "
+        'o++) printf("%d", PC_SWITCH_FOLDS(d, o) ? 1 : 0); }'
+    )
+    native, program = Path(__file__).parents[2] / "native", tmp_path / "folds"
+    subprocess.run(["cc", f"-I{native}", "-o", program, source], check=True)
+    said = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    folds = iter(said)
+    for dtype in DTYPES:
+        for op in ReduceOp:
+            known = next(folds) == "1"
+            exact = known and dtype.name.startswith(("int", "uint"))
+            assert (multicast.serves(True, dtype, op) is Switch.FOLDS) == known, (dtype, op)
+            assert (multicast.serves(False, dtype, op) is Switch.FOLDS) == exact, (dtype, op)
+
+
+def test_the_choice_knows_of_it() -> None:
+    def rank() -> list[str]:
+        with pycoll.init() as comm:
+            begin(comm)
+            x = comm.empty(1 << 18, "int32", device="cuda")
+            plan = comm.plan("allreduce", x)
+            gpus.host(x)[...] = comm.rank + 1
+            before = fakecuda.switched()
+            with comm.on_stream(stream := fakecuda.Stream()):
+                plan()
+            stream.synchronize()
+            assert (gpus.host(x) == 10).all()
+            assert fakecuda.switched()[0] > before[0]
+            return [plan.algorithm, str(comm.explain("allreduce", 1 << 20, "cuda"))]
+
+    found = ranks(4, rank)
+    assert [algorithm for algorithm, _ in found] == ["two_shot"] * 4
+    for _, told in found:
+        assert "NVLink SHARP stores: two_shot" in told
+    for _, told in ranks(4, rounding(rank)):
+        assert "NVLink SHARP folds and stores: two_shot" in told
+
+
+def rounding(rank: Callable[[], Any]) -> Callable[[], Any]:
+    def begun() -> Any:
+        os.environ["PYCOLL_CUDA_MULTICAST"] = "on"
+        return rank()
+
+    return begun

@@ -7,6 +7,7 @@ its own failures. All ranks make it together, at the first call on arrays of a G
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import threading
 import time
@@ -113,7 +114,10 @@ class DeviceComm:
     @cached_property
     def selection(self) -> Selection:
         """How calls choose their algorithms: by the rates of GPUs."""
-        return Selection(self.world, self._agreement, self.engine.once, "cuda", self.whole)
+        on = self.multicast == "on"
+        switch = functools.partial(multicast.serves, self._rounds) if on else None
+        how = self._agreement, self.engine.once, "cuda", self.whole
+        return Selection(self.world, *how, switch)
 
     def make_failure(
         self, comm: Any, control: Control, world: World, name: Callable[[int], str], _: Any
@@ -155,6 +159,7 @@ class DeviceComm:
         if not lack and not self.whole:  # the direct form, whose folds the switch makes, is out
             lack = "not all ranks reach each other's GPU memory"
         self.multicast = lack or "on"
+        self._rounds = config.cuda_multicast == "on"  # alike on all ranks
         mine = mutual[world.rank]
         self.reach = tuple(
             "cuda" if peer in mine else "shm" if world.mapped[peer] else world.transport

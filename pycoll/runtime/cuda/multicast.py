@@ -12,6 +12,19 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pycoll.bootstrap import passing
+from pycoll.cost import Switch
+from pycoll.dtypes import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    INT32,
+    INT64,
+    UINT32,
+    UINT64,
+    DType,
+    ReduceOp,
+)
 from pycoll.errors import PycollError, UsageError
 from pycoll.runtime.native import cuda, device_comm
 
@@ -23,6 +36,8 @@ Gather = Callable[[str], Sequence[bytes]]
 
 #: Seconds to wait for each rank's descriptors, which has said that it is about to send them.
 _PATIENCE = 20.0
+_INTEGERS = (INT32, UINT32, INT64, UINT64)
+_FLOATS = (FLOAT64, FLOAT32, FLOAT16, BFLOAT16)
 #: The ranks of which device images keep a bit each.
 _MOST_RANKS = 64
 
@@ -63,6 +78,21 @@ def _device(device: int) -> tuple[str, str]:
         return cuda.device(device).uuid.hex(), cuda.multicast(device)
     except PycollError as error:  # which opening it will say again
         return "", str(error)
+
+
+def serves(rounds: bool, dtype: DType, op: ReduceOp) -> Switch:
+    """Return what a switch does for a call: PC_SWITCH_FOLDS of native/gpu/device.h, where it may.
+
+    Args:
+        rounds: It may fold floats, which it adds in an order of its own.
+        dtype: Of the elements.
+        op: Of the call; of one that does not reduce it is of no account.
+    """
+    if dtype in _INTEGERS:
+        folds = op is not ReduceOp.PROD
+    else:
+        folds = rounds and dtype in _FLOATS and op in (ReduceOp.SUM, ReduceOp.AVG)
+    return Switch.FOLDS if folds else Switch.STORES
 
 
 def open_all(

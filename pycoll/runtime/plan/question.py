@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pycoll.cost import Question
+from pycoll.cost import Question, Switch
 
 if TYPE_CHECKING:
     from pycoll.runtime.join import World
@@ -19,6 +19,7 @@ def question(
     device: str = "cpu",
     unproved: bool = False,
     without: tuple[str, ...] = (),
+    switch: Switch = Switch.NONE,
 ) -> Question:
     """Return what the ranks of a communicator ask about a call."""
     return Question(
@@ -40,4 +41,5 @@ def question(
         device=device,
         unproved=unproved,
         without=without,
+        switch=switch,
     )

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll import log
 from pycoll.algorithms import get, names
-from pycoll.cost import Choice, Tuning, choose, explain
+from pycoll.cost import Choice, Switch, Tuning, choose, explain
+from pycoll.dtypes import FLOAT32, DType, ReduceOp
 from pycoll.errors import UsageError, counted, quoted
 from pycoll.runtime import room
 from pycoll.runtime.plan.call import BARRIER, Call, Wanted
@@ -17,6 +18,8 @@ from pycoll.runtime.plan.question import question
 from pycoll.schedule import COLLECTIVES, Algorithm
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pycoll.cost import Explanation
     from pycoll.runtime.join import World
     from pycoll.runtime.plan.agreement import Agreement
@@ -31,6 +34,14 @@ class Selection:
     Where they are few, and not many to a core, each chooses for itself: the same function of the
     same question takes less time on all cores at once than a message each way does besides. What a
     user gave to choose by need not be such a function.
+
+    Args:
+        world: The ranks.
+        agreement: What they have agreed on.
+        once: Finds what one rank finds for all.
+        device: What memory arrays lie in.
+        direct: Whether all arrays of `empty` are reached by all ranks.
+        switch: Says what NVLink's switch does for such arrays, by their dtype and the operator.
     """
 
     def __init__(
@@ -40,10 +51,12 @@ class Selection:
         once: Once,
         device: str = "cpu",
         direct: bool = True,
+        switch: Callable[[DType, ReduceOp], Switch] | None = None,
     ) -> None:
         self._world = world
         self._once = once
         self._device = device
+        self._switch = switch or (lambda *_: Switch.NONE)
         self._direct = (
             direct and world.direct
         )  #: whether all arrays of `empty` are reached by all ranks
@@ -82,6 +95,7 @@ class Selection:
             device=self._device,
             unproved=self._unproved,
             without=without,
+            switch=self._switch(call.dtype, call.op),
         )
         own = self._selector if named is None else None  # an explicit wish needs no advice
 
@@ -115,7 +129,10 @@ class Selection:
     def explain(self, collective: str, nbytes: int) -> Explanation:
         """Return what `choose` chooses for a call of this length, and why."""
         asked = question(
-            self._world, collective, nbytes, device=self._device, unproved=self._unproved
+            *(self._world, collective, nbytes),
+            device=self._device,
+            unproved=self._unproved,
+            switch=self._switch(FLOAT32, ReduceOp.SUM),
         )
         found = explain(asked, self._tuning, self._selector)
         where = found.where
