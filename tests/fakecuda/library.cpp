@@ -19,7 +19,36 @@ static int log_file = -1;
 static int retained[16];
 static int poisoned[16];
 static std::set<std::pair<int, int>> peers;
-static thread_local std::vector<int> contexts; // of this thread, the last one current
+
+// Has nothing to destroy: a thread's end reads what is to be destroyed, and the C library frees the
+// thread's variables in a way that ThreadSanitizer takes for a race with that.
+struct ContextStack {
+    int devices[64], depth;
+
+    bool empty() const
+    {
+        return depth == 0;
+    }
+
+    int back() const
+    {
+        return devices[depth - 1];
+    }
+
+    bool push(int device)
+    {
+        if (depth == 64)
+            return false;
+        devices[depth++] = device;
+        return true;
+    }
+
+    void pop()
+    {
+        depth--;
+    }
+};
+static thread_local ContextStack contexts; // of this thread, the last one current
 static std::vector<int> visible;
 static std::map<std::string, int> counts; // calls so far
 struct Failure {
@@ -312,8 +341,7 @@ API cuCtxPushCurrent_v2(void *context)
     int device = of_context(context);
     if (!call || device < 0 || !retained[device])
         return call(INVALID_CONTEXT);
-    contexts.push_back(device);
-    return call();
+    return call(contexts.push(device) ? SUCCESS : OUT_OF_MEMORY);
 }
 
 API cuCtxPopCurrent_v2(void **out)
@@ -322,7 +350,7 @@ API cuCtxPopCurrent_v2(void **out)
     if (!call || contexts.empty())
         return call(INVALID_CONTEXT);
     *out = handles + contexts.back();
-    contexts.pop_back();
+    contexts.pop();
     return call();
 }
 
@@ -340,9 +368,9 @@ API cuCtxSetCurrent(void *context)
     if (!call || (context && (device < 0 || !retained[device])))
         return call(INVALID_CONTEXT);
     if (!contexts.empty())
-        contexts.pop_back();
+        contexts.pop();
     if (context)
-        contexts.push_back(device);
+        contexts.push(device);
     return call();
 }
 
