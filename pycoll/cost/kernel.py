@@ -25,16 +25,25 @@ def seconds_of(instructions: int, shared: int = 0, barriers: int = 0, l2: int = 
     return cycles * _CYCLE
 
 
+BARRIER = seconds_of(0, barriers=1)
+#: A REDUCE_COPY besides its data: the addresses, and a barrier behind them.
+MOVE = seconds_of(80, shared=6) + BARRIER
+#: A release of system scope waits for all stores before it, also those over NVLink.
+FENCE = 0.5e-6
+
+
 class Protocol(NamedTuple):
     """What messages cost that are sent in one way.
 
-    ``send`` and ``receive`` are the leader's steps for each message, ``arrive`` is what all of an
-    operation take together, ``move`` what a REDUCE_COPY takes besides its data. Of that a block has
-    ``window`` bytes of an operand on their way in each ``flight``.
+    ``send`` and ``receive`` are the leader's steps for each message; ``depart`` and ``arrive`` are
+    what those that an operation sends take together, and those that it takes; ``move`` is what a
+    REDUCE_COPY takes besides its data. Of that a block has ``window`` bytes of an operand on their
+    way in each ``flight``.
     """
 
     send: float
     receive: float
+    depart: float
     arrive: float
     move: float
     window: int
@@ -51,24 +60,24 @@ class Protocol(NamedTuple):
 LL = Protocol(
     send=seconds_of(20 + 30, shared=2),
     receive=seconds_of(30, shared=1),
+    depart=0.0,
     arrive=seconds_of(0, l2=1),
-    move=seconds_of(80, shared=6, barriers=1),
+    move=MOVE,
     window=256 * 16,
     flight=seconds_of(0, l2=1),
     together=8,
     wire=2.0,
 )
-#: A release of system scope waits for all stores before it, also those over NVLink.
-FENCE = 0.5e-6
-BARRIER = seconds_of(0, barriers=1)
-#: Slots (NCCL: Simple): a message and its credit have a barrier each, the message a fence, and the
-#: receiver acquires the count. 32 KiB are on their way from memory, of two sources together: 45
+#: Slots (NCCL: Simple): a REDUCE_COPY has a second barrier, behind its data, before the counts that
+#: say that messages are there, or were read. All that it sends goes behind one fence, and the
+#: receiver acquires each count. 32 KiB are on their way from memory, of two sources together: 45
 #: GB/s.
 SIMPLE = Protocol(
-    send=seconds_of(20 + 30, shared=2, barriers=1) + FENCE,
-    receive=seconds_of(20 + 30, shared=2, barriers=1, l2=1),
+    send=seconds_of(20 + 30, shared=2),
+    receive=seconds_of(20 + 30, shared=2, l2=1),
+    depart=FENCE,
     arrive=0.0,
-    move=seconds_of(80, shared=6, barriers=1),
+    move=MOVE + BARRIER,
     window=32 << 10,
     flight=0.7e-6,
     together=2,

@@ -35,6 +35,8 @@ class KernelPrice:
         seconds = self._copies(o) * p.move + self.lead(o, nbytes)
         if any(self._near[e] for e in o.sources):
             seconds += p.arrive
+        if any(self._near[e] for e in o.destinations):
+            seconds += p.depart
         for e in o.sources:
             seconds += p.receive if self._near[e] else tolls[e].receive + nbytes * tolls[e].byte
         for e in o.destinations:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pycoll.cost.kernel import BARRIER, FENCE, SIMPLE, Kernel, seconds_of
+from pycoll.cost.kernel import BARRIER, FENCE, MOVE, Kernel, seconds_of
 from pycoll.cost.machine import Machine
 from pycoll.cost.question import Question, Switch
 from pycoll.program.isa import MAX_DESTINATIONS
@@ -129,4 +129,4 @@ def _seconds(
     # A load goes to the switch and back; further ones follow when those before have come.
     loads = math.ceil(crossing.read / window) * hop
     data = max(loads, max(crossing.out, crossing.into) / kernel.link)
-    return machine.rates.entry + ready + SIMPLE.move + follows * _FOLLOW + data + done
+    return machine.rates.entry + ready + MOVE + follows * _FOLLOW + data + done

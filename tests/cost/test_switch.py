@@ -108,7 +108,7 @@ def test_explain_says_so() -> None:
     told = str(explain(asked("allreduce", 64 * MIB, 8, Switch.FOLDS)))
     assert (
         "Where all arrays are from empty() NVLink SHARP folds and stores: two_shot is predicted to "
-        "take 200.8 us, as its busiest link carries 1.12 times its bytes to the switch and 1.12 "
+        "take 200.5 us, as its busiest link carries 1.12 times its bytes to the switch and 1.12 "
         "times its bytes from it." in told
     )
     assert "where all arrays are from empty(): two_shot, without copies" in told
