@@ -40,7 +40,9 @@ from pycoll.schedule import Algorithm, NotDirect
 pytestmark = pytest.mark.native
 
 HERE = Path(__file__).parent
-KERNEL, TARGET = (f"gpu/kernel/{name}.h" for name in ("kernel", "target_simt"))
+KERNEL, PACKETS, BLOCK, TARGET = (
+    f"gpu/kernel/{name}.h" for name in ("kernel", "packets", "block", "target_simt")
+)
 RACE = 66  #: exit status of ThreadSanitizer
 
 #: All dtypes, each with one op.
@@ -247,7 +249,7 @@ def test_flags_of_packets_begin_again(run: Run, one: Path) -> None:
 
 
 def test_slots_of_packets_are_cleaned(run: Run) -> None:
-    change = (KERNEL, "        pc__clean(call, f);", "        (void)f;")
+    change = (PACKETS, "        pc__clean(call, f);", "        (void)f;")
     uncleaned = driver(KERNELS[:1], change)
     # Ranks that happen to keep in step read nothing that is left over.
     ends = (run(uncleaned, "run", SHORT_THEN_LONG).returncode for _ in range(20))
@@ -379,15 +381,15 @@ CHANGES: dict[str, tuple[Change, bool]] = {
          "    return __atomic_load_n(from, __ATOMIC_RELAXED);"), False,
     ),
     "barrier behind the package": (
-        (KERNEL, "    pc__barrier(shared, false);\n    struct pc_block_image *block",
+        (BLOCK, "    pc__barrier(shared, false);\n    struct pc_block_image *block",
          "    struct pc_block_image *block"), False,
     ),
     "barrier behind what has moved in it": (
-        (KERNEL, "    call->over = pc__barrier(shared, call->dead || call->over);\n"
+        (BLOCK, "    call->over = pc__barrier(shared, call->dead || call->over);\n"
          "    return code;", "    return code;"), False,
     ),
     "barrier behind the last counts": (
-        (KERNEL, "const bool failed = pc__barrier(shared, call.dead || call.over);",
+        (BLOCK, "const bool failed = pc__barrier(shared, call.dead || call.over);",
          "const bool failed = call.dead || call.over;"), False,
     ),
     "signatures before the fence": (
@@ -395,7 +397,7 @@ CHANGES: dict[str, tuple[Change, bool]] = {
          "    bool covered = false;"), False,
     ),
     "counts are put back": (
-        (KERNEL, "    pc__give_package(&call);\n", ""), False,
+        (BLOCK, "    pc__give_package(&call);\n", ""), False,
     ),
     "barrier behind the addresses": (
         (KERNEL, "    call->over = pc__barrier(call->shared, call->dead);\n    if (call->over)",
@@ -411,7 +413,7 @@ CHANGES: dict[str, tuple[Change, bool]] = {
         (KERNEL, "        if (count >= n)\n", "        if (count >= n || n)\n"), False,
     ),
     "flags that change": (
-        (KERNEL, "return pc__in_period(n) + 1;", "return n < n ? 0 : 1;"), True,
+        (PACKETS, "return pc__in_period(n) + 1;", "return n < n ? 0 : 1;"), True,
     ),
 }  # fmt: skip
 
