@@ -47,6 +47,8 @@ def machine_code(dtype: str, op: str) -> dict[str, Any]:
     image = compile.build(BY_NAME[dtype], ReduceOp[op], CAPABILITY)
     name = compile.entry(BY_NAME[dtype], ReduceOp[op])
     code = listing.instructions(image)[name]
+    other = compile.build(BY_NAME[dtype], ReduceOp[op], CAPABILITY, listing.FEW_PACKETS)
+    few = listing.instructions(other)[name]
     opcodes = [line.split()[0] for line in code]
     return {
         "kernel": name,
@@ -54,9 +56,7 @@ def machine_code(dtype: str, op: str) -> dict[str, Any]:
         "shared_bytes": listing.usage(image)[name].shared,
         "instructions": len(code),
         "sources_in_flight_16B": listing.in_flight(code, r"LDG\.E\.128\.STRONG\.SYS", apart=True),
-        "sources_in_flight_packets": listing.in_flight(
-            code, r"LDG\.E\.64\.STRONG\.SYS", apart=True
-        ),
+        "sources_in_flight_packets": listing.packets_in_flight(code, few),
         "fences_in_code": sum(opcode.startswith("MEMBAR.ALL.SYS") for opcode in opcodes),
     }
 
@@ -109,6 +109,8 @@ def main() -> None:
     if options.before:
         before = json.loads(options.before.read_text())
         result["before"] = {"commit": before["meta"]["commit"], "rows": before["rows"]}
+        if "before" in before:
+            result["before"]["before"] = before["before"]
     options.output.write_text(json.dumps(result, indent=1) + "\n")
     for row in rows:
         print(*(f"{key} {value}" for key, value in row.items()), sep=", ")

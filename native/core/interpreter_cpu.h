@@ -52,16 +52,21 @@ static inline char *pc__ll_slot(struct pc_call *call, struct pc_fifo *f, bool re
     return f->in_packets;
 }
 
-static inline void pc__complete(struct pc_call *call, struct pc_fifo *f)
+static inline bool pc__by_ll(const struct pc_call *call, const struct pc_vm_instruction *i)
 {
-    (void)call, (void)f;
+    (void)call, (void)i;
+    return false;
 }
 
-static inline bool pc__taken(struct pc_call *call, const struct pc_channel *channel,
-                             const struct pc_vm_instruction *i)
+static inline void pc__move_ll(struct pc_call *call, const struct pc_vm_instruction *i,
+                               pc_tile tile)
 {
-    (void)call, (void)channel, (void)i;
-    return true;
+    (void)call, (void)i, (void)tile;
+}
+
+static inline void pc__taken(struct pc_call *call, struct pc_fifo *f)
+{
+    (void)call, (void)f;
 }
 
 static inline char *pc__in(const struct pc_call *call)

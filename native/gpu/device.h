@@ -14,10 +14,10 @@
                                                             */
 #define PC_PROXY_FIFO_ENTRIES 1024u
 
-/* LL packets: a message as words of 8 bytes, 4 of data and the flag of the message above them. A
- * reader waits for each word by itself. The last word of a slot tells which call it belongs to. */
-#define PC_LL_BYTES (8u << 10) /* of data, per message of one block */
-#define PC_LL_SLOT_BYTES (2 * PC_LL_BYTES + 128u)
+/* LL packets: a message as packets of 16 bytes, 12 of data and the message's flag, of which the
+ * first one tells which call it belongs to; see gpu/kernel/ll.h. */
+#define PC_LL_PACKETS 1032u /* of a slot: 12 KiB of data, and some */
+#define PC_LL_SLOT_BYTES (16 * PC_LL_PACKETS)
 #define PC_LL_FLAG_PERIOD 0xffffffffull
 
 #define PC_IN_READY 0xffffffffu /* as an instruction: before the first one */
@@ -122,6 +122,13 @@ struct pc_block_image {
     uint32_t instance;
     uint32_t channel;
 };
+
+/* `target` of a REDUCE_COPY in an image: a bit for each operand in a slot; and from PC_PLAIN_BIT on
+ * the only source that is in none, or nsrc: all are, or PC_PLAINS: several are not. */
+#define PC_SLOTS 0xffffffu
+#define PC_PLAIN_BIT 24
+#define PC_PLAINS 0xffu
+_Static_assert(PC_MAX_OPERANDS <= PC_PLAIN_BIT, "a bit for each operand");
 
 /* The packages of all blocks, of the staged and of the direct form: one for each block, of equal
  * length, a multiple of 16 bytes, with all that the block's interpreter reads:

@@ -226,11 +226,12 @@ bool pc__device_image_fits_ll(const struct pc_plan *plan, uint32_t instances)
 {
     struct builder b = begin(plan, 0, instances);
     uint64_t ntiles;
-    for (uint32_t instance = 0; instance < instances;
-         instance++) /* each part begins at a new LL packet */
-        if (b.program->widest * ((longest_piece(&b, instance, &ntiles) + 3) & ~UINT64_C(3))
-            > PC_LL_BYTES)
+    for (uint32_t instance = 0; instance < instances; instance++) {
+        /* Each piece begins at a packet; of words of 8 bytes two packets hold three. */
+        uint64_t pairs = (longest_piece(&b, instance, &ntiles) + 23) / 24;
+        if (1 + b.program->widest * 2 * pairs > PC_LL_PACKETS)
             return false;
+    }
     return true;
 }
 
@@ -252,20 +253,6 @@ size_t pc__device_image_bytes(const struct pc_plan *plan, int form, uint32_t ins
     struct builder b = begin(plan, form, instances);
     int nblocks = pc__device_image_blocks(plan, form, instances);
     return nblocks > 0 ? lay_out(&b, (uint32_t)nblocks) : 0;
-}
-
-/* Whether parts in LL packets lie as one contiguous span does: each but the last fills whole
- * packets. All ranks get the same answer, as they know the same blocks. */
-static bool whole_packets(const struct builder *b)
-{
-    bool broken = false;
-    for (uint32_t c = 0; c < b->program->nchunks; c++) {
-        uint64_t nbytes = b->plan->partitions[b->form]->chunks[c].nbytes;
-        if (nbytes != 0 && broken)
-            return false;
-        broken |= nbytes % 4 != 0;
-    }
-    return true;
 }
 
 /* A part of a block's package in the host copy, and the device address for what is there. */
@@ -313,13 +300,16 @@ static struct pc_token *token_of(const struct builder *b, const struct pc_vm_ins
     return (struct pc_token *)(uintptr_t)at;
 }
 
-/* A bit for each operand in a slot. */
+/* Which operands are in slots; see PC_SLOTS. */
 static uint32_t slots_of(const struct pc_vm_instruction *line)
 {
-    uint32_t slots = 0;
+    uint32_t slots = 0, plain = line->nsrc;
     for (uint32_t k = 0; k < (uint32_t)line->nsrc + line->ndst; k++)
-        slots |= (uint32_t)(line->at.operands[k].space == PC_SPACE_SLOT) << k;
-    return slots;
+        if (line->at.operands[k].space == PC_SPACE_SLOT)
+            slots |= 1u << k;
+        else if (k < line->nsrc)
+            plain = plain == line->nsrc ? k : PC_PLAINS;
+    return slots | plain << PC_PLAIN_BIT;
 }
 
 /* Whether the edge is of the block's own channel, so that no other block raises its counts. */
@@ -422,7 +412,7 @@ static struct pc_terms terms_of(const struct builder *b, uint32_t instance)
     terms.depth = !b->packets && message <= PC_INLINE_BYTES ? PC_LINES : terms.slots;
     terms.nchannels = 1;
     terms.spans = terms.ntiles == 1 && b->plan->adjacent && b->instances == 1
-                  && b->plan->nbytes <= LONGEST_SPAN && (!b->packets || whole_packets(b));
+                  && b->plan->nbytes <= LONGEST_SPAN;
     terms.stream_out = false;
     terms.packets = b->packets;
     return terms;

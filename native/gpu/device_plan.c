@@ -4,10 +4,10 @@
 #include "gpu/device_comm.h"
 
 /* How much of a call one block is to move: about as much as its threads have in flight at once.
- * With more blocks each would wait as long for less. In packets a thread has 4 words in flight. */
+ * With more blocks each would wait as long for less. Of a message in packets a thread has one. */
 #define PC_BLOCK_BYTES (UINT64_C(16) << 10)
-#define PC_LL_BLOCK_BYTES (UINT64_C(4) << 10)
-/* The longest call in packets: beyond, twice the bytes take longer than a fence. */
+#define PC_LL_BLOCK_BYTES (UINT64_C(3) << 10)
+/* The longest call in packets: beyond, the bytes that are not data take longer than a fence. */
 #define PC_LL_CALL_BYTES (UINT64_C(64) << 10)
 #define PC_THREADS 256u
 #define PC_WARP 32u

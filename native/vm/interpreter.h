@@ -17,8 +17,9 @@
  *   pc__acknowledge(call, line, count, peer)  raises one that says that data was read
  *   pc__signal_local(token, n)                raises a token's count, released
  *   pc__uses_ll(call)           messages are LL packets; pc__ll_slot(): where
- *   pc__complete(call, fifo)    all packets of message fifo->sent are written
- *   pc__taken(call, channel, i) before the credit for message fifo->received; false: no credit
+ *   pc__by_ll(call, i)          a REDUCE_COPY has LL packets among its operands;
+ *   pc__move_ll(call, i, tile)  moves it, all parts and by all threads, be they empty
+ *   pc__taken(call, fifo)       before the credit for message fifo->received
  *   pc__put(call, channel, i)   sends a message or a credit to a remote peer; a code ends the call
  *   pc__depth(call, fifo)       how many messages may be in flight
  *   pc__small_bytes(call, fifo) of the longest message that lies in a small slot
@@ -82,6 +83,10 @@ PC_ROUTINE bool pc__passes(PC_CALL *call, const struct pc_vm_instruction *i, str
 PC_ROUTINE void pc__reduce_copy(PC_CALL *call, const struct pc_channel *channel,
                                 const struct pc_vm_instruction *i)
 {
+    if (pc__by_ll(call, i)) {
+        pc__move_ll(call, i, channel->tile);
+        return;
+    }
     const struct pc_terms *terms = call->terms;
     const struct pc_vm_operand *operands = i->at.operands;
     uint32_t first = operands[0].chunk, width = operands[0].nchunks;
@@ -108,7 +113,7 @@ PC_ROUTINE void pc__reduce_copy(PC_CALL *call, const struct pc_channel *channel,
         if (nbytes == 0)
             continue;
         pc__move(call, i, k, skip, packed, total, nbytes, &manner);
-        packed += pc__uses_ll(call) ? (nbytes + 3) & ~(pc_size)3 : nbytes;
+        packed += nbytes;
     }
     pc__store_mode_end(i, total, &manner);
 }
@@ -130,8 +135,7 @@ PC_ROUTINE int pc__step(PC_CALL *call, struct pc_channel *channel)
         case PC_STEP_FILL:
             if (pc__leads(call)) {
                 struct pc_fifo *f = i->at.fifo;
-                if (pc__uses_ll(call)) {
-                    pc__complete(call, f);
+                if (pc__uses_ll(call)) { /* each packet says itself that it is there */
                     f->sent++;
                     break;
                 }
@@ -141,8 +145,9 @@ PC_ROUTINE int pc__step(PC_CALL *call, struct pc_channel *channel)
             }
             break;
         case PC_STEP_CONSUME:
-            if (pc__leads(call) && pc__taken(call, channel, i)) {
+            if (pc__leads(call)) {
                 struct pc_fifo *f = i->at.fifo;
+                pc__taken(call, f);
                 pc__acknowledge(call, f->in_credit, ++f->received, f->peer);
             }
             break;

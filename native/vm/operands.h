@@ -29,7 +29,7 @@ PC_ROUTINE char *pc__address(PC_CALL *call, const struct pc_vm_operand *p, uint3
     struct pc_fifo *f = p->fifo;
     uint64_t n = p->receiving ? f->received : f->sent;
     if (pc__uses_ll(call))
-        return pc__ll_slot(call, f, p->receiving, n) + 2 * packed;
+        return pc__ll_slot(call, f, p->receiving, n);
     if (total <= PC_INLINE_BYTES)
         return (char *)(p->receiving ? f->in_lines : f->out_lines)[n & (PC_LINES - 1)].bytes
                + packed;

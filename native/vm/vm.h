@@ -76,7 +76,6 @@ struct pc_fifo {
     uint64_t sent;              /* messages that this rank has sent */
     uint64_t credit;            /* how many of these the peer had consumed when last read */
     uint64_t received;          /* messages that this rank has consumed */
-    uint64_t sealed;            /* GPU: messages whose last packet was seen, if that is more */
     struct pc_line *out_lines;  /* in the peer's arena */
     char *out_data;             /* in the peer's arena */
     struct pc_line *out_credit; /* in this rank's arena, raised by the peer */
@@ -138,7 +137,8 @@ struct pc_vm_instruction {
     uint8_t nsrc;
     uint8_t ndst;
     uint32_t target; /* END_LOOP: its LOOP. CPU, REDUCE_COPY: how many of its last destinations may
-                        be lent; PUT_MESSAGE: 1 + its lender among the operands, or 0 */
+                        be lent; PUT_MESSAGE: 1 + its lender among the operands, or 0. GPU,
+                        REDUCE_COPY: PC_SLOTS */
     struct pc_probe *probe; /* CPU: REDUCE_COPY that fills a slot, else NULL */
     union {
         struct pc_fifo *fifo;

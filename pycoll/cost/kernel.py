@@ -35,16 +35,14 @@ FENCE = 0.5e-6
 class Protocol(NamedTuple):
     """What messages cost that are sent in one way.
 
-    ``send`` and ``receive`` are the leader's steps for each message; ``depart`` and ``arrive`` are
-    what those that an operation sends take together, and those that it takes; ``move`` is what a
-    REDUCE_COPY takes besides its data. Of that a block has ``window`` bytes of an operand on their
-    way in each ``flight``.
+    ``send`` and ``receive`` are the leader's steps for each message; ``depart`` is what those that
+    an operation sends take together; ``move`` is what a REDUCE_COPY takes besides its data. Of that
+    a block has ``window`` bytes of an operand on their way in each ``flight``.
     """
 
     send: float
     receive: float
     depart: float
-    arrive: float
     move: float
     window: int
     flight: float
@@ -53,20 +51,19 @@ class Protocol(NamedTuple):
 
 
 #: Packets (LL): nothing waits, a message costs the leader's steps. To send: WAIT, 20 instructions,
-#: and FILL, 30, which stores the seal. To receive: CONSUME, 30 and the credit's store. A
-#: REDUCE_COPY is 80 and a barrier behind the addresses; the seals of all its messages are one
-#: load. Each of 256 threads has 16 bytes on their way, or of three sources and more a packet of
-#: each, up to eight.
+#: and FILL, 10: its packets say themselves that they are there. To receive: CONSUME, 30 and the
+#: credit's store. A REDUCE_COPY is 80 and a barrier behind the addresses. Each of 256 threads has a
+#: packet on its way, 12 bytes of data and 4 of flag, or of three sources and more one of each, up
+#: to eight.
 LL = Protocol(
-    send=seconds_of(20 + 30, shared=2),
+    send=seconds_of(20 + 10, shared=2),
     receive=seconds_of(30, shared=1),
     depart=0.0,
-    arrive=seconds_of(0, l2=1),
     move=MOVE,
-    window=256 * 16,
+    window=256 * 12,
     flight=seconds_of(0, l2=1),
     together=8,
-    wire=2.0,
+    wire=4 / 3,
 )
 #: Slots (NCCL: Simple): a REDUCE_COPY has a second barrier, behind its data, before the counts that
 #: say that messages are there, or were read. All that it sends goes behind one fence, and the
@@ -76,7 +73,6 @@ SIMPLE = Protocol(
     send=seconds_of(20 + 30, shared=2),
     receive=seconds_of(20 + 30, shared=2, l2=1),
     depart=FENCE,
-    arrive=0.0,
     move=MOVE + BARRIER,
     window=32 << 10,
     flight=0.7e-6,
@@ -88,7 +84,7 @@ SIMPLE = Protocol(
 #: and it has a block for each `LL_BLOCK_BYTES`; a longer one has a block for each `BLOCK_BYTES`.
 #: Blocks are instances of all channels.
 LL_BYTES = 64 << 10
-LL_BLOCK_BYTES = 4 << 10
+LL_BLOCK_BYTES = 3 << 10
 BLOCK_BYTES = 16 << 10
 MOST_BLOCKS = 32
 

@@ -33,8 +33,6 @@ class KernelPrice:
         """Return the seconds of an operation on so many bytes; remote edges have their tolls."""
         p = self._protocol
         seconds = self._copies(o) * p.move + self.lead(o, nbytes)
-        if any(self._near[e] for e in o.sources):
-            seconds += p.arrive
         if any(self._near[e] for e in o.destinations):
             seconds += p.depart
         for e in o.sources:

@@ -101,7 +101,7 @@ def test_no_algorithm_beats_the_link() -> None:
 
 def test_a_message_in_packets_costs_no_fence_and_no_more_data_than_a_window_takes() -> None:
     assert max(LL.send, LL.receive, SIMPLE.send) < SIMPLE.receive < FENCE == SIMPLE.depart
-    short, window = (seconds("one_shot", n, 2) for n in (8, 4096))
+    short, window = (seconds("one_shot", n, 2) for n in (8, 3072))
     assert window == short
     hop, packets = 1e-6, seconds("one_shot", 64 << 10, 2)
     slots = seconds("one_shot", (64 << 10) + 8, 2)
@@ -111,8 +111,8 @@ def test_a_message_in_packets_costs_no_fence_and_no_more_data_than_a_window_take
 def test_how_a_call_is_divided() -> None:
     shape = Kernel().shape
     assert shape(8, 1, True) == (LL, 1)
-    assert shape(64 << 10, 1, True) == (LL, 16)
-    assert shape(64 << 10, 4, True) == (LL, 4)
+    assert shape(64 << 10, 1, True) == (LL, 22)
+    assert shape(64 << 10, 4, True) == (LL, 6)
     assert shape((64 << 10) + 8, 1, True) == (SIMPLE, 5)
     assert shape(1 << 30, 1, True) == (SIMPLE, 32)
     assert shape(1 << 30, 4, True) == (SIMPLE, 8)

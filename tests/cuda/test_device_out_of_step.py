@@ -144,6 +144,46 @@ def test_ranks_whose_lengths_differ_are_told_whatever_way_they_go(kib: tuple[int
         assert "ranks called different things" in text
 
 
+@pytest.mark.parametrize("name", ["one_shot", "ring"])
+@pytest.mark.parametrize("counts", [(0, 1), (1, 2), (2, 3), (2, 700), (9, 0), (700, 23)], ids=str)
+def test_packets_of_other_lengths_are_of_another_call(counts: tuple[int, int], name: str) -> None:
+    """A message may be longer or shorter than the one that is waited for, or be empty."""
+
+    def rank() -> str:
+        comm = pycoll.init(timeout=60)
+        x = gpus.of(np.zeros(counts[comm.rank], "f4"))
+        comm.cuda()
+
+        def step(turn: int) -> None:
+            del turn
+            comm.allreduce(x, algorithm=name, async_op=True).synchronize()
+
+        return mismatched(comm, step)
+
+    for text in gpus.ranks(2, rank):
+        assert "ranks called different things" in text
+
+
+@pytest.mark.parametrize(
+    "names", [("one_shot", "two_shot"), ("recursive_doubling", "ring")], ids=str
+)
+@pytest.mark.parametrize("counts", [(5, 5), (700, 5)], ids=str)
+def test_packets_of_other_algorithms_are_of_another_call(
+    names: tuple[str, str], counts: tuple[int, int]
+) -> None:
+    def rank() -> str:
+        comm = pycoll.init(timeout=60)
+        x = gpus.of(np.zeros(counts[comm.rank % 2], "f4"))
+        comm.cuda()
+        name = names[comm.rank % 2]
+        return mismatched(
+            comm, lambda turn: comm.allreduce(x, algorithm=name, async_op=True).synchronize()
+        )
+
+    for text in gpus.ranks(3, rank):
+        assert "ranks called different things" in text
+
+
 def test_all_of_several_ranks_are_told() -> None:
     def rank() -> str:
         comm, x = opened()

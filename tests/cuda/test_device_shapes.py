@@ -19,7 +19,7 @@ from pycoll.runtime.native.device_comm import Shape
 pytestmark = gpus.MARKS
 
 KIB = 1 << 10
-LENGTHS = (0, 4, 4 * KIB, 4 * KIB + 4, 64 * KIB, 64 * KIB + 4, 100_000, 512 * KIB, 4096 * KIB)
+LENGTHS = (0, 4, 3 * KIB, 3 * KIB + 4, 64 * KIB, 64 * KIB + 4, 100_000, 512 * KIB, 4096 * KIB)
 
 
 def shapes(algorithm: Any, lengths: tuple[int, ...], most: int = 32) -> list[Shape]:
@@ -63,9 +63,9 @@ def test_the_setting_is_an_upper_bound(most: int) -> None:
     for nbytes, a, b in zip(LENGTHS, free, bound, strict=True):
         if b.packets:
             assert b.blocks == min(a.blocks, most), nbytes
-        else:  # too few blocks for packets, which are of 8 KiB a block at most
+        else:  # too few blocks for packets, which are of 12 KiB a block at most
             assert b.blocks == min(most, max(1, -(-nbytes // (16 * KIB)))), nbytes
-    assert bound[4].packets is (most * 8 * KIB >= 64 * KIB)
+    assert bound[4].packets is (most * 12 * KIB >= 64 * KIB)
 
 
 @pycoll.algorithm(pycoll.broadcast)
@@ -82,7 +82,7 @@ def uneven(b: pycoll.ScheduleBuilder) -> None:
 
 @pytest.mark.parametrize(("nbytes", "instances"), [(4, 1), (20 * KIB, 3), (256 * KIB, 6)])
 def test_ranks_of_fewer_channels_cut_a_call_as_the_others_do(nbytes: int, instances: int) -> None:
-    """20 KiB go in packets, of 8 KiB at most, so by three blocks; two would do for the bytes."""
+    """20 KiB go in packets, by a block of each channel for 3 KiB of it."""
 
     def rank() -> tuple[int, int]:
         comm = pycoll.init(timeout=60)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -73,25 +74,50 @@ _REGISTER = re.compile(r"\bR(\d+)\b")
 
 
 def in_flight(code: list[str], opcode: str, apart: bool = False) -> int:
-    """Return how many loads at most are under way together: nothing in between reads one.
+    """Return how many loads at most are under way together, as `flights` counts them."""
+    return max(flights(code, opcode, apart), default=0)
+
+
+def flights(code: list[str], opcode: str, apart: bool = False) -> list[int]:
+    """Return how many loads are under way together each time: nothing in between reads one.
 
     Args:
         code: A kernel's instructions.
         opcode: A pattern of the loads that are counted.
         apart: Only those count whose address is a register's: one for each source.
     """
-    most, pending, count = 0, set[int](), 0
+    found, pending, count = list[int](), set[int](), 0
     for line in code:
         name, _, operands = line.partition(" ")
         numbers = [int(n) for n in _REGISTER.findall(operands)]
         loads = re.fullmatch(opcode, name) is not None
         if pending.intersection(numbers[1:] if loads else numbers):
-            most, pending, count = max(most, count), set(), 0
+            found.append(count)
+            pending, count = set(), 0
         if loads:
             width = 4 if ".128" in name else 2 if ".64" in name else 1
             pending.update(range(numbers[0], numbers[0] + width))
             count += not (apart and "+0x" in operands)
-    return max(most, count)
+    return [*found, count]
+
+
+#: Of NVRTC: a thread waits for the packets of few sources at a time.
+FEW_PACKETS = "-DPC_TARGET_LL_PACKETS=4"
+
+
+def packets_in_flight(code: list[str], few: list[str]) -> int:
+    """Return of how many sources a thread has the loads of LL packets under way together.
+
+    They look like other loads of 16 bytes, so the code is compared with that of a kernel which has
+    half as many.
+
+    Args:
+        code: A kernel's instructions.
+        few: The same kernel's, compiled with `FEW_PACKETS`.
+    """
+    opcode = r"LDG\.E\.128\.STRONG\.SYS"
+    more = Counter(flights(code, opcode, apart=True)) - Counter(flights(few, opcode, apart=True))
+    return max(more, default=0)
 
 
 def budget(capability: tuple[int, int]) -> int:

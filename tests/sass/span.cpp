@@ -13,12 +13,80 @@ struct call {
     uint32_t nbytes;
     const uint32_t *flag;
     uint32_t patience; /* tries that find packets missing, before it gives up */
+    uint32_t seal;
+    uint32_t npieces;
+    const uint32_t *pieces;
+    uint32_t gap; /* bytes between two pieces of an operand that is not packets */
 };
 
-struct waiter {
+/* What pc__span_ll moves. */
+struct packets_move {
+    const call &c;
     uint32_t left;
 
-    bool operator()(uint32_t)
+    uint32_t nsrc() const
+    {
+        return c.nsrc;
+    }
+
+    uint32_t ndst() const
+    {
+        return c.ndst;
+    }
+
+    uint32_t divisor() const
+    {
+        return c.divisor;
+    }
+
+    bool packets(uint32_t operand) const
+    {
+        return c.packets >> operand & 1;
+    }
+
+    uint32_t flag(uint32_t operand) const
+    {
+        return c.flag[operand];
+    }
+
+    void *address(uint32_t operand) const
+    {
+        return operand < c.nsrc ? (void *)c.src[operand] : c.dst[operand - c.nsrc];
+    }
+
+    uint32_t seal() const
+    {
+        return c.seal;
+    }
+
+    uint32_t plain() const
+    {
+        uint32_t found = c.nsrc;
+        for (uint32_t s = 0; s < c.nsrc; s++)
+            if (!packets(s))
+                found = found == c.nsrc ? s : 255;
+        return found;
+    }
+
+    uint32_t count() const
+    {
+        return c.npieces;
+    }
+
+    uint32_t nbytes(uint32_t piece) const
+    {
+        return c.pieces[piece];
+    }
+
+    uint64_t offset(uint32_t, uint32_t piece) const
+    {
+        uint64_t at = 0;
+        for (uint32_t k = 0; k < piece; k++)
+            at += c.pieces[k] + c.gap;
+        return at;
+    }
+
+    bool poll(uint32_t)
     {
         return left-- == 0;
     }
@@ -28,10 +96,9 @@ struct waiter {
 template <uint32_t dtype, uint32_t op> uint32_t fold(const call &c)
 {
     typedef pc__folding<dtype, op> F;
-    waiter poll = {c.patience};
+    packets_move move = {c, c.patience};
     if (c.packets)
-        return pc__span_ll<F>(c.dst, c.ndst, c.src, c.nsrc, c.nbytes, c.divisor, c.packets, c.flag,
-                              poll);
+        return pc__span_ll<F>(move);
     pc__span_gpu<F>(c.dst, c.ndst, c.src, c.nsrc, c.nbytes, c.divisor);
     return 0;
 }

@@ -72,9 +72,9 @@ def test_a_store_to_all_is_one_of_16_bytes(kernel, capability) -> None:
             pc__multimem_store16(to, pc_vector{x, ~x});
         }
         extern "C" __global__ void fence(uint64_t *to) {
-            pc__store_ll(to, 1);
+            pc__store_relaxed64(to, 1);
             pc__fence_alias();
-            pc__store_ll(to, 2);
+            pc__store_relaxed64(to, 2);
         }"""
     code = opcodes(text, capability)
     # To the GPU it is a store as any: the address says who gets it.

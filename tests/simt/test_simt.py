@@ -40,8 +40,8 @@ from pycoll.schedule import Algorithm, NotDirect
 pytestmark = pytest.mark.native
 
 HERE = Path(__file__).parent
-KERNEL, PACKETS, BLOCK, TARGET = (
-    f"gpu/kernel/{name}.h" for name in ("kernel", "packets", "block", "target_simt")
+KERNEL, PACKETS, LL, BLOCK, TARGET = (
+    f"gpu/kernel/{name}.h" for name in ("kernel", "packets", "ll", "block", "target_simt")
 )
 RACE = 66  #: exit status of ThreadSanitizer
 
@@ -222,6 +222,50 @@ def test_the_direct_form(run: Run, every: Path, size: int) -> None:
     assert (done.returncode, done.stderr) == (0, ""), done.stderr[:4000]
 
 
+#: Of elements of 1, 2, 4 and 8 bytes.
+WIDTHS = ((UINT8, ReduceOp.SUM), (FLOAT16, ReduceOp.SUM), (INT32, ReduceOp.SUM),
+          (FLOAT64, ReduceOp.SUM), (INT64, ReduceOp.MIN))  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("dtype", "op"), WIDTHS, ids=lambda x: x.name.lower())
+def test_packets_of_every_length(
+    run: Run, every: Path, dtype: DType, op: ReduceOp, size: int
+) -> None:
+    cases = [
+        Case(get(("one_shot", "ring")[count % 2]), size, dtype, op, (count,), tile=1024,
+             packets=True, launches=2, offset=count % 3 // 2 * dtype.itemsize)
+        for count in range(100 // dtype.itemsize + 1)
+    ]  # fmt: skip
+    done = run(every, "run", cases)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[:4000]
+
+
+def in_pieces(size: int) -> list[Algorithm]:
+    """Return algorithms some of whose messages have several chunks."""
+    return [a for a in BUILTIN if programs(a, size, False)[0].widest > 1]
+
+
+@pytest.mark.parametrize("size", [3, 4, 6])
+def test_packets_of_pieces_that_lie_in_one_and_do_not(run: Run, every: Path, size: int) -> None:
+    """Of a message one end may have its chunks side by side, the other in places of its scratch."""
+    cases = []
+    for number, algorithm in enumerate(in_pieces(size)):
+        for k, count in enumerate((1, 4, 8, 9, 11, 12, 13, 23, 24, 25, 70)):
+            dtype, op = WIDTHS[(number + k) % len(WIDTHS)]
+            n = algorithm.collective.nblocks(size)
+            counts = (count * (size if n == 1 else 1),) * n
+            cases.append(
+                Case(algorithm, size, dtype, op, counts, tile=(64, 128, 1024)[k % 3],
+                     lanes=1 + k % 2 if len(programs(algorithm, size, False)[0].channel_starts) == 1
+                     else 1, packets=True, launches=2, root=k % size if
+                     algorithm.collective.rooted else 0)
+            )  # fmt: skip
+    assert len(cases) > 40
+    done = run(every, "run", cases)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[:4000]
+
+
 #: Flags begin again somewhere in the call.
 WRAP = [
     Case(get("ring"), 3, INT32, ReduceOp.SUM, (200,), packets=True, first=2 * PERIOD - k)
@@ -273,10 +317,10 @@ ONE_WAY = (
 ONE_WAY_PACKETS = (("broadcast", "chain"), ("reduce", "chain"), ("gather", "binomial"))
 #: Of what a thread of a kernel reads: another is slow.
 SLOW: tuple[Change, ...] = (
-    (TARGET, "PC_DEVICE_FN uint64_t pc__load_ll(const uint64_t *from)\n{\n",
-     "PC_DEVICE_FN uint64_t pc__load_ll(const uint64_t *from)\n{\n"
-     "    const struct timespec pause = {0, 200000};\n"
-     "    if (pc_simt_self.index % 2)\n        nanosleep(&pause, nullptr);\n"),
+    (TARGET, "{\n    pc_vector x;\n    const unsigned __int128 whole",
+     "{\n    pc_vector x;\n    const struct timespec pause = {0, 200000};\n"
+     "    if (pc_simt_self.index % 2)\n        nanosleep(&pause, nullptr);\n"
+     "    const unsigned __int128 whole"),
 )  # fmt: skip
 
 
@@ -400,8 +444,8 @@ CHANGES: dict[str, tuple[Change, bool]] = {
         (BLOCK, "    pc__give_package(&call);\n", ""), False,
     ),
     "barrier behind the addresses": (
-        (KERNEL, "    call->over = pc__barrier(call->shared, call->dead);\n    if (call->over)",
-         "    if (call->over)"), False,
+        (KERNEL, "    call->over = pc__barrier(call->shared, call->dead);\n    return !call->over;",
+         "    return !call->over;"), False,
     ),
     "one table of addresses": (
         (KERNEL, "turn = call->turn ^= 1;", "turn = 0;"), False,
@@ -415,13 +459,32 @@ CHANGES: dict[str, tuple[Change, bool]] = {
     "flags that change": (
         (PACKETS, "return pc__in_period(n) + 1;", "return n < n ? 0 : 1;"), True,
     ),
+    "a packet is stored whole": (
+        (TARGET, "    __atomic_store_n((unsigned __int128 *)to, whole, __ATOMIC_RELAXED);\n",
+         "    (void)whole;\n    __atomic_store_n(&to->y, x.y, __ATOMIC_RELAXED);\n"
+         "    sched_yield();\n    __atomic_store_n(&to->x, x.x, __ATOMIC_RELAXED);\n"), True,
+    ),
+    "a packet is loaded whole": (
+        (TARGET, "    memcpy(&x, &whole, sizeof x);\n",
+         "    memcpy(&x, &whole, sizeof x);\n    sched_yield();\n"
+         "    x.y = __atomic_load_n(&from->y, __ATOMIC_RELAXED);\n"), True,
+    ),
+    "each packet is waited for": (
+        (LL, "        wrong |= (uint32_t)(v[e].y >> 32) ^ flag;\n", ""), True,
+    ),
+    "each piece has packets of its own": (
+        (LL, "        before = end;\n", ""), True,
+    ),
+    "the first packet has less data": (
+        (LL, "u.left = u.number ? bytes : 8;", "u.left = bytes;"), True,
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_is_found(run: Run, change: str) -> None:
     text, packets = CHANGES[change]
-    in_pieces = of("allreduce", "halving_doubling", size=4, lanes=2)
+    in_pieces = of("allreduce", "halving_doubling", size=4, lanes=2, packets=packets)
     direct = of("allreduce", "two_shot", direct=True)
     channels = of("allreduce", "hierarchical_tree", size=4)
     cases = [of("allreduce", "ring", packets=packets), in_pieces, direct, channels]
@@ -474,16 +537,24 @@ def test_a_rank_that_does_not_tell_its_arrays_is_named(
     }
 
 
+@pytest.mark.parametrize("count", [288, 1, 0], ids=lambda count: f"{count} elements")
 @pytest.mark.parametrize("packets", [False, True], ids=["plain", "packets"])
 @pytest.mark.parametrize("name", ["ring", "one_shot"])
 def test_messages_of_another_call_are_refused(
-    run: Run, one: Path, name: str, packets: bool
+    run: Run, one: Path, name: str, packets: bool, count: int
 ) -> None:
-    c = of("allreduce", name, packets=packets, foreign=1, launches=1, timeout=5.0)
+    c = of("allreduce", name, packets=packets, foreign=1, launches=1, timeout=5.0, counts=(count,))
     done = run(one, "run", [c])
     assert done.returncode == 1
     found = troubles(done.stderr)
     assert MISMATCH in {what[0] for what in found.values()}, done.stderr
+
+
+def test_only_the_seal_tells_that_packets_are_of_another_call(run: Run) -> None:
+    """Flags count messages, which these ranks do alike: without a look at the seal all is well."""
+    blind = (LL, "u.number ? 0 : (uint32_t)v[0].y ^ seal", "0 * seal")
+    c = of("allreduce", "one_shot", packets=True, foreign=1, launches=1)
+    assert run(driver(KERNELS[:1], blind), "run", [c]).returncode == 0
 
 
 @pytest.mark.parametrize("packets", [False, True], ids=["plain", "packets"])

@@ -409,8 +409,8 @@ static int fail(const std::string &how, uint32_t seed)
     if (how == "call")
         w.ranks[0].args.call = 7;
     for (uint32_t p = 1; p < s.size; p++) {
-        if (how == "packets") { /* the last packet of message 0: flag 1 */
-            w.at(0, p, 0).packets[2 * PC_LL_BYTES / 8] = (uint64_t)1 << 32 | 99;
+        if (how == "packets") { /* the first packet of message 0: flag 1 */
+            w.at(0, p, 0).packets[1] = (uint64_t)1 << 32 | 99;
         } else if (how == "ready") {
             w.ranks[p].ready[1].count = 1; /* of rank 0, launch 1 */
         }

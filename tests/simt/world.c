@@ -100,10 +100,10 @@ static void link_edge(struct world *w, uint32_t r, uint32_t p, uint32_t b, uint6
         uint64_t s = last % w->slots, n = last + w->slots;
         if (last < first)
             continue;
-        uint64_t *word
+        uint64_t *half
             = (uint64_t *)(mine->packets + edge(p, b) * packets + (size_t)s * PC_LL_SLOT_BYTES);
-        for (uint32_t k = 0; k < PC_LL_SLOT_BYTES / 8; k++)
-            word[k] = (n % PC_LL_FLAG_PERIOD + 1) << 32 | 0xbadbadu;
+        for (uint32_t k = 0; k < PC_LL_SLOT_BYTES / 8; k++) /* the flag is in every other one */
+            half[k] = (n % PC_LL_FLAG_PERIOD + 1) << 32 | 0xbadbadu;
     }
 }
 

@@ -315,6 +315,10 @@ template <class Then, class Else> struct pc__either<false, Then, Else> {
 #if !defined(PC_TARGET_DEEP_AVERAGES)
 #define PC_TARGET_DEEP_AVERAGES 3
 #endif
+/* LL packets of different sources that a thread has in flight together. */
+#if !defined(PC_TARGET_LL_PACKETS)
+#define PC_TARGET_LL_PACKETS 8
+#endif
 #if !defined(PC_TARGET_DEEP_WORDS)
 #define PC_TARGET_DEEP_WORDS 4
 #endif
@@ -324,6 +328,7 @@ template <class Then, class Else> struct pc__either<false, Then, Else> {
 PC_DEVICE_FN constexpr uint32_t pc__deep(uint32_t dtype, uint32_t op)
 {
     const bool sum = op == PC_REDUCE_SUM, average = op == PC_REDUCE_AVG;
+    const bool extreme = op == PC_REDUCE_MIN || op == PC_REDUCE_MAX;
     const bool bytes = dtype == PC_DTYPE_INT8 || dtype == PC_DTYPE_UINT8;
     if (average && !bytes && PC_TARGET_DEEP_AVERAGES < 3)
         return PC_TARGET_DEEP_AVERAGES;
@@ -335,11 +340,28 @@ PC_DEVICE_FN constexpr uint32_t pc__deep(uint32_t dtype, uint32_t op)
     case PC_DTYPE_BFLOAT16:
         return sum ? 4 : average ? 3 : 2;
     case PC_DTYPE_FLOAT32:
-        return op == PC_REDUCE_MIN || op == PC_REDUCE_MAX ? 3 : PC_TARGET_DEEP_WORDS;
+        return extreme ? 3 : PC_TARGET_DEEP_WORDS;
     case PC_DTYPE_FLOAT64:
-        return average ? 3 : 4;
+        return average || extreme ? 3 : 4;
     default:
         return 4;
+    }
+}
+
+/* Sources whose LL packets a thread has in flight together. Words of 8 bytes take two packets each,
+ * and some folds of them need registers, too. */
+PC_DEVICE_FN constexpr uint32_t pc__together(uint32_t dtype, uint32_t op)
+{
+    const bool extreme = op == PC_REDUCE_MIN || op == PC_REDUCE_MAX;
+    switch (dtype) {
+    case PC_DTYPE_FLOAT64:
+    case PC_DTYPE_INT64:
+    case PC_DTYPE_UINT64:
+        if (op == PC_REDUCE_AVG || (extreme && dtype == PC_DTYPE_FLOAT64))
+            return PC_TARGET_LL_PACKETS / 4;
+        return PC_TARGET_LL_PACKETS > 4 ? 3 : PC_TARGET_LL_PACKETS / 2;
+    default:
+        return PC_TARGET_LL_PACKETS;
     }
 }
 
@@ -348,6 +370,7 @@ PC_DEVICE_FN constexpr uint32_t pc__deep(uint32_t dtype, uint32_t op)
     template <uint32_t op> struct pc__folding<PC_DTYPE_##name, op> : __VA_ARGS__ { \
         static constexpr bool copies = false; \
         static constexpr uint32_t deep = pc__deep(PC_DTYPE_##name, op); \
+        static constexpr uint32_t together = pc__together(PC_DTYPE_##name, op); \
     };
 #define PC__FLOAT(name, Word, Signed, Float, infinity, quiet) \
     PC__FOLDING(name, pc__either<PC__EXTREME(op), pc__ordered<Word, Signed, infinity, quiet, op>, \

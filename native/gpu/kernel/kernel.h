@@ -390,15 +390,12 @@ PC_DEVICE_FN void pc__store_mode_end(const struct pc_vm_instruction *, pc_size,
 {
 }
 
-PC_ROUTINE void pc__move(PC_CALL *call, const struct pc_vm_instruction *i, uint32_t piece,
-                         pc_skip skip, pc_size packed, pc_size total, pc_size nbytes,
-                         const struct pc_store_mode *)
+/* Finds the addresses of an instruction's operands, in the table that is next in turn; false: the
+ * call is over. */
+PC_ROUTINE bool pc__find(PC_CALL *call, const struct pc_vm_instruction *i, uint32_t piece,
+                         pc_skip skip, pc_size packed, pc_size total, uint32_t packets)
 {
-    if (call->over || pc__done_for_all(call, i, piece, skip, nbytes))
-        return;
     uint32_t n = (uint32_t)i->nsrc + i->ndst, turn = call->turn ^= 1;
-    uint32_t packets = call->terms->packets ? i->target : 0;
-    uint32_t divisor = i->flags & PC_FLAG_SCALE ? call->terms->divisor : 0;
     void **address = call->shared->address[turn];
     uint32_t *flag = call->shared->flag[turn];
     if (pc__thread() < PC_WARP) {
@@ -412,29 +409,119 @@ PC_ROUTINE void pc__move(PC_CALL *call, const struct pc_vm_instruction *i, uint3
         }
     }
     call->over = pc__barrier(call->shared, call->dead);
-    if (call->over)
+    return !call->over;
+}
+
+PC_ROUTINE uint32_t pc__divisor(const PC_CALL *call, const struct pc_vm_instruction *i)
+{
+    return i->flags & PC_FLAG_SCALE ? call->terms->divisor : 0;
+}
+
+PC_ROUTINE void pc__move(PC_CALL *call, const struct pc_vm_instruction *i, uint32_t piece,
+                         pc_skip skip, pc_size packed, pc_size total, pc_size nbytes,
+                         const struct pc_store_mode *)
+{
+    if (call->over || pc__done_for_all(call, i, piece, skip, nbytes)
+        || !pc__find(call, i, piece, skip, packed, total, 0))
         return;
-    const void *const *src = (const void *const *)address;
+    void **address = call->shared->address[call->turn];
+    const uint32_t divisor = pc__divisor(call, i);
     if (pc__move_of_all(call, i, piece, skip, address, nbytes, divisor))
         return;
-    if (packets == 0) {
-        pc__span_gpu<F>(address + i->nsrc, i->ndst, src, i->nsrc, nbytes, divisor);
-    } else {
-        struct pc_poll<F> poll;
-        poll.call = call;
-        poll.i = i;
-        poll.spins = 0;
-        uint32_t missing = pc__span_ll<F>(address + i->nsrc, i->ndst, src, i->nsrc, nbytes, divisor,
-                                          packets, flag, poll);
-        if (missing)
-            pc__gave_up(call, i, missing - 1);
-        /* One thread for each source: the seals cost the way to memory once. */
-        const bool helps = PC_TARGET_LL_PACKETS > 1 && pc__thread() < PC_WARP;
-        PC_ROLLED
-        for (uint32_t j = helps ? pc__thread() : n; j < i->nsrc; j += PC_WARP)
-            if ((packets >> j & 1) && !call->dead)
-                pc__await_seal(call, i, i->at.operands[j].fifo);
+    pc__span_gpu<F>(address + i->nsrc, i->ndst, (const void *const *)address, i->nsrc, nbytes,
+                    divisor);
+}
+
+PC_ROUTINE bool pc__by_ll(const PC_CALL *call, const struct pc_vm_instruction *i)
+{
+    return call->terms->packets && (i->target & PC_SLOTS) != 0;
+}
+
+/* What a REDUCE_COPY moves, for pc__span_ll. */
+template <class F> struct pc_ll_move {
+    PC_CALL *call;
+    const struct pc_vm_instruction *i;
+    pc_skip skip;
+    uint32_t spins;
+
+    PC_DEVICE_MEMBER uint32_t nsrc() const
+    {
+        return i->nsrc;
     }
+
+    PC_DEVICE_MEMBER uint32_t ndst() const
+    {
+        return i->ndst;
+    }
+
+    PC_DEVICE_MEMBER uint32_t divisor() const
+    {
+        return pc__divisor(call, i);
+    }
+
+    PC_DEVICE_MEMBER bool packets(uint32_t operand) const
+    {
+        return i->target >> operand & 1;
+    }
+
+    PC_DEVICE_MEMBER uint32_t flag(uint32_t operand) const
+    {
+        return call->shared->flag[call->turn][operand];
+    }
+
+    PC_DEVICE_MEMBER void *address(uint32_t operand) const
+    {
+        return call->shared->address[call->turn][operand];
+    }
+
+    PC_DEVICE_MEMBER uint32_t seal() const
+    {
+        return pc__seal(call);
+    }
+
+    PC_DEVICE_MEMBER uint32_t plain() const
+    {
+        return i->target >> PC_PLAIN_BIT;
+    }
+
+    PC_DEVICE_MEMBER uint32_t count() const
+    {
+        return i->at.operands->nchunks;
+    }
+
+    PC_DEVICE_MEMBER uint32_t nbytes(uint32_t piece) const
+    {
+        return pc__tile_bytes(call, skip, i->at.operands->chunk + piece);
+    }
+
+    PC_DEVICE_MEMBER uint64_t offset(uint32_t operand, uint32_t piece) const
+    {
+        const struct pc_vm_operand *p = &i->at.operands[operand];
+        if (piece == 0)
+            return 0;
+        if (p->space == PC_SPACE_SCRATCH)
+            return (uint64_t)piece * call->terms->tile;
+        const struct pc_chunk *first = &call->terms->chunks[p->place];
+        return first[piece].at - first->at;
+    }
+
+    /* It gives up when the message belongs to another call, which never sends what is missing. */
+    PC_DEVICE_MEMBER bool poll(uint32_t operand)
+    {
+        if (++spins % PC_SPINS_PER_LOOK != 0)
+            return false;
+        return pc__foreign(call, i->at.operands[operand].fifo) || pc__verdict(call) != PC_OK;
+    }
+};
+
+PC_ROUTINE void pc__move_ll(PC_CALL *call, const struct pc_vm_instruction *i, pc_tile tile)
+{
+    struct pc_ll_move<F> move = {call, i, pc__skip(call, tile), 0};
+    if (call->over || !pc__find(call, i, 0, move.skip, 0, 0, i->target & PC_SLOTS))
+        return;
+    const uint32_t missing = pc__span_ll<F>(move);
+    if (missing)
+        pc__gave_up(call, i, missing - 1);
 }
 
 /* ---- waiting --------------------------------------------------------------------------------- */

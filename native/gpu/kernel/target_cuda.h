@@ -20,12 +20,12 @@
 /* On Blackwell the compiler needs more registers. */
 #if __CUDA_ARCH__ >= 1000
 #define PC_TARGET_DEEP_BYTES 1
-#define PC_TARGET_LL_PACKETS 4
+#define PC_TARGET_LL_PACKETS 8
 #define PC_TARGET_DEEP_AVERAGES 2
 #endif
 #if __CUDA_ARCH__ >= 1200
 #undef PC_TARGET_LL_PACKETS
-#define PC_TARGET_LL_PACKETS 1
+#define PC_TARGET_LL_PACKETS 4
 #define PC_TARGET_DEEP_WORDS 3
 #endif
 
@@ -151,16 +151,38 @@ PC_DEVICE_FN void pc__store16(pc_vector *to, pc_vector x)
                  : "memory");
 }
 
-/* 8 bytes, seen whole or not at all. */
-PC_DEVICE_FN uint64_t pc__load_ll(const uint64_t *from)
+/* An LL packet: 16 aligned bytes, seen whole or not at all. From PTX 8.3 on there is a scalar type
+ * of that size, of which the memory model says so; the machine code is that of a vector. */
+#if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 3)
+PC_DEVICE_FN pc_vector pc__load_packet(const pc_vector *from)
 {
-    return pc__load_relaxed64(from);
+    pc_vector x;
+    asm volatile("{.reg .b128 whole;\n\t"
+                 "ld.relaxed.sys.global.b128 whole, [%2];\n\tmov.b128 {%0, %1}, whole;}"
+                 : "=l"(x.x), "=l"(x.y)
+                 : "l"(from)
+                 : "memory");
+    return x;
 }
 
-PC_DEVICE_FN void pc__store_ll(uint64_t *to, uint64_t x)
+PC_DEVICE_FN void pc__store_packet(pc_vector *to, pc_vector x)
 {
-    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
+    asm volatile("{.reg .b128 whole;\n\t"
+                 "mov.b128 whole, {%1, %2};\n\tst.relaxed.sys.global.b128 [%0], whole;}" ::"l"(to),
+                 "l"(x.x), "l"(x.y)
+                 : "memory");
 }
+#else
+PC_DEVICE_FN pc_vector pc__load_packet(const pc_vector *from)
+{
+    return pc__load16(from);
+}
+
+PC_DEVICE_FN void pc__store_packet(pc_vector *to, pc_vector x)
+{
+    pc__store16(to, x);
+}
+#endif
 
 PC_DEVICE_FN uint64_t pc__clock_ns(void)
 {

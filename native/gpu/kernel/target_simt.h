@@ -188,16 +188,44 @@ PC_DEVICE_FN void pc__store16(pc_vector *to, pc_vector x)
     *to = x;
 }
 
-/* 8 bytes, seen whole or not at all. */
-PC_DEVICE_FN uint64_t pc__load_ll(const uint64_t *from)
+/* An LL packet: 16 aligned bytes, seen whole or not at all. */
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
+/* GCC has a call of libatomic for these, which not every machine has; whatever has AVX makes
+ * aligned accesses of 16 bytes whole. */
+PC_DEVICE_FN pc_vector pc__load_packet(const pc_vector *from)
 {
-    return __atomic_load_n(from, __ATOMIC_RELAXED);
+    pc_vector x;
+    __asm__ volatile("movdqa %1, %%xmm0\n\tmovdqu %%xmm0, %0"
+                     : "=m"(x)
+                     : "m"(*from)
+                     : "xmm0", "memory");
+    return x;
 }
 
-PC_DEVICE_FN void pc__store_ll(uint64_t *to, uint64_t x)
+PC_DEVICE_FN void pc__store_packet(pc_vector *to, pc_vector x)
 {
-    __atomic_store_n(to, x, __ATOMIC_RELAXED);
+    __asm__ volatile("movdqu %1, %%xmm0\n\tmovdqa %%xmm0, %0"
+                     : "=m"(*to)
+                     : "m"(x)
+                     : "xmm0", "memory");
 }
+#else
+PC_DEVICE_FN pc_vector pc__load_packet(const pc_vector *from)
+{
+    pc_vector x;
+    const unsigned __int128 whole
+        = __atomic_load_n((const unsigned __int128 *)from, __ATOMIC_RELAXED);
+    memcpy(&x, &whole, sizeof x);
+    return x;
+}
+
+PC_DEVICE_FN void pc__store_packet(pc_vector *to, pc_vector x)
+{
+    unsigned __int128 whole;
+    memcpy(&whole, &x, sizeof x);
+    __atomic_store_n((unsigned __int128 *)to, whole, __ATOMIC_RELAXED);
+}
+#endif
 
 /* ---- multicast addresses ----------------------------------------------------------------------
  *

@@ -80,8 +80,7 @@ PC_DEVICE_FN bool pc__transfer_elsewhere(const struct pc_transfer_call *call,
     if (t->direction == PC_DIRECTION_RECV && f->in_packets) {
         const char *slot
             = f->in_packets + (f->received & (call->args->slots - 1)) * (uint64_t)PC_LL_SLOT_BYTES;
-        const uint64_t seal = pc__load_ll((const uint64_t *)(slot + 2 * PC_LL_BYTES));
-        if (seal >> 32 == pc__flag_of(f->received))
+        if (pc__load_packet((const pc_vector *)slot).y >> 32 == pc__flag_of(f->received))
             return true;
     }
     if (call->args->ipc_peers == NULL)
@@ -287,11 +286,12 @@ PC_DEVICE_FN void pc__transfer_clean(const struct pc_transfer_call *call, const 
     const uint32_t slots = call->args->slots;
     if (!f->in_packets || pc__in_period(f->received) < PC_LL_FLAG_PERIOD - slots)
         return;
-    uint64_t *word
-        = (uint64_t *)(f->in_packets + (f->received & (slots - 1)) * (uint64_t)PC_LL_SLOT_BYTES);
+    pc_vector *packet
+        = (pc_vector *)(f->in_packets + (f->received & (slots - 1)) * (uint64_t)PC_LL_SLOT_BYTES);
+    const pc_vector zeros = {};
     PC_ROLLED
-    for (uint32_t k = 0; k < PC_LL_SLOT_BYTES / 8; k++)
-        pc__store_ll(&word[k], 0);
+    for (uint32_t k = 0; k < PC_LL_PACKETS; k++)
+        pc__store_packet(&packet[k], zeros);
 }
 
 /* Raises the count of the message that was copied, and turns to the next one. */
