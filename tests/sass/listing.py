@@ -9,7 +9,7 @@ import subprocess
 import sysconfig
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -165,13 +165,50 @@ def alias_fences(opcodes: list[str]) -> list[int]:
     return [k for k in range(2, len(opcodes)) if opcodes[k - 2 : k + 2] == shape]
 
 
+def system_fences(opcodes: list[str]) -> list[int]:
+    """Return where the fences of system scope are, but for those between addresses."""
+    alias = alias_fences(opcodes)
+    found = [k for k, o in enumerate(opcodes) if re.match(r"MEMBAR\.\w+\.SYS", o)]
+    return [k for k in found if k not in alias]
+
+
+_SECTION = re.compile(r"^\.text\.(\w+):")
+_PLACE = re.compile(r'//## File "[^"]*?([\w.]+/[\w.]+)", line (\d+)')
+
+
+def fences_by_place(image: bytes, place: Callable[[str, int], str]) -> dict[str, Counter[str]]:
+    """Return for each kernel how many fences of system scope, of any kind, are of which function.
+
+    Args:
+        image: A module that was compiled with line numbers.
+        place: Names the function of a file's line.
+    """
+    disassembler = tool("nvdisasm")
+    assert disassembler is not None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(image)
+        file.flush()
+        command = [disassembler, "-gi", "-c", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found: dict[str, Counter[str]] = {}
+    kernel, chain, listed = "", list[tuple[str, int]](), False
+    for line in text.splitlines():
+        if section := _SECTION.match(line):
+            kernel = section[1]
+        elif at := _PLACE.search(line):  # where it is, where that is inlined, and so on
+            chain = [*(chain if listed else []), (at[1], int(at[2]))]
+        elif re.search(r"\bMEMBAR\.\w+\.SYS\b", line):
+            whose = next(at for at in chain if not at[0].endswith("/target_cuda.h"))
+            found.setdefault(kernel, Counter())[place(*whose)] += 1
+        listed = _PLACE.search(line) is not None
+    return found
+
+
 def _unordered(name: str, opcodes: list[str]) -> Iterator[str]:
     """Look for counts that are raised before what they stand for, or read after it."""
-    alias = alias_fences(opcodes)
-    release = [k for k, o in enumerate(opcodes) if re.match(r"MEMBAR\.\w+\.SYS", o)]
+    alias, release = alias_fences(opcodes), system_fences(opcodes)
     acquire = [k for k, o in enumerate(opcodes) if o.startswith("CCTL.IVALL")]
     # A fence between two addresses of the same memory orders them by itself.
-    release = [k for k in release if k not in alias]
     acquire = [k for k in acquire if k - 1 not in alias]
     if not release:
         yield f"{name} releases nothing to other GPUs (MEMBAR.SYS)"
