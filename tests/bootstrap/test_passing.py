@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -95,8 +98,6 @@ def test_a_stranger_gets_nothing(monkeypatch) -> None:
         def visited(text: str) -> Sequence[bytes]:
             said = gather(text)
             if mine == 0:
-                import json
-
                 with socket.socket(socket.AF_UNIX) as stranger:
                     stranger.connect("\0" + json.loads(said[1])[0])
                     stranger.sendall(bytes(20))
@@ -116,6 +117,91 @@ def test_a_stranger_gets_nothing(monkeypatch) -> None:
     got = together(2, rank)
     assert [read(got[mine][1 - mine][0]) for mine in (0, 1)] == ["secret"] * 2
     passing.close(fd for taken in got for fds in taken.values() for fd in fds)
+
+
+#: Comes to every name before any rank does, says something, and stays until it is sent away.
+STRANGER = """
+import socket, sys
+ways, got = [], 0
+for k, (name, hello) in enumerate(zip(sys.argv[1::2], sys.argv[2::2])):
+    if k == 20:
+        print("came", flush=True)
+    ways.append(socket.socket(socket.AF_UNIX))
+    try:
+        ways[-1].connect("\\0" + name)
+        ways[-1].sendall(bytes.fromhex(hello))
+    except OSError:
+        break  # the ranks are done
+if len(ways) <= 20:
+    print("came", flush=True)
+sys.stdin.read()
+for way in ways:
+    try:
+        got += len(socket.recv_fds(way, 1, 4)[1])
+    except OSError:
+        pass
+print("got", got)
+"""
+
+
+@pytest.mark.parametrize("hello", ["nothing", "a piece", "rubbish", "all"])
+@pytest.mark.parametrize("times", [1, 3 * passing._MOST_STRANGERS // 2])
+def test_processes_that_are_no_ranks_delay_nobody(hello: str, times: int) -> None:
+    """Also one that has been told everything is given nothing: it is another process."""
+    came = threading.Event()
+    strangers: list[subprocess.Popen[str]] = []
+
+    def rank(mine: int, gather: Any) -> dict[int, list[int]]:
+        def visited(text: str) -> Sequence[bytes]:
+            said = gather(text)
+            if mine == 0:
+                argv = []
+                for peer, blob in enumerate(said):
+                    name, secret, *_ = json.loads(blob)
+                    whole = secret + (1 - peer).to_bytes(4, "little").hex()
+                    says = {"nothing": "", "a piece": whole[:12], "rubbish": "5a" * 40}
+                    argv += [name, says.get(hello, whole)] * times
+                command = [sys.executable, "-c", STRANGER, *argv]
+                pipe = subprocess.PIPE
+                strangers.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
+                assert strangers[0].stdout is not None
+                assert strangers[0].stdout.readline() == "came\n"
+                came.set()
+            assert came.wait(60)
+            return said
+
+        own = [file_with("secret")]
+        try:
+            return passing.exchange(mine, [1 - mine], own, visited, 60.0)
+        finally:
+            passing.close(own)
+
+    got = together(2, rank)
+    said, _ = strangers[0].communicate("", timeout=60)
+    assert not any(isinstance(taken, Exception) for taken in got), got
+    assert [read(got[mine][1 - mine][0]) for mine in (0, 1)] == ["secret"] * 2
+    passing.close(fd for taken in got for fds in taken.values() for fd in fds)
+    assert said.endswith("got 0\n")
+
+
+def test_who_does_not_come_is_named() -> None:
+    def rank(mine: int, gather: Any) -> Any:
+        if mine == 1:  # it listens, and never connects
+            with socket.socket(socket.AF_UNIX) as way:
+                way.bind("\0" + (name := f"pycoll-test-{os.getpid()}-late"))
+                way.listen(1)
+                gather(json.dumps([name, "00" * 16, "", os.getpid(), ""]))
+                ended.wait(60)
+            return None
+        try:
+            return passing.exchange(mine, [1], [], gather, 0.1)
+        finally:
+            ended.set()
+
+    ended = threading.Event()
+    error, _ = together(2, rank)
+    assert isinstance(error, pycoll.UnavailableError)
+    assert "ranks [1] did not come in 0.1 s" in str(error)
 
 
 def test_a_rank_that_cannot_listen_is_named_by_all(monkeypatch) -> None:
@@ -149,7 +235,7 @@ def test_a_peer_that_goes_is_an_error() -> None:
         if mine == 1:
             with socket.socket(socket.AF_UNIX) as gone:
                 gone.bind("\0" + (name := f"pycoll-test-{os.getpid()}"))
-            gather(f'["{name}", "{"00" * 16}", ""]')
+            gather(json.dumps([name, "00" * 16, "", os.getpid(), ""]))
             return None
         return passing.exchange(mine, [1], [], gather, 60.0)
 
