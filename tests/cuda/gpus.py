@@ -40,6 +40,7 @@ def use(log: Path | None = None, **options: object) -> None:
         entry=compile.entry,
         TRANSFER=compile.TRANSFER,
         require=lambda capability, cache: None,
+        multimem=lambda image: True,
     )
 
 

@@ -317,6 +317,20 @@ def test_what_the_switch_folds_is_said_once(tmp_path: Path) -> None:
             assert (multicast.serves(False, dtype, op) is Switch.FOLDS) == exact, (dtype, op)
 
 
+def test_kernels_of_an_older_compiler_are_said() -> None:
+    """Also if one rank alone has such: all go without, and calls are right."""
+
+    def rank() -> tuple[str, tuple[int, int]]:
+        from pycoll.runtime.cuda import kernels as loaded
+
+        with pycoll.init() as comm:
+            loaded.compile.multimem = lambda image: comm.rank != 1  # type: ignore[attr-defined]
+            return begin(comm), allreduces(comm, ["int32"])
+
+    why = "rank 1: its kernels were compiled by an NVRTC before 12.2, which has no multimem"
+    assert ranks(3, rank) == [(why, (0, 0))] * 3
+
+
 def test_the_choice_knows_of_it() -> None:
     def rank() -> list[str]:
         with pycoll.init() as comm:

@@ -112,6 +112,15 @@ def test_kernels_of_gpus_that_hang_on_switches_have_the_multicast_form(kernel, k
     assert any(o.startswith("LDGMC") for o in code) == (has and (dtype.name, op) in FOLDS)
 
 
+def test_a_module_says_whether_it_has_them(kernel) -> None:
+    """An NVRTC before 12.2 leaves them out, and so does any for other GPUs."""
+    older = "-U__CUDACC_VER_MINOR__", "-D__CUDACC_VER_MINOR__=1"
+    assert compile.multimem(compile.build_transfer((9, 0)))
+    assert not compile.multimem(compile.build_transfer((9, 0), *older))
+    assert not compile.multimem(compile.build_transfer((8, 0)))
+    assert compile.multimem(compile.build(BY_NAME["int32"], SUM, (9, 0)))
+
+
 @pytest.mark.parametrize(
     "key",
     [(BY_NAME[name], AVG, (10, 0)) for name in ("float64", "float32", "bfloat16", "int64")],

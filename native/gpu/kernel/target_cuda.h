@@ -203,6 +203,9 @@ PC_DEVICE_FN void pc__relax(void)
     && (__CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 2))
 #define PC_TARGET_MULTIMEM
 
+/* The host looks for this name in a module, to tell whether it has them. */
+extern "C" __device__ const char pc_has_multimem = 1;
+
 /* Orders accesses of this thread before it and after it that reach memory by different addresses.
  */
 PC_DEVICE_FN void pc__fence_alias(void)

@@ -32,6 +32,7 @@ OLDEST = (7, 0)
 #: Name of the kernel of `transfer_cubin`.
 TRANSFER = "pc_transfer"
 
+_MULTIMEM = b"pc_has_multimem"  #: as native/gpu/kernel/target_cuda.h has it
 _CURE = "pip install 'pycoll[cuda]' (with CUDA 13: pip install cupy-cuda13x nvidia-cuda-nvrtc)"
 _CHECK = hashlib.sha256().digest_size
 
@@ -109,6 +110,14 @@ def _cubin(
         kept = build()
         _store(cache / "kernels" / f"{name}.cubin", name, kept)
     return kept
+
+
+def multimem(image: bytes) -> bool:
+    """Tell whether a module reaches multicast addresses.
+
+    It does if it is for a GPU that has them, and an NVRTC from 12.2 on has compiled it.
+    """
+    return _MULTIMEM in image
 
 
 def require(capability: tuple[int, int], cache: Path) -> None:

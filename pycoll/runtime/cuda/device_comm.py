@@ -211,6 +211,11 @@ class DeviceComm:
                 self.stream = bindings_cuda.stream(self.device, greatest)
         except PycollError as failure:
             error = f"rank {self.world.rank} cannot use GPU {self.device}: {failure}"
+        if multicast and not error and not self.kernels.multimem:
+            error = (
+                f"rank {self.world.rank}: its kernels were compiled by an NVRTC before 12.2, which "
+                "has no multimem"
+            )
         mine = [error, address.hex(), config.cuda_blocks, config.cuda_heap]
         return [_hello(blob) for blob in self._gather(json.dumps(mine))]
 

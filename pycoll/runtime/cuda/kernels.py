@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pycoll import log
 from pycoll.dtypes import DType, ReduceOp
 from pycoll.runtime.cuda import compile
 from pycoll.runtime.native import cuda
@@ -30,6 +31,7 @@ class Kernels:
         self.threads = min(THREADS, device.threads_per_block)
         # Now: no plan comes before a message, and by then a kernel may wait for this rank.
         image = compile.transfer_cubin(self._capability, cache)
+        self.multimem = compile.multimem(image)  #: whether kernels reach multicast addresses
         self.transfer = self._load(image, compile.TRANSFER)  #: CUDA's handle of that kernel
 
     def function(self, dtype: DType, op: ReduceOp) -> int:
@@ -37,6 +39,9 @@ class Kernels:
         found = self._functions.get((dtype, op))
         if found is None:
             image = compile.cubin(dtype, op, self._capability, self._cache)
+            if self.multimem and not compile.multimem(image):  # from a cache, by an older NVRTC
+                name = compile.entry(dtype, op)
+                log.info("cuda", "%s goes without multicast: NVRTC before 12.2 compiled it", name)
             found = self._load(image, compile.entry(dtype, op))
             self._functions[dtype, op] = found
         return found
