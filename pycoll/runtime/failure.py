@@ -528,8 +528,8 @@ class Failure:
                 self._tell(*((MISSED, f"{call} {text}") if call else (GONE, text)))
 
     def _transfer_failed(self, native: codes.Error, where: str) -> None:
-        line = where.rpartition(" at ")[2] or user_line()
-        what = f"{native.text} (at {line})"
+        place = self._placed(where)
+        what = f"{native.text} ({place})"
         if native.code == codes.TIMEDOUT:
             self.statuses.refresh(_SAY_SECONDS)
             elsewhere = self._elsewhere(native.peer)
@@ -560,7 +560,11 @@ class Failure:
             how = "is gone" if departed is None else departed.how
             self._lose(rank, f"{self._name(rank)} {how}: {what}")
         else:
-            self._unexpected(native.code, f"a transfer at {line}")
+            self._unexpected(native.code, f"a transfer {place}")
+
+    def _placed(self, where: str) -> str:
+        """Say at which line a transfer was made that has failed, whose call ends with it."""
+        return f"at {where.rpartition(' at ')[2] or user_line()}"
 
     def _unexpected(self, code: int, call: str) -> None:
         try:

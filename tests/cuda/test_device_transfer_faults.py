@@ -106,6 +106,25 @@ def test_ends_that_differ(how: str, way: str) -> None:
     gpus.ranks(2, rank)
 
 
+def test_the_line_of_a_later_call_is_not_taken_for_that_of_the_message() -> None:
+    """A kernel fails behind the call that launched it; whose line is said is said, too."""
+
+    def rank() -> str:
+        comm = opened()
+        x = array(3 + 2 * comm.rank)
+
+        def step() -> None:
+            comm.send(x, 1) if comm.rank == 0 else comm.recv(x, 0)
+
+        text = heard(comm, MismatchError, None, step)
+        comm.close()
+        return text
+
+    for text in gpus.ranks(2, rank):
+        assert "recv(5 elements float32) from rank 0: rank 0 sent 3 elements float32" in text
+        assert "(found by the call at " in text
+
+
 def test_parts_of_a_call_that_differ() -> None:
     def rank() -> str:
         comm = opened()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from pycoll.errors import CollectiveTimeout, MismatchError, PeerLostError
+from pycoll.runtime.call_site import user_line
 from pycoll.runtime.failure import Cause, Failure, calls_text
 from pycoll.runtime.native import codes, device_comm
 from pycoll.runtime.native.bindings import RankStatus
@@ -87,6 +88,13 @@ class DeviceFailure(Failure):
         text = f"{native.text} (at {line})" if line else native.text
         self._break(CollectiveTimeout(text), Cause.TIMEOUT, self._rank)
         self._tell("timeout", text)
+
+    def _placed(self, where: str) -> str:
+        """Say where a message was sent or received, or else which call has found out.
+
+        Nobody notes the line of each launch, and a kernel fails long after it.
+        """
+        return super()._placed(where) if " at " in where else f"found by the call at {user_line()}"
 
     def _agree_on_mismatch(self) -> MismatchError:
         stuck = device_comm.device_comm_stuck(self._launches.native)
