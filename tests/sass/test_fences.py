@@ -81,7 +81,7 @@ def test_every_kernel_has_as_many(kernel, key):
 
 @pytest.mark.parametrize("times", [0, 2])
 def test_a_fence_less_or_more_is_seen(kernel, times):
-    name, text = "gpu/kernel/kernel.h", "    pc__fence(call->shared); /* the peer's next packets"
+    name, text = "gpu/kernel/packets.h", "    pc__fence(call->shared); /* the peer's next packets"
     sources = dict(compile._sources())
     assert sources[name].count(text) == 1
     instead = text.replace("pc__fence(call->shared);", "pc__fence(call->shared); " * times)
