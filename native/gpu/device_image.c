@@ -5,6 +5,7 @@
  * Packages have copies of operands and code, as these name the edges of an instance. */
 #include <string.h>
 #include "gpu/device_image.h"
+#include "vm/steps.h"
 
 #define LONGEST_SPAN (UINT64_C(1) << 30) /* a kernel counts bytes in 32 bits */
 
@@ -68,35 +69,11 @@ static struct stream stream_of(const struct pc_program *p, uint32_t channel)
                            .noperands = (uint32_t)(last - least)};
 }
 
-/* The FIFO that an instruction itself names, or NULL. */
-static const struct pc_fifo *named(const struct pc_vm_instruction *i)
-{
-    switch ((enum pc_vm_step)i->step) {
-    case PC_STEP_FILL:
-    case PC_STEP_CONSUME:
-    case PC_STEP_PUT_CREDIT:
-    case PC_STEP_WAIT_CREDIT:
-    case PC_STEP_WAIT_MESSAGE:
-        return i->at.fifo;
-    case PC_STEP_REDUCE_COPY:
-    case PC_STEP_PUT_MESSAGE:
-    case PC_STEP_SIGNAL_LOCAL:
-    case PC_STEP_SIGNAL_DONE:
-    case PC_STEP_WAIT_LOCAL:
-    case PC_STEP_WAIT_DONE:
-    case PC_STEP_LOOP:
-    case PC_STEP_END_LOOP:
-    case PC_STEP_END:
-        break;
-    }
-    return NULL;
-}
-
 /* The FIFO of the k-th instruction or, behind those, operand of a channel, or NULL. */
 static const struct pc_fifo *use(const struct stream *s, uint32_t k)
 {
     if (k < s->ninstructions)
-        return named(&s->code[k]);
+        return pc__has_fifo(&s->code[k]) ? s->code[k].at.fifo : NULL;
     const struct pc_vm_operand *p = &s->operands[k - s->ninstructions];
     return p->space == PC_SPACE_SLOT ? p->fifo : NULL;
 }

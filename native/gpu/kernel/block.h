@@ -19,29 +19,6 @@ template <class T> PC_DEVICE_FN T *pc__moved(T *at, uint64_t from, uint64_t to)
     return (T *)((uintptr_t)at - from + to);
 }
 
-PC_DEVICE_FN bool pc__has_fifo(const struct pc_vm_instruction *i)
-{
-    switch ((enum pc_vm_step)i->step) {
-    case PC_STEP_FILL:
-    case PC_STEP_CONSUME:
-    case PC_STEP_PUT_CREDIT:
-    case PC_STEP_WAIT_CREDIT:
-    case PC_STEP_WAIT_MESSAGE:
-        return true;
-    case PC_STEP_REDUCE_COPY:
-    case PC_STEP_PUT_MESSAGE:
-    case PC_STEP_SIGNAL_LOCAL:
-    case PC_STEP_SIGNAL_DONE:
-    case PC_STEP_WAIT_LOCAL:
-    case PC_STEP_WAIT_DONE:
-    case PC_STEP_LOOP:
-    case PC_STEP_END_LOOP:
-    case PC_STEP_END:
-        break;
-    }
-    return false;
-}
-
 /* Has the block's package in shared memory, if there is room, so that the interpreter waits for no
  * memory but that of data and counts; and the FIFOs' counts in the package. Returns where the code
  * begins, or NULL. */

@@ -13,6 +13,7 @@
 #ifndef PC_KERNEL_H
 #define PC_KERNEL_H
 #include "gpu/device.h"
+#include "vm/steps.h"
 
 /* Bytes of a package that are kept in shared memory. What is longer is read where it lies: Programs
  * of some algorithms from 20 ranks on. */
