@@ -56,7 +56,7 @@ def machine_code(dtype: str, op: str) -> dict[str, Any]:
         "shared_bytes": listing.usage(image)[name].shared,
         "instructions": len(code),
         "sources_in_flight_16B": listing.in_flight(code, r"LDG\.E\.128\.STRONG\.SYS", apart=True),
-        "sources_in_flight_packets": listing.packets_in_flight(code, few),
+        "packets_in_flight": listing.packets_in_flight(code, few),
         "fences_in_code": sum(opcode.startswith("MEMBAR.ALL.SYS") for opcode in opcodes),
     }
 

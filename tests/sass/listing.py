@@ -106,7 +106,7 @@ FEW_PACKETS = "-DPC_TARGET_LL_PACKETS=4"
 
 
 def packets_in_flight(code: list[str], few: list[str]) -> int:
-    """Return of how many sources a thread has the loads of LL packets under way together.
+    """Return how many LL packets of different sources a thread loads together.
 
     They look like other loads of 16 bytes, so the code is compared with that of a kernel which has
     half as many.
