@@ -27,6 +27,8 @@ struct Range {
     bool opened = false;   // another process's
     int users = 1;         // of that
     ino_t inode = 0;       // of the memfd
+    int owner = 0;         // opened: that process
+    uint64_t there = 0;    // opened: its address there
     bool allocated = true; // HOST: by cuMemHostAlloc; else registered
     bool virtual_ = false; // DEVICE: of cuMemMap, which CUDA IPC does not share
 };
@@ -37,8 +39,8 @@ static size_t used[16];
 struct Handle { // as CUipcMemHandle
     char magic[8];
     int32_t pid, fd, device, reserved;
-    uint64_t inode, nbytes;
-    char padding[24];
+    uint64_t inode, nbytes, address;
+    char padding[16];
 };
 static_assert(sizeof(Handle) == 64, "as the driver's");
 
@@ -222,10 +224,14 @@ API cuMemFree_v2(uint64_t at)
     found = ranges.find(at);
     if (found == ranges.end())
         return call(INVALID_VALUE);
-    // Undefined while another process has it open: that holds a lock of the file.
-    if (flock(found->second.fd, LOCK_EX | LOCK_NB) != 0)
+    // Undefined while another process has it open: that holds a lock of the file. What it reads
+    // there from now on is nonsense.
+    if (flock(found->second.fd, LOCK_EX | LOCK_NB) != 0) {
         note("undefined: cuMemFree(%#llx) of memory that another process has open",
              (unsigned long long)at);
+        mprotect((void *)at, found->second.mapped, PROT_READ | PROT_WRITE);
+        memset((void *)at, 0x5a, found->second.mapped);
+    }
     vacate(at, found->second.mapped);
     close(found->second.fd);
     used[device] -= found->second.mapped;
@@ -365,7 +371,8 @@ API cuIpcGetMemHandle(Handle *out, uint64_t at)
         || found->second.virtual_)
         return call(INVALID_VALUE);
     const Range &range = found->second;
-    *out = Handle{"fakecud", getpid(), range.fd, range.device, 0, range.inode, range.nbytes, {}};
+    *out = Handle{"fakecud",    getpid(),     range.fd, range.device, 0, range.inode,
+                  range.nbytes, found->first, {}};
     return call();
 }
 
@@ -392,12 +399,21 @@ API cuIpcOpenMemHandle_v2(uint64_t *out, Handle handle, unsigned flags)
         return call(INVALID_HANDLE);
     if (handle.pid == getpid()) // a process cannot open what it has itself
         return call(INVALID_CONTEXT);
+    // It may wait for all kernels, as it maps memory.
+    if (int result = call.settle(current_device()))
+        return call(result);
     for (auto &[start, range] : ranges) // opened again: counted
         if (range.opened && range.inode == handle.inode) {
             range.users++;
             *out = start;
             return call();
         }
+    // What is at an address where that process had something else, which is still open here.
+    for (auto &[start, range] : ranges)
+        if (range.opened && range.owner == handle.pid
+            && range.there < handle.address + handle.nbytes
+            && handle.address < range.there + range.nbytes)
+            return call(ALREADY_MAPPED);
     int fd = descriptor(handle);
     if (fd < 0) { // its owner has freed it, or is gone
         note("undefined: cuIpcOpenMemHandle of memory that is freed");
@@ -413,6 +429,8 @@ API cuIpcOpenMemHandle_v2(uint64_t *out, Handle handle, unsigned flags)
     range.fd = fd;
     range.opened = true;
     range.inode = handle.inode;
+    range.owner = handle.pid;
+    range.there = handle.address;
     added(at, range);
     *out = at;
     return call();
@@ -423,6 +441,11 @@ API cuIpcCloseMemHandle(uint64_t at)
     Call call("cuIpcCloseMemHandle", CONTEXT | UNSAFE, "%#llx", (unsigned long long)at);
     auto found = ranges.find(at);
     if (!call || found == ranges.end() || !found->second.opened)
+        return call(INVALID_VALUE);
+    if (int result = call.settle(current_device()))
+        return call(result);
+    found = ranges.find(at);
+    if (found == ranges.end() || !found->second.opened)
         return call(INVALID_VALUE);
     if (--found->second.users == 0) {
         vacate(at, found->second.mapped);

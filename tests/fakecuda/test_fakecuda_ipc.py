@@ -16,6 +16,8 @@ from fakecuda_checks import refused
 
 fake_cuda = pytest.mark.fake_cuda
 
+NONSENSE = 0x5A5A5A5A5A5A5A5A  #: in memory that is freed while another process has it open
+
 
 OPEN = """
 import ctypes, sys
@@ -146,11 +148,62 @@ def test_freed_memory_cannot_be_opened() -> None:
 def test_freeing_what_another_process_has_open_is_noticed() -> None:
     memory = Memory(64)
     opener = Opener(handle_of(memory.address))
-    opener.says()
+    assert opener.says() != f"True {NONSENSE}"
     memory.free()
     assert [remark.split(" of ")[1] for remark in fakecuda.remarks()] == [
         "memory that another process has open"
     ]
-    for _ in range(3):
+    opener.go_on()
+    assert opener.says() == str(NONSENSE)  # what it finds there now
+    for _ in range(2):
         opener.go_on()
     opener.end()
+
+
+BOTH = """
+import ctypes, sys
+sys.path.insert(0, {folder!r})
+import fakecuda
+fakecuda.load()
+class Handle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 64)]
+out = ctypes.c_uint64()
+def open_next():
+    handle = ctypes.create_string_buffer(bytes.fromhex(sys.stdin.readline()), 64)
+    given = Handle.from_buffer(handle)
+    code = fakecuda._driver().cuIpcOpenMemHandle_v2(ctypes.byref(out), given, ctypes.c_uint(1))
+    print(code, flush=True)
+open_next()
+first = ctypes.c_uint64(out.value)
+open_next()
+fakecuda.cu("cuIpcCloseMemHandle", first)
+open_next()
+"""
+
+
+@fake_cuda
+def test_an_address_that_comes_again_is_opened_once_the_earlier_memory_is_closed() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", BOTH.format(folder=str(Path(fakecuda.__file__).parent))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def opened(memory: Memory) -> int:
+        process.stdin.write(handle_of(memory.address).hex() + "\n")
+        process.stdin.flush()
+        return int(process.stdout.readline())
+
+    memory = Memory(1 << 20)
+    before = memory.address
+    assert opened(memory) == fakecuda.SUCCESS
+    memory.free()
+    memory = Memory(1 << 20)
+    assert memory.address == before
+    assert opened(memory) == fakecuda.ALREADY_MAPPED
+    assert opened(memory) == fakecuda.SUCCESS
+    process.communicate(timeout=60)
+    assert process.returncode == 0
