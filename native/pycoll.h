@@ -523,8 +523,11 @@ int pc_device_comm_multicast_bind(struct pc_device_comm *dc);
 /* Gives the object an address. `rounds`: sums of floats may be folded by the switch. */
 int pc_device_comm_multicast_map(struct pc_device_comm *dc, uint32_t rounds);
 /* reached[peer]: both ranks of that pair reach each other. `whole`: so do all pairs, as all ranks
- * agree; only then do plans get instances, LL and direct forms. */
-int pc_device_comm_seal(struct pc_device_comm *dc, const uint8_t *reached, uint32_t whole);
+ * agree; only then do plans get instances, LL and direct forms. `registers`: also for arrays of the
+ * user, whose allocations peers open; only where `whole`, on all ranks or on none, and not where
+ * ranks share a process which others do not. */
+int pc_device_comm_seal(struct pc_device_comm *dc, const uint8_t *reached, uint32_t whole,
+                        uint32_t registers);
 /* Closing: all ranks detach, which waits for at most `seconds` for launches, then aborts them; when
  * all have, each closes. So a peer's memory is freed only when nobody has it open. */
 void pc_device_comm_detach(struct pc_device_comm *dc, double seconds);
@@ -543,8 +546,9 @@ void pc_device_plan_free(struct pc_device_plan *plan);
 void pc_device_plan_shape(const struct pc_device_plan *plan, struct pc_device_plan_shape *out);
 
 /* Enqueues a call on `stream`, after all earlier calls of this device communicator; waits for
- * nothing. `timeout`: its deadline in seconds from its start. If the stream is being captured, the
- * graph keeps the plan. */
+ * nothing, but where peers' allocations are to be opened or closed for what the driver then waits
+ * for. `timeout`: its deadline in seconds from its start. If the stream is being captured, the
+ * graph keeps the plan. 1: OK, and pc_device_comm_registration has another `lack`. */
 int pc_device_comm_launch(struct pc_device_comm *dc, struct pc_device_plan *plan, uint64_t in,
                           uint64_t out, uintptr_t stream, double timeout);
 /* For what else belongs to a call, such as copies: ends 0: has what is enqueued on `stream` next
@@ -585,6 +589,21 @@ int pc_device_comm_wait(struct pc_device_comm *dc, double seconds);
 /* Where the call that failed on the device waited: 1, or 0 when none failed. */
 int pc_device_comm_stuck(struct pc_device_comm *dc, struct pc_stuck *out);
 void pc_device_comm_state(struct pc_device_comm *dc, struct pc_device_comm_state *out);
+
+/* The registration of users' allocations. One thread at a time, as with launches. */
+struct pc_registration_state {
+    uint32_t on;
+    uint32_t reached; /* allocations of this rank that all peers have opened */
+    uint32_t waiting; /* that they are told to open, or that are to be closed */
+    uint32_t refused; /* that they do not open; `lack` says why of the last one */
+    uint32_t opened;  /* allocations of peers that this rank has opened */
+    uint32_t reserved;
+    uint64_t questions; /* to the driver, about arrays */
+    uint64_t direct;    /* launches that ran in the direct form, on whatever arrays; if asked for */
+    char lack[240];
+};
+int pc_device_comm_registration(struct pc_device_comm *dc, uint32_t direct,
+                                struct pc_registration_state *out);
 
 /* For tests of the kernels. */
 int pc_fold_test(uint32_t dtype, uint32_t op, void **dst, uint32_t ndst, const void **src,

@@ -243,6 +243,13 @@ SETTINGS: tuple[Setting, ...] = (
         "Whether a switch may round sums of floats in its own order is for their user to say.",
     ),
     Setting(
+        "cuda_register",
+        "auto",
+        "auto or off",
+        _one_of("auto", "off"),
+        "Whether freed GPU memory may stay taken for some calls is for its user to say.",
+    ),
+    Setting(
         "unproved",
         "no",
         "yes or no",
@@ -279,6 +286,7 @@ class Config:
     cuda_blocks: int = 32  #: of a collective's kernel, at most
     cuda_heap: int = 64  #: MiB
     cuda_multicast: str = "auto"  #: "on": also where a switch rounds sums by itself
+    cuda_register: str = "auto"  #: peers open the arrays of users, too
     unproved: bool = False  #: what takes too long to prove runs as it is
     log: str | None = None  #: from which level on standard error shows what is decided
     #: setting's name → "default", "environment" or "argument"

@@ -64,11 +64,12 @@ struct pc_host_control {            /* mapped host memory; each field on cache l
  */
 struct pc_block_state {
     PC_ALIGNED(128) uint64_t launches;
-    uint64_t head;  /* of its proxy FIFO */
-    uint64_t tail;  /* of its proxy FIFO, as last read */
-    uint64_t ready; /* launches that have sent READY */
-    uint64_t salt;  /* of block 0: the salt of launches by a graph; the host writes it */
-    uint32_t dead;  /* a block gave up: all blocks and later launches do */
+    uint64_t head;   /* of its proxy FIFO */
+    uint64_t tail;   /* of its proxy FIFO, as last read */
+    uint64_t ready;  /* launches that have sent READY */
+    uint64_t salt;   /* of block 0: the salt of launches by a graph; the host writes it */
+    uint64_t direct; /* of block 0: launches that ran in the direct form */
+    uint32_t dead;   /* a block gave up: all blocks and later launches do */
 };
 
 /* What NVLink's switches fold (multimem.ld_reduce of sm_90): sums of all dtypes but bytes, those of
@@ -80,11 +81,15 @@ struct pc_block_state {
     (PC_SWITCH_INTEGER(dtype) ? (op) != PC_REDUCE_PROD \
                               : (dtype) <= PC_DTYPE_BFLOAT16 && PC_SWITCH_SUM(op))
 
-/* The direct form: peers read and write the arrays in a rank's heap. When a launch begins, each
- * rank writes where its arrays are into a READY line of each peer: launch n uses line n & 1, as a
- * peer can be one ahead of a rank that has not read yet, never two. */
+/* The direct form: peers read and write the arrays of a rank in its segments, which they reach:
+ * segment 0 is its heap, the others are allocations of its user (registration.c). When a launch
+ * begins, each rank writes where its arrays are into a READY line of each peer, and into one of its
+ * own, as its other blocks must not find another answer: launch n uses line n & 1, as a peer can be
+ * one ahead of a rank that has not read yet, never two. */
+#define PC_SEGMENTS 32u
+#define PC_SEGMENT_SHIFT 56 /* of its number in pc_where; below: the offset in it, plus one */
 struct pc_where {
-    uint64_t in; /* offset in the heap, plus one; 0: not in the heap */
+    uint64_t in; /* 0: in no segment */
     uint64_t out;
     uint32_t in_first; /* the blocks that the arrays hold */
     uint32_t in_count;
@@ -93,10 +98,16 @@ struct pc_where {
 };
 _Static_assert(sizeof(struct pc_where) <= PC_INLINE_BYTES, "READY fits a line");
 
-struct pc_ipc_peer {     /* the direct form's view of a peer */
+struct pc_segment { /* as this rank reaches it; the host changes all but segment 0 while kernels run
+                     */
+    uint64_t at;    /* 0: not now; written behind `nbytes` */
+    uint64_t nbytes;
+};
+
+struct pc_ipc_peer {     /* the direct form's view of a peer, and of this rank itself */
     struct pc_line *out; /* two lines in its arena */
     struct pc_line *in;  /* two lines in this rank's arena */
-    char *heap;
+    struct pc_segment segments[PC_SEGMENTS];
 };
 
 struct pc_arrays { /* where a peer's message would begin */
@@ -164,7 +175,6 @@ struct pc_device_image {
     const uint64_t *starts;        /* where each block begins in the message, and the end */
     struct pc_ipc_peer *ipc_peers; /* [peer] */
     struct pc_arrays *arrays;      /* [block][peer] */
-    uint64_t heap_bytes;
 };
 
 struct pc_kernel_args { /* the only parameter of a kernel, by value */
@@ -178,5 +188,7 @@ struct pc_kernel_args { /* the only parameter of a kernel, by value */
     uint64_t salt;     /* mixed into signatures: the calls that this rank refused before */
     uint32_t in_graph; /* 1: launched by a graph; the salt is read at run time */
     uint32_t proxied;  /* 1: what a block pushed for the proxy is there when it says it has ended */
+    uint32_t in_segment; /* of this rank, in which `in` may lie */
+    uint32_t out_segment;
 };
 #endif

@@ -164,7 +164,7 @@ int pc_device_comm_open(struct pc_comm *comm, const struct pc_device_comm_option
     return PC_OK;
 }
 
-static int seal(struct pc_device_comm *dc, const uint8_t *ipc_peers)
+static int seal(struct pc_device_comm *dc, const uint8_t *ipc_peers, bool registers)
 {
     const struct pc_comm *comm = dc->comm;
     for (uint32_t p = 0; p < comm->options.size; p++) {
@@ -186,18 +186,21 @@ static int seal(struct pc_device_comm *dc, const uint8_t *ipc_peers)
     int rc = pc__host_register_open(dc);
     if (rc == PC_OK)
         rc = pc__device_fifos_make(dc);
+    if (rc == PC_OK && registers)
+        rc = pc__registration_open(dc);
     if (rc == PC_OK)
         rc = pc__transfers_open(dc);
     return rc == PC_OK ? pc__proxy_start(dc) : rc;
 }
 
-int pc_device_comm_seal(struct pc_device_comm *dc, const uint8_t *ipc_peers, uint32_t whole)
+int pc_device_comm_seal(struct pc_device_comm *dc, const uint8_t *ipc_peers, uint32_t whole,
+                        uint32_t registers)
 {
     if (dc->sealed)
         return pc__fail(dc->error, PC_INVALID, -1, "a device communicator that is sealed already");
     dc->whole = whole != 0;
     int mode = pc__cuda_relax(PC_CUDA_RELAXED);
-    int rc = seal(dc, ipc_peers);
+    int rc = seal(dc, ipc_peers, registers != 0);
     pc__cuda_relax(mode);
     dc->sealed = rc == PC_OK;
     return rc;
@@ -243,6 +246,7 @@ void pc_device_comm_detach(struct pc_device_comm *dc, double seconds)
     if (!dc->hung) {
         if (*pc_cuda_missing() == 0)
             pc__multicast_leave(dc);
+        pc__registration_leave(dc);
         pc__ipc_close(dc);
     }
     if (*pc_cuda_missing() == 0)
@@ -299,6 +303,7 @@ void pc_device_comm_close(struct pc_device_comm *dc)
         pc__cuda_relax(mode);
     }
     pc__heap_drop(&dc->heap);
+    pc__registration_drop(dc);
     pthread_cond_destroy(&dc->moved);
     pthread_mutex_destroy(&dc->lock);
     pthread_mutex_destroy(&dc->heap_lock);

@@ -1,13 +1,14 @@
 /* The device communicator: its structures, internal to gpu/. device_comm.c opens and closes it,
- * ipc.c opens the peers' GPU memory, multicast.c heaps that a switch folds, host_register.c
- * registers the host memory that kernels touch, pool.c is the memory pool for plans, fifo.c makes
- * the FIFOs, device_plan.c the plans, launch.c launches them, transfer.c
- * moves what no plan does, and proxy.c is the proxy. */
+ * ipc.c opens the peers' GPU memory, registration.c that of their users, multicast.c heaps that a
+ * switch folds, host_register.c registers the host memory that kernels touch, pool.c is the memory
+ * pool for plans, fifo.c makes the FIFOs, device_plan.c the plans, launch.c launches them,
+ * transfer.c moves what no plan does, and proxy.c is the proxy. */
 #ifndef PC_DEVICE_COMM_H
 #define PC_DEVICE_COMM_H
 #include "gpu/device_layout.h"
 #include "gpu/device_image.h"
 #include "gpu/proxy_fifo.h"
+#include "gpu/registration.h"
 #include "gpu/transfer.h"
 #include "core/internal.h"
 
@@ -59,6 +60,7 @@ struct pc_device_plan {
     struct pc_device_plan_shape shape;
     uint64_t image;             /* on the device */
     struct pc_kernel_args args; /* but for what differs from call to call */
+    bool registers;    /* it has a direct form, and is long enough to look for its arrays */
     uint32_t *graphs;  /* graphs that may launch it; the driver counts down, even after close */
     _Atomic int state; /* enum pc_device_plan_state; the later of two threads frees it */
 };
@@ -84,6 +86,7 @@ struct pc_device_comm {
     struct pc_heap heap; /* allocates offsets from heap_at */
     uint64_t heap_at;    /* device address: in the arena, or by multicast.c */
     struct pc_multicast multicast;
+    struct pc_registration registration;
     pthread_mutex_t heap_lock;
     struct pc_pool *pools; /* memory for plans */
     uint32_t npools;
@@ -153,6 +156,22 @@ void pc__device_comm_fail(struct pc_device_comm *dc, int code, const struct pc_e
 int pc__ipc_open(struct pc_device_comm *dc);
 void pc__ipc_drop(struct pc_device_comm *dc, uint32_t peer);
 void pc__ipc_close(struct pc_device_comm *dc);
+/* Opens an allocation of another process by its handle and unique number, or counts one more user
+ * of it; close: with the address that this gave. */
+int pc__ipc_open_memory(int device, const unsigned char *handle, uint64_t id,
+                        struct pc_error *error, uint64_t *base);
+void pc__ipc_close_memory(int device, uint64_t base);
+
+/* registration.c */
+/* Called when the edges are there, on all ranks or on none. */
+int pc__registration_open(struct pc_device_comm *dc);
+/* Before each launch: does what peers say, and has the kernel's argument (NULL as `p` is: it is no
+ * plan's) name the allocations of its arrays. */
+int pc__registration_launch(struct pc_device_comm *dc, const struct pc_device_plan *p, uint64_t in,
+                            uint64_t out, bool captured, struct pc_kernel_args *args);
+/* No kernel of this rank runs: lets go of other ranks' allocations. */
+void pc__registration_leave(struct pc_device_comm *dc);
+void pc__registration_drop(struct pc_device_comm *dc);
 
 /* multicast.c */
 /* Makes a heap that a multicast object can be bound to; heap_at is its address. */
@@ -189,6 +208,9 @@ struct pc_launch {
     bool call;          /* it is of a call, which has a number, as on all other ranks */
     bool begins;        /* it is the first kernel of one */
     uint64_t signature; /* of the call */
+    /* Of a plan's, whose argument is a pc_kernel_args: the plan, and its arrays. */
+    const struct pc_device_plan *plan;
+    uint64_t in, out;
 };
 /* Enqueues a kernel behind all launches so far, or captures it. */
 int pc__launch(struct pc_device_comm *dc, const struct pc_launch *l, uintptr_t stream);
@@ -222,6 +244,8 @@ int pc__transfers_hand_over(struct pc_device_comm *dc, struct pc_proxy_entry ent
 
 /* device_plan.c */
 void pc__device_plans_drop(struct pc_device_comm *dc);
+/* Once the last graph is destroyed, adds the launches that it made to the counts. */
+void pc__graphs_forget(struct pc_device_comm *dc);
 
 /* proxy.c */
 int pc__proxy_start(struct pc_device_comm *dc);

@@ -525,7 +525,6 @@ static void write_head(const struct builder *b, uint32_t number, size_t nbytes, 
         .starts = (uint64_t *)device(b, starts),
         .ipc_peers = (struct pc_ipc_peer *)(uintptr_t)edges->ipc_peers,
         .arrays = (struct pc_arrays *)(uintptr_t)edges->arrays,
-        .heap_bytes = edges->heap_bytes,
     };
 }
 

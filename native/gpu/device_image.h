@@ -19,16 +19,15 @@ struct pc_device_fifos {
     uint32_t slot_bytes;
     bool packets; /* all peers of this rank's programs have slots for LL packets */
     /* For the direct form; 0: not every peer's heap is reached. */
-    uint64_t ipc_peers;  /* struct pc_ipc_peer [peer]; for this rank only the heap */
-    uint64_t arrays;     /* struct pc_arrays [PC_MAX_BLOCKS][peer] */
-    uint64_t heap_bytes; /* size of each rank's heap */
+    uint64_t ipc_peers; /* struct pc_ipc_peer [peer] */
+    uint64_t arrays;    /* struct pc_arrays [PC_MAX_BLOCKS][peer] */
     uint64_t
         multicast; /* from this rank's heap to the multicast address of all; 0: there is none */
     bool rounds;   /* the switch may fold floats, which it rounds in an order of its own */
 };
 
 /* `form`: 0: the staged form alone; 1: also the direct form, which runs when the arrays of all
- * ranks lie in their heaps. All ranks must pass the same.
+ * ranks are reached. All ranks must pass the same.
  *
  * The number of blocks of a launch with so many instances, or PC_INVALID. */
 int pc__device_image_blocks(const struct pc_plan *plan, int form, uint32_t instances);

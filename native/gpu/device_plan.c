@@ -7,7 +7,8 @@
  * With more blocks each would wait as long for less. Of a message in packets a thread has one. */
 #define PC_BLOCK_BYTES (UINT64_C(16) << 10)
 #define PC_LL_BLOCK_BYTES (UINT64_C(3) << 10)
-/* The longest call in packets: beyond, the bytes that are not data take longer than a fence. */
+/* The longest call in packets: beyond, the bytes that are not data take longer than a fence.
+ * Shorter ones do not gain by arrays that are reached, either. */
 #define PC_LL_CALL_BYTES (UINT64_C(64) << 10)
 #define PC_THREADS 256u
 #define PC_WARP 32u
@@ -114,8 +115,7 @@ static void take_out(struct pc_device_plan *p)
     pthread_mutex_unlock(&p->dc->plans_lock);
 }
 
-/* When the last graph is destroyed, adds the launches that it made to the counts. */
-static void forget_graphs(struct pc_device_comm *dc)
+void pc__graphs_forget(struct pc_device_comm *dc)
 {
     struct pc_error ignored;
     if (!atomic_load(&dc->capturing) || pc__transfers_graphs(dc) != 0)
@@ -212,7 +212,7 @@ int pc_device_plan_create(struct pc_device_comm *dc, struct pc_plan *plan,
     if (rc == PC_OK && (p == NULL || (p->graphs = calloc(1, sizeof *p->graphs)) == NULL))
         rc = pc__fail(dc->error, PC_NOMEM, -1, "no memory for a plan");
     if (rc == PC_OK) {
-        forget_graphs(dc);
+        pc__graphs_forget(dc);
         sweep(dc);
         rc = number_of(dc, &p->number);
     }
@@ -228,7 +228,8 @@ int pc_device_plan_create(struct pc_device_comm *dc, struct pc_plan *plan,
     p->function = options->function;
     dc->plans[p->number] = p;
     /* Equal on all ranks: so are their heaps, and the forms that they compile. */
-    int form = plan->direct != NULL && dc->whole && dc->heap.bytes != 0;
+    int form = plan->direct != NULL && dc->whole && (dc->heap.bytes != 0 || dc->registration.on);
+    p->registers = form && dc->registration.on && plan->nbytes > PC_LL_CALL_BYTES;
     p->shape = (struct pc_device_plan_shape){.direct = (uint32_t)form,
                                              .threads = threads_of(dc, options->threads)};
     choose(dc, plan, options, &p->shape);

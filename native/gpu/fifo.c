@@ -61,7 +61,7 @@ static void write_edges(const struct pc_device_comm *dc, struct pc_fifo *fifos,
             };
     }
 }
-/* Writes the addresses of the peers' heaps and READY lines. */
+/* Writes the addresses of all heaps and READY lines, this rank's too. */
 static void write_reached(const struct pc_device_comm *dc, struct pc_ipc_peer *ipc_peers)
 {
     const struct pc_device_layout *l = &dc->layout;
@@ -69,11 +69,10 @@ static void write_reached(const struct pc_device_comm *dc, struct pc_ipc_peer *i
         const struct pc_device_peer *peer = &dc->peers[p];
         bool self = peer->route == PC_ROUTE_SELF;
         uint64_t theirs = self ? dc->arena : peer->arena;
-        ipc_peers[p].heap = AT(char, self              ? dc->heap_at
-                                     : peer->heap != 0 ? peer->heap
-                                                       : theirs + l->heap);
-        if (self)
-            continue;
+        ipc_peers[p].segments[0].at = self              ? dc->heap_at
+                                      : peer->heap != 0 ? peer->heap
+                                                        : theirs + l->heap;
+        ipc_peers[p].segments[0].nbytes = dc->heap.bytes;
         ipc_peers[p].out = AT(struct pc_line, theirs + pc__device_ready(l, dc->local));
         ipc_peers[p].in = AT(struct pc_line, dc->arena + pc__device_ready(l, peer->local));
     }
@@ -128,7 +127,6 @@ int pc__device_fifos_make(struct pc_device_comm *dc)
             .packets = dc->whole,
             .ipc_peers = dc->whole ? at + parts.ipc_peers : 0,
             .arrays = dc->whole ? at + parts.arrays : 0,
-            .heap_bytes = dc->heap.bytes,
             .multicast = dc->multicast.at != 0 ? dc->multicast.at - dc->heap_at : 0,
             .rounds = dc->multicast.rounds};
     }

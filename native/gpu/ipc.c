@@ -117,36 +117,31 @@ static bool find_here(struct pc_device_comm *dc, const struct address *a, int *d
     return found;
 }
 
-static struct opened *find_opened(const struct pc_device_comm *dc, const struct address *a)
+static struct opened *find_opened(int device, const unsigned char *handle, uint64_t id)
 {
     for (struct opened *o = opened; o != NULL; o = o->next)
-        if (o->device == dc->device && o->id == a->id
-            && memcmp(o->handle, a->handle, sizeof o->handle) == 0)
+        if (o->device == device && o->id == id && memcmp(o->handle, handle, sizeof o->handle) == 0)
             return o;
     return NULL;
 }
 
-/* Opens the allocation, or counts one more user of it. */
-static int open_memory(struct pc_device_comm *dc, uint32_t peer, const struct address *a,
-                       uint64_t *base)
+int pc__ipc_open_memory(int device, const unsigned char *handle, uint64_t id,
+                        struct pc_error *error, uint64_t *base)
 {
     int rc = PC_OK;
     pthread_mutex_lock(&lock);
-    struct opened *o = find_opened(dc, a);
+    struct opened *o = find_opened(device, handle, id);
     if (o == NULL && (o = calloc(1, sizeof *o)) == NULL) {
-        rc = pc__fail(dc->error, PC_NOMEM, (int)peer, "no memory for a device communicator");
+        rc = pc__fail(error, PC_NOMEM, -1, "no memory for a device communicator");
     } else if (o->users == 0) {
-        struct pc_error error;
-        rc = pc_cuda_ipc_open(dc->device, a->handle, &error, &o->address);
+        rc = pc_cuda_ipc_open(device, handle, error, &o->address);
         if (rc == PC_OK) {
-            memcpy(o->handle, a->handle, sizeof o->handle);
-            o->id = a->id;
-            o->device = dc->device;
+            memcpy(o->handle, handle, sizeof o->handle);
+            o->id = id;
+            o->device = device;
             o->next = opened;
             opened = o;
         } else {
-            rc = pc__fail(dc->error, PC_UNMAPPABLE, (int)peer, "the GPU memory of rank %u: %s",
-                          peer, error.text);
             free(o);
         }
     }
@@ -158,7 +153,7 @@ static int open_memory(struct pc_device_comm *dc, uint32_t peer, const struct ad
     return rc;
 }
 
-static void close_memory(int device, uint64_t base)
+void pc__ipc_close_memory(int device, uint64_t base)
 {
     struct pc_error ignored;
     pthread_mutex_lock(&lock);
@@ -215,12 +210,14 @@ static int try_memory(struct pc_device_comm *dc, uint32_t peer, const struct add
         return pc__fail(dc->error, PC_UNMAPPABLE, (int)peer,
                         "rank %u, another process, has GPU memory that CUDA IPC does not share",
                         peer);
-    int rc = open_memory(dc, peer, a, &base);
+    struct pc_error error;
+    int rc = pc__ipc_open_memory(dc->device, a->handle, a->id, &error, &base);
     if (rc != PC_OK)
-        return rc;
+        return pc__fail(dc->error, PC_UNMAPPABLE, (int)peer, "the GPU memory of rank %u: %s", peer,
+                        error.text);
     rc = check_memory(dc, peer, a, base);
     if (rc != PC_OK) {
-        close_memory(dc->device, base);
+        pc__ipc_close_memory(dc->device, base);
         return rc;
     }
     p->arena = base + a->offset;
@@ -264,7 +261,7 @@ void pc__ipc_drop(struct pc_device_comm *dc, uint32_t peer)
 {
     struct pc_device_peer *p = &dc->peers[peer];
     if (p->mapped)
-        close_memory(dc->device, p->base);
+        pc__ipc_close_memory(dc->device, p->base);
     p->mapped = false;
     p->arena = 0;
 }

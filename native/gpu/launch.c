@@ -246,10 +246,13 @@ int pc__launch(struct pc_device_comm *dc, const struct pc_launch *l, uintptr_t s
 {
     uint64_t capture = 0;
     int rc = pc_cuda_capturing(dc->device, stream, dc->error, &capture);
-    if (rc == PC_CUDA_NO_CAPTURE)
-        return placed(dc, launch_now(dc, l, stream));
-    if (rc == PC_CUDA_CAPTURING)
-        return placed(dc, launch_captured(dc, l, stream, capture));
+    bool captured = rc == PC_CUDA_CAPTURING;
+    if (captured || rc == PC_CUDA_NO_CAPTURE) {
+        rc = pc__registration_launch(dc, l->plan, l->in, l->out, captured, l->argument);
+        if (rc == PC_OK)
+            rc = captured ? launch_captured(dc, l, stream, capture) : launch_now(dc, l, stream);
+        return placed(dc, rc);
+    }
     return rc < 0 ? rc
                   : pc__fail(dc->error, PC_INVALID, -1,
                              "stream %#zx is in a capture that has failed", (size_t)stream);
@@ -270,8 +273,16 @@ int pc_device_comm_launch(struct pc_device_comm *dc, struct pc_device_plan *p, u
                                .graphs = p->graphs,
                                .call = true,
                                .begins = true,
-                               .signature = p->plan->spec.signature};
-    return pc__launch(dc, &launch, stream);
+                               .signature = p->plan->spec.signature,
+                               .plan = p,
+                               .in = in,
+                               .out = out};
+    rc = pc__launch(dc, &launch, stream);
+    if (rc == PC_OK && dc->registration.news) {
+        dc->registration.news = false;
+        return 1;
+    }
+    return rc;
 }
 
 int pc_device_comm_prepare(struct pc_device_comm *dc, struct pc_device_plan *p, uint64_t in,

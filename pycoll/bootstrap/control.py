@@ -29,6 +29,7 @@ from pycoll.bootstrap.framing import (
     unpack_farewells,
 )
 from pycoll.bootstrap.group import number_of
+from pycoll.bootstrap.member import Member
 from pycoll.bootstrap.rendezvous import GRACE_SECONDS
 from pycoll.errors import (
     BootstrapError,
@@ -352,6 +353,10 @@ class Control:
         self._fail(ClosedError(f"rank {self.rank} has closed its control plane"))
         with self._calling:  # held by none but the control thread, which may be who calls this
             return
+
+    def job(self) -> tuple[Member, ...]:
+        """Return where every rank of the whole job lives."""
+        return tuple(self._plane.star.members)
 
     def current(self) -> bool:
         """Tell whether the caller is the control thread, which cannot wait for its own end."""

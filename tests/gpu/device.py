@@ -68,6 +68,8 @@ class Pool:
 
     def close(self) -> None:
         """Free it; its arrays are gone, too."""
+        if self in _pools:
+            _pools.remove(self)
         cuda.stream_wait(self.device, self.stream)
         cuda.stream_free(self.device, self.stream)
         cuda.free(self.device, self._base)

@@ -140,7 +140,7 @@ static void open_planes(bool remote)
                                         (size_t)address_bytes[1 - r]);
         reached[1 - r] = rc == PC_OK;
         check(rc == (remote ? PC_UNMAPPABLE : PC_OK), "who reaches whom");
-        must(pc_device_comm_seal(planes[r], reached, !remote), r);
+        must(pc_device_comm_seal(planes[r], reached, !remote, 0), r);
     }
     cuda(pc_cuda_module(0, "any", &error, &module), &error);
     cuda(pc_cuda_function(0, module, "pc_int32_sum", &error, &function), &error);
@@ -401,7 +401,7 @@ static void play_lies(void)
     check(pc_device_comm_connect(planes[1], 0, lie, n) == PC_INVALID,
           "counts that lie across lines");
     uint8_t all[2] = {1, 1};
-    check(pc_device_comm_seal(planes[1], all, 1) == PC_INVALID, "not reached, whatever is said");
+    check(pc_device_comm_seal(planes[1], all, 1, 0) == PC_INVALID, "not reached, whatever is said");
     for (uint32_t r = 0; r < 2; r++)
         pc_device_comm_detach(planes[r], 0);
     for (uint32_t r = 0; r < 2; r++) {
@@ -431,7 +431,7 @@ static void play_refused(void)
             fail(what);
             int rc = open_plane(0, true);
             if (rc == PC_OK)
-                rc = pc_device_comm_seal(planes[0], none, 0);
+                rc = pc_device_comm_seal(planes[0], none, 0, 0);
             if (rc != PC_OK)
                 check(strstr(pc_comm_error(comms[0])->text, "cu") != NULL, "who refused");
             pc_device_comm_close(planes[0]);

@@ -205,7 +205,7 @@ static struct pc_device_comm *open_device_comm(struct pc_comm *comm, uint32_t ra
     }
     if (switched)
         open_multicast(comm, device_comm, rank);
-    rc = pc_device_comm_seal(device_comm, reached, !any_remote && !staged);
+    rc = pc_device_comm_seal(device_comm, reached, !any_remote && !staged, 0);
     if (rc != PC_OK)
         die(comm, "the edges", rc);
     return device_comm;

@@ -86,7 +86,8 @@ struct rank_part {
     plan_text text;
     uint64_t salt;
     uint64_t shift, uneven; /* by which its arrays lie further on in the heap, and its output */
-    uint64_t registered;    /* its arrays lie in the heap */
+    uint64_t
+        registered; /* 1: its arrays lie in the heap; 2, 3: in a segment, which comes and goes */
     std::vector<blob> inputs, outputs; /* of each launch */
 };
 
@@ -195,31 +196,43 @@ struct rank_run {
     pc_host_control *control;
     array in, out; /* in place: only `out`, all of the message */
     pc_kernel_args launch;
+    world *w;
+    std::vector<unsigned char> segment;
+    uint64_t direct; /* launches in the direct form, before this case */
     unsigned char *input, *result;
     std::vector<std::unique_ptr<pc_simt_block>> blocks;
     std::vector<pc_shared> shared;
     std::unique_ptr<pc_simt_barrier> stream; /* one kernel after the other */
     bool wrong = false;
 
-    void make(const sim_case &of, uint32_t r, world *w);
+    void make(const sim_case &of, uint32_t r, world *of_world);
     void fill(uint64_t number);
     void check(uint64_t number);
 };
 
-void rank_run::make(const sim_case &of, uint32_t r, world *w)
+void rank_run::make(const sim_case &of, uint32_t r, world *of_world)
 {
     c = &of;
     part = &of.ranks[r];
     rank = r;
     plan_text text = part->text;
     text.blocks = of.blocks.data();
-    image = world_image(w, r, &text);
-    control = world_control(w, r);
+    image = world_image(of_world, r, &text);
+    control = world_control(of_world, r);
+    w = of_world;
+    direct = image->states[0].direct;
     std::vector<uint64_t> starts = {0};
     for (uint64_t nbytes : of.blocks)
         starts.push_back(starts.back() + nbytes);
     uint64_t in_at = starts[text.input[0]], out_at = starts[text.output[0]];
-    char *heap = world_heap(w, r) + part->shift, **into = part->registered ? &heap : nullptr;
+    char *heap = world_heap(w, r), **into = part->registered ? &heap : nullptr;
+    if (part->registered > 1) {
+        segment.resize(HEAP + 64);
+        heap = (char *)segment.data() + (64 - (uintptr_t)segment.data() % 64) % 64;
+        world_register(w, r, heap);
+    }
+    const char *const end = heap + HEAP;
+    heap += part->shift;
     char *from, *to;
     if (of.in_place) {
         out.make(starts.back(), of.offset, into);
@@ -230,7 +243,7 @@ void rank_run::make(const sim_case &of, uint32_t r, world *w)
         from = (char *)in.data - in_at;
         to = (char *)out.data - out_at;
     }
-    if (heap > world_heap(w, r) + HEAP) {
+    if (heap > end) {
         fprintf(stderr, "%s: the heap is too small\n", of.name.c_str());
         exit(2);
     }
@@ -247,6 +260,7 @@ void rank_run::make(const sim_case &of, uint32_t r, world *w)
     launch.timeout_ns = of.timeout_ns;
     launch.salt = of.in_graph ? ~part->salt : part->salt;
     launch.in_graph = (uint32_t)of.in_graph;
+    launch.in_segment = launch.out_segment = part->registered > 1;
     for (uint32_t b = 0; b < image->nblocks; b++)
         blocks.emplace_back(new pc_simt_block((uint32_t)of.threads));
     shared.resize(image->nblocks);
@@ -282,7 +296,8 @@ struct simulation {
     const sim_case &c;
     world *w;
     std::vector<rank_run> ranks;
-    std::vector<std::thread> threads;
+    std::vector<std::thread> threads, hosts;
+    std::atomic<uint64_t> over{0};
 
     simulation(const sim_case &c, world *w) : c(c), w(w), ranks(c.size)
     {
@@ -323,11 +338,50 @@ struct simulation {
                 });
     }
 
+    /* The host of a rank takes its segment from the table and puts it there again. */
+    void change(uint32_t r)
+    {
+        if (c.ranks[r].registered == 3)
+            hosts.emplace_back([=, this] {
+                for (bool there = false; over == 0; there = !there) {
+                    world_show(w, r, there);
+                    std::this_thread::yield();
+                }
+                world_show(w, r, true);
+            });
+    }
+
     void join()
     {
         for (std::thread &t : threads)
             t.join();
         threads.clear();
+        over = 1;
+        for (std::thread &t : hosts)
+            t.join();
+        hosts.clear();
+    }
+
+    /* How many launches of a rank were direct. */
+    uint64_t direct(uint32_t r) const
+    {
+        return ranks[r].image->states[0].direct - ranks[r].direct;
+    }
+
+    /* Whether all ranks had the same form in each launch; the direct one if all arrays stayed in
+     * segments. */
+    bool alike() const
+    {
+        uint64_t steady = 0;
+        for (uint32_t r = 0; r < c.size; r++)
+            steady += c.ranks[r].registered == 2;
+        for (uint32_t r = 0; r < c.size; r++)
+            if (direct(r) != direct(0) || (steady == c.size && direct(r) != c.launches)) {
+                fprintf(stderr, "%s: rank %u: %lu launches were direct, %lu of rank 0\n",
+                        c.name.c_str(), r, direct(r), direct(0));
+                return false;
+            }
+        return true;
     }
 
     bool trouble(FILE *to) const
@@ -359,7 +413,7 @@ struct simulation {
                             c.name.c_str(), r, b);
                     return false;
                 }
-        return well;
+        return well && alike();
     }
 };
 
@@ -399,8 +453,10 @@ static int run_all(reader &in, bool counted)
         if (w == nullptr)
             w = opened(c);
         simulation s(c, w);
-        for (uint32_t r = 0; r < c.size; r++)
+        for (uint32_t r = 0; r < c.size; r++) {
             s.start(r);
+            s.change(r);
+        }
         s.join();
         if (!s.right()) {
             fprintf(stderr, "%s: wrong\n", c.name.c_str());

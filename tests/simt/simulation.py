@@ -55,6 +55,7 @@ class Case:
     packets: bool = False
     direct: bool = False  #: beside the staged form
     stray: int = -1  #: a rank whose arrays do not lie in its heap
+    segments: int = 0  #: 1: arrays lie in a segment beside the heap; 2: which comes and goes
     multicast: int = 0  #: 1: all heaps have a multicast address; 2: of a switch that may round
     apart: int = -1  #: a rank whose arrays lie elsewhere in its heap than those of the others
     shift: int = 64  #: by how many bytes
@@ -130,7 +131,7 @@ class Case:
                 average = self.op is ReduceOp.AVG
                 direct = programs(self.algorithm, self.size, average, True)[virtual].to_bytes()
             words.append(blob(direct))
-            put(words, self.direct and rank != self.stray)
+            put(words, (1 + self.segments) * (self.direct and rank != self.stray))
             put(words, self.shift if rank == self.apart else 0, self.uneven)
             for inputs, outputs in results:
                 words += [blob(inputs[rank].tobytes()), blob(outputs[rank].tobytes())]

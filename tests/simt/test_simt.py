@@ -189,6 +189,43 @@ def test_packages_that_are_run_where_they_lie(run: Run) -> None:
     assert (done.returncode, done.stderr) == (0, ""), done.stderr[:4000]
 
 
+#: Blocks that look for their rank's arrays by themselves.
+EACH_LOOKS: Change = (
+    KERNEL,
+    "        return theirs.in && theirs.out;\n",
+    """        return pc__registered(image, call->shared->out, call->shared->out_segment,
+                              image->mine.out_first, image->mine.out_count, image->mine.out);
+""",
+)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_arrays_in_a_segment(run: Run, one: Path, size: int) -> None:
+    c = of("allreduce", "two_shot", direct=True, size=size, segments=1)
+    cases = [c, replace(c, lanes=4), replace(c, in_graph=True), replace(c, in_place=True)]
+    cases += [
+        replace(c, stray=1, segments=1),
+        replace(c, segments=0),
+        replace(c, lanes=2, offset=4),
+    ]
+    done = run(one, "run", [*cases, *cases])
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[:4000]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_segment_that_comes_and_goes_while_kernels_run(run: Run, one: Path, size: int) -> None:
+    """All blocks of all ranks decide alike, whatever the table is when they begin."""
+    c = of("allreduce", "two_shot", direct=True, size=size, segments=2, launches=60, lanes=8)
+    done = run(one, "run", [c, c])
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[:4000]
+
+
+def test_blocks_that_look_for_themselves_are_noticed(run: Run) -> None:
+    c = of("allreduce", "two_shot", direct=True, segments=2, launches=200, lanes=8, timeout=5.0)
+    done = run(driver(KERNELS[:1], EACH_LOOKS), "run", [c])
+    assert done.returncode in (1, RACE), done.stderr[:4000]
+
+
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8])
 def test_lanes_change_no_bit(run: Run, every: Path, lanes: int) -> None:
     cases = [

@@ -110,7 +110,7 @@ struct world {
             make(r);
         for (uint32_t r = 0; r < s.size; r++)
             for (uint32_t p = 0; p < s.size; p++)
-                ranks[r].ipc_peers[p] = {&ranks[p].ready[2 * r], &ranks[r].ready[2 * p], nullptr};
+                ranks[r].ipc_peers[p] = {&ranks[p].ready[2 * r], &ranks[r].ready[2 * p], {}};
     }
 
     edge &at(uint32_t from, uint32_t to, uint32_t lane)

@@ -12,6 +12,7 @@ struct rank_memory {
     struct pc_line *done;   /* [peer][block] */
     struct pc_line *ready;  /* [peer][2] */
     struct pc_ipc_peer *ipc_peers;
+    uint64_t segment; /* the address of segment 1 */
     struct pc_arrays *arrays;
     char *heap;
     char *packets;         /* [peer][block][slot] */
@@ -136,9 +137,10 @@ struct world *world_open(uint32_t size, uint32_t slots, uint32_t slot_bytes, uin
     }
     for (uint32_t r = 0; r < size; r++)
         for (uint32_t p = 0; p < size; p++)
-            w->ranks[r].ipc_peers[p] = (struct pc_ipc_peer){.out = &w->ranks[p].ready[2 * r],
-                                                            .in = &w->ranks[r].ready[2 * p],
-                                                            .heap = w->ranks[p].heap};
+            w->ranks[r].ipc_peers[p]
+                = (struct pc_ipc_peer){.out = &w->ranks[p].ready[2 * r],
+                                       .in = &w->ranks[r].ready[2 * p],
+                                       .segments = {{(uintptr_t)w->ranks[p].heap, HEAP}}};
     for (uint32_t r = 0; r < size; r++)
         for (uint32_t p = 0; p < size; p++)
             for (uint32_t b = 0; p != r && b < PC_MAX_BLOCKS; b++)
@@ -214,7 +216,6 @@ struct pc_device_image *world_image(struct world *w, uint32_t rank, const struct
         .size = w->size,
         .ipc_peers = (uintptr_t)m->ipc_peers,
         .arrays = (uintptr_t)m->arrays,
-        .heap_bytes = HEAP,
         .multicast = t->multicast ? (uint64_t)(w->multicast - m->heap) : 0,
         .rounds = t->multicast > 1,
     };
@@ -227,6 +228,19 @@ struct pc_device_image *world_image(struct world *w, uint32_t rank, const struct
     pc_program_free(program);
     pc_program_free(direct);
     return image;
+}
+
+void world_register(struct world *w, uint32_t rank, const char *at)
+{
+    for (uint32_t r = 0; r < w->size; r++)
+        w->ranks[r].ipc_peers[rank].segments[1] = (struct pc_segment){(uintptr_t)at, HEAP};
+    w->ranks[rank].segment = (uintptr_t)at;
+}
+
+void world_show(struct world *w, uint32_t rank, bool there)
+{
+    struct rank_memory *m = &w->ranks[rank];
+    __atomic_store_n(&m->ipc_peers[rank].segments[1].at, there ? m->segment : 0, __ATOMIC_RELEASE);
 }
 
 char *world_heap(struct world *w, uint32_t rank)

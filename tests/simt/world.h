@@ -31,6 +31,10 @@ struct pc_device_image *world_image(struct world *world, uint32_t rank,
                                     const struct plan_text *text);
 /* HEAP bytes that the peers reach. */
 #define HEAP (1u << 18)
+/* Has all ranks reach a rank's segment 1, of HEAP bytes. */
+void world_register(struct world *w, uint32_t rank, const char *at);
+/* Takes it from the table that the rank itself reads, or puts it there. */
+void world_show(struct world *w, uint32_t rank, bool there);
 char *world_heap(struct world *world, uint32_t rank);
 /* HEAP addresses at which nothing is mapped, for all heaps at once. */
 char *world_multicast(struct world *world);

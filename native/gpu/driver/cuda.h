@@ -210,6 +210,11 @@ int pc__cuda_fail(int result, struct pc_error *error, const char *format, ...)
 /* A device's attribute by CUDA's number; 0 where the driver does not know it. */
 int pc__cuda_attribute(int device, int which);
 
+/* cuda_memory.c: the allocation in which an address lies, and its unique number; zeros: unknown.
+ * Once libcuda is loaded; the part of pc_cuda_pointer that each launch asks for. */
+int pc__cuda_range(uint64_t address, struct pc_error *error, uint64_t *base, uint64_t *nbytes,
+                   uint64_t *id);
+
 /* cuda_virtual.c: memory by a handle, which other processes open by a descriptor, and multicast
  * objects, which have such handles, too. Only where pc_cuda_multicast says OK. */
 /* The unit in which memory is allocated and bound, for `nbytes` of each of `ndevices`. */

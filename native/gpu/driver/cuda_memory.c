@@ -46,6 +46,23 @@ int pc_cuda_pointer(uint64_t address, struct pc_error *error, struct pc_cuda_poi
     return PC_OK;
 }
 
+int pc__cuda_range(uint64_t address, struct pc_error *error, uint64_t *base, uint64_t *nbytes,
+                   uint64_t *id)
+{
+    int which[] = {POINTER_RANGE_START, POINTER_RANGE_SIZE, POINTER_BUFFER_ID};
+    uint64_t start = 0;
+    size_t length = 0;
+    unsigned long long number = 0;
+    void *answers[] = {&start, &length, &number};
+    int result = pc__cuda.PointerGetAttributes(3, which, answers, address);
+    if (result != 0)
+        return pc__cuda_fail(result, error, "cuPointerGetAttributes(%#zx)", (size_t)address);
+    *base = start;
+    *nbytes = length;
+    *id = number;
+    return PC_OK;
+}
+
 int pc_cuda_alloc(int device, size_t nbytes, struct pc_error *error, uint64_t *address)
 {
     int rc = pc__cuda_enter(device, error);

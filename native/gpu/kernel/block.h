@@ -99,6 +99,8 @@ PC_DEVICE_FN void pc__kernel(const struct pc_kernel_args *launch, uint32_t numbe
         shared->salt = launch->in_graph ? pc__load_relaxed64(&image->states[0].salt) : launch->salt;
         shared->deadline = deadline < now ? ~(uint64_t)0 : deadline;
         shared->number = number;
+        shared->in_segment = launch->in_segment;
+        shared->out_segment = launch->out_segment;
         shared->multicast = 0;
         if (launch->form)
             shared->block.state = &image->states[number];
@@ -111,6 +113,8 @@ PC_DEVICE_FN void pc__kernel(const struct pc_kernel_args *launch, uint32_t numbe
         bool astray = !call.over && pc__thread() < PC_WARP && pc__astray(&call);
         call.over = pc__barrier(shared, call.dead || call.over);
         form = !pc__barrier(shared, astray);
+        if (form && number == 0 && pc__thread() == 0 && !call.over)
+            image->states[0].direct++;
         pc__begin_multicast(&call, form);
     }
     struct pc_channel channel = {};

@@ -34,8 +34,10 @@ struct pc_shared {
     char *out;
     uint64_t deadline;
     uint64_t salt;
-    uint64_t launches;  /* of this block before this one */
-    uint32_t number;    /* of this block in the launch */
+    uint64_t launches; /* of this block before this one */
+    uint32_t number;   /* of this block in the launch */
+    uint32_t in_segment;
+    uint32_t out_segment;
     uint64_t multicast; /* from this rank's heap to the multicast address; 0: not in this call */
     void *address[2][PC_MAX_OPERANDS];
     uint32_t flag[2][PC_MAX_OPERANDS]; /* of operands in LL packets */
@@ -237,32 +239,37 @@ PC_ROUTINE char *pc__peer_out(const PC_CALL *call, uint32_t peer)
     return pc__arrays(call, peer)->out;
 }
 
-/* The offset of an array in the heap, plus one; 0 when it is not there. A missing array (NULL) does
- * not prevent the direct form. */
+/* Where an array lies in a segment of this rank, as pc_where has it; 0 when it is not there. A
+ * missing array (NULL) does not prevent the direct form. */
 PC_DEVICE_FN uint64_t pc__registered(const struct pc_device_image *image, const char *message,
-                                     uint32_t first, uint32_t count, uint64_t nbytes)
+                                     uint32_t segment, uint32_t first, uint32_t count,
+                                     uint64_t nbytes)
 {
-    const char *heap = image->ipc_peers[image->rank].heap;
-    const char *array = message + (count ? image->starts[first] : 0);
     if (count == 0)
         return 1;
-    if (array < heap || nbytes > image->heap_bytes
-        || (uint64_t)(array - heap) > image->heap_bytes - nbytes)
+    const struct pc_segment *s = &image->ipc_peers[image->rank].segments[segment];
+    const uint64_t at = pc__load_acquire(&s->at), array = (uintptr_t)message + image->starts[first];
+    const uint64_t room = s->nbytes; /* written before `at` */
+    if (at == 0 || array < at || nbytes > room || array - at > room - nbytes)
         return 0;
-    return (uint64_t)(array - heap) + 1;
+    return (uint64_t)segment << PC_SEGMENT_SHIFT | (array - at + 1);
 }
 
 /* Where a peer's message would begin if its array held it all; NULL: out of range, or no array. */
 PC_DEVICE_FN char *pc__message_of(const struct pc_device_image *image, uint32_t peer,
                                   uint64_t local, uint32_t first, uint32_t count)
 {
-    if (local == 0 || first > image->nparts || count > image->nparts - first)
+    const uint32_t segment = (uint32_t)(local >> PC_SEGMENT_SHIFT);
+    if (local == 0 || segment >= PC_SEGMENTS || first > image->nparts
+        || count > image->nparts - first)
         return NULL;
+    const struct pc_segment *s = &image->ipc_peers[peer].segments[segment];
+    const uint64_t offset = (local & ((1ull << PC_SEGMENT_SHIFT) - 1)) - 1, room = s->nbytes;
     uint64_t at = count ? image->starts[first] : 0;
     uint64_t nbytes = count ? image->starts[first + count] - at : 0;
-    if (nbytes > image->heap_bytes || local - 1 > image->heap_bytes - nbytes)
+    if (s->at == 0 || nbytes > room || offset > room - nbytes)
         return NULL;
-    return image->ipc_peers[peer].heap + (local - 1) - at;
+    return (char *)(uintptr_t)(s->at + offset - at);
 }
 
 PC_ROUTINE uint64_t pc__ready_signature(const PC_CALL *call)
@@ -314,33 +321,50 @@ PC_ROUTINE bool pc__hear_ready(PC_CALL *call, uint32_t peer, uint64_t n)
         return false;
     }
     const struct pc_where theirs = *(const struct pc_where *)line->bytes;
+    if (peer == image->rank) /* its table may be another by now */
+        return theirs.in && theirs.out;
     struct pc_arrays *arrays = pc__arrays(call, peer);
     arrays->in = pc__message_of(image, peer, theirs.in, theirs.in_first, theirs.in_count);
     arrays->out = pc__message_of(image, peer, theirs.out, theirs.out_first, theirs.out_count);
     return arrays->in && arrays->out;
 }
 
-/* Run by the first warp: whether this thread saw an array outside its rank's heap. All ranks, and
- * all their blocks, come to the same answer. */
+/* Run by the first warp of the first block: tells all ranks, this one too, where this one's arrays
+ * lie. One thread finds out, as the table may change meanwhile. */
+PC_ROUTINE void pc__tell_all(const PC_CALL *call, uint64_t n)
+{
+    struct pc_shared *shared = call->shared;
+    const struct pc_device_image *image = shared->image;
+    struct pc_where *mine = (struct pc_where *)shared->room; /* no package is there yet */
+    if (pc__thread() == 0) {
+        struct pc_where w = image->mine;
+        w.in = pc__registered(image, shared->in, shared->in_segment, w.in_first, w.in_count, w.in);
+        w.out = pc__registered(image, shared->out, shared->out_segment, w.out_first, w.out_count,
+                               w.out);
+        *mine = w;
+    }
+    pc__warp_barrier(shared);
+    PC_ROLLED
+    for (uint32_t p = pc__thread(); p < image->size; p += PC_WARP)
+        pc__tell_ready(call, p, n, mine);
+}
+
+/* Run by the first warp: whether this thread saw an array that a rank's peers do not reach. All
+ * ranks, and all their blocks, come to the same answer, as they hear the same. */
 PC_ROUTINE bool pc__astray(PC_CALL *call)
 {
     struct pc_shared *shared = call->shared;
     const struct pc_device_image *image = shared->image;
     struct pc_block_state *state = &image->states[shared->number];
-    struct pc_where mine = image->mine;
-    mine.in = pc__registered(image, shared->in, mine.in_first, mine.in_count, mine.in);
-    mine.out = pc__registered(image, shared->out, mine.out_first, mine.out_count, mine.out);
     uint64_t n = state->ready + 1;
-    bool direct = mine.in && mine.out;
+    bool direct = true;
     /* All are told before any is waited for: who waits in vain then waits for a rank that is not
      * there, not for one that waits itself. */
-    PC_ROLLED
-    for (uint32_t p = shared->number ? image->size : pc__thread(); p < image->size; p += PC_WARP)
-        if (p != image->rank)
-            pc__tell_ready(call, p, n, &mine);
+    if (shared->number == 0)
+        pc__tell_all(call, n);
     PC_ROLLED
     for (uint32_t p = pc__thread(); p < image->size; p += PC_WARP)
-        if (p != image->rank && !pc__hear_ready(call, p, n))
+        if (!pc__hear_ready(call, p, n))
             direct = false;
     pc__warp_barrier(shared);
     if (pc__thread() == 0) {

@@ -201,14 +201,15 @@ PC_ROUTINE bool pc__move_of_all(const PC_CALL *call, const struct pc_vm_instruct
     return true;
 }
 
-/* Run by the first warp, behind pc__astray, when all arrays lie in the heaps: whether a thread saw
- * one that keeps the call from the multicast address. All ranks that have the arrays which it needs
- * come to the same answer. */
+/* Run by the first warp, behind pc__astray, when all arrays are reached: whether a thread saw one
+ * that keeps the call from the multicast address, at which only heaps lie. All ranks that have the
+ * arrays which it needs come to the same answer. */
 PC_ROUTINE bool pc__apart(const PC_CALL *call)
 {
     const struct pc_shared *shared = call->shared;
     const struct pc_device_image *image = shared->image;
-    const char *heap = image->ipc_peers[image->rank].heap;
+    const char *heap = (const char *)(uintptr_t)image->ipc_peers[image->rank].segments[0].at;
+    const uint64_t n = image->states[shared->number].ready;
     const uint32_t in = (uint32_t)(uintptr_t)shared->in, out = (uint32_t)(uintptr_t)shared->out;
     bool apart = false;
     if (image->alike & PC_ALIKE_OUT) {
@@ -218,10 +219,13 @@ PC_ROUTINE bool pc__apart(const PC_CALL *call)
     }
     PC_ROLLED
     for (uint32_t p = pc__thread(); p < image->size; p += PC_WARP) {
+        const struct pc_ipc_peer *peer = &image->ipc_peers[p];
+        const struct pc_where *theirs = (const struct pc_where *)peer->in[n & 1].bytes;
+        apart |= (theirs->in | theirs->out) >> PC_SEGMENT_SHIFT != 0;
         if (p == image->rank)
             continue;
         const struct pc_arrays *arrays = pc__arrays(call, p);
-        const char *their_heap = image->ipc_peers[p].heap;
+        const char *their_heap = (const char *)(uintptr_t)peer->segments[0].at;
         if (image->alike & PC_ALIKE_IN)
             apart |= arrays->in - their_heap != shared->in - heap;
         if (image->alike & PC_ALIKE_OUT)

@@ -18,7 +18,7 @@ from pycoll import log
 from pycoll.bootstrap.control_loop import CLOSED, EXITED
 from pycoll.config import Config
 from pycoll.errors import PycollError, UnavailableError, UsageError
-from pycoll.runtime.cuda import multicast
+from pycoll.runtime.cuda import multicast, registration
 from pycoll.runtime.cuda.failure import DeviceFailure
 from pycoll.runtime.cuda.heap import DeviceHeap
 from pycoll.runtime.cuda.images import Images
@@ -60,6 +60,7 @@ class Gpu(NamedTuple):
     shared_bytes: int  #: of a block; 0 as long as no kernel is loaded
     reach: tuple[str, ...]  #: how each rank is reached: "cuda", "shm", "tcp" or "verbs"
     multicast: str  #: "on" where NVLink's switch folds and stores for all ranks, else why not
+    registration: str  #: "on" where peers open users' own arrays, else why not, or why not some
 
 
 class _Hello(NamedTuple):
@@ -134,7 +135,20 @@ class DeviceComm:
             registers, shared = function.registers, function.shared
         name = bindings_cuda.device(self.device).name
         shape = threads, self.blocks, registers, shared
-        return Gpu(self.device, name, self.stream, *shape, self.reach, self.multicast)
+        found = self.multicast, self._registration()
+        return Gpu(self.device, name, self.stream, *shape, self.reach, *found)
+
+    def _registration(self) -> str:
+        if self.unregistered or self.native is None:
+            return self.unregistered
+        with self.turn:
+            found = device_comm.device_comm_registration(self.native, self.comm)
+        return f"on, but not for every array: {found.lack}" if found.refused else "on"
+
+    def registered(self) -> device_comm.Registration:
+        """Return what has become of users' own arrays."""
+        with self.turn:
+            return device_comm.device_comm_registration(self.native, self.comm, direct=True)
 
     def _connect(self, config: Config) -> None:
         """Open the native half, and reach the memory of the peers' GPUs where that goes."""
@@ -153,13 +167,20 @@ class DeviceComm:
                 self.native, self.comm, peer, said[peer].address
             ):
                 reached.add(peer)
-        every = [set(json.loads(blob)) for blob in self._gather(json.dumps(sorted(reached)))]
+        mine_said = json.dumps([sorted(reached), config.cuda_register])
+        heard = [json.loads(blob) for blob in self._gather(mine_said)]
+        every = [set(peers) for peers, _ in heard]
         mutual = [{p for p in every[r] if r in every[p]} for r in range(world.size)]
         self.whole = all(len(peers) == world.size for peers in mutual)
         if not lack and not self.whole:  # the direct form, whose folds the switch makes, is out
             lack = "not all ranks reach each other's GPU memory"
         self.multicast = lack or "on"
         self._rounds = config.cuda_multicast == "on"  # alike on all ranks
+        control = self.engine.bootstrap.control
+        #: why no arrays of users are registered, the same on all ranks; "" where some may be
+        self.unregistered = registration.lack(
+            [setting for _, setting in heard], self.whole, control.members, control.job()
+        )
         mine = mutual[world.rank]
         self.reach = tuple(
             "cuda" if peer in mine else "shm" if world.mapped[peer] else world.transport
@@ -172,7 +193,8 @@ class DeviceComm:
                 *(world.rank, [peer for peer in range(world.size) if peer not in mine]),
             )
         reaches = [peer in mine and peer != world.rank for peer in range(world.size)]
-        device_comm.device_comm_seal(self.native, self.comm, reaches, self.whole)
+        registers = not self.unregistered
+        device_comm.device_comm_seal(self.native, self.comm, reaches, self.whole, registers)
 
     def _with_multicast(self, config: Config, local: list[int]) -> tuple[list[_Hello] | None, str]:
         """Open with a heap for multicast; None and the reason, on all ranks, if one could not."""
@@ -244,6 +266,9 @@ class DeviceComm:
         seconds = self.timeout if timeout is None else timeout
         with self.turn:
             code = device_comm.device_comm_launch(self.native, plan, x, out, stream, seconds)
+            if code > 0:
+                code, why = 0, device_comm.device_comm_registration(self.native, self.comm).lack
+                log.info("cuda", "rank %d: an array goes through slots: %s", self.world.rank, why)
         self._launched_with(code, text, seconds)
 
     def transfer(

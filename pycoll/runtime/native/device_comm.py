@@ -14,7 +14,7 @@ from pycoll.errors import counted
 from pycoll.runtime.native import bindings, codes
 from pycoll.runtime.native.bindings import P2POp
 from pycoll.runtime.native.codes import UNMAPPABLE
-from pycoll.runtime.native.load import ffi, lib
+from pycoll.runtime.native.load import ffi, lib, text_of
 
 #: An address is smaller than this.
 ADDRESS_CAPACITY = 1024
@@ -54,6 +54,19 @@ class State(NamedTuple):
     remote: int
     max_blocks: int  #: of a kernel
     calling: int  #: 1: a call may be unfinished; messages of two ranks are none
+
+
+class Registration(NamedTuple):
+    """What has become of users' own arrays."""
+
+    on: bool
+    reached: int  #: allocations of this rank that all peers have opened
+    waiting: int  #: that they are told to open, or that are to be closed
+    refused: int  #: that they do not open
+    opened: int  #: allocations of peers that this rank has opened
+    questions: int  #: to the driver, about arrays
+    direct: int  #: launches that ran in the direct form, on whatever arrays; if asked for
+    lack: str  #: why an allocation is not reached, the last of those that are not
 
 
 class Stuck(NamedTuple):
@@ -146,7 +159,9 @@ def multicast_map(dc: Any, comm: Any, rounds: bool) -> None:
     codes.check(lib.pc_device_comm_multicast_map(dc, rounds), comm, "multicast")
 
 
-def device_comm_seal(dc: Any, comm: Any, reached: Sequence[bool], whole: bool) -> None:
+def device_comm_seal(
+    dc: Any, comm: Any, reached: Sequence[bool], whole: bool, registers: bool = False
+) -> None:
     """Say which peers reach this rank's GPU memory as it reaches theirs; calls may begin.
 
     Args:
@@ -154,8 +169,10 @@ def device_comm_seal(dc: Any, comm: Any, reached: Sequence[bool], whole: bool) -
         comm: Its communicator.
         reached: For each rank; false for this one.
         whole: So do all pairs of all ranks, as all agree.
+        registers: Peers open allocations of this rank's user, too; likewise.
     """
-    code = lib.pc_device_comm_seal(dc, ffi.from_buffer(bytes(map(bool, reached))), whole)
+    those = ffi.from_buffer(bytes(map(bool, reached)))
+    code = lib.pc_device_comm_seal(dc, those, whole, registers)
     codes.check(code, comm, "the edges of a GPU")
 
 
@@ -222,6 +239,8 @@ def device_plan_shape(plan: Any) -> Shape:
 
 def device_comm_launch(dc: Any, plan: Any, x: int, out: int, stream: int, timeout: float) -> int:
     """Enqueue a call on a stream behind all calls so far, and return its code; waits for nothing.
+
+    The code 1 is that of success, when `device_comm_registration` has another `lack`.
 
     Args:
         dc: The device communicator.
@@ -330,6 +349,20 @@ def device_comm_stuck(dc: Any) -> Stuck | None:
     if lib.pc_device_comm_stuck(dc, s) != 1:
         return None
     return Stuck(s.channel, s.instruction, s.peer, s.want, s.got)
+
+
+def device_comm_registration(dc: Any, comm: Any, direct: bool = False) -> Registration:
+    """Return what has become of users' arrays; one thread at a time, as with launches.
+
+    Args:
+        dc: The device communicator.
+        comm: Its communicator.
+        direct: Have it copied from the GPU how many launches were direct.
+    """
+    s = ffi.new("struct pc_registration_state *")
+    codes.check(lib.pc_device_comm_registration(dc, direct, s), comm, "the registration of arrays")
+    counts = (s.reached, s.waiting, s.refused, s.opened, s.questions, s.direct)
+    return Registration(bool(s.on), *counts, text_of(s.lack))
 
 
 def device_comm_state(dc: Any) -> State:
