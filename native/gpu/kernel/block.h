@@ -59,6 +59,7 @@ pc__take_package(PC_CALL *call, const struct pc_kernel_args *launch, uint32_t fo
     if (pc__thread() == 0) {
         shared->fifos = fifos;
         shared->homes = homes;
+        shared->in_place = !local;
         block->terms.signature ^= shared->salt;
         block->terms.code = pc__moved(block->terms.code, from, to);
         block->terms.chunks = pc__moved(block->terms.chunks, from, to);
@@ -101,6 +102,7 @@ PC_DEVICE_FN void pc__kernel(const struct pc_kernel_args *launch, uint32_t numbe
         shared->number = number;
         shared->in_segment = launch->in_segment;
         shared->out_segment = launch->out_segment;
+        shared->proxied = launch->proxied;
         shared->multicast = 0;
         if (launch->form)
             shared->block.state = &image->states[number];
@@ -126,7 +128,7 @@ PC_DEVICE_FN void pc__kernel(const struct pc_kernel_args *launch, uint32_t numbe
     /* Behind the last counts, and the stores of all threads. */
     const bool failed = pc__barrier(shared, call.dead || call.over);
     pc__give_package(&call);
-    const bool in_place = launch->packages.nbytes[form] > PC_PACKAGE_ROOM;
+    const bool in_place = shared->in_place;
     if (in_place) /* the package, which the host may free, is read up to here */
         pc__barrier(shared, false);
     if (pc__thread() != 0)
@@ -135,7 +137,7 @@ PC_DEVICE_FN void pc__kernel(const struct pc_kernel_args *launch, uint32_t numbe
     shared->block.state->launches = launches;
     /* What the next kernel finds is ordered by the stream. The proxy must find what was pushed, and
      * the host the reason of a failure. */
-    if (failed || in_place || launch->proxied)
+    if (failed || in_place || shared->proxied)
         pc__store_release(shared->block.finished, launches);
     else
         pc__store_relaxed64(shared->block.finished, launches);

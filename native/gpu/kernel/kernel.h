@@ -38,6 +38,8 @@ struct pc_shared {
     uint32_t number;   /* of this block in the launch */
     uint32_t in_segment;
     uint32_t out_segment;
+    uint32_t proxied;   /* of the launch, whose address takes registers as long as it is used */
+    uint32_t in_place;  /* the package has no room here */
     uint64_t multicast; /* from this rank's heap to the multicast address; 0: not in this call */
     void *address[2][PC_MAX_OPERANDS];
     uint32_t flag[2][PC_MAX_OPERANDS]; /* of operands in LL packets */
