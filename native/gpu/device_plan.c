@@ -151,7 +151,7 @@ int pc_device_comm_quiet(struct pc_device_comm *dc)
     struct pc_error ignored;
     if (!dc->sealed || dc->detached)
         return PC_AGAIN;
-    forget_graphs(dc);
+    pc__graphs_forget(dc);
     /* First what needs no driver: while kernels run, it may keep a thread waiting. */
     if (atomic_load(&dc->capturing) || !pc__launches_ended(dc))
         return PC_AGAIN;
