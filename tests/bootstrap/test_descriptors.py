@@ -34,7 +34,8 @@ def test_a_rank_that_has_too_few() -> None:
         return "done"
 
     seen = set()
-    for limit in range(3, 64):
+    already = len(os.listdir("/proc/self/fd"))  # which ranks inherit
+    for limit in range(3, already + 64):
         (said,) = pycoll.spawn(rank, 1, limit, timeout=60)
         assert "\n" not in said
         seen.add(said.partition(":")[0])
