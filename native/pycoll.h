@@ -545,10 +545,15 @@ int pc_device_plan_create(struct pc_device_comm *dc, struct pc_plan *plan,
 void pc_device_plan_free(struct pc_device_plan *plan);
 void pc_device_plan_shape(const struct pc_device_plan *plan, struct pc_device_plan_shape *out);
 
+/* What a launch says besides OK: bits. */
+enum pc_launched {
+    PC_LAUNCHED_LACK = 1,      /* pc_device_comm_registration has another `lack` */
+    PC_LAUNCHED_REGISTERED = 2 /* allocations may be open, which pc_device_comm_tidy looks after */
+};
 /* Enqueues a call on `stream`, after all earlier calls of this device communicator; waits for
  * nothing, but where peers' allocations are to be opened or closed for what the driver then waits
  * for. `timeout`: its deadline in seconds from its start. If the stream is being captured, the
- * graph keeps the plan. 1: OK, and pc_device_comm_registration has another `lack`. */
+ * graph keeps the plan. Returns a code, or bits of pc_launched. */
 int pc_device_comm_launch(struct pc_device_comm *dc, struct pc_device_plan *plan, uint64_t in,
                           uint64_t out, uintptr_t stream, double timeout);
 /* For what else belongs to a call, such as copies: ends 0: has what is enqueued on `stream` next
@@ -604,6 +609,9 @@ struct pc_registration_state {
 };
 int pc_device_comm_registration(struct pc_device_comm *dc, uint32_t direct,
                                 struct pc_registration_state *out);
+/* While no calls are made: has what users have freed closed, here and by the peers. 1: more may
+ * come, 0, or a code. Any thread, while no other can launch and pc_device_comm_quiet says OK. */
+int pc_device_comm_tidy(struct pc_device_comm *dc);
 
 /* For tests of the kernels. */
 int pc_fold_test(uint32_t dtype, uint32_t op, void **dst, uint32_t ndst, const void **src,

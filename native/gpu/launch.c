@@ -278,11 +278,11 @@ int pc_device_comm_launch(struct pc_device_comm *dc, struct pc_device_plan *p, u
                                .in = in,
                                .out = out};
     rc = pc__launch(dc, &launch, stream);
-    if (rc == PC_OK && dc->registration.news) {
-        dc->registration.news = false;
-        return 1;
-    }
-    return rc;
+    if (rc != PC_OK)
+        return rc;
+    int news = dc->registration.news ? PC_LAUNCHED_LACK : 0;
+    dc->registration.news = false;
+    return news | (dc->registration.active ? PC_LAUNCHED_REGISTERED : 0);
 }
 
 int pc_device_comm_prepare(struct pc_device_comm *dc, struct pc_device_plan *p, uint64_t in,

@@ -142,6 +142,7 @@ static int obey(struct pc_device_comm *dc, uint32_t peer, uint32_t number, uint6
             snprintf(answer->lack, sizeof answer->lack, "%s", error.text);
     }
     o->open = serial % 2 != 0 && failed == PC_OK;
+    dc->registration.active = dc->registration.active || o->open;
     o->serial = serial;
     atomic_store_explicit(&answer->answers[number], serial << 1 | (failed != PC_OK),
                           memory_order_release);
@@ -174,6 +175,7 @@ static void say(struct pc_device_comm *dc, uint32_t number, const void *handle)
 {
     struct pc_registered *m = &dc->registration.mine[number];
     m->serial++;
+    dc->registration.active = true;
     for (uint32_t p = 0; p < dc->comm->options.size; p++) {
         if (!is_peer(dc, p))
             continue;
@@ -462,6 +464,66 @@ int pc__registration_launch(struct pc_device_comm *dc, const struct pc_device_pl
     if (rc == PC_OK)
         rc = name(dc, out, out_bytes, captured, &x, &args->out_segment);
     return rc;
+}
+
+/* ---- while no call is made --------------------------------------------------------------------
+ */
+
+/* Closes what peers have had enough of. What they want opened is left to launches. */
+static int close_freed(struct pc_device_comm *dc, uint32_t peer)
+{
+    bool answered = false;
+    int rc = PC_OK;
+    for (uint32_t n = 1; n < PC_SEGMENTS && rc == PC_OK; n++) {
+        uint64_t serial
+            = atomic_load_explicit(&mail_from(dc, peer)->segments[n].serial, memory_order_acquire);
+        if (serial % 2 != 0 || serial <= dc->registration.theirs[peer * PC_SEGMENTS + n].serial)
+            continue;
+        rc = obey(dc, peer, n, serial);
+        answered = true;
+    }
+    if (answered)
+        raise_said(mail_to(dc, peer));
+    return rc;
+}
+
+/* Gives up the numbers of allocations that are not there any more. */
+static int leave_freed(struct pc_device_comm *dc, uint32_t number)
+{
+    struct pc_registered *m = &dc->registration.mine[number];
+    struct range x = {0, 0, 0};
+    struct pc_error ignored;
+    int rc = PC_OK;
+    if (m->state == PC_REGISTERED_NONE)
+        return PC_OK;
+    if (m->state != PC_REGISTERED_LEAVING) {
+        pc__cuda_range(m->base, &ignored, &x.base, &x.nbytes, &x.id);
+        if (!is_of(m, &x))
+            rc = leave(dc, number);
+    }
+    return rc == PC_OK && m->state == PC_REGISTERED_LEAVING ? go_on(dc, number) : rc;
+}
+
+int pc_device_comm_tidy(struct pc_device_comm *dc)
+{
+    struct pc_registration *r = &dc->registration;
+    bool active = false;
+    int rc = PC_OK;
+    if (!r->on)
+        return 0;
+    int mode = pc__cuda_relax(PC_CUDA_RELAXED);
+    for (uint32_t p = 0; p < dc->comm->options.size && rc == PC_OK; p++)
+        if (is_peer(dc, p))
+            rc = close_freed(dc, p);
+    for (uint32_t n = 1; n < PC_SEGMENTS && rc == PC_OK; n++) {
+        rc = leave_freed(dc, n);
+        active = active || r->mine[n].state != PC_REGISTERED_NONE;
+    }
+    for (uint32_t i = 0; i < dc->comm->options.size * PC_SEGMENTS; i++)
+        active = active || r->theirs[i].open;
+    pc__cuda_relax(mode);
+    r->active = active;
+    return rc == PC_OK ? active : rc;
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */

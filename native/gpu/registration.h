@@ -47,6 +47,7 @@ struct pc_registration {
     uint64_t calls;           /* that could name a segment */
     uint64_t questions;       /* to the driver, about arrays */
     bool waiting;             /* a number is LEAVING */
+    bool active;              /* something may be open, here or at a peer */
     uint32_t look;            /* the number to be looked at next */
     bool news;                /* `lack` is another one */
     char lack[240];           /* why arrays of the last allocation in question are not reached */

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from ctypes import byref, c_size_t, c_uint64, c_ulonglong
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pycoll
 from pycoll.communicator import Communicator
 from pycoll.errors import PeerLostError, UsageError
 from pycoll.runtime.cuda.device_comm import DeviceComm
+from pycoll.runtime.cuda.reclaim import RECLAIMER
 from pycoll.runtime.cuda.registration import lack
 from pycoll.runtime.native.device_comm import Registration
 
@@ -257,6 +259,51 @@ def test_freed_memory_is_closed_without_a_successor(tmp_path: Path) -> None:
     log = tmp_path / "log"
     assert gpus.ranks(2, rank, log=log) == [(2, 1)] * 2
     assert undefined(log, FREED) == []
+
+
+def test_freed_memory_is_closed_though_no_call_follows(tmp_path: Path) -> None:
+    """Else it would stay taken: who freed it, and who has it open, have threads for that."""
+
+    def rank() -> int:
+        with pycoll.init() as comm:
+            comm.cuda()
+            stream, x, y = fakecuda.Stream(), array(), array()
+            allreduces(comm, x, stream)
+            allreduces(comm, y, stream)
+            opened = registered(comm).opened
+            comm.barrier()
+            if comm.rank != 1:
+                free(comm, x)
+            until = time.monotonic() + 60
+            want = opened - (comm.size - 1 if comm.rank == 1 else comm.size - 2)
+            while registered(comm).opened != want and time.monotonic() < until:
+                time.sleep(0.01)
+            comm.barrier()
+            assert allreduces(comm, y, stream) == CALLS
+            return registered(comm).opened - want
+
+    log = tmp_path / "log"
+    assert gpus.ranks(3, rank, log=log) == [0] * 3
+    assert undefined(log, FREED) == []
+
+
+def test_nobody_looks_after_registrations_that_are_gone() -> None:
+    def rank() -> None:
+        with pycoll.init() as comm:
+            comm.cuda()
+            stream, x = fakecuda.Stream(), array()
+            allreduces(comm, x, stream)
+            assert device(comm).registers
+            comm.barrier()
+            free(comm, x)
+            until = time.monotonic() + 60
+            while RECLAIMER._thread is not None and time.monotonic() < until:
+                time.sleep(0.01)
+            assert RECLAIMER._thread is None
+            assert not device(comm).registers
+            comm.barrier()
+
+    gpus.ranks(2, rank)
 
 
 class Property(ctypes.Structure):

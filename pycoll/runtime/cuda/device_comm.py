@@ -95,6 +95,8 @@ class DeviceComm:
         self._built = False
         self.held = KeepAlive(device, self.capturing, RECLAIMER.notice)
         self._guard = threading.Lock()  #: of `native`, which the control thread asks, too
+        self.registers = False  #: allocations of users may be open
+        self._tidying = threading.Lock()
         #: Launches are put in order one by one; reentrant: a signal handler may call, too.
         self.turn = threading.RLock()
         self._agreement = agreement._replace(tuning=None)
@@ -267,9 +269,17 @@ class DeviceComm:
         with self.turn:
             code = device_comm.device_comm_launch(self.native, plan, x, out, stream, seconds)
             if code > 0:
-                code, why = 0, device_comm.device_comm_registration(self.native, self.comm).lack
-                log.info("cuda", "rank %d: an array goes through slots: %s", self.world.rank, why)
-        self._launched_with(code, text, seconds)
+                self._note(code)
+        self._launched_with(min(code, 0), text, seconds)
+
+    def _note(self, bits: int) -> None:
+        """Note what a launch has said of users' arrays."""
+        if bits & device_comm.LACK:
+            why = device_comm.device_comm_registration(self.native, self.comm).lack
+            log.info("cuda", "rank %d: an array goes through slots: %s", self.world.rank, why)
+        if bits & device_comm.REGISTERED:
+            self.registers = True
+            RECLAIMER.notice()
 
     def transfer(
         self,
@@ -369,9 +379,16 @@ class DeviceComm:
         with self._guard:
             return self.native is None or device_comm.device_comm_quiet(self.native)
 
+    def tidy(self) -> None:
+        """Have what users have freed closed, here and by the peers, while nothing runs."""
+        with self._tidying:
+            if self.registers and self.native is not None:
+                self.registers = device_comm.device_comm_tidy(self.native, self.comm)
+
     def forked(self) -> None:
         """In the child of a fork: threads that are not here may have had the locks."""
         self._guard, self.turn = threading.Lock(), threading.RLock()
+        self._tidying = threading.Lock()
 
     def drain(self) -> None:
         """Wait on the host until all that was launched has ended, however that may be."""
@@ -420,6 +437,8 @@ class DeviceComm:
             given_up = device_comm.device_comm_wait(self.native, seconds) == codes.AGAIN
             given_up = given_up and bool(device_comm.device_comm_state(self.native).calling)
             bootstrap.close(self.calls() - given_up, reason=reason)
+        with self._tidying:  # which is over soon, as it began while nothing ran
+            self.registers = False
         device_comm.device_comm_detach(self.native, seconds)
         self.held.close()
         RECLAIMER.leave(self)

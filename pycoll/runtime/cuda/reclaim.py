@@ -1,6 +1,7 @@
 """Reclaimer: lets go of arrays once nothing runs that may use them, without a further call.
 
-To let go of an array may free memory of a GPU, and the driver frees none before all kernels of the
+It also has the allocations closed that users have freed and peers have open. To let go of an array
+may free memory of a GPU, and the driver frees, and closes, none before all kernels of the
 process have ended. A kernel of ours ends when every rank has launched its own; one of these ranks
 may be a thread of this process, which the driver meanwhile keeps from launching. So nothing is let
 go of unless all that the device communicators of this process have launched has ended, and none of
@@ -39,6 +40,7 @@ class Launcher(Protocol):
 
     device: int
     turn: Any
+    registers: bool  #: allocations of users may be open, here or at peers
 
     @property
     def held(self) -> Held:
@@ -47,13 +49,17 @@ class Launcher(Protocol):
     def quiet(self) -> bool:
         """Tell whether nothing that was launched runs, nor a graph can launch any."""
 
+    def tidy(self) -> None:
+        """Have what users have freed closed."""
+
     def forked(self) -> None:
         """Have new locks, in the child of a fork."""
 
 
 class Reclaimer:
-    """That of a process. It has a thread as long as arrays are held, and no longer.
+    """That of a process.
 
+    It has a thread as long as arrays are held, or allocations of users are open, and no longer.
     Finalizers run in that thread, one array at a time. They may call this communicator, or close
     it: its locks are reentrant. Who launches meanwhile waits until that one array has gone.
     """
@@ -105,7 +111,7 @@ class Reclaimer:
         self._reset()
 
     def _anything(self) -> bool:
-        return any(launcher.held for launcher in list(self._launchers))
+        return any(each.held or each.registers for each in list(self._launchers))
 
     def _run(self) -> None:
         pause, relaxed = _PAUSE, False
@@ -151,8 +157,13 @@ class Reclaimer:
                 if not launcher.turn.acquire(blocking=False):
                     return False
                 taken.callback(launcher.turn.release)
+            if not all(launcher.quiet() for launcher in launchers):
+                return False
+            for launcher in launchers:
+                with contextlib.suppress(PycollError):
+                    launcher.tidy()
             holder = next((launcher for launcher in launchers if launcher.held), None)
-            if holder is None or not all(launcher.quiet() for launcher in launchers):
+            if holder is None:
                 return False
             try:
                 with cuda.current(holder.device):  # which finalizers may count on

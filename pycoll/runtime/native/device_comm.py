@@ -2,7 +2,7 @@
 
 The communicator is one of its own, whose calls all run on the GPU. A failure's text is in
 `codes.comm_error`; `check` and `wait` return their code, as `bindings.run` does. But for `free`,
-`quiet` and `plan_free`, one thread at a time.
+`quiet`, `tidy` and `plan_free`, one thread at a time.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from pycoll.runtime.native.load import ffi, lib, text_of
 ADDRESS_CAPACITY = 1024
 #: Messages of `device_comm_transfer`, at most, where they are no call.
 MOST_TRANSFERS: int = lib.PC_DEVICE_TRANSFERS
+#: Bits of what `device_comm_launch` says.
+LACK: int = lib.PC_LAUNCHED_LACK
+REGISTERED: int = lib.PC_LAUNCHED_REGISTERED
 #: A kernel's argument is smaller than this.
 ARGUMENT_CAPACITY = 256
 
@@ -240,7 +243,8 @@ def device_plan_shape(plan: Any) -> Shape:
 def device_comm_launch(dc: Any, plan: Any, x: int, out: int, stream: int, timeout: float) -> int:
     """Enqueue a call on a stream behind all calls so far, and return its code; waits for nothing.
 
-    The code 1 is that of success, when `device_comm_registration` has another `lack`.
+    A positive code is success and bits: `LACK`, where `device_comm_registration` has another
+    `lack`, and `REGISTERED`, where `device_comm_tidy` has something to look after.
 
     Args:
         dc: The device communicator.
@@ -363,6 +367,14 @@ def device_comm_registration(dc: Any, comm: Any, direct: bool = False) -> Regist
     codes.check(lib.pc_device_comm_registration(dc, direct, s), comm, "the registration of arrays")
     counts = (s.reached, s.waiting, s.refused, s.opened, s.questions, s.direct)
     return Registration(bool(s.on), *counts, text_of(s.lack))
+
+
+def device_comm_tidy(dc: Any, comm: Any) -> bool:
+    """Have what users have freed closed, here and by the peers; tell whether more may come.
+
+    Any thread may, while no other can launch, and nothing runs.
+    """
+    return codes.check(lib.pc_device_comm_tidy(dc), comm, "closing what was freed") != 0
 
 
 def device_comm_state(dc: Any) -> State:
