@@ -229,13 +229,17 @@ static int leave(struct pc_device_comm *dc, uint32_t number)
     return rc;
 }
 
-/* Whether the launches that may have named it are over. Those of graphs are not counted. */
+/* Whether the launches that may have named it are over. What graphs launch is counted when it ends
+ * alone, so as long as there are some only the driver knows of the others. */
 static bool unnamed(const struct pc_device_comm *dc, const struct pc_registered *m)
 {
+    struct pc_error ignored;
+    if (atomic_load(&dc->capturing) != 0)
+        return !m->captured && pc__launches_over(dc, &ignored) == PC_OK;
     for (uint32_t b = 0; b < PC_MAX_BLOCKS; b++)
         if (pc__launches_finished(dc, b) < m->launched[b])
             return false;
-    return atomic_load(&dc->capturing) == 0;
+    return true;
 }
 
 static int go_on(struct pc_device_comm *dc, uint32_t number)
@@ -280,7 +284,8 @@ static int serve(struct pc_device_comm *dc)
         uint64_t said = atomic_load_explicit(&mail_from(dc, p)->said, memory_order_acquire);
         if (said != r->seen[p])
             rc = hear(dc, p);
-        r->seen[p] = said;
+        if (rc == PC_OK)
+            r->seen[p] = said;
     }
     if (r->waiting && atomic_load(&dc->capturing) != 0)
         pc__graphs_forget(dc);

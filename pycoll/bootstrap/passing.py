@@ -172,7 +172,7 @@ class _Door:
             self._ready.register(connection, selectors.EVENT_READ)
             if not _is_process(connection, None):
                 self._drop(connection)
-            elif len(self._said) > _MOST_STRANGERS:
+            elif len(self._said) > len(self._known) + _MOST_STRANGERS:
                 self._drop(next(iter(self._said)))
 
     def _hear(self, connection: socket.socket) -> bool:

@@ -430,6 +430,32 @@ def test_a_graph_gains_by_what_is_reached_later() -> None:
     assert gpus.ranks(3, rank) == [(0, 1)] * 3
 
 
+def test_what_no_graph_names_is_closed_though_there_is_one(tmp_path: Path) -> None:
+    def rank() -> tuple[int, int]:
+        with pycoll.init() as comm:
+            comm.cuda()
+            stream, x, y = fakecuda.Stream(), array(), array()
+            allreduces(comm, x, stream)
+            allreduces(comm, y, stream)
+            with comm.on_stream(stream), fakecuda.capture(stream) as graphs:
+                comm.allreduce(y, algorithm="two_shot")
+            before = registered(comm).opened
+            free(comm, x)
+            for turn in range(4 * MOST):
+                allreduce(comm, y, turn, stream)
+                y.host[...] = given(comm.rank, turn)
+                graphs[0].launch(stream)
+                stream.synchronize()
+                assert (y.host == total(comm, turn)).all()
+            after = registered(comm).opened
+            graphs[0].close()
+            return before, after
+
+    log = tmp_path / "log"
+    assert gpus.ranks(2, rank, log=log) == [(2, 1)] * 2
+    assert undefined(log, FREED) == []
+
+
 def test_what_a_graph_names_is_closed_when_the_graph_is_gone(tmp_path: Path) -> None:
     def rank() -> tuple[int, int]:
         with pycoll.init() as comm:

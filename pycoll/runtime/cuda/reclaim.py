@@ -114,6 +114,14 @@ class Reclaimer:
         return any(each.held or each.registers for each in list(self._launchers))
 
     def _run(self) -> None:
+        try:
+            self._look()
+        finally:  # if it ended by an error, another one takes its place
+            with self._starting:
+                if self._thread is threading.current_thread():
+                    self._thread = None
+
+    def _look(self) -> None:
         pause, relaxed = _PAUSE, False
         while True:
             if self._woken.wait(pause):
