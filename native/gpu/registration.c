@@ -149,8 +149,8 @@ static int obey(struct pc_device_comm *dc, uint32_t peer, uint32_t number, uint6
     return PC_OK;
 }
 
-/* Reads what a peer has said since. */
-static int hear(struct pc_device_comm *dc, uint32_t peer)
+/* Reads what a peer has said since; `closes`: only of what is to be closed. */
+static int hear(struct pc_device_comm *dc, uint32_t peer, bool closes)
 {
     struct pc_registration *r = &dc->registration;
     struct pc_mail *mail = mail_from(dc, peer);
@@ -158,7 +158,7 @@ static int hear(struct pc_device_comm *dc, uint32_t peer)
     int rc = PC_OK;
     for (uint32_t n = 1; n < PC_SEGMENTS && rc == PC_OK; n++) {
         uint64_t serial = atomic_load_explicit(&mail->segments[n].serial, memory_order_acquire);
-        if (serial <= r->theirs[peer * PC_SEGMENTS + n].serial)
+        if (serial <= r->theirs[peer * PC_SEGMENTS + n].serial || (closes && serial % 2 != 0))
             continue;
         rc = obey(dc, peer, n, serial);
         answered = true;
@@ -283,7 +283,7 @@ static int serve(struct pc_device_comm *dc)
             continue;
         uint64_t said = atomic_load_explicit(&mail_from(dc, p)->said, memory_order_acquire);
         if (said != r->seen[p])
-            rc = hear(dc, p);
+            rc = hear(dc, p, false);
         if (rc == PC_OK)
             r->seen[p] = said;
     }
@@ -474,24 +474,6 @@ int pc__registration_launch(struct pc_device_comm *dc, const struct pc_device_pl
 /* ---- while no call is made --------------------------------------------------------------------
  */
 
-/* Closes what peers have had enough of. What they want opened is left to launches. */
-static int close_freed(struct pc_device_comm *dc, uint32_t peer)
-{
-    bool answered = false;
-    int rc = PC_OK;
-    for (uint32_t n = 1; n < PC_SEGMENTS && rc == PC_OK; n++) {
-        uint64_t serial
-            = atomic_load_explicit(&mail_from(dc, peer)->segments[n].serial, memory_order_acquire);
-        if (serial % 2 != 0 || serial <= dc->registration.theirs[peer * PC_SEGMENTS + n].serial)
-            continue;
-        rc = obey(dc, peer, n, serial);
-        answered = true;
-    }
-    if (answered)
-        raise_said(mail_to(dc, peer));
-    return rc;
-}
-
 /* Gives up the numbers of allocations that are not there any more. */
 static int leave_freed(struct pc_device_comm *dc, uint32_t number)
 {
@@ -519,7 +501,7 @@ int pc_device_comm_tidy(struct pc_device_comm *dc)
     int mode = pc__cuda_relax(PC_CUDA_RELAXED);
     for (uint32_t p = 0; p < dc->comm->options.size && rc == PC_OK; p++)
         if (is_peer(dc, p))
-            rc = close_freed(dc, p);
+            rc = hear(dc, p, true); /* what they want opened is left to launches */
     for (uint32_t n = 1; n < PC_SEGMENTS && rc == PC_OK; n++) {
         rc = leave_freed(dc, n);
         active = active || r->mine[n].state != PC_REGISTERED_NONE;
