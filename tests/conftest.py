@@ -28,7 +28,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parents[1]
 KINDS = ("pure", "native", "mpi", "net", "rdma")
-NATIVE_DIRECTORIES = {"conformance", "cuda", "examples", "fakecuda", "faults", "native", "runtime"}
+NATIVE_DIRECTORIES = {
+    *("conformance", "cuda", "examples", "fakecuda", "faults", "gpudirect", "native", "runtime"),
+}
 MPI_DIRECTORIES = {"mpi"}
 NET_DIRECTORIES = {"net"}
 RDMA_DIRECTORIES = {"rdma"}

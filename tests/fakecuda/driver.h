@@ -13,6 +13,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <sys/types.h>
 #include <vector>
 
 #define API extern "C" __attribute__((visibility("default"))) int
@@ -191,6 +192,7 @@ void note(const char *format, ...) __attribute__((format(printf, 1, 2))); // int
 int option(const char *name, int fallback);                               // FAKECUDA_<name>
 bool fails(const char *name, int *result); // whether the test wants this one to fail
 int current_device();                      // of the current context, or -1
+bool initialized();                        // in this process
 uint64_t this_thread();
 int devices();
 int physical_device(int device);     // its number on the machine
@@ -209,11 +211,19 @@ int run(const Graph &graph); // without the lock: the nodes in their order, as c
 void work_begins(); // of a stream
 void work_ends();
 bool known(uint64_t address, size_t nbytes, bool device_only);
-bool charge(int device, int64_t nbytes);           // false: the device has not so much left
-uint64_t reserve(size_t nbytes, size_t alignment); // addresses with nothing there; 0: none
+bool device_memory(uint64_t address, size_t nbytes); // whether any of it is a device's
+struct Part {                                        // of an allocation of cuMemAlloc
+    int fd, device;                                  // of the memory; the number on the machine
+    ino_t inode;
+    uint64_t begin, nbytes; // in the memory
+};
+bool part_of(uint64_t address, size_t nbytes, Part *out); // false: it is not all of one
+bool charge(int device, int64_t nbytes);                  // false: the device has not so much left
+uint64_t reserve(size_t nbytes, size_t alignment);        // addresses with nothing there; 0: none
 void unreserve(uint64_t at);
 bool occupy(uint64_t at, size_t nbytes, int fd, int device); // maps memory at reserved addresses
 void leave(uint64_t at);                                     // and takes it away
+void fail_if_registered(uint64_t at, int fd);                // peer.cpp: by a NIC
 
 // Kernels. `run` plays a whole launch: all its blocks at once, each of their threads a thread.
 struct Grid {

@@ -11,6 +11,12 @@ STRICT      1: the host dies if it touches GPU memory itself while no stream wor
 PEERS       0: GPUs do not reach each other's memory
 MULTICAST   1: GPUs hang on one switch with multicast objects; 0
 VIRTUAL     0: GPUs have no virtual memory management
+CAPABILITY  compute capability, 90; below that a NIC's writes are not ordered by themselves
+COHERENT    1: GPUs share the host's page tables, as with a link beside PCIe; 0
+RDMA        0: NICs reach no memory of GPUs by its address; 1
+DMABUF      0: the driver exports no dma-buf; 1
+FLUSH       the flushes that the driver offers, in bits: 1, of the host; 0: none
+ORDERING    of NICs' writes: 100 before what the GPU does, 200 before what all do; 0: none
 PATIENCE    seconds that a call waits for kernels that run, as the driver may where memory or code
             comes or goes: 30; then they are taken to wait for its caller, which is noted
 FAIL        cuMemAlloc:2,kernel:1=719 makes the second cuMemAlloc fail, with OUT_OF_MEMORY, and
@@ -39,7 +45,7 @@ NATIVE = HERE.parents[1] / "native"
 SONAME = "libcuda.so.1"
 SOURCES = (
     *("library", "errors", "memory", "virtual", "copy", "stream", "graph"),
-    *("module", "kernels", "transfers"),
+    *("module", "kernels", "transfers", "peer"),
 )
 DTYPES = (
     *("float64", "float32", "float16", "bfloat16", "int8"),

@@ -1,5 +1,6 @@
 // Beginning, errors, devices and contexts; what every call goes through; the log.
 #include "driver.h"
+#include <atomic>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -14,7 +15,8 @@ namespace fake
 std::mutex &lock = *new std::mutex; // never destroyed: streams run on while a process ends
 std::condition_variable &changed = *new std::condition_variable;
 
-static int initialized_in; // the process; a child of it has no driver, as with the real one
+static std::atomic<int>
+    initialized_in; // the process; a child of it has no driver, as with the real one
 static int log_file = -1;
 static int retained[16];
 static int poisoned[16];
@@ -123,6 +125,11 @@ int devices()
 int physical_device(int device)
 {
     return visible[(size_t)device];
+}
+
+bool initialized()
+{
+    return initialized_in == getpid();
 }
 
 int current_device()
@@ -277,8 +284,6 @@ API cuDeviceGetAttribute(int *out, int which, int device)
         {31, 1}, // runs kernels concurrently
         {39, THREADS_PER_MULTIPROCESSOR},
         {41, 1}, // unified addressing
-        {75, 9},
-        {76, 0},
         {78, 1}, // stream priorities
         {81, SHARED},
         {82, REGISTERS},
@@ -288,9 +293,6 @@ API cuDeviceGetAttribute(int *out, int which, int device)
         {99, 1}, // host register
         {106, BLOCKS_PER_MULTIPROCESSOR},
         {111, SHARED_RESERVED},
-        {116, 0}, // GPUDirect RDMA
-        {118, 0}, // ordering of its writes
-        {124, 0}, // dma-buf
         {125, 1}, // IPC
         {126, 4}, // memory synchronisation domains
     };
@@ -300,6 +302,13 @@ API cuDeviceGetAttribute(int *out, int which, int device)
     auto found = values.find(which);
     // Few threads: each one is a thread of this machine.
     *out = which == 1                     ? option("THREADS", 4)
+           : which == 75                  ? option("CAPABILITY", 90) / 10
+           : which == 76                  ? option("CAPABILITY", 90) % 10
+           : which == 100                 ? option("COHERENT", 0) // the host's page tables
+           : which == 116                 ? option("RDMA", 1)
+           : which == 117                 ? option("FLUSH", 1)
+           : which == 118                 ? option("ORDERING", 0) // of NICs' writes
+           : which == 124                 ? option("DMABUF", 1)
            : which == 102 || which == 103 ? option("VIRTUAL", 1) // memory management, descriptors
            : which == 132                 ? option("MULTICAST", 0)
            : found == values.end()        ? 0
@@ -410,11 +419,4 @@ API cuCtxGetStreamPriorityRange(int *least, int *greatest)
     *least = LEAST_PRIORITY;
     *greatest = GREATEST_PRIORITY;
     return call();
-}
-
-// Another process's or NIC's writes have arrived: here they always have.
-API cuFlushGPUDirectRDMAWrites(int, int)
-{
-    Call call("cuFlushGPUDirectRDMAWrites", CONTEXT);
-    return call(NOT_SUPPORTED);
 }

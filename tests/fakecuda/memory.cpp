@@ -65,6 +65,28 @@ static size_t pages(size_t nbytes)
     return (nbytes + PAGE - 1) / PAGE * PAGE;
 }
 
+bool fake::device_memory(uint64_t at, size_t nbytes)
+{
+    for (auto &[start, range] : ranges)
+        if (range.type == DEVICE && start < at + nbytes && at < start + range.mapped)
+            return true;
+    return false;
+}
+
+// An allocation has whole pages: what lies behind its last byte in them is its own.
+bool fake::part_of(uint64_t at, size_t nbytes, Part *out)
+{
+    auto found = find(at);
+    if (found == ranges.end())
+        return false;
+    const auto &[start, range] = *found;
+    if (range.type != DEVICE || range.opened || range.virtual_
+        || nbytes > range.mapped - (at - start))
+        return false;
+    *out = {range.fd, physical_device(range.device), range.inode, at - start, nbytes};
+    return true;
+}
+
 // The lowest room in the range; 0: there is none.
 static uint64_t room(size_t nbytes)
 {
@@ -224,6 +246,7 @@ API cuMemFree_v2(uint64_t at)
     found = ranges.find(at);
     if (found == ranges.end())
         return call(INVALID_VALUE);
+    fail_if_registered(at, found->second.fd);
     // Undefined while another process has it open: that holds a lock of the file. What it reads
     // there from now on is nonsense.
     if (flock(found->second.fd, LOCK_EX | LOCK_NB) != 0) {

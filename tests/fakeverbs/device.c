@@ -133,6 +133,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *device)
         c->verbs.sz = sizeof c->verbs;
         c->verbs.query_port = fv_query_port;
     }
+    fv_gpu_opened(c);
     if (pthread_create(&c->thread, NULL, fv_nic, c))
         fv_fatal("%s: no thread for its NIC", device->name);
     return base;
@@ -143,8 +144,11 @@ int ibv_close_device(struct ibv_context *base)
     struct fv_context *c = fv_context_of(base);
     struct fv_slot *slot = &c->fabric->shared->slots[c->slot];
     uint64_t left = 0;
-    for (int i = 0; i < FV_OBJECTS; i++)
-        left += i == FV_MR_BYTES || i == FV_RELAXED ? 0 : atomic_load(&slot->objects[i]);
+    fv_gpu_closed(c);
+    for (int i = 0; i < FV_OBJECTS; i++) /* but what counts regions again */
+        left += i == FV_MR_BYTES || i == FV_RELAXED || i == FV_GPU_MRS
+                    ? 0
+                    : atomic_load(&slot->objects[i]);
     if (left) {
         fprintf(stderr, "fakeverbs: %s is closed with %llu objects left\n", base->device->name,
                 (unsigned long long)left);

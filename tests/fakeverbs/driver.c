@@ -110,7 +110,8 @@ int main(int argc, char **argv)
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (int i = 4; i < argc; i++)
         if (!run_named(request_scenarios, argv[i]) && !run_named(ending_scenarios, argv[i])
-            && !run_named(sharing_scenarios, argv[i]) && !run_named(strict_scenarios, argv[i])) {
+            && !run_named(sharing_scenarios, argv[i]) && !run_named(strict_scenarios, argv[i])
+            && !run_named(gpu_scenarios, argv[i])) {
             fprintf(stderr, "%s: no such scenario\n", argv[i]);
             return 2;
         }

@@ -48,6 +48,14 @@ enum fv_count {
     FV_UNCLOSED,      /* objects that were left when their device was closed */
     FV_SENDS,         /* send requests that were posted */
     FV_QUERIES,       /* times that the port was queried */
+    /* Of a GPU's memory, see gpu.c; packets, but for the flushes. */
+    FV_HELD,             /* kept back */
+    FV_LANDED_BY_READ,   /* as a READ of that memory was answered */
+    FV_LANDED_BY_DRIVER, /* by cuFlushGPUDirectRDMAWrites */
+    FV_LANDED_LATE,      /* by themselves */
+    FV_NEVER_LANDED,     /* their region was deregistered before */
+    FV_GPU_READS,        /* READs of that memory that were taken in */
+    FV_DRIVER_FLUSHES,   /* calls of cuFlushGPUDirectRDMAWrites, of every opened device */
     FV_COUNTS
 };
 
@@ -57,6 +65,7 @@ enum fv_object {
     FV_MRS,
     FV_MR_BYTES,
     FV_RELAXED, /* regions that may be written in any order */
+    FV_GPU_MRS, /* regions of a GPU's memory */
     FV_CHANNELS,
     FV_CQS,
     FV_QPS,

@@ -32,9 +32,19 @@ MTU        of the ports, in bytes; 4096
 LINK       ethernet or infiniband
 FAMILY     4, 6 or both: the addresses that ports have on Ethernet besides the link-local one; 4
 ABI        extended or compat: how ibv_query_port is reached
+DMABUF     1 or 0: whether a GPU's memory is registered by dma-buf; 1 if LIKE is mlx5, else 0
+PEERMEM    1 or 0: whether it is by its address, as with nvidia_peermem; 0
+HOLD       flush, late or none: what is written into a GPU's memory lands at a flush and not else,
+           or after 20 ms, too, or at once; flush. A GPU that orders such writes (CAPABILITY and
+           ORDERING of the stand-in for libcuda) sees them at once
 =========  ==================================================================================
 
-What it does not have: UD, UC, XRC, atomics, memory windows, dma-buf. A process that is stopped
+The memory of a GPU is that of the stand-in for libcuda (tests/fakecuda), and gpu.c says when what
+was written there can be seen. Regions are found by ``objects()["gpu_mrs"]``, and the counts
+``held``, ``landed_by_read``, ``landed_by_driver``, ``landed_late`` and ``never_landed`` say what
+became of each packet; ``gpu_reads`` and ``driver_flushes`` count the flushes of both kinds.
+
+What it does not have: UD, UC, XRC, atomics, memory windows. A process that is stopped
 (SIGSTOP) stops its NIC too, which real ones do not.
 """
 
@@ -57,9 +67,12 @@ SLOTS = 512
 COUNTS = (
     *("tx_packets", "tx_bytes", "rx_packets", "rx_bytes", "dropped", "retransmitted"),
     *("duplicates", "rnr", "refused", "failed", "stray", "unclosed", "sends", "queries"),
+    *("held", "landed_by_read", "landed_by_driver", "landed_late", "never_landed"),
+    *("gpu_reads", "driver_flushes"),
 )
 OBJECTS = (
-    *("pds", "mrs", "mr_bytes", "relaxed", "channels", "cqs", "qps", "wrs", "srqs", "receives"),
+    *("pds", "mrs", "mr_bytes", "relaxed", "gpu_mrs"),
+    *("channels", "cqs", "qps", "wrs", "srqs", "receives"),
 )
 
 
@@ -88,6 +101,7 @@ class Opened:
     mrs: int
     mr_bytes: int
     relaxed: int  #: regions that may be written in any order
+    gpu_mrs: int  #: regions of a GPU's memory
     channels: int
     cqs: int
     qps: int

@@ -17,10 +17,10 @@ from compiled import lack as lack_of_compiler  # noqa: E402
 SONAME = "libibverbs.so.1"
 CONTROL = "fabric.so"  #: for this process, where nothing is to be found under the name above
 SOURCES = (
-    *("completion", "control", "device", "events", "fabric", "memory", "nic", "options", "port"),
-    *("post", "queue_pair", "requester", "responder", "ring", "shared_receives"),
+    *("completion", "control", "device", "events", "fabric", "gpu", "memory", "nic", "options"),
+    *("port", "post", "queue_pair", "requester", "responder", "ring", "shared_receives"),
 )
-DRIVER = ("driver", "requests", "endings", "sharing", "strict", "endpoint")
+DRIVER = ("driver", "requests", "endings", "sharing", "strict", "gpu_memory", "endpoint")
 
 
 @functools.cache

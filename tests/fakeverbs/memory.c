@@ -50,36 +50,32 @@ static bool mapped(uintptr_t address, size_t length)
     return true;
 }
 
-/* A key has the region's index, a byte that changes with each use of that index, and a bit that
- * tells lkey from rkey: who takes the one for the other is found out. */
-static struct ibv_mr *region(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
-                             unsigned int access)
+static bool allowed(unsigned int access)
 {
-    struct fv_context *c = fv_context_of(pd->context);
     const unsigned int known = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE
                                | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC
                                | IBV_ACCESS_OPTIONAL_RANGE;
-    errno = EINVAL;
-    if ((access & ~known) || FV_FAILS("reg_mr"))
-        return NULL;
-    if ((access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC))
-        && !(access & IBV_ACCESS_LOCAL_WRITE))
-        return NULL;
-    if ((uintptr_t)addr + length < (uintptr_t)addr)
-        return NULL;
-    if (length && !mapped((uintptr_t)addr, length)) {
-        errno = EFAULT;
-        return NULL;
-    }
-    struct fv_mr *mr = calloc(1, sizeof *mr);
-    if (!mr)
-        return NULL;
+    return !(access & ~known)
+           && (!(access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC))
+               || (access & IBV_ACCESS_LOCAL_WRITE));
+}
+
+/* Memory of the host, which counts as pinned. 0, or an errno. */
+static int pin(const struct fv_mr *mr, size_t length)
+{
+    if (length && !mapped((uintptr_t)mr->memory, length))
+        return EFAULT;
     if (atomic_fetch_add(&pinned, length) + length > fv_options.memlock) {
         atomic_fetch_sub(&pinned, length);
-        free(mr);
-        errno = ENOMEM;
-        return NULL;
+        return ENOMEM;
     }
+    return 0;
+}
+
+/* Gives the region its keys: from here on the NIC knows it. */
+static struct ibv_mr *enter(struct ibv_pd *pd, struct fv_mr *mr, void *addr, size_t length)
+{
+    struct fv_context *c = fv_context_of(pd->context);
     fv_enter(c);
     uint32_t index = 0, tries;
     for (tries = 0; tries < c->nmrs; tries++) {
@@ -98,6 +94,8 @@ static struct ibv_mr *region(struct ibv_pd *pd, void *addr, size_t length, uint6
         c->nmrs = more;
     }
     c->next_mr = index + 1;
+    /* A key has the region's index, a byte that changes with each use of that index, and a bit that
+     * tells lkey from rkey: who takes the one for the other is found out. */
     static _Atomic uint32_t uses;
     uint32_t key = (index + 1) << 9 | (atomic_fetch_add(&uses, 1) & 0xff) << 1;
     mr->base = (struct ibv_mr){.context = pd->context,
@@ -107,14 +105,40 @@ static struct ibv_mr *region(struct ibv_pd *pd, void *addr, size_t length, uint6
                                .handle = index,
                                .lkey = key,
                                .rkey = key | 1};
-    mr->iova = iova;
-    mr->access = access;
     c->mrs[index] = mr;
     fv_object(c, FV_MRS, 1);
     fv_object(c, FV_MR_BYTES, (int64_t)length);
-    fv_object(c, FV_RELAXED, (access & IBV_ACCESS_RELAXED_ORDERING) != 0);
+    fv_object(c, FV_RELAXED, (mr->access & IBV_ACCESS_RELAXED_ORDERING) != 0);
+    fv_object(c, FV_GPU_MRS, mr->gpu >= 0);
     fv_leave(c);
     return &mr->base;
+}
+
+static struct fv_mr *made(uint64_t iova, unsigned int access, char *memory)
+{
+    struct fv_mr *mr = calloc(1, sizeof *mr);
+    if (!mr)
+        fv_fatal("no memory for a region");
+    *mr = (struct fv_mr){.iova = iova, .access = access, .memory = memory, .gpu = -1, .fd = -1};
+    return mr;
+}
+
+static struct ibv_mr *region(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+                             unsigned int access)
+{
+    errno = EINVAL;
+    if (!allowed(access) || FV_FAILS("reg_mr") || (uintptr_t)addr + length < (uintptr_t)addr)
+        return NULL;
+    struct fv_mr *mr = made(iova, access, addr);
+    int error = fv_gpu_by_address(mr, addr, length);
+    if (!error && mr->gpu < 0)
+        error = pin(mr, length);
+    if (error) {
+        free(mr);
+        errno = error;
+        return NULL;
+    }
+    return enter(pd, mr, addr, length);
 }
 
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
@@ -137,9 +161,16 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, ui
 struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
                                  int fd, int access)
 {
-    (void)pd, (void)offset, (void)length, (void)iova, (void)fd, (void)access;
-    errno = EOPNOTSUPP;
-    return NULL;
+    struct fv_mr *mr = made(iova, (unsigned int)access, NULL);
+    int error = FV_FAILS("reg_dmabuf_mr") ? ENOMEM
+                : allowed(mr->access)     ? fv_gpu_by_dmabuf(mr, fd, offset, length)
+                                          : EINVAL;
+    if (error) {
+        free(mr);
+        errno = error;
+        return NULL;
+    }
+    return enter(pd, mr, (void *)(uintptr_t)offset, length); /* as the library has it */
 }
 
 int ibv_dereg_mr(struct ibv_mr *base)
@@ -148,14 +179,21 @@ int ibv_dereg_mr(struct ibv_mr *base)
     fv_enter(c); /* what the NIC does with it at this moment is done when the lock is ours */
     if (base->handle >= c->nmrs || &c->mrs[base->handle]->base != base)
         fv_fatal("a region is deregistered that is not registered");
-    const struct fv_mr *mr = c->mrs[base->handle];
+    struct fv_mr *mr = c->mrs[base->handle];
     c->mrs[base->handle] = NULL;
-    atomic_fetch_sub(&pinned, base->length);
+    fv_gpu_forget(c, mr);
+    for (uint32_t i = 0; i < c->top_qp; i++)
+        if (c->qps[i])
+            fv_responder_forget_region(c->qps[i], mr);
+    if (mr->gpu < 0)
+        atomic_fetch_sub(&pinned, base->length);
+    fv_object(c, FV_GPU_MRS, -(int64_t)(mr->gpu >= 0));
     fv_object(c, FV_MRS, -1);
     fv_object(c, FV_MR_BYTES, -(int64_t)base->length);
     fv_object(c, FV_RELAXED, -(int64_t)((mr->access & IBV_ACCESS_RELAXED_ORDERING) != 0));
     fv_leave(c);
-    free(base);
+    fv_gpu_unmap(mr);
+    free(mr);
     return 0;
 }
 
@@ -172,15 +210,16 @@ static bool within(const struct fv_mr *mr, uint64_t addr, uint32_t length, char 
 {
     if (addr < mr->iova || length > mr->base.length || addr - mr->iova > mr->base.length - length)
         return false;
-    *memory = (char *)mr->base.addr + (addr - mr->iova);
+    *memory = mr->memory + (addr - mr->iova);
     return true;
 }
 
-bool fv_remote(struct fv_context *c, const struct ibv_pd *pd, uint32_t rkey, uint64_t addr,
-               uint32_t length, unsigned int access, char **memory)
+const struct fv_mr *fv_remote(struct fv_context *c, const struct ibv_pd *pd, uint32_t rkey,
+                              uint64_t addr, uint32_t length, unsigned int access, char **memory)
 {
     const struct fv_mr *mr = find(c, pd, rkey, true);
-    return mr && (mr->access & access) == access && within(mr, addr, length, memory);
+    bool good = mr && (mr->access & access) == access && within(mr, addr, length, memory);
+    return good ? mr : NULL;
 }
 
 /* Ascending, and the last 8 bytes of a multiple of 8 with a release store, so that who sees them by
@@ -202,15 +241,15 @@ void fv_land(char *to, const char *from, uint32_t n)
     }
 }
 
-/* The memory of an element of a list, or NULL where its lkey, its bounds or the access are wrong.
+/* The region of an element of a list, or NULL where its lkey, its bounds or the access are wrong.
  */
-static char *local(const struct fv_qp *qp, const struct ibv_sge *sge, bool write)
+static const struct fv_mr *local(const struct fv_qp *qp, const struct ibv_sge *sge, bool write,
+                                 char **memory)
 {
     const struct fv_mr *mr = find(qp->context, qp->base.pd, sge->lkey, false);
-    char *memory;
     if (!mr || (write && !(mr->access & IBV_ACCESS_LOCAL_WRITE)))
         return NULL;
-    return within(mr, sge->addr, sge->length, &memory) ? memory : NULL;
+    return within(mr, sge->addr, sge->length, memory) ? mr : NULL;
 }
 
 bool fv_gather(const struct fv_qp *qp, const struct ibv_sge *sge, uint32_t nsge, uint32_t from,
@@ -221,8 +260,8 @@ bool fv_gather(const struct fv_qp *qp, const struct ibv_sge *sge, uint32_t nsge,
             from -= sge->length;
             continue;
         }
-        const char *memory = local(qp, sge, false);
-        if (!memory)
+        char *memory;
+        if (!local(qp, sge, false, &memory))
             return false;
         uint32_t here = sge->length - from < n ? sge->length - from : n;
         memcpy(to, memory + from, here);
@@ -241,11 +280,12 @@ bool fv_scatter(const struct fv_qp *qp, const struct ibv_sge *sge, uint32_t nsge
             at -= sge->length;
             continue;
         }
-        char *memory = local(qp, sge, true);
-        if (!memory)
+        char *memory;
+        const struct fv_mr *mr = local(qp, sge, true, &memory);
+        if (!mr)
             return false;
         uint32_t here = sge->length - at < n ? sge->length - at : n;
-        fv_land(memory + at, from, here);
+        fv_write(qp->context, mr, memory + at, from, here);
         from += here;
         n -= here;
         at = 0;

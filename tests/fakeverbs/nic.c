@@ -189,6 +189,7 @@ static bool turn(struct fv_context *c)
         did |= fv_qp_flush(qp);
     }
     did |= tell_of_strays(c);
+    did |= fv_gpu_turn(c);
     return did;
 }
 

@@ -40,12 +40,17 @@ enum fv_like {
                 receive is taken; as Linux 6.1 does */
 };
 
+/* When a write into a GPU's memory lands that the GPU does not order; see gpu.c. */
+enum fv_hold { FV_HOLD, FV_HOLD_A_WHILE, FV_HOLD_NOTHING };
+
 struct fv_options {
     uint32_t host, devices, max_inline, jitter_us, late_us, mtu, srq_wr, max_cqe;
     uint64_t seed, memlock;
     enum fv_like like;
+    enum fv_hold hold;
     bool infiniband, compat;
-    bool ipv4, ipv6; /* families of the addresses besides the link-local one */
+    bool dmabuf, peermem; /* by which a region may be of a GPU's memory */
+    bool ipv4, ipv6;      /* families of the addresses besides the link-local one */
     uint32_t gbps[FV_DEVICES];
 };
 
@@ -59,6 +64,12 @@ struct fv_mr {
     struct ibv_mr base;
     uint64_t iova;
     unsigned int access;
+    char *memory; /* the byte at iova */
+    int gpu;      /* whose memory it is, by its number on the machine; -1: the host's */
+    bool holds;   /* what is written lands late */
+    int fd;       /* of a GPU's memory, and the NIC's mapping of it */
+    char *mapping;
+    size_t mapped;
 };
 
 struct fv_channel {
@@ -117,6 +128,7 @@ struct fv_srq {
 
 struct fv_late { /* bytes of a packet that is acknowledged, and not yet in memory */
     struct fv_late *next;
+    const struct fv_mr *mr;
     char *to;
     uint32_t length;
     char bytes[];
@@ -127,6 +139,7 @@ struct fv_answer {
     uint32_t psn;
     uint64_t addr;
     uint32_t rkey, total, sent;
+    uint64_t nheld; /* of a read: how many writes into GPUs' memory came before it */
 };
 
 struct fv_qp {
@@ -198,6 +211,9 @@ struct fv_context {
     struct fv_srq *srqs;
     struct fv_mr **mrs;
     uint32_t nmrs, next_mr;
+    struct fv_held *held, **held_end; /* the first first */
+    uint64_t nheld;                   /* so far */
+    struct fv_context *next;
     uint64_t free_at; /* ns: of a slowed device, when it can send again */
     struct fv_stray strays[64];
     uint32_t nstrays;
@@ -241,8 +257,9 @@ void fv_event(struct fv_context *c, enum ibv_event_type type, void *element);
 void fv_event_forget(struct fv_context *c, const void *element);
 
 /* memory.c */
-bool fv_remote(struct fv_context *c, const struct ibv_pd *pd, uint32_t rkey, uint64_t addr,
-               uint32_t length, unsigned int access, char **memory);
+/* The region in which a peer names these bytes, or NULL: key, bounds or access are wrong. */
+const struct fv_mr *fv_remote(struct fv_context *c, const struct ibv_pd *pd, uint32_t rkey,
+                              uint64_t addr, uint32_t length, unsigned int access, char **memory);
 void fv_land(char *to, const char *from, uint32_t n);
 /* Bytes [from, from + n) of what a list names; false where an lkey, bounds or the access are wrong.
  */
@@ -250,6 +267,22 @@ bool fv_gather(const struct fv_qp *qp, const struct ibv_sge *sge, uint32_t nsge,
                uint32_t n, char *to);
 bool fv_scatter(const struct fv_qp *qp, const struct ibv_sge *sge, uint32_t nsge, uint32_t at,
                 const char *from, uint32_t n);
+
+/* gpu.c */
+void fv_gpu_opened(struct fv_context *c);
+void fv_gpu_closed(struct fv_context *c);
+/* Whether any of these bytes is a GPU's, which no CPU reads. */
+bool fv_gpu_owns(const void *at, size_t nbytes);
+/* Maps a GPU's memory for a region. 0, or an errno; by address 0 is also the host's memory. */
+int fv_gpu_by_address(struct fv_mr *mr, const void *at, size_t nbytes);
+int fv_gpu_by_dmabuf(struct fv_mr *mr, int fd, uint64_t offset, size_t nbytes);
+void fv_gpu_unmap(struct fv_mr *mr);
+/* What the NIC writes, into memory of whomever; what waits for a flush of a GPU's is kept. */
+void fv_write(struct fv_context *c, const struct fv_mr *mr, char *to, const char *from, uint32_t n);
+/* A READ of this region is answered: what was written into that GPU before it lands. */
+void fv_gpu_read(struct fv_context *c, const struct fv_mr *mr, uint64_t nheld);
+bool fv_gpu_turn(struct fv_context *c); /* what lands by itself */
+void fv_gpu_forget(struct fv_context *c, const struct fv_mr *mr);
 
 /* completion.c */
 void fv_complete(struct fv_cq *cq, const struct fv_cqe *entry, bool solicited);
@@ -296,6 +329,8 @@ bool fv_qp_flush(struct fv_qp *qp);
 void fv_responder_stop(struct fv_qp *qp);
 /* Forgets packets that are not in memory yet: who destroys the QP never hears of their message. */
 void fv_responder_forget(struct fv_qp *qp);
+/* The same for packets of any QP that were to go into a region, which ends. */
+void fv_responder_forget_region(struct fv_qp *qp, const struct fv_mr *mr);
 void fv_responder_request(struct fv_qp *qp, const struct fv_packet *packet, const char *payload);
 bool fv_responder_answer(struct fv_qp *qp);
 

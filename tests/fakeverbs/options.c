@@ -58,6 +58,17 @@ static unsigned choice(const char *name, const char *first, const char *second)
     return 1;
 }
 
+static enum fv_hold hold(void)
+{
+    const char *text = getenv("FAKEVERBS_HOLD");
+    static const char *const names[]
+        = {[FV_HOLD] = "flush", [FV_HOLD_A_WHILE] = "late", [FV_HOLD_NOTHING] = "none"};
+    for (int i = 0; i < 3; i++)
+        if (!text || !strcmp(text, names[i]))
+            return (enum fv_hold)i;
+    fv_fatal("FAKEVERBS_HOLD=%s: want flush, late or none", text);
+}
+
 __attribute__((constructor)) static void read_options(void)
 {
     struct fv_options *o = &fv_options;
@@ -72,6 +83,9 @@ __attribute__((constructor)) static void read_options(void)
     o->max_cqe = (uint32_t)number("FAKEVERBS_CQE", FV_MAX_CQE, FV_MAX_CQE);
     o->memlock = number("FAKEVERBS_MEMLOCK", UINT64_MAX, UINT64_MAX);
     o->like = choice("FAKEVERBS_LIKE", "mlx5", "rxe") ? FV_RXE : FV_MLX5;
+    o->dmabuf = number("FAKEVERBS_DMABUF", o->like == FV_MLX5, 1);
+    o->peermem = number("FAKEVERBS_PEERMEM", 0, 1);
+    o->hold = hold();
     o->infiniband = choice("FAKEVERBS_LINK", "ethernet", "infiniband");
     text = getenv("FAKEVERBS_FAMILY");
     o->ipv4 = !text || strcmp(text, "6") != 0;

@@ -25,6 +25,9 @@ static int post_one(struct fv_qp *qp, const struct ibv_send_wr *wr)
         length += wr->sg_list[i].length;
     if (length > FV_MAX_MESSAGE || (inlined && length > cap->max_inline_data))
         return EINVAL;
+    for (int i = 0; inlined && i < wr->num_sge; i++) /* which the CPU copies, now */
+        if (fv_gpu_owns((const void *)(uintptr_t)wr->sg_list[i].addr, wr->sg_list[i].length))
+            return EFAULT;
     if (qp->posted - atomic_load_explicit(&qp->freed, memory_order_acquire) >= cap->max_send_wr)
         return ENOMEM;
     struct fv_send *s = &qp->sends[qp->posted % cap->max_send_wr];

@@ -69,12 +69,13 @@ static void refuse(struct fv_qp *qp, const struct fv_packet *packet, uint8_t cod
 }
 
 /* Of what is written, only a completed receive says that all of it is in memory. */
-static void land_late(struct fv_qp *qp, char *to, const char *from, uint32_t n)
+static void land_late(struct fv_qp *qp, const struct fv_mr *mr, char *to, const char *from,
+                      uint32_t n)
 {
     struct fv_late *packet = malloc(sizeof *packet + n);
     if (!packet)
         fv_fatal("no memory for a packet");
-    *packet = (struct fv_late){.next = qp->late, .to = to, .length = n};
+    *packet = (struct fv_late){.next = qp->late, .mr = mr, .to = to, .length = n};
     memcpy(packet->bytes, from, n);
     qp->late = packet;
 }
@@ -86,7 +87,19 @@ static void land_all(struct fv_qp *qp)
         usleep(fv_options.late_us);
     for (struct fv_late *packet; (packet = qp->late) != NULL; free(packet)) {
         qp->late = packet->next;
-        fv_land(packet->to, packet->bytes, packet->length);
+        fv_write(qp->context, packet->mr, packet->to, packet->bytes, packet->length);
+    }
+}
+
+void fv_responder_forget_region(struct fv_qp *qp, const struct fv_mr *mr)
+{
+    for (struct fv_late **at = &qp->late, *packet; (packet = *at) != NULL;) {
+        if (packet->mr != mr) {
+            at = &packet->next;
+            continue;
+        }
+        *at = packet->next;
+        free(packet);
     }
 }
 
@@ -130,15 +143,16 @@ static bool land(struct fv_qp *qp, const struct fv_packet *packet, const char *p
             refuse(qp, packet, FV_NAK_INVALID);
             return false;
         }
-        if (!fv_remote(c, qp->base.pd, packet->rkey, qp->addr, packet->total,
-                       IBV_ACCESS_REMOTE_WRITE, &memory)) {
+        const struct fv_mr *mr = fv_remote(c, qp->base.pd, packet->rkey, qp->addr, packet->total,
+                                           IBV_ACCESS_REMOTE_WRITE, &memory);
+        if (!mr) {
             refuse(qp, packet, FV_NAK_ACCESS);
             return false;
         }
         if (fv_options.late_us && !(consumes && (packet->flags & FV_LAST)))
-            land_late(qp, memory + qp->landed, payload, packet->length);
+            land_late(qp, mr, memory + qp->landed, payload, packet->length);
         else
-            fv_land(memory + qp->landed, payload, packet->length);
+            fv_write(c, mr, memory + qp->landed, payload, packet->length);
     }
     qp->landed += packet->length;
     if (consumes && (packet->flags & FV_LAST)) {
@@ -150,22 +164,27 @@ static bool land(struct fv_qp *qp, const struct fv_packet *packet, const char *p
 
 static void read_request(struct fv_qp *qp, const struct fv_packet *packet)
 {
+    struct fv_context *c = qp->context;
+    const struct fv_mr *mr = NULL;
     char *memory;
     if (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_READ) || !qp->attr.max_dest_rd_atomic) {
         refuse(qp, packet, FV_NAK_INVALID);
         return;
     }
     if (packet->total
-        && !fv_remote(qp->context, qp->base.pd, packet->rkey, packet->addr, packet->total,
-                      IBV_ACCESS_REMOTE_READ, &memory)) {
+        && !(mr = fv_remote(c, qp->base.pd, packet->rkey, packet->addr, packet->total,
+                            IBV_ACCESS_REMOTE_READ, &memory))) {
         refuse(qp, packet, FV_NAK_ACCESS);
         return;
     }
+    if (mr && mr->gpu >= 0)
+        fv_count(c->fabric, c->port, FV_GPU_READS, 1);
     answer(qp, (struct fv_answer){.kind = FV_READ_RESPONSE,
                                   .psn = packet->psn,
                                   .addr = packet->addr,
                                   .rkey = packet->rkey,
-                                  .total = packet->total});
+                                  .total = packet->total,
+                                  .nheld = c->nheld});
 }
 
 void fv_responder_request(struct fv_qp *qp, const struct fv_packet *packet, const char *payload)
@@ -207,14 +226,15 @@ static enum fv_route send_answer(struct fv_qp *qp, struct fv_answer *a)
     struct fv_packet *packet;
     uint32_t left = a->total - a->sent, n = left < qp->mtu ? left : qp->mtu;
     bool read = a->kind == FV_READ_RESPONSE;
+    const struct fv_mr *mr = NULL;
     char *memory = NULL;
     if (read && c->free_at > c->now) {
         fv_wake_at(c, c->free_at);
         return FV_BUSY;
     }
     if (read && n
-        && !fv_remote(c, qp->base.pd, a->rkey, a->addr + a->sent, n, IBV_ACCESS_REMOTE_READ,
-                      &memory)) {
+        && !(mr = fv_remote(c, qp->base.pd, a->rkey, a->addr + a->sent, n, IBV_ACCESS_REMOTE_READ,
+                            &memory))) {
         a->kind = FV_ACK; /* deregistered since it was asked for */
         a->code = FV_NAK_ACCESS;
         read = false;
@@ -226,8 +246,10 @@ static enum fv_route send_answer(struct fv_qp *qp, struct fv_answer *a)
     packet->code = a->code;
     packet->timer = qp->attr.min_rnr_timer;
     packet->flags = !read || n == left ? FV_LAST : 0;
-    if (read && n)
+    if (read && n) {
+        fv_gpu_read(c, mr, a->nheld);
         memcpy(packet + 1, memory, n);
+    }
     fv_depart(qp, packet);
     if (read) {
         a->sent += n;

@@ -12,7 +12,7 @@ struct scenario {
     void (*run)(void);
 };
 extern const struct scenario request_scenarios[], ending_scenarios[], sharing_scenarios[],
-    strict_scenarios[]; /* end with no name */
+    strict_scenarios[], gpu_scenarios[]; /* end with no name */
 
 extern const char *device_a, *device_b;
 extern int gid_index;

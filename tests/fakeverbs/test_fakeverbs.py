@@ -268,7 +268,7 @@ def test_objects_that_a_process_holds(fabric: Fabric) -> None:
     assert running.stdout is not None
     assert [running.stdout.readline(), running.stdout.readline()] == ["hold\n", "holding\n"]
     of_one = {"pds": 1, "mrs": 1, "mr_bytes": 1 << 20, "channels": 1, "cqs": 1, "qps": 1, "wrs": 0}
-    of_one |= {"relaxed": 0, "srqs": 0, "receives": 0}
+    of_one |= {"relaxed": 0, "gpu_mrs": 0, "srqs": 0, "receives": 0}
     two = {"contexts": 2} | {name: 2 * n for name, n in of_one.items()}
     assert fabric.objects(running.pid) == fabric.objects() == two
     assert [one.device for one in fabric.opened()] == ["fake0", "fake1"]
