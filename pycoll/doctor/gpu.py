@@ -8,16 +8,13 @@ from collections.abc import Iterator
 from pycoll.doctor.finding import Finding, ok, unknown, warning
 from pycoll.doctor.machine import Machine
 from pycoll.doctor.port import Port
-from pycoll.sysfs import NUMA, PCI
+from pycoll.sysfs import NUMA
 from pycoll.topology import Pci
+from pycoll.topology.distance import Distance, between
 
 _NVIDIA = "0x10de"
 #: First kernel whose RDMA drivers take memory of a GPU by dma-buf.
 _DMABUF = (5, 12)
-
-#: How far a GPU and a rail are from each other.
-_SWITCH, _ROOT, _SOCKET, _ACROSS = range(4)
-_NAMES = ("the same PCI switch", "the same PCI root", "the same socket", "another socket")
 
 
 def memory(machine: Machine) -> Iterator[Finding]:
@@ -78,8 +75,8 @@ def distance(machine: Machine) -> Iterator[Finding]:
 
 def _gpu(machine: Machine, gpu: Pci, rails: list[Port]) -> Finding:
     where = f"{gpu.name} (GPU)"
-    steps = {port.device: _steps(machine, gpu, port) for port in rails}
-    known = {device: far for device, far in steps.items() if far is not None}
+    steps = {port.device: between(gpu.name, port.pci or "", machine.sysfs) for port in rails}
+    known = {device: far for device, far in steps.items() if far is not Distance.UNKNOWN}
     if not known:
         return unknown(
             where,
@@ -87,32 +84,15 @@ def _gpu(machine: Machine, gpu: Pci, rails: list[Port]) -> Finding:
             cure=f"lspci -tv; cat /sys/bus/pci/devices/{gpu.name}/numa_node",
         )
     nearest, far = min(known.items(), key=lambda row: row[1])
-    if far == _ACROSS:
+    if far is Distance.ACROSS:
         return warning(
             where,
             "its data crosses the link between the sockets on the way to every rail",
-            got=f"{nearest}: {_NAMES[far]}",
-            wanted=f"a rail at {_NAMES[_SOCKET]}, better at {_NAMES[_SWITCH]}",
+            got=f"{nearest}: {far.text}",
+            wanted=f"a rail at {Distance.SOCKET.text}, better at {Distance.SWITCH.text}",
             cure=f"move an RDMA card to a slot of {gpu.socket}, below the switch of this GPU",
         )
-    return ok(where, f"nearest rail {nearest}: {_NAMES[far]}")
-
-
-def _steps(machine: Machine, gpu: Pci, port: Port) -> int | None:
-    card = machine.functions[port.pci or ""]
-    if set(machine.above(gpu.name)) & set(machine.above(card.name)):
-        return _SWITCH
-    if _root(machine, gpu) == _root(machine, card):
-        return _ROOT
-    if gpu.socket is None or card.socket is None:
-        return None
-    return _SOCKET if gpu.socket == card.socket else _ACROSS
-
-
-def _root(machine: Machine, function: Pci) -> str:
-    """Return the host bridge that a function is below, such as pci0000:80."""
-    parts = machine.sysfs.target(f"{PCI}/{function.name}")
-    return next((part for part in parts if re.fullmatch(r"pci[0-9a-f]+:[0-9a-f]+", part)), "")
+    return ok(where, f"nearest rail {nearest}: {far.text}")
 
 
 def _process(machine: Machine, rails: list[Port]) -> Iterator[Finding]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,12 @@ def build(root: Path, text: str) -> Path:
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(root / "sys" / rest)
     return root
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Callable[[str], Path]:
+    """Add files and links to a machine of a test's own; returns its root."""
+    return functools.partial(build, tmp_path)
 
 
 @pytest.fixture
