@@ -129,6 +129,13 @@ struct pc_port { /* the attributes of a port of an RDMA device */
     char driver[32];       /* such as mlx5_core or rdma_rxe; "": unknown */
 };
 
+struct pc_gpu_probe {  /* what came of registering a page of a GPU's memory with an RDMA device */
+    char dmabuf[240];  /* by dma-buf: "", or why that is not possible, and behind ": " what mends it
+                        */
+    char peermem[240]; /* by its address, with nvidia_peermem */
+    uint32_t flush; /* what makes writes visible there: 0 nothing, 1 the driver, 2 an RDMA READ */
+};
+
 struct pc_fabric_options {
     char provider[64]; /* of libfabric, such as efa; "": the best that there is */
     char node[64];     /* the IP address of this host for it; "": any */
@@ -178,6 +185,10 @@ int pc_verbs_ports(struct pc_port *ports, uint32_t capacity); /* the number of p
 /* Measures RDMA writes from a port to itself for about `seconds`: bytes per second. */
 int pc_verbs_loopback(const struct pc_rail_spec *rail, const struct pc_verbs_options *options,
                       double seconds, struct pc_error *error, double *bandwidth);
+/* Registers a page of a GPU's memory with an RDMA device by every way there is, and deregisters it.
+ * OK: it was tried, see `out`. */
+int pc_verbs_gpu_probe(int device, const char *card, struct pc_error *error,
+                       struct pc_gpu_probe *out);
 
 const char *pc_fabric_missing(void); /* "", or what libfabric lacks here, and what mends that */
 /* Which provider pc_comm_net would use with these options. */

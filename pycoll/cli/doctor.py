@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pycoll.config import Config
-from pycoll.doctor import Attributes, Finding, Level, Machine, bandwidth, examine
+from pycoll.doctor import Attributes, Finding, Level, Machine, Registration, bandwidth, examine
 from pycoll.doctor.dcb import lossless
 from pycoll.doctor.port import Port
 from pycoll.errors import UnavailableError, UsageError, counted
@@ -103,7 +103,24 @@ def _machine(config: Config, seconds: float) -> Machine:
         missing=verbs.verbs_missing(),
         provider=providers.shown(config.fabric or "") if providers.possible() else None,
         attributes=tuple(Attributes(p.device, p.port, p.mtu, p.max_mtu) for p in ports),
+        registers=_registers,
     )
+
+
+def _registers(gpu: str, card: str) -> Registration:
+    """Register a page of a GPU's memory; its process gets a context on that GPU."""
+    from pycoll.runtime.native import cuda, gpu_probe
+    from pycoll.topology.distance import address
+
+    if why := cuda.missing():
+        raise UnavailableError(why)
+    buses = [address(cuda.device(number).bus) for number in range(cuda.devices())]
+    if gpu not in buses:
+        raise UnavailableError(
+            f"NVIDIA's driver shows this process {counted(len(buses), 'GPU')}, not this one: "
+            "look at CUDA_VISIBLE_DEVICES, and at what the container was given"
+        )
+    return Registration(*gpu_probe.gpu_probe(buses.index(gpu), card))
 
 
 def _by_pyverbs() -> tuple[Attributes, ...] | None:

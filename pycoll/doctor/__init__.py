@@ -2,7 +2,7 @@
 
 from pycoll.doctor.bandwidth import bandwidth
 from pycoll.doctor.finding import Finding, Level
-from pycoll.doctor.machine import Attributes, Machine
+from pycoll.doctor.machine import Attributes, Machine, Registration
 from pycoll.doctor.registry import CHECKS, Check, examine
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Finding",
     "Level",
     "Machine",
+    "Registration",
     "bandwidth",
     "examine",
 ]

@@ -17,24 +17,24 @@ _REDIRECTS = {0x04: "ReqRedir", 0x08: "CmpltRedir", 0x10: "UpstreamFwd", 0x20: "
 
 def acs(machine: Machine) -> Iterator[Finding]:
     """Find such bridges on the way between each GPU and the RDMA cards below the same bridge."""
-    bridges: dict[str, None] = {}
+    found: dict[str, None] = {}
     for gpu in machine.gpus:
         for card in machine.cards:
-            bridges.update(dict.fromkeys(_between(machine, gpu.name, card)))
+            found.update(dict.fromkeys(bridges(machine, gpu.name, card)))
     fine = []
-    for bridge in bridges:
-        control = _control(machine, bridge)
-        if control is None:
+    for bridge in found:
+        said = control(machine, bridge)
+        if said is None:
             yield unknown(
                 bridge,
                 "only root may read whether it redirects what GPU and RDMA card send each other",
                 cure=f"sudo lspci -vvv -s {bridge} | grep ACSCtl",
             )
-        elif names := [name for bit, name in _REDIRECTS.items() if control & bit]:
+        elif names := redirects(said):
             yield problem(
                 bridge,
                 "sends what GPU and RDMA card send each other up to the root and back",
-                got=f"ACS control {control:#06x}: {', '.join(names)}",
+                got=f"ACS control {said:#06x}: {', '.join(names)}",
                 wanted="no redirect",
                 cure=f"setpci -s {bridge} ECAP_ACS+0x6.w=0000, after each boot; or ACS off in the "
                 "BIOS",
@@ -45,14 +45,19 @@ def acs(machine: Machine) -> Iterator[Finding]:
         yield ok(", ".join(fine), "no redirect")
 
 
-def _between(machine: Machine, a: str, b: str) -> list[str]:
+def redirects(control: int) -> list[str]:
+    """Return what a bridge with this control register redirects."""
+    return [name for bit, name in _REDIRECTS.items() if control & bit]
+
+
+def bridges(machine: Machine, a: str, b: str) -> list[str]:
     """Return the bridges below the one that two functions share; none when they share none."""
     left, right = machine.above(a), machine.above(b)
     shared = set(left) & set(right)
     return [bridge for bridge in (*left, *right) if bridge not in shared] if shared else []
 
 
-def _control(machine: Machine, bridge: str) -> int | None:
+def control(machine: Machine, bridge: str) -> int | None:
     """Return the ACS control register, 0 of a bridge without, None if it may not be read."""
     try:
         config = (machine.root / PCI / bridge / "config").read_bytes()

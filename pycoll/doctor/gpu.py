@@ -1,4 +1,4 @@
-"""GPUs and RDMA cards: whether a card may read a GPU's memory, and how far it is."""
+"""GPUs and RDMA cards: what a card may read a GPU's memory by, and how far it is."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import re
 from collections.abc import Iterator
 
 from pycoll.doctor.finding import Finding, ok, unknown, warning
+from pycoll.doctor.gpudirect import NVIDIA
 from pycoll.doctor.machine import Machine
 from pycoll.doctor.port import Port
 from pycoll.sysfs import NUMA
 from pycoll.topology import Pci
 from pycoll.topology.distance import Distance, between
 
-_NVIDIA = "0x10de"
 #: First kernel whose RDMA drivers take memory of a GPU by dma-buf.
 _DMABUF = (5, 12)
 
 
 def memory(machine: Machine) -> Iterator[Finding]:
-    """Say whether RDMA cards can read and write the memory of the GPUs."""
-    nvidia = [gpu for gpu in machine.gpus if gpu.vendor == _NVIDIA]
+    """Say what kernel and driver have for RDMA to GPUs' memory; whether it works is tried apart."""
+    nvidia = [gpu for gpu in machine.gpus if gpu.vendor == NVIDIA]
     if not machine.gpus or not machine.cards:
         return
     if not nvidia:
         yield _by_kernel(machine, "GPU memory")
     elif loaded := machine.module("nvidia_peermem", "nv_peer_mem"):
-        yield ok("NVIDIA GPUs", f"RDMA reads their memory by {loaded}")
+        yield ok("NVIDIA GPUs", f"{loaded} is loaded")
     elif not machine.module("nvidia"):
         yield warning(
             "NVIDIA GPUs",
@@ -59,7 +59,7 @@ def _by_kernel(machine: Machine, where: str) -> Finding:
             wanted=f"Linux {_DMABUF[0]}.{_DMABUF[1]}",
             cure="a newer kernel; with NVIDIA's driver: modprobe nvidia-peermem",
         )
-    return ok(where, "RDMA reads it by dma-buf")
+    return ok(where, f"Linux {version[0]}.{version[1]} and the driver know dma-buf for RDMA")
 
 
 def distance(machine: Machine) -> Iterator[Finding]:

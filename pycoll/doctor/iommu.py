@@ -20,10 +20,11 @@ _CURE = (
 def iommu(machine: Machine) -> Iterator[Finding]:
     """Say for each RDMA card and GPU whether an IOMMU translates its addresses."""
     for address in dict.fromkeys([*machine.cards, *(gpu.name for gpu in machine.gpus)]):
-        yield _of(machine, address)
+        yield of(machine, address)
 
 
-def _of(machine: Machine, address: str) -> Finding:
+def of(machine: Machine, address: str) -> Finding:
+    """Say it for one of them."""
     folder = f"{PCI}/{address}/iommu_group"
     if not (machine.root / folder).is_dir():
         return ok(address, "behind no IOMMU")

@@ -26,6 +26,14 @@ class Attributes(NamedTuple):
     max_mtu: int
 
 
+class Registration(NamedTuple):
+    """What came of registering a page of a GPU's memory with an RDMA card; "" where it was done."""
+
+    dmabuf: str  #: by dma-buf; what mends it stands behind the last ": "
+    peermem: str  #: by its address, with nvidia_peermem; likewise
+    flush: str  #: what makes the card's writes visible to the GPU: "none", or by what
+
+
 def openable(path: Path) -> str:
     """Open a device as a program would; return the name of the error, "" if it can be opened."""
     try:
@@ -64,6 +72,9 @@ class Machine:
     opens: Callable[[Path], str] = openable
     #: The priorities of an interface that PFC keeps lossless, a bit for each; None: unknown.
     lossless: Callable[[str], int | None] = _nobody
+    #: Registers a page of a GPU, by its PCI address, with an RDMA device; PycollError says why
+    #: nothing could be tried. None: there is nobody to try it.
+    registers: Callable[[str, str], Registration] | None = None
     #: Lets the time pass in which counters may grow.
     pause: Callable[[], None] = _at_once
 

@@ -14,6 +14,7 @@ from pycoll.doctor import (
     counters,
     gids,
     gpu,
+    gpudirect,
     iommu,
     kernel,
     library,
@@ -59,6 +60,8 @@ CHECKS = (
     Check("iommu", iommu.iommu),
     Check("acs", acs.acs),
     Check("memory", gpu.memory),
+    Check("gpudirect", gpudirect.gpudirect),
+    Check("bar1", gpudirect.bar1),
     Check("distance", gpu.distance),
     Check("tcp", tcp.tcp),
 )

@@ -187,7 +187,7 @@ def test_info_lists_gpus(cli, monkeypatch):
     assert driver.startswith("  driver          for CUDA 1")
     assert first.startswith("  cuda:0          Stand-in GPU at 0000:")
     assert "GiB" in first
-    assert "compute capability 9.0, GPUDirect RDMA: no, NVLink SHARP: no" in first
+    assert "compute capability 9.0, GPUDirect RDMA: yes, NVLink SHARP: no" in first
     assert second.startswith("  cuda:1          Stand-in GPU at 0000:")
     assert compiler == "  compiler        NVRTC 12.9"
 

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from pycoll.doctor import CHECKS, Attributes, Finding, Level, Machine, examine
+from pycoll.doctor import CHECKS, Attributes, Finding, Level, Machine, Registration, examine
 
 MACHINES = Path(__file__).parents[1] / "data" / "machines"
 BRIDGES = ("0000:80:01.0", "0000:81:00.0", "0000:82:00.0", "0000:82:01.0", "0000:82:02.0")
@@ -37,6 +37,7 @@ class Patient:
             root,
             attributes=tuple(Attributes(f"mlx5_{i}", 1, 4096, 4096) for i in range(2)),
             lossless=lambda interface: 1 << 3,
+            registers=lambda gpu, device: Registration("", "", "none"),
         )
 
     def write(self, text: str, *paths: str) -> None:

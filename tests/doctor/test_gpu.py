@@ -55,7 +55,7 @@ def test_other_vendors_have_dmabuf(healthy):
     healthy.remove("sys/module/nvidia_peermem", "sys/module/nvidia")
     healthy.write("0x1002", f"{GPU}/vendor")
     healthy.write("0x120000", f"{GPU}/class")
-    assert healthy.all("memory")[0].what == "RDMA reads it by dma-buf"
+    assert healthy.all("memory")[0].what == "Linux 6.1 and the driver know dma-buf for RDMA"
     healthy.write("0x030000", f"{GPU}/class")  # the graphics of a CPU
     assert healthy.all("memory") == []
 
