@@ -186,6 +186,27 @@ static void gpu_written(void)
     close_all();
 }
 
+/* A READ of the same memory by another card says nothing of what this one has written. */
+static void gpu_other_card(void)
+{
+    open_all();
+    struct ibv_mr *second = registered(a.pd, RW);
+    struct ibv_qp *first = a.qp;
+    write_there(4096);
+    endpoint_qp(&a);
+    struct remote self = a.mine, peer = a.theirs;
+    endpoint_connect(&a, &self, calm);
+    read_byte(&a, gpu, second->rkey);
+    printf("  read by the other card: %c %c\n", a.memory[SIZE - 64], all(4096));
+    check(!ibv_destroy_qp(a.qp), "ibv_destroy_qp");
+    a.qp = first;
+    a.theirs = peer;
+    read_byte(&a, gpu, region->rkey);
+    printf("  by the card that wrote: %c %c\n", a.memory[SIZE - 64], all(4096));
+    check(!ibv_dereg_mr(second), "ibv_dereg_mr");
+    close_all();
+}
+
 /* Two writes to the same bytes, and a READ by the peer. */
 static void gpu_order(void)
 {
@@ -307,7 +328,9 @@ static void gpu_freed(void)
 }
 
 const struct scenario gpu_scenarios[] = {
-    {"gpu_written", gpu_written}, {"gpu_order", gpu_order},       {"gpu_scattered", gpu_scattered},
-    {"gpu_source", gpu_source},   {"gpu_refusals", gpu_refusals}, {"gpu_dropped", gpu_dropped},
-    {"gpu_late", gpu_late},       {"gpu_freed", gpu_freed},       {NULL, NULL},
+    {"gpu_written", gpu_written},       {"gpu_order", gpu_order},
+    {"gpu_scattered", gpu_scattered},   {"gpu_source", gpu_source},
+    {"gpu_refusals", gpu_refusals},     {"gpu_dropped", gpu_dropped},
+    {"gpu_other_card", gpu_other_card}, {"gpu_late", gpu_late},
+    {"gpu_freed", gpu_freed},           {NULL, NULL},
 };

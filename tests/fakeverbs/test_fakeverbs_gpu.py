@@ -125,6 +125,13 @@ def test_what_was_written_lands_in_its_order(fabric: Fabric) -> None:
     assert (counts["held"], counts["landed_by_read"], counts["gpu_reads"]) == (2, 2, 1)
 
 
+@BOTH
+def test_a_read_by_another_card_is_no_flush(fabric: Fabric, way: str) -> None:
+    said = drive(fabric, "gpu_other_card", peermem=1, env={"WAY": way})
+    assert said == ["read by the other card: o o", "by the card that wrote: x x"]
+    assert fabric.counts("fake0")["gpu_reads"] == fabric.counts("fake1")["gpu_reads"] == 1
+
+
 def test_what_sends_and_reads_bring(fabric: Fabric) -> None:
     assert drive(fabric, "gpu_scattered") == ["sent: o, flushed: x", "read: x, flushed: r"]
 

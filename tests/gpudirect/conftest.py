@@ -72,7 +72,8 @@ class Cluster:
             fn: What a rank does.
             *args: Given to it.
             gpu: Options of the stand-in for libcuda (fakecuda_library.py).
-            card: Options of the stand-in for libibverbs (fabric.py).
+            card: Options of the stand-in for libibverbs (fabric.py); with ``peermem`` the host
+                has the module nvidia_peermem.
             env: More of a rank's environment.
             **options: Those of `pycoll.spawn`.
         """
@@ -86,7 +87,10 @@ class Cluster:
             number = place.rank
             os.environ.update({"PYCOLL_TRANSPORT": "verbs", **(env or {})})
             _live_on(hosts[number], self.folder)
-            stand_in.load(self.fabric.path, **{"host": hosts[number], **(card or {})})
+            given = {"host": hosts[number], **(card or {})}
+            if given.get("peermem"):
+                _load_peermem()
+            stand_in.load(self.fabric.path, **given)
             gpus.use(self.log(number), **(gpu or {}))
             return fn(*args)
 
@@ -94,22 +98,38 @@ class Cluster:
 
 
 _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_SLAVE = 0x20000, 0x1000, 0x4000, 0x80000
-_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_BOOT_ID, _MODULES = "/proc/sys/kernel/random/boot_id", "/sys/module"
 
 
 def _live_on(host: int, folder: Path) -> None:
     """Have this process, of one thread, find another boot id than those on other hosts do."""
-    libc = ctypes.CDLL(None, use_errno=True)
     identity = folder / f"boot_id.{host}"
     identity.write_text(f"{uuid.UUID(int=host + 1)}\n")
+    _check(_libc().unshare(_CLONE_NEWNS), "unshare")
+    _mount("none", "/", "none", _MS_REC | _MS_SLAVE)
+    _mount(str(identity), _BOOT_ID, "none", _MS_BIND)
 
-    def mount(source: str, target: str, flags: int) -> bool:
-        return not libc.mount(source.encode(), target.encode(), b"none", flags, None)
 
-    apart = not libc.unshare(_CLONE_NEWNS) and mount("none", "/", _MS_REC | _MS_SLAVE)
-    if not apart or not mount(str(identity), _BOOT_ID, _MS_BIND):
+def _load_peermem() -> None:
+    """Have this process, on its host, find that nvidia_peermem is loaded."""
+    _mount("none", _MODULES, "tmpfs", 0)
+    os.mkdir(f"{_MODULES}/nvidia_peermem")
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _mount(source: str, target: str, kind: str, flags: int) -> None:
+    arguments = (source.encode(), target.encode(), kind.encode(), flags, None)
+    _check(_libc().mount(*arguments), f"mount {target}")
+
+
+def _check(code: int, what: str) -> None:
+    if code:
         number = ctypes.get_errno()
-        raise OSError(number, f"a mount namespace: {os.strerror(number)}")
+        raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
 @functools.cache

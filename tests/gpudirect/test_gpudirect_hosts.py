@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import pycoll
+from pycoll.runtime.native.gpu_probe import Tried, gpu_probe
 
 #: Lengths in float32: of a packet, of one slot, of many.
 COUNTS = (3, 5000, 300_001)
@@ -49,3 +50,11 @@ def test_ranks_are_on_the_hosts_that_the_test_says(cluster: Any) -> None:
             return comm.local_size, int(os.environ["FAKEVERBS_HOST"])
 
     assert cluster.run([0, 1, 1], rank) == [(1, 0), (2, 1), (2, 1)]
+
+
+def test_a_host_with_nvidia_peermem(cluster: Any) -> None:
+    gpu, card = {"dmabuf": 0}, {"peermem": 1}
+    (tried,) = cluster.run([0], lambda: gpu_probe(0, "fake0"), gpu=gpu, card=card)
+    assert (tried.peermem, tried.dmabuf[:35]) == ("", "the GPU's driver exports no dma-buf")
+    (tried,) = cluster.run([0], lambda: gpu_probe(0, "fake0"), card=card)
+    assert tried == Tried("", "", "none")
