@@ -96,6 +96,7 @@ struct pc_rail_spec {
     char device[PC_DEVICE_NAME];
     uint32_t port;     /* from 1 */
     int32_t gid_index; /* -1: the best one */
+    uint32_t far; /* 1: far from the data; while others are up only parts of long messages go */
 };
 
 struct pc_verbs_options {
@@ -153,6 +154,22 @@ struct pc_fabric_provider { /* what libfabric offers */
     uint64_t speed; /* bits per second each way; 0: unknown */
 };
 
+/* Where memory lies, and how an RDMA device reaches it. */
+enum pc_mem_type {
+    PC_MEM_HOST = 0,    /* of the host, by its address */
+    PC_MEM_DMABUF = 1,  /* of a GPU, as a dma-buf that the driver exports and the NIC imports */
+    PC_MEM_PEERMEM = 2, /* of a GPU, by its address, which nvidia_peermem resolves for the NIC */
+    PC_MEM_STAGED = 3,  /* of a GPU, which no NIC here reaches: it goes through the host's */
+};
+#define PC_MEM_WAYS 6u /* a bit for each way to a GPU: 1 << PC_MEM_DMABUF | 1 << PC_MEM_PEERMEM */
+
+/* How writes of a NIC into memory of a GPU become visible to its kernels. */
+enum pc_mem_flush {
+    PC_FLUSH_NONE = 0,
+    PC_FLUSH_DRIVER = 1, /* by a call of CUDA's driver */
+    PC_FLUSH_READ = 2,   /* by an RDMA read of that memory, by the NIC that wrote */
+};
+
 struct pc_net_state {             /* counters of a communicator's network */
     uint32_t connections;         /* connections that should be up */
     uint32_t live;                /* connections that are up */
@@ -166,6 +183,11 @@ struct pc_net_state {             /* counters of a communicator's network */
     uint64_t bytes[PC_MAX_RAILS]; /* sent on each rail */
     uint64_t requests;            /* work requests that were posted to send */
     uint64_t credits;             /* of those, credit that found no message to go with */
+    uint32_t gpu_memory;          /* of remote edges' data: enum pc_mem_type; 0: it is the host's */
+    uint32_t gpu_flush;           /* enum pc_mem_flush */
+    uint64_t gpu_bytes;           /* sent out of memory of a GPU */
+    uint64_t gpu_flushes;         /* of what came into it */
+    uint64_t gpu_flushed;         /* messages, or fragments, that waited for one */
     uint64_t landed;              /* messages received where a call needs them, and in no slot */
     char unshared[192];           /* "", or why receives are not shared that should be */
 };
@@ -533,6 +555,10 @@ int pc_device_comm_multicast_reach(struct pc_device_comm *dc, uint32_t peer, int
 int pc_device_comm_multicast_bind(struct pc_device_comm *dc);
 /* Gives the object an address. `rounds`: sums of floats may be folded by the switch. */
 int pc_device_comm_multicast_map(struct pc_device_comm *dc, uint32_t rounds);
+/* GPUDirect RDMA: has the data of all remote edges lie in memory of the GPU, by one of `ways` (of
+ * PC_MEM_WAYS). Before any remote rank is connected. UNMAPPABLE: no NIC reaches it, and messages
+ * are staged in memory of the host. */
+int pc_device_comm_gpudirect(struct pc_device_comm *dc, uint32_t ways);
 /* reached[peer]: both ranks of that pair reach each other. `whole`: so do all pairs, as all ranks
  * agree; only then do plans get instances, LL and direct forms. `registers`: also for arrays of the
  * user, whose allocations peers open; only where `whole`, on all ranks or on none, and not where

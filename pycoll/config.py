@@ -250,6 +250,13 @@ SETTINGS: tuple[Setting, ...] = (
         "Whether freed GPU memory may stay taken for some calls is for its user to say.",
     ),
     Setting(
+        "gpu_rdma",
+        "auto",
+        "auto, dmabuf, peermem or off",
+        _one_of("auto", "dmabuf", "peermem", "off"),
+        "Whether drivers that say they reach GPU memory do is for their user to say.",
+    ),
+    Setting(
         "unproved",
         "no",
         "yes or no",
@@ -287,6 +294,7 @@ class Config:
     cuda_heap: int = 64  #: MiB
     cuda_multicast: str = "auto"  #: "on": also where a switch rounds sums by itself
     cuda_register: str = "auto"  #: peers open the arrays of users, too
+    gpu_rdma: str = "auto"  #: how NICs reach GPU memory; "dmabuf", "peermem": by nothing else
     unproved: bool = False  #: what takes too long to prove runs as it is
     log: str | None = None  #: from which level on standard error shows what is decided
     #: setting's name → "default", "environment" or "argument"

@@ -64,9 +64,23 @@ struct pc_send_op { /* what a network sends as one unit */
     uint8_t requests; /* for the network's use */
 };
 
+/* Memory of a GPU in place of the slots of a device communicator's arena and shadows: for each
+ * remote peer, in order of rank, the slots that the peer fills, and those of its shadow. Only NICs
+ * and kernels touch it. Lines and credit stay in memory of the host. */
+struct pc_net_gpu {
+    uint64_t at; /* its address on the device, in whole pages; 0: there is none */
+    size_t each; /* bytes of a peer's slots */
+    int32_t device;
+    uint32_t ways; /* that may be tried, of PC_MEM_WAYS */
+    /* Called when no NIC can reach it any more; keep: it is not, as a kernel may still write it. */
+    void (*free)(int32_t device, uint64_t at);
+    bool keep;
+};
+
 struct pc_net_peer {
     struct pc_net *net;
     uint32_t rank;
+    uint64_t gpu_in, gpu_out; /* device addresses of its slots, and of those of its shadow, or 0 */
     bool ended;               /* lost or closed: nothing more comes; `fault` says why */
     bool dirty;               /* in net->dirty */
     bool sending;             /* (op) bytes are being sent, so that credit with them is free */
@@ -93,7 +107,8 @@ struct pc_net {
     uint32_t turns;         /* calls of pc__net_progress */
     uint32_t unpolled;      /* calls of pc__net_drained since all peers were polled */
     char *shadows;          /* the shadows of all peers, by rank */
-    bool keeps;             /* (op) after `close`: something may still read these, so they stay */
+    struct pc_net_gpu gpu;
+    bool keeps;          /* (op) after `close`: something may still read these, so they stay */
     int epoll;           /* all events but messages: wireup, ports, the timer; -1: there are none */
     int pause_epoll;     /* for a sleep: `epoll`, the wakeup socket, the descriptors of messages */
     int timer;           /* timerfd, in `epoll` */
@@ -136,6 +151,11 @@ struct pc_net_ops {
     bool (*flush)(struct pc_net_peer *peer);
     int (*connections)(const struct pc_net_peer *peer);
     bool (*settled)(const struct pc_net_peer *peer);
+
+    /* GPUDirect RDMA, or NULL: the network sends from memory of the host. register_gpu: registers
+     * net->gpu, before any peer is connected; UNMAPPABLE: no NIC here reaches it. A message whose
+     * bytes came into it is counted when kernels can see them. */
+    int (*register_gpu)(struct pc_net *net, struct pc_error *error);
 
     /* Moves what has come of the edge's expected message to its slot, and receives the rest there.
      * NULL: the network never receives to edge->expected. */
@@ -191,6 +211,9 @@ static inline bool pc__net_expects(const struct pc_net *net)
 void pc__net_expect(struct pc_net_edge *edge, const struct pc_net_expected *expected);
 /* Nothing is written any more to where messages were expected: a call has failed. */
 void pc__net_unexpect(struct pc_net *net);
+/* Has the data of all remote edges go to and from memory of a GPU, before any peer is connected.
+ * UNMAPPABLE: no NIC reaches it, and the caller keeps it. OK: the net frees it. */
+int pc__net_gpu(struct pc_net *net, const struct pc_net_gpu *gpu, struct pc_error *error);
 /* A call begins, whose longest message has so many bytes: how many may be in flight on an edge
  * follows from that. */
 void pc__net_begin(struct pc_net *net, uint64_t longest);

@@ -243,6 +243,8 @@ void pc_device_comm_detach(struct pc_device_comm *dc, double seconds)
     int mode = *pc_cuda_missing() == 0 ? pc__cuda_relax(PC_CUDA_RELAXED) : 0;
     dc->hung = dc->sealed && !settle(dc, seconds);
     pc__proxy_stop(dc);
+    if (dc->hung)
+        pc__gpudirect_keep(dc);
     if (!dc->hung) {
         if (*pc_cuda_missing() == 0)
             pc__multicast_leave(dc);

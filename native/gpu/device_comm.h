@@ -1,8 +1,8 @@
 /* The device communicator: its structures, internal to gpu/. device_comm.c opens and closes it,
  * ipc.c opens the peers' GPU memory, registration.c that of their users, multicast.c heaps that a
- * switch folds, host_register.c registers the host memory that kernels touch, pool.c is the memory
- * pool for plans, fifo.c makes the FIFOs, device_plan.c the plans, launch.c launches them,
- * transfer.c moves what no plan does, and proxy.c is the proxy. */
+ * switch folds, gpudirect.c memory that NICs reach, host_register.c registers the host memory that
+ * kernels touch, pool.c is the memory pool for plans, fifo.c makes the FIFOs, device_plan.c the
+ * plans, launch.c launches them, transfer.c moves what no plan does, and proxy.c is the proxy. */
 #ifndef PC_DEVICE_COMM_H
 #define PC_DEVICE_COMM_H
 #include "gpu/device_layout.h"
@@ -180,6 +180,13 @@ int pc__multicast_heap(struct pc_device_comm *dc);
 void pc__multicast_leave(struct pc_device_comm *dc);
 /* All ranks have left. */
 void pc__multicast_close(struct pc_device_comm *dc);
+
+/* gpudirect.c */
+/* The device address of the data of a remote edge, or 0: it lies in memory of the host. */
+uint64_t pc__gpudirect_data(const struct pc_device_comm *dc, uint32_t peer, uint32_t channel,
+                            bool in);
+/* A kernel hangs, and may still write there. */
+void pc__gpudirect_keep(struct pc_device_comm *dc);
 
 /* host_register.c: called when the routes to all peers are known. */
 int pc__host_register_open(struct pc_device_comm *dc);

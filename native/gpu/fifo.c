@@ -24,16 +24,18 @@ static struct pc_fifo direct_fifo(const struct pc_device_comm *dc, uint32_t peer
     };
 }
 
-/* A FIFO in the host arenas: the CPU's, with device addresses. */
+/* A FIFO in the host arenas: the CPU's, with device addresses; its data may lie on the GPU. */
 static struct pc_fifo host_fifo(const struct pc_device_comm *dc, uint32_t peer, uint32_t block)
 {
+    uint64_t out = pc__gpudirect_data(dc, peer, block, false);
+    uint64_t in = pc__gpudirect_data(dc, peer, block, true);
     const struct pc_fifo *f = &dc->comm->fifos[(size_t)peer * PC_EDGE_CHANNELS + block];
     return (struct pc_fifo){
         .out_lines = AT(struct pc_line, pc__host_register_address(dc, f->out_lines)),
-        .out_data = AT(char, pc__host_register_address(dc, f->out_data)),
+        .out_data = AT(char, out != 0 ? out : pc__host_register_address(dc, f->out_data)),
         .out_credit = AT(struct pc_line, pc__host_register_address(dc, f->out_credit)),
         .in_lines = AT(struct pc_line, pc__host_register_address(dc, f->in_lines)),
-        .in_data = AT(char, pc__host_register_address(dc, f->in_data)),
+        .in_data = AT(char, in != 0 ? in : pc__host_register_address(dc, f->in_data)),
         .in_credit = AT(struct pc_line, pc__host_register_address(dc, f->in_credit)),
         .peer = peer,
         .channel = (uint8_t)block,

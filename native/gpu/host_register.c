@@ -17,13 +17,15 @@ static int add(struct pc_device_comm *dc, const void *from, size_t nbytes)
     return PC_OK;
 }
 
-/* Adds the lines and slots of a record, and its credit lines where the kernel uses them. */
-static int add_record(struct pc_device_comm *dc, char *record, uint32_t peer, bool credit)
+/* Adds the lines of a record, its credit lines where the kernel uses them, and its slots where
+ * those of `other` are not in memory of the GPU. */
+static int add_record(struct pc_device_comm *dc, char *record, uint32_t peer, uint32_t other,
+                      bool credit)
 {
     const struct pc_layout *l = &dc->comm->layout;
     int rc = add(dc, pc__slot_lines(record, peer, 0),
                  (size_t)PC_MAX_CHANNELS * PC_LINES * PC_LINE_BYTES);
-    if (rc == PC_OK)
+    if (rc == PC_OK && pc__gpudirect_data(dc, other, 0, true) == 0)
         rc = add(dc, pc__slot_data(record, l, 0), PC_MAX_CHANNELS * l->channel);
     if (rc == PC_OK && credit)
         rc = add(dc, pc__credit_line(record, peer, 0), PC_MAX_CHANNELS * PC_LINE_BYTES);
@@ -34,7 +36,7 @@ static int add_record(struct pc_device_comm *dc, char *record, uint32_t peer, bo
 static int add_theirs(struct pc_device_comm *dc, uint32_t peer)
 {
     /* To a remote peer the proxy sends the credit. */
-    return add_record(dc, dc->comm->peers[peer].record, dc->comm->options.rank,
+    return add_record(dc, dc->comm->peers[peer].record, dc->comm->options.rank, peer,
                       dc->peers[peer].route != PC_ROUTE_NET);
 }
 
@@ -42,7 +44,7 @@ static int add_theirs(struct pc_device_comm *dc, uint32_t peer)
 static int add_mine(struct pc_device_comm *dc, uint32_t peer)
 {
     char *record = pc__record(dc->comm->arena, &dc->comm->layout, peer);
-    return add_record(dc, record, peer, true);
+    return add_record(dc, record, peer, peer, true);
 }
 
 static int by_address(const void *a, const void *b)

@@ -115,6 +115,7 @@ const char *pc__mem_missing(enum pc_mem_type kind)
         return pc__cuda_library();
     if (kind == PC_MEM_PEERMEM)
         return access("/sys/module/nvidia_peermem", F_OK) == 0
+                       || access("/sys/module/nv_peer_mem", F_OK) == 0 /* its older name */
                    ? ""
                    : "nvidia_peermem is not loaded: modprobe nvidia_peermem";
     if (pc__cuda.MemGetHandleForAddressRange == NULL)
@@ -142,9 +143,8 @@ int pc__mem_query_gpu(int device, struct pc_error *error, struct pc_mem_gpu *out
 
 enum pc_mem_flush pc__mem_flush_method(const struct pc_mem_gpu *gpu, bool relaxed)
 {
-    if (gpu->major >= 9 && !gpu->coherent)
-        return PC_FLUSH_NONE;
-    if (gpu->ordering >= ORDERED_FOR_OWNER && !relaxed)
+    bool ordered = gpu->major >= 9 || gpu->ordering >= ORDERED_FOR_OWNER;
+    if (ordered && !relaxed && !gpu->coherent)
         return PC_FLUSH_NONE;
     return gpu->options & FLUSH_OPTION_HOST ? PC_FLUSH_DRIVER : PC_FLUSH_READ;
 }

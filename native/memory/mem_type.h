@@ -1,9 +1,4 @@
-/* Memory types: where memory lies, and how an RDMA device reaches it.
- *
- *   HOST     host memory, by its address;
- *   DMABUF   GPU memory, as a dma-buf that the driver exports and the NIC imports;
- *   PEERMEM  GPU memory by its address, which nvidia_peermem resolves for the NIC;
- *   STAGED   GPU memory that no NIC here reaches: the caller copies through host memory.
+/* Memory types (enum pc_mem_type): where memory lies, and how an RDMA device reaches it.
  *
  * DMABUF and PEERMEM have not run on hardware: they are tested with a stand-in for the driver. */
 #ifndef PC_MEM_TYPE_H
@@ -12,21 +7,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "pycoll.h"
-
-enum pc_mem_type {
-    PC_MEM_HOST = 0,
-    PC_MEM_DMABUF = 1,
-    PC_MEM_PEERMEM = 2,
-    PC_MEM_STAGED = 3,
-};
-
-/* How to make a NIC's writes into GPU memory visible there, after the write's completion was
- * polled; see pc__mem_flush_method. */
-enum pc_mem_flush {
-    PC_FLUSH_NONE = 0,
-    PC_FLUSH_DRIVER = 1, /* call pc__mem_flush_by_driver */
-    PC_FLUSH_READ = 2,   /* RDMA read of a byte of that memory, by the NIC that wrote it */
-};
 
 /* Whole pages of one allocation. */
 struct pc_mem_span {
@@ -69,9 +49,10 @@ int pc__mem_query_gpu(int device, struct pc_error *error, struct pc_mem_gpu *out
  * that NIC that have completed:
  *
  *   nothing, where the GPU orders such writes before what its owner does next: its driver says so
- *   (ordering of at least OWNER) and the registration is not `relaxed` (with
- *   IBV_ACCESS_RELAXED_ORDERING), or it is of compute capability 9.0 or later on PCIe, as in NCCL.
- *   Not with a coherent link beside PCIe: a NIC on one of the two bypasses the other;
+ *   (ordering of at least OWNER), or it is of compute capability 9.0 or later, as in NCCL. Not
+ *   where the registration is `relaxed` (with IBV_ACCESS_RELAXED_ORDERING), as long as no run on
+ *   hardware has shown that it makes no difference; nor with a coherent link beside PCIe: a NIC on
+ *   one of the two bypasses the other;
  *   pc__mem_flush_by_driver, where the driver offers it to the CPU;
  *   else an RDMA READ of a byte of that memory, by a queue pair of the same NIC to itself: a read
  *   does not overtake writes on PCIe, so when it completes they have arrived.

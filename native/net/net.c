@@ -443,6 +443,35 @@ static int make_shadows(struct pc_net *net)
     return PC_OK;
 }
 
+int pc__net_gpu(struct pc_net *net, const struct pc_net_gpu *gpu, struct pc_error *error)
+{
+    uint64_t at = gpu->at;
+    if (net->ops->register_gpu == NULL)
+        return pc__fail(error, PC_UNMAPPABLE, -1, "%s sends from memory of the host",
+                        net->ops->name);
+    pthread_mutex_lock(&net->lock);
+    int rc = PC_OK;
+    for (uint32_t p = 0; p < net->comm->options.size && rc == PC_OK; p++)
+        if (net->peers[p] != NULL && net->ops->connections(net->peers[p]) > 0)
+            rc = pc__fail(error, PC_INVALID, (int)p,
+                          "memory of a GPU comes before rank %u is "
+                          "connected",
+                          p);
+    net->gpu = *gpu;
+    if (rc == PC_OK)
+        rc = net->ops->register_gpu(net, error);
+    if (rc != PC_OK)
+        net->gpu = (struct pc_net_gpu){0};
+    for (uint32_t p = 0; p < net->comm->options.size && rc == PC_OK; p++)
+        if (net->peers[p] != NULL) {
+            net->peers[p]->gpu_in = at;
+            net->peers[p]->gpu_out = at + gpu->each;
+            at += 2 * gpu->each;
+        }
+    pc__net_unlock(net);
+    return rc;
+}
+
 static void close_fd(int fd)
 {
     if (fd >= 0)
@@ -457,6 +486,8 @@ void pc__net_close(struct pc_net *net, uint64_t linger_ns)
     if (linger_ns != 0 && net->pid == getpid())
         linger(net, linger_ns);
     net->ops->close(net);
+    if (net->gpu.at != 0 && !net->gpu.keep && net->pid == getpid())
+        net->gpu.free(net->gpu.device, net->gpu.at);
     for (uint32_t p = 0; net->peers != NULL && p < size; p++) {
         if (net->peers[p] != NULL)
             free(net->peers[p]->queue);

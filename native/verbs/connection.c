@@ -261,6 +261,7 @@ void pc__received_so_far(const struct pc_verbs_peer *peer, const char *why,
             out->counts[c * PC_LINES + i] = (uint32_t)pc__count(&edge->fifo->in_lines[i]);
         memcpy(out->frags + c * PC_LINES, edge->come, PC_LINES);
     }
+    pc__gpu_received(peer, out);
     snprintf(out->why, sizeof out->why, "%s", why);
 }
 

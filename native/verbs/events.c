@@ -110,6 +110,10 @@ static bool receive_header(struct pc_verbs_net *w, struct pc_verbs_peer *peer,
     const void *from = placed ? f->in_data + at : (const char *)line;
     struct pc_message_header header;
     char why[160];
+    if (placed && peer->base.gpu_in != 0) {
+        pc__verbs_peer_fail(w, peer, PC_LOST, "a header in memory of a GPU");
+        return false;
+    }
     if (placed && at + sizeof header > l->channel) {
         snprintf(why, sizeof why, "a header at byte %llu of channel %u, which has %llu",
                  (unsigned long long)at, f->channel, (unsigned long long)l->channel);
@@ -135,13 +139,18 @@ static bool receive_header(struct pc_verbs_net *w, struct pc_verbs_peer *peer,
     return true;
 }
 
-static void receive_frag(struct pc_verbs_net *w, struct pc_verbs_peer *peer,
+static void receive_frag(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
                          struct pc_net_edge *edge, const struct pc_event *event)
 {
+    struct pc_verbs_peer *peer = conn->peer;
     if (event->frag >= event->frags)
         pc__verbs_peer_fail(w, peer, PC_LOST, "it sent a fragment that its message has not");
-    else if (event->imm != PC_IMM_HEADER || receive_header(w, peer, edge, event))
+    else if (event->imm == PC_IMM_HEADER && !receive_header(w, peer, edge, event))
+        return;
+    else if (!pc__gpu_flushes(w))
         pc__edge_frag(edge, event->line, event->frag, event->frags);
+    else if (pc__gpu_arrived(w, conn->rail, edge, event) != PC_OK)
+        pc__verbs_peer_fail(w, peer, PC_NOMEM, "no memory for what came from it");
 }
 
 static void receive(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
@@ -152,7 +161,7 @@ static void receive(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
     if (event->channel < PC_EDGE_CHANNELS) {
         struct pc_net_edge *edge = &peer->base.edges[event->channel];
         if (event->imm >= PC_IMM_FRAG)
-            receive_frag(w, peer, edge, event);
+            receive_frag(w, conn, edge, event);
         else
             receive_credit(w, peer, edge, whole_credit(edge, event->credit));
     }
@@ -239,11 +248,14 @@ static bool poll_all(struct pc_verbs_net *w)
             w->polls[i]++;
             n = pc__wr_poll(&w->rails[i], events);
             for (uint32_t k = 0; k < n; k++)
-                came |= complete(w, i, &events[k]);
+                came |= events[k].kind == PC_EVENT_FLUSHED ? pc__gpu_flushed(w, i, &events[k])
+                                                           : complete(w, i, &events[k]);
             if (n < PC_EVENTS_AT_ONCE)
                 w->emptied[i] = w->polls[i];
             pc__srq_refill(w, i, n < PC_EVENTS_AT_ONCE);
         } while (n == PC_EVENTS_AT_ONCE);
+    if (pc__gpu_flushes(w))
+        came |= pc__gpu_flush(w);
     watch(w);
     if (came) {
         /* A thread that is about to sleep has read the wakeup counter before it looked. */
@@ -311,6 +323,7 @@ void pc__verbs_handle_due(struct pc_net *net, bool block)
     struct pc_verbs_net *w = (struct pc_verbs_net *)net;
     uint64_t now = pc__now();
     w->watching = false;
+    pc__gpu_check(w, stall_ns(w));
     for (uint32_t p = 0; p < net->comm->options.size; p++) {
         struct pc_verbs_peer *peer = pc__verbs_peer(w, p);
         if (peer == NULL || !peer->wireup.open || peer->base.ended)

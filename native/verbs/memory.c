@@ -72,13 +72,13 @@ static int reg_in_all(const struct pc_mr_domains *r, const struct pc_mem_span *s
     return 0;
 }
 
+/* Without the address: ranks compare why they lack the same. */
 static int refused(const char *call, const struct pc_mem_span *span, int errnum,
                    struct pc_error *error)
 {
     int code = errnum == ENOMEM ? PC_NOMEM : PC_SYSTEM;
-    pc__fail(error, code, -1, "%s of %zu bytes at %#zx: %s%s", call,
-             (size_t)(span->to - span->from), (size_t)span->from, strerror(errnum),
-             pc__ib_remedy(errnum));
+    pc__fail(error, code, -1, "%s of %zu bytes: %s%s", call, (size_t)(span->to - span->from),
+             strerror(errnum), pc__ib_remedy(errnum));
     error->errnum = errnum;
     return code;
 }
@@ -109,20 +109,19 @@ static int by_peermem(const struct pc_mr_domains *r, const struct pc_mem_span *s
     return errnum == 0 ? PC_OK : refused("ibv_reg_mr by nvidia_peermem", span, errnum, error);
 }
 
-/* By dma-buf, else by nvidia_peermem, else the memory must be staged. */
-static int of_gpu(const struct pc_mr_domains *r, struct pc_mem_span *span, struct pc_mr *region,
-                  struct pc_error *error)
+int pc__mr_gpu(const struct pc_mr_domains *r, struct pc_mem_span *span, uint32_t ways,
+               struct pc_error *error, struct pc_mr *out)
 {
-    struct pc_error second;
+    struct pc_error first = {0}, second = {0};
     span->kind = PC_MEM_DMABUF;
-    if (by_dmabuf(r, span, region, error) == PC_OK)
+    if ((ways & 1u << PC_MEM_DMABUF) && by_dmabuf(r, span, out, &first) == PC_OK)
         return PC_OK;
     span->kind = PC_MEM_PEERMEM;
-    if (by_peermem(r, span, region, &second) == PC_OK)
+    if ((ways & 1u << PC_MEM_PEERMEM) && by_peermem(r, span, out, &second) == PC_OK)
         return PC_OK;
     span->kind = PC_MEM_STAGED;
-    struct pc_error first = *error;
-    return pc__fail(error, PC_UNMAPPABLE, -1, "%.110s; %.110s", first.text, second.text);
+    const char *between = *first.text != 0 && *second.text != 0 ? "; " : "";
+    return pc__fail(error, PC_UNMAPPABLE, -1, "%.235s%s%.235s", first.text, between, second.text);
 }
 
 static int make(void *context, struct pc_mem_span *span, struct pc_error *error, void **handle)
@@ -136,7 +135,7 @@ static int make(void *context, struct pc_mem_span *span, struct pc_error *error,
         int errnum = reg_in_all(r, span, -1, 0, region);
         rc = errnum == 0 ? PC_OK : refused("ibv_reg_mr", span, errnum, error);
     } else {
-        rc = of_gpu(r, span, region, error);
+        rc = pc__mr_gpu(r, span, PC_MEM_WAYS, error, region);
     }
     if (rc != PC_OK)
         free(region);

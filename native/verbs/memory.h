@@ -34,5 +34,10 @@ struct pc_mr {
 };
 
 extern const struct pc_rcache_ops pc__mr_rcache_ops;
+
+/* Registers memory of a GPU with each domain, by the first of `ways` (of PC_MEM_WAYS) that goes;
+ * span->kind says which. UNMAPPABLE: none does, and the text why. */
+int pc__mr_gpu(const struct pc_mr_domains *r, struct pc_mem_span *span, uint32_t ways,
+               struct pc_error *error, struct pc_mr *out);
 #endif
 #endif

@@ -93,6 +93,7 @@ static void verbs_close(struct pc_net *net)
     for (uint32_t p = 0; net->peers != NULL && p < net->comm->options.size; p++)
         if (net->peers[p] != NULL)
             pc__verbs_peer_close(w, pc__verbs_peer(w, p));
+    pc__verbs_unregister_gpu(w);
     for (uint32_t i = 0; i < w->nrails; i++) {
         pc__srq_close(w, i);
         pc__ib_device_close(&w->rails[i]);
@@ -109,6 +110,7 @@ const struct pc_net_ops pc__verbs_ops = {
     .missing = pc_verbs_missing,
     .open = verbs_open,
     .close = verbs_close,
+    .register_gpu = pc__verbs_register_gpu,
     .adopt = pc__verbs_adopt,
     .send = pc__verbs_send,
     .flush = pc__verbs_flush,

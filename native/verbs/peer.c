@@ -31,6 +31,32 @@ static void drop(struct pc_verbs_net *w, struct ibv_mr **mr)
     w->base.state.regions--;
 }
 
+/* Slots in memory of a GPU, in all domains. */
+static int gpu_region(struct pc_verbs_net *w, const struct pc_verbs_peer *peer, uint64_t at,
+                      int access, struct pc_error *error, struct ibv_mr **out)
+{
+    struct pc_mr_domains domains = {.n = w->nrails, .access = access};
+    struct pc_mem_span span
+        = {.from = at, .to = at + w->base.gpu.each, .device = w->base.gpu.device};
+    struct pc_mr made = {0};
+    memcpy(domains.domains, peer->domains, sizeof domains.domains);
+    int rc = pc__mr_gpu(&domains, &span, 1u << w->base.state.gpu_memory, error, &made);
+    if (rc != PC_OK)
+        return rc;
+    memcpy(out, made.with, sizeof made.with);
+    w->base.state.regions += w->nrails;
+    return PC_OK;
+}
+
+static int gpu_regions(struct pc_verbs_net *w, struct pc_verbs_peer *peer, struct pc_error *error)
+{
+    int theirs = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+    if (w->base.state.gpu_flush != PC_FLUSH_NONE)
+        theirs |= PC_ACCESS_RELAXED; /* the flush is made anyway */
+    int rc = gpu_region(w, peer, peer->base.gpu_in, theirs, error, peer->slots);
+    return rc == PC_OK ? gpu_region(w, peer, peer->base.gpu_out, 0, error, peer->shadow) : rc;
+}
+
 /* Registers the lines and slots that the peer may write, its shadow and the bounce buffer. */
 static int make_regions(struct pc_verbs_net *w, struct pc_verbs_peer *peer, struct pc_error *error)
 {
@@ -61,13 +87,22 @@ static int make_regions(struct pc_verbs_net *w, struct pc_verbs_peer *peer, stru
         if (peer->domains[i] == NULL)
             return error->code;
         for (uint32_t k = 0; k < 4; k++) {
+            bool gpu = wanted[k].mr == &peer->slots[i] || wanted[k].mr == &peer->shadow[i];
+            if (gpu && peer->base.gpu_in != 0)
+                continue;
             *wanted[k].mr
                 = region(w, peer, i, wanted[k].at, wanted[k].nbytes, wanted[k].access, error);
             if (*wanted[k].mr == NULL)
                 return error->code;
         }
     }
-    return PC_OK;
+    return peer->base.gpu_in != 0 ? gpu_regions(w, peer, error) : PC_OK;
+}
+
+/* Bytes of the slots of a peer. A device communicator has no transfers of the CPU. */
+static uint64_t slots_bytes(const struct pc_verbs_net *w, bool gpu)
+{
+    return (gpu ? PC_MAX_CHANNELS : PC_EDGE_CHANNELS) * w->base.comm->layout.channel;
 }
 
 static struct pc_wireup_hello hello_of(const struct pc_verbs_net *w,
@@ -78,7 +113,10 @@ static struct pc_wireup_hello hello_of(const struct pc_verbs_net *w,
                                     .lines = (uintptr_t)peer->lines[0]->addr,
                                     .lines_bytes = peer->lines[0]->length,
                                     .slots = (uintptr_t)peer->slots[0]->addr,
-                                    .slots_bytes = peer->slots[0]->length};
+                                    .slots_bytes = slots_bytes(w, peer->base.gpu_in != 0),
+                                    .slots_gpu = peer->base.gpu_in != 0};
+    if (peer->base.gpu_in != 0) /* of a dma-buf the library may not say it */
+        hello.slots = peer->base.gpu_in;
     for (uint32_t i = 0; i < w->nrails; i++)
         hello.rails[i] = (struct pc_wireup_rail){.lines_key = peer->lines[i]->rkey,
                                                  .slots_key = peer->slots[i]->rkey,
@@ -115,7 +153,8 @@ static int make_room(struct pc_verbs_net *w)
     for (uint32_t i = 0; i < w->nrails; i++) {
         uint64_t want = (uint64_t)(w->load[i] - w->sharing[i]) * PC_CONNECTION_CQ_DEPTH
                         + (uint64_t)w->sharing[i] * PC_SHARING_SEND_WRS
-                        + (w->srqs[i] != NULL ? 2 * (uint64_t)w->srqs[i]->max_wr : 0);
+                        + (w->srqs[i] != NULL ? 2 * (uint64_t)w->srqs[i]->max_wr : 0)
+                        + (pc__gpu_flushes(w) ? PC_FLUSH_WRS : 0);
         uint64_t have = (uint64_t)w->rails[i].cq->cqe;
         if (want > have
             && pc__ib.resize_cq(w->rails[i].cq, (int)(want > 2 * have ? want : 2 * have)) != 0
@@ -156,11 +195,10 @@ static int make_connections(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
 
 static bool is_valid_hello(const struct pc_verbs_net *w, const struct pc_wireup_hello *hello)
 {
-    const struct pc_layout *l = &w->base.comm->layout;
     return hello->nrails >= 1 && hello->nrails <= PC_MAX_RAILS && hello->queue_pairs >= 1
            && hello->queue_pairs <= 8
            && hello->lines_bytes == (uint64_t)PC_EDGE_CHANNELS * PC_LINES * PC_LINE_BYTES
-           && hello->slots_bytes == PC_EDGE_CHANNELS * l->channel;
+           && hello->slots_gpu <= 1 && hello->slots_bytes == slots_bytes(w, hello->slots_gpu);
 }
 
 static void handle_hello(struct pc_verbs_net *w, struct pc_verbs_peer *peer,
@@ -324,14 +362,25 @@ void pc__verbs_peer_close(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
     free(peer->bounce_at);
 }
 
+/* Whether a connection is up whose rail is near the data. */
+static bool near_is_up(const struct pc_verbs_net *w, const struct pc_verbs_peer *peer)
+{
+    for (uint32_t i = 0; i < peer->nconns; i++)
+        if (peer->conns[i].state == PC_CONNECTION_UP && !w->rails[peer->conns[i].rail].spec.far)
+            return true;
+    return false;
+}
+
 /* The connection by which a message would be done first; NULL when no send queue has room. */
-static struct pc_verbs_connection *first_done(const struct pc_verbs_peer *peer, uint64_t nbytes)
+static struct pc_verbs_connection *first_done(const struct pc_verbs_net *w,
+                                              const struct pc_verbs_peer *peer, uint64_t nbytes)
 {
     struct pc_verbs_connection *best = NULL;
     double first = 0;
+    bool near = near_is_up(w, peer);
     for (uint32_t i = 0; i < peer->nconns; i++) {
         struct pc_verbs_connection *conn = &peer->conns[i];
-        if (!pc__can_post(conn))
+        if (!pc__can_post(conn) || (near && w->rails[conn->rail].spec.far))
             continue;
         double done = (double)(conn->bytes + nbytes + PC_LINE_BYTES) * conn->cost;
         if (best == NULL || done < first) {
@@ -400,7 +449,7 @@ int pc__verbs_send(struct pc_net_peer *base, const struct pc_send_op *op)
     if (op->nbytes >= PC_STRIPE_FROM_BYTES && op->frags == 1 && op->rndv == NULL && peer->live > 1
         && send_striped(w, peer, op))
         return PC_OK;
-    conn = first_done(peer, op->nbytes);
+    conn = first_done(w, peer, op->nbytes);
     if (conn == NULL)
         return PC_AGAIN;
     return pc__connection_post(w, conn, op);

@@ -16,6 +16,7 @@
  * inline, that is by far the longer of its queues. */
 #define PC_SHARING_SEND_WRS 128u
 #define PC_CONNECTION_CQ_DEPTH (PC_CONNECTION_RECV_WRS + PC_CONNECTION_SEND_WRS)
+#define PC_FLUSH_WRS 4u     /* of a queue pair that flushes */
 #define PC_REPOST_BATCH 16u /* receive work requests that are posted together */
 #define PC_SRQ_WRS 8191u    /* of a shared receive queue: providers round up to this, less a slot */
 _Static_assert(PC_CONNECTION_RECV_WRS >= 2 * PC_EDGE_CHANNELS * PC_LINES + 2 * PC_REPOST_BATCH,
@@ -120,9 +121,9 @@ struct pc_verbs_peer {
     struct pc_wireup_hello hello;
     struct ibv_pd *domains[PC_MAX_RAILS]; /* this peer's alone: other peers' keys are void in it */
     struct ibv_mr *lines[PC_MAX_RAILS];   /* in this rank's arena; the peer may write them */
-    struct ibv_mr *slots[PC_MAX_RAILS];
-    struct ibv_mr *shadow[PC_MAX_RAILS]; /* of the peer's slots: the source of RDMA writes */
-    struct pc_mr_domains regions[2];     /* by direction; user memory */
+    struct ibv_mr *slots[PC_MAX_RAILS];   /* the same, there or in memory of a GPU */
+    struct ibv_mr *shadow[PC_MAX_RAILS];  /* of the peer's slots: the source of RDMA writes */
+    struct pc_mr_domains regions[2];      /* by direction; user memory */
     struct pc_rcache *rcaches[2];
     struct pc_rndv *rndvs;
     struct ibv_mr *bounce[PC_MAX_RAILS];
@@ -134,6 +135,27 @@ struct pc_verbs_peer {
     bool reached;     /* a connection has been up */
     uint32_t tries;   /* failed attempts of all connections since `cut_off` */
     uint64_t cut_off; /* since when no connection is up; 0: one is */
+};
+
+struct pc_arrival { /* a fragment that came into memory of a GPU, where no kernel may see it yet */
+    struct pc_net_edge *edge;
+    uint8_t line, frag, frags;
+};
+
+/* What a rail has for memory of a GPU: it flushes what it wrote there by an RDMA read of its own,
+ * on a queue pair to itself. */
+struct pc_gpu_rail {
+    struct ibv_mr *memory; /* of the GPU, for the read */
+    struct ibv_mr *into;
+    uint64_t *word; /* of the host, where the read goes */
+    struct ibv_qp *qp;
+    uint16_t turn;              /* of the queue pair: how often one was made */
+    struct pc_arrival *arrived; /* a row, the oldest first */
+    uint32_t narrived, room;
+    uint32_t covered; /* of them, by the read that is in flight; 0: none is */
+    uint64_t since;   /* when the read was posted */
+    uint64_t attempt; /* when to try again after a failure, or 0 */
+    uint64_t failing; /* since when none has ended well, or 0 */
 };
 
 struct pc_verbs_net {
@@ -148,8 +170,9 @@ struct pc_verbs_net {
     uint32_t emptied[PC_MAX_RAILS]; /* the last poll after which it was empty, and all dealt with */
     uint32_t reads;                 /* RDMA reads in flight */
     bool armed[PC_MAX_RAILS];       /* by ibv_req_notify_cq */
-    bool connecting;                /* a thread is in pc__connection_connect */
-    bool watching;                  /* a look at what is in flight is scheduled */
+    struct pc_gpu_rail gpu[PC_MAX_RAILS];
+    bool connecting; /* a thread is in pc__connection_connect */
+    bool watching;   /* a look at what is in flight is scheduled */
 };
 
 static inline uint32_t pc__send_wrs(const struct pc_verbs_connection *conn)
@@ -212,9 +235,10 @@ void pc__received_so_far(const struct pc_verbs_peer *peer, const char *why,
 /* wr.c: work requests and their completions. */
 enum pc_event_kind {
     PC_EVENT_RECEIVED,
-    PC_EVENT_DATA,   /* the first work request of two: unsignaled, completes only by failing */
-    PC_EVENT_SENT,   /* the last work request of a send op */
-    PC_EVENT_SHARED, /* as RECEIVED, of a shared receive queue: only `qpn` tells by whom */
+    PC_EVENT_DATA,    /* the first work request of two: unsignaled, completes only by failing */
+    PC_EVENT_SENT,    /* the last work request of a send op */
+    PC_EVENT_FLUSHED, /* a rail's read of what it wrote */
+    PC_EVENT_SHARED,  /* as RECEIVED, of a shared receive queue: only `qpn` tells by whom */
 };
 
 enum pc_imm_kind {
@@ -269,6 +293,28 @@ void pc__srq_refill(struct pc_verbs_net *w, uint32_t rail, bool empty);
 void pc__srq_arm(struct pc_verbs_net *w, uint32_t rail);
 /* Fails all connections that share it. */
 void pc__srq_fail(struct pc_verbs_net *w, uint32_t rail, const char *why);
+
+/* gpu.c: GPUDirect RDMA. */
+/* pc_net_ops's register_gpu. */
+int pc__verbs_register_gpu(struct pc_net *net, struct pc_error *error);
+void pc__verbs_unregister_gpu(struct pc_verbs_net *w);
+/* Whether messages that come into memory of a GPU must be flushed. */
+static inline bool pc__gpu_flushes(const struct pc_verbs_net *w)
+{
+    return w->base.gpu.at != 0 && w->base.state.gpu_flush != PC_FLUSH_NONE;
+}
+/* A fragment has come: it is counted once a flush that begins later has ended. OK, or NOMEM. */
+int pc__gpu_arrived(struct pc_verbs_net *w, uint32_t rail, struct pc_net_edge *edge,
+                    const struct pc_event *event);
+/* Begins or makes a flush for what has come; true when messages became visible. Never blocks. */
+bool pc__gpu_flush(struct pc_verbs_net *w);
+/* A rail's read has ended; true likewise. */
+bool pc__gpu_flushed(struct pc_verbs_net *w, uint32_t rail, const struct pc_event *event);
+/* Fails the reads that do not end within `patience` ns. */
+void pc__gpu_check(struct pc_verbs_net *w, uint64_t patience);
+/* Adds what waits for a flush to what a peer is told to have been received: that it was sent may
+ * have been acknowledged, so that nobody could send it again. */
+void pc__gpu_received(const struct pc_verbs_peer *peer, struct pc_wireup_received *out);
 
 /* rndv.c: pc_net_ops's expose, get and test. */
 #define PC_BOUNCE_BYTES (UINT64_C(256) << 10)

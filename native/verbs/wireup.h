@@ -39,6 +39,8 @@ struct pc_wireup_hello {
     uint64_t lines_bytes;
     uint64_t slots; /* and of the slots */
     uint64_t slots_bytes;
+    uint32_t slots_gpu; /* 1: the slots are memory of a GPU, which has no place for a header */
+    uint32_t reserved;
     struct pc_wireup_rail rails[PC_MAX_RAILS];
 };
 

@@ -106,9 +106,13 @@ static int post(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
 }
 
 /* Where the header goes: behind the data, at the next whole line. PC_IMM_NO_PLACE: there is no
- * room. A transfer leaves room, and so does a small slot; else a message may fill its slot. */
-static uint32_t place_of_header(const struct pc_verbs_net *w, const struct pc_send_op *op)
+ * room. A transfer leaves room, and so does a small slot; else a message may fill its slot. The CPU
+ * of either end neither writes nor reads memory of a GPU. */
+static uint32_t place_of_header(const struct pc_verbs_net *w, const struct pc_verbs_peer *peer,
+                                const struct pc_send_op *op)
 {
+    if (peer->base.gpu_out != 0 || peer->hello.slots_gpu)
+        return PC_IMM_NO_PLACE;
     const struct pc_fifo *f = op->edge->fifo;
     const struct pc_layout *l = &w->base.comm->layout;
     uint64_t slot_bytes = l->slot_bytes;
@@ -159,7 +163,8 @@ static struct ibv_send_wr write_data(const struct pc_verbs_net *w,
 {
     const struct pc_verbs_peer *peer = conn->peer;
     const char *slots = peer->base.edges[0].fifo->out_data;
-    bool inlined = nbytes <= w->rails[conn->rail].max_inline;
+    uint64_t at = (uint64_t)(op->data - slots), gpu = peer->base.gpu_out;
+    bool inlined = gpu == 0 && nbytes <= w->rails[conn->rail].max_inline;
     struct ibv_send_wr request
         = {.wr_id = wr_id_of(conn, conn->tail, PC_EVENT_SENT),
            .opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
@@ -167,10 +172,10 @@ static struct ibv_send_wr write_data(const struct pc_verbs_net *w,
            .imm_data = htonl(imm),
            .sg_list = span,
            .num_sge = 1};
-    *span = (struct ibv_sge){.addr = (uintptr_t)op->data,
+    *span = (struct ibv_sge){.addr = gpu != 0 ? gpu + at : (uintptr_t)op->data,
                              .length = (uint32_t)nbytes,
                              .lkey = peer->shadow[conn->rail]->lkey};
-    request.wr.rdma.remote_addr = peer->hello.slots + (uint64_t)(op->data - slots);
+    request.wr.rdma.remote_addr = peer->hello.slots + at;
     request.wr.rdma.rkey = peer->hello.rails[conn->their_rail].slots_key;
     return request;
 }
@@ -209,7 +214,7 @@ static int post_data(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
 {
     struct pc_send_op sent = *op;
     uint64_t nbytes = op->nbytes;
-    uint32_t place = is_last(op) ? place_of_header(w, op) : 0;
+    uint32_t place = is_last(op) ? place_of_header(w, conn->peer, op) : 0;
     struct ibv_sge spans[2];
     sent.requests = 1;
     if (is_last(op) && place != PC_IMM_NO_PLACE) {
@@ -264,6 +269,8 @@ int pc__wr_post(struct pc_verbs_net *w, struct pc_verbs_connection *conn,
         return post_read(w, conn, op);
     bool data = op->edge != NULL && op->kind == PC_SEND_MESSAGE && !in_its_line(op);
     int error = data ? post_data(w, conn, op) : post_line(w, conn, op);
+    if (error == 0 && data && conn->peer->base.gpu_out != 0)
+        w->base.state.gpu_bytes += op->nbytes;
     if (error == 0 && op->edge != NULL && is_last(op))
         pc__net_told(op->edge);
     return error;

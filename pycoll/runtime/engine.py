@@ -63,7 +63,7 @@ class Engine:
         selector: What the user gave to choose algorithms by.
         agreement: What the ranks have agreed on, in place of `selector`.
         side: Makes what runs the calls, from the native communicator and its ranks.
-        pinned: It pins the memory of all edges, as a GPU does.
+        gpu: Bus id of the GPU whose kernels make the calls; None: threads of the host do.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Engine:
         selector: Selector | str | None = None,
         agreement: Agreement | None = None,
         side: Callable[[Any, World], Side] = HostSide,
-        pinned: bool = False,
+        gpu: str | None = None,
     ) -> None:
         self.timeout = config.timeout
         self.bootstrap = bootstrap
@@ -84,7 +84,7 @@ class Engine:
         self._handles: weakref.WeakSet[Any] = weakref.WeakSet()
         self._followers: list[Engine] = []
         self.world: World
-        self.world, self.comm, self.arenas = join(bootstrap, config, pinned)
+        self.world, self.comm, self.arenas = join(bootstrap, config, gpu)
         self.number = bindings.comm_number(self.comm)
         #: Starts cached plans without Python's help; `Plans` fills it.
         self.dispatcher = load.fastcall.Dispatcher(self.number, self.timeout)

@@ -101,19 +101,22 @@ class World(NamedTuple):
     placement: Placement
 
 
-def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[World, Any, Arenas]:
+def join(
+    bootstrap: Bootstrap, config: Config, gpu: str | None = None
+) -> tuple[World, Any, Arenas]:
     """Meet the other ranks; return what all agree on, the connected engine and its peers' memory.
 
     Args:
         bootstrap: The ranks.
         config: The settings.
-        pinned: The memory of all edges will be pinned, for a GPU.
+        gpu: Bus id of the GPU whose kernels make the calls; the memory of all edges will be pinned
+            then. None: the host's threads do.
 
     Raises:
         BootstrapError: The ranks run different versions, or a peer's memory cannot be reached.
         UnavailableError: There is no memory, or no RDMA where the settings ask for it.
     """
-    rank, size = bootstrap.rank, bootstrap.size
+    rank, size, pinned = bootstrap.rank, bootstrap.size, gpu is not None
     theirs = _introductions(bootstrap, config)
     places = [said.place for said in theirs]
     hosts = locality.hosts(places)
@@ -136,7 +139,7 @@ def join(bootstrap: Bootstrap, config: Config, pinned: bool = False) -> tuple[Wo
     try:
         domains = None if whole else _domains(theirs, hosts)
         mapped, near = _map(comm, bootstrap, domains, config.timeout)
-        by = _reach(comm, bootstrap, config, theirs, mapped, hosts)
+        by = _reach(comm, bootstrap, config, theirs, mapped, hosts, gpu or "")
     except BaseException:
         bindings.comm_close(comm)
         raise
@@ -223,6 +226,7 @@ def _reach(
     theirs: list[_Introduction],
     mapped: list[int],
     hosts: tuple[int, ...],
+    gpu: str,
 ) -> Reachability:
     """Open the way to the peers that are not mapped; end connecting."""
     rank, size, by = bootstrap.rank, bootstrap.size, Reachability(transport.SHM)
@@ -231,7 +235,7 @@ def _reach(
         # Only here: to look for RDMA devices takes longer than all else where there are many.
         first = theirs[0]
         wanted = NetOptions(
-            first.transport, first.fabric, config.rails, first.provider, config.iface
+            first.transport, first.fabric, config.rails, first.provider, config.iface, gpu
         )
         here = theirs[rank].place.memory if remote else None
         by = transport.agree(comm, bootstrap, wanted, hosts, here, config.timeout)

@@ -10,6 +10,7 @@
  * checked. */
 #include "collective_calls.h"
 #include <dlfcn.h>
+#include "core/internal.h"
 
 #define DEPTH 4       /* calls in flight */
 #define CONNECTIONS 2 /* between two ranks */
@@ -205,10 +206,41 @@ static struct pc_device_comm *open_device_comm(struct pc_comm *comm, uint32_t ra
     }
     if (switched)
         open_multicast(comm, device_comm, rank);
+    if (by_gpu && (rc = pc_device_comm_gpudirect(device_comm, PC_MEM_WAYS)) != PC_OK)
+        die(comm, "GPUDirect RDMA", rc);
     rc = pc_device_comm_seal(device_comm, reached, !any_remote && !staged, 0);
     if (rc != PC_OK)
         die(comm, "the edges", rc);
     return device_comm;
+}
+
+/* With GPUDirect RDMA no byte of data is in memory of the host, at either end. */
+static void check_unstaged(struct pc_comm *comm, uint32_t rank)
+{
+    const struct pc_layout *l = &comm->layout;
+    struct pc_net_state state;
+    pc_comm_net_state(comm, &state);
+    uint64_t sent = 0;
+    for (uint32_t i = 0; i < PC_MAX_RAILS; i++)
+        sent += state.bytes[i];
+    if (state.gpu_bytes == 0 || sent - state.gpu_bytes > state.requests * PC_INLINE_BYTES) {
+        fprintf(stderr, "rank %u: %llu of %llu bytes were sent from the GPU\n", rank,
+                (unsigned long long)state.gpu_bytes, (unsigned long long)sent);
+        exit(1);
+    }
+    if (state.gpu_flush != PC_FLUSH_NONE && (state.gpu_flushes == 0 || state.gpu_flushed == 0)) {
+        fprintf(stderr, "rank %u: %llu flushes\n", rank, (unsigned long long)state.gpu_flushes);
+        exit(1);
+    }
+    for (uint32_t p = 0; p < size; p++) {
+        const char *data[] = {pc__slot_data(pc__record(comm->arena, l, p), l, 0),
+                              pc__slot_data(comm->net->shadows + p * l->record, l, 0)};
+        for (size_t k = 0; p != rank && k < 2 * PC_MAX_CHANNELS * l->channel; k++)
+            if (data[k & 1][k >> 1] != 0) {
+                fprintf(stderr, "rank %u: staged bytes of rank %u\n", rank, p);
+                exit(1);
+            }
+    }
 }
 
 static void *rank_main(void *argument)
@@ -228,6 +260,8 @@ static void *rank_main(void *argument)
     run_calls(comm, device_comm, rank);
     pc_device_comm_state(device_comm, &state);
     atomic_fetch_add(&carried, state.handed_over);
+    if (by_gpu)
+        check_unstaged(comm, rank);
     pthread_barrier_wait(&joined);
     pc_device_comm_detach(device_comm, 10);
     pthread_barrier_wait(&barrier);

@@ -140,7 +140,10 @@ static void flush(void)
     want(pc__mem_flush_method(&a100, false) == PC_FLUSH_NONE);
     want(pc__mem_flush_method(&a100, true) == PC_FLUSH_DRIVER);
     struct pc_mem_gpu h100 = {.major = 9}, gh200 = {.major = 9, .coherent = true};
-    want(pc__mem_flush_method(&h100, true) == PC_FLUSH_NONE);
+    want(pc__mem_flush_method(&h100, false) == PC_FLUSH_NONE);
+    want(pc__mem_flush_method(&h100, true) == PC_FLUSH_READ);
+    want(pc__mem_flush_method(&gh200, false) == PC_FLUSH_READ);
+    gh200.ordering = 100;
     want(pc__mem_flush_method(&gh200, false) == PC_FLUSH_READ);
     want(pc__mem_query_gpu(0, &error, &read) == PC_OK);
     want(read.major == 8 && read.ordering == 100 && read.options == 1 && !read.coherent);

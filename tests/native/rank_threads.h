@@ -2,7 +2,8 @@
  * communicators and meet, and how another thread hands over the connections between them.
  *
  * The PATH of a driver is how ranks reach each other: `mapped`, `remote` (by sockets), `both`
- * (ranks 0 and 1, 2 and 3 are mapped), or `rails` (by RDMA, with the stand-in for libibverbs). */
+ * (ranks 0 and 1, 2 and 3 are mapped), `rails` (by RDMA, with the stand-in for libibverbs), or
+ * `gpudirect` (likewise, with the data of GPUs in their memory). */
 #ifndef RANK_THREADS_H
 #define RANK_THREADS_H
 
@@ -19,7 +20,7 @@
 #define RAILS 2 /* of a rank */
 
 static uint32_t size;
-static bool any_mapped, any_remote, by_rails;
+static bool any_mapped, any_remote, by_rails, by_gpu;
 static struct pc_comm *comms[MAX_RANKS];
 static pthread_barrier_t barrier; /* of the ranks */
 static pthread_barrier_t joined;  /* of the ranks and the thread that links them */
@@ -42,7 +43,8 @@ static uint32_t draw(uint64_t *state)
 
 static void choose_path(const char *path)
 {
-    by_rails = strcmp(path, "rails") == 0;
+    by_gpu = strcmp(path, "gpudirect") == 0;
+    by_rails = by_gpu || strcmp(path, "rails") == 0;
     any_mapped = !by_rails && strcmp(path, "remote") != 0;
     any_remote = !any_mapped || strcmp(path, "both") == 0;
 }

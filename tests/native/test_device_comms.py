@@ -13,6 +13,7 @@ from pathlib import Path
 
 import compiled
 import fabric
+import fakecuda
 import fakecuda_library
 import fakeverbs_library
 import pytest
@@ -97,17 +98,21 @@ def test_a_weakened_ring_is_caught(quartered: Path) -> None:
         *((kind, "switch", size) for kind in ("tsan", "asan") for size in (2, 4)),
         *((kind, "remote", size) for kind in ("tsan", "asan") for size in (2, 3)),
         *((kind, "rails", size) for kind in ("tsan", "asan") for size in (2, 3)),
+        *((kind, "gpudirect", size) for kind in ("tsan", "asan") for size in (2, 3)),
         ("tsan", "both", 4),
         ("asan", "both", 4),
     ],
 )
 def test_calls_on_gpus(programs: Path, tmp_path: Path, kind: str, path: str, size: int) -> None:
     env = {}
-    if path == "rails":
+    if path in ("rails", "gpudirect"):
         if reason := fakeverbs_library.lack():
             pytest.skip(reason)
         network = fabric.Fabric(tmp_path / "fabric", fakeverbs_library.built(kind))
-        env = network.environment(devices=fabric.DEVICES)
+        env = network.environment(devices=fabric.DEVICES) | {
+            "FAKECUDA_CAPABILITY": "80",
+            "FAKECUDA_FLUSH": str(size % 2),  # by the driver, or by an RDMA read
+        }
     if path == "switch":
         env = {"FAKECUDA_DEVICES": str(size), "FAKECUDA_MULTICAST": "1"}
     command = (built("device_comms", kind), path, programs / str(size), size, 60)
@@ -143,3 +148,77 @@ def test_a_captured_call_has_no_race(programs: Path) -> None:
         built("device_comm_faults", "tsan"), "graph", programs / "2", folders=(gpus("tsan"),)
     )
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "graph\n")
+
+
+#: What could be wrong with GPUDirect RDMA: where, what is there, what is planted, and whether the
+#: driver flushes or an RDMA read does.
+PLANTED = {
+    "no flush": ("verbs/events", "else if (!pc__gpu_flushes(w))", "else if (true)", "read"),
+    "no flush by the driver": (
+        "verbs/gpu",
+        "rc = pc__mem_flush_by_driver(w->base.gpu.device, &error);",
+        "rc = PC_OK;",
+        "driver",
+    ),
+    "a read that began too early": (
+        "verbs/gpu",
+        "return release(w, g, covered);",
+        "return release(w, g, covered < g->narrived ? g->narrived : covered);",
+        "read",
+    ),
+    "another card reads": ("verbs/gpu", "begin_read(w, i);", "begin_read(w, 0);", "read"),
+    "inline from the GPU": (
+        "verbs/wr",
+        "bool inlined = gpu == 0 && nbytes",
+        "bool inlined = nbytes",
+        "read",
+    ),
+    "the card raises the count": (
+        "verbs/wr",
+        """    make_header(op, line);
+    struct ibv_send_wr last = write_line(conn, line, sizeof(struct pc_message_header),
+                                         immediate_of_frag(op, place), &spans[1]);
+""",
+        """    struct ibv_send_wr last = write_line(conn, line, PC_LINE_BYTES,
+                                         immediate_of_credit(op->edge, PC_IMM_LINE), &spans[1]);
+""",
+        "read",
+    ),
+    "freed before the queue pairs are gone": (
+        "net/net",
+        "    net->ops->close(net);\n    if (net->gpu.at",
+        "    net->gpu.free(net->gpu.device, net->gpu.at);\n    net->gpu.keep = true;\n"
+        "    net->ops->close(net);\n    if (net->gpu.at",
+        "read",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_of_gpudirect_is_found(
+    programs: Path, tmp_path: Path, fault: str
+) -> None:
+    if reason := fakeverbs_library.lack():
+        pytest.skip(reason)
+    name, there, planted, by = PLANTED[fault]
+    text = (compiled.NATIVE / f"{name}.c").read_text()
+    assert text.count(there) == 1
+    source = tmp_path / Path(name).with_suffix(".c").name
+    source.write_text(text.replace(there, planted))
+    units = [
+        replace(unit, source=source) if unit.source == compiled.NATIVE / f"{name}.c" else unit
+        for unit in compiled.engine("plain")
+    ]
+    network = fabric.Fabric(tmp_path / "fabric", fakeverbs_library.built())
+    env = network.environment(devices=fabric.DEVICES, peermem=1, jitter=300) | {
+        "FAKECUDA_CAPABILITY": "80",
+        "FAKECUDA_FLUSH": "1" if by == "driver" else "0",
+        "FAKECUDA_LOG": str(tmp_path / "log"),
+    }
+    command = (
+        compiled.driver(HERE / "device_comms.c", "plain", units),
+        *("gpudirect", programs / "2", 2, 60),
+    )
+    done = run(*command, *names("allreduce"), folders=(gpus("plain"),), env=env)
+    said = fakecuda.remarks(tmp_path / "log")
+    assert done.returncode != 0 or any(remark.startswith("undefined") for remark in said)

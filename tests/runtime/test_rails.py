@@ -15,6 +15,7 @@ from pycoll.runtime.native import verbs
 from pycoll.runtime.native.verbs import Port
 from pycoll.runtime.net import rails
 from pycoll.sysfs import RDMA, Sysfs
+from pycoll.topology.distance import Distance
 
 INFINIBAND, ETHERNET = 1, 2
 PRIVATE = bytes(10) + b"\xff\xff" + socket.inet_aton("10.1.2.3")
@@ -187,7 +188,45 @@ def test_what_is_found_comes_with_its_speed_and_layer(machine) -> None:
         "",
         True,
         False,
+        (),
     )
+
+
+@pytest.fixture
+def distances(monkeypatch: pytest.MonkeyPatch) -> dict[str, Distance]:
+    """How far each device is from the GPU 0000:1a:00.0; what is not there, nobody knows."""
+    known: dict[str, Distance] = {}
+
+    def between(gpu: str, card: str) -> Distance:
+        assert gpu == "0000:1a:00.0"
+        return known.get(card, Distance.UNKNOWN)
+
+    monkeypatch.setattr(rails, "card", lambda device: device)
+    monkeypatch.setattr(rails, "between", between)
+    return known
+
+
+GPU = "0000:1a:00.0"
+
+
+def test_data_of_a_gpu_goes_by_the_nearest_rails(distances) -> None:
+    ports = [port(f"mlx5_{n}", numa_node=n % 2) for n in range(4)]
+    distances |= {"mlx5_0": Distance.ROOT, "mlx5_1": Distance.SWITCH, "mlx5_3": Distance.SWITCH}
+    assert names(rails.choose(ports, 0, GPU)) == ["mlx5_1:1", "mlx5_3:1"]
+    del distances["mlx5_1"], distances["mlx5_3"]
+    assert names(rails.choose(ports, 1, GPU)) == ["mlx5_0:1"]  # whatever is not known is far
+    del distances["mlx5_0"]
+    assert names(rails.choose(ports, 1, GPU)) == ["mlx5_1:1", "mlx5_3:1"]  # by the NUMA node
+
+
+def test_of_named_rails_the_farther_ones_are_told(machine, distances) -> None:
+    machine(*(port(f"mlx5_{n}") for n in range(3)))
+    distances |= {"mlx5_0": Distance.ACROSS, "mlx5_1": Distance.ROOT}
+    named = Rails.parse("mlx5_0,mlx5_1,mlx5_2")
+    assert rails.find(named, 0, GPU).far == (True, False, True)
+    assert rails.find(named, 0).far == ()  # of the host's memory
+    assert rails.find(Rails.parse("mlx5_1"), 0, GPU).far == ()
+    assert rails.find(None, 0, GPU)[0] == (Rail("mlx5_1", 1),)
 
 
 def test_soft_roce_is_told_from_adapters(machine) -> None:
@@ -210,7 +249,7 @@ def test_a_device_that_only_the_kernel_sees_is_one(machine) -> None:
 
 def test_without_a_device_that_is_said(machine) -> None:
     machine()
-    assert rails.find(None, 0) == ((), (), "", (), "there is no RDMA device", False, False)
+    assert rails.find(None, 0) == ((), (), "", (), "there is no RDMA device", False, False, ())
 
 
 def test_named_rails_are_taken_as_they_are_named(machine) -> None:

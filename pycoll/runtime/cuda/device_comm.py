@@ -18,7 +18,7 @@ from pycoll import log
 from pycoll.bootstrap.control_loop import CLOSED, EXITED
 from pycoll.config import Config
 from pycoll.errors import PycollError, UnavailableError, UsageError
-from pycoll.runtime.cuda import multicast, registration
+from pycoll.runtime.cuda import gpudirect, multicast, registration
 from pycoll.runtime.cuda.failure import DeviceFailure
 from pycoll.runtime.cuda.heap import DeviceHeap
 from pycoll.runtime.cuda.images import Images
@@ -58,7 +58,11 @@ class Gpu(NamedTuple):
     blocks: int  #: of its kernels, at most
     registers: int  #: of a thread of its kernels; 0 as long as none is loaded
     shared_bytes: int  #: of a block; 0 as long as no kernel is loaded
-    reach: tuple[str, ...]  #: how each rank is reached: "cuda", "shm", "tcp" or "verbs"
+    #: how each rank is reached: "cuda", "shm", or by the transport between hosts, such as "tcp" or
+    #: "verbs"; "verbs+gpu": from GPU to GPU
+    reach: tuple[str, ...]
+    lacks: tuple[str, ...]  #: for each rank, why it is not reached in a better way; "" if it is
+    gpudirect: str  #: "on" and how NICs reach the GPU's memory, or why they do not
     multicast: str  #: "on" where NVLink's switch folds and stores for all ranks, else why not
     registration: str  #: "on" where peers open users' own arrays, else why not, or why not some
 
@@ -101,7 +105,10 @@ class DeviceComm:
         self.turn = threading.RLock()
         self._agreement = agreement._replace(tuning=None)
         self.engine = Engine(
-            bootstrap, config, agreement=self._agreement, side=lambda *_: self, pinned=True
+            *(bootstrap, config),
+            agreement=self._agreement,
+            side=lambda *_: self,
+            gpu=_bus_id(device),
         )
         self.world, self.comm = self.engine.world, self.engine.comm
         try:
@@ -138,7 +145,8 @@ class DeviceComm:
         name = bindings_cuda.device(self.device).name
         shape = threads, self.blocks, registers, shared
         found = self.multicast, self._registration()
-        return Gpu(self.device, name, self.stream, *shape, self.reach, *found)
+        ways = self.reach, self.lacks, self._gpudirect
+        return Gpu(self.device, name, self.stream, *shape, *ways, *found)
 
     def _registration(self) -> str:
         if self.unregistered or self.native is None:
@@ -163,15 +171,20 @@ class DeviceComm:
         if said is None:
             said = self._meet(config, local)
         self.blocks = said[0].blocks
-        reached = {world.rank}
-        for peer in local:
-            if peer != world.rank and not device_comm.device_comm_connect(
+        unreached = {
+            peer: device_comm.device_comm_connect(
                 self.native, self.comm, peer, said[peer].address
-            ):
-                reached.add(peer)
-        mine_said = json.dumps([sorted(reached), config.cuda_register])
+            )
+            for peer in local
+            if peer != world.rank
+        }
+        reached = {peer for peer in local if not unreached.get(peer)}
+        direct = gpudirect.lack(self.native, self.comm, config.gpu_rdma)
+        mine_said = json.dumps([sorted(reached), config.cuda_register, config.gpu_rdma, direct])
         heard = [json.loads(blob) for blob in self._gather(mine_said)]
-        every = [set(peers) for peers, _ in heard]
+        gpudirects = [gpudirect.Said(setting, missing) for *_, setting, missing in heard]
+        gpudirect.require(gpudirects)
+        every = [set(peers) for peers, *_ in heard]
         mutual = [{p for p in every[r] if r in every[p]} for r in range(world.size)]
         self.whole = all(len(peers) == world.size for peers in mutual)
         if not lack and not self.whole:  # the direct form, whose folds the switch makes, is out
@@ -181,13 +194,12 @@ class DeviceComm:
         control = self.engine.bootstrap.control
         #: why no arrays of users are registered, the same on all ranks; "" where some may be
         self.unregistered = registration.lack(
-            [setting for _, setting in heard], self.whole, control.members, control.job()
+            [setting for _, setting, *_ in heard], self.whole, control.members, control.job()
         )
         mine = mutual[world.rank]
-        self.reach = tuple(
-            "cuda" if peer in mine else "shm" if world.mapped[peer] else world.transport
-            for peer in range(world.size)
-        )
+        self._gpudirect = direct or f"on: {gpudirect.how(self.comm)}"
+        ways = [self._way(peer, mine, unreached, gpudirects) for peer in range(world.size)]
+        self.reach, self.lacks = zip(*ways, strict=True)
         if len(mine) < world.size:
             log.info(
                 "cuda",
@@ -197,6 +209,25 @@ class DeviceComm:
         reaches = [peer in mine and peer != world.rank for peer in range(world.size)]
         registers = not self.unregistered
         device_comm.device_comm_seal(self.native, self.comm, reaches, self.whole, registers)
+
+    def _way(
+        self,
+        peer: int,
+        mutual: set[int],
+        unreached: dict[int, str],
+        gpudirects: list[gpudirect.Said],
+    ) -> tuple[str, str]:
+        """Return how a rank is reached, and why not in a better way."""
+        world = self.world
+        if peer in mutual:
+            return "cuda", ""
+        by_host = unreached.get(peer, "") or "its GPU memory is out of reach from another host"
+        if peer in unreached and not unreached[peer]:
+            by_host = "it does not reach this rank's GPU memory"
+        if world.mapped[peer]:
+            return "shm", by_host
+        staged = gpudirect.between(gpudirects[world.rank], gpudirects[peer])
+        return (world.transport, staged) if staged else (f"{world.transport}+gpu", "")
 
     def _with_multicast(self, config: Config, local: list[int]) -> tuple[list[_Hello] | None, str]:
         """Open with a heap for multicast; None and the reason, on all ranks, if one could not."""
@@ -457,6 +488,14 @@ class DeviceComm:
             with contextlib.suppress(PycollError):  # after a fault the driver refuses everything
                 bindings_cuda.stream_free(self.device, self.stream)
                 self.kernels.close()
+
+
+def _bus_id(device: int) -> str:
+    """Return where a GPU is; "" where it is not there, which all ranks are told of later."""
+    try:
+        return bindings_cuda.device(device).bus
+    except PycollError:
+        return ""
 
 
 def _hello(blob: bytes) -> _Hello:

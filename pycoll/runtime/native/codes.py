@@ -27,6 +27,7 @@ BUSY: int = lib.PC_BUSY
 BROKEN: int = lib.PC_BROKEN
 LOST: int = lib.PC_LOST
 UNMAPPABLE: int = lib.PC_UNMAPPABLE
+NOMEM: int = lib.PC_NOMEM
 TRANSFER: int = lib.PC_CAUSE_TRANSFER  #: `Error.cause` where a transfer failed
 
 EXCEPTIONS: dict[int, type[PycollError]] = {

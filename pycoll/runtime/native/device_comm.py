@@ -162,6 +162,24 @@ def multicast_map(dc: Any, comm: Any, rounds: bool) -> None:
     codes.check(lib.pc_device_comm_multicast_map(dc, rounds), comm, "multicast")
 
 
+def device_comm_gpudirect(dc: Any, comm: Any, ways: int) -> str:
+    """Have the data of all remote edges lie in memory of the GPU; return "", or why it cannot.
+
+    Args:
+        dc: One that is not sealed, and has no remote rank connected.
+        comm: Its communicator.
+        ways: That may be tried: a bit for each, 2 for dma-buf and 4 for nvidia_peermem.
+
+    Raises:
+        PycollError: The device or the engine failed.
+    """
+    code = lib.pc_device_comm_gpudirect(dc, ways)
+    if code in (UNMAPPABLE, codes.NOMEM):
+        return codes.comm_error(comm).text
+    codes.check(code, comm, "GPUDirect RDMA")
+    return ""
+
+
 def device_comm_seal(
     dc: Any, comm: Any, reached: Sequence[bool], whole: bool, registers: bool = False
 ) -> None:

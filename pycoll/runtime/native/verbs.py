@@ -51,6 +51,11 @@ class NetState(NamedTuple):
     requests: int  #: work requests that were posted to send
     credits: int  #: of those, credit that found no message to go with
     landed: int  #: messages received where a call needs them, and in no slot
+    gpu_memory: int  #: of remote edges' data: 1 by dma-buf, 2 by nvidia_peermem, 0 the host's
+    gpu_flush: int  #: of what came into it: 1 by the driver, 2 by an RDMA read, 0 none
+    gpu_bytes: int  #: sent out of memory of a GPU
+    gpu_flushes: int
+    gpu_flushed: int  #: messages, or fragments of striped ones, that waited for a flush
     bytes: tuple[int, ...]  #: sent by each rail
     unshared: str  #: why receives are not shared that should be; "" if they are
 
@@ -105,7 +110,13 @@ def _specs(rails: Sequence[Rail]) -> Any:
     return specs
 
 
-def comm_rails(comm: Any, fabric: Fabric, rails: Sequence[Rail], patience: float = 0.0) -> None:
+def comm_rails(
+    comm: Any,
+    fabric: Fabric,
+    rails: Sequence[Rail],
+    patience: float = 0.0,
+    far: Sequence[bool] = (),
+) -> None:
     """Say that remote peers are reached by RDMA over these ports; with none, by sockets again.
 
     Args:
@@ -114,10 +125,14 @@ def comm_rails(comm: Any, fabric: Fabric, rails: Sequence[Rail], patience: float
         rails: At most MAX_RAILS, each with its port.
         patience: Seconds for a first RDMA connection to each peer, rounded up, from when the two
             have a socket; 0: for ever.
+        far: For each port, if any: it is far from the data, so that only parts of long messages
+            go by it while others are up.
     """
-    options = _options(fabric)
+    options, specs = _options(fabric), _specs(rails)
     options.patience = math.ceil(patience)
-    code = lib.pc_comm_rails(comm, options, _specs(rails), len(rails))
+    for spec, is_far in zip(specs, far, strict=False):
+        spec.far = is_far
+    code = lib.pc_comm_rails(comm, options, specs, len(rails))
     check(code, comm, "opening RDMA ports")
 
 

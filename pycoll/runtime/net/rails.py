@@ -12,6 +12,7 @@ from pycoll.fabric import MAX_RAILS, Rail, Rails
 from pycoll.runtime.native import verbs
 from pycoll.runtime.native.verbs import Port
 from pycoll.sysfs import HOST, RDMA, natural
+from pycoll.topology.distance import Distance, between, card
 
 ACTIVE = 4
 LAYERS = {1: "InfiniBand", 2: "Ethernet"}
@@ -39,9 +40,10 @@ class LocalRails(NamedTuple):
     lack: str = ""  #: why there are none, and what mends it
     device: bool = True  #: this machine has an RDMA device, of use or not
     software: bool = False  #: one of them is the kernel's work
+    far: tuple[bool, ...] = ()  #: of each, whether another is nearer to the GPU; (): none is
 
     @classmethod
-    def of(cls, ports: Sequence[Port], rails: tuple[Rail, ...]) -> LocalRails:
+    def of(cls, ports: Sequence[Port], rails: tuple[Rail, ...], gpu: str) -> LocalRails:
         """Look up what else is to be known of these rails."""
         by_name = {(port.device, port.port): port for port in ports}
         mine = [by_name[rail.device, rail.port] for rail in rails]
@@ -50,15 +52,18 @@ class LocalRails(NamedTuple):
         common = sorted(set(each[0]).intersection(*each))
         speeds = tuple(port.speed for port in mine)
         software = any(port.driver == SOFT_ROCE for port in mine)
-        return cls(rails, speeds, layer, tuple(common), software=software)
+        away = [_distance(port, gpu) for port in mine] if gpu else []
+        far = tuple(one > min(away) for one in away) if len(set(away)) > 1 else ()
+        return cls(rails, speeds, layer, tuple(common), software=software, far=far)
 
 
-def find(named: Rails | None, memory: int) -> LocalRails:
+def find(named: Rails | None, memory: int, gpu: str = "") -> LocalRails:
     """Return the rails of this rank.
 
     Args:
         named: What PYCOLL_RAILS names; by default those that `choose` finds best.
         memory: Number of the NUMA node that this rank runs on, or -1.
+        gpu: Bus id of the GPU that the data is for; "": it is the host's.
 
     Raises:
         UnavailableError: A port that is named is not there, or cannot be used.
@@ -68,14 +73,14 @@ def find(named: Rails | None, memory: int) -> LocalRails:
     if named is not None:
         if lack:
             raise UnavailableError(f"PYCOLL_RAILS is {named}, but {lack}")
-        return LocalRails.of(ports, pick(ports, named))
-    if chosen := choose([port for port in ports if not flaw(port)], memory):
-        return LocalRails.of(ports, chosen)
+        return LocalRails.of(ports, pick(ports, named), gpu)
+    if chosen := choose([port for port in ports if not flaw(port)], memory, gpu):
+        return LocalRails.of(ports, chosen, gpu)
     lack = lack or "; ".join(f"{name(port)} {flaw(port)}" for port in ports)
     return LocalRails(lack=lack or "there is no RDMA device", device=bool(ports) or seen())
 
 
-def choose(usable: Sequence[Port], memory: int) -> tuple[Rail, ...]:
+def choose(usable: Sequence[Port], memory: int, gpu: str = "") -> tuple[Rail, ...]:
     """Return the best of the ports that can be used.
 
     Only ports of one kind can reach each other: the one with more bandwidth in this host. Of those
@@ -90,18 +95,21 @@ def choose(usable: Sequence[Port], memory: int) -> tuple[Rail, ...]:
     if not of_kind:
         return ()
     best = max(sorted(of_kind), key=lambda one: sum(max(1, p.speed) for p in of_kind[one]))
-    fastest = sorted(near(of_kind[best], memory), key=lambda port: (-port.speed, _order(port)))
+    fastest = sorted(near(of_kind[best], memory, gpu), key=lambda port: (-port.speed, _order(port)))
     chosen = sorted(fastest[:MAX_RAILS], key=_order)  # alike on alike hosts: rail i meets rail i
     return tuple(Rail(port.device, port.port) for port in chosen)
 
 
-def near(ports: Sequence[Port], memory: int) -> list[Port]:
-    """Return the ports that are on the NUMA node of the data, or all where none is.
+def near(ports: Sequence[Port], memory: int, gpu: str = "") -> list[Port]:
+    """Return the ports that are nearest to the data.
 
-    Data on another node crosses the link between sockets, which is slower than several NICs. This
-    is the place for memory of a GPU too: of that, the ports below the same PCI bridge are near
-    (`topology.model.Pci.parent`), and then those of the same node.
+    To a GPU's those to which the least lies between on PCI (`topology.distance`), as what is
+    farther goes through the root complex, or between sockets. To the host's those on the NUMA node
+    of the data, or all where none is: the link between sockets is slower than several NICs.
     """
+    away = [_distance(port, gpu) for port in ports] if gpu else []
+    if away and min(away) != Distance.UNKNOWN:
+        return [port for port, far in zip(ports, away, strict=True) if far == min(away)]
     return [port for port in ports if port.numa_node == memory >= 0] or list(ports)
 
 
@@ -166,6 +174,10 @@ def kinds(port: Port, gid: int = -1) -> tuple[str, ...]:
     had = families if gid == -1 and port.other_family else families[:1]
     name = GID_TYPES.get(number, f"GID type {number}")
     return tuple(f"Ethernet, {name} over {family}" for family in had)
+
+
+def _distance(port: Port, gpu: str) -> Distance:
+    return between(gpu, card(port.device))
 
 
 def _link_local(port: Port) -> bool:

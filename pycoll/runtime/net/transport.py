@@ -46,13 +46,14 @@ class Bootstrap(Protocol):
 
 
 class NetOptions(NamedTuple):
-    """What the settings say; all but `rails` and `iface` are those of rank 0, on every rank."""
+    """What the settings say; all but `rails`, `iface` and `gpu` are those of rank 0, on every rank."""
 
     transport: str = "auto"
     fabric: Fabric = Fabric()
     rails: Rails | None = None
     provider: str = ""  #: of libfabric; "": any
     iface: str | None = None
+    gpu: str = ""  #: bus id of this rank's, whose memory the data is in; "": it is the host's
 
 
 class Reachability(NamedTuple):
@@ -307,7 +308,7 @@ def decide(
 
 def _open(comm: Any, wanted: NetOptions, memory: int, timeout: float) -> Capability:
     try:
-        found = rails.find(wanted.rails, memory)
+        found = rails.find(wanted.rails, memory, wanted.gpu)
     except UnavailableError as error:
         return Capability(lack=str(error)[:_REASON], device=True, asked=True)
     except OSError as error:
@@ -315,7 +316,7 @@ def _open(comm: Any, wanted: NetOptions, memory: int, timeout: float) -> Capabil
     if not found.rails:
         return Capability(lack=found.lack[:_REASON], device=found.device)
     try:
-        verbs.comm_rails(comm, wanted.fabric, found.rails, timeout)
+        verbs.comm_rails(comm, wanted.fabric, found.rails, timeout, found.far)
     except (UnavailableError, OSError) as error:
         return Capability(lack=_reason(error)[:_REASON], device=True)
     speeds = {f"{r.device}:{r.port}": n for r, n in zip(found.rails, found.speeds, strict=True)}

@@ -1,0 +1,284 @@
+"""Data goes from GPU to GPU between hosts: every collective, whatever makes it visible, and faults.
+
+Both stand-ins play the machine: what a NIC writes into memory of a GPU is seen after a flush.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import threading
+import time
+from typing import Any
+
+import fakecuda
+import gpus
+import numpy as np
+import pytest
+from collective_checks import COLLECTIVES, Case, blocks
+
+import pycoll
+from pycoll import CollectiveTimeout, Communicator, PeerLostError, UnavailableError
+from pycoll.runtime.native import verbs
+
+#: How a NIC reaches a GPU's memory, and what makes its writes visible: options of the stand-ins for
+#: libcuda and libibverbs, and what pycoll says of it.
+WAYS = {
+    "ordered": ({"capability": 90}, {}, "on: dma-buf, no flush"),
+    "driver": ({"capability": 80, "flush": 1}, {}, "on: dma-buf, flushed by the driver"),
+    "read": ({"capability": 80, "flush": 0}, {}, "on: dma-buf, flushed by an RDMA read"),
+    "peermem": (
+        {"capability": 80, "flush": 0},
+        {"dmabuf": 0, "peermem": 1},
+        "on: peermem, flushed by an RDMA read",
+    ),
+}
+
+
+def state(comm: Communicator) -> verbs.NetState:
+    """What the network of the device communicator has counted."""
+    return verbs.comm_net_state(comm._collectives.launch.cuda.streams.open().comm)
+
+
+def every(seed: int, count: int = 0) -> tuple[Any, ...]:
+    """Be a rank: every collective; then so many calls drawn at random; every bit is looked at."""
+    with pycoll.init() as comm:
+        seen = gpus.DeviceChecks(comm, fakecuda.Stream())
+        for collective in COLLECTIVES if not count else ():
+            for n in (3, 5000, 200_001):
+                seen.blocking(Case(collective, blocks(collective, n, comm.size)), offset=True)
+        drawn = random.Random(seed)
+        x = gpus.of(np.zeros(40_000, "i4"))
+        with comm.on_stream(seen.stream):
+            for call in range(count):
+                n = drawn.choice((1, 9, 11, 300, 5000, 40_000) if call % 50 == 0 else (1, 9, 300))
+                root = drawn.randrange(comm.size)
+                part = gpus.Seen(x.host[:n])
+                part.host[:] = np.arange(n) * (comm.rank + 1) + call
+                if drawn.randrange(3):
+                    comm.allreduce(part)
+                    want = np.arange(n) * sum(range(1, comm.size + 1)) + comm.size * call
+                else:
+                    comm.broadcast(part, root=root)
+                    want = np.arange(n) * (root + 1) + call
+                seen.stream.synchronize()
+                np.testing.assert_array_equal(part.host, want)
+        sends = [
+            (gpus.of(np.full(50_000 * comm.rank, comm.rank, "f4")), p) for p in range(comm.size)
+        ]
+        recvs = [(gpus.of(np.zeros(50_000 * p, "f4")), p) for p in range(comm.size)]
+        comm.exchange(sends, recvs, async_op=True).synchronize()
+        assert all((got.host == peer).all() for got, peer in recvs)
+        gpu = comm.cuda()
+        return gpu.reach, gpu.lacks, gpu.gpudirect, state(comm)
+
+
+def unstaged(found: verbs.NetState) -> bool:
+    """Whether no byte went through memory of the host, but those of messages in their lines."""
+    return found.gpu_bytes > 0 and sum(found.bytes) - found.gpu_bytes <= 40 * found.requests
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("hosts", [[0, 1], [0, 0, 1], [0, 1, 2, 3]])
+def test_every_collective(cluster: Any, way: str, hosts: list[int]) -> None:
+    gpu, card, said = WAYS[way]
+    for rank, (reach, lacks, gpudirect, found) in enumerate(
+        cluster.run(hosts, every, 1, gpu=gpu, card=card)
+    ):
+        here = [host == hosts[rank] for host in hosts]
+        assert list(reach) == ["cuda" if near else "verbs+gpu" for near in here]
+        assert set(lacks) == {""}
+        assert gpudirect == said
+        assert unstaged(found)
+        assert (found.gpu_flushes == 0) == (way == "ordered")
+    fabric = cluster.fabric
+    assert (fabric.total("gpu_reads") > 0) == (way in ("read", "peermem"))
+    assert (fabric.total("driver_flushes") > 0) == (way == "driver")
+    assert (fabric.total("held") > 0) == (way != "ordered")
+    assert fabric.total("never_landed") == fabric.total("unclosed") == 0
+
+
+@pytest.mark.parametrize("way", ["driver", "read"])
+def test_many_calls_over_several_rails(cluster: Any, way: str) -> None:
+    gpu, card, said = WAYS[way]
+    card = {**card, "devices": 3, "gbps": "100,50,100", "jitter": 20}
+    for _, _, gpudirect, found in cluster.run([0, 1], every, 2, 1000, gpu=gpu, card=card):
+        assert gpudirect == said
+        assert unstaged(found)
+        assert all(found.bytes[:3])
+
+
+def test_ten_thousand_calls(cluster: Any) -> None:
+    gpu, card, _ = WAYS["read"]
+    for *_, found in cluster.run(
+        [0, 1, 2], every, 3, 10_000, gpu=gpu, card={**card, "devices": 2}, timeout=900
+    ):
+        assert unstaged(found)
+
+
+def test_each_rank_decides_for_itself(cluster: Any) -> None:
+    """One has its data in memory of the host, and its peers theirs on their GPUs."""
+
+    def rank() -> tuple[Any, ...]:
+        if os.environ["FAKEVERBS_HOST"] == "1":
+            os.environ["PYCOLL_GPU_RDMA"] = "off"
+        return every(4)
+
+    found = cluster.run([0, 1, 2], rank, gpu=WAYS["read"][0])
+    off = "off, by PYCOLL_GPU_RDMA"
+    assert found[0][:2] == (
+        ("cuda", "verbs", "verbs+gpu"),
+        ("", f"staged at its end: {off}", ""),
+    )
+    assert found[1][:3] == (
+        ("verbs", "cuda", "verbs"),
+        (f"staged here: {off}", "", f"staged here: {off}"),
+        off,
+    )
+    assert unstaged(found[0][3])
+    assert found[1][3].gpu_bytes == found[1][3].gpu_memory == 0
+
+
+NO_DMABUF = "ibv_reg_dmabuf_mr of .* bytes: Operation not supported"
+NO_PEERMEM = "nvidia_peermem is not loaded: modprobe nvidia_peermem"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "card", "setting", "why"),
+    [
+        ({}, {"dmabuf": 0}, "auto", f"{NO_DMABUF}; {NO_PEERMEM}"),
+        ({"dma_buf": 0}, {}, "auto", f"the GPU's driver exports no dma-buf.*; {NO_PEERMEM}"),
+        ({}, {"dmabuf": 0}, "dmabuf", NO_DMABUF),
+        ({}, {}, "peermem", NO_PEERMEM),
+        ({}, {"memlock": 24 << 20}, "auto", "ibv_reg_dmabuf_mr of .* bytes: Cannot allocate"),
+    ],
+)
+def test_why_it_is_staged(
+    cluster: Any, gpu: dict[str, object], card: dict[str, object], setting: str, why: str
+) -> None:
+    def rank() -> Any:
+        try:
+            return every(5)
+        except UnavailableError as error:
+            return str(error)
+
+    env = {"PYCOLL_GPU_RDMA": setting}
+    for found in cluster.run([0, 1], rank, gpu=gpu, card=card, env=env):
+        if setting == "auto":
+            assert re.fullmatch(f"staged at both ends: {why}", max(found[1])), found[1]
+            assert set(found[0]) == {"cuda", "verbs"}
+            assert found[3].gpu_bytes == 0
+        else:
+            before = f"PYCOLL_GPU_RDMA is {setting} on rank 0, whose GPU memory is not reached so: "
+            assert re.fullmatch(before + why, found), found
+
+
+def stream_calls(seconds: float) -> tuple[int, verbs.NetState]:
+    """Be a rank: all-reduces of a length that goes by all rails, for a while; all are checked."""
+    with pycoll.init() as comm:
+        stream = fakecuda.Stream()
+        rows = np.random.default_rng(7).integers(-99, 99, (comm.size, 300_000)).astype("i4")
+        x, more, calls = gpus.of(rows[comm.rank]), gpus.of(np.ones(1, "i4")), 0
+        until = time.monotonic() + seconds
+        while more.host[0]:
+            x.host[:] = rows[comm.rank]
+            more.host[0] = time.monotonic() < until  # only rank 0's counts
+            with comm.on_stream(stream):
+                comm.allreduce(x)
+                comm.broadcast(more, root=0)
+            stream.synchronize()
+            np.testing.assert_array_equal(x.host, rows.sum(0))
+            calls += 1
+        return calls, state(comm)
+
+
+@pytest.mark.parametrize("way", ["ordered", "read", "driver"])
+def test_rails_fail_and_come_back(cluster: Any, way: str) -> None:
+    gpu, card, _ = WAYS[way]
+    ended = threading.Event()
+
+    def trouble() -> None:
+        turn = 0
+        while not ended.wait(0.4):
+            device = f"{turn % 2}/fake{turn // 2 % 2}"
+            cluster.fabric.down(device)
+            ended.wait(0.3)
+            cluster.fabric.up(device)
+            turn += 1
+
+    thread = threading.Thread(target=trouble)
+    thread.start()
+    env = {"PYCOLL_VERBS": "timeout=8,retry=1"}
+    try:
+        found = cluster.run(
+            [0, 1], stream_calls, 6.0, gpu=gpu, card={**card, "devices": 2}, env=env
+        )
+    finally:
+        ended.set()
+        thread.join()
+    for calls, seen in found:
+        assert calls > 0
+        assert seen.failures > 0
+        assert seen.revivals > 0
+        assert unstaged(seen)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_is_killed(cluster: Any, victim: int) -> None:
+    def rank() -> Any:
+        comm = pycoll.init(timeout=60)
+        stream, x = fakecuda.Stream(), gpus.of(np.ones(100_000, "f4"))
+        for call in range(1_000_000):
+            if comm.rank == victim and call == 20:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                with comm.on_stream(stream):
+                    comm.allreduce(x, async_op=True).synchronize()
+            except PeerLostError as error:
+                comm.close()
+                return str(error)
+        return None
+
+    found = cluster.run([0, 1, 2], rank, gpu=WAYS["read"][0], check=False)
+    assert isinstance(found.pop(victim), PeerLostError)
+    for message in found:
+        assert message.startswith(f"rank {victim} ")
+
+
+def test_a_rank_that_never_comes(cluster: Any) -> None:
+    """Others give up, close, and leave nothing of the GPU's registered."""
+
+    def rank() -> str:
+        comm = pycoll.init(timeout=60)
+        x = gpus.of(np.ones(100_000, "f4"))
+        comm.allreduce(x, async_op=True).synchronize()
+        comm.barrier()
+        if comm.rank == 1:
+            time.sleep(3)
+            comm.close()
+            return ""
+        with pytest.raises((CollectiveTimeout, PeerLostError)) as late:
+            comm.allreduce(x, async_op=True, timeout=0.5).synchronize()
+        comm.close()
+        return str(late.value)
+
+    found = cluster.run([0, 1], rank, gpu=WAYS["read"][0])
+    assert "allreduce" in found[0]
+    assert cluster.fabric.objects()["gpu_mrs"] == 0
+
+
+def test_communicators_follow_each_other(cluster: Any) -> None:
+    """Each frees its memory once no NIC reaches it: the stand-in would say so otherwise."""
+
+    def rank() -> None:
+        for turn in range(4):
+            with pycoll.init() as comm:
+                x = gpus.of(np.full(70_000, turn, "f4"))
+                comm.allreduce(x, async_op=True).synchronize()
+                assert (x.host == comm.size * turn).all()
+                assert "verbs+gpu" in comm.cuda().reach
+
+    cluster.run([0, 1], rank, gpu=WAYS["driver"][0])
+    assert cluster.fabric.objects()["gpu_mrs"] == 0
