@@ -46,7 +46,7 @@ class Bootstrap(Protocol):
 
 
 class NetOptions(NamedTuple):
-    """What the settings say; all but `rails`, `iface` and `gpu` are those of rank 0, on every rank."""
+    """What the settings say; all but `rails`, `iface` and `gpu` are rank 0's, on every rank."""
 
     transport: str = "auto"
     fabric: Fabric = Fabric()
