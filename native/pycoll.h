@@ -1,9 +1,9 @@
 /* The whole ABI of the engine. cffi parses this file, after isa.h.
  *
  * Every function that returns int returns 0 (or a count) or one of enum pc_code; the text of a
- * failure is in pc_comm_error(). Only pc_comm_abort, pc_comm_adopt, pc_comm_connections and
- * pc_comm_handle_events may be called while another thread is inside a call on the same
- * communicator. */
+ * failure is in pc_comm_error(). Only pc_comm_abort, pc_comm_adopt, pc_comm_connections,
+ * pc_comm_peer_fault and pc_comm_handle_events may be called while another thread is inside a call
+ * on the same communicator. */
 #ifndef PC_PYCOLL_H
 #define PC_PYCOLL_H
 #include <stddef.h>
@@ -246,6 +246,9 @@ int pc_comm_sealed(struct pc_comm *comm);     /* all peers are connected or near
  * share the load. The first message to the peer waits for it. connections: how many are up. */
 int pc_comm_adopt(struct pc_comm *comm, uint32_t peer, int fd);
 int pc_comm_connections(struct pc_comm *comm, uint32_t peer);
+/* Why a remote peer was lost, or what was last noted of it; code 0: nothing, or it is no failure.
+ */
+int pc_comm_peer_fault(struct pc_comm *comm, uint32_t peer, struct pc_error *out);
 /* A descriptor that is readable when the network needs pc_comm_handle_events, or -1: for a thread
  * that serves the network while no thread is inside a call. Any thread may. */
 int pc_comm_event_fd(struct pc_comm *comm);

@@ -632,6 +632,17 @@ int pc_comm_connections(struct pc_comm *comm, uint32_t rank)
     return n;
 }
 
+int pc_comm_peer_fault(struct pc_comm *comm, uint32_t rank, struct pc_error *out)
+{
+    struct pc_net_peer *peer = peer_of(comm, rank);
+    if (peer == NULL)
+        return PC_INVALID;
+    pthread_mutex_lock(&comm->net->lock);
+    *out = peer->fault;
+    pc__net_unlock(comm->net);
+    return PC_OK;
+}
+
 int pc_comm_event_fd(struct pc_comm *comm)
 {
     if (comm->net == NULL)

@@ -124,7 +124,7 @@ int pc_verbs_gpu_probe(int device, const char *card, struct pc_error *error,
     int rc = pc__mem_query_gpu(device, error, &gpu);
     if (rc != PC_OK)
         return rc;
-    out->flush = pc__mem_flush_method(&gpu, PC_ACCESS_RELAXED != 0);
+    out->flush = pc__mem_flush_method(&gpu, false);
     rc = pc_cuda_alloc(device, ROOM, error, &address);
     if (rc != PC_OK)
         return rc;

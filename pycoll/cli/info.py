@@ -94,7 +94,33 @@ def _libfabric(config: Config) -> str:
     return f"ranks of several hosts, by {found.name} {found.version} ({library})"
 
 
-def _gpus() -> Iterator[tuple[str, str]]:
+def _to_hosts(config: Config, number: int, bus: str) -> str:
+    """Say how a GPU's data goes to ranks of other hosts, as far as it can be tried here."""
+    from pycoll.runtime.host.locality import Locality
+    from pycoll.runtime.native.gpu_probe import gpu_probe
+    from pycoll.runtime.net import rails
+    from pycoll.topology.distance import between, card
+
+    staged = "data for other hosts is staged in the host's memory"
+    try:
+        found = rails.find(config.rails, Locality.mine().memory, bus)
+        if config.gpu_rdma == "off" or config.transport == "tcp" or not found.rails:
+            off = f"PYCOLL_GPU_RDMA is {config.gpu_rdma}, PYCOLL_TRANSPORT {config.transport}"
+            return f"{staged}: {off if found.rails else found.lack}"
+        device = found.rails[0].device
+        tried = gpu_probe(number, device)
+    except PycollError as error:
+        return f"{staged}: {error}"
+    ways = {"dmabuf": ("dma-buf", tried.dmabuf), "peermem": ("nvidia_peermem", tried.peermem)}
+    if config.gpu_rdma != "auto":
+        ways = {config.gpu_rdma: ways[config.gpu_rdma]}
+    if name := next((name for name, lack in ways.values() if not lack), ""):
+        where = between(bus, card(device)).text
+        return f"data for other hosts by {device} at {where}: {name}, flush: {tried.flush}"
+    return f"{staged}: {'; '.join(lack for _, lack in ways.values())}"
+
+
+def _gpus(config: Config) -> Iterator[tuple[str, str]]:
     """Say which GPUs there are, and what runs kernels on them, or why nothing does."""
     from pycoll.runtime.cuda import compile
     from pycoll.runtime.native import cuda as bindings_cuda
@@ -112,6 +138,7 @@ def _gpus() -> Iterator[tuple[str, str]]:
             f"{device.major}.{device.minor}, GPUDirect RDMA: {'yes' if device.rdma else 'no'}, "
             f"NVLink SHARP: {'no' if bindings_cuda.multicast(number) else 'yes'}",
         )
+        yield "", _to_hosts(config, number, device.bus)
     if lack := compile.missing():
         yield "compiler", f"missing: {lack}"
     else:
@@ -181,7 +208,7 @@ def run(options: argparse.Namespace) -> int:
     for title, text in [*transports, ("tcp", tcp)]:
         print(f"  {title:<16}{text}")
     print("GPUs:")
-    gpus = [("driver", "missing: it is part of the engine")] if native.missing else _gpus()
+    gpus = [("driver", "missing: it is part of the engine")] if native.missing else _gpus(config)
     for title, text in gpus:
         print(f"  {title:<16}{text}")
     if options.verbose:

@@ -101,9 +101,7 @@ class World(NamedTuple):
     placement: Placement
 
 
-def join(
-    bootstrap: Bootstrap, config: Config, gpu: str | None = None
-) -> tuple[World, Any, Arenas]:
+def join(bootstrap: Bootstrap, config: Config, gpu: str | None = None) -> tuple[World, Any, Arenas]:
     """Meet the other ranks; return what all agree on, the connected engine and its peers' memory.
 
     Args:

@@ -183,11 +183,12 @@ def test_info_lists_gpus(cli, monkeypatch):
 
     monkeypatch.setattr(compile, "missing", lambda: "")
     monkeypatch.setattr(compile, "version", lambda: (12, 9))
-    driver, first, second, compiler, _ = gpus(cli("info").out)
+    driver, first, to_hosts, second, _, compiler, _ = gpus(cli("info").out)
     assert driver.startswith("  driver          for CUDA 1")
     assert first.startswith("  cuda:0          Stand-in GPU at 0000:")
     assert "GiB" in first
     assert "compute capability 9.0, GPUDirect RDMA: yes, NVLink SHARP: no" in first
+    assert to_hosts.startswith(f"{'':18}data for other hosts is staged in the host's memory: ")
     assert second.startswith("  cuda:1          Stand-in GPU at 0000:")
     assert compiler == "  compiler        NVRTC 12.9"
 

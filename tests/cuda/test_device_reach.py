@@ -60,8 +60,17 @@ def test_through_memory_of_the_host_where_one_cannot_open_the_others() -> None:
             logging.getLogger("pycoll").addHandler(said)
             logging.getLogger("pycoll").setLevel(logging.INFO)
             checked(comm, {"cuda", "shm"}, "shm")
-            text = f"rank {comm.rank}: GPU memory of ranks {[1 - comm.rank]} is out of reach; "
+            why = (
+                "the GPU memory of rank 1: cuIpcOpenMemHandle on GPU 0"
+                if comm.rank == 0
+                else "it does not reach the memory of this rank's GPU"
+            )
+            text = f"rank {comm.rank}: rank {1 - comm.rank} by shm: {why}"
             assert any(text in record.getMessage() for record in said.buffer)
+            assert f"rank {1 - comm.rank} by shm: {why}" in str(
+                comm.explain("allreduce", 1 << 20, "cuda")
+            )
+            assert why in comm.cuda().lacks[1 - comm.rank]
 
     gpus.ranks(2, rank)
 

@@ -72,6 +72,8 @@ def every(seed: int, count: int = 0) -> tuple[Any, ...]:
         comm.exchange(sends, recvs, async_op=True).synchronize()
         assert all((got.host == peer).all() for got, peer in recvs)
         gpu = comm.cuda()
+        told = str(comm.explain("allreduce", 1 << 20, "cuda"))
+        assert all(way in told for way in {*gpu.reach, *gpu.lacks} - {"cuda", ""})
         return gpu.reach, gpu.lacks, gpu.gpudirect, state(comm)
 
 
@@ -149,10 +151,15 @@ NO_PEERMEM = "nvidia_peermem is not loaded: modprobe nvidia_peermem"
     ("gpu", "card", "setting", "why"),
     [
         ({}, {"dmabuf": 0}, "auto", f"{NO_DMABUF}; {NO_PEERMEM}"),
-        ({"dma_buf": 0}, {}, "auto", f"the GPU's driver exports no dma-buf.*; {NO_PEERMEM}"),
+        ({"dmabuf": 0}, {}, "auto", f"the GPU's driver exports no dma-buf.*; {NO_PEERMEM}"),
         ({}, {"dmabuf": 0}, "dmabuf", NO_DMABUF),
         ({}, {}, "peermem", NO_PEERMEM),
-        ({}, {"memlock": 24 << 20}, "auto", "ibv_reg_dmabuf_mr of .* bytes: Cannot allocate"),
+        (
+            {},
+            {"fail": "reg_dmabuf_mr:1"},
+            "auto",
+            f"ibv_reg_dmabuf_mr of .*: Cannot allocate memory.*; {NO_PEERMEM}",
+        ),
     ],
 )
 def test_why_it_is_staged(

@@ -195,9 +195,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("fault", PLANTED)
-def test_a_planted_fault_of_gpudirect_is_found(
-    programs: Path, tmp_path: Path, fault: str
-) -> None:
+def test_a_planted_fault_of_gpudirect_is_found(programs: Path, tmp_path: Path, fault: str) -> None:
     if reason := fakeverbs_library.lack():
         pytest.skip(reason)
     name, there, planted, by = PLANTED[fault]

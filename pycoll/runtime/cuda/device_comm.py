@@ -18,7 +18,7 @@ from pycoll import log
 from pycoll.bootstrap.control_loop import CLOSED, EXITED
 from pycoll.config import Config
 from pycoll.errors import PycollError, UnavailableError, UsageError
-from pycoll.runtime.cuda import gpudirect, multicast, registration
+from pycoll.runtime.cuda import gpudirect, multicast, reach, registration
 from pycoll.runtime.cuda.failure import DeviceFailure
 from pycoll.runtime.cuda.heap import DeviceHeap
 from pycoll.runtime.cuda.images import Images
@@ -172,9 +172,7 @@ class DeviceComm:
             said = self._meet(config, local)
         self.blocks = said[0].blocks
         unreached = {
-            peer: device_comm.device_comm_connect(
-                self.native, self.comm, peer, said[peer].address
-            )
+            peer: device_comm.device_comm_connect(self.native, self.comm, peer, said[peer].address)
             for peer in local
             if peer != world.rank
         }
@@ -198,36 +196,13 @@ class DeviceComm:
         )
         mine = mutual[world.rank]
         self._gpudirect = direct or f"on: {gpudirect.how(self.comm)}"
-        ways = [self._way(peer, mine, unreached, gpudirects) for peer in range(world.size)]
+        ways = reach.ways(world, mine, unreached, gpudirects)
         self.reach, self.lacks = zip(*ways, strict=True)
-        if len(mine) < world.size:
-            log.info(
-                "cuda",
-                "rank %d: GPU memory of ranks %s is out of reach; messages go by the host's",
-                *(world.rank, [peer for peer in range(world.size) if peer not in mine]),
-            )
+        for line in reach.told(world.rank, self.reach, self.lacks):
+            log.info("cuda", "rank %d: %s", world.rank, line)
         reaches = [peer in mine and peer != world.rank for peer in range(world.size)]
         registers = not self.unregistered
         device_comm.device_comm_seal(self.native, self.comm, reaches, self.whole, registers)
-
-    def _way(
-        self,
-        peer: int,
-        mutual: set[int],
-        unreached: dict[int, str],
-        gpudirects: list[gpudirect.Said],
-    ) -> tuple[str, str]:
-        """Return how a rank is reached, and why not in a better way."""
-        world = self.world
-        if peer in mutual:
-            return "cuda", ""
-        by_host = unreached.get(peer, "") or "its GPU memory is out of reach from another host"
-        if peer in unreached and not unreached[peer]:
-            by_host = "it does not reach this rank's GPU memory"
-        if world.mapped[peer]:
-            return "shm", by_host
-        staged = gpudirect.between(gpudirects[world.rank], gpudirects[peer])
-        return (world.transport, staged) if staged else (f"{world.transport}+gpu", "")
 
     def _with_multicast(self, config: Config, local: list[int]) -> tuple[list[_Hello] | None, str]:
         """Open with a heap for multicast; None and the reason, on all ranks, if one could not."""

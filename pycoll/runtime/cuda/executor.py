@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pycoll.arrays.dtype import dtype_of
 from pycoll.arrays.interface import INTERFACE
 from pycoll.dtypes import BFLOAT16
 from pycoll.errors import UsageError
+from pycoll.runtime.cuda import reach
 from pycoll.runtime.cuda.device_comm import DeviceComm, Gpu
 from pycoll.runtime.cuda.fast_path import FastPath
 from pycoll.runtime.cuda.list_call import DeviceListCall
@@ -57,7 +59,10 @@ class CudaExecutor:
             raise UsageError(
                 "explain: this communicator has no GPU yet; call comm.cuda() on all ranks"
             )
-        return self.streams.dc.selection.explain(collective, nbytes)
+        dc = self.streams.dc
+        found = dc.selection.explain(collective, nbytes)
+        ways = reach.told(dc.world.rank, dc.reach, dc.lacks)
+        return replace(found, where=(*found.where, *ways))
 
     # Calls.
 

@@ -1,4 +1,4 @@
-"""GPUDirect RDMA: whether data for ranks of other hosts goes from GPU to GPU, or why it is staged."""
+"""GPUDirect RDMA: whether data for other hosts goes from GPU to GPU, or why it is staged."""
 
 from __future__ import annotations
 
@@ -50,14 +50,6 @@ def require(said: Sequence[Said]) -> None:
                 f"PYCOLL_GPU_RDMA is {setting} on rank {rank}, whose GPU memory is not reached so: "
                 f"{missing}"
             )
-
-
-def between(mine: Said, theirs: Said) -> str:
-    """Return why data does not go from GPU to GPU on the way to a remote rank and back, or ""."""
-    if mine.lack == theirs.lack:
-        return mine.lack and f"staged at both ends: {mine.lack}"
-    ends = {"here": mine.lack, "at its end": theirs.lack}
-    return "; ".join(f"staged {where}: {missing}" for where, missing in ends.items() if missing)
 
 
 def how(comm: Any) -> str:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pycoll.errors import PycollError, encoded
+from pycoll.errors import InternalError, PycollError, encoded
 from pycoll.program.isa import HOST_DESTINATIONS
-from pycoll.runtime.native.codes import AGAIN, UNMAPPABLE, check, raise_for
+from pycoll.runtime.native.codes import AGAIN, EXCEPTIONS, UNMAPPABLE, check, raise_for
 from pycoll.runtime.native.load import ffi, lib, text_of
 
 IDLE: int = lib.PC_STATUS_IDLE
@@ -154,7 +154,13 @@ def comm_handle_events(comm: Any) -> None:
 
 def comm_adopt(comm: Any, peer: int, fd: int) -> None:
     """Hand over a connected socket to a remote peer; any thread may. It is the engine's now."""
-    check(lib.pc_comm_adopt(comm, peer, fd), None, f"socket to rank {peer}")
+    code = lib.pc_comm_adopt(comm, peer, fd)
+    if code < 0:
+        fault = ffi.new("struct pc_error *")
+        lib.pc_comm_peer_fault(comm, peer, fault)
+        if why := text_of(fault.text):
+            raise EXCEPTIONS.get(code, InternalError)(why)
+    check(code, None, f"socket to rank {peer}")
 
 
 def comm_connections(comm: Any, peer: int) -> int:
