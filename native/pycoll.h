@@ -485,6 +485,28 @@ int pc_cuda_launch(int device, const struct pc_cuda_grid *grid, void **arguments
  * memory for them. UNMAPPABLE: the text says what is missing. */
 int pc_cuda_multicast(int device, struct pc_error *error);
 
+struct pc_cuda_sms { /* the multiprocessors of a GPU, and how they can be parted */
+    uint32_t count;
+    uint32_t least; /* of a part */
+    uint32_t unit;  /* a part has a multiple of it */
+};
+struct pc_cuda_part {  /* a part of them */
+    uintptr_t context; /* a green context */
+    uintptr_t stream;  /* its kernels run on the part alone; it does not wait for the default one */
+    uint32_t sms;
+    uint32_t reserved;
+};
+/* UNMAPPABLE: the driver has no green contexts, or the GPU none; the text says which. */
+int pc_cuda_sms(int device, struct pc_error *error, struct pc_cuda_sms *out);
+/* Parts a GPU's multiprocessors in two: `own` has `sms`, and a stream of that priority; `rest` all
+ * others, and a stream of the default one. INVALID: they cannot be parted so. The driver may wait
+ * for kernels that run, as may the next. */
+int pc_cuda_partition(int device, uint32_t sms, int priority, struct pc_error *error,
+                      struct pc_cuda_part *own, struct pc_cuda_part *rest);
+/* Once nothing runs on either stream, which are freed too. */
+int pc_cuda_partition_free(int device, const struct pc_cuda_part *own,
+                           const struct pc_cuda_part *rest, struct pc_error *error);
+
 /* The device communicator: calls whose arrays lie in GPU memory. It belongs to a communicator that
  * makes no calls on the CPU, as the kernels use the counts of its edges. Ranks of one host reach
  * each other's GPU memory where they can; else messages pass through the communicator's host

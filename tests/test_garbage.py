@@ -565,6 +565,9 @@ class Clock:
 
         return Stream()
 
+    def partition(self, sms: int) -> Any:
+        raise pycoll.UnavailableError("its driver has no green contexts")
+
     def event(self) -> object:
         return object()
 
@@ -628,8 +631,16 @@ def overlap_rows() -> dict[str, Row]:
                 "comm": "none",
                 "repeats": "five true",
                 "gpu": "",
+                "sms": "none",
+                "copies": "none builtin",
             },
-            lacked={"gpu": "none"},
+            lacked={"gpu": "none", "sms": "five true"},
+        ),
+        "partition": Row(
+            overlap.partition,
+            {"sms": 16},
+            {"sms": "", "comm": "", "device": ""},
+            lacked={"sms": "five true", "comm": "none", "device": "none five true"},
         ),
         "Launch": Row(
             overlap.Launch,

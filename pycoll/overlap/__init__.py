@@ -4,10 +4,12 @@ A collective's blocks can only run beside a computation where an SM has room for
 threads, shared memory. A kernel that fills every SM makes them wait until its last wave ends. The
 remedy is that of Cui and Pericas (arXiv 2606.09200): the computation's blocks are given shared
 memory that they do not use, so that an SM holds fewer of them, and the communication's stream has a
-higher priority, so that its blocks are the first to be placed.
+higher priority, so that its blocks are the first to be placed. Or each gets SMs of its own, by a
+green context of CUDA, as a collective needs few.
 
-`plan` says what would have to be done for a kernel, `shape` does it, and `measure` tells whether it
-gains anything. Needs a GPU, but for `plan` of a `Footprint` with a ``capability``.
+`plan` says what would have to be done for a kernel, `shape` does it, `partition` parts the SMs, and
+`measure` tells whether any of it gains anything. Needs a GPU, but for `plan` of a `Footprint` with
+a ``capability``.
 """
 
 from __future__ import annotations
@@ -15,17 +17,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pycoll.arguments import integer
-from pycoll.errors import UsageError, quoted
+from pycoll.errors import PycollError, UsageError, quoted
 from pycoll.overlap.advice import Advice, advise, confirm
 from pycoll.overlap.occupancy import Footprint
 from pycoll.overlap.result import Measured
 from pycoll.overlap.shaped import Launch, Shaped
 
 if TYPE_CHECKING:
+    from pycoll.benchmark.oob import Gather
     from pycoll.overlap.gpu import Gpu
+    from pycoll.overlap.green import Partition
     from pycoll.overlap.kernel import Block
     from pycoll.overlap.limits import Limits
-    from pycoll.overlap.timing import Enqueue
+    from pycoll.overlap.timing import Enqueue, Parts
 
 __all__ = [
     "COLLECTIVE",
@@ -35,12 +39,17 @@ __all__ = [
     "Measured",
     "Shaped",
     "measure",
+    "partition",
     "plan",
     "shape",
 ]
 
 #: A block of pycoll's own kernels at most: what tests of the compiled kernels hold them to.
 COLLECTIVE = Footprint(256, 80, 2048)
+#: So many of them a launch has at most, unless PYCOLL_CUDA_BLOCKS says less.
+COLLECTIVE_BLOCKS = 32
+#: More SMs than any GPU has, and more GPUs.
+MOST_SMS, MOST_DEVICE = 65536, 2**31 - 1
 
 
 def plan(
@@ -98,6 +107,53 @@ def shape(
     return Shaped(kernel, max_blocks_per_sm, _machine(None, capability)[1])
 
 
+def partition(sms: int, comm: Any = None, *, device: int | None = None) -> Partition:
+    """Part the GPU's SMs: so many for the collective, all others for the computation.
+
+    Each part is a green context of CUDA with a stream; whatever is enqueued on the stream runs on
+    that part alone. Make it before the collectives run: the driver may wait for kernels.
+
+    Args:
+        sms: How many SMs the collective gets. On compute capability 9.0 and later a multiple of 8,
+            on 8.x of 2 from 4 on. The others are the computation's.
+        comm: The communicator whose collectives are to run there. Its blocks wait for one another,
+            so the part must hold all of a launch at once, which is checked. As with `plan`, all
+            ranks call this if any does. By default nothing is checked.
+        device: The GPU, as CUDA counts, where there is no communicator; by default the current one.
+
+    Returns:
+        A `Partition`, for a ``with`` statement: its ``computation`` and ``communication`` are the
+        streams.
+
+    Raises:
+        UsageError: The SMs cannot be parted so, or too few are asked for.
+        UnavailableError: There is no GPU, or its driver has no green contexts: they want NVIDIA's
+            driver 550 or later (CUDA 12.4).
+
+    Example:
+        >>> with overlap.partition(16, comm) as part:  # doctest: +SKIP
+        ...     with part.computation:
+        ...         y = a @ b
+        ...     with part.communication:
+        ...         comm.allreduce(x)
+    """
+    from pycoll.overlap.green import Collective, require_room
+
+    _require_communicator("partition", comm)
+    sms = integer("overlap.partition: sms", sms, 1, MOST_SMS)
+    if device is not None:
+        device = integer("overlap.partition: device", device, 0, MOST_DEVICE)
+        if comm is not None:
+            raise UsageError(
+                f"overlap.partition: device is {device}, and comm has a GPU of its own; want one "
+                "of the two"
+            )
+    gpu = _gpu(comm, device)
+    if comm is not None:
+        require_room(sms, Collective(_beside(comm), comm.cuda().blocks), gpu.limits)
+    return gpu.partition(sms, comm)
+
+
 def measure(
     compute: Enqueue | Launch,
     collective: Enqueue,
@@ -106,11 +162,14 @@ def measure(
     comm: Any = None,
     repeats: int = 15,
     gpu: Any = None,
+    sms: int | None = None,
+    copies: Enqueue | None = None,
 ) -> Measured:
-    """Time a computation beside a collective in five ways, and say whether one of them gains.
+    """Time a computation beside a collective in several ways, and say whether one of them gains.
 
     The ways are: one after the other; on two streams; with the collective's stream at the highest
-    priority; with the computation shaped; and both. They take turns; times are the GPU's own.
+    priority; with the computation shaped; both; each on SMs of its own; and by copy engines. They
+    take turns; times are the GPU's own.
 
     Args:
         compute: Enqueues the computation on the stream that it is called with, which is cupy's and
@@ -122,6 +181,9 @@ def measure(
         repeats: How often each way is timed, at least 1.
         gpu: Where it runs; by default the communicator's GPU, or else the current one. Anything
             with the methods of `pycoll.overlap.timing.Gpu`.
+        sms: How many SMs the collective gets in the way ``partition``, which is left out without,
+            or where the driver of any rank has no green contexts.
+        copies: Enqueues the collective by copy engines; without it that way is left out.
 
     Returns:
         The times in seconds, the best way and what it gains; ``str()`` of it is a table.
@@ -136,29 +198,61 @@ def measure(
 
     _require_communicator("measure", comm)
     repeats = integer("overlap.measure: repeats", repeats, 1, MOST_REPEATS)
-    for what, enqueue in {"compute": compute, "collective": collective, "shaped": shaped}.items():
-        if not callable(enqueue) and not (what == "shaped" and enqueue is None):
+    given = {"compute": compute, "collective": collective, "shaped": shaped, "copies": copies}
+    for what, enqueue in given.items():
+        if not callable(enqueue) and not (what in ("shaped", "copies") and enqueue is None):
             raise UsageError(
                 f"overlap.measure: {what} is {quoted(enqueue)}, want a function of a stream"
             )
+    if sms is not None:
+        sms = integer("overlap.measure: sms", sms, 1, MOST_SMS)
     if gpu is not None and not hasattr(gpu, "stream"):
         raise UsageError(
             f"overlap.measure: gpu is {quoted(gpu)}, want what has the methods of "
             "pycoll.overlap.timing.Gpu, or None"
         )
-    note = ""
+    notes = []
     here = _gpu(comm) if gpu is None else gpu
     if shaped is None and isinstance(compute, Launch):
         work = compute.kernel, compute.block, compute.shared_mem
         advice = _advise(*work, comm, here, here.limits)
-        note = f"plan: {advice}"
+        notes.append(f"plan: {advice}")
         if advice.capped < advice.natural:
             shaped = compute.shaped(advice.capped, here.limits)
     elif shaped is None:
-        note = "not shaped: compute is no overlap.Launch, and no shaped form was given"
+        notes.append("not shaped: compute is no overlap.Launch, and no shaped form was given")
     capped = None if shaped is None else on_stream(shaped)
     streamed = on_stream(compute), on_stream(collective), capped
-    return run(here, gather(comm), *streamed, repeats, note)
+    meet = gather(comm)
+    copied = None if copies is None else on_stream(copies)
+    parts = None if sms is None else _parts(here, sms, meet, notes)
+    try:
+        note = "\n".join(notes)
+        return run(here, meet, *streamed, repeats, note, parts=parts, copies=copied)
+    finally:
+        if parts is not None:
+            parts.close()
+
+
+def _parts(gpu: Any, sms: int, meet: Gather, notes: list[str]) -> Parts | None:
+    """Return the SMs in two parts, if every rank can part its own; else note why not."""
+    parts: Parts | None = None
+    failure: PycollError | None = None
+    try:
+        parts = gpu.partition(sms)
+    except PycollError as error:
+        failure = error
+    # Whoever cannot must not leave the others waiting for it in the first way.
+    if sum(meet(float(failure is not None))) == 0:
+        assert parts is not None
+        notes.append("partition: {} SMs compute, {} communicate".format(*parts.sms))
+        return parts
+    if parts is not None:
+        parts.close()
+    if isinstance(failure, UsageError):
+        raise failure
+    notes.append(f"no partition: {failure or 'another rank cannot part its SMs'}")
+    return None
 
 
 def _require_communicator(who: str, comm: Any) -> None:
@@ -171,15 +265,19 @@ def _require_communicator(who: str, comm: Any) -> None:
 def _advise(kernel: Any, block: Block, shared_mem: int, comm: Any, gpu: Any, sm: Limits) -> Advice:
     from pycoll.overlap.kernel import footprint, handle_of
 
-    beside = COLLECTIVE
-    if comm is not None:
-        own = comm.cuda()
-        if own.registers:  # else it has loaded no kernel yet
-            beside = Footprint(own.threads, own.registers, own.shared_bytes)
+    beside = COLLECTIVE if comm is None else _beside(comm)
     each = footprint(kernel, block, shared_mem, gpu)
     advice = advise(each, beside, sm)
     handle = handle_of(kernel)
     return advice if gpu is None or handle is None else confirm(advice, each, gpu, handle, sm)
+
+
+def _beside(comm: Any) -> Footprint:
+    """Return what a block of a communicator's kernels takes."""
+    own = comm.cuda()
+    if not own.registers:  # it has loaded no kernel yet
+        return COLLECTIVE
+    return Footprint(own.threads, own.registers, own.shared_bytes)
 
 
 def _machine(comm: Any, capability: tuple[int, int] | None) -> tuple[Gpu | None, Limits]:
@@ -192,8 +290,8 @@ def _machine(comm: Any, capability: tuple[int, int] | None) -> tuple[Gpu | None,
     return gpu, gpu.limits
 
 
-def _gpu(comm: Any) -> Gpu:
+def _gpu(comm: Any, device: int | None = None) -> Gpu:
     # Loaded here: it brings the engine, and what reckons with numbers only does without.
     from pycoll.overlap.gpu import Gpu
 
-    return Gpu(None if comm is None else comm.cuda().device)
+    return Gpu(device if comm is None else comm.cuda().device)

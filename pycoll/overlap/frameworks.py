@@ -13,7 +13,7 @@ def on_stream(enqueue: Callable[[Any], object]) -> Callable[[Any], object]:
 
     def call(stream: Any) -> object:
         with contextlib.ExitStack() as stack:
-            for entered in _made_current(stream):
+            for entered in made_current(stream):
                 stack.enter_context(entered)
             return enqueue(stream)
 
@@ -28,7 +28,8 @@ def _loaded() -> Iterator[tuple[str, Any]]:
             yield name, module
 
 
-def _made_current(stream: Any) -> Iterator[Any]:
+def made_current(stream: Any) -> Iterator[Any]:
+    """Yield what makes a stream the current one of cupy and of torch, each to be entered."""
     for name, module in _loaded():
         if name == "torch":
             yield module.cuda.stream(module.cuda.ExternalStream(stream.ptr, stream.device))

@@ -2,46 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
+from typing import Any
 
 from pycoll.errors import UnavailableError
 from pycoll.overlap.frameworks import current_device
+from pycoll.overlap.green import Partition
 from pycoll.overlap.limits import Limits
 from pycoll.overlap.occupancy import Footprint
+from pycoll.overlap.streams import Event, Stream
 from pycoll.runtime.native import cuda
-
-
-class Event:
-    """A moment in a stream."""
-
-    def __init__(self, device: int) -> None:
-        self.handle = cuda.event(device, timing=True)
-        weakref.finalize(self, cuda.event_free, device, self.handle).atexit = False
-
-
-class Stream:
-    """A queue of the GPU. cupy and torch take it by ``__cuda_stream__``."""
-
-    def __init__(self, device: int, priority: int) -> None:
-        self.device, self.priority = device, priority
-        self.ptr = cuda.stream(device, priority)  #: the driver's handle
-        weakref.finalize(self, cuda.stream_free, device, self.ptr).atexit = False
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        """Return the version of the protocol and the handle."""
-        return 0, self.ptr
-
-    def record(self, event: Event) -> None:
-        """Let ``event`` happen when all that is enqueued so far has ended."""
-        cuda.event_record(self.device, event.handle, self.ptr)
-
-    def wait(self, event: Event) -> None:
-        """Let what is enqueued from now on begin after ``event``."""
-        cuda.stream_after(self.device, self.ptr, event.handle)
-
-    def synchronize(self) -> None:
-        """Wait on the host until everything enqueued has ended."""
-        cuda.stream_wait(self.device, self.ptr)
 
 
 class Gpu:
@@ -58,6 +27,7 @@ class Gpu:
         self.device = current_device() if device is None else device
         found = cuda.device(self.device)
         self.name, self.capability = found.name, (found.major, found.minor)
+        self.multiprocessors = found.multiprocessors
         self.limits = Limits.of(
             self.capability,
             threads=found.threads_per_multiprocessor,
@@ -67,11 +37,15 @@ class Gpu:
             reserved=found.shared_reserved_per_block,
             registers=found.registers_per_multiprocessor,
         )
-        self._greatest = cuda.priorities(self.device)[1]
+        self.greatest = cuda.priorities(self.device)[1]  #: priority of a stream
 
     def stream(self, high: bool) -> Stream:
         """Return a new stream, of the highest or of the default priority."""
-        return Stream(self.device, self._greatest if high else 0)
+        return Stream(self.device, self.greatest if high else 0)
+
+    def partition(self, sms: int, comm: Any = None) -> Partition:
+        """Part its SMs: so many for the collective, all others for the computation."""
+        return Partition(self.device, sms, self.greatest, comm)
 
     def event(self) -> Event:
         """Return a new event that keeps the time."""

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pycoll.errors import UsageError, quoted
 
 #: The ways, in the order of the table.
-SEQUENTIAL, CONCURRENT, PRIORITY, SHAPED, BOTH = WAYS = (
+SEQUENTIAL, CONCURRENT, PRIORITY, SHAPED, BOTH, PARTITION, COPIES = WAYS = (
     "sequential",
     "concurrent",
     "priority",
     "shaped",
     "both",
+    "partition",
+    "copies",
 )
 MEANING = {
     SEQUENTIAL: "one after the other on one stream",
@@ -22,6 +24,8 @@ MEANING = {
     PRIORITY: "the collective's stream has the highest priority",
     SHAPED: "the computation leaves room on every SM",
     BOTH: "shaped, and the higher priority",
+    PARTITION: "each on SMs of its own",
+    COPIES: "the collective by copy engines, on no SM",
 }
 #: Less than this is no gain, however steady the times are.
 LEAST_GAIN = 0.01

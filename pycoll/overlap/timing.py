@@ -1,4 +1,4 @@
-"""Times a computation beside a collective, in five ways, by the GPU's own events."""
+"""Times a computation beside a collective, in several ways, by the GPU's own events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from typing import Any, Protocol
 from pycoll.arguments import integer
 from pycoll.benchmark.oob import Gather
 from pycoll.benchmark.timing import rotated
-from pycoll.overlap.result import BOTH, CONCURRENT, PRIORITY, SEQUENTIAL, SHAPED, WAYS, Measured
+from pycoll.overlap.result import (
+    BOTH,
+    CONCURRENT,
+    COPIES,
+    PARTITION,
+    PRIORITY,
+    SEQUENTIAL,
+    SHAPED,
+    WAYS,
+    Measured,
+)
 
 MOST_REPEATS = 1_000_000
 #: Enqueues work on the stream that it is given, and does not wait for it.
@@ -28,11 +38,33 @@ class Stream(Protocol):
         """Wait on the host until everything enqueued has ended."""
 
 
+class Parts(Protocol):
+    """A GPU's SMs in two parts, each with a stream."""
+
+    @property
+    def computation(self) -> Stream:
+        """For the computation."""
+
+    @property
+    def communication(self) -> Stream:
+        """For the collective."""
+
+    @property
+    def sms(self) -> tuple[int, int]:
+        """How many SMs each has, in this order."""
+
+    def close(self) -> None:
+        """Wait for both, and give the SMs back."""
+
+
 class Gpu(Protocol):
     """What `measure` needs of a GPU."""
 
     def stream(self, high: bool) -> Stream:
         """Return a new stream, of the highest or of the default priority."""
+
+    def partition(self, sms: int) -> Parts:
+        """Part the SMs: so many for the collective; asked only where that way is wanted."""
 
     def event(self) -> Any:
         """Return a new event that keeps the time."""
@@ -49,10 +81,22 @@ def run(
     shaped: Enqueue | None,
     repeats: int,
     note: str = "",
+    *,
+    parts: Parts | None = None,
+    copies: Enqueue | None = None,
 ) -> Measured:
     """Time every way ``repeats`` times, in turns; all ranks call this alike.
 
-    ``gather`` gives every rank what each rank passed; all leave it together.
+    Args:
+        gpu: Where.
+        gather: Gives every rank what each rank passed; all leave it together.
+        compute: Enqueues the computation.
+        collective: Enqueues the collective.
+        shaped: Enqueues the computation in its shaped form; without it two ways are left out.
+        repeats: How often each way is timed.
+        note: What the result says of ways that are left out.
+        parts: The SMs in two parts; without them that way is left out.
+        copies: Enqueues the collective by copy engines; without it that way is left out.
 
     Raises:
         UsageError: ``repeats`` is less than 1, or more than a million.
@@ -69,6 +113,11 @@ def run(
     if shaped is not None:
         turns[SHAPED] = lambda: bench.two(shaped, collective, high=False)
         turns[BOTH] = lambda: bench.two(shaped, collective, high=True)
+    if parts is not None:
+        apart = parts.computation, parts.communication
+        turns[PARTITION] = lambda: bench.apart(compute, collective, *apart)
+    if copies is not None:
+        turns[COPIES] = lambda: bench.two(compute, copies, high=True)
     for turn in turns.values():  # kernels are loaded, peers are met
         turn()
     times: dict[str, list[float]] = {name: [] for name in turns}
@@ -89,7 +138,8 @@ class _Bench:
         self._gpu, self._gather = gpu, gather
         self._main = gpu.stream(high=False)
         self._side = {high: gpu.stream(high) for high in (False, True)}
-        self._start, self._end, self._joined = gpu.event(), gpu.event(), gpu.event()
+        self._start, self._end = gpu.event(), gpu.event()
+        self._joined, self._computed = gpu.event(), gpu.event()
 
     def one(self, *work: Enqueue) -> float:
         """Time work on one stream."""
@@ -110,6 +160,22 @@ class _Bench:
         collective(side)
         side.record(self._joined)
         self._main.wait(self._joined)
+        return self._ended()
+
+    def apart(
+        self, compute: Enqueue, collective: Enqueue, computation: Stream, communication: Stream
+    ) -> float:
+        """Time a computation on one part of the GPU beside a collective on the other."""
+        self._gather(0.0)
+        self._main.record(self._start)
+        for stream, enqueue, joined in (
+            (computation, compute, self._computed),
+            (communication, collective, self._joined),
+        ):
+            stream.wait(self._start)
+            enqueue(stream)
+            stream.record(joined)
+            self._main.wait(joined)
         return self._ended()
 
     def _ended(self) -> float:

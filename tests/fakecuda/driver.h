@@ -37,6 +37,7 @@ enum { // CUresult
     LAUNCH_OUT_OF_RESOURCES = 701,
     LAUNCH_TIMEOUT = 702,
     PEER_ACCESS_ALREADY_ENABLED = 704,
+    CONTEXT_IS_DESTROYED = 709,
     HOST_MEMORY_ALREADY_REGISTERED = 712,
     HOST_MEMORY_NOT_REGISTERED = 713,
     LAUNCH_FAILED = 719,
@@ -51,6 +52,8 @@ enum { // CUresult
     CAPTURE_IMPLICIT = 906,
     CAPTURED_EVENT = 907,
     CAPTURE_WRONG_THREAD = 908,
+    INVALID_RESOURCE_TYPE = 914,
+    INVALID_RESOURCE_CONFIGURATION = 915,
 };
 
 // Of sm_90, as NVIDIA's tables of compute capabilities have them.
@@ -93,6 +96,14 @@ using Work = std::function<int()>;
 
 enum { STREAM_NON_BLOCKING = 1 };
 
+// A green context: the primary context of its device, with a part of the multiprocessors.
+struct Green {
+    int device = 0;
+    std::set<unsigned> sms;
+    bool ended = false;
+    char context = 0; // its address is the handle that cuCtxFromGreenCtx gives
+};
+
 struct Stream {
     int device = 0;
     unsigned flags = 0;
@@ -105,7 +116,8 @@ struct Stream {
     std::deque<Item> queue; // from `completed` on
     uint64_t submitted = 0, completed = 0;
     std::shared_ptr<Capture> capture;
-    std::set<int> tips; // nodes that the next one comes after
+    std::set<int> tips;           // nodes that the next one comes after
+    std::shared_ptr<Green> green; // or none
 };
 
 // References to user objects, given up with the last copy of this.
@@ -193,7 +205,9 @@ int option(const char *name, int fallback);                               // FAK
 bool fails(const char *name, int *result); // whether the test wants this one to fail
 int current_device();                      // of the current context, or -1
 bool initialized();                        // in this process
+std::shared_ptr<Green> current_green();    // or none
 uint64_t this_thread();
+extern thread_local bool orphan; // this call was given a stream whose green context is gone
 int devices();
 int physical_device(int device);     // its number on the machine
 void poison(int device, int result); // every later call of the context gives this
@@ -201,6 +215,9 @@ int poisoned_now(int device);
 
 // Streams. With the lock held.
 std::shared_ptr<Stream> stream_of(void *handle); // or nullptr
+void *new_stream(int device, unsigned flags, int priority, std::shared_ptr<Green> green);
+std::shared_ptr<Green> green_of(void *context); // by the handle of a converted one, or nullptr
+std::set<unsigned> multiprocessors(const Stream &stream);
 int enqueue(const std::shared_ptr<Stream> &stream, Work work, std::vector<Ticket> after = {});
 bool idle(int device); // no stream of it has work
 int forbidden();       // what a potentially unsafe call gets now; invalidates the captures
@@ -241,6 +258,27 @@ struct Kernel {
     {
         entries()[name] = entry;
     }
+};
+
+// The room that a kernel's blocks take while this lives: waits for it, with the option PLACES.
+struct BlockNeeds {
+    int warps, registers, shared;
+    int resident; // of a multiprocessor with nothing else on it
+};
+class Places
+{
+  public:
+    Places(int device, const std::set<unsigned> &sms, const BlockNeeds &block, size_t blocks,
+           const char *name);
+    Places(const Places &) = delete;
+    ~Places();
+
+  private:
+    bool find(const std::set<unsigned> &sms, size_t wanted);
+    void leave();
+    int device;
+    BlockNeeds block;
+    std::vector<unsigned> at; // the multiprocessor of each block
 };
 void together(uint32_t n, const std::function<void(uint32_t)> &part); // and waits for all
 

@@ -2,8 +2,7 @@
 
 Options, as keyword arguments; variables of the environment with ``FAKECUDA_`` before them:
 
-==========  =================================================================================
-DEVICES     how many GPUs there are, 1; CUDA_VISIBLE_DEVICES chooses of them
+==========  ==========================================================================DEVICES     how many GPUs there are, 1; CUDA_VISIBLE_DEVICES chooses of them
 THREADS     of a block, at most: 4
 MEMORY_MIB  of each GPU: 4096
 POISON      bytes of new memory that are filled with 0xa5: the first MiB
@@ -17,13 +16,15 @@ RDMA        0: NICs reach no memory of GPUs by its address; 1
 DMABUF      0: the driver exports no dma-buf; 1
 FLUSH       the flushes that the driver offers, in bits: 1, of the host; 0: none
 ORDERING    of NICs' writes: 100 before what the GPU does, 200 before what all do; 0: none
+GREEN       0: GPUs have no green contexts
+LIMITS      1: the driver says how multiprocessors can be parted, as from CUDA 13 on; 0
+PLACES      1: a kernel waits until the multiprocessors of its stream have room for it; 0
 PATIENCE    seconds that a call waits for kernels that run, as the driver may where memory or code
             comes or goes: 30; then they are taken to wait for its caller, which is noted
 FAIL        cuMemAlloc:2,kernel:1=719 makes the second cuMemAlloc fail, with OUT_OF_MEMORY, and
             the first kernel that runs, with 719
 LOG         where each call is written down: `calls` reads it
-==========  =================================================================================
-"""
+==========  =========================================================================="""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ NATIVE = HERE.parents[1] / "native"
 SONAME = "libcuda.so.1"
 SOURCES = (
     *("library", "errors", "memory", "virtual", "copy", "stream", "graph"),
-    *("module", "kernels", "transfers", "peer"),
+    *("module", "kernels", "transfers", "peer", "green", "places"),
 )
 DTYPES = (
     *("float64", "float32", "float16", "bfloat16", "int8"),

@@ -26,6 +26,7 @@ static std::set<std::pair<int, int>> peers;
 // thread's variables in a way that ThreadSanitizer takes for a race with that.
 struct ContextStack {
     int devices[64], depth;
+    void *greens[64]; // the converted green context that was made current, or null
 
     bool empty() const
     {
@@ -37,11 +38,12 @@ struct ContextStack {
         return devices[depth - 1];
     }
 
-    bool push(int device)
+    bool push(int device, void *green = nullptr)
     {
         if (depth == 64)
             return false;
-        devices[depth++] = device;
+        devices[depth] = device;
+        greens[depth++] = green;
         return true;
     }
 
@@ -52,6 +54,7 @@ struct ContextStack {
 };
 static thread_local ContextStack contexts; // of this thread, the last one current
 static std::vector<int> visible;
+thread_local bool orphan;
 static std::map<std::string, int> counts; // calls so far
 struct Failure {
     int call, result;
@@ -137,6 +140,11 @@ int current_device()
     return contexts.empty() ? -1 : contexts.back();
 }
 
+std::shared_ptr<Green> current_green()
+{
+    return contexts.empty() ? nullptr : green_of(contexts.greens[contexts.depth - 1]);
+}
+
 void poison(int device, int result)
 {
     if (!poisoned[device])
@@ -155,6 +163,7 @@ Call::Call(const char *name, int needs, const char *format, ...)
     va_start(args, format);
     vsnprintf(arguments, sizeof arguments, format, args);
     va_end(args);
+    orphan = false;
     int device = current_device(), given = SUCCESS;
     if ((needs & INITIALIZED) && initialized_in != getpid())
         refused = NOT_INITIALIZED;
@@ -173,6 +182,8 @@ int Call::operator()(int result)
 {
     if (refused)
         result = refused;
+    if (orphan && result == INVALID_HANDLE) // of a context that is gone
+        result = CONTEXT_IS_DESTROYED;
     if (logged)
         note("%s(%s) = %d", name, arguments, result);
     return result;
@@ -347,10 +358,11 @@ API cuDevicePrimaryCtxRelease_v2(int device)
 API cuCtxPushCurrent_v2(void *context)
 {
     Call call("cuCtxPushCurrent", INITIALIZED | UNLOGGED);
-    int device = of_context(context);
-    if (!call || device < 0 || !retained[device])
+    auto green = green_of(context);
+    int device = green ? green->device : of_context(context);
+    if (!call || device < 0 || (!green && !retained[device]))
         return call(INVALID_CONTEXT);
-    return call(contexts.push(device) ? SUCCESS : OUT_OF_MEMORY);
+    return call(contexts.push(device, green ? context : nullptr) ? SUCCESS : OUT_OF_MEMORY);
 }
 
 API cuCtxPopCurrent_v2(void **out)

@@ -261,6 +261,9 @@ API cuLaunchKernelEx(const Config *config, void *handle, void **arguments, void 
         std::lock_guard held(lock);
         f = function(handle);
         result = f ? admitted(*config, *f, described) : (int)INVALID_HANDLE;
+        auto on = streams.find(config->stream);
+        if (on && on->green)
+            described += ", " + std::to_string(on->green->sms.size()) + " SMs";
         snprintf(what, sizeof what, "%s, %ux%ux%u, %u, %u, %p%s", f ? f->name.c_str() : "?",
                  config->blocks[0], config->blocks[1], config->blocks[2], config->threads[0],
                  config->shared, config->stream, described.c_str());
@@ -283,7 +286,17 @@ API cuLaunchKernelEx(const Config *config, void *handle, void **arguments, void 
     }
     Grid grid = {{config->blocks[0], config->blocks[1], config->blocks[2]},
                  config->threads[0] * config->threads[1] * config->threads[2]};
-    return call(enqueue(stream, [entry = f->entry, values, grid] {
+    BlockNeeds block = {
+        warps((int)grid.threads),
+        warps((int)grid.threads) * up(f->registers * WARP, REGISTERS_UNIT),
+        up(f->shared + (int)config->shared + SHARED_RESERVED, SHARED_UNIT),
+        resident(*f, (int)grid.threads, config->shared),
+    };
+    auto place = [=, sms = multiprocessors(*stream), device = stream->device, name = f->name] {
+        size_t blocks = (size_t)grid.blocks[0] * grid.blocks[1] * grid.blocks[2];
+        return Places(device, sms, block, blocks, name.c_str());
+    };
+    return call(enqueue(stream, [entry = f->entry, values, grid, place] {
         int given = SUCCESS;
         {
             std::lock_guard held(lock);
@@ -293,6 +306,7 @@ API cuLaunchKernelEx(const Config *config, void *handle, void **arguments, void 
         std::vector<void *> at;
         for (auto &value : *values)
             at.push_back(value.data());
+        Places held = place();
         entry->run(at.data(), grid);
         return (int)SUCCESS;
     }));

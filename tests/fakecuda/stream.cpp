@@ -116,7 +116,30 @@ std::shared_ptr<Stream> stream_of(void *handle)
             own[device] = made(device, 0, 0);
         return own[device];
     }
-    return streams.find(handle);
+    auto found = streams.find(handle);
+    if (!found || !found->green || !found->green->ended)
+        return found;
+    orphan = true;
+    return nullptr;
+}
+
+// A priority outside the range is the nearest one in it.
+void *new_stream(int device, unsigned flags, int priority, std::shared_ptr<Green> green)
+{
+    int within = priority < GREATEST_PRIORITY ? (int)GREATEST_PRIORITY
+                 : priority > LEAST_PRIORITY  ? (int)LEAST_PRIORITY
+                                              : priority;
+    auto stream = made(device, flags, within);
+    stream->green = green;
+    return stream.get();
+}
+
+std::set<unsigned> multiprocessors(const Stream &stream)
+{
+    std::set<unsigned> all;
+    for (unsigned i = 0; i < MULTIPROCESSORS; i++)
+        all.insert(i);
+    return stream.green ? stream.green->sms : all;
 }
 
 static bool blocking(const Stream &stream)
@@ -227,11 +250,7 @@ API cuStreamCreateWithPriority(void **out, unsigned flags, int priority)
     Call call("cuStreamCreateWithPriority", CONTEXT, "%u, %d", flags, priority);
     if (!call || flags > STREAM_NON_BLOCKING)
         return call(INVALID_VALUE);
-    // A priority outside the range is the nearest one in it.
-    int within = priority < GREATEST_PRIORITY ? (int)GREATEST_PRIORITY
-                 : priority > LEAST_PRIORITY  ? (int)LEAST_PRIORITY
-                                              : priority;
-    *out = made(current_device(), flags, within).get();
+    *out = new_stream(current_device(), flags, priority, current_green());
     return call();
 }
 
@@ -254,7 +273,7 @@ API cuStreamGetPriority(void *handle, int *out)
 API cuStreamDestroy_v2(void *handle)
 {
     Call call("cuStreamDestroy", CONTEXT, "%p", handle);
-    auto stream = (uintptr_t)handle <= 2 ? nullptr : streams.find(handle);
+    auto stream = (uintptr_t)handle <= 2 ? nullptr : stream_of(handle);
     if (!call || !stream)
         return call(INVALID_HANDLE);
     if (stream->capture)

@@ -25,6 +25,9 @@ ENUMERATORS = {
         "CUDA_NOT_FOUND": "CUDA_ERROR_NOT_FOUND",
         "CUDA_NOT_READY": "CUDA_ERROR_NOT_READY",
         "CUDA_PEER_ACCESS_ALREADY_ENABLED": "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED",
+        "CUDA_NOT_SUPPORTED": "CUDA_ERROR_NOT_SUPPORTED",
+        "CUDA_INVALID_RESOURCE_TYPE": "CUDA_ERROR_INVALID_RESOURCE_TYPE",
+        "CUDA_INVALID_RESOURCE_CONFIGURATION": "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION",
         "CUDA_LAUNCH_COOPERATIVE": "CU_LAUNCH_ATTRIBUTE_COOPERATIVE",
         "CUDA_LAUNCH_PRIORITY": "CU_LAUNCH_ATTRIBUTE_PRIORITY",
         "CUDA_LAUNCH_SYNC_DOMAIN": "CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN",
@@ -96,6 +99,11 @@ ENUMERATORS = {
         "USER_OBJECT_NO_DESTRUCTOR_SYNC": "CU_USER_OBJECT_NO_DESTRUCTOR_SYNC",
         "GRAPH_USER_OBJECT_MOVE": "CU_GRAPH_USER_OBJECT_MOVE",
     },
+    "gpu/driver/cuda_green.c": {
+        "RESOURCE_SM": "CU_DEV_RESOURCE_TYPE_SM",
+        "GREEN_DEFAULT_STREAM": "CU_GREEN_CTX_DEFAULT_STREAM",
+        "GREEN_STREAM_NON_BLOCKING": "CU_STREAM_NON_BLOCKING",
+    },
     "gpu/driver/cuda_module.c": {
         "FUNCTION_THREADS": "CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK",
         "FUNCTION_SHARED": "CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES",
@@ -152,6 +160,11 @@ SIZE(pc_cuda_multicast, CUmulticastObjectProp);
 PLACE(pc_cuda_multicast, nbytes, CUmulticastObjectProp, size);
 PLACE(pc_cuda_multicast, handle_types, CUmulticastObjectProp, handleTypes);
 PLACE(pc_cuda_multicast, flags, CUmulticastObjectProp, flags);
+SIZE(pc_cuda_resource, CUdevResource);
+PLACE(pc_cuda_resource, type, CUdevResource, type);
+PLACE(pc_cuda_resource, sm.count, CUdevResource, sm.smCount);
+PLACE(pc_cuda_resource, sm.least, CUdevResource, sm.minSmPartitionSize);
+PLACE(pc_cuda_resource, sm.unit, CUdevResource, sm.smCoscheduledAlignment);
 SAME(sizeof(CUmemGenericAllocationHandle), sizeof(uint64_t));
 SAME(sizeof(CUdeviceptr), sizeof(uint64_t));
 SAME(sizeof(CUdevice), sizeof(int));
@@ -191,8 +204,8 @@ def compiles(program: str, folder: Path) -> None:
 
 def test_every_enumerator_is_looked_at() -> None:
     """All that stand in the files for CUDA's interface have a row above."""
-    parts = ("cuda.c", "cuda_memory.c", "cuda_virtual.c", "cuda_stream.c", "cuda_module.c")
-    for name in ("cuda.h", *parts):
+    parts = ("memory", "virtual", "stream", "module", "green")
+    for name in ("cuda.h", "cuda.c", *(f"cuda_{part}.c" for part in parts)):
         path = f"gpu/driver/{name}"
         assert set(enumerators((NATIVE / path).read_text())) == set(ENUMERATORS[path]), name
 

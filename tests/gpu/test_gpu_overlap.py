@@ -15,6 +15,7 @@ import kernels
 import together
 
 from pycoll import overlap
+from pycoll.errors import UsageError
 from pycoll.runtime.native import cuda
 
 pytestmark = [pytest.mark.native, pytest.mark.fake_cuda]
@@ -69,3 +70,54 @@ def test_a_plan_reckons_with_the_communicators_own_blocks() -> None:
 
     assert advice == advise(work, beside, limits((9, 0)))
     assert advice.natural == 2
+
+
+def test_collectives_run_on_a_part_of_the_sms() -> None:
+    kernels.take_any()
+
+    def rank(comm: Any) -> tuple[list[float], bool]:
+        import numpy as np
+        from device import Pool
+
+        pool = Pool(0, 1 << 20)
+        given = np.random.default_rng(comm.rank).integers(0, 99, 1000).astype(np.float32)
+        x, y = pool.array(given), pool.array(given)
+        comm.plan("allreduce", x)
+        comm.barrier()
+        # To part the SMs may wait for kernels, so no rank's collective runs before all have.
+        with overlap.partition(16, comm) as part:
+            comm.barrier()
+            with part.communication as stream:
+                comm.allreduce(x)
+            with comm.on_stream(part.communication):
+                comm.allreduce(x)
+            stream.synchronize()
+            comm.barrier()
+        comm.barrier()  # as before: nor before all have theirs back
+        with comm.on_stream(pool.stream):
+            comm.allreduce(y)
+            comm.allreduce(y)
+        cuda.stream_wait(0, pool.stream)
+        return x.get().tolist(), bool((x.get() == y.get()).all())
+
+    (one, same), (other, too) = together.spawn(rank, 2)
+    assert one == other
+    assert same, "a part of the SMs changes no bit"
+    assert too
+    on = [" 16 SMs" in each.arguments for each in fakecuda.calls() if "LaunchKernel" in each.name]
+    assert on == [True] * 4 + [False] * 4
+    assert fakecuda.remarks() == []
+
+
+def test_a_part_that_cannot_hold_the_communicators_blocks_is_refused() -> None:
+    kernels.take_any()
+
+    def rank(comm: Any) -> int:
+        comm.cuda(0)
+        with pytest.raises(UsageError, match="8 SMs hold 24 blocks of the collective at once"):
+            overlap.partition(8, comm)
+        with pytest.raises(UsageError, match="device is 0, and comm has a GPU of its own"):
+            overlap.partition(16, comm, device=0)
+        return int(comm.cuda().blocks)
+
+    assert together.spawn(rank, 1) == [32]

@@ -21,6 +21,9 @@ enum { /* CUresult: the values that the engine tells apart */
        CUDA_NOT_FOUND = 500,
        CUDA_NOT_READY = 600,
        CUDA_PEER_ACCESS_ALREADY_ENABLED = 704,
+       CUDA_NOT_SUPPORTED = 801,
+       CUDA_INVALID_RESOURCE_TYPE = 914,
+       CUDA_INVALID_RESOURCE_CONFIGURATION = 915,
 };
 
 struct pc_cuda_ipc { /* CUipcMemHandle, passed by value */
@@ -77,6 +80,19 @@ struct pc_cuda_multicast { /* CUmulticastObjectProp */
     size_t nbytes;
     unsigned long long handle_types;
     unsigned long long flags;
+};
+
+struct pc_cuda_resource { /* CUdevResource: written by the driver alone */
+    int type;
+    unsigned char internal[92];
+    union {
+        struct { /* CUdevSmResource; drivers of CUDA 12 leave the last two 0 */
+            unsigned count;
+            unsigned least;
+            unsigned unit;
+        } sm;
+        unsigned char external[48];
+    };
 };
 
 /* Member, symbol, arguments. Required of every driver: CUDA 11.3, driver 465. Suffixes such as _v2
@@ -177,12 +193,30 @@ struct pc_cuda_multicast { /* CUmulticastObjectProp */
       (uint64_t, size_t, uint64_t, size_t, size_t, unsigned long long)) \
     X(MulticastUnbind, "cuMulticastUnbind", (uint64_t, int, size_t, size_t))
 
+/* All NULL before CUDA 12.4, driver 550: pc_cuda_sms asks. */
+#define PC_CUDA_GREEN(X) \
+    X(DeviceGetDevResource, "cuDeviceGetDevResource", (int, struct pc_cuda_resource *, int)) \
+    X(DevSmResourceSplitByCount, "cuDevSmResourceSplitByCount", \
+      (struct pc_cuda_resource *, unsigned *, const struct pc_cuda_resource *, \
+       struct pc_cuda_resource *, unsigned, unsigned)) \
+    X(DevResourceGenerateDesc, "cuDevResourceGenerateDesc", \
+      (void **, struct pc_cuda_resource *, unsigned)) \
+    X(GreenCtxCreate, "cuGreenCtxCreate", (void **, void *, int, unsigned)) \
+    X(GreenCtxDestroy, "cuGreenCtxDestroy", (void *)) \
+    X(CtxFromGreenCtx, "cuCtxFromGreenCtx", (void **, void *))
+
+/* NULL before CUDA 12.5, driver 555, too. */
+#define PC_CUDA_GREEN_STREAM(X) \
+    X(GreenCtxStreamCreate, "cuGreenCtxStreamCreate", (void **, void *, unsigned, int))
+
 struct pc_cuda {
 #define PC_DEVICE_MEMBER(name, symbol, arguments) int(*name) arguments;
     PC_CUDA_BASE(PC_DEVICE_MEMBER)
     PC_CUDA_KERNELS(PC_DEVICE_MEMBER)
     PC_CUDA_NEWER(PC_DEVICE_MEMBER)
     PC_CUDA_MULTICAST(PC_DEVICE_MEMBER)
+    PC_CUDA_GREEN(PC_DEVICE_MEMBER)
+    PC_CUDA_GREEN_STREAM(PC_DEVICE_MEMBER)
 #undef PC_DEVICE_MEMBER
     int devices;
 };

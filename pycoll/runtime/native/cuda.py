@@ -93,6 +93,22 @@ class Function(NamedTuple):
     dynamic: int  #: bytes of dynamic shared memory at most, as things stand
 
 
+class Multiprocessors(NamedTuple):
+    """Those of a GPU, and how they can be parted."""
+
+    sms: int
+    least: int  #: of a part
+    unit: int  #: a part has a multiple of it
+
+
+class Part(NamedTuple):
+    """A part of a GPU's multiprocessors: a green context."""
+
+    context: int
+    stream: int  #: whose kernels run on the part alone
+    sms: int
+
+
 class _Failure:
     """The place of an error's text, and the exception that it becomes."""
 
@@ -301,6 +317,34 @@ def capture_pin(number: int, handle: int, users: Any) -> None:
     """Let a graph that is being captured keep one of ``users``, a ``uint32_t *`` of `ffi`."""
     failure = _Failure()
     failure.check(lib.pc_cuda_capture_pin(number, handle, users, failure.c))
+
+
+def multiprocessors(number: int) -> Multiprocessors:
+    """Return how many multiprocessors a GPU has, and how they can be parted.
+
+    Raises:
+        UnavailableError: They cannot; says what is missing.
+    """
+    failure, found = _Failure(), ffi.new("struct pc_cuda_sms *")
+    failure.check(lib.pc_cuda_sms(number, failure.c, found))
+    return Multiprocessors(found.count, found.least, found.unit)
+
+
+def partition(number: int, sms: int, priority: int) -> tuple[Part, Part]:
+    """Part a GPU's multiprocessors: so many with a stream of that priority, and all others."""
+    failure, own, rest = _Failure(), *(ffi.new("struct pc_cuda_part *") for _ in range(2))
+    failure.check(lib.pc_cuda_partition(number, sms, priority, failure.c, own, rest))
+    return _part(own), _part(rest)
+
+
+def _part(of: Any) -> Part:
+    return Part(int(of.context), int(of.stream), int(of.sms))
+
+
+def partition_free(number: int, own: Part, rest: Part) -> None:
+    """Undo `partition`, streams included, once nothing runs on them."""
+    failure, parts = _Failure(), [ffi.new("struct pc_cuda_part *", each) for each in (own, rest)]
+    failure.check(lib.pc_cuda_partition_free(number, *parts, failure.c))
 
 
 def event(number: int, timing: bool = False) -> int:
