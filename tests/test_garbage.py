@@ -615,6 +615,40 @@ def overlap_rows() -> dict[str, Row]:
             lacked={"capability": "none"},
             words={"block": "threads"},
         ),
+        "advise": Row(
+            lambda **given: overlap.advise(**{"capability": hopper, **given}),
+            {
+                "work": overlap.Work(kernel, 8448, seconds=1e-3),
+                "collective": overlap.Collective(seconds=1e-3),
+            },
+            {"comm": "none", "copies": "true", "capability": ""},
+            lacked={"capability": "none"},
+        ),
+        "Work": Row(
+            overlap.Work,
+            {"block": kernel, "grid": 5, "seconds": 1e-3},
+            {
+                "grid": "five huge true",
+                "seconds": "five half huge",
+                "flops": "five half huge",
+                "nbytes": "five half huge",
+                "tensor": "true",
+                "persistent": "true",
+                "padded": "true",
+            },
+        ),
+        "Collective": Row(
+            overlap.Collective,
+            {"seconds": 1e-3},
+            {
+                "seconds": "five half huge",
+                "nbytes": "five half huge",
+                "ranks": "five",
+                "blocks": "five true",
+                "kind": "",
+                "block": "",
+            },
+        ),
         "shape": Row(
             lambda **given: overlap.shape(**{"capability": hopper, **given}),
             {"kernel": RawKernel(), "max_blocks_per_sm": 2},
@@ -743,6 +777,7 @@ EXEMPT = {
     "Work.begin": "the engine's",
     "Work.start": "the engine's",
     "overlap.Advice": "made by plan",
+    "overlap.Comparison": "made by advise",
     "overlap.Measured": "made by measure",
     "overlap.Shaped": "made by shape",
     "algorithms.Algorithm": "as pycoll.Algorithm",

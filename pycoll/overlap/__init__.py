@@ -14,14 +14,18 @@ a ``capability``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pycoll.arguments import integer
+from pycoll.arguments import flag, instance, integer
 from pycoll.errors import PycollError, UsageError, quoted
-from pycoll.overlap.advice import Advice, advise, confirm
+from pycoll.overlap.advice import Advice, confirm
+from pycoll.overlap.advice import advise as _capped
+from pycoll.overlap.compare import Comparison, compare
 from pycoll.overlap.occupancy import Footprint
 from pycoll.overlap.result import Measured
 from pycoll.overlap.shaped import Launch, Shaped
+from pycoll.overlap.work import COLLECTIVE, Collective, Work
 
 if TYPE_CHECKING:
     from pycoll.benchmark.oob import Gather
@@ -29,25 +33,26 @@ if TYPE_CHECKING:
     from pycoll.overlap.green import Partition
     from pycoll.overlap.kernel import Block
     from pycoll.overlap.limits import Limits
+    from pycoll.overlap.machine import Machine
     from pycoll.overlap.timing import Enqueue, Parts
 
 __all__ = [
     "COLLECTIVE",
     "Advice",
+    "Collective",
+    "Comparison",
     "Footprint",
     "Launch",
     "Measured",
     "Shaped",
+    "Work",
+    "advise",
     "measure",
     "partition",
     "plan",
     "shape",
 ]
 
-#: A block of pycoll's own kernels at most: what tests of the compiled kernels hold them to.
-COLLECTIVE = Footprint(256, 80, 2048)
-#: So many of them a launch has at most, unless PYCOLL_CUDA_BLOCKS says less.
-COLLECTIVE_BLOCKS = 32
 #: More SMs than any GPU has, and more GPUs.
 MOST_SMS, MOST_DEVICE = 65536, 2**31 - 1
 
@@ -84,6 +89,51 @@ def plan(
     _require_communicator("plan", comm)
     gpu, sm = _machine(comm, capability)
     return _advise(kernel, block, shared_mem, None if gpu is None else comm, gpu, sm)
+
+
+def advise(
+    work: Work,
+    collective: Collective,
+    comm: Any = None,
+    *,
+    copies: bool = False,
+    capability: tuple[int, int] | None = None,
+) -> Comparison:
+    """Compare the ways to run a collective beside a computation, and say which should win and why.
+
+    Everything is reckoned, by the blocks that SMs hold, by waves, and by NVIDIA's data sheets: it
+    tells what is worth trying, and `measure` what is so.
+
+    Args:
+        work: The computation.
+        collective: What is to run beside it.
+        comm: The communicator: the collective's block and their number are then those of its
+            kernels. As with `plan`, all its ranks call this if any does.
+        copies: There is a form of the collective that copy engines do.
+        capability: Compute capability to reckon for, ``(8, 0)`` or ``(9, 0)``: that of an A100 or
+            H100 of NVLink's form; by default this machine's GPU is asked.
+
+    Returns:
+        What each way would take and why; ``str()`` of it is a table.
+
+    Raises:
+        UsageError: No SM holds a block of the computation, or an argument is none.
+        UnavailableError: There is no GPU and no ``capability``, or a time is neither given nor
+            known.
+
+    Example:
+        >>> chain = overlap.Work(overlap.Footprint(256, 32), 8448, nbytes=2**30, flops=2**30)
+        >>> sums = overlap.Collective("allreduce", nbytes=64 << 20, ranks=8)
+        >>> overlap.advise(chain, sums, capability=(9, 0)).best
+        'priority'
+    """
+    instance("overlap.advise: work", work, Work)
+    instance("overlap.advise: collective", collective, Collective)
+    flag("overlap.advise: copies", copies)
+    _require_communicator("advise", comm)
+    if comm is not None:
+        collective = replace(collective, block=_beside(comm), blocks=comm.cuda().blocks)
+    return compare(work, collective, _whole(comm, capability), copies)
 
 
 def shape(
@@ -137,7 +187,7 @@ def partition(sms: int, comm: Any = None, *, device: int | None = None) -> Parti
         ...     with part.communication:
         ...         comm.allreduce(x)
     """
-    from pycoll.overlap.green import Collective, require_room
+    from pycoll.overlap.green import require_room
 
     _require_communicator("partition", comm)
     sms = integer("overlap.partition: sms", sms, 1, MOST_SMS)
@@ -150,7 +200,7 @@ def partition(sms: int, comm: Any = None, *, device: int | None = None) -> Parti
             )
     gpu = _gpu(comm, device)
     if comm is not None:
-        require_room(sms, Collective(_beside(comm), comm.cuda().blocks), gpu.limits)
+        require_room(sms, _beside(comm), comm.cuda().blocks, gpu.limits)
     return gpu.partition(sms, comm)
 
 
@@ -267,7 +317,7 @@ def _advise(kernel: Any, block: Block, shared_mem: int, comm: Any, gpu: Any, sm:
 
     beside = COLLECTIVE if comm is None else _beside(comm)
     each = footprint(kernel, block, shared_mem, gpu)
-    advice = advise(each, beside, sm)
+    advice = _capped(each, beside, sm)
     handle = handle_of(kernel)
     return advice if gpu is None or handle is None else confirm(advice, each, gpu, handle, sm)
 
@@ -288,6 +338,16 @@ def _machine(comm: Any, capability: tuple[int, int] | None) -> tuple[Gpu | None,
         return None, limits(capability)
     gpu = _gpu(comm)
     return gpu, gpu.limits
+
+
+def _whole(comm: Any, capability: tuple[int, int] | None) -> Machine:
+    """Return what is known of the whole GPU that is reckoned for."""
+    from pycoll.overlap.machine import Machine, machine, rates
+
+    if capability is not None:
+        return machine(capability)
+    gpu = _gpu(comm)
+    return Machine(gpu.limits, gpu.multiprocessors, *gpu.parts(), rates(gpu.capability))
 
 
 def _gpu(comm: Any, device: int | None = None) -> Gpu:

@@ -47,6 +47,13 @@ class Gpu:
         """Part its SMs: so many for the collective, all others for the computation."""
         return Partition(self.device, sms, self.greatest, comm)
 
+    def parts(self) -> tuple[int, int]:
+        """Return the least SMs of a part, and what a part has a multiple of; zeros: no parts."""
+        try:
+            return cuda.multiprocessors(self.device)[1:]
+        except UnavailableError:
+            return 0, 0
+
     def event(self) -> Event:
         """Return a new event that keeps the time."""
         return Event(self.device)

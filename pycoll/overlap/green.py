@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from pycoll.errors import ClosedError, UnavailableError, UsageError
 from pycoll.overlap.frameworks import made_current
@@ -20,27 +20,14 @@ from pycoll.overlap.streams import Queue
 from pycoll.runtime.native import cuda
 
 
-class Collective(NamedTuple):
-    """What a collective's kernels take: blocks that wait for one another."""
-
-    block: Footprint
-    blocks: int  #: of a launch, at most
-
-
-def least_sms(collective: Collective, sm: Limits) -> int:
-    """Return how many SMs hold all blocks of a collective's launch at once."""
-    return -(-collective.blocks // max(resident(collective.block, sm), 1))
-
-
-def require_room(sms: int, collective: Collective, sm: Limits) -> None:
+def require_room(sms: int, block: Footprint, blocks: int, sm: Limits) -> None:
     """Raise UsageError where a part is too small for a collective whose blocks wait for another."""
-    each = resident(collective.block, sm)
-    if sms * each < collective.blocks:
+    each = max(resident(block, sm), 1)
+    if sms * each < blocks:
         raise UsageError(
             f"overlap.partition: {sms} SMs hold {sms * each} blocks of the collective at once "
-            f"({each} each), and it launches up to {collective.blocks}, which wait for one "
-            f"another; want at least {least_sms(collective, sm)} SMs, or "
-            f"PYCOLL_CUDA_BLOCKS={sms * each} on every rank"
+            f"({each} each), and it launches up to {blocks}, which wait for one another; want at "
+            f"least {-(-blocks // each)} SMs, or PYCOLL_CUDA_BLOCKS={sms * each} on every rank"
         )
 
 

@@ -88,6 +88,19 @@ def lacking(
     return short
 
 
+def beside(other: Footprint, block: Footprint, count: int, sm: Limits, padding: int = 0) -> int:
+    """Return how many blocks of another kernel fit beside ``count`` of this one on an SM."""
+    left = sm.registers // sm.partitions - _share(block.warps * count, sm) * warp_registers(
+        block, sm
+    )
+    warps = max(left, 0) // warp_registers(other, sm) * sm.partitions
+    warps = min(warps, sm.threads // WARP - block.warps * count)
+    found = min(warps // other.warps, sm.blocks - count)
+    if taken := block_shared(other, sm):
+        found = min(found, (sm.shared - count * block_shared(block, sm, padding)) // taken)
+    return max(found, 0)
+
+
 def padding_for(block: Footprint, count: int, sm: Limits) -> int | None:
     """Return the padding, in whole units, that lets an SM hold at most ``count`` blocks.
 

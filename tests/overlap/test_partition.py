@@ -16,7 +16,7 @@ from simulated import Simulated
 
 from pycoll import overlap
 from pycoll.errors import ClosedError, UnavailableError, UsageError
-from pycoll.overlap.green import Collective, least_sms, require_room
+from pycoll.overlap.green import require_room
 from pycoll.overlap.limits import limits
 from pycoll.overlap.occupancy import Footprint
 
@@ -242,14 +242,13 @@ def test_device_and_communicator() -> None:
 def test_a_part_that_cannot_hold_a_launch() -> None:
     """Its blocks wait for one another: those that find no place would be waited for in vain."""
     hopper, block = limits((9, 0)), Footprint(256, 80, 2048)
-    assert least_sms(Collective(block, 32), hopper) == 11  # three on each
-    require_room(16, Collective(block, 32), hopper)
+    require_room(11, block, 32, hopper)  # three on each
     with pytest.raises(
         UsageError,
         match=r"8 SMs hold 24 blocks of the collective at once \(3 each\), and it launches up to "
         r"32, which wait for one another; want at least 11 SMs, or PYCOLL_CUDA_BLOCKS=24",
     ):
-        require_room(8, Collective(block, 32), hopper)
+        require_room(8, block, 32, hopper)
 
 
 def test_partition_is_a_way_to_measure() -> None:
