@@ -471,6 +471,9 @@ int pc_cuda_function_read(int device, uintptr_t function, struct pc_error *error
                           struct pc_cuda_function *out);
 int pc_cuda_function_dynamic(int device, uintptr_t function, uint32_t nbytes,
                              struct pc_error *error);
+/* Asks for so much of an SM's L1 cache as shared memory where the function runs. */
+int pc_cuda_function_carveout(int device, uintptr_t function, uint32_t percent,
+                              struct pc_error *error);
 /* Blocks of so many threads and bytes of dynamic shared memory that fit a multiprocessor. */
 int pc_cuda_occupancy(int device, uintptr_t function, uint32_t threads, size_t dynamic,
                       struct pc_error *error, int *blocks);

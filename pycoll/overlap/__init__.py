@@ -142,16 +142,17 @@ def shape(
     """Return a kernel of which an SM holds at most so many blocks at a time.
 
     Args:
-        kernel: A cupy RawKernel, or a function of a RawModule.
+        kernel: A cupy RawKernel, a function of a RawModule, or a compiled Triton kernel.
         max_blocks_per_sm: At least 1; `plan` says how many.
         capability: As of `plan`.
 
     Returns:
-        What is called like the kernel: ``shaped(grid, block, args, shared_mem=0)``. Each launch is
-        given shared memory that it does not use; the results are the same.
+        What is called like cupy's: ``shaped(grid, block, args, shared_mem=0)``; of a Triton kernel
+        also ``shaped[grid](*args)``. Each launch is given shared memory that it does not use; the
+        results are the same.
 
     Raises:
-        UsageError: The kernel is none of cupy's, or the cap is no positive integer.
+        UsageError: The kernel is none of these, or the cap is no positive integer.
         UnavailableError: There is no GPU, and no ``capability`` was given that is known.
     """
     return Shaped(kernel, max_blocks_per_sm, _machine(None, capability)[1])

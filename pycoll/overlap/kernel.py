@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll.arguments import integer
 from pycoll.errors import UsageError, quoted
+from pycoll.overlap.limits import WARP
 from pycoll.overlap.occupancy import Footprint
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def footprint(kernel: Any, block: Block, dynamic: int, gpu: Gpu | None) -> Footp
         return replace(kernel, threads=threads, dynamic=kernel.dynamic + dynamic)
     if hasattr(kernel, "num_regs") and hasattr(kernel, "shared_size_bytes"):  # cupy
         return Footprint(threads, int(kernel.num_regs), int(kernel.shared_size_bytes), dynamic)
+    if is_compiled(kernel):
+        getattr(kernel, "run", None)  # since 3.5 it is loaded by that, and then has n_regs
     if hasattr(kernel, "n_regs") and hasattr(kernel, "metadata"):  # Triton: all of it is dynamic
         return Footprint(threads, int(kernel.n_regs), 0, int(kernel.metadata.shared) + dynamic)
     if isinstance(kernel, int) and gpu is not None:
@@ -71,6 +74,16 @@ def footprint(kernel: Any, block: Block, dynamic: int, gpu: Gpu | None) -> Footp
         "cupy RawKernel, a compiled Triton kernel, the handle of a CUfunction on this machine's "
         "GPU, or an overlap.Footprint"
     )
+
+
+def is_compiled(kernel: object) -> bool:
+    """Tell whether a kernel is one that Triton has compiled."""
+    return hasattr(kernel, "metadata") and hasattr(kernel, "packed_metadata")
+
+
+def compiled_threads(kernel: Any) -> int:
+    """Return the threads of a block of a kernel that Triton has compiled."""
+    return int(kernel.metadata.num_warps) * WARP
 
 
 def handle_of(kernel: Any) -> int | None:

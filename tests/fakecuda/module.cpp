@@ -174,6 +174,8 @@ API cuFuncSetAttribute(void *handle, int which, int value)
     Function *f = function(handle);
     if (!call || !f)
         return call(INVALID_HANDLE);
+    if (which == 9 && value >= -1 && value <= 100) // a hint, in percent
+        return call();
     if (which != 8 || value < 0 || f->shared + value > SHARED_OPTIN)
         return call(INVALID_VALUE);
     f->dynamic = value;

@@ -173,6 +173,7 @@ class Computation:
 
         if padding:
             cuda.function_dynamic(self._device, self.handle, padding)
+            cuda.function_carveout(self._device, self.handle, 100)
 
         def enqueue(stream: Any) -> None:
             cuda.launch(

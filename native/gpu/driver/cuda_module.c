@@ -9,6 +9,7 @@ enum { /* CUfunction_attribute */
        FUNCTION_LOCAL = 3,
        FUNCTION_REGISTERS = 4,
        FUNCTION_DYNAMIC_SHARED = 8,
+       FUNCTION_CARVEOUT = 9,
 };
 
 _Static_assert(sizeof(struct pc_cuda_launch_attribute) == 72, "as CUlaunchAttribute is");
@@ -81,6 +82,17 @@ int pc_cuda_function_dynamic(int device, uintptr_t function, uint32_t nbytes,
     int result = pc__cuda.FuncSetAttribute((void *)function, FUNCTION_DYNAMIC_SHARED, (int)nbytes);
     return pc__cuda_leave(result, error, "cuFuncSetAttribute(%#zx, %u bytes of shared memory)",
                           (size_t)function, nbytes);
+}
+
+int pc_cuda_function_carveout(int device, uintptr_t function, uint32_t percent,
+                              struct pc_error *error)
+{
+    int rc = pc__cuda_enter(device, error);
+    if (rc != PC_OK)
+        return rc;
+    int result = pc__cuda.FuncSetAttribute((void *)function, FUNCTION_CARVEOUT, (int)percent);
+    return pc__cuda_leave(result, error, "cuFuncSetAttribute(%#zx, %u %% of shared memory)",
+                          (size_t)function, percent);
 }
 
 int pc_cuda_occupancy(int device, uintptr_t function, uint32_t threads, size_t dynamic,

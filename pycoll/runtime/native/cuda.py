@@ -419,6 +419,12 @@ def function_dynamic(number: int, handle: int, nbytes: int) -> None:
     failure.check(lib.pc_cuda_function_dynamic(number, handle, nbytes, failure.c))
 
 
+def function_carveout(number: int, handle: int, percent: int) -> None:
+    """Ask for so much of an SM's L1 cache as shared memory where a kernel runs: 0 to 100 %."""
+    failure = _Failure()
+    failure.check(lib.pc_cuda_function_carveout(number, handle, percent, failure.c))
+
+
 def occupancy(number: int, handle: int, threads: int, dynamic: int) -> int:
     """Return how many blocks of a kernel a multiprocessor holds."""
     failure, blocks = _Failure(), ffi.new("int *")
