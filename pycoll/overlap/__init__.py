@@ -246,6 +246,7 @@ def measure(
     from pycoll.benchmark.oob import gather
     from pycoll.overlap.frameworks import on_stream
     from pycoll.overlap.timing import MOST_REPEATS, run
+    from pycoll.runtime.cuda import pace
 
     _require_communicator("measure", comm)
     repeats = integer("overlap.measure: repeats", repeats, 1, MOST_REPEATS)
@@ -277,6 +278,8 @@ def measure(
     meet = gather(comm)
     copied = None if copies is None else on_stream(copies)
     parts = None if sms is None else _parts(here, sms, meet, notes)
+    if label := pace.label():
+        notes.append(label)
     try:
         note = "\n".join(notes)
         return run(here, meet, *streamed, repeats, note, parts=parts, copies=copied)

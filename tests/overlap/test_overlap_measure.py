@@ -123,3 +123,20 @@ def test_no_repeats_are_refused() -> None:
     gpu = Simulated()
     with pytest.raises(UsageError, match="repeats is 0, want at least 1"):
         run(gpu, gather(None), gpu.compute(1), gpu.collective(1), None, 0)
+
+
+def test_what_is_timed_with_paced_kernels_says_so() -> None:
+    from pycoll import overlap
+    from pycoll.runtime.cuda import pace
+
+    gpu = Simulated()
+    compute, collective = gpu.compute(1e-3), gpu.collective(1e-3)
+    pace.set_rate(450 * 10**9)
+    try:
+        found = overlap.measure(compute, collective, repeats=1, gpu=gpu)
+    finally:
+        pace.set_rate(0)
+    assert "paced at 450 GB/s: no measurement of a link" in str(found)
+    assert "paced at 450 GB/s: no measurement of a link" in str(found.as_dict()["note"])
+    found = overlap.measure(compute, collective, repeats=1, gpu=gpu)
+    assert "paced" not in str(found)

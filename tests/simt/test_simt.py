@@ -642,3 +642,42 @@ def test_a_rank_that_alone_refused_a_call_is_out_of_step(
     assert done.returncode == 1
     found = troubles(done.stderr)
     assert MISMATCH in {what[0] for what in found.values()}, done.stderr
+
+
+# ---- pacing
+
+
+def paced(bytes_per_second: int) -> Change:
+    """Return the change by which kernels wait for a link of that speed."""
+    return (
+        KERNEL,
+        "#define PC_KERNEL_H\n",
+        f"#define PC_KERNEL_H\n#define PC_PACE {bytes_per_second}ull\n",
+    )
+
+
+@pytest.mark.parametrize("packets", [False, True], ids=["plain", "packets"])
+def test_paced_kernels_do_the_same(run: Run, packets: bool) -> None:
+    drawn = random.Random(3)
+    cases = [case(drawn, 0, algorithm, 3, packets) for algorithm in BUILTIN]
+    cases = [replace(c, dtype=INT32, op=ReduceOp.SUM, offset=0) for c in cases]
+    direct = of("allreduce", "two_shot", direct=True)
+    cases += [direct, replace(direct, stray=1), replace(direct, multicast=1)]
+    done = run(driver(KERNELS[:1], paced(1_000_000)), "run", cases)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[:4000]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"packets": False}, {"packets": True}, {"direct": True}],
+    ids=["plain", "packets", "direct"],
+)
+def test_a_link_that_is_too_slow_for_the_deadline_ends_at_it(
+    run: Run, one: Path, options: dict[str, bool]
+) -> None:
+    """384 of 1152 B for each of two peers, and so in the second half: 15 s at 100 B/s."""
+    c = of("allreduce", "two_shot", timeout=2.0, launches=1, **options)
+    done = run(one, "run", [c])
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[:4000]
+    done = run(driver(KERNELS[:1], paced(100)), "run", [c])
+    assert done.returncode == 1, done.stderr[:4000]

@@ -55,6 +55,9 @@ template <class F> struct pc_call {
     uint32_t running;
     bool dead; /* this thread cannot go on */
     bool over; /* all threads know that the call is over */
+#if defined(PC_PACE)
+    uint64_t link_free; /* see pace.h */
+#endif
 };
 
 #define PC_ROUTINE template <class F> PC_DEVICE_FN
@@ -444,6 +447,8 @@ PC_ROUTINE uint32_t pc__divisor(const PC_CALL *call, const struct pc_vm_instruct
     return i->flags & PC_FLAG_SCALE ? call->terms->divisor : 0;
 }
 
+#include "gpu/kernel/pace.h"
+
 PC_ROUTINE void pc__move(PC_CALL *call, const struct pc_vm_instruction *i, uint32_t piece,
                          pc_skip skip, pc_size packed, pc_size total, pc_size nbytes,
                          const struct pc_store_mode *)
@@ -457,6 +462,7 @@ PC_ROUTINE void pc__move(PC_CALL *call, const struct pc_vm_instruction *i, uint3
         return;
     pc__span_gpu<F>(address + i->nsrc, i->ndst, (const void *const *)address, i->nsrc, nbytes,
                     divisor);
+    pc__pace(call, i, nbytes);
 }
 
 PC_ROUTINE bool pc__by_ll(const PC_CALL *call, const struct pc_vm_instruction *i)
@@ -549,6 +555,7 @@ PC_ROUTINE void pc__move_ll(PC_CALL *call, const struct pc_vm_instruction *i, pc
     const uint32_t missing = pc__span_ll<F>(move);
     if (missing)
         pc__gave_up(call, i, missing - 1);
+    pc__pace_ll(move);
 }
 
 /* ---- waiting --------------------------------------------------------------------------------- */

@@ -20,7 +20,7 @@ from typing import Any
 
 from pycoll.dtypes import DType, ReduceOp
 from pycoll.errors import InternalError, UnavailableError
-from pycoll.runtime.cuda import source
+from pycoll.runtime.cuda import pace, source
 
 #: A sum must not depend on the compiler's mood: nothing is contracted, denormals are kept, and a
 #: quotient is rounded as IEEE 754 says.
@@ -129,7 +129,7 @@ def require(capability: tuple[int, int], cache: Path) -> None:
 def build(dtype: DType, op: ReduceOp, capability: tuple[int, int], *options: str) -> bytes:
     """Compile without the cache; ``options`` are further ones of NVRTC's."""
     chosen = f"-DPC_KERNEL_DTYPE={dtype.code}", f"-DPC_KERNEL_OP={int(op)}"
-    return _compile(_sources()[source.ENTRY], capability, *chosen, *options)
+    return _compile(_sources()[source.ENTRY], capability, *chosen, *pace.options(), *options)
 
 
 def build_transfer(capability: tuple[int, int], *options: str) -> bytes:
@@ -212,7 +212,7 @@ def _sources() -> dict[str, str]:
 
 
 def _digest() -> str:
-    what = (_sources(), _STDINT, OPTIONS)
+    what = (_sources(), _STDINT, OPTIONS + pace.options())
     return hashlib.sha256(repr(what).encode()).hexdigest()[:32]
 
 
