@@ -39,7 +39,7 @@ PHASES = (
     Phase("nccl", "times beside NCCL's, 2 and 4 ranks on the GPU", 420),
     Phase("alone", "times of our own, by blocks and algorithm", 60),
     Phase("sanitizer", "compute-sanitizer over the fused form", 150, stand_in=False),
-    Phase("overlap", "a computation beside a collective in five ways", 300),
+    Phase("overlap", "a computation beside a collective in every way", 300),
     Phase("pool", "cupy's arrays at offsets in its pool's memory", 90, stand_in=False),
     Phase("tensors", "torch's CUDA tensors", 120, stand_in=False),
 )

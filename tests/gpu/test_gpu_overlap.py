@@ -121,3 +121,29 @@ def test_a_part_that_cannot_hold_the_communicators_blocks_is_refused() -> None:
         return int(comm.cuda().blocks)
 
     assert together.spawn(rank, 1) == [32]
+
+
+def test_the_phase_for_a_gpu_times_every_way_and_says_what_is_paced(tmp_path: Path) -> None:
+    """Rehearsed over the stand-in: the times mean nothing, the ways and labels are those."""
+    import json
+    import subprocess
+
+    import run_all
+
+    script = Path(run_all.__file__).with_name("run_all.py")
+    command = [sys.executable, str(script), "--stand-in", "--short", "--minutes", "4"]
+    command += ["--output", str(tmp_path), "overlap"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    details = json.loads((tmp_path / "gpu.json").read_text())["phases"]["overlap"]["details"]
+    assert [name.split(",")[0] for name in details] == ["chain", "product", "torch", "chain"]
+    assert [name.endswith(", paced") for name in details] == [False, False, False, True]
+    chain, product, torch, paced = details.values()
+    assert "torch finds no GPU" in torch or "torch does not load" in torch
+    for found in (chain, product, paced):
+        assert {"sequential", "concurrent", "priority", "partition"} <= set(found["ways_us"])
+        # The 64 blocks of both ranks, which have few threads here, find room on the least part.
+        assert "partition: 124 SMs compute, 8 communicate" in found["note"]
+        assert found["reckoned"]
+    assert "paced at 450 GB/s: no measurement of a link" in paced["note"]
+    assert "paced" not in chain["note"]
