@@ -510,6 +510,16 @@ int pc_cuda_partition(int device, uint32_t sms, int priority, struct pc_error *e
 int pc_cuda_partition_free(int device, const struct pc_cuda_part *own,
                            const struct pc_cuda_part *rest, struct pc_error *error);
 
+/* OK: streams write words and wait for them by themselves. UNMAPPABLE: the text says why not. */
+int pc_cuda_memops(int device, struct pc_error *error);
+/* In stream order: stores a word of the device's or of mapped host memory, behind all that the
+ * stream has written; waits until one is at least `value` (as a signed difference). Such a wait
+ * ends by nothing else: who gives up stores the word. */
+int pc_cuda_stream_write64(int device, uintptr_t stream, uint64_t address, uint64_t value,
+                           struct pc_error *error);
+int pc_cuda_stream_wait64(int device, uintptr_t stream, uint64_t address, uint64_t value,
+                          struct pc_error *error);
+
 /* The device communicator: calls whose arrays lie in GPU memory. It belongs to a communicator that
  * makes no calls on the CPU, as the kernels use the counts of its edges. Ranks of one host reach
  * each other's GPU memory where they can; else messages pass through the communicator's host

@@ -670,6 +670,12 @@ def overlap_rows() -> dict[str, Row]:
             },
             lacked={"gpu": "none", "sms": "five true"},
         ),
+        "copy_engine": Row(
+            overlap.copy_engine,
+            {"comm": None, "nbytes": 5},
+            {"comm": "", "nbytes": ""},
+            words={"nbytes": "comm"},
+        ),
         "partition": Row(
             overlap.partition,
             {"sms": 16},

@@ -7,8 +7,9 @@ memory that they do not use, so that an SM holds fewer of them, and the communic
 higher priority, so that its blocks are the first to be placed. Or each gets SMs of its own, by a
 green context of CUDA, as a collective needs few.
 
-`plan` says what would have to be done for a kernel, `shape` does it, `partition` parts the SMs, and
-`measure` tells whether any of it gains anything. Needs a GPU, but for `plan` of a `Footprint` with
+`plan` says what would have to be done for a kernel, `shape` does it, `partition` parts the SMs,
+`copy_engine` does without them, `advise` compares the ways by arithmetic, and `measure` tells
+whether any of it gains anything. Needs a GPU, but for `plan` of a `Footprint` with
 a ``capability``.
 """
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pycoll.overlap.limits import Limits
     from pycoll.overlap.machine import Machine
     from pycoll.overlap.timing import Enqueue, Parts
+    from pycoll.runtime.cuda.copies import CopyEngine
 
 __all__ = [
     "COLLECTIVE",
@@ -47,6 +49,7 @@ __all__ = [
     "Shaped",
     "Work",
     "advise",
+    "copy_engine",
     "measure",
     "partition",
     "plan",
@@ -55,6 +58,7 @@ __all__ = [
 
 #: More SMs than any GPU has, and more GPUs.
 MOST_SMS, MOST_DEVICE = 65536, 2**31 - 1
+MOST_BYTES = 2**48  #: of a window
 
 
 def plan(
@@ -203,6 +207,37 @@ def partition(sms: int, comm: Any = None, *, device: int | None = None) -> Parti
     if comm is not None:
         require_room(sms, _beside(comm), comm.cuda().blocks, gpu.limits)
     return gpu.partition(sms, comm)
+
+
+def copy_engine(comm: Any, nbytes: int) -> CopyEngine:
+    """Make ready for all-gathers and all-to-alls by copy engines; all ranks call it alike.
+
+    They take no multiprocessor, so they run beside any computation. What is received lies in a
+    window that the peers have mapped: arrays of the engine's ``empty``.
+
+    Args:
+        comm: The communicator. Its ranks must reach each other's GPU memory.
+        nbytes: Of each rank's window, the same on all.
+
+    Returns:
+        The engine, for a ``with`` statement.
+
+    Raises:
+        UnavailableError: On all ranks, where one does not reach another's GPU memory, or has a
+            driver or a GPU without stream memory operations of 64 bits.
+        UsageError: An argument is none.
+
+    Example:
+        >>> with overlap.copy_engine(comm, 64 << 20) as copies:  # doctest: +SKIP
+        ...     out = copies.empty(comm.size * x.size)
+        ...     copies.allgather(x, out)
+    """
+    from pycoll.runtime.cuda.copies import CopyEngine
+
+    if comm is None:
+        raise UsageError("overlap.copy_engine: comm is None, want a pycoll.Communicator")
+    _require_communicator("copy_engine", comm)
+    return CopyEngine(comm, integer("overlap.copy_engine: nbytes", nbytes, 1, MOST_BYTES))
 
 
 def measure(

@@ -19,6 +19,7 @@ ORDERING    of NICs' writes: 100 before what the GPU does, 200 before what all d
 GREEN       0: GPUs have no green contexts
 LIMITS      1: the driver says how multiprocessors can be parted, as from CUDA 13 on; 0
 PLACES      1: a kernel waits until the multiprocessors of its stream have room for it; 0
+MEMOPS      0: streams neither write words nor wait for them
 PATIENCE    seconds that a call waits for kernels that run, as the driver may where memory or code
             comes or goes: 30; then they are taken to wait for its caller, which is noted
 FAIL        cuMemAlloc:2,kernel:1=719 makes the second cuMemAlloc fail, with OUT_OF_MEMORY, and
@@ -46,7 +47,7 @@ NATIVE = HERE.parents[1] / "native"
 SONAME = "libcuda.so.1"
 SOURCES = (
     *("library", "errors", "memory", "virtual", "copy", "stream", "graph"),
-    *("module", "kernels", "transfers", "peer", "green", "places"),
+    *("module", "kernels", "transfers", "peer", "green", "memops", "places"),
 )
 DTYPES = (
     *("float64", "float32", "float16", "bfloat16", "int8"),

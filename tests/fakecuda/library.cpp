@@ -321,6 +321,7 @@ API cuDeviceGetAttribute(int *out, int which, int device)
            : which == 118                 ? option("ORDERING", 0) // of NICs' writes
            : which == 124                 ? option("DMABUF", 1)
            : which == 102 || which == 103 ? option("VIRTUAL", 1) // memory management, descriptors
+           : which == 122                 ? option("MEMOPS", 1)
            : which == 132                 ? option("MULTICAST", 0)
            : found == values.end()        ? 0
                                           : found->second;

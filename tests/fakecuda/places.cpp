@@ -25,8 +25,8 @@ static bool put(Room &room, const BlockNeeds &block, int by)
     return true;
 }
 
-Places::Places(int device, const std::set<unsigned> &sms, const BlockNeeds &block,
-               size_t blocks, const char *name)
+Places::Places(int device, const std::set<unsigned> &sms, const BlockNeeds &block, size_t blocks,
+               const char *name)
     : device(device), block(block)
 {
     if (!option("PLACES", 0))

@@ -104,6 +104,11 @@ ENUMERATORS = {
         "GREEN_DEFAULT_STREAM": "CU_GREEN_CTX_DEFAULT_STREAM",
         "GREEN_STREAM_NON_BLOCKING": "CU_STREAM_NON_BLOCKING",
     },
+    "gpu/driver/cuda_memops.c": {
+        "DEVICE_64_BIT_MEMOPS": "CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS",
+        "WAIT_VALUE_GEQ": "CU_STREAM_WAIT_VALUE_GEQ",
+        "WRITE_VALUE_DEFAULT": "CU_STREAM_WRITE_VALUE_DEFAULT",
+    },
     "gpu/driver/cuda_module.c": {
         "FUNCTION_THREADS": "CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK",
         "FUNCTION_SHARED": "CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES",
@@ -205,7 +210,7 @@ def compiles(program: str, folder: Path) -> None:
 
 def test_every_enumerator_is_looked_at() -> None:
     """All that stand in the files for CUDA's interface have a row above."""
-    parts = ("memory", "virtual", "stream", "module", "green")
+    parts = ("memory", "virtual", "stream", "module", "green", "memops")
     for name in ("cuda.h", "cuda.c", *(f"cuda_{part}.c" for part in parts)):
         path = f"gpu/driver/{name}"
         assert set(enumerators((NATIVE / path).read_text())) == set(ENUMERATORS[path]), name

@@ -136,11 +136,13 @@ def test_the_phase_for_a_gpu_times_every_way_and_says_what_is_paced(tmp_path: Pa
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     details = json.loads((tmp_path / "gpu.json").read_text())["phases"]["overlap"]["details"]
-    assert [name.split(",")[0] for name in details] == ["chain", "product", "torch", "chain"]
-    assert [name.endswith(", paced") for name in details] == [False, False, False, True]
-    chain, product, torch, paced = details.values()
+    names = [name.split(",")[0] for name in details]
+    assert names == ["chain", "product", "torch", "chain", "chain"]
+    assert [name.split(", ")[2:] for name in details] == [[], [], [], ["paced"], ["allgather"]]
+    chain, product, torch, paced, gathered = details.values()
     assert "torch finds no GPU" in torch or "torch does not load" in torch
-    for found in (chain, product, paced):
+    assert "copies" in gathered["ways_us"]
+    for found in (chain, product, paced, gathered):
         assert {"sequential", "concurrent", "priority", "partition"} <= set(found["ways_us"])
         # The 64 blocks of both ranks, which have few threads here, find room on the least part.
         assert "partition: 124 SMs compute, 8 communicate" in found["note"]

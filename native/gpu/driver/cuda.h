@@ -209,6 +209,11 @@ struct pc_cuda_resource { /* CUdevResource: written by the driver alone */
 #define PC_CUDA_GREEN_STREAM(X) \
     X(GreenCtxStreamCreate, "cuGreenCtxStreamCreate", (void **, void *, unsigned, int))
 
+/* NULL before CUDA 11.7, driver 515: pc_cuda_memops asks. */
+#define PC_CUDA_MEMOPS(X) \
+    X(StreamWriteValue64, "cuStreamWriteValue64_v2", (void *, uint64_t, uint64_t, unsigned)) \
+    X(StreamWaitValue64, "cuStreamWaitValue64_v2", (void *, uint64_t, uint64_t, unsigned))
+
 struct pc_cuda {
 #define PC_DEVICE_MEMBER(name, symbol, arguments) int(*name) arguments;
     PC_CUDA_BASE(PC_DEVICE_MEMBER)
@@ -217,6 +222,7 @@ struct pc_cuda {
     PC_CUDA_MULTICAST(PC_DEVICE_MEMBER)
     PC_CUDA_GREEN(PC_DEVICE_MEMBER)
     PC_CUDA_GREEN_STREAM(PC_DEVICE_MEMBER)
+    PC_CUDA_MEMOPS(PC_DEVICE_MEMBER)
 #undef PC_DEVICE_MEMBER
     int devices;
 };

@@ -347,6 +347,28 @@ def partition_free(number: int, own: Part, rest: Part) -> None:
     failure.check(lib.pc_cuda_partition_free(number, *parts, failure.c))
 
 
+def memops(number: int) -> str:
+    """Return what keeps streams of a GPU from words that they write and wait for; "" if nothing."""
+    failure = _Failure()
+    try:
+        failure.check(lib.pc_cuda_memops(number, failure.c))
+    except UnavailableError as error:
+        return str(error)
+    return ""
+
+
+def stream_write64(number: int, handle: int, address: int, value: int) -> None:
+    """Enqueue the store of a word, behind all that the stream has written."""
+    failure = _Failure()
+    failure.check(lib.pc_cuda_stream_write64(number, handle, address, value, failure.c))
+
+
+def stream_wait64(number: int, handle: int, address: int, value: int) -> None:
+    """Let what is enqueued from now on begin when a word is at least ``value``: nothing else."""
+    failure = _Failure()
+    failure.check(lib.pc_cuda_stream_wait64(number, handle, address, value, failure.c))
+
+
 def event(number: int, timing: bool = False) -> int:
     """Make an event; one without timing is cheaper."""
     failure, made = _Failure(), ffi.new("uintptr_t *")

@@ -36,15 +36,16 @@ def phase(run: Run) -> str:
     if run.first:
         messages, names = messages[-2:-1] or messages, ("chain", "torch")
     lacking: set[str] = set()
-    cases = [(name, nbytes, 0) for name in names for nbytes in messages]
-    cases += [("chain", messages[-1], LINK)]
-    for name, nbytes, rate in cases:
-        key = f"{name}, {report.nbytes(nbytes)}{', paced' * bool(rate)}"
+    cases = [(name, nbytes, 0, "allreduce") for name in names for nbytes in messages]
+    cases += [("chain", messages[-1], LINK, "allreduce"), ("chain", messages[-1], 0, "allgather")]
+    for name, nbytes, rate, kind in cases:
+        marks = (kind if kind != "allreduce" else "", "paced" if rate else "")
+        key = ", ".join(filter(None, (name, report.nbytes(nbytes), *marks)))
         if name in lacking or not run.time_for(key, 10.0):
             continue
         pace.set_rate(rate)
         try:
-            result, advice, reckoned = together.spawn(rank, 2, run, name, nbytes)[0]
+            result, advice, reckoned = together.spawn(rank, 2, run, name, nbytes, kind)[0]
         except (Lacking, UnavailableError) as error:  # torch, or NVRTC for what is paced
             run.details[key] = str(error)
             lacking.add(name)
@@ -59,7 +60,7 @@ def phase(run: Run) -> str:
     return "; ".join(f"{key}: {result.verdict}" for key, result in found.items())
 
 
-def rank(comm: Any, run: Run, name: str, nbytes: int) -> tuple[Any, Any, str]:
+def rank(comm: Any, run: Run, name: str, nbytes: int, kind: str) -> tuple[Any, Any, str]:
     """Measure as one of two ranks."""
     from device import Pool
 
@@ -67,18 +68,22 @@ def rank(comm: Any, run: Run, name: str, nbytes: int) -> tuple[Any, Any, str]:
     from pycoll.overlap.occupancy import resident
 
     room = 0 if run.stand_in else 3 * 4096 * 4096 * 4 + (256 << 20)
-    pool = Pool(run.device, (1 << 20) + nbytes + room)
+    pool = Pool(run.device, (1 << 20) + 3 * nbytes + room)
     comm.cuda(run.device)
     x = pool.empty(nbytes // 4).fill(0)
+    out = pool.empty(comm.size * x.size) if kind == "allgather" else x
 
     def collective(stream: Any) -> None:
         with comm.on_stream(stream):
-            comm.allreduce(x)
+            comm.allreduce(x) if kind == "allreduce" else comm.allgather(x, out)
 
     # Loading waits for kernels that run: nobody's collective runs before all have all.
-    comm.plan("allreduce", x)
+    if kind == "allreduce":
+        comm.plan("allreduce", x)
+    else:
+        comm.plan("allgather", x, out)
     compute, shaped, advice, work = computation(comm, run, name, pool)
-    reckoned = "" if work is None else advised(comm, work, nbytes)
+    reckoned = "" if work is None else advised(comm, work, nbytes, kind)
     # The ranks' blocks wait for each other's, and all lie on the same SMs: those that the driver
     # counts off first.
     own = comm.cuda()
@@ -89,8 +94,12 @@ def rank(comm: Any, run: Run, name: str, nbytes: int) -> tuple[Any, Any, str]:
         nothing = lambda stream: None  # noqa: E731
         compute, shaped = nothing, nothing if shaped else None
     repeats = 5 if run.short else 15
-    result = overlap.measure(compute, collective, shaped, comm=comm, repeats=repeats, sms=sms)
+    copies, copied = by_copies(comm, kind, x)
+    how = {"comm": comm, "repeats": repeats, "sms": sms, "copies": copied}
+    result = overlap.measure(compute, collective, shaped, **how)
     comm.barrier()  # to give the SMs back may wait for kernels
+    if copies is not None:
+        copies.close()
     return result, advice, reckoned
 
 
@@ -101,15 +110,32 @@ def limits_of(device: int) -> Any:
     return Gpu(device).limits
 
 
-def advised(comm: Any, work: Any, nbytes: int) -> str:
+def advised(comm: Any, work: Any, nbytes: int, kind: str) -> str:
     """Return what would have been advised for two GPUs that NVLink joins."""
     from pycoll import overlap
     from pycoll.errors import UnavailableError
 
     try:
-        return overlap.advise(work, overlap.Collective(nbytes=nbytes, ranks=2), comm).verdict
+        beside = overlap.Collective(kind, nbytes=nbytes, ranks=2)
+        return overlap.advise(work, beside, comm, copies=kind == "allgather").verdict
     except UnavailableError as error:  # a GPU of which no data sheet is known
         return str(error)
+
+
+def by_copies(comm: Any, kind: str, x: Any) -> tuple[Any, Any]:
+    """Return copy engines, and what enqueues the collective by them; None without them."""
+    from pycoll import overlap
+    from pycoll.errors import UnavailableError
+
+    if kind != "allgather":
+        return None, None
+    try:
+        copies = overlap.copy_engine(comm, comm.size * x.nbytes)
+    except UnavailableError as error:  # on all ranks
+        print(error)
+        return None, None
+    out = copies.empty(comm.size * x.size)
+    return copies, lambda stream: copies.allgather(x, out, stream)
 
 
 def computation(comm: Any, run: Run, name: str, pool: Any) -> tuple[Any, Any, Any, Any]:

@@ -1,0 +1,492 @@
+"""All-gather and all-to-all by copy engines alone: no multiprocessor takes part.
+
+Each rank has a *window*, memory of its GPU that all others have mapped. A call is enqueued on a
+stream: words tell the peers that this rank's output may be written (READY), copies go to their
+windows, words behind the copies say so (DONE), and the stream waits for the peers' words. Copies,
+words and waits are cuMemcpyAsync, cuStreamWriteValue64 and cuStreamWaitValue64.
+
+Such a wait knows neither a deadline nor an abort word. So the words lie in host memory, and a
+thread of each rank watches what is enqueued: when a call's time is up, a rank is gone, or one has
+given up, it stores all words that its streams wait for, and goes on doing so until these have
+ended, as a peer's word may still come and undo that. What lies in windows then means nothing, and
+the next call, or `check`, raises what happened. The thread holds no lock that a call holds inside
+the driver: to enqueue may wait for room, which there is when the waits have ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import secrets
+import tempfile
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pycoll.arguments import integer
+from pycoll.arrays import families
+from pycoll.arrays.cuda_array import CudaArray
+from pycoll.arrays.interface import handle_of
+from pycoll.dtypes import BY_NAME
+from pycoll.errors import (
+    BrokenError,
+    ClosedError,
+    CollectiveTimeout,
+    MismatchError,
+    PeerLostError,
+    PycollError,
+    UnavailableError,
+    UsageError,
+    quoted,
+)
+from pycoll.runtime.cuda.stream import Event
+from pycoll.runtime.native import cuda
+
+if TYPE_CHECKING:
+    from pycoll.arrays.view import ArrayView
+
+#: Of this process, which opens no handles of its own memory.
+_PROCESS = secrets.token_hex(8)
+_ALIGNMENT = 256
+#: Kinds of words: of each rank for each rank.
+_READY, _DONE, _CALL, _KINDS = 0, 1, 2, 3
+#: What no call's number reaches, by which waits are ended.
+_RELEASED = 1 << 62
+#: Seconds between two looks at what is enqueued, and that the words of a rank that left may take.
+_PAUSE, _GRACE = 1e-3, 1.0
+
+
+class _Hello(NamedTuple):
+    """What a rank says when the engine is made."""
+
+    lack: str
+    process: tuple[str, int]
+    device: int
+    window: int
+    handle: bytes
+    nbytes: int
+
+
+class _Call:
+    """One that is enqueued."""
+
+    def __init__(self, number: int, text: str, begin: Event, timeout: float) -> None:
+        self.number, self.text, self.timeout = number, text, timeout
+        self.begin = begin
+        self.end: Event | None = None  #: until all of it is enqueued
+        self.dropped = False  #: the rest of it never will be
+        self.until: float | None = None  #: since it has begun
+
+    def ended(self) -> bool:
+        """Tell whether nothing of it runs any more."""
+        return self.dropped or (self.end is not None and self.end.happened())
+
+    @property
+    def word(self) -> int:
+        """What tells it from others of the same number."""
+        return self.number << 32 | zlib.crc32(self.text.encode())
+
+
+class CopyEngine:
+    """A communicator's copy engines; `pycoll.overlap.copy_engine` makes it, on all ranks alike.
+
+    Calls are in one order on all ranks, whatever their streams: each comes behind the one before,
+    but not behind what else reads or writes its arrays on other streams. Once a call has failed,
+    what lies in any rank's window means nothing.
+    """
+
+    def __init__(self, comm: Any, nbytes: int) -> None:
+        self._size, self._rank = int(comm.size), int(comm.rank)
+        self._comm, self.timeout = comm.dup(), float(comm._engine.timeout)
+        self.device = int(comm.cuda().device)
+        self._words: Any = None
+        self._map: mmap.mmap | None = None
+        self._window = self._at = self._used = 0
+        self._peers: list[int] = []  #: where each rank's window is mapped here
+        self._opened: list[int] = []
+        self._calls: deque[_Call] = deque()
+        self._turn = threading.Lock()  #: of enqueueing
+        self._moved = threading.Condition()  #: of what is enqueued, and of failures
+        self._watcher: threading.Thread | None = None
+        self._error: PycollError | None = None
+        self._number, self._closed = 0, False
+        self._order: Event | None = None
+        self.nbytes = -(-nbytes // _ALIGNMENT) * _ALIGNMENT  #: of the window
+        self._meet(self._lack(comm))
+        self._connect()
+
+    # ---- making it: a rank that cannot tells the others before anything is waited for
+
+    def _lack(self, comm: Any) -> str:
+        reach = comm.cuda().reach
+        far = [r for r, by in enumerate(reach) if r != self._rank and by != "cuda"]
+        if far:
+            return f"rank {self._rank} does not reach the GPU memory of rank {far[0]}"
+        return cuda.memops(self.device)
+
+    def _meet(self, lack: str) -> list[Any]:
+        """Raise on every rank what keeps one from it."""
+        found: list[str] = self._comm.allgather_object(lack)
+        for rank, text in enumerate(found):
+            if text:
+                self._comm.close()
+                raise UnavailableError(f"overlap.copy_engine: {text} (rank {rank})")
+        return found
+
+    def _tried(self, step: Callable[[], None]) -> str:
+        try:
+            step()
+        except (PycollError, OSError) as error:
+            return str(error) or type(error).__name__
+        return ""
+
+    def _connect(self) -> None:
+        path = self._share()
+        try:
+            self._meet(self._tried(lambda: self._open_words(path)))
+        finally:
+            if self._rank == 0:
+                os.unlink(path)
+        self._meet(self._tried(self._allocate))
+        handle = cuda.ipc_get(self.device, self._window)
+        process = _PROCESS, os.getpid()
+        mine = _Hello("", process, self.device, self._window, handle, self.nbytes)
+        everyone = [_Hello(*said) for said in self._comm.allgather_object(tuple(mine))]
+        uneven = {said.nbytes for said in everyone} != {self.nbytes}
+        self._meet("ranks ask for windows of different sizes" if uneven else "")
+        self._meet(self._tried(lambda: self._open_windows(everyone, process)))
+
+    def _share(self) -> str:
+        path = lack = ""
+        if self._rank == 0:
+            try:
+                fd, path = tempfile.mkstemp(prefix="pycoll-copies-", dir="/dev/shm")
+                os.ftruncate(fd, self._words_bytes)
+                os.close(fd)
+            except OSError as error:
+                lack = str(error)
+        self._meet(lack)
+        return str(self._comm.allgather_object(path)[0])
+
+    @property
+    def _words_bytes(self) -> int:
+        words = _KINDS * self._size**2 + self._size
+        return -(-8 * words // mmap.PAGESIZE) * mmap.PAGESIZE
+
+    def _open_words(self, path: str) -> None:
+        fd = os.open(path, os.O_RDWR)
+        try:
+            self._map = mmap.mmap(fd, self._words_bytes)
+        finally:
+            os.close(fd)
+        self._words = np.frombuffer(self._map, np.uint64)
+        host = int(self._words.ctypes.data)
+        self._at = cuda.host_register(self.device, host, self._words_bytes)
+
+    def _allocate(self) -> None:
+        self._window = cuda.alloc(self.device, self.nbytes)
+
+    def _open_windows(self, everyone: Sequence[_Hello], process: tuple[str, int]) -> None:
+        for said in everyone:
+            if tuple(said.process) == process:
+                cuda.peer(self.device, said.device)
+                self._peers.append(said.window)
+            else:
+                self._peers.append(cuda.ipc_open(self.device, bytes(said.handle)))
+                self._opened.append(self._peers[-1])
+
+    # ---- words
+
+    def _index(self, kind: int, of: int, by: int) -> int:
+        return (kind * self._size + of) * self._size + by
+
+    def _word(self, kind: int, of: int, by: int) -> int:
+        """Return where the GPU finds the word of a rank, which another writes."""
+        return self._at + 8 * self._index(kind, of, by)
+
+    def _gave_up(self, rank: int) -> int:
+        return _KINDS * self._size**2 + rank
+
+    # ---- calls
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = "float32") -> CudaArray:
+        """Return an array in the window; all ranks call it alike, in the same order.
+
+        Raises:
+            UnavailableError: The window is used up.
+            UsageError: The dtype is none of pycoll's.
+        """
+        self._require_open()
+        name = dtype if isinstance(dtype, str) else str(np.dtype(dtype))
+        if name not in BY_NAME:
+            raise UsageError(f"CopyEngine.empty: dtype is {quoted(dtype)}, want one of pycoll's")
+        kind = BY_NAME[name]
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        sizes = tuple(integer("CopyEngine.empty: shape", size, 0) for size in sizes)
+        made = CudaArray(self._window + self._used, sizes, kind, self.device, self)
+        left = self.nbytes - self._used
+        if made.nbytes > left:
+            raise UnavailableError(
+                f"CopyEngine.empty: {made.nbytes} B are wanted, and {left} B of the window's "
+                f"{self.nbytes} B are left"
+            )
+        self._used += -(-made.nbytes // _ALIGNMENT) * _ALIGNMENT
+        return made
+
+    def allgather(self, x: Any, out: CudaArray, stream: Any = None) -> CudaArray:
+        """Enqueue an all-gather: ``out``, an array of `empty`, becomes every rank's ``x`` in turn.
+
+        Args:
+            x: This rank's part, on its GPU; it must stay until the call has ended.
+            out: As large as all parts together.
+            stream: Where; by default the stream that ``x`` is ordered by.
+
+        Raises:
+            UsageError: ``out`` is no array of `empty`, or of another size or dtype.
+            PycollError: What an earlier call has ended with.
+        """
+        given, into = self._arrays("allgather", x, out)
+        if into.nbytes != given.nbytes * self._size:
+            raise UsageError(
+                f"CopyEngine.allgather: out has {into.nbytes} B, want {self._size} times the "
+                f"{given.nbytes} B of x"
+            )
+        own = into.address - self._window + self._rank * given.nbytes
+        copies = [(peer, own, given.address, given.nbytes) for peer in range(self._size)]
+        self._enqueue("allgather", given, copies, stream)
+        return out
+
+    def alltoall(self, x: Any, out: CudaArray, stream: Any = None) -> CudaArray:
+        """Enqueue an all-to-all: part p of ``x`` becomes part r of rank p's ``out``, of rank r.
+
+        Args:
+            x: As many equal parts as there are ranks; as `allgather` has it.
+            out: An array of `empty` of the same size.
+            stream: As of `allgather`.
+
+        Raises:
+            UsageError: As of `allgather`, or there are no equal parts.
+            PycollError: What an earlier call has ended with.
+        """
+        given, into = self._arrays("alltoall", x, out)
+        if into.nbytes != given.nbytes or given.count % self._size:
+            raise UsageError(
+                f"CopyEngine.alltoall: x has {given.count} elements and out {into.count}; want as "
+                f"many, and {self._size} equal parts"
+            )
+        each = given.nbytes // self._size
+        own = into.address - self._window + self._rank * each
+        copies = [(peer, own, given.address + peer * each, each) for peer in range(self._size)]
+        self._enqueue("alltoall", given, copies, stream)
+        return out
+
+    def _arrays(self, who: str, x: Any, out: Any) -> tuple[ArrayView, ArrayView]:
+        self.check()
+        given = families.look(x, f"CopyEngine.{who}: x")
+        into = families.look(out, f"CopyEngine.{who}: out")
+        end = self._window + self.nbytes
+        if not (self._window <= into.address and into.address + into.nbytes <= end):
+            raise UsageError(f"CopyEngine.{who}: out lies elsewhere, want an array of its empty()")
+        if given.dtype is not into.dtype:
+            raise UsageError(
+                f"CopyEngine.{who}: x is of {given.dtype.name} and out of {into.dtype.name}; want "
+                "the same"
+            )
+        if given.device.number != self.device:
+            raise UsageError(f"CopyEngine.{who}: x is on {given.device}, want cuda:{self.device}")
+        if given.overlaps(into):
+            raise UsageError(f"CopyEngine.{who}: x and out overlap, want them apart")
+        return given, into
+
+    def _enqueue(
+        self, who: str, x: ArrayView, copies: list[tuple[int, int, int, int]], stream: Any
+    ) -> None:
+        on = (x.stream() or 1) if stream is None else handle_of(stream)
+        if cuda.capturing(self.device, on)[0] != cuda.NO_CAPTURE:
+            raise UsageError(
+                f"CopyEngine.{who}: the stream is being captured, and a graph would wait for the "
+                "words of this one call; want it outside of the capture"
+            )
+        with self._turn:
+            if self._order is not None:  # the peers count calls as this rank makes them
+                self._order.hold_back(on)
+            text = f"CopyEngine.{who} of {x.nbytes} B"
+            call = _Call(self._number + 1, text, Event(self.device, on), self.timeout)
+            self._number += 1
+            with self._moved:
+                self._calls.append(call)
+                self._watch()
+            try:
+                self._fill(call, copies, on)
+                self._order = Event(self.device, on)
+                call.end = self._order
+            except PycollError as error:
+                call.dropped = True
+                with self._moved:
+                    self._fail(BrokenError(f"{text} was enqueued in part: {error}"))
+                raise
+
+    def _fill(self, call: _Call, copies: list[tuple[int, int, int, int]], on: int) -> None:
+        others = [(self._rank + k) % self._size for k in range(1, self._size)]
+        mine, number = self._rank, call.number
+        for peer in others:
+            cuda.stream_write64(self.device, on, self._word(_CALL, peer, mine), call.word)
+            cuda.stream_write64(self.device, on, self._word(_READY, peer, mine), number)
+        for peer in [mine, *others]:
+            _, offset, frm, nbytes = copies[peer]
+            if peer != mine:
+                cuda.stream_wait64(self.device, on, self._word(_READY, mine, peer), number)
+            if nbytes:
+                cuda.copy(self.device, self._peers[peer] + offset, frm, nbytes, on)
+            if peer != mine:
+                cuda.stream_write64(self.device, on, self._word(_DONE, peer, mine), number)
+        for peer in others:
+            cuda.stream_wait64(self.device, on, self._word(_DONE, mine, peer), number)
+
+    # ---- watching
+
+    def _watch(self) -> None:
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._run, name="pycoll copies", daemon=True)
+            self._watcher.start()
+        self._moved.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._moved:
+                if not self._calls:
+                    if self._closed:
+                        return
+                    self._moved.wait()
+                    continue
+                self._look()
+                self._moved.notify_all()
+            time.sleep(_PAUSE)
+
+    def _look(self) -> None:
+        """Look at what is enqueued; end what cannot end by itself."""
+        now = time.monotonic()
+        try:
+            while self._calls and self._calls[0].ended():
+                self._compare(self._calls.popleft())
+            for call in self._calls:
+                if call.until is None and call.begin.happened():
+                    call.until = now + call.timeout
+        except PycollError as error:  # the GPU is lost to this process: nothing runs any more
+            self._fail(error)
+            self._calls.clear()
+        if not self._calls:
+            return
+        self._judge(self._calls[0], now)
+        if self._error is not None:
+            for kind in (_READY, _DONE):
+                first = self._index(kind, self._rank, 0)
+                self._words[first : first + self._size] = _RELEASED
+
+    def _judge(self, call: _Call, now: float) -> None:
+        if self._error is not None:
+            return
+        failure = self._comm._engine.failure
+        self._hear()
+        if self._error is not None:
+            return
+        if call.until is not None and now >= call.until:
+            self._fail(CollectiveTimeout(f"{call.text} did not finish within {call.timeout:g} s"))
+        elif failure.error is not None or failure.departed():
+            # What it had enqueued may still come: only then is it missed.
+            if call.until is None or call.until - now > _GRACE:
+                call.until = now + _GRACE
+                call.timeout = _GRACE
+            elif call.until - now < _GRACE / 10:
+                self._fail(PeerLostError(f"a rank is gone that takes no part in {call.text}"))
+
+    def _hear(self) -> None:
+        """Find out whether another rank has given up."""
+        for rank in range(self._size):
+            if self._words[self._gave_up(rank)] and rank != self._rank:
+                self._fail(BrokenError(f"CopyEngine: rank {rank} gave up its copies"))
+
+    def _compare(self, call: _Call) -> None:
+        """Find out whether the others made another call of the same number."""
+        for peer in range(self._size):
+            word = int(self._words[self._index(_CALL, self._rank, peer)])
+            if peer != self._rank and word >> 32 == call.number and word != call.word:
+                self._fail(
+                    MismatchError(
+                        f"ranks called different things: rank {self._rank}: {call.text}, and "
+                        f"rank {peer} another"
+                    )
+                )
+
+    def _fail(self, error: PycollError) -> None:
+        if self._error is None:
+            self._error = error
+            if self._words is not None:
+                self._words[self._gave_up(self._rank)] = 1
+
+    # ---- its end
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError("CopyEngine: it is closed")
+
+    def check(self) -> None:
+        """Raise what went wrong with an earlier call, if anything did and is known."""
+        self._require_open()
+        with self._moved:
+            self._hear()
+        if self._error is not None:
+            raise type(self._error)(str(self._error))
+
+    def synchronize(self) -> None:
+        """Wait on the host until every call has ended.
+
+        Raises:
+            PycollError: What one has ended with.
+        """
+        with self._moved:
+            while self._calls:
+                self._moved.wait()
+        self.check()
+
+    def close(self) -> None:
+        """Wait until every call has ended, and give the memory back; all ranks call it.
+
+        After a failure the window stays taken, as a peer may still write there.
+        """
+        if self._closed:
+            return
+        with contextlib.suppress(PycollError):
+            self.synchronize()
+        with self._moved:
+            self._closed = True
+            self._moved.notify_all()
+        whole = self._error is None
+        if whole:
+            self._comm.barrier()
+        for address in self._opened:
+            cuda.ipc_close(self.device, address)
+        if whole:
+            self._comm.barrier()  # nobody frees what another has mapped
+            cuda.free(self.device, self._window)
+            cuda.host_unregister(self.device, int(self._words.ctypes.data))
+            self._words = None
+            if self._map is not None:
+                self._map.close()
+        self._comm.close()
+
+    def __enter__(self) -> CopyEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{self._used} of {self.nbytes} B of its window taken"
+        return f"<overlap.CopyEngine of {self._size} ranks: {state}>"
