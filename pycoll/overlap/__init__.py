@@ -298,7 +298,7 @@ def measure(
             f"overlap.measure: gpu is {quoted(gpu)}, want what has the methods of "
             "pycoll.overlap.timing.Gpu, or None"
         )
-    notes = []
+    notes: list[str] = []
     here = _gpu(comm) if gpu is None else gpu
     if shaped is None and isinstance(compute, Launch):
         work = compute.kernel, compute.block, compute.shared_mem
@@ -313,11 +313,11 @@ def measure(
     meet = gather(comm)
     copied = None if copies is None else on_stream(copies)
     parts = None if sms is None else _parts(here, sms, meet, notes)
-    if label := pace.label():
-        notes.append(label)
     try:
-        note = "\n".join(notes)
-        return run(here, meet, *streamed, repeats, note, parts=parts, copies=copied)
+        found = run(here, meet, *streamed, repeats, parts=parts, copies=copied)
+        # Only now all kernels are loaded.
+        notes.append(pace.label() if comm is None or gpu is not None else comm.cuda().paced)
+        return replace(found, note="\n".join(filter(None, notes)))
     finally:
         if parts is not None:
             parts.close()

@@ -149,3 +149,30 @@ def test_the_phase_for_a_gpu_times_every_way_and_says_what_is_paced(tmp_path: Pa
         assert found["reckoned"]
     assert "paced at 450 GB/s: no measurement of a link" in paced["note"]
     assert "paced" not in chain["note"]
+
+
+def test_a_communicator_remembers_that_its_kernels_are_paced() -> None:
+    """Also when no more are, and of kernels that are loaded by the first call that is timed."""
+    from pycoll.runtime.cuda import pace
+
+    kernels.take_any()
+
+    def rank(comm: Any) -> list[str]:
+        from device import Pool
+
+        pool = Pool(0, 1 << 20)
+        x = pool.empty(100).fill(0)
+        comm.cuda(0)
+        said = [comm.cuda().paced]
+
+        def collective(stream: Any) -> None:
+            with comm.on_stream(stream):
+                comm.allreduce(x)
+
+        pace.set_rate(10**9)
+        found = overlap.measure(lambda stream: None, collective, comm=comm, repeats=1)
+        pace.set_rate(0)
+        return [*said, comm.cuda().paced, found.note.splitlines()[-1]]
+
+    label = "paced at 1 GB/s: no measurement of a link"
+    assert together.spawn(rank, 1) == [["", label, label]]

@@ -65,6 +65,7 @@ class Gpu(NamedTuple):
     gpudirect: str  #: "on" and how NICs reach the GPU's memory, or why they do not
     multicast: str  #: "on" where NVLink's switch folds and stores for all ranks, else why not
     registration: str  #: "on" where peers open users' own arrays, else why not, or why not some
+    paced: str = ""  #: "paced at ...: no measurement of a link" where kernels wait as for one
 
 
 class _Hello(NamedTuple):
@@ -144,8 +145,8 @@ class DeviceComm:
             registers, shared = function.registers, function.shared
         name = bindings_cuda.device(self.device).name
         shape = threads, self.blocks, registers, shared
-        found = self.multicast, self._registration()
         ways = self.reach, self.lacks, self._gpudirect
+        found = self.multicast, self._registration(), self.kernels.paced
         return Gpu(self.device, name, self.stream, *shape, *ways, *found)
 
     def _registration(self) -> str:

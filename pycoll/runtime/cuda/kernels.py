@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pycoll import log
 from pycoll.dtypes import DType, ReduceOp
-from pycoll.runtime.cuda import compile
+from pycoll.runtime.cuda import compile, pace
 from pycoll.runtime.native import cuda
 from pycoll.runtime.native.cuda import Function
 
@@ -26,6 +26,7 @@ class Kernels:
         self._number, self._cache = number, cache
         self._capability = device.major, device.minor
         compile.require(self._capability, cache)
+        self.paced = ""  #: what results are to say, if any kernel is paced
         self._modules: list[int] = []
         self._functions: dict[tuple[DType, ReduceOp], int] = {}
         self.threads = min(THREADS, device.threads_per_block)
@@ -38,6 +39,7 @@ class Kernels:
         """Return CUDA's handle of a kernel; it is compiled and loaded if need be."""
         found = self._functions.get((dtype, op))
         if found is None:
+            self.paced = self.paced or pace.label()
             image = compile.cubin(dtype, op, self._capability, self._cache)
             if self.multimem and not compile.multimem(image):  # from a cache, by an older NVRTC
                 name = compile.entry(dtype, op)
