@@ -618,14 +618,14 @@ def overlap_rows() -> dict[str, Row]:
         "advise": Row(
             lambda **given: overlap.advise(**{"capability": hopper, **given}),
             {
-                "work": overlap.Work(kernel, 8448, seconds=1e-3),
-                "collective": overlap.Collective(seconds=1e-3),
+                "work": overlap.Computation(kernel, 8448, seconds=1e-3),
+                "collective": overlap.Communication(seconds=1e-3),
             },
             {"comm": "none", "copies": "true", "capability": ""},
             lacked={"capability": "none"},
         ),
-        "Work": Row(
-            overlap.Work,
+        "Computation": Row(
+            overlap.Computation,
             {"block": kernel, "grid": 5, "seconds": 1e-3},
             {
                 "grid": "five huge true",
@@ -637,8 +637,8 @@ def overlap_rows() -> dict[str, Row]:
                 "padded": "true",
             },
         ),
-        "Collective": Row(
-            overlap.Collective,
+        "Communication": Row(
+            overlap.Communication,
             {"seconds": 1e-3},
             {
                 "seconds": "five half huge",

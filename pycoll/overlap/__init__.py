@@ -26,7 +26,7 @@ from pycoll.overlap.compare import Comparison, compare
 from pycoll.overlap.occupancy import Footprint
 from pycoll.overlap.result import Measured
 from pycoll.overlap.shaped import Launch, Shaped
-from pycoll.overlap.work import COLLECTIVE, Collective, Work
+from pycoll.overlap.workload import COLLECTIVE, Communication, Computation
 
 if TYPE_CHECKING:
     from pycoll.benchmark.oob import Gather
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 __all__ = [
     "COLLECTIVE",
     "Advice",
-    "Collective",
+    "Communication",
     "Comparison",
+    "Computation",
     "Footprint",
     "Launch",
     "Measured",
     "Shaped",
-    "Work",
     "advise",
     "copy_engine",
     "measure",
@@ -96,8 +96,8 @@ def plan(
 
 
 def advise(
-    work: Work,
-    collective: Collective,
+    work: Computation,
+    collective: Communication,
     comm: Any = None,
     *,
     copies: bool = False,
@@ -126,13 +126,13 @@ def advise(
             known.
 
     Example:
-        >>> chain = overlap.Work(overlap.Footprint(256, 32), 8448, nbytes=2**30, flops=2**30)
-        >>> sums = overlap.Collective("allreduce", nbytes=64 << 20, ranks=8)
+        >>> chain = overlap.Computation(overlap.Footprint(256, 32), 8448, nbytes=2**30, flops=2**30)
+        >>> sums = overlap.Communication("allreduce", nbytes=64 << 20, ranks=8)
         >>> overlap.advise(chain, sums, capability=(9, 0)).best
         'priority'
     """
-    instance("overlap.advise: work", work, Work)
-    instance("overlap.advise: collective", collective, Collective)
+    instance("overlap.advise: work", work, Computation)
+    instance("overlap.advise: collective", collective, Communication)
     flag("overlap.advise: copies", copies)
     _require_communicator("advise", comm)
     if comm is not None:

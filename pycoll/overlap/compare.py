@@ -25,7 +25,7 @@ from pycoll.overlap.advice import advise as capped
 from pycoll.overlap.machine import Machine
 from pycoll.overlap.occupancy import beside, resident
 from pycoll.overlap.result import BOTH, CONCURRENT, COPIES, PARTITION, PRIORITY, SEQUENTIAL, SHAPED
-from pycoll.overlap.work import COPIED, Collective, Work
+from pycoll.overlap.workload import COPIED, Communication, Computation
 
 MEMORY, COMPUTE, UNKNOWN = "memory", "compute", "unknown"
 
@@ -102,7 +102,9 @@ class Comparison:
         return "\n".join([*lines, self.verdict])
 
 
-def compare(work: Work, collective: Collective, machine: Machine, copies: bool) -> Comparison:
+def compare(
+    work: Computation, collective: Communication, machine: Machine, copies: bool
+) -> Comparison:
     """Return what each way is reckoned to take.
 
     Args:
@@ -119,7 +121,7 @@ def compare(work: Work, collective: Collective, machine: Machine, copies: bool) 
 
 
 class _Reckoning:
-    def __init__(self, work: Work, collective: Collective, machine: Machine) -> None:
+    def __init__(self, work: Computation, collective: Communication, machine: Machine) -> None:
         self.work, self.collective, self.machine = work, collective, machine
         self.sm, self.sms = machine.sm, machine.sms
         self.natural = resident(work.block, self.sm)

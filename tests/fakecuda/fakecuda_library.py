@@ -2,7 +2,8 @@
 
 Options, as keyword arguments; variables of the environment with ``FAKECUDA_`` before them:
 
-==========  ==========================================================================DEVICES     how many GPUs there are, 1; CUDA_VISIBLE_DEVICES chooses of them
+==========  =================================================================================
+DEVICES     how many GPUs there are, 1; CUDA_VISIBLE_DEVICES chooses of them
 THREADS     of a block, at most: 4
 MEMORY_MIB  of each GPU: 4096
 POISON      bytes of new memory that are filled with 0xa5: the first MiB
@@ -25,7 +26,8 @@ PATIENCE    seconds that a call waits for kernels that run, as the driver may wh
 FAIL        cuMemAlloc:2,kernel:1=719 makes the second cuMemAlloc fail, with OUT_OF_MEMORY, and
             the first kernel that runs, with 719
 LOG         where each call is written down: `calls` reads it
-==========  =========================================================================="""
+==========  =================================================================================
+"""
 
 from __future__ import annotations
 

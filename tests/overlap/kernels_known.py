@@ -101,46 +101,50 @@ def through(nbytes: int, flops: float) -> dict[str, Any]:
     return {"flops": flops, "nbytes": float(nbytes)}
 
 
-KERNELS: dict[str, overlap.Work] = {
+KERNELS: dict[str, overlap.Computation] = {
     # 256 MiB of floats, each thread one element after another, 32 multiply-adds each
-    "chain": overlap.Work(compiled("chain", 256), 8448, **through(512 * MIB, 64 * 64e6)),
+    "chain": overlap.Computation(compiled("chain", 256), 8448, **through(512 * MIB, 64 * 64e6)),
     # the same on numbers that stay in the cache: nothing but arithmetic
-    "long chain": overlap.Work(compiled("chain", 256), 8448, **through(MIB, 4e11)),
-    "product 4096": overlap.Work(compiled("product", 256), 1024, **gemm(4096, 4096, 4096, 4)),
-    "product 1024": overlap.Work(compiled("product", 256), 64, **gemm(1024, 1024, 1024, 4)),
-    "softmax": overlap.Work(compiled("softmax", 256), 16384, **through(512 * MIB, 3e8)),
-    "total": overlap.Work(compiled("total", 512), 528, **through(GIB, 2.7e8)),
-    "torch elementwise": overlap.Work(Footprint(128, 32), 131072, **through(768 * MIB, 6.7e7)),
-    "torch reduction": overlap.Work(
+    "long chain": overlap.Computation(compiled("chain", 256), 8448, **through(MIB, 4e11)),
+    "product 4096": overlap.Computation(
+        compiled("product", 256), 1024, **gemm(4096, 4096, 4096, 4)
+    ),
+    "product 1024": overlap.Computation(compiled("product", 256), 64, **gemm(1024, 1024, 1024, 4)),
+    "softmax": overlap.Computation(compiled("softmax", 256), 16384, **through(512 * MIB, 3e8)),
+    "total": overlap.Computation(compiled("total", 512), 528, **through(GIB, 2.7e8)),
+    "torch elementwise": overlap.Computation(
+        Footprint(128, 32), 131072, **through(768 * MIB, 6.7e7)
+    ),
+    "torch reduction": overlap.Computation(
         Footprint(512, 32, 16), 1056, persistent=True, **through(GIB, 2.7e8)
     ),
-    "cutlass 128x128": overlap.Work(
+    "cutlass 128x128": overlap.Computation(
         Footprint(256, 128, dynamic=64 * KIB), 4096, tensor=True, **gemm(8192, 8192, 8192)
     ),
-    "cutlass 256x128": overlap.Work(
+    "cutlass 256x128": overlap.Computation(
         Footprint(256, 240, dynamic=72 * KIB), 2048, tensor=True, **gemm(8192, 8192, 8192)
     ),
-    "cutlass persistent": overlap.Work(
+    "cutlass persistent": overlap.Computation(
         Footprint(384, 168, dynamic=226 * KIB),
         132,
         tensor=True,
         persistent=True,
         **gemm(8192, 8192, 8192),
     ),
-    "cublas": overlap.Work(
+    "cublas": overlap.Computation(
         Footprint(384, 168, dynamic=200 * KIB), 1024, tensor=True, padded=False, seconds=2e-3
     ),
-    "flash attention 64": overlap.Work(
+    "flash attention 64": overlap.Computation(
         Footprint(128, 255, dynamic=48 * KIB), 4096, tensor=True, seconds=1e-3
     ),
-    "flash attention 256": overlap.Work(
+    "flash attention 256": overlap.Computation(
         Footprint(128, 255, dynamic=96 * KIB), 2048, tensor=True, seconds=1e-3
     ),
-    "triton product": overlap.Work(
+    "triton product": overlap.Computation(
         Footprint(256, 255, dynamic=147456), 2048, tensor=True, **gemm(8192, 8192, 8192)
     ),
-    "triton softmax": overlap.Work(
+    "triton softmax": overlap.Computation(
         Footprint(256, 40, dynamic=64), 16384, **through(512 * MIB, 3e8)
     ),
-    "triton add": overlap.Work(Footprint(128, 22), 65536, **through(768 * MIB, 6.7e7)),
+    "triton add": overlap.Computation(Footprint(128, 22), 65536, **through(768 * MIB, 6.7e7)),
 }

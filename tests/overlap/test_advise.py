@@ -19,7 +19,7 @@ from pycoll.overlap.occupancy import Footprint, beside, lacking, resident
 
 HOPPER = (9, 0)
 #: 2 * 7 / 8 of 256 MiB over 450 GB/s.
-SUMS = overlap.Collective("allreduce", nbytes=256 * MIB, ranks=8)
+SUMS = overlap.Communication("allreduce", nbytes=256 * MIB, ranks=8)
 TAKES = 1.75 * 256 * MIB / 450e9
 MEMORY = 3.35e12
 #: Bytes on their way that this rate wants of all SMs.
@@ -97,7 +97,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def advised(name: str, collective: overlap.Collective = SUMS) -> overlap.Comparison:
+def advised(name: str, collective: overlap.Communication = SUMS) -> overlap.Comparison:
     return overlap.advise(KERNELS[name], collective, capability=HOPPER)
 
 
@@ -192,7 +192,7 @@ def test_what_nvrtc_makes_of_them() -> None:
 
 
 def test_a_short_collective_gains_nothing() -> None:
-    found = advised("long chain", overlap.Collective(nbytes=MIB, ranks=8))
+    found = advised("long chain", overlap.Communication(nbytes=MIB, ranks=8))
     assert found.best == "sequential"
     assert found.verdict == "sequential, as no way is reckoned to gain 1%"
     assert found.gain == 0
@@ -201,7 +201,7 @@ def test_a_short_collective_gains_nothing() -> None:
 
 def test_copy_engines_fold_nothing_and_must_be_there() -> None:
     work = KERNELS["cutlass persistent"]
-    gathered = overlap.Collective("allgather", nbytes=256 * MIB, ranks=8)
+    gathered = overlap.Communication("allgather", nbytes=256 * MIB, ranks=8)
     assert gathered.sent == 256 * MIB * 7 / 8
     reasons = [
         overlap.advise(work, of, copies=there, capability=HOPPER).ways["copies"]
@@ -216,8 +216,8 @@ def test_copy_engines_fold_nothing_and_must_be_there() -> None:
 
 
 def test_two_that_move_much_memory_share_it() -> None:
-    work = overlap.Work(Footprint(256, 32), 8448, **through(4 << 30, 1e6))
-    sums = overlap.Collective(nbytes=2 << 30, ranks=8)
+    work = overlap.Computation(Footprint(256, 32), 8448, **through(4 << 30, 1e6))
+    sums = overlap.Communication(nbytes=2 << 30, ranks=8)
     found = overlap.advise(work, sums, capability=HOPPER)
     assert found.compute == pytest.approx((4 << 30) / MEMORY)
     together = ((4 << 30) + 2 * 1.75 * (2 << 30)) / MEMORY
@@ -225,8 +225,8 @@ def test_two_that_move_much_memory_share_it() -> None:
 
 
 def test_what_was_measured_comes_before_what_is_reckoned() -> None:
-    work = overlap.Work(Footprint(256, 32), 8448, seconds=5e-3, **through(MIB, 1e6))
-    found = overlap.advise(work, overlap.Collective(seconds=1e-3), capability=HOPPER)
+    work = overlap.Computation(Footprint(256, 32), 8448, seconds=5e-3, **through(MIB, 1e6))
+    found = overlap.advise(work, overlap.Communication(seconds=1e-3), capability=HOPPER)
     assert (found.compute, found.collective) == (5e-3, 1e-3)
 
 
@@ -240,7 +240,7 @@ def test_a_gpu_of_another_kind() -> None:
 
 
 def test_more_blocks_of_the_collective_want_more_sms() -> None:
-    found = advised("chain", overlap.Collective(nbytes=MIB, ranks=2, blocks=64))
+    found = advised("chain", overlap.Communication(nbytes=MIB, ranks=2, blocks=64))
     assert found.sms == 24  # 22, and a multiple of 8
     parts = machine.machine(HOPPER)._replace(least=0, unit=0)
     never = compare(KERNELS["chain"], SUMS, parts, copies=False)
@@ -261,12 +261,12 @@ def test_places_are_those_that_are_lacking_nothing(count: int) -> None:
 
 def test_without_a_data_sheet_seconds_are_wanted() -> None:
     newer = machine.machine(HOPPER)._replace(rates=None)
-    known = overlap.Work(Footprint(256, 32), 8448, seconds=1e-3)
-    found = compare(known, overlap.Collective(seconds=1e-3), newer, copies=False)
+    known = overlap.Computation(Footprint(256, 32), 8448, seconds=1e-3)
+    found = compare(known, overlap.Communication(seconds=1e-3), newer, copies=False)
     assert found.bound == "unknown"
     assert found.ways["shaped"].slowdown == pytest.approx(8 / 5)  # so many blocks: the worst case
     with pytest.raises(UnavailableError, match=r"no data sheet of this GPU .* computation's time"):
-        compare(KERNELS["chain"], overlap.Collective(seconds=1e-3), newer, copies=False)
+        compare(KERNELS["chain"], overlap.Communication(seconds=1e-3), newer, copies=False)
     with pytest.raises(UnavailableError, match=r"no data sheet of this GPU .* collective's time"):
         compare(known, SUMS, newer, copies=False)
     with pytest.raises(UnavailableError, match=r"capability 7\.5; known are 8\.0, 9\.0"):
@@ -276,15 +276,15 @@ def test_without_a_data_sheet_seconds_are_wanted() -> None:
 def test_what_cannot_be_compared() -> None:
     known: dict[str, Any] = {"grid": 1, "seconds": 1e-3}
     with pytest.raises(UsageError, match="want one that an SM has room for"):
-        overlap.advise(overlap.Work(Footprint(1024, 80), **known), SUMS, capability=HOPPER)
+        overlap.advise(overlap.Computation(Footprint(1024, 80), **known), SUMS, capability=HOPPER)
     with pytest.raises(UsageError, match="132 SMs hold 396 blocks of the collective, want all 400"):
-        advised("chain", overlap.Collective(seconds=1e-3, blocks=400))
+        advised("chain", overlap.Communication(seconds=1e-3, blocks=400))
     with pytest.raises(UsageError, match="neither seconds nor flops nor nbytes is given"):
-        overlap.Work(Footprint(32, 32), 1)
+        overlap.Computation(Footprint(32, 32), 1)
     with pytest.raises(UsageError, match="neither seconds nor nbytes is given"):
-        overlap.Collective()
+        overlap.Communication()
     with pytest.raises(UsageError, match="kind is 'reduce_all', want one of allreduce, allgather"):
-        overlap.Collective("reduce_all", seconds=1e-3)
+        overlap.Communication("reduce_all", seconds=1e-3)
 
 
 def test_ways_are_known_by_the_same_names() -> None:

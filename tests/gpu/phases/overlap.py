@@ -116,7 +116,7 @@ def advised(comm: Any, work: Any, nbytes: int, kind: str) -> str:
     from pycoll.errors import UnavailableError
 
     try:
-        beside = overlap.Collective(kind, nbytes=nbytes, ranks=2)
+        beside = overlap.Communication(kind, nbytes=nbytes, ranks=2)
         return overlap.advise(work, beside, comm, copies=kind == "allgather").verdict
     except UnavailableError as error:  # a GPU of which no data sheet is known
         return str(error)
@@ -179,7 +179,7 @@ def computation(comm: Any, run: Run, name: str, pool: Any) -> tuple[Any, Any, An
     advice = overlap.plan(handles[name], kernels.THREADS, comm)
     shaped = work.padded(advice.pad_bytes) if advice.capped < advice.natural else None
     block = Gpu(run.device).function(handles[name], kernels.THREADS, 0)
-    done = overlap.Work(block, math.prod(grid), flops=flops, nbytes=moved)
+    done = overlap.Computation(block, math.prod(grid), flops=flops, nbytes=moved)
     return work.padded(0), shaped, advice, done
 
 

@@ -21,7 +21,7 @@ COLLECTIVE_BLOCKS = 32
 
 
 @dataclass(frozen=True)
-class Work:
+class Computation:
     """A computation: what a block takes, how many there are, and what the whole does.
 
     Of ``seconds``, ``flops`` and ``nbytes`` at least one is to be known.
@@ -37,21 +37,21 @@ class Work:
     padded: bool = True  #: its launches can be given padding, which a library's cannot
 
     def __post_init__(self) -> None:
-        instance("overlap.Work: block", self.block, Footprint)
-        integer("overlap.Work: grid", self.grid, 1)
+        instance("overlap.Computation: block", self.block, Footprint)
+        integer("overlap.Computation: grid", self.grid, 1)
         for name in ("seconds", "flops", "nbytes"):
-            number(f"overlap.Work: {name}", getattr(self, name))
+            number(f"overlap.Computation: {name}", getattr(self, name))
         for name in ("tensor", "persistent", "padded"):
-            flag(f"overlap.Work: {name}", getattr(self, name))
+            flag(f"overlap.Computation: {name}", getattr(self, name))
         if not (self.seconds or self.flops or self.nbytes):
             raise UsageError(
-                "overlap.Work: neither seconds nor flops nor nbytes is given; want one of them at "
-                "least"
+                "overlap.Computation: neither seconds nor flops nor nbytes is given; want "
+                "one of them at least"
             )
 
 
 @dataclass(frozen=True)
-class Collective:
+class Communication:
     """A collective: what its blocks take, and how long it lasts alone, or of how many bytes it is.
 
     Its blocks wait for one another, so all of a launch must have a place at once.
@@ -67,16 +67,18 @@ class Collective:
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or self.kind not in _SENT:
             raise UsageError(
-                f"overlap.Collective: kind is {quoted(self.kind)}, want one of {', '.join(_SENT)}"
+                f"overlap.Communication: kind is {quoted(self.kind)}, want one of "
+                f"{', '.join(_SENT)}"
             )
         for name in ("seconds", "nbytes"):
-            number(f"overlap.Collective: {name}", getattr(self, name))
-        integer("overlap.Collective: ranks", self.ranks, 2, 2**31 - 1)
-        instance("overlap.Collective: block", self.block, Footprint)
-        integer("overlap.Collective: blocks", self.blocks, 1, 2**31 - 1)
+            number(f"overlap.Communication: {name}", getattr(self, name))
+        integer("overlap.Communication: ranks", self.ranks, 2, 2**31 - 1)
+        instance("overlap.Communication: block", self.block, Footprint)
+        integer("overlap.Communication: blocks", self.blocks, 1, 2**31 - 1)
         if not (self.seconds or self.nbytes):
             raise UsageError(
-                "overlap.Collective: neither seconds nor nbytes is given; want one of them at least"
+                "overlap.Communication: neither seconds nor nbytes is given; want one "
+                "of them at least"
             )
 
     @property
