@@ -20,7 +20,7 @@ import pytest
 from collective_checks import COLLECTIVES, Case, blocks
 
 import pycoll
-from pycoll import CollectiveTimeout, Communicator, PeerLostError, UnavailableError
+from pycoll import CollectiveTimeout, Communicator, PeerLostError, PycollError, UnavailableError
 from pycoll.runtime.native import verbs
 
 #: How a NIC reaches a GPU's memory, and what makes its writes visible: options of the stand-ins for
@@ -288,4 +288,54 @@ def test_communicators_follow_each_other(cluster: Any) -> None:
                 assert "verbs+gpu" in comm.cuda().reach
 
     cluster.run([0, 1], rank, gpu=WAYS["driver"][0])
+    assert cluster.fabric.objects()["gpu_mrs"] == 0
+
+
+def test_a_rank_raises(cluster: Any) -> None:
+    """Others that wait for its messages hear why."""
+
+    def rank() -> str:
+        x, stream = gpus.of(np.ones(100_000, "f4")), fakecuda.Stream()
+        with pytest.raises(PycollError) as heard, pycoll.init(timeout=60) as comm:
+            for call in range(1_000_000):
+                if comm.rank == 1 and call == 15:
+                    raise PycollError("enough")
+                with comm.on_stream(stream):
+                    comm.allreduce(x, async_op=True).synchronize()
+        return str(heard.value)
+
+    found = cluster.run([0, 1, 2], rank, gpu=WAYS["read"][0], card={"devices": 2})
+    assert found.pop(1) == "enough"
+    for message in found:
+        assert message.startswith("rank 1 ")
+
+
+def test_more_ranks_than_there_is_memory_for(cluster: Any) -> None:
+    gpu = {"memory_mib": 512}  # of which a 16th is 32: a peer takes 8 and some
+    three = cluster.run([0, 1, 2, 3], every, 6, gpu=gpu)
+    assert all("verbs+gpu" in reach for reach, *_ in three)
+    for reach, lacks, gpudirect, found in cluster.run([0, 1, 2, 3, 4], every, 6, gpu=gpu):
+        why = "the messages of 4 ranks take 32 MiB, more than a 16th of the memory of GPU 0"
+        assert gpudirect == why
+        assert max(lacks) == f"staged at both ends: {why}"
+        assert set(reach) == {"cuda", "verbs"}
+        assert found.gpu_memory == 0
+
+
+def test_communicators_beside_each_other(cluster: Any) -> None:
+    def rank() -> None:
+        with pycoll.init() as comm, comm.dup() as other:
+            streams = fakecuda.Stream(), fakecuda.Stream()
+            xs = [gpus.of(np.full(60_000, turn + comm.rank, "i4")) for turn in range(2)]
+            for _ in range(20):
+                for one, x, stream in zip((comm, other), xs, streams, strict=True):
+                    with one.on_stream(stream):
+                        one.allreduce(x, op="max")
+            for turn, (x, stream) in enumerate(zip(xs, streams, strict=True)):
+                stream.synchronize()
+                assert (x.host == turn + comm.size - 1).all()
+            assert unstaged(state(comm))
+            assert unstaged(state(other))
+
+    cluster.run([0, 1, 2], rank, gpu=WAYS["read"][0])
     assert cluster.fabric.objects()["gpu_mrs"] == 0
