@@ -212,5 +212,12 @@ def test_windows_of_different_sizes_are_refused_on_all_ranks() -> None:
         comm.cuda(0)
         with pytest.raises(UnavailableError, match="ranks ask for windows of different sizes"):
             overlap.copy_engine(comm, 4096 * (1 + comm.rank))
+        comm.barrier()
+        names = [call.name for call in fakecuda.calls()]
+        # The words of both, and their windows: what a rank has besides is freed when it closes.
+        assert names.count("cuMemHostUnregister") >= 2
+        asked = [c.arguments for c in fakecuda.calls() if c.name == "cuMemAlloc"]
+        assert {"4096", "8192"} <= set(asked)
+        assert "cuMemFree" in names
 
     together.spawn(rank, 2)

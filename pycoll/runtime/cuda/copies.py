@@ -118,8 +118,14 @@ class CopyEngine:
         self._number, self._closed = 0, False
         self._order: Event | None = None
         self.nbytes = -(-nbytes // _ALIGNMENT) * _ALIGNMENT  #: of the window
-        self._meet(self._lack(comm))
-        self._connect()
+        try:
+            self._meet(self._lack(comm))
+            self._connect()
+        except BaseException:
+            with contextlib.suppress(PycollError):
+                self._release()
+            self._comm.close()
+            raise
 
     # ---- making it: a rank that cannot tells the others before anything is waited for
 
@@ -135,7 +141,6 @@ class CopyEngine:
         found: list[str] = self._comm.allgather_object(lack)
         for rank, text in enumerate(found):
             if text:
-                self._comm.close()
                 raise UnavailableError(f"overlap.copy_engine: {text} (rank {rank})")
         return found
 
@@ -467,19 +472,29 @@ class CopyEngine:
         with self._moved:
             self._closed = True
             self._moved.notify_all()
-        whole = self._error is None
-        if whole:
-            self._comm.barrier()
+        try:
+            if self._error is None:
+                self._comm.barrier()  # what is on its way to any window has come
+                self._release()
+        finally:
+            self._comm.close()
+
+    def _release(self) -> None:
+        """Give all back, with the other ranks."""
         for address in self._opened:
             cuda.ipc_close(self.device, address)
-        if whole:
-            self._comm.barrier()  # nobody frees what another has mapped
+        self._opened.clear()
+        self._comm.barrier()  # nobody frees what another has mapped
+        if self._window:
             cuda.free(self.device, self._window)
+            self._window = 0
+        if self._at:
             cuda.host_unregister(self.device, int(self._words.ctypes.data))
-            self._words = None
-            if self._map is not None:
-                self._map.close()
-        self._comm.close()
+            self._at = 0
+        self._words = None
+        if self._map is not None:
+            self._map.close()
+            self._map = None
 
     def __enter__(self) -> CopyEngine:
         return self
