@@ -649,6 +649,13 @@ def overlap_rows() -> dict[str, Row]:
                 "block": "",
             },
         ),
+        "footprint": Row(
+            overlap.footprint,
+            {"kernel": kernel, "block": 256},
+            {"block": f"none {sizes['block']}", "shared_mem": "five huge true"},
+            lacked={"kernel": "five minus huge true"},
+            words={"block": "threads"},
+        ),
         "shape": Row(
             lambda **given: overlap.shape(**{"capability": hopper, **given}),
             {"kernel": RawKernel(), "max_blocks_per_sm": 2},

@@ -50,6 +50,7 @@ __all__ = [
     "Shaped",
     "advise",
     "copy_engine",
+    "footprint",
     "measure",
     "partition",
     "plan",
@@ -138,6 +139,26 @@ def advise(
     if comm is not None:
         collective = replace(collective, block=_beside(comm), blocks=comm.cuda().blocks)
     return compare(work, collective, _whole(comm, capability), copies)
+
+
+def footprint(kernel: Any, block: Block | None = None, *, shared_mem: int = 0) -> Footprint:
+    """Return what a block of a kernel takes of an SM, as `advise` wants it.
+
+    Args:
+        kernel: What `plan` takes.
+        block: The threads of its block; a compiled Triton kernel and a `Footprint` know their own.
+        shared_mem: Bytes of dynamic shared memory that a launch asks for.
+
+    Raises:
+        UsageError: The kernel is none, or its block is not known.
+        UnavailableError: The handle of a CUfunction is given, and there is no GPU to ask.
+    """
+    from pycoll.overlap import kernel as kernels
+
+    if block is None:
+        block = kernels.own_threads(kernel)
+    handle = isinstance(kernel, int) and not isinstance(kernel, bool)
+    return kernels.footprint(kernel, block, shared_mem, _gpu(None) if handle else None)
 
 
 def shape(

@@ -86,6 +86,18 @@ def compiled_threads(kernel: Any) -> int:
     return int(kernel.metadata.num_warps) * WARP
 
 
+def own_threads(kernel: Any) -> int:
+    """Return the threads of a block of a kernel that knows them; UsageError of others."""
+    if isinstance(kernel, Footprint):
+        return kernel.threads
+    if is_compiled(kernel):
+        return compiled_threads(kernel)
+    raise UsageError(
+        f"overlap.footprint: block is None, and kernel is {quoted(kernel)}; want the threads of "
+        "its block, which only a compiled Triton kernel and an overlap.Footprint know"
+    )
+
+
 def handle_of(kernel: Any) -> int | None:
     """Return the CUfunction of a kernel; None of what is numbers only."""
     if isinstance(kernel, int):

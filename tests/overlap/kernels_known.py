@@ -22,6 +22,7 @@ are there. Others are public:
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from pycoll import overlap
@@ -101,20 +102,25 @@ def through(nbytes: int, flops: float) -> dict[str, Any]:
     return {"flops": flops, "nbytes": float(nbytes)}
 
 
+def triton(registers: int, shared: int, warps: int) -> Footprint:
+    """Return what a block of a kernel takes, by what Triton says of it once it is compiled."""
+    metadata = SimpleNamespace(shared=shared, num_warps=warps, num_ctas=1)
+    packed = warps, 1, shared
+    return overlap.footprint(
+        SimpleNamespace(n_regs=registers, metadata=metadata, packed_metadata=packed)
+    )
+
+
 KERNELS: dict[str, overlap.Computation] = {
     # 256 MiB of floats, each thread one element after another, 32 multiply-adds each
     "chain": overlap.Computation(compiled("chain", 256), 8448, **through(512 * MIB, 64 * 64e6)),
     # the same on numbers that stay in the cache: nothing but arithmetic
     "long chain": overlap.Computation(compiled("chain", 256), 8448, **through(MIB, 4e11)),
-    "product 4096": overlap.Computation(
-        compiled("product", 256), 1024, **gemm(4096, 4096, 4096, 4)
-    ),
+    "product 4096": overlap.Computation(compiled("product", 256), 1024, **gemm(4096, 4096, 4096, 4)),
     "product 1024": overlap.Computation(compiled("product", 256), 64, **gemm(1024, 1024, 1024, 4)),
     "softmax": overlap.Computation(compiled("softmax", 256), 16384, **through(512 * MIB, 3e8)),
     "total": overlap.Computation(compiled("total", 512), 528, **through(GIB, 2.7e8)),
-    "torch elementwise": overlap.Computation(
-        Footprint(128, 32), 131072, **through(768 * MIB, 6.7e7)
-    ),
+    "torch elementwise": overlap.Computation(Footprint(128, 32), 131072, **through(768 * MIB, 6.7e7)),
     "torch reduction": overlap.Computation(
         Footprint(512, 32, 16), 1056, persistent=True, **through(GIB, 2.7e8)
     ),
@@ -141,10 +147,8 @@ KERNELS: dict[str, overlap.Computation] = {
         Footprint(128, 255, dynamic=96 * KIB), 2048, tensor=True, seconds=1e-3
     ),
     "triton product": overlap.Computation(
-        Footprint(256, 255, dynamic=147456), 2048, tensor=True, **gemm(8192, 8192, 8192)
+        triton(255, 147456, 8), 2048, tensor=True, **gemm(8192, 8192, 8192)
     ),
-    "triton softmax": overlap.Computation(
-        Footprint(256, 40, dynamic=64), 16384, **through(512 * MIB, 3e8)
-    ),
-    "triton add": overlap.Computation(Footprint(128, 22), 65536, **through(768 * MIB, 6.7e7)),
+    "triton softmax": overlap.Computation(triton(40, 64, 8), 16384, **through(512 * MIB, 3e8)),
+    "triton add": overlap.Computation(triton(22, 0, 4), 65536, **through(768 * MIB, 6.7e7)),
 }

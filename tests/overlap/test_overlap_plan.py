@@ -174,3 +174,14 @@ def test_without_a_gpu_it_refuses_and_says_what_mends_it() -> None:
     ):
         with pytest.raises(UnavailableError, match=r"overlap needs a GPU: .*NVIDIA"):
             call()
+
+
+def test_what_a_block_takes() -> None:
+    metadata = SimpleNamespace(shared=4096, num_warps=4)
+    compiled = SimpleNamespace(n_regs=40, metadata=metadata, packed_metadata=(4, 1, 4096))
+    assert overlap.footprint(compiled) == Footprint(128, 40, 0, 4096)
+    assert overlap.footprint(RawKernel(32, 64), (16, 16)) == Footprint(256, 32, 64)
+    assert overlap.footprint(RawKernel(32), 64, shared_mem=8) == Footprint(64, 32, 0, 8)
+    assert overlap.footprint(Footprint(96, 24)) == Footprint(96, 24)
+    with pytest.raises(UsageError, match=r"block is None, and kernel is .*; want the threads of"):
+        overlap.footprint(RawKernel(32))
