@@ -116,11 +116,15 @@ KERNELS: dict[str, overlap.Computation] = {
     "chain": overlap.Computation(compiled("chain", 256), 8448, **through(512 * MIB, 64 * 64e6)),
     # the same on numbers that stay in the cache: nothing but arithmetic
     "long chain": overlap.Computation(compiled("chain", 256), 8448, **through(MIB, 4e11)),
-    "product 4096": overlap.Computation(compiled("product", 256), 1024, **gemm(4096, 4096, 4096, 4)),
+    "product 4096": overlap.Computation(
+        compiled("product", 256), 1024, **gemm(4096, 4096, 4096, 4)
+    ),
     "product 1024": overlap.Computation(compiled("product", 256), 64, **gemm(1024, 1024, 1024, 4)),
     "softmax": overlap.Computation(compiled("softmax", 256), 16384, **through(512 * MIB, 3e8)),
     "total": overlap.Computation(compiled("total", 512), 528, **through(GIB, 2.7e8)),
-    "torch elementwise": overlap.Computation(Footprint(128, 32), 131072, **through(768 * MIB, 6.7e7)),
+    "torch elementwise": overlap.Computation(
+        Footprint(128, 32), 131072, **through(768 * MIB, 6.7e7)
+    ),
     "torch reduction": overlap.Computation(
         Footprint(512, 32, 16), 1056, persistent=True, **through(GIB, 2.7e8)
     ),
