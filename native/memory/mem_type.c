@@ -154,6 +154,11 @@ int pc__mem_flush_by_driver(int device, struct pc_error *error)
     int rc = pc__cuda_enter_base(device, error);
     if (rc != PC_OK)
         return rc;
+    /* Another thread may be capturing a graph: it is no business of this call's. */
+    bool kernels = pc__cuda.ThreadExchangeStreamCaptureMode != NULL;
+    int mode = kernels ? pc__cuda_relax(PC_CUDA_RELAXED) : 0;
     int result = pc__cuda.FlushGPUDirectRDMAWrites(FLUSH_CURRENT_CONTEXT, ORDERED_FOR_OWNER);
+    if (kernels)
+        pc__cuda_relax(mode);
     return pc__cuda_leave(result, error, "cuFlushGPUDirectRDMAWrites of GPU %d", device);
 }
