@@ -87,6 +87,12 @@ class Nics:
         """Return a NIC's IPv4 address, which is its GID 1; GID 0 is link-local."""
         return f"{NETWORK}.{nic + 1}"
 
+    def objects(self) -> list[str]:
+        """Return the queue pairs and regions of processes; the kernel's own have no process."""
+        kinds = ("qp", "mr")
+        said = [self.guest.run(["rdma", "resource", "show", kind]).stdout for kind in kinds]
+        return [line for text in said for line in text.splitlines() if " pid " in line]
+
     def cut(self, nic: int) -> None:
         """Pull a NIC's cable: the NIC sees its port go down, its peers see nothing but silence."""
         self._down.add(f"p{nic}")

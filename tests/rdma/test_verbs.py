@@ -18,12 +18,6 @@ def not_ready(rack: Rack) -> int:
     return sum(map(int, rack.guest.run(["sh", "-c", NOT_READY]).stdout.split()))
 
 
-def objects(rack: Rack) -> list[str]:
-    """Queue pairs and regions of processes that there are; the kernel's own have no process."""
-    said = [rack.guest.run(["rdma", "resource", "show", what]).stdout for what in ("qp", "mr")]
-    return [line for text in said for line in text.splitlines() if " pid " in line]
-
-
 @pytest.mark.parametrize(
     ("size", "hosts", "rails", "own"),
     [
@@ -42,7 +36,7 @@ def test_every_collective(rack: Rack, size: int, hosts: int, rails: int, own: in
         said = ranks.finish(280)
     assert [text.splitlines()[-1] for text in said] == [f"done by {rails} rails"] * size
     assert not_ready(rack) == before
-    assert objects(rack) == []
+    assert rack.nics.objects() == []
 
 
 def test_memory_that_is_used_again_is_lent_as_it_is_then(rack: Rack) -> None:
@@ -50,4 +44,4 @@ def test_memory_that_is_used_again_is_lent_as_it_is_then(rack: Rack) -> None:
     settings = {"PYCOLL_TRANSPORT": "verbs", "PYCOLL_VERBS": "timeout=19"}
     with Ranks(rack, [sys.executable, EVERY, "lend"], 2, rails=2, env=settings) as ranks:
         ranks.finish(200)
-    assert objects(rack) == []
+    assert rack.nics.objects() == []

@@ -1,0 +1,152 @@
+"""GPUDirect RDMA by nvidia_peermem on real verbs: the driver registers memory of a GPU by its
+address, writes it, and reads it to flush.
+
+Only CUDA is a stand-in, whose device memory is the host's, so that the driver needs no module for
+it. So nothing here says what a GPU does with what comes over PCIe.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fakecuda_library
+import pytest
+from batch_job import LENGTHS, Job, State, revived, whole
+from rack import Rack
+from ranks import ROOT, Ranks
+
+DEVICE_RANK = str(Path(__file__).with_name("device_rank.py"))
+#: What makes a NIC's writes visible: options of the stand-in, and what pycoll says of it.
+FLUSHES = {
+    "none": ({"CAPABILITY": 90}, "no flush"),
+    "driver": ({"CAPABILITY": 80, "FLUSH": 1}, "flushed by the driver"),
+    "read": ({"CAPABILITY": 80, "FLUSH": 0}, "flushed by an RDMA read"),
+}
+
+pytestmark = pytest.mark.skipif(
+    bool(fakecuda_library.lack()), reason=fakecuda_library.lack() or "-"
+)
+
+
+def device_ranks(
+    rack: Rack, arguments: list[str], size: int, flush: str, settings: dict[str, str], **more: Any
+) -> Ranks:
+    """Start ranks whose GPUs are stand-ins."""
+    folders = [ROOT, *(ROOT / "tests" / name for name in (".", "cuda", "fakecuda"))]
+    env = {
+        "PYTHONPATH": ":".join(map(str, folders)),
+        "PYCOLL_TRANSPORT": "verbs",
+        "FAKECUDA_LIBRARY": str(fakecuda_library.built()),
+    }
+    env |= {f"FAKECUDA_{name}": str(value) for name, value in FLUSHES[flush][0].items()}
+    argv = [sys.executable, DEVICE_RANK, *arguments]
+    return Ranks(rack, argv, size, env={**env, **settings}, **more)
+
+
+def unstaged(state: State) -> bool:
+    """Whether all bytes came out of memory of the GPU, but those of messages in their lines."""
+    rest: int = sum(state["bytes"]) - state["gpu_bytes"]
+    return state["gpu_bytes"] > 0 and rest <= 40 * state["requests"]
+
+
+@pytest.mark.parametrize(
+    ("flush", "size", "hosts", "rails", "what"),
+    [
+        *[("read", 2, 2, 1, "every"), ("read", 2, 2, 2, "every"), ("read", 3, 3, 2, "every")],
+        *[("read", 3, 2, 1, "every"), ("driver", 2, 2, 1, "every"), ("none", 2, 2, 2, "every")],
+        *[("read", 2, 2, 2, "mixed 1000"), ("none", 3, 3, 1, "mixed 300")],
+    ],
+)
+def test_calls(rack: Rack, flush: str, size: int, hosts: int, rails: int, what: str) -> None:
+    settings = {"PYCOLL_VERBS": "timeout=19"}  # as in test_verbs.py
+    with device_ranks(rack, what.split(), size, flush, settings, hosts=hosts, rails=rails) as ranks:
+        said = [json.loads(text) for text in ranks.finish(280)]
+    for rank, found in enumerate(said):
+        near = [host == ranks.hosts[rank] for host in ranks.hosts]
+        assert found["reach"] == ["cuda" if here else "verbs+gpu" for here in near]
+        assert set(found["lacks"]) == {""}
+        assert found["gpudirect"] == f"on: peermem, {FLUSHES[flush][1]}"
+        assert unstaged(found), found
+        assert (found["gpu_flushes"] == found["gpu_flushed"] == 0) == (flush == "none")
+        assert sum(1 for nbytes in found["bytes"] if nbytes) == rails
+    assert rack.nics.objects() == []
+
+
+@contextmanager
+def job(rack: Rack, size: int = 2, rails: int = 1, leave: bool = True) -> Iterator[Job]:
+    """Start a job whose paths are all there, as in test_cables.py; reads flush."""
+    settings = {"PYCOLL_TIMEOUT": "100"}
+    with device_ranks(
+        rack, list(map(str, LENGTHS)), size, "read", settings, hosts=size, rails=rails, stdin=True
+    ) as ranks:
+        running = Job(ranks)
+        running.until(whole)
+        yield running
+        if leave:
+            for rank in ranks:
+                rank.close_input()
+            ranks.finish()
+            assert rack.nics.objects() == []
+
+
+def all_pairs(state: State, rails: int) -> bool:
+    """Whether there are the queue pairs of the connections, and one for each rail that reads."""
+    return bool(state["queue_pairs"] == state["connections"] + rails)
+
+
+def test_the_other_rail_carries_all_while_one_is_cut(rack: Rack) -> None:
+    with job(rack, rails=2) as running:
+        begun = running.begin_and_reach(2)
+        rack.nics.cut(0)
+        running.end(begun)
+        running.until(lambda state: state["live"] == 1)
+        rack.nics.mend(0)
+        before = running.until(revived)
+        after = running.make()
+        for then, now in zip(before, after, strict=True):
+            assert all(b < a for b, a in zip(then["bytes"][:2], now["bytes"][:2], strict=True))
+            assert unstaged(now)
+
+
+@pytest.mark.parametrize("rails", [1, 2])
+def test_a_rank_outlives_that_its_own_port_goes_and_comes_back(rack: Rack, rails: int) -> None:
+    """A queue pair that is connected to itself fails with the port, and is made anew."""
+    with job(rack, rails=rails) as running:
+        states = running.make(len(LENGTHS))
+        for turn in range(4):
+            begun = running.begin_and_reach(turn % len(LENGTHS))
+            rack.nics.disable(0)
+            rack.nics.enable(0)
+            running.end(begun)
+            states = running.until_again(states)
+        states = running.until(lambda state: whole(state) and all_pairs(state, rails))
+        assert all(map(unstaged, states))
+
+
+def test_results_are_right_over_a_bent_cable(rack: Rack) -> None:
+    with job(rack, rails=2) as running:
+        rack.nics.shape(0, loss=0.01, duplicate=0.05, delay=0.0002, reorder=0.05)
+        running.make()
+        rack.nics.shape(0)
+        assert all(map(unstaged, running.until(whole)))
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_is_killed(rack: Rack, victim: int) -> None:
+    with job(rack, 3, leave=False) as running:
+        running.begin_and_reach(2, of=1 << 20)
+        running.ranks[victim].signal(signal.SIGKILL)
+        others = [rank for rank in range(3) if rank != victim]
+        said = [running.said(rank) for rank in others]
+        ended = running.ranks.wait()
+    assert ended == [-signal.SIGKILL if rank == victim else 3 for rank in range(3)]
+    for one in said:
+        assert one.get("error") == "PeerLostError", said
+        assert one["text"].startswith(f"rank {victim} "), said
+    assert rack.nics.objects() == []
