@@ -224,6 +224,28 @@ def over_rdma(results: dict[str, Any]) -> Iterator[Claim]:
     yield Claim("RDMA: of them hangs, leaks and receivers not ready", bad, 0, "")
 
 
+def gpudirect(results: dict[str, Any]) -> Iterator[Claim]:
+    """Counted over stand-ins: nothing of it is speed, and nothing ran on a GPU."""
+    rows = [row for row in rows_of(results, "gpudirect-counts") if row["nbytes"] > 40]
+    direct = [row for row in rows if row["way"].startswith("direct")]
+    through = extreme(max, (row["host_bytes"] for row in direct))
+    yield Claim("GPUDirect, counted: bytes sent out of the host's memory", through, 0, "B")
+    staged = {
+        (row["call"], row["nbytes"], row["rank"]): row["requests"] - row["credits"]
+        for row in rows
+        if row["way"] == "staged"
+    }
+    more = (
+        (row["requests"] - row["credits"]) / first
+        for row in direct
+        if (first := staged[row["call"], row["nbytes"], row["rank"]])
+    )
+    yield Claim("GPUDirect, counted: work requests over staged's", extreme(max, more), 2, "x")
+    flushes = (row["gpu_flushes"] / row["gpu_flushed"] for row in rows if row["gpu_flushed"])
+    text = "GPUDirect, counted: flushes for each message or fragment that waited"
+    yield Claim(text, extreme(max, flushes), 1, "")
+
+
 def prediction(results: dict[str, Any]) -> Iterator[Claim]:
     found = results.get("prediction", {}).get("summary", {}).get("all", {})
     yield Claim("tuned: median error of the prediction", found.get("median_error"), 0.15, "")
@@ -262,7 +284,17 @@ def rest(results: dict[str, Any]) -> Iterator[Claim]:
     yield Claim("wrong elements in all results", sum(wrong) if wrong else None, 0, "")
 
 
-PARTS = (two_ranks, collectives, engine, oversubscribed, between_hosts, over_rdma, prediction, rest)
+PARTS = (
+    two_ranks,
+    collectives,
+    engine,
+    oversubscribed,
+    between_hosts,
+    over_rdma,
+    gpudirect,
+    prediction,
+    rest,
+)
 
 if __name__ == "__main__":
     main()
