@@ -108,14 +108,18 @@ def rail_all(
     *,
     patience: float = 0.0,
     gids: Sequence[int] = (),
+    far: Sequence[bool] = (),
 ) -> None:
-    """Connect ranks that all live in this process, which has the stand-in's devices, by RDMA."""
+    """Connect ranks that all live in this process, which has the stand-in's devices, by RDMA.
+
+    With `far`, these rails of every rank are far from its data.
+    """
     for rank, comm in enumerate(comms):
         count = rails if isinstance(rails, int) else rails[rank]
         names = devices(rank, len(comms), count)
         gid = gids[rank] if gids else -1
         own = by[rank] if isinstance(by, list) else by
-        verbs.comm_rails(comm, own, [Rail(name, 1, gid) for name in names], patience)
+        verbs.comm_rails(comm, own, [Rail(name, 1, gid) for name in names], patience, far)
     link_all(comms)
     if settled:
         settle(comms)
