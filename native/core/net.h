@@ -211,8 +211,9 @@ static inline bool pc__net_expects(const struct pc_net *net)
 void pc__net_expect(struct pc_net_edge *edge, const struct pc_net_expected *expected);
 /* Nothing is written any more to where messages were expected: a call has failed. */
 void pc__net_unexpect(struct pc_net *net);
-/* Has the data of all remote edges go to and from memory of a GPU, before any peer is connected.
- * UNMAPPABLE: no NIC reaches it, and the caller keeps it. OK: the net frees it. */
+/* Has the data of all remote edges go to and from memory of a GPU, once, before any peer is
+ * connected, where the network has `register_gpu`. UNMAPPABLE: no NIC reaches it, and the caller
+ * keeps it. OK: the net frees it. */
 int pc__net_gpu(struct pc_net *net, const struct pc_net_gpu *gpu, struct pc_error *error);
 /* A call begins, whose longest message has so many bytes: how many may be in flight on an edge
  * follows from that. */

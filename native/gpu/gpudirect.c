@@ -25,6 +25,9 @@ static int open_memory(struct pc_device_comm *dc, uint32_t ways)
                              .free = free_memory};
     size_t nbytes = 2 * net->npeers * gpu.each;
     struct pc_cuda_device device;
+    if (net->ops->register_gpu == NULL) /* before any memory is taken */
+        return pc__fail(dc->error, PC_UNMAPPABLE, -1, "%s sends from memory of the host",
+                        net->ops->name);
     int rc = pc_cuda_device(dc->device, dc->error, &device);
     if (rc != PC_OK)
         return rc;

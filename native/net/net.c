@@ -446,22 +446,20 @@ static int make_shadows(struct pc_net *net)
 int pc__net_gpu(struct pc_net *net, const struct pc_net_gpu *gpu, struct pc_error *error)
 {
     uint64_t at = gpu->at;
-    if (net->ops->register_gpu == NULL)
-        return pc__fail(error, PC_UNMAPPABLE, -1, "%s sends from memory of the host",
-                        net->ops->name);
-    pthread_mutex_lock(&net->lock);
     int rc = PC_OK;
+    pthread_mutex_lock(&net->lock);
+    if (net->gpu.at != 0)
+        rc = pc__fail(error, PC_INVALID, -1, "%s has memory of a GPU already", net->ops->name);
     for (uint32_t p = 0; p < net->comm->options.size && rc == PC_OK; p++)
         if (net->peers[p] != NULL && net->ops->connections(net->peers[p]) > 0)
             rc = pc__fail(error, PC_INVALID, (int)p,
-                          "memory of a GPU comes before rank %u is "
-                          "connected",
-                          p);
-    net->gpu = *gpu;
-    if (rc == PC_OK)
+                          "memory of a GPU comes before rank %u is connected", p);
+    if (rc == PC_OK) {
+        net->gpu = *gpu;
         rc = net->ops->register_gpu(net, error);
-    if (rc != PC_OK)
-        net->gpu = (struct pc_net_gpu){0};
+        if (rc != PC_OK)
+            net->gpu = (struct pc_net_gpu){0};
+    }
     for (uint32_t p = 0; p < net->comm->options.size && rc == PC_OK; p++)
         if (net->peers[p] != NULL) {
             net->peers[p]->gpu_in = at;

@@ -189,9 +189,9 @@ static bool release(struct pc_verbs_net *w, struct pc_gpu_rail *g, uint32_t n)
 /* What came by this rail will not be seen: those who sent it are lost. */
 static void give_up(struct pc_verbs_net *w, struct pc_gpu_rail *g, const char *what)
 {
-    char why[200];
-    snprintf(why, sizeof why, "what it wrote into memory of GPU %d cannot be flushed: %.130s",
-             w->base.gpu.device, what);
+    char why[256];
+    snprintf(why, sizeof why, "what %.60s wrote into memory of GPU %d cannot be flushed: %.130s",
+             w->rails[g - w->gpu].spec.device, w->base.gpu.device, what);
     while (g->narrived > 0)
         pc__verbs_peer_fail(w, (struct pc_verbs_peer *)g->arrived[--g->narrived].edge->peer,
                             PC_LOST, why);

@@ -143,6 +143,16 @@ def test_each_rank_decides_for_itself(cluster: Any) -> None:
     assert found[1][3].gpu_bytes == found[1][3].gpu_memory == 0
 
 
+def test_a_network_that_cannot_takes_no_memory(cluster: Any) -> None:
+    found = cluster.run([0, 1], every, 5, gpu=WAYS["read"][0], env={"PYCOLL_TRANSPORT": "tcp"})
+    for rank, (reach, lacks, gpudirect, _) in enumerate(found):
+        assert gpudirect == "tcp sends from memory of the host"
+        assert reach[1 - rank] == "tcp"
+        assert lacks[1 - rank] == f"staged at both ends: {gpudirect}"
+    names = [call.name for call in fakecuda.calls(cluster.log(0))]
+    assert "cuMemFree" not in names[: names.index("cuMemHostRegister")]
+
+
 NO_DMABUF = "ibv_reg_dmabuf_mr of .* bytes: Operation not supported"
 NO_PEERMEM = "nvidia_peermem is not loaded: modprobe nvidia_peermem"
 
@@ -193,9 +203,10 @@ def stream_calls(seconds: float) -> tuple[int, verbs.NetState]:
             x.host[:] = rows[comm.rank]
             more.host[0] = time.monotonic() < until  # only rank 0's counts
             with comm.on_stream(stream):
-                comm.allreduce(x)
-                comm.broadcast(more, root=0)
-            stream.synchronize()
+                summed = comm.allreduce(x, async_op=True)
+                told = comm.broadcast(more, root=0, async_op=True)
+            summed.synchronize()
+            told.synchronize()
             np.testing.assert_array_equal(x.host, rows.sum(0))
             calls += 1
         return calls, state(comm)
@@ -230,6 +241,44 @@ def test_rails_fail_and_come_back(cluster: Any, way: str) -> None:
         assert seen.failures > 0
         assert seen.revivals > 0
         assert unstaged(seen)
+
+
+@pytest.mark.parametrize("cut", ["for a while", "for good"])
+def test_a_rail_that_cannot_flush(cluster: Any, cut: str) -> None:
+    """Its own reads are lost, all else passes: what came waits; in the end its sender is lost."""
+
+    def rank() -> str:
+        try:
+            return str(stream_calls(8.0)[0])
+        except PeerLostError as error:
+            return str(error)
+
+    def trouble() -> None:
+        ended.wait(3)
+        cluster.fabric.cut("1/fake0", "1/fake0")
+        if cut == "for a while":
+            ended.wait(1)
+            cluster.fabric.heal("1/fake0", "1/fake0")
+
+    ended = threading.Event()
+    thread = threading.Thread(target=trouble)
+    thread.start()
+    env = {"PYCOLL_VERBS": "timeout=8,retry=1"}
+    try:
+        found = cluster.run([0, 1], rank, gpu=WAYS["read"][0], card={"devices": 2}, env=env)
+    finally:
+        ended.set()
+        thread.join()
+    if cut == "for a while":
+        assert found[0] == found[1]
+        assert int(found[0]) > 0
+    else:
+        # Rank 0's news that it was left may overtake the reason for it.
+        why = (
+            "rank 0 is lost: what fake0 wrote into memory of GPU 0 cannot be flushed: ",
+            "rank 1 is lost: it closed its connection",
+        )
+        assert all(any(one in message for one in why) for message in found), found
 
 
 @pytest.mark.parametrize("victim", [0, 1])

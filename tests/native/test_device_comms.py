@@ -220,3 +220,16 @@ def test_a_planted_fault_of_gpudirect_is_found(programs: Path, tmp_path: Path, f
     done = run(*command, *names("allreduce"), folders=(gpus("plain"),), env=env)
     said = fakecuda.remarks(tmp_path / "log")
     assert done.returncode != 0 or any(remark.startswith("undefined") for remark in said)
+
+
+@pytest.mark.parametrize("scenario", ["twice", "late", "freed", "kept", "placed"])
+def test_memory_of_a_gpu_that_a_network_has(tmp_path: Path, scenario: str) -> None:
+    if reason := fakeverbs_library.lack():
+        pytest.skip(reason)
+    network = fabric.Fabric(tmp_path / "fabric", fakeverbs_library.built("asan"))
+    env = network.environment(devices=fabric.DEVICES) | {
+        "FAKECUDA_CAPABILITY": "80",
+        "FAKECUDA_FLUSH": "0",
+    }
+    done = run(built("gpu_memory", "asan"), scenario, folders=(gpus("asan"),), env=env)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{scenario}\n")
