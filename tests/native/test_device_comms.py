@@ -208,14 +208,16 @@ def test_a_planted_fault_of_gpudirect_is_found(programs: Path, tmp_path: Path, f
         for unit in compiled.engine("plain")
     ]
     network = fabric.Fabric(tmp_path / "fabric", fakeverbs_library.built())
-    env = network.environment(devices=fabric.DEVICES, peermem=1, jitter=300) | {
+    env = network.environment(devices=fabric.DEVICES, peermem=1, jitter=60) | {
         "FAKECUDA_CAPABILITY": "80",
         "FAKECUDA_FLUSH": "1" if by == "driver" else "0",
         "FAKECUDA_LOG": str(tmp_path / "log"),
+        "CALL_SECONDS": "15",
     }
     command = (
         compiled.driver(HERE / "device_comms.c", "plain", units),
-        *("gpudirect", programs / "2", 2, 60),
+        # Three ranks: what came while a card read is then found in each of a dozen runs.
+        *("gpudirect", programs / "3", 3, 400),
     )
     done = run(*command, *names("allreduce"), folders=(gpus("plain"),), env=env)
     said = fakecuda.remarks(tmp_path / "log")

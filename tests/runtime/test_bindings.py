@@ -182,7 +182,7 @@ def test_rails_that_are_not_there(comm: Any) -> None:
         bindings.comm_net(comm, "carrier")
     assert bindings.comm_event_fd(comm) == -1
     state = verbs.comm_net_state(comm)
-    assert state[:-2] == (0,) * 12
+    assert state[:-2] == (0,) * 17
     assert (state.bytes, state.unshared) == ((0,) * verbs.MAX_RAILS, "")
 
 

@@ -192,7 +192,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Have a rail, and say what the engine was told to open."""
     calls: list[Any] = []
     found = LocalRails((Rail("a", 1),), (8_000,), "Ethernet")
-    monkeypatch.setattr(rails, "find", lambda named, memory: found)
+    monkeypatch.setattr(rails, "find", lambda named, memory, gpu: found)
     monkeypatch.setattr(verbs, "comm_rails", lambda comm, fabric, some, *_: calls.append(some))
     monkeypatch.setattr(bindings, "comm_net", lambda comm, name: calls.append(name))
     return calls
@@ -260,7 +260,7 @@ def provider(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             raise UnavailableError(f"no provider {provider}: fi_info lists them")
         return found
 
-    monkeypatch.setattr(rails, "find", lambda named, memory: LocalRails(lack=EFA.lack))
+    monkeypatch.setattr(rails, "find", lambda named, memory, gpu: LocalRails(lack=EFA.lack))
     monkeypatch.setattr(providers, "possible", lambda: True)
     monkeypatch.setattr(providers, "find", find)
     monkeypatch.setattr(libfabric, "comm_fabric", lambda comm, *how: opened.append(how))
