@@ -159,6 +159,7 @@ enum pc_mem_type {
     PC_MEM_HOST = 0,    /* of the host, by its address */
     PC_MEM_DMABUF = 1,  /* of a GPU, as a dma-buf that the driver exports and the NIC imports */
     PC_MEM_PEERMEM = 2, /* of a GPU, by its address, which nvidia_peermem resolves for the NIC */
+    PC_MEM_HMEM = 4,    /* of a GPU, which a provider of libfabric registers as it can (FI_HMEM) */
     PC_MEM_STAGED = 3,  /* of a GPU, which no NIC here reaches: it goes through the host's */
 };
 #define PC_MEM_WAYS 6u /* a bit for each way to a GPU: 1 << PC_MEM_DMABUF | 1 << PC_MEM_PEERMEM */

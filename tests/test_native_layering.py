@@ -23,7 +23,7 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "gpu/driver": {"", "core"},
     "memory": {"", "core", "gpu/driver"},
     "verbs": {"", "core", "net", "memory"},
-    "libfabric": {"core", "net"},
+    "libfabric": {"core", "net", "memory"},
     "gpu": {"core", "vm", "p2p", "gpu/driver"},
     "gpu/kernel": {"vm", "gpu"},
     "python": {"core"},

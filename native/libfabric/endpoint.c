@@ -18,6 +18,11 @@ static const char *const software[] = {"tcp", "net", "sockets", "udp"};
  * The provider's own options count up from the negative of its number, 0xefa0000. */
 #define PC_EFA_EMULATED_READ (-0xefa0000 + 1)
 #define PC_EFA_EMULATED_WRITE (-0xefa0000 + 2)
+/* Options of an endpoint that libfabric's headers have from 1.12 and 1.18 on: an int, and a bool.
+ */
+#define PC_OPT_HMEM_P2P 8
+#define PC_OPT_CUDA_API_PERMITTED 10
+#define PC_P2P_REQUIRED 1
 
 /* A layered provider is named core;layer, such as tcp;ofi_rxm. */
 static bool is_core(const char *provider, const char *core)
@@ -176,16 +181,27 @@ static bool emulates(const struct pc_fabric_endpoint *e, int option)
                || emulated);
 }
 
+/* With an older interface EFA makes writes of messages on p4d and p5, though their cards write. */
+static uint32_t api_of(const struct fi_info *chosen, uint64_t caps)
+{
+    bool newer = caps & FI_HMEM || is_core(chosen->fabric_attr->prov_name, "efa");
+    return newer && FI_VERSION_GE(pc__fi.version(), PC_LIBFABRIC_API_WRITES)
+               ? PC_LIBFABRIC_API_WRITES
+               : PC_LIBFABRIC_API;
+}
+
 /* The same endpoint, if it can write to a peer's memory, and tell the peer when that is done; or
- * NULL. */
-static struct fi_info *writing(const struct fi_info *chosen)
+ * NULL. `caps`: what else it must be able to, FI_HMEM. */
+static struct fi_info *writing(const struct fi_info *chosen, uint64_t caps)
 {
     struct pc_error error;
     struct fi_info *hints, *list = NULL, *found = NULL;
     if (!tells_of_writes(chosen)
         || hints_of(chosen->fabric_attr->prov_name, &error, &hints) != PC_OK)
         return NULL;
-    hints->caps |= FI_RMA;
+    hints->caps |= FI_RMA | caps;
+    if (caps & FI_HMEM)
+        hints->domain_attr->mr_mode |= FI_MR_HMEM;
     hints->addr_format = chosen->addr_format;
     hints->domain_attr->name = strdup(chosen->domain_attr->name);
     hints->fabric_attr->name = strdup(chosen->fabric_attr->name); /* efa's others take an MTU */
@@ -193,9 +209,10 @@ static struct fi_info *writing(const struct fi_info *chosen)
         memcpy(hints->src_addr, chosen->src_addr, chosen->src_addrlen);
         hints->src_addrlen = chosen->src_addrlen;
     }
-    pc__fi.getinfo(PC_LIBFABRIC_API, NULL, NULL, 0, hints, &list);
+    pc__fi.getinfo(api_of(chosen, caps), NULL, NULL, 0, hints, &list);
     for (const struct fi_info *one = list; one != NULL && found == NULL; one = one->next)
-        if (takes_packets(one) && one->domain_attr->cq_data_size >= sizeof(uint32_t))
+        if (takes_packets(one) && one->domain_attr->cq_data_size >= sizeof(uint32_t)
+            && (one->caps & caps) == caps)
             found = pc__fi.dupinfo(one);
     if (list != NULL)
         pc__fi.freeinfo(list);
@@ -236,13 +253,55 @@ int pc__endpoint_find(const struct pc_fabric_options *options, struct pc_error *
                       struct pc_fabric_endpoint *out)
 {
     int rc = find(options, error, &out->info);
-    struct fi_info *writes = rc == PC_OK ? writing(out->info) : NULL;
+    struct fi_info *writes = rc == PC_OK ? writing(out->info, 0) : NULL;
     if (writes != NULL) {
         pc__fi.freeinfo(out->info);
         out->info = writes;
         out->writes = true;
     }
     return rc;
+}
+
+int pc__endpoint_find_hmem(const struct pc_fabric_endpoint *e, struct pc_error *error,
+                           struct pc_fabric_endpoint *out)
+{
+    const char *provider = e->info->fabric_attr->prov_name;
+    uint32_t version = pc__fi.version();
+    *out = (struct pc_fabric_endpoint){.wait_fd = -1};
+    errno = 0;
+    if (FI_VERSION_LT(version, PC_LIBFABRIC_API_WRITES))
+        return pc__fail(error, PC_UNMAPPABLE, -1,
+                        "libfabric %u.%u may call CUDA while a kernel waits for it; want 1.18 or "
+                        "later",
+                        FI_MAJOR(version), FI_MINOR(version));
+    if (!e->writes)
+        return pc__fail(error, PC_UNMAPPABLE, -1,
+                        "provider %s does not write to a peer's memory by itself, and tell the "
+                        "peer (FI_RMA with FI_REMOTE_CQ_DATA)",
+                        provider);
+    out->info = writing(e->info, FI_HMEM);
+    if (out->info == NULL)
+        return pc__fail(error, PC_UNMAPPABLE, -1,
+                        "provider %s has no endpoint for memory of a GPU: fi_info -p '%s' -t "
+                        "FI_EP_RDM -c 'FI_RMA|FI_HMEM' lists none",
+                        provider, provider);
+    out->writes = out->hmem = true;
+    return PC_OK;
+}
+
+/* Has the provider reach memory of a GPU by its NIC alone. It would copy some of it by CUDA
+ * otherwise, and such a call waits for kernels, which wait for messages. */
+static int forbid_copies(struct pc_fabric_endpoint *e, const char **call)
+{
+    int required = PC_P2P_REQUIRED;
+    bool permitted = false;
+    *call = "fi_setopt of FI_OPT_CUDA_API_PERMITTED, to false,";
+    int code = fi_setopt(&e->ep->fid, FI_OPT_ENDPOINT, PC_OPT_CUDA_API_PERMITTED, &permitted,
+                         sizeof permitted);
+    if (code != 0)
+        return code;
+    *call = "fi_setopt of FI_OPT_FI_HMEM_P2P, to FI_HMEM_P2P_REQUIRED,";
+    return fi_setopt(&e->ep->fid, FI_OPT_ENDPOINT, PC_OPT_HMEM_P2P, &required, sizeof required);
 }
 
 int pc__endpoint_open(struct pc_fabric_endpoint *e, size_t completions, bool one_queue,
@@ -264,6 +323,8 @@ int pc__endpoint_open(struct pc_fabric_endpoint *e, size_t completions, bool one
         code = (call = "fi_cq_open", open_cq(e, completions, FI_WAIT_NONE, &e->tx_cq));
     if (code == 0)
         code = (call = "fi_endpoint", fi_endpoint(e->domain, e->info, &e->ep, NULL));
+    if (code == 0 && e->hmem)
+        code = forbid_copies(e, &call);
     if (code == 0)
         code = (call = "fi_ep_bind of fi_av", fi_ep_bind(e->ep, &e->av->fid, 0));
     uint64_t both = one_queue ? FI_TRANSMIT : 0;

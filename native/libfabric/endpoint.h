@@ -24,6 +24,7 @@ struct pc_fabric_endpoint {
                     done */
     bool joins;  /* to two places by one write */
     bool reads;  /* and reads from there by itself */
+    bool hmem;   /* memory may be a GPU's (FI_HMEM), which it reaches without CUDA's help */
     bool kept;   /* its ep could not be closed, or must not be */
     int wait_fd; /* readable when completions may have come; -1: the provider has none */
     char address[PC_FABRIC_ADDRESS];
@@ -40,6 +41,9 @@ int pc__endpoint_open(struct pc_fabric_endpoint *endpoint, size_t completions, b
 /* Opens another of the same provider. */
 int pc__endpoint_open_beside(const struct pc_fabric_endpoint *endpoint, size_t completions,
                              struct pc_error *error, struct pc_fabric_endpoint *out);
+/* Finds the same endpoint for memory of a GPU: the caller opens it. UNMAPPABLE: what is missing. */
+int pc__endpoint_find_hmem(const struct pc_fabric_endpoint *endpoint, struct pc_error *error,
+                           struct pc_fabric_endpoint *out);
 /* Whether it must not be closed while it reads, or a peer's write comes in. Nothing moves unless it
  * is polled. */
 bool pc__endpoint_closes_only_idle(const struct pc_fabric_endpoint *endpoint);

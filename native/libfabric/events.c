@@ -12,9 +12,8 @@
 /* Each a millisecond: what a peer sent before it died may come behind the end of its socket. */
 #define PC_QUIET_ROUNDS 10
 
-/* What a peer's packet or write led to. */
-static void came(struct pc_fabric_net *w, struct pc_fabric_peer *peer, int rc,
-                 const struct pc_error *error)
+void pc__fabric_came(struct pc_fabric_net *w, struct pc_fabric_peer *peer, int rc,
+                     const struct pc_error *error)
 {
     struct pc_comm *comm = w->base.comm;
     if (rc > 0) /* another thread: this one is awake */
@@ -32,7 +31,7 @@ static void received(struct pc_fabric_net *w, struct pc_fabric_packet *packet, s
     struct pc_error error;
     struct pc_fabric_peer *peer = pc__fabric_sender(w, packet->bytes, nbytes);
     if (peer != NULL)
-        came(w, peer, pc__fabric_land(w, peer, packet->bytes, nbytes, &error), &error);
+        pc__fabric_came(w, peer, pc__fabric_land(w, peer, packet->bytes, nbytes, &error), &error);
     pc__fabric_receive(w, packet);
 }
 
@@ -43,8 +42,9 @@ static void written(struct pc_fabric_net *w, uint64_t data)
     bool joined;
     struct pc_fabric_peer *peer = pc__fabric_writer(w, data, &line, &joined);
     if (peer != NULL)
-        came(w, peer, (joined ? pc__fabric_joined : pc__fabric_written)(w, peer, line, &error),
-             &error);
+        pc__fabric_came(w, peer,
+                        (joined ? pc__fabric_joined : pc__fabric_written)(w, peer, line, &error),
+                        &error);
 }
 
 static void failed(struct pc_fabric_net *w, struct fid_cq *cq)
@@ -68,6 +68,10 @@ static void failed(struct pc_fabric_net *w, struct fid_cq *cq)
     snprintf(why, sizeof why, "%s (provider %s: %.60s)", pc__fi.strerror(entry->err),
              w->endpoint.info->fabric_attr->prov_name, provider != NULL ? provider : "");
     struct pc_fabric_peer *peer = packet->peer;
+    if (peer == NULL) {
+        pc__fabric_hmem_flushed(w, why);
+        return;
+    }
     peer->cut_by_read = false;
     pc__fabric_peer_cut(peer, "send", why);
     if (peer->base.fault.code != 0) /* else it is still to be found out whether the peer has it */
@@ -81,6 +85,8 @@ static void completed(struct pc_fabric_net *w, const struct fi_cq_data_entry *en
         written(w, entry->data);
     } else if (packet->receives) {
         received(w, packet, entry->len);
+    } else if (packet->peer == NULL) {
+        pc__fabric_hmem_flushed(w, NULL);
     } else {
         pc__fabric_sent(packet);
         if (!packet->peer->base.ended)
@@ -117,6 +123,8 @@ static bool poll_all(struct pc_fabric_net *w)
         pc__fabric_receive_unposted(w);
     bool some = poll_cq(w, w->endpoint.cq);
     some = (w->base.in_flight != 0 && poll_cq(w, w->endpoint.tx_cq)) || some;
+    if (w->hmem.n != 0)
+        some = pc__fabric_hmem_flush(w) || some;
     return ((w->rndvs != NULL || w->reads_woken) && pc__fabric_poll_reads(w)) || some;
 }
 
@@ -129,7 +137,7 @@ void pc__fabric_poll(struct pc_net *net, struct pc_net_peer *only)
 uint64_t pc__fabric_arm(struct pc_net *net, uint64_t ns)
 {
     struct pc_fabric_net *w = (struct pc_fabric_net *)net;
-    bool nap = w->endpoint.wait_fd < 0 || w->again || net->in_flight != 0
+    bool nap = w->endpoint.wait_fd < 0 || w->again || net->in_flight != 0 || w->hmem.n != 0
                || (w->rndvs != NULL && w->reads.wait_fd < 0);
     w->again = false;
     if (poll_all(w))

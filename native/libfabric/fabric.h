@@ -103,6 +103,25 @@ struct pc_rndv {          /* one end of a rendezvous; the sender's does not read
     bool lent; /* to the peer: this is the sender's */
 };
 
+/* A message that lies in memory of a GPU, whole, and waits for a flush. */
+struct pc_fabric_arrived {
+    struct pc_fabric_peer *peer;
+    struct pc_frame frame;
+};
+
+struct pc_fabric_hmem {
+    struct pc_fabric_arrived *arrived;
+    uint32_t n, room;
+    uint32_t covered; /* of these, how many had come when the flush by a read began */
+    bool reading;
+    struct pc_fabric_packet read; /* stands for that read; of no peer */
+    fi_addr_t self;               /* this rank's own endpoint */
+    struct fid_mr *memory, *into; /* what is read, and where that goes: */
+    uint64_t *word;
+    uint64_t attempt,
+        failing; /* when to try again after a failure, and since when it fails; or 0 */
+};
+
 struct pc_fabric_peer {
     struct pc_net_peer base;
     struct pc_fabric_socket socket;
@@ -133,6 +152,7 @@ struct pc_fabric_peer {
     uint64_t gone; /* its socket has ended: until when to wait for the rest; 0: it has not */
     struct pc_fabric_send *queue; /* a ring */
     uint32_t head, tail;
+    bool slots_gpu;            /* the peer's slots are in memory of its GPU */
     bool writes;               /* messages are written to its slots, which it has there: */
     uint64_t slots, slots_key; /* as the provider wants their address */
     struct fid_mr *slots_mr;   /* its slots here */
@@ -153,6 +173,7 @@ struct pc_fabric_net {
     struct pc_net base;
     struct pc_fabric_options options;
     struct pc_fabric_endpoint endpoint;
+    struct pc_fabric_hmem hmem;
     struct pc_fabric_endpoint reads; /* another, which only reads and is read; ep NULL: none */
     struct pc_rndv *rndvs;
     bool reads_woken; /* something happened at it, though this rank may have no rendezvous */
@@ -169,6 +190,19 @@ static inline struct pc_fabric_peer *pc__fabric_peer(const struct pc_fabric_net 
 {
     return (struct pc_fabric_peer *)w->base.peers[rank];
 }
+
+/* Whether the frame's bytes go from or to memory of a GPU: no packet has them, they are written. */
+static inline bool pc__fabric_of_gpu(const struct pc_fabric_peer *peer,
+                                     const struct pc_frame *frame)
+{
+    return (peer->base.gpu_out != 0 || peer->slots_gpu) && frame->kind == PC_FRAME_MESSAGE
+           && frame->channel < PC_MAX_CHANNELS && frame->nbytes > PC_INLINE_BYTES;
+}
+
+/* net.c: how many packets may be under way between two ranks, so that all peers of each together
+ * never exceed its receives, nor the provider's queues: a slow peer takes no other peer's place. */
+int pc__fabric_choose_window(struct pc_fabric_net *w, struct pc_error *error);
+size_t pc__fabric_completions(const struct pc_fabric_net *w);
 
 /* memory.c: packets and their memory. */
 int pc__fabric_block_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer, uint32_t n,
@@ -187,6 +221,9 @@ int pc__fabric_register(struct pc_fabric_net *w, struct pc_fabric_endpoint *e, c
                         size_t nbytes, uint64_t access, struct fid_mr **out,
                         struct pc_error *error);
 void pc__fabric_unregister(struct pc_fabric_net *w, struct fid_mr **mr);
+/* The same of the net's memory of a GPU, whose context is current. */
+int pc__fabric_register_hmem(struct pc_fabric_net *w, uint64_t at, size_t nbytes, uint64_t access,
+                             struct fid_mr **out, struct pc_error *error);
 /* Where the slots in a peer's record, or in its shadow, begin; and how many bytes they have. */
 char *pc__fabric_slots(const struct pc_fabric_net *w, char *record, size_t *nbytes);
 
@@ -245,6 +282,19 @@ int pc__fabric_written(struct pc_fabric_net *w, struct pc_fabric_peer *peer, uin
 int pc__fabric_joined(struct pc_fabric_net *w, struct pc_fabric_peer *peer, uint32_t line,
                       struct pc_error *error);
 
+/* hmem.c: pc_net_ops's register_gpu, and the flush of what came into memory of a GPU. */
+int pc__fabric_register_gpu(struct pc_net *net, struct pc_error *error);
+/* A message is whole. OK, or 1, or negative, as pc__fabric_land. */
+int pc__fabric_whole(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
+                     const struct pc_frame *frame, struct pc_error *error);
+/* Begins a flush where messages wait for one. True when some are to be seen now. */
+bool pc__fabric_hmem_flush(struct pc_fabric_net *w);
+/* The read that flushes has ended; `why`: it failed. */
+void pc__fabric_hmem_flushed(struct pc_fabric_net *w, const char *why);
+/* Closes its regions, and frees the rest where no device may touch it any more. */
+void pc__fabric_hmem_unregister(struct pc_fabric_net *w);
+void pc__fabric_hmem_free(struct pc_fabric_net *w);
+
 /* rndv.c: pc_net_ops's expose, get, test and release. */
 int pc__fabric_expose(struct pc_net_peer *peer, const void *at, uint64_t nbytes, void *rkey,
                       struct pc_rndv **out);
@@ -289,6 +339,9 @@ uint64_t pc__fabric_arm(struct pc_net *net, uint64_t ns);
 void pc__fabric_woken(struct pc_net *net, uint64_t what);
 void pc__fabric_handle_event(struct pc_net *net, uint64_t what);
 void pc__fabric_handle_due(struct pc_net *net, bool block);
+/* What a peer's packet or write led to. */
+void pc__fabric_came(struct pc_fabric_net *w, struct pc_fabric_peer *peer, int rc,
+                     const struct pc_error *error);
 /* Before the endpoint is closed: lets the provider end what it has begun. */
 void pc__fabric_quiesce(struct pc_fabric_net *w);
 /* The same for what peers send: has them stop, and takes in what comes. False: some do not answer.

@@ -32,6 +32,9 @@
     X(dupinfo, "FABRIC_1.3") \
     X(fabric, "FABRIC_1.1")
 #define PC_LIBFABRIC_API FI_VERSION(1, 11)
+/* Asked for where the library has it, of what writes: the interface from which on EFA's cards write
+ * by themselves on all instances (p4d, p5), and a provider can be forbidden to call CUDA. */
+#define PC_LIBFABRIC_API_WRITES FI_VERSION(1, 18)
 
 struct pc_libfabric {
 #define PC_LIBFABRIC_MEMBER(name, version) __typeof__(fi_##name) *name;

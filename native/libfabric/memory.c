@@ -17,18 +17,11 @@ static uint64_t new_key(const struct pc_fabric_endpoint *e)
     return key;
 }
 
-int pc__fabric_register(struct pc_fabric_net *w, struct pc_fabric_endpoint *e, const void *at,
-                        size_t nbytes, uint64_t access, struct fid_mr **out, struct pc_error *error)
+/* Ends the registration that `call` made, or says why it did not. */
+static int enable(struct pc_fabric_net *w, struct pc_fabric_endpoint *e, const char *call, int code,
+                  struct fid_mr **out, struct pc_error *error)
 {
-    int mode = e->info->domain_attr->mr_mode;
-    if (!(mode & FI_MR_LOCAL) && !(access & (FI_REMOTE_WRITE | FI_REMOTE_READ)))
-        return PC_OK;
-    const char *call = "fi_mr_reg";
-    int code, tries = 0;
-    do
-        code = fi_mr_reg(e->domain, at, nbytes, access, 0, new_key(e), 0, out, NULL);
-    while (code == -FI_ENOKEY && ++tries < PC_KEY_TRIES);
-    if (code == 0 && mode & FI_MR_ENDPOINT) {
+    if (code == 0 && e->info->domain_attr->mr_mode & FI_MR_ENDPOINT) {
         code = (call = "fi_mr_bind", fi_mr_bind(*out, &e->ep->fid, 0));
         if (code == 0)
             code = (call = "fi_mr_enable", fi_mr_enable(*out));
@@ -41,6 +34,41 @@ int pc__fabric_register(struct pc_fabric_net *w, struct pc_fabric_endpoint *e, c
     }
     w->base.state.regions++;
     return PC_OK;
+}
+
+int pc__fabric_register(struct pc_fabric_net *w, struct pc_fabric_endpoint *e, const void *at,
+                        size_t nbytes, uint64_t access, struct fid_mr **out, struct pc_error *error)
+{
+    int mode = e->info->domain_attr->mr_mode;
+    if (!(mode & FI_MR_LOCAL) && !(access & (FI_REMOTE_WRITE | FI_REMOTE_READ)))
+        return PC_OK;
+    int code, tries = 0;
+    do
+        code = fi_mr_reg(e->domain, at, nbytes, access, 0, new_key(e), 0, out, NULL);
+    while (code == -FI_ENOKEY && ++tries < PC_KEY_TRIES);
+    return enable(w, e, "fi_mr_reg", code, out, error);
+}
+
+int pc__fabric_register_hmem(struct pc_fabric_net *w, uint64_t at, size_t nbytes, uint64_t access,
+                             struct fid_mr **out, struct pc_error *error)
+{
+    struct pc_fabric_endpoint *e = &w->endpoint;
+    const struct iovec span = {(void *)(uintptr_t)at, nbytes};
+    union {
+        struct fi_mr_attr attr;
+        char room[256]; /* later versions have more fields */
+    } of = {.room = {0}};
+    of.attr = (struct fi_mr_attr){.mr_iov = &span,
+                                  .iov_count = 1,
+                                  .access = access,
+                                  .iface = FI_HMEM_CUDA,
+                                  .device.cuda = w->base.gpu.device};
+    int code, tries = 0;
+    do {
+        of.attr.requested_key = new_key(e);
+        code = fi_mr_regattr(e->domain, &of.attr, 0, out);
+    } while (code == -FI_ENOKEY && ++tries < PC_KEY_TRIES);
+    return enable(w, e, "fi_mr_regattr with FI_HMEM_CUDA", code, out, error);
 }
 
 int pc__fabric_block_open(struct pc_fabric_net *w, struct pc_fabric_peer *peer, uint32_t n,
@@ -122,7 +150,7 @@ void pc__fabric_regions_open(struct pc_fabric_net *w, struct pc_fabric_peer *pee
     struct pc_error error;
     uint32_t rank = peer->base.rank;
     size_t nbytes;
-    if (!e->writes)
+    if (!e->writes || peer->base.gpu_in != 0) /* pc__fabric_register_gpu has opened them */
         return;
     char *slots = pc__fabric_slots(w, pc__record(comm->arena, &comm->layout, rank), &nbytes);
     char *shadow = pc__fabric_slots(w, comm->peers[rank].record, &nbytes);

@@ -22,9 +22,7 @@ static uint32_t least(uint32_t a, uint64_t b)
     return a < b ? a : (uint32_t)b;
 }
 
-/* How many packets may be under way between two ranks, so that all peers of each together never
- * exceed its receives, nor the provider's queues: a slow peer takes no other peer's place. */
-static int choose_window(struct pc_fabric_net *w)
+int pc__fabric_choose_window(struct pc_fabric_net *w, struct pc_error *error)
 {
     struct pc_comm *comm = w->base.comm;
     const struct fi_info *info = w->endpoint.info;
@@ -36,18 +34,22 @@ static int choose_window(struct pc_fabric_net *w)
     w->window = least(w->window, sends > PC_FABRIC_SPARE ? sends - PC_FABRIC_SPARE : 0);
     errno = 0; /* these are no errors of the system */
     if (w->window < PC_FABRIC_LEAST_WINDOW)
-        return pc__fail(&comm->error, PC_SYSTEM, -1,
+        return pc__fail(error, PC_SYSTEM, -1,
                         "provider %s has queues for %zu receives and %zu sends, and %u ranks want "
                         "%u of each; PYCOLL_TRANSPORT=tcp does without",
                         info->fabric_attr->prov_name, info->rx_attr->size, info->tx_attr->size,
                         comm->options.size,
                         (comm->options.size - 1) * (PC_FABRIC_LEAST_WINDOW + PC_FABRIC_SPARE));
     if (info->ep_attr->max_msg_size < PC_FABRIC_PACKET)
-        return pc__fail(&comm->error, PC_SYSTEM, -1,
-                        "provider %s takes messages of %zu bytes at most, want %zu",
-                        info->fabric_attr->prov_name, info->ep_attr->max_msg_size,
-                        PC_FABRIC_PACKET);
+        return pc__fail(
+            error, PC_SYSTEM, -1, "provider %s takes messages of %zu bytes at most, want %zu",
+            info->fabric_attr->prov_name, info->ep_attr->max_msg_size, PC_FABRIC_PACKET);
     return PC_OK;
+}
+
+size_t pc__fabric_completions(const struct pc_fabric_net *w)
+{
+    return 3 * (size_t)w->base.comm->options.size * (w->window + PC_FABRIC_SPARE);
 }
 
 static int fabric_open(struct pc_net *net, const void *given, size_t nbytes)
@@ -69,10 +71,9 @@ static int fabric_open(struct pc_net *net, const void *given, size_t nbytes)
     if (rc == PC_OK)
         rc = pc__endpoint_find(&w->options, &comm->error, &w->endpoint);
     if (rc == PC_OK)
-        rc = choose_window(w);
-    size_t each = w->window + PC_FABRIC_SPARE;
+        rc = pc__fabric_choose_window(w, &comm->error);
     if (rc == PC_OK)
-        rc = pc__endpoint_open(&w->endpoint, 3 * comm->options.size * each, false, &comm->error);
+        rc = pc__endpoint_open(&w->endpoint, pc__fabric_completions(w), false, &comm->error);
     struct pc_error none; /* without an endpoint for reads transfers go by packets */
     if (rc == PC_OK && w->endpoint.reads)
         pc__endpoint_open_beside(&w->endpoint, w->endpoint.info->tx_attr->size, &none, &w->reads);
@@ -102,6 +103,8 @@ static void fabric_close(struct pc_net *net)
         for (uint32_t p = 0; bound && net->peers != NULL && p < net->comm->options.size; p++)
             if (net->peers[p] != NULL)
                 pc__fabric_unregister_peer(w, pc__fabric_peer(w, p));
+        if (bound)
+            pc__fabric_hmem_unregister(w);
         stopped = stopped && pc__endpoint_stop(&w->endpoint);
     }
     if (!child && pc__fabric_stop_reads(w) && w->reads.info != NULL)
@@ -117,6 +120,11 @@ static void fabric_close(struct pc_net *net)
             pc__fabric_regions_close(w, pc__fabric_peer(w, p)); /* no peer writes to the arena */
     }
     net->keeps = !stopped && !child;
+    net->gpu.keep = net->gpu.keep || net->keeps; /* the provider may still have it */
+    if (!child)
+        pc__fabric_hmem_unregister(w);
+    if (stopped)
+        pc__fabric_hmem_free(w);
     if (stopped)
         pc__endpoint_close(&w->endpoint);
 }
@@ -134,6 +142,7 @@ const struct pc_net_ops pc__libfabric_ops = {
     .missing = pc__fi_load,
     .open = fabric_open,
     .close = fabric_close,
+    .register_gpu = pc__fabric_register_gpu,
     .adopt = pc__fabric_adopt,
     .send = pc__fabric_send,
     .flush = pc__fabric_flush,

@@ -108,8 +108,8 @@ int pc__fabric_post(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
             code = post_fragment(w, peer, out);
         else if ((code = pc__fabric_write(w, peer, out)) == 0)
             out->written = true;
-        if (code == -FI_ENOSYS
-            && peer->writes) { /* the provider says too much of itself: by less of it */
+        if (code == -FI_ENOSYS && peer->writes && peer->base.gpu_out == 0
+            && !peer->slots_gpu) { /* the provider says too much of itself: by less of it */
             peer->writes = peer->joins && peer->writes;
             peer->joins = false;
             code = 0;
@@ -221,8 +221,11 @@ static int take_fragment(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
     uint32_t line = frame->channel * PC_LINES + (uint32_t)(frame->count - 1) % PC_LINES;
     struct pc_fabric_arrival *arrival = &peer->arrivals[line];
     if (head->written) {
-        if (head->written != 1 || !w->endpoint.writes || fragments <= 1 || head->at != 0
-            || nbytes != 0 || arrival->fragments != 0 || arrival->headed)
+        /* Before its greeting nobody knows where the peer has its data. */
+        bool is_short = fragments <= 1 && peer->greeted && !pc__fabric_of_gpu(peer, frame);
+        if (head->written != 1 || !w->endpoint.writes || is_short
+            || frame->nbytes <= PC_INLINE_BYTES || head->at != 0 || nbytes != 0
+            || arrival->fragments != 0 || arrival->headed)
             return BAD("says that message %llu of channel %u is written, which cannot be",
                        peer->base.rank, (unsigned long long)frame->count, frame->channel);
         int whole = arrival->written;
@@ -232,6 +235,9 @@ static int take_fragment(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
         pc__fabric_partial(w, peer, whole ? -1 : 1);
         return whole;
     }
+    if (frame->nbytes > PC_INLINE_BYTES && peer->base.gpu_in != 0)
+        return BAD("holds bytes of a message of %llu, which are for memory of a GPU",
+                   peer->base.rank, (unsigned long long)frame->nbytes);
     if (head->at % PC_FABRIC_FRAGMENT != 0 || (head->at != 0 && head->at >= frame->nbytes)
         || nbytes != smaller(frame->nbytes - head->at, PC_FABRIC_FRAGMENT))
         return BAD("holds %zu bytes from %llu on of a message of %llu", peer->base.rank, nbytes,
@@ -305,8 +311,10 @@ int pc__fabric_land(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const 
     rc = take_fragment(w, peer, &head, bytes + sizeof head, nbytes - sizeof head, into, error);
     if (rc < 0)
         return rc;
-    if (rc == 1 || !head.written)
+    if (rc == 1)
+        return pc__fabric_whole(w, peer, &head.frame, error);
+    if (!head.written)
         pc__fabric_count(peer);
-    return rc == 1 ? pc__frame_land(&peer->base, &head.frame, NULL, error) : rc;
+    return rc;
 }
 #endif

@@ -35,14 +35,20 @@ static int greet(struct pc_fabric_net *w, struct pc_fabric_peer *peer)
                                      .fragment = PC_FABRIC_FRAGMENT,
                                      .format = e->info->addr_format,
                                      .address_bytes = e->address_bytes};
-    if (peer->slots_mr != NULL) {
+    bool by_address = e->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR;
+    if (peer->base.gpu_in != 0) {
+        hello.slots_bytes = w->base.gpu.each;
+        hello.slots = by_address ? peer->base.gpu_in : 0;
+        hello.slots_key = fi_mr_key(peer->slots_mr);
+        hello.slots_gpu = 1;
+    } else if (peer->slots_mr != NULL) {
         char *slots = pc__fabric_slots(w, pc__record(comm->arena, &comm->layout, peer->base.rank),
                                        &hello.slots_bytes);
-        hello.slots = e->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uintptr_t)slots : 0;
+        hello.slots = by_address ? (uintptr_t)slots : 0;
         hello.slots_key = fi_mr_key(peer->slots_mr);
     }
     if (peer->heads_mr != NULL) {
-        hello.heads = e->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uintptr_t)peer->heads : 0;
+        hello.heads = by_address ? (uintptr_t)peer->heads : 0;
         hello.heads_key = fi_mr_key(peer->heads_mr);
         hello.joins = 1;
     }
@@ -180,14 +186,25 @@ static bool is_hello(const struct pc_fabric_net *w, const struct pc_fabric_wireu
 {
     size_t nbytes;
     pc__fabric_slots(w, NULL, &nbytes);
+    if (message->slots_gpu == 1) /* a device communicator has no transfers of the CPU */
+        nbytes = PC_MAX_CHANNELS * w->base.comm->layout.channel;
     return message->window >= PC_FABRIC_LEAST_WINDOW && message->window <= PC_FABRIC_WINDOW
            && message->fragment == PC_FABRIC_FRAGMENT && message->address_bytes > 0
            && message->address_bytes <= PC_FABRIC_ADDRESS
            && message->reads_bytes <= PC_FABRIC_ADDRESS
            && memchr(message->provider, 0, sizeof message->provider) != NULL
            && (message->slots_bytes == 0 || message->slots_bytes == nbytes)
+           && message->slots_gpu <= (message->slots_bytes != 0)
+           && message->joins + message->slots_gpu <= 1
            && message->joins <= (message->slots_bytes != 0)
            && message->format == w->endpoint.info->addr_format;
+}
+
+/* Whether every message can be written, which goes in no packet. */
+static bool writes_all(const struct pc_fabric_net *w, const struct pc_fabric_peer *peer)
+{
+    return peer->writes
+           && w->endpoint.info->ep_attr->max_msg_size >= w->base.comm->layout.slot_bytes;
 }
 
 static void handle_hello(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
@@ -218,10 +235,19 @@ static void handle_hello(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
     peer->writes = peer->slots_mr != NULL && message->slots_bytes != 0;
     peer->slots = message->slots;
     peer->slots_key = message->slots_key;
-    peer->joins = peer->writes && w->endpoint.joins && message->joins != 0;
+    peer->slots_gpu = message->slots_gpu;
+    /* A write has its places in memory of one kind. */
+    peer->joins
+        = peer->writes && w->endpoint.joins && message->joins != 0 && peer->base.gpu_out == 0;
     peer->heads_at = message->heads;
     peer->heads_key = message->heads_key;
     peer->window = message->window < w->window ? message->window : w->window;
+    if ((peer->slots_gpu || peer->base.gpu_out != 0) && !writes_all(w, peer)) {
+        pc__fabric_peer_leave(w, peer,
+                              "data here or there is in memory of a GPU, and cannot be written: "
+                              "PYCOLL_GPU_RDMA=off on all ranks stages it");
+        return;
+    }
     peer->tells = true; /* its first packet: both ends learn that there is a way */
     pc__net_dirty(&peer->base);
     pc__net_schedule(&w->base, pc__now());

@@ -33,6 +33,7 @@ struct pc_fabric_wireup { /* all of one size */
     uint64_t slots;            /* what the peer may write to: as the provider wants the address */
     uint64_t slots_key;        /* of the region */
     uint64_t slots_bytes;      /* 0: nothing; the provider has no such writes */
+    uint64_t slots_gpu;        /* 1: they are in memory of a GPU; else 0 */
     uint64_t heads, heads_key; /* likewise, of the headers of what is written there */
     uint64_t joins;            /* a write may have two places; else 0 */
     uint64_t reads_bytes;      /* of the next but one; 0: there is no endpoint for reads */
@@ -40,7 +41,7 @@ struct pc_fabric_wireup { /* all of one size */
     char address[PC_FABRIC_ADDRESS], reads[PC_FABRIC_ADDRESS];
     uint32_t counts[PC_EDGE_LINES]; /* CLOSED: the low bits of each line's count */
 };
-_Static_assert(sizeof(struct pc_fabric_wireup) == 1408, "a wireup message has no gaps");
+_Static_assert(sizeof(struct pc_fabric_wireup) == 1416, "a wireup message has no gaps");
 
 struct pc_fabric_socket {
     int fd;

@@ -31,6 +31,16 @@ static uint64_t place_of(const struct pc_fabric_net *w, const struct pc_fabric_p
     return peer->slots + (uint64_t)(bytes - shadow);
 }
 
+/* Where it is written from: here, or in memory of the GPU. */
+static const char *source_of(const struct pc_fabric_net *w, const struct pc_fabric_peer *peer,
+                             const char *bytes)
+{
+    size_t nbytes;
+    const char *shadow = pc__fabric_slots(w, w->base.comm->peers[peer->base.rank].record, &nbytes);
+    uint64_t gpu = peer->base.gpu_out;
+    return gpu == 0 ? bytes : (const char *)(uintptr_t)(gpu + (uint64_t)(bytes - shadow));
+}
+
 bool pc__fabric_is_joined(const struct pc_fabric_net *w, const struct pc_fabric_peer *peer,
                           const struct pc_frame *frame)
 {
@@ -78,8 +88,10 @@ int pc__fabric_write_joined(struct pc_fabric_net *w, struct pc_fabric_peer *peer
 bool pc__fabric_is_written(const struct pc_fabric_net *w, const struct pc_fabric_peer *peer,
                            const struct pc_frame *frame)
 {
-    return frame->nbytes > PC_FABRIC_FRAGMENT && peer->writes
-           && frame->nbytes <= w->endpoint.info->ep_attr->max_msg_size;
+    if (pc__fabric_of_gpu(peer, frame)) /* it can be: handle_hello has seen to that */
+        return true;
+    return frame->nbytes > PC_FABRIC_FRAGMENT && peer->writes && peer->base.gpu_out == 0
+           && !peer->slots_gpu && frame->nbytes <= w->endpoint.info->ep_attr->max_msg_size;
 }
 
 int pc__fabric_write(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
@@ -87,8 +99,8 @@ int pc__fabric_write(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
 {
     struct pc_fabric_packet *packet = peer->free;
     void *desc = peer->shadow_mr != NULL ? fi_mr_desc(peer->shadow_mr) : NULL;
-    ssize_t code = fi_writedata(w->endpoint.ep, out->bytes, out->frame.nbytes, desc,
-                                data_of(w, &out->frame, 0), peer->address,
+    ssize_t code = fi_writedata(w->endpoint.ep, source_of(w, peer, out->bytes), out->frame.nbytes,
+                                desc, data_of(w, &out->frame, 0), peer->address,
                                 place_of(w, peer, out->bytes), peer->slots_key, &packet->context);
     if (code == -FI_EAGAIN)
         w->again = true;
@@ -102,6 +114,7 @@ int pc__fabric_write(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
     peer->under_way++;
     w->base.in_flight++;
     w->base.state.bytes[0] += out->frame.nbytes;
+    w->base.state.gpu_bytes += peer->base.gpu_out != 0 ? out->frame.nbytes : 0;
     w->base.state.requests++;
     return 0;
 }
@@ -131,8 +144,7 @@ int pc__fabric_written(struct pc_fabric_net *w, struct pc_fabric_peer *peer, uin
     if (arrival->written)
         return PC_OK;
     arrival->headed = false;
-    pc__fabric_count(peer);
-    return pc__frame_land(&peer->base, &arrival->frame, NULL, error);
+    return pc__fabric_whole(w, peer, &arrival->frame, error);
 }
 
 int pc__fabric_joined(struct pc_fabric_net *w, struct pc_fabric_peer *peer, uint32_t line,

@@ -149,6 +149,17 @@ enum pc_mem_flush pc__mem_flush_method(const struct pc_mem_gpu *gpu, bool relaxe
     return gpu->options & FLUSH_OPTION_HOST ? PC_FLUSH_DRIVER : PC_FLUSH_READ;
 }
 
+int pc__mem_enter(int device, struct pc_error *error)
+{
+    return pc__cuda_enter_base(device, error);
+}
+
+void pc__mem_leave(void)
+{
+    struct pc_error none;
+    pc__cuda_leave(0, &none, "%s", "");
+}
+
 int pc__mem_flush_by_driver(int device, struct pc_error *error)
 {
     int rc = pc__cuda_enter_base(device, error);

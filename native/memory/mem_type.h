@@ -61,4 +61,9 @@ int pc__mem_query_gpu(int device, struct pc_error *error, struct pc_mem_gpu *out
  * the answer is NONE, and the flag's own registration is not relaxed. */
 enum pc_mem_flush pc__mem_flush_method(const struct pc_mem_gpu *gpu, bool relaxed);
 int pc__mem_flush_by_driver(int device, struct pc_error *error);
+
+/* Makes the GPU's context current, for a library that asks the driver about its memory by itself,
+ * until pc__mem_leave. */
+int pc__mem_enter(int device, struct pc_error *error);
+void pc__mem_leave(void);
 #endif

@@ -1,8 +1,8 @@
 // Memory that a NIC reaches (GPUDirect RDMA): its export as a dma-buf, its address as
 // nvidia_peermem resolves it, and the driver's flush of what NICs have written.
 //
-// The stand-in for libibverbs (tests/fakeverbs) is the NIC. It maps the memory by itself, and keeps
-// back what comes in until a flush: see its gpu.c.
+// The stand-ins for libibverbs (tests/fakeverbs) and libfabric (tests/fakefabric) are the NIC. They
+// map the memory by themselves, and keep back what comes in until a flush: see their gpu.c.
 #include "driver.h"
 #include "peer_memory.h"
 #include <cstdlib>
@@ -71,6 +71,18 @@ API cuMemGetHandleForAddressRange(void *out, uint64_t at, size_t nbytes, int typ
     return call();
 }
 
+// Of a stand-in for a NIC's library, if this process has loaded it.
+static void flush_of(const char *library, const char *function, int device)
+{
+    void *found = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
+    if (!found)
+        return;
+    auto flush = (void (*)(int))dlsym(found, function);
+    if (flush)
+        flush(device);
+    dlclose(found);
+}
+
 // What NICs have written so far is in memory when this returns. The lock of this library is not
 // held while the other one takes its own.
 API cuFlushGPUDirectRDMAWrites(int target, int scope)
@@ -85,13 +97,8 @@ API cuFlushGPUDirectRDMAWrites(int target, int scope)
         device = physical_device(current_device());
         call();
     }
-    void *verbs = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_NOLOAD);
-    if (verbs) {
-        auto flush = (void (*)(int))dlsym(verbs, "fakeverbs_flush");
-        if (flush)
-            flush(device);
-        dlclose(verbs);
-    }
+    flush_of("libibverbs.so.1", "fakeverbs_flush", device);
+    flush_of("libfabric.so.1", "fakefabric_flush", device);
     return SUCCESS;
 }
 

@@ -28,7 +28,8 @@ enum { FAKECUDA_LOCKED = 0 };
  * reach, as `out` says. -1: it is a GPU's memory, and cannot be reached. */
 int fakecuda_peer_memory(uint64_t at, uint64_t nbytes, struct fakecuda_memory *out);
 
-/* Of libibverbs: cuFlushGPUDirectRDMAWrites of that device, by its number on the machine. */
+/* Of libibverbs, and fakefabric_flush of libfabric: cuFlushGPUDirectRDMAWrites of that device, by
+ * its number on the machine. */
 void fakeverbs_flush(int device);
 
 #ifdef __cplusplus

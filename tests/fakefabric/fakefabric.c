@@ -20,7 +20,13 @@
  * a NIC; else such a read never ends. FAKEFABRIC_IP: its addresses are of IP networks, of which it
  * has none that it is asked for.
  *
- * FAKEFABRIC_MINOR: its version is 1 and that (11).
+ * FAKEFABRIC_MINOR: its version is 1 and that (11). FAKEFABRIC_WRITES=newer: it emulates writes for
+ * who asks for an interface before 1.18, as EFA does on some instances.
+ *
+ * FAKEFABRIC_HMEM: memory may be a GPU's, whose other half is the stand-in for libcuda (gpu.h):
+ * p2p, the NIC reaches it; copies: it wants CUDA's help. Such memory is registered by fi_mr_regattr
+ * alone, and is in no packet, nor in a write to two places. FAKEFABRIC_FLUSH_FAIL: so many reads
+ * from itself fail at first.
  *
  * What is scarce: FAKEFABRIC_ENDPOINTS, FAKEFABRIC_QUEUES and FAKEFABRIC_REGIONS are how many of
  * each a process can have open at once. FAKEFABRIC_REFUSE is the access for which no memory can be
@@ -40,6 +46,7 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+#include "gpu.h"
 #include "wire.h"
 
 #define PEERS 1024
@@ -50,6 +57,8 @@
 #define REGIONS 4096
 #define EMULATED_READ (-0xefa0000 + 1) /* FI_OPT_EFA_EMULATED_READ */
 #define EMULATED_WRITE (-0xefa0000 + 2)
+#define HMEM_P2P 8            /* FI_OPT_FI_HMEM_P2P */
+#define CUDA_API_PERMITTED 10 /* FI_OPT_CUDA_API_PERMITTED */
 #define MODE (FI_MR_LOCAL | FI_MR_ENDPOINT | FI_MR_PROV_KEY | FI_MR_ALLOCATED)
 
 struct op {
@@ -91,6 +100,7 @@ struct region {
     uint64_t access;
     struct endpoint *ep; /* to which it is bound */
     struct domain *domain;
+    struct gpu_region gpu;
     bool enabled;
 };
 static struct region *regions[REGIONS]; /* the key of each is its index, plus one */
@@ -103,6 +113,7 @@ static struct fid_fabric the_fabric;
 struct domain {
     struct fid_domain domain;
     uint32_t objects; /* of it that are open */
+    bool hmem;
 };
 struct queue {
     struct fid_cq cq;
@@ -124,7 +135,8 @@ struct endpoint {
     struct addresses *av;
     char name[NAME];
     int fd;
-    bool enabled, rma;
+    bool enabled, rma, emulates;
+    bool hmem, p2p, no_cuda; /* what it was opened for, and told */
     struct op sends[MOST], receives[MOST];
     uint32_t nsends, nreceives;
     struct packet *came[REORDER];
@@ -215,6 +227,18 @@ static void check_buffer(const struct endpoint *e, void *desc, const void *bytes
         stop("a buffer beyond its memory region");
 }
 
+/* Where the NIC has a buffer. */
+static const char *seen(const struct region *r, const void *bytes)
+{
+    return r->gpu.memory == NULL ? bytes : r->gpu.memory + ((const char *)bytes - r->bytes);
+}
+
+static void refuse_gpu(const void *desc, const char *what)
+{
+    if (desc != NULL && ((const struct region *)desc)->gpu.memory != NULL)
+        stop(what);
+}
+
 /* Operations */
 
 static ssize_t fake_recv(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t from,
@@ -222,6 +246,7 @@ static ssize_t fake_recv(struct fid_ep *ep, void *buf, size_t len, void *desc, f
 {
     struct endpoint *e = (struct endpoint *)ep;
     check_buffer(e, desc, buf, len);
+    refuse_gpu(desc, "a packet that is received in memory of a GPU");
     if (!e->enabled || from != FI_ADDR_UNSPEC)
         stop("fi_recv on a disabled endpoint, or from an address");
     if (len > longest())
@@ -248,9 +273,16 @@ static ssize_t fake_send(struct fid_ep *ep, const void *buf, size_t len, void *d
     if (drawn(e, 8) == 0)
         return -FI_EAGAIN;
     struct op *op = &e->sends[e->nsends++];
-    *op = (struct op){.bytes = buf, .nbytes = len, .to = to};
+    *op = (struct op){.bytes = seen(desc, buf), .nbytes = len, .to = to};
     take_context(e, op, context);
     return 0;
+}
+
+static ssize_t fake_packet(struct fid_ep *ep, const void *buf, size_t len, void *desc, fi_addr_t to,
+                           void *context)
+{
+    refuse_gpu(desc, "a packet out of memory of a GPU");
+    return fake_send(ep, buf, len, desc, to, context);
 }
 
 static ssize_t fake_writedata(struct fid_ep *ep, const void *buf, size_t len, void *desc,
@@ -285,6 +317,8 @@ static ssize_t fake_writemsg(struct fid_ep *ep, const struct fi_msg_rma *message
         || message->rma_iov_count != 2 || from[0].iov_len != to[0].len
         || from[1].iov_len != to[1].len)
         stop("fi_writemsg in a way that the stand-in has not");
+    refuse_gpu(message->desc[0], "a write to two places out of memory of a GPU");
+    refuse_gpu(message->desc[1], "a write to two places out of memory of a GPU");
     check_buffer(e, message->desc[0], from[0].iov_base, from[0].iov_len);
     if (from[0].iov_len + from[1].iov_len > longest())
         stop("a write longer than max_msg_size");
@@ -310,6 +344,7 @@ static ssize_t fake_read(struct fid_ep *ep, void *buf, size_t len, void *desc, f
         stop("a read by an endpoint without FI_RMA");
     if (len > longest())
         stop("a read longer than max_msg_size");
+    refuse_gpu(desc, "a read into memory of a GPU");
     int code = (int)fake_send(ep, buf, len, desc, from, context);
     if (code == 0)
         e->sends[e->nsends - 1].wire
@@ -383,7 +418,7 @@ static void answer(struct endpoint *e)
         while (r->enabled && a->left != 0 && drawn(e, 4) != 0) {
             size_t n = a->left < PIECE ? a->left : PIECE;
             struct wire wire = {.write = 1, .read = a->wire.read, .at = a->left - n};
-            if (put(e, a->wire.from, &wire, r->bytes + a->wire.at + wire.at, n) < 0)
+            if (put(e, a->wire.from, &wire, seen(r, r->bytes) + a->wire.at + wire.at, n) < 0)
                 return;
             a->left -= n;
         }
@@ -435,6 +470,14 @@ static const struct region *region_of(const struct endpoint *e, const struct wir
     return r;
 }
 
+/* Whether a read from itself is to fail. */
+static bool fails_now(void)
+{
+    static long failed;
+    const char *text = getenv("FAKEFABRIC_FLUSH_FAIL");
+    return text != NULL && failed++ < atol(text);
+}
+
 /* A peer asks for bytes, or some that this endpoint has asked for have come. */
 static void land_read(struct endpoint *e, const struct packet *packet)
 {
@@ -443,6 +486,14 @@ static void land_read(struct endpoint *e, const struct packet *packet)
         const struct region *r = region_of(e, wire, FI_REMOTE_READ, wire->total);
         if (e->nanswers == MOST)
             stop("more reads than the stand-in can answer");
+        bool itself = memcmp(wire->from, e->name, NAME) == 0;
+        if (r != NULL && itself && fails_now()) {
+            struct wire no = {.write = 1, .read = wire->read, .data = FI_EIO};
+            put(e, e->name, &no, "", 0);
+            return;
+        }
+        if (r != NULL && itself && r->gpu.memory != NULL)
+            gpu_read(e, r->gpu.device);
         if (r != NULL)
             e->answers[e->nanswers++]
                 = (struct answer){.region = r, .wire = *wire, .left = wire->total};
@@ -470,7 +521,11 @@ static void land(struct endpoint *e, const struct packet *packet)
     const struct region *r = region_of(e, wire, FI_REMOTE_WRITE, packet->nbytes);
     if (r == NULL)
         stop("a write to a region that is closed");
-    memcpy((char *)(uintptr_t)r->bytes + wire->at, packet->bytes, packet->nbytes);
+    char *to = (char *)(uintptr_t)seen(r, r->bytes) + wire->at;
+    if (r->gpu.memory != NULL)
+        gpu_write(e, &r->gpu, to, packet->bytes, packet->nbytes);
+    else
+        memcpy(to, packet->bytes, packet->nbytes);
     uint32_t i = 0;
     while (i < e->nwrites
            && (e->writes[i].wire.write != wire->write
@@ -658,6 +713,7 @@ static int close_region(struct fid *fid)
         r->ep->regions--;
     r->domain->objects--;
     regions_open--;
+    gpu_unmap(&r->gpu);
     r->enabled = false; /* whoever uses its descriptor still, is caught */
     return 0;           /* and so it is not freed */
 }
@@ -671,7 +727,10 @@ static int close_endpoint(struct fid *fid)
         refuse_answers(e);
     close(e->fd);
     endpoints_open--;
-    e->cq->ep = e->tx_cq->ep = NULL;
+    if (e->cq != NULL)
+        e->cq->ep = NULL;
+    if (e->tx_cq != NULL)
+        e->tx_cq->ep = NULL;
     e->domain->objects--;
     while (e->ncame != 0)
         free(e->came[--e->ncame]);
@@ -704,6 +763,8 @@ static int enable_endpoint(struct fid *fid, int command, void *argument)
     (void)argument;
     if (command != FI_ENABLE || e->cq == NULL || e->tx_cq == NULL || e->av == NULL)
         stop("fi_enable without its queues");
+    if (e->hmem && !(e->p2p && e->no_cuda))
+        stop("an endpoint for memory of a GPU that may call CUDA while a kernel waits for it");
     e->enabled = true;
     return 0;
 }
@@ -745,11 +806,26 @@ static int get_name(fid_t fid, void *name, size_t *bytes)
 
 static int get_option(fid_t fid, int level, int option, void *out, size_t *bytes)
 {
-    (void)fid;
     if (level != FI_OPT_ENDPOINT || (option != EMULATED_WRITE && option != EMULATED_READ)
         || *bytes != sizeof(bool))
         return -FI_ENOPROTOOPT;
-    *(bool *)out = is_set("FAKEFABRIC_WRITES", "emulated");
+    *(bool *)out = ((struct endpoint *)fid)->emulates;
+    return 0;
+}
+
+static int set_option(fid_t fid, int level, int option, const void *value, size_t bytes)
+{
+    struct endpoint *e = (struct endpoint *)fid;
+    if (level != FI_OPT_ENDPOINT || e->enabled)
+        stop("fi_setopt at another level, or of an endpoint that is enabled");
+    if (option == HMEM_P2P && bytes == sizeof(int))
+        e->p2p = *(const int *)value == FI_HMEM_P2P_REQUIRED;
+    else if (option != CUDA_API_PERMITTED || bytes != sizeof(bool))
+        return -FI_ENOPROTOOPT;
+    else if (is_set("FAKEFABRIC_HMEM", "copies") && !*(const bool *)value)
+        return -FI_EOPNOTSUPP;
+    else
+        e->no_cuda = !*(const bool *)value;
     return 0;
 }
 
@@ -782,12 +858,13 @@ static struct fi_ops endpoint_ops = {
     .bind = bind_endpoint,
     .control = enable_endpoint,
 };
-static struct fi_ops_msg msg_ops = {.size = sizeof msg_ops, .recv = fake_recv, .send = fake_send};
+static struct fi_ops_msg msg_ops = {.size = sizeof msg_ops, .recv = fake_recv, .send = fake_packet};
 static struct fi_ops_rma rma_ops = {.size = sizeof rma_ops,
                                     .read = fake_read,
                                     .writedata = fake_writedata,
                                     .writemsg = fake_writemsg};
-static struct fi_ops_ep ep_ops = {.size = sizeof ep_ops, .getopt = get_option};
+static struct fi_ops_ep ep_ops
+    = {.size = sizeof ep_ops, .getopt = get_option, .setopt = set_option};
 static struct fi_ops_cm cm_ops = {.size = sizeof cm_ops, .getname = get_name};
 static struct fi_ops_av av_ops = {.size = sizeof av_ops, .insert = insert};
 static struct fi_ops_cq cq_ops = {
@@ -841,7 +918,11 @@ static int open_endpoint(struct fid_domain *domain, struct fi_info *info, struct
     (void)context;
     e->domain = (struct domain *)domain;
     e->domain->objects++;
-    e->rma = info->caps & FI_RMA && !is_set("FAKEFABRIC_WRITES", "emulated");
+    e->emulates = is_set("FAKEFABRIC_WRITES", "emulated")
+                  || (is_set("FAKEFABRIC_WRITES", "newer")
+                      && FI_VERSION_LT(info->fabric_attr->api_version, FI_VERSION(1, 18)));
+    e->rma = info->caps & FI_RMA && !e->emulates;
+    e->hmem = info->caps & FI_HMEM;
     e->late = late == NULL ? 0 : atol(late);
     e->seed = (unsigned int)getpid() * 2654435761u;
     e->fails_after = fail == NULL ? 0 : atol(fail);
@@ -868,8 +949,12 @@ static bool is_refused(uint64_t access)
     static const struct {
         const char *name;
         uint64_t access;
-    } kinds[] = {{"recv", FI_RECV}, {"send", FI_SEND}, {"read", FI_READ}, {"write", FI_WRITE},
-                 {"remote_read", FI_REMOTE_READ}, {"remote_write", FI_REMOTE_WRITE}};
+    } kinds[] = {{"recv", FI_RECV},
+                 {"send", FI_SEND},
+                 {"read", FI_READ},
+                 {"write", FI_WRITE},
+                 {"remote_read", FI_REMOTE_READ},
+                 {"remote_write", FI_REMOTE_WRITE}};
     static long calls;
     const char *refused = getenv("FAKEFABRIC_REFUSE");
     calls++;
@@ -879,10 +964,9 @@ static bool is_refused(uint64_t access)
     return refused != NULL && atol(refused) == calls;
 }
 
-static int reg(struct fid *fid, const void *buf, size_t len, uint64_t access, uint64_t offset,
-               uint64_t key, uint64_t flags, struct fid_mr **mr, void *context)
+static int add_region(struct fid *fid, const void *buf, size_t len, uint64_t access,
+                      const struct gpu_region *gpu, struct fid_mr **mr)
 {
-    (void)offset, (void)key, (void)flags, (void)context;
     if (nregions == REGIONS || is_refused(access) || !take_one(&regions_open, "FAKEFABRIC_REGIONS"))
         return -FI_ENOMEM;
     struct region *r = calloc(1, sizeof *r);
@@ -894,8 +978,38 @@ static int reg(struct fid *fid, const void *buf, size_t len, uint64_t access, ui
     r->access = access;
     r->bytes = buf;
     r->nbytes = len;
+    r->gpu = *gpu;
     *mr = &r->mr;
     return 0;
+}
+
+static int reg(struct fid *fid, const void *buf, size_t len, uint64_t access, uint64_t offset,
+               uint64_t key, uint64_t flags, struct fid_mr **mr, void *context)
+{
+    const struct gpu_region none = {0};
+    (void)offset, (void)key, (void)flags, (void)context;
+    if (gpu_owns(buf, len))
+        return -FI_EFAULT;
+    return add_region(fid, buf, len, access, &none, mr);
+}
+
+static int regattr(struct fid *fid, const struct fi_mr_attr *attr, uint64_t flags,
+                   struct fid_mr **mr)
+{
+    struct gpu_region gpu = {0};
+    if (flags != 0 || attr->iov_count != 1 || attr->iface != FI_HMEM_CUDA)
+        stop("fi_mr_regattr in a way that the stand-in has not");
+    if (!((struct domain *)fid)->hmem)
+        return -FI_EOPNOTSUPP;
+    const struct iovec *span = attr->mr_iov;
+    int code = gpu_map(span->iov_base, span->iov_len, &gpu);
+    if (code == 0 && gpu.device != attr->device.cuda)
+        code = EINVAL;
+    if (code == 0)
+        code = -add_region(fid, span->iov_base, span->iov_len, attr->access, &gpu, mr);
+    if (code != 0)
+        gpu_unmap(&gpu);
+    return -code;
 }
 
 static struct fi_ops_domain domain_ops = {
@@ -904,13 +1018,14 @@ static struct fi_ops_domain domain_ops = {
     .cq_open = open_cq,
     .endpoint = open_endpoint,
 };
-static struct fi_ops_mr mr_ops = {.size = sizeof mr_ops, .reg = reg};
+static struct fi_ops_mr mr_ops = {.size = sizeof mr_ops, .reg = reg, .regattr = regattr};
 
 static int open_domain(struct fid_fabric *fabric, struct fi_info *info, struct fid_domain **domain,
                        void *context)
 {
-    (void)fabric, (void)info, (void)context;
+    (void)fabric, (void)context;
     struct domain *d = calloc(1, sizeof *d);
+    d->hmem = info->caps & FI_HMEM;
     d->domain = (struct fid_domain){.fid = {.fclass = FI_CLASS_DOMAIN, .ops = &domain_fid_ops},
                                     .ops = &domain_ops,
                                     .mr = &mr_ops};
@@ -982,7 +1097,8 @@ __attribute__((visibility("default"))) int fi_getinfo(uint32_t version, const ch
     const char *name = getenv("FAKEFABRIC_PROVIDER");
     const char *wanted = hints->fabric_attr->prov_name;
     name = name == NULL ? "efa" : name;
-    (void)version, (void)service, (void)flags;
+    bool hmem = hints->caps & FI_HMEM;
+    (void)service, (void)flags;
     bool ip = getenv("FAKEFABRIC_IP") != NULL;
     if (node != NULL && !ip)
         stop("an IP address for a provider that has none");
@@ -992,8 +1108,13 @@ __attribute__((visibility("default"))) int fi_getinfo(uint32_t version, const ch
         return -FI_ENODATA;
     if ((hints->domain_attr->mr_mode & MODE) != MODE || !(hints->mode & FI_CONTEXT2))
         return -FI_ENODATA;
+    if (hmem
+        && (getenv("FAKEFABRIC_HMEM") == NULL || FI_VERSION_LT(version, FI_VERSION(1, 18))
+            || !(hints->domain_attr->mr_mode & FI_MR_HMEM)))
+        return -FI_ENODATA;
     struct fi_info *info = fi_dupinfo(NULL);
-    info->caps = FI_MSG | FI_SEND | FI_RECV | (hints->caps & FI_RMA);
+    info->caps = FI_MSG | FI_SEND | FI_RECV | (hints->caps & (FI_RMA | FI_HMEM));
+    info->fabric_attr->api_version = version;
     info->mode = FI_CONTEXT2;
     info->addr_format = ip ? FI_SOCKADDR_IN : FI_ADDR_STR;
     info->tx_attr->size = info->rx_attr->size = depth();
@@ -1002,7 +1123,7 @@ __attribute__((visibility("default"))) int fi_getinfo(uint32_t version, const ch
     info->ep_attr->max_msg_size = longest();
     info->domain_attr->cq_data_size = sizeof(uint32_t);
     info->domain_attr->name = strdup("fake0");
-    info->domain_attr->mr_mode = MODE;
+    info->domain_attr->mr_mode = MODE | (hmem ? FI_MR_HMEM : 0);
     info->fabric_attr->name = strdup("fake");
     info->fabric_attr->prov_name = strdup(name);
     info->fabric_attr->prov_version = FI_VERSION(1, 0);

@@ -31,6 +31,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "cuda"))  # gpus.py
 
 import fakecuda
+import fakefabric
 import fakeverbs_library
 import gpus
 import stand_in
@@ -63,6 +64,7 @@ class Cluster:
         gpu: Mapping[str, object] | None = None,
         card: Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
+        transport: str = "verbs",
         **options: Any,
     ) -> list[Any]:
         """Run a function as ranks; returns what each returns.
@@ -73,11 +75,14 @@ class Cluster:
             *args: Given to it.
             gpu: Options of the stand-in for libcuda (fakecuda_library.py).
             card: Options of the stand-in for libibverbs (fabric.py); with ``peermem`` the host
-                has the module nvidia_peermem.
+                has the module nvidia_peermem. Of the one for libfabric (fakefabric.c), where it is
+                the transport.
             env: More of a rank's environment.
+            transport: What ranks on different hosts are reached by.
             **options: Those of `pycoll.spawn`.
         """
         fakecuda.library()  # built by the parent, for all of them
+        libfabric = fakefabric.build(self.folder) if transport == "libfabric" else None
         for rank in range(len(hosts)):
             self.log(rank).unlink(missing_ok=True)
 
@@ -85,12 +90,17 @@ class Cluster:
             place = job.current()
             assert place is not None
             number = place.rank
-            os.environ.update({"PYCOLL_TRANSPORT": "verbs", **(env or {})})
+            os.environ.update({"PYCOLL_TRANSPORT": transport, **(env or {})})
             _live_on(hosts[number], self.folder)
             given = {"host": hosts[number], **(card or {})}
             if given.get("peermem"):
                 _load_peermem()
-            stand_in.load(self.fabric.path, **given)
+            if libfabric is None:
+                stand_in.load(self.fabric.path, **given)
+            else:
+                named = {f"FAKEFABRIC_{name.upper()}": str(value) for name, value in given.items()}
+                os.environ.update(named)
+                ctypes.CDLL(str(libfabric / fakefabric.SONAME))  # found by its name from now on
             gpus.use(self.log(number), **(gpu or {}))
             return fn(*args)
 

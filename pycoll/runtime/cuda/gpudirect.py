@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 #: Ways that a setting allows, of PC_MEM_WAYS.
 _WAYS = {"auto": 6, "dmabuf": 2, "peermem": 4}
-_MEMORY = {1: "dma-buf", 2: "peermem"}
+_MEMORY = {1: "dma-buf", 2: "peermem", 4: "FI_HMEM"}
 _FLUSH = {0: "no flush", 1: "flushed by the driver", 2: "flushed by an RDMA read"}
 
 

@@ -51,7 +51,7 @@ class NetState(NamedTuple):
     requests: int  #: work requests that were posted to send
     credits: int  #: of those, credit that found no message to go with
     landed: int  #: messages received where a call needs them, and in no slot
-    gpu_memory: int  #: of remote edges' data: 1 by dma-buf, 2 by nvidia_peermem, 0 the host's
+    gpu_memory: int  #: of remote edges' data: 1 dma-buf, 2 nvidia_peermem, 4 FI_HMEM, 0 the host's
     gpu_flush: int  #: of what came into it: 1 by the driver, 2 by an RDMA read, 0 none
     gpu_bytes: int  #: sent out of memory of a GPU
     gpu_flushes: int
