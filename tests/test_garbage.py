@@ -17,7 +17,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -682,6 +682,18 @@ def overlap_rows() -> dict[str, Row]:
             {"comm": None, "nbytes": 5},
             {"comm": "", "nbytes": ""},
             words={"nbytes": "comm"},
+        ),
+        # Nothing lies on a GPU: what is right but for that is refused, by the first array.
+        "all_gather_matmul": Row(
+            overlap.all_gather_matmul,
+            {
+                "copies": SimpleNamespace(allgather=0, arrival_order=0, wait=0, check=bool),
+                "x": np.ones(2),
+                "out": np.ones(2),
+                "compute": lambda *_: None,
+            },
+            {"compute": "builtin", "tiles": "five true", "stream": "none five true"},
+            words={"out": "x"},
         ),
         "partition": Row(
             overlap.partition,

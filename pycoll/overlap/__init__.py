@@ -8,9 +8,9 @@ higher priority, so that its blocks are the first to be placed. Or each gets SMs
 green context of CUDA, as a collective needs few.
 
 `plan` says what would have to be done for a kernel, `shape` does it, `partition` parts the SMs,
-`copy_engine` does without them, `advise` compares the ways by arithmetic, and `measure` tells
-whether any of it gains anything. Needs a GPU, but for `plan` of a `Footprint` with
-a ``capability``.
+`copy_engine` does without them, `all_gather_matmul` computes with what has come, tile by tile,
+`advise` compares the ways by arithmetic, and `measure` tells whether any of it gains
+anything. Needs a GPU, but for `plan` of a `Footprint` with a ``capability``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pycoll.overlap.compare import Comparison, compare
 from pycoll.overlap.occupancy import Footprint
 from pycoll.overlap.result import Measured
 from pycoll.overlap.shaped import Launch, Shaped
+from pycoll.overlap.tiled import all_gather_matmul
 from pycoll.overlap.workload import COLLECTIVE, Communication, Computation
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ __all__ = [
     "Measured",
     "Shaped",
     "advise",
+    "all_gather_matmul",
     "copy_engine",
     "footprint",
     "measure",

@@ -253,9 +253,10 @@ def test_communicators_follow_each_other(cluster: Any) -> None:
                 assert "libfabric+gpu" in comm.cuda().reach
         return counts()["open"]
 
-    assert cluster.run(
-        [0, 1], rank, gpu=WAYS["driver"][0], card=CARD, transport="libfabric"
-    ) == [0, 0]
+    assert cluster.run([0, 1], rank, gpu=WAYS["driver"][0], card=CARD, transport="libfabric") == [
+        0,
+        0,
+    ]
 
 
 def test_an_endpoint_that_stays_open_keeps_its_memory(cluster: Any) -> None:

@@ -2,20 +2,24 @@
 
 Each rank has a *window*, memory of its GPU that all others have mapped. A call is enqueued on a
 stream: words tell the peers that this rank's output may be written (READY), copies go to their
-windows, words behind the copies say so (DONE), and the stream waits for the peers' words. Copies,
-words and waits are cuMemcpyAsync, cuStreamWriteValue64 and cuStreamWaitValue64.
+windows, words behind the copies count them (DONE), and the stream waits for the peers' words.
+Copies, words and waits are cuMemcpyAsync, cuStreamWriteValue64 and cuStreamWaitValue64. What
+computes with a part waits for its count alone, by `CopyEngine.wait` or in a kernel.
 
 Such a wait knows neither a deadline nor an abort word. So the words lie in host memory, and a
 thread of each rank watches what is enqueued: when a call's time is up, a rank is gone, or one has
 given up, it stores all words that its streams wait for, and goes on doing so until these have
 ended, as a peer's word may still come and undo that. What lies in windows then means nothing, and
-the next call, or `check`, raises what happened. The thread holds no lock that a call holds inside
+the next call, or `check`, raises what happened. Waits that `CopyEngine.wait` has enqueued are
+ended so, too, and until it is closed the words are stored again now and then for kernels that
+look at them. The thread holds no lock that a call holds inside
 the driver: to enqueue may wait for room, which there is when the waits have ended.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import secrets
@@ -60,6 +64,9 @@ _READY, _DONE, _CALL, _KINDS = 0, 1, 2, 3
 _RELEASED = 1 << 62
 #: Seconds between two looks at what is enqueued, and that the words of a rank that left may take.
 _PAUSE, _GRACE = 1e-3, 1.0
+#: Seconds until words are stored again that end the waits of kernels, after a failure.
+_AGAIN = 0.02
+MOST_TILES = 4096
 
 
 class _Hello(NamedTuple):
@@ -71,6 +78,14 @@ class _Hello(NamedTuple):
     window: int
     handle: bytes
     nbytes: int
+
+
+class Arrived(NamedTuple):
+    """Where a kernel sees how much of a rank's part has come."""
+
+    address: int  #: for the GPU, of a count of 64 bits in the host's memory
+    base: int  #: the count before the call: tile t has come where it is at least base + t + 1
+    tiles: int  #: of the call
 
 
 class _Call:
@@ -111,11 +126,14 @@ class CopyEngine:
         self._peers: list[int] = []  #: where each rank's window is mapped here
         self._opened: list[int] = []
         self._calls: deque[_Call] = deque()
+        self._waits: deque[Event] = deque()  #: behind what waits for one tile
         self._turn = threading.Lock()  #: of enqueueing
         self._moved = threading.Condition()  #: of what is enqueued, and of failures
         self._watcher: threading.Thread | None = None
         self._error: PycollError | None = None
         self._number, self._closed = 0, False
+        self._base = self._tiles = 0  #: the counts before the last call, and what it adds
+        self.stream = 0  #: CUDA's handle of its own stream, on which nothing is put by itself
         self._order: Event | None = None
         self.nbytes = -(-nbytes // _ALIGNMENT) * _ALIGNMENT  #: of the window
         try:
@@ -196,6 +214,7 @@ class CopyEngine:
 
     def _allocate(self) -> None:
         self._window = cuda.alloc(self.device, self.nbytes)
+        self.stream = cuda.stream(self.device, cuda.priorities(self.device)[1])
 
     def _open_windows(self, everyone: Sequence[_Hello], process: tuple[str, int]) -> None:
         for said in everyone:
@@ -244,13 +263,19 @@ class CopyEngine:
         self._used += -(-made.nbytes // _ALIGNMENT) * _ALIGNMENT
         return made
 
-    def allgather(self, x: Any, out: CudaArray, stream: Any = None) -> CudaArray:
+    def allgather(self, x: Any, out: CudaArray, stream: Any = None, *, tiles: int = 1) -> CudaArray:
         """Enqueue an all-gather: ``out``, an array of `empty`, becomes every rank's ``x`` in turn.
+
+        Parts go to the own window first, then to the next rank's, and so on round: they come in
+        the order of `arrival_order`.
 
         Args:
             x: This rank's part, on its GPU; it must stay until the call has ended.
             out: As large as all parts together.
             stream: Where; by default the stream that ``x`` is ordered by.
+            tiles: In how many copies a part goes to each rank, alike on all ranks: each of as many
+                elements, but for the last ones, which are shorter where that does not divide.
+                `wait` and `arrived` tell one from another.
 
         Raises:
             UsageError: ``out`` is no array of `empty`, or of another size or dtype.
@@ -263,8 +288,11 @@ class CopyEngine:
                 f"{given.nbytes} B of x"
             )
         own = into.address - self._window + self._rank * given.nbytes
-        copies = [(peer, own, given.address, given.nbytes) for peer in range(self._size)]
-        self._enqueue("allgather", given, copies, stream)
+        copies = [(own, given.address)] * self._size
+        count = integer("CopyEngine.allgather: tiles", tiles, 1, MOST_TILES)
+        each = -(-given.count // count) * given.dtype.itemsize
+        cuts = [min(tile * each, given.nbytes) for tile in range(count + 1)]
+        self._enqueue("allgather", given, copies, cuts, stream)
         return out
 
     def alltoall(self, x: Any, out: CudaArray, stream: Any = None) -> CudaArray:
@@ -287,9 +315,62 @@ class CopyEngine:
             )
         each = given.nbytes // self._size
         own = into.address - self._window + self._rank * each
-        copies = [(peer, own, given.address + peer * each, each) for peer in range(self._size)]
-        self._enqueue("alltoall", given, copies, stream)
+        copies = [(own, given.address + peer * each) for peer in range(self._size)]
+        self._enqueue("alltoall", given, copies, [0, each], stream)
         return out
+
+    @property
+    def arrival_order(self) -> list[int]:
+        """The ranks in the order in which their parts come: this one, and those before it."""
+        return [(self._rank - k) % self._size for k in range(self._size)]
+
+    def arrived(self, rank: int) -> Arrived:
+        """Return where a kernel sees how many tiles of a rank's part have come, by the last call.
+
+        A kernel that waits there reads the count with acquire semantics at system scope, until it
+        is at least ``base + tile + 1``. After a failure it is much more, so that the kernel ends;
+        the data mean nothing then, and `check` raises. The kernel must have ended before the engine
+        is closed, and runs on another stream than the call, or waits for what is behind it.
+
+        Raises:
+            UsageError: There is no such rank, or no call was made yet.
+            PycollError: What an earlier call has ended with.
+        """
+        self.check()
+        rank = integer("CopyEngine.arrived: rank", rank, 0, self._size - 1)
+        with self._turn:
+            base, tiles = self._base, self._tiles
+        if not tiles:
+            raise UsageError("CopyEngine.arrived: nothing was gathered yet; want a call before it")
+        return Arrived(self._word(_DONE, self._rank, rank), base, tiles)
+
+    def wait(self, rank: int, tile: int, stream: Any) -> None:
+        """Let a stream wait until a tile of a rank's part has come, by the last call.
+
+        Args:
+            rank: Whose part.
+            tile: Which one, from 0 on.
+            stream: Not the one that the call is on: there it would be behind all of it.
+
+        Raises:
+            UsageError: As of `arrived`, there is no such tile, or the stream is being captured.
+            PycollError: What an earlier call has ended with.
+        """
+        at = self.arrived(rank)
+        tile = integer("CopyEngine.wait: tile", tile, 0, at.tiles - 1)
+        on = handle_of(stream)
+        self._refuse_capture("wait", on)
+        try:
+            cuda.stream_wait64(self.device, on, at.address, at.base + tile + 1)
+            behind = Event(self.device, on)
+        except PycollError as error:  # what may wait there is not known
+            with self._moved:
+                self._fail(BrokenError(f"CopyEngine.wait was enqueued in part: {error}"))
+                self._moved.notify_all()
+            raise
+        with self._moved:
+            self._waits.append(behind)
+            self._watch()
 
     def _arrays(self, who: str, x: Any, out: Any) -> tuple[ArrayView, ArrayView]:
         self.check()
@@ -310,25 +391,37 @@ class CopyEngine:
         return given, into
 
     def _enqueue(
-        self, who: str, x: ArrayView, copies: list[tuple[int, int, int, int]], stream: Any
+        self,
+        who: str,
+        x: ArrayView,
+        copies: list[tuple[int, int]],
+        cuts: list[int],
+        stream: Any,
     ) -> None:
+        """Enqueue a call.
+
+        Args:
+            who: Its name.
+            x: What is copied.
+            copies: To each rank: where to in its window, and from which address.
+            cuts: Bytes at which a part begins, and each tile of it ends.
+            stream: Where.
+        """
         on = (x.stream() or 1) if stream is None else handle_of(stream)
-        if cuda.capturing(self.device, on)[0] != cuda.NO_CAPTURE:
-            raise UsageError(
-                f"CopyEngine.{who}: the stream is being captured, and a graph would wait for the "
-                "words of this one call; want it outside of the capture"
-            )
+        self._refuse_capture(who, on)
+        tiles = len(cuts) - 1
         with self._turn:
             if self._order is not None:  # the peers count calls as this rank makes them
                 self._order.hold_back(on)
-            text = f"CopyEngine.{who} of {x.nbytes} B"
+            text = f"CopyEngine.{who} of {x.nbytes} B" + (f" in {tiles} tiles" * (tiles > 1))
             call = _Call(self._number + 1, text, Event(self.device, on), self.timeout)
             self._number += 1
+            self._base, self._tiles = self._base + self._tiles, tiles
             with self._moved:
                 self._calls.append(call)
                 self._watch()
             try:
-                self._fill(call, copies, on)
+                self._fill(call, copies, cuts, on)
                 self._order = Event(self.device, on)
                 call.end = self._order
             except PycollError as error:
@@ -337,22 +430,32 @@ class CopyEngine:
                     self._fail(BrokenError(f"{text} was enqueued in part: {error}"))
                 raise
 
-    def _fill(self, call: _Call, copies: list[tuple[int, int, int, int]], on: int) -> None:
+    def _refuse_capture(self, who: str, on: int) -> None:
+        if cuda.capturing(self.device, on)[0] != cuda.NO_CAPTURE:
+            raise UsageError(
+                f"CopyEngine.{who}: the stream is being captured, and a graph would wait for the "
+                "words of this one call; want it outside of the capture"
+            )
+
+    def _fill(self, call: _Call, copies: list[tuple[int, int]], cuts: list[int], on: int) -> None:
         others = [(self._rank + k) % self._size for k in range(1, self._size)]
         mine, number = self._rank, call.number
         for peer in others:
             cuda.stream_write64(self.device, on, self._word(_CALL, peer, mine), call.word)
             cuda.stream_write64(self.device, on, self._word(_READY, peer, mine), number)
         for peer in [mine, *others]:
-            _, offset, frm, nbytes = copies[peer]
+            offset, frm = copies[peer]
+            done = self._word(_DONE, peer, mine)
             if peer != mine:
                 cuda.stream_wait64(self.device, on, self._word(_READY, mine, peer), number)
-            if nbytes:
-                cuda.copy(self.device, self._peers[peer] + offset, frm, nbytes, on)
-            if peer != mine:
-                cuda.stream_write64(self.device, on, self._word(_DONE, peer, mine), number)
+            for tile, (start, end) in enumerate(itertools.pairwise(cuts)):
+                if end > start:
+                    to = self._peers[peer] + offset + start
+                    cuda.copy(self.device, to, frm + start, end - start, on)
+                cuda.stream_write64(self.device, on, done, self._base + tile + 1)
         for peer in others:
-            cuda.stream_wait64(self.device, on, self._word(_DONE, mine, peer), number)
+            every = self._base + self._tiles
+            cuda.stream_wait64(self.device, on, self._word(_DONE, mine, peer), every)
 
     # ---- watching
 
@@ -365,10 +468,12 @@ class CopyEngine:
     def _run(self) -> None:
         while True:
             with self._moved:
-                if not self._calls:
+                if not (self._calls or self._waits):
                     if self._closed:
                         return
-                    self._moved.wait()
+                    self._moved.wait(None if self._error is None else _AGAIN)
+                    if self._error is not None and not self._closed:
+                        self._release_waits()
                     continue
                 self._look()
                 self._moved.notify_all()
@@ -380,19 +485,25 @@ class CopyEngine:
         try:
             while self._calls and self._calls[0].ended():
                 self._compare(self._calls.popleft())
+            while self._waits and self._waits[0].happened():
+                self._waits.popleft()
             for call in self._calls:
                 if call.until is None and call.begin.happened():
                     call.until = now + call.timeout
         except PycollError as error:  # the GPU is lost to this process: nothing runs any more
             self._fail(error)
             self._calls.clear()
-        if not self._calls:
-            return
-        self._judge(self._calls[0], now)
+            self._waits.clear()
+        if self._calls:
+            self._judge(self._calls[0], now)
         if self._error is not None:
-            for kind in (_READY, _DONE):
-                first = self._index(kind, self._rank, 0)
-                self._words[first : first + self._size] = _RELEASED
+            self._release_waits()
+
+    def _release_waits(self) -> None:
+        """End all that waits for a peer of this rank."""
+        for kind in (_READY, _DONE):
+            first = self._index(kind, self._rank, 0)
+            self._words[first : first + self._size] = _RELEASED
 
     def _judge(self, call: _Call, now: float) -> None:
         if self._error is not None:
@@ -450,13 +561,13 @@ class CopyEngine:
             raise type(self._error)(str(self._error))
 
     def synchronize(self) -> None:
-        """Wait on the host until every call has ended.
+        """Wait on the host until every call has ended, and every `wait`.
 
         Raises:
             PycollError: What one has ended with.
         """
         with self._moved:
-            while self._calls:
+            while self._calls or self._waits:
                 self._moved.wait()
         self.check()
 
@@ -473,14 +584,21 @@ class CopyEngine:
             self._closed = True
             self._moved.notify_all()
         try:
+            self._free_stream()
             if self._error is None:
                 self._comm.barrier()  # what is on its way to any window has come
                 self._release()
         finally:
             self._comm.close()
 
+    def _free_stream(self) -> None:
+        if self.stream:
+            cuda.stream_free(self.device, self.stream)
+            self.stream = 0
+
     def _release(self) -> None:
         """Give all back, with the other ranks."""
+        self._free_stream()
         for address in self._opened:
             cuda.ipc_close(self.device, address)
         self._opened.clear()
