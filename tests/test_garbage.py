@@ -695,6 +695,22 @@ def overlap_rows() -> dict[str, Row]:
             {"compute": "builtin", "tiles": "five true", "stream": "none five true"},
             words={"out": "x"},
         ),
+        "matmul_reduce_scatter": Row(
+            overlap.matmul_reduce_scatter,
+            {
+                "comm": SimpleNamespace(reduce_scatter=0),
+                "compute": lambda *_: None,
+                "out": np.ones(2),
+            },
+            {
+                "compute": "builtin",
+                "tiles": "five true",
+                "stream": "none five true",
+                # Of what comes behind `out` nothing is looked at before it.
+                **dict.fromkeys(("parts", "op", "algorithm"), ""),
+            },
+            words=dict.fromkeys(("parts", "op", "algorithm"), "out"),
+        ),
         "partition": Row(
             overlap.partition,
             {"sms": 16},

@@ -8,8 +8,8 @@ higher priority, so that its blocks are the first to be placed. Or each gets SMs
 green context of CUDA, as a collective needs few.
 
 `plan` says what would have to be done for a kernel, `shape` does it, `partition` parts the SMs,
-`copy_engine` does without them, `all_gather_matmul` computes with what has come, tile by tile,
-`advise` compares the ways by arithmetic, and `measure` tells whether any of it gains
+`copy_engine` does without them, `all_gather_matmul` and `matmul_reduce_scatter` cut both into
+tiles, `advise` compares the ways by arithmetic, and `measure` tells whether any of it gains
 anything. Needs a GPU, but for `plan` of a `Footprint` with a ``capability``.
 """
 
@@ -26,7 +26,7 @@ from pycoll.overlap.compare import Comparison, compare
 from pycoll.overlap.occupancy import Footprint
 from pycoll.overlap.result import Measured
 from pycoll.overlap.shaped import Launch, Shaped
-from pycoll.overlap.tiled import all_gather_matmul
+from pycoll.overlap.tiled import all_gather_matmul, matmul_reduce_scatter
 from pycoll.overlap.workload import COLLECTIVE, Communication, Computation
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ __all__ = [
     "all_gather_matmul",
     "copy_engine",
     "footprint",
+    "matmul_reduce_scatter",
     "measure",
     "partition",
     "plan",

@@ -1,14 +1,15 @@
-"""A matrix product by tiles, beside the all-gather in front of it.
+"""A matrix product by tiles, beside the collective in front of it or behind it.
 
-Tensor parallelism has a product whose input is gathered. Cut into tiles, what has come is computed
-with while the rest is on its way. The computation is the caller's: it enqueues what it likes on the
-current stream.
+Tensor parallelism has a product whose input is gathered, and one whose output is reduced and
+scattered. Cut into tiles, what has come is computed with while the rest is on its way, and what is
+computed is on its way while the rest is computed. The computation is the caller's: it enqueues what
+it likes on the current stream.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pycoll.arguments import integer
@@ -91,6 +92,86 @@ def all_gather_matmul(
     return out
 
 
+def matmul_reduce_scatter(
+    comm: Any,
+    compute: Callable[[int, Any], object],
+    out: Any,
+    *,
+    tiles: int = 2,
+    parts: Sequence[Any] | None = None,
+    op: str = "sum",
+    algorithm: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Compute a partial result by tiles, and reduce and scatter each while the next is computed.
+
+    Rank r gets rows ``r * n`` to ``(r + 1) * n`` of the sum of all ranks' partial results, n the
+    rows of ``out``, as by one reduce-scatter of the whole. With k = n / tiles, tile t has rows
+    ``r * n + t * k`` to ``r * n + (t + 1) * k`` for each r: ``part[r * k : (r + 1) * k]`` is for
+    rank r, and becomes its ``out[t * k : (t + 1) * k]``.
+
+    The reduce-scatters run on the communicator's own stream, each behind its tile. When this
+    returns all is enqueued; what is enqueued behind it on the computation's stream finds ``out``.
+
+    Args:
+        comm: The communicator.
+        compute: ``compute(tile, part)`` enqueues what fills ``part``, on the current stream of
+            torch and cupy.
+        out: This rank's rows of the result, on its GPU.
+        tiles: Into how many tiles they are cut, which it must divide; alike on all ranks.
+        parts: At least two arrays of ``comm.size * k`` rows that ``compute`` is given in turn, one
+            where there is one tile; by default two new ones, where ``out`` is of torch or cupy.
+        op: As of ``comm.reduce_scatter``.
+        algorithm: As of ``comm.reduce_scatter``.
+        stream: The computation's; by default the one that ``out`` is ordered by.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        UsageError: An argument is none, ``tiles`` does not divide the rows, or ``parts`` are too
+            few, of another shape or dtype, or overlap, or are not given and cannot be made.
+        PycollError: What any call raises, see `Communicator`.
+
+    Example:
+        >>> blocks = a.view(comm.size, tiles, k, -1)  # doctest: +SKIP
+        >>> def product(tile, part):  # doctest: +SKIP
+        ...     torch.matmul(blocks[:, tile], weight, out=part.view(comm.size, k, -1))
+        >>> overlap.matmul_reduce_scatter(comm, product, out, tiles=tiles)  # doctest: +SKIP
+    """
+    from pycoll.arrays import families
+
+    who = "overlap.matmul_reduce_scatter"
+    tiles = _checked(who, compute, tiles, stream)
+    if not hasattr(comm, "reduce_scatter"):
+        raise UsageError(f"{who}: comm is {quoted(comm)}, want a pycoll.Communicator")
+    into = _on_gpu(f"{who}: out", out)
+    each = _divided(who, "out", into.shape[0], tiles)
+    shape = (comm.size * each, *into.shape[1:])
+    gpu, on = comm.cuda(into.device.number), _handle(into, stream)
+    own = gpu.stream
+    with _current(gpu.device, on), comm.on_stream(on):
+        if parts is None:
+            parts = [_new(who, into, shape) for _ in range(min(tiles, 2))]
+        else:
+            parts = _given(who, parts, into, shape, min(tiles, 2))
+        works: list[Any] = []
+        try:
+            for tile in range(tiles):
+                part = parts[tile % len(parts)]
+                if tile >= len(parts):
+                    works[tile - len(parts)].wait()
+                compute(tile, part)
+                mine = families.rows(into, tile * each, (tile + 1) * each).owner
+                works.append(comm.reduce_scatter(part, mine, op, True, algorithm))
+            for work in works[-len(parts) :]:
+                work.wait()
+        except BaseException:  # what is enqueued still writes to out
+            _behind(gpu.device, own, on)
+            raise
+    return out
+
+
 def _checked(who: str, compute: Any, tiles: Any, stream: Any) -> int:
     from pycoll.arrays.interface import handle_of
 
@@ -152,3 +233,34 @@ def _current(device: int, on: int) -> Iterator[None]:
         for entered in made_current(Queue(device, 0, 0 if on == LEGACY else on)):
             stack.enter_context(entered)
         yield
+
+
+def _new(who: str, like: ArrayView, shape: tuple[int, ...]) -> Any:
+    from pycoll.arrays import families
+    from pycoll.arrays.interface import INTERFACE
+
+    if like.family is INTERFACE:  # which makes none
+        raise UsageError(
+            f"{who}: parts is None, and out is a {type(like.owner).__name__}, which makes "
+            f"none; want parts, arrays of shape {shape}"
+        )
+    return families.empty(like, shape).owner
+
+
+def _given(
+    who: str, parts: Any, like: ArrayView, shape: tuple[int, ...], least: int
+) -> Sequence[Any]:
+    if not isinstance(parts, list | tuple) or len(parts) < least:
+        raise UsageError(f"{who}: parts is {quoted(parts)}, want a list of {least} arrays or more")
+    seen = [like]
+    for number, part in enumerate(parts):
+        found = _on_gpu(f"{who}: parts[{number}]", part)
+        if found.shape != shape or found.dtype is not like.dtype:
+            raise UsageError(
+                f"{who}: parts[{number}] has shape {found.shape} of {found.dtype.name}, want "
+                f"{shape} of {like.dtype.name}"
+            )
+        if any(found.overlaps(other) for other in seen):
+            raise UsageError(f"{who}: parts[{number}] overlaps out or another part, want it apart")
+        seen.append(found)
+    return parts

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -276,6 +277,93 @@ def test_ranks_that_cut_into_different_tiles_hear_so() -> None:
     together.spawn(rank, 2)
 
 
+@pytest.mark.parametrize(("size", "tiles"), [(1, 1), (2, 2), (3, 4)])
+def test_matmul_reduce_scatter(size: int, tiles: int) -> None:
+    """As one reduce-scatter of the whole by the same algorithm, bit for bit."""
+    kernels.take_any()
+
+    def rank(comm: Any) -> None:
+        from device import Pool
+
+        pool = Pool(0, 1 << 20)
+        comm.cuda(0)
+        halving, (rows, columns) = Halving(), (8, 5)
+        each = rows // tiles
+        values = drawn(comm.rank, shape=(size, rows, columns))
+        partial = pool.array(values.reshape(size * rows, columns))
+        parts = [pool.empty((size * each, columns)) for _ in range(2)]
+        out, whole = pool.empty((rows, columns)), pool.empty((rows, columns))
+        seen = []
+
+        def compute(tile: int, part: Any) -> None:
+            seen.append(tile)
+            row = columns * 4
+            at = part.__cuda_array_interface__["data"][0]
+            for peer in range(size):
+                frm = partial.address + (peer * rows + tile * each) * row
+                cuda.copy(0, at + peer * each * row, frm, each * row, pool.stream)
+            halving.enqueue(SimpleNamespace(address=at, size=size * each * columns), pool.stream)
+
+        how = {"tiles": tiles, "parts": parts, "algorithm": "direct", "stream": pool.stream}
+        # Ranks that are threads make their plans and load their code before one waits for another.
+        comm.plan("reduce_scatter", parts[0], out[:each], algorithm="direct")
+        comm.plan("reduce_scatter", partial, whole, algorithm="direct")
+        halving.enqueue(whole, pool.stream)
+        cuda.stream_wait(0, pool.stream)
+        comm.barrier()
+        assert overlap.matmul_reduce_scatter(comm, compute, out, **how) is out
+        assert seen == list(range(tiles))
+        found = out.get()
+        halving.enqueue(partial, pool.stream)
+        with comm.on_stream(pool.stream):
+            comm.reduce_scatter(partial, whole, algorithm="direct")
+        assert (found == whole.get()).all()
+        exact = sum(
+            halving.expected(drawn(p, shape=(size, rows, columns))[comm.rank]).astype(float)
+            for p in range(size)
+        )
+        assert np.allclose(found, exact, rtol=1e-5)
+        comm.barrier()
+
+    together.spawn(rank, size)
+    assert fakecuda.remarks() == []
+
+
+def test_the_next_tile_is_computed_while_one_is_reduced() -> None:
+    """Rank 1 comes to the first reduce-scatter only when rank 0 has computed the second tile."""
+    kernels.take_any()
+    held = Held()
+
+    def rank(comm: Any) -> None:
+        from device import Pool
+
+        pool = Pool(0, 1 << 20)
+        comm.cuda(0)
+        out = pool.empty((6, 2))
+        parts = [pool.empty((4, 2)) for _ in range(2)]
+        values = [pool.array(drawn(comm.rank, tile, shape=(4, 2))) for tile in range(3)]
+        comm.plan("reduce_scatter", parts[0], out[:2])
+        held.prepare(comm, pool)
+
+        def compute(tile: int, part: Any) -> None:
+            if (comm.rank, tile) == (1, 0):
+                held.wait(pool.stream)
+            cuda.copy(0, part.address, values[tile].address, part.nbytes, pool.stream)
+            if (comm.rank, tile) == (0, 1):
+                held.open(pool.stream)
+
+        overlap.matmul_reduce_scatter(comm, compute, out, tiles=3, parts=parts, stream=pool.stream)
+        found = out.get()
+        wanted = [
+            sum(drawn(p, tile, shape=(4, 2))[2 * comm.rank :][:2] for p in range(2))
+            for tile in range(3)
+        ]
+        assert (found == np.concatenate(wanted)).all()
+        comm.barrier()
+
+    together.spawn(rank, 2)
+
+
 def test_what_is_refused() -> None:
     kernels.take_any()
 
@@ -285,7 +373,7 @@ def test_what_is_refused() -> None:
         pool = Pool(0, 1 << 20)
         comm.cuda(0)
         nothing = lambda *_: None  # noqa: E731
-        x = pool.empty((4, 3)).fill(0)
+        x, part = pool.empty((4, 3)).fill(0), pool.empty((2, 3))
         host = np.zeros((4, 3), np.float32)
         with overlap.copy_engine(comm, 4096) as copies:
             out = copies.empty((4, 3))
@@ -318,6 +406,21 @@ def test_what_is_refused() -> None:
                 copies.arrived(1)
             with pytest.raises(UsageError, match="is being captured"), fakecuda.capture(stream):
                 copies.wait(0, 1, stream.ptr)
+        scatter = overlap.matmul_reduce_scatter
+        with pytest.raises(UsageError, match="out has 4 rows, want a multiple of 3, the tiles"):
+            scatter(comm, nothing, x, tiles=3)
+        with pytest.raises(UsageError, match="out lies in the memory of the host"):
+            scatter(comm, nothing, host)
+        with pytest.raises(UsageError, match=r"parts is None, .*; want parts, arrays of shape \(2"):
+            scatter(comm, nothing, x)
+        with pytest.raises(UsageError, match="want a list of 2 arrays or more"):
+            scatter(comm, nothing, x, parts=[part])
+        with pytest.raises(UsageError, match=r"parts\[1\] overlaps out or another part"):
+            scatter(comm, nothing, x, parts=[part, part])
+        with pytest.raises(UsageError, match=r"parts\[0\] has shape \(3, 3\) of float32, want \(2"):
+            scatter(comm, nothing, x, parts=[x[:3], part])
+        with pytest.raises(UsageError, match=r"comm is None, want a pycoll\.Comm"):
+            scatter(None, nothing, x)
 
     together.spawn(rank, 1)
 
