@@ -26,6 +26,8 @@ def checked(comm: Communicator, reach: set[str], transport: str) -> None:
     gpu = comm.cuda()
     assert set(gpu.reach) == reach
     assert gpu.reach[comm.rank] == "cuda"
+    if reach <= {"cuda", "shm"}:
+        assert gpu.gpudirect == "no rank is on another host"
     seen = gpus.DeviceChecks(comm, fakecuda.Stream())
     for collective in COLLECTIVES:
         for count in (3, 5000, 200_001):

@@ -196,7 +196,7 @@ class DeviceComm:
             [setting for _, setting, *_ in heard], self.whole, control.members, control.job()
         )
         mine = mutual[world.rank]
-        self._gpudirect = direct or f"on: {gpudirect.how(self.comm)}"
+        self._gpudirect = direct or gpudirect.how(self.comm)
         ways = reach.ways(world, mine, unreached, gpudirects)
         self.reach, self.lacks = zip(*ways, strict=True)
         for line in reach.told(world.rank, self.reach, self.lacks):

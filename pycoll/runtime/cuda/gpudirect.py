@@ -53,8 +53,8 @@ def require(said: Sequence[Said]) -> None:
 
 
 def how(comm: Any) -> str:
-    """Say how NICs reach the GPU's memory, where they do: "dma-buf, no flush"."""
+    """Say how NICs reach the GPU's memory, where nothing is lacking: "on: dma-buf, no flush"."""
     state = verbs.comm_net_state(comm)
     if not state.gpu_memory:
         return "no rank is on another host"
-    return f"{_MEMORY[state.gpu_memory]}, {_FLUSH[state.gpu_flush]}"
+    return f"on: {_MEMORY[state.gpu_memory]}, {_FLUSH[state.gpu_flush]}"
