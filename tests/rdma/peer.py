@@ -102,7 +102,7 @@ class Peer:
         """Say where the other rank may write."""
         size, at = self.theirs.lines_bytes, self.rails[0].lines.buf
         keys = tuple(rail.key() for rail in self.rails)
-        hello = Hello(1, at, size, at + size, self.theirs.slots_bytes, keys)
+        hello = Hello(1, at, size, at + size, self.theirs.slots_bytes, 0, keys)
         self.wireup.send(Kind.HELLO, hello.pack())
 
     def until_tried(self, count: int) -> None:

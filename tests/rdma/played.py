@@ -124,6 +124,8 @@ SUBJECTS: dict[str, Callable[[pycoll.Communicator], None]] = {
     "lend": exchange_long,
     "foreign": receive_from_all,
     "greeting": fail,
+    "memory": fail,
+    "gpu_slots": fail,
     "babble": fail,
     "credit": fail,
     "loan": fail,
@@ -316,6 +318,18 @@ def greeting(peer, folder: Path) -> None:
     peer.leave()
 
 
+def memory(peer, folder: Path) -> None:
+    """Greet with slots in memory of a kind that there is not."""
+    peer.wireup.send(Kind.HELLO, peer.theirs._replace(slots_gpu=2).pack())
+    peer.leave()
+
+
+def gpu_slots(peer, folder: Path) -> None:
+    """Greet with slots in memory of a GPU which are as long as those of a CPU."""
+    peer.wireup.send(Kind.HELLO, peer.theirs._replace(slots_gpu=1).pack())
+    peer.leave()
+
+
 def babble(peer, folder: Path) -> None:
     """Say what is no message."""
     peer.wireup.send(Kind.HELLO, b"too short")
@@ -360,6 +374,8 @@ PLAYERS = {
     "lend": lend,
     "foreign": foreign,
     "greeting": greeting,
+    "memory": memory,
+    "gpu_slots": gpu_slots,
     "babble": babble,
     "credit": credit,
     "loan": loan,

@@ -61,7 +61,10 @@ def test_another_ranks_key_is_of_no_use(rack: Rack, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("scene", "error"),
     [
-        ("greeting", r"PeerLostError: .*rank 1 is lost: its greeting is not one"),
+        *[
+            (scene, r"PeerLostError: .*rank 1 is lost: its greeting is not one")
+            for scene in ("greeting", "memory", "gpu_slots")
+        ],
         ("babble", r"PeerLostError: .*rank 1 is lost: it sent what is no wireup message"),
         ("credit", r"PeerLostError: .*rank 1 is lost: it gave back more messages than were sent"),
         ("note_outside", r"PeerLostError: .*rank 1 is lost: a header at byte 335\d+ of channel 4"),

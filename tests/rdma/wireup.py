@@ -24,7 +24,7 @@ P2P = PROGRAMS
 IN_LINE, OFFERED = 0xFFFFFFFF, 0xFFFFFFFE
 
 HEADER = struct.Struct("=IHHII")
-HELLO = struct.Struct("=IIQQQQ" + MAX_RAILS * "IIQ")
+HELLO = struct.Struct("=IIQQQQI4x" + MAX_RAILS * "IIQ")
 END = struct.Struct("=IIHHHBB16s16s2xBBB3x")
 LANDED = struct.Struct(f"={CHANNELS * LINES}I{CHANNELS * LINES}s320s")
 LINE_HEAD = struct.Struct(f"=QII{INLINE}s")
@@ -60,20 +60,21 @@ class Hello(NamedTuple):
     lines_bytes: int
     slots: int
     slots_bytes: int
+    slots_gpu: int  #: 1: the slots are memory of a GPU
     rails: tuple[Key, ...]
 
     def pack(self) -> bytes:
         """Return it as it travels."""
         keys = [number for rail in self.rails for number in rail]
         keys += [0] * (3 * MAX_RAILS - len(keys))
-        return HELLO.pack(len(self.rails), *self[:5], *keys)
+        return HELLO.pack(len(self.rails), *self[:6], *keys)
 
     @classmethod
     def unpack(cls, body: bytes) -> Hello:
         """Read one."""
         count, *numbers = HELLO.unpack(body)
-        keys = [Key(*numbers[i : i + 3]) for i in range(5, 5 + 3 * count, 3)]
-        return cls(*numbers[:5], tuple(keys))
+        keys = [Key(*numbers[i : i + 3]) for i in range(6, 6 + 3 * count, 3)]
+        return cls(*numbers[:6], tuple(keys))
 
 
 class End(NamedTuple):
