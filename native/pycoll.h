@@ -184,7 +184,7 @@ struct pc_net_state {             /* counters of a communicator's network */
     uint64_t bytes[PC_MAX_RAILS]; /* sent on each rail */
     uint64_t requests;            /* work requests that were posted to send */
     uint64_t credits;             /* of those, credit that found no message to go with */
-    uint32_t gpu_memory;          /* of remote edges' data: enum pc_mem_type; 0: it is the host's */
+    uint32_t gpu_memory;          /* of remote edges' data: a bit for each enum pc_mem_type, or 0 */
     uint32_t gpu_flush;           /* enum pc_mem_flush */
     uint64_t gpu_bytes;           /* sent out of memory of a GPU */
     uint64_t gpu_flushes;         /* of what came into it */
@@ -594,10 +594,12 @@ int pc_device_comm_multicast_reach(struct pc_device_comm *dc, uint32_t peer, int
 int pc_device_comm_multicast_bind(struct pc_device_comm *dc);
 /* Gives the object an address. `rounds`: sums of floats may be folded by the switch. */
 int pc_device_comm_multicast_map(struct pc_device_comm *dc, uint32_t rounds);
-/* GPUDirect RDMA: has the data of all remote edges lie in memory of the GPU, by one of `ways` (of
- * PC_MEM_WAYS). Before any remote rank is connected. UNMAPPABLE: no NIC reaches it, and messages
- * are staged in memory of the host. */
+/* GPUDirect RDMA: has the data of all remote edges lie in memory of the GPU, by the first of `ways`
+ * (of PC_MEM_WAYS) that goes. Before any remote rank is connected. UNMAPPABLE: no NIC reaches it,
+ * and messages are staged in memory of the host. */
 int pc_device_comm_gpudirect(struct pc_device_comm *dc, uint32_t ways);
+/* After that: UNMAPPABLE, and why, if messages to and from this rank alone are staged; or OK. */
+int pc_device_comm_staged(struct pc_device_comm *dc, uint32_t rank);
 /* reached[peer]: both ranks of that pair reach each other. `whole`: so do all pairs, as all ranks
  * agree; only then do plans get instances, LL and direct forms. `registers`: also for arrays of the
  * user, whose allocations peers open; only where `whole`, on all ranks or on none, and not where

@@ -66,7 +66,8 @@ struct pc_send_op { /* what a network sends as one unit */
 
 /* Memory of a GPU in place of the slots of a device communicator's arena and shadows: for each
  * remote peer, in order of rank, the slots that the peer fills, and those of its shadow. Only NICs
- * and kernels touch it. Lines and credit stay in memory of the host. */
+ * and kernels touch it. Lines and credit stay in memory of the host, and so do the slots of a peer
+ * whose part cannot be registered. */
 struct pc_net_gpu {
     uint64_t at; /* its address on the device, in whole pages; 0: there is none */
     size_t each; /* bytes of a peer's slots */
@@ -81,6 +82,7 @@ struct pc_net_peer {
     struct pc_net *net;
     uint32_t rank;
     uint64_t gpu_in, gpu_out; /* device addresses of its slots, and of those of its shadow, or 0 */
+    struct pc_error staged;   /* why these are 0 though those of other peers are not; or code 0 */
     bool ended;               /* lost or closed: nothing more comes; `fault` says why */
     bool dirty;               /* in net->dirty */
     bool sending;             /* (op) bytes are being sent, so that credit with them is free */
@@ -153,8 +155,9 @@ struct pc_net_ops {
     bool (*settled)(const struct pc_net_peer *peer);
 
     /* GPUDirect RDMA, or NULL: the network sends from memory of the host. register_gpu: registers
-     * net->gpu, before any peer is connected; UNMAPPABLE: no NIC here reaches it. A message whose
-     * bytes came into it is counted when kernels can see them. */
+     * net->gpu by pc__net_register_gpu, before any peer is connected, for kernels are told then
+     * where slots are, and cannot be told anything else later; UNMAPPABLE: no NIC here reaches it.
+     * A message whose bytes came into it is counted when kernels can see them. */
     int (*register_gpu)(struct pc_net *net, struct pc_error *error);
 
     /* Moves what has come of the edge's expected message to its slot, and receives the rest there.
@@ -213,7 +216,7 @@ void pc__net_expect(struct pc_net_edge *edge, const struct pc_net_expected *expe
 void pc__net_unexpect(struct pc_net *net);
 /* Has the data of all remote edges go to and from memory of a GPU, once, before any peer is
  * connected, where the network has `register_gpu`. UNMAPPABLE: no NIC reaches it, and the caller
- * keeps it. OK: the net frees it. */
+ * keeps it. OK: the net frees it; data of a peer that is `staged` stay in memory of the host. */
 int pc__net_gpu(struct pc_net *net, const struct pc_net_gpu *gpu, struct pc_error *error);
 /* A call begins, whose longest message has so many bytes: how many may be in flight on an edge
  * follows from that. */
@@ -247,6 +250,11 @@ void pc__net_told(struct pc_net_edge *edge);          /* all credit was sent */
 void pc__net_undeliverable(struct pc_net_edge *edge); /* a message of it can never arrive */
 void pc__net_dirty(struct pc_net_peer *peer); /* it has something to send, or room to send */
 void pc__net_queue(struct pc_net_peer *peer, const struct pc_send_op *op, bool first);
+/* Has `register_slots` register gpu_in and gpu_out of each peer, both or neither; a peer of which
+ * it fails is staged. UNMAPPABLE, and the reason of the first: it failed of all. */
+int pc__net_register_gpu(struct pc_net *net,
+                         int (*register_slots)(struct pc_net_peer *peer, struct pc_error *error),
+                         struct pc_error *error);
 /* Ends the peer for peer->fault: nothing more goes to it or comes from it; its queue is dropped. */
 void pc__net_end(struct pc_net_peer *peer);
 void pc__net_wake(struct pc_net *net); /* wakes a thread in pc__net_pause */

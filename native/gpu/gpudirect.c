@@ -64,6 +64,17 @@ int pc_device_comm_gpudirect(struct pc_device_comm *dc, uint32_t ways)
     return rc;
 }
 
+int pc_device_comm_staged(struct pc_device_comm *dc, uint32_t rank)
+{
+    const struct pc_net *net = dc->comm->net;
+    const struct pc_net_peer *peer
+        = net != NULL && rank < dc->comm->options.size ? net->peers[rank] : NULL;
+    if (peer == NULL || peer->staged.code == 0)
+        return PC_OK;
+    *dc->error = peer->staged;
+    return dc->error->code;
+}
+
 void pc__gpudirect_keep(struct pc_device_comm *dc)
 {
     if (dc->comm->net != NULL)

@@ -4,7 +4,8 @@
  * Such data are never in a packet, which the CPU would copy: each message that does not fit its
  * line is written, from one memory into the other. The endpoint is another than the one that the
  * network was opened with, of the same NIC: it takes the other's place before any peer is
- * connected, and only where all of the memory could be registered.
+ * connected, and only where a part of the memory could be registered; the data of peers whose part
+ * could not are written from and into memory of the host.
  *
  * That a write has come is told in memory of the host, and may overtake it on its way to the GPU;
  * what a provider's NIC orders is not known. So a message counts only after a flush that began when
@@ -23,22 +24,18 @@
 #define PC_FLUSH_PAUSE_NS UINT64_C(10000000) /* after a failed one */
 #define PC_FLUSH_PATIENCE_NS UINT64_C(20000000000)
 
-/* The slots of all peers, and of their shadows, each a region of its own. */
-static int register_slots(struct pc_fabric_net *w, struct pc_error *error)
+/* A peer's slots, and those of its shadow, each a region of its own; or none. */
+static int register_slots(struct pc_net_peer *base, struct pc_error *error)
 {
-    const struct pc_net_gpu *gpu = &w->base.gpu;
-    uint64_t at = gpu->at;
-    int rc = PC_OK;
-    for (uint32_t p = 0; p < w->base.comm->options.size && rc == PC_OK; p++) {
-        struct pc_fabric_peer *peer = pc__fabric_peer(w, p);
-        if (peer == NULL)
-            continue;
-        rc = pc__fabric_register_hmem(w, at, gpu->each, FI_REMOTE_WRITE, &peer->slots_mr, error);
-        if (rc == PC_OK)
-            rc = pc__fabric_register_hmem(w, at + gpu->each, gpu->each, FI_WRITE, &peer->shadow_mr,
-                                          error);
-        at += 2 * gpu->each;
-    }
+    struct pc_fabric_net *w = (struct pc_fabric_net *)base->net;
+    struct pc_fabric_peer *peer = (struct pc_fabric_peer *)base;
+    size_t each = w->base.gpu.each;
+    int rc
+        = pc__fabric_register_hmem(w, base->gpu_in, each, FI_REMOTE_WRITE, &peer->slots_mr, error);
+    if (rc == PC_OK)
+        rc = pc__fabric_register_hmem(w, base->gpu_out, each, FI_WRITE, &peer->shadow_mr, error);
+    if (rc != PC_OK)
+        pc__fabric_regions_close(w, peer);
     return rc;
 }
 
@@ -74,9 +71,10 @@ static int register_all(struct pc_fabric_net *w, struct pc_error *error)
     if (rc != PC_OK)
         return rc;
     w->base.state.gpu_flush = pc__mem_flush_method(&gpu, true);
-    rc = register_slots(w, error);
-    if (rc == PC_OK && w->base.state.gpu_flush == PC_FLUSH_READ)
+    if (w->base.state.gpu_flush == PC_FLUSH_READ)
         rc = open_read(w, error);
+    if (rc == PC_OK) /* last: without a flush no peer's could be used */
+        rc = pc__net_register_gpu(&w->base, register_slots, error);
     pc__mem_leave();
     return rc;
 }
@@ -144,7 +142,7 @@ int pc__fabric_register_gpu(struct pc_net *net, struct pc_error *error)
     if (rc == PC_OK)
         rc = watch(w, &old, error);
     if (rc == PC_OK) {
-        net->state.gpu_memory = PC_MEM_HMEM;
+        net->state.gpu_memory = 1u << PC_MEM_HMEM;
         pc__endpoint_close(&old);
         return PC_OK;
     }

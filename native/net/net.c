@@ -443,9 +443,45 @@ static int make_shadows(struct pc_net *net)
     return PC_OK;
 }
 
+int pc__net_register_gpu(struct pc_net *net,
+                         int (*register_slots)(struct pc_net_peer *peer, struct pc_error *error),
+                         struct pc_error *error)
+{
+    const struct pc_net_gpu *gpu = &net->gpu;
+    uint64_t at = gpu->at;
+    uint32_t failed = 0;
+    for (uint32_t p = 0; p < net->comm->options.size; p++) {
+        struct pc_net_peer *peer = net->peers[p];
+        if (peer == NULL)
+            continue;
+        peer->gpu_in = at;
+        peer->gpu_out = at + gpu->each;
+        at += 2 * gpu->each;
+        if (register_slots(peer, &peer->staged) == PC_OK) {
+            peer->staged = (struct pc_error){0};
+            continue;
+        }
+        peer->gpu_in = peer->gpu_out = 0;
+        peer->staged.code = PC_UNMAPPABLE; /* whatever it is, its data can be staged */
+        if (failed++ == 0)
+            *error = peer->staged;
+    }
+    return failed == net->npeers ? PC_UNMAPPABLE : PC_OK;
+}
+
+/* All is staged. */
+static void forget_gpu(struct pc_net *net)
+{
+    net->gpu = (struct pc_net_gpu){0};
+    for (uint32_t p = 0; p < net->comm->options.size; p++)
+        if (net->peers[p] != NULL) {
+            net->peers[p]->gpu_in = net->peers[p]->gpu_out = 0;
+            net->peers[p]->staged = (struct pc_error){0};
+        }
+}
+
 int pc__net_gpu(struct pc_net *net, const struct pc_net_gpu *gpu, struct pc_error *error)
 {
-    uint64_t at = gpu->at;
     int rc = PC_OK;
     pthread_mutex_lock(&net->lock);
     if (net->gpu.at != 0)
@@ -458,14 +494,8 @@ int pc__net_gpu(struct pc_net *net, const struct pc_net_gpu *gpu, struct pc_erro
         net->gpu = *gpu;
         rc = net->ops->register_gpu(net, error);
         if (rc != PC_OK)
-            net->gpu = (struct pc_net_gpu){0};
+            forget_gpu(net);
     }
-    for (uint32_t p = 0; p < net->comm->options.size && rc == PC_OK; p++)
-        if (net->peers[p] != NULL) {
-            net->peers[p]->gpu_in = at;
-            net->peers[p]->gpu_out = at + gpu->each;
-            at += 2 * gpu->each;
-        }
     pc__net_unlock(net);
     return rc;
 }

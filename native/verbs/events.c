@@ -147,7 +147,7 @@ static void receive_frag(struct pc_verbs_net *w, struct pc_verbs_connection *con
         pc__verbs_peer_fail(w, peer, PC_LOST, "it sent a fragment that its message has not");
     else if (event->imm == PC_IMM_HEADER && !receive_header(w, peer, edge, event))
         return;
-    else if (!pc__gpu_flushes(w))
+    else if (peer->base.gpu_in == 0 || !pc__gpu_flushes(w))
         pc__edge_frag(edge, event->line, event->frag, event->frags);
     else if (pc__gpu_arrived(w, conn->rail, edge, event) != PC_OK)
         pc__verbs_peer_fail(w, peer, PC_NOMEM, "no memory for what came from it");

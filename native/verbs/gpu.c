@@ -17,45 +17,16 @@
 #define PC_FLUSH_PAUSE_NS UINT64_C(10000000) /* after a failed one */
 #define PC_FLUSH_PATIENCE_NS UINT64_C(20000000000)
 
-static uint64_t memory_bytes(const struct pc_net *net)
-{
-    return 2 * net->npeers * (uint64_t)net->gpu.each;
-}
-
-/* Registers memory with every rail, or with none. */
-static int register_with_all(struct pc_verbs_net *w, uint64_t nbytes, int access, uint32_t ways,
-                             struct pc_error *error, struct pc_mr *out, uint32_t *kind)
-{
-    const struct pc_net_gpu *gpu = &w->base.gpu;
-    struct pc_mr_domains domains = {.n = w->nrails, .access = access};
-    struct pc_mem_span span = {.from = gpu->at, .to = gpu->at + nbytes, .device = gpu->device};
-    for (uint32_t i = 0; i < w->nrails; i++)
-        domains.domains[i] = w->rails[i].pd;
-    int rc = pc__mr_gpu(&domains, &span, ways, error, out);
-    *kind = span.kind;
-    return rc;
-}
-
-/* Finds out whether and how all of the memory can be registered: each peer's part is, when the peer
- * is connected. */
-static int try_all(struct pc_verbs_net *w, struct pc_error *error)
-{
-    struct pc_mr made = {0};
-    int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-    int rc = register_with_all(w, memory_bytes(&w->base), access, w->base.gpu.ways, error, &made,
-                               &w->base.state.gpu_memory);
-    for (uint32_t i = 0; i < w->nrails && rc == PC_OK; i++)
-        pc__ib.dereg_mr(made.with[i]);
-    return rc;
-}
-
-/* Registers what a flush reads. */
+/* Registers what a flush reads, with every rail or with none. */
 static int register_read(struct pc_verbs_net *w, struct pc_error *error)
 {
+    const struct pc_net_gpu *gpu = &w->base.gpu;
+    struct pc_mr_domains domains = {.n = w->nrails, .access = IBV_ACCESS_REMOTE_READ};
+    struct pc_mem_span span = {.from = gpu->at, .to = gpu->at + PC_PAGE, .device = gpu->device};
     struct pc_mr made = {0};
-    uint32_t kind;
-    int rc = register_with_all(w, PC_PAGE, IBV_ACCESS_REMOTE_READ, 1u << w->base.state.gpu_memory,
-                               error, &made, &kind);
+    for (uint32_t i = 0; i < w->nrails; i++)
+        domains.domains[i] = w->rails[i].pd;
+    int rc = pc__mr_gpu(&domains, &span, gpu->ways, error, &made);
     for (uint32_t i = 0; i < w->nrails && rc == PC_OK; i++)
         w->gpu[i].memory = made.with[i];
     w->base.state.regions += rc == PC_OK ? w->nrails : 0;
@@ -102,8 +73,6 @@ int pc__verbs_register_gpu(struct pc_net *net, struct pc_error *error)
     struct pc_verbs_net *w = (struct pc_verbs_net *)net;
     struct pc_mem_gpu gpu;
     int rc = pc__mem_query_gpu(net->gpu.device, error, &gpu);
-    if (rc == PC_OK)
-        rc = try_all(w, error);
     if (rc == PC_OK) /* where strict ordering saves the flush, it is the better one */
         net->state.gpu_flush = pc__mem_flush_method(&gpu, false);
     if (rc == PC_OK && net->state.gpu_flush == PC_FLUSH_READ) {
@@ -111,6 +80,8 @@ int pc__verbs_register_gpu(struct pc_net *net, struct pc_error *error)
         for (uint32_t i = 0; i < w->nrails && rc == PC_OK; i++)
             rc = open_rail(w, i, error);
     }
+    if (rc == PC_OK) /* last: without a flush no peer's could be used */
+        rc = pc__net_register_gpu(net, pc__verbs_register_slots, error);
     if (rc == PC_OK)
         return PC_OK;
     pc__verbs_unregister_gpu(w);
@@ -149,7 +120,7 @@ void pc__verbs_unregister_gpu(struct pc_verbs_net *w)
         free(g->arrived);
         *g = (struct pc_gpu_rail){0};
     }
-    w->base.state.gpu_memory = PC_MEM_HOST;
+    w->base.state.gpu_memory = 0;
     w->base.state.gpu_flush = PC_FLUSH_NONE;
 }
 

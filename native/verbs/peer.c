@@ -31,33 +31,59 @@ static void drop(struct pc_verbs_net *w, struct ibv_mr **mr)
     w->base.state.regions--;
 }
 
-/* Slots in memory of a GPU, in all domains. */
+/* A domain of its own on each rail, once. */
+static int make_domains(struct pc_verbs_net *w, struct pc_verbs_peer *peer, struct pc_error *error)
+{
+    for (uint32_t i = 0; i < w->nrails; i++) {
+        if (peer->domains[i] == NULL)
+            peer->domains[i] = pc__ib_device_pd(&w->rails[i], error);
+        if (peer->domains[i] == NULL)
+            return error->code;
+    }
+    return PC_OK;
+}
+
+/* Slots in memory of a GPU, in all domains or in none; adds the way to `ways`. */
 static int gpu_region(struct pc_verbs_net *w, const struct pc_verbs_peer *peer, uint64_t at,
-                      int access, struct pc_error *error, struct ibv_mr **out)
+                      int access, struct pc_error *error, struct ibv_mr **out, uint32_t *ways)
 {
     struct pc_mr_domains domains = {.n = w->nrails, .access = access};
     struct pc_mem_span span
         = {.from = at, .to = at + w->base.gpu.each, .device = w->base.gpu.device};
     struct pc_mr made = {0};
     memcpy(domains.domains, peer->domains, sizeof domains.domains);
-    int rc = pc__mr_gpu(&domains, &span, 1u << w->base.state.gpu_memory, error, &made);
+    int rc = pc__mr_gpu(&domains, &span, w->base.gpu.ways, error, &made);
     if (rc != PC_OK)
         return rc;
+    *ways |= 1u << span.kind;
     memcpy(out, made.with, sizeof made.with);
     w->base.state.regions += w->nrails;
     return PC_OK;
 }
 
-static int gpu_regions(struct pc_verbs_net *w, struct pc_verbs_peer *peer, struct pc_error *error)
+int pc__verbs_register_slots(struct pc_net_peer *base, struct pc_error *error)
 {
+    struct pc_verbs_peer *peer = (struct pc_verbs_peer *)base;
+    struct pc_verbs_net *w = (struct pc_verbs_net *)base->net;
     int theirs = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+    uint32_t ways = 0;
     if (w->base.state.gpu_flush != PC_FLUSH_NONE)
         theirs |= PC_ACCESS_RELAXED; /* the flush is made anyway */
-    int rc = gpu_region(w, peer, peer->base.gpu_in, theirs, error, peer->slots);
-    return rc == PC_OK ? gpu_region(w, peer, peer->base.gpu_out, 0, error, peer->shadow) : rc;
+    int rc = make_domains(w, peer, error);
+    if (rc == PC_OK)
+        rc = gpu_region(w, peer, base->gpu_in, theirs, error, peer->slots, &ways);
+    if (rc == PC_OK)
+        rc = gpu_region(w, peer, base->gpu_out, 0, error, peer->shadow, &ways);
+    if (rc == PC_OK)
+        w->base.state.gpu_memory |= ways;
+    else
+        for (uint32_t i = 0; i < w->nrails; i++)
+            drop(w, &peer->slots[i]);
+    return rc;
 }
 
-/* Registers the lines and slots that the peer may write, its shadow and the bounce buffer. */
+/* Registers the lines and slots that the peer may write, its shadow and the bounce buffer; slots in
+ * memory of a GPU have been. */
 static int make_regions(struct pc_verbs_net *w, struct pc_verbs_peer *peer, struct pc_error *error)
 {
     const struct pc_layout *l = &w->base.comm->layout;
@@ -70,6 +96,9 @@ static int make_regions(struct pc_verbs_net *w, struct pc_verbs_peer *peer, stru
     peer->bounce_at = aligned_alloc(PC_PAGE, PC_BOUNCE_BYTES);
     if (peer->bounce_at == NULL)
         return pc__fail(error, PC_NOMEM, -1, "no memory for a bounce buffer");
+    int rc = make_domains(w, peer, error);
+    if (rc != PC_OK)
+        return rc;
     for (uint32_t i = 0; i < w->nrails; i++) {
         const struct {
             struct ibv_mr **mr;
@@ -83,9 +112,6 @@ static int make_regions(struct pc_verbs_net *w, struct pc_verbs_peer *peer, stru
             {&peer->bounce[i], peer->bounce_at, PC_BOUNCE_BYTES,
              IBV_ACCESS_LOCAL_WRITE | PC_ACCESS_RELAXED},
         };
-        peer->domains[i] = pc__ib_device_pd(&w->rails[i], error);
-        if (peer->domains[i] == NULL)
-            return error->code;
         for (uint32_t k = 0; k < 4; k++) {
             bool gpu = wanted[k].mr == &peer->slots[i] || wanted[k].mr == &peer->shadow[i];
             if (gpu && peer->base.gpu_in != 0)
@@ -96,7 +122,7 @@ static int make_regions(struct pc_verbs_net *w, struct pc_verbs_peer *peer, stru
                 return error->code;
         }
     }
-    return peer->base.gpu_in != 0 ? gpu_regions(w, peer, error) : PC_OK;
+    return PC_OK;
 }
 
 /* Bytes of the slots of a peer. A device communicator has no transfers of the CPU. */

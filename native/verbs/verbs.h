@@ -331,7 +331,9 @@ void pc__rndv_read_done(struct pc_verbs_net *w, struct pc_rndv *rndv, uint64_t n
 void pc__rndv_read_failed(struct pc_verbs_net *w, struct pc_rndv *rndv);
 void pc__rndv_close_all(struct pc_verbs_peer *peer);
 
-/* peer.c: pc_net_ops's adopt, send, flush, connections, settled and release. */
+/* peer.c. A peer's slots in memory of a GPU, and those of its shadow, with every rail; or none. */
+int pc__verbs_register_slots(struct pc_net_peer *peer, struct pc_error *error);
+/* pc_net_ops's adopt, send, flush, connections, settled and release. */
 int pc__verbs_adopt(struct pc_net_peer *peer, int fd);
 int pc__verbs_send(struct pc_net_peer *peer, const struct pc_send_op *op);
 bool pc__verbs_flush(struct pc_net_peer *peer);

@@ -31,7 +31,8 @@
  * What is scarce: FAKEFABRIC_ENDPOINTS, FAKEFABRIC_QUEUES and FAKEFABRIC_REGIONS are how many of
  * each a process can have open at once. FAKEFABRIC_REFUSE is the access for which no memory can be
  * registered (recv, send, read, write, remote_read, remote_write), or the one call of fi_mr_reg
- * that fails, by its number in the process, from 1. */
+ * that fails, by its number in the process, from 1; FAKEFABRIC_REFUSE_HMEM that of fi_mr_regattr,
+ * or with 3+ those from the third on. */
 #include <errno.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_cm.h>
@@ -993,6 +994,19 @@ static int reg(struct fid *fid, const void *buf, size_t len, uint64_t access, ui
     return add_region(fid, buf, len, access, &none, mr);
 }
 
+/* Whether this registration of a GPU's memory is to fail. */
+static bool is_refused_hmem(void)
+{
+    static long calls;
+    const char *refused = getenv("FAKEFABRIC_REFUSE_HMEM");
+    char *end;
+    calls++;
+    if (refused == NULL)
+        return false;
+    long first = strtol(refused, &end, 10);
+    return first == calls || (*end == '+' && first < calls);
+}
+
 static int regattr(struct fid *fid, const struct fi_mr_attr *attr, uint64_t flags,
                    struct fid_mr **mr)
 {
@@ -1005,6 +1019,8 @@ static int regattr(struct fid *fid, const struct fi_mr_attr *attr, uint64_t flag
     int code = gpu_map(span->iov_base, span->iov_len, &gpu);
     if (code == 0 && gpu.device != attr->device.cuda)
         code = EINVAL;
+    if (code == 0 && is_refused_hmem())
+        code = FI_ENOMEM;
     if (code == 0)
         code = -add_region(fid, span->iov_base, span->iov_len, attr->access, &gpu, mr);
     if (code != 0)

@@ -23,7 +23,8 @@ LATE       microseconds that a receiver's memory lags behind: what was written b
            first, and just before the message completes; 0
 SEED       of the jitter
 MEMLOCK    bytes that a process may register
-FAIL       create_qp:3,reg_mr:1 makes those calls fail with ENOMEM, counted from 1;
+FAIL       create_qp:3,reg_mr:1 makes those calls fail with ENOMEM, counted from 1; reg_mr:3+ those
+           from the third on. reg_peermem_mr counts the ibv_reg_mr of a GPU's memory alone;
            post_srq_recv fails with EIO, as ENOMEM there says that the queue is full
 INLINE     bytes of inline data that a QP may have; 512
 CQE        completions that a completion queue may hold; 1048576

@@ -137,6 +137,8 @@ int fv_gpu_by_address(struct fv_mr *mr, const void *at, size_t nbytes)
     int found = nbytes ? ask(at, nbytes, &about) : 0;
     if (found == 0)
         return 0;
+    if (FV_FAILS("reg_peermem_mr"))
+        return ENOMEM;
     return found > 0 && fv_options.peermem ? map(mr, &about) : EFAULT;
 }
 

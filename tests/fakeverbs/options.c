@@ -30,17 +30,21 @@ static uint64_t number(const char *name, uint64_t otherwise, uint64_t most)
     return value;
 }
 
-/* FAKEVERBS_FAIL=create_qp:3,reg_mr:1 makes the third ibv_create_qp and the first ibv_reg_mr of
- * this process fail; `count` is of calls of `verb` so far. */
+/* FAKEVERBS_FAIL=create_qp:3,reg_mr:5+ makes the third ibv_create_qp of this process fail, and the
+ * fifth ibv_reg_mr and all behind it; `count` is of calls of `verb` so far. */
 bool fv_fails(const char *verb, _Atomic uint32_t *count)
 {
     const char *text = getenv("FAKEVERBS_FAIL");
     uint32_t now = atomic_fetch_add(count, 1) + 1;
     size_t n = strlen(verb);
     while (text && *text) {
-        if (!strncmp(text, verb, n) && text[n] == ':' && strtoul(text + n + 1, NULL, 10) == now) {
-            errno = ENOMEM;
-            return true;
+        if (!strncmp(text, verb, n) && text[n] == ':') {
+            char *end;
+            unsigned long at = strtoul(text + n + 1, &end, 10);
+            if (at == now || (*end == '+' && at < now)) {
+                errno = ENOMEM;
+                return true;
+            }
         }
         text = strchr(text, ',');
         text += text != NULL;

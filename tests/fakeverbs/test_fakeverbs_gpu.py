@@ -197,8 +197,20 @@ def test_who_frees_what_is_registered_dies(fabric: Fabric, way: str) -> None:
     assert said[0].endswith(") of memory that a NIC has registered")
 
 
-def test_registrations_fail_on_request(fabric: Fabric) -> None:
-    said = drive(fabric, "gpu_written", fail="reg_dmabuf_mr:1", code=1)
+@BOTH
+@pytest.mark.parametrize("which", ["1", "1+"])
+def test_registrations_fail_on_request(fabric: Fabric, way: str, which: str) -> None:
+    fail = f"reg_{way}_mr:{which}"
+    said = drive(fabric, "gpu_written", peermem=1, fail=fail, env={"WAY": way}, code=1)
+    assert said == ["registering memory of the GPU: Cannot allocate memory"]
+
+
+@BOTH
+def test_registrations_fail_from_one_on(fabric: Fabric, way: str) -> None:
+    """The second is what another card reads."""
+    fail, env = f"reg_{way}_mr:2+", {"WAY": way}
+    drive(fabric, "gpu_written", peermem=1, fail=fail, env=env)
+    said = drive(fabric, "gpu_other_card", peermem=1, fail=fail, env=env, code=1)
     assert said == ["registering memory of the GPU: Cannot allocate memory"]
 
 

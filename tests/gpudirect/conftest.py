@@ -28,7 +28,7 @@ from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "cuda"))  # gpus.py
+sys.path += [str(Path(__file__).parents[1] / "cuda"), str(Path(__file__).parent)]  # gpus.py
 
 import fakecuda
 import fakefabric

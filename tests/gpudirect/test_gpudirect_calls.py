@@ -11,6 +11,7 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import fakecuda
@@ -42,8 +43,11 @@ def state(comm: Communicator) -> verbs.NetState:
     return verbs.comm_net_state(comm._collectives.launch.cuda.streams.open().comm)
 
 
-def every(seed: int, count: int = 0) -> tuple[Any, ...]:
-    """Be a rank: every collective; then so many calls drawn at random; every bit is looked at."""
+def every(seed: int, count: int = 0, look: Callable[[], Any] | None = None) -> tuple[Any, ...]:
+    """Be a rank: every collective; then so many calls drawn at random; every bit is looked at.
+
+    Returns how the others are reached, what the network has counted, and what `look` finds then.
+    """
     with pycoll.init() as comm:
         seen = gpus.DeviceChecks(comm, fakecuda.Stream())
         for collective in COLLECTIVES if not count else ():
@@ -74,7 +78,8 @@ def every(seed: int, count: int = 0) -> tuple[Any, ...]:
         gpu = comm.cuda()
         told = str(comm.explain("allreduce", 1 << 20, "cuda"))
         assert all(way in told for way in {*gpu.reach, *gpu.lacks} - {"cuda", ""})
-        return gpu.reach, gpu.lacks, gpu.gpudirect, state(comm)
+        seen_last = (look(),) if look else ()
+        return gpu.reach, gpu.lacks, gpu.gpudirect, state(comm), *seen_last
 
 
 def unstaged(found: verbs.NetState) -> bool:

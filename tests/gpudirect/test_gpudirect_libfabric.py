@@ -194,6 +194,88 @@ def test_why_it_is_staged(
             assert re.fullmatch(before + why, found), found
 
 
+#: Which registrations of a GPU's memory ranks are refused, and the peers that they stage for that.
+#: The first is that of a flush; then, for each remote peer, its slots', and what it is sent from's.
+REFUSED: dict[str, tuple[list[int], dict[int, str], dict[int, set[int]]]] = {
+    "on one rank": ([0, 1, 2], {1: "4"}, {1: {2}}),
+    "on both ranks": ([0, 1, 2], {0: "2", 1: "2"}, {0: {1}, 1: {0}}),
+    "of what is sent from": ([0, 1, 2], {2: "5"}, {2: {1}}),
+    "from the third peer on": ([0, 1, 2, 3], {0: "6+"}, {0: {3}}),
+    "of all peers of a rank": ([0, 1, 2], {1: "2+"}, {1: {0, 2}}),
+    "for a flush": ([0, 1, 2], {1: "1"}, {1: {0, 2}}),
+    "beside peers of the same host": ([0, 1, 1], {0: "4+", 1: "2"}, {0: {2}, 1: {0}}),
+}
+
+
+def refuse(refused: dict[int, str]) -> None:
+    """Have the stand-in refuse this rank registrations of a GPU's memory."""
+    place = pycoll.bootstrap.job.current()
+    assert place is not None
+    if place.rank in refused:
+        os.environ["FAKEFABRIC_REFUSE_HMEM"] = refused[place.rank]
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_registration_that_fails_has_its_peer_staged(cluster: Any, case: str) -> None:
+    hosts, refused, staged = REFUSED[case]
+    why = "fi_mr_regattr with FI_HMEM_CUDA of provider efa: .*"
+
+    def rank() -> tuple[Any, ...]:
+        refuse(refused)
+        return every(7)
+
+    found = cluster.run(hosts, rank, gpu=WAYS["read"][0], card=CARD, transport="libfabric")
+    for mine, (reach, lacks, gpudirect, seen, card) in enumerate(found):
+        alone = staged.get(mine, set())
+        remote = {peer for peer, host in enumerate(hosts) if host != hosts[mine]}
+        for peer in remote:
+            ends = peer in alone, mine in staged.get(peer, set())
+            assert reach[peer] == ("libfabric" if any(ends) else "libfabric+gpu")
+            said = {
+                (False, False): "",
+                (True, False): f"staged here: {why}",
+                (False, True): f"staged at its end: {why}",
+                (True, True): f"staged at both ends: {why}",
+            }
+            assert re.fullmatch(said[ends], lacks[peer]), lacks[peer]
+        on = "on: FI_HMEM, flushed by an RDMA read"
+        if alone == remote:
+            assert re.fullmatch(why, gpudirect)
+        else:
+            rest = f"; staged for rank {min(alone)}: {why}" if alone else ""
+            assert re.fullmatch(on + rest, gpudirect), gpudirect
+            assert unstaged(seen) == (not alone)
+        assert (seen.gpu_bytes > 0) == (alone != remote)
+        assert card["held"] == card["by_read"]
+        assert card["never"] == card["open"] == 0
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_rank_is_killed_among_ranks_that_stage_some(cluster: Any, victim: int) -> None:
+    def rank() -> Any:
+        refuse({0: "2"})  # rank 1 is staged
+        comm = pycoll.init(timeout=60)
+        stream, x = fakecuda.Stream(), gpus.of(np.ones(100_000, "f4"))
+        for call in range(1_000_000):
+            if comm.rank == victim and call == 20:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                with comm.on_stream(stream):
+                    comm.allreduce(x, async_op=True).synchronize()
+            except PeerLostError as error:
+                comm.close()
+                return str(error), counts()["open"]
+        return None
+
+    found = cluster.run(
+        [0, 1, 2], rank, gpu=WAYS["read"][0], card=CARD, check=False, transport="libfabric"
+    )
+    assert isinstance(found.pop(victim), PeerLostError)
+    for message, regions in found:
+        assert message.startswith(f"rank {victim} ")
+        assert regions == 0
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_is_killed(cluster: Any, victim: int) -> None:
     def rank() -> Any:

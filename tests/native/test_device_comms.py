@@ -153,7 +153,12 @@ def test_a_captured_call_has_no_race(programs: Path) -> None:
 #: What could be wrong with GPUDirect RDMA: where, what is there, what is planted, and whether the
 #: driver flushes or an RDMA read does.
 PLANTED = {
-    "no flush": ("verbs/events", "else if (!pc__gpu_flushes(w))", "else if (true)", "read"),
+    "no flush": (
+        "verbs/events",
+        "else if (peer->base.gpu_in == 0 || !pc__gpu_flushes(w))",
+        "else if (true)",
+        "read",
+    ),
     "no flush by the driver": (
         "verbs/gpu",
         "rc = pc__mem_flush_by_driver(w->base.gpu.device, &error);",

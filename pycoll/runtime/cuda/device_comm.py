@@ -178,12 +178,12 @@ class DeviceComm:
             if peer != world.rank
         }
         reached = {peer for peer in local if not unreached.get(peer)}
-        direct = gpudirect.lack(self.native, self.comm, config.gpu_rdma)
-        mine_said = json.dumps([sorted(reached), config.cuda_register, config.gpu_rdma, direct])
+        direct = gpudirect.register(self.native, self.comm, config.gpu_rdma, world.size)
+        mine_said = json.dumps([sorted(reached), config.cuda_register, direct.told()])
         heard = [json.loads(blob) for blob in self._gather(mine_said)]
-        gpudirects = [gpudirect.Said(setting, missing) for *_, setting, missing in heard]
+        gpudirects = [gpudirect.Said.of(told) for *_, told in heard]
         gpudirect.require(gpudirects)
-        every = [set(peers) for peers, *_ in heard]
+        every = [set(peers) for peers, _, _ in heard]
         mutual = [{p for p in every[r] if r in every[p]} for r in range(world.size)]
         self.whole = all(len(peers) == world.size for peers in mutual)
         if not lack and not self.whole:  # the direct form, whose folds the switch makes, is out
@@ -193,10 +193,10 @@ class DeviceComm:
         control = self.engine.bootstrap.control
         #: why no arrays of users are registered, the same on all ranks; "" where some may be
         self.unregistered = registration.lack(
-            [setting for _, setting, *_ in heard], self.whole, control.members, control.job()
+            [setting for _, setting, _ in heard], self.whole, control.members, control.job()
         )
         mine = mutual[world.rank]
-        self._gpudirect = direct or gpudirect.how(self.comm)
+        self._gpudirect = gpudirect.how(self.comm, direct)
         ways = reach.ways(world, mine, unreached, gpudirects)
         self.reach, self.lacks = zip(*ways, strict=True)
         for line in reach.told(world.rank, self.reach, self.lacks):

@@ -38,17 +38,17 @@ def ways(
         if world.mapped[peer]:
             own = unreached.get(peer, "")
             return Way("shm", own or "it does not reach the memory of this rank's GPU")
-        staged = _staged(gpudirects[world.rank], gpudirects[peer])
+        staged = _staged(gpudirects[world.rank].why(peer), gpudirects[peer].why(world.rank))
         return Way(world.transport if staged else f"{world.transport}+gpu", staged)
 
     return [way(peer) for peer in range(world.size)]
 
 
-def _staged(mine: Said, theirs: Said) -> str:
+def _staged(mine: str, theirs: str) -> str:
     """Return why data does not go from GPU to GPU, there and back, or ""."""
-    if mine.lack == theirs.lack:
-        return mine.lack and f"staged at both ends: {mine.lack}"
-    ends = {"here": mine.lack, "at its end": theirs.lack}
+    if mine == theirs:
+        return mine and f"staged at both ends: {mine}"
+    ends = {"here": mine, "at its end": theirs}
     return "; ".join(f"staged {where}: {missing}" for where, missing in ends.items() if missing)
 
 

@@ -180,6 +180,15 @@ def device_comm_gpudirect(dc: Any, comm: Any, ways: int) -> str:
     return ""
 
 
+def device_comm_staged(dc: Any, comm: Any, rank: int) -> str:
+    """Return why messages to and from this rank alone are staged; "" where they are not."""
+    code = lib.pc_device_comm_staged(dc, rank)
+    if code == UNMAPPABLE:
+        return codes.comm_error(comm).text
+    codes.check(code, comm, "GPUDirect RDMA")
+    return ""
+
+
 def device_comm_seal(
     dc: Any, comm: Any, reached: Sequence[bool], whole: bool, registers: bool = False
 ) -> None:

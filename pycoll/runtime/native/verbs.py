@@ -51,7 +51,9 @@ class NetState(NamedTuple):
     requests: int  #: work requests that were posted to send
     credits: int  #: of those, credit that found no message to go with
     landed: int  #: messages received where a call needs them, and in no slot
-    gpu_memory: int  #: of remote edges' data: 1 dma-buf, 2 nvidia_peermem, 4 FI_HMEM, 0 the host's
+    #: where remote edges' data lies: bit 1 by dma-buf, 2 by nvidia_peermem, 4 by FI_HMEM on a GPU;
+    #: 0: all in the host's memory
+    gpu_memory: int
     gpu_flush: int  #: of what came into it: 1 by the driver, 2 by an RDMA read, 0 none
     gpu_bytes: int  #: sent out of memory of a GPU
     gpu_flushes: int
