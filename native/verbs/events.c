@@ -430,14 +430,24 @@ static void handle_device_events(struct pc_verbs_net *w, uint32_t rail)
     }
 }
 
+/* Its CLOSE has come. What it has received counts if it leaves; not if it gives this rank up. */
+static void closed(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
+{
+    const struct pc_wireup_received *landed = &peer->wireup.in.body.landed;
+    char why[PC_WIREUP_TEXT + 32] = "it closed its connection";
+    if (landed->why[0] != 0)
+        snprintf(why, sizeof why, "it gave up rank %u: %.*s", w->base.comm->options.rank,
+                 (int)sizeof landed->why - 1, landed->why);
+    pc__verbs_peer_leave(w, peer, PC_LOST, why, landed->why[0] != 0 ? NULL : landed);
+}
+
 static void read_peer(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
 {
     int rc = pc__verbs_peer_read(w, peer);
     if (rc != PC_OK)
         poll_all(w); /* what it acknowledged or sent before */
     if (rc > 0)
-        pc__verbs_peer_leave(w, peer, PC_LOST, "it closed its connection",
-                             &peer->wireup.in.body.landed);
+        closed(w, peer);
     else if (rc < 0)
         pc__verbs_peer_fail(w, peer, PC_LOST,
                             rc == PC_LOST ? "it closed its connection"

@@ -164,8 +164,8 @@ static void give_up(struct pc_verbs_net *w, struct pc_gpu_rail *g, const char *w
     snprintf(why, sizeof why, "what %.60s wrote into memory of GPU %d cannot be flushed: %.130s",
              w->rails[g - w->gpu].spec.device, w->base.gpu.device, what);
     while (g->narrived > 0)
-        pc__verbs_peer_fail(w, (struct pc_verbs_peer *)g->arrived[--g->narrived].edge->peer,
-                            PC_LOST, why);
+        pc__verbs_peer_give_up(w, (struct pc_verbs_peer *)g->arrived[--g->narrived].edge->peer,
+                               why);
 }
 
 /* A read failed, as its port may be down; it is tried again for as long as a peer may be without a

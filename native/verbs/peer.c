@@ -363,15 +363,30 @@ void pc__verbs_peer_fail(struct pc_verbs_net *w, struct pc_verbs_peer *peer, int
     pc__verbs_peer_leave(w, peer, code, why, NULL);
 }
 
-void pc__verbs_peer_close(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
+/* Says that nothing more goes to the peer or is taken from it: its last word. */
+static void say_close(struct pc_verbs_net *w, struct pc_verbs_peer *peer, const char *why)
 {
+    struct pc_wireup_received landed;
     for (uint32_t i = 0; i < peer->nconns; i++)
         drop_connection(w, &peer->conns[i], NULL);
-    if (peer->wireup.open) {
-        struct pc_wireup_received landed;
-        pc__received_so_far(peer, "", &landed);
-        pc__wireup_write(&peer->wireup, PC_WIREUP_CLOSE, 0, 0, &landed, sizeof landed);
-    }
+    if (!peer->wireup.open)
+        return;
+    pc__received_so_far(peer, why, &landed);
+    (void)pc__wireup_write(&peer->wireup, PC_WIREUP_CLOSE, 0, 0, &landed, sizeof landed);
+}
+
+void pc__verbs_peer_give_up(struct pc_verbs_net *w, struct pc_verbs_peer *peer, const char *why)
+{
+    if (peer->base.ended)
+        return;
+    say_close(w, peer, why);
+    peer->base.fault.text[0] = 0; /* a note of a connection that failed before, which is not why */
+    pc__verbs_peer_fail(w, peer, PC_LOST, why);
+}
+
+void pc__verbs_peer_close(struct pc_verbs_net *w, struct pc_verbs_peer *peer)
+{
+    say_close(w, peer, "");
     pc__wireup_close(&peer->wireup);
     pc__rndv_close_all(peer);
     for (uint32_t i = 0; i < PC_MAX_RAILS; i++) {

@@ -349,6 +349,9 @@ void pc__verbs_peer_fail(struct pc_verbs_net *w, struct pc_verbs_peer *peer, int
                          const char *why);
 void pc__verbs_peer_leave(struct pc_verbs_net *w, struct pc_verbs_peer *peer, int code,
                           const char *why, const struct pc_wireup_received *landed);
+/* The same, because of what only this rank can know: the peer is told the reason, for which it
+ * would else find but a closed connection. */
+void pc__verbs_peer_give_up(struct pc_verbs_net *w, struct pc_verbs_peer *peer, const char *why);
 void pc__verbs_peer_close(struct pc_verbs_net *w, struct pc_verbs_peer *peer);
 #endif
 #endif

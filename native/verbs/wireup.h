@@ -14,7 +14,8 @@ enum pc_wireup_kind {
     PC_WIREUP_REQUEST = 2, /* struct pc_qp_info: asks to connect this queue pair */
     PC_WIREUP_REPLY = 3,   /* struct pc_qp_info: the queue pair of the other end */
     PC_WIREUP_FENCED = 4,  /* struct pc_wireup_received: this end has destroyed its queue pair */
-    PC_WIREUP_CLOSE = 5,   /* struct pc_wireup_received: all are destroyed; the rank closes */
+    PC_WIREUP_CLOSE = 5,   /* struct pc_wireup_received: all are destroyed; the rank closes, or has
+                              given up the other for the reason that it says */
     PC_WIREUP_ABORTED = 6, /* empty: a transfer was broken off: no more connections */
 };
 
@@ -47,7 +48,7 @@ struct pc_wireup_hello {
 struct pc_wireup_received { /* what this end has received, when its queue pair is gone */
     uint32_t counts[PC_EDGE_CHANNELS * PC_LINES]; /* the low bits of each line's count */
     uint8_t frags[PC_EDGE_CHANNELS * PC_LINES];   /* a bit per fragment of its next message */
-    char why[PC_WIREUP_TEXT]; /* this end's device, and the reason of the failure */
+    char why[PC_WIREUP_TEXT]; /* this end's device, and the reason of the failure; or "" */
 };
 
 union pc_wireup_body {
