@@ -160,6 +160,8 @@ static void socket_ended(struct pc_fabric_net *w, struct pc_fabric_peer *peer, i
 {
     const char *why
         = rc == PC_LOST ? "it closed its connection" : "it sent what is no wireup message";
+    if (rc == PC_LOST && peer->gave_up[0] != 0)
+        why = peer->gave_up;
     for (int turn = 0; turn < PC_TURNS_AT_ONCE && poll_all(w); turn++)
         ;
     if (!peer->leaves || peer->received >= peer->leaves_at || rc != PC_LOST) {

@@ -149,6 +149,7 @@ struct pc_fabric_peer {
     uint32_t landed[PC_EDGE_LINES];
     uint64_t cut; /* a send or a read has failed: until when to hear whether it had closed; or 0 */
     char why[160];
+    char gave_up[PC_FABRIC_WHY + 32]; /* why the peer gives up this rank; or "" */
     uint64_t gone; /* its socket has ended: until when to wait for the rest; 0: it has not */
     struct pc_fabric_send *queue; /* a ring */
     uint32_t head, tail;
@@ -326,6 +327,8 @@ void pc__fabric_peer_cut(struct pc_fabric_peer *peer, const char *what, const ch
 void pc__fabric_say(struct pc_fabric_net *w, enum pc_fabric_wireup_kind kind);
 /* Ends the peer. */
 void pc__fabric_peer_leave(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const char *why);
+/* The same, because of what only this rank can know: the peer is told the reason. */
+void pc__fabric_peer_give_up(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const char *why);
 void pc__fabric_peer_close(struct pc_fabric_net *w, struct pc_fabric_peer *peer);
 
 /* events.c: pc_net_ops's poll, arm, woken, handle_event and handle_due. */

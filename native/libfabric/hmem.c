@@ -216,11 +216,11 @@ static void release(struct pc_fabric_net *w, uint32_t n)
 /* What came will not be seen: those who sent it are lost. */
 static void give_up(struct pc_fabric_net *w, const char *what)
 {
-    char why[200];
+    char why[PC_FABRIC_WHY];
     snprintf(why, sizeof why, "what it wrote into memory of GPU %d cannot be flushed: %.130s",
              w->base.gpu.device, what);
     while (w->hmem.n > 0)
-        pc__fabric_peer_leave(w, w->hmem.arrived[--w->hmem.n].peer, why);
+        pc__fabric_peer_give_up(w, w->hmem.arrived[--w->hmem.n].peer, why);
 }
 
 /* It is tried again for a while: nobody would send what came once more. */

@@ -303,6 +303,10 @@ static void handle_wireup(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
         drop_credit(peer);
         write_wireup(peer, PC_FABRIC_WIREUP_STOPPED, peer->sent);
         pc__net_schedule(&w->base, pc__now());
+    } else if (message->kind == PC_FABRIC_WIREUP_GAVE_UP) {
+        /* It ends with its socket, as others do: what it sent before may be on its way. */
+        snprintf(peer->gave_up, sizeof peer->gave_up, "it gave up rank %u: %.*s",
+                 w->base.comm->options.rank, (int)sizeof message->why - 1, message->why);
     } else if (message->kind == PC_FABRIC_WIREUP_BROKEN_OFF) {
         peer->broke_off = true;
         if (peer->cut_by_read && peer->base.fault.code == 0) {
@@ -398,6 +402,16 @@ void pc__fabric_peer_leave(struct pc_fabric_net *w, struct pc_fabric_peer *peer,
     peer->up = false;
     pc__fabric_wireup_close(&peer->socket); /* close removes it from the epoll */
     pc__net_end(base);
+}
+
+void pc__fabric_peer_give_up(struct pc_fabric_net *w, struct pc_fabric_peer *peer, const char *why)
+{
+    struct pc_fabric_wireup message
+        = {.magic = PC_FABRIC_WIREUP_MAGIC, .kind = PC_FABRIC_WIREUP_GAVE_UP};
+    snprintf(message.why, sizeof message.why, "%s", why);
+    if (!peer->base.ended)
+        (void)pc__fabric_wireup_write(&peer->socket, &message); /* if it cannot be, it is lost */
+    pc__fabric_peer_leave(w, peer, why);
 }
 
 void pc__fabric_peer_close(struct pc_fabric_net *w, struct pc_fabric_peer *peer)

@@ -32,7 +32,7 @@ int pc__fabric_wireup_read(struct pc_fabric_socket *socket, struct pc_fabric_wir
         socket->nin = 0;
         memcpy(message, socket->in, sizeof *message);
         return message->magic == PC_FABRIC_WIREUP_MAGIC && message->kind >= PC_FABRIC_WIREUP_HELLO
-                       && message->kind <= PC_FABRIC_WIREUP_CLOSED
+                       && message->kind <= PC_FABRIC_WIREUP_GAVE_UP
                    ? 1
                    : PC_INVALID;
     }

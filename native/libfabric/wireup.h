@@ -9,6 +9,7 @@
 #define PC_FABRIC_WIREUP_MAGIC \
     0x314e4350u /* "PCN1"; a host of the other byte order reads another number */
 #define PC_FABRIC_PROVIDER 32u
+#define PC_FABRIC_WHY 200u
 
 enum pc_fabric_wireup_kind {
     PC_FABRIC_WIREUP_HELLO = 1, /* where the endpoint is, and what its packets must show */
@@ -17,8 +18,9 @@ enum pc_fabric_wireup_kind {
     PC_FABRIC_WIREUP_BROKEN_OFF, /* the endpoint for reads is closed, and nobody is gone */
     PC_FABRIC_WIREUP_STOP,       /* the rank is about to close: the peer is to send nothing more */
     PC_FABRIC_WIREUP_STOPPED,    /* nor will it; `packets`: so many were sent in all */
-    PC_FABRIC_WIREUP_CLOSED, /* the endpoint is closed; `packets`: the same; `counts`: the messages
-                                that came before */
+    PC_FABRIC_WIREUP_CLOSED,  /* the endpoint is closed; `packets`: the same; `counts`: the messages
+                                 that came before */
+    PC_FABRIC_WIREUP_GAVE_UP, /* `why`: the rank gives up the peer, and closes the socket */
 };
 
 struct pc_fabric_wireup { /* all of one size */
@@ -39,7 +41,10 @@ struct pc_fabric_wireup { /* all of one size */
     uint64_t reads_bytes;      /* of the next but one; 0: there is no endpoint for reads */
     char provider[PC_FABRIC_PROVIDER]; /* ends with a zero */
     char address[PC_FABRIC_ADDRESS], reads[PC_FABRIC_ADDRESS];
-    uint32_t counts[PC_EDGE_LINES]; /* CLOSED: the low bits of each line's count */
+    union {
+        uint32_t counts[PC_EDGE_LINES]; /* CLOSED: the low bits of each line's count */
+        char why[PC_FABRIC_WHY];        /* GAVE_UP: ends with a zero */
+    };
 };
 _Static_assert(sizeof(struct pc_fabric_wireup) == 1416, "a wireup message has no gaps");
 

@@ -135,6 +135,26 @@ def test_a_flush_that_fails_is_made_again(cluster: Any) -> None:
         assert seen["held"] == seen["by_read"]
 
 
+def test_what_is_never_flushed(cluster: Any) -> None:
+    """Its sender is lost in the end; both ranks know why, whichever of them tells first."""
+
+    def rank() -> str:
+        if os.environ["FAKEFABRIC_HOST"] == "1":
+            os.environ["FAKEFABRIC_FLUSH_FAIL"] = "1000000000"
+        comm = pycoll.init(timeout=60)
+        x = gpus.of(np.ones(100_000, "f4"))
+        with pytest.raises(PeerLostError) as lost:
+            comm.allreduce(x, async_op=True).synchronize()
+        comm.close()
+        assert counts()["open"] == 0
+        return str(lost.value)
+
+    why = "what it wrote into memory of GPU 0 cannot be flushed: "
+    ends = f"rank 0 is lost: {why}", f"rank 1 is lost: it gave up rank 0: {why}"
+    for message in cluster.run([0, 1], rank, gpu=WAYS["read"][0], card=CARD, transport="libfabric"):
+        assert any(one in message for one in ends), message
+
+
 def test_each_rank_decides_for_itself(cluster: Any) -> None:
     """One has its data in memory of the host, and its peers theirs on their GPUs."""
 
