@@ -8,6 +8,7 @@
  *   freed   the net closes: it frees the memory once, when no NIC reaches it any more
  *   kept    the same, while a kernel may still write it
  *   placed  a peer writes a header behind the data, which no CPU can read there
+ *   again   the first memory cannot be registered, as FAKEVERBS_FAIL has it; other memory then can
  */
 #include <sched.h>
 #include "gpu/driver/cuda.h"
@@ -122,10 +123,30 @@ static void play_placed(void)
           peer_of(1)->base.fault.text);
 }
 
+/* Memory that could not be registered is freed in `give`, which the driver's stand-in refuses where
+ * a region of it is left. */
+static void give_again(void)
+{
+    struct pc_error error = {0};
+    const struct pc_net *net = &net_of(0)->base;
+    check(give(0, &error) == PC_UNMAPPABLE, "the first is refused");
+    check(strstr(error.text, "Cannot allocate memory") != NULL, error.text);
+    check(net->gpu.at == 0 && peer_of(0)->base.gpu_in == 0 && peer_of(0)->base.gpu_out == 0,
+          "nothing of it is kept");
+    check(peer_of(0)->base.staged.code == 0, "where all is staged, nobody is by himself");
+    check(net->state.regions == 0 && net->state.queue_pairs == 0 && net->state.gpu_memory == 0,
+          "nothing is left of it");
+    for (uint32_t r = 0; r < 2; r++)
+        if (give(r, &error) != PC_OK)
+            die(comms[r], "its memory", PC_UNMAPPABLE);
+}
+
 static void play(const char *scenario)
 {
-    bool late = strcmp(scenario, "late") == 0;
-    open_ranks(!late);
+    bool late = strcmp(scenario, "late") == 0, again = strcmp(scenario, "again") == 0;
+    open_ranks(!late && !again);
+    if (again)
+        give_again();
     if (strcmp(scenario, "twice") == 0)
         refuse("verbs has memory of a GPU already");
     link_ranks(1);

@@ -240,3 +240,17 @@ def test_memory_of_a_gpu_that_a_network_has(tmp_path: Path, scenario: str) -> No
     }
     done = run(built("gpu_memory", "asan"), scenario, folders=(gpus("asan"),), env=env)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{scenario}\n")
+
+
+@pytest.mark.parametrize("fails", range(1, 7))
+def test_memory_that_cannot_be_registered_leaves_nothing(tmp_path: Path, fails: int) -> None:
+    """By either of two cards: for the flush, of the peer's slots, or of what it is sent from."""
+    if reason := fakeverbs_library.lack():
+        pytest.skip(reason)
+    network = fabric.Fabric(tmp_path / "fabric", fakeverbs_library.built("asan"))
+    env = network.environment(devices=fabric.DEVICES, fail=f"reg_dmabuf_mr:{fails}") | {
+        "FAKECUDA_CAPABILITY": "80",
+        "FAKECUDA_FLUSH": "0",
+    }
+    done = run(built("gpu_memory", "asan"), "again", folders=(gpus("asan"),), env=env)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "again\n")
