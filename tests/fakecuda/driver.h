@@ -240,7 +240,9 @@ uint64_t reserve(size_t nbytes, size_t alignment);        // addresses with noth
 void unreserve(uint64_t at);
 bool occupy(uint64_t at, size_t nbytes, int fd, int device); // maps memory at reserved addresses
 void leave(uint64_t at);                                     // and takes it away
-void fail_if_registered(uint64_t at, int fd);                // peer.cpp: by a NIC
+void fail_if_registered(uint64_t at, int fd);                // peer.cpp: by a stand-in for a NIC
+void fail_if_pinned(uint64_t at, int fd); // by a driver; nothing maps it any more
+void pass_guard();                        // this thread is the device's: see fakecuda_guard
 
 // Kernels. `run` plays a whole launch: all its blocks at once, each of their threads a thread.
 struct Grid {

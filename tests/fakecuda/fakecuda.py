@@ -93,6 +93,18 @@ def fail(what: str) -> None:
     _driver().fakecuda_fail(what.encode())
 
 
+def guard() -> None:
+    """Have this process die from now on if a thread of the host touches memory of a GPU.
+
+    Kernels may, and copies; and so may a NIC whose driver has registered it before.
+
+    Raises:
+        OSError: The processor has no memory protection keys.
+    """
+    if number := _driver().fakecuda_guard():
+        raise OSError(number, f"memory protection keys: {os.strerror(number)}")
+
+
 def switched() -> tuple[int, int]:
     """Return how many units this process has had folded by a switch, and stored to all GPUs."""
     counts = (c_uint64 * 2)()

@@ -8,6 +8,7 @@ THREADS     of a block, at most: 4
 MEMORY_MIB  of each GPU: 4096
 POISON      bytes of new memory that are filled with 0xa5: the first MiB
 STRICT      1: the host dies if it touches GPU memory itself while no stream works
+PINNED      1: the host dies if it frees memory that a driver in the kernel has pinned
 PEERS       0: GPUs do not reach each other's memory
 MULTICAST   1: GPUs hang on one switch with multicast objects; 0
 VIRTUAL     0: GPUs have no virtual memory management

@@ -29,6 +29,7 @@ static void work(Worker *self)
         auto job = std::move(self->job);
         self->job = nullptr;
         held.unlock();
+        pass_guard();
         job();
         held.lock();
     }

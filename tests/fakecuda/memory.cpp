@@ -5,6 +5,8 @@
 // the driver's, and another number. Nothing is mapped where nothing is allocated: whoever touches
 // freed memory dies. New memory is not zero.
 #include "driver.h"
+#include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <fcntl.h>
@@ -153,9 +155,42 @@ void fake::work_ends()
                 mprotect((void *)at, range.mapped, PROT_NONE);
 }
 
+// Memory protection keys, where the processor has them: other than STRICT, kernels of the GPU work
+// while the host's own threads are kept out.
+static std::atomic<int> guard_key = -1;
+static thread_local bool passes;
+
+void fake::pass_guard()
+{
+    if (guard_key >= 0 && !passes)
+        pkey_set(guard_key, 0);
+    passes = guard_key >= 0;
+}
+
+static void guard(uint64_t at, const Range &range)
+{
+    if (guard_key >= 0 && range.type == DEVICE)
+        pkey_mprotect((void *)at, range.mapped, PROT_READ | PROT_WRITE, guard_key);
+}
+
+// From now on threads of the host die if they touch a device's memory. What a driver of a NIC has
+// pinned before it reaches all the same; it cannot pin more. 0, or an errno: EBUSY, a stream works.
+extern "C" __attribute__((visibility("default"))) int fakecuda_guard(void)
+{
+    std::lock_guard held(lock);
+    if (working != 0)
+        return EBUSY;
+    if (guard_key < 0 && (guard_key = pkey_alloc(0, PKEY_DISABLE_ACCESS)) < 0)
+        return errno;
+    for (auto &[at, range] : ranges)
+        guard(at, range);
+    return 0;
+}
+
 static void added(uint64_t at, const Range &range)
 {
     ranges[at] = range;
+    guard(at, range);
     if (closed())
         mprotect((void *)at, range.mapped, PROT_NONE);
 }
@@ -213,7 +248,7 @@ API cuMemAlloc_v2(uint64_t *out, size_t nbytes)
     size_t mapped = pages(nbytes);
     if (used[device] + mapped > (size_t)option("MEMORY_MIB", 4096) << 20)
         return call(OUT_OF_MEMORY);
-    int fd = memfd_create("fakecuda", MFD_CLOEXEC);
+    int fd = memfd_create("fakecuda", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     struct stat about = {};
     uint64_t at = 0;
     if (fd < 0 || ftruncate(fd, (off_t)mapped) != 0 || fstat(fd, &about) != 0
@@ -256,6 +291,7 @@ API cuMemFree_v2(uint64_t at)
         memset((void *)at, 0x5a, found->second.mapped);
     }
     vacate(at, found->second.mapped);
+    fail_if_pinned(at, found->second.fd);
     close(found->second.fd);
     used[device] -= found->second.mapped;
     ranges.erase(found);

@@ -5,6 +5,7 @@
 // map the memory by themselves, and keep back what comes in until a flush: see their gpu.c.
 #include "driver.h"
 #include "peer_memory.h"
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
@@ -115,6 +116,18 @@ void fake::fail_if_registered(uint64_t at, int fd)
         return;
     note("undefined: cuMemFree(%#llx) of memory that a NIC has registered", (unsigned long long)at);
     fprintf(stderr, "fakecuda: cuMemFree(%#llx) of memory that a NIC has registered\n",
+            (unsigned long long)at);
+    abort();
+}
+
+// With the option PINNED, of a driver of the kernel: its pages cannot be sealed while it has them.
+// Nor while another process maps them, so that a child of fork may not live then.
+void fake::fail_if_pinned(uint64_t at, int fd)
+{
+    if (!option("PINNED", 0) || fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE) == 0 || errno != EBUSY)
+        return;
+    note("undefined: cuMemFree(%#llx) of memory that a driver has pinned", (unsigned long long)at);
+    fprintf(stderr, "fakecuda: cuMemFree(%#llx) of memory that a driver has pinned\n",
             (unsigned long long)at);
     abort();
 }

@@ -36,6 +36,7 @@ static void serve(std::shared_ptr<Stream> stream)
         bool dead = poisoned_now(stream->device) != SUCCESS;
         work_begins();
         held.unlock();
+        pass_guard();
         int result = work && !dead ? work() : SUCCESS;
         work = nullptr; // with what it refers to, outside the lock
         held.lock();

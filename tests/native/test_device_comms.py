@@ -16,6 +16,7 @@ import fabric
 import fakecuda
 import fakecuda_library
 import fakeverbs_library
+import planted
 import pytest
 
 import pycoll
@@ -150,72 +151,20 @@ def test_a_captured_call_has_no_race(programs: Path) -> None:
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "graph\n")
 
 
-#: What could be wrong with GPUDirect RDMA: where, what is there, what is planted, and whether the
-#: driver flushes or an RDMA read does.
-PLANTED = {
-    "no flush": (
-        "verbs/events",
-        "else if (peer->base.gpu_in == 0 || !pc__gpu_flushes(w))",
-        "else if (true)",
-        "read",
-    ),
-    "no flush by the driver": (
-        "verbs/gpu",
-        "rc = pc__mem_flush_by_driver(w->base.gpu.device, &error);",
-        "rc = PC_OK;",
-        "driver",
-    ),
-    "a read that began too early": (
-        "verbs/gpu",
-        "return release(w, g, covered);",
-        "return release(w, g, covered < g->narrived ? g->narrived : covered);",
-        "read",
-    ),
-    "another card reads": ("verbs/gpu", "begin_read(w, i);", "begin_read(w, 0);", "read"),
-    "inline from the GPU": (
-        "verbs/wr",
-        "bool inlined = gpu == 0 && nbytes",
-        "bool inlined = nbytes",
-        "read",
-    ),
-    "the card raises the count": (
-        "verbs/wr",
-        """    make_header(op, line);
-    struct ibv_send_wr last = write_line(conn, line, sizeof(struct pc_message_header),
-                                         immediate_of_frag(op, place), &spans[1]);
-""",
-        """    struct ibv_send_wr last = write_line(conn, line, PC_LINE_BYTES,
-                                         immediate_of_credit(op->edge, PC_IMM_LINE), &spans[1]);
-""",
-        "read",
-    ),
-    "freed before the queue pairs are gone": (
-        "net/net",
-        "    net->ops->close(net);\n    if (net->gpu.at",
-        "    net->gpu.free(net->gpu.device, net->gpu.at);\n    net->gpu.keep = true;\n"
-        "    net->ops->close(net);\n    if (net->gpu.at",
-        "read",
-    ),
-}
+#: Threads of the host may touch memory of this stand-in while kernels run: tests/rdma finds that.
+UNSEEN = ("staged by the host",)
 
 
-@pytest.mark.parametrize("fault", PLANTED)
+@pytest.mark.parametrize("fault", [name for name in planted.GPUDIRECT if name not in UNSEEN])
 def test_a_planted_fault_of_gpudirect_is_found(programs: Path, tmp_path: Path, fault: str) -> None:
     if reason := fakeverbs_library.lack():
         pytest.skip(reason)
-    name, there, planted, by = PLANTED[fault]
-    text = (compiled.NATIVE / f"{name}.c").read_text()
-    assert text.count(there) == 1
-    source = tmp_path / Path(name).with_suffix(".c").name
-    source.write_text(text.replace(there, planted))
-    units = [
-        replace(unit, source=source) if unit.source == compiled.NATIVE / f"{name}.c" else unit
-        for unit in compiled.engine("plain")
-    ]
+    wrong = planted.GPUDIRECT[fault]
+    units = planted.planted(wrong, compiled.engine("plain"), tmp_path)
     network = fabric.Fabric(tmp_path / "fabric", fakeverbs_library.built())
     env = network.environment(devices=fabric.DEVICES, peermem=1, jitter=60) | {
         "FAKECUDA_CAPABILITY": "80",
-        "FAKECUDA_FLUSH": "1" if by == "driver" else "0",
+        "FAKECUDA_FLUSH": "1" if wrong.by == "driver" else "0",
         "FAKECUDA_LOG": str(tmp_path / "log"),
         "CALL_SECONDS": "15",
     }

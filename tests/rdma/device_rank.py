@@ -2,6 +2,8 @@
 
     device_rank.py every        makes every collective, and messages, and checks them all
     device_rank.py mixed CALLS  makes calls drawn at random
+    device_rank.py echo         sends messages forth and back, as each line of its standard input
+                                says: bytes, times; it writes what has been counted then
     device_rank.py LENGTH...    sums arrays of these lengths in turns, as often as its standard
                                 input says; it writes the lines that batches.py does
 
@@ -13,21 +15,25 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import fakecuda
 import gpus
 import numpy as np
+import random_calls
 from collective_checks import COLLECTIVES, ROOTED, Case, blocks
+from random_calls import GUARD, Piece
 
 import pycoll
 from pycoll.runtime.native import verbs
 
 COUNTS = (3, 20_000)  #: elements: in the line itself; cut over the rails where there are two
+LONGEST = 1 << 18  #: elements of a message
+SECONDS = 60  #: in which every path has come up, or never will
 MODULES = "/sys/module"
 
 
@@ -64,25 +70,13 @@ def every(comm: pycoll.Communicator, stream: fakecuda.Stream) -> None:
     comm.barrier()
 
 
-def mixed(comm: pycoll.Communicator, stream: fakecuda.Stream, calls: int) -> None:
-    """Make calls drawn at random, the same on all ranks, each on other data."""
-    seen, draw = gpus.DeviceChecks(comm, stream), random.Random(7)
-    for call in range(calls):
-        collective, n = draw.choice((*COLLECTIVES, "messages")), draw.choice((1, 9, 11, 300, 4099))
-        n = COUNTS[-1] if call % 50 == 0 else n
-        dtype, root, within = draw.choice(("float32", "int32")), draw.randrange(comm.size), call % 2
-        if collective == "messages":
-            messages(comm)
-            continue
-        counts = blocks(collective, n, comm.size)
-        case = Case(collective, counts, dtype, root=root if collective in ROOTED else 0)
-        for side, x, out in seen.arrays(case, bool(within), call % 3 == 0):
-            if x is not None and collective in ("allgather", "alltoall", "broadcast"):
-                x += call  # other data than the call before of that kind
-            got = seen.call(case, x, out)
-            if side.want is not None:
-                more = call if collective in ("allgather", "alltoall", "broadcast") else 0
-                np.testing.assert_array_equal(np.asarray(got).reshape(-1), side.want + more)
+def fork(number: int) -> None:
+    """Have a child that ends at once, or as any other Python does."""
+    if (child := os.fork()) == 0:
+        if number % 2:
+            os._exit(0)
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def serve(comm: pycoll.Communicator, stream: fakecuda.Stream, lengths: list[int]) -> None:
@@ -95,10 +89,65 @@ def serve(comm: pycoll.Communicator, stream: fakecuda.Stream, lengths: list[int]
             parts = draw.integers(-999, 1000, (comm.size, n), dtype=np.int32)
             x, out = gpus.of(parts[comm.rank]), gpus.of(~parts.sum(0, dtype=np.int32))
             with comm.on_stream(stream):
-                comm.allreduce(x, out, async_op=True).synchronize()
+                summed = comm.allreduce(x, out, async_op=True)
+            if os.environ.get("FORKS"):
+                fork(number)
+            summed.synchronize()
             np.testing.assert_array_equal(out.host, parts.sum(0, dtype=np.int32), f"call {number}")
             number += 1
         print(json.dumps(state(comm)._asdict()), flush=True)
+
+
+def paths(comm: pycoll.Communicator) -> None:
+    """Wait until every path to every peer is there, on all ranks: regions are registered."""
+    comm.cuda()
+    messages(comm)
+    end = time.monotonic() + SECONDS
+    while (now := state(comm)).live < now.connections:
+        assert time.monotonic() < end, now
+        time.sleep(0.01)
+    comm.barrier()
+
+
+def tell(comm: pycoll.Communicator) -> None:
+    """Write what has been counted."""
+    named = [call.name for call in fakecuda.calls()]
+    said = {"driver_flushes": named.count("cuFlushGPUDirectRDMAWrites")}
+    print(json.dumps(state(comm)._asdict() | said), flush=True)
+
+
+def echo(comm: pycoll.Communicator, stream: fakecuda.Stream) -> None:
+    """Be one of two ranks: a message goes once the one before has come."""
+    paths(comm)
+    memory, draw = random_calls.Memory(2 * LONGEST + GUARD), np.random.default_rng(5)
+    stream.synchronize()
+    fakecuda.guard()
+    tell(comm)
+    for line in sys.stdin:
+        nbytes, times = map(int, line.split())
+        n = nbytes // 4
+        ends = [Piece(0, n), Piece(n + GUARD, n)]
+        there, back = (memory.seen(end, "int32") for end in ends)
+        for _ in range(times):
+            want = np.zeros(2 * n + GUARD, "i4")
+            want[:n] = draw.integers(-(1 << 31), 1 << 31, n, dtype="i4")
+            memory.host[: want.size] = 0
+            if comm.rank == 0:
+                memory.host[:n] = want[:n].view("u4")
+                want[n + GUARD :] = want[:n]
+            memory.copy(want.size, stream)
+            with comm.on_stream(stream):
+                if comm.rank == 0:
+                    comm.send(there, 1)
+                    comm.recv(back, 1)
+                else:
+                    comm.recv(there, 0)
+                    comm.send(there, 0)
+            memory.copy(want.size, stream, back=True)
+            stream.synchronize()
+            assert (memory.host[: want.size] == want.view("u4")).all(), line
+        comm.barrier()  # what the other has been sent has been posted
+        tell(comm)
 
 
 def reached(comm: pycoll.Communicator) -> dict[str, Any]:
@@ -121,8 +170,10 @@ def main() -> None:
                 every(comm, stream)
                 print(json.dumps(reached(comm)))
             elif sys.argv[1] == "mixed":
-                mixed(comm, stream, int(sys.argv[2]))
+                random_calls.Calls(comm, stream, 7).make(int(sys.argv[2]))
                 print(json.dumps(reached(comm)))
+            elif sys.argv[1] == "echo":
+                echo(comm, stream)
             else:
                 serve(comm, stream, [int(length) for length in sys.argv[1:]])
         except pycoll.PycollError as error:
