@@ -140,4 +140,10 @@ static Kernel copy("fakecuda_copy",
                         });
                     }});
 
+// fakecuda_call(void (*function)(uint64_t), uint64_t argument): a test's own function, as a kernel.
+static Kernel call("fakecuda_call", {{8, 8}, 16, 0, [](void *const *arguments, const Grid &) {
+                                         auto function = value<void (*)(uint64_t)>(arguments, 0);
+                                         function(value<uint64_t>(arguments, 1));
+                                     }});
+
 } // namespace fake

@@ -66,6 +66,11 @@ class Pool:
         self._bytes = np.frombuffer((ctypes.c_char * _STAGE).from_address(self._host), np.uint8)
         _pools.append(self)
 
+    @property
+    def open(self) -> bool:
+        """Whether its memory is there."""
+        return self in _pools
+
     def close(self) -> None:
         """Free it; its arrays are gone, too."""
         if self in _pools:

@@ -25,6 +25,7 @@ from pycoll.runtime.cuda.images import Images
 from pycoll.runtime.cuda.keep_alive import KeepAlive
 from pycoll.runtime.cuda.kernels import Kernels
 from pycoll.runtime.cuda.reclaim import RECLAIMER
+from pycoll.runtime.cuda.stream import given_back, made
 from pycoll.runtime.engine import Engine
 from pycoll.runtime.native import codes, device_comm
 from pycoll.runtime.native import cuda as bindings_cuda
@@ -94,6 +95,7 @@ class DeviceComm:
         self.native: Any = None  #: until it is connected, and after it was closed
         self.kernels: Kernels
         self.stream = 0  #: CUDA's handle of its own
+        self.told = False  #: an allocator knows of it
         self.text, self.seconds = "a call", config.timeout  #: the last that was launched
         self._launched = 0  #: when it was closed
         self.whole = False  #: every rank reaches every other's GPU memory
@@ -238,8 +240,7 @@ class DeviceComm:
             # All that one rank may lack, before anybody counts on it.
             if not self.stream:
                 self.kernels = Kernels(self.device, config.cache)
-                _, greatest = bindings_cuda.priorities(self.device)
-                self.stream = bindings_cuda.stream(self.device, greatest)
+                self.stream = made(self.device)
         except PycollError as failure:
             error = f"rank {self.world.rank} cannot use GPU {self.device}: {failure}"
         if multicast and not error and not self.kernels.multimem:
@@ -462,7 +463,7 @@ class DeviceComm:
         device_comm.device_comm_close(native)
         if self.stream:
             with contextlib.suppress(PycollError):  # after a fault the driver refuses everything
-                bindings_cuda.stream_free(self.device, self.stream)
+                given_back(self.device, self.stream, self.told)
                 self.kernels.close()
 
 

@@ -1,4 +1,9 @@
-"""Streams and events of CUDA, as far as calls are ordered by them."""
+"""Streams and events of CUDA, as far as calls are ordered by them.
+
+A stream that torch's allocator was told of lives as long as the process: the allocator records an
+event there when the tensor is freed, which may be after the communicator is closed. Later
+communicators use it again.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,27 @@ import contextlib
 
 from pycoll.errors import PycollError
 from pycoll.runtime.native import cuda
+
+_kept: dict[int, list[int]] = {}  #: by device, those that no communicator has
+
+
+def made(number: int) -> int:
+    """Return a stream of the highest priority: a new one, or one that was kept."""
+    kept = _kept.get(number, [])
+    for stream in list(kept):
+        if cuda.stream_query(number, stream):
+            with contextlib.suppress(ValueError):  # another thread has taken it
+                kept.remove(stream)
+                return stream
+    return cuda.stream(number, cuda.priorities(number)[1])
+
+
+def given_back(number: int, stream: int, told: bool) -> None:
+    """Destroy a stream, or keep it if an allocator was told of it."""
+    if told:
+        _kept.setdefault(number, []).append(stream)
+    else:
+        cuda.stream_free(number, stream)
 
 
 class Event:

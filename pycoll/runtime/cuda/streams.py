@@ -190,6 +190,7 @@ class Streams:
                 if self.chosen is None or each.stream() == stream:
                     continue
                 if each.record(stream):
+                    dc.told = dc.told or stream == dc.stream
                     continue
             if not dc.device_heap.owns(each.owner):
                 dc.held.add(each, stream)
@@ -240,7 +241,8 @@ class Streams:
         Event(dc.device, stream).hold_back(own)
         enqueue(own)
         for each in views:
-            each.record(own)  # the Work holds it in any case
+            if each.record(own):  # the Work holds it in any case
+                dc.told = True
         return work.launched(Event(dc.device, own), dc.capturing(own))
 
 
