@@ -687,7 +687,11 @@ def overlap_rows() -> dict[str, Row]:
         "all_gather_matmul": Row(
             overlap.all_gather_matmul,
             {
-                "copies": SimpleNamespace(allgather=0, arrival_order=0, wait=0, check=bool),
+                "copies": SimpleNamespace(
+                    **dict.fromkeys(("allgather", "arrival_order", "wait")),
+                    check=bool,
+                    in_step=contextlib.nullcontext,
+                ),
                 "x": np.ones(2),
                 "out": np.ones(2),
                 "compute": lambda *_: None,
@@ -698,7 +702,10 @@ def overlap_rows() -> dict[str, Row]:
         "matmul_reduce_scatter": Row(
             overlap.matmul_reduce_scatter,
             {
-                "comm": SimpleNamespace(reduce_scatter=0),
+                "comm": SimpleNamespace(
+                    reduce_scatter=0,
+                    _engine=SimpleNamespace(order=SimpleNamespace(begins=contextlib.nullcontext)),
+                ),
                 "compute": lambda *_: None,
                 "out": np.ones(2),
             },

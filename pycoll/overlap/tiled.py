@@ -64,31 +64,32 @@ def all_gather_matmul(
         >>> overlap.all_gather_matmul(copies, x, out, product, tiles=4)  # doctest: +SKIP
     """
     who = "overlap.all_gather_matmul"
-    tiles = _checked(who, compute, tiles, stream)
     if not all(hasattr(copies, name) for name in ("allgather", "arrival_order", "wait")):
         raise UsageError(f"{who}: copies is {quoted(copies)}, want what overlap.copy_engine made")
     copies.check()
-    given, into = _on_gpu(f"{who}: x", x), _on_gpu(f"{who}: out", out)
     order = copies.arrival_order
-    rows, each = given.shape[0], _divided(who, "x", given.shape[0], tiles)
-    if into.shape != (rows * len(order), *given.shape[1:]):
-        raise UsageError(
-            f"{who}: out has shape {into.shape}, want {(rows * len(order), *given.shape[1:])}: "
-            f"{len(order)} times the rows of x"
-        )
-    on = _handle(given, stream)
-    _refuse_capture(who, copies.device, on)
-    _behind(copies.device, on, copies.stream)
-    try:
-        copies.allgather(x, out, stream=copies.stream, tiles=tiles)
-        with _current(copies.device, on):
-            for rank in order:
-                for tile in range(tiles):
-                    first = rank * rows + tile * each
-                    copies.wait(rank, tile, on)
-                    compute(rank, tile, slice(first, first + each))
-    finally:  # also where compute raises: the copies still read x
-        _behind(copies.device, copies.stream, on)
+    with copies.in_step():
+        tiles = _checked(who, compute, tiles, stream)
+        given, into = _on_gpu(f"{who}: x", x), _on_gpu(f"{who}: out", out)
+        rows, each = given.shape[0], _divided(who, "x", given.shape[0], tiles)
+        if into.shape != (rows * len(order), *given.shape[1:]):
+            raise UsageError(
+                f"{who}: out has shape {into.shape}, want {(rows * len(order), *given.shape[1:])}: "
+                f"{len(order)} times the rows of x"
+            )
+        on = _handle(given, stream)
+        _refuse_capture(who, copies.device, on)
+        _behind(copies.device, on, copies.stream)
+        try:
+            copies.allgather(x, out, stream=copies.stream, tiles=tiles)
+            with _current(copies.device, on):
+                for rank in order:
+                    for tile in range(tiles):
+                        first = rank * rows + tile * each
+                        copies.wait(rank, tile, on)
+                        compute(rank, tile, slice(first, first + each))
+        finally:  # also where compute raises: the copies still read x
+            _behind(copies.device, copies.stream, on)
     return out
 
 
@@ -139,37 +140,53 @@ def matmul_reduce_scatter(
         ...     torch.matmul(blocks[:, tile], weight, out=part.view(comm.size, k, -1))
         >>> overlap.matmul_reduce_scatter(comm, product, out, tiles=tiles)  # doctest: +SKIP
     """
-    from pycoll.arrays import families
-
     who = "overlap.matmul_reduce_scatter"
-    tiles = _checked(who, compute, tiles, stream)
     if not hasattr(comm, "reduce_scatter"):
         raise UsageError(f"{who}: comm is {quoted(comm)}, want a pycoll.Communicator")
-    into = _on_gpu(f"{who}: out", out)
-    each = _divided(who, "out", into.shape[0], tiles)
-    shape = (comm.size * each, *into.shape[1:])
+    with comm._engine.order.begins(who):
+        tiles = _checked(who, compute, tiles, stream)
+        into = _on_gpu(f"{who}: out", out)
+        each = _divided(who, "out", into.shape[0], tiles)
     gpu, on = comm.cuda(into.device.number), _handle(into, stream)
-    own = gpu.stream
     with _current(gpu.device, on), comm.on_stream(on):
-        if parts is None:
-            parts = [_new(who, into, shape) for _ in range(min(tiles, 2))]
-        else:
-            parts = _given(who, parts, into, shape, min(tiles, 2))
-        works: list[Any] = []
+        with comm._engine.order.begins(who):
+            shape = (comm.size * each, *into.shape[1:])
+            if parts is None:
+                parts = [_new(who, into, shape) for _ in range(min(tiles, 2))]
+            else:
+                parts = _given(who, parts, into, shape, min(tiles, 2))
         try:
-            for tile in range(tiles):
-                part = parts[tile % len(parts)]
-                if tile >= len(parts):
-                    works[tile - len(parts)].wait()
-                compute(tile, part)
-                mine = families.rows(into, tile * each, (tile + 1) * each).owner
-                works.append(comm.reduce_scatter(part, mine, op, True, algorithm))
-            for work in works[-len(parts) :]:
-                work.wait()
+            _in_turn(who, comm, compute, into, parts, op, algorithm, tiles)
         except BaseException:  # what is enqueued still writes to out
-            _behind(gpu.device, own, on)
+            _behind(gpu.device, gpu.stream, on)
             raise
     return out
+
+
+def _in_turn(
+    who: str,
+    comm: Any,
+    compute: Callable[[int, Any], object],
+    into: ArrayView,
+    parts: Sequence[Any],
+    op: str,
+    algorithm: Any,
+    tiles: int,
+) -> None:
+    from pycoll.arrays import families
+
+    each = into.shape[0] // tiles
+    works: list[Any] = []
+    for tile in range(tiles):
+        part = parts[tile % len(parts)]
+        if tile >= len(parts):
+            works[tile - len(parts)].wait()
+        with comm._engine.order.begins(who):
+            compute(tile, part)
+        mine = families.rows(into, tile * each, (tile + 1) * each).owner
+        works.append(comm.reduce_scatter(part, mine, op, True, algorithm))
+    for work in works[-len(parts) :]:
+        work.wait()
 
 
 def _checked(who: str, compute: Any, tiles: Any, stream: Any) -> int:

@@ -28,7 +28,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -89,10 +89,22 @@ class Arrived(NamedTuple):
 
 
 class _Call:
-    """One that is enqueued."""
+    """One that is enqueued.
 
-    def __init__(self, number: int, text: str, begin: Event, timeout: float) -> None:
-        self.number, self.text, self.timeout = number, text, timeout
+    Args:
+        number: Of this rank's calls.
+        text: What it is.
+        place: Of what, and where to.
+        digest: Of all calls so far, as the others' is where they have made the same ones.
+        begin: In front of it.
+        timeout: Seconds that it may take.
+    """
+
+    def __init__(
+        self, number: int, text: str, place: str, digest: int, begin: Event, timeout: float
+    ) -> None:
+        self.number, self.text, self.place, self.timeout = number, text, place, timeout
+        self.word = number << 32 | digest
         self.begin = begin
         self.end: Event | None = None  #: until all of it is enqueued
         self.dropped = False  #: the rest of it never will be
@@ -101,11 +113,6 @@ class _Call:
     def ended(self) -> bool:
         """Tell whether nothing of it runs any more."""
         return self.dropped or (self.end is not None and self.end.happened())
-
-    @property
-    def word(self) -> int:
-        """What tells it from others of the same number."""
-        return self.number << 32 | zlib.crc32(self.text.encode())
 
 
 class CopyEngine:
@@ -132,6 +139,7 @@ class CopyEngine:
         self._watcher: threading.Thread | None = None
         self._error: PycollError | None = None
         self._number, self._closed = 0, False
+        self._digest = 0  #: of what has been called, and where that goes
         self._base = self._tiles = 0  #: the counts before the last call, and what it adds
         self.stream = 0  #: CUDA's handle of its own stream, on which nothing is put by itself
         self._order: Event | None = None
@@ -199,7 +207,7 @@ class CopyEngine:
 
     @property
     def _words_bytes(self) -> int:
-        words = _KINDS * self._size**2 + self._size
+        words = _KINDS * self._size**2 + 3 * self._size
         return -(-8 * words // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def _open_words(self, path: str) -> None:
@@ -236,6 +244,14 @@ class CopyEngine:
 
     def _gave_up(self, rank: int) -> int:
         return _KINDS * self._size**2 + rank
+
+    def _refusals(self, rank: int) -> tuple[int, int]:
+        """Return where the numbers of the first and the last call are that a rank was refused.
+
+        Of those that followed each other.
+        """
+        first = _KINDS * self._size**2 + self._size + 2 * rank
+        return first, first + 1
 
     # ---- calls
 
@@ -281,18 +297,19 @@ class CopyEngine:
             UsageError: ``out`` is no array of `empty`, or of another size or dtype.
             PycollError: What an earlier call has ended with.
         """
-        given, into = self._arrays("allgather", x, out)
-        if into.nbytes != given.nbytes * self._size:
-            raise UsageError(
-                f"CopyEngine.allgather: out has {into.nbytes} B, want {self._size} times the "
-                f"{given.nbytes} B of x"
-            )
-        own = into.address - self._window + self._rank * given.nbytes
-        copies = [(own, given.address)] * self._size
-        count = integer("CopyEngine.allgather: tiles", tiles, 1, MOST_TILES)
-        each = -(-given.count // count) * given.dtype.itemsize
-        cuts = [min(tile * each, given.nbytes) for tile in range(count + 1)]
-        self._enqueue("allgather", given, copies, cuts, stream)
+        with self.in_step():
+            given, into = self._arrays("allgather", x, out)
+            if into.nbytes != given.nbytes * self._size:
+                raise UsageError(
+                    f"CopyEngine.allgather: out has {into.nbytes} B, want {self._size} times the "
+                    f"{given.nbytes} B of x"
+                )
+            own = into.address - self._window + self._rank * given.nbytes
+            copies = [(own, given.address)] * self._size
+            count = integer("CopyEngine.allgather: tiles", tiles, 1, MOST_TILES)
+            each = -(-given.count // count) * given.dtype.itemsize
+            cuts = [min(tile * each, given.nbytes) for tile in range(count + 1)]
+            self._enqueue("allgather", given, into, copies, cuts, stream)
         return out
 
     def alltoall(self, x: Any, out: CudaArray, stream: Any = None) -> CudaArray:
@@ -307,22 +324,48 @@ class CopyEngine:
             UsageError: As of `allgather`, or there are no equal parts.
             PycollError: What an earlier call has ended with.
         """
-        given, into = self._arrays("alltoall", x, out)
-        if into.nbytes != given.nbytes or given.count % self._size:
-            raise UsageError(
-                f"CopyEngine.alltoall: x has {given.count} elements and out {into.count}; want as "
-                f"many, and {self._size} equal parts"
-            )
-        each = given.nbytes // self._size
-        own = into.address - self._window + self._rank * each
-        copies = [(own, given.address + peer * each) for peer in range(self._size)]
-        self._enqueue("alltoall", given, copies, [0, each], stream)
+        with self.in_step():
+            given, into = self._arrays("alltoall", x, out)
+            if into.nbytes != given.nbytes or given.count % self._size:
+                raise UsageError(
+                    f"CopyEngine.alltoall: x has {given.count} elements and out {into.count}; "
+                    f"want as many, and {self._size} equal parts"
+                )
+            each = given.nbytes // self._size
+            own = into.address - self._window + self._rank * each
+            copies = [(own, given.address + peer * each) for peer in range(self._size)]
+            self._enqueue("alltoall", given, into, copies, [0, each], stream)
         return out
+
+    @contextlib.contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Have a call that is refused in here take its place among the calls.
+
+        The others may have made theirs, and hear of it; ranks that are all refused stay in step.
+        """
+        with self._turn:
+            before = self._number
+        try:
+            yield
+        except UsageError:
+            with self._turn:
+                if not self._closed and self._number == before:
+                    self._count("refused")
+                    first, last = self._refusals(self._rank)
+                    if int(self._words[last]) != self._number - 1:
+                        self._words[first] = self._number
+                    self._words[last] = self._number
+            raise
 
     @property
     def arrival_order(self) -> list[int]:
         """The ranks in the order in which their parts come: this one, and those before it."""
         return [(self._rank - k) % self._size for k in range(self._size)]
+
+    def _count(self, text: str) -> None:
+        self._number += 1
+        # Of all so far: who looks late at the others' word of it may find that of a later call.
+        self._digest = zlib.crc32(text.encode(), self._digest)
 
     def arrived(self, rank: int) -> Arrived:
         """Return where a kernel sees how many tiles of a rank's part have come, by the last call.
@@ -394,6 +437,7 @@ class CopyEngine:
         self,
         who: str,
         x: ArrayView,
+        out: ArrayView,
         copies: list[tuple[int, int]],
         cuts: list[int],
         stream: Any,
@@ -403,6 +447,7 @@ class CopyEngine:
         Args:
             who: Its name.
             x: What is copied.
+            out: Where the others' parts come to; at the same place in the windows of all ranks.
             copies: To each rank: where to in its window, and from which address.
             cuts: Bytes at which a part begins, and each tile of it ends.
             stream: Where.
@@ -414,8 +459,10 @@ class CopyEngine:
             if self._order is not None:  # the peers count calls as this rank makes them
                 self._order.hold_back(on)
             text = f"CopyEngine.{who} of {x.nbytes} B" + (f" in {tiles} tiles" * (tiles > 1))
-            call = _Call(self._number + 1, text, Event(self.device, on), self.timeout)
-            self._number += 1
+            place = f" of {x.dtype.name} to byte {out.address - self._window} of the window"
+            begin = Event(self.device, on)
+            self._count(text + place)
+            call = _Call(self._number, text, place, self._digest, begin, self.timeout)
             self._base, self._tiles = self._base + self._tiles, tiles
             with self._moved:
                 self._calls.append(call)
@@ -510,6 +557,7 @@ class CopyEngine:
             return
         failure = self._comm._engine.failure
         self._hear()
+        self._hear_refused(call)
         if self._error is not None:
             return
         if call.until is not None and now >= call.until:
@@ -528,15 +576,24 @@ class CopyEngine:
             if self._words[self._gave_up(rank)] and rank != self._rank:
                 self._fail(BrokenError(f"CopyEngine: rank {rank} gave up its copies"))
 
+    def _hear_refused(self, call: _Call) -> None:
+        """Find out whether another rank was refused the call that this one waits in."""
+        for rank in range(self._size):
+            first, last = (int(self._words[at]) for at in self._refusals(rank))
+            if rank != self._rank and first <= call.number <= last:
+                text = f"rank {rank} was refused a call where this rank made {call.text}"
+                self._fail(MismatchError(text))
+
     def _compare(self, call: _Call) -> None:
         """Find out whether the others made another call of the same number."""
+        self._hear_refused(call)
         for peer in range(self._size):
             word = int(self._words[self._index(_CALL, self._rank, peer)])
             if peer != self._rank and word >> 32 == call.number and word != call.word:
                 self._fail(
                     MismatchError(
-                        f"ranks called different things: rank {self._rank}: {call.text}, and "
-                        f"rank {peer} another"
+                        f"ranks called different things: rank {self._rank}: {call.text}"
+                        f"{call.place}, and rank {peer} another, now or before"
                     )
                 )
 
