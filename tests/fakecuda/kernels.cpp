@@ -140,6 +140,29 @@ static Kernel copy("fakecuda_copy",
                         });
                     }});
 
+// fakecuda_rows(float *a, float *b, float *c, uint32_t n, uint32_t k, uint32_t next_of_a, uint32_t
+// next_of_c): c = a b, a block for each 128 x 128 of c, as `rows` in tests/gpu/kernels.py.
+static Kernel rows("fakecuda_rows",
+                   {{8, 8, 8, 4, 4, 4, 4}, 32, 0, [](void *const *arguments, const Grid &grid) {
+                        auto a = value<const float *>(arguments, 0);
+                        auto b = value<const float *>(arguments, 1);
+                        auto c = value<float *>(arguments, 2);
+                        uint64_t n = value<uint32_t>(arguments, 3);
+                        uint64_t k = value<uint32_t>(arguments, 4);
+                        uint64_t next_of_a = value<uint32_t>(arguments, 5);
+                        uint64_t next_of_c = value<uint32_t>(arguments, 6);
+                        uint64_t each = grid.blocks[1] * 128ull;
+                        for (uint64_t row = 0; row < grid.blocks[2] * each; row++) {
+                            uint64_t z = row / each, r = row % each;
+                            for (uint64_t j = 0; j < grid.blocks[0] * 128ull; j++) {
+                                float sum = 0;
+                                for (uint64_t i = 0; i < k; i++)
+                                    sum += a[(z * next_of_a + r) * k + i] * b[i * n + j];
+                                c[(z * next_of_c + r) * n + j] = sum;
+                            }
+                        }
+                    }});
+
 // fakecuda_call(void (*function)(uint64_t), uint64_t argument): a test's own function, as a kernel.
 static Kernel call("fakecuda_call", {{8, 8}, 16, 0, [](void *const *arguments, const Grid &) {
                                          auto function = value<void (*)(uint64_t)>(arguments, 0);

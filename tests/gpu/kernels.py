@@ -24,18 +24,18 @@ chain(float *x, unsigned count, unsigned steps)
     }
 }
 
-/* c = a b, all of n rows and columns, n a multiple of 128: each block one tile of 128 x 128, each
- * thread 8 x 8 of it. */
-extern "C" __global__ void __launch_bounds__(256)
-product(const float *a, const float *b, float *c, unsigned n)
+/* c = a b, of so many columns of a, a multiple of 8, and n of c, which like the rows is one of 128:
+ * each block one tile of 128 x 128, each thread 8 x 8 of it. */
+static __device__ __forceinline__ void
+tile_of(const float *a, const float *b, float *c, unsigned n, unsigned columns)
 {
     __shared__ float as[8][128], bs[8][128];
     unsigned row = blockIdx.y * 128, column = blockIdx.x * 128;
     unsigned ty = threadIdx.x / 16 * 8, tx = threadIdx.x % 16 * 8;
     float sum[8][8] = {};
-    for (unsigned k = 0; k < n; k += 8) {
+    for (unsigned k = 0; k < columns; k += 8) {
         for (unsigned i = threadIdx.x; i < 1024; i += 256) {
-            as[i % 8][i / 8] = a[(row + i / 8) * n + k + i % 8];
+            as[i % 8][i / 8] = a[(row + i / 8) * columns + k + i % 8];
             bs[i / 128][i % 128] = b[(k + i / 128) * n + column + i % 128];
         }
         __syncthreads();
@@ -58,6 +58,21 @@ product(const float *a, const float *b, float *c, unsigned n)
     for (unsigned i = 0; i < 8; i++)
         for (unsigned l = 0; l < 8; l++)
             c[(row + ty + i) * n + column + tx + l] = sum[i][l];
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+product(const float *a, const float *b, float *c, unsigned n)
+{
+    tile_of(a, b, c, n, n);
+}
+
+/* The same of rectangles, several in one launch: the next one's rows begin so many rows behind. */
+extern "C" __global__ void __launch_bounds__(256)
+rows(const float *a, const float *b, float *c, unsigned n, unsigned k, unsigned next_of_a,
+     unsigned next_of_c)
+{
+    unsigned long long z = blockIdx.z;
+    tile_of(a + z * next_of_a * k, b, c + z * next_of_c * n, n, k);
 }
 
 /* What a GPU's parts take by themselves; all with the same arguments. */
@@ -106,6 +121,7 @@ extern "C" __global__ void __launch_bounds__(256) copy(word *at, word count, uns
 PLAYED = {
     "chain": {"registers": 11, "threads": 1024, "like": "fakecuda_busy"},
     "product": {"registers": 101, "threads": 256, "shared": 8192, "like": "fakecuda_busy"},
+    "rows": {"registers": 101, "threads": 256, "shared": 8192, "like": "fakecuda_rows"},
     "idle": {"like": "fakecuda_busy"},
     "fences": {"like": "fakecuda_busy"},
     "pingpong": {"like": "fakecuda_pingpong"},

@@ -40,6 +40,7 @@ PHASES = (
     Phase("alone", "times of our own, by blocks and algorithm", 60),
     Phase("sanitizer", "compute-sanitizer over the fused form", 150, stand_in=False),
     Phase("overlap", "a computation beside a collective in every way", 300),
+    Phase("tiles", "a product by tiles beside its collective, against one after the other", 120),
     Phase("pool", "cupy's arrays at offsets in its pool's memory", 90, stand_in=False),
     Phase("tensors", "torch's CUDA tensors", 120, stand_in=False),
 )

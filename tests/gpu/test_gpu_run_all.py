@@ -19,7 +19,10 @@ sys.path.append(str(Path(__file__).parent))
 from runner import FAILED, HUNG, LEFT, PASSED, SKIPPED, Phase, Runner, State, table
 
 #: Phases that the stand-in for the driver can play.
-PLAYED = ("probe", "memory", "micro", "fused", "threads", "processes", "nccl", "alone", "overlap")
+PLAYED = (
+    *("probe", "memory", "micro", "fused", "threads", "processes"),
+    *("nccl", "alone", "overlap", "tiles"),
+)
 PHASE = Path(__file__).parent / "phases" / "phase.py"
 HEAD = f"import sys\nsys.path.insert(0, {str(PHASE.parent)!r})\nfrom phase import Lacking, main\n"
 
