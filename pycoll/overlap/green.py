@@ -79,6 +79,9 @@ class PartStream(Queue):
 class Partition:
     """Two parts of a GPU's SMs, each with a stream; `pycoll.overlap.partition` makes it.
 
+    As long as it is open, the communicator's calls with ``async_op=True`` are put on the
+    collective's part.
+
     Closing waits until both streams have ended, then destroys them and their contexts. Graphs
     that were captured on them must be gone by then.
     """
@@ -92,6 +95,9 @@ class Partition:
         #: For the computation: on all other SMs.
         self.computation = PartStream(rest, device, 0, None)
         self._closed = False
+        self._end: Callable[[], None] = lambda: None
+        if comm is not None:
+            self._end = comm._collectives.launch.cuda.streams.take_part(own.stream)
 
     @property
     def sms(self) -> tuple[int, int]:
@@ -117,6 +123,7 @@ class Partition:
             for stream in streams:
                 stream.synchronize()
         finally:
+            self._end()
             for stream in streams:
                 stream.ptr = 0
             cuda.partition_free(self.device, *self._parts)

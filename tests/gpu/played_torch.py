@@ -25,6 +25,7 @@ import fakecuda
 import torch
 from device import Pool
 
+from pycoll.errors import UsageError
 from pycoll.runtime.cuda.stream import Event
 from pycoll.runtime.native import cuda
 from pycoll.runtime.native.load import ffi
@@ -164,8 +165,10 @@ class Gpu:
         for other in self._recorded.pop(address, ()):
             Event(_NUMBER, other).hold_back(stream)
         self.freed += 1
-        # As whoever is given it next may.
-        cuda.fill(_NUMBER, address, _OVERWRITTEN, nbytes, stream)
+        try:  # as whoever is given it next may
+            cuda.fill(_NUMBER, address, _OVERWRITTEN, nbytes, stream)
+        except UsageError:  # the stream that it was taken on is gone, where nobody takes any more
+            return
         self._free.setdefault((stream, nbytes), []).append(address)
 
     def matmul(self, a: Any, b: Any, *, out: Any = None) -> Any:

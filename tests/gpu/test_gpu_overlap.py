@@ -109,6 +109,66 @@ def test_collectives_run_on_a_part_of_the_sms() -> None:
     assert fakecuda.remarks() == []
 
 
+def test_calls_with_async_op_run_on_the_part_too() -> None:
+    """Wherever they are made while it is open: behind the computation, beside what follows it."""
+    kernels.take_any()
+
+    def rank(comm: Any) -> None:
+        import numpy as np
+        from device import Pool
+
+        pool = Pool(0, 1 << 20)
+        given = [np.random.default_rng(p).integers(0, 99, 1000).astype(np.float32) for p in (0, 1)]
+        x, y = pool.array(given[comm.rank]), pool.array(given[comm.rank])
+        own = comm.cuda(0).stream
+        comm.plan("allreduce", x)
+        sends = [(pool.array(given[comm.rank]), 1 - comm.rank)]
+        recvs = [(pool.empty(1000), 1 - comm.rank)]
+        comm.barrier()
+        with overlap.partition(16, comm) as part:
+            assert comm.cuda().stream == part.communication.ptr
+            comm.barrier()
+            with comm.on_stream(part.computation):
+                comm.allreduce(x, async_op=True).wait()
+                cuda.fill(0, x.address, 0, 4, part.computation.ptr)  # between the calls
+                comm.allreduce(x, async_op=True).wait()
+            with part.communication:
+                comm.allreduce(y, async_op=True).wait()
+            comm.exchange(sends, recvs, async_op=True).synchronize()
+            part.communication.synchronize()
+            comm.barrier()
+        comm.barrier()
+        assert comm.cuda().stream == own
+        with comm.on_stream(pool.stream):
+            comm.allreduce(x, async_op=True).synchronize()
+        wanted = 4 * (given[0] + given[1])
+        wanted[0] = 0
+        assert (x.get() == wanted).all()
+        assert (y.get() == given[0] + given[1]).all()
+        assert (recvs[0][0].get() == given[1 - comm.rank]).all()
+        comm.barrier()
+
+    together.spawn(rank, 2)
+    on = [" 16 SMs" in each.arguments for each in fakecuda.calls() if "LaunchKernel" in each.name]
+    assert on == [True] * 8 + [False] * 2
+    assert fakecuda.remarks() == []
+
+
+def test_of_two_partitions_the_last_that_is_open_has_the_calls() -> None:
+    kernels.take_any()
+
+    def rank(comm: Any) -> None:
+        own = comm.cuda(0).stream
+        first, second = (overlap.partition(sms, comm) for sms in (16, 24))
+        assert comm.cuda().stream == second.communication.ptr
+        first.close()
+        assert comm.cuda().stream == second.communication.ptr
+        second.close()
+        assert comm.cuda().stream == own
+
+    together.spawn(rank, 1)
+
+
 def test_a_part_that_cannot_hold_the_communicators_blocks_is_refused() -> None:
     kernels.take_any()
 

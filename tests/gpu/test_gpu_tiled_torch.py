@@ -155,6 +155,48 @@ def test_a_tensor_may_outlive_the_communicator() -> None:
     assert fakecuda.remarks() == []
 
 
+def test_on_parts_of_the_sms() -> None:
+    """Products on one part, reduce-scatters on the other; tensors may outlive them."""
+
+    def rank(comm: Any) -> None:
+        gpu = played_torch.Gpu()
+        comm.cuda(0)
+        drawn = [whole(p, shape=(4, 4), dtype="float32") for p in range(2)]
+        a, out, x = gpu.tensor(drawn[comm.rank]), gpu.empty((2, 4)), gpu.tensor(drawn[comm.rank])
+        w = gpu.tensor(np.eye(4, dtype=np.float32))
+        comm.plan("reduce_scatter", a[:2], out[:1])
+        comm.plan("allreduce", x)
+        comm.barrier()
+        with overlap.partition(16, comm) as part:
+            comm.barrier()
+
+            def product(tile: int, part: Any) -> None:
+                torch.matmul(a[2 * tile :][:2], w, out=part)
+
+            with part.computation:
+                overlap.matmul_reduce_scatter(comm, product, out)
+            with comm.on_stream(part.communication):
+                comm.allreduce(x)
+            part.computation.synchronize()
+            part.communication.synchronize()
+            comm.barrier()
+        comm.barrier()
+        both = drawn[0] + drawn[1]
+        assert (gpu.get(out, gpu.stream) == both[comm.rank :: 2]).all()
+        assert (gpu.get(x, gpu.stream) == both).all()
+        comm.close()
+        freed = gpu.freed
+        del out, x
+        gc.collect()
+        assert gpu.freed >= freed + 2
+
+    together.spawn(rank, 2)
+    calls = [each.arguments for each in fakecuda.calls() if "LaunchKernel" in each.name]
+    assert [" 116 SMs" in each for each in calls if "product" in each] == [True] * 4
+    assert [" 16 SMs" in each for each in calls if "product" not in each] == [True] * 6
+    assert fakecuda.remarks() == []
+
+
 def test_what_torch_refuses_on_all_ranks_leaves_them_in_step() -> None:
     """Each call raises what torch does; the next is right."""
 

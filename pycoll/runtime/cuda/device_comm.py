@@ -54,7 +54,9 @@ class Gpu(NamedTuple):
 
     device: int  #: as CUDA counts
     name: str
-    stream: int  #: CUDA's handle of the communicator's own stream, of the highest priority
+    #: CUDA's handle of the communicator's own stream, of the highest priority; while there is a
+    #: partition of the SMs for the communicator, that of its part.
+    stream: int
     threads: int  #: of a block of its kernels
     blocks: int  #: of its kernels, at most
     registers: int  #: of a thread of its kernels; 0 as long as none is loaded
@@ -96,6 +98,8 @@ class DeviceComm:
         self.kernels: Kernels
         self.stream = 0  #: CUDA's handle of its own
         self.told = False  #: an allocator knows of it
+        #: Streams on parts of the SMs, which calls with ``async_op`` are put on.
+        self.parts: list[int] = []
         self.text, self.seconds = "a call", config.timeout  #: the last that was launched
         self._launched = 0  #: when it was closed
         self.whole = False  #: every rank reaches every other's GPU memory
@@ -139,6 +143,11 @@ class DeviceComm:
         return DeviceFailure(self, comm, control, world, name)
 
     @property
+    def aside(self) -> int:
+        """The stream of calls with ``async_op``: its own, or that of the part for collectives."""
+        return self.parts[-1] if self.parts else self.stream
+
+    @property
     def gpu(self) -> Gpu:
         """What the user is told of it."""
         function = self.kernels.any()
@@ -149,7 +158,7 @@ class DeviceComm:
         shape = threads, self.blocks, registers, shared
         ways = self.reach, self.lacks, self._gpudirect
         found = self.multicast, self._registration(), self.kernels.paced
-        return Gpu(self.device, name, self.stream, *shape, *ways, *found)
+        return Gpu(self.device, name, self.aside, *shape, *ways, *found)
 
     def _registration(self) -> str:
         if self.unregistered or self.native is None:

@@ -127,6 +127,12 @@ class Streams:
             self._refuse_capture(call.text(None))
         return dc, dc.plans.find(call, wanted, timeout)
 
+    def take_part(self, stream: int) -> Callable[[], None]:
+        """Put calls with ``async_op`` on a part's stream from now on; returns what ends that."""
+        dc = self.open()
+        dc.parts.append(stream)
+        return lambda: dc.parts.remove(stream)
+
     def opened_for(
         self, number: int | None, stream: int, timeout: float | None, what: str
     ) -> DeviceComm:
@@ -189,7 +195,8 @@ class Streams:
             if each.family is not INTERFACE:
                 if self.chosen is None or each.stream() == stream:
                     continue
-                if each.record(stream):
+                # A part's stream goes before the allocator, which would ask it later.
+                if stream not in dc.parts and each.record(stream):
                     dc.told = dc.told or stream == dc.stream
                     continue
             if not dc.device_heap.owns(each.owner):
@@ -233,7 +240,7 @@ class Streams:
     ) -> StreamWork:
         """Have ``enqueue`` called with the communicator's own stream, and return the Work."""
         seconds = dc.timeout if timeout is None else timeout
-        works, own = self.host.works, dc.stream
+        works, own = self.host.works, dc.aside
         again = functools.partial(self.stream, views, text) if views else (lambda: stream)
         work = StreamWork(
             dc, f"{text} at {user_line()}", seconds, (works.owner(), views, pins), again, result
@@ -241,7 +248,7 @@ class Streams:
         Event(dc.device, stream).hold_back(own)
         enqueue(own)
         for each in views:
-            if each.record(own):  # the Work holds it in any case
+            if own == dc.stream and each.record(own):  # the Work holds it in any case
                 dc.told = True
         return work.launched(Event(dc.device, own), dc.capturing(own))
 
