@@ -154,6 +154,11 @@ class Failure:
         """Tell whether any rank is gone."""
         return bool(self._departed)
 
+    def died(self, rank: int) -> bool:
+        """Tell whether a rank's process has ended."""
+        found = self._departed.get(rank)
+        return found is not None and found.died
+
     def uneasy(self) -> bool:
         """Tell whether there is anything to `look` for: a rank is gone, or refused a call."""
         return bool(self._departed or self._refusals)

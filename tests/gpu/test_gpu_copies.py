@@ -21,6 +21,7 @@ from pycoll.errors import (
     BrokenError,
     CollectiveTimeout,
     MismatchError,
+    PycollError,
     UnavailableError,
     UsageError,
 )
@@ -131,6 +132,90 @@ def test_a_rank_that_never_calls_is_not_waited_for_beyond_the_deadline() -> None
         return text
 
     assert together.spawn(rank, 2)[0]
+
+
+def allocated() -> tuple[int, int]:
+    """Return how many allocations and registrations of the host's memory there are."""
+    names = [call.name for call in fakecuda.calls() if call.result == 0]
+    at = names.count
+    return (
+        at("cuMemAlloc") - at("cuMemFree"),
+        at("cuMemHostRegister") - at("cuMemHostUnregister"),
+    )
+
+
+@pytest.mark.parametrize("how", ["timeout", "mismatch", "unused"])
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "by the communicator"])
+def test_after_a_failure_nothing_stays_taken(how: str, closed: bool) -> None:
+    """And the next communicator's copies are right."""
+    kernels.take_any()
+
+    def rank(comm: Any) -> None:
+        from device import Pool
+
+        pool = Pool(0, 1 << 20)
+        comm.cuda(0)
+        for _ in range(2):
+            mine = comm.dup()
+            copies = overlap.copy_engine(mine, 1 << 16)
+            copies.timeout = 0.5 if how == "timeout" else 60.0
+            out, x = copies.empty(20), pool.array(given(comm.rank, 0, 20, "float32"))
+            if how == "mismatch" and comm.rank:
+                copies.alltoall(x, out, pool.stream)
+            elif how != "unused" and (how == "mismatch" or not comm.rank):
+                copies.allgather(x[:10], out, pool.stream)
+            if how == "mismatch" or (how == "timeout" and not comm.rank):
+                with pytest.raises((MismatchError, BrokenError, CollectiveTimeout)):
+                    copies.synchronize()
+            if how == "timeout":
+                comm.barrier()
+            if closed:
+                copies.close()
+            mine.close()
+            comm.barrier()
+        seen = allocated() if comm.rank == 0 else None
+        comm.barrier()
+        with overlap.copy_engine(comm, 1 << 16) as copies:
+            out = copies.empty(comm.size * 10)
+            copies.allgather(pool.array(given(comm.rank, 1, 10, "float32")), out, pool.stream)
+            copies.synchronize()
+            found = np.empty(comm.size * 10, np.float32)
+            pool.get(out.address, found)
+            wanted = [given(peer, 1, 10, "float32") for peer in range(comm.size)]
+            assert (found == np.concatenate(wanted)).all()
+        comm.barrier()
+        if seen is not None:
+            assert seen == allocated(), "as much as before a window was there and gone"
+            before.append(seen)
+        comm.barrier()
+
+    before: list[tuple[int, int]] = []
+    together.spawn(rank, 2)
+    assert allocated() == (0, 0), before
+    assert fakecuda.remarks() == []
+
+
+def test_what_was_enqueued_in_part_keeps_the_windows_of_the_others() -> None:
+    """It may still write there: nobody knows."""
+    kernels.take_any()
+
+    def rank(comm: Any) -> None:
+        from device import Pool
+
+        pool = Pool(0, 1 << 20)
+        comm.cuda(0)
+        copies = overlap.copy_engine(comm, 1 << 16)
+        out, x = copies.empty(20), pool.array(given(comm.rank, 0, 10, "float32"))
+        comm.barrier()
+        if comm.rank == 0:
+            fakecuda.fail("cuMemcpyAsync:1")
+            with pytest.raises(PycollError):
+                copies.allgather(x, out, pool.stream)
+        comm.barrier()
+        copies.close()
+
+    together.spawn(rank, 2)
+    assert allocated()[0] == 2
 
 
 def test_ranks_that_call_different_things_hear_so() -> None:

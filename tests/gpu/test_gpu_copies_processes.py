@@ -47,9 +47,10 @@ def test_data() -> None:
 
 def bereaved(folder: str, leave: bool) -> None:
     """Rank 1 goes before its second call; rank 0 must hear of it, and its stream must go on."""
-    fakecuda.load()
+    log = Path(folder, f"log.{os.getpid()}")
+    fakecuda.load(log)
     kernels.take_any()
-    from device import Pool
+    from device import Pool, close_all
 
     comm: Any = pycoll.init(timeout=60)
     pool = Pool(0, 1 << 20)
@@ -68,7 +69,13 @@ def bereaved(folder: str, leave: bool) -> None:
         copies.synchronize()
     except (PeerLostError, BrokenError) as error:
         cuda.stream_wait(0, pool.stream)
-        Path(folder, "heard").write_text(f"{type(error).__name__}: {error}")
+        comm.close()
+        close_all()
+        names = [call.name for call in fakecuda.calls(log) if call.result == 0]
+        left = names.count("cuMemAlloc") - names.count("cuMemFree")
+        opened = names.count("cuIpcOpenMemHandle") - names.count("cuIpcCloseMemHandle")
+        said = f"{type(error).__name__}: {error}; {left} allocations and {opened} of others left"
+        Path(folder, "heard").write_text(said)
     os._exit(0)
 
 
@@ -77,4 +84,5 @@ def test_a_rank_that_dies_is_not_waited_for(tmp_path: Path, leave: bool) -> None
     with contextlib.suppress(Exception):  # of the rank that died, and of the one that ends so
         pycoll.spawn(bereaved, 2, str(tmp_path), leave, timeout=60, check=False)
     heard = (tmp_path / "heard").read_text()
+    assert heard.endswith("; 0 allocations and 0 of others left")
     assert heard.startswith("PeerLostError: a rank is gone that takes no part in CopyEngine.allga")

@@ -127,6 +127,7 @@ class CopyEngine:
         self._size, self._rank = int(comm.size), int(comm.rank)
         self._comm, self.timeout = comm.dup(), float(comm._engine.timeout)
         self.device = int(comm.cuda().device)
+        self._dc = comm._collectives.launch.cuda.streams.dc
         self._words: Any = None
         self._map: mmap.mmap | None = None
         self._window = self._at = self._used = 0
@@ -139,6 +140,7 @@ class CopyEngine:
         self._watcher: threading.Thread | None = None
         self._error: PycollError | None = None
         self._number, self._closed = 0, False
+        self._loose = False  #: what was enqueued in part may still write
         self._digest = 0  #: of what has been called, and where that goes
         self._base = self._tiles = 0  #: the counts before the last call, and what it adds
         self.stream = 0  #: CUDA's handle of its own stream, on which nothing is put by itself
@@ -152,6 +154,7 @@ class CopyEngine:
                 self._release()
             self._comm.close()
             raise
+        self._dc.copies.append(self)
 
     # ---- making it: a rank that cannot tells the others before anything is waited for
 
@@ -207,7 +210,7 @@ class CopyEngine:
 
     @property
     def _words_bytes(self) -> int:
-        words = _KINDS * self._size**2 + 3 * self._size
+        words = _KINDS * self._size**2 + 4 * self._size
         return -(-8 * words // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def _open_words(self, path: str) -> None:
@@ -252,6 +255,10 @@ class CopyEngine:
         """
         first = _KINDS * self._size**2 + self._size + 2 * rank
         return first, first + 1
+
+    def _quiet(self, rank: int) -> int:
+        """Return where a rank says, after a failure, that it writes to no window any more."""
+        return _KINDS * self._size**2 + 3 * self._size + rank
 
     # ---- calls
 
@@ -465,6 +472,7 @@ class CopyEngine:
             call = _Call(self._number, text, place, self._digest, begin, self.timeout)
             self._base, self._tiles = self._base + self._tiles, tiles
             with self._moved:
+                self._raise_known()  # this rank may have said that it writes no more
                 self._calls.append(call)
                 self._watch()
             try:
@@ -472,7 +480,7 @@ class CopyEngine:
                 self._order = Event(self.device, on)
                 call.end = self._order
             except PycollError as error:
-                call.dropped = True
+                call.dropped = self._loose = True
                 with self._moved:
                     self._fail(BrokenError(f"{text} was enqueued in part: {error}"))
                 raise
@@ -521,6 +529,7 @@ class CopyEngine:
                     self._moved.wait(None if self._error is None else _AGAIN)
                     if self._error is not None and not self._closed:
                         self._release_waits()
+                        self._words[self._quiet(self._rank)] = not self._loose
                     continue
                 self._look()
                 self._moved.notify_all()
@@ -614,6 +623,9 @@ class CopyEngine:
         self._require_open()
         with self._moved:
             self._hear()
+        self._raise_known()
+
+    def _raise_known(self) -> None:
         if self._error is not None:
             raise type(self._error)(str(self._error))
 
@@ -631,7 +643,8 @@ class CopyEngine:
     def close(self) -> None:
         """Wait until every call has ended, and give the memory back; all ranks call it.
 
-        After a failure the window stays taken, as a peer may still write there.
+        After a failure no rank waits for long: what a peer may still write to stays taken, and that
+        is nothing unless a call was enqueued in part, or a rank neither closes nor hears of it.
         """
         if self._closed:
             return
@@ -641,12 +654,58 @@ class CopyEngine:
             self._closed = True
             self._moved.notify_all()
         try:
-            self._free_stream()
-            if self._error is None:
+            if self._error is not None:
+                self._leave()
+                return
+            try:
+                self._free_stream()
                 self._comm.barrier()  # what is on its way to any window has come
                 self._release()
+            except PycollError:
+                self._leave()
+                raise
         finally:
-            self._comm.close()
+            self._done()
+
+    def end(self) -> None:
+        """Give the memory back as the communicator closes, by which it was not closed."""
+        if self._closed:
+            return
+        with self._moved:
+            self._fail(ClosedError("CopyEngine: its communicator was closed"))
+            until = time.monotonic() + _GRACE
+            while (self._calls or self._waits) and time.monotonic() < until:
+                self._moved.wait(_AGAIN)
+            self._loose = self._loose or bool(self._calls or self._waits)
+            self._closed = True
+            self._moved.notify_all()
+        self._leave()
+        self._done()
+
+    def _done(self) -> None:
+        if self in self._dc.copies:
+            self._dc.copies.remove(self)
+        self._comm.close()
+
+    def _leave(self) -> None:
+        """Give back, after a failure, what no other rank touches any more."""
+        with contextlib.suppress(PycollError):
+            self._free_stream()
+        if self._words is None or self._loose:
+            return
+        self._words[self._quiet(self._rank)] = 1
+        until = time.monotonic() + _GRACE
+        while not (alone := self._untouched()) and time.monotonic() < until:
+            time.sleep(_PAUSE)
+        with contextlib.suppress(PycollError):
+            self._unmap()
+            if alone:
+                self._free()
+
+    def _untouched(self) -> bool:
+        """Tell whether no other rank will ever write to this one's window."""
+        died = self._comm._engine.failure.died
+        return all(self._words[self._quiet(rank)] or died(rank) for rank in range(self._size))
 
     def _free_stream(self) -> None:
         if self.stream:
@@ -656,10 +715,16 @@ class CopyEngine:
     def _release(self) -> None:
         """Give all back, with the other ranks."""
         self._free_stream()
+        self._unmap()
+        self._comm.barrier()  # nobody frees what another has mapped
+        self._free()
+
+    def _unmap(self) -> None:
         for address in self._opened:
             cuda.ipc_close(self.device, address)
         self._opened.clear()
-        self._comm.barrier()  # nobody frees what another has mapped
+
+    def _free(self) -> None:
         if self._window:
             cuda.free(self.device, self._window)
             self._window = 0

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from pycoll.bootstrap import Bootstrap
+    from pycoll.runtime.cuda.copies import CopyEngine
     from pycoll.runtime.failure import Control
     from pycoll.runtime.join import World
     from pycoll.runtime.native.bindings import P2POp
@@ -97,6 +98,7 @@ class DeviceComm:
         self.native: Any = None  #: until it is connected, and after it was closed
         self.kernels: Kernels
         self.stream = 0  #: CUDA's handle of its own
+        self.copies: list[CopyEngine] = []  #: those that are open
         self.told = False  #: an allocator knows of it
         #: Streams on parts of the SMs, which calls with ``async_op`` are put on.
         self.parts: list[int] = []
@@ -447,6 +449,9 @@ class DeviceComm:
         """End what is still running, and give back what is the GPU's."""
         if self.native is None:
             return
+        for copies in list(self.copies):
+            with contextlib.suppress(PycollError):
+                copies.end()
         bootstrap = self.engine.bootstrap
         seconds = _DRAIN_SECONDS if reason in (CLOSED, EXITED) else 0.0
         if reason != CLOSED:
