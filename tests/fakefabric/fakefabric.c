@@ -105,10 +105,9 @@ struct region {
     bool enabled;
 };
 static struct region *regions[REGIONS]; /* the key of each is its index, plus one */
-static uint32_t nregions;
-static size_t endpoints_open, queues_open, regions_open;
+static _Atomic uint32_t nregions;
+static _Atomic size_t endpoints_open, queues_open, regions_open; /* ranks may be threads */
 
-static struct fid_fabric the_fabric;
 
 /* One endpoint with its queues: in all these structs the fid comes first. */
 struct domain {
@@ -185,7 +184,7 @@ static bool is_set(const char *variable, const char *value)
 }
 
 /* Takes one more of what is scarce. False: there is none left. */
-static bool take_one(size_t *open, const char *variable)
+static bool take_one(_Atomic size_t *open, const char *variable)
 {
     const char *most = getenv(variable);
     if (most != NULL && *open >= (size_t)atol(most))
@@ -928,7 +927,8 @@ static int open_endpoint(struct fid_domain *domain, struct fi_info *info, struct
     e->seed = (unsigned int)getpid() * 2654435761u;
     e->fails_after = fail == NULL ? 0 : atol(fail);
     e->lies_after = lie == NULL ? 0 : atol(lie);
-    snprintf(e->name, sizeof e->name, "fakefabric/%d/%d", (int)getpid(), made++);
+    snprintf(e->name, sizeof e->name, "fakefabric/%d/%d", (int)getpid(),
+             __atomic_fetch_add(&made, 1, __ATOMIC_RELAXED));
     e->fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     socklen_t length = address_of(e->name, &mine);
     if (e->fd < 0 || bind(e->fd, (struct sockaddr *)&mine, length) != 0)
@@ -956,9 +956,9 @@ static bool is_refused(uint64_t access)
                  {"write", FI_WRITE},
                  {"remote_read", FI_REMOTE_READ},
                  {"remote_write", FI_REMOTE_WRITE}};
-    static long calls;
+    static _Atomic long made;
     const char *refused = getenv("FAKEFABRIC_REFUSE");
-    calls++;
+    long calls = ++made;
     for (size_t i = 0; refused != NULL && i < sizeof kinds / sizeof *kinds; i++)
         if (strcmp(refused, kinds[i].name) == 0)
             return access & kinds[i].access;
@@ -971,9 +971,10 @@ static int add_region(struct fid *fid, const void *buf, size_t len, uint64_t acc
     if (nregions == REGIONS || is_refused(access) || !take_one(&regions_open, "FAKEFABRIC_REGIONS"))
         return -FI_ENOMEM;
     struct region *r = calloc(1, sizeof *r);
-    regions[nregions++] = r;
+    uint32_t at = nregions++;
+    regions[at] = r;
     r->mr = (struct fid_mr){
-        .fid = {.fclass = FI_CLASS_MR, .ops = &region_ops}, .mem_desc = r, .key = nregions};
+        .fid = {.fclass = FI_CLASS_MR, .ops = &region_ops}, .mem_desc = r, .key = at + 1};
     r->domain = (struct domain *)fid;
     r->domain->objects++;
     r->access = access;
@@ -1147,12 +1148,13 @@ __attribute__((visibility("default"))) int fi_getinfo(uint32_t version, const ch
     return 0;
 }
 
+static struct fid_fabric the_fabric
+    = {.fid = {.fclass = FI_CLASS_FABRIC, .ops = &static_ops}, .ops = &fabric_ops};
+
 __attribute__((visibility("default"))) int fi_fabric(struct fi_fabric_attr *attr,
                                                      struct fid_fabric **fabric, void *context)
 {
     (void)attr, (void)context;
-    the_fabric = (struct fid_fabric){.fid = {.fclass = FI_CLASS_FABRIC, .ops = &static_ops},
-                                     .ops = &fabric_ops};
     *fabric = &the_fabric;
     return 0;
 }

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from compiled import SANITIZERS, C, Unit, linked
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 HEADERS = (Path("/usr/include/rdma/fi_cm.h"), Path("/usr/local/include/rdma/fi_cm.h"))
@@ -19,6 +21,16 @@ def lack() -> str:
     if any(header.exists() for header in HEADERS):
         return ""
     return "no headers of libfabric: apt-get install libfabric-dev"
+
+
+def built(sanitizer: str) -> Path:
+    """Return the folder of the stand-in under a sanitizer, which belongs on LD_LIBRARY_PATH."""
+    versions = HERE / "libfabric.map"
+    command = (*C, "-O1", "-Wall", "-fPIC", "-fvisibility=hidden", *SANITIZERS[sanitizer])
+    units = [Unit(HERE / f"{name}.c", command) for name in ("fakefabric", "gpu")]
+    flags = ("-shared", *SANITIZERS[sanitizer], f"-Wl,-soname,{SONAME}")
+    script = f"-Wl,--version-script={versions}"
+    return linked(SONAME, units, *flags, script, reads=(versions,)).parent
 
 
 def build(folder: Path) -> Path:

@@ -2,8 +2,9 @@
  * communicators and meet, and how another thread hands over the connections between them.
  *
  * The PATH of a driver is how ranks reach each other: `mapped`, `remote` (by sockets), `both`
- * (ranks 0 and 1, 2 and 3 are mapped), `rails` (by RDMA, with the stand-in for libibverbs), or
- * `gpudirect` (likewise, with the data of GPUs in their memory). */
+ * (ranks 0 and 1, 2 and 3 are mapped), `rails` (by RDMA, with the stand-in for libibverbs),
+ * `gpudirect` (likewise, with the data of GPUs in their memory), or `hmem` (that by libfabric, with
+ * the stand-in for it). */
 #ifndef RANK_THREADS_H
 #define RANK_THREADS_H
 
@@ -20,7 +21,7 @@
 #define RAILS 2 /* of a rank */
 
 static uint32_t size;
-static bool any_mapped, any_remote, by_rails, by_gpu;
+static bool any_mapped, any_remote, by_rails, by_fabric, by_gpu;
 static struct pc_comm *comms[MAX_RANKS];
 static pthread_barrier_t barrier; /* of the ranks */
 static pthread_barrier_t joined;  /* of the ranks and the thread that links them */
@@ -43,9 +44,10 @@ static uint32_t draw(uint64_t *state)
 
 static void choose_path(const char *path)
 {
-    by_gpu = strcmp(path, "gpudirect") == 0;
-    by_rails = by_gpu || strcmp(path, "rails") == 0;
-    any_mapped = !by_rails && strcmp(path, "remote") != 0;
+    by_fabric = strcmp(path, "hmem") == 0;
+    by_rails = strcmp(path, "gpudirect") == 0 || strcmp(path, "rails") == 0;
+    by_gpu = by_fabric || strcmp(path, "gpudirect") == 0;
+    any_mapped = !by_rails && !by_fabric && strcmp(path, "remote") != 0;
     any_remote = !any_mapped || strcmp(path, "both") == 0;
 }
 
@@ -57,7 +59,7 @@ static bool is_remote(uint32_t a, uint32_t b)
 /* Hands over sockets with small buffers, so that frames leave in pieces. */
 static void link_ranks(uint32_t connections)
 {
-    for (uint32_t k = 0; k < (by_rails ? 1 : connections); k++)
+    for (uint32_t k = 0; k < (by_rails || by_fabric ? 1 : connections); k++)
         for (uint32_t a = 0; a < size; a++)
             for (uint32_t b = 0; b < a; b++) {
                 int ends[2], bytes = 16384;
@@ -96,10 +98,13 @@ static int open_rails(struct pc_comm *comm, uint32_t rank)
 static struct pc_comm *open_comm(const struct pc_options *options)
 {
     uint32_t rank = options->rank;
+    const struct pc_fabric_options fabric = {.patience = 100};
     struct pc_comm *comm;
     int rc = pc_comm_open(options, &comm);
     if (rc == PC_OK && by_rails)
         rc = open_rails(comm, rank);
+    if (rc == PC_OK && by_fabric)
+        rc = pc_comm_net(comm, "libfabric", &fabric, sizeof fabric);
     if (rc != PC_OK)
         die(comm, "open", rc);
     comms[rank] = comm;

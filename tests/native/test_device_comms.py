@@ -15,6 +15,7 @@ import compiled
 import fabric
 import fakecuda
 import fakecuda_library
+import fakefabric
 import fakeverbs_library
 import planted
 import pytest
@@ -100,12 +101,23 @@ def test_a_weakened_ring_is_caught(quartered: Path) -> None:
         *((kind, "remote", size) for kind in ("tsan", "asan") for size in (2, 3)),
         *((kind, "rails", size) for kind in ("tsan", "asan") for size in (2, 3)),
         *((kind, "gpudirect", size) for kind in ("tsan", "asan") for size in (2, 3)),
+        *((kind, "hmem", size) for kind in ("tsan", "asan") for size in (2, 3)),
         ("tsan", "both", 4),
         ("asan", "both", 4),
     ],
 )
 def test_calls_on_gpus(programs: Path, tmp_path: Path, kind: str, path: str, size: int) -> None:
-    env = {}
+    env, folders = {}, (gpus(kind),)
+    if path == "hmem":
+        if reason := fakefabric.lack():
+            pytest.skip(reason)
+        folders += (fakefabric.built(kind),)
+        env = {
+            "FAKEFABRIC_MINOR": "18",
+            "FAKEFABRIC_HMEM": "p2p",
+            "FAKECUDA_CAPABILITY": "80",
+            "FAKECUDA_FLUSH": str(size % 2),  # by the driver, or by an RDMA read
+        }
     if path in ("rails", "gpudirect"):
         if reason := fakeverbs_library.lack():
             pytest.skip(reason)
@@ -117,7 +129,7 @@ def test_calls_on_gpus(programs: Path, tmp_path: Path, kind: str, path: str, siz
     if path == "switch":
         env = {"FAKECUDA_DEVICES": str(size), "FAKECUDA_MULTICAST": "1"}
     command = (built("device_comms", kind), path, programs / str(size), size, 60)
-    done = run(*command, *names("allreduce"), folders=(gpus(kind),), env=env)
+    done = run(*command, *names("allreduce"), folders=folders, env=env)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert done.stdout == f"60 calls on {size} ranks\n"
 
