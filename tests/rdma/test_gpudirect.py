@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.timeout(1200)  # where a machine does other things too; 200 s are usual
+@pytest.mark.timeout(1200)  # minutes, and more where a machine does other things too
 @pytest.mark.parametrize(
     ("flush", "size", "hosts", "rails", "what"),
     [
