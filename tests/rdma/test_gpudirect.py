@@ -8,6 +8,7 @@ are planted, are in test_gpudirect_faults.py.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import signal
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ pytestmark = pytest.mark.skipif(
     ],
 )
 def test_calls(rack: Rack, flush: str, size: int, hosts: int, rails: int, what: str) -> None:
+    faulthandler.cancel_dump_traceback_later()  # all threads after two minutes, which are no news
     settings = {"PYCOLL_VERBS": "timeout=19"}  # as in test_verbs.py
     with device_ranks(rack, what.split(), size, flush, settings, hosts=hosts, rails=rails) as ranks:
         said = [json.loads(text) for text in ranks.finish(1100)]
