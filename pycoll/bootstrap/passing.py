@@ -59,16 +59,25 @@ def exchange(
         where = {peer: (said[peer][0], bytes.fromhex(said[peer][1])) for peer in peers}
         # Where processes are numbered otherwise the number says nothing.
         known = {p: said[p][3] if said[p][4] == mine_said[4] != "" else None for p in peers}
+        ways: dict[int, socket.socket] = {}
+        stack.callback(lambda: _close_all(ways.values()))
         try:
-            ways = {peer: stack.enter_context(_socket(timeout)) for peer in peers}
             with _Door(listening, known, mine, secret) as door:
-                for peer, (their_name, their_secret) in where.items():
-                    door.connect(ways[peer], "\0" + their_name, timeout)
+
+                def come(peer: int) -> None:
+                    their_name, their_secret = where[peer]
+                    if peer in ways:
+                        ways.pop(peer).close()
+                    ways[peer] = door.connect("\0" + their_name, timeout)
                     if not _is_process(ways[peer], known[peer]):
                         raise OSError(f"another process than that of rank {peer} listens")
-                    ways[peer].sendall(_HELLO.pack(their_secret, rank))
+                    with contextlib.suppress(ConnectionError):  # `_take` finds that
+                        ways[peer].sendall(_HELLO.pack(their_secret, rank))
+
+                for peer in peers:
+                    come(peer)
                 door.serve(timeout)
-            return _take(ways)
+                return _take(ways, come, timeout)
         except OSError as error:
             raise UnavailableError(
                 f"rank {rank} cannot pass file descriptors to its peers: {error}"
@@ -140,19 +149,25 @@ class _Door:
             if self._step(left):
                 until = time.monotonic() + timeout
 
-    def connect(self, way: socket.socket, name: str, timeout: float) -> None:
+    def connect(self, name: str, timeout: float) -> socket.socket:
         """Connect to a peer. Whose door is crowded may be waiting for room at this one."""
         until = time.monotonic() + timeout
-        way.setblocking(False)
-        while True:
-            try:
-                way.connect(name)
-                break
-            except BlockingIOError as error:  # as many as may wait to be accepted there do
-                if time.monotonic() > until:
-                    raise TimeoutError(f"no room at its socket in {timeout:g} s") from error
-                self._step(_PAUSE)
-        way.settimeout(timeout)
+        way = _socket(timeout)
+        try:
+            way.setblocking(False)
+            while True:
+                try:
+                    way.connect(name)
+                    break
+                except BlockingIOError as error:  # as many as may wait to be accepted there do
+                    if time.monotonic() > until:
+                        raise TimeoutError(f"no room at its socket in {timeout:g} s") from error
+                    self._step(_PAUSE)
+            way.settimeout(timeout)
+        except BaseException:
+            way.close()
+            raise
+        return way
 
     def _step(self, seconds: float) -> bool:
         """Take what comes within so long; tell whether a peer was among those that came."""
@@ -173,7 +188,10 @@ class _Door:
             if not _is_process(connection, None):
                 self._drop(connection)
             elif len(self._said) > len(self._known) + _MOST_STRANGERS:
-                self._drop(next(iter(self._said)))
+                oldest = next(iter(self._said))
+                self._hear(oldest)  # a peer may have said who it is meanwhile
+                if oldest in self._said:
+                    self._drop(oldest)
 
     def _hear(self, connection: socket.socket) -> bool:
         """Take what was said; tell whether it was a peer, which then has what it wants."""
@@ -221,19 +239,43 @@ def _recv_fds(way: socket.socket) -> tuple[bytes, list[int]]:
     return count, list(fds)
 
 
-def _take(ways: Mapping[int, socket.socket]) -> dict[int, list[int]]:
-    """Receive what each peer sends."""
+def _take(
+    ways: Mapping[int, socket.socket], come: Callable[[int], None], timeout: float
+) -> dict[int, list[int]]:
+    """Receive what each peer sends.
+
+    Who was slow to say who it is may have been sent away as a stranger, where many came: it comes
+    again, to a peer that waits for it.
+    """
     taken: dict[int, list[int]] = {}
+    until = time.monotonic() + timeout
     try:
-        for peer, way in ways.items():
-            count, fds = _recv_fds(way)
-            taken[peer] = fds
-            if list(count) != [len(fds)]:
-                raise OSError(f"{len(fds)} descriptors of rank {peer} came, want {list(count)}")
+        for peer in list(ways):
+            while peer not in taken:
+                count, fds = b"", list[int]()
+                with contextlib.suppress(ConnectionError):
+                    count, fds = _recv_fds(ways[peer])
+                if count:
+                    taken[peer] = fds
+                    if list(count) != [len(fds)]:
+                        raise OSError(
+                            f"{len(fds)} descriptors of rank {peer} came, want {list(count)}"
+                        )
+                elif time.monotonic() > until:
+                    raise TimeoutError(f"rank {peer} sends nothing in {timeout:g} s")
+                else:
+                    time.sleep(_PAUSE)
+                    come(peer)
     except BaseException:
         close(fd for fds in taken.values() for fd in fds)
         raise
     return taken
+
+
+def _close_all(ways: Iterable[socket.socket]) -> None:
+    """Close connections."""
+    for way in ways:
+        way.close()
 
 
 def close(fds: Iterable[int]) -> None:

@@ -184,6 +184,43 @@ def test_processes_that_are_no_ranks_delay_nobody(hello: str, times: int) -> Non
     assert said.endswith("got 0\n")
 
 
+def test_a_rank_that_was_sent_away_as_a_stranger_comes_again(monkeypatch) -> None:
+    """It had connected, and before it could say who it is, many came who say nothing."""
+    look, crowd, names = passing._is_process, list[socket.socket](), dict[int, str]()
+
+    def slow(connection: socket.socket, pid: int | None) -> bool:
+        if threading.current_thread().name == "1" and pid is not None and not crowd:
+            for _ in range(passing._MOST_STRANGERS + 8):
+                crowd.append(socket.socket(socket.AF_UNIX))
+                crowd[-1].connect("\0" + names[0])
+            connection.settimeout(60)
+            assert connection.recv(1, socket.MSG_PEEK) == b""  # it has been sent away
+        return look(connection, pid)
+
+    monkeypatch.setattr(passing, "_is_process", slow)
+
+    def rank(mine: int, gather: Any) -> dict[int, list[int]]:
+        threading.current_thread().name = str(mine)
+
+        def listed(text: str) -> Sequence[bytes]:
+            said = gather(text)
+            names[0] = json.loads(said[0])[0]
+            return said
+
+        own = [file_with(f"rank {mine}")]
+        try:
+            return passing.exchange(mine, [1 - mine], own, listed, 60.0)
+        finally:
+            passing.close(own)
+
+    got = together(2, rank)
+    for one in crowd:
+        one.close()
+    assert not any(isinstance(taken, Exception) for taken in got), got
+    assert [read(got[mine][1 - mine][0]) for mine in (0, 1)] == ["rank 1", "rank 0"]
+    passing.close(fd for taken in got for fds in taken.values() for fd in fds)
+
+
 def test_who_does_not_come_is_named() -> None:
     def rank(mine: int, gather: Any) -> Any:
         if mine == 1:  # it listens, and never connects
