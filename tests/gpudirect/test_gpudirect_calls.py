@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import gpus
 import numpy as np
 import pytest
 from collective_checks import COLLECTIVES, Case, blocks
+from killed import until_one_is_killed
 
 import pycoll
 from pycoll import CollectiveTimeout, Communicator, PeerLostError, PycollError, UnavailableError
@@ -288,17 +288,9 @@ def test_a_rail_that_cannot_flush(cluster: Any, cut: str) -> None:
 def test_a_rank_is_killed(cluster: Any, victim: int) -> None:
     def rank() -> Any:
         comm = pycoll.init(timeout=60)
-        stream, x = fakecuda.Stream(), gpus.of(np.ones(100_000, "f4"))
-        for call in range(1_000_000):
-            if comm.rank == victim and call == 20:
-                os.kill(os.getpid(), signal.SIGKILL)
-            try:
-                with comm.on_stream(stream):
-                    comm.allreduce(x, async_op=True).synchronize()
-            except PeerLostError as error:
-                comm.close()
-                return str(error)
-        return None
+        error = until_one_is_killed(comm, victim)
+        comm.close()
+        return str(error)
 
     found = cluster.run([0, 1, 2], rank, gpu=WAYS["read"][0], check=False)
     assert isinstance(found.pop(victim), PeerLostError)

@@ -10,7 +10,6 @@ import ctypes
 import os
 import random
 import re
-import signal
 import time
 from typing import Any
 
@@ -20,6 +19,7 @@ import gpus
 import numpy as np
 import pytest
 from collective_checks import COLLECTIVES, Case, blocks
+from killed import until_one_is_killed
 
 import pycoll
 from pycoll import CollectiveTimeout, Communicator, PeerLostError, UnavailableError
@@ -275,17 +275,9 @@ def test_a_rank_is_killed_among_ranks_that_stage_some(cluster: Any, victim: int)
     def rank() -> Any:
         refuse({0: "2"})  # rank 1 is staged
         comm = pycoll.init(timeout=60)
-        stream, x = fakecuda.Stream(), gpus.of(np.ones(100_000, "f4"))
-        for call in range(1_000_000):
-            if comm.rank == victim and call == 20:
-                os.kill(os.getpid(), signal.SIGKILL)
-            try:
-                with comm.on_stream(stream):
-                    comm.allreduce(x, async_op=True).synchronize()
-            except PeerLostError as error:
-                comm.close()
-                return str(error), counts()["open"]
-        return None
+        error = until_one_is_killed(comm, victim)
+        comm.close()
+        return str(error), counts()["open"]
 
     found = cluster.run(
         [0, 1, 2], rank, gpu=WAYS["read"][0], card=CARD, check=False, transport="libfabric"
@@ -300,17 +292,9 @@ def test_a_rank_is_killed_among_ranks_that_stage_some(cluster: Any, victim: int)
 def test_a_rank_is_killed(cluster: Any, victim: int) -> None:
     def rank() -> Any:
         comm = pycoll.init(timeout=60)
-        stream, x = fakecuda.Stream(), gpus.of(np.ones(100_000, "f4"))
-        for call in range(1_000_000):
-            if comm.rank == victim and call == 20:
-                os.kill(os.getpid(), signal.SIGKILL)
-            try:
-                with comm.on_stream(stream):
-                    comm.allreduce(x, async_op=True).synchronize()
-            except PeerLostError as error:
-                comm.close()
-                return str(error), counts()["open"]
-        return None
+        error = until_one_is_killed(comm, victim)
+        comm.close()
+        return str(error), counts()["open"]
 
     found = cluster.run(
         [0, 1, 2], rank, gpu=WAYS["read"][0], card=CARD, check=False, transport="libfabric"

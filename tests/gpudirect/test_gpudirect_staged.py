@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 from collections.abc import Mapping
 from typing import Any
 
-import fakecuda
 import gpus
 import numpy as np
 import pytest
+from killed import until_one_is_killed
 from test_gpudirect_calls import WAYS, every, state, unstaged
 
 import pycoll
@@ -119,6 +118,7 @@ def test_what_is_staged_waits_for_no_flush(cluster: Any, way: str) -> None:
             if sends or recvs:
                 comm.exchange(sends, recvs, async_op=True).synchronize()
             assert all((got.host == 7).all() for got, _ in recvs)
+            comm.barrier()  # to the sender its message is done before it has left
             return comm.cuda().reach, state(comm)
 
     found = cluster.run([0, 1, 2], rank, gpu=WAYS[way][0], card={"devices": 1})
@@ -182,18 +182,10 @@ def test_a_rank_is_killed(cluster: Any, victim: int) -> None:
     def rank() -> Any:
         refuse("reg_dmabuf_mr", {0: (3, 1)})  # rank 1 is staged
         comm = pycoll.init(timeout=60)
-        stream, x = fakecuda.Stream(), gpus.of(np.ones(100_000, "f4"))
-        for call in range(1_000_000):
-            if comm.rank == victim and call == 20:
-                os.kill(os.getpid(), signal.SIGKILL)
-            try:
-                with comm.on_stream(stream):
-                    comm.allreduce(x, async_op=True).synchronize()
-            except PeerLostError as error:
-                reach = comm.cuda().reach
-                comm.close()
-                return str(error), reach, registered(cluster.fabric)
-        return None
+        error = until_one_is_killed(comm, victim)
+        reach = comm.cuda().reach
+        comm.close()
+        return str(error), reach, registered(cluster.fabric)
 
     found = cluster.run([0, 1, 2], rank, gpu=WAYS["read"][0], card={"devices": 2}, check=False)
     assert isinstance(found.pop(victim), PeerLostError)
