@@ -668,16 +668,27 @@ def test_paced_kernels_do_the_same(run: Run, packets: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"packets": False}, {"packets": True}, {"direct": True}],
-    ids=["plain", "packets", "direct"],
+    ("algorithm", "options"),
+    [
+        ("two_shot", {"packets": False}),
+        ("two_shot", {"packets": True}),
+        ("two_shot", {"direct": True}),
+        ("one_shot", {"packets": True, "counts": (3,)}),
+    ],
+    ids=["plain", "packets", "direct", "one packet"],
 )
 def test_a_link_that_is_too_slow_for_the_deadline_ends_at_it(
-    run: Run, one: Path, options: dict[str, bool]
+    run: Run, one: Path, algorithm: str, options: dict[str, object]
 ) -> None:
-    """384 of 1152 B for each of two peers, and so in the second half: 15 s at 100 B/s."""
-    c = of("allreduce", "two_shot", timeout=2.0, launches=1, **options)
+    """384 of 1152 B for each of two peers, and so in the second half: over 100 s at 10 B/s.
+
+    A packet of 16 B takes over 2 s, too. It is there before the link has brought it, so that no
+    rank waits for any packet: what waits for the link itself must end.
+    """
+    c = of("allreduce", algorithm, timeout=1.0, launches=1, **options)
     done = run(one, "run", [c])
     assert (done.returncode, done.stderr) == (0, ""), done.stderr[:4000]
-    done = run(driver(KERNELS[:1], paced(100)), "run", [c])
+    done = run(driver(KERNELS[:1], paced(10)), "run", [c])
     assert done.returncode == 1, done.stderr[:4000]
+    codes = [what[0] for what in troubles(done.stderr).values()]
+    assert codes == [TIMEDOUT] * c.size, done.stderr[:4000]

@@ -39,8 +39,9 @@ PC_ROUTINE void pc__pace(PC_CALL *call, const struct pc_vm_instruction *i, uint6
         call->link_free = now;
     call->link_free += each / PC_PACE * 1000000000u + each % PC_PACE * 1000000000u / PC_PACE;
     while (now < call->link_free) {
-        if (++spins % PC_SPINS_PER_LOOK == 0 && pc__verdict(call) != PC_OK)
-            return; /* the next wait in earnest finds out, and says so */
+        /* A later wait need not find out: packets are there before the link has brought them. */
+        if (pc__hopeless(call, &spins, i, PC_NOBODY, 1, 0))
+            return;
         pc__relax();
         now = pc__clock_ns();
     }
