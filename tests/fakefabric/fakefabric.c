@@ -108,7 +108,6 @@ static struct region *regions[REGIONS]; /* the key of each is its index, plus on
 static _Atomic uint32_t nregions;
 static _Atomic size_t endpoints_open, queues_open, regions_open; /* ranks may be threads */
 
-
 /* One endpoint with its queues: in all these structs the fid comes first. */
 struct domain {
     struct fid_domain domain;
@@ -473,7 +472,7 @@ static const struct region *region_of(const struct endpoint *e, const struct wir
 /* Whether a read from itself is to fail. */
 static bool fails_now(void)
 {
-    static long failed;
+    static _Atomic long failed; /* ranks may be threads */
     const char *text = getenv("FAKEFABRIC_FLUSH_FAIL");
     return text != NULL && failed++ < atol(text);
 }
@@ -998,10 +997,10 @@ static int reg(struct fid *fid, const void *buf, size_t len, uint64_t access, ui
 /* Whether this registration of a GPU's memory is to fail. */
 static bool is_refused_hmem(void)
 {
-    static long calls;
+    static _Atomic long made; /* ranks may be threads */
     const char *refused = getenv("FAKEFABRIC_REFUSE_HMEM");
+    long calls = ++made;
     char *end;
-    calls++;
     if (refused == NULL)
         return false;
     long first = strtol(refused, &end, 10);

@@ -6,6 +6,7 @@ that heeds the settings of the stand-in, if it is only one.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import collective_checks
+import fates
 import numpy as np
 import walk
 
@@ -213,6 +215,15 @@ def orphan(comm: Any) -> None:
         say(f"rank {comm.rank}: {error}; {time.monotonic() - began < 15}")
 
 
+def deaths(comm: Any) -> None:
+    """Live a story in which the ranks die that the third argument names, in the order they have."""
+    first, *later = json.loads(sys.argv[3])
+    ends = {first: fates.Fate("call", 3, 0.0)}
+    ends |= {rank: fates.Fate("shrink", 0, 0.005) for rank in later}
+    story = fates.Story(comm.size, "libfabric", "init", int(sys.argv[4]), ends)
+    say(f"left {fates.live(comm, story).members}")
+
+
 def cut(comm: Any) -> None:
     """Reduce until the network is cut, as the stand-in was told."""
     try:
@@ -253,4 +264,8 @@ def rank() -> str:
 
 
 if __name__ == "__main__":
-    print(*pycoll.spawn(rank, int(sys.argv[1]), timeout=150, check=sys.argv[2] != "orphan"))
+    print(
+        *pycoll.spawn(
+            rank, int(sys.argv[1]), timeout=150, check=sys.argv[2] not in ("deaths", "orphan")
+        )
+    )

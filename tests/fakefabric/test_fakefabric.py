@@ -251,6 +251,14 @@ def test_a_provider_that_is_not_there_is_named(library: Path) -> None:
     assert "fi_info -t FI_EP_RDM lists what there is (so on 1 ranks more)" in done.stderr
 
 
+@pytest.mark.parametrize("elements", ["1000", "300000"])
+@pytest.mark.parametrize("dead", [[0], [3], [2, 0], [1, 3]], ids=str)
+def test_whoever_dies_the_others_go_on(library: Path, dead: list[int], elements: str) -> None:
+    done = run(library, JOB, "4", "deaths", str(dead), elements)
+    living = [rank for rank in range(4) if rank not in dead]
+    assert done.stdout.count(f"left {living}\n") == len(living), done.stdout + done.stderr
+
+
 def test_every_survivor_names_the_rank_that_was_killed(library: Path) -> None:
     walk = ROOT / "tests" / "faults" / "walk.py"
     # For which the walk asks. Before 1.18 an endpoint that reads would not be closed.
